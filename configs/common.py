@@ -1,0 +1,88 @@
+"""What all configs share: the paper's defaults, and how `file.py:method,smoke` is read.
+
+A benchmark's file sets what differs. Every field can be overridden: --config.optimizer.learning_rate=0.003
+"""
+
+import difflib
+
+from ml_collections import ConfigDict
+
+METHODS = ("erm", "bn", "cxda", "cxda_p2p", "cxda_supervised")
+
+
+def default() -> ConfigDict:
+    """The paper's protocol. Zeros stand for a value derived elsewhere, as the comment says."""
+    c = ConfigDict()
+    c.benchmark = ""
+    c.method = "cxda"
+    c.seed = 0
+
+    c.net = ConfigDict()
+    c.net.name = "cnn"
+    c.net.width = 128
+    c.net.padding = "arm"  # arm: 2, 0, 0; same: 2, 2, 2
+    c.net.dtype = "float32"  # of matrix work; bfloat16 on accelerators
+
+    c.attention = ConfigDict()
+    c.attention.features = "pool"  # what attends: pool, flat (cxda_p2p: always patch)
+    c.attention.heads = 8
+    c.attention.ratio = 2
+    c.attention.scale = "paper"  # paper: sqrt(C / heads); head_dim: sqrt(C / ratio / heads)
+    c.attention.shared_norm = True
+    c.attention.zero_out = False
+
+    c.batch_norm = ConfigDict()
+    c.batch_norm.statistics = "flow"  # training query: flow, stop (gradients through the support's), own
+    c.batch_norm.momentum = 1.0  # share of the support's statistics in what the query sees
+
+    c.episode = ConfigDict()
+    c.episode.num_domains = 5
+    c.episode.per_domain = 20
+    c.episode.num_query = 20
+    c.episode.replacement = False
+
+    c.augment = ConfigDict()
+    c.augment.crop = True
+    c.augment.flip = True
+    c.augment.rotate = 30.0  # degrees; 0 is off
+    c.augment.fill = 0.0
+    c.augment.probability = 0.5
+
+    c.optimizer = ConfigDict()
+    c.optimizer.name = "sgd"
+    c.optimizer.learning_rate = 1e-2
+    c.optimizer.momentum = 0.9
+    c.optimizer.weight_decay = 1e-4
+
+    c.train = ConfigDict()
+    c.train.epochs = 100  # of (training images // 100) episodes each
+    c.train.steps = 0  # 0: from epochs
+    c.train.tasks_per_step = 1
+    c.train.source = "device"  # device: images resident; tfdata: streamed
+    c.train.log_every = 100
+    c.train.save_every = 1000
+    c.train.tensorboard = False
+
+    c.evaluation = ConfigDict()
+    c.evaluation.every_epochs = 10
+    c.evaluation.every_steps = 0  # 0: from every_epochs
+    c.evaluation.val_tasks = 400
+    c.evaluation.test_tasks = 400
+    c.evaluation.select = "mean"  # mean, worst_decile
+    c.evaluation.seed = 0  # of the tasks; the same for all methods and training seeds
+    c.evaluation.per_call = 0  # tasks at once; 0: 1 on CPUs, 16 elsewhere
+
+    c.data = ConfigDict()
+    return c
+
+
+def variant(argument: str | None) -> tuple[str, bool]:
+    """'cxda,smoke' to ("cxda", True): a method, and whether to shrink everything to seconds."""
+    method, _, rest = (argument or "cxda").partition(",")
+    if method not in METHODS:
+        near = difflib.get_close_matches(method, METHODS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"method {method!r} is unknown; {hint}choose from {', '.join(METHODS)}")
+    if rest not in ("", "smoke"):
+        raise ValueError(f"variant {rest!r} is unknown; the only one is 'smoke', as in :{method},smoke")
+    return method, rest == "smoke"

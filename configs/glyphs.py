@@ -1,0 +1,37 @@
+"""Rendered characters of many writers: the embedded stand-in for FEMNIST. Nothing to download.
+
+python -m launch.train --config=configs/glyphs.py:cxda --workdir=runs/glyphs/cxda/0
+python -m launch.train --config=configs/glyphs.py:erm --config.seed=1 --workdir=runs/glyphs/erm/1
+python -m launch.train --config=configs/glyphs.py:bn,smoke --workdir=runs/smoke
+python -m launch.evaluate --runs='runs/glyphs/*/*'
+"""
+
+from ml_collections import ConfigDict
+
+from configs import common
+
+
+def get_config(argument: str | None = None) -> ConfigDict:
+    c = common.default()
+    c.benchmark = "glyphs"
+    c.method, smoke = common.variant(argument)
+    c.net.width = 16
+    c.attention.features = "flat"
+    c.augment.fill = 1.0  # paper is white
+    c.train.epochs = 8
+    c.evaluation.every_epochs = 2
+    c.evaluation.val_tasks = 100
+    c.evaluation.test_tasks = 600
+    c.data.seed = 0
+    c.data.writers = (240, 40, 60)  # train, val, test
+    c.data.drawings = 200  # per writer
+    if smoke:
+        c.net.width = 8
+        c.data.writers = (6, 5, 5)
+        c.data.drawings = 50
+        c.train.steps = 20
+        c.train.log_every = 5
+        c.evaluation.every_steps = 10
+        c.evaluation.val_tasks = 4
+        c.evaluation.test_tasks = 10
+    return c

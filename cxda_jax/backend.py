@@ -1,0 +1,47 @@
+"""What depends on the machine: the compiler options that XLA's CPU backend needs, and nothing else."""
+
+import ctypes
+import functools
+from typing import Any
+
+import jax
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h
+# Without it XLA's CPU backend expands each convolution into gigabytes of im2col: 2 to 3 times slower.
+_CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+
+
+@functools.cache
+def compiler_options() -> dict[str, str] | None:
+    """Options for jit on this backend: None but on CPUs, and there only where this jaxlib knows the option.
+
+    Passed with the function rather than through XLA_FLAGS: an unknown name is then an error to catch, not an abort,
+    and the environment stays as the user left it.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    try:
+        jax.jit(lambda x: x + 1, compiler_options=_CPU_OPTIONS).lower(0.0).compile()
+    except Exception:  # jaxlib names its refusal differently from version to version
+        return None
+    return _CPU_OPTIONS
+
+
+def jit(fun: Any, **kwargs: Any) -> Any:
+    """jax.jit with this backend's compiler options, for outermost functions."""
+    return jax.jit(fun, compiler_options=compiler_options(), **kwargs)
+
+
+def keep_freed_memory() -> None:
+    """Has the C library keep large freed blocks for the next step instead of returning them to the system.
+
+    On CPUs each step otherwise faults its activations in anew, page by page. Call it before jax allocates; it does
+    nothing where there is no glibc.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return
+    mallopt(_M_MMAP_MAX, 0)
+    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    mallopt(_M_TOP_PAD, 2**28)

@@ -1,0 +1,38 @@
+"""Scores, in numpy: per task, over tasks, over seeds."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+
+def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Fraction of correct predictions of one task."""
+    return float(np.mean(predictions == labels))
+
+
+def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Mean F1 over the classes present in the labels of one task (as WILDS); an undefined F1 counts 0."""
+    scores = []
+    for c in np.unique(labels):
+        hits = np.sum((predictions == c) & (labels == c))
+        scores.append(2 * hits / (np.sum(predictions == c) + np.sum(labels == c)))
+    return float(np.mean(scores))
+
+
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {"accuracy": accuracy, "macro_f1": macro_f1}
+
+
+def scores(metric: str, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Scores [tasks] of predictions and labels [tasks, queries]."""
+    return np.array([METRICS[metric](p, y) for p, y in zip(predictions, labels, strict=True)])
+
+
+def worst_decile(scores: np.ndarray) -> float:
+    """Mean of the lowest tenth of the tasks, of one task at least."""
+    return float(np.sort(scores)[: max(1, len(scores) // 10)].mean())
+
+
+def mean_sem(values: np.ndarray) -> tuple[float, float]:
+    """Mean and standard error (sample deviation / sqrt(n)) over seeds; one value has no standard error: nan."""
+    values = np.asarray(values, float)
+    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")

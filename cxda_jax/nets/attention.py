@@ -1,0 +1,99 @@
+"""Cross-attention from query tokens to support tokens (section 3.3 of the paper).
+
+    q = LN(x_q) W_q,  k = LN(x_s) W_k,  v = LN(x_s) W_v,  z = x_q + softmax(q k^T / sqrt(C / heads)) v W
+
+W_q, W_k, W_v are C x C/R and W is C/R x C, without biases; the residual takes the un-normalised query.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from cxda_jax.types import UserError
+
+SCALES = ("paper", "head_dim")
+# Scores held at once, in elements: longer token lists are attended to in chunks of queries, recomputed going back.
+CHUNK = 1 << 23
+
+
+class Memory(NamedTuple):
+    """A support set as the attention keeps it: keys and values [tokens, heads, C / R / heads]."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+class CrossAttention(nn.Module):
+    """remember() encodes the support once; recall() adapts any query tokens to it."""
+
+    dim: int  # C
+    heads: int = 8
+    ratio: int = 2  # R
+    scale: str = "paper"  # "paper": C / heads as printed; "head_dim": C / R / heads, the usual one
+    shared_norm: bool = True
+    zero_out: bool = False  # start as the plain network
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        if self.dim % (self.ratio * self.heads):
+            raise UserError(
+                f"attention.heads={self.heads} with attention.ratio={self.ratio} does not divide the {self.dim} features; "
+                f"choose heads * ratio among the divisors of {self.dim}"
+            )
+        if self.scale not in SCALES:
+            raise UserError(f"attention.scale={self.scale!r} is not one of {', '.join(SCALES)}")
+        self.norm = nn.LayerNorm(epsilon=1e-5)
+        self.norm_query = self.norm if self.shared_norm else nn.LayerNorm(epsilon=1e-5)
+        inner = self.dim // self.ratio
+        self.query, self.key, self.value = (nn.Dense(inner, use_bias=False, dtype=self.dtype) for _ in range(3))
+        self.out = nn.Dense(self.dim, use_bias=False, dtype=self.dtype)
+
+    def remember(self, support: jax.Array) -> Memory:
+        """Support tokens [n, C] to their keys and values."""
+        x = self.norm(support)
+        return Memory(self._split(self.key(x)), self.remember_values(support))
+
+    def remember_values(self, support: jax.Array) -> jax.Array:
+        """Values alone [n, heads, d], for weights that come from elsewhere."""
+        return self._split(self.value(self.norm(support)))
+
+    def recall(self, query: jax.Array, memory: Memory) -> jax.Array:
+        """Query tokens [m, C] with what they draw from the memory added."""
+        if not len(memory.keys):
+            return query
+        rows = max(1, CHUNK // (self.heads * len(memory.keys)))
+        if len(query) <= rows:
+            return self._read(query, memory)
+        chunks = -(-len(query) // rows)
+        padded = jnp.pad(query, ((0, chunks * rows - len(query)), (0, 0))).reshape(chunks, rows, self.dim)
+        # A first plain call makes the parameters when initialising; lifted transforms could not.
+        if self.is_initializing():
+            self._read(padded[0], memory)
+            return query
+        module, variables = self.unbind()
+        read = jax.checkpoint(lambda x: module.apply(variables, x, memory, method="_read"))
+        return jax.lax.map(read, padded).reshape(-1, self.dim)[: len(query)]
+
+    def weights(self, query: jax.Array, memory: Memory) -> jax.Array:
+        """Attention weights [m, heads, n]; each row sums to one. Always float32."""
+        q = self._split(self.query(self.norm_query(query)))
+        width = self.dim / self.heads / (1 if self.scale == "paper" else self.ratio)
+        scores = jnp.einsum("mhd,nhd->mhn", q, memory.keys, preferred_element_type=jnp.float32)
+        return jax.nn.softmax(scores / math.sqrt(width), axis=-1)
+
+    def mix(self, query: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
+        """Query tokens [m, C] plus the projected mean of values under weights [m, heads or 1, n]."""
+        if not len(values):
+            return query
+        weights = jnp.broadcast_to(weights, (len(query), self.heads, len(values)))
+        drawn = jnp.einsum("mhn,nhd->mhd", weights.astype(values.dtype), values)
+        return query + self.out(drawn.reshape(len(query), -1))
+
+    def _read(self, query: jax.Array, memory: Memory) -> jax.Array:
+        return self.mix(query, self.weights(query, memory), memory.values)
+
+    def _split(self, x: jax.Array) -> jax.Array:
+        return x.reshape(len(x), self.heads, self.dim // self.ratio // self.heads)

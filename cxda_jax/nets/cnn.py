@@ -1,0 +1,55 @@
+"""The small CNN of ARM (Zhang et al., 2021), which the paper uses on FEMNIST and CIFAR-C.
+
+    conv 5x5 pad 2, BN, ReLU; twice: conv 5x5 pad 0, BN, ReLU, max-pool 2      -> map [n, h, w, width]
+    global average pool; dense 200, ReLU, dense num_classes                    -> logits
+
+861,814 parameters on FEMNIST (28x28x1, 62 classes) and 857,762 on CIFAR-C (32x32x3, 10 classes) at width 128.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from cxda_jax.nets.normalisation import BatchNorm
+
+PADDINGS = {"arm": (2, 0, 0), "same": (2, 2, 2)}
+
+
+def max_pool(x: jax.Array) -> jax.Array:
+    """2x2 max-pool, stride 2, over [..., h, w, c]."""
+    # A maximum of strided slices: its backward pass is 6 times faster on CPUs than reduce_window's, and the two
+    # differ only in how a tie shares its gradient.
+    h, w = x.shape[-3] // 2 * 2, x.shape[-2] // 2 * 2
+    rows = jnp.maximum(x[..., 0:h:2, :, :], x[..., 1:h:2, :, :])
+    return jnp.maximum(rows[..., 0:w:2, :], rows[..., 1:w:2, :])
+
+
+class CNNTrunk(nn.Module):
+    """Normalised images [n, h, w, c] to feature maps [n, h', w', width]."""
+
+    width: int = 128
+    padding: str = "arm"
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
+        for i, pad in enumerate(PADDINGS[self.padding]):
+            x = nn.Conv(self.width, (5, 5), padding=((pad, pad), (pad, pad)), dtype=self.dtype, name=f"conv{i}")(x)
+            x = nn.relu(BatchNorm(name=f"bn{i}")(x, batch))
+            x = max_pool(x) if i else x
+        return x
+
+
+class CNNHead(nn.Module):
+    """Pooled features [n, width] to logits [n, num_classes]."""
+
+    num_classes: int
+    hidden: int = 200
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nn.relu(nn.Dense(self.hidden, dtype=self.dtype, name="hidden")(x))
+        return nn.Dense(self.num_classes, dtype=self.dtype, name="logits")(x)

@@ -1,0 +1,58 @@
+"""The vocabulary of the package: images, episodes, methods, and the one kind of error a user can cause."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from flax import struct
+
+Array = jax.Array
+Variables = Mapping[str, Any]  # {"params": ..., "batch_stats": ...}
+Adapted = Any  # whatever a method's adapt() hands to its predict(): a pytree
+
+
+class UserError(ValueError):
+    """A mistake outside the code (a config field, a file, a command line): one line that names the field, the value
+    and the fix. Launchers print it without a traceback and exit with code 2."""
+
+
+@struct.dataclass
+class Images:
+    """What a device may see. Batch axes come from vmap, never from signatures.
+
+    pixels: [n, height, width, channels], uint8 in 0..255 or float in 0..1; networks normalise them.
+    domain: [n] integers, read only by methods that declare `uses_domains`.
+    """
+
+    pixels: Array
+    domain: Array
+
+
+@struct.dataclass
+class Episode:
+    """A task with its answers. Labels reach loss() and metrics only, never adapt() or predict()."""
+
+    support: Images
+    query: Images
+    label: Array  # [n_query]
+    support_label: Array  # [n_support], for losses that supervise the support in meta-training
+
+
+class Method(NamedTuple):
+    """An adaptation method as a record of pure functions; a variant is written `base._replace(...)`.
+
+    adapt() sees the support alone and predict() treats each query independently of the others, so the pair is at once
+    the evaluation, the device interface and the unit that is timed. Nothing is mutated: resetting after a task means
+    dropping what adapt() returned.
+    """
+
+    name: str
+    version: str  # moves whenever results may move
+    init: Callable[[Array, Images], Variables]  # (key, example images)
+    loss: Callable[[Variables, Episode, Array], tuple[Array, Any]]  # (.., .., key) -> loss, {"batch_stats", "logits"}
+    adapt: Callable[[Variables, Images, Array], Adapted]  # (.., support, key)
+    predict: Callable[[Adapted, Images], Array]  # logits [n_query, num_classes]
+    attention: Callable[[Adapted, Images], Array] | None = None  # weights [n_query, heads, n_support], rows sum to 1
+    feed_forward: bool = True  # adapts without back-propagation
+    uses_domains: bool = False  # reads Images.domain
+    trains_as: str = ""  # the method whose checkpoint it starts from, when it has no training of its own

@@ -1,0 +1,125 @@
+"""What the launchers share: reading `--config=file.py:variant --config.field=value`, and one line for a user's mistake."""
+
+import ast
+import difflib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from ml_collections import ConfigDict
+
+from cxda_jax.types import UserError
+
+_DEBUG = flags.DEFINE_bool("debug", False, "Show a traceback with errors.")
+DATA_DIR = flags.DEFINE_string(
+    "data_dir",
+    os.environ.get("CXDA_DATA_DIR") or str(Path.home() / ".cache" / "cxda_jax"),
+    "Where generated and prepared data sets are kept.",
+)
+_overrides: list[tuple[str, str]] = []
+
+
+def run(main: Callable[[], None]) -> None:
+    """Runs a launcher. A UserError or a wrong flag prints one line and exits with 2."""
+
+    def parse(argv: Sequence[str]) -> Sequence[str]:
+        try:
+            rest = flags.FLAGS(_take_overrides(argv))
+        except (flags.Error, UserError) as e:
+            _fail(str(e))
+        if len(rest) > 1:
+            _fail(f"unexpected argument {rest[1]!r}; flags are written --name=value")
+        return rest
+
+    def guarded(_: Sequence[str]) -> None:
+        try:
+            main()
+        except UserError as e:
+            if _DEBUG.value:
+                traceback.print_exc()
+            _fail(str(e))
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            sys.exit(130)
+
+    app.run(guarded, flags_parser=parse)
+
+
+def load_config(spec: str) -> ConfigDict:
+    """Reads `file.py:variant` and applies the command line's --config.field=value overrides to it."""
+    path, _, variant = spec.partition(":")
+    if not Path(path).is_file():
+        near = difflib.get_close_matches(path, [str(p) for p in Path("configs").glob("*.py")], n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else "run from the repository's root, or give the file's path"
+        raise UserError(f"--config={spec}: no file {path}; {hint}")
+    module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    module = importlib.util.module_from_spec(module_spec)
+    try:
+        module_spec.loader.exec_module(module)
+        config = module.get_config(variant or None)
+    except Exception as e:
+        if _DEBUG.value:
+            traceback.print_exc()
+        raise UserError(f"--config={spec}: {e}") from e
+    for name, text in _overrides:
+        override(config, name, text)
+    return config
+
+
+def override(config: ConfigDict, name: str, text: str) -> None:
+    """Sets the dotted field `name` to `text`, read as the type of the present value."""
+    node, parts = config, name.split(".")
+    for depth, part in enumerate(parts):
+        if not isinstance(node, ConfigDict) or part not in node:
+            at = ".".join(["config", *parts[:depth]])
+            if not isinstance(node, ConfigDict):
+                raise UserError(f"--config.{name}: {at} is a single value, it has no field {part!r}")
+            near = difflib.get_close_matches(part, list(node), n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UserError(f"--config.{name}: {at} has no field {part!r}; {hint}fields: {', '.join(sorted(node))}")
+        parent, node = node, node[part]
+    if isinstance(node, ConfigDict):
+        raise UserError(f"--config.{name} is a group; set one of its fields: {', '.join(sorted(node))}")
+    parent[parts[-1]] = _read(name, text, node)
+
+
+def _read(name: str, text: str, present: Any) -> Any:
+    kind = type(present)
+    try:
+        if kind is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if kind is tuple:
+            value = ast.literal_eval(text)
+            if not isinstance(value, tuple) or any(type(v) is not type(p) for v, p in zip(value, present, strict=True)):
+                raise ValueError
+            return value
+        return kind(text)
+    except (KeyError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise UserError(f"--config.{name}={text[:60]}: expected a {kind.__name__} such as {present!r}") from None
+
+
+def _take_overrides(argv: Sequence[str]) -> list[str]:
+    """Moves --config.field=value out of argv, which absl knows nothing of."""
+    rest, _overrides[:] = [], []
+    arguments = iter(argv)
+    for argument in arguments:
+        stem = argument.lstrip("-")
+        if not argument.startswith("-") or not stem.startswith("config."):
+            rest.append(argument)
+            continue
+        name, equals, text = stem.removeprefix("config.").partition("=")
+        text = text if equals else next(arguments, None)
+        if text is None:
+            raise UserError(f"--config.{name} has no value; write --config.{name}=VALUE")
+        _overrides.append((name, text))
+    return rest
+
+
+def _fail(message: str) -> None:
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,104 @@
+"""Trains one method on one benchmark, then tests its best checkpoint.
+
+python -m launch.train --config=configs/glyphs.py:cxda --workdir=runs/glyphs/cxda/0
+python -m launch.train --config=configs/glyphs.py:bn --config.seed=1 --workdir=runs/glyphs/bn/1
+python -m launch.train --config=configs/glyphs.py:cxda,smoke --workdir=runs/smoke
+
+The same command again resumes a run that was stopped, exactly. The workdir then holds:
+  config.json      the resolved config; evaluation rebuilds everything from it
+  metrics.jsonl    loss, accuracy, episodes/s, data_wait_ms; validation scores
+  last/ best/      checkpoints: the newest state, and the weights that validated best
+  result.json      Avg, W10% and ms/task on the test tasks
+  predictions.npz  plans, labels and predictions of every test task
+  attention.png    a query and what it attends to
+"""
+
+import json
+from pathlib import Path
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from cxda_jax import backend, train
+from cxda_jax.experiment import Config, Experiment, build
+from cxda_jax.types import UserError, Variables
+from launch import cli
+from launch.evaluate import compiled, evaluate_run, score, table
+
+_CONFIG = flags.DEFINE_string("config", None, "configs/NAME.py:METHOD[,smoke]", required=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept.", required=True)
+
+
+def main() -> None:
+    backend.keep_freed_memory()
+    workdir = Path(_WORKDIR.value)
+    config = resolve(cli.load_config(_CONFIG.value))
+    claim(workdir, config)
+    experiment = build(config, cli.DATA_DIR.value)
+    evaluator = compiled(experiment)
+
+    def validate(variables: Variables) -> float:
+        tasks = score(experiment, evaluator, variables, "val", config["evaluation"]["val_tasks"])
+        return getattr(tasks, config["evaluation"]["select"])
+
+    print(describe(experiment), flush=True)
+    train.train(
+        experiment.method,
+        experiment.optimizer,
+        experiment.weak,
+        experiment.source,
+        experiment.train_plans,
+        train.init_state(experiment.method, experiment.optimizer, config["seed"], experiment.example),
+        config["seed"],
+        experiment.schedule,
+        validate,
+        workdir,
+        log=lambda line: print(line, flush=True),
+    )
+    print(table([evaluate_run(workdir, experiment, evaluator)]))
+
+
+def resolve(config: ConfigDict) -> Config:
+    """Plain nested dicts of what JSON can hold, so that a saved config equals the one in use."""
+    return json.loads(json.dumps(config.to_dict()))
+
+
+def claim(workdir: Path, config: Config) -> None:
+    """Writes the config into a new workdir; an existing one must hold the same."""
+    path = workdir / "config.json"
+    if path.exists():
+        for field, (old, new) in differences(json.loads(path.read_text()), config).items():
+            raise UserError(
+                f"--workdir={workdir} holds a run with {field}={old!r}, not {new!r}; choose another --workdir or delete it"
+            )
+        return
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(config, indent=1) + "\n")
+    except OSError as e:
+        raise UserError(f"--workdir={workdir}: cannot be written ({e.strerror}); choose another") from None
+
+
+def differences(a: Config, b: Config, prefix: str = "config.") -> dict[str, tuple]:
+    """Dotted fields in which two configs differ."""
+    found = {}
+    for k in sorted({*a, *b}):
+        x, y = a.get(k), b.get(k)
+        if isinstance(x, dict) and isinstance(y, dict):
+            found |= differences(x, y, f"{prefix}{k}.")
+        elif x != y:
+            found[prefix + k] = (x, y)
+    return found
+
+
+def describe(experiment: Experiment) -> str:
+    c, s = experiment.config, experiment.store
+    counts = ", ".join(f"{len(s.domains(split))} {split}" for split in ("train", "val", "test"))
+    return (
+        f"{c['method']} on {s.info.name}: {len(s.labels)} images of {s.num_classes} classes; domains: {counts}; "
+        f"{experiment.schedule.steps} steps, seed {c['seed']}"
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,65 @@
+"""Small, seeded fixtures shared by the tests."""
+
+import os
+
+# TensorFlow's start-up chatter would otherwise drown a failure.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import jax
+import numpy as np
+import pytest
+
+from cxda_jax.data.store import Domain, StoreInfo, open_store, write_store
+from cxda_jax.types import Episode, Images
+
+CLASSES = 4
+
+
+def make_episode(
+    seed: int = 0, support: int = 15, query: int = 8, shape=(16, 16, 1), classes: int = CLASSES
+) -> Episode:
+    """Random uint8 images of 3 domains that differ in brightness and 4 classes that differ in a bright square."""
+    rng = np.random.default_rng(seed)
+
+    def images(domains, labels):
+        pixels = rng.integers(0, 60, (len(labels), *shape)) + 40 * np.asarray(domains)[:, None, None, None]
+        for i, label in enumerate(labels):
+            row, column = divmod(int(label), 2)
+            pixels[i, row * 8 : row * 8 + 8, column * 8 : column * 8 + 8] += 100
+        return Images(jax.numpy.asarray(pixels.astype(np.uint8)), jax.numpy.asarray(domains, jax.numpy.int32))
+
+    support_label, label = rng.integers(0, classes, support), rng.integers(0, classes, query)
+    return Episode(
+        support=images(np.arange(support) % 3, support_label),
+        query=images(np.full(query, 1), label),
+        label=jax.numpy.asarray(label, jax.numpy.int32),
+        support_label=jax.numpy.asarray(support_label, jax.numpy.int32),
+    )
+
+
+def make_domains(seed: int = 0, sizes=(30,) * 9, shape=(16, 16, 1)) -> list[Domain]:
+    rng = np.random.default_rng(seed)
+    splits = ["train", "val", "test"]
+    return [
+        Domain(
+            f"d{i}",
+            splits[i * 3 // len(sizes)],
+            rng.integers(0, 256, (n, *shape), np.uint8),
+            rng.integers(0, CLASSES, n),
+        )
+        for i, n in enumerate(sizes)
+    ]
+
+
+INFO = StoreInfo("tiny", tuple("abcd"), (0.5,), (0.5,))
+
+
+@pytest.fixture
+def episode() -> Episode:
+    return make_episode()
+
+
+@pytest.fixture
+def store(tmp_path):
+    write_store(tmp_path / "store", INFO, make_domains())
+    return open_store(tmp_path / "store")

@@ -1,0 +1,189 @@
+"""The conformance suite: what every method must keep, whatever it does inside. A new method joins through METHODS."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from configs import common
+from cxda_jax import augment
+from cxda_jax.data.store import DomainStore
+from cxda_jax.experiment import METHODS
+from cxda_jax.train import init_state, train_step
+from cxda_jax.types import Images
+from tests.conftest import INFO, make_episode
+
+KEY = jax.random.key(0)
+NO_AUGMENT = augment.Weak(crop=False, flip=False, rotate=0.0)
+
+
+def build_method(name, features="pool", **changes):
+    config = common.default()
+    config.net.width, config.attention.features, config.attention.heads = 8, features, 2
+    for field, value in changes.items():
+        group, _, leaf = field.partition("__")
+        config[group][leaf] = value
+    images = np.zeros((2, 16, 16, 1), np.uint8)
+    store = DomainStore(INFO, images, np.zeros(2, np.int32), np.array([0, 2]), ("train",), ("d0",), "")
+    return METHODS[name](config.to_dict(), store)
+
+
+@pytest.fixture(params=sorted(METHODS) + ["cxda-flat", "cxda_supervised-flat"])
+def method(request):
+    name, _, features = request.param.partition("-")
+    return build_method(name, features or "pool")
+
+
+@pytest.fixture
+def variables(method, episode):
+    """Weights whose running statistics are not the fresh ones, as after some training."""
+    variables = method.init(KEY, episode.support)
+    stats = jax.tree.map(lambda s: s + 0.3 * jax.random.uniform(KEY, s.shape), variables["batch_stats"])
+    return {**variables, "batch_stats": stats}
+
+
+def answer(method, variables, episode):
+    return method.predict(method.adapt(variables, episode.support, KEY), episode.query)
+
+
+def close(a, b, tolerance=1e-5):
+    scale = max(1.0, float(np.abs(np.asarray(b)).max()))
+    np.testing.assert_allclose(np.asarray(a) / scale, np.asarray(b) / scale, atol=tolerance, rtol=0)
+
+
+def test_registry_and_configs_name_the_same_methods():
+    assert sorted(METHODS) == sorted(common.METHODS)
+
+
+def test_the_record_names_itself(method):
+    assert method.name in METHODS and method.version
+
+
+def test_jit_equals_eager(method, variables, episode):
+    close(jax.jit(lambda v: answer(method, v, episode))(variables), answer(method, variables, episode))
+
+
+def test_vmap_over_episodes_equals_a_loop(method, variables):
+    episodes = [make_episode(seed) for seed in range(3)]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *episodes)
+    logits = jax.vmap(lambda e: answer(method, variables, e))(stacked)
+    losses, aux = jax.vmap(lambda e: method.loss(variables, e, KEY))(stacked)
+    for i, episode in enumerate(episodes):
+        close(logits[i], answer(method, variables, episode))
+        loss, alone = method.loss(variables, episode, KEY)
+        close(losses[i], loss)
+        jax.tree.map(lambda a, b, i=i: close(a[i], b), aux["batch_stats"], alone["batch_stats"])
+
+
+def test_adapt_leaves_its_inputs_untouched_and_is_idempotent(method, variables, episode):
+    before = jax.tree.map(np.array, (variables, episode))
+    first = method.adapt(variables, episode.support, KEY)
+    second = method.adapt(variables, episode.support, KEY)
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    jax.tree.map(np.testing.assert_array_equal, (variables, episode), before)
+    np.testing.assert_array_equal(method.predict(first, episode.query), method.predict(second, episode.query))
+
+
+def test_order_of_the_support_is_irrelevant(method, variables, episode):
+    order = np.random.default_rng(1).permutation(len(episode.support_label))
+    shuffled = episode.replace(support=jax.tree.map(lambda x: x[order], episode.support))
+    close(answer(method, variables, shuffled), answer(method, variables, episode))
+
+
+def test_each_query_is_predicted_on_its_own(method, variables, episode):
+    adapted = method.adapt(variables, episode.support, KEY)
+    together = method.predict(adapted, episode.query)
+    for i in range(len(episode.label)):
+        close(method.predict(adapted, jax.tree.map(lambda x, i=i: x[i : i + 1], episode.query))[0], together[i])
+
+
+def test_domains_matter_only_where_declared(method, variables, episode):
+    other = episode.replace(support=episode.support.replace(domain=(episode.support.domain + 1) % 3))
+    same = np.allclose(answer(method, variables, other), answer(method, variables, episode), atol=1e-6)
+    assert same is not method.uses_domains
+
+
+def test_the_support_matters_to_all_but_erm(method, variables, episode):
+    other = episode.replace(support=make_episode(7).support.replace(domain=episode.support.domain))
+    same = np.allclose(answer(method, variables, other), answer(method, variables, episode), atol=1e-6)
+    assert same is (method.name == "erm")
+
+
+def test_attention_rows_sum_to_one(method, variables, episode):
+    if method.attention is None:
+        assert method.name in ("erm", "bn")
+        return
+    weights = method.attention(method.adapt(variables, episode.support, KEY), episode.query)
+    assert weights.shape[::2] == (len(episode.label), len(episode.support_label))
+    close(weights.sum(-1), np.ones(weights.shape[:2]))
+
+
+def test_an_empty_support_falls_back_to_the_plain_path(method, variables, episode):
+    empty = Images(episode.support.pixels[:0], episode.support.domain[:0])
+    logits = method.predict(method.adapt(variables, empty, KEY), episode.query)
+    assert np.isfinite(logits).all()
+    plain = build_method("erm").predict(variables, episode.query)
+    close(logits, plain)
+
+
+def test_no_recompilation_on_a_second_call(method, variables):
+    task = jax.jit(lambda v, e: answer(method, v, e))
+    for seed in range(3):
+        task(variables, make_episode(seed))
+    assert task._cache_size() == 1
+
+
+def test_overfits_one_episode(method, episode):
+    tx = optax.sgd(0.05, 0.9)
+    state = init_state(method, tx, 0, episode.support)
+    episodes = jax.tree.map(lambda x: x[None], episode)
+    step = jax.jit(lambda state: train_step(method, tx, NO_AUGMENT, state, episodes, KEY))
+    first = step(state)[1]["loss"]
+    for _ in range(50):
+        state, measured = step(state)
+    assert measured["loss"] < 0.1 < first
+    assert measured["accuracy"] == 1
+
+
+@pytest.mark.parametrize("name", ["bn", "cxda"])
+def test_statistics_options(name, episode):
+    """All ways of training give the same loss but for `own`, and `stop` another gradient; momentum blends."""
+    make = {s: build_method(name, batch_norm__statistics=s) for s in ("flow", "stop", "own")}
+    variables = make["flow"].init(KEY, episode.support)
+    loss = {s: m.loss(variables, episode, KEY)[0] for s, m in make.items()}
+    grads = {
+        s: jax.grad(lambda p, m=m: m.loss({**variables, "params": p}, episode, KEY)[0])(variables["params"])
+        for s, m in make.items()
+    }
+    close(loss["flow"], loss["stop"])
+    assert abs(loss["flow"] - loss["own"]) > 1e-3
+    kernel = {s: np.asarray(g["trunk"]["conv0"]["kernel"]) for s, g in grads.items()}
+    assert np.abs(kernel["flow"] - kernel["stop"]).max() > 1e-4
+
+    exact = make["flow"].adapt(variables, episode.support, KEY)
+    half = build_method(name, batch_norm__momentum=0.5).adapt(variables, episode.support, KEY)
+    stats = [(a if name == "bn" else a.variables)["batch_stats"]["trunk"]["bn0"]["mean"] for a in (exact, half)]
+    close(stats[1], 0.5 * stats[0] + 0.5 * variables["batch_stats"]["trunk"]["bn0"]["mean"])
+
+
+def test_support_statistics_are_the_numpy_ones(episode):
+    method = build_method("bn")
+    variables = method.init(KEY, episode.support)
+    adapted = method.adapt(variables, episode.support, KEY)
+    x = (np.asarray(episode.support.pixels, np.float32) / 255 - 0.5) / 0.5
+    conv = jax.lax.conv_general_dilated(
+        x, variables["params"]["trunk"]["conv0"]["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    maps = np.asarray(conv + variables["params"]["trunk"]["conv0"]["bias"], np.float64)
+    stats = adapted["batch_stats"]["trunk"]["bn0"]
+    close(stats["mean"], maps.mean((0, 1, 2)))
+    close(stats["var"], maps.var((0, 1, 2)))
+
+
+def test_running_statistics_move_by_a_tenth(episode):
+    method = build_method("bn")
+    variables = method.init(KEY, episode.support)
+    exact = method.adapt(variables, episode.support, KEY)["batch_stats"]
+    running = method.loss(variables, episode, KEY)[1]["batch_stats"]
+    jax.tree.map(lambda r, o, e: close(r, 0.9 * o + 0.1 * e), running, variables["batch_stats"], exact)
