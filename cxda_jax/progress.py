@@ -30,8 +30,7 @@ class MetricsFile:
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         if self._events:
-            for name, value in record.items():
-                self._events.scalar(name, value, record["step"])
+            self._events(record)
 
     def __enter__(self) -> "MetricsFile":
         return self
@@ -41,19 +40,23 @@ class MetricsFile:
 
 
 def _event_writer(folder: Path) -> Any:
+    """write(record) into TensorBoard event files."""
     try:
         import tensorflow as tf
     except ImportError:
         raise UserError("train.tensorboard=True needs TensorFlow: pip install 'cxda_jax[data]', or False") from None
+    # tf.summary.scalar would ask for the tensorboard package; this is all it adds.
+    plugin = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
+    metadata = tf.compat.v1.SummaryMetadata(plugin_data=plugin)
+    writer = tf.summary.create_file_writer(str(folder / "tensorboard"))
 
-    class Events:
-        writer = tf.summary.create_file_writer(str(folder / "tensorboard"))
+    def write(record: dict[str, Any]) -> None:
+        with writer.as_default(record["step"]):
+            for name, value in record.items():
+                tf.summary.write(name, tf.constant(value, tf.float32), metadata=metadata)
+        writer.flush()
 
-        def scalar(self, name: str, value: float, step: int) -> None:
-            with self.writer.as_default(step):
-                tf.summary.scalar(name, value)
-
-    return Events()
+    return write
 
 
 class Meter:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from cxda_jax.types import UserError
@@ -37,6 +37,8 @@ def run(main: Callable[[], None]) -> None:
         return rest
 
     def guarded(_: Sequence[str]) -> None:
+        if not _DEBUG.value:
+            logging.set_verbosity(logging.WARNING)  # orbax tells of every file it opens
         try:
             main()
         except UserError as e:

@@ -15,6 +15,13 @@ from cxda_jax.types import Episode, Images
 CLASSES = 4
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Equal programs of different tests are compiled once."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
 def make_episode(
     seed: int = 0, support: int = 15, query: int = 8, shape=(16, 16, 1), classes: int = CLASSES
 ) -> Episode:

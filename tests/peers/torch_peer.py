@@ -1,14 +1,32 @@
-"""The same arithmetic in plain PyTorch, written from the paper: the yardstick for correctness and for speed."""
+"""The same arithmetic in plain PyTorch, written from the paper: the yardstick for correctness and for speed.
 
+`python -m tests.peers.torch_peer` serves timings over pipes, one JSON object a line, so that a benchmark can command
+PyTorch in a process of its own, with its own threads and the C library's own memory policy.
+"""
+
+import json
 import math
+import platform
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+# flow: exact statistics of the support, gradients through them.
+# stop: the same without those gradients.
+# buffers: what one writes by habit, running buffers with momentum 1: `stop` but for PyTorch's unbiased variance there.
+STATISTICS = ("flow", "stop", "buffers")
+Statistics = list[tuple[torch.Tensor, torch.Tensor]]
+
 
 class TorchCNN(nn.Module):
-    """ARM's small CNN; `track` in norm() tells whether a pass uses its own batch statistics."""
+    """ARM's small CNN on [n, channels, h, w], normalised by the batch in train() mode, by the buffers in eval()."""
 
     def __init__(self, channels: int, num_classes: int, width: int = 128):
         super().__init__()
@@ -19,75 +37,86 @@ class TorchCNN(nn.Module):
         self.hidden = nn.Linear(width, 200)
         self.logits = nn.Linear(200, num_classes)
 
-    def map(self, x: torch.Tensor, statistics: list | None = None) -> tuple[torch.Tensor, list]:
-        """Feature maps and the batch statistics of each layer. With `statistics` those normalise instead, and
-        gradients flow through them; without, the module's own mode decides (train: batch, eval: running)."""
-        seen = []
+    def map(
+        self, x: torch.Tensor, given: Statistics | None = None, seen: Statistics | None = None
+    ) -> torch.Tensor:
+        """Feature maps. `given` statistics normalise instead of the mode's; the batch's own are appended to `seen`."""
         for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = conv(x)
-            if statistics is not None:
-                mean, var = statistics[i]
-                x = (
-                    F.batch_norm_flow(x, mean, var, norm)
-                    if hasattr(F, "batch_norm_flow")
-                    else _normalise(x, mean, var, norm)
-                )
-            else:
-                if self.training:
-                    seen.append((x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)))
-                x = norm(x)
-            x = F.relu(x)
+            if seen is not None:
+                # Computed again by norm(x), whose fused passes save more than this costs: normalising by hand with
+                # these same two tensors measured 10 to 20 % slower, forward and backward.
+                var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+                seen.append((mean, var))
+            x = F.relu(norm(x) if given is None else normalise(x, *given[i], norm))
             x = F.max_pool2d(x, 2) if i else x
-        return x, seen
+        return x
 
     def classify(self, maps: torch.Tensor) -> torch.Tensor:
+        """Maps [n, c, h, w], or pooled vectors [n, c], to logits."""
         pooled = maps.mean((2, 3)) if maps.ndim == 4 else maps
         return self.logits(F.relu(self.hidden(pooled)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.classify(self.map(x)[0])
+        return self.classify(self.map(x))
 
 
-def _normalise(x, mean, var, norm):
+def normalise(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, norm: nn.BatchNorm2d) -> torch.Tensor:
+    """Batch normalisation of [n, c, h, w] by the given statistics [c], with gradients to them."""
     scale = norm.weight * torch.rsqrt(var + norm.eps)
-    return x * scale[None, :, None, None] + (norm.bias - mean * scale)[None, :, None, None]
+    return x * scale[:, None, None] + (norm.bias - mean * scale)[:, None, None]
 
 
 class TorchAttention(nn.Module):
     """z = x_q + softmax(q k^T / sqrt(C / h)) v W over `heads` heads, on layer-normalised inputs."""
 
-    def __init__(self, dim: int, heads: int = 8, ratio: int = 2):
+    def __init__(self, dim: int, heads: int = 8, ratio: int = 2, scale: str = "paper", shared_norm: bool = True):
         super().__init__()
-        self.heads, self.dim = heads, dim
+        self.heads, self.width = heads, dim / heads / {"paper": 1, "head_dim": ratio}[scale]
         self.norm = nn.LayerNorm(dim)
+        if not shared_norm:
+            self.norm_query = nn.LayerNorm(dim)
         self.query, self.key, self.value = (nn.Linear(dim, dim // ratio, bias=False) for _ in range(3))
         self.out = nn.Linear(dim // ratio, dim, bias=False)
 
     def forward(self, query: torch.Tensor, support: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        def split(x):
+        """Adapted query tokens [m, C] and the weights [heads, m, n]."""
+
+        def split(x: torch.Tensor) -> torch.Tensor:
             return x.reshape(len(x), self.heads, -1).transpose(0, 1)
 
-        q, s = self.norm(query), self.norm(support)
-        scores = split(self.query(q)) @ split(self.key(s)).transpose(1, 2) / math.sqrt(self.dim / self.heads)
+        q, s = getattr(self, "norm_query", self.norm)(query), self.norm(support)
+        scores = split(self.query(q)) @ split(self.key(s)).transpose(1, 2) / math.sqrt(self.width)
         weights = scores.softmax(-1)
         drawn = (weights @ split(self.value(s))).transpose(0, 1).reshape(len(query), -1)
         return query + self.out(drawn), weights
 
 
 class TorchCXDA(nn.Module):
-    """BN (attention None) or CXDA: the support's statistics normalise the query; attention over pooled or flat maps."""
+    """BN (attention None) or CXDA: the support's statistics normalise the query; tokens are pooled or flat maps."""
 
-    def __init__(self, net: TorchCNN, attention: TorchAttention | None = None, features: str = "pool"):
+    def __init__(
+        self, net: TorchCNN, attention: TorchAttention | None = None, features: str = "pool", statistics: str = "flow"
+    ):
         super().__init__()
-        self.net, self.attention, self.features = net, attention, features
+        assert statistics in STATISTICS, statistics
+        self.net, self.attention, self.features, self.statistics = net, attention, features, statistics
+        if statistics == "buffers":
+            for norm in net.norms:
+                norm.momentum = 1.0
 
     def tokens(self, maps: torch.Tensor) -> torch.Tensor:
         return maps.mean((2, 3)) if self.features == "pool" else maps.permute(0, 2, 3, 1).flatten(1)
 
     def forward(self, support: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-        self.train()
-        support_maps, statistics = self.net.map(support)
-        query_maps = self.net.map(query, statistics)[0]
+        """Support [n, c, h, w] and query [m, c, h, w] to the query's logits."""
+        seen = None if self.statistics == "buffers" else []
+        # Without attention only the buffers leave the support, which no gradient enters.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not (self.attention is None and seen is None)):
+            support_maps = self.net.train().map(support, seen=seen)
+        if self.statistics == "stop":
+            seen = [(mean.detach(), var.detach()) for mean, var in seen]
+        query_maps = self.net.eval().map(query, given=seen)
         if self.attention is None:
             return self.net.classify(query_maps)
         z = self.attention(self.tokens(query_maps), self.tokens(support_maps))[0]
@@ -95,3 +124,102 @@ class TorchCXDA(nn.Module):
             n, c, h, w = query_maps.shape
             z = z.reshape(n, h, w, c).mean((1, 2))
         return self.net.classify(z)
+
+
+_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+
+
+def torch_tensors(tree: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """A Flax collection (parameters, gradients or statistics) by TorchCXDA's names and in PyTorch's layouts."""
+    found = {}
+    for room, layers in tree.items():
+        for layer, leaves in layers.items():
+            layer = re.sub(r"^bn(\d)$", r"norms.\1", re.sub(r"^conv(\d)$", r"convs.\1", layer))
+            for leaf, value in leaves.items():
+                value = np.array(value)
+                if leaf == "kernel":
+                    value = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T
+                name = f"{'attention' if room == 'attention' else 'net'}.{layer}.{_LEAVES[leaf]}"
+                found[name] = torch.from_numpy(np.ascontiguousarray(value))
+    return found
+
+
+def copy_weights(variables: Mapping[str, Any], module: nn.Module) -> nn.Module:
+    """Loads Flax variables {"params", "batch_stats"} into a TorchCXDA or a TorchCNN, and returns it.
+
+    Any parameter or statistic that only one of the two has, or of another shape, is an error.
+    """
+    found = torch_tensors(variables["params"]) | torch_tensors(variables["batch_stats"])
+    if isinstance(module, TorchCNN):
+        found = {name.removeprefix("net."): value for name, value in found.items()}
+    counters = {name: value for name, value in module.state_dict().items() if name.endswith("num_batches_tracked")}
+    module.load_state_dict(found | counters, strict=True)
+    return module
+
+
+class Timer:
+    """Holds what is to be timed, by name: each entry does one unit of work."""
+
+    def __init__(self) -> None:
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.work: dict[str, Callable[[], Any]] = {}
+
+    def describe(self) -> dict[str, Any]:
+        name = torch.cuda.get_device_name() if self.device == "cuda" else platform.machine()
+        return {"torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
+
+    def gemm(self, name: str, size: int) -> dict[str, Any]:
+        a = torch.rand(size, size, device=self.device)
+        self.work[name] = lambda: a @ a
+        return {}
+
+    def episode(
+        self, name: str, shape: list[int], num_classes: int, counts: list[int], width: int, heads: int, train: bool,
+        statistics: str, attention: bool, channels_last: bool,
+    ) -> dict[str, Any]:
+        """One training step (forward, backward, SGD) or one inference on counts = (support, query) of [h, w, c]."""
+        torch.manual_seed(0)
+        cnn = TorchCNN(shape[2], num_classes, width)
+        module = TorchCXDA(cnn, TorchAttention(width, heads) if attention else None, statistics=statistics)
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        module = module.to(self.device, memory_format=layout)
+        images = [torch.rand(n, shape[2], *shape[:2], device=self.device).to(memory_format=layout) for n in counts]
+        labels = torch.randint(num_classes, (counts[1],), device=self.device)
+        sgd = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4)
+
+        def step() -> None:
+            sgd.zero_grad()
+            F.cross_entropy(module(*images), labels).backward()
+            sgd.step()
+
+        self.work[name] = step if train else torch.no_grad()(lambda: module(*images))
+        return {}
+
+    def time(self, name: str, calls: int) -> dict[str, Any]:
+        """Mean seconds of `calls` calls in a row."""
+        began = time.perf_counter()
+        for _ in range(calls):
+            self.work[name]()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return {"seconds": (time.perf_counter() - began) / calls}
+
+    def forget(self, name: str) -> dict[str, Any]:
+        del self.work[name]
+        return {}
+
+
+def serve() -> None:
+    """Answers {"do": method, ...arguments} lines until stdin ends; an error is answered as {"error": text}."""
+    timer = Timer()
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = getattr(timer, request.pop("do"))(**request)
+        except Exception as e:  # whatever it is, it belongs to whoever asked
+            answer = {"error": f"{type(e).__name__}: {e}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

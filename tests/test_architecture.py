@@ -1,0 +1,68 @@
+"""Imports run one way, and heavy or optional packages stay inside the functions that need them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# Each part may import those named here, and itself.
+ALLOWED = {
+    "types": set(),
+    "version": set(),
+    "backend": set(),
+    "losses": set(),
+    "metrics": set(),
+    "augment": {"types"},
+    "progress": {"types"},
+    "checkpoints": {"types"},
+    "nets": {"types"},
+    "data": {"types"},
+    "methods": {"types", "losses", "nets"},
+    "train": {"types", "augment", "backend", "checkpoints", "data", "progress"},
+    "evaluate": {"types", "backend", "data", "metrics"},
+    "analysis": {"types", "backend", "data"},
+    "experiment": {"types", "augment", "data", "methods", "nets", "train"},
+}
+FILES = sorted((ROOT / "cxda_jax").rglob("*.py"))
+
+
+def imports(path, top_level_only=False):
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_level_only else ast.walk(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "cxda_jax":
+                yield from (f"cxda_jax.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_run_one_way(path):
+    part = path.relative_to(ROOT / "cxda_jax").parts[0].removesuffix(".py")
+    if part == "__init__":
+        return
+    used = {name.split(".")[1] for name in imports(path) if name.startswith("cxda_jax.")}
+    assert used <= ALLOWED[part] | {part}
+    assert not {n.split(".")[0] for n in imports(path)} & {"absl", "ml_collections", "launch", "configs", "tests"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_optional_packages_are_imported_where_they_are_used(path):
+    names = {name.split(".")[0] for name in imports(path, top_level_only=True)}
+    assert not names & {"tensorflow", "tensorflow_datasets", "torch", "wilds", "scipy", "sklearn", "pandas"}
+
+
+@pytest.mark.parametrize("path", ["train.py", "evaluate.py"])
+def test_the_loops_know_no_method_net_or_benchmark(path):
+    used = set(imports(ROOT / "cxda_jax" / path))
+    assert not any(name.startswith(("cxda_jax.methods", "cxda_jax.nets")) for name in used)
+    assert {n for n in used if n.startswith("cxda_jax.data")} <= {"cxda_jax.data.episodes", "cxda_jax.data.sources"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.name)
+def test_configs_import_nothing_of_the_package(path):
+    assert not any(name.startswith("cxda_jax") for name in imports(path))

@@ -1,0 +1,120 @@
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from cxda_jax.data.episodes import EpisodeSpec, check_spec, sample_plans
+from cxda_jax.data.sources import device_source, tfdata_source
+from cxda_jax.data.store import open_store, write_store
+from cxda_jax.types import UserError
+from tests.conftest import INFO, make_domains
+
+SPEC = EpisodeSpec(num_domains=3, per_domain=5, num_query=7)
+
+
+@pytest.fixture
+def many(tmp_path):
+    write_store(tmp_path / "many", INFO, make_domains(sizes=tuple(range(12, 42))))
+    return open_store(tmp_path / "many")
+
+
+def plans(store, tasks, spec=SPEC, seed=0, split="train"):
+    return sample_plans(spec, store.offsets, store.domains(split), seed, tasks)
+
+
+def test_structure(many):
+    owner, allowed = many.row_domains(), set(many.domains("train"))
+    plan = plans(many, range(200))
+    assert plan.support.shape == (200, 15) and plan.query.shape == (200, 7)
+    for support, query in zip(plan.support, plan.query, strict=True):
+        assert len({*support, *query}) == 22  # disjoint, and no image twice
+        blocks = owner[support].reshape(3, 5)
+        assert (blocks == blocks[:, :1]).all() and len(set(blocks[:, 0])) == 3
+        assert set(blocks[:, 0]) <= allowed
+        assert len(set(owner[query])) == 1 and owner[query[0]] in blocks[:, 0]
+
+
+def test_pure_in_seed_and_task_number(many):
+    together = plans(many, range(10))
+    for task in (0, 3, 9):
+        alone = plans(many, [task])
+        np.testing.assert_array_equal(alone.support[0], together.support[task])
+        np.testing.assert_array_equal(alone.query[0], together.query[task])
+    assert (plans(many, range(10), seed=1).support != together.support).any()
+
+
+def test_domains_rows_and_query_position_are_uniform(many):
+    count = 4000
+    plan, owner = plans(many, range(count)), many.row_domains()
+    domains = np.bincount(owner[plan.support.reshape(count, 3, 5)[:, :, 0]].ravel(), minlength=10)
+    # 3 of 10 domains a task: binomial(4000, 0.3), five standard deviations.
+    assert np.abs(domains - 0.3 * count).max() < 5 * np.sqrt(count * 0.3 * 0.7)
+    position = (owner[plan.support.reshape(count, 3, 5)[:, :, 0]] == owner[plan.query[:, :1]]).argmax(1)
+    assert np.abs(np.bincount(position) - count / 3).max() < 5 * np.sqrt(count * 2 / 9)
+    rows = np.bincount(plan.support[owner[plan.support] == 0], minlength=12)[:12]
+    draws = rows.sum() / 12
+    assert np.abs(rows - draws).max() < 5 * np.sqrt(draws)
+
+
+def test_with_replacement(many):
+    spec = SPEC._replace(per_domain=20, num_query=20, replacement=True)
+    plan = plans(many, range(50), spec)
+    assert plan.support.shape == (50, 60)
+    assert any(len(set(row)) < 60 for row in plan.support)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"num_domains": 11}, "episode.num_domains=11 but split 'train' of tiny has 10 domains"),
+        ({"num_query": 0}, "episode.num_query=0 must be at least 1"),
+        ({"per_domain": 6}, "domain 'd0' of split 'train' has 12 images, .* needs 13"),
+    ],
+)
+def test_impossible_specs_are_refused(many, change, message):
+    check_spec(SPEC, many, "train")
+    with pytest.raises(UserError, match=message):
+        check_spec(SPEC._replace(**change), many, "train")
+
+
+def test_a_domain_of_39_images_is_named_and_one_of_40_is_not(tmp_path):
+    for size, fits in ((40, True), (39, False)):
+        write_store(tmp_path / str(size), INFO, make_domains(sizes=(40,) * 14 + (size,)))
+        store = open_store(tmp_path / str(size))
+        if fits:
+            check_spec(EpisodeSpec(), store, "test")
+        else:
+            with pytest.raises(UserError, match="domain 'd14' of split 'test' has 39 images"):
+                check_spec(EpisodeSpec(), store, "test")
+
+
+def test_sampling_is_fast():
+    offsets = np.arange(263) * 10_000
+    times = []
+    for _ in range(5):
+        began = time.process_time()
+        sample_plans(EpisodeSpec(), offsets, np.arange(262), 0, range(512))
+        times.append(time.process_time() - began)
+    assert min(times) < 0.1
+
+
+def test_sources_give_equal_bytes_for_100_steps(many):
+    pytest.importorskip("tensorflow")
+
+    def plan_of(step):
+        return plans(many, range(2 * step, 2 * step + 2))
+
+    device, stream = device_source(many), tfdata_source(many)
+    assemble = jax.jit(device.assemble)
+    steps = 0
+    for plan, batch in zip(device.batches(plan_of, 5, 105), stream.batches(plan_of, 5, 105), strict=True):
+        episode = assemble(device.resident, plan)
+        for ours, theirs in zip(jax.tree.leaves(episode), jax.tree.leaves(stream.assemble((), batch)), strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(episode.support.pixels, many.images[plan.support])
+        np.testing.assert_array_equal(episode.support_label, many.labels[plan.support])
+        np.testing.assert_array_equal(episode.query.domain, many.row_domains()[plan.query])
+        steps += 1
+    assert steps == 100

@@ -1,0 +1,191 @@
+"""The commands as a user types them: what they leave behind, and one line for each mistake."""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cxda_jax import metrics
+from cxda_jax.types import UserError
+from launch import cli, train
+from launch.evaluate import table
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments, code=0, **env):
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, **env},
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """A finished smoke run of cxda, and what it printed."""
+    folder = tmp_path_factory.mktemp("smoke")
+    output = run(
+        "launch.train", "--config=configs/glyphs.py:cxda,smoke", f"--workdir={folder}/run", f"--data_dir={folder}/data"
+    )
+    return folder, output
+
+
+def test_a_run_leaves_what_it_promises(smoke):
+    folder, output = smoke
+    names = {p.name for p in (folder / "run").iterdir()}
+    assert names == {
+        "config.json", "metrics.jsonl", "last", "best", "result.json", "predictions.npz", "attention.png"
+    }  # fmt: skip
+    row = json.loads((folder / "run" / "result.json").read_text())
+    stored = np.load(folder / "run" / "predictions.npz", allow_pickle=False)
+    scores = metrics.scores("accuracy", stored["predictions"], stored["labels"])
+    assert row["avg"] == pytest.approx(100 * scores.mean()) and row["w10"] == pytest.approx(100 * scores.min())
+    assert stored["support"].shape == (10, 100) and stored["query"].shape == (10, 20)
+    assert row["method"] == "cxda" and row["seed"] == 0 and len(row["weights_hash"]) == 64
+    assert f"{row['avg']:.1f}" in output and "eta" in output and "validation" in output
+    with Image.open(folder / "run" / "attention.png") as picture:
+        assert picture.size[0] > 800 and len(set(picture.convert("L").get_flattened_data())) > 50
+
+
+def test_evaluating_again_gives_the_same_row(smoke):
+    folder, _ = smoke
+    shutil.copytree(folder / "run", folder / "copy")
+    before = json.loads((folder / "copy" / "result.json").read_text())
+    for name in ("result.json", "predictions.npz", "attention.png", "metrics.jsonl", "last"):
+        path = folder / "copy" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    output = run("launch.evaluate", f"--runs={folder}/co*", f"--data_dir={folder}/data")
+    after = json.loads((folder / "copy" / "result.json").read_text())
+    times = ("task_ms", "adapt_ms", "predict_ms")
+    assert {k: v for k, v in before.items() if k not in times} == {k: v for k, v in after.items() if k not in times}
+    assert (folder / "copy" / "attention.png").exists() and "cxda" in output
+
+
+def test_no_tensorflow_torch_or_wilds_is_imported():
+    code = (
+        "import sys, cxda_jax, launch.train, launch.evaluate, configs.glyphs; "
+        "bad = {'tensorflow', 'torch', 'wilds', 'tensorflow_datasets'} & set(sys.modules); assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+TRAIN = ("launch.train", "--config=configs/glyphs.py:cxda,smoke", "--workdir={tmp}/w", "--data_dir={tmp}/d")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((*TRAIN, "--config.optimizer.lr=1"), "config.optimizer has no field 'lr'; fields: learning_rate, momentum"),
+        ((*TRAIN, "--config.sed=1"), "config has no field 'sed'; did you mean 'seed'?"),
+        ((*TRAIN, "--workdirr=x"), "Unknown command line flag 'workdirr'"),
+        ((*TRAIN, "--config.benchmark=glyfs"), "benchmark='glyfs' is unknown; choose from glyphs"),
+        ((*TRAIN, "--config.data.drawings=39"), "has 39 images, episode.per_domain + episode.num_query needs 40"),
+        (("launch.train", "--config=configs/glyphs.py:cxdaa", "--workdir={tmp}/w"), "method 'cxdaa' is unknown; did you mean 'cxda'?"),
+        (("launch.train", "--config=configs/glyfs.py:cxda", "--workdir={tmp}/w"), "no file configs/glyfs.py; did you mean configs/glyphs.py?"),
+        (("launch.evaluate", "--runs={tmp}/nothing*"), "nothing matches; name run directories"),
+    ],
+)  # fmt: skip
+def test_a_mistake_costs_one_line_and_exit_code_2(tmp_path, arguments, message):
+    error = run(*(a.replace("{tmp}", str(tmp_path)) for a in arguments), code=2)
+    assert error.count("\n") == 1 and error.startswith("error: ") and message in error
+
+
+def test_a_run_without_checkpoint(smoke, tmp_path):
+    folder, _ = smoke
+    (tmp_path / "run").mkdir()
+    shutil.copy(folder / "run" / "config.json", tmp_path / "run")
+    error = run("launch.evaluate", f"--runs={tmp_path}/run", f"--data_dir={folder}/data", code=2)
+    assert error.count("\n") == 1 and f"error: {tmp_path}/run: no checkpoint in best/; train it" in error
+
+
+def test_a_workdir_of_another_config_is_refused(smoke):
+    folder, _ = smoke
+    error = run(*TRAIN[:2], f"--workdir={folder}/run", f"--data_dir={folder}/data", "--config.seed=3", code=2)
+    assert "holds a run with config.seed=0, not 3; choose another --workdir" in error and error.count("\n") == 1
+
+
+def test_help_teaches():
+    for module in ("launch.train", "launch.evaluate"):
+        text = subprocess.run([sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True).stdout
+        assert f"python -m {module} --" in text and "--data_dir" in text
+
+
+def config():
+    return cli.load_config("configs/glyphs.py:cxda")
+
+
+@pytest.mark.parametrize(
+    "name, text, value",
+    [
+        ("seed", "3", 3),
+        ("optimizer.learning_rate", "3e-3", 0.003),
+        ("augment.flip", "false", False),
+        ("net.dtype", "bfloat16", "bfloat16"),
+        ("data.writers", "(4, 3, 2)", (4, 3, 2)),
+    ],
+)
+def test_override(name, text, value):
+    c = config()
+    cli.override(c, name, text)
+    node = c
+    for part in name.split("."):
+        node = node[part]
+    assert node == value
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("seed", "abc", "--config.seed=abc: expected a int such as 0"),
+        ("augment.flip", "maybe", "expected a bool such as True"),
+        ("data.writers", "(1, 2)", "expected a tuple such as"),
+        ("data.writers", "__import__('os')", "expected a tuple such as"),
+        ("optimizer", "adam", "is a group; set one of its fields"),
+        ("seed.x", "1", "config.seed is a single value"),
+        ("", "1", "config has no field ''"),
+    ],
+)
+def test_bad_overrides(name, text, message):
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        cli.override(config(), name, text)
+
+
+def test_overrides_are_taken_with_and_without_equals():
+    assert cli._take_overrides(["x", "--config=a", "--config.seed=1", "--config.net.width", "8", "--debug"]) == [
+        "x", "--config=a", "--debug"
+    ]  # fmt: skip
+    assert cli._overrides == [("seed", "1"), ("net.width", "8")]
+    cli._overrides.clear()
+    with pytest.raises(UserError, match="--config.seed has no value"):
+        cli._take_overrides(["x", "--config.seed"])
+    cli._overrides.clear()
+
+
+def test_failures_are_folded_into_one_line():
+    stderr = io.StringIO()
+    with redirect_stderr(stderr), pytest.raises(SystemExit) as exit:
+        cli._fail("a\n  b")
+    assert exit.value.code == 2 and stderr.getvalue() == "error: a b\n"
+
+
+def test_differences_name_dotted_fields():
+    a, b = {"x": 1, "n": {"y": 2, "z": 3}}, {"x": 1, "n": {"y": 5, "w": 3}}
+    assert train.differences(a, b) == {"config.n.w": (None, 3), "config.n.y": (2, 5), "config.n.z": (3, None)}
+
+
+def test_table_shows_mean_and_standard_error_over_seeds():
+    rows = [
+        {"benchmark": "b", "method": "m", "seed": s, "num_tasks": 5, "avg": a, "w10": 10.0, "task_ms": 2.0}
+        for s, a in enumerate((50.0, 52.0, 54.0))
+    ]
+    assert "52.0 +- 1.2" in table(rows) and "0,1,2" in table(rows) and "nan" not in table(rows[:1])

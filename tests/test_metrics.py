@@ -1,0 +1,30 @@
+import numpy as np
+import pytest
+
+from cxda_jax import metrics
+
+
+def test_macro_f1_equals_scikit_learn_over_the_classes_present():
+    sklearn = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        labels, predictions = rng.integers(0, rng.integers(1, 9), 20), rng.integers(0, 9, 20)
+        theirs = sklearn.f1_score(labels, predictions, labels=np.unique(labels), average="macro", zero_division=0)
+        assert metrics.macro_f1(predictions, labels) == pytest.approx(theirs, abs=1e-12)
+
+
+def test_accuracy_and_scores():
+    predictions, labels = np.array([[1, 2, 3, 4], [0, 0, 0, 0]]), np.array([[1, 2, 0, 0], [1, 1, 1, 1]])
+    np.testing.assert_array_equal(metrics.scores("accuracy", predictions, labels), [0.5, 0])
+
+
+@pytest.mark.parametrize("tasks, kept", [(1, 1), (9, 1), (10, 1), (19, 1), (20, 2), (420, 42)])
+def test_worst_decile_takes_a_tenth_and_at_least_one(tasks, kept):
+    scores = np.random.default_rng(0).permutation(tasks) / tasks
+    assert metrics.worst_decile(scores) == pytest.approx(np.mean(np.arange(kept)) / tasks)
+
+
+def test_mean_sem():
+    mean, sem = metrics.mean_sem([1.0, 2.0, 4.0])
+    assert mean == pytest.approx(7 / 3) and sem == pytest.approx(np.std([1, 2, 4], ddof=1) / np.sqrt(3))
+    assert np.isnan(metrics.mean_sem([3.0])[1])

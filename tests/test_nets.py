@@ -1,0 +1,399 @@
+"""Networks and their gradients against plain PyTorch, and against formulas written out the long way."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from cxda_jax.methods.cxda import cxda, domain_weights
+from cxda_jax.methods.erm import bn, erm
+from cxda_jax.nets import attention as attention_module
+from cxda_jax.nets.attention import CrossAttention
+from cxda_jax.nets.classifier import Classifier, initialise
+from cxda_jax.nets.cnn import CNNHead, CNNTrunk, max_pool
+from cxda_jax.nets.normalisation import affine, moments
+from cxda_jax.types import Episode, Images, UserError
+
+FEMNIST, CIFAR = ((28, 28, 1), 62), ((32, 32, 3), 10)
+SHAPES = pytest.mark.parametrize(("shape", "classes"), [FEMNIST, CIFAR], ids=["femnist", "cifar"])
+KEY = jax.random.key(0)
+
+
+def make_net(shape, classes, width=16, **options) -> Classifier:
+    """Pixels pass as they are: mean 0 and deviation 1."""
+    return Classifier(CNNTrunk(width), CNNHead(classes), (0.0,) * shape[2], (1.0,) * shape[2], **options)
+
+
+def make_attending(shape, classes, features, width=16, **options) -> Classifier:
+    side = ((shape[0] - 4) // 2 - 4) // 2
+    dim = width * side**2 if features == "flat" else width
+    return make_net(shape, classes, width, attention=CrossAttention(dim, **options), features=features)
+
+
+def make_images(shape, n, seed=0):
+    pixels = np.random.default_rng(seed).random((n, *shape), np.float32)
+    return Images(jnp.asarray(pixels), jnp.zeros(n, jnp.int32))
+
+
+def make_episode(shape, classes, support=20, query=20, seed=1) -> Episode:
+    labels = np.random.default_rng(7).integers(0, classes, support + query)
+    return Episode(
+        make_images(shape, support, seed), make_images(shape, query, -seed + 1000), jnp.asarray(labels[:query]),
+        jnp.asarray(labels[query:]),
+    )  # fmt: skip
+
+
+def disturb(variables):
+    """Scales, shifts and statistics away from ones and zeros, so that leaving one out shows."""
+    leaves, tree = jax.tree.flatten(variables)
+    keys = jax.random.split(jax.random.key(9), len(leaves))
+    return jax.tree.unflatten(
+        tree, [x * jax.random.uniform(k, x.shape, minval=0.8, maxval=1.2) + 0.02 for x, k in zip(leaves, keys, strict=True)]
+    )
+
+
+def assert_close(ours, theirs, tolerance=1e-4):
+    """Within `tolerance` of the larger of 1 and the largest entry."""
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    assert ours.shape == theirs.shape
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * max(1.0, np.abs(theirs).max()))
+
+
+def assert_gradients_close(peer, grads, module):
+    """Every parameter's gradient within 1e-4, and nine tenths of the entries within 1e-6.
+
+    The two bounds differ because rounding puts the odd activation on the other side of a ReLU's kink, which shows in
+    the few entries that it feeds.
+    """
+    theirs = {f"net.{n}".replace("net.net.", "net.").replace("net.att", "att"): p.grad for n, p in module.named_parameters()}
+    ours = peer.torch_tensors(grads)
+    assert set(ours) == set(theirs)
+    errors = []
+    for name, grad in theirs.items():
+        np.testing.assert_allclose(ours[name], grad, rtol=0, atol=1e-4, err_msg=name)
+        errors.append((ours[name] - grad).abs().flatten())
+    assert max(float(g.abs().max()) for g in theirs.values()) > 0.1  # else the tolerances would say nothing
+    assert np.quantile(peer.torch.cat(errors), 0.9) < 1e-6
+
+
+@pytest.fixture
+def peer():
+    pytest.importorskip("torch")
+    from tests.peers import torch_peer
+
+    return torch_peer
+
+
+def nchw(pixels):
+    import torch
+
+    return torch.from_numpy(np.array(pixels).transpose(0, 3, 1, 2).copy())
+
+
+def tensor(x):
+    import torch
+
+    return torch.from_numpy(np.array(x))
+
+
+@SHAPES
+@pytest.mark.parametrize("batch", [True, False], ids=["train", "eval"])
+def test_cnn_equals_torch(peer, shape, classes, batch):
+    net, episode = make_net(shape, classes), make_episode(shape, classes)
+    variables = disturb(erm(net).init(KEY, episode.query))
+    module = peer.copy_weights(variables, peer.TorchCNN(shape[2], classes, 16)).train(batch)
+
+    def objective(params):
+        logits = net.apply({**variables, "params": params}, episode.query.pixels, batch)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, episode.label).mean(), logits
+
+    (_, logits), grads = jax.jit(jax.value_and_grad(objective, has_aux=True))(variables["params"])
+    theirs = module(nchw(episode.query.pixels))
+    peer.F.cross_entropy(theirs, tensor(episode.label).long()).backward()
+    assert_close(logits, theirs.detach())
+    assert_gradients_close(peer, grads, module)
+
+
+@SHAPES
+def test_full_width_equals_torch(peer, shape, classes):
+    net, images = make_net(shape, classes, 128), make_images(shape, 2)
+    variables = disturb(erm(net).init(KEY, images))
+    module = peer.copy_weights(variables, peer.TorchCNN(shape[2], classes)).eval()
+    assert_close(jax.jit(net.apply)(variables, images.pixels), module(nchw(images.pixels)).detach())
+    count = sum(x.size for x in jax.tree.leaves(variables["params"]))
+    assert count == sum(p.numel() for p in module.parameters()) == {62: 861_814, 10: 857_762}[classes]
+
+
+def test_copy_weights_is_loud(peer):
+    shape, classes = CIFAR
+    plain = erm(make_net(shape, classes)).init(KEY, make_images(shape, 2))
+    attending = cxda(make_attending(shape, classes, "pool")).init(KEY, make_images(shape, 2))
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        peer.copy_weights(attending, peer.TorchCNN(3, classes, 16))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        peer.copy_weights(plain, peer.TorchCXDA(peer.TorchCNN(3, classes, 16), peer.TorchAttention(16)))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        peer.copy_weights(plain, peer.TorchCNN(3, classes, 17))
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "features", "statistics"),
+    [
+        (*FEMNIST, None, "flow"), (*FEMNIST, None, "stop"), (*CIFAR, None, "flow"),
+        (*FEMNIST, "pool", "flow"), (*FEMNIST, "flat", "flow"), (*CIFAR, "flat", "stop"), (*CIFAR, "pool", "flow"),
+    ],
+)  # fmt: skip
+def test_method_loss_equals_torch(peer, shape, classes, features, statistics):
+    episode, attention = make_episode(shape, classes), None
+    if features:
+        net = make_attending(shape, classes, features)
+        method, attention = cxda(net, statistics), peer.TorchAttention(net.attention.dim)
+    else:
+        method = bn(make_net(shape, classes), statistics)
+    variables = disturb(method.init(KEY, episode.query))
+    module = peer.TorchCXDA(peer.TorchCNN(shape[2], classes, 16), attention, features or "pool", statistics)
+    peer.copy_weights(variables, module)
+
+    def objective(params):
+        return method.loss({**variables, "params": params}, episode, KEY)
+
+    (loss, aux), grads = jax.jit(jax.value_and_grad(objective, has_aux=True))(variables["params"])
+    logits = module(nchw(episode.support.pixels), nchw(episode.query.pixels))
+    theirs = peer.F.cross_entropy(logits, tensor(episode.label).long())
+    theirs.backward()
+    assert_close(loss, theirs.detach())
+    assert_close(aux["logits"], logits.detach())
+    assert_gradients_close(peer, grads, module)
+    adapted = jax.jit(method.adapt)(variables, episode.support, KEY)
+    assert_close(jax.jit(method.predict)(adapted, episode.query), logits.detach())
+
+
+def make_attention(dim=32, n=11, m=5, seed=3, **options):
+    rng = np.random.default_rng(seed)
+    support, query = (jnp.asarray(rng.normal(1, 2, (k, dim)), jnp.float32) for k in (n, m))
+    module = CrossAttention(dim, **options)
+
+    def both(module, query, support):
+        return module.recall(query, module.remember(support))
+
+    return module, both, disturb(module.init(KEY, query, support, method=both)), query, support
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one norm", "two norms"])
+@pytest.mark.parametrize("scale", ["paper", "head_dim"])
+@pytest.mark.parametrize(("heads", "ratio"), [(8, 2), (4, 1)])
+def test_attention_equals_the_paper(peer, heads, ratio, scale, shared):
+    module, both, variables, query, support = make_attention(heads=heads, ratio=ratio, scale=scale, shared_norm=shared)
+    params = {k: {n: tensor(v) for n, v in leaves.items()} for k, leaves in variables["params"].items()}
+    norm, norm_query = params["norm"], params["norm" if shared else "norm_query"]
+    assert ("norm_query" in params) != shared
+    q = peer.F.layer_norm(tensor(query), (32,), norm_query["scale"], norm_query["bias"])
+    s = peer.F.layer_norm(tensor(support), (32,), norm["scale"], norm["bias"])
+    q, k, v = (
+        (x @ params[name]["kernel"]).reshape(len(x), heads, -1).transpose(0, 1)[None]
+        for x, name in ((q, "query"), (s, "key"), (s, "value"))
+    )
+    # sdpa's default divides by the root of the head's own width; the paper's C is the full width.
+    options = {"scale": math.sqrt(heads / 32)} if scale == "paper" else {}
+    drawn = peer.F.scaled_dot_product_attention(q, k, v, **options)[0].transpose(0, 1).reshape(len(query), -1)
+    assert_close(module.apply(variables, query, support, method=both), tensor(query) + drawn @ params["out"]["kernel"], 1e-5)
+    weights = module.apply(variables, query, module.apply(variables, support, method="remember"), method="weights")
+    assert_close(weights.sum(-1), np.ones((5, heads)), 1e-6)
+    mixed = module.apply(variables, query, weights, module.apply(variables, support, method="remember_values"), method="mix")
+    assert_close(mixed, module.apply(variables, query, support, method=both), 1e-6)
+    attention = peer.TorchAttention(32, heads, ratio, scale, shared)
+    attention.load_state_dict(
+        {k.removeprefix("attention."): v for k, v in peer.torch_tensors({"attention": variables["params"]}).items()}
+    )
+    theirs, their_weights = attention(tensor(query), tensor(support))
+    assert_close(mixed, theirs.detach(), 1e-5)
+    assert_close(weights, their_weights.detach().transpose(0, 1), 1e-5)
+
+
+def test_zero_out_starts_as_the_plain_network():
+    shape, classes = CIFAR
+    net, images = make_attending(shape, classes, "pool"), make_images(shape, 4)
+    for zero_out in (True, False):
+        method = cxda(net, zero_out=zero_out)
+        variables = method.init(KEY, images)
+        plain = bn(net).predict(bn(net).adapt(variables, images, KEY), images)
+        attending = method.predict(method.adapt(variables, images, KEY), images)
+        assert bool((plain == attending).all()) == zero_out
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_chunked_attention_equals_unchunked(monkeypatch, rows):
+    module, both, variables, query, support = make_attention(m=10)
+
+    def objective(variables, query, support):
+        return jnp.sin(module.apply(variables, query, support, method=both)).sum()
+
+    whole = jax.value_and_grad(objective, (0, 1, 2))(variables, query, support)
+    monkeypatch.setattr(attention_module, "CHUNK", rows * 8 * len(support))
+    jaxpr = jax.make_jaxpr(objective)(variables, query, support)
+    assert "scan" in str(jaxpr)
+    chunked = jax.value_and_grad(objective, (0, 1, 2))(variables, query, support)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), chunked, whole)
+    fresh = module.init(KEY, query, support, method=both)
+    assert jax.tree.map(jnp.shape, fresh) == jax.tree.map(jnp.shape, variables)
+
+
+def test_patch_attention_position_by_position():
+    shape, classes = (20, 20, 1), 5
+    net = make_net(shape, classes, 8, attention=CrossAttention(8, heads=2), features="patch")
+    support, query = make_images(shape, 3, 1).pixels, make_images(shape, 2, 2).pixels
+    variables = disturb(cxda(net).init(KEY, make_images(shape, 2)))
+    p = jax.tree.map(np.asarray, variables["params"]["attention"])
+    maps_s, maps_q = (np.asarray(net.apply(variables, x, method="map")) for x in (support, query))
+
+    def norm(x):
+        return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * p["norm"]["scale"] + p["norm"]["bias"]
+
+    n, h, w, _ = maps_s.shape
+    keys = {(i, a, b): norm(maps_s[i, a, b]) for i in range(n) for a in range(h) for b in range(w)}
+    z, by_image = np.array(maps_q), np.zeros((len(query), 2, n))
+    for m in range(len(query)):
+        for a in range(h):
+            for b in range(w):
+                q, drawn = norm(maps_q[m, a, b]) @ p["query"]["kernel"], []
+                for head in (slice(0, 2), slice(2, 4)):
+                    scores = {at: np.exp(q[head] @ (x @ p["key"]["kernel"])[head] / 2) for at, x in keys.items()}
+                    share = {at: s / sum(scores.values()) for at, s in scores.items()}
+                    drawn.append(sum(share[at] * (x @ p["value"]["kernel"])[head] for at, x in keys.items()))
+                    for at, s in share.items():
+                        by_image[m, head.start // 2, at[0]] += s / (h * w)
+                z[m, a, b] += np.concatenate(drawn) @ p["out"]["kernel"]
+    memory = net.apply(variables, support, method="remember")
+    assert_close(net.apply(variables, query, memory, method="recall"), net.apply(variables, z, method="classify"), 1e-5)
+    assert_close(net.apply(variables, query, memory, method="weights"), by_image, 1e-5)
+
+
+def test_domain_weights():
+    query, support = np.array([2, 0, 7, 1]), np.array([0, 2, 2, 1, 2])
+    expected = np.zeros((4, 1, 5), np.float32)  # no support image is of domain 7
+    expected[0, 0, [1, 2, 4]], expected[1, 0, 0], expected[3, 0, 3] = 1 / 3, 1, 1
+    np.testing.assert_array_equal(domain_weights(jnp.asarray(query), jnp.asarray(support)), expected)
+
+
+def test_tokens_run_over_height_width_channel():
+    maps = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
+    tokens = {f: make_net((28, 28, 1), 3, features=f).tokens(jnp.asarray(maps)) for f in ("pool", "flat", "patch")}
+    np.testing.assert_array_equal(tokens["pool"], maps.mean((1, 2)))
+    assert [t.shape for t in tokens.values()] == [(2, 5), (2, 60), (24, 5)]
+    for i, a, b, c in np.ndindex(2, 3, 4, 5):
+        assert tokens["flat"][i, (a * 4 + b) * 5 + c] == tokens["patch"][(i * 3 + a) * 4 + b, c] == maps[i, a, b, c]
+    net = make_attending((28, 28, 1), 3, "flat", zero_out=True)
+    images = make_images((28, 28, 1), 3)
+    variables = cxda(net).init(KEY, images)
+    maps = net.apply(variables, images.pixels, method="map")
+    assert maps.shape[1:] == (4, 4, 16)
+
+
+@pytest.mark.parametrize("size", [(8, 6), (7, 5), (2, 3)])
+def test_max_pool_equals_torch(peer, size):
+    x = np.random.default_rng(0).normal(size=(3, *size, 4)).astype(np.float32)
+    theirs = nchw(x).requires_grad_()
+    pooled = peer.F.max_pool2d(theirs, 2)
+    pooled.sin().sum().backward()
+    np.testing.assert_array_equal(max_pool(jnp.asarray(x)), pooled.detach().permute(0, 2, 3, 1))
+    assert_close(jax.grad(lambda x: jnp.sin(max_pool(x)).sum())(x), theirs.grad.permute(0, 2, 3, 1), 1e-6)
+
+
+def _normalised(moments, affine):
+    """A scalar that depends on everything moments and affine give, and not only through normalised values."""
+
+    def objective(x, scale, bias):
+        mean, var = moments(x)
+        factor = scale * jax.lax.rsqrt(var + 1e-5)
+        y = affine(x, factor, bias - mean * factor)
+        return (jnp.sin(y) * jnp.arange(y.size).reshape(y.shape) / y.size).sum() + (mean * var).sum()
+
+    return jax.value_and_grad(objective, (0, 1, 2))
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 5, 3), (40, 3)])
+def test_batch_norm_gradients_equal_autodiff(shape):
+    def naive_moments(x):
+        axes = tuple(range(x.ndim - 1))
+        return x.mean(axes), x.var(axes)
+
+    ours = _normalised(moments, affine)
+    naive = _normalised(naive_moments, lambda x, factor, shift: x * factor + shift)
+    rng = np.random.default_rng(0)
+    episodes = [
+        tuple(jnp.asarray(rng.normal(1, 2, s), jnp.float32) for s in (shape, shape[-1:], shape[-1:])) for _ in range(3)
+    ]
+    for episode in episodes:
+        jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), ours(*episode), naive(*episode))
+    stacked = jax.vmap(ours)(*(jnp.stack(parts) for parts in zip(*episodes, strict=True)))
+    looped = jax.tree.map(lambda *parts: jnp.stack(parts), *(ours(*episode) for episode in episodes))
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), stacked, looped)
+
+
+def test_vmap_over_episodes_equals_loop():
+    net = make_attending((20, 20, 1), 5, "pool", width=8, heads=2)
+    method = cxda(net)
+    variables = disturb(method.init(KEY, make_images((20, 20, 1), 2)))
+    episodes = [make_episode((20, 20, 1), 5)]
+    episodes.append(jax.tree.map(lambda x: x[::-1] if x.dtype == jnp.int32 else x**2, episodes[0]))
+    grad = jax.value_and_grad(lambda params, e: method.loss({**variables, "params": params}, e, KEY)[0])
+    stacked = jax.jit(jax.vmap(grad, (None, 0)))(
+        variables["params"], jax.tree.map(lambda *x: jnp.stack(x), *episodes)
+    )
+    for i, episode in enumerate(episodes):
+        one = jax.jit(grad)(variables["params"], episode)
+        jax.tree.map(lambda a, b, i=i: assert_close(a[i], b, 1e-5), stacked, one)
+
+
+def test_initialisation_is_torch_default(peer):
+    net = make_attending((32, 32, 3), 10, "pool", width=64)
+    variables = cxda(net).init(KEY, make_images((32, 32, 3), 1))
+    module = peer.TorchCXDA(peer.TorchCNN(3, 10, 64), peer.TorchAttention(64))
+    peer.torch.manual_seed(0)
+    theirs = {name: p for m in (module.apply(_reset),) for name, p in m.named_parameters()}
+    ours = peer.torch_tensors(variables["params"])
+    assert set(ours) == set(theirs)
+    for name, value in ours.items():
+        if "norm" in name:
+            np.testing.assert_array_equal(value, np.full(value.shape, float(name.endswith("weight"))))
+            continue
+        weight = ours[name.removesuffix("bias") + "weight" if name.endswith("bias") else name]
+        bound = (weight.numel() / len(weight)) ** -0.5
+        for x in (value, theirs[name].detach()):
+            assert x.abs().max() <= bound * (1 + 1e-6), name
+            assert x.numel() < 60 or x.abs().max() > 0.8 * bound, name
+            assert x.numel() < 5000 or abs(x.std() / (bound / math.sqrt(3)) - 1) < 0.05, name
+            assert x.numel() < 5000 or (x.min() < -0.8 * bound and abs(x.mean()) < 0.05 * bound), name
+    statistics = variables["batch_stats"]["trunk"]
+    assert all((s["mean"] == 0).all() and (s["var"] == 1).all() for s in statistics.values())
+    kernels = [x for x in jax.tree.leaves(variables["params"]) if x.ndim > 1]
+    firsts = [float(x.ravel()[0] * (x.size // x.shape[-1]) ** 0.5) for x in kernels]
+    assert len(set(firsts)) == len(firsts)  # no two layers share a random key
+    other = initialise(jax.random.key(1), variables)
+    assert (other["params"]["trunk"]["conv0"]["kernel"] != variables["params"]["trunk"]["conv0"]["kernel"]).all()
+
+
+def _reset(module) -> None:
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+
+
+def test_uint8_pixels_are_divided_by_255():
+    net = Classifier(CNNTrunk(8), CNNHead(5), (1.0,), (-1.0,))
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 20, 20, 1), np.uint8)
+    variables = erm(net).init(KEY, make_images((20, 20, 1), 1))
+    as_bytes, as_floats = net.apply(variables, jnp.asarray(pixels)), net.apply(variables, jnp.asarray(pixels / 255.0, jnp.float32))
+    assert_close(as_bytes, as_floats, 1e-6)
+    plain = net.clone(mean=(0.0,), std=(1.0,))
+    assert_close(as_bytes, plain.apply(variables, jnp.asarray(1 - pixels / 255.0, jnp.float32)), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"), [({"heads": 3}, "attention.heads=3"), ({"ratio": 64}, "ratio=64"), ({"scale": "none"}, "'none'")]
+)
+def test_wrong_attention_is_a_user_error(options, field):
+    with pytest.raises(UserError, match=field):
+        make_attention(**options)

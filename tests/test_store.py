@@ -1,0 +1,95 @@
+import json
+
+import numpy as np
+import pytest
+
+from cxda_jax.data.store import cached_store, open_store, write_store
+from cxda_jax.types import UserError
+from tests.conftest import INFO, make_domains
+
+
+def test_round_trip(store):
+    domains = make_domains()
+    assert store.info == INFO and store.num_classes == 4
+    assert store.domain_names == tuple(d.name for d in domains)
+    for i, domain in enumerate(domains):
+        rows = slice(store.offsets[i], store.offsets[i + 1])
+        np.testing.assert_array_equal(store.images[rows], domain.images)
+        np.testing.assert_array_equal(store.labels[rows], domain.labels)
+        assert (store.row_domains()[rows] == i).all()
+    assert [list(store.domains(s)) for s in ("train", "val", "test")] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
+def test_identity_follows_the_bytes(tmp_path, store):
+    write_store(tmp_path / "same", INFO, make_domains())
+    write_store(tmp_path / "other", INFO, make_domains(seed=1))
+    assert open_store(tmp_path / "same").sha256 == store.sha256 != open_store(tmp_path / "other").sha256
+
+
+@pytest.mark.parametrize("file", ["images.u8", "labels.i32"])
+def test_one_flipped_bit_is_noticed(tmp_path, store, file):
+    path = tmp_path / "store" / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="differ from their recorded hash"):
+        open_store(tmp_path / "store")
+
+
+def test_broken_stores_are_named_in_one_line(tmp_path, store):
+    folder = tmp_path / "store"
+    with pytest.raises(UserError, match="no store.json"):
+        open_store(tmp_path / "nowhere")
+    (folder / "images.u8").write_bytes((folder / "images.u8").read_bytes()[:-1])
+    with pytest.raises(UserError, match="images.u8: 69119 bytes, expected 69120"):
+        open_store(folder)
+    (folder / "store.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(UserError, match="store format 99"):
+        open_store(folder)
+    (folder / "store.json").write_text("{")
+    with pytest.raises(UserError, match="not readable as JSON"):
+        open_store(folder)
+
+
+@pytest.mark.parametrize(
+    "bad, message",
+    [
+        ({"split": "dev"}, "split 'dev' is not one of"),
+        ({"images": np.zeros((30, 16, 16, 1), np.float32)}, "images are float32"),
+        ({"images": np.zeros((30, 8, 16, 1), np.uint8)}, "expected uint8"),
+        ({"labels": np.zeros(29, int)}, "30 images but 29 labels"),
+        ({"labels": np.full(30, 4)}, "outside 0..3"),
+    ],
+)
+def test_a_bad_domain_leaves_nothing_behind(tmp_path, bad, message):
+    first, second = make_domains()[:2]
+    with pytest.raises(UserError, match=message):
+        write_store(tmp_path / "store", INFO, [first, second._replace(**bad)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_writer_leaves_nothing_behind(tmp_path):
+    def domains():
+        yield make_domains()[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_store(tmp_path / "store", INFO, domains())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_finished_store_stays(tmp_path):
+    """A second writer that finishes later drops its own copy."""
+
+    def slow():
+        cached_store(tmp_path / "store", lambda: (INFO, make_domains(seed=1)))
+        yield from make_domains(seed=2)
+
+    write_store(tmp_path / "store", INFO, slow())
+    np.testing.assert_array_equal(open_store(tmp_path / "store").images[:30], make_domains(seed=1)[0].images)
+    assert [p.name for p in tmp_path.iterdir()] == ["store"]
+
+
+def test_no_domains(tmp_path):
+    with pytest.raises(UserError, match="no domains to store"):
+        write_store(tmp_path / "store", INFO, [])

@@ -1,0 +1,164 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from cxda_jax import augment, checkpoints
+from cxda_jax.data.episodes import EpisodeSpec, sample_plans
+from cxda_jax.data.sources import device_source, tfdata_source
+from cxda_jax.experiment import make_optimizer
+from cxda_jax.progress import MetricsFile, duration
+from cxda_jax.train import Schedule, init_state, train
+from cxda_jax.types import Images
+from tests.test_methods import build_method
+
+ROOT = Path(__file__).parent.parent
+SPEC = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
+
+
+def run(store, workdir, stop_at=None, scores=(0.2, 0.5, 0.5, 0.1), source=device_source, tasks=1, steps=12):
+    """Trains bn for 12 steps, validating every 3; `stop_at` breaks off when that step is asked for."""
+    method, tx = build_method("bn"), make_optimizer("sgd", 0.01, 0.9, 1e-4)
+    validated = []
+
+    def plan_of(step):
+        if step == stop_at:
+            raise KeyboardInterrupt
+        return sample_plans(SPEC, store.offsets, store.domains("train"), 0, range(step * tasks, (step + 1) * tasks))
+
+    def validate(variables):
+        validated.append(variables)
+        resumed_at = int(lines(workdir)[-1]["step"])
+        return scores[resumed_at // 3 - 1]
+
+    workdir.mkdir(exist_ok=True)
+    example = Images(store.images[:2], np.zeros(2, np.int32))
+    state = init_state(method, tx, 0, example)
+    schedule = Schedule(steps, 3, 1, 2, tasks)
+    logged = []
+    train(
+        method, tx, augment.Weak(), source(store), plan_of, state, 0, schedule, validate, workdir, log=logged.append
+    )  # fmt: skip
+    last, _ = checkpoints.restore(workdir / "last", state)
+    best, notes = checkpoints.restore(workdir / "best", state.variables)
+    return last, best, notes, logged
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_equal_trees(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("stop_at", [0, 5, 11])
+def test_a_broken_off_run_resumes_bit_identically(store, tmp_path, stop_at):
+    whole = run(store, tmp_path / "whole")
+    assert len(jax.tree.leaves(whole[0].optimizer)) > 0  # the momentum is part of what must come back
+    with pytest.raises(KeyboardInterrupt):
+        run(store, tmp_path / "broken", stop_at)
+    resumed = run(store, tmp_path / "broken")
+    assert_equal_trees(whole[0], resumed[0])
+    assert_equal_trees(whole[1], resumed[1])
+    assert int(resumed[0].step) == 12
+    timeless = [
+        [{k: v for k, v in line.items() if k in ("step", "loss", "accuracy", "val_score")} for line in lines(folder)]
+        for folder in (tmp_path / "whole", tmp_path / "broken")
+    ]
+    firsts = [{line["step"]: line for line in found} for found in timeless]
+    assert firsts[0] == firsts[1]
+
+
+def test_the_earlier_of_equal_best_scores_is_kept_beside_the_last(store, tmp_path):
+    last, best, notes, _ = run(store, tmp_path / "run")
+    assert notes["step"] == 6 and notes["score"] == 0.5
+    assert int(last.step) == 12
+    six = run(store, tmp_path / "six", steps=6)[0]
+    assert_equal_trees(best, six.variables)
+
+
+def test_streamed_and_resident_images_train_the_same_parameters(store, tmp_path):
+    pytest.importorskip("tensorflow")
+    resident = run(store, tmp_path / "device", tasks=2)
+    streamed = run(store, tmp_path / "tfdata", source=tfdata_source, tasks=2)
+    assert_equal_trees(resident[0], streamed[0])
+
+
+def test_log_lines_tell_the_time_left_and_the_wait(store, tmp_path):
+    logged = run(store, tmp_path / "run")[3]
+    assert "step 4/12  eta " in logged[4] and "episodes/s" in logged[4] and "data_wait" in logged[4]
+    record = lines(tmp_path / "run")[1]
+    assert set(record) == {"step", "loss", "accuracy", "episodes_per_s", "data_wait_ms", "eta_s"}
+    assert all(np.isfinite(v) for v in record.values())
+
+
+def test_metrics_file_drops_what_a_resumed_run_repeats(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    with MetricsFile(path, 2) as file:
+        file.write({"step": 3, "again": True})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"step": 1},
+        {"step": 2},
+        {"step": 3, "again": True},
+    ]
+
+
+def test_tensorboard_is_a_second_sink(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    with MetricsFile(tmp_path / "metrics.jsonl", 0, tensorboard=True) as file:
+        file.write({"step": 7, "loss": 0.25})
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    found = [
+        (event.step, value.tag, float(tf.make_ndarray(value.tensor)))
+        for event in tf.compat.v1.train.summary_iterator(str(events))
+        for value in event.summary.value
+    ]
+    assert (7, "loss", 0.25) in found
+
+
+def test_duration():
+    assert [duration(s) for s in (5.4, 65, 3725)] == ["5s", "1m05s", "1h02m"]
+
+
+def test_weights_hash_sees_one_bit(store):
+    variables = build_method("bn").init(jax.random.key(0), Images(store.images[:2], np.zeros(2, np.int32)))
+    arrays = jax.tree.map(np.array, variables)
+    assert checkpoints.weights_hash(arrays) == checkpoints.weights_hash(variables)
+    arrays["params"]["trunk"]["conv0"]["bias"].view(np.uint8)[0] ^= 1
+    assert checkpoints.weights_hash(arrays) != checkpoints.weights_hash(variables)
+
+
+def launch(workdir, data_dir):
+    command = [sys.executable, "-m", "launch.train", "--config=configs/glyphs.py:bn,smoke", f"--workdir={workdir}"]
+    command += [f"--data_dir={data_dir}", "--config.train.save_every=2", "--config.train.log_every=1"]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)
+    )
+
+
+def test_kill_9_at_a_random_step_resumes_bit_identically(tmp_path):
+    whole = launch(tmp_path / "whole", tmp_path / "data")
+    assert whole.wait() == 0, whole.stdout.read()
+    victim = launch(tmp_path / "victim", tmp_path / "data")
+    target = random.Random(time.time_ns()).randint(1, 19)
+    for line in victim.stdout:
+        if line.startswith(f"step {target}/"):
+            break
+    victim.send_signal(signal.SIGKILL)
+    assert victim.wait() == -signal.SIGKILL
+    again = launch(tmp_path / "victim", tmp_path / "data")
+    output = again.communicate()[0]
+    assert again.returncode == 0, output
+    results = [json.loads((tmp_path / run / "result.json").read_text()) for run in ("whole", "victim")]
+    for field in ("weights_hash", "avg", "w10", "best_step", "config_hash", "data_hash"):
+        assert results[0][field] == results[1][field], f"{field} after a kill at step {target}"
