@@ -37,9 +37,7 @@ class TorchCNN(nn.Module):
         self.hidden = nn.Linear(width, 200)
         self.logits = nn.Linear(200, num_classes)
 
-    def map(
-        self, x: torch.Tensor, given: Statistics | None = None, seen: Statistics | None = None
-    ) -> torch.Tensor:
+    def map(self, x: torch.Tensor, given: Statistics | None = None, seen: Statistics | None = None) -> torch.Tensor:
         """Feature maps. `given` statistics normalise instead of the mode's; the batch's own are appended to `seen`."""
         for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = conv(x)
@@ -174,8 +172,17 @@ class Timer:
         return {}
 
     def episode(
-        self, name: str, shape: list[int], num_classes: int, counts: list[int], width: int, heads: int, train: bool,
-        statistics: str, attention: bool, channels_last: bool,
+        self,
+        name: str,
+        shape: list[int],
+        num_classes: int,
+        counts: list[int],
+        width: int,
+        heads: int,
+        train: bool,
+        statistics: str,
+        attention: bool,
+        channels_last: bool,
     ) -> dict[str, Any]:
         """One training step (forward, backward, SGD) or one inference on counts = (support, query) of [h, w, c]."""
         torch.manual_seed(0)

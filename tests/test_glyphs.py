@@ -1,0 +1,136 @@
+import multiprocessing
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cxda_jax.analysis.sheet import draw_sheet
+from cxda_jax.data import glyphs
+from cxda_jax.data.store import open_store
+from cxda_jax.types import UserError
+
+TINY = {"writers": (13, 3, 5), "drawings": 30}
+
+
+@pytest.fixture(scope="module")
+def writers():
+    return list(glyphs.domains(**TINY))
+
+
+def test_shapes_splits_and_labels(writers):
+    assert [w.split for w in writers] == ["train"] * 13 + ["val"] * 3 + ["test"] * 5
+    for writer in writers:
+        assert writer.images.shape == (30, 28, 28, 1) and writer.images.dtype == np.uint8
+        assert writer.labels.min() >= 0 and writer.labels.max() < 62
+    assert len(glyphs.INFO.class_names) == 62 and glyphs.INFO.class_names[10] == "A" and glyphs.INFO.class_names[36] == "a"
+    assert len(set(np.concatenate([w.labels for w in writers]))) == 62
+
+
+def test_deterministic_and_seeded(writers):
+    for again, writer in zip(glyphs.domains(**TINY), writers, strict=True):
+        assert again.images.tobytes() == writer.images.tobytes() and again.name == writer.name
+    other = next(glyphs.domains(seed=1, **TINY))
+    assert other.images.tobytes() != writers[0].images.tobytes()
+
+
+def test_a_writer_does_not_depend_on_how_many_there_are(writers):
+    few = {w.name: w for w in glyphs.domains(writers=(2, 1, 1), drawings=30)}
+    many = {w.name: w for w in writers}
+    assert len(few) == 4
+    for name, writer in few.items():
+        np.testing.assert_array_equal(writer.images, many[name].images)
+
+
+def test_faces_are_held_out(writers):
+    faces = {split: {w.name.split()[1] for w in writers if w.split == split} for split in glyphs.FACES}
+    assert all(faces[split] == set(glyphs.FACES[split]) for split in faces)
+    assert not faces["train"] & (faces["val"] | faces["test"]) and not faces["val"] & faces["test"]
+
+
+@pytest.mark.parametrize("face", [face for faces in glyphs.FACES.values() for face in faces])
+def test_every_face_has_all_characters(face):
+    fields, extents = glyphs.distance_fields(face)
+    assert (fields.max((1, 2)) > 0.5).all() and (extents.min(1) > 1).all()
+    shapes = {(f > 0).tobytes() for f in fields}
+    assert len(shapes) >= 61  # at most one pair of look-alikes such as l and I
+
+
+def test_distances_are_euclidean():
+    scipy = pytest.importorskip("scipy.ndimage")
+    rng = np.random.default_rng(0)
+    targets = np.pad(rng.random((3, 40, 40)) < 0.02, ((0, 0), (20, 20), (20, 20)))
+    theirs = np.stack([scipy.distance_transform_edt(~t) for t in targets])
+    near = theirs < glyphs._REACH - 1
+    np.testing.assert_allclose(glyphs._distance(targets)[near], theirs[near], atol=1e-5)
+
+
+def test_ink_stays_off_the_border_and_is_visible():
+    rng = np.random.default_rng(0)
+    n = 400
+    style = glyphs.Style(
+        rotation=rng.uniform(-0.9, 0.9, n),
+        shear=rng.uniform(-0.4, 0.4, n),
+        width=rng.uniform(0.7, 1.4, n),
+        height=rng.uniform(0.7, 1.4, n),
+        weight=rng.uniform(-0.5, 1.2, n),
+        softness=rng.uniform(1, 3.5, n),
+    )
+    for face in ("DejaVuSans-Bold", "cmtt10"):
+        labels = rng.integers(0, 62, n)
+        ink = glyphs.render(face, labels, style, rng.uniform(-6, 6, (n, 2)))
+        border = np.concatenate([ink[:, [0, -1]].reshape(n, -1), ink[:, :, [0, -1]].reshape(n, -1)], 1)
+        assert border.max() < 0.05
+        assert (ink.max((1, 2)) > 0.3).all()
+
+
+def test_images_tell_classes_and_writers_differ(writers):
+    """Nearest class centroid beats chance; the style explains more of the images than drawing from one writer would."""
+    train = list(glyphs.domains(writers=(26, 1, 1), drawings=100))[:26]
+    x = np.concatenate([w.images for w in train]).reshape(2600, -1) / 255.0
+    y = np.concatenate([w.labels for w in train])
+    half = np.arange(len(y)) % 2 == 0
+    centroids = np.stack([x[half & (y == c)].mean(0) for c in range(62)])
+    guess = ((x[~half, None] - centroids) ** 2).sum(-1).argmin(1)
+    assert (guess == y[~half]).mean() > 0.15  # chance is 0.016
+    means = np.stack([w.images.mean((0, 3)) for w in train]) / 255
+    within = np.stack([w.images.std((0, 3)) for w in train]).mean() / 255
+    assert means.std(0).mean() > 3 * within / np.sqrt(100)
+
+
+def _open(folder):
+    return glyphs.open_glyphs(folder, **TINY).sha256
+
+
+def test_concurrent_first_runs_share_one_store(tmp_path):
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        hashes = pool.map(_open, [tmp_path] * 3, chunksize=1)
+    assert len(set(hashes)) == 1
+    (folder,) = tmp_path.iterdir()
+    data = bytearray((folder / "images.u8").read_bytes())
+    data[1234] ^= 4
+    (folder / "images.u8").write_bytes(data)
+    with pytest.raises(UserError, match="images differ from their recorded hash"):
+        glyphs.open_glyphs(tmp_path, **TINY)
+
+
+def test_arguments_have_their_own_caches(tmp_path):
+    hashes = {glyphs.open_glyphs(tmp_path, seed, (1, 1, 1), n).sha256 for seed, n in ((0, 3), (0, 4), (1, 3))}
+    assert len(hashes) == len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [({"seed": -1}, "data.seed=-1"), ({"writers": (1, 0, 1)}, "data.writers=.1, 0, 1."), ({"drawings": 0}, "data.drawings=0")],
+)  # fmt: skip
+def test_bad_arguments_are_named(tmp_path, arguments, message):
+    with pytest.raises(UserError, match=message):
+        glyphs.open_glyphs(tmp_path, **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sheet(tmp_path):
+    store = glyphs.open_glyphs(tmp_path, **TINY)
+    draw_sheet(store, tmp_path / "sheet.png", [0, 13, 20], per_domain=8)
+    with Image.open(tmp_path / "sheet.png") as picture:
+        assert len(set(picture.convert("L").get_flattened_data())) > 100
+    assert open_store(next(p for p in tmp_path.iterdir() if p.is_dir())).sha256 == store.sha256
