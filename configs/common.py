@@ -4,13 +4,14 @@ A benchmark's file sets what differs. Every field can be overridden: --config.op
 """
 
 import difflib
+from typing import Any
 
 from ml_collections import ConfigDict
 
 METHODS = ("erm", "bn", "cxda", "cxda_p2p", "cxda_supervised")
 
 
-def default() -> ConfigDict:
+def default() -> Any:
     """The paper's protocol. Zeros stand for a value derived elsewhere, as the comment says."""
     c = ConfigDict()
     c.benchmark = ""

@@ -6,12 +6,12 @@ python -m launch.train --config=configs/glyphs.py:bn,smoke --workdir=runs/smoke
 python -m launch.evaluate --runs='runs/glyphs/*/*'
 """
 
-from ml_collections import ConfigDict
+from typing import Any
 
 from configs import common
 
 
-def get_config(argument: str | None = None) -> ConfigDict:
+def get_config(argument: str | None = None) -> Any:
     c = common.default()
     c.benchmark = "glyphs"
     c.method, smoke = common.variant(argument)

@@ -95,7 +95,7 @@ def build(config: Config, data_dir: str | Path) -> Experiment:
         train_plans=lambda step: sample_plans(
             spec, store.offsets, domains, seed, range(step * tasks, (step + 1) * tasks)
         ),
-        example=Images(np.asarray(store.images[:2]), np.zeros(2, np.int32)),
+        example=Images(jnp.asarray(store.images[:2]), jnp.zeros(2, jnp.int32)),
         per_call=config["evaluation"]["per_call"] or (1 if jax.default_backend() == "cpu" else 16),
     )
 

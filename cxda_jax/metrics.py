@@ -36,3 +36,16 @@ def mean_sem(values: np.ndarray) -> tuple[float, float]:
     """Mean and standard error (sample deviation / sqrt(n)) over seeds; one value has no standard error: nan."""
     values = np.asarray(values, float)
     return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def paired_difference(a: np.ndarray, b: np.ndarray, resamples: int = 10_000) -> tuple[float, float, float]:
+    """Mean of a - b over shared tasks, and its 95 % bootstrap interval over the tasks.
+
+    a and b are scores [seeds, tasks]; each task's difference is first averaged over the seeds, so the interval speaks of
+    other tasks, not of other seeds.
+    """
+    differences = (np.asarray(a) - np.asarray(b)).mean(0)
+    rng = np.random.default_rng(0)
+    counts = rng.multinomial(len(differences), np.full(len(differences), 1 / len(differences)), resamples)
+    low, high = np.percentile(counts @ differences / len(differences), [2.5, 97.5])
+    return float(differences.mean()), float(low), float(high)

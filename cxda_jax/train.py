@@ -21,8 +21,7 @@ from cxda_jax.progress import Meter, MetricsFile
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
 
-@struct.dataclass
-class TrainState:
+class TrainState(struct.PyTreeNode):
     """Everything that a step changes."""
 
     step: Array

@@ -16,8 +16,7 @@ class UserError(ValueError):
     and the fix. Launchers print it without a traceback and exit with code 2."""
 
 
-@struct.dataclass
-class Images:
+class Images(struct.PyTreeNode):
     """What a device may see. Batch axes come from vmap, never from signatures.
 
     pixels: [n, height, width, channels], uint8 in 0..255 or float in 0..1; networks normalise them.
@@ -28,8 +27,7 @@ class Images:
     domain: Array
 
 
-@struct.dataclass
-class Episode:
+class Episode(struct.PyTreeNode):
     """A task with its answers. Labels reach loss() and metrics only, never adapt() or predict()."""
 
     support: Images

@@ -2,13 +2,13 @@
 
 import ast
 import difflib
-import importlib.util
 import os
+import runpy
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
@@ -59,11 +59,8 @@ def load_config(spec: str) -> ConfigDict:
         near = difflib.get_close_matches(path, [str(p) for p in Path("configs").glob("*.py")], n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else "run from the repository's root, or give the file's path"
         raise UserError(f"--config={spec}: no file {path}; {hint}")
-    module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(module_spec)
     try:
-        module_spec.loader.exec_module(module)
-        config = module.get_config(variant or None)
+        config = runpy.run_path(path)["get_config"](variant or None)
     except Exception as e:
         if _DEBUG.value:
             traceback.print_exc()
@@ -75,7 +72,8 @@ def load_config(spec: str) -> ConfigDict:
 
 def override(config: ConfigDict, name: str, text: str) -> None:
     """Sets the dotted field `name` to `text`, read as the type of the present value."""
-    node, parts = config, name.split(".")
+    parent = node = config
+    parts = name.split(".")
     for depth, part in enumerate(parts):
         if not isinstance(node, ConfigDict) or part not in node:
             at = ".".join(["config", *parts[:depth]])
@@ -122,6 +120,6 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
     return rest
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     print("error: " + " ".join(message.split()), file=sys.stderr)
     sys.exit(2)

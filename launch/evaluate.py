@@ -2,6 +2,7 @@
 
 python -m launch.evaluate --runs='runs/glyphs/*/*'
 python -m launch.evaluate --runs=runs/glyphs/cxda/0 --num_tasks=2000
+python -m launch.evaluate --runs='runs/glyphs/*/*' --against=bn
 
 A run directory is all it needs: the config, the data set and the weights follow from it. Writes result.json,
 predictions.npz and, for methods that attend, attention.png into each run.
@@ -26,6 +27,7 @@ from cxda_jax.types import UserError, Variables
 from launch import cli
 
 _RUNS = flags.DEFINE_string("runs", None, "Run directories, as a quoted pattern: 'runs/glyphs/*/*'.")
+_AGAINST = flags.DEFINE_string("against", None, "A method among the runs: print each one's paired difference to it.")
 _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's number unless given.", lower_bound=1)
 
 
@@ -33,7 +35,7 @@ def main() -> None:
     backend.keep_freed_memory()
     if not _RUNS.value:
         raise UserError("--runs is missing; give a run directory or a quoted pattern such as 'runs/glyphs/*/*'")
-    rows = []
+    rows, scores = [], {}
     kept: tuple[str, Experiment, Evaluator] | None = None
     for workdir in find_runs(_RUNS.value):
         config = read_config(workdir)
@@ -44,8 +46,11 @@ def main() -> None:
             kept = (shape, experiment, compiled(experiment))
         experiment = kept[1]._replace(config=config)
         rows.append(evaluate_run(workdir, experiment, kept[2], _NUM_TASKS.value))
+        scores.setdefault(rows[-1]["method"], {})[config["seed"]] = stored_scores(workdir, rows[-1])
         print(f"{workdir}: {summary(rows[-1])}", flush=True)
     print(table(rows))
+    if _AGAINST.value:
+        print(comparison(scores, _AGAINST.value))
 
 
 def find_runs(pattern: str) -> list[Path]:
@@ -94,7 +99,7 @@ def evaluate_run(
     if found is None:
         raise UserError(f"{workdir}: no checkpoint in best/; train it: python -m launch.train ... --workdir={workdir}")
     variables, notes = found
-    num_tasks = num_tasks or config["evaluation"]["test_tasks"]
+    num_tasks = int(num_tasks or config["evaluation"]["test_tasks"])
     tasks = score(experiment, evaluator, variables, "test", num_tasks)
     plan = experiment.task_plans("test")(range(num_tasks))
     episode = jax.tree.map(
@@ -130,6 +135,28 @@ def evaluate_run(
         names = experiment.store.domain_names
         draw_attention(workdir / "attention.png", method, variables, episode, names, experiment.store.info.class_names)
     return row
+
+
+def stored_scores(workdir: Path, row: dict[str, Any]) -> np.ndarray:
+    """Scores [tasks] from the stored predictions."""
+    with np.load(workdir / "predictions.npz", allow_pickle=False) as stored:
+        return metrics.scores(row["metric"], stored["predictions"], stored["labels"])
+
+
+def comparison(scores: dict[str, dict[int, np.ndarray]], against: str) -> str:
+    """Each method's mean score minus that of `against`, over the seeds that both have and the tasks all share."""
+    if against not in scores:
+        raise UserError(f"--against={against}: no such method among the runs; choose from {', '.join(sorted(scores))}")
+    lines = ["paired differences, 95 % bootstrap interval over the shared tasks:"]
+    for method, found in scores.items():
+        seeds = sorted(found.keys() & scores[against].keys())
+        if method == against or not seeds:
+            continue
+        ours, theirs = (np.stack([s[seed] for seed in seeds]) for s in (found, scores[against]))
+        mean, low, high = (100 * v for v in metrics.paired_difference(ours, theirs))
+        names = ",".join(map(str, seeds))
+        lines.append(f"{method} - {against}  {mean:+.2f}  [{low:+.2f}, {high:+.2f}]  seeds {names}")
+    return "\n".join(lines)
 
 
 def _first(experiment: Experiment) -> Any:

@@ -16,7 +16,7 @@ from PIL import Image
 from cxda_jax import metrics
 from cxda_jax.types import UserError
 from launch import cli, train
-from launch.evaluate import table
+from launch.evaluate import comparison, table
 
 ROOT = Path(__file__).parent.parent
 
@@ -189,3 +189,10 @@ def test_table_shows_mean_and_standard_error_over_seeds():
         for s, a in enumerate((50.0, 52.0, 54.0))
     ]
     assert "52.0 +- 1.2" in table(rows) and "0,1,2" in table(rows) and "nan" not in table(rows[:1])
+
+
+def test_comparison_pairs_the_seeds_that_both_have():
+    scores = {"bn": {0: np.full(4, 0.5), 1: np.full(4, 0.7)}, "cxda": {1: np.full(4, 0.8), 2: np.zeros(4)}}
+    assert "cxda - bn  +10.00  [+10.00, +10.00]  seeds 1" in comparison(scores, "bn")
+    with pytest.raises(UserError, match="--against=erm: no such method among the runs; choose from bn, cxda"):
+        comparison(scores, "erm")

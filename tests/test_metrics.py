@@ -28,3 +28,19 @@ def test_mean_sem():
     mean, sem = metrics.mean_sem([1.0, 2.0, 4.0])
     assert mean == pytest.approx(7 / 3) and sem == pytest.approx(np.std([1, 2, 4], ddof=1) / np.sqrt(3))
     assert np.isnan(metrics.mean_sem([3.0])[1])
+
+
+def test_paired_difference_matches_scipy_and_the_normal_interval():
+    scipy = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(0)
+    a = rng.normal(0.6, 0.2, (3, 500))
+    b = a - 0.02 + rng.normal(0, 0.1, (3, 500))
+    mean, low, high = metrics.paired_difference(a, b)
+    d = (a - b).mean(0)
+    theirs = scipy.bootstrap((d,), np.mean, method="percentile", n_resamples=5000, rng=0).confidence_interval
+    assert mean == pytest.approx(d.mean())
+    # Two bootstraps differ by their own sampling: a tenth of the interval's half width.
+    slack = 0.1 * (high - low) / 2
+    assert abs(low - theirs.low) < slack and abs(high - theirs.high) < slack
+    assert abs((high - low) / 2 - 1.96 * d.std() / np.sqrt(500)) < slack
+    assert metrics.paired_difference(a, a) == (0, 0, 0)

@@ -13,7 +13,7 @@ import hashlib
 import string
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -50,12 +50,12 @@ _MARGIN = 1.5  # pixels that stay free of ink at the border
 class Style(NamedTuple):
     """A writer's manner, or one drawing's; lengths in image pixels, angles in radians, levels in 0..1."""
 
-    rotation: np.ndarray
-    shear: np.ndarray
-    width: np.ndarray
-    height: np.ndarray
-    weight: np.ndarray
-    softness: np.ndarray
+    rotation: Any
+    shear: Any
+    width: Any
+    height: Any
+    weight: Any
+    softness: Any
 
 
 def open_glyphs(
@@ -170,9 +170,11 @@ def distance_fields(face: str) -> tuple[np.ndarray, np.ndarray]:
     for character in CHARACTERS:
         canvas = Image.new("L", (2 * _CANVAS, 2 * _CANVAS))
         ImageDraw.Draw(canvas).text((_CANVAS, _CANVAS), character, font=font, fill=255, anchor="mm")
-        left, top, right, bottom = canvas.point(lambda v: 255 * (v > 127)).getbbox()
+        mask = np.asarray(canvas) > 127
+        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
         row, column = (top + bottom - _CANVAS) // 2, (left + right - _CANVAS) // 2
-        masks.append(np.asarray(canvas)[row : row + _CANVAS, column : column + _CANVAS] > 127)
+        masks.append(mask[row : row + _CANVAS, column : column + _CANVAS])
         extents.append(((bottom - top) / 2, (right - left) / 2))
     inside = np.stack(masks)
     signed = _distance(~inside) - _distance(inside) - np.where(inside, 0.5, -0.5)

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -140,7 +140,7 @@ def open_store(path: str | os.PathLike, verify: bool = True) -> DomainStore:
                 raise UserError(
                     f"{path}: {name} differ from their recorded hash; delete the folder and prepare it again"
                 )
-    fields = {k: tuple(card[k]) if isinstance(card[k], list) else card[k] for k in StoreInfo._fields}
+    fields: dict[str, Any] = {k: tuple(card[k]) if isinstance(card[k], list) else card[k] for k in StoreInfo._fields}
     return DomainStore(
         info=StoreInfo(**fields),
         images=images,

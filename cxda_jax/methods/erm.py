@@ -39,7 +39,7 @@ def erm(net: Classifier) -> Method:
         del support, key
         return variables
 
-    def predict(adapted: Variables, query: Images) -> Array:
+    def predict(adapted: Variables, query: Images) -> Any:
         return net.apply(adapted, query.pixels)
 
     return Method("erm", "1", init, loss, adapt, predict)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cxda_jax.nets.attention import CrossAttention, Memory
+from cxda_jax.nets.attention import Memory
 
 FEATURES = ("pool", "flat", "patch")
 
@@ -18,7 +18,7 @@ class Classifier(nn.Module):
     head: nn.Module
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    attention: CrossAttention | None = None
+    attention: Any = None  # CrossAttention, for the methods that attend
     features: str = "pool"
 
     def __call__(self, pixels: jax.Array, batch: bool = False) -> jax.Array:
