@@ -166,6 +166,9 @@ class Timer:
         name = torch.cuda.get_device_name() if self.device == "cuda" else platform.machine()
         return {"torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
 
+    def cpu(self) -> dict[str, Any]:
+        return {"seconds": time.process_time()}
+
     def gemm(self, name: str, size: int) -> dict[str, Any]:
         a = torch.rand(size, size, device=self.device)
         self.work[name] = lambda: a @ a
