@@ -131,10 +131,11 @@ def train(
                 score = validate(state.variables)
                 if score > best["score"]:
                     best = {"score": score, "step": step}
-                    checkpoints.save(
-                        best_folder, step, state.variables, best | {"seconds": time.perf_counter() - opened}
-                    )
-                metrics_file.write({"step": step, "val_score": score, "best_score": best["score"]})
+                    checkpoints.save(best_folder, step, state.variables, best)
+                seconds = time.perf_counter() - opened
+                metrics_file.write(
+                    {"step": step, "val_score": score, "best_score": best["score"], "seconds": round(seconds, 2)}
+                )
                 log(f"step {step}  validation {score:.4f}  best {best['score']:.4f} at step {best['step']}")
                 meter.exclude(time.perf_counter() - began)
             if validating or step % schedule.save_every == 0:

@@ -138,8 +138,9 @@ def measure(
     """One case: ours and its peers in turns."""
     contenders = {"ours": our_timing(case)} | {name: peer.timing(case, name) for name in peers if peer}
     seconds = interleave(contenders, repeats)
-    for name in peers:
-        peer.ask("forget", name=name)
+    if peer:
+        for name in peers:
+            peer.ask("forget", name=name)
     gflop = flops(case) / 1e9
     found = {
         name: summary(times, gflop, peak["ours" if name == "ours" else "torch"]) for name, times in seconds.items()

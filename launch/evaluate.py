@@ -120,7 +120,7 @@ def evaluate_run(
         "predict_ms": predict_ms,
         "steps": experiment.schedule.steps,
         "best_step": notes["step"],
-        "train_minutes": notes["seconds"] / 60,
+        "train_minutes": training_minutes(workdir),
         "config_hash": config_hash(config),
         "weights_hash": checkpoints.weights_hash(variables),
         "data_hash": experiment.store.sha256,
@@ -157,6 +157,14 @@ def comparison(scores: dict[str, dict[int, np.ndarray]], against: str) -> str:
         names = ",".join(map(str, seeds))
         lines.append(f"{method} - {against}  {mean:+.2f}  [{low:+.2f}, {high:+.2f}]  seeds {names}")
     return "\n".join(lines)
+
+
+def training_minutes(workdir: Path) -> float | None:
+    """From the start of the training to its last validation, over all resumptions; None where no metrics came along."""
+    path = workdir / "metrics.jsonl"
+    if not path.exists():
+        return None
+    return max((json.loads(line).get("seconds", 0.0) for line in path.read_text().splitlines()), default=0.0) / 60
 
 
 def _first(experiment: Experiment) -> Any:

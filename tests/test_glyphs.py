@@ -22,7 +22,9 @@ def test_shapes_splits_and_labels(writers):
     for writer in writers:
         assert writer.images.shape == (30, 28, 28, 1) and writer.images.dtype == np.uint8
         assert writer.labels.min() >= 0 and writer.labels.max() < 62
-    assert len(glyphs.INFO.class_names) == 62 and glyphs.INFO.class_names[10] == "A" and glyphs.INFO.class_names[36] == "a"
+    assert (
+        len(glyphs.INFO.class_names) == 62 and glyphs.INFO.class_names[10] == "A" and glyphs.INFO.class_names[36] == "a"
+    )
     assert len(set(np.concatenate([w.labels for w in writers]))) == 62
 
 

@@ -66,7 +66,8 @@ def test_evaluating_again_gives_the_same_row(smoke):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     output = run("launch.evaluate", f"--runs={folder}/co*", f"--data_dir={folder}/data")
     after = json.loads((folder / "copy" / "result.json").read_text())
-    times = ("task_ms", "adapt_ms", "predict_ms")
+    assert before["train_minutes"] > 0 and after["train_minutes"] is None  # the metrics did not come along
+    times = ("task_ms", "adapt_ms", "predict_ms", "train_minutes")
     assert {k: v for k, v in before.items() if k not in times} == {k: v for k, v in after.items() if k not in times}
     assert (folder / "copy" / "attention.png").exists() and "cxda" in output
 
