@@ -65,6 +65,7 @@ SHORTEST = 0.1  # seconds; what takes less is called several times in a row
 
 Timing = Callable[[int], float]  # number of calls in a row -> mean seconds of one
 
+flags.adopt_module_key_flags(cli)
 _SUITE = flags.DEFINE_enum("suite", "step", ["step"], "What to measure.")
 _OUT = flags.DEFINE_string("out", None, "The JSON file to write.", required=True)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timings of each contender, in turns.", lower_bound=1)

@@ -27,6 +27,7 @@ from cxda_jax.types import UserError, Variables
 from launch import cli
 
 _RUNS = flags.DEFINE_string("runs", None, "Run directories, as a quoted pattern: 'runs/glyphs/*/*'.")
+flags.adopt_module_key_flags(cli)
 _AGAINST = flags.DEFINE_string("against", None, "A method among the runs: print each one's paired difference to it.")
 _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's number unless given.", lower_bound=1)
 

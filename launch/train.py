@@ -26,6 +26,7 @@ from launch import cli
 from launch.evaluate import compiled, evaluate_run, score, table
 
 _CONFIG = flags.DEFINE_string("config", None, "configs/NAME.py:METHOD[,smoke]", required=True)
+flags.adopt_module_key_flags(cli)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept.", required=True)
 
 

@@ -130,7 +130,7 @@ def config():
     [
         ("seed", "3", 3),
         ("optimizer.learning_rate", "3e-3", 0.003),
-        ("augment.flip", "false", False),
+        ("augment.crop", "false", False),
         ("net.dtype", "bfloat16", "bfloat16"),
         ("data.writers", "(4, 3, 2)", (4, 3, 2)),
     ],
@@ -148,7 +148,7 @@ def test_override(name, text, value):
     "name, text, message",
     [
         ("seed", "abc", "--config.seed=abc: expected a int such as 0"),
-        ("augment.flip", "maybe", "expected a bool such as True"),
+        ("augment.crop", "maybe", "expected a bool such as True"),
         ("data.writers", "(1, 2)", "expected a tuple such as"),
         ("data.writers", "__import__('os')", "expected a tuple such as"),
         ("optimizer", "adam", "is a group; set one of its fields"),

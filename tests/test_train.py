@@ -147,18 +147,19 @@ def launch(workdir, data_dir):
 
 
 def test_kill_9_at_a_random_step_resumes_bit_identically(tmp_path):
-    whole = launch(tmp_path / "whole", tmp_path / "data")
-    assert whole.wait() == 0, whole.stdout.read()
-    victim = launch(tmp_path / "victim", tmp_path / "data")
+    with launch(tmp_path / "whole", tmp_path / "data") as whole:
+        output = whole.communicate()[0]
+        assert whole.returncode == 0, output
     target = random.Random(time.time_ns()).randint(1, 19)
-    for line in victim.stdout:
-        if line.startswith(f"step {target}/"):
-            break
-    victim.send_signal(signal.SIGKILL)
-    assert victim.wait() == -signal.SIGKILL
-    again = launch(tmp_path / "victim", tmp_path / "data")
-    output = again.communicate()[0]
-    assert again.returncode == 0, output
+    with launch(tmp_path / "victim", tmp_path / "data") as victim:
+        for line in victim.stdout:
+            if line.startswith(f"step {target}/"):
+                break
+        victim.send_signal(signal.SIGKILL)
+        assert victim.wait() == -signal.SIGKILL
+    with launch(tmp_path / "victim", tmp_path / "data") as again:
+        output = again.communicate()[0]
+        assert again.returncode == 0, output
     results = [json.loads((tmp_path / run / "result.json").read_text()) for run in ("whole", "victim")]
     for field in ("weights_hash", "avg", "w10", "best_step", "config_hash", "data_hash"):
         assert results[0][field] == results[1][field], f"{field} after a kill at step {target}"
