@@ -6,7 +6,7 @@ from PIL import Image
 
 from cxda_jax.analysis.sheet import draw_sheet
 from cxda_jax.data import glyphs
-from cxda_jax.data.store import open_store
+from cxda_jax.data.store import Domain, StoreInfo, open_store, write_store
 from cxda_jax.types import UserError
 
 TINY = {"writers": (13, 3, 5), "drawings": 30}
@@ -99,14 +99,21 @@ def test_images_tell_classes_and_writers_differ(writers):
     assert means.std(0).mean() > 3 * within / np.sqrt(100)
 
 
-def _open(folder):
-    return glyphs.open_glyphs(folder, **TINY).sha256
+def _open_together(barrier, folder, hashes):
+    barrier.wait(60)
+    hashes.put(glyphs.open_glyphs(folder, **TINY).sha256)
 
 
 def test_concurrent_first_runs_share_one_store(tmp_path):
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        hashes = pool.map(_open, [tmp_path] * 3, chunksize=1)
-    assert len(set(hashes)) == 1
+    context = multiprocessing.get_context("spawn")
+    barrier, hashes = context.Barrier(2), context.Queue()
+    runs = [context.Process(target=_open_together, args=(barrier, tmp_path, hashes)) for _ in range(2)]
+    for run in runs:
+        run.start()
+    assert len({hashes.get(timeout=90) for _ in runs}) == 1
+    for run in runs:
+        run.join(30)
+        assert run.exitcode == 0
     (folder,) = tmp_path.iterdir()
     data = bytearray((folder / "images.u8").read_bytes())
     data[1234] ^= 4
@@ -122,11 +129,19 @@ def test_arguments_have_their_own_caches(tmp_path):
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [({"seed": -1}, "data.seed=-1"), ({"writers": (1, 0, 1)}, "data.writers=.1, 0, 1."), ({"drawings": 0}, "data.drawings=0")],
-)  # fmt: skip
+    [
+        ({"seed": -1}, "data.seed=-1 "),
+        ({"writers": (1, 0, 1)}, "data.writers=.1, 0, 1.: give three"),
+        ({"writers": (2, 1)}, "data.writers=.2, 1.: give three"),
+        ({"drawings": 0}, "data.drawings=0 "),
+        ({"drawings": -3}, "data.drawings=-3 "),
+    ],
+)
 def test_bad_arguments_are_named(tmp_path, arguments, message):
     with pytest.raises(UserError, match=message):
         glyphs.open_glyphs(tmp_path, **arguments)
+    with pytest.raises(UserError, match=message):
+        next(glyphs.domains(**arguments))
     assert not list(tmp_path.iterdir())
 
 
@@ -136,3 +151,17 @@ def test_sheet(tmp_path):
     with Image.open(tmp_path / "sheet.png") as picture:
         assert len(set(picture.convert("L").get_flattened_data())) > 100
     assert open_store(next(p for p in tmp_path.iterdir() if p.is_dir())).sha256 == store.sha256
+
+
+def test_sheet_of_colour_images_and_short_domains(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (9, 32, 32, 3), dtype=np.uint8)
+    domains = [Domain(f"d{n}", "train", images[:n], np.zeros(n, int)) for n in (9, 2)]
+    write_store(tmp_path / "store", StoreInfo("colours", ("only",), (0.5,) * 3, (0.5,) * 3), domains)
+    draw_sheet(open_store(tmp_path / "store"), tmp_path / "sheet.png", [0, 1], per_domain=8)
+    with Image.open(tmp_path / "sheet.png") as picture:
+        pixels = np.asarray(picture.convert("RGB")).astype(int)
+    coloured = np.ptp(pixels, axis=2) > 60
+    half, middle = pixels.shape[0] // 2, pixels.shape[1] // 2
+    assert coloured[:half, middle:].any() and coloured[half:, :middle].any()
+    assert not coloured[half:, middle:].any()  # a short row keeps the others' scale and starts at the left

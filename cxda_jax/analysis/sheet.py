@@ -21,6 +21,8 @@ def draw_sheet(
         chosen = rng.choice(rows, min(per_domain, len(rows)), replace=False)
         gap = ((0, 0), (0, 2), (0, 0))
         strip = np.concatenate([np.pad(store.images[r], gap, constant_values=255) for r in chosen], axis=1)
+        blank = (per_domain - len(chosen)) * (strip.shape[1] // len(chosen))
+        strip = np.pad(strip, ((0, 0), (0, blank), (0, 0)), constant_values=255)  # one scale for all rows
         axis.imshow(strip.squeeze(-1) if strip.shape[-1] == 1 else strip, cmap="gray", vmin=0, vmax=255)
         axis.set_title(store.domain_names[domain], loc="left", fontsize=8, pad=2)
         axis.axis("off")

@@ -1,11 +1,11 @@
 """glyphs: rendered characters of many writers, the stand-in for FEMNIST that needs no download.
 
-62 classes in FEMNIST's order (digits, upper case, lower case), 28x28x1, dark ink on light paper. A domain is a writer: one
-of the type faces that matplotlib ships, and a style of rotation, shear, scale, stroke weight, blur, contrast and noise,
-around which each drawing jitters a little. Validation and test writers use faces that no training writer uses.
+62 classes in FEMNIST's order (digits, upper case, lower case), 28x28x1, dark ink on light paper. A domain is a writer:
+one of the type faces that matplotlib ships, and a style of rotation, shear, scale, stroke weight, blur, contrast and
+noise, around which each drawing jitters a little. Validation and test writers use faces that no training writer uses.
 
-A character is kept as a signed distance to its outline. One bilinear sampling of it through a drawing's affine map gives
-weight and blur for free: ink = clip(1/2 + (distance + weight) / softness).
+A character is kept as a signed distance to its outline. One bilinear sampling of it through a drawing's affine map
+gives weight and blur for free: ink = clip(1/2 + (distance + weight) / softness).
 """
 
 import functools
@@ -62,24 +62,29 @@ def open_glyphs(
     data_dir: str | Path, seed: int = 0, writers: tuple[int, int, int] = (240, 40, 60), drawings: int = 200
 ) -> DomainStore:
     """The benchmark with so many train, val and test writers, made on first use and kept under data_dir."""
-    if seed < 0:
-        raise UserError(f"data.seed={seed} must not be negative")
-    if len(writers) != 3 or min(writers) < 1:
-        raise UserError(f"data.writers={tuple(writers)}: give three counts of at least 1, for train, val and test")
-    if drawings < 1:
-        raise UserError(f"data.drawings={drawings} must be at least 1")
+    _check(seed, writers, drawings)
     tag = hashlib.sha256(repr((VERSION, seed, tuple(writers), drawings)).encode()).hexdigest()[:10]
     return cached_store(Path(data_dir) / f"glyphs-{tag}", lambda: (INFO, domains(seed, tuple(writers), drawings)))
 
 
 def domains(seed: int = 0, writers: tuple[int, ...] = (240, 40, 60), drawings: int = 200) -> Iterator[Domain]:
     """Writers one by one. Each depends on (seed, split, number) alone, not on how many there are."""
+    _check(seed, writers, drawings)
     for s, (split, count) in enumerate(zip(FACES, writers, strict=True)):
         for number in range(count):
             rng = np.random.default_rng([VERSION, seed, s, number])
             face = FACES[split][number % len(FACES[split])]
             labels = rng.integers(0, len(CHARACTERS), drawings).astype(np.int32)
             yield Domain(f"{split}-{number:03d} {face}", split, draw(rng, face, labels), labels)
+
+
+def _check(seed: int, writers: tuple[int, ...], drawings: int) -> None:
+    if seed < 0:
+        raise UserError(f"data.seed={seed} must not be negative")
+    if len(writers) != 3 or min(writers) < 1:
+        raise UserError(f"data.writers={tuple(writers)}: give three counts of at least 1, for train, val and test")
+    if drawings < 1:
+        raise UserError(f"data.drawings={drawings} must be at least 1")
 
 
 def draw(rng: np.random.Generator, face: str, labels: np.ndarray) -> np.ndarray:
