@@ -19,6 +19,7 @@ def get_config(argument: str | None = None) -> Any:
     c.attention.features = "flat"
     c.augment.fill = 1.0  # paper is white
     c.augment.flip = False  # a mirrored character is none: validation 0.49 with flips, 0.60 without (step 1920)
+    c.strong.flip = False
     c.optimizer.learning_rate = 3e-2
     c.train.epochs = 6
     c.evaluation.every_epochs = 1

@@ -1,11 +1,18 @@
 """Augmentation in pure jax, on pixels before normalisation, one key per image."""
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cxda_jax.types import Array, UserError
+
+
+def as_floats(pixels: Array) -> Array:
+    """uint8 or floats in 0..1 to floats in 0..1."""
+    return pixels.astype(jnp.float32) / 255 if pixels.dtype == jnp.uint8 else pixels
 
 
 class Weak(NamedTuple):
@@ -27,7 +34,7 @@ def check(options: Weak) -> None:
 
 def weak(key: Array, pixels: Array, options: Weak) -> Array:
     """Images [n, h, w, c], uint8 or floats in 0..1, to augmented floats in 0..1."""
-    x = pixels.astype(jnp.float32) / 255 if pixels.dtype == jnp.uint8 else pixels
+    x = as_floats(pixels)
     if not (options.crop or options.flip or options.rotate):
         return x
     keys = jax.random.split(key, len(x))
@@ -58,16 +65,222 @@ def warp(image: Array, shift: Array, flip: Array, angle: Array, fill: float) -> 
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     y = cos * ys - sin * xs + (h - 1) / 2
     x = sin * ys + cos * xs + (w - 1) / 2
+
+    def pixel(row: Array, column: Array) -> Array:
+        inside = (row >= 0) & (row < h) & (column >= 0) & (column < w)
+        column = jnp.where(flip, w - 1 - column, column) - shift[1]
+        row = row - shift[0]
+        inside &= (row >= 0) & (row < h) & (column >= 0) & (column < w)
+        return jnp.where(inside[..., None], image[jnp.clip(row, 0, h - 1), jnp.clip(column, 0, w - 1)], fill)
+
+    return bilinear(y, x, pixel)
+
+
+def bilinear(y: Array, x: Array, pixel: Callable[[Array, Array], Array]) -> Array:
+    """Interpolates at (y, x) between the four neighbours that pixel(row, column) gives, channels last."""
     y0, x0 = jnp.floor(y), jnp.floor(x)
-    total = jnp.zeros_like(image)
+    total = jnp.zeros(())
     for dy in (0, 1):
         for dx in (0, 1):
             weight = jnp.abs(1 - dy - (y - y0)) * jnp.abs(1 - dx - (x - x0))
-            row, column = (y0 + dy).astype(jnp.int32), (x0 + dx).astype(jnp.int32)
-            inside = (row >= 0) & (row < h) & (column >= 0) & (column < w)
-            column = jnp.where(flip, w - 1 - column, column) - shift[1]
-            row = row - shift[0]
-            inside &= (row >= 0) & (row < h) & (column >= 0) & (column < w)
-            pixel = image[jnp.clip(row, 0, h - 1), jnp.clip(column, 0, w - 1)]
-            total += weight[..., None] * jnp.where(inside[..., None], pixel, fill)
+            total += weight[..., None] * pixel((y0 + dy).astype(jnp.int32), (x0 + dx).astype(jnp.int32))
     return total
+
+
+class Strong(NamedTuple):
+    """CoTTA's test-time augmentation (Wang et al., 2022); 0 or False switches a part off."""
+
+    brightness: float = 0.4  # a factor, uniform in 1 - brightness..1 + brightness
+    contrast: float = 0.3  # likewise
+    saturation: float = 0.5  # likewise; colour images only
+    hue: float = 0.06  # turns, uniform in -hue..hue; colour images only
+    gamma: float = 0.3  # an exponent, uniform in 1 - gamma..1 + gamma
+    rotate: float = 15.0  # degrees, uniform in -rotate..rotate
+    translate: float = 0.125  # of the side, uniform in -translate..translate and rounded to whole pixels
+    scale: float = 0.1  # a factor, uniform in 1 - scale..1 + scale
+    blur: float = 0.5  # pixels; the Gaussian's sigma is uniform in 0.001..blur
+    flip: bool = True  # horizontally, with probability 1/2
+    noise: float = 0.005  # standard deviation, independent in each pixel and channel
+
+
+SHARPEST = 0.001  # sigma at which the blur is none
+
+LIMITS = {
+    "brightness": (0, 1),
+    "contrast": (0, 1),
+    "saturation": (0, 1),
+    "hue": (0, 0.5),  # half a turn either way is the whole circle
+    "gamma": (0, 1),
+    "rotate": (0, 180),
+    "translate": (0, 1),
+    "scale": (0, 0.9),
+    "blur": (0, 1),  # five taps hold no wider Gaussian
+    "noise": (0, 1),
+}
+
+
+def check_strong(options: Strong) -> None:
+    for field, (low, high) in LIMITS.items():
+        value = getattr(options, field)
+        if not low <= value <= high:
+            raise UserError(f"strong.{field}={value} lies outside {low}..{high}; 0 switches it off")
+    if 0 < options.blur < SHARPEST:
+        raise UserError(f"strong.blur={options.blur} lies outside {SHARPEST}..1; 0 switches it off")
+
+
+def strong(key: Array, pixels: Array, options: Strong) -> Array:
+    """Images [n, h, w, c], uint8 or floats in 0..1, to augmented floats in 0..1."""
+    if pixels.shape[-1] not in (1, 3):
+        raise UserError(f"strong augmentation takes images of 1 or 3 channels, not {pixels.shape[-1]}")
+    x = jnp.clip(as_floats(pixels), 0, 1)
+
+    def one(key: Array, image: Array) -> Array:
+        draw_key, noise_key = jax.random.split(key)
+        drawn = draw_strong(draw_key, image.shape, options)
+        image = jitter(image, drawn, adjustments(image.shape, options))
+        image = move(image, drawn, options)
+        if options.flip:
+            image = jnp.where(drawn.flip, image[:, ::-1], image)
+        if options.noise:
+            image = image + options.noise * jax.random.normal(noise_key, image.shape)
+        return jnp.clip(image, 0, 1)
+
+    return jax.vmap(one)(jax.random.split(key, len(x)), x)
+
+
+class Drawn(NamedTuple):
+    """One image's parameters. What is switched off has its neutral value."""
+
+    order: Array  # of the adjustments in use, as indices into adjustments()
+    amounts: Array  # of all of ADJUSTMENTS
+    angle: Array  # radians
+    shift: Array  # pixels down and to the right
+    scale: Array
+    sigma: Array
+    flip: Array
+
+
+def draw_strong(key: Array, shape: tuple[int, ...], options: Strong) -> Drawn:
+    order_key, number_key = jax.random.split(key)
+    ranges = jnp.array(
+        [
+            *((1 - spread, 1 + spread) for spread in options[:3]),
+            (-options.hue, options.hue),
+            (1 - options.gamma, 1 + options.gamma),
+            (-math.radians(options.rotate), math.radians(options.rotate)),
+            *((-options.translate * side, options.translate * side) for side in shape[:2]),
+            (1 - options.scale, 1 + options.scale),
+            (SHARPEST, max(SHARPEST, options.blur)),
+            (-1, 1),
+        ]
+    )
+    numbers = jax.random.uniform(number_key, (len(ranges),), minval=ranges[:, 0], maxval=ranges[:, 1])
+    return Drawn(
+        order=jax.random.uniform(order_key, (len(adjustments(shape, options)),)).argsort(),
+        amounts=numbers[:5],
+        angle=numbers[5],
+        shift=jnp.round(numbers[6:8]),
+        scale=numbers[8],
+        sigma=numbers[9],
+        flip=(numbers[10] < 0) & options.flip,
+    )
+
+
+def grey(image: Array) -> Array:
+    """Luma [h, w, 1]."""
+    if image.shape[-1] == 1:
+        return image
+    return 0.2989 * image[..., :1] + 0.587 * image[..., 1:2] + 0.114 * image[..., 2:]
+
+
+def blend(image: Array, reference: Array | float, factor: Array) -> Array:
+    return jnp.clip(factor * image + (1 - factor) * reference, 0, 1)
+
+
+def adjust_brightness(image: Array, factor: Array) -> Array:
+    return blend(image, 0.0, factor)
+
+
+def adjust_contrast(image: Array, factor: Array) -> Array:
+    return blend(image, grey(image).mean(), factor)
+
+
+def adjust_saturation(image: Array, factor: Array) -> Array:
+    return blend(image, grey(image), factor)
+
+
+def adjust_hue(image: Array, turns: Array) -> Array:
+    """Turns the hue of HSV; value and saturation stay."""
+    red, green, blue = image[..., 0], image[..., 1], image[..., 2]
+    most, least = image.max(-1), image.min(-1)
+    chroma = most - least
+    # One division, of a numerator that is selected, costs half of three quotients of which one is selected.
+    sixths = jnp.where(most == red, 0.0, jnp.where(most == green, 2.0, 4.0))
+    between = jnp.where(most == red, green - blue, jnp.where(most == green, blue - red, red - green))
+    hue = sixths + between / jnp.where(chroma > 0, chroma, 1) + 6 * turns
+    hue = hue - 6 * jnp.floor(hue / 6)  # `%` is ten times slower
+    parts = jnp.abs(hue - 3) - 1, 2 - jnp.abs(hue - 2), 2 - jnp.abs(hue - 4)
+    return jnp.stack([least + chroma * jnp.clip(part, 0, 1) for part in parts], -1)
+
+
+def adjust_gamma(image: Array, exponent: Array) -> Array:
+    return jnp.exp(exponent * jnp.log(jnp.clip(image, 1e-8, 1)))  # `**` is three times slower
+
+
+ADJUSTMENTS = {
+    "brightness": adjust_brightness,
+    "contrast": adjust_contrast,
+    "saturation": adjust_saturation,
+    "hue": adjust_hue,
+    "gamma": adjust_gamma,
+}
+COLOUR_ONLY = ("saturation", "hue")
+
+
+def adjustments(shape: tuple[int, ...], options: Strong) -> list[int]:
+    """Those in use, as indices into ADJUSTMENTS."""
+    return [
+        i
+        for i, name in enumerate(ADJUSTMENTS)
+        if getattr(options, name) and (shape[-1] == 3 or name not in COLOUR_ONLY)
+    ]
+
+
+def jitter(image: Array, drawn: Drawn, used: list[int]) -> Array:
+    """The adjustments in use, each once, in the order drawn."""
+    adjusts = list(ADJUSTMENTS.values())
+    for step in range(len(used)):
+        which = drawn.order[step]
+        image = jax.lax.switch(which, [adjusts[i] for i in used], image, drawn.amounts[jnp.array(used)][which])
+    return image
+
+
+def move(image: Array, drawn: Drawn, options: Strong) -> Array:
+    """The affine, then the blur. The published pipeline pads by half of the side, and crops at last: what the blur reads
+    beyond the crop is here a margin of the affine's own, and the edge goes on for ever."""
+    margin = 2 if options.blur else 0
+    if options.rotate or options.translate or options.scale:
+        image = affine(image, drawn.angle, drawn.shift, drawn.scale, margin)
+    else:
+        image = jnp.pad(image, ((margin, margin), (margin, margin), (0, 0)), mode="edge")
+    return blur(image, drawn.sigma) if options.blur else image
+
+
+def affine(image: Array, angle: Array, shift: Array, scale: Array, margin: int = 0) -> Array:
+    """Scales and rotates [h, w, c] about its centre, then shifts it: bilinear, edges repeated, `margin` wider all round."""
+    h, w, _ = image.shape
+    rows, columns = (jnp.arange(-margin, side + margin) - (side - 1) / 2 for side in (h, w))
+    down, right = jnp.meshgrid(rows - shift[0], columns - shift[1], indexing="ij")
+    cos, sin = jnp.cos(angle) / scale, jnp.sin(angle) / scale
+    y = jnp.clip(cos * down - sin * right + (h - 1) / 2, 0, h - 1)
+    x = jnp.clip(sin * down + cos * right + (w - 1) / 2, 0, w - 1)
+    return bilinear(y, x, lambda row, column: image[jnp.minimum(row, h - 1), jnp.minimum(column, w - 1)])
+
+
+def blur(image: Array, sigma: Array) -> Array:
+    """Gaussian of five taps in each direction; [h + 4, w + 4, c] to [h, w, c]."""
+    taps = jnp.exp(-0.5 * (jnp.arange(-2, 3) / sigma) ** 2)
+    taps = taps / taps.sum()
+    h, w = image.shape[0] - 4, image.shape[1] - 4
+    image = sum((taps[i] * image[i : i + h] for i in range(5)), start=jnp.zeros(()))
+    return sum((taps[i] * image[:, i : i + w] for i in range(5)), start=jnp.zeros(()))

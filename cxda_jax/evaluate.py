@@ -1,7 +1,8 @@
 """The one evaluation: adapt to each task's support, predict its queries, score. It knows no method and no data set."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,10 @@ import numpy as np
 from cxda_jax import backend, metrics
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.sources import Source
-from cxda_jax.types import Array, Episode, Method, Variables
+from cxda_jax.types import Adapted, Array, Episode, Images, Method, Variables
+
+OWN = "predictions"  # the name of the method's own answer
+_LABELS = "labels"
 
 
 class TaskTable(NamedTuple):
@@ -20,6 +24,7 @@ class TaskTable(NamedTuple):
     labels: np.ndarray  # int32 [tasks, queries]
     scores: np.ndarray  # [tasks]
     task_ms: float  # adapt and predict, per task: the median over calls, compilation left out
+    also: Mapping[str, np.ndarray] = MappingProxyType({})  # the method's other predictions, as `predictions`
 
     @property
     def mean(self) -> float:
@@ -34,16 +39,36 @@ class Evaluator(NamedTuple):
     """Compiled on first use and once per shape: keep it, and checkpoints become data."""
 
     fetch: Callable[[Any, Any], Episode]
-    answer: Callable[[Variables, Episode, Array], Array]  # [tasks, queries] class numbers
+    adapt: Callable[[Variables, Images, Array], Adapted]  # one task
+    predict: Callable[[Adapted, Images], Array]  # one task: class numbers [queries]
+    answer: Callable[[Variables, Episode, Array], Mapping[str, Any]]  # class numbers [tasks, queries], by name
 
 
 def compile_task(method: Method, source: Source) -> Evaluator:
+    def classes(predict: Callable[[Adapted, Images], Array]) -> Callable[[Adapted, Images], Array]:
+        return lambda adapted, query: predict(adapted, query).argmax(-1)
+
+    answers_of = {name: classes(predict) for name, predict in {OWN: method.predict, **method.also}.items()}
+    adapt, compiled = backend.jit(method.adapt), {name: backend.jit(f) for name, f in answers_of.items()}
+
     # Adapting and predicting stay in one program: the tasks of a call share their weights, and vmap merges them into
     # one batch. Returned from one vmap and passed to another, the weights would be copied and no longer shared.
-    def answer(variables: Variables, episode: Episode, key: Array) -> Array:
-        return method.predict(method.adapt(variables, episode.support, key), episode.query).argmax(-1)
+    def together(variables: Variables, episode: Episode, key: Array) -> dict[str, Array]:
+        adapted = method.adapt(variables, episode.support, key)
+        return {name: answer(adapted, episode.query) for name, answer in answers_of.items()}
 
-    return Evaluator(backend.jit(source.assemble), backend.jit(jax.vmap(answer, in_axes=(None, 0, 0))))
+    # Weights of each task's own would make vmap's one batch a grouped convolution, several times slower than a loop.
+    def one_by_one(variables: Variables, episodes: Episode, keys: Array) -> dict[str, np.ndarray]:
+        rows: dict[str, list[Array]] = {name: [] for name in compiled}
+        for i in range(len(keys)):
+            episode, key = jax.tree.map(lambda x, i=i: x[i], (episodes, keys))
+            adapted = adapt(variables, episode.support, key)
+            for name, answer in compiled.items():
+                rows[name].append(answer(adapted, episode.query))
+        return {name: np.stack(jax.device_get(answers)) for name, answers in rows.items()}
+
+    answer = backend.jit(jax.vmap(together, in_axes=(None, 0, 0))) if method.feed_forward else one_by_one
+    return Evaluator(backend.jit(source.assemble), adapt, compiled[OWN], answer)
 
 
 def evaluate(
@@ -63,33 +88,37 @@ def evaluate(
     starts = [min(start, num_tasks - per_call) for start in range(0, num_tasks, per_call)]
     batches = source.batches(lambda i: plan_of(range(starts[i], starts[i] + per_call)), 0, len(starts))
     key = jax.random.key(seed)
-    predictions = labels = np.empty(0)
+    tables: dict[str, np.ndarray] = {}
     seconds = []
     for start, batch in zip(starts, batches, strict=True):
         episodes = jax.block_until_ready(evaluator.fetch(source.resident, batch))
         keys = jax.vmap(lambda task: jax.random.fold_in(key, task))(np.arange(start, start + per_call))
         began = time.perf_counter()
-        answers = np.asarray(evaluator.answer(variables, episodes, keys))
+        answers = jax.device_get(evaluator.answer(variables, episodes, keys))
         seconds.append(time.perf_counter() - began)
-        if not predictions.size:
-            predictions, labels = (np.empty((num_tasks, answers.shape[1]), np.int32) for _ in range(2))
-        predictions[start : start + per_call] = answers
-        labels[start : start + per_call] = episodes.label
+        for name, table in {**answers, _LABELS: np.asarray(episodes.label)}.items():
+            rows = tables.setdefault(name, np.empty((num_tasks, table.shape[1]), np.int32))
+            rows[start : start + per_call] = table
         report(start + per_call)
     task_ms = 1e3 * float(np.median(seconds[1:] or seconds)) / per_call
-    return TaskTable(predictions, labels, metrics.scores(metric, predictions, labels), task_ms)
+    predictions, labels = tables.pop(OWN), tables.pop(_LABELS)
+    return TaskTable(predictions, labels, metrics.scores(metric, predictions, labels), task_ms, tables)
 
 
-def time_task(method: Method, variables: Variables, episode: Episode, repeats: int = 5) -> tuple[float, float]:
-    """Median milliseconds of adapt() and of predict() on one task alone, as a device would run them."""
-    adapt, predict = backend.jit(method.adapt), backend.jit(method.predict)
+def time_task(
+    evaluator: Evaluator, variables: Variables, episode: Episode, repeats: int = 5, budget_s: float = 10.0
+) -> tuple[float, float]:
+    """Median milliseconds of adapt() and of predict() on one task alone, as a device would run them.
+
+    Repeats stop once they have taken the budget.
+    """
     key = jax.random.key(0)
-    times = []
-    for _ in range(repeats + 1):
+    times: list[tuple[float, float]] = []
+    while len(times) <= repeats and (len(times) < 2 or np.sum(times[1:]) < budget_s):
         began = time.perf_counter()
-        adapted = jax.block_until_ready(adapt(variables, episode.support, key))
+        adapted = jax.block_until_ready(evaluator.adapt(variables, episode.support, key))
         between = time.perf_counter()
-        jax.block_until_ready(predict(adapted, episode.query))
+        jax.block_until_ready(evaluator.predict(adapted, episode.query))
         times.append((between - began, time.perf_counter() - between))
     adapt_ms, predict_ms = 1e3 * np.median(times[1:], axis=0)
     return float(adapt_ms), float(predict_ms)

@@ -1,5 +1,6 @@
 """A name becomes an object here and nowhere else: build(config) turns a plain config into everything a run needs."""
 
+import difflib
 import hashlib
 import json
 import math
@@ -14,38 +15,50 @@ import optax
 
 from cxda_jax import augment
 from cxda_jax.data import glyphs
-from cxda_jax.data.episodes import EpisodeSpec, Plan, check_spec, sample_plans
+from cxda_jax.data.episodes import EpisodeSpec, Plan, check_spec, mixed_spec, sample_plans
 from cxda_jax.data.sources import SOURCES, Source
 from cxda_jax.data.store import DomainStore
-from cxda_jax.methods.cxda import cxda, cxda_p2p, cxda_supervised
-from cxda_jax.methods.erm import bn, erm
+from cxda_jax.methods.cml import cml
+from cxda_jax.methods.cotta import cotta
+from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
+from cxda_jax.methods.erm import bn, erm, erm_iid
+from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
+from cxda_jax.methods.sla import sla
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.classifier import FEATURES, Classifier
 from cxda_jax.nets.cnn import PADDINGS, CNNHead, CNNTrunk
+from cxda_jax.nets.context import ContextNet
 from cxda_jax.train import Schedule
-from cxda_jax.types import Images, Method, UserError
+from cxda_jax.types import Array, Images, Method, UserError
 
 Config = Mapping[str, Any]  # nested dicts of plain values, as in a run's config.json
 
 METHODS: dict[str, Callable[[Config, DomainStore], Method]] = {
     "erm": lambda c, store: erm(build_net(c, store)),
-    "bn": lambda c, store: bn(build_net(c, store), **c["batch_norm"]),
-    "cxda": lambda c, store: cxda(build_net(c, store, c["attention"]["features"]), **_attending(c)),
-    "cxda_p2p": lambda c, store: cxda_p2p(build_net(c, store, "patch"), **_attending(c)),
-    "cxda_supervised": lambda c, store: cxda_supervised(
-        build_net(c, store, c["attention"]["features"]), **_attending(c)
-    ),
+    "erm_iid": lambda c, store: erm_iid(build_net(c, store)),
+    "bn": lambda c, store: bn(build_net(c, store), **c["batch_norm"], support_loss=c["train"]["support_loss"]),
+    "cml": lambda c, store: cml(build_context_net(c, store)),
+    "cxda": lambda c, store: cxda(build_attending_net(c, store), **_attending(c)),
+    "cxda_p2p": lambda c, store: cxda_p2p(build_attending_net(c, store, "patch"), **_attending(c)),
+    "cxda_supervised": lambda c, store: cxda_supervised(build_attending_net(c, store), **_attending(c)),
+    "cxda_loo": lambda c, store: cxda_loo(build_attending_net(c, store), **_attending(c)),
+    "ft_em": lambda c, store: ft_em(build_net(c, store), _tuning(c)),
+    "ft_im": lambda c, store: ft_im(build_net(c, store), _tuning(c)),
+    "sf_ocda": lambda c, store: sf_ocda(build_net(c, store), _tuning(c), _strong(c), **c["sf_ocda"]),
+    "cotta": lambda c, store: cotta(build_net(c, store), _tuning(c), _strong(c), **c["cotta"]),
+    "sla": lambda c, store: sla(build_net(c, store, **_adapters(c["sla"]))),
 }
 BENCHMARKS: dict[str, Callable[[Config, Path], DomainStore]] = {
     "glyphs": lambda c, data_dir: glyphs.open_glyphs(data_dir, **c["data"]),
 }
-NETS: dict[str, Callable[[Config, int], tuple[Any, Any]]] = {  # trunk and head
-    "cnn": lambda c, num_classes: (
-        CNNTrunk(_positive(c, "width"), _choice("net.padding", c["padding"], PADDINGS), _dtype(c["dtype"])),
+NETS: dict[str, Callable[..., tuple[Any, Any]]] = {  # (net's config, classes, options of the trunk) -> trunk and head
+    "cnn": lambda c, num_classes, **options: (
+        CNNTrunk(_positive(c, "width"), _choice("net.padding", c["padding"], PADDINGS), _dtype(c["dtype"]), **options),
         CNNHead(num_classes, dtype=_dtype(c["dtype"])),
     ),
 }
 SELECTORS = ("mean", "worst_decile")
+CALIBRATION_IMAGES = 2000
 
 
 class Experiment(NamedTuple):
@@ -67,13 +80,24 @@ class Experiment(NamedTuple):
         spec, seed = episode_spec(self.config), self.config["evaluation"]["seed"]
         return lambda tasks: sample_plans(spec, self.store.offsets, self.store.domains(split), seed, tasks)
 
+    def calibration_images(self) -> Array:
+        """Training images, the same for every method and training seed."""
+        domains = self.store.domains("train")
+        count = min(CALIBRATION_IMAGES, int(np.diff(self.store.offsets)[domains].sum()))
+        spec = EpisodeSpec(num_domains=0, per_domain=0, num_query=count, mixed=True)
+        plan = sample_plans(spec, self.store.offsets, domains, self.config["evaluation"]["seed"], [0])
+        return jnp.asarray(self.store.images[plan.query[0]])
+
 
 def build(config: Config, data_dir: str | Path) -> Experiment:
     """Raises a UserError that names the field where the config cannot be built."""
-    store = _lookup("benchmark", config["benchmark"], BENCHMARKS)(config, Path(data_dir))
+    _choice("method", config["method"], METHODS)  # before a data set is made for it
+    store = open_data(config, data_dir)
+    method = build_method(config, store)
     spec = episode_spec(config)
-    for split in ("train", "val", "test"):
-        check_spec(spec, store, split)
+    train_spec = mixed_spec(spec) if method.trains_mixed else spec
+    for split, its_spec in {"train": train_spec, "val": spec, "test": spec}.items():
+        check_spec(its_spec, store, split)
     weak = augment.Weak(**config["augment"])
     augment.check(weak)
     _choice("evaluation.select", config["evaluation"]["select"], SELECTORS)
@@ -88,33 +112,53 @@ def build(config: Config, data_dir: str | Path) -> Experiment:
         config=config,
         store=store,
         source=source,
-        method=_lookup("method", config["method"], METHODS)(config, store),
+        method=method,
         optimizer=make_optimizer(**config["optimizer"]),
         weak=weak,
         schedule=schedule,
         train_plans=lambda step: sample_plans(
-            spec, store.offsets, domains, seed, range(step * tasks, (step + 1) * tasks)
+            train_spec, store.offsets, domains, seed, range(step * tasks, (step + 1) * tasks)
         ),
         example=Images(jnp.asarray(store.images[:2]), jnp.zeros(2, jnp.int32)),
         per_call=config["evaluation"]["per_call"] or (1 if jax.default_backend() == "cpu" else 16),
     )
 
 
-def build_net(config: Config, store: DomainStore, features: str | None = None) -> Classifier:
-    """The benchmark's network; with `features`, attention on tokens of that kind."""
-    trunk, head = _lookup("net.name", config["net"]["name"], NETS)(config["net"], store.num_classes)
-    net = Classifier(trunk, head, store.info.mean, store.info.std)
-    if features is None:
-        return net
+def open_data(config: Config, data_dir: str | Path) -> DomainStore:
+    return _lookup("benchmark", config["benchmark"], BENCHMARKS)(config, Path(data_dir))
+
+
+def build_method(config: Config, store: DomainStore) -> Method:
+    return _lookup("method", config["method"], METHODS)(config, store)
+
+
+def build_net(config: Config, store: DomainStore, **options: Any) -> Classifier:
+    """The benchmark's network; `options` go to its trunk."""
+    trunk, head = _lookup("net.name", config["net"]["name"], NETS)(config["net"], store.num_classes, **options)
+    return Classifier(trunk, head, store.info.mean, store.info.std)
+
+
+def build_attending_net(config: Config, store: DomainStore, features: str = "") -> Classifier:
+    """The benchmark's network with attention on tokens of the kind `features`, or the config's."""
+    net = build_net(config, store)
+    features = features or config["attention"]["features"]
     _choice("attention.features", features, FEATURES)
     image = jax.ShapeDtypeStruct((1, *store.images.shape[1:]), jnp.float32)
-    maps = jax.eval_shape(lambda x: trunk.init_with_output(jax.random.key(0), x)[0], image)
+    maps = jax.eval_shape(lambda x: net.trunk.init_with_output(jax.random.key(0), x)[0], image)
     options = {k: v for k, v in config["attention"].items() if k != "features"}
     for field in ("heads", "ratio"):
         _positive(options, field, "attention.")
     dim = math.prod(maps.shape[1:]) if features == "flat" else maps.shape[-1]
     attention = CrossAttention(dim, dtype=_dtype(config["net"]["dtype"]), **options)
     return net.clone(attention=attention, features=features)
+
+
+def build_context_net(config: Config, store: DomainStore) -> Classifier:
+    """The benchmark's network on images with as many context channels as the image has."""
+    options = config["cml"]
+    convs = _choice("cml.convs", options["convs"], (2, 3))
+    context = ContextNet(store.images.shape[-1], _positive(options, "width", "cml."), _dtype(config["net"]["dtype"]))
+    return build_net(config, store, convs=convs).clone(context=context)
 
 
 def make_optimizer(
@@ -157,16 +201,41 @@ def config_hash(config: Config) -> str:
 
 
 def _attending(config: Config) -> dict[str, Any]:
-    return {**config["batch_norm"], "zero_out": config["attention"]["zero_out"]}
+    return {
+        "statistics": config["batch_norm"]["statistics"],
+        "momentum": config["batch_norm"]["momentum"],
+        "support_loss": config["train"]["support_loss"],
+        "zero_out": config["attention"]["zero_out"],
+    }
+
+
+def _adapters(options: Config) -> Config:
+    _positive(options, "adapters", "sla.")
+    return options
+
+
+def _tuning(config: Config) -> FineTuning:
+    options = dict(config["finetune"])
+    rate = options.pop("rate")
+    if not 0 <= rate < math.inf:
+        raise UserError(f"finetune.rate={rate} must be a finite share of optimizer.learning_rate, 0 or more")
+    optimizer = config["optimizer"]
+    return FineTuning(make_optimizer(**{**optimizer, "learning_rate": rate * optimizer["learning_rate"]}), **options)
+
+
+def _strong(config: Config) -> augment.Strong:
+    return augment.Strong(**config["strong"])
 
 
 def _lookup(field: str, name: str, table: Mapping[str, Any]) -> Any:
     return table[_choice(field, name, table)]
 
 
-def _choice(field: str, value: str, allowed: Any) -> str:
+def _choice(field: str, value: Any, allowed: Any) -> Any:
     if value not in allowed:
-        raise UserError(f"{field}={value!r} is unknown; choose from {', '.join(sorted(allowed))}")
+        near = difflib.get_close_matches(str(value), map(str, allowed), n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(f"{field}={value!r} is unknown; {hint}choose from {', '.join(map(str, sorted(allowed)))}")
     return value
 
 

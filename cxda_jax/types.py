@@ -1,6 +1,7 @@
 """The vocabulary of the package: images, episodes, methods, and the one kind of error a user can cause."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -51,6 +52,12 @@ class Method(NamedTuple):
     adapt: Callable[[Variables, Images, Array], Adapted]  # (.., support, key)
     predict: Callable[[Adapted, Images], Array]  # logits [n_query, num_classes]
     attention: Callable[[Adapted, Images], Array] | None = None  # weights [n_query, heads, n_support], rows sum to 1
-    feed_forward: bool = True  # adapts without back-propagation
+    feed_forward: bool = True  # adapts without back-propagation; tasks share their weights and can be batched
+    stochastic: bool = False  # adapt() draws from its key: equal keys give equal answers, others may not
+    uses_support: bool = True  # adapt() looks at the support
     uses_domains: bool = False  # reads Images.domain
     trains_as: str = ""  # the method whose checkpoint it starts from, when it has no training of its own
+    trains_mixed: bool = False  # trains on shuffled images of all domains, as many a step as an episode holds
+    # (checkpoint, training images) -> variables with what adapt() needs to know of the training data
+    calibrate: Callable[[Variables, Array], Variables] | None = None
+    also: Mapping[str, Callable[[Adapted, Images], Array]] = MappingProxyType({})  # other predictions worth a score

@@ -70,6 +70,14 @@ def load_config(spec: str) -> ConfigDict:
     return config
 
 
+def overrides(allowed: Sequence[str]) -> list[tuple[str, str]]:
+    """The command line's --config.field=value pairs, for a launcher that lets only some groups be changed."""
+    for name, _ in _overrides:
+        if name.partition(".")[0] not in allowed:
+            raise UserError(f"--config.{name}: a trained run fixes it; this command can change {', '.join(allowed)}")
+    return list(_overrides)
+
+
 def override(config: ConfigDict, name: str, text: str) -> None:
     """Sets the dotted field `name` to `text`, read as the type of the present value."""
     parent = node = config

@@ -23,7 +23,7 @@ from cxda_jax import backend, train
 from cxda_jax.experiment import Config, Experiment, build
 from cxda_jax.types import UserError, Variables
 from launch import cli
-from launch.evaluate import compiled, evaluate_run, score, table
+from launch.evaluate import Job, compiled, evaluate_run, read_config, score, table
 
 _CONFIG = flags.DEFINE_string("config", None, "configs/NAME.py:METHOD[,smoke]", required=True)
 flags.adopt_module_key_flags(cli)
@@ -34,8 +34,14 @@ def main() -> None:
     backend.keep_freed_memory()
     workdir = Path(_WORKDIR.value)
     config = resolve(cli.load_config(_CONFIG.value))
-    claim(workdir, config)
     experiment = build(config, cli.DATA_DIR.value)
+    method = experiment.method
+    if method.trains_as:
+        raise UserError(
+            f"method {method.name!r} starts from the runs of {method.trains_as!r} and trains nothing; train that, then "
+            f"python -m launch.evaluate --runs=... --methods={method.name}"
+        )
+    claim(workdir, config)
     evaluator = compiled(experiment)
 
     def validate(variables: Variables) -> float:
@@ -44,19 +50,19 @@ def main() -> None:
 
     print(describe(experiment), flush=True)
     train.train(
-        experiment.method,
+        method,
         experiment.optimizer,
         experiment.weak,
         experiment.source,
         experiment.train_plans,
-        train.init_state(experiment.method, experiment.optimizer, config["seed"], experiment.example),
+        train.init_state(method, experiment.optimizer, config["seed"], experiment.example),
         config["seed"],
         experiment.schedule,
         validate,
         workdir,
         log=lambda line: print(line, flush=True),
     )
-    print(table([evaluate_run(workdir, experiment, evaluator)]))
+    print(table([evaluate_run(Job(workdir, workdir, method.name, config), experiment, evaluator)]))
 
 
 def resolve(config: ConfigDict) -> Config:
@@ -68,7 +74,7 @@ def claim(workdir: Path, config: Config) -> None:
     """Writes the config into a new workdir; an existing one must hold the same."""
     path = workdir / "config.json"
     if path.exists():
-        for field, (old, new) in differences(json.loads(path.read_text()), config).items():
+        for field, (old, new) in differences(read_config(workdir), config).items():
             raise UserError(
                 f"--workdir={workdir} holds a run with {field}={old!r}, not {new!r}; choose another --workdir or delete it"
             )

@@ -18,7 +18,7 @@ ALLOWED = {
     "checkpoints": {"types"},
     "nets": {"types"},
     "data": {"types"},
-    "methods": {"types", "losses", "nets"},
+    "methods": {"types", "augment", "losses", "nets"},
     "train": {"types", "augment", "backend", "checkpoints", "data", "progress"},
     "evaluate": {"types", "backend", "data", "metrics"},
     "analysis": {"types", "backend", "data"},

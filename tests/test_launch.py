@@ -3,12 +3,14 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,7 +18,7 @@ from PIL import Image
 from cxda_jax import metrics
 from cxda_jax.types import UserError
 from launch import cli, train
-from launch.evaluate import comparison, table
+from launch.evaluate import comparison, read_config, table
 
 ROOT = Path(__file__).parent.parent
 
@@ -89,10 +91,11 @@ TRAIN = ("launch.train", "--config=configs/glyphs.py:cxda,smoke", "--workdir={tm
         ((*TRAIN, "--config.optimizer.lr=1"), "config.optimizer has no field 'lr'; fields: learning_rate, momentum"),
         ((*TRAIN, "--config.sed=1"), "config has no field 'sed'; did you mean 'seed'?"),
         ((*TRAIN, "--workdirr=x"), "Unknown command line flag 'workdirr'"),
-        ((*TRAIN, "--config.benchmark=glyfs"), "benchmark='glyfs' is unknown; choose from glyphs"),
+        ((*TRAIN, "--config.benchmark=glyfs"), "benchmark='glyfs' is unknown; did you mean 'glyphs'? choose from glyphs"),
         ((*TRAIN, "--config.data.drawings=39"), "has 39 images, episode.per_domain + episode.num_query needs 40"),
-        (("launch.train", "--config=configs/glyphs.py:cxdaa", "--workdir={tmp}/w"), "method 'cxdaa' is unknown; did you mean 'cxda'?"),
+        (("launch.train", "--config=configs/glyphs.py:cxdaa", "--workdir={tmp}/w"), "method='cxdaa' is unknown; did you mean 'cxda'?"),
         (("launch.train", "--config=configs/glyfs.py:cxda", "--workdir={tmp}/w"), "no file configs/glyfs.py; did you mean configs/glyphs.py?"),
+        (("launch.train", "--config=configs/glyphs.py:ft_em,smoke", *TRAIN[2:]), "method 'ft_em' starts from the runs of 'erm' and trains nothing; train that"),
         (("launch.evaluate", "--runs={tmp}/nothing*"), "nothing matches; name run directories"),
     ],
 )  # fmt: skip
@@ -113,6 +116,109 @@ def test_a_workdir_of_another_config_is_refused(smoke):
     folder, _ = smoke
     error = run(*TRAIN[:2], f"--workdir={folder}/run", f"--data_dir={folder}/data", "--config.seed=3", code=2)
     assert "holds a run with config.seed=0, not 3; choose another --workdir" in error and error.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def erm_run(smoke):
+    """A finished smoke run of erm beside the one of cxda."""
+    folder, _ = smoke
+    run(
+        "launch.train", "--config=configs/glyphs.py:erm,smoke", f"--workdir={folder}/erm", f"--data_dir={folder}/data",
+        "--config.cotta.copies=2", "--config.finetune.steps=2", "--config.finetune.rate=1.0",
+    )  # fmt: skip
+    return folder / "erm"
+
+
+def files(folder):
+    return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+TIMES = ("task_ms", "adapt_ms", "predict_ms")
+
+
+def result(folder):
+    row = json.loads((folder / "result.json").read_text())
+    return {k: v for k, v in row.items() if k not in TIMES}, dict(np.load(folder / "predictions.npz"))
+
+
+def test_methods_that_start_from_erm_leave_it_untouched(erm_run):
+    data = f"--data_dir={erm_run.parent}/data"
+    checkpoint, erm_alone = files(erm_run / "best"), result(erm_run)
+    output = run("launch.evaluate", f"--runs={erm_run.parent}/[er]*", "--methods=all", data)
+    derived = ["ft_em", "ft_im", "sf_ocda", "cotta"]
+    rows = output.split("predict ms\n")[1].splitlines()
+    assert [row.split()[1] for row in rows] == ["erm", "cxda", *derived]
+    first = {name: result(erm_run / name) for name in derived}
+    assert checkpoint == files(erm_run / "best")
+    for name in derived:
+        shutil.rmtree(erm_run / name)
+    run("launch.evaluate", f"--runs={erm_run}", "--methods=cotta,sf_ocda", data)
+    run("launch.evaluate", f"--runs={erm_run}", "--methods=erm,ft_im,ft_em", data)
+    for name in derived:
+        row, arrays = result(erm_run / name)
+        assert row == first[name][0] and row["method"] == name and row["weights_hash"] == erm_alone[0]["weights_hash"]
+        jax.tree.map(np.testing.assert_array_equal, arrays, first[name][1])
+    assert result(erm_run)[0] == erm_alone[0]
+    teacher = metrics.scores("accuracy", first["cotta"][1]["teacher"], first["cotta"][1]["labels"])
+    assert first["cotta"][0]["also"]["teacher"]["avg"] == pytest.approx(100 * teacher.mean())
+    assert -0.05 <= first["cotta"][0]["calibration"]["threshold"] < 0.95 and "teacher: " in output
+
+
+def test_changed_fields_are_tested_in_a_folder_of_their_own(erm_run):
+    before, data = result(erm_run), f"--data_dir={erm_run.parent}/data"
+    run("launch.evaluate", f"--runs={erm_run}", "--methods=ft_em", "--config.finetune.steps=1", data)
+    assert result(erm_run / "ft_em,finetune.steps=1")[0]["label"] == "ft_em,finetune.steps=1"
+    run("launch.evaluate", f"--runs={erm_run}", "--methods=bn", "--config.batch_norm.test_time_only=True", data)
+    row, _ = result(erm_run / "bn,batch_norm.test_time_only=True")
+    assert row["method"] == "bn" and row["weights_hash"] == before[0]["weights_hash"]
+    assert result(erm_run)[0] == before[0]
+
+
+def test_fields_younger_than_a_run_have_their_defaults(erm_run, tmp_path):
+    stored = json.loads((erm_run / "config.json").read_text())
+    del stored["cotta"], stored["finetune"]["statistics"]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    found = read_config(tmp_path)
+    assert found["cotta"]["copies"] == 32 and found["finetune"] == {
+        "statistics": "frozen", "steps": 2, "rate": 1.0, "trainable": "all"
+    }  # fmt: skip
+    assert found["net"]["width"] == 8 and found["data"] == stored["data"]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--runs={run}", "--methods=ft_em"), "--methods=ft_em: --runs={run} holds no run to test it on"),
+        (("--runs={run}", "--methods=ft"), "--methods=ft: no such method; choose from all, erm, "),
+        (("--runs={run}", "--config.net.width=4"), "--config.net.width: a trained run fixes it; this command can change "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_tested_on_a_run(smoke, arguments, message):
+    folder, _ = smoke
+    arguments = [a.replace("{run}", f"{folder}/run") for a in arguments]
+    error = run("launch.evaluate", *arguments, f"--data_dir={folder}/data", code=2)
+    assert error.count("\n") == 1 and message.replace("{run}", f"{folder}/run") in error
+
+
+def test_a_method_costs_one_file_and_two_lines(erm_run, tmp_path):
+    """What docs/methods.md says, done to a copy of the package."""
+    text = (ROOT / "docs" / "methods.md").read_text()
+    lines = re.search(r"two lines to `cxda_jax/experiment.py`:\n\n```python\n(.+)\n(.+)\n```", text).groups()
+    for name in ("cxda_jax", "configs", "launch"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "docs" / "examples" / "t3a.py", tmp_path / "cxda_jax" / "methods")
+    path = tmp_path / "cxda_jax" / "experiment.py"
+    code = path.read_text()
+    code = code.replace("from cxda_jax.nets.attention", f"{lines[0]}\nfrom cxda_jax.nets.attention", 1)
+    start = code.index("METHODS: ")
+    end = code.index("\n}\n", start)
+    path.write_text(f"{code[:end]}\n    {lines[1].strip()}{code[end:]}")
+    command = [sys.executable, "-m", "launch.evaluate", f"--runs={erm_run}", "--methods=t3a"]
+    done = subprocess.run(
+        [*command, f"--data_dir={erm_run.parent}/data"], cwd=tmp_path, capture_output=True, text=True
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"glyphs +t3a +0 ", done.stdout) and result(erm_run / "t3a")[0]["method"] == "t3a"
 
 
 def test_help_teaches():
@@ -186,7 +292,16 @@ def test_differences_name_dotted_fields():
 
 def test_table_shows_mean_and_standard_error_over_seeds():
     rows = [
-        {"benchmark": "b", "method": "m", "seed": s, "num_tasks": 5, "avg": a, "w10": 10.0, "task_ms": 2.0}
+        {
+            "benchmark": "b",
+            "label": "m",
+            "seed": s,
+            "num_tasks": 5,
+            "avg": a,
+            "w10": 10.0,
+            "adapt_ms": 2,
+            "predict_ms": 1,
+        }
         for s, a in enumerate((50.0, 52.0, 54.0))
     ]
     assert "52.0 +- 1.2" in table(rows) and "0,1,2" in table(rows) and "nan" not in table(rows[:1])

@@ -172,7 +172,7 @@ def test_method_loss_equals_torch(peer, benchmark, features, statistics):
     attention = None
     if features:
         net = make_attending(shape, classes, features)
-        method, attention = cxda(net, statistics), peer.TorchAttention(net.attention.dim)
+        method, attention = cxda(net, statistics=statistics), peer.TorchAttention(net.attention.dim)
     else:
         method = bn(make_net(shape, classes), statistics)
     variables = initialised(method, shape)

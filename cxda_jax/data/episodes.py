@@ -20,6 +20,7 @@ class EpisodeSpec(NamedTuple):
     per_domain: int = 20
     num_query: int = 20
     replacement: bool = False  # draw with replacement inside a domain, as ARM does; support and query may then meet
+    mixed: bool = False  # queries are distinct images of all domains alike, and there is no support
 
 
 class Plan(NamedTuple):
@@ -31,6 +32,14 @@ class Plan(NamedTuple):
 
 def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
     """Raises a UserError where the split cannot give such tasks."""
+    if spec.mixed:
+        images = np.diff(store.offsets)[store.domains(split)].sum()
+        if images < spec.num_query:
+            raise UserError(
+                f"split {split!r} of {store.info.name} has {images} images, a mixed batch needs {spec.num_query}: "
+                "lower episode.num_domains, episode.per_domain or episode.num_query"
+            )
+        return
     for field in ("num_domains", "per_domain", "num_query"):
         if getattr(spec, field) < 1:
             raise UserError(f"episode.{field}={getattr(spec, field)} must be at least 1")
@@ -49,12 +58,24 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
         )
 
 
+def mixed_spec(spec: EpisodeSpec) -> EpisodeSpec:
+    """Shuffled batches of as many images as an episode of `spec` holds."""
+    images = spec.num_domains * spec.per_domain + spec.num_query
+    return EpisodeSpec(num_domains=0, per_domain=0, num_query=images, mixed=True)
+
+
 def sample_plans(spec: EpisodeSpec, offsets: np.ndarray, domains: np.ndarray, seed: int, tasks: Sequence[int]) -> Plan:
     """Plans of the numbered tasks. Domains are uniform and distinct, images uniform inside their domain."""
     support = np.empty((len(tasks), spec.num_domains * spec.per_domain), np.int32)
     query = np.empty((len(tasks), spec.num_query), np.int32)
+    ends = np.cumsum(np.diff(offsets)[domains])
     for i, task in enumerate(tasks):
         rng = np.random.Generator(np.random.Philox(key=[seed, task]))
+        if spec.mixed:
+            drawn = rng.choice(ends[-1], spec.num_query, replace=False)
+            which = np.searchsorted(ends, drawn, side="right")
+            query[i] = offsets[domains[which] + 1] - (ends[which] - drawn)
+            continue
         chosen = domains[rng.choice(len(domains), spec.num_domains, replace=False)]
         asked = rng.integers(spec.num_domains)
         for j, domain in enumerate(chosen):

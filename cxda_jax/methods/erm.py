@@ -4,6 +4,9 @@ ERM: empirical risk minimisation on the queries of each episode (Vapnik, 1998; e
 
     loss = CE(f(x_q), y_q)        normalised in training by the queries' own statistics, afterwards by the running ones
 
+erm_iid, the standard ERM that the paper does not run, differs in what a step's queries are: shuffled images of all
+domains, as many as an episode holds.
+
 BN (Schneider et al., 2020; trained as ARM-BN, Zhang et al., 2021) differs from ERM in: adapt, and a loss that uses it.
 
     y_q = f(x_q; mean and variance of every normalisation layer taken from the support)
@@ -12,6 +15,7 @@ BN (Schneider et al., 2020; trained as ARM-BN, Zhang et al., 2021) differs from 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from cxda_jax.losses import cross_entropy
 from cxda_jax.nets.classifier import Classifier, initialise
@@ -20,6 +24,9 @@ from cxda_jax.types import Array, Episode, Images, Method, UserError, Variables
 # How the query meets the support's statistics in training: `flow` differentiates through them, `stop` does not (as
 # PyTorch's running buffers), `own` normalises training queries by their own batch instead.
 STATISTICS = ("flow", "stop", "own")
+# How the labels of the support teach in training: not at all (the paper), each image classified from its own features,
+# or from what it draws from the others.
+SUPPORT_LOSSES = ("none", "own", "leave_one_out")
 RUNNING_RATE = 0.1  # running = 0.9 old + 0.1 batch
 
 
@@ -42,21 +49,38 @@ def erm(net: Classifier) -> Method:
     def predict(adapted: Variables, query: Images) -> Any:
         return net.apply(adapted, query.pixels)
 
-    return Method("erm", "1", init, loss, adapt, predict)
+    return Method("erm", "1", init, loss, adapt, predict, uses_support=False)
 
 
-def bn(net: Classifier, statistics: str = "flow", momentum: float = 1.0) -> Method:
+def erm_iid(net: Classifier) -> Method:
+    return erm(net)._replace(name="erm_iid", trains_mixed=True)
+
+
+def bn(
+    net: Classifier,
+    statistics: str = "flow",
+    momentum: float = 1.0,
+    support_loss: str = "none",
+    test_time_only: bool = False,
+) -> Method:
+    """With `test_time_only` it adapts the checkpoints of ERM and has no training of its own."""
     check_statistics(statistics, momentum)
+    check_support_loss(support_loss, ("none", "own"))
 
-    def support_statistics(variables: Variables, support: Images) -> Variables:
-        return net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")[1]
+    def encode(variables: Variables, support: Images) -> tuple[Any, Variables]:
+        return net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         del key
-        exact = support_statistics(variables, episode.support)
+        maps, exact = encode(variables, episode.support)
         adapted = seen_in_training(blend(variables, exact, momentum), statistics)
         logits = net.apply(adapted, episode.query.pixels, batch=statistics == "own", mutable=["batch_stats"])[0]
-        return cross_entropy(logits, episode.label), {
+        all_logits, all_labels = logits, episode.label
+        if support_loss == "own":
+            support_logits: Any = net.apply(variables, maps, method="classify")
+            all_logits = jnp.concatenate([logits, support_logits])
+            all_labels = jnp.concatenate([all_labels, episode.support_label])
+        return cross_entropy(all_logits, all_labels), {
             "logits": logits,
             "batch_stats": blend(variables, exact, RUNNING_RATE)["batch_stats"],
         }
@@ -65,9 +89,10 @@ def bn(net: Classifier, statistics: str = "flow", momentum: float = 1.0) -> Meth
         del key
         if not len(support.pixels):
             return variables
-        return blend(variables, support_statistics(variables, support), momentum)
+        return blend(variables, encode(variables, support)[1], momentum)
 
-    return erm(net)._replace(name="bn", loss=loss, adapt=adapt)
+    episodic = erm(net)._replace(name="bn", loss=loss, adapt=adapt, uses_support=True)
+    return episodic._replace(loss=erm(net).loss, trains_as="erm") if test_time_only else episodic
 
 
 def blend(variables: Variables, exact: Variables, rate: float) -> Variables:
@@ -89,3 +114,8 @@ def check_statistics(statistics: str, momentum: float) -> None:
         raise UserError(f"batch_norm.statistics={statistics!r} is not one of {', '.join(STATISTICS)}")
     if not 0 <= momentum <= 1:
         raise UserError(f"batch_norm.momentum={momentum} lies outside 0..1; 1 takes the support's statistics alone")
+
+
+def check_support_loss(support_loss: str, allowed: tuple[str, ...] = SUPPORT_LOSSES) -> None:
+    if support_loss not in allowed:
+        raise UserError(f"train.support_loss={support_loss!r} is not one of {', '.join(allowed)} for this method")

@@ -60,28 +60,36 @@ class CrossAttention(nn.Module):
         """Values alone [n, heads, d], for weights that come from elsewhere."""
         return self._split(self.value(self.norm(support)))
 
-    def recall(self, query: jax.Array, memory: Memory) -> jax.Array:
-        """Query tokens [m, C] with what they draw from the memory added."""
-        if not len(memory.keys):
+    def recall(self, query: jax.Array, memory: Memory, own: int = 0) -> jax.Array:
+        """Query tokens [m, C] with what they draw from the memory added.
+
+        With `own` the query tokens are the memory's, `own` of them to an image, and none sees its own image.
+        """
+        if len(memory.keys) <= own:
             return query
         rows = max(1, CHUNK // (self.heads * len(memory.keys)))
+        numbers = jnp.arange(len(query))
         if len(query) <= rows:
-            return self._read(query, memory)
+            return self._read(query, numbers, memory, own)
         chunks = -(-len(query) // rows)
-        padded = jnp.pad(query, ((0, chunks * rows - len(query)), (0, 0))).reshape(chunks, rows, self.dim)
+        padding = (0, chunks * rows - len(query))
+        padded = jnp.pad(query, (padding, (0, 0))).reshape(chunks, rows, self.dim)
+        numbers = jnp.pad(numbers, padding).reshape(chunks, rows)
         # A first plain call makes the parameters when initialising; lifted transforms could not.
         if self.is_initializing():
-            self._read(padded[0], memory)
+            self._read(padded[0], numbers[0], memory, own)
             return query
         module, variables = self.unbind()
-        read = jax.checkpoint(lambda x: module.apply(variables, x, memory, method="_read"))
-        return jax.lax.map(read, padded).reshape(-1, self.dim)[: len(query)]
+        read = jax.checkpoint(lambda chunk: module.apply(variables, *chunk, memory, own, method="_read"))
+        return jax.lax.map(read, (padded, numbers)).reshape(-1, self.dim)[: len(query)]
 
-    def weights(self, query: jax.Array, memory: Memory) -> jax.Array:
-        """Attention weights [m, heads, n]; each row sums to one. Always float32."""
+    def weights(self, query: jax.Array, memory: Memory, hidden: jax.Array | None = None) -> jax.Array:
+        """Attention weights [m, heads, n]; each row sums to one, and is 0 where `hidden` [m, n]. Always float32."""
         q = self._split(self.query(self.norm_query(query)))
         width = self.dim / self.heads / (1 if self.scale == "paper" else self.ratio)
         scores = jnp.einsum("mhd,nhd->mhn", q, memory.keys, preferred_element_type=jnp.float32)
+        if hidden is not None:
+            scores = jnp.where(hidden[:, None], -jnp.inf, scores)
         return jax.nn.softmax(scores / math.sqrt(width), axis=-1)
 
     def mix(self, query: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
@@ -92,8 +100,9 @@ class CrossAttention(nn.Module):
         drawn = jnp.einsum("mhn,nhd->mhd", weights.astype(values.dtype), values)
         return query + self.out(drawn.reshape(len(query), -1))
 
-    def _read(self, query: jax.Array, memory: Memory) -> jax.Array:
-        return self.mix(query, self.weights(query, memory), memory.values)
+    def _read(self, query: jax.Array, numbers: jax.Array, memory: Memory, own: int) -> jax.Array:
+        hidden = numbers[:, None] // own == jnp.arange(len(memory.keys)) // own if own else None
+        return self.mix(query, self.weights(query, memory, hidden), memory.values)
 
     def _split(self, x: jax.Array) -> jax.Array:
         return x.reshape(len(x), self.heads, self.dim // self.ratio // self.heads)

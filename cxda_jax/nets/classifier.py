@@ -1,4 +1,4 @@
-"""The network that every method shares: pixels -> trunk -> map -> (attention) -> pool -> head -> logits."""
+"""The network that every method shares: pixels -> trunk -> maps -> (attention) -> pool -> head -> logits."""
 
 from typing import Any
 
@@ -20,15 +20,25 @@ class Classifier(nn.Module):
     std: tuple[float, ...]
     attention: Any = None  # CrossAttention, for the methods that attend
     features: str = "pool"
+    context: Any = None  # ContextNet, for the methods that show the trunk a summary of the support
 
-    def __call__(self, pixels: jax.Array, batch: bool = False) -> jax.Array:
+    def __call__(self, pixels: jax.Array, batch: bool = False, context: jax.Array | None = None) -> jax.Array:
         """Images [n, h, w, c] to logits [n, classes], without attention."""
-        return self.classify(self.map(pixels, batch))
+        return self.classify(self.map(pixels, batch, context))
 
-    def map(self, pixels: jax.Array, batch: bool = False) -> jax.Array:
-        """Images, uint8 or floats in 0..1, to feature maps; `batch` normalises by the batch's own statistics."""
-        x = pixels.astype(jnp.float32) / 255 if pixels.dtype == jnp.uint8 else pixels
-        return self.trunk((x - jnp.asarray(self.mean)) / jnp.asarray(self.std), batch)
+    def map(self, pixels: jax.Array, batch: bool = False, context: jax.Array | None = None) -> jax.Array:
+        """Images, uint8 or floats in 0..1, to feature maps; `batch` normalises by the batch's own statistics.
+
+        The trunk sees `context` [h, w, c], if any, as further channels of every image.
+        """
+        x = self._normalise(pixels)
+        if context is not None:
+            x = jnp.concatenate([x, jnp.broadcast_to(context, (*x.shape[:3], context.shape[-1]))], axis=-1)
+        return self.trunk(x, batch)
+
+    def summarise(self, pixels: jax.Array) -> jax.Array:
+        """Support images to one context [h, w, c], the mean of theirs."""
+        return self.context(self._normalise(pixels)).mean(0)
 
     def classify(self, maps: jax.Array) -> jax.Array:
         """Maps [n, h, w, c], or pooled vectors [n, c], to float32 logits."""
@@ -43,32 +53,35 @@ class Classifier(nn.Module):
         n, h, w, c = maps.shape
         return maps.reshape(n, h * w * c) if self.features == "flat" else maps.reshape(n * h * w, c)
 
-    def remember(self, pixels: jax.Array, batch: bool = False) -> Memory:
-        """Support images to the attention's keys and values."""
-        return self.attention.remember(self.tokens(self.map(pixels, batch)))
+    def remember(self, maps: jax.Array) -> Memory:
+        """Maps of the support to the attention's keys and values."""
+        return self.attention.remember(self.tokens(maps))
 
-    def remember_values(self, pixels: jax.Array, batch: bool = False) -> jax.Array:
-        return self.attention.remember_values(self.tokens(self.map(pixels, batch)))
+    def remember_values(self, maps: jax.Array) -> jax.Array:
+        return self.attention.remember_values(self.tokens(maps))
 
-    def recall(self, pixels: jax.Array, memory: Memory, batch: bool = False) -> jax.Array:
-        """Query images to logits that draw on the memory."""
-        maps = self.map(pixels, batch)
-        return self._classify_tokens(self.attention.recall(self.tokens(maps), memory), maps)
+    def recall(self, maps: jax.Array, memory: Memory, leave_own_out: bool = False) -> jax.Array:
+        """Maps of queries to logits that draw on the memory; with `leave_own_out` the queries are the support itself,
+        and each draws on the others."""
+        tokens = self.tokens(maps)
+        return self._classify_tokens(self.attention.recall(tokens, memory, leave_own_out * self._per_image(maps)), maps)
 
-    def mix(self, pixels: jax.Array, weights: jax.Array, values: jax.Array, batch: bool = False) -> jax.Array:
-        """Query images to logits that draw on values under given weights [n, heads or 1, support]."""
-        maps = self.map(pixels, batch)
+    def mix(self, maps: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
+        """Maps of queries to logits that draw on values under given weights [n, heads or 1, support]."""
         return self._classify_tokens(self.attention.mix(self.tokens(maps), weights, values), maps)
 
-    def weights(self, pixels: jax.Array, memory: Memory) -> jax.Array:
+    def weights(self, maps: jax.Array, memory: Memory) -> jax.Array:
         """Attention of query images on support images [n, heads, support]; patches are summed over the support
         image and averaged over the query image."""
-        maps = self.map(pixels)
-        weights = self.attention.weights(self.tokens(maps), memory)
-        if self.features != "patch":
-            return weights
-        positions = maps.shape[1] * maps.shape[2]
-        return weights.reshape(len(maps), positions, weights.shape[1], -1, positions).sum(-1).mean(1)
+        weights, tokens = self.attention.weights(self.tokens(maps), memory), self._per_image(maps)
+        return weights.reshape(len(maps), tokens, weights.shape[1], -1, tokens).sum(-1).mean(1)
+
+    def _normalise(self, pixels: jax.Array) -> jax.Array:
+        x = pixels.astype(jnp.float32) / 255 if pixels.dtype == jnp.uint8 else pixels
+        return (x - jnp.asarray(self.mean)) / jnp.asarray(self.std)
+
+    def _per_image(self, maps: jax.Array) -> int:
+        return maps.shape[1] * maps.shape[2] if self.features == "patch" else 1
 
     def _classify_tokens(self, tokens: jax.Array, maps: jax.Array) -> jax.Array:
         return self.classify(tokens if self.features == "pool" else tokens.reshape(maps.shape))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from cxda_jax.nets.adapters import LatentAdapters
 from cxda_jax.nets.normalisation import BatchNorm
 
 PADDINGS = {"arm": (2, 0, 0), "same": (2, 2, 2)}
@@ -27,18 +28,27 @@ def max_pool(x: jax.Array) -> jax.Array:
 
 
 class CNNTrunk(nn.Module):
-    """Normalised images [n, h, w, c] to feature maps [n, h', w', width]."""
+    """Normalised images [n, h, w, c] to feature maps [n, h', w', width].
+
+    With `convs=2` the first, unpooled convolution is left out; with `adapters` each has that many latent adapters.
+    """
 
     width: int = 128
     padding: str = "arm"
     dtype: Any = jnp.float32
+    convs: int = 3
+    adapters: int = 0
+    zero_adapters: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
-        for i, pad in enumerate(PADDINGS[self.padding]):
-            x = nn.Conv(self.width, (5, 5), padding=((pad, pad), (pad, pad)), dtype=self.dtype, name=f"conv{i}")(x)
-            x = nn.relu(BatchNorm(name=f"bn{i}")(x, batch))
-            x = max_pool(x) if i else x
+        for i, pad in enumerate(PADDINGS[self.padding][-self.convs :]):
+            y = nn.Conv(self.width, (5, 5), padding=((pad, pad), (pad, pad)), dtype=self.dtype, name=f"conv{i}")(x)
+            if self.adapters:
+                options = (self.width, self.adapters, 2 - pad, self.zero_adapters, self.dtype)
+                y = y + LatentAdapters(*options, name=f"adapters{i}")(x)
+            x = nn.relu(BatchNorm(name=f"bn{i}")(y, batch))
+            x = x if i == self.convs - 3 else max_pool(x)
         return x
 
 

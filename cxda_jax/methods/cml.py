@@ -1,0 +1,53 @@
+"""CML: contextual meta-learning, the main form of ARM (Zhang et al., 2021). Differs from ERM in:
+
+    y_q = f([x_q, c]),  c = mean over the support of g(x_s)        g: a context network of as many channels as the image
+
+g is trained with f, and normalised by the support's own statistics always; f as in ERM.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from cxda_jax.losses import cross_entropy
+from cxda_jax.methods.erm import RUNNING_RATE, blend, erm
+from cxda_jax.nets.classifier import Classifier, initialise
+from cxda_jax.types import Array, Episode, Images, Method, Variables
+
+
+class Adapted(NamedTuple):
+    variables: Variables
+    context: Any  # [h, w, channels]
+
+
+def cml(net: Classifier) -> Method:
+    """`net` has a ContextNet and a trunk that takes its channels beside the image's."""
+
+    def init(key: Array, images: Images) -> Variables:
+        def everything(net: Classifier, pixels: Array) -> Array:
+            return net(pixels, context=net.summarise(pixels))
+
+        return initialise(key, net.init(key, images.pixels, method=everything))
+
+    def summarise(variables: Variables, support: Images) -> Any:
+        if not len(support.pixels):
+            return jnp.zeros((*support.pixels.shape[1:-1], net.context.features))
+        return net.apply(variables, support.pixels, method="summarise")
+
+    def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
+        del key
+        context = summarise(variables, episode.support)
+        logits, exact = net.apply(variables, episode.query.pixels, True, context, mutable=["batch_stats"])
+        return cross_entropy(logits, episode.label), {
+            "logits": logits,
+            "batch_stats": blend(variables, exact, RUNNING_RATE)["batch_stats"],
+        }
+
+    def adapt(variables: Variables, support: Images, key: Array) -> Adapted:
+        del key
+        return Adapted(variables, summarise(variables, support))
+
+    def predict(adapted: Adapted, query: Images) -> Any:
+        return net.apply(adapted.variables, query.pixels, context=adapted.context)
+
+    return erm(net)._replace(name="cml", init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True)

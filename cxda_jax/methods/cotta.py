@@ -1,0 +1,127 @@
+"""CoTTA (Wang et al., 2022): fine-tuning on the support towards a teacher, from ERM's checkpoint. At each step
+
+    L = CE(softmax(teacher's logits), student)     the teacher's logits are the mean over augmented copies of the support
+                                                   if the checkpoint is unsure of the clean support, else those of it
+    student <- a training step on L;  teacher <- a teacher + (1 - a) student
+    every scalar of the student <- the checkpoint's with probability p
+
+Unsure: a mean confidence under the threshold that calibrate() takes from the checkpoint's confidences on training images.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from cxda_jax import augment
+from cxda_jax.losses import consistency
+from cxda_jax.methods.finetune import FineTuning, forward, repeat, starting_from_erm, trained_part, with_statistics
+from cxda_jax.nets.classifier import Classifier
+from cxda_jax.types import Array, Images, Method, UserError, Variables
+
+ANSWERS = ("student", "teacher")
+CALIBRATION_BATCH = 100
+
+
+class Adapted(NamedTuple):
+    student: Variables
+    teacher: Variables
+
+
+def cotta(
+    net: Classifier,
+    tuning: FineTuning,
+    strong: augment.Strong,
+    copies: int = 32,
+    average: float = 0.999,
+    restore: float = 0.01,
+    quantile: float = 0.05,
+    margin: float = 0.05,
+    answer: str = "student",
+) -> Method:
+    """`average` is a and `restore` p above; the threshold is the `quantile` of the confidences minus `margin`."""
+    if copies < 1:
+        raise UserError(f"cotta.copies={copies} must be at least 1")
+    for name, value in {"average": average, "restore": restore, "quantile": quantile}.items():
+        if not 0 <= value <= 1:
+            raise UserError(f"cotta.{name}={value} lies outside 0..1")
+    if answer not in ANSWERS:
+        raise UserError(f"cotta.answer={answer!r} is not one of {', '.join(ANSWERS)}")
+    augment.check_strong(strong)
+
+    def calibrate(variables: Variables, images: Array) -> Variables:
+        def logits_of(image: Array) -> Any:
+            return net.apply(variables, image[None])
+
+        found = jax.lax.map(lambda image: confidence(logits_of(image))[0], images, batch_size=CALIBRATION_BATCH)
+        return {**variables, "calibration": {"threshold": jnp.quantile(found, quantile) - margin}}
+
+    def adapt(variables: Variables, support: Images, key: Array) -> Adapted:
+        if "calibration" not in variables:
+            raise ValueError("cotta adapts calibrated variables: method.calibrate(variables, training_images) first")
+        source = {k: v for k, v in variables.items() if k != "calibration"}
+        if not len(support.pixels):
+            return Adapted(source, source)
+        clean, anchor = augment.as_floats(support.pixels), source["params"]
+        # The checkpoint and the support stay as they are, so the decision holds for all steps.
+        unsure = confidence(forward(net, tuning, source, clean)).mean() < variables["calibration"]["threshold"]
+        optimizer = trained_part(tuning, source)
+
+        def logits_of(params: Any, pixels: Array) -> Any:
+            return forward(net, tuning, {**source, "params": params}, pixels)
+
+        def averaged(teacher: Any, key: Array) -> Array:
+            keys = jax.random.split(key, copies)
+            return jax.lax.map(lambda key: logits_of(teacher, augment.strong(key, clean, strong)), keys).mean(0)
+
+        def step(carried: Any, key: Array) -> Any:
+            student, teacher, state = carried
+            augment_key, restore_key = jax.random.split(key)
+            target = jax.lax.cond(unsure, averaged, lambda params, _: logits_of(params, clean), teacher, augment_key)
+            grads = jax.grad(lambda params: consistency(logits_of(params, clean), target))(student)
+            updates, state = optimizer.update(grads, state, student)
+            student = optax.apply_updates(student, updates)
+            teacher = ema(teacher, student, average)
+            return restored(restore_key, student, anchor, restore), teacher, state
+
+        start = (anchor, anchor, optimizer.init(anchor))
+        student, teacher, _ = repeat(step, start, jax.random.split(key, tuning.steps))
+        return Adapted(*(with_statistics(net, tuning, {**source, "params": p}, support) for p in (student, teacher)))
+
+    def predict_student(adapted: Adapted, query: Images) -> Any:
+        return net.apply(adapted.student, query.pixels)
+
+    def predict_teacher(adapted: Adapted, query: Images) -> Any:
+        return net.apply(adapted.teacher, query.pixels)
+
+    predict, other = predict_student, predict_teacher
+    if answer == "teacher":
+        predict, other = other, predict
+    return starting_from_erm(net, tuning)._replace(
+        name="cotta",
+        adapt=adapt,
+        predict=predict,
+        also={"student" if answer == "teacher" else "teacher": other},
+        calibrate=calibrate,
+        stochastic=True,
+    )
+
+
+def confidence(logits: Array) -> Array:
+    """The largest probability of each row."""
+    return jax.nn.softmax(logits).max(-1)
+
+
+def ema(average: Any, new: Any, keep: float) -> Any:
+    """The moving average of two trees of parameters."""
+    return jax.tree.map(lambda a, n: keep * a + (1 - keep) * n, average, new)
+
+
+def restored(key: Array, params: Any, anchor: Any, probability: float) -> Any:
+    """params, of which every scalar returns to the anchor's value with a probability."""
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.tree.unflatten(tree, jax.random.split(key, len(leaves)))
+    return jax.tree.map(
+        lambda k, p, a: jnp.where(jax.random.bernoulli(k, probability, p.shape), a, p), keys, params, anchor
+    )

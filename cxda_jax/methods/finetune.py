@@ -1,0 +1,169 @@
+"""Fine-tuning on the support, from ERM's checkpoint: FT-EM, FT-IM and SF-OCDA. Each differs from ERM in adapt alone:
+
+    w_t = w_{t-1} - (training optimiser, fresh, at a tenth of its rate)(gradient of L on the whole support)
+
+FT-EM    L = mean entropy of the predictions                       (after TENT, Wang et al., 2021)
+FT-IM    L = mean entropy - entropy of the mean prediction         (after SHOT, Liang et al., 2020)
+SF-OCDA  L = cross-entropy of the checkpoint's own labels for the clean support, the input being augmented with
+         probability 0.3                                           (after Zhao et al., 2022, as the paper uses it)
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from cxda_jax import augment
+from cxda_jax.losses import cross_entropy, entropy, infomax
+from cxda_jax.methods.erm import erm
+from cxda_jax.nets.classifier import Classifier
+from cxda_jax.types import Array, Images, Method, UserError, Variables
+
+TRAINABLE = ("all", "batch_norm")
+STATISTICS = ("frozen", "support")
+DRAWS = ("step", "image")
+
+
+class FineTuning(NamedTuple):
+    """What every method that fine-tunes shares."""
+
+    optimizer: optax.GradientTransformation
+    steps: int = 10
+    trainable: str = "all"  # or "batch_norm": the scales and biases of normalisation layers alone
+    # "frozen": the checkpoint's statistics throughout; "support": the support's, gradients flow through them, and the
+    # query sees those of the final weights.
+    statistics: str = "frozen"
+
+
+def ft_em(net: Classifier, tuning: FineTuning) -> Method:
+    return _on_the_clean_support(net, tuning, entropy)._replace(name="ft_em")
+
+
+def ft_im(net: Classifier, tuning: FineTuning) -> Method:
+    return _on_the_clean_support(net, tuning, infomax)._replace(name="ft_im")
+
+
+def sf_ocda(
+    net: Classifier,
+    tuning: FineTuning,
+    strong: augment.Strong,
+    probability: float = 0.3,
+    draw: str = "step",
+    confidence: float = 0.0,
+) -> Method:
+    """`draw`: one decision to augment for the whole support at each step, or one for each image. Support images of
+    which the checkpoint is less sure than `confidence` do not teach."""
+    if not 0 <= probability <= 1:
+        raise UserError(f"sf_ocda.probability={probability} lies outside 0..1")
+    if not 0 <= confidence < 1:
+        raise UserError(f"sf_ocda.confidence={confidence} lies outside 0..1; 0 lets every image teach")
+    if draw not in DRAWS:
+        raise UserError(f"sf_ocda.draw={draw!r} is not one of {', '.join(DRAWS)}")
+    augment.check_strong(strong)
+
+    def adapt(variables: Variables, support: Images, key: Array) -> Variables:
+        if not len(support.pixels):
+            return variables
+        clean = augment.as_floats(support.pixels)
+        own = forward(net, tuning, variables, clean)
+        sure = jax.nn.softmax(own).max(-1) >= confidence
+        labels = own.argmax(-1)
+
+        def objective(variables: Variables, key: Array) -> Array:
+            draw_key, strong_key = jax.random.split(key)
+            if draw == "step":
+                chosen = jax.random.bernoulli(draw_key, probability)
+                pixels = jax.lax.cond(chosen, lambda: augment.strong(strong_key, clean, strong), lambda: clean)
+            else:
+                chosen = jax.random.bernoulli(draw_key, probability, (len(clean), 1, 1, 1))
+                pixels = jnp.where(chosen, augment.strong(strong_key, clean, strong), clean)
+            logits = forward(net, tuning, variables, pixels)
+            return cross_entropy(logits, labels, sure) if confidence else cross_entropy(logits, labels)
+
+        return descend(net, tuning, variables, support, objective, key)
+
+    return starting_from_erm(net, tuning)._replace(name="sf_ocda", adapt=adapt, stochastic=True)
+
+
+def _on_the_clean_support(net: Classifier, tuning: FineTuning, of_logits: Callable[[Array], Array]) -> Method:
+    def adapt(variables: Variables, support: Images, key: Array) -> Variables:
+        if not len(support.pixels):
+            return variables
+
+        def objective(variables: Variables, key: Array) -> Array:
+            del key
+            return of_logits(forward(net, tuning, variables, support.pixels))
+
+        return descend(net, tuning, variables, support, objective, key)
+
+    return starting_from_erm(net, tuning)._replace(adapt=adapt)
+
+
+def starting_from_erm(net: Classifier, tuning: FineTuning) -> Method:
+    if tuning.steps < 1:
+        raise UserError(f"finetune.steps={tuning.steps} must be at least 1")
+    if tuning.trainable not in TRAINABLE:
+        raise UserError(f"finetune.trainable={tuning.trainable!r} is not one of {', '.join(TRAINABLE)}")
+    if tuning.statistics not in STATISTICS:
+        raise UserError(f"finetune.statistics={tuning.statistics!r} is not one of {', '.join(STATISTICS)}")
+    return erm(net)._replace(trains_as="erm", feed_forward=False, uses_support=True)
+
+
+def forward(net: Classifier, tuning: FineTuning, variables: Variables, pixels: Array) -> Any:
+    """Logits of support images while fine-tuning."""
+    return net.apply(variables, pixels, batch=tuning.statistics == "support")
+
+
+def descend(
+    net: Classifier,
+    tuning: FineTuning,
+    variables: Variables,
+    support: Images,
+    objective: Callable[[Variables, Array], Array],  # (variables, the step's key)
+    key: Array,
+) -> Variables:
+    """Variables after the steps, from a fresh optimiser."""
+    optimizer = trained_part(tuning, variables)
+
+    def step(carried: Any, key: Array) -> Any:
+        params, state = carried
+        grads = jax.grad(lambda p: objective({**variables, "params": p}, key))(params)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    start = (variables["params"], optimizer.init(variables["params"]))
+    params, _ = repeat(step, start, jax.random.split(key, tuning.steps))
+    return with_statistics(net, tuning, {**variables, "params": params}, support)
+
+
+def with_statistics(net: Classifier, tuning: FineTuning, variables: Variables, support: Images) -> Variables:
+    """Variables as the query sees them."""
+    if tuning.statistics == "frozen":
+        return variables
+    _, exact = net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
+    return {**variables, "batch_stats": exact["batch_stats"]}
+
+
+def trained_part(tuning: FineTuning, variables: Variables) -> optax.GradientTransformation:
+    """The optimiser, of `trainable` only: the rest meets neither gradient nor decay."""
+    if tuning.trainable == "all":
+        return tuning.optimizer
+    normalised = {_parent(path) for path, _ in jax.tree_util.tree_leaves_with_path(variables["batch_stats"])}
+    labels = jax.tree_util.tree_map_with_path(lambda path, _: _parent(path) in normalised, variables["params"])
+    return optax.multi_transform({True: tuning.optimizer, False: optax.set_to_zero()}, labels)
+
+
+def repeat(step: Callable[[Any, Array], Any], carried: Any, keys: Array) -> Any:
+    """step(carried, key) for each key: a loop in the program but on CPUs, where XLA computes the gradients of
+    convolutions inside loops fifty times more slowly than outside."""
+    if jax.default_backend() != "cpu":
+        return jax.lax.scan(lambda carried, key: (step(carried, key), None), carried, keys)[0]
+    for key in keys:
+        carried = step(carried, key)
+    return carried
+
+
+def _parent(path: Any) -> str:
+    return jax.tree_util.keystr(path[:-1])

@@ -1,0 +1,53 @@
+"""Sparse latent adapters (SLA; Deecke et al., 2022): a gated sum of 1x1 convolutions beside a convolution.
+
+sum_k g_k(x) A_k(x),   g(x) = sparsemax(dense(global average pool of x))
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+
+def sparsemax(logits: jax.Array) -> jax.Array:
+    """The Euclidean projection of [..., k] onto the simplex: max(z - tau, 0) with tau such that it sums to one."""
+    descending = -jnp.sort(-logits, axis=-1)
+    count = jnp.arange(1, logits.shape[-1] + 1)
+    excess = (jnp.cumsum(descending, axis=-1) - 1) / count
+    kept = (descending > excess).sum(-1, keepdims=True)
+    return jnp.maximum(logits - jnp.take_along_axis(excess, kept - 1, axis=-1), 0)
+
+
+class Mix(nn.Module):
+    """Holds the adapters' matrices [k, c_in, c_out], drawn as 1x1 convolutions of N(0, sqrt(2 / c_out)), or zero."""
+
+    count: int
+    features: int
+    zero: bool = False
+
+    @nn.compact
+    def __call__(self, gates: jax.Array, channels: int) -> jax.Array:
+        """Gates [n, k] to each image's own matrix [n, c_in, c_out]."""
+        init = nn.initializers.zeros if self.zero else nn.initializers.normal((2 / self.features) ** 0.5)
+        return jnp.einsum("nk,kio->nio", gates, self.param("weight", init, (self.count, channels, self.features)))
+
+
+class LatentAdapters(nn.Module):
+    """Images [n, h, w, c_in] to the correction [n, h - 2 crop, w - 2 crop, features] of a convolution of stride 1."""
+
+    features: int
+    count: int = 2
+    crop: int = 0
+    zero: bool = False
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        pooled = x.astype(jnp.float32).mean((1, 2))
+        gates = sparsemax(nn.Dense(self.count, name="gate")(pooled))
+        # Mixing matrices instead of their products halves the work.
+        matrix = Mix(self.count, self.features, self.zero, name="mix")(gates, x.shape[-1])
+        n, h, w, _ = x.shape
+        inner = x[:, self.crop : h - self.crop, self.crop : w - self.crop]
+        return jnp.einsum("nhwi,nio->nhwo", inner.astype(self.dtype), matrix.astype(self.dtype))

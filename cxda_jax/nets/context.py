@@ -1,0 +1,26 @@
+"""The context network of ARM-CML (Zhang et al., 2021): what a support set looks like, as a few image channels."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from cxda_jax.nets.normalisation import BatchNorm
+
+
+class ContextNet(nn.Module):
+    """Normalised images [n, h, w, c] to contexts [n, h, w, features]; always normalised by the batch's own statistics."""
+
+    features: int
+    width: int = 64
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def conv(x: jax.Array, features: int, name: str) -> jax.Array:
+            return nn.Conv(features, (5, 5), padding=((2, 2), (2, 2)), dtype=self.dtype, name=name)(x)
+
+        for i in range(2):
+            x = nn.relu(BatchNorm(name=f"bn{i}")(conv(x, self.width, f"conv{i}"), batch=True))
+        return conv(x, self.features, "out")

@@ -1,0 +1,345 @@
+"""FT-EM, FT-IM, SF-OCDA and CoTTA: single steps against PyTorch, whole runs against numpy, and their closed forms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cxda_jax import augment
+from cxda_jax.experiment import make_optimizer
+from cxda_jax.losses import entropy, infomax
+from cxda_jax.methods import cotta as cotta_module
+from cxda_jax.methods.cotta import confidence, cotta, restored
+from cxda_jax.methods.erm import erm
+from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
+from cxda_jax.types import UserError
+from tests.test_methods import answer, build_method, close, some_variables
+from tests.test_nets import FEMNIST, assert_within_some_draw, initialised, make_images, make_net, nchw
+
+KEY = jax.random.key(0)
+QUIET = augment.Strong(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0)
+RATE, MOMENTUM, DECAY = 0.05, 0.9, 1e-2
+
+
+def tuning(**options):
+    return FineTuning(make_optimizer("sgd", RATE, MOMENTUM, DECAY), **options)
+
+
+def largest_difference(a, b):
+    return max(float(jnp.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+@pytest.fixture
+def peer():
+    pytest.importorskip("torch")
+    from tests.peers import torch_peer
+
+    return torch_peer
+
+
+@pytest.mark.parametrize("trainable", ["all", "batch_norm"])
+@pytest.mark.parametrize("statistics", ["frozen", "support"])
+def test_two_steps_of_ft_em_equal_torch(peer, trainable, statistics):
+    torch = peer.torch
+    (shape, classes), net = FEMNIST, make_net(*FEMNIST)
+    method = ft_em(net, tuning(steps=2, trainable=trainable, statistics=statistics))
+    start = initialised(method, shape)
+    module = peer.TorchCNN(shape[2], classes, 16)
+
+    def error_of(seed):
+        support = make_images(shape, 10, seed)
+        ours = peer.torch_tensors(method.adapt(start, support, KEY)["params"])
+        peer.copy_weights(start, module)
+        module.train(statistics == "support")
+        norms = {id(p) for norm in module.norms for p in norm.parameters()}
+        trained = [p for p in module.parameters() if trainable == "all" or id(p) in norms]
+        sgd = torch.optim.SGD(trained, lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+        for _ in range(2):
+            sgd.zero_grad()
+            log_p = torch.log_softmax(module(nchw(support.pixels)), -1)
+            (-(log_p.exp() * log_p).sum(-1).mean()).backward()
+            sgd.step()
+        before = peer.torch_tensors(start["params"])
+        errors, moved = [], 0
+        for name, value in module.named_parameters():
+            errors.append(float((ours["net." + name] - value.detach()).abs().max()))
+            moved += int((value != before["net." + name]).any())
+        assert moved == (len(before) if trainable == "all" else 6)
+        return max(errors)
+
+    assert_within_some_draw(error_of, 2e-6)
+
+
+@pytest.mark.parametrize("make", [ft_em, ft_im])
+def test_each_step_lowers_its_own_loss(make, episode):
+    method = build_method(make.__name__, finetune__steps=1)
+    many = build_method(make.__name__, finetune__steps=8)
+    variables = some_variables(method, episode)
+    erm_method = build_method("erm")
+    loss = {ft_em: entropy, ft_im: infomax}[make]
+    values = [
+        float(loss(erm_method.predict(m.adapt(variables, episode.support, KEY), episode.support)))
+        for m in (erm_method, method, many)
+    ]
+    assert values[0] > values[1] > values[2]
+
+
+@pytest.mark.parametrize("name", ["ft_em", "ft_im", "sf_ocda", "cotta"])
+def test_a_rate_of_zero_is_erm(name, episode):
+    method = build_method(name, finetune__rate=0.0)
+    variables = some_variables(method, episode)
+    np.testing.assert_array_equal(
+        answer(method, variables, episode), build_method("erm").predict(variables, episode.query)
+    )
+
+
+@pytest.mark.parametrize("name", ["ft_em", "ft_im", "sf_ocda", "cotta"])
+def test_statistics_of_the_support_are_those_of_the_final_weights(name, episode):
+    method = build_method(name, finetune__statistics="support")
+    variables = some_variables(method, episode)
+    adapted = method.adapt(variables, episode.support, KEY)
+    adapted = getattr(adapted, "student", adapted)
+    expected = build_method("bn").adapt(adapted, episode.support, KEY)
+    jax.tree.map(close, adapted["batch_stats"], expected["batch_stats"])
+    frozen = build_method(name).adapt(variables, episode.support, KEY)
+    jax.tree.map(
+        np.testing.assert_array_equal, getattr(frozen, "student", frozen)["batch_stats"], variables["batch_stats"]
+    )
+
+
+@pytest.mark.parametrize("name", ["ft_em", "ft_im", "sf_ocda", "cotta"])
+def test_batch_norm_only_moves_scales_and_biases_of_normalisation(name, episode):
+    method = build_method(name, finetune__trainable="batch_norm")
+    variables = some_variables(method, episode)
+    adapted = method.adapt(variables, episode.support, KEY)
+    moved = jax.tree.map(
+        lambda a, b: bool((a != b).any()), getattr(adapted, "student", adapted)["params"], variables["params"]
+    )
+    for path, has_moved in jax.tree_util.tree_leaves_with_path(moved):
+        assert has_moved == ("'bn" in jax.tree_util.keystr(path)), path
+
+
+def test_a_loop_equals_its_unrolled_form(monkeypatch, episode):
+    method = build_method("ft_im", finetune__steps=3)
+    variables = some_variables(method, episode)
+    unrolled = method.adapt(variables, episode.support, KEY)["params"]
+    monkeypatch.setattr(jax, "default_backend", lambda: "another")
+    rolled = method.adapt(variables, episode.support, KEY)["params"]
+    jax.tree.map(lambda a, b: close(a, b, 1e-6), rolled, unrolled)
+
+
+# SF-OCDA
+
+
+def test_sf_ocda_without_augmentation_is_self_training(episode):
+    method = build_method("sf_ocda", sf_ocda__probability=0.0, finetune__steps=3)
+    variables = some_variables(method, episode)
+    net = make_tiny_net()
+    labels = net.apply(variables, episode.support.pixels).argmax(-1)
+    optimizer = make_optimizer("sgd", 5e-2, 0.9, 1e-4)
+    params, state = variables["params"], optimizer.init(variables["params"])
+    for _ in range(3):
+
+        def objective(p):
+            log_p = jax.nn.log_softmax(net.apply({**variables, "params": p}, episode.support.pixels))
+            return -(jax.nn.one_hot(labels, 4) * log_p).sum(-1).mean()
+
+        updates, state = optimizer.update(jax.grad(objective)(params), state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    assert largest_difference(method.adapt(variables, episode.support, KEY)["params"], params) < 1e-6
+    other_key = method.adapt(variables, episode.support, jax.random.key(9))["params"]
+    assert largest_difference(other_key, params) < 1e-6
+
+
+def make_tiny_net():
+    """The network of build_method()."""
+    from cxda_jax.nets.classifier import Classifier
+    from cxda_jax.nets.cnn import CNNHead, CNNTrunk
+
+    return Classifier(CNNTrunk(8), CNNHead(4), (0.5,), (0.5,))
+
+
+def test_sf_ocda_draws_a_step_or_an_image_at_the_stated_rate(monkeypatch, episode):
+    """Augmentation is made visible: it blackens what it touches, and a black support gives another update."""
+    monkeypatch.setattr(augment, "strong", lambda key, pixels, options: jnp.zeros_like(pixels))
+    count = {"step": 0, "image": 0}
+    net, draws = make_tiny_net(), 60
+    for draw in count:
+        method = sf_ocda(net, tuning(steps=1), QUIET, 0.3, draw)
+        variables = some_variables(method, episode)
+        adapt = jax.jit(lambda key, m=method, v=variables: m.adapt(v, episode.support, key)["params"]["head"])
+        never = sf_ocda(net, tuning(steps=1), QUIET, 0.0, draw).adapt(variables, episode.support, KEY)["params"]["head"]
+        always = sf_ocda(net, tuning(steps=1), QUIET, 1.0, draw).adapt(variables, episode.support, KEY)["params"][
+            "head"
+        ]
+        for seed in range(draws):
+            found = adapt(jax.random.key(seed))
+            clean, black = largest_difference(found, never) < 1e-7, largest_difference(found, always) < 1e-7
+            assert draw == "image" or clean != black
+            count[draw] += not clean
+    assert abs(count["step"] / draws - 0.3) < 4 * (0.21 / draws) ** 0.5
+    assert count["image"] > 0.9 * draws  # that all 15 images stay clean has probability 0.005
+
+
+def test_sf_ocda_unsure_images_do_not_teach(episode):
+    method = build_method("sf_ocda", sf_ocda__probability=0.0)
+    variables = some_variables(method, episode)
+    sure = confidence(build_method("erm").predict(variables, episode.support))
+    threshold = float(np.sort(sure)[7])
+    filtered = build_method("sf_ocda", sf_ocda__probability=0.0, sf_ocda__confidence=threshold - 1e-6)
+    kept = jax.tree.map(lambda x: x[np.asarray(sure) >= threshold - 1e-6], episode.support)
+    assert len(kept.pixels) == 8
+    got = filtered.adapt(variables, episode.support, KEY)["params"]
+    assert largest_difference(got, method.adapt(variables, kept, KEY)["params"]) < 1e-6
+    assert largest_difference(got, method.adapt(variables, episode.support, KEY)["params"]) > 1e-5
+
+
+# CoTTA
+
+
+def test_restoring_follows_its_probability():
+    anchor = {"a": jnp.zeros((300, 200)), "b": jnp.zeros(5000)}
+    params = jax.tree.map(jnp.ones_like, anchor)
+    for probability in (0.0, 0.01, 0.3, 1.0):
+        back = jax.tree.map(lambda x: 1 - x, restored(KEY, params, anchor, probability))
+        for leaf in back.values():
+            bound = 4.5 * (probability * (1 - probability) / leaf.size) ** 0.5
+            assert abs(float(leaf.mean()) - probability) <= bound
+    first, second = (restored(k, params, anchor, 0.5)["b"] for k in jax.random.split(KEY))
+    assert (first != second).any()
+
+
+@pytest.mark.parametrize("unsure", [True, False])
+def test_ten_steps_of_cotta_equal_a_numpy_re_derivation(monkeypatch, episode, unsure):
+    """Gradients of the student come from jax; targets, optimiser, teacher, restoring and gate are derived again."""
+    steps, copies, average, restore = 10, 3, 0.9, 0.2
+    net = make_tiny_net()
+    strong = augment.Strong(noise=0.1)
+    method = cotta(net, tuning(steps=steps), strong, copies, average, restore)
+    variables = {**some_variables(erm(net), episode), "calibration": {"threshold": 2.0 if unsure else -1.0}}
+    masks = []
+
+    def recorded(key, params, anchor, probability):
+        zeros, ones = (jax.tree.map(f, params) for f in (jnp.zeros_like, jnp.ones_like))
+        masks.append(jax.tree.map(np.asarray, restored(key, zeros, ones, probability)))
+        return restored(key, params, anchor, probability)
+
+    monkeypatch.setattr(cotta_module, "restored", recorded)
+    seen = []
+    monkeypatch.setattr(augment, "strong", lambda key, x, options: seen.append(key) or x * jax.random.uniform(key))
+    monkeypatch.setattr(jax.lax, "map", lambda f, xs: jnp.stack([f(x) for x in xs]))
+    monkeypatch.setattr(jax.lax, "cond", lambda chosen, yes, no, *x: (yes if chosen else no)(*x))
+    adapted = method.adapt(variables, episode.support, KEY)
+    assert len(seen) == (steps * copies if unsure else 0) and len({str(k) for k in seen}) == len(seen)
+
+    pixels = np.asarray(episode.support.pixels, np.float32) / 255
+    anchor = jax.tree.map(lambda x: np.asarray(x, np.float64), variables["params"])
+    student, teacher, velocity = anchor, anchor, jax.tree.map(np.zeros_like, anchor)
+
+    def logits_of(params, x):
+        as_float32 = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
+        return net.apply({"params": as_float32, "batch_stats": variables["batch_stats"]}, x)
+
+    for step in range(steps):
+        if unsure:
+            keys = seen[step * copies : (step + 1) * copies]
+            target = np.mean([logits_of(teacher, pixels * float(jax.random.uniform(k))) for k in keys], axis=0)
+        else:
+            target = np.asarray(logits_of(teacher, pixels))
+        target = np.exp(target - target.max(-1, keepdims=True))
+        target /= target.sum(-1, keepdims=True)
+        grads = jax.grad(lambda p, t=target: -(t * jax.nn.log_softmax(logits_of(p, pixels))).sum(-1).mean())(
+            jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), student)
+        )
+        velocity = jax.tree.map(
+            lambda v, g, p: MOMENTUM * v + np.asarray(g, np.float64) + DECAY * p, velocity, grads, student
+        )
+        student = jax.tree.map(lambda p, v: p - RATE * v, student, velocity)
+        teacher = jax.tree.map(lambda t, s: average * t + (1 - average) * s, teacher, student)
+        student = jax.tree.map(lambda s, a, m: np.where(m > 0, a, s), student, anchor, masks[step])
+    assert largest_difference(adapted.student["params"], student) < 1e-5
+    assert largest_difference(adapted.teacher["params"], teacher) < 1e-5
+    assert largest_difference(adapted.student["params"], anchor) > 1e-2
+    assert 0.15 < np.mean([m.mean() for mask in masks for m in jax.tree.leaves(mask) if m.size > 1000]) < 0.25
+
+
+def test_the_threshold_is_a_quantile_of_the_confidences(episode):
+    method = build_method("cotta")
+    variables = method.init(KEY, episode.support)
+    images = make_images((16, 16, 1), 230, 3).pixels
+    sure = np.asarray(jax.nn.softmax(build_method("erm").predict(variables, make_images((16, 16, 1), 230, 3))).max(-1))
+    calibrated = method.calibrate(variables, images)
+    np.testing.assert_allclose(calibrated["calibration"]["threshold"], np.quantile(sure, 0.05) - 0.05, atol=1e-6)
+    with pytest.raises(ValueError, match="calibrate"):
+        method.adapt(variables, episode.support, KEY)
+
+
+def test_the_gate_opens_where_the_checkpoint_is_unsure(episode, monkeypatch):
+    """With copies that blacken the support, an open gate gives another student; the closed one does not look at them."""
+    monkeypatch.setattr(augment, "strong", lambda key, pixels, options: jnp.zeros_like(pixels))
+    net = make_tiny_net()
+    method = cotta(net, tuning(steps=2), QUIET, copies=2, restore=0.0)
+    variables = some_variables(erm(net), episode)
+    mean = float(confidence(net.apply(variables, episode.support.pixels)).mean())
+    students = [
+        method.adapt({**variables, "calibration": {"threshold": mean + shift}}, episode.support, KEY).student["params"]
+        for shift in (-1.0, -1e-3, 1e-3, 1.0)
+    ]
+    assert largest_difference(students[0], students[1]) < 1e-6
+    assert largest_difference(students[2], students[3]) < 1e-6
+    assert largest_difference(students[1], students[2]) > 1e-5
+
+
+def test_a_teacher_with_average_one_and_no_restoring_stays(episode):
+    method = build_method("cotta", cotta__average=1.0, cotta__restore=0.0)
+    variables = some_variables(method, episode)
+    adapted = method.adapt(variables, episode.support, KEY)
+    jax.tree.map(np.testing.assert_array_equal, adapted.teacher["params"], variables["params"])
+    assert largest_difference(adapted.student["params"], variables["params"]) > 1e-6
+
+
+def test_all_scalars_restored_is_erm(episode):
+    method = build_method("cotta", cotta__restore=1.0)
+    variables = some_variables(method, episode)
+    np.testing.assert_array_equal(
+        answer(method, variables, episode), build_method("erm").predict(variables, episode.query)
+    )
+
+
+def test_teacher_and_student_answer_as_asked(episode):
+    student, teacher = (
+        build_method("cotta", cotta__answer=name, cotta__average=0.5) for name in ("student", "teacher")
+    )
+    variables = {**some_variables(student, episode), "calibration": {"threshold": 2.0}}
+    adapted = student.adapt(variables, episode.support, KEY)
+    assert list(student.also) == ["teacher"] and list(teacher.also) == ["student"]
+    one, two = student.predict(adapted, episode.query), teacher.predict(adapted, episode.query)
+    assert np.abs(np.asarray(one - two)).max() > 1e-5
+    np.testing.assert_array_equal(one, teacher.also["student"](adapted, episode.query))
+    np.testing.assert_array_equal(two, student.also["teacher"](adapted, episode.query))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "message"),
+    [
+        ("ft_em", "finetune__steps", 0, "finetune.steps=0"),
+        ("ft_im", "finetune__trainable", "head", "finetune.trainable='head'"),
+        ("ft_em", "finetune__statistics", "ema", "finetune.statistics='ema'"),
+        ("ft_em", "finetune__rate", -1.0, "finetune.rate=-1.0"),
+        ("sf_ocda", "sf_ocda__probability", 1.5, "sf_ocda.probability=1.5"),
+        ("sf_ocda", "sf_ocda__draw", "batch", "sf_ocda.draw='batch'"),
+        ("sf_ocda", "sf_ocda__confidence", 1.0, "sf_ocda.confidence=1.0"),
+        ("cotta", "cotta__copies", 0, "cotta.copies=0"),
+        ("cotta", "cotta__restore", -0.1, "cotta.restore=-0.1"),
+        ("cotta", "cotta__answer", "anchor", "cotta.answer='anchor'"),
+        ("cotta", "strong__brightness", -1.0, "strong.brightness=-1.0"),
+        ("bn", "train__support_loss", "leave_one_out", "train.support_loss='leave_one_out'"),
+        ("cxda", "train__support_loss", "all", "train.support_loss='all'"),
+        ("cml", "cml__convs", 1, "cml.convs=1"),
+        ("cml", "cml__width", 0, "cml.width=0"),
+        ("sla", "sla__adapters", 0, "sla.adapters=0"),
+    ],
+)
+def test_a_wrong_option_is_named(name, field, value, message):
+    with pytest.raises(UserError, match=message):
+        build_method(name, **{field: value})
