@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax.data.episodes import EpisodeSpec, check_spec, sample_plans
+from cxda_jax.data.episodes import EpisodeSpec, check_spec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.data.store import open_store, write_store
 from cxda_jax.types import UserError
@@ -57,6 +57,24 @@ def test_domains_rows_and_query_position_are_uniform(many):
     assert np.abs(rows - draws).max() < 5 * np.sqrt(draws)
 
 
+def test_mixed_batches_hold_distinct_images_of_all_domains_alike(many):
+    spec, count = mixed_spec(SPEC), 3000
+    assert spec.num_query == 22 and mixed_spec(EpisodeSpec()).num_query == 120
+    for split in ("train", "val", "test"):
+        plan = plans(many, range(count), spec, split=split)
+        assert plan.support.shape == (count, 0) and plan.query.shape == (count, 22)
+        assert all(len(set(row)) == 22 for row in plan.query)
+        rows = np.concatenate([np.arange(*many.offsets[d : d + 2]) for d in many.domains(split)])
+        drawn = np.bincount(plan.query.ravel(), minlength=rows[-1] + 1)
+        share = 22 / len(rows)  # each image is in a batch with this probability
+        assert drawn.sum() == drawn[rows].sum()
+        assert np.abs(drawn[rows] - share * count).max() < 5 * np.sqrt(count * share * (1 - share))
+    np.testing.assert_array_equal(plans(many, [7], spec, split="test").query[0], plan.query[7])
+    with pytest.raises(UserError, match="split 'train' of tiny has 165 images, a mixed batch needs 166"):
+        check_spec(spec._replace(num_query=166), many, "train")
+    check_spec(spec._replace(num_query=165), many, "train")
+
+
 def test_with_replacement(many):
     spec = SPEC._replace(per_domain=20, num_query=20, replacement=True)
     plan = plans(many, range(50), spec)
@@ -99,11 +117,12 @@ def test_sampling_is_fast():
     assert min(times) < 0.1
 
 
-def test_sources_give_equal_bytes_for_100_steps(many):
+@pytest.mark.parametrize("spec", [SPEC, mixed_spec(SPEC)], ids=["episodes", "mixed"])
+def test_sources_give_equal_bytes_for_100_steps(many, spec):
     pytest.importorskip("tensorflow")
 
     def plan_of(step):
-        return plans(many, range(2 * step, 2 * step + 2))
+        return plans(many, range(2 * step, 2 * step + 2), spec)
 
     device, stream = device_source(many), tfdata_source(many)
     assemble = jax.jit(device.assemble)
