@@ -70,8 +70,7 @@ def test_adapters_equal_torch(crop, count):
     gates = (z - tau) * kept
     inner = image[:, :, crop : 9 - crop, crop : 8 - crop]
     expected = sum(
-        gates[:, k, None, None, None]
-        * torch.nn.functional.conv2d(inner, theirs["mix.weight"][k].T[:, :, None, None])
+        gates[:, k, None, None, None] * torch.nn.functional.conv2d(inner, theirs["mix.weight"][k].T[:, :, None, None])
         for k in range(count)
     )
     assert_close(module.apply({"params": params}, x), expected.detach().permute(0, 2, 3, 1), 1e-5)
