@@ -16,6 +16,7 @@ def get_config(argument: str | None = None) -> Any:
     c.benchmark = "glyphs"
     c.method, smoke = common.variant(argument)
     c.net.width = 16
+    c.cml.width = 8  # half of the network's, as in the paper
     c.attention.features = "flat"
     c.augment.fill = 1.0  # paper is white
     c.augment.flip = False  # a mirrored character is none: validation 0.49 with flips, 0.60 without (step 1920)

@@ -108,15 +108,21 @@ def duration(seconds: float) -> str:
 
 
 class Counter:
-    """Prints a line about every `every` seconds while `total` things are done, with the time left."""
+    """Prints a line about every `every` seconds while `total` things are done, with the time left.
+
+    The first call's time is left out of it: what it counts has been compiled by then.
+    """
 
     def __init__(self, what: str, total: int, every: float = 10.0):
         self.what, self.total, self.every = what, total, every
-        self._began = self._said = time.perf_counter()
+        self._said = time.perf_counter()
+        self._first: tuple[int, float] | None = None
 
     def __call__(self, done: int) -> None:
         now = time.perf_counter()
-        if now - self._said >= self.every and done < self.total:
+        if self._first is None:
+            self._first = done, now
+        elif now - self._said >= self.every and done < self.total:
             self._said = now
-            left = (now - self._began) / done * (self.total - done)
+            left = (now - self._first[1]) / (done - self._first[0]) * (self.total - done)
             print(f"{self.what} {done}/{self.total}  eta {duration(left)}", flush=True)

@@ -15,7 +15,7 @@ from cxda_jax import augment, checkpoints
 from cxda_jax.data.episodes import EpisodeSpec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.experiment import make_optimizer
-from cxda_jax.progress import MetricsFile, duration
+from cxda_jax.progress import Counter, MetricsFile, duration
 from cxda_jax.train import Schedule, init_state, train
 from cxda_jax.types import Images
 from tests.test_methods import build_method
@@ -163,3 +163,12 @@ def test_kill_9_at_a_random_step_resumes_bit_identically(tmp_path):
     results = [json.loads((tmp_path / run / "result.json").read_text()) for run in ("whole", "victim")]
     for field in ("weights_hash", "avg", "w10", "best_step", "config_hash", "data_hash"):
         assert results[0][field] == results[1][field], f"{field} after a kill at step {target}"
+
+
+def test_the_time_left_does_not_count_compilation(monkeypatch, capsys):
+    now = iter([0.0, 60.0, 61.0, 70.0, 100.0])  # made; then 1, 2, 11 and 101 of 101 things are done
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    count = Counter("tasks", 101, every=10.0)
+    for done in (1, 2, 11, 101):
+        count(done)
+    assert capsys.readouterr().out == "tasks 2/101  eta 1m39s\n"
