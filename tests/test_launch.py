@@ -203,7 +203,7 @@ def test_what_cannot_be_tested_on_a_run(smoke, arguments, message):
 def test_a_method_costs_one_file_and_two_lines(erm_run, tmp_path):
     """What docs/methods.md says, done to a copy of the package."""
     text = (ROOT / "docs" / "methods.md").read_text()
-    lines = re.search(r"two lines to `cxda_jax/experiment.py`:\n\n```python\n(.+)\n(.+)\n```", text).groups()
+    lines = re.search(r"two lines to\n`cxda_jax/experiment.py`:\n\n```python\n(.+)\n(.+)\n```", text).groups()
     for name in ("cxda_jax", "configs", "launch"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "docs" / "examples" / "t3a.py", tmp_path / "cxda_jax" / "methods")

@@ -1,5 +1,7 @@
 """The conformance suite: what every method must keep, whatever it does inside. A new method joins through METHODS."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,14 +36,25 @@ def build_method(name, features="pool", **changes):
 
 
 @pytest.fixture(params=[*ALL, "cxda-flat", "cxda_supervised-flat"])
-def method(request):
-    name, _, features = request.param.partition("-")
-    return build_method(name, features or "pool")
+def case(request):
+    return made_once(request.param)
+
+
+@functools.cache
+def made_once(name):
+    name, _, features = name.partition("-")
+    method = build_method(name, features or "pool")
+    return method, some_variables(method, make_episode())
 
 
 @pytest.fixture
-def variables(method, episode):
-    return some_variables(method, episode)
+def method(case):
+    return case[0]
+
+
+@pytest.fixture
+def variables(case):
+    return case[1]
 
 
 def some_variables(method, episode):

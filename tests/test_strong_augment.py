@@ -25,6 +25,11 @@ def make(shape=(12, 10, 3), n=1, seed=0):
     return images
 
 
+def adjusted(name, image, amount):
+    """An adjustment, which takes planes [c, h, w], of [h, w, c]."""
+    return jnp.moveaxis(augment.ADJUSTMENTS[name](jnp.moveaxis(jnp.asarray(image), -1, 0), amount), 0, -1)
+
+
 def close(a, b, tolerance=2e-6):
     np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
 
@@ -36,7 +41,7 @@ def test_hue_equals_colorsys(turns):
     for at in np.ndindex(image.shape[:2]):
         h, s, v = colorsys.rgb_to_hsv(*image[at].astype(float))
         expected[at] = colorsys.hsv_to_rgb((h + turns) % 1, s, v)
-    close(augment.adjust_hue(image, turns), expected)
+    close(adjusted("hue", image, turns), expected)
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.6, 1.0, 1.4])
@@ -44,11 +49,11 @@ def test_brightness_contrast_and_saturation_equal_numpy_and_pil(factor):
     image = make((16, 16, 3))[0]
     grey = (image.astype(float) * [0.2989, 0.587, 0.114]).sum(-1, keepdims=True)
     ours = {
-        "Brightness": (augment.adjust_brightness(image, factor), np.clip(image * factor, 0, 1)),
+        "Brightness": (adjusted("brightness", image, factor), np.clip(image * factor, 0, 1)),
         "Contrast": (
-            augment.adjust_contrast(image, factor), np.clip(factor * image + (1 - factor) * grey.mean(), 0, 1)
+            adjusted("contrast", image, factor), np.clip(factor * image + (1 - factor) * grey.mean(), 0, 1)
         ),
-        "Color": (augment.adjust_saturation(image, factor), np.clip(factor * image + (1 - factor) * grey, 0, 1)),
+        "Color": (adjusted("saturation", image, factor), np.clip(factor * image + (1 - factor) * grey, 0, 1)),
     }  # fmt: skip
     picture = Image.fromarray(np.round(255 * image).astype(np.uint8))
     for name, (found, expected) in ours.items():
@@ -60,12 +65,12 @@ def test_brightness_contrast_and_saturation_equal_numpy_and_pil(factor):
 @pytest.mark.parametrize("exponent", [0.7, 1.0, 1.3])
 def test_gamma_equals_numpy(exponent):
     image = make()[0]
-    close(augment.adjust_gamma(image, exponent), np.clip(image.astype(float), 1e-8, 1) ** exponent)
+    close(adjusted("gamma", image, exponent), np.clip(image.astype(float), 1e-8, 1) ** exponent)
 
 
 def test_grey_images():
     image = make((9, 9, 1))[0]
-    close(augment.adjust_contrast(image, 0.5), np.clip(0.5 * image + 0.5 * image.mean(), 0, 1))
+    close(adjusted("contrast", image, 0.5), np.clip(0.5 * image + 0.5 * image.mean(), 0, 1))
     assert strong(KEY, image[None], Strong()).shape == (1, 9, 9, 1)
     names = [list(augment.ADJUSTMENTS)[i] for i in augment.adjustments(image.shape, Strong())]
     assert names == ["brightness", "contrast", "gamma"]
@@ -125,7 +130,8 @@ def test_margins_stand_for_the_published_padding(degrees, shift, scale):
         scale=jnp.float32(scale),
         sigma=jnp.float32(sigma),
     )
-    close(augment.move(jnp.asarray(image), drawn, Strong()), blurred[6:-6, 6:-6], 2e-5)
+    for flip, expected in ((False, blurred[6:-6, 6:-6]), (True, blurred[6:-6, 6:-6][:, ::-1])):
+        close(augment.move(jnp.asarray(image), drawn._replace(flip=jnp.array(flip)), Strong()), expected, 2e-5)
 
 
 def draws(count=3000, shape=(16, 16, 3), options=Strong()):  # noqa: B008
@@ -161,12 +167,12 @@ def test_every_order_is_as_likely():
 def test_the_order_drawn_is_the_order_applied():
     image = jnp.asarray(make()[0])
     used = augment.adjustments(image.shape, Strong())
-    functions = list(augment.ADJUSTMENTS.values())
+    names = list(augment.ADJUSTMENTS)
     for seed in range(8):
         drawn = draw_strong(jax.random.key(seed), image.shape, Strong())
         expected = image
         for i in np.asarray(drawn.order):
-            expected = functions[i](expected, drawn.amounts[i])
+            expected = adjusted(names[i], expected, drawn.amounts[i])
         close(augment.jitter(image, drawn, used), expected)
 
 
