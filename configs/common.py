@@ -16,8 +16,10 @@ def default() -> Any:
     c.seed = 0
 
     c.net = ConfigDict()
-    c.net.name = "cnn"
-    c.net.width = 128
+    c.net.name = "cnn"  # cnn, resnet50
+    c.net.weights = ""  # resnet50: PyTorch's, .safetensors or .pth; '': a random start
+    c.net.dont_load = ("fc",)  # layers of that file to leave out, by their first letters
+    c.net.width = 128  # of cnn
     c.net.padding = "arm"  # arm: 2, 0, 0; same: 2, 2, 2
     c.net.dtype = "float32"  # of matrix work; bfloat16 on accelerators
 

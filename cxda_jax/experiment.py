@@ -28,8 +28,10 @@ from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.classifier import FEATURES, Classifier
 from cxda_jax.nets.cnn import PADDINGS, CNNHead, CNNTrunk
 from cxda_jax.nets.context import ContextNet
+from cxda_jax.nets.pretrained import convert, read_weights
+from cxda_jax.nets.resnet import LinearHead, ResNetTrunk
 from cxda_jax.train import Schedule
-from cxda_jax.types import Array, Images, Method, UserError
+from cxda_jax.types import Array, Images, Method, UserError, Variables
 
 Config = Mapping[str, Any]  # nested dicts of plain values, as in a run's config.json
 
@@ -55,6 +57,10 @@ NETS: dict[str, Callable[..., tuple[Any, Any]]] = {  # (net's config, classes, o
     "cnn": lambda c, num_classes, **options: (
         CNNTrunk(_positive(c, "width"), _choice("net.padding", c["padding"], PADDINGS), _dtype(c["dtype"]), **options),
         CNNHead(num_classes, dtype=_dtype(c["dtype"])),
+    ),
+    "resnet50": lambda c, num_classes, **options: (
+        ResNetTrunk(dtype=_dtype(c["dtype"]), **options),
+        LinearHead(num_classes, _dtype(c["dtype"])),
     ),
 }
 SELECTORS = ("mean", "worst_decile")
@@ -132,6 +138,16 @@ def build_method(config: Config, store: DomainStore) -> Method:
     return _lookup("method", config["method"], METHODS)(config, store)
 
 
+def start_from_weights(config: Config, variables: Variables) -> Variables:
+    """Fresh variables with what net.weights names in their place, if anything."""
+    path = config["net"]["weights"]
+    if not path:
+        return variables
+    if config["net"]["name"] != "resnet50":
+        raise UserError(f"net.weights={path}: only resnet50 starts from a file; net.name={config['net']['name']!r}")
+    return convert(read_weights(Path(path)), variables, tuple(config["net"]["dont_load"]))
+
+
 def build_net(config: Config, store: DomainStore, **options: Any) -> Classifier:
     """The benchmark's network; `options` go to its trunk."""
     trunk, head = _lookup("net.name", config["net"]["name"], NETS)(config["net"], store.num_classes, **options)
@@ -157,8 +173,9 @@ def build_context_net(config: Config, store: DomainStore) -> Classifier:
     """The benchmark's network on images with as many context channels as the image has."""
     options = config["cml"]
     convs = _choice("cml.convs", options["convs"], (2, 3))
+    smaller = {"convs": convs} if config["net"]["name"] == "cnn" else {}
     context = ContextNet(store.images.shape[-1], _positive(options, "width", "cml."), _dtype(config["net"]["dtype"]))
-    return build_net(config, store, convs=convs).clone(context=context)
+    return build_net(config, store, **smaller).clone(context=context)
 
 
 def make_optimizer(

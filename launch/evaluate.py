@@ -190,6 +190,7 @@ def evaluate_run(
         "best_step": notes["step"],
         "train_minutes": training_minutes(job.run),
         "config_hash": config_hash(config),
+        "started_from": config["net"]["weights"] or "random",
         "weights_hash": weights_hash,
         "data_hash": experiment.store.sha256,
         "device": device(),

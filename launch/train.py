@@ -20,7 +20,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from cxda_jax import backend, train
-from cxda_jax.experiment import Config, Experiment, build
+from cxda_jax.experiment import Config, Experiment, build, start_from_weights
 from cxda_jax.types import UserError, Variables
 from launch import cli
 from launch.evaluate import Job, compiled, evaluate_run, read_config, score, table
@@ -49,13 +49,14 @@ def main() -> None:
         return getattr(tasks, config["evaluation"]["select"])
 
     print(describe(experiment), flush=True)
+    state = train.init_state(method, experiment.optimizer, config["seed"], experiment.example)
     train.train(
         method,
         experiment.optimizer,
         experiment.weak,
         experiment.source,
         experiment.train_plans,
-        train.init_state(method, experiment.optimizer, config["seed"], experiment.example),
+        state.replace(variables=start_from_weights(config, state.variables)),
         config["seed"],
         experiment.schedule,
         validate,

@@ -34,13 +34,15 @@ class Mix(nn.Module):
 
 
 class LatentAdapters(nn.Module):
-    """Images [n, h, w, c_in] to the correction [n, h - 2 crop, w - 2 crop, features] of a convolution of stride 1."""
+    """Images [n, h, w, c_in] to the correction [n, h', w', features] of a convolution of this stride, whose missing
+    padding is `crop` a side."""
 
     features: int
     count: int = 2
     crop: int = 0
     zero: bool = False
     dtype: Any = jnp.float32
+    stride: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -48,6 +50,6 @@ class LatentAdapters(nn.Module):
         gates = sparsemax(nn.Dense(self.count, name="gate")(pooled))
         # Mixing matrices instead of their products halves the work.
         matrix = Mix(self.count, self.features, self.zero, name="mix")(gates, x.shape[-1])
-        n, h, w, _ = x.shape
-        inner = x[:, self.crop : h - self.crop, self.crop : w - self.crop]
+        _, h, w, _ = x.shape
+        inner = x[:, self.crop : h - self.crop : self.stride, self.crop : w - self.crop : self.stride]
         return jnp.einsum("nhwi,nio->nhwo", inner.astype(self.dtype), matrix.astype(self.dtype))

@@ -1,0 +1,97 @@
+"""Weights of PyTorch's ResNet-50 (.pth or .safetensors, under torchvision's names) in our variables.
+
+Whatever one side has and the other lacks is an error that names it, but for what the caller leaves out.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from cxda_jax.types import UserError
+
+# Of the element types that safetensors names, those that weights come in.
+_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64}
+_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+HEADER_LIMIT = 100 << 20
+
+
+def read_weights(path: Path) -> dict[str, np.ndarray]:
+    """Arrays by name. Of a .pth only tensors are read: a pickle that asks for anything else is refused."""
+    if not path.is_file():
+        raise UserError(f"net.weights={path}: no such file; give a .safetensors or .pth file, or ''")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    if path.suffix not in (".pth", ".pt"):
+        raise UserError(f"net.weights={path}: {path.suffix or 'no suffix'} is not .safetensors, .pth or .pt")
+    try:
+        import torch
+    except ImportError:
+        raise UserError(f"net.weights={path}: .pth needs PyTorch: pip install torch, or give a .safetensors") from None
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        return {name: tensor.numpy() for name, tensor in found.items()}
+    except Exception as e:  # whatever torch makes of a file that holds no plain weights
+        reason = " ".join(str(e).split())[:80]
+        raise UserError(f"net.weights={path}: holds no plain weights ({reason}); save a model's state_dict()") from None
+
+
+def convert(
+    weights: Mapping[str, np.ndarray], variables: Mapping[str, Any], dont_load: tuple[str, ...] = ("fc",)
+) -> dict[str, Any]:
+    """Variables with the trunk's and the head's leaves replaced by `weights`, but for layers that start with
+    `dont_load` and for what PyTorch's network does not have: attention, context and adapters.
+
+    A first convolution that sees more channels than the weights' repeats theirs in turn.
+    """
+    left = {name for name in weights if not name.endswith("num_batches_tracked")}
+    left -= {name for name in left if name.startswith(dont_load)}
+
+    def load(path: Any, leaf: Any) -> Any:
+        room, *layers, kind = (part.key for part in path[1:])
+        name = f"{torch_name(layers)}.{_LEAVES.get(kind, kind)}"
+        if room not in ("trunk", "head") or "adapters" in name or name.startswith(dont_load):
+            return leaf
+        if name not in weights:
+            raise UserError(f"net.weights: {name} is missing; are these the weights of a ResNet-50?")
+        left.discard(name)
+        value = np.asarray(weights[name], leaf.dtype)
+        value = value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T
+        if name == "conv1.weight" and value.shape[2] < leaf.shape[2]:
+            value = value[:, :, np.arange(leaf.shape[2]) % value.shape[2]]
+        if value.shape != leaf.shape:
+            raise UserError(f"net.weights: {name} is {value.shape} in our layout, the network's is {leaf.shape}")
+        return jax.numpy.asarray(value)
+
+    loaded = jax.tree_util.tree_map_with_path(load, {k: variables[k] for k in ("params", "batch_stats")})
+    if left:
+        raise UserError(f"net.weights: the network has no {min(left)} ({len(left)} such); add its layer to dont_load")
+    return {**variables, **loaded}
+
+
+def torch_name(layers: list[str]) -> str:
+    """layer1_0/downsample_conv to layer1.0.downsample.0."""
+    name = ".".join(layer.replace("_", ".", 1) if layer.startswith("layer") else layer for layer in layers)
+    return name.replace("downsample_conv", "downsample.0").replace("downsample_bn", "downsample.1")
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    data = path.read_bytes()
+    try:
+        size = int.from_bytes(data[:8], "little")
+        if not 2 <= size <= min(HEADER_LIMIT, len(data) - 8):
+            raise ValueError(f"a header of {size} bytes")
+        header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
+        header.pop("__metadata__", None)
+        arrays = {}
+        for name, entry in header.items():
+            start, stop = entry["data_offsets"]
+            if not 0 <= start <= stop <= len(body):
+                raise ValueError(f"{name} ends after the file")
+            arrays[name] = np.frombuffer(body[start:stop], _TYPES[entry["dtype"]]).reshape(entry["shape"])
+        return arrays
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise UserError(f"net.weights={path}: not a safetensors file of weights ({e}); fetch it again") from None

@@ -1,0 +1,83 @@
+"""ResNet-50 (He et al., 2016) as torchvision builds it (v1.5: the 3x3 convolution carries the stride), under its names.
+
+    conv 7x7 / 2, BN, ReLU, max-pool 3x3 / 2; 3, 4, 6, 3 bottlenecks of 64, 128, 256, 512 channels, each times 4 at its
+    end                                                                                -> map [n, h / 32, w / 32, 2048]
+    global average pool; dense num_classes                                             -> logits
+
+Convolutions are padded symmetrically, as PyTorch does; "SAME" would pad strided ones at one side only.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from cxda_jax.nets.adapters import LatentAdapters
+from cxda_jax.nets.normalisation import BatchNorm
+
+STAGES = (3, 4, 6, 3)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions beside the identity, or beside a 1x1 where the shape changes."""
+
+    width: int
+    stride: int = 1
+    adapters: int = 0
+    zero_adapters: bool = False
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
+        out = 4 * self.width
+        y = nn.relu(BatchNorm(name="bn1")(_conv(self, "conv1", x, self.width, 1), batch))
+        y = nn.relu(BatchNorm(name="bn2")(_conv(self, "conv2", y, self.width, 3, self.stride), batch))
+        y = BatchNorm(name="bn3")(_conv(self, "conv3", y, out, 1), batch)
+        if x.shape[-1] != out or self.stride > 1:
+            x = BatchNorm(name="downsample_bn")(_conv(self, "downsample_conv", x, out, 1, self.stride), batch)
+        return nn.relu(x + y)
+
+
+class ResNetTrunk(nn.Module):
+    """Normalised images [n, h, w, c] to feature maps; with `adapters`, latent adapters beside each wider kernel."""
+
+    width: int = 64
+    stages: tuple[int, ...] = STAGES
+    dtype: Any = jnp.float32
+    adapters: int = 0
+    zero_adapters: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
+        x = nn.relu(BatchNorm(name="bn1")(_conv(self, "conv1", x, self.width, 7, 2), batch))
+        x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+        for i, blocks in enumerate(self.stages):
+            for j in range(blocks):
+                stride = 2 if i and not j else 1
+                options = (self.width * 2**i, stride, self.adapters, self.zero_adapters, self.dtype)
+                x = Bottleneck(*options, name=f"layer{i + 1}_{j}")(x, batch)
+        return x
+
+
+class LinearHead(nn.Module):
+    """Pooled features [n, c] to logits [n, num_classes]."""
+
+    num_classes: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.Dense(self.num_classes, dtype=self.dtype, name="fc")(x)
+
+
+def _conv(parent: Any, name: str, x: jax.Array, features: int, kernel: int, stride: int = 1) -> jax.Array:
+    """A convolution without bias that keeps the size but for its stride, and its adapters where it looks around."""
+    pad, strides = (kernel // 2, kernel // 2), (stride, stride)
+    y = nn.Conv(features, (kernel, kernel), strides, (pad, pad), use_bias=False, dtype=parent.dtype, name=name)(x)
+    if kernel == 1 or not parent.adapters:
+        return y
+    adapters = LatentAdapters(
+        features, parent.adapters, 0, parent.zero_adapters, parent.dtype, stride, name=name.replace("conv", "adapters")
+    )
+    return y + adapters(x)

@@ -1,0 +1,212 @@
+"""ResNet-50 and the reading of its weights, against PyTorch under torchvision's names."""
+
+import json
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cxda_jax.methods.erm import erm
+from cxda_jax.nets.classifier import Classifier
+from cxda_jax.nets.pretrained import convert, read_weights, torch_name
+from cxda_jax.nets.resnet import STAGES, LinearHead, ResNetTrunk
+from cxda_jax.types import UserError
+from tests.test_nets import assert_close, fill, make_images, nchw
+
+KEY = jax.random.key(0)
+SMALL = {"stages": (1, 2), "width": 8}
+
+
+def make_net(classes=5, channels=3, **options):
+    return Classifier(ResNetTrunk(**options), LinearHead(classes), (0.0,) * channels, (1.0,) * channels)
+
+
+def shapes_of(net, shape):
+    return jax.eval_shape(erm(net).init, KEY, make_images(shape, 2))
+
+
+@pytest.fixture
+def torch_resnet():
+    pytest.importorskip("torch")
+    from tests.peers import torch_resnet
+
+    return torch_resnet
+
+
+def randomised(torch_resnet, *args, **options):
+    """A TorchResNet whose statistics and scales are not the fresh ones, and its weights as arrays."""
+    torch = torch_resnet.torch
+    torch.manual_seed(0)
+    module = torch_resnet.TorchResNet(*args, **options)
+    with torch.no_grad():
+        for name, value in module.state_dict().items():
+            if name.endswith("running_mean"):
+                value.normal_(0, 0.1)
+            elif name.endswith("running_var"):
+                value.uniform_(0.5, 1.5)
+            elif "bn" in name or "downsample.1" in name:
+                value.copy_(value + 0.1 * torch.rand(value.shape)) if value.ndim else None
+    return module, {name: value.numpy().copy() for name, value in module.state_dict().items()}
+
+
+def test_parameter_counts_and_names(torch_resnet):
+    shapes = shapes_of(make_net(1000), (64, 64, 3))
+    trunk = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes["params"]["trunk"]))
+    assert trunk == 23_508_032
+    module = torch_resnet.TorchResNet(1000)
+    assert sum(p.numel() for p in module.parameters()) == 25_557_032 == trunk + 2048 * 1000 + 1000
+    names = set()
+    for tree in (shapes["params"], shapes["batch_stats"]):
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree):
+            room, *layers, kind = (part.key for part in path)
+            leaf = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}.get(kind, kind)
+            names.add(f"{torch_name(layers)}.{leaf}")
+    assert names == {name for name in module.state_dict() if not name.endswith("num_batches_tracked")}
+
+
+@pytest.mark.parametrize("side", [64, 112])
+def test_logits_equal_torch(torch_resnet, side):
+    module, weights = randomised(torch_resnet, 5)
+    net, images = make_net(), make_images((side, side, 3), 2)
+    variables = convert(weights, fill(shapes_of(net, (side, side, 3))), dont_load=())
+    maps = jax.jit(lambda v, x: net.apply(v, x, method="map"))(variables, images.pixels)
+    assert maps.shape == (2, -(-side // 32), -(-side // 32), 2048)
+    with torch_resnet.torch.no_grad():
+        expected = module.eval()(nchw(images.pixels))
+    logits = net.apply(variables, maps, method="classify")
+    assert expected.abs().max() > 0.1
+    assert_close(logits, expected, 1e-3)
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_gradients_equal_torch(torch_resnet, batch):
+    """At the full depth one gradient takes a minute on a CPU; two stages hold each kind of block."""
+    torch = torch_resnet.torch
+    module, weights = randomised(torch_resnet, 5, **SMALL)
+    net, images, labels = make_net(**SMALL), make_images((48, 48, 3), 4), np.arange(4)
+    variables = convert(weights, fill(shapes_of(net, (64, 64, 3))), dont_load=())
+    torch.nn.functional.cross_entropy(module.train(batch)(nchw(images.pixels)), torch.from_numpy(labels)).backward()
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        logits = net.apply({**variables, "params": params}, images.pixels, batch, mutable=["batch_stats"])[0]
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(labels)[:, None], 1).mean()
+
+    grads = {"params": gradient(variables["params"]), "batch_stats": variables["batch_stats"]}
+    theirs = {name: p.grad.numpy() for name, p in module.named_parameters()}
+    theirs |= {name: value for name, value in weights.items() if "running" in name}
+    expected = convert(theirs, variables, dont_load=())
+    assert max(np.abs(g).max() for g in theirs.values()) > 0.1
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-3), grads, expected)
+
+
+def test_the_head_stays_where_it_is_not_loaded(torch_resnet):
+    _, weights = randomised(torch_resnet, 1000, **SMALL)
+    variables = fill(shapes_of(make_net(5, **SMALL), (32, 32, 3)))
+    loaded = convert(weights, variables)
+    jax.tree.map(np.testing.assert_array_equal, loaded["params"]["head"], variables["params"]["head"])
+    kernel = loaded["params"]["trunk"]["layer2_0"]["downsample_conv"]["kernel"]
+    np.testing.assert_array_equal(kernel, weights["layer2.0.downsample.0.weight"].transpose(2, 3, 1, 0))
+    with pytest.raises(UserError, match=r"fc.bias is \(1000,\) in our layout, the network's is \(5,\)"):
+        convert(weights, variables, dont_load=())
+
+
+def test_further_channels_repeat_the_first_ones(torch_resnet):
+    _, weights = randomised(torch_resnet, 5, **SMALL)
+    variables = fill(shapes_of(make_net(channels=6, **SMALL), (32, 32, 6)))
+    kernel = np.asarray(convert(weights, variables)["params"]["trunk"]["conv1"]["kernel"])
+    for i in range(6):
+        np.testing.assert_array_equal(kernel[:, :, i], weights["conv1.weight"].transpose(2, 3, 1, 0)[:, :, i % 3])
+
+
+def test_adapters_are_left_alone_and_take_the_stride(torch_resnet):
+    """With matrices of zeros they change nothing, whatever their shapes; with others they do."""
+    _, weights = randomised(torch_resnet, 5, **SMALL)
+    plain, net = make_net(**SMALL), make_net(**SMALL, adapters=2)
+    images = make_images((32, 32, 3), 3)
+    adapted, variables = (convert(weights, fill(shapes_of(n, (32, 32, 3)))) for n in (net, plain))
+    trunk = adapted["params"]["trunk"]
+    assert {"adapters1"} == {name for name in trunk if name.startswith("adapters")}
+    assert {"adapters2"} == {name for name in trunk["layer2_0"] if name.startswith("adapters")}
+    zeroed = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: 0 * leaf if "'mix'" in jax.tree_util.keystr(path) else leaf, adapted
+    )
+    expected = jax.jit(plain.apply)(variables, images.pixels)
+    assert_close(jax.jit(net.apply)(zeroed, images.pixels), expected, 1e-6)
+    assert np.abs(jax.jit(net.apply)(adapted, images.pixels) - expected).max() > 1e-3
+
+
+def test_extra_parameters_of_adapters():
+    plain, adapted = (shapes_of(make_net(**options), (64, 64, 3))["params"] for options in ({}, {"adapters": 2}))
+    count = [sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree)) for tree in (plain, adapted)]
+    assert count[1] - count[0] == 2_522_920
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_files_are_read_as_they_were_written(torch_resnet, tmp_path, suffix):
+    module, weights = randomised(torch_resnet, 5, **SMALL)
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".pth":
+        torch_resnet.torch.save(module.state_dict(), path)
+    else:
+        write_safetensors(path, weights)
+    found = read_weights(path)
+    assert found.keys() == weights.keys()
+    for name, value in weights.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def write_safetensors(path, arrays):
+    header, body = {"__metadata__": {"format": "pt"}}, b""
+    names = {np.float32: "F32", np.int64: "I64"}
+    for name, array in arrays.items():
+        data = np.ascontiguousarray(array).tobytes()
+        offsets = [len(body), len(body) + len(data)]
+        header[name] = {"dtype": names[array.dtype.type], "shape": list(array.shape), "data_offsets": offsets}
+        body += data
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+class Malice:
+    def __reduce__(self):
+        return print, ("ran",)
+
+
+def test_what_holds_no_weights_is_refused(torch_resnet, tmp_path, capsys):
+    torch_resnet.torch.save({"a": Malice()}, tmp_path / "malice.pth")
+    (tmp_path / "raw.pth").write_bytes(pickle.dumps(Malice()))
+    (tmp_path / "page.pth").write_text("<html>")
+    write_safetensors(tmp_path / "whole.safetensors", {"a": np.arange(9, dtype=np.float32)})
+    data = (tmp_path / "whole.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(data[:-4])
+    (tmp_path / "page.safetensors").write_text("<html><body>not found</body></html>")
+    (tmp_path / "empty.safetensors").write_bytes(b"")
+    for name in ("malice.pth", "raw.pth", "page.pth"):
+        with pytest.raises(UserError, match="holds no plain weights"):
+            read_weights(tmp_path / name)
+    for name in ("cut", "page", "empty"):
+        with pytest.raises(UserError, match="not a safetensors file of weights"):
+            read_weights(tmp_path / f"{name}.safetensors")
+    for name, message in {"none.pth": "no such file", "malice.txt": ".txt is not .safetensors"}.items():
+        (tmp_path / "malice.txt").touch()
+        with pytest.raises(UserError, match=message):
+            read_weights(tmp_path / name)
+    assert "ran" not in capsys.readouterr().out
+
+
+def test_unexplained_names_are_named(torch_resnet):
+    _, weights = randomised(torch_resnet, 5, **SMALL)
+    variables = fill(shapes_of(make_net(**SMALL), (32, 32, 3)))
+    with pytest.raises(UserError, match="the network has no layer9.0.conv1.weight"):
+        convert({**weights, "layer9.0.conv1.weight": np.zeros(3)}, variables)
+    del weights["layer2.1.bn2.running_var"]
+    with pytest.raises(UserError, match="layer2.1.bn2.running_var is missing"):
+        convert(weights, variables)
+
+
+def test_the_depth_is_resnet_50():
+    assert 3 * sum(STAGES) + 2 == 50
