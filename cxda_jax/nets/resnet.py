@@ -51,7 +51,8 @@ class ResNetTrunk(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
         x = nn.relu(BatchNorm(name="bn1")(_conv(self, "conv1", x, self.width, 7, 2), batch))
-        x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+        around: Any = ((1, 1), (1, 1))
+        x = nn.max_pool(x, (3, 3), (2, 2), around)
         for i, blocks in enumerate(self.stages):
             for j in range(blocks):
                 stride = 2 if i and not j else 1
