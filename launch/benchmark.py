@@ -1,7 +1,7 @@
 """Times training and inference beside eager PyTorch doing the same work, and writes every figure to a JSON file.
 
 python -m launch.benchmark --suite=step --out=docs/results/benchmark-cpu.json
-python -m launch.benchmark --suite=step --out=/tmp/femnist.json --shapes=femnist --methods=bn --repeats=3
+python -m launch.benchmark --suite=step --out=/tmp/femnist.json --shapes=femnist --cases=bn --repeats=3
 python -m launch.benchmark --suite=step --out=/tmp/alone.json --nopeers
 
 One unit of work is an episode of 100 support and 20 query images. Run it from the repository's root on an idle machine:
@@ -72,7 +72,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "Timings of each contender, in tur
 _WIDTH = flags.DEFINE_integer("width", 128, "Channels of the CNN.", lower_bound=2)
 _GEMM = flags.DEFINE_integer("gemm", 4096, "Side of the float32 matrices whose product gives the peak.", lower_bound=1)
 _SHAPES = flags.DEFINE_list("shapes", list(SHAPES), "Image shapes, of " + ",".join(SHAPES) + ".")
-_METHODS = flags.DEFINE_list("methods", list(METHODS), "Methods, of " + ",".join(METHODS) + ".")
+_CASES = flags.DEFINE_list("cases", list(METHODS), "Methods, of " + ",".join(METHODS) + ".")
 _PEERS = flags.DEFINE_bool("peers", True, "Time PyTorch too.")
 _DATE = flags.DEFINE_string("date", None, "Date written to the record; today's by default.")
 
@@ -94,7 +94,7 @@ class Case(NamedTuple):
 def main() -> None:
     if jax.default_backend() == "cpu":
         backend.keep_freed_memory()
-    for flag, known in ((_SHAPES, SHAPES), (_METHODS, METHODS)):
+    for flag, known in ((_SHAPES, SHAPES), (_CASES, METHODS)):
         for name in flag.value:
             if name not in known:
                 raise UserError(f"--{flag.name}={name} is not one of {', '.join(known)}")
@@ -104,7 +104,7 @@ def main() -> None:
     with open_peer(_PEERS.value) as peer:
         record = {"suite": _SUITE.value, "date": _DATE.value or datetime.date.today().isoformat()} | describe(peer)
         others = watch_others(peer)
-        record |= step_suite(peer, _SHAPES.value, _METHODS.value, _WIDTH.value, _REPEATS.value, _GEMM.value)
+        record |= step_suite(peer, _SHAPES.value, _CASES.value, _WIDTH.value, _REPEATS.value, _GEMM.value)
         record["others"] = others()
     out.write_text(json.dumps(record, indent=1) + "\n")
     if (record["others"] or 0) > 0.05:

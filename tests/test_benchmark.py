@@ -43,7 +43,7 @@ def check(record, rows):
 
 @pytest.mark.skipif(not HAS_TORCH, reason="needs torch")
 def test_record_with_peers(tmp_path):
-    done = run(tmp_path / "record.json", "--shapes=femnist", "--methods=cxda", "--date=2020-02-02")
+    done = run(tmp_path / "record.json", "--shapes=femnist", "--cases=cxda", "--date=2020-02-02")
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "record.json").read_text())
     check(record, rows=3)
@@ -54,7 +54,7 @@ def test_record_with_peers(tmp_path):
 
 
 def test_record_without_peers(tmp_path):
-    done = run(tmp_path / "record.json", "--shapes=femnist", "--methods=bn", "--nopeers")
+    done = run(tmp_path / "record.json", "--shapes=femnist", "--cases=bn", "--nopeers")
     assert done.returncode == 0, done.stderr
     assert "peers skipped" in done.stdout
     record = json.loads((tmp_path / "record.json").read_text())
@@ -62,7 +62,7 @@ def test_record_without_peers(tmp_path):
     assert all(row["peers"] == row["ratio"] == {} for row in record["rows"])
 
 
-@pytest.mark.parametrize("flag", ["--shapes=imagenet", "--methods=bn,erm", "--out=/nowhere/record.json"])
+@pytest.mark.parametrize("flag", ["--shapes=imagenet", "--cases=bn,erm", "--out=/nowhere/record.json"])
 def test_a_wrong_flag_is_one_line(tmp_path, flag):
     done = run(tmp_path / "record.json", flag)
     assert done.returncode == 2
