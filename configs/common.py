@@ -75,6 +75,7 @@ def default() -> Any:
     c.strong.blur = 0.5
     c.strong.flip = True
     c.strong.noise = 0.005
+    c.strong.invert = False  # augment 1 - pixels
 
     c.episode = ConfigDict()
     c.episode.num_domains = 5

@@ -21,6 +21,7 @@ def get_config(argument: str | None = None) -> Any:
     c.augment.fill = 1.0  # paper is white
     c.augment.flip = False  # a mirrored character is none: validation 0.49 with flips, 0.60 without (step 1920)
     c.strong.flip = False
+    c.strong.invert = True  # white paper stays white whatever the brightness
     c.optimizer.learning_rate = 3e-2
     c.train.epochs = 6
     c.evaluation.every_epochs = 1

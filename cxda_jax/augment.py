@@ -101,6 +101,7 @@ class Strong(NamedTuple):
     blur: float = 0.5  # pixels; the Gaussian's sigma is uniform in 0.001..blur
     flip: bool = True  # horizontally, with probability 1/2
     noise: float = 0.005  # standard deviation, independent in each pixel and channel
+    invert: bool = False  # work on 1 - pixels: for dark ink on white, whose background brightness should leave alone
 
 
 SHARPEST = 0.001  # sigma at which the blur is none
@@ -133,6 +134,7 @@ def strong(key: Array, pixels: Array, options: Strong) -> Array:
     if pixels.shape[-1] not in (1, 3):
         raise UserError(f"strong augmentation takes images of 1 or 3 channels, not {pixels.shape[-1]}")
     x = jnp.clip(as_floats(pixels), 0, 1)
+    x = 1 - x if options.invert else x
 
     def one(key: Array, image: Array) -> Array:
         draw_key, noise_key = jax.random.split(key)
@@ -143,7 +145,8 @@ def strong(key: Array, pixels: Array, options: Strong) -> Array:
             image = image + options.noise * jax.random.normal(noise_key, image.shape)
         return jnp.clip(image, 0, 1)
 
-    return jax.vmap(one)(jax.random.split(key, len(x)), x)
+    x = jax.vmap(one)(jax.random.split(key, len(x)), x)
+    return 1 - x if options.invert else x
 
 
 class Drawn(NamedTuple):

@@ -194,8 +194,17 @@ def test_off_is_the_identity_and_each_part_alone_is_not():
     images = make(n=4)
     np.testing.assert_array_equal(strong(KEY, images, OFF), images)
     for field, value in Strong()._asdict().items():
+        if field == "invert":
+            continue
         alone = strong(KEY, images, OFF._replace(**{field: value}))
         assert np.abs(np.asarray(alone) - images).max() > 1e-3, field
+
+
+def test_inverted_images_are_augmented_as_their_negatives():
+    images = make((9, 9, 1), 5)
+    close(strong(KEY, images, Strong(invert=True)), 1 - strong(KEY, 1 - images, Strong()), 1e-6)
+    white = strong(KEY, np.ones((5, 9, 9, 1), np.float32), Strong(noise=0, invert=True))
+    close(white, np.ones((5, 9, 9, 1)), 1e-6)
 
 
 def test_bytes_are_read_as_floats():
