@@ -1,4 +1,8 @@
+import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -9,7 +13,9 @@ from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.data.store import open_store, write_store
 from cxda_jax.types import UserError
 from tests.conftest import INFO, make_domains
+from tests.peers import two_processes
 
+ROOT = Path(__file__).parent.parent
 SPEC = EpisodeSpec(num_domains=3, per_domain=5, num_query=7)
 
 
@@ -137,3 +143,50 @@ def test_sources_give_equal_bytes_for_100_steps(many, spec):
         np.testing.assert_array_equal(episode.query.domain, many.row_domains()[plan.query])
         steps += 1
     assert steps == 100
+
+
+def test_shards_are_the_parts_of_a_step(many):
+    """Each process reads its own tasks alone; together they are the step."""
+    pytest.importorskip("tensorflow")
+
+    def plan_of(step):
+        return plans(many, range(6 * step, 6 * step + 6))
+
+    whole = list(tfdata_source(many).batches(plan_of, 3, 6))
+    parts = [list(tfdata_source(many, (which, 3)).batches(plan_of, 3, 6)) for which in range(3)]
+    for step, episode in enumerate(whole):
+        for part in parts:
+            assert len(part[step].label) == 2
+        jax.tree.map(
+            lambda whole, *parts: np.testing.assert_array_equal(whole, np.concatenate(parts)),
+            episode, *[part[step] for part in parts],
+        )  # fmt: skip
+    with pytest.raises(
+        UserError, match="train.tasks_per_step=6 cannot be shared by 4 processes; make it a multiple of 4"
+    ):
+        next(iter(tfdata_source(many, (0, 4)).batches(plan_of, 0, 1)))
+
+
+def test_two_processes_train_as_one(tmp_path, store):
+    """Over jax.distributed: the same parameters as one process that reads everything, but for the order of sums."""
+    pytest.importorskip("tensorflow")
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+
+    def start(which, count):
+        arguments = [tmp_path / "store", which, count, port, tmp_path / f"{count}.npz"]
+        command = [sys.executable, "-m", "tests.peers.two_processes", *map(str, arguments)]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    both = [start(0, 2), start(1, 2)]
+    two_processes.main(tmp_path / "store", 0, 1, port, tmp_path / "1.npz")
+    hashes = []
+    for process in both:
+        output, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error
+        hashes.append(output.split()[-1])
+    assert hashes[0] == hashes[1]
+    one, two = np.load(tmp_path / "1.npz"), np.load(tmp_path / "2.npz")
+    for name in one.files:
+        np.testing.assert_allclose(one[name], two[name], rtol=0, atol=1e-5)

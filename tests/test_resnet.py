@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cxda_jax import backend
 from cxda_jax.methods.erm import erm
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.pretrained import convert, read_weights, torch_name
@@ -80,27 +81,33 @@ def test_logits_equal_torch(torch_resnet, side):
     assert_close(logits, expected, 1e-3)
 
 
-@pytest.mark.parametrize("batch", [True, False])
-def test_gradients_equal_torch(torch_resnet, batch):
-    """At the full depth one gradient takes a minute on a CPU; two stages hold each kind of block."""
+@pytest.mark.parametrize(("side", "batch", "options"), [(64, False, {}), (112, False, {}), (48, True, SMALL)])
+def test_gradients_equal_torch(torch_resnet, side, batch, options):
+    """Each parameter's gradient by itself: the largest one would hide the rest.
+
+    With the batch's own statistics on two stages, which hold each kind of block: through fifty random layers gradients
+    grow so that rounding alone makes 3 %.
+    """
     torch = torch_resnet.torch
-    module, weights = randomised(torch_resnet, 5, **SMALL)
-    net, images, labels = make_net(**SMALL), make_images((48, 48, 3), 4), np.arange(4)
+    module, weights = randomised(torch_resnet, 5, **options)
+    net, images, labels = make_net(**options), make_images((side, side, 3), 4), np.arange(4)
     variables = convert(weights, fill(shapes_of(net, (64, 64, 3))), dont_load=())
     torch.nn.functional.cross_entropy(module.train(batch)(nchw(images.pixels)), torch.from_numpy(labels)).backward()
 
-    @jax.jit
-    @jax.grad
-    def gradient(params):
+    def loss(params):
         logits = net.apply({**variables, "params": params}, images.pixels, batch, mutable=["batch_stats"])[0]
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(labels)[:, None], 1).mean()
 
-    grads = {"params": gradient(variables["params"]), "batch_stats": variables["batch_stats"]}
+    grads = {"params": backend.jit(jax.grad(loss))(variables["params"]), "batch_stats": variables["batch_stats"]}
     theirs = {name: p.grad.numpy() for name, p in module.named_parameters()}
     theirs |= {name: value for name, value in weights.items() if "running" in name}
     expected = convert(theirs, variables, dont_load=())
-    assert max(np.abs(g).max() for g in theirs.values()) > 0.1
-    jax.tree.map(lambda a, b: assert_close(a, b, 1e-3), grads, expected)
+
+    def differ(ours, theirs):
+        assert np.linalg.norm(theirs) > 0
+        return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+    assert max(jax.tree.leaves(jax.tree.map(differ, grads, expected))) < 1e-3
 
 
 def test_the_head_stays_where_it_is_not_loaded(torch_resnet):

@@ -1,6 +1,7 @@
 """Where an episode's pixels come from: resident on the device, or streamed by tf.data. Both follow the same plans.
 
 A source splits the work in two. batches() runs on the host, ahead of the step; assemble() is pure and runs inside it.
+Where several processes train together, tf.data reads in each the tasks of its own devices alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.types import Episode, Images, UserError
 
 PREFETCH = 4
+READERS = 4  # threads; they wait for the disk more than they work
 
 
 class Source(NamedTuple):
@@ -35,8 +37,12 @@ def device_source(store: DomainStore) -> Source:
     return Source(resident, lambda plan_of, start, stop: map(plan_of, range(start, stop)), assemble)
 
 
-def tfdata_source(store: DomainStore) -> Source:
-    """Images read from disk and prefetched by tf.data; for stores larger than the device."""
+def tfdata_source(store: DomainStore, shard: tuple[int, int] | None = None) -> Source:
+    """Images read from disk, in parallel and ahead, by tf.data; for stores larger than the device or the memory.
+
+    `shard` is (which, of how many): the tasks of a step are cut into so many equal parts, of which one is read. By
+    default it is this process among those of jax.distributed, and the parts make one array across them.
+    """
     try:
         import tensorflow as tf
     except ImportError:
@@ -45,20 +51,35 @@ def tfdata_source(store: DomainStore) -> Source:
         ) from None
     tf.config.set_visible_devices([], "GPU")
     domains = store.row_domains()
+    which, count = shard or (jax.process_index(), jax.process_count())
 
     def batches(plan_of: Callable[[int], Plan], start: int, stop: int) -> Iterator[Episode]:
         def read(step: np.ndarray) -> list[np.ndarray]:
             plan = plan_of(int(step))
-            return [array[rows] for rows in plan for array in (store.images, store.labels, domains)]
+            parts = [np.split(rows, count)[which] for rows in plan]
+            return [array[rows] for rows in parts for array in (store.images, store.labels, domains)]
 
+        if start < stop and len(plan_of(start).query) % count:
+            raise UserError(
+                f"train.tasks_per_step={len(plan_of(start).query)} cannot be shared by {count} processes; make it a "
+                f"multiple of {count}"
+            )
         types = [tf.uint8, tf.int32, tf.int32] * 2
         data = tf.data.Dataset.range(start, stop).map(
-            lambda step: tf.numpy_function(read, [step], types), num_parallel_calls=2, deterministic=True
+            lambda step: tf.numpy_function(read, [step], types), num_parallel_calls=READERS, deterministic=True
         )
         for arrays in data.prefetch(PREFETCH).as_numpy_iterator():
-            yield _episode([arrays[:3], arrays[3:]])
+            episode = _episode([arrays[:3], arrays[3:]])
+            yield episode if shard or count == 1 else _across_processes(episode)
 
     return Source((), batches, lambda resident, episode: episode)
+
+
+def _across_processes(episode: Episode) -> Episode:
+    """One global episode [tasks, ...] of what each process holds of it, on all devices."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("tasks",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("tasks"))
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), episode)
 
 
 SOURCES: dict[str, Callable[[DomainStore], Source]] = {"device": device_source, "tfdata": tfdata_source}

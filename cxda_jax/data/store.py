@@ -8,11 +8,13 @@ Images stay on disk behind a memory map. A store appears under its final name on
 sibling folder and renamed, so a killed or concurrent writer leaves nothing that could be mistaken for a finished one.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +25,11 @@ from cxda_jax.types import UserError
 
 FORMAT = 1
 SPLITS = ("train", "val", "test")
+ABANDONED = 3600.0  # seconds without a write after which an unfinished store belongs to nobody
 
 
 class Domain(NamedTuple):
-    """One domain on its way into a store: images uint8 [n, h, w, c], labels integers [n]."""
+    """One domain, or the next piece of it, on its way into a store: images uint8 [n, h, w, c], labels integers [n]."""
 
     name: str
     split: str
@@ -43,6 +46,7 @@ class StoreInfo(NamedTuple):
     std: tuple[float, ...]
     metric: str = "accuracy"
     provenance: str = ""
+    marks: tuple[str, ...] = ()  # what sets it apart from the published data, such as "regenerated"; results carry it
 
 
 class DomainStore(NamedTuple):
@@ -70,9 +74,13 @@ class DomainStore(NamedTuple):
 
 
 def write_store(path: str | os.PathLike, info: StoreInfo, domains: Iterable[Domain]) -> None:
-    """Streams domains into a new store at `path`. If another process finished the same store first, its copy stays."""
+    """Streams domains into a new store at `path`; neighbours of equal name and split become one domain.
+
+    If another process finished the same store first, its copy stays.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _drop_abandoned(path)
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
     try:
         entries, labels, shape, digest = [], [], None, hashlib.sha256()
@@ -84,7 +92,9 @@ def write_store(path: str | os.PathLike, info: StoreInfo, domains: Iterable[Doma
                 file.write(data)
                 digest.update(data)
                 labels.append(np.asarray(domain.labels, "<i4"))
-                entries.append({"name": domain.name, "split": domain.split, "rows": len(domain.labels)})
+                if not entries or (domain.name, domain.split) != (entries[-1]["name"], entries[-1]["split"]):
+                    entries.append({"name": domain.name, "split": domain.split, "rows": 0})
+                entries[-1]["rows"] += len(domain.labels)
         if shape is None:
             raise UserError(f"{path}: no domains to store; check where the raw files lie")
         all_labels = np.concatenate(labels)
@@ -99,6 +109,14 @@ def write_store(path: str | os.PathLike, info: StoreInfo, domains: Iterable[Doma
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _drop_abandoned(path: Path) -> None:
+    """Deletes what killed writers left; a living one writes more often than this."""
+    for partial in path.parent.glob(f".{path.name}.partial-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - max(f.stat().st_mtime for f in (partial, *partial.iterdir())) > ABANDONED:
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def _check(domain: Domain, shape: tuple[int, ...], num_classes: int) -> None:
@@ -134,13 +152,14 @@ def open_store(path: str | os.PathLike, verify: bool = True) -> DomainStore:
             raise UserError(f"{path}/{name}: {actual} bytes, expected {size}; delete the folder and prepare it again")
     images = np.memmap(path / "images.u8", np.uint8, "r", shape=(rows, *card["shape"]))
     labels = np.fromfile(path / "labels.i32", "<i4")
-    if verify:
-        for name, data in (("images", images), ("labels", labels)):
-            if hashlib.sha256(data.data).hexdigest() != card["sha256"][name]:
+    for name, file in {"images": "images.u8", "labels": "labels.i32"}.items() if verify else ():
+        with open(path / file, "rb") as opened:  # read, not mapped: it may be larger than the memory
+            if hashlib.file_digest(opened, "sha256").hexdigest() != card["sha256"][name]:
                 raise UserError(
                     f"{path}: {name} differ from their recorded hash; delete the folder and prepare it again"
                 )
-    fields: dict[str, Any] = {k: tuple(card[k]) if isinstance(card[k], list) else card[k] for k in StoreInfo._fields}
+    told = {k: card[k] for k in StoreInfo._fields if k in card}
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in told.items()}
     return DomainStore(
         info=StoreInfo(**fields),
         images=images,

@@ -1,0 +1,46 @@
+"""One of several processes that train together on a store: python two_processes.py STORE WHICH HOW_MANY PORT OUT"""
+
+import sys
+
+import jax
+import numpy as np
+import optax
+
+from cxda_jax import augment, checkpoints, train
+from cxda_jax.data.episodes import EpisodeSpec, sample_plans
+from cxda_jax.data.sources import tfdata_source
+from cxda_jax.data.store import open_store
+from cxda_jax.methods.erm import bn
+from cxda_jax.nets.classifier import Classifier
+from cxda_jax.nets.cnn import CNNHead, CNNTrunk
+from cxda_jax.types import Images
+
+STEPS, TASKS = 3, 4
+
+
+def main(path, which, count, port, out):
+    if count > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"localhost:{port}", count, which)
+    store = open_store(path)
+    source = tfdata_source(store)
+    spec = EpisodeSpec(num_domains=2, per_domain=4, num_query=5)
+    method = bn(Classifier(CNNTrunk(4), CNNHead(4, 8), (0.5,), (0.5,)))
+    tx = optax.sgd(1e-2, 0.9)
+
+    def plan_of(step):
+        return sample_plans(spec, store.offsets, store.domains("train"), 0, range(step * TASKS, (step + 1) * TASKS))
+
+    example, plain = Images(store.images[:2], np.zeros(2, np.int32)), augment.Weak(crop=False, rotate=0.0)
+    state = jax.device_get(jax.jit(lambda: train.init_state(method, tx, 0, example))())
+    step = jax.jit(lambda state, batch, key: train.train_step(method, tx, plain, state, batch, key))
+    for batch in source.batches(plan_of, 0, STEPS):
+        state, measured = step(state, source.assemble((), batch), jax.random.key(0))
+    if which == 0:
+        arrays = [np.asarray(x.addressable_data(0)) for x in jax.tree.leaves((state.variables, measured))]
+        np.savez(out, *arrays)
+    print(checkpoints.weights_hash(jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), state.variables)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
