@@ -19,6 +19,7 @@ def default() -> Any:
     c.net.name = "cnn"  # cnn, resnet50
     c.net.weights = ""  # resnet50: PyTorch's, .safetensors or .pth; '': a random start
     c.net.dont_load = ("fc",)  # layers of that file to leave out, by their first letters
+    c.net.stages = (3, 4, 6, 3)  # of resnet50: blocks; published weights need these
     c.net.width = 128  # of cnn
     c.net.padding = "arm"  # arm: 2, 0, 0; same: 2, 2, 2
     c.net.dtype = "float32"  # of matrix work; bfloat16 on accelerators
@@ -125,3 +126,17 @@ def variant(argument: str | None) -> tuple[str, bool]:
     if rest not in ("", "smoke"):
         raise ValueError(f"variant {rest!r} is unknown; the only one is 'smoke', as in :{method},smoke")
     return method, rest == "smoke"
+
+
+def shrink(c: Any) -> None:
+    """A config's smoke twin: the same paths in seconds."""
+    c.net.width = 16  # 8 heads of one channel each
+    c.net.stages = (1, 1, 1)
+    c.cml.width = 8
+    c.cotta.copies = 2
+    c.finetune.steps = 2
+    c.train.steps = 20
+    c.train.log_every = 5
+    c.evaluation.every_steps = 10
+    c.evaluation.val_tasks = 4
+    c.evaluation.test_tasks = 10

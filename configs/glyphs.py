@@ -31,12 +31,7 @@ def get_config(argument: str | None = None) -> Any:
     c.data.writers = (240, 40, 60)  # train, val, test
     c.data.drawings = 200  # per writer
     if smoke:
-        c.net.width = 8
+        common.shrink(c)
         c.data.writers = (6, 5, 5)
         c.data.drawings = 50
-        c.train.steps = 20
-        c.train.log_every = 5
-        c.evaluation.every_steps = 10
-        c.evaluation.val_tasks = 4
-        c.evaluation.test_tasks = 10
     return c

@@ -14,10 +14,11 @@ import numpy as np
 import optax
 
 from cxda_jax import augment
-from cxda_jax.data import glyphs
+from cxda_jax.data import cifar_c, femnist, folder, glyphs, glyphs_c, iwildcam, tiny_imagenet_c
 from cxda_jax.data.episodes import EpisodeSpec, Plan, check_spec, mixed_spec, sample_plans
+from cxda_jax.data.raw import RawData
 from cxda_jax.data.sources import SOURCES, Source
-from cxda_jax.data.store import DomainStore
+from cxda_jax.data.store import DomainStore, open_store
 from cxda_jax.methods.cml import cml
 from cxda_jax.methods.cotta import cotta
 from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
@@ -50,8 +51,17 @@ METHODS: dict[str, Callable[[Config, DomainStore], Method]] = {
     "cotta": lambda c, store: cotta(build_net(c, store), _tuning(c), _strong(c), **c["cotta"]),
     "sla": lambda c, store: sla(build_net(c, store, **_adapters(c["sla"]))),
 }
+READERS: dict[str, Callable[..., RawData]] = {  # raw files, for launch.prepare; see each one's find()
+    "femnist": femnist.find,
+    "cifar_c": cifar_c.find,
+    "tiny_imagenet_c": tiny_imagenet_c.find,
+    "iwildcam": iwildcam.find,
+    "folder": folder.find,
+}
 BENCHMARKS: dict[str, Callable[[Config, Path], DomainStore]] = {
     "glyphs": lambda c, data_dir: glyphs.open_glyphs(data_dir, **c["data"]),
+    "glyphs_c": lambda c, data_dir: glyphs_c.open_glyphs_c(data_dir, **c["data"]),
+    **{name: lambda c, data_dir: open_prepared(c, data_dir) for name in READERS},
 }
 NETS: dict[str, Callable[..., tuple[Any, Any]]] = {  # (net's config, classes, options of the trunk) -> trunk and head
     "cnn": lambda c, num_classes, **options: (
@@ -59,7 +69,7 @@ NETS: dict[str, Callable[..., tuple[Any, Any]]] = {  # (net's config, classes, o
         CNNHead(num_classes, dtype=_dtype(c["dtype"])),
     ),
     "resnet50": lambda c, num_classes, **options: (
-        ResNetTrunk(dtype=_dtype(c["dtype"]), **options),
+        ResNetTrunk(stages=tuple(c["stages"]), dtype=_dtype(c["dtype"]), **options),
         LinearHead(num_classes, _dtype(c["dtype"])),
     ),
 }
@@ -110,7 +120,7 @@ def build(config: Config, data_dir: str | Path) -> Experiment:
     for field in ("val_tasks", "test_tasks"):
         _positive(config["evaluation"], field, "evaluation.")
     schedule = make_schedule(config, store)
-    source = _lookup("train.source", config["train"]["source"], SOURCES)(store)
+    source = lookup("train.source", config["train"]["source"], SOURCES)(store)
     tasks, domains, seed = schedule.tasks_per_step, store.domains("train"), config["seed"]
     if seed < 0 or config["evaluation"]["seed"] < 0:
         raise UserError(f"seed={seed}, evaluation.seed={config['evaluation']['seed']}: seeds must not be negative")
@@ -131,11 +141,22 @@ def build(config: Config, data_dir: str | Path) -> Experiment:
 
 
 def open_data(config: Config, data_dir: str | Path) -> DomainStore:
-    return _lookup("benchmark", config["benchmark"], BENCHMARKS)(config, Path(data_dir))
+    return lookup("benchmark", config["benchmark"], BENCHMARKS)(config, Path(data_dir))
+
+
+def open_prepared(config: Config, data_dir: Path) -> DomainStore:
+    """What launch.prepare made."""
+    name, benchmark = config["data"]["name"], config["benchmark"]
+    if not (data_dir / name / "store.json").exists():
+        raise UserError(
+            f"{data_dir / name}: no prepared data; python -m launch.prepare --benchmark={benchmark} --raw_dir=DIR"
+            + (f" --name={name}" if name != benchmark else "")
+        )
+    return open_store(data_dir / name)
 
 
 def build_method(config: Config, store: DomainStore) -> Method:
-    return _lookup("method", config["method"], METHODS)(config, store)
+    return lookup("method", config["method"], METHODS)(config, store)
 
 
 def start_from_weights(config: Config, variables: Variables) -> Variables:
@@ -150,7 +171,7 @@ def start_from_weights(config: Config, variables: Variables) -> Variables:
 
 def build_net(config: Config, store: DomainStore, **options: Any) -> Classifier:
     """The benchmark's network; `options` go to its trunk."""
-    trunk, head = _lookup("net.name", config["net"]["name"], NETS)(config["net"], store.num_classes, **options)
+    trunk, head = lookup("net.name", config["net"]["name"], NETS)(config["net"], store.num_classes, **options)
     return Classifier(trunk, head, store.info.mean, store.info.std)
 
 
@@ -183,7 +204,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """SGD with momentum or Adam at a constant rate; the decay is L2, added to the gradient as PyTorch does."""
     steps = {"sgd": lambda: optax.sgd(learning_rate, momentum or None), "adam": lambda: optax.adam(learning_rate)}
-    return optax.chain(optax.add_decayed_weights(weight_decay), _lookup("optimizer.name", name, steps)())
+    return optax.chain(optax.add_decayed_weights(weight_decay), lookup("optimizer.name", name, steps)())
 
 
 def make_schedule(config: Config, store: DomainStore) -> Schedule:
@@ -244,7 +265,7 @@ def _strong(config: Config) -> augment.Strong:
     return augment.Strong(**config["strong"])
 
 
-def _lookup(field: str, name: str, table: Mapping[str, Any]) -> Any:
+def lookup(field: str, name: str, table: Mapping[str, Any]) -> Any:
     return table[_choice(field, name, table)]
 
 

@@ -193,6 +193,7 @@ def evaluate_run(
         "started_from": config["net"]["weights"] or "random",
         "weights_hash": weights_hash,
         "data_hash": experiment.store.sha256,
+        "data_marks": list(experiment.store.info.marks),
         "device": device(),
         "package": __version__,
     }
@@ -259,11 +260,15 @@ def summary(row: dict[str, Any]) -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     """Mean and standard error over seeds, one line per benchmark, method and number of tasks; ms of one task alone."""
     groups: dict[tuple, list[dict[str, Any]]] = {}
+    footnotes: dict[str, str] = {}
     for row in rows:
-        groups.setdefault((row["benchmark"], row["label"], row["num_tasks"]), []).append(row)
+        marks = row.get("data_marks", [])
+        groups.setdefault((row["benchmark"] + "*" * bool(marks), row["label"], row["num_tasks"]), []).append(row)
+        if marks:
+            footnotes[row["benchmark"]] = f"* {row['benchmark']}: {', '.join(marks)}; not the published data"
     wide = max(18, *(len(row["label"]) + 2 for row in rows))
     lines = [
-        f"{'benchmark':<12}{'method':<{wide}}{'seeds':<8}{'tasks':>6}  {'Avg':>13}  {'W10%':>13}  {'adapt ms':>9}"
+        f"{'benchmark':<17}{'method':<{wide}}{'seeds':<8}{'tasks':>6}  {'Avg':>13}  {'W10%':>13}  {'adapt ms':>9}"
         f"  {'predict ms':>10}"
     ]
     for (benchmark, label, num_tasks), group in groups.items():
@@ -272,10 +277,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         seeds = ",".join(str(r["seed"]) for r in group)
         adapt_ms, predict_ms = (np.median([r[k] for r in group]) for k in ("adapt_ms", "predict_ms"))
         lines.append(
-            f"{benchmark:<12}{label:<{wide}}{seeds:<8}{num_tasks:>6}  {cells[0]:>13}  {cells[1]:>13}  {adapt_ms:>9.1f}"
+            f"{benchmark:<17}{label:<{wide}}{seeds:<8}{num_tasks:>6}  {cells[0]:>13}  {cells[1]:>13}  {adapt_ms:>9.1f}"
             f"  {predict_ms:>10.1f}"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *footnotes.values()])
 
 
 if __name__ == "__main__":

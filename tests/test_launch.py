@@ -91,7 +91,7 @@ TRAIN = ("launch.train", "--config=configs/glyphs.py:cxda,smoke", "--workdir={tm
         ((*TRAIN, "--config.optimizer.lr=1"), "config.optimizer has no field 'lr'; fields: learning_rate, momentum"),
         ((*TRAIN, "--config.sed=1"), "config has no field 'sed'; did you mean 'seed'?"),
         ((*TRAIN, "--workdirr=x"), "Unknown command line flag 'workdirr'"),
-        ((*TRAIN, "--config.benchmark=glyfs"), "benchmark='glyfs' is unknown; did you mean 'glyphs'? choose from glyphs"),
+        ((*TRAIN, "--config.benchmark=glyfs"), "benchmark='glyfs' is unknown; did you mean 'glyphs'? choose from cifar_c"),
         ((*TRAIN, "--config.data.drawings=39"), "has 39 images, episode.per_domain + episode.num_query needs 40"),
         (("launch.train", "--config=configs/glyphs.py:cxdaa", "--workdir={tmp}/w"), "method='cxdaa' is unknown; did you mean 'cxda'?"),
         (("launch.train", "--config=configs/glyfs.py:cxda", "--workdir={tmp}/w"), "no file configs/glyfs.py; did you mean configs/glyphs.py?"),
@@ -182,7 +182,7 @@ def test_fields_younger_than_a_run_have_their_defaults(erm_run, tmp_path):
     assert found["cotta"]["copies"] == 32 and found["finetune"] == {
         "statistics": "frozen", "steps": 2, "rate": 1.0, "trainable": "all"
     }  # fmt: skip
-    assert found["net"]["width"] == 8 and found["data"] == stored["data"]
+    assert found["net"]["width"] == 16 and found["data"] == stored["data"]
 
 
 @pytest.mark.parametrize(

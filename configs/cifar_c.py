@@ -1,0 +1,23 @@
+"""CIFAR-C: CIFAR-10 under corruptions, a domain is a corruption at a severity. First: python -m launch.prepare --help
+
+python -m launch.train --config=configs/cifar_c.py:cxda --workdir=runs/cifar_c/cxda/0
+"""
+
+from typing import Any
+
+from configs import common
+
+
+def get_config(argument: str | None = None) -> Any:
+    c = common.default()
+    c.benchmark = "cifar_c"
+    c.method, smoke = common.variant(argument)
+    c.data.name = "cifar_c"  # folder in --data_dir
+    c.optimizer.learning_rate = 1e-2
+    c.train.epochs = 100
+    c.evaluation.every_epochs = 10
+    c.evaluation.val_tasks = 850
+    c.evaluation.test_tasks = 11_000
+    if smoke:
+        common.shrink(c)
+    return c

@@ -1,0 +1,25 @@
+"""FEMNIST: handwritten characters, a domain is a writer. First: python -m launch.prepare --help
+
+python -m launch.train --config=configs/femnist.py:cxda --workdir=runs/femnist/cxda/0
+"""
+
+from typing import Any
+
+from configs import common
+
+
+def get_config(argument: str | None = None) -> Any:
+    c = common.default()
+    c.benchmark = "femnist"
+    c.method, smoke = common.variant(argument)
+    c.data.name = "femnist"  # folder in --data_dir
+    c.augment.fill = 1.0  # paper is white: 0 after 1 - x
+    c.strong.invert = True  # white paper stays white whatever the brightness
+    c.optimizer.learning_rate = 1e-4
+    c.train.epochs = 200
+    c.evaluation.every_epochs = 10
+    c.evaluation.val_tasks = 420
+    c.evaluation.test_tasks = 420
+    if smoke:
+        common.shrink(c)
+    return c

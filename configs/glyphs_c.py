@@ -1,0 +1,30 @@
+"""Coloured digits under CIFAR-C's corruptions: the embedded stand-in for CIFAR-C. Nothing to download.
+
+python -m launch.train --config=configs/glyphs_c.py:cxda --workdir=runs/glyphs_c/cxda/0
+"""
+
+from typing import Any
+
+from configs import common
+
+
+def get_config(argument: str | None = None) -> Any:
+    c = common.default()
+    c.benchmark = "glyphs_c"
+    c.method, smoke = common.variant(argument)
+    c.net.width = 16
+    c.cml.width = 8  # half of the network's, as in the paper
+    c.attention.features = "flat"
+    c.augment.flip = False  # a mirrored digit is none
+    c.strong.flip = False
+    c.optimizer.learning_rate = 3e-2
+    c.train.epochs = 20
+    c.evaluation.every_epochs = 2
+    c.evaluation.val_tasks = 100
+    c.evaluation.test_tasks = 600
+    c.data.seed = 0
+    c.data.images = 300  # per domain
+    if smoke:
+        common.shrink(c)
+        c.data.images = 40
+    return c

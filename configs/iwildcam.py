@@ -1,0 +1,31 @@
+r"""iWildCam: animals at camera traps, a domain is a camera's location; ResNet-50, macro-F1.
+
+First: python -m launch.prepare --help. The paper starts from torchvision's ImageNet weights (V1), a file of yours:
+
+python -m launch.train --config=configs/iwildcam.py:cxda --config.net.weights=resnet50-0676ba61.pth \
+    --workdir=runs/iwildcam/cxda/0
+"""
+
+from typing import Any
+
+from configs import common
+
+
+def get_config(argument: str | None = None) -> Any:
+    c = common.default()
+    c.benchmark = "iwildcam"
+    c.method, smoke = common.variant(argument)
+    c.data.name = "iwildcam"  # folder in --data_dir
+    c.net.name = "resnet50"
+    c.cotta.restore = 0.001
+    c.optimizer.name = "adam"
+    c.optimizer.learning_rate = 3e-5
+    c.optimizer.momentum = 0.0  # Adam has its own
+    c.optimizer.weight_decay = 0.0
+    c.train.epochs = 50
+    c.evaluation.every_epochs = 5
+    c.evaluation.val_tasks = 745
+    c.evaluation.test_tasks = 2125
+    if smoke:
+        common.shrink(c)
+    return c

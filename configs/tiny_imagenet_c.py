@@ -1,0 +1,28 @@
+r"""TinyImageNet-C: Tiny ImageNet under corruptions, a domain is a corruption at a severity; ResNet-50.
+
+First: python -m launch.prepare --help. The paper starts from torchvision's ImageNet weights (V1), a file of yours:
+
+python -m launch.train --config=configs/tiny_imagenet_c.py:cxda --config.net.weights=resnet50-0676ba61.pth \
+    --workdir=runs/tiny_imagenet_c/cxda/0
+"""
+
+from typing import Any
+
+from configs import common
+
+
+def get_config(argument: str | None = None) -> Any:
+    c = common.default()
+    c.benchmark = "tiny_imagenet_c"
+    c.method, smoke = common.variant(argument)
+    c.data.name = "tiny_imagenet_c"  # folder in --data_dir
+    c.net.name = "resnet50"
+    c.cotta.restore = 0.001
+    c.optimizer.learning_rate = 1e-2
+    c.train.epochs = 50
+    c.evaluation.every_epochs = 5
+    c.evaluation.val_tasks = 1700
+    c.evaluation.test_tasks = 11_000
+    if smoke:
+        common.shrink(c)
+    return c

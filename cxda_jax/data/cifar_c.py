@@ -1,0 +1,182 @@
+"""CIFAR-C: CIFAR-10 under corruptions, split as ARM does; a domain is a corruption at a severity.
+
+    <raw_dir>/CIFAR-10-C/<corruption>.npy, labels.npy                            test: the published files
+    <raw_dir>/CIFAR-10-C-new/{train,val}/<corruption>.npy, <corruption>_labels.npy    made by ARM's authors
+
+A file's rows are five equal blocks, one for each severity. Two ways around missing files:
+
+    regenerate   train and val domains are made from the clean training images, <raw_dir>/cifar-10-batches-bin/
+                 data_batch_*.bin (the binary version), by our own corruptions
+    tfds         as regenerate, with the clean and the test images from tensorflow-datasets, kept in raw_dir
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cxda_jax.data import corruptions
+from cxda_jax.data.raw import IMAGENET_MEAN, IMAGENET_STD, Piece, RawData, find_folder, load_npy, split_checks
+from cxda_jax.data.store import SPLITS, StoreInfo
+from cxda_jax.types import UserError
+
+SHAPE = (32, 32, 3)
+SEVERITIES = (1, 2, 3, 4, 5)
+TRAINED = ("gaussian_noise", "shot_noise", "defocus_blur", "glass_blur", "zoom_blur", "snow", "frost", "brightness",
+           "contrast", "pixelate")  # fmt: skip
+VALIDATED = ("speckle_noise", "gaussian_blur", "saturate")
+TESTED = ("impulse_noise", "motion_blur", "fog", "elastic_transform")
+# In ARM's order. The last two severities of two corruptions are what val and test share with train; note the swap.
+DOMAINS = {
+    "train": [(c, s) for c in ("spatter", "jpeg_compression") for s in (1, 2, 3)]
+    + [(c, s) for c in TRAINED for s in SEVERITIES],
+    "val": [("spatter", 4), ("jpeg_compression", 5)] + [(c, s) for c in VALIDATED for s in SEVERITIES],
+    "test": [("spatter", 5), ("jpeg_compression", 4)] + [(c, s) for c in TESTED for s in SEVERITIES],
+}
+PER_CLASS = 100  # images of a regenerated domain
+INFO = StoreInfo(
+    name="cifar_c",
+    class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    mean=IMAGENET_MEAN,  # not CIFAR's own, as ARM has it
+    std=IMAGENET_STD,
+    provenance="CIFAR-10-C and ARM's CIFAR-10-C-new",
+)
+
+Clean = tuple[np.ndarray, np.ndarray]  # images and labels
+
+
+def find(raw_dir: Path, regenerate: bool = False, tfds: bool = False, seed: int = 0) -> RawData:
+    info, pieces = INFO, []
+    if regenerate or tfds:
+        made = "corruptions of clean training images by this package"
+        info = INFO._replace(provenance=f"CIFAR-10-C; train and val domains: {made}", marks=("regenerated",))
+        images, labels = _tfds_images("cifar10", "train", raw_dir) if tfds else read_binary(raw_dir)
+        for split, rows in zip(("train", "val"), hold_out(labels, seed), strict=True):
+            pieces += regenerated(split, DOMAINS[split], images.__getitem__, labels, rows, PER_CLASS, seed, "cifar")
+    else:
+        new = find_folder(raw_dir, "CIFAR-10-C-new")
+        for split in ("train", "val"):
+            pieces += _blocks(new / split, split, lambda folder, c: _labels(folder / f"{c}_labels.npy"))
+    if tfds:
+        pieces += _tfds_pieces(raw_dir)
+    else:
+        pieces += _blocks(
+            find_folder(raw_dir, "CIFAR-10-C"), "test", lambda folder, _: _repeated(folder / "labels.npy")
+        )
+    checks = split_checks(pieces, (56, 17, 22), (56_000, 17_000, 220_000))
+    return RawData(info, pieces, checks)
+
+
+def _blocks(folder: Path, split: str, labels_of: Callable[[Path, str], np.ndarray]) -> Iterator[Piece]:
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; CIFAR-C is read from CIFAR-10-C and CIFAR-10-C-new/{{train,val}}")
+    for corruption, severity in DOMAINS[split]:
+        path = folder / f"{corruption}.npy"
+        images, labels = load_npy(path, "u", SHAPE), labels_of(folder, corruption)
+        if len(images) % 5 or len(labels) != len(images):
+            raise UserError(
+                f"{path}: {len(images)} images and {len(labels)} labels; expected five equal blocks of each, by severity"
+            )
+        size = len(images) // 5
+        rows = slice((severity - 1) * size, severity * size)
+        yield Piece(f"{corruption} {severity}", split, size, lambda x=images[rows], y=labels[rows]: (np.array(x), y))
+
+
+def _labels(path: Path) -> np.ndarray:
+    labels = np.array(load_npy(path, "iu", ()), np.int64)
+    if labels.min() < 0 or labels.max() > 9:
+        raise UserError(f"{path}: labels in {labels.min()}..{labels.max()}, expected 0..9; fetch it again")
+    return labels
+
+
+def _repeated(path: Path) -> np.ndarray:
+    labels = _labels(path)
+    if len(labels) % 5 or (labels.reshape(5, -1) != labels[: len(labels) // 5]).any():
+        raise UserError(f"{path}: {len(labels)} labels that are not one list five times over; fetch it again")
+    return labels
+
+
+def read_binary(raw_dir: Path) -> Clean:
+    """CIFAR-10's clean training images from its binary version: rows of a label and 3 x 32 x 32 bytes."""
+    folder = find_folder(raw_dir, "cifar-10-batches-bin")
+    files = [folder / f"data_batch_{i}.bin" for i in (1, 2, 3, 4, 5)]
+    parts = []
+    for file in files:
+        if not file.exists():
+            raise UserError(f"{file}: missing; extract cifar-10-binary.tar.gz again")
+        rows = np.fromfile(file, np.uint8)
+        if not rows.size or rows.size % 3073 or rows[::3073].max() > 9:
+            raise UserError(f"{file}: {rows.size} bytes are not rows of a label and 3072 pixels; fetch it again")
+        parts.append(rows.reshape(-1, 3073))
+    rows = np.concatenate(parts)
+    return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0].astype(np.int64)
+
+
+def hold_out(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows for train and for val domains, disjoint: a fifth of each class is for val."""
+    rng = np.random.default_rng([seed, 0])
+    train, val = [], []
+    for c in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == c))
+        cut = len(rows) // 5
+        val.append(rows[:cut])
+        train.append(rows[cut:])
+    return np.concatenate(train), np.concatenate(val)
+
+
+def regenerated(
+    split: str,
+    domains: list[tuple[str, int]],
+    take: Callable[[np.ndarray], np.ndarray],
+    labels: np.ndarray,
+    rows: np.ndarray,
+    per_class: int,
+    seed: int,
+    constants: str,
+) -> Iterator[Piece]:
+    """Domains made of `per_class` clean images of each class, drawn anew for each domain from the given rows; take(rows)
+    gives their pixels."""
+    available = np.bincount(labels[rows])
+    count = min(per_class, available[available > 0].min())
+    for number, (corruption, severity) in enumerate(domains):
+
+        def make(number: int = number, corruption: str = corruption, severity: int = severity) -> Clean:
+            rng = np.random.default_rng([corruptions.VERSION, seed, SPLITS.index(split), number])
+            mine = np.concatenate(
+                [rng.choice(rows[labels[rows] == c], count, replace=False) for c in np.unique(labels)]
+            )
+            return corruptions.corrupt(take(mine), corruption, severity, rng, constants), labels[mine]
+
+        yield Piece(f"{corruption} {severity}", split, count * len(np.unique(labels)), make)
+
+
+def _tfds_pieces(raw_dir: Path) -> Iterator[Piece]:
+    for corruption, severity in DOMAINS["test"]:
+        config = f"cifar10_corrupted/{corruption.replace('_transform', '')}_{severity}"
+        count = _tfds_builder(config, raw_dir).info.splits["test"].num_examples
+        yield Piece(
+            f"{corruption} {severity}", "test", count, lambda config=config: _tfds_images(config, "test", raw_dir)
+        )
+
+
+def _tfds_images(name: str, split: str, raw_dir: Path) -> Clean:
+    import tensorflow_datasets as tfds
+
+    data = _tfds_builder(name, raw_dir).as_dataset(split=split, shuffle_files=False, batch_size=1000)
+    batches = list(tfds.as_numpy(data))
+    return np.concatenate([b["image"] for b in batches]), np.concatenate([b["label"] for b in batches])
+
+
+def _tfds_builder(name: str, raw_dir: Path) -> Any:
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError:
+        raise UserError("--tfds needs tensorflow-datasets: pip install 'cxda_jax[data]'") from None
+    builder = tfds.builder(name, data_dir=str(raw_dir))
+    try:
+        builder.download_and_prepare()
+    except Exception as e:  # whatever a download can raise
+        reason = str(e).strip().splitlines()[0][:80] if str(e).strip() else type(e).__name__
+        raise UserError(f"--tfds: {name} is not in {raw_dir} and could not be fetched ({reason})") from None
+    return builder

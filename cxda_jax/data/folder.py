@@ -1,0 +1,89 @@
+"""Your own images: <raw_dir>/<domain>/<class>/<image>, of any sizes and formats that PIL reads.
+
+Domains are split by a CSV file with the columns domain and split (train, val, test), or at random by a seed. Those with
+fewer images than a task needs are left out.
+"""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from cxda_jax.data.raw import EXTENSIONS, IMAGENET_MEAN, IMAGENET_STD, RawData, image_pieces
+from cxda_jax.data.store import SPLITS, StoreInfo
+from cxda_jax.types import UserError
+
+FRACTIONS = (0.7, 0.1, 0.2)
+NEEDED = 5  # domains of each split, for tasks of the usual form
+
+
+def find(raw_dir: Path, size: int = 64, split_csv: str = "", min_images: int = 40, seed: int = 0) -> RawData:
+    if not raw_dir.is_dir():
+        raise UserError(f"--raw_dir={raw_dir}: no such folder; give the one that holds DOMAIN/CLASS/IMAGE")
+    found = {domain.name: _images(domain) for domain in _folders(raw_dir)}
+    found = {domain: classes for domain, classes in found.items() if any(classes.values())}
+    if not found:
+        raise UserError(f"{raw_dir}: no images; expected DOMAIN/CLASS/IMAGE with {', '.join(EXTENSIONS)}")
+    class_names = sorted({name for classes in found.values() for name, files in classes.items() if files})
+    files = {
+        domain: [(path, label) for label, name in enumerate(class_names) for path in classes.get(name, ())]
+        for domain, classes in found.items()
+    }
+    warnings = []
+    for domain in [d for d, labelled in files.items() if len(labelled) < min_images]:
+        warnings.append(f"{raw_dir / domain}: left out, {len(files.pop(domain))} images are fewer than {min_images}")
+    splits = _read_splits(Path(split_csv), raw_dir, found) if split_csv else random_splits(sorted(files), seed)
+    pieces = []
+    for split in SPLITS:
+        mine = [domain for domain in sorted(files) if splits.get(domain) == split]
+        if len(mine) < NEEDED:
+            warnings.append(
+                f"{split}: {len(mine)} domains; tasks of {NEEDED} need more, or a lower episode.num_domains"
+            )
+        for domain in mine:
+            pieces += image_pieces(domain, split, files[domain], (size, size), resize=True)
+    if not pieces:
+        raise UserError(f"{raw_dir}: no domain has {min_images} images; add images or lower --min_images")
+    info = StoreInfo("folder", tuple(class_names), IMAGENET_MEAN, IMAGENET_STD, provenance=f"images of {raw_dir.name}")
+    return RawData(info, pieces, warnings=warnings)
+
+
+def random_splits(domains: list[str], seed: int) -> dict[str, str]:
+    """At least one domain for each split where there are three."""
+    order = np.random.default_rng(seed).permutation(domains)
+    val, test = (max(1, round(share * len(domains))) if len(domains) > 2 else 0 for share in FRACTIONS[1:])
+    cuts = {"val": order[:val], "test": order[val : val + test], "train": order[val + test :]}
+    return {str(domain): split for split, mine in cuts.items() for domain in mine}
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _images(domain: Path) -> dict[str, list[Path]]:
+    return {c.name: sorted(p for p in c.iterdir() if p.suffix.lower() in EXTENSIONS) for c in _folders(domain)}
+
+
+def _read_splits(path: Path, raw_dir: Path, domains: dict) -> dict[str, str]:
+    """Domains that the file does not name are left out."""
+    try:
+        with open(path, newline="") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as e:
+        raise UserError(
+            f"--split_csv={path}: {e.strerror}; give a CSV file with the columns domain and split"
+        ) from None
+    splits = {}
+    for line, row in enumerate(rows, start=2):
+        domain, split = row.get("domain"), row.get("split")
+        if not domain or split not in SPLITS:
+            raise UserError(
+                f"{path}: line {line}: expected a domain and one of {', '.join(SPLITS)}, got {domain!r}, {split!r}"
+            )
+        if domain not in domains:
+            raise UserError(f"{path}: line {line}: {raw_dir / domain} holds no images")
+        if splits.setdefault(domain, split) != split:
+            raise UserError(f"{path}: line {line}: {domain!r} is already in {splits[domain]!r}")
+    if not splits:
+        raise UserError(f"{path}: no lines; give a CSV file with the columns domain and split")
+    return splits

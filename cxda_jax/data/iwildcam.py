@@ -1,0 +1,100 @@
+"""iWildCam (WILDS, version 2.0): animals at camera traps; a domain is a camera's location.
+
+    <raw_dir>/iwildcam_v2.0/metadata.csv      split, location_remapped, y, filename and more, one line an image
+    <raw_dir>/iwildcam_v2.0/categories.csv    y, name; what the data lacks has y=99999
+    <raw_dir>/iwildcam_v2.0/train/<filename>  the images of all splits
+
+The splits are WILDS's: cameras of train, val and test are disjoint. Its id_val and id_test (other days of training
+cameras) are ignored. Cameras with fewer than 40 images are left out, split by split: a task could not be drawn.
+Images are brought to `size` without regard to their aspect, by an antialiased bilinear filter, as WILDS does.
+"""
+
+import collections
+import csv
+from pathlib import Path
+
+from cxda_jax.data.raw import IMAGENET_MEAN, IMAGENET_STD, Check, RawData, find_folder, image_pieces, split_checks
+from cxda_jax.data.store import SPLITS, StoreInfo
+from cxda_jax.types import UserError
+
+MIN_IMAGES = 40  # 20 support images and 20 queries
+ABSENT = 99999
+COLUMNS = ("split", "location_remapped", "y", "filename")
+INFO = StoreInfo(
+    name="iwildcam",
+    class_names=(),
+    mean=IMAGENET_MEAN,
+    std=IMAGENET_STD,
+    metric="macro_f1",
+    provenance="iWildCam, WILDS version 2.0",
+)
+
+
+def find(raw_dir: Path, size: int = 112) -> RawData:
+    root = find_folder(raw_dir, "iwildcam_v2.0")
+    cameras, classes = _read_metadata(root / "metadata.csv", root / "train")
+    names = _read_categories(root / "categories.csv", classes)
+    checks, warnings, pieces = [], [], []
+    for split, expected in zip(SPLITS, (243, 32, 48), strict=True):
+        checks.append(Check(f"{split} cameras in metadata.csv", len(cameras[split]), expected))
+    for split, expected in zip(SPLITS, (129_809, 14_961, 42_791), strict=True):
+        images = sum(map(len, cameras[split].values()))
+        checks.append(Check(f"{split} images in metadata.csv", images, expected))
+    for split in SPLITS:
+        small = [len(files) for files in cameras[split].values() if len(files) < MIN_IMAGES]
+        if small:
+            warnings.append(
+                f"{split}: left out {len(small)} cameras with fewer than {MIN_IMAGES} images ({sum(small)} images)"
+            )
+        for location, files in sorted(cameras[split].items()):
+            if len(files) >= MIN_IMAGES:
+                pieces += image_pieces(f"location {location}", split, files, (size, size), resize=True)
+    checks += [Check("classes", classes, 182), *split_checks(pieces, tasks=(745, 2125))]
+    return RawData(INFO._replace(class_names=names), pieces, checks, warnings)
+
+
+Cameras = dict[str, dict[int, list[tuple[Path, int]]]]  # split -> location -> images with labels
+
+
+def _read_metadata(path: Path, images: Path) -> tuple[Cameras, int]:
+    if not path.exists():
+        raise UserError(f"{path}: missing; extract the download again")
+    found: Cameras = {split: collections.defaultdict(list) for split in (*SPLITS, "id_val", "id_test")}
+    present = set()
+    with open(path, newline="") as file:
+        rows = csv.DictReader(file)
+        lacking = [c for c in COLUMNS if c not in (rows.fieldnames or ())]
+        if lacking:
+            raise UserError(f"{path}: no column {lacking[0]!r}; is it WILDS version 2.0? fetch it again")
+        for row in rows:
+            try:
+                location, label, name = int(row["location_remapped"]), int(row["y"]), row["filename"]
+                if Path(name).name != name:
+                    raise ValueError
+                found[row["split"]][location].append((images / name, label))
+            except (KeyError, ValueError, TypeError):
+                what = ", ".join(f"{c}={row[c]!r}" for c in COLUMNS)
+                raise UserError(f"{path}: line {rows.line_num} is not understood ({what}); fetch it again") from None
+            present.add(label)
+    if present != set(range(len(present))):
+        raise UserError(f"{path}: labels y are not 0..{len(present) - 1} without gaps; fetch it again")
+    for i, split in enumerate(SPLITS):
+        for other in SPLITS[i + 1 :]:
+            shared = found[split].keys() & found[other].keys()
+            if shared:
+                raise UserError(f"{path}: location {min(shared)} is in {split} and in {other}; fetch it again")
+    return found, len(present)
+
+
+def _read_categories(path: Path, classes: int) -> tuple[str, ...]:
+    if not path.exists():
+        raise UserError(f"{path}: missing; extract the download again")
+    with open(path, newline="") as file:
+        try:
+            names = {int(row["y"]): row["name"] for row in csv.DictReader(file)}
+        except (KeyError, ValueError, TypeError):
+            raise UserError(f"{path}: no columns y and name; fetch it again") from None
+    lacking = [y for y in range(classes) if y not in names]
+    if lacking:
+        raise UserError(f"{path}: no category with y={lacking[0]}, which metadata.csv uses; fetch it again")
+    return tuple(names[y] for y in range(classes))

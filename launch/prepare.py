@@ -1,0 +1,116 @@
+"""Turns the raw downloads of a benchmark, or your own images, into the one form that training reads.
+
+python -m launch.prepare --benchmark=femnist --raw_dir=DOWNLOADS
+python -m launch.prepare --benchmark=cifar_c --raw_dir=DOWNLOADS --strict
+python -m launch.prepare --benchmark=cifar_c --raw_dir=DOWNLOADS --tfds
+python -m launch.prepare --benchmark=tiny_imagenet_c --raw_dir=DOWNLOADS --regenerate
+python -m launch.prepare --benchmark=iwildcam --raw_dir=DOWNLOADS --size=112
+python -m launch.prepare --benchmark=folder --raw_dir=MY_IMAGES --name=mine --size=64
+
+--raw_dir holds the extracted downloads:
+  femnist           femnist/{train,val,test}/*.json, as LEAF writes them
+  cifar_c           CIFAR-10-C/*.npy and CIFAR-10-C-new/{train,val}/*.npy
+                    --regenerate: cifar-10-batches-bin/ in place of CIFAR-10-C-new
+                    --tfds: nothing; tensorflow-datasets fetches into it what is not there yet
+  tiny_imagenet_c   Tiny-ImageNet-C/ and Tiny-ImageNet-C-new/{train,val}/
+                    --regenerate: tiny-imagenet-200/ in place of Tiny-ImageNet-C-new
+  iwildcam          iwildcam_v2.0/{metadata.csv,categories.csv,train/}
+  folder            DOMAIN/CLASS/IMAGE
+
+The result is written to --data_dir/--name under another name and renamed when whole, so what a stopped run leaves is
+never taken for data. A card of the splits comes last: domains, images, classes, hash, and the paper's counts. Results on
+regenerated domains are not comparable with the paper's; every result row says so.
+"""
+
+import inspect
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from cxda_jax.data.raw import Check, RawData, cores, read_pieces
+from cxda_jax.data.store import SPLITS, DomainStore, open_store, write_store
+from cxda_jax.experiment import READERS, lookup
+from cxda_jax.progress import Counter, duration
+from cxda_jax.types import UserError
+from launch import cli
+
+_BENCHMARK = flags.DEFINE_string("benchmark", None, f"One of {', '.join(READERS)}.", required=True)
+flags.adopt_module_key_flags(cli)
+_RAW_DIR = flags.DEFINE_string("raw_dir", None, "Where the extracted downloads are.", required=True)
+_NAME = flags.DEFINE_string("name", None, "Folder in --data_dir, config.data.name; the benchmark's name unless given.")
+_STRICT = flags.DEFINE_bool("strict", False, "Refuse raw files whose counts are not the paper's.")
+_WORKERS = flags.DEFINE_integer("workers", cores(), "Threads that read and decode.", lower_bound=1)
+_OPTIONS = [
+    flags.DEFINE_bool("regenerate", None, "cifar_c, tiny_imagenet_c: make train and val domains from clean images."),
+    flags.DEFINE_bool("tfds", None, "cifar_c: as --regenerate, all images through tensorflow-datasets."),
+    flags.DEFINE_integer("size", None, "iwildcam (112), folder (64): side of the images.", lower_bound=8),
+    flags.DEFINE_string("split_csv", None, "folder: a CSV file with the columns domain and split."),
+    flags.DEFINE_integer("min_images", None, "folder (40): leave domains with fewer images out.", lower_bound=1),
+    flags.DEFINE_integer(
+        "seed", None, "folder (0): of the split. --regenerate (0): of the corruptions.", lower_bound=0
+    ),
+]
+
+
+def main() -> None:
+    find = lookup("--benchmark", _BENCHMARK.value, READERS)
+    options = {flag.name: flag.value for flag in _OPTIONS if flag.value is not None}
+    for name in options:
+        if name not in inspect.signature(find).parameters:
+            raise UserError(f"--{name}: {_BENCHMARK.value} has no such option; see --help")
+    target = Path(cli.DATA_DIR.value) / (_NAME.value or _BENCHMARK.value)
+    if (target / "store.json").exists():
+        print(card(open_store(target), []))
+        print(f"{target} is there already; delete it to prepare it again")
+        return
+    raw = find(Path(_RAW_DIR.value).expanduser(), **options)
+    for warning in raw.warnings:
+        print(f"warning: {warning}", flush=True)
+    if _STRICT.value:
+        insist(raw.checks)
+    prepare(raw, target, _WORKERS.value)
+    print(card(open_store(target), raw.checks))
+
+
+def prepare(raw: RawData, target: Path, workers: int) -> None:
+    total, began = sum(piece.rows for piece in raw.pieces), time.monotonic()
+    print(f"{target}: writing {total} images", flush=True)
+    write_store(target, raw.info, read_pieces(raw.pieces, workers, Counter("images", total)))
+    print(f"{total} images in {duration(time.monotonic() - began)}", flush=True)
+
+
+def insist(checks: list[Check]) -> None:
+    for check in checks:
+        if check.found != check.expected:
+            raise UserError(
+                f"--strict: {check.what}: {check.found}, but the paper's {check.expected}; fetch the files again"
+            )
+
+
+def card(store: DomainStore, checks: list[Check]) -> str:
+    """What the store holds, split by split, and how that compares with what the paper used."""
+    info, sizes = store.info, np.diff(store.offsets)
+    height, width, channels = store.images.shape[1:]
+    marks = f", {', '.join(info.marks)}" if info.marks else ""
+    lines: list[Any] = [
+        f"{info.name}: {store.num_classes} classes, {height}x{width}x{channels}{marks}; {info.provenance}",
+        f"{'split':<8}{'domains':>8}{'images':>9}{'classes':>9}   images per domain",
+    ]
+    for split in SPLITS:
+        domains = store.domains(split)
+        labels = [store.labels[store.offsets[d] : store.offsets[d + 1]] for d in domains]
+        classes = len(np.unique(np.concatenate(labels))) if labels else 0
+        spread = f"{sizes[domains].min()} to {sizes[domains].max()}" if len(domains) else "-"
+        lines.append(f"{split:<8}{len(domains):>8}{sizes[domains].sum():>9}{classes:>9}   {spread}")
+    lines.append(f"sha256 {store.sha256}")
+    for check in checks:
+        verdict = "as in the paper" if check.found == check.expected else f"the paper's: {check.expected}"
+        lines.append(f"{check.what}: {check.found}, {verdict}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,172 @@
+"""Tiny raw copies of the benchmarks in their exact layouts, with values that tell where an image came from."""
+
+import csv
+import json
+import uuid
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+WNIDS = ("n01443537", "n01629819", "n02124075", "n12267677")
+CIFAR_FILES = {
+    "CIFAR-10-C": ("spatter", "jpeg_compression", "impulse_noise", "motion_blur", "fog", "elastic_transform"),
+    "CIFAR-10-C-new/train": (
+        "spatter", "jpeg_compression", "gaussian_noise", "shot_noise", "defocus_blur", "glass_blur", "zoom_blur", "snow",
+        "frost", "brightness", "contrast", "pixelate",
+    ),
+    "CIFAR-10-C-new/val": ("spatter", "jpeg_compression", "speckle_noise", "gaussian_blur", "saturate"),
+}  # fmt: skip
+TINY_FOLDERS = {
+    "Tiny-ImageNet-C": {"frost": (5,), "jpeg_compression": (4,)}
+    | dict.fromkeys(("impulse_noise", "motion_blur", "fog", "elastic_transform"), (1, 2, 3, 4, 5)),
+    "Tiny-ImageNet-C-new/train": {"frost": (1, 2, 3), "jpeg_compression": (1, 2, 3)}
+    | dict.fromkeys(
+        ("gaussian_noise", "shot_noise", "defocus_blur", "glass_blur", "zoom_blur", "snow", "brightness", "contrast",
+         "pixelate"), (1, 2, 3, 4, 5),
+    ),
+    "Tiny-ImageNet-C-new/val": {"frost": (4,), "jpeg_compression": (5,)}
+    | dict.fromkeys(("speckle_noise", "gaussian_blur", "saturate"), (1, 2, 3, 4, 5)),
+}  # fmt: skip
+
+
+def write_femnist(raw: Path, images: int = 45, writers: int = 6) -> None:
+    """Two files in each split, writers in no order; image i of a writer has its number in pixel (0, i % 28)."""
+    rng = np.random.default_rng(0)
+    for s, split in enumerate(("train", "val", "test")):
+        folder = raw / "femnist" / split
+        folder.mkdir(parents=True)
+        ids = [f"f{1000 * s + 37 * (i + 2) % 101:04d}_{i:02d}" for i in range(writers)]
+        assert ids != sorted(ids)
+        for part, mine in enumerate((ids[: writers // 2], ids[writers // 2 :])):
+            data = {}
+            for user in mine:
+                x = np.ones((images, 784))
+                x[:, 300:320] = rng.integers(0, 256, (images, 20)) / 255
+                x[np.arange(images), np.arange(images) % 28] = (ids.index(user) * 10 + s) / 255
+                data[user] = {"x": x.tolist(), "y": rng.integers(0, 62, images).tolist()}
+            name = f"all_data_{part}_niid_1_keep_100_{'test' if split == 'test' else 'train'}_9.json"
+            content = {"users": mine, "num_samples": [images] * len(mine), "hierarchies": ["a", "b"], "user_data": data}
+            (folder / name).write_text(json.dumps(content))
+        (folder / "README.md").write_text("not data")
+
+
+def cifar_blocks(name: str, number: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Five blocks; a pixel holds the file's number, the severity and the row, and labels differ from block to block."""
+    images = np.random.default_rng(number).integers(0, 256, (5 * size, 32, 32, 3), np.uint8)
+    rows = np.arange(5 * size)
+    images[:, 0, 0] = np.stack([np.full_like(rows, number), 40 * (rows // size + 1), rows % size], 1)
+    return images, ((rows % size) * (rows // size + 1) + number) % 10
+
+
+def write_cifar_c(raw: Path, size: int = 45) -> None:
+    for folder, names in CIFAR_FILES.items():
+        (raw / folder).mkdir(parents=True)
+        for name in names:
+            number = sum(map(ord, folder + name)) % 251
+            images, labels = cifar_blocks(name, number, size)
+            np.save(raw / folder / f"{name}.npy", images)
+            if folder != "CIFAR-10-C":
+                np.save(raw / folder / f"{name}_labels.npy", labels)
+    np.save(raw / "CIFAR-10-C" / "labels.npy", np.tile(np.arange(size) * 7 % 10, 5).astype(np.uint8))
+    np.save(raw / "CIFAR-10-C" / "gaussian_noise.npy", np.zeros((5, 32, 32, 3), np.uint8))  # not of this benchmark
+
+
+def write_cifar_binary(raw: Path, per_class: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """The binary version of clean CIFAR-10: five files of rows of a label and 3072 bytes, channel by channel."""
+    rng = np.random.default_rng(5)
+    labels = rng.permutation(np.repeat(np.arange(10), 5 * per_class)).astype(np.uint8)
+    images = (
+        np.linspace(0, 200, 32)[:, None, None]
+        + 5 * labels[:, None, None, None]
+        + rng.integers(0, 9, (len(labels), 32, 32, 3))
+    )
+    images = images.astype(np.uint8)
+    (raw / "cifar-10-batches-bin").mkdir(parents=True)
+    rows = np.concatenate([labels[:, None], images.transpose(0, 3, 1, 2).reshape(len(labels), -1)], 1)
+    for i, part in enumerate(np.split(rows, 5)):
+        part.tofile(raw / "cifar-10-batches-bin" / f"data_batch_{i + 1}.bin")
+    return images, labels
+
+
+def tiny_colour(corruption: str, severity: int, label: int) -> tuple[int, int, int]:
+    return sum(map(ord, corruption)) % 200, 40 * severity, 50 * label
+
+
+def write_tiny_imagenet_c(raw: Path, per_class: int = 3) -> None:
+    """Images of one colour that names corruption, severity and class; a grey one, and things that are no classes."""
+    for folder, corruptions in TINY_FOLDERS.items():
+        for corruption, severities in corruptions.items():
+            for severity in severities:
+                here = raw / folder / corruption / str(severity)
+                for label, wnid in enumerate(WNIDS):
+                    (here / wnid).mkdir(parents=True)
+                    for i in range(per_class):
+                        image = Image.new("RGB", (64, 64), tiny_colour(corruption, severity, label))
+                        if corruption == "fog" and i == 0:
+                            image = Image.new("L", (64, 64), 90)
+                        image.save(here / wnid / f"{wnid}_{i}.JPEG", quality=85)
+                (here / "notes.txt").write_text("no class")
+                (here / "nothing").mkdir()
+
+
+def write_tiny_imagenet(raw: Path, per_class: int = 15) -> None:
+    """Clean training images."""
+    rng = np.random.default_rng(2)
+    for label, wnid in enumerate(WNIDS):
+        folder = raw / "tiny-imagenet-200" / "train" / wnid
+        (folder / "images").mkdir(parents=True)
+        (folder / f"{wnid}_boxes.txt").write_text("")
+        for i in range(per_class):
+            pixels = np.linspace(0, 150, 64)[:, None, None] + 25 * label + rng.integers(0, 20, (64, 64, 3))
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / "images" / f"{wnid}_{i}.JPEG")
+
+
+CAMERAS = {"train": (52, 40, 39, 41, 44, 40, 43), "val": (40, 39, 41, 45, 42, 40), "test": (41, 40, 47, 39, 40, 43)}
+
+
+def write_iwildcam(raw: Path, classes: int = 5) -> list[dict]:
+    """Cameras of CAMERAS' sizes, id_val and id_test rows on training cameras, images of several shapes, some grey."""
+    root = raw / "iwildcam_v2.0"
+    (root / "train").mkdir(parents=True)
+    (root / "RELEASE_v2.0.txt").write_text("")
+    rng = np.random.default_rng(3)
+    locations = iter(rng.permutation(sum(map(len, CAMERAS.values()))))
+    rows = []
+    for split, sizes in CAMERAS.items():
+        for size in sizes:
+            location = int(next(locations))
+            rows += [(split, location)] * size
+            if split == "train":
+                rows += [("id_val", location), ("id_test", location)] * 2
+    table = []
+    for i, (split, location) in enumerate(sorted(rows)):
+        name = f"{uuid.UUID(int=int(rng.integers(2**62)))}.jpg"
+        shape = [(60, 80, 3), (54, 96, 3), (112, 112, 3), (60, 80)][i % 4]
+        pixels = rng.integers(0, 40, shape) + np.linspace(0, 200, shape[1]).reshape(1, -1, *[1] * (len(shape) - 2))
+        Image.fromarray(pixels.astype(np.uint8)).save(root / "train" / name, quality=90)
+        table.append({
+            "": i, "split": split, "location_remapped": location, "location": 900 - location, "sequence_remapped": i,
+            "seq_id": f"s{i}", "y": i % classes if i < classes else int(rng.integers(classes)), "category_id": 0,
+            "datetime": f"2013-06-{i % 28 + 1:02d} 10:25:57.000", "filename": name, "image_id": name[:-4],
+        })  # fmt: skip
+    with open(root / "metadata.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, table[0])
+        writer.writeheader()
+        writer.writerows(table)
+    lines = ["y,category_id,name", *(f"{y},{10 * y},animal {y}" for y in range(classes)), "99999,7,unseen"]
+    (root / "categories.csv").write_text("\n".join(["y,category_id,name", *sorted(lines[1:], reverse=True)]) + "\n")
+    return table
+
+
+def write_folder(raw: Path, domains: int = 8, images: int = 14, classes: int = 3) -> None:
+    """domain/class/image of several formats; the image's grey value names its domain and class."""
+    for d in range(domains):
+        for label in range(classes):
+            here = raw / f"site {d}" / f"kind{label}"
+            here.mkdir(parents=True)
+            for i in range(images if d else 3):
+                suffix = ("png", "bmp", "PNG")[i % 3]
+                Image.new("RGB", (20 + d, 30), (d * 20, label * 60, i)).save(here / f"{i:02d}.{suffix}")
+            (here / "Thumbs.db").write_text("")
+        (raw / f"site {d}" / ".hidden").mkdir()

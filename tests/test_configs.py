@@ -1,0 +1,147 @@
+"""Each benchmark's config is the paper's, and its smoke twin trains and tests every method."""
+
+import jax
+import numpy as np
+import pytest
+
+from cxda_jax import backend, train
+from cxda_jax.experiment import BENCHMARKS, METHODS, READERS, build, build_method, open_data
+from launch import cli, prepare
+from launch.evaluate import compiled, score
+from launch.train import resolve
+from tests import raw_fixtures as raws
+from tests.test_nets import fill
+
+# Of the paper's appendix and ARM's and WILDS's code: optimiser, rate, momentum, decay, epochs, epochs per validation,
+# validation and test tasks, network, metric, context channels, CoTTA's restoring.
+PAPER = {
+    "femnist": ("sgd", 1e-4, 0.9, 1e-4, 200, 10, 420, 420, "cnn", "accuracy", 1, 0.01),
+    "cifar_c": ("sgd", 1e-2, 0.9, 1e-4, 100, 10, 850, 11_000, "cnn", "accuracy", 3, 0.01),
+    "tiny_imagenet_c": ("sgd", 1e-2, 0.9, 1e-4, 50, 5, 1700, 11_000, "resnet50", "accuracy", 3, 0.001),
+    "iwildcam": ("adam", 3e-5, 0.0, 0.0, 50, 5, 745, 2125, "resnet50", "macro_f1", 3, 0.001),
+}
+EMBEDDED = ("glyphs", "glyphs_c")
+ROWS = (
+    "erm", "erm_iid", "bn", "cml", "cxda", "cxda_p2p", "cxda_supervised", "cxda_loo", "ft_em", "ft_im", "sf_ocda", "cotta",
+    "sla",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    """What is tested here is that programs of all pairs come to be and run."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    """Stores of all benchmarks, the real ones prepared from tiny raw copies."""
+    folder = tmp_path_factory.mktemp("data")
+    raws.write_femnist(folder / "raw")
+    raws.write_cifar_c(folder / "raw")
+    raws.write_tiny_imagenet_c(folder / "raw", per_class=10)
+    raws.write_iwildcam(folder / "raw")
+    for name in PAPER:
+        options = {"size": 64} if name == "iwildcam" else {}  # 112 takes minutes; test_resnet.py has it
+        prepare.prepare(READERS[name](folder / "raw", **options), folder / name, workers=2)
+    raws.write_folder(folder / "mine", domains=55)
+    prepare.prepare(READERS["folder"](folder / "mine", size=32), folder / "folder", workers=2)
+    return folder
+
+
+def config_of(benchmark, variant):
+    return resolve(cli.load_config(f"configs/{benchmark}.py:{variant}"))
+
+
+def test_rows_and_benchmarks_are_complete():
+    assert tuple(METHODS) == ROWS and set(BENCHMARKS) == {*PAPER, *EMBEDDED, "folder"}
+
+
+@pytest.mark.parametrize("benchmark", PAPER)
+@pytest.mark.parametrize("method", ROWS)
+def test_hyper_parameters_are_the_papers(benchmark, method, data_dir):
+    name, rate, momentum, decay, epochs, every, val, test, net, metric, context, restore = PAPER[benchmark]
+    c = config_of(benchmark, method)
+    assert (c["benchmark"], c["method"], c["net"]["name"]) == (benchmark, method, net)
+    assert c["optimizer"] == {"name": name, "learning_rate": rate, "momentum": momentum, "weight_decay": decay}
+    assert (c["train"]["epochs"], c["train"]["steps"], c["train"]["tasks_per_step"]) == (epochs, 0, 1)
+    assert (c["evaluation"]["every_epochs"], c["evaluation"]["every_steps"]) == (every, 0)
+    assert (c["evaluation"]["val_tasks"], c["evaluation"]["test_tasks"], c["evaluation"]["select"]) == (
+        val,
+        test,
+        "mean",
+    )
+    assert c["episode"] == {"num_domains": 5, "per_domain": 20, "num_query": 20, "replacement": False}
+    fill_value = 1.0 if benchmark == "femnist" else 0.0  # white paper; 0 once it is 1 - x
+    assert c["augment"] == {"crop": True, "flip": True, "rotate": 30.0, "fill": fill_value, "probability": 0.5}
+    attention = {"features": "pool", "heads": 8, "ratio": 2, "scale": "paper", "shared_norm": True, "zero_out": False}
+    assert c["attention"] == attention
+    assert c["batch_norm"] == {"statistics": "flow", "momentum": 1.0, "test_time_only": False}
+    assert c["train"]["support_loss"] == "none"
+    assert c["net"]["width"] == 128 and c["net"]["padding"] == "arm" and c["net"]["stages"] == [3, 4, 6, 3]
+    assert c["cml"] == {"width": 64, "convs": 3} and c["sla"] == {"adapters": 2, "zero_adapters": False}
+    assert c["finetune"] == {"steps": 10, "rate": 0.1, "trainable": "all", "statistics": "frozen"}
+    assert c["sf_ocda"] == {"probability": 0.3, "draw": "step", "confidence": 0.0}
+    cotta = {"copies": 32, "average": 0.999, "restore": restore, "quantile": 0.05, "margin": 0.05, "answer": "student"}
+    assert c["cotta"] == cotta
+    store = open_data(c, data_dir)
+    assert store.info.metric == metric
+    if method == "cml" and net == "cnn":  # the context has as many channels as the image
+        params = jax.eval_shape(build_method(c, store).init, jax.random.key(0), example(store))["params"]
+        assert params["context"]["out"]["kernel"].shape[-1] == context
+        assert params["trunk"]["conv0"]["kernel"].shape[2] == 2 * context
+
+
+def example(store):
+    from cxda_jax.types import Images
+
+    return Images(store.images[:2], np.zeros(2, np.int32))
+
+
+def test_epochs_are_counted_in_images(data_dir):
+    """N_train // 100 episodes: CIFAR-C's 56,000 images give 560 steps, here 56 x 45 give 25."""
+    c = config_of("cifar_c", "erm")
+    schedule = build(c, data_dir).schedule
+    assert schedule.steps == 100 * (56 * 45 // 100) and schedule.validate_every == 10 * (56 * 45 // 100)
+
+
+@pytest.mark.parametrize("benchmark", [*PAPER, *EMBEDDED, "folder"])
+@pytest.mark.parametrize("method", ROWS)
+def test_every_method_trains_and_tests_on_every_benchmark(benchmark, method, data_dir):
+    experiment = build(config_of(benchmark, f"{method},smoke"), data_dir)
+    its = experiment.method
+    variables = fill(jax.eval_shape(its.init, jax.random.key(0), experiment.example))
+    if not its.trains_as:
+        state = train.TrainState(np.int32(0), variables, experiment.optimizer.init(variables["params"]))
+        step = backend.jit(
+            lambda state, resident, batch: train.train_step(
+                its,
+                experiment.optimizer,
+                experiment.weak,
+                state,
+                experiment.source.assemble(resident, batch),
+                jax.random.key(0),
+            )
+        )
+        batch = next(experiment.source.batches(experiment.train_plans, 0, 1))
+        after, measured = step(state, experiment.source.resident, batch)
+        assert np.isfinite(measured["loss"])
+        moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), after.variables["params"], variables["params"])
+        assert all(value > 0 for value in jax.tree.leaves(moved["head"]))
+        variables = after.variables
+    if its.calibrate:
+        variables = its.calibrate(variables, experiment.calibration_images())
+    tasks = score(experiment, compiled(experiment), variables, "test", 1)
+    assert tasks.predictions.shape == (1, 20) and 0 <= tasks.mean <= 1
+
+
+@pytest.mark.parametrize("benchmark", READERS)
+def test_unprepared_data_is_told_in_one_line(benchmark, tmp_path):
+    from cxda_jax.types import UserError
+
+    with pytest.raises(
+        UserError, match=f"no prepared data; python -m launch.prepare --benchmark={benchmark} --raw_dir=DIR"
+    ):
+        build(config_of(benchmark, "erm"), tmp_path)

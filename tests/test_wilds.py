@@ -1,0 +1,73 @@
+"""iWildCam as the wilds package itself reads it."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from cxda_jax import metrics
+from cxda_jax.data import iwildcam, store
+from launch import prepare
+from tests import raw_fixtures as raws
+
+# torchvision has no build for CPUs in the registry; wilds wants these names of it at import, for detection alone.
+TORCHVISION = {
+    "torchvision": (),
+    "torchvision.ops": ("nms", "box_convert"),
+    "torchvision.ops.boxes": ("box_iou",),
+    "torchvision.models": (),
+    "torchvision.models.detection": (),
+    "torchvision.models.detection._utils": ("Matcher",),
+}
+
+
+@pytest.fixture
+def wilds_class(monkeypatch):
+    pytest.importorskip("torch")
+    pytest.importorskip("wilds", reason="pip install --no-deps wilds==2.0.0")
+    for name, functions in TORCHVISION.items():
+        module = types.ModuleType(name)
+        for function in functions:
+            setattr(module, function, None)
+        monkeypatch.setitem(sys.modules, name, module)
+    from wilds.datasets.iwildcam_dataset import IWildCamDataset
+
+    return IWildCamDataset
+
+
+def test_splits_cameras_labels_and_pixels_are_those_of_wilds(tmp_path, wilds_class):
+    raws.write_iwildcam(tmp_path)
+    theirs = wilds_class(version="2.0", root_dir=str(tmp_path))
+    prepare.prepare(iwildcam.find(tmp_path, size=60), tmp_path / "store", workers=2)
+    ours = store.open_store(tmp_path / "store")
+    assert ours.num_classes == theirs.n_classes
+    compared = 0
+    for split in store.SPLITS:
+        subset = theirs.get_subset(split)
+        cameras = subset.metadata_array[:, theirs.metadata_fields.index("location")].numpy()
+        names, sizes = np.unique(cameras, return_counts=True)
+        kept = [f"location {name}" for name, size in zip(names, sizes, strict=True) if size >= 40]
+        assert [ours.domain_names[d] for d in ours.domains(split)] == kept
+        for d in ours.domains(split):
+            mine = np.flatnonzero(cameras == int(ours.domain_names[d].split()[1]))
+            rows = range(*ours.offsets[d : d + 2])
+            for row, i in zip(rows, mine, strict=True):
+                image, label, _ = subset[i]
+                pixels = np.asarray(image.convert("RGB").resize((60, 60), 2))  # bilinear, as torchvision's Resize
+                np.testing.assert_array_equal(ours.images[row], pixels)
+                assert ours.labels[row] == label
+                compared += 1
+    assert compared == len(ours.labels)
+
+
+def test_macro_f1_is_that_of_wilds(wilds_class):
+    """Over the classes that the labels have; a class that only predictions have counts through their precision alone."""
+    import torch
+    from wilds.common.metrics.all_metrics import F1
+
+    theirs, rng = F1(average="macro"), np.random.default_rng(0)
+    for _ in range(50):
+        labels, predictions = rng.integers(0, 6, (2, 20))
+        expected = theirs.compute(torch.from_numpy(predictions), torch.from_numpy(labels), return_dict=False)
+        assert metrics.macro_f1(predictions, labels) == pytest.approx(float(expected), abs=1e-6)
