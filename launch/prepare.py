@@ -18,8 +18,9 @@ python -m launch.prepare --benchmark=folder --raw_dir=MY_IMAGES --name=mine --si
   folder            DOMAIN/CLASS/IMAGE
 
 The result is written to --data_dir/--name under another name and renamed when whole, so what a stopped run leaves is
-never taken for data. A card of the splits comes last: domains, images, classes, hash, and the paper's counts. Results on
-regenerated domains are not comparable with the paper's; every result row says so.
+never taken for data. Beside it, sheet.png shows some images of some domains. A card of the splits comes last: domains,
+images, classes, hash, and the paper's counts. Results on regenerated domains are not comparable with the paper's; every
+result row says so.
 """
 
 import inspect
@@ -30,6 +31,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
+from cxda_jax.analysis.sheet import draw_sheet
 from cxda_jax.data.raw import Check, RawData, cores, read_pieces
 from cxda_jax.data.store import SPLITS, DomainStore, open_store, write_store
 from cxda_jax.experiment import READERS, lookup
@@ -72,7 +74,10 @@ def main() -> None:
     if _STRICT.value:
         insist(raw.checks)
     prepare(raw, target, _WORKERS.value)
-    print(card(open_store(target), raw.checks))
+    store = open_store(target)
+    draw_sheet(store, target / "sheet.png", [d for split in SPLITS for d in some(store.domains(split))])
+    print(card(store, raw.checks))
+    print(f"{target}/sheet.png shows some of it")
 
 
 def prepare(raw: RawData, target: Path, workers: int) -> None:
@@ -80,6 +85,13 @@ def prepare(raw: RawData, target: Path, workers: int) -> None:
     print(f"{target}: writing {total} images", flush=True)
     write_store(target, raw.info, read_pieces(raw.pieces, workers, Counter("images", total)))
     print(f"{total} images in {duration(time.monotonic() - began)}", flush=True)
+
+
+def some(domains: np.ndarray, count: int = 4) -> list[int]:
+    """The first, the last and what lies evenly between."""
+    return (
+        sorted({int(domains[i]) for i in np.linspace(0, len(domains) - 1, count).astype(int)}) if len(domains) else []
+    )
 
 
 def insist(checks: list[Check]) -> None:

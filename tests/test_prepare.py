@@ -271,6 +271,8 @@ def test_tiny_imagenet_c_regenerated(tmp_path):
     ]
     images, labels = rows(found, "contrast 5", "train")
     assert (np.bincount(labels) == 10).all()
+    again = corruptions.as_jpeg(images, 85)  # it has been through this already, which the published files have too
+    assert np.abs(again.astype(int) - images).mean() < 0.5
     # Of its contrast a twentieth is left (Tiny's constant; CIFAR's is 0.15); the clean means and spread are known.
     assert np.abs(images.mean((1, 2, 3)) - (75 + 25 * labels + 9)).max() < 2
     assert np.abs(images.std((1, 2, 3)) - 0.05 * 150 / np.sqrt(12)).max() < 0.5
@@ -466,6 +468,8 @@ def test_the_card_compares_with_the_paper(tmp_path, monkeypatch):
     )
     assert "train domains: 56, as in the paper" in lines and "test images: 990, the paper's: 220000" in lines
     assert f"sha256 {open_store(tmp_path / 'cifar_c').sha256}" in lines
+    with Image.open(tmp_path / "cifar_c" / "sheet.png") as sheet:  # four domains of each split
+        assert sheet.size[0] > 800 and sheet.size[1] > 600 and len(set(sheet.convert("L").get_flattened_data())) > 50
 
 
 def test_objects_in_a_npy_file_are_never_loaded(tmp_path):

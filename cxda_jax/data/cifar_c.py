@@ -134,9 +134,10 @@ def regenerated(
     per_class: int,
     seed: int,
     constants: str,
+    saved_at: int = 0,
 ) -> Iterator[Piece]:
     """Domains made of `per_class` clean images of each class, drawn anew for each domain from the given rows; take(rows)
-    gives their pixels."""
+    gives their pixels. `saved_at` is the quality of the JPEG files that the published images went through, if any."""
     available = np.bincount(labels[rows])
     count = min(per_class, available[available > 0].min())
     for number, (corruption, severity) in enumerate(domains):
@@ -146,7 +147,8 @@ def regenerated(
             mine = np.concatenate(
                 [rng.choice(rows[labels[rows] == c], count, replace=False) for c in np.unique(labels)]
             )
-            return corruptions.corrupt(take(mine), corruption, severity, rng, constants), labels[mine]
+            made = corruptions.corrupt(take(mine), corruption, severity, rng, constants)
+            return corruptions.as_jpeg(made, saved_at) if saved_at else made, labels[mine]
 
         yield Piece(f"{corruption} {severity}", split, count * len(np.unique(labels)), make)
 

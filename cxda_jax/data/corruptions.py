@@ -9,7 +9,7 @@ draws: its noise, angle, map or crop. No result equals the published files bit b
   original's wrap around.
 - JPEG: depends on Pillow's library.
 - Arithmetic is in float32. 1e-4 of a level is added before truncation, so that a rounding error cannot take a level.
-- The published Tiny-ImageNet-C files went through JPEG once more, at quality 85. Results here did not.
+- The published Tiny-ImageNet-C files went through JPEG once more, at quality 85; see as_jpeg.
 
 Glass blur looks like a swap of pixels in the original. Its assignment copies, because numpy's rows are views: a pixel
 takes its neighbour's value and the neighbour keeps it. The published files were made so, and so are these.
@@ -109,6 +109,17 @@ def corrupt(
         pixels = _FUNCTIONS[name](images[block], SEVERITIES[constants][name][severity - 1], rng)
         result[block] = pixels if pixels.dtype == np.uint8 else _truncate(pixels)
     return result
+
+
+def as_jpeg(images: np.ndarray, quality: int) -> np.ndarray:
+    """Images uint8 [n, h, w, 3] as they come back from JPEG files."""
+
+    def saved(image: Image.Image) -> Image.Image:
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=quality)
+        return Image.open(file)
+
+    return np.stack([np.asarray(saved(Image.fromarray(one))) for one in images])
 
 
 def _check(images: np.ndarray, name: str, severity: int, constants: str) -> None:
@@ -382,12 +393,7 @@ def _pixelate(x: np.ndarray, c: float, rng: np.random.Generator) -> np.ndarray:
 
 
 def _jpeg_compression(x: np.ndarray, c: int, rng: np.random.Generator) -> np.ndarray:
-    def compressed(image: Image.Image) -> Image.Image:
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=c)
-        return Image.open(file)
-
-    return np.stack([np.asarray(compressed(Image.fromarray(one))) for one in x])
+    return as_jpeg(x, c)
 
 
 def _spatter(x: np.ndarray, c: tuple, rng: np.random.Generator) -> np.ndarray:

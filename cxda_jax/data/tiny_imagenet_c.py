@@ -39,6 +39,7 @@ DOMAINS = {
 }
 CLASSES = 200
 PER_CLASS = 10  # images of a regenerated domain
+QUALITY = 85  # of the published JPEG files
 INFO = StoreInfo(
     name="tiny_imagenet_c",
     class_names=(),
@@ -113,4 +114,4 @@ def _regenerated(clean: Files, split: str, seed: int) -> Iterator[Piece]:
     def read(rows: np.ndarray) -> np.ndarray:
         return np.stack([read_image(paths[row], SIZE, resize=False) for row in rows])
 
-    return cifar_c.regenerated(split, DOMAINS[split], read, labels, rows, PER_CLASS, seed, "tiny")
+    return cifar_c.regenerated(split, DOMAINS[split], read, labels, rows, PER_CLASS, seed, "tiny", QUALITY)
