@@ -103,7 +103,7 @@ def _read(name: str, text: str, present: Any) -> Any:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if kind is tuple:
             value = ast.literal_eval(text)
-            if not isinstance(value, tuple) or any(type(v) is not type(p) for v, p in zip(value, present, strict=True)):
+            if not isinstance(value, tuple) or {type(v) for v in value} - {type(p) for p in present}:
                 raise ValueError
             return value
         return kind(text)

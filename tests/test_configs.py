@@ -1,17 +1,25 @@
 """Each benchmark's config is the paper's, and its smoke twin trains and tests every method."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
 from cxda_jax import backend, train
+from cxda_jax.data.store import open_store
 from cxda_jax.experiment import BENCHMARKS, METHODS, READERS, build, build_method, open_data
+from cxda_jax.types import Images, UserError
 from launch import cli, prepare
 from launch.evaluate import compiled, score
 from launch.train import resolve
 from tests import raw_fixtures as raws
 from tests.test_nets import fill
 
+ROOT = Path(__file__).parent.parent
 # Of the paper's appendix and ARM's and WILDS's code: optimiser, rate, momentum, decay, epochs, epochs per validation,
 # validation and test tasks, network, metric, context channels, CoTTA's restoring.
 PAPER = {
@@ -95,8 +103,6 @@ def test_hyper_parameters_are_the_papers(benchmark, method, data_dir):
 
 
 def example(store):
-    from cxda_jax.types import Images
-
     return Images(store.images[:2], np.zeros(2, np.int32))
 
 
@@ -139,9 +145,25 @@ def test_every_method_trains_and_tests_on_every_benchmark(benchmark, method, dat
 
 @pytest.mark.parametrize("benchmark", READERS)
 def test_unprepared_data_is_told_in_one_line(benchmark, tmp_path):
-    from cxda_jax.types import UserError
-
     with pytest.raises(
         UserError, match=f"no prepared data; python -m launch.prepare --benchmark={benchmark} --raw_dir=DIR"
     ):
         build(config_of(benchmark, "erm"), tmp_path)
+
+
+def test_regenerated_data_is_told_of_in_every_result(tmp_path):
+    """From raw files to a result in two commands; the row, and the table, say that the data are not the published ones."""
+    raws.write_cifar_c(tmp_path)
+    raws.write_cifar_binary(tmp_path)
+    data = f"--data_dir={tmp_path}/data"
+    for arguments in (
+        ("launch.prepare", "--benchmark=cifar_c", f"--raw_dir={tmp_path}", "--regenerate", data),
+        ("launch.train", "--config=configs/cifar_c.py:erm,smoke", f"--workdir={tmp_path}/run", data),
+    ):
+        done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    row = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert row["data_marks"] == ["regenerated"] and row["started_from"] == "random"
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "* cifar_c: regenerated; not the published data" and lines[-2].startswith("cifar_c* ")
+    assert row["data_hash"] == open_store(tmp_path / "data" / "cifar_c").sha256

@@ -255,7 +255,8 @@ def test_override(name, text, value):
     [
         ("seed", "abc", "--config.seed=abc: expected a int such as 0"),
         ("augment.crop", "maybe", "expected a bool such as True"),
-        ("data.writers", "(1, 2)", "expected a tuple such as"),
+        ("data.writers", "(1, 2.5, 3)", "expected a tuple such as"),
+        ("data.writers", "7", "expected a tuple such as"),
         ("data.writers", "__import__('os')", "expected a tuple such as"),
         ("optimizer", "adam", "is a group; set one of its fields"),
         ("seed.x", "1", "config.seed is a single value"),
@@ -265,6 +266,13 @@ def test_override(name, text, value):
 def test_bad_overrides(name, text, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
         cli.override(config(), name, text)
+
+
+def test_tuples_may_change_their_length():
+    c = config()
+    cli.override(c, "net.dont_load", "('fc', 'layer4')")
+    cli.override(c, "net.stages", "(2, 2)")
+    assert c.net.dont_load == ("fc", "layer4") and c.net.stages == (2, 2)
 
 
 def test_overrides_are_taken_with_and_without_equals():
