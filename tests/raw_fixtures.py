@@ -49,6 +49,7 @@ def write_femnist(raw: Path, images: int = 45, writers: int = 6) -> None:
             content = {"users": mine, "num_samples": [images] * len(mine), "hierarchies": ["a", "b"], "user_data": data}
             (folder / name).write_text(json.dumps(content))
         (folder / "README.md").write_text("not data")
+        (folder / "._all_data_0.json").write_bytes(b"\x00\x05\x16\x07")  # what macOS puts into archives
 
 
 def cifar_blocks(name: str, number: int, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -107,6 +108,7 @@ def write_tiny_imagenet_c(raw: Path, per_class: int = 3) -> None:
                             image = Image.new("L", (64, 64), 90)
                         image.save(here / wnid / f"{wnid}_{i}.JPEG", quality=85)
                 (here / "notes.txt").write_text("no class")
+                (here / WNIDS[0] / ".DS_Store").write_bytes(b"\x00")
                 (here / "nothing").mkdir()
 
 
@@ -169,4 +171,5 @@ def write_folder(raw: Path, domains: int = 8, images: int = 14, classes: int = 3
                 suffix = ("png", "bmp", "PNG")[i % 3]
                 Image.new("RGB", (20 + d, 30), (d * 20, label * 60, i)).save(here / f"{i:02d}.{suffix}")
             (here / "Thumbs.db").write_text("")
+            (here / "._00.png").write_bytes(b"\x00")
         (raw / f"site {d}" / ".hidden").mkdir()

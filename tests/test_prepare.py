@@ -66,7 +66,7 @@ def test_femnist_value_by_value(tmp_path):
     assert found.images.shape == (18 * 45, 28, 28, 1) and not found.info.marks
     for split in ("train", "val", "test"):
         names = []
-        for file in sorted((tmp_path / "femnist" / split).glob("*.json")):
+        for file in sorted((tmp_path / "femnist" / split).glob("all*.json")):
             content = json.loads(file.read_text())
             for user, data in content["user_data"].items():
                 images, labels = rows(found, user, split)
@@ -82,7 +82,7 @@ def test_femnist_value_by_value(tmp_path):
 def test_femnist_without_val_takes_the_first_writers_in_file_order(tmp_path, monkeypatch):
     raws.write_femnist(tmp_path)
     shutil.rmtree(tmp_path / "femnist" / "val")
-    train = sorted((tmp_path / "femnist" / "train").glob("*.json"))
+    train = sorted((tmp_path / "femnist" / "train").glob("all*.json"))
     order = [user for file in train for user in json.loads(file.read_text())["users"]]
     output = command(monkeypatch, "--benchmark=femnist", f"--raw_dir={tmp_path}", f"--data_dir={tmp_path}/data")
     assert "warning" in output and "the first 3 writers of train/ in file order validate" in output
@@ -97,7 +97,7 @@ def test_femnist_in_one_file_is_the_same(tmp_path):
     raws.write_femnist(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for split in ("train", "val", "test"):
-        files = sorted((tmp_path / "b" / "femnist" / split).glob("*.json"))
+        files = sorted((tmp_path / "b" / "femnist" / split).glob("all*.json"))
         parts = [json.loads(file.read_text()) for file in files]
         merged = {
             "user_data": parts[1]["user_data"] | parts[0]["user_data"],
@@ -318,7 +318,7 @@ def edit(path, change):
 
 
 def first_json(raw):
-    return sorted((raw / "femnist" / "train").glob("*.json"))[0]
+    return sorted((raw / "femnist" / "train").glob("all*.json"))[0]
 
 
 def resave(path, change):
@@ -343,7 +343,7 @@ FAULTS = [
     ("femnist", lambda r: (shutil.rmtree(r / "femnist"), write(r / "femnist.zip", HTML)),
      "/femnist.zip: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
     ("femnist", lambda r: (shutil.rmtree(r / "femnist"), write(r / "femnist.zip", b"PK")), "/femnist.zip: extract it first, so that "),
-    ("femnist", lambda r: [p.unlink() for p in (r / "femnist" / "test").glob("*.json")],
+    ("femnist", lambda r: [p.unlink() for p in (r / "femnist" / "test").glob("all*.json")],
      "/femnist/test: no .json files; FEMNIST is read from femnist/train, femnist/val and femnist/test"),
     ("femnist", lambda r: write(first_json(r), HTML), "train_9.json: a web page (HTML), not the data"),
     ("femnist", lambda r: write(first_json(r), b""), "train_9.json: empty; fetch or make it again"),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cxda_jax.data.raw import Piece, RawData, find_folder, refuse_html, split_checks
+from cxda_jax.data.raw import Piece, RawData, find_folder, refuse_html, split_checks, visible
 from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.types import UserError
 
@@ -66,7 +66,7 @@ def find(raw_dir: Path) -> RawData:
 
 def find_writers(folder: Path) -> list[Writer]:
     """The writers of all files of a split, in the files' order."""
-    files = sorted(folder.glob("*.json"))
+    files = visible(folder.glob("*.json"))
     if not files:
         raise UserError(f"{folder}: no .json files; FEMNIST is read from femnist/train, femnist/val and femnist/test")
     found, seen = [], {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cxda_jax.data.raw import EXTENSIONS, IMAGENET_MEAN, IMAGENET_STD, RawData, image_pieces
+from cxda_jax.data.raw import EXTENSIONS, IMAGENET_MEAN, IMAGENET_STD, RawData, image_pieces, visible
 from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.types import UserError
 
@@ -57,11 +57,11 @@ def random_splits(domains: list[str], seed: int) -> dict[str, str]:
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return [p for p in visible(path.iterdir()) if p.is_dir()]
 
 
 def _images(domain: Path) -> dict[str, list[Path]]:
-    return {c.name: sorted(p for p in c.iterdir() if p.suffix.lower() in EXTENSIONS) for c in _folders(domain)}
+    return {c.name: [p for p in visible(c.iterdir()) if p.suffix.lower() in EXTENSIONS] for c in _folders(domain)}
 
 
 def _read_splits(path: Path, raw_dir: Path, domains: dict) -> dict[str, str]:

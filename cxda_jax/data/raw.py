@@ -153,6 +153,11 @@ def find_folder(raw_dir: Path, *names: str) -> Path:
     raise UserError(f"{raw_dir / names[0]}: no such folder; --raw_dir is the folder that holds {names[0]}/")
 
 
+def visible(paths: Iterable[Path]) -> list[Path]:
+    """In the order of their names, without what file systems and archivers hide (.DS_Store, ._x.json)."""
+    return sorted(path for path in paths if not path.name.startswith("."))
+
+
 def refuse_html(path: Path) -> None:
     """What a dead or busy link serves in place of a file."""
     with open(path, "rb") as file:

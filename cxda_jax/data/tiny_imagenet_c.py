@@ -24,6 +24,7 @@ from cxda_jax.data.raw import (
     image_pieces,
     read_image,
     split_checks,
+    visible,
 )
 from cxda_jax.data.store import StoreInfo
 from cxda_jax.types import UserError
@@ -86,7 +87,7 @@ def _class_files(folder: Path, inner: str = "") -> Files:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; extract the download again")
     wnids = sorted(p.name for p in folder.iterdir() if re.fullmatch(r"n\d+", p.name) and p.is_dir())
-    files = {wnid: sorted(p for p in (folder / wnid / inner).glob("*") if p.is_file()) for wnid in wnids}
+    files = {wnid: [p for p in visible((folder / wnid / inner).glob("*")) if p.is_file()] for wnid in wnids}
     for wnid, paths in files.items():
         if not paths:
             raise UserError(f"{folder / wnid / inner}: no images; extract the download again")
