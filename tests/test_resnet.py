@@ -217,3 +217,18 @@ def test_unexplained_names_are_named(torch_resnet):
 
 def test_the_depth_is_resnet_50():
     assert 3 * sum(STAGES) + 2 == 50
+
+
+def test_conversion_round_trips(torch_resnet):
+    """Every array of the file is in the network once, and comes back as it was."""
+    _, weights = randomised(torch_resnet, 5)
+    variables = convert(weights, fill(shapes_of(make_net(), (64, 64, 3))), dont_load=())
+    back = {}
+    for tree in (variables["params"], variables["batch_stats"]):
+        for path, value in jax.tree_util.tree_leaves_with_path(tree):
+            _, *layers, kind = (part.key for part in path)
+            leaf = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}.get(kind, kind)
+            back[f"{torch_name(layers)}.{leaf}"] = value.transpose({4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[value.ndim])
+    assert back.keys() == {name for name in weights if not name.endswith("num_batches_tracked")}
+    for name, value in back.items():
+        np.testing.assert_array_equal(value, weights[name])
