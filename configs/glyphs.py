@@ -33,5 +33,5 @@ def get_config(argument: str | None = None) -> Any:
     if smoke:
         common.shrink(c)
         c.data.writers = (6, 5, 5)
-        c.data.drawings = 50
+        c.data.drawings = 120
     return c

@@ -4,7 +4,7 @@ import difflib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from cxda_jax.data import cifar_c, femnist, folder, glyphs, glyphs_c, iwildcam, 
 from cxda_jax.data.episodes import EpisodeSpec, Plan, check_spec, mixed_spec, sample_plans
 from cxda_jax.data.raw import RawData
 from cxda_jax.data.sources import SOURCES, Source
-from cxda_jax.data.store import DomainStore, open_store
+from cxda_jax.data.store import SPLITS, DomainStore, open_store
 from cxda_jax.methods.cml import cml
 from cxda_jax.methods.cotta import cotta
 from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
@@ -105,15 +105,15 @@ class Experiment(NamedTuple):
         return jnp.asarray(self.store.images[plan.query[0]])
 
 
-def build(config: Config, data_dir: str | Path) -> Experiment:
-    """Raises a UserError that names the field where the config cannot be built."""
+def build(config: Config, data_dir: str | Path, splits: Sequence[str] = SPLITS) -> Experiment:
+    """Raises a UserError that names the field where the config cannot be built; `splits` are those to be drawn from."""
     _choice("method", config["method"], METHODS)  # before a data set is made for it
     store = open_data(config, data_dir)
     method = build_method(config, store)
     spec = episode_spec(config)
     train_spec = mixed_spec(spec) if method.trains_mixed else spec
-    for split, its_spec in {"train": train_spec, "val": spec, "test": spec}.items():
-        check_spec(its_spec, store, split)
+    for split in splits:
+        check_spec(train_spec if split == "train" else spec, store, split)
     weak = augment.Weak(**config["augment"])
     augment.check(weak)
     _choice("evaluation.select", config["evaluation"]["select"], SELECTORS)

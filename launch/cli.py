@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import json
 import os
 import runpy
 import sys
@@ -68,6 +69,11 @@ def load_config(spec: str) -> ConfigDict:
     for name, text in _overrides:
         override(config, name, text)
     return config
+
+
+def resolve(config: ConfigDict) -> dict[str, Any]:
+    """Plain nested dicts of what JSON can hold, so that a saved config equals the one in use."""
+    return json.loads(json.dumps(config.to_dict()))
 
 
 def overrides(allowed: Sequence[str]) -> list[tuple[str, str]]:

@@ -5,19 +5,27 @@ python -m launch.evaluate --runs='runs/glyphs/*/*' --methods=all
 python -m launch.evaluate --runs='runs/glyphs/erm/*' --methods=ft_em,cotta --config.finetune.steps=1
 python -m launch.evaluate --runs=runs/glyphs/cxda/0 --num_tasks=2000
 python -m launch.evaluate --runs='runs/glyphs/*/*' --against=bn
+python -m launch.evaluate --runs='runs/glyphs/*/*' --num_domains=1,2,5,10,20 --support_size=10,20,50,100,200,500
+python -m launch.evaluate --runs='runs/glyphs/erm/*' --methods=ft_em,ft_im --steps=1
 
 A run directory is all it needs: the config, the data set and the weights follow from it. Writes result.json,
 predictions.npz and, for methods that attend, attention.png into each run; what is tested on the checkpoint of another
 method, or with changed fields, into a folder of its own there, such as runs/glyphs/erm/0/ft_em,finetune.steps=1.
+
+--num_domains and --support_size test, in place of the usual tasks, tasks of that many support domains (and as many support
+images as usual), or of that many support images; as many queries as there are support images of one domain. A program is
+compiled once for each method and shape; checkpoints are data. What fails is named, and the rest goes on.
 """
 
 import glob
 import json
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
@@ -25,24 +33,43 @@ from ml_collections import ConfigDict
 from configs import common
 from cxda_jax import __version__, backend, checkpoints, metrics
 from cxda_jax.analysis.attention import draw_attention
+from cxda_jax.data.episodes import Plan
 from cxda_jax.evaluate import Evaluator, TaskTable, compile_task, evaluate, time_task
 from cxda_jax.experiment import METHODS, Config, Experiment, build, build_method, config_hash, open_data
 from cxda_jax.progress import Counter
-from cxda_jax.types import UserError, Variables
+from cxda_jax.types import Images, UserError, Variables
 from launch import cli
 
-_RUNS = flags.DEFINE_string("runs", None, "Run directories, as a quoted pattern: 'runs/glyphs/*/*'.")
+RUNS = flags.DEFINE_list("runs", [], "Run directories: quoted patterns, such as 'runs/glyphs/*/*'.")
 flags.adopt_module_key_flags(cli)
 _METHODS = flags.DEFINE_list(
     "methods",
     [],
     "What to test: names, or all. ft_em, ft_im, sf_ocda and cotta start from the runs of erm. Each run's own if empty.",
 )
-_AGAINST = flags.DEFINE_string("against", None, "A method among the runs: print each one's paired difference to it.")
+AGAINST = flags.DEFINE_string("against", None, "A method among the runs: print each one's paired difference to it.")
+_NUM_DOMAINS = flags.DEFINE_list("num_domains", [], "Test with so many support domains: 1,2,5,10,20.")
+_SUPPORT_SIZE = flags.DEFINE_list("support_size", [], "Test with so many support images: 10,20,50,100,200,500.")
+_STEPS = flags.DEFINE_list("steps", [], "Test what fine-tunes with so many steps: 1,10.")
 _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's number unless given.", lower_bound=1)
 
 # What --config.GROUP.FIELD may change here: all that a checkpoint does not depend on.
 CHANGEABLE = ("batch_norm", "cotta", "episode", "evaluation", "finetune", "sf_ocda", "strong")
+
+
+ATTENTION_TASKS = 24  # of which attention.npz keeps the weights
+
+Changes = list[tuple[str, str]]  # --config.field=value
+
+
+class Setting(NamedTuple):
+    """Tasks of another form than a config's own: its name, such as num_domains=10, and the fields that differ."""
+
+    name: str
+    changes: Changes
+
+
+OWN = Setting("", [])
 
 
 class Job(NamedTuple):
@@ -52,31 +79,73 @@ class Job(NamedTuple):
     folder: Path
     label: str
     config: Config
+    setting: str = ""
 
 
 def main() -> None:
     backend.keep_freed_memory()
-    if not _RUNS.value:
+    if not RUNS.value:
         raise UserError("--runs is missing; give a run directory or a quoted pattern such as 'runs/glyphs/*/*'")
-    rows, scores = [], {}
+    rows, scores, failures = [], {}, []
     kept: tuple[str, Experiment, Evaluator] | None = None
-    for job in find_jobs(find_runs(_RUNS.value), _METHODS.value, cli.overrides(CHANGEABLE)):
+    jobs = find_jobs(find_runs(RUNS.value), _METHODS.value, cli.overrides(CHANGEABLE), asked_settings())
+    for job in jobs:
         # Jobs that differ in their seed alone share one compiled program.
         shape = config_hash({**job.config, "seed": 0})
-        if kept is None or kept[0] != shape:
-            experiment = build(job.config, cli.DATA_DIR.value)
-            kept = (shape, experiment, compiled(experiment))
-        experiment = kept[1]._replace(config=job.config)
-        rows.append(evaluate_run(job, experiment, kept[2], _NUM_TASKS.value))
+        try:
+            if kept is None or kept[0] != shape:
+                experiment = build(job.config, cli.DATA_DIR.value, splits=("test",))
+                kept = (shape, experiment, compiled(experiment))
+            experiment = kept[1]._replace(config=job.config)
+            rows.append(evaluate_run(job, experiment, kept[2], _NUM_TASKS.value))
+        except UserError as e:
+            if len(jobs) == 1:
+                raise
+            failures.append(f"{job.label} of {job.run}: {e}")
+            print(f"failed: {failures[-1]}", flush=True)
+            continue
         scores.setdefault(job.label, {})[job.config["seed"]] = stored_scores(job.folder, rows[-1])
         print(f"{job.folder}: {summary(rows[-1])}", flush=True)
-    print(table(rows))
-    if _AGAINST.value:
-        print(comparison(scores, _AGAINST.value))
+    if rows:
+        print(table(rows))
+    if AGAINST.value:
+        print(comparison(scores, AGAINST.value))
+    if failures:
+        raise UserError(f"{len(failures)} of {len(jobs)} evaluations failed; the first: {failures[0]}")
 
 
-def find_jobs(runs: list[Path], methods: list[str], changes: list[tuple[str, str]]) -> list[Job]:
-    """One job for each run and method that can be tested on it, in the order of the methods' registry."""
+def asked_settings() -> list[Setting]:
+    """What --num_domains, --support_size and --steps name; the usual tasks where they name nothing."""
+    asked = [("num_domains", _NUM_DOMAINS), ("support_size", _SUPPORT_SIZE), ("finetune.steps", _STEPS)]
+    return [setting(kind, text) for kind, flag in asked for text in flag.value] or [OWN]
+
+
+def setting(kind: str, text: str) -> Setting:
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(
+            f"--{kind.removeprefix('finetune.')}={text[:40]}: give whole numbers of at least 1, such as 1,10"
+        )
+    return Setting(f"{kind}={int(text)}", [(kind, text)] if kind == "finetune.steps" else [])
+
+
+def reshaped(config: Config, name: str) -> Config:
+    """The config with the tasks that a setting's name asks for."""
+    kind, _, number = name.partition("=")
+    if kind not in ("num_domains", "support_size"):
+        return config
+    episode = config["episode"]
+    support = int(number) if kind == "support_size" else episode["num_domains"] * episode["per_domain"]
+    domains = int(number) if kind == "num_domains" else episode["num_domains"]
+    if support < domains:
+        raise UserError(f"--{name}: {support} support images cannot come from {domains} domains; ask for more images")
+    each = support // domains
+    return {**config, "episode": {**episode, "num_domains": domains, "per_domain": each, "num_query": each}}
+
+
+def find_jobs(
+    runs: list[Path], methods: list[str], changes: Changes, settings: Sequence[Setting] = (OWN,)
+) -> list[Job]:
+    """One job for each run, method that can be tested on it and setting; those of equal programs are neighbours."""
     for name in methods:
         if name not in METHODS and name != "all":
             raise UserError(f"--methods={name}: no such method; choose from all, {', '.join(METHODS)}")
@@ -88,18 +157,25 @@ def find_jobs(runs: list[Path], methods: list[str], changes: list[tuple[str, str
         if data not in stores:
             stores[data] = open_data(stored, cli.DATA_DIR.value)
         for name in METHODS if "all" in methods else methods or [own]:
-            config = changed({**stored, "method": name}, changes)
-            label = ",".join([name, *("=".join(change) for change in changes)])
-            starts_from = build_method(config, stores[data]).trains_as or name
-            if starts_from == own:
-                jobs.append(Job(run, run if label == own else run / label, label, config))
+            method = build_method(changed({**stored, "method": name}, changes), stores[data])
+            if (method.trains_as or name) != own:
+                continue
+            for wanted in settings:
+                if wanted.changes and method.feed_forward:
+                    continue  # nothing to fine-tune
+                config = reshaped(changed({**stored, "method": name}, [*changes, *wanted.changes]), wanted.name)
+                label = ",".join([name, *("=".join(change) for change in changes), *filter(None, [wanted.name])])
+                jobs.append(Job(run, run if label == own else run / label, label, config, wanted.name))
     missing = [name for name in methods if name != "all" and name not in {job.config["method"] for job in jobs}]
     if missing:
-        raise UserError(f"--methods={missing[0]}: --runs={_RUNS.value} holds no run to test it on; train one first")
-    return sorted(jobs, key=lambda job: list(METHODS).index(job.config["method"]))
+        raise UserError(
+            f"--methods={missing[0]}: --runs={','.join(RUNS.value)} holds no run to test it on; train one first"
+        )
+    order = {label: i for i, label in reversed(list(enumerate(job.label for job in jobs)))}  # as first met
+    return sorted(jobs, key=lambda job: (list(METHODS).index(job.config["method"]), order[job.label]))
 
 
-def changed(config: Config, changes: list[tuple[str, str]]) -> Config:
+def changed(config: Config, changes: Changes) -> Config:
     """The config with --config.field=value pairs applied."""
     fields = ConfigDict(config, convert_dict=True)
     for name, text in changes:
@@ -107,14 +183,17 @@ def changed(config: Config, changes: list[tuple[str, str]]) -> Config:
     return fields.to_dict()
 
 
-def find_runs(pattern: str) -> list[Path]:
+def find_runs(patterns: Sequence[str]) -> list[Path]:
     """Directories that match and hold a config.json."""
-    matches = [Path(p) for p in sorted(glob.glob(pattern))]
-    runs = [p for p in matches if (p / "config.json").exists()]
-    if not runs:
-        what = f"{len(matches)} paths match but none holds a config.json" if matches else "nothing matches"
-        raise UserError(f"--runs={pattern}: {what}; name run directories that launch.train made")
-    return runs
+    found = []
+    for pattern in patterns:
+        matches = [Path(p) for p in sorted(glob.glob(pattern))]
+        runs = [p for p in matches if (p / "config.json").exists()]
+        if not runs:
+            what = f"{len(matches)} paths match but none holds a config.json" if matches else "nothing matches"
+            raise UserError(f"--runs={pattern}: {what}; name run directories that launch.train made")
+        found += [run for run in runs if run not in found]
+    return found
 
 
 def read_config(workdir: Path) -> Config:
@@ -174,6 +253,7 @@ def evaluate_run(
     metric = experiment.store.info.metric
     row = {
         "label": job.label,
+        "setting": job.setting,
         "method": method.name,
         "version": method.version,
         "benchmark": config["benchmark"],
@@ -201,10 +281,31 @@ def evaluate_run(
     arrays: dict[str, Any] = {**plan._asdict(), "predictions": tasks.predictions, "labels": tasks.labels, **tasks.also}
     np.savez_compressed(job.folder / "predictions.npz", **arrays)
     (job.folder / "result.json").write_text(json.dumps(row, indent=1) + "\n")
-    if method.attention:
+    if method.attention and not job.setting:
         names, classes = experiment.store.domain_names, experiment.store.info.class_names
         draw_attention(job.folder / "attention.png", method, variables, episode, names, classes)
+        keep_attention(job.folder / "attention.npz", experiment, variables, plan)
     return row
+
+
+def keep_attention(path: Path, experiment: Experiment, variables: Variables, plan: Plan) -> None:
+    """Attention weights of the first tasks [tasks, queries, heads, support], and each image's domain."""
+    method, store = experiment.method, experiment.store
+    adapt, attention = backend.jit(method.adapt), backend.jit(method.attention)
+    domains, weights = store.row_domains(), []
+
+    def images(rows: np.ndarray) -> Images:
+        return Images(jnp.asarray(store.images[rows]), jnp.asarray(domains[rows]))
+
+    for support, query in zip(*(rows[:ATTENTION_TASKS] for rows in plan), strict=True):
+        adapted = adapt(variables, images(support), jax.random.key(0))
+        weights.append(np.asarray(attention(adapted, images(query)), np.float16))
+    count = len(weights)
+    arrays: dict[str, Any] = {
+        "support_domain": domains[plan.support[:count]],
+        "query_domain": domains[plan.query[:count]],
+    }
+    np.savez_compressed(path, weights=np.stack(weights), **arrays)
 
 
 def averages(scores: np.ndarray) -> dict[str, float]:

@@ -17,7 +17,6 @@ import json
 from pathlib import Path
 
 from absl import flags
-from ml_collections import ConfigDict
 
 from cxda_jax import backend, train
 from cxda_jax.experiment import Config, Experiment, build, start_from_weights
@@ -33,7 +32,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept.", requir
 def main() -> None:
     backend.keep_freed_memory()
     workdir = Path(_WORKDIR.value)
-    config = resolve(cli.load_config(_CONFIG.value))
+    config = cli.resolve(cli.load_config(_CONFIG.value))
     experiment = build(config, cli.DATA_DIR.value)
     method = experiment.method
     if method.trains_as:
@@ -64,11 +63,6 @@ def main() -> None:
         log=lambda line: print(line, flush=True),
     )
     print(table([evaluate_run(Job(workdir, workdir, method.name, config), experiment, evaluator)]))
-
-
-def resolve(config: ConfigDict) -> Config:
-    """Plain nested dicts of what JSON can hold, so that a saved config equals the one in use."""
-    return json.loads(json.dumps(config.to_dict()))
 
 
 def claim(workdir: Path, config: Config) -> None:

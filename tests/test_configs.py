@@ -15,7 +15,6 @@ from cxda_jax.experiment import BENCHMARKS, METHODS, READERS, build, build_metho
 from cxda_jax.types import Images, UserError
 from launch import cli, prepare
 from launch.evaluate import compiled, score
-from launch.train import resolve
 from tests import raw_fixtures as raws
 from tests.test_nets import fill
 
@@ -60,7 +59,7 @@ def data_dir(tmp_path_factory):
 
 
 def config_of(benchmark, variant):
-    return resolve(cli.load_config(f"configs/{benchmark}.py:{variant}"))
+    return cli.resolve(cli.load_config(f"configs/{benchmark}.py:{variant}"))
 
 
 def test_rows_and_benchmarks_are_complete():

@@ -16,9 +16,10 @@ import pytest
 from PIL import Image
 
 from cxda_jax import metrics
+from cxda_jax.experiment import open_data
 from cxda_jax.types import UserError
 from launch import cli, train
-from launch.evaluate import comparison, read_config, table
+from launch.evaluate import comparison, read_config, reshaped, setting, table
 
 ROOT = Path(__file__).parent.parent
 
@@ -46,7 +47,7 @@ def test_a_run_leaves_what_it_promises(smoke):
     folder, output = smoke
     names = {p.name for p in (folder / "run").iterdir()}
     assert names == {
-        "config.json", "metrics.jsonl", "last", "best", "result.json", "predictions.npz", "attention.png"
+        "config.json", "metrics.jsonl", "last", "best", "result.json", "predictions.npz", "attention.png", "attention.npz",
     }  # fmt: skip
     row = json.loads((folder / "run" / "result.json").read_text())
     stored = np.load(folder / "run" / "predictions.npz", allow_pickle=False)
@@ -320,3 +321,58 @@ def test_comparison_pairs_the_seeds_that_both_have():
     assert "cxda - bn  +10.00  [+10.00, +10.00]  seeds 1" in comparison(scores, "bn")
     with pytest.raises(UserError, match="--against=erm: no such method among the runs; choose from bn, cxda"):
         comparison(scores, "erm")
+
+
+def test_other_tasks_and_what_fails_among_them(smoke, tmp_path):
+    folder, _ = smoke
+    shutil.copytree(folder / "run", tmp_path / "run")
+    shutil.copytree(folder / "run", tmp_path / "broken")
+    shutil.rmtree(tmp_path / "broken" / "best")
+    arguments = (f"--runs={tmp_path}/run,{tmp_path}/broken", "--num_domains=2", "--support_size=10", "--num_tasks=4")
+    error = run("launch.evaluate", *arguments, f"--data_dir={folder}/data", code=2)
+    assert error.count("\n") == 1 and error.startswith(
+        "error: 2 of 4 evaluations failed; the first: cxda,num_domains=2 of "
+    )
+    assert "no checkpoint in best/" in error
+    for label, shape in {"num_domains=2": (100, 50), "support_size=10": (10, 2)}.items():
+        found = tmp_path / "run" / f"cxda,{label}"
+        row, stored = json.loads((found / "result.json").read_text()), np.load(found / "predictions.npz")
+        assert (row["label"], row["setting"], row["num_tasks"]) == (f"cxda,{label}", label, 4)
+        assert (stored["support"].shape, stored["query"].shape) == ((4, shape[0]), (4, shape[1]))
+        assert row["avg"] == pytest.approx(100 * np.mean(stored["predictions"] == stored["labels"]))
+        assert not (found / "attention.npz").exists()
+
+
+def test_attention_is_kept_with_its_domains(smoke):
+    folder, _ = smoke
+    kept = np.load(folder / "run" / "attention.npz")
+    stored = np.load(folder / "run" / "predictions.npz")
+    assert kept["weights"].shape == (10, 20, 8, 100)
+    np.testing.assert_allclose(kept["weights"].astype(float).sum(-1), 1, atol=2e-2)  # float16
+    data = open_data(read_config(folder / "run"), folder / "data")
+    np.testing.assert_array_equal(kept["support_domain"], data.row_domains()[stored["support"]])
+    np.testing.assert_array_equal(kept["query_domain"], data.row_domains()[stored["query"]])
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("num_domains=10", (10, 10, 10)),
+        ("num_domains=1", (1, 100, 100)),
+        ("support_size=500", (5, 100, 100)),
+        ("support_size=10", (5, 2, 2)),
+        ("", (5, 20, 20)),
+        ("finetune.steps=1", (5, 20, 20)),
+    ],
+)
+def test_settings_keep_as_many_queries_as_images_of_a_domain(name, expected):
+    episode = reshaped(config().to_dict(), name)["episode"]
+    assert (episode["num_domains"], episode["per_domain"], episode["num_query"]) == expected
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", ""])
+def test_bad_settings(text):
+    with pytest.raises(UserError, match=f"--num_domains={text}: give whole numbers of at least 1"):
+        setting("num_domains", text)
+    with pytest.raises(UserError, match="--support_size=3: 3 support images cannot come from 5 domains"):
+        reshaped(config().to_dict(), "support_size=3")
