@@ -1,0 +1,107 @@
+"""How long a study will take on this machine, from steps and tasks timed here."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from cxda_jax import backend, train
+from cxda_jax.experiment import Config, build
+from cxda_jax.types import UserError
+from launch.evaluate import compiled, device, reshaped, score
+from launch.study import Job, Study, is_done
+
+TIMED = 3  # steps, or tasks
+START_S = 5.0  # of a process: imports and data
+
+
+def estimate(study: Study, jobs: list[Job], data_dir: str) -> Callable[[Job], float | None]:
+    """Seconds of a job. What has been timed is kept in the study's speed.json."""
+    kept = study.folder / "speed.json"
+    known: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    speeds = known.setdefault(device(), {})
+    methods = sorted({name for job in jobs if not is_done(study, job) for name in names_of(job)})
+    for i, name in enumerate(methods):
+        key = f"{name}{' smoke' if study.smoke else ''}"
+        if key not in speeds:
+            print(f"[{i + 1}/{len(methods)}] timing {name}", flush=True)
+            speeds[key] = measure(study.config(name), data_dir)
+    if methods:
+        study.folder.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(known, indent=1) + "\n")
+
+    def seconds(job: Job) -> float:
+        total, flags = START_S, flags_of(job)
+        for name in names_of(job):
+            speed = speeds[f"{name}{' smoke' if study.smoke else ''}"]
+            if job.command[2] == "launch.train":
+                total += speed["compile_s"] + speed["steps"] * speed["step_s"] + speed["tasks"] * speed["task_s"]
+                continue
+            runs = len(flags["runs"].split(","))
+            for images in images_of(flags, study.config(name)):
+                total += speed["compile_s"] / 2 + runs * speed["test_tasks"] * speed["task_s"] * images
+        return total
+
+    return seconds
+
+
+def flags_of(job: Job) -> dict[str, str]:
+    parts = (part.removeprefix("--").partition("=") for part in job.command if part.startswith("--"))
+    return {name: text for name, _, text in parts}
+
+
+def names_of(job: Job) -> list[str]:
+    flags = flags_of(job)
+    return flags["methods"].split(",") if "methods" in flags else [job.name.split()[1]]
+
+
+def images_of(flags: dict[str, str], config: Config) -> list[float]:
+    """How many images a task of each asked form has, as a share of the usual."""
+
+    def images(c: Config) -> int:
+        episode = c["episode"]
+        return episode["num_domains"] * episode["per_domain"] + episode["num_query"]
+
+    asked = [f"{kind}={n}" for kind in ("num_domains", "support_size") for n in flags.get(kind, "").split(",") if n]
+    return [images(reshaped(config, name)) / images(config) for name in asked] or [1.0]
+
+
+def measure(config: Config, data_dir: str) -> dict[str, float]:
+    """Seconds to compile, of a training step and of a test task, and how many of them a training takes."""
+    experiment = build(config, data_dir)
+    method, tx = experiment.method, experiment.optimizer
+    state = train.init_state(method, tx, config["seed"], experiment.example)
+    key, source = jax.random.key(0), experiment.source
+    compile_s = step_s = 0.0
+    if not method.trains_as:
+
+        def step(state: Any, resident: Any, batch: Any) -> Any:
+            return train.train_step(method, tx, experiment.weak, state, source.assemble(resident, batch), key)
+
+        run, times = backend.jit(step), []
+        for batch in source.batches(experiment.train_plans, 0, TIMED + 1):
+            began = time.perf_counter()
+            state, _ = jax.block_until_ready(run(state, source.resident, batch))
+            times.append(time.perf_counter() - began)
+        compile_s, step_s = times[0], min(times[1:])
+    variables = state.variables
+    if method.calibrate:
+        variables = backend.jit(method.calibrate)(variables, experiment.calibration_images())
+    began = time.perf_counter()
+    tasks = score(experiment, compiled(experiment), variables, "test", TIMED * experiment.per_call)
+    total = time.perf_counter() - began
+    task_s = tasks.task_ms / 1e3
+    schedule, evaluation = experiment.schedule, config["evaluation"]
+    validations = -(-schedule.steps // schedule.validate_every)
+    if not task_s > 0:
+        raise UserError(f"method {method.name!r}: a test task took no time; nothing can be estimated")
+    return {
+        "compile_s": compile_s + max(0.0, total - TIMED * experiment.per_call * task_s),
+        "steps": schedule.steps,
+        "step_s": step_s,
+        "tasks": validations * evaluation["val_tasks"] + evaluation["test_tasks"],
+        "task_s": task_s,
+        "test_tasks": evaluation["test_tasks"],
+    }

@@ -1,0 +1,245 @@
+"""A study's jobs: what is done stays done, what fails is named, and a queue gets the same jobs as this machine."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from cxda_jax.experiment import METHODS, open_data
+from launch import study as studies
+from launch.study import Job, Study, is_done, plan, run_here, run_on_slurm
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return folder, open_data(make_study(folder).config("erm"), folder)
+
+
+def make_study(folder, seeds=(0, 1), methods=tuple(METHODS), smoke=True):
+    (folder / "jobs").mkdir(parents=True, exist_ok=True)
+    return Study("glyphs", folder, seeds, methods, smoke)
+
+
+def test_the_plan_trains_what_trains_and_tests_the_rest(data, tmp_path):
+    folder, store = data
+    jobs = plan(make_study(tmp_path), store, str(folder))
+    trainings = [job for job in jobs if "launch.train" in job.command]
+    assert len(trainings) == 9 * 2 and len({job.id for job in jobs}) == len(jobs)
+    derived = {"ft_em", "ft_im", "sf_ocda", "cotta"}
+    assert {job.name.split()[1] for job in trainings} == set(METHODS) - derived
+    (usual,) = [job for job in jobs if job.name.startswith("test the usual tasks")]
+    assert usual.command[4] == "--methods=ft_em,ft_im,sf_ocda,cotta" and len(usual.needs) == 2
+    (steps,) = [job for job in jobs if "--steps=1" in job.command]
+    assert "--methods=ft_em,ft_im" in steps.command
+    other = {job.command[4]: job for job in jobs if "other tasks" in job.name}
+    assert set(other) == {f"--methods={m}" for m in ("erm,ft_em,ft_im", "erm_iid", "bn", "cml", "cxda", "cxda_loo")}
+    assert (
+        "--num_domains=2,5" in other["--methods=cxda"].command
+        and "--support_size=10,100" in other["--methods=cxda"].command
+    )
+    known = set()
+    for job in jobs:  # each after what it needs
+        assert known.issuperset(job.needs)
+        known.add(job.id)
+
+
+def test_only_some_methods_bring_what_they_start_from(data, tmp_path):
+    folder, store = data
+    jobs = plan(make_study(tmp_path, (0,), ("ft_em", "cxda")), store, str(folder))
+    assert [job.name for job in jobs] == [
+        "train erm seed 0", "train cxda seed 0", "test the usual tasks of ft_em", "test one step of ft_em",
+        "test other tasks of ft_em", "test other tasks of cxda",
+    ]  # fmt: skip
+
+
+def test_ids_follow_configs_and_data_alone(data, tmp_path, monkeypatch):
+    folder, store = data
+    ids = [job.id for job in plan(make_study(tmp_path / "a"), store, str(folder))]
+    assert ids == [job.id for job in plan(make_study(tmp_path / "b"), store, str(folder))]
+    assert not set(ids) & {job.id for job in plan(make_study(tmp_path), store._replace(sha256="other"), str(folder))}
+    full = make_study(tmp_path, smoke=False)
+    assert not set(ids) & {job.id for job in plan(full, store, str(folder))}
+
+
+def test_tasks_that_the_data_cannot_give_are_left_out(data, tmp_path):
+    folder, store = data
+    found = studies.possible_tasks(make_study(tmp_path, smoke=False), store)  # 5 test writers of 120 drawings
+    assert found == {"num_domains": ["2", "5"], "support_size": ["10", "20", "50", "100", "200"]}
+
+
+def script(text, *needs, name="", id=""):
+    return Job(id or name, name, (sys.executable, "-c", textwrap.dedent(text)), needs)
+
+
+def test_jobs_run_in_order_once_and_failures_are_named(tmp_path):
+    study, log = make_study(tmp_path), tmp_path / "log"
+    say = f"open({str(log)!r}, 'a').write('%s\\n')"
+    jobs = [
+        script(say % "a", name="a"),
+        script(f"import sys; {say % 'b'}; print('working'); sys.exit('error: config.x=1 is wrong')", name="b"),
+        script(say % "c", "a", name="c"),
+        script(say % "d", "b", name="d"),
+        script(say % "e", "c", "d", name="e"),
+    ]
+    failures = run_here(study, jobs, workers=2, gpus=[])
+    assert [line.split(" (log")[0] for line in failures] == [
+        "b: config.x=1 is wrong", "d: left out, since what it needs failed", "e: left out, since what it needs failed"
+    ]  # fmt: skip
+    lines = log.read_text().split()
+    assert sorted(lines) == ["a", "b", "c"] and lines.index("a") < lines.index("c")
+    assert "working" in (tmp_path / "jobs" / "b.log").read_text()
+    jobs[1] = script(say % "b", name="b")
+    assert run_here(study, jobs, workers=1, gpus=[]) == []
+    assert log.read_text().split()[3:] == ["b", "d", "e"]  # a and c were done
+    assert run_here(study, jobs, workers=1, gpus=[]) == [] and len(log.read_text().split()) == 6
+    assert json.loads((tmp_path / "jobs" / "e.done").read_text())["name"] == "e"
+
+
+def test_each_job_has_a_gpu_of_its_own(tmp_path):
+    study = make_study(tmp_path)
+    text = f"import os, time; time.sleep(0.3); open({str(tmp_path)!r} + '/%s', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
+    jobs = [script(text % name, name=name) for name in "wxyz"]
+    assert run_here(study, jobs, workers=2, gpus=["3", "5"]) == []
+    assert sorted((tmp_path / name).read_text() for name in "wx") == ["3", "5"]
+    assert sorted((tmp_path / name).read_text() for name in "yz") == ["3", "5"]
+
+
+def alive(pid):
+    path = Path(f"/proc/{pid}/stat")
+    return path.exists() and path.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="jobs die with their study on Linux alone")
+def test_a_killed_study_takes_its_jobs_along_and_goes_on_where_it_was(tmp_path):
+    """The second start must not find a job of the first still at work."""
+    log = tmp_path / "log"
+    code = f"""
+    import sys
+    sys.path.insert(0, {str(ROOT)!r})
+    from tests.test_study import make_study, run_here, script
+    from pathlib import Path
+    add = "import os, time; f = open({str(log)!r}, 'a'); f.write('%s %d\\\\n' % ('{{name}}', os.getpid())); f.flush(); time.sleep({{wait}})"
+    jobs = [script(add.format(name='a', wait=0), name='a'), script(add.format(name='b', wait=float(sys.argv[1])), 'a', name='b')]
+    print(run_here(make_study(Path({str(tmp_path)!r})), jobs, 1, []))
+    """
+    start = [sys.executable, "-c", textwrap.dedent(code)]
+    process = subprocess.Popen([*start, "60"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not (log.exists() and "b " in log.read_text()):
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.05)
+    child = int(log.read_text().split()[-1])
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    until = time.monotonic() + 10
+    while alive(child):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    done = subprocess.run([*start, "0"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+    assert [line.split()[0] for line in log.read_text().splitlines()] == ["a", "b", "b"]
+
+
+FAKE = {
+    # Runs the batch file at once, in the background, as a queue would on a node.
+    "sbatch": """
+        #!/usr/bin/env bash
+        for file; do :; done
+        id=$((1000 + $(ls "$FAKE_SLURM" | wc -l)))
+        cp "$file" "$FAKE_SLURM/$id.sh"
+        grep -h dependency "$file" >> "$FAKE_SLURM.dependencies"
+        after=$(grep -o "afterok:.*" "$file" | tr ":" "\\n" | tail -n +2)
+        (for other in $after; do while [[ ! -e "$FAKE_SLURM.$other.ended" ]]; do sleep 0.1; done; done
+         SLURM_JOB_ID=$id SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 SLURM_NODEID=0 \\
+         SLURM_JOB_NODELIST=here bash "$FAKE_SLURM/$id.sh"; touch "$FAKE_SLURM.$id.ended") > /dev/null 2>&1 &
+        echo "Submitted batch job $id"
+    """,
+    "srun": """
+        #!/usr/bin/env bash
+        while [[ "$1" == --* ]]; do if [[ "$1" == *=* ]]; then shift; else case "$1" in --unbuffered) shift;; *) shift 2;; esac; fi; done
+        exec "$@"
+    """,
+    "sacct": """
+        #!/usr/bin/env bash
+        echo "JobID|State|NodeList"
+        for file in "$FAKE_SLURM"/*.sh; do
+          id=$(basename "$file" .sh)
+          if [[ -e "$FAKE_SLURM.$id.ended" ]]; then echo "$id|COMPLETED|here"; else echo "$id|RUNNING|here"; fi
+        done
+    """,
+    "scancel": "#!/usr/bin/env bash\n",
+}  # fmt: skip
+
+
+def test_a_queue_runs_the_same_jobs(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, text in FAKE.items():
+        (tools / name).write_text(textwrap.dedent(text).lstrip())
+        (tools / name).chmod((tools / name).stat().st_mode | stat.S_IEXEC)
+    (tmp_path / "queue").mkdir()
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "queue"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    study, log = make_study(tmp_path / "study"), tmp_path / "log"
+    say = f"open({str(log)!r}, 'a').write('%s\\n')"
+    jobs = [
+        script(say % "a", name="a"),
+        script("import sys; sys.exit('error: data.seed=-1 must not be negative')", name="b"),
+    ]
+    failures = run_on_slurm(study, jobs, {"partition": "gpu", "timeout_min": "600", "gpus_per_node": "1"})
+    assert len(failures) == 1 and failures[0].startswith("b: data.seed=-1 must not be negative (log: ")
+    batch = (tmp_path / "queue" / "1000.sh").read_text()
+    assert "#SBATCH --partition=gpu" in batch and "#SBATCH --time=600" in batch and "#SBATCH --gpus-per-node=1" in batch
+    assert is_done(study, jobs[0]) and not is_done(study, jobs[1]) and log.read_text() == "a\n"
+    later = [jobs[0], script(say % "c", "a", name="c"), script(say % "d", "c", name="d")]
+    assert run_on_slurm(study, later, {}) == []
+    assert sorted(log.read_text().split()) == ["a", "c", "d"]  # a was done and is not submitted again
+    dependencies = (tmp_path / "queue.dependencies").read_text().splitlines()
+    assert len(dependencies) == 1 and dependencies[0].startswith("#SBATCH --dependency=afterok:100")
+
+
+def test_a_job_that_runs_out_of_time_is_queued_again(tmp_path):
+    submitit = pytest.importorskip("submitit")
+    job = script("", name="a")
+    again = studies.Requeued().checkpoint(make_study(tmp_path), job)
+    assert isinstance(again, submitit.helpers.DelayedSubmission) and again.args == (make_study(tmp_path), job)
+
+
+def test_queue_parameters_take_the_names_of_both():
+    given = {"partition": "gpu", "timeout_min": 5, "slurm_account": "x", "gpus_per_node": 1}
+    assert studies.queue_parameters(given) == {
+        "slurm_partition": "gpu", "timeout_min": 5, "slurm_account": "x", "gpus_per_node": 1
+    }  # fmt: skip
+
+
+def test_the_estimate_times_each_method_once(data, tmp_path, capsys):
+    from launch.estimate import estimate
+
+    folder, store = data
+    study = make_study(tmp_path, (0, 1), ("erm",))
+    jobs = plan(study, store, str(folder))
+    seconds = estimate(study, jobs, str(folder))
+    assert capsys.readouterr().out.splitlines()[0] == "[1/1] timing erm"
+    (kept,) = json.loads((tmp_path / "speed.json").read_text()).values()
+    speed = kept["erm smoke"]
+    assert speed["steps"] == 20 and speed["tasks"] == 2 * 4 + 10 and 0 < speed["step_s"] < speed["compile_s"]
+    train, _, other = jobs
+    expected = speed["compile_s"] + 20 * speed["step_s"] + 18 * speed["task_s"]
+    assert seconds(train) == pytest.approx(5 + expected)
+    # Two runs; tasks of 2 x 50 + 50, 5 x 20 + 20, 5 x 2 + 2 and again 5 x 20 + 20 images, as shares of 120.
+    images = 150 / 120 + 1 + 12 / 120 + 1
+    assert seconds(other) == pytest.approx(5 + 4 * speed["compile_s"] / 2 + 2 * 10 * speed["task_s"] * images)
+    estimate(study, jobs, str(folder))
+    assert "timing" not in capsys.readouterr().out  # it is kept
