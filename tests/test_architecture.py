@@ -21,7 +21,7 @@ ALLOWED = {
     "methods": {"types", "augment", "losses", "nets"},
     "train": {"types", "augment", "backend", "checkpoints", "data", "progress"},
     "evaluate": {"types", "backend", "data", "metrics"},
-    "analysis": {"types", "backend", "data"},
+    "analysis": {"types", "backend", "data", "metrics"},
     "experiment": {"types", "augment", "data", "methods", "nets", "train"},
 }
 FILES = sorted((ROOT / "cxda_jax").rglob("*.py"))
