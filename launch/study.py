@@ -7,10 +7,8 @@ repeated.
 
 import concurrent.futures as futures
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -33,6 +31,16 @@ VARIED = ("erm", "erm_iid", "bn", "cml", "cxda", "cxda_loo", "ft_em", "ft_im")
 ONE_STEP = ("ft_em", "ft_im")
 
 
+# A job must not outlive a killed study, or the next start would run it twice: it asks Linux to be killed with its parent,
+# then becomes its command. (Between fork and exec the study itself could do so too, but not safely beside JAX's threads.)
+TIED = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("the study has ended")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # a smoke study compiles more than it computes
 
 
@@ -137,9 +145,11 @@ def perform(study: Study, job: Job, environment: dict[str, str] | None = None) -
     began = time.monotonic()
     with open(log, "w") as file:
         done = subprocess.run(
-            job.command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | (QUICK if study.smoke else {}) | (environment or {}),
-            preexec_fn=_die_with_parent,
-        )  # fmt: skip
+            [sys.executable, "-c", TIED, str(os.getpid()), *job.command],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | (QUICK if study.smoke else {}) | (environment or {}),
+        )
     if done.returncode:
         lines = log.read_text().strip().splitlines() or [f"exit code {done.returncode}"]
         return f"{job.name}: {lines[-1].removeprefix('error: ')[:160]} (log: {log})"
@@ -148,12 +158,6 @@ def perform(study: Study, job: Job, environment: dict[str, str] | None = None) -
     partial.write_text(json.dumps(record, indent=1) + "\n")
     partial.rename(_marker(study, job))
     return None
-
-
-def _die_with_parent() -> None:
-    """A job must not outlive a killed study: the next one would start it again beside it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def run_here(study: Study, jobs: list[Job], workers: int, gpus: Sequence[str]) -> list[str]:
