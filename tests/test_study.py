@@ -243,3 +243,54 @@ def test_the_estimate_times_each_method_once(data, tmp_path, capsys):
     assert seconds(other) == pytest.approx(5 + 4 * speed["compile_s"] / 2 + 2 * 10 * speed["task_s"] * images)
     estimate(study, jobs, str(folder))
     assert "timing" not in capsys.readouterr().out  # it is kept
+
+
+def test_a_study_from_one_command_repeats_nothing(tmp_path):
+    """Also where its last marker is lost, as after a kill between a job's end and the note of it."""
+    command = [
+        sys.executable, "-m", "launch.reproduce", "--benchmark=glyphs", "--smoke", "--seeds=0", "--only=erm,ft_em",
+        f"--study={tmp_path}/study", f"--data_dir={tmp_path}/data", "--workers=2",
+    ]  # fmt: skip
+
+    def start():
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    first = start()
+    results = sorted((tmp_path / "study").glob("erm/0/**/result.json"))
+    assert {path.parent.name for path in results} == {
+        "0", "ft_em", "ft_em,finetune.steps=1", "erm,num_domains=2", "erm,num_domains=5", "erm,support_size=10",
+        "erm,support_size=100", "ft_em,num_domains=2", "ft_em,num_domains=5", "ft_em,support_size=10",
+        "ft_em,support_size=100",
+    }  # fmt: skip
+    assert "4 jobs, 0 done before" in first and "[4/4]" in first
+    before = {path: path.read_bytes() for path in results}
+    again = start()
+    assert "4 jobs, 4 done before" in again and {path: path.read_bytes() for path in results} == before
+    assert again.split("benchmark ")[1] == first.split("benchmark ")[1]  # the table
+    (last,) = [p for p in (tmp_path / "study" / "jobs").glob("*.done") if "one step" in p.read_text()]
+    last.unlink()
+    assert "4 jobs, 3 done before" in start()
+    rows = {path: (json.loads(old), json.loads(path.read_text())) for path, old in before.items()}
+    for path, (old, new) in rows.items():
+        times = ("task_ms", "adapt_ms", "predict_ms") if path.parent.name.endswith("steps=1") else ()
+        assert {k: v for k, v in old.items() if k not in times} == {k: v for k, v in new.items() if k not in times}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--benchmark=glyfs",), "--benchmark='glyfs' is unknown; did you mean 'glyphs'?"),
+        (("--benchmark=glyphs", "--only=cxdaa"), "--only='cxdaa' is unknown; did you mean 'cxda'?"),
+        (("--benchmark=glyphs", "--seeds=a"), "--seeds=a: give whole numbers, such as 0,1,2"),
+        (
+            ("--benchmark=cifar_c", "--dry_run"),
+            "cifar_c: no prepared data; python -m launch.prepare --benchmark=cifar_c",
+        ),
+    ],
+)
+def test_mistakes_cost_one_line(tmp_path, arguments, message):
+    command = [sys.executable, "-m", "launch.reproduce", *arguments, f"--data_dir={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr
