@@ -54,7 +54,9 @@ def read_results(runs: Iterable[Path]) -> tuple[list[Result], list[str]]:
             except FileNotFoundError as e:
                 faults.append(f"{e.filename}: missing; evaluate again: python -m launch.evaluate --runs={run}")
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
-                faults.append(f"{path.parent}: not readable ({e}); evaluate again: python -m launch.evaluate --runs={run}")
+                faults.append(
+                    f"{path.parent}: not readable ({e}); evaluate again: python -m launch.evaluate --runs={run}"
+                )
     return found, faults
 
 
