@@ -38,14 +38,21 @@ def mean_sem(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
-def paired_difference(a: np.ndarray, b: np.ndarray, resamples: int = 10_000) -> tuple[float, float, float]:
+def paired_difference(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
     """Mean of a - b over shared tasks, and its 95 % bootstrap interval over the tasks.
 
     a and b are scores [seeds, tasks]; each task's difference is first averaged over the seeds, so the interval speaks of
     other tasks, not of other seeds.
     """
     differences = (np.asarray(a) - np.asarray(b)).mean(0)
-    rng = np.random.default_rng(0)
-    counts = rng.multinomial(len(differences), np.full(len(differences), 1 / len(differences)), resamples)
-    low, high = np.percentile(counts @ differences / len(differences), [2.5, 97.5])
+    low, high = bootstrap_interval(differences)
     return float(differences.mean()), float(low), float(high)
+
+
+def bootstrap_interval(values: np.ndarray, resamples: int = 10_000) -> np.ndarray:
+    """Where the mean of values [..., tasks] lies in 95 % of the resamplings of the tasks: low and high [2, ...]."""
+    rng, tasks, means = np.random.default_rng(0), values.shape[-1], []
+    for _ in range(resamples // 100):  # a hundred at a time: all would not fit in memory
+        counts = rng.multinomial(tasks, np.full(tasks, 1 / tasks), 100)
+        means.append(counts @ np.moveaxis(values, -1, 0) / tasks)
+    return np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)

@@ -1,6 +1,7 @@
 """Imports run one way, and heavy or optional packages stay inside the functions that need them."""
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,12 @@ def test_the_loops_know_no_method_net_or_benchmark(path):
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.name)
 def test_configs_import_nothing_of_the_package(path):
     assert not any(name.startswith("cxda_jax") for name in imports(path))
+
+
+def test_files_that_are_no_code_are_installed_too():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    installed = {
+        p for package, found in patterns.items() for f in found for p in (ROOT / package.replace(".", "/")).glob(f)
+    }
+    others = {p for p in (ROOT / "cxda_jax").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
+    assert others and others <= installed

@@ -60,6 +60,18 @@ def read_results(runs: Iterable[Path]) -> tuple[list[Result], list[str]]:
     return found, faults
 
 
+def distinct(results: Iterable[Result]) -> tuple[list[Result], list[str]]:
+    """The first result of each benchmark, label and seed; the others become faults."""
+    kept: dict[tuple, Result] = {}
+    faults = []
+    for result in results:
+        row = result.row
+        first = kept.setdefault((row["benchmark"], row.get("label") or row["method"], row["seed"]), result)
+        if first is not result:
+            faults.append(f"{result.folder}: left out, since {first.folder} has the same method, setting and seed")
+    return list(kept.values()), faults
+
+
 def _read(run: Path, folder: Path) -> Result:
     row = json.loads((folder / "result.json").read_text())
     result = Result(row, json.loads((run / "config.json").read_text()), folder, run)

@@ -1,0 +1,329 @@
+"""Tables of results, beside the paper's; each format against a file that was read by eye.
+
+After a wanted change of format: UPDATE_GOLDEN=1 pytest tests/test_tables.py, and look at the difference.
+"""
+
+import csv
+import html
+import io
+import os
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats as scipy
+
+from configs import cifar_c, femnist, iwildcam, tiny_imagenet_c
+from cxda_jax.analysis import formats, tables
+from cxda_jax.analysis.results import Result, distinct
+from cxda_jax.analysis.tables import Cell, Column, Table, agreement, build_tables, paired_table, paper_figures
+from launch import cli
+
+GOLDEN = Path(__file__).parent / "golden"
+PROTOCOL = {
+    name: cli.resolve(module.get_config("cxda"))
+    for name, module in {"cifar_c": cifar_c, "femnist": femnist, "iwildcam": iwildcam,
+                         "tiny_imagenet_c": tiny_imagenet_c}.items()
+}  # fmt: skip
+
+
+def result(method="cxda", seed=0, benchmark="cifar_c", setting="", label=None, config=None, **row):
+    """A result of the paper's own protocol."""
+    label = label or ",".join(filter(None, [method, setting]))
+    config = config or PROTOCOL.get(benchmark, PROTOCOL["femnist"])
+    folder = Path(f"runs/{benchmark}/{method}/{seed}") / ("" if label == method else label)
+    filled = {
+        "label": label, "setting": setting, "method": method, "version": "1", "benchmark": benchmark, "seed": seed,
+        "metric": "macro_f1" if benchmark == "iwildcam" else "accuracy", "avg": 50.0 + seed, "w10": 30.0 + 2 * seed,
+        "num_tasks": config["evaluation"]["test_tasks"], "task_ms": 6.0, "adapt_ms": 12.0 + seed, "predict_ms": 3.0,
+        "train_minutes": 20.0, "started_from": "resnet50.pth", "data_hash": "1f3a", "data_marks": [],
+        "config_hash": "c0ffee", "weights_hash": "beef", "steps": 100, "package": "0.1.0", "device": "cpu x1",
+    }  # fmt: skip
+    return Result({**filled, **row}, {**config, "seed": seed}, folder, folder)
+
+
+def column(table, metric, setting=""):
+    return next(i for i, c in enumerate(table.columns) if (c.metric, c.setting) == (metric, setting))
+
+
+def cells(table, metric="mean_accuracy", setting=""):
+    return {label: row[column(table, metric, setting)] for label, row in table.rows}
+
+
+def build(results, protocol=None):
+    return {table.name: table for table in build_tables(results, protocol)}
+
+
+# The paper's own figures
+
+
+def test_the_papers_figures_are_carried_whole():
+    with open(tables.PAPER, newline="") as file:
+        lines = list(csv.DictReader(file))
+    figures = paper_figures()
+    assert len(figures) == len(lines) == 308
+    assert figures["main", "cifar_c", "cxda", "", "worst10_accuracy"] == (49.4, 0.6)
+    assert figures["runtime", "iwildcam", "cotta", "", "adapt_and_infer"] == (8790.9, 335.7)
+    assert figures["support_size", "cifar_c", "bn", "support_size=500", "mean_accuracy"] == (69.3, 0.4)
+
+
+def test_results_like_the_papers_give_the_papers_figures_back():
+    """Three seeds of each figure's mean and standard error, through tables and CSV: all 308 come out, and agree."""
+    figures = paper_figures()
+    results = []
+    for benchmark, method, setting in dict.fromkeys(key[1:4] for key in figures):
+        found = {key[4]: value for key, value in figures.items() if key[1:4] == (benchmark, method, setting)}
+        for seed in range(3):
+            numbers = {m: mean + (seed - 1) * sem * np.sqrt(3) for m, (mean, sem) in found.items()}
+            score = {"avg": next(v for m, v in numbers.items() if m.startswith("mean"))}
+            score["w10"] = next((v for m, v in numbers.items() if m.startswith("worst10")), 0.0)
+            times = {"adapt_ms": numbers.get("adapt_and_infer", 4.0) - 1.5, "predict_ms": 1.5, "num_tasks": 10_000}
+            times |= {"train_minutes": numbers.get("pretrain_and_adapt", 5.0) - 1.0}  # and one for the tasks
+            results.append(result(method, seed, benchmark, setting, **{**score, **times}))
+    written = formats.to_csv(build_tables(results, PROTOCOL))
+    lines = [line for line in csv.DictReader(io.StringIO(written)) if line["paper_mean"]]
+    assert len(lines) == 308
+    for line in lines:
+        key = tuple(line[k] for k in ("table", "benchmark", "method", "setting", "metric"))
+        assert (float(line["paper_mean"]), float(line["paper_sem"])) == figures[key]
+        assert (float(line["mean"]), float(line["sem"])) == pytest.approx(figures[key], abs=1e-4)
+        assert abs(float(line["difference"])) < 1e-4 and line["agreement"] == "within s.e."
+
+
+# What a cell says
+
+
+def test_cells_are_means_and_standard_errors_over_seeds():
+    rng = np.random.default_rng(0)
+    results = [result(seed=s, avg=a, w10=w) for s, (a, w) in enumerate(zip(*rng.uniform(20, 90, (2, 4)), strict=True))]
+    main = build(results)["main"]
+    for metric, field in {"worst10_accuracy": "w10", "mean_accuracy": "avg"}.items():
+        cell = cells(main, metric)["cxda"]
+        values = [r.row[field] for r in results]
+        assert (cell.mean, cell.sem) == pytest.approx((np.mean(values), scipy.sem(values)))
+        assert cell.seeds == (0, 1, 2, 3) and cell.runs[1] == "runs/cifar_c/cxda/1" and cell.paper is None
+    assert np.isnan(cells(build(results[:1])["main"])["cxda"].sem)
+
+
+def test_runtime_is_that_of_a_task_and_of_the_whole():
+    runtime = build([result(num_tasks=11_000), result("sla", train_minutes=None)])["runtime"]
+    assert cells(runtime, "adapt_and_infer")["cxda"].mean == 15 and cells(runtime, "adapt")["cxda"].mean == 12
+    assert cells(runtime, "pretrain_and_adapt")["cxda"].mean == pytest.approx(20 + 11_000 * 6 / 60_000)
+    assert cells(runtime, "pretrain_and_adapt")["sla"] is None, "its metrics did not come along"
+
+
+def test_usual_tasks_stand_in_at_their_number():
+    results = [result("erm"), result("erm", setting="num_domains=10", avg=40.0), result("bn"),
+               result("bn", setting="support_size=20", avg=30.0), result("bn", setting="support_size=100", avg=31.0),
+               result("cxda", setting="num_domains=1", avg=70.0), result("ft_em", setting="finetune.steps=1")]  # fmt: skip
+    found = build(results)
+    domains, images = found["num_domains"], found["support_size"]
+    assert [c.title for c in domains.columns] == ["1", "5", "10"] * 2
+    assert [label for label, _ in domains.rows] == ["erm", "cxda"], "the others were tested on the usual tasks alone"
+    assert (
+        cells(domains, setting="num_domains=5")["erm"].mean == 50
+        and cells(domains, setting="num_domains=1")["erm"] is None
+    )
+    assert cells(domains, setting="num_domains=5")["cxda"] is None
+    assert {label: cell.mean for label, cell in cells(images, setting="support_size=100").items()} == {"bn": 31}
+    assert "ft_em,finetune.steps=1" in cells(found["main"]), "it has no table of its own"
+    assert "domain_supervision" not in found and "patch_to_patch" not in found
+
+
+def test_methods_come_in_the_papers_order():
+    labels = ["zeta", "sla", "cxda,attention.heads=4", "cxda", "erm", "bn"]
+    assert list(cells(build([result(name.split(",")[0], label=name) for name in labels])["main"])) == [
+        "erm", "bn", "cxda", "cxda,attention.heads=4", "sla", "zeta"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "ours, sem, said", [(72.3, 0.0, "within s.e."), (72.31, 0.0, "outside s.e."), (71.51, 0.4, "within s.e."),
+                        (71.49, 0.4, "outside s.e."), (72.0, np.nan, "one seed")]
+)  # fmt: skip
+def test_agreement_is_the_combined_standard_error(ours, sem, said):
+    assert agreement(Cell(ours, sem, (0,), (), (72.0, 0.3))) == said
+    assert agreement(Cell(ours, sem, (0,), ())) == ""
+
+
+# What sets a cell apart
+
+
+def changed(benchmark, **fields):
+    config = {k: dict(v) if isinstance(v, dict) else v for k, v in PROTOCOL[benchmark].items()}
+    for name, value in fields.items():
+        group, field = name.split("__")
+        config[group][field] = value
+    return config
+
+
+def marks(*results, table="main", metric="mean_accuracy", setting=""):
+    found = build(results, PROTOCOL)[table]
+    return next(iter(cells(found, metric, setting).values())).marks
+
+
+def three(**fields):
+    return [result(seed=seed, **fields) for seed in range(3)]
+
+
+def test_the_papers_own_protocol_has_no_mark():
+    assert marks(*three()) == ()
+    assert marks(*three(benchmark="tiny_imagenet_c")) == ()
+
+
+def test_each_difference_to_the_paper_is_named():
+    assert marks(*three(benchmark="glyphs"))[0] == "data: glyphs, this package's stand-in for femnist"
+    assert marks(*three(data_marks=["regenerated"])) == ("data: regenerated",)
+    assert marks(*three(benchmark="tiny_imagenet_c", started_from="random")) == (
+        "weights: from a random start; the paper's from ImageNet",)  # fmt: skip
+    assert marks(*three(started_from="random")) == (), "the paper's CNN starts at random too"
+    other = changed("cifar_c", net__width=16, train__source="tfdata", evaluation__test_tasks=9)
+    assert marks(*three(config=other, num_tasks=600)) == ("protocol: net.width 16 for 128, test tasks 600 for 11000",)
+    assert marks(result(seed=1), result(seed=2)) == ("seeds: 2 for 3",)
+    timed = marks(*three(), table="runtime", metric="adapt_and_infer")
+    assert timed == ("hardware: cpu x1; the paper does not name its own",)
+
+
+def test_tasks_of_another_form_are_no_difference_where_they_were_asked_for():
+    other = changed("cifar_c", episode__num_domains=10, episode__per_domain=10, episode__num_query=10)
+    asked = [*three(), *three(config=other, setting="num_domains=10")]
+    assert marks(*asked, table="num_domains", setting="num_domains=10") == ()
+    assert "episode.num_domains 10 for 5" in marks(*three(config=other))[0]
+
+
+def test_seeds_that_do_not_belong_together_are_named():
+    (mark,) = marks(*three()[:2], result(seed=2, config=changed("cifar_c", optimizer__learning_rate=0.5)))
+    assert mark == "mixed: the seeds differ in optimizer.learning_rate"
+    (mark,) = marks(*three()[:2], result(seed=2, data_hash="0"))
+    assert mark == "mixed: the seeds differ in their data"
+    table = build([result(seed=0), result(seed=1, version="2")])["main"]
+    assert cells(table)["cxda"].marks == ("mixed: the seeds differ in their method's version",)
+
+
+def test_another_result_of_the_same_seed_is_left_out_by_name():
+    twice = [result(), result()._replace(folder=Path("other/0")), result(seed=1)]
+    kept, faults = distinct(twice)
+    assert kept == [twice[0], twice[2]]
+    assert faults == ["other/0: left out, since runs/cifar_c/cxda/0 has the same method, setting and seed"]
+
+
+# Paired differences
+
+
+def stored_result(folder, method, seed, hits, rows, **other):
+    """A result whose predictions are right at `hits` [tasks, queries], of the tasks with these support rows."""
+    kept = result(method, seed, avg=100 * hits.mean(), **other)._replace(folder=folder / method / str(seed))
+    kept.folder.mkdir(parents=True)
+    np.savez(
+        kept.folder / "predictions.npz", predictions=1 - hits, labels=np.zeros_like(hits), support=rows, query=rows
+    )
+    return kept
+
+
+def test_paired_differences_match_scipy(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = np.arange(400).reshape(100, 4)
+    hits = {
+        (m, s): (rng.random((100, 20)) < p).astype(int) for m, p in {"erm": 0.5, "cxda": 0.7}.items() for s in (0, 1)
+    }
+    hits["bn", 1] = (rng.random((100, 20)) < 0.71).astype(int)
+    results = [stored_result(tmp_path, m, s, h, rows) for (m, s), h in hits.items()]
+    results.append(stored_result(tmp_path, "sla", 0, hits["erm", 0], rows + 1))
+    table, faults = paired_table(results, "cifar_c")
+    assert faults == [f"{tmp_path}/sla/0: not in the paired differences, since its tasks are not those of the others"]
+    assert [label for label, _ in table.rows] == ["erm", "bn", "cxda"]
+    for a, b, seeds in [("cxda", "erm", (0, 1)), ("cxda", "bn", (1,)), ("bn", "erm", (1,))]:
+        cell = cells(table, f"mean_minus_{b}")[a]
+        each = 100 * np.mean([hits[a, s].mean(1) - hits[b, s].mean(1) for s in seeds], axis=0)
+        interval = scipy.bootstrap((each,), np.mean, method="percentile", n_resamples=5000, rng=0).confidence_interval
+        assert cell.seeds == seeds and cell.mean == pytest.approx(each.mean())
+        np.testing.assert_allclose(cell.interval, interval, atol=0.25)  # in steps of 0.05
+        back = cells(table, f"mean_minus_{a}")[b]
+        assert back.mean == pytest.approx(-cell.mean) and back.interval[0] == pytest.approx(-cell.interval[1], abs=1e-9)
+    assert cells(table, "mean_minus_erm")["erm"] is None
+    text = formats.to_markdown(table)
+    for pair, bold in {("cxda", "erm"): True, ("cxda", "bn"): False}.items():
+        cell = cells(table, f"mean_minus_{pair[1]}")[pair[0]]
+        assert (cell.interval[0] <= 0 <= cell.interval[1]) != bold
+        assert (f"**{cell.mean:+.1f} [" in text) == bold
+
+
+def test_no_pairs_no_table(tmp_path):
+    one = stored_result(tmp_path, "erm", 0, np.ones((10, 4), int), np.arange(10))
+    other = stored_result(tmp_path, "bn", 1, np.ones((10, 4), int), np.arange(10))
+    assert paired_table([one], "cifar_c") == (None, []) and paired_table([one, other], "cifar_c") == (None, [])
+
+
+# Formats
+
+
+def study():
+    """A small study whose cells show all there is to show."""
+    glyphs = changed("femnist", net__width=16)
+    results = [result(m, s, "glyphs", avg=60 + 5 * i + s, w10=40.0 + i, config=glyphs, num_tasks=600)
+               for i, m in enumerate(["erm", "bn", "cxda", "cxda_supervised", "ft_em"]) for s in range(3)]  # fmt: skip
+    results += [
+        result("erm_iid", 0, "glyphs", config=glyphs, avg=60.04),
+        result("cxda_p2p", 0, "glyphs", config=glyphs),
+    ]
+    results += [result(m, s, "glyphs", f"num_domains={n}", avg=80 - n, config=glyphs)
+                for m in ("bn", "cxda") for s in range(3) for n in (2, 10) if (m, n) != ("bn", 2)]  # fmt: skip
+    return [*results, *three(avg=72.1, w10=49.0)]
+
+
+def check(name, text):
+    path = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("kind", ["md", "tex", "html"])
+def test_formats(kind):
+    build = {"md": formats.to_markdown, "tex": formats.to_latex, "html": lambda t: formats.to_html(t, "#{}".format)}[
+        kind
+    ]
+    check(f"tables.{kind}", "\n".join(build(table) for table in build_tables(study(), PROTOCOL)))
+
+
+def test_csv():
+    check("tables.csv", formats.to_csv(build_tables(study(), PROTOCOL)))
+
+
+def test_without_the_paper():
+    check("alone.md", "\n".join(formats.to_markdown(table) for table in build_tables(study())[:3]))
+
+
+HOSTILE = "a_b|c*d</td><script>&\"'\\%$#{}~^"
+
+
+def test_hostile_names_stay_text():
+    cell = Cell(1.0, 0.5, (0,), (HOSTILE,), (2.0, 0.5), (HOSTILE,))
+    table = Table("main", HOSTILE, HOSTILE, (Column(HOSTILE, "mean_accuracy", HOSTILE, above=HOSTILE),),
+                  ((HOSTILE, (cell,)),), (HOSTILE,))  # fmt: skip
+
+    class Parser(HTMLParser):
+        text = ""
+
+        def handle_starttag(self, tag, attrs):
+            assert tag in {"table", "caption", "thead", "tbody", "tr", "th", "td", "p", "a", "sup", "br", "small", "b"}
+            assert dict(attrs).get("title") in (None, HOSTILE)
+
+        def handle_data(self, data):
+            self.text += data
+
+    parser = Parser()
+    parser.feed(formats.to_html(table, lambda run: f"#{run}"))
+    assert parser.text.count(HOSTILE) == 7, "caption, group, column with its unit, row, note, mark"
+    assert html.escape(HOSTILE) in formats.runs_html([result(label=HOSTILE)])
+    tex = formats.to_latex(table)
+    escaped = (
+        r"a\_b\textbar{}c*d\textless{}/td\textgreater{}\textless{}script\textgreater{}\&"
+        + "\"'"
+        + r"\textbackslash{}\%\$\#\{\}\textasciitilde{}\textasciicircum{}"
+    )
+    assert tex.count(escaped) == 7 and "a_b" not in tex
+    line = next(line for line in formats.to_markdown(table).splitlines() if line.startswith("| a"))
+    assert line.replace("\\|", "").count("|") == 3 and "<script>" not in formats.to_markdown(table)
+    (read,) = csv.DictReader(io.StringIO(formats.to_csv([table])))
+    assert read["method"] == read["marks"] == read["runs"] == HOSTILE
