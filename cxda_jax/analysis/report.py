@@ -1,0 +1,199 @@
+"""One HTML file with the tables and figures of a study, and an explorer of what its queries attend to.
+
+Style, script, images and weights lie inside the file, and its content policy forbids everything else. Text is escaped;
+tables and figures are trusted markup.
+"""
+
+import base64
+import hashlib
+import html
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from cxda_jax.types import UserError
+
+LIMIT = 5 * 2**20  # bytes of a report
+THUMBNAIL = 48  # pixels of the longer side
+COLUMNS = 16  # of a sprite sheet
+FOLDER = Path(__file__).parent
+EXPLORER = """
+<p>Each query image weighs the unlabelled images of its task's support set, which come from several domains, and adapts
+its own features by those with much weight. Choose a task and a query (click, arrow keys, Home, End): the support images
+are ranked by weight as a multiple of uniform attention, so that 2.00 x is twice the average image's weight, and a star
+marks the query's own domain, which the network is not told.</p>
+<div id="explorer" hidden></div>
+"""
+
+
+class Support(NamedTuple):
+    """A task's support images, uint8 [n, h, w, c] with 1 or 3 channels."""
+
+    pixels: np.ndarray
+    domains: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+class Query(NamedTuple):
+    """A task's query images, uint8 [m, h, w, c], all of one domain, with the answers of each method."""
+
+    pixels: np.ndarray
+    domain: str
+    labels: tuple[str, ...]
+    answers: Mapping[str, tuple[str, ...]]
+
+
+class Attended(NamedTuple):
+    """A task and its attention weights, float [m, heads, n]; rows sum to 1."""
+
+    name: str
+    support: Support
+    query: Query
+    weights: np.ndarray
+
+
+class Figure(NamedTuple):
+    """A figure as trusted SVG."""
+
+    title: str
+    caption: str
+    svg: str
+
+
+class Report(NamedTuple):
+    """What a report shows. Tables are trusted HTML: <table class="sortable"> followed by <p class="notes">."""
+
+    title: str
+    summary: Sequence[tuple[str, str]]
+    tables: Sequence[str]
+    figures: Sequence[Figure]
+    attended: Sequence[Attended]
+    faults: Sequence[str]
+
+
+def write_report(path: str | Path, report: Report) -> int:
+    """Writes the report and returns its bytes. Where it would pass 5 MB, tasks are left out from the end."""
+    encoded, size = [(task.name, _encode(task)) for task in report.attended], 0
+    bad = [f"{name}: attention weights empty or not finite" for name, text in encoded if not text]
+    tasks = [text for _, text in encoded if text]
+    for kept in range(len(tasks), -1, -1):
+        left = f"{len(tasks) - kept} of {len(tasks)} tasks left out of the explorer: the file may have 5 MB at most"
+        faults = [*report.faults, *bad, *[left] * (kept < len(tasks))]
+        if kept and sum(map(len, tasks[:kept])) > LIMIT:
+            continue
+        page = _render(report, tasks[:kept], faults).encode(errors="replace")
+        if (size := len(page)) <= LIMIT:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            return Path(path).write_bytes(page)
+    raise UserError(f"{path}: {size / 2**20:.1f} MB without any task, 5 MB at most; leave out figures or tables")
+
+
+def _render(report: Report, tasks: list[str], faults: list[str]) -> str:
+    style, script = ((FOLDER / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    summary = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in report.summary)
+    body = links = ""
+    for name, title, parts in (
+        ("summary", "Summary", [("", f"<dl>{summary}</dl>")] * bool(summary)),
+        ("faults", "Faults and omissions", [("", f"<p>{html.escape(fault)}</p>") for fault in faults]),
+        ("tables", "Tables", [_table(i, table) for i, table in enumerate(report.tables, 1)]),
+        ("figures", "Figures", [_figure(i, figure) for i, figure in enumerate(report.figures, 1)]),
+        ("attention", "Attention explorer", [("", EXPLORER)] * bool(tasks)),
+    ):
+        content, entries = "".join(part for _, part in parts), "".join(link for link, _ in parts)
+        if parts:
+            body += f'<section id="{name}"><h2>{title}</h2>\n{content}</section>\n'
+            links += f'<li><a href="#{name}">{title}</a>{f"<ol>{entries}</ol>" if entries else ""}</li>'
+    title, data = html.escape(report.title), ",".join(tasks)
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src 'none';
+base-uri 'none'; form-action 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
+<title>{title}</title><style>{style}</style></head><body>
+<a class="skip" href="#main">Skip to the content</a>
+<header><h1>{title}</h1><button id="theme" type="button" hidden></button></header>
+<nav aria-label="Sections"><ol>{links}</ol></nav>
+<main id="main" tabindex="-1">
+<noscript><p>Without JavaScript, tables cannot be sorted and the attention explorer stays empty.</p></noscript>
+{body}</main>
+<script type="application/json" id="attended">[{data}]</script><script>{script}</script></body></html>
+"""
+
+
+def _table(number: int, table: str) -> tuple[str, str]:
+    """A link to a table, and the table, which scrolls sideways on its own."""
+    caption = re.search(r"<caption\b[^>]*>(.*?)</caption>", table, re.S)
+    words = re.sub(r"<[^>]*>", "", caption[1]) if caption else f"Table {number}"
+    opening = f'<div class="scroll" role="region" tabindex="0" aria-label="Table {number}">'
+    table = re.sub(r"<table\b.*?</table>", lambda m: f"{opening}{m[0]}</div>", table, flags=re.S)
+    link = f'<li><a href="#table-{number}">{words}</a></li>'
+    return link, f'<div class="table" id="table-{number}">{table}</div>\n'
+
+
+def _figure(number: int, figure: Figure) -> tuple[str, str]:
+    """A link to a figure, and the figure."""
+    name, title = f"figure-{number}", html.escape(figure.title)
+    plate = f'<div class="plate" role="img" tabindex="0" aria-label="{title}">{_own_ids(figure.svg, name)}</div>'
+    caption = f"<figcaption>{html.escape(figure.caption)}</figcaption>"
+    return f'<li><a href="#{name}">{title}</a></li>', f'<figure id="{name}"><h3>{title}</h3>{plate}{caption}</figure>\n'
+
+
+def _own_ids(svg: str, name: str) -> str:
+    """The <svg> element alone, with ids and style rules that reach no other figure; it shrinks to 60 % at most."""
+    svg = re.sub(r"<metadata\b.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
+    ids = re.compile(r"""(\s(?:id=|(?:xlink:)?href=["']#)["']?)""")
+    svg = re.sub(r"<[^<>]+>", lambda m: ids.sub(rf"\g<1>{name}-", m[0]), svg).replace("url(#", f"url(#{name}-")
+    sized = re.compile(r'<svg\b(?=[^>]*\swidth="([\d.]+(?:p[tx]|in))")')
+    svg = sized.sub(r'<svg style="min-width: calc(0.6 * \1)"', svg, count=1)
+    return re.sub(r"(<style\b[^>]*>)\s*\*\s*\{", rf"\1#{name} svg * {{", svg)
+
+
+def _encode(task: Attended) -> str:
+    """A task as JSON that may stand inside a <script> element; nothing where its weights are empty or not finite."""
+    support, query = task.support, task.query
+    n, m = len(support.pixels), len(query.pixels)
+    of_support = {len(support.domains), len(support.labels), task.weights.shape[2]}
+    of_query = {len(query.labels), task.weights.shape[0], *map(len, query.answers.values())}
+    if of_support != {n} or of_query != {m}:
+        raise ValueError(f"{task.name}: {n} support and {m} query images, but the rest is of {of_support}, {of_query}")
+    if not task.weights.size or not np.isfinite(task.weights).all():
+        return ""
+    domains = [query.domain, *sorted(set(support.domains) - {query.domain})]  # the query's own is always the first
+    values: dict[str, Any] = {
+        "name": task.name,
+        "domains": domains,
+        "support": {"domains": [domains.index(d) for d in support.domains], "labels": support.labels},
+        "query": {"labels": query.labels, "answers": list(query.answers.items())},
+        "sheet": _sheet(np.concatenate([support.pixels, query.pixels])),
+        "weights": _quantise(np.asarray(task.weights, np.float64)),
+    }
+    return json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _quantise(weights: np.ndarray) -> dict[str, Any]:
+    """Weights [m, heads, n] as little-endian uint16 in base64: weight = number * scale."""
+    scale = max(float(weights.max()), 1e-9) / 65535
+    data = base64.b64encode(np.rint(weights / scale).astype("<u2").tobytes()).decode()
+    return {"heads": weights.shape[1], "scale": scale, "data": data}
+
+
+def _sheet(images: np.ndarray) -> dict[str, Any]:
+    """Images as one PNG, row by row. Around each lies a copy of its rim: smooth scaling must not mix neighbours."""
+    height, width = images.shape[1:3]
+    ratio = min(1.0, THUMBNAIL / max(height, width))
+    size = max(1, round(width * ratio)), max(1, round(height * ratio))
+    flat = images.squeeze(-1) if images.shape[-1] == 1 else images
+    shown = np.stack([np.asarray(Image.fromarray(image).resize(size, Image.Resampling.LANCZOS)) for image in flat])
+    tiles = np.pad(shown, [(0, 0), (1, 1), (1, 1), (0, 0)][: flat.ndim], mode="edge")
+    tiles = np.pad(tiles, [(0, -len(tiles) % COLUMNS), (0, 0), (0, 0), (0, 0)][: flat.ndim])
+    rows = [np.concatenate(list(tiles[i : i + COLUMNS]), 1) for i in range(0, len(tiles), COLUMNS)]
+    file = io.BytesIO()
+    Image.fromarray(np.concatenate(rows, 0)).save(file, "png", optimize=True)
+    data = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"data": data, "width": size[0], "height": size[1], "columns": COLUMNS, "tiny": ratio == 1}
