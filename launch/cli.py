@@ -80,7 +80,8 @@ def overrides(allowed: Sequence[str]) -> list[tuple[str, str]]:
     """The command line's --config.field=value pairs, for a launcher that lets only some groups be changed."""
     for name, _ in _overrides:
         if name.partition(".")[0] not in allowed:
-            raise UserError(f"--config.{name}: a trained run fixes it; this command can change {', '.join(allowed)}")
+            can = ", ".join(allowed) or "no field"
+            raise UserError(f"--config.{name}: a trained run fixes it; this command can change {can}")
     return list(_overrides)
 
 

@@ -1,4 +1,4 @@
-"""The whole study of a benchmark, from one command: trains what trains, tests everything, and prints one table.
+"""The whole study of a benchmark, from one command: trains what trains, tests everything, and writes the report.
 
 python -m launch.reproduce --benchmark=glyphs
 python -m launch.reproduce --benchmark=glyphs --seeds=0 --only=erm,cxda,ft_em
@@ -12,7 +12,8 @@ STUDY/jobs and never repeated while its config, its data and its method stay wha
 what is missing, wherever it was stopped. A job that fails is named, with its log, and the rest goes on. --dry_run lists the
 jobs and what they will take, from steps timed on this machine.
 
-STUDY/METHOD/SEED holds the runs and their results.
+STUDY/METHOD/SEED holds the runs and their results, STUDY/report the tables, the figures and report.html, with the paper's
+figures beside ours.
 """
 
 from collections.abc import Callable
@@ -25,9 +26,8 @@ from cxda_jax.data.raw import cores
 from cxda_jax.experiment import BENCHMARKS, METHODS, lookup, open_data
 from cxda_jax.progress import duration
 from cxda_jax.types import UserError
-from launch import cli
+from launch import cli, report
 from launch.estimate import estimate
-from launch.evaluate import table
 from launch.study import Job, Study, is_done, plan, run_here, run_on_slurm, visible_gpus
 
 # Other launchers have a flag of this name too; a process that imports several shares it.
@@ -63,16 +63,18 @@ def main() -> None:
         failures = run_here(study, jobs, _WORKERS.value or len(gpus) or max(1, cores() // 2), gpus)
     for line in failures:
         print(f"failed: {line}", flush=True)
-    results, faults = read_results(p.parent for p in study.folder.glob("*/*/config.json"))
-    if results:
-        print(table([dict(result.row) for result in results]))
-    for fault in faults:
-        print(f"left out: {fault}")
+    results, faults = read_results(path.parent for path in study.folder.glob("*/*/config.json"))
+    others = [r for r in results if r.row["benchmark"] != study.benchmark]
+    faults += failures + [f"{r.folder}: left out, since it is of {r.row['benchmark']}" for r in others]
+    if len(others) < len(results):
+        kept = [r for r in results if r.row["benchmark"] == study.benchmark]
+        report.make_report(study.folder / "report", kept, faults, True, cli.DATA_DIR.value)
     if failures:
         raise UserError(f"{len(failures)} of {len(jobs)} jobs failed or were left out; the first: {failures[0]}")
 
 
 def read_flags() -> Study:
+    cli.overrides(())
     methods = tuple(_ONLY.value) or tuple(METHODS)
     for name in methods:
         lookup("--only", name, METHODS)
