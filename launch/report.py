@@ -79,8 +79,8 @@ def make_report(folder: Path, results: Sequence[Result], faults: Sequence[str], 
         seen, others = sights(results, benchmark, data_dir)
         faults += more + others
         for name, title, caption, drawn in draw(results, seen, benchmark):
-            plots.save(drawn, folder / "figures" / f"{benchmark}_{name}")
-            figures.append(Figure(f"{benchmark}: {title}", caption, plots.svg_text(drawn)))
+            svg = plots.save(drawn, folder / "figures" / f"{benchmark}_{name}")
+            figures.append(Figure(f"{benchmark}: {title}", caption, svg))
         for sight, count in zip(seen, itertools.chain(EXPLORED[:1], itertools.repeat(EXPLORED[1])), strict=False):
             attended += explored(sight, results, count)
     (folder / "tables.md").write_text("\n".join(formats.to_markdown(table) for table in tables))
@@ -198,6 +198,8 @@ def draw(results: Sequence[Result], seen: Sequence[Sight], benchmark: str) -> It
         )
         label = sight.result.row["label"]
         mean, mask = times.mean(2), own[:, :, 0]
+        if not mean[~mask].any():
+            continue  # it is shown its own domain alone: nothing to compare
         said = (
             f"{sight}; {len(times)} tasks. Densities of attention weights on support images of the query's own domain"
         )

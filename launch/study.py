@@ -41,7 +41,8 @@ if sys.platform == "linux":
         sys.exit("the study has ended")
 os.execv(sys.argv[2], sys.argv[2:])
 """
-QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # a smoke study compiles more than it computes
+# A smoke study compiles more than it computes.
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
 
 
 class Job(NamedTuple):
@@ -142,13 +143,16 @@ def _marker(study: Study, job: Job) -> Path:
 def perform(study: Study, job: Job, environment: dict[str, str] | None = None) -> str | None:
     """Runs a job to its end and marks it done; else the line that says what was wrong."""
     log = study.folder / "jobs" / f"{job.id}.log"
+    compiled = study.folder / "jobs" / "compiled"
+    compiled.mkdir(mode=0o700, exist_ok=True)  # what is loaded from there is run
+    shared = {"JAX_COMPILATION_CACHE_DIR": str(compiled.resolve())}  # seeds run the same programs
     began = time.monotonic()
     with open(log, "w") as file:
         done = subprocess.run(
             [sys.executable, "-c", TIED, str(os.getpid()), *job.command],
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=os.environ | (QUICK if study.smoke else {}) | (environment or {}),
+            env=shared | os.environ | (QUICK if study.smoke else {}) | (environment or {}),
         )
     if done.returncode:
         lines = log.read_text().strip().splitlines() or [f"exit code {done.returncode}"]

@@ -1,5 +1,6 @@
 """A study's jobs: what is done stays done, what fails is named, and a queue gets the same jobs as this machine."""
 
+import csv
 import json
 import os
 import signal
@@ -245,37 +246,54 @@ def test_the_estimate_times_each_method_once(data, tmp_path, capsys):
     assert "timing" not in capsys.readouterr().out  # it is kept
 
 
-def test_a_study_from_one_command_repeats_nothing(tmp_path):
-    """Also where its last marker is lost, as after a kill between a job's end and the note of it."""
+def reproduce(tmp_path, name, wait=True):
     command = [
         sys.executable, "-m", "launch.reproduce", "--benchmark=glyphs", "--smoke", "--seeds=0", "--only=erm,ft_em",
-        f"--study={tmp_path}/study", f"--data_dir={tmp_path}/data", "--workers=2",
+        f"--study={tmp_path}/{name}", f"--data_dir={tmp_path}/data", "--workers=2",
     ]  # fmt: skip
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
+    if not wait:
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, env=environment)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
-    def start():
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
-    first = start()
-    results = sorted((tmp_path / "study").glob("erm/0/**/result.json"))
+def tables(folder):
+    """All cells but those that hold times or places."""
+    cells = csv.DictReader((folder / "report" / "tables.csv").read_text().splitlines())
+    return [{k: v for k, v in cell.items() if k != "runs"} for cell in cells if cell["table"] != "runtime"]
+
+
+def test_a_study_from_one_command_repeats_nothing(tmp_path):
+    first = reproduce(tmp_path, "study")
+    study = tmp_path / "study"
+    results = sorted(study.glob("erm/0/**/result.json"))
     assert {path.parent.name for path in results} == {
         "0", "ft_em", "ft_em,finetune.steps=1", "erm,num_domains=2", "erm,num_domains=5", "erm,support_size=10",
         "erm,support_size=100", "ft_em,num_domains=2", "ft_em,num_domains=5", "ft_em,support_size=10",
         "ft_em,support_size=100",
     }  # fmt: skip
-    assert "4 jobs, 0 done before" in first and "[4/4]" in first
-    before = {path: path.read_bytes() for path in results}
-    again = start()
-    assert "4 jobs, 4 done before" in again and {path: path.read_bytes() for path in results} == before
-    assert again.split("benchmark ")[1] == first.split("benchmark ")[1]  # the table
-    (last,) = [p for p in (tmp_path / "study" / "jobs").glob("*.done") if "one step" in p.read_text()]
-    last.unlink()
-    assert "4 jobs, 3 done before" in start()
-    rows = {path: (json.loads(old), json.loads(path.read_text())) for path, old in before.items()}
-    for path, (old, new) in rows.items():
-        times = ("task_ms", "adapt_ms", "predict_ms") if path.parent.name.endswith("steps=1") else ()
-        assert {k: v for k, v in old.items() if k not in times} == {k: v for k, v in new.items() if k not in times}
+    assert "4 jobs, 0 done before" in first and "[4/4]" in first and "report.html: 11 results, 5 tables" in first
+    before = {path: path.read_bytes() for path in [*results, *(study / "report").glob("*.*")]}
+    assert "4 jobs, 4 done before" in reproduce(tmp_path, "study")
+    assert {path: path.read_bytes() for path in before} == before
+
+    # Killed at other points of its work each time, it goes on where it was, and ends the same.
+    other, kept = tmp_path / "killed", {}
+    for wanted, wait in ((0, 4.0), (1, 3.0), (2, 1.0)):
+        process, until = reproduce(tmp_path, "killed", wait=False), time.monotonic() + 120
+        while len(list(other.glob("jobs/*.done"))) < wanted and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(wait)
+        process.kill()
+        process.wait()
+        done = {path: path.stat().st_mtime_ns for path in other.glob("jobs/*.done")}
+        assert len(done) >= wanted and kept.items() <= done.items(), "what was done is not done again"
+        kept = done
+    assert f"4 jobs, {len(kept)} done before" in reproduce(tmp_path, "killed")
+    assert kept.items() <= {path: path.stat().st_mtime_ns for path in other.glob("jobs/*.done")}.items()
+    assert tables(other) == tables(study) and len(tables(study)) > 20
 
 
 @pytest.mark.parametrize(

@@ -221,10 +221,12 @@ def attention_grid(
     return figure
 
 
-def save(figure: Figure, path: str | Path) -> None:
-    """Writes PATH.png and PATH.svg; equal figures give equal bytes."""
+def save(figure: Figure, path: str | Path) -> str:
+    """Writes PATH.png and PATH.svg, and returns the latter's text; equal figures give equal bytes."""
     figure.savefig(f"{path}.png", dpi=150, metadata={"Software": None})
-    Path(f"{path}.svg").write_text(svg_text(figure))
+    text = svg_text(figure)
+    Path(f"{path}.svg").write_text(text)
+    return text
 
 
 def svg_text(figure: Figure) -> str:

@@ -27,8 +27,11 @@ class Result(NamedTuple):
 
     def stored(self, name: str = "predictions") -> dict[str, np.ndarray]:
         """The arrays of NAME.npz."""
-        with open(self.folder / f"{name}.npz", "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            return dict(file)
+        try:
+            with open(self.folder / f"{name}.npz", "rb") as opened, np.load(opened, allow_pickle=False) as file:
+                return dict(file)
+        except zipfile.BadZipFile as e:
+            raise ValueError(f"{name}.npz: {e}") from None
 
     def scores(self) -> np.ndarray:
         """Of each task, from the stored predictions [tasks]."""
@@ -53,7 +56,7 @@ def read_results(runs: Iterable[Path]) -> tuple[list[Result], list[str]]:
                 found.append(_read(run, path.parent))
             except FileNotFoundError as e:
                 faults.append(f"{e.filename}: missing; evaluate again: python -m launch.evaluate --runs={run}")
-            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
+            except (OSError, ValueError, KeyError, EOFError) as e:
                 faults.append(
                     f"{path.parent}: not readable ({e}); evaluate again: python -m launch.evaluate --runs={run}"
                 )

@@ -201,6 +201,7 @@ def _unlike_paper(found: list[Result], column: Column, benchmark: str, protocol:
         marks.append("weights: from a random start; the paper's from ImageNet")
     ours, kind = dict(_flat(config)), column.setting.partition("=")[0]
     skipped = NO_PROTOCOL + (("episode.",) if kind in VARIED else ())
+    skipped += ("net.stages",) if protocol["net"]["name"] == "cnn" else ()  # of the other network
     unlike = [
         f"{field} {ours[field]} for {value}"
         for field, value in _flat(protocol)
