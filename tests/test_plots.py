@@ -309,6 +309,11 @@ def test_histogram_draws_densities():
     assert axes.patches[0].get_linestyle() != axes.patches[1].get_linestyle()
 
 
+def test_histogram_of_nearly_uniform_weights_has_ticks():
+    (axes,) = plots.attention_histogram(np.linspace(0.9, 1.1, 50), np.linspace(0.95, 1.05, 50)).axes
+    assert [tick for tick in axes.get_xticks() if 0.9 <= tick <= 1.1] == pytest.approx([0.9, 0.95, 1, 1.05, 1.1])
+
+
 @pytest.mark.parametrize("heads", [[0], [1, 3, 4], range(5), range(8)])
 def test_histogram_of_heads(heads):
     rng = np.random.default_rng(0)

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.path import Path as Line
 from matplotlib.text import Text
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 from PIL import Image
 
@@ -174,6 +174,9 @@ def attention_histogram(same: np.ndarray, other: np.ndarray, heads: Sequence[int
         medians = ", ".join(f"{np.median(weights):.2f}" for weights in pair if np.size(weights))
         _finish(axes, f"{head}medians {medians}", "weight / uniform", "density per decade")
         axes.set(xscale="log", yscale="log")
+        if high / low < 10:  # powers of ten would be too few
+            ticks = [tick for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high]
+            axes.xaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator(), major_formatter="{x:g}")
         axes.label_outer()
     return figure
 
