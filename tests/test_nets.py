@@ -14,7 +14,8 @@ from cxda_jax.methods.erm import bn, erm
 from cxda_jax.nets import attention as attention_module
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.classifier import Classifier, initialise
-from cxda_jax.nets.cnn import CNNHead, CNNTrunk, max_pool
+from cxda_jax.nets.cnn import CNNHead, CNNTrunk
+from cxda_jax.nets.convolution import convolve, max_pool
 from cxda_jax.nets.normalisation import affine, moments
 from cxda_jax.types import Episode, Images, UserError
 
@@ -337,6 +338,43 @@ def test_max_pool_equals_torch(peer, size):
     pooled.sin().sum().backward()
     np.testing.assert_array_equal(max_pool(jnp.asarray(x)), pooled.detach().permute(0, 2, 3, 1))
     assert_close(jax.grad(lambda x: jnp.sin(max_pool(x)).sum())(x), theirs.grad.permute(0, 2, 3, 1), 1e-6)
+
+
+@pytest.mark.parametrize("size", [(9, 7), (8, 6), (4, 4)])
+def test_wide_max_pool_equals_torch(peer, size):
+    x = np.random.default_rng(0).normal(size=(3, *size, 4)).astype(np.float32)
+    theirs = nchw(x).requires_grad_()
+    pooled = peer.F.max_pool2d(theirs, 3, 2, padding=1)
+    pooled.sin().sum().backward()
+    np.testing.assert_array_equal(max_pool(jnp.asarray(x), 3, 2, pad=1), pooled.detach().permute(0, 2, 3, 1))
+    grad = jax.grad(lambda x: jnp.sin(max_pool(x, 3, 2, pad=1)).sum())(x)
+    assert_close(grad, theirs.grad.permute(0, 2, 3, 1), 1e-6)
+
+
+@pytest.mark.parametrize("size, kernel, stride, narrow", [
+    ((2, 2), 3, 1, True), ((4, 4), 3, 2, True), ((4, 9), 3, 2, True), ((1, 1), 3, 1, True), ((6, 5), 1, 1, True),
+    ((6, 5), 1, 2, True), ((3, 3), 3, 1, False), ((8, 6), 3, 2, False), ((4, 4), 7, 2, True),
+])  # fmt: skip
+def test_convolutions_equal_torch_in_each_form(peer, size, kernel, stride, narrow):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, *size, 4)).astype(np.float32)
+    w = rng.normal(size=(kernel, kernel, 4, 5)).astype(np.float32)
+    pad, numbers = kernel // 2, ("NHWC", "HWIO", "NHWC")
+
+    def ours(x, w):
+        return convolve(x, w, (stride, stride), ((pad, pad), (pad, pad)), dimension_numbers=numbers)
+
+    images, weights = nchw(x).requires_grad_(), peer.torch.tensor(w.transpose(3, 2, 0, 1)).requires_grad_()
+    theirs = peer.F.conv2d(images, weights, stride=stride, padding=pad)
+    theirs.sin().sum().backward()
+    assert_close(ours(x, w), theirs.detach().permute(0, 2, 3, 1), 1e-5)
+    grads = jax.grad(lambda x, w: jnp.sin(ours(x, w)).sum(), argnums=(0, 1))(x, w)
+    assert_close(grads[0], images.grad.permute(0, 2, 3, 1), 1e-5)
+    assert_close(grads[1], weights.grad.permute(2, 3, 1, 0), 1e-5)
+    if jax.default_backend() == "cpu":
+        assert ("conv_general_dilated" in str(jax.make_jaxpr(ours)(x, w))) != narrow
+    each = jax.vmap(ours, in_axes=(None, 0))(x, jnp.stack([w, 2 * w]))  # kernels of each task
+    assert_close(each[1], 2 * ours(x, w), 1e-5)
 
 
 def _normalised(moments, affine):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from cxda_jax.nets.adapters import LatentAdapters
+from cxda_jax.nets.convolution import convolve, max_pool
 from cxda_jax.nets.normalisation import BatchNorm
 
 STAGES = (3, 4, 6, 3)
@@ -51,8 +52,7 @@ class ResNetTrunk(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
         x = nn.relu(BatchNorm(name="bn1")(_conv(self, "conv1", x, self.width, 7, 2), batch))
-        around: Any = ((1, 1), (1, 1))
-        x = nn.max_pool(x, (3, 3), (2, 2), around)
+        x = max_pool(x, 3, 2, pad=1)
         for i, blocks in enumerate(self.stages):
             for j in range(blocks):
                 stride = 2 if i and not j else 1
@@ -75,7 +75,10 @@ class LinearHead(nn.Module):
 def _conv(parent: Any, name: str, x: jax.Array, features: int, kernel: int, stride: int = 1) -> jax.Array:
     """A convolution without bias that keeps the size but for its stride, and its adapters where it looks around."""
     pad, strides = (kernel // 2, kernel // 2), (stride, stride)
-    y = nn.Conv(features, (kernel, kernel), strides, (pad, pad), use_bias=False, dtype=parent.dtype, name=name)(x)
+    y = nn.Conv(
+        features, (kernel, kernel), strides, (pad, pad), use_bias=False, dtype=parent.dtype, name=name,
+        conv_general_dilated=convolve,
+    )(x)  # fmt: skip
     if kernel == 1 or not parent.adapters:
         return y
     adapters = LatentAdapters(
