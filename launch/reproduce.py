@@ -60,7 +60,9 @@ def main() -> None:
         failures = run_on_slurm(study, jobs, {name: text for name, _, text in parts})
     else:
         gpus = visible_gpus()
-        failures = run_here(study, jobs, _WORKERS.value or len(gpus) or max(1, cores() // 2), gpus)
+        # A smoke job compiles, on one core, more than it computes.
+        alone = cores() if study.smoke else max(1, cores() // 2)
+        failures = run_here(study, jobs, _WORKERS.value or len(gpus) or alone, gpus)
     for line in failures:
         print(f"failed: {line}", flush=True)
     results, faults = read_results(path.parent for path in study.folder.glob("*/*/config.json"))

@@ -1,9 +1,18 @@
 """Small, seeded fixtures shared by the tests."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 # TensorFlow's start-up chatter would otherwise drown a failure.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Equal programs of all tests, and of the commands they start, are compiled once; the first process makes the folder.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="cxda_jax_compiled_")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # see below; pytest-xdist's workers inherit it
 
 import jax
 import numpy as np
@@ -15,11 +24,16 @@ from cxda_jax.types import Episode, Images
 CLASSES = 4
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Equal programs of different tests are compiled once."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+# Commands that tests start compile more than they compute. (What jax reads at its import is set for them alone.)
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+
+
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """For modules whose tests compile more than they compute."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def make_episode(

@@ -34,12 +34,8 @@ ROWS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    """What is tested here is that programs of all pairs come to be and run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+# What is tested here is that programs of all pairs come to be and run.
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(scope="module")
