@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8  # malloc.h
 # Without it XLA's CPU backend expands each convolution into gigabytes of im2col: 2 to 3 times slower.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
@@ -42,6 +42,7 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return
+    mallopt(_M_ARENA_MAX, 1)
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     mallopt(_M_TOP_PAD, 2**28)

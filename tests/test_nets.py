@@ -12,6 +12,7 @@ from flax import linen as nn
 from cxda_jax.methods.cxda import cxda, domain_weights
 from cxda_jax.methods.erm import bn, erm
 from cxda_jax.nets import attention as attention_module
+from cxda_jax.nets import convolution
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.classifier import Classifier, initialise
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
@@ -375,6 +376,37 @@ def test_convolutions_equal_torch_in_each_form(peer, size, kernel, stride, narro
         assert ("conv_general_dilated" in str(jax.make_jaxpr(ours)(x, w))) != narrow
     each = jax.vmap(ours, in_axes=(None, 0))(x, jnp.stack([w, 2 * w]))  # kernels of each task
     assert_close(each[1], 2 * ours(x, w), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "size, kernel, pad", [((9, 12), 5, 0), ((9, 12), 5, 2), ((7, 6), 5, 1), ((10, 9), 7, 3), ((5, 8), 5, 2)]
+)
+@pytest.mark.parametrize("tasks", [(None, None), (0, None), (0, 0)], ids=["one", "shared kernel", "own kernels"])
+def test_the_backward_pass_in_pieces_equals_torch(peer, monkeypatch, size, kernel, pad, tasks):
+    """Of large convolutions on CPUs; so also under vmap, over images alone and over kernels of each task."""
+    monkeypatch.setattr(convolution, "LARGE", 0)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 3, *size, 4)).astype(np.float32)
+    w = rng.normal(size=(2, kernel, kernel, 4, 5)).astype(np.float32)
+
+    def ours(x, w):
+        return jnp.sin(convolve(x, w, (1, 1), ((pad, pad), (pad, pad)))).sum()
+
+    one = tasks == (None, None)
+    loss = ours if one else lambda x, w: jax.vmap(ours, tasks)(x, w).sum()
+    arguments = (x[0], w[0]) if one else (x, w if tasks[1] == 0 else w[0])
+    found = jax.grad(loss, argnums=(0, 1))(*arguments)
+    if jax.default_backend() == "cpu":
+        assert "custom_vjp" in str(jax.make_jaxpr(loss)(*arguments))
+    theirs = [np.zeros_like(a) for a in (x, w)]
+    for i in range(1 if one else 2):
+        j = i if tasks[1] == 0 else 0
+        images, weights = nchw(x[i]).requires_grad_(), peer.torch.tensor(w[j].transpose(3, 2, 0, 1)).requires_grad_()
+        peer.F.conv2d(images, weights, padding=pad).sin().sum().backward()
+        theirs[0][i] += images.grad.permute(0, 2, 3, 1).numpy()
+        theirs[1][j] += weights.grad.permute(2, 3, 1, 0).numpy()
+    assert_close(found[0], theirs[0][0] if one else theirs[0], 1e-5)
+    assert_close(found[1], theirs[1] if tasks[1] == 0 else theirs[1][0], 1e-5)
 
 
 def _normalised(moments, affine):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from cxda_jax.nets.adapters import LatentAdapters
-from cxda_jax.nets.convolution import max_pool
+from cxda_jax.nets.convolution import convolve, max_pool
 from cxda_jax.nets.normalisation import BatchNorm
 
 PADDINGS = {"arm": (2, 0, 0), "same": (2, 2, 2)}
@@ -35,7 +35,14 @@ class CNNTrunk(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
         for i, pad in enumerate(PADDINGS[self.padding][-self.convs :]):
-            y = nn.Conv(self.width, (5, 5), padding=((pad, pad), (pad, pad)), dtype=self.dtype, name=f"conv{i}")(x)
+            y = nn.Conv(
+                self.width,
+                (5, 5),
+                padding=((pad, pad), (pad, pad)),
+                dtype=self.dtype,
+                name=f"conv{i}",
+                conv_general_dilated=convolve,
+            )(x)
             if self.adapters:
                 options = (self.width, self.adapters, 2 - pad, self.zero_adapters, self.dtype)
                 y = y + LatentAdapters(*options, name=f"adapters{i}")(x)
