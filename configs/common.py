@@ -101,6 +101,7 @@ def default() -> Any:
     c.train.epochs = 100  # of (training images // 100) episodes each
     c.train.steps = 0  # 0: from epochs
     c.train.tasks_per_step = 1
+    c.train.steps_per_call = 0  # steps in one program; 0: 1 on CPUs, 20 elsewhere
     c.train.support_loss = "none"  # none; own (bn, cxda*), leave_one_out (cxda*): the support's labels teach too
     c.train.source = "device"  # device: images resident; tfdata: streamed
     c.train.log_every = 100

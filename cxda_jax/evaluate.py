@@ -90,11 +90,14 @@ def evaluate(
     key = jax.random.key(seed)
     tables: dict[str, np.ndarray] = {}
     seconds = []
-    for start, batch in zip(starts, batches, strict=True):
+    batch = next(batches)
+    for start in starts:
         episodes = jax.block_until_ready(evaluator.fetch(source.resident, batch))
         keys = jax.vmap(lambda task: jax.random.fold_in(key, task))(np.arange(start, start + per_call))
         began = time.perf_counter()
-        answers = jax.device_get(evaluator.answer(variables, episodes, keys))
+        answers = evaluator.answer(variables, episodes, keys)
+        batch = next(batches, None)  # the host chooses the next tasks while the device works
+        answers = jax.device_get(answers)
         seconds.append(time.perf_counter() - began)
         for name, table in {**answers, _LABELS: np.asarray(episodes.label)}.items():
             rows = tables.setdefault(name, np.empty((num_tasks, table.shape[1]), np.int32))

@@ -108,7 +108,11 @@ class Experiment(NamedTuple):
 def build(config: Config, data_dir: str | Path, splits: Sequence[str] = SPLITS) -> Experiment:
     """Raises a UserError that names the field where the config cannot be built; `splits` are those to be drawn from."""
     _choice("method", config["method"], METHODS)  # before a data set is made for it
-    store = open_data(config, data_dir)
+    return build_on(config, open_data(config, data_dir), splits)
+
+
+def build_on(config: Config, store: DomainStore, splits: Sequence[str] = SPLITS) -> Experiment:
+    """The same on a store at hand, whatever data the config names."""
     method = build_method(config, store)
     spec = episode_spec(config)
     train_spec = mixed_spec(spec) if method.trains_mixed else spec
@@ -226,7 +230,23 @@ def make_schedule(config: Config, store: DomainStore) -> Schedule:
         )
     for field in ("log_every", "save_every"):
         _positive(train, field, "train.")
-    return Schedule(steps, every, train["log_every"], train["save_every"], tasks, train["tensorboard"])
+    per_call = train["steps_per_call"]
+    if per_call < 0:
+        raise UserError(f"train.steps_per_call={per_call} must be at least 1; 0 chooses for the machine")
+    return Schedule(
+        steps,
+        every,
+        train["log_every"],
+        train["save_every"],
+        tasks,
+        train["tensorboard"],
+        per_call or _steps_per_call(),
+    )
+
+
+def _steps_per_call() -> int:
+    """One on CPUs, where XLA computes the gradients of convolutions inside loops fifty times more slowly than outside."""
+    return 1 if jax.default_backend() == "cpu" else 20
 
 
 def episode_spec(config: Config) -> EpisodeSpec:

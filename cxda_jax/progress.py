@@ -71,7 +71,7 @@ class Meter:
         self._last: dict[str, float] = {}
 
     def add(self, measured: dict[str, jax.Array]) -> None:
-        """Keeps a step's numbers on the device: fetching them each step would stall it."""
+        """Keeps the numbers of a step, or of several, on the device: fetching them each step would stall it."""
         self._measured.append(measured)
 
     def exclude(self, seconds: float) -> None:
@@ -83,7 +83,7 @@ class Meter:
         measured = jax.device_get(self._measured)
         now, steps = time.perf_counter(), max(1, step - self.step)
         seconds = max(1e-9, now - self._read_at - self._excluded)
-        self._last = {name: float(np.mean([m[name] for m in measured])) for name in measured[0]} | {
+        self._last = {name: float(np.mean(np.hstack([m[name] for m in measured]))) for name in measured[0]} | {
             "episodes_per_s": steps * tasks_per_step / seconds,
             "data_wait_ms": 1e3 * self.waited / steps,
             "eta_s": seconds / steps * (self.total - step),

@@ -2,15 +2,19 @@
 
 import ast
 import difflib
+import hashlib
 import json
 import os
+import platform
 import runpy
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
@@ -51,6 +55,37 @@ def run(main: Callable[[], None]) -> None:
             sys.exit(130)
 
     app.run(guarded, flags_parser=parse)
+
+
+def keep_compiled() -> None:
+    """Has JAX keep compiled programs for later processes, in $JAX_COMPILATION_CACHE_DIR or the user's cache folder.
+
+    What is loaded from there is run, so nobody else may be able to write there.
+    """
+    named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(named) if named else Path(home) / "cxda_jax" / "compiled" / _machine()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError:
+        return  # a machine without a home folder compiles anew
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UserError(
+            f"{folder}: others can write to this folder of compiled programs; chmod 700 it, or name another in "
+            "$JAX_COMPILATION_CACHE_DIR"
+        )
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+def _machine() -> str:
+    """A name for machines that can run each other's programs: homes are shared between others too."""
+    facts = [platform.machine()]
+    if Path("/proc/cpuinfo").exists():
+        facts += [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith(("model name", "flags"))][
+            :2
+        ]
+    return hashlib.sha256("".join(facts).encode()).hexdigest()[:12]
 
 
 def load_config(spec: str) -> ConfigDict:

@@ -86,6 +86,7 @@ class Job(NamedTuple):
 
 def main() -> None:
     backend.keep_freed_memory()
+    cli.keep_compiled()
     if not RUNS.value:
         raise UserError("--runs is missing; give a run directory or a quoted pattern such as 'runs/glyphs/*/*'")
     rows, scores, failures = [], {}, []

@@ -16,15 +16,20 @@ from cxda_jax.data.episodes import EpisodeSpec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.progress import Counter, MetricsFile, duration
-from cxda_jax.train import Schedule, init_state, train
+from cxda_jax.train import Schedule, init_state, next_call, train
 from cxda_jax.types import Images
 from tests.test_methods import build_method
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 ROOT = Path(__file__).parent.parent
 SPEC = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
 
 
-def run(store, workdir, stop_at=None, scores=(0.2, 0.5, 0.5, 0.1), source=device_source, tasks=1, steps=12):
+def run(
+    store, workdir, stop_at=None, scores=(0.2, 0.5, 0.5, 0.1), source=device_source, tasks=1, steps=12, log_every=1,
+    steps_per_call=1,
+):  # fmt: skip
     """Trains bn for 12 steps, validating every 3; `stop_at` breaks off when that step is asked for."""
     method, tx = build_method("bn"), make_optimizer("sgd", 0.01, 0.9, 1e-4)
     validated = []
@@ -42,7 +47,7 @@ def run(store, workdir, stop_at=None, scores=(0.2, 0.5, 0.5, 0.1), source=device
     workdir.mkdir(exist_ok=True)
     example = Images(store.images[:2], np.zeros(2, np.int32))
     state = init_state(method, tx, 0, example)
-    schedule = Schedule(steps, 3, 1, 2, tasks)
+    schedule = Schedule(steps, 3, log_every, 2, tasks, steps_per_call=steps_per_call)
     logged = []
     train(
         method, tx, augment.Weak(), source(store), plan_of, state, 0, schedule, validate, workdir, log=logged.append
@@ -91,6 +96,43 @@ def test_streamed_and_resident_images_train_the_same_parameters(store, tmp_path)
     resident = run(store, tmp_path / "device", tasks=2)
     streamed = run(store, tmp_path / "tfdata", source=tfdata_source, tasks=2)
     assert_equal_trees(resident[0], streamed[0])
+
+
+@pytest.mark.parametrize("source", [device_source, tfdata_source])
+def test_several_steps_in_one_program_train_the_same_parameters(store, tmp_path, source):
+    if source is tfdata_source:
+        pytest.importorskip("tensorflow")
+    alone = run(store, tmp_path / "alone", scores=[0.5] * 4, log_every=6)
+    several = run(store, tmp_path / "several", scores=[0.5] * 4, log_every=6, steps_per_call=2, source=source)
+    assert int(several[0].step) == 12
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4), alone[0].variables, several[0].variables
+    )
+    assert [line["step"] for line in lines(tmp_path / "several") if "loss" in line] == [2, 6, 12]
+    for a, b in zip(*(lines(tmp_path / name)[-2:] for name in ("alone", "several")), strict=True):
+        assert a["step"] == b["step"] == 12
+        assert {k: b[k] for k in ("loss", "accuracy") if k in b} == pytest.approx(
+            {k: a[k] for k in ("loss", "accuracy") if k in a}, rel=1e-4
+        )
+
+
+def test_a_run_of_several_steps_a_program_resumes_bit_identically(store, tmp_path):
+    options = {"scores": [0.5] * 4, "log_every": 6, "steps_per_call": 2}
+    whole = run(store, tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        run(store, tmp_path / "broken", stop_at=7, **options)
+    assert_equal_trees(whole[0], run(store, tmp_path / "broken", **options)[0])
+
+
+def test_a_program_never_runs_past_what_is_to_be_done():
+    schedule = Schedule(steps=23, validate_every=10, log_every=4, save_every=7, steps_per_call=3)
+    calls, step = [], 0
+    while step < schedule.steps:
+        calls.append(next_call(step, schedule))
+        step += calls[-1]
+    stops = {0, *range(4, 24, 4), *range(7, 24, 7), *range(10, 24, 10), 23}
+    assert stops <= set(np.cumsum([0, *calls])) and step == 23
+    assert calls == [3, 1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 1, 1, 1, 1]
 
 
 def test_log_lines_tell_the_time_left_and_the_wait(store, tmp_path):

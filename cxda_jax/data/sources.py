@@ -75,6 +75,13 @@ def tfdata_source(store: DomainStore, shard: tuple[int, int] | None = None) -> S
     return Source((), batches, lambda resident, episode: episode)
 
 
+def stack(batches: list[Any]) -> Any:
+    """Several steps' batches with a leading axis; a single one as it is."""
+    if len(batches) == 1:
+        return batches[0]
+    return jax.tree.map(lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves), *batches)
+
+
 def _across_processes(episode: Episode) -> Episode:
     """One global episode [tasks, ...] of what each process holds of it, on all devices."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("tasks",))

@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.peers.torch_resnet import TorchResNet
+
 # flow: exact statistics of the support, gradients through them.
 # stop: the same without those gradients.
 # buffers: what one writes by habit, running buffers with momentum 1: `stop` but for PyTorch's unbiased variance there.
@@ -160,6 +162,9 @@ class Timer:
 
     def __init__(self) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.set_float32_matmul_precision("high")  # TF32, as in our float32; nothing on CPUs
+        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = True
         self.work: dict[str, Callable[[], Any]] = {}
 
     def describe(self) -> dict[str, Any]:
@@ -169,14 +174,15 @@ class Timer:
     def cpu(self) -> dict[str, Any]:
         return {"seconds": time.process_time()}
 
-    def gemm(self, name: str, size: int) -> dict[str, Any]:
-        a = torch.rand(size, size, device=self.device)
+    def gemm(self, name: str, size: int, dtype: str) -> dict[str, Any]:
+        a = torch.rand(size, size, device=self.device, dtype=getattr(torch, dtype))
         self.work[name] = lambda: a @ a
         return {}
 
     def episode(
         self,
         name: str,
+        net: str,
         shape: list[int],
         num_classes: int,
         counts: list[int],
@@ -186,23 +192,41 @@ class Timer:
         statistics: str,
         attention: bool,
         channels_last: bool,
+        compiled: bool,
+        dtype: str,
     ) -> dict[str, Any]:
-        """One training step (forward, backward, SGD) or one inference on counts = (support, query) of [h, w, c]."""
+        """One training step (forward, backward, SGD) or one inference on counts = (support, query) of [h, w, c].
+
+        The ResNet meets queries alone: it is normalised by them in training, and by its buffers in inference.
+        """
         torch.manual_seed(0)
-        cnn = TorchCNN(shape[2], num_classes, width)
-        module = TorchCXDA(cnn, TorchAttention(width, heads) if attention else None, statistics=statistics)
+        if net == "resnet50":
+            module: nn.Module = TorchResNet(num_classes).train(train)
+            counts = counts[1:]
+        else:
+            cnn = TorchCNN(shape[2], num_classes, width)
+            module = TorchCXDA(cnn, TorchAttention(width, heads) if attention else None, statistics=statistics)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         module = module.to(self.device, memory_format=layout)
         images = [torch.rand(n, shape[2], *shape[:2], device=self.device).to(memory_format=layout) for n in counts]
-        labels = torch.randint(num_classes, (counts[1],), device=self.device)
+        if compiled:
+            module = torch.compile(module)
+        cast = torch.autocast(self.device, torch.bfloat16, enabled=dtype == "bfloat16")
+        labels = torch.randint(num_classes, (counts[-1],), device=self.device)
         sgd = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4)
 
         def step() -> None:
             sgd.zero_grad()
-            F.cross_entropy(module(*images), labels).backward()
+            with cast:
+                loss = F.cross_entropy(module(*images), labels)
+            loss.backward()
             sgd.step()
 
-        self.work[name] = step if train else torch.no_grad()(lambda: module(*images))
+        def infer() -> torch.Tensor:
+            with torch.no_grad(), cast:
+                return module(*images)
+
+        self.work[name] = step if train else infer
         return {}
 
     def time(self, name: str, calls: int) -> dict[str, Any]:

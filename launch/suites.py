@@ -1,0 +1,620 @@
+"""What launch.benchmark measures, suite by suite. Training and evaluation run through the package's own code paths."""
+
+import functools
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cxda_jax import augment, backend, cost, train
+from cxda_jax.data.episodes import EpisodeSpec, sample_plans
+from cxda_jax.data.sources import Source, device_source, tfdata_source
+from cxda_jax.data.store import DomainStore, StoreInfo
+from cxda_jax.evaluate import compile_task, evaluate
+from cxda_jax.experiment import METHODS, build_method, build_on, make_optimizer
+from cxda_jax.types import Array, Episode, Images, Method, UserError, Variables
+from launch import cli
+from launch.measure import Peer, Timing, chained, interleave, repeated, spread, top_operations
+
+SUPPORT, QUERY = 100, 20
+KEY = jax.random.key
+OFF = augment.Weak(crop=False, flip=False, rotate=0.0)
+
+
+class Shape(NamedTuple):
+    """Images of a benchmark, and what the paper spends on it."""
+
+    image: tuple[int, int, int]
+    classes: int
+    net: str
+    steps: int  # of the paper's training: decision 2's epochs of images // 100 tasks
+    validations: int
+    paper_minutes: float  # of CXDA's training, on the paper's GPU
+
+
+SHAPES = {
+    "femnist": Shape((28, 28, 1), 62, "cnn", 120_000, 20, 110),
+    "cifar_c": Shape((32, 32, 3), 10, "cnn", 56_000, 10, 63.2),
+    "tiny_imagenet_c": Shape((64, 64, 3), 200, "resnet50", 51_000, 10, 168),
+    "iwildcam": Shape((112, 112, 3), 182, "resnet50", 64_750, 10, 492),
+}
+METHODS_TIMED = {"bn": "cnn", "cxda": "cnn", "erm_iid": "resnet50"}  # the net that step times each with
+# What is timed, and the peers that do the same work.
+WORK = {
+    ("cnn", "train", "flow"): ("exact", "exact_channels_last"),
+    ("cnn", "train", "stop"): ("buffers",),
+    ("cnn", "infer", "flow"): ("exact", "buffers", "buffers_channels_last"),
+    ("resnet50", "train", "flow"): ("exact", "exact_channels_last"),
+    ("resnet50", "infer", "flow"): ("exact", "exact_channels_last"),
+}
+FINE_TUNING = ("ft_em", "ft_im", "sf_ocda", "cotta")
+
+
+class Options(NamedTuple):
+    """The command line."""
+
+    peer: Peer | None
+    keep: Callable[[dict[str, Any]], None]  # into the record, which is then written
+    width: int
+    repeats: int
+    gemm: int
+    budget_s: float
+    small: bool
+    shapes: tuple[str, ...]
+    cases: tuple[str, ...]
+    only: tuple[str, ...] = ()  # parts of the gpu suite, by how their names begin; all if empty
+
+
+class Case(NamedTuple):
+    """A piece of work."""
+
+    shape: str
+    method: str
+    work: str  # train, infer
+    statistics: str = "flow"  # flow, stop
+    width: int = 128
+    dtype: str = "float32"
+    tasks: int = 1  # at once
+    steps: int = 1  # in one program
+    support: int = SUPPORT
+
+    @property
+    def net(self) -> str:
+        return SHAPES[self.shape].net
+
+    @property
+    def mixed(self) -> bool:
+        return self.method == "erm_iid"
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Support and query images."""
+        return (0, self.support + QUERY) if self.mixed else (self.support, QUERY)
+
+
+class Program(NamedTuple):
+    """A case made ready."""
+
+    timing: Timing
+    again: Callable[[], Any]
+    lower: Callable[[], Any]
+
+
+# --- step
+
+
+def step_suite(o: Options) -> None:
+    peaks = gemm_peaks(o)
+    o.keep({"settings": settings(o), "gemm_gflop_per_s": peaks, "rows": []})
+    print("ms per episode, median (min-max); ratio = ours / peer", flush=True)
+    rows: list[dict[str, Any]] = []
+    for shape in (name for name in o.shapes if name != "iwildcam"):
+        for method in (name for name in o.cases if METHODS_TIMED[name] == SHAPES[shape].net):
+            for (net, work, kind), peers in WORK.items():
+                if net != SHAPES[shape].net:
+                    continue
+                rows.append(measure(Case(shape, method, work, kind, o.width), o, peers, peaks))
+                print(line(rows[-1]), flush=True)
+                o.keep({"rows": rows})
+    trained = [row["case"] for row in rows if row["case"]["work"] == "train"]
+    if trained:
+        o.keep({"profile": profile(Case(**trained[0]))})
+
+
+def measure(case: Case, o: Options, peers: Iterable[str], peaks: dict[str, float]) -> dict[str, Any]:
+    """A case and its peers in turns."""
+    ours = program(case, o.small)
+    contenders = {"ours": ours.timing}
+    if o.peer:
+        contenders |= {name: peer_timing(o.peer, case, name, o.small) for name in peers}
+    seconds = interleave(contenders, o.repeats)
+    if o.peer:
+        for name in peers:
+            o.peer.ask("forget", name=name)
+    lowered, units = ours.lower(), case.tasks * case.steps
+    gflop = cost.flops(lowered) / case.tasks / 1e9  # XLA counts a loop's body once
+    found = {name: spread(times, units if name == "ours" else 1) for name, times in seconds.items()}
+    for name, row in found.items():
+        row["gflop_per_s"] = 1e3 * gflop / row["median_ms"]
+        row["of_gemm_peak"] = (
+            row["gflop_per_s"] / peaks[peak_name(case.dtype if name == "ours" else dtype_of(name), name)]
+        )
+    mine = found.pop("ours")
+    return {
+        "case": case._asdict(),
+        "gflop": gflop,
+        "temporary_bytes": temporary_bytes(lowered),
+        "ours": mine,
+        "peers": found,
+        "ratio": {name: mine["median_ms"] / theirs["median_ms"] for name, theirs in found.items()},
+    }
+
+
+def program(case: Case, small: bool = False) -> Program:
+    """Training steps or test tasks on random images, through the code that trains and evaluates."""
+    method = build(case, small)
+    episodes = random_episodes(case, small)
+    source = Source((), lambda *_: iter(()), lambda resident, batch: batch)
+    variables = backend.jit(method.init)(KEY(0), jax.tree.map(lambda x: x[0, :2], episodes.query))
+    if case.work == "infer":
+        answer: Any = compile_task(method, source).answer
+        keys = jax.random.split(KEY(0), case.tasks)
+        again = lambda: answer(variables, episodes, keys)  # noqa: E731
+        return Program(repeated(again), again, lambda: answer.lower(variables, episodes, keys))
+    tx = make_optimizer("sgd", 1e-4, 0.9, 1e-4)
+    run = backend.jit(functools.partial(train.train_call, method, tx, OFF, source, case.steps))
+    state = train.TrainState(jnp.zeros((), jnp.int32), variables, tx.init(variables["params"]))
+    batch = episodes
+    if case.steps > 1:
+        batch = jax.tree.map(lambda x: jnp.broadcast_to(x, (case.steps, *x.shape)), episodes)
+    step = lambda state: run(state, (), batch, KEY(0))  # noqa: E731
+    return Program(chained(step, state), lambda: step(state), lambda: run.lower(state, (), batch, KEY(0)))
+
+
+def build(case: Case, small: bool = False) -> Method:
+    shape = SHAPES[case.shape]
+    config = cli.resolve(cli.load_config(f"configs/{case.shape}.py:{case.method}"))
+    config["net"] |= {"width": case.width, "dtype": case.dtype}
+    config["attention"]["heads"] = 8 if case.width % 16 == 0 or shape.net == "resnet50" else 1
+    config["batch_norm"]["statistics"] = case.statistics
+    if small:
+        config["net"]["stages"] = (1, 1, 1)
+        config["finetune"]["steps"], config["cotta"]["copies"] = 1, 2
+    return build_method(config, random_store(case.shape, domains=3, images=1))
+
+
+def random_episodes(case: Case, small: bool = False) -> Episode:
+    """[tasks, ...] of random images and labels."""
+    shape, rng = SHAPES[case.shape], np.random.default_rng(0)
+    counts = [min(4, n) for n in case.counts] if small else case.counts
+    parts = []
+    for n in counts:
+        pixels = rng.integers(0, 256, (case.tasks, n, *shape.image), np.uint8)
+        images = Images(
+            jnp.asarray(pixels), jnp.asarray(np.arange(case.tasks * n).reshape(case.tasks, n) % 5, jnp.int32)
+        )
+        parts.append((images, jnp.asarray(rng.integers(0, shape.classes, (case.tasks, n)), jnp.int32)))
+    (support, support_label), (query, label) = parts
+    return Episode(support, query, label, support_label)
+
+
+def peer_timing(peer: Peer, case: Case, name: str, small: bool = False) -> Timing:
+    shape = SHAPES[case.shape]
+    counts = [min(4, n) for n in case.counts] if small else case.counts
+    peer.ask(
+        "episode", name=name, net=shape.net, shape=shape.image, num_classes=shape.classes, counts=counts,
+        width=case.width, heads=8 if case.width % 16 == 0 else 1, train=case.work == "train",
+        statistics="buffers" if "buffers" in name else "flow", attention=case.method == "cxda",
+        channels_last="channels_last" in name or "compiled" in name, compiled="compiled" in name, dtype=dtype_of(name),
+    )  # fmt: skip
+    return peer.timer(name)
+
+
+def dtype_of(peer_name: str) -> str:
+    return "bfloat16" if peer_name.endswith("_bf16") else "float32"
+
+
+def peak_name(dtype: str, contender: str) -> str:
+    return ("ours" if contender == "ours" else "torch") + ("_bf16" if dtype == "bfloat16" else "")
+
+
+def gemm_peaks(o: Options, dtypes: Iterable[str] = ("float32",)) -> dict[str, float]:
+    """Best GFLOP/s of a matrix product, ours and PyTorch's, by peak_name()."""
+    print(f"timing matrix products of side {o.gemm}", flush=True)
+    found = {}
+    for dtype in dtypes:
+        a = jax.random.uniform(KEY(0), (o.gemm, o.gemm), dtype)
+        product = jax.jit(jnp.matmul)
+        contenders = {peak_name(dtype, "ours"): repeated(functools.partial(product, a, a))}
+        if o.peer:
+            o.peer.ask("gemm", name=f"gemm {dtype}", size=o.gemm, dtype=dtype)
+            contenders[peak_name(dtype, "torch")] = o.peer.timer(f"gemm {dtype}")
+        seconds = interleave(contenders, o.repeats)
+        if o.peer:
+            o.peer.ask("forget", name=f"gemm {dtype}")
+        found |= {name: 2e-9 * o.gemm**3 / min(times) for name, times in seconds.items()}
+    print("GFLOP/s: " + ", ".join(f"{name} {value:.0f}" for name, value in found.items()), flush=True)
+    return found
+
+
+def temporary_bytes(lowered: Any) -> int | None:
+    """What a compiled program holds besides its arguments and results."""
+    found = lowered.compile(backend.compiler_options()).memory_analysis()
+    return int(found.temp_size_in_bytes) if found else None
+
+
+def profile(case: Case) -> dict[str, Any]:
+    return {"case": case._asdict(), "operations": top_operations(program(case).again)}
+
+
+# --- task
+
+
+def task_suite(o: Options) -> None:
+    """Milliseconds a test task on FEMNIST's shape."""
+    shape, at_once, several = ("femnist", (1, 2), 2) if o.small else ("femnist", (1, 4, 16), 4)
+    rows: list[dict[str, Any]] = []
+    for name in ("erm", "cxda", "ft_em", "cotta") if o.small else METHODS:
+        if name in FINE_TUNING:
+            rows += [
+                {"method": name, "form": form, "tasks": several, **spread(seconds, several)}
+                for form, seconds in interleave(
+                    forms(Case(shape, name, "infer", width=o.width, tasks=several), o), 1
+                ).items()
+            ]
+        else:
+            for tasks in at_once:
+                timing = program(Case(shape, name, "infer", width=o.width, tasks=tasks), o.small).timing
+                seconds = interleave({"batched": timing}, o.repeats)["batched"]
+                rows.append({"method": name, "form": "batched", "tasks": tasks, **spread(seconds, tasks)})
+        print("\n".join(f"{r['method']:16} {r['form']:9} {r['tasks']:3} at once  {r['median_ms']:9.2f} ms/task"
+                        for r in rows if r["method"] == name), flush=True)  # fmt: skip
+        o.keep({"settings": settings(o), "tasks": rows})
+
+
+def forms(case: Case, o: Options) -> dict[str, Timing]:
+    """Fine-tuning several tasks: one program after another, all unrolled in one, or grouped by vmap."""
+    method, episodes, keys = build(case, o.small), random_episodes(case, o.small), jax.random.split(KEY(0), case.tasks)
+    variables = backend.jit(method.init)(KEY(0), jax.tree.map(lambda x: x[0, :2], episodes.query))
+    if method.calibrate:
+        variables = method.calibrate(variables, episodes.query.pixels[0])
+
+    def one(variables: Variables, episode: Episode, key: Array) -> Array:
+        return method.predict(method.adapt(variables, episode.support, key), episode.query)
+
+    def task(i: int, episodes: Episode, keys: Array) -> Any:
+        return jax.tree.map(lambda x: x[i], (episodes, keys))
+
+    def each(variables: Variables, episodes: Episode, keys: Array) -> list[Array]:
+        return [one(variables, *task(i, episodes, keys)) for i in range(case.tasks)]
+
+    alone, unrolled, grouped = backend.jit(one), backend.jit(each), backend.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+    return {
+        "looped": repeated(lambda: [alone(variables, *task(i, episodes, keys)) for i in range(case.tasks)]),
+        "unrolled": repeated(lambda: unrolled(variables, episodes, keys)),
+        "grouped": repeated(lambda: grouped(variables, episodes, keys)),
+    }
+
+
+# --- data
+
+
+def data_suite(o: Options) -> None:
+    """What feeding costs: choosing, gathering, streaming, augmenting. Large stores are sparse files, read as zeros."""
+    o.keep({"settings": settings(o), "data": {"plans": plan_times(o), "augmentation": augmentation_times(o)}})
+    sizes = (8, 16) if o.small else (50, 200, 800, 3200, 8000)
+    image, growth = SHAPES["cifar_c"].image, []
+    spec = EpisodeSpec()
+    with tempfile.TemporaryDirectory() as folder:
+        for megabytes in sizes:
+            rows = megabytes * 10**6 // int(np.prod(image))
+            path = Path(folder) / f"{megabytes}.u8"
+            with open(path, "wb") as file:
+                file.truncate(rows * int(np.prod(image)))
+            pixels = np.memmap(path, np.uint8, "r", shape=(rows, *image))
+            store = random_store("cifar_c", domains=50, images=rows // 50, pixels=pixels[: rows // 50 * 50])
+            plans = functools.partial(sample_plans, spec, store.offsets, store.domains("train"), 0)
+            if 2 * megabytes * 10**6 < free_memory():
+                source = device_source(store)
+                gather = backend.jit(source.assemble)
+                timing = functools.partial(_timed_gathers, source=source, gather=gather, plans=plans)
+                seconds = interleave({"gather": timing}, o.repeats)["gather"]
+                growth.append({"what": "device", "x": "store MB", "at": megabytes, **spread(seconds)})
+                del source, timing
+            growth.append({"what": "tfdata", "x": "store MB", "at": megabytes, **_streaming(store, plans, o)})
+            print("\n".join(f"{g['what']:8} {g['at']:6} MB  {g['median_ms']:8.3f} ms an episode" for g in growth[-2:]
+                            if g["at"] == megabytes), flush=True)  # fmt: skip
+            o.keep({"growth": growth})
+
+
+def _timed_gathers(calls: int, source: Source, gather: Any, plans: Any) -> float:
+    began = time.perf_counter()
+    for i in range(calls):
+        jax.block_until_ready(gather(source.resident, plans(range(i, i + 1))))
+    return (time.perf_counter() - began) / calls
+
+
+def _streaming(store: DomainStore, plans: Any, o: Options) -> dict[str, float]:
+    """From one next() to the next, the host doing nothing else."""
+    try:
+        source = tfdata_source(store)
+    except UserError:
+        return {"median_ms": float("nan"), "min_ms": float("nan"), "max_ms": float("nan")}
+    batches, seconds = source.batches(lambda step: plans(range(step, step + 1)), 0, 10_000), []
+    for _ in range(20):
+        next(batches)
+    for _ in range(o.repeats):
+        began = time.perf_counter()
+        for _ in range(20):
+            next(batches)
+        seconds.append((time.perf_counter() - began) / 20)
+    return spread(seconds)
+
+
+def plan_times(o: Options) -> dict[str, float]:
+    """Choosing the images of one step, and of 512, out of 262 domains of 10,000."""
+    spec, offsets, domains = EpisodeSpec(), np.arange(263, dtype=np.int64) * 10_000, np.arange(262)
+
+    def sample(tasks: range) -> float:
+        began = time.perf_counter()
+        sample_plans(spec, offsets, domains, 0, tasks)
+        return 1e3 * (time.perf_counter() - began)
+
+    sample(range(10))
+    one = float(np.median([sample(range(i, i + 1)) for i in range(100)]))
+    found = {"one_ms": one, "512_ms": float(np.median([sample(range(512)) for _ in range(o.repeats)]))}
+    print(f"choosing a step's images {one:.3f} ms", flush=True)
+    return found
+
+
+def augmentation_times(o: Options) -> dict[str, Any]:
+    """An episode's weak augmentation beside the training step that it is fused into."""
+    found = {}
+    for name in ("femnist", "cifar_c"):
+        pixels = random_episodes(Case(name, "bn", "train"), o.small)
+        pixels = jnp.concatenate([pixels.support.pixels[0], pixels.query.pixels[0]])
+        weak = backend.jit(lambda key, pixels: augment.weak(key, pixels, augment.Weak()))
+        step = program(Case(name, "bn", "train", width=o.width), o.small).timing
+        seconds = interleave({"weak": repeated(functools.partial(weak, KEY(0), pixels)), "step": step}, o.repeats)
+        found[name] = {key: spread(times) for key, times in seconds.items()}
+        found[name]["share"] = found[name]["weak"]["median_ms"] / found[name]["step"]["median_ms"]
+        print(f"augmentation {name}: {found[name]['weak']['median_ms']:.2f} ms, {found[name]['share']:.1%} of a step")
+    return found
+
+
+# --- scale
+
+
+def scale_suite(o: Options) -> None:
+    growth: list[dict[str, Any]] = []
+
+    def add(what: str, x: str, at: int, case: Case, units: int = 1) -> None:
+        seconds = interleave({"ours": program(case, o.small).timing}, o.repeats)["ours"]
+        growth.append({"what": what, "x": x, "at": at, **spread(seconds, units)})
+        print(f"{what}: {at} {x}  {growth[-1]['median_ms']:9.2f} ms", flush=True)
+        o.keep({"settings": settings(o), "growth": growth})
+
+    shape = "femnist"
+    for method in ("bn", "cxda", "cxda_p2p"):
+        for support in (10, 20) if o.small else (10, 20, 50, 100, 200, 500, 1000, 2000):
+            add(
+                f"{method} task",
+                "support images",
+                support,
+                Case(shape, method, "infer", width=o.width, support=support),
+            )
+    for tasks in (1, 2) if o.small else (1, 2, 4, 8):
+        add(
+            "cxda training, an episode",
+            "tasks a step",
+            tasks,
+            Case(shape, "cxda", "train", width=o.width, tasks=tasks),
+            tasks,
+        )
+        add("cxda task", "tasks at once", tasks, Case(shape, "cxda", "infer", width=o.width, tasks=tasks), tasks)
+    for seeds in (1, 2) if o.small else (1, 2, 3):
+        seconds = interleave({"ours": several_seeds(shape, seeds, o)}, o.repeats)["ours"]
+        growth.append(
+            {"what": "bn training, a seed's step", "x": "seeds in one program", "at": seeds, **spread(seconds, seeds)}
+        )
+        print(f"{growth[-1]['what']}: {seeds} seeds  {growth[-1]['median_ms']:9.2f} ms", flush=True)
+    o.keep({"growth": growth})
+
+
+def several_seeds(shape: str, seeds: int, o: Options, dtype: str = "float32") -> Timing:
+    """A training step of as many models side by side."""
+    case = Case(shape, "bn", "train", width=o.width, dtype=dtype)
+    method, episodes, tx = build(case), random_episodes(case, o.small), make_optimizer("sgd", 1e-4, 0.9, 1e-4)
+    images = jax.tree.map(lambda x: x[0, :2], episodes.query)
+    states = jax.vmap(lambda key: train.TrainState(
+        jnp.zeros((), jnp.int32), v := method.init(key, images), tx.init(v["params"])))(jax.random.split(KEY(0), seeds))  # fmt: skip
+    run = backend.jit(jax.vmap(lambda state: train.train_step(method, tx, OFF, state, episodes, KEY(0))))
+    return chained(run, states)
+
+
+# --- gpu
+
+
+def gpu_suite(o: Options) -> None:
+    """Everything that is promised of a GPU, the most telling first; what the budget leaves no time for is named."""
+    began, left_out = time.perf_counter(), []
+    dtypes = ("float32", "bfloat16")
+    o.keep({"settings": settings(o), "gemm_gflop_per_s": (peaks := gemm_peaks(o, dtypes)), "left_out": left_out})
+    found: dict[str, list[dict[str, Any]]] = {"rows": [], "trainings": [], "growth": []}
+    per_call, in_one = (2, 2) if o.small else (64, 20)
+
+    def rows(peers: tuple[str, ...], *cases: Case) -> None:
+        for case in cases:
+            found["rows"].append(measure(case, o, peers, peaks))
+            print(line(found["rows"][-1]), flush=True)
+
+    def growth(what: str, x: str, at: int, timing: Timing, units: int) -> None:
+        seconds = interleave({"ours": timing}, o.repeats)["ours"]
+        found["growth"].append({"what": what, "x": x, "at": at, **spread(seconds, units)})
+        print(f"{what}: {at} {x}  {found['growth'][-1]['median_ms']:9.3f} ms", flush=True)
+
+    cifar = Case("cifar_c", "cxda", "train", width=o.width, steps=in_one)
+    task = Case("cifar_c", "cxda", "infer", width=o.width, tasks=per_call)
+    compiled = ("exact_compiled_bf16",) if not o.small else ("exact_channels_last_bf16",)
+    half = [case._replace(dtype="bfloat16") for case in (cifar, task)]
+    counts = (10, 50) if o.small else (10, 100, 500, 2000)
+    parts: list[tuple[str, Callable[[], None]]] = [
+        ("step, bfloat16", lambda: rows((*compiled, "exact_channels_last_bf16"), half[0])),
+        ("step, float32", lambda: rows(("exact", "exact_channels_last"), cifar)),
+        ("tasks", lambda: rows((), half[1], task)),
+        *((f"training {name}", lambda name=name: found["trainings"].append(training(name, o))) for name in
+          ("cifar_c", "tiny_imagenet_c", "femnist", "iwildcam")),
+        ("profile", lambda: o.keep({"profile": profile(half[0]._replace(steps=1))})),
+        *((f"steps in a program {k}", lambda k=k: growth("cxda training, a step", "steps in a program", k,
+            program(half[0]._replace(steps=k), o.small).timing, k)) for k in (1, 5)),
+        *((f"tasks a step {e}", lambda e=e: growth("cxda training, an episode", "tasks a step", e,
+            program(half[0]._replace(steps=1, tasks=e), o.small).timing, e)) for e in (1, 2, 4, 8)),
+        *((f"support images {n}", lambda n=n: growth("cxda task", "support images", n,
+            program(half[1]._replace(tasks=4, support=n), o.small).timing, 4)) for n in counts),
+        *((f"seeds {n}", lambda n=n: growth("bn training, a seed's step", "seeds in one program", n,
+            several_seeds("cifar_c", n, o, "bfloat16"), n)) for n in (1, 3)),
+        ("fine-tuning", lambda: found["growth"].extend(
+            {"what": f"ft_em, {form}", "x": "tasks at once", "at": 4, **spread(seconds, 4)} for form, seconds in interleave(
+                forms(Case("cifar_c", "ft_em", "infer", width=o.width, tasks=4), o), o.repeats).items())),
+        ("training cifar_c, whole", lambda: found["trainings"].append(training("cifar_c", o, whole=True))),
+    ]  # fmt: skip
+    for name, part in parts:
+        if o.only and not name.startswith(o.only):
+            continue
+        if time.perf_counter() - began > o.budget_s:
+            left_out.append(name)
+            continue
+        try:
+            part()
+        except Exception as e:  # one part must not cost the others: the machine is lent for minutes
+            left_out.append(f"{name}: {type(e).__name__}: {str(e)[:300]}")
+            print(f"failed: {left_out[-1]}", flush=True)
+        o.keep({**found, "left_out": left_out, "seconds": time.perf_counter() - began})
+    if left_out:
+        print("left out: " + "; ".join(left_out))
+
+
+def training(name: str, o: Options, dtype: str = "bfloat16", whole: bool = False) -> dict[str, Any]:
+    """A training of CXDA by the package's own loop, on random images: whole, or a part of it to reckon the whole from."""
+    shape = SHAPES[name]
+    steps, tasks = (4, 4) if o.small else (shape.steps if whole else 1000 if shape.net == "cnn" else 300, None)
+    config = cli.resolve(cli.load_config(f"configs/{name}.py:cxda"))
+    config["net"] |= {"dtype": dtype, "width": o.width} | ({"stages": (1, 1, 1)} if o.small else {})
+    config["train"] |= {"steps": steps}
+    if o.small:
+        config["attention"]["heads"] = 1
+        config["episode"] |= {"num_domains": 2, "per_domain": 2, "num_query": 2}
+    config["evaluation"]["every_steps"] = steps // shape.validations if whole and not o.small else steps
+    val_tasks = tasks or config["evaluation"]["val_tasks"]
+    experiment = build_on(config, random_store(name, domains=24, images=8 if o.small else 500), ("train", "val"))
+    evaluator = compile_task(experiment.method, experiment.source)
+    validated: list[float] = []
+
+    def validate(variables: Any) -> float:
+        began = time.perf_counter()
+        scored = evaluate(
+            evaluator, variables, experiment.source, experiment.task_plans("val"), val_tasks, "accuracy",
+            per_call=experiment.per_call,
+        )  # fmt: skip
+        validated.append(time.perf_counter() - began)
+        return scored.mean
+
+    state = train.init_state(experiment.method, experiment.optimizer, 0, experiment.example)
+    validate(state.variables)  # compiles
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        spent = train.train(
+            experiment.method, experiment.optimizer, experiment.weak, experiment.source, experiment.train_plans, state, 0,
+            experiment.schedule, validate, Path(folder), log=lambda line: None,
+        )  # fmt: skip
+    seconds = time.perf_counter() - began
+    reckoned = shape.steps / spent.steps_per_s + shape.validations * validated[-1]
+    memory, where = cost.peak_memory()
+    row = {
+        "benchmark": name, "dtype": dtype, "whole": whole, "seconds": seconds, **spent._asdict(),
+        "validation_s": validated[-1], "reckoned_minutes": reckoned / 60, "paper_minutes": shape.paper_minutes,
+        "paper_steps": shape.steps, "peak_memory_bytes": memory, "memory_of": where,
+    }  # fmt: skip
+    print(f"training {name} {dtype}: {spent.steps_per_s:.1f} steps/s, validation {validated[-1]:.1f} s: {shape.steps} steps "
+          f"and {shape.validations} validations take {reckoned / 60:.1f} min (paper {shape.paper_minutes:.0f})"
+          + (f"; measured whole: {seconds / 60:.1f} min" if whole else ""), flush=True)  # fmt: skip
+    return json.loads(json.dumps(row))
+
+
+# --- shared
+
+
+def random_store(name: str, domains: int, images: int, pixels: np.ndarray | None = None) -> DomainStore:
+    """In memory: a third of the domains each for train, val and test."""
+    shape, rng = SHAPES[name], np.random.default_rng(0)
+    rows = domains * images
+    if pixels is None:
+        pixels = np.frombuffer(rng.bytes(rows * int(np.prod(shape.image))), np.uint8).reshape(rows, *shape.image)
+    channels = shape.image[-1]
+    info = StoreInfo(f"random {name}", tuple(map(str, range(shape.classes))), (0.5,) * channels, (0.25,) * channels)
+    split = tuple(("train", "val", "test")[3 * i // domains] for i in range(domains))
+    labels = rng.integers(0, shape.classes, rows).astype(np.int32)
+    offsets = np.arange(domains + 1, dtype=np.int64) * images
+    return DomainStore(info, pixels, labels, offsets, split, tuple(map(str, range(domains))), "")
+
+
+def settings(o: Options) -> dict[str, Any]:
+    return {
+        "support": SUPPORT, "query": QUERY, "width": o.width, "repeats": o.repeats, "gemm_side": o.gemm, "small": o.small,
+    }  # fmt: skip
+
+
+def free_memory() -> float:
+    """Bytes that the first device, or this machine, can still give."""
+    found = jax.local_devices()[0].memory_stats()
+    if found and "bytes_limit" in found:
+        return found["bytes_limit"] - found["bytes_in_use"]
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
+    return next((1024.0 * int(x.split()[1]) for x in lines if x.startswith("MemAvailable")), 4e9)
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for the terminal."""
+    c, mine = row["case"], row["ours"]
+    name = f"{c['shape']} {c['method']} {c['work']}" + (f" {c['statistics']}" if c["work"] == "train" else "")
+    several = f" {c['dtype']}" * (c["dtype"] != "float32") + f" x{c['tasks'] * c['steps']}" * (
+        c["tasks"] * c["steps"] > 1
+    )
+    parts = [f"{name + several:32} ours {_milliseconds(mine)} {mine['of_gemm_peak']:4.0%} of GEMM"]
+    parts += [f"{peer} {_milliseconds(m)} ratio {row['ratio'][peer]:.2f}" for peer, m in row["peers"].items()]
+    return " | ".join(parts)
+
+
+def _milliseconds(m: dict[str, float]) -> str:
+    return f"{m['median_ms']:8.2f} ({m['min_ms']:.2f}-{m['max_ms']:.2f})"
+
+
+def draw_growth(growth: list[dict[str, Any]], path: Path) -> None:
+    """One panel for each horizontal axis, one line for each kind of work; both axes logarithmic, so linear is slope 1."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    axes = list(dict.fromkeys(row["x"] for row in growth))
+    figure = Figure(figsize=(4.2 * len(axes), 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    styles = [("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."), ("v", (0, (1, 3)))]
+    for x, panel in zip(axes, figure.subplots(1, len(axes), squeeze=False)[0], strict=True):
+        for i, what in enumerate(dict.fromkeys(row["what"] for row in growth if row["x"] == x)):
+            rows = [row for row in growth if row["x"] == x and row["what"] == what]
+            marker, dashes = styles[i % len(styles)]
+            panel.plot(
+                [r["at"] for r in rows], [r["median_ms"] for r in rows], marker=marker, linestyle=dashes, label=what
+            )
+        panel.set(xscale="log", yscale="log", xlabel=x, ylabel="ms")
+        panel.set_xticks(sorted({r["at"] for r in growth if r["x"] == x}), minor=False)
+        panel.set_xticklabels([str(t) for t in sorted({r["at"] for r in growth if r["x"] == x})], rotation=45)
+        panel.minorticks_off()
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=7)
+    figure.savefig(path)

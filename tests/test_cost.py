@@ -1,0 +1,220 @@
+"""What work costs, by the compiler's own counts: guards of speed that need no clock."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cxda_jax import augment, backend, cost, train
+from cxda_jax.data.episodes import EpisodeSpec, sample_plans
+from cxda_jax.data.sources import Source, device_source
+from cxda_jax.evaluate import compile_task, evaluate
+from cxda_jax.experiment import make_optimizer
+from cxda_jax.nets.attention import CHUNK
+from cxda_jax.types import Images
+from launch.suites import SHAPES, Case, build, program, random_episodes
+from tests.conftest import make_episode
+from tests.test_methods import build_method
+
+KEY = jax.random.key(0)
+
+
+def test_compilations_are_counted_and_what_is_cached_is_told():
+    found, size = cost.Compilations(), np.random.default_rng().integers(10, 10**6)
+    f = jax.jit(lambda x: jnp.tanh(x) * size)
+    f(1.0), f(2.0)
+    assert found.programs == 1 and found.seconds > 0 and found.cached == 0
+    f(jnp.ones(3))
+    assert found.programs >= 2
+
+
+def test_operations_of_a_product_are_counted():
+    lowered = jax.jit(jnp.matmul).lower(jnp.ones((7, 5)), jnp.ones((5, 11)))
+    assert cost.flops(lowered) == 2 * 7 * 5 * 11
+
+
+def test_the_peak_is_that_of_numpy_within_a_factor_of_ten():
+    a = np.ones((512, 512), np.float32)
+    a @ a
+    began = time.perf_counter()
+    for _ in range(5):
+        a @ a
+    theirs = 5 * 2 * 512**3 / (time.perf_counter() - began)
+    assert 0.1 < cost.matmul_peak(512) / theirs < 10
+
+
+def test_peak_memory_grows_with_what_is_held():
+    before, where = cost.peak_memory()
+    held = np.ones(before // 8 // 4, np.float64)  # a quarter more than ever before
+    after, _ = cost.peak_memory()
+    assert where == "process" and before < after < 2 * before + held.nbytes
+
+
+@pytest.mark.parametrize(("shape", "method"), [("femnist", "bn"), ("cifar_c", "cxda"), ("femnist", "cxda")])
+@pytest.mark.parametrize(("work", "statistics"), [("train", "flow"), ("train", "stop"), ("infer", "flow")])
+def test_main_steps_do_the_operations_that_torch_counts(shape, method, work, statistics):
+    """At full size, from the lowered program: a gradient too many, or a support encoded twice, would show."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from tests.peers import torch_peer as peer
+
+    case = Case(shape, method, work, statistics)
+    (side, _, channels), classes = SHAPES[shape].image, SHAPES[shape].classes
+    with torch.device("meta"):
+        attention = peer.TorchAttention(128) if method == "cxda" else None
+        statistics_of_peer = "buffers" if statistics == "stop" else "flow"
+        module = peer.TorchCXDA(peer.TorchCNN(channels, classes, 128), attention, statistics=statistics_of_peer)
+        images = [torch.rand(n, channels, side, side) for n in case.counts]
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(work == "train"):
+        logits = module(*images)
+        if work == "train":
+            logits.sum().backward()
+    assert cost.flops(program(case).lower()) == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+def compiled(case):
+    return program(case).lower().compile(backend.compiler_options())
+
+
+@pytest.mark.parametrize(
+    ("method", "work", "gigabytes", "temporary_megabytes"),
+    [("bn", "train", 0.9, 170), ("cxda", "train", 0.9, 170), ("bn", "infer", 0.25, 60), ("erm", "infer", 0.05, 20)],
+)
+def test_main_steps_move_no_more_than_they_did(method, work, gigabytes, temporary_megabytes):
+    """Of femnist's shape at width 16. A pass over activations more is 0.01 to 0.03 GB a pass."""
+    program = compiled(Case("femnist", method, work, width=16))
+    found = program.cost_analysis()
+    found = found[0] if isinstance(found, list) else found
+    assert found["bytes accessed"] < 1e9 * gigabytes
+    assert program.memory_analysis().temp_size_in_bytes < 1e6 * temporary_megabytes
+
+
+def test_no_program_of_a_step_calls_the_host():
+    text = compiled(Case("femnist", "cxda", "train", width=8)).as_text()
+    assert not re.search(r"\b(infeed|outfeed|send|recv|host_callback|xla_python_cpu_callback|xla_ffi_python)\b", text)
+
+
+def equations(jaxpr):
+    """All equations, those of inner programs included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner)
+
+
+def convolutions(function, *arguments):
+    found = [
+        e for e in equations(jax.make_jaxpr(function)(*arguments).jaxpr) if e.primitive.name == "conv_general_dilated"
+    ]
+    return [(e.invars[0].aval.shape, e.params["feature_group_count"], e.params["batch_group_count"]) for e in found]
+
+
+@pytest.mark.parametrize("name", ["bn", "cxda", "cxda_loo"])
+def test_episodes_of_a_step_are_merged_into_one_convolution(name):
+    """As many convolutions as for one episode, over as many times the images, and none of them grouped."""
+    method, tx = build_method(name), make_optimizer("sgd", 0.01, 0.9, 1e-4)
+    state = train.init_state(method, tx, 0, make_episode().support)
+
+    def of(tasks):
+        episodes = jax.tree.map(lambda *x: jnp.stack(x), *(make_episode(i) for i in range(tasks)))
+        step = functools.partial(train.train_step, method, tx, augment.Weak())
+        return convolutions(step, state, episodes, KEY)
+
+    one, four = of(1), of(4)
+    assert len(one) == len(four) > 0
+    for (shape, *_), (merged, *groups) in zip(one, four, strict=True):
+        assert groups == [1, 1]
+        assert np.prod(merged) in (4 * np.prod(shape), np.prod(shape))  # images or their gradients; the kernel
+    assert sum(np.prod(merged) == 4 * np.prod(shape) for (shape, *_), (merged, *_) in zip(one, four, strict=True)) > 5
+
+
+def test_what_adapts_to_nothing_never_touches_the_support():
+    flops = [cost.flops(program(Case("femnist", "erm", "infer", width=8, support=n)).lower()) for n in (10, 1000)]
+    assert flops[0] == flops[1]
+    needs = [cost.flops(program(Case("femnist", "bn", "infer", width=8, support=n)).lower()) for n in (10, 1000)]
+    assert needs[1] > 10 * needs[0]
+
+
+def scores_held(support):
+    """The largest array in a patch-to-patch prediction."""
+    case = Case("femnist", "cxda_p2p", "infer", width=16, support=support)
+    method, episodes = build(case), random_episodes(case)
+    episode = jax.tree.map(lambda x: x[0], episodes)
+    variables = jax.eval_shape(method.init, KEY, jax.tree.map(lambda x: x[:2], episode.query))
+    adapted = jax.eval_shape(method.adapt, variables, episode.support, KEY)
+    jaxpr = jax.make_jaxpr(method.predict)(adapted, episode.query)
+    return max(v.aval.size for e in equations(jaxpr.jaxpr) for v in e.outvars if hasattr(v.aval, "size"))
+
+
+def test_patch_to_patch_attention_never_holds_all_scores():
+    assert scores_held(1000) <= 1.1 * CHUNK < 20 * 16 * 8 * 16 * 1000
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize(("name", "steps"), [("erm", 6), ("cxda", 6), ("cxda", 12)])
+def test_a_run_compiles_its_step_once_and_moves_row_numbers_only(store, tmp_path, name, steps):
+    """However long it is; a batch is 4 bytes an image, for the images stay on the device."""
+    method, tx = build_method(name), make_optimizer("sgd", 0.01, 0.9, 1e-4)
+    spec = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
+    source = device_source(store)
+    state = train.init_state(method, tx, 0, Images(store.images[:2], np.zeros(2, np.int32)))
+    traced = []
+
+    def assemble(resident, batch):
+        traced.append(jax.tree.map(jnp.shape, batch))
+        return source.assemble(resident, batch)
+
+    spent = train.train(
+        method, tx, augment.Weak(), source._replace(assemble=assemble),
+        lambda step: sample_plans(spec, store.offsets, store.domains("train"), 0, [step]),
+        state, 0, train.Schedule(steps, 3, 1, 2), lambda variables: 0.0, tmp_path, log=lambda line: None,
+    )  # fmt: skip
+    assert len(traced) == 1
+    assert spent.steps == steps and spent.step_bytes == 4 * (8 + 4) and spent.step_flops > 1e6
+    assert 0 <= spent.waiting + spent.saving + spent.validating <= spent.seconds and spent.steps_per_s > 0
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_an_evaluation_compiles_once_whatever_its_length(store):
+    method, source = build_method("cxda"), device_source(store)
+    traced = []
+
+    def assemble(resident, batch):
+        traced.append(1)
+        return source.assemble(resident, batch)
+
+    counting = Source(source.resident, source.batches, assemble)
+    evaluator = compile_task(method, counting)
+    variables = method.init(KEY, make_episode().support)
+    spec = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
+    plans = functools.partial(sample_plans, spec, store.offsets, store.domains("test"), 0)
+    for tasks in (3, 7):
+        evaluate(evaluator, variables, counting, plans, tasks, "accuracy", per_call=2)
+    assert len(traced) == 1
+
+
+def test_a_finished_training_leaves_its_passport(tmp_path):
+    flags = ["--config=configs/glyphs.py:bn,smoke", "--config.train.steps=6", "--config.evaluation.every_steps=6"]
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.train", *flags, f"--workdir={tmp_path / 'run'}", f"--data_dir={tmp_path}"],
+        cwd=Path(__file__).parent.parent, env=os.environ, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    passport = json.loads((tmp_path / "run" / "cost.json").read_text())
+    assert passport["steps"] == 6 and passport["programs"] > 0
+    assert passport["steps_per_s"] > 0 and passport["step_gflop"] > 0 and passport["of_peak"] > 0
+    assert passport["bytes_to_device_per_step"] == 4 * 120 and passport["memory_of"] == "process"
+    line = next(line for line in done.stdout.splitlines() if line.startswith("cost: "))
+    assert "for 6 steps" in line and "programs from the cache" in line
