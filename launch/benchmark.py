@@ -58,7 +58,7 @@ _GEMM = flags.DEFINE_integer(
 _SHAPES = flags.DEFINE_list("shapes", [], "step: image shapes, of " + ", ".join(suites.SHAPES) + "; all if empty.")
 _CASES = flags.DEFINE_list("cases", [], "step: methods, of bn, cxda, erm_iid; all if empty.")
 _PEERS = flags.DEFINE_bool("peers", True, "Time PyTorch too.")
-_BUDGET = flags.DEFINE_integer("budget_s", 480, "gpu: leave out what would begin after so many seconds.", lower_bound=1)
+_BUDGET = flags.DEFINE_integer("budget_s", 480, "gpu: leave out what would begin after so many seconds.", lower_bound=0)
 _SMALL = flags.DEFINE_bool("small", False, "Few images and steps: shows that a suite runs, and measures nothing.")
 _ONLY = flags.DEFINE_list("only", [], "gpu: parts whose names begin so, such as 'step,training cifar_c'; all if empty.")
 _DATE = flags.DEFINE_string("date", None, "Date written to the record; today's by default.")

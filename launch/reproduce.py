@@ -36,7 +36,7 @@ _BENCHMARK = flags.DEFINE_string(
 )
 flags.adopt_module_key_flags(cli)
 _STUDY = flags.DEFINE_string("study", None, "Where the study is kept; runs/study/BENCHMARK unless given.")
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Training seeds.")
+_SEEDS = flags.DEFINE_list("seeds", [], "Training seeds; 0,1,2 if empty, 0,1 with --smoke.")
 _ONLY = flags.DEFINE_list("only", [], "Methods; all if empty.")
 _SMOKE = flags.DEFINE_bool(
     "smoke", False, "The whole study in minutes, with networks and data too small to mean anything."
@@ -80,10 +80,11 @@ def read_flags() -> Study:
     methods = tuple(_ONLY.value) or tuple(METHODS)
     for name in methods:
         lookup("--only", name, METHODS)
-    if not all(seed.isdecimal() for seed in _SEEDS.value) or not _SEEDS.value:
-        raise UserError(f"--seeds={','.join(_SEEDS.value)}: give whole numbers, such as 0,1,2")
+    seeds = _SEEDS.value or (["0", "1"] if _SMOKE.value else ["0", "1", "2"])
+    if not all(seed.isdecimal() for seed in seeds):
+        raise UserError(f"--seeds={','.join(seeds)}: give whole numbers, such as 0,1,2")
     folder = Path(_STUDY.value or f"runs/study/{_BENCHMARK.value}{'_smoke' if _SMOKE.value else ''}")
-    return Study(_BENCHMARK.value, folder, tuple(map(int, _SEEDS.value)), methods, _SMOKE.value)
+    return Study(_BENCHMARK.value, folder, tuple(map(int, seeds)), methods, _SMOKE.value)
 
 
 def listing(study: Study, jobs: list[Job], seconds: Callable[[Job], float | None]) -> str:

@@ -12,7 +12,6 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="cxda_jax_compiled_")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-os.environ.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # see below; pytest-xdist's workers inherit it
 
 import jax
 import numpy as np
@@ -24,16 +23,17 @@ from cxda_jax.types import Episode, Images
 CLASSES = 4
 
 
-# Commands that tests start compile more than they compute. (What jax reads at its import is set for them alone.)
+# Tests, and the commands that they start, compile more than they compute.
+jax.config.update("jax_disable_most_optimizations", True)
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 
-@pytest.fixture(scope="module")
-def quick_compilation():
-    """For modules whose tests compile more than they compute."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
+@pytest.fixture
+def full_compilation():
+    """For tests of what the compiler makes."""
     jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 def make_episode(

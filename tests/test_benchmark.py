@@ -98,23 +98,24 @@ def test_other_suites_leave_a_record_and_a_plot(tmp_path, suite, key):
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["suite"] == suite and record["settings"]["small"]
     rows = record[key]
-    assert len(rows) > 3 and all(0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] for row in rows)
+    assert len(rows) > 2 and all(0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] for row in rows)
     assert (tmp_path / "record.svg").exists() == (key == "growth")
 
 
 def test_the_gpu_suite_runs_on_what_there_is_and_names_what_it_left_out(tmp_path):
-    parts = "--only=step,training cifar_c,training femnist,steps in a program 5,support images 10,seeds 3"
-    done = run(tmp_path / "record.json", "--small", "--nopeers", parts, suite="gpu")
+    parts = "--only=step bfloat16,training cifar_c,support images 10,seeds 3"
+    flags = ("--small", "--nopeers", parts)
+    done = run(tmp_path / "record.json", *flags, suite="gpu")
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["left_out"] == []
-    assert {row["case"]["dtype"] for row in record["rows"]} == {"float32", "bfloat16"}
+    assert {row["case"]["dtype"] for row in record["rows"]} == {"bfloat16"}
     assert [(row["benchmark"], row["whole"]) for row in record["trainings"]] == [
-        ("cifar_c", False), ("femnist", False), ("cifar_c", True)]  # fmt: skip
+        ("cifar_c", False), ("cifar_c", True)]  # fmt: skip
     for row in record["trainings"]:
         assert row["reckoned_minutes"] == pytest.approx(
             (row["paper_steps"] / row["steps_per_s"] + SHAPES[row["benchmark"]].validations * row["validation_s"]) / 60
         )
-    assert {row["x"] for row in record["growth"]} == {"steps in a program", "support images", "seeds in one program"}
-    assert run(tmp_path / "record.json", "--small", "--nopeers", "--budget_s=1", suite="gpu").returncode == 0
-    assert len(json.loads((tmp_path / "record.json").read_text())["left_out"]) > 10
+    assert {row["x"] for row in record["growth"]} == {"support images", "seeds in one program"}
+    assert run(tmp_path / "record.json", *flags, "--budget_s=0", suite="gpu").returncode == 0
+    assert len(json.loads((tmp_path / "record.json").read_text())["left_out"]) == 5

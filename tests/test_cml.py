@@ -11,8 +11,6 @@ from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from cxda_jax.nets.context import ContextNet
 from tests.test_nets import CIFAR, FEMNIST, SHAPES, assert_close, assert_within_some_draw, fill, make_episode, nchw
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 KEY = jax.random.key(0)
 
 

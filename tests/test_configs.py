@@ -34,10 +34,6 @@ ROWS = (
 )  # fmt: skip
 
 
-# What is tested here is that programs of all pairs come to be and run.
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     """Stores of all benchmarks, the real ones prepared from tiny raw copies."""
@@ -108,26 +104,59 @@ def test_epochs_are_counted_in_images(data_dir):
     assert schedule.steps == 100 * (56 * 45 // 100) and schedule.validate_every == 10 * (56 * 45 // 100)
 
 
+def prepared(benchmark, method, data_dir):
+    experiment = build(config_of(benchmark, f"{method},smoke"), data_dir)
+    return experiment, fill(jax.eval_shape(experiment.method.init, jax.random.key(0), experiment.example))
+
+
+def step_of(experiment):
+    e = experiment
+
+    def step(state, resident, batch):
+        episodes = e.source.assemble(resident, batch)
+        return train.train_step(e.method, e.optimizer, e.weak, state, episodes, jax.random.key(0))
+
+    return step
+
+
+def fresh_state(experiment, variables):
+    return train.TrainState(np.int32(0), variables, experiment.optimizer.init(variables["params"]))
+
+
 @pytest.mark.parametrize("benchmark", [*PAPER, *EMBEDDED, "folder"])
 @pytest.mark.parametrize("method", ROWS)
-def test_every_method_trains_and_tests_on_every_benchmark(benchmark, method, data_dir):
-    experiment = build(config_of(benchmark, f"{method},smoke"), data_dir)
-    its = experiment.method
-    variables = fill(jax.eval_shape(its.init, jax.random.key(0), experiment.example))
+def test_every_method_is_traced_on_every_benchmark(benchmark, method, data_dir):
+    """All shapes fit, from the images in the store to the logits."""
+    experiment, variables = prepared(benchmark, method, data_dir)
+    its, resident = experiment.method, experiment.source.resident
     if not its.trains_as:
-        state = train.TrainState(np.int32(0), variables, experiment.optimizer.init(variables["params"]))
-        step = backend.jit(
-            lambda state, resident, batch: train.train_step(
-                its,
-                experiment.optimizer,
-                experiment.weak,
-                state,
-                experiment.source.assemble(resident, batch),
-                jax.random.key(0),
-            )
-        )
         batch = next(experiment.source.batches(experiment.train_plans, 0, 1))
-        after, measured = step(state, experiment.source.resident, batch)
+        state = fresh_state(experiment, variables)
+        after, measured = jax.eval_shape(step_of(experiment), state, resident, batch)
+        assert jax.tree.map(np.shape, after.variables) == jax.tree.map(np.shape, state.variables)
+        assert measured["loss"].shape == ()
+    if its.calibrate:
+        variables = jax.eval_shape(its.calibrate, variables, experiment.calibration_images())
+    plans = experiment.task_plans("test")(range(1))
+    episode = jax.tree.map(lambda x: x[0], experiment.source.assemble(resident, plans))
+    adapted = jax.eval_shape(its.adapt, variables, episode.support, jax.random.key(0))
+    logits = jax.eval_shape(its.predict, adapted, episode.query)
+    assert logits.shape == (20, experiment.store.num_classes) and logits.dtype == np.float32
+
+
+RUN = [(b, m) for b in ("glyphs", "tiny_imagenet_c") for m in ROWS] + [
+    (b, m) for b in ("femnist", "cifar_c", "iwildcam", "glyphs_c", "folder") for m in ("cxda", "ft_em")
+]
+
+
+@pytest.mark.parametrize(("benchmark", "method"), RUN)
+def test_every_method_runs_on_both_networks_and_two_on_every_benchmark(benchmark, method, data_dir):
+    experiment, variables = prepared(benchmark, method, data_dir)
+    its = experiment.method
+    if not its.trains_as:
+        batch = next(experiment.source.batches(experiment.train_plans, 0, 1))
+        state = fresh_state(experiment, variables)
+        after, measured = backend.jit(step_of(experiment))(state, experiment.source.resident, batch)
         assert np.isfinite(measured["loss"])
         moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), after.variables["params"], variables["params"])
         assert all(value > 0 for value in jax.tree.leaves(moved["head"]))

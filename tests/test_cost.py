@@ -1,13 +1,8 @@
 """What work costs, by the compiler's own counts: guards of speed that need no clock."""
 
 import functools
-import json
-import os
 import re
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -43,13 +38,12 @@ def test_operations_of_a_product_are_counted():
 
 
 def test_the_peak_is_that_of_numpy_within_a_factor_of_ten():
-    a = np.ones((512, 512), np.float32)
-    a @ a
-    began = time.perf_counter()
-    for _ in range(5):
+    a, times = np.ones((512, 512), np.float32), []
+    for _ in range(10):
+        began = time.perf_counter()
         a @ a
-    theirs = 5 * 2 * 512**3 / (time.perf_counter() - began)
-    assert 0.1 < cost.matmul_peak(512) / theirs < 10
+        times.append(time.perf_counter() - began)
+    assert 0.1 < cost.matmul_peak(512) / (2 * 512**3 / min(times)) < 10
 
 
 def test_peak_memory_grows_with_what_is_held():
@@ -86,6 +80,7 @@ def compiled(case):
     return program(case).lower().compile(backend.compiler_options())
 
 
+@pytest.mark.usefixtures("full_compilation")
 @pytest.mark.parametrize(
     ("method", "work", "gigabytes", "temporary_megabytes"),
     [("bn", "train", 0.9, 170), ("cxda", "train", 0.9, 170), ("bn", "infer", 0.25, 60), ("erm", "infer", 0.05, 20)],
@@ -163,7 +158,6 @@ def test_patch_to_patch_attention_never_holds_all_scores():
     assert scores_held(1000) <= 1.1 * CHUNK < 20 * 16 * 8 * 16 * 1000
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(("name", "steps"), [("erm", 6), ("cxda", 6), ("cxda", 12)])
 def test_a_run_compiles_its_step_once_and_moves_row_numbers_only(store, tmp_path, name, steps):
     """However long it is; a batch is 4 bytes an image, for the images stay on the device."""
@@ -187,7 +181,6 @@ def test_a_run_compiles_its_step_once_and_moves_row_numbers_only(store, tmp_path
     assert 0 <= spent.waiting + spent.saving + spent.validating <= spent.seconds and spent.steps_per_s > 0
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_an_evaluation_compiles_once_whatever_its_length(store):
     method, source = build_method("cxda"), device_source(store)
     traced = []
@@ -204,17 +197,3 @@ def test_an_evaluation_compiles_once_whatever_its_length(store):
     for tasks in (3, 7):
         evaluate(evaluator, variables, counting, plans, tasks, "accuracy", per_call=2)
     assert len(traced) == 1
-
-
-def test_a_finished_training_leaves_its_passport(tmp_path):
-    flags = ["--config=configs/glyphs.py:bn,smoke", "--config.train.steps=6", "--config.evaluation.every_steps=6"]
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.train", *flags, f"--workdir={tmp_path / 'run'}", f"--data_dir={tmp_path}"],
-        cwd=Path(__file__).parent.parent, env=os.environ, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    passport = json.loads((tmp_path / "run" / "cost.json").read_text())
-    assert passport["steps"] == 6 and passport["programs"] > 0
-    assert passport["steps_per_s"] > 0 and passport["step_gflop"] > 0 and passport["of_peak"] > 0
-    assert passport["bytes_to_device_per_step"] == 4 * 120 and passport["memory_of"] == "process"
-    line = next(line for line in done.stdout.splitlines() if line.startswith("cost: "))
-    assert "for 6 steps" in line and "programs from the cache" in line

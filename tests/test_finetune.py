@@ -16,8 +16,6 @@ from cxda_jax.types import UserError
 from tests.test_methods import answer, build_method, close, some_variables
 from tests.test_nets import FEMNIST, assert_within_some_draw, initialised, make_images, make_net, nchw
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 KEY = jax.random.key(0)
 QUIET = augment.Strong(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0)
 RATE, MOMENTUM, DECAY = 0.05, 0.9, 1e-2

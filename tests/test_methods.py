@@ -17,8 +17,6 @@ from cxda_jax.types import Images
 from docs.examples.t3a import t3a
 from tests.conftest import INFO, make_episode
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 KEY = jax.random.key(0)
 ALL = METHODS | {"t3a": lambda c, store: t3a(build_net(c, store))}  # the documentation's example keeps the rules too
 NO_AUGMENT = augment.Weak(crop=False, flip=False, rotate=0.0)

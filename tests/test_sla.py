@@ -12,8 +12,6 @@ from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from tests.test_nets import CIFAR, FEMNIST, SHAPES, assert_close, assert_within_some_draw, fill, make_images, nchw
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 KEY = jax.random.key(0)
 
 

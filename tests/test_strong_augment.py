@@ -14,8 +14,6 @@ from cxda_jax import augment
 from cxda_jax.augment import Strong, check_strong, draw_strong, strong
 from cxda_jax.types import UserError
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 KEY = jax.random.key(0)
 OFF = Strong(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0)
 

@@ -12,8 +12,6 @@ from cxda_jax.types import Images
 from tests.test_methods import build_method, close
 from tests.test_nets import assert_close, fill, make_attending, make_images
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SHAPE, CLASSES, KEY = (28, 28, 1), 5, jax.random.key(0)
 
 

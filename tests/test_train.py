@@ -13,14 +13,12 @@ import pytest
 
 from cxda_jax import augment, checkpoints
 from cxda_jax.data.episodes import EpisodeSpec, sample_plans
-from cxda_jax.data.sources import device_source, tfdata_source
+from cxda_jax.data.sources import device_source, stack, tfdata_source
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.progress import Counter, MetricsFile, duration
 from cxda_jax.train import Schedule, init_state, next_call, train
 from cxda_jax.types import Images
 from tests.test_methods import build_method
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 ROOT = Path(__file__).parent.parent
 SPEC = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
@@ -98,12 +96,9 @@ def test_streamed_and_resident_images_train_the_same_parameters(store, tmp_path)
     assert_equal_trees(resident[0], streamed[0])
 
 
-@pytest.mark.parametrize("source", [device_source, tfdata_source])
-def test_several_steps_in_one_program_train_the_same_parameters(store, tmp_path, source):
-    if source is tfdata_source:
-        pytest.importorskip("tensorflow")
+def test_several_steps_in_one_program_train_the_same_parameters(store, tmp_path):
     alone = run(store, tmp_path / "alone", scores=[0.5] * 4, log_every=6)
-    several = run(store, tmp_path / "several", scores=[0.5] * 4, log_every=6, steps_per_call=2, source=source)
+    several = run(store, tmp_path / "several", scores=[0.5] * 4, log_every=6, steps_per_call=2)
     assert int(several[0].step) == 12
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4), alone[0].variables, several[0].variables
@@ -116,12 +111,14 @@ def test_several_steps_in_one_program_train_the_same_parameters(store, tmp_path,
         )
 
 
-def test_a_run_of_several_steps_a_program_resumes_bit_identically(store, tmp_path):
-    options = {"scores": [0.5] * 4, "log_every": 6, "steps_per_call": 2}
-    whole = run(store, tmp_path / "whole", **options)
-    with pytest.raises(KeyboardInterrupt):
-        run(store, tmp_path / "broken", stop_at=7, **options)
-    assert_equal_trees(whole[0], run(store, tmp_path / "broken", **options)[0])
+def test_batches_are_stacked_whatever_holds_them(store):
+    plans = [sample_plans(SPEC, store.offsets, store.domains("train"), 0, [step]) for step in range(3)]
+    assert stack(plans[:1]) is plans[0]
+    stacked = stack(plans)
+    for part, parts in zip(stacked, zip(*plans, strict=True), strict=True):
+        assert type(part) is np.ndarray and part.dtype == np.int32
+        np.testing.assert_array_equal(part, np.stack(parts))
+    assert isinstance(stack([jax.numpy.ones(2), jax.numpy.ones(2)]), jax.Array)
 
 
 def test_a_program_never_runs_past_what_is_to_be_done():

@@ -38,7 +38,7 @@ def convolve(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: P
     for i in range(kh):
         for j in range(kw):
             seen = x[:, i : i + strides[0] * (h - 1) + 1 : strides[0], j : j + strides[1] * (w - 1) + 1 : strides[1]]
-            out = out + jnp.matmul(seen.reshape(n * h * w, -1), kernel[i, j], precision=precision)
+            out = out + jnp.matmul(seen.reshape(n * h * w, x.shape[-1]), kernel[i, j], precision=precision)
     return out.reshape(n, h, w, features)
 
 
