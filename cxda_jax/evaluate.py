@@ -42,6 +42,7 @@ class Evaluator(NamedTuple):
     adapt: Callable[[Variables, Images, Array], Adapted]  # one task
     predict: Callable[[Adapted, Images], Array]  # one task: class numbers [queries]
     answer: Callable[[Variables, Episode, Array], Mapping[str, Any]]  # class numbers [tasks, queries], by name
+    attention: Callable[[Adapted, Images], Array] | None  # one task: weights [queries, heads, support]
 
 
 def compile_task(method: Method, source: Source) -> Evaluator:
@@ -68,7 +69,8 @@ def compile_task(method: Method, source: Source) -> Evaluator:
         return {name: np.stack(jax.device_get(answers)) for name, answers in rows.items()}
 
     answer = backend.jit(jax.vmap(together, in_axes=(None, 0, 0))) if method.feed_forward else one_by_one
-    return Evaluator(backend.jit(source.assemble), adapt, compiled[OWN], answer)
+    attention = backend.jit(method.attention) if method.attention else None
+    return Evaluator(backend.jit(source.assemble), adapt, compiled[OWN], answer, attention)
 
 
 def evaluate(

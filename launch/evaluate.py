@@ -284,24 +284,26 @@ def evaluate_run(
     arrays: dict[str, Any] = {**plan._asdict(), "predictions": tasks.predictions, "labels": tasks.labels, **tasks.also}
     np.savez_compressed(job.folder / "predictions.npz", **arrays)
     (job.folder / "result.json").write_text(json.dumps(row, indent=1) + "\n")
-    if method.attention and not job.setting:
+    if evaluator.attention and not job.setting:
         names, classes = experiment.store.domain_names, experiment.store.info.class_names
-        draw_attention(job.folder / "attention.png", method, variables, episode, names, classes)
-        keep_attention(job.folder / "attention.npz", experiment, variables, plan)
+        adapted = evaluator.adapt(variables, episode.support, jax.random.key(0))
+        answers, weights = (np.asarray(f(adapted, episode.query)) for f in (evaluator.predict, evaluator.attention))
+        draw_attention(job.folder / "attention.png", episode, answers, weights, names, classes)
+        keep_attention(job.folder / "attention.npz", experiment, evaluator, variables, plan)
     return row
 
 
-def keep_attention(path: Path, experiment: Experiment, variables: Variables, plan: Plan) -> None:
+def keep_attention(path: Path, experiment: Experiment, evaluator: Evaluator, variables: Variables, plan: Plan) -> None:
     """Attention weights of the first tasks [tasks, queries, heads, support], and each image's domain."""
-    method, store = experiment.method, experiment.store
-    adapt, attention = backend.jit(method.adapt), backend.jit(method.attention)
+    store, attention = experiment.store, evaluator.attention
+    assert attention
     domains, weights = store.row_domains(), []
 
     def images(rows: np.ndarray) -> Images:
         return Images(jnp.asarray(store.images[rows]), jnp.asarray(domains[rows]))
 
     for support, query in zip(*(rows[:ATTENTION_TASKS] for rows in plan), strict=True):
-        adapted = adapt(variables, images(support), jax.random.key(0))
+        adapted = evaluator.adapt(variables, images(support), jax.random.key(0))
         weights.append(np.asarray(attention(adapted, images(query)), np.float16))
     count = len(weights)
     arrays: dict[str, Any] = {

@@ -141,7 +141,7 @@ def test_parameter_counts(shape, classes, convs):
 def test_the_context_sees_the_whole_support_and_training_moves_only_the_main_statistics():
     shape, classes = FEMNIST
     episode, method = make_episode(shape, classes), cml(make_net(shape, classes))
-    variables = method.init(KEY, episode.support)
+    variables = jax.jit(method.init)(KEY, episode.support)
     context = method.adapt(variables, episode.support, KEY).context
     assert context.shape == shape
     pixels = episode.support.pixels

@@ -265,7 +265,7 @@ def test_ten_steps_of_cotta_equal_a_numpy_re_derivation(monkeypatch, episode, un
 
 def test_the_threshold_is_a_quantile_of_the_confidences(episode):
     method = build_method("cotta")
-    variables = method.init(KEY, episode.support)
+    variables = jax.jit(method.init)(KEY, episode.support)
     images = make_images((16, 16, 1), 230, 3).pixels
     sure = np.asarray(jax.nn.softmax(build_method("erm").predict(variables, make_images((16, 16, 1), 230, 3))).max(-1))
     calibrated = method.calibrate(variables, images)

@@ -60,7 +60,7 @@ def variables(case):
 def some_variables(method, episode):
     """Weights whose running statistics have met images, as after some training. (With fresh ones hardly any ReLU of
     so small a network is alive, and most tests would compare constants.)"""
-    variables = method.init(KEY, episode.support)
+    variables = jax.jit(method.init)(KEY, episode.support)
     running = jax.jit(lambda variables, episode: method.loss(variables, episode, KEY)[1]["batch_stats"])
     for seed in range(100, 120):
         variables = {**variables, "batch_stats": running(variables, make_episode(seed))}
@@ -179,7 +179,7 @@ def test_what_has_no_training_starts_from_another_methods_variables(method, vari
         return
     other = build_method(method.trains_as)
     assert not other.trains_as
-    jax.tree.map(np.testing.assert_array_equal, method.init(KEY, episode.support), other.init(KEY, episode.support))
+    jax.tree.map(np.testing.assert_array_equal, *(jax.jit(m.init)(KEY, episode.support) for m in (method, other)))
     shapes = [jax.eval_shape(m.loss, variables, episode, KEY) for m in (method, other)]
     assert shapes[0] == shapes[1]
 
@@ -200,7 +200,7 @@ def test_overfits_one_episode(method, episode):
 def test_statistics_options(name, episode):
     """All ways of training give the same loss but for `own`, and `stop` another gradient; momentum blends."""
     make = {s: build_method(name, batch_norm__statistics=s) for s in ("flow", "stop", "own")}
-    variables = make["flow"].init(KEY, episode.support)
+    variables = jax.jit(make["flow"].init)(KEY, episode.support)
     loss = {s: m.loss(variables, episode, KEY)[0] for s, m in make.items()}
     grads = {
         s: jax.grad(lambda p, m=m: m.loss({**variables, "params": p}, episode, KEY)[0])(variables["params"])
@@ -219,7 +219,7 @@ def test_statistics_options(name, episode):
 
 def test_support_statistics_are_the_numpy_ones(episode):
     method = build_method("bn")
-    variables = method.init(KEY, episode.support)
+    variables = jax.jit(method.init)(KEY, episode.support)
     adapted = method.adapt(variables, episode.support, KEY)
     x = (np.asarray(episode.support.pixels, np.float32) / 255 - 0.5) / 0.5
     conv = jax.lax.conv_general_dilated(
@@ -233,7 +233,7 @@ def test_support_statistics_are_the_numpy_ones(episode):
 
 def test_running_statistics_move_by_a_tenth(episode):
     method = build_method("bn")
-    variables = method.init(KEY, episode.support)
+    variables = jax.jit(method.init)(KEY, episode.support)
     exact = method.adapt(variables, episode.support, KEY)["batch_stats"]
     running = method.loss(variables, episode, KEY)[1]["batch_stats"]
     jax.tree.map(lambda r, o, e: close(r, 0.9 * o + 0.1 * e), running, variables["batch_stats"], exact)

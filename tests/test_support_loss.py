@@ -103,14 +103,14 @@ def test_labels_of_the_support_reach_the_loss_alone(episode):
         ("cxda_p2p", {"train__support_loss": "leave_one_out"}, True),
     ]:  # fmt: skip
         method = build_method(name, **changes)
-        variables = method.init(KEY, episode.support)
+        variables = jax.jit(method.init)(KEY, episode.support)
         losses = [method.loss(variables, e, KEY)[0] for e in (episode, other)]
         assert bool(abs(losses[0] - losses[1]) > 1e-4) is matters, name
 
 
 def test_own_of_bn_is_the_mean_over_both(episode):
     method, plain = build_method("bn", train__support_loss="own"), build_method("bn")
-    variables = method.init(KEY, episode.support)
+    variables = jax.jit(method.init)(KEY, episode.support)
     adapted = plain.adapt(variables, episode.support, KEY)  # its own statistics normalise the support
     logits = jnp.concatenate([plain.predict(adapted, episode.query), plain.predict(adapted, episode.support)])
     close(method.loss(variables, episode, KEY)[0], log_loss(logits, episode))

@@ -2,29 +2,28 @@
 
 from pathlib import Path
 
-import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from cxda_jax import backend
-from cxda_jax.types import Episode, Method, Variables
+from cxda_jax.types import Episode
 
 
 def draw_attention(
     path: Path,
-    method: Method,
-    variables: Variables,
     episode: Episode,
+    answers: np.ndarray,
+    attention: np.ndarray,
     domain_names: tuple[str, ...],
     class_names: tuple[str, ...],
     query: int = 0,
     count: int = 5,
 ) -> None:
     """One query of an episode with its `count` most and least attended support images: weight (the mean over heads,
-    as a multiple of uniform attention) and domain; a star marks the query's own domain."""
-    adapted = backend.jit(method.adapt)(variables, episode.support, jax.random.key(0))
-    logits = backend.jit(method.predict)(adapted, episode.query)[query]
-    weights = np.asarray(backend.jit(method.attention)(adapted, episode.query)[query]).mean(0)
+    as a multiple of uniform attention) and domain; a star marks the query's own domain.
+
+    answers: class numbers [queries]; attention: weights [queries, heads, support].
+    """
+    weights = attention[query].mean(0)
     order = np.argsort(-weights, kind="stable")
     count = min(count, len(order))
     figure = Figure(figsize=(1.7 * (count + 1), 4.6), layout="constrained")
@@ -38,7 +37,7 @@ def draw_attention(
             axis.set_xlabel(star + domain_names[domains[i]].replace(" ", "\n"), fontsize=8)
         axes[row][1].set_ylabel(f"{title} attended", fontsize=10)
     _show(axes[0][0], episode.query.pixels[query])
-    truth, answer = class_names[int(episode.label[query])], class_names[int(logits.argmax())]
+    truth, answer = class_names[int(episode.label[query])], class_names[int(answers[query])]
     axes[0][0].set_title(f"query {truth!r}\nanswer {answer!r}", fontsize=9)
     axes[0][0].set_xlabel("* " + domain_names[own].replace(" ", "\n"), fontsize=8)
     axes[1][0].axis("off")
