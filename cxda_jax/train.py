@@ -58,7 +58,7 @@ class Spent(NamedTuple):
 
 def init_state(method: Method, tx: optax.GradientTransformation, seed: int, example: Images) -> TrainState:
     """A fresh state; `example` gives the shape of the images."""
-    variables = backend.jit(method.init)(jax.random.key(seed), example)  # eagerly, each layer would compile alone
+    variables = jax.jit(method.init)(jax.random.key(seed), example)  # eagerly, each layer would compile alone
     return TrainState(jnp.zeros((), jnp.int32), variables, tx.init(variables["params"]))
 
 
