@@ -83,6 +83,9 @@ def train_step(
         return method.loss({**state.variables, "params": params}, episode, method_key)
 
     def objective(params: Any) -> tuple[Array, Any]:
+        if len(keys) == 1:  # a batch axis of one would only be in the compiler's way
+            loss, aux = task_loss(params, *jax.tree.map(lambda x: x[0], (episodes, keys)))
+            return loss, jax.tree.map(lambda x: x[None], aux)
         losses, aux = jax.vmap(task_loss, in_axes=(None, 0, 0))(params, episodes, keys)
         return losses.mean(), aux
 
