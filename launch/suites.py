@@ -124,7 +124,7 @@ def step_suite(o: Options) -> None:
                 o.keep({"rows": rows})
     trained = [row["case"] for row in rows if row["case"]["work"] == "train"]
     if trained:
-        o.keep({"profile": profile(Case(**trained[0]))})
+        o.keep({"profile": profile(Case(**trained[0]), o.small)})
 
 
 def measure(case: Case, o: Options, peers: Iterable[str], peaks: dict[str, float]) -> dict[str, Any]:
@@ -249,8 +249,8 @@ def temporary_bytes(lowered: Any) -> int | None:
     return int(found.temp_size_in_bytes) if found else None
 
 
-def profile(case: Case) -> dict[str, Any]:
-    return {"case": case._asdict(), "operations": top_operations(program(case).again)}
+def profile(case: Case, small: bool = False) -> dict[str, Any]:
+    return {"case": case._asdict(), "operations": top_operations(program(case, small).again)}
 
 
 # --- task
@@ -470,7 +470,7 @@ def gpu_suite(o: Options) -> None:
         ("tasks", lambda: rows((), half[1], task)),
         *((f"training {name}", lambda name=name: found["trainings"].append(training(name, o))) for name in
           ("cifar_c", "tiny_imagenet_c", "femnist", "iwildcam")),
-        ("profile", lambda: o.keep({"profile": profile(half[0]._replace(steps=1))})),
+        ("profile", lambda: o.keep({"profile": profile(half[0]._replace(steps=1), o.small)})),
         *((f"steps in a program {k}", lambda k=k: growth("cxda training, a step", "steps in a program", k,
             program(half[0]._replace(steps=k), o.small).timing, k)) for k in (1, 5)),
         *((f"tasks a step {e}", lambda e=e: growth("cxda training, an episode", "tasks a step", e,

@@ -382,3 +382,19 @@ def test_bad_settings(text):
         setting("num_domains", text)
     with pytest.raises(UserError, match="--support_size=3: 3 support images cannot come from 5 domains"):
         reshaped(config().to_dict(), "support_size=3")
+
+
+def test_compiled_programs_are_kept_where_others_cannot_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax.config, "update", lambda name, value: kept.append((name, value)))
+    kept = []
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cli.keep_compiled()
+    (folder,) = (tmp_path / "cxda_jax" / "compiled").iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700 and kept == [("jax_compilation_cache_dir", str(folder))]
+    folder.chmod(0o777)
+    with pytest.raises(UserError, match=f"^{folder}: others can write"):
+        cli.keep_compiled()
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "mine"))
+    cli.keep_compiled()
+    assert kept[1:] == [("jax_compilation_cache_dir", str(tmp_path / "mine"))]
