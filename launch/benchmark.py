@@ -36,7 +36,7 @@ from absl import flags
 
 from cxda_jax import backend
 from cxda_jax.types import UserError
-from launch import cli, suites
+from launch import cli, gpu, suites
 from launch.measure import describe, open_peer, watch_others
 
 SUITES = {
@@ -44,7 +44,7 @@ SUITES = {
     "task": suites.task_suite,
     "data": suites.data_suite,
     "scale": suites.scale_suite,
-    "gpu": suites.gpu_suite,
+    "gpu": gpu.gpu_suite,
 }
 
 flags.adopt_module_key_flags(cli)
