@@ -68,7 +68,15 @@ def compile_task(method: Method, source: Source) -> Evaluator:
                 rows[name].append(answer(adapted, episode.query))
         return {name: np.stack(jax.device_get(answers)) for name, answers in rows.items()}
 
-    answer = backend.jit(jax.vmap(together, in_axes=(None, 0, 0))) if method.feed_forward else one_by_one
+    def batched(variables: Variables, episodes: Episode, keys: Array) -> dict[str, Array]:
+        if len(keys) > 1:
+            return jax.vmap(together, in_axes=(None, 0, 0))(variables, episodes, keys)
+        alone = together(
+            variables, *jax.tree.map(lambda x: x[0], (episodes, keys))
+        )  # no batch axis of one, as in training
+        return jax.tree.map(lambda x: x[None], alone)
+
+    answer = backend.jit(batched) if method.feed_forward else one_by_one
     attention = backend.jit(method.attention) if method.attention else None
     return Evaluator(backend.jit(source.assemble), adapt, compiled[OWN], answer, attention)
 
