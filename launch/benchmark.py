@@ -10,7 +10,7 @@ One unit of work is an episode of 100 support and 20 query images; nothing is au
   step    training steps and inference beside PyTorch, share of the matrix-product peak, memory, top operations
   task    milliseconds a test task, for each method, alone and several at once; forms of per-task fine-tuning
   data    choosing images, gathering and streaming them against the size of the store, augmentation
-  scale   time against support images, domains, tasks at once, seeds in one program; a plot beside the record
+  scale   time against support images, domains, tasks a step and at once, seeds in one program; a plot beside the record
   gpu     all that is promised of a GPU, whole trainings included, in 8 minutes and without TensorFlow
 Of step:
   train flow   loss, gradients and the SGD update; gradients flow through the support's statistics, as by default

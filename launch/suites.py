@@ -358,18 +358,22 @@ def _streaming(store: DomainStore, plans: Any, o: Options) -> dict[str, float]:
 
 def plan_times(o: Options) -> dict[str, float]:
     """Choosing the images of one step, and of 512, out of 262 domains of 10,000."""
-    spec, offsets, domains = EpisodeSpec(), np.arange(263, dtype=np.int64) * 10_000, np.arange(262)
-
-    def sample(tasks: range) -> float:
-        began = time.perf_counter()
-        sample_plans(spec, offsets, domains, 0, tasks)
-        return 1e3 * (time.perf_counter() - began)
-
-    sample(range(10))
-    one = float(np.median([sample(range(i, i + 1)) for i in range(100)]))
-    found = {"one_ms": one, "512_ms": float(np.median([sample(range(512)) for _ in range(o.repeats)]))}
-    print(f"choosing a step's images {one:.3f} ms", flush=True)
+    found = {
+        "one_ms": spread(choosing(EpisodeSpec(), 262))["median_ms"],
+        "512_ms": spread(choosing(EpisodeSpec(), 262, tasks=512, times=o.repeats))["median_ms"],
+    }
+    print(f"choosing a step's images {found['one_ms']:.3f} ms", flush=True)
     return found
+
+
+def choosing(spec: EpisodeSpec, domains: int, tasks: int = 1, times: int = 100) -> list[float]:
+    """Seconds to choose the images of some tasks out of domains of 10,000 images."""
+    offsets, ids, seconds = np.arange(domains + 1, dtype=np.int64) * 10_000, np.arange(domains), []
+    for i in range(times + 10):
+        began = time.perf_counter()
+        sample_plans(spec, offsets, ids, 0, range(i, i + tasks))
+        seconds.append(time.perf_counter() - began)
+    return seconds[10:]
 
 
 def augmentation_times(o: Options) -> dict[str, Any]:
@@ -417,6 +421,17 @@ def scale_suite(o: Options) -> None:
             tasks,
         )
         add("cxda task", "tasks at once", tasks, Case(shape, "cxda", "infer", width=o.width, tasks=tasks), tasks)
+    for domains in (1, 5) if o.small else (1, 2, 5, 10, 20, 50, 100):
+        spec = EpisodeSpec(domains, SUPPORT // domains, SUPPORT // domains)
+        seconds = choosing(spec, 262)
+        growth.append(
+            {"what": "choosing a task's images", "x": "domains of the support", "at": domains, **spread(seconds)}
+        )
+    for domains in (50, 500) if o.small else (50, 500, 5_000, 50_000):
+        seconds = choosing(EpisodeSpec(), domains)
+        growth.append(
+            {"what": "choosing a task's images", "x": "domains of the data set", "at": domains, **spread(seconds)}
+        )
     for seeds in (2,) if o.small else (1, 2, 3):
         seconds = interleave({"ours": several_seeds(shape, seeds, o)}, o.repeats)["ours"]
         growth.append(
@@ -486,7 +501,8 @@ def _milliseconds(m: dict[str, float]) -> str:
 
 
 def draw_growth(growth: list[dict[str, Any]], path: Path) -> None:
-    """One panel for each horizontal axis, one line for each kind of work; both axes logarithmic, so linear is slope 1."""
+    """One panel for each horizontal axis, one line for each kind of work. Both axes are logarithmic, so linear is slope 1,
+    but for what hardly grows, which is drawn from zero."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -501,10 +517,15 @@ def draw_growth(growth: list[dict[str, Any]], path: Path) -> None:
             panel.plot(
                 [r["at"] for r in rows], [r["median_ms"] for r in rows], marker=marker, linestyle=dashes, label=what
             )
-        panel.set(xscale="log", yscale="log", xlabel=x, ylabel="ms")
+        found = [row["median_ms"] for row in growth if row["x"] == x]
+        panel.set(xscale="log", xlabel=x, ylabel="ms")
+        if max(found) > 4 * min(found):
+            panel.set_yscale("log")
+        else:
+            panel.set_ylim(0, 1.2 * max(found))
         panel.set_xticks(sorted({r["at"] for r in growth if r["x"] == x}), minor=False)
         panel.set_xticklabels([str(t) for t in sorted({r["at"] for r in growth if r["x"] == x})], rotation=45)
-        panel.minorticks_off()
+        panel.xaxis.minorticks_off()
         panel.grid(alpha=0.3)
         panel.legend(fontsize=7)
-    figure.savefig(path)
+    figure.savefig(path, dpi=110)
