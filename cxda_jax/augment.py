@@ -30,6 +30,8 @@ def check(options: Weak) -> None:
         raise UserError(f"augment.probability={options.probability} lies outside 0..1")
     if not 0 <= options.rotate <= 180:
         raise UserError(f"augment.rotate={options.rotate} lies outside 0..180 degrees; 0 switches it off")
+    if not 0 <= options.fill <= 1:
+        raise UserError(f"augment.fill={options.fill} lies outside 0..1, from black to white")
 
 
 def weak(key: Array, pixels: Array, options: Weak) -> Array:

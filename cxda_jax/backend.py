@@ -9,15 +9,26 @@ import jax
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8  # malloc.h
 # Without it XLA's CPU backend expands each convolution into gigabytes of im2col: 2 to 3 times slower.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+_GPU_DETERMINISM = {"xla_gpu_deterministic_ops": True}  # on other devices all operations are deterministic
+_deterministic = False
+
+
+def make_deterministic() -> None:
+    """Has programs made from now on give the same bits in every run on a GPU of the same kind, at some cost in speed."""
+    global _deterministic
+    _deterministic = True
+    compiler_options.cache_clear()
 
 
 @functools.cache
-def compiler_options() -> dict[str, str] | None:
-    """Options for jit on this backend: None but on CPUs, and there only where this jaxlib knows the option.
+def compiler_options() -> dict[str, Any] | None:
+    """Options for jit on this backend: on CPUs where this jaxlib knows the option, on GPUs where determinism is wanted.
 
     Passed with the function rather than through XLA_FLAGS: an unknown name is then an error to catch, not an abort,
     and the environment stays as the user left it.
     """
+    if jax.default_backend() == "gpu" and _deterministic:
+        return _GPU_DETERMINISM
     if jax.default_backend() != "cpu":
         return None
     try:

@@ -1,10 +1,15 @@
-"""Checkpoints: orbax behind open_folder(), save() and restore().
+"""Checkpoints that prove themselves: orbax behind Folder and restore(), with a SHA-256 of every file.
 
-A run keeps two folders, because one manager that keeps only the best step would delete the newest, from which a run
-resumes: last/ holds the whole training state, best/ the variables of the best validation score.
+A run keeps two folders: last/ holds the whole training state, best/ the variables of the best validation score. Each
+holds the newest two checkpoints, so that one which rots or is cut off leaves another. The manifest is written in the
+background, into the temporary folder that orbax then renames: a checkpoint under its final name has all its files.
 """
 
 import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +17,158 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-Folder = ocp.CheckpointManager
+from cxda_jax import files
+from cxda_jax.types import UserError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+SPARE = 2**20  # bytes, for what comes with the arrays
+UNREAD = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes them after the manifest; restore() does without
 
 
-def open_folder(path: Path, keep: int = 1) -> Folder:
-    """A folder of numbered checkpoints of which the newest `keep` stay; writing goes on in the background."""
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
-    return ocp.CheckpointManager(path.absolute(), options=options)
+class Folder:
+    """Numbered checkpoints of which the newest `keep` stay; writing goes on in the background."""
 
-
-def save(folder: Folder, step: int, tree: Any, notes: dict[str, Any]) -> None:
-    """Writes a pytree and JSON notes as checkpoint `step`; a step that is already there is left alone."""
-    if step in folder.all_steps():
-        return
-    folder.save(step, args=ocp.args.Composite(tree=ocp.args.StandardSave(tree), notes=ocp.args.JsonSave(notes)))
-
-
-def restore(path: Path, like: Any) -> tuple[Any, dict[str, Any]] | None:
-    """The newest checkpoint under `path` in the shapes, types and devices of `like`; None where there is none."""
-    if not path.is_dir():
-        return None
-    with ocp.CheckpointManager(path.absolute()) as folder:
-        step = folder.latest_step()
-        if step is None:
-            return None
-        target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        found = folder.restore(
-            step, args=ocp.args.Composite(tree=ocp.args.StandardRestore(target), notes=ocp.args.JsonRestore())
+    def __init__(self, path: Path, keep: int = 2) -> None:
+        self.path = path.absolute()
+        self._step = 0
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            create=True,
+            enable_async_checkpointing=True,
+            async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal),
         )
-        return found["tree"], found["notes"]
+        self._manager = _one_line(self.path, lambda: ocp.CheckpointManager(self.path, options=options))
+
+    def save(self, step: int, tree: Any, notes: dict[str, Any]) -> None:
+        """Writes a pytree and JSON notes as checkpoint `step`; a step that is already there is left alone."""
+        self.wait()
+        if not self.path.is_dir():
+            raise UserError(f"{self.path}: the folder has vanished during training; bring it back, or train again")
+        if step in self._manager.all_steps():
+            return
+        needed, free = sum(leaf.nbytes for leaf in jax.tree.leaves(tree)), shutil.disk_usage(self.path).free
+        if free < 1.1 * needed + SPARE:
+            raise UserError(
+                f"{self.path}: a checkpoint takes {needed / 1e6:.0f} MB and the disk has {free / 1e6:.0f} MB left; free some "
+                "space and run the same command again"
+            )
+        self._step = step
+        items = ocp.args.Composite(tree=ocp.args.StandardSave(tree), notes=ocp.args.JsonSave(notes))
+        _one_line(self.path, lambda: self._manager.save(step, args=items))
+
+    def wait(self) -> None:
+        """Returns once what was saved is on disk; a failure to write comes to light here."""
+        _one_line(self.path, self._manager.wait_until_finished)
+
+    def _seal(self) -> None:
+        """Called by orbax when all files are written and before they get their final name."""
+        (partial,) = self.path.glob(f"{self._step}.*tmp*")
+        write_manifest(partial)
+
+    def __enter__(self) -> "Folder":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        try:
+            _one_line(self.path, self._manager.close)
+        except UserError:
+            if kind is None:  # what is under way already says more
+                raise
+
+
+def restore(path: Path, like: Any, damaged: Callable[[str], None] | None = None) -> tuple[Any, dict[str, Any]] | None:
+    """The newest checkpoint under `path` in the shapes, types and devices of `like`; None where there is none.
+
+    One that differs from its manifest is an error. With `damaged`, it is told of the damage instead, the checkpoint is
+    set aside under another name and the one before it is taken, if there is one.
+    """
+    for step in steps(path):
+        fault = find_fault(path / str(step))
+        if not fault:
+            return _load(path / str(step), like)
+        if damaged is None:
+            raise UserError(f"{path}/{step}: {fault}; copy it again from where it is whole, or train again")
+        damaged(f"{path}/{step} is damaged: {fault}; set aside as damaged-{step}")
+        os.replace(path / str(step), _free(path / f"damaged-{step}"))
+        if not steps(path):
+            raise UserError(
+                f"{path}: no good checkpoint is left; copy one back, or delete the folder to train from the start"
+            )
+    return None
+
+
+def steps(path: Path) -> list[int]:
+    """Of the checkpoints under `path`, newest first."""
+    return sorted((int(p.name) for p in path.glob("*") if p.name.isdecimal()), reverse=True)
+
+
+def _load(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+    with ocp.StandardCheckpointer() as reader:
+        try:
+            return reader.restore(path.absolute() / "tree", target), json.loads(
+                (path / "notes" / "metadata").read_bytes()
+            )
+        except (ValueError, KeyError, TypeError, OSError) as e:  # its bytes are those that were written
+            raise UserError(f"{path}: from another version or another network ({_short(e)}); train again") from e
+
+
+def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Records the SHA-256 of files under `folder`; of every one that is ever read, unless names are given."""
+    if names is None:
+        paths = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+        names = paths - {MANIFEST, *UNREAD}
+    content = {"format": FORMAT, "sha256": {name: _hash(folder / name) for name in sorted(names)}}
+    files.write_text(folder / MANIFEST, json.dumps(content, indent=1))
+
+
+def find_fault(folder: Path) -> str:
+    """What tells the files under `folder` from those of its manifest; nothing if they are the same."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        told = manifest["sha256"] if manifest["format"] == FORMAT else None
+    except FileNotFoundError:
+        return f"it has no {MANIFEST}, so nothing proves that it is whole"
+    except (ValueError, KeyError, TypeError):
+        told = None
+    if not isinstance(told, dict):
+        return f"{MANIFEST} is unreadable"
+    for name, digest in told.items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if _hash(folder / name) != digest:
+            return f"{name} differs from its recorded hash"
+    return ""
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _free(path: Path) -> Path:
+    """A sibling's name that is not in use."""
+    taken = [path, *(path.with_name(f"{path.name}.{i}") for i in range(1, 1000))]
+    return next(p for p in taken if not p.exists())
+
+
+def _one_line(path: Path, work: Callable[[], Any]) -> Any:
+    """Orbax's and TensorStore's errors run to pages; what a user can mend is in a few words of them."""
+    try:
+        return work()
+    except UserError:
+        raise
+    except Exception as e:
+        raise UserError(f"{path}: the checkpoint cannot be written ({_short(e)}); the last whole one stays") from e
+
+
+def _short(e: BaseException, length: int = 90) -> str:
+    """The system's words for what went wrong where there are some, or the beginning of the text."""
+    text = " ".join(str(e).split())
+    known = ("No space left on device", "Read-only file system", "Permission denied", "No such file or directory",
+             "Disk quota exceeded", "File too large", "Input/output error")  # fmt: skip
+    return next((words for words in known if words.lower() in text.lower()), text[:length]) or type(e).__name__
 
 
 def weights_hash(variables: Any) -> str:

@@ -2,8 +2,10 @@
 
 import difflib
 import hashlib
+import inspect
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
 from cxda_jax.methods.erm import bn, erm, erm_iid
 from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
 from cxda_jax.methods.sla import sla
+from cxda_jax.nets import attention
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.classifier import FEATURES, Classifier
 from cxda_jax.nets.cnn import PADDINGS, CNNHead, CNNTrunk
@@ -32,7 +35,7 @@ from cxda_jax.nets.context import ContextNet
 from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.nets.resnet import LinearHead, ResNetTrunk
 from cxda_jax.train import Schedule
-from cxda_jax.types import Array, Images, Method, UserError, Variables
+from cxda_jax.types import Array, Images, Method, UserError, Variables, brief
 
 Config = Mapping[str, Any]  # nested dicts of plain values, as in a run's config.json
 
@@ -59,8 +62,8 @@ READERS: dict[str, Callable[..., RawData]] = {  # raw files, for launch.prepare;
     "folder": folder.find,
 }
 BENCHMARKS: dict[str, Callable[[Config, Path], DomainStore]] = {
-    "glyphs": lambda c, data_dir: glyphs.open_glyphs(data_dir, **c["data"]),
-    "glyphs_c": lambda c, data_dir: glyphs_c.open_glyphs_c(data_dir, **c["data"]),
+    "glyphs": lambda c, data_dir: glyphs.open_glyphs(data_dir, **_data(c, glyphs.open_glyphs)),
+    "glyphs_c": lambda c, data_dir: glyphs_c.open_glyphs_c(data_dir, **_data(c, glyphs_c.open_glyphs_c)),
     **{name: lambda c, data_dir: open_prepared(c, data_dir) for name in READERS},
 }
 NETS: dict[str, Callable[..., tuple[Any, Any]]] = {  # (net's config, classes, options of the trunk) -> trunk and head
@@ -69,11 +72,36 @@ NETS: dict[str, Callable[..., tuple[Any, Any]]] = {  # (net's config, classes, o
         CNNHead(num_classes, dtype=_dtype(c["dtype"])),
     ),
     "resnet50": lambda c, num_classes, **options: (
-        ResNetTrunk(stages=tuple(c["stages"]), dtype=_dtype(c["dtype"]), **options),
+        ResNetTrunk(stages=_stages(c["stages"]), dtype=_dtype(c["dtype"]), **options),
         LinearHead(num_classes, _dtype(c["dtype"])),
     ),
 }
+SMALLEST = {"arm": 16, "same": 4}  # pixels a side, below which nothing of an image is left at the end of the cnn
 SELECTORS = ("mean", "worst_decile")
+# What counts may be, whatever the method. More would not be refused later: it would take all memory, or forever.
+LIMITS = {
+    "seed": (0, 2**32 - 1),  # of more bits jax sees the last 32
+    "net.width": (1, 8192),
+    "cml.width": (1, 8192),
+    "sla.adapters": (1, 1000),
+    "finetune.steps": (1, 10_000),
+    "cotta.copies": (1, 10_000),
+    "episode.num_domains": (1, 10_000),
+    "episode.per_domain": (1, 10_000),
+    "episode.num_query": (1, 10_000),
+    "train.epochs": (0, 100_000),
+    "train.steps": (0, 2**31 - 1),
+    "train.tasks_per_step": (1, 10_000),
+    "train.steps_per_call": (0, 10_000),
+    "train.log_every": (1, 2**31 - 1),
+    "train.save_every": (1, 2**31 - 1),
+    "evaluation.every_epochs": (0, 100_000),
+    "evaluation.every_steps": (0, 2**31 - 1),
+    "evaluation.val_tasks": (1, 1_000_000),
+    "evaluation.test_tasks": (1, 1_000_000),
+    "evaluation.seed": (0, 2**32 - 1),
+    "evaluation.per_call": (0, 10_000),
+}
 CALIBRATION_IMAGES = 2000
 
 
@@ -113,6 +141,7 @@ def build(config: Config, data_dir: str | Path, splits: Sequence[str] = SPLITS) 
 
 def build_on(config: Config, store: DomainStore, splits: Sequence[str] = SPLITS) -> Experiment:
     """The same on a store at hand, whatever data the config names."""
+    check_numbers(config)
     method = build_method(config, store)
     spec = episode_spec(config)
     train_spec = mixed_spec(spec) if method.trains_mixed else spec
@@ -121,13 +150,9 @@ def build_on(config: Config, store: DomainStore, splits: Sequence[str] = SPLITS)
     weak = augment.Weak(**config["augment"])
     augment.check(weak)
     _choice("evaluation.select", config["evaluation"]["select"], SELECTORS)
-    for field in ("val_tasks", "test_tasks"):
-        _positive(config["evaluation"], field, "evaluation.")
     schedule = make_schedule(config, store)
     source = lookup("train.source", config["train"]["source"], SOURCES)(store)
     tasks, domains, seed = schedule.tasks_per_step, store.domains("train"), config["seed"]
-    if seed < 0 or config["evaluation"]["seed"] < 0:
-        raise UserError(f"seed={seed}, evaluation.seed={config['evaluation']['seed']}: seeds must not be negative")
     return Experiment(
         config=config,
         store=store,
@@ -150,13 +175,43 @@ def open_data(config: Config, data_dir: str | Path) -> DomainStore:
 
 def open_prepared(config: Config, data_dir: Path) -> DomainStore:
     """What launch.prepare made."""
-    name, benchmark = config["data"]["name"], config["benchmark"]
-    if not (data_dir / name / "store.json").exists():
+    name, benchmark = config["data"].get("name"), config["benchmark"]
+    if not isinstance(name, str):
+        raise UserError(f"data.name={brief(repr(name))}: expected a folder in --data_dir, such as {benchmark!r}")
+    if not os.path.exists(data_dir / name / "store.json"):  # Path's own raises where a name is too long
         raise UserError(
-            f"{data_dir / name}: no prepared data; python -m launch.prepare --benchmark={benchmark} --raw_dir=DIR"
-            + (f" --name={name}" if name != benchmark else "")
+            f"{data_dir / brief(name, 30)}: no prepared data; python -m launch.prepare --benchmark={benchmark} --raw_dir=DIR"
+            + (f" --name={brief(name, 30)}" if name != benchmark else "")
         )
     return open_store(data_dir / name)
+
+
+def _data(config: Config, make: Callable[..., DomainStore]) -> Config:
+    """The data's fields, as `make` takes them."""
+    known = {k: p.default for k, p in inspect.signature(make).parameters.items() if p.default is not p.empty}
+    for name, value in config["data"].items():
+        if name not in known:
+            raise UserError(f"data.{brief(name)}: {config['benchmark']} has no such field; fields: {', '.join(known)}")
+        many = isinstance(known[name], tuple)
+        if isinstance(value, list | tuple) != many or not all(type(n) is int for n in (value if many else [value])):
+            raise UserError(f"data.{name}={brief(repr(value))}: expected {known[name]!r} or the like")
+    return config["data"]
+
+
+def check_numbers(config: Config) -> None:
+    """Raises a UserError for a count outside its LIMITS, and for an optimizer that cannot work."""
+    for name, (low, high) in LIMITS.items():
+        group, _, field = name.rpartition(".")
+        value = (config[group] if group else config)[field]
+        if not low <= value <= high:
+            raise UserError(f"{name}={value} must be at {f'least {low}' if value < low else f'most {high}'}")
+    rate, momentum, decay = (config["optimizer"][field] for field in ("learning_rate", "momentum", "weight_decay"))
+    if not 0 < rate < math.inf:
+        raise UserError(f"optimizer.learning_rate={rate} must be a finite number above 0")
+    if not 0 <= momentum < 1:
+        raise UserError(f"optimizer.momentum={momentum} must be a number from 0 to below 1")
+    if not 0 <= decay < math.inf:
+        raise UserError(f"optimizer.weight_decay={decay} must be a finite number, 0 or more")
 
 
 def build_method(config: Config, store: DomainStore) -> Method:
@@ -169,13 +224,21 @@ def start_from_weights(config: Config, variables: Variables) -> Variables:
     if not path:
         return variables
     if config["net"]["name"] != "resnet50":
-        raise UserError(f"net.weights={path}: only resnet50 starts from a file; net.name={config['net']['name']!r}")
+        raise UserError(
+            f"net.weights={brief(path)}: only resnet50 starts from a file; net.name={config['net']['name']!r}"
+        )
     return convert(read_weights(Path(path)), variables, tuple(config["net"]["dont_load"]))
 
 
 def build_net(config: Config, store: DomainStore, **options: Any) -> Classifier:
     """The benchmark's network; `options` go to its trunk."""
     trunk, head = lookup("net.name", config["net"]["name"], NETS)(config["net"], store.num_classes, **options)
+    padding, (height, width) = config["net"]["padding"], store.images.shape[1:3]
+    if config["net"]["name"] == "cnn" and min(height, width) < SMALLEST[padding]:
+        raise UserError(
+            f"net.padding={padding!r} takes images from {SMALLEST[padding]} pixels a side, those of "
+            f"{brief(store.info.name)} are {height}x{width}; 'same' takes them from {SMALLEST['same']}, resnet50 all"
+        )
     return Classifier(trunk, head, store.info.mean, store.info.std)
 
 
@@ -187,11 +250,10 @@ def build_attending_net(config: Config, store: DomainStore, features: str = "") 
     image = jax.ShapeDtypeStruct((1, *store.images.shape[1:]), jnp.float32)
     maps = jax.eval_shape(lambda x: net.trunk.init_with_output(jax.random.key(0), x)[0], image)
     options = {k: v for k, v in config["attention"].items() if k != "features"}
-    for field in ("heads", "ratio"):
-        _positive(options, field, "attention.")
     dim = math.prod(maps.shape[1:]) if features == "flat" else maps.shape[-1]
-    attention = CrossAttention(dim, dtype=_dtype(config["net"]["dtype"]), **options)
-    return net.clone(attention=attention, features=features)
+    attention.check(dim, options["heads"], options["ratio"], options["scale"])
+    attending = CrossAttention(dim, dtype=_dtype(config["net"]["dtype"]), **options)
+    return net.clone(attention=attending, features=features)
 
 
 def build_context_net(config: Config, store: DomainStore) -> Classifier:
@@ -214,7 +276,7 @@ def make_optimizer(
 def make_schedule(config: Config, store: DomainStore) -> Schedule:
     """Steps and intervals; an epoch is (training images // 100) episodes."""
     train, evaluation = config["train"], config["evaluation"]
-    tasks = _positive(train, "tasks_per_step", "train.")
+    tasks = train["tasks_per_step"]
     images = int(np.diff(store.offsets)[store.domains("train")].sum())
     epoch = images // 100 // tasks
     steps = train["steps"] or train["epochs"] * epoch
@@ -228,11 +290,6 @@ def make_schedule(config: Config, store: DomainStore) -> Schedule:
             f"evaluation.every_epochs={evaluation['every_epochs']} gives an interval of {every} steps; "
             "set evaluation.every_steps"
         )
-    for field in ("log_every", "save_every"):
-        _positive(train, field, "train.")
-    per_call = train["steps_per_call"]
-    if per_call < 0:
-        raise UserError(f"train.steps_per_call={per_call} must be at least 1; 0 chooses for the machine")
     return Schedule(
         steps,
         every,
@@ -240,7 +297,7 @@ def make_schedule(config: Config, store: DomainStore) -> Schedule:
         train["save_every"],
         tasks,
         train["tensorboard"],
-        per_call or _steps_per_call(),
+        train["steps_per_call"] or _steps_per_call(),
     )
 
 
@@ -275,7 +332,7 @@ def _adapters(options: Config) -> Config:
 def _tuning(config: Config) -> FineTuning:
     options = dict(config["finetune"])
     rate = options.pop("rate")
-    if not 0 <= rate < math.inf:
+    if not 0 <= rate * config["optimizer"]["learning_rate"] < math.inf:
         raise UserError(f"finetune.rate={rate} must be a finite share of optimizer.learning_rate, 0 or more")
     optimizer = config["optimizer"]
     return FineTuning(make_optimizer(**{**optimizer, "learning_rate": rate * optimizer["learning_rate"]}), **options)
@@ -293,7 +350,9 @@ def _choice(field: str, value: Any, allowed: Any) -> Any:
     if value not in allowed:
         near = difflib.get_close_matches(str(value), map(str, allowed), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"{field}={value!r} is unknown; {hint}choose from {', '.join(map(str, sorted(allowed)))}")
+        raise UserError(
+            f"{field}={brief(repr(value), 30)} is unknown; {hint}choose from {', '.join(map(str, sorted(allowed)))}"
+        )
     return value
 
 
@@ -301,6 +360,13 @@ def _positive(config: Config, field: str, prefix: str = "net.") -> int:
     if config[field] < 1:
         raise UserError(f"{prefix}{field}={config[field]} must be at least 1")
     return config[field]
+
+
+def _stages(stages: Sequence[int]) -> tuple[int, ...]:
+    """As many as ResNets have, and some."""
+    if not 1 <= len(stages) <= 6 or not all(1 <= blocks <= 100 for blocks in stages):
+        raise UserError(f"net.stages={brief(repr(tuple(stages)))}: give one to six counts of 1 to 100 blocks")
+    return tuple(stages)
 
 
 def _dtype(name: str) -> Any:

@@ -1,10 +1,12 @@
 """The one training loop: episodic meta-training with validation, checkpoints and exact resume.
 
 It knows no method, network or data set. Step t is a pure function of the state, the seed and t, so a run that is killed
-and started again ends with the parameters of the run that was not.
+and started again ends with the parameters of the run that was not. A step whose loss or gradients are not finite is not
+taken: the program leaves the state as it was, the run stops and says which episode it was.
 """
 
 import functools
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +18,13 @@ import numpy as np
 import optax
 from flax import struct
 
-from cxda_jax import augment, backend, checkpoints, cost
+from cxda_jax import augment, backend, checkpoints, cost, files
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.sources import Source, stack
 from cxda_jax.progress import Meter, MetricsFile
-from cxda_jax.types import Array, Episode, Images, Method, Variables
+from cxda_jax.types import Array, Episode, Images, Method, UserError, Variables
+
+NOT_FINITE = "nonfinite.json"
 
 
 class TrainState(struct.PyTreeNode):
@@ -29,6 +33,7 @@ class TrainState(struct.PyTreeNode):
     step: Array
     variables: Variables
     optimizer: Any
+    finite: Any = np.True_  # whether all losses and gradients were; after one that was not, nothing changes any more
 
 
 class Schedule(NamedTuple):
@@ -59,7 +64,7 @@ class Spent(NamedTuple):
 def init_state(method: Method, tx: optax.GradientTransformation, seed: int, example: Images) -> TrainState:
     """A fresh state; `example` gives the shape of the images."""
     variables = jax.jit(method.init)(jax.random.key(seed), example)  # eagerly, each layer would compile alone
-    return TrainState(jnp.zeros((), jnp.int32), variables, tx.init(variables["params"]))
+    return TrainState(jnp.zeros((), jnp.int32), variables, tx.init(variables["params"]), jnp.array(True))
 
 
 def train_step(
@@ -94,7 +99,9 @@ def train_step(
     params = optax.apply_updates(state.variables["params"], updates)
     stats = jax.tree.map(lambda s: s.mean(0), aux["batch_stats"])  # the only place where episodes' statistics meet
     accuracy = (aux["logits"].argmax(-1) == episodes.label).mean()
-    state = TrainState(state.step + 1, {"params": params, "batch_stats": stats}, optimizer)
+    finite = jax.tree.reduce(lambda found, x: found & jnp.isfinite(x).all(), (loss, grads), state.finite)
+    after = TrainState(state.step + 1, {"params": params, "batch_stats": stats}, optimizer, finite)
+    state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state.replace(finite=finite))
     return state, {"loss": loss, "accuracy": accuracy}
 
 
@@ -136,19 +143,18 @@ def train(
     validate: Callable[[Variables], float],
     workdir: Path,
     log: Callable[[str], None] = print,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Spent:
     """Trains from `state`, or from what workdir/last holds, and leaves the best variables in workdir/best.
 
     plan_of(step) gives the plans of a step's episodes; validate(variables) a score, larger is better, of which
-    ties keep the earlier. Progress goes to workdir/metrics.jsonl.
+    ties keep the earlier. Progress goes to workdir/metrics.jsonl. Once stopping() is true, it saves and returns.
     """
     entered = time.perf_counter()
-    best, seconds = {"score": -1.0, "step": 0}, 0.0
-    found = checkpoints.restore(workdir / "last", state)
-    if found:
-        state, best, seconds = found[0], found[1]["best"], found[1]["seconds"]
-        log(f"resumed from step {int(state.step)} of {schedule.steps}")
+    state, best, seconds = resume(workdir, state, log)
     step = start = int(state.step)
+    if start:
+        log(f"resumed from step {start} of {schedule.steps}")
     programs = {
         steps: backend.jit(
             functools.partial(train_call, method, tx, weak, source, steps),
@@ -163,8 +169,8 @@ def train(
     started: set[int] = set()
     with (
         MetricsFile(workdir / "metrics.jsonl", start, schedule.tensorboard) as metrics_file,
-        checkpoints.open_folder(workdir / "last") as last_folder,
-        checkpoints.open_folder(workdir / "best") as best_folder,
+        checkpoints.Folder(workdir / "last") as last_folder,
+        checkpoints.Folder(workdir / "best") as best_folder,
     ):
         meter, looping = Meter(start, schedule.steps), time.perf_counter()
         opened = looping - seconds
@@ -181,29 +187,46 @@ def train(
             step += count
             meter.add(measured)
             last = step == schedule.steps
-            if step % schedule.log_every == 0 or first or last:
+            validating = step % schedule.validate_every == 0 or last
+            saving_now = validating or step % schedule.save_every == 0
+            logging = step % schedule.log_every == 0 or first or last
+            stop = stopping()
+            if (saving_now or logging or stop) and not bool(state.finite):
+                last_folder.save(
+                    int(state.step), state.replace(finite=jnp.array(True)), {"best": best, "seconds": seconds}
+                )
+                raise _not_finite(int(state.step), plan_of, seed, workdir)
+            if logging:
                 metrics_file.write({"step": step} | meter.read(step, schedule.tasks_per_step))
                 log(meter.line())
-            validating = step % schedule.validate_every == 0 or last
+            if stop:
+                # Without the validation that is due here, resuming from here would not end as the whole run does.
+                if not validating:
+                    last_folder.save(step, state, {"best": best, "seconds": time.perf_counter() - opened})
+                break
             if validating:
                 began = time.perf_counter()
                 score = validate(state.variables)
                 validating_s += time.perf_counter() - began
                 if score > best["score"]:
                     best = {"score": score, "step": step}
-                    saving += _timed(checkpoints.save, best_folder, step, state.variables, best)
+                    saving += _timed(best_folder.save, step, state.variables, best)
                 seconds = time.perf_counter() - opened
                 metrics_file.write(
                     {"step": step, "val_score": score, "best_score": best["score"], "seconds": round(seconds, 2)}
                 )
-                log(f"step {step}  validation {score:.4f}  best {best['score']:.4f} at step {best['step']}")
+                weights = checkpoints.weights_hash(state.variables)[:12]
+                log(
+                    f"step {step}  validation {score:.4f}  best {best['score']:.4f} at step {best['step']}  weights {weights}"
+                )
+                saving += _timed(best_folder.wait)  # a state in last/ must never name a best that is not on disk
                 meter.exclude(time.perf_counter() - began)
-            if validating or step % schedule.save_every == 0:
+            if saving_now:
                 seconds = time.perf_counter() - opened
-                saving += _timed(checkpoints.save, last_folder, step, state, {"best": best, "seconds": seconds})
+                saving += _timed(last_folder.save, step, state, {"best": best, "seconds": seconds})
         jax.block_until_ready(state)
         stepping = time.perf_counter() - looping - starting - validating_s - saving
-        saving += _timed(last_folder.wait_until_finished) + _timed(best_folder.wait_until_finished)
+        saving += _timed(last_folder.wait)
     steps = step - start
     speed = (steps - sum(started)) / max(stepping, 1e-9)
     spent = Spent(steps, time.perf_counter() - entered, speed, waiting, validating_s, saving, 0.0, 0)
@@ -213,6 +236,30 @@ def train(
     lowered = programs[1].lower(state, source.resident, batch, key)
     arrays = [leaf for leaf in jax.tree.leaves(batch) if isinstance(leaf, np.ndarray)]
     return spent._replace(step_flops=cost.flops(lowered), step_bytes=sum(array.nbytes for array in arrays))
+
+
+def resume(
+    workdir: Path, fresh: TrainState, log: Callable[[str], None] = print
+) -> tuple[TrainState, dict[str, Any], float]:
+    """The newest good state of a run, its best validation score and the seconds spent so far; `fresh` if there is none."""
+    found = checkpoints.restore(workdir / "last", fresh, damaged=lambda text: log(f"warning: {text}"))
+    if not found:
+        return fresh, {"score": -1.0, "step": 0}, 0.0
+    state, notes = found
+    step = notes["best"]["step"]
+    fault = checkpoints.find_fault(workdir / "best" / str(step)) if step else ""
+    if fault:
+        raise UserError(f"{workdir}/best/{step}: {fault}; copy it back, or delete {workdir} to train again")
+    return state, notes["best"], notes["seconds"]
+
+
+def _not_finite(step: int, plan_of: Callable[[int], Plan], seed: int, workdir: Path) -> UserError:
+    plan = {name: np.asarray(rows).tolist() for name, rows in plan_of(step)._asdict().items()}
+    files.write_text(workdir / NOT_FINITE, json.dumps({"step": step, "seed": seed, "plan": plan}) + "\n")
+    return UserError(
+        f"step {step}: the loss or its gradients are not finite; the state before it is kept; the same command with "
+        f"--replay_step={step} shows its episode; a lower optimizer.learning_rate may help"
+    )
 
 
 def _timed(work: Callable[..., Any], *arguments: Any) -> float:

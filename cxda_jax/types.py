@@ -17,6 +17,12 @@ class UserError(ValueError):
     and the fix. Launchers print it without a traceback and exit with code 2."""
 
 
+def brief(text: str, most: int = 60) -> str:
+    """The text for a message of one line: of a long one the middle is left out."""
+    head = 2 * most // 3
+    return text if len(text) <= most else f"{text[:head]}...{text[head + 3 - most :]}"
+
+
 class Images(struct.PyTreeNode):
     """What a device may see. Batch axes come from vmap, never from signatures.
 

@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import errno
 import hashlib
 import json
 import os
@@ -9,7 +10,9 @@ import platform
 import runpy
 import stat
 import sys
+import textwrap
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,13 +21,20 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from cxda_jax.types import UserError
+from configs import common
+from cxda_jax import backend
+from cxda_jax.reading import reason
+from cxda_jax.types import UserError, brief
+from launch import stops
 
 _DEBUG = flags.DEFINE_bool("debug", False, "Show a traceback with errors.")
 DATA_DIR = flags.DEFINE_string(
     "data_dir",
     os.environ.get("CXDA_DATA_DIR") or str(Path.home() / ".cache" / "cxda_jax"),
     "Where generated and prepared data sets are kept.",
+)
+_DETERMINISTIC = flags.DEFINE_bool(
+    "deterministic", False, "On GPUs, give the same bits in every run, more slowly; CPUs always do."
 )
 _overrides: list[tuple[str, str]] = []
 
@@ -43,16 +53,23 @@ def run(main: Callable[[], None]) -> None:
 
     def guarded(_: Sequence[str]) -> None:
         if not _DEBUG.value:
-            logging.set_verbosity(logging.WARNING)  # orbax tells of every file it opens
+            logging.set_verbosity(logging.FATAL)  # orbax tells of every file it opens, and of a full disk in pages
+            sys.excepthook = _pass_over_orbax
+        if _DETERMINISTIC.value:
+            backend.make_deterministic()
+        stops.watch()
         try:
             main()
-        except UserError as e:
+        except (UserError, OSError) as e:
             if _DEBUG.value:
                 traceback.print_exc()
-            _fail(str(e))
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            sys.exit(130)
+            _fail(system_words(e) if isinstance(e, OSError) else str(e))
+        except stops.Stopped as e:
+            print(
+                f"stopped by {e.name}; nothing that was saved is lost, the same command goes on from there",
+                file=sys.stderr,
+            )
+            sys.exit(e.code)
 
     app.run(guarded, flags_parser=parse)
 
@@ -91,16 +108,25 @@ def _machine() -> str:
 def load_config(spec: str) -> ConfigDict:
     """Reads `file.py:variant` and applies the command line's --config.field=value overrides to it."""
     path, _, variant = spec.partition(":")
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         near = difflib.get_close_matches(path, [str(p) for p in Path("configs").glob("*.py")], n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else "run from the repository's root, or give the file's path"
-        raise UserError(f"--config={spec}: no file {path}; {hint}")
+        raise UserError(f"--config={brief(spec)}: no file {brief(path) or repr('')}; {hint}")
     try:
-        config = runpy.run_path(path)["get_config"](variant or None)
+        get_config = runpy.run_path(path).get("get_config")
+        config: Any = get_config(variant or None) if get_config else None
     except Exception as e:
         if _DEBUG.value:
             traceback.print_exc()
-        raise UserError(f"--config={spec}: {e}") from e
+        # A ValueError is what a config says to the user; the others are slips in it.
+        what = reason(e, 120) if isinstance(e, ValueError) else f"{type(e).__name__}: {reason(e)}; --debug shows where"
+        raise UserError(f"--config={brief(spec)}: {what}") from e
+    if not get_config:
+        raise UserError(f"--config={brief(spec)}: defines no get_config(argument); see configs/glyphs.py")
+    lacking = [k for k in common.default() if not isinstance(config, ConfigDict) or k not in config]
+    if lacking:
+        found = f"a config without {lacking[0]}" if isinstance(config, ConfigDict) else f"a {type(config).__name__}"
+        raise UserError(f"--config={brief(spec)}: get_config() returns {found}; start from configs.common.default()")
     for name, text in _overrides:
         override(config, name, text)
     return config
@@ -116,7 +142,7 @@ def overrides(allowed: Sequence[str]) -> list[tuple[str, str]]:
     for name, _ in _overrides:
         if name.partition(".")[0] not in allowed:
             can = ", ".join(allowed) or "no field"
-            raise UserError(f"--config.{name}: a trained run fixes it; this command can change {can}")
+            raise UserError(f"--config.{brief(name)}: a trained run fixes it; this command can change {can}")
     return list(_overrides)
 
 
@@ -128,10 +154,13 @@ def override(config: ConfigDict, name: str, text: str) -> None:
         if not isinstance(node, ConfigDict) or part not in node:
             at = ".".join(["config", *parts[:depth]])
             if not isinstance(node, ConfigDict):
-                raise UserError(f"--config.{name}: {at} is a single value, it has no field {part!r}")
+                raise UserError(
+                    f"--config.{brief(name)}: {at} is a single value, it has no field {brief(repr(part), 30)}"
+                )
             near = difflib.get_close_matches(part, list(node), n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UserError(f"--config.{name}: {at} has no field {part!r}; {hint}fields: {', '.join(sorted(node))}")
+            hint = f"did you mean {near[0]!r}?" if near else f"fields: {', '.join(sorted(node))}"
+            message = f"--config.{brief(name)}: {at} has no field {brief(repr(part), 30)}; {hint}"
+            raise UserError(textwrap.shorten(message, 200, placeholder=" ..."))
         parent, node = node, node[part]
     if isinstance(node, ConfigDict):
         raise UserError(f"--config.{name} is a group; set one of its fields: {', '.join(sorted(node))}")
@@ -144,13 +173,26 @@ def _read(name: str, text: str, present: Any) -> Any:
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if kind is tuple:
-            value = ast.literal_eval(text)
+            value = _literal(text)
             if not isinstance(value, tuple) or {type(v) for v in value} - {type(p) for p in present}:
                 raise ValueError
-            return value
-        return kind(text)
+        else:
+            value = kind(text)
+        # Of numbers, those that JSON gives back and 64 bits hold: not nan either.
+        if not all(abs(v) < 2**63 for v in (value if kind is tuple else [value]) if isinstance(v, int | float)):
+            raise ValueError
+        return value
     except (KeyError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise UserError(f"--config.{name}={text[:60]}: expected a {kind.__name__} such as {present!r}") from None
+        what = "finite float" if kind is float else kind.__name__
+        raise UserError(f"--config.{name}={brief(text)}: expected a {what} such as {present!r}") from None
+
+
+def _literal(text: str) -> Any:
+    if len(text) > 1000:  # no tuple of settings is; the parser's memory and stack would be the limit
+        raise ValueError
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "\\d" and the like; a message is one line
+        return ast.literal_eval(text)
 
 
 def _take_overrides(argv: Sequence[str]) -> list[str]:
@@ -165,9 +207,27 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
         name, equals, text = stem.removeprefix("config.").partition("=")
         text = text if equals else next(arguments, None)
         if text is None:
-            raise UserError(f"--config.{name} has no value; write --config.{name}=VALUE")
+            raise UserError(f"--config.{brief(name)} has no value; write --config.{brief(name)}=VALUE")
         _overrides.append((name, text))
     return rest
+
+
+def _pass_over_orbax(kind: type[BaseException], e: BaseException, trace: Any) -> None:
+    """Its writing threads, once one has failed, print this for each array; the failure itself is raised where it is waited for."""
+    if str(e) != "Event loop is closed":
+        sys.__excepthook__(kind, e, trace)
+
+
+def system_words(e: OSError) -> str:
+    """A full disk, a folder without rights or one that vanished, in one line."""
+    fix = {
+        errno.ENOSPC: "free some space and run the same command again",
+        errno.EDQUOT: "free some space and run the same command again",
+        errno.EROFS: "choose a folder that can be written to",
+        errno.EACCES: "choose another folder, or change its rights",
+        errno.ENOENT: "it was there before, or its folder was; bring it back",
+    }
+    return f"{e.filename or 'a file'}: {e.strerror or e}; {fix.get(e.errno or 0, '--debug shows where')}"
 
 
 def _fail(message: str) -> NoReturn:

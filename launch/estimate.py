@@ -9,6 +9,7 @@ import jax
 
 from cxda_jax import backend, train
 from cxda_jax.experiment import Config, build
+from cxda_jax.reading import read_object
 from cxda_jax.types import UserError
 from launch.evaluate import compiled, device, reshaped, score
 from launch.study import Job, Study, is_done
@@ -20,7 +21,7 @@ START_S = 5.0  # of a process: imports and data
 def estimate(study: Study, jobs: list[Job], data_dir: str) -> Callable[[Job], float | None]:
     """Seconds of a job. What has been timed is kept in the study's speed.json."""
     kept = study.folder / "speed.json"
-    known: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    known: dict[str, Any] = read_object(kept, "delete it to time anew") if kept.exists() else {}
     speeds = known.setdefault(device(), {})
     methods = sorted({name for job in jobs if not is_done(study, job) for name in names_of(job)})
     for i, name in enumerate(methods):

@@ -18,9 +18,10 @@ compiled once for each method and shape; checkpoints are data. What fails is nam
 """
 
 import glob
+import hashlib
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,13 +32,24 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from configs import common
-from cxda_jax import __version__, backend, checkpoints, metrics
+from cxda_jax import __version__, artefact, backend, checkpoints, files, metrics
 from cxda_jax.analysis.attention import draw_attention
 from cxda_jax.data.episodes import Plan
 from cxda_jax.evaluate import Evaluator, TaskTable, compile_task, evaluate, time_task
-from cxda_jax.experiment import METHODS, Config, Experiment, build, build_method, config_hash, open_data
+from cxda_jax.experiment import (
+    BENCHMARKS,
+    METHODS,
+    Config,
+    Experiment,
+    build,
+    build_method,
+    config_hash,
+    lookup,
+    open_data,
+)
 from cxda_jax.progress import Counter
-from cxda_jax.types import Images, UserError, Variables
+from cxda_jax.reading import read_lines, read_object, require
+from cxda_jax.types import Images, UserError, Variables, brief
 from launch import cli
 
 RUNS = flags.DEFINE_list("runs", [], "Run directories: quoted patterns, such as 'runs/glyphs/*/*'.")
@@ -55,6 +67,10 @@ _SUPPORT_SIZE = flags.DEFINE_list("support_size", [], "Test with so many support
 _STEPS = flags.DEFINE_list("steps", [], "Test what fine-tunes with so many steps: 1,10.")
 _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's number unless given.", lower_bound=1)
 
+# Groups whose fields all go to the code that takes them.
+WHOLE = tuple(f".{name}" for name in (
+    "attention", "augment", "batch_norm", "cotta", "episode", "finetune", "optimizer", "sf_ocda", "sla", "strong",
+))  # fmt: skip
 # What --config.GROUP.FIELD may change here: all that a checkpoint does not depend on.
 CHANGEABLE = ("batch_norm", "cotta", "episode", "evaluation", "finetune", "sf_ocda", "strong")
 
@@ -92,6 +108,8 @@ def main() -> None:
     rows, scores, failures = [], {}, []
     kept: tuple[str, Experiment, Evaluator] | None = None
     jobs = find_jobs(find_runs(RUNS.value), _METHODS.value, cli.overrides(CHANGEABLE), asked_settings())
+    if AGAINST.value:
+        check_against(AGAINST.value, {job.label for job in jobs})  # now, not when all is tested
     for job in jobs:
         # Jobs that differ in their seed alone share one compiled program.
         shape = config_hash({**job.config, "seed": 0})
@@ -100,7 +118,9 @@ def main() -> None:
                 experiment = build(job.config, cli.DATA_DIR.value, splits=("test",))
                 kept = (shape, experiment, compiled(experiment))
             experiment = kept[1]._replace(config=job.config)
-            rows.append(evaluate_run(job, experiment, kept[2], _NUM_TASKS.value))
+            job.folder.mkdir(exist_ok=True)
+            with files.locked(job.folder):
+                rows.append(evaluate_run(job, experiment, kept[2], _NUM_TASKS.value))
         except UserError as e:
             if len(jobs) == 1:
                 raise
@@ -151,7 +171,7 @@ def find_jobs(
     """One job for each run, method that can be tested on it and setting; those of equal programs are neighbours."""
     for name in methods:
         if name not in METHODS and name != "all":
-            raise UserError(f"--methods={name}: no such method; choose from all, {', '.join(METHODS)}")
+            raise UserError(f"--methods={brief(name, 30)}: no such method; choose from all, {', '.join(METHODS)}")
     jobs, stores = [], {}
     for run in runs:
         stored = read_config(run)
@@ -193,7 +213,7 @@ def find_runs(patterns: Sequence[str]) -> list[Path]:
         matches = [Path(p) for p in sorted(glob.glob(pattern))]
         runs = [p for p in matches if (p / "config.json").exists()]
         if not runs:
-            what = f"{len(matches)} paths match but none holds a config.json" if matches else "nothing matches"
+            what = "nothing that matches holds a config.json" if matches else "nothing matches"
             raise UserError(f"--runs={pattern}: {what}; name run directories that launch.train made")
         found += [run for run in runs if run not in found]
     return found
@@ -201,11 +221,35 @@ def find_runs(patterns: Sequence[str]) -> list[Path]:
 
 def read_config(workdir: Path) -> Config:
     """The run's config; fields younger than the run have their defaults."""
-    try:
-        stored = json.loads((workdir / "config.json").read_text())
-    except ValueError as e:
-        raise UserError(f"{workdir}/config.json is not valid JSON ({e}); restore it or train again") from None
-    return with_defaults(stored, common.default().to_dict())
+    path, fix = workdir / "config.json", "restore it or train again"
+    stored = read_object(path, fix)
+    require(stored, {"method": str, "benchmark": str, "seed": int, "data": dict}, f"{path}", fix)
+    lookup(f"{path}: method", stored["method"], METHODS)
+    lookup(f"{path}: benchmark", stored["benchmark"], BENCHMARKS)
+    defaults = common.default().to_dict()
+    check_kinds(stored, defaults, f"{path}: config", fix)
+    return with_defaults(stored, defaults)
+
+
+def check_kinds(config: Config, defaults: Config, where: str, fix: str) -> None:
+    """Raises a UserError unless each field of `config` that has a default is of the default's kind."""
+    unknown = [name for name in config if name not in defaults] if where.endswith(WHOLE) else []
+    if unknown:
+        raise UserError(f"{where}.{brief(unknown[0], 40)}: this version has no such field; {fix}")
+    for name, default in defaults.items():
+        value, at = config.get(name, default), f"{where}.{name}"
+        if not _fits(value, default):
+            like = "a group of fields" if isinstance(default, dict) else f"{default!r} or the like"
+            raise UserError(f"{at}={brief(repr(value), 40)}: expected {like}; {fix}")
+        if isinstance(default, dict):
+            check_kinds(value, default, at, fix)
+
+
+def _fits(value: Any, default: Any) -> bool:
+    """Whether a value that JSON has held is of the default's kind."""
+    if isinstance(default, tuple):
+        return isinstance(value, list | tuple) and all(type(v) is type(default[0]) for v in value)
+    return type(value) in (int, float) if isinstance(default, float) else type(value) is type(default)
 
 
 def with_defaults(config: Config, defaults: Config) -> dict[str, Any]:
@@ -238,11 +282,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Tests the job's method on its run's best checkpoint; writes and returns its results row."""
     config, method = job.config, experiment.method
-    like = jax.eval_shape(method.init, jax.random.key(0), experiment.example)
-    found = checkpoints.restore(job.run / "best", like)
-    if found is None:
-        raise UserError(f"{job.run}: no checkpoint in best/; train it: python -m launch.train ... --workdir={job.run}")
-    variables, notes = found
+    variables, notes = restore_best(job, experiment)
     weights_hash = checkpoints.weights_hash(variables)
     if method.calibrate:
         variables = backend.jit(method.calibrate)(variables, experiment.calibration_images())
@@ -280,17 +320,30 @@ def evaluate_run(
         "device": device(),
         "package": __version__,
     }
-    job.folder.mkdir(exist_ok=True)
     arrays: dict[str, Any] = {**plan._asdict(), "predictions": tasks.predictions, "labels": tasks.labels, **tasks.also}
-    np.savez_compressed(job.folder / "predictions.npz", **arrays)
-    (job.folder / "result.json").write_text(json.dumps(row, indent=1) + "\n")
+    row["predictions_sha256"] = write_arrays(job.folder / "predictions.npz", arrays)
+    files.write_text(job.folder / "result.json", json.dumps(row, indent=1) + "\n")
     if evaluator.attention and not job.setting:
         names, classes = experiment.store.domain_names, experiment.store.info.class_names
         adapted = evaluator.adapt(variables, episode.support, jax.random.key(0))
         answers, weights = (np.asarray(f(adapted, episode.query)) for f in (evaluator.predict, evaluator.attention))
-        draw_attention(job.folder / "attention.png", episode, answers, weights, names, classes)
+        files.write_whole(
+            job.folder / "attention.png",
+            lambda partial: draw_attention(partial, episode, answers, weights, names, classes),
+        )
         keep_attention(job.folder / "attention.npz", experiment, evaluator, variables, plan)
     return row
+
+
+def restore_best(job: Job, experiment: Experiment) -> tuple[Variables, dict[str, Any]]:
+    """The variables that validated best, and what is known of them: from a run's best/, or from a model's files."""
+    like = jax.eval_shape(experiment.method.init, jax.random.key(0), experiment.example)
+    found = checkpoints.restore(job.run / "best", like)
+    if found is None and artefact.is_model(job.run):
+        found = artefact.read_model(job.run, like)
+    if found is None:
+        raise UserError(f"{job.run}: no checkpoint in best/; train it: python -m launch.train ... --workdir={job.run}")
+    return found
 
 
 def keep_attention(path: Path, experiment: Experiment, evaluator: Evaluator, variables: Variables, plan: Plan) -> None:
@@ -310,7 +363,13 @@ def keep_attention(path: Path, experiment: Experiment, evaluator: Evaluator, var
         "support_domain": domains[plan.support[:count]],
         "query_domain": domains[plan.query[:count]],
     }
-    np.savez_compressed(path, weights=np.stack(weights), **arrays)
+    write_arrays(path, {"weights": np.stack(weights), **arrays})
+
+
+def write_arrays(path: Path, arrays: dict[str, Any]) -> str:
+    """Writes a .npz file and returns its SHA-256."""
+    files.write_whole(path, lambda partial: np.savez_compressed(partial, **arrays))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def averages(scores: np.ndarray) -> dict[str, float]:
@@ -323,10 +382,15 @@ def stored_scores(workdir: Path, row: dict[str, Any]) -> np.ndarray:
         return metrics.scores(row["metric"], stored["predictions"], stored["labels"])
 
 
+def check_against(against: str, labels: Collection[str]) -> None:
+    if against not in labels:
+        known = brief(", ".join(sorted(labels)), 100)
+        raise UserError(f"--against={brief(against, 30)}: no such method among the runs; choose from {known}")
+
+
 def comparison(scores: dict[str, dict[int, np.ndarray]], against: str) -> str:
     """Each method's mean score minus that of `against`, over the seeds that both have and the tasks all share."""
-    if against not in scores:
-        raise UserError(f"--against={against}: no such method among the runs; choose from {', '.join(sorted(scores))}")
+    check_against(against, scores)
     lines = ["paired differences, 95 % bootstrap interval over the shared tasks:"]
     for method, found in scores.items():
         seeds = sorted(found.keys() & scores[against].keys())
@@ -344,7 +408,7 @@ def training_minutes(workdir: Path) -> float | None:
     path = workdir / "metrics.jsonl"
     if not path.exists():
         return None
-    return max((json.loads(line).get("seconds", 0.0) for line in path.read_text().splitlines()), default=0.0) / 60
+    return max((line.get("seconds", 0.0) for line in read_lines(path)), default=0.0) / 60
 
 
 def _first(experiment: Experiment) -> Any:

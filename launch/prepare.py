@@ -7,7 +7,8 @@ python -m launch.prepare --benchmark=tiny_imagenet_c --raw_dir=DOWNLOADS --regen
 python -m launch.prepare --benchmark=iwildcam --raw_dir=DOWNLOADS --size=112
 python -m launch.prepare --benchmark=folder --raw_dir=MY_IMAGES --name=mine --size=64
 
---raw_dir holds the extracted downloads:
+--raw_dir holds the downloads. An archive in it that is named as a missing folder (femnist.zip, CIFAR-10-C.tar) is extracted
+beside itself; one with links, with names that lead out of its folder, or that unpacks to far too much is refused.
   femnist           femnist/{train,val,test}/*.json, as LEAF writes them
   cifar_c           CIFAR-10-C/*.npy and CIFAR-10-C-new/{train,val}/*.npy
                     --regenerate: cifar-10-batches-bin/ in place of CIFAR-10-C-new
@@ -21,28 +22,36 @@ The result is written to --data_dir/--name under another name and renamed when w
 never taken for data. Beside it, sheet.png shows some images of some domains. A card of the splits comes last: domains,
 images, classes, hash, and the paper's counts. Results on regenerated domains are not comparable with the paper's; every
 result row says so.
+
+--download first fetches into --raw_dir what PUBLISHED below lists and is not there yet, resumes what was cut short, and checks
+sizes and hashes. For a benchmark that is not listed it says where its files come from.
 """
 
 import inspect
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
 
 from cxda_jax.analysis.sheet import draw_sheet
-from cxda_jax.data.raw import Check, RawData, cores, read_pieces
+from cxda_jax.data.archives import extract, fetch
+from cxda_jax.data.raw import Check, Packed, RawData, cores, read_pieces
 from cxda_jax.data.store import SPLITS, DomainStore, open_store, write_store
 from cxda_jax.experiment import READERS, lookup
+from cxda_jax.files import locked
 from cxda_jax.progress import Counter, duration
+from cxda_jax.reading import reason
 from cxda_jax.types import UserError
 from launch import cli
 
 _BENCHMARK = flags.DEFINE_string("benchmark", None, f"One of {', '.join(READERS)}.", required=True)
 flags.adopt_module_key_flags(cli)
-_RAW_DIR = flags.DEFINE_string("raw_dir", None, "Where the extracted downloads are.", required=True)
+_RAW_DIR = flags.DEFINE_string("raw_dir", None, "Where the downloads are.", required=True)
 _NAME = flags.DEFINE_string("name", None, "Folder in --data_dir, config.data.name; the benchmark's name unless given.")
+_DOWNLOAD = flags.DEFINE_bool("download", False, "First fetch the published files that --raw_dir lacks.")
 _STRICT = flags.DEFINE_bool("strict", False, "Refuse raw files whose counts are not the paper's.")
 _WORKERS = flags.DEFINE_integer("workers", cores(), "Threads that read and decode.", lower_bound=1)
 _OPTIONS = [
@@ -57,6 +66,44 @@ _OPTIONS = [
 ]
 
 
+class Download(NamedTuple):
+    """A published archive: the folder that it becomes, its name in --raw_dir and, where they are published, its size in
+    bytes and its hash, "sha256:..." or "md5:..."."""
+
+    folder: str
+    file: str
+    url: str
+    size: int | None = None
+    digest: str | None = None
+
+
+# By benchmark. Only what a publisher states may stand here: these are tensorflow-datasets' addresses, sizes and hashes.
+PUBLISHED: dict[str, tuple[Download, ...]] = {
+    "cifar_c": (
+        Download(
+            "CIFAR-10-C",
+            "CIFAR-10-C.tar",
+            "https://zenodo.org/record/2535967/files/CIFAR-10-C.tar",
+            2918471680,
+            "sha256:c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
+        ),
+        Download(
+            "cifar-10-batches-bin",
+            "cifar-10-binary.tar.gz",
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            170052171,
+            "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        ),
+    ),
+}
+BY_HAND = {
+    "femnist": "ARM's README links its split; fetch it by hand into --raw_dir as femnist.zip",
+    "tiny_imagenet_c": "fetch Tiny-ImageNet-C.tar (Zenodo), Tiny-ImageNet-C-new (ARM's README) by hand into --raw_dir",
+    "iwildcam": "pip install 'cxda_jax[wilds]'; wilds.get_dataset('iwildcam', download=True, root_dir=RAW_DIR) in Python",
+    "folder": "these are your own images; there is nothing to download",
+}
+
+
 def main() -> None:
     find = lookup("--benchmark", _BENCHMARK.value, READERS)
     options = {flag.name: flag.value for flag in _OPTIONS if flag.value is not None}
@@ -68,7 +115,10 @@ def main() -> None:
         print(card(open_store(target), []))
         print(f"{target} is there already; delete it to prepare it again")
         return
-    raw = find(Path(_RAW_DIR.value).expanduser(), **options)
+    raw_dir = Path(_RAW_DIR.value).expanduser()
+    if _DOWNLOAD.value:
+        download(_BENCHMARK.value, raw_dir)
+    raw = unpacked(lambda: find(raw_dir, **options))
     for warning in raw.warnings:
         print(f"warning: {warning}", flush=True)
     if _STRICT.value:
@@ -78,6 +128,30 @@ def main() -> None:
     draw_sheet(store, target / "sheet.png", [d for split in SPLITS for d in some(store.domains(split))])
     print(card(store, raw.checks))
     print(f"{target}/sheet.png shows some of it")
+
+
+def download(benchmark: str, raw_dir: Path) -> None:
+    if benchmark not in PUBLISHED:
+        raise UserError(f"--download: no address of {benchmark} is known; {BY_HAND[benchmark]}")
+    try:
+        raw_dir.mkdir(parents=True, exist_ok=True)
+        with locked(raw_dir):  # two that append to the same file would spoil it
+            for folder, file, url, size, digest in PUBLISHED[benchmark]:
+                if not (raw_dir / folder).is_dir():
+                    print(f"{raw_dir / file}: fetching {url}", flush=True)
+                    fetch(url, raw_dir / file, size, digest)
+    except OSError as e:
+        raise UserError(f"--raw_dir={raw_dir}: {reason(e)}; give a folder that can be written to") from None
+
+
+def unpacked(find: Callable[[], RawData]) -> RawData:
+    """What a reader finds, once the archives that it meets are extracted."""
+    while True:
+        try:
+            return find()
+        except Packed as e:
+            print(f"{e.archive}: extracting to {e.folder}", flush=True)
+            extract(e.archive, e.folder)
 
 
 def prepare(raw: RawData, target: Path, workers: int) -> None:

@@ -144,10 +144,19 @@ def sights(results: Sequence[Result], benchmark: str, data_dir: str) -> tuple[li
             kept, store = result.stored("attention"), open_data(result.config, data_dir)
             if store.sha256 != result.row["data_hash"]:
                 raise UserError(f"the data in --data_dir={data_dir} is not what it was tested on")
-            found.append(Sight(result, store, **kept))
+            found.append(checked(Sight(result, store, **kept)))
         except (UserError, OSError, ValueError, KeyError, TypeError, EOFError) as e:
             faults.append(f"{result.folder}: no attention shown ({e})")
     return found, faults
+
+
+def checked(sight: Sight) -> Sight:
+    """The same, of which the arrays fit each other and the data."""
+    shape, domains = sight.weights.shape, len(sight.store.domain_names)
+    fits = len(shape) == 4 and sight.query_domain.shape == shape[:2] and sight.support_domain.shape == shape[::3]
+    if not fits or not all((d >= 0).all() and (d < domains).all() for d in (sight.support_domain, sight.query_domain)):
+        raise UserError(f"attention.npz: weights {shape} and its domains do not fit; evaluate again")
+    return sight
 
 
 def explored(sight: Sight, results: Iterable[Result], count: int) -> list[Attended]:

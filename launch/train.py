@@ -4,10 +4,13 @@ python -m launch.train --config=configs/glyphs.py:cxda --workdir=runs/glyphs/cxd
 python -m launch.train --config=configs/glyphs.py:bn --config.seed=1 --workdir=runs/glyphs/bn/1
 python -m launch.train --config=configs/glyphs.py:cxda,smoke --workdir=runs/smoke
 
-The same command again resumes a run that was stopped, exactly. The workdir then holds:
+The same command again resumes a run that was stopped, exactly. SIGTERM and Ctrl-C save and stop; a second one stops at
+once. Where a loss is not finite the run stops before it does harm; --replay_step=N shows the episode of any step. The
+workdir then holds:
   config.json      the resolved config; evaluation rebuilds everything from it
   metrics.jsonl    loss, accuracy, episodes/s, data_wait_ms; validation scores
-  last/ best/      checkpoints: the newest state, and the weights that validated best
+  last/ best/      checkpoints: the newest state, and the weights that validated best, with SHA-256 hashes
+  model/           the best weights alone: weights.safetensors, config.json, manifest.json; launch.evaluate takes it too
   result.json      Avg, W10% and ms/task on the test tasks
   predictions.npz  plans, labels and predictions of every test task
   attention.png    a query and what it attends to
@@ -16,23 +19,30 @@ The same command again resumes a run that was stopped, exactly. The workdir then
 Compiled programs are kept in ~/.cache/cxda_jax/compiled, or where $JAX_COMPILATION_CACHE_DIR says.
 """
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from absl import flags
 
-from cxda_jax import backend, cost, train
-from cxda_jax.experiment import Config, Experiment, build, start_from_weights
+from cxda_jax import artefact, backend, cost, files, train
+from cxda_jax.analysis.sheet import draw_strips
+from cxda_jax.experiment import Config, Experiment, build, config_hash, start_from_weights
 from cxda_jax.progress import duration
 from cxda_jax.types import UserError, Variables
-from launch import cli
-from launch.evaluate import Job, compiled, device, evaluate_run, read_config, score, table
+from launch import cli, stops
+from launch.evaluate import Job, compiled, device, evaluate_run, read_config, restore_best, score, table
 
 _CONFIG = flags.DEFINE_string("config", None, "configs/NAME.py:METHOD[,smoke]", required=True)
 flags.adopt_module_key_flags(cli)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept.", required=True)
+_REPLAY = flags.DEFINE_integer(
+    "replay_step", None, "Train nothing: show the episode of this step, and its loss under the run's newest state.",
+    lower_bound=0,
+)  # fmt: skip
 
 
 def main() -> None:
@@ -48,33 +58,82 @@ def main() -> None:
             f"method {method.name!r} starts from the runs of {method.trains_as!r} and trains nothing; train that, then "
             f"python -m launch.evaluate --runs=... --methods={method.name}"
         )
-    claim(workdir, config)
+    state = train.init_state(method, experiment.optimizer, config["seed"], experiment.example)
+    state = state.replace(variables=start_from_weights(config, state.variables))
+    make_workdir(workdir)
+    with files.locked(workdir):
+        claim(workdir, config)
+        if _REPLAY.value is None:
+            run(experiment, state, workdir, compilations)
+        else:
+            print(replay(experiment, state, workdir, _REPLAY.value))
+
+
+def run(experiment: Experiment, state: train.TrainState, workdir: Path, compilations: cost.Compilations) -> None:
+    """Trains, keeps the best weights as files of their own, and tests them."""
+    config, method = experiment.config, experiment.method
     evaluator = compiled(experiment)
 
     def validate(variables: Variables) -> float:
-        tasks = score(experiment, evaluator, variables, "val", config["evaluation"]["val_tasks"])
+        with stops.let_go():
+            tasks = score(experiment, evaluator, variables, "val", config["evaluation"]["val_tasks"])
         return getattr(tasks, config["evaluation"]["select"])
 
     print(describe(experiment), flush=True)
-    state = train.init_state(method, experiment.optimizer, config["seed"], experiment.example)
-    spent = train.train(
-        method,
-        experiment.optimizer,
-        experiment.weak,
-        experiment.source,
-        experiment.train_plans,
-        state.replace(variables=start_from_weights(config, state.variables)),
-        config["seed"],
-        experiment.schedule,
-        validate,
-        workdir,
-        log=lambda line: print(line, flush=True),
-    )
+    with stops.hold() as stopping:
+        spent = train.train(
+            method,
+            experiment.optimizer,
+            experiment.weak,
+            experiment.source,
+            experiment.train_plans,
+            state,
+            config["seed"],
+            experiment.schedule,
+            validate,
+            workdir,
+            log=lambda line: print(line, flush=True),
+            stopping=stopping,
+        )
     if spent.steps:
         passport = describe_cost(spent, compilations, config["net"]["dtype"])
-        (workdir / "cost.json").write_text(json.dumps(passport, indent=1) + "\n")
+        files.write_text(workdir / "cost.json", json.dumps(passport, indent=1) + "\n")
         print(cost_line(passport), flush=True)
-    print(table([evaluate_run(Job(workdir, workdir, method.name, config), experiment, evaluator)]))
+    job = Job(workdir, workdir, method.name, config)
+    variables, notes = restore_best(job, experiment)
+    identity = {"config_hash": config_hash(config), "data_hash": experiment.store.sha256}
+    artefact.write_model(workdir / "model", variables, config, {**notes, **identity})
+    print(table([evaluate_run(job, experiment, evaluator)]))
+
+
+def replay(experiment: Experiment, fresh: train.TrainState, workdir: Path, step: int) -> str:
+    """Draws the episodes of a step and says what loss they have; trains nothing."""
+    if step >= experiment.schedule.steps:
+        raise UserError(f"--replay_step={step}: the run has {experiment.schedule.steps} steps, numbered from 0")
+    store, plan = experiment.store, experiment.train_plans(step)
+    state = train.resume(workdir, fresh)[0]
+    known, call = int(state.step), functools.partial(
+        train.train_call, experiment.method, experiment.optimizer, experiment.weak, experiment.source, 1
+    )  # fmt: skip
+    batch = next(iter(experiment.source.batches(experiment.train_plans, step, step + 1)))
+    after, measured = backend.jit(call)(
+        state.replace(step=jnp.asarray(step, jnp.int32)),
+        experiment.source.resident,
+        batch,
+        jax.random.key(experiment.config["seed"]),
+    )
+    strips, domains = [], store.row_domains()
+    for support, query in zip(*plan, strict=True):
+        for what, rows in (("support", support), ("query", query)):
+            for domain in dict.fromkeys(domains[rows].tolist()):
+                chosen = rows[domains[rows] == domain]
+                names = [store.info.class_names[label] for label in store.labels[chosen]]
+                strips.append((f"{what}, {store.domain_names[domain]}", store.images[chosen], names))
+    path = workdir / f"step{step}.png"
+    files.write_whole(path, lambda partial: draw_strips(partial, strips))
+    whose = "" if known == step else f", with the weights of step {known}"
+    finite = "" if bool(after.finite) else "; it or its gradients are NOT FINITE"
+    return f"step {step}: loss {float(measured['loss']):.6g}, accuracy {float(measured['accuracy']):.3f}{whose}{finite}; {path}"
 
 
 def describe_cost(spent: train.Spent, compilations: cost.Compilations, dtype: str) -> dict[str, Any]:
@@ -113,20 +172,25 @@ def cost_line(c: dict[str, Any]) -> str:
     )
 
 
+def make_workdir(workdir: Path) -> None:
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        files.write_text(workdir / ".writable", "")
+        (workdir / ".writable").unlink()
+    except OSError as e:
+        raise UserError(f"--workdir={workdir}: cannot be written ({e.strerror}); choose another") from None
+
+
 def claim(workdir: Path, config: Config) -> None:
     """Writes the config into a new workdir; an existing one must hold the same."""
     path = workdir / "config.json"
-    if path.exists():
-        for field, (old, new) in differences(read_config(workdir), config).items():
-            raise UserError(
-                f"--workdir={workdir} holds a run with {field}={old!r}, not {new!r}; choose another --workdir or delete it"
-            )
+    if not path.exists():
+        files.write_text(path, json.dumps(config, indent=1) + "\n")
         return
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(config, indent=1) + "\n")
-    except OSError as e:
-        raise UserError(f"--workdir={workdir}: cannot be written ({e.strerror}); choose another") from None
+    for field, (old, new) in differences(read_config(workdir), config).items():
+        raise UserError(
+            f"--workdir={workdir} holds a run with {field}={old!r}, not {new!r}; choose another --workdir or delete it"
+        )
 
 
 def differences(a: Config, b: Config, prefix: str = "config.") -> dict[str, tuple]:

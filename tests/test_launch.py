@@ -48,6 +48,7 @@ def test_a_run_leaves_what_it_promises(smoke):
     names = {p.name for p in (folder / "run").iterdir()}
     assert names == {
         "config.json", "metrics.jsonl", "last", "best", "result.json", "predictions.npz", "attention.png", "attention.npz", "cost.json",
+        "model", "lock",
     }  # fmt: skip
     row = json.loads((folder / "run" / "result.json").read_text())
     stored = np.load(folder / "run" / "predictions.npz", allow_pickle=False)

@@ -192,10 +192,13 @@ def test_what_holds_no_weights_is_refused(torch_resnet, tmp_path, capsys):
     (tmp_path / "cut.safetensors").write_bytes(data[:-4])
     (tmp_path / "page.safetensors").write_text("<html><body>not found</body></html>")
     (tmp_path / "empty.safetensors").write_bytes(b"")
-    for name in ("malice.pth", "raw.pth", "page.pth"):
+    for name in ("malice.pth", "raw.pth"):
         with pytest.raises(UserError, match="holds no plain weights"):
             read_weights(tmp_path / name)
-    for name in ("cut", "page", "empty"):
+    for name in ("page.pth", "page.safetensors"):
+        with pytest.raises(UserError, match=r"a web page \(HTML\), not the data"):
+            read_weights(tmp_path / name)
+    for name in ("cut", "empty"):
         with pytest.raises(UserError, match="not a safetensors file of weights"):
             read_weights(tmp_path / f"{name}.safetensors")
     for name, message in {"none.pth": "no such file", "malice.txt": ".txt is not .safetensors"}.items():

@@ -16,16 +16,23 @@ def write_result(folder, seed=0, label="cxda"):
     labels, predictions = rng.integers(0, 3, (2, 30, 5))
     scores = metrics.scores("accuracy", predictions, labels)
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"method": label, "seed": seed}))
+    (folder / "config.json").write_text(
+        json.dumps({"method": label, "seed": seed, "episode": {"num_domains": 5, "per_domain": 20}})
+    )
     row = {
-        "label": label,
+        **dict.fromkeys(("label", "method"), label),
+        **dict.fromkeys(("version", "benchmark", "device", "package"), "one"),
+        **dict.fromkeys(("config_hash", "weights_hash", "data_hash"), "c0ffee"),
+        **dict.fromkeys(("steps", "train_minutes", "task_ms", "adapt_ms", "predict_ms"), 1),
         "seed": seed,
         "metric": "accuracy",
         "avg": 100 * scores.mean(),
         "w10": 100 * np.sort(scores)[:3].mean(),
+        "num_tasks": 30,
     }
     (folder / "result.json").write_text(json.dumps(row))
-    np.savez_compressed(folder / "predictions.npz", labels=labels, predictions=predictions)
+    plans = dict.fromkeys(("support", "query"), np.zeros((30, 5), np.int32))
+    np.savez_compressed(folder / "predictions.npz", labels=labels, predictions=predictions, **plans)
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 1, "val_score": 0.5}\n')
     return scores
 
@@ -46,11 +53,11 @@ def test_results_are_read_with_their_scores(tmp_path):
     "spoil, message",
     [
         (lambda f: (f / "result.json").unlink(), "0: no result.json; evaluate it: python -m launch.evaluate --runs="),
-        (lambda f: (f / "result.json").write_text("{"), "0: not readable (Expecting property name"),
-        (lambda f: (f / "result.json").write_text("{}"), "0: not readable ('metric')"),
+        (lambda f: (f / "result.json").write_text("{"), "0/result.json: not readable as JSON (Expecting property name"),
+        (lambda f: (f / "result.json").write_text("{}"), "0/result.json: no 'method'; evaluate again: "),
         (lambda f: (f / "predictions.npz").unlink(), "0/predictions.npz: missing; evaluate again: "),
         (lambda f: (f / "predictions.npz").write_bytes((f / "predictions.npz").read_bytes()[:-90]), "0: not readable ("),
-        (lambda f: (f / "predictions.npz").write_bytes(b""), "0: not readable (No data left in file)"),
+        (lambda f: (f / "predictions.npz").write_bytes(b""), "0: not readable (predictions.npz: cut short, or no such file at all)"),
         (lambda f: (f / "config.json").unlink(), "0/config.json: missing; evaluate again: "),
         (lambda f: shutil.copy(f.parent / "1" / "predictions.npz", f), "0: not readable (avg is "),
     ],
@@ -68,4 +75,4 @@ def test_objects_among_predictions_are_not_loaded(tmp_path):
     write_result(tmp_path / "0")
     np.savez(tmp_path / "0" / "predictions.npz", labels=np.array([{}], object), predictions=np.zeros((1, 5)))
     results, faults = read_results(tmp_path.iterdir())
-    assert not results and "not readable (Object arrays cannot be loaded" in faults[0]
+    assert not results and "not readable (predictions.npz: Object arrays cannot be loaded" in faults[0]

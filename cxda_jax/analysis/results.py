@@ -4,7 +4,6 @@ A folder of results holds result.json (the row), predictions.npz (plans, labels,
 attend, attention.npz. What cannot be read, or contradicts itself, becomes a fault of one line, and the rest goes on.
 """
 
-import json
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,8 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cxda_jax import metrics
+from cxda_jax.reading import MAYBE, NUMBER, read_lines, read_object, reason, require
+from cxda_jax.types import UserError, brief
 
 _DERIVED = ("avg", "w10")
+# Of result.json, what tables, figures and the page cannot do without.
+_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("method", "version", "benchmark", "metric", "device", "package"), str),
+    **dict.fromkeys(("config_hash", "weights_hash", "data_hash"), str),
+    **dict.fromkeys(("seed", "num_tasks", "steps"), int),
+    **dict.fromkeys((*_DERIVED, "task_ms", "adapt_ms", "predict_ms"), NUMBER),
+    "train_minutes": MAYBE,
+}
+_ARRAYS = ("support", "query", "labels", "predictions")
 
 
 class Result(NamedTuple):
@@ -28,10 +38,16 @@ class Result(NamedTuple):
     def stored(self, name: str = "predictions") -> dict[str, np.ndarray]:
         """The arrays of NAME.npz."""
         try:
-            with open(self.folder / f"{name}.npz", "rb") as opened, np.load(opened, allow_pickle=False) as file:
-                return dict(file)
-        except zipfile.BadZipFile as e:
-            raise ValueError(f"{name}.npz: {e}") from None
+            with open(self.folder / f"{name}.npz", "rb") as opened:
+                if not zipfile.is_zipfile(opened):
+                    raise ValueError("cut short, or no such file at all")
+                opened.seek(0)
+                with np.load(opened, allow_pickle=False) as file:
+                    return dict(file)
+        except FileNotFoundError:
+            raise
+        except Exception as e:  # whatever numpy and its archives make of a broken file
+            raise ValueError(f"{name}.npz: {reason(e)}") from None
 
     def scores(self) -> np.ndarray:
         """Of each task, from the stored predictions [tasks]."""
@@ -41,7 +57,7 @@ class Result(NamedTuple):
     def curve(self) -> list[dict[str, float]]:
         """The lines of metrics.jsonl; none where they did not come along."""
         path = self.run / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return read_lines(path) if path.exists() else []
 
 
 def read_results(runs: Iterable[Path]) -> tuple[list[Result], list[str]]:
@@ -55,11 +71,11 @@ def read_results(runs: Iterable[Path]) -> tuple[list[Result], list[str]]:
             try:
                 found.append(_read(run, path.parent))
             except FileNotFoundError as e:
-                faults.append(f"{e.filename}: missing; evaluate again: python -m launch.evaluate --runs={run}")
-            except (OSError, ValueError, KeyError, EOFError) as e:
-                faults.append(
-                    f"{path.parent}: not readable ({e}); evaluate again: python -m launch.evaluate --runs={run}"
-                )
+                faults.append(f"{e.filename}: missing; {_again(run)}")
+            except UserError as e:
+                faults.append(str(e))
+            except (OSError, ValueError) as e:
+                faults.append(f"{path.parent}: not readable ({reason(e, 120)}); {_again(run)}")
     return found, faults
 
 
@@ -75,12 +91,30 @@ def distinct(results: Iterable[Result]) -> tuple[list[Result], list[str]]:
     return list(kept.values()), faults
 
 
+def _again(run: Path) -> str:
+    return f"evaluate again: python -m launch.evaluate --runs={run}"
+
+
 def _read(run: Path, folder: Path) -> Result:
-    row = json.loads((folder / "result.json").read_text())
-    result = Result(row, json.loads((run / "config.json").read_text()), folder, run)
+    row = read_object(folder / "result.json", _again(run))
+    require(row, _FIELDS, f"{folder}/result.json", _again(run))
+    row.setdefault("label", row["method"])
+    if row["metric"] not in metrics.METRICS:
+        raise ValueError(f"metric={brief(repr(row['metric']))} is not one of {', '.join(metrics.METRICS)}")
+    config = read_object(run / "config.json", _again(run))
+    require(config, {"method": str, "episode": dict}, f"{run}/config.json", _again(run))
+    require(config["episode"], {"num_domains": int, "per_domain": int}, f"{run}/config.json: episode", _again(run))
+    result = Result(row, config, folder, run)
+    stored = result.stored()
+    lacking = [name for name in _ARRAYS if name not in stored]
+    if lacking:
+        raise ValueError(f"predictions.npz: no {lacking[0]}")
+    shape = stored["labels"].shape
+    if len(shape) != 2 or 0 in shape or stored["predictions"].shape != shape:
+        raise ValueError(f"predictions.npz: predictions {stored['predictions'].shape} for labels {shape}")
     scores = result.scores()
     again = {"avg": 100 * float(scores.mean()), "w10": 100 * metrics.worst_decile(scores)}
     for name in _DERIVED:
-        if abs(row[name] - again[name]) > 1e-6:
+        if not abs(row[name] - again[name]) <= 1e-6:
             raise ValueError(f"{name} is {row[name]:.4f}, but the predictions give {again[name]:.4f}")
     return result

@@ -27,3 +27,20 @@ def draw_sheet(
         axis.set_title(store.domain_names[domain], loc="left", fontsize=8, pad=2)
         axis.axis("off")
     figure.savefig(path, dpi=90)
+
+
+def draw_strips(path: str | Path, strips: Sequence[tuple[str, np.ndarray, Sequence[str]]]) -> None:
+    """A picture with one row for each (title, images [n, h, w, c], a name under each)."""
+    longest = max(len(images) for _, images, _ in strips)
+    figure = Figure(figsize=(max(4.0, 0.45 * longest), 0.75 * len(strips)), layout="constrained")
+    axes = figure.subplots(len(strips), 1, squeeze=False)[:, 0]
+    for axis, (title, images, names) in zip(axes, strips, strict=True):
+        _, height, width, channels = images.shape
+        row = np.full((height, longest * (width + 2), channels), 255, np.uint8)
+        for i, (image, name) in enumerate(zip(images, names, strict=True)):
+            row[:, i * (width + 2) : i * (width + 2) + width] = image
+            axis.text((i + 0.5) * (width + 2), height + 1, name[:12], ha="center", va="top", fontsize=6)
+        axis.imshow(row.squeeze(-1) if channels == 1 else row, cmap="gray", vmin=0, vmax=255)
+        axis.set_title(title, loc="left", fontsize=8, pad=2)
+        axis.axis("off")
+    figure.savefig(path, dpi=110)

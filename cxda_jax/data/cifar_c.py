@@ -19,6 +19,7 @@ import numpy as np
 from cxda_jax.data import corruptions
 from cxda_jax.data.raw import IMAGENET_MEAN, IMAGENET_STD, Piece, RawData, find_folder, load_npy, split_checks
 from cxda_jax.data.store import SPLITS, StoreInfo
+from cxda_jax.reading import reason, refuse_html
 from cxda_jax.types import UserError
 
 SHAPE = (32, 32, 3)
@@ -99,12 +100,13 @@ def _repeated(path: Path) -> np.ndarray:
 
 def read_binary(raw_dir: Path) -> Clean:
     """CIFAR-10's clean training images from its binary version: rows of a label and 3 x 32 x 32 bytes."""
-    folder = find_folder(raw_dir, "cifar-10-batches-bin")
+    folder = find_folder(raw_dir, "cifar-10-batches-bin", "cifar-10-binary")  # the folder's name, the archive's
     files = [folder / f"data_batch_{i}.bin" for i in (1, 2, 3, 4, 5)]
     parts = []
     for file in files:
         if not file.exists():
             raise UserError(f"{file}: missing; extract cifar-10-binary.tar.gz again")
+        refuse_html(file)
         rows = np.fromfile(file, np.uint8)
         if not rows.size or rows.size % 3073 or rows[::3073].max() > 9:
             raise UserError(f"{file}: {rows.size} bytes are not rows of a label and 3072 pixels; fetch it again")
@@ -120,6 +122,10 @@ def hold_out(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     for c in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == c))
         cut = len(rows) // 5
+        if not cut:
+            raise UserError(
+                f"--regenerate: {len(rows)} clean images of class {c}, at least 5 are needed; extract them again"
+            )
         val.append(rows[:cut])
         train.append(rows[cut:])
     return np.concatenate(train), np.concatenate(val)
@@ -179,6 +185,5 @@ def _tfds_builder(name: str, raw_dir: Path) -> Any:
     try:
         builder.download_and_prepare()
     except Exception as e:  # whatever a download can raise
-        reason = str(e).strip().splitlines()[0][:80] if str(e).strip() else type(e).__name__
-        raise UserError(f"--tfds: {name} is not in {raw_dir} and could not be fetched ({reason})") from None
+        raise UserError(f"--tfds: {name} is not in {raw_dir} and could not be fetched ({reason(e)})") from None
     return builder

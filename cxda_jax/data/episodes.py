@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cxda_jax.data.store import DomainStore
-from cxda_jax.types import UserError
+from cxda_jax.types import UserError, brief
 
 
 class EpisodeSpec(NamedTuple):
@@ -32,6 +32,9 @@ class Plan(NamedTuple):
 
 def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
     """Raises a UserError where the split cannot give such tasks."""
+    for field in ("num_query",) if spec.mixed else ("num_domains", "per_domain", "num_query"):
+        if getattr(spec, field) < 1:
+            raise UserError(f"episode.{field}={getattr(spec, field)} must be at least 1")
     if spec.mixed:
         images = np.diff(store.offsets)[store.domains(split)].sum()
         if images < spec.num_query:
@@ -40,9 +43,6 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
                 "lower episode.num_domains, episode.per_domain or episode.num_query"
             )
         return
-    for field in ("num_domains", "per_domain", "num_query"):
-        if getattr(spec, field) < 1:
-            raise UserError(f"episode.{field}={getattr(spec, field)} must be at least 1")
     domains = store.domains(split)
     if len(domains) < spec.num_domains:
         raise UserError(
@@ -53,7 +53,7 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
     if sizes.min() < need:
         name = store.domain_names[domains[sizes.argmin()]]
         raise UserError(
-            f"domain {name!r} of split {split!r} has {sizes.min()} images, episode.per_domain + episode.num_query needs "
+            f"domain {brief(repr(name))} of split {split!r} has {sizes.min()} images, episode.per_domain + episode.num_query needs "
             f"{need}; drop the domain or ask for fewer"
         )
 

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cxda_jax.data.raw import Piece, RawData, find_folder, refuse_html, split_checks, visible
+from cxda_jax.data.raw import Piece, RawData, find_folder, split_checks, visible
 from cxda_jax.data.store import SPLITS, StoreInfo
+from cxda_jax.reading import reason, refuse_html
 from cxda_jax.types import UserError
 
 SIDE = 28
@@ -86,16 +87,21 @@ def _writers_of(file: Path) -> list[Writer]:
     with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
         try:
             spans = dict(_spans(file, text))
-            users, counts = (json.loads(text[slice(*spans[name])]) for name in (("users",), ("num_samples",)))
+            users, counts = (json.loads(text[slice(*spans[name,])]) for name in ("users", "num_samples"))
+            if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
+                raise ValueError("users and num_samples are not lists of one length")
             counts = dict(zip(users, counts, strict=True))
+            if not all(type(count) is int for count in counts.values()):
+                raise ValueError("num_samples are not whole numbers")
             places = {path[1]: span for path, span in spans.items() if len(path) == 2}
             if counts.keys() != places.keys():
                 raise ValueError("users and user_data differ")
         except UserError:
             raise
-        except (KeyError, ValueError, TypeError) as e:
+        except (KeyError, ValueError, TypeError, RecursionError) as e:
+            what = f"no list {e.args[0][0]!r}" if isinstance(e, KeyError) else reason(e)
             raise UserError(
-                f"{file}: not a LEAF file of users, num_samples and user_data ({e}); make it again"
+                f"{file}: not a LEAF file of users, num_samples and user_data ({what}); make it again"
             ) from None
     return [Writer(user, counts[user], file, *places[user]) for user in users]
 
@@ -130,8 +136,8 @@ def read(writer: Writer) -> tuple[np.ndarray, np.ndarray]:
     try:
         data = json.loads(text)
         x, y = np.array(data["x"], np.float64), np.array(data["y"])
-    except (KeyError, ValueError, TypeError) as e:
-        raise _fault(writer, f"not readable ({e})") from None
+    except (KeyError, ValueError, TypeError, RecursionError) as e:
+        raise _fault(writer, f"not readable ({reason(e)})") from None
     if x.shape != (writer.images, SIDE * SIDE) or y.shape != (writer.images,):
         raise _fault(writer, f"x {x.shape} and y {y.shape}, expected ({writer.images}, 784) and ({writer.images},)")
     if not (x.min() >= 0 and x.max() <= 1):

@@ -4,14 +4,14 @@ Domains are split by a CSV file with the columns domain and split (train, val, t
 fewer images than a task needs are left out.
 """
 
-import csv
 from pathlib import Path
 
 import numpy as np
 
 from cxda_jax.data.raw import EXTENSIONS, IMAGENET_MEAN, IMAGENET_STD, RawData, image_pieces, visible
 from cxda_jax.data.store import SPLITS, StoreInfo
-from cxda_jax.types import UserError
+from cxda_jax.reading import read_table
+from cxda_jax.types import UserError, brief
 
 FRACTIONS = (0.7, 0.1, 0.2)
 NEEDED = 5  # domains of each split, for tasks of the usual form
@@ -66,24 +66,23 @@ def _images(domain: Path) -> dict[str, list[Path]]:
 
 def _read_splits(path: Path, raw_dir: Path, domains: dict) -> dict[str, str]:
     """Domains that the file does not name are left out."""
-    try:
-        with open(path, newline="") as file:
-            rows = list(csv.DictReader(file))
-    except OSError as e:
-        raise UserError(
-            f"--split_csv={path}: {e.strerror}; give a CSV file with the columns domain and split"
-        ) from None
+    fix = "give a CSV file with the columns domain and split, in UTF-8"
+    if not path.exists():
+        raise UserError(f"--split_csv={path}: No such file or directory; {fix}")
     splits = {}
-    for line, row in enumerate(rows, start=2):
+    for line, row in read_table(path, ("domain", "split"), fix):
         domain, split = row.get("domain"), row.get("split")
         if not domain or split not in SPLITS:
             raise UserError(
-                f"{path}: line {line}: expected a domain and one of {', '.join(SPLITS)}, got {domain!r}, {split!r}"
+                f"{path}: line {line}: expected a domain and one of {', '.join(SPLITS)}, got {brief(repr(domain), 40)}, "
+                f"{brief(repr(split), 40)}"
             )
         if domain not in domains:
-            raise UserError(f"{path}: line {line}: {raw_dir / domain} holds no images")
+            raise UserError(f"{path}: line {line}: {raw_dir / brief(domain)} holds no images; remove the line")
         if splits.setdefault(domain, split) != split:
-            raise UserError(f"{path}: line {line}: {domain!r} is already in {splits[domain]!r}")
+            raise UserError(
+                f"{path}: line {line}: {brief(repr(domain))} is already in {splits[domain]!r}; remove a line"
+            )
     if not splits:
-        raise UserError(f"{path}: no lines; give a CSV file with the columns domain and split")
+        raise UserError(f"{path}: no lines; {fix}")
     return splits

@@ -20,10 +20,11 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from cxda_jax.data.store import Domain, DomainStore, StoreInfo, cached_store
-from cxda_jax.types import UserError
+from cxda_jax.types import UserError, brief
 
 VERSION = 1  # moves whenever a pixel does
 SIDE = 28
+MOST = 100_000  # of writers and of drawings: more would be drawn forever, or not fit in memory
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 FACES = {
     "train": (
@@ -82,9 +83,14 @@ def _check(seed: int, writers: tuple[int, ...], drawings: int) -> None:
     if seed < 0:
         raise UserError(f"data.seed={seed} must not be negative")
     if len(writers) != 3 or min(writers) < 1:
-        raise UserError(f"data.writers={tuple(writers)}: give three counts of at least 1, for train, val and test")
+        raise UserError(
+            f"data.writers={brief(repr(tuple(writers)))}: give three counts of at least 1, for train, val and test"
+        )
     if drawings < 1:
         raise UserError(f"data.drawings={drawings} must be at least 1")
+    for field, most in {"writers": max(writers), "drawings": drawings}.items():
+        if most > MOST:
+            raise UserError(f"data.{field}={most} must be at most {MOST}")
 
 
 def draw(rng: np.random.Generator, face: str, labels: np.ndarray) -> np.ndarray:

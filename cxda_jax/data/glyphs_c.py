@@ -53,6 +53,8 @@ def _check(seed: int, images: int) -> None:
         raise UserError(f"data.seed={seed} must not be negative")
     if images < 1:
         raise UserError(f"data.images={images} must be at least 1")
+    if images > glyphs.MOST:
+        raise UserError(f"data.images={images} must be at most {glyphs.MOST}")
 
 
 def draw(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:

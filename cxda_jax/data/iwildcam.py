@@ -10,12 +10,12 @@ Images are brought to `size` without regard to their aspect, by an antialiased b
 """
 
 import collections
-import csv
 from pathlib import Path
 
 from cxda_jax.data.raw import IMAGENET_MEAN, IMAGENET_STD, Check, RawData, find_folder, image_pieces, split_checks
 from cxda_jax.data.store import SPLITS, StoreInfo
-from cxda_jax.types import UserError
+from cxda_jax.reading import read_table
+from cxda_jax.types import UserError, brief
 
 MIN_IMAGES = 40  # 20 support images and 20 queries
 ABSENT = 99999
@@ -57,25 +57,20 @@ Cameras = dict[str, dict[int, list[tuple[Path, int]]]]  # split -> location -> i
 
 
 def _read_metadata(path: Path, images: Path) -> tuple[Cameras, int]:
-    if not path.exists():
-        raise UserError(f"{path}: missing; extract the download again")
     found: Cameras = {split: collections.defaultdict(list) for split in (*SPLITS, "id_val", "id_test")}
     present = set()
-    with open(path, newline="") as file:
-        rows = csv.DictReader(file)
-        lacking = [c for c in COLUMNS if c not in (rows.fieldnames or ())]
-        if lacking:
-            raise UserError(f"{path}: no column {lacking[0]!r}; is it WILDS version 2.0? fetch it again")
-        for row in rows:
-            try:
-                location, label, name = int(row["location_remapped"]), int(row["y"]), row["filename"]
-                if Path(name).name != name:
-                    raise ValueError
-                found[row["split"]][location].append((images / name, label))
-            except (KeyError, ValueError, TypeError):
-                what = ", ".join(f"{c}={row[c]!r}" for c in COLUMNS)
-                raise UserError(f"{path}: line {rows.line_num} is not understood ({what}); fetch it again") from None
-            present.add(label)
+    for line, row in read_table(path, COLUMNS, "is it WILDS version 2.0? fetch it again"):
+        try:
+            location, label, name = int(row["location_remapped"]), int(row["y"]), row["filename"]
+            if not name or Path(name).name != name:
+                raise ValueError
+            found[row["split"]][location].append((images / name, label))
+        except (KeyError, ValueError, TypeError):
+            what = brief(", ".join(f"{c}={row[c]!r}" for c in COLUMNS), 100)
+            raise UserError(f"{path}: line {line} is not understood ({what}); fetch it again") from None
+        present.add(label)
+    if not present:
+        raise UserError(f"{path}: no lines; fetch it again")
     if present != set(range(len(present))):
         raise UserError(f"{path}: labels y are not 0..{len(present) - 1} without gaps; fetch it again")
     for i, split in enumerate(SPLITS):
@@ -87,13 +82,12 @@ def _read_metadata(path: Path, images: Path) -> tuple[Cameras, int]:
 
 
 def _read_categories(path: Path, classes: int) -> tuple[str, ...]:
-    if not path.exists():
-        raise UserError(f"{path}: missing; extract the download again")
-    with open(path, newline="") as file:
-        try:
-            names = {int(row["y"]): row["name"] for row in csv.DictReader(file)}
-        except (KeyError, ValueError, TypeError):
-            raise UserError(f"{path}: no columns y and name; fetch it again") from None
+    names = {}
+    for line, row in read_table(path, ("y", "name"), "fetch it again"):
+        if not (row["y"] or "").isdecimal() or not row["name"]:
+            what = f"y={brief(repr(row['y']), 40)}, name={brief(repr(row['name']), 40)}"
+            raise UserError(f"{path}: line {line} is not understood ({what}); fetch it again")
+        names[int(row["y"])] = row["name"]
     lacking = [y for y in range(classes) if y not in names]
     if lacking:
         raise UserError(f"{path}: no category with y={lacking[0]}, which metadata.csv uses; fetch it again")

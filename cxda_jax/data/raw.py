@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from cxda_jax.data.store import SPLITS, Domain, StoreInfo
+from cxda_jax.reading import reason, refuse_html
 from cxda_jax.types import UserError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+ARCHIVES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tgz", ".zip")
 PIECE = 2**23  # bytes of images
 
 
@@ -31,6 +32,14 @@ class Piece(NamedTuple):
     split: str
     rows: int
     read: Callable[[], tuple[np.ndarray, np.ndarray]]
+
+
+class Packed(UserError):
+    """The data is there as an archive. Readers only look, so it is the caller who may extract it and look again."""
+
+    def __init__(self, archive: Path, folder: Path):
+        super().__init__(f"{archive}: extract it first, so that {folder}/ exists")
+        self.archive, self.folder = archive, folder
 
 
 class Check(NamedTuple):
@@ -107,34 +116,36 @@ def read_image(path: Path, size: tuple[int, int], resize: bool) -> np.ndarray:
             image = image.convert("RGB")
     except FileNotFoundError:
         raise UserError(f"{path}: missing; extract the download again") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as e:
+    except Exception as e:  # whatever PIL's many decoders make of a broken file
         refuse_html(path)
-        raise UserError(f"{path}: not readable as an image ({e}); fetch or extract it again") from None
+        known = {UnidentifiedImageError: "of no known format", Image.DecompressionBombError: "too many pixels"}
+        what = known.get(type(e)) or reason(e)
+        raise UserError(f"{path}: not readable as an image ({what}); fetch or extract it again") from None
     if image.size != (width, height):
         if not resize:
-            raise UserError(f"{path}: {image.width}x{image.height} pixels, expected {width}x{height}")
+            raise UserError(f"{path}: {image.width}x{image.height} pixels, expected {width}x{height}; fetch it again")
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image)
 
 
 def load_npy(path: Path, kinds: str, shape: tuple[int, ...]) -> np.ndarray:
     """A memory map of a .npy file of one of numpy's `kinds` whose shape is (n, *shape); never unpickles."""
-    if not path.exists():
-        raise UserError(f"{path}: missing; extract the download again")
     refuse_html(path)
     try:
         with open(path, "rb") as file:
             np.lib.format.read_magic(file)
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as e:
+    except Exception as e:  # whatever numpy makes of a broken header
         if "Python objects" in str(e) or "allow_pickle" in str(e):
             raise UserError(
                 f"{path}: holds Python objects, not numbers; refused, since loading could run code"
             ) from None
-        raise UserError(f"{path}: cut short or not a .npy file ({e}); fetch it again") from None
-    if array.dtype.kind not in kinds or array.shape[1:] != shape or not len(array):
-        what = " or ".join({"u": "uint8", "i": "integers"}[k] for k in kinds)
-        raise UserError(f"{path}: holds {array.dtype} {array.shape}, expected {what} (n, {', '.join(map(str, shape))})")
+        raise UserError(f"{path}: cut short or not a .npy file ({reason(e)}); fetch it again") from None
+    known = array.dtype == np.uint8 if kinds == "u" else array.dtype.kind in kinds
+    if not known or not array.ndim or array.shape[1:] != shape or not len(array):
+        what = "uint8" if kinds == "u" else "integers"
+        wanted = f"(n, {', '.join(map(str, shape))})" if shape else "(n,)"
+        raise UserError(f"{path}: holds {array.dtype} {array.shape}, expected {what} {wanted}; fetch it again")
     return array
 
 
@@ -147,25 +158,15 @@ def find_folder(raw_dir: Path, *names: str) -> Path:
             if found and found.is_dir():
                 return found
     for archive in (raw_dir / f"{name}{suffix}" for name in names for suffix in ARCHIVES):
-        if archive.exists():
+        if archive.is_file():
             refuse_html(archive)
-            raise UserError(f"{archive}: extract it first, so that {raw_dir / names[0]}/ exists")
+            raise Packed(archive, raw_dir / names[0])
     raise UserError(f"{raw_dir / names[0]}: no such folder; --raw_dir is the folder that holds {names[0]}/")
 
 
 def visible(paths: Iterable[Path]) -> list[Path]:
     """In the order of their names, without what file systems and archivers hide (.DS_Store, ._x.json)."""
     return sorted(path for path in paths if not path.name.startswith("."))
-
-
-def refuse_html(path: Path) -> None:
-    """What a dead or busy link serves in place of a file."""
-    with open(path, "rb") as file:
-        start = file.read(512).lstrip().lower()
-    if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
-        raise UserError(
-            f"{path}: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"
-        )
 
 
 def cores() -> int:

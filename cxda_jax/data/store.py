@@ -2,15 +2,17 @@
 
     <path>/images.u8     raw uint8, [rows, height, width, channels]
     <path>/labels.i32    raw little-endian int32, [rows]
-    <path>/store.json    names, splits, sizes, normalisation, SHA-256 of the two files above
+    <path>/store.json    names, splits, sizes, normalisation, SHA-256 of the two files above and of itself
 
 Images stay on disk behind a memory map. A store appears under its final name only when it is whole: it is written to a
 sibling folder and renamed, so a killed or concurrent writer leaves nothing that could be mistaken for a finished one.
 """
 
 import contextlib
+import glob
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -21,10 +23,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cxda_jax.types import UserError
+from cxda_jax.reading import NUMBER, read_object, require
+from cxda_jax.types import UserError, brief
 
 FORMAT = 1
 SPLITS = ("train", "val", "test")
+AGAIN = "delete the folder and prepare it again"
+# Of store.json.
+FIELDS = {"name": str, "class_names": list, "mean": list, "std": list, "shape": list, "domains": list, "sha256": dict}
+OPTIONAL = {"metric": str, "provenance": str, "marks": list}
 ABANDONED = 3600.0  # seconds without a write after which an unfinished store belongs to nobody
 
 
@@ -80,7 +87,7 @@ def write_store(path: str | os.PathLike, info: StoreInfo, domains: Iterable[Doma
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _drop_abandoned(path)
+    drop_abandoned(path)
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
     try:
         entries, labels, shape, digest = [], [], None, hashlib.sha256()
@@ -101,6 +108,10 @@ def write_store(path: str | os.PathLike, info: StoreInfo, domains: Iterable[Doma
         all_labels.tofile(partial / "labels.i32")
         hashes = {"images": digest.hexdigest(), "labels": hashlib.sha256(all_labels.tobytes()).hexdigest()}
         card = {"format": FORMAT, **info._asdict(), "shape": list(shape), "domains": entries, "sha256": hashes}
+        fault = _fault_in(card)  # which open_store would refuse
+        if fault:
+            raise UserError(f"{path}: {fault}; nothing was written")
+        hashes["card"] = _card_hash(card)
         (partial / "store.json").write_text(json.dumps(card, indent=1))
         try:
             partial.rename(path)
@@ -111,53 +122,50 @@ def write_store(path: str | os.PathLike, info: StoreInfo, domains: Iterable[Doma
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _drop_abandoned(path: Path) -> None:
+def drop_abandoned(path: Path) -> None:
     """Deletes what killed writers left; a living one writes more often than this."""
-    for partial in path.parent.glob(f".{path.name}.partial-*"):
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - max(f.stat().st_mtime for f in (partial, *partial.iterdir())) > ABANDONED:
                 shutil.rmtree(partial, ignore_errors=True)
 
 
 def _check(domain: Domain, shape: tuple[int, ...], num_classes: int) -> None:
+    name, labels = brief(domain.name), np.asarray(domain.labels)
     if domain.split not in SPLITS:
-        raise UserError(f"domain {domain.name}: split {domain.split!r} is not one of {', '.join(SPLITS)}")
-    if domain.images.dtype != np.uint8 or domain.images.shape[1:] != shape or len(shape) != 3:
+        raise UserError(f"domain {name}: split {brief(repr(domain.split))} is not one of {', '.join(SPLITS)}")
+    if domain.images.dtype != np.uint8 or domain.images.shape[1:] != shape or len(shape) != 3 or 0 in shape:
         raise UserError(
-            f"domain {domain.name}: images are {domain.images.dtype} {domain.images.shape}, expected uint8 (n, *{shape})"
+            f"domain {name}: images are {domain.images.dtype} {domain.images.shape}, expected uint8 (n, *{shape})"
         )
-    if len(domain.images) != len(domain.labels):
-        raise UserError(f"domain {domain.name}: {len(domain.images)} images but {len(domain.labels)} labels")
-    if len(domain.labels) and not 0 <= np.min(domain.labels) <= np.max(domain.labels) < num_classes:
-        raise UserError(f"domain {domain.name}: a label lies outside 0..{num_classes - 1}")
+    if labels.ndim != 1 or (labels.size and labels.dtype.kind not in "iu"):
+        raise UserError(f"domain {name}: labels are {labels.dtype} {labels.shape}, expected integers (n,)")
+    if len(domain.images) != len(labels):
+        raise UserError(f"domain {name}: {len(domain.images)} images but {len(labels)} labels")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
+        raise UserError(f"domain {name}: a label lies outside 0..{num_classes - 1}")
 
 
 def open_store(path: str | os.PathLike, verify: bool = True) -> DomainStore:
     """Opens a store; with `verify`, its bytes are compared with the recorded SHA-256 (about a second per gigabyte)."""
     path = Path(path)
-    try:
-        card = json.loads((path / "store.json").read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path}: not a data store (no store.json); prepare the data set first") from None
-    except ValueError as e:
-        raise UserError(
-            f"{path}/store.json: not readable as JSON ({e}); delete the folder and prepare it again"
-        ) from None
-    if card.get("format") != FORMAT:
-        raise UserError(f"{path}: store format {card.get('format')}, this version reads {FORMAT}; prepare it again")
+    card = _read_card(path)
     rows = sum(d["rows"] for d in card["domains"])
-    for name, size in {"images.u8": rows * int(np.prod(card["shape"])), "labels.i32": 4 * rows}.items():
+    for name, size in {"images.u8": rows * math.prod(card["shape"]), "labels.i32": 4 * rows}.items():
         actual = (path / name).stat().st_size if (path / name).exists() else 0
         if actual != size:
-            raise UserError(f"{path}/{name}: {actual} bytes, expected {size}; delete the folder and prepare it again")
+            raise UserError(f"{path}/{name}: {actual} bytes, expected {size}; {AGAIN}")
     images = np.memmap(path / "images.u8", np.uint8, "r", shape=(rows, *card["shape"]))
     labels = np.fromfile(path / "labels.i32", "<i4")
     for name, file in {"images": "images.u8", "labels": "labels.i32"}.items() if verify else ():
         with open(path / file, "rb") as opened:  # read, not mapped: it may be larger than the memory
             if hashlib.file_digest(opened, "sha256").hexdigest() != card["sha256"][name]:
-                raise UserError(
-                    f"{path}: {name} differ from their recorded hash; delete the folder and prepare it again"
-                )
+                raise UserError(f"{path}: {name} differ from their recorded hash; {AGAIN}")
+    if not 0 <= labels.min() <= labels.max() < len(card["class_names"]):
+        found = f"labels in {labels.min()}..{labels.max()}, but {len(card['class_names'])} classes in store.json"
+        raise UserError(f"{path}/labels.i32: {found}; {AGAIN}")
+    if verify and card["sha256"].get("card", "") not in ("", _card_hash(card)):  # older stores have none
+        raise UserError(f"{path}/store.json differs from its recorded hash; {AGAIN}")
     told = {k: card[k] for k in StoreInfo._fields if k in card}
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in told.items()}
     return DomainStore(
@@ -169,6 +177,51 @@ def open_store(path: str | os.PathLike, verify: bool = True) -> DomainStore:
         domain_names=tuple(d["name"] for d in card["domains"]),
         sha256=hashlib.sha256((card["sha256"]["images"] + card["sha256"]["labels"]).encode()).hexdigest(),
     )
+
+
+def _card_hash(card: dict[str, Any]) -> str:
+    """Of what store.json says, but for this hash."""
+    hashes = {name: digest for name, digest in card["sha256"].items() if name != "card"}
+    return hashlib.sha256(json.dumps({**card, "sha256": hashes}, sort_keys=True).encode()).hexdigest()
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    """What store.json says, with all that the rest relies on."""
+    file = path / "store.json"
+    if not os.path.exists(file):
+        raise UserError(f"{path}: not a data store (no store.json); prepare the data set first")
+    card = read_object(file, AGAIN)
+    if card.get("format") != FORMAT:
+        raise UserError(f"{path}: store format {card.get('format')}, this version reads {FORMAT}; prepare it again")
+    require(card, FIELDS, f"{file}", AGAIN)
+    require(card, {k: kind for k, kind in OPTIONAL.items() if k in card}, f"{file}", AGAIN)
+    require(card["sha256"], {"images": str, "labels": str}, f"{file}: sha256", AGAIN)
+    for domain in card["domains"]:
+        require(domain, {"name": str, "split": str, "rows": int}, f"{file}: domains", AGAIN)
+    fault = _fault_in(card)
+    if fault:
+        raise UserError(f"{file}: {fault}; {AGAIN}")
+    return card
+
+
+def _fault_in(card: dict[str, Any]) -> str:
+    shape, names = card["shape"], card["class_names"]
+    if len(shape) != 3 or not all(type(n) is int and n > 0 for n in shape):
+        return f"shape={brief(repr(shape))} is not a height, a width and channels"
+    if not names or not all(isinstance(name, str) for name in names):
+        return f"class_names={brief(repr(names))} is not a list of names"
+    for field in ("mean", "std"):
+        values = card[field]
+        if len(values) != shape[2] or not all(isinstance(v, NUMBER) and math.isfinite(v) for v in values):
+            return f"{field}={brief(repr(values))} is not one number a channel, of which there are {shape[2]}"
+    if 0 in card["std"]:
+        return f"std={brief(repr(card['std']))} has a zero"
+    for domain in card["domains"]:
+        if domain["split"] not in SPLITS:
+            return f"split {brief(repr(domain['split']))} is not one of {', '.join(SPLITS)}"
+        if domain["rows"] < 0:
+            return f"domain {brief(repr(domain['name']))} has {domain['rows']} rows"
+    return "" if any(domain["rows"] for domain in card["domains"]) else "its domains have no rows"
 
 
 def cached_store(path: str | os.PathLike, make: Callable[[], tuple[StoreInfo, Iterable[Domain]]]) -> DomainStore:

@@ -96,6 +96,8 @@ def _class_files(folder: Path, inner: str = "") -> Files:
 
 def _common_classes(found: dict[tuple[str, str, int], Files]) -> list[str]:
     wnids = sorted({wnid for files in found.values() for wnid in files})
+    if not wnids:
+        raise UserError("Tiny-ImageNet-C: no class folders (n and digits) anywhere; extract the download again")
     for (split, name, severity), files in found.items():
         for wnid in wnids:
             if wnid not in files:

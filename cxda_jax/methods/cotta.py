@@ -18,7 +18,7 @@ from cxda_jax import augment
 from cxda_jax.losses import consistency
 from cxda_jax.methods.finetune import FineTuning, forward, repeat, starting_from_erm, trained_part, with_statistics
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Images, Method, UserError, Variables
+from cxda_jax.types import Array, Images, Method, UserError, Variables, brief
 
 ANSWERS = ("student", "teacher")
 CALIBRATION_BATCH = 100
@@ -46,8 +46,10 @@ def cotta(
     for name, value in {"average": average, "restore": restore, "quantile": quantile}.items():
         if not 0 <= value <= 1:
             raise UserError(f"cotta.{name}={value} lies outside 0..1")
+    if not -1 <= margin <= 1:
+        raise UserError(f"cotta.margin={margin} lies outside -1..1: it is taken from a confidence")
     if answer not in ANSWERS:
-        raise UserError(f"cotta.answer={answer!r} is not one of {', '.join(ANSWERS)}")
+        raise UserError(f"cotta.answer={brief(repr(answer))} is not one of {', '.join(ANSWERS)}")
     augment.check_strong(strong)
 
     def calibrate(variables: Variables, images: Array) -> Variables:

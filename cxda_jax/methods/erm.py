@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from cxda_jax.losses import cross_entropy
 from cxda_jax.nets.classifier import Classifier, initialise
-from cxda_jax.types import Array, Episode, Images, Method, UserError, Variables
+from cxda_jax.types import Array, Episode, Images, Method, UserError, Variables, brief
 
 # How the query meets the support's statistics in training: `flow` differentiates through them, `stop` does not (as
 # PyTorch's running buffers), `own` normalises training queries by their own batch instead.
@@ -111,11 +111,13 @@ def seen_in_training(adapted: Variables, statistics: str) -> Variables:
 
 def check_statistics(statistics: str, momentum: float) -> None:
     if statistics not in STATISTICS:
-        raise UserError(f"batch_norm.statistics={statistics!r} is not one of {', '.join(STATISTICS)}")
+        raise UserError(f"batch_norm.statistics={brief(repr(statistics))} is not one of {', '.join(STATISTICS)}")
     if not 0 <= momentum <= 1:
         raise UserError(f"batch_norm.momentum={momentum} lies outside 0..1; 1 takes the support's statistics alone")
 
 
 def check_support_loss(support_loss: str, allowed: tuple[str, ...] = SUPPORT_LOSSES) -> None:
     if support_loss not in allowed:
-        raise UserError(f"train.support_loss={support_loss!r} is not one of {', '.join(allowed)} for this method")
+        raise UserError(
+            f"train.support_loss={brief(repr(support_loss))} is not one of {', '.join(allowed)} for this method"
+        )

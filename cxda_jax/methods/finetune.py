@@ -19,7 +19,7 @@ from cxda_jax import augment
 from cxda_jax.losses import cross_entropy, entropy, infomax
 from cxda_jax.methods.erm import erm
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Images, Method, UserError, Variables
+from cxda_jax.types import Array, Images, Method, UserError, Variables, brief
 
 TRAINABLE = ("all", "batch_norm")
 STATISTICS = ("frozen", "support")
@@ -60,7 +60,7 @@ def sf_ocda(
     if not 0 <= confidence < 1:
         raise UserError(f"sf_ocda.confidence={confidence} lies outside 0..1; 0 lets every image teach")
     if draw not in DRAWS:
-        raise UserError(f"sf_ocda.draw={draw!r} is not one of {', '.join(DRAWS)}")
+        raise UserError(f"sf_ocda.draw={brief(repr(draw))} is not one of {', '.join(DRAWS)}")
     augment.check_strong(strong)
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
@@ -105,9 +105,9 @@ def starting_from_erm(net: Classifier, tuning: FineTuning) -> Method:
     if tuning.steps < 1:
         raise UserError(f"finetune.steps={tuning.steps} must be at least 1")
     if tuning.trainable not in TRAINABLE:
-        raise UserError(f"finetune.trainable={tuning.trainable!r} is not one of {', '.join(TRAINABLE)}")
+        raise UserError(f"finetune.trainable={brief(repr(tuning.trainable))} is not one of {', '.join(TRAINABLE)}")
     if tuning.statistics not in STATISTICS:
-        raise UserError(f"finetune.statistics={tuning.statistics!r} is not one of {', '.join(STATISTICS)}")
+        raise UserError(f"finetune.statistics={brief(repr(tuning.statistics))} is not one of {', '.join(STATISTICS)}")
     return erm(net)._replace(trains_as="erm", feed_forward=False, uses_support=True)
 
 

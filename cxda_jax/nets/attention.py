@@ -12,11 +12,24 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cxda_jax.types import UserError
+from cxda_jax.types import UserError, brief
 
 SCALES = ("paper", "head_dim")
 # Scores held at once, in elements: longer token lists are attended to in chunks of queries, recomputed going back.
 CHUNK = 1 << 23
+
+
+def check(dim: int, heads: int, ratio: int, scale: str) -> None:
+    for field, value in {"heads": heads, "ratio": ratio}.items():
+        if value < 1:
+            raise UserError(f"attention.{field}={value} must be at least 1")
+    if dim % (ratio * heads):
+        raise UserError(
+            f"attention.heads={heads} with attention.ratio={ratio} does not divide the {dim} features; "
+            f"choose heads * ratio among the divisors of {dim}"
+        )
+    if scale not in SCALES:
+        raise UserError(f"attention.scale={brief(repr(scale))} is not one of {', '.join(SCALES)}")
 
 
 class Memory(NamedTuple):
@@ -38,13 +51,7 @@ class CrossAttention(nn.Module):
     dtype: Any = jnp.float32
 
     def setup(self):
-        if self.dim % (self.ratio * self.heads):
-            raise UserError(
-                f"attention.heads={self.heads} with attention.ratio={self.ratio} does not divide the {self.dim} features; "
-                f"choose heads * ratio among the divisors of {self.dim}"
-            )
-        if self.scale not in SCALES:
-            raise UserError(f"attention.scale={self.scale!r} is not one of {', '.join(SCALES)}")
+        check(self.dim, self.heads, self.ratio, self.scale)
         self.norm = nn.LayerNorm(epsilon=1e-5)
         self.norm_query = self.norm if self.shared_norm else nn.LayerNorm(epsilon=1e-5)
         inner = self.dim // self.ratio

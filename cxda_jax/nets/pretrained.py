@@ -4,6 +4,9 @@ Whatever one side has and the other lacks is an error that names it, but for wha
 """
 
 import json
+import os
+import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from cxda_jax.types import UserError
+from cxda_jax.reading import reason, refuse_html, require
+from cxda_jax.types import UserError, brief
 
 # Of the element types that safetensors names, those that weights come in.
 _TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64}
@@ -21,8 +25,8 @@ HEADER_LIMIT = 100 << 20
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
     """Arrays by name. Of a .pth only tensors are read: a pickle that asks for anything else is refused."""
-    if not path.is_file():
-        raise UserError(f"net.weights={path}: no such file; give a .safetensors or .pth file, or ''")
+    if not os.path.isfile(path):  # Path's own raises where a name is too long
+        raise UserError(f"net.weights={brief(str(path), 100)}: no such file; give a .safetensors or .pth file, or ''")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     if path.suffix not in (".pth", ".pt"):
@@ -31,12 +35,22 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError:
         raise UserError(f"net.weights={path}: .pth needs PyTorch: pip install torch, or give a .safetensors") from None
+    refuse_html(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fault is told of in one line
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(found, dict):
+            raise TypeError(f"a {type(found).__name__}")
+        for name, value in found.items():
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"{name} is a {type(value).__name__}")
         return {name: tensor.numpy() for name, tensor in found.items()}
     except Exception as e:  # whatever torch makes of a file that holds no plain weights
-        reason = " ".join(str(e).split())[:80]
-        raise UserError(f"net.weights={path}: holds no plain weights ({reason}); save a model's state_dict()") from None
+        # Of a refused pickle torch says at length how to load it all the same, which would run what it holds.
+        known = {pickle.UnpicklingError: "other objects than tensors, or no pickle", EOFError: "an empty file"}
+        what = known.get(type(e)) or reason(e)
+        raise UserError(f"net.weights={path}: holds no plain weights ({what}); save a model's state_dict()") from None
 
 
 def convert(
@@ -59,8 +73,10 @@ def convert(
             raise UserError(f"net.weights: {name} is missing; are these the weights of a ResNet-50?")
         left.discard(name)
         value = np.asarray(weights[name], leaf.dtype)
+        if not np.isfinite(value).all():
+            raise UserError(f"net.weights: {name} holds nan or infinity; fetch the file again")
         value = value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T
-        if name == "conv1.weight" and value.shape[2] < leaf.shape[2]:
+        if name == "conv1.weight" and value.ndim == 4 and value.shape[2] < leaf.shape[2]:
             value = value[:, :, np.arange(leaf.shape[2]) % value.shape[2]]
         if value.shape != leaf.shape:
             raise UserError(f"net.weights: {name} is {value.shape} in our layout, the network's is {leaf.shape}")
@@ -79,19 +95,44 @@ def torch_name(layers: list[str]) -> str:
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    refuse_html(path)
     data = path.read_bytes()
     try:
         size = int.from_bytes(data[:8], "little")
         if not 2 <= size <= min(HEADER_LIMIT, len(data) - 8):
             raise ValueError(f"a header of {size} bytes")
         header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
+        if not isinstance(header, dict):
+            raise ValueError(f"its header is a {type(header).__name__}")
         header.pop("__metadata__", None)
-        arrays = {}
+        arrays, end = {}, 0
         for name, entry in header.items():
+            require(
+                entry,
+                {"dtype": str, "shape": list, "data_offsets": list},
+                f"net.weights={path}: {brief(name, 30)}",
+                "fetch it again",
+            )
+            if len(entry["data_offsets"]) != 2 or not all(
+                type(n) is int for n in entry["shape"] + entry["data_offsets"]
+            ):
+                raise ValueError(f"{brief(name, 30)}: shape {entry['shape']}, offsets {entry['data_offsets']}")
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             start, stop = entry["data_offsets"]
-            if not 0 <= start <= stop <= len(body):
-                raise ValueError(f"{name} ends after the file")
+            if start != end or not start <= stop <= len(body):
+                raise ValueError(
+                    f"{brief(name, 30)} in bytes {start}..{stop}, expected from {end} to {len(body)} at most"
+                )
+            if entry["dtype"] not in _TYPES:
+                raise ValueError(f"{brief(name, 30)} of type {entry['dtype']}, not one of {', '.join(_TYPES)}")
+            if min(entry["shape"], default=0) < 0:
+                raise ValueError(f"{brief(name, 30)} of the shape {entry['shape']}")
             arrays[name] = np.frombuffer(body[start:stop], _TYPES[entry["dtype"]]).reshape(entry["shape"])
+            end = stop
         return arrays
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise UserError(f"net.weights={path}: not a safetensors file of weights ({e}); fetch it again") from None
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as e:
+        raise UserError(
+            f"net.weights={path}: not a safetensors file of weights ({reason(e, 100)}); fetch it again"
+        ) from None

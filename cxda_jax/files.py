@@ -1,0 +1,53 @@
+"""Files that are whole or not there, and folders that one process writes to at a time."""
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cxda_jax.types import UserError
+
+LOCK = "lock"
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Calls write() with the name of a file beside `path`, of the same suffix, and gives it its final name when it is done."""
+    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        write(partial)
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())  # or a power cut could leave the new name with nothing in it
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_whole(path, lambda partial: partial.write_text(text))
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes that call it out of `folder`; the system lets go of it when this process ends, however it does."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with open(folder / LOCK, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read(200).strip() or "another process"
+            raise UserError(f"{folder} is in use by {holder}; wait for it, stop it, or choose another folder") from None
+        except OSError:  # a file system without locks
+            yield
+            return
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        file.flush()
+        yield

@@ -1,0 +1,93 @@
+"""Reading what a user may have touched: whatever is wrong with a file becomes a UserError of one line."""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cxda_jax.types import UserError, brief
+
+NUMBER = (int, float)
+MAYBE = (int, float, type(None))
+_KINDS = {str: "a text", int: "a whole number", list: "a list", dict: "an object", NUMBER: "a number",
+          MAYBE: "a number or null"}  # fmt: skip
+
+
+def reason(error: BaseException, most: int = 80) -> str:
+    """What an exception says, on one line and cut short."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror  # the rest repeats the path
+    elif isinstance(error, KeyError):
+        text = f"no {text}"
+    elif isinstance(error, RecursionError):
+        text = "nested too deeply"
+    return brief(" ".join(text.split()), most) or type(error).__name__
+
+
+def read_object(path: Path, fix: str) -> dict[str, Any]:
+    """A file that holds one JSON object."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; {fix}") from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise UserError(f"{path}: not readable as JSON ({reason(e)}); {fix}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: holds a {type(found).__name__}, expected a JSON object; {fix}")
+    return found
+
+
+def require(found: Any, fields: Mapping[str, Any], where: str, fix: str) -> None:
+    """Raises a UserError unless `found` is an object that has each of the fields, of its type."""
+    if not isinstance(found, dict):
+        raise UserError(f"{where}: {brief(repr(found), 40)}, expected an object; {fix}")
+    for name, kind in fields.items():
+        if name not in found:
+            raise UserError(f"{where}: no {name!r}; {fix}")
+        value = found[name]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise UserError(f"{where}: {name}={brief(repr(value), 40)}, expected {_KINDS[kind]}; {fix}")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a .jsonl file, one a line; a line that a killed writer left half is skipped."""
+    found = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        found += [value] if isinstance(value, dict) else []
+    return found
+
+
+def read_table(path: Path, columns: Sequence[str], fix: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Lines of a CSV file with a header that names `columns`: their numbers and fields; short lines hold None."""
+    refuse_html(path)
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets begin UTF-8 with a mark
+            rows = csv.DictReader(file)
+            lacking = [c for c in columns if c not in (rows.fieldnames or ())]
+            if lacking:
+                raise UserError(f"{path}: no column {lacking[0]!r}; {fix}")
+            for row in rows:
+                yield rows.line_num, row
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        raise UserError(f"{path}: not readable as CSV ({reason(e)}); {fix}") from None
+
+
+def refuse_html(path: Path) -> None:
+    """Names what a dead or busy link serves in place of a file, and what is no file."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(512).lstrip().lower()
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; extract the download again") from None
+    except OSError as e:
+        raise UserError(f"{path}: not readable ({reason(e)}); fetch or extract it again") from None
+    if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
+        raise UserError(
+            f"{path}: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"
+        )

@@ -1,0 +1,72 @@
+"""SIGTERM and SIGINT: the first ends a command where nothing is lost, the second at once."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+_wanted = 0  # the signal that came
+_holding = False
+
+
+class Stopped(BaseException):  # not an Exception: whoever catches all errors must not swallow it
+    """Somebody asked this process to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.name, self.code = signal.Signals(number).name, 128 + number
+
+
+def watch() -> None:
+    """From now on the first signal raises Stopped in the main thread, or is kept until hold() lets go."""
+    global _wanted
+    _wanted = 0
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _handle)
+    # Python runs handlers between its own instructions, so not while a program compiles. This thread sees signals then too.
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_end_at_the_second, args=(reading,), daemon=True).start()
+
+
+@contextlib.contextmanager
+def hold() -> Iterator[Callable[[], bool]]:
+    """Inside, a signal raises nothing; the function given says whether one has come. Raises Stopped at the end if so."""
+    global _holding
+    _holding = True
+    try:
+        yield lambda: bool(_wanted)
+    finally:
+        _holding = False
+    _raise_if_wanted()
+
+
+@contextlib.contextmanager
+def let_go() -> Iterator[None]:
+    """Inside hold(), a piece of work that may be broken off."""
+    global _holding
+    _holding = False
+    try:
+        _raise_if_wanted()
+        yield
+    finally:
+        _holding = True
+
+
+def _raise_if_wanted() -> None:
+    if _wanted:
+        raise Stopped(_wanted)
+
+
+def _handle(number: int, _: object) -> None:
+    global _wanted
+    first, _wanted = not _wanted, _wanted or number
+    if first and not _holding:
+        raise Stopped(number)
+
+
+def _end_at_the_second(reading: int) -> None:
+    os.read(reading, 1)
+    os._exit(128 + os.read(reading, 1)[0])

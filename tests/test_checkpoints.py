@@ -1,0 +1,256 @@
+"""What is on disk is what was written, or somebody says so."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cxda_jax import artefact, backend, checkpoints, files
+from cxda_jax.types import UserError
+from tests.test_train import assert_equal_trees, lines, run
+
+ROOT = Path(__file__).parent.parent
+TREE = {"params": {"a": jnp.arange(6.0).reshape(2, 3), "b": {"c": jnp.linspace(0.0, 1.0, 5)}}}
+
+
+def save(path, *steps, keep=2):
+    with checkpoints.Folder(path, keep) as folder:
+        for step in steps:
+            folder.save(step, jax.tree.map(lambda x, step=step: x + step, TREE), {"step": step})
+
+
+def rot(folder):
+    """One bit of the largest file, the manifest aside."""
+    paths = [p for p in folder.rglob("*") if p.is_file() and p.name != "manifest.json"]
+    path = max(paths, key=lambda p: p.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    return path.relative_to(folder).as_posix()
+
+
+def test_the_newest_two_stay_and_prove_themselves(tmp_path):
+    save(tmp_path / "last", 1, 2, 3)
+    assert checkpoints.steps(tmp_path / "last") == [3, 2]
+    assert [checkpoints.find_fault(tmp_path / "last" / s) for s in "32"] == ["", ""]
+    tree, notes = checkpoints.restore(tmp_path / "last", TREE)
+    assert notes == {"step": 3}
+    assert_equal_trees(tree, jax.tree.map(lambda x: x + 3, TREE))
+    assert checkpoints.restore(tmp_path / "none", TREE) is None
+
+
+def test_every_file_that_is_read_is_in_the_manifest(tmp_path):
+    save(tmp_path / "last", 1)
+    folder = tmp_path / "last" / "1"
+    told = json.loads((folder / "manifest.json").read_text())["sha256"]
+    there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert there - set(told) == {"manifest.json", *checkpoints.UNREAD} and set(told) <= there
+    for name in checkpoints.UNREAD:  # are indeed not read
+        (folder / name).unlink()
+    assert_equal_trees(checkpoints.restore(tmp_path / "last", TREE)[0], jax.tree.map(lambda x: x + 1, TREE))
+
+
+def test_damage_is_an_error_that_names_the_file(tmp_path):
+    save(tmp_path / "best", 1, 2)
+    name = rot(tmp_path / "best" / "2")
+    with pytest.raises(UserError) as e:
+        checkpoints.restore(tmp_path / "best", TREE)
+    assert str(e.value) == (
+        f"{tmp_path}/best/2: {name} differs from its recorded hash; copy it again from where it is whole, or train again"
+    )
+
+
+@pytest.mark.parametrize(
+    "harm, fault",
+    [
+        (lambda f: (f / "manifest.json").unlink(), "it has no manifest.json, so nothing proves that it is whole"),
+        (lambda f: (f / "manifest.json").write_text("{"), "manifest.json is unreadable"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json is unreadable"),
+        (lambda f: (f / "manifest.json").write_text('{"format": 2, "sha256": {}}'), "manifest.json is unreadable"),
+        (lambda f: (f / "notes" / "metadata").unlink(), "notes/metadata is missing"),
+        (lambda f: (f / "notes" / "metadata").write_text("{}"), "notes/metadata differs from its recorded hash"),
+    ],
+)
+def test_what_is_wrong_with_a_checkpoint(tmp_path, harm, fault):
+    save(tmp_path / "last", 1)
+    harm(tmp_path / "last" / "1")
+    assert checkpoints.find_fault(tmp_path / "last" / "1") == fault
+
+
+def test_with_no_good_checkpoint_nothing_is_taken_for_one(tmp_path):
+    save(tmp_path / "last", 1, 2)
+    rot(tmp_path / "last" / "1")
+    rot(tmp_path / "last" / "2")
+    said = []
+    with pytest.raises(UserError, match="no good checkpoint is left; copy one back, or delete the folder"):
+        checkpoints.restore(tmp_path / "last", TREE, damaged=said.append)
+    assert len(said) == 2 and "2 is damaged" in said[0] and "set aside as damaged-2" in said[0]
+    assert {p.name for p in (tmp_path / "last").iterdir()} == {"damaged-1", "damaged-2"}
+
+
+def test_training_goes_on_from_the_one_before_a_damaged_checkpoint(store, tmp_path):
+    whole = run(store, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(store, tmp_path / "broken", stop_at=11)
+    newest = checkpoints.steps(tmp_path / "broken" / "last")[0]
+    rot(tmp_path / "broken" / "last" / str(newest))
+    resumed = run(store, tmp_path / "broken")
+    assert_equal_trees(whole[0], resumed[0])
+    assert_equal_trees(whole[1], resumed[1])
+    assert resumed[2] == whole[2] and f"last/{newest} is damaged" in resumed[3][0]
+    assert f"resumed from step {newest - 1} of 12" == resumed[3][1] or "resumed from step" in resumed[3][1]
+
+
+def test_training_does_not_go_on_beside_damaged_best_weights(store, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(store, tmp_path / "run", stop_at=8)
+    rot(tmp_path / "run" / "best" / "6")
+    with pytest.raises(UserError, match="best/6: .* differs from its recorded hash; copy it back, or delete"):
+        run(store, tmp_path / "run")
+
+
+def test_a_folder_that_vanishes_is_one_line(store, tmp_path):
+    folder = checkpoints.Folder(tmp_path / "last")
+    folder.save(1, TREE, {})
+    folder.wait()
+    shutil.rmtree(tmp_path / "last")
+    with pytest.raises(UserError, match="last: the folder has vanished during training; bring it back, or train again"):
+        folder.save(2, TREE, {})
+
+
+def test_a_checkpoint_of_another_network_is_one_line(tmp_path):
+    save(tmp_path / "last", 1)
+    with pytest.raises(UserError) as e:
+        checkpoints.restore(tmp_path / "last", {"params": {"a": jnp.ones((2, 2))}})
+    assert "from another version or another network" in str(e.value)
+    assert len(str(e.value).replace(str(tmp_path), "")) <= 200
+
+
+def test_hashing_takes_a_small_share_of_the_save_and_none_of_the_main_thread(tmp_path, monkeypatch):
+    import threading
+
+    seen = []
+    write = checkpoints.write_manifest
+    monkeypatch.setattr(
+        checkpoints, "write_manifest", lambda *a: (seen.append(threading.current_thread()), write(*a))[1]
+    )
+    save(tmp_path / "last", 1)
+    assert seen and threading.main_thread() not in seen
+
+
+SAVE_ON_EIGHT = """
+import sys, jax, numpy as np
+from pathlib import Path
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from cxda_jax import checkpoints
+assert jax.device_count() == 8
+mesh = Mesh(np.array(jax.devices()), ("x",))
+place = lambda tree: {"rows": jax.device_put(tree["rows"], NamedSharding(mesh, P("x"))),
+                      "whole": jax.device_put(tree["whole"], NamedSharding(mesh, P()))}
+tree = place({"rows": np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32), "whole": np.arange(7)})
+path = Path(sys.argv[1])
+if sys.argv[2] == "save":
+    with checkpoints.Folder(path) as folder:
+        folder.save(1, tree, {})
+else:
+    tree = checkpoints.restore(path, tree)[0]
+    assert len(tree["rows"].sharding.device_set) == 8
+print(checkpoints.weights_hash(tree))
+"""
+
+
+def test_what_eight_devices_save_one_restores_and_back(tmp_path):
+    def on_eight(path, what):
+        flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(
+            [sys.executable, "-c", SAVE_ON_EIGHT, path, what], capture_output=True, text=True, cwd=ROOT, env={**os.environ, **flags}
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()[-1]
+
+    saved = on_eight(tmp_path / "eight", "save")
+    like = {"rows": jnp.zeros((16, 3)), "whole": jnp.zeros(7, jnp.int64 if jax.config.jax_enable_x64 else jnp.int32)}
+    tree, _ = checkpoints.restore(tmp_path / "eight", like)
+    assert checkpoints.weights_hash(tree) == saved and tree["rows"].sharding.device_set == {jax.devices()[0]}
+    with checkpoints.Folder(tmp_path / "one") as folder:
+        folder.save(1, tree, {})
+    assert on_eight(tmp_path / "one", "restore") == saved
+
+
+def test_a_model_is_plain_files_that_others_can_read(tmp_path):
+    notes = {"step": 7, "score": 0.25, "name": 'a "quoted" ü'}
+    artefact.write_model(tmp_path / "model", TREE, {"seed": 0}, notes)
+    assert {p.name for p in (tmp_path / "model").iterdir()} == {"weights.safetensors", "config.json", "manifest.json"}
+    tree, found = artefact.read_model(tmp_path / "model", TREE)
+    assert_equal_trees(tree, TREE)
+    assert found == notes
+    numpy = pytest.importorskip("safetensors.numpy")
+    theirs = numpy.load_file(tmp_path / "model" / "weights.safetensors")
+    assert sorted(theirs) == ["params/a", "params/b/c"]
+    np.testing.assert_array_equal(theirs["params/a"], TREE["params"]["a"])
+    np.testing.assert_array_equal(theirs["params/b/c"], TREE["params"]["b"]["c"])
+
+
+def test_a_model_of_other_names_or_shapes_is_refused(tmp_path):
+    artefact.write_model(tmp_path / "model", TREE, {"seed": 0}, {})
+    other = {"params": {"a": TREE["params"]["a"]}}
+    with pytest.raises(UserError, match="the network has no params/b/c; is config.json the model's own"):
+        artefact.read_model(tmp_path / "model", other)
+    with pytest.raises(UserError, match="params/d is missing or of another shape"):
+        artefact.read_model(tmp_path / "model", {"params": {**TREE["params"], "d": jnp.ones(2)}})
+    rot(tmp_path / "model")
+    with pytest.raises(UserError, match="differs from its recorded hash; copy it again"):
+        artefact.read_model(tmp_path / "model", TREE)
+
+
+def test_one_process_at_a_time_writes_to_a_folder(tmp_path):
+    in_use = pytest.raises(UserError, match=f"{tmp_path} is in use by process {os.getpid()} on .* since 20")
+    with files.locked(tmp_path), in_use, files.locked(tmp_path):
+        pass
+    with files.locked(tmp_path):  # is free again
+        pass
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    def fail(partial):
+        partial.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    files.write_text(tmp_path / "a.json", "old")
+    with pytest.raises(OSError):
+        files.write_whole(tmp_path / "a.json", fail)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.json", "old")]
+
+
+def test_determinism_is_asked_of_gpus_alone(monkeypatch):
+    backend.compiler_options.cache_clear()
+    before = backend.compiler_options()
+    try:
+        backend.make_deterministic()
+        assert backend.compiler_options() == before
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        backend.compiler_options.cache_clear()
+        assert backend.compiler_options() == {"xla_gpu_deterministic_ops": True}
+    finally:
+        monkeypatch.undo()
+        monkeypatch.setattr(backend, "_deterministic", False)
+        backend.compiler_options.cache_clear()
+
+
+def test_stopping_saves_where_it_stands_and_ends_as_the_whole_run(store, tmp_path):
+    whole = run(store, tmp_path / "whole")
+    for at in (1, 3, 5):  # of which 3 is a validation's: the state before it stays
+        asked = iter([False] * (at - 1) + [True])
+        assert run(store, tmp_path / f"stopped{at}", stopping=lambda asked=asked: next(asked)) is None
+        assert checkpoints.steps(tmp_path / f"stopped{at}" / "last")[0] == (at if at != 3 else 2)
+        resumed = run(store, tmp_path / f"stopped{at}")
+        assert_equal_trees(whole[0], resumed[0])
+        assert_equal_trees(whole[1], resumed[1])
+        assert [line["step"] for line in lines(tmp_path / f"stopped{at}") if "val_score" in line] == [3, 6, 9, 12]

@@ -1,0 +1,840 @@
+"""What a user may get wrong, in files and on the command line: each costs one short line, the one that stands here."""
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import shutil
+import struct
+import sys
+import zlib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+from PIL import Image
+
+from cxda_jax import backend
+from cxda_jax.analysis.results import read_results
+from cxda_jax.data.store import Domain, open_store, write_store
+from cxda_jax.experiment import READERS, build_on, open_data, start_from_weights
+from cxda_jax.nets.pretrained import read_weights
+from cxda_jax.types import UserError
+from launch import cli, evaluate, prepare, report, train
+from tests import raw_fixtures as raws
+from tests.conftest import INFO, make_domains
+
+ROOT = Path(__file__).parent.parent
+HTML = b"<!DOCTYPE html><html>Google Drive - Virus scan warning</html>"
+LONGEST = 200
+
+
+def one_line(error, tmp) -> str:
+    """The message as a launcher prints it, with {tmp} for the folder, whose length is the machine's."""
+    line = " ".join(str(error).split()).replace(str(tmp), "{tmp}")
+    assert len(line) <= LONGEST, f"{len(line)} characters: {line}"
+    return line
+
+
+def is_as(line, expected) -> bool:
+    """Equal, but that (...) stands for the words of a library, which another version of it may choose otherwise."""
+    before, words, after = expected.partition("(...)")
+    if not words:
+        return line == expected
+    return line.startswith(f"{before}(") and line.endswith(f"){after}") and len(line) > len(expected)
+
+
+def parametrised(cases):
+    return pytest.mark.parametrize("number", range(len(cases)), ids=lambda i: cases[i][0].replace(" ", "_"))
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+# Config files: name, text, spec after --config=, line
+
+CONFIG_FILES = [
+    ("missing", "", "other.py", "--config=other.py: no file other.py; run from the repository's root, or give the file's path"),
+    ("missing near", None, "configs/glyphz.py:cxda", "--config=configs/glyphz.py:cxda: no file configs/glyphz.py; did you mean configs/glyphs.py?"),
+    ("a folder", None, "configs", "--config=configs: no file configs; did you mean configs/glyphs.py?"),
+    ("no file name", None, ":cxda", "--config=:cxda: no file ''; run from the repository's root, or give the file's path"),
+    ("unknown variant", None, "configs/glyphs.py:cxda,smok", "--config=configs/glyphs.py:cxda,smok: variant 'smok' is unknown; the only one is 'smoke', as in :cxda,smoke"),
+    ("syntax error", "def get_config(:\n", "mine.py", "--config=mine.py: SyntaxError: invalid syntax (mine.py, line 1); --debug shows where"),
+    ("binary", b"x = '\xff'\n", "mine.py", "--config=mine.py: SyntaxError: (...); --debug shows where"),
+    ("no get_config", "c = 1\n", "mine.py:cxda", "--config=mine.py:cxda: defines no get_config(argument); see configs/glyphs.py"),
+    ("raises", "def get_config(argument=None):\n    return 1 / 0\n", "mine.py", "--config=mine.py: ZeroDivisionError: division by zero; --debug shows where"),
+    ("raises a value error", "def get_config(argument=None):\n    raise ValueError('a\\n' + 'b ' * 400)\n", "mine.py", "--config=mine.py: a b b b b b b b b b b b b b b b b b b b b b b b b b b b b b b b b b b b b b b b ...b b b b b b b b b b b b b b b b b b b"),
+    ("imports what is not there", "import no_such_package\n", "mine.py", "--config=mine.py: ModuleNotFoundError: No module named 'no_such_package'; --debug shows where"),
+    ("takes no variant", "def get_config():\n    pass\n", "mine.py:cxda", "--config=mine.py:cxda: TypeError: get_config() takes 0 positional arguments but 1 was given; --debug shows where"),
+    ("returns nothing", "def get_config(argument=None):\n    pass\n", "mine.py", "--config=mine.py: get_config() returns a NoneType; start from configs.common.default()"),
+    ("returns a part", "from ml_collections import ConfigDict\nget_config = lambda _: ConfigDict({'benchmark': 'x', 'seed': 1})\n",
+     "mine.py", "--config=mine.py: get_config() returns a config without attention; start from configs.common.default()"),
+]  # fmt: skip
+
+
+@parametrised(CONFIG_FILES)
+def test_config_files(tmp_path, monkeypatch, number):
+    _, text, spec, line = CONFIG_FILES[number]
+    if text is not None:
+        monkeypatch.chdir(tmp_path)
+        Path("mine.py").write_bytes(text if isinstance(text, bytes) else text.encode())
+    flags.FLAGS.mark_as_parsed()  # --debug is looked at
+    with pytest.raises(UserError) as error:
+        cli.load_config(spec)
+    assert is_as(one_line(error.value, tmp_path), line)
+
+
+# Overrides: --config.NAME=TEXT of configs/glyphs.py:METHOD, line
+
+OVERRIDES = [
+    ("cxda", "optimizer.learning_rat", "1", "--config.optimizer.learning_rat: config.optimizer has no field 'learning_rat'; did you mean 'learning_rate'?"),
+    ("cxda", "zzz", "1", "--config.zzz: config has no field 'zzz'; fields: attention, augment, batch_norm, benchmark, cml, cotta, data, episode, evaluation, finetune, method, net, optimizer, seed, sf_ocda, sla, strong, train"),
+    ("cxda", "seed.x", "1", "--config.seed.x: config.seed is a single value, it has no field 'x'"),
+    ("cxda", "episode", "5", "--config.episode is a group; set one of its fields: num_domains, num_query, per_domain, replacement"),
+    ("cxda", "train.steps", "ten", "--config.train.steps=ten: expected a int such as 0"),
+    ("cxda", "train.steps", "1e3", "--config.train.steps=1e3: expected a int such as 0"),
+    ("cxda", "train.steps", "", "--config.train.steps=: expected a int such as 0"),
+    ("cxda", "train.steps", "-1", "train.steps=-1 must be at least 0"),
+    ("cxda", "train.epochs", "-1", "train.epochs=-1 must be at least 0"),
+    ("cxda", "train.tasks_per_step", "0", "train.tasks_per_step=0 must be at least 1"),
+    ("cxda", "train.steps_per_call", "-1", "train.steps_per_call=-1 must be at least 0"),
+    ("cxda", "train.source", "disk", "train.source='disk' is unknown; choose from device, tfdata"),
+    ("cxda", "train.support_loss", "both", "train.support_loss='both' is not one of none, own, leave_one_out for this method"),
+    ("erm_iid", "train.log_every", "0", "train.log_every=0 must be at least 1"),
+    ("cxda", "optimizer.learning_rate", "nan", "--config.optimizer.learning_rate=nan: expected a finite float such as 0.03"),
+    ("cxda", "optimizer.learning_rate", "0.01,", "--config.optimizer.learning_rate=0.01,: expected a finite float such as 0.03"),
+    ("cxda", "optimizer.learning_rate", "-0.1", "optimizer.learning_rate=-0.1 must be a finite number above 0"),
+    ("cxda", "optimizer.momentum", "1", "optimizer.momentum=1.0 must be a number from 0 to below 1"),
+    ("cxda", "optimizer.weight_decay", "-1e-4", "optimizer.weight_decay=-0.0001 must be a finite number, 0 or more"),
+    ("cxda", "optimizer.name", "adamw", "optimizer.name='adamw' is unknown; did you mean 'adam'? choose from adam, sgd"),
+    ("cxda", "episode.num_domains", "0", "episode.num_domains=0 must be at least 1"),
+    ("cxda", "episode.num_domains", "4", "episode.num_domains=4 but split 'train' of tiny has 3 domains"),
+    ("cxda", "episode.per_domain", "11", "domain 'd0' of split 'train' has 30 images, episode.per_domain + episode.num_query needs 31; drop the domain or ask for fewer"),
+    ("erm", "episode.num_query", "9999", "domain 'd0' of split 'train' has 30 images, episode.per_domain + episode.num_query needs 10009; drop the domain or ask for fewer"),
+    ("cxda", "episode.replacement", "maybe", "--config.episode.replacement=maybe: expected a bool such as False"),
+    ("cxda", "attention.heads", "7", "attention.heads=7 with attention.ratio=2 does not divide the 16 features; choose heads * ratio among the divisors of 16"),
+    ("cxda", "attention.features", "patches", "attention.features='patches' is unknown; did you mean 'patch'? choose from flat, patch, pool"),
+    ("cxda", "attention.scale", "root", "attention.scale='root' is not one of paper, head_dim"),
+    ("bn", "batch_norm.momentum", "1.5", "batch_norm.momentum=1.5 lies outside 0..1; 1 takes the support's statistics alone"),
+    ("bn", "batch_norm.statistics", "flows", "batch_norm.statistics='flows' is not one of flow, stop, own"),
+    ("cxda", "net.name", "resnet", "net.name='resnet' is unknown; did you mean 'resnet50'? choose from cnn, resnet50"),
+    ("cxda", "net.dtype", "float23", "net.dtype='float23' is unknown; did you mean 'float32'? choose from bfloat16, float32"),
+    ("cxda", "net.width", "0", "net.width=0 must be at least 1"),
+    ("cxda", "net.padding", "valid", "net.padding='valid' is unknown; choose from arm, same"),
+    ("cml", "cml.convs", "4", "cml.convs=4 is unknown; choose from 2, 3"),
+    ("sla", "sla.adapters", "0", "sla.adapters=0 must be at least 1"),
+    ("ft_em", "finetune.steps", "0", "finetune.steps=0 must be at least 1"),
+    ("ft_em", "finetune.trainable", "head", "finetune.trainable='head' is not one of all, batch_norm"),
+    ("cotta", "cotta.average", "2", "cotta.average=2.0 lies outside 0..1"),
+    ("sf_ocda", "strong.hue", "0.7", "strong.hue=0.7 lies outside 0..0.5; 0 switches it off"),
+    ("cxda", "augment.rotate", "-5", "augment.rotate=-5.0 lies outside 0..180 degrees; 0 switches it off"),
+    ("cxda", "evaluation.val_tasks", "0", "evaluation.val_tasks=0 must be at least 1"),
+    ("cxda", "evaluation.every_steps", "-2", "evaluation.every_steps=-2 must be at least 0"),
+    ("cxda", "evaluation.select", "best", "evaluation.select='best' is unknown; choose from mean, worst_decile"),
+    ("cxda", "seed", "-1", "seed=-1 must be at least 0"),
+    ("cxda", "seed", "99999999999999999999", "--config.seed=99999999999999999999: expected a int such as 0"),
+    ("cxda", "method", "cxdaa", "method='cxdaa' is unknown; did you mean 'cxda'? choose from bn, cml, cotta, cxda, cxda_loo, cxda_p2p, cxda_supervised, erm, erm_iid, ft_em, ft_im, sf_ocda, sla"),
+]  # fmt: skip
+
+
+@parametrised([(f"{name}={text}",) for _, name, text, _ in OVERRIDES])
+def test_overrides(tmp_path, store, number):
+    method, name, text, line = OVERRIDES[number]
+    config = cli.load_config(f"configs/glyphs.py:{method}")
+    small = {"episode.num_domains": "3", "episode.per_domain": "10", "train.steps": "5", "evaluation.every_steps": "5"}
+    with pytest.raises(UserError) as error:
+        for field, value in {**small, name: text}.items():
+            cli.override(config, field, value)
+        build_on(cli.resolve(config), store)
+    assert is_as(one_line(error.value, tmp_path), line)
+
+
+DATA = [
+    ("glyphs", "data.writers", "(6, 5)", "data.writers=(6, 5): give three counts of at least 1, for train, val and test"),
+    ("glyphs", "data.writers", "(6, 5, 0)", "data.writers=(6, 5, 0): give three counts of at least 1, for train, val and test"),
+    ("glyphs", "data.writers", "[6, 5, 5]", "--config.data.writers=[6, 5, 5]: expected a tuple such as (6, 5, 5)"),
+    ("glyphs", "data.drawings", "0", "data.drawings=0 must be at least 1"),
+    ("glyphs", "data.drawing", "100", "--config.data.drawing: config.data has no field 'drawing'; did you mean 'drawings'?"),
+    ("glyphs_c", "data.images", "-3", "data.images=-3 must be at least 1"),
+    ("glyphs_c", "data.seed", "-3", "data.seed=-3 must not be negative"),
+    ("glyphs", "benchmark", "glyphs_d", "benchmark='glyphs_d' is unknown; did you mean 'glyphs_c'? choose from cifar_c, femnist, folder, glyphs, glyphs_c, iwildcam, tiny_imagenet_c"),
+    ("folder", "data.name", "mine", "{tmp}/mine: no prepared data; python -m launch.prepare --benchmark=folder --raw_dir=DIR --name=mine"),
+    ("femnist", "data.name", "../elsewhere", "{tmp}/../elsewhere: no prepared data; python -m launch.prepare --benchmark=femnist --raw_dir=DIR --name=../elsewhere"),
+]  # fmt: skip
+
+
+@parametrised([(f"{benchmark} {name}={text}",) for benchmark, name, text, _ in DATA])
+def test_data_options(tmp_path, number):
+    benchmark, name, text, line = DATA[number]
+    config = cli.load_config(f"configs/{benchmark}.py:cxda,smoke")
+    with pytest.raises(UserError) as error:
+        cli.override(config, name, text)
+        open_data(cli.resolve(config), tmp_path)
+    assert is_as(one_line(error.value, tmp_path), line)
+    assert not list(tmp_path.iterdir())
+
+
+# Command lines, run in this process: launcher, arguments, line
+
+MAINS = {"train": train.main, "evaluate": evaluate.main, "report": report.main, "prepare": prepare.main}
+REQUIRED = {"train": ("config", "workdir"), "evaluate": (), "report": (), "prepare": ("benchmark", "raw_dir")}
+TRAIN = ("--config=configs/glyphs.py:cxda,smoke", "--workdir={tmp}/w")
+PREPARE = ("--benchmark=folder", "--raw_dir={tmp}/raw")
+COMMANDS = [
+    ("train", (*TRAIN, "--confg.seed=1"), "Unknown command line flag 'confg.seed'"),
+    ("train", (*TRAIN, "cxda"), "unexpected argument 'cxda'; flags are written --name=value"),
+    ("train", TRAIN[:1], "flag --workdir=None: Flag --workdir must have a value other than None."),
+    ("train", TRAIN[1:], "flag --config=None: Flag --config must have a value other than None."),
+    ("train", (*TRAIN, "--config.seed"), "--config.seed has no value; write --config.seed=VALUE"),
+    ("train", (*TRAIN, "--config.=3"), "--config.: config has no field ''; fields: attention, augment, batch_norm, benchmark, cml, cotta, data, episode, evaluation, finetune, method, net, optimizer, seed, sf_ocda, sla, strong, train"),
+    ("train", (*TRAIN, "--debug=maybe"), "flag --debug=maybe: ('Non-boolean argument to boolean flag', 'maybe')"),
+    ("train", ("--config=configs/glyphs.py:erm", "--workdir={tmp}/w", "--config.net.widht=3"), "--config.net.widht: config.net has no field 'widht'; did you mean 'width'?"),
+    ("train", ("--config=configs/glyphs.py:erm,smoke", "--config.data.writers=(5, 5, 5)", "--config.data.drawings=41",
+               "--workdir={tmp}/run/config.json"),
+     "--workdir={tmp}/run/config.json: cannot be written (File exists); choose another"),
+    ("evaluate", (), "--runs is missing; give a run directory or a quoted pattern such as 'runs/glyphs/*/*'"),
+    ("evaluate", ("--runs={tmp}/none*",), "--runs={tmp}/none*: nothing matches; name run directories that launch.train made"),
+    ("evaluate", ("--runs={tmp}/run/config.json",), "--runs={tmp}/run/config.json: nothing that matches holds a config.json; name run directories that launch.train made"),
+    ("evaluate", ("--runs={tmp}/run", "--num_tasks=-4"), "flag --num_tasks=-4: -4 is not a positive integer"),
+    ("evaluate", ("--runs={tmp}/run", "--num_tasks=many"), "flag --num_tasks=many: invalid literal for int() with base 10: 'many'"),
+    ("evaluate", ("--runs={tmp}/run", "--methods=cxda,exda"), "--methods=exda: no such method; choose from all, erm, erm_iid, bn, cml, cxda, cxda_p2p, cxda_supervised, cxda_loo, ft_em, ft_im, sf_ocda, cotta, sla"),
+    ("evaluate", ("--runs={tmp}/run", "--methods=ft_em"), "--methods=ft_em: --runs={tmp}/run holds no run to test it on; train one first"),
+    ("evaluate", ("--runs={tmp}/run", "--against=bm"), "--against=bm: no such method among the runs; choose from cxda"),
+    ("evaluate", ("--runs={tmp}/run", "--num_domains=0,5"), "--num_domains=0: give whole numbers of at least 1, such as 1,10"),
+    ("evaluate", ("--runs={tmp}/run", "--support_size=3"), "--support_size=3: 3 support images cannot come from 5 domains; ask for more images"),
+    ("evaluate", ("--runs={tmp}/run", "--config.net.width=4"), "--config.net.width: a trained run fixes it; this command can change batch_norm, cotta, episode, evaluation, finetune, sf_ocda, strong"),
+    ("evaluate", ("--runs={tmp}/run", "--config.episode.per_domain=x"), "--config.episode.per_domain=x: expected a int such as 20"),
+    ("report", ("--runs={tmp}/run",), "--report is missing; name the folder to write, such as --report=runs/report"),
+    ("report", ("--runs={tmp}/bare", "--report={tmp}/r"), "--runs={tmp}/bare: nothing to report; the first fault: {tmp}/bare: no result.json; evaluate it: python -m launch.evaluate --runs={tmp}/bare"),
+    ("report", ("--runs={tmp}/run", "--report={tmp}/r", "--against=bn"), "--against=bn: a report compares with the paper alone; give paper, or nothing"),
+    ("prepare", PREPARE[1:], "flag --benchmark=None: Flag --benchmark must have a value other than None."),
+    ("prepare", PREPARE[:1], "flag --raw_dir=None: Flag --raw_dir must have a value other than None."),
+    ("prepare", ("--benchmark=glyphs", PREPARE[1]), "--benchmark='glyphs' is unknown; choose from cifar_c, femnist, folder, iwildcam, tiny_imagenet_c"),
+    ("prepare", ("--benchmark=cifar10_c", PREPARE[1]), "--benchmark='cifar10_c' is unknown; did you mean 'cifar_c'? choose from cifar_c, femnist, folder, iwildcam, tiny_imagenet_c"),
+    ("prepare", (*PREPARE, "--workers=0"), "flag --workers=0: 0 is not a positive integer"),
+    ("prepare", (*PREPARE, "--size=large"), "flag --size=large: invalid literal for int() with base 10: 'large'"),
+    ("prepare", (*PREPARE, "--regenerate"), "--regenerate: folder has no such option; see --help"),
+]  # fmt: skip
+
+
+def printed(monkeypatch, name, arguments) -> str:
+    """What a launcher prints to stderr before it exits with code 2."""
+    err, given = io.StringIO(), [a.partition("=")[0] for a in arguments]
+    others = {flag for others in REQUIRED.values() for flag in others} | {"out"}
+    unused = [f"--{f}=unused" for f in others - set(REQUIRED[name]) if f in flags.FLAGS and f"--{f}" not in given]
+    monkeypatch.setattr(sys, "argv", [name, *unused, *arguments])
+    monkeypatch.setattr(backend, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(cli, "keep_compiled", lambda: None)
+    with flagsaver.flagsaver(), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as exit:
+        cli.run(MAINS[name])
+    cli._overrides.clear()
+    assert exit.value.code == 2, err.getvalue()
+    return err.getvalue()
+
+
+@parametrised([(f"{name} {' '.join(arguments)}",) for name, arguments, _ in COMMANDS])
+def test_command_lines(tmp_path, monkeypatch, data_dir, number):
+    name, arguments, line = COMMANDS[number]
+    write_run(tmp_path / "run")
+    (tmp_path / "bare").mkdir()
+    shutil.copy(tmp_path / "run" / "config.json", tmp_path / "bare")
+    arguments = [a.replace("{tmp}", str(tmp_path)) for a in arguments]
+    error = printed(monkeypatch, name, (f"--data_dir={data_dir}", *arguments))
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert is_as(one_line(error.removeprefix("error: "), tmp_path), line)
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_traceback_is_for_those_who_ask(tmp_path, monkeypatch, capsys):
+    arguments = ("--runs=nowhere",)
+    assert "Traceback" not in printed(monkeypatch, "evaluate", arguments)
+    error = printed(monkeypatch, "evaluate", (*arguments, "--debug"))
+    assert error.startswith("Traceback") and error.splitlines()[-1].startswith("error: --runs=nowhere: ")
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory):
+    """The smoke config's data set in its place, of other images."""
+    folder = tmp_path_factory.mktemp("data")
+    config = cli.resolve(cli.load_config("configs/glyphs.py:cxda,smoke"))
+    config["data"] |= {"writers": [5, 5, 5], "drawings": 41}
+    open_data(config, folder)
+    return folder
+
+
+# Data stores: what is done to a good one, line
+
+
+def card(change):
+    def spoil(folder):
+        edit_json(folder / "store.json", change)
+
+    return spoil
+
+
+def edit_json(path, change):
+    content = json.loads(path.read_text())
+    changed = change(content)
+    path.write_text(json.dumps(content if changed is None else changed))
+
+
+def without(place):
+    """An edit: content[place] is gone."""
+
+    def change(content):
+        del content[place]
+
+    return change
+
+
+def set_to(*places, to):
+    """An edit: content[place][place]... = to."""
+
+    def change(content):
+        for place in places[:-1]:
+            content = content[place]
+        content[places[-1]] = to
+
+    return change
+
+
+def cut(path, count):
+    path.write_bytes(path.read_bytes()[:-count])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def folder_in_place_of(path):
+    path.unlink()
+    path.mkdir()
+
+
+STORES = [
+    ("no store", shutil.rmtree, "{tmp}/store: not a data store (no store.json); prepare the data set first"),
+    ("a file", lambda f: (shutil.rmtree(f), f.write_text("")), "{tmp}/store: not a data store (no store.json); prepare the data set first"),
+    ("no store.json", lambda f: (f / "store.json").unlink(), "{tmp}/store: not a data store (no store.json); prepare the data set first"),
+    ("a folder for store.json", lambda f: folder_in_place_of(f / "store.json"), "{tmp}/store/store.json: not readable as JSON (Is a directory); delete the folder and prepare it again"),
+    ("cut json", lambda f: (f / "store.json").write_text('{"format": 1,'), "{tmp}/store/store.json: not readable as JSON (...); delete the folder and prepare it again"),
+    ("bytes", lambda f: (f / "store.json").write_bytes(b"\xff\xfe\xfd"), "{tmp}/store/store.json: not readable as JSON ('utf-16-le' codec can't decode byte 0xfd in position 2: truncated data); delete the folder and prepare it again"),
+    ("deep", lambda f: (f / "store.json").write_text("[" * 100_000), "{tmp}/store/store.json: not readable as JSON (nested too deeply); delete the folder and prepare it again"),
+    ("a list", card(lambda c: [c]), "{tmp}/store/store.json: holds a list, expected a JSON object; delete the folder and prepare it again"),
+    ("other format", card(set_to("format", to=99)), "{tmp}/store: store format 99, this version reads 1; prepare it again"),
+    ("no domains", card(without("domains")), "{tmp}/store/store.json: no 'domains'; delete the folder and prepare it again"),
+    ("no sha256", card(without("sha256")), "{tmp}/store/store.json: no 'sha256'; delete the folder and prepare it again"),
+    ("no sha256 of labels", card(lambda c: without("labels")(c["sha256"])), "{tmp}/store/store.json: sha256: no 'labels'; delete the folder and prepare it again"),
+    ("no rows", card(lambda c: without("rows")(c["domains"][1])), "{tmp}/store/store.json: domains: no 'rows'; delete the folder and prepare it again"),
+    ("negative rows", card(set_to("domains", 1, "rows", to=-30)), "{tmp}/store/store.json: domain 'd1' has -30 rows; delete the folder and prepare it again"),
+    ("fractions of rows", card(set_to("domains", 1, "rows", to=30.5)), "{tmp}/store/store.json: domains: rows=30.5, expected a whole number; delete the folder and prepare it again"),
+    ("a domain that is a name", card(set_to("domains", 1, to="d1")), "{tmp}/store/store.json: domains: 'd1', expected an object; delete the folder and prepare it again"),
+    ("empty", card(set_to("domains", to=[])), "{tmp}/store/store.json: its domains have no rows; delete the folder and prepare it again"),
+    ("unknown split", card(set_to("domains", 1, "split", to="dev")), "{tmp}/store/store.json: split 'dev' is not one of train, val, test; delete the folder and prepare it again"),
+    ("zero in shape", card(set_to("shape", to=[0, 16, 1])), "{tmp}/store/store.json: shape=[0, 16, 1] is not a height, a width and channels; delete the folder and prepare it again"),
+    ("float in shape", card(set_to("shape", to=[16, 16.0, 1])), "{tmp}/store/store.json: shape=[16, 16.0, 1] is not a height, a width and channels; delete the folder and prepare it again"),
+    ("no channels", card(set_to("shape", to=[16, 16])), "{tmp}/store/store.json: shape=[16, 16] is not a height, a width and channels; delete the folder and prepare it again"),
+    ("text for shape", card(set_to("shape", to="16x16x1")), "{tmp}/store/store.json: shape='16x16x1', expected a list; delete the folder and prepare it again"),
+    ("too few classes", card(set_to("class_names", to=["a", "b"])), "{tmp}/store/labels.i32: labels in 0..3, but 2 classes in store.json; delete the folder and prepare it again"),
+    ("no classes", card(set_to("class_names", to=[])), "{tmp}/store/store.json: class_names=[] is not a list of names; delete the folder and prepare it again"),
+    ("mean of three", card(set_to("mean", to=[0.4, 0.5, 0.6])), "{tmp}/store/store.json: mean=[0.4, 0.5, 0.6] is not one number a channel, of which there are 1; delete the folder and prepare it again"),
+    ("std of none", card(set_to("std", to=[])), "{tmp}/store/store.json: std=[] is not one number a channel, of which there are 1; delete the folder and prepare it again"),
+    ("zero std", card(set_to("std", to=[0])), "{tmp}/store/store.json: std=[0] has a zero; delete the folder and prepare it again"),
+    ("nan in mean", card(set_to("mean", to=[float("nan")])), "{tmp}/store/store.json: mean=[nan] is not one number a channel, of which there are 1; delete the folder and prepare it again"),
+    ("marks in one", card(set_to("marks", to="regenerated")), "{tmp}/store/store.json: marks='regenerated', expected a list; delete the folder and prepare it again"),
+    ("cut images", lambda f: cut(f / "images.u8", 1), "{tmp}/store/images.u8: 69119 bytes, expected 69120; delete the folder and prepare it again"),
+    ("no labels", lambda f: (f / "labels.i32").unlink(), "{tmp}/store/labels.i32: 0 bytes, expected 1080; delete the folder and prepare it again"),
+    ("flipped bit in images", lambda f: flip(f / "images.u8"), "{tmp}/store: images differ from their recorded hash; delete the folder and prepare it again"),
+    ("flipped bit in labels", lambda f: flip(f / "labels.i32"), "{tmp}/store: labels differ from their recorded hash; delete the folder and prepare it again"),
+]  # fmt: skip
+
+
+@parametrised(STORES)
+def test_data_stores(tmp_path, store, number):
+    _, spoil, line = STORES[number]
+    spoil(tmp_path / "store")
+    with pytest.raises(UserError) as error:
+        open_store(tmp_path / "store")
+    assert is_as(one_line(error.value, tmp_path), line)
+
+
+# Raw files: benchmark, what is done to good ones, line
+
+
+def first_json(raw):
+    return sorted((raw / "femnist" / "train").glob("all*.json"))[0]
+
+
+def leaf(*places, to):
+    return lambda raw: edit_json(first_json(raw), set_to(*places, to=to))
+
+
+def put(name, data):
+    """Writes what does not belong there."""
+
+    def spoil(raw):
+        path = raw / name
+        if path.is_file():
+            path.unlink()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data() if callable(data) else data)
+
+    return spoil
+
+
+def npy(array, **options):
+    def data():
+        buffer = io.BytesIO()
+        np.save(buffer, array, **options)
+        return buffer.getvalue()
+
+    return data
+
+
+def npy_header(text):
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+def picture(side, kind, **options):
+    def data():
+        buffer = io.BytesIO()
+        pixels = np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8)
+        Image.fromarray(pixels).save(buffer, kind, **options)
+        return buffer.getvalue()
+
+    return data
+
+
+def bomb():
+    """A PNG whose header promises 40000 x 40000 pixels."""
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 40_000, 40_000, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+
+
+W = "f0074_00"
+FOG, SNOW, LABELS = "CIFAR-10-C/fog.npy", "CIFAR-10-C-new/train/snow_labels.npy", "CIFAR-10-C/labels.npy"
+TINY = f"Tiny-ImageNet-C/fog/3/{raws.WNIDS[0]}/a.JPEG"
+WILD = "iwildcam_v2.0"
+MINE = "site 1/kind0/00.png"
+
+
+def lines_of(name, change):
+    def spoil(raw):
+        path = raw / WILD / name
+        path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
+
+    return spoil
+
+
+RAW = [
+    ("femnist", "users is a number", leaf("users", to=5), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not a LEAF file of users, num_samples and user_data (no list 'users'); make it again"),
+    ("femnist", "users is an object", leaf("users", to={"a": 1}), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not a LEAF file of users, num_samples and user_data (users and num_samples are not lists of one length); make it again"),
+    ("femnist", "users of numbers", leaf("users", to=[1, 2, 3]), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not a LEAF file of users, num_samples and user_data (users and user_data differ); make it again"),
+    ("femnist", "counts in words", leaf("num_samples", to=["45", "45", "45"]), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not a LEAF file of users, num_samples and user_data (num_samples are not whole numbers); make it again"),
+    ("femnist", "one count too few", leaf("num_samples", to=[45, 45]), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not a LEAF file of users, num_samples and user_data (users and num_samples are not lists of one length); make it again"),
+    ("femnist", "user_data is a list", leaf("user_data", to=[]), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not a LEAF file of users, num_samples and user_data (users and user_data differ); make it again"),
+    ("femnist", "writer is a list", leaf("user_data", W, to=[1, 2]), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (list indices must be integers or slices, not str); fetch or make it again"),
+    ("femnist", "writer without y", leaf("user_data", W, to={"x": []}), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (no 'y'); fetch or make it again"),
+    ("femnist", "x of objects", leaf("user_data", W, "x", to={"a": 1}), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (float() argument must be a string or a real number, not 'dict'); fetch or make it again"),
+    ("femnist", "x of words", leaf("user_data", W, "x", 0, to=["white"] * 784), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (could not convert string to float: 'white'); fetch or make it again"),
+    ("femnist", "x has nan", leaf("user_data", W, "x", 0, to=[float("nan")] * 784), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: pixels in nan..nan, expected 0..1; fetch or make it again"),
+    ("femnist", "y of fractions", leaf("user_data", W, "y", 0, to=1.5), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: labels are not integers in 0..61; fetch or make it again"),
+    ("femnist", "y negative", leaf("user_data", W, "y", 0, to=-1), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: labels are not integers in 0..61; fetch or make it again"),
+    ("femnist", "not JSON inside", lambda r: first_json(r).write_text(first_json(r).read_text().replace('"y": [', '"y": [oh ', 1)), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (...); fetch or make it again"),
+    ("femnist", "deep", lambda r: first_json(r).write_text(first_json(r).read_text().replace('"y": [', '"y": [' + "[" * 9999 + "]" * 9999 + ", ", 1)), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (nested too deeply); fetch or make it again"),
+    ("femnist", "a folder for a file", lambda r: folder_in_place_of(first_json(r)), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not readable (Is a directory); fetch or extract it again"),
+    ("femnist", "raw_dir is a file", lambda r: (shutil.rmtree(r), r.write_text("")), "--raw_dir={tmp}/raw: no such folder; give the one that holds femnist/"),
+    ("cifar_c", "fog is a folder", lambda r: folder_in_place_of(r / FOG), "{tmp}/raw/CIFAR-10-C/fog.npy: not readable (Is a directory); fetch or extract it again"),
+    ("cifar_c", "fog is a npz", put(FOG, b"PK\x03\x04" + b"\0" * 100), "{tmp}/raw/CIFAR-10-C/fog.npy: cut short or not a .npy file (the magic string is not correct; expected b'\\x93NUMPY...ot b'PK\\x03\\x04\\x00\\x00'); fetch it again"),
+    ("cifar_c", "fog of another size", put(FOG, npy(np.zeros((5, 64, 64, 3), np.uint8))), "{tmp}/raw/CIFAR-10-C/fog.npy: holds uint8 (5, 64, 64, 3), expected uint8 (n, 32, 32, 3); fetch it again"),
+    ("cifar_c", "fog of uint16", put(FOG, npy(np.zeros((5, 32, 32, 3), np.uint16))), "{tmp}/raw/CIFAR-10-C/fog.npy: holds uint16 (5, 32, 32, 3), expected uint8 (n, 32, 32, 3); fetch it again"),
+    ("cifar_c", "fog channels first", put(FOG, npy(np.zeros((5, 3, 32, 32), np.uint8))), "{tmp}/raw/CIFAR-10-C/fog.npy: holds uint8 (5, 3, 32, 32), expected uint8 (n, 32, 32, 3); fetch it again"),
+    ("cifar_c", "fog of nothing", put(FOG, npy(np.zeros((0, 32, 32, 3), np.uint8))), "{tmp}/raw/CIFAR-10-C/fog.npy: holds uint8 (0, 32, 32, 3), expected uint8 (n, 32, 32, 3); fetch it again"),
+    ("cifar_c", "fog promises more", put(FOG, npy_header(b"{'descr': '|u1', 'fortran_order': False, 'shape': (10**9, 32, 32, 3), }\n".replace(b"10**9", b"1000000000"))), "{tmp}/raw/CIFAR-10-C/fog.npy: cut short or not a .npy file (mmap length is greater than file size); fetch it again"),
+    ("cifar_c", "fog with a senseless header", put(FOG, npy_header(b"{'descr': '|u1'" + b" " * 200 + b"\n")), "{tmp}/raw/CIFAR-10-C/fog.npy: cut short or not a .npy file (('EOF in multi-line statement', (2, 0))); fetch it again"),
+    ("cifar_c", "labels of fractions", put(SNOW, npy(np.full(225, 1.5))), "{tmp}/raw/CIFAR-10-C-new/train/snow_labels.npy: holds float64 (225,), expected integers (n,); fetch it again"),
+    ("cifar_c", "labels are one number", put(SNOW, npy(np.uint8(3))), "{tmp}/raw/CIFAR-10-C-new/train/snow_labels.npy: holds uint8 (), expected integers (n,); fetch it again"),
+    ("cifar_c", "labels in columns", put(SNOW, npy(np.zeros((225, 1), int))), "{tmp}/raw/CIFAR-10-C-new/train/snow_labels.npy: holds int64 (225, 1), expected integers (n,); fetch it again"),
+    ("cifar_c", "labels negative", put(SNOW, npy(np.full(225, -1))), "{tmp}/raw/CIFAR-10-C-new/train/snow_labels.npy: labels in -1..-1, expected 0..9; fetch it again"),
+    ("cifar_c", "labels too few", put(SNOW, npy(np.zeros(45, int))), "{tmp}/raw/CIFAR-10-C-new/train/snow.npy: 225 images and 45 labels; expected five equal blocks of each, by severity"),
+    ("cifar_c", "labels objects", put(LABELS, npy(np.array([{}], object), allow_pickle=True)), "{tmp}/raw/CIFAR-10-C/labels.npy: holds Python objects, not numbers; refused, since loading could run code"),
+    ("cifar_c", "labels HTML", put(LABELS, HTML), "{tmp}/raw/CIFAR-10-C/labels.npy: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
+    ("tiny_imagenet_c", "empty image", put(TINY, b""), "{tmp}/raw/Tiny-ImageNet-C/fog/3/n01443537/a.JPEG: not readable as an image (of no known format); fetch or extract it again"),
+    ("tiny_imagenet_c", "cut image", put(TINY, lambda: picture(64, "JPEG")()[:-900]), "{tmp}/raw/Tiny-ImageNet-C/fog/3/n01443537/a.JPEG: not readable as an image (...); fetch or extract it again"),
+    ("tiny_imagenet_c", "image of one pixel", put(TINY, picture(1, "JPEG")), "{tmp}/raw/Tiny-ImageNet-C/fog/3/n01443537/a.JPEG: 1x1 pixels, expected 64x64; fetch it again"),
+    ("tiny_imagenet_c", "text for an image", put(TINY, b"see the other folder"), "{tmp}/raw/Tiny-ImageNet-C/fog/3/n01443537/a.JPEG: not readable as an image (of no known format); fetch or extract it again"),
+    ("tiny_imagenet_c", "no classes", lambda r: [shutil.rmtree(p) for p in r.glob("*/**/n0*")] + [shutil.rmtree(p) for p in r.glob("*/**/n1*")], "Tiny-ImageNet-C: no class folders (n and digits) anywhere; extract the download again"),
+    ("tiny_imagenet_c", "a file for a corruption", lambda r: (shutil.rmtree(r / "Tiny-ImageNet-C/fog"), put("Tiny-ImageNet-C/fog", b"")(r)), "{tmp}/raw/Tiny-ImageNet-C/fog/1: no such folder; extract the download again"),
+    ("iwildcam", "metadata empty", put(f"{WILD}/metadata.csv", b""), "{tmp}/raw/iwildcam_v2.0/metadata.csv: no column 'split'; is it WILDS version 2.0? fetch it again"),
+    ("iwildcam", "metadata HTML", put(f"{WILD}/metadata.csv", HTML), "{tmp}/raw/iwildcam_v2.0/metadata.csv: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
+    ("iwildcam", "metadata has a header alone", lines_of("metadata.csv", lambda t: t[:1]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: no lines; fetch it again"),
+    ("iwildcam", "metadata in another encoding", lambda r: (r / WILD / "metadata.csv").write_bytes((r / WILD / "metadata.csv").read_bytes() + "é".encode("latin-1")), "{tmp}/raw/iwildcam_v2.0/metadata.csv: not readable as CSV ('utf-8' codec can't decode byte 0xe9 in position 0: unexpected end of data); is it WILDS version 2.0? fetch it again"),
+    ("iwildcam", "metadata cut", lines_of("metadata.csv", lambda t: [*t[:3], t[3][:12]]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: line 4 is not understood (split='id_test', location_remapped='8', y=None, filename=None); fetch it again"),
+    ("iwildcam", "location in words", lines_of("metadata.csv", lambda t: [t[0], "0,test,north,1,0,s0,0,0,2013,a.jpg,a"]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: line 2 is not understood (split='test', location_remapped='north', y='0', filename='a.jpg'); fetch it again"),
+    ("iwildcam", "label of a fraction", lines_of("metadata.csv", lambda t: [t[0], "0,test,1,1,0,s0,0.5,0,2013,a.jpg,a"]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: line 2 is not understood (split='test', location_remapped='1', y='0.5', filename='a.jpg'); fetch it again"),
+    ("iwildcam", "file elsewhere", lines_of("metadata.csv", lambda t: [t[0], "0,test,1,1,0,s0,0,0,2013,../../a.jpg,a"]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: line 2 is not understood (split='test', location_remapped='1', y='0', filename='../../a.jpg'); fetch it again"),
+    ("iwildcam", "endless field", lines_of("metadata.csv", lambda t: [t[0], "0,test,1,1,0,s0,0,0,2013," + "a" * 140_000 + ",a"]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: not readable as CSV (field larger than field limit (131072)); is it WILDS version 2.0? fetch it again"),
+    ("iwildcam", "long line", lines_of("metadata.csv", lambda t: [t[0], "0,test,1,1,0,s0,x,0,2013," + "a" * 900 + ",a"]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: line 2 is not understood (split='test', location_remapped='1', y='x', filename='aaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'); fetch it again"),
+    ("iwildcam", "metadata is a folder", lambda r: folder_in_place_of(r / WILD / "metadata.csv"), "{tmp}/raw/iwildcam_v2.0/metadata.csv: not readable (Is a directory); fetch or extract it again"),
+    ("iwildcam", "a location in two splits", lines_of("metadata.csv", lambda t: [t[0], "0,train,7,1,0,s0,0,0,2013,a.jpg,a", "0,test,7,1,0,s0,0,0,2013,b.jpg,b"]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: location 7 is in train and in test; fetch it again"),
+    ("iwildcam", "categories without a name", lines_of("categories.csv", lambda t: [t[0].replace("name", "animal"), *t[1:]]), "{tmp}/raw/iwildcam_v2.0/categories.csv: no column 'name'; fetch it again"),
+    ("iwildcam", "categories cut", lines_of("categories.csv", lambda t: [*t[:2], "3,30"]), "{tmp}/raw/iwildcam_v2.0/categories.csv: line 3 is not understood (y='3', name=None); fetch it again"),
+    ("iwildcam", "categories of words", lines_of("categories.csv", lambda t: [t[0], "one,1,a"]), "{tmp}/raw/iwildcam_v2.0/categories.csv: line 2 is not understood (y='one', name='a'); fetch it again"),
+    ("folder", "no classes between", lambda r: [shutil.copytree(r, r.parent / "flat"), shutil.rmtree(r), shutil.move(r.parent / "flat" / "site 1", r)], "{tmp}/raw: no images; expected DOMAIN/CLASS/IMAGE with .bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .tif, .tiff, .webp"),
+    ("folder", "raw_dir is a file", lambda r: (shutil.rmtree(r), r.write_text("")), "--raw_dir={tmp}/raw: no such folder; give the one that holds DOMAIN/CLASS/IMAGE"),
+    ("folder", "HTML image", put(MINE, HTML), "{tmp}/raw/site 1/kind0/00.png: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
+    ("folder", "empty image", put(MINE, b""), "{tmp}/raw/site 1/kind0/00.png: not readable as an image (of no known format); fetch or extract it again"),
+    ("folder", "cut JPEG", put("site 1/kind0/a.jpg", lambda: picture(40, "JPEG")()[:300]), "{tmp}/raw/site 1/kind0/a.jpg: not readable as an image (...); fetch or extract it again"),
+    ("folder", "cut PNG", put(MINE, lambda: picture(40, "PNG")()[:60]), "{tmp}/raw/site 1/kind0/00.png: not readable as an image (...); fetch or extract it again"),
+    ("folder", "cut GIF", put("site 1/kind0/a.gif", b"GIF89a\x01"), "{tmp}/raw/site 1/kind0/a.gif: not readable as an image (of no known format); fetch or extract it again"),
+    ("folder", "cut TIFF", put("site 1/kind0/a.tif", lambda: picture(40, "TIFF")()[:900]), "{tmp}/raw/site 1/kind0/a.tif: not readable as an image (...); fetch or extract it again"),
+    ("folder", "cut WebP", put("site 1/kind0/a.webp", lambda: picture(40, "WEBP")()[:90]), "{tmp}/raw/site 1/kind0/a.webp: not readable as an image (...); fetch or extract it again"),
+    ("folder", "bomb", put(MINE, bomb), "{tmp}/raw/site 1/kind0/00.png: not readable as an image (too many pixels); fetch or extract it again"),
+    ("folder", "a folder named as an image", lambda r: (r / "site 1/kind0/zoo.png").mkdir(), "{tmp}/raw/site 1/kind0/zoo.png: not readable (Is a directory); fetch or extract it again"),
+    ("folder", "a link to nowhere", lambda r: (r / "site 1/kind0/zoo.png").symlink_to(r / "gone"), "{tmp}/raw/site 1/kind0/zoo.png: missing; extract the download again"),
+]  # fmt: skip
+
+
+WRITERS = {
+    "femnist": raws.write_femnist, "cifar_c": raws.write_cifar_c, "tiny_imagenet_c": raws.write_tiny_imagenet_c,
+    "iwildcam": raws.write_iwildcam, "folder": raws.write_folder,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def good_raws(tmp_path_factory):
+    """Good raw files of each benchmark, made once."""
+    root = tmp_path_factory.mktemp("raws")
+    for name, fill in WRITERS.items():
+        fill(root / name)
+    return root
+
+
+@parametrised([(f"{benchmark} {name}",) for benchmark, name, *_ in RAW])
+def test_raw_files(tmp_path, good_raws, number):
+    benchmark, _, spoil, line = RAW[number]
+    shutil.copytree(good_raws / benchmark, tmp_path / "raw")
+    spoil(tmp_path / "raw")
+    with pytest.raises(UserError) as error:
+        for piece in READERS[benchmark](tmp_path / "raw").pieces:
+            piece.read()
+    assert is_as(one_line(error.value, tmp_path), line)
+
+
+REGENERATED = [
+    ("cifar_c", "no clean images", lambda r: (r / "cifar-10-batches-bin/data_batch_3.bin").unlink(), "{tmp}/raw/cifar-10-batches-bin/data_batch_3.bin: missing; extract cifar-10-binary.tar.gz again"),
+    ("cifar_c", "cut clean images", lambda r: cut(r / "cifar-10-batches-bin/data_batch_3.bin", 100), "{tmp}/raw/cifar-10-batches-bin/data_batch_3.bin: 30630 bytes are not rows of a label and 3072 pixels; fetch it again"),
+    ("cifar_c", "HTML for clean images", put("cifar-10-batches-bin/data_batch_1.bin", HTML), "{tmp}/raw/cifar-10-batches-bin/data_batch_1.bin: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
+    ("cifar_c", "a folder for clean images", lambda r: folder_in_place_of(r / "cifar-10-batches-bin/data_batch_1.bin"), "{tmp}/raw/cifar-10-batches-bin/data_batch_1.bin: not readable (Is a directory); fetch or extract it again"),
+    ("cifar_c", "too few clean images", lambda r: [cut(p, 3073) for p in r.glob("cifar-10-batches-bin/*.bin")], "--regenerate: 4 clean images of class 1, at least 5 are needed; extract them again"),
+]  # fmt: skip
+
+
+@parametrised([(f"{benchmark} {name}",) for benchmark, name, *_ in REGENERATED])
+def test_raw_files_to_regenerate_from(tmp_path, number):
+    benchmark, _, spoil, line = REGENERATED[number]
+    raws.write_cifar_binary(tmp_path / "raw", per_class=1)
+    spoil(tmp_path / "raw")
+    with pytest.raises(UserError) as error:
+        READERS[benchmark](tmp_path / "raw", regenerate=True)
+    assert is_as(one_line(error.value, tmp_path), line)
+
+
+SPLIT_FILES = [
+    ("a folder", None, "{tmp}/split.csv: not readable (Is a directory); fetch or extract it again"),
+    ("HTML", HTML, "{tmp}/split.csv: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
+    ("empty", b"", "{tmp}/split.csv: no column 'domain'; give a CSV file with the columns domain and split, in UTF-8"),
+    ("another encoding", "domain,split\nsite 1,val\nforêt,val\n".encode("latin-1"), "{tmp}/split.csv: not readable as CSV ('utf-8' codec can't decode byte 0xea in position 27: invalid continuation byte); give a CSV file with the columns domain and split, in UTF-8"),
+    ("a table of numbers", b"\x89PNG\r\n\x1a\n\0\0", "{tmp}/split.csv: not readable as CSV ('utf-8' codec can't decode byte 0x89 in position 0: invalid start byte); give a CSV file with the columns domain and split, in UTF-8"),
+    ("semicolons", b"domain;split\nsite 1;val\n", "{tmp}/split.csv: no column 'domain'; give a CSV file with the columns domain and split, in UTF-8"),
+    ("no split", b"domain,split\nsite 1\n", "{tmp}/split.csv: line 2: expected a domain and one of train, val, test, got 'site 1', None"),
+    ("a long name", b"domain,split\n" + b"x" * 500 + b",dev\n", "{tmp}/split.csv: line 2: expected a domain and one of train, val, test, got 'xxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxx', 'dev'"),
+    ("an unknown long name", b"domain,split\n" + b"x" * 500 + b",val\n", "{tmp}/split.csv: line 2: {raws}/folder/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxx holds no images; remove the line"),
+    ("an endless field", b"domain,split\n" + b"x" * 140_000 + b",val\n", "{tmp}/split.csv: not readable as CSV (field larger than field limit (131072)); give a CSV file with the columns domain and split, in UTF-8"),
+]  # fmt: skip
+
+
+@parametrised(SPLIT_FILES)
+def test_split_files(tmp_path, good_raws, number):
+    _, data, line = SPLIT_FILES[number]
+    path = tmp_path / "split.csv"
+    path.mkdir() if data is None else path.write_bytes(data)
+    with pytest.raises(UserError) as error:
+        READERS["folder"](good_raws / "folder", split_csv=str(path))
+    assert is_as(one_line(str(error.value).replace(str(good_raws), "{raws}"), tmp_path), line)
+
+
+def test_a_split_file_of_a_spreadsheet(good_raws, tmp_path):
+    """Excel begins its UTF-8 with a mark."""
+    (tmp_path / "split.csv").write_text("domain,split\r\nsite 1,val\r\n", encoding="utf-8-sig")
+    pieces = READERS["folder"](good_raws / "folder", split_csv=str(tmp_path / "split.csv")).pieces
+    assert {(p.domain, p.split) for p in pieces} == {("site 1", "val")}
+
+
+# Weights: file name, content, line
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+def safetensors(header, body=b"\0" * 16, size=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if size is None else size).to_bytes(8, "little") + text + body
+
+
+def tensor(start, stop, dtype="F32", shape=None):
+    return {"dtype": dtype, "shape": [(stop - start) // 4] if shape is None else shape, "data_offsets": [start, stop]}
+
+
+def torch_file(value):
+    def data():
+        torch = pytest.importorskip("torch")
+        buffer = io.BytesIO()
+        torch.save(value(torch), buffer)
+        return buffer.getvalue()
+
+    return data
+
+
+WEIGHTS = [
+    ("missing", "a.safetensors", None, "net.weights={tmp}/x/a.safetensors: no such file; give a .safetensors or .pth file, or ''"),
+    ("a folder", "a.safetensors", ..., "net.weights={tmp}/x/a.safetensors: no such file; give a .safetensors or .pth file, or ''"),
+    ("no suffix", "weights", b"x", "net.weights={tmp}/x/weights: no suffix is not .safetensors, .pth or .pt"),
+    ("another suffix", "weights.h5", b"x", "net.weights={tmp}/x/weights.h5: .h5 is not .safetensors, .pth or .pt"),
+    ("empty", "a.safetensors", b"", "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (a header of 0 bytes); fetch it again"),
+    ("HTML", "a.safetensors", HTML, "{tmp}/x/a.safetensors: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
+    ("huge header", "a.safetensors", safetensors({}, size=2**62), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (a header of 4611686018427387904 bytes); fetch it again"),
+    ("header past the end", "a.safetensors", safetensors({}, size=100), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (a header of 100 bytes); fetch it again"),
+    ("header not JSON", "a.safetensors", safetensors(b"{]"), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (...); fetch it again"),
+    ("header of bytes", "a.safetensors", safetensors(b"\xff\xff\xff"), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte); fetch it again"),
+    ("header a list", "a.safetensors", safetensors([1]), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (its header is a list); fetch it again"),
+    ("deep header", "a.safetensors", safetensors(b"[" * 100_000), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (nested too deeply); fetch it again"),
+    ("entry a number", "a.safetensors", safetensors({"a": 3}), "net.weights={tmp}/x/a.safetensors: a: 3, expected an object; fetch it again"),
+    ("no offsets", "a.safetensors", safetensors({"a": {"dtype": "F32", "shape": [4]}}), "net.weights={tmp}/x/a.safetensors: a: no 'data_offsets'; fetch it again"),
+    ("offsets out of range", "a.safetensors", safetensors({"a": tensor(0, 32)}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (a in bytes 0..32, expected from 0 to 16 at most); fetch it again"),
+    ("offsets backwards", "a.safetensors", safetensors({"a": tensor(16, 0, shape=[4])}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (a in bytes 16..0, expected from 0 to 16 at most); fetch it again"),
+    ("offsets negative", "a.safetensors", safetensors({"a": tensor(-8, 8)}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (a in bytes -8..8, expected from 0 to 16 at most); fetch it again"),
+    ("offsets in words", "a.safetensors", safetensors({"a": {**tensor(0, 16), "data_offsets": ["0", "16"]}}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (a: shape [4], offsets ['0', '16']); fetch it again"),
+    ("offsets of three", "a.safetensors", safetensors({"a": {**tensor(0, 16), "data_offsets": [0, 8, 16]}}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (a: shape [4], offsets [0, 8, 16]); fetch it again"),
+    ("overlap", "a.safetensors", safetensors({"a": tensor(0, 12), "b": tensor(8, 16)}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (b in bytes 8..16, expected from 12 to 16 at most); fetch it again"),
+    ("gap", "a.safetensors", safetensors({"a": tensor(0, 4), "b": tensor(8, 16)}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (b in bytes 8..16, expected from 4 to 16 at most); fetch it again"),
+    ("lying shape", "a.safetensors", safetensors({"a": tensor(0, 16, shape=[5])}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (cannot reshape array of size 4 into shape (5,)); fetch it again"),
+    ("negative shape", "a.safetensors", safetensors({"a": tensor(0, 16, shape=[-1])}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (a of the shape [-1]); fetch it again"),
+    ("shape of words", "a.safetensors", safetensors({"a": tensor(0, 16, shape="4")}), "net.weights={tmp}/x/a.safetensors: a: shape='4', expected a list; fetch it again"),
+    ("unknown type", "a.safetensors", safetensors({"a": tensor(0, 16, "BF16", [8])}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (a of type BF16, not one of F64, F32, F16, I64); fetch it again"),
+    ("cut element", "a.safetensors", safetensors({"a": tensor(0, 15, shape=[4])}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (buffer size must be a multiple of element size); fetch it again"),
+    ("long name", "a.safetensors", safetensors({"a" * 900: tensor(0, 32)}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (aaaaaaaaaaaaaaaaaaaa...aaaaaaa in bytes 0..32, expected from 0 to 16 at most); fetch it again"),
+    ("empty pth", "a.pth", b"", "net.weights={tmp}/x/a.pth: holds no plain weights (an empty file); save a model's state_dict()"),
+    ("HTML pth", "a.pth", HTML, "{tmp}/x/a.pth: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
+    ("text pth", "a.pth", b"weights", "net.weights={tmp}/x/a.pth: holds no plain weights (other objects than tensors, or no pickle); save a model's state_dict()"),
+    ("bare bomb", "a.pth", lambda: pickle.dumps(Bomb()), "net.weights={tmp}/x/a.pth: holds no plain weights (other objects than tensors, or no pickle); save a model's state_dict()"),
+    ("wrapped bomb", "a.pth", torch_file(lambda torch: {"a": torch.zeros(3), "b": Bomb()}), "net.weights={tmp}/x/a.pth: holds no plain weights (other objects than tensors, or no pickle); save a model's state_dict()"),
+    ("cut pth", "a.pth", lambda: torch_file(lambda torch: {"a": torch.zeros(3)})()[:-60], "net.weights={tmp}/x/a.pth: holds no plain weights (...)"),
+    ("list pth", "a.pth", torch_file(lambda torch: [torch.zeros(3)]), "net.weights={tmp}/x/a.pth: holds no plain weights (a list); save a model's state_dict()"),
+    ("whole training", "a.pth", torch_file(lambda torch: {"epoch": 3, "state_dict": {"a": torch.zeros(3)}}), "net.weights={tmp}/x/a.pth: holds no plain weights (epoch is a int); save a model's state_dict()"),
+    ("bfloat16 pth", "a.pth", torch_file(lambda torch: {"a": torch.zeros(3, dtype=torch.bfloat16)}), "net.weights={tmp}/x/a.pth: holds no plain weights (...)"),
+]  # fmt: skip
+
+
+@parametrised(WEIGHTS)
+def test_weights(tmp_path, monkeypatch, number):
+    _, name, data, line = WEIGHTS[number]
+    path = tmp_path / "x" / name
+    path.parent.mkdir()
+    if data is ...:
+        path.mkdir()
+    elif data is not None:
+        path.write_bytes(data() if callable(data) else data)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as error:
+        read_weights(path)
+    assert is_as(one_line(error.value, tmp_path), line)
+    assert not (tmp_path / "exploded").exists()
+
+
+def start_from(path, arrays, **net):
+    """start_from_weights() of a variables tree with a first convolution and a head."""
+    header, body = {}, b""
+    for name, array in arrays.items():
+        header[name] = tensor(len(body), len(body) + array.nbytes, shape=list(array.shape))
+        body += array.tobytes()
+    path.write_bytes(safetensors(header, body))
+    leaves = {"conv1": {"kernel": jax.numpy.zeros((7, 7, 3, 4))}}
+    variables = {"params": {"trunk": leaves}, "batch_stats": {}}
+    options = {"name": "resnet50", "weights": str(path), "dont_load": ("fc",), **net}
+    return start_from_weights({"net": options}, variables)
+
+
+FIRST = np.ones((4, 3, 7, 7), np.float32)
+LAYERS = [
+    ("another net", {"conv1.weight": FIRST}, {"name": "cnn"}, "net.weights=a.safetensors: only resnet50 starts from a file; net.name='cnn'"),
+    ("missing layer", {"conv2.weight": FIRST}, {}, "net.weights: conv1.weight is missing; are these the weights of a ResNet-50?"),
+    ("unknown layer", {"conv1.weight": FIRST, "extra.weight": FIRST}, {}, "net.weights: the network has no extra.weight (1 such); add its layer to dont_load"),
+    ("another shape", {"conv1.weight": FIRST[:, :, :5, :5]}, {}, "net.weights: conv1.weight is (5, 5, 3, 4) in our layout, the network's is (7, 7, 3, 4)"),
+    ("nan", {"conv1.weight": FIRST * np.float32("nan")}, {}, "net.weights: conv1.weight holds nan or infinity; fetch the file again"),
+    ("a scalar", {"conv1.weight": np.float32(1)}, {}, "net.weights: conv1.weight is () in our layout, the network's is (7, 7, 3, 4)"),
+]  # fmt: skip
+
+
+@parametrised(LAYERS)
+def test_layers_of_weights(tmp_path, monkeypatch, number):
+    _, arrays, net, line = LAYERS[number]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as error:
+        start_from(Path("a.safetensors"), arrays, **net)
+    assert is_as(one_line(error.value, tmp_path), line)
+
+
+# Run folders: what is done to a good one, line
+
+
+def write_run(folder):
+    """A run and its result, of random predictions."""
+    rng = np.random.default_rng(0)
+    labels, predictions = rng.integers(0, 3, (2, 10, 4))
+    config = cli.resolve(cli.load_config("configs/glyphs.py:cxda,smoke"))
+    config["data"] |= {"writers": [5, 5, 5], "drawings": 41}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    scores = np.sort((labels == predictions).mean(1))
+    texts = dict.fromkeys(("version", "device", "package", "config_hash", "weights_hash", "data_hash"), "1")
+    row = {
+        "label": "cxda", "method": "cxda", "benchmark": "glyphs", "metric": "accuracy", "seed": 0, "num_tasks": 10,
+        "steps": 20, "avg": 100 * scores.mean(), "w10": 100 * scores[0], "train_minutes": None, "task_ms": 1.0,
+        "adapt_ms": 1.0, "predict_ms": 1.0, **texts,
+    }  # fmt: skip
+    (folder / "result.json").write_text(json.dumps(row))
+    save(folder, labels=labels, predictions=predictions, support=np.zeros((10, 6), int), query=np.zeros((10, 4), int))
+
+
+def save(folder, **arrays):
+    np.savez(folder / "predictions.npz", **arrays)
+
+
+def config_json(change):
+    return lambda run: edit_json(run / "config.json", change)
+
+
+def result_json(change):
+    return lambda run: edit_json(run / "result.json", change)
+
+
+def arrays(change):
+    def spoil(run):
+        with np.load(run / "predictions.npz") as file:
+            stored = dict(file)
+        change(stored)
+        save(run, **stored)
+
+    return spoil
+
+
+CONFIGS = [
+    ("cut", lambda run: cut(run / "config.json", 9), "{tmp}/run/config.json: not readable as JSON (...); restore it or train again"),
+    ("empty", lambda run: (run / "config.json").write_text(""), "{tmp}/run/config.json: not readable as JSON (...); restore it or train again"),
+    ("a folder", lambda run: folder_in_place_of(run / "config.json"), "{tmp}/run/config.json: not readable as JSON (Is a directory); restore it or train again"),
+    ("a list", config_json(lambda c: [c]), "{tmp}/run/config.json: holds a list, expected a JSON object; restore it or train again"),
+    ("null", config_json(lambda c: 0), "{tmp}/run/config.json: holds a int, expected a JSON object; restore it or train again"),
+    ("no method", config_json(without("method")), "{tmp}/run/config.json: no 'method'; restore it or train again"),
+    ("no data", config_json(without("data")), "{tmp}/run/config.json: no 'data'; restore it or train again"),
+    ("method is a number", config_json(set_to("method", to=3)), "{tmp}/run/config.json: method=3, expected a text; restore it or train again"),
+    ("unknown method", config_json(set_to("method", to="cxdaa")), "{tmp}/run/config.json: method='cxdaa' is unknown; did you mean 'cxda'? choose from bn, cml, cotta, cxda, cxda_loo, cxda_p2p, cxda_supervised, erm, erm_iid, ft_em, ft_im, sf_ocda, sla"),
+    ("unknown benchmark", config_json(set_to("benchmark", to="mnist")), "{tmp}/run/config.json: benchmark='mnist' is unknown; did you mean 'femnist'? choose from cifar_c, femnist, folder, glyphs, glyphs_c, iwildcam, tiny_imagenet_c"),
+    ("seed in words", config_json(set_to("seed", to="one")), "{tmp}/run/config.json: seed='one', expected a whole number; restore it or train again"),
+    ("group is a number", config_json(set_to("net", to=3)), "{tmp}/run/config.json: config.net=3: expected a group of fields; restore it or train again"),
+    ("width in words", config_json(set_to("net", "width", to="16")), "{tmp}/run/config.json: config.net.width='16': expected 128 or the like; restore it or train again"),
+    ("width is true", config_json(set_to("net", "width", to=True)), "{tmp}/run/config.json: config.net.width=True: expected 128 or the like; restore it or train again"),
+    ("stages of fractions", config_json(set_to("net", "stages", to=[1.5, 2])), "{tmp}/run/config.json: config.net.stages=[1.5, 2]: expected (3, 4, 6, 3) or the like; restore it or train again"),
+    ("negative width", config_json(set_to("net", "width", to=-16)), "net.width=-16 must be at least 1"),
+    ("unknown field", config_json(set_to("attention", "headz", to=3)), "{tmp}/run/config.json: config.attention.headz: this version has no such field; restore it or train again"),
+    ("writers is a number", config_json(set_to("data", "writers", to=3)), "data.writers=3: expected (240, 40, 60) or the like"),
+    ("unknown data field", config_json(set_to("data", "colour", to=True)), "data.colour: glyphs has no such field; fields: seed, writers, drawings"),
+    ("data without writers", config_json(set_to("data", "writers", to=[1, "2", 3])), "data.writers=[1, '2', 3]: expected (240, 40, 60) or the like"),
+    ("prepared data without a name", config_json(set_to("benchmark", to="folder")), "data.name=None: expected a folder in --data_dir, such as 'folder'"),
+]  # fmt: skip
+
+
+@parametrised(CONFIGS)
+def test_configs_of_runs(tmp_path, data_dir, number):
+    """As launch.evaluate reads them, before anything is compiled."""
+    _, spoil, line = CONFIGS[number]
+    write_run(tmp_path / "run")
+    spoil(tmp_path / "run")
+    with pytest.raises(UserError) as error:
+        config = evaluate.read_config(tmp_path / "run")
+        build_on(config, open_data(config, data_dir), splits=("test",))
+    assert is_as(one_line(error.value, tmp_path), line)
+
+
+RESULTS = [
+    ("cut", lambda run: cut(run / "result.json", 9), "{tmp}/run/result.json: not readable as JSON (...); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("a list", result_json(lambda r: [r]), "{tmp}/run/result.json: holds a list, expected a JSON object; evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("no seed", result_json(without("seed")), "{tmp}/run/result.json: no 'seed'; evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("avg in words", result_json(set_to("avg", to="high")), "{tmp}/run/result.json: avg='high', expected a number; evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("avg is nan", result_json(set_to("avg", to=float("nan"))), "{tmp}/run: not readable (avg is nan, but the predictions give 37.5000); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("avg of others", result_json(set_to("avg", to=99.0)), "{tmp}/run: not readable (avg is 99.0000, but the predictions give 37.5000); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("minutes in words", result_json(set_to("train_minutes", to="3 min")), "{tmp}/run/result.json: train_minutes='3 min', expected a number or null; evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("unknown metric", result_json(set_to("metric", to="auc")), "{tmp}/run: not readable (metric='auc' is not one of accuracy, macro_f1); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("config without episode", config_json(without("episode")), "{tmp}/run/config.json: no 'episode'; evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("config cut", lambda run: cut(run / "config.json", 9), "{tmp}/run/config.json: not readable as JSON (...); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("no predictions", lambda run: (run / "predictions.npz").unlink(), "{tmp}/run/predictions.npz: missing; evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("predictions a folder", lambda run: folder_in_place_of(run / "predictions.npz"), "{tmp}/run: not readable (predictions.npz: Is a directory); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("predictions cut", lambda run: cut(run / "predictions.npz", 99), "{tmp}/run: not readable (predictions.npz: cut short, or no such file at all); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("predictions HTML", lambda run: (run / "predictions.npz").write_bytes(HTML), "{tmp}/run: not readable (predictions.npz: cut short, or no such file at all); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("predictions an array", lambda run: (run / "predictions.npz").write_bytes(npy(np.zeros(3))()), "{tmp}/run: not readable (predictions.npz: cut short, or no such file at all); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("predictions a pickle", lambda run: (run / "predictions.npz").write_bytes(pickle.dumps(Bomb())), "{tmp}/run: not readable (predictions.npz: cut short, or no such file at all); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("objects", arrays(lambda a: a.update(labels=np.array([[Bomb()]], object))), "{tmp}/run: not readable (predictions.npz: Object arrays cannot be loaded when allow_pickle=False); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("flipped", lambda run: flip(run / "predictions.npz"), "{tmp}/run: not readable (predictions.npz: Bad CRC-32 for file 'support.npy'); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("no labels", arrays(lambda a: a.pop("labels")), "{tmp}/run: not readable (predictions.npz: no labels); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("no plan", arrays(lambda a: a.pop("support")), "{tmp}/run: not readable (predictions.npz: no support); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("no tasks", arrays(lambda a: a.update(labels=a["labels"][:0], predictions=a["labels"][:0])), "{tmp}/run: not readable (predictions.npz: predictions (0, 4) for labels (0, 4)); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("fewer predictions", arrays(lambda a: a.update(predictions=a["predictions"][:5])), "{tmp}/run: not readable (predictions.npz: predictions (5, 4) for labels (10, 4)); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+    ("one row", arrays(lambda a: a.update(labels=a["labels"][0], predictions=a["labels"][0])), "{tmp}/run: not readable (predictions.npz: predictions (4,) for labels (4,)); evaluate again: python -m launch.evaluate --runs={tmp}/run"),
+]  # fmt: skip
+
+
+@parametrised(RESULTS)
+def test_results_of_runs(tmp_path, monkeypatch, number):
+    """A fault that launch.report names, while it reports the rest."""
+    _, spoil, line = RESULTS[number]
+    write_run(tmp_path / "run")
+    write_run(tmp_path / "good")
+    spoil(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    results, faults = read_results([tmp_path / "run", tmp_path / "good"])
+    assert [r.run.name for r in results] == ["good"] and len(faults) == 1
+    assert is_as(one_line(faults[0], tmp_path), line)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_half_written_line_of_metrics_is_skipped(tmp_path):
+    """A killed training leaves one; what it says elsewhere stays."""
+    write_run(tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        '{"step": 5, "val_score": 0.5, "seconds": 60}\n3\n{"step": 6, "val_sc'
+    )
+    assert evaluate.training_minutes(tmp_path / "run") == 1
+    ((result,), _) = read_results([tmp_path / "run"])
+    assert [line["step"] for line in result.curve()] == [5]
+
+
+def test_a_domain_that_a_store_refuses(tmp_path):
+    """What a reader hands on is checked before it is written."""
+    first, second = make_domains()[:2]
+    with pytest.raises(UserError) as error:
+        write_store(tmp_path / "store", INFO, [first, Domain("d" * 300, "dev", second.images, second.labels)])
+    name = "d" * 40 + "..." + "d" * 17
+    assert one_line(error.value, tmp_path) == f"domain {name}: split 'dev' is not one of train, val, test"
