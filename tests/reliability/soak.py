@@ -1,0 +1,102 @@
+"""Hours of work in one process, and whether it grows."""
+
+import gc
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from cxda_jax import backend, checkpoints, train
+from cxda_jax.data import glyphs
+from cxda_jax.evaluate import compile_task, evaluate
+from cxda_jax.experiment import build_on
+from launch import cli
+
+WARM_UP = 0.2  # of the time: caches and pools fill
+GROWTH = {"memory_mb": 0.03, "open_files": 0.0, "threads": 0.0}  # share of its mean that may be added after the warm-up
+
+
+def soak(seconds: float, out: Path | None) -> dict[str, Any]:
+    """Cycles of training half a run, resuming it to its end, and testing it from its checkpoint."""
+    backend.keep_freed_memory()
+    folder, samples, began = Path(tempfile.mkdtemp(prefix="soak-")), [], time.monotonic()
+    config = cli.resolve(cli.load_config("configs/glyphs.py:cxda,smoke"))
+    config["net"]["width"], config["attention"]["heads"] = 8, 1
+    experiment = build_on(config, glyphs.open_glyphs(folder, **config["data"]))
+    evaluator = compile_task(experiment.method, experiment.source)
+
+    def test(variables: Any, split: str) -> float:
+        return evaluate(evaluator, variables, experiment.source, experiment.task_plans(split), 4, "accuracy").mean
+
+    def training(workdir: Path, calls: int) -> None:
+        count = iter(range(10**9))
+        state = train.init_state(experiment.method, experiment.optimizer, 0, experiment.example)
+        train.train(
+            experiment.method, experiment.optimizer, experiment.weak, experiment.source, experiment.train_plans, state, 0,
+            experiment.schedule, lambda variables: test(variables, "val"), workdir, log=lambda line: None,
+            stopping=lambda: next(count) >= calls,
+        )  # fmt: skip
+
+    hashes = set()
+    try:
+        while time.monotonic() - began < seconds:
+            workdir = folder / "run"
+            workdir.mkdir()
+            training(workdir, experiment.schedule.steps // 2)
+            training(workdir, 10**9)
+            like = jax.eval_shape(experiment.method.init, jax.random.key(0), experiment.example)
+            found = checkpoints.restore(workdir / "best", like)
+            assert found
+            test(found[0], "test")
+            hashes.add(checkpoints.weights_hash(found[0]))
+            shutil.rmtree(workdir)
+            gc.collect()
+            samples.append({"seconds": time.monotonic() - began, **usage()})
+            if len(samples) % 20 == 0:
+                print(f"{len(samples)} cycles: {samples[-1]}", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    grown = {name: growth(samples, name) for name in GROWTH}
+    faults = [name for name, limit in GROWTH.items() if grown[name] > limit]
+    faults += ["weights differ from cycle to cycle"] if len(hashes) != 1 else []
+    if out:
+        draw(samples, out.with_suffix(".svg"))
+        draw(samples, out.with_suffix(".png"))
+    return {"cycles": len(samples), "minutes": samples[-1]["seconds"] / 60, "growth_after_warm_up": grown,
+            "last": samples[-1], "failures": len(faults), "faults": faults, "samples": samples}  # fmt: skip
+
+
+def usage() -> dict[str, float]:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "memory_mb": pages * 4096 / 1e6,
+        "open_files": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": threading.active_count(),
+    }
+
+
+def growth(samples: list[dict[str, float]], name: str) -> float:
+    """What a straight line through the samples adds after the warm-up, as a share of their mean."""
+    kept = [s for s in samples if s["seconds"] > WARM_UP * samples[-1]["seconds"]]
+    if len(kept) < 3:
+        return 0.0
+    t, y = (np.array([s[k] for s in kept]) for k in ("seconds", name))
+    return float(np.polyfit(t, y, 1)[0] * (t[-1] - t[0]) / y.mean())
+
+
+def draw(samples: list[dict[str, float]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    labels = {"memory_mb": "resident memory, MB", "open_files": "open files", "threads": "threads"}
+    for axis, (name, label) in zip(figure.subplots(3, 1, sharex=True), labels.items(), strict=True):
+        axis.plot([s["seconds"] / 60 for s in samples], [s[name] for s in samples])
+        axis.set(ylabel=label, ylim=(0, 1.15 * max(s[name] for s in samples)))
+        axis.grid(alpha=0.3)
+    axis.set_xlabel("minutes of training, stopping, resuming and testing in one process")
+    figure.savefig(path, dpi=120)

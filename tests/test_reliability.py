@@ -1,0 +1,66 @@
+"""Runs that are killed and stopped, and files that rot: fewer times than `python -m tests.reliability` tries by hand."""
+
+import multiprocessing
+import re
+import signal
+
+import pytest
+
+from tests.reliability import flips, processes, soak
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, tmp_path):
+    """Children get a compilation cache of their own, and forks must not meet threads: no JAX computation before them."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+
+
+def test_twenty_runs_killed_at_random_times_end_as_the_one_that_was_not():
+    found = processes.disturb("kill", times=20, seed=0, workers=1)
+    assert found["failures"] == 0, [trial for trial in found["trials"] if trial["faults"]]
+    assert found["good"] == 20 and found["signals"] >= 15  # some runs end before they are hit
+
+
+def test_runs_stopped_in_each_phase_say_so_and_end_as_the_one_that_was_not():
+    found = processes.disturb("stop", times=8, seed=0, workers=1)
+    assert found["failures"] == 0, [trial for trial in found["trials"] if trial["faults"]]
+    assert found["good"] == 8 and found["signals"] >= 6 and len(found["signals_by_phase"]) >= 3
+
+
+def test_other_mishaps_cost_one_line_and_nothing_that_was_saved(tmp_path):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # forks there meet no thread of ours
+        found = pool.apply(processes.mishaps, (tmp_path,))
+    code, _, again = found["a second signal"]
+    assert (code, again) == (128 + signal.SIGTERM, "done")
+    code, line, again = found["a full disk"]
+    assert (code, again) == (2, "done") and line.startswith("error: FOLDER/full/") and len(line) <= 210
+    assert "File too large" in line or "cannot be written" in line
+    code, line, _ = found["a vanished folder"]
+    assert code == 2 and line.startswith("error: FOLDER/gone") and len(line) <= 210
+    code, line, _ = found["a second process"]
+    assert code == 2 and "shared is in use by process" in line and line.endswith("or choose another folder")
+    assert found["the first process"][0] == 0
+    code, line, _ = found["a replay"]
+    assert code == 0 and re.fullmatch(
+        r"step 5: loss \d\.\d+, accuracy \d\.\d+, with the weights of step 12; FOLDER/twice/step5.png", line
+    )
+
+
+def test_a_hundred_flipped_bits_are_noticed_or_change_nothing():
+    found = flips.flip(100, seed=0)
+    assert found["failures"] == 0, found["trials"]
+    noticed = sum(count for name, count in found["outcomes"].items() if "noticed" in name)
+    assert noticed > 80 and set(found["files"]) == {"last", "best", "model", "data"}
+
+
+def test_a_soak_of_some_cycles(tmp_path):
+    found = soak.soak(8.0, tmp_path / "soak.json")
+    assert found["cycles"] >= 2 and "weights differ from cycle to cycle" not in found["faults"]
+    assert (tmp_path / "soak.svg").stat().st_size > 5000 and found["samples"][-1]["open_files"] > 3
+
+
+def test_growth_is_what_a_line_adds():
+    flat = [{"seconds": float(t), "memory_mb": 100.0} for t in range(100)]
+    rising = [{"seconds": float(t), "memory_mb": 100.0 + t} for t in range(100)]
+    assert soak.growth(flat, "memory_mb") == pytest.approx(0.0, abs=1e-12)
+    assert soak.growth(rising, "memory_mb") == pytest.approx(79 / 159.5, rel=0.05)
