@@ -3,6 +3,7 @@
 import resource
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,15 +40,19 @@ def flops(lowered: Any) -> float:
 
 def matmul_peak(side: int = 0, dtype: Any = jnp.float32, repeats: int = 5) -> float:
     """Best operations per second of a product of square matrices, by default of a side that fills this device."""
-    side = side or (2048 if jax.default_backend() == "cpu" else 8192)
-    a = jax.random.uniform(jax.random.key(0), (side, side), dtype)
-    product, times = jax.jit(jnp.matmul), []
-    jax.block_until_ready(product(a, a))
+    side, times = side or (2048 if jax.default_backend() == "cpu" else 8192), []
+    product = matrix_product(side, dtype)
+    jax.block_until_ready(product())
     for _ in range(repeats):
         began = time.perf_counter()
-        jax.block_until_ready(product(a, a))
+        jax.block_until_ready(product())
         times.append(time.perf_counter() - began)
     return 2 * side**3 / min(times)
+
+
+def matrix_product(side: int, dtype: Any) -> Callable[[], jax.Array]:
+    a, product = jax.random.uniform(jax.random.key(0), (side, side), dtype), jax.jit(jnp.matmul)
+    return lambda: product(a, a)
 
 
 def peak_memory() -> tuple[int, str]:

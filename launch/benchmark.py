@@ -1,6 +1,7 @@
 """Measures speed beside PyTorch that does the same work, and writes every figure to a JSON file.
 
 python -m launch.benchmark --suite=step --out=docs/results/benchmark-cpu.json
+python -m launch.benchmark --suite=layers --out=docs/results/benchmark-layers.json
 python -m launch.benchmark --suite=task --out=docs/results/benchmark-task.json --width=32
 python -m launch.benchmark --suite=data --out=docs/results/benchmark-data.json
 python -m launch.benchmark --suite=scale --out=docs/results/benchmark-scale.json --width=32
@@ -8,6 +9,7 @@ python -m launch.benchmark --suite=gpu --out=docs/results/benchmark-gpu.json
 
 One unit of work is an episode of 100 support and 20 query images; nothing is augmented, since the peers do not. The suites:
   step    training steps and inference beside PyTorch, share of the matrix-product peak, memory, top operations
+  layers  each convolution, forwards and back: where a step's time goes
   task    milliseconds a test task, for each method, alone and several at once; forms of per-task fine-tuning
   data    choosing images, gathering and streaming them against the size of the store, augmentation
   scale   time against support images, domains, tasks a step and at once, seeds in one program; a plot beside the record
@@ -36,11 +38,12 @@ from absl import flags
 
 from cxda_jax import backend
 from cxda_jax.types import UserError
-from launch import cli, gpu, suites
+from launch import cli, gpu, layers, suites
 from launch.measure import describe, open_peer, watch_others
 
 SUITES = {
     "step": suites.step_suite,
+    "layers": layers.layers_suite,
     "task": suites.task_suite,
     "data": suites.data_suite,
     "scale": suites.scale_suite,

@@ -423,7 +423,7 @@ def summary(row: dict[str, Any]) -> str:
     also = "".join(f"  ({name}: {found['avg']:.1f}, {found['w10']:.1f})" for name, found in row["also"].items())
     return (
         f"{row['label']} seed {row['seed']}  Avg {row['avg']:.1f}  W10% {row['w10']:.1f}{also}  "
-        f"{row['task_ms']:.1f} ms/task"
+        f"{row['task_ms']:.1f} ms/task  weights {row['weights_hash'][:12]}"
     )
 
 

@@ -91,7 +91,9 @@ def test_the_product_that_takes_longest_is_named():
     assert found[0]["share"] > 0.8 and found[0]["ms"] > 0
 
 
-@pytest.mark.parametrize(("suite", "key"), [("task", "tasks"), ("data", "growth"), ("scale", "growth")])
+@pytest.mark.parametrize(
+    ("suite", "key"), [("task", "tasks"), ("data", "growth"), ("scale", "growth"), ("layers", "layers")]
+)
 def test_other_suites_leave_a_record_and_a_plot(tmp_path, suite, key):
     done = run(tmp_path / "record.json", "--small", suite=suite)
     assert done.returncode == 0, done.stderr

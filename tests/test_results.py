@@ -1,5 +1,6 @@
 """What evaluations left, read back; what is broken is named and the rest is read."""
 
+import hashlib
 import json
 import shutil
 
@@ -76,3 +77,18 @@ def test_objects_among_predictions_are_not_loaded(tmp_path):
     np.savez(tmp_path / "0" / "predictions.npz", labels=np.array([{}], object), predictions=np.zeros((1, 5)))
     results, faults = read_results(tmp_path.iterdir())
     assert not results and "not readable (predictions.npz: Object arrays cannot be loaded" in faults[0]
+
+
+def test_predictions_of_another_evaluation_are_not_taken_for_its_own(tmp_path):
+    write_result(tmp_path / "0")
+    row = json.loads((tmp_path / "0" / "result.json").read_text())
+    digest = hashlib.sha256((tmp_path / "0" / "predictions.npz").read_bytes()).hexdigest()
+    (tmp_path / "0" / "result.json").write_text(json.dumps({**row, "predictions_sha256": digest}))
+    assert not read_results([tmp_path / "0"])[1]
+    with np.load(tmp_path / "0" / "predictions.npz") as found:
+        arrays = {**found, "support": found["support"] + 1}  # the same answers to other images
+    np.savez_compressed(tmp_path / "0" / "predictions.npz", **arrays)
+    results, faults = read_results([tmp_path / "0"])
+    assert not results and "predictions.npz: differs from the hash in result.json; evaluate again" in faults[0].replace(
+        ")", ""
+    )

@@ -4,6 +4,7 @@ A folder of results holds result.json (the row), predictions.npz (plans, labels,
 attend, attention.npz. What cannot be read, or contradicts itself, becomes a fault of one line, and the rest goes on.
 """
 
+import hashlib
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -36,11 +37,15 @@ class Result(NamedTuple):
     run: Path  # of the training: config.json, metrics.jsonl
 
     def stored(self, name: str = "predictions") -> dict[str, np.ndarray]:
-        """The arrays of NAME.npz."""
+        """The arrays of NAME.npz; of predictions, those whose hash the row holds, if it holds one."""
+        told = self.row.get(f"{name}_sha256")
         try:
             with open(self.folder / f"{name}.npz", "rb") as opened:
                 if not zipfile.is_zipfile(opened):
                     raise ValueError("cut short, or no such file at all")
+                opened.seek(0)
+                if told and hashlib.file_digest(opened, "sha256").hexdigest() != told:
+                    raise ValueError("differs from the hash in result.json")
                 opened.seek(0)
                 with np.load(opened, allow_pickle=False) as file:
                     return dict(file)
