@@ -11,8 +11,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.experiment import METHODS, Config, build_method, config_hash, episode_spec
 from cxda_jax.progress import duration
 from cxda_jax.types import UserError
-from launch import cli
+from launch import cli, stops
 from launch.evaluate import reshaped
 
 TASKS = {"num_domains": (1, 2, 5, 10, 20), "support_size": (10, 20, 50, 100, 200, 500)}
@@ -43,6 +44,10 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 # A smoke study compiles more than it computes.
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+
+_commands: set[subprocess.Popen] = set()  # that run at this moment
+_ending = threading.Event()
 
 
 class Job(NamedTuple):
@@ -147,15 +152,19 @@ def perform(study: Study, job: Job, environment: dict[str, str] | None = None) -
     compiled.mkdir(mode=0o700, exist_ok=True)  # what is loaded from there is run
     shared = {"JAX_COMPILATION_CACHE_DIR": str(compiled.resolve())}  # seeds run the same programs
     began = time.monotonic()
-    with open(log, "w") as file:
-        done = subprocess.run(
-            [sys.executable, "-c", TIED, str(os.getpid()), *job.command],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=shared | os.environ | (QUICK if study.smoke else {}) | (environment or {}),
-        )
-    if done.returncode:
-        lines = log.read_text().strip().splitlines() or [f"exit code {done.returncode}"]
+    command = [sys.executable, "-c", TIED, str(os.getpid()), *job.command]
+    variables = shared | os.environ | (QUICK if study.smoke else {}) | (environment or {})
+    with (
+        open(log, "w") as file,
+        subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=variables) as child,
+    ):
+        _commands.add(child)
+        if _ending.is_set():
+            child.terminate()
+        code = child.wait()
+        _commands.discard(child)
+    if code:
+        lines = log.read_text().strip().splitlines() or [f"exit code {code}"]
         return f"{job.name}: {lines[-1].removeprefix('error: ')[:160]} (log: {log})"
     record = {"name": job.name, "command": job.command, "seconds": round(time.monotonic() - began, 1)}
     partial = _marker(study, job).with_suffix(".partial")
@@ -173,7 +182,7 @@ def run_here(study: Study, jobs: list[Job], workers: int, gpus: Sequence[str]) -
     failed: dict[str, str] = {}
     running: dict[futures.Future, tuple[Job, dict[str, str]]] = {}
     total, began = len(todo), time.monotonic()
-    with futures.ThreadPoolExecutor(workers) as pool:
+    with futures.ThreadPoolExecutor(workers) as pool, passing_on():
         while todo or running:
             for job in list(todo):
                 blocking = [need for need in job.needs if need in failed]
@@ -199,6 +208,18 @@ def run_here(study: Study, jobs: list[Job], workers: int, gpus: Sequence[str]) -
                 left = (time.monotonic() - began) / ended * (total - ended)
                 print(f"[{ended}/{total}] {fault or job.name}  eta {duration(left)}", flush=True)
     return list(failed.values())
+
+
+@contextlib.contextmanager
+def passing_on() -> Iterator[None]:
+    """Where the study is stopped, its jobs are too: each saves and ends."""
+    try:
+        yield
+    except stops.Stopped:
+        _ending.set()
+        for child in list(_commands):
+            child.terminate()
+        raise
 
 
 def visible_gpus() -> list[str]:

@@ -121,7 +121,8 @@ def alive(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="jobs die with their study on Linux alone")
-def test_a_killed_study_takes_its_jobs_along_and_goes_on_where_it_was(tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_study_takes_its_jobs_along_and_goes_on_where_it_was(tmp_path, sent):
     """The second start must not find a job of the first still at work."""
     log = tmp_path / "log"
     code = f"""
@@ -131,7 +132,12 @@ def test_a_killed_study_takes_its_jobs_along_and_goes_on_where_it_was(tmp_path):
     from pathlib import Path
     add = "import os, time; f = open({str(log)!r}, 'a'); f.write('%s %d\\\\n' % ('{{name}}', os.getpid())); f.flush(); time.sleep({{wait}})"
     jobs = [script(add.format(name='a', wait=0), name='a'), script(add.format(name='b', wait=float(sys.argv[1])), 'a', name='b')]
-    print(run_here(make_study(Path({str(tmp_path)!r})), jobs, 1, []))
+    from launch import stops
+    stops.watch()
+    try:
+        print(run_here(make_study(Path({str(tmp_path)!r})), jobs, 1, []))
+    except stops.Stopped as e:
+        sys.exit(e.code)
     """
     start = [sys.executable, "-c", textwrap.dedent(code)]
     process = subprocess.Popen([*start, "60"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -140,8 +146,9 @@ def test_a_killed_study_takes_its_jobs_along_and_goes_on_where_it_was(tmp_path):
         assert time.monotonic() < until and process.poll() is None
         time.sleep(0.05)
     child = int(log.read_text().split()[-1])
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.send_signal(sent)
+    process.communicate(timeout=20)
+    assert process.returncode == (-sent if sent == signal.SIGKILL else 128 + sent)
     until = time.monotonic() + 10
     while alive(child):
         assert time.monotonic() < until
