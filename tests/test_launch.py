@@ -82,6 +82,16 @@ def test_evaluating_again_gives_the_same_row(smoke):
     assert (folder / "copy" / "attention.png").exists() and "cxda" in output
 
 
+def test_a_models_plain_files_are_tested_as_its_run_is(smoke, tmp_path):
+    folder, _ = smoke
+    shutil.copytree(folder / "run" / "model", tmp_path / "model")
+    output = run("launch.evaluate", f"--runs={tmp_path}/model", f"--data_dir={folder}/data")
+    rows = [json.loads((path / "result.json").read_text()) for path in (folder / "run", tmp_path / "model")]
+    for field in ("avg", "w10", "weights_hash", "best_step", "config_hash", "data_hash", "method"):
+        assert rows[0][field] == rows[1][field]
+    assert f"weights {rows[0]['weights_hash'][:12]}" in output
+
+
 def test_no_tensorflow_torch_or_wilds_is_imported():
     code = (
         "import sys, cxda_jax, launch.train, launch.evaluate, configs.glyphs; "
