@@ -3,8 +3,10 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 _wanted = 0  # the signal that came
 _holding = False
@@ -26,6 +28,8 @@ def watch() -> None:
     os.set_blocking(writing, False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _handle)
+    signal.signal(signal.SIGALRM, _again)
+    sys.unraisablehook = _swallowed
     # Python runs handlers between its own instructions, so not while a program compiles. This thread sees signals then too.
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=_end_at_the_second, args=(reading,), daemon=True).start()
@@ -67,6 +71,22 @@ def _handle(number: int, _: object) -> None:
         raise Stopped(number)
 
 
+def _swallowed(unraisable: Any) -> None:
+    """Raised inside a callback of the garbage collector or the like, Stopped reaches nobody: it is raised anew, outside."""
+    if issubclass(unraisable.exc_type, Stopped):
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _again(*_: object) -> None:
+    if not _holding:
+        _raise_if_wanted()
+
+
 def _end_at_the_second(reading: int) -> None:
-    os.read(reading, 1)
-    os._exit(128 + os.read(reading, 1)[0])
+    came = 0
+    while came < 2:
+        number = os.read(reading, 1)[0]
+        came += number != signal.SIGALRM
+    os._exit(128 + number)

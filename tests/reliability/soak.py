@@ -44,7 +44,7 @@ def soak(seconds: float, out: Path | None) -> dict[str, Any]:
 
     hashes = set()
     try:
-        while time.monotonic() - began < seconds:
+        while time.monotonic() - began < seconds or len(samples) < 2:
             workdir = folder / "run"
             workdir.mkdir()
             training(workdir, experiment.schedule.steps // 2)
