@@ -85,8 +85,7 @@ def _again(*_: object) -> None:
 
 
 def _end_at_the_second(reading: int) -> None:
-    came = 0
-    while came < 2:
-        number = os.read(reading, 1)[0]
-        came += number != signal.SIGALRM
-    os._exit(128 + number)
+    came: list[int] = []
+    while len(came) < 2:
+        came += [number for number in os.read(reading, 1) if number != signal.SIGALRM]
+    os._exit(128 + came[1])
