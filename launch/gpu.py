@@ -52,7 +52,7 @@ def gpu_suite(o: Options) -> None:
     half = [case._replace(dtype="bfloat16") for case in (cifar, task)]
     counts = (10, 50) if o.small else (10, 100, 500, 2000)
     parts: list[tuple[str, Callable[[], None]]] = [
-        ("step bfloat16", lambda: rows((*compiled, "exact_channels_last_bf16"), half[0])),
+        ("step bfloat16", lambda: rows(tuple(dict.fromkeys((*compiled, "exact_channels_last_bf16"))), half[0])),
         ("step float32", lambda: rows(("exact", "exact_channels_last"), cifar)),
         ("tasks", lambda: rows((), half[1], task)),
         *((f"training {name}", lambda name=name: found["trainings"].append(training(name, o))) for name in

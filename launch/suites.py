@@ -52,6 +52,7 @@ WORK = {
     ("resnet50", "train", "flow"): ("exact", "exact_channels_last"),
     ("resnet50", "infer", "flow"): ("exact", "exact_channels_last"),
 }
+COLUMNS = 3  # panels side by side in a plot
 FINE_TUNING = ("ft_em", "ft_im", "sf_ocda", "cotta")
 
 
@@ -505,15 +506,19 @@ def draw_growth(growth: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     axes = list(dict.fromkeys(row["x"] for row in growth))
-    figure = Figure(figsize=(4.2 * len(axes), 3.6), layout="constrained")
+    rows = -(-len(axes) // COLUMNS)
+    figure = Figure(figsize=(4.2 * min(COLUMNS, len(axes)), 3.4 * rows), layout="constrained")
     FigureCanvasAgg(figure)
+    panels = figure.subplots(rows, min(COLUMNS, len(axes)), squeeze=False).ravel()
+    for panel in panels[len(axes) :]:
+        panel.axis("off")
     styles = [("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."), ("v", (0, (1, 3)))]
-    for x, panel in zip(axes, figure.subplots(1, len(axes), squeeze=False)[0], strict=True):
+    for x, panel in zip(axes, panels, strict=False):
         for i, what in enumerate(dict.fromkeys(row["what"] for row in growth if row["x"] == x)):
-            rows = [row for row in growth if row["x"] == x and row["what"] == what]
+            line = [row for row in growth if row["x"] == x and row["what"] == what]
             marker, dashes = styles[i % len(styles)]
             panel.plot(
-                [r["at"] for r in rows], [r["median_ms"] for r in rows], marker=marker, linestyle=dashes, label=what
+                [r["at"] for r in line], [r["median_ms"] for r in line], marker=marker, linestyle=dashes, label=what
             )
         found = [row["median_ms"] for row in growth if row["x"] == x]
         panel.set(xscale="log", xlabel=x, ylabel="ms")
