@@ -37,7 +37,8 @@ import numpy as np
 from absl import flags
 
 from cxda_jax.analysis.sheet import draw_sheet
-from cxda_jax.data.archives import extract, fetch
+from cxda_jax.data.archives import extract
+from cxda_jax.data.downloads import fetch
 from cxda_jax.data.raw import Check, Packed, RawData, cores, read_pieces
 from cxda_jax.data.store import SPLITS, DomainStore, open_store, write_store
 from cxda_jax.experiment import READERS, lookup

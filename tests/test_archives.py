@@ -23,8 +23,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cxda_jax.data import archives, store
-from cxda_jax.data.archives import extract, fetch
+from cxda_jax.data import archives, downloads, store
+from cxda_jax.data.archives import extract
+from cxda_jax.data.downloads import fetch
 from cxda_jax.data.raw import Packed, find_folder
 from cxda_jax.data.store import open_store
 from cxda_jax.experiment import READERS
@@ -386,7 +387,7 @@ def broken_off(after):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(archives, "PAUSE", 0.01)
+    monkeypatch.setattr(downloads, "PAUSE", 0.01)
     with Server() as found:
         thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -451,7 +452,7 @@ def test_what_cannot_be_resumed_starts_anew(tmp_path, server, answer, part, aske
 
 
 def test_servers_that_are_busy_or_slow_or_tell_no_length(tmp_path, server, monkeypatch):
-    monkeypatch.setattr(archives, "TIMEOUT", 0.3)
+    monkeypatch.setattr(downloads, "TIMEOUT", 0.3)
 
     def busy(request):
         if len(server.asked) < 3:

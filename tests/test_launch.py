@@ -311,6 +311,20 @@ def test_failures_are_folded_into_one_line():
     assert exit.value.code == 2 and stderr.getvalue() == "error: a b\n"
 
 
+@pytest.mark.parametrize(
+    "error, line",
+    [
+        (OSError(28, "No space left on device", "runs/a"), "runs/a: No space left on device; free some space and run the same command again"),
+        (OSError(30, "Read-only file system", "/mnt/b"), "/mnt/b: Read-only file system; choose a folder that can be written to"),
+        (PermissionError(13, "Permission denied", "c"), "c: Permission denied; choose another folder, or change its rights"),
+        (FileNotFoundError(2, "No such file or directory", "d"), "d: No such file or directory; it was there before, or its folder was; bring it back"),
+        (OSError("odd"), "a file: odd; --debug shows where"),
+    ],
+)  # fmt: skip
+def test_what_the_system_refuses_is_one_line(error, line):
+    assert cli.system_words(error) == line
+
+
 def test_differences_name_dotted_fields():
     a, b = {"x": 1, "n": {"y": 2, "z": 3}}, {"x": 1, "n": {"y": 5, "w": 3}}
     assert train.differences(a, b) == {"config.n.w": (None, 3), "config.n.y": (2, 5), "config.n.z": (3, None)}
