@@ -99,7 +99,7 @@ def test_other_suites_leave_a_record_and_a_plot(tmp_path, suite, key):
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["suite"] == suite and record["settings"]["small"]
-    rows = record[key]
+    rows = record[key] if key != "layers" else [row for name in record[key] for row in record[key][name]["rows"]]
     assert len(rows) > 2 and all(0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] for row in rows)
     assert (tmp_path / "record.svg").exists() == (key == "growth")
 
