@@ -7,6 +7,8 @@ import tempfile
 
 # TensorFlow's start-up chatter would otherwise drown a failure.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Threads of OpenMP (PyTorch, scikit-learn) spin while they wait for each other, which starves the other test processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Equal programs of all tests, and of the commands they start, are compiled once; the first process makes the folder.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="cxda_jax_compiled_")
