@@ -462,7 +462,7 @@ RAW = [
     ("cifar_c", "fog channels first", put(FOG, npy(np.zeros((5, 3, 32, 32), np.uint8))), "{tmp}/raw/CIFAR-10-C/fog.npy: holds uint8 (5, 3, 32, 32), expected uint8 (n, 32, 32, 3); fetch it again"),
     ("cifar_c", "fog of nothing", put(FOG, npy(np.zeros((0, 32, 32, 3), np.uint8))), "{tmp}/raw/CIFAR-10-C/fog.npy: holds uint8 (0, 32, 32, 3), expected uint8 (n, 32, 32, 3); fetch it again"),
     ("cifar_c", "fog promises more", put(FOG, npy_header(b"{'descr': '|u1', 'fortran_order': False, 'shape': (10**9, 32, 32, 3), }\n".replace(b"10**9", b"1000000000"))), "{tmp}/raw/CIFAR-10-C/fog.npy: cut short or not a .npy file (mmap length is greater than file size); fetch it again"),
-    ("cifar_c", "fog with a senseless header", put(FOG, npy_header(b"{'descr': '|u1'" + b" " * 200 + b"\n")), "{tmp}/raw/CIFAR-10-C/fog.npy: cut short or not a .npy file (('EOF in multi-line statement', (2, 0))); fetch it again"),
+    ("cifar_c", "fog with a senseless header", put(FOG, npy_header(b"{'descr': '|u1'" + b" " * 200 + b"\n")), "{tmp}/raw/CIFAR-10-C/fog.npy: cut short or not a .npy file (...); fetch it again"),
     ("cifar_c", "labels of fractions", put(SNOW, npy(np.full(225, 1.5))), "{tmp}/raw/CIFAR-10-C-new/train/snow_labels.npy: holds float64 (225,), expected integers (n,); fetch it again"),
     ("cifar_c", "labels are one number", put(SNOW, npy(np.uint8(3))), "{tmp}/raw/CIFAR-10-C-new/train/snow_labels.npy: holds uint8 (), expected integers (n,); fetch it again"),
     ("cifar_c", "labels in columns", put(SNOW, npy(np.zeros((225, 1), int))), "{tmp}/raw/CIFAR-10-C-new/train/snow_labels.npy: holds int64 (225, 1), expected integers (n,); fetch it again"),
