@@ -24,6 +24,7 @@ from cxda_jax import backend
 from cxda_jax.types import UserError
 
 ROOT = Path(__file__).parents[1]
+CPU_THREADS = ("tf_XLAPjRtCpuClient", "tf_XLAExecute")  # as JAX 0.10 and 0.12 call those that run operations
 SHORTEST = 0.1  # seconds; what takes less is called several times in a row
 
 Timing = Callable[[int], float]  # number of calls in a row -> mean seconds of one
@@ -83,7 +84,7 @@ def top_operations(work: Callable[[], Any], count: int = 12) -> list[dict[str, A
         for path in Path(folder).rglob("*.xplane.pb"):
             for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
                 for line in plane.lines:
-                    if ("/device:" in plane.name and line.name == "XLA Ops") or "XLAPjRtCpuClient" in line.name:
+                    if ("/device:" in plane.name and line.name == "XLA Ops") or line.name.startswith(CPU_THREADS):
                         for event in line.events:
                             found[event.name] += event.duration_ns
     waits = ("Await", "wait for completion", "ThreadpoolListener", "end: ")
