@@ -18,7 +18,11 @@ from cxda_jax.experiment import build_on
 from launch import cli
 
 WARM_UP = 0.2  # of the time: caches and pools fill
-GROWTH = {"memory_mb": 0.03, "open_files": 1e-9, "threads": 1e-9}  # share of its mean that may be added after the warm-up
+GROWTH = {
+    "memory_mb": 0.03,
+    "open_files": 1e-9,
+    "threads": 1e-9,
+}  # share of its mean that may be added after the warm-up
 
 
 def soak(seconds: float, out: Path | None) -> dict[str, Any]:
