@@ -176,7 +176,7 @@ def make_workdir(workdir: Path) -> None:
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         files.write_text(workdir / ".writable", "")
-        (workdir / ".writable").unlink()
+        (workdir / ".writable").unlink(missing_ok=True)
     except OSError as e:
         raise UserError(f"--workdir={workdir}: cannot be written ({e.strerror}); choose another") from None
 

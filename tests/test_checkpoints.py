@@ -105,7 +105,7 @@ def test_training_goes_on_from_the_one_before_a_damaged_checkpoint(store, tmp_pa
     assert_equal_trees(whole[0], resumed[0])
     assert_equal_trees(whole[1], resumed[1])
     assert resumed[2] == whole[2] and f"last/{newest} is damaged" in resumed[3][0]
-    assert f"resumed from step {newest - 1} of 12" == resumed[3][1] or "resumed from step" in resumed[3][1]
+    assert "resumed from step" in resumed[3][1]
 
 
 def test_training_does_not_go_on_beside_damaged_best_weights(store, tmp_path):
@@ -133,7 +133,7 @@ def test_a_checkpoint_of_another_network_is_one_line(tmp_path):
     assert len(str(e.value).replace(str(tmp_path), "")) <= 200
 
 
-def test_hashing_takes_a_small_share_of_the_save_and_none_of_the_main_thread(tmp_path, monkeypatch):
+def test_hashing_is_not_done_by_the_thread_that_trains(tmp_path, monkeypatch):
     import threading
 
     seen = []

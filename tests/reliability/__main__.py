@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="the JSON file to write")
     a = parser.parse_args()
+    machine = describe(None)  # before the work: the commit is that of the code which is tried
     if a.what in ("kill", "stop"):
         found = processes.disturb(a.what, a.times, a.seed, a.workers)
     elif a.what == "flip":
@@ -44,7 +45,7 @@ def main() -> None:
         found = soak.soak(60 * a.minutes, a.out)
     print(json.dumps({k: v for k, v in found.items() if k not in ("trials", "samples")}, indent=1))
     if a.out:
-        a.out.write_text(json.dumps({"what": a.what, "seed": a.seed} | found | describe(None), indent=1) + "\n")
+        a.out.write_text(json.dumps({"what": a.what, "seed": a.seed} | found | machine, indent=1) + "\n")
     sys.exit(1 if found["failures"] else 0)
 
 

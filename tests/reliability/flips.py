@@ -13,7 +13,7 @@ import numpy as np
 
 from cxda_jax import artefact, checkpoints, train
 from cxda_jax.data.store import Domain, StoreInfo, open_store, write_store
-from cxda_jax.experiment import METHODS, build_on
+from cxda_jax.experiment import build_on
 from cxda_jax.types import UserError
 from launch import cli
 
@@ -32,7 +32,7 @@ def flip(times: int, seed: int) -> dict[str, Any]:
         whole = {name: read() for name, (_, read) in things.items()}
         for number in range(times):
             name = rng.choice(list(things))
-            path, bit = rng.choice(files[name]), 0
+            path = rng.choice(files[name])
             data = bytearray(path.read_bytes())
             bit = rng.randrange(8 * len(data))
             data[bit // 8] ^= 1 << bit % 8
@@ -75,7 +75,6 @@ def make(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     config["net"]["width"], config["attention"]["heads"] = 8, 1
     config["episode"] = {**config["episode"], "num_domains": 1, "per_domain": 4, "num_query": 4}
     experiment = build_on(config, store, ("train",))
-    assert config["method"] in METHODS
     state = train.init_state(experiment.method, experiment.optimizer, 0, experiment.example)
     state = jax.tree.map(
         lambda x: x if x.dtype.kind != "f" else x + jax.numpy.asarray(rng.normal(size=x.shape), x.dtype), state
