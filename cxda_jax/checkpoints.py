@@ -18,6 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from cxda_jax import files
+from cxda_jax.reading import reason
 from cxda_jax.types import UserError
 
 MANIFEST = "manifest.json"
@@ -111,7 +112,7 @@ def _load(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
                 (path / "notes" / "metadata").read_bytes()
             )
         except (ValueError, KeyError, TypeError, OSError) as e:  # its bytes are those that were written
-            raise UserError(f"{path}: from another version or another network ({_short(e)}); train again") from e
+            raise UserError(f"{path}: from another version or another network ({reason(e)}); train again") from e
 
 
 def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
@@ -160,15 +161,7 @@ def _one_line(path: Path, work: Callable[[], Any]) -> Any:
     except UserError:
         raise
     except Exception as e:
-        raise UserError(f"{path}: the checkpoint cannot be written ({_short(e)}); the last whole one stays") from e
-
-
-def _short(e: BaseException, length: int = 90) -> str:
-    """The system's words for what went wrong where there are some, or the beginning of the text."""
-    text = " ".join(str(e).split())
-    known = ("No space left on device", "Read-only file system", "Permission denied", "No such file or directory",
-             "Disk quota exceeded", "File too large", "Input/output error")  # fmt: skip
-    return next((words for words in known if words.lower() in text.lower()), text[:length]) or type(e).__name__
+        raise UserError(f"{path}: the checkpoint cannot be written ({reason(e)}); the last whole one stays") from e
 
 
 def weights_hash(variables: Any) -> str:

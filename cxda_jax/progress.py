@@ -64,8 +64,8 @@ class Meter:
 
     def __init__(self, start: int, total: int):
         self.step, self.total = start, total
-        self._began = self._read_at = time.perf_counter()
-        self._excluded = 0.0
+        self._read_at = time.perf_counter()
+        self._excluded_s, self._excluded_steps = 0.0, 0
         self._measured: list[dict[str, jax.Array]] = []
         self.waited = 0.0
         self._last: dict[str, float] = {}
@@ -74,29 +74,33 @@ class Meter:
         """Keeps the numbers of a step, or of several, on the device: fetching them each step would stall it."""
         self._measured.append(measured)
 
-    def exclude(self, seconds: float) -> None:
-        """Leaves time that was not spent on steps out of the speed."""
-        self._excluded += seconds
+    def exclude(self, seconds: float, steps: int = 0) -> None:
+        """Leaves time that was not spent on steps out of the speed, and steps that were compiled in that time."""
+        self._excluded_s += seconds
+        self._excluded_steps += steps
 
     def read(self, step: int, tasks_per_step: int) -> dict[str, float]:
-        """Means since the last reading; waits for the device."""
+        """Means since the last reading; waits for the device. No speed where all that was done since then is left out."""
         measured = jax.device_get(self._measured)
-        now, steps = time.perf_counter(), max(1, step - self.step)
-        seconds = max(1e-9, now - self._read_at - self._excluded)
-        self._last = {name: float(np.mean(np.hstack([m[name] for m in measured]))) for name in measured[0]} | {
-            "episodes_per_s": steps * tasks_per_step / seconds,
-            "data_wait_ms": 1e3 * self.waited / steps,
-            "eta_s": seconds / steps * (self.total - step),
-        }
-        self.step, self._read_at, self._excluded, self.waited, self._measured = step, now, 0.0, 0.0, []
+        now, steps = time.perf_counter(), step - self.step - self._excluded_steps
+        seconds = max(1e-9, now - self._read_at - self._excluded_s)
+        self._last = {name: float(np.mean(np.hstack([m[name] for m in measured]))) for name in measured[0]}
+        if steps > 0:
+            self._last |= {
+                "episodes_per_s": steps * tasks_per_step / seconds,
+                "data_wait_ms": 1e3 * self.waited / steps,
+                "eta_s": seconds / steps * (self.total - step),
+            }
+        self.step, self._read_at, self.waited, self._measured = step, now, 0.0, []
+        self._excluded_s, self._excluded_steps = 0.0, 0
         return self._last
 
     def line(self) -> str:
         m = self._last
-        return (
-            f"step {self.step}/{self.total}  eta {duration(m['eta_s'])}  {m['episodes_per_s']:.1f} episodes/s  "
-            f"data_wait {m['data_wait_ms']:.2f} ms  loss {m['loss']:.3f}  accuracy {m['accuracy']:.3f}"
-        )
+        speed = "compiled" if "eta_s" not in m else (
+            f"eta {duration(m['eta_s'])}  {m['episodes_per_s']:.1f} episodes/s  data_wait {m['data_wait_ms']:.2f} ms"
+        )  # fmt: skip
+        return f"step {self.step}/{self.total}  {speed}  loss {m['loss']:.3f}  accuracy {m['accuracy']:.3f}"
 
 
 def duration(seconds: float) -> str:

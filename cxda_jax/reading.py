@@ -1,6 +1,7 @@
 """Reading what a user may have touched: whatever is wrong with a file becomes a UserError of one line."""
 
 import csv
+import errno
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,16 +15,37 @@ _KINDS = {str: "a text", int: "a whole number", list: "a list", dict: "an object
           MAYBE: "a number or null"}  # fmt: skip
 
 
+_SYSTEM = {
+    "No space left on device": "free some space and run the same command again",
+    "Disk quota exceeded": "free some space and run the same command again",
+    "Read-only file system": "choose a folder that can be written to",
+    "Permission denied": "choose another folder, or change its rights",
+    "No such file or directory": "it was there before, or its folder was; bring it back",
+    "File too large": "",
+    "Input/output error": "",
+}  # its words, and what helps
+
+
 def reason(error: BaseException, most: int = 80) -> str:
-    """What an exception says, on one line and cut short."""
+    """What an exception says, on one line and cut short: of pages that a library wrote, the system's words if they are there."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror  # the rest repeats the path
+    elif words := next((words for words in _SYSTEM if len(text) > most and words.lower() in text.lower()), ""):
+        text = words
     elif isinstance(error, KeyError):
         text = f"no {text}"
     elif isinstance(error, RecursionError):
         text = "nested too deeply"
     return brief(" ".join(text.split()), most) or type(error).__name__
+
+
+def system_fault(error: OSError, path: Path | None = None, fix: str = "") -> str:
+    """What the system refused, where, and what helps: where the disk is full, room; else `fix` if there is one."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    advice = _SYSTEM.get(error.strerror or "", "")
+    helps = (advice if full or not fix else fix) or "--debug shows where"
+    return f"{path or error.filename or 'a file'}: {reason(error)}; {helps}"
 
 
 def read_object(path: Path, fix: str) -> dict[str, Any]:

@@ -178,12 +178,15 @@ def train(
             began, count, first = time.perf_counter(), next_call(step, schedule), step == start
             batch = stack([next(batches) for _ in range(count)])
             waited = time.perf_counter() - began
-            waiting, meter.waited = waiting + waited, meter.waited + waited
+            waiting += waited
             state, measured = programs[count](state, source.resident, batch, key)
             if count not in started:  # compiled just now
                 jax.block_until_ready(measured)
                 started.add(count)
                 starting += time.perf_counter() - began
+                meter.exclude(time.perf_counter() - began, count)
+            else:
+                meter.waited += waited
             step += count
             meter.add(measured)
             last = step == schedule.steps

@@ -2,7 +2,6 @@
 
 import ast
 import difflib
-import errno
 import hashlib
 import json
 import os
@@ -23,7 +22,7 @@ from ml_collections import ConfigDict
 
 from configs import common
 from cxda_jax import backend
-from cxda_jax.reading import reason
+from cxda_jax.reading import reason, system_fault
 from cxda_jax.types import UserError, brief
 from launch import stops
 
@@ -63,7 +62,7 @@ def run(main: Callable[[], None]) -> None:
         except (UserError, OSError) as e:
             if _DEBUG.value:
                 traceback.print_exc()
-            _fail(system_words(e) if isinstance(e, OSError) else str(e))
+            _fail(system_fault(e) if isinstance(e, OSError) else str(e))
         except stops.Stopped as e:
             print(
                 f"stopped by {e.name}; nothing that was saved is lost, the same command goes on from there",
@@ -216,18 +215,6 @@ def _pass_over_orbax(kind: type[BaseException], e: BaseException, trace: Any) ->
     """Its writing threads, once one has failed, print this for each array; the failure itself is raised where it is waited for."""
     if str(e) != "Event loop is closed":
         sys.__excepthook__(kind, e, trace)
-
-
-def system_words(e: OSError) -> str:
-    """A full disk, a folder without rights or one that vanished, in one line."""
-    fix = {
-        errno.ENOSPC: "free some space and run the same command again",
-        errno.EDQUOT: "free some space and run the same command again",
-        errno.EROFS: "choose a folder that can be written to",
-        errno.EACCES: "choose another folder, or change its rights",
-        errno.ENOENT: "it was there before, or its folder was; bring it back",
-    }
-    return f"{e.filename or 'a file'}: {e.strerror or e}; {fix.get(e.errno or 0, '--debug shows where')}"
 
 
 def _fail(message: str) -> NoReturn:

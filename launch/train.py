@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from cxda_jax import artefact, backend, cost, files, train
+from cxda_jax import artefact, backend, checkpoints, cost, files, train
 from cxda_jax.analysis.sheet import draw_strips
 from cxda_jax.experiment import Config, Experiment, build, config_hash, start_from_weights
 from cxda_jax.progress import duration
@@ -60,13 +60,13 @@ def main() -> None:
         )
     state = train.init_state(method, experiment.optimizer, config["seed"], experiment.example)
     state = state.replace(variables=start_from_weights(config, state.variables))
+    if _REPLAY.value is not None:
+        print(replay(experiment, state, workdir, _REPLAY.value))
+        return
     make_workdir(workdir)
     with files.locked(workdir):
         claim(workdir, config)
-        if _REPLAY.value is None:
-            run(experiment, state, workdir, compilations)
-        else:
-            print(replay(experiment, state, workdir, _REPLAY.value))
+        run(experiment, state, workdir, compilations)
 
 
 def run(experiment: Experiment, state: train.TrainState, workdir: Path, compilations: cost.Compilations) -> None:
@@ -107,11 +107,14 @@ def run(experiment: Experiment, state: train.TrainState, workdir: Path, compilat
 
 
 def replay(experiment: Experiment, fresh: train.TrainState, workdir: Path, step: int) -> str:
-    """Draws the episodes of a step and says what loss they have; trains nothing."""
+    """Draws the episodes of a step and says what loss they have; trains nothing, and takes a run that is under way too."""
+    if not (workdir / "config.json").exists():
+        raise UserError(f"--workdir={workdir}: no run there, --replay_step shows an episode of one; train it first")
+    claim(workdir, experiment.config)
     if step >= experiment.schedule.steps:
         raise UserError(f"--replay_step={step}: the run has {experiment.schedule.steps} steps, numbered from 0")
     store, plan = experiment.store, experiment.train_plans(step)
-    state = train.resume(workdir, fresh)[0]
+    state, _ = checkpoints.restore(workdir / "last", fresh) or (fresh, {})
     known, call = int(state.step), functools.partial(
         train.train_call, experiment.method, experiment.optimizer, experiment.weak, experiment.source, 1
     )  # fmt: skip

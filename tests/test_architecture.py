@@ -18,7 +18,7 @@ ALLOWED = {
     "reading": {"types"},
     "progress": {"types"},
     "files": {"types"},
-    "checkpoints": {"types", "files"},
+    "checkpoints": {"types", "files", "reading"},
     "artefact": {"types", "checkpoints", "files", "nets"},
     "cost": set(),
     "nets": {"types", "reading"},

@@ -262,7 +262,7 @@ def test_a_disk_that_is_too_small_is_told_beforehand(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number, message", [
-    (errno.ENOSPC, "the disk is full; make room and run again"),
+    (errno.ENOSPC, "No space left on device; free some space and run the same command again"),
     (errno.EIO, "Input/output error; extract a.zip by hand, and point --raw_dir there"),
 ])  # fmt: skip
 def test_faults_of_the_disk(tmp_path, monkeypatch, number, message):
@@ -545,7 +545,7 @@ def test_a_full_disk_keeps_what_came(tmp_path, server, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     line = fault(lambda: fetch(server.url, tmp_path / "a.zip"))
-    assert line == f"{tmp_path}/a.zip: the disk is full; make room and run again"
+    assert line == f"{tmp_path}/a.zip: No space left on device; free some space and run the same command again"
     assert [p.name for p in tmp_path.iterdir()] == ["a.zip.part"]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=7))
     line = fault(lambda: fetch(server.url, tmp_path / "b.zip"))

@@ -17,6 +17,7 @@ from PIL import Image
 
 from cxda_jax import metrics
 from cxda_jax.experiment import open_data
+from cxda_jax.reading import system_fault
 from cxda_jax.types import UserError
 from launch import cli, train
 from launch.evaluate import comparison, read_config, reshaped, setting, table
@@ -322,7 +323,7 @@ def test_failures_are_folded_into_one_line():
     ],
 )  # fmt: skip
 def test_what_the_system_refuses_is_one_line(error, line):
-    assert cli.system_words(error) == line
+    assert system_fault(error) == line
 
 
 def test_differences_name_dotted_fields():

@@ -134,6 +134,8 @@ def test_a_program_never_runs_past_what_is_to_be_done():
 
 def test_log_lines_tell_the_time_left_and_the_wait(store, tmp_path):
     logged = run(store, tmp_path / "run")[3]
+    assert logged[0].startswith("step 1/12  compiled  loss ")  # its time tells nothing of those to come
+    assert set(lines(tmp_path / "run")[0]) == {"step", "loss", "accuracy"}
     assert "step 4/12  eta " in logged[4] and "episodes/s" in logged[4] and "data_wait" in logged[4]
     record = lines(tmp_path / "run")[1]
     assert set(record) == {"step", "loss", "accuracy", "episodes_per_s", "data_wait_ms", "eta_s"}
@@ -177,15 +179,18 @@ def test_weights_hash_sees_one_bit(store):
     assert checkpoints.weights_hash(arrays) != checkpoints.weights_hash(variables)
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 2])
-def test_a_step_that_is_not_finite_is_not_taken(store, tmp_path, steps_per_call, monkeypatch):
-    bad = 7  # of 12; its images are made to give an infinite gradient
+@pytest.mark.parametrize("what, steps_per_call", [("loss", 1), ("loss", 2), ("gradient", 1)])
+def test_a_step_that_is_not_finite_is_not_taken(store, tmp_path, what, steps_per_call, monkeypatch):
+    bad = 7  # of 12
     loss = build_method("bn").loss
 
     def poisoned(variables, episode, key):
         found, aux = loss(variables, episode, key)
         hit = (episode.query.domain == -1).any()
-        return found * jax.numpy.where(hit, jax.numpy.inf, 1.0), aux
+        if what == "loss":
+            return found * jax.numpy.where(hit, jax.numpy.inf, 1.0), aux
+        zero = sum(x.sum() - jax.lax.stop_gradient(x.sum()) for x in jax.tree.leaves(variables["params"]))
+        return found + jax.numpy.sqrt(jax.numpy.where(hit, zero, 1.0)) - 1.0, aux  # at 0 its slope is infinite
 
     def source(store):
         plain = device_source(store)

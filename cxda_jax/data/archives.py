@@ -7,7 +7,6 @@ names that lead elsewhere, and sizes that no data set has are refused; owners, m
 
 import bz2
 import contextlib
-import errno
 import gzip
 import lzma
 import os
@@ -25,7 +24,7 @@ from typing import IO, Any, NamedTuple
 
 from cxda_jax.data.store import drop_abandoned
 from cxda_jax.progress import Counter
-from cxda_jax.reading import reason, refuse_html
+from cxda_jax.reading import reason, refuse_html, system_fault
 from cxda_jax.types import UserError, brief
 
 LIMIT = 100 * 2**30  # bytes; iWildCam, the largest, has about 25 GB
@@ -93,7 +92,8 @@ def extract(archive: Path, target: Path, limit: int = LIMIT, report: Report = Co
         if e.errno is None:  # the unpackers' own
             raise _damaged(archive, e) from None
         path = archive if e.filename == str(archive) else target
-        raise disk_fault(path, e, f"extract {archive.name} by hand, and point --raw_dir there") from None
+        fix = f"extract {archive.name} by hand, and point --raw_dir there"
+        raise UserError(system_fault(e, path, fix)) from None
 
 
 def _measure(archive: Path, limit: int) -> tuple[int, int]:
@@ -262,9 +262,3 @@ def _refused(archive: Path, fault: str) -> UserError:
 
 def _damaged(archive: Path, error: Exception) -> UserError:
     return UserError(f"{archive}: damaged, cut short or not an archive ({reason(error)}); fetch it again")
-
-
-def disk_fault(path: Path, error: OSError, fix: str) -> UserError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"{path}: the disk is full; make room and run again")
-    return UserError(f"{path}: {reason(error)}; {fix}")

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cxda_jax.data.archives import CHUNK, LIMIT, Report, disk_fault, insist_on_room, megabytes
+from cxda_jax.data.archives import CHUNK, LIMIT, Report, insist_on_room, megabytes
 from cxda_jax.progress import Counter, duration
-from cxda_jax.reading import reason, refuse_html
+from cxda_jax.reading import reason, refuse_html, system_fault
 from cxda_jax.types import UserError, brief
 
 TRIES = 5  # without a new byte in between
@@ -46,7 +46,7 @@ def fetch(url: str, path: Path, size: int | None = None, digest: str | None = No
             raise UserError(f"{path}: {fault}; what {_host(url)} sent is deleted, run again or fetch it by hand")
         part.replace(path)
     except OSError as e:
-        raise disk_fault(path, e, "give another --raw_dir") from None
+        raise UserError(system_fault(e, path, "give another --raw_dir")) from None
 
 
 class _Dropped(Exception):

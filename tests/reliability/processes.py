@@ -6,6 +6,7 @@ child. So a start takes a fraction of a second in place of six.
 
 import collections
 import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ import resource
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +29,7 @@ PHASES = {"c": "compiling", "t": "training", "v": "validating", "s": "saving", "
 OPTIONS = ["--config=configs/glyphs.py:bn,smoke", "--config.train.steps=12", "--config.train.save_every=2",
            "--config.train.log_every=1", "--config.evaluation.every_steps=4", "--config.evaluation.val_tasks=4",
            "--config.evaluation.test_tasks=2", "--config.net.width=8"]  # fmt: skip
+CLONE_NEWNS, CLONE_NEWUSER = 1 << 17, 1 << 28  # of linux/sched.h
 SAME = ("weights_hash", "avg", "w10", "best_step", "config_hash", "data_hash")
 
 
@@ -140,10 +143,12 @@ def stop(child: "Child", rng: random.Random, number: int, whole: dict[str, Any])
 class Child:
     """A run of launch.train in a forked process that tells of its phases over a pipe."""
 
-    def __init__(self, workdir: Path, data: Path, largest_file: int = 0, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, workdir: Path, data: Path, largest_file: int = 0, options: Sequence[str] = (), log: Path | None = None
+    ) -> None:
         """From its first checkpoint on, the run's files may have no more than `largest_file` bytes: like a full disk."""
         workdir.parent.mkdir(parents=True, exist_ok=True)
-        self._log = workdir.with_suffix(".log")
+        self._log = log or workdir.with_suffix(".log")
         self.marks: list[tuple[str, float]] = []
         self._code: int | None = None
         _import_everything()
@@ -267,8 +272,9 @@ def mishaps(folder: Path) -> dict[str, tuple[int, str, str]]:
     child.wait()
     assert time.monotonic() - began < 5, "the second signal took its time"
     end("a second signal", child, folder / "twice")
-    child = Child(folder / "full", data, largest_file=30_000)
-    end("a full disk", child, folder / "full")
+    child = Child(folder / "large", data, largest_file=30_000)
+    end("a file too large", child, folder / "large")
+    found |= full_and_fixed(folder, data) if may_mount() else {}
     child = Child(folder / "gone", data)
     child.wait_for_mark("v", 1)
     shutil.rmtree(folder / "gone", ignore_errors=True)
@@ -281,6 +287,44 @@ def mishaps(folder: Path) -> dict[str, tuple[int, str, str]]:
     found["the first process"] = child.wait(), "", ""
     child = Child(folder / "twice", data, options=["--replay_step=5"])
     end("a replay", child, folder / "twice")
+    return found
+
+
+def may_mount() -> bool:
+    """Gives this process, and those it starts, mounts of their own; false where the system does not let it."""
+    libc, private = ctypes.CDLL(None, use_errno=True), 1 << 18 | 1 << 14  # MS_PRIVATE | MS_REC
+    own = CLONE_NEWNS if os.geteuid() == 0 else CLONE_NEWNS | CLONE_NEWUSER
+    return not libc.unshare(own) and not libc.mount(b"none", b"/", None, private, None)
+
+
+def full_and_fixed(folder: Path, data: Path) -> dict[str, tuple[int, str, str]]:
+    """A disk that fills up while a run saves, and one that nothing can be written to any more."""
+
+    def mount(path: Path, options: str) -> None:
+        path.mkdir(exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)], check=True)
+
+    def line(child: Child) -> tuple[int, str]:
+        return child.wait(), (child.output().splitlines() or [""])[-1].replace(str(folder), "FOLDER")
+
+    disk, log, found = folder / "disk", folder / "disk.log", {}
+    mount(disk, "size=16m")
+    child = Child(disk / "run", data, log=log)
+    child.wait_for_mark("s", 2)
+    with open(disk / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(2**12))
+    found["a full disk"] = *line(child), ""
+    (disk / "filler").unlink()
+    child = Child(disk / "run", data, log=log)
+    child.wait_for_mark("s", 1)
+    child.send(signal.SIGTERM)
+    child.wait()
+    mount(disk, "remount,ro")
+    found["a read-only disk"] = *line(Child(disk / "run", data, log=log)), ""
+    mount(disk, "remount,rw")
+    found["a disk that is mended"] = *line(Child(disk / "run", data, log=log)), ""
+    subprocess.run(["umount", str(disk)], check=True)
     return found
 
 
