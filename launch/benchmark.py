@@ -38,15 +38,15 @@ from absl import flags
 
 from cxda_jax import backend
 from cxda_jax.types import UserError
-from launch import cli, gpu, layers, suites
+from launch import cli, gpu, growth, layers, suites
 from launch.measure import describe, open_peer, watch_others
 
 SUITES = {
     "step": suites.step_suite,
     "layers": layers.layers_suite,
     "task": suites.task_suite,
-    "data": suites.data_suite,
-    "scale": suites.scale_suite,
+    "data": growth.data_suite,
+    "scale": growth.scale_suite,
     "gpu": gpu.gpu_suite,
 }
 
@@ -95,8 +95,8 @@ def main() -> None:
         )  # fmt: skip
         SUITES[_SUITE.value](options)
     if record.get("growth"):
-        suites.draw_growth(record["growth"], out.with_suffix(".svg"))
-        suites.draw_growth(record["growth"], out.with_suffix(".png"))
+        growth.draw_growth(record["growth"], out.with_suffix(".svg"))
+        growth.draw_growth(record["growth"], out.with_suffix(".png"))
     if (record["others"] or 0) > 0.05:
         print(f"warning: other processes took {record['others']:.0%} of the cores; do not quote these figures")
     print(f"written to {out}")

@@ -11,6 +11,7 @@ from cxda_jax import cost, train
 from cxda_jax.evaluate import compile_task, evaluate
 from cxda_jax.experiment import build_on
 from launch import cli
+from launch.growth import several_seeds
 from launch.measure import Timing, interleave, spread
 from launch.suites import (
     SHAPES,
@@ -24,7 +25,6 @@ from launch.suites import (
     program,
     random_store,
     settings,
-    several_seeds,
 )
 
 

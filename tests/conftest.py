@@ -18,9 +18,12 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 import jax
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from cxda_jax.data.store import Domain, StoreInfo, open_store, write_store
+from cxda_jax.experiment import open_data
 from cxda_jax.types import Episode, Images
+from launch import cli
 
 CLASSES = 4
 
@@ -28,6 +31,9 @@ CLASSES = 4
 # Tests, and the commands that they start, compile more than they compute.
 jax.config.update("jax_disable_most_optimizations", True)
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+# Hypothesis derives its examples from the tests themselves, so each run tries the same ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture
@@ -86,3 +92,13 @@ def episode() -> Episode:
 def store(tmp_path):
     write_store(tmp_path / "store", INFO, make_domains())
     return open_store(tmp_path / "store")
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory):
+    """The smoke config's data set in its place, of other images."""
+    folder = tmp_path_factory.mktemp("data")
+    config = cli.resolve(cli.load_config("configs/glyphs.py:cxda,smoke"))
+    config["data"] |= {"writers": [5, 5, 5], "drawings": 41}
+    open_data(config, folder)
+    return folder
