@@ -76,6 +76,7 @@ def soak(seconds: float, out: Path | None) -> dict[str, Any]:
             if len(samples) % 20 == 0:
                 print(f"{len(samples)} cycles: {samples[-1]}", flush=True)
     finally:
+        tracemalloc.stop()
         shutil.rmtree(folder, ignore_errors=True)
     own = [s | {"memory_mb": s["memory_mb"] - i * kept.get("tensorstore", 0.0)} for i, s in enumerate(samples)]
     grown = {name: growth(own, name) for name in GROWTH}
