@@ -30,6 +30,7 @@ ALLOWED = {
     "experiment": {"types", "augment", "data", "methods", "nets", "train"},
 }
 FILES = sorted((ROOT / "cxda_jax").rglob("*.py"))
+SOURCES = [*FILES, *sorted((ROOT / "launch").glob("*.py")), *sorted((ROOT / "configs").glob("*.py"))]
 
 
 def imports(path, top_level_only=False):
@@ -80,3 +81,14 @@ def test_files_that_are_no_code_are_installed_too():
     }
     others = {p for p in (ROOT / "cxda_jax").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
     assert others and others <= installed
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_that_is_read_is_run(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        called, options = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+        assert called not in ("eval", "exec", "pickle.load", "pickle.loads", "joblib.load", "yaml.load"), called
+        assert options.get("allow_pickle", "False") == "False", called
+        assert called != "torch.load" or options.get("weights_only") == "True", called
