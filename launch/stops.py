@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _wanted = 0  # the signal that came
+_told = -1  # where the system writes signals for the thread that ends this process at the second
 _holding = False
 
 
@@ -22,17 +23,19 @@ class Stopped(BaseException):  # not an Exception: whoever catches all errors mu
 
 def watch() -> None:
     """From now on the first signal raises Stopped in the main thread, or is kept until hold() lets go."""
-    global _wanted
-    _wanted = 0
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
+    global _wanted, _told
+    _wanted, before = 0, _told
+    reading, _told = os.pipe()
+    os.set_blocking(_told, False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _handle)
     signal.signal(signal.SIGALRM, _again)
     sys.unraisablehook = _swallowed
     # Python runs handlers between its own instructions, so not while a program compiles. This thread sees signals then too.
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(_told, warn_on_full_buffer=False)
     threading.Thread(target=_end_at_the_second, args=(reading,), daemon=True).start()
+    if before >= 0:
+        os.close(before)  # which ends the thread of an earlier call
 
 
 @contextlib.contextmanager
@@ -86,6 +89,8 @@ def _again(*_: object) -> None:
 
 def _end_at_the_second(reading: int) -> None:
     came: list[int] = []
-    while len(came) < 2:
-        came += [number for number in os.read(reading, 1) if number != signal.SIGALRM]
-    os._exit(128 + came[1])
+    while told := os.read(reading, 1):
+        came += [number for number in told if number != signal.SIGALRM]
+        if len(came) == 2:
+            os._exit(128 + came[1])
+    os.close(reading)

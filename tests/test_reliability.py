@@ -82,6 +82,20 @@ def test_a_signal_that_is_swallowed_comes_again():
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
 
 
+def test_watching_again_leaves_no_thread_and_no_pipe_behind():
+    code = """
+        import os, threading, time
+        from launch import stops
+        found = []
+        for _ in range(5):
+            stops.watch()
+            time.sleep(0.05)
+            found.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
+        assert found[0] == found[-1] and found[0][0] == 2, found
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=processes.ROOT)
+
+
 def test_a_hundred_flipped_bits_are_noticed_or_change_nothing():
     found = flips.flip(100, seed=0)
     assert found["failures"] == 0, found["trials"]
