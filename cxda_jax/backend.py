@@ -46,8 +46,8 @@ def jit(fun: Any, **kwargs: Any) -> Any:
 def keep_freed_memory() -> None:
     """Has the C library keep large freed blocks for the next step instead of returning them to the system.
 
-    On CPUs each step otherwise faults its activations in anew, page by page. Call it before jax allocates; it does
-    nothing where there is no glibc.
+    On CPUs each step otherwise faults its activations in anew, page by page. Call it before jax starts its threads: later,
+    each of them has a pool of its own, that fills up and stays. It does nothing where there is no glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

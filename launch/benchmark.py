@@ -68,8 +68,7 @@ _DATE = flags.DEFINE_string("date", None, "Date written to the record; today's b
 
 
 def main() -> None:
-    if jax.default_backend() == "cpu":
-        backend.keep_freed_memory()
+    backend.keep_freed_memory()
     for flag, known in ((_SHAPES, suites.SHAPES), (_CASES, suites.METHODS_TIMED)):
         for name in flag.value:
             if name not in known:

@@ -1,8 +1,13 @@
 """What work costs, by the compiler's own counts: guards of speed that need no clock."""
 
+import ctypes
 import functools
 import re
+import subprocess
+import sys
+import textwrap
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -197,3 +202,26 @@ def test_an_evaluation_compiles_once_whatever_its_length(store):
     for tasks in (3, 7):
         evaluate(evaluator, variables, counting, plans, tasks, "accuracy", per_call=2)
     assert len(traced) == 1
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="glibc's own numbers")
+def test_threads_share_one_pool_of_memory(tmp_path):
+    """Else each keeps what it has freed to itself, and a process that trains again and again grows for hours."""
+    code = """
+        import ctypes
+        from cxda_jax import backend
+        KEEP
+        import jax
+        jax.jit(lambda x: (x @ x).sum())(jax.numpy.ones((500, 500))).block_until_ready()
+        libc = ctypes.CDLL(None)
+        libc.fopen.restype = ctypes.c_void_p
+        file = ctypes.c_void_p(libc.fopen(b"FILE", b"w"))
+        libc.malloc_info(0, file)
+        libc.fclose(file)
+    """.replace("FILE", str(tmp_path / "info"))
+    counts = []
+    for keep in ("backend.keep_freed_memory()", ""):
+        program = textwrap.dedent(code).replace("KEEP", keep)
+        subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parent.parent)
+        counts.append((tmp_path / "info").read_text().count("<heap nr="))
+    assert counts[0] == 1 < counts[1]

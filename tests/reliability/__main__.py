@@ -21,6 +21,7 @@ import json
 import sys
 from pathlib import Path
 
+from cxda_jax import backend
 from launch.measure import describe
 from tests.reliability import flips, hashing, processes, soak
 
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="the JSON file to write")
     a = parser.parse_args()
+    backend.keep_freed_memory()  # before JAX's threads begin, as in the launchers: each would get an arena of its own
     machine = describe(None)  # before the work: the commit is that of the code which is tried
     if a.what in ("kill", "stop"):
         found = processes.disturb(a.what, a.times, a.seed, a.workers)

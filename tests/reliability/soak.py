@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cxda_jax import backend, checkpoints, train
+from cxda_jax import checkpoints, train
 from cxda_jax.data import glyphs
 from cxda_jax.evaluate import compile_task, evaluate
 from cxda_jax.experiment import build_on
@@ -29,7 +29,6 @@ LOSING = "orbax/checkpoint/_src/serialization/tensorstore_utils.py"
 
 def soak(seconds: float, out: Path | None) -> dict[str, Any]:
     """Cycles of training half a run, resuming it to its end, and testing it from its checkpoint."""
-    backend.keep_freed_memory()
     folder, samples, began = Path(tempfile.mkdtemp(prefix="soak-")), [], time.monotonic()
     config = cli.resolve(cli.load_config("configs/glyphs.py:cxda,smoke"))
     config["net"]["width"], config["attention"]["heads"] = 8, 1
