@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 # TensorFlow's start-up chatter would otherwise drown a failure.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -98,7 +99,7 @@ def store(tmp_path):
 def data_dir(tmp_path_factory):
     """The smoke config's data set in its place, of other images."""
     folder = tmp_path_factory.mktemp("data")
-    config = cli.resolve(cli.load_config("configs/glyphs.py:cxda,smoke"))
+    config = cli.resolve(cli.load_config(f"{Path(__file__).parent.parent}/configs/glyphs.py:cxda,smoke"))
     config["data"] |= {"writers": [5, 5, 5], "drawings": 41}
     open_data(config, folder)
     return folder
