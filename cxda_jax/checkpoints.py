@@ -5,6 +5,7 @@ holds the newest two checkpoints, so that one which rots or is cut off leaves an
 background, into the temporary folder that orbax then renames: a checkpoint under its final name has all its files.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -16,15 +17,40 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint import future
 
-from cxda_jax import files
+from cxda_jax import files, safetensors
 from cxda_jax.reading import reason
 from cxda_jax.types import UserError
 
-MANIFEST = "manifest.json"
+MANIFEST, ARRAYS = "manifest.json", "arrays.safetensors"
 FORMAT = 1
 SPARE = 2**20  # bytes, for what comes with the arrays
 UNREAD = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes them after the manifest; restore() does without
+
+
+class _Arrays(ocp.AsyncCheckpointHandler):
+    """Has orbax write arrays as one plain file: in a third of the time of its own format, and tensorstore, which that
+    is written with, keeps some memory at each save."""
+
+    async def async_save(self, directory: Any, args: "_SaveArrays") -> list[Any]:
+        async def write() -> None:
+            if jax.process_index() == 0:
+                files.write_whole(Path(directory) / ARRAYS, lambda partial: safetensors.write(partial, args.arrays))
+
+        return [future.CommitFutureAwaitingContractedSignals(write(), name=ARRAYS)]
+
+    def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError  # orbax asks for it, and calls async_save alone
+
+    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError  # restore() below reads the file
+
+
+@ocp.args.register_with_handler(_Arrays, for_save=True, for_restore=True)
+@dataclasses.dataclass
+class _SaveArrays(ocp.args.CheckpointArgs):
+    arrays: dict[str, np.ndarray]
 
 
 class Folder:
@@ -55,7 +81,8 @@ class Folder:
                 "space and run the same command again"
             )
         self._step = step
-        items = ocp.args.Composite(tree=ocp.args.StandardSave(tree), notes=ocp.args.JsonSave(notes))
+        arrays = jax.device_get(safetensors.named(tree))
+        items = ocp.args.Composite(tree=_SaveArrays(arrays), notes=ocp.args.JsonSave(notes))
         _one_line(self.path, lambda: self._manager.save(step, args=items))
 
     def wait(self) -> None:
@@ -105,14 +132,11 @@ def steps(path: Path) -> list[int]:
 
 
 def _load(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
-    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    with ocp.StandardCheckpointer() as reader:
-        try:
-            return reader.restore(path.absolute() / "tree", target), json.loads(
-                (path / "notes" / "metadata").read_bytes()
-            )
-        except (ValueError, KeyError, TypeError, OSError) as e:  # its bytes are those that were written
-            raise UserError(f"{path}: from another version or another network ({reason(e)}); train again") from e
+    try:
+        arrays, _ = safetensors.read(path / "tree" / ARRAYS, f"{path}/tree/{ARRAYS}", "train again")
+        return safetensors.fit(arrays, like), json.loads((path / "notes" / "metadata").read_bytes())
+    except (ValueError, OSError) as e:  # its bytes are those that were written
+        raise UserError(f"{path}: from another version or another network ({reason(e)}); train again") from e
 
 
 def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:

@@ -27,8 +27,8 @@ def save(path, *steps, keep=2):
 
 
 def rot(folder):
-    """One bit of the largest file, the manifest aside."""
-    paths = [p for p in folder.rglob("*") if p.is_file() and p.name != "manifest.json"]
+    """One bit of the largest file that a manifest names."""
+    paths = [folder / name for name in json.loads((folder / "manifest.json").read_text())["sha256"]]
     path = max(paths, key=lambda p: p.stat().st_size)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4

@@ -398,7 +398,7 @@ WEIGHTS = [
     ("lying shape", "a.safetensors", safetensors({"a": tensor(0, 16, shape=[5])}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (cannot reshape array of size 4 into shape (5,)); fetch it again"),
     ("negative shape", "a.safetensors", safetensors({"a": tensor(0, 16, shape=[-1])}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (a of the shape [-1]); fetch it again"),
     ("shape of words", "a.safetensors", safetensors({"a": tensor(0, 16, shape="4")}), "net.weights={tmp}/x/a.safetensors: a: shape='4', expected a list; fetch it again"),
-    ("unknown type", "a.safetensors", safetensors({"a": tensor(0, 16, "BF16", [8])}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (a of type BF16, not one of F64, F32, F16, I64); fetch it again"),
+    ("unknown type", "a.safetensors", safetensors({"a": tensor(0, 16, "F8_E4M3", [16])}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (a of type F8_E4M3, not one of F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8, BOOL); fetch it again"),
     ("cut element", "a.safetensors", safetensors({"a": tensor(0, 15, shape=[4])}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (buffer size must be a multiple of element size); fetch it again"),
     ("long name", "a.safetensors", safetensors({"a" * 900: tensor(0, 32)}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (aaaaaaaaaaaaaaaaaaaa...aaaaaaa in bytes 0..32, expected from 0 to 16 at most); fetch it again"),
     ("empty pth", "a.pth", b"", "net.weights={tmp}/x/a.pth: holds no plain weights (an empty file); save a model's state_dict()"),

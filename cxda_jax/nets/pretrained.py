@@ -3,7 +3,6 @@
 Whatever one side has and the other lacks is an error that names it, but for what the caller leaves out.
 """
 
-import json
 import os
 import pickle
 import warnings
@@ -14,13 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from cxda_jax.reading import reason, refuse_html, require
+from cxda_jax import safetensors
+from cxda_jax.reading import reason, refuse_html
 from cxda_jax.types import UserError, brief
 
-# Of the element types that safetensors names, those that weights come in.
-_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64}
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
-HEADER_LIMIT = 100 << 20
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
@@ -28,7 +25,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     if not os.path.isfile(path):  # Path's own raises where a name is too long
         raise UserError(f"net.weights={brief(str(path), 100)}: no such file; give a .safetensors or .pth file, or ''")
     if path.suffix == ".safetensors":
-        return _read_safetensors(path)
+        return safetensors.read(path, f"net.weights={path}", "fetch it again")[0]
     if path.suffix not in (".pth", ".pt"):
         raise UserError(f"net.weights={path}: {path.suffix or 'no suffix'} is not .safetensors, .pth or .pt")
     try:
@@ -92,47 +89,3 @@ def torch_name(layers: list[str]) -> str:
     """layer1_0/downsample_conv to layer1.0.downsample.0."""
     name = ".".join(layer.replace("_", ".", 1) if layer.startswith("layer") else layer for layer in layers)
     return name.replace("downsample_conv", "downsample.0").replace("downsample_bn", "downsample.1")
-
-
-def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    refuse_html(path)
-    data = path.read_bytes()
-    try:
-        size = int.from_bytes(data[:8], "little")
-        if not 2 <= size <= min(HEADER_LIMIT, len(data) - 8):
-            raise ValueError(f"a header of {size} bytes")
-        header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
-        if not isinstance(header, dict):
-            raise ValueError(f"its header is a {type(header).__name__}")
-        header.pop("__metadata__", None)
-        arrays, end = {}, 0
-        for name, entry in header.items():
-            require(
-                entry,
-                {"dtype": str, "shape": list, "data_offsets": list},
-                f"net.weights={path}: {brief(name, 30)}",
-                "fetch it again",
-            )
-            if len(entry["data_offsets"]) != 2 or not all(
-                type(n) is int for n in entry["shape"] + entry["data_offsets"]
-            ):
-                raise ValueError(f"{brief(name, 30)}: shape {entry['shape']}, offsets {entry['data_offsets']}")
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            start, stop = entry["data_offsets"]
-            if start != end or not start <= stop <= len(body):
-                raise ValueError(
-                    f"{brief(name, 30)} in bytes {start}..{stop}, expected from {end} to {len(body)} at most"
-                )
-            if entry["dtype"] not in _TYPES:
-                raise ValueError(f"{brief(name, 30)} of type {entry['dtype']}, not one of {', '.join(_TYPES)}")
-            if min(entry["shape"], default=0) < 0:
-                raise ValueError(f"{brief(name, 30)} of the shape {entry['shape']}")
-            arrays[name] = np.frombuffer(body[start:stop], _TYPES[entry["dtype"]]).reshape(entry["shape"])
-            end = stop
-        return arrays
-    except UserError:
-        raise
-    except (ValueError, RecursionError) as e:
-        raise UserError(
-            f"net.weights={path}: not a safetensors file of weights ({reason(e, 100)}); fetch it again"
-        ) from None

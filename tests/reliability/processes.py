@@ -7,6 +7,7 @@ child. So a start takes a fraction of a second in place of six.
 import collections
 import contextlib
 import ctypes
+import hashlib
 import json
 import multiprocessing
 import os
@@ -357,8 +358,8 @@ def _evidence(workdir: Path) -> dict[str, Any]:
         "predictions": row["predictions_sha256"],
         "losses": curve,
         "validation": scores,
-        "state": _stored_hash(newest),
-        "best": _stored_hash(workdir / "best" / str(row["best_step"])),
+        "state": _hash(newest),
+        "best": _hash(workdir / "best" / str(row["best_step"])),
         "notes": json.loads((newest / "notes" / "metadata").read_text())["best"],
         "model": [(workdir / "model" / "manifest.json").read_text()],
         "faults": [
@@ -367,20 +368,7 @@ def _evidence(workdir: Path) -> dict[str, Any]:
     }
 
 
-def _stored_hash(checkpoint: Path) -> str:
-    """Of all arrays, read by tensorstore and not by JAX, whose threads would forbid another fork."""
-    import hashlib
+def _hash(checkpoint: Path) -> str:
+    from cxda_jax import checkpoints
 
-    import numpy as np
-    import tensorstore as ts
-
-    digest = hashlib.sha256()
-    store = {"driver": "ocdbt", "base": f"file://{checkpoint / 'tree'}/"}
-    keys = sorted(ts.KvStore.open(store).result().list().result())
-    for key in (key for key in keys if key.endswith(b"/.zarray")):
-        name = key.decode().removesuffix(".zarray")
-        array = np.asarray(
-            ts.open({"driver": "zarr", "kvstore": store | {"path": name}}, read=True).result().read().result()
-        )
-        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
-    return digest.hexdigest()
+    return hashlib.sha256((checkpoint / "tree" / checkpoints.ARRAYS).read_bytes()).hexdigest()

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 import threading
 import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from cxda_jax.experiment import build_on
 from launch import cli
 
 WARM_UP = 0.2  # of the time: caches and pools fill
-TRACED = (2, 4, 8)  # allocations are followed to their lines from the first cycle on, and compared at the others
-# Share of its mean that may be added after the warm-up. Memory is counted without what the bindings of tensorstore lose:
-# each list that they make of JSON, and orbax asks them for some at each save and restore, keeps a reference too many.
-GROWTH = {"memory_mb": 0.03, "open_files": 1e-9, "threads": 1e-9}
-LOSING = "orbax/checkpoint/_src/serialization/tensorstore_utils.py"
+GROWTH = {
+    "memory_mb": 0.03,
+    "open_files": 1e-9,
+    "threads": 1e-9,
+}  # share of its mean that may be added after the warm-up
 
 
 def soak(seconds: float, out: Path | None) -> dict[str, Any]:
@@ -47,7 +46,7 @@ def soak(seconds: float, out: Path | None) -> dict[str, Any]:
             stopping=lambda: next(count) >= calls,
         )  # fmt: skip
 
-    hashes, early, kept = set(), {}, {}
+    hashes = set()
     try:
         while time.monotonic() - began < seconds or len(samples) < 2:
             workdir = folder / "run"
@@ -62,30 +61,17 @@ def soak(seconds: float, out: Path | None) -> dict[str, Any]:
             shutil.rmtree(workdir)
             gc.collect()
             samples.append({"seconds": time.monotonic() - began, **usage()})
-            if len(samples) == TRACED[0]:
-                tracemalloc.start()
-            elif len(samples) == TRACED[1]:
-                early = sizes()
-            elif len(samples) == TRACED[2]:
-                late = sizes()
-                tracemalloc.stop()
-                kept = {k: (late[k] - early.get(k, 0.0)) / (TRACED[2] - TRACED[1]) for k in late}
-                kept = {k: round(v, 4) for k, v in sorted(kept.items(), key=lambda item: -item[1])[:6]}
-                print(f"MB a cycle that stay: {kept}", flush=True)
             if len(samples) % 20 == 0:
                 print(f"{len(samples)} cycles: {samples[-1]}", flush=True)
     finally:
-        tracemalloc.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    own = [s | {"memory_mb": s["memory_mb"] - i * kept.get("tensorstore", 0.0)} for i, s in enumerate(samples)]
-    grown = {name: growth(own, name) for name in GROWTH}
+    grown = {name: growth(samples, name) for name in GROWTH}
     faults = [name for name, limit in GROWTH.items() if grown[name] > limit]
     faults += ["weights differ from cycle to cycle"] if len(hashes) != 1 else []
     if out:
         draw(samples, out.with_suffix(".svg"))
         draw(samples, out.with_suffix(".png"))
     return {"cycles": len(samples), "minutes": samples[-1]["seconds"] / 60, "growth_after_warm_up": grown,
-            "growth_with_what_tensorstore_loses": growth(samples, "memory_mb"), "allocated_and_kept_mb_a_cycle": kept,
             "last": samples[-1], "failures": len(faults), "faults": faults, "samples": samples}  # fmt: skip
 
 
@@ -95,17 +81,6 @@ def usage() -> dict[str, float]:
         "open_files": len(list(Path("/proc/self/fd").iterdir())),
         "threads": threading.active_count(),
     }
-
-
-def sizes() -> dict[str, float]:
-    """MB of what Python code allocated since tracing began, by the package whose line did it."""
-    found: dict[str, float] = {}
-    for statistic in tracemalloc.take_snapshot().statistics("filename"):
-        file = statistic.traceback[0].filename
-        package = file.rpartition("site-packages/")[2].partition("/")[0] or "other"
-        name = "tensorstore" if file.endswith(LOSING) else "cxda_jax" if "/cxda_jax/" in file else package
-        found[name] = found.get(name, 0.0) + statistic.size / 1e6
-    return found
 
 
 def growth(samples: list[dict[str, float]], name: str) -> float:

@@ -1,0 +1,96 @@
+"""Arrays as files in the format of that name: the header's length, the header, the arrays in the order of their names."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from cxda_jax.reading import reason, refuse_html, require
+from cxda_jax.types import UserError, brief
+
+# The element types that the format names, but for those of eight bits that NumPy has not.
+TYPES = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jax.numpy.bfloat16, "I64": np.int64, "I32": np.int32,
+    "I16": np.int16, "I8": np.int8, "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
+}  # fmt: skip
+HEADER_LIMIT = 100 << 20
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their path: params/head/kernel."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def fit(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
+    """The arrays as a tree with the structure and the devices of `like`; a ValueError names the first that is not as there."""
+    wanted = named(like)
+    for name, leaf in wanted.items():
+        if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (leaf.shape, leaf.dtype):
+            raise ValueError(f"{name} is missing or of another shape")
+    if extra := sorted(set(arrays) - set(wanted)):
+        raise ValueError(f"the network has no {extra[0]}")
+    placed = [jax.device_put(arrays[name], getattr(leaf, "sharding", None)) for name, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), placed)
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray], notes: Mapping[str, str] | None = None) -> None:
+    """`notes` become the header's text."""
+    header: dict[str, Any] = {"__metadata__": dict(notes)} if notes else {}
+    types = {np.dtype(kind): name for name, kind in TYPES.items()}
+    end = 0
+    for name, array in sorted(arrays.items()):
+        start, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": types[array.dtype.newbyteorder("=")],
+            "shape": array.shape,
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the arrays begin at a multiple of eight
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, array in sorted(arrays.items()):
+            file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).view(np.uint8).data)
+
+
+def read(path: Path, where: str, fix: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Arrays by name, and the header's text. An error says `where` it was found and how to `fix` it."""
+    refuse_html(path)
+    data = memoryview(path.read_bytes())
+    try:
+        size = int.from_bytes(data[:8], "little")
+        if not 2 <= size <= min(HEADER_LIMIT, len(data) - 8):
+            raise ValueError(f"a header of {size} bytes")
+        header, body = json.loads(bytes(data[8 : 8 + size])), data[8 + size :]
+        if not isinstance(header, dict):
+            raise ValueError(f"its header is a {type(header).__name__}")
+        notes = header.pop("__metadata__", {})
+        for name, entry in header.items():
+            require(entry, {"dtype": str, "shape": list, "data_offsets": list}, f"{where}: {brief(name, 30)}", fix)
+            if len(entry["data_offsets"]) != 2 or not all(
+                type(n) is int for n in entry["shape"] + entry["data_offsets"]
+            ):
+                raise ValueError(f"{brief(name, 30)}: shape {entry['shape']}, offsets {entry['data_offsets']}")
+        arrays, end = {}, 0
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            start, stop = entry["data_offsets"]
+            if start != end or not start <= stop <= len(body):
+                raise ValueError(
+                    f"{brief(name, 30)} in bytes {start}..{stop}, expected from {end} to {len(body)} at most"
+                )
+            if entry["dtype"] not in TYPES:
+                raise ValueError(f"{brief(name, 30)} of type {entry['dtype']}, not one of {', '.join(TYPES)}")
+            if min(entry["shape"], default=0) < 0:
+                raise ValueError(f"{brief(name, 30)} of the shape {entry['shape']}")
+            kind = np.dtype(TYPES[entry["dtype"]]).newbyteorder("<")
+            arrays[name] = np.frombuffer(body[start:stop], kind).reshape(entry["shape"])
+            end = stop
+        return arrays, notes
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{where}: not a safetensors file of weights ({reason(e, 100)}); {fix}") from None

@@ -1,0 +1,68 @@
+"""Arrays in the format's own library and in ours: the same bits, both ways."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cxda_jax import safetensors
+
+SHAPES = {"scalar": (), "none": (0, 3), "some": (4, 5), "a/path/of/names": (7,)}
+
+
+def of_type(name):
+    rng = np.random.default_rng(0)
+    return {
+        key: np.asarray(rng.integers(0, 2, shape) if name == "BOOL" else rng.normal(size=shape) * 100).astype(safetensors.TYPES[name])
+        for key, shape in SHAPES.items()
+    }  # fmt: skip
+
+
+def assert_same(found, arrays):
+    assert set(found) == set(arrays)
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape
+        assert found[name].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("name", safetensors.TYPES)
+def test_arrays_of_every_type(tmp_path, name):
+    theirs = pytest.importorskip("safetensors.numpy")
+    arrays = of_type(name)
+    safetensors.write(tmp_path / "ours", arrays, {"step": "7"})
+    found, notes = safetensors.read(tmp_path / "ours", "ours", "fix")
+    assert_same(found, arrays)
+    assert notes == {"step": "7"}
+    if name == "BF16":  # NumPy's side of the library knows it by its own name; PyTorch's knows it
+        torch = pytest.importorskip("safetensors.torch")
+        read = torch.load_file(tmp_path / "ours")
+        assert all(value.dtype.is_floating_point and value.element_size() == 2 for value in read.values())
+        assert_same(
+            {k: v.float().numpy() for k, v in read.items()}, {k: v.astype(np.float32) for k, v in arrays.items()}
+        )
+        torch.save_file(read, tmp_path / "theirs")
+    else:
+        assert_same(theirs.load_file(tmp_path / "ours"), arrays)
+        theirs.save_file(arrays, tmp_path / "theirs")
+    assert_same(safetensors.read(tmp_path / "theirs", "theirs", "fix")[0], arrays)
+
+
+def test_arrays_in_other_orders_of_axes_and_bytes(tmp_path):
+    array = np.arange(6.0).reshape(2, 3)
+    safetensors.write(tmp_path / "a", {"turned": array.T, "strided": array[:, ::2], "swapped": array.astype(">f8")})
+    found, _ = safetensors.read(tmp_path / "a", "a", "fix")
+    np.testing.assert_array_equal(found["turned"], array.T)
+    np.testing.assert_array_equal(found["strided"], array[:, ::2])
+    np.testing.assert_array_equal(found["swapped"], array)
+
+
+def test_a_tree_by_its_paths():
+    tree = {"params": {"a": jnp.ones(2)}, "list": [jnp.zeros(1), np.True_]}
+    assert list(safetensors.named(tree)) == ["list/0", "list/1", "params/a"]
+    arrays = {name: np.asarray(leaf) for name, leaf in safetensors.named(tree).items()}
+    fitted = safetensors.fit(arrays, tree)
+    assert fitted["list"][1].dtype == bool and isinstance(fitted["list"], list)
+    np.testing.assert_array_equal(fitted["params"]["a"], tree["params"]["a"])
+    with pytest.raises(ValueError, match="^params/a is missing or of another shape$"):
+        safetensors.fit(arrays | {"params/a": np.ones(3, np.float32)}, tree)
+    with pytest.raises(ValueError, match="^the network has no more$"):
+        safetensors.fit(arrays | {"more": np.ones(3)}, tree)
