@@ -51,9 +51,10 @@ def test_every_file_that_is_read_is_in_the_manifest(tmp_path):
     folder = tmp_path / "last" / "1"
     told = json.loads((folder / "manifest.json").read_text())["sha256"]
     there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
-    assert there - set(told) == {"manifest.json", *checkpoints.UNREAD} and set(told) <= there
+    assert {"manifest.json"} <= there - set(told) <= {"manifest.json", *checkpoints.UNREAD} and set(told) <= there
+    assert set(told) >= {"tree/arrays.safetensors", "notes/metadata"}
     for name in checkpoints.UNREAD:  # are indeed not read
-        (folder / name).unlink()
+        (folder / name).unlink(missing_ok=True)  # not every version of orbax writes both
     assert_equal_trees(checkpoints.restore(tmp_path / "last", TREE)[0], jax.tree.map(lambda x: x + 1, TREE))
 
 

@@ -19,8 +19,8 @@ from tests.lines import (
     is_as,
     one_line,
     parametrised,
+    write_run,
 )
-from tests.test_malformed_files import write_run
 
 # Config files: name, text, spec after --config=, line
 
