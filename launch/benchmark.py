@@ -24,7 +24,7 @@ Of step:
 
 Run it from the repository's root on an idle machine: ours and the peers take turns, but PyTorch's threads spin while they
 wait for each other, and on a machine with other work that makes it many times slower, which would flatter us. The record
-holds `others`, the share of the cores that other processes took, and a warning is printed where it exceeds 5 %. PyTorch runs
+holds `others`, the share of the cores that other processes took, and a warning is printed where it exceeds 5 in 100. PyTorch runs
 in a process of its own, in its default setting. ratio = our median / the peer's: below 1 we are faster.
 """
 

@@ -11,7 +11,8 @@ from cxda_jax import backend, train
 from cxda_jax.experiment import Config, build
 from cxda_jax.reading import read_object
 from cxda_jax.types import UserError
-from launch.evaluate import compiled, device, reshaped, score
+from launch.evaluate import compiled, device, score
+from launch.runs import reshaped
 from launch.study import Job, Study, is_done
 
 TIMED = 3  # steps, or tasks

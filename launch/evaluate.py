@@ -17,40 +17,27 @@ images as usual), or of that many support images; as many queries as there are s
 compiled once for each method and shape; checkpoints are data. What fails is named, and the rest goes on.
 """
 
-import glob
 import hashlib
 import json
 import platform
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
-from ml_collections import ConfigDict
 
-from configs import common
-from cxda_jax import __version__, artefact, backend, checkpoints, files, metrics
+from cxda_jax import __version__, backend, checkpoints, files, metrics
 from cxda_jax.analysis.attention import draw_attention
 from cxda_jax.data.episodes import Plan
 from cxda_jax.evaluate import Evaluator, TaskTable, compile_task, evaluate, time_task
-from cxda_jax.experiment import (
-    BENCHMARKS,
-    METHODS,
-    Config,
-    Experiment,
-    build,
-    build_method,
-    config_hash,
-    lookup,
-    open_data,
-)
+from cxda_jax.experiment import Experiment, build, config_hash
 from cxda_jax.progress import Counter
-from cxda_jax.reading import read_lines, read_object, require
 from cxda_jax.types import Images, UserError, Variables, brief
 from launch import cli
+from launch.runs import OWN, Job, Setting, find_jobs, find_runs, restore_best, setting, stored_scores, training_minutes
 
 RUNS = flags.DEFINE_list("runs", [], "Run directories: quoted patterns, such as 'runs/glyphs/*/*'.")
 flags.adopt_module_key_flags(cli)
@@ -67,37 +54,9 @@ _SUPPORT_SIZE = flags.DEFINE_list("support_size", [], "Test with so many support
 _STEPS = flags.DEFINE_list("steps", [], "Test what fine-tunes with so many steps: 1,10.")
 _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's number unless given.", lower_bound=1)
 
-# Groups whose fields all go to the code that takes them.
-WHOLE = tuple(f".{name}" for name in (
-    "attention", "augment", "batch_norm", "cotta", "episode", "finetune", "optimizer", "sf_ocda", "sla", "strong",
-))  # fmt: skip
 # What --config.GROUP.FIELD may change here: all that a checkpoint does not depend on.
 CHANGEABLE = ("batch_norm", "cotta", "episode", "evaluation", "finetune", "sf_ocda", "strong")
-
-
 ATTENTION_TASKS = 24  # of which attention.npz keeps the weights
-
-Changes = list[tuple[str, str]]  # --config.field=value
-
-
-class Setting(NamedTuple):
-    """Tasks of another form than a config's own: its name, such as num_domains=10, and the fields that differ."""
-
-    name: str
-    changes: Changes
-
-
-OWN = Setting("", [])
-
-
-class Job(NamedTuple):
-    """A method to test on the checkpoint of a run, and where its results go."""
-
-    run: Path
-    folder: Path
-    label: str
-    config: Config
-    setting: str = ""
 
 
 def main() -> None:
@@ -108,6 +67,7 @@ def main() -> None:
     rows, scores, failures = [], {}, []
     kept: tuple[str, Experiment, Evaluator] | None = None
     jobs = find_jobs(find_runs(RUNS.value), _METHODS.value, cli.overrides(CHANGEABLE), asked_settings())
+    check_methods(_METHODS.value, jobs)
     if AGAINST.value:
         check_against(AGAINST.value, {job.label for job in jobs})  # now, not when all is tested
     for job in jobs:
@@ -141,121 +101,6 @@ def asked_settings() -> list[Setting]:
     """What --num_domains, --support_size and --steps name; the usual tasks where they name nothing."""
     asked = [("num_domains", _NUM_DOMAINS), ("support_size", _SUPPORT_SIZE), ("finetune.steps", _STEPS)]
     return [setting(kind, text) for kind, flag in asked for text in flag.value] or [OWN]
-
-
-def setting(kind: str, text: str) -> Setting:
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(
-            f"--{kind.removeprefix('finetune.')}={text[:40]}: give whole numbers of at least 1, such as 1,10"
-        )
-    return Setting(f"{kind}={int(text)}", [(kind, text)] if kind == "finetune.steps" else [])
-
-
-def reshaped(config: Config, name: str) -> Config:
-    """The config with the tasks that a setting's name asks for."""
-    kind, _, number = name.partition("=")
-    if kind not in ("num_domains", "support_size"):
-        return config
-    episode = config["episode"]
-    support = int(number) if kind == "support_size" else episode["num_domains"] * episode["per_domain"]
-    domains = int(number) if kind == "num_domains" else episode["num_domains"]
-    if support < domains:
-        raise UserError(f"--{name}: {support} support images cannot come from {domains} domains; ask for more images")
-    each = support // domains
-    return {**config, "episode": {**episode, "num_domains": domains, "per_domain": each, "num_query": each}}
-
-
-def find_jobs(
-    runs: list[Path], methods: list[str], changes: Changes, settings: Sequence[Setting] = (OWN,)
-) -> list[Job]:
-    """One job for each run, method that can be tested on it and setting; those of equal programs are neighbours."""
-    for name in methods:
-        if name not in METHODS and name != "all":
-            raise UserError(f"--methods={brief(name, 30)}: no such method; choose from all, {', '.join(METHODS)}")
-    jobs, stores = [], {}
-    for run in runs:
-        stored = read_config(run)
-        own = stored["method"]
-        data = json.dumps([stored["benchmark"], stored["data"]])
-        if data not in stores:
-            stores[data] = open_data(stored, cli.DATA_DIR.value)
-        for name in METHODS if "all" in methods else methods or [own]:
-            method = build_method(changed({**stored, "method": name}, changes), stores[data])
-            if (method.trains_as or name) != own:
-                continue
-            for wanted in settings:
-                if wanted.changes and method.feed_forward:
-                    continue  # nothing to fine-tune
-                config = reshaped(changed({**stored, "method": name}, [*changes, *wanted.changes]), wanted.name)
-                label = ",".join([name, *("=".join(change) for change in changes), *filter(None, [wanted.name])])
-                jobs.append(Job(run, run if label == own else run / label, label, config, wanted.name))
-    missing = [name for name in methods if name != "all" and name not in {job.config["method"] for job in jobs}]
-    if missing:
-        raise UserError(
-            f"--methods={missing[0]}: --runs={','.join(RUNS.value)} holds no run to test it on; train one first"
-        )
-    order = {label: i for i, label in reversed(list(enumerate(job.label for job in jobs)))}  # as first met
-    return sorted(jobs, key=lambda job: (list(METHODS).index(job.config["method"]), order[job.label]))
-
-
-def changed(config: Config, changes: Changes) -> Config:
-    """The config with --config.field=value pairs applied."""
-    fields = ConfigDict(config, convert_dict=True)
-    for name, text in changes:
-        cli.override(fields, name, text)
-    return fields.to_dict()
-
-
-def find_runs(patterns: Sequence[str]) -> list[Path]:
-    """Directories that match and hold a config.json."""
-    found = []
-    for pattern in patterns:
-        matches = [Path(p) for p in sorted(glob.glob(pattern))]
-        runs = [p for p in matches if (p / "config.json").exists()]
-        if not runs:
-            what = "nothing that matches holds a config.json" if matches else "nothing matches"
-            raise UserError(f"--runs={pattern}: {what}; name run directories that launch.train made")
-        found += [run for run in runs if run not in found]
-    return found
-
-
-def read_config(workdir: Path) -> Config:
-    """The run's config; fields younger than the run have their defaults."""
-    path, fix = workdir / "config.json", "restore it or train again"
-    stored = read_object(path, fix)
-    require(stored, {"method": str, "benchmark": str, "seed": int, "data": dict}, f"{path}", fix)
-    lookup(f"{path}: method", stored["method"], METHODS)
-    lookup(f"{path}: benchmark", stored["benchmark"], BENCHMARKS)
-    defaults = common.default().to_dict()
-    check_kinds(stored, defaults, f"{path}: config", fix)
-    return with_defaults(stored, defaults)
-
-
-def check_kinds(config: Config, defaults: Config, where: str, fix: str) -> None:
-    """Raises a UserError unless each field of `config` that has a default is of the default's kind."""
-    unknown = [name for name in config if name not in defaults] if where.endswith(WHOLE) else []
-    if unknown:
-        raise UserError(f"{where}.{brief(unknown[0], 40)}: this version has no such field; {fix}")
-    for name, default in defaults.items():
-        value, at = config.get(name, default), f"{where}.{name}"
-        if not _fits(value, default):
-            like = "a group of fields" if isinstance(default, dict) else f"{default!r} or the like"
-            raise UserError(f"{at}={brief(repr(value), 40)}: expected {like}; {fix}")
-        if isinstance(default, dict):
-            check_kinds(value, default, at, fix)
-
-
-def _fits(value: Any, default: Any) -> bool:
-    """Whether a value that JSON has held is of the default's kind."""
-    if isinstance(default, tuple):
-        return isinstance(value, list | tuple) and all(type(v) is type(default[0]) for v in value)
-    return type(value) in (int, float) if isinstance(default, float) else type(value) is type(default)
-
-
-def with_defaults(config: Config, defaults: Config) -> dict[str, Any]:
-    return {**defaults, **config} | {
-        k: with_defaults(config.get(k, {}), v) for k, v in defaults.items() if isinstance(v, dict)
-    }
 
 
 def compiled(experiment: Experiment) -> Evaluator:
@@ -335,17 +180,6 @@ def evaluate_run(
     return row
 
 
-def restore_best(job: Job, experiment: Experiment) -> tuple[Variables, dict[str, Any]]:
-    """The variables that validated best, and what is known of them: from a run's best/, or from a model's files."""
-    like = jax.eval_shape(experiment.method.init, jax.random.key(0), experiment.example)
-    found = checkpoints.restore(job.run / "best", like)
-    if found is None and artefact.is_model(job.run):
-        found = artefact.read_model(job.run, like)
-    if found is None:
-        raise UserError(f"{job.run}: no checkpoint in best/; train it: python -m launch.train ... --workdir={job.run}")
-    return found
-
-
 def keep_attention(path: Path, experiment: Experiment, evaluator: Evaluator, variables: Variables, plan: Plan) -> None:
     """Attention weights of the first tasks [tasks, queries, heads, support], and each image's domain."""
     store, attention = experiment.store, evaluator.attention
@@ -376,10 +210,13 @@ def averages(scores: np.ndarray) -> dict[str, float]:
     return {"avg": 100 * float(scores.mean()), "w10": 100 * metrics.worst_decile(scores)}
 
 
-def stored_scores(workdir: Path, row: dict[str, Any]) -> np.ndarray:
-    """Scores [tasks] from the stored predictions."""
-    with np.load(workdir / "predictions.npz", allow_pickle=False) as stored:
-        return metrics.scores(row["metric"], stored["predictions"], stored["labels"])
+def check_methods(methods: list[str], jobs: list[Job]) -> None:
+    """Raises a UserError unless each method asked for has a run to start from."""
+    missing = [name for name in methods if name != "all" and name not in {job.config["method"] for job in jobs}]
+    if missing:
+        raise UserError(
+            f"--methods={missing[0]}: --runs={','.join(RUNS.value)} holds no run to test it on; train one first"
+        )
 
 
 def check_against(against: str, labels: Collection[str]) -> None:
@@ -401,14 +238,6 @@ def comparison(scores: dict[str, dict[int, np.ndarray]], against: str) -> str:
         names = ",".join(map(str, seeds))
         lines.append(f"{method} - {against}  {mean:+.2f}  [{low:+.2f}, {high:+.2f}]  seeds {names}")
     return "\n".join(lines)
-
-
-def training_minutes(workdir: Path) -> float | None:
-    """From the start of the training to its last validation, over all resumptions; None where no metrics came along."""
-    path = workdir / "metrics.jsonl"
-    if not path.exists():
-        return None
-    return max((line.get("seconds", 0.0) for line in read_lines(path)), default=0.0) / 60
 
 
 def _first(experiment: Experiment) -> Any:

@@ -29,7 +29,8 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.experiment import READERS, open_data
 from cxda_jax.types import UserError
 from launch import cli
-from launch.evaluate import AGAINST, RUNS, find_runs
+from launch.evaluate import AGAINST, RUNS
+from launch.runs import find_runs
 
 flags.adopt_module_key_flags(cli)
 flags.declare_key_flag(RUNS.name)

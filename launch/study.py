@@ -23,7 +23,7 @@ from cxda_jax.experiment import METHODS, Config, build_method, config_hash, epis
 from cxda_jax.progress import duration
 from cxda_jax.types import UserError
 from launch import cli, stops
-from launch.evaluate import reshaped
+from launch.runs import reshaped
 
 TASKS = {"num_domains": (1, 2, 5, 10, 20), "support_size": (10, 20, 50, 100, 200, 500)}
 SMOKE_TASKS = {"num_domains": (2, 5), "support_size": (10, 100)}

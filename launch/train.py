@@ -11,7 +11,7 @@ workdir then holds:
   metrics.jsonl    loss, accuracy, episodes/s, data_wait_ms; validation scores
   last/ best/      checkpoints: the newest state, and the weights that validated best, with SHA-256 hashes
   model/           the best weights alone: weights.safetensors, config.json, manifest.json; launch.evaluate takes it too
-  result.json      Avg, W10% and ms/task on the test tasks
+  result.json      the mean over the test tasks, that of the worst tenth, and ms/task
   predictions.npz  plans, labels and predictions of every test task
   attention.png    a query and what it attends to
   cost.json        where the time went, speed, memory
@@ -34,7 +34,8 @@ from cxda_jax.experiment import Config, Experiment, build, config_hash, start_fr
 from cxda_jax.progress import duration
 from cxda_jax.types import UserError, Variables
 from launch import cli, stops
-from launch.evaluate import Job, compiled, device, evaluate_run, read_config, restore_best, score, table
+from launch.evaluate import compiled, device, evaluate_run, score, table
+from launch.runs import Job, read_config, restore_best
 
 _CONFIG = flags.DEFINE_string("config", None, "configs/NAME.py:METHOD[,smoke]", required=True)
 flags.adopt_module_key_flags(cli)

@@ -93,3 +93,10 @@ def test_nothing_that_is_read_is_run(path):
         assert called not in ("eval", "exec", "pickle.load", "pickle.loads", "joblib.load", "yaml.load"), called
         assert options.get("allow_pickle", "False") == "False", called
         assert called != "torch.load" or options.get("weights_only") == "True", called
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "launch").glob("*.py")), ids=lambda p: p.name)
+def test_help_is_shown_as_it_is_written(path):
+    assert "%" not in (
+        ast.get_docstring(ast.parse(path.read_text())) or ""
+    )  # absl formats it: '10% a' would become a path

@@ -20,7 +20,8 @@ from cxda_jax.experiment import open_data
 from cxda_jax.reading import system_fault
 from cxda_jax.types import UserError
 from launch import cli, train
-from launch.evaluate import comparison, read_config, reshaped, setting, table
+from launch.evaluate import comparison, table
+from launch.runs import read_config, reshaped, setting
 
 ROOT = Path(__file__).parent.parent
 

@@ -16,7 +16,7 @@ from cxda_jax.data.store import Domain, open_store, write_store
 from cxda_jax.experiment import build_on, open_data, start_from_weights
 from cxda_jax.nets.pretrained import read_weights
 from cxda_jax.types import UserError
-from launch import evaluate
+from launch import runs
 from tests.conftest import INFO, make_domains
 from tests.lines import (
     HTML,
@@ -273,7 +273,7 @@ def test_configs_of_runs(tmp_path, data_dir, number):
     write_run(tmp_path / "run")
     spoil(tmp_path / "run")
     with pytest.raises(UserError) as error:
-        config = evaluate.read_config(tmp_path / "run")
+        config = runs.read_config(tmp_path / "run")
         build_on(config, open_data(config, data_dir), splits=("test",))
     assert is_as(one_line(error.value, tmp_path), line)
 
@@ -325,7 +325,7 @@ def test_a_half_written_line_of_metrics_is_skipped(tmp_path):
     (tmp_path / "run" / "metrics.jsonl").write_text(
         '{"step": 5, "val_score": 0.5, "seconds": 60}\n3\n{"step": 6, "val_sc'
     )
-    assert evaluate.training_minutes(tmp_path / "run") == 1
+    assert runs.training_minutes(tmp_path / "run") == 1
     ((result,), _) = read_results([tmp_path / "run"])
     assert [line["step"] for line in result.curve()] == [5]
 
