@@ -69,6 +69,8 @@ def read(path: Path, where: str, fix: str) -> tuple[dict[str, np.ndarray], dict[
         if not isinstance(header, dict):
             raise ValueError(f"its header is a {type(header).__name__}")
         notes = header.pop("__metadata__", {})
+        if not isinstance(notes, dict):
+            raise ValueError(f"its __metadata__ is a {type(notes).__name__}")
         for name, entry in header.items():
             require(entry, {"dtype": str, "shape": list, "data_offsets": list}, f"{where}: {brief(name, 30)}", fix)
             if len(entry["data_offsets"]) != 2 or not all(

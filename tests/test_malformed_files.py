@@ -143,6 +143,7 @@ WEIGHTS = [
     ("header not JSON", "a.safetensors", safetensors(b"{]"), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (...); fetch it again"),
     ("header of bytes", "a.safetensors", safetensors(b"\xff\xff\xff"), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte); fetch it again"),
     ("header a list", "a.safetensors", safetensors([1]), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (its header is a list); fetch it again"),
+    ("notes a list", "a.safetensors", safetensors({"__metadata__": [1]}), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (its __metadata__ is a list); fetch it again"),
     ("deep header", "a.safetensors", safetensors(b"[" * 100_000), "net.weights={tmp}/x/a.safetensors: not a safetensors file of weights (nested too deeply); fetch it again"),
     ("entry a number", "a.safetensors", safetensors({"a": 3}), "net.weights={tmp}/x/a.safetensors: a: 3, expected an object; fetch it again"),
     ("no offsets", "a.safetensors", safetensors({"a": {"dtype": "F32", "shape": [4]}}), "net.weights={tmp}/x/a.safetensors: a: no 'data_offsets'; fetch it again"),
