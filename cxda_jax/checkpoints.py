@@ -132,8 +132,11 @@ def steps(path: Path) -> list[int]:
 
 
 def _load(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
+    file = path / "tree" / ARRAYS
+    if not file.is_file():
+        raise UserError(f"{path}: from another version (it has no tree/{ARRAYS}); train again")
+    arrays, _ = safetensors.read(file, str(file), "train again")
     try:
-        arrays, _ = safetensors.read(path / "tree" / ARRAYS, f"{path}/tree/{ARRAYS}", "train again")
         return safetensors.fit(arrays, like), json.loads((path / "notes" / "metadata").read_bytes())
     except (ValueError, OSError) as e:  # its bytes are those that were written
         raise UserError(f"{path}: from another version or another network ({reason(e)}); train again") from e

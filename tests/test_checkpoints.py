@@ -130,8 +130,17 @@ def test_a_checkpoint_of_another_network_is_one_line(tmp_path):
     save(tmp_path / "last", 1)
     with pytest.raises(UserError) as e:
         checkpoints.restore(tmp_path / "last", {"params": {"a": jnp.ones((2, 2))}})
-    assert "from another version or another network" in str(e.value)
+    assert "from another version or another network (params/a is missing or of another shape)" in str(e.value)
     assert len(str(e.value).replace(str(tmp_path), "")) <= 200
+
+
+def test_a_checkpoint_of_another_version_is_one_line(tmp_path):
+    save(tmp_path / "last", 1)
+    (tmp_path / "last" / "1" / "tree" / "arrays.safetensors").unlink()
+    checkpoints.write_manifest(tmp_path / "last" / "1")
+    with pytest.raises(UserError) as e:
+        checkpoints.restore(tmp_path / "last", TREE)
+    assert str(e.value) == (f"{tmp_path}/last/1: from another version (it has no tree/arrays.safetensors); train again")
 
 
 def test_hashing_is_not_done_by_the_thread_that_trains(tmp_path, monkeypatch):
