@@ -1,5 +1,6 @@
 """Hours of work in one process, and whether it grows."""
 
+import ctypes
 import gc
 import resource
 import shutil
@@ -75,8 +76,21 @@ def soak(seconds: float, out: Path | None) -> dict[str, Any]:
             "last": samples[-1], "failures": len(faults), "faults": faults, "samples": samples}  # fmt: skip
 
 
+class Mallinfo(ctypes.Structure):
+    """What glibc's mallinfo2() returns."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+    )]  # fmt: skip
+
+
 def usage() -> dict[str, float]:
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Mallinfo
+    found = mallinfo()
     return {
+        "heap_mb": (found.arena + found.hblkhd) / 1e6,
+        "in_use_mb": (found.uordblks + found.hblkhd) / 1e6,
         "memory_mb": int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6,
         "open_files": len(list(Path("/proc/self/fd").iterdir())),
         "threads": threading.active_count(),
@@ -96,10 +110,17 @@ def draw(samples: list[dict[str, float]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 5), layout="constrained")
-    labels = {"memory_mb": "resident memory, MB", "open_files": "open files", "threads": "threads"}
-    for axis, (name, label) in zip(figure.subplots(3, 1, sharex=True), labels.items(), strict=True):
-        axis.plot([s["seconds"] / 60 for s in samples], [s[name] for s in samples])
-        axis.set(ylabel=label, ylim=(0, 1.15 * max(s[name] for s in samples)))
+    lines = {"memory_mb": "resident", "heap_mb": "the C library's heap", "in_use_mb": "of the heap in use"}
+    panels = {"memory, MB": lines, "open files": {"open_files": ""}, "threads": {"threads": ""}}
+    minutes = [s["seconds"] / 60 for s in samples]
+    for axis, (label, lines) in zip(
+        figure.subplots(3, 1, sharex=True, height_ratios=(2, 1, 1)), panels.items(), strict=True
+    ):
+        for name, text in lines.items():
+            axis.plot(minutes, [s[name] for s in samples], label=text)
+        axis.set(ylabel=label, ylim=(0, 1.15 * max(s[name] for s in samples for name in lines)))
         axis.grid(alpha=0.3)
+        if len(lines) > 1:
+            axis.legend(loc="lower right")
     axis.set_xlabel("minutes of training, stopping, resuming and testing in one process")
     figure.savefig(path, dpi=120)
