@@ -30,8 +30,8 @@ UNREAD = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes them aft
 
 
 class _Arrays(ocp.AsyncCheckpointHandler):
-    """Has orbax write arrays as one plain file: in a third of the time of its own format, and tensorstore, which that
-    is written with, keeps some memory at each save."""
+    """Has orbax write arrays as one plain file: its own format takes three to eight times as long (docs/reliability.md), and
+    tensorstore, which that is written with, keeps some memory at each save."""
 
     async def async_save(self, directory: Any, args: "_SaveArrays") -> list[Any]:
         async def write() -> None:
