@@ -19,9 +19,9 @@ def write_model(folder: Path, variables: Variables, config: Mapping[str, Any], n
     (folder / checkpoints.MANIFEST).unlink(missing_ok=True)
     arrays = jax.device_get(safetensors.named(variables))
     told = {name: json.dumps(value) for name, value in notes.items()}
-    files.write_whole(folder / WEIGHTS, lambda partial: safetensors.write(partial, arrays, told))
+    written = files.write_hashed(folder / WEIGHTS, safetensors.pieces(arrays, told))
     files.write_text(folder / CONFIG, json.dumps(config, indent=1) + "\n")
-    checkpoints.write_manifest(folder, [WEIGHTS, CONFIG])
+    checkpoints.write_manifest(folder, [WEIGHTS, CONFIG], known={WEIGHTS: written})
 
 
 def is_model(folder: Path) -> bool:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from cxda_jax import files, safetensors
 from cxda_jax.reading import reason
 from cxda_jax.types import UserError
 
-MANIFEST, ARRAYS = "manifest.json", "arrays.safetensors"
+MANIFEST, TREE, ARRAYS = "manifest.json", "tree", "arrays.safetensors"
 FORMAT = 1
 SPARE = 2**20  # bytes, for what comes with the arrays
 UNREAD = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes them after the manifest; restore() does without
@@ -36,7 +36,8 @@ class _Arrays(ocp.AsyncCheckpointHandler):
     async def async_save(self, directory: Any, args: "_SaveArrays") -> list[Any]:
         async def write() -> None:
             if jax.process_index() == 0:
-                files.write_whole(Path(directory) / ARRAYS, lambda partial: safetensors.write(partial, args.arrays))
+                written = files.write_hashed(Path(directory) / ARRAYS, safetensors.pieces(args.arrays))
+                args.hashes[f"{TREE}/{ARRAYS}"] = written
 
         return [future.CommitFutureAwaitingContractedSignals(write(), name=ARRAYS)]
 
@@ -51,6 +52,7 @@ class _Arrays(ocp.AsyncCheckpointHandler):
 @dataclasses.dataclass
 class _SaveArrays(ocp.args.CheckpointArgs):
     arrays: dict[str, np.ndarray]
+    hashes: dict[str, str]  # takes the SHA-256 of what is written, by its name in the checkpoint
 
 
 class Folder:
@@ -58,7 +60,7 @@ class Folder:
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         self.path = path.absolute()
-        self._step = 0
+        self._step, self._hashes = 0, {}
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
             create=True,
@@ -80,9 +82,9 @@ class Folder:
                 f"{self.path}: a checkpoint takes {needed / 1e6:.0f} MB and the disk has {free / 1e6:.0f} MB left; free some "
                 "space and run the same command again"
             )
-        self._step = step
-        arrays = jax.device_get(safetensors.named(tree))
-        items = ocp.args.Composite(tree=_SaveArrays(arrays), notes=ocp.args.JsonSave(notes))
+        self._step, self._hashes = step, {}
+        arrays = _SaveArrays(jax.device_get(safetensors.named(tree)), self._hashes)
+        items = ocp.args.Composite(**{TREE: arrays, "notes": ocp.args.JsonSave(notes)})
         _one_line(self.path, lambda: self._manager.save(step, args=items))
 
     def wait(self) -> None:
@@ -92,7 +94,7 @@ class Folder:
     def _seal(self) -> None:
         """Called by orbax when all files are written and before they get their final name."""
         (partial,) = self.path.glob(f"{self._step}.*tmp*")
-        write_manifest(partial)
+        write_manifest(partial, known=self._hashes)
 
     def __enter__(self) -> "Folder":
         return self
@@ -132,9 +134,9 @@ def steps(path: Path) -> list[int]:
 
 
 def _load(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
-    file = path / "tree" / ARRAYS
+    file = path / TREE / ARRAYS
     if not file.is_file():
-        raise UserError(f"{path}: from another version (it has no tree/{ARRAYS}); train again")
+        raise UserError(f"{path}: from another version (it has no {TREE}/{ARRAYS}); train again")
     arrays, _ = safetensors.read(file, str(file), "train again")
     try:
         return safetensors.fit(arrays, like), json.loads((path / "notes" / "metadata").read_bytes())
@@ -142,12 +144,16 @@ def _load(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
         raise UserError(f"{path}: from another version or another network ({reason(e)}); train again") from e
 
 
-def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Records the SHA-256 of files under `folder`; of every one that is ever read, unless names are given."""
+def write_manifest(folder: Path, names: Iterable[str] | None = None, known: Mapping[str, str] | None = None) -> None:
+    """Records the SHA-256 of files under `folder`; of every one that is ever read, unless names are given.
+
+    Those `known` from the bytes that were written are not read again.
+    """
+    known = known or {}
     if names is None:
         paths = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
         names = paths - {MANIFEST, *UNREAD}
-    content = {"format": FORMAT, "sha256": {name: _hash(folder / name) for name in sorted(names)}}
+    content = {"format": FORMAT, "sha256": {name: known.get(name) or _hash(folder / name) for name in sorted(names)}}
     files.write_text(folder / MANIFEST, json.dumps(content, indent=1))
 
 

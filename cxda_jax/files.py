@@ -1,10 +1,12 @@
 """Files that are whole or not there, and folders that one process writes to at a time."""
 
 import contextlib
+import hashlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,25 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     write_whole(path, lambda partial: partial.write_text(text))
+
+
+def write_hashed(path: Path, pieces: Sequence[bytes | memoryview]) -> str:
+    """Writes a file made of `pieces` and returns their SHA-256, which a second thread finds meanwhile: the disk takes longer."""
+
+    def digest() -> str:
+        found = hashlib.sha256()
+        for piece in pieces:
+            found.update(piece)
+        return found.hexdigest()
+
+    def write(partial: Path) -> None:
+        with open(partial, "wb") as file:
+            file.writelines(pieces)
+
+    with ThreadPoolExecutor(1) as beside:
+        hashing = beside.submit(digest)
+        write_whole(path, write)
+        return hashing.result()
 
 
 @contextlib.contextmanager

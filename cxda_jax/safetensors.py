@@ -37,8 +37,8 @@ def fit(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), placed)
 
 
-def write(path: Path, arrays: Mapping[str, np.ndarray], notes: Mapping[str, str] | None = None) -> None:
-    """`notes` become the header's text."""
+def pieces(arrays: Mapping[str, np.ndarray], notes: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
+    """The bytes of a file, of which those of contiguous arrays are not copied; `notes` become the header's text."""
     header: dict[str, Any] = {"__metadata__": dict(notes)} if notes else {}
     types = {np.dtype(kind): name for name, kind in TYPES.items()}
     end = 0
@@ -51,10 +51,9 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the arrays begin at a multiple of eight
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, array in sorted(arrays.items()):
-            file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).view(np.uint8).data)
+    ordered = (array for _, array in sorted(arrays.items()))
+    bodies = [np.ascontiguousarray(a, a.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data for a in ordered]
+    return [len(text).to_bytes(8, "little") + text, *bodies]
 
 
 def read(path: Path, where: str, fix: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -106,12 +106,13 @@ def _trial(job: tuple[str, int, int, Path, dict[str, Any]]) -> dict[str, Any]:
 
 
 def kill(child: "Child", rng: random.Random, number: int, whole: dict[str, Any]) -> dict[str, Any] | None:
-    """SIGKILL at any time, or at the beginning of a phase, which may be short."""
+    """SIGKILL at any time, or at the beginning of one of the phases that an undisturbed run has; they may be short."""
     del number
     if rng.random() < 0.5:
         child.wait_for_time(rng.uniform(0, whole["seconds"]))
     else:
-        child.wait_for_mark(rng.choice("ctvse"), rng.randint(1, 4))
+        mark = rng.choice("ctvse")
+        child.wait_for_mark(mark, rng.randint(1, min(4, sum(m == mark for m, _ in whole["marks"]))))
         child.wait_for_time(rng.expovariate(1 / 0.05))
     phase = child.phase
     child.send(signal.SIGKILL)
