@@ -20,9 +20,9 @@ from cxda_jax import checkpoints, files
 SIZES = {"the CNN's state": 7, "ResNet-50's state": 205}  # MB: parameters, statistics and momentum
 
 
-def hashing(repeats: int = 15) -> dict[str, Any]:
-    """Milliseconds that the training waits for a save, of the whole save, and of reading it again: ours, ours without
-    hashes, and orbax's, one after the other in each round."""
+def hashing(repeats: int = 30) -> dict[str, Any]:
+    """Milliseconds that the training waits for a save, of the whole save, and of reading it again: ours and ours
+    without hashes in turn, then orbax's, which leaves the disk with more to do."""
     rows = []
     for name, megabytes in SIZES.items():
         tree = {str(i): jax.random.normal(jax.random.key(i), (25_000,)) for i in range(10 * megabytes)}
@@ -51,8 +51,11 @@ def measure(tree: Any, repeats: int) -> dict[str, dict[str, float]]:
         times: dict[str, dict[str, list[float]]] = {
             name: {"call_ms": [], "whole_ms": [], "restore_ms": []} for name in saves
         }
-        for step in range(repeats + 1):
-            for name, (save, wait) in saves.items():
+        pair = ["ours", "without_hashes"]
+        rounds = [(step, pair[:: 1 - 2 * (step % 2)]) for step in range(repeats + 1)]
+        for step, order in rounds + [(step, ["orbax"]) for step in range(repeats + 1)]:
+            for name in order:
+                save, wait = saves[name]
                 with unhashed() if name == "without_hashes" else contextlib.nullcontext():
                     began = time.perf_counter()
                     save(step)
@@ -69,8 +72,11 @@ def measure(tree: Any, repeats: int) -> dict[str, dict[str, float]]:
         name: {what: 1e3 * statistics.median(found[1:]) for what, found in kinds.items()}
         for name, kinds in times.items()
     }
-    pairs = zip(times["ours"]["whole_ms"][1:], times["without_hashes"]["whole_ms"][1:], strict=True)
-    return medians | {"hashes": {"share_of_save": statistics.median(a / b for a, b in pairs) - 1}}
+    hashed, bare_times = (times[name]["whole_ms"][1:] for name in ("ours", "without_hashes"))
+    ratios = [a / b - 1 for a, b in zip(hashed, bare_times, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4)
+    error = 1.25 * (high - low) / 1.35 / repeats**0.5  # of a median of normal values with these quartiles
+    return medians | {"hashes": {"share_of_save": statistics.median(ratios), "standard_error": error}}
 
 
 @contextlib.contextmanager
