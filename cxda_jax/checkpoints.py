@@ -76,14 +76,15 @@ class Folder:
             raise UserError(f"{self.path}: the folder has vanished during training; bring it back, or train again")
         if step in self._manager.all_steps():
             return
-        needed, free = sum(leaf.nbytes for leaf in jax.tree.leaves(tree)), shutil.disk_usage(self.path).free
+        leaves = safetensors.named(tree)
+        needed, free = sum(leaf.nbytes for leaf in leaves.values()), shutil.disk_usage(self.path).free
         if free < 1.1 * needed + SPARE:
             raise UserError(
                 f"{self.path}: a checkpoint takes {needed / 1e6:.0f} MB and the disk has {free / 1e6:.0f} MB left; free some "
                 "space and run the same command again"
             )
         self._step, self._hashes = step, {}
-        arrays = _SaveArrays(jax.device_get(safetensors.named(tree)), self._hashes)
+        arrays = _SaveArrays(jax.device_get(leaves), self._hashes)
         items = ocp.args.Composite(**{TREE: arrays, "notes": ocp.args.JsonSave(notes)})
         _one_line(self.path, lambda: self._manager.save(step, args=items))
 

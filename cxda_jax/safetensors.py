@@ -16,13 +16,19 @@ TYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jax.numpy.bfloat16, "I64": np.int64, "I32": np.int32,
     "I16": np.int16, "I8": np.int8, "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
+NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
 HEADER_LIMIT = 100 << 20
 
 
 def named(tree: Any) -> dict[str, Any]:
     """The leaves of a tree by their path: params/head/kernel."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    found = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    for name, leaf in found.items():
+        if getattr(leaf, "dtype", None) not in NAMES:
+            kind = getattr(leaf, "dtype", type(leaf).__name__)
+            raise UserError(f"{brief(name, 60)}: {kind} cannot be saved; keep an array, of a random key its key_data()")
+    return found
 
 
 def fit(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
@@ -40,12 +46,11 @@ def fit(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
 def pieces(arrays: Mapping[str, np.ndarray], notes: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
     """The bytes of a file, of which those of contiguous arrays are not copied; `notes` become the header's text."""
     header: dict[str, Any] = {"__metadata__": dict(notes)} if notes else {}
-    types = {np.dtype(kind): name for name, kind in TYPES.items()}
     end = 0
     for name, array in sorted(arrays.items()):
         start, end = end, end + array.nbytes
         header[name] = {
-            "dtype": types[array.dtype.newbyteorder("=")],
+            "dtype": NAMES[array.dtype.newbyteorder("=")],
             "shape": array.shape,
             "data_offsets": [start, end],
         }

@@ -1,10 +1,12 @@
 """Arrays in the format's own library and in ours: the same bits, both ways."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from cxda_jax import files, safetensors
+from cxda_jax.types import UserError
 
 SHAPES = {"scalar": (), "none": (0, 3), "some": (4, 5), "a/path/of/names": (7,)}
 
@@ -67,3 +69,12 @@ def test_a_tree_by_its_paths():
         safetensors.fit(arrays | {"params/a": np.ones(3, np.float32)}, tree)
     with pytest.raises(ValueError, match="^the network has no more$"):
         safetensors.fit(arrays | {"more": np.ones(3)}, tree)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "kind"), [(jax.random.key(0), "key<fry>"), (3, "int"), (jnp.zeros(2, jnp.float8_e4m3fn), "float8_e4m3fn")]
+)
+def test_what_the_format_has_no_name_for(leaf, kind):
+    with pytest.raises(UserError) as e:
+        safetensors.named({"extra": {"state": leaf}})
+    assert str(e.value) == f"extra/state: {kind} cannot be saved; keep an array, of a random key its key_data()"
