@@ -1,6 +1,7 @@
-"""One of several processes that train together on a store: python two_processes.py STORE WHICH HOW_MANY PORT OUT"""
+"""One of several processes that train together on a store, save and restore: python two_processes.py STORE WHICH HOW_MANY PORT OUT"""
 
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -37,9 +38,17 @@ def main(path, which, count, port, out):
     for batch in source.batches(plan_of, 0, STEPS):
         state, measured = step(state, source.assemble((), batch), jax.random.key(0))
     if which == 0:
-        arrays = [np.asarray(x.addressable_data(0)) for x in jax.tree.leaves((state.variables, measured))]
+        arrays = [whole(x) for x in jax.tree.leaves((state.variables, measured))]
         np.savez(out, *arrays)
-    print(checkpoints.weights_hash(jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), state.variables)))
+    with checkpoints.Folder(Path(out).with_suffix("")) as folder:
+        folder.save(STEPS, state.variables, {"count": count})
+    restored, notes = checkpoints.restore(folder.path, state.variables)
+    assert notes == {"count": count}
+    print(*(checkpoints.weights_hash(jax.tree.map(whole, tree)) for tree in (state.variables, restored)))
+
+
+def whole(x):
+    return np.asarray(x.addressable_data(0))
 
 
 if __name__ == "__main__":
