@@ -30,7 +30,7 @@ UNREAD = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes them aft
 
 
 class _Arrays(ocp.AsyncCheckpointHandler):
-    """Has orbax write arrays as one plain file: its own format takes three to eight times as long (docs/reliability.md), and
+    """Has orbax write arrays as one plain file: its own format takes several times as long (docs/reliability.md), and
     tensorstore, which that is written with, keeps some memory at each save."""
 
     async def async_save(self, directory: Any, args: "_SaveArrays") -> list[Any]:
