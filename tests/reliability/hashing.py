@@ -20,9 +20,9 @@ from cxda_jax import checkpoints, files
 SIZES = {"the CNN's state": 7, "ResNet-50's state": 205}  # MB: parameters, statistics and momentum
 
 
-def hashing(repeats: int = 30) -> dict[str, Any]:
+def hashing(repeats: int = 10) -> dict[str, Any]:
     """Milliseconds that the training waits for a save, of the whole save, and of reading it again: ours and ours
-    without hashes in turn, then orbax's, which leaves the disk with more to do."""
+    without hashes in turn, ten times as often, then orbax's, which leaves the disk with more to do."""
     rows = []
     for name, megabytes in SIZES.items():
         tree = {str(i): jax.random.normal(jax.random.key(i), (25_000,)) for i in range(10 * megabytes)}
@@ -52,7 +52,7 @@ def measure(tree: Any, repeats: int) -> dict[str, dict[str, float]]:
             name: {"call_ms": [], "whole_ms": [], "restore_ms": []} for name in saves
         }
         pair = ["ours", "without_hashes"]
-        rounds = [(step, pair[:: 1 - 2 * (step % 2)]) for step in range(repeats + 1)]
+        rounds = [(step, pair[:: 1 - 2 * (step % 2)]) for step in range(10 * repeats + 1)]
         for step, order in rounds + [(step, ["orbax"]) for step in range(repeats + 1)]:
             for name in order:
                 save, wait = saves[name]
@@ -75,7 +75,7 @@ def measure(tree: Any, repeats: int) -> dict[str, dict[str, float]]:
     hashed, bare_times = (times[name]["whole_ms"][1:] for name in ("ours", "without_hashes"))
     ratios = [a / b - 1 for a, b in zip(hashed, bare_times, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)
-    error = 1.25 * (high - low) / 1.35 / repeats**0.5  # of a median of normal values with these quartiles
+    error = 1.25 * (high - low) / 1.35 / len(ratios) ** 0.5  # of a median of normal values with these quartiles
     return medians | {"hashes": {"share_of_save": statistics.median(ratios), "standard_error": error}}
 
 
