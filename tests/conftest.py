@@ -103,3 +103,11 @@ def data_dir(tmp_path_factory):
     config["data"] |= {"writers": [5, 5, 5], "drawings": 41}
     open_data(config, folder)
     return folder
+
+
+@pytest.fixture
+def peer():
+    pytest.importorskip("torch")
+    from tests.peers import torch_peer
+
+    return torch_peer

@@ -27,7 +27,7 @@ from cxda_jax.experiment import READERS
 from cxda_jax.types import UserError
 from launch import prepare
 from tests import raw_fixtures as raws
-from tests.test_prepare import command
+from tests.raw_fixtures import command
 
 ROOT = Path(__file__).parent.parent
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")

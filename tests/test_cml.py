@@ -9,7 +9,7 @@ from cxda_jax.methods.cml import cml
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from cxda_jax.nets.context import ContextNet
-from tests.test_nets import CIFAR, FEMNIST, SHAPES, assert_close, assert_within_some_draw, fill, make_episode, nchw
+from tests.nets import CIFAR, FEMNIST, SHAPES, assert_close, assert_within_some_draw, fill, make_episode, nchw
 
 KEY = jax.random.key(0)
 

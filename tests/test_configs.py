@@ -16,7 +16,7 @@ from cxda_jax.types import Images, UserError
 from launch import cli, prepare
 from launch.evaluate import compiled, score
 from tests import raw_fixtures as raws
-from tests.test_nets import fill
+from tests.nets import fill
 
 ROOT = Path(__file__).parent.parent
 # Of the paper's appendix and ARM's and WILDS's code: optimiser, rate, momentum, decay, epochs, epochs per validation,

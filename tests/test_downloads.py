@@ -19,8 +19,8 @@ from cxda_jax.data.downloads import fetch
 from cxda_jax.experiment import READERS
 from launch import prepare
 from tests import raw_fixtures as raws
+from tests.raw_fixtures import command
 from tests.test_archives import fault, pack_folder, tree
-from tests.test_prepare import command
 
 CONTENT = np.random.default_rng(1).integers(0, 256, 300_000, np.uint8).tobytes()
 SHA256, MD5 = (f"{kind}:{hashlib.new(kind, CONTENT).hexdigest()}" for kind in ("sha256", "md5"))

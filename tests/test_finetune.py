@@ -13,8 +13,8 @@ from cxda_jax.methods.cotta import confidence, cotta, restored
 from cxda_jax.methods.erm import erm
 from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
 from cxda_jax.types import UserError
+from tests.nets import FEMNIST, assert_within_some_draw, initialised, make_images, make_net, nchw
 from tests.test_methods import answer, build_method, close, some_variables
-from tests.test_nets import FEMNIST, assert_within_some_draw, initialised, make_images, make_net, nchw
 
 KEY = jax.random.key(0)
 QUIET = augment.Strong(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0)
@@ -27,14 +27,6 @@ def tuning(**options):
 
 def largest_difference(a, b):
     return max(float(jnp.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-
-
-@pytest.fixture
-def peer():
-    pytest.importorskip("torch")
-    from tests.peers import torch_peer
-
-    return torch_peer
 
 
 @pytest.mark.parametrize("trainable", ["all", "batch_norm"])

@@ -14,7 +14,7 @@ from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.pretrained import convert, read_weights, torch_name
 from cxda_jax.nets.resnet import STAGES, LinearHead, ResNetTrunk
 from cxda_jax.types import UserError
-from tests.test_nets import assert_close, fill, make_images, nchw
+from tests.nets import assert_close, fill, make_images, nchw
 
 KEY = jax.random.key(0)
 SMALL = {"stages": (1, 2), "width": 8}

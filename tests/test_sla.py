@@ -10,7 +10,7 @@ from cxda_jax.methods.sla import sla
 from cxda_jax.nets.adapters import LatentAdapters, sparsemax
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
-from tests.test_nets import CIFAR, FEMNIST, SHAPES, assert_close, assert_within_some_draw, fill, make_images, nchw
+from tests.nets import CIFAR, FEMNIST, SHAPES, assert_close, assert_within_some_draw, fill, make_images, nchw
 
 KEY = jax.random.key(0)
 
@@ -87,14 +87,6 @@ def make(shape, classes, width=16, **options):
     channels = shape[2]
     net = Classifier(CNNTrunk(width, **options), CNNHead(classes), (0.0,) * channels, (1.0,) * channels)
     return net, sla(net)
-
-
-@pytest.fixture
-def peer():
-    pytest.importorskip("torch")
-    from tests.peers import torch_peer
-
-    return torch_peer
 
 
 def torch_sla(peer, shape, classes, convs):

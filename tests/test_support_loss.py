@@ -9,8 +9,8 @@ from cxda_jax.methods.cxda import Adapted, cxda, cxda_loo, cxda_supervised
 from cxda_jax.methods.erm import blend
 from cxda_jax.nets import attention as attention_module
 from cxda_jax.types import Images
+from tests.nets import assert_close, fill, make_attending, make_images
 from tests.test_methods import build_method, close
-from tests.test_nets import assert_close, fill, make_attending, make_images
 
 SHAPE, CLASSES, KEY = (28, 28, 1), 5, jax.random.key(0)
 
