@@ -7,21 +7,27 @@ from typing import Any
 
 import jax
 
-from cxda_jax import checkpoints, files, safetensors
+from cxda_jax import files, manifest, safetensors
 from cxda_jax.types import UserError, Variables
 
 WEIGHTS, CONFIG = "weights.safetensors", "config.json"
 
 
-def write_model(folder: Path, variables: Variables, config: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
-    """`notes`, such as the step and its validation score, become the header's text."""
+def write_model(
+    folder: Path,
+    variables: Variables,
+    config: Mapping[str, Any],
+    notes: Mapping[str, Any],
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """`notes`, such as the step and its validation score, become the header's text, and `about` the manifest's."""
     folder.mkdir(exist_ok=True)
-    (folder / checkpoints.MANIFEST).unlink(missing_ok=True)
+    (folder / manifest.NAME).unlink(missing_ok=True)
     arrays = jax.device_get(safetensors.named(variables))
     told = {name: json.dumps(value) for name, value in notes.items()}
     written = files.write_hashed(folder / WEIGHTS, safetensors.pieces(arrays, told))
     files.write_text(folder / CONFIG, json.dumps(config, indent=1) + "\n")
-    checkpoints.write_manifest(folder, [WEIGHTS, CONFIG], known={WEIGHTS: written})
+    manifest.write(folder, [WEIGHTS, CONFIG], known={WEIGHTS: written}, about=about)
 
 
 def is_model(folder: Path) -> bool:
@@ -30,7 +36,7 @@ def is_model(folder: Path) -> bool:
 
 def read_model(folder: Path, like: Variables) -> tuple[Variables, dict[str, Any]]:
     """The variables, of the names, shapes and types of `like`, and the notes."""
-    fault = checkpoints.find_fault(folder)
+    fault = manifest.find_fault(folder)
     if fault:
         raise UserError(f"{folder}: {fault}; copy it again from where it is whole")
     arrays, notes = safetensors.read(folder / WEIGHTS, f"{folder}/{WEIGHTS}", "copy it again from where it is whole")

@@ -2,6 +2,9 @@
 
 import ctypes
 import functools
+import os
+import platform
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -41,6 +44,22 @@ def compiler_options() -> dict[str, Any] | None:
 def jit(fun: Any, **kwargs: Any) -> Any:
     """jax.jit with this backend's compiler options, for outermost functions."""
     return jax.jit(fun, compiler_options=compiler_options(), **kwargs)
+
+
+def machine() -> str:
+    """The kind of machine that the last bits of a result depend on: its accelerator, or else its processor."""
+    if jax.default_backend() != "cpu":
+        return jax.devices()[0].device_kind
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def threads() -> int:
+    """How many threads XLA's CPU backend shares its sums among: other numbers of them round otherwise."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    told = os.environ.get("NPROC", "")
+    return int(told) if told.isdecimal() and int(told) else usable
 
 
 def keep_freed_memory() -> None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future
 
-from cxda_jax import files, safetensors
+from cxda_jax import files, manifest, safetensors
 from cxda_jax.reading import reason
 from cxda_jax.types import UserError
 
-MANIFEST, TREE, ARRAYS = "manifest.json", "tree", "arrays.safetensors"
-FORMAT = 1
+TREE, ARRAYS = "tree", "arrays.safetensors"
 SPARE = 2**20  # bytes, for what comes with the arrays
 UNREAD = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes them after the manifest; restore() does without
 
@@ -95,7 +94,7 @@ class Folder:
     def _seal(self) -> None:
         """Called by orbax when all files are written and before they get their final name."""
         (partial,) = self.path.glob(f"{self._step}.*tmp*")
-        write_manifest(partial, known=self._hashes)
+        manifest.write(partial, known=self._hashes, unread=UNREAD)
 
     def __enter__(self) -> "Folder":
         return self
@@ -115,7 +114,7 @@ def restore(path: Path, like: Any, damaged: Callable[[str], None] | None = None)
     set aside under another name and the one before it is taken, if there is one.
     """
     for step in steps(path):
-        fault = find_fault(path / str(step))
+        fault = manifest.find_fault(path / str(step))
         if not fault:
             return _load(path / str(step), like)
         if damaged is None:
@@ -143,43 +142,6 @@ def _load(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
         return safetensors.fit(arrays, like), json.loads((path / "notes" / "metadata").read_bytes())
     except (ValueError, OSError) as e:  # its bytes are those that were written
         raise UserError(f"{path}: from another version or another network ({reason(e)}); train again") from e
-
-
-def write_manifest(folder: Path, names: Iterable[str] | None = None, known: Mapping[str, str] | None = None) -> None:
-    """Records the SHA-256 of files under `folder`; of every one that is ever read, unless names are given.
-
-    Those `known` from the bytes that were written are not read again.
-    """
-    known = known or {}
-    if names is None:
-        paths = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
-        names = paths - {MANIFEST, *UNREAD}
-    content = {"format": FORMAT, "sha256": {name: known.get(name) or _hash(folder / name) for name in sorted(names)}}
-    files.write_text(folder / MANIFEST, json.dumps(content, indent=1))
-
-
-def find_fault(folder: Path) -> str:
-    """What tells the files under `folder` from those of its manifest; nothing if they are the same."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        told = manifest["sha256"] if manifest["format"] == FORMAT else None
-    except FileNotFoundError:
-        return f"it has no {MANIFEST}, so nothing proves that it is whole"
-    except (ValueError, KeyError, TypeError):
-        told = None
-    if not isinstance(told, dict):
-        return f"{MANIFEST} is unreadable"
-    for name, digest in told.items():
-        if not (folder / name).is_file():
-            return f"{name} is missing"
-        if _hash(folder / name) != digest:
-            return f"{name} differs from its recorded hash"
-    return ""
-
-
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _free(path: Path) -> Path:

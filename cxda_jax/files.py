@@ -1,7 +1,9 @@
 """Files that are whole or not there, and folders that one process writes to at a time."""
 
 import contextlib
+import errno
 import hashlib
+import json
 import os
 import socket
 import time
@@ -12,12 +14,13 @@ from typing import Any
 
 from cxda_jax.types import UserError
 
-LOCK = "lock"
+LOCK, SEAL = "lock", "seal"
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Calls write() with the name of a file beside `path`, of the same suffix, and gives it its final name when it is done."""
     partial = path.with_name(f".{os.getpid()}.{path.name}")
+    partial.unlink(missing_ok=True)  # should it be a link, what it points to stays as it is
     try:
         write(partial)
         with open(partial, "rb") as file:
@@ -50,6 +53,28 @@ def write_hashed(path: Path, pieces: Sequence[bytes | memoryview]) -> str:
         return hashing.result()
 
 
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """The same with a SHA-256 of itself, for a JSON file that nothing else proves."""
+    return {**content, SEAL: _seal_of(content)}
+
+
+def is_falsified(content: dict[str, Any]) -> bool:
+    """Whether a file's content is not what it was when it was sealed; what older versions wrote has no seal."""
+    return SEAL in content and content[SEAL] != _seal_of(content)
+
+
+def _seal_of(content: dict[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != SEAL}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def refuse_links(folder: Path) -> None:
+    """Raises a UserError where something directly in `folder` is a link: writing there could change a file elsewhere."""
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink():
+            raise UserError(f"{path}: a link, through which nothing is written; put what it points to in its place")
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keeps other processes that call it out of `folder`; the system lets go of it when this process ends, however it does."""
@@ -58,7 +83,13 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
-    with open(folder / LOCK, "a+") as file:
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as e:
+        if e.errno != errno.ELOOP:
+            raise
+        raise UserError(f"{folder / LOCK}: a link, through which nothing is written; delete it") from None
+    with open(descriptor, "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from cxda_jax import augment, backend, checkpoints, cost, files
+from cxda_jax import augment, backend, checkpoints, cost, files, manifest
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.sources import Source, stack
 from cxda_jax.progress import Meter, MetricsFile
@@ -250,7 +250,7 @@ def resume(
         return fresh, {"score": -1.0, "step": 0}, 0.0
     state, notes = found
     step = notes["best"]["step"]
-    fault = checkpoints.find_fault(workdir / "best" / str(step)) if step else ""
+    fault = manifest.find_fault(workdir / "best" / str(step)) if step else ""
     if fault:
         raise UserError(f"{workdir}/best/{step}: {fault}; copy it back, or delete {workdir} to train again")
     return state, notes["best"], notes["seconds"]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cxda_jax import artefact, backend, checkpoints, files
+from cxda_jax import artefact, backend, checkpoints, files, manifest
 from cxda_jax.types import UserError
 from tests.test_train import assert_equal_trees, lines, run
 
@@ -42,7 +42,7 @@ def rot(folder):
 def test_the_newest_two_stay_and_prove_themselves(tmp_path):
     save(tmp_path / "last", 1, 2, 3)
     assert checkpoints.steps(tmp_path / "last") == [3, 2]
-    assert [checkpoints.find_fault(tmp_path / "last" / s) for s in "32"] == ["", ""]
+    assert [manifest.find_fault(tmp_path / "last" / s) for s in "32"] == ["", ""]
     tree, notes = checkpoints.restore(tmp_path / "last", TREE)
     assert notes == {"step": 3}
     assert_equal_trees(tree, jax.tree.map(lambda x: x + 3, TREE))
@@ -85,7 +85,7 @@ def test_damage_is_an_error_that_names_the_file(tmp_path):
 def test_what_is_wrong_with_a_checkpoint(tmp_path, harm, fault):
     save(tmp_path / "last", 1)
     harm(tmp_path / "last" / "1")
-    assert checkpoints.find_fault(tmp_path / "last" / "1") == fault
+    assert manifest.find_fault(tmp_path / "last" / "1") == fault
 
 
 def test_with_no_good_checkpoint_nothing_is_taken_for_one(tmp_path):
@@ -140,7 +140,7 @@ def test_a_checkpoint_of_another_network_is_one_line(tmp_path):
 def test_a_checkpoint_of_another_version_is_one_line(tmp_path):
     save(tmp_path / "last", 1)
     (tmp_path / "last" / "1" / "tree" / "arrays.safetensors").unlink()
-    checkpoints.write_manifest(tmp_path / "last" / "1")
+    manifest.write(tmp_path / "last" / "1")
     with pytest.raises(UserError) as e:
         checkpoints.restore(tmp_path / "last", TREE)
     assert str(e.value) == (f"{tmp_path}/last/1: from another version (it has no tree/arrays.safetensors); train again")
@@ -157,7 +157,7 @@ def test_hashing_is_not_done_by_the_thread_that_trains(tmp_path, monkeypatch):
         seen.append(threading.current_thread())
         return hashlib.file_digest(*args)
 
-    for module in (checkpoints, files):
+    for module in (manifest, files):
         monkeypatch.setattr(module, "hashlib", types.SimpleNamespace(sha256=sha256, file_digest=file_digest))
     save(tmp_path / "last", 1)
     assert len(seen) > 1 and threading.main_thread() not in seen

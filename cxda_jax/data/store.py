@@ -31,6 +31,7 @@ SPLITS = ("train", "val", "test")
 AGAIN = "delete the folder and prepare it again"
 # Of store.json.
 FIELDS = {"name": str, "class_names": list, "mean": list, "std": list, "shape": list, "domains": list, "sha256": dict}
+IDENTITY = ("class_names", "mean", "std", "shape", "domains")
 OPTIONAL = {"metric": str, "provenance": str, "marks": list}
 ABANDONED = 3600.0  # seconds without a write after which an unfinished store belongs to nobody
 
@@ -65,7 +66,7 @@ class DomainStore(NamedTuple):
     offsets: np.ndarray  # int64 [domains + 1]
     split: tuple[str, ...]  # per domain
     domain_names: tuple[str, ...]
-    sha256: str  # over both files' hashes: the data's identity
+    sha256: str  # of images, labels, classes, normalisation, metric and splits: the data's identity
 
     @property
     def num_classes(self) -> int:
@@ -175,8 +176,18 @@ def open_store(path: str | os.PathLike, verify: bool = True) -> DomainStore:
         offsets=np.cumsum([0] + [d["rows"] for d in card["domains"]]),
         split=tuple(d["split"] for d in card["domains"]),
         domain_names=tuple(d["name"] for d in card["domains"]),
-        sha256=hashlib.sha256((card["sha256"]["images"] + card["sha256"]["labels"]).encode()).hexdigest(),
+        sha256=_identity(card),
     )
+
+
+def _identity(card: dict[str, Any]) -> str:
+    """Of all that a result follows from: what a store is called, and where it came from, may differ."""
+    told = {
+        **{name: card.get(name) for name in IDENTITY},
+        "metric": card.get("metric", StoreInfo._field_defaults["metric"]),
+    }
+    hashes = [card["sha256"][name] for name in ("images", "labels")]
+    return hashlib.sha256(json.dumps([hashes, told], sort_keys=True).encode()).hexdigest()
 
 
 def _card_hash(card: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from cxda_jax import checkpoints, files
+from cxda_jax import checkpoints, files, manifest
 
 SIZES = {"the CNN's state": 7, "ResNet-50's state": 205}  # MB: parameters, statistics and momentum
 
@@ -91,8 +91,8 @@ def unhashed() -> Iterator[None]:
 
     with (
         mock.patch.object(files, "hashlib", types.SimpleNamespace(sha256=Nothing)),
-        mock.patch.object(checkpoints, "write_manifest"),
-        mock.patch.object(checkpoints, "find_fault", return_value=""),
+        mock.patch.object(manifest, "write"),
+        mock.patch.object(manifest, "find_fault", return_value=""),
     ):
         yield
     assert files.hashlib is hashlib

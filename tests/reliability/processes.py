@@ -347,7 +347,7 @@ def evidence(workdir: Path) -> dict[str, Any]:
 
 
 def _evidence(workdir: Path) -> dict[str, Any]:
-    from cxda_jax import checkpoints
+    from cxda_jax import checkpoints, manifest
 
     row = json.loads((workdir / "result.json").read_text())
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -364,7 +364,7 @@ def _evidence(workdir: Path) -> dict[str, Any]:
         "notes": json.loads((newest / "notes" / "metadata").read_text())["best"],
         "model": [(workdir / "model" / "manifest.json").read_text()],
         "faults": [
-            checkpoints.find_fault(p) for p in (newest, workdir / "best" / str(row["best_step"]), workdir / "model")
+            manifest.find_fault(p) for p in (newest, workdir / "best" / str(row["best_step"]), workdir / "model")
         ],
     }
 
