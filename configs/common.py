@@ -14,6 +14,7 @@ def default() -> Any:
     c.benchmark = ""
     c.method = "cxda"
     c.seed = 0
+    c.smoke = False  # too small to mean anything; results say so
 
     c.net = ConfigDict()
     c.net.name = "cnn"  # cnn, resnet50
@@ -131,6 +132,7 @@ def variant(argument: str | None) -> tuple[str, bool]:
 
 def shrink(c: Any) -> None:
     """A config's smoke twin: the same paths in seconds."""
+    c.smoke = True
     c.net.width = 16  # 8 heads of one channel each
     c.net.stages = (1, 1, 1)
     c.cml.width = 8

@@ -36,11 +36,24 @@ from cxda_jax.evaluate import Evaluator, TaskTable, compile_task, evaluate, time
 from cxda_jax.experiment import Experiment, build, config_hash
 from cxda_jax.progress import Counter
 from cxda_jax.types import Images, UserError, Variables, brief
-from launch import cli
-from launch.runs import OWN, Job, Setting, find_jobs, find_runs, restore_best, setting, stored_scores, training_minutes
+from launch import cli, identity
+from launch.runs import (
+    OWN,
+    Job,
+    Setting,
+    find_jobs,
+    find_runs,
+    reached_step,
+    restore_best,
+    say,
+    setting,
+    stored_scores,
+    training_minutes,
+)
 
 RUNS = flags.DEFINE_list("runs", [], "Run directories: quoted patterns, such as 'runs/glyphs/*/*'.")
 flags.adopt_module_key_flags(cli)
+flags.adopt_module_key_flags(identity)
 _METHODS = flags.DEFINE_list(
     "methods",
     [],
@@ -64,10 +77,16 @@ def main() -> None:
     cli.keep_compiled()
     if not RUNS.value:
         raise UserError("--runs is missing; give a run directory or a quoted pattern such as 'runs/glyphs/*/*'")
-    rows, scores, failures = [], {}, []
+    rows, scores = [], {}
     kept: tuple[str, Experiment, Evaluator] | None = None
-    jobs = find_jobs(find_runs(RUNS.value), _METHODS.value, cli.overrides(CHANGEABLE), asked_settings())
-    check_methods(_METHODS.value, jobs)
+    jobs, failures = find_jobs(
+        find_runs(RUNS.value), _METHODS.value, cli.overrides(CHANGEABLE), asked_settings(), identity.OTHER_DATA.value
+    )
+    for failure in failures:
+        print(f"failed: {failure}", flush=True)
+    total = len(jobs) + len(failures)
+    if jobs or not failures:
+        check_methods(_METHODS.value, jobs)
     if AGAINST.value:
         check_against(AGAINST.value, {job.label for job in jobs})  # now, not when all is tested
     for job in jobs:
@@ -78,13 +97,15 @@ def main() -> None:
                 experiment = build(job.config, cli.DATA_DIR.value, splits=("test",))
                 kept = (shape, experiment, compiled(experiment))
             experiment = kept[1]._replace(config=job.config)
+            files.refuse_links(job.run)
             job.folder.mkdir(exist_ok=True)
             with files.locked(job.folder):
+                files.refuse_links(job.folder)
                 rows.append(evaluate_run(job, experiment, kept[2], _NUM_TASKS.value))
-        except UserError as e:
-            if len(jobs) == 1:
+        except Exception as e:  # whatever it is, the other runs are tested
+            if total == 1:
                 raise
-            failures.append(f"{job.label} of {job.run}: {e}")
+            failures.append(f"{job.label} of {job.run}: {say(e)}")
             print(f"failed: {failures[-1]}", flush=True)
             continue
         scores.setdefault(job.label, {})[job.config["seed"]] = stored_scores(job.folder, rows[-1])
@@ -94,7 +115,7 @@ def main() -> None:
     if AGAINST.value:
         print(comparison(scores, AGAINST.value))
     if failures:
-        raise UserError(f"{len(failures)} of {len(jobs)} evaluations failed; the first: {failures[0]}")
+        raise UserError(f"{len(failures)} of {total} evaluations failed; the first: {failures[0]}")
 
 
 def asked_settings() -> list[Setting]:
@@ -145,6 +166,7 @@ def evaluate_run(
         "method": method.name,
         "version": method.version,
         "benchmark": config["benchmark"],
+        "smoke": config["smoke"],
         "seed": config["seed"],
         "metric": metric,
         **averages(tasks.scores),
@@ -156,18 +178,22 @@ def evaluate_run(
         "predict_ms": predict_ms,
         "steps": experiment.schedule.steps,
         "best_step": notes["step"],
+        "reached_step": reached_step(job),
         "train_minutes": training_minutes(job.run),
         "config_hash": config_hash(config),
         "started_from": config["net"]["weights"] or "random",
         "weights_hash": weights_hash,
+        "data_name": experiment.store.info.name,
         "data_hash": experiment.store.sha256,
-        "data_marks": list(experiment.store.info.marks),
+        "trained_on": job.record.data_hash,
+        "data_marks": [*experiment.store.info.marks, *job.marks],
+        "threads": job.record.threads,
         "device": device(),
         "package": __version__,
     }
     arrays: dict[str, Any] = {**plan._asdict(), "predictions": tasks.predictions, "labels": tasks.labels, **tasks.also}
     row["predictions_sha256"] = write_arrays(job.folder / "predictions.npz", arrays)
-    files.write_text(job.folder / "result.json", json.dumps(row, indent=1) + "\n")
+    files.write_text(job.folder / "result.json", json.dumps(files.sealed(row), indent=1) + "\n")
     if evaluator.attention and not job.setting:
         names, classes = experiment.store.domain_names, experiment.store.info.class_names
         adapted = evaluator.adapt(variables, episode.support, jax.random.key(0))
@@ -249,10 +275,11 @@ def device() -> str:
 
 
 def summary(row: dict[str, Any]) -> str:
+    unfinished = f"  UNFINISHED: step {row['reached_step']} of {row['steps']}" * (row["reached_step"] < row["steps"])
     also = "".join(f"  ({name}: {found['avg']:.1f}, {found['w10']:.1f})" for name, found in row["also"].items())
     return (
         f"{row['label']} seed {row['seed']}  Avg {row['avg']:.1f}  W10% {row['w10']:.1f}{also}  "
-        f"{row['task_ms']:.1f} ms/task  weights {row['weights_hash'][:12]}"
+        f"{row['task_ms']:.1f} ms/task  weights {row['weights_hash'][:12]}{unfinished}"
     )
 
 

@@ -2,7 +2,7 @@
 
 import glob
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,17 +10,13 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from configs import common
-from cxda_jax import artefact, checkpoints, metrics
-from cxda_jax.experiment import BENCHMARKS, METHODS, Config, Experiment, build_method, lookup, open_data
-from cxda_jax.reading import read_lines, read_object, require
+from cxda_jax import artefact, checkpoints, manifest, metrics
+from cxda_jax.data.store import DomainStore
+from cxda_jax.experiment import METHODS, Config, Experiment, build_method, open_data
+from cxda_jax.reading import read_lines, reason, system_fault
 from cxda_jax.types import UserError, Variables, brief
 from launch import cli
-
-# Groups whose fields all go to the code that takes them.
-WHOLE = tuple(f".{name}" for name in (
-    "attention", "augment", "batch_norm", "cotta", "episode", "finetune", "optimizer", "sf_ocda", "sla", "strong",
-))  # fmt: skip
+from launch.identity import Record, check_data, read_config, read_record
 
 Changes = list[tuple[str, str]]  # --config.field=value
 
@@ -42,6 +38,8 @@ class Job(NamedTuple):
     folder: Path
     label: str
     config: Config
+    record: Record
+    marks: tuple[str, ...] = ()  # what sets its results apart from those of its config on its data
     setting: str = ""
 
 
@@ -68,31 +66,65 @@ def reshaped(config: Config, name: str) -> Config:
 
 
 def find_jobs(
-    runs: list[Path], methods: list[str], changes: Changes, settings: Sequence[Setting] = (OWN,)
-) -> list[Job]:
-    """One job for each run, method that can be tested on it and setting; those of equal programs are neighbours."""
+    runs: list[Path],
+    methods: list[str],
+    changes: Changes,
+    settings: Sequence[Setting] = (OWN,),
+    other_data: bool = False,
+) -> tuple[list[Job], list[str]]:
+    """One job for each run, method that can be tested on it and setting; those of equal programs are neighbours.
+
+    Runs that cannot be tested become faults of one line; a single one is an error. With `other_data`, runs are tested on
+    other data than they were trained on too.
+    """
     for name in methods:
         if name not in METHODS and name != "all":
             raise UserError(f"--methods={brief(name, 30)}: no such method; choose from all, {', '.join(METHODS)}")
-    jobs, stores = [], {}
+    jobs: list[Job] = []
+    faults, stores = [], {}
     for run in runs:
-        stored = read_config(run)
-        own = stored["method"]
-        data = json.dumps([stored["benchmark"], stored["data"]])
-        if data not in stores:
-            stores[data] = open_data(stored, cli.DATA_DIR.value)
-        for name in METHODS if "all" in methods else methods or [own]:
-            method = build_method(changed({**stored, "method": name}, changes), stores[data])
-            if (method.trains_as or name) != own:
-                continue
-            for wanted in settings:
-                if wanted.changes and method.feed_forward:
-                    continue  # nothing to fine-tune
-                config = reshaped(changed({**stored, "method": name}, [*changes, *wanted.changes]), wanted.name)
-                label = ",".join([name, *("=".join(change) for change in changes), *filter(None, [wanted.name])])
-                jobs.append(Job(run, run if label == own else run / label, label, config, wanted.name))
+        try:
+            jobs += _jobs_of(run, methods, changes, settings, stores, other_data)
+        except Exception as e:  # whatever a folder that somebody sent may hold
+            if len(runs) == 1:
+                raise
+            faults.append(f"{run}: {say(e)}")
     order = {label: i for i, label in reversed(list(enumerate(job.label for job in jobs)))}  # as first met
-    return sorted(jobs, key=lambda job: (list(METHODS).index(job.config["method"]), order[job.label]))
+    return sorted(jobs, key=lambda job: (list(METHODS).index(job.config["method"]), order[job.label])), faults
+
+
+def _jobs_of(
+    run: Path,
+    methods: list[str],
+    changes: Changes,
+    settings: Sequence[Setting],
+    stores: dict[str, DomainStore],
+    other_data: bool,
+) -> Iterator[Job]:
+    stored = read_config(run)
+    own, data = stored["method"], json.dumps([stored["benchmark"], stored["data"]])
+    if data not in stores:
+        stores[data] = open_data(stored, cli.DATA_DIR.value)
+    record = read_record(run)
+    marks = check_data(run, record, stores[data], other_data)
+    for name in METHODS if "all" in methods else methods or [own]:
+        method = build_method(changed({**stored, "method": name}, changes), stores[data])
+        if (method.trains_as or name) != own:
+            continue
+        for wanted in settings:
+            if wanted.changes and method.feed_forward:
+                continue  # nothing to fine-tune
+            config = reshaped(changed({**stored, "method": name}, [*changes, *wanted.changes]), wanted.name)
+            label = ",".join([name, *("=".join(change) for change in changes), *filter(None, [wanted.name])])
+            folder = run if label == own else run / label
+            yield Job(run, folder, label, config, record, marks, wanted.name)
+
+
+def say(error: Exception) -> str:
+    """A fault that does not stop the others, in a line."""
+    if isinstance(error, UserError):
+        return str(error)
+    return system_fault(error) if isinstance(error, OSError) else f"{type(error).__name__}: {reason(error)}"
 
 
 def changed(config: Config, changes: Changes) -> Config:
@@ -116,45 +148,6 @@ def find_runs(patterns: Sequence[str]) -> list[Path]:
     return found
 
 
-def read_config(workdir: Path) -> Config:
-    """The run's config; fields younger than the run have their defaults."""
-    path, fix = workdir / "config.json", "restore it or train again"
-    stored = read_object(path, fix)
-    require(stored, {"method": str, "benchmark": str, "seed": int, "data": dict}, f"{path}", fix)
-    lookup(f"{path}: method", stored["method"], METHODS)
-    lookup(f"{path}: benchmark", stored["benchmark"], BENCHMARKS)
-    defaults = common.default().to_dict()
-    check_kinds(stored, defaults, f"{path}: config", fix)
-    return with_defaults(stored, defaults)
-
-
-def check_kinds(config: Config, defaults: Config, where: str, fix: str) -> None:
-    """Raises a UserError unless each field of `config` that has a default is of the default's kind."""
-    unknown = [name for name in config if name not in defaults] if where.endswith(WHOLE) else []
-    if unknown:
-        raise UserError(f"{where}.{brief(unknown[0], 40)}: this version has no such field; {fix}")
-    for name, default in defaults.items():
-        value, at = config.get(name, default), f"{where}.{name}"
-        if not _fits(value, default):
-            like = "a group of fields" if isinstance(default, dict) else f"{default!r} or the like"
-            raise UserError(f"{at}={brief(repr(value), 40)}: expected {like}; {fix}")
-        if isinstance(default, dict):
-            check_kinds(value, default, at, fix)
-
-
-def _fits(value: Any, default: Any) -> bool:
-    """Whether a value that JSON has held is of the default's kind."""
-    if isinstance(default, tuple):
-        return isinstance(value, list | tuple) and all(type(v) is type(default[0]) for v in value)
-    return type(value) in (int, float) if isinstance(default, float) else type(value) is type(default)
-
-
-def with_defaults(config: Config, defaults: Config) -> dict[str, Any]:
-    return {**defaults, **config} | {
-        k: with_defaults(config.get(k, {}), v) for k, v in defaults.items() if isinstance(v, dict)
-    }
-
-
 def restore_best(job: Job, experiment: Experiment) -> tuple[Variables, dict[str, Any]]:
     """The variables that validated best, and what is known of them: from a run's best/, or from a model's files."""
     like = jax.eval_shape(experiment.method.init, jax.random.key(0), experiment.example)
@@ -164,6 +157,15 @@ def restore_best(job: Job, experiment: Experiment) -> tuple[Variables, dict[str,
     if found is None:
         raise UserError(f"{job.run}: no checkpoint in best/; train it: python -m launch.train ... --workdir={job.run}")
     return found
+
+
+def reached_step(job: Job) -> int:
+    """The newest step of the run's training that can be seen from here."""
+    found = [step for name in ("last", "best") for step in checkpoints.steps(job.run / name)]
+    model = job.run / "model"
+    if artefact.is_model(model) and not manifest.find_fault(model, [artefact.CONFIG]):
+        found.append(read_record(model).reached_step)
+    return max([job.record.reached_step, *found])
 
 
 def stored_scores(workdir: Path, row: dict[str, Any]) -> np.ndarray:

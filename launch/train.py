@@ -8,6 +8,7 @@ The same command again resumes a run that was stopped, exactly. SIGTERM and Ctrl
 once. Where a loss is not finite the run stops before it does harm; --replay_step=N shows the episode of any step. The
 workdir then holds:
   config.json      the resolved config; evaluation rebuilds everything from it
+  manifest.json    its hash, and the identity of the data and of the machine: other data are refused without --other_data
   metrics.jsonl    loss, accuracy, episodes/s, data_wait_ms; validation scores
   last/ best/      checkpoints: the newest state, and the weights that validated best, with SHA-256 hashes
   model/           the best weights alone: weights.safetensors, config.json, manifest.json; launch.evaluate takes it too
@@ -30,15 +31,16 @@ from absl import flags
 
 from cxda_jax import artefact, backend, checkpoints, cost, files, train
 from cxda_jax.analysis.sheet import draw_strips
-from cxda_jax.experiment import Config, Experiment, build, config_hash, start_from_weights
+from cxda_jax.experiment import Experiment, build, config_hash, start_from_weights
 from cxda_jax.progress import duration
 from cxda_jax.types import UserError, Variables
-from launch import cli, stops
+from launch import cli, identity, stops
 from launch.evaluate import compiled, device, evaluate_run, score, table
-from launch.runs import Job, read_config, restore_best
+from launch.runs import Job, restore_best
 
 _CONFIG = flags.DEFINE_string("config", None, "configs/NAME.py:METHOD[,smoke]", required=True)
 flags.adopt_module_key_flags(cli)
+flags.adopt_module_key_flags(identity)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept.", required=True)
 _REPLAY = flags.DEFINE_integer(
     "replay_step", None, "Train nothing: show the episode of this step, and its loss under the run's newest state.",
@@ -66,11 +68,18 @@ def main() -> None:
         return
     make_workdir(workdir)
     with files.locked(workdir):
-        claim(workdir, config)
-        run(experiment, state, workdir, compilations)
+        files.refuse_links(workdir)
+        record = identity.claim(workdir, config, experiment.store, identity.OTHER_DATA.value)
+        run(experiment, state, workdir, compilations, record)
 
 
-def run(experiment: Experiment, state: train.TrainState, workdir: Path, compilations: cost.Compilations) -> None:
+def run(
+    experiment: Experiment,
+    state: train.TrainState,
+    workdir: Path,
+    compilations: cost.Compilations,
+    record: identity.Record,
+) -> None:
     """Trains, keeps the best weights as files of their own, and tests them."""
     config, method = experiment.config, experiment.method
     evaluator = compiled(experiment)
@@ -100,10 +109,12 @@ def run(experiment: Experiment, state: train.TrainState, workdir: Path, compilat
         passport = describe_cost(spent, compilations, config["net"]["dtype"])
         files.write_text(workdir / "cost.json", json.dumps(passport, indent=1) + "\n")
         print(cost_line(passport), flush=True)
-    job = Job(workdir, workdir, method.name, config)
+    steps = experiment.schedule.steps
+    record = record._replace(steps=steps, reached_step=steps)
+    job = Job(workdir, workdir, method.name, config, record, record.marks)
     variables, notes = restore_best(job, experiment)
-    identity = {"config_hash": config_hash(config), "data_hash": experiment.store.sha256}
-    artefact.write_model(workdir / "model", variables, config, {**notes, **identity})
+    hashes = {"config_hash": config_hash(config), "data_hash": experiment.store.sha256}
+    artefact.write_model(workdir / "model", variables, config, {**notes, **hashes}, record._asdict())
     print(table([evaluate_run(job, experiment, evaluator)]))
 
 
@@ -111,7 +122,8 @@ def replay(experiment: Experiment, fresh: train.TrainState, workdir: Path, step:
     """Draws the episodes of a step and says what loss they have; trains nothing, and takes a run that is under way too."""
     if not (workdir / "config.json").exists():
         raise UserError(f"--workdir={workdir}: no run there, --replay_step shows an episode of one; train it first")
-    claim(workdir, experiment.config)
+    identity.check_config(workdir, experiment.config)
+    identity.check_data(workdir, identity.read_record(workdir), experiment.store, identity.OTHER_DATA.value)
     if step >= experiment.schedule.steps:
         raise UserError(f"--replay_step={step}: the run has {experiment.schedule.steps} steps, numbered from 0")
     store, plan = experiment.store, experiment.train_plans(step)
@@ -183,30 +195,6 @@ def make_workdir(workdir: Path) -> None:
         (workdir / ".writable").unlink(missing_ok=True)
     except OSError as e:
         raise UserError(f"--workdir={workdir}: cannot be written ({e.strerror}); choose another") from None
-
-
-def claim(workdir: Path, config: Config) -> None:
-    """Writes the config into a new workdir; an existing one must hold the same."""
-    path = workdir / "config.json"
-    if not path.exists():
-        files.write_text(path, json.dumps(config, indent=1) + "\n")
-        return
-    for field, (old, new) in differences(read_config(workdir), config).items():
-        raise UserError(
-            f"--workdir={workdir} holds a run with {field}={old!r}, not {new!r}; choose another --workdir or delete it"
-        )
-
-
-def differences(a: Config, b: Config, prefix: str = "config.") -> dict[str, tuple]:
-    """Dotted fields in which two configs differ."""
-    found = {}
-    for k in sorted({*a, *b}):
-        x, y = a.get(k), b.get(k)
-        if isinstance(x, dict) and isinstance(y, dict):
-            found |= differences(x, y, f"{prefix}{k}.")
-        elif x != y:
-            found[prefix + k] = (x, y)
-    return found
 
 
 def describe(experiment: Experiment) -> str:

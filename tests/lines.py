@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch import cli
+from cxda_jax import manifest
+from launch import cli, identity
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 200
@@ -81,14 +82,14 @@ def npy(array, **options):
     return data
 
 
-def write_run(folder):
+def write_run(folder, data_hash="1"):
     """A run and its result, of random predictions."""
     rng = np.random.default_rng(0)
     labels, predictions = rng.integers(0, 3, (2, 10, 4))
     config = cli.resolve(cli.load_config("configs/glyphs.py:cxda,smoke"))
     config["data"] |= {"writers": [5, 5, 5], "drawings": 41}
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
+    write_config(folder, config, data_hash)
     scores = np.sort((labels == predictions).mean(1))
     texts = dict.fromkeys(("version", "device", "package", "config_hash", "weights_hash", "data_hash"), "1")
     row = {
@@ -98,6 +99,13 @@ def write_run(folder):
     }  # fmt: skip
     (folder / "result.json").write_text(json.dumps(row))
     save(folder, labels=labels, predictions=predictions, support=np.zeros((10, 6), int), query=np.zeros((10, 4), int))
+
+
+def write_config(folder, config, data_hash):
+    """A config as a run keeps it, proven by its manifest."""
+    (folder / "config.json").write_text(json.dumps(config))
+    record = identity.Record("glyphs", data_hash, "cpu", 2, "0")
+    manifest.write(folder, ["config.json"], about=record._asdict())
 
 
 def save(folder, **arrays):

@@ -16,9 +16,10 @@ from PIL import Image
 from cxda_jax import metrics
 from cxda_jax.experiment import open_data
 from cxda_jax.types import UserError
-from launch import cli, train
+from launch import cli, identity
 from launch.evaluate import comparison, table
-from launch.runs import read_config, reshaped, setting
+from launch.identity import read_config
+from launch.runs import reshaped, setting
 
 ROOT = Path(__file__).parent.parent
 
@@ -47,7 +48,7 @@ def test_a_run_leaves_what_it_promises(smoke):
     names = {p.name for p in (folder / "run").iterdir()}
     assert names == {
         "config.json", "metrics.jsonl", "last", "best", "result.json", "predictions.npz", "attention.png", "attention.npz", "cost.json",
-        "model", "lock",
+        "model", "lock", "manifest.json",
     }  # fmt: skip
     row = json.loads((folder / "run" / "result.json").read_text())
     stored = np.load(folder / "run" / "predictions.npz", allow_pickle=False)
@@ -76,7 +77,7 @@ def test_evaluating_again_gives_the_same_row(smoke):
     output = run("launch.evaluate", f"--runs={folder}/co*", f"--data_dir={folder}/data")
     after = json.loads((folder / "copy" / "result.json").read_text())
     assert before["train_minutes"] > 0 and after["train_minutes"] is None  # the metrics did not come along
-    times = ("task_ms", "adapt_ms", "predict_ms", "train_minutes")
+    times = ("task_ms", "adapt_ms", "predict_ms", "train_minutes", "seal")
     assert {k: v for k, v in before.items() if k not in times} == {k: v for k, v in after.items() if k not in times}
     assert (folder / "copy" / "attention.png").exists() and "cxda" in output
 
@@ -124,7 +125,8 @@ def test_a_mistake_costs_one_line_and_exit_code_2(tmp_path, arguments, message):
 def test_a_run_without_checkpoint(smoke, tmp_path):
     folder, _ = smoke
     (tmp_path / "run").mkdir()
-    shutil.copy(folder / "run" / "config.json", tmp_path / "run")
+    for name in ("config.json", "manifest.json"):
+        shutil.copy(folder / "run" / name, tmp_path / "run")
     error = run("launch.evaluate", f"--runs={tmp_path}/run", f"--data_dir={folder}/data", code=2)
     assert error.count("\n") == 1 and f"error: {tmp_path}/run: no checkpoint in best/; train it" in error
 
@@ -150,7 +152,7 @@ def files(folder):
     return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-TIMES = ("task_ms", "adapt_ms", "predict_ms")
+TIMES = ("task_ms", "adapt_ms", "predict_ms", "seal")
 
 
 def result(folder):
@@ -189,17 +191,6 @@ def test_changed_fields_are_tested_in_a_folder_of_their_own(erm_run):
     row, _ = result(erm_run / "bn,batch_norm.test_time_only=True")
     assert row["method"] == "bn" and row["weights_hash"] == before[0]["weights_hash"]
     assert result(erm_run)[0] == before[0]
-
-
-def test_fields_younger_than_a_run_have_their_defaults(erm_run, tmp_path):
-    stored = json.loads((erm_run / "config.json").read_text())
-    del stored["cotta"], stored["finetune"]["statistics"]
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    found = read_config(tmp_path)
-    assert found["cotta"]["copies"] == 32 and found["finetune"] == {
-        "statistics": "frozen", "steps": 2, "rate": 1.0, "trainable": "all"
-    }  # fmt: skip
-    assert found["net"]["width"] == 16 and found["data"] == stored["data"]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +237,7 @@ def test_help_teaches():
 
 def test_differences_name_dotted_fields():
     a, b = {"x": 1, "n": {"y": 2, "z": 3}}, {"x": 1, "n": {"y": 5, "w": 3}}
-    assert train.differences(a, b) == {"config.n.w": (None, 3), "config.n.y": (2, 5), "config.n.z": (3, None)}
+    assert identity.differences(a, b) == {"config.n.w": (None, 3), "config.n.y": (2, 5), "config.n.z": (3, None)}
 
 
 def test_table_shows_mean_and_standard_error_over_seeds():

@@ -11,6 +11,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from cxda_jax import backend
+from cxda_jax.data.store import open_store
 from cxda_jax.experiment import build_on, open_data
 from cxda_jax.types import UserError
 from launch import cli, evaluate, prepare, report, train
@@ -59,7 +60,7 @@ def test_config_files(tmp_path, monkeypatch, number):
 
 OVERRIDES = [
     ("cxda", "optimizer.learning_rat", "1", "--config.optimizer.learning_rat: config.optimizer has no field 'learning_rat'; did you mean 'learning_rate'?"),
-    ("cxda", "zzz", "1", "--config.zzz: config has no field 'zzz'; fields: attention, augment, batch_norm, benchmark, cml, cotta, data, episode, evaluation, finetune, method, net, optimizer, seed, sf_ocda, sla, strong, train"),
+    ("cxda", "zzz", "1", "--config.zzz: config has no field 'zzz'; fields: attention, augment, batch_norm, benchmark, cml, cotta, data, episode, evaluation, finetune, method, net, optimizer, seed, sf_ocda, sla, smoke, ..."),
     ("cxda", "seed.x", "1", "--config.seed.x: config.seed is a single value, it has no field 'x'"),
     ("cxda", "episode", "5", "--config.episode is a group; set one of its fields: num_domains, num_query, per_domain, replacement"),
     ("cxda", "train.steps", "ten", "--config.train.steps=ten: expected a int such as 0"),
@@ -157,7 +158,7 @@ COMMANDS = [
     ("train", TRAIN[:1], "flag --workdir=None: Flag --workdir must have a value other than None."),
     ("train", TRAIN[1:], "flag --config=None: Flag --config must have a value other than None."),
     ("train", (*TRAIN, "--config.seed"), "--config.seed has no value; write --config.seed=VALUE"),
-    ("train", (*TRAIN, "--config.=3"), "--config.: config has no field ''; fields: attention, augment, batch_norm, benchmark, cml, cotta, data, episode, evaluation, finetune, method, net, optimizer, seed, sf_ocda, sla, strong, train"),
+    ("train", (*TRAIN, "--config.=3"), "--config.: config has no field ''; fields: attention, augment, batch_norm, benchmark, cml, cotta, data, episode, evaluation, finetune, method, net, optimizer, seed, sf_ocda, sla, smoke, strong, train"),
     ("train", (*TRAIN, "--debug=maybe"), "flag --debug=maybe: ('Non-boolean argument to boolean flag', 'maybe')"),
     ("train", ("--config=configs/glyphs.py:erm", "--workdir={tmp}/w", "--config.net.widht=3"), "--config.net.widht: config.net has no field 'widht'; did you mean 'width'?"),
     ("train", ("--config=configs/glyphs.py:erm,smoke", "--config.data.writers=(5, 5, 5)", "--config.data.drawings=41",
@@ -206,9 +207,10 @@ def printed(monkeypatch, name, arguments) -> str:
 @parametrised([(f"{name} {' '.join(arguments)}",) for name, arguments, _ in COMMANDS])
 def test_command_lines(tmp_path, monkeypatch, data_dir, number):
     name, arguments, line = COMMANDS[number]
-    write_run(tmp_path / "run")
+    write_run(tmp_path / "run", open_store(next(data_dir.glob("glyphs*"))).sha256)
     (tmp_path / "bare").mkdir()
-    shutil.copy(tmp_path / "run" / "config.json", tmp_path / "bare")
+    for file in ("config.json", "manifest.json"):
+        shutil.copy(tmp_path / "run" / file, tmp_path / "bare")
     arguments = [a.replace("{tmp}", str(tmp_path)) for a in arguments]
     error = printed(monkeypatch, name, (f"--data_dir={data_dir}", *arguments))
     assert error.startswith("error: ") and error.count("\n") == 1

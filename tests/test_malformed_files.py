@@ -11,12 +11,13 @@ import jax
 import numpy as np
 import pytest
 
+from cxda_jax import manifest
 from cxda_jax.analysis.results import read_results
 from cxda_jax.data.store import Domain, open_store, write_store
 from cxda_jax.experiment import build_on, open_data, start_from_weights
 from cxda_jax.nets.pretrained import read_weights
 from cxda_jax.types import UserError
-from launch import runs
+from launch import identity, runs
 from tests.conftest import INFO, make_domains
 from tests.lines import (
     HTML,
@@ -260,6 +261,9 @@ CONFIGS = [
     ("stages of fractions", config_json(set_to("net", "stages", to=[1.5, 2])), "{tmp}/run/config.json: config.net.stages=[1.5, 2]: expected (3, 4, 6, 3) or the like; restore it or train again"),
     ("negative width", config_json(set_to("net", "width", to=-16)), "net.width=-16 must be at least 1"),
     ("unknown field", config_json(set_to("attention", "headz", to=3)), "{tmp}/run/config.json: config.attention.headz: this version has no such field; restore it or train again"),
+    ("missing field", config_json(lambda c: without("momentum")(c["optimizer"])), "{tmp}/run/config.json: config.optimizer.momentum: missing, though this version has that field; restore it or train again"),
+    ("missing group", config_json(without("batch_norm")), "{tmp}/run/config.json: config.batch_norm: missing, though this version has that field; restore it or train again"),
+    ("unknown group", config_json(set_to("batch_norn", to={})), "{tmp}/run/config.json: config.batch_norn: this version has no such field; restore it or train again"),
     ("writers is a number", config_json(set_to("data", "writers", to=3)), "data.writers=3: expected (240, 40, 60) or the like"),
     ("unknown data field", config_json(set_to("data", "colour", to=True)), "data.colour: glyphs has no such field; fields: seed, writers, drawings"),
     ("data without writers", config_json(set_to("data", "writers", to=[1, "2", 3])), "data.writers=[1, '2', 3]: expected (240, 40, 60) or the like"),
@@ -273,8 +277,11 @@ def test_configs_of_runs(tmp_path, data_dir, number):
     _, spoil, line = CONFIGS[number]
     write_run(tmp_path / "run")
     spoil(tmp_path / "run")
+    if (tmp_path / "run" / "config.json").is_file():  # as if it had been trained so
+        about = manifest.read_about(tmp_path / "run")
+        manifest.write(tmp_path / "run", ["config.json"], about=about)
     with pytest.raises(UserError) as error:
-        config = runs.read_config(tmp_path / "run")
+        config = identity.read_config(tmp_path / "run")
         build_on(config, open_data(config, data_dir), splits=("test",))
     assert is_as(one_line(error.value, tmp_path), line)
 

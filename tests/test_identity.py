@@ -1,0 +1,190 @@
+"""What happens between two commands: another config, other data, another machine, links; and runs that are not finished."""
+
+import fcntl
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from cxda_jax import backend, files, manifest
+from cxda_jax.data.store import Domain, open_store, write_store
+from cxda_jax.types import UserError
+from launch import cli, identity
+from tests.conftest import INFO, make_domains
+from tests.lines import at_the_root, one_line, write_run  # noqa: F401
+from tests.test_launch import run, smoke  # noqa: F401
+
+
+@pytest.fixture
+def config():
+    return cli.resolve(cli.load_config("configs/glyphs.py:cxda,smoke"))
+
+
+def other_store(path, **changes):
+    """A store of other images, and its twin of the same."""
+    domains = make_domains(seed=1)
+    write_store(path, INFO._replace(**changes), domains)
+    return open_store(path)
+
+
+def test_a_flipped_bit_of_config_or_manifest_is_noticed(tmp_path):
+    write_run(tmp_path / "run")
+    whole, record = identity.read_config(tmp_path / "run"), identity.read_record(tmp_path / "run")
+    rng = random.Random(0)
+    for name in ("config.json", "manifest.json"):
+        data = (tmp_path / "run" / name).read_bytes()
+        for bit in rng.sample(range(8 * len(data)), 400):
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            (tmp_path / "run" / name).write_bytes(flipped)
+            try:
+                assert identity.read_config(tmp_path / "run") == whole, f"bit {bit} of {name}"
+                assert identity.read_record(tmp_path / "run") == record, f"bit {bit} of {name}"
+            except UserError as e:
+                assert "run" in one_line(e, tmp_path)
+        (tmp_path / "run" / name).write_bytes(data)
+
+
+def test_a_run_goes_on_with_its_own_data_alone(tmp_path, store, config):
+    other, said = other_store(tmp_path / "other"), []
+    assert identity.claim(tmp_path, config, store).data_hash == store.sha256
+    assert identity.claim(tmp_path, config, store, log=said.append).marks == () and not said
+    with pytest.raises(UserError) as error:
+        identity.claim(tmp_path, config, other)
+    assert store.sha256[:12] in str(error.value) and other.sha256[:12] in str(error.value)
+    assert "--other_data" in one_line(error.value, tmp_path)
+    assert identity.claim(tmp_path, config, other, other_data=True).marks == ("trained on other data before step 0",)
+    again = identity.read_record(tmp_path)
+    assert again.data_hash == other.sha256 and again.marks == ("trained on other data before step 0",)
+
+
+def test_data_are_the_same_by_what_a_result_follows_from(tmp_path, store):
+    """Not by name and origin; but by splits, classes and normalisation, though all images are the same."""
+    same = make_domains()
+    moved = [Domain(d.name, "val" if d.name == "d2" else d.split, d.images, d.labels) for d in same]
+    for name, info, domains in [
+        ("renamed", INFO._replace(name="mine", provenance="elsewhere"), same),
+        ("moved", INFO, moved),
+        ("classes", INFO._replace(class_names=tuple("abce")), same),
+        ("std", INFO._replace(std=(0.25,)), same),
+    ]:
+        write_store(tmp_path / name, info, domains)
+        assert (open_store(tmp_path / name).sha256 == store.sha256) is (name == "renamed"), name
+
+
+def test_another_number_of_threads_is_told_of(tmp_path, store, config, monkeypatch):
+    said = []
+    identity.claim(tmp_path, config, store)
+    assert identity.read_record(tmp_path).threads == backend.threads() > 0
+    assert identity.read_record(tmp_path).machine == backend.machine() != ""
+    monkeypatch.setattr(backend, "threads", lambda: 77)
+    identity.claim(tmp_path, config, store, log=said.append)
+    assert len(said) == 1 and "threads" in said[0] and "77" in said[0]
+    monkeypatch.setattr(backend, "machine", lambda: "abacus")
+    identity.claim(tmp_path, config, store, log=said.append)
+    assert len(said) == 3 and "abacus" in said[2]
+
+
+def test_the_lock_is_never_a_link(tmp_path):
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match="a link"), files.locked(tmp_path / "run"):
+        pass
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_a_file_is_not_written_through_a_link(tmp_path, monkeypatch):
+    (tmp_path / "precious").write_text("kept")
+    monkeypatch.setattr("os.getpid", lambda: 7)
+    for name in (".7.a.json", "a.json"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    files.write_text(tmp_path / "a.json", "new")
+    assert (tmp_path / "precious").read_text() == "kept" and (tmp_path / "a.json").read_text() == "new"
+    assert not (tmp_path / "a.json").is_symlink()
+
+
+@pytest.fixture
+def copied(smoke, tmp_path):  # noqa: F811
+    """A finished run and its data, to be spoiled."""
+    folder, _ = smoke
+    shutil.copytree(folder / "run", tmp_path / "run")
+    shutil.copytree(folder / "data", tmp_path / "data")
+    return tmp_path
+
+
+def prepare_anew(data_dir):
+    """Other images under the same name."""
+    (path,) = [p for p in data_dir.iterdir() if (p / "store.json").exists()]
+    store = open_store(path)
+    domains = [
+        Domain(name, split, 255 - np.array(store.images[a:b]), store.labels[a:b])
+        for name, split, a, b in zip(store.domain_names, store.split, store.offsets, store.offsets[1:], strict=False)
+    ]
+    info = store.info
+    shutil.rmtree(path)
+    write_store(path, info, domains)
+    return store.sha256, open_store(path).sha256
+
+
+def test_other_data_are_refused_by_training_and_by_tests(copied):
+    old, new = prepare_anew(copied / "data")
+    data, before = f"--data_dir={copied}/data", json.loads((copied / "run" / "result.json").read_text())
+    train = ("launch.train", "--config=configs/glyphs.py:cxda,smoke", f"--workdir={copied}/run", data)
+    for command in (train, (*train, "--replay_step=1"), ("launch.evaluate", f"--runs={copied}/run", data)):
+        error = run(*command, code=2)
+        assert error.count("\n") == 1 and old[:12] in error and new[:12] in error and "--other_data" in error
+    assert json.loads((copied / "run" / "result.json").read_text()) == before
+    run("launch.evaluate", f"--runs={copied}/run", data, "--other_data")
+    row = json.loads((copied / "run" / "result.json").read_text())
+    assert (row["trained_on"], row["data_hash"]) == (old, new) and row["data_marks"] == [identity.MARK]
+    # The model's plain files know their data too.
+    error = run("launch.evaluate", f"--runs={copied}/run/model", data, code=2)
+    assert old[:12] in error and "--other_data" in error
+
+
+def test_an_unfinished_run_is_called_so(copied, config):
+    config["train"]["steps"] = 40
+    store = open_store(next(p for p in (copied / "data").iterdir() if (p / "store.json").exists()))
+    for name in ("config.json", "manifest.json"):
+        (copied / "run" / name).unlink()
+    shutil.rmtree(copied / "run" / "model")
+    identity.claim(copied / "run", config, store)
+    output = run("launch.evaluate", f"--runs={copied}/run", f"--data_dir={copied}/data")
+    row = json.loads((copied / "run" / "result.json").read_text())
+    assert (row["reached_step"], row["steps"]) == (20, 40) and row["best_step"] <= 20
+    assert "step 20 of 40" in output
+
+
+def test_what_cannot_be_tested_is_named_and_the_rest_goes_on(copied):
+    foreign, linked, held, sent = (copied / name for name in ("foreign", "linked", "held", "sent"))
+    foreign.mkdir()
+    (foreign / "config.json").write_text('{"compilerOptions": {}}')
+    for folder in (linked, held, sent):
+        shutil.copytree(copied / "run", folder)
+    (linked / "lock").unlink()
+    (linked / "lock").symlink_to(copied / "precious")
+    (sent / "last").rename(copied / "elsewhere")
+    (sent / "last").symlink_to(copied / "elsewhere")
+    (copied / "run" / "result.json").unlink()
+    with open(held / "lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        error = run(
+            "launch.evaluate", *[f"--runs={copied}/foreign,{copied}/linked,{copied}/held,{copied}/sent,{copied}/run"],
+            f"--data_dir={copied}/data", code=2,
+        )  # fmt: skip
+    assert (
+        error.count("\n") == 1 and "4 of 5 evaluations failed" in error and "foreign/config.json: no 'method'" in error
+    )
+    assert json.loads((copied / "run" / "result.json").read_text())["method"] == "cxda"
+    assert not (copied / "precious").exists()
+
+
+def test_results_are_sealed(smoke):  # noqa: F811
+    folder, _ = smoke
+    row = json.loads((folder / "run" / "result.json").read_text())
+    assert files.SEAL in row and not files.is_falsified(row)
+    assert files.is_falsified({**row, "adapt_ms": row["adapt_ms"] + 1})
+    assert manifest.find_fault(folder / "run", ["config.json"]) == ""
