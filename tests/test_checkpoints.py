@@ -324,3 +324,14 @@ def test_stopping_saves_where_it_stands_and_ends_as_the_whole_run(store, tmp_pat
         assert_equal_trees(whole[0], resumed[0])
         assert_equal_trees(whole[1], resumed[1])
         assert [line["step"] for line in lines(tmp_path / f"stopped{at}") if "val_score" in line] == [3, 6, 9, 12]
+
+
+def test_what_killed_writers_left_stops_no_later_save(tmp_path):
+    save(tmp_path / "last", 2)
+    for name in ("4.orbax-checkpoint-tmp", "4.orbax-checkpoint-tmp-17", "4.orbax-checkpoint-tmp-1700000000000000"):
+        (tmp_path / "last" / name / "tree").mkdir(parents=True)
+        (tmp_path / "last" / name / "tree" / checkpoints.ARRAYS).write_bytes(b"half")
+    save(tmp_path / "last", 4)
+    assert sorted(p.name for p in (tmp_path / "last").iterdir()) == ["2", "4"]
+    assert checkpoints.find_fault(tmp_path / "last" / "4") == ""
+    assert_equal_trees(checkpoints.restore(tmp_path / "last", TREE)[0], jax.tree.map(lambda x: x + 4, TREE))
