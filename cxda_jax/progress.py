@@ -2,27 +2,33 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from cxda_jax import files
+from cxda_jax.reading import read_lines
 from cxda_jax.types import UserError
 
 
 class MetricsFile:
-    """Appends one JSON object a line. A resumed run first drops the lines past the step it resumes from.
+    """Appends one JSON object a line. A resumed run first drops the lines of the steps that it repeats.
 
-    With `tensorboard`, the same numbers also go to event files beside it.
+    Damaged lines are dropped then too, with a warning. With `tensorboard`, the same numbers also go to event files.
     """
 
-    def __init__(self, path: Path, start: int, tensorboard: bool = False):
-        kept = []
-        if path.exists():
-            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-            kept = [line for line in lines if json.loads(line)["step"] <= start]
-        path.write_text("".join(line + "\n" for line in kept))
+    def __init__(self, path: Path, start: int, tensorboard: bool = False, log: Callable[[str], None] = print):
+        def warn(numbers: list[int]) -> None:
+            some, more = ", ".join(map(str, numbers[:3])), f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
+            what = f"line {some} is" if len(numbers) == 1 else f"lines {some}{more} are"
+            log(f"warning: {path}: {what} damaged and left out")
+
+        lines = read_lines(path, warn) if path.exists() else []
+        kept = [line for line in lines if line["step"] <= start]
+        files.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("a")
         self._events = _event_writer(path.parent) if tensorboard else None
 

@@ -168,7 +168,7 @@ def train(
     waiting = validating_s = saving = starting = 0.0
     started: set[int] = set()
     with (
-        MetricsFile(workdir / "metrics.jsonl", start, schedule.tensorboard) as metrics_file,
+        MetricsFile(workdir / "metrics.jsonl", start, schedule.tensorboard, log) as metrics_file,
         checkpoints.Folder(workdir / "last") as last_folder,
         checkpoints.Folder(workdir / "best") as best_folder,
     ):

@@ -142,18 +142,6 @@ def test_log_lines_tell_the_time_left_and_the_wait(store, tmp_path):
     assert all(np.isfinite(v) for v in record.values())
 
 
-def test_metrics_file_drops_what_a_resumed_run_repeats(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
-    with MetricsFile(path, 2) as file:
-        file.write({"step": 3, "again": True})
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
-        {"step": 1},
-        {"step": 2},
-        {"step": 3, "again": True},
-    ]
-
-
 def test_tensorboard_is_a_second_sink(tmp_path):
     tf = pytest.importorskip("tensorflow")
     with MetricsFile(tmp_path / "metrics.jsonl", 0, tensorboard=True) as file:
