@@ -1,7 +1,7 @@
 """Checkpoints that prove themselves: orbax behind Folder and restore(), with a SHA-256 of every file.
 
-A run keeps two folders: last/ holds the whole training state, best/ the variables of the best validation score. Each
-holds the newest two checkpoints, so that one which rots or is cut off leaves another. The manifest is written in the
+A run keeps two folders: last/ holds the whole training state, best/ the variables of the best validation score. They
+hold the newest two and three checkpoints, so that one which rots or is cut off leaves another. The manifest is written in the
 background, into the temporary folder that orbax then renames: a checkpoint under its final name has all its files.
 """
 

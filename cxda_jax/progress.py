@@ -1,8 +1,9 @@
 """What a user watches while a run goes on: a line with the time left, and a file of metrics."""
 
+import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from cxda_jax.types import UserError
 
 
 class MetricsFile:
-    """Appends one JSON object a line. A resumed run first drops the lines of the steps that it repeats.
+    """Appends one JSON object a line. A resumed run first drops the lines of the steps, and the score, that it repeats.
 
     Damaged lines are dropped then too, with a warning. With `tensorboard`, the same numbers also go to event files.
     """
@@ -27,7 +28,7 @@ class MetricsFile:
             log(f"warning: {path}: {what} damaged and left out")
 
         lines = read_lines(path, warn) if path.exists() else []
-        kept = [line for line in lines if line["step"] <= start]
+        kept = [line for line in lines if line["step"] < start or line["step"] == start and "val_score" not in line]
         files.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("a")
         self._events = _event_writer(path.parent) if tensorboard else None
@@ -66,12 +67,13 @@ def _event_writer(folder: Path) -> Any:
 
 
 class Meter:
-    """Means over the steps since the last reading, speed and time left."""
+    """Means and speed of the steps since the last reading, and the time left at the speed of all steps so far."""
 
     def __init__(self, start: int, total: int):
         self.step, self.total = start, total
         self._read_at = time.perf_counter()
         self._excluded_s, self._excluded_steps = 0.0, 0
+        self._seconds, self._steps = 0.0, 0  # of all readings
         self._measured: list[dict[str, jax.Array]] = []
         self.waited = 0.0
         self._last: dict[str, float] = {}
@@ -89,13 +91,14 @@ class Meter:
         """Means since the last reading; waits for the device. No speed where all that was done since then is left out."""
         measured = jax.device_get(self._measured)
         now, steps = time.perf_counter(), step - self.step - self._excluded_steps
-        seconds = max(1e-9, now - self._read_at - self._excluded_s)
         self._last = {name: float(np.mean(np.hstack([m[name] for m in measured]))) for name in measured[0]}
         if steps > 0:
+            seconds = max(1e-9, now - self._read_at - self._excluded_s)
+            self._seconds, self._steps = self._seconds + seconds, self._steps + steps
             self._last |= {
                 "episodes_per_s": steps * tasks_per_step / seconds,
                 "data_wait_ms": 1e3 * self.waited / steps,
-                "eta_s": seconds / steps * (self.total - step),
+                "eta_s": self._seconds / self._steps * (self.total - step),
             }
         self.step, self._read_at, self.waited, self._measured = step, now, 0.0, []
         self._excluded_s, self._excluded_steps = 0.0, 0
@@ -107,6 +110,15 @@ class Meter:
             f"eta {duration(m['eta_s'])}  {m['episodes_per_s']:.1f} episodes/s  data_wait {m['data_wait_ms']:.2f} ms"
         )  # fmt: skip
         return f"step {self.step}/{self.total}  {speed}  loss {m['loss']:.3f}  accuracy {m['accuracy']:.3f}"
+
+
+@contextlib.contextmanager
+def compiling(what: str, log: Callable[[str], None]) -> Iterator[None]:
+    """Around the first call of a program: says that it is compiled, which may take long, and then how long it took."""
+    began = time.perf_counter()
+    log(f"compiling {what} (first time only) ...")
+    yield
+    log(f"compiled in {duration(time.perf_counter() - began)}")
 
 
 def duration(seconds: float) -> str:
