@@ -1,7 +1,10 @@
 """What a user watches while a run goes on: a line with the time left, and a file of metrics."""
 
 import contextlib
+import errno
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,6 +124,31 @@ def compiling(what: str, log: Callable[[str], None]) -> Iterator[None]:
     log(f"compiled in {duration(time.perf_counter() - began)}")
 
 
+def announced(work: Callable[..., Any], what: str, log: Callable[[str], None]) -> Callable[..., Any]:
+    """The same function; its first call, in which it is compiled, says so."""
+    called = False
+
+    def call(*arguments: Any) -> Any:
+        nonlocal called
+        if called:
+            return work(*arguments)
+        called = True
+        with compiling(what, log):
+            return jax.block_until_ready(work(*arguments))
+
+    return call
+
+
+def say(line: str) -> None:
+    """Prints a line at once. Once nobody reads (`| head -1`, a terminal that is gone), work goes on and its lines are lost."""
+    try:
+        print(line, flush=True)
+    except OSError as e:
+        if e.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would fail again when it ends
+
+
 def duration(seconds: float) -> str:
     """1h02m, 3m05s or 12s."""
     minutes, rest = divmod(round(seconds), 60)
@@ -147,4 +175,4 @@ class Counter:
         elif now - self._said >= self.every and done < self.total:
             self._said = now
             left = (now - self._first[1]) / (done - self._first[0]) * (self.total - done)
-            print(f"{self.what} {done}/{self.total}  eta {duration(left)}", flush=True)
+            say(f"{self.what} {done}/{self.total}  eta {duration(left)}")

@@ -34,7 +34,7 @@ from cxda_jax.analysis.attention import draw_attention
 from cxda_jax.data.episodes import Plan
 from cxda_jax.evaluate import Evaluator, TaskTable, compile_task, evaluate, time_task
 from cxda_jax.experiment import Experiment, build, config_hash
-from cxda_jax.progress import Counter
+from cxda_jax.progress import Counter, announced, say
 from cxda_jax.types import Images, UserError, Variables, brief
 from launch import cli
 from launch.runs import OWN, Job, Setting, find_jobs, find_runs, restore_best, setting, stored_scores, training_minutes
@@ -104,7 +104,8 @@ def asked_settings() -> list[Setting]:
 
 
 def compiled(experiment: Experiment) -> Evaluator:
-    return compile_task(experiment.method, experiment.source)
+    evaluator = compile_task(experiment.method, experiment.source)
+    return evaluator._replace(answer=announced(evaluator.answer, "the test of a task", say))
 
 
 def score(experiment: Experiment, evaluator: Evaluator, variables: Variables, split: str, num_tasks: int) -> TaskTable:
