@@ -1,7 +1,7 @@
 """Checkpoints that prove themselves: orbax behind Folder and restore(), with a SHA-256 of every file.
 
-A run keeps two folders: last/ holds the whole training state, best/ the variables of the best validation score. Each
-holds the newest two checkpoints, so that one which rots or is cut off leaves another. The manifest is written in the
+A run keeps two folders: last/ holds the whole training state, best/ the variables of the best validation score. They
+hold the newest two and three checkpoints, so that one which rots or is cut off leaves another. The manifest is written in the
 background, into the temporary folder that orbax then renames: a checkpoint under its final name has all its files.
 """
 
@@ -34,6 +34,7 @@ class _Arrays(ocp.AsyncCheckpointHandler):
 
     async def async_save(self, directory: Any, args: "_SaveArrays") -> list[Any]:
         async def write() -> None:
+            args.unsealed.append(Path(directory).parent)
             if jax.process_index() == 0:
                 written = files.write_hashed(Path(directory) / ARRAYS, safetensors.pieces(args.arrays))
                 args.hashes[f"{TREE}/{ARRAYS}"] = written
@@ -52,6 +53,7 @@ class _Arrays(ocp.AsyncCheckpointHandler):
 class _SaveArrays(ocp.args.CheckpointArgs):
     arrays: dict[str, np.ndarray]
     hashes: dict[str, str]  # takes the SHA-256 of what is written, by its name in the checkpoint
+    unsealed: list[Path]  # takes the temporary folder that it is written into
 
 
 class Folder:
@@ -59,10 +61,12 @@ class Folder:
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         self.path = path.absolute()
-        self._step, self._hashes = 0, {}
+        self._hashes: dict[str, str] = {}
+        self._unsealed: list[Path] = []
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
             create=True,
+            cleanup_tmp_directories=True,  # which killed writers left
             enable_async_checkpointing=True,
             async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal),
         )
@@ -82,8 +86,8 @@ class Folder:
                 f"{self.path}: a checkpoint takes {needed / 1e6:.0f} MB and the disk has {free / 1e6:.0f} MB left; free some "
                 "space and run the same command again"
             )
-        self._step, self._hashes = step, {}
-        arrays = _SaveArrays(jax.device_get(leaves), self._hashes)
+        self._hashes, self._unsealed = {}, []
+        arrays = _SaveArrays(jax.device_get(leaves), self._hashes, self._unsealed)
         items = ocp.args.Composite(**{TREE: arrays, "notes": ocp.args.JsonSave(notes)})
         _one_line(self.path, lambda: self._manager.save(step, args=items))
 
@@ -93,8 +97,7 @@ class Folder:
 
     def _seal(self) -> None:
         """Called by orbax when all files are written and before they get their final name."""
-        (partial,) = self.path.glob(f"{self._step}.*tmp*")
-        manifest.write(partial, known=self._hashes, unread=UNREAD)
+        manifest.write(self._unsealed[0], known=self._hashes, unread=UNREAD)
 
     def __enter__(self) -> "Folder":
         return self

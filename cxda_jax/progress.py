@@ -1,33 +1,42 @@
 """What a user watches while a run goes on: a line with the time left, and a file of metrics."""
 
-import json
+import contextlib
+import errno
+import os
+import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from cxda_jax import files
+from cxda_jax.reading import metrics_line, read_lines
 from cxda_jax.types import UserError
 
 
 class MetricsFile:
-    """Appends one JSON object a line. A resumed run first drops the lines past the step it resumes from.
+    """Appends one JSON object a line. A resumed run first drops the lines of the steps, and the score, that it repeats.
 
-    With `tensorboard`, the same numbers also go to event files beside it.
+    Damaged lines are dropped then too, with a warning. With `tensorboard`, the same numbers also go to event files.
     """
 
-    def __init__(self, path: Path, start: int, tensorboard: bool = False):
-        kept = []
-        if path.exists():
-            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-            kept = [line for line in lines if json.loads(line)["step"] <= start]
-        path.write_text("".join(line + "\n" for line in kept))
+    def __init__(self, path: Path, start: int, tensorboard: bool = False, log: Callable[[str], None] = print):
+        def warn(numbers: list[int]) -> None:
+            some, more = ", ".join(map(str, numbers[:3])), f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
+            what = f"line {some} is" if len(numbers) == 1 else f"lines {some}{more} are"
+            log(f"warning: {path}: {what} damaged and left out")
+
+        lines = read_lines(path, warn) if path.exists() else []
+        kept = [line for line in lines if line["step"] < start or line["step"] == start and "val_score" not in line]
+        files.write_text(path, "".join(map(metrics_line, kept)))
         self._file = path.open("a")
         self._events = _event_writer(path.parent) if tensorboard else None
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
+        self._file.write(metrics_line(record))
         self._file.flush()
         if self._events:
             self._events(record)
@@ -60,12 +69,13 @@ def _event_writer(folder: Path) -> Any:
 
 
 class Meter:
-    """Means over the steps since the last reading, speed and time left."""
+    """Means and speed of the steps since the last reading, and the time left at the speed of all steps so far."""
 
     def __init__(self, start: int, total: int):
         self.step, self.total = start, total
         self._read_at = time.perf_counter()
         self._excluded_s, self._excluded_steps = 0.0, 0
+        self._seconds, self._steps = 0.0, 0  # of all readings
         self._measured: list[dict[str, jax.Array]] = []
         self.waited = 0.0
         self._last: dict[str, float] = {}
@@ -83,13 +93,14 @@ class Meter:
         """Means since the last reading; waits for the device. No speed where all that was done since then is left out."""
         measured = jax.device_get(self._measured)
         now, steps = time.perf_counter(), step - self.step - self._excluded_steps
-        seconds = max(1e-9, now - self._read_at - self._excluded_s)
         self._last = {name: float(np.mean(np.hstack([m[name] for m in measured]))) for name in measured[0]}
         if steps > 0:
+            seconds = max(1e-9, now - self._read_at - self._excluded_s)
+            self._seconds, self._steps = self._seconds + seconds, self._steps + steps
             self._last |= {
                 "episodes_per_s": steps * tasks_per_step / seconds,
                 "data_wait_ms": 1e3 * self.waited / steps,
-                "eta_s": seconds / steps * (self.total - step),
+                "eta_s": self._seconds / self._steps * (self.total - step),
             }
         self.step, self._read_at, self.waited, self._measured = step, now, 0.0, []
         self._excluded_s, self._excluded_steps = 0.0, 0
@@ -101,6 +112,40 @@ class Meter:
             f"eta {duration(m['eta_s'])}  {m['episodes_per_s']:.1f} episodes/s  data_wait {m['data_wait_ms']:.2f} ms"
         )  # fmt: skip
         return f"step {self.step}/{self.total}  {speed}  loss {m['loss']:.3f}  accuracy {m['accuracy']:.3f}"
+
+
+@contextlib.contextmanager
+def compiling(what: str, log: Callable[[str], None]) -> Iterator[None]:
+    """Around the first call of a program: says that it is compiled, which may take long, and then how long it took."""
+    began = time.perf_counter()
+    log(f"compiling {what} (first time only) ...")
+    yield
+    log(f"compiled in {duration(time.perf_counter() - began)}")
+
+
+def announced(work: Callable[..., Any], what: str, log: Callable[[str], None]) -> Callable[..., Any]:
+    """The same function; its first call, in which it is compiled, says so."""
+    called = False
+
+    def call(*arguments: Any) -> Any:
+        nonlocal called
+        if called:
+            return work(*arguments)
+        called = True
+        with compiling(what, log):
+            return jax.block_until_ready(work(*arguments))
+
+    return call
+
+
+def say(line: str) -> None:
+    """Prints a line at once. Once nobody reads (`| head -1`, a terminal that is gone), work goes on and its lines are lost."""
+    try:
+        print(line, flush=True)
+    except OSError as e:
+        if e.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would fail again when it ends
 
 
 def duration(seconds: float) -> str:
@@ -129,4 +174,4 @@ class Counter:
         elif now - self._said >= self.every and done < self.total:
             self._said = now
             left = (now - self._first[1]) / (done - self._first[0]) * (self.total - done)
-            print(f"{self.what} {done}/{self.total}  eta {duration(left)}", flush=True)
+            say(f"{self.what} {done}/{self.total}  eta {duration(left)}")

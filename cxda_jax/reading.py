@@ -3,12 +3,16 @@
 import csv
 import errno
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cxda_jax.types import UserError, brief
 
+CHECK = "crc32"
+LARGEST = sys.float_info.max
 NUMBER = (int, float)
 MAYBE = (int, float, type(None))
 _KINDS = {str: "a text", int: "a whole number", list: "a list", dict: "an object", NUMBER: "a number",
@@ -73,16 +77,42 @@ def require(found: Any, fields: Mapping[str, Any], where: str, fix: str) -> None
             raise UserError(f"{where}: {name}={brief(repr(value), 40)}, expected {_KINDS[kind]}; {fix}")
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a .jsonl file, one a line; a line that a killed writer left half is skipped."""
-    found = []
-    for line in path.read_text(errors="replace").splitlines():
+def read_lines(path: Path, damaged: Callable[[list[int]], None] = lambda numbers: None) -> list[dict[str, float]]:
+    """The lines of a metrics.jsonl: objects of finite numbers, of which "step" is a whole one.
+
+    Lines that are not as metrics_line() made them are left out, and `damaged` is told their numbers; not of what a killed
+    writer left half at the end. Older versions wrote no checksums: in a file without any, none is asked for.
+    """
+    found, bad = [], []
+    lines = path.read_bytes().split(b"\n")
+    checked = any(CHECK.encode() in line for line in lines)
+    for number, line in enumerate(lines, 1):
         try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        found += [value] if isinstance(value, dict) else []
+            value = json.loads(line.decode())
+        except (ValueError, RecursionError):
+            value = None
+        if _is_metrics(value) and value.pop(CHECK, None) == (_checksum(value) if checked else None):
+            found.append(value)
+        elif line and (number < len(lines) or b"}" in line):
+            bad.append(number)
+    if bad:
+        damaged(bad)
     return found
+
+
+def metrics_line(record: Mapping[str, float]) -> str:
+    """The line of a metrics.jsonl that holds these numbers, and their checksum."""
+    return json.dumps({**record, CHECK: _checksum(record)}) + "\n"
+
+
+def _checksum(record: Mapping[str, float]) -> int:
+    return zlib.crc32(json.dumps(record).encode())
+
+
+def _is_metrics(value: Any) -> bool:
+    if not isinstance(value, dict) or type(value.get("step")) is not int or value["step"] < 0:
+        return False
+    return all(type(v) in (int, float) and -LARGEST <= v <= LARGEST for v in value.values())
 
 
 def read_table(path: Path, columns: Sequence[str], fix: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -21,7 +21,7 @@ from flax import struct
 from cxda_jax import augment, backend, checkpoints, cost, files, manifest
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.sources import Source, stack
-from cxda_jax.progress import Meter, MetricsFile
+from cxda_jax.progress import Meter, MetricsFile, compiling
 from cxda_jax.types import Array, Episode, Images, Method, UserError, Variables
 
 NOT_FINITE = "nonfinite.json"
@@ -149,6 +149,7 @@ def train(
 
     plan_of(step) gives the plans of a step's episodes; validate(variables) a score, larger is better, of which
     ties keep the earlier. Progress goes to workdir/metrics.jsonl. Once stopping() is true, it saves and returns.
+    A state in last/ is from before the validation that is due at its step: whoever goes on from it begins with that.
     """
     entered = time.perf_counter()
     state, best, seconds = resume(workdir, state, log)
@@ -165,52 +166,27 @@ def train(
     }
     key = jax.random.key(seed)
     batches = source.batches(plan_of, start, schedule.steps)
-    waiting = validating_s = saving = starting = 0.0
+    waiting = validating = saving = starting = 0.0
     started: set[int] = set()
     with (
-        MetricsFile(workdir / "metrics.jsonl", start, schedule.tensorboard) as metrics_file,
+        MetricsFile(workdir / "metrics.jsonl", start, schedule.tensorboard, log) as metrics_file,
         checkpoints.Folder(workdir / "last") as last_folder,
-        checkpoints.Folder(workdir / "best") as best_folder,
+        checkpoints.Folder(workdir / "best", keep=3) as best_folder,  # an older state in last/ names an older best
     ):
         meter, looping = Meter(start, schedule.steps), time.perf_counter()
         opened = looping - seconds
-        while step < schedule.steps:
-            began, count, first = time.perf_counter(), next_call(step, schedule), step == start
-            batch = stack([next(batches) for _ in range(count)])
-            waited = time.perf_counter() - began
-            waiting += waited
-            state, measured = programs[count](state, source.resident, batch, key)
-            if count not in started:  # compiled just now
-                jax.block_until_ready(measured)
-                started.add(count)
-                starting += time.perf_counter() - began
-                meter.exclude(time.perf_counter() - began, count)
-            else:
-                meter.waited += waited
-            step += count
-            meter.add(measured)
-            last = step == schedule.steps
-            validating = step % schedule.validate_every == 0 or last
-            saving_now = validating or step % schedule.save_every == 0
-            logging = step % schedule.log_every == 0 or first or last
-            stop = stopping()
-            if (saving_now or logging or stop) and not bool(state.finite):
-                last_folder.save(
-                    int(state.step), state.replace(finite=jnp.array(True)), {"best": best, "seconds": seconds}
-                )
-                raise _not_finite(int(state.step), plan_of, seed, workdir)
-            if logging:
-                metrics_file.write({"step": step} | meter.read(step, schedule.tasks_per_step))
-                log(meter.line())
-            if stop:
-                # Without the validation that is due here, resuming from here would not end as the whole run does.
-                if not validating:
-                    last_folder.save(step, state, {"best": best, "seconds": time.perf_counter() - opened})
-                break
-            if validating:
+
+        def save(state: TrainState) -> float:
+            began = time.perf_counter()
+            best_folder.wait()  # a state in last/ must never name a best that is not on disk
+            last_folder.save(int(state.step), state, {"best": best, "seconds": began - opened})
+            return time.perf_counter() - began
+
+        while True:
+            if _due(step, schedule):
                 began = time.perf_counter()
                 score = validate(state.variables)
-                validating_s += time.perf_counter() - began
+                validating += time.perf_counter() - began
                 if score > best["score"]:
                     best = {"score": score, "step": step}
                     saving += _timed(best_folder.save, step, state.variables, best)
@@ -222,17 +198,46 @@ def train(
                 log(
                     f"step {step}  validation {score:.4f}  best {best['score']:.4f} at step {best['step']}  weights {weights}"
                 )
-                saving += _timed(best_folder.wait)  # a state in last/ must never name a best that is not on disk
                 meter.exclude(time.perf_counter() - began)
-            if saving_now:
-                seconds = time.perf_counter() - opened
-                saving += _timed(last_folder.save, step, state, {"best": best, "seconds": seconds})
+            if step >= schedule.steps:
+                break
+            began, count, first = time.perf_counter(), next_call(step, schedule), step == start
+            batch = stack([next(batches) for _ in range(count)])
+            waited = time.perf_counter() - began
+            waiting += waited
+            if count in started:
+                state, measured = programs[count](state, source.resident, batch, key)
+                meter.waited += waited
+            else:
+                with compiling("the training step", log):
+                    state, measured = programs[count](state, source.resident, batch, key)
+                    jax.block_until_ready(measured)
+                started.add(count)
+                starting += time.perf_counter() - began
+                meter.exclude(time.perf_counter() - began, count)
+            step += count
+            meter.add(measured)
+            saving_now = step % schedule.save_every == 0 or _due(step, schedule)
+            logging = step % schedule.log_every == 0 or first or step == schedule.steps
+            stop = stopping()
+            if (saving_now or logging or stop) and not bool(state.finite):
+                save(state.replace(finite=jnp.array(True)))
+                raise _not_finite(int(state.step), plan_of, seed, workdir)
+            if logging:
+                metrics_file.write({"step": step} | meter.read(step, schedule.tasks_per_step))
+                log(meter.line())
+            if saving_now or stop:
+                spent_saving = save(state)
+                saving += spent_saving
+                meter.exclude(spent_saving)
+            if stop:
+                break
         jax.block_until_ready(state)
-        stepping = time.perf_counter() - looping - starting - validating_s - saving
-        saving += _timed(last_folder.wait)
+        stepping = time.perf_counter() - looping - starting - validating - saving
+        saving += _timed(best_folder.wait) + _timed(last_folder.wait)
     steps = step - start
     speed = (steps - sum(started)) / max(stepping, 1e-9)
-    spent = Spent(steps, time.perf_counter() - entered, speed, waiting, validating_s, saving, 0.0, 0)
+    spent = Spent(steps, time.perf_counter() - entered, speed, waiting, validating, saving, 0.0, 0)
     if not steps:
         return spent
     batch = next(source.batches(plan_of, 0, 1))
@@ -254,6 +259,11 @@ def resume(
     if fault:
         raise UserError(f"{workdir}/best/{step}: {fault}; copy it back, or delete {workdir} to train again")
     return state, notes["best"], notes["seconds"]
+
+
+def _due(step: int, schedule: Schedule) -> bool:
+    """Whether the state of this step is to be validated."""
+    return step > 0 and (step % schedule.validate_every == 0 or step == schedule.steps)
 
 
 def _not_finite(step: int, plan_of: Callable[[int], Plan], seed: int, workdir: Path) -> UserError:

@@ -34,7 +34,7 @@ from cxda_jax.analysis.attention import draw_attention
 from cxda_jax.data.episodes import Plan
 from cxda_jax.evaluate import Evaluator, TaskTable, compile_task, evaluate, time_task
 from cxda_jax.experiment import Experiment, build, config_hash
-from cxda_jax.progress import Counter
+from cxda_jax.progress import Counter, announced, say
 from cxda_jax.types import Images, UserError, Variables, brief
 from launch import cli, identity
 from launch.runs import (
@@ -43,9 +43,9 @@ from launch.runs import (
     Setting,
     find_jobs,
     find_runs,
+    in_one_line,
     reached_step,
     restore_best,
-    say,
     setting,
     stored_scores,
     training_minutes,
@@ -105,7 +105,7 @@ def main() -> None:
         except Exception as e:  # whatever it is, the other runs are tested
             if total == 1:
                 raise
-            failures.append(f"{job.label} of {job.run}: {say(e)}")
+            failures.append(f"{job.label} of {job.run}: {in_one_line(e)}")
             print(f"failed: {failures[-1]}", flush=True)
             continue
         scores.setdefault(job.label, {})[job.config["seed"]] = stored_scores(job.folder, rows[-1])
@@ -125,7 +125,8 @@ def asked_settings() -> list[Setting]:
 
 
 def compiled(experiment: Experiment) -> Evaluator:
-    return compile_task(experiment.method, experiment.source)
+    evaluator = compile_task(experiment.method, experiment.source)
+    return evaluator._replace(answer=announced(evaluator.answer, "the test of a task", say))
 
 
 def score(experiment: Experiment, evaluator: Evaluator, variables: Variables, split: str, num_tasks: int) -> TaskTable:

@@ -88,7 +88,7 @@ def find_jobs(
         except Exception as e:  # whatever a folder that somebody sent may hold
             if len(runs) == 1:
                 raise
-            faults.append(f"{run}: {say(e)}")
+            faults.append(f"{run}: {in_one_line(e)}")
     order = {label: i for i, label in reversed(list(enumerate(job.label for job in jobs)))}  # as first met
     return sorted(jobs, key=lambda job: (list(METHODS).index(job.config["method"]), order[job.label])), faults
 
@@ -120,7 +120,7 @@ def _jobs_of(
             yield Job(run, folder, label, config, record, marks, wanted.name)
 
 
-def say(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """A fault that does not stop the others, in a line."""
     if isinstance(error, UserError):
         return str(error)

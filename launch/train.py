@@ -32,7 +32,7 @@ from absl import flags
 from cxda_jax import artefact, backend, checkpoints, cost, files, train
 from cxda_jax.analysis.sheet import draw_strips
 from cxda_jax.experiment import Experiment, build, config_hash, start_from_weights
-from cxda_jax.progress import duration
+from cxda_jax.progress import duration, say
 from cxda_jax.types import UserError, Variables
 from launch import cli, identity, stops
 from launch.evaluate import compiled, device, evaluate_run, score, table
@@ -89,7 +89,7 @@ def run(
             tasks = score(experiment, evaluator, variables, "val", config["evaluation"]["val_tasks"])
         return getattr(tasks, config["evaluation"]["select"])
 
-    print(describe(experiment), flush=True)
+    say(describe(experiment))
     with stops.hold() as stopping:
         spent = train.train(
             method,
@@ -102,20 +102,20 @@ def run(
             experiment.schedule,
             validate,
             workdir,
-            log=lambda line: print(line, flush=True),
+            log=say,
             stopping=stopping,
         )
     if spent.steps:
         passport = describe_cost(spent, compilations, config["net"]["dtype"])
         files.write_text(workdir / "cost.json", json.dumps(passport, indent=1) + "\n")
-        print(cost_line(passport), flush=True)
+        say(cost_line(passport))
     steps = experiment.schedule.steps
     record = record._replace(steps=steps, reached_step=steps)
     job = Job(workdir, workdir, method.name, config, record, record.marks)
     variables, notes = restore_best(job, experiment)
     hashes = {"config_hash": config_hash(config), "data_hash": experiment.store.sha256}
     artefact.write_model(workdir / "model", variables, config, {**notes, **hashes}, record._asdict())
-    print(table([evaluate_run(job, experiment, evaluator)]))
+    say(table([evaluate_run(job, experiment, evaluator)]))
 
 
 def replay(experiment: Experiment, fresh: train.TrainState, workdir: Path, step: int) -> str:

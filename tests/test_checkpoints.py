@@ -316,11 +316,22 @@ def test_determinism_is_asked_of_gpus_alone(monkeypatch):
 
 def test_stopping_saves_where_it_stands_and_ends_as_the_whole_run(store, tmp_path):
     whole = run(store, tmp_path / "whole")
-    for at in (1, 3, 5):  # of which 3 is a validation's: the state before it stays
+    for at in (1, 3, 5):  # of which 3 is a validation's
         asked = iter([False] * (at - 1) + [True])
         assert run(store, tmp_path / f"stopped{at}", stopping=lambda asked=asked: next(asked)) is None
-        assert checkpoints.steps(tmp_path / f"stopped{at}" / "last")[0] == (at if at != 3 else 2)
+        assert checkpoints.steps(tmp_path / f"stopped{at}" / "last")[0] == at
         resumed = run(store, tmp_path / f"stopped{at}")
         assert_equal_trees(whole[0], resumed[0])
         assert_equal_trees(whole[1], resumed[1])
         assert [line["step"] for line in lines(tmp_path / f"stopped{at}") if "val_score" in line] == [3, 6, 9, 12]
+
+
+def test_what_killed_writers_left_stops_no_later_save(tmp_path):
+    save(tmp_path / "last", 2)
+    for name in ("4.orbax-checkpoint-tmp", "4.orbax-checkpoint-tmp-17", "4.orbax-checkpoint-tmp-1700000000000000"):
+        (tmp_path / "last" / name / "tree").mkdir(parents=True)
+        (tmp_path / "last" / name / "tree" / checkpoints.ARRAYS).write_bytes(b"half")
+    save(tmp_path / "last", 4)
+    assert sorted(p.name for p in (tmp_path / "last").iterdir()) == ["2", "4"]
+    assert checkpoints.find_fault(tmp_path / "last" / "4") == ""
+    assert_equal_trees(checkpoints.restore(tmp_path / "last", TREE)[0], jax.tree.map(lambda x: x + 4, TREE))

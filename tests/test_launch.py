@@ -56,6 +56,7 @@ def test_a_run_leaves_what_it_promises(smoke):
     assert row["avg"] == pytest.approx(100 * scores.mean()) and row["w10"] == pytest.approx(100 * scores.min())
     assert stored["support"].shape == (10, 100) and stored["query"].shape == (10, 20)
     assert row["method"] == "cxda" and row["seed"] == 0 and len(row["weights_hash"]) == 64
+    assert output.count("(first time only)") == output.count("compiled in ") - 1 == 2  # one is in the line of costs
     assert f"{row['avg']:.1f}" in output and "eta" in output and "validation" in output
     passport = json.loads((folder / "run" / "cost.json").read_text())
     assert passport["steps"] == 20 and passport["programs"] >= passport["programs_from_cache"] >= 0
@@ -80,6 +81,25 @@ def test_evaluating_again_gives_the_same_row(smoke):
     times = ("task_ms", "adapt_ms", "predict_ms", "train_minutes", "seal")
     assert {k: v for k, v in before.items() if k not in times} == {k: v for k, v in after.items() if k not in times}
     assert (folder / "copy" / "attention.png").exists() and "cxda" in output
+
+
+def test_a_training_whose_output_nobody_reads_goes_on(smoke, tmp_path):
+    """As after `| head -1`: it trains the second half of the run, validates and tests."""
+    folder, _ = smoke
+    shutil.copytree(folder / "run", tmp_path / "run")
+    for path in (tmp_path / "run" / "last" / "20", tmp_path / "run" / "model"):
+        shutil.rmtree(path)
+    (tmp_path / "run" / "result.json").unlink()
+    command = [sys.executable, "-m", *TRAIN[:2], f"--workdir={tmp_path}/run", f"--data_dir={folder}/data"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as child:
+        assert child.stdout and child.stderr
+        assert child.stdout.readline().startswith("cxda on glyphs")
+        child.stdout.close()
+        assert (child.stderr.read(), child.wait()) == ("", 0)
+    rows = [json.loads((path / "run" / "result.json").read_text()) for path in (folder, tmp_path)]
+    assert rows[0]["predictions_sha256"] == rows[1]["predictions_sha256"]
+    assert (tmp_path / "run" / "last" / "20").is_dir()
 
 
 def test_a_models_plain_files_are_tested_as_its_run_is(smoke, tmp_path):

@@ -10,7 +10,7 @@ from cxda_jax import augment, checkpoints
 from cxda_jax.data.episodes import EpisodeSpec, sample_plans
 from cxda_jax.data.sources import device_source, stack, tfdata_source
 from cxda_jax.experiment import make_optimizer
-from cxda_jax.progress import Counter, MetricsFile, duration
+from cxda_jax.progress import Counter, Meter, MetricsFile, duration
 from cxda_jax.train import Schedule, init_state, next_call, train
 from cxda_jax.types import Images, UserError
 from tests.test_methods import build_method
@@ -23,9 +23,10 @@ SPEC = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
 
 def run(
     store, workdir, stop_at=None, scores=(0.2, 0.5, 0.5, 0.1), source=device_source, tasks=1, steps=12, log_every=1,
-    steps_per_call=1, stopping=lambda: False, rate=0.01,
+    steps_per_call=1, stopping=lambda: False, rate=0.01, save_every=2, stop_validating=None,
 ):  # fmt: skip
-    """Trains bn for 12 steps, validating every 3; `stop_at` breaks off when that step is asked for."""
+    """Trains bn for 12 steps, validating every 3; `stop_at` breaks off when that step is asked for, `stop_validating` when
+    that one is validated."""
     method, tx = build_method("bn"), make_optimizer("sgd", rate, 0.9, 1e-4)
     validated = []
 
@@ -36,13 +37,15 @@ def run(
 
     def validate(variables):
         validated.append(variables)
-        resumed_at = int(lines(workdir)[-1]["step"])
-        return scores[resumed_at // 3 - 1]
+        step = int(lines(workdir)[-1]["step"])
+        if step == stop_validating:
+            raise KeyboardInterrupt
+        return scores[step // 3 - 1]
 
     workdir.mkdir(exist_ok=True)
     example = Images(store.images[:2], np.zeros(2, np.int32))
     state = init_state(method, tx, 0, example)
-    schedule = Schedule(steps, 3, log_every, 2, tasks, steps_per_call=steps_per_call)
+    schedule = Schedule(steps, 3, log_every, save_every, tasks, steps_per_call=steps_per_call)
     logged = []
     spent = train(
         method, tx, augment.Weak(), source(store), plan_of, state, 0, schedule, validate, workdir, log=logged.append,
@@ -79,6 +82,46 @@ def test_a_broken_off_run_resumes_bit_identically(store, tmp_path, stop_at):
     ]
     firsts = [{line["step"]: line for line in found} for found in timeless]
     assert firsts[0] == firsts[1]
+
+
+def test_what_is_stopped_while_validating_goes_on_with_that_validation(store, tmp_path):
+    scores, fields = (0.1, 0.5, 0.5, 0.6), ("step", "loss", "val_score", "best_score")
+    whole = run(store, tmp_path / "whole", scores=scores)
+    for stop_at in (3, 12):
+        broken = tmp_path / f"broken{stop_at}"
+        with pytest.raises(KeyboardInterrupt):
+            run(store, broken, scores=scores, stop_validating=stop_at)
+        assert checkpoints.steps(broken / "last")[0] == stop_at  # nothing of the interval is lost
+        resumed = run(store, broken, scores=scores)
+        validation = f"step {stop_at}  validation {scores[stop_at // 3 - 1]:.4f}"
+        assert resumed[3][0] == f"resumed from step {stop_at} of 12" and resumed[3][1].startswith(validation)
+        for mine, other in zip(resumed[:3], whole[:3], strict=True):
+            assert_equal_trees(mine, other)
+        told = [[{k: line.get(k) for k in fields} for line in lines(path)] for path in (tmp_path / "whole", broken)]
+        assert told[0] == told[1]
+
+
+def test_a_state_in_last_names_a_best_that_is_there(store, tmp_path):
+    """Of the two states the older one too, from which a run goes on where the newer is damaged."""
+    better = (0.1, 0.2, 0.3, 0.4)
+    whole = run(store, tmp_path / "whole", scores=better, save_every=100)
+    with pytest.raises(KeyboardInterrupt):
+        run(store, tmp_path / "broken", stop_at=11, scores=better, save_every=100)
+    assert checkpoints.steps(tmp_path / "broken" / "last") == [9, 6]
+    (tmp_path / "broken" / "last" / "9" / "manifest.json").unlink()
+    resumed = run(store, tmp_path / "broken", scores=better, save_every=100)
+    assert "resumed from step 6 of 12" in resumed[3]
+    for mine, other in zip(resumed[:3], whole[:3], strict=True):
+        assert_equal_trees(mine, other)
+
+
+def test_a_finished_run_validates_once_more_and_stays_as_it_is(store, tmp_path):
+    first = run(store, tmp_path / "run")
+    before = lines(tmp_path / "run")
+    again = run(store, tmp_path / "run")
+    for mine, other in zip(again[:3], first[:3], strict=True):
+        assert_equal_trees(mine, other)
+    assert [{**line, "seconds": 0} for line in before] == [{**line, "seconds": 0} for line in lines(tmp_path / "run")]
 
 
 def test_the_earlier_of_equal_best_scores_is_kept_beside_the_last(store, tmp_path):
@@ -134,24 +177,38 @@ def test_a_program_never_runs_past_what_is_to_be_done():
 
 def test_log_lines_tell_the_time_left_and_the_wait(store, tmp_path):
     logged = run(store, tmp_path / "run")[3]
-    assert logged[0].startswith("step 1/12  compiled  loss ")  # its time tells nothing of those to come
+    assert logged[0].startswith("compiling") and "first time only" in logged[0]
+    assert logged[1].startswith("compiled in ") and logged[1].endswith("s")
+    assert logged[2].startswith("step 1/12  compiled  loss ")  # its time tells nothing of those to come
     assert set(lines(tmp_path / "run")[0]) == {"step", "loss", "accuracy"}
-    assert "step 4/12  eta " in logged[4] and "episodes/s" in logged[4] and "data_wait" in logged[4]
+    assert "step 4/12  eta " in logged[6] and "episodes/s" in logged[6] and "data_wait" in logged[6]
     record = lines(tmp_path / "run")[1]
     assert set(record) == {"step", "loss", "accuracy", "episodes_per_s", "data_wait_ms", "eta_s"}
     assert all(np.isfinite(v) for v in record.values())
 
 
-def test_metrics_file_drops_what_a_resumed_run_repeats(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
-    with MetricsFile(path, 2) as file:
-        file.write({"step": 3, "again": True})
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
-        {"step": 1},
-        {"step": 2},
-        {"step": 3, "again": True},
-    ]
+def test_each_program_is_announced_once(store, tmp_path):
+    logged = run(store, tmp_path / "run", scores=[0.5] * 4, log_every=6, steps_per_call=2)[3]
+    assert sum(line.startswith("compiling") for line in logged) == 2
+    assert sum(line.startswith("compiled in") for line in logged) == 2
+
+
+def test_the_time_left_is_that_of_all_intervals_and_of_steps_alone(monkeypatch):
+    """1 s a step but for one interval, which another process slowed down; compilation, validation and saving are left out."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    meter, found = Meter(0, 100), []
+    excluded = {1: (60.0, 1), 20: (30.0, 0), 30: (5.0, 0)}  # step: seconds, and steps compiled in them
+    for step in range(1, 41):
+        seconds, steps = excluded.get(step, (0.0, 0))
+        now[0] += seconds + (0 if steps else 4.0 if 20 < step <= 30 else 1.0)
+        meter.exclude(seconds, steps)
+        meter.add({"loss": np.float32(1)})
+        if step in (1, 10, 20, 30, 40):
+            found.append(meter.read(step, 2))
+    assert "eta_s" not in found[0]
+    assert [m["eta_s"] for m in found[1:]] == pytest.approx([90, 80, 70 * (9 + 10 + 40) / 29, 60 * 69 / 39])
+    assert [m["episodes_per_s"] for m in found[1:]] == pytest.approx([2, 2, 0.5, 2])  # of the interval
 
 
 def test_tensorboard_is_a_second_sink(tmp_path):

@@ -1,0 +1,110 @@
+"""metrics.jsonl is what a resumed run goes on with: a damaged line costs that line and a warning, never the file."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cxda_jax import files
+from cxda_jax.progress import MetricsFile
+from cxda_jax.reading import metrics_line, read_lines
+from launch.runs import training_minutes
+
+LINES = [
+    {"step": 1, "loss": 1.25, "accuracy": 0.5},
+    {"step": 2, "loss": 1.5, "accuracy": 0.25, "episodes_per_s": 12.5, "data_wait_ms": 0.125, "eta_s": 1e-3},
+    {"step": 2, "val_score": 0.5, "best_score": 0.5, "seconds": 1.25},
+    {"step": 3, "loss": 0.75, "accuracy": 0.75},
+]
+TEXT = "".join(map(metrics_line, LINES)).encode()
+
+
+def resumed(path: Path, start: int) -> tuple[list[dict], list[str]]:
+    """What is left of the file when a run goes on from step `start`, and the warnings."""
+    said = []
+    with MetricsFile(path, start, log=said.append):
+        pass
+    return read_lines(path), said
+
+
+def test_a_resumed_run_drops_the_lines_that_it_repeats(tmp_path):
+    """It validates anew where it begins, so a score of that step goes too."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(TEXT + b'{"st')
+    with MetricsFile(path, 2) as file:
+        assert read_lines(path) == LINES[:2]
+        file.write({"step": 3, "again": 1})
+    assert read_lines(path) == [*LINES[:2], {"step": 3, "again": 1}]
+
+
+def test_what_a_killed_writer_left_half_is_no_damage(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for end in (b'{"st', b'{"step": 3, "loss": "', b"\xc3", b"", b"\n\n"):
+        path.write_bytes(TEXT + end)
+        assert resumed(path, 3) == (LINES, [])
+
+
+def test_a_write_error_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(TEXT)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError):
+        MetricsFile(path, 1)
+    assert path.read_bytes() == TEXT and os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("line", [
+    b"junk", b"[]", b"7", b'{"loss": 1.0}', b'{"step": "2"}', b'{"step": true}', b'{"step": 2.0}', b'{"step": null}', b'{"step": NaN}',
+    b'{"step": -1}', b'{"step": 2, "loss": NaN}', b'{"step": 2, "loss": Infinity}', b'{"step": 2, "seconds": "9"}',
+    b'{"step": 2, "seconds": [1]}', b'{"step": 2, "seconds": true}', b'{"step": 2, "loss": 1' + b"0" * 400 + b"}", b"[" * 100_000,
+    b'{"step": 2, "l\xffss": 1.0}', b"\xff\xfe",
+])  # fmt: skip
+def test_a_damaged_line_is_named_and_left_out(tmp_path, line):
+    path, lines = tmp_path / "metrics.jsonl", TEXT.splitlines()
+    path.write_bytes(b"\n".join([*lines[:2], line, *lines[2:], b""]))
+    assert read_lines(path) == LINES
+    assert training_minutes(tmp_path) == 1.25 / 60
+    left, said = resumed(path, 3)
+    assert left == LINES
+    assert (
+        len(said) == 1 and str(path) in said[0] and "line 3 " in said[0] and len(said[0].replace(str(path), "")) < 160
+    )
+    assert resumed(path, 3) == (LINES, [])  # once
+
+
+def test_a_file_without_checksums_is_one_of_an_older_version(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    assert resumed(path, 3) == (LINES, [])
+
+
+def test_many_damaged_lines_are_one_warning(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"junk\n" * 5000 + TEXT)
+    left, said = resumed(path, 3)
+    assert left == LINES and len(said) == 1 and "lines 1, 2, 3" in said[0] and len(said[0].replace(str(path), "")) < 160
+
+
+def test_no_flipped_bit_stops_a_resume_or_costs_another_line(tmp_path, monkeypatch):
+    """Each bit of the file in turn. A flipped end of line joins two lines, which are then both damaged."""
+    monkeypatch.setattr(files.os, "fsync", lambda file: None)  # thousands of times, it takes most of the time
+    path, ends = tmp_path / "metrics.jsonl", [i for i, byte in enumerate(TEXT) if byte == 10]
+    for bit in range(8 * len(TEXT)):
+        data = bytearray(TEXT)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        left, said = resumed(path, 3)
+        hit = sum(end < bit // 8 for end in ends)
+        hits = {hit, hit + 1} if bit // 8 in ends[:-1] else {hit}
+        lost = [line for i, line in enumerate(LINES) if line not in left and i not in hits]
+        assert not lost, f"bit {bit}"
+        if said:
+            assert len(said) == 1 and f" {hit + 1} is damaged" in said[0]
+        assert all(line in LINES for line in left), f"bit {bit}: another number is taken for the one written"
+        assert said or left == LINES, f"bit {bit}: a line is gone without a word"
+        assert training_minutes(tmp_path) >= 0
