@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cxda_jax.analysis import plots
+from cxda_jax.analysis.attention import Answers, Example, draw_attention
 from cxda_jax.analysis.names import plain
 from cxda_jax.analysis.results import read_results
 from cxda_jax.analysis.sheet import draw_sheet, draw_strips
@@ -24,6 +25,7 @@ from tests.test_plots import check_readable
 from tests.test_report import embedded
 from tests.test_tables import result as make_row
 
+COUNTS = {"compared": 480, "corrected": 61, "spoiled": 12}
 ROOT = Path(__file__).parent.parent
 DOMAINS = (
     "$x_{",
@@ -76,7 +78,11 @@ def test_domains_and_classes_of_any_names_are_drawn(hostile, tmp_path):
             store.images, store.row_domains(), weights, own, store.images[0], store.domain_names, text=f"label {classes[own % 4]}"
         )  # fmt: skip
         check_readable(figure)
-    assert all(path.stat().st_size > 1000 for path in tmp_path.iterdir())
+        example = Example(store.images[own], own, own % 4, 0, 3, store.images, store.row_domains(), weights)
+        draw_attention(
+            tmp_path / f"{own}.png", example, COUNTS, store.domain_names, classes, f"cxda on {classes[own % 4]}"
+        )
+    assert len(list(tmp_path.iterdir())) == 11 and all(path.stat().st_size > 1000 for path in tmp_path.iterdir())
 
 
 def test_a_report_shows_any_names(hostile, tmp_path):
@@ -129,3 +135,64 @@ def test_names_of_bytes_are_printed(hostile):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f"sha256 {store.sha256}" in done.stdout and "caf\\udce9/data/names is there already" in done.stdout
+
+
+# What ends a training
+
+
+def drawn(monkeypatch, tmp_path, example, **other):
+    """The figure, once it is found to be readable."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    draw_attention(tmp_path / "x.png", example, COUNTS, [f"writer {i}" for i in range(9)], tuple("abcd"), **other)
+    (figure,) = figures
+    check_readable(figure)
+    return figure
+
+
+def make_example(before, after, support=100, domain=2):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (support + 1, 8, 8, 1), np.uint8)
+    weights = rng.dirichlet(np.ones(support))
+    return Example(pixels[0], domain, 1, before, after, pixels[1:], np.arange(support) % 5, weights)
+
+
+@pytest.mark.parametrize("before, after, marks, verdict", [
+    (0, 1, ["\u2717 wrong", "\u2713 right"], "Corrected by adapting"), (1, 3, ["\u2713 right", "\u2717 wrong"], "Spoiled by adapting"),
+    (1, 1, ["\u2713 right", "\u2713 right"], "Right with and without adapting"), (0, 2, ["\u2717 wrong"] * 2, "Wrong with and without"),
+])  # fmt: skip
+def test_the_picture_shows_both_answers_and_whether_they_are_right(
+    monkeypatch, tmp_path, before, after, marks, verdict
+):
+    figure = drawn(monkeypatch, tmp_path, make_example(before, after), title="cxda on glyphs")
+    texts = [text.get_text() for text in figure.axes[6].texts]
+    assert [text for text in texts if text[0] in "\u2713\u2717"] == marks
+    assert texts[0] == "answer without support images" and texts[3] == "answer with 100 of them"
+    assert texts[1::3] == [f"'{'abcd'[before]}'", f"'{'abcd'[after]}'"] and "'b'" in figure.axes[0].get_title()
+    assert figure.get_suptitle().startswith(verdict) and figure.get_suptitle().endswith(": cxda on glyphs")
+    assert "480 queries" in figure.get_supxlabel() and "corrected 61 and spoiled 12" in figure.get_supxlabel()
+
+
+@pytest.mark.parametrize("support, count", [(100, 5), (3, 3), (1, 1)])
+def test_the_picture_shows_what_is_attended_to_most_and_least(monkeypatch, tmp_path, support, count):
+    example = make_example(0, 1, support)
+    figure = drawn(monkeypatch, tmp_path, example)
+    order = np.argsort(-example.weights)
+    for row, chosen in enumerate((order[:count], order[::-1][:count])):
+        for axes, i in zip(figure.axes[row * (count + 1) + 1 :], chosen):  # noqa: B905
+            assert np.array_equal(axes.get_images()[0].get_array(), example.support[i, ..., 0])
+            assert axes.get_title() == f"{support * example.weights[i]:.2f} x uniform"
+            assert axes.get_xlabel() == f"{'* ' if i % 5 == 2 else ''}writer {i % 5}"
+
+
+def test_counts_and_the_query_chosen():
+    labels = np.array([[0, 1, 2], [3, 3, 3], [1, 1, 1]])
+    before = np.array([[0, 0, 2], [3, 0, 0], [0, 0, 0]])
+    after = np.array([[1, 1, 2], [0, 3, 3], [0, 0, 1]])
+    answers = Answers(labels, before, after)
+    assert answers.counts() == {"compared": 9, "corrected": 4, "spoiled": 2} and answers.telling() == (1, 1)
+    json.dumps(answers.counts())
+    assert answers._replace(before=after).counts() == {"compared": 9, "corrected": 0, "spoiled": 0}
+    assert answers._replace(before=labels, after=labels + 1 - np.eye(3, dtype=int)).telling() == (0, 0)
+    assert answers._replace(before=labels, after=np.where(np.eye(3), 9, labels)).telling() == (0, 1)
+    assert answers._replace(after=labels + 1).telling() == (0, 0)
