@@ -88,7 +88,7 @@ def read_lines(path: Path, damaged: Callable[[list[int]], None] = lambda numbers
     checked = any(CHECK.encode() in line for line in lines)
     for number, line in enumerate(lines, 1):
         try:
-            value = json.loads(line.decode())
+            value: Any = json.loads(line.decode())
         except (ValueError, RecursionError):
             value = None
         if _is_metrics(value) and value.pop(CHECK, None) == (_checksum(value) if checked else None):

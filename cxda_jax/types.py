@@ -23,6 +23,11 @@ def brief(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[:head]}...{text[head + 3 - most :]}"
 
 
+def printable(text: str) -> str:
+    """The text with escapes, such as \\x1b and \\udce9, for what is no character to see: a file's name may hold any bytes."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class Images(struct.PyTreeNode):
     """What a device may see. Batch axes come from vmap, never from signatures.
 

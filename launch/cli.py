@@ -3,6 +3,7 @@
 import ast
 import difflib
 import hashlib
+import io
 import json
 import os
 import platform
@@ -23,7 +24,7 @@ from ml_collections import ConfigDict
 from configs import common
 from cxda_jax import backend
 from cxda_jax.reading import reason, system_fault
-from cxda_jax.types import UserError, brief
+from cxda_jax.types import UserError, brief, printable
 from launch import stops
 
 _DEBUG = flags.DEFINE_bool("debug", False, "Show a traceback with errors.")
@@ -40,6 +41,9 @@ _overrides: list[tuple[str, str]] = []
 
 def run(main: Callable[[], None]) -> None:
     """Runs a launcher. A UserError or a wrong flag prints one line and exits with 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # the name of a file may hold any bytes
 
     def parse(argv: Sequence[str]) -> Sequence[str]:
         try:
@@ -218,5 +222,5 @@ def _pass_over_orbax(kind: type[BaseException], e: BaseException, trace: Any) ->
 
 
 def _fail(message: str) -> NoReturn:
-    print("error: " + " ".join(message.split()), file=sys.stderr)
+    print("error: " + printable(" ".join(message.split())), file=sys.stderr)
     sys.exit(2)

@@ -15,12 +15,15 @@ method, or with changed fields, into a folder of its own there, such as runs/gly
 --num_domains and --support_size test, in place of the usual tasks, tasks of that many support domains (and as many support
 images as usual), or of that many support images; as many queries as there are support images of one domain. A program is
 compiled once for each method and shape; checkpoints are data. What fails is named, and the rest goes on.
+
+Of methods that use the support, result.json also counts among the queries of the first 24 tasks (compared) those that are
+wrong without support images and right with them (corrected), and the reverse (spoiled).
 """
 
 import hashlib
 import json
 import platform
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ import numpy as np
 from absl import flags
 
 from cxda_jax import __version__, backend, checkpoints, files, metrics
-from cxda_jax.analysis.attention import draw_attention
+from cxda_jax.analysis.attention import Answers, Example, draw_attention
 from cxda_jax.data.episodes import Plan
 from cxda_jax.evaluate import Evaluator, TaskTable, compile_task, evaluate, time_task
 from cxda_jax.experiment import Experiment, build, config_hash
@@ -69,7 +72,7 @@ _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's n
 
 # What --config.GROUP.FIELD may change here: all that a checkpoint does not depend on.
 CHANGEABLE = ("batch_norm", "cotta", "episode", "evaluation", "finetune", "sf_ocda", "strong")
-ATTENTION_TASKS = 24  # of which attention.npz keeps the weights
+ATTENTION_TASKS = 24  # of which attention.npz keeps the weights, and queries are asked without support too
 
 
 def main() -> None:
@@ -192,30 +195,60 @@ def evaluate_run(
         "device": device(),
         "package": __version__,
     }
+    answers = None
+    if method.uses_support and not job.setting:
+        answers = without_support(experiment, evaluator, variables, plan, tasks)
+        row |= answers.counts()
     arrays: dict[str, Any] = {**plan._asdict(), "predictions": tasks.predictions, "labels": tasks.labels, **tasks.also}
     row["predictions_sha256"] = write_arrays(job.folder / "predictions.npz", arrays)
+    weights = None
+    if evaluator.attention and answers:
+        path = job.folder / "attention.npz"
+        weights, row["attention_sha256"] = keep_attention(path, experiment, evaluator, variables, plan)
     files.write_text(job.folder / "result.json", json.dumps(files.sealed(row), indent=1) + "\n")
-    if evaluator.attention and not job.setting:
-        names, classes = experiment.store.domain_names, experiment.store.info.class_names
-        adapted = evaluator.adapt(variables, episode.support, jax.random.key(0))
-        answers, weights = (np.asarray(f(adapted, episode.query)) for f in (evaluator.predict, evaluator.attention))
-        files.write_whole(
-            job.folder / "attention.png",
-            lambda partial: draw_attention(partial, episode, answers, weights, names, classes),
-        )
-        keep_attention(job.folder / "attention.npz", experiment, evaluator, variables, plan)
+    if answers and weights is not None:
+        draw_example(job.folder / "attention.png", experiment, plan, answers, weights)
     return row
 
 
-def keep_attention(path: Path, experiment: Experiment, evaluator: Evaluator, variables: Variables, plan: Plan) -> None:
-    """Attention weights of the first tasks [tasks, queries, heads, support], and each image's domain."""
-    store, attention = experiment.store, evaluator.attention
+def without_support(
+    experiment: Experiment, evaluator: Evaluator, variables: Variables, plan: Plan, tasks: TaskTable
+) -> Answers:
+    """The answers to the first tasks' queries, beside those that the method gives without support images."""
+    images, first = _images(experiment), slice(ATTENTION_TASKS)
+    unadapted = evaluator.adapt(variables, images(plan.support[0, :0]), jax.random.key(0))
+    before = np.stack([np.asarray(evaluator.predict(unadapted, images(rows))) for rows in plan.query[first]])
+    return Answers(tasks.labels[first], before, tasks.predictions[first])
+
+
+def draw_example(path: Path, experiment: Experiment, plan: Plan, answers: Answers, weights: np.ndarray) -> None:
+    """A query that adapting corrects, if there is one, and what it attends to; weights as keep_attention gives them."""
+    store, domains, (task, query) = experiment.store, experiment.store.row_domains(), answers.telling()
+    asked, support = plan.query[task, query], plan.support[task]
+    label, before, after = (int(numbers[task, query]) for numbers in answers)
+    attended = weights[task, query].mean(0, dtype=np.float32)
+    example = Example(
+        store.images[asked], int(domains[asked]), label, before, after,
+        store.images[support], domains[support], attended,
+    )  # fmt: skip
+    title = f"{experiment.method.name} on {store.info.name}, test task {task + 1}, query {query + 1}"
+    classes = store.info.class_names
+    files.write_whole(
+        path,
+        lambda partial: draw_attention(partial, example, answers.counts(), store.domain_names, classes, title),
+    )
+
+
+def keep_attention(
+    path: Path, experiment: Experiment, evaluator: Evaluator, variables: Variables, plan: Plan
+) -> tuple[np.ndarray, str]:
+    """Keeps attention weights of the first tasks [tasks, queries, heads, support] with each image's domain.
+
+    Returns them and the file's SHA-256.
+    """
+    domains, images, attention = experiment.store.row_domains(), _images(experiment), evaluator.attention
     assert attention
-    domains, weights = store.row_domains(), []
-
-    def images(rows: np.ndarray) -> Images:
-        return Images(jnp.asarray(store.images[rows]), jnp.asarray(domains[rows]))
-
+    weights = []
     for support, query in zip(*(rows[:ATTENTION_TASKS] for rows in plan), strict=True):
         adapted = evaluator.adapt(variables, images(support), jax.random.key(0))
         weights.append(np.asarray(attention(adapted, images(query)), np.float16))
@@ -224,7 +257,14 @@ def keep_attention(path: Path, experiment: Experiment, evaluator: Evaluator, var
         "support_domain": domains[plan.support[:count]],
         "query_domain": domains[plan.query[:count]],
     }
-    write_arrays(path, {"weights": np.stack(weights), **arrays})
+    kept = np.stack(weights)
+    return kept, write_arrays(path, {"weights": kept, **arrays})
+
+
+def _images(experiment: Experiment) -> Callable[[np.ndarray], Images]:
+    """The images of rows of the store."""
+    store, domains = experiment.store, experiment.store.row_domains()
+    return lambda rows: Images(jnp.asarray(store.images[rows]), jnp.asarray(domains[rows]))
 
 
 def write_arrays(path: Path, arrays: dict[str, Any]) -> str:
@@ -280,8 +320,15 @@ def summary(row: dict[str, Any]) -> str:
     also = "".join(f"  ({name}: {found['avg']:.1f}, {found['w10']:.1f})" for name, found in row["also"].items())
     return (
         f"{row['label']} seed {row['seed']}  Avg {row['avg']:.1f}  W10% {row['w10']:.1f}{also}  "
-        f"{row['task_ms']:.1f} ms/task  weights {row['weights_hash'][:12]}{unfinished}"
+        f"{row['task_ms']:.1f} ms/task  weights {row['weights_hash'][:12]}{corrections(row, '  ')}{unfinished}"
     )
+
+
+def corrections(row: dict[str, Any], before: str = "") -> str:
+    """What adapting changed, for a method that adapts."""
+    if "compared" not in row:
+        return ""
+    return f"{before}of {row['compared']} queries, adapting corrected {row['corrected']} and spoiled {row['spoiled']}"
 
 
 def table(rows: list[dict[str, Any]]) -> str:

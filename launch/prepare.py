@@ -45,7 +45,7 @@ from cxda_jax.experiment import READERS, lookup
 from cxda_jax.files import locked
 from cxda_jax.progress import Counter, duration
 from cxda_jax.reading import reason
-from cxda_jax.types import UserError
+from cxda_jax.types import UserError, printable
 from launch import cli
 
 _BENCHMARK = flags.DEFINE_string("benchmark", None, f"One of {', '.join(READERS)}.", required=True)
@@ -121,7 +121,7 @@ def main() -> None:
         download(_BENCHMARK.value, raw_dir)
     raw = unpacked(lambda: find(raw_dir, **options))
     for warning in raw.warnings:
-        print(f"warning: {warning}", flush=True)
+        print(f"warning: {printable(warning)}", flush=True)
     if _STRICT.value:
         insist(raw.checks)
     prepare(raw, target, _WORKERS.value)
@@ -183,7 +183,7 @@ def card(store: DomainStore, checks: list[Check]) -> str:
     height, width, channels = store.images.shape[1:]
     marks = f", {', '.join(info.marks)}" if info.marks else ""
     lines: list[Any] = [
-        f"{info.name}: {store.num_classes} classes, {height}x{width}x{channels}{marks}; {info.provenance}",
+        f"{info.name}: {store.num_classes} classes, {height}x{width}x{channels}{marks}; {printable(info.provenance)}",
         f"{'split':<8}{'domains':>8}{'images':>9}{'classes':>9}   images per domain",
     ]
     for split in SPLITS:

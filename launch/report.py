@@ -27,7 +27,7 @@ from cxda_jax.analysis.results import Result, distinct, read_results
 from cxda_jax.analysis.tables import STAND_INS, Table, build_tables, by_cell, paired_table
 from cxda_jax.data.store import DomainStore
 from cxda_jax.experiment import READERS, open_data
-from cxda_jax.types import UserError
+from cxda_jax.types import UserError, printable
 from launch import cli
 from launch.evaluate import AGAINST, RUNS
 from launch.runs import find_runs
@@ -162,7 +162,7 @@ def checked(sight: Sight) -> Sight:
 
 def explored(sight: Sight, results: Iterable[Result], count: int) -> list[Attended]:
     """The first tasks for the explorer, with the answers of all methods of the same seed that were tested on them."""
-    names, classes = sight.store.domain_names, sight.store.info.class_names
+    names, classes = (tuple(map(printable, n)) for n in (sight.store.domain_names, sight.store.info.class_names))
     own, stored, answers = sight.result.row, sight.result.stored(), {}
     for (label, _), seeds in by_cell(r for r in results if r.row["benchmark"] == own["benchmark"]).items():
         for other in (r for r in seeds if r.row["seed"] == own["seed"] and r.row["data_hash"] == own["data_hash"]):

@@ -14,7 +14,7 @@ workdir then holds:
   model/           the best weights alone: weights.safetensors, config.json, manifest.json; launch.evaluate takes it too
   result.json      the mean over the test tasks, that of the worst tenth, and ms/task
   predictions.npz  plans, labels and predictions of every test task
-  attention.png    a query and what it attends to
+  attention.png    a query's answers without support images and with them, and what it attends to
   cost.json        where the time went, speed, memory
 
 Compiled programs are kept in ~/.cache/cxda_jax/compiled, or where $JAX_COMPILATION_CACHE_DIR says.
@@ -35,7 +35,7 @@ from cxda_jax.experiment import Experiment, build, config_hash, start_from_weigh
 from cxda_jax.progress import duration, say
 from cxda_jax.types import UserError, Variables
 from launch import cli, identity, stops
-from launch.evaluate import compiled, device, evaluate_run, score, table
+from launch.evaluate import compiled, corrections, device, evaluate_run, score, table
 from launch.runs import Job, restore_best
 
 _CONFIG = flags.DEFINE_string("config", None, "configs/NAME.py:METHOD[,smoke]", required=True)
@@ -115,7 +115,8 @@ def run(
     variables, notes = restore_best(job, experiment)
     hashes = {"config_hash": config_hash(config), "data_hash": experiment.store.sha256}
     artefact.write_model(workdir / "model", variables, config, {**notes, **hashes}, record._asdict())
-    say(table([evaluate_run(job, experiment, evaluator)]))
+    row = evaluate_run(job, experiment, evaluator)
+    say("\n".join(filter(None, [table([row]), corrections(row)])))
 
 
 def replay(experiment: Experiment, fresh: train.TrainState, workdir: Path, step: int) -> str:

@@ -16,7 +16,7 @@ ALLOWED = {
     "metrics": set(),
     "augment": {"types"},
     "reading": {"types"},
-    "progress": {"types"},
+    "progress": {"types", "files", "reading"},
     "files": {"types"},
     "manifest": {"files"},
     "safetensors": {"types", "reading"},

@@ -9,17 +9,18 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
 from cxda_jax import metrics
-from cxda_jax.experiment import open_data
-from cxda_jax.types import UserError
+from cxda_jax.experiment import build, open_data
+from cxda_jax.types import Images, UserError
 from launch import cli, identity
 from launch.evaluate import comparison, table
-from launch.identity import read_config
-from launch.runs import reshaped, setting
+from launch.identity import read_config, read_record
+from launch.runs import Job, reshaped, restore_best, setting
 
 ROOT = Path(__file__).parent.parent
 
@@ -64,6 +65,7 @@ def test_a_run_leaves_what_it_promises(smoke):
     assert passport["bytes_to_device_per_step"] == 4 * 120 and passport["memory_of"] == "process"
     line = next(line for line in output.splitlines() if line.startswith("cost: "))
     assert "for 20 steps" in line and "programs from the cache" in line
+    assert f"of 200 queries, adapting corrected {row['corrected']} and spoiled {row['spoiled']}" in output
     with Image.open(folder / "run" / "attention.png") as picture:
         assert picture.size[0] > 800 and len(set(picture.convert("L").get_flattened_data())) > 50
 
@@ -100,6 +102,28 @@ def test_a_training_whose_output_nobody_reads_goes_on(smoke, tmp_path):
     rows = [json.loads((path / "run" / "result.json").read_text()) for path in (folder, tmp_path)]
     assert rows[0]["predictions_sha256"] == rows[1]["predictions_sha256"]
     assert (tmp_path / "run" / "last" / "20").is_dir()
+
+
+def test_queries_are_compared_with_their_answers_without_support(smoke):
+    folder, _ = smoke
+    config = read_config(folder / "run")
+    experiment = build(config, folder / "data", splits=("test",))
+    store, method = experiment.store, experiment.method
+    variables, _ = restore_best(
+        Job(folder / "run", folder / "run", "cxda", config, read_record(folder / "run")), experiment
+    )
+    stored, domains = np.load(folder / "run" / "predictions.npz"), store.row_domains()
+
+    def images(rows):
+        return Images(jnp.asarray(store.images[rows]), jnp.asarray(domains[rows]))
+
+    unadapted = method.adapt(variables, images(np.arange(0)), jax.random.key(0))
+    before = np.asarray(method.predict(unadapted, images(stored["query"].ravel())).argmax(-1)).reshape(10, 20)
+    was, now = before == stored["labels"], stored["predictions"] == stored["labels"]
+    row = json.loads((folder / "run" / "result.json").read_text())
+    found = {name: row[name] for name in ("compared", "corrected", "spoiled")}
+    assert found == {"compared": 200, "corrected": (now & ~was).sum(), "spoiled": (was & ~now).sum()}
+    assert (before != stored["predictions"]).any(), "nothing that could be told apart"
 
 
 def test_a_models_plain_files_are_tested_as_its_run_is(smoke, tmp_path):
@@ -197,7 +221,8 @@ def test_methods_that_start_from_erm_leave_it_untouched(erm_run):
         row, arrays = result(erm_run / name)
         assert row == first[name][0] and row["method"] == name and row["weights_hash"] == erm_alone[0]["weights_hash"]
         jax.tree.map(np.testing.assert_array_equal, arrays, first[name][1])
-    assert result(erm_run)[0] == erm_alone[0]
+    assert result(erm_run)[0] == erm_alone[0] and "compared" not in erm_alone[0]  # it uses no support
+    assert all(row["compared"] == 200 >= row["corrected"] + row["spoiled"] for row, _ in first.values())
     teacher = metrics.scores("accuracy", first["cotta"][1]["teacher"], first["cotta"][1]["labels"])
     assert first["cotta"][0]["also"]["teacher"]["avg"] == pytest.approx(100 * teacher.mean())
     assert -0.05 <= first["cotta"][0]["calibration"]["threshold"] < 0.95 and "teacher: " in output

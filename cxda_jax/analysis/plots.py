@@ -8,7 +8,6 @@ import hashlib
 import io
 import itertools
 import re
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 from PIL import Image
 
+from cxda_jax.analysis.names import plain
 from cxda_jax.analysis.results import Result
 from cxda_jax.metrics import mean_sem
 
@@ -84,7 +84,7 @@ def accuracy_time(results: Sequence[Result], benchmark: str) -> Figure | None:
     axes, words, paths = figure.subplots(), [], []
     for name, style in looks.items():
         cells = sorted(found[name].items())
-        words += [f"{name}, {n} step{'s' * (n > 1)}" if len(cells) > 1 else name for n, _ in cells]
+        words += [plain(f"{name}, {n} step{'s' * (n > 1)}" if len(cells) > 1 else name) for n, _ in cells]
         paths.append(np.array([(_over_seeds(c, *times)[0], *_over_seeds(c, "avg")) for _, c in cells]))
         axes.errorbar(*paths[-1].T, **style.look(lw=1, capsize=3, elinewidth=1, label=name))
     axes.set_xscale("log")
@@ -205,14 +205,14 @@ def attention_grid(
         axes.imshow(small, cmap="gray", vmin=0, vmax=255, extent=(x, x + 0.5, y + high, y), interpolation="none")
 
     show(query, left, 0.1)
-    said = f"query of {names[own]} *\n{text}\nweights: multiples of uniform".replace("\n\n", "\n")
-    axes.text(left + 0.65, 0.1 + high / 2, said, **look)
+    said = [f"query of {plain(names[own])} *", *[plain(text)] * bool(text), "weights: multiples of uniform"]
+    axes.text(left + 0.65, 0.1 + high / 2, "\n".join(said), **look)
     axes.text(left, high + 0.22, "most attended", **look)
     axes.text(left + cell * (per_domain + 1), high + 0.22, "least attended", **look)
     for i, domain in enumerate(rows):
         y = (high + 0.2) * (i + 1) + 0.28
-        name = textwrap.wrap(f"{names[domain]}{' *' * (domain == own)}", 16, max_lines=3, placeholder="...")
-        axes.text(left - 0.1, y + high / 2, "\n".join(name), ha="right", **look)
+        name = f"{plain(names[int(domain)], 16, 3)}{' *' * (domain == own)}"
+        axes.text(left - 0.1, y + high / 2, name, ha="right", **look)
         found = sorted(np.flatnonzero(domains == domain), key=lambda j: -times[j])
         most = found[: min(per_domain, (len(found) + 1) // 2)]
         least = found[len(most) :][-per_domain:]
@@ -275,13 +275,13 @@ def _above_legend(looks: Mapping[str, Style], height: float = 4.5, **other: Any)
     """An empty figure over a legend, which makes it higher."""
     columns = int(np.clip(85 // (max(map(len, looks)) + 10), 1, 5))
     figure = Figure(figsize=(7, height + 0.18 * ((len(looks) - 1) // columns)), layout="constrained")
-    handles = [Line2D([], [], **style.look(lw=1.5, label=name, **other)) for name, style in looks.items()]
+    handles = [Line2D([], [], **style.look(lw=1.5, label=plain(name), **other)) for name, style in looks.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8, handlelength=4)
     return figure
 
 
 def _finish(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(title, fontsize=9)
+    axes.set_title("\n".join(map(plain, title.split("\n"))), fontsize=9)
     axes.set(xlabel=x, ylabel=y, axisbelow=True)
     axes.grid(color="0.9", lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)

@@ -87,7 +87,7 @@ def write_report(path: str | Path, report: Report) -> int:
         faults = [*report.faults, *bad, *[left] * (kept < len(tasks))]
         if kept and sum(map(len, tasks[:kept])) > LIMIT:
             continue
-        page = _render(report, tasks[:kept], faults).encode(errors="replace")
+        page = _render(report, tasks[:kept], faults).encode(errors="backslashreplace")
         if (size := len(page)) <= LIMIT:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             return Path(path).write_bytes(page)

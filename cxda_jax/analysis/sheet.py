@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from cxda_jax.analysis.names import plain
 from cxda_jax.data.store import DomainStore
 
 
@@ -24,7 +25,7 @@ def draw_sheet(
         blank = (per_domain - len(chosen)) * (strip.shape[1] // len(chosen))
         strip = np.pad(strip, ((0, 0), (0, blank), (0, 0)), constant_values=255)  # one scale for all rows
         axis.imshow(strip.squeeze(-1) if strip.shape[-1] == 1 else strip, cmap="gray", vmin=0, vmax=255)
-        axis.set_title(store.domain_names[domain], loc="left", fontsize=8, pad=2)
+        axis.set_title(plain(store.domain_names[domain], max(12, 6 * per_domain)), loc="left", fontsize=8, pad=2)
         axis.axis("off")
     figure.savefig(path, dpi=90)
 
@@ -39,8 +40,9 @@ def draw_strips(path: str | Path, strips: Sequence[tuple[str, np.ndarray, Sequen
         row = np.full((height, longest * (width + 2), channels), 255, np.uint8)
         for i, (image, name) in enumerate(zip(images, names, strict=True)):
             row[:, i * (width + 2) : i * (width + 2) + width] = image
-            axis.text((i + 0.5) * (width + 2), height + 1, name[:12], ha="center", va="top", fontsize=6)
+            middle = i * (width + 2) + (width - 1) / 2
+            axis.text(middle, height + 1, plain(name, 8, 2), ha="center", va="top", fontsize=6)
         axis.imshow(row.squeeze(-1) if channels == 1 else row, cmap="gray", vmin=0, vmax=255)
-        axis.set_title(title, loc="left", fontsize=8, pad=2)
+        axis.set_title(plain(title, max(60, 7 * longest)), loc="left", fontsize=8, pad=2)
         axis.axis("off")
     figure.savefig(path, dpi=110)

@@ -1,0 +1,198 @@
+"""Pictures and lines that name classes and domains: any name is shown as the text that it is."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from cxda_jax.analysis import plots
+from cxda_jax.analysis.attention import Answers, Example, draw_attention
+from cxda_jax.analysis.names import plain
+from cxda_jax.analysis.results import read_results
+from cxda_jax.analysis.sheet import draw_sheet, draw_strips
+from cxda_jax.data.store import open_store
+from cxda_jax.types import printable
+from launch import cli
+from launch.report import make_report
+from tests.raw_fixtures import command
+from tests.test_plots import check_readable
+from tests.test_report import embedded
+from tests.test_tables import result as make_row
+
+COUNTS = {"compared": 480, "corrected": 61, "spoiled": 12}
+ROOT = Path(__file__).parent.parent
+DOMAINS = (
+    "$x_{",
+    "5% \\frac{$$",
+    b"caf\xe9",
+    "日本",
+    "\U0001fae0 face",
+    "a\x1b[31m\n\tb",
+    "long" * 60,
+    " ",
+    "$a$ & <b>",
+)
+CLASSES = ("$\\frac$", "_{", b"na\xefve", "猫")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """A data set whose folders have such names, as launch.prepare makes it; what it printed, and where it lies."""
+    root = tmp_path_factory.mktemp("names") / os.fsdecode(b"caf\xe9")
+    for d, domain in enumerate([*DOMAINS, b"left $\xff out"]):
+        for label, name in enumerate(CLASSES):
+            folder = os.path.join(os.fsencode(root), b"raw", os.fsencode(domain), os.fsencode(name))
+            os.makedirs(folder)
+            for i in range(2 if d < len(DOMAINS) else 1):
+                Image.new("L", (8, 8), 20 * d + 50 * label).save(os.path.join(os.fsdecode(folder), f"{i}.png"))
+    arguments = (f"--raw_dir={root}/raw", f"--data_dir={root}/data", "--size=8", "--min_images=8", "--name=names")
+    with pytest.MonkeyPatch.context() as patch:
+        text = command(patch, "--benchmark=folder", *arguments)
+    return root / "data", open_store(root / "data" / "names"), text
+
+
+def test_a_data_set_with_any_names_is_prepared(hostile):
+    folder, store, printed = hostile
+    assert set(store.domain_names) == {os.fsdecode(name) for name in DOMAINS}
+    assert set(store.info.class_names) == {os.fsdecode(name) for name in CLASSES}
+    assert "left $\\udcff out: left out, 4 images are fewer than 8" in printed and f"sha256 {store.sha256}" in printed
+    with Image.open(folder / "names" / "sheet.png") as sheet:
+        assert sheet.size[0] > 800
+
+
+def test_domains_and_classes_of_any_names_are_drawn(hostile, tmp_path):
+    _, store, _ = hostile
+    classes, everything = store.info.class_names, range(len(store.domain_names))
+    draw_sheet(store, tmp_path / "sheet.png", list(everything), per_domain=8)
+    names = [classes[label] for label in store.labels[:8]]
+    draw_strips(tmp_path / "step1.png", [(f"query, {name}", store.images[:8], names) for name in store.domain_names])
+    for own in everything:
+        weights = np.full(len(store.labels), 1 / len(store.labels))
+        figure = plots.attention_grid(
+            store.images, store.row_domains(), weights, own, store.images[0], store.domain_names, text=f"label {classes[own % 4]}"
+        )  # fmt: skip
+        check_readable(figure)
+        example = Example(store.images[own], own, own % 4, 0, 3, store.images, store.row_domains(), weights)
+        draw_attention(
+            tmp_path / f"{own}.png", example, COUNTS, store.domain_names, classes, f"cxda on {classes[own % 4]}"
+        )
+    assert len(list(tmp_path.iterdir())) == 11 and all(path.stat().st_size > 1000 for path in tmp_path.iterdir())
+
+
+def test_a_report_shows_any_names(hostile, tmp_path):
+    data_dir, store, _ = hostile
+    config = cli.resolve(cli.load_config("configs/folder.py:cxda,smoke"))
+    config["data"]["name"] = "names"
+    run, rows = tmp_path / "run", np.arange(len(store.labels))
+    labels = store.labels[None, :4]
+    row = make_row("cxda", 0, "folder", config=config, avg=100.0, w10=100.0, data_hash=store.sha256, num_tasks=1).row
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "result.json").write_text(json.dumps(dict(row)))
+    np.savez(run / "predictions.npz", support=rows[None], query=rows[None, :4], labels=labels, predictions=labels)
+    weights = np.random.default_rng(0).dirichlet(np.ones(len(rows)), (1, 4, 2))
+    domains = store.row_domains()[None]
+    np.savez(run / "attention.npz", weights=weights, support_domain=domains, query_domain=domains[:, :4])
+    results, faults = read_results([run])
+    make_report(tmp_path / "report", results, faults, False, str(data_dir))
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert page.count("<figure ") >= 3 and "attention of cxda" in page
+    (task,) = embedded(page)
+    assert {"caf\\udce9", "a\\x1b[31m\\n\\tb", "日本", "$x_{"} <= set(task["domains"])
+    assert set(task["query"]["labels"]) <= {printable(name) for name in store.info.class_names}
+
+
+@pytest.mark.parametrize("name, shown", [
+    ("$x_{", "\\$x_{"), ("5% \\$", "5% \\\\$"), ("", "''"), (" ", "' '"), ("日本", "\\u65e5\\u672c"), ("naïve", "naïve"),
+    ("caf\udce9", "caf\\udce9"), ("a\n\x1b[2Jb", "a\\n\\x1b[2Jb"), ("x" * 99, "x" * 40 + "..." + "x" * 17), ("\U0001fae0", "\\U0001fae0"),
+])  # fmt: skip
+def test_plain_text(name, shown):
+    assert plain(name) == shown
+    figure = Figure()
+    text = figure.text(0.5, 0.5, plain(name))
+    figure.draw_without_rendering()
+    assert not text._preprocess_math(text.get_text())[1]
+
+
+def test_plain_text_of_several_lines_is_no_formula_in_any_of_them():
+    for name in ("$" * 100, "a$ b$ " * 20, "x" * 8 + "$" + "y" * 8 + "$"):
+        found = plain(name, 9, 2)
+        assert found.count("\n") <= 1 and found.count("$") == found.count("\\$")
+
+
+def test_names_of_bytes_are_printed(hostile):
+    folder, store, _ = hostile
+    arguments = ("--benchmark=folder", "--raw_dir=x", f"--data_dir={folder}", "--name=names")
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.prepare", *arguments],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"sha256 {store.sha256}" in done.stdout and "caf\\udce9/data/names is there already" in done.stdout
+
+
+# What ends a training
+
+
+def drawn(monkeypatch, tmp_path, example, **other):
+    """The figure, once it is found to be readable."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    draw_attention(tmp_path / "x.png", example, COUNTS, [f"writer {i}" for i in range(9)], tuple("abcd"), **other)
+    (figure,) = figures
+    check_readable(figure)
+    return figure
+
+
+def make_example(before, after, support=100, domain=2):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (support + 1, 8, 8, 1), np.uint8)
+    weights = rng.dirichlet(np.ones(support))
+    return Example(pixels[0], domain, 1, before, after, pixels[1:], np.arange(support) % 5, weights)
+
+
+@pytest.mark.parametrize("before, after, marks, verdict", [
+    (0, 1, ["\u2717 wrong", "\u2713 right"], "Corrected by adapting"), (1, 3, ["\u2713 right", "\u2717 wrong"], "Spoiled by adapting"),
+    (1, 1, ["\u2713 right", "\u2713 right"], "Right with and without adapting"), (0, 2, ["\u2717 wrong"] * 2, "Wrong with and without"),
+])  # fmt: skip
+def test_the_picture_shows_both_answers_and_whether_they_are_right(
+    monkeypatch, tmp_path, before, after, marks, verdict
+):
+    figure = drawn(monkeypatch, tmp_path, make_example(before, after), title="cxda on glyphs")
+    texts = [text.get_text() for text in figure.axes[6].texts]
+    assert [text for text in texts if text[0] in "\u2713\u2717"] == marks
+    assert texts[0] == "answer without support images" and texts[3] == "answer with 100 of them"
+    assert texts[1::3] == [f"'{'abcd'[before]}'", f"'{'abcd'[after]}'"] and "'b'" in figure.axes[0].get_title()
+    assert figure.get_suptitle().startswith(verdict) and figure.get_suptitle().endswith(": cxda on glyphs")
+    assert "480 queries" in figure.get_supxlabel() and "corrected 61 and spoiled 12" in figure.get_supxlabel()
+
+
+@pytest.mark.parametrize("support, count", [(100, 5), (3, 3), (1, 1)])
+def test_the_picture_shows_what_is_attended_to_most_and_least(monkeypatch, tmp_path, support, count):
+    example = make_example(0, 1, support)
+    figure = drawn(monkeypatch, tmp_path, example)
+    order = np.argsort(-example.weights)
+    for row, chosen in enumerate((order[:count], order[::-1][:count])):
+        for axes, i in zip(figure.axes[row * (count + 1) + 1 :], chosen):  # noqa: B905
+            assert np.array_equal(axes.get_images()[0].get_array(), example.support[i, ..., 0])
+            assert axes.get_title() == f"{support * example.weights[i]:.2f} x uniform"
+            assert axes.get_xlabel() == f"{'* ' if i % 5 == 2 else ''}writer {i % 5}"
+
+
+def test_counts_and_the_query_chosen():
+    labels = np.array([[0, 1, 2], [3, 3, 3], [1, 1, 1]])
+    before = np.array([[0, 0, 2], [3, 0, 0], [0, 0, 0]])
+    after = np.array([[1, 1, 2], [0, 3, 3], [0, 0, 1]])
+    answers = Answers(labels, before, after)
+    assert answers.counts() == {"compared": 9, "corrected": 4, "spoiled": 2} and answers.telling() == (1, 1)
+    json.dumps(answers.counts())
+    assert answers._replace(before=after).counts() == {"compared": 9, "corrected": 0, "spoiled": 0}
+    assert answers._replace(before=labels, after=labels + 1 - np.eye(3, dtype=int)).telling() == (0, 0)
+    assert answers._replace(before=labels, after=np.where(np.eye(3), 9, labels)).telling() == (0, 1)
+    assert answers._replace(after=labels + 1).telling() == (0, 0)
