@@ -11,6 +11,7 @@ from cxda_jax.data.episodes import EpisodeSpec, sample_plans
 from cxda_jax.data.sources import device_source, stack, tfdata_source
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.progress import Counter, Meter, MetricsFile, duration
+from cxda_jax.reading import read_lines
 from cxda_jax.train import Schedule, init_state, next_call, train
 from cxda_jax.types import Images, UserError
 from tests.test_methods import build_method
@@ -59,7 +60,7 @@ def run(
 
 
 def lines(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return read_lines(workdir / "metrics.jsonl")
 
 
 def assert_equal_trees(a, b):
