@@ -12,8 +12,8 @@ from typing import Any
 GRACE = 0.3  # seconds: what ends within them, with nothing to save, says that it ended and no more
 SOON = "stopping as soon as nothing is lost by it; again to stop at once"
 LINE = "stopped by {}; nothing that was saved is lost, the same command goes on from there"
-at_once: list[Callable[[], None]] = []  # called where the second signal ends this process
 
+_along: list[Callable[[], None]] = []  # what the second signal ends besides this process
 _wanted = 0  # the signal that came
 _told = -1  # where the system writes signals for the thread that ends this process at the second
 _holding = False
@@ -91,6 +91,16 @@ def let_go() -> Iterator[None]:
         _holding = True
 
 
+@contextlib.contextmanager
+def taking_along(end: Callable[[], None]) -> Iterator[None]:
+    """Inside, a second signal calls `end` before this process ends."""
+    _along.append(end)
+    try:
+        yield
+    finally:
+        _along.remove(end)
+
+
 def _raise_if_wanted() -> None:
     if _wanted:
         raise Stopped(_wanted)
@@ -129,8 +139,8 @@ def _listen(reading: int) -> None:
             continue
         came.append(told[0])
         if len(came) == 2:
-            for work in at_once:
-                work()
+            for end in _along:
+                end()
             os._exit(128 + came[1])
         if _holding or not select.select([reading], [], [], GRACE)[0]:
             say(SOON)

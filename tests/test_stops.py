@@ -75,7 +75,7 @@ def test_the_first_signal_is_answered_before_what_cannot_be_broken_off_ends(work
 
 
 def test_the_second_signal_ends_it_at_once_after_what_must_not_outlive_it():
-    lines, code = stop("stops.at_once.append(lambda: stops.say('killed')); compute()", signal.SIGINT, signal.SIGTERM)
+    lines, code = stop("with stops.taking_along(lambda: stops.say('killed')): compute()", signal.SIGINT, signal.SIGTERM)
     assert (lines, code) == (["killed"], 143)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cxda_jax.experiment import METHODS, open_data
+from launch import stops
 from launch import study as studies
 from launch.study import Job, Study, is_done, plan, run_here, run_on_slurm
 
@@ -156,6 +157,65 @@ def test_a_killed_study_takes_its_jobs_along_and_goes_on_where_it_was(tmp_path, 
     done = subprocess.run([*start, "0"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
     assert [line.split()[0] for line in log.read_text().splitlines()] == ["a", "b", "b"]
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_each_job_gets_one_signal_of_a_terminals_and_a_second_ends_it(tmp_path, signals):
+    """A terminal sends Ctrl-C to all processes of the group."""
+    job = f"""
+        import pathlib, signal, sys, time
+        came, here = [], pathlib.Path({str(tmp_path)!r})
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: came.append(number))
+        (here / "begun").touch()
+        while not came:
+            time.sleep(0.02)
+        time.sleep({1 if signals == 1 else 60})
+        (here / "saved").write_text(str([int(n) for n in came]))
+        sys.exit(143)
+    """
+    code = f"""
+        from pathlib import Path
+        from launch import cli
+        from tests.test_study import make_study, run_here, script
+        cli.run(lambda: print(run_here(make_study(Path({str(tmp_path)!r})), [script({job!r}, name="a")], 1, [])))
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        text=True,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    until = time.monotonic() + 60
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.02)
+    began = time.monotonic()
+    for _ in range(signals):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.5)
+    said = process.communicate(timeout=30)[1].splitlines()
+    assert process.returncode == 130 and time.monotonic() - began < 20
+    if signals == 1:
+        assert (tmp_path / "saved").read_text() == "[15]"
+        assert said == [stops.SOON, stops.LINE.format("SIGINT")]
+    else:
+        assert said == [stops.SOON] and not (tmp_path / "saved").exists()
+
+
+def test_a_study_that_was_received_gives_its_jobs_no_programs(tmp_path, monkeypatch):
+    """What is loaded from a folder of compiled programs is run."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    study = make_study(tmp_path / "study")
+    (study.folder / "jobs" / "compiled").mkdir(mode=0o700)
+    (study.folder / "jobs" / "compiled" / "planted").touch()
+    job = "import jax; from launch import cli; cli.keep_compiled(); print(jax.config.jax_compilation_cache_dir)"
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert studies.perform(study, script(job, name="a")) is None
+    used = Path((study.folder / "jobs" / "a.log").read_text().strip())
+    assert used.is_relative_to(tmp_path / "mine") and used.is_dir()
 
 
 FAKE = {
