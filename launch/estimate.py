@@ -1,5 +1,6 @@
 """How long a study will take on this machine, from steps and tasks timed here."""
 
+import csv
 import json
 import time
 from collections.abc import Callable
@@ -41,9 +42,8 @@ def estimate(study: Study, jobs: list[Job], data_dir: str) -> Callable[[Job], fl
             if job.command[2] == "launch.train":
                 total += speed["compile_s"] + speed["steps"] * speed["step_s"] + speed["tasks"] * speed["task_s"]
                 continue
-            runs = len(flags["runs"].split(","))
             for images in images_of(flags, study.config(name)):
-                total += speed["compile_s"] / 2 + runs * speed["test_tasks"] * speed["task_s"] * images
+                total += speed["compile_s"] / 2 + runs_of(job) * speed["test_tasks"] * speed["task_s"] * images
         return total
 
     return seconds
@@ -52,6 +52,10 @@ def estimate(study: Study, jobs: list[Job], data_dir: str) -> Callable[[Job], fl
 def flags_of(job: Job) -> dict[str, str]:
     parts = (part.removeprefix("--").partition("=") for part in job.command if part.startswith("--"))
     return {name: text for name, _, text in parts}
+
+
+def runs_of(job: Job) -> int:
+    return len(next(csv.reader([flags_of(job)["runs"]])))
 
 
 def names_of(job: Job) -> list[str]:

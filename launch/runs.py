@@ -2,6 +2,7 @@
 
 import glob
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from launch import cli
 WHOLE = tuple(f".{name}" for name in (
     "attention", "augment", "batch_norm", "cotta", "episode", "finetune", "optimizer", "sf_ocda", "sla", "strong",
 ))  # fmt: skip
+
+COMMAS = 20  # in the path of a run, at most
 
 Changes = list[tuple[str, str]]  # --config.field=value
 
@@ -105,15 +108,27 @@ def changed(config: Config, changes: Changes) -> Config:
 
 def find_runs(patterns: Sequence[str]) -> list[Path]:
     """Directories that match and hold a config.json."""
-    found = []
-    for pattern in patterns:
-        matches = [Path(p) for p in sorted(glob.glob(pattern))]
-        runs = [p for p in matches if (p / "config.json").exists()]
-        if not runs:
+    found, rest = [], list(patterns)
+    while rest:
+        for count in range(min(len(rest), COMMAS + 1), 0, -1):  # the list was split at commas, which names may have too
+            matches = _matching(",".join(rest[:count]))
+            runs = [path for path in matches if (path / "config.json").exists()]
+            if runs:
+                break
+        else:
             what = "nothing that matches holds a config.json" if matches else "nothing matches"
-            raise UserError(f"--runs={pattern}: {what}; name run directories that launch.train made")
+            raise UserError(f"--runs={rest[0]}: {what}; name run directories that launch.train made")
         found += [run for run in runs if run not in found]
+        del rest[:count]
     return found
+
+
+def _matching(pattern: str) -> list[Path]:
+    """What a pattern matches. As far as it names what exists it is taken as it stands: names may have brackets too."""
+    literal, parts = "", list(Path(pattern).parts or [pattern])
+    while parts and os.path.exists(os.path.join(literal, parts[0])):
+        literal = os.path.join(literal, parts.pop(0))
+    return [Path(p) for p in sorted(glob.glob(os.path.join(glob.escape(literal), *parts)))]
 
 
 def read_config(workdir: Path) -> Config:

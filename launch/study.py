@@ -7,6 +7,8 @@ repeated.
 
 import concurrent.futures as futures
 import contextlib
+import csv
+import io
 import json
 import os
 import subprocess
@@ -105,7 +107,7 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
     def evaluate(what: str, start: str, names: Sequence[str], *flags: str) -> list[Job]:
         if not names:
             return []
-        runs = ",".join(str(study.run(start, seed)) for seed in study.seeds)
+        runs = listed([str(study.run(start, seed)) for seed in study.seeds])
         needs = [train[start, seed] for seed in study.seeds]
         command = ["launch.evaluate", f"--runs={runs}", f"--methods={','.join(names)}", *flags]
         return [job(f"test {what} of {','.join(names)}", command, needs, flags, [
@@ -124,6 +126,13 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
         if other:
             jobs += evaluate("other tasks", name, varied, *other)
     return jobs
+
+
+def listed(names: Sequence[str]) -> str:
+    """As a flag that takes a list splits it again, whatever the names hold."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(names)
+    return text.getvalue()
 
 
 def possible_tasks(study: Study, store: DomainStore) -> dict[str, list[str]]:

@@ -12,10 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from absl import flags
 
 from cxda_jax.experiment import METHODS, open_data
 from launch import stops
 from launch import study as studies
+from launch.estimate import flags_of, runs_of
+from launch.runs import find_runs
 from launch.study import Job, Study, is_done, plan, run_here, run_on_slurm
 
 ROOT = Path(__file__).parent.parent
@@ -53,6 +56,17 @@ def test_the_plan_trains_what_trains_and_tests_the_rest(data, tmp_path):
     for job in jobs:  # each after what it needs
         assert known.issuperset(job.needs)
         known.add(job.id)
+
+
+def test_runs_are_named_so_that_any_folder_is_found_again(data, tmp_path):
+    folder, store = data
+    study = make_study(tmp_path / "a,b[1]", methods=("erm",))
+    job = plan(study, store, str(folder))[-1]
+    for seed in (0, 1):
+        study.run("erm", seed).mkdir(parents=True)
+        (study.run("erm", seed) / "config.json").touch()
+    runs = flags.ListParser().parse(flags_of(job)["runs"])
+    assert find_runs(runs) == [study.run("erm", 0), study.run("erm", 1)] and runs_of(job) == 2
 
 
 def test_only_some_methods_bring_what_they_start_from(data, tmp_path):
