@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -312,8 +313,12 @@ def test_the_estimate_times_each_method_once(data, tmp_path, capsys):
     folder, store = data
     study = make_study(tmp_path, (0, 1), ("erm",))
     jobs = plan(study, store, str(folder))
-    seconds = estimate(study, jobs, str(folder))
-    assert capsys.readouterr().out.splitlines()[0] == "[1/1] timing erm"
+    seconds = estimate(study, jobs, store, store)
+    step, task = capsys.readouterr().out.splitlines()
+    assert step == "[1/1] timing erm: compiling a training step, then 3 of them"
+    assert re.fullmatch(
+        r"\[1/1\] timing erm: \S+s a step, compiled in \S+s; compiling a test task, then 3 of them", task
+    )
     (kept,) = json.loads((tmp_path / "speed.json").read_text()).values()
     speed = kept["erm smoke"]
     assert speed["steps"] == 20 and speed["tasks"] == 2 * 4 + 10 and 0 < speed["step_s"] < speed["compile_s"]
@@ -323,7 +328,7 @@ def test_the_estimate_times_each_method_once(data, tmp_path, capsys):
     # Two runs; tasks of 2 x 50 + 50, 5 x 20 + 20, 5 x 2 + 2 and again 5 x 20 + 20 images, as shares of 120.
     images = 150 / 120 + 1 + 12 / 120 + 1
     assert seconds(other) == pytest.approx(5 + 4 * speed["compile_s"] / 2 + 2 * 10 * speed["task_s"] * images)
-    estimate(study, jobs, str(folder))
+    estimate(study, jobs, store, store)
     assert "timing" not in capsys.readouterr().out  # it is kept
 
 
@@ -384,8 +389,12 @@ def test_a_study_from_one_command_repeats_nothing(tmp_path):
         (("--benchmark=glyphs", "--only=cxdaa"), "--only='cxdaa' is unknown; did you mean 'cxda'?"),
         (("--benchmark=glyphs", "--seeds=a"), "--seeds=a: give whole numbers, such as 0,1,2"),
         (
-            ("--benchmark=cifar_c", "--dry_run"),
+            ("--benchmark=cifar_c",),
             "cifar_c: no prepared data; python -m launch.prepare --benchmark=cifar_c",
+        ),
+        (
+            ("--benchmark=folder", "--dry_run"),
+            "folder: no prepared data; python -m launch.prepare --benchmark=folder",
         ),
     ],
 )
