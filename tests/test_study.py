@@ -332,6 +332,30 @@ def test_the_estimate_times_each_method_once(data, tmp_path, capsys):
     assert "timing" not in capsys.readouterr().out  # it is kept
 
 
+def test_the_estimate_says_how_long_it_takes_itself_and_keeps_what_it_has(data, tmp_path, capsys, monkeypatch):
+    from launch import estimate
+
+    def measure(config, store, sample, say):
+        if config["method"] == "cotta":
+            raise KeyboardInterrupt
+        time.sleep(0.6)
+        say("compiling")
+
+    monkeypatch.setattr(estimate, "measure", measure)
+    folder, store = data
+    study = make_study(tmp_path, (0,), ("erm", "bn", "cotta"))
+    with pytest.raises(KeyboardInterrupt):
+        estimate.estimate(study, plan(study, store, str(folder)), store, store)
+    assert capsys.readouterr().out.splitlines() == ["[1/3] timing bn: compiling"]
+    assert list(*json.loads((tmp_path / "speed.json").read_text()).values()) == ["bn smoke"]
+    study = make_study(tmp_path, (0,), ("erm", "bn", "cml"))
+    estimate.estimate(study, plan(study, store, str(folder)), store, store)
+    assert capsys.readouterr().out.splitlines() == [
+        "[1/2] timing cml: compiling",
+        "[2/2] timing erm: compiling  eta 1s",
+    ]
+
+
 def reproduce(tmp_path, name, wait=True):
     command = [
         sys.executable, "-m", "launch.reproduce", "--benchmark=glyphs", "--smoke", "--seeds=0", "--only=erm,ft_em",
