@@ -108,7 +108,9 @@ def changed(config: Config, changes: Changes) -> Config:
 
 def find_runs(patterns: Sequence[str]) -> list[Path]:
     """Directories that match and hold a config.json."""
-    found, rest = [], list(patterns)
+    found: list[Path] = []
+    matches: list[Path] = []
+    rest = list(patterns)
     while rest:
         for count in range(min(len(rest), COMMAS + 1), 0, -1):  # the list was split at commas, which names may have too
             matches = _matching(",".join(rest[:count]))

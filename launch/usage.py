@@ -53,11 +53,12 @@ class Source:
         self.path = ROOT / f"{module.replace('.', '/')}.py"
         tree = ast.parse(self.path.read_text())
         self.doc = ast.get_docstring(tree, clean=False) or ""
-        self._imported = {a.asname or a.name: (node.module, a.name)
-                          for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names}  # fmt: skip
+        self._imported: dict[str, tuple[str, str]] = {}
         self._assigned: dict[str, ast.expr | None] = {}
         self._calls: list[ast.Call] = []
         for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                self._imported |= {a.asname or a.name: (node.module, a.name) for a in node.names}
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                 self._assigned[ast.unparse(target)] = node.value
@@ -85,7 +86,7 @@ class Source:
         if first not in self._imported:
             raise Unreadable(name)
         module, there = self._imported[first]
-        return Source(f"{module}.{there}").find(rest) if rest else Source(str(module)).find(there)
+        return Source(f"{module}.{there}").find(rest) if rest else Source(module).find(there)
 
     def value(self, node: ast.expr | None) -> Any:
         """Of constants, of texts made of them, and of names bound to such; a table stands for the list of its keys."""
@@ -109,7 +110,7 @@ class Source:
                 return self.value(left) + self.value(right)
             case ast.Call(func=ast.Name(id="list"), args=[names]):
                 return self.value(names)
-            case ast.Call(func=ast.Attribute(value=ast.Constant(value=separator), attr="join"), args=[names]):
+            case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(separator)), attr="join"), args=[names]):
                 return separator.join(self.value(names))
             case ast.Call(func=ast.Name(id=name), args=[]) if name in LIGHT:
                 return LIGHT[name]()
