@@ -1,6 +1,7 @@
 """What the launchers share: reading `--config=file.py:variant --config.field=value`, and one line for a user's mistake."""
 
 import ast
+import contextlib
 import difflib
 import hashlib
 import io
@@ -8,6 +9,8 @@ import json
 import os
 import platform
 import runpy
+import select
+import signal
 import stat
 import sys
 import textwrap
@@ -26,13 +29,10 @@ from cxda_jax import backend
 from cxda_jax.reading import reason, system_fault
 from cxda_jax.types import UserError, brief, printable
 from launch import stops
+from launch.usage import data_folder
 
 _DEBUG = flags.DEFINE_bool("debug", False, "Show a traceback with errors.")
-DATA_DIR = flags.DEFINE_string(
-    "data_dir",
-    os.environ.get("CXDA_DATA_DIR") or str(Path.home() / ".cache" / "cxda_jax"),
-    "Where generated and prepared data sets are kept.",
-)
+DATA_DIR = flags.DEFINE_string("data_dir", data_folder(), "Where generated and prepared data sets are kept.")
 _DETERMINISTIC = flags.DEFINE_bool(
     "deterministic", False, "On GPUs, give the same bits in every run, more slowly; CPUs always do."
 )
@@ -50,6 +50,8 @@ def run(main: Callable[[], None]) -> None:
             rest = flags.FLAGS(_take_overrides(argv))
         except (flags.Error, UserError) as e:
             _fail(str(e))
+        except SystemExit:  # of --helpfull and its like, which absl ends with 1
+            sys.exit(0)
         if len(rest) > 1:
             _fail(f"unexpected argument {rest[1]!r}; flags are written --name=value")
         return rest
@@ -60,21 +62,49 @@ def run(main: Callable[[], None]) -> None:
             sys.excepthook = _pass_over_orbax
         if _DETERMINISTIC.value:
             backend.make_deterministic()
-        stops.watch()
         try:
-            main()
-        except (UserError, OSError) as e:
-            if _DEBUG.value:
-                traceback.print_exc()
-            _fail(system_fault(e) if isinstance(e, OSError) else str(e))
+            stops.watch()
+            _explained(main)
         except stops.Stopped as e:
-            print(
-                f"stopped by {e.name}; nothing that was saved is lost, the same command goes on from there",
-                file=sys.stderr,
-            )
+            stops.say(stops.LINE.format(e.name))
             sys.exit(e.code)
+        finally:
+            stops.unwatch()
 
-    app.run(guarded, flags_parser=parse)
+    try:
+        app.run(guarded, flags_parser=parse)
+    finally:
+        _flush()
+
+
+def _explained(main: Callable[[], None]) -> None:
+    """Runs it, and makes one line of what a user or the system did wrong."""
+    try:
+        main()
+    except (UserError, OSError) as e:
+        if isinstance(e, BrokenPipeError) and _is_unread():
+            sys.exit(128 + signal.SIGPIPE)
+        if _DEBUG.value:
+            traceback.print_exc()
+        _fail(system_fault(e) if isinstance(e, OSError) else str(e))
+
+
+def _flush() -> None:
+    """Writes out what was printed, before Python does: where nobody reads it any more, that would print pages."""
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except OSError as e:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(e, BrokenPipeError):
+            _fail(system_fault(e))
+
+
+def _is_unread() -> bool:
+    """Whether whoever read our output has closed it, as `head` does."""
+    output = select.poll()
+    output.register(1, 0)
+    return any(event & select.POLLERR for _, event in output.poll(0))
 
 
 def keep_compiled() -> None:
@@ -222,5 +252,6 @@ def _pass_over_orbax(kind: type[BaseException], e: BaseException, trace: Any) ->
 
 
 def _fail(message: str) -> NoReturn:
-    print("error: " + printable(" ".join(message.split())), file=sys.stderr)
+    with contextlib.suppress(BrokenPipeError):
+        print("error: " + printable(" ".join(message.split())), file=sys.stderr)
     sys.exit(2)

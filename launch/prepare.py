@@ -54,7 +54,9 @@ _RAW_DIR = flags.DEFINE_string("raw_dir", None, "Where the downloads are.", requ
 _NAME = flags.DEFINE_string("name", None, "Folder in --data_dir, config.data.name; the benchmark's name unless given.")
 _DOWNLOAD = flags.DEFINE_bool("download", False, "First fetch the published files that --raw_dir lacks.")
 _STRICT = flags.DEFINE_bool("strict", False, "Refuse raw files whose counts are not the paper's.")
-_WORKERS = flags.DEFINE_integer("workers", cores(), "Threads that read and decode.", lower_bound=1)
+_WORKERS = flags.DEFINE_integer(
+    "workers", None, "Threads that read and decode; one for each core unless given.", lower_bound=1
+)
 _OPTIONS = [
     flags.DEFINE_bool("regenerate", None, "cifar_c, tiny_imagenet_c: make train and val domains from clean images."),
     flags.DEFINE_bool("tfds", None, "cifar_c: as --regenerate, all images through tensorflow-datasets."),
@@ -124,7 +126,7 @@ def main() -> None:
         print(f"warning: {printable(warning)}", flush=True)
     if _STRICT.value:
         insist(raw.checks)
-    prepare(raw, target, _WORKERS.value)
+    prepare(raw, target, _WORKERS.value or cores())
     store = open_store(target)
     draw_sheet(store, target / "sheet.png", [d for split in SPLITS for d in some(store.domains(split))])
     print(card(store, raw.checks))

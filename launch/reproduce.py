@@ -10,7 +10,8 @@ The study is a list of jobs: one training for each method and seed, and evaluati
 from erm, other numbers of domains and of support images, one step of fine-tuning). A job that ended well is marked under
 STUDY/jobs and never repeated while its config, its data and its method stay what they are; the same command again does
 what is missing, wherever it was stopped. A job that fails is named, with its log, and the rest goes on. --dry_run lists the
-jobs and what they will take, from steps timed on this machine.
+jobs and what they will take, from steps timed on this machine; while the data are missing, on made-up images, with the
+published numbers of domains and images.
 
 STUDY/METHOD/SEED holds the runs and their results, STUDY/report the tables, the figures and report.html, with the paper's
 figures beside ours.
@@ -22,6 +23,7 @@ from pathlib import Path
 from absl import flags
 
 from cxda_jax.analysis.results import read_results
+from cxda_jax.data.published import PUBLISHED, empty_store, sample_store
 from cxda_jax.data.raw import cores
 from cxda_jax.experiment import BENCHMARKS, METHODS, lookup, open_data
 from cxda_jax.progress import duration
@@ -50,10 +52,10 @@ _SLURM = flags.DEFINE_list("slurm", [], "Parameters of the queue: partition=gpu,
 def main() -> None:
     lookup("--benchmark", _BENCHMARK.value, BENCHMARKS)
     study = read_flags()
-    jobs = plan(study, open_data(study.config("erm"), cli.DATA_DIR.value), cli.DATA_DIR.value)
     if _DRY_RUN.value:
-        print(listing(study, jobs, estimate(study, jobs, cli.DATA_DIR.value)))
+        dry_run(study)
         return
+    jobs = plan(study, open_data(study.config("erm"), cli.DATA_DIR.value), cli.DATA_DIR.value)
     (study.folder / "jobs").mkdir(parents=True, exist_ok=True)
     if _EXECUTOR.value == "slurm":
         parts = (part.partition("=") for part in _SLURM.value)
@@ -85,6 +87,24 @@ def read_flags() -> Study:
         raise UserError(f"--seeds={','.join(seeds)}: give whole numbers, such as 0,1,2")
     folder = Path(_STUDY.value or f"runs/study/{_BENCHMARK.value}{'_smoke' if _SMOKE.value else ''}")
     return Study(_BENCHMARK.value, folder, tuple(map(int, seeds)), methods, _SMOKE.value)
+
+
+def dry_run(study: Study) -> None:
+    """Lists the jobs and their times, before the data are there too."""
+    config, data_dir = study.config("erm"), cli.DATA_DIR.value
+    if study.benchmark not in PUBLISHED or (Path(data_dir) / config["data"]["name"] / "store.json").exists():
+        store = open_data(config, data_dir)
+        jobs = plan(study, store, data_dir)
+        print(listing(study, jobs, estimate(study, jobs, store, store)))
+        return
+    print(
+        f"{study.benchmark}: no prepared data in {data_dir}; numbers of domains and images are the published ones, and "
+        "steps are timed on made-up images",
+        flush=True,
+    )
+    store = empty_store(study.benchmark)
+    jobs = [job._replace(id="-" * len(job.id)) for job in plan(study, store, data_dir)]  # ids follow from the data
+    print(listing(study, jobs, estimate(study, jobs, store, sample_store(study.benchmark))))
 
 
 def listing(study: Study, jobs: list[Job], seconds: Callable[[Job], float | None]) -> str:

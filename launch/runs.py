@@ -2,6 +2,7 @@
 
 import glob
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from cxda_jax.reading import read_lines, reason, system_fault
 from cxda_jax.types import UserError, Variables, brief
 from launch import cli
 from launch.identity import Record, check_data, read_config, read_record
+
+COMMAS = 20  # in the path of a run, at most
 
 Changes = list[tuple[str, str]]  # --config.field=value
 
@@ -137,15 +140,29 @@ def changed(config: Config, changes: Changes) -> Config:
 
 def find_runs(patterns: Sequence[str]) -> list[Path]:
     """Directories that match and hold a config.json."""
-    found = []
-    for pattern in patterns:
-        matches = [Path(p) for p in sorted(glob.glob(pattern))]
-        runs = [p for p in matches if (p / "config.json").exists()]
-        if not runs:
+    found: list[Path] = []
+    matches: list[Path] = []
+    rest = list(patterns)
+    while rest:
+        for count in range(min(len(rest), COMMAS + 1), 0, -1):  # the list was split at commas, which names may have too
+            matches = _matching(",".join(rest[:count]))
+            runs = [path for path in matches if (path / "config.json").exists()]
+            if runs:
+                break
+        else:
             what = "nothing that matches holds a config.json" if matches else "nothing matches"
-            raise UserError(f"--runs={pattern}: {what}; name run directories that launch.train made")
+            raise UserError(f"--runs={rest[0]}: {what}; name run directories that launch.train made")
         found += [run for run in runs if run not in found]
+        del rest[:count]
     return found
+
+
+def _matching(pattern: str) -> list[Path]:
+    """What a pattern matches. As far as it names what exists it is taken as it stands: names may have brackets too."""
+    literal, parts = "", list(Path(pattern).parts or [pattern])
+    while parts and os.path.exists(os.path.join(literal, parts[0])):
+        literal = os.path.join(literal, parts.pop(0))
+    return [Path(p) for p in sorted(glob.glob(os.path.join(glob.escape(literal), *parts)))]
 
 
 def restore_best(job: Job, experiment: Experiment) -> tuple[Variables, dict[str, Any]]:

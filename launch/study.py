@@ -7,6 +7,8 @@ repeated.
 
 import concurrent.futures as futures
 import contextlib
+import csv
+import io
 import json
 import os
 import subprocess
@@ -47,7 +49,8 @@ QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPIL
 
 
 _commands: set[subprocess.Popen] = set()  # that run at this moment
-_ending = threading.Event()
+_ending = False
+_lock = threading.Lock()  # so that each command gets one signal: its second would end it unsaved
 
 
 class Job(NamedTuple):
@@ -104,7 +107,7 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
     def evaluate(what: str, start: str, names: Sequence[str], *flags: str) -> list[Job]:
         if not names:
             return []
-        runs = ",".join(str(study.run(start, seed)) for seed in study.seeds)
+        runs = listed([str(study.run(start, seed)) for seed in study.seeds])
         needs = [train[start, seed] for seed in study.seeds]
         command = ["launch.evaluate", f"--runs={runs}", f"--methods={','.join(names)}", *flags]
         return [job(f"test {what} of {','.join(names)}", command, needs, flags, [
@@ -123,6 +126,13 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
         if other:
             jobs += evaluate("other tasks", name, varied, *other)
     return jobs
+
+
+def listed(names: Sequence[str]) -> str:
+    """As a flag that takes a list splits it again, whatever the names hold."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(names)
+    return text.getvalue()
 
 
 def possible_tasks(study: Study, store: DomainStore) -> dict[str, list[str]]:
@@ -145,24 +155,25 @@ def _marker(study: Study, job: Job) -> Path:
     return study.folder / "jobs" / f"{job.id}.done"
 
 
-def perform(study: Study, job: Job, environment: dict[str, str] | None = None) -> str | None:
-    """Runs a job to its end and marks it done; else the line that says what was wrong."""
+def perform(study: Study, job: Job, environment: dict[str, str] | None = None, apart: bool = False) -> str | None:
+    """Runs a job to its end and marks it done; else the line that says what was wrong.
+
+    `apart`: a terminal's Ctrl-C does not reach the job, whom the study then tells.
+    """
     log = study.folder / "jobs" / f"{job.id}.log"
-    compiled = study.folder / "jobs" / "compiled"
-    compiled.mkdir(mode=0o700, exist_ok=True)  # what is loaded from there is run
-    shared = {"JAX_COMPILATION_CACHE_DIR": str(compiled.resolve())}  # seeds run the same programs
     began = time.monotonic()
     command = [sys.executable, "-c", TIED, str(os.getpid()), *job.command]
-    variables = shared | os.environ | (QUICK if study.smoke else {}) | (environment or {})
-    with (
-        open(log, "w") as file,
-        subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=variables) as child,
-    ):
-        _commands.add(child)
-        if _ending.is_set():
-            child.terminate()
+    variables = os.environ | (QUICK if study.smoke else {}) | (environment or {})
+    with open(log, "w") as file, subprocess.Popen(
+        command, stdout=file, stderr=subprocess.STDOUT, env=variables, start_new_session=apart
+    ) as child:  # fmt: skip
+        with _lock:
+            _commands.add(child)
+            if _ending:
+                child.terminate()
         code = child.wait()
-        _commands.discard(child)
+        with _lock:
+            _commands.discard(child)
     if code:
         lines = log.read_text().strip().splitlines() or [f"exit code {code}"]
         return f"{job.name}: {lines[-1].removeprefix('error: ')[:160]} (log: {log})"
@@ -182,7 +193,7 @@ def run_here(study: Study, jobs: list[Job], workers: int, gpus: Sequence[str]) -
     failed: dict[str, str] = {}
     running: dict[futures.Future, tuple[Job, dict[str, str]]] = {}
     total, began = len(todo), time.monotonic()
-    with futures.ThreadPoolExecutor(workers) as pool, passing_on():
+    with stops.taking_along(_kill), futures.ThreadPoolExecutor(workers) as pool, passing_on():
         while todo or running:
             for job in list(todo):
                 blocking = [need for need in job.needs if need in failed]
@@ -192,7 +203,7 @@ def run_here(study: Study, jobs: list[Job], workers: int, gpus: Sequence[str]) -
                 elif ready.issuperset(job.needs) and len(running) < workers:
                     todo.remove(job)
                     environment = free.pop()
-                    running[pool.submit(perform, study, job, environment)] = job, environment
+                    running[pool.submit(perform, study, job, environment, True)] = job, environment
             if not running:
                 continue
             finished, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
@@ -213,13 +224,22 @@ def run_here(study: Study, jobs: list[Job], workers: int, gpus: Sequence[str]) -
 @contextlib.contextmanager
 def passing_on() -> Iterator[None]:
     """Where the study is stopped, its jobs are too: each saves and ends."""
+    global _ending
+    _ending = False
     try:
         yield
     except stops.Stopped:
-        _ending.set()
-        for child in list(_commands):
-            child.terminate()
+        with _lock:
+            _ending = True
+            for child in _commands:
+                child.terminate()
         raise
+
+
+def _kill() -> None:
+    """Linux does so anyway when the study ends; other systems would let the jobs run on."""
+    for child in list(_commands):
+        child.kill()
 
 
 def visible_gpus() -> list[str]:

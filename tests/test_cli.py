@@ -1,13 +1,17 @@
 """What is written on command lines, and how what went wrong becomes one line."""
 
 import io
+import os
+import subprocess
+import sys
 from contextlib import redirect_stderr
 
 import pytest
 
 from cxda_jax.reading import system_fault
 from cxda_jax.types import UserError
-from launch import cli
+from launch import cli, stops
+from tests.lines import ROOT
 
 
 def config():
@@ -88,3 +92,32 @@ def test_failures_are_folded_into_one_line():
 )  # fmt: skip
 def test_what_the_system_refuses_is_one_line(error, line):
     assert system_fault(error) == line
+
+
+@pytest.mark.parametrize(
+    "body, code",
+    [
+        ("print('a')", 0),  # all work was done
+        ("print('a', flush=True); print('b', flush=True)", 141),
+        ("print('a'); raise UserError('wrong')", 2),
+        ("print('a'); raise stops.Stopped(15)", 143),
+    ],
+)
+def test_a_closed_output_ends_a_command_quietly(body, code):
+    script = f"from launch import cli, stops\nfrom cxda_jax.types import UserError\ndef main(): {body}\ncli.run(main)"
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": ""},
+    )  # fmt: skip
+    os.close(writing)
+    said = {2: "error: wrong\n", 143: f"{stops.LINE.format('SIGTERM')}\n"}.get(code, "")
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_an_output_on_a_full_disk_is_one_line():
+    script = "from launch import cli\ncli.run(lambda: print('a'))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left on device" in done.stderr

@@ -71,18 +71,20 @@ def test_a_run_leaves_what_it_promises(smoke):
 
 
 def test_evaluating_again_gives_the_same_row(smoke):
+    """In a folder whose name holds what patterns and lists are made of."""
     folder, _ = smoke
-    shutil.copytree(folder / "run", folder / "copy")
-    before = json.loads((folder / "copy" / "result.json").read_text())
+    copy = folder / "co,py[1]"
+    shutil.copytree(folder / "run", copy)
+    before = json.loads((copy / "result.json").read_text())
     for name in ("result.json", "predictions.npz", "attention.png", "metrics.jsonl", "last"):
-        path = folder / "copy" / name
+        path = copy / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    output = run("launch.evaluate", f"--runs={folder}/co*", f"--data_dir={folder}/data")
-    after = json.loads((folder / "copy" / "result.json").read_text())
+    output = run("launch.evaluate", f"--runs={copy}", f"--data_dir={folder}/data")
+    after = json.loads((copy / "result.json").read_text())
     assert before["train_minutes"] > 0 and after["train_minutes"] is None  # the metrics did not come along
     times = ("task_ms", "adapt_ms", "predict_ms", "train_minutes", "seal")
     assert {k: v for k, v in before.items() if k not in times} == {k: v for k, v in after.items() if k not in times}
-    assert (folder / "copy" / "attention.png").exists() and "cxda" in output
+    assert (copy / "attention.png").exists() and "cxda" in output
 
 
 def test_a_training_whose_output_nobody_reads_goes_on(smoke, tmp_path):

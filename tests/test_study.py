@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -12,9 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+from absl import flags
 
 from cxda_jax.experiment import METHODS, open_data
+from launch import stops
 from launch import study as studies
+from launch.estimate import flags_of, runs_of
+from launch.runs import find_runs
 from launch.study import Job, Study, is_done, plan, run_here, run_on_slurm
 
 ROOT = Path(__file__).parent.parent
@@ -52,6 +57,17 @@ def test_the_plan_trains_what_trains_and_tests_the_rest(data, tmp_path):
     for job in jobs:  # each after what it needs
         assert known.issuperset(job.needs)
         known.add(job.id)
+
+
+def test_runs_are_named_so_that_any_folder_is_found_again(data, tmp_path):
+    folder, store = data
+    study = make_study(tmp_path / "a,b[1]", methods=("erm",))
+    job = plan(study, store, str(folder))[-1]
+    for seed in (0, 1):
+        study.run("erm", seed).mkdir(parents=True)
+        (study.run("erm", seed) / "config.json").touch()
+    runs = flags.ListParser().parse(flags_of(job)["runs"])
+    assert find_runs(runs) == [study.run("erm", 0), study.run("erm", 1)] and runs_of(job) == 2
 
 
 def test_only_some_methods_bring_what_they_start_from(data, tmp_path):
@@ -158,6 +174,65 @@ def test_a_killed_study_takes_its_jobs_along_and_goes_on_where_it_was(tmp_path, 
     assert [line.split()[0] for line in log.read_text().splitlines()] == ["a", "b", "b"]
 
 
+@pytest.mark.parametrize("signals", [1, 2])
+def test_each_job_gets_one_signal_of_a_terminals_and_a_second_ends_it(tmp_path, signals):
+    """A terminal sends Ctrl-C to all processes of the group."""
+    job = f"""
+        import pathlib, signal, sys, time
+        came, here = [], pathlib.Path({str(tmp_path)!r})
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: came.append(number))
+        (here / "begun").touch()
+        while not came:
+            time.sleep(0.02)
+        time.sleep({1 if signals == 1 else 60})
+        (here / "saved").write_text(str([int(n) for n in came]))
+        sys.exit(143)
+    """
+    code = f"""
+        from pathlib import Path
+        from launch import cli
+        from tests.test_study import make_study, run_here, script
+        cli.run(lambda: print(run_here(make_study(Path({str(tmp_path)!r})), [script({job!r}, name="a")], 1, [])))
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        text=True,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    until = time.monotonic() + 60
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.02)
+    began = time.monotonic()
+    for _ in range(signals):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.5)
+    said = process.communicate(timeout=30)[1].splitlines()
+    assert process.returncode == 130 and time.monotonic() - began < 20
+    if signals == 1:
+        assert (tmp_path / "saved").read_text() == "[15]"
+        assert said == [stops.SOON, stops.LINE.format("SIGINT")]
+    else:
+        assert said == [stops.SOON] and not (tmp_path / "saved").exists()
+
+
+def test_a_study_that_was_received_gives_its_jobs_no_programs(tmp_path, monkeypatch):
+    """What is loaded from a folder of compiled programs is run."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    study = make_study(tmp_path / "study")
+    (study.folder / "jobs" / "compiled").mkdir(mode=0o700)
+    (study.folder / "jobs" / "compiled" / "planted").touch()
+    job = "import jax; from launch import cli; cli.keep_compiled(); print(jax.config.jax_compilation_cache_dir)"
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert studies.perform(study, script(job, name="a")) is None
+    used = Path((study.folder / "jobs" / "a.log").read_text().strip())
+    assert used.is_relative_to(tmp_path / "mine") and used.is_dir()
+
+
 FAKE = {
     # Runs the batch file at once, in the background, as a queue would on a node.
     "sbatch": """
@@ -238,8 +313,12 @@ def test_the_estimate_times_each_method_once(data, tmp_path, capsys):
     folder, store = data
     study = make_study(tmp_path, (0, 1), ("erm",))
     jobs = plan(study, store, str(folder))
-    seconds = estimate(study, jobs, str(folder))
-    assert capsys.readouterr().out.splitlines()[0] == "[1/1] timing erm"
+    seconds = estimate(study, jobs, store, store)
+    step, task = capsys.readouterr().out.splitlines()
+    assert step == "[1/1] timing erm: compiling a training step, then 3 of them"
+    assert re.fullmatch(
+        r"\[1/1\] timing erm: \S+s a step, compiled in \S+s; compiling a test task, then 3 of them", task
+    )
     (kept,) = json.loads((tmp_path / "speed.json").read_text()).values()
     speed = kept["erm smoke"]
     assert speed["steps"] == 20 and speed["tasks"] == 2 * 4 + 10 and 0 < speed["step_s"] < speed["compile_s"]
@@ -249,8 +328,32 @@ def test_the_estimate_times_each_method_once(data, tmp_path, capsys):
     # Two runs; tasks of 2 x 50 + 50, 5 x 20 + 20, 5 x 2 + 2 and again 5 x 20 + 20 images, as shares of 120.
     images = 150 / 120 + 1 + 12 / 120 + 1
     assert seconds(other) == pytest.approx(5 + 4 * speed["compile_s"] / 2 + 2 * 10 * speed["task_s"] * images)
-    estimate(study, jobs, str(folder))
+    estimate(study, jobs, store, store)
     assert "timing" not in capsys.readouterr().out  # it is kept
+
+
+def test_the_estimate_says_how_long_it_takes_itself_and_keeps_what_it_has(data, tmp_path, capsys, monkeypatch):
+    from launch import estimate
+
+    def measure(config, store, sample, say):
+        if config["method"] == "cotta":
+            raise KeyboardInterrupt
+        time.sleep(0.6)
+        say("compiling")
+
+    monkeypatch.setattr(estimate, "measure", measure)
+    folder, store = data
+    study = make_study(tmp_path, (0,), ("erm", "bn", "cotta"))
+    with pytest.raises(KeyboardInterrupt):
+        estimate.estimate(study, plan(study, store, str(folder)), store, store)
+    assert capsys.readouterr().out.splitlines() == ["[1/3] timing bn: compiling"]
+    assert list(*json.loads((tmp_path / "speed.json").read_text()).values()) == ["bn smoke"]
+    study = make_study(tmp_path, (0,), ("erm", "bn", "cml"))
+    estimate.estimate(study, plan(study, store, str(folder)), store, store)
+    assert capsys.readouterr().out.splitlines() == [
+        "[1/2] timing cml: compiling",
+        "[2/2] timing erm: compiling  eta 1s",
+    ]
 
 
 def reproduce(tmp_path, name, wait=True):
@@ -310,8 +413,12 @@ def test_a_study_from_one_command_repeats_nothing(tmp_path):
         (("--benchmark=glyphs", "--only=cxdaa"), "--only='cxdaa' is unknown; did you mean 'cxda'?"),
         (("--benchmark=glyphs", "--seeds=a"), "--seeds=a: give whole numbers, such as 0,1,2"),
         (
-            ("--benchmark=cifar_c", "--dry_run"),
+            ("--benchmark=cifar_c",),
             "cifar_c: no prepared data; python -m launch.prepare --benchmark=cifar_c",
+        ),
+        (
+            ("--benchmark=folder", "--dry_run"),
+            "folder: no prepared data; python -m launch.prepare --benchmark=folder",
         ),
     ],
 )
