@@ -27,7 +27,7 @@ ALLOWED = {
     "methods": {"types", "augment", "losses", "nets"},
     "train": {"types", "augment", "backend", "checkpoints", "cost", "data", "files", "progress"},
     "evaluate": {"types", "backend", "data", "metrics"},
-    "analysis": {"types", "backend", "data", "metrics", "reading"},
+    "analysis": {"types", "backend", "data", "files", "metrics", "reading"},
     "experiment": {"types", "augment", "data", "methods", "nets", "train"},
 }
 FILES = sorted((ROOT / "cxda_jax").rglob("*.py"))
