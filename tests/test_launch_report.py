@@ -190,8 +190,10 @@ def few(study, folder, *left):
     return shutil.copytree(study[0], folder, ignore=shutil.ignore_patterns("cxda_*", "ft_em", "attention*", *left))
 
 
-def test_a_full_disk_leaves_the_previous_report(study, tmp_path):
-    """Whichever file is the first that finds no room: it is named, and those that were there stay whole."""
+def test_a_full_disk_leaves_the_previous_report(study, tmp_path, capsys):
+    """Whichever file is the first that finds no room: it is named, and those that were there stay whole.
+
+    (What is printed meanwhile has to stay in memory.)"""
     root, out = few(study, tmp_path / "study", "cxda", "bn"), tmp_path / "r"
     report(root, study[1], out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
