@@ -48,7 +48,9 @@ _METHODS = flags.DEFINE_list(
     "What to test: names, or all. ft_em, ft_im, sf_ocda and cotta start from the runs of erm. Each run's own if empty.",
 )
 AGAINST = flags.DEFINE_string(
-    "against", None, "A method among the runs: print each one's paired difference to it. In a report: paper."
+    "against",
+    None,
+    "A method among the runs: print each one's paired difference to it. In a report: paper, paper_stand_ins.",
 )
 _NUM_DOMAINS = flags.DEFINE_list("num_domains", [], "Test with so many support domains: 1,2,5,10,20.")
 _SUPPORT_SIZE = flags.DEFINE_list("support_size", [], "Test with so many support images: 10,20,50,100,200,500.")

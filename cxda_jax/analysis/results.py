@@ -28,7 +28,7 @@ _FIELDS: dict[str, Any] = {
     **dict.fromkeys((*_DERIVED, "task_ms", "adapt_ms", "predict_ms"), NUMBER),
     "train_minutes": MAYBE,
 }
-# What older results lack, and what stands in for it.
+# What older results lack.
 _LATER: dict[str, Any] = {
     **dict.fromkeys(("label", "setting", "data_name", "started_from", "predictions_sha256"), str),
     **dict.fromkeys(("step", "reached_step"), int),
@@ -162,6 +162,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, NUMBER) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _is_text(value: str | list[Any]) -> bool:
+    """Without control characters and halves of characters, which terminals obey and files and fonts refuse."""
+    texts = value if isinstance(value, list) else [value]
+    return not any(unicodedata.category(c) in ("Cc", "Cs") for text in texts if isinstance(text, str) for c in text)
+
+
 def _check(row: Mapping[str, Any]) -> None:
     """Raises a ValueError where a field has its type, but no value that can be shown."""
     if row["metric"] not in metrics.METRICS:
@@ -169,8 +175,7 @@ def _check(row: Mapping[str, Any]) -> None:
     for name, value in row.items():
         said = f"{name}={brief(repr(value), 40)}"
         kind = (_FIELDS | _LATER).get(name)
-        texts = value if isinstance(value, list) else [value] if kind is str else []
-        if any(unicodedata.category(c) in ("Cc", "Cs") for text in texts if isinstance(text, str) for c in text):
+        if kind in (str, list) and not _is_text(value):
             raise ValueError(f"{said} has characters that cannot be shown")
         if kind is int and not 0 <= value < 2**63:
             raise ValueError(f"{said}, expected a whole number from 0 on")
