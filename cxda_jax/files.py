@@ -26,12 +26,19 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
         with open(partial, "rb") as file:
             os.fsync(file.fileno())  # or a power cut could leave the new name with nothing in it
         os.replace(partial, path)
+    except OSError as e:
+        e.filename = str(path)  # a full disk names no file, others the one beside it
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
     write_whole(path, lambda partial: partial.write_text(text))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    write_whole(path, lambda partial: partial.write_bytes(data))
 
 
 def write_hashed(path: Path, pieces: Sequence[bytes | memoryview]) -> str:

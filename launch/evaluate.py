@@ -34,6 +34,7 @@ from absl import flags
 
 from cxda_jax import __version__, backend, checkpoints, files, metrics
 from cxda_jax.analysis.attention import Answers, Example, draw_attention
+from cxda_jax.analysis.results import is_unfinished, store_names
 from cxda_jax.data.episodes import Plan
 from cxda_jax.evaluate import Evaluator, TaskTable, compile_task, evaluate, time_task
 from cxda_jax.experiment import Experiment, build, config_hash
@@ -63,7 +64,9 @@ _METHODS = flags.DEFINE_list(
     "What to test: names, or all. ft_em, ft_im, sf_ocda and cotta start from the runs of erm. Each run's own if empty.",
 )
 AGAINST = flags.DEFINE_string(
-    "against", None, "A method among the runs: print each one's paired difference to it. In a report: paper."
+    "against",
+    None,
+    "A method among the runs: print each one's paired difference to it. In a report: paper, paper_stand_ins.",
 )
 _NUM_DOMAINS = flags.DEFINE_list("num_domains", [], "Test with so many support domains: 1,2,5,10,20.")
 _SUPPORT_SIZE = flags.DEFINE_list("support_size", [], "Test with so many support images: 10,20,50,100,200,500.")
@@ -80,7 +83,7 @@ def main() -> None:
     cli.keep_compiled()
     if not RUNS.value:
         raise UserError("--runs is missing; give a run directory or a quoted pattern such as 'runs/glyphs/*/*'")
-    rows, scores = [], {}
+    rows, scores = [], []
     kept: tuple[str, Experiment, Evaluator] | None = None
     jobs, failures = find_jobs(
         find_runs(RUNS.value), _METHODS.value, cli.overrides(CHANGEABLE), asked_settings(), identity.OTHER_DATA.value
@@ -111,12 +114,12 @@ def main() -> None:
             failures.append(f"{job.label} of {job.run}: {in_one_line(e)}")
             print(f"failed: {failures[-1]}", flush=True)
             continue
-        scores.setdefault(job.label, {})[job.config["seed"]] = stored_scores(job.folder, rows[-1])
+        scores.append(stored_scores(job.folder, rows[-1]))
         print(f"{job.folder}: {summary(rows[-1])}", flush=True)
     if rows:
         print(table(rows))
     if AGAINST.value:
-        print(comparison(scores, AGAINST.value))
+        print(comparison(rows, scores, AGAINST.value))
     if failures:
         raise UserError(f"{len(failures)} of {total} evaluations failed; the first: {failures[0]}")
 
@@ -292,19 +295,32 @@ def check_against(against: str, labels: Collection[str]) -> None:
         raise UserError(f"--against={brief(against, 30)}: no such method among the runs; choose from {known}")
 
 
-def comparison(scores: dict[str, dict[int, np.ndarray]], against: str) -> str:
-    """Each method's mean score minus that of `against`, over the seeds that both have and the tasks all share."""
-    check_against(against, scores)
+def comparison(rows: list[dict[str, Any]], scores: list[np.ndarray], against: str) -> str:
+    """Each row's mean score minus that of `against` on the same store, over the seeds that both have and the tasks all share.
+
+    `scores` are of the tasks of each row. Unfinished seeds are left out.
+    """
+    check_against(against, {row["label"] for row in rows})
+    found: dict[str, dict[str, dict[int, np.ndarray]]] = {}  # store -> label -> seed
+    left_out = []
+    for store, row, of_tasks in zip(store_names(rows), rows, scores, strict=True):
+        if is_unfinished(row):
+            left_out.append(f"left out: {_unfinished(store, row)}")
+        else:
+            found.setdefault(store, {}).setdefault(row["label"], {})[row["seed"]] = of_tasks
     lines = ["paired differences, 95 % bootstrap interval over the shared tasks:"]
-    for method, found in scores.items():
-        seeds = sorted(found.keys() & scores[against].keys())
-        if method == against or not seeds:
-            continue
-        ours, theirs = (np.stack([s[seed] for seed in seeds]) for s in (found, scores[against]))
-        mean, low, high = (100 * v for v in metrics.paired_difference(ours, theirs))
-        names = ",".join(map(str, seeds))
-        lines.append(f"{method} - {against}  {mean:+.2f}  [{low:+.2f}, {high:+.2f}]  seeds {names}")
-    return "\n".join(lines)
+    for store, labels in found.items():
+        on = f"{store}: " * (len(found) > 1)
+        for label, of_seeds in labels.items():
+            base = labels.get(against, {})
+            seeds = sorted(of_seeds.keys() & base.keys())
+            if label == against or not seeds:
+                continue
+            ours, theirs = (np.stack([s[seed] for seed in seeds]) for s in (of_seeds, base))
+            mean, low, high = (100 * v for v in metrics.paired_difference(ours, theirs))
+            names = ",".join(map(str, seeds))
+            lines.append(f"{on}{label} - {against}  {mean:+.2f}  [{low:+.2f}, {high:+.2f}]  seeds {names}")
+    return "\n".join(lines + left_out)
 
 
 def _first(experiment: Experiment) -> Any:
@@ -332,29 +348,37 @@ def corrections(row: dict[str, Any], before: str = "") -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Mean and standard error over seeds, one line per benchmark, method and number of tasks; ms of one task alone."""
+    """Mean and standard error over seeds, one line per store, method and number of tasks; ms of one task alone. Unfinished
+    seeds have a line of their own."""
     groups: dict[tuple, list[dict[str, Any]]] = {}
-    footnotes: dict[str, str] = {}
-    for row in rows:
-        marks = row.get("data_marks", [])
-        groups.setdefault((row["benchmark"] + "*" * bool(marks), row["label"], row["num_tasks"]), []).append(row)
+    footnotes = []
+    for store, row in zip(store_names(rows), rows, strict=True):
+        marks, late = row.get("data_marks", []), is_unfinished(row)
+        groups.setdefault((store + "*" * bool(marks), row["label"] + "†" * late, row["num_tasks"]), []).append(row)
         if marks:
-            footnotes[row["benchmark"]] = f"* {row['benchmark']}: {', '.join(marks)}; not the published data"
-    wide = max(18, *(len(row["label"]) + 2 for row in rows))
+            footnotes.append(f"* {store}: {', '.join(marks)}; not the published data")
+        if late:
+            footnotes.append(f"† {_unfinished(store, row)}; in no mean with finished seeds")
+    wide = max(18, *(len(label) + 2 for _, label, _ in groups))
+    first = max(17, *(len(store) + 2 for store, _, _ in groups))
     lines = [
-        f"{'benchmark':<17}{'method':<{wide}}{'seeds':<8}{'tasks':>6}  {'Avg':>13}  {'W10%':>13}  {'adapt ms':>9}"
+        f"{'benchmark':<{first}}{'method':<{wide}}{'seeds':<8}{'tasks':>6}  {'Avg':>13}  {'W10%':>13}  {'adapt ms':>9}"
         f"  {'predict ms':>10}"
     ]
-    for (benchmark, label, num_tasks), group in groups.items():
+    for (store, label, num_tasks), group in groups.items():
         cells = ["{:.1f} +- {:.1f}".format(*metrics.mean_sem(np.array([r[k] for r in group]))) for k in ("avg", "w10")]
         cells = [cell.replace(" +- nan", "") for cell in cells]
         seeds = ",".join(str(r["seed"]) for r in group)
         adapt_ms, predict_ms = (np.median([r[k] for r in group]) for k in ("adapt_ms", "predict_ms"))
         lines.append(
-            f"{benchmark:<17}{label:<{wide}}{seeds:<8}{num_tasks:>6}  {cells[0]:>13}  {cells[1]:>13}  {adapt_ms:>9.1f}"
+            f"{store:<{first}}{label:<{wide}}{seeds:<8}{num_tasks:>6}  {cells[0]:>13}  {cells[1]:>13}  {adapt_ms:>9.1f}"
             f"  {predict_ms:>10.1f}"
         )
-    return "\n".join([*lines, *footnotes.values()])
+    return "\n".join([*lines, *dict.fromkeys(footnotes)])
+
+
+def _unfinished(store: str, row: dict[str, Any]) -> str:
+    return f"{store}, {row['label']} seed {row['seed']}: unfinished, at step {row['reached_step']} of {row['steps']}"
 
 
 if __name__ == "__main__":

@@ -287,28 +287,46 @@ def test_differences_name_dotted_fields():
     assert identity.differences(a, b) == {"config.n.w": (None, 3), "config.n.y": (2, 5), "config.n.z": (3, None)}
 
 
+def make_row(label="m", seed=0, **other):
+    row = {"benchmark": "b", "label": label, "seed": seed, "num_tasks": 5, "avg": 50.0, "w10": 10.0, "steps": 9,
+           "adapt_ms": 2, "predict_ms": 1}  # fmt: skip
+    return row | other
+
+
 def test_table_shows_mean_and_standard_error_over_seeds():
-    rows = [
-        {
-            "benchmark": "b",
-            "label": "m",
-            "seed": s,
-            "num_tasks": 5,
-            "avg": a,
-            "w10": 10.0,
-            "adapt_ms": 2,
-            "predict_ms": 1,
-        }
-        for s, a in enumerate((50.0, 52.0, 54.0))
-    ]
+    rows = [make_row(seed=s, avg=a) for s, a in enumerate((50.0, 52.0, 54.0))]
     assert "52.0 +- 1.2" in table(rows) and "0,1,2" in table(rows) and "nan" not in table(rows[:1])
 
 
 def test_comparison_pairs_the_seeds_that_both_have():
-    scores = {"bn": {0: np.full(4, 0.5), 1: np.full(4, 0.7)}, "cxda": {1: np.full(4, 0.8), 2: np.zeros(4)}}
-    assert "cxda - bn  +10.00  [+10.00, +10.00]  seeds 1" in comparison(scores, "bn")
+    rows = [make_row(label, seed) for label, seed in (("bn", 0), ("bn", 1), ("cxda", 1), ("cxda", 2))]
+    scores = [np.full(4, score) for score in (0.5, 0.7, 0.8, 0.0)]
+    assert "\ncxda - bn  +10.00  [+10.00, +10.00]  seeds 1" in comparison(rows, scores, "bn")
     with pytest.raises(UserError, match="--against=erm: no such method among the runs; choose from bn, cxda"):
-        comparison(scores, "erm")
+        comparison(rows, scores, "erm")
+
+
+def test_two_stores_of_one_name_are_never_averaged_or_compared():
+    rows = [make_row(label, seed, data_name="mine", data_hash=digest, avg=avg)
+            for digest, avg in (("1" * 64, 10.0), ("2" * 64, 90.0)) for label in ("bn", "cxda") for seed in (0, 1)]  # fmt: skip
+    lines = table(rows).splitlines()
+    assert [line.split("  ")[0] for line in lines[1:]] == ["mine [11111111]"] * 2 + ["mine [22222222]"] * 2
+    assert "10.0 +- 0.0" in lines[1] and "90.0 +- 0.0" in lines[3]
+    scores = [np.full(4, s) for s in (0.1, 0.1, 0.2, 0.2, 0.5, 0.5, 0.9, 0.9)]
+    assert comparison(rows, scores, "bn").splitlines()[1:] == [
+        "mine [11111111]: cxda - bn  +10.00  [+10.00, +10.00]  seeds 0,1",
+        "mine [22222222]: cxda - bn  +40.00  [+40.00, +40.00]  seeds 0,1",
+    ]
+
+
+def test_unfinished_seeds_have_a_line_of_their_own():
+    rows = [make_row("cxda", s, steps=2880, reached_step=2880 if s else 500, avg=50.0 * s) for s in range(3)]
+    lines = table(rows).splitlines()
+    assert lines[1].startswith("b ") and "cxda†" in lines[1] and "cxda  " in lines[2] and "75.0 +- 25.0" in lines[2]
+    assert lines[3] == "† b, cxda seed 0: unfinished, at step 500 of 2880; in no mean with finished seeds"
+    rows.append(make_row("bn", 0))
+    told = comparison(rows, [np.ones(4)] * 4, "bn")
+    assert "cxda - bn" not in told and "left out: b, cxda seed 0: unfinished, at step 500 of 2880" in told
 
 
 def test_other_tasks_and_what_fails_among_them(smoke, tmp_path):

@@ -1,7 +1,11 @@
 """launch.report: everything from files; what is broken is named and does not stop the rest."""
 
 import csv
+import html
+import itertools
 import json
+import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -13,6 +17,7 @@ import pytest
 from cxda_jax import metrics
 from cxda_jax.analysis.results import read_results
 from cxda_jax.experiment import build
+from cxda_jax.reading import system_fault
 from launch import cli
 from launch.report import make_report
 from tests.test_report import embedded
@@ -40,7 +45,7 @@ def study(tmp_path_factory):
         scores = metrics.scores("accuracy", predictions, labels)
         row = dict(make_row(method, seed, "glyphs", config=config).row)
         row |= {"avg": 100 * scores.mean(), "w10": 100 * metrics.worst_decile(scores), "data_hash": store.sha256,
-                "num_tasks": TASKS}  # fmt: skip
+                "num_tasks": TASKS, "smoke": True, "data_name": "glyphs"}  # fmt: skip
         (folder / "result.json").write_text(json.dumps(row))
         np.savez(folder / "predictions.npz", **plan._asdict(), predictions=predictions, labels=labels)
         if method.startswith("cxda"):
@@ -58,29 +63,33 @@ def study(tmp_path_factory):
     return root, data
 
 
-def report(root, data, out, paper=True):
+def report(root, data, out, paper=True, stand_ins=True, **options):
     results, faults = read_results(p.parent for p in root.glob("*/*/config.json"))
-    make_report(out, results, faults, paper, data)
+    make_report(out, results, faults, paper, data, stand_ins=stand_ins, **options)
     return (out / "report.html").read_text()
+
+
+def edit(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def test_a_report_holds_all_there_is(study, tmp_path, capsys):
     root, data = study
     page = report(root, data, tmp_path)
     out = capsys.readouterr().out
-    assert out.startswith(f"{tmp_path}/report.html: 12 results, 5 tables, 6 figures, ")
+    assert f"\n{tmp_path}/report.html: 12 results, 5 tables, 6 figures, " in out
     names = {"accuracy_time", "learning_curves", "attention_cxda", "attention_heads_cxda", "attention_grid_cxda",
              "attention_cxda_p2p"}  # fmt: skip
     drawn = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert {f"glyphs_{name}.{kind}" for name in names for kind in ("png", "svg")} <= drawn
+    assert {f"glyphs_smoke_{name}.{kind}" for name in names for kind in ("png", "svg")} == drawn
+    assert "on glyphs (smoke)</h1>" in page and "glyphs (smoke) stands in for femnist" in page
     assert page.count("<figure ") == 6 and page.count('<table class="sortable">') == 6
     assert "paper 78.3 ± 0.0" in page and 'href="#run-' in page and 'id="run-11"' in page and "Faults" not in page
     for kind, text in {"md": "| cxda\\_supervised |", "tex": r"cxda\_supervised &"}.items():
         assert text in (tmp_path / f"tables.{kind}").read_text()
     tasks = embedded(page)
-    assert [task["name"] for task in tasks[:2]] == ["task 1 (cxda, seed 0)", "task 2 (cxda, seed 0)"] and len(
-        tasks
-    ) == 10
+    assert [task["name"] for task in tasks[:2]] == [f"glyphs (smoke): task {i} (cxda, seed 0)" for i in (1, 2)]
+    assert len(tasks) == 10
     stored = np.load(root / "cxda" / "0" / "predictions.npz")
     answers = dict(tasks[0]["query"]["answers"])
     assert set(answers) == set(METHODS)
@@ -117,7 +126,7 @@ def test_what_is_broken_is_named_and_the_rest_is_reported(study, tmp_path):
     lines = csv.DictReader((tmp_path / "report" / "tables.csv").read_text().splitlines())
     main = {line["method"]: line["seeds"] for line in lines if line["table"] == "main"}
     assert main == {name: "0 1" for name in METHODS if name != "bn"}
-    assert "task 1 (cxda, seed 0)" in page and "task 1 (cxda_p2p" not in page
+    assert "glyphs (smoke): task 1 (cxda, seed 0)" in page and "task 1 (cxda_p2p" not in page
 
 
 def test_other_data_are_not_shown_for_those_it_was_tested_on(study, tmp_path):
@@ -129,6 +138,135 @@ def test_other_data_are_not_shown_for_those_it_was_tested_on(study, tmp_path):
     assert embedded(page) == [] and page.count("<figure ") == 2
 
 
+def cells(folder):
+    return list(csv.DictReader((folder / "tables.csv").read_text().splitlines()))
+
+
+def main_table(folder):
+    return [line for line in cells(folder) if line["table"] == "main" and line["metric"] == "mean_accuracy"]
+
+
+def test_the_papers_column_needs_the_papers_data_or_a_demand(study, tmp_path):
+    page = report(few(study, tmp_path / "study"), study[1], tmp_path / "r", stand_ins=False)
+    assert not any(line["paper_mean"] for line in main_table(tmp_path / "r")) and "paper 78.3" not in page
+    assert "none beside glyphs (smoke), whose data are not the paper&#x27;s; --against=paper_stand_ins shows" in page
+
+
+def test_two_data_sets_of_ones_own_are_two_benchmarks(study, tmp_path):
+    """Of one name and of two, in tables, figures and names of files."""
+    root = few(study, tmp_path / "study")
+    told = {"erm": ("mine", "a" * 64), "bn": ("mine", "b" * 64), "cxda": ("yours", "c" * 64)}
+    for method, (name, digest) in told.items():
+        for path in root.glob(f"{method}/*/result.json"):
+            edit(path, benchmark="folder", data_name=name, data_hash=digest, smoke=False)
+    page = report(root, study[1], tmp_path / "r")
+    assert {(line["benchmark"], line["method"]) for line in main_table(tmp_path / "r")} == {
+        ("mine [aaaaaaaa]", "erm"), ("mine [bbbbbbbb]", "bn"), ("yours", "cxda")}  # fmt: skip
+    assert not any(line["table"] == "paired" for line in cells(tmp_path / "r"))
+    drawn = {path.name for path in (tmp_path / "r" / "figures").glob("*time.svg")}
+    assert drawn == {f"{name}_accuracy_time.svg" for name in ("mine_aaaaaaaa", "mine_bbbbbbbb", "yours")}
+    assert "on mine [aaaaaaaa], mine [bbbbbbbb], yours</h1>" in page
+
+
+def test_unfinished_runs_are_left_out_unless_asked_for(study, tmp_path):
+    root = few(study, tmp_path / "study")
+    for path in (root / "erm" / "1" / "result.json", *root.glob("bn/*/result.json")):
+        edit(path, steps=2880, reached_step=500, step=500)
+    page = report(root, study[1], tmp_path / "left", stand_ins=False)
+    lines = {line["method"]: line for line in main_table(tmp_path / "left")}
+    assert lines["erm"]["seeds"] == "0" and lines["cxda"]["seeds"] == "0 1" and "bn" not in lines
+    assert lines["erm"]["marks"] == "1 of 2 seeds unfinished and left out: step 500 of 2880"
+    for fault in ("erm: 1 of 2", "bn: 2 of 2"):
+        assert f"glyphs (smoke), {fault} seeds unfinished: step 500 of 2880; left out of all means; train on" in page
+    page = report(root, study[1], tmp_path / "in", stand_ins=False, unfinished=True)
+    lines = {line["method"]: line for line in main_table(tmp_path / "in")}
+    assert lines["erm"]["seeds"] == lines["bn"]["seeds"] == "0 1" and "Faults" not in page
+    assert lines["bn"]["marks"] == "2 of 2 seeds unfinished: step 500 of 2880"
+    assert "standard errors." in page and "glyphs (smoke), bn: 2 of 2 seeds unfinished: step 500 of 2880." in page
+
+
+def few(study, folder, *left):
+    """A copy of the study with few methods and nothing to explore, which is drawn in no time."""
+    return shutil.copytree(study[0], folder, ignore=shutil.ignore_patterns("cxda_*", "ft_em", "attention*", *left))
+
+
+def test_a_full_disk_leaves_the_previous_report(study, tmp_path, capsys):
+    """Whichever file is the first that finds no room: it is named, and those that were there stay whole.
+
+    (What is printed meanwhile has to stay in memory.)"""
+    root, out = few(study, tmp_path / "study", "cxda", "bn"), tmp_path / "r"
+    report(root, study[1], out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    edit(root / "erm" / "0" / "result.json", device="another")
+    report(root, study[1], tmp_path / "whole")
+    whole = {path.relative_to(tmp_path / "whole"): path.read_bytes() for path in (tmp_path / "whole").rglob("*.*")}
+    results, faults = read_results(root.glob("erm/*"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    largest = max(len(content) for path, content in before.items() if path.suffix != ".html")
+    for most, name in ((largest, "report.html"), (1, "figures/glyphs_smoke_accuracy_time.png")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+        try:
+            with pytest.raises(OSError) as error:
+                make_report(out, results, faults, True, study[1], stand_ins=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert system_fault(error.value).startswith(f"{out}/{name}: File too large")
+        assert {path for path in out.rglob("*") if path.is_file()} == set(before), "nothing half-written is left"
+        after = {path: path.read_bytes() for path in before}
+        assert all(content in (before[path], whole[path.relative_to(out)]) for path, content in after.items())
+        assert (out / "report.html").read_bytes() == before[out / "report.html"]
+
+
+HOSTILE = ("../../../X", "/etc/passwd", ".hidden", "<b>&\"'$\\alpha_{", "a" * 300, "con\\nul")
+
+
+def test_names_of_files_stay_in_the_reports_folder(study, tmp_path):
+    root = few(study, tmp_path / "a" / "b" / "study")
+    for name, path in zip(itertools.cycle(HOSTILE), sorted(root.rglob("result.json"))):
+        method = path.parent.parent.name
+        edit(path, benchmark=name, data_name=name, **({"label": f"{method},{name}"} if method == "cxda" else {}))
+    before = {path for path in tmp_path.rglob("*") if root not in path.parents}
+    page = report(root, study[1], tmp_path / "a" / "b" / "r")
+    written = {path for path in tmp_path.rglob("*") if root not in path.parents} - before - {tmp_path / "a" / "b" / "r"}
+    assert all(tmp_path / "a" / "b" / "r" in path.parents for path in written)
+    drawn = [path for path in written if path.parent.name == "figures"]
+    assert len(drawn) == 2 * page.count("<figure ") >= 16, "each figure has its own files"
+    assert {path.parent for path in written} == {tmp_path / "a" / "b" / "r", tmp_path / "a" / "b" / "r" / "figures"}
+    assert all(re.fullmatch(r"[A-Za-z0-9_][\w.,=+-]{0,110}\.(png|svg)", path.name) for path in drawn)
+    assert html.escape(HOSTILE[3]) in page and "<b>&" not in page
+
+
+WRONG = (None, True, 3, -1, 1.5, float("nan"), float("inf"), 10**400, "", "no/such/dir", "a=b", "num_domains=x",
+         "\ud800\x1b[2J\n", "$x_{", [], [3], ["x", None], {}, {"x": []})  # fmt: skip
+FIELDS = ("label", "setting", "method", "version", "benchmark", "seed", "metric", "avg", "w10", "also", "calibration",
+          "num_tasks", "task_ms", "adapt_ms", "predict_ms", "steps", "best_step", "step", "reached_step", "train_minutes",
+          "config_hash", "started_from", "weights_hash", "data_hash", "data_name", "data_marks", "device", "package", "smoke",
+          "predictions_sha256")  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", [FIELDS[i::6] for i in range(6)], ids=lambda fields: fields[0])
+def test_a_wrong_value_of_any_field_stops_nothing(study, tmp_path, monkeypatch, fields):
+    """Each field of a row with each wrong value, as a result of its own: shown where it may stand, else named."""
+    root = shutil.copytree(study[0] / "bn", tmp_path / "study" / "bn").parent
+    names = {}
+    for field, (number, value) in itertools.product(fields, enumerate(WRONG)):
+        names[field, number] = run = shutil.copytree(root / "bn" / "0", root / field / str(number))
+        edit(run / "result.json", **{"seed": 1000 * fields.index(field) + number + 2, "data_name": "", field: value})
+    results, faults = read_results(p.parent for p in root.glob("*/*/config.json"))
+    shown = {str(r.folder) for r in results}
+    drawn = []
+    monkeypatch.setattr("launch.report.plots.save", lambda figure, path: drawn.append(path) or "<svg></svg>")
+    make_report(tmp_path / "r", results, faults, True, study[1], stand_ins=True, unfinished=True)
+    page = (tmp_path / "r" / "report.html").read_text()
+    for run in names.values():
+        assert (str(run) in shown) != any(fault.startswith((f"{run}:", f"{run}/")) for fault in faults)
+        assert str(run) in page
+    assert {f"{root}/bn/0", f"{root}/bn/1"} <= shown and drawn
+    bad = {field: [n for n in range(len(WRONG)) if str(names[field, n]) not in shown] for field in fields}
+    for field in {"label", "setting", "data_marks", "benchmark", "seed", "adapt_ms"} & set(fields):
+        assert len(bad[field]) >= 10, (field, bad)
+
+
 def run(*arguments):
     return subprocess.run([sys.executable, "-m", "launch.report", *arguments], cwd=ROOT, capture_output=True, text=True)
 
@@ -137,6 +275,9 @@ def test_the_command(study, tmp_path):
     root, data = study
     done = run(f"--runs={root}/*/0", f"--report={tmp_path}/r", f"--data_dir={data}")
     assert done.returncode == 0 and "6 results, 5 tables" in done.stdout, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["reading 5 runs", "comparing 6 results"] and f"writing {tmp_path}/r" in lines
+    assert "glyphs (smoke): figure 1/6, accuracy and time" in lines, "what it does, before it does it"
     assert "paper" not in (tmp_path / "r" / "tables.md").read_text(), "it was not asked for"
 
 

@@ -178,7 +178,7 @@ COMMANDS = [
     ("evaluate", ("--runs={tmp}/run", "--config.episode.per_domain=x"), "--config.episode.per_domain=x: expected a int such as 20"),
     ("report", ("--runs={tmp}/run",), "--report is missing; name the folder to write, such as --report=runs/report"),
     ("report", ("--runs={tmp}/bare", "--report={tmp}/r"), "--runs={tmp}/bare: nothing to report; the first fault: {tmp}/bare: no result.json; evaluate it: python -m launch.evaluate --runs={tmp}/bare"),
-    ("report", ("--runs={tmp}/run", "--report={tmp}/r", "--against=bn"), "--against=bn: a report compares with the paper alone; give paper, or nothing"),
+    ("report", ("--runs={tmp}/run", "--report={tmp}/r", "--against=bn"), "--against=bn: a report compares with the paper alone; give paper, paper_stand_ins, or nothing"),
     ("prepare", PREPARE[1:], "flag --benchmark=None: Flag --benchmark must have a value other than None."),
     ("prepare", PREPARE[:1], "flag --raw_dir=None: Flag --raw_dir must have a value other than None."),
     ("prepare", ("--benchmark=glyphs", PREPARE[1]), "--benchmark='glyphs' is unknown; choose from cifar_c, femnist, folder, iwildcam, tiny_imagenet_c"),

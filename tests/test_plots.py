@@ -264,6 +264,21 @@ def test_learning_curves_from_files(tmp_path):
     np.testing.assert_allclose(line.get_xydata(), [(5, 25)])
 
 
+def test_two_stores_of_one_name_have_two_figures():
+    results = [result(method, avg=avg, data_name="mine", data_hash=digest)
+               for digest, avg in (("1", 40.0), ("2", 60.0)) for method in ("erm", "cxda")]  # fmt: skip
+    for store, avg in {"mine [1]": 40.0, "mine [2]": 60.0}.items():
+        axes = plots.accuracy_time(results, store).axes[0]
+        assert axes.get_title() == store and list(drawn(axes)["cxda"].y) == [avg]
+
+
+def test_names_are_no_formulas(tmp_path):
+    label, store = "cxda$\\frac{", "my$_{"
+    results = [result(label=label, avg=avg, seed=s, data_name=store) for s, avg in enumerate((1.0, 2.0))]
+    plots.save(plots.accuracy_time(results, store), tmp_path / "figure")
+    assert {p.name for p in tmp_path.iterdir()} == {"figure.png", "figure.svg"}
+
+
 # Styles
 
 
@@ -322,7 +337,7 @@ def test_histogram_of_heads(heads):
     check_readable(figure)
     assert len(figure.axes) == len(heads)
     for axes, head in zip(figure.axes, heads, strict=True):
-        assert axes.get_title() == f"head {head}\nmedians {np.median(same[head]):.2f}, {np.median(other[head]):.2f}"
+        assert axes.get_title() == f"head {head + 1}\nmedians {np.median(same[head]):.2f}, {np.median(other[head]):.2f}"
 
 
 @pytest.mark.parametrize("same, other", [([1.0], []), ([], [1.0, 1.0]), ([0.0, 0.0], [0.0, 5.0]), ([0.0], [0.0])])

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure as Plot
 from PIL import Image
 
 from cxda_jax.analysis import report as module
+from cxda_jax.analysis.plots import STYLES
 from cxda_jax.analysis.report import Attended, Figure, Query, Report, Support, write_report
 from cxda_jax.types import UserError
 from tests import browser as browsers
@@ -177,6 +178,21 @@ def test_figures_share_no_ids_and_their_references_hold(tmp_path):
     assert not re.search(r"<style[^>]*>\s*\*", page[page.index("<svg") :]) and "<metadata" not in page
 
 
+def test_figures_have_the_colours_of_both_themes(tmp_path):
+    """White paper and black ink become the page's own; what has a colour stands out from a dark page too."""
+    page = written(tmp_path / "report.html", make_report())
+    drawn = page[page.index("<figure") : page.rindex("</figure>")]
+    styles = re.findall(r'\sstyle="([^"]*)"', drawn)
+    assert not any(re.search(r"#\w{6}", re.sub(r"light-dark\([^)]*\)", "", style)) for style in styles)
+    assert 'style="fill: #ffffff"' not in drawn and "light-dark(#000000, #e3e6e9)" in drawn
+    css = (module.FOLDER / "report.css").read_text()
+    assert "--card: light-dark(#ffffff, #1c2026)" in css and "--ink: light-dark(#1d2228, #e3e6e9)" in css
+    for color in (*(style.color for style in STYLES.values()), "#1f77b4"):
+        dark = module.both_themes(color)[-8:-1]
+        ratio = module.contrast(*([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (dark, "#1c2026")))
+        assert ratio >= 4.0, (color, dark, ratio)
+
+
 @pytest.mark.parametrize("shape, size", [((28, 28, 1), (28, 28)), ((32, 32, 3), (32, 32)), ((112, 112, 3), (48, 48)),
                                          ((60, 120, 3), (24, 48))])  # fmt: skip
 def test_sprites_hold_the_pixels(tmp_path, shape, size):
@@ -293,6 +309,8 @@ def test_queries_are_chosen_by_keyboard_and_ranked_by_head(page):
     assert (
         f"Query 2, mean over 4 heads: highest weight {find(page, '#ranking strong').text}." in find(page, "#said").text
     )
+    heads = page.execute_script("return [...document.getElementById('head').options].map((o) => o.textContent)")
+    assert heads == ["mean over 4 heads", "head 1", "head 2", "head 3", "head 4"], "counted from 1, as in figures"
     choose(page, "head", 3)
     assert ranking(page) == list(np.argsort(-weights[1, 2], kind="stable")) != list(mean[1])
     page.find_elements("css selector", "#queries [role='option']")[4].click()
@@ -335,7 +353,36 @@ def test_the_theme_follows_the_system_until_it_is_chosen(page):
     assert page.execute_script(background) == dark
 
 
-@pytest.mark.parametrize("width", [400, 1400])
+def test_figures_follow_the_theme(page):
+    looks = """
+        const plate = document.querySelector('.plate'), seen = getComputedStyle(plate).backgroundColor;
+        const line = plate.querySelector('[style*="stroke: light-dark(#000000"]');
+        const paper = [...plate.querySelectorAll('path')].some((p) => p.style.fill === '#ffffff' || p.style.fill === 'white');
+        return [seen, getComputedStyle(line).stroke, getComputedStyle(plate.querySelector('svg')).fill, paper];
+    """
+    assert page.execute_script(looks) == ["rgb(255, 255, 255)", "rgb(0, 0, 0)", "rgb(29, 34, 40)", False]
+    browsers.resize(page, 1400, scheme="dark")
+    assert page.execute_script(looks) == ["rgb(28, 32, 38)", "rgb(227, 230, 233)", "rgb(227, 230, 233)", False]
+
+
+@pytest.mark.parametrize("width", [360, 1400])
+def test_figures_can_be_seen_whole(page, width):
+    """Where one is wider than its box, the box scrolls to its end, and says so."""
+    browsers.resize(page, width)
+    seen = page.execute_script("""
+        return [...document.querySelectorAll('.plate')].map((plate) => {
+            const box = plate.getBoundingClientRect(), hint = getComputedStyle(plate, '::before').content;
+            plate.scrollLeft = 9999;
+            const svg = plate.querySelector('svg').getBoundingClientRect();
+            return [box.right <= innerWidth, svg.right <= box.right, svg.width, plate.scrollLeft > 0, hint !== 'none'];
+        })
+    """)
+    assert len(seen) == 2
+    for inside, whole, wide, scrolls, hint in seen:
+        assert inside and whole and scrolls == hint == (width == 360) and wide >= 0.7 * 6 * 96 - 1
+
+
+@pytest.mark.parametrize("width", [360, 1400])
 def test_the_page_is_never_wider_than_the_window(page, width):
     browsers.resize(page, width)
     for task in range(3):

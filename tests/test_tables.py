@@ -51,8 +51,8 @@ def cells(table, metric="mean_accuracy", setting=""):
     return {label: row[column(table, metric, setting)] for label, row in table.rows}
 
 
-def build(results, protocol=None):
-    return {table.name: table for table in build_tables(results, protocol)}
+def build(results, protocol=None, stand_ins=False, left_out=()):
+    return {table.name: table for table in build_tables(results, protocol, stand_ins, left_out)}
 
 
 # The paper's own figures
@@ -157,8 +157,8 @@ def changed(benchmark, **fields):
     return config
 
 
-def marks(*results, table="main", metric="mean_accuracy", setting=""):
-    found = build(results, PROTOCOL)[table]
+def marks(*results, table="main", metric="mean_accuracy", setting="", stand_ins=False):
+    found = build(results, PROTOCOL, stand_ins)[table]
     return next(iter(cells(found, metric, setting).values())).marks
 
 
@@ -172,7 +172,7 @@ def test_the_papers_own_protocol_has_no_mark():
 
 
 def test_each_difference_to_the_paper_is_named():
-    assert marks(*three(benchmark="glyphs"))[0] == "data: glyphs, this package's stand-in for femnist"
+    assert marks(*three(benchmark="glyphs"), stand_ins=True)[0] == "data: glyphs, this package's stand-in for femnist"
     assert marks(*three(data_marks=["regenerated"])) == ("data: regenerated",)
     assert marks(*three(benchmark="tiny_imagenet_c", started_from="random")) == (
         "weights: from a random start; the paper's from ImageNet",)  # fmt: skip
@@ -194,8 +194,6 @@ def test_tasks_of_another_form_are_no_difference_where_they_were_asked_for():
 def test_seeds_that_do_not_belong_together_are_named():
     (mark,) = marks(*three()[:2], result(seed=2, config=changed("cifar_c", optimizer__learning_rate=0.5)))
     assert mark == "mixed: the seeds differ in optimizer.learning_rate"
-    (mark,) = marks(*three()[:2], result(seed=2, data_hash="0"))
-    assert mark == "mixed: the seeds differ in their data"
     table = build([result(seed=0), result(seed=1, version="2")])["main"]
     assert cells(table)["cxda"].marks == ("mixed: the seeds differ in their method's version",)
 
@@ -203,8 +201,76 @@ def test_seeds_that_do_not_belong_together_are_named():
 def test_another_result_of_the_same_seed_is_left_out_by_name():
     twice = [result(), result()._replace(folder=Path("other/0")), result(seed=1)]
     kept, faults = distinct(twice)
-    assert kept == [twice[0], twice[2]]
+    assert [r.folder for r in kept] == [twice[0].folder, twice[2].folder]
     assert faults == ["other/0: left out, since runs/cifar_c/cxda/0 has the same method, setting and seed"]
+
+
+# The paper's figures stand beside the paper's data alone
+
+
+def compared(*results, stand_ins=False):
+    """The cells that show a figure of the paper."""
+    tables = build_tables(results, PROTOCOL, stand_ins)
+    return [cell for table in tables for _, row in table.rows for cell in row if cell and cell.paper]
+
+
+def test_the_papers_figures_stand_beside_the_papers_data_alone():
+    for benchmark in PROTOCOL:
+        assert compared(*three(benchmark=benchmark)), benchmark
+    others = [
+        *({"benchmark": name} for name in ("glyphs", "glyphs_c", "folder", "a_new_reader")),
+        {"benchmark": "folder", "data_name": "femnist"},
+        {"benchmark": "femnist", "data_marks": ["regenerated"]},
+        {"benchmark": "femnist", "smoke": True},
+    ]
+    for other in others:
+        assert not compared(*three(**other)), other
+        wanted = other["benchmark"] in ("glyphs", "glyphs_c", "femnist")
+        assert bool(compared(*three(**other), stand_ins=True)) == wanted, other
+
+
+def test_marks_of_data_are_told_where_no_figure_stands_beside_them():
+    (mark,) = marks(*three(benchmark="folder")[:2], result(benchmark="folder", seed=2, data_marks=["regenerated"]))
+    assert mark == "data: regenerated (1 of 3 seeds)"
+
+
+# Two data sets of one name
+
+
+def test_two_stores_of_one_name_are_two_benchmarks():
+    mine = {"benchmark": "folder", "data_name": "mine"}
+    one = [result(seed=s, avg=10.0, data_hash="aaaaaaaa11", **mine) for s in (0, 1)]
+    two = [result(seed=s, avg=90.0, data_hash="aaaaaaaa22", **mine) for s in (0, 1)]
+    other = result(avg=50.0, data_hash="c", benchmark="folder", data_name="yours")
+    kept, faults = distinct([*one, *two, other])
+    assert len(kept) == 5 and not faults, "the same seed of another store is another result"
+    found = [table for table in build_tables(kept) if table.name == "main"]
+    assert {t.benchmark: cells(t)["cxda"].mean for t in found} == {
+        "mine [aaaaaaaa11]": 10.0, "mine [aaaaaaaa22]": 90.0, "yours": 50.0}  # fmt: skip
+    for text in (formats.to_csv(found), *("".join(map(f, found)) for f in (formats.to_html, formats.to_latex))):
+        assert "mine [aaaaaaaa11]" in text and "50.0 ±" not in text and "folder," not in text
+    assert "mine \\[aaaaaaaa22\\]: accuracy" in formats.to_markdown(found[1])
+
+
+def test_smoke_runs_are_called_so():
+    assert {t.benchmark for t in build_tables([result(smoke=True), result()])} == {"cifar_c", "cifar_c (smoke)"}
+
+
+# Unfinished trainings
+
+
+def test_unfinished_seeds_are_marked_and_in_no_mean():
+    whole = [result(seed=s, avg=50.0 + s, steps=2880, reached_step=2880) for s in (0, 1)]
+    late = result(seed=2, avg=5.0, steps=2880, reached_step=500)
+    cell = cells(build(whole, left_out=[late])["main"])["cxda"]
+    assert (cell.mean, cell.seeds) == (50.5, (0, 1))
+    assert cell.marks == ("1 of 3 seeds unfinished and left out: step 500 of 2880",)
+    cell = cells(build([*whole, late])["main"])["cxda"]
+    assert (cell.mean, cell.seeds) == (pytest.approx(106 / 3), (0, 1, 2))
+    assert cell.marks == ("1 of 3 seeds unfinished: step 500 of 2880",)
+    shown = formats.runs_html([*whole, late])
+    assert shown.count("unfinished") == 1 and "unfinished: 500 of 2880 steps" in shown
+    assert distinct([late, result(seed=2)])[0][0].row["avg"] == 52.0, "a finished one is preferred"
 
 
 # Paired differences
@@ -248,6 +314,23 @@ def test_paired_differences_match_scipy(tmp_path):
         assert (f"**{cell.mean:+.1f} [" in text) == bold
 
 
+def test_two_stores_are_never_compared_pairwise(tmp_path):
+    hits, rows = np.ones((10, 4), int), np.arange(10)
+    one = stored_result(tmp_path / "a", "erm", 0, hits, rows, benchmark="folder", data_name="mine", data_hash="1")
+    same = stored_result(tmp_path / "a", "bn", 0, hits, rows, benchmark="folder", data_name="mine", data_hash="1")
+    two = stored_result(tmp_path / "b", "cxda", 0, hits, rows, benchmark="folder", data_name="mine", data_hash="2")
+    table, faults = paired_table([one, same, two], "mine [1]")
+    assert [label for label, _ in table.rows] == ["erm", "bn"] and not faults
+    assert paired_table([one, same, two], "mine [2]") == (None, [])
+
+
+def test_unfinished_seeds_are_marked_in_pairs(tmp_path):
+    hits, rows = np.ones((10, 4), int), np.arange(10)
+    late = stored_result(tmp_path, "bn", 0, hits, rows, steps=9, reached_step=4)
+    table, _ = paired_table([stored_result(tmp_path, "erm", 0, hits, rows), late], "cifar_c")
+    assert cells(table, "mean_minus_bn")["erm"].marks == ("bn, seed 0 is unfinished: step 4 of 9",)
+
+
 def test_no_pairs_no_table(tmp_path):
     one = stored_result(tmp_path, "erm", 0, np.ones((10, 4), int), np.arange(10))
     other = stored_result(tmp_path, "bn", 1, np.ones((10, 4), int), np.arange(10))
@@ -283,11 +366,11 @@ def test_formats(kind):
     build = {"md": formats.to_markdown, "tex": formats.to_latex, "html": lambda t: formats.to_html(t, "#{}".format)}[
         kind
     ]
-    check(f"tables.{kind}", "\n".join(build(table) for table in build_tables(study(), PROTOCOL)))
+    check(f"tables.{kind}", "\n".join(build(table) for table in build_tables(study(), PROTOCOL, stand_ins=True)))
 
 
 def test_csv():
-    check("tables.csv", formats.to_csv(build_tables(study(), PROTOCOL)))
+    check("tables.csv", formats.to_csv(build_tables(study(), PROTOCOL, stand_ins=True)))
 
 
 def test_without_the_paper():
@@ -327,3 +410,13 @@ def test_hostile_names_stay_text():
     assert line.replace("\\|", "").count("|") == 3 and "<script>" not in formats.to_markdown(table)
     (read,) = csv.DictReader(io.StringIO(formats.to_csv([table])))
     assert read["method"] == read["marks"] == read["runs"] == HOSTILE
+
+
+def test_what_ends_a_row_or_a_file_early_is_taken_out():
+    label = "[x](http://x) `a` $b$\n\n| --- |\x1b[2J"
+    table = Table("main", "b", "t", (Column("c", "mean_accuracy"),), ((label, (Cell(1.0, 0.5, (0,), ()),)),))
+    lines = formats.to_markdown(table).splitlines()
+    assert len(lines) == 5 and lines[-1].startswith("| \\[x\\](http") and "\\`a\\` \\$b\\$" in lines[-1]
+    tex = formats.to_latex(table)
+    assert "\\\\\n{}[x](http" not in tex and "\n{}[x](http" in tex and r"\$b\$" in tex
+    assert "\x1b" not in tex + "".join(lines)

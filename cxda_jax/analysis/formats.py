@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from cxda_jax.analysis.results import Result
+from cxda_jax.analysis.results import Result, is_unfinished, named
 from cxda_jax.analysis.tables import NAN, Cell, Column, Table, agreement
 
 CSV_COLUMNS = ("table", "benchmark", "method", "setting", "metric", "unit", "mean", "sem", "low", "high", "paper_mean",
@@ -29,9 +29,8 @@ def to_markdown(table: Table) -> str:
         return f"{text}{marks}" + (f"<br>{_beside(found)}" if found.paper else "")
 
     def escape(text: str) -> str:
-        return (
-            text.replace("\\", "\\\\").replace("|", "\\|").replace("_", "\\_").replace("*", "\\*").replace("<", "&lt;")
-        )
+        text = re.sub(r"([\\|_*`$~\[\]])", r"\\\1", _one_line(text))
+        return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
     heads = [escape(f"{c.above} {_heading(c)}".strip()) for c in table.columns]
     lines = [f"| method | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
@@ -49,7 +48,7 @@ def to_latex(table: Table) -> str:
     def escape(text: str) -> str:
         names = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
         signs = {sign: f"\\text{name}{{}}" for sign, name in names.items()} | {"±": r"$\pm$"}
-        text = re.sub(r"[\\±~^<>|&%$#_{}]", lambda m: signs.get(m[0], f"\\{m[0]}"), text)
+        text = re.sub(r"[\\±~^<>|&%$#_{}]", lambda m: signs.get(m[0], f"\\{m[0]}"), _one_line(text))
         return re.sub(r"(?<![\w.])-(?=\d)", "$-$", text)  # a minus sign
 
     def cell(found: Cell | None, column: int) -> str:
@@ -71,11 +70,17 @@ def to_latex(table: Table) -> str:
     lines.append(" & ".join(["method", *(escape(_heading(c)) for c in table.columns)]) + r" \\")
     lines.append(r"\midrule")
     for label, cells in table.rows:
-        lines.append(" & ".join([escape(label), *(cell(c, i) for i, c in enumerate(cells))]) + r" \\")
+        start = "{}" * label.startswith(("[", "*"))  # which would be read as the argument of the line break above
+        lines.append(" & ".join([start + escape(label), *(cell(c, i) for i, c in enumerate(cells))]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}" + ("}" if len(table.columns) > 6 else "")]
     notes = [*table.notes, *(f"{letter}: {mark}" for mark, letter in letters.items())]
     lines += [f"\\par\\footnotesize {escape(note)}" for note in notes]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+
+def _one_line(text: str) -> str:
+    """Without what would end a line, a row or a file early."""
+    return "".join(c if c.isprintable() or not c.isascii() else " " for c in " ".join(text.split()))
 
 
 def _spans(table: Table) -> list[tuple[str, int]]:
@@ -147,13 +152,27 @@ def to_html(table: Table, link: Callable[[str], str] = lambda run: "") -> str:
 
 def runs_html(results: Iterable[Result]) -> str:
     """All results, folded away, each with the id run-N: where it lies and all that it followed from."""
-    heads = ("folder", "method", "seed", "tasks", "training", "config", "weights", "data", "version", "device")
+    heads = (
+        "folder",
+        "data set",
+        "method",
+        "seed",
+        "tasks",
+        "training",
+        "config",
+        "weights",
+        "data",
+        "version",
+        "device",
+    )
     rows = ""
-    for i, result in enumerate(results):
+    for i, result in enumerate(named(results)):
         row = result.row
-        minutes = "" if row["train_minutes"] is None else f"{row['steps']} steps, {row['train_minutes']:.1f} min"
+        minutes = "" if row["train_minutes"] is None else f", {row['train_minutes']:.1f} min"
+        steps = f"unfinished: {row['reached_step']} of {row['steps']}" if is_unfinished(row) else row["steps"]
         hashes = [row[f"{name}_hash"][:12] for name in ("config", "weights", "data")]
-        cells = [result.folder, row.get("label") or row["method"], row["seed"], row["num_tasks"], minutes]
+        cells = [result.folder, result.store, row.get("label") or row["method"], row["seed"], row["num_tasks"]]
+        cells += [f"{steps} steps{minutes}"]
         cells += [*hashes, f"{row['package']}, method {row['version']}", row["device"]]
         rows += f'<tr id="run-{i}">' + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>\n"
     head = "".join(f"<th>{name}</th>" for name in heads)

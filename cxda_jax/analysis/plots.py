@@ -1,7 +1,8 @@
 """Figures of a study, from its results; None stands for a figure with nothing to draw.
 
 A method looks the same in all figures of the same results, and differs from all others in marker and line style, not in
-colour alone; open markers stand for back-propagation. Of equal labels, settings and seeds, the first result counts.
+colour alone; open markers stand for back-propagation. Of equal labels, settings and seeds, the first result counts. A
+figure is of one store, named as by results.by_store.
 """
 
 import hashlib
@@ -23,11 +24,14 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 from PIL import Image
 
+from cxda_jax import files
 from cxda_jax.analysis.names import plain
-from cxda_jax.analysis.results import Result
+from cxda_jax.analysis.results import Result, by_store
 from cxda_jax.metrics import mean_sem
+from cxda_jax.types import brief
 
 Cell = tuple[str, str, int]  # a label without its setting, the setting's kind and number; "" and 0 for the usual tasks
+_STEPS = re.compile(r"finetune\.steps=[0-9]{1,9}")
 AXES = {"num_domains": "number of support domains", "support_size": "number of support images"}
 # Okabe and Ito's colours, with grey for their yellow, which white paper swallows, and a ninth as dark as none of them.
 BLACK, GREY, ORANGE, SKY, GREEN = "#000000", "#777777", "#E69F00", "#56B4E9", "#009E73"
@@ -70,10 +74,10 @@ def styles(results: Iterable[Result]) -> dict[str, Style]:
     return found
 
 
-def accuracy_time(results: Sequence[Result], benchmark: str) -> Figure | None:
+def accuracy_time(results: Sequence[Result], store: str) -> Figure | None:
     """Avg against the time of one task: means over seeds, and standard errors of Avg; a line joins numbers of steps."""
     found, times = {}, ("adapt_ms", "predict_ms")
-    for (name, kind, number), cell in _cells(results, benchmark, ("avg", *times)).items():
+    for (name, kind, number), cell in _cells(results, store, ("avg", *times)).items():
         if kind not in AXES:
             found.setdefault(name, {}).setdefault(number or cell[0].config.get("finetune", {}).get("steps", 10), cell)
     looks = {name: style for name, style in styles(results).items() if name in found}
@@ -89,19 +93,18 @@ def accuracy_time(results: Sequence[Result], benchmark: str) -> Figure | None:
         axes.errorbar(*paths[-1].T, **style.look(lw=1, capsize=3, elinewidth=1, label=name))
     axes.set_xscale("log")
     axes.margins(0.2, 0.15)
-    metric = {r.row["benchmark"]: r.row["metric"] for r in results}[benchmark].replace("_", " ")
-    _finish(axes, benchmark, "time of one task, adapting and predicting (ms)", f"Avg {metric} (%)")
+    _finish(axes, store, "time of one task, adapting and predicting (ms)", f"Avg {_metric(results, store)} (%)")
     axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
     _write_beside(axes, words, paths)
     return figure
 
 
-def variable(results: Sequence[Result], benchmark: str, kind: str) -> Figure | None:
+def variable(results: Sequence[Result], store: str, kind: str) -> Figure | None:
     """Avg and W10% against the number of support domains or images: kind is num_domains or support_size.
 
     The usual tasks stand in at their number where a method has no result of that setting.
     """
-    cells, found = _cells(results, benchmark), {}
+    cells, found = _cells(results, store), {}
     for name, of, number in sorted(cells, key=lambda cell: not cell[1]):  # the usual tasks come last
         if of == kind:
             found.setdefault(name, {})[number] = cells[name, of, number]
@@ -113,21 +116,21 @@ def variable(results: Sequence[Result], benchmark: str, kind: str) -> Figure | N
     if not looks:
         return None
     figure = _above_legend(looks)
-    metric = {r.row["benchmark"]: r.row["metric"] for r in results}[benchmark].replace("_", " ")
+    metric = _metric(results, store)
     for axes, field, title in zip(figure.subplots(1, 2), ("avg", "w10"), ("Avg", "W10%"), strict=True):
         for name, style in looks.items():
             points = [(number, *_over_seeds(cell, field)) for number, cell in sorted(found[name].items())]
             axes.errorbar(*np.transpose(points), **style.look(lw=1.3, capsize=2.5, elinewidth=0.8, label=name))
-        _finish(axes, benchmark, AXES[kind], f"{title} {metric} (%)")
+        _finish(axes, store, AXES[kind], f"{title} {metric} (%)")
         axes.set_xscale("log" if kind == "support_size" else "linear")
         axes.set_xticks(sorted(set().union(*found.values())))
         axes.xaxis.set(minor_locator=NullLocator(), major_formatter="{x:g}")
     return figure
 
 
-def learning_curves(results: Sequence[Result], benchmark: str) -> Figure | None:
+def learning_curves(results: Sequence[Result], store: str) -> Figure | None:
     """Validation score against training step: a thin line for each seed, a bold one for their mean at shared steps."""
-    runs = {(r.config["method"], r.row["seed"]): r for r in reversed(results) if r.row["benchmark"] == benchmark}
+    runs = {(r.config["method"], r.row["seed"]): r for r in reversed(by_store(results).get(store, []))}
     curves: dict[str, list[dict[int, float]]] = {}
     for (name, _), run in sorted(runs.items()):
         if found := {int(line["step"]): 100 * line["val_score"] for line in run.curve() if "val_score" in line}:
@@ -143,7 +146,7 @@ def learning_curves(results: Sequence[Result], benchmark: str) -> Figure | None:
         steps = sorted(set.intersection(*map(set, curves[name])))
         means = [np.mean([curve[step] for curve in curves[name]]) for step in steps]
         axes.plot(steps, means, **style.look(lw=1.9, markevery=max(1, len(steps) // 8), label=name))
-    _finish(axes, benchmark, "training step", "validation score (%)")
+    _finish(axes, store, "training step", "validation score (%)")
     return figure
 
 
@@ -151,9 +154,11 @@ def attention_histogram(same: np.ndarray, other: np.ndarray, heads: Sequence[int
     """Densities of attention weights on support images of the query's own domain and of other domains; medians marked.
 
     Weights are multiples of uniform attention, of any shape; less than a thousandth is drawn as that. With `heads`, their
-    first axis is the head, and each head named has a panel. Both axes are logarithmic: in their tails the two differ.
+    first axis is the head, and each of these has a panel, numbered from 1. Both axes are logarithmic: in their tails the two differ.
     """
-    panels = {"": (same, other)} if heads is None else {f"head {head}\n": (same[head], other[head]) for head in heads}
+    panels = (
+        {"": (same, other)} if heads is None else {f"head {head + 1}\n": (same[head], other[head]) for head in heads}
+    )
     drawn = [np.ravel(weights) for pair in panels.values() for weights in pair]
     if not sum(map(len, drawn)):
         return None
@@ -226,9 +231,11 @@ def attention_grid(
 
 def save(figure: Figure, path: str | Path) -> str:
     """Writes PATH.png and PATH.svg, and returns the latter's text; equal figures give equal bytes."""
-    figure.savefig(f"{path}.png", dpi=150, metadata={"Software": None})
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=150, metadata={"Software": None})
     text = svg_text(figure)
-    Path(f"{path}.svg").write_text(text)
+    files.write_bytes(Path(f"{path}.png"), drawn.getvalue())
+    files.write_bytes(Path(f"{path}.svg"), text.encode(errors="replace"))
     return text
 
 
@@ -249,7 +256,10 @@ def _write_beside(axes: Axes, words: Sequence[str], paths: Sequence[np.ndarray])
     points, to_pixels, pt = np.nan_to_num(np.concatenate(paths)), axes.transData.transform, figure.dpi / 72
     arrow = {"arrowstyle": "-", "lw": 0.5, "color": "0.4", "shrinkA": 0, "shrinkB": 4}
     look = {"textcoords": "offset points", "size": 8, "ha": "center", "va": "center", "in_layout": False}
-    texts: Any = [axes.annotate(w, p[:2], (0, 9), arrowprops=arrow, **look) for w, p in zip(words, points, strict=True)]
+    look |= {"parse_math": False}
+    texts: Any = [
+        axes.annotate(brief(w), p[:2], (0, 9), arrowprops=arrow, **look) for w, p in zip(words, points, strict=True)
+    ]
     figure.draw_without_rendering()
     halves = np.array([Text.get_window_extent(text).size for text in texts]) / 2 + 1.5 * pt
     at, low, high = (to_pixels(points[:, :2] + sign * points[:, 2:] * [0, 1]) for sign in (0, -1, 1))
@@ -273,7 +283,7 @@ def _write_beside(axes: Axes, words: Sequence[str], paths: Sequence[np.ndarray])
 
 def _above_legend(looks: Mapping[str, Style], height: float = 4.5, **other: Any) -> Figure:
     """An empty figure over a legend, which makes it higher."""
-    columns = int(np.clip(85 // (max(map(len, looks)) + 10), 1, 5))
+    columns = int(np.clip(85 // (min(60, max(map(len, looks))) + 10), 1, 5))
     figure = Figure(figsize=(7, height + 0.18 * ((len(looks) - 1) // columns)), layout="constrained")
     handles = [Line2D([], [], **style.look(lw=1.5, label=plain(name), **other)) for name, style in looks.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8, handlelength=4)
@@ -281,19 +291,23 @@ def _above_legend(looks: Mapping[str, Style], height: float = 4.5, **other: Any)
 
 
 def _finish(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title("\n".join(map(plain, title.split("\n"))), fontsize=9)
+    axes.set_title("\n".join(plain(line, 80) for line in title.split("\n")), fontsize=9)
     axes.set(xlabel=x, ylabel=y, axisbelow=True)
     axes.grid(color="0.9", lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
 
 
-def _cells(results: Iterable[Result], benchmark: str = "", needed: Sequence[str] = ()) -> dict[Cell, list[Result]]:
+def _metric(results: Iterable[Result], store: str) -> str:
+    return by_store(results)[store][0].row["metric"].replace("_", " ")
+
+
+def _cells(results: Iterable[Result], store: str = "", needed: Sequence[str] = ()) -> dict[Cell, list[Result]]:
     """Results that have the needed fields, the first of each seed."""
     found: dict[Cell, dict[int, Result]] = {}
-    for result in (r for r in results if benchmark in ("", r.row["benchmark"])):
+    for result in by_store(results).get(store, []) if store else results:
         parts = (result.row.get("label") or result.row["method"]).split(",")
-        setting = result.row.get("setting") or next((p for p in parts if p.startswith("finetune.steps=")), "")
+        setting = result.row.get("setting") or next((p for p in parts if _STEPS.fullmatch(p)), "")
         kind, _, number = setting.partition("=")
         if all(result.row.get(field) is not None for field in needed):
             key = ",".join(part for part in parts if part != setting), kind, int(number or 0)

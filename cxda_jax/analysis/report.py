@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from cxda_jax import files
 from cxda_jax.types import UserError
 
 LIMIT = 5 * 2**20  # bytes of a report
 THUMBNAIL = 48  # pixels of the longer side
 COLUMNS = 16  # of a sprite sheet
+DARK_PAGE, DARK_INK = np.array([0x1C, 0x20, 0x26]), np.array([0xE3, 0xE6, 0xE9])  # as --card and --ink in report.css
 FOLDER = Path(__file__).parent
 EXPLORER = """
 <p>Each query image weighs the unlabelled images of its task's support set, which come from several domains, and adapts
@@ -90,7 +92,8 @@ def write_report(path: str | Path, report: Report) -> int:
         page = _render(report, tasks[:kept], faults).encode(errors="backslashreplace")
         if (size := len(page)) <= LIMIT:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            return Path(path).write_bytes(page)
+            files.write_bytes(Path(path), page)
+            return size
     raise UserError(f"{path}: {size / 2**20:.1f} MB without any task, 5 MB at most; leave out figures or tables")
 
 
@@ -145,13 +148,37 @@ def _figure(number: int, figure: Figure) -> tuple[str, str]:
 
 
 def _own_ids(svg: str, name: str) -> str:
-    """The <svg> element alone, with ids and style rules that reach no other figure; it shrinks to 60 % at most."""
+    """The <svg> element alone, with ids and style rules that reach no other figure, and colours of both themes; it shrinks
+    to 70 % at most, below which its box scrolls."""
     svg = re.sub(r"<metadata\b.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
     ids = re.compile(r"""(\s(?:id=|(?:xlink:)?href=["']#)["']?)""")
     svg = re.sub(r"<[^<>]+>", lambda m: ids.sub(rf"\g<1>{name}-", m[0]), svg).replace("url(#", f"url(#{name}-")
     sized = re.compile(r'<svg\b(?=[^>]*\swidth="([\d.]+(?:p[tx]|in))")')
-    svg = sized.sub(r'<svg style="min-width: calc(0.6 * \1)"', svg, count=1)
-    return re.sub(r"(<style\b[^>]*>)\s*\*\s*\{", rf"\1#{name} svg * {{", svg)
+    svg = sized.sub(r'<svg style="min-width: calc(0.7 * \1)"', svg, count=1)
+    svg = re.sub(r"(<style\b[^>]*>)\s*\*\s*\{", rf"\1#{name} svg * {{", svg)
+    svg = svg.replace('style="fill: #ffffff"', 'style="fill: none"')  # the paper below all: a page has its own
+    style = re.compile(r'(?<=\sstyle=")[^"]*')
+    return style.sub(lambda m: re.sub(r"(?<!\()#[0-9a-f]{6}\b", lambda color: both_themes(color[0]), m[0]), svg)
+
+
+def both_themes(color: str) -> str:
+    """A colour that was chosen for white paper, and its like on the dark page: greys are mirrored, others lightened until
+    they stand out."""
+    rgb = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)], float)
+    grey = np.ptp(rgb) < 8
+    if grey:
+        rgb = DARK_INK + (DARK_PAGE - DARK_INK) * rgb / 255
+    while not grey and contrast(rgb, DARK_PAGE) < 4.5:
+        rgb = rgb + 0.05 * (255 - rgb)
+    return f"light-dark({color}, #{''.join(f'{round(c):02x}' for c in rgb)})"
+
+
+def contrast(one: np.ndarray, other: np.ndarray) -> float:
+    """Of two colours 0..255, as WCAG defines it: 1 to 21."""
+    parts = np.stack([one, other]) / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    dark, light = sorted(linear @ [0.2126, 0.7152, 0.0722])
+    return (light + 0.05) / (dark + 0.05)
 
 
 def _encode(task: Attended) -> str:

@@ -5,8 +5,11 @@ attend, attention.npz. What cannot be read, or contradicts itself, becomes a fau
 """
 
 import hashlib
+import math
+import re
+import unicodedata
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +28,13 @@ _FIELDS: dict[str, Any] = {
     **dict.fromkeys((*_DERIVED, "task_ms", "adapt_ms", "predict_ms"), NUMBER),
     "train_minutes": MAYBE,
 }
+# What older results lack.
+_LATER: dict[str, Any] = {
+    **dict.fromkeys(("label", "setting", "data_name", "started_from", "predictions_sha256"), str),
+    **dict.fromkeys(("step", "reached_step"), int),
+    "data_marks": list,
+}
+_SETTING = re.compile(r"([\w.]+=[0-9]{1,9})?")  # such as num_domains=10
 _ARRAYS = ("support", "query", "labels", "predictions")
 
 
@@ -35,6 +45,7 @@ class Result(NamedTuple):
     config: Mapping[str, Any]  # of its run
     folder: Path  # of the results
     run: Path  # of the training: config.json, metrics.jsonl
+    store: str = ""  # the name to show of its data, once named() gave it
 
     def stored(self, name: str = "predictions") -> dict[str, np.ndarray]:
         """The arrays of NAME.npz; of predictions, those whose hash the row holds, if it holds one."""
@@ -62,13 +73,60 @@ class Result(NamedTuple):
     def curve(self) -> list[dict[str, float]]:
         """The lines of metrics.jsonl; none where they did not come along."""
         path = self.run / "metrics.jsonl"
-        return read_lines(path) if path.exists() else []
+        lines = read_lines(path) if path.is_file() else []
+        return [line for line in lines if _is_number(line.get("step")) and _is_number(line.get("val_score", 0))]
 
 
-def read_results(runs: Iterable[Path]) -> tuple[list[Result], list[str]]:
-    """All results in the folders of runs, and the faults met."""
+def store_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The name of each row's data, to group by and to show: the store's own. Stores of one name are told apart by the start of
+    their hashes, so that what was measured on one is never averaged or compared with what was measured on another."""
+    keys = [
+        ((row.get("data_name") or row["benchmark"]) + " (smoke)" * bool(row.get("smoke")), row.get("data_hash", ""))
+        for row in rows
+    ]
+    stores = set(keys)
+    shared = {name for name, digest in stores if any(digest != other for same, other in stores if same == name)}
+
+    def shown(digits: int | None) -> list[str]:
+        return [f"{name} [{digest[:digits]}]" if name in shared else name for name, digest in keys]
+
+    return next((names for names in map(shown, (8, 16)) if len(set(names)) == len(stores)), shown(None))
+
+
+def named(results: Iterable[Result]) -> list[Result]:
+    """The same, each with the name of its store among those of all."""
+    results = list(results)
+    names = store_names(r.row for r in results)
+    return [r if r.store else r._replace(store=name) for r, name in zip(results, names, strict=True)]
+
+
+def by_store(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The results of each store, by its name."""
+    found: dict[str, list[Result]] = {}
+    for result in named(results):
+        found.setdefault(result.store, []).append(result)
+    return dict(sorted(found.items()))
+
+
+def is_unfinished(row: Mapping[str, Any]) -> bool:
+    """Its training had not reached the last step when it was tested."""
+    return row.get("reached_step", row.get("steps", 0)) < row.get("steps", 0)
+
+
+def unfinished_said(rows: Sequence[Mapping[str, Any]], left_out: bool = False) -> str:
+    """How many of these rows, the seeds of a cell, are unfinished; nothing where none is."""
+    reached = [f"{row['reached_step']} of {row['steps']}" for row in rows if is_unfinished(row)]
+    seeds = f"{len(reached)} of {len(rows)} seeds unfinished{' and left out' * left_out}"
+    return f"{seeds}: step {', '.join(dict.fromkeys(reached))}" if reached else ""
+
+
+def read_results(
+    runs: Iterable[Path], said: Callable[[int], None] = lambda done: None
+) -> tuple[list[Result], list[str]]:
+    """All results in the folders of runs, and the faults met; `said` hears how many runs are read."""
     found, faults = [], []
-    for run in sorted(set(runs)):
+    for done, run in enumerate(sorted(set(runs))):
+        said(done)
         paths = sorted(run.glob("**/result.json"))
         if not paths:
             faults.append(f"{run}: no result.json; evaluate it: python -m launch.evaluate --runs={run}")
@@ -79,18 +137,18 @@ def read_results(runs: Iterable[Path]) -> tuple[list[Result], list[str]]:
                 faults.append(f"{e.filename}: missing; {_again(run)}")
             except UserError as e:
                 faults.append(str(e))
-            except (OSError, ValueError) as e:
+            except (OSError, ValueError, ArithmeticError) as e:
                 faults.append(f"{path.parent}: not readable ({reason(e, 120)}); {_again(run)}")
     return found, faults
 
 
-def distinct(results: Iterable[Result]) -> tuple[list[Result], list[str]]:
-    """The first result of each benchmark, label and seed; the others become faults."""
+def distinct(results: Sequence[Result]) -> tuple[list[Result], list[str]]:
+    """The first result of each store, label and seed, a finished one where there is one; the others become faults."""
     kept: dict[tuple, Result] = {}
     faults = []
-    for result in results:
+    for result in sorted(named(results), key=lambda r: is_unfinished(r.row)):
         row = result.row
-        first = kept.setdefault((row["benchmark"], row.get("label") or row["method"], row["seed"]), result)
+        first = kept.setdefault((result.store, row.get("label") or row["method"], row["seed"]), result)
         if first is not result:
             faults.append(f"{result.folder}: left out, since {first.folder} has the same method, setting and seed")
     return list(kept.values()), faults
@@ -100,16 +158,48 @@ def _again(run: Path) -> str:
     return f"evaluate again: python -m launch.evaluate --runs={run}"
 
 
-def _read(run: Path, folder: Path) -> Result:
-    row = read_object(folder / "result.json", _again(run))
-    require(row, _FIELDS, f"{folder}/result.json", _again(run))
-    row.setdefault("label", row["method"])
+def _is_number(value: Any) -> bool:
+    return isinstance(value, NUMBER) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_text(value: str | list[Any]) -> bool:
+    """Without control characters and halves of characters, which terminals obey and files and fonts refuse."""
+    texts = value if isinstance(value, list) else [value]
+    return not any(unicodedata.category(c) in ("Cc", "Cs") for text in texts if isinstance(text, str) for c in text)
+
+
+def _check(row: Mapping[str, Any]) -> None:
+    """Raises a ValueError where a field has its type, but no value that can be shown."""
     if row["metric"] not in metrics.METRICS:
         raise ValueError(f"metric={brief(repr(row['metric']))} is not one of {', '.join(metrics.METRICS)}")
+    for name, value in row.items():
+        said = f"{name}={brief(repr(value), 40)}"
+        kind = (_FIELDS | _LATER).get(name)
+        if kind in (str, list) and not _is_text(value):
+            raise ValueError(f"{said} has characters that cannot be shown")
+        if kind is int and not 0 <= value < 2**63:
+            raise ValueError(f"{said}, expected a whole number from 0 on")
+        if kind in (NUMBER, MAYBE) and name not in _DERIVED and value is not None and not 0 <= value < 1e18:
+            raise ValueError(f"{said}, expected a finite number from 0 on")
+    if not _SETTING.fullmatch(row.get("setting", "")):
+        raise ValueError(f"setting={brief(repr(row['setting']), 40)}, expected one such as num_domains=10, or nothing")
+    if not all(isinstance(mark, str) for mark in row.get("data_marks", [])):
+        raise ValueError(f"data_marks={brief(repr(row['data_marks']), 40)}, expected a list of texts")
+    if not isinstance(row.get("smoke", False), bool):
+        raise ValueError(f"smoke={brief(repr(row['smoke']), 40)}, expected true or false")
+
+
+def _read(run: Path, folder: Path) -> Result:
+    row = read_object(folder / "result.json", _again(run))
+    require(row, _FIELDS | {k: kind for k, kind in _LATER.items() if k in row}, f"{folder}/result.json", _again(run))
+    row["label"] = row.get("label") or row["method"]
+    _check(row)
     config = read_object(run / "config.json", _again(run))
     require(config, {"method": str, "episode": dict}, f"{run}/config.json", _again(run))
     require(config["episode"], {"num_domains": int, "per_domain": int}, f"{run}/config.json: episode", _again(run))
-    result = Result(row, config, folder, run)
+    require(config.get("finetune", {}), {}, f"{run}/config.json: finetune", _again(run))
+    require({"steps": 0} | config.get("finetune", {}), {"steps": int}, f"{run}/config.json: finetune", _again(run))
+    result = Result({"smoke": config.get("smoke", False)} | row, config, folder, run)
     stored = result.stored()
     lacking = [name for name in _ARRAYS if name not in stored]
     if lacking:
@@ -117,6 +207,10 @@ def _read(run: Path, folder: Path) -> Result:
     shape = stored["labels"].shape
     if len(shape) != 2 or 0 in shape or stored["predictions"].shape != shape:
         raise ValueError(f"predictions.npz: predictions {stored['predictions'].shape} for labels {shape}")
+    if stored["query"].shape != shape or stored["support"].ndim != 2 or len(stored["support"]) != shape[0]:
+        raise ValueError(f"predictions.npz: queries {stored['query'].shape} for labels {shape}")
+    if row["num_tasks"] != shape[0]:
+        raise ValueError(f"num_tasks is {row['num_tasks']}, but the predictions are of {shape[0]}")
     scores = result.scores()
     again = {"avg": 100 * float(scores.mean()), "w10": 100 * metrics.worst_decile(scores)}
     for name in _DERIVED:

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cxda_jax import metrics
-from cxda_jax.analysis.results import Result
+from cxda_jax.analysis.results import Result, by_store, is_unfinished, unfinished_said
 
 PAPER = Path(__file__).with_name("paper.csv")
 PAPER_SEEDS = 3
+BENCHMARKS = ("cifar_c", "femnist", "iwildcam", "tiny_imagenet_c")  # the paper's
 STAND_INS = {"glyphs": "femnist", "glyphs_c": "cifar_c"}  # embedded benchmarks, and those of the paper in their place
 ORDER = ("erm", "erm_iid", "cml", "bn", "cxda", "cxda_loo", "cxda_p2p", "cxda_supervised", "ft_em", "ft_im", "sf_ocda",
          "cotta", "sla")  # fmt: skip
@@ -72,15 +73,29 @@ def paper_figures() -> dict[tuple[str, str, str, str, str], tuple[float, float]]
         return {tuple(r[k] for k in keys): (float(r["mean"]), float(r["sem"])) for r in csv.DictReader(file)}  # type: ignore[misc]
 
 
-def build_tables(results: Sequence[Result], protocol: Mapping[str, Mapping[str, Any]] | None = None) -> list[Table]:
-    """All tables of which the results hold a row, by benchmark; with `protocol`, the configs of the paper's four
-    benchmarks by name, each cell is compared with the paper's."""
-    tables = []
-    for benchmark in sorted({r.row["benchmark"] for r in results}):
-        group = by_cell(r for r in results if r.row["benchmark"] == benchmark)
-        metric = next(iter(group.values()))[0].row["metric"]
-        tables += [t for t in _tables(benchmark, metric, group, protocol) if t.rows]
+def build_tables(
+    results: Sequence[Result], protocol: Mapping[str, Mapping[str, Any]] | None = None, stand_ins: bool = False,
+    left_out: Sequence[Result] = (),
+) -> list[Table]:  # fmt: skip
+    """All tables of which the results hold a row, by store.
+
+    With `protocol`, the configs of the paper's benchmarks by name, each cell is compared with the paper's where its data are
+    the paper's, or with `stand_ins` stand in for them. `left_out` are seeds that no mean holds, and that its cell names.
+    """
+    tables, others = [], by_store(left_out)
+    for store, found in by_store(results).items():
+        groups = by_cell(found), by_cell(others.get(store, []))
+        tables += [t for t in _tables(store, *groups, protocol or {}, stand_ins) if t.rows]
     return tables
+
+
+def paper_name(found: Sequence[Result], stand_ins: bool = False) -> str:
+    """The paper's benchmark whose figures may stand beside these results: that of their data, or with `stand_ins` the one
+    that other data stand in for; '' where there is none."""
+    benchmark = found[0].row["benchmark"]
+    name = STAND_INS.get(benchmark, benchmark)
+    own = name == benchmark and not any(r.row.get("data_marks") or r.row.get("smoke") for r in found)
+    return name if name in BENCHMARKS and (own or stand_ins) else ""
 
 
 def by_cell(results: Iterable[Result]) -> Group:
@@ -102,10 +117,10 @@ def _rank(label: str) -> tuple[int, str]:
 
 
 def _tables(
-    benchmark: str, metric: str, group: Group, protocol: Mapping[str, Mapping[str, Any]] | None
+    store: str, group: Group, left_out: Group, protocol: Mapping[str, Mapping[str, Any]], stand_ins: bool
 ) -> Iterator[Table]:
-    paper_name = STAND_INS.get(benchmark, benchmark)
     figures = paper_figures() if protocol else {}
+    metric = next(iter(group.values()))[0].row["metric"]
     usual = [label for label, setting in group if not setting]
     w10, avg = f"worst10_{metric}", f"mean_{metric}"
     titles = {w10: "W10%", avg: "Avg"}
@@ -117,16 +132,18 @@ def _tables(
             numbers = [_number(column.metric, r) for r in found]
             if None in numbers or not found:
                 return None
-            paper = figures.get((key, paper_name, label, column.setting, column.metric))
-            marks = _unlike_each_other(found)
-            if paper and protocol:
-                marks += _unlike_paper(found, column, paper_name, protocol[paper_name])
+            others = left_out.get((label, column.setting)) or _usual(left_out, label, column.setting)
+            benchmark = paper_name(found, stand_ins)
+            paper = figures.get((key, benchmark, label, column.setting, column.metric))
+            marks = _unfinished(found, others) + _unlike_each_other(found) + _data_marks(found)
+            if paper:
+                marks += _unlike_paper(found, column, store, benchmark, protocol[benchmark])
             seeds, runs = zip(*((r.row["seed"], str(r.folder)) for r in found), strict=True)
             return Cell(*metrics.mean_sem(np.array(numbers)), seeds, runs, paper, marks)
 
         rows = [(label, tuple(cell(label, column) for column in columns)) for label in labels]
         kept = tuple(row for row in rows if any(row[1]))
-        return Table(key, benchmark, f"{benchmark}: {title}", tuple(columns), kept, notes)
+        return Table(key, store, f"{store}: {title}", tuple(columns), kept, notes)
 
     averaged = "W10% is the mean over the worst tenth of the tasks."
     score = [Column(title, metric) for metric, title in titles.items()]
@@ -182,7 +199,7 @@ def _number(metric: str, result: Result) -> float | None:
 def _unlike_each_other(found: list[Result]) -> tuple[str, ...]:
     """Seeds whose mean means little."""
     marks = []
-    for what, field in {"data": "data_hash", "number of tasks": "num_tasks", "method's version": "version"}.items():
+    for what, field in {"number of tasks": "num_tasks", "method's version": "version"}.items():
         if len({r.row.get(field) for r in found}) > 1:
             marks.append(f"mixed: the seeds differ in their {what}")
     configs = [{k: v for k, v in _flat(r.config) if not k.startswith(NO_PROTOCOL)} for r in found]
@@ -190,13 +207,25 @@ def _unlike_each_other(found: list[Result]) -> tuple[str, ...]:
     return (*marks, f"mixed: the seeds differ in {', '.join(fields)}") if fields else tuple(marks)
 
 
-def _unlike_paper(found: list[Result], column: Column, benchmark: str, protocol: Mapping[str, Any]) -> tuple[str, ...]:
+def _unfinished(found: Sequence[Result], left_out: Sequence[Result]) -> tuple[str, ...]:
+    said = unfinished_said([r.row for r in (*found, *left_out)], bool(left_out))
+    return (said,) if said else ()
+
+
+def _data_marks(found: list[Result]) -> tuple[str, ...]:
+    marked = [r for r in found if r.row.get("data_marks")]
+    some = f" ({len(marked)} of {len(found)} seeds)" if len(marked) < len(found) else ""
+    said = dict.fromkeys(mark for r in marked for mark in r.row["data_marks"])
+    return (f"data: {', '.join(said)}{some}",) if said else ()
+
+
+def _unlike_paper(
+    found: list[Result], column: Column, store: str, benchmark: str, protocol: Mapping[str, Any]
+) -> tuple[str, ...]:
     """Each thing that sets a cell apart from the paper's figure, as a sentence."""
     row, config, marks = found[0].row, found[0].config, []
     if row["benchmark"] != benchmark:
-        marks.append(f"data: {row['benchmark']}, this package's stand-in for {benchmark}")
-    if row.get("data_marks"):
-        marks.append(f"data: {', '.join(row['data_marks'])}")
+        marks.append(f"data: {store}, this package's stand-in for {benchmark}")
     if protocol["net"]["name"] == "resnet50" and row.get("started_from", "random") == "random":
         marks.append("weights: from a random start; the paper's from ImageNet")
     ours, kind = dict(_flat(config)), column.setting.partition("=")[0]
@@ -240,16 +269,17 @@ def agreement(cell: Cell) -> str:
     return "within s.e." if within else "outside s.e."
 
 
-def paired_table(results: Sequence[Result], benchmark: str) -> tuple[Table | None, list[str]]:
-    """Differences of Avg between each two methods that were tested on the same usual tasks, with 95 % bootstrap intervals
-    over those tasks; and what had to be left out."""
-    group = by_cell(r for r in results if r.row["benchmark"] == benchmark and not r.row.get("setting"))
+def paired_table(results: Sequence[Result], store: str) -> tuple[Table | None, list[str]]:
+    """Differences of Avg between each two methods that were tested on the same usual tasks of a store, with 95 % bootstrap
+    intervals over those tasks; and what had to be left out."""
+    group = by_cell(r for r in by_store(results).get(store, []) if not r.row.get("setting"))
     scores: dict[str, dict[int, np.ndarray]] = {}
+    marks: dict[str, dict[int, str]] = {}
     tasks, faults = None, []
     for (label, _), found in group.items():
         for r in found:
             stored = r.stored()
-            theirs = r.row["data_hash"], stored["support"].tobytes(), stored["query"].tobytes()
+            theirs = stored["labels"].shape, stored["support"].tobytes(), stored["query"].tobytes()
             tasks = tasks or theirs
             if theirs != tasks:
                 faults.append(f"{r.folder}: not in the paired differences, since its tasks are not those of the others")
@@ -257,6 +287,9 @@ def paired_table(results: Sequence[Result], benchmark: str) -> tuple[Table | Non
             scores.setdefault(label, {})[r.row["seed"]] = metrics.scores(
                 r.row["metric"], stored["predictions"], stored["labels"]
             )
+            if is_unfinished(r.row):
+                at = f"step {r.row['reached_step']} of {r.row['steps']}"
+                marks.setdefault(label, {})[r.row["seed"]] = f"{label}, seed {r.row['seed']} is unfinished: {at}"
     pairs = {(a, b): sorted(scores[a].keys() & scores[b].keys()) for a in scores for b in scores if a != b}
     pairs = {pair: seeds for pair, seeds in pairs.items() if seeds}
     if not pairs:
@@ -266,7 +299,7 @@ def paired_table(results: Sequence[Result], benchmark: str) -> tuple[Table | Non
     )
     means, (lows, highs) = 100 * differences.mean(1), 100 * metrics.bootstrap_interval(differences)
     cells = {
-        pair: Cell(mean, NAN, tuple(seeds), (), interval=(low, high))
+        pair: Cell(mean, NAN, tuple(seeds), (), None, _of_pair(marks, pair, seeds), (low, high))
         for (pair, seeds), mean, low, high in zip(pairs.items(), means, lows, highs, strict=True)
     }
     columns = tuple(Column(f"- {b}", f"mean_minus_{b}", "points", higher=None) for b in scores)
@@ -276,4 +309,8 @@ def paired_table(results: Sequence[Result], benchmark: str) -> tuple[Table | Non
         f"The row's Avg minus the column's, in points, over {count} shared tasks and the seeds both have; bold where the "
         "95 % bootstrap interval over the tasks leaves out 0. It speaks of other tasks, not of other training seeds.",
     )
-    return Table("paired", benchmark, f"{benchmark}: paired differences", columns, rows, notes), faults
+    return Table("paired", store, f"{store}: paired differences", columns, rows, notes), faults
+
+
+def _of_pair(marks: Mapping[str, Mapping[int, str]], pair: Iterable[str], seeds: Iterable[int]) -> tuple[str, ...]:
+    return tuple(marks[label][seed] for label in pair for seed in seeds if seed in marks.get(label, {}))
