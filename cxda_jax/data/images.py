@@ -45,7 +45,8 @@ def to_rgb(image: Image.Image, background: Colour) -> Image.Image:
 
 
 def _scale_key(image: Image.Image) -> None:
-    scale = _SCALES.get(str(image.tile[0][3])) if getattr(image, "tile", None) else None
+    tiles = getattr(image, "tile", [])  # an opened file has them
+    scale = _SCALES.get(str(tiles[0][3])) if tiles else None
     if scale and "transparency" in image.info:
         key = image.info["transparency"]
         image.info["transparency"] = tuple(int(k * scale) for k in key) if isinstance(key, tuple) else key * scale
