@@ -5,18 +5,22 @@ python -m launch.prepare --benchmark=cifar_c --raw_dir=DOWNLOADS --strict
 python -m launch.prepare --benchmark=cifar_c --raw_dir=DOWNLOADS --tfds
 python -m launch.prepare --benchmark=tiny_imagenet_c --raw_dir=DOWNLOADS --regenerate
 python -m launch.prepare --benchmark=iwildcam --raw_dir=DOWNLOADS --size=112
-python -m launch.prepare --benchmark=folder --raw_dir=MY_IMAGES --name=mine --size=64
+python -m launch.prepare --benchmark=folder --raw_dir=MY_IMAGES --name=mine --size=64 --fit=crop
 
---raw_dir holds the downloads. An archive in it that is named as a missing folder (femnist.zip, CIFAR-10-C.tar) is extracted
-beside itself; one with links, with names that lead out of its folder, or that unpacks to far too much is refused.
-  femnist           femnist/{train,val,test}/*.json, as LEAF writes them
+--raw_dir holds the downloads. An archive in it that is named as a missing folder (femnist.zip, CIFAR-10-C.tar) or as published
+(femnist-data.zip, tinyimagenet-c.zip) is extracted beside itself, without the folder around it that some have; one with links,
+with names that lead out of its folder, or that unpacks to far too much is refused.
+  femnist           femnist/{train,val,test}/*.json, as LEAF writes them; also femnist-data/
   cifar_c           CIFAR-10-C/*.npy and CIFAR-10-C-new/{train,val}/*.npy
                     --regenerate: cifar-10-batches-bin/ in place of CIFAR-10-C-new
                     --tfds: nothing; tensorflow-datasets fetches into it what is not there yet
   tiny_imagenet_c   Tiny-ImageNet-C/ and Tiny-ImageNet-C-new/{train,val}/
                     --regenerate: tiny-imagenet-200/ in place of Tiny-ImageNet-C-new
   iwildcam          iwildcam_v2.0/{metadata.csv,categories.csv,train/}
-  folder            DOMAIN/CLASS/IMAGE
+  folder            DOMAIN/CLASS/IMAGE; what is no image, or lies elsewhere, is counted in a warning
+
+An image that cannot be read ends the run with its name; --skip_bad=N names up to N of them and leaves them out. Images of
+files of their own are kept as they are decoded, so the same command, also with another --skip_bad, does not decode them again.
 
 The result is written to --data_dir/--name under another name and renamed when whole, so what a stopped run leaves is
 never taken for data. Beside it, sheet.png shows some images of some domains. A card of the splits comes last: domains,
@@ -38,9 +42,11 @@ from absl import flags
 
 from cxda_jax.analysis.sheet import draw_sheet
 from cxda_jax.data.archives import extract
+from cxda_jax.data.decoded import keeping
 from cxda_jax.data.downloads import fetch
-from cxda_jax.data.raw import Check, Packed, RawData, cores, read_pieces
-from cxda_jax.data.store import SPLITS, DomainStore, open_store, write_store
+from cxda_jax.data.images import FITS
+from cxda_jax.data.raw import Check, Packed, RawData, cores, large_enough, read_pieces
+from cxda_jax.data.store import SPLITS, DomainStore, StoreInfo, open_store, write_store
 from cxda_jax.experiment import READERS, lookup
 from cxda_jax.files import locked
 from cxda_jax.progress import Counter, duration
@@ -54,6 +60,9 @@ _RAW_DIR = flags.DEFINE_string("raw_dir", None, "Where the downloads are.", requ
 _NAME = flags.DEFINE_string("name", None, "Folder in --data_dir, config.data.name; the benchmark's name unless given.")
 _DOWNLOAD = flags.DEFINE_bool("download", False, "First fetch the published files that --raw_dir lacks.")
 _STRICT = flags.DEFINE_bool("strict", False, "Refuse raw files whose counts are not the paper's.")
+_SKIP_BAD = flags.DEFINE_integer(
+    "skip_bad", 0, "tiny_imagenet_c, iwildcam, folder: leave out up to so many bad images.", lower_bound=0
+)
 _WORKERS = flags.DEFINE_integer(
     "workers", None, "Threads that read and decode; one for each core unless given.", lower_bound=1
 )
@@ -61,6 +70,8 @@ _OPTIONS = [
     flags.DEFINE_bool("regenerate", None, "cifar_c, tiny_imagenet_c: make train and val domains from clean images."),
     flags.DEFINE_bool("tfds", None, "cifar_c: as --regenerate, all images through tensorflow-datasets."),
     flags.DEFINE_integer("size", None, "iwildcam (112), folder (64): side of the images.", lower_bound=8),
+    flags.DEFINE_enum("fit", None, list(FITS), "folder (squash): how an image that is no square becomes one."),
+    flags.DEFINE_string("background", None, "folder (white): behind transparency and padding; white, black or R,G,B."),
     flags.DEFINE_string("split_csv", None, "folder: a CSV file with the columns domain and split."),
     flags.DEFINE_integer("min_images", None, "folder (40): leave domains with fewer images out.", lower_bound=1),
     flags.DEFINE_integer(
@@ -100,8 +111,8 @@ PUBLISHED: dict[str, tuple[Download, ...]] = {
     ),
 }
 BY_HAND = {
-    "femnist": "ARM's README links its split; fetch it by hand into --raw_dir as femnist.zip",
-    "tiny_imagenet_c": "fetch Tiny-ImageNet-C.tar (Zenodo), Tiny-ImageNet-C-new (ARM's README) by hand into --raw_dir",
+    "femnist": "ARM's README links its split; fetch femnist-data.zip by hand into --raw_dir",
+    "tiny_imagenet_c": "fetch Tiny-ImageNet-C.tar (Zenodo), tinyimagenet-c.zip (ARM's README) by hand into --raw_dir",
     "iwildcam": "pip install 'cxda_jax[wilds]'; wilds.get_dataset('iwildcam', download=True, root_dir=RAW_DIR) in Python",
     "folder": "these are your own images; there is nothing to download",
 }
@@ -113,7 +124,10 @@ def main() -> None:
     for name in options:
         if name not in inspect.signature(find).parameters:
             raise UserError(f"--{name}: {_BENCHMARK.value} has no such option; see --help")
-    target = Path(cli.DATA_DIR.value) / (_NAME.value or _BENCHMARK.value)
+    name = _NAME.value or _BENCHMARK.value
+    if "name" in inspect.signature(find).parameters:  # of data that has no name of its own
+        options["name"] = name
+    target = Path(cli.DATA_DIR.value) / name
     if (target / "store.json").exists():
         print(card(open_store(target), []))
         print(f"{target} is there already; delete it to prepare it again")
@@ -124,9 +138,11 @@ def main() -> None:
     raw = unpacked(lambda: find(raw_dir, **options))
     for warning in raw.warnings:
         print(f"warning: {printable(warning)}", flush=True)
+    if _SKIP_BAD.value and not any(piece.decoding for piece in raw.pieces):
+        raise UserError(f"--skip_bad: {_BENCHMARK.value} has no such option; see --help")
     if _STRICT.value:
         insist(raw.checks)
-    prepare(raw, target, _WORKERS.value or cores())
+    prepare(raw, target, _WORKERS.value or cores(), _SKIP_BAD.value)
     store = open_store(target)
     draw_sheet(store, target / "sheet.png", [d for split in SPLITS for d in some(store.domains(split))])
     print(card(store, raw.checks))
@@ -135,7 +151,8 @@ def main() -> None:
 
 def download(benchmark: str, raw_dir: Path) -> None:
     if benchmark not in PUBLISHED:
-        raise UserError(f"--download: no address of {benchmark} is known; {BY_HAND[benchmark]}")
+        what = BY_HAND.get(benchmark, "fetch its files by hand into --raw_dir; its reader's docstring names them")
+        raise UserError(f"--download: no address of {benchmark} is known; {what}")
     try:
         raw_dir.mkdir(parents=True, exist_ok=True)
         with locked(raw_dir):  # two that append to the same file would spoil it
@@ -157,11 +174,23 @@ def unpacked(find: Callable[[], RawData]) -> RawData:
             extract(e.archive, e.folder)
 
 
-def prepare(raw: RawData, target: Path, workers: int) -> None:
+def prepare(raw: RawData, target: Path, workers: int, skip_bad: int = 0) -> None:
     total, began = sum(piece.rows for piece in raw.pieces), time.monotonic()
     print(f"{target}: writing {total} images", flush=True)
-    write_store(target, raw.info, read_pieces(raw.pieces, workers, Counter("images", total)))
-    print(f"{total} images in {duration(time.monotonic() - began)}", flush=True)
+    bad: list[str] = []
+
+    def leave_out(fault: str) -> None:
+        print(f"left out: {printable(fault)}", flush=True)
+        bad.append(fault)
+
+    def info() -> StoreInfo:
+        known = raw.info.provenance
+        return raw.info._replace(provenance=f"{known}; {len(bad)} bad images left out" if bad else known)
+
+    with keeping(target, raw.pieces) as pieces:
+        domains = read_pieces(pieces, workers, Counter("images", total), skip_bad, leave_out)
+        write_store(target, info, large_enough(domains, raw.least, lambda what: print(f"warning: {printable(what)}", flush=True)))
+    print(f"{total - len(bad)} images in {duration(time.monotonic() - began)}", flush=True)
 
 
 def some(domains: np.ndarray, count: int = 4) -> list[int]:

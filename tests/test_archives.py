@@ -325,6 +325,53 @@ def test_prepare_extracts_what_it_finds_packed(tmp_path, monkeypatch):
     assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["femnist", "femnist.zip"]
 
 
+@pytest.mark.parametrize(
+    "archive, prefix", [("femnist-data.zip", "femnist-data/"), ("femnist.zip", "femnist-data/"), ("femnist-data.tgz", ""),
+                        ("femnist.zip", "femnist/"), (None, "femnist-data"), (None, "femnist/femnist-data")],
+)  # fmt: skip
+def test_femnist_is_taken_as_it_is_published(tmp_path, archive, prefix):
+    raws.write_femnist(tmp_path / "a", writers=2)
+    raw = tmp_path / "b"
+    raw.mkdir()
+    if archive:
+        pack_folder(raw / archive, tmp_path / "a" / "femnist", prefix)
+    else:
+        shutil.copytree(tmp_path / "a" / "femnist", raw / prefix)
+    for name in "ab":
+        found = prepare.unpacked(lambda name=name: READERS["femnist"](tmp_path / name))
+        prepare.prepare(found, tmp_path / f"store_{name}", 2)
+    assert open_store(tmp_path / "store_a").sha256 == open_store(tmp_path / "store_b").sha256
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_tiny_imagenet_c_is_taken_as_it_is_published(tmp_path, by_hand):
+    raws.write_tiny_imagenet_c(tmp_path, per_class=1)
+    before = [p[:3] for p in READERS["tiny_imagenet_c"](tmp_path).pieces]
+    new = tmp_path / "Tiny-ImageNet-C-new"
+    if by_hand:
+        new.rename(tmp_path / "new")
+        (tmp_path / "tinyimagenet-c").mkdir()
+        (tmp_path / "new").rename(tmp_path / "tinyimagenet-c" / new.name)
+    else:
+        pack_folder(tmp_path / "tinyimagenet-c.zip", new, "Tiny-ImageNet-C-new/")
+        shutil.rmtree(new)
+    found = prepare.unpacked(lambda: READERS["tiny_imagenet_c"](tmp_path))
+    assert [p[:3] for p in found.pieces] == before and len(found.pieces[0].read()[0]) == 4
+    shutil.rmtree(tmp_path / "Tiny-ImageNet-C")  # of which that archive has nothing
+    assert fault(lambda: prepare.unpacked(lambda: READERS["tiny_imagenet_c"](tmp_path))).startswith(
+        f"{tmp_path}/Tiny-ImageNet-C: no such folder"
+    )
+
+
+@pytest.mark.parametrize("top, inside", [("other", False), ("train", True)])
+def test_a_folder_around_all_is_taken_off_but_not_a_splits(tmp_path, top, inside):
+    beside = {"__MACOSX/x": b"", ".DS_Store": b""}
+    extract(pack(tmp_path / "data.zip", {f"{top}/{k}": v for k, v in FILES.items()} | beside), tmp_path / "data")
+    assert (tmp_path / "data" / top).is_dir() == inside and (tmp_path / "data" / "empty").is_file() != inside
+    extract(pack(tmp_path / "two.zip", {"a/x": b"1", "b/x": b"2"}), tmp_path / "two")
+    assert tree(tmp_path / "two") == {"a": None, "b": None, "a/x": b"1", "b/x": b"2"}
+
+
 def test_a_benchmark_of_several_archives(tmp_path):
     raws.write_cifar_c(tmp_path / "a", size=2)
     (tmp_path / "b").mkdir()

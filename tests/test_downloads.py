@@ -283,6 +283,13 @@ def test_download_says_what_to_do_where_no_address_is_known(tmp_path, monkeypatc
     assert len(line) <= 200 and not list(tmp_path.iterdir())
 
 
+def test_download_of_a_reader_that_nobody_listed(tmp_path, monkeypatch):
+    monkeypatch.setitem(READERS, "mine", READERS["femnist"])
+    line = command(monkeypatch, "--benchmark=mine", "--download", f"--raw_dir={tmp_path}/r", code=2)
+    assert line.startswith("error: --download: no address of mine is known; ") and "by hand" in line
+    assert line.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
 def test_what_is_published_is_what_tensorflow_datasets_states():
     folder = Path(pytest.importorskip("tensorflow_datasets").__file__).parent / "url_checksums"
     lines = [

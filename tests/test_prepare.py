@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from cxda_jax.data import cifar_c, corruptions, store, tiny_imagenet_c
-from cxda_jax.data.raw import Piece, load_npy, read_pieces
+from cxda_jax.data.raw import Piece, Rows, load_npy, read_pieces
 from cxda_jax.data.store import open_store
 from cxda_jax.experiment import READERS
 from cxda_jax.types import UserError
@@ -128,6 +128,18 @@ def test_cifar_c_value_by_value(tmp_path):
             block = slice(45 * (int(severity) - 1), 45 * int(severity))
             np.testing.assert_array_equal(ours, images[block])
             np.testing.assert_array_equal(our_labels, np.arange(45) * 7 % 10 if split == "test" else labels[block])
+
+
+def test_labels_of_cifar_c_may_be_whole_floats_or_a_column(tmp_path):
+    raws.write_cifar_c(tmp_path, size=10)
+    found = stored(tmp_path, "cifar_c")
+    folder = tmp_path / "CIFAR-10-C-new" / "train"
+    for number, path in enumerate(sorted(folder.glob("*_labels.npy"))):
+        labels = np.load(path).astype((np.float64, np.float32, np.int64, np.uint8)[number % 4])
+        np.save(path, labels[:, None] if number % 3 else labels)
+    np.save(tmp_path / "CIFAR-10-C" / "labels.npy", np.load(tmp_path / "CIFAR-10-C" / "labels.npy")[:, None] * 1.0)
+    shutil.rmtree(tmp_path / "store")
+    assert stored(tmp_path, "cifar_c").sha256 == found.sha256
 
 
 def test_tiny_imagenet_c_value_by_value(tmp_path):
@@ -324,7 +336,7 @@ def test_pieces_come_in_order_and_few_are_read_ahead():
     def read(i):
         started.append(i)
         time.sleep(0.01 * (i % 3))
-        return np.full((2, 1, 1, 1), i, np.uint8), np.zeros(2, int)
+        return Rows(np.full((2, 1, 1, 1), i, np.uint8), np.zeros(2, int))
 
     pieces = [Piece(f"d{i}", "train", 2, lambda i=i: read(i)) for i in range(40)]
     for i, domain in enumerate(read_pieces(pieces, 3, lambda done: None)):
@@ -351,7 +363,7 @@ def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(tmp_path):
     """Killed while it writes; run again, it makes the same store as an undisturbed one."""
     raws.write_iwildcam(tmp_path / "raw")
     arguments = [sys.executable, "-m", "launch.prepare", "--benchmark=iwildcam", f"--raw_dir={tmp_path}/raw"]
-    slow = "import time, cxda_jax.data.raw as r; old = r.read_image; r.read_image = lambda *a: (time.sleep(0.02), old(*a))[1]; "
+    slow = "import time, cxda_jax.data.raw as r; old = r.read_image; r.read_image = lambda *a, **k: (time.sleep(0.02), old(*a, **k))[1]; "
     code = slow + "from launch import cli, prepare; cli.run(prepare.main)"
     target = tmp_path / "data" / "iwildcam"
     process = subprocess.Popen(
@@ -363,8 +375,8 @@ def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(tmp_path):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    (partial,) = target.parent.iterdir()
-    assert partial.name.startswith(".iwildcam.partial-") and not target.exists()
+    (partial,) = target.parent.glob(".iwildcam.partial-*")
+    assert not target.exists() and {p.name for p in target.parent.iterdir()} <= {partial.name, ".iwildcam.decoded"}
     with pytest.raises(UserError, match="no data store|not a data store"):
         open_store(target)
     subprocess.run([*arguments, f"--data_dir={target.parent}"], cwd=ROOT, check=True, stdout=subprocess.PIPE)

@@ -9,6 +9,7 @@ from PIL import Image
 
 from cxda_jax.experiment import READERS
 from cxda_jax.types import UserError
+from launch import prepare
 from tests import raw_fixtures as raws
 from tests.lines import HTML
 from tests.raw_fixtures import WRITERS, command
@@ -56,6 +57,10 @@ FAULTS = [
     ("femnist", lambda r: edit(first_json(r), lambda c: c["users"].pop()), "train_9.json: not a LEAF file of users"),
     ("femnist", lambda r: shutil.copy(first_json(r), first_json(r).with_name("z.json")),
      "z.json: writer f0074_00 is also in all_data_0_niid_1_keep_100_train_9.json; keep one of them"),
+    ("femnist", lambda r: shutil.copy(first_json(r), r / "femnist" / "test" / first_json(r).name),
+     "/test/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00 is also in train/all_data_0_niid_1_keep_100_train_9.json; splits share no writers, keep one of the files"),
+    ("femnist", lambda r: shutil.copy(first_json(r), r / "femnist" / "val" / "copy.json"),
+     "/val/copy.json: writer f0074_00 is also in train/all_data_0_niid_1_keep_100_train_9.json; splits share no writers"),
     ("femnist", lambda r: edit(first_json(r), lambda c: c["user_data"]["f0074_00"]["y"].__setitem__(0, 62)),
      "train_9.json: writer f0074_00: labels are not integers in 0..61; fetch or make it again"),
     ("femnist", lambda r: edit(first_json(r), lambda c: c["user_data"]["f0074_00"]["x"][3].pop()), "train_9.json: writer f0074_00: "),
@@ -77,14 +82,16 @@ FAULTS = [
     ("cifar_c", lambda r: resave(r / OFFICIAL / "fog.npy", lambda a: a.astype(np.float32)),
      "/CIFAR-10-C/fog.npy: holds float32 (225, 32, 32, 3), expected uint8 (n, 32, 32, 3)"),
     ("cifar_c", lambda r: resave(r / OFFICIAL / "fog.npy", lambda a: a[:-1]),
-     "/CIFAR-10-C/fog.npy: 224 images and 225 labels; expected five equal blocks of each, by severity"),
+     "/CIFAR-10-C/fog.npy: 224 images, expected five equal blocks, by severity; fetch it again"),
     ("cifar_c", lambda r: resave(r / OFFICIAL / "labels.npy", lambda a: np.roll(a, 1)[np.r_[0:225]] + np.eye(225, dtype=np.uint8)[0]),
      "/CIFAR-10-C/labels.npy: 225 labels that are not one list five times over; fetch it again"),
     ("cifar_c", lambda r: resave(r / NEW / "train" / "snow_labels.npy", lambda a: a + 1),
-     "/train/snow_labels.npy: labels in 1..10, expected 0..9; fetch it again"),
+     "/train/snow_labels.npy: a label is 10, expected whole numbers in 0..9; fetch or make it again"),
     ("tiny_imagenet_c", lambda r: shutil.rmtree(r / "Tiny-ImageNet-C" / "fog"), "/Tiny-ImageNet-C/fog/1: no such folder; extract the download again"),
     ("tiny_imagenet_c", lambda r: shutil.rmtree(r / "Tiny-ImageNet-C-new" / "train" / "frost" / "2" / raws.WNIDS[1]),
-     "train/frost/2: class folder n01629819 is missing (3 of 4); labels would shift, extract it again"),
+     "/Tiny-ImageNet-C-new/train/frost/2: class folder n01629819 is missing (3 of 4); labels would shift, extract it again"),
+    ("tiny_imagenet_c", lambda r: shutil.copytree(r / "Tiny-ImageNet-C-new/val/saturate/3" / raws.WNIDS[0], r / "Tiny-ImageNet-C-new/val/saturate/3/n99999999"),
+     "/Tiny-ImageNet-C-new/val/saturate/3: class folder n99999999 is not in the others (5 of 4); labels would shift, extract it again"),
     ("tiny_imagenet_c", lambda r: [p.unlink() for p in (r / "Tiny-ImageNet-C/fog/3" / raws.WNIDS[0]).iterdir()],
      "/Tiny-ImageNet-C/fog/3/n01443537: no images; extract the download again"),
     ("tiny_imagenet_c", lambda r: write(r / "Tiny-ImageNet-C/fog/3" / raws.WNIDS[0] / "a.JPEG", HTML), "/n01443537/a.JPEG: a web page (HTML)"),
@@ -113,8 +120,23 @@ def test_each_fault_is_one_line_that_names_the_file_and_the_fix(tmp_path, monkey
     spoil(raw)
     line = command(monkeypatch, f"--benchmark={benchmark}", f"--raw_dir={raw}", f"--data_dir={tmp_path}/data", code=2)
     assert line.startswith("error: ") and line.count("\n") == 1 and message in line
-    assert str(tmp_path) in line or message.startswith("train/frost")
-    assert not (tmp_path / "data").exists() or not list((tmp_path / "data").iterdir())
+    assert str(tmp_path) in line
+    assert not (tmp_path / "data").exists() or {p.name for p in (tmp_path / "data").iterdir()} <= {
+        f".{benchmark}.decoded"
+    }
+
+
+@pytest.mark.parametrize("benchmark", sorted(READERS))
+def test_no_reader_may_give_a_domain_to_two_splits(tmp_path, benchmark):
+    WRITERS[benchmark](tmp_path / "raw")
+    raw, read = READERS[benchmark](tmp_path / "raw"), []
+    pieces = [piece._replace(read=lambda: read.append(1)) for piece in raw.pieces]
+    first, other = pieces[0], next(piece for piece in pieces if piece.split != pieces[0].split)
+    pieces += [first._replace(split=other.split)]
+    with pytest.raises(UserError) as error:
+        prepare.prepare(raw._replace(pieces=pieces), tmp_path / "store", 1)
+    assert f"domain {first.domain!r} is in {first.split} and in {other.split}; " in str(error.value)
+    assert not read and [p.name for p in tmp_path.iterdir()] == ["raw"]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +168,9 @@ def test_faults_of_split_files(tmp_path, content, message):
     [
         (("--benchmark=femnits",), "--benchmark='femnits' is unknown; did you mean 'femnist'?"),
         (("--benchmark=femnist", "--tfds"), "--tfds: femnist has no such option; see --help"),
+        (("--benchmark=femnist", "--skip_bad=1"), "--skip_bad: femnist has no such option; see --help"),
+        (("--benchmark=femnist", "--skip_bad=-1"), "flag --skip_bad=-1"),
+        (("--benchmark=folder", "--fit=stretch"), "flag --fit=stretch"),
         (("--benchmark=femnist", "--strict"), "--strict: train domains: 6, but the paper's 262; fetch the files again"),
         (("--benchmark=femnist", "--size=4"), "flag --size=4"),
     ],

@@ -337,8 +337,11 @@ def domain_lists(draw):
     """Domains of arbitrary names, splits and sizes, of which one at least has rows."""
     shape = draw(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)))
     sizes = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any))
-    rng = np.random.default_rng(draw(SEEDS))
-    return [Domain(draw(NAMES), draw(st.sampled_from(SPLITS)), *drawn_rows(rng, n, shape)) for n in sizes]
+    rng, last = np.random.default_rng(draw(SEEDS)), len(sizes) - 1
+    names = draw(st.lists(NAMES, min_size=len(sizes), max_size=len(sizes), unique=True))
+    places = [(name, draw(st.sampled_from(SPLITS))) for name in names]
+    which = sorted(draw(st.integers(0, last)) for _ in sizes)  # equal neighbours are pieces of one domain
+    return [Domain(*places[i], *drawn_rows(rng, n, shape)) for i, n in zip(which, sizes, strict=True)]
 
 
 def infos(channels):

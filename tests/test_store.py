@@ -68,6 +68,23 @@ def test_a_bad_domain_leaves_nothing_behind(tmp_path, bad, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_domain_is_in_one_place(tmp_path):
+    """Trained on and tested on alike, it would give figures that mean nothing."""
+    domains = [domain._replace(name=f"camera {i}") for i, domain in enumerate(make_domains())]
+    for wrong, where in (
+        ([*domains[:-1], domains[-1]._replace(name="camera 0")], "train and in test"),
+        ([*domains[:2], domains[0]], "twice"),
+    ):
+        with pytest.raises(UserError, match=f"store: domain 'camera 0' is .*{where}"):
+            write_store(tmp_path / "store", INFO, wrong)
+        assert not list(tmp_path.iterdir())
+    write_store(tmp_path / "store", INFO, [domains[0], *domains])  # neighbours are pieces of one
+    file = tmp_path / "store" / "store.json"
+    file.write_text(file.read_text().replace("camera 8", "camera 0"))  # as an earlier version would have written it
+    with pytest.raises(UserError, match="store.json: domain 'camera 0' is in train and in test; delete the folder"):
+        open_store(tmp_path / "store")
+
+
 def test_an_interrupted_writer_leaves_nothing_behind(tmp_path):
     def domains():
         yield make_domains()[0]

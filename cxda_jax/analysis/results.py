@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cxda_jax import metrics
+from cxda_jax import files, manifest, metrics
 from cxda_jax.reading import MAYBE, NUMBER, read_lines, read_object, reason, require
 from cxda_jax.types import UserError, brief
 
@@ -31,10 +31,12 @@ _FIELDS: dict[str, Any] = {
 # What older results lack.
 _LATER: dict[str, Any] = {
     **dict.fromkeys(("label", "setting", "data_name", "started_from", "predictions_sha256"), str),
-    **dict.fromkeys(("step", "reached_step"), int),
+    **dict.fromkeys(("trained_on", "attention_sha256"), str),
+    **dict.fromkeys(("best_step", "reached_step"), int),
     "data_marks": list,
 }
 _SETTING = re.compile(r"([\w.]+=[0-9]{1,9})?")  # such as num_domains=10
+METRICS = "metrics.jsonl"
 _ARRAYS = ("support", "query", "labels", "predictions")
 
 
@@ -72,7 +74,7 @@ class Result(NamedTuple):
 
     def curve(self) -> list[dict[str, float]]:
         """The lines of metrics.jsonl; none where they did not come along."""
-        path = self.run / "metrics.jsonl"
+        path = self.run / METRICS
         lines = read_lines(path) if path.is_file() else []
         return [line for line in lines if _is_number(line.get("step")) and _is_number(line.get("val_score", 0))]
 
@@ -128,6 +130,7 @@ def read_results(
     for done, run in enumerate(sorted(set(runs))):
         said(done)
         paths = sorted(run.glob("**/result.json"))
+        faults += _damaged_lines(run)
         if not paths:
             faults.append(f"{run}: no result.json; evaluate it: python -m launch.evaluate --runs={run}")
         for path in paths:
@@ -152,6 +155,30 @@ def distinct(results: Sequence[Result]) -> tuple[list[Result], list[str]]:
         if first is not result:
             faults.append(f"{result.folder}: left out, since {first.folder} has the same method, setting and seed")
     return list(kept.values()), faults
+
+
+def _damaged_lines(run: Path) -> list[str]:
+    bad: list[int] = []
+    if (run / METRICS).is_file():
+        read_lines(run / METRICS, bad.extend)
+    what = f"line {bad[0]} is" if len(bad) == 1 else f"{len(bad)} lines are"
+    return [f"{run / METRICS}: {what} damaged and left out of curves and minutes"] if bad else []
+
+
+def _check_run(row: Mapping[str, Any], run: Path) -> None:
+    """Raises a ValueError where a run's config, or the data that it was trained on, are not those of the result.
+
+    Runs of older versions have no manifest to tell it.
+    """
+    if not (run / manifest.NAME).is_file():
+        return
+    if fault := manifest.find_fault(run, ["config.json"]):
+        raise ValueError(fault)
+    trained_on = manifest.read_about(run).get("data_hash", "")
+    if trained_on and row.get("trained_on", trained_on) != trained_on:
+        raise ValueError("the run has been trained on other data since it was tested")
+    if row.get("trained_on", row["data_hash"]) != row["data_hash"] and not row.get("data_marks"):
+        raise ValueError("it was tested on other data than its run was trained on, and has no mark that says so")
 
 
 def _again(run: Path) -> str:
@@ -192,6 +219,8 @@ def _check(row: Mapping[str, Any]) -> None:
 def _read(run: Path, folder: Path) -> Result:
     row = read_object(folder / "result.json", _again(run))
     require(row, _FIELDS | {k: kind for k, kind in _LATER.items() if k in row}, f"{folder}/result.json", _again(run))
+    if files.is_falsified(row):
+        raise ValueError("result.json differs from its recorded hash")
     row["label"] = row.get("label") or row["method"]
     _check(row)
     config = read_object(run / "config.json", _again(run))
@@ -199,6 +228,7 @@ def _read(run: Path, folder: Path) -> Result:
     require(config["episode"], {"num_domains": int, "per_domain": int}, f"{run}/config.json: episode", _again(run))
     require(config.get("finetune", {}), {}, f"{run}/config.json: finetune", _again(run))
     require({"steps": 0} | config.get("finetune", {}), {"steps": int}, f"{run}/config.json: finetune", _again(run))
+    _check_run(row, run)
     result = Result({"smoke": config.get("smoke", False)} | row, config, folder, run)
     stored = result.stored()
     lacking = [name for name in _ARRAYS if name not in stored]

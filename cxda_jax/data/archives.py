@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from cxda_jax.data.store import drop_abandoned
+from cxda_jax.data.store import SPLITS, drop_abandoned
 from cxda_jax.progress import Counter
 from cxda_jax.reading import reason, refuse_html, system_fault
 from cxda_jax.types import UserError, brief
@@ -62,6 +62,7 @@ def extract(archive: Path, target: Path, limit: int = LIMIT, report: Report = Co
     """Extracts a zip, or a tar plain or packed by gzip, bzip2 or xz, as the new folder `target`.
 
     If the archive holds a folder of the target's name, that is what becomes the target; what lies beside it is dropped.
+    So does a single folder of another name, unless it is that of a split.
     If another process finished the same target first, its copy stays.
     """
     if target.exists():
@@ -76,9 +77,8 @@ def extract(archive: Path, target: Path, limit: int = LIMIT, report: Report = Co
         try:
             whole = partial / target.name  # a folder of its own, since mkdtemp's is closed to others
             _write(archive, whole, limit, megabytes(report, archive.name, total))
-            inner = whole / target.name
             try:
-                (inner if inner.is_dir() else whole).rename(target)
+                _unwrapped(whole).rename(target)
             except OSError:
                 if not target.is_dir():
                     raise
@@ -94,6 +94,13 @@ def extract(archive: Path, target: Path, limit: int = LIMIT, report: Report = Co
         path = archive if e.filename == str(archive) else target
         fix = f"extract {archive.name} by hand, and point --raw_dir there"
         raise UserError(system_fault(e, path, fix)) from None
+
+
+def _unwrapped(folder: Path) -> Path:
+    tops = [p for p in folder.iterdir() if p.name != "__MACOSX" and not p.name.startswith(".")]
+    if (named := folder / folder.name).is_dir():
+        return named
+    return tops[0] if len(tops) == 1 and tops[0].is_dir() and tops[0].name not in SPLITS else folder
 
 
 def _measure(archive: Path, limit: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cxda_jax.data import corruptions
-from cxda_jax.data.raw import IMAGENET_MEAN, IMAGENET_STD, Piece, RawData, find_folder, load_npy, split_checks
+from cxda_jax.data.raw import IMAGENET_MEAN, IMAGENET_STD, Piece, RawData, Rows, find_folder, load_npy, split_checks
 from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.reading import reason, refuse_html
 from cxda_jax.types import UserError
@@ -58,44 +58,47 @@ def find(raw_dir: Path, regenerate: bool = False, tfds: bool = False, seed: int 
     else:
         new = find_folder(raw_dir, "CIFAR-10-C-new")
         for split in ("train", "val"):
-            pieces += _blocks(new / split, split, lambda folder, c: _labels(folder / f"{c}_labels.npy"))
+            pieces += _blocks(new / split, split, "{}_labels.npy")
     if tfds:
         pieces += _tfds_pieces(raw_dir)
     else:
-        pieces += _blocks(
-            find_folder(raw_dir, "CIFAR-10-C"), "test", lambda folder, _: _repeated(folder / "labels.npy")
-        )
+        pieces += _blocks(find_folder(raw_dir, "CIFAR-10-C"), "test", "labels.npy")
     checks = split_checks(pieces, (56, 17, 22), (56_000, 17_000, 220_000))
     return RawData(info, pieces, checks)
 
 
-def _blocks(folder: Path, split: str, labels_of: Callable[[Path, str], np.ndarray]) -> Iterator[Piece]:
+def _blocks(folder: Path, split: str, labels_of: str) -> Iterator[Piece]:
+    """`labels_of` is the name of the file with a corruption's labels."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; CIFAR-C is read from CIFAR-10-C and CIFAR-10-C-new/{{train,val}}")
     for corruption, severity in DOMAINS[split]:
-        path = folder / f"{corruption}.npy"
-        images, labels = load_npy(path, "u", SHAPE), labels_of(folder, corruption)
-        if len(images) % 5 or len(labels) != len(images):
+        path, labels_path = folder / f"{corruption}.npy", folder / labels_of.format(corruption)
+        images, labels = load_npy(path, "u", SHAPE), _labels(labels_path)
+        if len(images) % 5:
+            raise UserError(f"{path}: {len(images)} images, expected five equal blocks, by severity; fetch it again")
+        if len(labels) != len(images):
             raise UserError(
-                f"{path}: {len(images)} images and {len(labels)} labels; expected five equal blocks of each, by severity"
+                f"{labels_path}: {len(labels)} labels for the {len(images)} images of {path.name}; one of the two is not "
+                "whole, fetch both again"
+            )
+        if split == "test" and (labels.reshape(5, -1) != labels[: len(labels) // 5]).any():
+            raise UserError(
+                f"{labels_path}: {len(labels)} labels that are not one list five times over; fetch it again"
             )
         size = len(images) // 5
         rows = slice((severity - 1) * size, severity * size)
-        yield Piece(f"{corruption} {severity}", split, size, lambda x=images[rows], y=labels[rows]: (np.array(x), y))
+        yield Piece(
+            f"{corruption} {severity}", split, size, lambda x=images[rows], y=labels[rows]: Rows(np.array(x), y)
+        )
 
 
 def _labels(path: Path) -> np.ndarray:
-    labels = np.array(load_npy(path, "iu", ()), np.int64)
-    if labels.min() < 0 or labels.max() > 9:
-        raise UserError(f"{path}: labels in {labels.min()}..{labels.max()}, expected 0..9; fetch it again")
-    return labels
-
-
-def _repeated(path: Path) -> np.ndarray:
-    labels = _labels(path)
-    if len(labels) % 5 or (labels.reshape(5, -1) != labels[: len(labels) // 5]).any():
-        raise UserError(f"{path}: {len(labels)} labels that are not one list five times over; fetch it again")
-    return labels
+    """Whole numbers of any type, as a list or a column."""
+    labels = load_npy(path, "iuf", (), (1,)).reshape(-1)
+    wrong = labels[~((labels == np.rint(labels)) & (labels >= 0) & (labels <= 9))]
+    if wrong.size:
+        raise UserError(f"{path}: a label is {wrong[0]:g}, expected whole numbers in 0..9; fetch or make it again")
+    return labels.astype(np.int64)
 
 
 def read_binary(raw_dir: Path) -> Clean:
@@ -148,13 +151,13 @@ def regenerated(
     count = min(per_class, available[available > 0].min())
     for number, (corruption, severity) in enumerate(domains):
 
-        def make(number: int = number, corruption: str = corruption, severity: int = severity) -> Clean:
+        def make(number: int = number, corruption: str = corruption, severity: int = severity) -> Rows:
             rng = np.random.default_rng([corruptions.VERSION, seed, SPLITS.index(split), number])
             mine = np.concatenate(
                 [rng.choice(rows[labels[rows] == c], count, replace=False) for c in np.unique(labels)]
             )
             made = corruptions.corrupt(take(mine), corruption, severity, rng, constants)
-            return corruptions.as_jpeg(made, saved_at) if saved_at else made, labels[mine]
+            return Rows(corruptions.as_jpeg(made, saved_at) if saved_at else made, labels[mine])
 
         yield Piece(f"{corruption} {severity}", split, count * len(np.unique(labels)), make)
 
@@ -164,7 +167,10 @@ def _tfds_pieces(raw_dir: Path) -> Iterator[Piece]:
         config = f"cifar10_corrupted/{corruption.replace('_transform', '')}_{severity}"
         count = _tfds_builder(config, raw_dir).info.splits["test"].num_examples
         yield Piece(
-            f"{corruption} {severity}", "test", count, lambda config=config: _tfds_images(config, "test", raw_dir)
+            f"{corruption} {severity}",
+            "test",
+            count,
+            lambda config=config: Rows(*_tfds_images(config, "test", raw_dir)),
         )
 
 

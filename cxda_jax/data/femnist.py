@@ -1,6 +1,6 @@
 """FEMNIST as LEAF writes it and ARM splits it: a domain is a writer.
 
-    <raw_dir>/femnist/{train,val,test}/*.json
+    <raw_dir>/femnist/{train,val,test}/*.json        or femnist-data/, as the published archive has it
     {"users": [id, ...], "num_samples": [n, ...], "user_data": {id: {"x": [[784 numbers in 0..1]], "y": [0..61]}}}
 
 Any number of files; other names than *.json are ignored. Writers are ordered by their ids, per split. Without val/, the
@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cxda_jax.data.raw import Piece, RawData, find_folder, split_checks, visible
+from cxda_jax.data.raw import Piece, RawData, Rows, find_folder, split_checks, visible
 from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.reading import reason, refuse_html
-from cxda_jax.types import UserError
+from cxda_jax.types import UserError, brief
 
 SIDE = 28
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -49,7 +49,7 @@ class Writer(NamedTuple):
 
 
 def find(raw_dir: Path) -> RawData:
-    root = find_folder(raw_dir, "femnist")
+    root = find_folder(raw_dir, "femnist", "femnist-data")
     warnings, marks = [], ()
     writers = {split: find_writers(root / split) for split in SPLITS if split != "val" or (root / "val").is_dir()}
     if "val" not in writers:
@@ -57,6 +57,7 @@ def find(raw_dir: Path) -> RawData:
         writers["val"], writers["train"] = writers["train"][:count], writers["train"][count:]
         warnings.append(f"{root / 'val'}: no such folder; the first {count} writers of train/ in file order validate")
         marks = ("val from train",)
+    _refuse_shared([w for mine in writers.values() for w in mine])
     pieces = []
     for split in SPLITS:
         for w in sorted(writers[split]):
@@ -79,6 +80,18 @@ def find_writers(folder: Path) -> list[Writer]:
             seen[writer.user] = file.name
             found.append(writer)
     return found
+
+
+def _refuse_shared(writers: list[Writer]) -> None:
+    """A file may have been copied to another split instead of moved."""
+    seen: dict[str, Path] = {}
+    for user, _, file, _, _ in writers:
+        other = seen.setdefault(user, file)
+        if other.parent != file.parent:
+            raise UserError(
+                f"{file}: writer {brief(user, 20)} is also in {other.parent.name}/{other.name}; splits share no writers, "
+                "keep one of the files"
+            )
 
 
 def _writers_of(file: Path) -> list[Writer]:
@@ -128,7 +141,7 @@ def _spans(file: Path, text: Any) -> Iterator[tuple[tuple[str, ...], tuple[int, 
         raise UserError(f"{file}: cut short (ends inside a JSON value); fetch or make it again")
 
 
-def read(writer: Writer) -> tuple[np.ndarray, np.ndarray]:
+def read(writer: Writer) -> Rows:
     """A writer's images uint8 [n, 28, 28, 1] and labels [n]."""
     with open(writer.file, "rb") as file:
         file.seek(writer.start)
@@ -144,7 +157,7 @@ def read(writer: Writer) -> tuple[np.ndarray, np.ndarray]:
         raise _fault(writer, f"pixels in {x.min():g}..{x.max():g}, expected 0..1")
     if y.dtype.kind != "i" or y.min() < 0 or y.max() >= len(CHARACTERS):
         raise _fault(writer, "labels are not integers in 0..61")
-    return np.rint(255 * x).astype(np.uint8).reshape(-1, SIDE, SIDE, 1), y.astype(np.int32)
+    return Rows(np.rint(255 * x).astype(np.uint8).reshape(-1, SIDE, SIDE, 1), y.astype(np.int32))
 
 
 def _fault(writer: Writer, what: str) -> UserError:

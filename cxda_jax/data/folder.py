@@ -1,13 +1,16 @@
-"""Your own images: <raw_dir>/<domain>/<class>/<image>, of any sizes and formats that PIL reads.
+"""Your own images: <raw_dir>/<domain>/<class>/<image>, of any sizes and formats that PIL reads; images.py says how.
 
 Domains are split by a CSV file with the columns domain and split (train, val, test), or at random by a seed. Those with
-fewer images than a task needs are left out.
+fewer images than a task needs are left out. Files of other kinds, and those that lie elsewhere, are counted in a warning.
 """
 
+import collections
+import functools
 from pathlib import Path
 
 import numpy as np
 
+from cxda_jax.data.images import FITS, read_any, read_colour
 from cxda_jax.data.raw import EXTENSIONS, IMAGENET_MEAN, IMAGENET_STD, RawData, image_pieces, visible
 from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.reading import read_table
@@ -17,23 +20,38 @@ FRACTIONS = (0.7, 0.1, 0.2)
 NEEDED = 5  # domains of each split, for tasks of the usual form
 
 
-def find(raw_dir: Path, size: int = 64, split_csv: str = "", min_images: int = 40, seed: int = 0) -> RawData:
+def find(
+    raw_dir: Path,
+    name: str = "folder",
+    size: int = 64,
+    fit: str = "squash",
+    background: str = "white",
+    split_csv: str = "",
+    min_images: int = 40,
+    seed: int = 0,
+) -> RawData:
     if not raw_dir.is_dir():
         raise UserError(f"--raw_dir={raw_dir}: no such folder; give the one that holds DOMAIN/CLASS/IMAGE")
-    found = {domain.name: _images(domain) for domain in _folders(raw_dir)}
-    found = {domain: classes for domain, classes in found.items() if any(classes.values())}
+    if fit not in FITS:
+        raise UserError(f"fit={brief(repr(fit))}: give one of {', '.join(FITS)}")
+    colour = read_colour(background)
+    found, others = _look(raw_dir, split_csv)
     if not found:
-        raise UserError(f"{raw_dir}: no images; expected DOMAIN/CLASS/IMAGE with {', '.join(EXTENSIONS)}")
-    class_names = sorted({name for classes in found.values() for name, files in classes.items() if files})
+        but = f"; found {_kinds(others)}" if others else ""
+        raise UserError(f"{raw_dir}: no images; expected DOMAIN/CLASS/IMAGE with {', '.join(EXTENSIONS)}{but}")
+    class_names = sorted({c for classes in found.values() for c in classes})
     files = {
-        domain: [(path, label) for label, name in enumerate(class_names) for path in classes.get(name, ())]
+        domain: [(path, label) for label, c in enumerate(class_names) for path in classes.get(c, ())]
         for domain, classes in found.items()
     }
     warnings = []
+    if others:
+        such = others[0].relative_to(raw_dir)
+        warnings.append(f"{raw_dir}: not read: {_kinds(others)}, such as {such}; read are images in DOMAIN/CLASS/")
     for domain in [d for d, labelled in files.items() if len(labelled) < min_images]:
         warnings.append(f"{raw_dir / domain}: left out, {len(files.pop(domain))} images are fewer than {min_images}")
     splits = _read_splits(Path(split_csv), raw_dir, found) if split_csv else random_splits(sorted(files), seed)
-    pieces = []
+    read, pieces = functools.partial(read_any, fit=fit, background=colour), []
     for split in SPLITS:
         mine = [domain for domain in sorted(files) if splits.get(domain) == split]
         if len(mine) < NEEDED:
@@ -41,11 +59,12 @@ def find(raw_dir: Path, size: int = 64, split_csv: str = "", min_images: int = 4
                 f"{split}: {len(mine)} domains; tasks of {NEEDED} need more, or a lower episode.num_domains"
             )
         for domain in mine:
-            pieces += image_pieces(domain, split, files[domain], (size, size), resize=True)
+            pieces += image_pieces(domain, split, files[domain], (size, size), read, f"{fit} {colour}")
     if not pieces:
         raise UserError(f"{raw_dir}: no domain has {min_images} images; add images or lower --min_images")
-    info = StoreInfo("folder", tuple(class_names), IMAGENET_MEAN, IMAGENET_STD, provenance=f"images of {raw_dir.name}")
-    return RawData(info, pieces, warnings=warnings)
+    provenance = f"images of {raw_dir.name}, {FITS[fit]}, transparency over {background}"
+    info = StoreInfo(name, tuple(class_names), IMAGENET_MEAN, IMAGENET_STD, provenance=provenance)
+    return RawData(info, pieces, warnings=warnings, least=min_images)
 
 
 def random_splits(domains: list[str], seed: int) -> dict[str, str]:
@@ -60,8 +79,29 @@ def _folders(path: Path) -> list[Path]:
     return [p for p in visible(path.iterdir()) if p.is_dir()]
 
 
-def _images(domain: Path) -> dict[str, list[Path]]:
-    return {c.name: [p for p in visible(c.iterdir()) if p.suffix.lower() in EXTENSIONS] for c in _folders(domain)}
+def _look(raw_dir: Path, split_csv: str) -> tuple[dict[str, dict[str, list[Path]]], list[Path]]:
+    """The images, domain -> class -> files, and what else is there but the file of the splits: whoever put it there may
+    take it for read."""
+    found, others = {}, [p for p in visible(raw_dir.iterdir()) if not p.is_dir()]
+    for domain in _folders(raw_dir):
+        classes = {c.name: visible(c.iterdir()) for c in _folders(domain)}
+        images = {c: [p for p in entries if _is_image(p)] for c, entries in classes.items()}
+        others += [p for entries in classes.values() for p in entries if not _is_image(p)]
+        others += [p for p in visible(domain.iterdir()) if not p.is_dir()]
+        if any(images.values()):
+            found[domain.name] = {c: files for c, files in images.items() if files}
+    return found, [p for p in others if not split_csv or p.resolve() != Path(split_csv).resolve()]
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in EXTENSIONS
+
+
+def _kinds(paths: list[Path]) -> str:
+    """How many of each suffix."""
+    counts = collections.Counter("folders" if p.is_dir() else brief(p.suffix.lower(), 10) or "others" for p in paths)
+    shown = [f"{count} {kind}" for kind, count in counts.most_common(4)]
+    return ", ".join(shown) + (" and more" if len(counts) > 4 else "")
 
 
 def _read_splits(path: Path, raw_dir: Path, domains: dict) -> dict[str, str]:

@@ -10,9 +10,19 @@ Images are brought to `size` without regard to their aspect, by an antialiased b
 """
 
 import collections
+import functools
 from pathlib import Path
 
-from cxda_jax.data.raw import IMAGENET_MEAN, IMAGENET_STD, Check, RawData, find_folder, image_pieces, split_checks
+from cxda_jax.data.raw import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Check,
+    RawData,
+    find_folder,
+    image_pieces,
+    read_image,
+    split_checks,
+)
 from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.reading import read_table
 from cxda_jax.types import UserError, brief
@@ -34,6 +44,7 @@ def find(raw_dir: Path, size: int = 112) -> RawData:
     root = find_folder(raw_dir, "iwildcam_v2.0")
     cameras, classes = _read_metadata(root / "metadata.csv", root / "train")
     names = _read_categories(root / "categories.csv", classes)
+    read = functools.partial(read_image, resize=True)
     checks, warnings, pieces = [], [], []
     for split, expected in zip(SPLITS, (243, 32, 48), strict=True):
         checks.append(Check(f"{split} cameras in metadata.csv", len(cameras[split]), expected))
@@ -48,9 +59,9 @@ def find(raw_dir: Path, size: int = 112) -> RawData:
             )
         for location, files in sorted(cameras[split].items()):
             if len(files) >= MIN_IMAGES:
-                pieces += image_pieces(f"location {location}", split, files, (size, size), resize=True)
+                pieces += image_pieces(f"location {location}", split, files, (size, size), read, "squash")
     checks += [Check("classes", classes, 182), *split_checks(pieces, tasks=(745, 2125))]
-    return RawData(INFO._replace(class_names=names), pieces, checks, warnings)
+    return RawData(INFO._replace(class_names=names), pieces, checks, warnings, MIN_IMAGES)
 
 
 Cameras = dict[str, dict[int, list[tuple[Path, int]]]]  # split -> location -> images with labels

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from cxda_jax.data.store import SPLITS, Domain, StoreInfo
+from cxda_jax.data.store import SPLITS, Domain, StoreInfo, repeated
 from cxda_jax.reading import reason, refuse_html
-from cxda_jax.types import UserError
+from cxda_jax.types import UserError, brief
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -25,13 +25,30 @@ ARCHIVES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tgz", ".zip")
 PIECE = 2**23  # bytes of images
 
 
+class Rows(NamedTuple):
+    """What was read of a piece: uint8 [rows, h, w, c], integer labels [rows], and what is wrong with images left out."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    faults: tuple[str, ...] = ()
+
+
+class Decoding(NamedTuple):
+    """What the images of a piece are made from, and how: the same again gives the same bytes."""
+
+    files: Sequence[Path]
+    how: str
+    bytes: int  # of the images
+
+
 class Piece(NamedTuple):
-    """Some images of one domain, still to be read: read() gives uint8 [rows, h, w, c] and integer labels [rows]."""
+    """Some images of one domain, still to be read."""
 
     domain: str
     split: str
     rows: int
-    read: Callable[[], tuple[np.ndarray, np.ndarray]]
+    read: Callable[[], Rows]
+    decoding: Decoding | None = None  # where it is costly enough to be kept when a run is stopped
 
 
 class Packed(UserError):
@@ -57,23 +74,54 @@ class RawData(NamedTuple):
     pieces: list[Piece]
     checks: list[Check] = []
     warnings: list[str] = []
+    least: int = 1  # images, below which a domain is left out
 
 
-def read_pieces(pieces: Iterable[Piece], workers: int, progress: Callable[[int], None]) -> Iterator[Domain]:
-    """Reads pieces on threads (decoding and arithmetic let go of the interpreter), in order, few of them at once."""
-    done, todo = 0, iter(pieces)
+def read_pieces(
+    pieces: Sequence[Piece],
+    workers: int,
+    progress: Callable[[int], None],
+    skip_bad: int = 0,
+    tell: Callable[[str], None] = print,
+) -> Iterator[Domain]:
+    """Reads pieces on threads (decoding and arithmetic let go of the interpreter), in order, few of them at once.
+
+    tell() is called with what is wrong with each of up to `skip_bad` bad images, which are left out.
+    """
+    if fault := repeated((piece.domain, piece.split) for piece in pieces):
+        raise UserError(f"{fault}; remove it from one of the two")
+    done, bad, todo = 0, 0, iter(pieces)
     with ThreadPoolExecutor(workers) as pool:
         try:
             waiting = collections.deque((p, pool.submit(p.read)) for p in itertools.islice(todo, workers + 2))
             while waiting:
                 piece, future = waiting.popleft()
-                images, labels = future.result()
+                rows = future.result()
                 waiting.extend((p, pool.submit(p.read)) for p in itertools.islice(todo, 1))
-                done += len(images)
+                done += piece.rows
+                for fault in rows.faults:
+                    bad += 1
+                    if bad > skip_bad:
+                        raise UserError(f"{fault}; or give skip_bad={bad} ({bad} bad of {done} so far)")
+                    tell(fault)
                 progress(done)
-                yield Domain(piece.domain, piece.split, images, labels)
+                yield Domain(piece.domain, piece.split, rows.images, rows.labels)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def large_enough(domains: Iterable[Domain], least: int, tell: Callable[[str], None]) -> Iterator[Domain]:
+    """Leaves out the domains that have fewer than `least` images: at most so many wait for the others of their domain."""
+    for (name, split), parts in itertools.groupby(domains, lambda d: (d.name, d.split)):
+        waiting, count = [], 0
+        for part in parts:
+            waiting.append(part)
+            count += len(part.labels)
+            if count >= least:
+                yield from (w for w in waiting if len(w.labels))
+                waiting = []
+        if count < least:
+            tell(f"domain {brief(repr(name))} of {split}: left out, {count} good images are fewer than {least}")
 
 
 def split_checks(
@@ -95,32 +143,41 @@ def split_checks(
 
 
 def image_pieces(
-    domain: str, split: str, files: Sequence[tuple[Path, int]], size: tuple[int, int], resize: bool
+    domain: str,
+    split: str,
+    files: Sequence[tuple[Path, int]],
+    size: tuple[int, int],
+    read: Callable[[Path, tuple[int, int]], np.ndarray],
+    how: str,
 ) -> Iterator[Piece]:
-    """Pieces of a domain whose images are files with labels; `size` is (height, width)."""
-    rows = max(1, PIECE // (size[0] * size[1] * 3))
+    """Pieces of a domain whose images are files with labels. `size` is (height, width); read(path, size) gives uint8
+    [*size, 3], in the way that `how` names."""
+    each = size[0] * size[1] * 3
+    rows = max(1, PIECE // each)
     for start in range(0, len(files), rows):
         some = files[start : start + rows]
+        paths, labels = [path for path, _ in some], [label for _, label in some]
+        decoding = Decoding(paths, repr((how, size, labels)), each * len(some))
+        yield Piece(domain, split, len(some), lambda some=some: _read_files(some, size, read), decoding)
 
-        def read(some: Sequence[tuple[Path, int]] = some) -> tuple[np.ndarray, np.ndarray]:
-            return np.stack([read_image(f, size, resize) for f, _ in some]), np.array([y for _, y in some], np.int32)
 
-        yield Piece(domain, split, len(some), read)
+def _read_files(
+    files: Sequence[tuple[Path, int]], size: tuple[int, int], read: Callable[[Path, tuple[int, int]], np.ndarray]
+) -> Rows:
+    images, labels, faults = [np.empty((0, *size, 3), np.uint8)], [], []
+    for path, label in files:
+        try:
+            images.append(read(path, size)[None])
+            labels.append(label)
+        except UserError as e:
+            faults.append(str(e))
+    return Rows(np.concatenate(images), np.array(labels, np.int32), tuple(faults))
 
 
 def read_image(path: Path, size: tuple[int, int], resize: bool) -> np.ndarray:
     """RGB, uint8 [height, width, 3]; where `resize`, by PIL's antialiased bilinear filter to exactly `size`."""
     height, width = size
-    try:
-        with Image.open(path) as image:
-            image = image.convert("RGB")
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; extract the download again") from None
-    except Exception as e:  # whatever PIL's many decoders make of a broken file
-        refuse_html(path)
-        known = {UnidentifiedImageError: "of no known format", Image.DecompressionBombError: "too many pixels"}
-        what = known.get(type(e)) or reason(e)
-        raise UserError(f"{path}: not readable as an image ({what}); fetch or extract it again") from None
+    image = decode(path, lambda image: image.convert("RGB"))
     if image.size != (width, height):
         if not resize:
             raise UserError(f"{path}: {image.width}x{image.height} pixels, expected {width}x{height}; fetch it again")
@@ -128,8 +185,22 @@ def read_image(path: Path, size: tuple[int, int], resize: bool) -> np.ndarray:
     return np.asarray(image)
 
 
-def load_npy(path: Path, kinds: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A memory map of a .npy file of one of numpy's `kinds` whose shape is (n, *shape); never unpickles."""
+def decode(path: Path, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """convert(the image of a file), or a UserError that says what is wrong with it."""
+    try:
+        with Image.open(path) as image:
+            return convert(image)
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; extract the download again") from None
+    except Exception as e:  # whatever PIL's many decoders make of a broken file
+        refuse_html(path)
+        known = {UnidentifiedImageError: "of no known format", Image.DecompressionBombError: "too many pixels"}
+        what = known.get(type(e)) or reason(e)
+        raise UserError(f"{path}: not readable as an image ({what}); fetch or extract it again") from None
+
+
+def load_npy(path: Path, kinds: str, *shapes: tuple[int, ...]) -> np.ndarray:
+    """A memory map of a .npy file of one of numpy's `kinds` whose shape is (n, *one of the shapes); never unpickles."""
     refuse_html(path)
     try:
         with open(path, "rb") as file:
@@ -142,22 +213,27 @@ def load_npy(path: Path, kinds: str, shape: tuple[int, ...]) -> np.ndarray:
             ) from None
         raise UserError(f"{path}: cut short or not a .npy file ({reason(e)}); fetch it again") from None
     known = array.dtype == np.uint8 if kinds == "u" else array.dtype.kind in kinds
-    if not known or not array.ndim or array.shape[1:] != shape or not len(array):
-        what = "uint8" if kinds == "u" else "integers"
-        wanted = f"(n, {', '.join(map(str, shape))})" if shape else "(n,)"
+    if not known or not array.ndim or array.shape[1:] not in shapes or not len(array):
+        what = "uint8" if kinds == "u" else "whole numbers"
+        wanted = " or ".join(f"(n, {', '.join(map(str, shape))})" if shape else "(n,)" for shape in shapes)
         raise UserError(f"{path}: holds {array.dtype} {array.shape}, expected {what} {wanted}; fetch it again")
     return array
 
 
-def find_folder(raw_dir: Path, *names: str) -> Path:
-    """The first of `names` that is a folder in raw_dir, or raw_dir itself where it has that name."""
+def find_folder(raw_dir: Path, *names: str, packed: Sequence[str] = ()) -> Path:
+    """The first of `names` that is a folder in raw_dir, in a folder that an archive made there, or raw_dir itself.
+
+    An archive may have one of these names or of those in `packed`.
+    """
     if not raw_dir.is_dir():
         raise UserError(f"--raw_dir={raw_dir}: no such folder; give the one that holds {names[0]}/")
-    for name in names:
-        for found in (raw_dir / name, raw_dir if raw_dir.name == name else None):
-            if found and found.is_dir():
-                return found
-    for archive in (raw_dir / f"{name}{suffix}" for name in names for suffix in ARCHIVES):
+    archives = (*names, *packed)
+    inner = [raw_dir / outer / name for name in names for outer in archives]
+    direct = [found for name in names for found in (raw_dir / name, raw_dir) if found.name == name]
+    for found in (*inner, *direct):
+        if found.is_dir():
+            return found
+    for archive in (raw_dir / f"{name}{suffix}" for name in archives for suffix in ARCHIVES):
         if archive.is_file():
             refuse_html(archive)
             raise Packed(archive, raw_dir / names[0])

@@ -11,6 +11,7 @@ sibling folder and renamed, so a killed or concurrent writer leaves nothing that
 import contextlib
 import glob
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -81,12 +82,15 @@ class DomainStore(NamedTuple):
         return np.repeat(np.arange(len(self.split), dtype=np.int32), np.diff(self.offsets))
 
 
-def write_store(path: str | os.PathLike, info: StoreInfo, domains: Iterable[Domain]) -> None:
+def write_store(path: str | os.PathLike, info: StoreInfo | Callable[[], StoreInfo], domains: Iterable[Domain]) -> None:
     """Streams domains into a new store at `path`; neighbours of equal name and split become one domain.
+
+    `info` may be a function: of what it says, the classes count before the domains are read, and the rest afterwards.
 
     If another process finished the same store first, its copy stays.
     """
-    path = Path(path)
+    path, tell = Path(path), info if callable(info) else lambda: info
+    classes = len(tell().class_names)
     path.parent.mkdir(parents=True, exist_ok=True)
     drop_abandoned(path)
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
@@ -95,7 +99,7 @@ def write_store(path: str | os.PathLike, info: StoreInfo, domains: Iterable[Doma
         with open(partial / "images.u8", "wb") as file:
             for domain in domains:
                 shape = domain.images.shape[1:] if shape is None else shape
-                _check(domain, shape, len(info.class_names))
+                _check(domain, shape, classes)
                 data = np.ascontiguousarray(domain.images).data
                 file.write(data)
                 digest.update(data)
@@ -108,7 +112,7 @@ def write_store(path: str | os.PathLike, info: StoreInfo, domains: Iterable[Doma
         all_labels = np.concatenate(labels)
         all_labels.tofile(partial / "labels.i32")
         hashes = {"images": digest.hexdigest(), "labels": hashlib.sha256(all_labels.tobytes()).hexdigest()}
-        card = {"format": FORMAT, **info._asdict(), "shape": list(shape), "domains": entries, "sha256": hashes}
+        card = {"format": FORMAT, **tell()._asdict(), "shape": list(shape), "domains": entries, "sha256": hashes}
         fault = _fault_in(card)  # which open_store would refuse
         if fault:
             raise UserError(f"{path}: {fault}; nothing was written")
@@ -232,7 +236,21 @@ def _fault_in(card: dict[str, Any]) -> str:
             return f"split {brief(repr(domain['split']))} is not one of {', '.join(SPLITS)}"
         if domain["rows"] < 0:
             return f"domain {brief(repr(domain['name']))} has {domain['rows']} rows"
+    if fault := repeated((domain["name"], domain["split"]) for domain in card["domains"]):
+        return fault
     return "" if any(domain["rows"] for domain in card["domains"]) else "its domains have no rows"
+
+
+def repeated(domains: Iterable[tuple[str, str]]) -> str:
+    """What is wrong with domains (name, split), of which neighbours are pieces of one, if one is there twice: training
+    on a domain and testing on it would give figures that mean nothing."""
+    places: dict[str, str] = {}
+    for (name, split), _ in itertools.groupby(domains):
+        if name in places:
+            where = "twice in " + split if places[name] == split else f"in {places[name]} and in {split}"
+            return f"domain {brief(repr(name), 60)} is {where}"
+        places[name] = split
+    return ""
 
 
 def cached_store(path: str | os.PathLike, make: Callable[[], tuple[StoreInfo, Iterable[Domain]]]) -> DomainStore:

@@ -8,6 +8,8 @@ labels silently: it is a fault. With `regenerate`, train and val domains are mad
 <raw_dir>/tiny-imagenet-200/train/<wnid>/images/*, by our own corruptions.
 """
 
+import collections
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +28,7 @@ from cxda_jax.data.raw import (
     split_checks,
     visible,
 )
-from cxda_jax.data.store import StoreInfo
+from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.types import UserError
 
 SIZE = (64, 64)
@@ -40,6 +42,7 @@ DOMAINS = {
 }
 CLASSES = 200
 PER_CLASS = 10  # images of a regenerated domain
+PACKED = ("tinyimagenet-c",)  # ARM's archive of Tiny-ImageNet-C-new
 QUALITY = 85  # of the published JPEG files
 INFO = StoreInfo(
     name="tiny_imagenet_c",
@@ -53,33 +56,33 @@ Files = dict[str, list[Path]]  # wnid -> images
 
 
 def find(raw_dir: Path, regenerate: bool = False, seed: int = 0) -> RawData:
-    clean: Files = {}
-    info, found = INFO, {("test", *d): f for d, f in _domains(find_folder(raw_dir, "Tiny-ImageNet-C"), "test")}
+    info, clean, roots = INFO, None, {"test": find_folder(raw_dir, "Tiny-ImageNet-C")}
     if regenerate:
         made = "corruptions of clean training images by this package"
         info = INFO._replace(provenance=f"Tiny-ImageNet-C; train and val domains: {made}", marks=("regenerated",))
-        folder = find_folder(raw_dir, "tiny-imagenet-200") / "train"
-        found["", str(folder), 0] = clean = _class_files(folder, "images")
+        clean = find_folder(raw_dir, "tiny-imagenet-200") / "train"
     else:
-        new = find_folder(raw_dir, "Tiny-ImageNet-C-new")
-        found |= {(split, *d): f for split in ("train", "val") for d, f in _domains(new / split, split)}
-    wnids = _common_classes(found)
+        new = find_folder(raw_dir, "Tiny-ImageNet-C-new", packed=PACKED)
+        roots |= {"train": new / "train", "val": new / "val"}
+    found = {f: _class_files(f) for split, root in roots.items() for f in _folders(root, split).values()}
+    if clean:
+        found[clean] = _class_files(clean, "images")
+    wnids = _common_classes(found, roots["test"])
     pieces = []
-    for split in ("train", "val", "test"):
-        if regenerate and split != "test":
-            pieces += _regenerated(clean, split, seed)
+    for split in SPLITS:
+        if clean and split != "test":
+            pieces += _regenerated(found[clean], split, seed)
             continue
-        for corruption, severity in DOMAINS[split]:
-            files = found[split, corruption, severity]
-            labelled = [(path, label) for label, wnid in enumerate(wnids) for path in files[wnid]]
-            pieces += image_pieces(f"{corruption} {severity}", split, labelled, SIZE, resize=False)
+        for domain, folder in _folders(roots[split], split).items():
+            labelled = [(path, label) for label, wnid in enumerate(wnids) for path in found[folder][wnid]]
+            pieces += image_pieces(domain, split, labelled, SIZE, functools.partial(read_image, resize=False), "as is")
     checks = split_checks(pieces, (51, 17, 22), (102_000, 34_000, 220_000))
     return RawData(info._replace(class_names=tuple(wnids)), pieces, checks)
 
 
-def _domains(folder: Path, split: str) -> Iterator[tuple[tuple[str, int], Files]]:
-    for corruption, severity in DOMAINS[split]:
-        yield (corruption, severity), _class_files(folder / corruption / str(severity))
+def _folders(root: Path, split: str) -> dict[str, Path]:
+    """Where the domains of a split lie."""
+    return {f"{c} {severity}": root / c / str(severity) for c, severity in DOMAINS[split]}
 
 
 def _class_files(folder: Path, inner: str = "") -> Files:
@@ -94,18 +97,18 @@ def _class_files(folder: Path, inner: str = "") -> Files:
     return files
 
 
-def _common_classes(found: dict[tuple[str, str, int], Files]) -> list[str]:
-    wnids = sorted({wnid for files in found.values() for wnid in files})
-    if not wnids:
-        raise UserError("Tiny-ImageNet-C: no class folders (n and digits) anywhere; extract the download again")
-    for (split, name, severity), files in found.items():
-        for wnid in wnids:
-            if wnid not in files:
-                where = f"{split}/{name}/{severity}" if split else name
-                raise UserError(
-                    f"{where}: class folder {wnid} is missing ({len(files)} of {len(wnids)}); labels would shift, "
-                    "extract it again"
-                )
+def _common_classes(found: dict[Path, Files], root: Path) -> list[str]:
+    """The classes that most folders have; one that has others is at fault."""
+    usual = collections.Counter(tuple(files) for files in found.values() if files).most_common(1)
+    if not usual:
+        raise UserError(f"{root}: no class folders (n and digits) anywhere in it; extract the download again")
+    wnids = list(usual[0][0])
+    for folder, files in found.items():
+        lacking, more = [w for w in wnids if w not in files], [w for w in files if w not in wnids]
+        if lacking or more:
+            what = f"{lacking[0]} is missing" if lacking else f"{more[0]} is not in the others"
+            counts = f"({len(files)} of {len(wnids)})"
+            raise UserError(f"{folder}: class folder {what} {counts}; labels would shift, extract it again")
     return wnids
 
 

@@ -1,0 +1,252 @@
+"""Images of one's own, as a viewer shows them: each kind against a computation of its own."""
+
+import io
+import json
+import shutil
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cxda_jax.data.images import to_rgb
+from cxda_jax.data.store import open_store
+from cxda_jax.experiment import READERS
+from cxda_jax.types import UserError
+from tests import raw_fixtures as raws
+from tests.raw_fixtures import command
+
+SIDE = 16
+RNG = np.random.default_rng(0)
+COLOURS = RNG.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+ALPHA = RNG.integers(0, 256, (SIDE, SIDE), np.uint8)
+ALPHA[:4], ALPHA[4:8] = 0, 255
+
+
+def read(tmp_path, image, name="a.png", size=SIDE, options=None, **saving):
+    """What the reader of folders makes of an image."""
+    file = tmp_path / "raw" / "domain" / "class" / name
+    shutil.rmtree(file.parent, ignore_errors=True)
+    file.parent.mkdir(parents=True)
+    image.save(file, **saving)
+    (piece,) = READERS["folder"](tmp_path / "raw", size=size, min_images=1, **options or {}).pieces
+    images, _, *faults = piece.read()
+    if faults and faults[0]:
+        raise UserError(faults[0][0])
+    return images[0]
+
+
+def three(grey):
+    return np.stack([grey] * 3, -1)
+
+
+def over(colours, alpha, background=(255, 255, 255)):
+    share = alpha[..., None] / 255
+    return np.rint(colours * share + np.array(background) * (1 - share))
+
+
+DEEP = np.linspace(0, 65535, SIDE * SIDE).reshape(SIDE, SIDE).astype(np.uint16)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
+def test_16_bits_are_scaled_by_the_range_of_their_type(tmp_path, name):
+    for pixels in (DEEP, DEEP // 16):  # the second is dark, as the image is
+        found = read(tmp_path, Image.fromarray(pixels), name)
+        np.testing.assert_array_equal(found, three(np.rint(pixels / 65535 * 255)))
+    assert len(np.unique(found)) == 17
+
+
+def test_16_bits_in_the_other_order_and_integers_of_32_bits(tmp_path):
+    big = Image.frombytes("I;16B", (SIDE, SIDE), DEEP.astype(">u2").tobytes())
+    np.testing.assert_array_equal(read(tmp_path, big, "a.tif"), three(np.rint(DEEP / 257)))
+    wide = DEEP.astype(np.int32)
+    np.testing.assert_array_equal(read(tmp_path, Image.fromarray(wide), "a.tif"), three(np.rint(DEEP / 257)))
+    wide = wide * 30_000 - 10**9  # outside of 16 bits: by its own range
+    expected = three(np.rint((wide - wide.min()) / (wide.max() - wide.min()) * 255))
+    np.testing.assert_array_equal(read(tmp_path, Image.fromarray(wide), "a.tif"), expected)
+
+
+def test_floats_are_scaled_by_0_to_1_or_else_by_their_own_range(tmp_path):
+    unit = RNG.uniform(0.2, 0.7, (SIDE, SIDE)).astype(np.float32)
+    found = read(tmp_path, Image.fromarray(unit), "a.tif")
+    np.testing.assert_array_equal(found, three(np.rint(255 * unit.astype(np.float64))))
+    wide = 1000 * unit - 400
+    low, high = wide.min().astype(np.float64), wide.max().astype(np.float64)
+    found = read(tmp_path, Image.fromarray(wide), "a.tif")
+    np.testing.assert_array_equal(found, three(np.rint((wide.astype(np.float64) - low) / (high - low) * 255)))
+    assert found.min() == 0 and found.max() == 255
+    assert (read(tmp_path, Image.fromarray(np.full_like(wide, 7)), "a.tif") == 0).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_floats_that_are_no_numbers_are_refused_by_name(tmp_path, value):
+    pixels = np.zeros((SIDE, SIDE), np.float32)
+    pixels[3, 5] = value
+    with pytest.raises(UserError, match=r"/a\.tif: .*NaN or infinite pixels"):
+        read(tmp_path, Image.fromarray(pixels), "a.tif")
+
+
+@pytest.mark.parametrize("colour, background", [(None, (255,) * 3), ("black", (0,) * 3), ("10,200,30", (10, 200, 30))])
+def test_what_transparent_pixels_hide_stays_hidden(tmp_path, colour, background):
+    options = {"background": colour} if colour else {}
+    image = Image.fromarray(np.dstack([COLOURS, ALPHA]))
+    np.testing.assert_array_equal(read(tmp_path, image, options=options), over(COLOURS, ALPHA, background))
+    grey = COLOURS[..., 0]
+    image = Image.fromarray(np.dstack([grey, ALPHA]))
+    assert image.mode == "LA"
+    np.testing.assert_array_equal(read(tmp_path, image, options=options), over(three(grey), ALPHA, background))
+    hidden = np.dstack([np.zeros((SIDE, 30, 3), np.uint8), np.zeros((SIDE, 30), np.uint8)])
+    found = read(tmp_path, Image.fromarray(hidden), options=options)  # laid over before it is made smaller
+    np.testing.assert_array_equal(found, np.broadcast_to(background, found.shape))
+
+
+def test_palettes_and_single_colours_that_stand_for_transparency(tmp_path):
+    palette = RNG.integers(0, 256, (4, 3), np.uint8)
+    index = RNG.integers(0, 4, (SIDE, SIDE), np.uint8)
+    image = Image.fromarray(index).convert("P")
+    image.putpalette(palette.tobytes())
+    alpha = np.array([0, 90, 255, 255], np.uint8)
+    expected = over(palette[index], alpha[index])
+    np.testing.assert_array_equal(read(tmp_path, image, transparency=alpha.tobytes()), expected)
+    np.testing.assert_array_equal(read(tmp_path, image), palette[index])
+    expected = over(palette[index], np.where(index == 2, 0, 255))
+    np.testing.assert_array_equal(read(tmp_path, image, "b.gif", transparency=2), expected)
+
+
+def test_colour_keys_and_palettes_with_alpha(tmp_path):
+    grey = RNG.integers(0, 3, (SIDE, SIDE), np.uint8) * 100
+    found = read(tmp_path, Image.fromarray(grey), transparency=100)
+    np.testing.assert_array_equal(found, over(three(grey), np.where(grey == 100, 0, 255)))
+    colours = np.where(grey[..., None] == 100, [7, 8, 9], COLOURS).astype(np.uint8)
+    found = read(tmp_path, Image.fromarray(colours), transparency=(7, 8, 9))
+    np.testing.assert_array_equal(found, over(colours, np.where(grey == 100, 0, 255)))
+    deep = grey.astype(np.uint16) * 256
+    image = Image.fromarray(deep)
+    image.info["transparency"] = 25600
+    found = np.asarray(to_rgb(image, (255, 255, 255)))
+    np.testing.assert_array_equal(found, over(three(np.rint(deep / 257)), np.where(grey == 100, 0, 255)))
+    both = Image.fromarray(np.dstack([COLOURS, ALPHA])).convert("RGB").quantize(8).convert("PA")
+    both.putalpha(Image.fromarray(ALPHA))
+    assert both.mode == "PA"
+    expected = over(np.asarray(both.convert("RGBA"))[..., :3], ALPHA)
+    np.testing.assert_array_equal(np.asarray(to_rgb(both, (255, 255, 255))), expected)
+
+
+def png(bits, kind, data, key):
+    """A file of one row of four pixels, of a depth that PIL reads but does not write; `key` stands for transparency."""
+
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header, pixels = struct.pack(">IIBBBBB", 4, 1, bits, kind, 0, 0, 0), zlib.compress(b"\0" + data)
+    chunks = {b"IHDR": header, b"tRNS": struct.pack(f">{len(key)}H", *key), b"IDAT": pixels, b"IEND": b""}
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(name, content) for name, content in chunks.items())
+
+
+@pytest.mark.parametrize(
+    "bits, kind, data, key, expected",
+    [
+        (1, 0, bytes([0b01010000]), [1], [0, 255, 0, 255]),
+        (2, 0, bytes([0b00011011]), [2], [0, 85, 255, 255]),
+        (4, 0, bytes([0x05, 0x5F]), [5], [0, 255, 255, 255]),
+        (16, 0, struct.pack(">4H", 0, 257, 25600, 65535), [0], [255, 1, 100, 255]),
+        (16, 2, struct.pack(">12H", *[0] * 3, *[25600] * 3, *[512] * 3, *[65535] * 3), [25600] * 3, [0, 255, 2, 255]),
+    ],
+)
+def test_colour_keys_of_pngs_of_other_depths(bits, kind, data, key, expected):
+    image = Image.open(io.BytesIO(png(bits, kind, data, key)))
+    assert np.asarray(to_rgb(image, (255, 255, 255)))[0].tolist() == [[grey] * 3 for grey in expected]
+
+
+def test_inks(tmp_path):
+    cmyk = np.dstack([COLOURS, ALPHA])
+    found = read(tmp_path, Image.fromarray(cmyk, "CMYK"), "a.tif").astype(float)
+    expected = (255 - COLOURS.astype(float)) * (255 - ALPHA[..., None].astype(float)) / 255
+    assert np.abs(found - expected).max() <= 1
+
+
+TURNS = {
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: np.rot90(a, -1),
+    7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+    8: lambda a: np.rot90(a),
+}
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_images_stand_as_the_camera_says(tmp_path, orientation, name):
+    exif = Image.Exif()
+    exif[274] = orientation
+    found = read(tmp_path, Image.fromarray(COLOURS), name, exif=exif)
+    np.testing.assert_array_equal(found, TURNS[orientation](COLOURS))
+    tall = np.zeros((2 * SIDE, SIDE, 3), np.uint8)
+    tall[SIDE:] = 255  # turned before it is brought to a square
+    found = read(tmp_path, Image.fromarray(tall), name, exif=exif)
+    dark = TURNS[orientation](np.repeat([[0], [255]], SIDE // 2, 0) * np.ones((SIDE, SIDE)))
+    assert np.abs(found[..., 0] - dark).mean() < 30
+
+
+def test_a_broken_exif_block_turns_nothing(tmp_path):
+    found = read(tmp_path, Image.fromarray(COLOURS), exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03")
+    np.testing.assert_array_equal(found, COLOURS)
+
+
+WIDE = RNG.integers(0, 256, (16, 30, 3), np.uint8)
+
+
+def test_fits(tmp_path):
+    for pixels, turned in ((WIDE, False), (WIDE.swapaxes(0, 1), True)):
+        image, back = Image.fromarray(np.ascontiguousarray(pixels)), lambda a, t=turned: a.swapaxes(0, 1) if t else a
+        np.testing.assert_array_equal(back(read(tmp_path, image, options={"fit": "crop"})), WIDE[:, 7:23])
+        found = back(read(tmp_path, image, size=30, options={"fit": "pad", "background": "1,2,3"}))
+        np.testing.assert_array_equal(found[7:23], WIDE)
+        assert (np.concatenate([found[:7], found[23:]]) == (1, 2, 3)).all()
+        squashed = image.resize((24, 24), Image.Resampling.BILINEAR)
+        np.testing.assert_array_equal(read(tmp_path, image, size=24), squashed)
+    halved = read(tmp_path, Image.new("RGB", (60, 32), (9, 9, 9)), size=30, options={"fit": "pad"})
+    assert (halved[7:23] == 9).all() and (halved[:7] == 255).all() and (halved[23:] == 255).all()
+    line = read(tmp_path, Image.new("RGB", (300, 1)), options={"fit": "pad"})
+    assert (line == 0).all((1, 2)).sum() == 1
+
+
+def test_the_card_and_the_store_say_how_images_were_made_square(tmp_path, monkeypatch):
+    raws.write_folder(tmp_path / "mine", domains=4)
+    for name in ("a.HEIC", "b.heic", "c.pdf"):
+        (tmp_path / "mine" / "site 2" / "kind1" / name).write_text("")
+    (tmp_path / "mine" / "site 3" / "loose.png").write_text("")
+    arguments = ("--benchmark=folder", f"--raw_dir={tmp_path}/mine", f"--data_dir={tmp_path}/data", "--size=8")
+    output = command(monkeypatch, *arguments)
+    (line,) = [line for line in output.splitlines() if "not read" in line]
+    assert "2 .heic" in line and "1 .pdf" in line and "1 .png" in line and "12 .db" in line and len(line) < 200
+    assert (tmp_path / "mine" / line.partition("such as ")[2].partition(";")[0]).is_file()
+    stores = {}
+    for fit, words in {"squash": "squashed", "crop": "cropped", "pad": "padded"}.items():
+        output = command(monkeypatch, *arguments, f"--fit={fit}", "--background=0,0,255", f"--name={fit}")
+        stores[fit] = open_store(tmp_path / "data" / fit)
+        said = stores[fit].info.provenance
+        assert words in said and "over 0,0,255" in said and said in output
+    assert stores["pad"].sha256 != stores["crop"].sha256
+    assert open_store(tmp_path / "data" / "folder").sha256 == stores["squash"].sha256  # as before there was a choice
+
+
+def test_data_of_ones_own_bear_the_name_that_was_given(tmp_path, monkeypatch):
+    raws.write_folder(tmp_path / "mine", domains=4)
+    arguments = ("--benchmark=folder", f"--raw_dir={tmp_path}/mine", f"--data_dir={tmp_path}", "--size=8")
+    output = command(monkeypatch, *arguments, "--name=farm")
+    assert open_store(tmp_path / "farm").info.name == "farm" and "\nfarm: 3 classes" in output
+    assert json.loads((tmp_path / "farm" / "store.json").read_text())["name"] == "farm"
+
+
+@pytest.mark.parametrize("background", ["purple", "1,2", "1,2,256", "-1,2,3", "", "1.5,2,3"])
+def test_backgrounds_that_are_none(tmp_path, background):
+    raws.write_folder(tmp_path / "mine", domains=4)
+    with pytest.raises(UserError, match="background=.*give white, black, or three numbers"):
+        READERS["folder"](tmp_path / "mine", background=background)
+    with pytest.raises(UserError, match="fit='stretch'.*squash, crop, pad"):
+        READERS["folder"](tmp_path / "mine", fit="stretch")
