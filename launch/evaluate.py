@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from cxda_jax import __version__, backend, checkpoints, files, metrics
+from cxda_jax import __version__, backend, checkpoints, files, memory, metrics
 from cxda_jax.analysis.attention import draw_attention
 from cxda_jax.data.episodes import Plan
 from cxda_jax.evaluate import Evaluator, TaskTable, compile_task, evaluate, time_task
@@ -123,6 +123,7 @@ def score(experiment: Experiment, evaluator: Evaluator, variables: Variables, sp
     )
 
 
+@memory.named("evaluation.per_call, episode.* or cotta.copies")
 def evaluate_run(
     job: Job, experiment: Experiment, evaluator: Evaluator, num_tasks: int | None = None
 ) -> dict[str, Any]:

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from cxda_jax import artefact, backend, checkpoints, cost, files, train
+from cxda_jax import artefact, backend, checkpoints, cost, files, memory, train
 from cxda_jax.analysis.sheet import draw_strips
 from cxda_jax.experiment import Config, Experiment, build, config_hash, start_from_weights
 from cxda_jax.progress import duration, say
@@ -46,6 +46,7 @@ _REPLAY = flags.DEFINE_integer(
 )  # fmt: skip
 
 
+@memory.named("train.tasks_per_step, net.width, episode.* or evaluation.per_call")
 def main() -> None:
     backend.keep_freed_memory()
     cli.keep_compiled()
