@@ -76,3 +76,19 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     mallopt(_M_TOP_PAD, 2**28)
+
+
+def freed_memory() -> int:
+    """Bytes of freed blocks that the C library keeps for this process, for the next ones; 0 where it does not say."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError, TypeError):
+        return 0
+    mallinfo.restype = _Mallinfo
+    return mallinfo().fordblks
+
+
+class _Mallinfo(ctypes.Structure):  # malloc.h
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+    )]  # fmt: skip

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from cxda_jax import augment, backend, checkpoints, cost, files, manifest
+from cxda_jax import augment, backend, checkpoints, cost, files, manifest, memory
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.sources import Source, stack
 from cxda_jax.progress import Meter, MetricsFile, compiling
@@ -63,7 +63,9 @@ class Spent(NamedTuple):
 
 def init_state(method: Method, tx: optax.GradientTransformation, seed: int, example: Images) -> TrainState:
     """A fresh state; `example` gives the shape of the images."""
-    variables = jax.jit(method.init)(jax.random.key(seed), example)  # eagerly, each layer would compile alone
+    init, key = jax.jit(method.init), jax.random.key(seed)  # eagerly, each layer would compile alone
+    memory.check(init, key, example)
+    variables = init(key, example)
     return TrainState(jnp.zeros((), jnp.int32), variables, tx.init(variables["params"]), jnp.array(True))
 
 
@@ -210,6 +212,7 @@ def train(
                 meter.waited += waited
             else:
                 with compiling("the training step", log):
+                    memory.check(programs[count], state, source.resident, batch, key)
                     state, measured = programs[count](state, source.resident, batch, key)
                     jax.block_until_ready(measured)
                 started.add(count)

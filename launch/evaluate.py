@@ -20,27 +20,23 @@ Of methods that use the support, result.json also counts among the queries of th
 wrong without support images and right with them (corrected), and the reverse (spoiled).
 """
 
-import hashlib
 import json
 import platform
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from cxda_jax import __version__, backend, checkpoints, files, metrics
-from cxda_jax.analysis.attention import Answers, Example, draw_attention
+from cxda_jax import __version__, backend, checkpoints, files, memory, metrics
 from cxda_jax.analysis.results import is_unfinished, store_names
-from cxda_jax.data.episodes import Plan
 from cxda_jax.evaluate import Evaluator, TaskTable, compile_task, evaluate, time_task
 from cxda_jax.experiment import Experiment, build, config_hash
 from cxda_jax.progress import Counter, announced, say
-from cxda_jax.types import Images, UserError, Variables, brief
+from cxda_jax.types import UserError, Variables, brief
 from launch import cli, identity
+from launch.examples import corrections, draw_example, keep_attention, without_support, write_arrays
 from launch.runs import (
     OWN,
     Job,
@@ -75,7 +71,6 @@ _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's n
 
 # What --config.GROUP.FIELD may change here: all that a checkpoint does not depend on.
 CHANGEABLE = ("batch_norm", "cotta", "episode", "evaluation", "finetune", "sf_ocda", "strong")
-ATTENTION_TASKS = 24  # of which attention.npz keeps the weights, and queries are asked without support too
 
 
 def main() -> None:
@@ -150,6 +145,7 @@ def score(experiment: Experiment, evaluator: Evaluator, variables: Variables, sp
     )
 
 
+@memory.named("evaluation.per_call, episode.* or cotta.copies")
 def evaluate_run(
     job: Job, experiment: Experiment, evaluator: Evaluator, num_tasks: int | None = None
 ) -> dict[str, Any]:
@@ -212,68 +208,6 @@ def evaluate_run(
     if answers and weights is not None:
         draw_example(job.folder / "attention.png", experiment, plan, answers, weights)
     return row
-
-
-def without_support(
-    experiment: Experiment, evaluator: Evaluator, variables: Variables, plan: Plan, tasks: TaskTable
-) -> Answers:
-    """The answers to the first tasks' queries, beside those that the method gives without support images."""
-    images, first = _images(experiment), slice(ATTENTION_TASKS)
-    unadapted = evaluator.adapt(variables, images(plan.support[0, :0]), jax.random.key(0))
-    before = np.stack([np.asarray(evaluator.predict(unadapted, images(rows))) for rows in plan.query[first]])
-    return Answers(tasks.labels[first], before, tasks.predictions[first])
-
-
-def draw_example(path: Path, experiment: Experiment, plan: Plan, answers: Answers, weights: np.ndarray) -> None:
-    """A query that adapting corrects, if there is one, and what it attends to; weights as keep_attention gives them."""
-    store, domains, (task, query) = experiment.store, experiment.store.row_domains(), answers.telling()
-    asked, support = plan.query[task, query], plan.support[task]
-    label, before, after = (int(numbers[task, query]) for numbers in answers)
-    attended = weights[task, query].mean(0, dtype=np.float32)
-    example = Example(
-        store.images[asked], int(domains[asked]), label, before, after,
-        store.images[support], domains[support], attended,
-    )  # fmt: skip
-    title = f"{experiment.method.name} on {store.info.name}, test task {task + 1}, query {query + 1}"
-    classes = store.info.class_names
-    files.write_whole(
-        path,
-        lambda partial: draw_attention(partial, example, answers.counts(), store.domain_names, classes, title),
-    )
-
-
-def keep_attention(
-    path: Path, experiment: Experiment, evaluator: Evaluator, variables: Variables, plan: Plan
-) -> tuple[np.ndarray, str]:
-    """Keeps attention weights of the first tasks [tasks, queries, heads, support] with each image's domain.
-
-    Returns them and the file's SHA-256.
-    """
-    domains, images, attention = experiment.store.row_domains(), _images(experiment), evaluator.attention
-    assert attention
-    weights = []
-    for support, query in zip(*(rows[:ATTENTION_TASKS] for rows in plan), strict=True):
-        adapted = evaluator.adapt(variables, images(support), jax.random.key(0))
-        weights.append(np.asarray(attention(adapted, images(query)), np.float16))
-    count = len(weights)
-    arrays: dict[str, Any] = {
-        "support_domain": domains[plan.support[:count]],
-        "query_domain": domains[plan.query[:count]],
-    }
-    kept = np.stack(weights)
-    return kept, write_arrays(path, {"weights": kept, **arrays})
-
-
-def _images(experiment: Experiment) -> Callable[[np.ndarray], Images]:
-    """The images of rows of the store."""
-    store, domains = experiment.store, experiment.store.row_domains()
-    return lambda rows: Images(jnp.asarray(store.images[rows]), jnp.asarray(domains[rows]))
-
-
-def write_arrays(path: Path, arrays: dict[str, Any]) -> str:
-    """Writes a .npz file and returns its SHA-256."""
-    files.write_whole(path, lambda partial: np.savez_compressed(partial, **arrays))
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def averages(scores: np.ndarray) -> dict[str, float]:
@@ -340,13 +274,6 @@ def summary(row: dict[str, Any]) -> str:
     )
 
 
-def corrections(row: dict[str, Any], before: str = "") -> str:
-    """What adapting changed, for a method that adapts."""
-    if "compared" not in row:
-        return ""
-    return f"{before}of {row['compared']} queries, adapting corrected {row['corrected']} and spoiled {row['spoiled']}"
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     """Mean and standard error over seeds, one line per store, method and number of tasks; ms of one task alone. Unfinished
     seeds have a line of their own."""
@@ -356,7 +283,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         marks, late = row.get("data_marks", []), is_unfinished(row)
         groups.setdefault((store + "*" * bool(marks), row["label"] + "†" * late, row["num_tasks"]), []).append(row)
         if marks:
-            footnotes.append(f"* {store}: {', '.join(marks)}; not the published data")
+            footnotes.append(f"* {store}: {', '.join(marks)}; not comparable with results that lack this mark")
         if late:
             footnotes.append(f"† {_unfinished(store, row)}; in no mean with finished seeds")
     wide = max(18, *(len(label) + 2 for _, label, _ in groups))

@@ -189,7 +189,11 @@ def prepare(raw: RawData, target: Path, workers: int, skip_bad: int = 0) -> None
 
     with keeping(target, raw.pieces) as pieces:
         domains = read_pieces(pieces, workers, Counter("images", total), skip_bad, leave_out)
-        write_store(target, info, large_enough(domains, raw.least, lambda what: print(f"warning: {printable(what)}", flush=True)))
+        write_store(
+            target,
+            info,
+            large_enough(domains, raw.least, lambda what: print(f"warning: {printable(what)}", flush=True)),
+        )
     print(f"{total - len(bad)} images in {duration(time.monotonic() - began)}", flush=True)
 
 

@@ -29,13 +29,14 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from cxda_jax import artefact, backend, checkpoints, cost, files, train
+from cxda_jax import artefact, backend, checkpoints, cost, files, memory, train
 from cxda_jax.analysis.sheet import draw_strips
 from cxda_jax.experiment import Experiment, build, config_hash, start_from_weights
 from cxda_jax.progress import duration, say
 from cxda_jax.types import UserError, Variables
 from launch import cli, identity, stops
-from launch.evaluate import compiled, corrections, device, evaluate_run, score, table
+from launch.evaluate import compiled, device, evaluate_run, score, table
+from launch.examples import corrections
 from launch.runs import Job, restore_best
 
 _CONFIG = flags.DEFINE_string("config", None, "configs/NAME.py:METHOD[,smoke]", required=True)
@@ -48,6 +49,7 @@ _REPLAY = flags.DEFINE_integer(
 )  # fmt: skip
 
 
+@memory.named("train.tasks_per_step, net.width, episode.* or evaluation.per_call")
 def main() -> None:
     backend.keep_freed_memory()
     cli.keep_compiled()

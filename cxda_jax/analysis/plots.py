@@ -28,7 +28,6 @@ from cxda_jax import files
 from cxda_jax.analysis.names import plain
 from cxda_jax.analysis.results import Result, by_store
 from cxda_jax.metrics import mean_sem
-from cxda_jax.types import brief
 
 Cell = tuple[str, str, int]  # a label without its setting, the setting's kind and number; "" and 0 for the usual tasks
 _STEPS = re.compile(r"finetune\.steps=[0-9]{1,9}")
@@ -256,10 +255,7 @@ def _write_beside(axes: Axes, words: Sequence[str], paths: Sequence[np.ndarray])
     points, to_pixels, pt = np.nan_to_num(np.concatenate(paths)), axes.transData.transform, figure.dpi / 72
     arrow = {"arrowstyle": "-", "lw": 0.5, "color": "0.4", "shrinkA": 0, "shrinkB": 4}
     look = {"textcoords": "offset points", "size": 8, "ha": "center", "va": "center", "in_layout": False}
-    look |= {"parse_math": False}
-    texts: Any = [
-        axes.annotate(brief(w), p[:2], (0, 9), arrowprops=arrow, **look) for w, p in zip(words, points, strict=True)
-    ]
+    texts: Any = [axes.annotate(w, p[:2], (0, 9), arrowprops=arrow, **look) for w, p in zip(words, points, strict=True)]
     figure.draw_without_rendering()
     halves = np.array([Text.get_window_extent(text).size for text in texts]) / 2 + 1.5 * pt
     at, low, high = (to_pixels(points[:, :2] + sign * points[:, 2:] * [0, 1]) for sign in (0, -1, 1))

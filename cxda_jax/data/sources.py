@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cxda_jax import memory
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.store import DomainStore
 from cxda_jax.types import Episode, Images, UserError
@@ -29,7 +30,14 @@ class Source(NamedTuple):
 
 def device_source(store: DomainStore) -> Source:
     """All images on the device as uint8; a batch is a Plan and the step gathers its rows."""
-    resident = jax.device_put((np.asarray(store.images), store.labels, store.row_domains()))
+    arrays = (np.asarray(store.images), store.labels, store.row_domains())
+    needed, left = sum(array.nbytes for array in arrays), memory.left_on_device()
+    if left is not None and needed > left:
+        raise UserError(
+            f"train.source='device': {len(store.labels)} images take {needed / 1e9:.1f} GB and the device has "
+            f"{left / 1e9:.1f} GB left; train.source=tfdata streams them"
+        )
+    resident = jax.device_put(arrays)  # which uses the mapped file in place on CPUs, and takes no memory there
 
     def assemble(resident: Any, plan: Plan) -> Episode:
         return _episode([[jnp.take(array, rows, axis=0) for array in resident] for rows in plan])
