@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from cxda_jax import backend, train
+from cxda_jax import backend, files, train
 from cxda_jax.data.store import DomainStore
 from cxda_jax.experiment import Config, build_on, make_schedule
 from cxda_jax.progress import duration
@@ -41,7 +41,7 @@ def estimate(study: Study, jobs: list[Job], store: DomainStore, sample: DomainSt
 
         speeds[name + kind] = measure(study.config(name), store, sample, say)
         study.folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(known, indent=1) + "\n")
+        files.write_text(kept, json.dumps(known, indent=1) + "\n")
 
     def seconds(job: Job) -> float:
         total, flags = START_S, flags_of(job)

@@ -110,6 +110,7 @@ def make_report(
     tables = build_tables(results, protocols, stand_ins, left_out)
     figures, attended, taken = [], [], set()
     (folder / "figures").mkdir(parents=True, exist_ok=True)
+    files.refuse_links(folder)
     for store in by_store(results):
         pairs, more = paired_table(results, store)
         tables += [pairs] if pairs else []

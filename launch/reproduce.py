@@ -14,7 +14,7 @@ jobs and what they will take, from steps timed on this machine; while the data a
 published numbers of domains and images.
 
 STUDY/METHOD/SEED holds the runs and their results, STUDY/report the tables, the figures and report.html, with the paper's
-figures beside ours.
+figures beside ours where the data are the paper's.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from absl import flags
 
+from cxda_jax import files
 from cxda_jax.analysis.results import read_results
 from cxda_jax.data.published import PUBLISHED, empty_store, sample_store
 from cxda_jax.data.raw import cores
@@ -57,6 +58,8 @@ def main() -> None:
         return
     jobs = plan(study, open_data(study.config("erm"), cli.DATA_DIR.value), cli.DATA_DIR.value)
     (study.folder / "jobs").mkdir(parents=True, exist_ok=True)
+    files.refuse_links(study.folder)
+    files.refuse_links(study.folder / "jobs")
     if _EXECUTOR.value == "slurm":
         parts = (part.partition("=") for part in _SLURM.value)
         failures = run_on_slurm(study, jobs, {name: text for name, _, text in parts})

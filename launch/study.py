@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cxda_jax import files
 from cxda_jax.data.episodes import check_spec
 from cxda_jax.data.store import DomainStore
 from cxda_jax.experiment import METHODS, Config, build_method, config_hash, episode_spec
@@ -178,9 +179,7 @@ def perform(study: Study, job: Job, environment: dict[str, str] | None = None, a
         lines = log.read_text().strip().splitlines() or [f"exit code {code}"]
         return f"{job.name}: {lines[-1].removeprefix('error: ')[:160]} (log: {log})"
     record = {"name": job.name, "command": job.command, "seconds": round(time.monotonic() - began, 1)}
-    partial = _marker(study, job).with_suffix(".partial")
-    partial.write_text(json.dumps(record, indent=1) + "\n")
-    partial.rename(_marker(study, job))
+    files.write_text(_marker(study, job), json.dumps(record, indent=1) + "\n")
     return None
 
 

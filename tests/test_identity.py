@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cxda_jax import backend, files, manifest
+from cxda_jax.analysis.results import read_results
 from cxda_jax.data.store import Domain, open_store, write_store
 from cxda_jax.types import UserError
 from launch import cli, identity
@@ -188,3 +189,37 @@ def test_results_are_sealed(smoke):  # noqa: F811
     assert files.SEAL in row and not files.is_falsified(row)
     assert files.is_falsified({**row, "adapt_ms": row["adapt_ms"] + 1})
     assert manifest.find_fault(folder / "run", ["config.json"]) == ""
+
+
+def test_a_report_names_what_rotted_or_was_trained_on_other_data(copied):
+    """And shows none of it."""
+    whole = {p: p.read_bytes() for p in (copied / "run").iterdir() if p.is_file()}
+    record = identity.read_record(copied / "run")._replace(data_hash="0" * 64)
+
+    def edit(name, change):
+        path = copied / "run" / name
+        path.write_text(change(path.read_text()))
+
+    for spoil, said in [
+        (lambda: edit("result.json", lambda t: t.replace('"seed": 0', '"seed": 1')), "result.json differs from its recorded hash"),
+        (lambda: edit("config.json", lambda t: t.replace('"heads": 8', '"heads": 4')), "config.json differs from its recorded hash"),
+        (lambda: manifest.write(copied / "run", ["config.json"], about=record._asdict()), "trained on other data since it was tested"),
+        (lambda: edit("metrics.jsonl", lambda t: t.replace('"loss": ', '"loss": 1', 1)), "line 1 is damaged"),
+    ]:  # fmt: skip
+        spoil()
+        results, faults = read_results([copied / "run"])
+        assert len(faults) == 1 and said in faults[0] and one_line(faults[0], copied)
+        assert not results or "metrics.jsonl" in faults[0] and all(line["step"] > 1 for line in results[0].curve())
+        for path, data in whole.items():
+            path.write_bytes(data)
+    assert read_results([copied / "run"])[1] == []
+
+
+def test_a_study_and_a_report_are_not_written_through_links(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "jobs").symlink_to(tmp_path / "elsewhere")
+    error = run(
+        "launch.reproduce", "--benchmark=glyphs", "--smoke", "--only=erm", f"--study={tmp_path}/study", f"--data_dir={tmp_path}/d", code=2
+    )  # fmt: skip
+    assert error.count("\n") == 1 and "study/jobs: a link" in error and not list((tmp_path / "elsewhere").iterdir())

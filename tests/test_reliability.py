@@ -100,7 +100,9 @@ def test_a_hundred_flipped_bits_are_noticed_or_change_nothing():
     found = flips.flip(100, seed=0)
     assert found["failures"] == 0, found["trials"]
     noticed = sum(count for name, count in found["outcomes"].items() if "noticed" in name)
-    assert noticed > 80 and set(found["files"]) == {"last", "best", "model", "data"}
+    assert (
+        noticed > 80 and set(found["files"]) == {"last", "best", "model", "run", "data"} and found["files"]["run"] >= 7
+    )
 
 
 def test_a_soak_of_some_cycles(tmp_path):

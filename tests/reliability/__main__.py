@@ -9,7 +9,7 @@ python -m tests.reliability soak --minutes=10 --out=docs/results/reliability-soa
   kill   runs of launch.train that are killed (SIGKILL) at random times, a fifth of them three times, and resumed until they end,
          beside one that nobody disturbs: state, best weights, metrics and results must be the same, bit by bit
   stop   the same with SIGTERM and SIGINT while it compiles, trains, validates and saves; exit codes and lines are checked
-  flip   one bit of one file of a checkpoint, of a model's files or of a data set, flipped: it must be noticed, or change nothing
+  flip   one bit of one file of a run (all of them) or of a data set, flipped: it must be noticed, or change nothing
   hash   what a checkpoint costs, its hashes apart, and in the format of orbax itself
   soak   training, stopping, resuming and testing in one process, again and again: memory, open files and threads; draws a plot
 

@@ -1,6 +1,8 @@
 """One bit of one file, flipped, and what comes of it."""
 
 import collections
+import hashlib
+import json
 import random
 import shutil
 import tempfile
@@ -12,21 +14,28 @@ import jax
 import numpy as np
 
 from cxda_jax import artefact, checkpoints, train
+from cxda_jax.analysis.results import read_results
 from cxda_jax.data.store import Domain, StoreInfo, open_store, write_store
 from cxda_jax.experiment import build_on
+from cxda_jax.files import sealed
+from cxda_jax.progress import MetricsFile
+from cxda_jax.reading import metrics_line
 from cxda_jax.types import UserError
-from launch import cli
+from launch import cli, identity
+from tests.lines import write_config, write_run
 
 
 def flip(times: int, seed: int) -> dict[str, Any]:
-    """Trials over a checkpoint of a training, the best weights, a model's files and a data set; files are chosen alike,
-    so that the small ones have their turn."""
+    """Trials over all files of a run (its checkpoints, its model, and what lies beside them) and over a data set; files
+    are chosen alike, so that the small ones have their turn."""
     rng, outcomes, failures = random.Random(seed), collections.Counter(), []
     folder = Path(tempfile.mkdtemp(prefix="flips-"))
     try:
         things = make(folder)
         files = {
-            name: sorted(p for p in path.rglob("*") if p.is_file() and p.stat().st_size)
+            name: sorted(
+                p for p in (path.glob if name == "run" else path.rglob)("*") if p.is_file() and p.stat().st_size
+            )
             for name, (path, _) in things.items()
         }
         whole = {name: read() for name, (_, read) in things.items()}
@@ -80,18 +89,26 @@ def make(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
         lambda x: x if x.dtype.kind != "f" else x + jax.numpy.asarray(rng.normal(size=x.shape), x.dtype), state
     )
     notes = {"best": {"score": 0.5, "step": 4}, "seconds": 1.5}
-    with checkpoints.Folder(folder / "last") as last, checkpoints.Folder(folder / "best") as best:
+    run = folder / "run"
+    write_run(run)
+    with checkpoints.Folder(run / "last") as last, checkpoints.Folder(run / "best") as best:
         last.save(4, state, notes)
         best.save(4, state.variables, notes["best"])
-    artefact.write_model(folder / "model", state.variables, config, notes)
+    about = identity.new_record(store)._replace(steps=4, reached_step=4)._asdict()
+    artefact.write_model(run / "model", state.variables, config, notes, about)
+    add_results(run, config)
 
-    def identity(found: Any) -> tuple[str, Any]:
+    def of_weights(found: Any) -> tuple[str, Any]:
         return checkpoints.weights_hash(found[0]), found[1]
 
     def reopened() -> Any:
-        found = checkpoints.restore(folder / "last", state)
-        with checkpoints.Folder(folder / "last"):  # which training opens too, to go on
-            return identity(found)
+        found = checkpoints.restore(run / "last", state)
+        with checkpoints.Folder(run / "last"):  # which training opens too, to go on
+            return of_weights(found)
+
+    def a_model() -> Any:
+        found = artefact.read_model(run / "model", state.variables)
+        return of_weights(found), identity.read_config(run / "model"), identity.read_record(run / "model")
 
     def data() -> Any:
         opened = open_store(folder / "data")
@@ -105,8 +122,47 @@ def make(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
         )
 
     return {
-        "last": (folder / "last", reopened),
-        "best": (folder / "best", lambda: identity(checkpoints.restore(folder / "best", state.variables))),
-        "model": (folder / "model", lambda: identity(artefact.read_model(folder / "model", state.variables))),
+        "last": (run / "last", reopened),
+        "best": (run / "best", lambda: of_weights(checkpoints.restore(run / "best", state.variables))),
+        "model": (run / "model", a_model),
+        "run": (run, lambda: read_run(run)),
         "data": (folder / "data", data),
     }
+
+
+def add_results(run: Path, config: dict[str, Any]) -> None:
+    """What training and testing leave beside the checkpoints: curves, costs, a sealed result and attention weights."""
+    rng = np.random.default_rng(1)
+    write_config(run, config, "1")
+    lines = [{"step": i, "loss": float(rng.normal()), "accuracy": 0.5} for i in range(1, 5)]
+    (run / "metrics.jsonl").write_text(
+        "".join(map(metrics_line, [*lines, {"step": 4, "val_score": 0.5, "seconds": 1.5}]))
+    )
+    (run / "cost.json").write_text('{"seconds": 1.5}')
+    np.savez(run / "attention.npz", weights=rng.random((2, 4, 1, 6)))
+    row = json.loads((run / "result.json").read_text())
+    hashes = {f"{name}_sha256": hash_of(run / f"{name}.npz") for name in ("predictions", "attention")}
+    (run / "result.json").write_text(json.dumps(sealed(row | hashes)))
+
+
+def hash_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def read_run(run: Path) -> Any:
+    """All that training, tests and reports read of it. Whatever they say to the user counts as noticed."""
+    said: list[str] = []
+    kept = run.parent / "metrics.jsonl"
+    shutil.copy(run / "metrics.jsonl", kept)
+    with MetricsFile(kept, 4, log=said.append):
+        pass
+    config, record = identity.read_config(run), identity.read_record(run)
+    results, faults = read_results([run])
+    if said or faults:
+        raise UserError((said + faults)[0])
+    (result,) = results
+    try:
+        arrays = [{k: v.tolist() for k, v in result.stored(name).items()} for name in ("predictions", "attention")]
+    except ValueError as e:
+        raise UserError(str(e)) from e
+    return config, record, result.row, arrays, result.curve(), kept.read_text()
