@@ -52,12 +52,16 @@ def new_record(store: DomainStore) -> Record:
 def claim(
     workdir: Path, config: Config, store: DomainStore, other_data: bool = False, log: Callable[[str], None] = print
 ) -> Record:
-    """Writes a new run's config and record. Those of an old one must agree; with `other_data` the data may differ."""
-    if not (workdir / CONFIG).exists():
-        if checkpoints.steps(workdir / "last"):
-            raise UserError(
-                f"--workdir={workdir}: holds checkpoints without a {CONFIG}; restore it, or choose another folder"
-            )
+    """Writes a new run's config and record. Those of an old one must agree; with `other_data` the data may differ.
+
+    A run that has saved nothing yet, since its first step failed, may be begun anew with another config.
+    """
+    saved = any((workdir / "last").glob("*")) or (workdir / "model").exists()
+    if saved and not (workdir / CONFIG).exists():
+        raise UserError(
+            f"--workdir={workdir}: holds checkpoints without a {CONFIG}; restore it, or choose another folder"
+        )
+    if not saved:
         record = new_record(store)
         _write(workdir, config, record)
         return record

@@ -14,7 +14,7 @@ from cxda_jax.data.store import Domain, open_store, write_store
 from cxda_jax.types import UserError
 from launch import cli, identity
 from tests.conftest import INFO, make_domains
-from tests.lines import at_the_root, one_line, write_run  # noqa: F401
+from tests.lines import at_the_root, one_line, write_config, write_run  # noqa: F401
 from tests.test_launch import run, smoke  # noqa: F401
 
 
@@ -51,14 +51,28 @@ def test_a_flipped_bit_of_config_or_manifest_is_noticed(tmp_path):
 def test_a_run_goes_on_with_its_own_data_alone(tmp_path, store, config):
     other, said = other_store(tmp_path / "other"), []
     assert identity.claim(tmp_path, config, store).data_hash == store.sha256
+    (tmp_path / "last" / "5").mkdir(parents=True)  # it has saved something
     assert identity.claim(tmp_path, config, store, log=said.append).marks == () and not said
     with pytest.raises(UserError) as error:
         identity.claim(tmp_path, config, other)
     assert store.sha256[:12] in str(error.value) and other.sha256[:12] in str(error.value)
     assert "--other_data" in one_line(error.value, tmp_path)
-    assert identity.claim(tmp_path, config, other, other_data=True).marks == ("trained on other data before step 0",)
+    assert identity.claim(tmp_path, config, other, other_data=True).marks == ("trained on other data before step 5",)
     again = identity.read_record(tmp_path)
-    assert again.data_hash == other.sha256 and again.marks == ("trained on other data before step 0",)
+    assert again.data_hash == other.sha256 and again.marks == ("trained on other data before step 5",)
+
+
+def test_a_run_that_saved_nothing_may_begin_with_another_config(tmp_path, store, config):
+    identity.claim(tmp_path, config, store)
+    lowered = {**config, "seed": 1}
+    identity.claim(tmp_path, lowered, store)
+    assert identity.read_config(tmp_path) == lowered
+    (tmp_path / "last" / "5").mkdir(parents=True)
+    with pytest.raises(UserError, match="config.seed=1, not 0"):
+        identity.claim(tmp_path, config, store)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UserError, match="checkpoints without a config.json"):
+        identity.claim(tmp_path, config, store)
 
 
 def test_data_are_the_same_by_what_a_result_follows_from(tmp_path, store):
@@ -78,6 +92,7 @@ def test_data_are_the_same_by_what_a_result_follows_from(tmp_path, store):
 def test_another_number_of_threads_is_told_of(tmp_path, store, config, monkeypatch):
     said = []
     identity.claim(tmp_path, config, store)
+    (tmp_path / "last" / "5").mkdir(parents=True)
     assert identity.read_record(tmp_path).threads == backend.threads() > 0
     assert identity.read_record(tmp_path).machine == backend.machine() != ""
     monkeypatch.setattr(backend, "threads", lambda: 77)
@@ -149,10 +164,8 @@ def test_other_data_are_refused_by_training_and_by_tests(copied):
 def test_an_unfinished_run_is_called_so(copied, config):
     config["train"]["steps"] = 40
     store = open_store(next(p for p in (copied / "data").iterdir() if (p / "store.json").exists()))
-    for name in ("config.json", "manifest.json"):
-        (copied / "run" / name).unlink()
     shutil.rmtree(copied / "run" / "model")
-    identity.claim(copied / "run", config, store)
+    write_config(copied / "run", config, store.sha256)
     output = run("launch.evaluate", f"--runs={copied}/run", f"--data_dir={copied}/data")
     row = json.loads((copied / "run" / "result.json").read_text())
     assert (row["reached_step"], row["steps"]) == (20, 40) and row["best_step"] <= 20
