@@ -362,6 +362,23 @@ def test_batch_norm_gradients_equal_autodiff(shape):
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), stacked, looped)
 
 
+@pytest.mark.usefixtures("full_compilation")
+@pytest.mark.parametrize("shape", [(100_000, 4), (100, 25, 40, 4), (99_991, 2)], ids=["rows", "images", "a prime"])
+def test_statistics_of_many_rows_are_those_of_float64(shape):
+    """And so are the gradients that are sums over as many."""
+    rng = np.random.default_rng(0)
+    x, grad = (rng.normal(1, 1, shape).astype(np.float32) for _ in range(2))
+    rows, grads = (np.asarray(a, np.float64).reshape(-1, shape[-1]) for a in (x, grad))
+    tasks = jnp.asarray(np.stack([x, x[::-1]]))
+    for mean, var in (moments(jnp.asarray(x)), [m[0] for m in jax.vmap(moments)(tasks)]):
+        np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(var, rows.var(0), rtol=1e-6)
+    ones = jnp.ones(shape[-1:])
+    _, factor, shift = jax.vjp(affine, jnp.asarray(x), ones, ones)[1](jnp.asarray(grad))
+    np.testing.assert_allclose(factor, (grads * rows).sum(0), rtol=1e-6)
+    np.testing.assert_allclose(shift, grads.sum(0), rtol=1e-6)
+
+
 def test_initialisation_is_torch_default(peer):
     net = make_attending((32, 32, 3), 10, "pool", width=64)
     variables = jax.jit(cxda(net).init)(KEY, make_images((32, 32, 3), 1))

@@ -2,6 +2,8 @@
 
 XLA's CPU backend reduces an image batch to its channels 40 times slower than it multiplies it by a row of ones, and
 such reductions are half of batch normalisation forward and backward. So every one of them goes through channel_sum().
+A product adds its rows one after another, and a sum of 100,000 in a row is off by 1e-5. So many rows are summed beside
+each other, and their sums then together.
 """
 
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+
+BESIDE = range(64, 129)  # sums beside each other: a number that divides the rows spares a copy
 
 
 class BatchNorm(nn.Module):
@@ -38,8 +42,11 @@ def channel_sum(x: jax.Array) -> jax.Array:
     """[..., c] to the float32 sums [c] over everything else."""
     if jax.default_backend() != "cpu":
         return x.astype(jnp.float32).sum(tuple(range(x.ndim - 1)))
-    rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
-    return jnp.ones(len(rows)) @ rows
+    count, channels = x.size // x.shape[-1], x.shape[-1]
+    beside = max((d for d in BESIDE if count % d == 0), default=BESIDE[0])
+    rows = jnp.pad(x.reshape(count, channels).astype(jnp.float32), ((0, -count % beside), (0, 0)))
+    rows = rows.reshape(-1, beside * channels)
+    return (jnp.ones(len(rows)) @ rows).reshape(beside, channels).sum(0)
 
 
 @jax.custom_vjp
