@@ -66,7 +66,7 @@ BENCHMARKS: dict[str, Callable[[Config, Path], DomainStore]] = {
     "glyphs_c": lambda c, data_dir: glyphs_c.open_glyphs_c(data_dir, **_data(c, glyphs_c.open_glyphs_c)),
     **{name: lambda c, data_dir: open_prepared(c, data_dir) for name in READERS},
 }
-NETS: dict[str, Callable[..., tuple[Any, Any]]] = {  # (net's config, classes, options of the trunk) -> trunk and head
+NETS: dict[str, Callable[..., tuple[Any, Any]]] = {  # (net's config, classes, options of the trunk, if it has any) -> trunk and head
     "cnn": lambda c, num_classes, **options: (
         CNNTrunk(_positive(c, "width"), _choice("net.padding", c["padding"], PADDINGS), _dtype(c["dtype"]), **options),
         CNNHead(num_classes, dtype=_dtype(c["dtype"])),
@@ -232,7 +232,11 @@ def start_from_weights(config: Config, variables: Variables) -> Variables:
 
 def build_net(config: Config, store: DomainStore, **options: Any) -> Classifier:
     """The benchmark's network; `options` go to its trunk."""
-    trunk, head = lookup("net.name", config["net"]["name"], NETS)(config["net"], store.num_classes, **options)
+    make = lookup("net.name", config["net"]["name"], NETS)
+    if options and not _takes_options(make):
+        others = ", ".join(name for name, other in NETS.items() if _takes_options(other))
+        raise UserError(f"net.name={config['net']['name']!r} has no {', '.join(options)}; choose another, such as {others}")
+    trunk, head = make(config["net"], store.num_classes, **options)
     padding, (height, width) = config["net"]["padding"], store.images.shape[1:3]
     if config["net"]["name"] == "cnn" and min(height, width) < SMALLEST[padding]:
         raise UserError(
@@ -240,6 +244,10 @@ def build_net(config: Config, store: DomainStore, **options: Any) -> Classifier:
             f"{brief(store.info.name)} are {height}x{width}; 'same' takes them from {SMALLEST['same']}, resnet50 all"
         )
     return Classifier(trunk, head, store.info.mean, store.info.std)
+
+
+def _takes_options(make: Callable[..., Any]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(make).parameters.values())
 
 
 def build_attending_net(config: Config, store: DomainStore, features: str = "") -> Classifier:
@@ -320,7 +328,6 @@ def _attending(config: Config) -> dict[str, Any]:
         "statistics": config["batch_norm"]["statistics"],
         "momentum": config["batch_norm"]["momentum"],
         "support_loss": config["train"]["support_loss"],
-        "zero_out": config["attention"]["zero_out"],
     }
 
 

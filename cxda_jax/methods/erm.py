@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from cxda_jax.losses import cross_entropy
-from cxda_jax.nets.classifier import Classifier, initialise
+from cxda_jax.nets.classifier import Classifier, fresh
 from cxda_jax.types import Array, Episode, Images, Method, UserError, Variables, brief
 
 # How the query meets the support's statistics in training: `flow` differentiates through them, `stop` does not (as
@@ -32,7 +32,7 @@ RUNNING_RATE = 0.1  # running = 0.9 old + 0.1 batch
 
 def erm(net: Classifier) -> Method:
     def init(key: Array, images: Images) -> Variables:
-        return initialise(key, net.init(key, images.pixels))
+        return fresh(net, key, images.pixels)
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         del key
@@ -96,8 +96,11 @@ def bn(
 
 
 def blend(variables: Variables, exact: Variables, rate: float) -> Variables:
-    """Variables whose statistics are (1 - rate) of the stored and rate of the exact ones of a batch."""
-    old, new = variables["batch_stats"], exact["batch_stats"]
+    """Variables whose statistics are (1 - rate) of the stored and rate of the exact ones of a batch.
+
+    A network that keeps none stays as it is.
+    """
+    old, new = variables["batch_stats"], exact.get("batch_stats", {})
     stats = new if rate == 1.0 else jax.tree.map(lambda o, n: (1 - rate) * o + rate * n, old, new)
     return {**variables, "batch_stats": stats}
 

@@ -17,7 +17,7 @@ import optax
 
 from cxda_jax import augment
 from cxda_jax.losses import cross_entropy, entropy, infomax
-from cxda_jax.methods.erm import erm
+from cxda_jax.methods.erm import blend, erm
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.types import Array, Images, Method, UserError, Variables, brief
 
@@ -143,7 +143,7 @@ def with_statistics(net: Classifier, tuning: FineTuning, variables: Variables, s
     if tuning.statistics == "frozen":
         return variables
     _, exact = net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
-    return {**variables, "batch_stats": exact["batch_stats"]}
+    return blend(variables, exact, 1.0)
 
 
 def trained_part(tuning: FineTuning, variables: Variables) -> optax.GradientTransformation:
@@ -151,6 +151,8 @@ def trained_part(tuning: FineTuning, variables: Variables) -> optax.GradientTran
     if tuning.trainable == "all":
         return tuning.optimizer
     normalised = {_parent(path) for path, _ in jax.tree_util.tree_leaves_with_path(variables["batch_stats"])}
+    if not normalised:
+        raise UserError("trainable='batch_norm': the network has no batch normalisation to train; take 'all'")
     labels = jax.tree_util.tree_map_with_path(lambda path, _: _parent(path) in normalised, variables["params"])
     return optax.multi_transform({True: tuning.optimizer, False: optax.set_to_zero()}, labels)
 

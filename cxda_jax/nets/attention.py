@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from cxda_jax.nets.initial import uniform
 from cxda_jax.types import UserError, brief
 
 SCALES = ("paper", "head_dim")
@@ -55,8 +56,10 @@ class CrossAttention(nn.Module):
         self.norm = nn.LayerNorm(epsilon=1e-5)
         self.norm_query = self.norm if self.shared_norm else nn.LayerNorm(epsilon=1e-5)
         inner = self.dim // self.ratio
-        self.query, self.key, self.value = (nn.Dense(inner, use_bias=False, dtype=self.dtype) for _ in range(3))
-        self.out = nn.Dense(self.dim, use_bias=False, dtype=self.dtype)
+        options: Any = {"use_bias": False, "dtype": self.dtype}
+        self.query, self.key, self.value = (nn.Dense(inner, **options, **uniform(self.dim)) for _ in range(3))
+        start = {"kernel_init": nn.initializers.zeros} if self.zero_out else uniform(inner)
+        self.out = nn.Dense(self.dim, **options, **start)
 
     def remember(self, support: jax.Array) -> Memory:
         """Support tokens [n, C] to their keys and values."""
