@@ -66,7 +66,9 @@ BENCHMARKS: dict[str, Callable[[Config, Path], DomainStore]] = {
     "glyphs_c": lambda c, data_dir: glyphs_c.open_glyphs_c(data_dir, **_data(c, glyphs_c.open_glyphs_c)),
     **{name: lambda c, data_dir: open_prepared(c, data_dir) for name in READERS},
 }
-NETS: dict[str, Callable[..., tuple[Any, Any]]] = {  # (net's config, classes, options of the trunk, if it has any) -> trunk and head
+NETS: dict[
+    str, Callable[..., tuple[Any, Any]]
+] = {  # (net's config, classes, options of the trunk, if it has any) -> trunk and head
     "cnn": lambda c, num_classes, **options: (
         CNNTrunk(_positive(c, "width"), _choice("net.padding", c["padding"], PADDINGS), _dtype(c["dtype"]), **options),
         CNNHead(num_classes, dtype=_dtype(c["dtype"])),
@@ -103,6 +105,7 @@ LIMITS = {
     "evaluation.per_call": (0, 10_000),
 }
 CALIBRATION_IMAGES = 2000
+STREAMS = ("training", *SPLITS, "calibration")  # what draws plans, each from numbers of its own where seeds are equal
 
 
 class Experiment(NamedTuple):
@@ -121,15 +124,16 @@ class Experiment(NamedTuple):
 
     def task_plans(self, split: str) -> Callable[[range], Plan]:
         """Plans of numbered evaluation tasks: the same for every method and training seed."""
-        spec, seed = episode_spec(self.config), self.config["evaluation"]["seed"]
-        return lambda tasks: sample_plans(spec, self.store.offsets, self.store.domains(split), seed, tasks)
+        spec, seed, stream = episode_spec(self.config), self.config["evaluation"]["seed"], STREAMS.index(split)
+        return lambda tasks: sample_plans(spec, self.store.offsets, self.store.domains(split), seed, tasks, stream)
 
     def calibration_images(self) -> Array:
         """Training images, the same for every method and training seed."""
         domains = self.store.domains("train")
         count = min(CALIBRATION_IMAGES, int(np.diff(self.store.offsets)[domains].sum()))
         spec = EpisodeSpec(num_domains=0, per_domain=0, num_query=count, mixed=True)
-        plan = sample_plans(spec, self.store.offsets, domains, self.config["evaluation"]["seed"], [0])
+        seed, stream = self.config["evaluation"]["seed"], STREAMS.index("calibration")
+        plan = sample_plans(spec, self.store.offsets, domains, seed, [0], stream)
         return jnp.asarray(self.store.images[plan.query[0]])
 
 
@@ -162,7 +166,7 @@ def build_on(config: Config, store: DomainStore, splits: Sequence[str] = SPLITS)
         weak=weak,
         schedule=schedule,
         train_plans=lambda step: sample_plans(
-            train_spec, store.offsets, domains, seed, range(step * tasks, (step + 1) * tasks)
+            train_spec, store.offsets, domains, seed, range(step * tasks, (step + 1) * tasks), STREAMS.index("training")
         ),
         example=Images(jnp.asarray(store.images[:2]), jnp.zeros(2, jnp.int32)),
         per_call=config["evaluation"]["per_call"] or (1 if jax.default_backend() == "cpu" else 16),
@@ -235,7 +239,9 @@ def build_net(config: Config, store: DomainStore, **options: Any) -> Classifier:
     make = lookup("net.name", config["net"]["name"], NETS)
     if options and not _takes_options(make):
         others = ", ".join(name for name, other in NETS.items() if _takes_options(other))
-        raise UserError(f"net.name={config['net']['name']!r} has no {', '.join(options)}; choose another, such as {others}")
+        raise UserError(
+            f"net.name={config['net']['name']!r} has no {', '.join(options)}; choose another, such as {others}"
+        )
     trunk, head = make(config["net"], store.num_classes, **options)
     padding, (height, width) = config["net"]["padding"], store.images.shape[1:3]
     if config["net"]["name"] == "cnn" and min(height, width) < SMALLEST[padding]:

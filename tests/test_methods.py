@@ -207,7 +207,9 @@ def test_each_network_works_with_each_method(name, other_net, episode):
     variables = fill(jax.eval_shape(method.init, KEY, episode.support))  # compiles nothing
     assert ("trunk" in variables["batch_stats"]) is (other_net != "patches")
     if not method.trains_as:
-        learn = jax.jit(jax.value_and_grad(lambda p: method.loss({**variables, "params": p}, episode, KEY), has_aux=True))
+        learn = jax.jit(
+            jax.value_and_grad(lambda p: method.loss({**variables, "params": p}, episode, KEY), has_aux=True)
+        )
         (loss, aux), grads = learn(variables["params"])
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((loss, aux, grads)))
         assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads["head"]))

@@ -418,7 +418,11 @@ def test_layers_of_all_networks_start_as_torchs(name):
     if name == "cml":
         method = cml(make_net(*CIFAR, 64, context=ContextNet(3)))
     else:
-        trunks = {"sla": CNNTrunk(64, convs=2, adapters=2), "resnet50": ResNetTrunk(stages=(1,)), "patches": PatchTrunk()}
+        trunks = {
+            "sla": CNNTrunk(64, convs=2, adapters=2),
+            "resnet50": ResNetTrunk(stages=(1,)),
+            "patches": PatchTrunk(),
+        }
         method = erm(Classifier(trunks[name], LinearHead(10), (0.0,) * 3, (1.0,) * 3))
     variables = jax.jit(method.init)(KEY, images)
     layers, sizes = 0, {"DenseGeneral_0": 32, "DenseGeneral_1": 2 * 4}

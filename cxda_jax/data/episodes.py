@@ -1,4 +1,4 @@
-"""Episodes as row numbers: which images form a task is a pure function of (seed, task number).
+"""Episodes as row numbers: which images form a task is a pure function of (seed, stream, task number).
 
 Nothing is iterated, so a run resumes at any step without iterator state, and two readers of the same plan give
 bit-identical episodes.
@@ -64,13 +64,18 @@ def mixed_spec(spec: EpisodeSpec) -> EpisodeSpec:
     return EpisodeSpec(num_domains=0, per_domain=0, num_query=images, mixed=True)
 
 
-def sample_plans(spec: EpisodeSpec, offsets: np.ndarray, domains: np.ndarray, seed: int, tasks: Sequence[int]) -> Plan:
-    """Plans of the numbered tasks. Domains are uniform and distinct, images uniform inside their domain."""
+def sample_plans(
+    spec: EpisodeSpec, offsets: np.ndarray, domains: np.ndarray, seed: int, tasks: Sequence[int], stream: int = 0
+) -> Plan:
+    """Plans of the numbered tasks. Domains are uniform and distinct, images uniform inside their domain.
+
+    Tasks of equal seed and number draw alike, whatever their domains, unless their `stream` differs; training has 0.
+    """
     support = np.empty((len(tasks), spec.num_domains * spec.per_domain), np.int32)
     query = np.empty((len(tasks), spec.num_query), np.int32)
     ends = np.cumsum(np.diff(offsets)[domains])
     for i, task in enumerate(tasks):
-        rng = np.random.Generator(np.random.Philox(key=[seed, task]))
+        rng = np.random.Generator(np.random.Philox(key=[seed, task], counter=[0, 0, 0, stream]))
         if spec.mixed:
             drawn = rng.choice(ends[-1], spec.num_query, replace=False)
             which = np.searchsorted(ends, drawn, side="right")

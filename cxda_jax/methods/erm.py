@@ -49,7 +49,7 @@ def erm(net: Classifier) -> Method:
     def predict(adapted: Variables, query: Images) -> Any:
         return net.apply(adapted, query.pixels)
 
-    return Method("erm", "1", init, loss, adapt, predict, uses_support=False)
+    return Method("erm", "2", init, loss, adapt, predict, uses_support=False)
 
 
 def erm_iid(net: Classifier) -> Method:

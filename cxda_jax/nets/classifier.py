@@ -17,7 +17,9 @@ class Classifier(nn.Module):
     """`features` says what a token is: the pooled vector, the flattened map, or each position of the map."""
 
     trunk: nn.Module  # (normalised images [n, h, w, c], batch) -> maps [n, h', w', channels]
-    head: Any  # (pooled maps [n, channels], classify) -> logits, or what its last layer sees; `last` is that layer's name
+    head: (
+        Any  # (pooled maps [n, channels], classify) -> logits, or what its last layer sees; `last` is that layer's name
+    )
     mean: tuple[float, ...]
     std: tuple[float, ...]
     attention: Any = None  # CrossAttention, for the methods that attend
@@ -102,7 +104,6 @@ class Classifier(nn.Module):
 
     def _classify_tokens(self, tokens: jax.Array, maps: jax.Array) -> jax.Array:
         return self.classify(tokens if self.features == "pool" else tokens.reshape(maps.shape))
-
 
 
 def fresh(net: Classifier, key: jax.Array, pixels: jax.Array, method: Any = None) -> Variables:

@@ -64,4 +64,6 @@ class CNNHead(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, classify: bool = True) -> jax.Array:
         x = nn.relu(nn.Dense(self.hidden, dtype=self.dtype, name="hidden", **uniform(x.shape[-1]))(x))
-        return nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **uniform(self.hidden))(x) if classify else x
+        return (
+            nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **uniform(self.hidden))(x) if classify else x
+        )

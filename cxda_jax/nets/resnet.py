@@ -71,7 +71,9 @@ class LinearHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, classify: bool = True) -> jax.Array:
-        return nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **uniform(x.shape[-1]))(x) if classify else x
+        return (
+            nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **uniform(x.shape[-1]))(x) if classify else x
+        )
 
 
 def _conv(parent: Any, name: str, x: jax.Array, features: int, kernel: int, stride: int = 1) -> jax.Array:
