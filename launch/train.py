@@ -30,7 +30,7 @@ from absl import flags
 
 from cxda_jax import artefact, backend, checkpoints, cost, files, train
 from cxda_jax.analysis.sheet import draw_strips
-from cxda_jax.experiment import Config, Experiment, build, config_hash, start_from_weights
+from cxda_jax.experiment import Config, Experiment, as_fields, build, config_hash, start_from_weights
 from cxda_jax.progress import duration
 from cxda_jax.types import UserError, Variables
 from launch import cli, stops
@@ -65,9 +65,14 @@ def main() -> None:
         print(replay(experiment, state, workdir, _REPLAY.value))
         return
     make_workdir(workdir)
-    with files.locked(workdir):
+    with files.locked(workdir), as_fields(config, "train"):
         claim(workdir, config)
-        run(experiment, state, workdir, compilations)
+        try:
+            run(experiment, state, workdir, compilations)
+        except train.NotFinite as e:
+            raise UserError(
+                f"{e}; the same command with --replay_step={e.step} shows its episode; a lower optimizer.learning_rate may help"
+            ) from None
 
 
 def run(experiment: Experiment, state: train.TrainState, workdir: Path, compilations: cost.Compilations) -> None:

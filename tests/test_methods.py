@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from configs import common
-from cxda_jax import augment
+from cxda_jax import augment, experiment
 from cxda_jax.data.store import DomainStore
 from cxda_jax.experiment import METHODS, NETS, build_net
 from cxda_jax.methods.erm import erm
@@ -37,7 +37,8 @@ def build_method(name, features="pool", **changes):
         config[group][leaf] = value
     images = np.zeros((2, 16, 16, 1), np.uint8)
     store = DomainStore(INFO, images, np.zeros(2, np.int32), np.array([0, 2]), ("train",), ("d0",), "")
-    return ALL[name](config.to_dict(), store)
+    config.method = name
+    return (experiment.build_method if name in METHODS else ALL[name])(config.to_dict(), store)
 
 
 @pytest.fixture(params=[*ALL, "cxda-flat", "cxda_supervised-flat"])

@@ -456,7 +456,7 @@ def test_uint8_pixels_are_divided_by_255_and_normalised():
 
 @pytest.mark.parametrize(
     ("options", "field"),
-    [({"heads": 3}, "attention.heads=3"), ({"ratio": 64}, "ratio=64"), ({"scale": "none"}, "'none'")],
+    [({"heads": 3}, "^heads=3"), ({"ratio": 64}, "ratio=64"), ({"scale": "none"}, "'none'")],
 )
 def test_wrong_attention_is_a_user_error(options, field):
     with pytest.raises(UserError, match=field):

@@ -34,26 +34,26 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
     """Raises a UserError where the split cannot give such tasks."""
     for field in ("num_query",) if spec.mixed else ("num_domains", "per_domain", "num_query"):
         if getattr(spec, field) < 1:
-            raise UserError(f"episode.{field}={getattr(spec, field)} must be at least 1")
+            raise UserError(f"{field}={getattr(spec, field)} must be at least 1")
     if spec.mixed:
         images = np.diff(store.offsets)[store.domains(split)].sum()
         if images < spec.num_query:
             raise UserError(
                 f"split {split!r} of {store.info.name} has {images} images, a mixed batch needs {spec.num_query}: "
-                "lower episode.num_domains, episode.per_domain or episode.num_query"
+                "lower num_domains, per_domain or num_query"
             )
         return
     domains = store.domains(split)
     if len(domains) < spec.num_domains:
         raise UserError(
-            f"episode.num_domains={spec.num_domains} but split {split!r} of {store.info.name} has {len(domains)} domains"
+            f"num_domains={spec.num_domains} but split {split!r} of {store.info.name} has {len(domains)} domains"
         )
     sizes = np.diff(store.offsets)[domains]
     need = 1 if spec.replacement else spec.per_domain + spec.num_query
     if sizes.min() < need:
         name = store.domain_names[domains[sizes.argmin()]]
         raise UserError(
-            f"domain {brief(repr(name))} of split {split!r} has {sizes.min()} images, episode.per_domain + episode.num_query needs "
+            f"domain {brief(repr(name))} of split {split!r} has {sizes.min()} images, per_domain + num_query needs "
             f"{need}; drop the domain or ask for fewer"
         )
 

@@ -114,13 +114,11 @@ def seen_in_training(adapted: Variables, statistics: str) -> Variables:
 
 def check_statistics(statistics: str, momentum: float) -> None:
     if statistics not in STATISTICS:
-        raise UserError(f"batch_norm.statistics={brief(repr(statistics))} is not one of {', '.join(STATISTICS)}")
+        raise UserError(f"statistics={brief(repr(statistics))} is not one of {', '.join(STATISTICS)}")
     if not 0 <= momentum <= 1:
-        raise UserError(f"batch_norm.momentum={momentum} lies outside 0..1; 1 takes the support's statistics alone")
+        raise UserError(f"momentum={momentum} lies outside 0..1; 1 takes the support's statistics alone")
 
 
 def check_support_loss(support_loss: str, allowed: tuple[str, ...] = SUPPORT_LOSSES) -> None:
     if support_loss not in allowed:
-        raise UserError(
-            f"train.support_loss={brief(repr(support_loss))} is not one of {', '.join(allowed)} for this method"
-        )
+        raise UserError(f"support_loss={brief(repr(support_loss))} is not one of {', '.join(allowed)} for this method")

@@ -56,11 +56,11 @@ def sf_ocda(
     """`draw`: one decision to augment for the whole support at each step, or one for each image. Support images of
     which the checkpoint is less sure than `confidence` do not teach."""
     if not 0 <= probability <= 1:
-        raise UserError(f"sf_ocda.probability={probability} lies outside 0..1")
+        raise UserError(f"probability={probability} lies outside 0..1")
     if not 0 <= confidence < 1:
-        raise UserError(f"sf_ocda.confidence={confidence} lies outside 0..1; 0 lets every image teach")
+        raise UserError(f"confidence={confidence} lies outside 0..1; 0 lets every image teach")
     if draw not in DRAWS:
-        raise UserError(f"sf_ocda.draw={brief(repr(draw))} is not one of {', '.join(DRAWS)}")
+        raise UserError(f"draw={brief(repr(draw))} is not one of {', '.join(DRAWS)}")
     augment.check_strong(strong)
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
@@ -101,13 +101,17 @@ def _on_the_clean_support(net: Classifier, tuning: FineTuning, of_logits: Callab
     return starting_from_erm(net, tuning)._replace(adapt=adapt)
 
 
-def starting_from_erm(net: Classifier, tuning: FineTuning) -> Method:
+def check_tuning(tuning: FineTuning) -> None:
     if tuning.steps < 1:
-        raise UserError(f"finetune.steps={tuning.steps} must be at least 1")
+        raise UserError(f"steps={tuning.steps} must be at least 1")
     if tuning.trainable not in TRAINABLE:
-        raise UserError(f"finetune.trainable={brief(repr(tuning.trainable))} is not one of {', '.join(TRAINABLE)}")
+        raise UserError(f"trainable={brief(repr(tuning.trainable))} is not one of {', '.join(TRAINABLE)}")
     if tuning.statistics not in STATISTICS:
-        raise UserError(f"finetune.statistics={brief(repr(tuning.statistics))} is not one of {', '.join(STATISTICS)}")
+        raise UserError(f"statistics={brief(repr(tuning.statistics))} is not one of {', '.join(STATISTICS)}")
+
+
+def starting_from_erm(net: Classifier, tuning: FineTuning) -> Method:
+    check_tuning(tuning)
     return erm(net)._replace(trains_as="erm", feed_forward=False, uses_support=True)
 
 

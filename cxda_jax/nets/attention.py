@@ -23,14 +23,14 @@ CHUNK = 1 << 23
 def check(dim: int, heads: int, ratio: int, scale: str) -> None:
     for field, value in {"heads": heads, "ratio": ratio}.items():
         if value < 1:
-            raise UserError(f"attention.{field}={value} must be at least 1")
+            raise UserError(f"{field}={value} must be at least 1")
     if dim % (ratio * heads):
         raise UserError(
-            f"attention.heads={heads} with attention.ratio={ratio} does not divide the {dim} features; "
+            f"heads={heads} with ratio={ratio} does not divide the {dim} features; "
             f"choose heads * ratio among the divisors of {dim}"
         )
     if scale not in SCALES:
-        raise UserError(f"attention.scale={brief(repr(scale))} is not one of {', '.join(SCALES)}")
+        raise UserError(f"scale={brief(repr(scale))} is not one of {', '.join(SCALES)}")
 
 
 class Memory(NamedTuple):
