@@ -27,11 +27,11 @@ class Weak(NamedTuple):
 
 def check(options: Weak) -> None:
     if not 0 <= options.probability <= 1:
-        raise UserError(f"augment.probability={options.probability} lies outside 0..1")
+        raise UserError(f"probability={options.probability} lies outside 0..1")
     if not 0 <= options.rotate <= 180:
-        raise UserError(f"augment.rotate={options.rotate} lies outside 0..180 degrees; 0 switches it off")
+        raise UserError(f"rotate={options.rotate} lies outside 0..180 degrees; 0 switches it off")
     if not 0 <= options.fill <= 1:
-        raise UserError(f"augment.fill={options.fill} lies outside 0..1, from black to white")
+        raise UserError(f"fill={options.fill} lies outside 0..1, from black to white")
 
 
 def weak(key: Array, pixels: Array, options: Weak) -> Array:
@@ -126,9 +126,9 @@ def check_strong(options: Strong) -> None:
     for field, (low, high) in LIMITS.items():
         value = getattr(options, field)
         if not low <= value <= high:
-            raise UserError(f"strong.{field}={value} lies outside {low}..{high}; 0 switches it off")
+            raise UserError(f"{field}={value} lies outside {low}..{high}; 0 switches it off")
     if 0 < options.blur < SHARPEST:
-        raise UserError(f"strong.blur={options.blur} lies outside {SHARPEST}..1; 0 switches it off")
+        raise UserError(f"blur={options.blur} lies outside {SHARPEST}..1; 0 switches it off")
 
 
 def strong(key: Array, pixels: Array, options: Strong) -> Array:

@@ -15,6 +15,7 @@ from cxda_jax.types import Adapted, Array, Episode, Images, Method, Variables
 
 OWN = "predictions"  # the name of the method's own answer
 _LABELS = "labels"
+STREAM = 2**32 - 1  # sets the keys of tasks apart from those of a training with the same seed, which counts its steps
 
 
 class TaskTable(NamedTuple):
@@ -97,7 +98,7 @@ def evaluate(
     # A shorter last call would compile anew: it reaches back instead, and the tasks it repeats are overwritten.
     starts = [min(start, num_tasks - per_call) for start in range(0, num_tasks, per_call)]
     batches = source.batches(lambda i: plan_of(range(starts[i], starts[i] + per_call)), 0, len(starts))
-    key = jax.random.key(seed)
+    key = jax.random.fold_in(jax.random.key(seed), STREAM)
     tables: dict[str, np.ndarray] = {}
     seconds = []
     batch = next(batches)

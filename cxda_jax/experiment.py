@@ -1,12 +1,14 @@
 """A name becomes an object here and nowhere else: build(config) turns a plain config into everything a run needs."""
 
+import contextlib
 import difflib
 import hashlib
 import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +27,7 @@ from cxda_jax.methods.cml import cml
 from cxda_jax.methods.cotta import cotta
 from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
 from cxda_jax.methods.erm import bn, erm, erm_iid
-from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
+from cxda_jax.methods.finetune import FineTuning, check_tuning, ft_em, ft_im, sf_ocda
 from cxda_jax.methods.sla import sla
 from cxda_jax.nets import attention
 from cxda_jax.nets.attention import CrossAttention
@@ -51,7 +53,13 @@ METHODS: dict[str, Callable[[Config, DomainStore], Method]] = {
     "ft_em": lambda c, store: ft_em(build_net(c, store), _tuning(c)),
     "ft_im": lambda c, store: ft_im(build_net(c, store), _tuning(c)),
     "sf_ocda": lambda c, store: sf_ocda(build_net(c, store), _tuning(c), _strong(c), **c["sf_ocda"]),
-    "cotta": lambda c, store: cotta(build_net(c, store), _tuning(c), _strong(c), **c["cotta"]),
+    "cotta": lambda c, store: cotta(
+        build_net(c, store),
+        _tuning(c),
+        _strong(c),
+        **c["cotta"],
+        support=c["episode"]["num_domains"] * c["episode"]["per_domain"],
+    ),
     "sla": lambda c, store: sla(build_net(c, store, **_adapters(c["sla"]))),
 }
 READERS: dict[str, Callable[..., RawData]] = {  # raw files, for launch.prepare; see each one's find()
@@ -62,11 +70,13 @@ READERS: dict[str, Callable[..., RawData]] = {  # raw files, for launch.prepare;
     "folder": folder.find,
 }
 BENCHMARKS: dict[str, Callable[[Config, Path], DomainStore]] = {
-    "glyphs": lambda c, data_dir: glyphs.open_glyphs(data_dir, **_data(c, glyphs.open_glyphs)),
-    "glyphs_c": lambda c, data_dir: glyphs_c.open_glyphs_c(data_dir, **_data(c, glyphs_c.open_glyphs_c)),
+    "glyphs": lambda c, data_dir: _generate(glyphs.open_glyphs, c, data_dir),
+    "glyphs_c": lambda c, data_dir: _generate(glyphs_c.open_glyphs_c, c, data_dir),
     **{name: lambda c, data_dir: open_prepared(c, data_dir) for name in READERS},
 }
-NETS: dict[str, Callable[..., tuple[Any, Any]]] = {  # (net's config, classes, options of the trunk) -> trunk and head
+NETS: dict[
+    str, Callable[..., tuple[Any, Any]]
+] = {  # (net's config, classes, options of the trunk, if it has any) -> trunk and head
     "cnn": lambda c, num_classes, **options: (
         CNNTrunk(_positive(c, "width"), _choice("net.padding", c["padding"], PADDINGS), _dtype(c["dtype"]), **options),
         CNNHead(num_classes, dtype=_dtype(c["dtype"])),
@@ -103,6 +113,7 @@ LIMITS = {
     "evaluation.per_call": (0, 10_000),
 }
 CALIBRATION_IMAGES = 2000
+STREAMS = ("training", *SPLITS, "calibration")  # what draws plans, each from numbers of its own where seeds are equal
 
 
 class Experiment(NamedTuple):
@@ -121,15 +132,16 @@ class Experiment(NamedTuple):
 
     def task_plans(self, split: str) -> Callable[[range], Plan]:
         """Plans of numbered evaluation tasks: the same for every method and training seed."""
-        spec, seed = episode_spec(self.config), self.config["evaluation"]["seed"]
-        return lambda tasks: sample_plans(spec, self.store.offsets, self.store.domains(split), seed, tasks)
+        spec, seed, stream = episode_spec(self.config), self.config["evaluation"]["seed"], STREAMS.index(split)
+        return lambda tasks: sample_plans(spec, self.store.offsets, self.store.domains(split), seed, tasks, stream)
 
     def calibration_images(self) -> Array:
         """Training images, the same for every method and training seed."""
         domains = self.store.domains("train")
         count = min(CALIBRATION_IMAGES, int(np.diff(self.store.offsets)[domains].sum()))
         spec = EpisodeSpec(num_domains=0, per_domain=0, num_query=count, mixed=True)
-        plan = sample_plans(spec, self.store.offsets, domains, self.config["evaluation"]["seed"], [0])
+        seed, stream = self.config["evaluation"]["seed"], STREAMS.index("calibration")
+        plan = sample_plans(spec, self.store.offsets, domains, seed, [0], stream)
         return jnp.asarray(self.store.images[plan.query[0]])
 
 
@@ -146,12 +158,15 @@ def build_on(config: Config, store: DomainStore, splits: Sequence[str] = SPLITS)
     spec = episode_spec(config)
     train_spec = mixed_spec(spec) if method.trains_mixed else spec
     for split in splits:
-        check_spec(train_spec if split == "train" else spec, store, split)
+        with as_fields(config, "episode"):
+            check_spec(train_spec if split == "train" else spec, store, split)
     weak = augment.Weak(**config["augment"])
-    augment.check(weak)
+    with as_fields(config, "augment"):
+        augment.check(weak)
     _choice("evaluation.select", config["evaluation"]["select"], SELECTORS)
     schedule = make_schedule(config, store)
-    source = lookup("train.source", config["train"]["source"], SOURCES)(store)
+    with as_fields(config, "train"):
+        source = lookup("train.source", config["train"]["source"], SOURCES)(store)
     tasks, domains, seed = schedule.tasks_per_step, store.domains("train"), config["seed"]
     return Experiment(
         config=config,
@@ -162,7 +177,7 @@ def build_on(config: Config, store: DomainStore, splits: Sequence[str] = SPLITS)
         weak=weak,
         schedule=schedule,
         train_plans=lambda step: sample_plans(
-            train_spec, store.offsets, domains, seed, range(step * tasks, (step + 1) * tasks)
+            train_spec, store.offsets, domains, seed, range(step * tasks, (step + 1) * tasks), STREAMS.index("training")
         ),
         example=Images(jnp.asarray(store.images[:2]), jnp.zeros(2, jnp.int32)),
         per_call=config["evaluation"]["per_call"] or (1 if jax.default_backend() == "cpu" else 16),
@@ -186,8 +201,8 @@ def open_prepared(config: Config, data_dir: Path) -> DomainStore:
     return open_store(data_dir / name)
 
 
-def _data(config: Config, make: Callable[..., DomainStore]) -> Config:
-    """The data's fields, as `make` takes them."""
+def _generate(make: Callable[..., DomainStore], config: Config, data_dir: Path) -> DomainStore:
+    """What `make` draws from the data's fields."""
     known = {k: p.default for k, p in inspect.signature(make).parameters.items() if p.default is not p.empty}
     for name, value in config["data"].items():
         if name not in known:
@@ -195,7 +210,8 @@ def _data(config: Config, make: Callable[..., DomainStore]) -> Config:
         many = isinstance(known[name], tuple)
         if isinstance(value, list | tuple) != many or not all(type(n) is int for n in (value if many else [value])):
             raise UserError(f"data.{name}={brief(repr(value))}: expected {known[name]!r} or the like")
-    return config["data"]
+    with as_fields(config, "data"):
+        return make(data_dir, **config["data"])
 
 
 def check_numbers(config: Config) -> None:
@@ -215,7 +231,29 @@ def check_numbers(config: Config) -> None:
 
 
 def build_method(config: Config, store: DomainStore) -> Method:
-    return lookup("method", config["method"], METHODS)(config, store)
+    make = lookup("method", config["method"], METHODS)
+    with as_fields(config, config["method"], "batch_norm", "train"):
+        return make(config, store)
+
+
+@contextlib.contextmanager
+def as_fields(config: Config, *groups: str) -> Iterator[None]:
+    """Has a UserError of the library, which names its own parameters, name the fields of these groups of the config.
+
+    A name counts as one where the message begins with it, where = follows, or where it has an underscore: momentum=2.0
+    becomes batch_norm.momentum=2.0.
+    """
+    group_of = {name: group for group in reversed(groups) if group in config for name in config[group]}
+
+    def field(found: re.Match[str]) -> str:
+        name, follows = found.groups()
+        meant = name in group_of and (not found.start() or follows or "_" in name)
+        return f"{group_of[name]}.{name}{follows}" if meant else found[0]
+
+    try:
+        yield
+    except UserError as e:
+        raise UserError(re.sub(r"(?<![\w.'\"=/-])(\w+)(=?)", field, str(e))) from e
 
 
 def start_from_weights(config: Config, variables: Variables) -> Variables:
@@ -227,12 +265,19 @@ def start_from_weights(config: Config, variables: Variables) -> Variables:
         raise UserError(
             f"net.weights={brief(path)}: only resnet50 starts from a file; net.name={config['net']['name']!r}"
         )
-    return convert(read_weights(Path(path)), variables, tuple(config["net"]["dont_load"]))
+    with as_fields(config, "net"):
+        return convert(read_weights(Path(path)), variables, tuple(config["net"]["dont_load"]))
 
 
 def build_net(config: Config, store: DomainStore, **options: Any) -> Classifier:
     """The benchmark's network; `options` go to its trunk."""
-    trunk, head = lookup("net.name", config["net"]["name"], NETS)(config["net"], store.num_classes, **options)
+    make = lookup("net.name", config["net"]["name"], NETS)
+    if options and not _takes_options(make):
+        others = ", ".join(name for name, other in NETS.items() if _takes_options(other))
+        raise UserError(
+            f"net.name={config['net']['name']!r} has no {', '.join(options)}; choose another, such as {others}"
+        )
+    trunk, head = make(config["net"], store.num_classes, **options)
     padding, (height, width) = config["net"]["padding"], store.images.shape[1:3]
     if config["net"]["name"] == "cnn" and min(height, width) < SMALLEST[padding]:
         raise UserError(
@@ -240,6 +285,10 @@ def build_net(config: Config, store: DomainStore, **options: Any) -> Classifier:
             f"{brief(store.info.name)} are {height}x{width}; 'same' takes them from {SMALLEST['same']}, resnet50 all"
         )
     return Classifier(trunk, head, store.info.mean, store.info.std)
+
+
+def _takes_options(make: Callable[..., Any]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(make).parameters.values())
 
 
 def build_attending_net(config: Config, store: DomainStore, features: str = "") -> Classifier:
@@ -251,7 +300,8 @@ def build_attending_net(config: Config, store: DomainStore, features: str = "") 
     maps = jax.eval_shape(lambda x: net.trunk.init_with_output(jax.random.key(0), x)[0], image)
     options = {k: v for k, v in config["attention"].items() if k != "features"}
     dim = math.prod(maps.shape[1:]) if features == "flat" else maps.shape[-1]
-    attention.check(dim, options["heads"], options["ratio"], options["scale"])
+    with as_fields(config, "attention"):
+        attention.check(dim, options["heads"], options["ratio"], options["scale"])
     attending = CrossAttention(dim, dtype=_dtype(config["net"]["dtype"]), **options)
     return net.clone(attention=attending, features=features)
 
@@ -320,7 +370,6 @@ def _attending(config: Config) -> dict[str, Any]:
         "statistics": config["batch_norm"]["statistics"],
         "momentum": config["batch_norm"]["momentum"],
         "support_loss": config["train"]["support_loss"],
-        "zero_out": config["attention"]["zero_out"],
     }
 
 
@@ -335,11 +384,17 @@ def _tuning(config: Config) -> FineTuning:
     if not 0 <= rate * config["optimizer"]["learning_rate"] < math.inf:
         raise UserError(f"finetune.rate={rate} must be a finite share of optimizer.learning_rate, 0 or more")
     optimizer = config["optimizer"]
-    return FineTuning(make_optimizer(**{**optimizer, "learning_rate": rate * optimizer["learning_rate"]}), **options)
+    tuning = FineTuning(make_optimizer(**{**optimizer, "learning_rate": rate * optimizer["learning_rate"]}), **options)
+    with as_fields(config, "finetune"):
+        check_tuning(tuning)
+    return tuning
 
 
 def _strong(config: Config) -> augment.Strong:
-    return augment.Strong(**config["strong"])
+    strong = augment.Strong(**config["strong"])
+    with as_fields(config, "strong"):
+        augment.check_strong(strong)
+    return strong
 
 
 def lookup(field: str, name: str, table: Mapping[str, Any]) -> Any:

@@ -48,6 +48,14 @@ class Schedule(NamedTuple):
     steps_per_call: int = 1  # steps in one program, where nothing is to be done between them
 
 
+class NotFinite(UserError):
+    """A step that was not taken."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"step {step}: the loss or its gradients are not finite; the state before it is kept")
+        self.step = step
+
+
 class Spent(NamedTuple):
     """What this process spent on a training."""
 
@@ -269,13 +277,10 @@ def _due(step: int, schedule: Schedule) -> bool:
     return step > 0 and (step % schedule.validate_every == 0 or step == schedule.steps)
 
 
-def _not_finite(step: int, plan_of: Callable[[int], Plan], seed: int, workdir: Path) -> UserError:
+def _not_finite(step: int, plan_of: Callable[[int], Plan], seed: int, workdir: Path) -> NotFinite:
     plan = {name: np.asarray(rows).tolist() for name, rows in plan_of(step)._asdict().items()}
     files.write_text(workdir / NOT_FINITE, json.dumps({"step": step, "seed": seed, "plan": plan}) + "\n")
-    return UserError(
-        f"step {step}: the loss or its gradients are not finite; the state before it is kept; the same command with "
-        f"--replay_step={step} shows its episode; a lower optimizer.learning_rate may help"
-    )
+    return NotFinite(step)
 
 
 def _timed(work: Callable[..., Any], *arguments: Any) -> float:

@@ -31,7 +31,7 @@ from absl import flags
 
 from cxda_jax import artefact, backend, checkpoints, cost, files, memory, train
 from cxda_jax.analysis.sheet import draw_strips
-from cxda_jax.experiment import Experiment, build, config_hash, start_from_weights
+from cxda_jax.experiment import Experiment, as_fields, build, config_hash, start_from_weights
 from cxda_jax.progress import duration, say
 from cxda_jax.types import UserError, Variables
 from launch import cli, identity, stops
@@ -69,10 +69,15 @@ def main() -> None:
         print(replay(experiment, state, workdir, _REPLAY.value))
         return
     make_workdir(workdir)
-    with files.locked(workdir):
+    with files.locked(workdir), as_fields(config, "train"):
         files.refuse_links(workdir)
         record = identity.claim(workdir, config, experiment.store, identity.OTHER_DATA.value)
-        run(experiment, state, workdir, compilations, record)
+        try:
+            run(experiment, state, workdir, compilations, record)
+        except train.NotFinite as e:
+            raise UserError(
+                f"{e}; the same command with --replay_step={e.step} shows its episode; a lower optimizer.learning_rate may help"
+            ) from None
 
 
 def run(

@@ -6,15 +6,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
+from cxda_jax.nets.initial import uniform
 from cxda_jax.types import Episode, Images
 
 FEMNIST, CIFAR = ((28, 28, 1), 62), ((32, 32, 3), 10)
 SHAPES = pytest.mark.parametrize(("shape", "classes"), [FEMNIST, CIFAR], ids=["femnist", "cifar"])
 KEY = jax.random.key(0)
+
+
+class PatchTrunk(nn.Module):
+    """Of what the package's own networks do not have: parameters that are in no layer, layers over several axes, and no
+    normalisation."""
+
+    @nn.compact
+    def __call__(self, x, batch=False):
+        x = nn.Conv(32, (4, 4), (4, 4), name="patches", **uniform(16 * x.shape[-1]))(x)
+        x = x + self.param("position", nn.initializers.normal(0.5), x.shape[1:])
+        x = nn.relu(nn.DenseGeneral((2, 4), **uniform(32))(x))
+        return nn.DenseGeneral(16, (-2, -1), **uniform(2 * 4))(x)
 
 
 def make_net(shape, classes, width=16, **options) -> Classifier:

@@ -68,5 +68,5 @@ def test_draws_follow_the_probabilities_and_ranges():
 
 @pytest.mark.parametrize("change", [{"probability": 1.5}, {"rotate": -1.0}])
 def test_bad_options_are_named(change):
-    with pytest.raises(UserError, match=f"augment.{next(iter(change))}="):
+    with pytest.raises(UserError, match=f"^{next(iter(change))}="):
         augment.check(augment.Weak(**change))

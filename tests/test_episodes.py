@@ -8,10 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax.data.episodes import EpisodeSpec, check_spec, mixed_spec, sample_plans
+from cxda_jax.data.episodes import EpisodeSpec, Plan, check_spec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.data.store import open_store, write_store
+from cxda_jax.experiment import build_on
 from cxda_jax.types import UserError
+from launch import cli
 from tests.conftest import INFO, make_domains
 from tests.peers import two_processes
 
@@ -48,6 +50,40 @@ def test_pure_in_seed_and_task_number(many):
         np.testing.assert_array_equal(alone.support[0], together.support[task])
         np.testing.assert_array_equal(alone.query[0], together.query[task])
     assert (plans(many, range(10), seed=1).support != together.support).any()
+
+
+def test_streams_of_one_seed_are_unrelated():
+    """Over the same domains, so that equal draws would give equal tasks."""
+    offsets, domains, spec = np.arange(11) * 50, np.arange(10), EpisodeSpec(3, 5, 7)
+    drawn = [sample_plans(spec, offsets, domains, 0, range(500), stream) for stream in range(5)]
+    chosen = [plan.support[:, ::5] // 50 for plan in drawn]
+    for i in range(5):
+        for j in range(i):
+            assert not (drawn[i].support == drawn[j].support).all(1).any()
+            alike = (chosen[i] == chosen[j]).mean()  # of ten domains each place holds either with equal chances
+            assert abs(alike - 0.1) < 5 * np.sqrt(0.09 / 1500)
+
+
+def test_training_validation_test_and_calibration_draw_from_streams_of_their_own(tmp_path):
+    """At equal seeds and over domains of equal sizes, where task n was the same draw for all of them."""
+    write_store(tmp_path / "even", INFO, make_domains(sizes=(40,) * 15))
+    store = open_store(tmp_path / "even")
+    config = cli.resolve(cli.load_config("configs/glyphs.py:erm,smoke"))
+    config["episode"] |= {"num_domains": 3, "per_domain": 5, "num_query": 7}
+    experiment = build_on(config | {"seed": 3, "evaluation": config["evaluation"] | {"seed": 3}}, store)
+    plans = {split: experiment.task_plans(split)(range(20)) for split in ("train", "val", "test")}
+    plans["training"] = Plan(
+        *(np.concatenate(rows) for rows in zip(*map(experiment.train_plans, range(20)), strict=True))
+    )
+    first = {"training": 0, "train": 0, "val": 200, "test": 400}
+    draws = {name: plan.support - first[name] for name, plan in plans.items()}
+    assert all(((draw >= 0) & (draw < 200)).all() for draw in draws.values())
+    for name, draw in draws.items():
+        for other in set(draws) - {name}:
+            assert not (draw == draws[other]).all(1).any(), (name, other)
+    spec = EpisodeSpec(0, 0, 200, mixed=True)
+    drawn = sample_plans(spec, store.offsets, store.domains("train"), 3, [0]).query[0]
+    assert not np.array_equal(experiment.calibration_images(), store.images[drawn])
 
 
 def test_domains_rows_and_query_position_are_uniform(many):
@@ -91,8 +127,8 @@ def test_with_replacement(many):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"num_domains": 11}, "episode.num_domains=11 but split 'train' of tiny has 10 domains"),
-        ({"num_query": 0}, "episode.num_query=0 must be at least 1"),
+        ({"num_domains": 11}, "^num_domains=11 but split 'train' of tiny has 10 domains"),
+        ({"num_query": 0}, "^num_query=0 must be at least 1"),
         ({"per_domain": 6}, "domain 'd0' of split 'train' has 12 images, .* needs 13"),
     ],
 )
@@ -161,9 +197,7 @@ def test_shards_are_the_parts_of_a_step(many):
             lambda whole, *parts: np.testing.assert_array_equal(whole, np.concatenate(parts)),
             episode, *[part[step] for part in parts],
         )  # fmt: skip
-    with pytest.raises(
-        UserError, match="train.tasks_per_step=6 cannot be shared by 4 processes; make it a multiple of 4"
-    ):
+    with pytest.raises(UserError, match="tasks_per_step=6 cannot be shared by 4 processes; make it a multiple of 4"):
         next(iter(tfdata_source(many, (0, 4)).batches(plan_of, 0, 1)))
 
 

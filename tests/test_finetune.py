@@ -12,7 +12,8 @@ from cxda_jax.methods import cotta as cotta_module
 from cxda_jax.methods.cotta import confidence, cotta, restored
 from cxda_jax.methods.erm import erm
 from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
-from cxda_jax.types import UserError
+from cxda_jax.types import Images, UserError
+from tests.conftest import make_episode
 from tests.nets import FEMNIST, assert_within_some_draw, initialised, make_images, make_net, nchw
 from tests.test_methods import answer, build_method, close, some_variables
 
@@ -264,6 +265,27 @@ def test_the_threshold_is_a_quantile_of_the_confidences(episode):
     np.testing.assert_allclose(calibrated["calibration"]["threshold"], np.quantile(sure, 0.05) - 0.05, atol=1e-6)
     with pytest.raises(ValueError, match="calibrate"):
         method.adapt(variables, episode.support, KEY)
+
+
+def test_the_threshold_is_taken_of_what_the_gate_sees():
+    """With the support's statistics, of batches as large as a support, each with its own; an unfilled last one is left out."""
+    net, images = make_tiny_net(), make_images((16, 16, 1), 70, 3).pixels
+    variables = some_variables(erm(net), make_episode())
+    method = cotta(net, tuning(steps=1, statistics="support"), QUIET, copies=1, quantile=0.0, margin=0.0, support=15)
+    found = method.calibrate(variables, images)["calibration"]["threshold"]
+    by_hand = [confidence(net.apply(variables, images[i : i + 15], batch=True)) for i in range(0, 60, 15)]
+    np.testing.assert_allclose(found, np.min(by_hand), atol=1e-6)
+    assert abs(found - confidence(net.apply(variables, images)).min()) > 1e-3
+    # A support that calibrated the threshold meets just that threshold: its mean is above its smallest, below its largest.
+    for quantile, unsure in ((0.0, False), (1.0, True)):
+        support = Images(images[:15], jnp.zeros(15, jnp.int32))
+        students = []
+        for strong in (QUIET, QUIET._replace(noise=1.0)):  # only an open gate looks at augmented copies
+            options = {"copies": 1, "restore": 0.0, "quantile": quantile, "margin": 0.0, "support": 15}
+            method = cotta(net, tuning(steps=1, statistics="support"), strong, **options)
+            calibrated = method.calibrate(variables, images[:15])
+            students.append(method.adapt(calibrated, support, KEY).student["params"])
+        assert (largest_difference(*students) > 1e-5) is unsure
 
 
 def test_the_gate_opens_where_the_checkpoint_is_unsure(episode, monkeypatch):

@@ -130,11 +130,11 @@ def test_arguments_have_their_own_caches(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"seed": -1}, "data.seed=-1 "),
-        ({"writers": (1, 0, 1)}, "data.writers=.1, 0, 1.: give three"),
-        ({"writers": (2, 1)}, "data.writers=.2, 1.: give three"),
-        ({"drawings": 0}, "data.drawings=0 "),
-        ({"drawings": -3}, "data.drawings=-3 "),
+        ({"seed": -1}, "^seed=-1 "),
+        ({"writers": (1, 0, 1)}, "^writers=.1, 0, 1.: give three"),
+        ({"writers": (2, 1)}, "^writers=.2, 1.: give three"),
+        ({"drawings": 0}, "^drawings=0 "),
+        ({"drawings": -3}, "^drawings=-3 "),
     ],
 )
 def test_bad_arguments_are_named(tmp_path, arguments, message):

@@ -14,7 +14,7 @@ import pytest
 from cxda_jax import manifest
 from cxda_jax.analysis.results import read_results
 from cxda_jax.data.store import Domain, open_store, write_store
-from cxda_jax.experiment import build_on, open_data, start_from_weights
+from cxda_jax.experiment import as_fields, build_on, open_data, start_from_weights
 from cxda_jax.nets.pretrained import read_weights
 from cxda_jax.types import UserError
 from launch import identity, runs
@@ -183,7 +183,7 @@ def test_weights(tmp_path, monkeypatch, number):
     elif data is not None:
         path.write_bytes(data() if callable(data) else data)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError) as error, as_fields({"net": {"weights": str(path)}}, "net"):
         read_weights(path)
     assert is_as(one_line(error.value, tmp_path), line)
     assert not (tmp_path / "exploded").exists()
@@ -206,7 +206,7 @@ FIRST = np.ones((4, 3, 7, 7), np.float32)
 LAYERS = [
     ("another net", {"conv1.weight": FIRST}, {"name": "cnn"}, "net.weights=a.safetensors: only resnet50 starts from a file; net.name='cnn'"),
     ("missing layer", {"conv2.weight": FIRST}, {}, "net.weights: conv1.weight is missing; are these the weights of a ResNet-50?"),
-    ("unknown layer", {"conv1.weight": FIRST, "extra.weight": FIRST}, {}, "net.weights: the network has no extra.weight (1 such); add its layer to dont_load"),
+    ("unknown layer", {"conv1.weight": FIRST, "extra.weight": FIRST}, {}, "net.weights: the network has no extra.weight (1 such); add its layer to net.dont_load"),
     ("another shape", {"conv1.weight": FIRST[:, :, :5, :5]}, {}, "net.weights: conv1.weight is (5, 5, 3, 4) in our layout, the network's is (7, 7, 3, 4)"),
     ("nan", {"conv1.weight": FIRST * np.float32("nan")}, {}, "net.weights: conv1.weight holds nan or infinity; fetch the file again"),
     ("a scalar", {"conv1.weight": np.float32(1)}, {}, "net.weights: conv1.weight is () in our layout, the network's is (7, 7, 3, 4)"),

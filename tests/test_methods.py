@@ -9,13 +9,18 @@ import optax
 import pytest
 
 from configs import common
-from cxda_jax import augment
+from cxda_jax import augment, experiment
 from cxda_jax.data.store import DomainStore
-from cxda_jax.experiment import METHODS, build_net
+from cxda_jax.experiment import METHODS, NETS, build_net
+from cxda_jax.methods.erm import erm
+from cxda_jax.methods.finetune import FineTuning, ft_em
+from cxda_jax.nets.classifier import Classifier
+from cxda_jax.nets.resnet import LinearHead
 from cxda_jax.train import init_state, train_step
-from cxda_jax.types import Images
+from cxda_jax.types import Images, UserError
 from docs.examples.t3a import t3a
 from tests.conftest import INFO, make_episode
+from tests.nets import PatchTrunk, fill
 
 KEY = jax.random.key(0)
 ALL = METHODS | {"t3a": lambda c, store: t3a(build_net(c, store))}  # the documentation's example keeps the rules too
@@ -32,7 +37,8 @@ def build_method(name, features="pool", **changes):
         config[group][leaf] = value
     images = np.zeros((2, 16, 16, 1), np.uint8)
     store = DomainStore(INFO, images, np.zeros(2, np.int32), np.array([0, 2]), ("train",), ("d0",), "")
-    return ALL[name](config.to_dict(), store)
+    config.method = name
+    return (experiment.build_method if name in METHODS else ALL[name])(config.to_dict(), store)
 
 
 @pytest.fixture(params=[*ALL, "cxda-flat", "cxda_supervised-flat"])
@@ -182,6 +188,51 @@ def test_what_has_no_training_starts_from_another_methods_variables(method, vari
     jax.tree.map(np.testing.assert_array_equal, *(jax.jit(m.init)(KEY, episode.support) for m in (method, other)))
     shapes = [jax.eval_shape(m.loss, variables, episode, KEY) for m in (method, other)]
     assert shapes[0] == shapes[1]
+
+
+@pytest.fixture(params=[name for name in [*NETS, "patches"] if name != common.default().net.name])
+def other_net(request, monkeypatch):
+    """The tests above are of the default network; these of each other one, and of one that has no statistics to adapt."""
+    monkeypatch.setitem(NETS, "patches", lambda c, classes: (PatchTrunk(), LinearHead(classes)))
+    return request.param
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_network_works_with_each_method(name, other_net, episode):
+    changes = {"net__name": other_net, "net__stages": (1,), "finetune__steps": 1, "cotta__copies": 1}
+    if (name, other_net) == ("sla", "patches"):
+        with pytest.raises(UserError, match="net.name='patches' has no adapters, zero_adapters; .* cnn, resnet50"):
+            build_method(name, **changes)
+        return
+    method = build_method(name, **changes)
+    variables = fill(jax.eval_shape(method.init, KEY, episode.support))  # compiles nothing
+    assert ("trunk" in variables["batch_stats"]) is (other_net != "patches")
+    if not method.trains_as:
+        learn = jax.jit(
+            jax.value_and_grad(lambda p: method.loss({**variables, "params": p}, episode, KEY), has_aux=True)
+        )
+        (loss, aux), grads = learn(variables["params"])
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((loss, aux, grads)))
+        assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads["head"]))
+        assert jax.tree.map(jnp.shape, aux["batch_stats"]) == jax.tree.map(jnp.shape, variables["batch_stats"])
+    if method.calibrate:
+        variables = method.calibrate(variables, episode.query.pixels)
+    adapt, predict = jax.jit(method.adapt), jax.jit(method.predict)
+    adapted = adapt(variables, episode.support, KEY)
+    logits = predict(adapted, episode.query)
+    beside = episode.query.replace(pixels=episode.query.pixels.at[1:].set(255))
+    np.testing.assert_array_equal(predict(adapted, beside)[0], logits[0])
+    plain = predict(adapt(variables, jax.tree.map(lambda x: x[:0], episode.support), KEY), episode.query)
+    assert logits.shape == plain.shape == (8, 4) and np.isfinite(logits).all() and np.isfinite(plain).all()
+    if name in ("erm", "bn", "t3a"):
+        assert np.array_equal(logits, plain) is (name == "erm" or (name, other_net) == ("bn", "patches"))
+
+
+def test_only_networks_with_batch_normalisation_train_it_alone(episode):
+    net = Classifier(PatchTrunk(), LinearHead(4), (0.5,), (0.5,))
+    method = ft_em(net, FineTuning(optax.sgd(0.1), trainable="batch_norm"))
+    with pytest.raises(UserError, match="trainable='batch_norm': the network has no batch normalisation .* 'all'"):
+        method.adapt(erm(net).init(KEY, episode.support), episode.support, KEY)
 
 
 def test_overfits_one_episode(method, episode):

@@ -1,5 +1,6 @@
 """Networks and their gradients against plain PyTorch, and against formulas written out the long way."""
 
+import functools
 import math
 
 import jax
@@ -9,21 +10,25 @@ import optax
 import pytest
 from flax import linen as nn
 
+from cxda_jax.methods.cml import cml
 from cxda_jax.methods.cxda import cxda, domain_weights
 from cxda_jax.methods.erm import bn, erm
 from cxda_jax.nets import attention as attention_module
 from cxda_jax.nets import convolution
 from cxda_jax.nets.attention import CrossAttention
-from cxda_jax.nets.classifier import Classifier, initialise
-from cxda_jax.nets.cnn import CNNHead
+from cxda_jax.nets.classifier import Classifier
+from cxda_jax.nets.cnn import CNNHead, CNNTrunk
+from cxda_jax.nets.context import ContextNet
 from cxda_jax.nets.convolution import convolve, max_pool
 from cxda_jax.nets.normalisation import affine, moments
+from cxda_jax.nets.resnet import LinearHead, ResNetTrunk
 from cxda_jax.types import UserError
 from tests.nets import (
     CIFAR,
     FEMNIST,
     KEY,
     SHAPES,
+    PatchTrunk,
     assert_close,
     assert_within_some_draw,
     fill,
@@ -198,9 +203,9 @@ class PixelTrunk(nn.Module):
 
 @pytest.mark.parametrize("zero_out", [True, False])
 def test_zero_out_starts_as_the_plain_network(zero_out):
-    net, images = Classifier(PixelTrunk(), CNNHead(5), (0.0,), (1.0,), CrossAttention(16)), make_images((2, 2, 16), 3)
-    variables = net.init(KEY, images.pixels, method=lambda net, x: (net.recall(x, net.remember(x)), net(x)))
-    variables = initialise(KEY, variables | {"batch_stats": {}}, zero_out)
+    attention, images = CrossAttention(16, zero_out=zero_out), make_images((2, 2, 16), 3)
+    net = Classifier(PixelTrunk(), CNNHead(5), (0.0,), (1.0,), attention)
+    variables = cxda(net).init(KEY, images)
     adapted = net.apply(
         variables, images.pixels, net.apply(variables, images.pixels, method="remember"), method="recall"
     )
@@ -362,6 +367,23 @@ def test_batch_norm_gradients_equal_autodiff(shape):
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), stacked, looped)
 
 
+@pytest.mark.usefixtures("full_compilation")
+@pytest.mark.parametrize("shape", [(100_000, 4), (100, 25, 40, 4), (99_991, 2)], ids=["rows", "images", "a prime"])
+def test_statistics_of_many_rows_are_those_of_float64(shape):
+    """And so are the gradients that are sums over as many."""
+    rng = np.random.default_rng(0)
+    x, grad = (rng.normal(1, 1, shape).astype(np.float32) for _ in range(2))
+    rows, grads = (np.asarray(a, np.float64).reshape(-1, shape[-1]) for a in (x, grad))
+    tasks = jnp.asarray(np.stack([x, x[::-1]]))
+    for mean, var in (moments(jnp.asarray(x)), [m[0] for m in jax.vmap(moments)(tasks)]):
+        np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(var, rows.var(0), rtol=1e-6)
+    ones = jnp.ones(shape[-1:])
+    _, factor, shift = jax.vjp(affine, jnp.asarray(x), ones, ones)[1](jnp.asarray(grad))
+    np.testing.assert_allclose(factor, (grads * rows).sum(0), rtol=1e-6)
+    np.testing.assert_allclose(shift, grads.sum(0), rtol=1e-6)
+
+
 def test_initialisation_is_torch_default(peer):
     net = make_attending((32, 32, 3), 10, "pool", width=64)
     variables = jax.jit(cxda(net).init)(KEY, make_images((32, 32, 3), 1))
@@ -386,8 +408,36 @@ def test_initialisation_is_torch_default(peer):
     kernels = [x for x in jax.tree.leaves(variables["params"]) if x.ndim > 1]
     firsts = [float(x.ravel()[0] * (x.size // x.shape[-1]) ** 0.5) for x in kernels]
     assert len(set(firsts)) == len(firsts)  # no two layers share a random key
-    other = initialise(jax.random.key(1), variables)
+    other = cxda(net).init(jax.random.key(1), make_images((32, 32, 3), 1))
     assert (other["params"]["trunk"]["conv0"]["kernel"] != variables["params"]["trunk"]["conv0"]["kernel"]).all()
+
+
+@pytest.mark.parametrize("name", ["cml", "sla", "resnet50", "patches"])
+def test_layers_of_all_networks_start_as_torchs(name):
+    images = make_images((32, 32, 3), 1)
+    if name == "cml":
+        method = cml(make_net(*CIFAR, 64, context=ContextNet(3)))
+    else:
+        trunks = {
+            "sla": CNNTrunk(64, convs=2, adapters=2),
+            "resnet50": ResNetTrunk(stages=(1,)),
+            "patches": PatchTrunk(),
+        }
+        method = erm(Classifier(trunks[name], LinearHead(10), (0.0,) * 3, (1.0,) * 3))
+    variables = jax.jit(method.init)(KEY, images)
+    layers, sizes = 0, {"DenseGeneral_0": 32, "DenseGeneral_1": 2 * 4}
+    for path, kernel in jax.tree_util.tree_leaves_with_path(variables["params"]):
+        *above, layer, kind = (part.key for part in path)
+        if kind != "kernel":
+            continue
+        parent = functools.reduce(lambda tree, key: tree[key], above, variables["params"])[layer]
+        bound = sizes.get(layer, kernel.size // kernel.shape[-1]) ** -0.5
+        for value in parent.values():
+            assert jnp.abs(value).max() <= bound * (1 + 1e-6), path
+            assert value.size < 60 or jnp.abs(value).max() > 0.8 * bound, path
+            assert value.size < 5000 or abs(value.std() / (bound / math.sqrt(3)) - 1) < 0.05, path
+            layers += 1
+    assert layers > 4
 
 
 def _reset(module) -> None:
@@ -406,7 +456,7 @@ def test_uint8_pixels_are_divided_by_255_and_normalised():
 
 @pytest.mark.parametrize(
     ("options", "field"),
-    [({"heads": 3}, "attention.heads=3"), ({"ratio": 64}, "ratio=64"), ({"scale": "none"}, "'none'")],
+    [({"heads": 3}, "^heads=3"), ({"ratio": 64}, "ratio=64"), ({"scale": "none"}, "'none'")],
 )
 def test_wrong_attention_is_a_user_error(options, field):
     with pytest.raises(UserError, match=field):

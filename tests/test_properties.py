@@ -305,7 +305,7 @@ def test_equal_images_are_drawn_differently(shape):
 @example("rotate", 180.5)
 def test_weak_options_are_accepted_inside_their_limits_alone(field, value):
     high = 180 if field == "rotate" else 1
-    check_limits(lambda: augment.check(augment.Weak()._replace(**{field: value})), f"augment.{field}", value, 0, high)
+    check_limits(lambda: augment.check(augment.Weak()._replace(**{field: value})), field, value, 0, high)
 
 
 @settings(max_examples=300)
@@ -315,7 +315,7 @@ def test_strong_options_are_accepted_inside_their_limits_alone(field, value):
     low, high = augment.LIMITS[field]
     low = augment.SHARPEST if field == "blur" and value else low
     options = augment.Strong()._replace(**{field: value})
-    check_limits(lambda: augment.check_strong(options), f"strong.{field}", value, low, high)
+    check_limits(lambda: augment.check_strong(options), field, value, low, high)
 
 
 def check_limits(check, field, value, low, high):

@@ -224,5 +224,5 @@ def test_noise_has_its_deviation():
 def test_a_wrong_strength_is_named(field, value):
     check_strong(Strong())
     check_strong(OFF)
-    with pytest.raises(UserError, match=f"strong.{field}={value} lies outside"):
+    with pytest.raises(UserError, match=f"^{field}={value} lies outside"):
         check_strong(Strong()._replace(**{field: value}))

@@ -269,10 +269,7 @@ def test_a_step_that_is_not_finite_is_not_taken(store, tmp_path, what, steps_per
     )
     with pytest.raises(UserError) as e:
         run(store, tmp_path / "run", source=source, log_every=6, steps_per_call=steps_per_call)
-    assert str(e.value) == (
-        "step 7: the loss or its gradients are not finite; the state before it is kept; the same command with "
-        "--replay_step=7 shows its episode; a lower optimizer.learning_rate may help"
-    )
+    assert str(e.value) == "step 7: the loss or its gradients are not finite; the state before it is kept"
     monkeypatch.undo()
     told = json.loads((tmp_path / "run" / "nonfinite.json").read_text())
     plan = sample_plans(SPEC, store.offsets, store.domains("train"), 0, [7])

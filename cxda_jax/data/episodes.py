@@ -1,4 +1,4 @@
-"""Episodes as row numbers: which images form a task is a pure function of (seed, task number).
+"""Episodes as row numbers: which images form a task is a pure function of (seed, stream, task number).
 
 Nothing is iterated, so a run resumes at any step without iterator state, and two readers of the same plan give
 bit-identical episodes.
@@ -34,26 +34,26 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
     """Raises a UserError where the split cannot give such tasks."""
     for field in ("num_query",) if spec.mixed else ("num_domains", "per_domain", "num_query"):
         if getattr(spec, field) < 1:
-            raise UserError(f"episode.{field}={getattr(spec, field)} must be at least 1")
+            raise UserError(f"{field}={getattr(spec, field)} must be at least 1")
     if spec.mixed:
         images = np.diff(store.offsets)[store.domains(split)].sum()
         if images < spec.num_query:
             raise UserError(
                 f"split {split!r} of {store.info.name} has {images} images, a mixed batch needs {spec.num_query}: "
-                "lower episode.num_domains, episode.per_domain or episode.num_query"
+                "lower num_domains, per_domain or num_query"
             )
         return
     domains = store.domains(split)
     if len(domains) < spec.num_domains:
         raise UserError(
-            f"episode.num_domains={spec.num_domains} but split {split!r} of {store.info.name} has {len(domains)} domains"
+            f"num_domains={spec.num_domains} but split {split!r} of {store.info.name} has {len(domains)} domains"
         )
     sizes = np.diff(store.offsets)[domains]
     need = 1 if spec.replacement else spec.per_domain + spec.num_query
     if sizes.min() < need:
         name = store.domain_names[domains[sizes.argmin()]]
         raise UserError(
-            f"domain {brief(repr(name))} of split {split!r} has {sizes.min()} images, episode.per_domain + episode.num_query needs "
+            f"domain {brief(repr(name))} of split {split!r} has {sizes.min()} images, per_domain + num_query needs "
             f"{need}; drop the domain or ask for fewer"
         )
 
@@ -64,13 +64,18 @@ def mixed_spec(spec: EpisodeSpec) -> EpisodeSpec:
     return EpisodeSpec(num_domains=0, per_domain=0, num_query=images, mixed=True)
 
 
-def sample_plans(spec: EpisodeSpec, offsets: np.ndarray, domains: np.ndarray, seed: int, tasks: Sequence[int]) -> Plan:
-    """Plans of the numbered tasks. Domains are uniform and distinct, images uniform inside their domain."""
+def sample_plans(
+    spec: EpisodeSpec, offsets: np.ndarray, domains: np.ndarray, seed: int, tasks: Sequence[int], stream: int = 0
+) -> Plan:
+    """Plans of the numbered tasks. Domains are uniform and distinct, images uniform inside their domain.
+
+    Tasks of equal seed and number draw alike, whatever their domains, unless their `stream` differs; training has 0.
+    """
     support = np.empty((len(tasks), spec.num_domains * spec.per_domain), np.int32)
     query = np.empty((len(tasks), spec.num_query), np.int32)
     ends = np.cumsum(np.diff(offsets)[domains])
     for i, task in enumerate(tasks):
-        rng = np.random.Generator(np.random.Philox(key=[seed, task]))
+        rng = np.random.Generator(np.random.Philox(key=[seed, task], counter=[0, 0, 0, stream]))
         if spec.mixed:
             drawn = rng.choice(ends[-1], spec.num_query, replace=False)
             which = np.searchsorted(ends, drawn, side="right")

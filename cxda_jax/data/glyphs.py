@@ -81,16 +81,16 @@ def domains(seed: int = 0, writers: tuple[int, ...] = (240, 40, 60), drawings: i
 
 def _check(seed: int, writers: tuple[int, ...], drawings: int) -> None:
     if seed < 0:
-        raise UserError(f"data.seed={seed} must not be negative")
+        raise UserError(f"seed={seed} must not be negative")
     if len(writers) != 3 or min(writers) < 1:
         raise UserError(
-            f"data.writers={brief(repr(tuple(writers)))}: give three counts of at least 1, for train, val and test"
+            f"writers={brief(repr(tuple(writers)))}: give three counts of at least 1, for train, val and test"
         )
     if drawings < 1:
-        raise UserError(f"data.drawings={drawings} must be at least 1")
+        raise UserError(f"drawings={drawings} must be at least 1")
     for field, most in {"writers": max(writers), "drawings": drawings}.items():
         if most > MOST:
-            raise UserError(f"data.{field}={most} must be at most {MOST}")
+            raise UserError(f"{field}={most} must be at most {MOST}")
 
 
 def draw(rng: np.random.Generator, face: str, labels: np.ndarray) -> np.ndarray:

@@ -50,11 +50,11 @@ def domains(seed: int = 0, images: int = 300) -> Iterator[Domain]:
 
 def _check(seed: int, images: int) -> None:
     if seed < 0:
-        raise UserError(f"data.seed={seed} must not be negative")
+        raise UserError(f"seed={seed} must not be negative")
     if images < 1:
-        raise UserError(f"data.images={images} must be at least 1")
+        raise UserError(f"images={images} must be at least 1")
     if images > glyphs.MOST:
-        raise UserError(f"data.images={images} must be at most {glyphs.MOST}")
+        raise UserError(f"images={images} must be at most {glyphs.MOST}")
 
 
 def draw(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:

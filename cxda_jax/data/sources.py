@@ -54,9 +54,7 @@ def tfdata_source(store: DomainStore, shard: tuple[int, int] | None = None) -> S
     try:
         import tensorflow as tf
     except ImportError:
-        raise UserError(
-            "train.source='tfdata' needs TensorFlow: pip install 'cxda_jax[data]', or use 'device'"
-        ) from None
+        raise UserError("source='tfdata' needs TensorFlow: pip install 'cxda_jax[data]', or use 'device'") from None
     tf.config.set_visible_devices([], "GPU")
     domains = store.row_domains()
     which, count = shard or (jax.process_index(), jax.process_count())
@@ -69,7 +67,7 @@ def tfdata_source(store: DomainStore, shard: tuple[int, int] | None = None) -> S
 
         if start < stop and len(plan_of(start).query) % count:
             raise UserError(
-                f"train.tasks_per_step={len(plan_of(start).query)} cannot be shared by {count} processes; make it a "
+                f"tasks_per_step={len(plan_of(start).query)} cannot be shared by {count} processes; make it a "
                 f"multiple of {count}"
             )
         types = [tf.uint8, tf.int32, tf.int32] * 2

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.erm import RUNNING_RATE, blend, erm
-from cxda_jax.nets.classifier import Classifier, initialise
+from cxda_jax.nets.classifier import Classifier, fresh
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
 
@@ -27,7 +27,7 @@ def cml(net: Classifier) -> Method:
         def everything(net: Classifier, pixels: Array) -> Array:
             return net(pixels, context=net.summarise(pixels))
 
-        return initialise(key, net.init(key, images.pixels, method=everything))
+        return fresh(net, key, images.pixels, everything)
 
     def summarise(variables: Variables, support: Images) -> Any:
         if not len(support.pixels):

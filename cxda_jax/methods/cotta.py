@@ -5,7 +5,8 @@
     student <- a training step on L;  teacher <- a teacher + (1 - a) student
     every scalar of the student <- the checkpoint's with probability p
 
-Unsure: a mean confidence under the threshold that calibrate() takes from the checkpoint's confidences on training images.
+Unsure: a mean confidence under the threshold that calibrate() takes from the checkpoint's confidences on training images,
+which it sees as the support is seen: with the checkpoint's statistics, or in batches with their own.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ from cxda_jax.nets.classifier import Classifier
 from cxda_jax.types import Array, Images, Method, UserError, Variables, brief
 
 ANSWERS = ("student", "teacher")
-CALIBRATION_BATCH = 100
 
 
 class Adapted(NamedTuple):
@@ -39,24 +39,34 @@ def cotta(
     quantile: float = 0.05,
     margin: float = 0.05,
     answer: str = "student",
+    support: int = 100,
 ) -> Method:
-    """`average` is a and `restore` p above; the threshold is the `quantile` of the confidences minus `margin`."""
+    """`average` is a and `restore` p above; the threshold is the `quantile` of the confidences minus `margin`.
+
+    `support` is how many images a support set holds, and so a batch of calibrate(), which leaves out an unfilled last one
+    where batches have statistics of their own.
+    """
     if copies < 1:
-        raise UserError(f"cotta.copies={copies} must be at least 1")
+        raise UserError(f"copies={copies} must be at least 1")
+    if support < 1:
+        raise UserError(f"support={support} must be at least 1")
     for name, value in {"average": average, "restore": restore, "quantile": quantile}.items():
         if not 0 <= value <= 1:
-            raise UserError(f"cotta.{name}={value} lies outside 0..1")
+            raise UserError(f"{name}={value} lies outside 0..1")
     if not -1 <= margin <= 1:
-        raise UserError(f"cotta.margin={margin} lies outside -1..1: it is taken from a confidence")
+        raise UserError(f"margin={margin} lies outside -1..1: it is taken from a confidence")
     if answer not in ANSWERS:
-        raise UserError(f"cotta.answer={brief(repr(answer))} is not one of {', '.join(ANSWERS)}")
+        raise UserError(f"answer={brief(repr(answer))} is not one of {', '.join(ANSWERS)}")
     augment.check_strong(strong)
 
     def calibrate(variables: Variables, images: Array) -> Variables:
-        def logits_of(image: Array) -> Any:
-            return net.apply(variables, image[None])
-
-        found = jax.lax.map(lambda image: confidence(logits_of(image))[0], images, batch_size=CALIBRATION_BATCH)
+        size = min(support, len(images))
+        whole = images[: len(images) // size * size]
+        batches = whole.reshape(-1, size, *images.shape[1:])
+        found = jax.lax.map(lambda batch: confidence(forward(net, tuning, variables, batch)), batches).ravel()
+        rest = images[len(whole) :]
+        if len(rest) and tuning.statistics == "frozen":  # there it matters to none what else is in its batch
+            found = jnp.concatenate([found, confidence(forward(net, tuning, variables, rest))])
         return {**variables, "calibration": {"threshold": jnp.quantile(found, quantile) - margin}}
 
     def adapt(variables: Variables, support: Images, key: Array) -> Adapted:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.erm import RUNNING_RATE, blend, check_statistics, check_support_loss, erm, seen_in_training
-from cxda_jax.nets.classifier import Classifier, initialise
+from cxda_jax.nets.classifier import Classifier, fresh
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
 
@@ -91,14 +91,13 @@ def _attending(
     everything: Any,  # (net, pixels) touches all parameters
     statistics: str = "flow",
     momentum: float = 1.0,
-    zero_out: bool = False,
     support_loss: str = "none",
 ) -> Method:
     check_statistics(statistics, momentum)
     check_support_loss(support_loss)
 
     def init(key: Array, images: Images) -> Variables:
-        return initialise(key, net.init(key, images.pixels, method=everything), zero_out)
+        return fresh(net, key, images.pixels, everything)
 
     def encode(variables: Variables, support: Images) -> tuple[Any, Variables]:
         return net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")

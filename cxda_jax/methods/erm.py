@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from cxda_jax.losses import cross_entropy
-from cxda_jax.nets.classifier import Classifier, initialise
+from cxda_jax.nets.classifier import Classifier, fresh
 from cxda_jax.types import Array, Episode, Images, Method, UserError, Variables, brief
 
 # How the query meets the support's statistics in training: `flow` differentiates through them, `stop` does not (as
@@ -32,7 +32,7 @@ RUNNING_RATE = 0.1  # running = 0.9 old + 0.1 batch
 
 def erm(net: Classifier) -> Method:
     def init(key: Array, images: Images) -> Variables:
-        return initialise(key, net.init(key, images.pixels))
+        return fresh(net, key, images.pixels)
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         del key
@@ -49,7 +49,7 @@ def erm(net: Classifier) -> Method:
     def predict(adapted: Variables, query: Images) -> Any:
         return net.apply(adapted, query.pixels)
 
-    return Method("erm", "1", init, loss, adapt, predict, uses_support=False)
+    return Method("erm", "2", init, loss, adapt, predict, uses_support=False)
 
 
 def erm_iid(net: Classifier) -> Method:
@@ -96,8 +96,11 @@ def bn(
 
 
 def blend(variables: Variables, exact: Variables, rate: float) -> Variables:
-    """Variables whose statistics are (1 - rate) of the stored and rate of the exact ones of a batch."""
-    old, new = variables["batch_stats"], exact["batch_stats"]
+    """Variables whose statistics are (1 - rate) of the stored and rate of the exact ones of a batch.
+
+    A network that keeps none stays as it is.
+    """
+    old, new = variables["batch_stats"], exact.get("batch_stats", {})
     stats = new if rate == 1.0 else jax.tree.map(lambda o, n: (1 - rate) * o + rate * n, old, new)
     return {**variables, "batch_stats": stats}
 
@@ -111,13 +114,11 @@ def seen_in_training(adapted: Variables, statistics: str) -> Variables:
 
 def check_statistics(statistics: str, momentum: float) -> None:
     if statistics not in STATISTICS:
-        raise UserError(f"batch_norm.statistics={brief(repr(statistics))} is not one of {', '.join(STATISTICS)}")
+        raise UserError(f"statistics={brief(repr(statistics))} is not one of {', '.join(STATISTICS)}")
     if not 0 <= momentum <= 1:
-        raise UserError(f"batch_norm.momentum={momentum} lies outside 0..1; 1 takes the support's statistics alone")
+        raise UserError(f"momentum={momentum} lies outside 0..1; 1 takes the support's statistics alone")
 
 
 def check_support_loss(support_loss: str, allowed: tuple[str, ...] = SUPPORT_LOSSES) -> None:
     if support_loss not in allowed:
-        raise UserError(
-            f"train.support_loss={brief(repr(support_loss))} is not one of {', '.join(allowed)} for this method"
-        )
+        raise UserError(f"support_loss={brief(repr(support_loss))} is not one of {', '.join(allowed)} for this method")

@@ -17,7 +17,7 @@ import optax
 
 from cxda_jax import augment
 from cxda_jax.losses import cross_entropy, entropy, infomax
-from cxda_jax.methods.erm import erm
+from cxda_jax.methods.erm import blend, erm
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.types import Array, Images, Method, UserError, Variables, brief
 
@@ -56,11 +56,11 @@ def sf_ocda(
     """`draw`: one decision to augment for the whole support at each step, or one for each image. Support images of
     which the checkpoint is less sure than `confidence` do not teach."""
     if not 0 <= probability <= 1:
-        raise UserError(f"sf_ocda.probability={probability} lies outside 0..1")
+        raise UserError(f"probability={probability} lies outside 0..1")
     if not 0 <= confidence < 1:
-        raise UserError(f"sf_ocda.confidence={confidence} lies outside 0..1; 0 lets every image teach")
+        raise UserError(f"confidence={confidence} lies outside 0..1; 0 lets every image teach")
     if draw not in DRAWS:
-        raise UserError(f"sf_ocda.draw={brief(repr(draw))} is not one of {', '.join(DRAWS)}")
+        raise UserError(f"draw={brief(repr(draw))} is not one of {', '.join(DRAWS)}")
     augment.check_strong(strong)
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
@@ -101,13 +101,17 @@ def _on_the_clean_support(net: Classifier, tuning: FineTuning, of_logits: Callab
     return starting_from_erm(net, tuning)._replace(adapt=adapt)
 
 
-def starting_from_erm(net: Classifier, tuning: FineTuning) -> Method:
+def check_tuning(tuning: FineTuning) -> None:
     if tuning.steps < 1:
-        raise UserError(f"finetune.steps={tuning.steps} must be at least 1")
+        raise UserError(f"steps={tuning.steps} must be at least 1")
     if tuning.trainable not in TRAINABLE:
-        raise UserError(f"finetune.trainable={brief(repr(tuning.trainable))} is not one of {', '.join(TRAINABLE)}")
+        raise UserError(f"trainable={brief(repr(tuning.trainable))} is not one of {', '.join(TRAINABLE)}")
     if tuning.statistics not in STATISTICS:
-        raise UserError(f"finetune.statistics={brief(repr(tuning.statistics))} is not one of {', '.join(STATISTICS)}")
+        raise UserError(f"statistics={brief(repr(tuning.statistics))} is not one of {', '.join(STATISTICS)}")
+
+
+def starting_from_erm(net: Classifier, tuning: FineTuning) -> Method:
+    check_tuning(tuning)
     return erm(net)._replace(trains_as="erm", feed_forward=False, uses_support=True)
 
 
@@ -143,7 +147,7 @@ def with_statistics(net: Classifier, tuning: FineTuning, variables: Variables, s
     if tuning.statistics == "frozen":
         return variables
     _, exact = net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
-    return {**variables, "batch_stats": exact["batch_stats"]}
+    return blend(variables, exact, 1.0)
 
 
 def trained_part(tuning: FineTuning, variables: Variables) -> optax.GradientTransformation:
@@ -151,6 +155,8 @@ def trained_part(tuning: FineTuning, variables: Variables) -> optax.GradientTran
     if tuning.trainable == "all":
         return tuning.optimizer
     normalised = {_parent(path) for path, _ in jax.tree_util.tree_leaves_with_path(variables["batch_stats"])}
+    if not normalised:
+        raise UserError("trainable='batch_norm': the network has no batch normalisation to train; take 'all'")
     labels = jax.tree_util.tree_map_with_path(lambda path, _: _parent(path) in normalised, variables["params"])
     return optax.multi_transform({True: tuning.optimizer, False: optax.set_to_zero()}, labels)
 

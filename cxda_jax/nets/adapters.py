@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from cxda_jax.nets.initial import uniform
+
 
 def sparsemax(logits: jax.Array) -> jax.Array:
     """The Euclidean projection of [..., k] onto the simplex: max(z - tau, 0) with tau such that it sums to one."""
@@ -47,7 +49,7 @@ class LatentAdapters(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         pooled = x.astype(jnp.float32).mean((1, 2))
-        gates = sparsemax(nn.Dense(self.count, name="gate")(pooled))
+        gates = sparsemax(nn.Dense(self.count, name="gate", **uniform(x.shape[-1]))(pooled))
         # Mixing matrices instead of their products halves the work.
         matrix = Mix(self.count, self.features, self.zero, name="mix")(gates, x.shape[-1])
         _, h, w, _ = x.shape

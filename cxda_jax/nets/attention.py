@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from cxda_jax.nets.initial import uniform
 from cxda_jax.types import UserError, brief
 
 SCALES = ("paper", "head_dim")
@@ -22,14 +23,14 @@ CHUNK = 1 << 23
 def check(dim: int, heads: int, ratio: int, scale: str) -> None:
     for field, value in {"heads": heads, "ratio": ratio}.items():
         if value < 1:
-            raise UserError(f"attention.{field}={value} must be at least 1")
+            raise UserError(f"{field}={value} must be at least 1")
     if dim % (ratio * heads):
         raise UserError(
-            f"attention.heads={heads} with attention.ratio={ratio} does not divide the {dim} features; "
+            f"heads={heads} with ratio={ratio} does not divide the {dim} features; "
             f"choose heads * ratio among the divisors of {dim}"
         )
     if scale not in SCALES:
-        raise UserError(f"attention.scale={brief(repr(scale))} is not one of {', '.join(SCALES)}")
+        raise UserError(f"scale={brief(repr(scale))} is not one of {', '.join(SCALES)}")
 
 
 class Memory(NamedTuple):
@@ -55,8 +56,10 @@ class CrossAttention(nn.Module):
         self.norm = nn.LayerNorm(epsilon=1e-5)
         self.norm_query = self.norm if self.shared_norm else nn.LayerNorm(epsilon=1e-5)
         inner = self.dim // self.ratio
-        self.query, self.key, self.value = (nn.Dense(inner, use_bias=False, dtype=self.dtype) for _ in range(3))
-        self.out = nn.Dense(self.dim, use_bias=False, dtype=self.dtype)
+        options: Any = {"use_bias": False, "dtype": self.dtype}
+        self.query, self.key, self.value = (nn.Dense(inner, **options, **uniform(self.dim)) for _ in range(3))
+        start = {"kernel_init": nn.initializers.zeros} if self.zero_out else uniform(inner)
+        self.out = nn.Dense(self.dim, **options, **start)
 
     def remember(self, support: jax.Array) -> Memory:
         """Support tokens [n, C] to their keys and values."""

@@ -1,5 +1,6 @@
 """The network that every method shares: pixels -> trunk -> maps -> (attention) -> pool -> head -> logits."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from cxda_jax.nets.attention import Memory
+from cxda_jax.types import Variables
 
 FEATURES = ("pool", "flat", "patch")
 
@@ -14,8 +16,10 @@ FEATURES = ("pool", "flat", "patch")
 class Classifier(nn.Module):
     """`features` says what a token is: the pooled vector, the flattened map, or each position of the map."""
 
-    trunk: nn.Module
-    head: nn.Module
+    trunk: nn.Module  # (normalised images [n, h, w, c], batch) -> maps [n, h', w', channels]
+    head: (
+        Any  # (pooled maps [n, channels], classify) -> logits, or what its last layer sees; `last` is that layer's name
+    )
     mean: tuple[float, ...]
     std: tuple[float, ...]
     attention: Any = None  # CrossAttention, for the methods that attend
@@ -42,8 +46,20 @@ class Classifier(nn.Module):
 
     def classify(self, maps: jax.Array) -> jax.Array:
         """Maps [n, h, w, c], or pooled vectors [n, c], to float32 logits."""
-        pooled = maps.astype(jnp.float32).mean((1, 2)) if maps.ndim == 4 else maps
-        return self.head(pooled).astype(jnp.float32)
+        return self.head(self._pool(maps)).astype(jnp.float32)
+
+    def before_last(self, maps: jax.Array) -> jax.Array:
+        """Maps, or pooled vectors, to the float32 features [n, d] that the last layer sees."""
+        return self.head(self._pool(maps), classify=False).astype(jnp.float32)
+
+    def last_layer(self, variables: Variables) -> Mapping[str, jax.Array]:
+        """The last layer: kernel [d, classes] and bias [classes]; logits are before_last() @ kernel + bias."""
+        return variables["params"]["head"][self.head.last]
+
+    def with_last_layer(self, variables: Variables, layer: Mapping[str, jax.Array]) -> Variables:
+        """The variables with another last layer."""
+        head = {**variables["params"]["head"], self.head.last: layer}
+        return {**variables, "params": {**variables["params"], "head": head}}
 
     def tokens(self, maps: jax.Array) -> jax.Array:
         """Maps [n, h, w, c] to tokens [n or n * h * w, C], row-major: height, width, channel."""
@@ -80,6 +96,9 @@ class Classifier(nn.Module):
         x = pixels.astype(jnp.float32) / 255 if pixels.dtype == jnp.uint8 else pixels
         return (x - jnp.asarray(self.mean)) / jnp.asarray(self.std)
 
+    def _pool(self, maps: jax.Array) -> jax.Array:
+        return maps.astype(jnp.float32).mean((1, 2)) if maps.ndim == 4 else maps
+
     def _per_image(self, maps: jax.Array) -> int:
         return maps.shape[1] * maps.shape[2] if self.features == "patch" else 1
 
@@ -87,21 +106,7 @@ class Classifier(nn.Module):
         return self.classify(tokens if self.features == "pool" else tokens.reshape(maps.shape))
 
 
-def initialise(key: jax.Array, variables: Any, zero_out: bool = False) -> Any:
-    """PyTorch's default initialisation: kernels and biases of every layer U(-1, 1) / sqrt(fan_in)."""
-
-    def reset(tree: Any, key: jax.Array) -> Any:
-        if "kernel" in tree:
-            bound = tree["kernel"].size // tree["kernel"].shape[-1]
-            bound = bound**-0.5
-            keys = dict(zip(sorted(tree), jax.random.split(key, len(tree)), strict=True))
-            return {k: jax.random.uniform(keys[k], v.shape, v.dtype, -bound, bound) for k, v in tree.items()}
-        if not any(isinstance(v, dict) for v in tree.values()):
-            return tree  # a normalisation layer: ones and zeros
-        keys = jax.random.split(key, len(tree))
-        return {k: reset(tree[k], key) for k, key in zip(sorted(tree), keys, strict=True)}
-
-    params = reset(variables["params"], key)
-    if zero_out:
-        params["attention"]["out"] = jax.tree.map(jnp.zeros_like, params["attention"]["out"])
-    return {"params": params, "batch_stats": variables["batch_stats"]}
+def fresh(net: Classifier, key: jax.Array, pixels: jax.Array, method: Any = None) -> Variables:
+    """Variables to start from, of all layers that method(net, pixels) meets, or net(pixels)."""
+    variables = net.init(key, pixels, method=method)
+    return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}

@@ -14,6 +14,7 @@ from flax import linen as nn
 
 from cxda_jax.nets.adapters import LatentAdapters
 from cxda_jax.nets.convolution import convolve, max_pool
+from cxda_jax.nets.initial import uniform
 from cxda_jax.nets.normalisation import BatchNorm
 
 PADDINGS = {"arm": (2, 0, 0), "same": (2, 2, 2)}
@@ -42,6 +43,7 @@ class CNNTrunk(nn.Module):
                 dtype=self.dtype,
                 name=f"conv{i}",
                 conv_general_dilated=convolve,
+                **uniform(25 * x.shape[-1]),
             )(x)
             if self.adapters:
                 options = (self.width, self.adapters, 2 - pad, self.zero_adapters, self.dtype)
@@ -52,13 +54,16 @@ class CNNTrunk(nn.Module):
 
 
 class CNNHead(nn.Module):
-    """Pooled features [n, width] to logits [n, num_classes]."""
+    """Pooled features [n, width] to logits [n, num_classes], or to what the last layer sees."""
 
     num_classes: int
     hidden: int = 200
     dtype: Any = jnp.float32
+    last: str = "logits"  # the last layer's name
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = nn.relu(nn.Dense(self.hidden, dtype=self.dtype, name="hidden")(x))
-        return nn.Dense(self.num_classes, dtype=self.dtype, name="logits")(x)
+    def __call__(self, x: jax.Array, classify: bool = True) -> jax.Array:
+        x = nn.relu(nn.Dense(self.hidden, dtype=self.dtype, name="hidden", **uniform(x.shape[-1]))(x))
+        return (
+            nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **uniform(self.hidden))(x) if classify else x
+        )

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from cxda_jax.nets.initial import uniform
 from cxda_jax.nets.normalisation import BatchNorm
 
 
@@ -19,7 +20,8 @@ class ContextNet(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         def conv(x: jax.Array, features: int, name: str) -> jax.Array:
-            return nn.Conv(features, (5, 5), padding=((2, 2), (2, 2)), dtype=self.dtype, name=name)(x)
+            start = uniform(25 * x.shape[-1])
+            return nn.Conv(features, (5, 5), padding=((2, 2), (2, 2)), dtype=self.dtype, name=name, **start)(x)
 
         for i in range(2):
             x = nn.relu(BatchNorm(name=f"bn{i}")(conv(x, self.width, f"conv{i}"), batch=True))

@@ -23,15 +23,15 @@ _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "runni
 def read_weights(path: Path) -> dict[str, np.ndarray]:
     """Arrays by name. Of a .pth only tensors are read: a pickle that asks for anything else is refused."""
     if not os.path.isfile(path):  # Path's own raises where a name is too long
-        raise UserError(f"net.weights={brief(str(path), 100)}: no such file; give a .safetensors or .pth file, or ''")
+        raise UserError(f"weights={brief(str(path), 100)}: no such file; give a .safetensors or .pth file, or ''")
     if path.suffix == ".safetensors":
-        return safetensors.read(path, f"net.weights={path}", "fetch it again")[0]
+        return safetensors.read(path, f"weights={path}", "fetch it again")[0]
     if path.suffix not in (".pth", ".pt"):
-        raise UserError(f"net.weights={path}: {path.suffix or 'no suffix'} is not .safetensors, .pth or .pt")
+        raise UserError(f"weights={path}: {path.suffix or 'no suffix'} is not .safetensors, .pth or .pt")
     try:
         import torch
     except ImportError:
-        raise UserError(f"net.weights={path}: .pth needs PyTorch: pip install torch, or give a .safetensors") from None
+        raise UserError(f"weights={path}: .pth needs PyTorch: pip install torch, or give a .safetensors") from None
     refuse_html(path)
     try:
         with warnings.catch_warnings():
@@ -47,7 +47,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         # Of a refused pickle torch says at length how to load it all the same, which would run what it holds.
         known = {pickle.UnpicklingError: "other objects than tensors, or no pickle", EOFError: "an empty file"}
         what = known.get(type(e)) or reason(e)
-        raise UserError(f"net.weights={path}: holds no plain weights ({what}); save a model's state_dict()") from None
+        raise UserError(f"weights={path}: holds no plain weights ({what}); save a model's state_dict()") from None
 
 
 def convert(
@@ -67,21 +67,21 @@ def convert(
         if room not in ("trunk", "head") or "adapters" in name or name.startswith(dont_load):
             return leaf
         if name not in weights:
-            raise UserError(f"net.weights: {name} is missing; are these the weights of a ResNet-50?")
+            raise UserError(f"weights: {name} is missing; are these the weights of a ResNet-50?")
         left.discard(name)
         value = np.asarray(weights[name], leaf.dtype)
         if not np.isfinite(value).all():
-            raise UserError(f"net.weights: {name} holds nan or infinity; fetch the file again")
+            raise UserError(f"weights: {name} holds nan or infinity; fetch the file again")
         value = value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T
         if name == "conv1.weight" and value.ndim == 4 and value.shape[2] < leaf.shape[2]:
             value = value[:, :, np.arange(leaf.shape[2]) % value.shape[2]]
         if value.shape != leaf.shape:
-            raise UserError(f"net.weights: {name} is {value.shape} in our layout, the network's is {leaf.shape}")
+            raise UserError(f"weights: {name} is {value.shape} in our layout, the network's is {leaf.shape}")
         return jax.numpy.asarray(value)
 
     loaded = jax.tree_util.tree_map_with_path(load, {k: variables[k] for k in ("params", "batch_stats")})
     if left:
-        raise UserError(f"net.weights: the network has no {min(left)} ({len(left)} such); add its layer to dont_load")
+        raise UserError(f"weights: the network has no {min(left)} ({len(left)} such); add its layer to dont_load")
     return {**variables, **loaded}
 
 

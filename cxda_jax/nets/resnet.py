@@ -15,6 +15,7 @@ from flax import linen as nn
 
 from cxda_jax.nets.adapters import LatentAdapters
 from cxda_jax.nets.convolution import convolve, max_pool
+from cxda_jax.nets.initial import uniform
 from cxda_jax.nets.normalisation import BatchNorm
 
 STAGES = (3, 4, 6, 3)
@@ -62,14 +63,17 @@ class ResNetTrunk(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """Pooled features [n, c] to logits [n, num_classes]."""
+    """Pooled features [n, c] to logits [n, num_classes], or to what the last layer sees: themselves."""
 
     num_classes: int
     dtype: Any = jnp.float32
+    last: str = "fc"  # the last layer's name
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return nn.Dense(self.num_classes, dtype=self.dtype, name="fc")(x)
+    def __call__(self, x: jax.Array, classify: bool = True) -> jax.Array:
+        return (
+            nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **uniform(x.shape[-1]))(x) if classify else x
+        )
 
 
 def _conv(parent: Any, name: str, x: jax.Array, features: int, kernel: int, stride: int = 1) -> jax.Array:
@@ -77,7 +81,7 @@ def _conv(parent: Any, name: str, x: jax.Array, features: int, kernel: int, stri
     pad, strides = (kernel // 2, kernel // 2), (stride, stride)
     y = nn.Conv(
         features, (kernel, kernel), strides, (pad, pad), use_bias=False, dtype=parent.dtype, name=name,
-        conv_general_dilated=convolve,
+        conv_general_dilated=convolve, **uniform(kernel**2 * x.shape[-1]),
     )(x)  # fmt: skip
     if kernel == 1 or not parent.adapters:
         return y

@@ -2,7 +2,7 @@
 
     w_k <- |w_k| unit(unit(w_k) + sum of unit(h(x_s)) over the support images that teach class k)
 
-h is the layer before the last, w its weights. An image teaches the class that the checkpoint gives it, if it is among
+h is what the last layer sees, w its weights. An image teaches the class that the checkpoint gives it, if it is among
 the `keep` of that class with the least entropy.
 """
 
@@ -14,27 +14,18 @@ from cxda_jax.nets import Classifier
 
 
 def t3a(net: Classifier, keep: int = 10) -> Method:
-    def hidden(variables, pixels):
-        _, found = net.apply(
-            variables,
-            pixels,
-            mutable=["intermediates"],
-            capture_intermediates=lambda module, _: module.name == "hidden",
-        )
-        return jax.nn.relu(found["intermediates"]["head"]["hidden"]["__call__"][0])
-
     def adapt(variables, support: Images, key):
         del key
-        last = variables["params"]["head"]["logits"]
-        h = hidden(variables, support.pixels)
+        last = net.last_layer(variables)
+        maps = net.apply(variables, support.pixels, method="map")
+        h = net.apply(variables, maps, method="before_last")
         p = jax.nn.softmax(h @ last["kernel"] + last["bias"])
         entropy, taught = jax.scipy.special.entr(p).sum(-1), p.argmax(-1)
         better = (entropy[:, None] > entropy[None]) & (taught[:, None] == taught[None])
         teaches = jax.nn.one_hot(taught, p.shape[-1]) * (better.sum(-1, keepdims=True) < keep)
         length = jnp.linalg.norm(last["kernel"], axis=0)
         kernel = length * unit(last["kernel"] / length + unit(h.T) @ teaches)
-        head = {**variables["params"]["head"], "logits": {**last, "kernel": kernel}}
-        return {**variables, "params": {**variables["params"], "head": head}}
+        return net.with_last_layer(variables, {**last, "kernel": kernel})
 
     return erm(net)._replace(name="t3a", adapt=adapt, uses_support=True, trains_as="erm")
 
