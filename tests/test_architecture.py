@@ -13,7 +13,7 @@ ALLOWED = {
     "version": set(),
     "backend": set(),
     "losses": set(),
-    "metrics": set(),
+    "metrics": {"types"},
     "augment": {"types"},
     "reading": {"types"},
     "progress": {"types"},
@@ -28,7 +28,7 @@ ALLOWED = {
     "train": {"types", "augment", "backend", "checkpoints", "cost", "data", "files", "progress"},
     "evaluate": {"types", "backend", "data", "metrics"},
     "analysis": {"types", "backend", "data", "metrics", "reading"},
-    "experiment": {"types", "augment", "data", "methods", "nets", "train"},
+    "experiment": {"types", "augment", "data", "methods", "metrics", "nets", "train"},
 }
 FILES = sorted((ROOT / "cxda_jax").rglob("*.py"))
 SOURCES = [*FILES, *sorted((ROOT / "launch").glob("*.py")), *sorted((ROOT / "configs").glob("*.py"))]
