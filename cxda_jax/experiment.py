@@ -29,6 +29,7 @@ from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
 from cxda_jax.methods.erm import bn, erm, erm_iid
 from cxda_jax.methods.finetune import FineTuning, check_tuning, ft_em, ft_im, sf_ocda
 from cxda_jax.methods.sla import sla
+from cxda_jax.metrics import METRICS
 from cxda_jax.nets import attention
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.classifier import FEATURES, Classifier
@@ -154,6 +155,7 @@ def build(config: Config, data_dir: str | Path, splits: Sequence[str] = SPLITS) 
 def build_on(config: Config, store: DomainStore, splits: Sequence[str] = SPLITS) -> Experiment:
     """The same on a store at hand, whatever data the config names."""
     check_numbers(config)
+    _choice(f"data set {brief(repr(store.info.name))}: metric", store.info.metric, METRICS)
     method = build_method(config, store)
     spec = episode_spec(config)
     train_spec = mixed_spec(spec) if method.trains_mixed else spec

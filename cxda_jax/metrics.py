@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from cxda_jax.types import UserError, brief
+
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Fraction of correct predictions of one task."""
@@ -24,6 +26,8 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {"accuracy": acc
 
 def scores(metric: str, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Scores [tasks] of predictions and labels [tasks, queries]."""
+    if metric not in METRICS:
+        raise UserError(f"metric={brief(repr(metric))} is not one of {', '.join(METRICS)}")
     return np.array([METRICS[metric](p, y) for p, y in zip(predictions, labels, strict=True)])
 
 

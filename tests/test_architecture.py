@@ -14,7 +14,7 @@ ALLOWED = {
     "backend": set(),
     "memory": {"types", "backend"},
     "losses": set(),
-    "metrics": set(),
+    "metrics": {"types"},
     "augment": {"types"},
     "reading": {"types"},
     "progress": {"types", "files", "reading"},
@@ -30,7 +30,7 @@ ALLOWED = {
     "train": {"types", "augment", "backend", "checkpoints", "cost", "data", "files", "manifest", "memory", "progress"},
     "evaluate": {"types", "backend", "data", "memory", "metrics"},
     "analysis": {"types", "backend", "data", "files", "manifest", "metrics", "reading"},
-    "experiment": {"types", "augment", "data", "methods", "nets", "train"},
+    "experiment": {"types", "augment", "data", "methods", "metrics", "nets", "train"},
 }
 FILES = sorted((ROOT / "cxda_jax").rglob("*.py"))
 SOURCES = [*FILES, *sorted((ROOT / "launch").glob("*.py")), *sorted((ROOT / "configs").glob("*.py"))]

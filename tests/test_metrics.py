@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from cxda_jax import metrics
+from cxda_jax.types import UserError
 
 
 def test_macro_f1_equals_scikit_learn_over_the_classes_present():
@@ -44,3 +45,8 @@ def test_paired_difference_matches_scipy_and_the_normal_interval():
     assert abs(low - theirs.low) < slack and abs(high - theirs.high) < slack
     assert abs((high - low) / 2 - 1.96 * d.std() / np.sqrt(500)) < slack
     assert metrics.paired_difference(a, a) == (0, 0, 0)
+
+
+def test_an_unknown_metric_is_named():
+    with pytest.raises(UserError, match="metric='f1' is not one of accuracy, macro_f1"):
+        metrics.scores("f1", np.zeros((1, 2)), np.zeros((1, 2)))
