@@ -58,7 +58,7 @@ class CrossAttention(nn.Module):
         inner = self.dim // self.ratio
         options: Any = {"use_bias": False, "dtype": self.dtype}
         self.query, self.key, self.value = (nn.Dense(inner, **options, **uniform(self.dim)) for _ in range(3))
-        start = {"kernel_init": nn.initializers.zeros} if self.zero_out else uniform(inner)
+        start: Any = {"kernel_init": nn.initializers.zeros} if self.zero_out else uniform(inner)
         self.out = nn.Dense(self.dim, **options, **start)
 
     def remember(self, support: jax.Array) -> Memory:
