@@ -277,7 +277,7 @@ def build_net(config: Config, store: DomainStore, **options: Any) -> Classifier:
     if options and not _takes_options(make):
         others = ", ".join(name for name, other in NETS.items() if _takes_options(other))
         raise UserError(
-            f"net.name={config['net']['name']!r} has no {', '.join(options)}; choose another, such as {others}"
+            f"net.name={config['net']['name']!r} has no {next(iter(options))}; choose another, such as {others}"
         )
     trunk, head = make(config["net"], store.num_classes, **options)
     padding, (height, width) = config["net"]["padding"], store.images.shape[1:3]

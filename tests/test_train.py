@@ -6,14 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax import augment, checkpoints
+from cxda_jax import artefact, augment, checkpoints
 from cxda_jax.data.episodes import EpisodeSpec, sample_plans
 from cxda_jax.data.sources import device_source, stack, tfdata_source
-from cxda_jax.experiment import make_optimizer
+from cxda_jax.experiment import NETS, make_optimizer
+from cxda_jax.nets.resnet import LinearHead
 from cxda_jax.progress import Counter, Meter, MetricsFile, duration
 from cxda_jax.reading import read_lines
 from cxda_jax.train import Schedule, init_state, next_call, train
 from cxda_jax.types import Images, UserError
+from tests.nets import PatchTrunk
 from tests.test_methods import build_method
 
 build_method_of = build_method
@@ -123,6 +125,22 @@ def test_a_finished_run_validates_once_more_and_stays_as_it_is(store, tmp_path):
     for mine, other in zip(again[:3], first[:3], strict=True):
         assert_equal_trees(mine, other)
     assert [{**line, "seconds": 0} for line in before] == [{**line, "seconds": 0} for line in lines(tmp_path / "run")]
+
+
+def test_a_network_without_statistics_resumes_and_becomes_a_model(store, tmp_path, monkeypatch):
+    monkeypatch.setitem(NETS, "patches", lambda c, classes: (PatchTrunk(), LinearHead(classes)))
+    monkeypatch.setattr(
+        "tests.test_train.build_method", lambda name: build_method_of(name, net__name="patches"), raising=True
+    )
+    whole = run(store, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(store, tmp_path / "broken", 5)
+    resumed, best, _, _ = run(store, tmp_path / "broken")
+    assert resumed.variables["batch_stats"] == {} and int(resumed.step) == 12
+    assert_equal_trees(whole[0], resumed)
+    artefact.write_model(tmp_path / "model", best, {}, {})
+    like = jax.eval_shape(lambda: best)
+    assert_equal_trees(artefact.read_model(tmp_path / "model", like)[0], best)
 
 
 def test_the_earlier_of_equal_best_scores_is_kept_beside_the_last(store, tmp_path):
