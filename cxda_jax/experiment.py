@@ -75,9 +75,8 @@ BENCHMARKS: dict[str, Callable[[Config, Path], DomainStore]] = {
     "glyphs_c": lambda c, data_dir: _generate(glyphs_c.open_glyphs_c, c, data_dir),
     **{name: lambda c, data_dir: open_prepared(c, data_dir) for name in READERS},
 }
-NETS: dict[
-    str, Callable[..., tuple[Any, Any]]
-] = {  # (net's config, classes, options of the trunk, if it has any) -> trunk and head
+# (net's config, classes, options of the trunk if it has any) -> trunk and head
+NETS: dict[str, Callable[..., tuple[Any, Any]]] = {
     "cnn": lambda c, num_classes, **options: (
         CNNTrunk(_positive(c, "width"), _choice("net.padding", c["padding"], PADDINGS), _dtype(c["dtype"]), **options),
         CNNHead(num_classes, dtype=_dtype(c["dtype"])),
