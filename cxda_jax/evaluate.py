@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cxda_jax import backend, memory, metrics
+from cxda_jax import backend, metrics
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.sources import Source
 from cxda_jax.types import Adapted, Array, Episode, Images, Method, Variables
@@ -77,7 +77,7 @@ def compile_task(method: Method, source: Source) -> Evaluator:
         )  # no batch axis of one, as in training
         return jax.tree.map(lambda x: x[None], alone)
 
-    answer = memory.checked(backend.jit(batched)) if method.feed_forward else one_by_one
+    answer = backend.jit(batched) if method.feed_forward else one_by_one
     attention = backend.jit(method.attention) if method.attention else None
     return Evaluator(backend.jit(source.assemble), adapt, compiled[OWN], answer, attention)
 

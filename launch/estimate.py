@@ -10,11 +10,12 @@ import jax
 
 from cxda_jax import backend, files, train
 from cxda_jax.data.store import DomainStore
+from cxda_jax.evaluate import compile_task
 from cxda_jax.experiment import Config, build_on, make_schedule
 from cxda_jax.progress import duration
 from cxda_jax.reading import read_object
 from cxda_jax.types import UserError
-from launch.evaluate import compiled, device, score
+from launch.evaluate import device, score
 from launch.runs import reshaped
 from launch.study import Job, Study, is_done
 
@@ -108,7 +109,7 @@ def measure(config: Config, store: DomainStore, sample: DomainStore, say: Callab
         variables = backend.jit(method.calibrate)(variables, experiment.calibration_images())
     say(f"{took}compiling a test task, then {count} of them")
     began = time.perf_counter()
-    tasks = score(experiment, compiled(experiment), variables, "test", count)
+    tasks = score(experiment, compile_task(method, source), variables, "test", count)
     total = time.perf_counter() - began
     task_s = tasks.task_ms / 1e3
     schedule, evaluation = make_schedule(config, store), config["evaluation"]

@@ -126,8 +126,10 @@ def asked_settings() -> list[Setting]:
 
 
 def compiled(experiment: Experiment) -> Evaluator:
+    """What tests a task, which says that it compiles, and does not start what the memory will not hold."""
     evaluator = compile_task(experiment.method, experiment.source)
-    return evaluator._replace(answer=announced(evaluator.answer, "the test of a task", say))
+    answer = memory.checked(evaluator.answer) if experiment.method.feed_forward else evaluator.answer
+    return evaluator._replace(answer=announced(answer, "the test of a task", say))
 
 
 def score(experiment: Experiment, evaluator: Evaluator, variables: Variables, split: str, num_tasks: int) -> TaskTable:

@@ -28,7 +28,7 @@ ALLOWED = {
     "data": {"types", "memory", "progress", "reading"},
     "methods": {"types", "augment", "losses", "nets"},
     "train": {"types", "augment", "backend", "checkpoints", "cost", "data", "files", "manifest", "memory", "progress"},
-    "evaluate": {"types", "backend", "data", "memory", "metrics"},
+    "evaluate": {"types", "backend", "data", "metrics"},
     "analysis": {"types", "backend", "data", "files", "manifest", "metrics", "reading"},
     "experiment": {"types", "augment", "data", "methods", "metrics", "nets", "train"},
 }

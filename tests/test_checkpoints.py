@@ -333,5 +333,5 @@ def test_what_killed_writers_left_stops_no_later_save(tmp_path):
         (tmp_path / "last" / name / "tree" / checkpoints.ARRAYS).write_bytes(b"half")
     save(tmp_path / "last", 4)
     assert sorted(p.name for p in (tmp_path / "last").iterdir()) == ["2", "4"]
-    assert checkpoints.find_fault(tmp_path / "last" / "4") == ""
+    assert manifest.find_fault(tmp_path / "last" / "4") == ""
     assert_equal_trees(checkpoints.restore(tmp_path / "last", TREE)[0], jax.tree.map(lambda x: x + 4, TREE))

@@ -189,5 +189,7 @@ def test_regenerated_data_is_told_of_in_every_result(tmp_path):
     row = json.loads((tmp_path / "run" / "result.json").read_text())
     assert row["data_marks"] == ["regenerated"] and row["started_from"] == "random"
     lines = done.stdout.splitlines()
-    assert lines[-1].startswith("* cifar_c: regenerated; not comparable") and lines[-2].startswith("cifar_c* ")
+    assert lines[-1].startswith("* cifar_c (smoke): regenerated; not comparable") and lines[-2].startswith(
+        "cifar_c (smoke)* "
+    )
     assert row["data_hash"] == open_store(tmp_path / "data" / "cifar_c").sha256

@@ -212,7 +212,7 @@ def test_methods_that_start_from_erm_leave_it_untouched(erm_run):
     output = run("launch.evaluate", f"--runs={erm_run.parent}/[er]*", "--methods=all", data)
     derived = ["ft_em", "ft_im", "sf_ocda", "cotta"]
     rows = output.split("predict ms\n")[1].splitlines()
-    assert [row.split()[1] for row in rows] == ["erm", "cxda", *derived]
+    assert [row.split()[2] for row in rows] == ["erm", "cxda", *derived]
     first = {name: result(erm_run / name) for name in derived}
     assert checkpoint == files(erm_run / "best")
     again = derived[2:]
@@ -273,7 +273,7 @@ def test_a_method_costs_one_file_and_two_lines(erm_run, tmp_path):
         [*command, f"--data_dir={erm_run.parent}/data"], cwd=tmp_path, capture_output=True, text=True
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert re.search(r"glyphs +t3a +0 ", done.stdout) and result(erm_run / "t3a")[0]["method"] == "t3a"
+    assert re.search(r"glyphs \(smoke\) +t3a +0 ", done.stdout) and result(erm_run / "t3a")[0]["method"] == "t3a"
 
 
 def test_help_teaches():
