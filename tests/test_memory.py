@@ -85,6 +85,7 @@ def test_a_program_that_will_not_fit_is_not_started(store, tmp_path, monkeypatch
     bn = build_method("bn")
     source, variables = device_source(store), bn.init(jax.random.key(0), example(store))
     evaluator = compile_task(bn, source)
+    evaluator = evaluator._replace(answer=memory.checked(evaluator.answer))  # as the commands do
     monkeypatch.setattr(memory, "available", lambda: 1000)
     monkeypatch.setattr(backend, "freed_memory", lambda: 0)
     with pytest.raises(memory.TooLarge, match=r"needs 0\.0 GB, 0\.0 GB are free"):
