@@ -239,22 +239,29 @@ def build_method(config: Config, store: DomainStore) -> Method:
 
 @contextlib.contextmanager
 def as_fields(config: Config, *groups: str) -> Iterator[None]:
-    """Has a UserError of the library, which names its own parameters, name the fields of these groups of the config.
+    """Has a UserError of the library, which names its own parameters, name the fields of these groups of the config:
+    momentum=2.0 becomes batch_norm.momentum=2.0."""
+    of_groups = ((name, f"{group}.{name}") for group in reversed(groups) if group in config for name in config[group])
+    with renamed(dict(of_groups)):
+        yield
 
-    A name counts as one where the message begins with it, where = follows, or where it has an underscore: momentum=2.0
-    becomes batch_norm.momentum=2.0.
+
+@contextlib.contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Has a UserError call parameters of the library by the names that its user knows.
+
+    A word counts as a parameter where the message begins with it, where = follows, or where it has an underscore.
     """
-    group_of = {name: group for group in reversed(groups) if group in config for name in config[group]}
 
-    def field(found: re.Match[str]) -> str:
+    def other(found: re.Match[str]) -> str:
         name, follows = found.groups()
-        meant = name in group_of and (not found.start() or follows or "_" in name)
-        return f"{group_of[name]}.{name}{follows}" if meant else found[0]
+        meant = name in names and (not found.start() or follows or "_" in name)
+        return f"{names[name]}{follows}" if meant else found[0]
 
     try:
         yield
     except UserError as e:
-        raise UserError(re.sub(r"(?<![\w.'\"=/-])(\w+)(=?)", field, str(e))) from e
+        raise UserError(re.sub(r"(?<![\w.'\"=/-])(\w+)(=?)", other, str(e))) from e
 
 
 def start_from_weights(config: Config, variables: Variables) -> Variables:

@@ -47,7 +47,7 @@ from cxda_jax.data.downloads import fetch
 from cxda_jax.data.images import FITS
 from cxda_jax.data.raw import Check, Packed, RawData, cores, large_enough, read_pieces
 from cxda_jax.data.store import SPLITS, DomainStore, StoreInfo, open_store, write_store
-from cxda_jax.experiment import READERS, lookup
+from cxda_jax.experiment import READERS, lookup, renamed
 from cxda_jax.files import locked
 from cxda_jax.progress import Counter, duration
 from cxda_jax.reading import reason
@@ -119,6 +119,12 @@ BY_HAND = {
 
 
 def main() -> None:
+    names = [flag.name for flag in (_RAW_DIR, _SKIP_BAD, *_OPTIONS)]
+    with renamed({name: f"--{name}" for name in names}):  # as readers call what they are given
+        read_and_write()
+
+
+def read_and_write() -> None:
     find = lookup("--benchmark", _BENCHMARK.value, READERS)
     options = {flag.name: flag.value for flag in _OPTIONS if flag.value is not None}
     for name in options:

@@ -258,7 +258,7 @@ def test_a_disk_that_is_too_small_is_told_beforehand(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number, message", [
     (errno.ENOSPC, "No space left on device; free some space and run the same command again"),
-    (errno.EIO, "Input/output error; extract a.zip by hand, and point --raw_dir there"),
+    (errno.EIO, "Input/output error; extract a.zip by hand, and point raw_dir there"),
 ])  # fmt: skip
 def test_faults_of_the_disk(tmp_path, monkeypatch, number, message):
     archive = pack(tmp_path / "a.zip", FILES)

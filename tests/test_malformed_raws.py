@@ -106,7 +106,7 @@ RAW = [
     ("femnist", "not JSON inside", lambda r: first_json(r).write_text(first_json(r).read_text().replace('"y": [', '"y": [oh ', 1)), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (...); fetch or make it again"),
     ("femnist", "deep", lambda r: first_json(r).write_text(first_json(r).read_text().replace('"y": [', '"y": [' + "[" * 9999 + "]" * 9999 + ", ", 1)), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (nested too deeply); fetch or make it again"),
     ("femnist", "a folder for a file", lambda r: folder_in_place_of(first_json(r)), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not readable (Is a directory); fetch or extract it again"),
-    ("femnist", "raw_dir is a file", lambda r: (shutil.rmtree(r), r.write_text("")), "--raw_dir={tmp}/raw: no such folder; give the one that holds femnist/"),
+    ("femnist", "raw_dir is a file", lambda r: (shutil.rmtree(r), r.write_text("")), "raw_dir={tmp}/raw: no such folder; give the one that holds femnist/"),
     ("cifar_c", "fog is a folder", lambda r: folder_in_place_of(r / FOG), "{tmp}/raw/CIFAR-10-C/fog.npy: not readable (Is a directory); fetch or extract it again"),
     ("cifar_c", "fog is a npz", put(FOG, b"PK\x03\x04" + b"\0" * 100), "{tmp}/raw/CIFAR-10-C/fog.npy: cut short or not a .npy file (the magic string is not correct; expected b'\\x93NUMPY...ot b'PK\\x03\\x04\\x00\\x00'); fetch it again"),
     ("cifar_c", "fog of another size", put(FOG, npy(np.zeros((5, 64, 64, 3), np.uint8))), "{tmp}/raw/CIFAR-10-C/fog.npy: holds uint8 (5, 64, 64, 3), expected uint8 (n, 32, 32, 3); fetch it again"),
@@ -145,7 +145,7 @@ RAW = [
     ("iwildcam", "categories cut", lines_of("categories.csv", lambda t: [*t[:2], "3,30"]), "{tmp}/raw/iwildcam_v2.0/categories.csv: line 3 is not understood (y='3', name=None); fetch it again"),
     ("iwildcam", "categories of words", lines_of("categories.csv", lambda t: [t[0], "one,1,a"]), "{tmp}/raw/iwildcam_v2.0/categories.csv: line 2 is not understood (y='one', name='a'); fetch it again"),
     ("folder", "no classes between", lambda r: [shutil.copytree(r, r.parent / "flat"), shutil.rmtree(r), shutil.move(r.parent / "flat" / "site 1", r)], "{tmp}/raw: no images; expected DOMAIN/CLASS/IMAGE with .bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .tif, .tiff, .webp; found 27 .png, 15 .bmp, 3 .db"),
-    ("folder", "raw_dir is a file", lambda r: (shutil.rmtree(r), r.write_text("")), "--raw_dir={tmp}/raw: no such folder; give the one that holds DOMAIN/CLASS/IMAGE"),
+    ("folder", "raw_dir is a file", lambda r: (shutil.rmtree(r), r.write_text("")), "raw_dir={tmp}/raw: no such folder; give the one that holds DOMAIN/CLASS/IMAGE"),
     ("folder", "HTML image", put(MINE, HTML), "{tmp}/raw/site 1/kind0/00.png: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
     ("folder", "empty image", put(MINE, b""), "{tmp}/raw/site 1/kind0/00.png: not readable as an image (of no known format); fetch or extract it again"),
     ("folder", "cut JPEG", put("site 1/kind0/a.jpg", lambda: picture(40, "JPEG")()[:300]), "{tmp}/raw/site 1/kind0/a.jpg: not readable as an image (...); fetch or extract it again"),
@@ -191,7 +191,7 @@ REGENERATED = [
     ("cifar_c", "cut clean images", lambda r: cut(r / "cifar-10-batches-bin/data_batch_3.bin", 100), "{tmp}/raw/cifar-10-batches-bin/data_batch_3.bin: 30630 bytes are not rows of a label and 3072 pixels; fetch it again"),
     ("cifar_c", "HTML for clean images", put("cifar-10-batches-bin/data_batch_1.bin", HTML), "{tmp}/raw/cifar-10-batches-bin/data_batch_1.bin: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
     ("cifar_c", "a folder for clean images", lambda r: folder_in_place_of(r / "cifar-10-batches-bin/data_batch_1.bin"), "{tmp}/raw/cifar-10-batches-bin/data_batch_1.bin: not readable (Is a directory); fetch or extract it again"),
-    ("cifar_c", "too few clean images", lambda r: [cut(p, 3073) for p in r.glob("cifar-10-batches-bin/*.bin")], "--regenerate: 4 clean images of class 1, at least 5 are needed; extract them again"),
+    ("cifar_c", "too few clean images", lambda r: [cut(p, 3073) for p in r.glob("cifar-10-batches-bin/*.bin")], "regenerate: 4 clean images of class 1, at least 5 are needed; extract them again"),
 ]  # fmt: skip
 
 

@@ -146,7 +146,7 @@ def test_a_store_larger_than_the_device_names_its_size_the_room_and_the_way_out(
     with pytest.raises(UserError) as e:
         device_source(store)
     line = str(e.value)
-    assert all(part in line for part in ("train.source='device'", f"{len(store.labels)} images", "train.source=tfdata"))
+    assert all(part in line for part in ("source='device'", f"{len(store.labels)} images", "source=tfdata"))
     assert "0.0 GB and the device has 0.0 GB" in line and len(line) <= 200
 
 

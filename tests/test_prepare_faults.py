@@ -142,7 +142,7 @@ def test_no_reader_may_give_a_domain_to_two_splits(tmp_path, benchmark):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (None, "--split_csv={}: No such file or directory; give a CSV file with the columns domain and split"),
+        (None, "split_csv={}: No such file or directory; give a CSV file with the columns domain and split"),
         ("domain,split\n", "{}: no lines; give a CSV file with the columns domain and split"),
         (
             "domain,split\nsite 1,dev\n",

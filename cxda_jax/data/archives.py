@@ -92,7 +92,7 @@ def extract(archive: Path, target: Path, limit: int = LIMIT, report: Report = Co
         if e.errno is None:  # the unpackers' own
             raise _damaged(archive, e) from None
         path = archive if e.filename == str(archive) else target
-        fix = f"extract {archive.name} by hand, and point --raw_dir there"
+        fix = f"extract {archive.name} by hand, and point raw_dir there"
         raise UserError(system_fault(e, path, fix)) from None
 
 

@@ -127,7 +127,7 @@ def hold_out(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         cut = len(rows) // 5
         if not cut:
             raise UserError(
-                f"--regenerate: {len(rows)} clean images of class {c}, at least 5 are needed; extract them again"
+                f"regenerate: {len(rows)} clean images of class {c}, at least 5 are needed; extract them again"
             )
         val.append(rows[:cut])
         train.append(rows[cut:])
@@ -186,10 +186,10 @@ def _tfds_builder(name: str, raw_dir: Path) -> Any:
     try:
         import tensorflow_datasets as tfds
     except ImportError:
-        raise UserError("--tfds needs tensorflow-datasets: pip install 'cxda_jax[data]'") from None
+        raise UserError("tfds needs tensorflow-datasets: pip install 'cxda_jax[data]'") from None
     builder = tfds.builder(name, data_dir=str(raw_dir))
     try:
         builder.download_and_prepare()
     except Exception as e:  # whatever a download can raise
-        raise UserError(f"--tfds: {name} is not in {raw_dir} and could not be fetched ({reason(e)})") from None
+        raise UserError(f"tfds: {name} is not in {raw_dir} and could not be fetched ({reason(e)})") from None
     return builder

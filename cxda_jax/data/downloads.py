@@ -46,7 +46,7 @@ def fetch(url: str, path: Path, size: int | None = None, digest: str | None = No
             raise UserError(f"{path}: {fault}; what {_host(url)} sent is deleted, run again or fetch it by hand")
         part.replace(path)
     except OSError as e:
-        raise UserError(system_fault(e, path, "give another --raw_dir")) from None
+        raise UserError(system_fault(e, path, "give another raw_dir")) from None
 
 
 class _Dropped(Exception):

@@ -31,7 +31,7 @@ def find(
     seed: int = 0,
 ) -> RawData:
     if not raw_dir.is_dir():
-        raise UserError(f"--raw_dir={raw_dir}: no such folder; give the one that holds DOMAIN/CLASS/IMAGE")
+        raise UserError(f"raw_dir={raw_dir}: no such folder; give the one that holds DOMAIN/CLASS/IMAGE")
     if fit not in FITS:
         raise UserError(f"fit={brief(repr(fit))}: give one of {', '.join(FITS)}")
     colour = read_colour(background)
@@ -61,7 +61,7 @@ def find(
         for domain in mine:
             pieces += image_pieces(domain, split, files[domain], (size, size), read, f"{fit} {colour}")
     if not pieces:
-        raise UserError(f"{raw_dir}: no domain has {min_images} images; add images or lower --min_images")
+        raise UserError(f"{raw_dir}: no domain has {min_images} images; add images or lower min_images")
     provenance = f"images of {raw_dir.name}, {FITS[fit]}, transparency over {background}"
     info = StoreInfo(name, tuple(class_names), IMAGENET_MEAN, IMAGENET_STD, provenance=provenance)
     return RawData(info, pieces, warnings=warnings, least=min_images)
@@ -108,7 +108,7 @@ def _read_splits(path: Path, raw_dir: Path, domains: dict) -> dict[str, str]:
     """Domains that the file does not name are left out."""
     fix = "give a CSV file with the columns domain and split, in UTF-8"
     if not path.exists():
-        raise UserError(f"--split_csv={path}: No such file or directory; {fix}")
+        raise UserError(f"split_csv={path}: No such file or directory; {fix}")
     splits = {}
     for line, row in read_table(path, ("domain", "split"), fix):
         domain, split = row.get("domain"), row.get("split")

@@ -226,7 +226,7 @@ def find_folder(raw_dir: Path, *names: str, packed: Sequence[str] = ()) -> Path:
     An archive may have one of these names or of those in `packed`.
     """
     if not raw_dir.is_dir():
-        raise UserError(f"--raw_dir={raw_dir}: no such folder; give the one that holds {names[0]}/")
+        raise UserError(f"raw_dir={raw_dir}: no such folder; give the one that holds {names[0]}/")
     archives = (*names, *packed)
     inner = [raw_dir / outer / name for name in names for outer in archives]
     direct = [found for name in names for found in (raw_dir / name, raw_dir) if found.name == name]
@@ -237,7 +237,7 @@ def find_folder(raw_dir: Path, *names: str, packed: Sequence[str] = ()) -> Path:
         if archive.is_file():
             refuse_html(archive)
             raise Packed(archive, raw_dir / names[0])
-    raise UserError(f"{raw_dir / names[0]}: no such folder; --raw_dir is the folder that holds {names[0]}/")
+    raise UserError(f"{raw_dir / names[0]}: no such folder; raw_dir is the folder that holds {names[0]}/")
 
 
 def visible(paths: Iterable[Path]) -> list[Path]:

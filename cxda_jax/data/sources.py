@@ -34,8 +34,8 @@ def device_source(store: DomainStore) -> Source:
     needed, left = sum(array.nbytes for array in arrays), memory.left_on_device()
     if left is not None and needed > left:
         raise UserError(
-            f"train.source='device': {len(store.labels)} images take {needed / 1e9:.1f} GB and the device has "
-            f"{left / 1e9:.1f} GB left; train.source=tfdata streams them"
+            f"source='device': {len(store.labels)} images take {needed / 1e9:.1f} GB and the device has "
+            f"{left / 1e9:.1f} GB left; source=tfdata streams them"
         )
     resident = jax.device_put(arrays)  # which uses the mapped file in place on CPUs, and takes no memory there
 
