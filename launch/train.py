@@ -71,7 +71,7 @@ def main() -> None:
     make_workdir(workdir)
     with files.locked(workdir), as_fields(config, "train"):
         files.refuse_links(workdir)
-        record = identity.claim(workdir, config, experiment.store, identity.OTHER_DATA.value)
+        record = identity.claim(workdir, config, experiment.store, identity.OTHER_DATA.value, say)
         try:
             run(experiment, state, workdir, compilations, record)
         except train.NotFinite as e:
