@@ -88,7 +88,7 @@ def main() -> None:
     total = len(jobs) + len(failures)
     if jobs or not failures:
         check_methods(_METHODS.value, jobs)
-    if AGAINST.value:
+    if AGAINST.value and jobs:
         check_against(AGAINST.value, {job.label for job in jobs})  # now, not when all is tested
     for job in jobs:
         # Jobs that differ in their seed alone share one compiled program.
@@ -113,7 +113,7 @@ def main() -> None:
         print(f"{job.folder}: {summary(rows[-1])}", flush=True)
     if rows:
         print(table(rows))
-    if AGAINST.value:
+    if AGAINST.value and rows:
         print(comparison(rows, scores, AGAINST.value))
     if failures:
         raise UserError(f"{len(failures)} of {total} evaluations failed; the first: {failures[0]}")
