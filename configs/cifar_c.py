@@ -5,13 +5,13 @@ python -m launch.train --config=configs/cifar_c.py:cxda --workdir=runs/cifar_c/c
 
 from typing import Any
 
-from configs import common
+from cxda_jax.config import default, shrink, variant
 
 
 def get_config(argument: str | None = None) -> Any:
-    c = common.default()
+    c = default()
     c.benchmark = "cifar_c"
-    c.method, smoke = common.variant(argument)
+    c.method, smoke = variant(argument)
     c.data.name = "cifar_c"  # folder in --data_dir
     c.optimizer.learning_rate = 1e-2
     c.train.epochs = 100
@@ -19,5 +19,5 @@ def get_config(argument: str | None = None) -> Any:
     c.evaluation.val_tasks = 850
     c.evaluation.test_tasks = 11_000
     if smoke:
-        common.shrink(c)
+        shrink(c)
     return c

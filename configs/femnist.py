@@ -5,13 +5,13 @@ python -m launch.train --config=configs/femnist.py:cxda --workdir=runs/femnist/c
 
 from typing import Any
 
-from configs import common
+from cxda_jax.config import default, shrink, variant
 
 
 def get_config(argument: str | None = None) -> Any:
-    c = common.default()
+    c = default()
     c.benchmark = "femnist"
-    c.method, smoke = common.variant(argument)
+    c.method, smoke = variant(argument)
     c.data.name = "femnist"  # folder in --data_dir
     c.augment.fill = 1.0  # paper is white: 0 after 1 - x
     c.strong.invert = True  # white paper stays white whatever the brightness
@@ -21,5 +21,5 @@ def get_config(argument: str | None = None) -> Any:
     c.evaluation.val_tasks = 420
     c.evaluation.test_tasks = 420
     if smoke:
-        common.shrink(c)
+        shrink(c)
     return c

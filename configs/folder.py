@@ -8,14 +8,14 @@ python -m launch.train --config=configs/folder.py:cxda --config.data.name=mine -
 
 from typing import Any
 
-from configs import common
+from cxda_jax.config import default, shrink, variant
 
 
 def get_config(argument: str | None = None) -> Any:
-    c = common.default()
+    c = default()
     c.benchmark = "folder"
-    c.method, smoke = common.variant(argument)
+    c.method, smoke = variant(argument)
     c.data.name = "folder"  # folder in --data_dir
     if smoke:
-        common.shrink(c)
+        shrink(c)
     return c

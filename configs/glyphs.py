@@ -8,13 +8,13 @@ python -m launch.evaluate --runs='runs/glyphs/*/*'
 
 from typing import Any
 
-from configs import common
+from cxda_jax.config import default, shrink, variant
 
 
 def get_config(argument: str | None = None) -> Any:
-    c = common.default()
+    c = default()
     c.benchmark = "glyphs"
-    c.method, smoke = common.variant(argument)
+    c.method, smoke = variant(argument)
     c.net.width = 16
     c.cml.width = 8  # half of the network's, as in the paper
     c.attention.features = "flat"
@@ -31,7 +31,7 @@ def get_config(argument: str | None = None) -> Any:
     c.data.writers = (240, 40, 60)  # train, val, test
     c.data.drawings = 200  # per writer
     if smoke:
-        common.shrink(c)
+        shrink(c)
         c.data.writers = (6, 5, 5)
         c.data.drawings = 120
     return c

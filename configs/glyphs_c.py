@@ -5,13 +5,13 @@ python -m launch.train --config=configs/glyphs_c.py:cxda --workdir=runs/glyphs_c
 
 from typing import Any
 
-from configs import common
+from cxda_jax.config import default, shrink, variant
 
 
 def get_config(argument: str | None = None) -> Any:
-    c = common.default()
+    c = default()
     c.benchmark = "glyphs_c"
-    c.method, smoke = common.variant(argument)
+    c.method, smoke = variant(argument)
     c.net.width = 16
     c.cml.width = 8  # half of the network's, as in the paper
     c.attention.features = "flat"
@@ -25,6 +25,6 @@ def get_config(argument: str | None = None) -> Any:
     c.data.seed = 0
     c.data.images = 300  # per domain
     if smoke:
-        common.shrink(c)
+        shrink(c)
         c.data.images = 40
     return c

@@ -8,13 +8,13 @@ python -m launch.train --config=configs/iwildcam.py:cxda --config.net.weights=re
 
 from typing import Any
 
-from configs import common
+from cxda_jax.config import default, shrink, variant
 
 
 def get_config(argument: str | None = None) -> Any:
-    c = common.default()
+    c = default()
     c.benchmark = "iwildcam"
-    c.method, smoke = common.variant(argument)
+    c.method, smoke = variant(argument)
     c.data.name = "iwildcam"  # folder in --data_dir
     c.net.name = "resnet50"
     c.cotta.restore = 0.001
@@ -27,5 +27,5 @@ def get_config(argument: str | None = None) -> Any:
     c.evaluation.val_tasks = 745
     c.evaluation.test_tasks = 2125
     if smoke:
-        common.shrink(c)
+        shrink(c)
     return c

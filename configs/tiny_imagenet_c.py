@@ -8,13 +8,13 @@ python -m launch.train --config=configs/tiny_imagenet_c.py:cxda --config.net.wei
 
 from typing import Any
 
-from configs import common
+from cxda_jax.config import default, shrink, variant
 
 
 def get_config(argument: str | None = None) -> Any:
-    c = common.default()
+    c = default()
     c.benchmark = "tiny_imagenet_c"
-    c.method, smoke = common.variant(argument)
+    c.method, smoke = variant(argument)
     c.data.name = "tiny_imagenet_c"  # folder in --data_dir
     c.net.name = "resnet50"
     c.cotta.restore = 0.001
@@ -24,5 +24,5 @@ def get_config(argument: str | None = None) -> Any:
     c.evaluation.val_tasks = 1700
     c.evaluation.test_tasks = 11_000
     if smoke:
-        common.shrink(c)
+        shrink(c)
     return c

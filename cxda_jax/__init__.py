@@ -1,19 +1,47 @@
 """Feed-forward latent domain adaptation in JAX: adapt to unlabelled images of unknown domains without back-propagation."""
 
-from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
-from cxda_jax.data.store import DomainStore, open_store, write_store
-from cxda_jax.evaluate import evaluate
-from cxda_jax.methods.cml import cml
-from cxda_jax.methods.cotta import cotta
-from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
-from cxda_jax.methods.erm import bn, erm, erm_iid
-from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
-from cxda_jax.methods.sla import sla
-from cxda_jax.types import Episode, Images, Method, UserError
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from cxda_jax.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
+    from cxda_jax.data.store import DomainStore, open_store, write_store
+    from cxda_jax.errors import UserError
+    from cxda_jax.evaluation import evaluate
+    from cxda_jax.methods.cml import cml
+    from cxda_jax.methods.cotta import cotta
+    from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
+    from cxda_jax.methods.erm import bn, erm, erm_iid
+    from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
+    from cxda_jax.methods.sla import sla
+    from cxda_jax.types import Episode, Images, Method
+
+# Where each name lives. It is imported when it is first used: --help of a command must not wait for JAX.
+_HOMES = {
+    "data.episodes": ("EpisodeSpec", "Plan", "sample_plans"),
+    "data.store": ("DomainStore", "open_store", "write_store"),
+    "errors": ("UserError",),
+    "evaluation": ("evaluate",),
+    "methods.cml": ("cml",),
+    "methods.cotta": ("cotta",),
+    "methods.cxda": ("cxda", "cxda_loo", "cxda_p2p", "cxda_supervised"),
+    "methods.erm": ("bn", "erm", "erm_iid"),
+    "methods.finetune": ("FineTuning", "ft_em", "ft_im", "sf_ocda"),
+    "methods.sla": ("sla",),
+    "types": ("Episode", "Images", "Method"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "DomainStore", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Plan", "UserError", "__version__", "bn",
     "cml", "cotta", "cxda", "cxda_loo", "cxda_p2p", "cxda_supervised", "erm", "erm_iid", "evaluate", "ft_em", "ft_im",
     "open_store", "sample_plans", "sf_ocda", "sla", "write_store",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.types import Array, UserError
+from cxda_jax import config
+from cxda_jax.errors import UserError
+from cxda_jax.types import Array
 
 
 def as_floats(pixels: Array) -> Array:
@@ -16,35 +18,48 @@ def as_floats(pixels: Array) -> Array:
 
 
 class Weak(NamedTuple):
-    """The paper's training augmentation: each of the three is applied with `probability`, independently."""
+    """The paper's training augmentation. Crop, flip and rotation are applied independently.
 
-    crop: bool = True  # pad by 1/8 of the side and crop back at random
-    flip: bool = True  # horizontally
-    rotate: float = 30.0  # degrees, uniform in -rotate..rotate; 0 switches it off
-    fill: float = 0.0  # what enters from outside, as a pixel in 0..1
+    Attributes:
+      crop: pad by 1/8 of the side and crop back at random.
+      flip: horizontally.
+      rotate: degrees, uniform in -rotate..rotate; 0 switches it off.
+      fill: the value in 0..1 of pixels from outside the image.
+      probability: of each part.
+    """
+
+    crop: bool = True
+    flip: bool = True
+    rotate: float = 30.0
+    fill: float = 0.0
     probability: float = 0.5
 
 
-def check(options: Weak) -> None:
-    if not 0 <= options.probability <= 1:
-        raise UserError(f"probability={options.probability} lies outside 0..1")
-    if not 0 <= options.rotate <= 180:
-        raise UserError(f"rotate={options.rotate} lies outside 0..180 degrees; 0 switches it off")
-    if not 0 <= options.fill <= 1:
-        raise UserError(f"fill={options.fill} lies outside 0..1, from black to white")
+def check_weak(options: Weak) -> None:
+    """Raises a UserError that names the first wrong option."""
+    config.check("augment", **options._asdict())
 
 
 def weak(key: Array, pixels: Array, options: Weak) -> Array:
-    """Images [n, h, w, c], uint8 or floats in 0..1, to augmented floats in 0..1."""
+    """Applies the training augmentation.
+
+    Args:
+      key: each image gets a key of its own.
+      pixels: [n, h, w, c], uint8 or floats in 0..1.
+      options: what to apply.
+
+    Returns:
+      Floats in 0..1, [n, h, w, c].
+    """
     x = as_floats(pixels)
     if not (options.crop or options.flip or options.rotate):
         return x
     keys = jax.random.split(key, len(x))
-    return jax.vmap(lambda key, image: warp(image, *draw(key, image.shape, options), options.fill))(keys, x)
+    return jax.vmap(lambda key, image: warp(image, *draw_weak(key, image.shape, options), options.fill))(keys, x)
 
 
-def draw(key: Array, shape: tuple[int, ...], options: Weak) -> tuple[Array, Array, Array]:
-    """One image's parameters: shift in pixels [2], whether to flip, angle in radians."""
+def draw_weak(key: Array, shape: tuple[int, ...], options: Weak) -> tuple[Array, Array, Array]:
+    """Random parameters for an image [h, w, c]: shift in pixels [2], whether to flip, angle in radians."""
     chosen_key, shift_key, angle_key = jax.random.split(key, 3)
     chosen = jax.random.bernoulli(chosen_key, options.probability, (3,))
     pad = jnp.array([shape[0] // 8, shape[1] // 8])
@@ -58,9 +73,9 @@ def draw(key: Array, shape: tuple[int, ...], options: Weak) -> tuple[Array, Arra
 
 
 def warp(image: Array, shift: Array, flip: Array, angle: Array, fill: float) -> Array:
-    """Shifts, flips, then rotates an image [h, w, c] about its centre, bilinearly, in a single gather.
+    """Shifts, flips, then rotates an image [h, w, c] about its centre, in one bilinear interpolation.
 
-    The three are applied in this order, so what a shift pushes out is lost before the rotation.
+    Pixels that the shift moves out of the image do not come back by the rotation.
     """
     h, w, _ = image.shape
     ys, xs = jnp.meshgrid(jnp.arange(h) - (h - 1) / 2, jnp.arange(w) - (w - 1) / 2, indexing="ij")
@@ -79,7 +94,7 @@ def warp(image: Array, shift: Array, flip: Array, angle: Array, fill: float) -> 
 
 
 def bilinear(y: Array, x: Array, pixel: Callable[[Array, Array], Array]) -> Array:
-    """Interpolates at (y, x) between the four neighbours that pixel(row, column) gives, channels last."""
+    """Interpolates at (y, x), both [h, w], between four neighbours; pixel(rows, columns) gives their values [h, w, c]."""
     y0, x0 = jnp.floor(y), jnp.floor(x)
     total = jnp.zeros(())
     for dy in (0, 1):
@@ -90,49 +105,58 @@ def bilinear(y: Array, x: Array, pixel: Callable[[Array, Array], Array]) -> Arra
 
 
 class Strong(NamedTuple):
-    """CoTTA's test-time augmentation (Wang et al., 2022); 0 or False switches a part off."""
+    """CoTTA's test-time augmentation (Wang et al., 2022); 0 or False switches a part off.
 
-    brightness: float = 0.4  # a factor, uniform in 1 - brightness..1 + brightness
-    contrast: float = 0.3  # likewise
-    saturation: float = 0.5  # likewise; colour images only
-    hue: float = 0.06  # turns, uniform in -hue..hue; colour images only
-    gamma: float = 0.3  # an exponent, uniform in 1 - gamma..1 + gamma
-    rotate: float = 15.0  # degrees, uniform in -rotate..rotate
-    translate: float = 0.125  # of the side, uniform in -translate..translate and rounded to whole pixels
-    scale: float = 0.1  # a factor, uniform in 1 - scale..1 + scale
-    blur: float = 0.5  # pixels; the Gaussian's sigma is uniform in 0.001..blur
-    flip: bool = True  # horizontally, with probability 1/2
-    noise: float = 0.005  # standard deviation, independent in each pixel and channel
-    invert: bool = False  # work on 1 - pixels: for dark ink on white, whose background brightness should leave alone
+    Attributes:
+      brightness: a factor, uniform in 1 - brightness..1 + brightness.
+      contrast: a factor, uniform in 1 - contrast..1 + contrast.
+      saturation: a factor, uniform in 1 - saturation..1 + saturation; colour images only.
+      hue: turns, uniform in -hue..hue; colour images only.
+      gamma: an exponent, uniform in 1 - gamma..1 + gamma.
+      rotate: degrees, uniform in -rotate..rotate.
+      translate: a share of the side, uniform in -translate..translate and rounded to whole pixels.
+      scale: a factor, uniform in 1 - scale..1 + scale.
+      blur: pixels; the Gaussian's sigma is uniform in 0.001..blur.
+      flip: horizontally, with probability 1/2.
+      noise: standard deviation, independent in each pixel and channel.
+      invert: augment 1 - pixels; for dark ink on white, so that brightness leaves the background alone.
+    """
+
+    brightness: float = 0.4
+    contrast: float = 0.3
+    saturation: float = 0.5
+    hue: float = 0.06
+    gamma: float = 0.3
+    rotate: float = 15.0
+    translate: float = 0.125
+    scale: float = 0.1
+    blur: float = 0.5
+    flip: bool = True
+    noise: float = 0.005
+    invert: bool = False
 
 
-SHARPEST = 0.001  # sigma at which the blur is none
-
-LIMITS = {
-    "brightness": (0, 1),
-    "contrast": (0, 1),
-    "saturation": (0, 1),
-    "hue": (0, 0.5),  # half a turn either way is the whole circle
-    "gamma": (0, 1),
-    "rotate": (0, 180),
-    "translate": (0, 1),
-    "scale": (0, 0.9),
-    "blur": (0, 1),  # five taps hold no wider Gaussian
-    "noise": (0, 1),
-}
+SHARPEST = 0.001  # the sigma of a blur that changes nothing
 
 
 def check_strong(options: Strong) -> None:
-    for field, (low, high) in LIMITS.items():
-        value = getattr(options, field)
-        if not low <= value <= high:
-            raise UserError(f"{field}={value} lies outside {low}..{high}; 0 switches it off")
+    """Raises a UserError that names the first wrong option."""
+    config.check("strong", **options._asdict())
     if 0 < options.blur < SHARPEST:
-        raise UserError(f"blur={options.blur} lies outside {SHARPEST}..1; 0 switches it off")
+        raise UserError(f"blur={options.blur} must be at least {SHARPEST} and at most 1, or 0 to switch it off")
 
 
 def strong(key: Array, pixels: Array, options: Strong) -> Array:
-    """Images [n, h, w, c], uint8 or floats in 0..1, to augmented floats in 0..1."""
+    """Applies CoTTA's augmentation.
+
+    Args:
+      key: each image gets a key of its own.
+      pixels: [n, h, w, c] with 1 or 3 channels, uint8 or floats in 0..1.
+      options: what to apply.
+
+    Returns:
+      Floats in 0..1, [n, h, w, c].
+    """
     if pixels.shape[-1] not in (1, 3):
         raise UserError(f"strong augmentation takes images of 1 or 3 channels, not {pixels.shape[-1]}")
     x = jnp.clip(as_floats(pixels), 0, 1)
@@ -152,10 +176,10 @@ def strong(key: Array, pixels: Array, options: Strong) -> Array:
 
 
 class Drawn(NamedTuple):
-    """One image's parameters. What is switched off has its neutral value."""
+    """Random parameters of one image. Those of parts that are switched off change nothing."""
 
-    order: Array  # of the adjustments in use, as positions in adjustments()
-    amounts: Array  # of all of ADJUSTMENTS
+    order: Array  # positions in adjustments()
+    amounts: Array  # one for each of ADJUSTMENTS
     angle: Array  # radians
     shift: Array  # pixels down and to the right
     scale: Array
@@ -164,6 +188,7 @@ class Drawn(NamedTuple):
 
 
 def draw_strong(key: Array, shape: tuple[int, ...], options: Strong) -> Drawn:
+    """Random parameters for an image of this shape [h, w, c]."""
     order_key, number_key = jax.random.split(key)
     ranges = jnp.array(
         [
@@ -189,37 +214,38 @@ def draw_strong(key: Array, shape: tuple[int, ...], options: Strong) -> Drawn:
     )
 
 
-# Adjustments take the planes [c, h, w] of an image in 0..1: on CPUs twice as fast as [h, w, c], whose rows of 3 channels
-# do not vectorise. Definitions are torchvision's.
+# Adjustments take an image in 0..1 as planes [c, h, w]. On CPUs this is twice as fast as [h, w, c], where rows of 3
+# channels cannot be vectorised. The definitions are torchvision's.
 
 
 def grey(planes: Array) -> Array:
-    """Luma [h, w]."""
+    """Planes [c, h, w] to their luma [h, w]."""
     return planes[0] if len(planes) == 1 else 0.2989 * planes[0] + 0.587 * planes[1] + 0.114 * planes[2]
 
 
-def blend(planes: Array, reference: Array | float, factor: Array) -> Array:
+def interpolate(planes: Array, reference: Array | float, factor: Array) -> Array:
+    """The reference at factor 0, the planes at 1, clipped to 0..1."""
     return jnp.clip(factor * planes + (1 - factor) * reference, 0, 1)
 
 
 def adjust_brightness(planes: Array, factor: Array) -> Array:
-    return blend(planes, 0.0, factor)
+    return interpolate(planes, 0.0, factor)
 
 
 def adjust_contrast(planes: Array, factor: Array) -> Array:
-    return blend(planes, grey(planes).mean(), factor)
+    return interpolate(planes, grey(planes).mean(), factor)
 
 
 def adjust_saturation(planes: Array, factor: Array) -> Array:
-    return blend(planes, grey(planes), factor)
+    return interpolate(planes, grey(planes), factor)
 
 
 def adjust_hue(planes: Array, turns: Array) -> Array:
-    """Turns the hue of HSV; value and saturation stay."""
+    """Turns the hue in HSV; value and saturation stay."""
     red, green, blue = planes
     most = planes.max(0)
     chroma = most - planes.min(0)
-    # Selecting the numerator of one division costs half of selecting one of three quotients.
+    # One division with a selected numerator costs half of three divisions.
     start = jnp.where(most == red, 0, jnp.where(most == green, 2, 4))
     rise = jnp.where(most == red, green - blue, jnp.where(most == green, blue - red, red - green))
     sixths = start + rise / jnp.where(chroma > 0, chroma, 1) + 6 * turns
@@ -243,7 +269,7 @@ COLOUR_ONLY = ("saturation", "hue")
 
 
 def adjustments(shape: tuple[int, ...], options: Strong) -> list[int]:
-    """Those in use, as indices into ADJUSTMENTS."""
+    """The adjustments that an image of this shape [h, w, c] gets, as indices into ADJUSTMENTS."""
     return [
         i
         for i, name in enumerate(ADJUSTMENTS)
@@ -252,7 +278,7 @@ def adjustments(shape: tuple[int, ...], options: Strong) -> list[int]:
 
 
 def jitter(image: Array, drawn: Drawn, used: list[int]) -> Array:
-    """The adjustments in use, each once, in the order drawn."""
+    """An image [h, w, c] after the adjustments `used`, in the drawn order."""
     if not used:
         return image
     adjusts, amounts = [list(ADJUSTMENTS.values())[i] for i in used], drawn.amounts[jnp.array(used)]
@@ -260,19 +286,19 @@ def jitter(image: Array, drawn: Drawn, used: list[int]) -> Array:
     def step(planes: Array, which: Array) -> tuple[Array, None]:
         return jax.lax.switch(which, adjusts, planes, amounts[which]), None
 
-    # A loop, for its result is stored: an unrolled last step is computed anew for each pixel that an interpolation reads.
+    # The result of a loop is stored. Without a loop XLA computes the last step again for each pixel that is interpolated.
     return jnp.moveaxis(jax.lax.scan(step, jnp.moveaxis(image, -1, 0), drawn.order)[0], 0, -1)
 
 
-REACH = 2  # pixels that the blur sees on either side
+REACH = 2  # pixels on each side that the blur uses
 
 
 def move(image: Array, drawn: Drawn, options: Strong) -> Array:
-    """Scales, rotates and shifts, blurs, then flips; edges continue outwards.
+    """Scales, rotates, shifts, blurs, then flips [h, w, c]; the pixels at the edges continue outwards.
 
-    The published pipeline pads by half the side beforehand and crops afterwards. With its ranges and sides of 17 or
-    more nothing from outside the padding reaches the crop, so clamping coordinates to the image gives the same.
-    The blur is symmetric, so the flip can share the interpolation before it.
+    The published pipeline first pads by half of the side and crops at the end. With its ranges, and sides of 17 pixels or
+    more, no pixel from outside the padding reaches the crop. So limiting the coordinates to the image gives the same. The
+    blur is symmetric, so the flip can be a part of the interpolation before it.
     """
     margin = REACH if options.blur else 0
     if options.rotate or options.translate or options.scale or options.flip:
@@ -285,9 +311,18 @@ def move(image: Array, drawn: Drawn, options: Strong) -> Array:
 def affine(
     image: Array, angle: Array, shift: Array, scale: Array, margin: int = 0, flip: Array | bool = False
 ) -> Array:
-    """Scales and rotates [h, w, c] about its centre, shifts, then flips it, bilinearly, in a single gather.
+    """Scales and rotates an image about its centre, shifts, then flips it, in one bilinear interpolation.
 
-    The result is [h + 2 margin, w + 2 margin, c].
+    Args:
+      image: [h, w, c].
+      angle: radians.
+      shift: pixels down and to the right, [2].
+      scale: a factor.
+      margin: further pixels on each side of the result.
+      flip: whether to flip horizontally.
+
+    Returns:
+      [h + 2 * margin, w + 2 * margin, c].
     """
     h, w, _ = image.shape
     down, right = jnp.arange(-margin, h + margin) - (h - 1) / 2, jnp.arange(-margin, w + margin) - (w - 1) / 2
@@ -295,12 +330,12 @@ def affine(
     cos, sin = jnp.cos(angle) / scale, jnp.sin(angle) / scale
     y = jnp.clip(cos * ys - sin * xs + (h - 1) / 2, 0, h - 1)
     x = jnp.clip(sin * ys + cos * xs + (w - 1) / 2, 0, w - 1)
-    # On the last row and column the neighbour beyond weighs 0.
+    # The neighbour beyond the last row or column has weight 0.
     return bilinear(y, x, lambda row, column: image[jnp.minimum(row, h - 1), jnp.minimum(column, w - 1)])
 
 
 def blur(image: Array, sigma: Array) -> Array:
-    """Gaussian of five taps a side, valid: [h + 4, w + 4, c] to [h, w, c]."""
+    """A Gaussian blur with a kernel of 5 x 5 pixels, from [h + 4, w + 4, c] to [h, w, c]."""
     taps = jnp.exp(-0.5 * (jnp.arange(-REACH, REACH + 1) / sigma) ** 2)
     taps /= taps.sum()
     for axis in (0, 1):

@@ -1,23 +1,83 @@
-"""What depends on the machine: the compiler options that XLA's CPU backend needs, and nothing else."""
+"""All decisions that depend on the backend (CPU or GPU) and on the machine. No other module asks for the backend."""
 
 import ctypes
 import functools
+import hashlib
 import os
 import platform
+import stat
 from pathlib import Path
 from typing import Any
 
 import jax
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8  # malloc.h
-# Without it XLA's CPU backend expands each convolution into gigabytes of im2col: 2 to 3 times slower.
+from cxda_jax.errors import UserError
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8  # from malloc.h
+# Without this option XLA's CPU backend expands each convolution into gigabytes of im2col: 2 to 3 times slower.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 _GPU_DETERMINISM = {"xla_gpu_deterministic_ops": True}  # on other devices all operations are deterministic
 _deterministic = False
 
 
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
+# Decisions. On CPUs XLA computes the gradients of convolutions inside a loop 50 times slower than outside. So one program
+# takes one step there, and short loops are unrolled.
+
+
+def default_steps_per_call() -> int:
+    """How many training steps one program takes, where the config does not say."""
+    return 1 if _on_cpu() else 20
+
+
+def default_tasks_per_call() -> int:
+    """How many evaluation tasks one program takes, where the config does not say."""
+    return 1 if _on_cpu() else 16
+
+
+def unrolls_loops() -> bool:
+    """Whether a loop over gradient steps is written out in the program."""
+    return _on_cpu()
+
+
+def rewrites_layers() -> bool:
+    """Whether layers replace convolutions and sums by other operations, which XLA's CPU backend compiles better."""
+    return _on_cpu()
+
+
+def donates_state() -> bool:
+    """Whether a training step may overwrite the state before it.
+
+    On CPUs this saves nothing, and a checkpoint that is still being written may share the state's memory.
+    """
+    return not _on_cpu()
+
+
+def checks_memory_first() -> bool:
+    """Whether a program's need of memory is compared with the free memory before the program starts.
+
+    On CPUs the system promises more memory than it has, and later kills the process without a message. Other devices
+    report the lack of memory themselves.
+    """
+    return _on_cpu()
+
+
+def peak_matrix_side() -> int:
+    """The side of square matrices whose product keeps this device fully busy."""
+    return 2048 if _on_cpu() else 8192
+
+
+# Compilation.
+
+
 def make_deterministic() -> None:
-    """Has programs made from now on give the same bits in every run on a GPU of the same kind, at some cost in speed."""
+    """Makes programs that are compiled from now on give the same bits in every run on the same kind of GPU.
+
+    They run somewhat slower.
+    """
     global _deterministic
     _deterministic = True
     compiler_options.cache_clear()
@@ -25,48 +85,52 @@ def make_deterministic() -> None:
 
 @functools.cache
 def compiler_options() -> dict[str, Any] | None:
-    """Options for jit on this backend: on CPUs where this jaxlib knows the option, on GPUs where determinism is wanted.
+    """Options for jit: on CPUs if this jaxlib knows the option, on GPUs if make_deterministic() was called.
 
-    Passed with the function rather than through XLA_FLAGS: an unknown name is then an error to catch, not an abort,
-    and the environment stays as the user left it.
+    They go with the function and not through XLA_FLAGS. An unknown name is then an error that can be caught, and the
+    environment stays as the user left it.
     """
     if jax.default_backend() == "gpu" and _deterministic:
         return _GPU_DETERMINISM
-    if jax.default_backend() != "cpu":
+    if not _on_cpu():
         return None
     try:
         jax.jit(lambda x: x + 1, compiler_options=_CPU_OPTIONS).lower(0.0).compile()
-    except Exception:  # jaxlib names its refusal differently from version to version
+    except Exception:  # versions of jaxlib refuse with different exceptions
         return None
     return _CPU_OPTIONS
 
 
 def jit(fun: Any, **kwargs: Any) -> Any:
-    """jax.jit with this backend's compiler options, for outermost functions."""
+    """jax.jit with compiler_options(), for outermost functions."""
     return jax.jit(fun, compiler_options=compiler_options(), **kwargs)
 
 
+# The machine.
+
+
 def machine() -> str:
-    """The kind of machine that the last bits of a result depend on: its accelerator, or else its processor."""
-    if jax.default_backend() != "cpu":
+    """The kind of accelerator, or else of processor. The last bits of a result depend on it."""
+    if not _on_cpu():
         return jax.devices()[0].device_kind
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
+    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(models, "") or platform.processor() or platform.machine()
 
 
 def threads() -> int:
-    """How many threads XLA's CPU backend shares its sums among: other numbers of them round otherwise."""
+    """How many threads XLA's CPU backend uses. The rounding of its sums depends on this number."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    told = os.environ.get("NPROC", "")
-    return int(told) if told.isdecimal() and int(told) else usable
+    setting = os.environ.get("NPROC", "")
+    return int(setting) if setting.isdecimal() and int(setting) else usable
 
 
 def keep_freed_memory() -> None:
-    """Has the C library keep large freed blocks for the next step instead of returning them to the system.
+    """Makes the C library keep large freed blocks for the next step.
 
-    On CPUs each step otherwise faults its activations in anew, page by page. Call it before jax starts its threads: later,
-    each of them has a pool of its own, that fills up and stays. It does nothing where there is no glibc.
+    Otherwise it returns them to the system, and on CPUs each step fetches its activations again, page by page. Call this
+    before JAX starts its threads. Threads that exist already have memory pools of their own, which only grow. Without
+    glibc this does nothing.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -79,7 +143,7 @@ def keep_freed_memory() -> None:
 
 
 def freed_memory() -> int:
-    """Bytes of freed blocks that the C library keeps for this process, for the next ones; 0 where it does not say."""
+    """Bytes of freed blocks that the C library keeps for this process; 0 if it does not say."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError, TypeError):
@@ -88,7 +152,41 @@ def freed_memory() -> int:
     return mallinfo().fordblks
 
 
-class _Mallinfo(ctypes.Structure):  # malloc.h
+class _Mallinfo(ctypes.Structure):  # from malloc.h
     _fields_ = [(name, ctypes.c_size_t) for name in (
         "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
     )]  # fmt: skip
+
+
+def keep_compiled() -> Path | None:
+    """Makes JAX keep compiled programs for later processes, in $JAX_COMPILATION_CACHE_DIR or the user's cache folder.
+
+    Programs from there are run, so the folder must not be writable for others.
+
+    Returns:
+      The folder; None on a machine without a home folder, where each process compiles its programs again.
+    """
+    named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(named) if named else Path(home) / "cxda_jax" / "compiled" / _processor()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError:
+        return None
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UserError(
+            f"{folder}: others can write to this folder of compiled programs; chmod 700 it, or name another in "
+            "$JAX_COMPILATION_CACHE_DIR"
+        )
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    return folder
+
+
+def _processor() -> str:
+    """A name for this kind of processor. Machines of different kinds may share a home folder, but not programs."""
+    facts = [platform.machine()]
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        facts += [line for line in lines if line.startswith(("model name", "flags"))][:2]
+    return hashlib.sha256("".join(facts).encode()).hexdigest()[:12]

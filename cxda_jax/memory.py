@@ -1,4 +1,4 @@
-"""Where memory does not suffice, one line says so: before a program starts where that can be known, else once it fails."""
+"""Out of memory becomes one line: before a program starts if that can be known, otherwise when it fails."""
 
 import contextlib
 import re
@@ -9,14 +9,15 @@ from typing import Any
 import jax
 
 from cxda_jax import backend
-from cxda_jax.types import UserError
+from cxda_jax.errors import UserError
 
+# The hierarchy of control groups (cgroups), which Slurm and containers make: its folder, and the file with the limit.
 _CGROUPS = {"0": ("/sys/fs/cgroup", "memory.max"), "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")}
 
 
 @contextlib.contextmanager
 def named(fields: str) -> Iterator[None]:
-    """Around work, or above a function: running out of memory in it becomes a UserError that names the fields to lower."""
+    """A context, or a decorator, in which running out of memory becomes a UserError that names the fields to lower."""
     try:
         yield
     except TooLarge as e:
@@ -28,15 +29,15 @@ def named(fields: str) -> Iterator[None]:
 
 
 class TooLarge(MemoryError):
-    """A program that needs more memory than there is."""
+    """A program needs more memory than is free."""
 
 
 def _asked(text: str) -> str:
-    """How much was asked for, where numpy or XLA tells it."""
-    found = re.search(r"allocat\w+ ([\d.]+) ?(\w+)", text)
-    if not found:
+    """The size of the request in an error of numpy or XLA, if the error contains it."""
+    request = re.search(r"allocat\w+ ([\d.]+) ?(\w+)", text)
+    if not request:
         return ""
-    number, unit = found.groups()
+    number, unit = request.groups()
     return f": {_gb(float(number)) if unit == 'bytes' else f'{number} {unit}'} asked for at once"
 
 
@@ -44,26 +45,28 @@ def _gb(count: float) -> str:
     return f"{count / 1e9:.1f} GB"
 
 
-def check(program: Any, *arguments: Any) -> None:
-    """Raises TooLarge if a jitted function will not fit, on CPUs: systems promise more memory than they have, and end who
-    takes it without a word. Devices refuse it themselves. It compiles the program, which JAX keeps for the call."""
+def insist_it_fits(program: Any, *arguments: Any) -> None:
+    """Raises TooLarge if a jitted function will not fit, where the backend does not report this itself.
+
+    It compiles the program. JAX keeps the result for the call that follows.
+    """
     room = available()
-    if jax.default_backend() != "cpu" or room is None:
+    if room is None or not backend.checks_memory_first():
         return
-    found = program.lower(*arguments).compile().memory_analysis()
-    needed = found.temp_size_in_bytes + found.output_size_in_bytes if found else 0
+    analysis = program.lower(*arguments).compile().memory_analysis()
+    needed = analysis.temp_size_in_bytes + analysis.output_size_in_bytes if analysis else 0
     if needed > room + backend.freed_memory():
         raise TooLarge(f"a program needs {_gb(needed)}, {_gb(room)} are free")
 
 
 def checked(program: Any) -> Callable[..., Any]:
-    """The jitted function, which is checked at its first call."""
+    """The jitted function, which is checked by insist_it_fits() at its first call."""
     called = False
 
     def call(*arguments: Any) -> Any:
         nonlocal called
         if not called:
-            check(program, *arguments)
+            insist_it_fits(program, *arguments)
             called = True
         return program(*arguments)
 
@@ -71,35 +74,33 @@ def checked(program: Any) -> Callable[..., Any]:
 
 
 def available() -> int | None:
-    """Bytes that this process may still take, swap included; None where the system does not say."""
+    """Bytes that this process may still take, swap included; None if the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    told = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    if "MemAvailable" not in told:
+    kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    if "MemAvailable" not in kilobytes:
         return None
-    return min(1024 * (told["MemAvailable"] + told.get("SwapFree", 0)), *_limits())
+    return min(1024 * (kilobytes["MemAvailable"] + kilobytes.get("SwapFree", 0)), *_limits())
 
 
 def _limits() -> list[int]:
-    """What cgroups, as Slurm and containers make them, allow this process in all."""
-    found = [2**63]
+    """The limits in bytes that control groups set to the memory of this process."""
+    limits = [2**63]
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         root, file = _CGROUPS.get(number if number == "0" else controllers, ("", ""))
         folder = Path(root) / path.lstrip("/")
         for parent in (folder, *folder.parents) if root else ():
-            with contextlib.suppress(OSError, ValueError):  # not there, or "max"
-                found.append(int((parent / file).read_text()))
-    return found
+            with contextlib.suppress(OSError, ValueError):  # the file is missing, or says "max"
+                limits.append(int((parent / file).read_text()))
+    return limits
 
 
 def left_on_device() -> int | None:
-    """Bytes that the first device has left; None where it does not say, as on CPUs."""
-    found = jax.local_devices()[0].memory_stats()
-    return (
-        found["bytes_limit"] - found["bytes_in_use"]
-        if found and {"bytes_limit", "bytes_in_use"} <= set(found)
-        else None
-    )
+    """Bytes that the first device has left; None if it does not say, as on CPUs."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if not {"bytes_limit", "bytes_in_use"} <= set(stats):
+        return None
+    return stats["bytes_limit"] - stats["bytes_in_use"]

@@ -1,19 +1,19 @@
-"""Scores, in numpy: per task, over tasks, over seeds."""
+"""Scores in numpy: of a task, over tasks, over seeds."""
 
 from collections.abc import Callable
 
 import numpy as np
 
-from cxda_jax.types import UserError, brief
+from cxda_jax.errors import UserError, brief
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Fraction of correct predictions of one task."""
+    """The share of correct predictions of one task; both arrays are class numbers [queries]."""
     return float(np.mean(predictions == labels))
 
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Mean F1 over the classes present in the labels of one task (as WILDS); an undefined F1 counts 0."""
+    """Mean F1 over the classes that occur in the labels of one task, as in WILDS; both arrays are class numbers [queries]."""
     scores = []
     for c in np.unique(labels):
         hits = np.sum((predictions == c) & (labels == c))
@@ -25,38 +25,27 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {"accuracy": acc
 
 
 def scores(metric: str, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Scores [tasks] of predictions and labels [tasks, queries]."""
+    """Scores [tasks] of a metric in METRICS, from predictions and labels [tasks, queries]."""
     if metric not in METRICS:
         raise UserError(f"metric={brief(repr(metric))} is not one of {', '.join(METRICS)}")
     return np.array([METRICS[metric](p, y) for p, y in zip(predictions, labels, strict=True)])
 
 
 def worst_decile(scores: np.ndarray) -> float:
-    """Mean of the lowest tenth of the tasks, of one task at least."""
+    """Mean of the lowest tenth of scores [tasks], of one task at least."""
     return float(np.sort(scores)[: max(1, len(scores) // 10)].mean())
 
 
 def mean_sem(values: np.ndarray) -> tuple[float, float]:
-    """Mean and standard error (sample deviation / sqrt(n)) over seeds; one value has no standard error: nan."""
+    """Mean and standard error (sample deviation / sqrt(n)) of values [n]; the standard error of one value is nan."""
     values = np.asarray(values, float)
     return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
-def paired_difference(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
-    """Mean of a - b over shared tasks, and its 95 % bootstrap interval over the tasks.
-
-    a and b are scores [seeds, tasks]; each task's difference is first averaged over the seeds, so the interval speaks of
-    other tasks, not of other seeds.
-    """
-    differences = (np.asarray(a) - np.asarray(b)).mean(0)
-    low, high = bootstrap_interval(differences)
-    return float(differences.mean()), float(low), float(high)
-
-
 def bootstrap_interval(values: np.ndarray, resamples: int = 10_000) -> np.ndarray:
-    """Where the mean of values [..., tasks] lies in 95 % of the resamplings of the tasks: low and high [2, ...]."""
+    """The 95 % bootstrap interval of the mean of values [..., tasks] over the tasks: its ends [2, ...]."""
     rng, tasks, means = np.random.default_rng(0), values.shape[-1], []
-    for _ in range(resamples // 100):  # a hundred at a time: all would not fit in memory
+    for _ in range(resamples // 100):  # a hundred at a time, since all do not fit in memory
         counts = rng.multinomial(tasks, np.full(tasks, 1 / tasks), 100)
         means.append(counts @ np.moveaxis(values, -1, 0) / tasks)
     return np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)

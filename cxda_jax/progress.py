@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from cxda_jax import files
-from cxda_jax.reading import metrics_line, read_lines
-from cxda_jax.types import UserError
+from cxda_jax.disk import files
+from cxda_jax.disk.reading import metrics_line, read_lines
+from cxda_jax.errors import UserError
 
 
 class MetricsFile:

@@ -1,8 +1,8 @@
-"""The one training loop: episodic meta-training with validation, checkpoints and exact resume.
+"""The training loop: episodic meta-training with validation, checkpoints and exact resume.
 
-It knows no method, network or data set. Step t is a pure function of the state, the seed and t, so a run that is killed
-and started again ends with the parameters of the run that was not. A step whose loss or gradients are not finite is not
-taken: the program leaves the state as it was, the run stops and says which episode it was.
+It knows no method, network or data set. Step t is a pure function of the state, the seed and t. So a run that was killed
+and started again ends with the same parameters as a run that was not killed. If a loss or a gradient is not finite, the
+program leaves the state as it was, and the run stops and names the episode.
 """
 
 import functools
@@ -18,26 +18,45 @@ import numpy as np
 import optax
 from flax import struct
 
-from cxda_jax import augment, backend, checkpoints, cost, files, manifest, memory
+from cxda_jax import augment, backend, cost, memory
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.sources import Source, stack
+from cxda_jax.disk import checkpoints, files, manifest
+from cxda_jax.errors import UserError
 from cxda_jax.progress import Meter, MetricsFile, compiling
-from cxda_jax.types import Array, Episode, Images, Method, UserError, Variables
+from cxda_jax.types import Array, Episode, Images, Method, Variables
 
 NOT_FINITE = "nonfinite.json"
 
 
 class TrainState(struct.PyTreeNode):
-    """Everything that a step changes."""
+    """All that a step changes.
+
+    Attributes:
+      step: steps so far.
+      variables: of the method.
+      optimizer: its state.
+      finite: whether all losses and gradients were finite. If not, further steps change nothing.
+    """
 
     step: Array
     variables: Variables
     optimizer: Any
-    finite: Any = np.True_  # whether all losses and gradients were; after one that was not, nothing changes any more
+    finite: Any = np.True_
 
 
 class Schedule(NamedTuple):
-    """How long to train, and how often to look."""
+    """How long to train, and what to do between steps.
+
+    Attributes:
+      steps: of the training.
+      validate_every: steps between validations.
+      log_every: steps between lines.
+      save_every: steps between checkpoints.
+      tasks_per_step: episodes of a step.
+      tensorboard: whether to write event files too.
+      steps_per_call: steps in one program, if nothing is to be done between them.
+    """
 
     steps: int
     validate_every: int
@@ -45,11 +64,11 @@ class Schedule(NamedTuple):
     save_every: int
     tasks_per_step: int = 1
     tensorboard: bool = False
-    steps_per_call: int = 1  # steps in one program, where nothing is to be done between them
+    steps_per_call: int = 1
 
 
 class NotFinite(UserError):
-    """A step that was not taken."""
+    """A step whose loss or gradients were not finite. The state was not changed."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"step {step}: the loss or its gradients are not finite; the state before it is kept")
@@ -57,11 +76,11 @@ class NotFinite(UserError):
 
 
 class Spent(NamedTuple):
-    """What this process spent on a training."""
+    """The time that this process spent on a training."""
 
     steps: int
     seconds: float
-    steps_per_s: float  # compilation, validation and saving left out
+    steps_per_s: float  # without compilation, validation and saving
     waiting: float  # seconds, for data
     validating: float
     saving: float
@@ -70,9 +89,16 @@ class Spent(NamedTuple):
 
 
 def init_state(method: Method, tx: optax.GradientTransformation, seed: int, example: Images) -> TrainState:
-    """A fresh state; `example` gives the shape of the images."""
-    init, key = jax.jit(method.init), jax.random.key(seed)  # eagerly, each layer would compile alone
-    memory.check(init, key, example)
+    """A new state.
+
+    Args:
+      method: to train.
+      tx: the optimiser.
+      seed: of the parameters.
+      example: images of the shape to train on.
+    """
+    init, key = jax.jit(method.init), jax.random.key(seed)  # without jit each layer would be compiled alone
+    memory.insist_it_fits(init, key, example)
     variables = init(key, example)
     return TrainState(jnp.zeros((), jnp.int32), variables, tx.init(variables["params"]), jnp.array(True))
 
@@ -85,7 +111,19 @@ def train_step(
     episodes: Episode,
     key: Array,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """One update from episodes [tasks, ...]; `key` is the run's, it never advances."""
+    """One step of the training.
+
+    Args:
+      method: to train.
+      tx: the optimiser.
+      weak: augmentation of all images.
+      state: before the step.
+      episodes: [tasks, ...].
+      key: of the run, the same for all steps.
+
+    Returns:
+      The state after the step, and the measured loss and accuracy.
+    """
     keys = jax.random.split(jax.random.fold_in(key, state.step), len(episodes.label))
 
     def task_loss(params: Any, episode: Episode, key: Array) -> tuple[Array, Any]:
@@ -98,7 +136,7 @@ def train_step(
         return method.loss({**state.variables, "params": params}, episode, method_key)
 
     def objective(params: Any) -> tuple[Array, Any]:
-        if len(keys) == 1:  # a batch axis of one would only be in the compiler's way
+        if len(keys) == 1:  # a batch axis of one would only make the program slower
             loss, aux = task_loss(params, *jax.tree.map(lambda x: x[0], (episodes, keys)))
             return loss, jax.tree.map(lambda x: x[None], aux)
         losses, aux = jax.vmap(task_loss, in_axes=(None, 0, 0))(params, episodes, keys)
@@ -109,7 +147,7 @@ def train_step(
     params = optax.apply_updates(state.variables["params"], updates)
     stats = jax.tree.map(lambda s: s.mean(0), aux["batch_stats"])  # the only place where episodes' statistics meet
     accuracy = (aux["logits"].argmax(-1) == episodes.label).mean()
-    finite = jax.tree.reduce(lambda found, x: found & jnp.isfinite(x).all(), (loss, grads), state.finite)
+    finite = jax.tree.reduce(lambda so_far, x: so_far & jnp.isfinite(x).all(), (loss, grads), state.finite)
     after = TrainState(state.step + 1, {"params": params, "batch_stats": stats}, optimizer, finite)
     state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state.replace(finite=finite))
     return state, {"loss": loss, "accuracy": accuracy}
@@ -126,7 +164,11 @@ def train_call(
     batch: Any,
     key: Array,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """`steps` updates in one program, from a batch of the source; from as many, stacked, if there are several."""
+    """Several steps of the training in one program.
+
+    As train_step(), but with a source and its `resident` and `batch` instead of episodes. For several `steps`, `batch` is
+    stack() of theirs, and the measured values have a step axis.
+    """
 
     def one(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Array]]:
         return train_step(method, tx, weak, state, source.assemble(resident, batch), key)
@@ -135,7 +177,7 @@ def train_call(
 
 
 def next_call(step: int, schedule: Schedule) -> int:
-    """How many steps the next program takes: those of a call, or one where a call would run past something to be done."""
+    """How many steps the next program takes: steps_per_call, or 1 if something is to be done before so many are over."""
     intervals = (schedule.log_every, schedule.save_every, schedule.validate_every)
     stop = min(schedule.steps, *(step // every * every + every for every in intervals))
     return schedule.steps_per_call if step + schedule.steps_per_call <= stop else 1
@@ -155,12 +197,29 @@ def train(
     log: Callable[[str], None] = print,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Spent:
-    """Trains from `state`, or from what workdir/last holds, and leaves the best variables in workdir/best.
+    """Trains a method, with validation and checkpoints.
 
-    plan_of(step) gives the plans of a step's episodes; validate(variables) a score, larger is better, of which
-    ties keep the earlier. Progress goes to workdir/metrics.jsonl. Once stopping() is true, it saves and returns.
-    A state in last/ is from before the validation that is due at its step: whoever goes on from it begins with that.
+    The newest state is kept in workdir/last, and the best variables in workdir/best. A state in last/ was saved before the
+    validation of its step, so a run that resumes begins with this validation.
+
+    Args:
+      method: to train.
+      tx: the optimiser.
+      weak: augmentation of all images.
+      source: of the episodes.
+      plan_of: step -> the Plan of its episodes.
+      state: to start from, if workdir/last has none.
+      seed: of augmentation and methods.
+      schedule: how long, and how often to log, validate and save.
+      validate: variables -> score. The largest score is the best, and of equal ones the earliest.
+      workdir: for checkpoints, and for metrics.jsonl with the progress.
+      log: gets lines to show.
+      stopping: once it returns True, the loop saves and returns.
+
+    Raises:
+      NotFinite: workdir/nonfinite.json then holds the plan of the step.
     """
+    augment.check_weak(weak)
     entered = time.perf_counter()
     state, best, seconds = resume(workdir, state, log)
     step = start = int(state.step)
@@ -169,8 +228,7 @@ def train(
     programs = {
         steps: backend.jit(
             functools.partial(train_call, method, tx, weak, source, steps),
-            # On CPUs donation saves nothing, and a checkpoint still being written may share the state's memory.
-            donate_argnums=0 if jax.default_backend() != "cpu" else (),
+            donate_argnums=0 if backend.donates_state() else (),
         )
         for steps in (1, schedule.steps_per_call)
     }
@@ -181,14 +239,14 @@ def train(
     with (
         MetricsFile(workdir / "metrics.jsonl", start, schedule.tensorboard, log) as metrics_file,
         checkpoints.Folder(workdir / "last") as last_folder,
-        checkpoints.Folder(workdir / "best", keep=3) as best_folder,  # an older state in last/ names an older best
+        checkpoints.Folder(workdir / "best", keep=3) as best_folder,  # for the older states in last/
     ):
         meter, looping = Meter(start, schedule.steps), time.perf_counter()
         opened = looping - seconds
 
         def save(state: TrainState) -> float:
             began = time.perf_counter()
-            best_folder.wait()  # a state in last/ must never name a best that is not on disk
+            best_folder.wait()  # the best that a state in last/ names must be on disk
             last_folder.save(int(state.step), state, {"best": best, "seconds": began - opened})
             return time.perf_counter() - began
 
@@ -220,7 +278,7 @@ def train(
                 meter.waited += waited
             else:
                 with compiling("the training step", log):
-                    memory.check(programs[count], state, source.resident, batch, key)
+                    memory.insist_it_fits(programs[count], state, source.resident, batch, key)
                     state, measured = programs[count](state, source.resident, batch, key)
                     jax.block_until_ready(measured)
                 started.add(count)
@@ -260,11 +318,14 @@ def train(
 def resume(
     workdir: Path, fresh: TrainState, log: Callable[[str], None] = print
 ) -> tuple[TrainState, dict[str, Any], float]:
-    """The newest good state of a run, its best validation score and the seconds spent so far; `fresh` if there is none."""
-    found = checkpoints.restore(workdir / "last", fresh, damaged=lambda text: log(f"warning: {text}"))
-    if not found:
+    """The newest undamaged state of a run, its best validation {"score", "step"} and the seconds spent so far.
+
+    If there is none, the state is `fresh`. `log` gets warnings about damaged checkpoints.
+    """
+    restored = checkpoints.restore(workdir / "last", fresh, damaged=lambda text: log(f"warning: {text}"))
+    if not restored:
         return fresh, {"score": -1.0, "step": 0}, 0.0
-    state, notes = found
+    state, notes = restored
     step = notes["best"]["step"]
     fault = manifest.find_fault(workdir / "best" / str(step)) if step else ""
     if fault:
@@ -273,7 +334,7 @@ def resume(
 
 
 def _due(step: int, schedule: Schedule) -> bool:
-    """Whether the state of this step is to be validated."""
+    """Whether a validation follows this step."""
     return step > 0 and (step % schedule.validate_every == 0 or step == schedule.steps)
 
 

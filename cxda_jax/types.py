@@ -1,4 +1,4 @@
-"""The vocabulary of the package: images, episodes, methods, and the one kind of error a user can cause."""
+"""The types that all parts share: images, episodes and methods."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -9,30 +9,15 @@ from flax import struct
 
 Array = jax.Array
 Variables = Mapping[str, Any]  # {"params": ..., "batch_stats": ...}
-Adapted = Any  # whatever a method's adapt() hands to its predict(): a pytree
-
-
-class UserError(ValueError):
-    """A mistake outside the code (a config field, a file, a command line): one line that names the field, the value
-    and the fix. Launchers print it without a traceback and exit with code 2."""
-
-
-def brief(text: str, most: int = 60) -> str:
-    """The text for a message of one line: of a long one the middle is left out."""
-    head = 2 * most // 3
-    return text if len(text) <= most else f"{text[:head]}...{text[head + 3 - most :]}"
-
-
-def printable(text: str) -> str:
-    """The text with escapes, such as \\x1b and \\udce9, for what is no character to see: a file's name may hold any bytes."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+Adapted = Any  # the pytree that a method's adapt() returns and its predict() takes; each method has its own
 
 
 class Images(struct.PyTreeNode):
-    """What a device may see. Batch axes come from vmap, never from signatures.
+    """Images without labels, as a device has them. Functions take one set; vmap makes further axes.
 
-    pixels: [n, height, width, channels], uint8 in 0..255 or float in 0..1; networks normalise them.
-    domain: [n] integers, read only by methods that declare `uses_domains`.
+    Attributes:
+      pixels: [n, h, w, c], uint8 in 0..255 or floats in 0..1; networks normalise them.
+      domain: integers [n], which only methods with `uses_domains` read.
     """
 
     pixels: Array
@@ -40,35 +25,59 @@ class Images(struct.PyTreeNode):
 
 
 class Episode(struct.PyTreeNode):
-    """A task with its answers. Labels reach loss() and metrics only, never adapt() or predict()."""
+    """A task with its labels, which only loss() and metrics get.
+
+    Attributes:
+      support: unlabelled images to adapt to.
+      query: images to classify.
+      label: class numbers of the queries, int32 [n_query].
+      support_label: class numbers of the support, int32 [n_support], for losses that learn from them in meta-training.
+    """
 
     support: Images
     query: Images
-    label: Array  # [n_query]
-    support_label: Array  # [n_support], for losses that supervise the support in meta-training
+    label: Array
+    support_label: Array
 
 
 class Method(NamedTuple):
-    """An adaptation method as a record of pure functions; a variant is written `base._replace(...)`.
+    """An adaptation method as a record of pure functions. A variant is written base._replace(...).
 
-    adapt() sees the support alone and predict() treats each query independently of the others, so the pair is at once
-    the evaluation, the device interface and the unit that is timed. Nothing is mutated: resetting after a task means
-    dropping what adapt() returned.
+    adapt() gets the support alone, and predict() treats each query independently of the others. A device would run these
+    two functions; evaluation and timing do the same. They change none of their arguments, so the next task starts again
+    from the checkpoint.
+
+    Attributes:
+      name: as in the registry METHODS.
+      version: changes whenever results may change.
+      init: (key, example images) -> new variables.
+      loss: (variables, episode, key) -> (loss, {"logits": [n_query, classes], "batch_stats": the new running statistics}).
+      adapt: (variables, support, key) -> a pytree for predict().
+      predict: (adapted, query) -> logits [n_query, classes].
+      attention: (adapted, query) -> weights [n_query, heads, n_support] whose rows sum to one; None: it does not attend.
+      feed_forward: it adapts without back-propagation, so all tasks share their weights and can be one batch.
+      stochastic: adapt() draws from its key.
+      uses_support: adapt() looks at the support.
+      uses_domains: it reads Images.domain.
+      trains_as: the method whose checkpoint it starts from, if it has no training of its own.
+      trains_mixed: it trains on shuffled images of all domains, as many a step as an episode holds.
+      calibrate: (variables, training images [n, h, w, c]) -> variables for adapt(), with what it needs to know of the
+        training data; None: adapt() takes the checkpoint.
+      also: further predictions (adapted, query) -> logits that get scores too, by name.
     """
 
     name: str
-    version: str  # moves whenever results may move
-    init: Callable[[Array, Images], Variables]  # (key, example images)
-    loss: Callable[[Variables, Episode, Array], tuple[Array, Any]]  # (.., .., key) -> loss, {"batch_stats", "logits"}
-    adapt: Callable[[Variables, Images, Array], Adapted]  # (.., support, key)
-    predict: Callable[[Adapted, Images], Array]  # logits [n_query, num_classes]
-    attention: Callable[[Adapted, Images], Array] | None = None  # weights [n_query, heads, n_support], rows sum to 1
-    feed_forward: bool = True  # adapts without back-propagation; tasks share their weights and can be batched
-    stochastic: bool = False  # adapt() draws from its key: equal keys give equal answers, others may not
-    uses_support: bool = True  # adapt() looks at the support
-    uses_domains: bool = False  # reads Images.domain
-    trains_as: str = ""  # the method whose checkpoint it starts from, when it has no training of its own
-    trains_mixed: bool = False  # trains on shuffled images of all domains, as many a step as an episode holds
-    # (checkpoint, training images) -> variables with what adapt() needs to know of the training data
+    version: str
+    init: Callable[[Array, Images], Variables]
+    loss: Callable[[Variables, Episode, Array], tuple[Array, Any]]
+    adapt: Callable[[Variables, Images, Array], Adapted]
+    predict: Callable[[Adapted, Images], Array]
+    attention: Callable[[Adapted, Images], Array] | None = None
+    feed_forward: bool = True
+    stochastic: bool = False
+    uses_support: bool = True
+    uses_domains: bool = False
+    trains_as: str = ""
+    trains_mixed: bool = False
     calibrate: Callable[[Variables, Array], Variables] | None = None
-    also: Mapping[str, Callable[[Adapted, Images], Array]] = MappingProxyType({})  # other predictions worth a score
+    also: Mapping[str, Callable[[Adapted, Images], Array]] = MappingProxyType({})

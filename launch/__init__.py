@@ -1,13 +1,8 @@
-"""The commands. This file runs before any of them, whose imports take seconds: signals are watched from here on, and
---help is answered without those imports."""
+"""The commands, a file each: python -m launch.train, or `cxda train` where the package is installed."""
 
 import sys
 
-from launch import stops
+from cxda_jax import stops
 
-if sys.argv[:1] == ["-m"]:  # so it stands while Python looks for the module that it shall run
+if sys.argv[:1] == ["-m"]:  # while Python looks for the module that it will run
     stops.watch_imports()
-    if {"--help", "-help", "-h"} & set(sys.argv[1:]):
-        from launch import usage
-
-        usage.show(sys.orig_argv[-len(sys.argv)].removeprefix("-m"))

@@ -1,236 +1,146 @@
-"""What the launchers share: reading `--config=file.py:variant --config.field=value`, and one line for a user's mistake."""
+"""What the commands share: flags, --config.field=value, and one line for a user's mistake.
 
-import ast
+Nothing heavy is imported here or at the top of a command, so that --help answers at once.
+"""
+
 import contextlib
-import difflib
-import hashlib
 import io
-import json
 import os
-import platform
-import runpy
 import select
 import signal
-import stat
 import sys
-import textwrap
 import traceback
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import jax
 from absl import app, flags, logging
-from ml_collections import ConfigDict
 
-from configs import common
-from cxda_jax import backend
-from cxda_jax.reading import reason, system_fault
-from cxda_jax.types import UserError, brief, printable
-from launch import stops
-from launch.usage import data_folder
+from cxda_jax import stops
+from cxda_jax.disk.reading import system_fault
+from cxda_jax.errors import UserError, brief, printable
 
 _DEBUG = flags.DEFINE_bool("debug", False, "Show a traceback with errors.")
-DATA_DIR = flags.DEFINE_string("data_dir", data_folder(), "Where generated and prepared data sets are kept.")
+_HELP_CONFIG = flags.DEFINE_bool("help_config", False, "List the fields of configs, with what each may be, and end.")
+DATA_DIR = flags.DEFINE_string(
+    "data_dir", os.environ.get("CXDA_DATA_DIR") or str(Path.home() / ".cache" / "cxda_jax"),
+    "Where generated and prepared data sets are kept; $CXDA_DATA_DIR sets it too.",
+)  # fmt: skip
 _DETERMINISTIC = flags.DEFINE_bool(
     "deterministic", False, "On GPUs, give the same bits in every run, more slowly; CPUs always do."
 )
-_overrides: list[tuple[str, str]] = []
+CHANGES: list[tuple[str, str]] = []  # --config.field=value of the command line
+
+
+# Flags of several commands. A process that imports several commands, as tests do, shares them: allow_override says so.
+
+
+def define_runs() -> Any:
+    return flags.DEFINE_list(
+        "runs", [], "Run directories: quoted patterns, such as 'runs/glyphs/*/*'.", allow_override=True
+    )
+
+
+def insist_on_runs(patterns: list[str]) -> list[str]:
+    return insist(patterns, "--runs", "give a run directory or a quoted pattern such as 'runs/glyphs/*/*'")
+
+
+def insist(value: Any, flag: str, fix: str) -> Any:
+    """The value of a flag that must be given."""
+    if not value:
+        raise UserError(f"{flag} is missing; {fix}")
+    return value
+
+
+def define_against(text: str) -> Any:
+    return flags.DEFINE_string("against", None, text, allow_override=True)
+
+
+def define_benchmark(text: str) -> Any:
+    return flags.DEFINE_string("benchmark", None, text, allow_override=True)
+
+
+def define_other_data() -> Any:
+    return flags.DEFINE_bool(
+        "other_data", False, allow_override=True,
+        help="The data differ from those that the run was trained on, and are meant to; results are marked.",
+    )  # fmt: skip
 
 
 def run(main: Callable[[], None]) -> None:
-    """Runs a launcher. A UserError or a wrong flag prints one line and exits with 2."""
+    """Runs a command. A UserError or a wrong flag prints one line and exits with 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the name of a file may hold any bytes
-
-    def parse(argv: Sequence[str]) -> Sequence[str]:
-        try:
-            rest = flags.FLAGS(_take_overrides(argv))
-        except (flags.Error, UserError) as e:
-            _fail(str(e))
-        except SystemExit:  # of --helpfull and its like, which absl ends with 1
-            sys.exit(0)
-        if len(rest) > 1:
-            _fail(f"unexpected argument {rest[1]!r}; flags are written --name=value")
-        return rest
-
-    def guarded(_: Sequence[str]) -> None:
-        if not _DEBUG.value:
-            logging.set_verbosity(logging.FATAL)  # orbax tells of every file it opens, and of a full disk in pages
-            sys.excepthook = _pass_over_orbax
-        if _DETERMINISTIC.value:
-            backend.make_deterministic()
-        try:
-            stops.watch()
-            _explained(main)
-        except stops.Stopped as e:
-            stops.say(stops.LINE.format(e.name))
-            sys.exit(e.code)
-        finally:
-            stops.unwatch()
-
     try:
-        app.run(guarded, flags_parser=parse)
+        app.run(lambda _: _guarded(main), flags_parser=_parse)
     finally:
         _flush()
 
 
-def _explained(main: Callable[[], None]) -> None:
-    """Runs it, and makes one line of what a user or the system did wrong."""
+def _parse(argv: Sequence[str]) -> Sequence[str]:
+    try:
+        rest = take_changes(argv)
+        if any(argument in ("--help_config", "-help_config") for argument in rest):
+            from cxda_jax import config
+
+            print(config.table())
+            sys.exit(0)
+        rest = flags.FLAGS(rest)
+    except (flags.Error, UserError) as e:
+        _fail(str(e))
+    except SystemExit:  # absl ends --help with 1
+        sys.exit(0)
+    if len(rest) > 1:
+        _fail(f"unexpected argument {rest[1]!r}; flags are written --name=value")
+    return rest
+
+
+def _guarded(main: Callable[[], None]) -> None:
+    if not _DEBUG.value:
+        logging.set_verbosity(logging.FATAL)  # orbax tells of every file it opens, and of a full disk in pages
+        sys.excepthook = _pass_over_orbax
     try:
         main()
+    except stops.Stopped as e:
+        stops.say(stops.LINE.format(e.name))
+        sys.exit(e.code)
     except (UserError, OSError) as e:
         if isinstance(e, BrokenPipeError) and _is_unread():
             sys.exit(128 + signal.SIGPIPE)
         if _DEBUG.value:
             traceback.print_exc()
         _fail(system_fault(e) if isinstance(e, OSError) else str(e))
+    finally:
+        stops.unwatch()
 
 
-def _flush() -> None:
-    """Writes out what was printed, before Python does: where nobody reads it any more, that would print pages."""
-    try:
-        if sys.stdout:
-            sys.stdout.flush()
-    except OSError as e:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(e, BrokenPipeError):
-            _fail(system_fault(e))
+def insist_that_all_ended_well(failures: Sequence[str], total: int, what: str) -> None:
+    """Raises a UserError at the end of work of which some failed."""
+    if failures:
+        raise UserError(f"{len(failures)} of {total} {what}; the first: {failures[0]}")
 
 
-def _is_unread() -> bool:
-    """Whether whoever read our output has closed it, as `head` does."""
-    output = select.poll()
-    output.register(1, 0)
-    return any(event & select.POLLERR for _, event in output.poll(0))
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Around a command's imports, which take seconds. Until they end a signal ends the process at once; then it is watched."""
+    yield
+    if _DETERMINISTIC.value:
+        from cxda_jax import backend
+
+        backend.make_deterministic()
+    stops.watch()
 
 
-def keep_compiled() -> None:
-    """Has JAX keep compiled programs for later processes, in $JAX_COMPILATION_CACHE_DIR or the user's cache folder.
-
-    What is loaded from there is run, so nobody else may be able to write there.
-    """
-    named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(named) if named else Path(home) / "cxda_jax" / "compiled" / _machine()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError:
-        return  # a machine without a home folder compiles anew
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UserError(
-            f"{folder}: others can write to this folder of compiled programs; chmod 700 it, or name another in "
-            "$JAX_COMPILATION_CACHE_DIR"
-        )
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+def no_changes() -> None:
+    """Raises a UserError where a command that takes no --config.field=value is given one."""
+    for name, _ in CHANGES:
+        raise UserError(f"--config.{brief(name)}: this command changes no field of a config; leave it out")
 
 
-def _machine() -> str:
-    """A name for machines that can run each other's programs: homes are shared between others too."""
-    facts = [platform.machine()]
-    if Path("/proc/cpuinfo").exists():
-        facts += [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith(("model name", "flags"))][
-            :2
-        ]
-    return hashlib.sha256("".join(facts).encode()).hexdigest()[:12]
-
-
-def load_config(spec: str) -> ConfigDict:
-    """Reads `file.py:variant` and applies the command line's --config.field=value overrides to it."""
-    path, _, variant = spec.partition(":")
-    if not os.path.isfile(path):
-        near = difflib.get_close_matches(path, [str(p) for p in Path("configs").glob("*.py")], n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else "run from the repository's root, or give the file's path"
-        raise UserError(f"--config={brief(spec)}: no file {brief(path) or repr('')}; {hint}")
-    try:
-        get_config = runpy.run_path(path).get("get_config")
-        config: Any = get_config(variant or None) if get_config else None
-    except Exception as e:
-        if _DEBUG.value:
-            traceback.print_exc()
-        # A ValueError is what a config says to the user; the others are slips in it.
-        what = reason(e, 120) if isinstance(e, ValueError) else f"{type(e).__name__}: {reason(e)}; --debug shows where"
-        raise UserError(f"--config={brief(spec)}: {what}") from e
-    if not get_config:
-        raise UserError(f"--config={brief(spec)}: defines no get_config(argument); see configs/glyphs.py")
-    lacking = [k for k in common.default() if not isinstance(config, ConfigDict) or k not in config]
-    if lacking:
-        found = f"a config without {lacking[0]}" if isinstance(config, ConfigDict) else f"a {type(config).__name__}"
-        raise UserError(f"--config={brief(spec)}: get_config() returns {found}; start from configs.common.default()")
-    for name, text in _overrides:
-        override(config, name, text)
-    return config
-
-
-def resolve(config: ConfigDict) -> dict[str, Any]:
-    """Plain nested dicts of what JSON can hold, so that a saved config equals the one in use."""
-    return json.loads(json.dumps(config.to_dict()))
-
-
-def overrides(allowed: Sequence[str]) -> list[tuple[str, str]]:
-    """The command line's --config.field=value pairs, for a launcher that lets only some groups be changed."""
-    for name, _ in _overrides:
-        if name.partition(".")[0] not in allowed:
-            can = ", ".join(allowed) or "no field"
-            raise UserError(f"--config.{brief(name)}: a trained run fixes it; this command can change {can}")
-    return list(_overrides)
-
-
-def override(config: ConfigDict, name: str, text: str) -> None:
-    """Sets the dotted field `name` to `text`, read as the type of the present value."""
-    parent = node = config
-    parts = name.split(".")
-    for depth, part in enumerate(parts):
-        if not isinstance(node, ConfigDict) or part not in node:
-            at = ".".join(["config", *parts[:depth]])
-            if not isinstance(node, ConfigDict):
-                raise UserError(
-                    f"--config.{brief(name)}: {at} is a single value, it has no field {brief(repr(part), 30)}"
-                )
-            near = difflib.get_close_matches(part, list(node), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"fields: {', '.join(sorted(node))}"
-            message = f"--config.{brief(name)}: {at} has no field {brief(repr(part), 30)}; {hint}"
-            raise UserError(textwrap.shorten(message, 200, placeholder=" ..."))
-        parent, node = node, node[part]
-    if isinstance(node, ConfigDict):
-        raise UserError(f"--config.{name} is a group; set one of its fields: {', '.join(sorted(node))}")
-    parent[parts[-1]] = _read(name, text, node)
-
-
-def _read(name: str, text: str, present: Any) -> Any:
-    kind = type(present)
-    try:
-        if kind is bool:
-            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        if kind is tuple:
-            value = _literal(text)
-            if not isinstance(value, tuple) or {type(v) for v in value} - {type(p) for p in present}:
-                raise ValueError
-        else:
-            value = kind(text)
-        # Of numbers, those that JSON gives back and 64 bits hold: not nan either.
-        if not all(abs(v) < 2**63 for v in (value if kind is tuple else [value]) if isinstance(v, int | float)):
-            raise ValueError
-        return value
-    except (KeyError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        what = "finite float" if kind is float else kind.__name__
-        raise UserError(f"--config.{name}={brief(text)}: expected a {what} such as {present!r}") from None
-
-
-def _literal(text: str) -> Any:
-    if len(text) > 1000:  # no tuple of settings is; the parser's memory and stack would be the limit
-        raise ValueError
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "\\d" and the like; a message is one line
-        return ast.literal_eval(text)
-
-
-def _take_overrides(argv: Sequence[str]) -> list[str]:
-    """Moves --config.field=value out of argv, which absl knows nothing of."""
-    rest, _overrides[:] = [], []
+def take_changes(argv: Sequence[str]) -> list[str]:
+    """Moves --config.field=value from argv to CHANGES, since absl knows nothing of it."""
+    rest, CHANGES[:] = [], []
     arguments = iter(argv)
     for argument in arguments:
         stem = argument.lstrip("-")
@@ -241,12 +151,30 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
         text = text if equals else next(arguments, None)
         if text is None:
             raise UserError(f"--config.{brief(name)} has no value; write --config.{brief(name)}=VALUE")
-        _overrides.append((name, text))
+        CHANGES.append((name, text))
     return rest
 
 
+def _flush() -> None:
+    """Writes out what was printed. Python would do so at its end too, but with pages of errors where nobody reads."""
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except OSError as e:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(e, BrokenPipeError):
+            _fail(system_fault(e))
+
+
+def _is_unread() -> bool:
+    """Whether the reader of our output has closed it, as `head` does."""
+    output = select.poll()
+    output.register(1, 0)
+    return any(event & select.POLLERR for _, event in output.poll(0))
+
+
 def _pass_over_orbax(kind: type[BaseException], e: BaseException, trace: Any) -> None:
-    """Its writing threads, once one has failed, print this for each array; the failure itself is raised where it is waited for."""
+    """Leaves out what orbax's writing threads print for each array once one has failed. The failure itself is raised later."""
     if str(e) != "Event loop is closed":
         sys.__excepthook__(kind, e, trace)
 

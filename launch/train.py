@@ -20,198 +20,38 @@ workdir then holds:
 Compiled programs are kept in ~/.cache/cxda_jax/compiled, or where $JAX_COMPILATION_CACHE_DIR says.
 """
 
-import functools
-import json
-from pathlib import Path
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 from absl import flags
 
-from cxda_jax import artefact, backend, checkpoints, cost, files, memory, train
-from cxda_jax.analysis.sheet import draw_strips
-from cxda_jax.experiment import Experiment, as_fields, build, config_hash, start_from_weights
-from cxda_jax.progress import duration, say
-from cxda_jax.types import UserError, Variables
-from launch import cli, identity, stops
-from launch.evaluate import compiled, device, evaluate_run, score, table
-from launch.examples import corrections
-from launch.runs import Job, restore_best
+from . import cli
 
-_CONFIG = flags.DEFINE_string("config", None, "configs/NAME.py:METHOD[,smoke]", required=True)
+_CONFIG = flags.DEFINE_string("config", None, "NAME:METHOD[,smoke], or a file of yours in place of NAME.")
 flags.adopt_module_key_flags(cli)
-flags.adopt_module_key_flags(identity)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept.", required=True)
+_OTHER_DATA = cli.define_other_data()
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept.")
 _REPLAY = flags.DEFINE_integer(
     "replay_step", None, "Train nothing: show the episode of this step, and its loss under the run's newest state.",
     lower_bound=0,
 )  # fmt: skip
 
 
-@memory.named("train.tasks_per_step, net.width, episode.* or evaluation.per_call")
 def main() -> None:
+    with cli.loading():
+        from pathlib import Path
+
+        from cxda_jax import backend, config
+        from cxda_jax.study import training
     backend.keep_freed_memory()
-    cli.keep_compiled()
-    compilations = cost.Compilations()
-    workdir = Path(_WORKDIR.value)
-    config = cli.resolve(cli.load_config(_CONFIG.value))
-    experiment = build(config, cli.DATA_DIR.value)
-    method = experiment.method
-    if method.trains_as:
-        raise UserError(
-            f"method {method.name!r} starts from the runs of {method.trains_as!r} and trains nothing; train that, then "
-            f"python -m launch.evaluate --runs=... --methods={method.name}"
-        )
-    state = train.init_state(method, experiment.optimizer, config["seed"], experiment.example)
-    state = state.replace(variables=start_from_weights(config, state.variables))
-    if _REPLAY.value is not None:
-        print(replay(experiment, state, workdir, _REPLAY.value))
-        return
-    make_workdir(workdir)
-    with files.locked(workdir), as_fields(config, "train"):
-        files.refuse_links(workdir)
-        record = identity.claim(workdir, config, experiment.store, identity.OTHER_DATA.value, say)
-        try:
-            run(experiment, state, workdir, compilations, record)
-        except train.NotFinite as e:
-            raise UserError(
-                f"{e}; the same command with --replay_step={e.step} shows its episode; a lower optimizer.learning_rate may help"
-            ) from None
-
-
-def run(
-    experiment: Experiment,
-    state: train.TrainState,
-    workdir: Path,
-    compilations: cost.Compilations,
-    record: identity.Record,
-) -> None:
-    """Trains, keeps the best weights as files of their own, and tests them."""
-    config, method = experiment.config, experiment.method
-    evaluator = compiled(experiment)
-
-    def validate(variables: Variables) -> float:
-        with stops.let_go():
-            tasks = score(experiment, evaluator, variables, "val", config["evaluation"]["val_tasks"])
-        return getattr(tasks, config["evaluation"]["select"])
-
-    say(describe(experiment))
-    with stops.hold() as stopping:
-        spent = train.train(
-            method,
-            experiment.optimizer,
-            experiment.weak,
-            experiment.source,
-            experiment.train_plans,
-            state,
-            config["seed"],
-            experiment.schedule,
-            validate,
-            workdir,
-            log=say,
-            stopping=stopping,
-        )
-    if spent.steps:
-        passport = describe_cost(spent, compilations, config["net"]["dtype"])
-        files.write_text(workdir / "cost.json", json.dumps(passport, indent=1) + "\n")
-        say(cost_line(passport))
-    steps = experiment.schedule.steps
-    record = record._replace(steps=steps, reached_step=steps)
-    job = Job(workdir, workdir, method.name, config, record, record.marks)
-    variables, notes = restore_best(job, experiment)
-    hashes = {"config_hash": config_hash(config), "data_hash": experiment.store.sha256}
-    artefact.write_model(workdir / "model", variables, config, {**notes, **hashes}, record._asdict())
-    row = evaluate_run(job, experiment, evaluator)
-    say("\n".join(filter(None, [table([row]), corrections(row)])))
-
-
-def replay(experiment: Experiment, fresh: train.TrainState, workdir: Path, step: int) -> str:
-    """Draws the episodes of a step and says what loss they have; trains nothing, and takes a run that is under way too."""
-    if not (workdir / "config.json").exists():
-        raise UserError(f"--workdir={workdir}: no run there, --replay_step shows an episode of one; train it first")
-    identity.check_config(workdir, experiment.config)
-    identity.check_data(workdir, identity.read_record(workdir), experiment.store, identity.OTHER_DATA.value)
-    if step >= experiment.schedule.steps:
-        raise UserError(f"--replay_step={step}: the run has {experiment.schedule.steps} steps, numbered from 0")
-    store, plan = experiment.store, experiment.train_plans(step)
-    state, _ = checkpoints.restore(workdir / "last", fresh) or (fresh, {})
-    known, call = int(state.step), functools.partial(
-        train.train_call, experiment.method, experiment.optimizer, experiment.weak, experiment.source, 1
-    )  # fmt: skip
-    batch = next(iter(experiment.source.batches(experiment.train_plans, step, step + 1)))
-    after, measured = backend.jit(call)(
-        state.replace(step=jnp.asarray(step, jnp.int32)),
-        experiment.source.resident,
-        batch,
-        jax.random.key(experiment.config["seed"]),
+    backend.keep_compiled()
+    spec = cli.insist(_CONFIG.value, "--config", "name one, such as --config=glyphs:cxda")
+    workdir = cli.insist(
+        _WORKDIR.value, "--workdir", "name the folder of the run, such as --workdir=runs/glyphs/cxda/0"
     )
-    strips, domains = [], store.row_domains()
-    for support, query in zip(*plan, strict=True):
-        for what, rows in (("support", support), ("query", query)):
-            for domain in dict.fromkeys(domains[rows].tolist()):
-                chosen = rows[domains[rows] == domain]
-                names = [store.info.class_names[label] for label in store.labels[chosen]]
-                strips.append((f"{what}, {store.domain_names[domain]}", store.images[chosen], names))
-    path = workdir / f"step{step}.png"
-    files.write_whole(path, lambda partial: draw_strips(partial, strips))
-    whose = "" if known == step else f", with the weights of step {known}"
-    finite = "" if bool(after.finite) else "; it or its gradients are NOT FINITE"
-    return f"step {step}: loss {float(measured['loss']):.6g}, accuracy {float(measured['accuracy']):.3f}{whose}{finite}; {path}"
-
-
-def describe_cost(spent: train.Spent, compilations: cost.Compilations, dtype: str) -> dict[str, Any]:
-    """What the training of this process cost, and the share of the machine's matrix-product peak that its steps reached."""
-    peak = cost.matmul_peak(dtype=jnp.dtype(dtype))
-    memory, where = cost.peak_memory()
-    return {
-        "seconds": spent.seconds,
-        "validating_s": spent.validating,
-        "saving_s": spent.saving,
-        "waiting_for_data_s": spent.waiting,
-        "compiling_s": compilations.seconds,
-        "programs": compilations.programs,
-        "programs_from_cache": compilations.cached,
-        "steps": spent.steps,
-        "steps_per_s": spent.steps_per_s,
-        "step_gflop": spent.step_flops / 1e9,
-        "peak_gflop_per_s": peak / 1e9,
-        "of_peak": spent.step_flops * spent.steps_per_s / peak,
-        "bytes_to_device_per_step": spent.step_bytes,
-        "peak_memory_bytes": memory,
-        "memory_of": where,
-        "dtype": dtype,
-        "device": device(),
-    }
-
-
-def cost_line(c: dict[str, Any]) -> str:
-    return (
-        f"cost: {duration(c['seconds'])} for {c['steps']} steps ({duration(c['validating_s'])} validating, "
-        f"{c['saving_s']:.1f}s saving, {c['waiting_for_data_s']:.1f}s waiting for data); compiled in "
-        f"{c['compiling_s']:.1f}s, {c['programs_from_cache']} of {c['programs']} programs from the cache\n"
-        f"      {c['steps_per_s']:.1f} steps/s, {c['step_gflop']:.1f} GFLOP each: {c['of_peak']:.0%} of the {c['dtype']} "
-        f"matrix-product peak; {c['peak_memory_bytes'] / 1e9:.1f} GB of {c['memory_of']} memory at most; "
-        f"{c['bytes_to_device_per_step']:,} bytes to the device a step"
-    )
-
-
-def make_workdir(workdir: Path) -> None:
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        files.write_text(workdir / ".writable", "")
-        (workdir / ".writable").unlink(missing_ok=True)
-    except OSError as e:
-        raise UserError(f"--workdir={workdir}: cannot be written ({e.strerror}); choose another") from None
-
-
-def describe(experiment: Experiment) -> str:
-    c, s = experiment.config, experiment.store
-    counts = ", ".join(f"{len(s.domains(split))} {split}" for split in ("train", "val", "test"))
-    return (
-        f"{c['method']} on {s.info.name}: {len(s.labels)} images of {s.num_classes} classes; domains: {counts}; "
-        f"{experiment.schedule.steps} steps, seed {c['seed']}"
-    )
+    where = {"workdir": Path(workdir), "data_dir": cli.DATA_DIR.value, "other_data": _OTHER_DATA.value}
+    resolved = config.read(spec, cli.CHANGES)
+    if _REPLAY.value is None:
+        training.train_run(resolved, **where)
+    else:
+        print(training.replay(resolved, step=_REPLAY.value, **where))
 
 
 if __name__ == "__main__":

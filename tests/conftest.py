@@ -4,7 +4,6 @@ import atexit
 import os
 import shutil
 import tempfile
-from pathlib import Path
 
 # TensorFlow's start-up chatter would otherwise drown a failure.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -21,10 +20,11 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from cxda_jax.config import read
 from cxda_jax.data.store import Domain, StoreInfo, open_store, write_store
 from cxda_jax.experiment import open_data
 from cxda_jax.types import Episode, Images
-from launch import cli
+from tests.rings import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
 
 CLASSES = 4
 
@@ -99,7 +99,7 @@ def store(tmp_path):
 def data_dir(tmp_path_factory):
     """The smoke config's data set in its place, of other images."""
     folder = tmp_path_factory.mktemp("data")
-    config = cli.resolve(cli.load_config(f"{Path(__file__).parent.parent}/configs/glyphs.py:cxda,smoke"))
+    config = read("glyphs:cxda,smoke")
     config["data"] |= {"writers": [5, 5, 5], "drawings": 41}
     open_data(config, folder)
     return folder
@@ -108,6 +108,30 @@ def data_dir(tmp_path_factory):
 @pytest.fixture
 def peer():
     pytest.importorskip("torch")
-    from tests.peers import torch_peer
+    from cxda_jax.bench import torch_peer
 
     return torch_peer
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory):
+    """A folder with a finished smoke run of cxda and its data, and what the command printed."""
+    from tests.commands import command
+
+    folder = tmp_path_factory.mktemp("smoke")
+    return folder, command(
+        "train", "--config=glyphs:cxda,smoke", f"--workdir={folder}/run", f"--data_dir={folder}/data"
+    )
+
+
+@pytest.fixture(scope="session")
+def erm_run(smoke):
+    """A finished smoke run of erm beside the one of cxda."""
+    from tests.commands import command
+
+    folder, _ = smoke
+    command(
+        "train", "--config=glyphs:erm,smoke", f"--workdir={folder}/erm", f"--data_dir={folder}/data",
+        "--config.cotta.copies=2", "--config.finetune.steps=2", "--config.finetune.rate=1.0",
+    )  # fmt: skip
+    return folder / "erm"

@@ -1,50 +1,49 @@
 """Lines that a user reads: how tests provoke, take, compare and measure them."""
 
+import contextlib
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cxda_jax import manifest
-from launch import cli, identity
+from cxda_jax.config import read
+from cxda_jax.disk import manifest
+from cxda_jax.errors import UserError
+from cxda_jax.study import identity
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 200
 HTML = b"<!DOCTYPE html><html>Google Drive - Virus scan warning</html>"
 
 
-def one_line(error, tmp) -> str:
-    """The message as a launcher prints it, with {tmp} for the folder, whose length is the machine's."""
-    line = " ".join(str(error).split()).replace(str(tmp), "{tmp}")
-    assert len(line) <= LONGEST, f"{len(line)} characters: {line}"
+def one_line(error, *folders) -> str:
+    """The message as a launcher prints it, which is short but for the folders' names: {tmp} stands for them."""
+    line = " ".join(str(error).split())
+    for folder in folders:
+        line = line.replace(str(folder), "{tmp}")
+    assert 10 < len(line) <= LONGEST, f"{len(line)} characters: {line[:300]}"
     return line
 
 
-def is_as(line, expected) -> bool:
-    """Equal, but that (...) stands for the words of a library, which another version of it may choose otherwise."""
-    before, words, after = expected.partition("(...)")
-    if not words:
-        return line == expected
-    return line.startswith(f"{before}(") and line.endswith(f"){after}") and len(line) > len(expected)
+@contextlib.contextmanager
+def refused(match, *folders):
+    """The block raises a UserError of one short line, in which the regular expression is found."""
+    with pytest.raises(UserError) as error:
+        yield
+    assert re.search(match, line := one_line(error.value, *folders)), line
 
 
-def parametrised(cases):
-    return pytest.mark.parametrize("number", range(len(cases)), ids=lambda i: cases[i][0].replace(" ", "_"))
+def cases(arguments, rows):
+    """One test for each row: its first value is the test's name, the others are the arguments."""
+    return pytest.mark.parametrize(arguments, [pytest.param(*row[1:], id=row[0].replace(" ", "_")) for row in rows])
 
 
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch):
     monkeypatch.chdir(ROOT)
-
-
-def assert_short(error, *folders):
-    """One line, once its whitespace is folded as the launchers do, that a terminal shows whole."""
-    message = " ".join(str(error).split())
-    for folder in folders:
-        message = message.replace(str(folder), "")
-    assert 10 < len(message) <= 200, f"{len(message)}: {message[:300]}"
 
 
 def edit_json(path, change):
@@ -86,7 +85,7 @@ def write_run(folder, data_hash="1"):
     """A run and its result, of random predictions."""
     rng = np.random.default_rng(0)
     labels, predictions = rng.integers(0, 3, (2, 10, 4))
-    config = cli.resolve(cli.load_config("configs/glyphs.py:cxda,smoke"))
+    config = read("glyphs:cxda,smoke")
     config["data"] |= {"writers": [5, 5, 5], "drawings": 41}
     folder.mkdir(parents=True)
     write_config(folder, config, data_hash)

@@ -1,34 +1,27 @@
-"""Small networks, their inputs and weights, and how near to PyTorch's they must be."""
+"""Small networks and methods, their inputs and weights, and how near to PyTorch's they must be."""
 
+import functools
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
+from cxda_jax import experiment
+from cxda_jax.config import default
+from cxda_jax.data.store import DomainStore
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
-from cxda_jax.nets.initial import uniform
-from cxda_jax.types import Episode, Images
+from cxda_jax.types import Episode, Images, Method
+from docs.examples import entries
+from tests import conftest
 
 FEMNIST, CIFAR = ((28, 28, 1), 62), ((32, 32, 3), 10)
 SHAPES = pytest.mark.parametrize(("shape", "classes"), [FEMNIST, CIFAR], ids=["femnist", "cifar"])
 KEY = jax.random.key(0)
-
-
-class PatchTrunk(nn.Module):
-    """Of what the package's own networks do not have: parameters that are in no layer, layers over several axes, and no
-    normalisation."""
-
-    @nn.compact
-    def __call__(self, x, batch=False):
-        x = nn.Conv(32, (4, 4), (4, 4), name="patches", **uniform(16 * x.shape[-1]))(x)
-        x = x + self.param("position", nn.initializers.normal(0.5), x.shape[1:])
-        x = nn.relu(nn.DenseGeneral((2, 4), **uniform(32))(x))
-        return nn.DenseGeneral(16, (-2, -1), **uniform(2 * 4))(x)
 
 
 def make_net(shape, classes, width=16, **options) -> Classifier:
@@ -56,19 +49,79 @@ def make_episode(shape, classes, support=12, query=8, seed=1) -> Episode:
 
 
 def fill(shapes, seed=9):
-    """Values for a tree of shapes: sizes as at the start, but no zeros and ones, so that leaving one out shows."""
+    """Random values for a tree of shapes, as large as initial ones. None is 0 or 1, so that a missing operation shows."""
     rng = np.random.default_rng(seed)
 
-    def draw(path, leaf):
+    def value(path, leaf):
         name, fan_in = path[-1].key, max(1, math.prod(leaf.shape[:-1]))
         low, high = (0.8, 1.2) if name in ("scale", "var") else (-(fan_in**-0.5), fan_in**-0.5)
         return jnp.asarray(rng.uniform(low, high, leaf.shape) * (0.2 if leaf.ndim == 1 and low < 0 else 1), jnp.float32)
 
-    return jax.tree_util.tree_map_with_path(draw, shapes)
+    return jax.tree_util.tree_map_with_path(value, shapes)
 
 
 def initialised(method, shape):
     return fill(jax.eval_shape(method.init, KEY, make_images(shape, 2)))
+
+
+ALL = (*experiment.METHODS, *entries.METHODS)  # with the documentation's example
+
+
+def build_method(name, features="pool", **changes) -> Method:
+    """A method at the size of a test; changes are written group__field=value."""
+    with entries.registered():
+        config = default()
+        config.method, config.net.width, config.attention.features, config.attention.heads = name, 8, features, 2
+        config.cml.width, config.finetune.steps, config.finetune.rate, config.cotta.copies = 4, 2, 5.0, 3
+        for field, value in changes.items():
+            group, _, leaf = field.partition("__")
+            config[group][leaf] = value
+        images = np.zeros((2, 16, 16, 1), np.uint8)
+        offsets = np.array([0, 2])
+        store = DomainStore(conftest.INFO, images, np.zeros(2, np.int32), offsets, ("train",), ("d0",), "")
+        return experiment.build_method(config.to_dict(), store)
+
+
+class Case(NamedTuple):
+    """A method with variables, and its functions, each compiled once for all tests of a process."""
+
+    method: Method
+    variables: Any
+    adapt: Any
+    predict: Any
+    loss: Any
+    traced: list[str]  # a name for each time that a function was traced
+
+    def answer(self, episode, key=KEY):
+        return self.predict(self.adapt(self.variables, episode.support, key), episode.query)
+
+
+@functools.cache
+def case_of(name, features="pool") -> Case:
+    method, traced = build_method(name, features), []
+
+    def compiled(function):
+        def called(*arguments):
+            traced.append(function.__name__)
+            return function(*arguments)
+
+        return jax.jit(called)
+
+    adapt, predict, loss = (compiled(f) for f in (method.adapt, method.predict, method.loss))
+    variables = {**jax.jit(method.init)(KEY, conftest.make_episode().support)}
+    # Running statistics as after some training. With initial ones hardly any ReLU of so small a network is alive, and
+    # most tests would compare constants.
+    source = loss if not method.trains_as else case_of(method.trains_as).loss
+    for seed in range(100, 120):
+        variables["batch_stats"] = source(variables, conftest.make_episode(seed), KEY)[1]["batch_stats"]
+    if method.calibrate:
+        variables = method.calibrate(variables, conftest.make_episode().query.pixels)
+    return Case(method, variables, adapt, predict, loss, traced)
+
+
+def close(a, b, tolerance=1e-5):
+    """Within `tolerance` of the larger of 1 and the largest entry, for each leaf."""
+    jax.tree.map(lambda x, y: assert_close(x, y, tolerance), a, b)
 
 
 def assert_close(ours, theirs, tolerance=1e-4):
@@ -79,7 +132,7 @@ def assert_close(ours, theirs, tolerance=1e-4):
 
 
 def gradient_error(peer, grads, module) -> float:
-    """The largest difference of any parameter's gradient, which are all compared."""
+    """The largest difference of a parameter's gradient from PyTorch's."""
     theirs = {
         n if n.startswith("att") else "net." + n.removeprefix("net."): p.grad for n, p in module.named_parameters()
     }
@@ -92,8 +145,11 @@ def gradient_error(peer, grads, module) -> float:
 
 
 def assert_within_some_draw(error_of, tolerance=1e-4):
-    """Rounding may put an activation on the other side of a ReLU's kink, or let another position win a max-pool window,
-    which sends that gradient elsewhere. It spoils the odd draw of images, where a wrong gradient spoils them all."""
+    """Asserts a small error on one of three draws of images.
+
+    Rounding may move an activation across zero before a ReLU, or change the largest position of a max-pool window. Then
+    some gradients differ. This happens on a few draws, while a wrong gradient differs on all.
+    """
     errors = []
     for seed in (2, 3, 4):
         errors.append(error_of(seed))

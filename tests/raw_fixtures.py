@@ -1,20 +1,12 @@
 """Tiny raw copies of the benchmarks in their exact layouts, with values that tell where an image came from, and the command that reads them."""
 
 import csv
-import io
 import json
-import sys
 import uuid
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
-import pytest
-from absl import flags
-from absl.testing import flagsaver
 from PIL import Image
-
-from launch import cli, prepare
 
 WNIDS = ("n01443537", "n01629819", "n02124075", "n12267677")
 CIFAR_FILES = {
@@ -190,15 +182,3 @@ WRITERS = {
     "iwildcam": write_iwildcam,
     "folder": write_folder,
 }
-
-
-def command(monkeypatch, *arguments, code=0):
-    """What launch.prepare prints, run in this process; a fault's line if code is 2."""
-    out, err = io.StringIO(), io.StringIO()
-    # Flags that launchers imported by other tests require.
-    others = [f"--{name}=unused" for name in ("config", "out", "workdir") if name in flags.FLAGS]
-    monkeypatch.setattr(sys, "argv", ["prepare", *map(str, arguments), *others])
-    with flagsaver.flagsaver(), redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as exit:
-        cli.run(prepare.main)
-    assert (exit.value.code or 0) == code, out.getvalue() + err.getvalue()
-    return err.getvalue() if code else out.getvalue()

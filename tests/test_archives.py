@@ -1,4 +1,4 @@
-"""Archives: what is whole arrives, what is hostile, damaged or cut short is one line and leaves nothing."""
+"""Archives: a whole one is extracted; a hostile, damaged or cut one costs one line and leaves nothing."""
 
 import errno
 import gzip
@@ -19,15 +19,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cxda_jax.data import archives, store
-from cxda_jax.data.archives import extract
-from cxda_jax.data.raw import Packed, find_folder
+from cxda_jax.data import store
+from cxda_jax.data.readers import archives
+from cxda_jax.data.readers.archives import extract
+from cxda_jax.data.readers.raw import Packed, find_folder
 from cxda_jax.data.store import open_store
+from cxda_jax.errors import UserError
 from cxda_jax.experiment import READERS
-from cxda_jax.types import UserError
-from launch import prepare
+from cxda_jax.study import preparing
 from tests import raw_fixtures as raws
-from tests.raw_fixtures import command
+from tests.commands import command
 
 ROOT = Path(__file__).parent.parent
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -63,6 +64,10 @@ def tree(folder):
     return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
 
 
+def contents(folder):
+    return {name: content for name, content in tree(folder).items() if content is not None}
+
+
 def fault(work):
     """The line of the UserError that work() ends with."""
     with pytest.raises(UserError) as error:
@@ -83,31 +88,25 @@ def refusal(folder, archive, limit=archives.LIMIT):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("prefix", ["", "./", "data/", "./data/"])
-def test_what_is_whole_arrives(tmp_path, suffix, prefix):
+def test_a_whole_archive_is_extracted(tmp_path, suffix, prefix):
     beside = {"__MACOSX/x": b"", "LICENSE": b"free"} if "data" in prefix else {}
     archive = pack(tmp_path / f"data{suffix}", {prefix + k: v for k, v in FILES.items()} | beside)
-    told = []
-    extract(archive, tmp_path / "raw" / "data", report=lambda what, total: told.append((what, total)) or told.append)
-    found = {k: v for k, v in tree(tmp_path / "raw" / "data").items() if v is not None}
-    assert found == FILES and told[0] == (f"MB of data{suffix}", 0)
+    target = tmp_path / "raw" / "data"
+    extract(archive, target, report=silent)
+    assert contents(target) == FILES
     assert [p.name for p in (tmp_path / "raw").iterdir()] == ["data"]
-    modes = [stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "raw" / "data").rglob("*") if p.is_file()]
-    usual = tmp_path / "usual"
-    usual.mkdir()
-    assert not any(mode & 0o7111 for mode in modes)
-    assert (tmp_path / "raw" / "data").stat().st_mode == usual.stat().st_mode
-    again = fault(lambda: extract(archive, tmp_path / "raw" / "data"))
-    assert again.endswith(f"/raw/data: is there already; delete it to extract data{suffix} again")
+    assert not any(p.stat().st_mode & 0o7111 for p in target.rglob("*") if p.is_file())
+    (tmp_path / "usual").mkdir()
+    assert target.stat().st_mode == (tmp_path / "usual").stat().st_mode
+    assert f"delete it to extract data{suffix} again" in fault(lambda: extract(archive, target))
 
 
 def test_progress_is_of_bytes_and_only_grows(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "MB", 1000)
-    monkeypatch.setattr(archives, "CHUNK", 500)
     told = []
-    extract(
-        pack(tmp_path / "a.zip", FILES), tmp_path / "a", report=lambda what, total: told.append(total) or told.append
-    )
-    assert told[0] == told[-1] == 76 and told[1:] == sorted(set(told[1:])) and len(told) == 78
+    files = {f"{i}": bytes(700) for i in range(10)}
+    extract(pack(tmp_path / "a.zip", files), tmp_path / "a", report=lambda *what: told.append(what) or told.append)
+    assert told == [("MB of a.zip", 7), *range(8)]
 
 
 def thing(name, kind=tarfile.REGTYPE, content=b"x", link="", size=None):
@@ -141,101 +140,89 @@ def in_directory(data, field, value):
     return data[:at] + value + data[at + len(value) :]
 
 
-LINK, DIR = tarfile.SYMTYPE, tarfile.DIRTYPE
-AWAY = " leads out of the folder; refused, extract it by hand if you trust it"
-BOTH = " is both a file and a folder; refused, extract it by hand if you trust it"
-IS_LINK = " is a link; refused, extract it by hand if you trust it"
-DEVICE = " is a device or pipe; refused, extract it by hand if you trust it"
-ATTACKS = [
-    (tar(thing("/tmp/p_evil")), "'/tmp/p_evil'" + AWAY),
-    (tar(thing("../evil")), "'../evil'" + AWAY),
-    (tar(thing("a/b/../../../evil")), "'a/b/../../../evil'" + AWAY),
-    (tar(thing("..", DIR, b"")), "'..'" + AWAY),
-    (tar(thing("C:/evil")), "'C:/evil'" + AWAY),
-    (tar(thing("c:evil")), "'c:evil'" + AWAY),
-    (tar(thing("a\\..\\..\\evil")), r"'a\\..\\..\\evil'" + AWAY),
-    (tar(thing("\\\\host\\evil")), r"'\\\\host\\evil'" + AWAY),
-    (tar(thing("/" + "e" * 80 + "\x1b[2J")), "'/" + "e" * 32 + "..." + "e" * 10 + r"\x1b[2J'" + AWAY),
-    (tar(thing("a", LINK, b"", "/etc/passwd")), "'a'" + IS_LINK),
-    (tar(thing("a", LINK, b"", "first")), "'a'" + IS_LINK),
-    (tar(thing("a", LINK, b"", ".."), thing("a/evil")), "'a'" + IS_LINK),
-    (tar(thing("a", tarfile.LNKTYPE, b"", "../outside")), "'a'" + IS_LINK),
-    (tar(thing("a", tarfile.LNKTYPE, b"", "first")), "'a'" + IS_LINK),
-    (tar(thing("a", tarfile.FIFOTYPE, b"")), "'a'" + DEVICE),
-    (tar(thing("a", tarfile.CHRTYPE, b"")), "'a'" + DEVICE),
-    (tar(thing("a", tarfile.BLKTYPE, b"")), "'a'" + DEVICE),
-    (tar(thing("a", tarfile.GNUTYPE_SPARSE, b"")), "'a' is sparse; refused, extract it by hand if you trust it"),
-    (tar(thing(".", content=b"x")), "holds a file without a name; refused, extract it by hand if you trust it"),
-    (tar(thing("a"), thing("a", DIR, b"")), "'a'" + BOTH),
-    (tar(thing("a", DIR, b""), thing("a")), "'a'" + BOTH),
-    (tar(thing("a"), thing("a/b")), "'a/b'" + BOTH),
-    (tar(thing("a"), thing("a/b/c")), "'a/b/c'" + BOTH),
-    (tar(thing("a" * 70, size=2**34)), "unpacks to more than 1.0 GB; refused, extract it by hand if you trust it"),
-    (tar(*(thing(f"{i}") for i in range(20))), "holds more than 20 files; refused, extract it by hand if you trust it"),
-    (tar(thing("x", tarfile.XHDTYPE, b"x" * 2**21)),
-     "damaged, cut short or not an archive (a header of a size that none has); fetch it again"),
-    (tar(thing("x", tarfile.GNUTYPE_LONGNAME, b"x" * 2**21)),
-     "damaged, cut short or not an archive (a header of a size that none has); fetch it again"),
-    (tar(*(thing("x", tarfile.XHDTYPE, b"") for _ in range(3000))), "damaged, cut short or not an archive ("),
-    (zipped(entry("/tmp/p_evil")), "'/tmp/p_evil'" + AWAY),
-    (zipped(entry("a/../../evil")), "'a/../../evil'" + AWAY),
-    (zipped(entry("C:\\evil")), r"'C:\\evil'" + AWAY),
-    (zipped(entry("..\\evil")), r"'..\\evil'" + AWAY),
-    (zipped(entry("a", stat.S_IFLNK, b"/etc/passwd")), "'a'" + IS_LINK),
-    (zipped(entry("a", stat.S_IFIFO)), "'a'" + DEVICE),
-    (zipped(entry("a"), entry("a/", content=b"")), "'a/'" + BOTH),
-    (zipped(entry("a"), entry("a/b")), "'a/b'" + BOTH),
-    (in_directory(zipped(entry("a")), 8, b"\x01"), "'a' is encrypted; refused, extract it by hand if you trust it"),
-    (in_directory(zipped(entry("a")), 10, b"\x63"), "damaged, cut short or not an archive ("),
-    (in_directory(zipped(entry("a")), 24, b"\x00\x00\x00\x70"),
-     "unpacks to more than 1.0 GB; refused, extract it by hand if you trust it"),
-    (in_directory(zipped(entry("a", content=b"x" * 999)), 24, b"\x09\x00"), "damaged, cut short or not an archive ("),
-    (in_directory(zipped(entry("a")), 24, b"\x09\x00"), "damaged, cut short or not an archive ("),
-    (zipped(entry("a", content=bytes(10**6))), "unpacks to more than 200 times its size; refused, extract it by hand"),
-    (zipped()[:-22], "damaged, cut short or not an archive ("),
-    (tar()[512:], "damaged, cut short or not an archive ("),
-    (b"", "damaged, cut short or not an archive ("),
-    (b"not an archive", "damaged, cut short or not an archive ("),
-    (b"\x1f\x8bnot an archive", "damaged, cut short or not an archive ("),
-    (b"BZhnot an archive", "damaged, cut short or not an archive ("),
-    (b"\xfd7zXZ\x00not an archive", "damaged, cut short or not an archive ("),
-    (b"PK\x03\x04not an archive", "damaged, cut short or not an archive ("),
-    (b"<!DOCTYPE html><title>Quota exceeded</title>",
-     "a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
-]  # fmt: skip
+LINK, HARD, DIR = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
+AWAY, BOTH, NO_FILE = (
+    "leads out of the folder; refused",
+    "both a file and a folder; refused",
+    "is a link or a device; refused",
+)
+DAMAGED = r"damaged, cut short or not an archive \(.*; fetch it again"
+ATTACKS = {
+    "absolute": (tar(thing("/tmp/p_evil")), "'/tmp/p_evil' " + AWAY),
+    "above": (tar(thing("../evil")), AWAY),
+    "above later": (tar(thing("a/b/../../../evil")), AWAY),
+    "above, a folder": (tar(thing("..", DIR, b"")), AWAY),
+    "drive": (tar(thing("C:/evil")), AWAY),
+    "drive, relative": (tar(thing("c:evil")), AWAY),
+    "backslashes": (tar(thing("a\\..\\..\\evil")), AWAY),
+    "host": (tar(thing("\\\\host\\evil")), AWAY),
+    "long and coloured": (tar(thing("/" + "e" * 80 + "\x1b[2J")), r"'/e{32}\.\.\.e{10}\\x1b\[2J' " + AWAY),
+    "link outside": (tar(thing("a", LINK, b"", "/etc/passwd")), "'a' " + NO_FILE),
+    "link inside": (tar(thing("a", LINK, b"", "first")), NO_FILE),
+    "through a link": (tar(thing("a", LINK, b"", ".."), thing("a/evil")), NO_FILE),
+    "hard link outside": (tar(thing("a", HARD, b"", "../outside")), NO_FILE),
+    "hard link inside": (tar(thing("a", HARD, b"", "first")), NO_FILE),
+    "pipe": (tar(thing("a", tarfile.FIFOTYPE, b"")), NO_FILE),
+    "character device": (tar(thing("a", tarfile.CHRTYPE, b"")), NO_FILE),
+    "block device": (tar(thing("a", tarfile.BLKTYPE, b"")), NO_FILE),
+    "no name": (tar(thing(".")), BOTH),
+    "folder, then file": (tar(thing("a", DIR, b""), thing("a")), BOTH),
+    "file, then in it": (tar(thing("a"), thing("a/b")), BOTH),
+    "file, then deep in it": (tar(thing("a"), thing("a/b/c")), BOTH),
+    "huge": (tar(thing("a" * 70, size=2**34)), "more than 1.0 GB; refused"),
+    "less than nothing": (tar(thing("a", size=-512)), "more than 1.0 GB; refused"),
+    "many": (tar(*(thing(f"{i}") for i in range(20))), "more than 20 files; refused"),
+    "endless headers": (tar(*(thing("x", tarfile.XHDTYPE, b"") for _ in range(3000))), DAMAGED),
+    "zip, absolute": (zipped(entry("/tmp/p_evil")), "'/tmp/p_evil' " + AWAY),
+    "zip, above": (zipped(entry("a/../../evil")), AWAY),
+    "zip, drive": (zipped(entry("C:\\evil")), AWAY),
+    "zip, backslashes": (zipped(entry("..\\evil")), AWAY),
+    "zip, link": (zipped(entry("a", stat.S_IFLNK, b"/etc/passwd")), NO_FILE),
+    "zip, pipe": (zipped(entry("a", stat.S_IFIFO)), NO_FILE),
+    "zip, file, then folder": (zipped(entry("a"), entry("a/", content=b"")), BOTH),
+    "zip, file, then in it": (zipped(entry("a"), entry("a/b")), BOTH),
+    "zip, encrypted": (in_directory(zipped(entry("a")), 8, b"\x01"), "required for extraction"),
+    "zip, unknown packing": (in_directory(zipped(entry("a")), 10, b"\x63"), DAMAGED),
+    "zip, huge": (in_directory(zipped(entry("a")), 24, b"\x00\x00\x00\x70"), "more than 1.0 GB; refused"),
+    "zip, too long": (in_directory(zipped(entry("a", content=b"x" * 999)), 24, b"\x09\x00"), DAMAGED),
+    "zip bomb": (zipped(entry("a", content=bytes(10**6))), "more than 200 times its size; refused"),
+    "zip without its end": (zipped()[:-22], DAMAGED),
+    "tar without its start": (tar()[512:], DAMAGED),
+    "damaged later header": (tar(thing("a"))[:1024] + b"b" + tar(thing("a"))[1025:], DAMAGED),
+    "bomb behind the end": (gzip.compress(tar() + bytes(2 * 10**6)), DAMAGED),
+    "nothing": (b"", DAMAGED),
+    "text": (b"not an archive", DAMAGED),
+    "gzip of nothing": (b"\x1f\x8bnot an archive", DAMAGED),
+    "bzip2 of nothing": (b"BZhnot an archive", DAMAGED),
+    "xz of nothing": (b"\xfd7zXZ\x00not an archive", DAMAGED),
+    "zip of nothing": (b"PK\x03\x04not an archive", DAMAGED),
+    "web page": (b"<!DOCTYPE html><title>Quota exceeded</title>", "a web page .*; the link .* fetch it again"),
+}
 
 
-@pytest.mark.parametrize("number", range(len(ATTACKS)))
-def test_hostile_archives_are_refused_in_one_line_and_leave_nothing(tmp_path, monkeypatch, number):
-    content, message = ATTACKS[number]
+@pytest.mark.parametrize("name", ATTACKS)
+def test_hostile_archives_are_refused_in_one_line_and_leave_nothing(tmp_path, monkeypatch, name):
+    content, message = ATTACKS[name]
     monkeypatch.setattr(archives, "MEMBERS", 20)
     monkeypatch.setattr(archives, "SMALL", 10**5)
     raw = tmp_path / "outer" / "raw"
     raw.mkdir(parents=True)
     (raw.parent / "outside").write_text("mine")
     (raw / "data.archive").write_bytes(content)
-    line = refusal(tmp_path, raw / "data.archive", limit=10**9)
-    assert line.startswith(message) if message.endswith(("(", "by hand")) else line == message
+    assert re.search(message, refusal(tmp_path, raw / "data.archive", limit=10**9))
     assert not Path("/tmp/p_evil").exists()
 
 
-def test_a_bomb_behind_the_end_is_found_and_an_empty_archive_too(tmp_path):
-    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar() + bytes(10**6)))
-    assert refusal(tmp_path, tmp_path / "a.tar.gz", 10**5).startswith("unpacks to more than 0.0 GB; refused")
-    for suffix in SUFFIXES:
-        archive = pack(tmp_path / f"none{suffix}", {})
-        assert "; fetch it again" in refusal(tmp_path, archive)
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_an_archive_cut_short_anywhere_is_refused(tmp_path, suffix):
+def test_an_archive_without_files_or_cut_short_anywhere_is_refused(tmp_path, suffix):
+    assert "; fetch it again" in refusal(tmp_path, pack(tmp_path / f"none{suffix}", {}))
     content = pack(tmp_path / f"whole{suffix}", FILES | {"last": b"z" * 700}).read_bytes()
     archive = tmp_path / f"data{suffix}"
     end = content.rindex(b"z" * 188) + 512 if suffix == ".tar" else len(content)  # where the mark of the end stands
     cuts = {*range(0, end, 512), *range(1, end, max(1, end // 30)), end - 1}
     for cut in sorted(cuts):
         archive.write_bytes(content[:cut])
-        assert "damaged, cut short or not an archive (" in refusal(tmp_path, archive)
+        assert re.search(DAMAGED, refusal(tmp_path, archive))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -245,29 +232,26 @@ def test_a_changed_byte_is_found_where_the_format_has_a_checksum(tmp_path, suffi
     content[100 if suffix == ".tar" else len(content) // 2] ^= 4  # plain tars have checksums for headers alone
     archive = tmp_path / f"data{suffix}"
     archive.write_bytes(content)
-    assert "damaged, cut short or not an archive (" in refusal(tmp_path, archive)
+    assert re.search(DAMAGED, refusal(tmp_path, archive))
 
 
 def test_a_disk_that_is_too_small_is_told_beforehand(tmp_path, monkeypatch):
     archive = pack(tmp_path / "a.zip", {"a": bytes(10)})
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4105))
-    assert refusal(tmp_path, archive) == f"needs 0.0 GB in {tmp_path}, which has 0.0 GB left; make room"
+    assert re.search("needs 0.0 GB .* has 0.0 GB left; make room", refusal(tmp_path, archive))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4106))
     extract(archive, tmp_path / "a")
 
 
-@pytest.mark.parametrize("number, message", [
-    (errno.ENOSPC, "No space left on device; free some space and run the same command again"),
-    (errno.EIO, "Input/output error; extract a.zip by hand, and point raw_dir there"),
-])  # fmt: skip
-def test_faults_of_the_disk(tmp_path, monkeypatch, number, message):
+@pytest.mark.parametrize("number, fix", [(errno.ENOSPC, "free some space"), (errno.EIO, "extract a.zip by hand")])
+def test_faults_of_the_disk(tmp_path, monkeypatch, number, fix):
     archive = pack(tmp_path / "a.zip", FILES)
 
     def full(path):
         raise OSError(number, os.strerror(number), path)
 
     monkeypatch.setattr(os, "utime", full)
-    assert fault(lambda: extract(archive, tmp_path / "a", report=silent)) == f"{tmp_path / 'a'}: {message}"
+    assert re.search(f"/a: .*; {fix}", fault(lambda: extract(archive, tmp_path / "a", report=silent)))
     assert [p.name for p in tmp_path.iterdir()] == ["a.zip"]
 
 
@@ -277,7 +261,7 @@ def test_a_killed_extraction_leaves_nothing_that_is_taken_for_finished(tmp_path)
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from cxda_jax.data.archives import extract
+from cxda_jax.data.readers.archives import extract
 stop = lambda done: (print("half", flush=True), time.sleep(60))
 extract(Path({str(archive)!r}), Path({str(tmp_path / "data")!r}), report=lambda what, total: stop)
 """
@@ -290,7 +274,7 @@ extract(Path({str(archive)!r}), Path({str(tmp_path / "data")!r}), report=lambda 
     with pytest.raises(Packed):
         find_folder(tmp_path, "data")
     extract(archive, tmp_path / "data")
-    assert {k: v for k, v in tree(tmp_path / "data").items() if v is not None} == FILES
+    assert contents(tmp_path / "data") == FILES
     assert partial.exists()  # it may belong to a process that is still at work
     for path in (partial, *partial.iterdir()):
         os.utime(path, (0, time.time() - store.ABANDONED - 60))
@@ -312,16 +296,19 @@ def test_the_first_of_two_processes_wins(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "data.zip"]
 
 
+def store_of(raw, benchmark="femnist"):
+    """The identity of the store that launch.prepare makes of a folder of raw files."""
+    preparing.prepare(preparing.unpacked(lambda: READERS[benchmark](raw)), raw.parent / f"store_{raw.name}", 2)
+    return open_store(raw.parent / f"store_{raw.name}").sha256
+
+
 def test_prepare_extracts_what_it_finds_packed(tmp_path, monkeypatch):
-    raws.write_femnist(tmp_path / "a")
+    raws.write_femnist(tmp_path / "a", writers=2)
     (tmp_path / "b").mkdir()
-    archive = pack_folder(tmp_path / "b" / "femnist.zip", tmp_path / "a" / "femnist")  # no folder of its name inside
-    outputs = [
-        command(monkeypatch, "--benchmark=femnist", f"--raw_dir={tmp_path / raw}", f"--data_dir={tmp_path}/data_{raw}")
-        for raw in "ab"
-    ]
-    assert f"{archive}: extracting to {tmp_path}/b/femnist\n" in outputs[1] and "extracting" not in outputs[0]
-    assert open_store(tmp_path / "data_a" / "femnist").sha256 == open_store(tmp_path / "data_b" / "femnist").sha256
+    archive = pack_folder(tmp_path / "b" / "femnist.zip", tmp_path / "a" / "femnist")
+    output = command("prepare", "--benchmark=femnist", f"--raw_dir={tmp_path}/b", f"--data_dir={tmp_path}/data")
+    assert f"{archive}: extracting to {tmp_path}/b/femnist\n" in output
+    assert open_store(tmp_path / "data" / "femnist").sha256 == store_of(tmp_path / "a")
     assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["femnist", "femnist.zip"]
 
 
@@ -331,16 +318,27 @@ def test_prepare_extracts_what_it_finds_packed(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_femnist_is_taken_as_it_is_published(tmp_path, archive, prefix):
     raws.write_femnist(tmp_path / "a", writers=2)
-    raw = tmp_path / "b"
-    raw.mkdir()
+    (tmp_path / "b").mkdir()
     if archive:
-        pack_folder(raw / archive, tmp_path / "a" / "femnist", prefix)
+        pack_folder(tmp_path / "b" / archive, tmp_path / "a" / "femnist", prefix)
     else:
-        shutil.copytree(tmp_path / "a" / "femnist", raw / prefix)
-    for name in "ab":
-        found = prepare.unpacked(lambda name=name: READERS["femnist"](tmp_path / name))
-        prepare.prepare(found, tmp_path / f"store_{name}", 2)
-    assert open_store(tmp_path / "store_a").sha256 == open_store(tmp_path / "store_b").sha256
+        shutil.copytree(tmp_path / "a" / "femnist", tmp_path / "b" / prefix)
+    assert store_of(tmp_path / "a") == store_of(tmp_path / "b")
+
+
+def test_cifar_c_is_taken_as_it_is_published(tmp_path):
+    raws.write_cifar_c(tmp_path / "a", size=2)
+    (tmp_path / "b").mkdir()
+    pack_folder(tmp_path / "b" / "CIFAR-10-C.tar", tmp_path / "a" / "CIFAR-10-C", "CIFAR-10-C/")
+    pack_folder(tmp_path / "b" / "CIFAR-10-C-new.tgz", tmp_path / "a" / "CIFAR-10-C-new", "CIFAR-10-C-new/")
+    assert store_of(tmp_path / "a", "cifar_c") == store_of(tmp_path / "b", "cifar_c")
+    clean = tmp_path / "b" / "cifar-10-batches-bin"
+    raws.write_cifar_binary(tmp_path / "b")
+    pack_folder(tmp_path / "b" / "cifar-10-binary.tar.gz", clean, "cifar-10-batches-bin/")
+    before = tree(clean)
+    shutil.rmtree(clean)
+    preparing.unpacked(lambda: READERS["cifar_c"](tmp_path / "b", regenerate=True))
+    assert tree(clean) == before
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -349,18 +347,16 @@ def test_tiny_imagenet_c_is_taken_as_it_is_published(tmp_path, by_hand):
     before = [p[:3] for p in READERS["tiny_imagenet_c"](tmp_path).pieces]
     new = tmp_path / "Tiny-ImageNet-C-new"
     if by_hand:
-        new.rename(tmp_path / "new")
         (tmp_path / "tinyimagenet-c").mkdir()
-        (tmp_path / "new").rename(tmp_path / "tinyimagenet-c" / new.name)
+        new.rename(tmp_path / "tinyimagenet-c" / new.name)
     else:
         pack_folder(tmp_path / "tinyimagenet-c.zip", new, "Tiny-ImageNet-C-new/")
         shutil.rmtree(new)
-    found = prepare.unpacked(lambda: READERS["tiny_imagenet_c"](tmp_path))
-    assert [p[:3] for p in found.pieces] == before and len(found.pieces[0].read()[0]) == 4
-    shutil.rmtree(tmp_path / "Tiny-ImageNet-C")  # of which that archive has nothing
-    assert fault(lambda: prepare.unpacked(lambda: READERS["tiny_imagenet_c"](tmp_path))).startswith(
-        f"{tmp_path}/Tiny-ImageNet-C: no such folder"
-    )
+    raw = preparing.unpacked(lambda: READERS["tiny_imagenet_c"](tmp_path))
+    assert [p[:3] for p in raw.pieces] == before and len(raw.pieces[0].read()[0]) == 4
+    shutil.rmtree(tmp_path / "Tiny-ImageNet-C")  # it is not in that archive
+    line = fault(lambda: preparing.unpacked(lambda: READERS["tiny_imagenet_c"](tmp_path)))
+    assert line.startswith(f"{tmp_path}/Tiny-ImageNet-C: no such folder")
 
 
 @pytest.mark.parametrize("top, inside", [("other", False), ("train", True)])
@@ -370,25 +366,3 @@ def test_a_folder_around_all_is_taken_off_but_not_a_splits(tmp_path, top, inside
     assert (tmp_path / "data" / top).is_dir() == inside and (tmp_path / "data" / "empty").is_file() != inside
     extract(pack(tmp_path / "two.zip", {"a/x": b"1", "b/x": b"2"}), tmp_path / "two")
     assert tree(tmp_path / "two") == {"a": None, "b": None, "a/x": b"1", "b/x": b"2"}
-
-
-def test_a_benchmark_of_several_archives(tmp_path):
-    raws.write_cifar_c(tmp_path / "a", size=2)
-    (tmp_path / "b").mkdir()
-    pack_folder(tmp_path / "b" / "CIFAR-10-C.tar", tmp_path / "a" / "CIFAR-10-C", "CIFAR-10-C/")
-    pack_folder(tmp_path / "b" / "CIFAR-10-C-new.tgz", tmp_path / "a" / "CIFAR-10-C-new", "CIFAR-10-C-new/")
-    for raw in "ab":
-        found = prepare.unpacked(lambda raw=raw: READERS["cifar_c"](tmp_path / raw))
-        prepare.prepare(found, tmp_path / f"store_{raw}", 2)
-    assert open_store(tmp_path / "store_a").sha256 == open_store(tmp_path / "store_b").sha256
-
-
-def test_clean_images_are_found_under_their_archives_own_name(tmp_path):
-    raws.write_cifar_c(tmp_path, size=2)
-    raws.write_cifar_binary(tmp_path)
-    folder = tmp_path / "cifar-10-batches-bin"
-    pack_folder(tmp_path / "cifar-10-binary.tar.gz", folder, "cifar-10-batches-bin/")
-    wanted = tree(folder)
-    shutil.rmtree(folder)
-    prepare.unpacked(lambda: READERS["cifar_c"](tmp_path, regenerate=True))
-    assert tree(folder) == wanted

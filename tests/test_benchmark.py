@@ -1,123 +1,151 @@
-"""The benchmark's arithmetic and its record; whether anything is fast is for the benchmark itself to say."""
+"""The benchmark's arithmetic and its records. Whether anything is fast, the benchmark itself must say."""
 
 import importlib.util
 import json
-import math
-import os
-import subprocess
-import sys
+import re
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from launch.measure import ROOT, interleave, top_operations
-from launch.suites import SHAPES
+from cxda_jax.bench import measure, record, suites
+from cxda_jax.bench.cases import SHAPES
+from cxda_jax.bench.measure import ROOT, interleave, top_operations
+from cxda_jax.errors import UserError
+from launch import benchmark
+from tests.commands import command
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
-def run(out, *flags, suite="step"):
-    command = [sys.executable, "-m", "launch.benchmark", f"--suite={suite}", "--width=4", "--repeats=1", "--gemm=64"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, f"--out={out}", *flags], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+def run(suite, out, **options):
+    """The record of a small run."""
+    few = {
+        "width": 4,
+        "repeats": 1,
+        "gemm": 64,
+        "small": True,
+        "budget_s": 480,
+        "shapes": ("femnist",),
+        "cases": ("bn",),
+    }
+    record.run(suite, out, **{**few, "only": (), **options})
+    return load(out)
 
 
-def numbers(tree):
-    if isinstance(tree, dict | list):
-        for child in tree.values() if isinstance(tree, dict) else tree:
-            yield from numbers(child)
-    elif isinstance(tree, int | float):
-        yield tree
+def load(path):
+    return json.loads(path.read_text(), parse_constant=pytest.fail)  # which JSON calls NaN and Infinity
 
 
-def check(record, rows):
-    assert len(record["rows"]) == rows
-    for part in ("rows", "gemm_gflop_per_s"):
-        assert all(math.isfinite(x) and x >= 0 for x in numbers(record[part])), part
-    for row in record["rows"]:
+def check(found, rows):
+    assert len(found["rows"]) == rows and min(found["gemm_gflop_per_s"].values()) > 0
+    for row in found["rows"]:
         assert row["ratio"] == {n: row["ours"]["median_ms"] / m["median_ms"] for n, m in row["peers"].items()}
         for m in (row["ours"], *row["peers"].values()):
-            assert m["min_ms"] <= m["median_ms"] <= m["max_ms"]
+            assert 0 < m["min_ms"] <= m["median_ms"] <= m["max_ms"] and m["of_gemm_peak"] > 0
             assert m["gflop_per_s"] == pytest.approx(1e3 * row["gflop"] / m["median_ms"])
 
 
+def format_of(found):
+    """The keys of a record and of the first of its rows: what its readers rely on."""
+    if isinstance(found, dict):
+        return {k: format_of(v) for k, v in found.items() if k not in ("peers", "ratio", "environment", "versions")}
+    return [format_of(found[0])] if isinstance(found, list) and found else None
+
+
+def published(name):
+    return format_of(load(ROOT / "docs" / "results" / f"benchmark-{name}.json"))
+
+
 @pytest.mark.skipif(not HAS_TORCH, reason="needs torch")
-def test_record_with_peers(tmp_path):
-    done = run(tmp_path / "record.json", "--shapes=femnist", "--cases=cxda", "--small", "--date=2020-02-02")
-    assert done.returncode == 0, done.stderr
-    record = json.loads((tmp_path / "record.json").read_text())
-    check(record, rows=3)
-    assert record["date"] == "2020-02-02" and set(record["gemm_gflop_per_s"]) == {"ours", "torch"}
-    assert 0 <= record["others"] <= 1 and record["versions"]["jax"] and record["peer"]["torch"]
-    peers = {(row["case"]["work"], row["case"]["statistics"]): set(row["peers"]) for row in record["rows"]}
+def test_the_command_leaves_a_record_with_peers(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    out = tmp_path / "record.json"
+    flags = (
+        "--shapes=femnist",
+        "--cases=cxda",
+        "--small",
+        "--date=2020-02-02",
+        "--width=4",
+        "--repeats=1",
+        "--gemm=64",
+    )
+    command("benchmark", "--suite=step", f"--out={out}", *flags)
+    found = load(out)
+    check(found, rows=3)
+    assert format_of(found) == published("femnist")
+    assert found["date"] == "2020-02-02" and set(found["gemm_gflop_per_s"]) == {"ours", "torch"}
+    assert 0 <= found["others"] <= 1 and found["versions"]["jax"] and found["peer"]["torch"]
+    peers = {(row["case"]["work"], row["case"]["statistics"]): set(row["peers"]) for row in found["rows"]}
     assert "exact" in peers["train", "flow"] & peers["infer", "flow"] and peers["train", "stop"] == {"buffers"}
 
 
-def test_record_without_peers(tmp_path):
-    done = run(tmp_path / "record.json", "--shapes=femnist", "--cases=bn", "--small", "--nopeers")
-    assert done.returncode == 0, done.stderr
-    assert "peers skipped" in done.stdout
-    record = json.loads((tmp_path / "record.json").read_text())
-    check(record, rows=3)
-    assert all(row["peers"] == row["ratio"] == {} for row in record["rows"])
-    operations = record["profile"]["operations"]
+def test_a_record_without_peers_lists_what_ran_most(tmp_path, capsys):
+    found = run("step", tmp_path / "record.json", peers=False)
+    assert "peers skipped" in capsys.readouterr().out
+    check(found, rows=3)
+    assert all(row["peers"] == row["ratio"] == {} for row in found["rows"])
+    operations = found["profile"]["operations"]
     assert 0 < sum(o["share"] for o in operations) <= 1.001
     assert [o["ms"] for o in operations] == sorted((o["ms"] for o in operations), reverse=True)
 
 
+def test_flags_name_what_there_is_to_measure(tmp_path):
+    known = {"suite": record.SUITES, "shapes": SHAPES, "cases": suites.METHODS_TIMED}
+    assert [tuple(names) for names in known.values()] == [benchmark.SUITES, benchmark.SHAPES, benchmark.CASES]
+    for flag in ("shapes", "cases"):
+        assert ", ".join(known[flag]) in benchmark.flags.FLAGS[flag].help
+        line = command("benchmark", f"--out={tmp_path / 'record.json'}", f"--{flag}=zzz", code=2)
+        assert re.search(f"--{flag}=zzz.*{', '.join(known[flag])}", line)
+    assert re.search("--out=.*/no/a.*create it", command("benchmark", f"--out={tmp_path}/no/a", code=2))
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="needs torch")
+def test_the_peer_answers_wherever_the_command_is_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with measure.open_peer(True) as peer:
+        assert peer.ask("describe")["torch"]
+        with pytest.raises(UserError, match="nothing.*--nopeers"):
+            peer.ask("nothing")
+
+
 def test_contenders_take_turns():
     called = []
-
-    def contender(name):
-        def timing(calls):
-            called.append(name)
-            return 1.0 * calls
-
-        return timing
-
-    seconds = interleave({"a": contender("a"), "b": contender("b")}, repeats=3)
+    contenders = {name: lambda calls, name=name: called.append(name) or 1.0 for name in "ab"}
+    assert interleave(contenders, repeats=3) == {"a": [1.0] * 3, "b": [1.0] * 3}
     assert called == ["a", "a", "b", "b", *["a", "b"] * 3]
-    assert seconds == {"a": [1.0] * 3, "b": [1.0] * 3}
 
 
 def test_the_product_that_takes_longest_is_named():
-    import jax
-    import jax.numpy as jnp
-
     large, small = jnp.ones((900, 900)), jnp.ones((30, 30))
     work = jax.jit(lambda large, small: (large @ large, small @ small))
     found = top_operations(lambda: work(large, small))
     assert found[0]["share"] > 0.8 and found[0]["ms"] > 0
 
 
-@pytest.mark.parametrize(
-    ("suite", "key"), [("task", "tasks"), ("data", "growth"), ("scale", "growth"), ("layers", "layers")]
-)
-def test_other_suites_leave_a_record_and_a_plot(tmp_path, suite, key):
-    done = run(tmp_path / "record.json", "--small", suite=suite)
-    assert done.returncode == 0, done.stderr
-    record = json.loads((tmp_path / "record.json").read_text())
-    assert record["suite"] == suite and record["settings"]["small"]
-    rows = record[key] if key != "layers" else [row for name in record[key] for row in record[key][name]["rows"]]
+@pytest.mark.parametrize("suite", ["task", "data", "scale", "layers"])
+def test_other_suites_leave_a_record_and_a_plot(tmp_path, suite):
+    found = run(suite, tmp_path / "record.json", shapes=("femnist", "cifar_c"))
+    assert format_of(found) == published(suite)
+    assert found["suite"] == suite and found["settings"]["small"]
+    if suite == "layers":
+        rows = [row for name in SHAPES if name in found["layers"] for row in found["layers"][name]["rows"]]
+    else:
+        rows = found["tasks" if suite == "task" else "growth"]
     assert len(rows) > 2 and all(0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] for row in rows)
-    assert (tmp_path / "record.svg").exists() == (key == "growth")
+    for suffix in (".svg", ".png"):
+        assert (tmp_path / "record").with_suffix(suffix).exists() == ("growth" in found)
 
 
 def test_the_gpu_suite_runs_on_what_there_is_and_names_what_it_left_out(tmp_path):
-    parts = "--only=step bfloat16,training cifar_c,support images 10,seeds 3"
-    flags = ("--small", "--nopeers", parts)
-    done = run(tmp_path / "record.json", *flags, suite="gpu")
-    assert done.returncode == 0, done.stderr
-    record = json.loads((tmp_path / "record.json").read_text())
-    assert record["left_out"] == []
-    assert {row["case"]["dtype"] for row in record["rows"]} == {"bfloat16"}
-    assert [(row["benchmark"], row["whole"]) for row in record["trainings"]] == [
-        ("cifar_c", False), ("cifar_c", True)]  # fmt: skip
-    for row in record["trainings"]:
+    only = ("step bfloat16", "training cifar_c", "support images 10", "seeds 3")
+    found = run("gpu", tmp_path / "record.json", only=only, peers=False)
+    assert found["left_out"] == []
+    assert {row["case"]["dtype"] for row in found["rows"]} == {"bfloat16"}
+    assert [(row["benchmark"], row["whole"]) for row in found["trainings"]] == [("cifar_c", False), ("cifar_c", True)]
+    for row in found["trainings"]:
         assert row["reckoned_minutes"] == pytest.approx(
             (row["paper_steps"] / row["steps_per_s"] + SHAPES[row["benchmark"]].validations * row["validation_s"]) / 60
         )
-    assert {row["x"] for row in record["growth"]} == {"support images", "seeds in one program"}
-    assert run(tmp_path / "record.json", *flags, "--budget_s=0", suite="gpu").returncode == 0
-    assert len(json.loads((tmp_path / "record.json").read_text())["left_out"]) == 5
+    assert {row["x"] for row in found["growth"]} == {"support images", "seeds in one program"}
+    assert len(run("gpu", tmp_path / "record.json", only=only, peers=False, budget_s=0)["left_out"]) == 5

@@ -15,26 +15,26 @@ import numpy as np
 import pytest
 
 from cxda_jax import augment, backend, cost, train
+from cxda_jax.bench.cases import SHAPES, Case, build, make_runner, random_episodes
 from cxda_jax.data.episodes import EpisodeSpec, sample_plans
 from cxda_jax.data.sources import Source, device_source
-from cxda_jax.evaluate import compile_task, evaluate
+from cxda_jax.evaluation import compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.nets.attention import CHUNK
 from cxda_jax.types import Images
-from launch.suites import SHAPES, Case, build, program, random_episodes
 from tests.conftest import make_episode
-from tests.test_methods import build_method
+from tests.nets import build_method
 
 KEY = jax.random.key(0)
 
 
 def test_compilations_are_counted_and_what_is_cached_is_told():
-    found, size = cost.Compilations(), np.random.default_rng().integers(10, 10**6)
+    counted, size = cost.Compilations(), np.random.default_rng().integers(10, 10**6)
     f = jax.jit(lambda x: jnp.tanh(x) * size)
     f(1.0), f(2.0)
-    assert found.programs == 1 and found.seconds > 0 and found.cached == 0
+    assert counted.programs == 1 and counted.seconds > 0 and counted.cached == 0
     f(jnp.ones(3))
-    assert found.programs >= 2
+    assert counted.programs >= 2
 
 
 def test_operations_of_a_product_are_counted():
@@ -65,7 +65,7 @@ def test_main_steps_do_the_operations_that_torch_counts(shape, method, work, sta
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    from tests.peers import torch_peer as peer
+    from cxda_jax.bench import torch_peer as peer
 
     case = Case(shape, method, work, statistics)
     (side, _, channels), classes = SHAPES[shape].image, SHAPES[shape].classes
@@ -78,11 +78,11 @@ def test_main_steps_do_the_operations_that_torch_counts(shape, method, work, sta
         logits = module(*images)
         if work == "train":
             logits.sum().backward()
-    assert cost.flops(program(case).lower()) == pytest.approx(counter.get_total_flops(), rel=0.01)
+    assert cost.flops(make_runner(case).lower()) == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
 def compiled(case):
-    return program(case).lower().compile(backend.compiler_options())
+    return make_runner(case).lower().compile(backend.compiler_options())
 
 
 @pytest.mark.usefixtures("full_compilation")
@@ -93,9 +93,9 @@ def compiled(case):
 def test_main_steps_move_no_more_than_they_did(method, work, gigabytes, temporary_megabytes):
     """Of femnist's shape at width 16. A pass over activations more is 0.01 to 0.03 GB a pass."""
     program = compiled(Case("femnist", method, work, width=16))
-    found = program.cost_analysis()
-    found = found[0] if isinstance(found, list) else found
-    assert found["bytes accessed"] < 1e9 * gigabytes
+    analysis = program.cost_analysis()
+    analysis = analysis[0] if isinstance(analysis, list) else analysis
+    assert analysis["bytes accessed"] < 1e9 * gigabytes
     assert program.memory_analysis().temp_size_in_bytes < 1e6 * temporary_megabytes
 
 
@@ -142,9 +142,9 @@ def test_episodes_of_a_step_are_merged_into_one_convolution(name):
 
 
 def test_what_adapts_to_nothing_never_touches_the_support():
-    flops = [cost.flops(program(Case("femnist", "erm", "infer", width=8, support=n)).lower()) for n in (10, 1000)]
+    flops = [cost.flops(make_runner(Case("femnist", "erm", "infer", width=8, support=n)).lower()) for n in (10, 1000)]
     assert flops[0] == flops[1]
-    needs = [cost.flops(program(Case("femnist", "bn", "infer", width=8, support=n)).lower()) for n in (10, 1000)]
+    needs = [cost.flops(make_runner(Case("femnist", "bn", "infer", width=8, support=n)).lower()) for n in (10, 1000)]
     assert needs[1] > 10 * needs[0]
 
 

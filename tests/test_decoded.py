@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cxda_jax.data import decoded, iwildcam, raw
+from cxda_jax.data.readers import decoded, iwildcam, raw
 from cxda_jax.data.store import open_store
-from cxda_jax.types import UserError
-from launch import prepare
+from cxda_jax.study import preparing
 from tests import raw_fixtures as raws
-from tests.raw_fixtures import command
+from tests.commands import command
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,7 +26,7 @@ def wild(tmp_path_factory):
     """iWildCam's raw files, their table, and the store that an undisturbed run makes."""
     root = tmp_path_factory.mktemp("wild")
     table = raws.write_iwildcam(root / "raw")
-    prepare.prepare(iwildcam.find(root / "raw", size=32), root / "store", 2)
+    preparing.prepare(iwildcam.find(root / "raw", size=32), root / "store", 2)
     return root / "raw", table, open_store(root / "store")
 
 
@@ -60,7 +59,7 @@ def in_cameras_of(table, size, split):
 
 def wild_command(monkeypatch, tmp_path, *arguments, code=0):
     common = ("--benchmark=iwildcam", f"--raw_dir={tmp_path}/raw", f"--data_dir={tmp_path}/data", "--size=32")
-    return command(monkeypatch, *common, *arguments, code=code)
+    return command("prepare", *common, *arguments, code=code)
 
 
 def images_in(kept):
@@ -152,7 +151,7 @@ def test_a_killed_run_is_taken_up(tmp_path, monkeypatch, wild, reads):
     _, _, whole = wild
     shutil.copytree(wild[0], tmp_path / "raw")
     slow = (
-        "import time, cxda_jax.data.iwildcam as w; old = w.read_image; "
+        "import time, cxda_jax.data.readers.iwildcam as w; old = w.read_image; "
         "w.read_image = lambda *a, **k: (time.sleep(0.005), old(*a, **k))[1]; "
         "from launch import cli, prepare; cli.run(prepare.main)"
     )
@@ -202,29 +201,21 @@ def test_two_runs_share_what_they_decode(tmp_path, wild):
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_kept_where_the_disk_has_no_room_for_both(tmp_path, monkeypatch, wild):
-    pieces = iwildcam.find(wild[0], size=32).pieces
-    size = wild[2].images.nbytes
-    usage = shutil.disk_usage(tmp_path)
-    for free, kept in ((2 * size, 0), (2 * size + 1, 1)):
-        monkeypatch.setattr(decoded.shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
-        with pytest.raises(KeyboardInterrupt), decoded.keeping(tmp_path / "store", pieces) as ours:
-            assert len(ours[0].read().images) == pieces[0].rows
-            raise KeyboardInterrupt
-        assert len(list(tmp_path.glob(".store.decoded/*"))) == kept
+@pytest.mark.parametrize("spare, full, kept", [(0, False, 0), (1, False, 1), (1, True, 0)])
+def test_nothing_is_kept_where_the_disk_has_no_room_for_both(tmp_path, monkeypatch, wild, spare, full, kept):
+    pieces, usage = iwildcam.find(wild[0], size=32).pieces, shutil.disk_usage(tmp_path)
+    free = 2 * wild[2].images.nbytes + spare
+    monkeypatch.setattr(decoded.shutil, "disk_usage", lambda path: usage._replace(free=free))
 
-
-def test_a_full_disk_only_keeps_nothing(tmp_path, monkeypatch, wild):
-    pieces = iwildcam.find(wild[0], size=32).pieces
-
-    def full(*args, **kwargs):
+    def no_space(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(UserError), decoded.keeping(tmp_path / "store", pieces) as ours:
+    if full:
+        monkeypatch.setattr(np, "savez", no_space)
+    with pytest.raises(KeyboardInterrupt), decoded.keeping(tmp_path / "store", pieces) as ours:
         assert len(ours[0].read().images) == pieces[0].rows
-        raise UserError("stop")
-    assert not list(tmp_path.glob(".store.decoded/*"))
+        raise KeyboardInterrupt
+    assert len(list(tmp_path.glob(".store.decoded/*"))) == kept
 
 
 @pytest.mark.parametrize("benchmark, name", [("folder", "site 2/kind1/03.png"), ("tiny_imagenet_c", None)])
@@ -233,8 +224,8 @@ def test_other_readers_of_single_files_leave_out_bad_ones_too(tmp_path, monkeypa
     path = tmp_path / "raw" / (name or f"Tiny-ImageNet-C/fog/2/{raws.WNIDS[1]}/{raws.WNIDS[1]}_1.JPEG")
     path.write_bytes(b"<html>")
     arguments = (f"--benchmark={benchmark}", f"--raw_dir={tmp_path}/raw", f"--data_dir={tmp_path}/data")
-    assert str(path) in command(monkeypatch, *arguments, code=2)
-    assert str(path) in command(monkeypatch, *arguments, "--skip_bad=1")
+    assert str(path) in command("prepare", *arguments, code=2)
+    assert str(path) in command("prepare", *arguments, "--skip_bad=1")
     found = open_store(tmp_path / "data" / benchmark)
     (d,) = [i for i, n in enumerate(found.domain_names) if n == ("site 2" if name else "fog 2")]
     assert found.offsets[d + 1] - found.offsets[d] == (41 if name else 11)

@@ -5,25 +5,45 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cxda_jax import augment
+from cxda_jax import augment, backend
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.losses import entropy, infomax
 from cxda_jax.methods import cotta as cotta_module
 from cxda_jax.methods.cotta import confidence, cotta, restored
-from cxda_jax.methods.erm import erm
 from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
-from cxda_jax.types import Images, UserError
-from tests.conftest import make_episode
-from tests.nets import FEMNIST, assert_within_some_draw, initialised, make_images, make_net, nchw
-from tests.test_methods import answer, build_method, close, some_variables
+from cxda_jax.nets.classifier import Classifier
+from cxda_jax.nets.cnn import CNNHead, CNNTrunk
+from cxda_jax.types import Images
+from tests.nets import (
+    FEMNIST,
+    KEY,
+    assert_within_some_draw,
+    build_method,
+    case_of,
+    close,
+    initialised,
+    make_images,
+    make_net,
+    nchw,
+)  # fmt: skip
 
-KEY = jax.random.key(0)
+TUNED = ["ft_em", "ft_im", "sf_ocda", "cotta"]
+TINY = Classifier(CNNTrunk(8), CNNHead(4), (0.5,), (0.5,))  # the network of build_method()
 QUIET = augment.Strong(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0)
 RATE, MOMENTUM, DECAY = 0.05, 0.9, 1e-2
 
 
 def tuning(**options):
     return FineTuning(make_optimizer("sgd", RATE, MOMENTUM, DECAY), **options)
+
+
+def checkpoint(name="erm"):
+    """Variables of erm, as all methods here start from; for cotta calibrated."""
+    return case_of(name).variables
+
+
+def adapted_by(method, episode, name="erm", key=KEY):
+    return method.adapt(checkpoint(name), episode.support, key)
 
 
 def largest_difference(a, b):
@@ -65,60 +85,42 @@ def test_two_steps_of_ft_em_equal_torch(peer, trainable, statistics):
 
 @pytest.mark.parametrize("make", [ft_em, ft_im])
 def test_each_step_lowers_its_own_loss(make, episode):
-    method = build_method(make.__name__, finetune__steps=1)
-    many = build_method(make.__name__, finetune__steps=8)
-    variables = some_variables(method, episode)
-    erm_method = build_method("erm")
-    loss = {ft_em: entropy, ft_im: infomax}[make]
-    values = [
-        float(loss(erm_method.predict(m.adapt(variables, episode.support, KEY), episode.support)))
-        for m in (erm_method, method, many)
-    ]
+    loss, predict = {ft_em: entropy, ft_im: infomax}[make], case_of("erm").predict
+    values = [float(loss(predict(checkpoint(), episode.support)))]
+    for steps in (1, 4):
+        adapted = adapted_by(build_method(make.__name__, finetune__steps=steps), episode)
+        values.append(float(loss(predict(adapted, episode.support))))
     assert values[0] > values[1] > values[2]
 
 
-@pytest.mark.parametrize("name", ["ft_em", "ft_im", "sf_ocda", "cotta"])
+@pytest.mark.parametrize("name", TUNED)
 def test_a_rate_of_zero_is_erm(name, episode):
     method = build_method(name, finetune__rate=0.0)
-    variables = some_variables(method, episode)
-    np.testing.assert_array_equal(
-        answer(method, variables, episode), build_method("erm").predict(variables, episode.query)
-    )
+    logits = method.predict(adapted_by(method, episode, name), episode.query)
+    np.testing.assert_array_equal(logits, TINY.apply(checkpoint(), episode.query.pixels))
 
 
-@pytest.mark.parametrize("name", ["ft_em", "ft_im", "sf_ocda", "cotta"])
-def test_statistics_of_the_support_are_those_of_the_final_weights(name, episode):
-    method = build_method(name, finetune__statistics="support")
-    variables = some_variables(method, episode)
-    adapted = method.adapt(variables, episode.support, KEY)
+@pytest.mark.parametrize("name", TUNED)
+def test_statistics_of_the_support_and_only_batch_norm_trained(name, episode):
+    """The statistics are those of the final weights, of which `batch_norm` moves scales and biases alone."""
+    method = build_method(name, finetune__statistics="support", finetune__trainable="batch_norm")
+    adapted = adapted_by(method, episode, name)
     adapted = getattr(adapted, "student", adapted)
-    expected = build_method("bn").adapt(adapted, episode.support, KEY)
-    jax.tree.map(close, adapted["batch_stats"], expected["batch_stats"])
-    frozen = build_method(name).adapt(variables, episode.support, KEY)
-    jax.tree.map(
-        np.testing.assert_array_equal, getattr(frozen, "student", frozen)["batch_stats"], variables["batch_stats"]
-    )
-
-
-@pytest.mark.parametrize("name", ["ft_em", "ft_im", "sf_ocda", "cotta"])
-def test_batch_norm_only_moves_scales_and_biases_of_normalisation(name, episode):
-    method = build_method(name, finetune__trainable="batch_norm")
-    variables = some_variables(method, episode)
-    adapted = method.adapt(variables, episode.support, KEY)
-    moved = jax.tree.map(
-        lambda a, b: bool((a != b).any()), getattr(adapted, "student", adapted)["params"], variables["params"]
-    )
+    expected = case_of("bn").adapt(adapted, episode.support, KEY)
+    close(adapted["batch_stats"], expected["batch_stats"])
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), adapted["params"], checkpoint()["params"])
     for path, has_moved in jax.tree_util.tree_leaves_with_path(moved):
         assert has_moved == ("'bn" in jax.tree_util.keystr(path)), path
+    frozen = case_of(name).adapt(checkpoint(name), episode.support, KEY)
+    frozen = getattr(frozen, "student", frozen)
+    jax.tree.map(np.testing.assert_array_equal, frozen["batch_stats"], checkpoint()["batch_stats"])
 
 
 def test_a_loop_equals_its_unrolled_form(monkeypatch, episode):
     method = build_method("ft_im", finetune__steps=3)
-    variables = some_variables(method, episode)
-    unrolled = method.adapt(variables, episode.support, KEY)["params"]
-    monkeypatch.setattr(jax, "default_backend", lambda: "another")
-    rolled = method.adapt(variables, episode.support, KEY)["params"]
-    jax.tree.map(lambda a, b: close(a, b, 1e-6), rolled, unrolled)
+    unrolled = adapted_by(method, episode)["params"]
+    monkeypatch.setattr(backend, "unrolls_loops", lambda: False)
+    close(adapted_by(method, episode)["params"], unrolled, 1e-6)
 
 
 # SF-OCDA
@@ -126,8 +128,7 @@ def test_a_loop_equals_its_unrolled_form(monkeypatch, episode):
 
 def test_sf_ocda_without_augmentation_is_self_training(episode):
     method = build_method("sf_ocda", sf_ocda__probability=0.0, finetune__steps=3)
-    variables = some_variables(method, episode)
-    net = make_tiny_net()
+    variables, net = checkpoint(), TINY
     labels = net.apply(variables, episode.support.pixels).argmax(-1)
     optimizer = make_optimizer("sgd", 5e-2, 0.9, 1e-4)
     params, state = variables["params"], optimizer.init(variables["params"])
@@ -139,35 +140,21 @@ def test_sf_ocda_without_augmentation_is_self_training(episode):
 
         updates, state = optimizer.update(jax.grad(objective)(params), state, params)
         params = jax.tree.map(jnp.add, params, updates)
-    assert largest_difference(method.adapt(variables, episode.support, KEY)["params"], params) < 1e-6
-    other_key = method.adapt(variables, episode.support, jax.random.key(9))["params"]
-    assert largest_difference(other_key, params) < 1e-6
-
-
-def make_tiny_net():
-    """The network of build_method()."""
-    from cxda_jax.nets.classifier import Classifier
-    from cxda_jax.nets.cnn import CNNHead, CNNTrunk
-
-    return Classifier(CNNTrunk(8), CNNHead(4), (0.5,), (0.5,))
+    for seed in (0, 9):
+        assert largest_difference(adapted_by(method, episode, key=jax.random.key(seed))["params"], params) < 1e-6
 
 
 def test_sf_ocda_draws_a_step_or_an_image_at_the_stated_rate(monkeypatch, episode):
     """Augmentation is made visible: it blackens what it touches, and a black support gives another update."""
     monkeypatch.setattr(augment, "strong", lambda key, pixels, options: jnp.zeros_like(pixels))
-    count = {"step": 0, "image": 0}
-    net, draws = make_tiny_net(), 60
+    count, draws = {"step": 0, "image": 0}, 60
     for draw in count:
-        method = sf_ocda(net, tuning(steps=1), QUIET, 0.3, draw)
-        variables = some_variables(method, episode)
-        adapt = jax.jit(lambda key, m=method, v=variables: m.adapt(v, episode.support, key)["params"]["head"])
-        never = sf_ocda(net, tuning(steps=1), QUIET, 0.0, draw).adapt(variables, episode.support, KEY)["params"]["head"]
-        always = sf_ocda(net, tuning(steps=1), QUIET, 1.0, draw).adapt(variables, episode.support, KEY)["params"][
-            "head"
-        ]
+        methods = [sf_ocda(TINY, tuning(steps=1), QUIET, probability, draw) for probability in (0.3, 0.0, 1.0)]
+        adapt, never, always = (jax.jit(lambda key, m=m: adapted_by(m, episode, key=key)) for m in methods)
+        never, always = never(KEY)["params"]["head"], always(KEY)["params"]["head"]
         for seed in range(draws):
-            found = adapt(jax.random.key(seed))
-            clean, black = largest_difference(found, never) < 1e-7, largest_difference(found, always) < 1e-7
+            head = adapt(jax.random.key(seed))["params"]["head"]
+            clean, black = largest_difference(head, never) < 1e-7, largest_difference(head, always) < 1e-7
             assert draw == "image" or clean != black
             count[draw] += not clean
     assert abs(count["step"] / draws - 0.3) < 4 * (0.21 / draws) ** 0.5
@@ -176,8 +163,8 @@ def test_sf_ocda_draws_a_step_or_an_image_at_the_stated_rate(monkeypatch, episod
 
 def test_sf_ocda_unsure_images_do_not_teach(episode):
     method = build_method("sf_ocda", sf_ocda__probability=0.0)
-    variables = some_variables(method, episode)
-    sure = confidence(build_method("erm").predict(variables, episode.support))
+    variables = checkpoint()
+    sure = confidence(TINY.apply(variables, episode.support.pixels))
     threshold = float(np.sort(sure)[7])
     filtered = build_method("sf_ocda", sf_ocda__probability=0.0, sf_ocda__confidence=threshold - 1e-6)
     kept = jax.tree.map(lambda x: x[np.asarray(sure) >= threshold - 1e-6], episode.support)
@@ -206,10 +193,9 @@ def test_restoring_follows_its_probability():
 def test_ten_steps_of_cotta_equal_a_numpy_re_derivation(monkeypatch, episode, unsure):
     """Gradients of the student come from jax; targets, optimiser, teacher, restoring and gate are derived again."""
     steps, copies, average, restore = 10, 3, 0.9, 0.2
-    net = make_tiny_net()
-    strong = augment.Strong(noise=0.1)
-    method = cotta(net, tuning(steps=steps), strong, copies, average, restore)
-    variables = {**some_variables(erm(net), episode), "calibration": {"threshold": 2.0 if unsure else -1.0}}
+    net = TINY
+    method = cotta(net, tuning(steps=steps), augment.Strong(noise=0.1), copies, average, restore)
+    variables = {**checkpoint(), "calibration": {"threshold": 2.0 if unsure else -1.0}}
     masks = []
 
     def recorded(key, params, anchor, probability):
@@ -257,10 +243,9 @@ def test_ten_steps_of_cotta_equal_a_numpy_re_derivation(monkeypatch, episode, un
 
 
 def test_the_threshold_is_a_quantile_of_the_confidences(episode):
-    method = build_method("cotta")
-    variables = jax.jit(method.init)(KEY, episode.support)
+    method, variables = build_method("cotta"), checkpoint()
     images = make_images((16, 16, 1), 230, 3).pixels
-    sure = np.asarray(jax.nn.softmax(build_method("erm").predict(variables, make_images((16, 16, 1), 230, 3))).max(-1))
+    sure = np.asarray(jax.nn.softmax(TINY.apply(variables, images)).max(-1))
     calibrated = method.calibrate(variables, images)
     np.testing.assert_allclose(calibrated["calibration"]["threshold"], np.quantile(sure, 0.05) - 0.05, atol=1e-6)
     with pytest.raises(ValueError, match="calibrate"):
@@ -269,13 +254,12 @@ def test_the_threshold_is_a_quantile_of_the_confidences(episode):
 
 def test_the_threshold_is_taken_of_what_the_gate_sees():
     """With the support's statistics, of batches as large as a support, each with its own; an unfilled last one is left out."""
-    net, images = make_tiny_net(), make_images((16, 16, 1), 70, 3).pixels
-    variables = some_variables(erm(net), make_episode())
+    net, images, variables = TINY, make_images((16, 16, 1), 70, 3).pixels, checkpoint()
     method = cotta(net, tuning(steps=1, statistics="support"), QUIET, copies=1, quantile=0.0, margin=0.0, support=15)
-    found = method.calibrate(variables, images)["calibration"]["threshold"]
+    threshold = method.calibrate(variables, images)["calibration"]["threshold"]
     by_hand = [confidence(net.apply(variables, images[i : i + 15], batch=True)) for i in range(0, 60, 15)]
-    np.testing.assert_allclose(found, np.min(by_hand), atol=1e-6)
-    assert abs(found - confidence(net.apply(variables, images)).min()) > 1e-3
+    np.testing.assert_allclose(threshold, np.min(by_hand), atol=1e-6)
+    assert abs(threshold - confidence(net.apply(variables, images)).min()) > 1e-3
     # A support that calibrated the threshold meets just that threshold: its mean is above its smallest, below its largest.
     for quantile, unsure in ((0.0, False), (1.0, True)):
         support = Images(images[:15], jnp.zeros(15, jnp.int32))
@@ -291,10 +275,8 @@ def test_the_threshold_is_taken_of_what_the_gate_sees():
 def test_the_gate_opens_where_the_checkpoint_is_unsure(episode, monkeypatch):
     """With copies that blacken the support, an open gate gives another student; the closed one does not look at them."""
     monkeypatch.setattr(augment, "strong", lambda key, pixels, options: jnp.zeros_like(pixels))
-    net = make_tiny_net()
-    method = cotta(net, tuning(steps=2), QUIET, copies=2, restore=0.0)
-    variables = some_variables(erm(net), episode)
-    mean = float(confidence(net.apply(variables, episode.support.pixels)).mean())
+    method, variables = cotta(TINY, tuning(steps=2), QUIET, copies=2, restore=0.0), checkpoint()
+    mean = float(confidence(TINY.apply(variables, episode.support.pixels)).mean())
     students = [
         method.adapt({**variables, "calibration": {"threshold": mean + shift}}, episode.support, KEY).student["params"]
         for shift in (-1.0, -1e-3, 1e-3, 1.0)
@@ -305,55 +287,25 @@ def test_the_gate_opens_where_the_checkpoint_is_unsure(episode, monkeypatch):
 
 
 def test_a_teacher_with_average_one_and_no_restoring_stays(episode):
-    method = build_method("cotta", cotta__average=1.0, cotta__restore=0.0)
-    variables = some_variables(method, episode)
-    adapted = method.adapt(variables, episode.support, KEY)
-    jax.tree.map(np.testing.assert_array_equal, adapted.teacher["params"], variables["params"])
-    assert largest_difference(adapted.student["params"], variables["params"]) > 1e-6
+    adapted = adapted_by(build_method("cotta", cotta__average=1.0, cotta__restore=0.0), episode, "cotta")
+    jax.tree.map(np.testing.assert_array_equal, adapted.teacher["params"], checkpoint()["params"])
+    assert largest_difference(adapted.student["params"], checkpoint()["params"]) > 1e-6
 
 
 def test_all_scalars_restored_is_erm(episode):
     method = build_method("cotta", cotta__restore=1.0)
-    variables = some_variables(method, episode)
-    np.testing.assert_array_equal(
-        answer(method, variables, episode), build_method("erm").predict(variables, episode.query)
-    )
+    logits = method.predict(adapted_by(method, episode, "cotta"), episode.query)
+    np.testing.assert_array_equal(logits, TINY.apply(checkpoint(), episode.query.pixels))
 
 
 def test_teacher_and_student_answer_as_asked(episode):
     student, teacher = (
         build_method("cotta", cotta__answer=name, cotta__average=0.5) for name in ("student", "teacher")
     )
-    variables = {**some_variables(student, episode), "calibration": {"threshold": 2.0}}
+    variables = {**checkpoint(), "calibration": {"threshold": 2.0}}
     adapted = student.adapt(variables, episode.support, KEY)
     assert list(student.also) == ["teacher"] and list(teacher.also) == ["student"]
     one, two = student.predict(adapted, episode.query), teacher.predict(adapted, episode.query)
     assert np.abs(np.asarray(one - two)).max() > 1e-5
     np.testing.assert_array_equal(one, teacher.also["student"](adapted, episode.query))
     np.testing.assert_array_equal(two, student.also["teacher"](adapted, episode.query))
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "value", "message"),
-    [
-        ("ft_em", "finetune__steps", 0, "finetune.steps=0"),
-        ("ft_im", "finetune__trainable", "head", "finetune.trainable='head'"),
-        ("ft_em", "finetune__statistics", "ema", "finetune.statistics='ema'"),
-        ("ft_em", "finetune__rate", -1.0, "finetune.rate=-1.0"),
-        ("sf_ocda", "sf_ocda__probability", 1.5, "sf_ocda.probability=1.5"),
-        ("sf_ocda", "sf_ocda__draw", "batch", "sf_ocda.draw='batch'"),
-        ("sf_ocda", "sf_ocda__confidence", 1.0, "sf_ocda.confidence=1.0"),
-        ("cotta", "cotta__copies", 0, "cotta.copies=0"),
-        ("cotta", "cotta__restore", -0.1, "cotta.restore=-0.1"),
-        ("cotta", "cotta__answer", "anchor", "cotta.answer='anchor'"),
-        ("cotta", "strong__brightness", -1.0, "strong.brightness=-1.0"),
-        ("bn", "train__support_loss", "leave_one_out", "train.support_loss='leave_one_out'"),
-        ("cxda", "train__support_loss", "all", "train.support_loss='all'"),
-        ("cml", "cml__convs", 1, "cml.convs=1"),
-        ("cml", "cml__width", 0, "cml.width=0"),
-        ("sla", "sla__adapters", 0, "sla.adapters=0"),
-    ],
-)
-def test_a_wrong_option_is_named(name, field, value, message):
-    with pytest.raises(UserError, match=message):
-        build_method(name, **{field: value})

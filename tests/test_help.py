@@ -1,72 +1,55 @@
-"""--help of every command: quick, complete, and as absl would word it after all imports."""
+"""--help of every command: quick and complete, and the command `cxda`, which leads to all of them."""
 
 import ast
 import os
 import resource
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
-from launch import usage
+from cxda_jax.__main__ import COMMANDS
+from cxda_jax.config import table
+from cxda_jax.fields import FIELDS, Group
 from tests.lines import ROOT
 
-COMMANDS = sorted(path.stem for path in (ROOT / "launch").glob("*.py") if "cli.run(main)" in path.read_text())
+FILES = {path.stem: path.read_text() for path in (ROOT / "launch").glob("*.py") if "cli.run(main)" in path.read_text()}
 
 
-@pytest.fixture(scope="module")
-def by_absl():
-    """What absl prints for each command, from one process that has imported what they share."""
-    code = f"""
-        import os, runpy, sys
-        import cxda_jax.experiment, cxda_jax.analysis.report, cxda_jax.analysis.plots
-        for name in {COMMANDS}:
-            print("====" + name, flush=True)
-            if not os.fork():
-                sys.argv = [name, "--helpshort"]
-                try:
-                    runpy.run_module("launch." + name, run_name="__main__", alter_sys=True)
-                except SystemExit as e:
-                    sys.stdout.flush()
-                    os._exit(e.code)
-            assert os.waitstatus_to_exitcode(os.wait()[1]) == 0, name
-    """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(part.split("\n", 1) for part in done.stdout.split("====")[1:])
+def cxda(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "cxda_jax", *arguments],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment},
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_imports_nothing_heavy_and_is_absls(name, by_absl, tmp_path):
+def test_the_command_knows_each_file_of_launch():
+    assert set(COMMANDS) == set(FILES)
+    done = cxda("--help")
+    assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in COMMANDS)
+    wrong = cxda("trian")
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "train" in wrong.stderr
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_help_imports_nothing_heavy_and_tells_every_flag(name, tmp_path):
     for heavy in ("jax", "numpy", "ml_collections", "matplotlib"):
         (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} is imported')")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "-m", f"launch.{name}", "--help"],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+    done = cxda(name, "--help", PYTHONPATH=str(tmp_path))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert (done.returncode, done.stderr) == (0, "")
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
-    source = (ROOT / "launch" / f"{name}.py").read_text()
-    assert done.stdout.startswith(ast.get_docstring(ast.parse(source), clean=False))
-    for flag in (*usage.Source(f"launch.{name}").flags(), *usage.Source("launch.cli").flags()):
-        assert f"]{flag[0].args[0].value}:" in done.stdout or f"--{flag[0].args[0].value}:" in done.stdout
-    assert done.stdout == by_absl[name]
+    tree = ast.parse(FILES[name])
+    assert done.stdout.startswith(ast.get_docstring(tree, clean=False))
+    defined = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ".DEFINE_" in ast.unparse(n.func)]
+    for flag in ("data_dir", "debug", *(call.args[0].value for call in defined)):
+        assert f"--{flag}:" in done.stdout or f"--[no]{flag}:" in done.stdout
 
 
-def test_all_flags_and_an_unreadable_one_are_left_to_absl(monkeypatch, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.report", "--helpfull"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "absl.logging" in done.stdout and "--report:" in done.stdout
-    monkeypatch.setattr(usage, "ROOT", tmp_path)
-    (tmp_path / "odd.py").write_text(
-        "from absl import flags\n_ODD = flags.DEFINE_string('odd', open('x').read(), '')\n"
-    )
-    with pytest.raises(usage.Unreadable, match="open"):
-        usage.usage("odd")
-    assert usage.show("odd") is None and usage.show("missing") is None
+def test_the_fields_of_configs_are_listed():
+    done = cxda("train", "--help_config")
+    assert (done.returncode, done.stdout) == (0, table() + "\n")
+    for name, entry in FIELDS.items():
+        for field in [f"{name}.{n}" for n in entry.fields] if isinstance(entry, Group) else [name]:
+            assert f"| {field} |" in done.stdout

@@ -8,19 +8,21 @@ import shutil
 import numpy as np
 import pytest
 
-from cxda_jax import backend, files, manifest
-from cxda_jax.analysis.results import read_results
+from cxda_jax import backend
+from cxda_jax.config import read
 from cxda_jax.data.store import Domain, open_store, write_store
-from cxda_jax.types import UserError
-from launch import cli, identity
+from cxda_jax.disk import files, manifest
+from cxda_jax.errors import UserError
+from cxda_jax.study import identity
+from cxda_jax.study.results import read_results
+from tests.commands import command
 from tests.conftest import INFO, make_domains
 from tests.lines import at_the_root, one_line, write_config, write_run  # noqa: F401
-from tests.test_launch import run, smoke  # noqa: F401
 
 
 @pytest.fixture
 def config():
-    return cli.resolve(cli.load_config("configs/glyphs.py:cxda,smoke"))
+    return read("glyphs:cxda,smoke")
 
 
 def other_store(path, **changes):
@@ -123,7 +125,7 @@ def test_a_file_is_not_written_through_a_link(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def copied(smoke, tmp_path):  # noqa: F811
+def copied(smoke, tmp_path):
     """A finished run and its data, to be spoiled."""
     folder, _ = smoke
     shutil.copytree(folder / "run", tmp_path / "run")
@@ -148,16 +150,16 @@ def prepare_anew(data_dir):
 def test_other_data_are_refused_by_training_and_by_tests(copied):
     old, new = prepare_anew(copied / "data")
     data, before = f"--data_dir={copied}/data", json.loads((copied / "run" / "result.json").read_text())
-    train = ("launch.train", "--config=configs/glyphs.py:cxda,smoke", f"--workdir={copied}/run", data)
-    for command in (train, (*train, "--replay_step=1"), ("launch.evaluate", f"--runs={copied}/run", data)):
-        error = run(*command, code=2)
+    train = ("train", "--config=glyphs:cxda,smoke", f"--workdir={copied}/run", data)
+    for arguments in (train, (*train, "--replay_step=1"), ("evaluate", f"--runs={copied}/run", data)):
+        error = command(*arguments, code=2)
         assert error.count("\n") == 1 and old[:12] in error and new[:12] in error and "--other_data" in error
     assert json.loads((copied / "run" / "result.json").read_text()) == before
-    run("launch.evaluate", f"--runs={copied}/run", data, "--other_data")
+    command("evaluate", f"--runs={copied}/run", data, "--other_data")
     row = json.loads((copied / "run" / "result.json").read_text())
     assert (row["trained_on"], row["data_hash"]) == (old, new) and row["data_marks"] == [identity.MARK]
     # The model's plain files know their data too.
-    error = run("launch.evaluate", f"--runs={copied}/run/model", data, code=2)
+    error = command("evaluate", f"--runs={copied}/run/model", data, code=2)
     assert old[:12] in error and "--other_data" in error
 
 
@@ -166,7 +168,7 @@ def test_an_unfinished_run_is_called_so(copied, config):
     store = open_store(next(p for p in (copied / "data").iterdir() if (p / "store.json").exists()))
     shutil.rmtree(copied / "run" / "model")
     write_config(copied / "run", config, store.sha256)
-    output = run("launch.evaluate", f"--runs={copied}/run", f"--data_dir={copied}/data")
+    output = command("evaluate", f"--runs={copied}/run", f"--data_dir={copied}/data")
     row = json.loads((copied / "run" / "result.json").read_text())
     assert (row["reached_step"], row["steps"]) == (20, 40) and row["best_step"] <= 20
     assert "step 20 of 40" in output
@@ -185,8 +187,7 @@ def test_what_cannot_be_tested_is_named_and_the_rest_goes_on(copied):
     (copied / "run" / "result.json").unlink()
     with open(held / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        error = run(
-            "launch.evaluate", *[f"--runs={copied}/foreign,{copied}/linked,{copied}/held,{copied}/sent,{copied}/run"],
+        error = command("evaluate", *[f"--runs={copied}/foreign,{copied}/linked,{copied}/held,{copied}/sent,{copied}/run"],
             f"--data_dir={copied}/data", code=2,
         )  # fmt: skip
     assert (
@@ -196,7 +197,7 @@ def test_what_cannot_be_tested_is_named_and_the_rest_goes_on(copied):
     assert not (copied / "precious").exists()
 
 
-def test_results_are_sealed(smoke):  # noqa: F811
+def test_results_are_sealed(smoke):
     folder, _ = smoke
     row = json.loads((folder / "run" / "result.json").read_text())
     assert files.SEAL in row and not files.is_falsified(row)
@@ -232,7 +233,6 @@ def test_a_study_and_a_report_are_not_written_through_links(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "jobs").symlink_to(tmp_path / "elsewhere")
-    error = run(
-        "launch.reproduce", "--benchmark=glyphs", "--smoke", "--only=erm", f"--study={tmp_path}/study", f"--data_dir={tmp_path}/d", code=2
+    error = command("reproduce", "--benchmark=glyphs", "--smoke", "--only=erm", f"--study={tmp_path}/study", f"--data_dir={tmp_path}/d", code=2
     )  # fmt: skip
     assert error.count("\n") == 1 and "study/jobs: a link" in error and not list((tmp_path / "elsewhere").iterdir())

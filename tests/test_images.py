@@ -1,4 +1,4 @@
-"""Images of one's own, as a viewer shows them: each kind against a computation of its own."""
+"""Your own images, as a viewer shows them: each kind beside another computation."""
 
 import io
 import json
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cxda_jax.data.images import to_rgb
+from cxda_jax.data.readers.images import to_rgb
 from cxda_jax.data.store import open_store
+from cxda_jax.errors import UserError
 from cxda_jax.experiment import READERS
-from cxda_jax.types import UserError
 from tests import raw_fixtures as raws
-from tests.raw_fixtures import command
+from tests.commands import command
 
 SIDE = 16
 RNG = np.random.default_rng(0)
@@ -144,16 +144,13 @@ def png(bits, kind, data, key):
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(name, content) for name, content in chunks.items())
 
 
-@pytest.mark.parametrize(
-    "bits, kind, data, key, expected",
-    [
-        (1, 0, bytes([0b01010000]), [1], [0, 255, 0, 255]),
-        (2, 0, bytes([0b00011011]), [2], [0, 85, 255, 255]),
-        (4, 0, bytes([0x05, 0x5F]), [5], [0, 255, 255, 255]),
-        (16, 0, struct.pack(">4H", 0, 257, 25600, 65535), [0], [255, 1, 100, 255]),
-        (16, 2, struct.pack(">12H", *[0] * 3, *[25600] * 3, *[512] * 3, *[65535] * 3), [25600] * 3, [0, 255, 2, 255]),
-    ],
-)
+@pytest.mark.parametrize("bits, kind, data, key, expected", [
+    (1, 0, bytes([0b01010000]), [1], [0, 255, 0, 255]),
+    (2, 0, bytes([0b00011011]), [2], [0, 85, 255, 255]),
+    (4, 0, bytes([0x05, 0x5F]), [5], [0, 255, 255, 255]),
+    (16, 0, struct.pack(">4H", 0, 257, 25600, 65535), [0], [255, 1, 100, 255]),
+    (16, 2, struct.pack(">12H", *[0] * 3, *[25600] * 3, *[512] * 3, *[65535] * 3), [25600] * 3, [0, 255, 2, 255]),
+])  # fmt: skip
 def test_colour_keys_of_pngs_of_other_depths(bits, kind, data, key, expected):
     image = Image.open(io.BytesIO(png(bits, kind, data, key)))
     assert np.asarray(to_rgb(image, (255, 255, 255)))[0].tolist() == [[grey] * 3 for grey in expected]
@@ -221,13 +218,13 @@ def test_the_card_and_the_store_say_how_images_were_made_square(tmp_path, monkey
         (tmp_path / "mine" / "site 2" / "kind1" / name).write_text("")
     (tmp_path / "mine" / "site 3" / "loose.png").write_text("")
     arguments = ("--benchmark=folder", f"--raw_dir={tmp_path}/mine", f"--data_dir={tmp_path}/data", "--size=8")
-    output = command(monkeypatch, *arguments)
+    output = command("prepare", *arguments)
     (line,) = [line for line in output.splitlines() if "not read" in line]
     assert "2 .heic" in line and "1 .pdf" in line and "1 .png" in line and "12 .db" in line and len(line) < 200
     assert (tmp_path / "mine" / line.partition("such as ")[2].partition(";")[0]).is_file()
     stores = {}
     for fit, words in {"squash": "squashed", "crop": "cropped", "pad": "padded"}.items():
-        output = command(monkeypatch, *arguments, f"--fit={fit}", "--background=0,0,255", f"--name={fit}")
+        output = command("prepare", *arguments, f"--fit={fit}", "--background=0,0,255", f"--name={fit}")
         stores[fit] = open_store(tmp_path / "data" / fit)
         said = stores[fit].info.provenance
         assert words in said and "over 0,0,255" in said and said in output
@@ -238,7 +235,7 @@ def test_the_card_and_the_store_say_how_images_were_made_square(tmp_path, monkey
 def test_data_of_ones_own_bear_the_name_that_was_given(tmp_path, monkeypatch):
     raws.write_folder(tmp_path / "mine", domains=4)
     arguments = ("--benchmark=folder", f"--raw_dir={tmp_path}/mine", f"--data_dir={tmp_path}", "--size=8")
-    output = command(monkeypatch, *arguments, "--name=farm")
+    output = command("prepare", *arguments, "--name=farm")
     assert open_store(tmp_path / "farm").info.name == "farm" and "\nfarm: 3 classes" in output
     assert json.loads((tmp_path / "farm" / "store.json").read_text())["name"] == "farm"
 

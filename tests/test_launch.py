@@ -1,7 +1,6 @@
 """The commands as a user types them: what they leave behind, and one line for each mistake."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -14,34 +13,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cxda_jax import metrics
+from cxda_jax import backend, metrics
+from cxda_jax.config import differences, read
+from cxda_jax.errors import UserError
 from cxda_jax.experiment import build, open_data
-from cxda_jax.types import Images, UserError
-from launch import cli, identity
-from launch.evaluate import comparison, table
-from launch.identity import read_config, read_record
-from launch.runs import Job, reshaped, restore_best, setting
+from cxda_jax.study.comparing import comparison, table
+from cxda_jax.study.identity import read_config, read_record
+from cxda_jax.study.results import Result
+from cxda_jax.study.runs import Evaluation, restore_best
+from cxda_jax.study.settings import USUAL, Setting, asked, reshaped
+from cxda_jax.types import Images
+from tests.commands import command
 
 ROOT = Path(__file__).parent.parent
-
-
-def run(*arguments, code=0, **env):
-    done = subprocess.run(
-        [sys.executable, "-m", *map(str, arguments)],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, **env},
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout if code == 0 else done.stderr
-
-
-@pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
-    """A finished smoke run of cxda, and what it printed."""
-    folder = tmp_path_factory.mktemp("smoke")
-    output = run(
-        "launch.train", "--config=configs/glyphs.py:cxda,smoke", f"--workdir={folder}/run", f"--data_dir={folder}/data"
-    )
-    return folder, output
 
 
 def test_a_run_leaves_what_it_promises(smoke):
@@ -79,7 +63,7 @@ def test_evaluating_again_gives_the_same_row(smoke):
     for name in ("result.json", "predictions.npz", "attention.png", "metrics.jsonl", "last"):
         path = copy / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    output = run("launch.evaluate", f"--runs={copy}", f"--data_dir={folder}/data")
+    output = command("evaluate", f"--runs={copy}", f"--data_dir={folder}/data")
     after = json.loads((copy / "result.json").read_text())
     assert before["train_minutes"] > 0 and after["train_minutes"] is None  # the metrics did not come along
     times = ("task_ms", "adapt_ms", "predict_ms", "train_minutes", "seal")
@@ -94,7 +78,7 @@ def test_a_training_whose_output_nobody_reads_goes_on(smoke, tmp_path):
     for path in (tmp_path / "run" / "last" / "20", tmp_path / "run" / "model"):
         shutil.rmtree(path)
     (tmp_path / "run" / "result.json").unlink()
-    command = [sys.executable, "-m", *TRAIN[:2], f"--workdir={tmp_path}/run", f"--data_dir={folder}/data"]
+    command = [sys.executable, "-m", "launch.train", TRAIN[1], f"--workdir={tmp_path}/run", f"--data_dir={folder}/data"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as child:
         assert child.stdout and child.stderr
@@ -112,7 +96,7 @@ def test_queries_are_compared_with_their_answers_without_support(smoke):
     experiment = build(config, folder / "data", splits=("test",))
     store, method = experiment.store, experiment.method
     variables, _ = restore_best(
-        Job(folder / "run", folder / "run", "cxda", config, read_record(folder / "run")), experiment
+        Evaluation(folder / "run", folder / "run", "cxda", config, read_record(folder / "run")), experiment
     )
     stored, domains = np.load(folder / "run" / "predictions.npz"), store.row_domains()
 
@@ -131,7 +115,7 @@ def test_queries_are_compared_with_their_answers_without_support(smoke):
 def test_a_models_plain_files_are_tested_as_its_run_is(smoke, tmp_path):
     folder, _ = smoke
     shutil.copytree(folder / "run" / "model", tmp_path / "model")
-    output = run("launch.evaluate", f"--runs={tmp_path}/model", f"--data_dir={folder}/data")
+    output = command("evaluate", f"--runs={tmp_path}/model", f"--data_dir={folder}/data")
     rows = [json.loads((path / "result.json").read_text()) for path in (folder / "run", tmp_path / "model")]
     for field in ("avg", "w10", "weights_hash", "best_step", "config_hash", "data_hash", "method"):
         assert rows[0][field] == rows[1][field]
@@ -146,7 +130,7 @@ def test_no_tensorflow_torch_or_wilds_is_imported():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-TRAIN = ("launch.train", "--config=configs/glyphs.py:cxda,smoke", "--workdir={tmp}/w", "--data_dir={tmp}/d")
+TRAIN = ("train", "--config=glyphs:cxda,smoke", "--workdir={tmp}/w", "--data_dir={tmp}/d")
 
 
 @pytest.mark.parametrize(
@@ -157,14 +141,14 @@ TRAIN = ("launch.train", "--config=configs/glyphs.py:cxda,smoke", "--workdir={tm
         ((*TRAIN, "--workdirr=x"), "Unknown command line flag 'workdirr'"),
         ((*TRAIN, "--config.benchmark=glyfs"), "benchmark='glyfs' is unknown; did you mean 'glyphs'? choose from cifar_c"),
         ((*TRAIN, "--config.data.drawings=39"), "has 39 images, episode.per_domain + episode.num_query needs 40"),
-        (("launch.train", "--config=configs/glyphs.py:cxdaa", "--workdir={tmp}/w"), "method='cxdaa' is unknown; did you mean 'cxda'?"),
-        (("launch.train", "--config=configs/glyfs.py:cxda", "--workdir={tmp}/w"), "no file configs/glyfs.py; did you mean configs/glyphs.py?"),
-        (("launch.train", "--config=configs/glyphs.py:ft_em,smoke", *TRAIN[2:]), "method 'ft_em' starts from the runs of 'erm' and trains nothing; train that"),
-        (("launch.evaluate", "--runs={tmp}/nothing*"), "nothing matches; name run directories"),
+        (("train", "--config=configs/glyphs.py:cxdaa", "--workdir={tmp}/w"), "method='cxdaa' is unknown; did you mean 'cxda'?"),
+        (("train", "--config=configs/glyfs.py:cxda", "--workdir={tmp}/w"), "no file configs/glyfs.py; did you mean configs/glyphs.py?"),
+        (("train", "--config=configs/glyphs.py:ft_em,smoke", *TRAIN[2:]), "method 'ft_em' starts from the runs of 'erm' and trains nothing; train that"),
+        (("evaluate", "--runs={tmp}/nothing*"), "nothing matches; name run directories"),
     ],
 )  # fmt: skip
 def test_a_mistake_costs_one_line_and_exit_code_2(tmp_path, arguments, message):
-    error = run(*(a.replace("{tmp}", str(tmp_path)) for a in arguments), code=2)
+    error = command(*(a.replace("{tmp}", str(tmp_path)) for a in arguments), code=2)
     assert error.count("\n") == 1 and error.startswith("error: ") and message in error
 
 
@@ -173,25 +157,14 @@ def test_a_run_without_checkpoint(smoke, tmp_path):
     (tmp_path / "run").mkdir()
     for name in ("config.json", "manifest.json"):
         shutil.copy(folder / "run" / name, tmp_path / "run")
-    error = run("launch.evaluate", f"--runs={tmp_path}/run", f"--data_dir={folder}/data", code=2)
+    error = command("evaluate", f"--runs={tmp_path}/run", f"--data_dir={folder}/data", code=2)
     assert error.count("\n") == 1 and f"error: {tmp_path}/run: no checkpoint in best/; train it" in error
 
 
 def test_a_workdir_of_another_config_is_refused(smoke):
     folder, _ = smoke
-    error = run(*TRAIN[:2], f"--workdir={folder}/run", f"--data_dir={folder}/data", "--config.seed=3", code=2)
+    error = command(*TRAIN[:2], f"--workdir={folder}/run", f"--data_dir={folder}/data", "--config.seed=3", code=2)
     assert "holds a run with config.seed=0, not 3; choose another --workdir" in error and error.count("\n") == 1
-
-
-@pytest.fixture(scope="module")
-def erm_run(smoke):
-    """A finished smoke run of erm beside the one of cxda."""
-    folder, _ = smoke
-    run(
-        "launch.train", "--config=configs/glyphs.py:erm,smoke", f"--workdir={folder}/erm", f"--data_dir={folder}/data",
-        "--config.cotta.copies=2", "--config.finetune.steps=2", "--config.finetune.rate=1.0",
-    )  # fmt: skip
-    return folder / "erm"
 
 
 def files(folder):
@@ -209,7 +182,7 @@ def result(folder):
 def test_methods_that_start_from_erm_leave_it_untouched(erm_run):
     data = f"--data_dir={erm_run.parent}/data"
     checkpoint, erm_alone = files(erm_run / "best"), result(erm_run)
-    output = run("launch.evaluate", f"--runs={erm_run.parent}/[er]*", "--methods=all", data)
+    output = command("evaluate", f"--runs={erm_run.parent}/[er]*", "--methods=all", data)
     derived = ["ft_em", "ft_im", "sf_ocda", "cotta"]
     rows = output.split("predict ms\n")[1].splitlines()
     assert [row.split()[2] for row in rows] == ["erm", "cxda", *derived]
@@ -218,7 +191,7 @@ def test_methods_that_start_from_erm_leave_it_untouched(erm_run):
     again = derived[2:]
     for name in again:
         shutil.rmtree(erm_run / name)
-    run("launch.evaluate", f"--runs={erm_run}", "--methods=cotta,sf_ocda,erm", data)
+    command("evaluate", f"--runs={erm_run}", "--methods=cotta,sf_ocda,erm", data)
     for name in again:
         row, arrays = result(erm_run / name)
         assert row == first[name][0] and row["method"] == name and row["weights_hash"] == erm_alone[0]["weights_hash"]
@@ -232,9 +205,9 @@ def test_methods_that_start_from_erm_leave_it_untouched(erm_run):
 
 def test_changed_fields_are_tested_in_a_folder_of_their_own(erm_run):
     before, data = result(erm_run), f"--data_dir={erm_run.parent}/data"
-    run("launch.evaluate", f"--runs={erm_run}", "--methods=ft_em", "--config.finetune.steps=1", data)
+    command("evaluate", f"--runs={erm_run}", "--methods=ft_em", "--config.finetune.steps=1", data)
     assert result(erm_run / "ft_em,finetune.steps=1")[0]["label"] == "ft_em,finetune.steps=1"
-    run("launch.evaluate", f"--runs={erm_run}", "--methods=bn", "--config.batch_norm.test_time_only=True", data)
+    command("evaluate", f"--runs={erm_run}", "--methods=bn", "--config.batch_norm.test_time_only=True", data)
     row, _ = result(erm_run / "bn,batch_norm.test_time_only=True")
     assert row["method"] == "bn" and row["weights_hash"] == before[0]["weights_hash"]
     assert result(erm_run)[0] == before[0]
@@ -251,81 +224,90 @@ def test_changed_fields_are_tested_in_a_folder_of_their_own(erm_run):
 def test_what_cannot_be_tested_on_a_run(smoke, arguments, message):
     folder, _ = smoke
     arguments = [a.replace("{run}", f"{folder}/run") for a in arguments]
-    error = run("launch.evaluate", *arguments, f"--data_dir={folder}/data", code=2)
+    error = command("evaluate", *arguments, f"--data_dir={folder}/data", code=2)
     assert error.count("\n") == 1 and message.replace("{run}", f"{folder}/run") in error
 
 
-def test_a_method_costs_one_file_and_two_lines(erm_run, tmp_path):
+def test_a_method_costs_one_file_and_its_entries(erm_run, tmp_path):
     """What docs/methods.md says, done to a copy of the package."""
     text = (ROOT / "docs" / "methods.md").read_text()
-    lines = re.search(r"two lines to\n`cxda_jax/experiment.py`:\n\n```python\n(.+)\n(.+)\n```", text).groups()
+    group, lines = (
+        re.search(rf"{where}.*?```python\n(.*?)   ```", text, re.S)[1].replace("\n   ", "\n").strip()
+        for where in ("FIELDS` of `cxda_jax/fields.py", "two lines to `cxda_jax/experiment.py")
+    )
+    load, entry = lines.splitlines()
     for name in ("cxda_jax", "configs", "launch"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "docs" / "examples" / "t3a.py", tmp_path / "cxda_jax" / "methods")
-    path = tmp_path / "cxda_jax" / "experiment.py"
-    code = path.read_text()
-    code = code.replace("from cxda_jax.nets.attention", f"{lines[0]}\nfrom cxda_jax.nets.attention", 1)
-    start = code.index("METHODS: ")
-    end = code.index("\n}\n", start)
-    path.write_text(f"{code[:end]}\n    {lines[1].strip()}{code[end:]}")
-    command = [sys.executable, "-m", "launch.evaluate", f"--runs={erm_run}", "--methods=t3a"]
+    for file, start, added in (("fields", "\nFIELDS: ", group), ("experiment", "\nMETHODS: ", entry)):
+        path = tmp_path / "cxda_jax" / f"{file}.py"
+        code = path.read_text()
+        end = code.index("\n}", code.index(start))
+        path.write_text(
+            f"{code[:end]}\n    {added}{code[end:]}".replace("\nimport jax\n", f"\n{load}\nimport jax\n", 1)
+        )
     done = subprocess.run(
-        [*command, f"--data_dir={erm_run.parent}/data"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "launch.evaluate", f"--runs={erm_run}", "--methods=t3a", "--config.t3a.keep=3",
+         f"--data_dir={erm_run.parent}/data"], cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert re.search(r"glyphs \(smoke\) +t3a +0 ", done.stdout) and result(erm_run / "t3a")[0]["method"] == "t3a"
-
-
-def test_help_teaches():
-    for module in ("launch.train", "launch.evaluate"):
-        text = subprocess.run([sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True).stdout
-        assert f"python -m {module} --" in text and "--data_dir" in text
+    assert re.search(r"glyphs \(smoke\) +t3a,t3a.keep=3 +0 ", done.stdout)
+    assert result(erm_run / "t3a,t3a.keep=3")[0]["method"] == "t3a"
 
 
 def test_differences_name_dotted_fields():
     a, b = {"x": 1, "n": {"y": 2, "z": 3}}, {"x": 1, "n": {"y": 5, "w": 3}}
-    assert identity.differences(a, b) == {"config.n.w": (None, 3), "config.n.y": (2, 5), "config.n.z": (3, None)}
+    assert differences(a, b) == {"config.n.w": (None, 3), "config.n.y": (2, 5), "config.n.z": (3, None)}
 
 
-def make_row(label="m", seed=0, **other):
+class Made(Result):
+    """A result whose scores are at hand: one for each of four tasks of one query."""
+
+    def stored(self, name="predictions"):
+        right = np.array(self.row["scores"], int)[:, None]
+        return {
+            "labels": np.ones_like(right),
+            "predictions": right,
+            "support": np.zeros((4, 1)),
+            "query": np.zeros((4, 1)),
+        }
+
+
+def made(label="m", seed=0, scores=(1, 1, 0, 0), **other):
     row = {"benchmark": "b", "label": label, "seed": seed, "num_tasks": 5, "avg": 50.0, "w10": 10.0, "steps": 9,
-           "adapt_ms": 2, "predict_ms": 1}  # fmt: skip
-    return row | other
+           "adapt_ms": 2, "predict_ms": 1, "metric": "accuracy", "scores": scores}  # fmt: skip
+    return Made(row | other, {}, Path(label), Path(label))
 
 
 def test_table_shows_mean_and_standard_error_over_seeds():
-    rows = [make_row(seed=s, avg=a) for s, a in enumerate((50.0, 52.0, 54.0))]
-    assert "52.0 +- 1.2" in table(rows) and "0,1,2" in table(rows) and "nan" not in table(rows[:1])
+    results = [made(seed=s, avg=a) for s, a in enumerate((50.0, 52.0, 54.0))]
+    assert "52.0 +- 1.2" in table(results) and "0,1,2" in table(results) and "nan" not in table(results[:1])
 
 
 def test_comparison_pairs_the_seeds_that_both_have():
-    rows = [make_row(label, seed) for label, seed in (("bn", 0), ("bn", 1), ("cxda", 1), ("cxda", 2))]
-    scores = [np.full(4, score) for score in (0.5, 0.7, 0.8, 0.0)]
-    assert "\ncxda - bn  +10.00  [+10.00, +10.00]  seeds 1" in comparison(rows, scores, "bn")
-    with pytest.raises(UserError, match="--against=erm: no such method among the runs; choose from bn, cxda"):
-        comparison(rows, scores, "erm")
+    results = [made("bn", 0), made("bn", 1, (0, 0, 0, 0)), made("cxda", 1, (1, 1, 1, 1)), made("cxda", 2)]
+    assert "\ncxda - bn  +100.00  [+100.00, +100.00]  seeds 1" in comparison(results, "bn")
 
 
 def test_two_stores_of_one_name_are_never_averaged_or_compared():
-    rows = [make_row(label, seed, data_name="mine", data_hash=digest, avg=avg)
-            for digest, avg in (("1" * 64, 10.0), ("2" * 64, 90.0)) for label in ("bn", "cxda") for seed in (0, 1)]  # fmt: skip
-    lines = table(rows).splitlines()
+    results = [made(label, seed, scores, data_name="mine", data_hash=digest, avg=avg)
+               for digest, avg in (("1" * 64, 10.0), ("2" * 64, 90.0)) for seed in (0, 1)
+               for label, scores in (("bn", (0, 0, 0, 0)), ("cxda", (avg > 50,) * 4))]  # fmt: skip
+    lines = table(results).splitlines()
     assert [line.split("  ")[0] for line in lines[1:]] == ["mine [11111111]"] * 2 + ["mine [22222222]"] * 2
     assert "10.0 +- 0.0" in lines[1] and "90.0 +- 0.0" in lines[3]
-    scores = [np.full(4, s) for s in (0.1, 0.1, 0.2, 0.2, 0.5, 0.5, 0.9, 0.9)]
-    assert comparison(rows, scores, "bn").splitlines()[1:] == [
-        "mine [11111111]: cxda - bn  +10.00  [+10.00, +10.00]  seeds 0,1",
-        "mine [22222222]: cxda - bn  +40.00  [+40.00, +40.00]  seeds 0,1",
+    assert comparison(results, "bn").splitlines()[1:] == [
+        "mine [11111111]: cxda - bn  +0.00  [+0.00, +0.00]  seeds 0,1",
+        "mine [22222222]: cxda - bn  +100.00  [+100.00, +100.00]  seeds 0,1",
     ]
 
 
 def test_unfinished_seeds_have_a_line_of_their_own():
-    rows = [make_row("cxda", s, steps=2880, reached_step=2880 if s else 500, avg=50.0 * s) for s in range(3)]
-    lines = table(rows).splitlines()
+    results = [made("cxda", s, steps=2880, reached_step=2880 if s else 500, avg=50.0 * s) for s in range(3)]
+    lines = table(results).splitlines()
     assert lines[1].startswith("b ") and "cxda†" in lines[1] and "cxda  " in lines[2] and "75.0 +- 25.0" in lines[2]
     assert lines[3] == "† b, cxda seed 0: unfinished, at step 500 of 2880; in no mean with finished seeds"
-    rows.append(make_row("bn", 0))
-    told = comparison(rows, [np.ones(4)] * 4, "bn")
+    told = comparison([*results, made("bn", 0)], "bn")
     assert "cxda - bn" not in told and "left out: b, cxda seed 0: unfinished, at step 500 of 2880" in told
 
 
@@ -335,7 +317,7 @@ def test_other_tasks_and_what_fails_among_them(smoke, tmp_path):
     shutil.copytree(folder / "run", tmp_path / "broken")
     shutil.rmtree(tmp_path / "broken" / "best")
     arguments = (f"--runs={tmp_path}/run,{tmp_path}/broken", "--num_domains=2", "--support_size=10", "--num_tasks=4")
-    error = run("launch.evaluate", *arguments, f"--data_dir={folder}/data", code=2)
+    error = command("evaluate", *arguments, f"--data_dir={folder}/data", code=2)
     assert error.count("\n") == 1 and error.startswith(
         "error: 2 of 4 evaluations failed; the first: cxda,num_domains=2 of "
     )
@@ -361,27 +343,27 @@ def test_attention_is_kept_with_its_domains(smoke):
 
 
 @pytest.mark.parametrize(
-    "name, expected",
+    "setting, expected",
     [
-        ("num_domains=10", (10, 10, 10)),
-        ("num_domains=1", (1, 100, 100)),
-        ("support_size=500", (5, 100, 100)),
-        ("support_size=10", (5, 2, 2)),
-        ("", (5, 20, 20)),
-        ("finetune.steps=1", (5, 20, 20)),
+        (Setting("num_domains", 10), (10, 10, 10)),
+        (Setting("num_domains", 1), (1, 100, 100)),
+        (Setting("support_size", 500), (5, 100, 100)),
+        (Setting("support_size", 10), (5, 2, 2)),
+        (USUAL, (5, 20, 20)),
+        (Setting("finetune.steps", 1), (5, 20, 20)),
     ],
 )
-def test_settings_keep_as_many_queries_as_images_of_a_domain(name, expected):
-    episode = reshaped(cli.load_config("configs/glyphs.py:cxda").to_dict(), name)["episode"]
+def test_settings_keep_as_many_queries_as_images_of_a_domain(setting, expected):
+    episode = reshaped(read("glyphs:cxda"), setting)["episode"]
     assert (episode["num_domains"], episode["per_domain"], episode["num_query"]) == expected
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", ""])
 def test_bad_settings(text):
     with pytest.raises(UserError, match=f"--num_domains={text}: give whole numbers of at least 1"):
-        setting("num_domains", text)
+        asked("num_domains", [text])
     with pytest.raises(UserError, match="--support_size=3: 3 support images cannot come from 5 domains"):
-        reshaped(cli.load_config("configs/glyphs.py:cxda").to_dict(), "support_size=3")
+        reshaped(read("glyphs:cxda"), Setting("support_size", 3))
 
 
 def test_compiled_programs_are_kept_where_others_cannot_write(tmp_path, monkeypatch):
@@ -389,12 +371,12 @@ def test_compiled_programs_are_kept_where_others_cannot_write(tmp_path, monkeypa
     kept = []
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cli.keep_compiled()
+    backend.keep_compiled()
     (folder,) = (tmp_path / "cxda_jax" / "compiled").iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700 and kept == [("jax_compilation_cache_dir", str(folder))]
     folder.chmod(0o777)
     with pytest.raises(UserError, match=f"^{folder}: others can write"):
-        cli.keep_compiled()
+        backend.keep_compiled()
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "mine"))
-    cli.keep_compiled()
+    backend.keep_compiled()
     assert kept[1:] == [("jax_compilation_cache_dir", str(tmp_path / "mine"))]

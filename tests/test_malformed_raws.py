@@ -1,6 +1,7 @@
-"""What may be wrong with a user's raw files and split files: each costs one short line, the one that stands here."""
+"""Faults of raw files, split files and the command line: each costs one short line that names the file and the fix."""
 
 import io
+import re
 import shutil
 import struct
 import zlib
@@ -9,24 +10,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cxda_jax.data.raw import read_pieces
+from cxda_jax.data.readers.raw import read_pieces
+from cxda_jax.errors import UserError
 from cxda_jax.experiment import READERS
-from cxda_jax.types import UserError
+from cxda_jax.study import preparing
 from tests import raw_fixtures as raws
+from tests.commands import command
 from tests.lines import (
     HTML,
     at_the_root,  # noqa: F401
     cut,
     edit_json,
     folder_in_place_of,
-    is_as,
     npy,
     one_line,
-    parametrised,
     set_to,
 )
-
-# Raw files: benchmark, what is done to good ones, line
+from tests.raw_fixtures import WRITERS
 
 
 def first_json(raw):
@@ -74,11 +74,20 @@ def bomb():
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
 
 
-W = "f0074_00"
-FOG, SNOW, LABELS = "CIFAR-10-C/fog.npy", "CIFAR-10-C-new/train/snow_labels.npy", "CIFAR-10-C/labels.npy"
-TINY = f"Tiny-ImageNet-C/fog/3/{raws.WNIDS[0]}/a.JPEG"
-WILD = "iwildcam_v2.0"
-MINE = "site 1/kind0/00.png"
+def resaved(name, change):
+    def spoil(raw):
+        array = change(np.load(raw / name))
+        np.save(raw / name, array, allow_pickle=array.dtype == object)
+
+    return spoil
+
+
+def gone(name):
+    return lambda raw: shutil.rmtree(raw / name) if (raw / name).is_dir() else (raw / name).unlink()
+
+
+def folder_at(name):
+    return lambda raw: folder_in_place_of(raw / name)
 
 
 def lines_of(name, change):
@@ -89,80 +98,142 @@ def lines_of(name, change):
     return spoil
 
 
-RAW = [
-    ("femnist", "users is a number", leaf("users", to=5), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not a LEAF file of users, num_samples and user_data (no list 'users'); make it again"),
-    ("femnist", "users is an object", leaf("users", to={"a": 1}), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not a LEAF file of users, num_samples and user_data (users and num_samples are not lists of one length); make it again"),
-    ("femnist", "users of numbers", leaf("users", to=[1, 2, 3]), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not a LEAF file of users, num_samples and user_data (users and user_data differ); make it again"),
-    ("femnist", "counts in words", leaf("num_samples", to=["45", "45", "45"]), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not a LEAF file of users, num_samples and user_data (num_samples are not whole numbers); make it again"),
-    ("femnist", "one count too few", leaf("num_samples", to=[45, 45]), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not a LEAF file of users, num_samples and user_data (users and num_samples are not lists of one length); make it again"),
-    ("femnist", "user_data is a list", leaf("user_data", to=[]), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not a LEAF file of users, num_samples and user_data (users and user_data differ); make it again"),
-    ("femnist", "writer is a list", leaf("user_data", W, to=[1, 2]), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (list indices must be integers or slices, not str); fetch or make it again"),
-    ("femnist", "writer without y", leaf("user_data", W, to={"x": []}), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (no 'y'); fetch or make it again"),
-    ("femnist", "x of objects", leaf("user_data", W, "x", to={"a": 1}), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (float() argument must be a string or a real number, not 'dict'); fetch or make it again"),
-    ("femnist", "x of words", leaf("user_data", W, "x", 0, to=["white"] * 784), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (could not convert string to float: 'white'); fetch or make it again"),
-    ("femnist", "x has nan", leaf("user_data", W, "x", 0, to=[float("nan")] * 784), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: pixels in nan..nan, expected 0..1; fetch or make it again"),
-    ("femnist", "y of fractions", leaf("user_data", W, "y", 0, to=1.5), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: labels are not integers in 0..61; fetch or make it again"),
-    ("femnist", "y negative", leaf("user_data", W, "y", 0, to=-1), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: labels are not integers in 0..61; fetch or make it again"),
-    ("femnist", "not JSON inside", lambda r: first_json(r).write_text(first_json(r).read_text().replace('"y": [', '"y": [oh ', 1)), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (...); fetch or make it again"),
-    ("femnist", "deep", lambda r: first_json(r).write_text(first_json(r).read_text().replace('"y": [', '"y": [' + "[" * 9999 + "]" * 9999 + ", ", 1)), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: writer f0074_00: not readable (nested too deeply); fetch or make it again"),
-    ("femnist", "a folder for a file", lambda r: folder_in_place_of(first_json(r)), "{tmp}/raw/femnist/train/all_data_0_niid_1_keep_100_train_9.json: not readable (Is a directory); fetch or extract it again"),
-    ("femnist", "raw_dir is a file", lambda r: (shutil.rmtree(r), r.write_text("")), "raw_dir={tmp}/raw: no such folder; give the one that holds femnist/"),
-    ("cifar_c", "fog is a folder", lambda r: folder_in_place_of(r / FOG), "{tmp}/raw/CIFAR-10-C/fog.npy: not readable (Is a directory); fetch or extract it again"),
-    ("cifar_c", "fog is a npz", put(FOG, b"PK\x03\x04" + b"\0" * 100), "{tmp}/raw/CIFAR-10-C/fog.npy: cut short or not a .npy file (the magic string is not correct; expected b'\\x93NUMPY...ot b'PK\\x03\\x04\\x00\\x00'); fetch it again"),
-    ("cifar_c", "fog of another size", put(FOG, npy(np.zeros((5, 64, 64, 3), np.uint8))), "{tmp}/raw/CIFAR-10-C/fog.npy: holds uint8 (5, 64, 64, 3), expected uint8 (n, 32, 32, 3); fetch it again"),
-    ("cifar_c", "fog of uint16", put(FOG, npy(np.zeros((5, 32, 32, 3), np.uint16))), "{tmp}/raw/CIFAR-10-C/fog.npy: holds uint16 (5, 32, 32, 3), expected uint8 (n, 32, 32, 3); fetch it again"),
-    ("cifar_c", "fog channels first", put(FOG, npy(np.zeros((5, 3, 32, 32), np.uint8))), "{tmp}/raw/CIFAR-10-C/fog.npy: holds uint8 (5, 3, 32, 32), expected uint8 (n, 32, 32, 3); fetch it again"),
-    ("cifar_c", "fog of nothing", put(FOG, npy(np.zeros((0, 32, 32, 3), np.uint8))), "{tmp}/raw/CIFAR-10-C/fog.npy: holds uint8 (0, 32, 32, 3), expected uint8 (n, 32, 32, 3); fetch it again"),
-    ("cifar_c", "fog promises more", put(FOG, npy_header(b"{'descr': '|u1', 'fortran_order': False, 'shape': (10**9, 32, 32, 3), }\n".replace(b"10**9", b"1000000000"))), "{tmp}/raw/CIFAR-10-C/fog.npy: cut short or not a .npy file (mmap length is greater than file size); fetch it again"),
-    ("cifar_c", "fog with a senseless header", put(FOG, npy_header(b"{'descr': '|u1'" + b" " * 200 + b"\n")), "{tmp}/raw/CIFAR-10-C/fog.npy: cut short or not a .npy file (...); fetch it again"),
-    ("cifar_c", "labels of fractions", put(SNOW, npy(np.full(225, 1.5))), "{tmp}/raw/CIFAR-10-C-new/train/snow_labels.npy: a label is 1.5, expected whole numbers in 0..9; fetch or make it again"),
-    ("cifar_c", "labels are one number", put(SNOW, npy(np.uint8(3))), "{tmp}/raw/CIFAR-10-C-new/train/snow_labels.npy: holds uint8 (), expected whole numbers (n,) or (n, 1); fetch it again"),
-    ("cifar_c", "labels in two columns", put(SNOW, npy(np.zeros((225, 2), int))), "{tmp}/raw/CIFAR-10-C-new/train/snow_labels.npy: holds int64 (225, 2), expected whole numbers (n,) or (n, 1); fetch it again"),
-    ("cifar_c", "labels of nan", put(SNOW, npy(np.full(225, np.nan))), "{tmp}/raw/CIFAR-10-C-new/train/snow_labels.npy: a label is nan, expected whole numbers in 0..9; fetch or make it again"),
-    ("cifar_c", "labels negative", put(SNOW, npy(np.full(225, -1))), "{tmp}/raw/CIFAR-10-C-new/train/snow_labels.npy: a label is -1, expected whole numbers in 0..9; fetch or make it again"),
-    ("cifar_c", "labels too few", put(SNOW, npy(np.zeros(45, int))), "{tmp}/raw/CIFAR-10-C-new/train/snow_labels.npy: 45 labels for the 225 images of snow.npy; one of the two is not whole, fetch both again"),
-    ("cifar_c", "labels objects", put(LABELS, npy(np.array([{}], object), allow_pickle=True)), "{tmp}/raw/CIFAR-10-C/labels.npy: holds Python objects, not numbers; refused, since loading could run code"),
-    ("cifar_c", "labels HTML", put(LABELS, HTML), "{tmp}/raw/CIFAR-10-C/labels.npy: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
-    ("tiny_imagenet_c", "empty image", put(TINY, b""), "{tmp}/raw/Tiny-ImageNet-C/fog/3/n01443537/a.JPEG: not readable as an image (of no known format); fetch or extract it again"),
-    ("tiny_imagenet_c", "cut image", put(TINY, lambda: picture(64, "JPEG")()[:-900]), "{tmp}/raw/Tiny-ImageNet-C/fog/3/n01443537/a.JPEG: not readable as an image (...); fetch or extract it again"),
-    ("tiny_imagenet_c", "image of one pixel", put(TINY, picture(1, "JPEG")), "{tmp}/raw/Tiny-ImageNet-C/fog/3/n01443537/a.JPEG: 1x1 pixels, expected 64x64; fetch it again"),
-    ("tiny_imagenet_c", "text for an image", put(TINY, b"see the other folder"), "{tmp}/raw/Tiny-ImageNet-C/fog/3/n01443537/a.JPEG: not readable as an image (of no known format); fetch or extract it again"),
-    ("tiny_imagenet_c", "no classes", lambda r: [shutil.rmtree(p) for p in r.glob("*/**/n0*")] + [shutil.rmtree(p) for p in r.glob("*/**/n1*")], "{tmp}/raw/Tiny-ImageNet-C: no class folders (n and digits) anywhere in it; extract the download again"),
-    ("tiny_imagenet_c", "a file for a corruption", lambda r: (shutil.rmtree(r / "Tiny-ImageNet-C/fog"), put("Tiny-ImageNet-C/fog", b"")(r)), "{tmp}/raw/Tiny-ImageNet-C/fog/1: no such folder; extract the download again"),
-    ("iwildcam", "metadata empty", put(f"{WILD}/metadata.csv", b""), "{tmp}/raw/iwildcam_v2.0/metadata.csv: no column 'split'; is it WILDS version 2.0? fetch it again"),
-    ("iwildcam", "metadata HTML", put(f"{WILD}/metadata.csv", HTML), "{tmp}/raw/iwildcam_v2.0/metadata.csv: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
-    ("iwildcam", "metadata has a header alone", lines_of("metadata.csv", lambda t: t[:1]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: no lines; fetch it again"),
-    ("iwildcam", "metadata in another encoding", lambda r: (r / WILD / "metadata.csv").write_bytes((r / WILD / "metadata.csv").read_bytes() + "é".encode("latin-1")), "{tmp}/raw/iwildcam_v2.0/metadata.csv: not readable as CSV ('utf-8' codec can't decode byte 0xe9 in position 0: unexpected end of data); is it WILDS version 2.0? fetch it again"),
-    ("iwildcam", "metadata cut", lines_of("metadata.csv", lambda t: [*t[:3], t[3][:12]]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: line 4 is not understood (split='id_test', location_remapped='8', y=None, filename=None); fetch it again"),
-    ("iwildcam", "location in words", lines_of("metadata.csv", lambda t: [t[0], "0,test,north,1,0,s0,0,0,2013,a.jpg,a"]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: line 2 is not understood (split='test', location_remapped='north', y='0', filename='a.jpg'); fetch it again"),
-    ("iwildcam", "label of a fraction", lines_of("metadata.csv", lambda t: [t[0], "0,test,1,1,0,s0,0.5,0,2013,a.jpg,a"]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: line 2 is not understood (split='test', location_remapped='1', y='0.5', filename='a.jpg'); fetch it again"),
-    ("iwildcam", "file elsewhere", lines_of("metadata.csv", lambda t: [t[0], "0,test,1,1,0,s0,0,0,2013,../../a.jpg,a"]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: line 2 is not understood (split='test', location_remapped='1', y='0', filename='../../a.jpg'); fetch it again"),
-    ("iwildcam", "endless field", lines_of("metadata.csv", lambda t: [t[0], "0,test,1,1,0,s0,0,0,2013," + "a" * 140_000 + ",a"]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: not readable as CSV (field larger than field limit (131072)); is it WILDS version 2.0? fetch it again"),
-    ("iwildcam", "long line", lines_of("metadata.csv", lambda t: [t[0], "0,test,1,1,0,s0,x,0,2013," + "a" * 900 + ",a"]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: line 2 is not understood (split='test', location_remapped='1', y='x', filename='aaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'); fetch it again"),
-    ("iwildcam", "metadata is a folder", lambda r: folder_in_place_of(r / WILD / "metadata.csv"), "{tmp}/raw/iwildcam_v2.0/metadata.csv: not readable (Is a directory); fetch or extract it again"),
-    ("iwildcam", "a location in two splits", lines_of("metadata.csv", lambda t: [t[0], "0,train,7,1,0,s0,0,0,2013,a.jpg,a", "0,test,7,1,0,s0,0,0,2013,b.jpg,b"]), "{tmp}/raw/iwildcam_v2.0/metadata.csv: location 7 is in train and in test; fetch it again"),
-    ("iwildcam", "categories without a name", lines_of("categories.csv", lambda t: [t[0].replace("name", "animal"), *t[1:]]), "{tmp}/raw/iwildcam_v2.0/categories.csv: no column 'name'; fetch it again"),
-    ("iwildcam", "categories cut", lines_of("categories.csv", lambda t: [*t[:2], "3,30"]), "{tmp}/raw/iwildcam_v2.0/categories.csv: line 3 is not understood (y='3', name=None); fetch it again"),
-    ("iwildcam", "categories of words", lines_of("categories.csv", lambda t: [t[0], "one,1,a"]), "{tmp}/raw/iwildcam_v2.0/categories.csv: line 2 is not understood (y='one', name='a'); fetch it again"),
-    ("folder", "no classes between", lambda r: [shutil.copytree(r, r.parent / "flat"), shutil.rmtree(r), shutil.move(r.parent / "flat" / "site 1", r)], "{tmp}/raw: no images; expected DOMAIN/CLASS/IMAGE with .bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .tif, .tiff, .webp; found 27 .png, 15 .bmp, 3 .db"),
-    ("folder", "raw_dir is a file", lambda r: (shutil.rmtree(r), r.write_text("")), "raw_dir={tmp}/raw: no such folder; give the one that holds DOMAIN/CLASS/IMAGE"),
-    ("folder", "HTML image", put(MINE, HTML), "{tmp}/raw/site 1/kind0/00.png: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
-    ("folder", "empty image", put(MINE, b""), "{tmp}/raw/site 1/kind0/00.png: not readable as an image (of no known format); fetch or extract it again"),
-    ("folder", "cut JPEG", put("site 1/kind0/a.jpg", lambda: picture(40, "JPEG")()[:300]), "{tmp}/raw/site 1/kind0/a.jpg: not readable as an image (...); fetch or extract it again"),
-    ("folder", "cut PNG", put(MINE, lambda: picture(40, "PNG")()[:60]), "{tmp}/raw/site 1/kind0/00.png: not readable as an image (...); fetch or extract it again"),
-    ("folder", "cut GIF", put("site 1/kind0/a.gif", b"GIF89a\x01"), "{tmp}/raw/site 1/kind0/a.gif: not readable as an image (of no known format); fetch or extract it again"),
-    ("folder", "cut TIFF", put("site 1/kind0/a.tif", lambda: picture(40, "TIFF")()[:900]), "{tmp}/raw/site 1/kind0/a.tif: not readable as an image (...); fetch or extract it again"),
-    ("folder", "cut WebP", put("site 1/kind0/a.webp", lambda: picture(40, "WEBP")()[:90]), "{tmp}/raw/site 1/kind0/a.webp: not readable as an image (...); fetch or extract it again"),
-    ("folder", "bomb", put(MINE, bomb), "{tmp}/raw/site 1/kind0/00.png: not readable as an image (too many pixels); fetch or extract it again"),
-    ("folder", "a folder named as an image", lambda r: (r / "site 1/kind0/zoo.png").mkdir(), "{tmp}/raw/site 1/kind0/zoo.png: not readable (Is a directory); fetch or extract it again"),
-    ("folder", "a link to nowhere", lambda r: (r / "site 1/kind0/zoo.png").symlink_to(r / "gone"), "{tmp}/raw/site 1/kind0/zoo.png: missing; extract the download again"),
-]  # fmt: skip
+def replaced(old, new, name="metadata.csv"):
+    return lines_of(name, lambda lines: "\n".join(lines).replace(old, new, 1).splitlines())
 
 
-WRITERS = {
-    "femnist": raws.write_femnist, "cifar_c": raws.write_cifar_c, "tiny_imagenet_c": raws.write_tiny_imagenet_c,
-    "iwildcam": raws.write_iwildcam, "folder": raws.write_folder,
+def row(*fields):
+    """metadata.csv with one line."""
+    return lines_of("metadata.csv", lambda lines: [lines[0], *fields])
+
+
+W, JSON = "f0074_00", "all_data_0_niid_1_keep_100_train_9.json"
+OFFICIAL, NEW = "CIFAR-10-C", "CIFAR-10-C-new"
+FOG, SNOW, LABELS = f"{OFFICIAL}/fog.npy", f"{NEW}/train/snow_labels.npy", f"{OFFICIAL}/labels.npy"
+TINY = f"Tiny-ImageNet-C/fog/3/{raws.WNIDS[0]}/a.JPEG"
+WILD, META, NAMES = "iwildcam_v2.0", "iwildcam_v2.0/metadata.csv", "iwildcam_v2.0/categories.csv"
+MINE, JPEG = "site 1/kind0/00.png", "site 1/kind0/a.jpg"
+PAGE, FOLDER = r"a web page \(HTML\).* fetch it again", r"not readable \(Is a directory\); fetch or extract it again"
+UNREADABLE, MISSING = r"not readable as an image \(.*; fetch or extract it again", "missing; extract the download again"
+NOT_NPY, NO_FOLDER = r"cut short or not a .npy file \(.*; fetch it again", "no such folder; extract the download again"
+UNKNOWN = r"not readable as an image \(of no known format\)"
+RAW = {  # benchmark: what is wrong, how good files are spoilt, the file and what is said of it
+    "femnist": [
+        ("no folder", gone("femnist"), "/femnist: no such folder; .* holds femnist/"),
+        ("web page for an archive", lambda r: (gone("femnist")(r), put("femnist.zip", HTML)(r)), f"/femnist.zip: {PAGE}"),
+        ("cut archive", lambda r: (gone("femnist")(r), put("femnist.zip", b"PK")(r)), "/femnist.zip: damaged, .*; fetch it again"),
+        ("no files", lambda r: [p.unlink() for p in (r / "femnist/test").glob("all*.json")], "/test: no .json files; FEMNIST is read from"),
+        ("web page", lambda r: first_json(r).write_bytes(HTML), f"{JSON}: {PAGE}"),
+        ("empty", lambda r: first_json(r).write_bytes(b""), f"{JSON}: empty; fetch or make it again"),
+        ("cut", lambda r: cut(first_json(r), 2000), f"{JSON}: cut short .*; fetch or make it again"),
+        ("a list", lambda r: first_json(r).write_bytes(b'[{"a": 1}]'), f"{JSON}: not a LEAF file of users, .*; make it again"),
+        ("users is a number", leaf("users", to=5), f"{JSON}: not a LEAF file .*no list 'users'.*; make it again"),
+        ("users is an object", leaf("users", to={"a": 1}), "users and num_samples are not lists of one length"),
+        ("users of numbers", leaf("users", to=[1, 2, 3]), "users and user_data differ"),
+        ("counts in words", leaf("num_samples", to=["45", "45", "45"]), "num_samples are not whole numbers"),
+        ("one count too few", leaf("num_samples", to=[45, 45]), "users and num_samples are not lists of one length"),
+        ("user_data is a list", leaf("user_data", to=[]), "users and user_data differ"),
+        ("writer twice", lambda r: shutil.copy(first_json(r), first_json(r).with_name("z.json")), f"z.json: writer {W} is also in {JSON}; keep one"),
+        ("writer in train and test", lambda r: shutil.copy(first_json(r), r / "femnist/test"), f"/test/{JSON}: writer {W} is also in train/{JSON}; .* keep one"),
+        ("writer in train and val", lambda r: shutil.copy(first_json(r), r / "femnist/val/a.json"), f"/val/a.json: writer {W} is also in train/{JSON}; .* keep one"),
+        ("writer is a list", leaf("user_data", W, to=[1, 2]), f"{JSON}: writer {W}: not readable .*; fetch or make it again"),
+        ("writer without y", leaf("user_data", W, to={"x": []}), rf"writer {W}: not readable \(no 'y'\); fetch or make"),
+        ("x of objects", leaf("user_data", W, "x", to={"a": 1}), f"writer {W}: not readable .*; fetch or make"),
+        ("x of words", leaf("user_data", W, "x", 0, to=["white"] * 784), f"writer {W}: not readable .*'white'.*; fetch or make"),
+        ("x with a short row", leaf("user_data", W, "x", 3, to=[0.5] * 783), f"writer {W}: .*; fetch or make"),
+        ("x with a row less", lambda r: edit_json(first_json(r), lambda c: c["user_data"][W]["x"].pop() and None), r"x \(44, 784\) .* expected \(45, 784\)"),
+        ("x in 0..255", leaf("user_data", W, "x", 3, 0, to=255), "pixels in 0..255, expected 0..1; fetch or make"),
+        ("x has nan", leaf("user_data", W, "x", 0, to=[float("nan")] * 784), "pixels in nan..nan, expected 0..1; fetch or make"),
+        *((f"y with {y}", leaf("user_data", W, "y", 0, to=y), f"writer {W}: labels are not integers in 0..61; fetch or make") for y in (62, 1.5, -1)),
+        ("not JSON inside", lambda r: first_json(r).write_text(first_json(r).read_text().replace('"y": [', '"y": [oh ', 1)), f"writer {W}: not readable"),
+        ("deep", lambda r: first_json(r).write_text(first_json(r).read_text().replace('"y": [', '"y": [' + "[" * 9999 + "]" * 9999 + ", ", 1)), "nested too deeply"),
+        ("a folder for a file", lambda r: folder_in_place_of(first_json(r)), f"{JSON}: {FOLDER}"),
+        ("raw_dir is a file", lambda r: (shutil.rmtree(r), r.write_text("")), "raw_dir={tmp}/raw: no such folder; give the one that holds femnist/"),
+    ],
+    "cifar_c": [
+        ("no new folder", gone(NEW), f"/{NEW}: no such folder; .* holds {NEW}/"),
+        ("no val", gone(f"{NEW}/val"), f"/{NEW}/val: no such folder; CIFAR-C is read from"),
+        ("no fog", gone(FOG), f"/{FOG}: {MISSING}"),
+        ("no labels", gone(f"{NEW}/val/saturate_labels.npy"), f"/val/saturate_labels.npy: {MISSING}"),
+        ("fog is a web page", put(FOG, HTML), f"/{FOG}: {PAGE}"),
+        ("fog is a folder", folder_at(FOG), f"/{FOG}: {FOLDER}"),
+        ("fog is cut", lambda r: cut(r / FOG, 9), f"/{FOG}: {NOT_NPY}"),
+        ("fog is empty", put(FOG, b""), f"/{FOG}: {NOT_NPY}"),
+        ("fog is a mark", put(FOG, b"\x93NUMPY"), f"/{FOG}: {NOT_NPY}"),
+        ("fog is a npz", put(FOG, b"PK\x03\x04" + b"\0" * 100), f"/{FOG}: {NOT_NPY}"),
+        ("fog promises more", put(FOG, npy_header(b"{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000, 32, 32, 3), }\n")), f"/{FOG}: {NOT_NPY}"),
+        ("fog with a senseless header", put(FOG, npy_header(b"{'descr': '|u1'" + b" " * 200 + b"\n")), f"/{FOG}: {NOT_NPY}"),
+        ("fog of objects", resaved(FOG, lambda a: a.astype(object)), f"/{FOG}: holds Python objects, .*refused"),
+        ("fog of floats", resaved(FOG, lambda a: a.astype(np.float32)), r"holds float32 .* expected uint8 \(n, 32, 32, 3\); fetch"),
+        *((f"fog of {kind} {shape}", put(FOG, npy(np.zeros(shape, kind))), rf"holds {kind} {re.escape(str(shape))}, expected uint8 \(n, 32, 32, 3\); fetch")
+          for kind, shape in [("uint8", (5, 64, 64, 3)), ("uint16", (5, 32, 32, 3)), ("uint8", (5, 3, 32, 32)), ("uint8", (0, 32, 32, 3))]),
+        ("fog lacks one", resaved(FOG, lambda a: a[:-1]), f"/{FOG}: 224 images, expected five equal blocks, .*; fetch it again"),
+        ("labels differ between blocks", resaved(LABELS, lambda a: a + np.eye(225, dtype=np.uint8)[0]), f"/{LABELS}: .* not one list five times over; fetch"),
+        ("labels objects", put(LABELS, npy(np.array([{}], object), allow_pickle=True)), f"/{LABELS}: holds Python objects, .*refused"),
+        ("labels are a web page", put(LABELS, HTML), f"/{LABELS}: {PAGE}"),
+        ("labels too few", put(SNOW, npy(np.zeros(45, int))), f"/{SNOW}: 45 labels for the 225 images of snow.npy; .* fetch both again"),
+        *((f"labels of {v}", put(SNOW, npy(np.full(225, v))), f"/{SNOW}: a label is {v}, expected whole numbers in 0..9; fetch") for v in (1.5, np.nan, -1, 10)),
+        *((f"labels of shape {a.shape}", put(SNOW, npy(a)), rf"holds .* {re.escape(str(a.shape))}, expected whole numbers \(n,\) or \(n, 1\); fetch")
+          for a in (np.array(3), np.zeros((225, 2), int))),
+    ],
+    "tiny_imagenet_c": [
+        ("no fog", gone("Tiny-ImageNet-C/fog"), f"/fog/1: {NO_FOLDER}"),
+        ("fog is a file", lambda r: (gone("Tiny-ImageNet-C/fog")(r), put("Tiny-ImageNet-C/fog", b"")(r)), f"/fog/1: {NO_FOLDER}"),
+        ("a class less", gone(f"Tiny-ImageNet-C-new/train/frost/2/{raws.WNIDS[1]}"), r"/train/frost/2: class folder n01629819 is missing \(3 of 4\); .* extract"),
+        ("a class more", put("Tiny-ImageNet-C-new/val/saturate/3/n99999999/a.JPEG", b"x"), r"/val/saturate/3: class folder n99999999 is not in the others \(5 of 4\); .* extract"),
+        ("no classes", lambda r: [shutil.rmtree(p) for kind in "01" for p in r.glob(f"*/**/n{kind}*")], "/Tiny-ImageNet-C: no class folders .*; extract"),
+        ("no images", lambda r: [p.unlink() for p in (r / TINY).parent.iterdir()], "/fog/3/n01443537: no images; extract"),
+        ("web page", put(TINY, HTML), f"/{TINY}: {PAGE}"),
+        ("another size", put(TINY, picture(32, "JPEG")), f"/{TINY}: 32x32 pixels, expected 64x64; fetch it again"),
+        ("empty image", put(TINY, b""), f"/{TINY}: {UNKNOWN}"),
+        ("cut image", put(TINY, lambda: picture(64, "JPEG")()[:-900]), f"/{TINY}: {UNREADABLE}"),
+        ("text", put(TINY, b"see the other folder"), f"/{TINY}: {UNKNOWN}"),
+    ],
+    "iwildcam": [
+        ("no metadata", gone(META), f"/{META}: {MISSING}"),
+        ("metadata is a folder", folder_at(META), f"/{META}: {FOLDER}"),
+        ("metadata is a web page", put(META, HTML), f"/{META}: {PAGE}"),
+        ("metadata is empty", put(META, b""), f"/{META}: no column 'split'; is it WILDS version 2.0"),
+        ("another column", replaced("location_remapped", "place"), "no column 'location_remapped'; is it WILDS version 2.0"),
+        ("a header alone", row(), f"/{META}: no lines; fetch it again"),
+        ("another encoding", lambda r: (r / META).write_bytes((r / META).read_bytes() + "é".encode("latin-1")), "not readable as CSV .*; is it WILDS"),
+        ("cut line", lines_of("metadata.csv", lambda t: [*t[:3], t[3][:12]]), "line 4 is not understood .*y=None, filename=None.*; fetch"),
+        ("another split", replaced("0,id_test,", "0,id_toast,"), r"line 2 is not understood \(split='id_toast'"),
+        ("location in words", row("0,test,north,1,0,s0,0,0,2013,a.jpg,a"), "line 2 is not understood .*location_remapped='north'"),
+        ("label of a fraction", row("0,test,1,1,0,s0,0.5,0,2013,a.jpg,a"), "line 2 is not understood .*y='0.5'"),
+        ("file elsewhere", row("0,test,1,1,0,s0,0,0,2013,../../a.jpg,a"), "line 2 is not understood .*filename='../../a.jpg'"),
+        ("endless field", row("0,test,1,1,0,s0,0,0,2013," + "a" * 140_000 + ",a"), "not readable as CSV .*field larger"),
+        ("long line", row("0,test,1,1,0,s0,x,0,2013," + "a" * 900 + ",a"), r"line 2 is not understood .*a\.\.\.a.*; fetch it again"),
+        ("labels with gaps", replaced(",1,0,2013", ",9,0,2013"), "labels y are not 0..5 without gaps; fetch it again"),
+        ("a location in two splits", row("0,train,7,1,0,s0,0,0,2013,a.jpg,a", "0,test,7,1,0,s0,0,0,2013,b.jpg,b"), "location 7 is in train and in test; fetch"),
+        ("no categories", gone(NAMES), f"/{NAMES}: {MISSING}"),
+        ("a category less", replaced("4,40,animal 4\n", "", "categories.csv"), "no category with y=4, .*; fetch it again"),
+        ("categories without a name", replaced("name", "animal", "categories.csv"), f"/{NAMES}: no column 'name'; fetch it again"),
+        ("categories cut", lines_of("categories.csv", lambda t: [*t[:2], "3,30"]), r"line 3 is not understood \(y='3', name=None\); fetch"),
+        ("categories of words", lines_of("categories.csv", lambda t: [t[0], "one,1,a"]), r"line 2 is not understood \(y='one', name='a'\); fetch"),
+        ("no images", lambda r: [p.unlink() for p in (r / WILD / "train").iterdir()], f".jpg: {MISSING}"),
+        ("cut images", lambda r: [p.write_bytes(p.read_bytes()[:300]) for p in (r / WILD / "train").iterdir()], f".jpg: {UNREADABLE}"),
+    ],
+    "folder": [
+        ("nothing", shutil.rmtree, "raw_dir={tmp}/raw: no such folder; give the one that holds DOMAIN/CLASS/IMAGE"),
+        ("raw_dir is a file", lambda r: (shutil.rmtree(r), r.write_text("")), "raw_dir={tmp}/raw: no such folder; give the one"),
+        ("an empty folder", lambda r: [shutil.rmtree(p) for p in r.iterdir()], "/raw: no images; expected DOMAIN/CLASS/IMAGE with .bmp, .gif, "),
+        ("no classes between", lambda r: [shutil.copytree(r, r.parent / "flat"), shutil.rmtree(r), shutil.move(r.parent / "flat" / "site 1", r)], "/raw: no images; .*; found 27 .png, 15 .bmp, 3 .db"),
+        ("small domains", lambda r: [shutil.rmtree(p) for p in r.iterdir() if p.name != "site 0"], "no domain has 40 images; add images or lower min_images"),
+        ("web page", put(MINE, HTML), f"/{MINE}: {PAGE}"),
+        ("empty image", put(MINE, b""), f"/{MINE}: {UNKNOWN}"),
+        ("bomb", put(MINE, bomb), rf"/{MINE}: not readable as an image \(too many pixels\)"),
+        *((f"cut {kind}", put(f"site 1/kind0/a.{kind}", lambda kind=kind, size=size: picture(40, kind)()[:size]), f"/a.{kind}: {UNREADABLE}")
+          for kind, size in [("JPEG", 300), ("PNG", 60), ("GIF", 7), ("TIFF", 900), ("WEBP", 90)]),
+        ("a folder named as an image", lambda r: (r / "site 1/kind0/zoo.png").mkdir(), f"/zoo.png: {FOLDER}"),
+        ("a link to nowhere", lambda r: (r / "site 1/kind0/zoo.png").symlink_to(r / "gone"), f"/zoo.png: {MISSING}"),
+    ],
 }  # fmt: skip
+CASES = [
+    pytest.param(benchmark, *case[1:], id=f"{benchmark} {case[0]}")
+    for benchmark, cases in RAW.items()
+    for case in cases
+]
 
 
 @pytest.fixture(scope="session")
@@ -174,59 +245,110 @@ def good_raws(tmp_path_factory):
     return root
 
 
-@parametrised([(f"{benchmark} {name}",) for benchmark, name, *_ in RAW])
-def test_raw_files(tmp_path, good_raws, number):
-    benchmark, _, spoil, line = RAW[number]
+def line_of(work, tmp_path, message):
+    """The line of the UserError that work() raises, which matches `message`."""
+    with pytest.raises(UserError) as error:
+        work()
+    fault, *_ = str(error.value).partition("; or give skip_bad=1 (1 bad of ")
+    line = one_line(fault, tmp_path)
+    assert re.search(message, line), line
+    return line
+
+
+@pytest.mark.parametrize("benchmark, spoil, message", CASES)
+def test_raw_files(tmp_path, good_raws, benchmark, spoil, message):
     shutil.copytree(good_raws / benchmark, tmp_path / "raw")
     spoil(tmp_path / "raw")
-    with pytest.raises(UserError) as error:
-        for _ in read_pieces(READERS[benchmark](tmp_path / "raw").pieces, 2, lambda done: None):
-            pass
-    fault, *_ = one_line(error.value, tmp_path).partition("; or give skip_bad=1 (1 bad of ")
-    assert is_as(fault, line)
+
+    def read():
+        raw = preparing.unpacked(lambda: READERS[benchmark](tmp_path / "raw"))
+        return list(read_pieces(raw.pieces, 2, lambda done: None))
+
+    assert "{tmp}/raw" in line_of(read, tmp_path, message)
 
 
-REGENERATED = [
-    ("cifar_c", "no clean images", lambda r: (r / "cifar-10-batches-bin/data_batch_3.bin").unlink(), "{tmp}/raw/cifar-10-batches-bin/data_batch_3.bin: missing; extract cifar-10-binary.tar.gz again"),
-    ("cifar_c", "cut clean images", lambda r: cut(r / "cifar-10-batches-bin/data_batch_3.bin", 100), "{tmp}/raw/cifar-10-batches-bin/data_batch_3.bin: 30630 bytes are not rows of a label and 3072 pixels; fetch it again"),
-    ("cifar_c", "HTML for clean images", put("cifar-10-batches-bin/data_batch_1.bin", HTML), "{tmp}/raw/cifar-10-batches-bin/data_batch_1.bin: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
-    ("cifar_c", "a folder for clean images", lambda r: folder_in_place_of(r / "cifar-10-batches-bin/data_batch_1.bin"), "{tmp}/raw/cifar-10-batches-bin/data_batch_1.bin: not readable (Is a directory); fetch or extract it again"),
-    ("cifar_c", "too few clean images", lambda r: [cut(p, 3073) for p in r.glob("cifar-10-batches-bin/*.bin")], "regenerate: 4 clean images of class 1, at least 5 are needed; extract them again"),
-]  # fmt: skip
+@pytest.mark.parametrize("benchmark", WRITERS)
+def test_the_command_prints_the_line_and_leaves_nothing(tmp_path, monkeypatch, good_raws, benchmark):
+    shutil.copytree(good_raws / benchmark, tmp_path / "raw")
+    _, spoil, message = next(case for case in RAW[benchmark] if case[0].endswith("web page") or case[0] == "no images")
+    spoil(tmp_path / "raw")
+    arguments = (f"--benchmark={benchmark}", f"--raw_dir={tmp_path}/raw", f"--data_dir={tmp_path}/data")
+    line = command("prepare", *arguments, code=2)
+    assert line.startswith("error: ") and line.count("\n") == 1 and re.search(message, line)
+    assert {p.name for p in tmp_path.glob("data/*")} <= {f".{benchmark}.decoded"}
 
 
-@parametrised([(f"{benchmark} {name}",) for benchmark, name, *_ in REGENERATED])
-def test_raw_files_to_regenerate_from(tmp_path, number):
-    benchmark, _, spoil, line = REGENERATED[number]
+@pytest.mark.parametrize("benchmark", sorted(READERS))
+def test_no_reader_may_give_a_domain_to_two_splits(tmp_path, good_raws, benchmark):
+    raw, read = READERS[benchmark](good_raws / benchmark), []
+    pieces = [piece._replace(read=lambda: read.append(1)) for piece in raw.pieces]
+    first, other = pieces[0], next(piece for piece in pieces if piece.split != pieces[0].split)
+    raw = raw._replace(pieces=[*pieces, first._replace(split=other.split)])
+    message = f"domain {first.domain!r} is in {first.split} and in {other.split}; "
+    line_of(lambda: preparing.prepare(raw, tmp_path / "store", 1), tmp_path, message)
+    assert not read and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (("--benchmark=femnits",), "--benchmark='femnits' is unknown; did you mean 'femnist'"),
+    (("--benchmark=femnist", "--tfds"), "--tfds: femnist has no such option; see --help"),
+    (("--benchmark=femnist", "--skip_bad=1"), "--skip_bad: femnist has no such option; see --help"),
+    (("--benchmark=femnist", "--skip_bad=-1"), "flag --skip_bad=-1"),
+    (("--benchmark=folder", "--fit=stretch"), "flag --fit=stretch"),
+    (("--benchmark=femnist", "--strict"), "--strict: train domains: 6, but the paper's 262; fetch the files again"),
+    (("--benchmark=femnist", "--size=4"), "flag --size=4"),
+])  # fmt: skip
+def test_faults_of_the_command_line(tmp_path, monkeypatch, good_raws, arguments, message):
+    line = command("prepare", *arguments, f"--raw_dir={good_raws}/femnist", f"--data_dir={tmp_path}/data", code=2)
+    assert message in line and line.count("\n") == 1 and not (tmp_path / "data").exists()
+
+
+CLEAN = "cifar-10-batches-bin/data_batch_1.bin"
+
+
+@pytest.mark.parametrize("spoil, message", [
+    (gone(CLEAN), f"/{CLEAN}: missing; extract cifar-10-binary.tar.gz again"),
+    (lambda r: cut(r / CLEAN, 100), f"/{CLEAN}: 30630 bytes are not rows of a label .*; fetch it again"),
+    (put(CLEAN, HTML), f"/{CLEAN}: {PAGE}"),
+    (folder_at(CLEAN), f"/{CLEAN}: {FOLDER}"),
+    (lambda r: [cut(p, 3073) for p in r.glob("cifar-10-batches-bin/*.bin")], "regenerate: 4 clean images of class 1, at least 5 are needed; extract"),
+])  # fmt: skip
+def test_raw_files_to_regenerate_from(tmp_path, spoil, message):
     raws.write_cifar_binary(tmp_path / "raw", per_class=1)
     spoil(tmp_path / "raw")
-    with pytest.raises(UserError) as error:
-        READERS[benchmark](tmp_path / "raw", regenerate=True)
-    assert is_as(one_line(error.value, tmp_path), line)
+    line_of(lambda: READERS["cifar_c"](tmp_path / "raw", regenerate=True), tmp_path, message)
 
 
-SPLIT_FILES = [
-    ("a folder", None, "{tmp}/split.csv: not readable (Is a directory); fetch or extract it again"),
-    ("HTML", HTML, "{tmp}/split.csv: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"),
-    ("empty", b"", "{tmp}/split.csv: no column 'domain'; give a CSV file with the columns domain and split, in UTF-8"),
-    ("another encoding", "domain,split\nsite 1,val\nforêt,val\n".encode("latin-1"), "{tmp}/split.csv: not readable as CSV ('utf-8' codec can't decode byte 0xea in position 27: invalid continuation byte); give a CSV file with the columns domain and split, in UTF-8"),
-    ("a table of numbers", b"\x89PNG\r\n\x1a\n\0\0", "{tmp}/split.csv: not readable as CSV ('utf-8' codec can't decode byte 0x89 in position 0: invalid start byte); give a CSV file with the columns domain and split, in UTF-8"),
-    ("semicolons", b"domain;split\nsite 1;val\n", "{tmp}/split.csv: no column 'domain'; give a CSV file with the columns domain and split, in UTF-8"),
-    ("no split", b"domain,split\nsite 1\n", "{tmp}/split.csv: line 2: expected a domain and one of train, val, test, got 'site 1', None"),
-    ("a long name", b"domain,split\n" + b"x" * 500 + b",dev\n", "{tmp}/split.csv: line 2: expected a domain and one of train, val, test, got 'xxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxx', 'dev'"),
-    ("an unknown long name", b"domain,split\n" + b"x" * 500 + b",val\n", "{tmp}/split.csv: line 2: {raws}/folder/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxx holds no images; remove the line"),
-    ("an endless field", b"domain,split\n" + b"x" * 140_000 + b",val\n", "{tmp}/split.csv: not readable as CSV (field larger than field limit (131072)); give a CSV file with the columns domain and split, in UTF-8"),
-]  # fmt: skip
+HEADER, FIX = b"domain,split\n", "; give a CSV file with the columns domain and split"
+SPLIT_FILES = {
+    "missing": (None, "split_csv={tmp}/split.csv: No such file or directory" + FIX),
+    "HTML": (HTML, PAGE),
+    "empty": (b"", "no column 'domain'" + FIX),
+    "semicolons": (b"domain;split\nsite 1;val\n", "no column 'domain'" + FIX),
+    "another encoding": (HEADER + "forêt,val\n".encode("latin-1"), "not readable as CSV .*" + FIX),
+    "a picture": (b"\x89PNG\r\n\x1a\n\0\0", "not readable as CSV .*" + FIX),
+    "an endless field": (HEADER + b"x" * 140_000 + b",val\n", "not readable as CSV .*field larger.*" + FIX),
+    "no lines": (HEADER, "no lines" + FIX),
+    "another split": (
+        HEADER + b"site 1,dev\n",
+        "line 2: expected a domain and one of train, val, test, got 'site 1', 'dev'",
+    ),
+    "no split": (HEADER + b"site 1\n", "line 2: expected a domain and one of train, val, test, got 'site 1', None"),
+    "a long name": (HEADER + b"x" * 500 + b",dev\n", r"line 2: expected a domain .*, got 'x+\.\.\.x+', 'dev'"),
+    "unknown": (HEADER + b"site 99,val\n", "line 2: .*site 99 holds no images; remove the line"),
+    "an unknown long name": (HEADER + b"x" * 500 + b",val\n", r"line 2: .*x\.\.\.x+ holds no images; remove the line"),
+    "two splits": (HEADER + b"site 1,val\nsite 1,test\n", "line 3: 'site 1' is already in 'val'; remove a line"),
+}
 
 
-@parametrised(SPLIT_FILES)
-def test_split_files(tmp_path, good_raws, number):
-    _, data, line = SPLIT_FILES[number]
+@pytest.mark.parametrize("name", SPLIT_FILES)
+def test_split_files(tmp_path, good_raws, name):
+    data, message = SPLIT_FILES[name]
     path = tmp_path / "split.csv"
-    path.mkdir() if data is None else path.write_bytes(data)
-    with pytest.raises(UserError) as error:
-        READERS["folder"](good_raws / "folder", split_csv=str(path))
-    assert is_as(one_line(str(error.value).replace(str(good_raws), "{raws}"), tmp_path), line)
+    if data is not None:
+        path.write_bytes(data)
+    line = line_of(lambda: READERS["folder"](good_raws / "folder", split_csv=str(path)), tmp_path, message)
+    assert "{tmp}/split.csv: " in line
 
 
 def test_a_split_file_of_a_spreadsheet(good_raws, tmp_path):

@@ -14,11 +14,12 @@ import pytest
 
 from cxda_jax import backend, cost, memory
 from cxda_jax.data.sources import device_source
-from cxda_jax.evaluate import compile_task, evaluate
-from cxda_jax.types import Images, UserError
-from launch import evaluate as command_test
-from launch import train as command_train
-from tests.test_train import SPEC, build_method, run, sample_plans
+from cxda_jax.errors import UserError
+from cxda_jax.evaluation import compile_task, evaluate
+from cxda_jax.study import testing, training
+from cxda_jax.types import Images
+from tests.nets import build_method
+from tests.test_train import SPEC, run, sample_plans
 
 XLA, FIELDS = jax.errors.JaxRuntimeError, "net.width or episode.*"
 
@@ -53,12 +54,12 @@ def test_training_and_testing_say_what_to_lower(monkeypatch):
     def fail(*_):
         raise XLA("RESOURCE_EXHAUSTED: Out of memory allocating 104717893440 bytes.")
 
-    monkeypatch.setattr(command_train.backend, "keep_freed_memory", fail)  # what they begin with
+    monkeypatch.setattr(training, "prepared", fail)
     with pytest.raises(UserError, match=r"104\.7 GB .* lower train\.tasks_per_step, net\.width, episode\.\* or eval"):
-        command_train.main()
-    monkeypatch.setattr(command_test, "restore_best", fail)
+        training.train_run(anything, anything, anything)
+    monkeypatch.setattr(testing, "restore_best", fail)
     with pytest.raises(UserError, match=r"104\.7 GB .* lower evaluation\.per_call, episode"):
-        command_test.evaluate_run(anything, anything, anything)
+        testing.evaluate_run(anything, anything, anything)
 
 
 def test_what_xla_says_in_a_process_of_limited_memory_is_understood():
@@ -66,7 +67,7 @@ def test_what_xla_says_in_a_process_of_limited_memory_is_understood():
         import resource
         import jax, jax.numpy as jnp
         from cxda_jax import memory
-        from cxda_jax.types import UserError
+        from cxda_jax.errors import UserError
         limit = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + 10 * 2**30
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         try:
@@ -96,7 +97,7 @@ def test_a_program_that_will_not_fit_is_not_started(store, tmp_path, monkeypatch
             evaluator, variables, source,
             lambda tasks: sample_plans(SPEC, store.offsets, store.domains("val"), 0, tasks), 2, "accuracy",
         )  # fmt: skip
-    monkeypatch.setattr(memory, "available", lambda: 500_000)  # the state, but not the step
+    monkeypatch.setattr(memory, "available", lambda: 20_000)  # the state takes 5,000, the step 70,000
     with pytest.raises(memory.TooLarge):
         run(store, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
@@ -112,13 +113,13 @@ def test_the_check_knows_what_a_program_needs_and_costs_no_second_compilation(mo
     monkeypatch.setattr(memory, "available", lambda: 3_900_000)  # the product takes 4,000,000
     before = counted.programs
     with pytest.raises(memory.TooLarge):
-        memory.check(program, x)
+        memory.insist_it_fits(program, x)
     monkeypatch.setattr(memory, "available", lambda: 4_100_000)
-    memory.check(program, x)
+    memory.insist_it_fits(program, x)
     program(x)
     assert counted.programs == before + 1
     monkeypatch.setattr(memory, "available", lambda: None)  # where the system says nothing
-    memory.check(program, x)
+    memory.insist_it_fits(program, x)
 
 
 def test_what_is_available_is_what_the_system_says():
@@ -133,7 +134,7 @@ def test_what_is_available_is_what_the_system_says():
 def test_memory_that_was_freed_can_be_taken_again(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 0)
     monkeypatch.setattr(backend, "freed_memory", lambda: 5_000_000)
-    memory.check(jax.jit(lambda x: x @ x.T), jnp.ones((1000, 10)))
+    memory.insist_it_fits(jax.jit(lambda x: x @ x.T), jnp.ones((1000, 10)))
     monkeypatch.undo()
     assert 0 <= backend.freed_memory() < 2**40
 

@@ -10,25 +10,22 @@ import optax
 import pytest
 from flax import linen as nn
 
+from cxda_jax.errors import UserError
 from cxda_jax.methods.cml import cml
 from cxda_jax.methods.cxda import cxda, domain_weights
 from cxda_jax.methods.erm import bn, erm
 from cxda_jax.nets import attention as attention_module
-from cxda_jax.nets import convolution
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from cxda_jax.nets.context import ContextNet
-from cxda_jax.nets.convolution import convolve, max_pool
-from cxda_jax.nets.normalisation import affine, moments
 from cxda_jax.nets.resnet import LinearHead, ResNetTrunk
-from cxda_jax.types import UserError
+from docs.examples.vit import ViTTrunk
 from tests.nets import (
     CIFAR,
     FEMNIST,
     KEY,
     SHAPES,
-    PatchTrunk,
     assert_close,
     assert_within_some_draw,
     fill,
@@ -258,191 +255,56 @@ def test_tokens_run_over_height_width_channel():
         assert tokens["flat"][i, (a * 4 + b) * 5 + c] == tokens["patch"][(i * 3 + a) * 4 + b, c] == maps[i, a, b, c]
 
 
-@pytest.mark.parametrize("size", [(8, 6), (7, 5), (2, 3)])
-def test_max_pool_equals_torch(peer, size):
-    x = np.random.default_rng(0).normal(size=(3, *size, 4)).astype(np.float32)
-    theirs = nchw(x).requires_grad_()
-    pooled = peer.F.max_pool2d(theirs, 2)
-    pooled.sin().sum().backward()
-    np.testing.assert_array_equal(max_pool(jnp.asarray(x)), pooled.detach().permute(0, 2, 3, 1))
-    assert_close(jax.grad(lambda x: jnp.sin(max_pool(x)).sum())(x), theirs.grad.permute(0, 2, 3, 1), 1e-6)
+def assert_uniform(value, fan_in, where):
+    """As PyTorch's default: uniform within 1 / sqrt(fan_in)."""
+    value, bound = np.asarray(value), fan_in**-0.5
+    assert np.abs(value).max() <= bound * (1 + 1e-6), where
+    assert value.size < 60 or np.abs(value).max() > 0.8 * bound, where
+    if value.size >= 5000:
+        assert abs(value.std() / (bound / math.sqrt(3)) - 1) < 0.05, where
+        assert value.min() < -0.8 * bound and abs(value.mean()) < 0.05 * bound, where
 
 
-@pytest.mark.parametrize("size", [(9, 7), (8, 6), (4, 4)])
-def test_wide_max_pool_equals_torch(peer, size):
-    x = np.random.default_rng(0).normal(size=(3, *size, 4)).astype(np.float32)
-    theirs = nchw(x).requires_grad_()
-    pooled = peer.F.max_pool2d(theirs, 3, 2, padding=1)
-    pooled.sin().sum().backward()
-    np.testing.assert_array_equal(max_pool(jnp.asarray(x), 3, 2, pad=1), pooled.detach().permute(0, 2, 3, 1))
-    grad = jax.grad(lambda x: jnp.sin(max_pool(x, 3, 2, pad=1)).sum())(x)
-    assert_close(grad, theirs.grad.permute(0, 2, 3, 1), 1e-6)
-
-
-@pytest.mark.parametrize("size, kernel, stride, narrow", [
-    ((2, 2), 3, 1, True), ((4, 4), 3, 2, True), ((4, 9), 3, 2, True), ((1, 1), 3, 1, True), ((6, 5), 1, 1, True),
-    ((6, 5), 1, 2, True), ((3, 3), 3, 1, False), ((8, 6), 3, 2, False), ((4, 4), 7, 2, True),
-])  # fmt: skip
-def test_convolutions_equal_torch_in_each_form(peer, size, kernel, stride, narrow):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(3, *size, 4)).astype(np.float32)
-    w = rng.normal(size=(kernel, kernel, 4, 5)).astype(np.float32)
-    pad, numbers = kernel // 2, ("NHWC", "HWIO", "NHWC")
-
-    def ours(x, w):
-        return convolve(x, w, (stride, stride), ((pad, pad), (pad, pad)), dimension_numbers=numbers)
-
-    images, weights = nchw(x).requires_grad_(), peer.torch.tensor(w.transpose(3, 2, 0, 1)).requires_grad_()
-    theirs = peer.F.conv2d(images, weights, stride=stride, padding=pad)
-    theirs.sin().sum().backward()
-    assert_close(ours(x, w), theirs.detach().permute(0, 2, 3, 1), 1e-5)
-    grads = jax.grad(lambda x, w: jnp.sin(ours(x, w)).sum(), argnums=(0, 1))(x, w)
-    assert_close(grads[0], images.grad.permute(0, 2, 3, 1), 1e-5)
-    assert_close(grads[1], weights.grad.permute(2, 3, 1, 0), 1e-5)
-    if jax.default_backend() == "cpu":
-        assert ("conv_general_dilated" in str(jax.make_jaxpr(ours)(x, w))) != narrow
-    each = jax.vmap(ours, in_axes=(None, 0))(x, jnp.stack([w, 2 * w]))  # kernels of each task
-    assert_close(each[1], 2 * ours(x, w), 1e-5)
-
-
-@pytest.mark.parametrize(
-    "size, kernel, pad", [((9, 12), 5, 0), ((9, 12), 5, 2), ((7, 6), 5, 1), ((10, 9), 7, 3), ((5, 8), 5, 2)]
-)
-@pytest.mark.parametrize("tasks", [(None, None), (0, None), (0, 0)], ids=["one", "shared kernel", "own kernels"])
-def test_the_backward_pass_in_pieces_equals_torch(peer, monkeypatch, size, kernel, pad, tasks):
-    """Of large convolutions on CPUs; so also under vmap, over images alone and over kernels of each task."""
-    monkeypatch.setattr(convolution, "LARGE", 0)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, 3, *size, 4)).astype(np.float32)
-    w = rng.normal(size=(2, kernel, kernel, 4, 5)).astype(np.float32)
-
-    def ours(x, w):
-        return jnp.sin(convolve(x, w, (1, 1), ((pad, pad), (pad, pad)))).sum()
-
-    one = tasks == (None, None)
-    loss = ours if one else lambda x, w: jax.vmap(ours, tasks)(x, w).sum()
-    arguments = (x[0], w[0]) if one else (x, w if tasks[1] == 0 else w[0])
-    found = jax.grad(loss, argnums=(0, 1))(*arguments)
-    if jax.default_backend() == "cpu":
-        assert "custom_vjp" in str(jax.make_jaxpr(loss)(*arguments))
-    theirs = [np.zeros_like(a) for a in (x, w)]
-    for i in range(1 if one else 2):
-        j = i if tasks[1] == 0 else 0
-        images, weights = nchw(x[i]).requires_grad_(), peer.torch.tensor(w[j].transpose(3, 2, 0, 1)).requires_grad_()
-        peer.F.conv2d(images, weights, padding=pad).sin().sum().backward()
-        theirs[0][i] += images.grad.permute(0, 2, 3, 1).numpy()
-        theirs[1][j] += weights.grad.permute(2, 3, 1, 0).numpy()
-    assert_close(found[0], theirs[0][0] if one else theirs[0], 1e-5)
-    assert_close(found[1], theirs[1] if tasks[1] == 0 else theirs[1][0], 1e-5)
-
-
-def _normalised(moments, affine):
-    """A scalar that depends on everything moments and affine give, and not only through normalised values."""
-
-    def objective(x, scale, bias):
-        mean, var = moments(x)
-        factor = scale * jax.lax.rsqrt(var + 1e-5)
-        y = affine(x, factor, bias - mean * factor)
-        return (jnp.sin(y) * jnp.arange(y.size).reshape(y.shape) / y.size).sum() + (mean * var).sum()
-
-    return jax.value_and_grad(objective, (0, 1, 2))
-
-
-@pytest.mark.parametrize("shape", [(6, 5, 5, 3), (40, 3)])
-def test_batch_norm_gradients_equal_autodiff(shape):
-    def naive_moments(x):
-        axes = tuple(range(x.ndim - 1))
-        return x.mean(axes), x.var(axes)
-
-    ours = _normalised(moments, affine)
-    naive = _normalised(naive_moments, lambda x, factor, shift: x * factor + shift)
-    rng = np.random.default_rng(0)
-    episodes = [
-        tuple(jnp.asarray(rng.normal(1, 2, s), jnp.float32) for s in (shape, shape[-1:], shape[-1:])) for _ in range(3)
-    ]
-    for episode in episodes:
-        jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), ours(*episode), naive(*episode))
-    stacked = jax.vmap(ours)(*(jnp.stack(parts) for parts in zip(*episodes, strict=True)))
-    looped = jax.tree.map(lambda *parts: jnp.stack(parts), *(ours(*episode) for episode in episodes))
-    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), stacked, looped)
-
-
-@pytest.mark.usefixtures("full_compilation")
-@pytest.mark.parametrize("shape", [(100_000, 4), (100, 25, 40, 4), (99_991, 2)], ids=["rows", "images", "a prime"])
-def test_statistics_of_many_rows_are_those_of_float64(shape):
-    """And so are the gradients that are sums over as many."""
-    rng = np.random.default_rng(0)
-    x, grad = (rng.normal(1, 1, shape).astype(np.float32) for _ in range(2))
-    rows, grads = (np.asarray(a, np.float64).reshape(-1, shape[-1]) for a in (x, grad))
-    tasks = jnp.asarray(np.stack([x, x[::-1]]))
-    for mean, var in (moments(jnp.asarray(x)), [m[0] for m in jax.vmap(moments)(tasks)]):
-        np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-6)
-        np.testing.assert_allclose(var, rows.var(0), rtol=1e-6)
-    ones = jnp.ones(shape[-1:])
-    _, factor, shift = jax.vjp(affine, jnp.asarray(x), ones, ones)[1](jnp.asarray(grad))
-    np.testing.assert_allclose(factor, (grads * rows).sum(0), rtol=1e-6)
-    np.testing.assert_allclose(shift, grads.sum(0), rtol=1e-6)
-
-
-def test_initialisation_is_torch_default(peer):
+def test_initialisation_is_torchs(peer):
+    """Each layer as PyTorch starts it, normalisation included, and no two layers with the same random key."""
     net = make_attending((32, 32, 3), 10, "pool", width=64)
-    variables = jax.jit(cxda(net).init)(KEY, make_images((32, 32, 3), 1))
+    init = jax.jit(cxda(net).init)
+    variables, other = (init(jax.random.key(seed), make_images((32, 32, 3), 1)) for seed in range(2))
     module = peer.TorchCXDA(peer.TorchCNN(3, 10, 64), peer.TorchAttention(64))
-    peer.torch.manual_seed(0)
-    theirs = {name: p for m in (module.apply(_reset),) for name, p in m.named_parameters()}
-    ours = peer.torch_tensors(variables["params"])
+    theirs, ours = dict(module.named_parameters()), peer.torch_tensors(variables["params"])
     assert set(ours) == set(theirs)
     for name, value in ours.items():
         if "norm" in name:
             np.testing.assert_array_equal(value, np.full(value.shape, float(name.endswith("weight"))))
             continue
         weight = ours[name.removesuffix("bias") + "weight" if name.endswith("bias") else name]
-        bound = (weight.numel() / len(weight)) ** -0.5
         for x in (value, theirs[name].detach()):
-            assert x.abs().max() <= bound * (1 + 1e-6), name
-            assert x.numel() < 60 or x.abs().max() > 0.8 * bound, name
-            assert x.numel() < 5000 or abs(x.std() / (bound / math.sqrt(3)) - 1) < 0.05, name
-            assert x.numel() < 5000 or (x.min() < -0.8 * bound and abs(x.mean()) < 0.05 * bound), name
+            assert_uniform(x, weight.numel() / len(weight), name)
     statistics = variables["batch_stats"]["trunk"]
     assert all((s["mean"] == 0).all() and (s["var"] == 1).all() for s in statistics.values())
     kernels = [x for x in jax.tree.leaves(variables["params"]) if x.ndim > 1]
     firsts = [float(x.ravel()[0] * (x.size // x.shape[-1]) ** 0.5) for x in kernels]
-    assert len(set(firsts)) == len(firsts)  # no two layers share a random key
-    other = cxda(net).init(jax.random.key(1), make_images((32, 32, 3), 1))
+    assert len(set(firsts)) == len(firsts)
     assert (other["params"]["trunk"]["conv0"]["kernel"] != variables["params"]["trunk"]["conv0"]["kernel"]).all()
 
 
-@pytest.mark.parametrize("name", ["cml", "sla", "resnet50", "patches"])
+@pytest.mark.parametrize("name", ["cml", "sla", "resnet50", "vit"])
 def test_layers_of_all_networks_start_as_torchs(name):
     images = make_images((32, 32, 3), 1)
     if name == "cml":
         method = cml(make_net(*CIFAR, 64, context=ContextNet(3)))
     else:
-        trunks = {
-            "sla": CNNTrunk(64, convs=2, adapters=2),
-            "resnet50": ResNetTrunk(stages=(1,)),
-            "patches": PatchTrunk(),
-        }
+        trunks = {"sla": CNNTrunk(64, convs=2, adapters=2), "resnet50": ResNetTrunk(stages=(1,)), "vit": ViTTrunk(64)}
         method = erm(Classifier(trunks[name], LinearHead(10), (0.0,) * 3, (1.0,) * 3))
-    variables = jax.jit(method.init)(KEY, images)
-    layers, sizes = 0, {"DenseGeneral_0": 32, "DenseGeneral_1": 2 * 4}
-    for path, kernel in jax.tree_util.tree_leaves_with_path(variables["params"]):
-        *above, layer, kind = (part.key for part in path)
-        if kind != "kernel":
-            continue
-        parent = functools.reduce(lambda tree, key: tree[key], above, variables["params"])[layer]
-        bound = sizes.get(layer, kernel.size // kernel.shape[-1]) ** -0.5
-        for value in parent.values():
-            assert jnp.abs(value).max() <= bound * (1 + 1e-6), path
-            assert value.size < 60 or jnp.abs(value).max() > 0.8 * bound, path
-            assert value.size < 5000 or abs(value.std() / (bound / math.sqrt(3)) - 1) < 0.05, path
-            layers += 1
-    assert layers > 4
-
-
-def _reset(module) -> None:
-    if hasattr(module, "reset_parameters"):
-        module.reset_parameters()
+    params = jax.jit(method.init)(KEY, images)["params"]
+    kernels = [(p[:-1], x) for p, x in jax.tree_util.tree_leaves_with_path(params) if p[-1].key == "kernel"]
+    assert len(kernels) > 4
+    for path, kernel in kernels:
+        layer = functools.reduce(lambda tree, part: tree[part.key], path, params)
+        in_attention = "attention" in jax.tree_util.keystr(path)  # kernels of several axes
+        fan_in = 64 if in_attention else kernel.size // kernel.shape[-1]
+        for value in layer.values():
+            assert_uniform(value, fan_in, path)
 
 
 def test_uint8_pixels_are_divided_by_255_and_normalised():
@@ -455,9 +317,13 @@ def test_uint8_pixels_are_divided_by_255_and_normalised():
 
 
 @pytest.mark.parametrize(
-    ("options", "field"),
-    [({"heads": 3}, "^heads=3"), ({"ratio": 64}, "ratio=64"), ({"scale": "none"}, "'none'")],
+    ("options", "says"),
+    [
+        ({"heads": 3}, "^heads=3.*divisors of 32"),
+        ({"ratio": 64}, "ratio=64"),
+        ({"scale": "none"}, "scale='none'.*paper"),
+    ],
 )
-def test_wrong_attention_is_a_user_error(options, field):
-    with pytest.raises(UserError, match=field):
+def test_wrong_attention_is_a_user_error(options, says):
+    with pytest.raises(UserError, match=says):
         make_attention(**options)

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
+from cxda_jax.errors import UserError
 from cxda_jax.experiment import make_optimizer
-from cxda_jax.types import UserError
 
 
 def gradients_of(seed=0, steps=20):

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from cxda_jax import train
+from cxda_jax.config import read
 from cxda_jax.data.store import SPLITS, Domain, StoreInfo, open_store, write_store
+from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS, build
-from cxda_jax.types import UserError
-from launch import cli
-from launch.evaluate import compiled, score
-from tests.lines import assert_short
+from cxda_jax.study.testing import compiled, score
+from tests.lines import one_line
 from tests.nets import fill
 
 ODD = ("$x_{", "", " ", "a/b", "\u754c", "\U0001f600", "name", "0")
@@ -34,7 +34,7 @@ def experiment_of(folder, kind, method, **info):
             for split in SPLITS for i, n in enumerate(sizes)
         ])  # fmt: skip
     assert open_store(folder / "mine").num_classes == len(classes)
-    config = cli.resolve(cli.load_config(f"configs/folder.py:{method},smoke"))
+    config = read(f"folder:{method},smoke")
     return build(config | {"data": {"name": "mine"}, "episode": episode}, folder)
 
 
@@ -82,4 +82,4 @@ def test_a_metric_that_nobody_knows_is_refused_before_a_run(tmp_path):
         UserError, match="data set 'mine': metric='f1' is unknown.* choose from accuracy, macro_f1"
     ) as e:
         experiment_of(tmp_path, "one domain, two classes", "erm", metric="f1")
-    assert_short(e.value)
+    one_line(e.value)

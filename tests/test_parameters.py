@@ -1,6 +1,8 @@
-"""The library's messages name its own parameters; experiment.py makes the config's fields of them, launchers flags."""
+"""Parameters of the library and fields of a config: their names in messages, and their equal defaults."""
 
 import ast
+import inspect
+import json
 import re
 import subprocess
 import sys
@@ -10,49 +12,149 @@ import numpy as np
 import optax
 import pytest
 
-from configs import common
-from cxda_jax import augment
+from cxda_jax import augment, backend
+from cxda_jax.config import as_fields, check, check_stored, default
 from cxda_jax.data import glyphs
 from cxda_jax.data.episodes import EpisodeSpec, check_spec
-from cxda_jax.experiment import as_fields
+from cxda_jax.data.sources import SOURCES
+from cxda_jax.errors import UserError
+from cxda_jax.experiment import NETS, OPTIMIZERS, SMALLEST
+from cxda_jax.fields import FIELDS, Group
 from cxda_jax.methods.cotta import cotta
-from cxda_jax.methods.cxda import cxda
+from cxda_jax.methods.cxda import attending, cxda
 from cxda_jax.methods.erm import bn
 from cxda_jax.methods.finetune import FineTuning, ft_em, sf_ocda
-from cxda_jax.nets.attention import check
+from cxda_jax.nets.attention import CrossAttention, check_attention
+from cxda_jax.nets.cnn import PADDINGS, CNNTrunk
+from cxda_jax.nets.context import ContextNet
 from cxda_jax.nets.pretrained import convert, read_weights
-from cxda_jax.train import NotFinite
-from cxda_jax.types import UserError
-from tests.nets import make_net
+from cxda_jax.nets.resnet import ResNetTrunk
+from cxda_jax.train import NotFinite, Schedule
+from docs.examples import entries
+from docs.examples.t3a import t3a
+from tests.nets import build_method, make_net
 
 ROOT = Path(__file__).parent.parent
-CONFIG = common.default().to_dict()
+CONFIG = default().to_dict()
 NET = make_net((16, 16, 1), 4)
 TUNING = FineTuning(optax.sgd(0.1))
-FREE = "analysis", "experiment", "reading"  # made for the commands
+FREE = "report", "study", "bench", "experiment", "config", "disk"  # made for the commands
 
 
-@pytest.mark.parametrize(("call", "begins", "groups", "field"), [
-    (lambda: bn(NET, momentum=2.0), "momentum=2.0 lies", ["batch_norm"], "batch_norm.momentum=2.0 lies"),
-    (lambda: cxda(NET, statistics="no"), "statistics='no' is", ["batch_norm"], "batch_norm.statistics='no' is"),
-    (lambda: cxda(NET, support_loss="no"), "support_loss='no' is", ["train"], "train.support_loss='no' is"),
-    (lambda: ft_em(NET, TUNING._replace(steps=0)), "steps=0 must", ["finetune", "train"], "finetune.steps=0 must"),
-    (lambda: sf_ocda(NET, TUNING, augment.Strong(), 2.0), "probability=2.0", ["sf_ocda"], "sf_ocda.probability=2.0"),
-    (lambda: cotta(NET, TUNING, augment.Strong(), copies=0), "copies=0 must", ["cotta"], "cotta.copies=0 must"),
-    (lambda: augment.check(augment.Weak(rotate=181)), "rotate=181 lies", ["augment"], "augment.rotate=181 lies"),
-    (lambda: augment.check_strong(augment.Strong(hue=1)), "hue=1 lies", ["strong"], "strong.hue=1 lies"),
-    (lambda: check(16, 3, 2, "paper"), "heads=3 with ratio=2", ["attention"], "attention.heads=3 with attention.ratio=2"),
+@pytest.mark.parametrize(("call", "says", "groups", "field"), [
+    (lambda: bn(NET, momentum=2.0), "momentum=2.0 must be .* at most 1", ["batch_norm"], "batch_norm.momentum=2.0"),
+    (lambda: bn(NET, support_loss="leave_one_out"), "support_loss='leave_one_out' .* own", ["train"],
+     "train.support_loss='leave_one_out'"),
+    (lambda: cxda(NET, statistics="flo"), "statistics='flo' .* did you mean 'flow'", ["batch_norm"],
+     "batch_norm.statistics='flo'"),
+    (lambda: cxda(NET, support_loss="no"), "support_loss='no' .* leave_one_out", ["train"], "train.support_loss='no'"),
+    (lambda: ft_em(NET, TUNING._replace(steps=0)), "steps=0 .* at least 1", ["finetune", "train"], "finetune.steps=0"),
+    (lambda: sf_ocda(NET, TUNING, augment.Strong(), 2.0), "probability=2.0 .* at most 1", ["sf_ocda"],
+     "sf_ocda.probability=2.0"),
+    (lambda: cotta(NET, TUNING, augment.Strong(), copies=0), "copies=0 .* at least 1", ["cotta"], "cotta.copies=0"),
+    (lambda: augment.check_weak(augment.Weak(rotate=181)), "rotate=181 .* at most 180", ["augment"], "augment.rotate=181"),
+    (lambda: augment.check_strong(augment.Strong(hue=1)), "hue=1 .* at most 0.5", ["strong"], "strong.hue=1"),
+    (lambda: check_attention(16, 3, 2, "paper"), "heads=3 with ratio=2 .* divisors of 16", ["attention"],
+     "attention.heads=3 with attention.ratio=2"),
     (lambda: read_weights(Path("a/weights=b.txt")), "weights=a/weights=b.txt:", ["net"], "net.weights=a/weights=b.txt:"),
-    (lambda: convert({"a": np.ones(1)}, {"params": {}, "batch_stats": {}}), "weights: ", ["net"], "net.weights: "),
-    (lambda: glyphs._check(-1, (1, 1, 1), 1), "seed=-1 must", ["data"], "data.seed=-1 must"),
+    (lambda: convert({"a": np.ones(1)}, {"params": {}, "batch_stats": {}}), "weights: .* dont_load", ["net"], "net.weights: "),
+    (lambda: next(glyphs.domains(-1, (1, 1, 1), 1)), "seed=-1 must", ["data"], "data.seed=-1 must"),
 ])  # fmt: skip
-def test_a_parameter_becomes_a_field(call, begins, groups, field):
-    with pytest.raises(UserError) as bare:
+def test_a_parameter_becomes_a_field(call, says, groups, field):
+    with pytest.raises(UserError, match=f"^{says}"):
         call()
-    assert str(bare.value).startswith(begins)
     with pytest.raises(UserError) as told, as_fields(CONFIG | {"data": {"seed": -1}}, *groups):
         call()
     assert str(told.value).startswith(field)
+
+
+@pytest.mark.parametrize(("field", "value", "fix"), [
+    ("finetune.steps", 0, "at least 1"), ("finetune.trainable", "head", "batch_norm"), ("finetune.rate", -1.0, "at least 0"),
+    ("finetune.rate", 1e300, "lower it"), ("sf_ocda.draw", "batch", "image"), ("sf_ocda.confidence", 1.0, "below 1"),
+    ("cotta.restore", -0.1, "at least 0"), ("cotta.answer", "anchor", "teacher"), ("strong.brightness", -1.0, "at least 0"),
+    ("strong.blur", 1e-4, "0 to switch it off"), ("cml.convs", 1, "2, 3"), ("sla.adapters", 0, "at least 1"),
+    ("attention.scale", "none", "paper"), ("net.name", "cn", "did you mean 'cnn'"), ("train.source", "disk", "device"),
+    ("optimizer.name", "sdg", "did you mean 'sgd'"), ("optimizer.learning_rate", float("nan"), "finite"),
+])  # fmt: skip
+def test_a_wrong_field_is_named_with_its_fix_whatever_the_method(field, value, fix):
+    """The last two hold for the check alone: a method does not read them."""
+    large = {"optimizer__learning_rate": 1e10} if value == 1e300 else {}
+    with pytest.raises(UserError, match=rf"^{field}={re.escape(repr(value))} .*{re.escape(fix)}"):
+        build_method("sf_ocda", **{field.replace(".", "__"): value}, **large)
+
+
+# The callables whose parameters are fields of a group. Parameters of these names mean something else there.
+SIGNATURES = [
+    ("batch_norm", bn, ()), ("batch_norm", attending, ()), ("train", bn, ()), ("train", attending, ()),
+    ("train", Schedule, ("steps_per_call",)),  # 0 in a config: the backend's default
+    ("cotta", cotta, ()), ("sf_ocda", sf_ocda, ()), ("finetune", FineTuning, ()), ("strong", augment.Strong, ()),
+    ("augment", augment.Weak, ()), ("episode", EpisodeSpec, ()), ("attention", CrossAttention, ()),
+    ("net", CNNTrunk, ("dtype", "name")), ("cml", CNNTrunk, ("width",)), ("cml", ContextNet, ()),
+    ("sla", CNNTrunk, ("adapters",)), ("sla", ResNetTrunk, ("adapters",)), ("net", ResNetTrunk, ("dtype", "name", "width")),
+    ("t3a", t3a, ()),
+]  # fmt: skip
+WHOLE = {
+    "batch_norm": bn,
+    "cotta": cotta,
+    "sf_ocda": sf_ocda,
+    "strong": augment.Strong,
+    "augment": augment.Weak,
+    "t3a": t3a,
+}
+
+
+@pytest.mark.parametrize(("group", "make", "others"), SIGNATURES, ids=lambda x: getattr(x, "__name__", ""))
+def test_defaults_of_signatures_are_those_of_the_schema(group, make, others):
+    with entries.registered():
+        fields = FIELDS[group].fields
+    defaults = {n: p.default for n, p in inspect.signature(make).parameters.items() if p.default is not p.empty}
+    shared = {name for name in defaults if name in fields} - set(others)
+    assert shared and {n: defaults[n] for n in shared} == {n: fields[n].default for n in shared}
+    if WHOLE.get(group) is make:
+        assert shared == set(fields)
+
+
+def test_choices_of_the_schema_are_the_registries_keys():
+    choices = {f"{g}.{n}": f.choices for g in ("net", "optimizer", "train") for n, f in FIELDS[g].fields.items()}
+    assert choices["net.name"] == tuple(NETS) and choices["optimizer.name"] == tuple(OPTIMIZERS)
+    assert choices["train.source"] == tuple(SOURCES) and choices["net.padding"] == tuple(PADDINGS) == tuple(SMALLEST)
+    for entry in FIELDS.values():
+        for field in entry.fields.values() if isinstance(entry, Group) else [entry]:
+            assert not field.choices or field.default in field.choices
+            assert not field.within or field.within.holds(field.default)
+            assert field.help.endswith((".", "..."))
+
+
+def test_no_other_choice_is_taken():
+    for group, entry in FIELDS.items():
+        for name, field in entry.fields.items() if isinstance(entry, Group) else ():
+            if field.choices:
+                with pytest.raises(UserError, match=f"^{name}='neither' is unknown; .*{field.choices[0]}"):
+                    check(group, **{name: "neither"})
+
+
+def test_a_config_from_before_a_method_existed_gets_the_defaults_of_its_group():
+    before = default().to_dict()
+    stored = json.loads(json.dumps(before))
+    assert check_stored(stored, "config", "train again") == stored
+    with entries.registered():
+        expected = {"keep": 10, "temperature": 1.0}
+        assert check_stored(stored, "config", "train again") == stored | {"t3a": expected}
+        with pytest.raises(UserError, match=r"^config\.t3a\.temperature: missing, .* train again"):
+            check_stored(stored | {"t3a": {"keep": 3}}, "config", "train again")
+    with pytest.raises(UserError, match=r"^config\.bn: this version has no such field; train again"):
+        check_stored(stored | {"bn": {}}, "config", "train again")
+
+
+def test_the_help_of_derived_values_is_true():
+    told = {n: re.findall(r"0: 1 on CPUs, (\d+) elsewhere", FIELDS[g].fields[n].help) for g, n in
+             (("train", "steps_per_call"), ("evaluation", "per_call"))}  # fmt: skip
+    values = {"steps_per_call": backend.default_steps_per_call, "per_call": backend.default_tasks_per_call}
+    for name, value in values.items():
+        with pytest.MonkeyPatch.context() as patch:
+            for platform, expected in (("cpu", 1), ("gpu", int(told[name][0]))):
+                patch.setattr(backend.jax, "default_backend", lambda platform=platform: platform)
+                assert value() == expected
 
 
 def test_names_amid_a_message_become_fields_and_words_do_not(store):

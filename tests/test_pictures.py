@@ -11,19 +11,19 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from cxda_jax.analysis import plots
-from cxda_jax.analysis.attention import Answers, Example, draw_attention
-from cxda_jax.analysis.names import plain
-from cxda_jax.analysis.results import read_results
-from cxda_jax.analysis.sheet import draw_sheet, draw_strips
+from cxda_jax.config import read
 from cxda_jax.data.store import open_store
-from cxda_jax.types import printable
-from launch import cli
-from launch.report import make_report
-from tests.raw_fixtures import command
+from cxda_jax.errors import printable
+from cxda_jax.pictures.attention import Answers, Example, draw_attention
+from cxda_jax.pictures.names import plain
+from cxda_jax.pictures.sheet import draw_sheet, draw_strips
+from cxda_jax.report.attention import grid
+from cxda_jax.report.making import make_report
+from cxda_jax.study.results import read_results
+from tests.commands import command
+from tests.results import make_result, write_result
 from tests.test_plots import check_readable
 from tests.test_report import embedded
-from tests.test_tables import result as make_row
 
 COUNTS = {"compared": 480, "corrected": 61, "spoiled": 12}
 ROOT = Path(__file__).parent.parent
@@ -52,8 +52,7 @@ def hostile(tmp_path_factory):
             for i in range(2 if d < len(DOMAINS) else 1):
                 Image.new("L", (8, 8), 20 * d + 50 * label).save(os.path.join(os.fsdecode(folder), f"{i}.png"))
     arguments = (f"--raw_dir={root}/raw", f"--data_dir={root}/data", "--size=8", "--min_images=8", "--name=names")
-    with pytest.MonkeyPatch.context() as patch:
-        text = command(patch, "--benchmark=folder", *arguments)
+    text = command("prepare", "--benchmark=folder", *arguments)
     return root / "data", open_store(root / "data" / "names"), text
 
 
@@ -68,39 +67,31 @@ def test_a_data_set_with_any_names_is_prepared(hostile):
 
 def test_domains_and_classes_of_any_names_are_drawn(hostile, tmp_path):
     _, store, _ = hostile
-    classes, everything = store.info.class_names, range(len(store.domain_names))
+    domains, classes, everything = store.domain_names, store.info.class_names, range(len(store.domain_names))
     draw_sheet(store, tmp_path / "sheet.png", list(everything), per_domain=8)
     names = [classes[label] for label in store.labels[:8]]
-    draw_strips(tmp_path / "step1.png", [(f"query, {name}", store.images[:8], names) for name in store.domain_names])
+    draw_strips(tmp_path / "step1.png", [(f"query, {domain}", store.images[:8], names) for domain in domains])
+    weights = np.full(len(store.labels), 1 / len(store.labels))
+    images, of = store.images, store.row_domains()
     for own in everything:
-        weights = np.full(len(store.labels), 1 / len(store.labels))
-        figure = plots.attention_grid(
-            store.images, store.row_domains(), weights, own, store.images[0], store.domain_names, text=f"label {classes[own % 4]}"
-        )  # fmt: skip
-        check_readable(figure)
-        example = Example(store.images[own], own, own % 4, 0, 3, store.images, store.row_domains(), weights)
-        draw_attention(
-            tmp_path / f"{own}.png", example, COUNTS, store.domain_names, classes, f"cxda on {classes[own % 4]}"
-        )
+        label = own % 4
+        check_readable(grid(images, of, weights, own, images[0], domains, text=f"label {classes[label]}"))
+        example = Example(images[own], own, label, 0, 3, images, of, weights)
+        draw_attention(tmp_path / f"{own}.png", example, COUNTS, domains, classes, f"on {classes[label]}", count=1)
     assert len(list(tmp_path.iterdir())) == 11 and all(path.stat().st_size > 1000 for path in tmp_path.iterdir())
 
 
 def test_a_report_shows_any_names(hostile, tmp_path):
     data_dir, store, _ = hostile
-    config = cli.resolve(cli.load_config("configs/folder.py:cxda,smoke"))
+    config = read("folder:cxda,smoke")
     config["data"]["name"] = "names"
-    run, rows = tmp_path / "run", np.arange(len(store.labels))
-    labels = store.labels[None, :4]
-    row = make_row("cxda", 0, "folder", config=config, avg=100.0, w10=100.0, data_hash=store.sha256, num_tasks=1).row
-    run.mkdir()
-    (run / "config.json").write_text(json.dumps(config))
-    (run / "result.json").write_text(json.dumps(dict(row)))
-    np.savez(run / "predictions.npz", support=rows[None], query=rows[None, :4], labels=labels, predictions=labels)
-    weights = np.random.default_rng(0).dirichlet(np.ones(len(rows)), (1, 4, 2))
-    domains = store.row_domains()[None]
-    np.savez(run / "attention.npz", weights=weights, support_domain=domains, query_domain=domains[:, :4])
-    results, faults = read_results([run])
-    make_report(tmp_path / "report", results, faults, False, str(data_dir))
+    rows, labels, domains = np.arange(len(store.labels))[None], store.labels[None, :4], store.row_domains()[None]
+    attention = {"weights": np.random.default_rng(0).dirichlet(np.ones(rows.size), (1, 4, 2)),
+                 "support_domain": domains, "query_domain": domains[:, :4]}  # fmt: skip
+    result = make_result("cxda", 0, "folder", config=config, data_hash=store.sha256)
+    write_result(result, tmp_path / "run", labels, labels, rows, rows[:, :4], **attention)
+    results, faults = read_results([tmp_path / "run"])
+    make_report(tmp_path / "report", results, faults, str(data_dir))
     page = (tmp_path / "report" / "report.html").read_text()
     assert page.count("<figure ") >= 3 and "attention of cxda" in page
     (task,) = embedded(page)
@@ -141,7 +132,7 @@ def test_names_of_bytes_are_printed(hostile):
 
 
 def drawn(monkeypatch, tmp_path, example, **other):
-    """The figure, once it is found to be readable."""
+    """The figure, which can be read."""
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     draw_attention(tmp_path / "x.png", example, COUNTS, [f"writer {i}" for i in range(9)], tuple("abcd"), **other)

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cxda_jax.data import cifar_c, corruptions, store, tiny_imagenet_c
-from cxda_jax.data.raw import Piece, Rows, load_npy, read_pieces
+from cxda_jax.data import corruptions, store
+from cxda_jax.data.readers import cifar_c, tiny_imagenet_c
+from cxda_jax.data.readers.raw import Piece, Rows, load_npy, read_pieces
 from cxda_jax.data.store import open_store
+from cxda_jax.errors import UserError
 from cxda_jax.experiment import READERS
-from cxda_jax.types import UserError
-from launch import prepare
+from cxda_jax.study import preparing
 from tests import raw_fixtures as raws
-from tests.raw_fixtures import command
+from tests.commands import command
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 def stored(tmp_path, benchmark, **options):
     """The store that a benchmark's raw files give."""
     raw = READERS[benchmark](tmp_path, **options)
-    prepare.prepare(raw, tmp_path / "store", workers=2)
+    preparing.prepare(raw, tmp_path / "store", workers=2)
     return open_store(tmp_path / "store")
 
 
@@ -58,12 +59,12 @@ def test_femnist_value_by_value(tmp_path):
     assert pixels[0, 27, 27, 0] == 0.0  # white paper is 0 to the network
 
 
-def test_femnist_without_val_takes_the_first_writers_in_file_order(tmp_path, monkeypatch):
+def test_femnist_without_val_takes_the_first_writers_in_file_order(tmp_path):
     raws.write_femnist(tmp_path)
     shutil.rmtree(tmp_path / "femnist" / "val")
     train = sorted((tmp_path / "femnist" / "train").glob("all*.json"))
     order = [user for file in train for user in json.loads(file.read_text())["users"]]
-    output = command(monkeypatch, "--benchmark=femnist", f"--raw_dir={tmp_path}", f"--data_dir={tmp_path}/data")
+    output = command("prepare", "--benchmark=femnist", f"--raw_dir={tmp_path}", f"--data_dir={tmp_path}/data")
     assert "warning" in output and "the first 3 writers of train/ in file order validate" in output
     found = open_store(tmp_path / "data" / "femnist")
     assert [found.domain_names[d] for d in found.domains("val")] == sorted(order[:3])
@@ -159,10 +160,10 @@ def test_tiny_imagenet_c_value_by_value(tmp_path):
                 assert np.abs(image.astype(int) - wanted).max() <= 3  # JPEG
 
 
-def test_iwildcam_value_by_value(tmp_path, monkeypatch):
+def test_iwildcam_value_by_value(tmp_path):
     table = raws.write_iwildcam(tmp_path)
     output = command(
-        monkeypatch,
+        "prepare",
         "--benchmark=iwildcam",
         f"--raw_dir={tmp_path}",
         f"--data_dir={tmp_path}",
@@ -188,12 +189,12 @@ def test_iwildcam_value_by_value(tmp_path, monkeypatch):
     assert len(found.labels) == sum(n for sizes in raws.CAMERAS.values() for n in sizes if n >= 40)
 
 
-def test_folder_value_by_value(tmp_path, monkeypatch):
+def test_folder_value_by_value(tmp_path):
     raws.write_folder(tmp_path / "mine")
     lines = [f"site {d},{('train', 'val', 'test')[d % 3]}" for d in range(7)]
     (tmp_path / "split.csv").write_text("\n".join(["domain,split", *lines]))
     arguments = ("--benchmark=folder", f"--raw_dir={tmp_path}/mine", f"--data_dir={tmp_path}/data", "--size=16")
-    output = command(monkeypatch, *arguments, f"--split_csv={tmp_path}/split.csv")
+    output = command("prepare", *arguments, f"--split_csv={tmp_path}/split.csv")
     assert "site 0: left out, 9 images are fewer than 40" in output and "val: 2 domains; tasks of 5 need more" in output
     found = open_store(tmp_path / "data" / "folder")
     where = dict(zip(found.domain_names, found.split, strict=True))
@@ -203,14 +204,14 @@ def test_folder_value_by_value(tmp_path, monkeypatch):
         np.testing.assert_array_equal(labels, np.repeat(np.arange(3), 14))
         colour = np.stack([np.full(42, 20 * int(name.split()[1])), 60 * labels, np.tile(np.arange(14), 3)], 1)
         np.testing.assert_array_equal(images, np.broadcast_to(colour[:, None, None], images.shape))
-    again = command(monkeypatch, *arguments)
+    again = command("prepare", *arguments)
     assert "is there already" in again and found.sha256 in again
-    kept = command(monkeypatch, *arguments, "--name=all", "--min_images=1", "--seed=3")
+    kept = command("prepare", *arguments, "--name=all", "--min_images=1", "--seed=3")
     assert "left out" not in kept and len(open_store(tmp_path / "data" / "all").split) == 8
 
 
 def test_folder_splits_follow_the_seed(tmp_path):
-    from cxda_jax.data.folder import random_splits
+    from cxda_jax.data.readers.folder import random_splits
 
     names = [f"d{i}" for i in range(50)]
     splits = random_splits(names, 0)
@@ -218,12 +219,12 @@ def test_folder_splits_follow_the_seed(tmp_path):
     assert counts == [35, 5, 10] and splits == random_splits(names, 0) != random_splits(names, 1)
 
 
-def test_cifar_c_regenerated(tmp_path, monkeypatch):
+def test_cifar_c_regenerated(tmp_path):
     raws.write_cifar_c(tmp_path)
     shutil.rmtree(tmp_path / "CIFAR-10-C-new")
     clean, labels = raws.write_cifar_binary(tmp_path)
     arguments = ("--benchmark=cifar_c", f"--raw_dir={tmp_path}", "--regenerate", f"--data_dir={tmp_path}")
-    output = command(monkeypatch, *arguments, "--seed=1")
+    output = command("prepare", *arguments, "--seed=1")
     assert "regenerated" in output
     found = open_store(tmp_path / "cifar_c")
     assert found.info.marks == ("regenerated",) and "corruptions of clean training images" in found.info.provenance
@@ -245,9 +246,9 @@ def test_cifar_c_regenerated(tmp_path, monkeypatch):
                 np.testing.assert_array_equal(got, labels[mine])
     assert not bases["train"] & bases["val"] and len(bases["train"] | bases["val"]) == 600
     np.testing.assert_array_equal(rows(found, "fog 2", "test")[0], np.load(tmp_path / "CIFAR-10-C" / "fog.npy")[45:90])
-    command(monkeypatch, *arguments, "--seed=1", "--name=again", "--workers=1")
+    command("prepare", *arguments, "--seed=1", "--name=again", "--workers=1")
     assert open_store(tmp_path / "again").sha256 == found.sha256  # whatever the number of threads
-    command(monkeypatch, *arguments, "--seed=2", "--name=other")
+    command("prepare", *arguments, "--seed=2", "--name=other")
     assert open_store(tmp_path / "other").sha256 != found.sha256
 
 
@@ -302,9 +303,9 @@ def test_cifar_c_through_tensorflow_datasets(tmp_path):
     assert (np.bincount(rows(found, "contrast 3", "train")[1]) == 5).all() and len(clean[0]) == 60
 
 
-def test_the_card_compares_with_the_paper(tmp_path, monkeypatch):
+def test_the_card_compares_with_the_paper(tmp_path):
     raws.write_cifar_c(tmp_path)
-    output = command(monkeypatch, "--benchmark=cifar_c", f"--raw_dir={tmp_path}", f"--data_dir={tmp_path}")
+    output = command("prepare", "--benchmark=cifar_c", f"--raw_dir={tmp_path}", f"--data_dir={tmp_path}")
     lines = output.splitlines()
     assert (
         "train         56     2520       10   45 to 45" in lines
@@ -363,7 +364,7 @@ def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(tmp_path):
     """Killed while it writes; run again, it makes the same store as an undisturbed one."""
     raws.write_iwildcam(tmp_path / "raw")
     arguments = [sys.executable, "-m", "launch.prepare", "--benchmark=iwildcam", f"--raw_dir={tmp_path}/raw"]
-    slow = "import time, cxda_jax.data.raw as r; old = r.read_image; r.read_image = lambda *a, **k: (time.sleep(0.02), old(*a, **k))[1]; "
+    slow = "import time, cxda_jax.data.readers.raw as r; old = r.read_image; r.read_image = lambda *a, **k: (time.sleep(0.02), old(*a, **k))[1]; "
     code = slow + "from launch import cli, prepare; cli.run(prepare.main)"
     target = tmp_path / "data" / "iwildcam"
     process = subprocess.Popen(
@@ -387,7 +388,7 @@ def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(tmp_path):
     subprocess.run([*arguments, f"--data_dir={target.parent}"], cwd=ROOT, check=True, stdout=subprocess.PIPE)
     assert not partial.exists()
     raw = READERS["iwildcam"](tmp_path / "raw")
-    prepare.prepare(raw, tmp_path / "undisturbed", 1)
+    preparing.prepare(raw, tmp_path / "undisturbed", 1)
     assert open_store(target).sha256 == open_store(tmp_path / "undisturbed").sha256
 
 
@@ -404,12 +405,13 @@ def test_memory_does_not_grow_with_the_data(tmp_path):
     code = f"""
 import resource
 from pathlib import Path
-from cxda_jax.data import iwildcam, raw, store
-from launch import cli, prepare
+from cxda_jax.data import store
+from cxda_jax.data.readers import iwildcam
+from cxda_jax.study import preparing
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 found = iwildcam.find(Path({str(tmp_path)!r}), size=448)
 before = peak()
-prepare.prepare(found, Path({str(tmp_path)!r}) / "store", workers=2)
+preparing.prepare(found, Path({str(tmp_path)!r}) / "store", workers=2)
 opened = store.open_store(Path({str(tmp_path)!r}) / "store")
 print(opened.images.nbytes // 2**20, peak() - before)
 """

@@ -1,6 +1,5 @@
-"""What must hold whatever the input: plans, metrics, augmentation and stores."""
+"""What holds for all inputs: plans, metrics, augmentation and ranges of fields."""
 
-import copy
 import math
 import re
 import tempfile
@@ -14,16 +13,18 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from cxda_jax import augment, metrics
+from cxda_jax.config import check
 from cxda_jax.data.episodes import EpisodeSpec, check_spec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
-from cxda_jax.data.store import SPLITS, Domain, DomainStore, StoreInfo, open_store, write_store
-from cxda_jax.types import UserError
-from tests.conftest import INFO, make_domains
-from tests.lines import assert_short
+from cxda_jax.data.store import SPLITS, Domain, DomainStore, open_store, write_store
+from cxda_jax.errors import UserError
+from cxda_jax.fields import FIELDS, Group
+from tests.conftest import INFO
+from tests.lines import one_line
 
-# For tests whose examples take long: a failure is shown as it was found.
+# For tests whose examples take long: a failing example is not made smaller.
 NOT_SHRUNK = (Phase.explicit, Phase.generate)
-FALSE_ALARM = 1e-9  # of each chi-square test below, over all seeds; the seeds are fixed
+FALSE_ALARM = 1e-9  # the probability that a chi-square test below fails by chance
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -61,7 +62,7 @@ def test_a_plan_is_what_its_spec_says_or_the_spec_is_refused(store, spec, mixed,
     if not fits(spec, sizes):
         with pytest.raises(UserError) as refused:
             check_spec(spec, store, split)
-        assert_short(refused.value)
+        one_line(refused.value)
         return
     check_spec(spec, store, split)
     plan = sample_plans(spec, store.offsets, domains, seed, range(first, first + 3))
@@ -109,8 +110,8 @@ def test_every_draw_is_uniform(replacement):
     pairs = owner[plan.support[:, [0, 2]]]
     place = (pairs[:, 1] == owner[plan.query[:, 0]]).astype(int)
 
-    def check(drawn, chances):
-        """`drawn` are numbers of outcomes, `chances` those of all outcomes."""
+    def compare(drawn, chances):
+        """`drawn` are numbers of outcomes, `chances` the probabilities of all outcomes."""
         observed = np.bincount(drawn, minlength=len(chances))
         expected = np.array(chances) * count
         assert not observed[expected == 0].any()
@@ -118,10 +119,10 @@ def test_every_draw_is_uniform(replacement):
         assert scipy.chisquare(observed[used], expected[used]).pvalue > FALSE_ALARM
 
     of_row = np.where(np.isin(owner, domains), 1 / (len(domains) * sizes[owner]), 0)
-    check(pairs @ [4, 1], [1 / 6 * (a != b and {a, b} <= {0, 2, 3}) for a in range(4) for b in range(4)])
-    check(place, [0.5, 0.5])
+    compare(pairs @ [4, 1], [1 / 6 * (a != b and {a, b} <= {0, 2, 3}) for a in range(4) for b in range(4)])
+    compare(place, [0.5, 0.5])
     for rows in (plan.support[:, 0], plan.support[:, 3], plan.query[:, 0], plan.query[:, 1]):
-        check(rows, of_row)
+        compare(rows, of_row)
     # An image of the support and one of the query, where they are of one domain.
     rows, both = len(owner), np.where(place, plan.support[:, 2], plan.support[:, 0])
     chances = np.zeros((rows, rows))
@@ -130,10 +131,10 @@ def test_every_draw_is_uniform(replacement):
         chances[inside, inside] = 1 / (3 * sizes[d] ** 2) if replacement else 1 / (3 * sizes[d] * (sizes[d] - 1))
     if not replacement:
         np.fill_diagonal(chances, 0)
-    check(both * rows + plan.query[:, 1], chances.ravel())
+    compare(both * rows + plan.query[:, 1], chances.ravel())
     mixed = sample_plans(mixed_spec(spec), offsets, domains, 12, range(count)).query
     for rows in (mixed[:, 0], mixed[:, -1]):
-        check(rows, np.isin(owner, domains) / sizes[domains].sum())
+        compare(rows, np.isin(owner, domains) / sizes[domains].sum())
 
 
 @settings(max_examples=6, phases=NOT_SHRUNK)
@@ -160,7 +161,11 @@ def test_both_sources_give_equal_bytes(sizes, shape, num_domains, mixed, seed):
         device, stream = device_source(store), tfdata_source(store)
         for plan, batch in zip(device.batches(plan_of, 0, 3), stream.batches(plan_of, 0, 3), strict=True):
             ours, theirs = device.assemble(device.resident, plan), stream.assemble((), batch)
-            np.testing.assert_array_equal(ours.query.pixels, store.images[plan.query])
+            owner = store.row_domains()
+            parts = (ours.support, ours.support_label), (ours.query, ours.label)
+            for (images, label), rows in zip(parts, plan, strict=True):
+                for array, column in ((images.pixels, store.images), (images.domain, owner), (label, store.labels)):
+                    np.testing.assert_array_equal(array, column[rows])
             for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
                 assert a.dtype == b.dtype
                 np.testing.assert_array_equal(a, b)
@@ -168,6 +173,12 @@ def test_both_sources_give_equal_bytes(sizes, shape, num_domains, mixed, seed):
 
 def drawn_rows(rng, count, shape):
     return rng.integers(0, 256, (count, *shape), np.uint8), rng.integers(0, len(INFO.class_names), count)
+
+
+def info_of(domains):
+    """The least that a store of these must say of itself."""
+    channels = domains[0].images.shape[-1]
+    return INFO._replace(mean=(0.5,) * channels, std=(0.5,) * channels)
 
 
 # Metrics
@@ -238,7 +249,7 @@ STRONG = jax.jit(augment.strong, static_argnums=2)
 STRONG_OFF = augment.Strong(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0)
 STRENGTHS = [
     augment.Strong(),
-    augment.Strong(**{field: high for field, (_, high) in augment.LIMITS.items()}, invert=True),
+    augment.Strong(**{n: f.within.high for n, f in FIELDS["strong"].fields.items() if f.within}, invert=True),
     STRONG_OFF._replace(noise=0.2, hue=0.1, translate=0.3),
 ]
 
@@ -271,7 +282,7 @@ def check_augmentation(augmented, seed, images, neighbour):
     st.sampled_from([(True, True), (True, False)]),
 )  # fmt: skip
 def test_weak_augmentation(seed, shape, neighbour, rotate, fill, probability, parts):
-    augment.check(augment.Weak(*parts, rotate, fill, probability))
+    augment.check_weak(augment.Weak(*parts, rotate, fill, probability))
     images = some_images(seed, shape)
     check_augmentation(lambda k, x: WEAK(k, x, rotate, fill, probability, *parts), seed, images, neighbour)
     off = WEAK(jax.random.key(seed), images, rotate, fill, 0.0, *parts)
@@ -301,163 +312,38 @@ def test_equal_images_are_drawn_differently(shape):
         assert (out != np.asarray(augmented(jax.random.key(2)))).any()
 
 
-@given(st.sampled_from(["rotate", "fill", "probability"]), st.floats() | st.floats(-1, 2))
-@example("rotate", 180.5)
-def test_weak_options_are_accepted_inside_their_limits_alone(field, value):
-    high = 180 if field == "rotate" else 1
-    check_limits(lambda: augment.check(augment.Weak()._replace(**{field: value})), field, value, 0, high)
+# Fields: all numbers of the schema, with their ranges.
+
+NUMBERS = {
+    f"{group}.{name}": field.within
+    for group, entry in FIELDS.items() if isinstance(entry, Group)
+    for name, field in entry.fields.items() if field.within
+}  # fmt: skip
 
 
-@settings(max_examples=300)
-@given(st.sampled_from(sorted(augment.LIMITS)), st.floats() | st.floats(-1, 2))
-@example("blur", 1e-4)
-def test_strong_options_are_accepted_inside_their_limits_alone(field, value):
-    low, high = augment.LIMITS[field]
-    low = augment.SHARPEST if field == "blur" and value else low
-    options = augment.Strong()._replace(**{field: value})
-    check_limits(lambda: augment.check_strong(options), field, value, low, high)
-
-
-def check_limits(check, field, value, low, high):
-    if low <= value <= high:
-        check()
+@settings(max_examples=500)
+@given(st.sampled_from(sorted(NUMBERS)), st.floats() | st.floats(-1, 2) | st.integers(-(2**63), 2**63))
+@example("optimizer.learning_rate", 0.0)
+@example("sf_ocda.confidence", 1.0)
+@example("augment.rotate", 180.5)
+def test_a_number_is_accepted_inside_its_range_alone(name, value):
+    group, field = name.split(".")
+    low, high, (from_low, to_high) = NUMBERS[name]
+    low_holds, high_holds = low <= value if from_low else low < value, value <= high if to_high else value < high
+    if low_holds and high_holds:
+        check(group, **{field: value})
         return
-    with pytest.raises(UserError, match=re.escape(f"{field}={value} lies outside")) as refused:
-        check()
-    assert_short(refused.value)
+    with pytest.raises(UserError, match=rf"^{field}={re.escape(str(value))} must be .*{low:.10g}") as refused:
+        check(group, **{field: value})
+    one_line(refused.value)
 
 
-# Stores
-
-NAMES = st.text(max_size=12)
-
-
-@st.composite
-def domain_lists(draw):
-    """Domains of arbitrary names, splits and sizes, of which one at least has rows."""
-    shape = draw(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)))
-    sizes = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any))
-    rng, last = np.random.default_rng(draw(SEEDS)), len(sizes) - 1
-    names = draw(st.lists(NAMES, min_size=len(sizes), max_size=len(sizes), unique=True))
-    places = [(name, draw(st.sampled_from(SPLITS))) for name in names]
-    which = sorted(draw(st.integers(0, last)) for _ in sizes)  # equal neighbours are pieces of one domain
-    return [Domain(*places[i], *drawn_rows(rng, n, shape)) for i, n in zip(which, sizes, strict=True)]
-
-
-def infos(channels):
-    return st.builds(
-        StoreInfo,
-        name=NAMES,
-        class_names=st.tuples(NAMES, NAMES, NAMES, NAMES),
-        mean=st.tuples(*[st.floats(-1, 1)] * channels),
-        std=st.tuples(*[st.floats(-1, 1).filter(bool)] * channels),
-        metric=st.sampled_from(sorted(metrics.METRICS)),
-        provenance=NAMES,
-        marks=st.lists(NAMES, max_size=2).map(tuple),
-    )
-
-
-def info_of(domains):
-    """The least that a store of these must say of itself."""
-    channels = domains[0].images.shape[-1]
-    return INFO._replace(mean=(0.5,) * channels, std=(0.5,) * channels)
-
-
-@settings(max_examples=100)
-@given(domain_lists(), st.text("a[]*?. ñ界", min_size=1, max_size=6).filter(lambda name: name.strip(".")), st.data())
-def test_a_store_gives_back_what_was_written(domains, folder_name, data):
-    info = data.draw(infos(domains[0].images.shape[-1]))
-    with tempfile.TemporaryDirectory() as folder:
-        write_store(Path(folder) / folder_name, info, iter(domains))
-        assert [p.name for p in Path(folder).iterdir()] == [folder_name]
-        store = open_store(Path(folder) / folder_name)
-        merged = [[domains[0]]]
-        for domain in domains[1:]:
-            same = domain[:2] == merged[-1][0][:2]
-            merged[-1].append(domain) if same else merged.append([domain])
-        assert store.info == info
-        assert list(zip(store.domain_names, store.split, strict=True)) == [pieces[0][:2] for pieces in merged]
-        assert list(np.diff(store.offsets)) == [sum(len(p.labels) for p in pieces) for pieces in merged]
-        np.testing.assert_array_equal(store.images, np.concatenate([d.images for d in domains]))
-        np.testing.assert_array_equal(store.labels, np.concatenate([d.labels for d in domains]))
-        assert store.images.dtype == np.uint8 and store.labels.dtype == np.int32
-        for split in SPLITS:
-            assert list(store.domains(split)) == [i for i, p in enumerate(merged) if p[0].split == split]
-        assert list(np.bincount(store.row_domains(), minlength=len(merged))) == list(np.diff(store.offsets))
-
-
-@settings(max_examples=60)
-@given(domain_lists(), st.data())
-def test_the_identity_changes_with_any_byte_or_label(domains, data):
-    which = data.draw(st.sampled_from([i for i, d in enumerate(domains) if len(d.labels)]))
-    changed, (images, labels) = list(domains), (domains[which].images.copy(), domains[which].labels.copy())
-    if data.draw(st.booleans()):
-        images.flat[data.draw(st.integers(0, images.size - 1))] ^= 1 << data.draw(st.integers(0, 7))
+@given(st.floats(0, 1))
+@example(1e-4)
+def test_a_blur_is_none_or_wide_enough_to_compute(sigma):
+    options = augment.Strong(blur=sigma)
+    if sigma == 0 or sigma >= augment.SHARPEST:
+        augment.check_strong(options)
     else:
-        row = data.draw(st.integers(0, len(labels) - 1))
-        labels[row] = (labels[row] + data.draw(st.integers(1, 3))) % 4
-    changed[which] = domains[which]._replace(images=images, labels=labels)
-    with tempfile.TemporaryDirectory() as folder:
-        hashes = {}
-        for name, written in {"one": domains, "same": copy.deepcopy(domains), "other": changed}.items():
-            write_store(Path(folder) / name, info_of(domains), written)
-            hashes[name] = open_store(Path(folder) / name).sha256
-    assert hashes["one"] == hashes["same"] != hashes["other"]
-
-
-def without_images(domains):
-    return [d._replace(images=d.images[:0], labels=d.labels[:0]) for d in domains]
-
-
-def with_one(**changes):
-    """Changes the last domain that has rows, each field by a function of the domain."""
-
-    def spoil(domains):
-        which = max(i for i, d in enumerate(domains) if len(d.labels))
-        bad = domains[which]._replace(**{field: change(domains[which]) for field, change in changes.items()})
-        return [*domains[:which], bad, *domains[which + 1 :]]
-
-    return spoil
-
-
-SPOILT = [
-    without_images,
-    lambda domains: [],
-    lambda domains: [d._replace(images=d.images[:, :0]) for d in domains],
-    with_one(split=lambda d: "dev" * 99),
-    with_one(split=lambda d: d.split.upper(), name=lambda d: "long " * 99),
-    with_one(images=lambda d: d.images.astype(np.int64)),
-    with_one(images=lambda d: d.images[..., 0]),
-    with_one(images=lambda d: np.concatenate([d.images, d.images], 1)),
-    with_one(images=lambda d: d.images[1:]),
-    with_one(labels=lambda d: d.labels[1:]),
-    with_one(labels=lambda d: d.labels + 4),
-    with_one(labels=lambda d: d.labels - 4),
-    with_one(labels=lambda d: d.labels + 0.5),
-    with_one(labels=lambda d: np.full(len(d.labels), np.nan)),
-    with_one(labels=lambda d: d.labels[:, None]),
-    with_one(labels=lambda d: d.labels.astype(str)),
-]
-
-
-UNSAID = [{"mean": (0.5,) * 9}, {"std": (math.nan,)}, {"std": (0.0,)}, {"class_names": ()}]
-
-
-@pytest.mark.parametrize("change", UNSAID)
-def test_a_store_that_could_not_be_opened_is_not_written(change, tmp_path):
-    with pytest.raises(UserError, match=next(iter(change)) if "class_names" not in change else "a label lies outside"):
-        write_store(tmp_path / "store", INFO._replace(**change), make_domains())
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("spoil", SPOILT)
-@settings(max_examples=10)
-@given(domains=domain_lists())
-def test_what_cannot_be_stored_is_refused_and_leaves_nothing(spoil, domains):
-    good = next(d for d in domains if len(d.labels))
-    spoilt = spoil([good, *domains])
-    with tempfile.TemporaryDirectory() as folder:
-        with pytest.raises(UserError) as refused:
-            write_store(Path(folder) / "store", info_of(domains), spoilt)
-        assert not list(Path(folder).iterdir())
-        assert_short(refused.value, folder)
+        with pytest.raises(UserError, match=rf"^blur={sigma} .*0 to switch it off"):
+            augment.check_strong(options)

@@ -3,9 +3,9 @@
 import pytest
 from absl import flags
 
-from cxda_jax.types import UserError
-from launch.runs import find_runs
-from launch.study import listed
+from cxda_jax.errors import UserError
+from cxda_jax.study.jobs import listed
+from cxda_jax.study.runs import find_runs
 
 NAMES = ["a,b[1]/x", "a,b[1]/y", "a", "b", "c*", "cd", "e[12]", "e1", 'q"r, s']
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cxda_jax import files, safetensors
-from cxda_jax.types import UserError
+from cxda_jax.disk import files, safetensors
+from cxda_jax.errors import UserError
 
 SHAPES = {"scalar": (), "none": (0, 3), "some": (4, 5), "a/path/of/names": (7,)}
 

@@ -123,22 +123,22 @@ def torch_sla(peer, shape, classes, convs):
 
 def torch_names(params):
     """Flax parameters by TorchSLA's names, in PyTorch's layouts."""
-    found = {}
+    tensors = {}
     for i in range(sum(name.startswith("conv") for name in params["trunk"])):
         trunk = params["trunk"]
-        found[f"convs.{i}.weight"] = np.array(trunk[f"conv{i}"]["kernel"]).transpose(3, 2, 0, 1)
-        found[f"convs.{i}.bias"] = np.array(trunk[f"conv{i}"]["bias"])
-        found[f"norms.{i}.weight"] = np.array(trunk[f"bn{i}"]["scale"])
-        found[f"norms.{i}.bias"] = np.array(trunk[f"bn{i}"]["bias"])
-        found[f"gates.{i}.weight"] = np.array(trunk[f"adapters{i}"]["gate"]["kernel"]).T
-        found[f"gates.{i}.bias"] = np.array(trunk[f"adapters{i}"]["gate"]["bias"])
+        tensors[f"convs.{i}.weight"] = np.array(trunk[f"conv{i}"]["kernel"]).transpose(3, 2, 0, 1)
+        tensors[f"convs.{i}.bias"] = np.array(trunk[f"conv{i}"]["bias"])
+        tensors[f"norms.{i}.weight"] = np.array(trunk[f"bn{i}"]["scale"])
+        tensors[f"norms.{i}.bias"] = np.array(trunk[f"bn{i}"]["bias"])
+        tensors[f"gates.{i}.weight"] = np.array(trunk[f"adapters{i}"]["gate"]["kernel"]).T
+        tensors[f"gates.{i}.bias"] = np.array(trunk[f"adapters{i}"]["gate"]["bias"])
         for k in range(2):
             weight = np.array(trunk[f"adapters{i}"]["mix"]["weight"][k])
-            found[f"mixes.{i}.{k}.weight"] = weight.T[:, :, None, None]
+            tensors[f"mixes.{i}.{k}.weight"] = weight.T[:, :, None, None]
     for name in ("hidden", "logits"):
-        found[f"{name}.weight"] = np.array(params["head"][name]["kernel"]).T
-        found[f"{name}.bias"] = np.array(params["head"][name]["bias"])
-    return found
+        tensors[f"{name}.weight"] = np.array(params["head"][name]["kernel"]).T
+        tensors[f"{name}.bias"] = np.array(params["head"][name]["bias"])
+    return tensors
 
 
 @pytest.mark.parametrize("convs", [2, 3])

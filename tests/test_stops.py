@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from launch import stops
+from cxda_jax import stops
 from tests.lines import ROOT
 
 
@@ -67,15 +67,17 @@ def stop(work, *signals):
         return process.communicate(timeout=60)[1].splitlines(), process.returncode
 
 
-@pytest.mark.parametrize("work", ["with stops.hold(): compute()", "compute()"])
+@pytest.mark.parametrize("work", ["with stops.deferred(): compute()", "compute()"])
 def test_the_first_signal_is_answered_before_what_cannot_be_broken_off_ends(work):
     lines, code = stop(work, signal.SIGINT)
-    held = ["computed"] if "hold" in work else []
+    held = ["computed"] if "deferred" in work else []
     assert (lines, code) == ([stops.SOON, *held, stops.LINE.format("SIGINT")], 130)
 
 
 def test_the_second_signal_ends_it_at_once_after_what_must_not_outlive_it():
-    lines, code = stop("with stops.taking_along(lambda: stops.say('killed')): compute()", signal.SIGINT, signal.SIGTERM)
+    lines, code = stop(
+        "with stops.before_second_signal(lambda: stops.say('killed')): compute()", signal.SIGINT, signal.SIGTERM
+    )
     assert (lines, code) == (["killed"], 143)
 
 

@@ -1,10 +1,13 @@
+"""Stores: round trips, identity, and broken or interrupted ones."""
+
+import hashlib
 import json
 
 import numpy as np
 import pytest
 
 from cxda_jax.data.store import cached_store, open_store, write_store
-from cxda_jax.types import UserError
+from cxda_jax.errors import UserError
 from tests.conftest import INFO, make_domains
 
 
@@ -36,31 +39,34 @@ def test_one_flipped_bit_is_noticed(tmp_path, store, file):
         open_store(tmp_path / "store")
 
 
-def test_broken_stores_are_named_in_one_line(tmp_path, store):
-    folder = tmp_path / "store"
-    with pytest.raises(UserError, match="no store.json"):
-        open_store(tmp_path / "nowhere")
-    (folder / "images.u8").write_bytes((folder / "images.u8").read_bytes()[:-1])
-    with pytest.raises(UserError, match="images.u8: 69119 bytes, expected 69120"):
-        open_store(folder)
-    (folder / "store.json").write_text(json.dumps({"format": 99}))
-    with pytest.raises(UserError, match="store format 99"):
-        open_store(folder)
-    (folder / "store.json").write_text("{")
-    with pytest.raises(UserError, match="not readable as JSON"):
-        open_store(folder)
+@pytest.mark.parametrize("hashes_card", [True, False])
+def test_stores_of_older_versions_open_with_the_same_identity(tmp_path, store, hashes_card):
+    """Their store.json had its hash among those of the files, and before that none."""
+    file = tmp_path / "store" / "store.json"
+    card = json.loads(file.read_text())
+    seal = card.pop("seal")
+    assert seal == hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()
+    if hashes_card:
+        card["sha256"]["card"] = seal
+    file.write_text(json.dumps(card))
+    assert open_store(tmp_path / "store").sha256 == store.sha256
+    file.write_text(json.dumps(card | {"provenance": "elsewhere"}))
+    if hashes_card:
+        with pytest.raises(UserError, match="store.json differs .*; delete the folder"):
+            open_store(tmp_path / "store")
 
 
-@pytest.mark.parametrize(
-    "bad, message",
-    [
-        ({"split": "dev"}, "split 'dev' is not one of"),
-        ({"images": np.zeros((30, 16, 16, 1), np.float32)}, "images are float32"),
-        ({"images": np.zeros((30, 8, 16, 1), np.uint8)}, "expected uint8"),
-        ({"labels": np.zeros(29, int)}, "30 images but 29 labels"),
-        ({"labels": np.full(30, 4)}, "outside 0..3"),
-    ],
-)
+def test_the_identity_is_as_it_always_was(store):
+    assert store.sha256 == "397d0133ad7eda2bb5fde19d4f6e5a460d79a83fd4415f5c5045cc88aff3a30a"
+
+
+@pytest.mark.parametrize("bad, message", [
+    ({"split": "dev"}, "split 'dev' is not one of"),
+    ({"images": np.zeros((30, 16, 16, 1), np.float32)}, "images are float32"),
+    ({"images": np.zeros((30, 8, 16, 1), np.uint8)}, "expected uint8"),
+    ({"labels": np.zeros(29, int)}, "30 images but 29 labels"),
+    ({"labels": np.full(30, 4)}, "outside 0..3"),
+])  # fmt: skip
 def test_a_bad_domain_leaves_nothing_behind(tmp_path, bad, message):
     first, second = make_domains()[:2]
     with pytest.raises(UserError, match=message):
@@ -69,7 +75,6 @@ def test_a_bad_domain_leaves_nothing_behind(tmp_path, bad, message):
 
 
 def test_a_domain_is_in_one_place(tmp_path):
-    """Trained on and tested on alike, it would give figures that mean nothing."""
     domains = [domain._replace(name=f"camera {i}") for i, domain in enumerate(make_domains())]
     for wrong, where in (
         ([*domains[:-1], domains[-1]._replace(name="camera 0")], "train and in test"),

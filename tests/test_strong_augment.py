@@ -11,8 +11,8 @@ import scipy.ndimage
 from PIL import Image, ImageEnhance
 
 from cxda_jax import augment
-from cxda_jax.augment import Strong, check_strong, draw_strong, strong
-from cxda_jax.types import UserError
+from cxda_jax.augment import Strong, draw_strong, strong
+from cxda_jax.errors import UserError
 
 KEY = jax.random.key(0)
 OFF = Strong(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0)
@@ -176,23 +176,11 @@ def test_the_order_drawn_is_the_order_applied():
         close(augment.jitter(image, drawn, used), expected)
 
 
-@pytest.mark.parametrize("shape", [(12, 10, 3), (9, 11, 1)])
-def test_each_image_depends_on_its_own_key_alone_and_stays_in_range(shape):
-    images = make(shape, 6)
-    out = strong(KEY, images, Strong(noise=0.3))
-    assert out.shape == images.shape and out.dtype == jnp.float32 and out.min() >= 0 and out.max() <= 1
-    changed = strong(KEY, np.concatenate([1 - images[:5], images[5:]]), Strong(noise=0.3))
-    np.testing.assert_array_equal(out[5], changed[5])
-    same = strong(KEY, np.repeat(images[:1], 6, 0), Strong())
-    assert len({np.asarray(image).tobytes() for image in same}) == 6
-    np.testing.assert_array_equal(out, strong(KEY, images, Strong(noise=0.3)))
-    assert (out != strong(jax.random.key(1), images, Strong(noise=0.3))).any()
-    close(jax.jit(lambda key, x: strong(key, x, Strong(noise=0.3)))(KEY, images), out, 1e-5)
-
-
 def test_off_is_the_identity_and_each_part_alone_is_not():
     images = make(n=4)
     np.testing.assert_array_equal(strong(KEY, images, OFF), images)
+    whole, compiled = strong(KEY, images, Strong(noise=0.3)), jax.jit(strong, static_argnums=2)
+    close(compiled(KEY, images, Strong(noise=0.3)), whole, 1e-5)
     for field, value in Strong()._asdict().items():
         if field == "invert":
             continue
@@ -215,14 +203,3 @@ def test_bytes_are_read_as_floats():
 def test_noise_has_its_deviation():
     noisy = strong(KEY, np.full((4, 40, 40, 3), 0.5, np.float32), OFF._replace(noise=0.02))
     assert abs(float(noisy.std()) - 0.02) < 5 * 0.02 / math.sqrt(2 * noisy.size)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("brightness", -0.1), ("hue", 0.6), ("rotate", 200.0), ("scale", 1.0), ("blur", 3.0), ("noise", -1)],
-)
-def test_a_wrong_strength_is_named(field, value):
-    check_strong(Strong())
-    check_strong(OFF)
-    with pytest.raises(UserError, match=f"^{field}={value} lies outside"):
-        check_strong(Strong()._replace(**{field: value}))

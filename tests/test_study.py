@@ -11,16 +11,18 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from absl import flags
 
+from cxda_jax import stops
 from cxda_jax.experiment import METHODS, open_data
-from launch import stops
-from launch import study as studies
-from launch.estimate import flags_of, runs_of
-from launch.runs import find_runs
-from launch.study import Job, Study, is_done, plan, run_here, run_on_slurm
+from cxda_jax.study import local, slurm
+from cxda_jax.study.jobs import Job, Study, is_done, plan, possible_settings
+from cxda_jax.study.runs import find_runs
+from cxda_jax.study.settings import Setting
+from tests.commands import command
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,20 +41,20 @@ def make_study(folder, seeds=(0, 1), methods=tuple(METHODS), smoke=True):
 def test_the_plan_trains_what_trains_and_tests_the_rest(data, tmp_path):
     folder, store = data
     jobs = plan(make_study(tmp_path), store, str(folder))
-    trainings = [job for job in jobs if "launch.train" in job.command]
+    trainings = [job for job in jobs if job.trains]
     assert len(trainings) == 9 * 2 and len({job.id for job in jobs}) == len(jobs)
     derived = {"ft_em", "ft_im", "sf_ocda", "cotta"}
-    assert {job.name.split()[1] for job in trainings} == set(METHODS) - derived
+    assert {name for job in trainings for name in job.methods} == set(METHODS) - derived
     (usual,) = [job for job in jobs if job.name.startswith("test the usual tasks")]
-    assert usual.command[4] == "--methods=ft_em,ft_im,sf_ocda,cotta" and len(usual.needs) == 2
+    assert usual.methods == ("ft_em", "ft_im", "sf_ocda", "cotta") and len(usual.needs) == 2
     (steps,) = [job for job in jobs if "--steps=1" in job.command]
-    assert "--methods=ft_em,ft_im" in steps.command
-    other = {job.command[4]: job for job in jobs if "other tasks" in job.name}
-    assert set(other) == {f"--methods={m}" for m in ("erm,ft_em,ft_im", "erm_iid", "bn", "cml", "cxda", "cxda_loo")}
-    assert (
-        "--num_domains=2,5" in other["--methods=cxda"].command
-        and "--support_size=10,100" in other["--methods=cxda"].command
-    )
+    assert steps.methods == ("ft_em", "ft_im") and steps.settings == (Setting("finetune.steps", 1),)
+    other = {job.methods: job for job in jobs if "other tasks" in job.name}
+    assert set(other) == {
+        ("erm", "ft_em", "ft_im"), ("erm_iid",), ("bn",), ("cml",), ("cxda",), ("cxda_loo",)
+    }  # fmt: skip
+    arguments = other[("cxda",)].command
+    assert "--methods=cxda" in arguments and "--num_domains=2,5" in arguments and "--support_size=10,100" in arguments
     known = set()
     for job in jobs:  # each after what it needs
         assert known.issuperset(job.needs)
@@ -66,8 +68,8 @@ def test_runs_are_named_so_that_any_folder_is_found_again(data, tmp_path):
     for seed in (0, 1):
         study.run("erm", seed).mkdir(parents=True)
         (study.run("erm", seed) / "config.json").touch()
-    runs = flags.ListParser().parse(flags_of(job)["runs"])
-    assert find_runs(runs) == [study.run("erm", 0), study.run("erm", 1)] and runs_of(job) == 2
+    (runs,) = [flags.ListParser().parse(a.removeprefix("--runs=")) for a in job.command if a.startswith("--runs=")]
+    assert find_runs(runs) == [study.run("erm", 0), study.run("erm", 1)] and job.runs == 2
 
 
 def test_only_some_methods_bring_what_they_start_from(data, tmp_path):
@@ -90,12 +92,27 @@ def test_ids_follow_configs_and_data_alone(data, tmp_path, monkeypatch):
 
 def test_tasks_that_the_data_cannot_give_are_left_out(data, tmp_path):
     folder, store = data
-    found = studies.possible_tasks(make_study(tmp_path, smoke=False), store)  # 5 test writers of 120 drawings
-    assert found == {"num_domains": ["2", "5"], "support_size": ["10", "20", "50", "100", "200"]}
+    possible = possible_settings(make_study(tmp_path, smoke=False), store)  # 5 test writers of 120 drawings
+    assert list(map(str, possible)) == [
+        "num_domains=2", "num_domains=5", *(f"support_size={n}" for n in (10, 20, 50, 100, 200))
+    ]  # fmt: skip
 
 
-def script(text, *needs, name="", id=""):
-    return Job(id or name, name, (sys.executable, "-c", textwrap.dedent(text)), needs)
+class Script(Job):
+    """A job that is some code."""
+
+    @property
+    def command(self):
+        return [sys.executable, "-c", *self.arguments]
+
+
+def script(text, *needs, name):
+    return Script(name, name, (textwrap.dedent(text),), (), needs)
+
+
+def run_jobs(study, jobs, workers, gpus=()):
+    with mock.patch.object(local, "visible_gpus", lambda: list(gpus)):
+        return local.run_jobs(study, jobs, workers)
 
 
 def test_jobs_run_in_order_once_and_failures_are_named(tmp_path):
@@ -108,7 +125,7 @@ def test_jobs_run_in_order_once_and_failures_are_named(tmp_path):
         script(say % "d", "b", name="d"),
         script(say % "e", "c", "d", name="e"),
     ]
-    failures = run_here(study, jobs, workers=2, gpus=[])
+    failures = run_jobs(study, jobs, 2)
     assert [line.split(" (log")[0] for line in failures] == [
         "b: config.x=1 is wrong", "d: left out, since what it needs failed", "e: left out, since what it needs failed"
     ]  # fmt: skip
@@ -116,9 +133,9 @@ def test_jobs_run_in_order_once_and_failures_are_named(tmp_path):
     assert sorted(lines) == ["a", "b", "c"] and lines.index("a") < lines.index("c")
     assert "working" in (tmp_path / "jobs" / "b.log").read_text()
     jobs[1] = script(say % "b", name="b")
-    assert run_here(study, jobs, workers=1, gpus=[]) == []
+    assert run_jobs(study, jobs, 1) == []
     assert log.read_text().split()[3:] == ["b", "d", "e"]  # a and c were done
-    assert run_here(study, jobs, workers=1, gpus=[]) == [] and len(log.read_text().split()) == 6
+    assert run_jobs(study, jobs, 1) == [] and len(log.read_text().split()) == 6
     assert json.loads((tmp_path / "jobs" / "e.done").read_text())["name"] == "e"
 
 
@@ -126,7 +143,7 @@ def test_each_job_has_a_gpu_of_its_own(tmp_path):
     study = make_study(tmp_path)
     text = f"import os, time; time.sleep(0.3); open({str(tmp_path)!r} + '/%s', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
     jobs = [script(text % name, name=name) for name in "wxyz"]
-    assert run_here(study, jobs, workers=2, gpus=["3", "5"]) == []
+    assert run_jobs(study, jobs, 2, ["3", "5"]) == []
     assert sorted((tmp_path / name).read_text() for name in "wx") == ["3", "5"]
     assert sorted((tmp_path / name).read_text() for name in "yz") == ["3", "5"]
 
@@ -144,14 +161,14 @@ def test_a_killed_study_takes_its_jobs_along_and_goes_on_where_it_was(tmp_path, 
     code = f"""
     import sys
     sys.path.insert(0, {str(ROOT)!r})
-    from tests.test_study import make_study, run_here, script
+    from tests.test_study import make_study, run_jobs, script
     from pathlib import Path
     add = "import os, time; f = open({str(log)!r}, 'a'); f.write('%s %d\\\\n' % ('{{name}}', os.getpid())); f.flush(); time.sleep({{wait}})"
     jobs = [script(add.format(name='a', wait=0), name='a'), script(add.format(name='b', wait=float(sys.argv[1])), 'a', name='b')]
-    from launch import stops
+    from cxda_jax import stops
     stops.watch()
     try:
-        print(run_here(make_study(Path({str(tmp_path)!r})), jobs, 1, []))
+        print(run_jobs(make_study(Path({str(tmp_path)!r})), jobs, 1))
     except stops.Stopped as e:
         sys.exit(e.code)
     """
@@ -192,8 +209,12 @@ def test_each_job_gets_one_signal_of_a_terminals_and_a_second_ends_it(tmp_path, 
     code = f"""
         from pathlib import Path
         from launch import cli
-        from tests.test_study import make_study, run_here, script
-        cli.run(lambda: print(run_here(make_study(Path({str(tmp_path)!r})), [script({job!r}, name="a")], 1, [])))
+        from tests.test_study import make_study, run_jobs, script
+        def main():
+            with cli.loading():
+                pass
+            run_jobs(make_study(Path({str(tmp_path)!r})), [script({job!r}, name="a")], 1)
+        cli.run(main)
     """
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
@@ -226,9 +247,9 @@ def test_a_study_that_was_received_gives_its_jobs_no_programs(tmp_path, monkeypa
     study = make_study(tmp_path / "study")
     (study.folder / "jobs" / "compiled").mkdir(mode=0o700)
     (study.folder / "jobs" / "compiled" / "planted").touch()
-    job = "import jax; from launch import cli; cli.keep_compiled(); print(jax.config.jax_compilation_cache_dir)"
+    job = "from cxda_jax import backend; print(backend.keep_compiled())"
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert studies.perform(study, script(job, name="a")) is None
+    assert local.perform(study, script(job, name="a")) is None
     used = Path((study.folder / "jobs" / "a.log").read_text().strip())
     assert used.is_relative_to(tmp_path / "mine") and used.is_dir()
 
@@ -281,13 +302,13 @@ def test_a_queue_runs_the_same_jobs(tmp_path, monkeypatch):
         script(say % "a", name="a"),
         script("import sys; sys.exit('error: data.seed=-1 must not be negative')", name="b"),
     ]
-    failures = run_on_slurm(study, jobs, {"partition": "gpu", "timeout_min": "600", "gpus_per_node": "1"})
+    failures = slurm.run_jobs(study, jobs, ["partition=gpu", "timeout_min=600", "gpus_per_node=1"])
     assert len(failures) == 1 and failures[0].startswith("b: data.seed=-1 must not be negative (log: ")
     batch = (tmp_path / "queue" / "1000.sh").read_text()
     assert "#SBATCH --partition=gpu" in batch and "#SBATCH --time=600" in batch and "#SBATCH --gpus-per-node=1" in batch
     assert is_done(study, jobs[0]) and not is_done(study, jobs[1]) and log.read_text() == "a\n"
     later = [jobs[0], script(say % "c", "a", name="c"), script(say % "d", "c", name="d")]
-    assert run_on_slurm(study, later, {}) == []
+    assert slurm.run_jobs(study, later, []) == []
     assert sorted(log.read_text().split()) == ["a", "c", "d"]  # a was done and is not submitted again
     dependencies = (tmp_path / "queue.dependencies").read_text().splitlines()
     assert len(dependencies) == 1 and dependencies[0].startswith("#SBATCH --dependency=afterok:100")
@@ -296,19 +317,19 @@ def test_a_queue_runs_the_same_jobs(tmp_path, monkeypatch):
 def test_a_job_that_runs_out_of_time_is_queued_again(tmp_path):
     submitit = pytest.importorskip("submitit")
     job = script("", name="a")
-    again = studies.Requeued().checkpoint(make_study(tmp_path), job)
+    again = slurm.Requeued().checkpoint(make_study(tmp_path), job)
     assert isinstance(again, submitit.helpers.DelayedSubmission) and again.args == (make_study(tmp_path), job)
 
 
 def test_queue_parameters_take_the_names_of_both():
     given = {"partition": "gpu", "timeout_min": 5, "slurm_account": "x", "gpus_per_node": 1}
-    assert studies.queue_parameters(given) == {
+    assert slurm.queue_parameters(given) == {
         "slurm_partition": "gpu", "timeout_min": 5, "slurm_account": "x", "gpus_per_node": 1
     }  # fmt: skip
 
 
 def test_the_estimate_times_each_method_once(data, tmp_path, capsys):
-    from launch.estimate import estimate
+    from cxda_jax.study.estimate import estimate
 
     folder, store = data
     study = make_study(tmp_path, (0, 1), ("erm",))
@@ -333,15 +354,15 @@ def test_the_estimate_times_each_method_once(data, tmp_path, capsys):
 
 
 def test_the_estimate_says_how_long_it_takes_itself_and_keeps_what_it_has(data, tmp_path, capsys, monkeypatch):
-    from launch import estimate
+    from cxda_jax.study import estimate
 
-    def measure(config, store, sample, say):
+    def time_method(config, store, sample, say):
         if config["method"] == "cotta":
             raise KeyboardInterrupt
         time.sleep(0.6)
         say("compiling")
 
-    monkeypatch.setattr(estimate, "measure", measure)
+    monkeypatch.setattr(estimate, "time_method", time_method)
     folder, store = data
     study = make_study(tmp_path, (0,), ("erm", "bn", "cotta"))
     with pytest.raises(KeyboardInterrupt):
@@ -423,6 +444,5 @@ def test_a_study_from_one_command_repeats_nothing(tmp_path):
     ],
 )
 def test_mistakes_cost_one_line(tmp_path, arguments, message):
-    command = [sys.executable, "-m", "launch.reproduce", *arguments, f"--data_dir={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr
+    error = command("reproduce", *arguments, f"--data_dir={tmp_path}", code=2)
+    assert error.count("\n") == 1 and message in error

@@ -5,12 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cxda_jax.methods.cxda import Adapted, cxda, cxda_loo, cxda_supervised
-from cxda_jax.methods.erm import blend
+from cxda_jax.methods.cxda import WithMemory, cxda, cxda_loo, cxda_supervised
+from cxda_jax.methods.erm import blend_statistics
 from cxda_jax.nets import attention as attention_module
 from cxda_jax.types import Images
-from tests.nets import assert_close, fill, make_attending, make_images
-from tests.test_methods import build_method, close
+from tests.nets import assert_close, build_method, close, fill, make_attending, make_images
 
 SHAPE, CLASSES, KEY = (28, 28, 1), 5, jax.random.key(0)
 
@@ -33,12 +32,12 @@ def test_leaving_one_out_equals_cxda_with_the_others_as_support(features, monkey
     maps, exact = net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
     memory = net.apply(variables, maps, method="remember")
     logits = net.apply(variables, maps, memory, True, method="recall")
-    seen = blend(variables, exact, 1.0)
+    seen = blend_statistics(variables, exact, 1.0)
     for i in range(len(support.pixels)):
         others = np.delete(np.arange(len(support.pixels)), i)
         their_memory = net.apply(variables, maps[others], method="remember")
         query = Images(support.pixels[i : i + 1], support.domain[i : i + 1])
-        expected = method.predict(Adapted(seen, their_memory, support.domain[others]), query)
+        expected = method.predict(WithMemory(seen, their_memory, support.domain[others]), query)
         assert_close(logits[i], expected[0], 2e-6)
     everybody = net.apply(variables, maps, memory, method="recall")
     assert np.abs(np.asarray(everybody - logits)).max() > 1e-3
@@ -50,12 +49,12 @@ def test_leaving_one_out_of_the_own_domain():
     labels = jnp.arange(len(support.pixels)) % CLASSES
     episode = make_episode_of(support, labels)
     maps, exact = net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
-    seen, rows = blend(variables, exact, 1.0), []
+    seen, rows = blend_statistics(variables, exact, 1.0), []
     for i in range(len(support.pixels)):
         others = np.delete(np.arange(len(support.pixels)), i)
         values = net.apply(variables, maps[others], method="remember_values")
         query = Images(support.pixels[i : i + 1], support.domain[i : i + 1])
-        rows.append(method.predict(Adapted(seen, values, support.domain[others]), query)[0])
+        rows.append(method.predict(WithMemory(seen, values, support.domain[others]), query)[0])
     expected = log_loss(jnp.concatenate([method.loss(variables, episode, KEY)[1]["logits"], jnp.stack(rows)]), episode)
     assert_close(leaving.loss(variables, episode, KEY)[0], expected, 1e-5)
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from cxda_jax import metrics
-from cxda_jax.data import iwildcam, store
-from launch import prepare
+from cxda_jax.data import store
+from cxda_jax.data.readers import iwildcam
+from cxda_jax.study import preparing
 from tests import raw_fixtures as raws
 
 # torchvision has no build for CPUs in the registry; wilds wants these names of it at import, for detection alone.
@@ -39,7 +40,7 @@ def wilds_class(monkeypatch):
 def test_splits_cameras_labels_and_pixels_are_those_of_wilds(tmp_path, wilds_class):
     raws.write_iwildcam(tmp_path)
     theirs = wilds_class(version="2.0", root_dir=str(tmp_path))
-    prepare.prepare(iwildcam.find(tmp_path, size=60), tmp_path / "store", workers=2)
+    preparing.prepare(iwildcam.find(tmp_path, size=60), tmp_path / "store", workers=2)
     ours = store.open_store(tmp_path / "store")
     assert ours.num_classes == theirs.n_classes
     compared = 0

@@ -1,7 +1,6 @@
-"""Episodes as row numbers: which images form a task is a pure function of (seed, stream, task number).
+"""Episodes as row numbers. The images of a task are a pure function of (seed, stream, task number).
 
-Nothing is iterated, so a run resumes at any step without iterator state, and two readers of the same plan give
-bit-identical episodes.
+No iterator has a state, so a run can resume at any step. Two readers of the same plan give episodes of equal bits.
 """
 
 from collections.abc import Sequence
@@ -10,17 +9,25 @@ from typing import NamedTuple
 import numpy as np
 
 from cxda_jax.data.store import DomainStore
-from cxda_jax.types import UserError, brief
+from cxda_jax.errors import UserError, brief
 
 
 class EpisodeSpec(NamedTuple):
-    """The shape of a task: distinct domains, support images from each, and queries from one of them."""
+    """The shape of a task: distinct domains, support images of each, and queries of one of them.
+
+    Attributes:
+      num_domains: domains of the support.
+      per_domain: support images of each domain.
+      num_query: query images.
+      replacement: draw with replacement inside a domain, as ARM does. An image may then be in support and query.
+      mixed: there is no support, and the queries are distinct images of all domains.
+    """
 
     num_domains: int = 5
     per_domain: int = 20
     num_query: int = 20
-    replacement: bool = False  # draw with replacement inside a domain, as ARM does; support and query may then meet
-    mixed: bool = False  # queries are distinct images of all domains alike, and there is no support
+    replacement: bool = False
+    mixed: bool = False
 
 
 class Plan(NamedTuple):
@@ -31,7 +38,7 @@ class Plan(NamedTuple):
 
 
 def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
-    """Raises a UserError where the split cannot give such tasks."""
+    """Raises a UserError if a split of the store cannot give such tasks."""
     for field in ("num_query",) if spec.mixed else ("num_domains", "per_domain", "num_query"):
         if getattr(spec, field) < 1:
             raise UserError(f"{field}={getattr(spec, field)} must be at least 1")
@@ -67,9 +74,19 @@ def mixed_spec(spec: EpisodeSpec) -> EpisodeSpec:
 def sample_plans(
     spec: EpisodeSpec, offsets: np.ndarray, domains: np.ndarray, seed: int, tasks: Sequence[int], stream: int = 0
 ) -> Plan:
-    """Plans of the numbered tasks. Domains are uniform and distinct, images uniform inside their domain.
+    """Draws the plans of numbered tasks. Domains are uniform and distinct; images are uniform inside their domain.
 
-    Tasks of equal seed and number draw alike, whatever their domains, unless their `stream` differs; training has 0.
+    Args:
+      spec: the shape of a task.
+      offsets: where each domain's rows begin in the store, and where the last ends: [domains + 1].
+      domains: numbers of the domains to draw from.
+      seed: of all tasks.
+      tasks: their numbers.
+      stream: sets apart the random numbers of different uses. Tasks of equal seed, number and stream draw alike, whatever
+        the domains. Training has stream 0.
+
+    Returns:
+      A Plan of len(tasks) tasks.
     """
     support = np.empty((len(tasks), spec.num_domains * spec.per_domain), np.int32)
     query = np.empty((len(tasks), spec.num_query), np.int32)

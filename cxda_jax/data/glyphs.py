@@ -20,11 +20,11 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from cxda_jax.data.store import Domain, DomainStore, StoreInfo, cached_store
-from cxda_jax.types import UserError, brief
+from cxda_jax.errors import UserError, brief
 
-VERSION = 1  # moves whenever a pixel does
+VERSION = 1  # goes up whenever a pixel changes
 SIDE = 28
-MOST = 100_000  # of writers and of drawings: more would be drawn forever, or not fit in memory
+MOST = 100_000  # writers, and drawings; more would take forever, or not fit in memory
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 FACES = {
     "train": (
@@ -43,13 +43,14 @@ INFO = StoreInfo(
     provenance=f"rendered from matplotlib's type faces, generator version {VERSION}",
 )
 
-_CANVAS, _EM, _REACH = 112, 60, 14  # pixels: of a character's field, of its em square, of known distances
+# In pixels: the side of a character's field, the side of its em square, and the largest distance in the field.
+_CANVAS, _EM, _REACH = 112, 60, 14
 _EM_OUT = 22.0  # an em square in an image, before the writer's scale
 _MARGIN = 1.5  # pixels that stay free of ink at the border
 
 
 class Style(NamedTuple):
-    """A writer's manner, or one drawing's; lengths in image pixels, angles in radians, levels in 0..1."""
+    """How a writer draws, or one drawing looks: lengths in image pixels, angles in radians, levels in 0..1."""
 
     rotation: Any
     shear: Any
@@ -62,21 +63,26 @@ class Style(NamedTuple):
 def open_glyphs(
     data_dir: str | Path, seed: int = 0, writers: tuple[int, int, int] = (240, 40, 60), drawings: int = 200
 ) -> DomainStore:
-    """The benchmark with so many train, val and test writers, made on first use and kept under data_dir."""
+    """Opens the benchmark; makes it on first use and keeps it under data_dir.
+
+    Args:
+        writers: Of train, val and test.
+        drawings: Of each writer.
+    """
     _check(seed, writers, drawings)
     tag = hashlib.sha256(repr((VERSION, seed, tuple(writers), drawings)).encode()).hexdigest()[:10]
     return cached_store(Path(data_dir) / f"glyphs-{tag}", lambda: (INFO, domains(seed, tuple(writers), drawings)))
 
 
 def domains(seed: int = 0, writers: tuple[int, ...] = (240, 40, 60), drawings: int = 200) -> Iterator[Domain]:
-    """Writers one by one. Each depends on (seed, split, number) alone, not on how many there are."""
+    """Yields writers. A writer depends on (seed, split, number) alone, not on how many there are."""
     _check(seed, writers, drawings)
     for s, (split, count) in enumerate(zip(FACES, writers, strict=True)):
         for number in range(count):
             rng = np.random.default_rng([VERSION, seed, s, number])
             face = FACES[split][number % len(FACES[split])]
             labels = rng.integers(0, len(CHARACTERS), drawings).astype(np.int32)
-            yield Domain(f"{split}-{number:03d} {face}", split, draw(rng, face, labels), labels)
+            yield Domain(f"{split}-{number:03d} {face}", split, draw_characters(rng, face, labels), labels)
 
 
 def _check(seed: int, writers: tuple[int, ...], drawings: int) -> None:
@@ -93,7 +99,7 @@ def _check(seed: int, writers: tuple[int, ...], drawings: int) -> None:
             raise UserError(f"{field}={most} must be at most {MOST}")
 
 
-def draw(rng: np.random.Generator, face: str, labels: np.ndarray) -> np.ndarray:
+def draw_characters(rng: np.random.Generator, face: str, labels: np.ndarray) -> np.ndarray:
     """One writer's drawings of the given characters: uint8 [n, 28, 28, 1]."""
     style = Style(
         rotation=np.deg2rad(rng.uniform(-45, 45)),

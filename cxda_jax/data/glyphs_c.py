@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 from scipy import ndimage
 
-from cxda_jax.data import cifar_c, corruptions, glyphs
+from cxda_jax.data import corruptions, glyphs
+from cxda_jax.data.readers import cifar_c
 from cxda_jax.data.store import SPLITS, Domain, DomainStore, StoreInfo, cached_store
-from cxda_jax.types import UserError
+from cxda_jax.errors import UserError
 
-VERSION = 1  # moves whenever a pixel does
+VERSION = 1  # goes up whenever a pixel changes
 SIDE = 32
 CLASSES = 10
 FACES = [face for faces in glyphs.FACES.values() for face in faces]
@@ -30,7 +31,7 @@ INFO = StoreInfo(
 
 
 def open_glyphs_c(data_dir: str | Path, seed: int = 0, images: int = 300) -> DomainStore:
-    """The benchmark with so many images a domain, made on first use and kept under data_dir."""
+    """Opens the benchmark with so many images in each domain; makes it on first use and keeps it under data_dir."""
     _check(seed, images)
     versions = (VERSION, corruptions.VERSION, glyphs.VERSION)
     tag = hashlib.sha256(repr((versions, seed, images)).encode()).hexdigest()[:10]
@@ -38,13 +39,13 @@ def open_glyphs_c(data_dir: str | Path, seed: int = 0, images: int = 300) -> Dom
 
 
 def domains(seed: int = 0, images: int = 300) -> Iterator[Domain]:
-    """Corruptions one by one; each depends on (seed, split, number) alone."""
+    """Yields the domains, one for each corruption and severity. A domain depends on (seed, split, number) alone."""
     _check(seed, images)
     for s, split in enumerate(SPLITS):
         for number, (corruption, severity) in enumerate(cifar_c.DOMAINS[split]):
             rng = np.random.default_rng([VERSION, seed, s, number])
             labels = rng.integers(0, CLASSES, images).astype(np.int32)
-            pixels = corruptions.corrupt(draw(rng, labels), corruption, severity, rng)
+            pixels = corruptions.corrupt(draw_digits(rng, labels), corruption, severity, rng)
             yield Domain(f"{corruption} {severity}", split, pixels, labels)
 
 
@@ -57,7 +58,7 @@ def _check(seed: int, images: int) -> None:
         raise UserError(f"images={images} must be at most {glyphs.MOST}")
 
 
-def draw(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
+def draw_digits(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
     """Clean drawings of the given digits: uint8 [n, 32, 32, 3]."""
     n = len(labels)
     ink = np.zeros((n, SIDE, SIDE, 1))
@@ -76,7 +77,7 @@ def draw(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
         coverage = glyphs.render(FACES[face], labels[mine], style, rng.uniform(-1, 1, (len(mine), 2)))
         for i, (row, column), one in zip(mine, corners[mine], coverage, strict=True):
             ink[i, row : row + glyphs.SIDE, column : column + glyphs.SIDE, 0] = one
-    # Paper of two shades that a texture mixes; ink lighter or darker than both.
+    # A texture mixes two shades of paper. The ink is lighter or darker than both.
     light = rng.uniform(0.1, 0.9, (n, 1, 1, 1))
     away = np.where(light > 0.5, -1, 1) * rng.uniform(0.35, 0.55, (n, 1, 1, 1))
     paper = light + _tint(rng, n), light - 0.25 * away * rng.uniform(0, 1, (n, 1, 1, 1)) + _tint(rng, n)

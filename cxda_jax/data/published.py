@@ -1,6 +1,6 @@
-"""How large the published data sets are, and stores of those sizes that hold nothing: for plans made before the download.
+"""The sizes of the published data sets, and empty stores of those sizes, for plans before a download.
 
-The readers compare the same counts with the files that they find.
+The readers compare the counts with the files that they find.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from cxda_jax.data.store import SPLITS, DomainStore, StoreInfo
 
 
 class Published(NamedTuple):
-    """Counts are of train, val and test."""
+    """Counts of three are of train, val and test."""
 
     image: tuple[int, int, int]
     classes: int
@@ -29,20 +29,20 @@ PUBLISHED = {
 
 
 def empty_store(name: str) -> DomainStore:
-    """Domains and images of a published data set, which are black and take no memory."""
-    found, sizes = PUBLISHED[name], []
-    for domains, images in zip(found.domains, found.images, strict=True):
+    """A store with as many domains and images as a published data set. The images are black and take no memory."""
+    published, sizes = PUBLISHED[name], []
+    for domains, images in zip(published.domains, published.images, strict=True):
         split = np.full(domains, images // domains)
         split[: images % domains] += 1
-        if found.smallest:
-            split[[0, -1]] = found.smallest, split[-1] + split[0] - found.smallest
+        if published.smallest:
+            split[[0, -1]] = published.smallest, split[-1] + split[0] - published.smallest
         sizes += split.tolist()
-    pixels = np.broadcast_to(np.zeros((), np.uint8), (sum(sizes), *found.image))
-    return _store(name, found.domains, np.array(sizes), pixels)
+    pixels = np.broadcast_to(np.zeros((), np.uint8), (sum(sizes), *published.image))
+    return _store(name, published.domains, np.array(sizes), pixels)
 
 
 def sample_store(name: str, domains: int = 8, images: int = 50) -> DomainStore:
-    """A few domains of each split, of random pixels: to time what does not depend on the number of images."""
+    """A store of a few domains of random pixels, to time what does not depend on the number of images."""
     sizes = np.full(len(SPLITS) * domains, images)
     pixels = np.random.default_rng(0).integers(0, 256, (sizes.sum(), *PUBLISHED[name].image), np.uint8)
     return _store(name, (domains,) * len(SPLITS), sizes, pixels)

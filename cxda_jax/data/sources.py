@@ -1,7 +1,7 @@
-"""Where an episode's pixels come from: resident on the device, or streamed by tf.data. Both follow the same plans.
+"""Sources of an episode's pixels: the device's memory, or a stream by tf.data. Both follow the same plans.
 
-A source splits the work in two. batches() runs on the host, ahead of the step; assemble() is pure and runs inside it.
-Where several processes train together, tf.data reads in each the tasks of its own devices alone.
+A source has two parts. batches() runs on the host, before the step. assemble() is pure and runs inside the step's program.
+If several processes train together, the tf.data source of each process reads the tasks of its own devices alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,14 +14,21 @@ import numpy as np
 from cxda_jax import memory
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.store import DomainStore
-from cxda_jax.types import Episode, Images, UserError
+from cxda_jax.errors import UserError
+from cxda_jax.types import Episode, Images
 
-PREFETCH = 4
-READERS = 4  # threads; they wait for the disk more than they work
+PREFETCH = 4  # batches
+READERS = 4  # threads, which mostly wait for the disk
 
 
 class Source(NamedTuple):
-    """batches(plan_of, start, stop) yields what assemble(resident, batch) turns into Episodes [tasks, ...]."""
+    """Where episodes come from.
+
+    Attributes:
+      resident: arrays on the device, for assemble().
+      batches: (plan_of, start, stop) -> one batch for each of the steps start..stop - 1; plan_of(step) is its Plan.
+      assemble: (resident, batch) -> Episode [tasks, ...].
+    """
 
     resident: Any
     batches: Callable[[Callable[[int], Plan], int, int], Iterator[Any]]
@@ -37,7 +44,7 @@ def device_source(store: DomainStore) -> Source:
             f"source='device': {len(store.labels)} images take {needed / 1e9:.1f} GB and the device has "
             f"{left / 1e9:.1f} GB left; source=tfdata streams them"
         )
-    resident = jax.device_put(arrays)  # which uses the mapped file in place on CPUs, and takes no memory there
+    resident = jax.device_put(arrays)  # on CPUs this uses the mapped file and takes no memory
 
     def assemble(resident: Any, plan: Plan) -> Episode:
         return _episode([[jnp.take(array, rows, axis=0) for array in resident] for rows in plan])
@@ -46,10 +53,12 @@ def device_source(store: DomainStore) -> Source:
 
 
 def tfdata_source(store: DomainStore, shard: tuple[int, int] | None = None) -> Source:
-    """Images read from disk, in parallel and ahead, by tf.data; for stores larger than the device or the memory.
+    """Images that tf.data reads from disk, in parallel and ahead; for stores larger than the memory.
 
-    `shard` is (which, of how many): the tasks of a step are cut into so many equal parts, of which one is read. By
-    default it is this process among those of jax.distributed, and the parts make one array across them.
+    Args:
+      store: the images.
+      shard: (which, count): the tasks of a step are cut into `count` equal parts, and this source reads one of them. None:
+        one part for each process of jax.distributed, and the parts become one global array.
     """
     try:
         import tensorflow as tf
@@ -82,14 +91,14 @@ def tfdata_source(store: DomainStore, shard: tuple[int, int] | None = None) -> S
 
 
 def stack(batches: list[Any]) -> Any:
-    """Several steps' batches with a leading axis; a single one as it is."""
+    """The batches of several steps, stacked along a new first axis; a single batch stays as it is."""
     if len(batches) == 1:
         return batches[0]
     return jax.tree.map(lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves), *batches)
 
 
 def _across_processes(episode: Episode) -> Episode:
-    """One global episode [tasks, ...] of what each process holds of it, on all devices."""
+    """One global episode [tasks, ...] on all devices, from the part that each process has."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("tasks",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("tasks"))
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), episode)

@@ -4,8 +4,8 @@
     <path>/labels.i32    raw little-endian int32, [rows]
     <path>/store.json    names, splits, sizes, normalisation, SHA-256 of the two files above and of itself
 
-Images stay on disk behind a memory map. A store appears under its final name only when it is whole: it is written to a
-sibling folder and renamed, so a killed or concurrent writer leaves nothing that could be mistaken for a finished one.
+Images stay on disk behind a memory map. A store is written into a folder beside its final place, which is renamed when it is
+whole. So a writer that is killed, or that runs at the same time as another, leaves nothing that looks like a finished store.
 """
 
 import contextlib
@@ -16,29 +16,30 @@ import json
 import math
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cxda_jax.reading import NUMBER, read_object, require
-from cxda_jax.types import UserError, brief
+from cxda_jax.disk import files
+from cxda_jax.disk.reading import NUMBER, read_object, require
+from cxda_jax.errors import UserError, brief
 
 FORMAT = 1
 SPLITS = ("train", "val", "test")
 AGAIN = "delete the folder and prepare it again"
-# Of store.json.
+# Fields of store.json. A store keeps its identity when its name, provenance or marks change.
 FIELDS = {"name": str, "class_names": list, "mean": list, "std": list, "shape": list, "domains": list, "sha256": dict}
 IDENTITY = ("class_names", "mean", "std", "shape", "domains")
 OPTIONAL = {"metric": str, "provenance": str, "marks": list}
-ABANDONED = 3600.0  # seconds without a write after which an unfinished store belongs to nobody
+ABANDONED = 3600.0  # seconds without a write; after them, an unfinished folder is deleted
 
 
 class Domain(NamedTuple):
-    """One domain, or the next piece of it, on its way into a store: images uint8 [n, h, w, c], labels integers [n]."""
+    """One domain, or its next piece, that goes into a store: images uint8 [n, h, w, c], labels integers [n]."""
 
     name: str
     split: str
@@ -47,7 +48,7 @@ class Domain(NamedTuple):
 
 
 class StoreInfo(NamedTuple):
-    """What a data set says of itself; pixels / 255 are normalised as (x - mean) / std, per channel."""
+    """Facts about a data set. The network sees (pixels / 255 - mean) / std, channel by channel."""
 
     name: str
     class_names: tuple[str, ...]
@@ -55,7 +56,7 @@ class StoreInfo(NamedTuple):
     std: tuple[float, ...]
     metric: str = "accuracy"
     provenance: str = ""
-    marks: tuple[str, ...] = ()  # what sets it apart from the published data, such as "regenerated"; results carry it
+    marks: tuple[str, ...] = ()  # differences from the published data, such as "regenerated"; results repeat them
 
 
 class DomainStore(NamedTuple):
@@ -67,7 +68,7 @@ class DomainStore(NamedTuple):
     offsets: np.ndarray  # int64 [domains + 1]
     split: tuple[str, ...]  # per domain
     domain_names: tuple[str, ...]
-    sha256: str  # of images, labels, classes, normalisation, metric and splits: the data's identity
+    sha256: str  # the data's identity: of images, labels, classes, normalisation, metric, domains and splits
 
     @property
     def num_classes(self) -> int:
@@ -83,23 +84,20 @@ class DomainStore(NamedTuple):
 
 
 def write_store(path: str | os.PathLike, info: StoreInfo | Callable[[], StoreInfo], domains: Iterable[Domain]) -> None:
-    """Streams domains into a new store at `path`; neighbours of equal name and split become one domain.
+    """Streams domains into a new store at `path`. If another process finished the same store first, its copy stays.
 
-    `info` may be a function: of what it says, the classes count before the domains are read, and the rest afterwards.
-
-    If another process finished the same store first, its copy stays.
+    Args:
+        info: Or a function that returns it. Its classes are used before the domains are read, all else afterwards.
+        domains: Neighbours of equal name and split become one domain.
     """
-    path, tell = Path(path), info if callable(info) else lambda: info
-    classes = len(tell().class_names)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drop_abandoned(path)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
-    try:
+    path, get_info = Path(path), info if callable(info) else lambda: info
+    classes = len(get_info().class_names)
+    with written_whole(path, proof="store.json") as folder:
         entries, labels, shape, digest = [], [], None, hashlib.sha256()
-        with open(partial / "images.u8", "wb") as file:
+        with open(folder / "images.u8", "wb") as file:
             for domain in domains:
                 shape = domain.images.shape[1:] if shape is None else shape
-                _check(domain, shape, classes)
+                _refuse_bad(domain, shape, classes)
                 data = np.ascontiguousarray(domain.images).data
                 file.write(data)
                 digest.update(data)
@@ -110,32 +108,41 @@ def write_store(path: str | os.PathLike, info: StoreInfo | Callable[[], StoreInf
         if shape is None:
             raise UserError(f"{path}: no domains to store; check where the raw files lie")
         all_labels = np.concatenate(labels)
-        all_labels.tofile(partial / "labels.i32")
+        all_labels.tofile(folder / "labels.i32")
         hashes = {"images": digest.hexdigest(), "labels": hashlib.sha256(all_labels.tobytes()).hexdigest()}
-        card = {"format": FORMAT, **tell()._asdict(), "shape": list(shape), "domains": entries, "sha256": hashes}
-        fault = _fault_in(card)  # which open_store would refuse
-        if fault:
+        card = {"format": FORMAT, **get_info()._asdict(), "shape": list(shape), "domains": entries, "sha256": hashes}
+        if fault := _fault_in(card):  # open_store would refuse it
             raise UserError(f"{path}: {fault}; nothing was written")
-        hashes["card"] = _card_hash(card)
-        (partial / "store.json").write_text(json.dumps(card, indent=1))
+        (folder / "store.json").write_text(json.dumps(files.sealed(card), indent=1))
+
+
+@contextlib.contextmanager
+def written_whole(
+    target: Path, proof: str = "", choose: Callable[[Path], Path] = lambda folder: folder
+) -> Iterator[Path]:
+    """Yields a new folder beside `target`. At the end, the folder or the one that choose() takes in it becomes `target`.
+
+    Nothing stays after an error. If another process made `target`, with the file `proof` in it, first, its copy stays.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for other in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - max(f.stat().st_mtime for f in (other, *other.iterdir())) > ABANDONED:
+                shutil.rmtree(other, ignore_errors=True)
+    partial = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:8]}")
+    partial.mkdir()
+    try:
+        yield partial
         try:
-            partial.rename(path)
+            choose(partial).rename(target)
         except OSError:
-            if not (path / "store.json").exists():
+            if not (target / proof).exists():
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def drop_abandoned(path: Path) -> None:
-    """Deletes what killed writers left; a living one writes more often than this."""
-    for partial in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - max(f.stat().st_mtime for f in (partial, *partial.iterdir())) > ABANDONED:
-                shutil.rmtree(partial, ignore_errors=True)
-
-
-def _check(domain: Domain, shape: tuple[int, ...], num_classes: int) -> None:
+def _refuse_bad(domain: Domain, shape: tuple[int, ...], num_classes: int) -> None:
     name, labels = brief(domain.name), np.asarray(domain.labels)
     if domain.split not in SPLITS:
         raise UserError(f"domain {name}: split {brief(repr(domain.split))} is not one of {', '.join(SPLITS)}")
@@ -152,7 +159,7 @@ def _check(domain: Domain, shape: tuple[int, ...], num_classes: int) -> None:
 
 
 def open_store(path: str | os.PathLike, verify: bool = True) -> DomainStore:
-    """Opens a store; with `verify`, its bytes are compared with the recorded SHA-256 (about a second per gigabyte)."""
+    """Opens a store. With `verify`, compares its bytes with their recorded SHA-256 (about a second per gigabyte)."""
     path = Path(path)
     card = _read_card(path)
     rows = sum(d["rows"] for d in card["domains"])
@@ -167,14 +174,15 @@ def open_store(path: str | os.PathLike, verify: bool = True) -> DomainStore:
             if hashlib.file_digest(opened, "sha256").hexdigest() != card["sha256"][name]:
                 raise UserError(f"{path}: {name} differ from their recorded hash; {AGAIN}")
     if not 0 <= labels.min() <= labels.max() < len(card["class_names"]):
-        found = f"labels in {labels.min()}..{labels.max()}, but {len(card['class_names'])} classes in store.json"
-        raise UserError(f"{path}/labels.i32: {found}; {AGAIN}")
-    if verify and card["sha256"].get("card", "") not in ("", _card_hash(card)):  # older stores have none
+        what = f"labels in {labels.min()}..{labels.max()}, but {len(card['class_names'])} classes in store.json"
+        raise UserError(f"{path}/labels.i32: {what}; {AGAIN}")
+    if verify and files.is_falsified(card):
         raise UserError(f"{path}/store.json differs from its recorded hash; {AGAIN}")
-    told = {k: card[k] for k in StoreInfo._fields if k in card}
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in told.items()}
+    about: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in card.items() if k in StoreInfo._fields
+    }
     return DomainStore(
-        info=StoreInfo(**fields),
+        info=StoreInfo(**about),
         images=images,
         labels=labels,
         offsets=np.cumsum([0] + [d["rows"] for d in card["domains"]]),
@@ -185,23 +193,15 @@ def open_store(path: str | os.PathLike, verify: bool = True) -> DomainStore:
 
 
 def _identity(card: dict[str, Any]) -> str:
-    """Of all that a result follows from: what a store is called, and where it came from, may differ."""
-    told = {
-        **{name: card.get(name) for name in IDENTITY},
-        "metric": card.get("metric", StoreInfo._field_defaults["metric"]),
-    }
+    """A hash of everything that a result depends on."""
+    facts = {name: card.get(name) for name in IDENTITY}
+    facts["metric"] = card.get("metric", StoreInfo._field_defaults["metric"])
     hashes = [card["sha256"][name] for name in ("images", "labels")]
-    return hashlib.sha256(json.dumps([hashes, told], sort_keys=True).encode()).hexdigest()
-
-
-def _card_hash(card: dict[str, Any]) -> str:
-    """Of what store.json says, but for this hash."""
-    hashes = {name: digest for name, digest in card["sha256"].items() if name != "card"}
-    return hashlib.sha256(json.dumps({**card, "sha256": hashes}, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([hashes, facts], sort_keys=True).encode()).hexdigest()
 
 
 def _read_card(path: Path) -> dict[str, Any]:
-    """What store.json says, with all that the rest relies on."""
+    """The content of store.json. Every field that open_store() uses is there, and of its type."""
     file = path / "store.json"
     if not os.path.exists(file):
         raise UserError(f"{path}: not a data store (no store.json); prepare the data set first")
@@ -213,9 +213,10 @@ def _read_card(path: Path) -> dict[str, Any]:
     require(card["sha256"], {"images": str, "labels": str}, f"{file}: sha256", AGAIN)
     for domain in card["domains"]:
         require(domain, {"name": str, "split": str, "rows": int}, f"{file}: domains", AGAIN)
-    fault = _fault_in(card)
-    if fault:
+    if fault := _fault_in(card):
         raise UserError(f"{file}: {fault}; {AGAIN}")
+    if "card" in card["sha256"]:  # where older versions kept the same seal; the oldest wrote none
+        card[files.SEAL] = card["sha256"].pop("card")
     return card
 
 
@@ -242,8 +243,11 @@ def _fault_in(card: dict[str, Any]) -> str:
 
 
 def repeated(domains: Iterable[tuple[str, str]]) -> str:
-    """What is wrong with domains (name, split), of which neighbours are pieces of one, if one is there twice: training
-    on a domain and testing on it would give figures that mean nothing."""
+    """Names a domain that is in two places, if there is one: results of training and testing on it would mean nothing.
+
+    Args:
+        domains: (name, split) of each piece. Equal neighbours are pieces of one domain.
+    """
     places: dict[str, str] = {}
     for (name, split), _ in itertools.groupby(domains):
         if name in places:
@@ -254,7 +258,7 @@ def repeated(domains: Iterable[tuple[str, str]]) -> str:
 
 
 def cached_store(path: str | os.PathLike, make: Callable[[], tuple[StoreInfo, Iterable[Domain]]]) -> DomainStore:
-    """Opens the store at `path`, making it first where there is none. Safe against concurrent first runs."""
+    """Opens the store at `path`. Makes it first if there is none; several processes may do so at once."""
     if not (Path(path) / "store.json").exists():
         info, domains = make()
         write_store(path, info, domains)

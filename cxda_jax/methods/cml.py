@@ -2,7 +2,7 @@
 
     y_q = f([x_q, c]),  c = mean over the support of g(x_s)        g: a context network of as many channels as the image
 
-g is trained with f, and normalised by the support's own statistics always; f as in ERM.
+g is trained together with f. It is always normalised by the support's own statistics; f is normalised as in ERM.
 """
 
 from typing import Any, NamedTuple
@@ -10,18 +10,24 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from cxda_jax.losses import cross_entropy
-from cxda_jax.methods.erm import RUNNING_RATE, blend, erm
+from cxda_jax.methods.erm import RUNNING_RATE, blend_statistics, erm
 from cxda_jax.nets.classifier import Classifier, fresh
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
 
-class Adapted(NamedTuple):
+class WithContext(NamedTuple):
+    """What cml adapts to: the variables and the support's context [h, w, channels]."""
+
     variables: Variables
-    context: Any  # [h, w, channels]
+    context: Any
 
 
 def cml(net: Classifier) -> Method:
-    """`net` has a ContextNet and a trunk that takes its channels beside the image's."""
+    """CML, which gives each query the mean context of the support as further channels.
+
+    Args:
+      net: a network with a ContextNet. Its trunk takes the context's channels after the image's.
+    """
 
     def init(key: Array, images: Images) -> Variables:
         def everything(net: Classifier, pixels: Array) -> Array:
@@ -40,14 +46,14 @@ def cml(net: Classifier) -> Method:
         logits, exact = net.apply(variables, episode.query.pixels, True, context, mutable=["batch_stats"])
         return cross_entropy(logits, episode.label), {
             "logits": logits,
-            "batch_stats": blend(variables, exact, RUNNING_RATE)["batch_stats"],
+            "batch_stats": blend_statistics(variables, exact, RUNNING_RATE)["batch_stats"],
         }
 
-    def adapt(variables: Variables, support: Images, key: Array) -> Adapted:
+    def adapt(variables: Variables, support: Images, key: Array) -> WithContext:
         del key
-        return Adapted(variables, summarise(variables, support))
+        return WithContext(variables, summarise(variables, support))
 
-    def predict(adapted: Adapted, query: Images) -> Any:
+    def predict(adapted: WithContext, query: Images) -> Any:
         return net.apply(adapted.variables, query.pixels, context=adapted.context)
 
     return erm(net)._replace(name="cml", init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True)

@@ -5,8 +5,8 @@
     student <- a training step on L;  teacher <- a teacher + (1 - a) student
     every scalar of the student <- the checkpoint's with probability p
 
-Unsure: a mean confidence under the threshold that calibrate() takes from the checkpoint's confidences on training images,
-which it sees as the support is seen: with the checkpoint's statistics, or in batches with their own.
+Unsure means that the mean confidence is below a threshold. calibrate() takes the threshold from the checkpoint's confidences
+on training images. They are normalised as the support is: by the checkpoint's statistics, or in batches by their own.
 """
 
 from typing import Any, NamedTuple
@@ -15,16 +15,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cxda_jax import augment
+from cxda_jax import augment, config
+from cxda_jax.errors import UserError
 from cxda_jax.losses import consistency
 from cxda_jax.methods.finetune import FineTuning, forward, repeat, starting_from_erm, trained_part, with_statistics
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Images, Method, UserError, Variables, brief
-
-ANSWERS = ("student", "teacher")
+from cxda_jax.types import Array, Images, Method, Variables
 
 
-class Adapted(NamedTuple):
+class StudentAndTeacher(NamedTuple):
+    """What cotta adapts: two models, one of which answers."""
+
     student: Variables
     teacher: Variables
 
@@ -41,42 +42,46 @@ def cotta(
     answer: str = "student",
     support: int = 100,
 ) -> Method:
-    """`average` is a and `restore` p above; the threshold is the `quantile` of the confidences minus `margin`.
+    """CoTTA, which starts from the checkpoint of erm.
 
-    `support` is how many images a support set holds, and so a batch of calibrate(), which leaves out an unfilled last one
-    where batches have statistics of their own.
+    Args:
+      net: the network, on images of 1 or 3 channels.
+      tuning: the optimiser and the steps.
+      strong: how the teacher's copies are augmented.
+      copies: augmented copies that the teacher averages over.
+      average: a above, the share of itself that the teacher keeps at each step.
+      restore: p above, the share of weights that return to the checkpoint's at each step.
+      quantile: the threshold is this quantile of the confidences on training images ...
+      margin: ... minus this.
+      answer: "student" or "teacher", whose predictions count; the other's are in Method.also.
+      support: images of a support set. calibrate() takes batches of this size, and where batches have statistics of their
+        own it leaves out a smaller last batch.
     """
-    if copies < 1:
-        raise UserError(f"copies={copies} must be at least 1")
     if support < 1:
         raise UserError(f"support={support} must be at least 1")
-    for name, value in {"average": average, "restore": restore, "quantile": quantile}.items():
-        if not 0 <= value <= 1:
-            raise UserError(f"{name}={value} lies outside 0..1")
-    if not -1 <= margin <= 1:
-        raise UserError(f"margin={margin} lies outside -1..1: it is taken from a confidence")
-    if answer not in ANSWERS:
-        raise UserError(f"answer={brief(repr(answer))} is not one of {', '.join(ANSWERS)}")
+    config.check(
+        "cotta", copies=copies, average=average, restore=restore, quantile=quantile, margin=margin, answer=answer
+    )
     augment.check_strong(strong)
 
     def calibrate(variables: Variables, images: Array) -> Variables:
         size = min(support, len(images))
         whole = images[: len(images) // size * size]
         batches = whole.reshape(-1, size, *images.shape[1:])
-        found = jax.lax.map(lambda batch: confidence(forward(net, tuning, variables, batch)), batches).ravel()
+        confidences = jax.lax.map(lambda batch: confidence(forward(net, tuning, variables, batch)), batches).ravel()
         rest = images[len(whole) :]
-        if len(rest) and tuning.statistics == "frozen":  # there it matters to none what else is in its batch
-            found = jnp.concatenate([found, confidence(forward(net, tuning, variables, rest))])
-        return {**variables, "calibration": {"threshold": jnp.quantile(found, quantile) - margin}}
+        if len(rest) and tuning.statistics == "frozen":  # an image's confidence does not depend on its batch
+            confidences = jnp.concatenate([confidences, confidence(forward(net, tuning, variables, rest))])
+        return {**variables, "calibration": {"threshold": jnp.quantile(confidences, quantile) - margin}}
 
-    def adapt(variables: Variables, support: Images, key: Array) -> Adapted:
+    def adapt(variables: Variables, support: Images, key: Array) -> StudentAndTeacher:
         if "calibration" not in variables:
             raise ValueError("cotta adapts calibrated variables: method.calibrate(variables, training_images) first")
         source = {k: v for k, v in variables.items() if k != "calibration"}
         if not len(support.pixels):
-            return Adapted(source, source)
+            return StudentAndTeacher(source, source)
         clean, anchor = augment.as_floats(support.pixels), source["params"]
-        # The checkpoint and the support stay as they are, so the decision holds for all steps.
+        # Neither the checkpoint nor the support changes, so one decision holds for all steps.
         unsure = confidence(forward(net, tuning, source, clean)).mean() < variables["calibration"]["threshold"]
         optimizer = trained_part(tuning, source)
 
@@ -99,12 +104,13 @@ def cotta(
 
         start = (anchor, anchor, optimizer.init(anchor))
         student, teacher, _ = repeat(step, start, jax.random.split(key, tuning.steps))
-        return Adapted(*(with_statistics(net, tuning, {**source, "params": p}, support) for p in (student, teacher)))
+        models = (with_statistics(net, tuning, {**source, "params": p}, support) for p in (student, teacher))
+        return StudentAndTeacher(*models)
 
-    def predict_student(adapted: Adapted, query: Images) -> Any:
+    def predict_student(adapted: StudentAndTeacher, query: Images) -> Any:
         return net.apply(adapted.student, query.pixels)
 
-    def predict_teacher(adapted: Adapted, query: Images) -> Any:
+    def predict_teacher(adapted: StudentAndTeacher, query: Images) -> Any:
         return net.apply(adapted.teacher, query.pixels)
 
     predict, other = predict_student, predict_teacher
@@ -121,17 +127,17 @@ def cotta(
 
 
 def confidence(logits: Array) -> Array:
-    """The largest probability of each row."""
+    """Logits [n, classes] to the largest probability of each image, [n]."""
     return jax.nn.softmax(logits).max(-1)
 
 
 def ema(average: Any, new: Any, keep: float) -> Any:
-    """The moving average of two trees of parameters."""
+    """keep * average + (1 - keep) * new, for two trees of parameters."""
     return jax.tree.map(lambda a, n: keep * a + (1 - keep) * n, average, new)
 
 
 def restored(key: Array, params: Any, anchor: Any, probability: float) -> Any:
-    """params, of which every scalar returns to the anchor's value with a probability."""
+    """The tree `params`, in which each scalar is replaced by the one of `anchor` with this probability."""
     leaves, tree = jax.tree.flatten(params)
     keys = jax.tree.unflatten(tree, jax.random.split(key, len(leaves)))
     return jax.tree.map(

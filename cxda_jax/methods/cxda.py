@@ -4,7 +4,7 @@
 
 cxda             differs from BN in: adapt also keeps the support's keys and values, predict attends to them
 cxda_p2p         the same functions over a net whose tokens are the positions of the map (`features="patch"`)
-cxda_supervised  attention is 1/n over the n support images of the query's domain and 0 elsewhere
+cxda_supervised  attention is 1/n on the n support images of the query's domain and 0 elsewhere
 cxda_loo         differs in its loss alone: each support image is a query to the others too (not in the paper)
 """
 
@@ -12,31 +12,37 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from cxda_jax import config
 from cxda_jax.losses import cross_entropy
-from cxda_jax.methods.erm import RUNNING_RATE, blend, check_statistics, check_support_loss, erm, seen_in_training
+from cxda_jax.methods.erm import RUNNING_RATE, blend_statistics, erm, training_statistics
 from cxda_jax.nets.classifier import Classifier, fresh
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
 
-class Adapted(NamedTuple):
-    """Variables with the support's statistics, the encoded support and (read by cxda_supervised alone) its domains."""
+class WithMemory(NamedTuple):
+    """What the cxda methods adapt to."""
 
-    variables: Variables
-    memory: Any
-    domain: Array
+    variables: Variables  # with the support's statistics
+    memory: Any  # the encoded support
+    domain: Array  # [n_support]; cxda_supervised alone reads it
 
 
 def cxda(net: Classifier, **options: Any) -> Method:
-    """options: those of _attending."""
+    """CXDA, whose queries attend to the support.
+
+    Args:
+      net: a network with a CrossAttention.
+      **options: those of attending().
+    """
 
     def remember(variables: Variables, maps: Array) -> Any:
         return net.apply(variables, maps, method="remember")
 
-    def answer(adapted: Adapted, maps: Array, domain: Array, leave_own_out: bool = False) -> Any:
+    def answer(adapted: WithMemory, maps: Array, domain: Array, leave_own_out: bool = False) -> Any:
         del domain
         return net.apply(adapted.variables, maps, adapted.memory, leave_own_out, method="recall")
 
-    def weights(adapted: Adapted, query: Images) -> Any:
+    def weights(adapted: WithMemory, query: Images) -> Any:
         maps = net.apply(adapted.variables, query.pixels, method="map")
         return net.apply(adapted.variables, maps, adapted.memory, method="weights")
 
@@ -44,22 +50,26 @@ def cxda(net: Classifier, **options: Any) -> Method:
         maps = net.map(pixels)
         return net.recall(maps, net.remember(maps))
 
-    return _attending(net, remember, answer, everything, **options)._replace(name="cxda", attention=weights)
+    return attending(net, remember, answer, everything, **options)._replace(name="cxda", attention=weights)
 
 
 def cxda_p2p(net: Classifier, **options: Any) -> Method:
+    """Patch-to-patch CXDA: cxda() with a network whose `features` are "patch"; options as there."""
     return cxda(net, **options)._replace(name="cxda_p2p")
 
 
 def cxda_loo(net: Classifier, **options: Any) -> Method:
+    """cxda() with support_loss="leave_one_out"; the other options as there."""
     return cxda(net, **options | {"support_loss": "leave_one_out"})._replace(name="cxda_loo")
 
 
 def cxda_supervised(net: Classifier, **options: Any) -> Method:
+    """CXDA with known domains, in training and test: attention is the mean over the query's domain; options as cxda()."""
+
     def remember(variables: Variables, maps: Array) -> Any:
         return net.apply(variables, maps, method="remember_values")
 
-    def answer(adapted: Adapted, maps: Array, domain: Array, leave_own_out: bool = False) -> Any:
+    def answer(adapted: WithMemory, maps: Array, domain: Array, leave_own_out: bool = False) -> Any:
         weights = domain_weights(domain, adapted.domain, leave_own_out)
         return net.apply(adapted.variables, maps, weights, adapted.memory, method="mix")
 
@@ -67,7 +77,7 @@ def cxda_supervised(net: Classifier, **options: Any) -> Method:
         maps = net.map(pixels)
         return net.mix(maps, jnp.ones((1, 1, 1)), net.remember_values(maps))
 
-    return _attending(net, remember, answer, everything, **options)._replace(
+    return attending(net, remember, answer, everything, **options)._replace(
         name="cxda_supervised",
         attention=lambda adapted, query: domain_weights(query.domain, adapted.domain),
         uses_domains=True,
@@ -75,26 +85,44 @@ def cxda_supervised(net: Classifier, **options: Any) -> Method:
 
 
 def domain_weights(query: Array, support: Array, leave_own_out: bool = False) -> Array:
-    """[n_query, 1, n_support]: 1/n over the support images of each query's domain; all 0 where there are none.
+    """Equal weights for the support images of each query's domain; all 0 if there are none.
 
-    With `leave_own_out` the queries are the support itself, and the diagonal is 0.
+    Args:
+      query: domains [n_query].
+      support: domains [n_support].
+      leave_own_out: the queries are the support itself, and no image gets a weight for itself.
+
+    Returns:
+      [n_query, 1, n_support].
     """
     same = query[:, None] == support[None, :]
     same &= ~(leave_own_out & jnp.eye(*same.shape, dtype=bool))
     return (same / jnp.maximum(1, same.sum(-1, keepdims=True)))[:, None]
 
 
-def _attending(
+def attending(
     net: Classifier,
-    remember: Any,  # (variables, maps of the support) -> memory
-    answer: Any,  # (adapted, maps of queries, their domains, leave_own_out) -> logits
-    everything: Any,  # (net, pixels) touches all parameters
+    remember: Any,
+    answer: Any,
+    everything: Any,
     statistics: str = "flow",
     momentum: float = 1.0,
     support_loss: str = "none",
 ) -> Method:
-    check_statistics(statistics, momentum)
-    check_support_loss(support_loss)
+    """What the cxda methods share.
+
+    Args:
+      net: a network with a CrossAttention.
+      remember: (variables, maps of the support) -> memory.
+      answer: (adapted, maps of queries, their domains, leave_own_out) -> logits.
+      everything: (net, pixels) -> anything that depends on all parameters.
+      statistics: as in bn().
+      momentum: as in bn().
+      support_loss: "own": the support's labels teach too, each image classified without attention. "leave_one_out": they
+        teach, each image attending to the others.
+    """
+    config.check("batch_norm", statistics=statistics, momentum=momentum)
+    config.check("train", support_loss=support_loss)
 
     def init(key: Array, images: Images) -> Variables:
         return fresh(net, key, images.pixels, everything)
@@ -106,8 +134,8 @@ def _attending(
         del key
         support, query = episode.support, episode.query
         maps, exact = encode(variables, support)
-        seen = seen_in_training(blend(variables, exact, momentum), statistics)
-        adapted = Adapted(seen, remember(variables, maps), support.domain)
+        seen = training_statistics(blend_statistics(variables, exact, momentum), statistics)
+        adapted = WithMemory(seen, remember(variables, maps), support.domain)
         query_maps = net.apply(seen, query.pixels, statistics == "own", mutable=["batch_stats"], method="map")[0]
         logits = answer(adapted, query_maps, query.domain)
         all_logits, all_labels = logits, episode.label
@@ -121,18 +149,18 @@ def _attending(
             all_labels = jnp.concatenate([all_labels, episode.support_label])
         return cross_entropy(all_logits, all_labels), {
             "logits": logits,
-            "batch_stats": blend(variables, exact, RUNNING_RATE)["batch_stats"],
+            "batch_stats": blend_statistics(variables, exact, RUNNING_RATE)["batch_stats"],
         }
 
-    def adapt(variables: Variables, support: Images, key: Array) -> Adapted:
+    def adapt(variables: Variables, support: Images, key: Array) -> WithMemory:
         del key
         if not len(support.pixels):
             maps = net.apply(variables, support.pixels, method="map")
-            return Adapted(variables, remember(variables, maps), support.domain)
+            return WithMemory(variables, remember(variables, maps), support.domain)
         maps, exact = encode(variables, support)
-        return Adapted(blend(variables, exact, momentum), remember(variables, maps), support.domain)
+        return WithMemory(blend_statistics(variables, exact, momentum), remember(variables, maps), support.domain)
 
-    def predict(adapted: Adapted, query: Images) -> Array:
+    def predict(adapted: WithMemory, query: Images) -> Array:
         maps = net.apply(adapted.variables, query.pixels, method="map")
         return answer(adapted, maps, query.domain)
 

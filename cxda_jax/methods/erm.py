@@ -4,8 +4,8 @@ ERM: empirical risk minimisation on the queries of each episode (Vapnik, 1998; e
 
     loss = CE(f(x_q), y_q)        normalised in training by the queries' own statistics, afterwards by the running ones
 
-erm_iid, the standard ERM that the paper does not run, differs in what a step's queries are: shuffled images of all
-domains, as many as an episode holds.
+erm_iid is the standard ERM, which the paper does not run. Its step has shuffled images of all domains as queries, as many
+images as an episode holds.
 
 BN (Schneider et al., 2020; trained as ARM-BN, Zhang et al., 2021) differs from ERM in: adapt, and a loss that uses it.
 
@@ -17,20 +17,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cxda_jax import config
 from cxda_jax.losses import cross_entropy
 from cxda_jax.nets.classifier import Classifier, fresh
-from cxda_jax.types import Array, Episode, Images, Method, UserError, Variables, brief
+from cxda_jax.types import Array, Episode, Images, Method, Variables
 
-# How the query meets the support's statistics in training: `flow` differentiates through them, `stop` does not (as
-# PyTorch's running buffers), `own` normalises training queries by their own batch instead.
-STATISTICS = ("flow", "stop", "own")
-# How the labels of the support teach in training: not at all (the paper), each image classified from its own features,
-# or from what it draws from the others.
-SUPPORT_LOSSES = ("none", "own", "leave_one_out")
 RUNNING_RATE = 0.1  # running = 0.9 old + 0.1 batch
 
 
 def erm(net: Classifier) -> Method:
+    """ERM, which ignores the support.
+
+    Args:
+      net: the network.
+    """
+
     def init(key: Array, images: Images) -> Variables:
         return fresh(net, key, images.pixels)
 
@@ -39,7 +40,7 @@ def erm(net: Classifier) -> Method:
         logits, exact = net.apply(variables, episode.query.pixels, batch=True, mutable=["batch_stats"])
         return cross_entropy(logits, episode.label), {
             "logits": logits,
-            "batch_stats": blend(variables, exact, RUNNING_RATE)["batch_stats"],
+            "batch_stats": blend_statistics(variables, exact, RUNNING_RATE)["batch_stats"],
         }
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
@@ -53,6 +54,7 @@ def erm(net: Classifier) -> Method:
 
 
 def erm_iid(net: Classifier) -> Method:
+    """erm() on shuffled images of all domains."""
     return erm(net)._replace(name="erm_iid", trains_mixed=True)
 
 
@@ -63,9 +65,18 @@ def bn(
     support_loss: str = "none",
     test_time_only: bool = False,
 ) -> Method:
-    """With `test_time_only` it adapts the checkpoints of ERM and has no training of its own."""
-    check_statistics(statistics, momentum)
-    check_support_loss(support_loss, ("none", "own"))
+    """BN, whose query is normalised by the support's statistics.
+
+    Args:
+      net: the network.
+      statistics: what normalises training queries. "flow": the support's statistics, with gradients through them; "stop":
+        without gradients (as PyTorch's running buffers); "own": the queries' own.
+      momentum: share of the support's statistics in what normalises the query; the rest are the running ones.
+      support_loss: "own": the support's labels teach too, each image classified from its own features.
+      test_time_only: adapt the checkpoints of erm, without a training of its own.
+    """
+    config.check("batch_norm", statistics=statistics, momentum=momentum)
+    config.choose("support_loss", support_loss, ("none", "own"))
 
     def encode(variables: Variables, support: Images) -> tuple[Any, Variables]:
         return net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
@@ -73,7 +84,7 @@ def bn(
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         del key
         maps, exact = encode(variables, episode.support)
-        adapted = seen_in_training(blend(variables, exact, momentum), statistics)
+        adapted = training_statistics(blend_statistics(variables, exact, momentum), statistics)
         logits = net.apply(adapted, episode.query.pixels, batch=statistics == "own", mutable=["batch_stats"])[0]
         all_logits, all_labels = logits, episode.label
         if support_loss == "own":
@@ -82,43 +93,34 @@ def bn(
             all_labels = jnp.concatenate([all_labels, episode.support_label])
         return cross_entropy(all_logits, all_labels), {
             "logits": logits,
-            "batch_stats": blend(variables, exact, RUNNING_RATE)["batch_stats"],
+            "batch_stats": blend_statistics(variables, exact, RUNNING_RATE)["batch_stats"],
         }
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
         del key
         if not len(support.pixels):
             return variables
-        return blend(variables, encode(variables, support)[1], momentum)
+        return blend_statistics(variables, encode(variables, support)[1], momentum)
 
     episodic = erm(net)._replace(name="bn", loss=loss, adapt=adapt, uses_support=True)
     return episodic._replace(loss=erm(net).loss, trains_as="erm") if test_time_only else episodic
 
 
-def blend(variables: Variables, exact: Variables, rate: float) -> Variables:
-    """Variables whose statistics are (1 - rate) of the stored and rate of the exact ones of a batch.
+def blend_statistics(variables: Variables, exact: Variables, rate: float) -> Variables:
+    """Variables with the statistics (1 - rate) * stored + rate * exact.
 
-    A network that keeps none stays as it is.
+    Args:
+      variables: with the stored statistics.
+      exact: {"batch_stats": those of a batch}, or {} for a network without batch normalisation.
+      rate: the share of the exact statistics.
     """
     old, new = variables["batch_stats"], exact.get("batch_stats", {})
     stats = new if rate == 1.0 else jax.tree.map(lambda o, n: (1 - rate) * o + rate * n, old, new)
     return {**variables, "batch_stats": stats}
 
 
-def seen_in_training(adapted: Variables, statistics: str) -> Variables:
-    """Adapted variables as the training query sees them."""
+def training_statistics(adapted: Variables, statistics: str) -> Variables:
+    """Adapted variables as a training query uses them: "stop" cuts gradients through their statistics; see bn()."""
     if statistics != "stop":
         return adapted
     return {**adapted, "batch_stats": jax.lax.stop_gradient(adapted["batch_stats"])}
-
-
-def check_statistics(statistics: str, momentum: float) -> None:
-    if statistics not in STATISTICS:
-        raise UserError(f"statistics={brief(repr(statistics))} is not one of {', '.join(STATISTICS)}")
-    if not 0 <= momentum <= 1:
-        raise UserError(f"momentum={momentum} lies outside 0..1; 1 takes the support's statistics alone")
-
-
-def check_support_loss(support_loss: str, allowed: tuple[str, ...] = SUPPORT_LOSSES) -> None:
-    if support_loss not in allowed:
-        raise UserError(f"support_loss={brief(repr(support_loss))} is not one of {', '.join(allowed)} for this method")

@@ -1,4 +1,4 @@
-"""Fine-tuning on the support, from ERM's checkpoint: FT-EM, FT-IM and SF-OCDA. Each differs from ERM in adapt alone:
+"""Fine-tuning on the support, from ERM's checkpoint: FT-EM, FT-IM and SF-OCDA. They differ from ERM in adapt:
 
     w_t = w_{t-1} - (training optimiser, fresh, at a tenth of its rate)(gradient of L on the whole support)
 
@@ -15,33 +15,48 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cxda_jax import augment
+from cxda_jax import augment, backend, config
+from cxda_jax.errors import UserError
 from cxda_jax.losses import cross_entropy, entropy, infomax
-from cxda_jax.methods.erm import blend, erm
+from cxda_jax.methods.erm import blend_statistics, erm
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Images, Method, UserError, Variables, brief
-
-TRAINABLE = ("all", "batch_norm")
-STATISTICS = ("frozen", "support")
-DRAWS = ("step", "image")
+from cxda_jax.types import Array, Images, Method, Variables
 
 
 class FineTuning(NamedTuple):
-    """What every method that fine-tunes shares."""
+    """How a support set is fine-tuned on.
+
+    Attributes:
+      optimizer: starts in a fresh state for each support set.
+      steps: gradient steps, each on the whole support.
+      trainable: "all", or "batch_norm" for the scales and biases of normalisation layers alone.
+      statistics: "frozen": the checkpoint's normalise support and query. "support": the support's, with gradients through
+        them; the query gets those of the final weights.
+    """
 
     optimizer: optax.GradientTransformation
     steps: int = 10
-    trainable: str = "all"  # or "batch_norm": the scales and biases of normalisation layers alone
-    # "frozen": the checkpoint's statistics throughout; "support": the support's, gradients flow through them, and the
-    # query sees those of the final weights.
+    trainable: str = "all"
     statistics: str = "frozen"
 
 
 def ft_em(net: Classifier, tuning: FineTuning) -> Method:
+    """Fine-tuning on the entropy of the support's predictions.
+
+    Args:
+      net: the network.
+      tuning: the optimiser and the steps.
+    """
     return _on_the_clean_support(net, tuning, entropy)._replace(name="ft_em")
 
 
 def ft_im(net: Classifier, tuning: FineTuning) -> Method:
+    """Fine-tuning on the entropy minus that of the mean prediction.
+
+    Args:
+      net: the network.
+      tuning: the optimiser and the steps.
+    """
     return _on_the_clean_support(net, tuning, infomax)._replace(name="ft_im")
 
 
@@ -53,14 +68,17 @@ def sf_ocda(
     draw: str = "step",
     confidence: float = 0.0,
 ) -> Method:
-    """`draw`: one decision to augment for the whole support at each step, or one for each image. Support images of
-    which the checkpoint is less sure than `confidence` do not teach."""
-    if not 0 <= probability <= 1:
-        raise UserError(f"probability={probability} lies outside 0..1")
-    if not 0 <= confidence < 1:
-        raise UserError(f"confidence={confidence} lies outside 0..1; 0 lets every image teach")
-    if draw not in DRAWS:
-        raise UserError(f"draw={brief(repr(draw))} is not one of {', '.join(DRAWS)}")
+    """Fine-tuning on the checkpoint's own labels of the support.
+
+    Args:
+      net: the network, on images of 1 or 3 channels.
+      tuning: the optimiser and the steps.
+      strong: how the input is augmented.
+      probability: of augmented input.
+      draw: "step": one decision for the whole support at each step; "image": one for each image.
+      confidence: support images whose largest probability in the checkpoint is below this do not teach.
+    """
+    config.check("sf_ocda", probability=probability, draw=draw, confidence=confidence)
     augment.check_strong(strong)
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
@@ -102,21 +120,18 @@ def _on_the_clean_support(net: Classifier, tuning: FineTuning, of_logits: Callab
 
 
 def check_tuning(tuning: FineTuning) -> None:
-    if tuning.steps < 1:
-        raise UserError(f"steps={tuning.steps} must be at least 1")
-    if tuning.trainable not in TRAINABLE:
-        raise UserError(f"trainable={brief(repr(tuning.trainable))} is not one of {', '.join(TRAINABLE)}")
-    if tuning.statistics not in STATISTICS:
-        raise UserError(f"statistics={brief(repr(tuning.statistics))} is not one of {', '.join(STATISTICS)}")
+    """Raises a UserError that names the first wrong option."""
+    config.check("finetune", steps=tuning.steps, trainable=tuning.trainable, statistics=tuning.statistics)
 
 
 def starting_from_erm(net: Classifier, tuning: FineTuning) -> Method:
+    """erm() as the base of a method that fine-tunes erm's checkpoint."""
     check_tuning(tuning)
     return erm(net)._replace(trains_as="erm", feed_forward=False, uses_support=True)
 
 
 def forward(net: Classifier, tuning: FineTuning, variables: Variables, pixels: Array) -> Any:
-    """Logits of support images while fine-tuning."""
+    """Logits [n, classes] of support images [n, h, w, c] while fine-tuning."""
     return net.apply(variables, pixels, batch=tuning.statistics == "support")
 
 
@@ -125,10 +140,19 @@ def descend(
     tuning: FineTuning,
     variables: Variables,
     support: Images,
-    objective: Callable[[Variables, Array], Array],  # (variables, the step's key)
+    objective: Callable[[Variables, Array], Array],
     key: Array,
 ) -> Variables:
-    """Variables after the steps, from a fresh optimiser."""
+    """Variables after fine-tuning.
+
+    Args:
+      net: the network.
+      tuning: the optimiser and the steps.
+      variables: to start from.
+      support: which normalises the result, if tuning.statistics says so.
+      objective: (variables, the step's key) -> loss.
+      key: of all steps.
+    """
     optimizer = trained_part(tuning, variables)
 
     def step(carried: Any, key: Array) -> Any:
@@ -143,15 +167,15 @@ def descend(
 
 
 def with_statistics(net: Classifier, tuning: FineTuning, variables: Variables, support: Images) -> Variables:
-    """Variables as the query sees them."""
+    """Variables with the statistics that normalise the query."""
     if tuning.statistics == "frozen":
         return variables
     _, exact = net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
-    return blend(variables, exact, 1.0)
+    return blend_statistics(variables, exact, 1.0)
 
 
 def trained_part(tuning: FineTuning, variables: Variables) -> optax.GradientTransformation:
-    """The optimiser, of `trainable` only: the rest meets neither gradient nor decay."""
+    """The optimiser of the trainable parameters. The others get neither a gradient nor weight decay."""
     if tuning.trainable == "all":
         return tuning.optimizer
     normalised = {_parent(path) for path, _ in jax.tree_util.tree_leaves_with_path(variables["batch_stats"])}
@@ -162,9 +186,8 @@ def trained_part(tuning: FineTuning, variables: Variables) -> optax.GradientTran
 
 
 def repeat(step: Callable[[Any, Array], Any], carried: Any, keys: Array) -> Any:
-    """step(carried, key) for each key: a loop in the program but on CPUs, where XLA computes the gradients of
-    convolutions inside loops fifty times more slowly than outside."""
-    if jax.default_backend() != "cpu":
+    """Applies carried = step(carried, key) for each of the keys [steps]."""
+    if not backend.unrolls_loops():
         return jax.lax.scan(lambda carried, key: (step(carried, key), None), carried, keys)[0]
     for key in keys:
         carried = step(carried, key)

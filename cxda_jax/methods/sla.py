@@ -1,8 +1,8 @@
-"""SLA (Deecke et al., 2022). Differs from ERM in its network alone: each convolution is
+"""SLA (Deecke et al., 2022). Differs from ERM in its network: each convolution is
 
-    y = BN(conv(x) + sum_k g_k(x) A_k(x))        A_k: 1x1 convolutions, g: gates that look at the image itself
+    y = BN(conv(x) + sum_k g_k(x) A_k(x))        A_k: 1x1 convolutions, g: gates, which depend on the image
 
-All of it is trained on ERM's loss; the support is unused.
+All parts are trained on ERM's loss. The support is not used.
 """
 
 from cxda_jax.methods.erm import erm
@@ -11,5 +11,9 @@ from cxda_jax.types import Method
 
 
 def sla(net: Classifier) -> Method:
-    """`net` has a trunk with adapters."""
+    """erm() with a network whose trunk has latent adapters.
+
+    Args:
+      net: the network; without adapters the method is erm.
+    """
     return erm(net)._replace(name="sla")

@@ -1,4 +1,4 @@
-"""Networks: a trunk, a head, and the attention between them."""
+"""Networks: trunks, heads, and the attention between them."""
 
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.classifier import Classifier

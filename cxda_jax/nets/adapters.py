@@ -1,4 +1,4 @@
-"""Sparse latent adapters (SLA; Deecke et al., 2022): a gated sum of 1x1 convolutions beside a convolution.
+"""Sparse latent adapters (SLA; Deecke et al., 2022): a gated sum of 1x1 convolutions, which is added to a convolution.
 
 sum_k g_k(x) A_k(x),   g(x) = sparsemax(dense(global average pool of x))
 """
@@ -13,7 +13,7 @@ from cxda_jax.nets.initial import uniform
 
 
 def sparsemax(logits: jax.Array) -> jax.Array:
-    """The Euclidean projection of [..., k] onto the simplex: max(z - tau, 0) with tau such that it sums to one."""
+    """The Euclidean projection of [..., k] onto the simplex: max(z - tau, 0), where tau makes the sum one."""
     descending = -jnp.sort(-logits, axis=-1)
     count = jnp.arange(1, logits.shape[-1] + 1)
     excess = (jnp.cumsum(descending, axis=-1) - 1) / count
@@ -22,7 +22,13 @@ def sparsemax(logits: jax.Array) -> jax.Array:
 
 
 class Mix(nn.Module):
-    """Holds the adapters' matrices [k, c_in, c_out], drawn as 1x1 convolutions of N(0, sqrt(2 / c_out)), or zero."""
+    """The matrices [k, c_in, c_out] of k adapters. Each is a 1x1 convolution.
+
+    Attributes:
+      count: k, the number of adapters.
+      features: c_out.
+      zero: whether the matrices start at zero, or at normal numbers of deviation sqrt(2 / c_out).
+    """
 
     count: int
     features: int
@@ -30,14 +36,22 @@ class Mix(nn.Module):
 
     @nn.compact
     def __call__(self, gates: jax.Array, channels: int) -> jax.Array:
-        """Gates [n, k] to each image's own matrix [n, c_in, c_out]."""
+        """Gates [n, k] of n images to a mixed matrix for each image, [n, c_in, c_out]."""
         init = nn.initializers.zeros if self.zero else nn.initializers.normal((2 / self.features) ** 0.5)
         return jnp.einsum("nk,kio->nio", gates, self.param("weight", init, (self.count, channels, self.features)))
 
 
 class LatentAdapters(nn.Module):
-    """Images [n, h, w, c_in] to the correction [n, h', w', features] of a convolution of this stride, whose missing
-    padding is `crop` a side."""
+    """Maps [n, h, w, c_in] to [n, h', w', features], which is added to the output of a convolution.
+
+    Attributes:
+      features: channels of the output.
+      count: the number of adapters.
+      crop: pixels to leave out on each side, where the convolution pads less than half of its kernel.
+      zero: whether the adapters start at zero.
+      dtype: of the product.
+      stride: that of the convolution.
+    """
 
     features: int
     count: int = 2
@@ -50,7 +64,7 @@ class LatentAdapters(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         pooled = x.astype(jnp.float32).mean((1, 2))
         gates = sparsemax(nn.Dense(self.count, name="gate", **uniform(x.shape[-1]))(pooled))
-        # Mixing matrices instead of their products halves the work.
+        # One product with a mixed matrix is half of the work of a product with each adapter.
         matrix = Mix(self.count, self.features, self.zero, name="mix")(gates, x.shape[-1])
         _, h, w, _ = x.shape
         inner = x[:, self.crop : h - self.crop : self.stride, self.crop : w - self.crop : self.stride]

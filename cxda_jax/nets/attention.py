@@ -2,7 +2,7 @@
 
     q = LN(x_q) W_q,  k = LN(x_s) W_k,  v = LN(x_s) W_v,  z = x_q + softmax(q k^T / sqrt(C / heads)) v W
 
-W_q, W_k, W_v are C x C/R and W is C/R x C, without biases; the residual takes the un-normalised query.
+W_q, W_k, W_v are C x C/R and W is C/R x C, without biases. x_q is added without normalisation.
 """
 
 import math
@@ -12,47 +12,54 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from cxda_jax import config
+from cxda_jax.errors import UserError
 from cxda_jax.nets.initial import uniform
-from cxda_jax.types import UserError, brief
 
-SCALES = ("paper", "head_dim")
-# Scores held at once, in elements: longer token lists are attended to in chunks of queries, recomputed going back.
+# The most scores in memory at once. More queries are processed in chunks, which the backward pass computes again.
 CHUNK = 1 << 23
 
 
-def check(dim: int, heads: int, ratio: int, scale: str) -> None:
-    for field, value in {"heads": heads, "ratio": ratio}.items():
-        if value < 1:
-            raise UserError(f"{field}={value} must be at least 1")
+def check_attention(dim: int, heads: int, ratio: int, scale: str) -> None:
+    """Raises a UserError if attention on `dim` features cannot have these options."""
+    config.check("attention", heads=heads, ratio=ratio, scale=scale)
     if dim % (ratio * heads):
         raise UserError(
             f"heads={heads} with ratio={ratio} does not divide the {dim} features; "
             f"choose heads * ratio among the divisors of {dim}"
         )
-    if scale not in SCALES:
-        raise UserError(f"scale={brief(repr(scale))} is not one of {', '.join(SCALES)}")
 
 
 class Memory(NamedTuple):
-    """A support set as the attention keeps it: keys and values [tokens, heads, C / R / heads]."""
+    """The encoded support: keys and values [tokens, heads, C / R / heads]."""
 
     keys: jax.Array
     values: jax.Array
 
 
 class CrossAttention(nn.Module):
-    """remember() encodes the support once; recall() adapts any query tokens to it."""
+    """remember() encodes the support once. recall() then adapts query tokens to it.
 
-    dim: int  # C
+    Attributes:
+      dim: C, the features of a token.
+      heads: attention heads.
+      ratio: R, by which the features are divided before they attend.
+      scale: "paper" divides scores by sqrt(C / heads), as printed; "head_dim" by the usual sqrt(C / R / heads).
+      shared_norm: queries and support share one layer normalisation.
+      zero_out: the output layer starts at zero, so that the network starts as one without attention.
+      dtype: of products; scores are float32 always.
+    """
+
+    dim: int
     heads: int = 8
-    ratio: int = 2  # R
-    scale: str = "paper"  # "paper": C / heads as printed; "head_dim": C / R / heads, the usual one
+    ratio: int = 2
+    scale: str = "paper"
     shared_norm: bool = True
-    zero_out: bool = False  # start as the plain network
+    zero_out: bool = False
     dtype: Any = jnp.float32
 
     def setup(self):
-        check(self.dim, self.heads, self.ratio, self.scale)
+        check_attention(self.dim, self.heads, self.ratio, self.scale)
         self.norm = nn.LayerNorm(epsilon=1e-5)
         self.norm_query = self.norm if self.shared_norm else nn.LayerNorm(epsilon=1e-5)
         inner = self.dim // self.ratio
@@ -62,18 +69,25 @@ class CrossAttention(nn.Module):
         self.out = nn.Dense(self.dim, **options, **start)
 
     def remember(self, support: jax.Array) -> Memory:
-        """Support tokens [n, C] to their keys and values."""
+        """Support tokens [n, C] to keys and values."""
         x = self.norm(support)
         return Memory(self._split(self.key(x)), self.remember_values(support))
 
     def remember_values(self, support: jax.Array) -> jax.Array:
-        """Values alone [n, heads, d], for weights that come from elsewhere."""
+        """Support tokens [n, C] to values alone [n, heads, C / R / heads], for mix() with given weights."""
         return self._split(self.value(self.norm(support)))
 
     def recall(self, query: jax.Array, memory: Memory, own: int = 0) -> jax.Array:
-        """Query tokens [m, C] with what they draw from the memory added.
+        """Query tokens plus the attention's output.
 
-        With `own` the query tokens are the memory's, `own` of them to an image, and none sees its own image.
+        Args:
+          query: tokens [m, C].
+          memory: what remember() returned.
+          own: 0, or for queries that are the support itself the number of tokens of an image. No token then attends to
+            tokens of its own image.
+
+        Returns:
+          Tokens [m, C].
         """
         if len(memory.keys) <= own:
             return query
@@ -85,7 +99,7 @@ class CrossAttention(nn.Module):
         padding = (0, chunks * rows - len(query))
         padded = jnp.pad(query, (padding, (0, 0))).reshape(chunks, rows, self.dim)
         numbers = jnp.pad(numbers, padding).reshape(chunks, rows)
-        # A first plain call makes the parameters when initialising; lifted transforms could not.
+        # Parameters must be made by a plain call, outside the loop below.
         if self.is_initializing():
             self._read(padded[0], numbers[0], memory, own)
             return query
@@ -94,7 +108,16 @@ class CrossAttention(nn.Module):
         return jax.lax.map(read, (padded, numbers)).reshape(-1, self.dim)[: len(query)]
 
     def weights(self, query: jax.Array, memory: Memory, hidden: jax.Array | None = None) -> jax.Array:
-        """Attention weights [m, heads, n]; each row sums to one, and is 0 where `hidden` [m, n]. Always float32."""
+        """Attention weights of query tokens [m, C].
+
+        Args:
+          query: tokens [m, C].
+          memory: n tokens.
+          hidden: booleans [m, n]; the weight is 0 where True.
+
+        Returns:
+          float32 [m, heads, n]; each row sums to one.
+        """
         q = self._split(self.query(self.norm_query(query)))
         width = self.dim / self.heads / (1 if self.scale == "paper" else self.ratio)
         scores = jnp.einsum("mhd,nhd->mhn", q, memory.keys, preferred_element_type=jnp.float32)
@@ -103,12 +126,21 @@ class CrossAttention(nn.Module):
         return jax.nn.softmax(scores / math.sqrt(width), axis=-1)
 
     def mix(self, query: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
-        """Query tokens [m, C] plus the projected mean of values under weights [m, heads or 1, n]."""
+        """Query tokens plus a projected weighted sum of values.
+
+        Args:
+          query: tokens [m, C].
+          weights: [m, heads or 1, n].
+          values: [n, heads, C / R / heads].
+
+        Returns:
+          Tokens [m, C].
+        """
         if not len(values):
             return query
         weights = jnp.broadcast_to(weights, (len(query), self.heads, len(values)))
-        drawn = jnp.einsum("mhn,nhd->mhd", weights.astype(values.dtype), values)
-        return query + self.out(drawn.reshape(len(query), -1))
+        summed = jnp.einsum("mhn,nhd->mhd", weights.astype(values.dtype), values)
+        return query + self.out(summed.reshape(len(query), -1))
 
     def _read(self, query: jax.Array, numbers: jax.Array, memory: Memory, own: int) -> jax.Array:
         hidden = numbers[:, None] // own == jnp.arange(len(memory.keys)) // own if own else None

@@ -1,4 +1,4 @@
-"""The network that every method shares: pixels -> trunk -> maps -> (attention) -> pool -> head -> logits."""
+"""The network of all methods: pixels -> trunk -> maps -> (attention) -> pool -> head -> logits."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,30 +10,44 @@ from flax import linen as nn
 from cxda_jax.nets.attention import Memory
 from cxda_jax.types import Variables
 
-FEATURES = ("pool", "flat", "patch")
-
 
 class Classifier(nn.Module):
-    """`features` says what a token is: the pooled vector, the flattened map, or each position of the map."""
+    """A trunk and a head, with the parts that some methods need.
 
-    trunk: nn.Module  # (normalised images [n, h, w, c], batch) -> maps [n, h', w', channels]
-    head: (
-        Any  # (pooled maps [n, channels], classify) -> logits, or what its last layer sees; `last` is that layer's name
-    )
+    Attributes:
+      trunk: a module (normalised images [n, h, w, c], batch) -> maps [n, h', w', channels].
+      head: a module (pooled maps [n, channels], classify) -> logits [n, classes]; with classify=False it returns the last
+        layer's input. `head.last` is that layer's name.
+      mean: of each channel of the images, in 0..1.
+      std: of each channel of the images.
+      attention: a CrossAttention, for the cxda methods.
+      features: what a token of the attention is: "pool" the pooled vector, "flat" the flattened map, "patch" each
+        position of the map.
+      context: a ContextNet, for cml.
+    """
+
+    trunk: nn.Module
+    head: Any
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    attention: Any = None  # CrossAttention, for the methods that attend
+    attention: Any = None
     features: str = "pool"
-    context: Any = None  # ContextNet, for the methods that show the trunk a summary of the support
+    context: Any = None
 
     def __call__(self, pixels: jax.Array, batch: bool = False, context: jax.Array | None = None) -> jax.Array:
-        """Images [n, h, w, c] to logits [n, classes], without attention."""
+        """Images [n, h, w, c] to logits [n, classes], without attention; see map()."""
         return self.classify(self.map(pixels, batch, context))
 
     def map(self, pixels: jax.Array, batch: bool = False, context: jax.Array | None = None) -> jax.Array:
-        """Images, uint8 or floats in 0..1, to feature maps; `batch` normalises by the batch's own statistics.
+        """Images to feature maps.
 
-        The trunk sees `context` [h, w, c], if any, as further channels of every image.
+        Args:
+          pixels: [n, h, w, c], uint8 or floats in 0..1.
+          batch: normalise by the batch's own statistics, or by the stored ones.
+          context: [h, w, channels], which the trunk gets as further channels of each image.
+
+        Returns:
+          Maps [n, h', w', channels].
         """
         x = self._normalise(pixels)
         if context is not None:
@@ -41,28 +55,28 @@ class Classifier(nn.Module):
         return self.trunk(x, batch)
 
     def summarise(self, pixels: jax.Array) -> jax.Array:
-        """Support images to one context [h, w, c], the mean of theirs."""
+        """Support images [n, h, w, c] to one context [h, w, channels], the mean over the images."""
         return self.context(self._normalise(pixels)).mean(0)
 
     def classify(self, maps: jax.Array) -> jax.Array:
-        """Maps [n, h, w, c], or pooled vectors [n, c], to float32 logits."""
+        """Maps [n, h, w, c], or pooled vectors [n, c], to float32 logits [n, classes]."""
         return self.head(self._pool(maps)).astype(jnp.float32)
 
     def before_last(self, maps: jax.Array) -> jax.Array:
-        """Maps, or pooled vectors, to the float32 features [n, d] that the last layer sees."""
+        """Maps [n, h, w, c], or pooled vectors [n, c], to the last layer's float32 input [n, d]."""
         return self.head(self._pool(maps), classify=False).astype(jnp.float32)
 
     def last_layer(self, variables: Variables) -> Mapping[str, jax.Array]:
-        """The last layer: kernel [d, classes] and bias [classes]; logits are before_last() @ kernel + bias."""
+        """The kernel [d, classes] and bias [classes] of the last layer: logits are before_last() @ kernel + bias."""
         return variables["params"]["head"][self.head.last]
 
     def with_last_layer(self, variables: Variables, layer: Mapping[str, jax.Array]) -> Variables:
-        """The variables with another last layer."""
+        """The variables with another kernel and bias in the last layer."""
         head = {**variables["params"]["head"], self.head.last: layer}
         return {**variables, "params": {**variables["params"], "head": head}}
 
     def tokens(self, maps: jax.Array) -> jax.Array:
-        """Maps [n, h, w, c] to tokens [n or n * h * w, C], row-major: height, width, channel."""
+        """Maps [n, h, w, c] to tokens [n or n * h * w, C], in the order height, width, channel."""
         maps = maps.astype(jnp.float32)
         if self.features == "pool":
             return maps.mean((1, 2))
@@ -70,25 +84,36 @@ class Classifier(nn.Module):
         return maps.reshape(n, h * w * c) if self.features == "flat" else maps.reshape(n * h * w, c)
 
     def remember(self, maps: jax.Array) -> Memory:
-        """Maps of the support to the attention's keys and values."""
+        """Maps of the support [n, h, w, c] to the attention's keys and values."""
         return self.attention.remember(self.tokens(maps))
 
     def remember_values(self, maps: jax.Array) -> jax.Array:
+        """Maps of the support to values alone, for mix()."""
         return self.attention.remember_values(self.tokens(maps))
 
     def recall(self, maps: jax.Array, memory: Memory, leave_own_out: bool = False) -> jax.Array:
-        """Maps of queries to logits that draw on the memory; with `leave_own_out` the queries are the support itself,
-        and each draws on the others."""
+        """Maps to logits, with attention to the memory.
+
+        Args:
+          maps: of the queries, [n, h, w, c].
+          memory: what remember() returned.
+          leave_own_out: the queries are the support itself, and each attends to the others alone.
+
+        Returns:
+          Logits [n, classes].
+        """
         tokens = self.tokens(maps)
         return self._classify_tokens(self.attention.recall(tokens, memory, leave_own_out * self._per_image(maps)), maps)
 
     def mix(self, maps: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
-        """Maps of queries to logits that draw on values under given weights [n, heads or 1, support]."""
+        """Maps of queries to logits, as recall() but with given weights [n, heads or 1, support]."""
         return self._classify_tokens(self.attention.mix(self.tokens(maps), weights, values), maps)
 
     def weights(self, maps: jax.Array, memory: Memory) -> jax.Array:
-        """Attention of query images on support images [n, heads, support]; patches are summed over the support
-        image and averaged over the query image."""
+        """Attention weights of query images on support images, [n, heads, support].
+
+        Where tokens are patches, weights are summed over a support image's and averaged over a query image's.
+        """
         weights, tokens = self.attention.weights(self.tokens(maps), memory), self._per_image(maps)
         return weights.reshape(len(maps), tokens, weights.shape[1], -1, tokens).sum(-1).mean(1)
 
@@ -107,6 +132,13 @@ class Classifier(nn.Module):
 
 
 def fresh(net: Classifier, key: jax.Array, pixels: jax.Array, method: Any = None) -> Variables:
-    """Variables to start from, of all layers that method(net, pixels) meets, or net(pixels)."""
+    """New variables of a network.
+
+    Args:
+      net: the network.
+      key: a random key.
+      pixels: example images [n, h, w, c].
+      method: a function (net, pixels) that uses all layers; None: net(pixels) does.
+    """
     variables = net.init(key, pixels, method=method)
     return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}

@@ -23,7 +23,13 @@ PADDINGS = {"arm": (2, 0, 0), "same": (2, 2, 2)}
 class CNNTrunk(nn.Module):
     """Normalised images [n, h, w, c] to feature maps [n, h', w', width].
 
-    With `convs=2` the first, unpooled convolution is left out; with `adapters` each has that many latent adapters.
+    Attributes:
+      width: channels of each layer.
+      padding: a key of PADDINGS, which says how many pixels each convolution pads.
+      dtype: of convolutions.
+      convs: 3, or 2 to leave out the first convolution, which has no pooling.
+      adapters: latent adapters beside each convolution.
+      zero_adapters: whether they start at zero.
     """
 
     width: int = 128
@@ -54,12 +60,19 @@ class CNNTrunk(nn.Module):
 
 
 class CNNHead(nn.Module):
-    """Pooled features [n, width] to logits [n, num_classes], or to what the last layer sees."""
+    """Pooled features [n, width] to logits [n, num_classes], or with `classify=False` to the last layer's input [n, hidden].
+
+    Attributes:
+      num_classes: of the logits.
+      hidden: units of the hidden layer.
+      dtype: of products.
+      last: the name of the last layer.
+    """
 
     num_classes: int
     hidden: int = 200
     dtype: Any = jnp.float32
-    last: str = "logits"  # the last layer's name
+    last: str = "logits"
 
     @nn.compact
     def __call__(self, x: jax.Array, classify: bool = True) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The context network of ARM-CML (Zhang et al., 2021): what a support set looks like, as a few image channels."""
+"""The context network of ARM-CML (Zhang et al., 2021). It describes each image by a few further channels."""
 
 from typing import Any
 
@@ -11,7 +11,15 @@ from cxda_jax.nets.normalisation import BatchNorm
 
 
 class ContextNet(nn.Module):
-    """Normalised images [n, h, w, c] to contexts [n, h, w, features]; always normalised by the batch's own statistics."""
+    """Normalised images [n, h, w, c] to contexts [n, h, w, features].
+
+    Its layers are always normalised by the batch's own statistics.
+
+    Attributes:
+      features: channels of the context.
+      width: channels of the layers.
+      dtype: of convolutions.
+    """
 
     features: int
     width: int = 64

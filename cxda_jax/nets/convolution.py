@@ -1,8 +1,10 @@
-"""Convolutions and pooling in the forms that XLA's CPU backend compiles well; elsewhere as they are.
+"""Convolutions and pooling in forms that XLA's CPU backend compiles well. Other backends get the plain convolution.
 
-Its convolution falls to naive loops where the output is narrower than three pixels (ResNet-50's last stage at 64 pixels:
-2155 ms in place of 22), treats kernels of one pixel as any other, and multiplies the zeros of its padding: a third of the
-gradient of a 5x5 convolution's input.
+The CPU backend has three weaknesses:
+- It uses naive loops if the output is narrower than three pixels. (ResNet-50's last stage at 64 pixels takes 2155 ms
+  instead of 22.)
+- It has no fast path for kernels of one pixel.
+- It multiplies the zeros of the padding. In the gradient of a 5x5 convolution's input these are a third of the work.
 """
 
 import functools
@@ -14,20 +16,33 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-NARROW = 3  # an output below this is computed as products of matrices
-LARGE = 1e9  # operations from which it pays to compute the gradient of the input in pieces
-NUMBERS = ("NHWC", "HWIO", "NHWC")
+from cxda_jax import backend
+
+NARROW = 3  # an output with fewer pixels a side is computed as products of matrices
+LARGE = 1e9  # from this number of operations on, the gradient of the input is computed in pieces
+NUMBERS = ("NHWC", "HWIO", "NHWC")  # the layouts of input, kernel and output
 Padding = Sequence[tuple[int, int]]
 
 
 def convolve(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: Padding, **other: Any) -> jax.Array:
-    """lax.conv_general_dilated of [n, h, w, c] and [kh, kw, c, features]; for flax's Conv(conv_general_dilated=...)."""
+    """A convolution, for flax's nn.Conv(conv_general_dilated=convolve).
+
+    Args:
+      x: [n, h, w, c].
+      kernel: [kh, kw, c, features].
+      strides: down and to the right.
+      padding: zeros before and after, for height and width.
+      **other: arguments of lax.conv_general_dilated.
+
+    Returns:
+      [n, h', w', features].
+    """
     (kh, kw, _, features), (n, *sizes, _) = kernel.shape, x.shape
     h, w = (
         (size + sum(pad) - k) // stride + 1
         for size, pad, k, stride in zip(sizes, padding, (kh, kw), strides, strict=True)
     )
-    if jax.default_backend() != "cpu":
+    if not backend.rewrites_layers():
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, **other)
     if not (kh == kw == 1 or h < NARROW or w < NARROW):
         if max(strides) == 1 and 2 * n * h * w * kernel.size > LARGE and kh > 3:
@@ -37,14 +52,14 @@ def convolve(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: P
     precision, out = other.get("precision"), jnp.zeros((), x.dtype)
     for i in range(kh):
         for j in range(kw):
-            seen = x[:, i : i + strides[0] * (h - 1) + 1 : strides[0], j : j + strides[1] * (w - 1) + 1 : strides[1]]
-            out = out + jnp.matmul(seen.reshape(n * h * w, x.shape[-1]), kernel[i, j], precision=precision)
+            tap = x[:, i : i + strides[0] * (h - 1) + 1 : strides[0], j : j + strides[1] * (w - 1) + 1 : strides[1]]
+            out = out + jnp.matmul(tap.reshape(n * h * w, x.shape[-1]), kernel[i, j], precision=precision)
     return out.reshape(n, h, w, features)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _in_pieces(padding: Padding, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A convolution of stride 1 whose backward pass multiplies no zeros."""
+    """A convolution of stride 1 whose backward pass multiplies no zeros of the padding."""
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=NUMBERS)
 
 
@@ -53,45 +68,60 @@ def _forward(padding: Padding, x: jax.Array, kernel: jax.Array) -> Any:
 
 
 def _backward(padding: Padding, saved: Any, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The input's gradient is the gradient convolved with the turned kernel, in pieces of which each pixel meets the same
-    taps: the border row by row and column by column, with what part of the kernel lies inside."""
+    """The gradients of the input and of the kernel.
+
+    The input's gradient is `grad`, padded and convolved with the kernel rotated by 180 degrees. Near the border a part of
+    the kernel lies on the padding. So the output is cut into pieces: all pixels of a piece use the same part of the
+    kernel, and each piece is convolved with this part alone.
+    """
     (x, kernel), (kh, kw) = saved, saved[1].shape[:2]
-    turned = kernel[::-1, ::-1].swapaxes(2, 3)
+    rotated = kernel[::-1, ::-1].swapaxes(2, 3)
     around = [(k - 1 - low, k - 1 - high) for k, (low, high) in zip((kh, kw), padding, strict=True)]
     rows = []
-    for taps, inside in _pieces(x.shape[1], grad.shape[1], kh, around[0][0]):
+    for row_taps, row_inputs in _pieces(x.shape[1], grad.shape[1], kh, around[0][0]):
         columns = [(slice(0, kw), slice(None), around[1])]
-        if taps == slice(0, kh):
+        if row_taps == slice(0, kh):
             columns = [(*piece, (0, 0)) for piece in _pieces(x.shape[2], grad.shape[2], kw, around[1][0])]
         parts = [
             jax.lax.conv_general_dilated(
-                grad[:, inside, seen], turned[taps, used], (1, 1), ((0, 0), pad), dimension_numbers=NUMBERS
+                grad[:, row_inputs, column_inputs], rotated[row_taps, column_taps], (1, 1), ((0, 0), pad),
+                dimension_numbers=NUMBERS,
             )
-            for used, seen, pad in columns
-        ]
+            for column_taps, column_inputs, pad in columns
+        ]  # fmt: skip
         rows.append(jnp.concatenate(parts, axis=2))
     return jnp.concatenate(rows, axis=1), _kernel_gradient(padding)(x, kernel, grad)
 
 
 def _pieces(size: int, inner: int, taps: int, before: int) -> list[tuple[slice, slice]]:
-    """Along one axis, for each run of outputs that meet the same taps: those taps, and the inputs under them.
+    """Cuts one axis into runs of outputs that use the same taps of the kernel.
 
-    `size` outputs of a convolution with so many `taps` over `inner` inputs, with `before` zeros in front of them.
+    Args:
+      size: the number of outputs.
+      inner: the number of inputs, without padding.
+      taps: the kernel's size.
+      before: zeros in front of the inputs.
+
+    Returns:
+      For each run, its taps and the inputs under them.
     """
 
-    def met(i: int) -> tuple[int, int]:
+    def taps_inside(i: int) -> tuple[int, int]:
         return max(0, before - i), min(taps, inner + before - i)
 
-    found = []
-    for (low, high), run in itertools.groupby(range(size), met):
+    pieces = []
+    for (low, high), run in itertools.groupby(range(size), taps_inside):
         outputs = list(run)
-        found.append((slice(low, high), slice(outputs[0] + low - before, outputs[-1] + high - before)))
-    return found
+        pieces.append((slice(low, high), slice(outputs[0] + low - before, outputs[-1] + high - before)))
+    return pieces
 
 
 @functools.cache
 def _kernel_gradient(padding: Padding) -> Any:
-    """gradient(x, kernel, grad); for each of several tasks on its own, where vmap would make a grouped convolution."""
+    """The function (x, kernel, grad) -> gradient of the kernel.
+
+    Under vmap it runs once for each task. The default of vmap is a grouped convolution, which is slow.
+    """
 
     @custom_vmap
     def gradient(x: jax.Array, kernel: jax.Array, grad: jax.Array) -> jax.Array:
@@ -112,9 +142,19 @@ _in_pieces.defvjp(_forward, _backward)
 
 
 def max_pool(x: jax.Array, size: int = 2, stride: int = 2, pad: int = 0) -> jax.Array:
-    """Max-pool over [..., h, w, c]."""
-    # A maximum of strided slices: its backward pass is 6 times faster on CPUs than reduce_window's, and the two
-    # differ only in how a tie shares its gradient.
+    """The largest values of windows of [..., h, w, c].
+
+    Args:
+      x: maps.
+      size: of a window, in pixels a side.
+      stride: between windows.
+      pad: pixels of minus infinity around the map.
+
+    Returns:
+      [..., h', w', c].
+    """
+    # On CPUs the backward pass of a maximum of strided slices is 6 times faster than reduce_window's. The two differ only
+    # in how equal values share a gradient.
     if pad:
         around = [(0, 0)] * (x.ndim - 3) + [(pad, pad), (pad, pad), (0, 0)]
         x = jnp.pad(x, around, constant_values=-jnp.inf)

@@ -1,4 +1,4 @@
-"""How a layer starts: as PyTorch's do by default, kernels and biases U(-1, 1) / sqrt(fan_in)."""
+"""PyTorch's default initialisation: kernels and biases are U(-1, 1) / sqrt(fan_in)."""
 
 from typing import Any
 
@@ -7,9 +7,13 @@ import jax.numpy as jnp
 
 
 def uniform(fan_in: int) -> dict[str, Any]:
-    """The initialisers of a flax layer each of whose outputs sees `fan_in` inputs: nn.Dense(features, **uniform(c))."""
+    """Initialisers for a flax layer, as in nn.Dense(features, **uniform(c)).
 
-    def draw(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
+    Args:
+      fan_in: the number of inputs that each output of the layer depends on.
+    """
+
+    def sample(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
         return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
 
-    return {"kernel_init": draw, "bias_init": draw}
+    return {"kernel_init": sample, "bias_init": sample}

@@ -1,9 +1,9 @@
-"""Batch normalisation in two pieces, moments and affine, each with the gradient that is cheap to compute.
+"""Batch normalisation as two functions, moments and scale_and_shift. Each has a gradient that is cheap to compute.
 
-XLA's CPU backend reduces an image batch to its channels 40 times slower than it multiplies it by a row of ones, and
-such reductions are half of batch normalisation forward and backward. So every one of them goes through channel_sum().
-A product adds its rows one after another, and a sum of 100,000 in a row is off by 1e-5. So many rows are summed beside
-each other, and their sums then together.
+Half of batch normalisation is sums over all pixels of a channel. On CPUs, XLA computes them 40 times slower than the
+product with a row of ones. So all these sums go through channel_sum(), which uses the product. A product adds its rows
+one after another, and after 100,000 additions the sum is off by 1e-5. So channel_sum() first makes about a hundred
+partial sums, and then adds these.
 """
 
 import math
@@ -14,14 +14,21 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.custom_batching import custom_vmap
 
-BESIDE = range(64, 129)  # sums beside each other: a number that divides the rows spares a copy
+from cxda_jax import backend
+
+# How many partial sums there may be. A number that divides the count of rows saves a copy.
+PARTIAL_SUMS = range(64, 129)
 
 
 class BatchNorm(nn.Module):
-    """Normalises [..., c] by the batch's own statistics (`batch`) or by the stored ones.
+    """Normalises the channels of [..., c]; `batch=True` uses the batch's own statistics, False the stored ones.
 
-    A mutable call with `batch` stores exactly the batch's mean and biased variance, differentiably; whoever asked
-    decides how they meet the running ones. Statistics are float32 whatever the input.
+    If "batch_stats" is mutable and `batch` is True, the module stores the batch's mean and biased variance as they are, and
+    gradients flow through them. The caller decides how they are averaged with the running ones. Statistics are float32
+    for all types of input.
+
+    Attributes:
+      epsilon: added to the variance.
     """
 
     epsilon: float = 1e-5
@@ -37,7 +44,7 @@ class BatchNorm(nn.Module):
         if batch and self.is_mutable_collection("batch_stats") and not self.is_initializing():
             stored_mean.value, stored_var.value = mean, var
         factor = scale * jax.lax.rsqrt(var + self.epsilon)
-        return affine(x, factor, bias - mean * factor)
+        return scale_and_shift(x, factor, bias - mean * factor)
 
 
 @custom_vmap
@@ -48,7 +55,7 @@ def channel_sum(x: jax.Array) -> jax.Array:
 
 @channel_sum.def_vmap
 def _of_tasks(count: int, batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
-    """A product for each task: vmap's own would first copy all tasks into one matrix."""
+    """Under vmap: one product for each task. The default of vmap first copies all tasks into one matrix."""
     del count, batched
     return _channel_sums(x), True
 
@@ -56,18 +63,18 @@ def _of_tasks(count: int, batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
 def _channel_sums(x: jax.Array) -> jax.Array:
     """[tasks, ..., c] to [tasks, c]."""
     tasks, channels = x.shape[0], x.shape[-1]
-    if jax.default_backend() != "cpu":
+    if not backend.rewrites_layers():
         return x.astype(jnp.float32).sum(tuple(range(1, x.ndim - 1)))
     count = math.prod(x.shape[1:-1])
-    beside = max((d for d in BESIDE if count % d == 0), default=BESIDE[0])
-    rows = jnp.pad(x.reshape(tasks, count, channels).astype(jnp.float32), ((0, 0), (0, -count % beside), (0, 0)))
-    rows = rows.reshape(tasks, -1, beside * channels)
-    return (jnp.ones((tasks, 1, rows.shape[1])) @ rows).reshape(tasks, beside, channels).sum(1)
+    sums = max((d for d in PARTIAL_SUMS if count % d == 0), default=PARTIAL_SUMS[0])
+    rows = jnp.pad(x.reshape(tasks, count, channels).astype(jnp.float32), ((0, 0), (0, -count % sums), (0, 0)))
+    rows = rows.reshape(tasks, -1, sums * channels)
+    return (jnp.ones((tasks, 1, rows.shape[1])) @ rows).reshape(tasks, sums, channels).sum(1)
 
 
 @jax.custom_vjp
 def moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and biased variance of each channel, float32."""
+    """[..., c] to the float32 mean [c] and biased variance [c] of each channel."""
     count = x.size // x.shape[-1]
     mean = channel_sum(x) / count
     return mean, channel_sum(jnp.square(x.astype(jnp.float32) - mean)) / count
@@ -89,18 +96,18 @@ moments.defvjp(_moments_forward, _moments_backward)
 
 
 @jax.custom_vjp
-def affine(x: jax.Array, factor: jax.Array, shift: jax.Array) -> jax.Array:
-    """x * factor + shift for each channel, in x's type."""
+def scale_and_shift(x: jax.Array, factor: jax.Array, shift: jax.Array) -> jax.Array:
+    """[..., c] times factor [c] plus shift [c], in x's type."""
     return (x * factor + shift).astype(x.dtype)
 
 
-def _affine_forward(x: jax.Array, factor: jax.Array, shift: jax.Array) -> Any:
-    return affine(x, factor, shift), (x, factor)
+def _scale_and_shift_forward(x: jax.Array, factor: jax.Array, shift: jax.Array) -> Any:
+    return scale_and_shift(x, factor, shift), (x, factor)
 
 
-def _affine_backward(saved: Any, grad: jax.Array) -> Any:
+def _scale_and_shift_backward(saved: Any, grad: jax.Array) -> Any:
     x, factor = saved
     return (grad * factor).astype(x.dtype), channel_sum(grad.astype(jnp.float32) * x), channel_sum(grad)
 
 
-affine.defvjp(_affine_forward, _affine_backward)
+scale_and_shift.defvjp(_scale_and_shift_forward, _scale_and_shift_backward)

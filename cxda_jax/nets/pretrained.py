@@ -1,6 +1,6 @@
-"""Weights of PyTorch's ResNet-50 (.pth or .safetensors, under torchvision's names) in our variables.
+"""Weights of PyTorch's ResNet-50 (.pth or .safetensors, with torchvision's names) in our variables.
 
-Whatever one side has and the other lacks is an error that names it, but for what the caller leaves out.
+An array that only one side has is an error, which names the array. The caller can leave out layers.
 """
 
 import os
@@ -13,15 +13,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from cxda_jax import safetensors
-from cxda_jax.reading import reason, refuse_html
-from cxda_jax.types import UserError, brief
+from cxda_jax.disk import safetensors
+from cxda_jax.disk.reading import reason, refuse_html
+from cxda_jax.errors import UserError, brief
 
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """Arrays by name. Of a .pth only tensors are read: a pickle that asks for anything else is refused."""
+    """The arrays of a file by name. A .pth may hold tensors alone: a pickle with other objects is refused."""
     if not os.path.isfile(path):  # Path's own raises where a name is too long
         raise UserError(f"weights={brief(str(path), 100)}: no such file; give a .safetensors or .pth file, or ''")
     if path.suffix == ".safetensors":
@@ -35,16 +35,16 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     refuse_html(path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a fault is told of in one line
-            found = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(found, dict):
-            raise TypeError(f"a {type(found).__name__}")
-        for name, value in found.items():
+            warnings.simplefilter("ignore")  # an error must stay one line
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict):
+            raise TypeError(f"a {type(state).__name__}")
+        for name, value in state.items():
             if not isinstance(value, torch.Tensor):
                 raise TypeError(f"{name} is a {type(value).__name__}")
-        return {name: tensor.numpy() for name, tensor in found.items()}
-    except Exception as e:  # whatever torch makes of a file that holds no plain weights
-        # Of a refused pickle torch says at length how to load it all the same, which would run what it holds.
+        return {name: tensor.numpy() for name, tensor in state.items()}
+    except Exception as e:  # torch raises many kinds
+        # torch's own message tells how to load a refused pickle all the same. That would run the code in it.
         known = {pickle.UnpicklingError: "other objects than tensors, or no pickle", EOFError: "an empty file"}
         what = known.get(type(e)) or reason(e)
         raise UserError(f"weights={path}: holds no plain weights ({what}); save a model's state_dict()") from None
@@ -53,10 +53,15 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 def convert(
     weights: Mapping[str, np.ndarray], variables: Mapping[str, Any], dont_load: tuple[str, ...] = ("fc",)
 ) -> dict[str, Any]:
-    """Variables with the trunk's and the head's leaves replaced by `weights`, but for layers that start with
-    `dont_load` and for what PyTorch's network does not have: attention, context and adapters.
+    """Variables in which the trunk and the head have the given weights.
 
-    A first convolution that sees more channels than the weights' repeats theirs in turn.
+    Attention, context and adapters stay as they are, since PyTorch's network has none. A first convolution with more input
+    channels than the weights have repeats theirs.
+
+    Args:
+      weights: arrays under torchvision's names.
+      variables: those of the network.
+      dont_load: layers to leave out, by the beginnings of their names.
     """
     left = {name for name in weights if not name.endswith("num_batches_tracked")}
     left -= {name for name in left if name.startswith(dont_load)}

@@ -1,10 +1,10 @@
 """ResNet-50 (He et al., 2016) as torchvision builds it (v1.5: the 3x3 convolution carries the stride), under its names.
 
-    conv 7x7 / 2, BN, ReLU, max-pool 3x3 / 2; 3, 4, 6, 3 bottlenecks of 64, 128, 256, 512 channels, each times 4 at its
-    end                                                                                -> map [n, h / 32, w / 32, 2048]
+    conv 7x7 / 2, BN, ReLU, max-pool 3x3 / 2; 3, 4, 6, 3 bottlenecks of 64, 128, 256, 512 channels,
+    each with 4 times as many channels at its end                                      -> map [n, h / 32, w / 32, 2048]
     global average pool; dense num_classes                                             -> logits
 
-Convolutions are padded symmetrically, as PyTorch does; "SAME" would pad strided ones at one side only.
+Convolutions are padded on both sides, as in PyTorch. ("SAME" pads those with a stride on one side only.)
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ STAGES = (3, 4, 6, 3)
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside the identity, or beside a 1x1 where the shape changes."""
+    """1x1, 3x3 and 1x1 convolutions, plus the input; where the shape changes, plus a 1x1 convolution of the input."""
 
     width: int
     stride: int = 1
@@ -42,7 +42,15 @@ class Bottleneck(nn.Module):
 
 
 class ResNetTrunk(nn.Module):
-    """Normalised images [n, h, w, c] to feature maps; with `adapters`, latent adapters beside each wider kernel."""
+    """Normalised images [n, h, w, c] to feature maps [n, h', w', 4 * width * 2 ** (stages - 1)].
+
+    Attributes:
+      width: channels of the first stage, before they are multiplied by 4.
+      stages: how many blocks each stage has.
+      dtype: of convolutions.
+      adapters: latent adapters beside each convolution whose kernel is larger than one pixel.
+      zero_adapters: whether they start at zero.
+    """
 
     width: int = 64
     stages: tuple[int, ...] = STAGES
@@ -63,11 +71,17 @@ class ResNetTrunk(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """Pooled features [n, c] to logits [n, num_classes], or to what the last layer sees: themselves."""
+    """Pooled features [n, c] to logits [n, num_classes], or with `classify=False` to themselves.
+
+    Attributes:
+      num_classes: of the logits.
+      dtype: of the product.
+      last: the name of the last layer.
+    """
 
     num_classes: int
     dtype: Any = jnp.float32
-    last: str = "fc"  # the last layer's name
+    last: str = "fc"
 
     @nn.compact
     def __call__(self, x: jax.Array, classify: bool = True) -> jax.Array:
@@ -77,7 +91,7 @@ class LinearHead(nn.Module):
 
 
 def _conv(parent: Any, name: str, x: jax.Array, features: int, kernel: int, stride: int = 1) -> jax.Array:
-    """A convolution without bias that keeps the size but for its stride, and its adapters where it looks around."""
+    """A convolution without bias, padded by half of its kernel, plus its latent adapters if the parent has any."""
     pad, strides = (kernel // 2, kernel // 2), (stride, stride)
     y = nn.Conv(
         features, (kernel, kernel), strides, (pad, pad), use_bias=False, dtype=parent.dtype, name=name,

@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import optax
 
-from cxda_jax import augment, checkpoints, train
+from cxda_jax import augment, train
 from cxda_jax.data.episodes import EpisodeSpec, sample_plans
 from cxda_jax.data.sources import tfdata_source
 from cxda_jax.data.store import open_store
+from cxda_jax.disk import checkpoints
 from cxda_jax.methods.erm import bn
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk

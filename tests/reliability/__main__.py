@@ -1,4 +1,4 @@
-"""Tries to lose or to falsify a run, and counts how often it succeeds.
+"""Tries to lose or to falsify a run, and counts how often that succeeds.
 
 python -m tests.reliability kill --times=200 --out=docs/results/reliability-kill.json
 python -m tests.reliability stop --times=40 --out=docs/results/reliability-stop.json
@@ -6,14 +6,14 @@ python -m tests.reliability flip --times=1000 --out=docs/results/reliability-fli
 python -m tests.reliability hash --out=docs/results/reliability-hash.json
 python -m tests.reliability soak --minutes=10 --out=docs/results/reliability-soak.json
 
-  kill   runs of launch.train that are killed (SIGKILL) at random times, a fifth of them three times, and resumed until they end,
-         beside one that nobody disturbs: state, best weights, metrics and results must be the same, bit by bit
-  stop   the same with SIGTERM and SIGINT while it compiles, trains, validates and saves; exit codes and lines are checked
-  flip   one bit of one file of a run (all of them) or of a data set, flipped: it must be noticed, or change nothing
-  hash   what a checkpoint costs, its hashes apart, and in the format of orbax itself
-  soak   training, stopping, resuming and testing in one process, again and again: memory, open files and threads; draws a plot
+  kill   kills runs of launch.train (SIGKILL) at random times, a fifth of them three times, and resumes them until they end:
+         state, best weights, metrics and results must be those of an undisturbed run, bit by bit
+  stop   the same with SIGTERM and SIGINT while a run compiles, trains, validates and saves; checks exit codes and lines too
+  flip   flips one bit of one file of a run (of any file) or of a data set: it must be noticed, or change nothing
+  hash   measures what a checkpoint costs, with and without its hashes, and in orbax's own format
+  soak   trains, stops, resumes and tests in one process, again and again: measures memory, open files and threads; draws a plot
 
-All of them end with 1 if anything was lost or wrong.
+Each ends with exit code 1 if anything was lost or wrong.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from cxda_jax import backend
-from launch.measure import describe
+from cxda_jax.bench.measure import describe_machine
 from tests.reliability import flips, hashing, processes, soak
 
 
@@ -35,16 +35,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="the JSON file to write")
     a = parser.parse_args()
-    backend.keep_freed_memory()  # before JAX's threads begin, as in the launchers: each would get an arena of its own
-    machine = describe(None)  # before the work: the commit is that of the code which is tried
-    if a.what in ("kill", "stop"):
-        found = processes.disturb(a.what, a.times, a.seed, a.workers)
-    elif a.what == "flip":
-        found = flips.flip(a.times, a.seed)
-    elif a.what == "hash":
-        found = hashing.hashing()
-    else:
-        found = soak.soak(60 * a.minutes, a.out)
+    backend.keep_freed_memory()  # before JAX's threads begin, as the commands do: each thread would get an arena of its own
+    machine = describe_machine(None)  # before the work, so that the commit is that of the code which is tried
+    found = {
+        "kill": lambda: processes.disturb("kill", a.times, a.seed, a.workers),
+        "stop": lambda: processes.disturb("stop", a.times, a.seed, a.workers),
+        "flip": lambda: flips.flip(a.times, a.seed),
+        "hash": hashing.time_checkpoints,
+        "soak": lambda: soak.soak(60 * a.minutes, a.out),
+    }[a.what]()
     print(json.dumps({k: v for k, v in found.items() if k not in ("trials", "samples")}, indent=1))
     if a.out:
         a.out.write_text(json.dumps({"what": a.what, "seed": a.seed} | found | machine, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""One bit of one file, flipped, and what comes of it."""
+"""Flips one bit of one file, and looks whether that is noticed."""
 
 import collections
 import hashlib
@@ -13,66 +13,64 @@ from typing import Any
 import jax
 import numpy as np
 
-from cxda_jax import artefact, checkpoints, train
-from cxda_jax.analysis.results import read_results
+from cxda_jax import train
+from cxda_jax.config import read
 from cxda_jax.data.store import Domain, StoreInfo, open_store, write_store
+from cxda_jax.disk import checkpoints, models
+from cxda_jax.disk.files import sealed
+from cxda_jax.disk.reading import metrics_line
+from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_on
-from cxda_jax.files import sealed
 from cxda_jax.progress import MetricsFile
-from cxda_jax.reading import metrics_line
-from cxda_jax.types import UserError
-from launch import cli, identity
+from cxda_jax.study import identity
+from cxda_jax.study.results import read_results
 from tests.lines import write_config, write_run
 
 
 def flip(times: int, seed: int) -> dict[str, Any]:
-    """Trials over all files of a run (its checkpoints, its model, and what lies beside them) and over a data set; files
-    are chosen alike, so that the small ones have their turn."""
+    """Flips bits of a run's files (its checkpoints, its model, and those beside them) and of a data set's.
+
+    Each file is chosen as often as any other, so that small ones have their turn.
+    """
     rng, outcomes, failures = random.Random(seed), collections.Counter(), []
-    folder = Path(tempfile.mkdtemp(prefix="flips-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="flips-") as name:
+        folder = Path(name)
         things = make(folder)
         files = {
-            name: sorted(
-                p for p in (path.glob if name == "run" else path.rglob)("*") if p.is_file() and p.stat().st_size
-            )
+            name: sorted(p for p in path.glob("*" if name == "run" else "**/*") if p.is_file() and p.stat().st_size)
             for name, (path, _) in things.items()
         }
         whole = {name: read() for name, (_, read) in things.items()}
         for number in range(times):
             name = rng.choice(list(things))
             path = rng.choice(files[name])
-            data = bytearray(path.read_bytes())
-            bit = rng.randrange(8 * len(data))
-            data[bit // 8] ^= 1 << bit % 8
             kept = path.read_bytes()
+            bit = rng.randrange(8 * len(kept))
+            data = bytearray(kept)
+            data[bit // 8] ^= 1 << bit % 8
             path.write_bytes(data)
-            where = f"{name}: bit {bit} of {path.relative_to(folder)}"
+            told = ""
             try:
-                same = things[name][1]() == whole[name]
-                outcome = "without effect" if same else "silently wrong"
+                outcome = "without effect" if things[name][1]() == whole[name] else "silently wrong"
             except UserError as e:
-                outcome = (
-                    "noticed" if len(" ".join(str(e).replace(str(folder), "").split())) <= 200 else "noticed at length"
-                )
+                line = " ".join(str(e).replace(str(folder), "").split())
+                outcome = "noticed" if len(line) <= 200 else "noticed at length"
             except Exception as e:  # a traceback is a failure too
-                outcome, where = f"{type(e).__name__}", f"{where}: {str(e)[:200]}"
+                outcome, told = type(e).__name__, f": {str(e)[:200]}"
             outcomes[f"{name}: {outcome}"] += 1
             if outcome not in ("noticed", "without effect"):
-                failures.append(f"{where}: {outcome}")
+                failures.append(f"{name}: bit {bit} of {path.relative_to(folder)}{told}: {outcome}")
                 print(failures[-1], flush=True)
             path.write_bytes(kept)
             if (number + 1) % 200 == 0:
                 print(f"{number + 1}/{times}", dict(outcomes), flush=True)
         assert {name: read() for name, (_, read) in things.items()} == whole
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     counted = {name: len(found) for name, found in files.items()}
     return {"times": times, "failures": len(failures), "outcomes": dict(outcomes), "files": counted, "trials": failures}
 
 
 def make(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
-    """Folders, each with what reads it and returns the identity of all it read."""
+    """Folders, each with a function that reads it and returns something that equals itself only if all it read is the same."""
     rng = np.random.default_rng(0)
     domains = [
         Domain(f"d{i}", split, rng.integers(0, 256, (12, 16, 16, 1), np.uint8), rng.integers(0, 4, 12))
@@ -80,7 +78,7 @@ def make(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     ]
     write_store(folder / "data", StoreInfo("tiny", tuple("abcd"), (0.5,), (0.5,)), domains)
     store = open_store(folder / "data")
-    config = cli.resolve(cli.load_config("configs/glyphs.py:cxda,smoke"))
+    config = read("glyphs:cxda,smoke")
     config["net"]["width"], config["attention"]["heads"] = 8, 1
     config["episode"] = {**config["episode"], "num_domains": 1, "per_domain": 4, "num_query": 4}
     experiment = build_on(config, store, ("train",))
@@ -95,7 +93,7 @@ def make(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
         last.save(4, state, notes)
         best.save(4, state.variables, notes["best"])
     about = identity.new_record(store)._replace(steps=4, reached_step=4)._asdict()
-    artefact.write_model(run / "model", state.variables, config, notes, about)
+    models.write_model(run / "model", state.variables, config, notes, about)
     add_results(run, config)
 
     def of_weights(found: Any) -> tuple[str, Any]:
@@ -103,23 +101,17 @@ def make(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
 
     def reopened() -> Any:
         found = checkpoints.restore(run / "last", state)
-        with checkpoints.Folder(run / "last"):  # which training opens too, to go on
+        with checkpoints.Folder(run / "last"):  # a training that goes on opens this too
             return of_weights(found)
 
     def a_model() -> Any:
-        found = artefact.read_model(run / "model", state.variables)
+        found = models.read_model(run / "model", state.variables)
         return of_weights(found), identity.read_config(run / "model"), identity.read_record(run / "model")
 
     def data() -> Any:
-        opened = open_store(folder / "data")
-        return (
-            opened.info,
-            opened.domain_names,
-            opened.split,
-            opened.offsets.tolist(),
-            opened.images.tobytes(),
-            opened.labels.tobytes(),
-        )
+        found = open_store(folder / "data")
+        arrays = found.offsets.tolist(), found.images.tobytes(), found.labels.tobytes()
+        return found.info, found.domain_names, found.split, arrays
 
     return {
         "last": (run / "last", reopened),
@@ -135,22 +127,18 @@ def add_results(run: Path, config: dict[str, Any]) -> None:
     rng = np.random.default_rng(1)
     write_config(run, config, "1")
     lines = [{"step": i, "loss": float(rng.normal()), "accuracy": 0.5} for i in range(1, 5)]
-    (run / "metrics.jsonl").write_text(
-        "".join(map(metrics_line, [*lines, {"step": 4, "val_score": 0.5, "seconds": 1.5}]))
-    )
+    lines.append({"step": 4, "val_score": 0.5, "seconds": 1.5})
+    (run / "metrics.jsonl").write_text("".join(map(metrics_line, lines)))
     (run / "cost.json").write_text('{"seconds": 1.5}')
     np.savez(run / "attention.npz", weights=rng.random((2, 4, 1, 6)))
     row = json.loads((run / "result.json").read_text())
-    hashes = {f"{name}_sha256": hash_of(run / f"{name}.npz") for name in ("predictions", "attention")}
-    (run / "result.json").write_text(json.dumps(sealed(row | hashes)))
-
-
-def hash_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    for name in ("predictions", "attention"):
+        row[f"{name}_sha256"] = hashlib.sha256((run / f"{name}.npz").read_bytes()).hexdigest()
+    (run / "result.json").write_text(json.dumps(sealed(row)))
 
 
 def read_run(run: Path) -> Any:
-    """All that training, tests and reports read of it. Whatever they say to the user counts as noticed."""
+    """Everything that training, tests and reports read of a run. Anything that they say to the user counts as noticed."""
     said: list[str] = []
     kept = run.parent / "metrics.jsonl"
     shutil.copy(run / "metrics.jsonl", kept)

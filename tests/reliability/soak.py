@@ -1,4 +1,4 @@
-"""Hours of work in one process, and whether it grows."""
+"""Works for hours in one process, and looks whether the process grows."""
 
 import ctypes
 import gc
@@ -13,22 +13,28 @@ from typing import Any
 import jax
 import numpy as np
 
-from cxda_jax import checkpoints, train
+from cxda_jax import train
+from cxda_jax.config import read
 from cxda_jax.data import glyphs
-from cxda_jax.evaluate import compile_task, evaluate
+from cxda_jax.disk import checkpoints
+from cxda_jax.evaluation import compile_task, evaluate
 from cxda_jax.experiment import build_on
-from launch import cli
 
-WARM_UP = 0.2  # of the time: caches and pools fill
-# Share of its mean that may be added after the warm-up. Resident memory creeps towards the heap's size, as blocks come to lie in
-# pages that were not touched before; what is in use says whether anything is lost.
-GROWTH = {"memory_mb": 0.03, "heap_mb": 0.03, "in_use_mb": 0.03, "open_files": 1e-9, "threads": 1e-9}
+WARM_UP = 0.2  # of the time, in which caches and pools fill
+# What may be added after the warm-up, as a share of the mean. Resident memory creeps towards the heap's size, as blocks come to
+# lie in pages that were not touched before. The memory in use says whether anything is lost.
+LIMITS = {"memory_mb": 0.03, "heap_mb": 0.03, "in_use_mb": 0.03, "open_files": 1e-9, "threads": 1e-9}
+PANELS = {
+    "memory, MB": {"memory_mb": "resident", "heap_mb": "the C library's heap", "in_use_mb": "of the heap in use"},
+    "open files": {"open_files": ""},
+    "threads": {"threads": ""},
+}
 
 
 def soak(seconds: float, out: Path | None) -> dict[str, Any]:
     """Cycles of training half a run, resuming it to its end, and testing it from its checkpoint."""
-    folder, samples, began = Path(tempfile.mkdtemp(prefix="soak-")), [], time.monotonic()
-    config = cli.resolve(cli.load_config("configs/glyphs.py:cxda,smoke"))
+    folder, samples, hashes, began = Path(tempfile.mkdtemp(prefix="soak-")), [], set(), time.monotonic()
+    config = read("glyphs:cxda,smoke")
     config["net"]["width"], config["attention"]["heads"] = 8, 1
     experiment = build_on(config, glyphs.open_glyphs(folder, **config["data"]))
     evaluator = compile_task(experiment.method, experiment.source)
@@ -45,7 +51,6 @@ def soak(seconds: float, out: Path | None) -> dict[str, Any]:
             stopping=lambda: next(count) >= calls,
         )  # fmt: skip
 
-    hashes = set()
     try:
         while time.monotonic() - began < seconds or len(samples) < 2:
             workdir = folder / "run"
@@ -59,18 +64,17 @@ def soak(seconds: float, out: Path | None) -> dict[str, Any]:
             hashes.add(checkpoints.weights_hash(found[0]))
             shutil.rmtree(workdir)
             gc.collect()
-            samples.append({"seconds": time.monotonic() - began, **usage()})
+            samples.append({"seconds": time.monotonic() - began, **measure_process()})
             if len(samples) % 20 == 0:
                 print(f"{len(samples)} cycles: {samples[-1]}", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    grown = {name: growth(samples, name) for name in GROWTH}
-    faults = [name for name, limit in GROWTH.items() if grown[name] > limit]
+    added = {name: share_added(samples, name) for name in LIMITS}
+    faults = [name for name, limit in LIMITS.items() if added[name] > limit]
     faults += ["weights differ from cycle to cycle"] if len(hashes) != 1 else []
     if out:
-        draw(samples, out.with_suffix(".svg"))
-        draw(samples, out.with_suffix(".png"))
-    return {"cycles": len(samples), "minutes": samples[-1]["seconds"] / 60, "growth_after_warm_up": grown,
+        draw(samples, out)
+    return {"cycles": len(samples), "minutes": samples[-1]["seconds"] / 60, "growth_after_warm_up": added,
             "last": samples[-1], "failures": len(faults), "faults": faults, "samples": samples}  # fmt: skip
 
 
@@ -82,7 +86,7 @@ class Mallinfo(ctypes.Structure):
     )]  # fmt: skip
 
 
-def usage() -> dict[str, float]:
+def measure_process() -> dict[str, float]:
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = Mallinfo
     found = mallinfo()
@@ -95,8 +99,8 @@ def usage() -> dict[str, float]:
     }
 
 
-def growth(samples: list[dict[str, float]], name: str) -> float:
-    """What a straight line through the samples adds after the warm-up, as a share of their mean."""
+def share_added(samples: list[dict[str, float]], name: str) -> float:
+    """How much a straight line through the samples rises after the warm-up, as a share of their mean."""
     kept = [s for s in samples if s["seconds"] > WARM_UP * samples[-1]["seconds"]]
     if len(kept) < 3:
         return 0.0
@@ -104,21 +108,19 @@ def growth(samples: list[dict[str, float]], name: str) -> float:
     return float(np.polyfit(t, y, 1)[0] * (t[-1] - t[0]) / y.mean())
 
 
-def draw(samples: list[dict[str, float]], path: Path) -> None:
+def draw(samples: list[dict[str, float]], out: Path) -> None:
+    """Draws the samples beside the record, as .svg and .png."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 5), layout="constrained")
-    lines = {"memory_mb": "resident", "heap_mb": "the C library's heap", "in_use_mb": "of the heap in use"}
-    panels = {"memory, MB": lines, "open files": {"open_files": ""}, "threads": {"threads": ""}}
-    minutes = [s["seconds"] / 60 for s in samples]
-    for axis, (label, lines) in zip(
-        figure.subplots(3, 1, sharex=True, height_ratios=(2, 1, 1)), panels.items(), strict=True
-    ):
+    axes = figure.subplots(3, 1, sharex=True, height_ratios=(2, 1, 1))
+    for axis, (label, lines) in zip(axes, PANELS.items(), strict=True):
         for name, text in lines.items():
-            axis.plot(minutes, [s[name] for s in samples], label=text)
+            axis.plot([s["seconds"] / 60 for s in samples], [s[name] for s in samples], label=text)
         axis.set(ylabel=label, ylim=(0, 1.15 * max(s[name] for s in samples for name in lines)))
         axis.grid(alpha=0.3)
         if len(lines) > 1:
             axis.legend(loc="center right")
-    axis.set_xlabel("minutes of training, stopping, resuming and testing in one process")
-    figure.savefig(path, dpi=120)
+    axes[-1].set_xlabel("minutes of training, stopping, resuming and testing in one process")
+    for suffix in (".svg", ".png"):
+        figure.savefig(out.with_suffix(suffix), dpi=120)

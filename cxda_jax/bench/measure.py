@@ -1,0 +1,188 @@
+"""How launch.benchmark measures: contenders that take turns, PyTorch in a process of its own, and facts about the machine."""
+
+import collections
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from cxda_jax import backend
+from cxda_jax.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+CPU_THREADS = ("tf_XLAPjRtCpuClient", "tf_XLAExecute")  # names of the threads that run operations, in JAX 0.10 and 0.12
+WAITS = ("Await", "wait for completion", "ThreadpoolListener", "end: ")  # in names of events that are no operations
+SHORTEST = 0.1  # seconds; a call that takes less is made several times in a row
+
+Timing = Callable[[int], float]  # timing(calls) makes so many calls in a row and returns the mean seconds of one
+
+
+def interleave(contenders: Mapping[str, Timing], repeats: int) -> dict[str, list[float]]:
+    """Seconds of one call, `repeats` times for each contender. They take turns after a warm-up."""
+    calls = {}
+    for name, timing in contenders.items():
+        timing(1)  # compiles and allocates
+        calls[name] = max(1, math.ceil(SHORTEST / timing(1)))
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(repeats):
+        for name, timing in contenders.items():
+            seconds[name].append(timing(calls[name]))
+    return seconds
+
+
+def seconds_of(timing: Timing, repeats: int) -> list[float]:
+    """Seconds of one call of a contender that is alone, `repeats` times."""
+    return interleave({"": timing}, repeats)[""]
+
+
+def spread(seconds: list[float], units: int = 1) -> dict[str, float]:
+    """Median, least and most milliseconds of a unit of work, from the seconds of calls that do `units` of them."""
+    found = {"median_ms": statistics.median(seconds), "min_ms": min(seconds), "max_ms": max(seconds)}
+    return {name: 1e3 * value / units for name, value in found.items()}
+
+
+def show(label: str, row: Mapping[str, float], ratio: float | None = None) -> None:
+    """Prints a row of a record: what spread() found, and its share of the peak where that is known."""
+    share = f" {row['of_gemm_peak']:4.0%} of GEMM" if "of_gemm_peak" in row else ""
+    beside = "" if ratio is None else f" ratio {ratio:.2f}"
+    times = f"{row['median_ms']:9.3f} ms ({row['min_ms']:.3f}-{row['max_ms']:.3f})"
+    print(f"{label:48} {times}{share}{beside}", flush=True)
+
+
+def chained(call: Callable[[Any], tuple[Any, Any]], state: Any) -> Timing:
+    """Times call(state) -> (state, answer). Each call starts from the state that the one before has left."""
+    held = [state]
+
+    def timing(calls: int) -> float:
+        began, answer = time.perf_counter(), None
+        for _ in range(calls):
+            held[0], answer = call(held[0])
+        jax.block_until_ready((held, answer))
+        return (time.perf_counter() - began) / calls
+
+    return timing
+
+
+def repeated(call: Callable[[], Any]) -> Timing:
+    """Times call() until its answer is there."""
+    return chained(lambda _: (None, call()), None)
+
+
+def top_operations(call: Callable[[], Any], count: int = 12) -> list[dict[str, Any]]:
+    """The operations that call() spends most time in, by JAX's profiler: [{name, ms, share}], the longest first.
+
+    A share is of the time of all operations, which overlap on several threads or streams.
+    """
+    jax.block_until_ready(call())
+    found: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(call())
+        for path in Path(folder).rglob("*.xplane.pb"):
+            for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+                for line in plane.lines:
+                    if ("/device:" in plane.name and line.name == "XLA Ops") or line.name.startswith(CPU_THREADS):
+                        for event in line.events:
+                            found[event.name] += 0 if any(wait in event.name for wait in WAITS) else event.duration_ns
+    return [{"name": name, "ms": ns / 1e6, "share": ns / found.total()} for name, ns in found.most_common(count) if ns]
+
+
+class Peer:
+    """PyTorch in a process of its own, which shares neither threads nor an allocator with ours. See torch_peer.py."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cxda_jax.bench.torch_peer"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Calls the method `do` of torch_peer.Timer, and returns its answer."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps({"do": do} | arguments) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        answer = json.loads(line) if line else {"error": f"the process ended with {self._process.wait()}"}
+        if "error" in answer:
+            raise UserError(f"PyTorch failed at {do}: {answer['error']}; --nopeers leaves it out")
+        return answer
+
+    def prepare(self, what: str, name: str, **arguments: Any) -> Timing:
+        """Has torch_peer.Timer prepare work, "gemm" or "episode", which it holds under a name until it is asked to forget."""
+        self.ask("prepare", what=what, name=name, **arguments)
+        return lambda calls: self.ask("time", name=name, calls=calls)["seconds"]
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@contextlib.contextmanager
+def open_peer(wanted: bool) -> Iterator[Peer | None]:
+    """PyTorch's process, or None where it is not wanted or not installed."""
+    if not wanted or importlib.util.find_spec("torch") is None:
+        print("peers skipped" + (": PyTorch is not installed" if wanted else ""), flush=True)
+        yield None
+        return
+    peer = Peer()
+    try:
+        yield peer
+    finally:
+        peer.close()
+
+
+def describe_machine(peer: Peer | None) -> dict[str, Any]:
+    """What a record says of versions, the code's commit and the machine."""
+    versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")}
+    cpu = next((x.split(":", 1)[1].strip() for x in _read("/proc/cpuinfo") if x.startswith("model name")), "")
+    commit = ""
+    if (ROOT / ".git").exists():  # an installed package may lie inside another repository
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+        commit = found.stdout.strip()
+    return {
+        "commit": commit or None,
+        "versions": versions | {"python": platform.python_version()},
+        "platform": jax.default_backend(),
+        "device": jax.devices()[0].device_kind,
+        "processor": cpu or platform.processor(),
+        "cores": os.cpu_count(),
+        "compiler_options": backend.compiler_options(),
+        "environment": {name: os.environ[name] for name in ("XLA_FLAGS", "GLIBC_TUNABLES") if name in os.environ},
+        "peer": peer.ask("describe") if peer else None,
+    }
+
+
+def watch_others(peer: Peer | None) -> Callable[[], float | None]:
+    """Watches the processors from now on. The function it returns gives the share of all cores that other processes took."""
+
+    def used() -> tuple[float, float, float]:
+        ours = time.process_time() + (peer.ask("cpu")["seconds"] if peer else 0.0)
+        # user nice system idle iowait irq softirq steal
+        ticks = [float(x) for x in _read("/proc/stat")[0].split()[1:9]]
+        return time.perf_counter(), ours, (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+    if not _read("/proc/stat"):
+        return lambda: None
+    start = used()
+
+    def others() -> float:
+        wall, ours, all_processes = (now - then for now, then in zip(used(), start, strict=True))
+        return max(0.0, all_processes - ours) / wall / (os.cpu_count() or 1)
+
+    return others
+
+
+def _read(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).is_file() else []

@@ -1,0 +1,263 @@
+"""The paper's arithmetic in plain PyTorch: tests compare our results with it, and launch.benchmark our speed.
+
+`python -m cxda_jax.bench.torch_peer` times it for a benchmark that asks over pipes, one JSON object a line. So PyTorch has a
+process of its own, with its own threads and the C library's usual memory policy.
+"""
+
+import json
+import math
+import platform
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from cxda_jax.bench.torch_resnet import TorchResNet
+
+# flow: exact statistics of the support, with gradients through them.
+# stop: the same without those gradients.
+# buffers: running buffers with momentum 1, as PyTorch users commonly write it. It equals `stop`, except that PyTorch's buffers
+#     hold the unbiased variance.
+STATISTICS = ("flow", "stop", "buffers")
+Statistics = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class TorchCNN(nn.Module):
+    """ARM's small CNN on [n, channels, h, w]. train() normalises by the batch, eval() by the buffers."""
+
+    def __init__(self, channels: int, num_classes: int, width: int = 128):
+        super().__init__()
+        self.convs = nn.ModuleList(
+            [nn.Conv2d(channels, width, 5, padding=2), nn.Conv2d(width, width, 5), nn.Conv2d(width, width, 5)]
+        )
+        self.norms = nn.ModuleList([nn.BatchNorm2d(width) for _ in range(3)])
+        self.hidden = nn.Linear(width, 200)
+        self.logits = nn.Linear(200, num_classes)
+
+    def map(self, x: torch.Tensor, given: Statistics | None = None, seen: Statistics | None = None) -> torch.Tensor:
+        """Images [n, channels, h, w] to feature maps.
+
+        Args:
+          x: The images.
+          given: Statistics that normalise each layer, instead of those of the mode.
+          seen: A list that the batch's own statistics are appended to.
+        """
+        for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = conv(x)
+            if seen is not None:
+                # norm(x) computes these two again. Its fused passes save more than that costs: normalising by hand
+                # with these two tensors was 10 to 20 % slower, forward and backward.
+                var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+                seen.append((mean, var))
+            x = F.relu(norm(x) if given is None else normalise(x, *given[i], norm))
+            x = F.max_pool2d(x, 2) if i else x
+        return x
+
+    def classify(self, maps: torch.Tensor) -> torch.Tensor:
+        """Maps [n, c, h, w], or pooled vectors [n, c], to logits."""
+        pooled = maps.mean((2, 3)) if maps.ndim == 4 else maps
+        return self.logits(F.relu(self.hidden(pooled)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classify(self.map(x))
+
+
+def normalise(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, norm: nn.BatchNorm2d) -> torch.Tensor:
+    """Batch normalisation of [n, c, h, w] by the given statistics [c], with gradients to them."""
+    scale = norm.weight * torch.rsqrt(var + norm.eps)
+    return x * scale[:, None, None] + (norm.bias - mean * scale)[:, None, None]
+
+
+class TorchAttention(nn.Module):
+    """z = x_q + softmax(q k^T / sqrt(C / h)) v W over `heads` heads, on layer-normalised inputs."""
+
+    def __init__(self, dim: int, heads: int = 8, ratio: int = 2, scale: str = "paper", shared_norm: bool = True):
+        super().__init__()
+        self.heads, self.width = heads, dim / heads / {"paper": 1, "head_dim": ratio}[scale]
+        self.norm = nn.LayerNorm(dim)
+        if not shared_norm:
+            self.norm_query = nn.LayerNorm(dim)
+        self.query, self.key, self.value = (nn.Linear(dim, dim // ratio, bias=False) for _ in range(3))
+        self.out = nn.Linear(dim // ratio, dim, bias=False)
+
+    def forward(self, query: torch.Tensor, support: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adapted query tokens [m, C] and the weights [heads, m, n]."""
+
+        def split(x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(len(x), self.heads, -1).transpose(0, 1)
+
+        q, s = getattr(self, "norm_query", self.norm)(query), self.norm(support)
+        scores = split(self.query(q)) @ split(self.key(s)).transpose(1, 2) / math.sqrt(self.width)
+        weights = scores.softmax(-1)
+        drawn = (weights @ split(self.value(s))).transpose(0, 1).reshape(len(query), -1)
+        return query + self.out(drawn), weights
+
+
+class TorchCXDA(nn.Module):
+    """BN (attention None) or CXDA: the support's statistics normalise the query; tokens are pooled or flat maps."""
+
+    def __init__(
+        self, net: TorchCNN, attention: TorchAttention | None = None, features: str = "pool", statistics: str = "flow"
+    ):
+        super().__init__()
+        assert statistics in STATISTICS, statistics
+        self.net, self.attention, self.features, self.statistics = net, attention, features, statistics
+        if statistics == "buffers":
+            for norm in net.norms:
+                norm.momentum = 1.0
+
+    def tokens(self, maps: torch.Tensor) -> torch.Tensor:
+        return maps.mean((2, 3)) if self.features == "pool" else maps.permute(0, 2, 3, 1).flatten(1)
+
+    def forward(self, support: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        """Support [n, c, h, w] and query [m, c, h, w] to the query's logits."""
+        seen = None if self.statistics == "buffers" else []
+        # Without attention, the query depends on the support through the buffers alone, and these take no gradient.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not (self.attention is None and seen is None)):
+            support_maps = self.net.train().map(support, seen=seen)
+        if self.statistics == "stop":
+            seen = [(mean.detach(), var.detach()) for mean, var in seen]
+        query_maps = self.net.eval().map(query, given=seen)
+        if self.attention is None:
+            return self.net.classify(query_maps)
+        z = self.attention(self.tokens(query_maps), self.tokens(support_maps))[0]
+        if self.features == "flat":
+            n, c, h, w = query_maps.shape
+            z = z.reshape(n, h, w, c).mean((1, 2))
+        return self.net.classify(z)
+
+
+_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+
+
+def torch_tensors(tree: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """A Flax collection (parameters, gradients or statistics) by TorchCXDA's names and in PyTorch's layouts."""
+    found = {}
+    for part, layers in tree.items():
+        for layer, leaves in layers.items():
+            layer = re.sub(r"^bn(\d)$", r"norms.\1", re.sub(r"^conv(\d)$", r"convs.\1", layer))
+            for leaf, value in leaves.items():
+                value = np.array(value)
+                if leaf == "kernel":
+                    value = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T
+                name = f"{'attention' if part == 'attention' else 'net'}.{layer}.{_LEAVES[leaf]}"
+                found[name] = torch.from_numpy(np.ascontiguousarray(value))
+    return found
+
+
+def copy_weights(variables: Mapping[str, Any], module: nn.Module) -> nn.Module:
+    """Loads Flax variables {"params", "batch_stats"} into a TorchCXDA or a TorchCNN, and returns it.
+
+    Any parameter or statistic that only one of the two has, or of another shape, is an error.
+    """
+    found = torch_tensors(variables["params"]) | torch_tensors(variables["batch_stats"])
+    if isinstance(module, TorchCNN):
+        found = {name.removeprefix("net."): value for name, value in found.items()}
+    counters = {name: value for name, value in module.state_dict().items() if name.endswith("num_batches_tracked")}
+    module.load_state_dict(found | counters, strict=True)
+    return module
+
+
+class Timer:
+    """Times the work that it has prepared, by name."""
+
+    def __init__(self) -> None:
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.set_float32_matmul_precision("high")  # TF32 on GPUs, as in our float32; CPUs have none
+        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = True
+        self.prepared: dict[str, Callable[[], Any]] = {}  # each call does one unit of work
+
+    def describe(self) -> dict[str, Any]:
+        name = torch.cuda.get_device_name() if self.device == "cuda" else platform.machine()
+        return {"torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
+
+    def cpu(self) -> dict[str, Any]:
+        """Seconds that processors worked for this process."""
+        return {"seconds": time.process_time()}
+
+    def prepare(self, what: str, name: str, **arguments: Any) -> dict[str, Any]:
+        """Holds a unit of the work "gemm" or "episode" under this name, to be timed."""
+        self.prepared[name] = getattr(self, what)(name, **arguments)
+        return {}
+
+    def gemm(self, name: str, size: int, dtype: str) -> Callable[[], Any]:
+        """A product of matrices [size, size]."""
+        a = torch.rand(size, size, device=self.device, dtype=getattr(torch, dtype))
+        return lambda: a @ a
+
+    def episode(
+        self, name: str, net: str, shape: list[int], num_classes: int, width: int, counts: list[int], heads: int, train: bool,
+        attention: bool,
+    ) -> Callable[[], Any]:  # fmt: skip
+        """One training step (forward, backward, SGD) or one inference, on counts = (support, query) images [h, w, c] = shape.
+
+        The name says how it is written: "exact", which computes the same numbers as ours, or "buffers" (see STATISTICS). These
+        are followed by any of "_channels_last" (that memory layout), "_compiled" (by torch.compile, in that layout too)
+        and "_bf16" (with autocast). The ResNet takes queries alone: they normalise it in training, its buffers in inference.
+        """
+        torch.manual_seed(0)
+        if net == "resnet50":
+            module: nn.Module = TorchResNet(num_classes).train(train)
+            counts = counts[1:]
+        else:
+            attending = TorchAttention(width, heads) if attention else None
+            statistics = "buffers" if name.startswith("buffers") else "flow"
+            module = TorchCXDA(TorchCNN(shape[2], num_classes, width), attention=attending, statistics=statistics)
+        layout = torch.channels_last if "_channels_last" in name or "_compiled" in name else torch.contiguous_format
+        module = module.to(self.device, memory_format=layout)
+        images = [torch.rand(n, shape[2], *shape[:2], device=self.device).to(memory_format=layout) for n in counts]
+        if "_compiled" in name:
+            module = torch.compile(module)
+        cast = torch.autocast(self.device, torch.bfloat16, enabled=name.endswith("_bf16"))
+        labels = torch.randint(num_classes, (counts[-1],), device=self.device)
+        sgd = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4)
+
+        def step() -> None:
+            sgd.zero_grad()
+            with cast:
+                loss = F.cross_entropy(module(*images), labels)
+            loss.backward()
+            sgd.step()
+
+        def infer() -> torch.Tensor:
+            with torch.no_grad(), cast:
+                return module(*images)
+
+        return step if train else infer
+
+    def time(self, name: str, calls: int) -> dict[str, Any]:
+        """Mean seconds of `calls` calls in a row."""
+        began = time.perf_counter()
+        for _ in range(calls):
+            self.prepared[name]()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return {"seconds": (time.perf_counter() - began) / calls}
+
+    def forget(self) -> dict[str, Any]:
+        """Frees everything that was prepared."""
+        self.prepared.clear()
+        return {}
+
+
+def serve() -> None:
+    """Answers lines {"do": method of Timer, ...its arguments} until stdin ends, an error by {"error": text}."""
+    timer = Timer()
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = getattr(timer, request.pop("do"))(**request)
+        except Exception as e:  # the process that asked tells the user
+            answer = {"error": f"{type(e).__name__}: {e}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

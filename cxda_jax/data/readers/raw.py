@@ -1,0 +1,270 @@
+"""What the readers of raw downloads share: they read pieces in parallel, keep their order, and report faults in one line.
+
+A reader looks only at names and headers, and returns RawData. read_pieces() then reads the pixels, a few pieces at a time. So
+the memory in use depends neither on the size of the data set nor on that of its largest domain.
+"""
+
+import collections
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from cxda_jax.data.store import SPLITS, Domain, StoreInfo, repeated
+from cxda_jax.disk.reading import reason, refuse_html
+from cxda_jax.errors import UserError, brief
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+ARCHIVES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tgz", ".zip")
+PIECE = 2**23  # bytes of images
+
+
+class Rows(NamedTuple):
+    """A piece that was read: images uint8 [rows, h, w, c], integer labels [rows], and the faults of images left out."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    faults: tuple[str, ...] = ()
+
+
+class Decoding(NamedTuple):
+    """The files from which the images of a piece are made, and how. Equal files and an equal `how` give equal bytes."""
+
+    files: Sequence[Path]
+    how: str
+    bytes: int  # of the images
+
+
+class Piece(NamedTuple):
+    """Some images of one domain, still to be read."""
+
+    domain: str
+    split: str
+    rows: int
+    read: Callable[[], Rows]
+    decoding: Decoding | None = None  # if it takes so long that a stopped run should keep its result
+
+
+class Packed(UserError):
+    """The data is there as an archive. Readers only look; their caller may extract it and call them again."""
+
+    def __init__(self, archive: Path, folder: Path):
+        super().__init__(f"{archive}: extract it first, so that {folder}/ exists")
+        self.archive, self.folder = archive, folder
+
+
+class Check(NamedTuple):
+    """A count in the raw files, and the paper's."""
+
+    what: str
+    found: int
+    expected: int
+
+
+class RawData(NamedTuple):
+    """A data set in its raw files. The pieces of a domain are neighbours."""
+
+    info: StoreInfo
+    pieces: list[Piece]
+    checks: list[Check] = []
+    warnings: list[str] = []
+    least: int = 1  # domains with fewer images are left out
+
+
+def read_pieces(
+    pieces: Sequence[Piece],
+    workers: int,
+    progress: Callable[[int], None],
+    skip_bad: int = 0,
+    tell: Callable[[str], None] = print,
+) -> Iterator[Domain]:
+    """Reads pieces on threads, a few at once, and yields them in order.
+
+    Args:
+        progress: Called with the number of images read so far.
+        skip_bad: How many bad images may be left out; one more is an error.
+        tell: Called with the fault of each image that is left out.
+    """
+    if fault := repeated((piece.domain, piece.split) for piece in pieces):
+        raise UserError(f"{fault}; remove it from one of the two")
+    done, bad, todo = 0, 0, iter(pieces)
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            waiting = collections.deque((p, pool.submit(p.read)) for p in itertools.islice(todo, workers + 2))
+            while waiting:
+                piece, future = waiting.popleft()
+                rows = future.result()
+                waiting.extend((p, pool.submit(p.read)) for p in itertools.islice(todo, 1))
+                done += piece.rows
+                for fault in rows.faults:
+                    bad += 1
+                    if bad > skip_bad:
+                        raise UserError(f"{fault}; or give skip_bad={bad} ({bad} bad of {done} so far)")
+                    tell(fault)
+                progress(done)
+                yield Domain(piece.domain, piece.split, rows.images, rows.labels)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def large_enough(domains: Iterable[Domain], least: int, tell: Callable[[str], None]) -> Iterator[Domain]:
+    """Leaves out the domains with fewer than `least` images. Of a domain, about that many are in memory at once."""
+    for (name, split), parts in itertools.groupby(domains, lambda d: (d.name, d.split)):
+        waiting, count = [], 0
+        for part in parts:
+            waiting.append(part)
+            count += len(part.labels)
+            if count >= least:
+                yield from (w for w in waiting if len(w.labels))
+                waiting = []
+        if count < least:
+            tell(f"domain {brief(repr(name))} of {split}: left out, {count} good images are fewer than {least}")
+
+
+def split_checks(
+    pieces: Iterable[Piece],
+    domains: tuple[int, int, int] | None = None,
+    images: tuple[int, int, int] | None = None,
+    tasks: tuple[int, int] | None = None,
+) -> list[Check]:
+    """The pieces' counts and the paper's.
+
+    Args:
+        domains: The paper's number of domains in train, val and test.
+        images: Its number of images there.
+        tasks: Its number of tasks of 20 queries in val and test.
+    """
+    names, rows = collections.defaultdict(set), collections.Counter()
+    for piece in pieces:
+        names[piece.split].add(piece.domain)
+        rows[piece.split] += piece.rows
+    checks = [Check(f"{s} domains", len(names[s]), n) for s, n in zip(SPLITS, domains or (), strict=False)]
+    checks += [Check(f"{s} images", rows[s], n) for s, n in zip(SPLITS, images or (), strict=False)]
+    checks += [Check(f"{s} images // 20", rows[s] // 20, n) for s, n in zip(SPLITS[1:], tasks or (), strict=False)]
+    return checks
+
+
+def image_pieces(
+    domain: str,
+    split: str,
+    files: Sequence[tuple[Path, int]],
+    size: tuple[int, int],
+    read: Callable[[Path, tuple[int, int]], np.ndarray],
+    how: str,
+) -> Iterator[Piece]:
+    """Pieces of a domain whose images are single files.
+
+    Args:
+        files: Each with its label.
+        size: (height, width).
+        read: read(path, size) returns uint8 [*size, 3].
+        how: Names the way in which read() makes the pixels.
+    """
+    each = size[0] * size[1] * 3
+    rows = max(1, PIECE // each)
+    for start in range(0, len(files), rows):
+        some = files[start : start + rows]
+        paths, labels = [path for path, _ in some], [label for _, label in some]
+        decoding = Decoding(paths, repr((how, size, labels)), each * len(some))
+        yield Piece(domain, split, len(some), lambda some=some: _read_files(some, size, read), decoding)
+
+
+def _read_files(
+    files: Sequence[tuple[Path, int]], size: tuple[int, int], read: Callable[[Path, tuple[int, int]], np.ndarray]
+) -> Rows:
+    images, labels, faults = [np.empty((0, *size, 3), np.uint8)], [], []
+    for path, label in files:
+        try:
+            images.append(read(path, size)[None])
+            labels.append(label)
+        except UserError as e:
+            faults.append(str(e))
+    return Rows(np.concatenate(images), np.array(labels, np.int32), tuple(faults))
+
+
+def read_image(path: Path, size: tuple[int, int], resize: bool) -> np.ndarray:
+    """RGB of a file, uint8 [*size, 3]. With `resize`, PIL's antialiased bilinear filter brings it to that size."""
+    height, width = size
+    image = decode(path, lambda image: image.convert("RGB"))
+    if image.size != (width, height):
+        if not resize:
+            raise UserError(f"{path}: {image.width}x{image.height} pixels, expected {width}x{height}; fetch it again")
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(image)
+
+
+def decode(path: Path, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """convert(image), for the image in a file; a UserError if the file cannot be read."""
+    try:
+        with Image.open(path) as image:
+            return convert(image)
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; extract the download again") from None
+    except Exception as e:  # PIL's many decoders raise exceptions of all kinds
+        refuse_html(path)
+        known = {UnidentifiedImageError: "of no known format", Image.DecompressionBombError: "too many pixels"}
+        what = known.get(type(e)) or reason(e)
+        raise UserError(f"{path}: not readable as an image ({what}); fetch or extract it again") from None
+
+
+def load_npy(path: Path, kinds: str, *shapes: tuple[int, ...]) -> np.ndarray:
+    """A memory map of a .npy file. Never unpickles.
+
+    Args:
+        kinds: Letters of numpy's kinds of types; "u" alone stands for uint8.
+        shapes: The array must have the shape (n, *shape) with one of them.
+    """
+    refuse_html(path)
+    try:
+        with open(path, "rb") as file:
+            np.lib.format.read_magic(file)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as e:  # numpy raises exceptions of all kinds for a broken header
+        if "Python objects" in str(e) or "allow_pickle" in str(e):
+            raise UserError(
+                f"{path}: holds Python objects, not numbers; refused, since loading could run code"
+            ) from None
+        raise UserError(f"{path}: cut short or not a .npy file ({reason(e)}); fetch it again") from None
+    known = array.dtype == np.uint8 if kinds == "u" else array.dtype.kind in kinds
+    if not known or not array.ndim or array.shape[1:] not in shapes or not len(array):
+        what = "uint8" if kinds == "u" else "whole numbers"
+        wanted = " or ".join(f"(n, {', '.join(map(str, shape))})" if shape else "(n,)" for shape in shapes)
+        raise UserError(f"{path}: holds {array.dtype} {array.shape}, expected {what} {wanted}; fetch it again")
+    return array
+
+
+def find_folder(raw_dir: Path, *names: str, packed: Sequence[str] = ()) -> Path:
+    """Finds the folder of a data set. It raises Packed if there is only an archive of it.
+
+    Args:
+        names: The folder has one of these names. It lies in raw_dir, in a folder there that an archive made, or is raw_dir.
+        packed: Other names that the archive may have.
+    """
+    if not raw_dir.is_dir():
+        raise UserError(f"raw_dir={raw_dir}: no such folder; give the one that holds {names[0]}/")
+    archives = (*names, *packed)
+    inner = [raw_dir / outer / name for name in names for outer in archives]
+    direct = [folder for name in names for folder in (raw_dir / name, raw_dir) if folder.name == name]
+    for folder in (*inner, *direct):
+        if folder.is_dir():
+            return folder
+    for archive in (raw_dir / f"{name}{suffix}" for name in archives for suffix in ARCHIVES):
+        if archive.is_file():
+            refuse_html(archive)
+            raise Packed(archive, raw_dir / names[0])
+    raise UserError(f"{raw_dir / names[0]}: no such folder; raw_dir is the folder that holds {names[0]}/")
+
+
+def visible(paths: Iterable[Path]) -> list[Path]:
+    """The paths by name, without hidden files, which archivers add (.DS_Store, ._x.json)."""
+    return sorted(path for path in paths if not path.name.startswith("."))
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,115 @@
+"""Files that are never half written, and folders that one process at a time writes to."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from cxda_jax.errors import UserError
+
+LOCK, SEAL = "lock", "seal"
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Has write() make a file beside `path`, with the same suffix, and renames it to `path` when it is whole."""
+    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    partial.unlink(missing_ok=True)  # if it is a link, its target is left alone
+    try:
+        write(partial)
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())  # otherwise a power cut could leave an empty file of the new name
+        os.replace(partial, path)
+    except OSError as e:
+        e.filename = str(path)  # an error of a full disk names no file; others name the partial one
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_whole(path, lambda partial: partial.write_text(text))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    write_whole(path, lambda partial: partial.write_bytes(data))
+
+
+def write_hashed(path: Path, pieces: Sequence[bytes | memoryview]) -> str:
+    """Writes a file made of `pieces` and returns their SHA-256. A second thread computes it during the writing."""
+
+    def digest() -> str:
+        found = hashlib.sha256()
+        for piece in pieces:
+            found.update(piece)
+        return found.hexdigest()
+
+    def write(partial: Path) -> None:
+        with open(partial, "wb") as file:
+            file.writelines(pieces)
+
+    with ThreadPoolExecutor(1) as beside:
+        hashing = beside.submit(digest)
+        write_whole(path, write)
+        return hashing.result()
+
+
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content with a SHA-256 of itself, for a JSON file whose hash stands nowhere else."""
+    return {**content, SEAL: _seal_of(content)}
+
+
+def is_falsified(content: dict[str, Any]) -> bool:
+    """Whether the content has changed since it was sealed. Files of older versions have no seal and pass."""
+    return SEAL in content and content[SEAL] != _seal_of(content)
+
+
+def _seal_of(content: dict[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != SEAL}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def refuse_links(folder: Path) -> None:
+    """Raises a UserError if `folder` holds a link: writing through it could change a file elsewhere."""
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink():
+            raise UserError(f"{path}: a link, through which nothing is written; put what it points to in its place")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the lock of `folder`, so that a second process that asks for it gets a UserError.
+
+    The system frees the lock when this process ends, also when it is killed.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as e:
+        if e.errno != errno.ELOOP:
+            raise
+        raise UserError(f"{folder / LOCK}: a link, through which nothing is written; delete it") from None
+    with open(descriptor, "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read(200).strip() or "another process"
+            raise UserError(f"{folder} is in use by {holder}; wait for it, stop it, or choose another folder") from None
+        except OSError:  # a file system without locks
+            yield
+            return
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        file.flush()
+        yield

@@ -1,0 +1,149 @@
+"""Reading files that a user may have touched. A wrong file becomes a UserError of one line."""
+
+import csv
+import errno
+import json
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cxda_jax.errors import UserError, brief
+
+CHECK = "crc32"
+LARGEST = sys.float_info.max
+NUMBER = (int, float)
+MAYBE = (int, float, type(None))
+_KINDS = {str: "a text", int: "a whole number", list: "a list", dict: "an object", NUMBER: "a number",
+          MAYBE: "a number or null"}  # fmt: skip
+
+
+# What helps against what the system says.
+_SYSTEM = {
+    "No space left on device": "free some space and run the same command again",
+    "Disk quota exceeded": "free some space and run the same command again",
+    "Read-only file system": "choose a folder that can be written to",
+    "Permission denied": "choose another folder, or change its rights",
+    "No such file or directory": "it was there before, or its folder was; bring it back",
+    "File too large": "",
+    "Input/output error": "",
+}
+
+
+def reason(error: BaseException, most: int = 80) -> str:
+    """What an exception says, on one line of at most `most` characters.
+
+    Some libraries write pages. If those hold words of the system, such as "No space left on device", only they are given.
+    """
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror  # the rest repeats the path
+    elif words := next((words for words in _SYSTEM if len(text) > most and words.lower() in text.lower()), ""):
+        text = words
+    elif isinstance(error, KeyError):
+        text = f"no {text}"
+    elif isinstance(error, RecursionError):
+        text = "nested too deeply"
+    return brief(" ".join(text.split()), most) or type(error).__name__
+
+
+def system_fault(error: OSError, path: Path | None = None, fix: str = "") -> str:
+    """What the system refused, where, and what helps. `fix` helps unless the disk is full."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    advice = _SYSTEM.get(error.strerror or "", "")
+    helps = (advice if full or not fix else fix) or "--debug shows where"
+    return f"{path or error.filename or 'a file'}: {reason(error)}; {helps}"
+
+
+def read_object(path: Path, fix: str) -> dict[str, Any]:
+    """A file that holds one JSON object."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; {fix}") from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise UserError(f"{path}: not readable as JSON ({reason(e)}); {fix}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a {type(content).__name__}, expected a JSON object; {fix}")
+    return content
+
+
+def require(content: Any, fields: Mapping[str, Any], where: str, fix: str) -> None:
+    """Raises a UserError unless `content` is an object that has each of the fields, of its type."""
+    if not isinstance(content, dict):
+        raise UserError(f"{where}: {brief(repr(content), 40)}, expected an object; {fix}")
+    for name, kind in fields.items():
+        if name not in content:
+            raise UserError(f"{where}: no {name!r}; {fix}")
+        value = content[name]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise UserError(f"{where}: {name}={brief(repr(value), 40)}, expected {_KINDS[kind]}; {fix}")
+
+
+def read_lines(path: Path, damaged: Callable[[list[int]], None] = lambda numbers: None) -> list[dict[str, float]]:
+    """The lines of a metrics.jsonl: objects of finite numbers, with a whole number "step".
+
+    A damaged line is left out, and `damaged` is called with the numbers of all such lines. A last line that is cut short is
+    no damage: a killed writer leaves one. Files of older versions have no checksums, so none is asked for there.
+    """
+    records, bad = [], []
+    lines = path.read_bytes().split(b"\n")
+    checked = any(CHECK.encode() in line for line in lines)
+    for number, line in enumerate(lines, 1):
+        try:
+            value: Any = json.loads(line.decode())
+        except (ValueError, RecursionError):
+            value = None
+        if _is_metrics(value) and value.pop(CHECK, None) == (_checksum(value) if checked else None):
+            records.append(value)
+        elif line and (number < len(lines) or b"}" in line):
+            bad.append(number)
+    if bad:
+        damaged(bad)
+    return records
+
+
+def metrics_line(record: Mapping[str, float]) -> str:
+    """The line of a metrics.jsonl that holds these numbers, and their checksum."""
+    return json.dumps({**record, CHECK: _checksum(record)}) + "\n"
+
+
+def _checksum(record: Mapping[str, float]) -> int:
+    return zlib.crc32(json.dumps(record).encode())
+
+
+def _is_metrics(value: Any) -> bool:
+    if not isinstance(value, dict) or type(value.get("step")) is not int or value["step"] < 0:
+        return False
+    return all(type(v) in (int, float) and -LARGEST <= v <= LARGEST for v in value.values())
+
+
+def read_table(path: Path, columns: Sequence[str], fix: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and fields of each line of a CSV file whose header names `columns`. A field that a line lacks is None."""
+    refuse_html(path)
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets begin UTF-8 with a mark
+            rows = csv.DictReader(file)
+            lacking = [c for c in columns if c not in (rows.fieldnames or ())]
+            if lacking:
+                raise UserError(f"{path}: no column {lacking[0]!r}; {fix}")
+            for row in rows:
+                yield rows.line_num, row
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        raise UserError(f"{path}: not readable as CSV ({reason(e)}); {fix}") from None
+
+
+def refuse_html(path: Path) -> None:
+    """Raises a UserError where a path is no file, or holds the web page that a dead link serves in its place."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(512).lstrip().lower()
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; extract the download again") from None
+    except OSError as e:
+        raise UserError(f"{path}: not readable ({reason(e)}); fetch or extract it again") from None
+    if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
+        raise UserError(
+            f"{path}: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"
+        )

@@ -1,0 +1,166 @@
+"""The evaluation: adapt to each task's support, predict its queries, score. It knows no method and no data set."""
+
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cxda_jax import backend, metrics
+from cxda_jax.data.episodes import Plan
+from cxda_jax.data.sources import Source
+from cxda_jax.types import Adapted, Array, Episode, Images, Method, Variables
+
+PREDICTIONS, LABELS = "predictions", "labels"  # names of tables
+STREAM = 2**32 - 1  # folded into the keys of tasks; a training with the same seed folds in its steps, which are fewer
+
+
+class TaskTable(NamedTuple):
+    """The result of an evaluation, one row a task.
+
+    Attributes:
+      predictions: class numbers, int32 [tasks, queries].
+      labels: class numbers, int32 [tasks, queries].
+      scores: [tasks].
+      task_ms: milliseconds of adapt and predict a task, the median over calls without compilation.
+      also: the method's other predictions by name, each as `predictions`.
+    """
+
+    predictions: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+    task_ms: float
+    also: Mapping[str, np.ndarray] = MappingProxyType({})
+
+    @property
+    def mean(self) -> float:
+        return float(self.scores.mean())
+
+    @property
+    def worst_decile(self) -> float:
+        return metrics.worst_decile(self.scores)
+
+
+class Evaluator(NamedTuple):
+    """A method's programs. Each is compiled at its first call, once for each shape of its arguments.
+
+    Keep it for several checkpoints, which are arguments.
+    """
+
+    fetch: Callable[[Any, Any], Episode]
+    adapt: Callable[[Variables, Images, Array], Adapted]  # one task
+    predict: Callable[[Adapted, Images], Array]  # one task: class numbers [queries]
+    answer: Callable[[Variables, Episode, Array], Mapping[str, Any]]  # class numbers [tasks, queries], by name
+    attention: Callable[[Adapted, Images], Array] | None  # one task: weights [queries, heads, support]
+
+
+def compile_task(method: Method, source: Source) -> Evaluator:
+    """The programs that evaluate a method on episodes of a source."""
+
+    def classes(predict: Callable[[Adapted, Images], Array]) -> Callable[[Adapted, Images], Array]:
+        return lambda adapted, query: predict(adapted, query).argmax(-1)
+
+    answers_of = {name: classes(predict) for name, predict in {PREDICTIONS: method.predict, **method.also}.items()}
+    adapt, compiled = backend.jit(method.adapt), {name: backend.jit(f) for name, f in answers_of.items()}
+
+    # Adapting and predicting are one program, in which the tasks of a call share their weights and vmap merges them into
+    # one batch. Between two programs the weights would be copied for each task.
+    def together(variables: Variables, episode: Episode, key: Array) -> dict[str, Array]:
+        adapted = method.adapt(variables, episode.support, key)
+        return {name: answer(adapted, episode.query) for name, answer in answers_of.items()}
+
+    # If each task has weights of its own, vmap makes a grouped convolution. That is several times slower than a loop.
+    def one_by_one(variables: Variables, episodes: Episode, keys: Array) -> dict[str, np.ndarray]:
+        rows: dict[str, list[Array]] = {name: [] for name in compiled}
+        for i in range(len(keys)):
+            episode, key = jax.tree.map(lambda x, i=i: x[i], (episodes, keys))
+            adapted = adapt(variables, episode.support, key)
+            for name, answer in compiled.items():
+                rows[name].append(answer(adapted, episode.query))
+        return {name: np.stack(jax.device_get(answers)) for name, answers in rows.items()}
+
+    def batched(variables: Variables, episodes: Episode, keys: Array) -> dict[str, Array]:
+        if len(keys) > 1:
+            return jax.vmap(together, in_axes=(None, 0, 0))(variables, episodes, keys)
+        # As in training, a batch axis of one would only make the program slower.
+        alone = together(variables, *jax.tree.map(lambda x: x[0], (episodes, keys)))
+        return jax.tree.map(lambda x: x[None], alone)
+
+    answer = backend.jit(batched) if method.feed_forward else one_by_one
+    attention = backend.jit(method.attention) if method.attention else None
+    return Evaluator(backend.jit(source.assemble), adapt, compiled[PREDICTIONS], answer, attention)
+
+
+def evaluate(
+    evaluator: Evaluator,
+    variables: Variables,
+    source: Source,
+    plan_of: Callable[[range], Plan],
+    num_tasks: int,
+    metric: str,
+    seed: int = 0,
+    per_call: int = 1,
+    report: Callable[[int], None] = lambda done: None,
+) -> TaskTable:
+    """Evaluates variables on tasks 0..num_tasks - 1.
+
+    Args:
+      evaluator: of the method, from compile_task().
+      variables: of the method, calibrated if it has calibrate().
+      source: of the episodes, that of the evaluator.
+      plan_of: range of task numbers -> their Plan.
+      num_tasks: how many tasks.
+      metric: a name in METRICS.
+      seed: of the keys that methods draw from.
+      per_call: tasks in one program.
+      report: called with the number of tasks that are done.
+    """
+    per_call = min(per_call, num_tasks)
+    # A last call with fewer tasks would be compiled again. So it starts earlier and repeats some tasks.
+    starts = [min(start, num_tasks - per_call) for start in range(0, num_tasks, per_call)]
+    batches = source.batches(lambda i: plan_of(range(starts[i], starts[i] + per_call)), 0, len(starts))
+    key = jax.random.fold_in(jax.random.key(seed), STREAM)
+    tables: dict[str, np.ndarray] = {}
+    seconds = []
+    batch = next(batches)
+    for start in starts:
+        episodes = jax.block_until_ready(evaluator.fetch(source.resident, batch))
+        keys = jax.vmap(lambda task: jax.random.fold_in(key, task))(np.arange(start, start + per_call))
+        began = time.perf_counter()
+        answers = evaluator.answer(variables, episodes, keys)
+        batch = next(batches, None)  # the host chooses the next tasks while the device works
+        answers = jax.device_get(answers)
+        seconds.append(time.perf_counter() - began)
+        for name, table in {**answers, LABELS: np.asarray(episodes.label)}.items():
+            rows = tables.setdefault(name, np.empty((num_tasks, table.shape[1]), np.int32))
+            rows[start : start + per_call] = table
+        report(start + per_call)
+    task_ms = 1e3 * float(np.median(seconds[1:] or seconds)) / per_call
+    predictions, labels = tables.pop(PREDICTIONS), tables.pop(LABELS)
+    return TaskTable(predictions, labels, metrics.scores(metric, predictions, labels), task_ms, tables)
+
+
+def time_task(
+    evaluator: Evaluator, variables: Variables, episode: Episode, repeats: int = 5, budget_s: float = 10.0
+) -> tuple[float, float]:
+    """Median milliseconds of adapt() and of predict() on one task, as a device would run them.
+
+    Args:
+      evaluator: of the method, from compile_task().
+      variables: of the method.
+      episode: one task, without a task axis.
+      repeats: after a first call, which compiles.
+      budget_s: seconds after which no further repeat begins.
+    """
+    key = jax.random.key(0)
+    times: list[tuple[float, float]] = []
+    while len(times) <= repeats and (len(times) < 2 or np.sum(times[1:]) < budget_s):
+        began = time.perf_counter()
+        adapted = jax.block_until_ready(evaluator.adapt(variables, episode.support, key))
+        between = time.perf_counter()
+        jax.block_until_ready(evaluator.predict(adapted, episode.query))
+        times.append((between - began, time.perf_counter() - between))
+    adapt_ms, predict_ms = 1e3 * np.median(times[1:], axis=0)
+    return float(adapt_ms), float(predict_ms)

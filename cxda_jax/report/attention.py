@@ -1,0 +1,235 @@
+"""Attention weights that evaluations kept: they are read, drawn, and made into tasks for the page's explorer."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from PIL import Image
+
+from cxda_jax.data.store import DomainStore
+from cxda_jax.disk.reading import reason
+from cxda_jax.errors import UserError, printable
+from cxda_jax.experiment import open_data
+from cxda_jax.pictures.names import plain
+from cxda_jax.report import plots
+from cxda_jax.report.page import ExplorerTask, Query, Support
+from cxda_jax.report.tables import by_cell
+from cxda_jax.study.results import Result
+from cxda_jax.study.settings import USUAL
+
+
+class KeptAttention(NamedTuple):
+    """What a result of a method that attends has kept, and the images that it was tested on."""
+
+    result: Result
+    store: DomainStore
+    weights: np.ndarray  # [tasks, queries, heads, support]; they sum to 1 over the support images
+    support_domain: np.ndarray  # [tasks, support]
+    query_domain: np.ndarray  # [tasks, queries]
+
+    def __str__(self) -> str:
+        return f"{self.result.row['label']}, seed {self.result.row['seed']}"
+
+
+def kept_attention(results: Sequence[Result], data_dir: str) -> tuple[list[KeptAttention], list[str]]:
+    """The weights of the first seed of each method that kept them, and a fault for each that cannot be shown.
+
+    Args:
+      results: of one store.
+      data_dir: where data sets are kept.
+    """
+    kept, faults = [], []
+    for seeds in by_cell(r for r in results if r.setting == USUAL).values():
+        first = seeds[0]
+        if not (first.folder / "attention.npz").exists():
+            continue
+        try:
+            arrays, store = first.stored("attention"), open_data(first.config, data_dir)
+            if store.sha256 != first.row["data_hash"]:
+                raise UserError(f"the data in --data_dir={data_dir} is not what it was tested on")
+            kept.append(_checked(KeptAttention(first, store, **arrays)))
+        except Exception as e:  # files and configs from elsewhere may raise anything
+            faults.append(f"{first.folder}: no attention shown ({e if isinstance(e, UserError) else reason(e)})")
+    return kept, faults
+
+
+def _checked(kept: KeptAttention) -> KeptAttention:
+    """Gives it back. Raises a UserError where its arrays do not fit each other or the data."""
+    shape, domains, stored = kept.weights.shape, len(kept.store.domain_names), kept.result.stored()
+    fits = len(shape) == 4 and kept.query_domain.shape == shape[:2] and kept.support_domain.shape == shape[::3]
+    if not fits or not all((d >= 0).all() and (d < domains).all() for d in (kept.support_domain, kept.query_domain)):
+        raise UserError(f"attention.npz: weights {shape} and its domains do not fit; evaluate again")
+    if not np.isfinite(kept.weights).all() or not 0 < shape[0] <= len(stored["query"]):
+        raise UserError(f"attention.npz: weights {shape} that are no numbers, or of no task; evaluate again")
+    images, classes = len(kept.store.labels), kept.store.num_classes
+    for name, most in {"support": images, "query": images, "labels": classes, "predictions": classes}.items():
+        numbers = stored[name]
+        if numbers.dtype.kind not in "iu" or not ((numbers >= 0) & (numbers < most)).all():
+            raise UserError(f"predictions.npz: {name} outside 0..{most - 1}, which the data hold; evaluate again")
+    if stored["support"].shape[1:] != shape[3:] or stored["query"].shape[1:] != shape[1:2]:
+        raise UserError(f"predictions.npz: tasks of another form than weights {shape}; evaluate again")
+    return kept
+
+
+def explorer_tasks(kept: KeptAttention, results: Sequence[Result], count: int) -> list[ExplorerTask]:
+    """The first `count` tasks, with the answers of all methods of the same store and seed that were tested on them."""
+    result, store, stored = kept.result, kept.store, kept.result.stored()
+    domains, classes = (tuple(map(printable, names)) for names in (store.domain_names, store.info.class_names))
+    answers = {}
+    for other in (r for seeds in by_cell(results).values() for r in seeds):
+        unchanged = other.row["label"] == other.row["method"] and other.setting == USUAL
+        if unchanged and other.row["seed"] == result.row["seed"]:
+            theirs = other.stored()
+            if np.array_equal(theirs["query"][:count], stored["query"][:count]):
+                answers[other.row["label"]] = theirs["predictions"]
+
+    def words(numbers: np.ndarray) -> tuple[str, ...]:
+        return tuple(classes[i] if 0 <= i < len(classes) else f"{i}, no class" for i in numbers.astype(int))
+
+    tasks = []
+    for task in range(min(count, len(kept.weights))):
+        support, query = stored["support"][task], stored["query"][task]
+        support_domains = tuple(domains[d] for d in kept.support_domain[task])
+        tasks.append(ExplorerTask(
+            f"{result.store}: task {task + 1} ({kept})",
+            Support(store.images[support], support_domains, words(store.labels[support])),
+            Query(store.images[query], domains[kept.query_domain[task, 0]], words(stored["labels"][task]),
+                  {label: words(predictions[task]) for label, predictions in answers.items()}),
+            kept.weights[task].astype(np.float64),
+        ))  # fmt: skip
+    return tasks
+
+
+def drawings(kept: Sequence[KeptAttention]) -> Iterator[plots.Drawing]:
+    """A histogram for each method; for the first one also a histogram of each head, and what a query attends to."""
+    for attention in kept:
+        label = attention.result.row["label"]
+        times = attention.weights.astype(np.float32) * attention.weights.shape[-1]  # multiples of uniform
+        own = attention.query_domain[:, :, None] == attention.support_domain[:, None, :]  # [tasks, queries, support]
+        mean = times.mean(2)
+        if not mean[~own].any():
+            continue  # all weight lies on the own domain: there is nothing to compare
+        said = f"{attention}; {len(times)} tasks. Densities of attention weights on support images of the query's own domain"
+        yield plots.Drawing(
+            f"attention_{label}", f"attention of {label}", f"{said} and of others, averaged over heads.",
+            histogram(mean[own], mean[~own]),
+        )  # fmt: skip
+        if attention is not kept[0]:
+            continue
+        heads = np.moveaxis(times, 2, 0)
+        yield plots.Drawing(
+            f"attention_heads_{label}", f"attention of each head of {label}", f"{said} and of others, per head.",
+            histogram(heads[:, own], heads[:, ~own], by_head=True),
+        )  # fmt: skip
+        yield plots.Drawing(
+            f"attention_grid_{label}", f"what a query of {label} attends to",
+            f"{attention}: the first query of the first task, and of each support domain the five images it attends to "
+            "most and least.", first_query(attention),
+        )  # fmt: skip
+
+
+def first_query(kept: KeptAttention) -> Figure | None:
+    """The first query of the first task and its support images."""
+    stored, store = kept.result.stored(), kept.store
+    classes = store.info.class_names
+    text = f"label {classes[stored['labels'][0, 0]]}, answer {classes[stored['predictions'][0, 0]]}"
+    return grid(
+        store.images[stored["support"][0]], kept.support_domain[0], kept.weights[0, 0].astype(float).mean(0),
+        int(kept.query_domain[0, 0]), store.images[stored["query"][0, 0]], store.domain_names, text=text,
+    )  # fmt: skip
+
+
+def histogram(same: np.ndarray, other: np.ndarray, by_head: bool = False) -> Figure | None:
+    """Densities of attention weights on support images of the query's own domain and of other domains; medians marked.
+
+    Both axes are logarithmic, since the two differ in their tails. Weights below a thousandth are drawn as a thousandth.
+
+    Args:
+      same: weights on the query's own domain, as multiples of uniform attention; of any shape, or [heads, n].
+      other: weights on other domains, likewise.
+      by_head: gives each head a panel.
+    """
+    panels = {"": (same, other)}
+    if by_head:
+        panels = {f"head {head}\n": pair for head, pair in enumerate(zip(same, other, strict=True), 1)}
+    weights = [np.ravel(part) for pair in panels.values() for part in pair]
+    if not sum(map(len, weights)):
+        return None
+    low, high = (max(1e-3, bound(np.concatenate(weights))) for bound in (np.min, np.max))
+    edges = np.geomspace(low / 1.01, high * 1.01, 41)
+    kinds = {"own domain": plots.Style(plots.BLUE, "o"), "other domains": plots.Style(plots.RED, "^", (3, 1.5))}
+    columns = max(c for c in (1, 2, 3, 4) if len(panels) % c == 0)
+    figure = plots.above_legend(kinds, max(4.5, 2.2 * len(panels) / columns))
+    subplots = figure.subplots(len(panels) // columns, columns, sharex=True, sharey=True, squeeze=False)
+    for axes, (head, pair) in zip(subplots.flat, panels.items(), strict=True):
+        for part, style in zip(pair, kinds.values(), strict=True):
+            if not np.size(part):
+                continue
+            part = np.clip(part, low, None)
+            median = float(np.median(part))
+            density = np.histogram(np.log10(part), np.log10(edges), density=True)[0]
+            axes.stairs(density, edges, color=style.color, linestyle=style.arguments()["linestyle"], lw=1.3)
+            axes.axvline(median, **style.arguments(lw=0.8, marker=""))
+            axes.plot([median], density[[np.searchsorted(edges, median) - 1]], **style.arguments(mec="white"))
+        medians = ", ".join(f"{np.median(part):.2f}" for part in pair if np.size(part))
+        plots.finish_axes(axes, f"{head}medians {medians}", "weight / uniform", "density per decade")
+        axes.set(xscale="log", yscale="log")
+        if high / low < 10:  # powers of ten would be too few
+            ticks = [tick for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high]
+            axes.xaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator(), major_formatter="{x:g}")
+        axes.label_outer()
+    return figure
+
+
+def grid(
+    pixels: np.ndarray, domains: np.ndarray, weights: np.ndarray, own: int, query: np.ndarray, names: Sequence[str],
+    per_domain: int = 5, text: str = "",
+) -> Figure | None:  # fmt: skip
+    """A query, and the images of each support domain that it attends to most and least, under their weights.
+
+    The query's own domain is starred and comes first.
+
+    Args:
+      pixels: support images [n, h, w, c] of 0..255.
+      domains: their domains [n], as places in `names`.
+      weights: their weights [n], which sum to 1. Multiples of uniform attention are shown.
+      own: the query's domain.
+      query: its pixels [h, w, c].
+      names: of the domains.
+      per_domain: how many of the most attended images of a domain are shown, and of the least attended.
+      text: stands beside the query.
+    """
+    if not len(weights):
+        return None
+    times, domains = np.asarray(weights, float) * len(weights), np.asarray(domains)
+    rows = sorted(set(domains.tolist()), key=lambda d: (d != own, -times[domains == d].max()))
+    left, step, high = 1.2, 0.54, 0.5 * pixels.shape[1] / pixels.shape[2]  # in inches, the units of these axes
+    width, height = left + step * (2 * per_domain + 1), (high + 0.2) * (len(rows) + 1) + 0.3
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes, font = figure.subplots(), {"fontsize": 7, "va": "center"}
+
+    def show(image: np.ndarray, x: float, y: float) -> None:
+        small = Image.fromarray(np.asarray(image, np.uint8).squeeze())
+        small.thumbnail((128, 128))
+        axes.imshow(small, cmap="gray", vmin=0, vmax=255, extent=(x, x + 0.5, y + high, y), interpolation="none")
+
+    show(query, left, 0.1)
+    said = [f"query of {plain(names[own])} *", *[plain(text)] * bool(text), "weights: multiples of uniform"]
+    axes.text(left + 0.65, 0.1 + high / 2, "\n".join(said), **font)
+    axes.text(left, high + 0.22, "most attended", **font)
+    axes.text(left + step * (per_domain + 1), high + 0.22, "least attended", **font)
+    for i, domain in enumerate(rows):
+        y = (high + 0.2) * (i + 1) + 0.28
+        name = f"{plain(names[int(domain)], 16, 3)}{' *' * (domain == own)}"
+        axes.text(left - 0.1, y + high / 2, name, ha="right", **font)
+        ranked = sorted(np.flatnonzero(domains == domain), key=lambda j: -times[j])
+        most = ranked[: min(per_domain, (len(ranked) + 1) // 2)]
+        least = ranked[len(most) :][-per_domain:]
+        for column, j in [*enumerate(most), *enumerate(least, per_domain + 1)]:
+            show(pixels[j], left + step * column, y)
+            axes.text(left + step * column + 0.25, y - 0.07, f"{times[j]:.2f}", ha="center", **font)
+    axes.set(aspect="auto", xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    return figure

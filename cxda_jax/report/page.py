@@ -1,0 +1,234 @@
+"""One HTML file with the tables and figures of a study, and an explorer of what its queries attend to.
+
+Style, script, images and weights lie inside the file, and its content policy forbids everything else. Text is escaped.
+Tables and figures are not: they must be safe already.
+"""
+
+import base64
+import hashlib
+import html
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from cxda_jax.disk import files
+from cxda_jax.errors import UserError
+
+LIMIT = 5 * 2**20  # bytes of a report
+THUMBNAIL = 48  # pixels of the longer side
+COLUMNS = 16  # of a sprite sheet
+DARK_PAGE, DARK_INK = np.array([0x1C, 0x20, 0x26]), np.array([0xE3, 0xE6, 0xE9])  # --card and --ink in report.css
+FOLDER = Path(__file__).parent
+EXPLORER = """
+<p>Each query image weighs the unlabelled images of its task's support set, which come from several domains, and adapts
+its own features by those with much weight. Choose a task and a query (click, arrow keys, Home, End): the support images
+are ranked by weight as a multiple of uniform attention, so that 2.00 x is twice the average image's weight, and a star
+marks the query's own domain, which the network is not told.</p>
+<div id="explorer" hidden></div>
+"""
+
+
+class Support(NamedTuple):
+    """A task's support images, uint8 [n, h, w, c] with 1 or 3 channels."""
+
+    pixels: np.ndarray
+    domains: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+class Query(NamedTuple):
+    """A task's query images, uint8 [m, h, w, c], all of one domain, and their labels as each method answers."""
+
+    pixels: np.ndarray
+    domain: str
+    labels: tuple[str, ...]
+    answers: Mapping[str, tuple[str, ...]]
+
+
+class ExplorerTask(NamedTuple):
+    """A task and its attention weights, float [m, heads, n]. They sum to 1 over the support images."""
+
+    name: str
+    support: Support
+    query: Query
+    weights: np.ndarray
+
+
+class PageFigure(NamedTuple):
+    """A figure as safe SVG."""
+
+    title: str
+    caption: str
+    svg: str
+
+
+class Report(NamedTuple):
+    """What a report shows. Tables are safe HTML: <table class="sortable"> followed by <p class="notes">."""
+
+    title: str
+    summary: Sequence[tuple[str, str]]
+    tables: Sequence[str]
+    figures: Sequence[PageFigure]
+    tasks: Sequence[ExplorerTask]
+    faults: Sequence[str]
+
+
+def write_report(path: str | Path, report: Report) -> int:
+    """Writes the report and returns its size in bytes. Where it would pass 5 MB, tasks are left out from the end."""
+    encoded, size = [(task.name, _encode(task)) for task in report.tasks], 0
+    bad = [f"{name}: attention weights empty or not finite" for name, text in encoded if not text]
+    tasks = [text for _, text in encoded if text]
+    for kept in range(len(tasks), -1, -1):
+        left = f"{len(tasks) - kept} of {len(tasks)} tasks left out of the explorer: the file may have 5 MB at most"
+        faults = [*report.faults, *bad, *[left] * (kept < len(tasks))]
+        if kept and sum(map(len, tasks[:kept])) > LIMIT:
+            continue
+        page = _render(report, tasks[:kept], faults).encode(errors="backslashreplace")
+        if (size := len(page)) <= LIMIT:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            files.write_bytes(Path(path), page)
+            return size
+    raise UserError(f"{path}: {size / 2**20:.1f} MB without any task, 5 MB at most; leave out figures or tables")
+
+
+def _render(report: Report, tasks: list[str], faults: list[str]) -> str:
+    style, script = ((FOLDER / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    summary = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in report.summary)
+    body = links = ""
+    for name, title, parts in (
+        ("summary", "Summary", [("", f"<dl>{summary}</dl>")] * bool(summary)),
+        ("faults", "Faults and omissions", [("", f"<p>{html.escape(fault)}</p>") for fault in faults]),
+        ("tables", "Tables", [_table(i, table) for i, table in enumerate(report.tables, 1)]),
+        ("figures", "Figures", [_figure(i, figure) for i, figure in enumerate(report.figures, 1)]),
+        ("attention", "Attention explorer", [("", EXPLORER)] * bool(tasks)),
+    ):
+        content, entries = "".join(part for _, part in parts), "".join(link for link, _ in parts)
+        if parts:
+            body += f'<section id="{name}"><h2>{title}</h2>\n{content}</section>\n'
+            links += f'<li><a href="#{name}">{title}</a>{f"<ol>{entries}</ol>" if entries else ""}</li>'
+    title, data = html.escape(report.title), ",".join(tasks)
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src 'none';
+base-uri 'none'; form-action 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
+<title>{title}</title><style>{style}</style></head><body>
+<a class="skip" href="#main">Skip to the content</a>
+<header><h1>{title}</h1><button id="theme" type="button" hidden></button></header>
+<nav aria-label="Sections"><ol>{links}</ol></nav>
+<main id="main" tabindex="-1">
+<noscript><p>Without JavaScript, tables cannot be sorted and the attention explorer stays empty.</p></noscript>
+{body}</main>
+<script type="application/json" id="attended">[{data}]</script><script>{script}</script></body></html>
+"""
+
+
+def _table(number: int, table: str) -> tuple[str, str]:
+    """A link to a table, and the table in a box that scrolls sideways."""
+    caption = re.search(r"<caption\b[^>]*>(.*?)</caption>", table, re.S)
+    words = re.sub(r"<[^>]*>", "", caption[1]) if caption else f"Table {number}"
+    opening = f'<div class="scroll" role="region" tabindex="0" aria-label="Table {number}">'
+    table = re.sub(r"<table\b.*?</table>", lambda m: f"{opening}{m[0]}</div>", table, flags=re.S)
+    link = f'<li><a href="#table-{number}">{words}</a></li>'
+    return link, f'<div class="table" id="table-{number}">{table}</div>\n'
+
+
+def _figure(number: int, figure: PageFigure) -> tuple[str, str]:
+    """A link to a figure, and the figure."""
+    name, title = f"figure-{number}", html.escape(figure.title)
+    plate = f'<div class="plate" role="img" tabindex="0" aria-label="{title}">{_own_ids(figure.svg, name)}</div>'
+    caption = f"<figcaption>{html.escape(figure.caption)}</figcaption>"
+    return f'<li><a href="#{name}">{title}</a></li>', f'<figure id="{name}"><h3>{title}</h3>{plate}{caption}</figure>\n'
+
+
+def _own_ids(svg: str, name: str) -> str:
+    """The <svg> element with ids and style rules of its own, and a colour for each theme.
+
+    Where its box has less than 70 % of its width, the figure shrinks no further, and the box scrolls.
+    """
+    svg = re.sub(r"<metadata\b.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
+    ids = re.compile(r"""(\s(?:id=|(?:xlink:)?href=["']#)["']?)""")
+    svg = re.sub(r"<[^<>]+>", lambda m: ids.sub(rf"\g<1>{name}-", m[0]), svg).replace("url(#", f"url(#{name}-")
+    sized = re.compile(r'<svg\b(?=[^>]*\swidth="([\d.]+(?:p[tx]|in))")')
+    svg = sized.sub(r'<svg style="min-width: calc(0.7 * \1)"', svg, count=1)
+    svg = re.sub(r"(<style\b[^>]*>)\s*\*\s*\{", rf"\1#{name} svg * {{", svg)
+    svg = svg.replace('style="fill: #ffffff"', 'style="fill: none"')  # the white background: a page has its own
+    style = re.compile(r'(?<=\sstyle=")[^"]*')
+    return style.sub(lambda m: re.sub(r"(?<!\()#[0-9a-f]{6}\b", lambda color: both_themes(color[0]), m[0]), svg)
+
+
+def both_themes(color: str) -> str:
+    """A colour for white paper together with one for the dark page: a grey is inverted, another is made lighter until it
+    stands out."""
+    rgb = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)], float)
+    grey = np.ptp(rgb) < 8
+    if grey:
+        rgb = DARK_INK + (DARK_PAGE - DARK_INK) * rgb / 255
+    while not grey and contrast(rgb, DARK_PAGE) < 4.5:
+        rgb = rgb + 0.05 * (255 - rgb)
+    return f"light-dark({color}, #{''.join(f'{round(c):02x}' for c in rgb)})"
+
+
+def contrast(one: np.ndarray, other: np.ndarray) -> float:
+    """The contrast of two colours, each [3] of 0..255, as WCAG defines it: 1 to 21."""
+    parts = np.stack([one, other]) / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    dark, light = sorted(linear @ [0.2126, 0.7152, 0.0722])
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _encode(task: ExplorerTask) -> str:
+    """A task as JSON that is safe inside a <script> element; "" where its weights are empty or not finite."""
+    support, query = task.support, task.query
+    n, m = len(support.pixels), len(query.pixels)
+    support_sizes = {len(support.domains), len(support.labels), task.weights.shape[2]}
+    query_sizes = {len(query.labels), task.weights.shape[0], *map(len, query.answers.values())}
+    if support_sizes != {n} or query_sizes != {m}:
+        raise ValueError(
+            f"{task.name}: {n} support and {m} query images, but the rest has {support_sizes}, {query_sizes}"
+        )
+    if not task.weights.size or not np.isfinite(task.weights).all():
+        return ""
+    domains = [
+        query.domain,
+        *sorted(set(support.domains) - {query.domain}),
+    ]  # the script takes the first for the query's own
+    values: dict[str, Any] = {
+        "name": task.name,
+        "domains": domains,
+        "support": {"domains": [domains.index(d) for d in support.domains], "labels": support.labels},
+        "query": {"labels": query.labels, "answers": list(query.answers.items())},
+        "sheet": _sheet(np.concatenate([support.pixels, query.pixels])),
+        "weights": _quantise(np.asarray(task.weights, np.float64)),
+    }
+    return json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _quantise(weights: np.ndarray) -> dict[str, Any]:
+    """Weights [m, heads, n] as little-endian uint16 in base64: weight = number * scale."""
+    scale = max(float(weights.max()), 1e-9) / 65535
+    data = base64.b64encode(np.rint(weights / scale).astype("<u2").tobytes()).decode()
+    return {"heads": weights.shape[1], "scale": scale, "data": data}
+
+
+def _sheet(images: np.ndarray) -> dict[str, Any]:
+    """Images [n, h, w, c] as one PNG, row by row. Each has a border of its own edge pixels, since a browser that scales the
+    sheet mixes neighbouring pixels."""
+    height, width = images.shape[1:3]
+    ratio = min(1.0, THUMBNAIL / max(height, width))
+    size = max(1, round(width * ratio)), max(1, round(height * ratio))
+    flat = images.squeeze(-1) if images.shape[-1] == 1 else images
+    shown = np.stack([np.asarray(Image.fromarray(image).resize(size, Image.Resampling.LANCZOS)) for image in flat])
+    tiles = np.pad(shown, [(0, 0), (1, 1), (1, 1), (0, 0)][: flat.ndim], mode="edge")
+    tiles = np.pad(tiles, [(0, -len(tiles) % COLUMNS), (0, 0), (0, 0), (0, 0)][: flat.ndim])
+    rows = [np.concatenate(list(tiles[i : i + COLUMNS]), 1) for i in range(0, len(tiles), COLUMNS)]
+    file = io.BytesIO()
+    Image.fromarray(np.concatenate(rows, 0)).save(file, "png", optimize=True)
+    data = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"data": data, "width": size[0], "height": size[1], "columns": COLUMNS, "tiny": ratio == 1}

@@ -1,0 +1,253 @@
+"""Figures of the results of one store, and how all figures of a report look and are saved.
+
+A function that draws returns None where there is nothing to draw.
+All figures of a report share the styles of method_styles, so that a method looks the same in each of them. Methods differ
+in marker and line style, not in colour alone. Open markers stand for methods that use back-propagation.
+"""
+
+import hashlib
+import io
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.path import Path as Line
+from matplotlib.text import Text
+from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.transforms import Bbox
+
+from cxda_jax.disk import files
+from cxda_jax.metrics import mean_sem
+from cxda_jax.pictures.names import plain
+from cxda_jax.report.tables import ByCell
+from cxda_jax.study.results import Result
+from cxda_jax.study.settings import STEPS, Setting, parse, usual_number
+
+AXES = {"num_domains": "number of support domains", "support_size": "number of support images"}
+# Okabe and Ito's colours. Grey replaces their yellow, which is hard to see on white paper; the last one is our own.
+BLACK, GREY, ORANGE, SKY, GREEN = "#000000", "#777777", "#E69F00", "#56B4E9", "#009E73"
+BLUE, RED, PURPLE, WINE = "#0072B2", "#D55E00", "#CC79A7", "#882255"
+
+
+class Drawing(NamedTuple):
+    """A figure of a report, and what it is called. `name` becomes a part of its file's name."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Any  # None where there is nothing to draw
+
+
+class Style(NamedTuple):
+    """How a method looks: the lengths on, off, ... of its dashes (none: a solid line), and whether its markers are open."""
+
+    color: str
+    marker: Any
+    dashes: Sequence[float] = ()
+    open: bool = False
+
+    def arguments(self, **others: Any) -> dict[str, Any]:
+        """The style as arguments of Axes.plot, together with other arguments."""
+        line = {"linestyle": (0, self.dashes) if self.dashes else "-", "marker": self.marker}
+        size = 6 if len(self.marker) == 1 and self.marker != "*" else 9
+        return line | {"color": self.color, "ms": size, "mfc": "white" if self.open else self.color} | others
+
+
+STYLES = {
+    "erm": Style(BLACK, "o", (1, 1)), "erm_iid": Style(GREY, "s", (1, 3)),
+    "bn": Style(ORANGE, "^", (5, 1.5)), "cml": Style(GREEN, "D", (5, 1.5, 1, 1.5)),
+    "cxda": Style(RED, "*"), "cxda_p2p": Style(PURPLE, "P", (9, 2, 1, 2)),
+    "cxda_supervised": Style(BLUE, "X", (9, 2, 1, 2, 1, 2)), "cxda_loo": Style(SKY, "p", (10, 2)),
+    "ft_em": Style(BLUE, "v", (3, 3), open=True), "ft_im": Style(PURPLE, "<", (3, 1.5, 1, 1.5, 1, 1.5), open=True),
+    "sf_ocda": Style(RED, ">", (6, 5), open=True), "cotta": Style(ORANGE, "d", (6, 1.5, 3, 1.5), open=True),
+    "sla": Style(WINE, (4, 1, 0), (4, 1, 1, 4)),
+}  # fmt: skip
+
+
+def method_styles(results: Iterable[Result]) -> dict[str, Style]:
+    """The styles of all methods, and one for each other label of the results, with a number as its marker."""
+    labels = {label for label, _ in _by_cell(results)} | {r.config.get("method", "erm") for r in results}
+    styles, colors = dict(STYLES), (BLACK, RED, BLUE, GREEN, ORANGE, PURPLE, SKY, GREY)
+    for i, label in enumerate(sorted(labels - set(STYLES))):
+        is_open = styles.get(label.split(",")[0], STYLES["erm"]).open
+        styles[label] = Style(colors[i % 8], f"${i + 1}$", (2 + i, 1.5, 2, 1.5, 1, 1.5), is_open)
+    return styles
+
+
+def accuracy_time(results: Sequence[Result], styles: Mapping[str, Style]) -> Figure | None:
+    """Avg against the time of one task: means over seeds, and standard errors of Avg. A line joins numbers of steps."""
+    by_steps: dict[str, dict[int, list[Result]]] = {}
+    for (label, setting), seeds in _by_cell(results).items():
+        if setting.kind not in AXES:
+            steps = setting.number or seeds[0].config.get("finetune", {}).get("steps", 10)
+            by_steps.setdefault(label, {}).setdefault(steps, seeds)
+    if not by_steps:
+        return None
+    used = {label: style for label, style in styles.items() if label in by_steps}
+    kinds = {("feed-forward", "back-propagating")[s.open]: Style(BLACK, "o", open=s.open) for s in used.values()}
+    figure = above_legend(kinds, linestyle="none")
+    axes, words, paths = figure.subplots(), [], []
+    for label, style in used.items():
+        points = sorted(by_steps[label].items())
+        words += [plain(f"{label}, {n} step{'s' * (n > 1)}" if len(points) > 1 else label) for n, _ in points]
+        paths.append(
+            np.array([(_mean(seeds, "adapt_ms", "predict_ms")[0], *_mean(seeds, "avg")) for _, seeds in points])
+        )
+        axes.errorbar(*paths[-1].T, **style.arguments(lw=1, capsize=3, elinewidth=1, label=label))
+    axes.set_xscale("log")
+    axes.margins(0.2, 0.15)
+    finish_axes(axes, results[0].store, "time of one task, adapting and predicting (ms)", f"Avg {_metric(results)} (%)")
+    axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
+    _write_beside(axes, words, paths)
+    return figure
+
+
+def variable(results: Sequence[Result], kind: str, styles: Mapping[str, Style]) -> Figure | None:
+    """Avg and W10% against the number of support domains or images: kind is num_domains or support_size.
+
+    Where a method has no result of its usual number, the usual tasks stand there.
+    """
+    by_number: dict[str, dict[int, list[Result]]] = {}
+    cells = _by_cell(results)
+    for (label, setting), seeds in cells.items():
+        if setting.kind == kind:
+            by_number.setdefault(label, {})[setting.number] = seeds
+    for (label, setting), seeds in cells.items():
+        if not setting.kind and label in by_number:
+            by_number[label].setdefault(usual_number(kind, seeds[0].config), seeds)
+    if not by_number:
+        return None
+    used = {label: style for label, style in styles.items() if label in by_number}
+    figure = above_legend(used)
+    for axes, field, title in zip(figure.subplots(1, 2), ("avg", "w10"), ("Avg", "W10%"), strict=True):
+        for label, style in used.items():
+            points = [(number, *_mean(seeds, field)) for number, seeds in sorted(by_number[label].items())]
+            axes.errorbar(*np.transpose(points), **style.arguments(lw=1.3, capsize=2.5, elinewidth=0.8, label=label))
+        finish_axes(axes, results[0].store, AXES[kind], f"{title} {_metric(results)} (%)")
+        axes.set_xscale("log" if kind == "support_size" else "linear")
+        axes.set_xticks(sorted(set().union(*by_number.values())))
+        axes.xaxis.set(minor_locator=NullLocator(), major_formatter="{x:g}")
+    return figure
+
+
+def learning_curves(results: Sequence[Result], styles: Mapping[str, Style]) -> Figure | None:
+    """Validation score against training step: a thin line for each seed, a bold one for their mean at shared steps."""
+    runs = {(r.config["method"], r.row["seed"]): r for r in reversed(results)}
+    curves: dict[str, list[dict[int, float]]] = {}
+    for (method, _), run in sorted(runs.items()):
+        if curve := {int(line["step"]): 100 * line["val_score"] for line in run.curve() if "val_score" in line}:
+            curves.setdefault(method, []).append(curve)
+    if not curves:
+        return None
+    used = {method: style for method, style in styles.items() if method in curves}
+    figure = above_legend(used)
+    axes = figure.subplots()
+    for method, style in used.items():
+        for curve in curves[method] if len(curves[method]) > 1 else []:
+            axes.plot(list(curve), list(curve.values()), **style.arguments(lw=0.6, alpha=0.6, marker=""))
+        steps = sorted(set.intersection(*map(set, curves[method])))
+        means = [np.mean([curve[step] for curve in curves[method]]) for step in steps]
+        axes.plot(steps, means, **style.arguments(lw=1.9, markevery=max(1, len(steps) // 8), label=method))
+    finish_axes(axes, results[0].store, "training step", "validation score (%)")
+    return figure
+
+
+def save(figure: Figure, path: str | Path) -> str:
+    """Writes PATH.png and PATH.svg, and returns the text of the second. Equal figures give equal bytes."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
+    text = svg_text(figure)
+    files.write_bytes(Path(f"{path}.png"), png.getvalue())
+    files.write_bytes(Path(f"{path}.svg"), text.encode(errors="replace"))
+    return text
+
+
+def svg_text(figure: Figure) -> str:
+    """An <svg> element: text as paths, no date, nothing from elsewhere, and ids that no other figure has."""
+    file, unknown = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "cxda", "image.composite_image": False}):
+        figure.savefig(file, format="svg", metadata=unknown)
+    text = file.getvalue()[file.getvalue().index("<svg") :]
+    text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)  # equal images share it, and nothing refers to it
+    mark = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\1f{mark}-", text)
+
+
+def _write_beside(axes: Axes, words: Sequence[str], paths: Sequence[np.ndarray]) -> None:
+    """Writes each text near its point, clear of all else; a thin line leads to a text that had to move.
+
+    Each text tries places around its point, near ones first, and takes the one with the fewest overlaps.
+
+    Args:
+      axes: where the points are.
+      words: a text for each point.
+      paths: the points [n, 3] of each line: x, y and the standard error of y.
+    """
+    figure: Any = axes.figure
+    points, to_pixels, pt = np.nan_to_num(np.concatenate(paths)), axes.transData.transform, figure.dpi / 72
+    arrow = {"arrowstyle": "-", "lw": 0.5, "color": "0.4", "shrinkA": 0, "shrinkB": 4}
+    font = {"textcoords": "offset points", "size": 8, "ha": "center", "va": "center", "in_layout": False}
+    texts: Any = [axes.annotate(w, p[:2], (0, 9), arrowprops=arrow, **font) for w, p in zip(words, points, strict=True)]
+    figure.draw_without_rendering()
+    halves = np.array([Text.get_window_extent(text).size for text in texts]) / 2 + 1.5 * pt
+    at, low, high = (to_pixels(points[:, :2] + sign * points[:, 2:] * [0, 1]) for sign in (0, -1, 1))
+    marks = [Bbox([a - 5 * pt, b + 5 * pt]) for a, b in zip(low, high, strict=True)]
+    joins = [Line(to_pixels(path[:, :2])) for path in paths]
+    boxes, leaders = [Bbox.null() for _ in words], [Line(xy[None]) for xy in at]
+    for i in [*range(len(words))] * 3:  # thrice, since a text that comes later moves too
+        others, lines, fewest = boxes[:i] + boxes[i + 1 :], joins + leaders[:i] + leaders[i + 1 :], (999, 0)
+        for reach, angle in itertools.product(np.geomspace(7, 116, 12), np.arange(16) * np.pi / 8):
+            middle = at[i] + np.round([np.cos(angle), np.sin(angle)], 6) * (reach * pt + halves[i])
+            box, leader = Bbox([middle - halves[i], middle + halves[i]]), Line([at[i], middle])
+            outside = not (axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max))
+            crossed = sum(leader.intersects_bbox(b, False) for b in others + marks[:i] + marks[i + 1 :])
+            crossed += sum(line.intersects_bbox(box, False) for line in lines) + box.count_overlaps(marks)
+            if (overlaps := (box.count_overlaps(others) + outside, crossed)) < fewest:
+                fewest, boxes[i], leaders[i], texts[i].xyann = overlaps, box, leader, (middle - at[i]) / pt
+                texts[i].arrow_patch.set_visible(reach > 10)
+            if fewest == (0, 0):
+                break
+
+
+def above_legend(styles: Mapping[str, Style], height: float = 4.5, **others: Any) -> Figure:
+    """An empty figure above a legend of these styles. Its height grows with the legend."""
+    columns = int(np.clip(85 // (min(60, max(map(len, styles))) + 10), 1, 5))
+    figure = Figure(figsize=(7, height + 0.18 * ((len(styles) - 1) // columns)), layout="constrained")
+    handles = [Line2D([], [], **s.arguments(lw=1.5, label=plain(name), **others)) for name, s in styles.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8, handlelength=4)
+    return figure
+
+
+def finish_axes(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title("\n".join(plain(line, 80) for line in title.split("\n")), fontsize=9)
+    axes.set(xlabel=x, ylabel=y, axisbelow=True)
+    axes.grid(color="0.9", lw=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+
+
+def _metric(results: Sequence[Result]) -> str:
+    return results[0].row["metric"].replace("_", " ")
+
+
+def _by_cell(results: Iterable[Result]) -> ByCell:
+    """Results by label and setting, the first of each seed. Unlike in tables, a number of steps is always a setting."""
+    cells: dict[tuple[str, Setting], dict[int, Result]] = {}
+    for result in results:
+        parts = result.label.split(",")
+        setting = next((parse(p) for p in parts if p.startswith(f"{STEPS}=")), result.setting)
+        key = ",".join(p for p in parts if p != str(setting)), setting
+        cells.setdefault(key, {}).setdefault(result.row["seed"], result)
+    return {key: list(seeds.values()) for key, seeds in cells.items()}
+
+
+def _mean(seeds: Iterable[Result], *fields: str) -> tuple[float, float]:
+    """Mean and standard error over seeds of a sum of fields."""
+    return mean_sem(np.array([sum(r.row[field] for field in fields) for r in seeds]))

@@ -1,0 +1,115 @@
+"""Results side by side, as text: one line each, one table, and paired differences."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cxda_jax import metrics
+from cxda_jax.study.examples import corrections
+from cxda_jax.study.results import Result, by_store, is_unfinished, named
+
+
+class Difference(NamedTuple):
+    """Mean score of one label minus that of another in points, and its 95 % bootstrap interval over the shared tasks."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: tuple[int, ...]  # those that both have
+
+
+def paired_differences(
+    results: Sequence[Result], against: str = ""
+) -> tuple[dict[tuple[str, str], Difference], int, list[str]]:
+    """Differences between each two labels of one store, or of each to `against`; the number of tasks; and faults.
+
+    Each task's difference is first averaged over the seeds, so an interval speaks of other tasks, not of other seeds. A
+    result whose tasks are not those of the others is left out and becomes a fault of one line.
+    """
+    scores: dict[str, dict[int, np.ndarray]] = {}
+    tasks, faults = None, []
+    for result in sorted(results, key=lambda r: r.row["label"] != against):
+        stored = result.stored()
+        theirs = stored["labels"].shape, stored["support"].tobytes(), stored["query"].tobytes()
+        tasks = tasks or theirs
+        if theirs != tasks:
+            faults.append(
+                f"{result.folder}: not in the paired differences, since its tasks are not those of the others"
+            )
+            continue
+        of_tasks = metrics.scores(result.row["metric"], stored["predictions"], stored["labels"])
+        scores.setdefault(result.row["label"], {})[result.row["seed"]] = of_tasks
+    pairs = {(a, b): sorted(scores[a].keys() & scores[b].keys()) for a in scores for b in scores if a != b}
+    pairs = {(a, b): seeds for (a, b), seeds in pairs.items() if seeds and against in ("", b)}
+    if not pairs:
+        return {}, 0, faults
+    differences = np.stack(
+        [np.mean([scores[a][s] - scores[b][s] for s in seeds], axis=0) for (a, b), seeds in pairs.items()]
+    )
+    lows, highs = metrics.bootstrap_interval(differences)
+    measured = {
+        pair: Difference(100 * float(mean), 100 * float(low), 100 * float(high), tuple(seeds))
+        for (pair, seeds), mean, low, high in zip(pairs.items(), differences.mean(1), lows, highs, strict=True)
+    }
+    return measured, differences.shape[1], faults
+
+
+def comparison(results: Sequence[Result], against: str) -> str:
+    """Each label's paired difference to `against` on the same store. Unfinished seeds are left out."""
+    left_out, lines = [], ["paired differences, 95 % bootstrap interval over the shared tasks:"]
+    stores = by_store(results)
+    for store, of_store in stores.items():
+        left_out += [f"left out: {_unfinished(store, r.row)}" for r in of_store if is_unfinished(r.row)]
+        measured, _, faults = paired_differences([r for r in of_store if not is_unfinished(r.row)], against)
+        on = f"{store}: " * (len(stores) > 1)
+        lines += [
+            f"{on}{label} - {against}  {d.mean:+.2f}  [{d.low:+.2f}, {d.high:+.2f}]  seeds {','.join(map(str, d.seeds))}"
+            for (label, _), d in measured.items()
+        ]
+        left_out += [f"left out: {fault}" for fault in faults]
+    return "\n".join(lines + left_out)
+
+
+def summary(row: Mapping[str, Any]) -> str:
+    unfinished = f"  UNFINISHED: step {row['reached_step']} of {row['steps']}" * (row["reached_step"] < row["steps"])
+    also = "".join(f"  ({name}: {scores['avg']:.1f}, {scores['w10']:.1f})" for name, scores in row["also"].items())
+    return (
+        f"{row['label']} seed {row['seed']}  Avg {row['avg']:.1f}  W10% {row['w10']:.1f}{also}  "
+        f"{row['task_ms']:.1f} ms/task  weights {row['weights_hash'][:12]}{corrections(row, '  ')}{unfinished}"
+    )
+
+
+def table(results: Sequence[Result]) -> str:
+    """Mean and standard error over seeds, one line per store, method and number of tasks; ms of one task alone. Unfinished
+    seeds have a line of their own."""
+    groups: dict[tuple, list[Mapping[str, Any]]] = {}
+    footnotes = []
+    for result in named(results):
+        store, row = result.store, result.row
+        marks, late = row.get("data_marks", []), is_unfinished(row)
+        groups.setdefault((store + "*" * bool(marks), row["label"] + "†" * late, row["num_tasks"]), []).append(row)
+        if marks:
+            footnotes.append(f"* {store}: {', '.join(marks)}; not comparable with results that lack this mark")
+        if late:
+            footnotes.append(f"† {_unfinished(store, row)}; in no mean with finished seeds")
+    wide = max(18, *(len(label) + 2 for _, label, _ in groups))
+    first = max(17, *(len(store) + 2 for store, _, _ in groups))
+    lines = [
+        f"{'benchmark':<{first}}{'method':<{wide}}{'seeds':<8}{'tasks':>6}  {'Avg':>13}  {'W10%':>13}  {'adapt ms':>9}"
+        f"  {'predict ms':>10}"
+    ]
+    for (store, label, num_tasks), group in groups.items():
+        cells = ["{:.1f} +- {:.1f}".format(*metrics.mean_sem(np.array([r[k] for r in group]))) for k in ("avg", "w10")]
+        cells = [cell.replace(" +- nan", "") for cell in cells]
+        seeds = ",".join(str(r["seed"]) for r in group)
+        adapt_ms, predict_ms = (np.median([r[k] for r in group]) for k in ("adapt_ms", "predict_ms"))
+        lines.append(
+            f"{store:<{first}}{label:<{wide}}{seeds:<8}{num_tasks:>6}  {cells[0]:>13}  {cells[1]:>13}  {adapt_ms:>9.1f}"
+            f"  {predict_ms:>10.1f}"
+        )
+    return "\n".join([*lines, *dict.fromkeys(footnotes)])
+
+
+def _unfinished(store: str, row: Mapping[str, Any]) -> str:
+    return f"{store}, {row['label']} seed {row['seed']}: unfinished, at step {row['reached_step']} of {row['steps']}"

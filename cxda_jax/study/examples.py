@@ -1,0 +1,89 @@
+"""What adapting changed on the first test tasks: how many queries it corrected and spoiled, a picture of one, and what is
+attended to, kept for reports."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cxda_jax.data.episodes import Plan
+from cxda_jax.disk import files
+from cxda_jax.evaluation import Evaluator, TaskTable
+from cxda_jax.experiment import Experiment
+from cxda_jax.pictures.attention import Answers, Example, draw_attention
+from cxda_jax.types import Images, Variables
+
+ATTENTION_TASKS = 24  # of which attention.npz keeps the weights, and queries are asked without support too
+
+
+def without_support(
+    experiment: Experiment, evaluator: Evaluator, variables: Variables, plan: Plan, tasks: TaskTable
+) -> Answers:
+    """The answers to the first tasks' queries, beside those that the method gives without support images."""
+    images, first = _images(experiment), slice(ATTENTION_TASKS)
+    unadapted = evaluator.adapt(variables, images(plan.support[0, :0]), jax.random.key(0))
+    before = np.stack([np.asarray(evaluator.predict(unadapted, images(rows))) for rows in plan.query[first]])
+    return Answers(tasks.labels[first], before, tasks.predictions[first])
+
+
+def draw_example(path: Path, experiment: Experiment, plan: Plan, answers: Answers, weights: np.ndarray) -> None:
+    """A query that adapting corrects, if there is one, and what it attends to; weights as keep_attention gives them."""
+    store, domains, (task, query) = experiment.store, experiment.store.row_domains(), answers.telling()
+    asked, support = plan.query[task, query], plan.support[task]
+    label, before, after = (int(numbers[task, query]) for numbers in answers)
+    attended = weights[task, query].mean(0, dtype=np.float32)
+    example = Example(
+        store.images[asked], int(domains[asked]), label, before, after,
+        store.images[support], domains[support], attended,
+    )  # fmt: skip
+    title = f"{experiment.method.name} on {store.info.name}, test task {task + 1}, query {query + 1}"
+    classes = store.info.class_names
+    files.write_whole(
+        path,
+        lambda partial: draw_attention(partial, example, answers.counts(), store.domain_names, classes, title),
+    )
+
+
+def keep_attention(
+    path: Path, experiment: Experiment, evaluator: Evaluator, variables: Variables, plan: Plan
+) -> tuple[np.ndarray, str]:
+    """Keeps attention weights of the first tasks [tasks, queries, heads, support] with each image's domain.
+
+    Returns them and the file's SHA-256.
+    """
+    domains, images, attention = experiment.store.row_domains(), _images(experiment), evaluator.attention
+    assert attention
+    weights = []
+    for support, query in zip(*(rows[:ATTENTION_TASKS] for rows in plan), strict=True):
+        adapted = evaluator.adapt(variables, images(support), jax.random.key(0))
+        weights.append(np.asarray(attention(adapted, images(query)), np.float16))
+    count = len(weights)
+    arrays: dict[str, Any] = {
+        "support_domain": domains[plan.support[:count]],
+        "query_domain": domains[plan.query[:count]],
+    }
+    kept = np.stack(weights)
+    return kept, write_arrays(path, {"weights": kept, **arrays})
+
+
+def _images(experiment: Experiment) -> Callable[[np.ndarray], Images]:
+    """The images of rows of the store."""
+    store, domains = experiment.store, experiment.store.row_domains()
+    return lambda rows: Images(jnp.asarray(store.images[rows]), jnp.asarray(domains[rows]))
+
+
+def write_arrays(path: Path, arrays: dict[str, Any]) -> str:
+    """Writes a .npz file and returns its SHA-256."""
+    files.write_whole(path, lambda partial: np.savez_compressed(partial, **arrays))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def corrections(row: Mapping[str, Any], before: str = "") -> str:
+    """What adapting changed, for a method that adapts."""
+    if "compared" not in row:
+        return ""
+    return f"{before}of {row['compared']} queries, adapting corrected {row['corrected']} and spoiled {row['spoiled']}"

@@ -1,0 +1,134 @@
+"""What a run was made from: its config, its data and its machine. It is written when the run begins and compared later.
+
+config.json is the resolved config. manifest.json beside it holds the config's hash, the identity of the data, and the
+processor and threads. So a damaged config, and other data of the same name, are noticed before they give a number.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from cxda_jax import __version__, backend
+from cxda_jax.config import Config, check_stored, differences, lookup
+from cxda_jax.data.store import DomainStore
+from cxda_jax.disk import checkpoints, files, manifest
+from cxda_jax.disk.reading import read_object, require
+from cxda_jax.errors import UserError, brief
+from cxda_jax.experiment import BENCHMARKS, METHODS
+
+CONFIG = "config.json"
+TRAIN_AGAIN = "restore it or train again"
+MARK = "other data than trained on"
+
+
+class Record(NamedTuple):
+    """The facts in the manifest of a run, or of a model."""
+
+    data_name: str
+    data_hash: str
+    machine: str
+    threads: int
+    package: str
+    marks: tuple[str, ...] = ()  # how its training differs from one of its config on its data
+    steps: int = 0  # of a model: the steps asked for, and below the step that the training reached
+    reached_step: int = 0
+
+
+_FIELDS = {"data_name": str, "data_hash": str, "machine": str, "threads": int, "package": str, "marks": list, "steps": int,
+           "reached_step": int}  # fmt: skip
+
+
+def new_record(store: DomainStore) -> Record:
+    return Record(store.info.name, store.sha256, backend.machine(), backend.threads(), __version__)
+
+
+def claim(
+    workdir: Path, config: Config, store: DomainStore, other_data: bool = False, log: Callable[[str], None] = print
+) -> Record:
+    """Writes the config and the record of a new run, or compares those of a run that goes on, and returns the record.
+
+    A run that has saved nothing yet may begin again with another config.
+
+    Args:
+      workdir: the run's folder.
+      config: the resolved config.
+      store: the data.
+      other_data: go on with other data than the run began with; the record is marked.
+      log: called with warnings.
+    """
+    saved = any((workdir / "last").glob("*")) or (workdir / "model").exists()
+    if saved and not (workdir / CONFIG).exists():
+        raise UserError(
+            f"--workdir={workdir}: holds checkpoints without a {CONFIG}; restore it, or choose another folder"
+        )
+    if not saved:
+        record = new_record(store)
+        _write(workdir, config, record)
+        return record
+    check_config(workdir, config)
+    record, now = read_record(workdir), new_record(store)
+    if record.data_hash != now.data_hash:
+        check_data(workdir, record, store, other_data)
+        step = max(checkpoints.steps(workdir / "last"), default=0)
+        record = now._replace(marks=(*record.marks, f"trained on other data before step {step}"))
+        _write(workdir, config, record)
+    for what, before, here in (
+        ("threads", record.threads, now.threads),
+        ("processor", record.machine, now.machine),
+    ):
+        if before != here:
+            log(
+                f"warning: the run began with {what} {before}, here: {here}; its last bits will not be those of one machine"
+            )
+    return record
+
+
+def _write(workdir: Path, config: Config, record: Record) -> None:
+    """Writes the manifest first, so that no config.json is ever without its hash."""
+    text = json.dumps(config, indent=1) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    manifest.write(workdir, [CONFIG], known={CONFIG: digest}, about=record._asdict())
+    files.write_text(workdir / CONFIG, text)
+
+
+def check_config(workdir: Path, config: Config) -> None:
+    for field, (old, new) in differences(read_config(workdir), config).items():
+        raise UserError(
+            f"--workdir={workdir} holds a run with {field}={old!r}, not {new!r}; choose another --workdir or delete it"
+        )
+
+
+def check_data(run: Path, record: Record, store: DomainStore, other_data: bool = False) -> tuple[str, ...]:
+    """The marks that results of the run on this store get. A UserError for other data, unless `other_data` allows them."""
+    if record.data_hash == store.sha256:
+        return record.marks
+    if not other_data:
+        raise UserError(
+            f"{run}: trained on the data {brief(record.data_name, 30)} {record.data_hash[:12]}, those here are "
+            f"{brief(store.info.name, 30)} {store.sha256[:12]}; bring them back, or add --other_data if you mean these"
+        )
+    return (*record.marks, MARK)
+
+
+def read_record(run: Path) -> Record:
+    """The record in the manifest of a run or a model, once the config beside it has the recorded hash."""
+    fault = manifest.find_fault(run, [CONFIG])
+    if fault:
+        raise UserError(f"{run}: {fault}; {TRAIN_AGAIN}")
+    about = manifest.read_about(run)
+    require(about, _FIELDS, f"{run}/{manifest.NAME}: about", "it is of another version; train again")
+    return Record(**{**{name: about[name] for name in _FIELDS}, "marks": tuple(about["marks"])})
+
+
+def read_config(run: Path) -> Config:
+    """The run's config, once it has the recorded hash and all fields of this version."""
+    path = run / CONFIG
+    stored = read_object(path, TRAIN_AGAIN)
+    require(stored, {"method": str, "benchmark": str, "seed": int, "data": dict}, f"{path}", TRAIN_AGAIN)
+    lookup(f"{path}: method", stored["method"], METHODS)
+    lookup(f"{path}: benchmark", stored["benchmark"], BENCHMARKS)
+    config = check_stored(stored, f"{path}: config", TRAIN_AGAIN)
+    read_record(run)
+    return config

@@ -1,0 +1,173 @@
+"""A study as jobs: what there is to do, and what is done.
+
+A job is one command. Its id is a hash of all that its outcome follows from: configs, versions of methods, the data and the
+jobs it needs. It is marked done by a file of that name, so a changed config makes a new job and an equal one is never
+repeated.
+"""
+
+import contextlib
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cxda_jax.config import Config, config_hash, lookup, read
+from cxda_jax.data.episodes import check_spec
+from cxda_jax.data.store import DomainStore
+from cxda_jax.disk import files
+from cxda_jax.errors import UserError
+from cxda_jax.experiment import BENCHMARKS, METHODS, build_method, episode_spec, open_data
+from cxda_jax.study.settings import STEPS, USUAL, Setting, reshaped
+
+TASKS = {"num_domains": (1, 2, 5, 10, 20), "support_size": (10, 20, 50, 100, 200, 500)}
+SMOKE_TASKS = {"num_domains": (2, 5), "support_size": (10, 100)}
+# The paper leaves latent and continual adaptation out of the tables of other tasks; so do we, and add our rows.
+VARIED = ("erm", "erm_iid", "bn", "cml", "cxda", "cxda_loo", "ft_em", "ft_im")
+ONE_STEP = ("ft_em", "ft_im")
+
+
+class Job(NamedTuple):
+    """One command of the study: a training of one method and seed, or tests of methods on the runs of some seeds."""
+
+    id: str
+    name: str
+    arguments: tuple[str, ...]  # of the command: its name and flags
+    methods: tuple[str, ...]
+    needs: tuple[str, ...] = ()  # ids of jobs that must have ended well
+    runs: int = 0  # tests: how many runs are tested
+    settings: tuple[Setting, ...] = (USUAL,)
+
+    @property
+    def trains(self) -> bool:
+        return not self.runs
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "cxda_jax", *self.arguments]
+
+
+class Study(NamedTuple):
+    """What is to be reproduced, and where it is kept."""
+
+    benchmark: str
+    folder: Path
+    seeds: tuple[int, ...]
+    methods: tuple[str, ...]
+    smoke: bool
+
+    def config_flag(self, method: str) -> str:
+        return f"{self.benchmark}:{method}{',smoke' if self.smoke else ''}"
+
+    def config(self, method: str, seed: int = 0) -> Config:
+        return {**read(self.config_flag(method)), "seed": seed}
+
+    def run(self, method: str, seed: int) -> Path:
+        return self.folder / method / str(seed)
+
+
+def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
+    """All jobs, each after those it needs. Ids follow from configs, data and versions of methods alone."""
+    methods = {name: build_method(study.config(name), store) for name in METHODS}
+    wanted = set(study.methods)
+    start_of = {name: method.trains_as or name for name, method in methods.items()}
+    trained = [name for name in METHODS if start_of[name] == name and name in {start_of[n] for n in wanted}]
+
+    def job(
+        name: str, arguments: Sequence[Any], names: Sequence[str], needs: Sequence[Job], identity: Any, **more: Any
+    ) -> Job:
+        parts = [identity, [need.id for need in needs], store.sha256]
+        texts = (*map(str, arguments), f"--data_dir={data_dir}")
+        return Job(config_hash({"job": parts})[:12], name, texts, tuple(names), tuple(n.id for n in needs), **more)
+
+    train = {
+        (name, seed): job(
+            f"train {name} seed {seed}",
+            ["train", f"--config={study.config_flag(name)}", f"--config.seed={seed}", f"--workdir={study.run(name, seed)}"],
+            [name], [], [study.config(name, seed), methods[name].version],
+        )
+        for seed in study.seeds for name in trained
+    }  # fmt: skip
+
+    def test(what: str, start: str, among: Sequence[str], settings: Sequence[Setting] = (USUAL,)) -> list[Job]:
+        names = [n for n in among if n in wanted and start_of[n] == start]
+        if not names or not settings:
+            return []
+        runs = listed([str(study.run(start, seed)) for seed in study.seeds])
+        needs = [train[start, seed] for seed in study.seeds]
+        flags = _flags(settings)
+        identity = [flags, [(study.config(name), methods[name].version) for name in names]]
+        return [
+            job(
+                f"test {what} of {','.join(names)}",
+                ["evaluate", f"--runs={runs}", f"--methods={','.join(names)}", *flags],
+                names, needs, identity, runs=len(study.seeds), settings=tuple(settings),
+            )
+        ]  # fmt: skip
+
+    others = possible_settings(study, store)
+    jobs = list(train.values())
+    for name in trained:
+        jobs += test("the usual tasks", name, [n for n in METHODS if n != name])
+        jobs += test("one step", name, ONE_STEP, [Setting(STEPS, 1)])
+        jobs += test("other tasks", name, VARIED, others)
+    return jobs
+
+
+def _flags(settings: Sequence[Setting]) -> list[str]:
+    """As launch.evaluate takes them: --num_domains=1,2 --steps=1."""
+    numbers: dict[str, list[str]] = {}
+    for setting in settings:
+        if setting.kind:
+            numbers.setdefault(setting.kind.removeprefix("finetune."), []).append(str(setting.number))
+    return [f"--{kind}={','.join(texts)}" for kind, texts in numbers.items()]
+
+
+def listed(names: Sequence[str]) -> str:
+    """As a flag that takes a list splits it again, whatever the names hold."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(names)
+    return text.getvalue()
+
+
+def possible_settings(study: Study, store: DomainStore) -> list[Setting]:
+    """The paper's other numbers of domains and of support images, as far as the test domains can give them."""
+    config, possible = study.config("erm"), []
+    for kind, numbers in (SMOKE_TASKS if study.smoke else TASKS).items():
+        for setting in (Setting(kind, number) for number in numbers):
+            with contextlib.suppress(UserError):
+                check_spec(episode_spec(reshaped(config, setting)), store, "test")
+                possible.append(setting)
+    return possible
+
+
+def is_done(study: Study, job: Job) -> bool:
+    return marker(study, job).exists()
+
+
+def marker(study: Study, job: Job) -> Path:
+    return study.folder / "jobs" / f"{job.id}.done"
+
+
+def make_study(
+    benchmark: str, folder: str | None, seeds: Sequence[str], methods: Sequence[str], smoke: bool = False
+) -> Study:
+    """The study that the command line asks for; what is empty stands for the usual."""
+    lookup("--benchmark", benchmark, BENCHMARKS)
+    for name in methods:
+        lookup("--only", name, METHODS)
+    seeds = seeds or (["0", "1"] if smoke else ["0", "1", "2"])
+    if not all(seed.isdecimal() for seed in seeds):
+        raise UserError(f"--seeds={','.join(seeds)}: give whole numbers, such as 0,1,2")
+    where = Path(folder or f"runs/study/{benchmark}{'_smoke' if smoke else ''}")
+    return Study(benchmark, where, tuple(map(int, seeds)), tuple(methods) or tuple(METHODS), smoke)
+
+
+def prepare_jobs(study: Study, data_dir: str) -> list[Job]:
+    """All jobs, once the data and the study's folder are there."""
+    jobs = plan(study, open_data(study.config("erm"), data_dir), data_dir)
+    (study.folder / "jobs").mkdir(parents=True, exist_ok=True)
+    files.refuse_links(study.folder)
+    files.refuse_links(study.folder / "jobs")
+    return jobs

@@ -1,0 +1,137 @@
+"""The jobs of a study on this machine, a few at a time."""
+
+import concurrent.futures as futures
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from cxda_jax import stops
+from cxda_jax.data.readers.raw import cores
+from cxda_jax.disk import files
+from cxda_jax.progress import duration
+from cxda_jax.study.jobs import Job, Study, is_done, marker
+
+# A job must not outlive a killed study: the next start would run it a second time. So this code asks Linux to kill the job with
+# its parent, then becomes the job's command. A preexec_fn could do so too, but is not safe beside JAX's threads.
+TIED = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("the study has ended")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+# A smoke study compiles more than it computes.
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+
+_commands: set[subprocess.Popen] = set()  # those that run now
+_ending = False
+_lock = threading.Lock()  # each command must get one signal only: a second one ends it before it has saved
+
+
+def perform(study: Study, job: Job, environment: dict[str, str] | None = None, apart: bool = False) -> str | None:
+    """Runs a job to its end and marks it done, or returns a line that says what was wrong.
+
+    Args:
+      study: the study of the job.
+      job: what to run.
+      environment: more environment variables.
+      apart: keep a terminal's Ctrl-C from the job; the study passes one signal on.
+    """
+    log = study.folder / "jobs" / f"{job.id}.log"
+    began = time.monotonic()
+    command = [sys.executable, "-c", TIED, str(os.getpid()), *job.command]
+    variables = os.environ | (QUICK if study.smoke else {}) | (environment or {})
+    with open(log, "w") as file, subprocess.Popen(
+        command, stdout=file, stderr=subprocess.STDOUT, env=variables, start_new_session=apart
+    ) as child:  # fmt: skip
+        with _lock:
+            _commands.add(child)
+            if _ending:
+                child.terminate()
+        code = child.wait()
+        with _lock:
+            _commands.discard(child)
+    if code:
+        lines = log.read_text().strip().splitlines() or [f"exit code {code}"]
+        return f"{job.name}: {lines[-1].removeprefix('error: ')[:160]} (log: {log})"
+    record = {"name": job.name, "command": job.arguments, "seconds": round(time.monotonic() - began, 1)}
+    files.write_text(marker(study, job), json.dumps(record, indent=1) + "\n")
+    return None
+
+
+def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[str]:
+    """Runs what is not done, `workers` jobs at once; returns a line for each that failed or was left out."""
+    gpus = visible_gpus()
+    # A smoke job compiles, on one core, more than it computes.
+    workers = workers or len(gpus) or (cores() if study.smoke else max(1, cores() // 2))
+    free = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus] * (-(-workers // max(1, len(gpus)))) or [{}] * workers
+    todo = [job for job in jobs if not is_done(study, job)]
+    print(f"{study.folder}: {len(jobs)} jobs, {len(jobs) - len(todo)} done before, {workers} at once", flush=True)
+    ready = {job.id for job in jobs} - {job.id for job in todo}
+    failed: dict[str, str] = {}
+    running: dict[futures.Future, tuple[Job, dict[str, str]]] = {}
+    total, began = len(todo), time.monotonic()
+    with stops.before_second_signal(_kill), futures.ThreadPoolExecutor(workers) as pool, stopping_jobs():
+        while todo or running:
+            for job in list(todo):
+                blocking = [need for need in job.needs if need in failed]
+                if blocking:
+                    todo.remove(job)
+                    failed[job.id] = f"{job.name}: left out, since what it needs failed"
+                elif ready.issuperset(job.needs) and len(running) < workers:
+                    todo.remove(job)
+                    environment = free.pop()
+                    running[pool.submit(perform, study, job, environment, True)] = job, environment
+            if not running:
+                continue
+            finished, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
+            for future in finished:
+                job, environment = running.pop(future)
+                free.append(environment)
+                fault = future.result()
+                if fault:
+                    failed[job.id] = fault
+                else:
+                    ready.add(job.id)
+                ended = total - len(todo) - len(running)
+                left = (time.monotonic() - began) / ended * (total - ended)
+                print(f"[{ended}/{total}] {fault or job.name}  eta {duration(left)}", flush=True)
+    return list(failed.values())
+
+
+@contextlib.contextmanager
+def stopping_jobs() -> Iterator[None]:
+    """Inside, a signal that stops the study stops its jobs too: each saves and ends."""
+    global _ending
+    _ending = False
+    try:
+        yield
+    except stops.Stopped:
+        with _lock:
+            _ending = True
+            for child in _commands:
+                child.terminate()
+        raise
+
+
+def _kill() -> None:
+    """Ends the jobs at once. Linux does so anyway when the study ends; other systems do not."""
+    for child in list(_commands):
+        child.kill()
+
+
+def visible_gpus() -> list[str]:
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [str(i) for i in range(len(listed.strip().splitlines()))]

@@ -1,0 +1,196 @@
+"""Makes a store of raw downloads or of a user's own images. launch/prepare.py says what each benchmark takes."""
+
+import hashlib
+import inspect
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cxda_jax.config import lookup
+from cxda_jax.data.readers.archives import extract
+from cxda_jax.data.readers.decoded import keeping
+from cxda_jax.data.readers.raw import Check, Packed, RawData, cores, large_enough, read_pieces
+from cxda_jax.data.store import SPLITS, DomainStore, StoreInfo, open_store, write_store
+from cxda_jax.errors import UserError, printable
+from cxda_jax.experiment import READERS
+from cxda_jax.pictures.sheet import draw_sheet
+from cxda_jax.progress import Counter, duration
+
+
+class Download(NamedTuple):
+    """A published archive."""
+
+    folder: str  # that it becomes
+    file: str  # its name in --raw_dir
+    url: str
+    size: int  # bytes
+    sha256: str
+
+
+# By benchmark. Only what a publisher states may stand here: these are tensorflow-datasets' addresses, sizes and hashes.
+PUBLISHED: dict[str, tuple[Download, ...]] = {
+    "cifar_c": (
+        Download(
+            "CIFAR-10-C",
+            "CIFAR-10-C.tar",
+            "https://zenodo.org/record/2535967/files/CIFAR-10-C.tar",
+            2918471680,
+            "c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
+        ),
+        Download(
+            "cifar-10-batches-bin",
+            "cifar-10-binary.tar.gz",
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            170052171,
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        ),
+    ),
+}
+BY_HAND = {
+    "femnist": "ARM's README links its split; fetch femnist-data.zip by hand into --raw_dir",
+    "tiny_imagenet_c": "fetch Tiny-ImageNet-C.tar (Zenodo), tinyimagenet-c.zip (ARM's README) by hand into --raw_dir",
+    "iwildcam": "pip install 'cxda_jax[wilds]'; wilds.get_dataset('iwildcam', download=True, root_dir=RAW_DIR) in Python",
+    "folder": "these are your own images; there is nothing to download",
+}
+
+
+def prepare_benchmark(
+    benchmark: str,
+    raw_dir: Path,
+    target: Path,
+    options: Mapping[str, Any],
+    strict: bool = False,
+    skip_bad: int = 0,
+    workers: int | None = None,
+) -> None:
+    """Makes the store `target` of what lies in `raw_dir`, and prints its card.
+
+    Args:
+      benchmark: which reader reads it.
+      raw_dir: the downloads.
+      target: the folder of the store; one that is there already is shown.
+      options: those of the reader.
+      strict: refuse raw files whose counts are not the paper's.
+      skip_bad: how many images that cannot be read are left out, at most.
+      workers: threads that read and decode; one for each core by default.
+    """
+    find = lookup("--benchmark", benchmark, READERS)
+    takes = inspect.signature(find).parameters
+    for name in options:
+        if name not in takes:
+            raise UserError(f"--{name}: {benchmark} has no such option; see --help")
+    named = {"name": target.name} if "name" in takes else {}  # data that have no name of their own
+    if (target / "store.json").exists():
+        print(card(open_store(target), []))
+        print(f"{target} is there already; delete it to prepare it again")
+        return
+    raw = unpacked(lambda: find(raw_dir, **options, **named))
+    for warning in raw.warnings:
+        print(f"warning: {printable(warning)}", flush=True)
+    if skip_bad and not any(piece.decoding for piece in raw.pieces):
+        raise UserError(f"--skip_bad: {benchmark} has no such option; see --help")
+    if strict:
+        insist_on_counts(raw.checks)
+    prepare(raw, target, workers or cores(), skip_bad)
+    store = open_store(target)
+    draw_sheet(store, target / "sheet.png", [d for split in SPLITS for d in some(store.domains(split))])
+    print(card(store, raw.checks))
+    print(f"{target}/sheet.png shows some of it")
+
+
+def show_published(benchmark: str, raw_dir: Path) -> None:
+    """Prints how to fetch each published file that raw_dir lacks, and checks the size and the hash of those it has."""
+    if benchmark not in PUBLISHED:
+        what = BY_HAND.get(benchmark, "fetch its files by hand into --raw_dir; its reader's docstring names them")
+        raise UserError(f"--links: no address of {benchmark} is known; {what}")
+    for folder, file, url, size, digest in PUBLISHED[benchmark]:
+        path = raw_dir / file
+        if (raw_dir / folder).is_dir():
+            print(f"{raw_dir / folder}: is there")
+        elif not path.is_file() or path.stat().st_size < size:
+            print(f"curl -L -C - --create-dirs -o {shlex.quote(str(path))} {url}")  # goes on with a part of the file
+        elif path.stat().st_size != size or _sha256(path) != digest:
+            raise UserError(
+                f"{path}: not the published file of {size} bytes and its hash; delete it and fetch it again"
+            )
+        else:
+            print(f"{path}: has the published size and hash")
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def unpacked(find: Callable[[], RawData]) -> RawData:
+    """What a reader finds, once the archives that it meets are extracted."""
+    while True:
+        try:
+            return find()
+        except Packed as e:
+            print(f"{e.archive}: extracting to {e.folder}", flush=True)
+            extract(e.archive, e.folder)
+
+
+def prepare(raw: RawData, target: Path, workers: int, skip_bad: int = 0) -> None:
+    total, began = sum(piece.rows for piece in raw.pieces), time.monotonic()
+    print(f"{target}: writing {total} images", flush=True)
+    bad: list[str] = []
+
+    def leave_out(fault: str) -> None:
+        print(f"left out: {printable(fault)}", flush=True)
+        bad.append(fault)
+
+    def info() -> StoreInfo:
+        known = raw.info.provenance
+        return raw.info._replace(provenance=f"{known}; {len(bad)} bad images left out" if bad else known)
+
+    with keeping(target, raw.pieces) as pieces:
+        domains = read_pieces(pieces, workers, Counter("images", total), skip_bad, leave_out)
+        write_store(
+            target,
+            info,
+            large_enough(domains, raw.least, lambda what: print(f"warning: {printable(what)}", flush=True)),
+        )
+    print(f"{total - len(bad)} images in {duration(time.monotonic() - began)}", flush=True)
+
+
+def some(domains: np.ndarray, count: int = 4) -> list[int]:
+    """The first, the last and what lies evenly between."""
+    return (
+        sorted({int(domains[i]) for i in np.linspace(0, len(domains) - 1, count).astype(int)}) if len(domains) else []
+    )
+
+
+def insist_on_counts(checks: list[Check]) -> None:
+    for check in checks:
+        if check.found != check.expected:
+            raise UserError(
+                f"--strict: {check.what}: {check.found}, but the paper's {check.expected}; fetch the files again"
+            )
+
+
+def card(store: DomainStore, checks: list[Check]) -> str:
+    """What the store holds, split by split, and how that compares with what the paper used."""
+    info, sizes = store.info, np.diff(store.offsets)
+    height, width, channels = store.images.shape[1:]
+    marks = f", {', '.join(info.marks)}" if info.marks else ""
+    lines: list[Any] = [
+        f"{info.name}: {store.num_classes} classes, {height}x{width}x{channels}{marks}; {printable(info.provenance)}",
+        f"{'split':<8}{'domains':>8}{'images':>9}{'classes':>9}   images per domain",
+    ]
+    for split in SPLITS:
+        domains = store.domains(split)
+        labels = [store.labels[store.offsets[d] : store.offsets[d + 1]] for d in domains]
+        classes = len(np.unique(np.concatenate(labels))) if labels else 0
+        spread = f"{sizes[domains].min()} to {sizes[domains].max()}" if len(domains) else "-"
+        lines.append(f"{split:<8}{len(domains):>8}{sizes[domains].sum():>9}{classes:>9}   {spread}")
+    lines.append(f"sha256 {store.sha256}")
+    for check in checks:
+        verdict = "as in the paper" if check.found == check.expected else f"the paper's: {check.expected}"
+        lines.append(f"{check.what}: {check.found}, {verdict}")
+    return "\n".join(lines)

@@ -1,0 +1,68 @@
+"""Tasks of another form than a config's own: other numbers of support domains, of support images, or of fine-tuning steps."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cxda_jax.config import Changes, Config
+from cxda_jax.errors import UserError, brief
+
+SHAPES = {"num_domains": "support domains", "support_size": "support images"}  # kinds that change the shape of a task
+STEPS = "finetune.steps"
+_TEXT = re.compile(rf"({'|'.join(map(re.escape, (*SHAPES, STEPS)))})=([0-9]{{1,9}})")
+
+
+class Setting(NamedTuple):
+    """One kind and its number, such as num_domains=10; USUAL is none."""
+
+    kind: str = ""
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}={self.number}" if self.kind else ""
+
+    @property
+    def changes(self) -> Changes:
+        """The fields that it changes in a config, other than the shape of a task."""
+        return [(self.kind, str(self.number))] if self.kind == STEPS else []
+
+
+USUAL = Setting()
+
+
+def asked(kind: str, numbers: Sequence[str]) -> list[Setting]:
+    """The settings of a flag such as --num_domains=1,10."""
+    for text in numbers:
+        if not text.isdecimal() or not 1 <= int(text) < 10**9:
+            flag = kind.removeprefix("finetune.")
+            raise UserError(f"--{flag}={brief(text, 40)}: give whole numbers of at least 1, such as 1,10")
+    return [Setting(kind, int(text)) for text in numbers]
+
+
+def parse(text: str) -> Setting:
+    """The setting that a result's row names; a ValueError where it names none."""
+    parts = _TEXT.fullmatch(text)
+    if text and not parts:
+        raise ValueError(f"setting={brief(repr(text), 40)}, expected one such as num_domains=10, or nothing")
+    return Setting(parts[1], int(parts[2])) if parts else USUAL
+
+
+def usual_number(kind: str, config: Config) -> int:
+    """How many support domains, or images, the config's own tasks have."""
+    episode = {"num_domains": 5, "per_domain": 20} | dict(config.get("episode", {}))
+    return episode["num_domains"] * (episode["per_domain"] if kind == "support_size" else 1)
+
+
+def reshaped(config: Config, setting: Setting) -> Config:
+    """The config with tasks of the setting's shape. As many queries as there are support images of one domain."""
+    if setting.kind not in SHAPES:
+        return config
+    episode = config["episode"]
+    support = setting.number if setting.kind == "support_size" else usual_number("support_size", config)
+    domains = setting.number if setting.kind == "num_domains" else episode["num_domains"]
+    if support < domains:
+        raise UserError(
+            f"--{setting}: {support} support images cannot come from {domains} domains; ask for more images"
+        )
+    each = support // domains
+    return {**config, "episode": {**episode, "num_domains": domains, "per_domain": each, "num_query": each}}

@@ -1,0 +1,54 @@
+"""The entries of the examples in the package's tables.
+
+An own method or network stands in cxda_jax/methods/ or cxda_jax/nets/, and its entries in fields.py and experiment.py. The
+examples stand outside the package, so registered() adds their entries for a while.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+
+from cxda_jax import experiment, fields
+from cxda_jax.experiment import build_net
+from cxda_jax.fields import COUNT, POSITIVE, Field, Group
+from cxda_jax.nets.resnet import LinearHead
+from docs.examples.t3a import t3a
+from docs.examples.vit import ViTTrunk
+
+# In METHODS of experiment.py.
+METHODS = {"t3a": lambda c, store: t3a(build_net(c, store), **c["t3a"])}
+# In NETS of experiment.py. The name is also added to the choices of net.name in fields.py.
+NETS = {
+    "vit": lambda c, num_classes: (
+        ViTTrunk(c["width"], dtype=jnp.dtype(c["dtype"])),
+        LinearHead(num_classes, jnp.dtype(c["dtype"])),
+    )
+}
+# In FIELDS of fields.py.
+FIELDS = {
+    "t3a": Group("Method t3a.", {
+        "keep": Field(10, "Support images that may teach a class.", COUNT),
+        "temperature": Field(1.0, "Logits are divided by it before the entropy is taken.", POSITIVE),
+    }, at_test=True, optional=True),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def registered() -> Iterator[None]:
+    """A context in which the package knows the examples."""
+    tables: Any = ((experiment.METHODS, METHODS), (experiment.NETS, NETS), (fields.FIELDS, FIELDS))
+    net = fields.FIELDS["net"]
+    assert isinstance(net, Group)
+    name = net.fields["name"]
+    for table, entries in tables:
+        table.update(entries)
+    net.fields["name"] = name._replace(choices=(*name.choices, *NETS))
+    try:
+        yield
+    finally:
+        for table, entries in tables:
+            for key in entries:
+                del table[key]
+        net.fields["name"] = name

@@ -1,0 +1,31 @@
+"""Commands, run in this process: what a user types, without the seconds that a process of its own takes to import JAX."""
+
+import contextlib
+import importlib
+import io
+import sys
+from unittest import mock
+
+import pytest
+from absl.testing import flagsaver
+
+from cxda_jax import backend
+from launch import cli
+
+
+def command(name, *arguments, code=0) -> str:
+    """What a command prints, or what it writes to stderr where its exit code is not 0."""
+    main = importlib.import_module(f"launch.{name}").main  # first: flagsaver would forget its flags
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", [name, *map(str, arguments)]),
+        mock.patch.object(backend, "keep_freed_memory"),  # it is for the whole life of a process
+        flagsaver.flagsaver(),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as exit,
+    ):
+        cli.run(main)
+    cli.CHANGES.clear()
+    assert (exit.value.code or 0) == code, out.getvalue() + err.getvalue()
+    return err.getvalue() if code else out.getvalue()

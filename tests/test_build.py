@@ -1,0 +1,177 @@
+"""What a config may ask for: a value out of range or that does not fit is named in one line, all others are built."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cxda_jax.config import check_all, load, override, read, resolve
+from cxda_jax.data.store import DomainStore, open_store, write_store
+from cxda_jax.errors import UserError
+from cxda_jax.experiment import METHODS, build_method, build_on, start_from_weights
+from cxda_jax.fields import FIELDS, Group
+from cxda_jax.types import Images
+from tests.conftest import INFO, make_domains
+from tests.lines import one_line, refused
+from tests.test_overrides import NAMES, NUMBERS, TEXTS, TUPLES, VALUES, one_of
+
+IN_FIELDS = {
+    **{name: field for name, field in FIELDS.items() if not isinstance(field, Group)},
+    **{f"{g}.{n}": field for g, group in FIELDS.items() if isinstance(group, Group) for n, field in group.fields.items()},
+}  # fmt: skip
+RANGES = {name: field.within for name, field in IN_FIELDS.items() if field.within}
+VALUE_REFUSED = [  # the method, the field, its text, what the line says
+    ("cxda", "optimizer.learning_rate", "-0.1", "=-0.1 must be above 0$"),
+    ("cxda", "optimizer.momentum", "1", "=1.0 must be at least 0 and below 1$"),
+    ("cxda", "optimizer.name", "adamw", "='adamw' is unknown; did you mean 'adam'. choose from adam, sgd$"),
+    ("bn", "batch_norm.momentum", "1.5", "=1.5 must be at least 0 and at most 1$"),
+    ("cxda", "seed", "-1", "=-1 must be at least 0 and at most 4294967295$"),
+    ("cxda", "method", "cxdaa", "='cxdaa' is unknown; did you mean 'cxda'. choose from bn, cml"),
+    ("cxda", "train.support_loss", "both", "='both' is unknown; choose from leave_one_out, none, own"),
+    ("bn", "train.support_loss", "leave_one_out", "='leave_one_out' is .* none, own"),
+    ("cxda", "episode.num_domains", "4", "=4 but split 'train' of tiny has 3 domains"),
+    ("cxda", "episode.per_domain", "11", "domain 'd0' .* has 30 images, episode.per_domain . episode.num_query needs 31"),
+    ("erm", "episode.num_query", "9999", "has 30 images, episode.per_domain . episode.num_query needs 10009; .*ask for fewer"),
+    ("cxda", "attention.heads", "7", "=7 with attention.ratio=2 .* the divisors of 16"),
+    ("cxda_p2p", "attention.heads", "3", "=3 with attention.ratio=2 .* the divisors of 16"),
+    *[("erm", "net.stages", text, "=.*: give one to six counts of 1 to 100 blocks")
+      for text in ("()", "(0, 2)", "(1, -1)", "(101,)", "(9999999999, 1)", "(1, 1, 1, 1, 1, 1, 1)")],
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small_store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    write_store(folder / "store", INFO, make_domains())
+    return open_store(folder / "store")
+
+
+def small_config(method, *changes):
+    small = {"episode.num_domains": "3", "episode.per_domain": "4", "episode.num_query": "5"}
+    return load(f"configs/glyphs.py:{method},smoke", [*small.items(), *changes])
+
+
+def built(config, store):
+    """The experiment and the start of its run, or None where a UserError of one line says why not."""
+    try:
+        experiment = build_on(config, store)
+        start_from_weights(config, {"params": {}, "batch_stats": {}})
+    except UserError as e:
+        one_line(e)
+        return None
+    return experiment
+
+
+def shapes(method, store):
+    return jax.eval_shape(method.init, jax.random.key(0), Images(store.images[:2], np.zeros(2, np.int32)))
+
+
+@pytest.mark.parametrize("name", sorted(RANGES))
+def test_a_number_outside_its_range_is_named(name):
+    within, kind = RANGES[name], type(VALUES[name])
+    group, _, field = name.rpartition(".")
+    ends = [x for x, closed in zip(within[:2], within.closed, strict=True) if closed and math.isfinite(x)]
+    outside = {within.low - 1, within.high + 1, 2**62, -(2**62), math.nan, *within[:2]} - set(ends)
+    for value in [*ends, *outside]:
+        if kind is int and not math.isfinite(value):
+            continue
+        config = read("glyphs:cxda,smoke")
+        (config[group] if group else config)[field] = kind(value)
+        if value in ends or within.low < value < within.high:
+            check_all(config)
+            continue
+        with refused(rf"^{name}=\S+ must be (at least|above|at most|below|a finite number) "):
+            check_all(config)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, field in IN_FIELDS.items() if field.choices))
+def test_a_choice_that_there_is_not_is_named(name):
+    config, (group, _, field) = read("glyphs:cxda,smoke"), name.rpartition(".")
+    for choice in IN_FIELDS[name].choices:
+        config[group][field] = choice
+        check_all(config)
+    config[group][field] = type(choice)(99)
+    with refused(f"^{name}='?99'? is unknown; .*choose from .*{choice}"):
+        check_all(config)
+
+
+@pytest.mark.parametrize(("method", "name", "text", "said"), VALUE_REFUSED, ids=lambda value: value[:20])
+def test_values_that_do_not_fit_together(small_store, method, name, text, said):
+    config = small_config(method, ("episode.per_domain", "10"), ("episode.num_query", "20"), (name, text))
+    config.net.name = "resnet50" if name == "net.stages" else config.net.name
+    with refused(f"^(?=.*{name}).*{said}"):
+        build_on(resolve(config), small_store)
+
+
+def test_what_is_taken_is_built_or_refused_in_one_line(small_store):
+    rng, found = np.random.default_rng(1), 0
+    pools = {int: NUMBERS, float: NUMBERS, list: TUPLES}
+    methods, fields = list(METHODS), [name for name in NAMES if not name.startswith(("data.", "benchmark"))]
+    for i in range(400):
+        config, changes = small_config(methods[i % len(methods)]), 0
+        config.net.name = one_of(rng, ["cnn", "cnn", "resnet50"])
+        for name in (fields[i % len(fields)], *(one_of(rng, fields) for _ in range(rng.integers(3)))):
+            for _ in range(3):
+                try:
+                    override(config, name, one_of(rng, pools.get(type(VALUES[name]), TEXTS)))
+                    changes += 1
+                except UserError:
+                    pass
+        experiment = built(resolve(config), small_store) if changes else None
+        if experiment is None:
+            continue
+        found += 1
+        if not experiment.method.trains_as:
+            assert len(next(experiment.source.batches(experiment.train_plans, 0, 1)).query)
+        assert len(experiment.task_plans("test")(range(1)).query) == 1
+        if i % 10 == 0:
+            assert "params" in shapes(experiment.method, small_store)
+    assert 40 < found < 360
+
+
+@pytest.mark.parametrize(("method", "name"), [("erm", "net.width"), ("cml", "cml.width"), ("sla", "sla.adapters")])
+def test_the_largest_networks_have_shapes(small_store, method, name):
+    config = small_config(method, (name, str(RANGES[name].high)))
+    assert "params" in shapes(built(resolve(config), small_store).method, small_store)
+
+
+@pytest.mark.parametrize("name", ["seed", "evaluation.seed"])
+def test_the_largest_seed_is_used(small_store, name):
+    experiment = built(resolve(small_config("cotta", (name, str(RANGES[name].high)))), small_store)
+    plan = experiment.task_plans("test")(range(3)) if name != "seed" else experiment.train_plans(2)
+    assert len(plan.query) and jax.random.key(experiment.config["seed"]).shape == ()
+
+
+@given(st.sampled_from(["learning_rate", "momentum", "weight_decay"]), st.floats())
+@example("learning_rate", 0.0)
+@example("learning_rate", 1.0)
+@example("momentum", 0.0)
+@example("momentum", 1.0)
+@example("weight_decay", 0.0)
+@example("weight_decay", math.inf)
+def test_an_optimizer_is_built_from_numbers_that_it_can_use(small_store, field, value):
+    config = resolve(small_config("ft_em"))
+    config["optimizer"][field] = value
+    good = math.isfinite(value) and value >= 0 and (field, value) != ("learning_rate", 0)
+    if good and (field != "momentum" or value < 1):
+        assert built(config, small_store)
+        return
+    with refused(rf"^optimizer\.{field}=\S+ must be"):
+        build_on(config, small_store)
+
+
+@pytest.mark.parametrize(("padding", "least"), [("arm", 16), ("same", 4)])
+@pytest.mark.parametrize("method", ["erm", "cxda", "cml"])
+def test_images_too_small_for_the_network_are_refused(padding, least, method):
+    config = resolve(small_config(method, ("net.padding", padding)))
+    for shape in ((least, least + 3, 1), (least - 1, least + 3, 1), (least + 3, least - 1, 1), (1, 1, 1)):
+        images = np.zeros((2, *shape), np.uint8)
+        store = DomainStore(INFO, images, np.zeros(2), np.array([0, 2]), ("train",), ("a",), "")
+        if min(shape[:2]) >= least:
+            assert "params" in shapes(build_method(config, store), store)
+        else:
+            with refused(f"net.padding='{padding}' takes images from {least} pixels"):
+                build_method(config, store)
