@@ -7,9 +7,9 @@ python -m launch.prepare --benchmark=tiny_imagenet_c --raw_dir=DOWNLOADS --regen
 python -m launch.prepare --benchmark=iwildcam --raw_dir=DOWNLOADS --size=112
 python -m launch.prepare --benchmark=folder --raw_dir=MY_IMAGES --name=mine --size=64 --fit=crop
 
---raw_dir holds the downloads. An archive in it that is named as a missing folder (femnist.zip, CIFAR-10-C.tar) or as published
-(femnist-data.zip, tinyimagenet-c.zip) is extracted beside itself, without the folder around it that some have; one with links,
-with names that lead out of its folder, or that unpacks to far too much is refused.
+--raw_dir holds the downloads. Where a folder of this list is missing, an archive with its name (femnist.zip, CIFAR-10-C.tar) or
+with its published name (femnist-data.zip, tinyimagenet-c.zip) is extracted beside itself. An archive is refused if it holds
+links or names that lead out of its folder, or if it unpacks to far too much.
   femnist           femnist/{train,val,test}/*.json, as LEAF writes them; also femnist-data/
   cifar_c           CIFAR-10-C/*.npy and CIFAR-10-C-new/{train,val}/*.npy
                     --regenerate: cifar-10-batches-bin/ in place of CIFAR-10-C-new
@@ -17,15 +17,14 @@ with names that lead out of its folder, or that unpacks to far too much is refus
   tiny_imagenet_c   Tiny-ImageNet-C/ and Tiny-ImageNet-C-new/{train,val}/
                     --regenerate: tiny-imagenet-200/ in place of Tiny-ImageNet-C-new
   iwildcam          iwildcam_v2.0/{metadata.csv,categories.csv,train/}
-  folder            DOMAIN/CLASS/IMAGE; what is no image, or lies elsewhere, is counted in a warning
+  folder            DOMAIN/CLASS/IMAGE; a warning counts other files
 
-An image that cannot be read ends the run with its name; --skip_bad=N names up to N of them and leaves them out. Images of
-files of their own are kept as they are decoded, so the same command, also with another --skip_bad, does not decode them again.
+An image that cannot be read stops the command, which names it. --skip_bad=N leaves up to N such images out and names them.
+Images that are files of their own are kept once they are decoded. The same command does not decode them again.
 
-The result is written to --data_dir/--name under another name and renamed when whole, so what a stopped run leaves is
-never taken for data. Beside it, sheet.png shows some images of some domains. A card of the splits comes last: domains,
-images, classes, hash, and the paper's counts. Results on regenerated domains are not comparable with the paper's; every
-result row says so.
+The store is written under another name, and renamed to --data_dir/--name when it is whole. Its sheet.png shows some images of
+some domains. A card of the splits is printed last: domains, images, classes, hash, and the paper's counts. Results on
+regenerated domains are not comparable with the paper's, and every result says so.
 
 --links prints the commands that fetch the published files which --raw_dir lacks, checks the size and the hash of those that
 are there, and ends. For a benchmark whose addresses are not known it says where its files come from.
@@ -69,6 +68,7 @@ def main() -> None:
 
         from cxda_jax.config import renamed
         from cxda_jax.study.preparing import prepare_benchmark, show_published
+    cli.no_changes()
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=folder")
     raw_dir = cli.insist(_RAW_DIR.value, "--raw_dir", "say where the downloads, or your images, are")
     options = {flag.name: flag.value for flag in _OPTIONS if flag.value is not None}

@@ -60,6 +60,7 @@ COMMANDS = [  # command, arguments, what the line says
     ("prepare", PREPARE[:1], "--raw_dir is missing; say where"),
     ("prepare", ("--benchmark=glyphs", PREPARE[1]), "--benchmark='glyphs' is unknown; choose from cifar_c, femnist"),
     ("prepare", ("--benchmark=cifar10_c", PREPARE[1]), "--benchmark='cifar10_c' is unknown; did you mean 'cifar_c'"),
+    ("prepare", (*PREPARE, "--config.seed=1"), "--config.seed: .*leave it out"),
     ("prepare", (*PREPARE, "--workers=0"), "flag --workers=0: .*positive"),
     ("prepare", (*PREPARE, "--size=large"), "flag --size=large: .*'large'"),
     ("prepare", (*PREPARE, "--regenerate"), "--regenerate: folder has no such option; see --help"),

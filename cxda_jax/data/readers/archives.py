@@ -27,10 +27,8 @@ from cxda_jax.progress import Counter
 
 LIMIT = 100 * 2**30  # bytes; iWildCam, the largest data set, has about 25 GB
 MEMBERS = 5_000_000
-RATIO, SMALL = (
-    200,
-    64 * 2**20,
-)  # most unpacked bytes for each packed byte, where there are more than SMALL unpacked bytes
+RATIO = 200  # most unpacked bytes for each packed byte ...
+SMALL = 64 * 2**20  # ... of an archive that has more unpacked bytes than this
 BLOCK = 4096  # a file system may round the size of a file up to a multiple of this
 CHUNK, MB = 2**20, 10**6
 
