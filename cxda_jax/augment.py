@@ -18,21 +18,13 @@ def as_floats(pixels: Array) -> Array:
 
 
 class Weak(NamedTuple):
-    """The paper's training augmentation. Crop, flip and rotation are applied independently.
+    """The paper's training augmentation. Crop, flip and rotation are applied independently."""
 
-    Attributes:
-      crop: pad by 1/8 of the side and crop back at random.
-      flip: horizontally.
-      rotate: degrees, uniform in -rotate..rotate; 0 switches it off.
-      fill: the value in 0..1 of pixels from outside the image.
-      probability: of each part.
-    """
-
-    crop: bool = True
-    flip: bool = True
-    rotate: float = 30.0
-    fill: float = 0.0
-    probability: float = 0.5
+    crop: bool = True  # pad by 1/8 of the side and crop back at random
+    flip: bool = True  # horizontally
+    rotate: float = 30.0  # degrees, uniform in -rotate..rotate; 0 switches it off
+    fill: float = 0.0  # the value in 0..1 of pixels from outside the image
+    probability: float = 0.5  # of each part
 
 
 def check_weak(options: Weak) -> None:
@@ -41,16 +33,7 @@ def check_weak(options: Weak) -> None:
 
 
 def weak(key: Array, pixels: Array, options: Weak) -> Array:
-    """Applies the training augmentation.
-
-    Args:
-      key: each image gets a key of its own.
-      pixels: [n, h, w, c], uint8 or floats in 0..1.
-      options: what to apply.
-
-    Returns:
-      Floats in 0..1, [n, h, w, c].
-    """
+    """The training augmentation of pixels [n, h, w, c], uint8 or floats in 0..1, as floats in 0..1."""
     x = as_floats(pixels)
     if not (options.crop or options.flip or options.rotate):
         return x
@@ -105,35 +88,20 @@ def bilinear(y: Array, x: Array, pixel: Callable[[Array, Array], Array]) -> Arra
 
 
 class Strong(NamedTuple):
-    """CoTTA's test-time augmentation (Wang et al., 2022); 0 or False switches a part off.
+    """CoTTA's test-time augmentation (Wang et al., 2022); 0 or False switches a part off. Draws are uniform."""
 
-    Attributes:
-      brightness: a factor, uniform in 1 - brightness..1 + brightness.
-      contrast: a factor, uniform in 1 - contrast..1 + contrast.
-      saturation: a factor, uniform in 1 - saturation..1 + saturation; colour images only.
-      hue: turns, uniform in -hue..hue; colour images only.
-      gamma: an exponent, uniform in 1 - gamma..1 + gamma.
-      rotate: degrees, uniform in -rotate..rotate.
-      translate: a share of the side, uniform in -translate..translate and rounded to whole pixels.
-      scale: a factor, uniform in 1 - scale..1 + scale.
-      blur: pixels; the Gaussian's sigma is uniform in 0.001..blur.
-      flip: horizontally, with probability 1/2.
-      noise: standard deviation, independent in each pixel and channel.
-      invert: augment 1 - pixels; for dark ink on white, so that brightness leaves the background alone.
-    """
-
-    brightness: float = 0.4
-    contrast: float = 0.3
-    saturation: float = 0.5
-    hue: float = 0.06
-    gamma: float = 0.3
-    rotate: float = 15.0
-    translate: float = 0.125
-    scale: float = 0.1
-    blur: float = 0.5
-    flip: bool = True
-    noise: float = 0.005
-    invert: bool = False
+    brightness: float = 0.4  # a factor in 1 - brightness..1 + brightness
+    contrast: float = 0.3  # a factor in 1 - contrast..1 + contrast
+    saturation: float = 0.5  # a factor in 1 - saturation..1 + saturation; colour images only
+    hue: float = 0.06  # turns in -hue..hue; colour images only
+    gamma: float = 0.3  # an exponent in 1 - gamma..1 + gamma
+    rotate: float = 15.0  # degrees in -rotate..rotate
+    translate: float = 0.125  # a share of the side in -translate..translate, rounded to whole pixels
+    scale: float = 0.1  # a factor in 1 - scale..1 + scale
+    blur: float = 0.5  # pixels; the Gaussian's sigma is in 0.001..blur
+    flip: bool = True  # horizontally, with probability 1/2
+    noise: float = 0.005  # standard deviation, independent in each pixel and channel
+    invert: bool = False  # augment 1 - pixels; for dark ink on white, so that brightness leaves the background alone
 
 
 SHARPEST = 0.001  # the sigma of a blur that changes nothing
@@ -147,16 +115,7 @@ def check_strong(options: Strong) -> None:
 
 
 def strong(key: Array, pixels: Array, options: Strong) -> Array:
-    """Applies CoTTA's augmentation.
-
-    Args:
-      key: each image gets a key of its own.
-      pixels: [n, h, w, c] with 1 or 3 channels, uint8 or floats in 0..1.
-      options: what to apply.
-
-    Returns:
-      Floats in 0..1, [n, h, w, c].
-    """
+    """CoTTA's augmentation of pixels [n, h, w, 1 or 3], uint8 or floats in 0..1, as floats in 0..1."""
     if pixels.shape[-1] not in (1, 3):
         raise UserError(f"strong augmentation takes images of 1 or 3 channels, not {pixels.shape[-1]}")
     x = jnp.clip(as_floats(pixels), 0, 1)
@@ -190,19 +149,19 @@ class Drawn(NamedTuple):
 def draw_strong(key: Array, shape: tuple[int, ...], options: Strong) -> Drawn:
     """Random parameters for an image of this shape [h, w, c]."""
     order_key, number_key = jax.random.split(key)
-    ranges = jnp.array(
-        [
-            *((1 - spread, 1 + spread) for spread in options[:3]),
-            (-options.hue, options.hue),
-            (1 - options.gamma, 1 + options.gamma),
-            (-math.radians(options.rotate), math.radians(options.rotate)),
-            *((-options.translate * side, options.translate * side) for side in shape[:2]),
-            (1 - options.scale, 1 + options.scale),
-            (SHARPEST, max(SHARPEST, options.blur)),
-            (-1, 1),
-        ]
-    )
-    numbers = jax.random.uniform(number_key, (len(ranges),), minval=ranges[:, 0], maxval=ranges[:, 1])
+    turn = math.radians(options.rotate)
+    ranges = [
+        *((1 - spread, 1 + spread) for spread in options[:3]),
+        (-options.hue, options.hue),
+        (1 - options.gamma, 1 + options.gamma),
+        (-turn, turn),
+        *((-options.translate * side, options.translate * side) for side in shape[:2]),
+        (1 - options.scale, 1 + options.scale),
+        (SHARPEST, max(SHARPEST, options.blur)),
+        (-1, 1),
+    ]
+    ends = jnp.array(ranges)
+    numbers = jax.random.uniform(number_key, (len(ranges),), minval=ends[:, 0], maxval=ends[:, 1])
     return Drawn(
         order=jax.random.uniform(order_key, (len(adjustments(shape, options)),)).argsort(),
         amounts=numbers[:5],
@@ -223,21 +182,9 @@ def grey(planes: Array) -> Array:
     return planes[0] if len(planes) == 1 else 0.2989 * planes[0] + 0.587 * planes[1] + 0.114 * planes[2]
 
 
-def interpolate(planes: Array, reference: Array | float, factor: Array) -> Array:
+def blend(reference: Array | float, planes: Array, factor: Array) -> Array:
     """The reference at factor 0, the planes at 1, clipped to 0..1."""
     return jnp.clip(factor * planes + (1 - factor) * reference, 0, 1)
-
-
-def adjust_brightness(planes: Array, factor: Array) -> Array:
-    return interpolate(planes, 0.0, factor)
-
-
-def adjust_contrast(planes: Array, factor: Array) -> Array:
-    return interpolate(planes, grey(planes).mean(), factor)
-
-
-def adjust_saturation(planes: Array, factor: Array) -> Array:
-    return interpolate(planes, grey(planes), factor)
 
 
 def adjust_hue(planes: Array, turns: Array) -> Array:
@@ -254,27 +201,19 @@ def adjust_hue(planes: Array, turns: Array) -> Array:
     return most - chroma * jnp.clip(jnp.minimum(k, 4 - k), 0, 1)
 
 
-def adjust_gamma(planes: Array, exponent: Array) -> Array:
-    return jnp.exp(exponent * jnp.log(jnp.clip(planes, 1e-8, 1)))  # `**` is several times slower
-
-
-ADJUSTMENTS = {
-    "brightness": adjust_brightness,
-    "contrast": adjust_contrast,
-    "saturation": adjust_saturation,
+ADJUSTMENTS: dict[str, Callable[[Array, Array], Array]] = {
+    "brightness": lambda planes, factor: blend(0.0, planes, factor),
+    "contrast": lambda planes, factor: blend(grey(planes).mean(), planes, factor),
+    "saturation": lambda planes, factor: blend(grey(planes), planes, factor),
     "hue": adjust_hue,
-    "gamma": adjust_gamma,
+    "gamma": lambda planes, power: jnp.exp(power * jnp.log(jnp.clip(planes, 1e-8, 1))),  # `**` is several times slower
 }
-COLOUR_ONLY = ("saturation", "hue")
 
 
 def adjustments(shape: tuple[int, ...], options: Strong) -> list[int]:
     """The adjustments that an image of this shape [h, w, c] gets, as indices into ADJUSTMENTS."""
-    return [
-        i
-        for i, name in enumerate(ADJUSTMENTS)
-        if getattr(options, name) and (shape[-1] == 3 or name not in COLOUR_ONLY)
-    ]
+    without = () if shape[-1] == 3 else ("saturation", "hue")
+    return [i for i, name in enumerate(ADJUSTMENTS) if getattr(options, name) and name not in without]
 
 
 def jitter(image: Array, drawn: Drawn, used: list[int]) -> Array:
@@ -311,18 +250,9 @@ def move(image: Array, drawn: Drawn, options: Strong) -> Array:
 def affine(
     image: Array, angle: Array, shift: Array, scale: Array, margin: int = 0, flip: Array | bool = False
 ) -> Array:
-    """Scales and rotates an image about its centre, shifts, then flips it, in one bilinear interpolation.
+    """Scales and rotates an image [h, w, c] about its centre, shifts, then flips it, in one bilinear interpolation.
 
-    Args:
-      image: [h, w, c].
-      angle: radians.
-      shift: pixels down and to the right, [2].
-      scale: a factor.
-      margin: further pixels on each side of the result.
-      flip: whether to flip horizontally.
-
-    Returns:
-      [h + 2 * margin, w + 2 * margin, c].
+    The result has so many pixels more on each side as `margin` says.
     """
     h, w, _ = image.shape
     down, right = jnp.arange(-margin, h + margin) - (h - 1) / 2, jnp.arange(-margin, w + margin) - (w - 1) / 2

@@ -71,7 +71,7 @@ TABLE = {  # by the file's name without test_ and .py
     "store": Rings(INNER),
     "store_properties": Rings(EXHAUSTIVE),
     "stops": Rings(exhaustive=["a_signal_while_imports_run"]),
-    "strong_augment": Rings(exhaustive=["draws_fill", "every_order", "noise_has", "margins", "off_is"]),
+    "strong_augment": Rings(exhaustive=["draws_fill", "every_order", "off_is"]),
     "study": Rings(
         exhaustive=["a_study_from_one_command", "a_queue_runs", "a_killed_study", "each_job_gets_one_signal"]
     ),

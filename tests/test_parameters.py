@@ -58,7 +58,7 @@ FREE = "report", "study", "bench", "experiment", "config", "disk"  # made for th
      "attention.heads=3 with attention.ratio=2"),
     (lambda: read_weights(Path("a/weights=b.txt")), "weights=a/weights=b.txt:", ["net"], "net.weights=a/weights=b.txt:"),
     (lambda: convert({"a": np.ones(1)}, {"params": {}, "batch_stats": {}}), "weights: .* dont_load", ["net"], "net.weights: "),
-    (lambda: next(glyphs.domains(-1, (1, 1, 1), 1)), "seed=-1 must", ["data"], "data.seed=-1 must"),
+    (lambda: glyphs.open_glyphs("unused", seed=-1), "seed=-1 must", ["data"], "data.seed=-1 must"),
 ])  # fmt: skip
 def test_a_parameter_becomes_a_field(call, says, groups, field):
     with pytest.raises(UserError, match=f"^{says}"):

@@ -1,5 +1,6 @@
 """What holds for all inputs: plans, metrics, augmentation and ranges of fields."""
 
+import functools
 import math
 import re
 import tempfile
@@ -139,12 +140,9 @@ def test_every_draw_is_uniform(replacement):
 
 @settings(max_examples=6, phases=NOT_SHRUNK)
 @given(
-    st.lists(st.integers(4, 9), min_size=2, max_size=4),
-    st.sampled_from([(3, 2, 1), (2, 5, 3)]),
-    st.integers(1, 2),
-    st.booleans(),
-    SEEDS,
-)
+    st.lists(st.integers(4, 9), min_size=2, max_size=4), st.sampled_from([(3, 2, 1), (2, 5, 3)]), st.integers(1, 2),
+    st.booleans(), SEEDS,
+)  # fmt: skip
 def test_both_sources_give_equal_bytes(sizes, shape, num_domains, mixed, seed):
     pytest.importorskip("tensorflow")
     spec = EpisodeSpec(num_domains, per_domain=2, num_query=2)
@@ -166,9 +164,7 @@ def test_both_sources_give_equal_bytes(sizes, shape, num_domains, mixed, seed):
             for (images, label), rows in zip(parts, plan, strict=True):
                 for array, column in ((images.pixels, store.images), (images.domain, owner), (label, store.labels)):
                     np.testing.assert_array_equal(array, column[rows])
-            for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-                assert a.dtype == b.dtype
-                np.testing.assert_array_equal(a, b)
+            jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), ours, theirs)
 
 
 def drawn_rows(rng, count, shape):
@@ -196,10 +192,8 @@ def test_scores_equal_scikit_learns_and_ignore_the_order_of_queries(answers, see
     predictions, labels = answers
     theirs = {
         "accuracy": sklearn.accuracy_score(labels, predictions),
-        "macro_f1": sklearn.f1_score(
-            labels, predictions, labels=np.unique(labels), average="macro", zero_division=0
-        ),
-    }  # fmt: skip
+        "macro_f1": sklearn.f1_score(labels, predictions, labels=np.unique(labels), average="macro", zero_division=0),
+    }
     order = np.random.default_rng(seed).permutation(len(labels))
     for name, score in metrics.METRICS.items():
         found = score(predictions, labels)
@@ -215,9 +209,7 @@ def test_the_worst_decile_is_the_mean_of_the_lowest_tenth(scores, seed):
     count = max(1, math.floor(len(scores) / 10))
     found = metrics.worst_decile(scores)
     assert found == pytest.approx(np.partition(scores, count - 1)[:count].mean(), abs=1e-12)
-    assert scores.min() - 1e-12 <= found <= scores.mean() + 1e-12
-    shuffled = np.random.default_rng(seed).permutation(scores)
-    assert metrics.worst_decile(shuffled) == found
+    assert metrics.worst_decile(np.random.default_rng(seed).permutation(scores)) == found
 
 
 @settings(max_examples=200)
@@ -226,18 +218,15 @@ def test_mean_and_standard_error_equal_scipys(values):
     scipy = pytest.importorskip("scipy.stats")
     mean, error = metrics.mean_sem(values)
     assert mean == pytest.approx(math.fsum(values) / len(values), rel=1e-9, abs=1e-6)
-    if len(values) == 1:
-        assert math.isnan(error)
-    else:
-        assert error == pytest.approx(scipy.sem(values), rel=1e-9, abs=1e-6) and error >= 0
-        assert metrics.mean_sem(list(values)) == (mean, error)
+    assert error == pytest.approx(scipy.sem(values) if len(values) > 1 else math.nan, rel=1e-9, abs=1e-6, nan_ok=True)
+    np.testing.assert_equal(metrics.mean_sem(list(values)), (mean, error))
+    assert not error < 0
 
 
 # Augmentation
 
 IMAGE_SHAPES = [(6, 9, 1), (8, 8, 3)]  # few: each is compiled anew
 IMAGES = 5
-TURNED = st.floats(0, 180, width=32)
 SHARE = st.floats(0, 1, width=32)
 WEAK = jax.jit(
     lambda key, pixels, rotate, fill, probability, crop, flip: augment.weak(
@@ -275,10 +264,7 @@ def check_augmentation(augmented, seed, images, neighbour):
 
 @settings(max_examples=40, phases=NOT_SHRUNK)
 @given(
-    SEEDS,
-    st.sampled_from(IMAGE_SHAPES),
-    st.integers(0, IMAGES - 1),
-    TURNED, SHARE, SHARE,
+    SEEDS, st.sampled_from(IMAGE_SHAPES), st.integers(0, IMAGES - 1), st.floats(0, 180, width=32), SHARE, SHARE,
     st.sampled_from([(True, True), (True, False)]),
 )  # fmt: skip
 def test_weak_augmentation(seed, shape, neighbour, rotate, fill, probability, parts):
@@ -296,9 +282,8 @@ def test_strong_augmentation(seed, shape, neighbour, options):
     images = some_images(seed, shape)
     out = check_augmentation(lambda k, x: STRONG(k, x, options), seed, images, neighbour)
     assert np.abs(out - images).max() > 1e-3
-    np.testing.assert_allclose(STRONG(jax.random.key(seed), images, STRONG_OFF), images, rtol=0, atol=1e-6)
-    inverted = STRONG_OFF._replace(invert=True)
-    np.testing.assert_allclose(STRONG(jax.random.key(seed), images, inverted), images, rtol=0, atol=1e-6)
+    for off in (STRONG_OFF, STRONG_OFF._replace(invert=True)):
+        np.testing.assert_allclose(STRONG(jax.random.key(seed), images, off), images, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", IMAGE_SHAPES)

@@ -17,12 +17,11 @@ noise_blur.py and weather_digital.py hold the corruptions themselves.
 """
 
 import io
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from cxda_jax.config import choose
 from cxda_jax.data import noise_blur, weather_digital
 from cxda_jax.errors import UserError
 
@@ -82,59 +81,37 @@ _TINY: dict[str, tuple] = _CIFAR | {  # zoom_blur is the same
     "saturate": ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (30, 0.2)),
 }  # fmt: skip
 NAMES = tuple(_CIFAR)
+LEVELS = range(1, 6)
 SEVERITIES = {"cifar": _CIFAR, "tiny": _TINY}
 SMALLEST = 16  # pixels of a side
-
 BLOCK = 64  # images at a time: their float32 copies stay in a core's cache
 
 
 def corrupt(
     images: np.ndarray, name: str, severity: int, rng: np.random.Generator, constants: str = "cifar"
 ) -> np.ndarray:
-    """Corrupts images.
-
-    Args:
-        images: uint8 [n, side, side, 3].
-        name: One of NAMES.
-        severity: 1..5.
-        constants: One of SEVERITIES.
-    """
-    _refuse_mistakes(images, name, severity, constants)
+    """Images uint8 [n, side, side, 3] under one of NAMES, with its constant of severity 1..5 in one of SEVERITIES."""
+    corruption = _FUNCTIONS[choose("corruption", name, NAMES)]
+    constant = SEVERITIES[choose("constants", constants, SEVERITIES)][name][choose("severity", severity, LEVELS) - 1]
+    n, side, *rest = images.shape
+    if images.dtype != np.uint8 or rest != [side, 3] or side < SMALLEST:
+        expected = f"uint8 [n, side, side, 3] with a side of at least {SMALLEST}"
+        raise UserError(f"images: {images.dtype} {list(images.shape)} must be {expected}")
     result = np.empty_like(images)
-    for start in range(0, len(images), BLOCK):
+    for start in range(0, n, BLOCK):
         block = slice(start, start + BLOCK)
-        pixels = _FUNCTIONS[name](images[block], SEVERITIES[constants][name][severity - 1], rng)
+        pixels = corruption(images[block], constant, rng)
         result[block] = pixels if pixels.dtype == np.uint8 else noise_blur.to_uint8(pixels)
     return result
 
 
 def as_jpeg(images: np.ndarray, quality: int) -> np.ndarray:
     """Saves images uint8 [n, h, w, 3] as JPEG files in memory and reads them back."""
-
-    def saved(image: Image.Image) -> Image.Image:
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=quality)
-        return Image.open(file)
-
-    return np.stack([np.asarray(saved(Image.fromarray(one))) for one in images])
+    files = [io.BytesIO() for _ in images]
+    for image, file in zip(images, files, strict=True):
+        Image.fromarray(image).save(file, "JPEG", quality=quality)
+    return np.stack([np.asarray(Image.open(file)) for file in files])
 
 
-def _refuse_mistakes(images: np.ndarray, name: str, severity: int, constants: str) -> None:
-    if name not in NAMES:
-        raise UserError(f"corruption={name!r} is unknown; choose from {', '.join(NAMES)}")
-    if not isinstance(severity, int | np.integer) or not 1 <= severity <= 5:
-        raise UserError(f"severity={severity!r} is not one of 1, 2, 3, 4, 5")
-    if constants not in tuple(SEVERITIES):
-        raise UserError(f"constants={constants!r} is not one of {', '.join(SEVERITIES)}")
-    shape = images.shape
-    if images.dtype != np.uint8 or len(shape) != 4 or shape[1] != shape[2] or shape[3] != 3 or shape[1] < SMALLEST:
-        raise UserError(
-            f"images: {images.dtype} {list(shape)} must be uint8 [n, side, side, 3] with a side of at least {SMALLEST}"
-        )
-
-
-_FUNCTIONS: dict[str, Callable[[np.ndarray, Any, np.random.Generator], np.ndarray]] = {
-    "jpeg_compression": lambda images, quality, rng: as_jpeg(images, quality),
-    **{name: getattr(noise_blur, name) for name in NAMES if hasattr(noise_blur, name)},
-    **{name: getattr(weather_digital, name) for name in NAMES if hasattr(weather_digital, name)},
-}
+_JPEG = {"jpeg_compression": lambda images, quality, rng: as_jpeg(images, quality)}
+_FUNCTIONS = vars(noise_blur) | vars(weather_digital) | _JPEG  # NAMES are among them

@@ -16,9 +16,6 @@ class EpisodeSpec(NamedTuple):
     """The shape of a task: distinct domains, support images of each, and queries of one of them.
 
     Attributes:
-      num_domains: domains of the support.
-      per_domain: support images of each domain.
-      num_query: query images.
       replacement: draw with replacement inside a domain, as ARM does. An image may then be in support and query.
       mixed: there is no support, and the queries are distinct images of all domains.
     """
@@ -31,10 +28,10 @@ class EpisodeSpec(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Row numbers of a DomainStore for several tasks: support int32 [tasks, n_support], query int32 [tasks, n_query]."""
+    """Row numbers of a DomainStore for several tasks."""
 
-    support: np.ndarray
-    query: np.ndarray
+    support: np.ndarray  # int32 [tasks, n_support]
+    query: np.ndarray  # int32 [tasks, n_query]
 
 
 def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
@@ -42,22 +39,18 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
     for field in ("num_query",) if spec.mixed else ("num_domains", "per_domain", "num_query"):
         if getattr(spec, field) < 1:
             raise UserError(f"{field}={getattr(spec, field)} must be at least 1")
-    if spec.mixed:
-        images = np.diff(store.offsets)[store.domains(split)].sum()
-        if images < spec.num_query:
-            raise UserError(
-                f"split {split!r} of {store.info.name} has {images} images, a mixed batch needs {spec.num_query}: "
-                "lower num_domains, per_domain or num_query"
-            )
-        return
-    domains = store.domains(split)
-    if len(domains) < spec.num_domains:
-        raise UserError(
-            f"num_domains={spec.num_domains} but split {split!r} of {store.info.name} has {len(domains)} domains"
-        )
+    domains, where = store.domains(split), f"split {split!r} of {store.info.name}"
     sizes = np.diff(store.offsets)[domains]
     need = 1 if spec.replacement else spec.per_domain + spec.num_query
-    if sizes.min() < need:
+    if spec.mixed:
+        if sizes.sum() < spec.num_query:
+            raise UserError(
+                f"{where} has {sizes.sum()} images, a mixed batch needs {spec.num_query}: "
+                "lower num_domains, per_domain or num_query"
+            )
+    elif len(domains) < spec.num_domains:
+        raise UserError(f"num_domains={spec.num_domains} but {where} has {len(domains)} domains")
+    elif sizes.min() < need:
         name = store.domain_names[domains[sizes.argmin()]]
         raise UserError(
             f"domain {brief(repr(name))} of split {split!r} has {sizes.min()} images, per_domain + num_query needs "
@@ -76,17 +69,13 @@ def sample_plans(
 ) -> Plan:
     """Draws the plans of numbered tasks. Domains are uniform and distinct; images are uniform inside their domain.
 
+    Tasks of equal seed, number and stream draw alike, whatever the domains.
+
     Args:
-      spec: the shape of a task.
       offsets: where each domain's rows begin in the store, and where the last ends: [domains + 1].
       domains: numbers of the domains to draw from.
-      seed: of all tasks.
       tasks: their numbers.
-      stream: sets apart the random numbers of different uses. Tasks of equal seed, number and stream draw alike, whatever
-        the domains. Training has stream 0.
-
-    Returns:
-      A Plan of len(tasks) tasks.
+      stream: sets apart the random numbers of different uses. Training has stream 0.
     """
     support = np.empty((len(tasks), spec.num_domains * spec.per_domain), np.int32)
     query = np.empty((len(tasks), spec.num_query), np.int32)

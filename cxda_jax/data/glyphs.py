@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from scipy import ndimage
 
 from cxda_jax.data.store import Domain, DomainStore, StoreInfo, cached_store
 from cxda_jax.errors import UserError, brief
@@ -69,14 +70,16 @@ def open_glyphs(
         writers: Of train, val and test.
         drawings: Of each writer.
     """
-    _check(seed, writers, drawings)
+    if len(writers) != 3 or min(writers) < 1:
+        counts = brief(repr(tuple(writers)))
+        raise UserError(f"writers={counts}: give three counts of at least 1, for train, val and test")
+    check(seed, writers=max(writers), drawings=drawings)
     tag = hashlib.sha256(repr((VERSION, seed, tuple(writers), drawings)).encode()).hexdigest()[:10]
     return cached_store(Path(data_dir) / f"glyphs-{tag}", lambda: (INFO, domains(seed, tuple(writers), drawings)))
 
 
 def domains(seed: int = 0, writers: tuple[int, ...] = (240, 40, 60), drawings: int = 200) -> Iterator[Domain]:
     """Yields writers. A writer depends on (seed, split, number) alone, not on how many there are."""
-    _check(seed, writers, drawings)
     for s, (split, count) in enumerate(zip(FACES, writers, strict=True)):
         for number in range(count):
             rng = np.random.default_rng([VERSION, seed, s, number])
@@ -85,30 +88,21 @@ def domains(seed: int = 0, writers: tuple[int, ...] = (240, 40, 60), drawings: i
             yield Domain(f"{split}-{number:03d} {face}", split, draw_characters(rng, face, labels), labels)
 
 
-def _check(seed: int, writers: tuple[int, ...], drawings: int) -> None:
+def check(seed: int, **counts: int) -> None:
+    """Raises a UserError unless the seed is one and the counts lie in 1..MOST."""
     if seed < 0:
         raise UserError(f"seed={seed} must not be negative")
-    if len(writers) != 3 or min(writers) < 1:
-        raise UserError(
-            f"writers={brief(repr(tuple(writers)))}: give three counts of at least 1, for train, val and test"
-        )
-    if drawings < 1:
-        raise UserError(f"drawings={drawings} must be at least 1")
-    for field, most in {"writers": max(writers), "drawings": drawings}.items():
-        if most > MOST:
-            raise UserError(f"{field}={most} must be at most {MOST}")
+    for field, count in counts.items():
+        if not 1 <= count <= MOST:
+            raise UserError(f"{field}={count} must be at least 1 and at most {MOST}")
 
 
 def draw_characters(rng: np.random.Generator, face: str, labels: np.ndarray) -> np.ndarray:
     """One writer's drawings of the given characters: uint8 [n, 28, 28, 1]."""
     style = Style(
-        rotation=np.deg2rad(rng.uniform(-45, 45)),
-        shear=rng.uniform(-0.35, 0.35),
-        width=rng.uniform(0.75, 1.2),
-        height=rng.uniform(0.85, 1.2),
-        weight=rng.uniform(-0.4, 0.9),
-        softness=rng.uniform(1.0, 3.2),
-    )
+        rotation=np.deg2rad(rng.uniform(-45, 45)), shear=rng.uniform(-0.35, 0.35), width=rng.uniform(0.75, 1.2),
+        height=rng.uniform(0.85, 1.2), weight=rng.uniform(-0.4, 0.9), softness=rng.uniform(1.0, 3.2),
+    )  # fmt: skip
     paper, ink, tilt = rng.uniform(0.78, 1.0), rng.uniform(0.0, 0.45), rng.uniform(-0.08, 0.08, 2)
     grain = rng.uniform(0.0, 0.09)
     coverage = render(face, labels, jitter(rng, style, len(labels)), rng.uniform(-1.5, 1.5, (len(labels), 2)))
@@ -137,11 +131,10 @@ def render(face: str, labels: np.ndarray, style: Style, shift: np.ndarray) -> np
     fields, extents = distance_fields(face)
     shrink, half = fit(style, extents[labels])
     shift = np.clip(shift, -(SIDE / 2 - _MARGIN - half), SIDE / 2 - _MARGIN - half)
-    ys, xs = np.meshgrid(np.arange(SIDE) - (SIDE - 1) / 2, np.arange(SIDE) - (SIDE - 1) / 2, indexing="ij")
-    y, x = ys[None] - shift[:, 0, None, None], xs[None] - shift[:, 1, None, None]
+    offsets = np.indices((SIDE, SIDE))[:, None] - (SIDE - 1) / 2 - shift.T[:, :, None, None]
     inverse = np.linalg.inv(matrices(style) * shrink[:, None, None]) * (_EM / _EM_OUT)
-    source = np.einsum("nij,jnhw->inhw", inverse, np.stack([y, x])) + (_CANVAS - 1) / 2
-    distance = bilinear(fields, labels, source[0], source[1])
+    source = np.einsum("nij,jnhw->inhw", inverse, offsets) + (_CANVAS - 1) / 2
+    distance = bilinear(fields, labels, *source)
     # Canvas pixels to image pixels, by the map's mean magnification.
     distance *= (np.sqrt(np.abs(np.linalg.det(matrices(style)))) * shrink * _EM_OUT / _EM)[:, None, None]
     return np.clip(0.5 + (distance + style.weight[:, None, None]) / style.softness[:, None, None], 0, 1)
@@ -179,8 +172,10 @@ def bilinear(fields: np.ndarray, index: np.ndarray, y: np.ndarray, x: np.ndarray
 
 @functools.cache
 def distance_fields(face: str) -> tuple[np.ndarray, np.ndarray]:
-    """Signed distances to each character's outline in canvas pixels, positive inside, float32 [62, canvas, canvas], and
-    half sizes (y, x) of the characters [62, 2]; every character is centred on its own box."""
+    """Signed distances to each character's outline [62, canvas, canvas], positive inside, and half sizes (y, x) [62, 2].
+
+    Both are in canvas pixels; every character is centred on its own box.
+    """
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"
     font = ImageFont.truetype(str(path), _EM)
     masks, extents = [], []
@@ -193,20 +188,7 @@ def distance_fields(face: str) -> tuple[np.ndarray, np.ndarray]:
         row, column = (top + bottom - _CANVAS) // 2, (left + right - _CANVAS) // 2
         masks.append(mask[row : row + _CANVAS, column : column + _CANVAS])
         extents.append(((bottom - top) / 2, (right - left) / 2))
-    inside = np.stack(masks)
-    signed = _distance(~inside) - _distance(inside) - np.where(inside, 0.5, -0.5)
-    return signed.astype(np.float32), np.array(extents)
-
-
-def _distance(targets: np.ndarray) -> np.ndarray:
-    """Euclidean distance of each pixel [n, h, w] to the nearest True one, at most _REACH."""
-    far = np.float32(_REACH**2)
-    squared = np.where(targets, np.float32(0), far)
-    for axis in (1, 2):
-        nearest = squared.copy()
-        for step in range(1, _REACH):
-            for sign in (1, -1):
-                shifted = np.roll(squared, sign * step, axis)
-                np.minimum(nearest, shifted + np.float32(step**2), out=nearest)
-        squared = nearest
-    return np.sqrt(squared)
+    sides = masks, [~mask for mask in masks]
+    depth, height = (np.array(list(map(ndimage.distance_transform_edt, side)), np.float32) for side in sides)
+    fields = (depth - height).clip(-_REACH, _REACH)
+    return fields - np.copysign(np.float32(0.5), fields), np.array(extents)  # the outline runs between two pixels

@@ -15,7 +15,6 @@ from scipy import ndimage
 from cxda_jax.data import corruptions, glyphs
 from cxda_jax.data.readers import cifar_c
 from cxda_jax.data.store import SPLITS, Domain, DomainStore, StoreInfo, cached_store
-from cxda_jax.errors import UserError
 
 VERSION = 1  # goes up whenever a pixel changes
 SIDE = 32
@@ -32,7 +31,7 @@ INFO = StoreInfo(
 
 def open_glyphs_c(data_dir: str | Path, seed: int = 0, images: int = 300) -> DomainStore:
     """Opens the benchmark with so many images in each domain; makes it on first use and keeps it under data_dir."""
-    _check(seed, images)
+    glyphs.check(seed, images=images)
     versions = (VERSION, corruptions.VERSION, glyphs.VERSION)
     tag = hashlib.sha256(repr((versions, seed, images)).encode()).hexdigest()[:10]
     return cached_store(Path(data_dir) / f"glyphs_c-{tag}", lambda: (INFO, domains(seed, images)))
@@ -40,22 +39,12 @@ def open_glyphs_c(data_dir: str | Path, seed: int = 0, images: int = 300) -> Dom
 
 def domains(seed: int = 0, images: int = 300) -> Iterator[Domain]:
     """Yields the domains, one for each corruption and severity. A domain depends on (seed, split, number) alone."""
-    _check(seed, images)
     for s, split in enumerate(SPLITS):
         for number, (corruption, severity) in enumerate(cifar_c.DOMAINS[split]):
             rng = np.random.default_rng([VERSION, seed, s, number])
             labels = rng.integers(0, CLASSES, images).astype(np.int32)
             pixels = corruptions.corrupt(draw_digits(rng, labels), corruption, severity, rng)
             yield Domain(f"{corruption} {severity}", split, pixels, labels)
-
-
-def _check(seed: int, images: int) -> None:
-    if seed < 0:
-        raise UserError(f"seed={seed} must not be negative")
-    if images < 1:
-        raise UserError(f"images={images} must be at least 1")
-    if images > glyphs.MOST:
-        raise UserError(f"images={images} must be at most {glyphs.MOST}")
 
 
 def draw_digits(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
@@ -66,14 +55,10 @@ def draw_digits(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
     corners = rng.integers(0, SIDE - glyphs.SIDE + 1, (n, 2))
     for face in np.unique(faces):
         mine = np.flatnonzero(faces == face)
-        style = glyphs.Style(
-            rotation=rng.uniform(-0.4, 0.4, len(mine)),
-            shear=rng.uniform(-0.3, 0.3, len(mine)),
-            width=rng.uniform(0.75, 1.2, len(mine)),
-            height=rng.uniform(0.85, 1.2, len(mine)),
-            weight=rng.uniform(0.0, 1.0, len(mine)),
-            softness=rng.uniform(1.0, 1.6, len(mine)),
-        )
+        ranges = glyphs.Style(
+            rotation=(-0.4, 0.4), shear=(-0.3, 0.3), width=(0.75, 1.2), height=(0.85, 1.2), weight=(0, 1), softness=(1, 1.6)
+        )  # fmt: skip
+        style = glyphs.Style(*(rng.uniform(low, high, len(mine)) for low, high in ranges))
         coverage = glyphs.render(FACES[face], labels[mine], style, rng.uniform(-1, 1, (len(mine), 2)))
         for i, (row, column), one in zip(mine, corners[mine], coverage, strict=True):
             ink[i, row : row + glyphs.SIDE, column : column + glyphs.SIDE, 0] = one

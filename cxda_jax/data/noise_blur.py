@@ -43,8 +43,7 @@ def smooth(x: np.ndarray, sigma: float, mode: str = "nearest", truncate: float =
 
 def defocus_blur(x: np.ndarray, c: tuple[float, float], rng: np.random.Generator) -> np.ndarray:
     kernel = _disk(*c)
-    reach = len(kernel) // 2
-    side = x.shape[1]
+    reach, side = len(kernel) // 2, x.shape[1]
     padded = np.pad(x, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="reflect").astype(np.float32)
     total = np.zeros(x.shape, np.float32)
     for row, column in zip(*np.nonzero(kernel), strict=True):
@@ -88,12 +87,9 @@ def motion_blur(x: np.ndarray, c: tuple[int, float], rng: np.random.Generator) -
 
 
 def streak(x: np.ndarray, radius: int, sigma: float, angles: np.ndarray) -> np.ndarray:
-    """Blurs [n, ..., h, w] along a line that starts at each pixel, with the weights of half a gaussian.
+    """Blurs [n, ..., h, w] along lines of 2 * radius + 1 pixels that start at each pixel, with the weights of half a gaussian.
 
-    Args:
-        radius: The line has 2 * radius + 1 whole pixels. Outside of the image, its edge continues.
-        sigma: Of the gaussian, in pixels.
-        angles: One for each image [n], in degrees.
+    Each image has its own angle in degrees [n]. Outside of an image, its edge continues.
     """
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-0.5 * (steps / sigma) ** 2)

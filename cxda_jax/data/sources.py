@@ -22,17 +22,12 @@ READERS = 4  # threads, which mostly wait for the disk
 
 
 class Source(NamedTuple):
-    """Where episodes come from.
+    """Where episodes come from."""
 
-    Attributes:
-      resident: arrays on the device, for assemble().
-      batches: (plan_of, start, stop) -> one batch for each of the steps start..stop - 1; plan_of(step) is its Plan.
-      assemble: (resident, batch) -> Episode [tasks, ...].
-    """
-
-    resident: Any
+    resident: Any  # arrays on the device, for assemble()
+    # (plan_of, start, stop) -> one batch for each of the steps start..stop - 1; plan_of(step) is its Plan
     batches: Callable[[Callable[[int], Plan], int, int], Iterator[Any]]
-    assemble: Callable[[Any, Any], Episode]
+    assemble: Callable[[Any, Any], Episode]  # (resident, batch) -> Episode [tasks, ...]
 
 
 def device_source(store: DomainStore) -> Source:
@@ -55,10 +50,8 @@ def device_source(store: DomainStore) -> Source:
 def tfdata_source(store: DomainStore, shard: tuple[int, int] | None = None) -> Source:
     """Images that tf.data reads from disk, in parallel and ahead; for stores larger than the memory.
 
-    Args:
-      store: the images.
-      shard: (which, count): the tasks of a step are cut into `count` equal parts, and this source reads one of them. None:
-        one part for each process of jax.distributed, and the parts become one global array.
+    With a shard (which, count) the source reads one of `count` equal parts of each step's tasks. Without one, each process
+    of jax.distributed reads its own part, and the parts become one global array.
     """
     try:
         import tensorflow as tf
@@ -74,11 +67,9 @@ def tfdata_source(store: DomainStore, shard: tuple[int, int] | None = None) -> S
             parts = [np.split(rows, count)[which] for rows in plan]
             return [array[rows] for rows in parts for array in (store.images, store.labels, domains)]
 
-        if start < stop and len(plan_of(start).query) % count:
-            raise UserError(
-                f"tasks_per_step={len(plan_of(start).query)} cannot be shared by {count} processes; make it a "
-                f"multiple of {count}"
-            )
+        if start < stop and (tasks := len(plan_of(start).query)) % count:
+            fix = f"make it a multiple of {count}"
+            raise UserError(f"tasks_per_step={tasks} cannot be shared by {count} processes; {fix}")
         types = [tf.uint8, tf.int32, tf.int32] * 2
         data = tf.data.Dataset.range(start, stop).map(
             lambda step: tf.numpy_function(read, [step], types), num_parallel_calls=READERS, deterministic=True

@@ -36,10 +36,8 @@ def frost(x: np.ndarray, c: tuple[float, float], rng: np.random.Generator) -> np
     n, side = x.shape[:2]
     which, corner = rng.integers(0, len(ICE), n), rng.integers(0, _ICE_SIDE, (2, n, 1))
     rows, columns = (corner + np.arange(side)) % _ICE_SIDE  # opposite edges of a texture join
-    return (
-        np.float32(c[0]) * x
-        + np.float32(c[1]) * ice_textures()[which[:, None, None], rows[:, :, None], columns[:, None]]
-    )
+    ice = ice_textures()[which[:, None, None], rows[:, :, None], columns[:, None]]
+    return np.float32(c[0]) * x + np.float32(c[1]) * ice
 
 
 @functools.cache
@@ -193,8 +191,7 @@ def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: np.rand
 def sample_bilinear(images: np.ndarray, x: np.ndarray, y: np.ndarray, mirror: bool) -> np.ndarray:
     """Bilinear samples of images float32 [n, h, h, 3] at places x and y [n, h, h].
 
-    Args:
-        mirror: Outside, images are reflected at the centres of their outermost pixels, else at the outer edges of these.
+    Outside, images are reflected at the outer edges of their outermost pixels; with `mirror`, at the centres of these.
     """
     side = images.shape[1]
     period = 2 * side - 2 if mirror else 2 * side
@@ -216,11 +213,8 @@ def sample_bilinear(images: np.ndarray, x: np.ndarray, y: np.ndarray, mirror: bo
 
 def pixelate(x: np.ndarray, c: float, rng: np.random.Generator) -> np.ndarray:
     side, small = x.shape[1], int(x.shape[1] * c)
-
-    def coarse(image: Image.Image) -> Image.Image:
-        return image.resize((small, small), Image.Resampling.BOX).resize((side, side), Image.Resampling.BOX)
-
-    return np.stack([np.asarray(coarse(Image.fromarray(one))) for one in x])
+    coarse = [Image.fromarray(one).resize((small, small), Image.Resampling.BOX) for one in x]
+    return np.stack([np.asarray(one.resize((side, side), Image.Resampling.BOX)) for one in coarse])
 
 
 def saturate(x: np.ndarray, c: tuple[float, float], rng: np.random.Generator) -> np.ndarray:
