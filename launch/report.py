@@ -34,17 +34,11 @@ _UNFINISHED = flags.DEFINE_bool(
 
 def main() -> None:
     with cli.loading():
-        from pathlib import Path
-
         from cxda_jax.report.making import report_runs
     cli.no_changes()
-    report_runs(
-        cli.insist_on_runs(_RUNS.value),
-        Path(cli.insist(_REPORT.value, "--report", "name the folder to write, such as --report=runs/report")),
-        cli.DATA_DIR.value,
-        _AGAINST.value or "",
-        _UNFINISHED.value,
-    )
+    runs = cli.insist_on_runs(_RUNS.value)
+    folder = cli.insist(_REPORT.value, "--report", "name the folder to write, such as --report=runs/report")
+    report_runs(runs, folder, cli.DATA_DIR.value, _AGAINST.value or "", _UNFINISHED.value)
 
 
 if __name__ == "__main__":

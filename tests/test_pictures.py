@@ -25,6 +25,7 @@ from tests.results import make_result, write_result
 from tests.test_plots import check_readable
 from tests.test_report import embedded
 
+RIGHT, WRONG = "\u2713 right", "\u2717 wrong"
 COUNTS = {"compared": 480, "corrected": 61, "spoiled": 12}
 ROOT = Path(__file__).parent.parent
 DOMAINS = (
@@ -67,17 +68,17 @@ def test_a_data_set_with_any_names_is_prepared(hostile):
 
 def test_domains_and_classes_of_any_names_are_drawn(hostile, tmp_path):
     _, store, _ = hostile
-    domains, classes, everything = store.domain_names, store.info.class_names, range(len(store.domain_names))
-    draw_sheet(store, tmp_path / "sheet.png", list(everything), per_domain=8)
+    domains, classes = store.domain_names, store.info.class_names
+    draw_sheet(store, tmp_path / "sheet.png", range(len(domains)), per_domain=8)
     names = [classes[label] for label in store.labels[:8]]
     draw_strips(tmp_path / "step1.png", [(f"query, {domain}", store.images[:8], names) for domain in domains])
     weights = np.full(len(store.labels), 1 / len(store.labels))
     images, of = store.images, store.row_domains()
-    for own in everything:
+    for own in range(len(domains)):
         label = own % 4
         check_readable(grid(images, of, weights, own, images[0], domains, text=f"label {classes[label]}"))
-        example = Example(images[own], own, label, 0, 3, images, of, weights)
-        draw_attention(tmp_path / f"{own}.png", example, COUNTS, domains, classes, f"on {classes[label]}", count=1)
+        example = Example(images[own], own, label, 0, 3, images[:1], of[:1], weights[:1])
+        draw_attention(tmp_path / f"{own}.png", example, COUNTS, domains, classes, f"on {classes[label]}")
     assert len(list(tmp_path.iterdir())) == 11 and all(path.stat().st_size > 1000 for path in tmp_path.iterdir())
 
 
@@ -91,7 +92,7 @@ def test_a_report_shows_any_names(hostile, tmp_path):
     result = make_result("cxda", 0, "folder", config=config, data_hash=store.sha256)
     write_result(result, tmp_path / "run", labels, labels, rows, rows[:, :4], **attention)
     results, faults = read_results([tmp_path / "run"])
-    make_report(tmp_path / "report", results, faults, str(data_dir))
+    make_report(tmp_path / "report", results, faults, str(data_dir), "")
     page = (tmp_path / "report" / "report.html").read_text()
     assert page.count("<figure ") >= 3 and "attention of cxda" in page
     (task,) = embedded(page)
@@ -111,34 +112,31 @@ def test_plain_text(name, shown):
     assert not text._preprocess_math(text.get_text())[1]
 
 
-def test_plain_text_of_several_lines_is_no_formula_in_any_of_them():
-    for name in ("$" * 100, "a$ b$ " * 20, "x" * 8 + "$" + "y" * 8 + "$"):
-        found = plain(name, 9, 2)
-        assert found.count("\n") <= 1 and found.count("$") == found.count("\\$")
+@pytest.mark.parametrize("name", ["$" * 100, "a$ b$ " * 20, "x" * 8 + "$" + "y" * 8 + "$"])
+def test_plain_text_of_several_lines_is_no_formula_in_any_of_them(name):
+    found = plain(name, 9, 2)
+    assert found.count("\n") <= 1 and found.count("$") == found.count("\\$")
 
 
 def test_names_of_bytes_are_printed(hostile):
     folder, store, _ = hostile
     arguments = ("--benchmark=folder", "--raw_dir=x", f"--data_dir={folder}", "--name=names")
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.prepare", *arguments],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "launch.prepare", *arguments], cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONIOENCODING": "ascii"})  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f"sha256 {store.sha256}" in done.stdout and "caf\\udce9/data/names is there already" in done.stdout
 
 
-# What ends a training
+# The picture of what a query attends to
 
 
-def drawn(monkeypatch, tmp_path, example, **other):
+def drawn(monkeypatch, example):
     """The figure, which can be read."""
-    figures = []
+    figures, names = [], ([f"writer {i}" for i in range(9)], tuple("abcd"))
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-    draw_attention(tmp_path / "x.png", example, COUNTS, [f"writer {i}" for i in range(9)], tuple("abcd"), **other)
-    (figure,) = figures
-    check_readable(figure)
-    return figure
+    draw_attention(Path("x.png"), example, COUNTS, *names, "cxda on glyphs")
+    check_readable(figures[0])
+    return figures[0]
 
 
 def make_example(before, after, support=100, domain=2):
@@ -149,26 +147,24 @@ def make_example(before, after, support=100, domain=2):
 
 
 @pytest.mark.parametrize("before, after, marks, verdict", [
-    (0, 1, ["\u2717 wrong", "\u2713 right"], "Corrected by adapting"), (1, 3, ["\u2713 right", "\u2717 wrong"], "Spoiled by adapting"),
-    (1, 1, ["\u2713 right", "\u2713 right"], "Right with and without adapting"), (0, 2, ["\u2717 wrong"] * 2, "Wrong with and without"),
+    (0, 1, (WRONG, RIGHT), "Corrected by adapting"), (1, 3, (RIGHT, WRONG), "Spoiled by adapting"),
+    (1, 1, (RIGHT, RIGHT), "Right with and without adapting"), (0, 2, (WRONG, WRONG), "Wrong with and without"),
 ])  # fmt: skip
-def test_the_picture_shows_both_answers_and_whether_they_are_right(
-    monkeypatch, tmp_path, before, after, marks, verdict
-):
-    figure = drawn(monkeypatch, tmp_path, make_example(before, after), title="cxda on glyphs")
-    texts = [text.get_text() for text in figure.axes[6].texts]
-    assert [text for text in texts if text[0] in "\u2713\u2717"] == marks
-    assert texts[0] == "answer without support images" and texts[3] == "answer with 100 of them"
-    assert texts[1::3] == [f"'{'abcd'[before]}'", f"'{'abcd'[after]}'"] and "'b'" in figure.axes[0].get_title()
+def test_the_picture_shows_both_answers_and_whether_they_are_right(monkeypatch, before, after, marks, verdict):
+    figure = drawn(monkeypatch, make_example(before, after))
+    assert [text.get_text() for text in figure.axes[6].texts] == [
+        "answer without support images", f"'{'abcd'[before]}'", marks[0],
+        "answer with 100 of them", f"'{'abcd'[after]}'", marks[1],
+    ]  # fmt: skip
+    assert "'b'" in figure.axes[0].get_title()
     assert figure.get_suptitle().startswith(verdict) and figure.get_suptitle().endswith(": cxda on glyphs")
     assert "480 queries" in figure.get_supxlabel() and "corrected 61 and spoiled 12" in figure.get_supxlabel()
 
 
 @pytest.mark.parametrize("support, count", [(100, 5), (3, 3), (1, 1)])
-def test_the_picture_shows_what_is_attended_to_most_and_least(monkeypatch, tmp_path, support, count):
+def test_the_picture_shows_what_is_attended_to_most_and_least(monkeypatch, support, count):
     example = make_example(0, 1, support)
-    figure = drawn(monkeypatch, tmp_path, example)
-    order = np.argsort(-example.weights)
+    figure, order = drawn(monkeypatch, example), np.argsort(-example.weights)
     for row, chosen in enumerate((order[:count], order[::-1][:count])):
         for axes, i in zip(figure.axes[row * (count + 1) + 1 :], chosen):  # noqa: B905
             assert np.array_equal(axes.get_images()[0].get_array(), example.support[i, ..., 0])

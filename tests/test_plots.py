@@ -33,30 +33,22 @@ def result(method="cxda", seed=0, setting="", avg=50.0, label=None, curve=(), st
     return Stub(*make_result(method, seed, "glyphs", setting, label, config, **row)[:4], store="glyphs")
 
 
-def study(methods=METHODS, seeds=(0, 1, 2), settings=SETTINGS, spread=10.0):
+def study(methods=METHODS, seeds=(0, 1, 2)):
     """Results of a whole study, with some variation."""
     results, rng = [], np.random.default_rng(0)
-    for method, setting in itertools.product(methods, settings):
+    for method, setting in itertools.product(methods, SETTINGS):
         if setting == ONE_STEP and method not in ("ft_em", "ft_im"):
             continue
-        level, ms = 50 + spread * rng.random(), (400 if plots.STYLES[method].open else 12) + spread * rng.random()
+        level, ms = 50 + 10 * rng.random(), (400 if plots.STYLES[method].open else 12) + 10 * rng.random()
         curve = [{"step": 10, "loss": 1.0}] + [{"step": 100 * k, "val_score": 0.1 * k} for k in range(1, 9)]
-        for seed in seeds:
-            avg = level + 0.1 * spread * rng.standard_normal()
-            results.append(result(method, seed, setting, avg, curve=curve, adapt_ms=ms))
+        results += [result(method, s, setting, level + rng.standard_normal(), curve=curve, adapt_ms=ms) for s in seeds]
     return results
 
 
-def accuracy_time(results):
-    return plots.accuracy_time(results, plots.method_styles(results))
-
-
-def variable(results, kind):
-    return plots.variable(results, kind, plots.method_styles(results))
-
-
-def learning_curves(results):
-    return plots.learning_curves(results, plots.method_styles(results))
+def draw(results, name):
+    """The figure that reports call so."""
+    styles = plots.method_styles(results)
+    return plots.variable(results, name, styles) if name in plots.AXES else getattr(plots, name)(results, styles)
 
 
 def of(results, method, setting="", field="avg"):
@@ -80,6 +72,10 @@ def heights(bars):
     return [np.ptp(ends[:, 1]) if len(ends) else 0 for ends in bars.get_segments()]
 
 
+def contains(outer, box):
+    return outer.x0 <= box.x0 and outer.y0 <= box.y0 and box.x1 <= outer.x1 and box.y1 <= outer.y1
+
+
 def check_readable(figure):
     """All texts lie inside the figure, and none on another one."""
     canvas = FigureCanvasAgg(figure)
@@ -101,23 +97,17 @@ def check_readable(figure):
         assert not one.overlaps(other), (a, b)
 
 
-def contains(outer, box):
-    return outer.x0 <= box.x0 and outer.y0 <= box.y0 and box.x1 <= outer.x1 and box.y1 <= outer.y1
-
-
 @pytest.mark.parametrize("methods, seeds", [(["cxda"], (0,)), (["ft_em"], (0, 1)), (METHODS, (0, 1, 2))])
 def test_all_figures_can_be_read(methods, seeds):
     results = study(methods, seeds)
-    check_readable(accuracy_time(results))
-    check_readable(variable(results, "num_domains"))
-    check_readable(variable(results, "support_size"))
-    check_readable(learning_curves(results))
+    for name in ("accuracy_time", "num_domains", "support_size", "learning_curves"):
+        check_readable(draw(results, name))
 
 
 def test_nothing_to_draw():
-    assert accuracy_time([]) is variable([], "num_domains") is learning_curves([]) is None
-    assert learning_curves([result()]) is None, "no curve came along"
-    assert variable([result()], "num_domains") is None, "one number is no variation"
+    assert draw([], "accuracy_time") is draw([], "num_domains") is draw([], "learning_curves") is None
+    assert draw([result()], "learning_curves") is None, "no curve came along"
+    assert draw([result()], "num_domains") is None, "one number is no variation"
 
 
 # Accuracy against time
@@ -125,7 +115,7 @@ def test_nothing_to_draw():
 
 def test_points_are_means_over_seeds():
     results = study()
-    axes = accuracy_time(results).axes[0]
+    axes = draw(results, "accuracy_time").axes[0]
     found = drawn(axes)
     assert list(found) == METHODS and axes.get_title() == "glyphs"
     for method, points in found.items():
@@ -136,29 +126,28 @@ def test_points_are_means_over_seeds():
         np.testing.assert_allclose(points.x, times)
         np.testing.assert_allclose(heights(points.bars), [2 * sem(v) for v in values])
         assert (points.line.get_markerfacecolor() == "white") == (method in ("ft_em", "ft_im", "sf_ocda", "cotta"))
-
-
-def test_one_seed_has_no_bar():
-    found = drawn(accuracy_time(study(seeds=(0,))).axes[0])
-    assert not any(any(heights(points.bars)) for points in found.values())
+    alone = drawn(draw(study(["erm", "ft_em"], seeds=(0,)), "accuracy_time").axes[0])
+    assert len(alone) == 2 and not any(any(heights(points.bars)) for points in alone.values()), "one seed has no bar"
 
 
 def test_steps_are_named_and_joined():
     rows = [result("ft_em", avg=60.0, steps=7), result("ft_em", setting=ONE_STEP, avg=55.0), result("cxda", avg=70.0)]
-    axes = accuracy_time(rows).axes[0]
+    axes = draw(rows, "accuracy_time").axes[0]
     assert {text.get_text() for text in axes.texts} == {"ft_em, 1 step", "ft_em, 7 steps", "cxda"}
     line = drawn(axes)["ft_em"].line
     assert list(line.get_ydata()) == [55, 60] and line.get_linestyle() != "None"
     # The same steps asked for in two ways, or by a flag instead of a setting, are the same point.
     rows.append(result("ft_em", setting="finetune.steps=7", avg=1.0, steps=7))
     rows[1] = result("ft_em", label=f"ft_em,{ONE_STEP}", avg=55.0, steps=7)
-    assert list(drawn(accuracy_time(rows).axes[0])["ft_em"].y) == [55, 60]
+    assert list(drawn(draw(rows, "accuracy_time").axes[0])["ft_em"].y) == [55, 60]
 
 
-def test_the_first_result_of_a_seed_counts():
+def test_the_first_result_of_a_seed_counts_and_a_lonely_point_has_its_label_beside_it():
     labels = [f"ft_em,{ONE_STEP},finetune.rate=1", f"ft_em,finetune.rate=1,{ONE_STEP}"]
     results = [result("ft_em", label=label, avg=avg) for label, avg in zip(labels, (60.0, 10.0), strict=True)]
-    assert list(drawn(accuracy_time(results).axes[0])["ft_em,finetune.rate=1"].y) == [60]
+    axes = draw(results, "accuracy_time").axes[0]
+    assert list(drawn(axes)["ft_em,finetune.rate=1"].y) == [60]
+    assert len(axes.texts) == 1 and not axes.texts[0].arrow_patch.get_visible()
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-3])
@@ -168,7 +157,7 @@ def test_labels_of_near_points_do_not_overlap(spread):
         settings = ["", ONE_STEP] if name in ("ft_em", "ft_im") else [""]
         results += [result(name.split(",")[0], seed, s, 60 + spread * rng.standard_normal(), adapt_ms=12 + spread * rng.random(),
                            label=",".join(filter(None, [name, s]))) for s in settings]  # fmt: skip
-    figure = accuracy_time(results)
+    figure = draw(results, "accuracy_time")
     check_readable(figure)
     axes = figure.axes[0]
     labels = [text for text in axes.texts if isinstance(text, Annotation)]
@@ -181,18 +170,13 @@ def test_labels_of_near_points_do_not_overlap(spread):
     assert any(text.arrow_patch.get_visible() for text in labels)
 
 
-def test_lonely_point_has_its_label_beside_it():
-    (text,) = accuracy_time([result()]).axes[0].texts
-    assert not text.arrow_patch.get_visible()
-
-
 # Other numbers of domains and of support images
 
 
 @pytest.mark.parametrize("kind, usual", [("num_domains", 5), ("support_size", 100)])
 def test_variable(kind, usual):
     results = study()
-    figure = variable(results, kind)
+    figure = draw(results, kind)
     for axes, field in zip(figure.axes, ("avg", "w10"), strict=True):
         assert axes.get_xscale() == ("log" if kind == "support_size" else "linear")
         found = drawn(axes)
@@ -207,16 +191,15 @@ def test_variable(kind, usual):
 
 
 def test_variable_with_missing_cells():
-    results = [
-        result("cxda", avg=50.0),
-        result("cxda", setting="num_domains=5", avg=55.0),
-        result("cxda", setting="num_domains=10", avg=60.0),
-        result("bn", setting="num_domains=10", avg=40.0),
-        result("bn", 1, setting="num_domains=10", avg=42.0),
-        result("bn", setting="support_size=10", avg=1.0),
+    five, ten, few = "num_domains=5", "num_domains=10", "support_size=10"
+    results = [result("cxda", 0, setting, avg) for setting, avg in (("", 50.0), (five, 55.0), (ten, 60.0))]
+    results += [
+        result("bn", 0, ten, 40.0),
+        result("bn", 1, ten, 42.0),
+        result("bn", 0, few, 1.0),
         result("sla", avg=30.0),
     ]
-    figure = variable(results, "num_domains")
+    figure = draw(results, "num_domains")
     check_readable(figure)
     found = drawn(figure.axes[0])
     assert list(found) == ["bn", "cxda"], "sla was tested on the usual tasks only"
@@ -233,28 +216,22 @@ def test_learning_curves():
     def curve(*scores):
         return [{"step": 1, "loss": 3.0}] + [{"step": 100 * k, "val_score": score} for k, score in enumerate(scores, 1)]
 
-    results = [
-        result("erm", 0, curve=curve(0.1, 0.2, 0.3)),
-        result("erm", 1, curve=curve(0.3, 0.4)),
-        result("ft_em", 0, curve=curve(0.1, 0.2, 0.3)),  # from the same run of erm
-        result("cxda", 0, curve=curve(0.5, 0.6, 0.7)),
-        result("bn", 0),
-    ]
-    figure = learning_curves(results)
+    first, second, third = curve(0.1, 0.2, 0.3), curve(0.3, 0.4), curve(0.5, 0.6, 0.7)
+    results = [result("erm", 0, curve=first), result("erm", 1, curve=second), result("cxda", 0, curve=third)]
+    results += [result("ft_em", 0, curve=first), result("bn", 0)]  # ft_em is from the same run of erm
+    figure = draw(results, "learning_curves")
     check_readable(figure)
     lines = figure.axes[0].lines
     assert [line.get_label() for line in lines if not line.get_label().startswith("_")] == ["erm", "cxda"]
-    np.testing.assert_allclose(lines[0].get_xydata(), [(100, 10), (200, 20), (300, 30)])
-    np.testing.assert_allclose(lines[1].get_xydata(), [(100, 30), (200, 40)])
-    np.testing.assert_allclose(lines[2].get_xydata(), [(100, 20), (200, 30)])
-    np.testing.assert_allclose(lines[3].get_xydata(), [(100, 50), (200, 60), (300, 70)])
-    assert len(lines) == 4 and lines[2].get_linewidth() > 2 * lines[0].get_linewidth()
+    for line, scores in zip(lines, [(10, 20, 30), (30, 40), (20, 30), (50, 60, 70)], strict=True):
+        np.testing.assert_allclose(line.get_xydata(), [(100 * k, score) for k, score in enumerate(scores, 1)])
+    assert lines[2].get_linewidth() > 2 * lines[0].get_linewidth()
 
 
 def test_names_are_no_formulas(tmp_path):
     label, store = "cxda$\\frac{", "my$_{"
     results = [result(label=label, avg=avg, seed=s)._replace(store=store) for s, avg in enumerate((1.0, 2.0))]
-    plots.save(accuracy_time(results), tmp_path / "figure")
+    plots.save(draw(results, "accuracy_time"), tmp_path / "figure")
     assert {p.name for p in tmp_path.iterdir()} == {"figure.png", "figure.svg"}
 
 
@@ -273,9 +250,8 @@ def test_styles_differ_without_colour():
 
 def test_method_looks_the_same_in_all_figures():
     results = study(["erm", "ft_em", "cxda"])
-    figures = accuracy_time(results), variable(results, "num_domains")
-    lines = [drawn(figure.axes[0])["cxda"].line for figure in figures]
-    lines += [line for line in learning_curves(results).axes[0].lines if line.get_label() == "cxda"]
+    lines = [drawn(draw(results, name).axes[0])["cxda"].line for name in ("accuracy_time", "num_domains")]
+    lines += [line for line in draw(results, "learning_curves").axes[0].lines if line.get_label() == "cxda"]
     assert len({(line.get_marker(), line.get_linestyle(), line.get_color()) for line in lines}) == 1
 
 
@@ -294,13 +270,8 @@ def attention_grid(images=100, domains=5, shape=(28, 28, 1), **other):
 def figures():
     results = study(["erm", "bn", "ft_em", "cxda"])
     weights = np.random.default_rng(0).lognormal(0, 1, 500)
-    return {
-        "time": accuracy_time(results),
-        "variable": variable(results, "support_size"),
-        "curves": learning_curves(results),
-        "histogram": attention.histogram(weights[:100], weights[100:]),
-        "grid": attention_grid()[0],
-    }
+    found = {name: draw(results, name) for name in ("accuracy_time", "support_size", "learning_curves")}
+    return {**found, "histogram": attention.histogram(weights[:100], weights[100:]), "grid": attention_grid()[0]}
 
 
 def test_files_are_the_same_again_and_share_no_ids(tmp_path):

@@ -45,11 +45,9 @@ def test_a_store_of_those_counts_takes_no_memory(name):
 
 
 def test_a_dry_run_needs_no_data(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.reproduce", "--benchmark=cifar_c", "--dry_run", "--smoke", "--only=erm",
-         f"--data_dir={tmp_path}", f"--study={tmp_path}/study"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+    arguments = ("--benchmark=cifar_c", "--dry_run", "--smoke", "--only=erm", f"--data_dir={tmp_path}")
+    command = [sys.executable, "-m", "launch.reproduce", *arguments, f"--study={tmp_path}/study"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
     assert f"no prepared data in {tmp_path}" in lines[0] and "published" in lines[0] and "made-up" in lines[0]

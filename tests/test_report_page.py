@@ -128,23 +128,22 @@ def test_queries_are_chosen_by_keyboard_and_ranked_by_head(page):
 
 
 def test_the_chosen_query_is_told_with_its_answers(page):
-    query = make_task(mark=HOSTILE).query
-    told = find(page, "#chosen").text.split("\n")
-    assert told[:4] == ["True label", query.labels[0], "Domain", f"★ A {query.domain}"]
-    for i, (method, answers) in enumerate(query.answers.items()):
-        verdict = "✓ right" if answers[0] == query.labels[0] else "✗ wrong"
+    task, told = make_task(mark=HOSTILE), find(page, "#chosen").text.split("\n")
+    assert told[:4] == ["True label", task.query_labels[0], "Domain", f"★ A {task.query_domain}"]
+    for i, (method, answers) in enumerate(task.answers.items()):
+        verdict = "✓ right" if answers[0] == task.query_labels[0] else "✗ wrong"
         assert told[4 + 2 * i : 6 + 2 * i] == [method, f"{verdict}: {answers[0]}"]
 
 
 def test_the_ranking_can_be_kept_to_one_domain(page):
     task = make_task(mark=HOSTILE)
     order = np.argsort(-task.weights[0].mean(0), kind="stable")
-    others = sorted(set(task.support.domains) - {task.query.domain})
+    others = sorted(set(task.support_domains) - {task.query_domain})
     choose(page, "domain", 2)
-    assert ranking(page) == [i for i in order if task.support.domains[i] == others[1]]
+    assert ranking(page) == [i for i in order if task.support_domains[i] == others[1]]
     assert f"{len(ranking(page))} of 40 images shown" in find(page, "#said").text
     choose(page, "domain", 0)
-    assert all(task.support.domains[i] == task.query.domain for i in ranking(page))
+    assert all(task.support_domains[i] == task.query_domain for i in ranking(page))
     assert len(page.find_elements("css selector", "#ranking .star")) == len(ranking(page))
 
 
@@ -174,9 +173,14 @@ def test_figures_follow_the_theme(page):
 
 
 @pytest.mark.parametrize("width", [360, 1400])
-def test_figures_can_be_seen_whole(page, width):
-    """Where one is wider than its box, the box scrolls to its end, and says so."""
+def test_figures_can_be_seen_whole_and_the_page_is_never_wider_than_the_window(page, width):
+    """Where a figure is wider than its box, the box scrolls to its end, and says so."""
     resize(page, width)
+    for task in range(3):
+        choose(page, "task", task)
+        sizes = "const root = document.documentElement; return [innerWidth, root.clientWidth, root.scrollWidth]"
+        outer, inner, held = page.execute_script(sizes)
+        assert outer == width and held <= inner <= width
     seen = page.execute_script("""
         return [...document.querySelectorAll('.plate')].map((plate) => {
             const box = plate.getBoundingClientRect(), hint = getComputedStyle(plate, '::before').content;
@@ -188,14 +192,3 @@ def test_figures_can_be_seen_whole(page, width):
     assert len(seen) == 2
     for inside, whole, wide, scrolls, hint in seen:
         assert inside and whole and scrolls == hint == (width == 360) and wide >= 0.7 * 6 * 96 - 1
-
-
-@pytest.mark.parametrize("width", [360, 1400])
-def test_the_page_is_never_wider_than_the_window(page, width):
-    resize(page, width)
-    for task in range(3):
-        choose(page, "task", task)
-        outer, inner, held = page.execute_script(
-            "const root = document.documentElement; return [innerWidth, root.clientWidth, root.scrollWidth]"
-        )
-        assert outer == width and held <= inner <= width

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import scipy.stats as scipy
 
+from cxda_jax.config import read
 from cxda_jax.report import formats, tables
 from cxda_jax.report.tables import Cell, Column, Table, agreement, build_tables, paired_table, paper_figures
 from cxda_jax.study.results import by_store, distinct
@@ -28,24 +29,17 @@ def cells(table, metric="mean_accuracy", setting=""):
     return {label: row[column] for label, row in table.rows}
 
 
-def build(results, protocols=None, stand_ins=False, left_out=()):
-    return {table.name: table for table in build_tables(results, protocols, stand_ins, left_out)}
-
-
-def test_the_papers_figures_are_carried_whole():
-    with open(tables.PAPER, newline="") as file:
-        lines = list(csv.DictReader(file))
-    figures = paper_figures()
-    assert len(figures) == len(lines) == 308
-    assert figures["main", "cifar_c", "cxda", "", "worst10_accuracy"] == (49.4, 0.6)
-    assert figures["runtime", "iwildcam", "cotta", "", "adapt_and_infer"] == (8790.9, 335.7)
-    assert figures["support_size", "cifar_c", "bn", "support_size=500", "mean_accuracy"] == (69.3, 0.4)
+def build(results, against="", left_out=()):
+    return {table.name: table for table in build_tables(results, against, left_out)}
 
 
 def test_results_like_the_papers_give_the_papers_figures_back():
     """Three seeds of each figure's mean and standard error, through tables and CSV: all 308 come out, and agree."""
-    figures = paper_figures()
-    results = []
+    figures, results = paper_figures(), []
+    assert len(figures) == len(tables.PAPER.read_text().splitlines()) - 1 == 308
+    assert figures["main", "cifar_c", "cxda", "", "worst10_accuracy"] == (49.4, 0.6)
+    assert figures["runtime", "iwildcam", "cotta", "", "adapt_and_infer"] == (8790.9, 335.7)
+    assert figures["support_size", "cifar_c", "bn", "support_size=500", "mean_accuracy"] == (69.3, 0.4)
     for benchmark, method, setting in dict.fromkeys(key[1:4] for key in figures):
         found = {key[4]: value for key, value in figures.items() if key[1:4] == (benchmark, method, setting)}
         for seed in range(3):
@@ -55,7 +49,7 @@ def test_results_like_the_papers_give_the_papers_figures_back():
             times = {"adapt_ms": numbers.get("adapt_and_infer", 4.0) - 1.5, "predict_ms": 1.5, "num_tasks": 10_000}
             times |= {"train_minutes": numbers.get("pretrain_and_adapt", 5.0) - 1.0}  # and one for the tasks
             results.append(result(method, seed, benchmark, setting, **{**score, **times}))
-    written = formats.to_csv(build_tables(results, PROTOCOL))
+    written = formats.to_csv(build_tables(results, "paper"))
     lines = [line for line in csv.DictReader(io.StringIO(written)) if line["paper_mean"]]
     assert len(lines) == 308
     for line in lines:
@@ -120,16 +114,8 @@ def test_agreement_is_the_combined_standard_error(ours, sem, said):
 # What sets a cell apart
 
 
-def changed(benchmark, **fields):
-    config = {k: dict(v) if isinstance(v, dict) else v for k, v in PROTOCOL[benchmark].items()}
-    for name, value in fields.items():
-        group, field = name.split("__")
-        config[group][field] = value
-    return config
-
-
-def marks(*results, table="main", metric="mean_accuracy", setting="", stand_ins=False):
-    found = build(results, PROTOCOL, stand_ins)[table]
+def marks(*results, table="main", metric="mean_accuracy", setting="", against="paper"):
+    found = build(results, against)[table]
     return next(iter(cells(found, metric, setting).values())).marks
 
 
@@ -139,38 +125,30 @@ def three(**fields):
 
 def test_each_difference_to_the_paper_is_named():
     assert marks(*three()) == marks(*three(benchmark="tiny_imagenet_c")) == (), "the paper's own protocol"
-    assert marks(*three(benchmark="glyphs"), stand_ins=True)[0] == "data: glyphs, this package's stand-in for femnist"
+    stand_in = marks(*three(benchmark="glyphs"), against="paper_stand_ins")
+    assert stand_in[0] == "data: glyphs, this package's stand-in for femnist"
     assert marks(*three(data_marks=["regenerated"])) == ("data: regenerated",)
     assert marks(*three(benchmark="tiny_imagenet_c", started_from="random")) == (
         "weights: from a random start; the paper's from ImageNet",)  # fmt: skip
     assert marks(*three(started_from="random")) == (), "the paper's CNN starts at random too"
-    other = changed("cifar_c", net__width=16, train__source="tfdata", evaluation__test_tasks=9)
+    other = read("cifar_c:cxda", [("net.width", "16"), ("train.source", "tfdata"), ("evaluation.test_tasks", "9")])
     assert marks(*three(config=other, num_tasks=600)) == ("protocol: net.width 16 for 128, test tasks 600 for 11000",)
     assert marks(result(seed=1), result(seed=2)) == ("seeds: 2 for 3",)
     timed = marks(*three(), table="runtime", metric="adapt_and_infer")
     assert timed == ("hardware: cpu x1; the paper does not name its own",)
-
-
-def test_tasks_of_another_form_are_no_difference_where_they_were_asked_for():
-    other = changed("cifar_c", episode__num_domains=10, episode__per_domain=10, episode__num_query=10)
+    # Tasks of another form are no difference where they were asked for.
+    other = read("cifar_c:cxda", [(f"episode.{field}", "10") for field in ("num_domains", "per_domain", "num_query")])
     asked = [*three(), *three(config=other, setting="num_domains=10")]
     assert marks(*asked, table="num_domains", setting="num_domains=10") == ()
     assert "episode.num_domains 10 for 5" in marks(*three(config=other))[0]
 
 
 def test_seeds_that_do_not_belong_together_are_named():
-    rate = result(seed=2, config=changed("cifar_c", optimizer__learning_rate=0.5))
+    rate = result(seed=2, config=read("cifar_c:cxda", [("optimizer.learning_rate", "0.5")]))
     assert marks(*three()[:2], rate) == ("mixed: the seeds differ in optimizer.learning_rate",)
     assert marks(*three()[:2], result(seed=2, version="2")) == ("mixed: the seeds differ in their method's version",)
     other = marks(*three(benchmark="folder")[:2], result(benchmark="folder", seed=2, data_marks=["regenerated"]))
     assert other == ("data: regenerated (1 of 3 seeds)",), "also where no figure of the paper stands beside them"
-
-
-def test_another_result_of_the_same_seed_is_left_out_by_name():
-    twice = [result(), result()._replace(folder=Path("other/0")), result(seed=1)]
-    kept, faults = distinct(twice)
-    assert [r.folder for r in kept] == [twice[0].folder, twice[2].folder]
-    assert faults == ["other/0: left out, since runs/cifar_c/cxda/0 has the same method, setting and seed"]
 
 
 @pytest.mark.parametrize("row, alone, stand_in", [
@@ -182,8 +160,8 @@ def test_another_result_of_the_same_seed_is_left_out_by_name():
     ({"benchmark": "femnist", "smoke": True}, False, True),
 ])  # fmt: skip
 def test_the_papers_figures_stand_beside_the_papers_data_alone(row, alone, stand_in):
-    for stand_ins, wanted in ((False, alone), (True, stand_in)):
-        found = build_tables(three(**row), PROTOCOL, stand_ins)
+    for against, wanted in {"": False, "paper": alone, "paper_stand_ins": stand_in}.items():
+        found = build_tables(three(**row), against)
         assert any(cell.paper for t in found for _, line in t.rows for cell in line if cell) == wanted
 
 
@@ -214,7 +192,17 @@ def test_unfinished_seeds_are_marked_and_in_no_mean():
     assert cell.marks == ("1 of 3 seeds unfinished: step 500 of 2880",)
     shown = formats.runs_html([*whole, late])
     assert shown.count("unfinished") == 1 and "unfinished: 500 of 2880 steps" in shown
-    assert distinct([late, result(seed=2)])[0][0].row["avg"] == 52.0, "a finished one is preferred"
+
+
+def test_the_first_finished_result_of_a_seed_counts_and_the_others_are_named():
+    late, other = (
+        result(steps=2880, reached_step=500)._replace(folder=Path("late")),
+        result()._replace(folder=Path("other")),
+    )
+    kept, faults = distinct([late, result(), other, result(seed=1)])
+    assert [str(r.folder) for r in kept] == ["runs/cifar_c/cxda/0", "runs/cifar_c/cxda/1"]
+    said = "left out, since runs/cifar_c/cxda/0 has the same method, setting and seed"
+    assert faults == [f"other: {said}", f"late: {said}"]
 
 
 # Paired differences
@@ -258,12 +246,8 @@ def test_only_what_was_tested_on_the_same_data_and_seed_is_paired(tmp_path):
     table, faults = paired_table(one)
     assert table.benchmark == "mine [1]" and [label for label, _ in table.rows] == ["erm", "bn"] and not faults
     assert paired_table(two) == paired_table(two[:1]) == (None, []), "they share no seed, or there is one alone"
-
-
-def test_unfinished_seeds_are_marked_in_pairs(tmp_path):
-    hits, rows = np.ones((10, 4), int), np.arange(10)
-    late = stored(tmp_path, "bn", 0, hits, rows, steps=9, reached_step=4)
-    table, _ = paired_table([stored(tmp_path, "erm", 0, hits, rows), late])
+    late = one[1]._replace(row={**one[1].row, "steps": 9, "reached_step": 4})
+    table, _ = paired_table([one[0], late])
     assert cells(table, "mean_minus_bn")["erm"].marks == ("bn, seed 0 is unfinished: step 4 of 9",)
 
 
@@ -272,7 +256,7 @@ def test_unfinished_seeds_are_marked_in_pairs(tmp_path):
 
 def study():
     """A small study whose cells show all there is to show."""
-    glyphs = changed("femnist", net__width=16)
+    glyphs = read("femnist:cxda", [("net.width", "16")])
     results = [result(m, s, "glyphs", avg=60 + 5 * i + s, w10=40.0 + i, config=glyphs, num_tasks=600)
                for i, m in enumerate(["erm", "bn", "cxda", "cxda_supervised", "ft_em"]) for s in range(3)]  # fmt: skip
     results += [
@@ -289,7 +273,7 @@ FORMATS = {"md": formats.to_markdown, "tex": formats.to_latex, "html": lambda t:
 
 @pytest.mark.parametrize("name", ["tables.md", "tables.tex", "tables.html", "tables.csv", "alone.md"])
 def test_formats(name):
-    found = build_tables(study())[:3] if name == "alone.md" else build_tables(study(), PROTOCOL, stand_ins=True)
+    found = build_tables(study())[:3] if name == "alone.md" else build_tables(study(), "paper_stand_ins")
     kind = name.rpartition(".")[2]
     text = formats.to_csv(found) if kind == "csv" else "\n".join(map(FORMATS[kind], found))
     if os.environ.get("UPDATE_GOLDEN"):
@@ -298,11 +282,8 @@ def test_formats(name):
 
 
 HOSTILE = "a_b|c*d</td><script>&\"'\\%$#{}~^"
-IN_LATEX = (
-    r"a\_b\textbar{}c*d\textless{}/td\textgreater{}\textless{}script\textgreater{}\&"
-    + "\"'"
-    + r"\textbackslash{}\%\$\#\{\}\textasciitilde{}\textasciicircum{}"
-)
+IN_LATEX = r"""a\_b\textbar{}c*d\textless{}/td\textgreater{}\textless{}script\textgreater{}\&"'"""
+IN_LATEX += r"\textbackslash{}\%\$\#\{\}\textasciitilde{}\textasciicircum{}"
 
 
 def test_hostile_names_stay_text():

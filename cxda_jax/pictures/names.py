@@ -10,10 +10,7 @@ from cxda_jax.errors import brief, printable
 def plain(text: str, most: int = 60, lines: int = 1) -> str:
     """The text as matplotlib can draw it, with escapes for characters that the font lacks or that cannot be shown.
 
-    Args:
-      text: any text. "$" begins no formula.
-      most: characters of a line. A longer text loses its middle.
-      lines: with several, the text is broken into at most so many lines instead.
+    A text of more than `most` characters loses its middle, or is broken into `lines`, if there may be several.
     """
     font = get_font(findfont(FontProperties()))
     shown = "".join(c if font.get_char_index(ord(c)) else ascii(c)[1:-1] for c in printable(text))
@@ -22,4 +19,4 @@ def plain(text: str, most: int = 60, lines: int = 1) -> str:
     parts = textwrap.wrap(shown, most, max_lines=lines, placeholder="...") if lines > 1 else [brief(shown, most)]
     return "\n".join(parts).replace(
         "$", r"\$"
-    )  # matplotlib draws \$ as $, but takes what lies between two $ for a formula
+    )  # matplotlib takes what lies between two $ for a formula, but draws \$ as $

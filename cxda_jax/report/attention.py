@@ -14,7 +14,7 @@ from cxda_jax.errors import UserError, printable
 from cxda_jax.experiment import open_data
 from cxda_jax.pictures.names import plain
 from cxda_jax.report import plots
-from cxda_jax.report.page import ExplorerTask, Query, Support
+from cxda_jax.report.page import ExplorerTask
 from cxda_jax.report.tables import by_cell
 from cxda_jax.study.results import Result
 from cxda_jax.study.settings import USUAL
@@ -34,12 +34,7 @@ class KeptAttention(NamedTuple):
 
 
 def kept_attention(results: Sequence[Result], data_dir: str) -> tuple[list[KeptAttention], list[str]]:
-    """The weights of the first seed of each method that kept them, and a fault for each that cannot be shown.
-
-    Args:
-      results: of one store.
-      data_dir: where data sets are kept.
-    """
+    """What the first seed of each method of one store has kept, and a fault for each that cannot be shown."""
     kept, faults = [], []
     for seeds in by_cell(r for r in results if r.setting == USUAL).values():
         first = seeds[0]
@@ -61,8 +56,10 @@ def _checked(kept: KeptAttention) -> KeptAttention:
     fits = len(shape) == 4 and kept.query_domain.shape == shape[:2] and kept.support_domain.shape == shape[::3]
     if not fits or not all((d >= 0).all() and (d < domains).all() for d in (kept.support_domain, kept.query_domain)):
         raise UserError(f"attention.npz: weights {shape} and its domains do not fit; evaluate again")
-    if not np.isfinite(kept.weights).all() or not 0 < shape[0] <= len(stored["query"]):
-        raise UserError(f"attention.npz: weights {shape} that are no numbers, or of no task; evaluate again")
+    if not np.isfinite(kept.weights).all() or not kept.weights.size or shape[0] > len(stored["query"]):
+        raise UserError(
+            f"attention.npz: weights {shape} that are empty, not finite, or of more tasks than were tested; evaluate again"
+        )
     images, classes = len(kept.store.labels), kept.store.num_classes
     for name, most in {"support": images, "query": images, "labels": classes, "predictions": classes}.items():
         numbers = stored[name]
@@ -89,15 +86,13 @@ def explorer_tasks(kept: KeptAttention, results: Sequence[Result], count: int) -
         return tuple(classes[i] if 0 <= i < len(classes) else f"{i}, no class" for i in numbers.astype(int))
 
     tasks = []
-    for task in range(min(count, len(kept.weights))):
+    for task, weights in enumerate(kept.weights[:count]):
         support, query = stored["support"][task], stored["query"][task]
-        support_domains = tuple(domains[d] for d in kept.support_domain[task])
         tasks.append(ExplorerTask(
             f"{result.store}: task {task + 1} ({kept})",
-            Support(store.images[support], support_domains, words(store.labels[support])),
-            Query(store.images[query], domains[kept.query_domain[task, 0]], words(stored["labels"][task]),
-                  {label: words(predictions[task]) for label, predictions in answers.items()}),
-            kept.weights[task].astype(np.float64),
+            store.images[support], tuple(domains[d] for d in kept.support_domain[task]), words(store.labels[support]),
+            store.images[query], domains[kept.query_domain[task, 0]], words(stored["labels"][task]),
+            {label: words(predictions[task]) for label, predictions in answers.items()}, weights,
         ))  # fmt: skip
     return tasks
 
@@ -118,7 +113,8 @@ def drawings(kept: Sequence[KeptAttention]) -> Iterator[plots.Drawing]:
         )  # fmt: skip
         if attention is not kept[0]:
             continue
-        heads = np.moveaxis(times, 2, 0)
+        heads, stored, store = np.moveaxis(times, 2, 0), attention.result.stored(), attention.store
+        true, answer = (store.info.class_names[stored[name][0, 0]] for name in ("labels", "predictions"))
         yield plots.Drawing(
             f"attention_heads_{label}", f"attention of each head of {label}", f"{said} and of others, per head.",
             histogram(heads[:, own], heads[:, ~own], by_head=True),
@@ -126,37 +122,23 @@ def drawings(kept: Sequence[KeptAttention]) -> Iterator[plots.Drawing]:
         yield plots.Drawing(
             f"attention_grid_{label}", f"what a query of {label} attends to",
             f"{attention}: the first query of the first task, and of each support domain the five images it attends to "
-            "most and least.", first_query(attention),
+            "most and least.",
+            grid(store.images[stored["support"][0]], attention.support_domain[0],
+                 attention.weights[0, 0].astype(float).mean(0), int(attention.query_domain[0, 0]),
+                 store.images[stored["query"][0, 0]], store.domain_names, text=f"label {true}, answer {answer}"),
         )  # fmt: skip
 
 
-def first_query(kept: KeptAttention) -> Figure | None:
-    """The first query of the first task and its support images."""
-    stored, store = kept.result.stored(), kept.store
-    classes = store.info.class_names
-    text = f"label {classes[stored['labels'][0, 0]]}, answer {classes[stored['predictions'][0, 0]]}"
-    return grid(
-        store.images[stored["support"][0]], kept.support_domain[0], kept.weights[0, 0].astype(float).mean(0),
-        int(kept.query_domain[0, 0]), store.images[stored["query"][0, 0]], store.domain_names, text=text,
-    )  # fmt: skip
+def histogram(same: np.ndarray, other: np.ndarray, by_head: bool = False) -> Figure:
+    """Densities of weights on support images of the query's own domain and of other domains; medians marked.
 
-
-def histogram(same: np.ndarray, other: np.ndarray, by_head: bool = False) -> Figure | None:
-    """Densities of attention weights on support images of the query's own domain and of other domains; medians marked.
-
-    Both axes are logarithmic, since the two differ in their tails. Weights below a thousandth are drawn as a thousandth.
-
-    Args:
-      same: weights on the query's own domain, as multiples of uniform attention; of any shape, or [heads, n].
-      other: weights on other domains, likewise.
-      by_head: gives each head a panel.
+    Weights are multiples of uniform attention, of any shape; `by_head` gives each head of [heads, n] a panel. Both axes are
+    logarithmic, since the two differ in their tails. Weights below a thousandth are drawn as a thousandth.
     """
     panels = {"": (same, other)}
     if by_head:
         panels = {f"head {head}\n": pair for head, pair in enumerate(zip(same, other, strict=True), 1)}
     weights = [np.ravel(part) for pair in panels.values() for part in pair]
-    if not sum(map(len, weights)):
-        return None
     low, high = (max(1e-3, bound(np.concatenate(weights))) for bound in (np.min, np.max))
     edges = np.geomspace(low / 1.01, high * 1.01, 41)
     kinds = {"own domain": plots.Style(plots.BLUE, "o"), "other domains": plots.Style(plots.RED, "^", (3, 1.5))}
@@ -186,23 +168,12 @@ def histogram(same: np.ndarray, other: np.ndarray, by_head: bool = False) -> Fig
 def grid(
     pixels: np.ndarray, domains: np.ndarray, weights: np.ndarray, own: int, query: np.ndarray, names: Sequence[str],
     per_domain: int = 5, text: str = "",
-) -> Figure | None:  # fmt: skip
-    """A query, and the images of each support domain that it attends to most and least, under their weights.
+) -> Figure:  # fmt: skip
+    """A query [h, w, c], and the images of each support domain that it attends to most and least, under their weights.
 
-    The query's own domain is starred and comes first.
-
-    Args:
-      pixels: support images [n, h, w, c] of 0..255.
-      domains: their domains [n], as places in `names`.
-      weights: their weights [n], which sum to 1. Multiples of uniform attention are shown.
-      own: the query's domain.
-      query: its pixels [h, w, c].
-      names: of the domains.
-      per_domain: how many of the most attended images of a domain are shown, and of the least attended.
-      text: stands beside the query.
+    Support images [n, h, w, c] have pixels of 0..255, domains [n] as places in `names`, and weights [n] that sum to 1, shown
+    as multiples of uniform attention. The query's `own` domain is starred and comes first; `text` stands beside the query.
     """
-    if not len(weights):
-        return None
     times, domains = np.asarray(weights, float) * len(weights), np.asarray(domains)
     rows = sorted(set(domains.tolist()), key=lambda d: (d != own, -times[domains == d].max()))
     left, step, high = 1.2, 0.54, 0.5 * pixels.shape[1] / pixels.shape[2]  # in inches, the units of these axes

@@ -22,6 +22,7 @@ CSV_COLUMNS = ("table", "benchmark", "method", "setting", "metric", "unit", "mea
 class CellText(NamedTuple):
     """What a cell says, before a format escapes it."""
 
+    cell: Cell
     number: str
     bold: bool
     letters: str  # of its marks
@@ -65,15 +66,13 @@ def to_latex(table: Table) -> str:
         number += text.letters and f"$^{{{text.letters}}}$"
         return f"\\shortstack[r]{{{number}\\\\{{\\scriptsize {escape(text.paper)}}}}}" if text.paper else number
 
-    rows, notes = _texts(table)
-    wide = len(table.columns) > 6
+    (rows, notes), wide = _texts(table), len(table.columns) > 6
     lines = [r"\begin{table}", r"\centering", f"\\caption{{{escape(table.title)}}}"]
     lines += [r"\resizebox{\textwidth}{!}{%"] * wide
     lines += [f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule"]
     if spans := _spans(table):
-        lines.append(
-            " & ".join(["", *(f"\\multicolumn{{{n}}}{{c}}{{{escape(title)}}}" for title, n in spans)]) + r" \\"
-        )
+        above = (f"\\multicolumn{{{n}}}{{c}}{{{escape(title)}}}" for title, n in spans)
+        lines.append(" & ".join(["", *above]) + r" \\")
     lines += [" & ".join(["method", *(escape(_heading(c)) for c in table.columns)]) + r" \\", r"\midrule"]
     for label, texts in rows:
         start = "{}" * label.startswith(("[", "*"))  # LaTeX would take these for an argument of the line break above
@@ -95,34 +94,32 @@ def to_csv(tables: Iterable[Table]) -> str:
                     continue
                 paper = cell.paper or (NAN, NAN)
                 numbers = cell.mean, cell.sem, *(cell.interval or (NAN, NAN)), *paper, cell.mean - paper[0]
+                texts = ("" if math.isnan(n) else f"{n:.4f}".rstrip("0").rstrip(".") for n in numbers)
                 head = table.name, table.benchmark, label, column.setting, column.metric, column.unit
                 tail = agreement(cell), " ".join(map(str, cell.seeds)), "; ".join(cell.marks), " ".join(cell.runs)
-                writer.writerow([*head, *map(_plain_number, numbers), *tail])
+                writer.writerow([*head, *texts, *tail])
     return file.getvalue()
 
 
 def to_html(table: Table, link: Callable[[str], str] = lambda run: "") -> str:
     """A table whose columns a script can sort, and its notes. `link` gives the address of a run, or nothing."""
 
-    def write(cell: Cell | None, text: CellText | None) -> str:
-        if cell is None or text is None:
+    def write(text: CellText | None) -> str:
+        if text is None:
             return "<td>–</td>"
-        number = f"<b>{text.number}</b>" if text.bold else text.number
-        if address := link(cell.runs[0]) if cell.runs else "":
-            number = f'<a href="{html.escape(address)}" title="{html.escape(" ".join(cell.runs))}">{number}</a>'
+        number, runs = f"<b>{text.number}</b>" if text.bold else text.number, text.cell.runs
+        if address := link(runs[0]) if runs else "":
+            number = f'<a href="{html.escape(address)}" title="{html.escape(" ".join(runs))}">{number}</a>'
         number += text.letters and f"<sup>{text.letters}</sup>"
         small = text.paper and f"<br><small>{html.escape(text.paper)}</small>"
-        return f'<td data-value="{cell.mean:.6g}">{number}{small}</td>'
+        return f'<td data-value="{text.cell.mean:.6g}">{number}{small}</td>'
 
     rows, notes = _texts(table)
     heads = "<tr><th>method</th>" + "".join(f"<th>{html.escape(_heading(c))}</th>" for c in table.columns) + "</tr>"
     if spans := _spans(table):
         above = "".join(f'<th colspan="{n}">{html.escape(title)}</th>' for title, n in spans)
         heads = f"<tr><td></td>{above}</tr>\n{heads}"
-    body = "\n".join(
-        f"<tr><td>{html.escape(label)}</td>{''.join(map(write, cells, texts))}</tr>"
-        for (label, cells), (_, texts) in zip(table.rows, rows, strict=True)
-    )
+    body = "\n".join(f"<tr><td>{html.escape(label)}</td>{''.join(map(write, texts))}</tr>" for label, texts in rows)
     return (
         f'<table class="sortable"><caption>{html.escape(table.title)}</caption>\n<thead>{heads}</thead>\n'
         f"<tbody>\n{body}\n</tbody></table>\n" + "".join(f'<p class="notes">{html.escape(n)}</p>\n' for n in notes)
@@ -131,7 +128,7 @@ def to_html(table: Table, link: Callable[[str], str] = lambda run: "") -> str:
 
 def runs_html(results: Iterable[Result]) -> str:
     """A table of all results, folded away: where each lies and what made it. Row N has the id run-N."""
-    heads, rows = (), ""
+    heads = rows = ""
     for i, result in enumerate(named(results)):
         row = result.row
         minutes = "" if row["train_minutes"] is None else f", {row['train_minutes']:.1f} min"
@@ -142,13 +139,12 @@ def runs_html(results: Iterable[Result]) -> str:
             **{name: row[f"{name}_hash"][:12] for name in ("config", "weights", "data")},
             "version": f"{row['package']}, method {row['version']}", "device": row["device"],
         }  # fmt: skip
-        heads = tuple(entries)
+        heads = "".join(f"<th>{name}</th>" for name in entries)
         cells = "".join(f"<td>{html.escape(str(entry))}</td>" for entry in entries.values())
         rows += f'<tr id="run-{i}">{cells}</tr>\n'
     return (
         '<details><summary>All results, and what they followed from</summary>\n<table class="sortable"><caption>Runs'
-        f"</caption>\n<thead><tr>{''.join(f'<th>{name}</th>' for name in heads)}</tr></thead>\n<tbody>\n{rows}"
-        "</tbody></table>\n</details>"
+        f"</caption>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}</tbody></table>\n</details>"
     )
 
 
@@ -161,17 +157,16 @@ def _texts(table: Table) -> tuple[list[tuple[str, list[CellText | None]]], list[
     def text(cell: Cell | None, best: float | None) -> CellText | None:
         if cell is None:
             return None
-        number, bold = f"{cell.mean:.1f}", round(cell.mean, 1) == best
+        number, bold, paper = f"{cell.mean:.1f}", round(cell.mean, 1) == best, ""
         if cell.interval:
             low, high = cell.interval
             number, bold = f"{cell.mean:+.1f} [{low:+.1f}, {high:+.1f}]", not low <= 0 <= high
         elif not math.isnan(cell.sem):
             number += f" ± {cell.sem:.1f}"
-        paper = ""
         if cell.paper:
             mean, sem = cell.paper
             paper = f"paper {mean:.1f} ± {sem:.1f}; {cell.mean - mean:+.1f}, {agreement(cell)}"
-        return CellText(number, bold, ",".join(sorted(letters[mark] for mark in cell.marks)), paper)
+        return CellText(cell, number, bold, ",".join(sorted(letters[mark] for mark in cell.marks)), paper)
 
     rows = [(label, list(map(text, cells, best))) for label, cells in table.rows]
     return rows, [*table.notes, *(f"{letter}: {mark}" for mark, letter in letters.items())]
@@ -180,9 +175,8 @@ def _texts(table: Table) -> tuple[list[tuple[str, list[CellText | None]]], list[
 def _best(column: Column, cells: Iterable[Cell | None]) -> float | None:
     """The best mean of a column, as it is shown; None where the column has no order or one cell alone."""
     means = [round(cell.mean, 1) for cell in cells if cell]
-    if column.higher is None or len(means) < 2:
-        return None
-    return max(means) if column.higher else min(means)
+    ordered = column.higher is not None and len(means) > 1
+    return (max if column.higher else min)(means) if ordered else None
 
 
 def _spans(table: Table) -> list[tuple[str, int]]:
@@ -199,7 +193,3 @@ def _heading(column: Column) -> str:
 def _one_line(text: str) -> str:
     """The text without control characters, which would end a line, a row or a file early."""
     return "".join(c if c.isprintable() or not c.isascii() else " " for c in " ".join(text.split()))
-
-
-def _plain_number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.4f}".rstrip("0").rstrip(".")

@@ -2,67 +2,54 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from cxda_jax.config import read
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.progress import Counter
 from cxda_jax.report import attention, formats, plots
-from cxda_jax.report.page import PageFigure, Report, write_report
-from cxda_jax.report.tables import BENCHMARKS, STAND_INS, Table, build_tables, by_cell, paired_table, paper_name
-from cxda_jax.study.results import Result, by_store, distinct, is_unfinished, named, read_results, unfinished_said
+from cxda_jax.report.page import Report, write_report
+from cxda_jax.report.tables import AGAINST, STAND_INS, build_tables, by_cell, paired_table, paper_name
+from cxda_jax.study.results import Result, by_store, distinct, is_unfinished, read_results, unfinished_said
 from cxda_jax.study.runs import find_runs
 
-AGAINST = ("paper", "paper_stand_ins")
 EXPLORED = (6, 2)  # tasks in the explorer: of the first method that attends, and of each other one
 
 
-def report_runs(patterns: Sequence[str], folder: Path, data_dir: str, against: str, unfinished: bool) -> None:
+def report_runs(patterns: Sequence[str], folder: str, data_dir: str, against: str, unfinished: bool) -> None:
     """Reports all results of the runs that the patterns match. The other arguments are those of make_report."""
     if against not in ("", *AGAINST):
-        raise UserError(
-            f"--against={against}: a report compares with the paper alone; give {', '.join(AGAINST)}, or nothing"
-        )
+        known = ", ".join(AGAINST)
+        raise UserError(f"--against={against}: a report compares with the paper alone; give {known}, or nothing")
     runs = find_runs(patterns)
     print(f"reading {len(runs)} runs", flush=True)
     results, faults = read_results(runs, Counter("  runs", len(runs)))
     if not results:
         raise UserError(f"--runs={','.join(patterns)}: nothing to report; the first fault: {faults[0]}")
-    make_report(folder, results, faults, data_dir, against, unfinished)
+    make_report(Path(folder), results, faults, data_dir, against, unfinished)
 
 
 def make_report(
-    folder: Path,
-    results: Sequence[Result],
-    faults: Sequence[str],
-    data_dir: str,
-    against: str = "",
-    unfinished: bool = False,
+    folder: Path, results: list[Result], faults: list[str], data_dir: str, against: str, unfinished: bool = False
 ) -> None:
     """Writes the report into a folder, and prints what it does, where it lies and what was left out.
 
     Args:
-      folder: where it is written.
-      results: what is reported.
       faults: lines of what could not be read, which the page shows.
       data_dir: where data sets are kept; the explorer shows their images.
       against: "paper" or "paper_stand_ins" sets the paper's figures beside ours; "" does not.
       unfinished: take seeds whose training is unfinished into means too.
     """
-    everything, duplicates = distinct(named(results))
-    faults = [*faults, *duplicates]
+    everything, duplicates = distinct(results)
+    faults = faults + duplicates
     results = [r for r in everything if unfinished or not is_unfinished(r.row)]
     left_out = [] if unfinished else [r for r in everything if is_unfinished(r.row)]
     advice = "left out of all means; train on and evaluate again, or take them in with --unfinished"
     faults += [f"{line}; {advice}" for line in unfinished_lines(everything)] if left_out else []
     print(f"comparing {len(results)} results", flush=True)
-    protocols = {name: read(f"{name}:cxda") for name in BENCHMARKS} if against else None
-    stand_ins = against == "paper_stand_ins"
-    tables = build_tables(results, protocols, stand_ins, left_out)
+    tables, styles = build_tables(results, against, left_out), plots.method_styles(results)
     figures, tasks, taken = [], [], set()
-    styles = plots.method_styles(results)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     files.refuse_links(folder)
     for store, of_store in by_store(results).items():
@@ -70,48 +57,28 @@ def make_report(
         tables += [pairs] if pairs else []
         kept, unshown = attention.kept_attention(of_store, data_dir)
         faults += unpaired + unshown
-        drawings = [*study_drawings(of_store, styles), *attention.drawings(kept)]
-        drawings = [drawing for drawing in drawings if drawing.figure is not None]
+        drawings = [d for d in (*plots.drawings(of_store, styles), *attention.drawings(kept)) if d.figure]
         notes = [f"{line}." for line in unfinished_lines(of_store)]
         for number, (name, title, caption, figure) in enumerate(drawings, 1):
             print(f"{store}: figure {number}/{len(drawings)}, {title}", flush=True)
             svg = plots.save(figure, folder / "figures" / file_name(f"{store}_{name}", taken))
-            figures.append(PageFigure(f"{store}: {title}", " ".join([caption, *notes]), svg))
+            figures.append((f"{store}: {title}", " ".join([caption, *notes]), svg))
         for i, weights in enumerate(kept):
             tasks += attention.explorer_tasks(weights, of_store, EXPLORED[min(i, 1)])
     print(f"writing {folder}", flush=True)
-    facts = [*summary(everything, faults), *([beside_paper(results, stand_ins)] if against else [])]
+    facts = [*summary(everything, faults), *([beside_paper(results, against)] if against else [])]
     heading = f"Feed-forward latent domain adaptation on {', '.join(by_store(everything))}"
-    page = Report(heading, facts, tables_html(tables, everything), figures, tasks, faults)
-    for kind, text in {
-        "md": "\n".join(map(formats.to_markdown, tables)),
-        "tex": "\n".join(map(formats.to_latex, tables)),
-        "csv": formats.to_csv(tables),
-    }.items():
+    places = {str(r.folder): f"#run-{i}" for i, r in enumerate(everything)}
+    shown = [formats.to_html(table, lambda run: places.get(run, "")) for table in tables]
+    page = Report(heading, facts, [*shown, formats.runs_html(everything)], figures, tasks, faults)
+    texts = {"md": "\n".join(map(formats.to_markdown, tables)), "tex": "\n".join(map(formats.to_latex, tables))}
+    for kind, text in {**texts, "csv": formats.to_csv(tables)}.items():
         files.write_bytes(folder / f"tables.{kind}", text.encode(errors="replace"))
     size = write_report(folder / "report.html", page)
     for fault in faults:
         print(f"left out: {fault}".encode(errors="replace").decode(), flush=True)  # a path may hold any bytes
     counts = f"{len(results)} results, {len(tables)} tables, {len(figures)} figures"
     print(f"{folder}/report.html: {counts}, {size / 2**20:.1f} MB")
-
-
-def study_drawings(results: Sequence[Result], styles: Mapping[str, plots.Style]) -> list[plots.Drawing]:
-    """The figures of the results of one store."""
-    means = "Means over training seeds, with standard errors."
-    varied = f"{means} Compare within a number: queries per task differ."
-    time = (
-        f"{means} Filled markers need no back-propagation on the device; lines join numbers of fine-tuning steps. A task's "
-        "time is that of one task alone."
-    )
-    curves = "Validation score during training: thin lines are seeds, bold ones their mean."
-    domains, images = (plots.variable(results, kind, styles) for kind in ("num_domains", "support_size"))
-    return [
-        plots.Drawing("accuracy_time", "accuracy and time", time, plots.accuracy_time(results, styles)),
-        plots.Drawing("num_domains", "number of support domains", varied, domains),
-        plots.Drawing("support_size", "number of support images", varied, images),
-        plots.Drawing("learning_curves", "learning curves", curves, plots.learning_curves(results, styles)),
-    ]
 
 
 def file_name(text: str, taken: set[str]) -> str:
@@ -133,14 +100,14 @@ def unfinished_lines(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def beside_paper(results: Sequence[Result], stand_ins: bool) -> tuple[str, str]:
+def beside_paper(results: Sequence[Result], against: str) -> tuple[str, str]:
     """A line of the summary: which results the paper's figures stand beside, and why not beside the others."""
     shown, others = [], []
     for store, of_store in by_store(results).items():
-        if name := paper_name(of_store, stand_ins):
+        if name := paper_name(of_store, against):
             shown.append(f"{name}'s beside {store}")
         else:
-            advice = "; --against=paper_stand_ins shows them" * bool(paper_name(of_store, stand_ins=True))
+            advice = "; --against=paper_stand_ins shows them" * bool(paper_name(of_store, AGAINST[1]))
             others.append(f"none beside {store}, whose data are not the paper's{advice}")
     return "The paper's figures", "; ".join(shown + others)
 
@@ -153,11 +120,8 @@ def summary(results: Sequence[Result], faults: Sequence[str]) -> list[tuple[str,
 
     minutes = {r.run: r.row["train_minutes"] or 0.0 for r in results}
     stores = {store: of_store[0].row for store, of_store in by_store(results).items()}
-    stand_ins = [
-        f"{store} stands in for {STAND_INS[row['benchmark']]}"
-        for store, row in stores.items()
-        if row["benchmark"] in STAND_INS
-    ]
+    replaced = {store: STAND_INS.get(row["benchmark"]) for store, row in stores.items()}
+    stand_ins = [f"{store} stands in for {name}" for store, name in replaced.items() if name]
     marks = dict.fromkeys(f"{r.store}: {mark}" for r in results for mark in r.row.get("data_marks", []))
     return [
         ("Benchmarks", "; ".join([", ".join(stores), *stand_ins, *marks])),
@@ -170,9 +134,3 @@ def summary(results: Sequence[Result], faults: Sequence[str]) -> list[tuple[str,
         ("Version", all_of("package")),
         ("Data", ", ".join(f"{store} {row['data_hash'][:12]}" for store, row in stores.items())),
     ]
-
-
-def tables_html(tables: Sequence[Table], results: Sequence[Result]) -> list[str]:
-    """The tables, and one of all results. Each cell of the others has a link to a row of it."""
-    places = {str(r.folder): f"#run-{i}" for i, r in enumerate(results)}
-    return [*(formats.to_html(table, lambda run: places.get(run, "")) for table in tables), formats.runs_html(results)]

@@ -34,38 +34,21 @@ marks the query's own domain, which the network is not told.</p>
 """
 
 
-class Support(NamedTuple):
-    """A task's support images, uint8 [n, h, w, c] with 1 or 3 channels."""
-
-    pixels: np.ndarray
-    domains: tuple[str, ...]
-    labels: tuple[str, ...]
-
-
-class Query(NamedTuple):
-    """A task's query images, uint8 [m, h, w, c], all of one domain, and their labels as each method answers."""
-
-    pixels: np.ndarray
-    domain: str
-    labels: tuple[str, ...]
-    answers: Mapping[str, tuple[str, ...]]
-
-
 class ExplorerTask(NamedTuple):
-    """A task and its attention weights, float [m, heads, n]. They sum to 1 over the support images."""
+    """A task: n support images, m query images of one domain, and attention weights that sum to 1 over the support images.
+
+    Images are uint8 [n or m, h, w, c] with 1 or 3 channels. Answers are as each method names the queries' labels.
+    """
 
     name: str
-    support: Support
-    query: Query
-    weights: np.ndarray
-
-
-class PageFigure(NamedTuple):
-    """A figure as safe SVG."""
-
-    title: str
-    caption: str
-    svg: str
+    support: np.ndarray
+    support_domains: tuple[str, ...]
+    support_labels: tuple[str, ...]
+    query: np.ndarray
+    query_domain: str
+    query_labels: tuple[str, ...]
+    answers: Mapping[str, tuple[str, ...]]
+    weights: np.ndarray  # [m, heads, n]
 
 
 class Report(NamedTuple):
@@ -74,39 +57,37 @@ class Report(NamedTuple):
     title: str
     summary: Sequence[tuple[str, str]]
     tables: Sequence[str]
-    figures: Sequence[PageFigure]
+    figures: Sequence[tuple[str, str, str]]  # title, caption and safe SVG
     tasks: Sequence[ExplorerTask]
     faults: Sequence[str]
 
 
-def write_report(path: str | Path, report: Report) -> int:
+def write_report(path: Path, report: Report) -> int:
     """Writes the report and returns its size in bytes. Where it would pass 5 MB, tasks are left out from the end."""
-    encoded, size = [(task.name, _encode(task)) for task in report.tasks], 0
-    bad = [f"{name}: attention weights empty or not finite" for name, text in encoded if not text]
-    tasks = [text for _, text in encoded if text]
+    tasks, size = [_encode(task) for task in report.tasks], 0
     for kept in range(len(tasks), -1, -1):
-        left = f"{len(tasks) - kept} of {len(tasks)} tasks left out of the explorer: the file may have 5 MB at most"
-        faults = [*report.faults, *bad, *[left] * (kept < len(tasks))]
         if kept and sum(map(len, tasks[:kept])) > LIMIT:
             continue
-        page = _render(report, tasks[:kept], faults).encode(errors="backslashreplace")
-        if (size := len(page)) <= LIMIT:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            files.write_bytes(Path(path), page)
+        left = f"{len(tasks) - kept} of {len(tasks)} tasks left out of the explorer: the file may have 5 MB at most"
+        page = _render(report, tasks[:kept], [*report.faults, *[left] * (kept < len(tasks))])
+        data = page.encode(errors="backslashreplace")
+        if (size := len(data)) <= LIMIT:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write_bytes(path, data)
             return size
     raise UserError(f"{path}: {size / 2**20:.1f} MB without any task, 5 MB at most; leave out figures or tables")
 
 
 def _render(report: Report, tasks: list[str], faults: list[str]) -> str:
     style, script = ((FOLDER / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    digest = _base64(hashlib.sha256(script.encode()).digest())
     summary = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in report.summary)
     body = links = ""
-    for name, title, parts in (
+    for name, title, parts in (  # parts: a link to each, and the part
         ("summary", "Summary", [("", f"<dl>{summary}</dl>")] * bool(summary)),
         ("faults", "Faults and omissions", [("", f"<p>{html.escape(fault)}</p>") for fault in faults]),
         ("tables", "Tables", [_table(i, table) for i, table in enumerate(report.tables, 1)]),
-        ("figures", "Figures", [_figure(i, figure) for i, figure in enumerate(report.figures, 1)]),
+        ("figures", "Figures", [_figure(i, *figure) for i, figure in enumerate(report.figures, 1)]),
         ("attention", "Attention explorer", [("", EXPLORER)] * bool(tasks)),
     ):
         content, entries = "".join(part for _, part in parts), "".join(link for link, _ in parts)
@@ -139,12 +120,12 @@ def _table(number: int, table: str) -> tuple[str, str]:
     return link, f'<div class="table" id="table-{number}">{table}</div>\n'
 
 
-def _figure(number: int, figure: PageFigure) -> tuple[str, str]:
+def _figure(number: int, title: str, caption: str, svg: str) -> tuple[str, str]:
     """A link to a figure, and the figure."""
-    name, title = f"figure-{number}", html.escape(figure.title)
-    plate = f'<div class="plate" role="img" tabindex="0" aria-label="{title}">{_own_ids(figure.svg, name)}</div>'
-    caption = f"<figcaption>{html.escape(figure.caption)}</figcaption>"
-    return f'<li><a href="#{name}">{title}</a></li>', f'<figure id="{name}"><h3>{title}</h3>{plate}{caption}</figure>\n'
+    name, title = f"figure-{number}", html.escape(title)
+    plate = f'<div class="plate" role="img" tabindex="0" aria-label="{title}">{_own_ids(svg, name)}</div>'
+    shown = f"<h3>{title}</h3>{plate}<figcaption>{html.escape(caption)}</figcaption>"
+    return f'<li><a href="#{name}">{title}</a></li>', f'<figure id="{name}">{shown}</figure>\n'
 
 
 def _own_ids(svg: str, name: str) -> str:
@@ -164,8 +145,7 @@ def _own_ids(svg: str, name: str) -> str:
 
 
 def both_themes(color: str) -> str:
-    """A colour for white paper together with one for the dark page: a grey is inverted, another is made lighter until it
-    stands out."""
+    """A colour for white paper and one for the dark page: a grey is inverted, another made lighter until it stands out."""
     rgb = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)], float)
     grey = np.ptp(rgb) < 8
     if grey:
@@ -184,42 +164,24 @@ def contrast(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _encode(task: ExplorerTask) -> str:
-    """A task as JSON that is safe inside a <script> element; "" where its weights are empty or not finite."""
-    support, query = task.support, task.query
-    n, m = len(support.pixels), len(query.pixels)
-    support_sizes = {len(support.domains), len(support.labels), task.weights.shape[2]}
-    query_sizes = {len(query.labels), task.weights.shape[0], *map(len, query.answers.values())}
-    if support_sizes != {n} or query_sizes != {m}:
-        raise ValueError(
-            f"{task.name}: {n} support and {m} query images, but the rest has {support_sizes}, {query_sizes}"
-        )
-    if not task.weights.size or not np.isfinite(task.weights).all():
-        return ""
-    domains = [
-        query.domain,
-        *sorted(set(support.domains) - {query.domain}),
-    ]  # the script takes the first for the query's own
+    """A task as JSON that is safe inside a <script> element. Weights are little-endian uint16: weight = number * scale."""
+    own, weights = task.query_domain, np.asarray(task.weights, np.float64)
+    domains = [own, *sorted(set(task.support_domains) - {own})]  # the script takes the first for the query's own
+    scale = max(float(weights.max()), 1e-9) / 65535
+    numbers = np.rint(weights / scale).astype("<u2")
     values: dict[str, Any] = {
         "name": task.name,
         "domains": domains,
-        "support": {"domains": [domains.index(d) for d in support.domains], "labels": support.labels},
-        "query": {"labels": query.labels, "answers": list(query.answers.items())},
-        "sheet": _sheet(np.concatenate([support.pixels, query.pixels])),
-        "weights": _quantise(np.asarray(task.weights, np.float64)),
+        "support": {"domains": [domains.index(d) for d in task.support_domains], "labels": task.support_labels},
+        "query": {"labels": task.query_labels, "answers": list(task.answers.items())},
+        "sheet": _sheet(np.concatenate([task.support, task.query])),
+        "weights": {"heads": weights.shape[1], "scale": scale, "data": _base64(numbers.tobytes())},
     }
     return json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _quantise(weights: np.ndarray) -> dict[str, Any]:
-    """Weights [m, heads, n] as little-endian uint16 in base64: weight = number * scale."""
-    scale = max(float(weights.max()), 1e-9) / 65535
-    data = base64.b64encode(np.rint(weights / scale).astype("<u2").tobytes()).decode()
-    return {"heads": weights.shape[1], "scale": scale, "data": data}
-
-
 def _sheet(images: np.ndarray) -> dict[str, Any]:
-    """Images [n, h, w, c] as one PNG, row by row. Each has a border of its own edge pixels, since a browser that scales the
-    sheet mixes neighbouring pixels."""
+    """Images [n, h, w, c] as one PNG, row by row, in borders of their edge pixels: browsers mix neighbours in scaling."""
     height, width = images.shape[1:3]
     ratio = min(1.0, THUMBNAIL / max(height, width))
     size = max(1, round(width * ratio)), max(1, round(height * ratio))
@@ -227,8 +189,11 @@ def _sheet(images: np.ndarray) -> dict[str, Any]:
     shown = np.stack([np.asarray(Image.fromarray(image).resize(size, Image.Resampling.LANCZOS)) for image in flat])
     tiles = np.pad(shown, [(0, 0), (1, 1), (1, 1), (0, 0)][: flat.ndim], mode="edge")
     tiles = np.pad(tiles, [(0, -len(tiles) % COLUMNS), (0, 0), (0, 0), (0, 0)][: flat.ndim])
-    rows = [np.concatenate(list(tiles[i : i + COLUMNS]), 1) for i in range(0, len(tiles), COLUMNS)]
-    file = io.BytesIO()
-    Image.fromarray(np.concatenate(rows, 0)).save(file, "png", optimize=True)
-    data = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    rows, file = [np.hstack(list(tiles[i : i + COLUMNS])) for i in range(0, len(tiles), COLUMNS)], io.BytesIO()
+    Image.fromarray(np.vstack(rows)).save(file, "png", optimize=True)
+    data = f"data:image/png;base64,{_base64(file.getvalue())}"
     return {"data": data, "width": size[0], "height": size[1], "columns": COLUMNS, "tiny": ratio == 1}
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -9,7 +9,7 @@ import hashlib
 import io
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,6 +81,18 @@ def method_styles(results: Iterable[Result]) -> dict[str, Style]:
     return styles
 
 
+def drawings(results: Sequence[Result], styles: Mapping[str, Style]) -> Iterator[Drawing]:
+    """The figures of the results of one store."""
+    means = "Means over training seeds, with standard errors."
+    lines = "Filled markers need no back-propagation on the device; lines join numbers of fine-tuning steps."
+    time = f"{means} {lines} A task's time is that of one task alone."
+    yield Drawing("accuracy_time", "accuracy and time", time, accuracy_time(results, styles))
+    varied = f"{means} Compare within a number: queries per task differ."
+    yield from (Drawing(kind, title, varied, variable(results, kind, styles)) for kind, title in AXES.items())
+    curves = "Validation score during training: thin lines are seeds, bold ones their mean."
+    yield Drawing("learning_curves", "learning curves", curves, learning_curves(results, styles))
+
+
 def accuracy_time(results: Sequence[Result], styles: Mapping[str, Style]) -> Figure | None:
     """Avg against the time of one task: means over seeds, and standard errors of Avg. A line joins numbers of steps."""
     by_steps: dict[str, dict[int, list[Result]]] = {}
@@ -97,9 +109,8 @@ def accuracy_time(results: Sequence[Result], styles: Mapping[str, Style]) -> Fig
     for label, style in used.items():
         points = sorted(by_steps[label].items())
         words += [plain(f"{label}, {n} step{'s' * (n > 1)}" if len(points) > 1 else label) for n, _ in points]
-        paths.append(
-            np.array([(_mean(seeds, "adapt_ms", "predict_ms")[0], *_mean(seeds, "avg")) for _, seeds in points])
-        )
+        path = [(_mean(seeds, "adapt_ms", "predict_ms")[0], *_mean(seeds, "avg")) for _, seeds in points]
+        paths.append(np.array(path))
         axes.errorbar(*paths[-1].T, **style.arguments(lw=1, capsize=3, elinewidth=1, label=label))
     axes.set_xscale("log")
     axes.margins(0.2, 0.15)
@@ -115,13 +126,11 @@ def variable(results: Sequence[Result], kind: str, styles: Mapping[str, Style]) 
     Where a method has no result of its usual number, the usual tasks stand there.
     """
     by_number: dict[str, dict[int, list[Result]]] = {}
-    cells = _by_cell(results)
-    for (label, setting), seeds in cells.items():
-        if setting.kind == kind:
-            by_number.setdefault(label, {})[setting.number] = seeds
-    for (label, setting), seeds in cells.items():
-        if not setting.kind and label in by_number:
-            by_number[label].setdefault(usual_number(kind, seeds[0].config), seeds)
+    cells = sorted(_by_cell(results).items(), key=lambda cell: cell[0][1].kind)  # the usual tasks come first
+    varied = {label for (label, setting), _ in cells if setting.kind == kind}
+    for (label, setting), seeds in cells:
+        if label in varied and setting.kind in ("", kind):
+            by_number.setdefault(label, {})[setting.number or usual_number(kind, seeds[0].config)] = seeds
     if not by_number:
         return None
     used = {label: style for label, style in styles.items() if label in by_number}
@@ -159,36 +168,30 @@ def learning_curves(results: Sequence[Result], styles: Mapping[str, Style]) -> F
     return figure
 
 
-def save(figure: Figure, path: str | Path) -> str:
-    """Writes PATH.png and PATH.svg, and returns the text of the second. Equal figures give equal bytes."""
+def save(figure: Figure, path: Path) -> str:
+    """Writes PATH.png and PATH.svg, and returns the text of the second. Equal figures give equal bytes.
+
+    The <svg> element has text as paths, no date, nothing from elsewhere, and ids that no other figure has.
+    """
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
-    text = svg_text(figure)
+    svg, unknown = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "cxda", "image.composite_image": False}):
+        figure.savefig(svg, format="svg", metadata=unknown)
+    text = svg.getvalue()[svg.getvalue().index("<svg") :]
+    text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)  # equal images share it, and nothing refers to it
+    mark = hashlib.sha256(text.encode()).hexdigest()[:8]
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1f{mark}-", text)
     files.write_bytes(Path(f"{path}.png"), png.getvalue())
     files.write_bytes(Path(f"{path}.svg"), text.encode(errors="replace"))
     return text
 
 
-def svg_text(figure: Figure) -> str:
-    """An <svg> element: text as paths, no date, nothing from elsewhere, and ids that no other figure has."""
-    file, unknown = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "cxda", "image.composite_image": False}):
-        figure.savefig(file, format="svg", metadata=unknown)
-    text = file.getvalue()[file.getvalue().index("<svg") :]
-    text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)  # equal images share it, and nothing refers to it
-    mark = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\1f{mark}-", text)
-
-
 def _write_beside(axes: Axes, words: Sequence[str], paths: Sequence[np.ndarray]) -> None:
     """Writes each text near its point, clear of all else; a thin line leads to a text that had to move.
 
-    Each text tries places around its point, near ones first, and takes the one with the fewest overlaps.
-
-    Args:
-      axes: where the points are.
-      words: a text for each point.
-      paths: the points [n, 3] of each line: x, y and the standard error of y.
+    A text tries places around its point, near ones first, and takes the one with the fewest overlaps. The paths are the
+    points [n, 3] of each line: x, y and the standard error of y.
     """
     figure: Any = axes.figure
     points, to_pixels, pt = np.nan_to_num(np.concatenate(paths)), axes.transData.transform, figure.dpi / 72

@@ -7,6 +7,7 @@ weights, protocol, number of seeds, hardware.
 
 import csv
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cxda_jax import metrics
+from cxda_jax.config import differences, read
 from cxda_jax.study.comparing import paired_differences
 from cxda_jax.study.results import Result, by_store, is_unfinished, unfinished_said
 from cxda_jax.study.settings import SHAPES, USUAL, Setting, usual_number
@@ -22,6 +24,7 @@ from cxda_jax.study.settings import SHAPES, USUAL, Setting, usual_number
 PAPER = Path(__file__).with_name("paper.csv")
 PAPER_SEEDS = 3
 BENCHMARKS = ("cifar_c", "femnist", "iwildcam", "tiny_imagenet_c")  # the paper's
+AGAINST = ("paper", "paper_stand_ins")
 STAND_INS = {"glyphs": "femnist", "glyphs_c": "cifar_c"}  # built-in data, and the paper's benchmark that they replace
 ORDER = ("erm", "erm_iid", "cml", "bn", "cxda", "cxda_loo", "cxda_p2p", "cxda_supervised", "ft_em", "ft_im", "sf_ocda",
          "cotta", "sla")  # fmt: skip
@@ -30,10 +33,9 @@ NO_PROTOCOL = ("benchmark", "data.", "evaluation.per_call", "evaluation.seed", "
                "net.weights", "seed", "train.log_every", "train.save_every", "train.source",
                "train.tensorboard")  # fmt: skip
 NAN = float("nan")
-Configs = Mapping[str, Mapping[str, Any]]  # by benchmark
-ByCell = Mapping[
-    tuple[str, Setting], list[Result]
-]  # a label without its setting, and the setting: the results of its seeds
+_read = functools.cache(read)  # for the paper's protocols
+# By a label without its setting, and the setting: the results of its seeds.
+ByCell = Mapping[tuple[str, Setting], list[Result]]
 
 
 class Column(NamedTuple):
@@ -66,7 +68,7 @@ class Table(NamedTuple):
     benchmark: str
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...] = ()
+    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
     notes: tuple[str, ...] = ()
 
 
@@ -78,38 +80,27 @@ def paper_figures() -> dict[tuple[str, ...], tuple[float, float]]:
         return {tuple(r[k] for k in keys): (float(r["mean"]), float(r["sem"])) for r in csv.DictReader(file)}
 
 
-def build_tables(
-    results: Sequence[Result],
-    protocols: Configs | None = None,
-    stand_ins: bool = False,
-    left_out: Sequence[Result] = (),
-) -> list[Table]:
+def build_tables(results: Sequence[Result], against: str = "", left_out: Sequence[Result] = ()) -> list[Table]:
     """All tables that have a row, store by store.
 
-    Args:
-      results: what the means are over.
-      protocols: the configs of the paper's benchmarks. With them the paper's figures stand beside results on the paper's data.
-      stand_ins: whether the paper's figures stand beside results on data that replace the paper's too.
-      left_out: results of unfinished trainings, which no mean holds. Marks name them.
+    One of AGAINST sets the paper's figures beside ours, as paper_name says. No mean holds the results `left_out`, whose
+    trainings are unfinished; marks name them.
     """
     tables, late = [], by_store(left_out)
     for store, of_store in by_store(results).items():
-        cells, late_cells = by_cell(of_store), by_cell(late.get(store, []))
-        for table, labels in _empty_tables(store, cells):
-            filled = _fill(table, labels, cells, late_cells, protocols or {}, stand_ins)
-            tables += [filled] if filled.rows else []
-    return tables
+        tables += _tables_of(store, by_cell(of_store), by_cell(late.get(store, [])), against)
+    return [table for table in tables if table.rows]
 
 
-def paper_name(results: Sequence[Result], stand_ins: bool = False) -> str:
+def paper_name(results: Sequence[Result], against: str) -> str:
     """The paper's benchmark whose figures may stand beside these results of one store; "" where there is none.
 
-    That is the benchmark of their data. With `stand_ins` it is also the one that other data replace.
+    That is the benchmark of their data. Against paper_stand_ins it is also the one that other data replace.
     """
     benchmark = results[0].row["benchmark"]
     name = STAND_INS.get(benchmark, benchmark)
     is_papers = name == benchmark and not any(r.row.get("data_marks") or r.row.get("smoke") for r in results)
-    return name if name in BENCHMARKS and (is_papers or stand_ins) else ""
+    return name if name in BENCHMARKS and against in (AGAINST if is_papers else AGAINST[1:]) else ""
 
 
 def by_cell(results: Iterable[Result]) -> ByCell:
@@ -127,64 +118,54 @@ def _rank(label: str) -> tuple[int, str]:
     return ORDER.index(method) if method in ORDER else len(ORDER), label
 
 
-def _empty_tables(store: str, cells: ByCell) -> Iterator[tuple[Table, Iterable[str]]]:
-    """The tables of a store without their rows, and the labels of these."""
+def _tables_of(store: str, cells: ByCell, late: ByCell, against: str) -> Iterator[Table]:
+    """The tables of a store; `late` are unfinished seeds that no mean holds."""
     metric = next(iter(cells.values()))[0].row["metric"]
     name = metric.replace("macro_f1", "macro F1")
     usual = [label for label, setting in cells if setting == USUAL]
     scores = [Column("W10%", f"worst10_{metric}"), Column("Avg", f"mean_{metric}")]
     averaged = "W10% is the mean over the worst tenth of the tasks."
 
-    def table(key: str, title: str, columns: Iterable[Column], *notes: str) -> Table:
-        return Table(key, store, f"{store}: {title}", tuple(columns), notes=notes)
+    def table(key: str, title: str, labels: Iterable[str], columns: Sequence[Column], *notes: str) -> Table:
+        rows = ((label, tuple(_cell(key, label, c, cells, late, against) for c in columns)) for label in labels)
+        return Table(key, store, f"{store}: {title}", tuple(columns), tuple(row for row in rows if any(row[1])), notes)
 
-    yield table("main", f"{name} of all methods on unseen domains", scores, averaged), usual
+    yield table("main", f"{name} of all methods on unseen domains", usual, scores, averaged)
     if "cxda_supervised" in usual:
-        title = f"{name} with and without domain labels in the buffer"
-        yield table("domain_supervision", title, scores[1:]), [m for m in ("cxda", "cxda_supervised") if m in usual]
+        labels = [m for m in ("cxda", "cxda_supervised") if m in usual]
+        yield table("domain_supervision", f"{name} with and without domain labels in the buffer", labels, scores[1:])
     times = [
         Column("adapt and predict", "adapt_and_infer", "ms/task", higher=False),
         Column("adapt", "adapt", "ms/task", higher=False),
         Column("pre-train and test all", "pretrain_and_adapt", "minutes", higher=False),
     ]
-    yield table("runtime", "time of one task alone, and of the whole", times), usual
+    yield table("runtime", "time of one task alone, and of the whole", usual, times)
     for kind, what in SHAPES.items():
+        varied = {label: None for label, setting in cells if setting.kind == kind}  # in order
         numbers = {setting.number for _, setting in cells if setting.kind == kind}
-        if numbers:
-            numbers |= {usual_number(kind, seeds[0].config) for (_, s), seeds in cells.items() if s == USUAL}
+        numbers |= {usual_number(kind, seeds[0].config) for (_, setting), seeds in cells.items() if setting == USUAL}
         columns = [
             Column(str(number), score.metric, setting=Setting(kind, number), above=score.title)
             for score in scores
             for number in sorted(numbers)
         ]
         note = "A task has as many queries as support images of one domain: compare within a column."
-        labels = dict.fromkeys(label for label, setting in cells if setting.kind == kind)
-        yield table(kind, f"{name} against the number of {what}", columns, note, averaged), labels
+        yield table(kind, f"{name} against the number of {what}", varied, columns, note, averaged)
     if "cxda_p2p" in usual:
-        title = f"{name} with attention between images and between patches"
-        yield table("patch_to_patch", title, scores), [m for m in ("erm", "cxda", "cxda_p2p") if m in usual]
+        labels = [m for m in ("erm", "cxda", "cxda_p2p") if m in usual]
+        yield table("patch_to_patch", f"{name} with attention between images and between patches", labels, scores)
 
 
-def _fill(
-    table: Table, labels: Iterable[str], cells: ByCell, late: ByCell, protocols: Configs, stand_ins: bool
-) -> Table:
-    """The table with the rows of these labels that hold anything; `late` are unfinished seeds that no mean holds."""
-
-    def cell(label: str, column: Column) -> Cell | None:
-        seeds = _seeds(cells, label, column.setting)
-        numbers = [_number(column.metric, r) for r in seeds]
-        if None in numbers or not seeds:
-            return None
-        benchmark = paper_name(seeds, stand_ins) if protocols else ""
-        paper = paper_figures().get((table.name, benchmark, label, str(column.setting), column.metric))
-        marks = _unfinished(seeds, _seeds(late, label, column.setting)) + _unlike_each_other(seeds) + _data_marks(seeds)
-        if paper:
-            marks += _unlike_paper(seeds, column, table.benchmark, benchmark, protocols[benchmark])
-        runs = tuple(str(r.folder) for r in seeds)
-        return Cell(*metrics.mean_sem(np.array(numbers)), tuple(r.row["seed"] for r in seeds), runs, paper, marks)
-
-    rows = [(label, tuple(cell(label, column) for column in table.columns)) for label in labels]
-    return table._replace(rows=tuple(row for row in rows if any(row[1])))
+def _cell(table: str, label: str, column: Column, cells: ByCell, late: ByCell, against: str) -> Cell | None:
+    seeds, left_out = (_seeds(of, label, column.setting) for of in (cells, late))
+    numbers = [_number(column.metric, r.row) for r in seeds]
+    if None in numbers or not seeds:
+        return None
+    benchmark = paper_name(seeds, against)
+    paper = paper_figures().get((table, benchmark, label, str(column.setting), column.metric))
+    marks = (*_own_marks(seeds, left_out), *(_unlike_paper(seeds, column, benchmark) if paper else ()))
+    runs = tuple(str(r.folder) for r in seeds)
+    return Cell(*metrics.mean_sem(np.array(numbers)), tuple(r.row["seed"] for r in seeds), runs, paper, marks)
 
 
 def _seeds(cells: ByCell, label: str, setting: Setting) -> list[Result]:
@@ -193,75 +174,53 @@ def _seeds(cells: ByCell, label: str, setting: Setting) -> list[Result]:
     return cells.get((label, setting)) or [r for r in usual if usual_number(setting.kind, r.config) == setting.number]
 
 
-def _number(metric: str, result: Result) -> float | None:
-    row = result.row
-    if metric.startswith("worst10_"):
-        return row["w10"]
-    if metric.startswith("mean_"):
-        return row["avg"]
+def _number(metric: str, row: Mapping[str, Any]) -> float | None:
+    if metric.startswith(("worst10_", "mean_")):
+        return row["w10" if metric.startswith("worst10_") else "avg"]
     if metric == "pretrain_and_adapt":
         return None if row["train_minutes"] is None else row["train_minutes"] + row["num_tasks"] * row["task_ms"] / 6e4
     return row["adapt_ms"] + (row["predict_ms"] if metric == "adapt_and_infer" else 0.0)
 
 
-def _unlike_each_other(seeds: Sequence[Result]) -> tuple[str, ...]:
-    """Marks of what makes a mean over these seeds mean little."""
-    marks = []
+def _own_marks(seeds: Sequence[Result], left_out: Sequence[Result]) -> Iterator[str]:
+    """Marks of what makes a mean over these seeds mean little, and those of their data."""
+    if said := unfinished_said([r.row for r in (*seeds, *left_out)], bool(left_out)):
+        yield said
     for what, field in {"number of tasks": "num_tasks", "method's version": "version"}.items():
         if len({r.row[field] for r in seeds}) > 1:
-            marks.append(f"mixed: the seeds differ in their {what}")
-    configs = [{k: v for k, v in _flat(r.config) if not k.startswith(NO_PROTOCOL)} for r in seeds]
-    fields = sorted({k for c in configs for k in c if c[k] != configs[0].get(k)})
-    return (*marks, f"mixed: the seeds differ in {', '.join(fields)}") if fields else tuple(marks)
+            yield f"mixed: the seeds differ in their {what}"
+    unlike = [item for r in seeds for item in differences(seeds[0].config, r.config, "").items()]
+    fields = {name for name, (_, theirs) in unlike if theirs is not None and not name.startswith(NO_PROTOCOL)}
+    if fields:
+        yield f"mixed: the seeds differ in {', '.join(sorted(fields))}"
+    marked = [r.row["data_marks"] for r in seeds if r.row.get("data_marks")]
+    if marked:
+        some = f" ({len(marked)} of {len(seeds)} seeds)" if len(marked) < len(seeds) else ""
+        yield f"data: {', '.join(dict.fromkeys(itertools.chain(*marked)))}{some}"
 
 
-def _unfinished(seeds: Sequence[Result], left_out: Sequence[Result]) -> tuple[str, ...]:
-    said = unfinished_said([r.row for r in (*seeds, *left_out)], bool(left_out))
-    return (said,) if said else ()
-
-
-def _data_marks(seeds: Sequence[Result]) -> tuple[str, ...]:
-    marked = [r for r in seeds if r.row.get("data_marks")]
-    some = f" ({len(marked)} of {len(seeds)} seeds)" if len(marked) < len(seeds) else ""
-    said = dict.fromkeys(mark for r in marked for mark in r.row["data_marks"])
-    return (f"data: {', '.join(said)}{some}",) if said else ()
-
-
-def _unlike_paper(
-    seeds: Sequence[Result], column: Column, store: str, benchmark: str, protocol: Mapping[str, Any]
-) -> tuple[str, ...]:
+def _unlike_paper(seeds: Sequence[Result], column: Column, benchmark: str) -> Iterator[str]:
     """A mark for each thing that sets a cell apart from the paper's figure."""
-    row, config, marks = seeds[0].row, seeds[0].config, []
+    row, protocol = seeds[0].row, _read(f"{benchmark}:cxda")
     if row["benchmark"] != benchmark:
-        marks.append(f"data: {store}, this package's stand-in for {benchmark}")
+        yield f"data: {seeds[0].store}, this package's stand-in for {benchmark}"
     if protocol["net"]["name"] == "resnet50" and row.get("started_from", "random") == "random":
-        marks.append("weights: from a random start; the paper's from ImageNet")
-    ours, kind = dict(_flat(config)), column.setting.kind
-    skipped = NO_PROTOCOL + (("episode.",) if kind in SHAPES else ())
+        yield "weights: from a random start; the paper's from ImageNet"
+    skipped = NO_PROTOCOL + (("episode.",) if column.setting.kind in SHAPES else ())
     skipped += ("net.stages",) if protocol["net"]["name"] == "cnn" else ()  # of the other network
     unlike = [
-        f"{field} {ours[field]} for {value}"
-        for field, value in _flat(protocol)
-        if not field.startswith(skipped) and field in ours and ours[field] != value
+        f"{field} {ours} for {theirs}"
+        for field, (ours, theirs) in differences(seeds[0].config, protocol, "").items()
+        if not field.startswith(skipped) and ours is not None and theirs is not None
     ]
     if row["num_tasks"] != protocol["evaluation"]["test_tasks"]:
         unlike.append(f"test tasks {row['num_tasks']} for {protocol['evaluation']['test_tasks']}")
     if unlike:
-        marks.append(f"protocol: {', '.join(unlike)}")
+        yield f"protocol: {', '.join(unlike)}"
     if len(seeds) != PAPER_SEEDS:
-        marks.append(f"seeds: {len(seeds)} for {PAPER_SEEDS}")
+        yield f"seeds: {len(seeds)} for {PAPER_SEEDS}"
     if column.unit != "%":
-        marks.append(f"hardware: {row['device']}; the paper does not name its own")
-    return tuple(marks)
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names of fields, and their values as JSON gives them back."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, list(value) if isinstance(value, tuple) else value
+        yield f"hardware: {row['device']}; the paper does not name its own"
 
 
 def agreement(cell: Cell) -> str:
@@ -280,25 +239,26 @@ def paired_table(results: Sequence[Result]) -> tuple[Table | None, list[str]]:
     The methods were tested on the same usual tasks. The 95 % bootstrap intervals are over these tasks.
     """
     usual = [result for seeds in by_cell(r for r in results if r.setting == USUAL).values() for result in seeds]
-    differences, tasks, faults = paired_differences(usual)
-    if not differences:
+    found, tasks, faults = paired_differences(usual)
+    if not found:
         return None, faults
     late = {
-        (r.row["label"], r.row["seed"]): f"{r.row['label']}, seed {r.row['seed']} is unfinished: "
-        f"step {r.row['reached_step']} of {r.row['steps']}"
-        for r in usual if is_unfinished(r.row)
-    }  # fmt: skip
+        (r.row["label"], r.row["seed"]): f"is unfinished: step {r.row['reached_step']} of {r.row['steps']}"
+        for r in usual
+        if is_unfinished(r.row)
+    }
     cells = {}
-    for pair, (mean, low, high, seeds) in differences.items():
-        marks = tuple(late[label, seed] for label in pair for seed in seeds if (label, seed) in late)
+    for pair, (mean, low, high, seeds) in found.items():
+        of = [(label, seed) for label in pair for seed in seeds if (label, seed) in late]
+        marks = tuple(f"{label}, seed {seed} {late[label, seed]}" for label, seed in of)
         cells[pair] = Cell(mean, NAN, seeds, (), marks=marks, interval=(low, high))
     compared = {label for pair in cells for label in pair}
     labels = [label for label in dict.fromkeys(r.row["label"] for r in usual) if label in compared]
     columns = tuple(Column(f"- {b}", f"mean_minus_{b}", "points", higher=None) for b in labels)
     rows = tuple((a, tuple(cells.get((a, b)) for b in labels)) for a in labels)
-    notes = (
+    note = (
         f"The row's Avg minus the column's, in points, over {tasks} shared tasks and the seeds both have; bold where the "
-        "95 % bootstrap interval over the tasks leaves out 0. It speaks of other tasks, not of other training seeds.",
+        "95 % bootstrap interval over the tasks leaves out 0. It speaks of other tasks, not of other training seeds."
     )
     store = usual[0].store
-    return Table("paired", store, f"{store}: paired differences", columns, rows, notes), faults
+    return Table("paired", store, f"{store}: paired differences", columns, rows, (note,)), faults

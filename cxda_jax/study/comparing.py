@@ -28,15 +28,13 @@ def paired_differences(
     result whose tasks are not those of the others is left out and becomes a fault of one line.
     """
     scores: dict[str, dict[int, np.ndarray]] = {}
-    tasks, faults = None, []
+    tasks, faults, said = None, [], "not in the paired differences, since its tasks are not those of the others"
     for result in sorted(results, key=lambda r: r.row["label"] != against):
         stored = result.stored()
         theirs = stored["labels"].shape, stored["support"].tobytes(), stored["query"].tobytes()
         tasks = tasks or theirs
         if theirs != tasks:
-            faults.append(
-                f"{result.folder}: not in the paired differences, since its tasks are not those of the others"
-            )
+            faults.append(f"{result.folder}: {said}")
             continue
         of_tasks = metrics.scores(result.row["metric"], stored["predictions"], stored["labels"])
         scores.setdefault(result.row["label"], {})[result.row["seed"]] = of_tasks
@@ -44,35 +42,34 @@ def paired_differences(
     pairs = {(a, b): seeds for (a, b), seeds in pairs.items() if seeds and against in ("", b)}
     if not pairs:
         return {}, 0, faults
-    differences = np.stack(
-        [np.mean([scores[a][s] - scores[b][s] for s in seeds], axis=0) for (a, b), seeds in pairs.items()]
-    )
-    lows, highs = metrics.bootstrap_interval(differences)
+    each = [np.mean([scores[a][s] - scores[b][s] for s in seeds], axis=0) for (a, b), seeds in pairs.items()]
+    differences = np.stack(each)  # [pairs, tasks]
+    points = 100 * np.stack([differences.mean(1), *metrics.bootstrap_interval(differences)], axis=1)
     measured = {
-        pair: Difference(100 * float(mean), 100 * float(low), 100 * float(high), tuple(seeds))
-        for (pair, seeds), mean, low, high in zip(pairs.items(), differences.mean(1), lows, highs, strict=True)
+        pair: Difference(mean, low, high, tuple(seeds))
+        for (pair, seeds), (mean, low, high) in zip(pairs.items(), points.tolist(), strict=True)
     }
     return measured, differences.shape[1], faults
 
 
 def comparison(results: Sequence[Result], against: str) -> str:
     """Each label's paired difference to `against` on the same store. Unfinished seeds are left out."""
-    left_out, lines = [], ["paired differences, 95 % bootstrap interval over the shared tasks:"]
-    stores = by_store(results)
+    lines, left_out, stores = [], [], by_store(results)
     for store, of_store in stores.items():
-        left_out += [f"left out: {_unfinished(store, r.row)}" for r in of_store if is_unfinished(r.row)]
+        left_out += [_unfinished(store, r.row) for r in of_store if is_unfinished(r.row)]
         measured, _, faults = paired_differences([r for r in of_store if not is_unfinished(r.row)], against)
         on = f"{store}: " * (len(stores) > 1)
         lines += [
             f"{on}{label} - {against}  {d.mean:+.2f}  [{d.low:+.2f}, {d.high:+.2f}]  seeds {','.join(map(str, d.seeds))}"
             for (label, _), d in measured.items()
         ]
-        left_out += [f"left out: {fault}" for fault in faults]
-    return "\n".join(lines + left_out)
+        left_out += faults
+    title = "paired differences, 95 % bootstrap interval over the shared tasks:"
+    return "\n".join([title, *lines, *(f"left out: {fault}" for fault in left_out)])
 
 
 def summary(row: Mapping[str, Any]) -> str:
-    unfinished = f"  UNFINISHED: step {row['reached_step']} of {row['steps']}" * (row["reached_step"] < row["steps"])
+    unfinished = f"  UNFINISHED: step {row['reached_step']} of {row['steps']}" * is_unfinished(row)
     also = "".join(f"  ({name}: {scores['avg']:.1f}, {scores['w10']:.1f})" for name, scores in row["also"].items())
     return (
         f"{row['label']} seed {row['seed']}  Avg {row['avg']:.1f}  W10% {row['w10']:.1f}{also}  "
@@ -81,8 +78,7 @@ def summary(row: Mapping[str, Any]) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Mean and standard error over seeds, one line per store, method and number of tasks; ms of one task alone. Unfinished
-    seeds have a line of their own."""
+    """Mean and standard error over seeds, a line per store, method and number of tasks; unfinished seeds have their own."""
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     footnotes = []
     for result in named(results):
@@ -95,19 +91,14 @@ def table(results: Sequence[Result]) -> str:
             footnotes.append(f"† {_unfinished(store, row)}; in no mean with finished seeds")
     wide = max(18, *(len(label) + 2 for _, label, _ in groups))
     first = max(17, *(len(store) + 2 for store, _, _ in groups))
-    lines = [
-        f"{'benchmark':<{first}}{'method':<{wide}}{'seeds':<8}{'tasks':>6}  {'Avg':>13}  {'W10%':>13}  {'adapt ms':>9}"
-        f"  {'predict ms':>10}"
-    ]
+    line = f"{{:<{first}}}{{:<{wide}}}{{:<8}}{{:>6}}  {{:>13}}  {{:>13}}  {{:>9}}  {{:>10}}"
+    lines = [line.format("benchmark", "method", "seeds", "tasks", "Avg", "W10%", "adapt ms", "predict ms")]
     for (store, label, num_tasks), group in groups.items():
-        cells = ["{:.1f} +- {:.1f}".format(*metrics.mean_sem(np.array([r[k] for r in group]))) for k in ("avg", "w10")]
-        cells = [cell.replace(" +- nan", "") for cell in cells]
+        scores = (metrics.mean_sem(np.array([r[field] for r in group])) for field in ("avg", "w10"))
+        cells = ["{:.1f} +- {:.1f}".format(*score).replace(" +- nan", "") for score in scores]
         seeds = ",".join(str(r["seed"]) for r in group)
-        adapt_ms, predict_ms = (np.median([r[k] for r in group]) for k in ("adapt_ms", "predict_ms"))
-        lines.append(
-            f"{store:<{first}}{label:<{wide}}{seeds:<8}{num_tasks:>6}  {cells[0]:>13}  {cells[1]:>13}  {adapt_ms:>9.1f}"
-            f"  {predict_ms:>10.1f}"
-        )
+        times = [f"{np.median([r[field] for r in group]):.1f}" for field in ("adapt_ms", "predict_ms")]
+        lines.append(line.format(store, label, seeds, num_tasks, *cells, *times))
     return "\n".join([*lines, *dict.fromkeys(footnotes)])
 
 
