@@ -2,32 +2,33 @@
 
 import csv
 import json
+import struct
 import uuid
+import zlib
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 WNIDS = ("n01443537", "n01629819", "n02124075", "n12267677")
-CIFAR_FILES = {
-    "CIFAR-10-C": ("spatter", "jpeg_compression", "impulse_noise", "motion_blur", "fog", "elastic_transform"),
-    "CIFAR-10-C-new/train": (
-        "spatter", "jpeg_compression", "gaussian_noise", "shot_noise", "defocus_blur", "glass_blur", "zoom_blur", "snow",
-        "frost", "brightness", "contrast", "pixelate",
-    ),
-    "CIFAR-10-C-new/val": ("spatter", "jpeg_compression", "speckle_noise", "gaussian_blur", "saturate"),
-}  # fmt: skip
-TINY_FOLDERS = {
-    "Tiny-ImageNet-C": {"frost": (5,), "jpeg_compression": (4,)}
-    | dict.fromkeys(("impulse_noise", "motion_blur", "fog", "elastic_transform"), (1, 2, 3, 4, 5)),
-    "Tiny-ImageNet-C-new/train": {"frost": (1, 2, 3), "jpeg_compression": (1, 2, 3)}
-    | dict.fromkeys(
-        ("gaussian_noise", "shot_noise", "defocus_blur", "glass_blur", "zoom_blur", "snow", "brightness", "contrast",
-         "pixelate"), (1, 2, 3, 4, 5),
-    ),
-    "Tiny-ImageNet-C-new/val": {"frost": (4,), "jpeg_compression": (5,)}
-    | dict.fromkeys(("speckle_noise", "gaussian_blur", "saturate"), (1, 2, 3, 4, 5)),
-}  # fmt: skip
+CIFAR = {"train": "CIFAR-10-C-new/train", "val": "CIFAR-10-C-new/val", "test": "CIFAR-10-C"}
+TINY = {"train": "Tiny-ImageNet-C-new/train", "val": "Tiny-ImageNet-C-new/val", "test": "Tiny-ImageNet-C"}
+EACH = {
+    "train": "gaussian_noise shot_noise defocus_blur glass_blur zoom_blur snow frost brightness contrast pixelate",
+    "val": "speckle_noise gaussian_blur saturate",
+    "test": "impulse_noise motion_blur fog elastic_transform",
+}
+
+
+def arms_domains(first: str) -> dict[str, list[tuple[str, int]]]:
+    """The tables of ARM's data sets, written out once more. `first` is spatter for CIFAR-C and frost for TinyImageNet-C."""
+    start = {
+        "train": [(c, s) for c in (first, "jpeg_compression") for s in (1, 2, 3)],
+        "val": [(first, 4), ("jpeg_compression", 5)],
+        "test": [(first, 5), ("jpeg_compression", 4)],
+    }
+    each = {split: [c for c in names.split() if c != first] for split, names in EACH.items()}
+    return {split: start[split] + [(c, s) for c in each[split] for s in range(1, 6)] for split in start}
 
 
 def write_femnist(raw: Path, images: int = 45, writers: int = 6) -> None:
@@ -52,7 +53,11 @@ def write_femnist(raw: Path, images: int = 45, writers: int = 6) -> None:
         (folder / "._all_data_0.json").write_bytes(b"\x00\x05\x16\x07")  # what macOS puts into archives
 
 
-def cifar_blocks(name: str, number: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+def cifar_number(folder: str, corruption: str) -> int:
+    return sum(map(ord, folder + corruption)) % 251
+
+
+def cifar_blocks(number: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Five blocks; a pixel holds the file's number, the severity and the row, and labels differ from block to block."""
     images = np.random.default_rng(number).integers(0, 256, (5 * size, 32, 32, 3), np.uint8)
     rows = np.arange(5 * size)
@@ -61,13 +66,13 @@ def cifar_blocks(name: str, number: int, size: int) -> tuple[np.ndarray, np.ndar
 
 
 def write_cifar_c(raw: Path, size: int = 45) -> None:
-    for folder, names in CIFAR_FILES.items():
+    for split, domains in arms_domains("spatter").items():
+        folder = CIFAR[split]
         (raw / folder).mkdir(parents=True)
-        for name in names:
-            number = sum(map(ord, folder + name)) % 251
-            images, labels = cifar_blocks(name, number, size)
+        for name in {corruption for corruption, _ in domains}:
+            images, labels = cifar_blocks(cifar_number(folder, name), size)
             np.save(raw / folder / f"{name}.npy", images)
-            if folder != "CIFAR-10-C":
+            if split != "test":
                 np.save(raw / folder / f"{name}_labels.npy", labels)
     np.save(raw / "CIFAR-10-C" / "labels.npy", np.tile(np.arange(size) * 7 % 10, 5).astype(np.uint8))
     np.save(raw / "CIFAR-10-C" / "gaussian_noise.npy", np.zeros((5, 32, 32, 3), np.uint8))  # not of this benchmark
@@ -77,11 +82,8 @@ def write_cifar_binary(raw: Path, per_class: int = 12) -> tuple[np.ndarray, np.n
     """The binary version of clean CIFAR-10: five files of rows of a label and 3072 bytes, channel by channel."""
     rng = np.random.default_rng(5)
     labels = rng.permutation(np.repeat(np.arange(10), 5 * per_class)).astype(np.uint8)
-    images = (
-        np.linspace(0, 200, 32)[:, None, None]
-        + 5 * labels[:, None, None, None]
-        + rng.integers(0, 9, (len(labels), 32, 32, 3))
-    )
+    noise = rng.integers(0, 9, (len(labels), 32, 32, 3))
+    images = np.linspace(0, 200, 32)[:, None, None] + 5 * labels[:, None, None, None] + noise
     images = images.astype(np.uint8)
     (raw / "cifar-10-batches-bin").mkdir(parents=True)
     rows = np.concatenate([labels[:, None], images.transpose(0, 3, 1, 2).reshape(len(labels), -1)], 1)
@@ -96,20 +98,19 @@ def tiny_colour(corruption: str, severity: int, label: int) -> tuple[int, int, i
 
 def write_tiny_imagenet_c(raw: Path, per_class: int = 3) -> None:
     """Images of one colour that names corruption, severity and class; a grey one, and things that are no classes."""
-    for folder, corruptions in TINY_FOLDERS.items():
-        for corruption, severities in corruptions.items():
-            for severity in severities:
-                here = raw / folder / corruption / str(severity)
-                for label, wnid in enumerate(WNIDS):
-                    (here / wnid).mkdir(parents=True)
-                    for i in range(per_class):
-                        image = Image.new("RGB", (64, 64), tiny_colour(corruption, severity, label))
-                        if corruption == "fog" and i == 0:
-                            image = Image.new("L", (64, 64), 90)
-                        image.save(here / wnid / f"{wnid}_{i}.JPEG", quality=85)
-                (here / "notes.txt").write_text("no class")
-                (here / WNIDS[0] / ".DS_Store").write_bytes(b"\x00")
-                (here / "nothing").mkdir()
+    for split, domains in arms_domains("frost").items():
+        for corruption, severity in domains:
+            here = raw / TINY[split] / corruption / str(severity)
+            for label, wnid in enumerate(WNIDS):
+                (here / wnid).mkdir(parents=True)
+                for i in range(per_class):
+                    image = Image.new("RGB", (64, 64), tiny_colour(corruption, severity, label))
+                    if corruption == "fog" and i == 0:
+                        image = Image.new("L", (64, 64), 90)
+                    image.save(here / wnid / f"{wnid}_{i}.JPEG", quality=85)
+            (here / "notes.txt").write_text("no class")
+            (here / WNIDS[0] / ".DS_Store").write_bytes(b"\x00")
+            (here / "nothing").mkdir()
 
 
 def write_tiny_imagenet(raw: Path, per_class: int = 15) -> None:
@@ -156,8 +157,8 @@ def write_iwildcam(raw: Path, classes: int = 5) -> list[dict]:
         writer = csv.DictWriter(file, table[0])
         writer.writeheader()
         writer.writerows(table)
-    lines = ["y,category_id,name", *(f"{y},{10 * y},animal {y}" for y in range(classes)), "99999,7,unseen"]
-    (root / "categories.csv").write_text("\n".join(["y,category_id,name", *sorted(lines[1:], reverse=True)]) + "\n")
+    lines = [*(f"{y},{10 * y},animal {y}" for y in range(classes)), "99999,7,unseen"]
+    (root / "categories.csv").write_text("\n".join(["y,category_id,name", *sorted(lines, reverse=True)]) + "\n")
     return table
 
 
@@ -182,3 +183,15 @@ WRITERS = {
     "iwildcam": write_iwildcam,
     "folder": write_folder,
 }
+
+
+def png(width: int, height: int, bits: int, kind: int, data: bytes, key: tuple = ()) -> bytes:
+    """A file of any depth, also of those that PIL reads but does not write; `key` stands for transparency."""
+    chunks = {b"IHDR": struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)}
+    if key:
+        chunks[b"tRNS"] = struct.pack(f">{len(key)}H", *key)
+    chunks |= {b"IDAT": zlib.compress(data), b"IEND": b""}
+    parts = (
+        struct.pack(">I", len(c)) + name + c + struct.pack(">I", zlib.crc32(name + c)) for name, c in chunks.items()
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)

@@ -41,11 +41,8 @@ def test_where_no_address_is_known_it_says_what_to_do(tmp_path, monkeypatch, ben
 
 def test_what_is_published_is_what_tensorflow_datasets_states():
     folder = Path(pytest.importorskip("tensorflow_datasets").__file__).parent / "url_checksums"
-    lines = [
-        line.split("\t")
-        for name in ("cifar10", "cifar10_corrupted")
-        for line in (folder / f"{name}.txt").read_text().splitlines()
-    ]
+    files = (folder / "cifar10.txt", folder / "cifar10_corrupted.txt")
+    lines = [line.split("\t") for file in files for line in file.read_text().splitlines()]
     stated = {url: (int(size), digest) for url, size, digest, _ in lines}
     for download in preparing.PUBLISHED["cifar_c"]:
         assert stated[download.url] == (download.size, download.sha256)

@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -59,15 +58,15 @@ def test_16_bits_are_scaled_by_the_range_of_their_type(tmp_path, name):
 
 def test_16_bits_in_the_other_order_and_integers_of_32_bits(tmp_path):
     big = Image.frombytes("I;16B", (SIDE, SIDE), DEEP.astype(">u2").tobytes())
-    np.testing.assert_array_equal(read(tmp_path, big, "a.tif"), three(np.rint(DEEP / 257)))
     wide = DEEP.astype(np.int32)
-    np.testing.assert_array_equal(read(tmp_path, Image.fromarray(wide), "a.tif"), three(np.rint(DEEP / 257)))
+    for image in (big, Image.fromarray(wide)):
+        np.testing.assert_array_equal(read(tmp_path, image, "a.tif"), three(np.rint(DEEP / 257)))
     wide = wide * 30_000 - 10**9  # outside of 16 bits: by its own range
     expected = three(np.rint((wide - wide.min()) / (wide.max() - wide.min()) * 255))
     np.testing.assert_array_equal(read(tmp_path, Image.fromarray(wide), "a.tif"), expected)
 
 
-def test_floats_are_scaled_by_0_to_1_or_else_by_their_own_range(tmp_path):
+def test_floats_are_scaled_by_0_to_1_or_else_by_their_own_range_and_refused_without_one(tmp_path):
     unit = RNG.uniform(0.2, 0.7, (SIDE, SIDE)).astype(np.float32)
     found = read(tmp_path, Image.fromarray(unit), "a.tif")
     np.testing.assert_array_equal(found, three(np.rint(255 * unit.astype(np.float64))))
@@ -77,26 +76,20 @@ def test_floats_are_scaled_by_0_to_1_or_else_by_their_own_range(tmp_path):
     np.testing.assert_array_equal(found, three(np.rint((wide.astype(np.float64) - low) / (high - low) * 255)))
     assert found.min() == 0 and found.max() == 255
     assert (read(tmp_path, Image.fromarray(np.full_like(wide, 7)), "a.tif") == 0).all()
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_floats_that_are_no_numbers_are_refused_by_name(tmp_path, value):
-    pixels = np.zeros((SIDE, SIDE), np.float32)
-    pixels[3, 5] = value
-    with pytest.raises(UserError, match=r"/a\.tif: .*NaN or infinite pixels"):
-        read(tmp_path, Image.fromarray(pixels), "a.tif")
+    for value in (np.nan, np.inf, -np.inf):
+        wide[3, 5] = value
+        with pytest.raises(UserError, match=r"/a\.tif: .*NaN or infinite pixels"):
+            read(tmp_path, Image.fromarray(wide), "a.tif")
 
 
 @pytest.mark.parametrize("colour, background", [(None, (255,) * 3), ("black", (0,) * 3), ("10,200,30", (10, 200, 30))])
 def test_what_transparent_pixels_hide_stays_hidden(tmp_path, colour, background):
-    options = {"background": colour} if colour else {}
-    image = Image.fromarray(np.dstack([COLOURS, ALPHA]))
-    np.testing.assert_array_equal(read(tmp_path, image, options=options), over(COLOURS, ALPHA, background))
-    grey = COLOURS[..., 0]
-    image = Image.fromarray(np.dstack([grey, ALPHA]))
+    options, grey = {"background": colour} if colour else {}, COLOURS[..., 0]
+    for pixels, opaque in ((COLOURS, COLOURS), (grey, three(grey))):
+        image = Image.fromarray(np.dstack([pixels, ALPHA]))
+        np.testing.assert_array_equal(read(tmp_path, image, options=options), over(opaque, ALPHA, background))
     assert image.mode == "LA"
-    np.testing.assert_array_equal(read(tmp_path, image, options=options), over(three(grey), ALPHA, background))
-    hidden = np.dstack([np.zeros((SIDE, 30, 3), np.uint8), np.zeros((SIDE, 30), np.uint8)])
+    hidden = np.zeros((SIDE, 30, 4), np.uint8)
     found = read(tmp_path, Image.fromarray(hidden), options=options)  # laid over before it is made smaller
     np.testing.assert_array_equal(found, np.broadcast_to(background, found.shape))
 
@@ -133,17 +126,6 @@ def test_colour_keys_and_palettes_with_alpha(tmp_path):
     np.testing.assert_array_equal(np.asarray(to_rgb(both, (255, 255, 255))), expected)
 
 
-def png(bits, kind, data, key):
-    """A file of one row of four pixels, of a depth that PIL reads but does not write; `key` stands for transparency."""
-
-    def chunk(name, content):
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
-    header, pixels = struct.pack(">IIBBBBB", 4, 1, bits, kind, 0, 0, 0), zlib.compress(b"\0" + data)
-    chunks = {b"IHDR": header, b"tRNS": struct.pack(f">{len(key)}H", *key), b"IDAT": pixels, b"IEND": b""}
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(name, content) for name, content in chunks.items())
-
-
 @pytest.mark.parametrize("bits, kind, data, key, expected", [
     (1, 0, bytes([0b01010000]), [1], [0, 255, 0, 255]),
     (2, 0, bytes([0b00011011]), [2], [0, 85, 255, 255]),
@@ -152,7 +134,7 @@ def png(bits, kind, data, key):
     (16, 2, struct.pack(">12H", *[0] * 3, *[25600] * 3, *[512] * 3, *[65535] * 3), [25600] * 3, [0, 255, 2, 255]),
 ])  # fmt: skip
 def test_colour_keys_of_pngs_of_other_depths(bits, kind, data, key, expected):
-    image = Image.open(io.BytesIO(png(bits, kind, data, key)))
+    image = Image.open(io.BytesIO(raws.png(4, 1, bits, kind, b"\0" + data, key)))
     assert np.asarray(to_rgb(image, (255, 255, 255)))[0].tolist() == [[grey] * 3 for grey in expected]
 
 
@@ -163,16 +145,10 @@ def test_inks(tmp_path):
     assert np.abs(found - expected).max() <= 1
 
 
-TURNS = {
-    1: lambda a: a,
-    2: lambda a: a[:, ::-1],
-    3: lambda a: a[::-1, ::-1],
-    4: lambda a: a[::-1],
-    5: lambda a: a.swapaxes(0, 1),
-    6: lambda a: np.rot90(a, -1),
-    7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
-    8: lambda a: np.rot90(a),
-}
+TURNS = {  # by EXIF's number of the orientation
+    1: lambda a: a, 2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1), 6: lambda a: np.rot90(a, -1), 7: lambda a: a[::-1, ::-1].swapaxes(0, 1), 8: np.rot90,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("orientation", TURNS)
@@ -212,38 +188,32 @@ def test_fits(tmp_path):
     assert (line == 0).all((1, 2)).sum() == 1
 
 
-def test_the_card_and_the_store_say_how_images_were_made_square(tmp_path, monkeypatch):
+def test_the_card_and_the_store_say_the_name_and_how_images_were_made_square(tmp_path):
     raws.write_folder(tmp_path / "mine", domains=4)
     for name in ("a.HEIC", "b.heic", "c.pdf"):
         (tmp_path / "mine" / "site 2" / "kind1" / name).write_text("")
     (tmp_path / "mine" / "site 3" / "loose.png").write_text("")
     arguments = ("--benchmark=folder", f"--raw_dir={tmp_path}/mine", f"--data_dir={tmp_path}/data", "--size=8")
-    output = command("prepare", *arguments)
+    output = command("prepare", *arguments, "--name=farm")
     (line,) = [line for line in output.splitlines() if "not read" in line]
     assert "2 .heic" in line and "1 .pdf" in line and "1 .png" in line and "12 .db" in line and len(line) < 200
     assert (tmp_path / "mine" / line.partition("such as ")[2].partition(";")[0]).is_file()
     stores = {}
     for fit, words in {"squash": "squashed", "crop": "cropped", "pad": "padded"}.items():
-        output = command("prepare", *arguments, f"--fit={fit}", "--background=0,0,255", f"--name={fit}")
+        card = command("prepare", *arguments, f"--fit={fit}", "--background=0,0,255", f"--name={fit}")
         stores[fit] = open_store(tmp_path / "data" / fit)
         said = stores[fit].info.provenance
-        assert words in said and "over 0,0,255" in said and said in output
+        assert words in said and "over 0,0,255" in said and said in card
     assert stores["pad"].sha256 != stores["crop"].sha256
-    assert open_store(tmp_path / "data" / "folder").sha256 == stores["squash"].sha256  # as before there was a choice
+    farm = open_store(tmp_path / "data" / "farm")
+    assert farm.sha256 == stores["squash"].sha256  # as before there was a choice
+    assert farm.info.name == "farm" and "\nfarm: 3 classes" in output
+    assert json.loads((tmp_path / "data" / "farm" / "store.json").read_text())["name"] == "farm"
 
 
-def test_data_of_ones_own_bear_the_name_that_was_given(tmp_path, monkeypatch):
-    raws.write_folder(tmp_path / "mine", domains=4)
-    arguments = ("--benchmark=folder", f"--raw_dir={tmp_path}/mine", f"--data_dir={tmp_path}", "--size=8")
-    output = command("prepare", *arguments, "--name=farm")
-    assert open_store(tmp_path / "farm").info.name == "farm" and "\nfarm: 3 classes" in output
-    assert json.loads((tmp_path / "farm" / "store.json").read_text())["name"] == "farm"
-
-
-@pytest.mark.parametrize("background", ["purple", "1,2", "1,2,256", "-1,2,3", "", "1.5,2,3"])
-def test_backgrounds_that_are_none(tmp_path, background):
-    raws.write_folder(tmp_path / "mine", domains=4)
-    with pytest.raises(UserError, match="background=.*give white, black, or three numbers"):
-        READERS["folder"](tmp_path / "mine", background=background)
-    with pytest.raises(UserError, match="fit='stretch'.*squash, crop, pad"):
-        READERS["folder"](tmp_path / "mine", fit="stretch")
+def test_backgrounds_and_fits_that_are_none(tmp_path):
+    for background in ("purple", "1,2", "1,2,256", "-1,2,3", "", "1.5,2,3"):
+        with pytest.raises(UserError, match="background=.*give white, black, or three numbers"):
+            READERS["folder"](tmp_path, background=background)
+    with pytest.raises(UserError, match="fit='stretch'.*crop, pad, squash"):
+        READERS["folder"](tmp_path, fit="stretch")

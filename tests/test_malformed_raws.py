@@ -4,7 +4,6 @@ import io
 import re
 import shutil
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -16,16 +15,7 @@ from cxda_jax.experiment import READERS
 from cxda_jax.study import preparing
 from tests import raw_fixtures as raws
 from tests.commands import command
-from tests.lines import (
-    HTML,
-    at_the_root,  # noqa: F401
-    cut,
-    edit_json,
-    folder_in_place_of,
-    npy,
-    one_line,
-    set_to,
-)
+from tests.lines import HTML, at_the_root, cut, edit_json, folder_in_place_of, npy, one_line, set_to  # noqa: F401
 from tests.raw_fixtures import WRITERS
 
 
@@ -66,12 +56,7 @@ def picture(side, kind, **options):
 
 def bomb():
     """A PNG whose header promises 40000 x 40000 pixels."""
-
-    def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 40_000, 40_000, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+    return raws.png(40_000, 40_000, 8, 2, b"\0" * 1000)
 
 
 def resaved(name, change):
@@ -107,33 +92,38 @@ def row(*fields):
     return lines_of("metadata.csv", lambda lines: [lines[0], *fields])
 
 
+def splits(*lines):
+    return put("split.csv", b"\n".join([b"domain,split", *lines]) + b"\n")
+
+
 W, JSON = "f0074_00", "all_data_0_niid_1_keep_100_train_9.json"
 OFFICIAL, NEW = "CIFAR-10-C", "CIFAR-10-C-new"
 FOG, SNOW, LABELS = f"{OFFICIAL}/fog.npy", f"{NEW}/train/snow_labels.npy", f"{OFFICIAL}/labels.npy"
 TINY = f"Tiny-ImageNet-C/fog/3/{raws.WNIDS[0]}/a.JPEG"
 WILD, META, NAMES = "iwildcam_v2.0", "iwildcam_v2.0/metadata.csv", "iwildcam_v2.0/categories.csv"
-MINE, JPEG = "site 1/kind0/00.png", "site 1/kind0/a.jpg"
+MINE, CLEAN = "site 1/kind0/00.png", "cifar-10-batches-bin/data_batch_1.bin"
 PAGE, FOLDER = r"a web page \(HTML\).* fetch it again", r"not readable \(Is a directory\); fetch or extract it again"
 UNREADABLE, MISSING = r"not readable as an image \(.*; fetch or extract it again", "missing; extract the download again"
 NOT_NPY, NO_FOLDER = r"cut short or not a .npy file \(.*; fetch it again", "no such folder; extract the download again"
 UNKNOWN = r"not readable as an image \(of no known format\)"
+SPLIT, FIX = "{tmp}/raw/split.csv:", "; give a CSV file with the columns domain and split"
+EXPECTED = "expected a domain and one of train, val, test, got"
 RAW = {  # benchmark: what is wrong, how good files are spoilt, the file and what is said of it
     "femnist": [
         ("no folder", gone("femnist"), "/femnist: no such folder; .* holds femnist/"),
         ("web page for an archive", lambda r: (gone("femnist")(r), put("femnist.zip", HTML)(r)), f"/femnist.zip: {PAGE}"),
-        ("cut archive", lambda r: (gone("femnist")(r), put("femnist.zip", b"PK")(r)), "/femnist.zip: damaged, .*; fetch it again"),
         ("no files", lambda r: [p.unlink() for p in (r / "femnist/test").glob("all*.json")], "/test: no .json files; FEMNIST is read from"),
         ("web page", lambda r: first_json(r).write_bytes(HTML), f"{JSON}: {PAGE}"),
-        ("empty", lambda r: first_json(r).write_bytes(b""), f"{JSON}: empty; fetch or make it again"),
-        ("cut", lambda r: cut(first_json(r), 2000), f"{JSON}: cut short .*; fetch or make it again"),
-        ("a list", lambda r: first_json(r).write_bytes(b'[{"a": 1}]'), f"{JSON}: not a LEAF file of users, .*; make it again"),
-        ("users is a number", leaf("users", to=5), f"{JSON}: not a LEAF file .*no list 'users'.*; make it again"),
+        ("empty", lambda r: first_json(r).write_bytes(b""), f"{JSON}: not a LEAF file .*empty file.*; fetch or make it again"),
+        ("cut", lambda r: cut(first_json(r), 2000), f"{JSON}: not a LEAF file .*cut short.*; fetch or make it again"),
+        ("a list", lambda r: first_json(r).write_bytes(b'[{"a": 1}]'), f"{JSON}: not a LEAF file of users, .*; fetch or make it again"),
+        ("users is a number", leaf("users", to=5), f"{JSON}: not a LEAF file .*no list 'users'.*; fetch or make it again"),
         ("users is an object", leaf("users", to={"a": 1}), "users and num_samples are not lists of one length"),
         ("users of numbers", leaf("users", to=[1, 2, 3]), "users and user_data differ"),
         ("counts in words", leaf("num_samples", to=["45", "45", "45"]), "num_samples are not whole numbers"),
         ("one count too few", leaf("num_samples", to=[45, 45]), "users and num_samples are not lists of one length"),
         ("user_data is a list", leaf("user_data", to=[]), "users and user_data differ"),
-        ("writer twice", lambda r: shutil.copy(first_json(r), first_json(r).with_name("z.json")), f"z.json: writer {W} is also in {JSON}; keep one"),
+        ("writer twice", lambda r: shutil.copy(first_json(r), first_json(r).with_name("z.json")), f"z.json: writer {W} is also in train/{JSON}; .* keep one"),
         ("writer in train and test", lambda r: shutil.copy(first_json(r), r / "femnist/test"), f"/test/{JSON}: writer {W} is also in train/{JSON}; .* keep one"),
         ("writer in train and val", lambda r: shutil.copy(first_json(r), r / "femnist/val/a.json"), f"/val/a.json: writer {W} is also in train/{JSON}; .* keep one"),
         ("writer is a list", leaf("user_data", W, to=[1, 2]), f"{JSON}: writer {W}: not readable .*; fetch or make it again"),
@@ -167,14 +157,19 @@ RAW = {  # benchmark: what is wrong, how good files are spoilt, the file and wha
         ("fog of floats", resaved(FOG, lambda a: a.astype(np.float32)), r"holds float32 .* expected uint8 \(n, 32, 32, 3\); fetch"),
         *((f"fog of {kind} {shape}", put(FOG, npy(np.zeros(shape, kind))), rf"holds {kind} {re.escape(str(shape))}, expected uint8 \(n, 32, 32, 3\); fetch")
           for kind, shape in [("uint8", (5, 64, 64, 3)), ("uint16", (5, 32, 32, 3)), ("uint8", (5, 3, 32, 32)), ("uint8", (0, 32, 32, 3))]),
-        ("fog lacks one", resaved(FOG, lambda a: a[:-1]), f"/{FOG}: 224 images, expected five equal blocks, .*; fetch it again"),
-        ("labels differ between blocks", resaved(LABELS, lambda a: a + np.eye(225, dtype=np.uint8)[0]), f"/{LABELS}: .* not one list five times over; fetch"),
-        ("labels objects", put(LABELS, npy(np.array([{}], object), allow_pickle=True)), f"/{LABELS}: holds Python objects, .*refused"),
-        ("labels are a web page", put(LABELS, HTML), f"/{LABELS}: {PAGE}"),
-        ("labels too few", put(SNOW, npy(np.zeros(45, int))), f"/{SNOW}: 45 labels for the 225 images of snow.npy; .* fetch both again"),
-        *((f"labels of {v}", put(SNOW, npy(np.full(225, v))), f"/{SNOW}: a label is {v}, expected whole numbers in 0..9; fetch") for v in (1.5, np.nan, -1, 10)),
+        ("fog lacks one", resaved(FOG, lambda a: a[:-1]), f"/{FOG}: 24 images, expected five equal blocks, .*; fetch it again"),
+        ("labels differ between blocks", resaved(LABELS, lambda a: a + np.eye(25, dtype=np.uint8)[0]), f"/{LABELS}: .* not one list five times over; fetch"),
+        ("labels too few", put(SNOW, npy(np.zeros(5, int))), f"/{SNOW}: 5 labels for the 25 images of snow.npy; .* fetch both again"),
+        *((f"labels of {v}", put(SNOW, npy(np.full(25, v))), f"/{SNOW}: a label is {v}, expected whole numbers in 0..9; fetch") for v in (1.5, np.nan, -1, 10)),
         *((f"labels of shape {a.shape}", put(SNOW, npy(a)), rf"holds .* {re.escape(str(a.shape))}, expected whole numbers \(n,\) or \(n, 1\); fetch")
-          for a in (np.array(3), np.zeros((225, 2), int))),
+          for a in (np.array(3), np.zeros((25, 2), int))),
+    ],
+    "regenerated": [
+        ("no clean images", gone(CLEAN), f"/{CLEAN}: {MISSING}"),
+        ("clean images cut", lambda r: cut(r / CLEAN, 100), f"/{CLEAN}: 30630 bytes are not rows of a label .*; fetch it again"),
+        ("web page", put(CLEAN, HTML), f"/{CLEAN}: {PAGE}"),
+        ("a folder for a file", folder_at(CLEAN), f"/{CLEAN}: {FOLDER}"),
+        ("too few", lambda r: [cut(p, 3073) for p in r.glob("cifar-10-batches-bin/*.bin")], "regenerate: 4 clean images of class 1, at least 5 are needed; extract"),
     ],
     "tiny_imagenet_c": [
         ("no fog", gone("Tiny-ImageNet-C/fog"), f"/fog/1: {NO_FOLDER}"),
@@ -228,19 +223,38 @@ RAW = {  # benchmark: what is wrong, how good files are spoilt, the file and wha
         ("a folder named as an image", lambda r: (r / "site 1/kind0/zoo.png").mkdir(), f"/zoo.png: {FOLDER}"),
         ("a link to nowhere", lambda r: (r / "site 1/kind0/zoo.png").symlink_to(r / "gone"), f"/zoo.png: {MISSING}"),
     ],
+    "split_csv": [
+        ("missing", lambda r: None, f"split_csv={{tmp}}/raw/split.csv: No such file or directory{FIX}"),
+        ("empty", put("split.csv", b""), f"{SPLIT} no column 'domain'{FIX}"),
+        ("semicolons", put("split.csv", b"domain;split\nsite 1;val\n"), f"{SPLIT} no column 'domain'{FIX}"),
+        ("a picture", put("split.csv", b"\x89PNG\r\n\x1a\n\0\0"), f"{SPLIT} not readable as CSV .*{FIX}"),
+        ("no lines", splits(), f"{SPLIT} no lines{FIX}"),
+        ("another split", splits(b"site 1,dev"), f"{SPLIT} line 2: {EXPECTED} 'site 1', 'dev'"),
+        ("no split", splits(b"site 1"), f"{SPLIT} line 2: {EXPECTED} 'site 1', None"),
+        ("a long name", splits(b"x" * 500 + b",dev"), rf"{SPLIT} line 2: {EXPECTED} 'x+\.\.\.x+', 'dev'"),
+        ("unknown", splits(b"site 99,val"), f"{SPLIT} line 2: .*site 99 holds no images; remove the line"),
+        ("an unknown long name", splits(b"x" * 500 + b",val"), rf"{SPLIT} line 2: .*x\.\.\.x+ holds no images; remove the line"),
+        ("two splits", splits(b"site 1,val", b"site 1,test"), f"{SPLIT} line 3: 'site 1' is already in 'val'; remove a line"),
+    ],
 }  # fmt: skip
-CASES = [
-    pytest.param(benchmark, *case[1:], id=f"{benchmark} {case[0]}")
-    for benchmark, cases in RAW.items()
-    for case in cases
-]
+FIND = READERS | {
+    "regenerated": lambda raw: READERS["cifar_c"](raw, regenerate=True),
+    "split_csv": lambda raw: READERS["folder"](raw, split_csv=f"{raw}/split.csv"),
+}
+FILL = WRITERS | {
+    "cifar_c": lambda raw: raws.write_cifar_c(raw, size=5),
+    "tiny_imagenet_c": lambda raw: raws.write_tiny_imagenet_c(raw, per_class=1),
+    "regenerated": lambda raw: raws.write_cifar_binary(raw, per_class=1),
+    "split_csv": raws.write_folder,
+}
+CASES = [pytest.param(name, *case[1:], id=f"{name} {case[0]}") for name, cases in RAW.items() for case in cases]
 
 
 @pytest.fixture(scope="session")
 def good_raws(tmp_path_factory):
     """Good raw files of each benchmark, made once."""
     root = tmp_path_factory.mktemp("raws")
-    for name, fill in WRITERS.items():
+    for name, fill in FILL.items():
         fill(root / name)
     return root
 
@@ -261,14 +275,14 @@ def test_raw_files(tmp_path, good_raws, benchmark, spoil, message):
     spoil(tmp_path / "raw")
 
     def read():
-        raw = preparing.unpacked(lambda: READERS[benchmark](tmp_path / "raw"))
+        raw = preparing.unpacked(lambda: FIND[benchmark](tmp_path / "raw"))
         return list(read_pieces(raw.pieces, 2, lambda done: None))
 
-    assert "{tmp}/raw" in line_of(read, tmp_path, message)
+    assert re.search("{tmp}/raw|^regenerate: ", line_of(read, tmp_path, message))
 
 
 @pytest.mark.parametrize("benchmark", WRITERS)
-def test_the_command_prints_the_line_and_leaves_nothing(tmp_path, monkeypatch, good_raws, benchmark):
+def test_the_command_prints_the_line_and_leaves_nothing(tmp_path, good_raws, benchmark):
     shutil.copytree(good_raws / benchmark, tmp_path / "raw")
     _, spoil, message = next(case for case in RAW[benchmark] if case[0].endswith("web page") or case[0] == "no images")
     spoil(tmp_path / "raw")
@@ -298,61 +312,6 @@ def test_no_reader_may_give_a_domain_to_two_splits(tmp_path, good_raws, benchmar
     (("--benchmark=femnist", "--strict"), "--strict: train domains: 6, but the paper's 262; fetch the files again"),
     (("--benchmark=femnist", "--size=4"), "flag --size=4"),
 ])  # fmt: skip
-def test_faults_of_the_command_line(tmp_path, monkeypatch, good_raws, arguments, message):
+def test_faults_of_the_command_line(tmp_path, good_raws, arguments, message):
     line = command("prepare", *arguments, f"--raw_dir={good_raws}/femnist", f"--data_dir={tmp_path}/data", code=2)
     assert message in line and line.count("\n") == 1 and not (tmp_path / "data").exists()
-
-
-CLEAN = "cifar-10-batches-bin/data_batch_1.bin"
-
-
-@pytest.mark.parametrize("spoil, message", [
-    (gone(CLEAN), f"/{CLEAN}: missing; extract cifar-10-binary.tar.gz again"),
-    (lambda r: cut(r / CLEAN, 100), f"/{CLEAN}: 30630 bytes are not rows of a label .*; fetch it again"),
-    (put(CLEAN, HTML), f"/{CLEAN}: {PAGE}"),
-    (folder_at(CLEAN), f"/{CLEAN}: {FOLDER}"),
-    (lambda r: [cut(p, 3073) for p in r.glob("cifar-10-batches-bin/*.bin")], "regenerate: 4 clean images of class 1, at least 5 are needed; extract"),
-])  # fmt: skip
-def test_raw_files_to_regenerate_from(tmp_path, spoil, message):
-    raws.write_cifar_binary(tmp_path / "raw", per_class=1)
-    spoil(tmp_path / "raw")
-    line_of(lambda: READERS["cifar_c"](tmp_path / "raw", regenerate=True), tmp_path, message)
-
-
-HEADER, FIX = b"domain,split\n", "; give a CSV file with the columns domain and split"
-SPLIT_FILES = {
-    "missing": (None, "split_csv={tmp}/split.csv: No such file or directory" + FIX),
-    "HTML": (HTML, PAGE),
-    "empty": (b"", "no column 'domain'" + FIX),
-    "semicolons": (b"domain;split\nsite 1;val\n", "no column 'domain'" + FIX),
-    "another encoding": (HEADER + "forêt,val\n".encode("latin-1"), "not readable as CSV .*" + FIX),
-    "a picture": (b"\x89PNG\r\n\x1a\n\0\0", "not readable as CSV .*" + FIX),
-    "an endless field": (HEADER + b"x" * 140_000 + b",val\n", "not readable as CSV .*field larger.*" + FIX),
-    "no lines": (HEADER, "no lines" + FIX),
-    "another split": (
-        HEADER + b"site 1,dev\n",
-        "line 2: expected a domain and one of train, val, test, got 'site 1', 'dev'",
-    ),
-    "no split": (HEADER + b"site 1\n", "line 2: expected a domain and one of train, val, test, got 'site 1', None"),
-    "a long name": (HEADER + b"x" * 500 + b",dev\n", r"line 2: expected a domain .*, got 'x+\.\.\.x+', 'dev'"),
-    "unknown": (HEADER + b"site 99,val\n", "line 2: .*site 99 holds no images; remove the line"),
-    "an unknown long name": (HEADER + b"x" * 500 + b",val\n", r"line 2: .*x\.\.\.x+ holds no images; remove the line"),
-    "two splits": (HEADER + b"site 1,val\nsite 1,test\n", "line 3: 'site 1' is already in 'val'; remove a line"),
-}
-
-
-@pytest.mark.parametrize("name", SPLIT_FILES)
-def test_split_files(tmp_path, good_raws, name):
-    data, message = SPLIT_FILES[name]
-    path = tmp_path / "split.csv"
-    if data is not None:
-        path.write_bytes(data)
-    line = line_of(lambda: READERS["folder"](good_raws / "folder", split_csv=str(path)), tmp_path, message)
-    assert "{tmp}/split.csv: " in line
-
-
-def test_a_split_file_of_a_spreadsheet(good_raws, tmp_path):
-    """Excel begins its UTF-8 with a mark."""
-    (tmp_path / "split.csv").write_text("domain,split\r\nsite 1,val\r\n", encoding="utf-8-sig")
-    pieces = READERS["folder"](good_raws / "folder", split_csv=str(tmp_path / "split.csv")).pieces
-    assert {(p.domain, p.split) for p in pieces} == {("site 1", "val")}

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -13,10 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cxda_jax.data import corruptions, store
+from cxda_jax.data import corruptions
 from cxda_jax.data.readers import cifar_c, tiny_imagenet_c
+from cxda_jax.data.readers.folder import random_splits
 from cxda_jax.data.readers.raw import Piece, Rows, load_npy, read_pieces
-from cxda_jax.data.store import open_store
+from cxda_jax.data.store import SPLITS, open_store
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import READERS
 from cxda_jax.study import preparing
@@ -26,11 +26,15 @@ from tests.commands import command
 ROOT = Path(__file__).parent.parent
 
 
-def stored(tmp_path, benchmark, **options):
+def stored(raw_dir, benchmark, **options):
     """The store that a benchmark's raw files give."""
-    raw = READERS[benchmark](tmp_path, **options)
-    preparing.prepare(raw, tmp_path / "store", workers=2)
-    return open_store(tmp_path / "store")
+    target = raw_dir / f"store {len(list(raw_dir.iterdir()))}"
+    preparing.prepare(READERS[benchmark](raw_dir, **options), target, workers=2)
+    return open_store(target)
+
+
+def names(found, split):
+    return [found.domain_names[d] for d in found.domains(split)]
 
 
 def rows(found, domain, split):
@@ -44,19 +48,22 @@ def test_femnist_value_by_value(tmp_path):
     found = stored(tmp_path, "femnist")
     assert found.info.mean == (1.0,) and found.info.std == (-1.0,) and found.num_classes == 62
     assert found.images.shape == (18 * 45, 28, 28, 1) and not found.info.marks
-    for split in ("train", "val", "test"):
-        names = []
-        for file in sorted((tmp_path / "femnist" / split).glob("all*.json")):
-            content = json.loads(file.read_text())
-            for user, data in content["user_data"].items():
-                images, labels = rows(found, user, split)
-                np.testing.assert_array_equal(images.reshape(45, 784), np.rint(np.array(data["x"]) * 255))
-                np.testing.assert_array_equal(labels, data["y"])
-                names.append(user)
-        assert names != sorted(names)
-        assert [found.domain_names[d] for d in found.domains(split)] == sorted(names)
     pixels = (found.images[:1] / 255 - found.info.mean) / found.info.std
     assert pixels[0, 27, 27, 0] == 0.0  # white paper is 0 to the network
+    for split in SPLITS:
+        files = sorted((tmp_path / "femnist" / split).glob("all*.json"))
+        first, second = (json.loads(file.read_text()) for file in files)
+        users = first["user_data"] | second["user_data"]
+        for user, data in users.items():
+            images, labels = rows(found, user, split)
+            np.testing.assert_array_equal(images.reshape(45, 784), np.rint(np.array(data["x"]) * 255))
+            np.testing.assert_array_equal(labels, data["y"])
+        assert list(users) != sorted(users) == names(found, split)
+        # LEAF since 2021 writes all writers of a split into one file.
+        merged = {name: first[name] + second[name] for name in ("users", "num_samples")}
+        files[0].write_text(json.dumps({"user_data": second["user_data"] | first["user_data"]} | merged, indent=2))
+        files[1].unlink()
+    assert stored(tmp_path, "femnist").sha256 == found.sha256
 
 
 def test_femnist_without_val_takes_the_first_writers_in_file_order(tmp_path):
@@ -67,79 +74,45 @@ def test_femnist_without_val_takes_the_first_writers_in_file_order(tmp_path):
     output = command("prepare", "--benchmark=femnist", f"--raw_dir={tmp_path}", f"--data_dir={tmp_path}/data")
     assert "warning" in output and "the first 3 writers of train/ in file order validate" in output
     found = open_store(tmp_path / "data" / "femnist")
-    assert [found.domain_names[d] for d in found.domains("val")] == sorted(order[:3])
-    assert [found.domain_names[d] for d in found.domains("train")] == sorted(order[3:])
+    assert names(found, "val") == sorted(order[:3]) and names(found, "train") == sorted(order[3:])
     assert found.info.marks == ("val from train",)
 
 
-def test_femnist_in_one_file_is_the_same(tmp_path):
-    """LEAF since 2021 writes all writers of a split into one file."""
-    raws.write_femnist(tmp_path / "a")
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    for split in ("train", "val", "test"):
-        files = sorted((tmp_path / "b" / "femnist" / split).glob("all*.json"))
-        parts = [json.loads(file.read_text()) for file in files]
-        merged = {
-            "user_data": parts[1]["user_data"] | parts[0]["user_data"],
-            "users": parts[0]["users"] + parts[1]["users"],
-            "num_samples": parts[0]["num_samples"] + parts[1]["num_samples"],
-        }
-        files[0].write_text(json.dumps(merged, indent=2))
-        files[1].unlink()
-    assert stored(tmp_path / "a", "femnist").sha256 == stored(tmp_path / "b", "femnist").sha256
-
-
-# The tables of ARM's data sets, written out once more.
-CIFAR = {
-    "train": "spatter 1,spatter 2,spatter 3,jpeg_compression 1,jpeg_compression 2,jpeg_compression 3",
-    "val": "spatter 4,jpeg_compression 5",
-    "test": "spatter 5,jpeg_compression 4",
-}
-EACH = {
-    "train": "gaussian_noise shot_noise defocus_blur glass_blur zoom_blur snow frost brightness contrast pixelate",
-    "val": "speckle_noise gaussian_blur saturate",
-    "test": "impulse_noise motion_blur fog elastic_transform",
-}
-
-
 @pytest.mark.parametrize(
-    "benchmark, first, counts", [("cifar_c", "spatter", (56, 17, 22)), ("tiny_imagenet_c", "frost", (51, 17, 22))]
+    "reader, first, counts", [(cifar_c, "spatter", [56, 17, 22]), (tiny_imagenet_c, "frost", [51, 17, 22])]
 )
-def test_corrupted_benchmarks_have_arms_domains_in_its_order(benchmark, first, counts):
-    domains = {"cifar_c": cifar_c, "tiny_imagenet_c": tiny_imagenet_c}[benchmark].DOMAINS
-    for (split, start), count in zip(CIFAR.items(), counts, strict=True):
-        each = [f"{c} {s}" for c in EACH[split].split() if c != first for s in range(1, 6)]
-        assert [f"{c} {s}" for c, s in domains[split]] == start.replace("spatter", first).split(",") + each
-        assert len(domains[split]) == count
+def test_corrupted_benchmarks_have_arms_domains_in_its_order(reader, first, counts):
+    assert raws.arms_domains(first) == reader.DOMAINS and list(map(len, reader.DOMAINS.values())) == counts
 
 
 def test_cifar_c_value_by_value(tmp_path):
-    raws.write_cifar_c(tmp_path)
-    found = stored(tmp_path, "cifar_c")
-    assert found.info.mean == (0.485, 0.456, 0.406) and found.info.std == (0.229, 0.224, 0.225)
-    for split, folder in {"train": "CIFAR-10-C-new/train", "val": "CIFAR-10-C-new/val", "test": "CIFAR-10-C"}.items():
-        names = [found.domain_names[d] for d in found.domains(split)]
-        assert names == [f"{c} {s}" for c, s in cifar_c.DOMAINS[split]]
-        for name in names:
-            corruption, severity = name.split()
-            number = sum(map(ord, folder + corruption)) % 251
-            images, labels = raws.cifar_blocks(corruption, number, 45)
-            ours, our_labels = rows(found, name, split)
-            assert (ours[:, 0, 0, 1] == 40 * int(severity)).all() and (ours[:, 0, 0, 2] == np.arange(45)).all()
-            block = slice(45 * (int(severity) - 1), 45 * int(severity))
-            np.testing.assert_array_equal(ours, images[block])
-            np.testing.assert_array_equal(our_labels, np.arange(45) * 7 % 10 if split == "test" else labels[block])
-
-
-def test_labels_of_cifar_c_may_be_whole_floats_or_a_column(tmp_path):
+    """And the card compares with the paper."""
     raws.write_cifar_c(tmp_path, size=10)
-    found = stored(tmp_path, "cifar_c")
-    folder = tmp_path / "CIFAR-10-C-new" / "train"
-    for number, path in enumerate(sorted(folder.glob("*_labels.npy"))):
+    output = command("prepare", "--benchmark=cifar_c", f"--raw_dir={tmp_path}", f"--data_dir={tmp_path}")
+    found = open_store(tmp_path / "cifar_c")
+    assert found.info.mean == (0.485, 0.456, 0.406) and found.info.std == (0.229, 0.224, 0.225)
+    for split, folder in raws.CIFAR.items():
+        assert names(found, split) == [f"{c} {s}" for c, s in cifar_c.DOMAINS[split]]
+        for corruption, severity in cifar_c.DOMAINS[split]:
+            images, labels = raws.cifar_blocks(raws.cifar_number(folder, corruption), 10)
+            ours, our_labels = rows(found, f"{corruption} {severity}", split)
+            assert (ours[:, 0, 0, 1] == 40 * severity).all() and (ours[:, 0, 0, 2] == np.arange(10)).all()
+            block = slice(10 * (severity - 1), 10 * severity)
+            np.testing.assert_array_equal(ours, images[block])
+            np.testing.assert_array_equal(our_labels, np.arange(10) * 7 % 10 if split == "test" else labels[block])
+    lines = output.splitlines()
+    assert {"train         56      560       10   10 to 10", "test          22      220       10   10 to 10"} <= {
+        *lines
+    }
+    assert "train domains: 56, as in the paper" in lines and "test images: 220, the paper's: 220000" in lines
+    assert f"sha256 {found.sha256}" in lines
+    with Image.open(tmp_path / "cifar_c" / "sheet.png") as sheet:  # four domains of each split
+        assert sheet.size[0] > 800 and sheet.size[1] > 600 and len(set(sheet.convert("L").get_flattened_data())) > 50
+    # Labels may also be whole floats, and a column.
+    for number, path in enumerate(sorted((tmp_path / "CIFAR-10-C-new" / "train").glob("*_labels.npy"))):
         labels = np.load(path).astype((np.float64, np.float32, np.int64, np.uint8)[number % 4])
         np.save(path, labels[:, None] if number % 3 else labels)
     np.save(tmp_path / "CIFAR-10-C" / "labels.npy", np.load(tmp_path / "CIFAR-10-C" / "labels.npy")[:, None] * 1.0)
-    shutil.rmtree(tmp_path / "store")
     assert stored(tmp_path, "cifar_c").sha256 == found.sha256
 
 
@@ -147,38 +120,29 @@ def test_tiny_imagenet_c_value_by_value(tmp_path):
     raws.write_tiny_imagenet_c(tmp_path)
     found = stored(tmp_path, "tiny_imagenet_c")
     assert found.info.class_names == raws.WNIDS and found.images.shape[1:] == (64, 64, 3)
-    for split in ("train", "val", "test"):
-        names = [found.domain_names[d] for d in found.domains(split)]
-        assert names == [f"{c} {s}" for c, s in tiny_imagenet_c.DOMAINS[split]]
-        for name in names:
-            corruption, severity = name.split()
-            images, labels = rows(found, name, split)
+    for split in SPLITS:
+        assert names(found, split) == [f"{c} {s}" for c, s in tiny_imagenet_c.DOMAINS[split]]
+        for corruption, severity in tiny_imagenet_c.DOMAINS[split]:
+            images, labels = rows(found, f"{corruption} {severity}", split)
             np.testing.assert_array_equal(labels, np.repeat(np.arange(4), 3))
             for i, (image, label) in enumerate(zip(images, labels, strict=True)):
                 grey = corruption == "fog" and i % 3 == 0  # a grey file has become RGB
-                wanted = (90, 90, 90) if grey else raws.tiny_colour(corruption, int(severity), label)
+                wanted = (90, 90, 90) if grey else raws.tiny_colour(corruption, severity, label)
                 assert np.abs(image.astype(int) - wanted).max() <= 3  # JPEG
 
 
 def test_iwildcam_value_by_value(tmp_path):
     table = raws.write_iwildcam(tmp_path)
-    output = command(
-        "prepare",
-        "--benchmark=iwildcam",
-        f"--raw_dir={tmp_path}",
-        f"--data_dir={tmp_path}",
-        "--name=wild",
-        "--size=48",
-    )
+    arguments = ("--benchmark=iwildcam", f"--raw_dir={tmp_path}", f"--data_dir={tmp_path}", "--name=wild", "--size=48")
+    output = command("prepare", *arguments)
     assert "train: left out 1 cameras with fewer than 40 images (39 images)" in output
     found = open_store(tmp_path / "wild")
     assert found.info.metric == "macro_f1" and found.info.class_names == tuple(f"animal {y}" for y in range(5))
     assert found.images.shape[1:] == (48, 48, 3)
     for split, sizes in raws.CAMERAS.items():
         assert sorted(np.diff(found.offsets)[found.domains(split)]) == sorted(n for n in sizes if n >= 40)
-        names = [found.domain_names[d] for d in found.domains(split)]
-        assert names == sorted(names, key=lambda name: int(name.split()[1]))
-        for name in names:
+        assert names(found, split) == sorted(names(found, split), key=lambda name: int(name.split()[1]))
+        for name in names(found, split):
             mine = [r for r in table if r["split"] == split and f"location {r['location_remapped']}" == name]
             images, labels = rows(found, name, split)
             np.testing.assert_array_equal(labels, [r["y"] for r in mine])
@@ -191,14 +155,15 @@ def test_iwildcam_value_by_value(tmp_path):
 
 def test_folder_value_by_value(tmp_path):
     raws.write_folder(tmp_path / "mine")
-    lines = [f"site {d},{('train', 'val', 'test')[d % 3]}" for d in range(7)]
-    (tmp_path / "split.csv").write_text("\n".join(["domain,split", *lines]))
+    lines = [f"site {d},{SPLITS[d % 3]}" for d in range(7)]
+    table = "\r\n".join(["domain,split", *lines])
+    (tmp_path / "split.csv").write_text(table, encoding="utf-8-sig")  # spreadsheets begin their UTF-8 with a mark
     arguments = ("--benchmark=folder", f"--raw_dir={tmp_path}/mine", f"--data_dir={tmp_path}/data", "--size=16")
     output = command("prepare", *arguments, f"--split_csv={tmp_path}/split.csv")
     assert "site 0: left out, 9 images are fewer than 40" in output and "val: 2 domains; tasks of 5 need more" in output
     found = open_store(tmp_path / "data" / "folder")
     where = dict(zip(found.domain_names, found.split, strict=True))
-    assert where == {f"site {d}": ("train", "val", "test")[d % 3] for d in range(1, 7)}  # the file leaves site 7 out
+    assert where == {f"site {d}": SPLITS[d % 3] for d in range(1, 7)}  # the file leaves site 7 out
     for name, split in where.items():
         images, labels = rows(found, name, split)
         np.testing.assert_array_equal(labels, np.repeat(np.arange(3), 14))
@@ -211,41 +176,35 @@ def test_folder_value_by_value(tmp_path):
 
 
 def test_folder_splits_follow_the_seed(tmp_path):
-    from cxda_jax.data.readers.folder import random_splits
-
-    names = [f"d{i}" for i in range(50)]
-    splits = random_splits(names, 0)
-    counts = [sum(s == split for s in splits.values()) for split in ("train", "val", "test")]
-    assert counts == [35, 5, 10] and splits == random_splits(names, 0) != random_splits(names, 1)
+    domains = [f"d{i}" for i in range(50)]
+    splits = random_splits(domains, 0)
+    counts = [list(splits.values()).count(split) for split in SPLITS]
+    assert counts == [35, 5, 10] and splits == random_splits(domains, 0) != random_splits(domains, 1)
 
 
 def test_cifar_c_regenerated(tmp_path):
-    raws.write_cifar_c(tmp_path)
+    raws.write_cifar_c(tmp_path, size=10)
     shutil.rmtree(tmp_path / "CIFAR-10-C-new")
-    clean, labels = raws.write_cifar_binary(tmp_path)
+    clean, labels = raws.write_cifar_binary(tmp_path, per_class=2)
     arguments = ("--benchmark=cifar_c", f"--raw_dir={tmp_path}", "--regenerate", f"--data_dir={tmp_path}")
     output = command("prepare", *arguments, "--seed=1")
     assert "regenerated" in output
     found = open_store(tmp_path / "cifar_c")
     assert found.info.marks == ("regenerated",) and "corruptions of clean training images" in found.info.provenance
-    np.testing.assert_array_equal(cifar_c.read_binary(tmp_path)[0], clean)
-    bases = {}
-    for split, per_class in (("train", 48), ("val", 12)):
-        kept = cifar_c.hold_out(labels, 1)[split == "val"]
-        bases[split] = set(kept)
+    np.testing.assert_array_equal(cifar_c.read_binary(tmp_path).images, clean)
+    held = cifar_c.hold_out(labels, 1)
+    assert sorted(np.concatenate([held["train"], held["val"]])) == list(range(100))  # without overlap
+    for s, (split, per_class) in enumerate({"train": 8, "val": 2}.items()):  # of 10 images of each class
         for number, (corruption, severity) in enumerate(cifar_c.DOMAINS[split]):
             images, got = rows(found, f"{corruption} {severity}", split)
-            assert (np.bincount(got) == per_class).all()  # of 60 images of each class
+            assert (np.bincount(got) == per_class).all()
             if number in (0, 7):  # one with all its images, whichever way they were drawn
-                rng = np.random.default_rng([corruptions.VERSION, 1, ("train", "val").index(split), number])
-                mine = np.concatenate(
-                    [rng.choice(kept[labels[kept] == c], per_class, replace=False) for c in range(10)]
-                )
-                wanted = corruptions.corrupt(clean[mine], corruption, severity, rng)
-                np.testing.assert_array_equal(images, wanted)
+                rng = np.random.default_rng([corruptions.VERSION, 1, s, number])
+                of_class = [held[split][labels[held[split]] == c] for c in range(10)]
+                mine = np.concatenate([rng.choice(of_one, per_class, replace=False) for of_one in of_class])
+                np.testing.assert_array_equal(images, corruptions.corrupt(clean[mine], corruption, severity, rng))
                 np.testing.assert_array_equal(got, labels[mine])
-    assert not bases["train"] & bases["val"] and len(bases["train"] | bases["val"]) == 600
-    np.testing.assert_array_equal(rows(found, "fog 2", "test")[0], np.load(tmp_path / "CIFAR-10-C" / "fog.npy")[45:90])
+    np.testing.assert_array_equal(rows(found, "fog 2", "test")[0], np.load(tmp_path / "CIFAR-10-C" / "fog.npy")[10:20])
     command("prepare", *arguments, "--seed=1", "--name=again", "--workers=1")
     assert open_store(tmp_path / "again").sha256 == found.sha256  # whatever the number of threads
     command("prepare", *arguments, "--seed=2", "--name=other")
@@ -253,14 +212,12 @@ def test_cifar_c_regenerated(tmp_path):
 
 
 def test_tiny_imagenet_c_regenerated(tmp_path):
-    raws.write_tiny_imagenet_c(tmp_path)
+    raws.write_tiny_imagenet_c(tmp_path, per_class=1)
     shutil.rmtree(tmp_path / "Tiny-ImageNet-C-new")
     raws.write_tiny_imagenet(tmp_path)
     found = stored(tmp_path, "tiny_imagenet_c", regenerate=True)
     assert found.info.marks == ("regenerated",) and found.info.class_names == raws.WNIDS
-    assert [found.domain_names[d] for d in found.domains("train")] == [
-        f"{c} {s}" for c, s in tiny_imagenet_c.DOMAINS["train"]
-    ]
+    assert names(found, "train") == [f"{c} {s}" for c, s in tiny_imagenet_c.DOMAINS["train"]]
     images, labels = rows(found, "contrast 5", "train")
     assert (np.bincount(labels) == 10).all()
     again = corruptions.as_jpeg(images, 85)  # it has been through this already, which the published files have too
@@ -278,43 +235,25 @@ def test_cifar_c_through_tensorflow_datasets(tmp_path):
     def write(name, config, split, count):
         images, labels = rng.integers(0, 256, (count, 32, 32, 3), np.uint8), np.arange(count) % 10
         info = tfds.builder(f"{name}/{config}" if config else name, data_dir=str(tmp_path)).info
-        record = {"id": "", "image": None, "label": 0}
-        records = [(i, record | {"image": image, "label": i % 10}) for i, image in enumerate(images)]
+        records = [{"id": "", "image": image, "label": i % 10} for i, image in enumerate(images)]
         tfds.dataset_builders.store_as_tfds_dataset(
             name=name, version=str(info.version), config=config, data_dir=str(tmp_path), features=info.features,
-            split_datasets={split: [(i, {k: r[k] for k in info.features}) for i, r in records]}, disable_shuffling=True,
+            split_datasets={split: [(i, {k: r[k] for k in info.features}) for i, r in enumerate(records)]},
+            disable_shuffling=True,
         )  # fmt: skip
         return images, labels
 
-    clean = write("cifar10", None, "train", 60)
+    write("cifar10", None, "train", 60)
     test = {}
     for corruption, severity in cifar_c.DOMAINS["test"]:
-        name = corruption.removesuffix("_transform")
-        test[f"{corruption} {severity}"] = write("cifar10_corrupted", f"{name}_{severity}", "test", 20)
+        config = f"{corruption.removesuffix('_transform')}_{severity}"
+        test[f"{corruption} {severity}"] = write("cifar10_corrupted", config, "test", 20)
     found = stored(tmp_path, "cifar_c", tfds=True)
-    assert found.info.marks == ("regenerated",) and [len(found.domains(s)) for s in ("train", "val", "test")] == [
-        56,
-        17,
-        22,
-    ]
+    assert found.info.marks == ("regenerated",) and [len(found.domains(s)) for s in SPLITS] == [56, 17, 22]
     for domain, (images, labels) in test.items():
         np.testing.assert_array_equal(rows(found, domain, "test")[0], images)
         np.testing.assert_array_equal(rows(found, domain, "test")[1], labels)
-    assert (np.bincount(rows(found, "contrast 3", "train")[1]) == 5).all() and len(clean[0]) == 60
-
-
-def test_the_card_compares_with_the_paper(tmp_path):
-    raws.write_cifar_c(tmp_path)
-    output = command("prepare", "--benchmark=cifar_c", f"--raw_dir={tmp_path}", f"--data_dir={tmp_path}")
-    lines = output.splitlines()
-    assert (
-        "train         56     2520       10   45 to 45" in lines
-        and "test          22      990       10   45 to 45" in lines
-    )
-    assert "train domains: 56, as in the paper" in lines and "test images: 990, the paper's: 220000" in lines
-    assert f"sha256 {open_store(tmp_path / 'cifar_c').sha256}" in lines
-    with Image.open(tmp_path / "cifar_c" / "sheet.png") as sheet:  # four domains of each split
-        assert sheet.size[0] > 800 and sheet.size[1] > 600 and len(set(sheet.convert("L").get_flattened_data())) > 50
+    assert (np.bincount(rows(found, "contrast 3", "train")[1]) == 5).all()
 
 
 def test_objects_in_a_npy_file_are_never_loaded(tmp_path):
@@ -360,48 +299,16 @@ def test_a_fault_in_one_piece_stops_the_rest(tmp_path):
     assert len(read) < 10
 
 
-def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(tmp_path):
-    """Killed while it writes; run again, it makes the same store as an undisturbed one."""
-    raws.write_iwildcam(tmp_path / "raw")
-    arguments = [sys.executable, "-m", "launch.prepare", "--benchmark=iwildcam", f"--raw_dir={tmp_path}/raw"]
-    slow = "import time, cxda_jax.data.readers.raw as r; old = r.read_image; r.read_image = lambda *a, **k: (time.sleep(0.02), old(*a, **k))[1]; "
-    code = slow + "from launch import cli, prepare; cli.run(prepare.main)"
-    target = tmp_path / "data" / "iwildcam"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments[3:], f"--data_dir={target.parent}"], cwd=ROOT, stdout=subprocess.PIPE
-    )
-    until = time.monotonic() + 60
-    while not any(p.stat().st_size for p in tmp_path.glob("data/.iwildcam.partial-*/images.u8")):
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    (partial,) = target.parent.glob(".iwildcam.partial-*")
-    assert not target.exists() and {p.name for p in target.parent.iterdir()} <= {partial.name, ".iwildcam.decoded"}
-    with pytest.raises(UserError, match="no data store|not a data store"):
-        open_store(target)
-    subprocess.run([*arguments, f"--data_dir={target.parent}"], cwd=ROOT, check=True, stdout=subprocess.PIPE)
-    assert partial.exists()  # it may belong to a process that is still at work
-    for path in (partial, *partial.iterdir()):
-        os.utime(path, (0, time.time() - store.ABANDONED - 60))
-    shutil.rmtree(target)
-    subprocess.run([*arguments, f"--data_dir={target.parent}"], cwd=ROOT, check=True, stdout=subprocess.PIPE)
-    assert not partial.exists()
-    raw = READERS["iwildcam"](tmp_path / "raw")
-    preparing.prepare(raw, tmp_path / "undisturbed", 1)
-    assert open_store(target).sha256 == open_store(tmp_path / "undisturbed").sha256
-
-
 def test_memory_does_not_grow_with_the_data(tmp_path):
-    """600 images of one camera at 448 pixels are 361 MB; a few pieces of 8 MB may be in memory."""
+    """600 images of one camera at 320 pixels are 184 MB; a few pieces of 8 MB may be in memory."""
     table = raws.write_iwildcam(tmp_path)
     root = tmp_path / "iwildcam_v2.0"
-    (row,) = [r for r in table if r["y"] == 0 and r["split"] == "train"][:1]
-    large = Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 40, 3), np.uint8)).resize((600, 448))
+    row = next(r for r in table if r["y"] == 0 and r["split"] == "train")
+    large = Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 40, 3), np.uint8)).resize((400, 320))
     large.save(root / "train" / "large.jpg")
-    lines = (root / "metadata.csv").read_text().splitlines()
     more = ",".join(str(v) for v in (row | {"filename": "large.jpg"}).values())
-    (root / "metadata.csv").write_text("\n".join([*lines, *[more] * 600]))
+    with open(root / "metadata.csv", "a") as file:
+        file.write(f"{more}\n" * 600)
     code = f"""
 import resource
 from pathlib import Path
@@ -409,7 +316,7 @@ from cxda_jax.data import store
 from cxda_jax.data.readers import iwildcam
 from cxda_jax.study import preparing
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-found = iwildcam.find(Path({str(tmp_path)!r}), size=448)
+found = iwildcam.find(Path({str(tmp_path)!r}), size=320)
 before = peak()
 preparing.prepare(found, Path({str(tmp_path)!r}) / "store", workers=2)
 opened = store.open_store(Path({str(tmp_path)!r}) / "store")
@@ -417,4 +324,4 @@ print(opened.images.nbytes // 2**20, peak() - before)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     size, growth = map(float, done.stdout.split()[-2:])
-    assert size > 700 and growth < 120
+    assert size > 370 and growth < 120

@@ -23,8 +23,8 @@ FACES = [face for faces in glyphs.FACES.values() for face in faces]
 INFO = StoreInfo(
     name="glyphs_c",
     class_names=tuple(glyphs.CHARACTERS[:CLASSES]),
-    mean=cifar_c.IMAGENET_MEAN,
-    std=cifar_c.IMAGENET_STD,
+    mean=cifar_c.INFO.mean,
+    std=cifar_c.INFO.std,
     provenance=f"coloured digits, generator version {VERSION}, corruptions version {corruptions.VERSION}",
 )
 

@@ -49,16 +49,14 @@ def sample_store(name: str, domains: int = 8, images: int = 50) -> DomainStore:
 
 
 def _store(name: str, domains: tuple[int, ...], sizes: np.ndarray, pixels: np.ndarray) -> DomainStore:
-    image, classes = PUBLISHED[name].image, PUBLISHED[name].classes
-    channels = image[-1]
+    (*_, channels), classes = PUBLISHED[name][:2]
+    names, splits = tuple(map(str, range(classes))), np.repeat(SPLITS, domains).tolist()
     return DomainStore(
-        info=StoreInfo(
-            name, tuple(map(str, range(classes))), (0.5,) * channels, (0.25,) * channels, marks=("made up",)
-        ),
+        info=StoreInfo(name, names, (0.5,) * channels, (0.25,) * channels, marks=("made up",)),
         images=pixels,
         labels=(np.arange(len(pixels)) % classes).astype(np.int32),
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        split=tuple(split for split, count in zip(SPLITS, domains, strict=True) for _ in range(count)),
+        split=tuple(splits),
         domain_names=tuple(f"{split} {i}" for split, count in zip(SPLITS, domains, strict=True) for i in range(count)),
         sha256="",
     )

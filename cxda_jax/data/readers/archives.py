@@ -5,7 +5,6 @@ lead out of the folder or could do so on Windows, and sizes that no data set has
 target and renames that. Modes, owners and times in the archive are ignored.
 """
 
-import contextlib
 import functools
 import lzma
 import os
@@ -16,7 +15,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,13 +31,11 @@ SMALL = 64 * 2**20  # ... of an archive that has more unpacked bytes than this
 BLOCK = 4096  # a file system may round the size of a file up to a multiple of this
 CHUNK, MB = 2**20, 10**6
 
-Report = Callable[[str, int], Callable[[int], None]]  # report(what, total) returns tell(done)
-
 # An absolute name, one with a drive letter, a backslash or a null byte, and one with a part "..".
 _LEADS_OUT = re.compile(r"/|[A-Za-z]:|.*[\\\0]|(.*/)?\.\.(/|$)", re.DOTALL)
 _DAMAGED = (
-    EOFError, OverflowError, RuntimeError, ValueError, lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile,
-    zlib.error,
+    EOFError, OSError, OverflowError, RuntimeError, ValueError, lzma.LZMAError, struct.error, tarfile.TarError,
+    zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
 
@@ -51,31 +48,32 @@ class Member(NamedTuple):
     extract: Callable[..., Any]
 
 
-def extract(archive: Path, target: Path, limit: int = LIMIT, report: Report = Counter) -> None:
+def extract(archive: Path, target: Path) -> None:
     """Extracts a zip, or a tar that is plain or packed by gzip, bzip2 or xz, as the new folder `target`.
 
     If the archive holds a folder of the target's name, that folder becomes the target, and what lies beside it is dropped.
     A single folder of another name becomes the target too, unless it has the name of a split.
-    If another process finished the same target first, its copy stays. `limit` is in unpacked bytes.
+    If another process finished the same target first, its copy stays.
     """
     if target.exists():
         raise UserError(f"{target}: is there already; delete it to extract {archive.name} again")
     try:
         refuse_html(archive)
-        total, count = _total(archive, limit)
+        total, count = _total(archive)
         with written_whole(target, choose=functools.partial(_unwrapped, name=target.name)) as folder:
-            insist_on_room(archive, target.parent, total + BLOCK * count)
-            _write(archive, folder, megabytes(report, archive.name, total))
+            needed, free = total + BLOCK * count, shutil.disk_usage(target.parent).free
+            if needed > free:
+                what = f"needs {_gigabytes(needed)} in {target.parent}, which has {_gigabytes(free)} left"
+                raise UserError(f"{archive}: {what}; make room")
+            _write(archive, folder, Counter(f"MB of {archive.name}", total // MB))
     except UserError:
         raise
     except _DAMAGED as e:
-        raise _damaged(archive, e) from None
-    except OSError as e:
-        if e.errno is None:  # gzip and bzip2 raise it for damaged data
-            raise _damaged(archive, e) from None
+        if not isinstance(e, OSError) or e.errno is None:  # gzip and bzip2 raise the latter
+            what = f"damaged, cut short or not an archive ({reason(e)})"
+            raise UserError(f"{archive}: {what}; fetch it again") from None
         path = archive if e.filename == str(archive) else target
-        fix = f"extract {archive.name} by hand, and point raw_dir there"
-        raise UserError(system_fault(e, path, fix)) from None
+        raise UserError(system_fault(e, path, f"extract {archive.name} by hand, and point raw_dir there")) from None
 
 
 def _unwrapped(folder: Path, name: str) -> Path:
@@ -86,46 +84,46 @@ def _unwrapped(folder: Path, name: str) -> Path:
     return tops[0] if len(tops) == 1 and tops[0].is_dir() and tops[0].name not in SPLITS else folder
 
 
-def _total(archive: Path, limit: int) -> tuple[int, int]:
+def _total(archive: Path) -> tuple[int, int]:
     """Bytes and number of the members. Raises a UserError where one of them must not be written."""
     packed, total, count, files = archive.stat().st_size, 0, 0, 0
-    with contextlib.closing(_members(archive)) as members:
-        for member in members:
-            total, count, files = total + member.size, count + 1, files + member.is_file
-            if count > MEMBERS:
-                raise _refused(archive, f"holds more than {MEMBERS} files")
-            if member.size < 0 or total > limit:
-                raise _refused(archive, f"unpacks to more than {gigabytes(limit)}")
-            if total > max(SMALL, RATIO * packed):
-                raise _refused(archive, f"unpacks to more than {RATIO} times its size")
-            # tarfile and zipfile would write some of these inside the folder, under other names.
-            if _LEADS_OUT.match(member.name):
-                raise _refused(archive, f"{_shown(member.name)} leads out of the folder")
+    for member in _members(archive):
+        total, count, files = total + member.size, count + 1, files + member.is_file
+        if count > MEMBERS:
+            raise _refused(archive, f"holds more than {MEMBERS} files")
+        if member.size < 0 or total > LIMIT:
+            raise _refused(archive, f"unpacks to more than {_gigabytes(LIMIT)}")
+        if total > max(SMALL, RATIO * packed):
+            raise _refused(archive, f"unpacks to more than {RATIO} times its size")
+        # tarfile and zipfile would write some of these inside the folder, under other names.
+        if _LEADS_OUT.match(member.name):
+            raise _refused(archive, f"{_shown(member.name)} leads out of the folder")
     if not files:
         raise UserError(f"{archive}: holds no files; fetch it again")
     return total, count
 
 
 def _write(archive: Path, folder: Path, tell: Callable[[int], None]) -> None:
-    done = 0
-    with contextlib.closing(_members(archive)) as members:
-        for member in members:
-            try:
-                member.extract(path=folder)
-            except (FileExistsError, IsADirectoryError, NotADirectoryError):
-                raise _refused(archive, f"{_shown(member.name)} is both a file and a folder") from None
-            done += member.size
-            tell(done)
-            os.utime(folder)  # or another process could take the folder for abandoned
+    done, told = 0, -1
+    for member in _members(archive):
+        try:
+            member.extract(path=folder)
+        except (FileExistsError, IsADirectoryError, NotADirectoryError):
+            raise _refused(archive, f"{_shown(member.name)} is both a file and a folder") from None
+        done += member.size
+        if done // MB > told:
+            told = done // MB
+            tell(told)
+        os.utime(folder)  # or another process could take the folder for abandoned
 
 
-def _members(archive: Path) -> Generator[Member, None, None]:
+def _members(archive: Path) -> Iterator[Member]:
     with open(archive, "rb") as file:
         is_zip = file.read(2) == b"PK"
     return _zip_members(archive) if is_zip else _tar_members(archive)
 
 
-def _zip_members(archive: Path) -> Generator[Member, None, None]:
+def _zip_members(archive: Path) -> Iterator[Member]:
     with zipfile.ZipFile(archive) as opened:
         for info in opened.infolist():
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):  # 0: made without modes
@@ -134,7 +132,7 @@ def _zip_members(archive: Path) -> Generator[Member, None, None]:
             yield Member(info.filename, info.file_size, not info.is_dir(), extract_one)
 
 
-def _tar_members(archive: Path) -> Generator[Member, None, None]:
+def _tar_members(archive: Path) -> Iterator[Member]:
     with tarfile.open(archive) as file:
         opened: Any = file  # its `members` are in no stub
         while (info := opened.next()) is not None:
@@ -150,20 +148,7 @@ def _tar_members(archive: Path) -> Generator[Member, None, None]:
             raise EOFError("the end of the archive is not where it should be")
 
 
-def megabytes(report: Report, name: str, total: int) -> Callable[[int], None]:
-    """Returns tell(bytes done), which passes on each new number of whole megabytes once."""
-    tell, last = report(f"MB of {name}", total // MB), -1
-
-    def tell_bytes(done: int) -> None:
-        nonlocal last
-        if done // MB > last:
-            last = done // MB
-            tell(last)
-
-    return tell_bytes
-
-
-def gigabytes(count: int) -> str:
+def _gigabytes(count: int) -> str:
     return f"{count / 1e9:.1f} GB"
 
 
@@ -172,15 +157,5 @@ def _shown(name: str) -> str:
     return ascii(brief(name, 50))
 
 
-def insist_on_room(file: Path, folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise UserError(f"{file}: needs {gigabytes(needed)} in {folder}, which has {gigabytes(free)} left; make room")
-
-
 def _refused(archive: Path, fault: str) -> UserError:
     return UserError(f"{archive}: {fault}; refused, extract it by hand if you trust it")
-
-
-def _damaged(archive: Path, error: Exception) -> UserError:
-    return UserError(f"{archive}: damaged, cut short or not an archive ({reason(error)}); fetch it again")

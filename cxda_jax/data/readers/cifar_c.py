@@ -10,6 +10,7 @@ A file's rows are five equal blocks, one for each severity. Two options replace 
     tfds         does the same, with the clean and the test images from tensorflow-datasets, which it keeps in raw_dir
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,11 @@ import numpy as np
 
 from cxda_jax.data import corruptions
 from cxda_jax.data.published import PUBLISHED
-from cxda_jax.data.readers.raw import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Piece,
-    RawData,
-    Rows,
-    find_folder,
-    load_npy,
-    split_checks,
-)
+from cxda_jax.data.readers.raw import IMAGENET, Piece, RawData, Rows, find_folder, load_npy, split_checks
 from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.disk.reading import reason, refuse_html
 from cxda_jax.errors import UserError
 
-SHAPE = (32, 32, 3)
 SEVERITIES = (1, 2, 3, 4, 5)
 TRAINED = ("gaussian_noise", "shot_noise", "defocus_blur", "glass_blur", "zoom_blur", "snow", "frost", "brightness",
            "contrast", "pixelate")  # fmt: skip
@@ -47,31 +38,25 @@ DOMAINS = {
 }
 PER_CLASS = 100  # images of a regenerated domain
 INFO = StoreInfo(
-    name="cifar_c",
-    class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    mean=IMAGENET_MEAN,  # not CIFAR's own, as ARM has it
-    std=IMAGENET_STD,
+    "cifar_c",
+    ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    *IMAGENET,  # not CIFAR's own, as ARM has it
     provenance="CIFAR-10-C and ARM's CIFAR-10-C-new",
 )
-
-Clean = tuple[np.ndarray, np.ndarray]  # images and labels
 
 
 def find(raw_dir: Path, regenerate: bool = False, tfds: bool = False, seed: int = 0) -> RawData:
     info, pieces = INFO, []
     if regenerate or tfds:
         info = as_regenerated(INFO, "CIFAR-10-C")
-        images, labels = _tfds_images("cifar10", "train", raw_dir) if tfds else read_binary(raw_dir)
-        for split, rows in zip(("train", "val"), hold_out(labels, seed), strict=True):
-            pieces += regenerated(split, DOMAINS[split], images.__getitem__, labels, rows, PER_CLASS, seed, "cifar")
+        images, labels, _ = _tfds_images("cifar10", "train", raw_dir) if tfds else read_binary(raw_dir)
+        for split in ("train", "val"):
+            pieces += regenerated(split, DOMAINS[split], images.__getitem__, labels, PER_CLASS, seed, "cifar")
     else:
         new = find_folder(raw_dir, "CIFAR-10-C-new")
         for split in ("train", "val"):
             pieces += _blocks(new / split, split, "{}_labels.npy")
-    if tfds:
-        pieces += _tfds_pieces(raw_dir)
-    else:
-        pieces += _blocks(find_folder(raw_dir, "CIFAR-10-C"), "test", "labels.npy")
+    pieces += _tfds_pieces(raw_dir) if tfds else _blocks(find_folder(raw_dir, "CIFAR-10-C"), "test", "labels.npy")
     return RawData(info, pieces, split_checks(pieces, PUBLISHED["cifar_c"].domains, PUBLISHED["cifar_c"].images))
 
 
@@ -86,23 +71,17 @@ def _blocks(folder: Path, split: str, labels_of: str) -> Iterator[Piece]:
         raise UserError(f"{folder}: no such folder; CIFAR-C is read from CIFAR-10-C and CIFAR-10-C-new/{{train,val}}")
     for corruption, severity in DOMAINS[split]:
         path, labels_path = folder / f"{corruption}.npy", folder / labels_of.format(corruption)
-        images, labels = load_npy(path, "u", SHAPE), _labels(labels_path)
+        images, labels = load_npy(path, "u", (32, 32, 3)), _labels(labels_path)
         if len(images) % 5:
             raise UserError(f"{path}: {len(images)} images, expected five equal blocks, by severity; fetch it again")
         if len(labels) != len(images):
-            raise UserError(
-                f"{labels_path}: {len(labels)} labels for the {len(images)} images of {path.name}; one of the two is not "
-                "whole, fetch both again"
-            )
+            what = f"{len(labels)} labels for the {len(images)} images of {path.name}"
+            raise UserError(f"{labels_path}: {what}; one of the two is not whole, fetch both again")
         if split == "test" and (labels.reshape(5, -1) != labels[: len(labels) // 5]).any():
-            raise UserError(
-                f"{labels_path}: {len(labels)} labels that are not one list five times over; fetch it again"
-            )
-        size = len(images) // 5
-        rows = slice((severity - 1) * size, severity * size)
-        yield Piece(
-            f"{corruption} {severity}", split, size, lambda x=images[rows], y=labels[rows]: Rows(np.array(x), y)
-        )
+            raise UserError(f"{labels_path}: the labels are not one list five times over; fetch it again")
+        name, size = f"{corruption} {severity}", len(images) // 5
+        mine = slice((severity - 1) * size, severity * size)
+        yield Piece(name, split, size, lambda x=images[mine], y=labels[mine]: Rows(np.array(x), y))
 
 
 def _labels(path: Path) -> np.ndarray:
@@ -114,24 +93,22 @@ def _labels(path: Path) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def read_binary(raw_dir: Path) -> Clean:
-    """CIFAR-10's clean training images from its binary version: each row is a label and 3 x 32 x 32 bytes."""
+def read_binary(raw_dir: Path) -> Rows:
+    """CIFAR-10's clean training images and labels from its binary version: rows of a label and 3 x 32 x 32 bytes."""
     folder = find_folder(raw_dir, "cifar-10-batches-bin", "cifar-10-binary")  # the folder's name, the archive's
-    files = [folder / f"data_batch_{i}.bin" for i in (1, 2, 3, 4, 5)]
     parts = []
-    for file in files:
-        if not file.exists():
-            raise UserError(f"{file}: missing; extract cifar-10-binary.tar.gz again")
+    for number in range(1, 6):
+        file = folder / f"data_batch_{number}.bin"
         refuse_html(file)
-        rows = np.fromfile(file, np.uint8)
-        if not rows.size or rows.size % 3073 or rows[::3073].max() > 9:
-            raise UserError(f"{file}: {rows.size} bytes are not rows of a label and 3072 pixels; fetch it again")
-        parts.append(rows.reshape(-1, 3073))
-    rows = np.concatenate(parts)
-    return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0].astype(np.int64)
+        part = np.fromfile(file, np.uint8)
+        if not part.size or part.size % 3073 or part[::3073].max() > 9:
+            raise UserError(f"{file}: {part.size} bytes are not rows of a label and 3072 pixels; fetch it again")
+        parts.append(part)
+    rows = np.concatenate(parts).reshape(-1, 3073)
+    return Rows(rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0].astype(np.int64))
 
 
-def hold_out(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def hold_out(labels: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     """Rows for train and rows for val domains, without overlap. Val gets a fifth of each class."""
     rng = np.random.default_rng([seed, 0])
     train, val = [], []
@@ -139,12 +116,11 @@ def hold_out(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         rows = rng.permutation(np.flatnonzero(labels == c))
         cut = len(rows) // 5
         if not cut:
-            raise UserError(
-                f"regenerate: {len(rows)} clean images of class {c}, at least 5 are needed; extract them again"
-            )
+            what = f"{len(rows)} clean images of class {c}, at least 5 are needed"
+            raise UserError(f"regenerate: {what}; extract them again")
         val.append(rows[:cut])
         train.append(rows[cut:])
-    return np.concatenate(train), np.concatenate(val)
+    return {"train": np.concatenate(train), "val": np.concatenate(val)}
 
 
 def regenerated(
@@ -152,56 +128,42 @@ def regenerated(
     domains: list[tuple[str, int]],
     take: Callable[[np.ndarray], np.ndarray],
     labels: np.ndarray,
-    rows: np.ndarray,
     per_class: int,
     seed: int,
     constants: str,
     saved_at: int = 0,
 ) -> Iterator[Piece]:
-    """Domains that are made from clean images, chosen anew for each domain.
+    """Domains (corruption, severity) of train or val. Clean images, whose pixels take(rows) gives, are drawn for each anew.
 
-    Args:
-        domains: (corruption, severity) of each.
-        take: take(rows) returns the pixels of clean images.
-        labels: Of all clean images.
-        rows: The clean images of this split.
-        per_class: Images of each class in a domain.
-        constants: One of corruptions.SEVERITIES.
-        saved_at: The quality of the JPEG files that the published images went through, or 0.
+    `labels` are those of all clean images, and `constants` is a key of corruptions.SEVERITIES. The published images went
+    through JPEG files of the quality `saved_at`, or through none if it is 0.
     """
-    available = np.bincount(labels[rows])
-    count = min(per_class, available[available > 0].min())
+    rows = hold_out(labels, seed)[split]
+    classes, available = np.unique(labels[rows], return_counts=True)
+    count = min(per_class, int(available.min()))
+
+    def make(number: int, corruption: str, severity: int) -> Rows:
+        rng = np.random.default_rng([corruptions.VERSION, seed, SPLITS.index(split), number])
+        mine = np.concatenate([rng.choice(rows[labels[rows] == c], count, replace=False) for c in classes])
+        made = corruptions.corrupt(take(mine), corruption, severity, rng, constants)
+        return Rows(corruptions.as_jpeg(made, saved_at) if saved_at else made, labels[mine])
+
     for number, (corruption, severity) in enumerate(domains):
-
-        def make(number: int = number, corruption: str = corruption, severity: int = severity) -> Rows:
-            rng = np.random.default_rng([corruptions.VERSION, seed, SPLITS.index(split), number])
-            mine = np.concatenate(
-                [rng.choice(rows[labels[rows] == c], count, replace=False) for c in np.unique(labels)]
-            )
-            made = corruptions.corrupt(take(mine), corruption, severity, rng, constants)
-            return Rows(corruptions.as_jpeg(made, saved_at) if saved_at else made, labels[mine])
-
-        yield Piece(f"{corruption} {severity}", split, count * len(np.unique(labels)), make)
+        read = functools.partial(make, number, corruption, severity)
+        yield Piece(f"{corruption} {severity}", split, count * len(classes), read)
 
 
 def _tfds_pieces(raw_dir: Path) -> Iterator[Piece]:
     for corruption, severity in DOMAINS["test"]:
         config = f"cifar10_corrupted/{corruption.replace('_transform', '')}_{severity}"
         count = _tfds_builder(config, raw_dir).info.splits["test"].num_examples
-        yield Piece(
-            f"{corruption} {severity}",
-            "test",
-            count,
-            lambda config=config: Rows(*_tfds_images(config, "test", raw_dir)),
-        )
+        read = functools.partial(_tfds_images, config, "test", raw_dir)
+        yield Piece(f"{corruption} {severity}", "test", count, read)
 
 
-def _tfds_images(name: str, split: str, raw_dir: Path) -> Clean:
-    import tensorflow_datasets as tfds
-
-    data = _tfds_builder(name, raw_dir).as_dataset(split=split, shuffle_files=False, batch_size=1000)
-    batches = list(tfds.as_numpy(data))
-    return np.concatenate([b["image"] for b in batches]), np.concatenate([b["label"] for b in batches])
+def _tfds_images(name: str, split: str, raw_dir: Path) -> Rows:
+    data = _tfds_builder(name, raw_dir).as_dataset(split=split, shuffle_files=False, batch_size=-1)
+    return Rows(data["image"].numpy(), data["label"].numpy())
 
 
 def _tfds_builder(name: str, raw_dir: Path) -> Any:

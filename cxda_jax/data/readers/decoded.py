@@ -7,8 +7,8 @@ the folder. The process that finishes the store deletes it.
 """
 
 import contextlib
+import functools
 import hashlib
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 import PIL
 
 from cxda_jax.data.readers.raw import Piece, Rows
+from cxda_jax.disk.files import write_whole
 
 VERSION = 1  # goes up whenever a pixel changes
 
@@ -31,21 +32,26 @@ def keeping(target: Path, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
     target.parent.mkdir(parents=True, exist_ok=True)
     needed = 2 * sum(piece.decoding.bytes for piece in pieces if piece.decoding)
     room = needed < shutil.disk_usage(target.parent).free
-    yield [_cached(piece, folder, room) if piece.decoding else piece for piece in pieces]
+    yield [
+        piece._replace(read=functools.partial(_read, piece, folder, room)) if piece.decoding else piece
+        for piece in pieces
+    ]
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _cached(piece: Piece, folder: Path, room: bool) -> Piece:
-    def read() -> Rows:
-        file = folder / f"{key(piece)}.npz"
-        if (rows := _load(file, piece.rows)) is not None:
-            return rows
-        rows = piece.read()
-        if room and not rows.faults:  # the next run tries a bad image again
-            _save(file, rows)
-        return rows
-
-    return piece._replace(read=read)
+def _read(piece: Piece, folder: Path, room: bool) -> Rows:
+    file = folder / f"{key(piece)}.npz"
+    with contextlib.suppress(Exception):  # it is not there or damaged
+        with np.load(file, allow_pickle=False) as arrays:
+            kept = Rows(arrays["images"], arrays["labels"])
+        if len(kept.images) == len(kept.labels) == piece.rows:
+            return kept
+    rows = piece.read()
+    if room and not rows.faults:  # the next run tries a bad image again
+        with contextlib.suppress(OSError):  # the disk is full, or another process deleted the folder; the run goes on
+            folder.mkdir(exist_ok=True)
+            write_whole(file, lambda partial: np.savez(partial, images=rows.images, labels=rows.labels))
+    return rows
 
 
 def key(piece: Piece) -> str:
@@ -53,29 +59,6 @@ def key(piece: Piece) -> str:
     assert piece.decoding
     files = []
     for path in piece.decoding.files:
-        try:
+        with contextlib.suppress(OSError):  # a file that is missing has neither size nor time
             files.append((str(path), path.stat().st_size, path.stat().st_mtime_ns))
-        except OSError:
-            files.append((str(path), -1, -1))
     return hashlib.sha256(repr((VERSION, PIL.__version__, piece.decoding.how, files)).encode()).hexdigest()[:32]
-
-
-def _load(file: Path, rows: int) -> Rows | None:
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            kept = Rows(arrays["images"], arrays["labels"])
-    except Exception:  # it is not there or damaged
-        return None
-    return kept if len(kept.images) == len(kept.labels) == rows else None
-
-
-def _save(file: Path, rows: Rows) -> None:
-    partial = file.with_name(f".{os.getpid()}.{file.name}")
-    with contextlib.suppress(OSError):  # the disk is full, or another process deleted the folder; the run goes on
-        try:
-            file.parent.mkdir(exist_ok=True)
-            with open(partial, "wb") as opened:
-                np.savez(opened, images=rows.images, labels=rows.labels)
-            partial.replace(file)
-        finally:
-            partial.unlink(missing_ok=True)

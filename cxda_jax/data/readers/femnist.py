@@ -10,6 +10,7 @@ LEAF may put all writers in one large file. So the text is first searched for th
 at a time.
 """
 
+import functools
 import json
 import mmap
 import re
@@ -26,12 +27,10 @@ from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.disk.reading import reason, refuse_html
 from cxda_jax.errors import UserError, brief
 
-SIDE = 28
-CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 VAL_WRITERS = 50
 INFO = StoreInfo(
     name="femnist",
-    class_names=tuple(CHARACTERS),
+    class_names=tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
     mean=(1.0,),  # the network sees 1 - x: bright ink on black, and nothing else is normalised
     std=(-1.0,),
     provenance="FEMNIST, LEAF's JSON files",
@@ -52,95 +51,74 @@ class Writer(NamedTuple):
 
 def find(raw_dir: Path) -> RawData:
     root = find_folder(raw_dir, "femnist", "femnist-data")
-    warnings, marks = [], ()
-    writers = {split: find_writers(root / split) for split in SPLITS if split != "val" or (root / "val").is_dir()}
+    warnings, marks, seen = [], (), {}
+    there = [split for split in SPLITS if split != "val" or (root / "val").is_dir()]
+    writers = {split: _writers_of_split(root / split, seen) for split in there}
     if "val" not in writers:
         count = min(VAL_WRITERS, len(writers["train"]) // 2)
         writers["val"], writers["train"] = writers["train"][:count], writers["train"][count:]
         warnings.append(f"{root / 'val'}: no such folder; the first {count} writers of train/ in file order validate")
         marks = ("val from train",)
-    _refuse_shared([w for mine in writers.values() for w in mine])
-    pieces = []
-    for split in SPLITS:
-        for w in sorted(writers[split]):
-            pieces.append(Piece(w.user, split, w.images, lambda w=w: read(w)))
-    checks = split_checks(pieces, domains=PUBLISHED["femnist"].domains, tasks=(420, 420))
+    pieces = [
+        Piece(w.user, split, w.images, functools.partial(read, w)) for split in SPLITS for w in sorted(writers[split])
+    ]
+    checks = split_checks(pieces, PUBLISHED["femnist"].domains, tasks=(420, 420))
     return RawData(INFO._replace(marks=marks), pieces, checks, warnings)
 
 
-def find_writers(folder: Path) -> list[Writer]:
-    """The writers in all files of a split, in the order of the files."""
+def _writers_of_split(folder: Path, seen: dict[str, Path]) -> list[Writer]:
+    """The writers in all files of a split, in the order of the files. `seen` gets the file of each, for all splits."""
     files = visible(folder.glob("*.json"))
     if not files:
         raise UserError(f"{folder}: no .json files; FEMNIST is read from femnist/train, femnist/val and femnist/test")
-    writers, seen = [], {}
+    writers = []
     for file in files:
-        refuse_html(file)
         for writer in _writers_of(file):
-            if writer.user in seen:
-                raise UserError(f"{file}: writer {writer.user} is also in {seen[writer.user]}; keep one of them")
-            seen[writer.user] = file.name
+            if (other := seen.setdefault(writer.user, file)) != file:
+                what = f"writer {brief(writer.user, 20)} is also in {other.parent.name}/{other.name}"
+                raise UserError(f"{file}: {what}; a writer is in one file, keep one of the two")
             writers.append(writer)
     return writers
 
 
-def _refuse_shared(writers: list[Writer]) -> None:
-    """A file may have been copied to another split instead of moved."""
-    seen: dict[str, Path] = {}
-    for user, _, file, _, _ in writers:
-        other = seen.setdefault(user, file)
-        if other.parent != file.parent:
-            raise UserError(
-                f"{file}: writer {brief(user, 20)} is also in {other.parent.name}/{other.name}; splits share no writers, "
-                "keep one of the files"
-            )
-
-
 def _writers_of(file: Path) -> list[Writer]:
-    if not file.stat().st_size:
-        raise UserError(f"{file}: empty; fetch or make it again")
-    with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        try:
-            spans = dict(_spans(file, text))
+    refuse_html(file)
+    try:
+        with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            spans = dict(_spans(text))
             users, counts = (json.loads(text[slice(*spans[name,])]) for name in ("users", "num_samples"))
-            if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
-                raise ValueError("users and num_samples are not lists of one length")
-            counts = dict(zip(users, counts, strict=True))
-            if not all(type(count) is int for count in counts.values()):
-                raise ValueError("num_samples are not whole numbers")
-            places = {path[1]: span for path, span in spans.items() if len(path) == 2}
-            if counts.keys() != places.keys():
-                raise ValueError("users and user_data differ")
-        except UserError:
-            raise
-        except (KeyError, ValueError, TypeError, RecursionError) as e:
-            what = f"no list {e.args[0][0]!r}" if isinstance(e, KeyError) else reason(e)
-            raise UserError(
-                f"{file}: not a LEAF file of users, num_samples and user_data ({what}); make it again"
-            ) from None
-    return [Writer(user, counts[user], file, *places[user]) for user in users]
+        if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
+            raise ValueError("users and num_samples are not lists of one length")
+        if not all(type(count) is int for count in counts):
+            raise ValueError("num_samples are not whole numbers")
+        places = {path[1]: span for path, span in spans.items() if len(path) == 2}
+        if sorted(users) != sorted(places):
+            raise ValueError("users and user_data differ")
+    except (KeyError, ValueError, TypeError, RecursionError) as e:
+        what = f"no list {e.args[0][0]!r}" if isinstance(e, KeyError) else reason(e)
+        fault = f"not a LEAF file of users, num_samples and user_data ({what})"
+        raise UserError(f"{file}: {fault}; fetch or make it again") from None
+    return [Writer(user, count, file, *places[user]) for user, count in zip(users, counts, strict=True)]
 
 
-def _spans(file: Path, text: Any) -> Iterator[tuple[tuple[str, ...], tuple[int, int]]]:
+def _spans(text: Any) -> Iterator[tuple[tuple[str, ...], tuple[int, int]]]:
     """The places (start, stop) of the values of top-level fields (name,) and of fields of user_data (name, user)."""
-    names, starts, last = [], [], ""
+    stack, last = [], b""
     for match in _TOKEN.finditer(text):
         token = match.group()
         if token[:1] == b'"':
             last = token
         elif token in b"{[":
-            names.append(last)
-            starts.append(match.start())
+            stack.append((last, match.start()))
+        elif not stack:
+            break
         else:
-            if not starts:
-                break
-            start, depth = starts.pop(), len(names) - 1
-            path = tuple(json.loads(name) for name in names[1:]) if depth in (1, 2) else ()
-            names.pop()
-            if len(path) == 1 or path[:1] == ("user_data",) and len(path) == 2:
+            path = tuple(json.loads(name) for name, _ in stack[1:]) if len(stack) in (2, 3) else ()
+            _, start = stack.pop()
+            if len(path) == 1 or len(path) == 2 and path[0] == "user_data":
                 yield path, (start, match.end())
-    if starts:
-        raise UserError(f"{file}: cut short (ends inside a JSON value); fetch or make it again")
+    if stack:
+        raise ValueError("cut short inside a JSON value")
 
 
 def read(writer: Writer) -> Rows:
@@ -153,13 +131,13 @@ def read(writer: Writer) -> Rows:
         x, y = np.array(data["x"], np.float64), np.array(data["y"])
     except (KeyError, ValueError, TypeError, RecursionError) as e:
         raise _fault(writer, f"not readable ({reason(e, 60)})") from None
-    if x.shape != (writer.images, SIDE * SIDE) or y.shape != (writer.images,):
+    if x.shape != (writer.images, 784) or y.shape != (writer.images,):
         raise _fault(writer, f"x {x.shape} and y {y.shape}, expected ({writer.images}, 784) and ({writer.images},)")
     if not (x.min() >= 0 and x.max() <= 1):
         raise _fault(writer, f"pixels in {x.min():g}..{x.max():g}, expected 0..1")
-    if y.dtype.kind != "i" or y.min() < 0 or y.max() >= len(CHARACTERS):
+    if y.dtype.kind != "i" or y.min() < 0 or y.max() >= 62:
         raise _fault(writer, "labels are not integers in 0..61")
-    return Rows(np.rint(255 * x).astype(np.uint8).reshape(-1, SIDE, SIDE, 1), y.astype(np.int32))
+    return Rows(np.rint(255 * x).astype(np.uint8).reshape(-1, 28, 28, 1), y.astype(np.int32))
 
 
 def _fault(writer: Writer, what: str) -> UserError:

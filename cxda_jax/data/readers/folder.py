@@ -5,13 +5,15 @@ few images for a task are left out. A warning counts files of other kinds, and f
 """
 
 import collections
-import functools
+from collections.abc import Container
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
-from cxda_jax.data.readers.images import FITS, read_any, read_colour
-from cxda_jax.data.readers.raw import EXTENSIONS, IMAGENET_MEAN, IMAGENET_STD, RawData, image_pieces, visible
+from cxda_jax.config import lookup
+from cxda_jax.data.readers.images import FITS, read_colour, to_rgb, to_square
+from cxda_jax.data.readers.raw import EXTENSIONS, IMAGENET, RawData, image_pieces, visible
 from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.disk.reading import read_table
 from cxda_jax.errors import UserError, brief
@@ -32,38 +34,40 @@ def find(
 ) -> RawData:
     if not raw_dir.is_dir():
         raise UserError(f"raw_dir={raw_dir}: no such folder; give the one that holds DOMAIN/CLASS/IMAGE")
-    if fit not in FITS:
-        raise UserError(f"fit={brief(repr(fit))}: give one of {', '.join(FITS)}")
-    colour = read_colour(background)
-    domains, others = _images_and_others(raw_dir, split_csv)
-    if not domains:
+    made, colour = lookup("fit", fit, FITS), read_colour(background)
+    images, others = _images_and_others(raw_dir, split_csv)
+    if not images:
         but = f"; found {_kinds(others)}" if others else ""
         raise UserError(f"{raw_dir}: no images; expected DOMAIN/CLASS/IMAGE with {', '.join(EXTENSIONS)}{but}")
-    class_names = sorted({c for classes in domains.values() for c in classes})
-    files = {
-        domain: [(path, label) for label, c in enumerate(class_names) for path in classes.get(c, ())]
-        for domain, classes in domains.items()
-    }
+    class_names = sorted({path.parent.name for path in images})
+    labels, files = {name: label for label, name in enumerate(class_names)}, collections.defaultdict(list)
+    for path in images:
+        files[path.parent.parent.name].append((path, labels[path.parent.name]))
     warnings = []
     if others:
         such = others[0].relative_to(raw_dir)
         warnings.append(f"{raw_dir}: not read: {_kinds(others)}, such as {such}; read are images in DOMAIN/CLASS/")
-    for domain in [d for d, labelled in files.items() if len(labelled) < min_images]:
-        warnings.append(f"{raw_dir / domain}: left out, {len(files.pop(domain))} images are fewer than {min_images}")
-    splits = _read_splits(Path(split_csv), raw_dir, domains) if split_csv else random_splits(sorted(files), seed)
-    read, pieces = functools.partial(read_any, fit=fit, background=colour), []
+    for domain, labelled in files.items():
+        if len(labelled) < min_images:
+            warnings.append(f"{raw_dir / domain}: left out, {len(labelled)} images are fewer than {min_images}")
+    large = [domain for domain, labelled in files.items() if len(labelled) >= min_images]
+    splits = _read_splits(Path(split_csv), raw_dir, files) if split_csv else random_splits(large, seed)
+
+    def convert(image: Image.Image) -> Image.Image:
+        return to_square(to_rgb(image, colour), size, fit, colour)
+
+    pieces = []
     for split in SPLITS:
-        mine = [domain for domain in sorted(files) if splits.get(domain) == split]
+        mine = [domain for domain in large if splits.get(domain) == split]
         if len(mine) < NEEDED:
-            warnings.append(
-                f"{split}: {len(mine)} domains; tasks of {NEEDED} need more, or a lower episode.num_domains"
-            )
+            what = f"{len(mine)} domains; tasks of {NEEDED} need more, or a lower episode.num_domains"
+            warnings.append(f"{split}: {what}")
         for domain in mine:
-            pieces += image_pieces(domain, split, files[domain], (size, size), read, f"{fit} {colour}")
+            pieces += image_pieces(domain, split, files[domain], size, convert, f"{fit} {colour}")
     if not pieces:
         raise UserError(f"{raw_dir}: no domain has {min_images} images; add images or lower min_images")
-    provenance = f"images of {raw_dir.name}, {FITS[fit]}, transparency over {background}"
-    info = StoreInfo(name, tuple(class_names), IMAGENET_MEAN, IMAGENET_STD, provenance=provenance)
+    provenance = f"images of {raw_dir.name}, {made}, transparency over {background}"
+    info = StoreInfo(name, tuple(class_names), *IMAGENET, provenance=provenance)
     return RawData(info, pieces, warnings=warnings, least=min_images)
 
 
@@ -75,25 +79,15 @@ def random_splits(domains: list[str], seed: int) -> dict[str, str]:
     return {str(domain): split for split, mine in cuts.items() for domain in mine}
 
 
-def _folders(path: Path) -> list[Path]:
-    return [p for p in visible(path.iterdir()) if p.is_dir()]
-
-
-def _images_and_others(raw_dir: Path, split_csv: str) -> tuple[dict[str, dict[str, list[Path]]], list[Path]]:
-    """The images, domain -> class -> files, and all else but the file of the splits."""
-    domains, others = {}, [p for p in visible(raw_dir.iterdir()) if not p.is_dir()]
-    for domain in _folders(raw_dir):
-        classes = {c.name: visible(c.iterdir()) for c in _folders(domain)}
-        images = {c: [p for p in entries if _is_image(p)] for c, entries in classes.items()}
-        others += [p for entries in classes.values() for p in entries if not _is_image(p)]
-        others += [p for p in visible(domain.iterdir()) if not p.is_dir()]
-        if any(images.values()):
-            domains[domain.name] = {c: files for c, files in images.items() if files}
-    return domains, [p for p in others if not split_csv or p.resolve() != Path(split_csv).resolve()]
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in EXTENSIONS
+def _images_and_others(raw_dir: Path, split_csv: str) -> tuple[list[Path], list[Path]]:
+    """The images in DOMAIN/CLASS/, sorted, and all else but the file of the splits."""
+    entries, others = visible(raw_dir.iterdir()), []
+    for _ in range(2):  # from the domains to their classes, and to what lies in those
+        others += [p for p in entries if not p.is_dir()]
+        entries = [inner for p in entries if p.is_dir() for inner in visible(p.iterdir())]
+    images = [p for p in entries if p.suffix.lower() in EXTENSIONS]
+    others += [p for p in entries if p.suffix.lower() not in EXTENSIONS]
+    return images, [p for p in others if not split_csv or p.resolve() != Path(split_csv).resolve()]
 
 
 def _kinds(paths: list[Path]) -> str:
@@ -103,25 +97,24 @@ def _kinds(paths: list[Path]) -> str:
     return ", ".join(shown) + (" and more" if len(counts) > 4 else "")
 
 
-def _read_splits(path: Path, raw_dir: Path, domains: dict) -> dict[str, str]:
+def _read_splits(path: Path, raw_dir: Path, domains: Container[str]) -> dict[str, str]:
     """The split of each domain that the file names."""
     fix = "give a CSV file with the columns domain and split, in UTF-8"
     if not path.exists():
         raise UserError(f"split_csv={path}: No such file or directory; {fix}")
     splits = {}
     for line, row in read_table(path, ("domain", "split"), fix):
-        domain, split = row.get("domain"), row.get("split")
+        domain, split = row["domain"], row["split"]
+        what = ""
         if not domain or split not in SPLITS:
-            raise UserError(
-                f"{path}: line {line}: expected a domain and one of {', '.join(SPLITS)}, got {brief(repr(domain), 40)}, "
-                f"{brief(repr(split), 40)}"
-            )
-        if domain not in domains:
-            raise UserError(f"{path}: line {line}: {raw_dir / brief(domain)} holds no images; remove the line")
-        if splits.setdefault(domain, split) != split:
-            raise UserError(
-                f"{path}: line {line}: {brief(repr(domain))} is already in {splits[domain]!r}; remove a line"
-            )
+            got = f"{brief(repr(domain), 40)}, {brief(repr(split), 40)}"
+            what = f"expected a domain and one of {', '.join(SPLITS)}, got {got}"
+        elif domain not in domains:
+            what = f"{raw_dir / brief(domain)} holds no images; remove the line"
+        elif splits.setdefault(domain, split) != split:
+            what = f"{brief(repr(domain))} is already in {splits[domain]!r}; remove a line"
+        if what:
+            raise UserError(f"{path}: line {line}: {what}")
     if not splits:
         raise UserError(f"{path}: no lines; {fix}")
     return splits

@@ -8,27 +8,16 @@ EXIF                  the image is turned and mirrored as the camera says
 """
 
 import contextlib
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from cxda_jax.data.readers.raw import decode
 from cxda_jax.errors import UserError, brief
 
-FITS = {
-    "squash": "squashed to a square",
-    "crop": "cropped to the square in the middle",
-    "pad": "padded to a square",
-}
+FITS = {"squash": "squashed to a square", "crop": "cropped to the square in the middle", "pad": "padded to a square"}
 Colour = tuple[int, int, int]
 # PIL scales the pixels of a PNG of 2, 4 or 16 bits by these factors, but not the colour that stands for transparency.
 _SCALES = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}
-
-
-def read_any(path: Path, size: tuple[int, int], fit: str, background: Colour) -> np.ndarray:
-    """RGB of a file, uint8 [*size, 3]. `size` is (height, width); both are equal. `fit` is one of FITS."""
-    return np.asarray(to_square(decode(path, lambda image: to_rgb(image, background)), size[0], fit, background))
 
 
 def to_rgb(image: Image.Image, background: Colour) -> Image.Image:
@@ -47,10 +36,9 @@ def to_rgb(image: Image.Image, background: Colour) -> Image.Image:
 
 
 def _scale_key(image: Image.Image) -> None:
-    tiles = getattr(image, "tile", [])  # an opened file has them
+    tiles, key = getattr(image, "tile", []), image.info.get("transparency")  # only an opened file has tiles
     scale = _SCALES.get(str(tiles[0][3])) if tiles else None
-    if scale and "transparency" in image.info:
-        key = image.info["transparency"]
+    if scale and key is not None:
         image.info["transparency"] = tuple(int(k * scale) for k in key) if isinstance(key, tuple) else key * scale
 
 
@@ -86,12 +74,8 @@ def to_square(image: Image.Image, side: int, fit: str, background: Colour) -> Im
 
 def read_colour(text: str) -> Colour:
     """Reads "white", "black" or "R,G,B"."""
-    named = {"white": (255, 255, 255), "black": (0, 0, 0)}
-    parts = text.split(",")
-    if text in named:
-        return named[text]
+    parts = {"white": "255,255,255", "black": "0,0,0"}.get(text, text).split(",")
     if len(parts) == 3 and all(part.strip().isdecimal() and int(part) <= 255 for part in parts):
         return int(parts[0]), int(parts[1]), int(parts[2])
-    raise UserError(
-        f"background={brief(repr(text), 40)}: give white, black, or three numbers up to 255 such as 128,128,128"
-    )
+    shown = brief(repr(text), 40)
+    raise UserError(f"background={shown}: give white, black, or three numbers up to 255 such as 128,128,128")

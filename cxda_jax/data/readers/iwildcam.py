@@ -10,58 +10,43 @@ are ignored. A camera with fewer than 40 images in a split is left out there, be
 """
 
 import collections
-import functools
+import itertools
 from pathlib import Path
 
+from PIL import Image
+
 from cxda_jax.data.published import PUBLISHED
-from cxda_jax.data.readers.raw import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Check,
-    RawData,
-    find_folder,
-    image_pieces,
-    read_image,
-    split_checks,
-)
+from cxda_jax.data.readers.raw import IMAGENET, Check, RawData, find_folder, image_pieces, split_checks
 from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.disk.reading import read_table
 from cxda_jax.errors import UserError, brief
 
 MIN_IMAGES = 40  # 20 support images and 20 queries
-ABSENT = 99999
 COLUMNS = ("split", "location_remapped", "y", "filename")
-INFO = StoreInfo(
-    name="iwildcam",
-    class_names=(),
-    mean=IMAGENET_MEAN,
-    std=IMAGENET_STD,
-    metric="macro_f1",
-    provenance="iWildCam, WILDS version 2.0",
-)
+INFO = StoreInfo("iwildcam", (), *IMAGENET, metric="macro_f1", provenance="iWildCam, WILDS version 2.0")
 
 
 def find(raw_dir: Path, size: int = 112) -> RawData:
     root = find_folder(raw_dir, "iwildcam_v2.0")
     cameras, classes = _read_metadata(root / "metadata.csv", root / "train")
     names = _read_categories(root / "categories.csv", classes)
-    read = functools.partial(read_image, resize=True)
-    checks, warnings, pieces = [], [], []
-    for split, expected in zip(SPLITS, PUBLISHED["iwildcam"].domains, strict=True):
-        checks.append(Check(f"{split} cameras in metadata.csv", len(cameras[split]), expected))
-    for split, expected in zip(SPLITS, PUBLISHED["iwildcam"].images, strict=True):
-        images = sum(map(len, cameras[split].values()))
-        checks.append(Check(f"{split} images in metadata.csv", images, expected))
+    published, warnings, pieces = PUBLISHED["iwildcam"], [], []
+    sizes = {split: [len(files) for files in cameras[split].values()] for split in SPLITS}
+    checks = [Check(f"{s} cameras in metadata.csv", len(sizes[s]), published.domains[i]) for i, s in enumerate(SPLITS)]
+    checks += [Check(f"{s} images in metadata.csv", sum(sizes[s]), published.images[i]) for i, s in enumerate(SPLITS)]
+
+    def convert(image: Image.Image) -> Image.Image:
+        return image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+
     for split in SPLITS:
-        small = [len(files) for files in cameras[split].values() if len(files) < MIN_IMAGES]
+        small = [count for count in sizes[split] if count < MIN_IMAGES]
         if small:
-            warnings.append(
-                f"{split}: left out {len(small)} cameras with fewer than {MIN_IMAGES} images ({sum(small)} images)"
-            )
+            what = f"{len(small)} cameras with fewer than {MIN_IMAGES} images ({sum(small)} images)"
+            warnings.append(f"{split}: left out {what}")
         for location, files in sorted(cameras[split].items()):
             if len(files) >= MIN_IMAGES:
-                pieces += image_pieces(f"location {location}", split, files, (size, size), read, "squash")
-    checks += [Check("classes", classes, PUBLISHED["iwildcam"].classes), *split_checks(pieces, tasks=(745, 2125))]
+                pieces += image_pieces(f"location {location}", split, files, size, convert, "squash")
+    checks += [Check("classes", classes, published.classes), *split_checks(pieces, tasks=(745, 2125))]
     return RawData(INFO._replace(class_names=names), pieces, checks, warnings, MIN_IMAGES)
 
 
@@ -85,11 +70,9 @@ def _read_metadata(path: Path, images: Path) -> tuple[Cameras, int]:
         raise UserError(f"{path}: no lines; fetch it again")
     if present != set(range(len(present))):
         raise UserError(f"{path}: labels y are not 0..{len(present) - 1} without gaps; fetch it again")
-    for i, split in enumerate(SPLITS):
-        for other in SPLITS[i + 1 :]:
-            shared = cameras[split].keys() & cameras[other].keys()
-            if shared:
-                raise UserError(f"{path}: location {min(shared)} is in {split} and in {other}; fetch it again")
+    for split, other in itertools.combinations(SPLITS, 2):
+        if shared := cameras[split].keys() & cameras[other].keys():
+            raise UserError(f"{path}: location {min(shared)} is in {split} and in {other}; fetch it again")
     return cameras, len(present)
 
 
@@ -100,7 +83,6 @@ def _read_categories(path: Path, classes: int) -> tuple[str, ...]:
             what = f"y={brief(repr(row['y']), 40)}, name={brief(repr(row['name']), 40)}"
             raise UserError(f"{path}: line {line} is not understood ({what}); fetch it again")
         names[int(row["y"])] = row["name"]
-    lacking = [y for y in range(classes) if y not in names]
-    if lacking:
+    if lacking := [y for y in range(classes) if y not in names]:
         raise UserError(f"{path}: no category with y={lacking[0]}, which metadata.csv uses; fetch it again")
     return tuple(names[y] for y in range(classes))

@@ -5,6 +5,7 @@ the memory in use depends neither on the size of the data set nor on that of its
 """
 
 import collections
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,10 +20,11 @@ from cxda_jax.data.store import SPLITS, Domain, StoreInfo, repeated
 from cxda_jax.disk.reading import reason, refuse_html
 from cxda_jax.errors import UserError, brief
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 ARCHIVES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tgz", ".zip")
 PIECE = 2**23  # bytes of images
+Convert = Callable[[Image.Image], Image.Image]
 
 
 class Rows(NamedTuple):
@@ -84,23 +86,21 @@ def read_pieces(
     skip_bad: int = 0,
     tell: Callable[[str], None] = print,
 ) -> Iterator[Domain]:
-    """Reads pieces on threads, a few at once, and yields them in order.
+    """Reads pieces on threads, a few at once, and yields them in order. progress() gets the number of images read so far.
 
-    Args:
-        progress: Called with the number of images read so far.
-        skip_bad: How many bad images may be left out; one more is an error.
-        tell: Called with the fault of each image that is left out.
+    So many bad images as `skip_bad` are left out, and tell() gets the fault of each. One more is an error.
     """
     if fault := repeated((piece.domain, piece.split) for piece in pieces):
         raise UserError(f"{fault}; remove it from one of the two")
-    done, bad, todo = 0, 0, iter(pieces)
+    done, bad = 0, 0
     with ThreadPoolExecutor(workers) as pool:
+        submitted = ((piece, pool.submit(piece.read)) for piece in pieces)
         try:
-            waiting = collections.deque((p, pool.submit(p.read)) for p in itertools.islice(todo, workers + 2))
+            waiting = collections.deque(itertools.islice(submitted, workers + 2))
             while waiting:
                 piece, future = waiting.popleft()
                 rows = future.result()
-                waiting.extend((p, pool.submit(p.read)) for p in itertools.islice(todo, 1))
+                waiting.extend(itertools.islice(submitted, 1))
                 done += piece.rows
                 for fault in rows.faults:
                     bad += 1
@@ -128,109 +128,70 @@ def large_enough(domains: Iterable[Domain], least: int, tell: Callable[[str], No
 
 
 def split_checks(
-    pieces: Iterable[Piece],
-    domains: tuple[int, int, int] | None = None,
-    images: tuple[int, int, int] | None = None,
-    tasks: tuple[int, int] | None = None,
+    pieces: Sequence[Piece], domains: Sequence[int] = (), images: Sequence[int] = (), tasks: Sequence[int] = ()
 ) -> list[Check]:
-    """The pieces' counts and the paper's.
-
-    Args:
-        domains: The paper's number of domains in train, val and test.
-        images: Its number of images there.
-        tasks: Its number of tasks of 20 queries in val and test.
-    """
-    names, rows = collections.defaultdict(set), collections.Counter()
-    for piece in pieces:
-        names[piece.split].add(piece.domain)
-        rows[piece.split] += piece.rows
-    checks = [Check(f"{s} domains", len(names[s]), n) for s, n in zip(SPLITS, domains or (), strict=False)]
-    checks += [Check(f"{s} images", rows[s], n) for s, n in zip(SPLITS, images or (), strict=False)]
-    checks += [Check(f"{s} images // 20", rows[s] // 20, n) for s, n in zip(SPLITS[1:], tasks or (), strict=False)]
-    return checks
+    """Compares with the paper's domains and images of each split, and its tasks of 20 queries in val and test."""
+    names = {split: {piece.domain for piece in pieces if piece.split == split} for split in SPLITS}
+    rows = {split: sum(piece.rows for piece in pieces if piece.split == split) for split in SPLITS}
+    checks = [Check(f"{s} domains", len(names[s]), n) for s, n in zip(SPLITS, domains, strict=False)]
+    checks += [Check(f"{s} images", rows[s], n) for s, n in zip(SPLITS, images, strict=False)]
+    return checks + [Check(f"{s} images // 20", rows[s] // 20, n) for s, n in zip(SPLITS[1:], tasks, strict=False)]
 
 
 def image_pieces(
-    domain: str,
-    split: str,
-    files: Sequence[tuple[Path, int]],
-    size: tuple[int, int],
-    read: Callable[[Path, tuple[int, int]], np.ndarray],
-    how: str,
+    domain: str, split: str, files: Sequence[tuple[Path, int]], side: int, convert: Convert, how: str
 ) -> Iterator[Piece]:
-    """Pieces of a domain whose images are single files.
-
-    Args:
-        files: Each with its label.
-        size: (height, width).
-        read: read(path, size) returns uint8 [*size, 3].
-        how: Names the way in which read() makes the pixels.
-    """
-    each = size[0] * size[1] * 3
+    """Pieces of a domain whose images are files, each with its label; see read_image(). `how` names what convert() does."""
+    each = 3 * side**2
     rows = max(1, PIECE // each)
     for start in range(0, len(files), rows):
         some = files[start : start + rows]
         paths, labels = [path for path, _ in some], [label for _, label in some]
-        decoding = Decoding(paths, repr((how, size, labels)), each * len(some))
-        yield Piece(domain, split, len(some), lambda some=some: _read_files(some, size, read), decoding)
+        decoding = Decoding(paths, repr((how, (side, side), labels)), each * len(some))
+        yield Piece(domain, split, len(some), functools.partial(_read_files, some, side, convert), decoding)
 
 
-def _read_files(
-    files: Sequence[tuple[Path, int]], size: tuple[int, int], read: Callable[[Path, tuple[int, int]], np.ndarray]
-) -> Rows:
-    images, labels, faults = [np.empty((0, *size, 3), np.uint8)], [], []
+def _read_files(files: Sequence[tuple[Path, int]], side: int, convert: Convert) -> Rows:
+    images, labels, faults = [], [], []
     for path, label in files:
         try:
-            images.append(read(path, size)[None])
+            images.append(read_image(path, side, convert))
             labels.append(label)
         except UserError as e:
             faults.append(str(e))
-    return Rows(np.concatenate(images), np.array(labels, np.int32), tuple(faults))
+    pixels = np.array(images, np.uint8).reshape(-1, side, side, 3)  # also where no image is left
+    return Rows(pixels, np.array(labels, np.int32), tuple(faults))
 
 
-def read_image(path: Path, size: tuple[int, int], resize: bool) -> np.ndarray:
-    """RGB of a file, uint8 [*size, 3]. With `resize`, PIL's antialiased bilinear filter brings it to that size."""
-    height, width = size
-    image = decode(path, lambda image: image.convert("RGB"))
-    if image.size != (width, height):
-        if not resize:
-            raise UserError(f"{path}: {image.width}x{image.height} pixels, expected {width}x{height}; fetch it again")
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(image)
-
-
-def decode(path: Path, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """convert(image), for the image in a file; a UserError if the file cannot be read."""
+def read_image(path: Path, side: int, convert: Convert) -> np.ndarray:
+    """What convert(image) makes of the image in a file, uint8 [side, side, 3]."""
     try:
-        with Image.open(path) as image:
-            return convert(image)
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; extract the download again") from None
+        with Image.open(path) as opened:
+            image = convert(opened)
     except Exception as e:  # PIL's many decoders raise exceptions of all kinds
         refuse_html(path)
         known = {UnidentifiedImageError: "of no known format", Image.DecompressionBombError: "too many pixels"}
         what = known.get(type(e)) or reason(e)
         raise UserError(f"{path}: not readable as an image ({what}); fetch or extract it again") from None
+    if image.size != (side, side):
+        raise UserError(f"{path}: {image.width}x{image.height} pixels, expected {side}x{side}; fetch it again")
+    return np.asarray(image)
 
 
 def load_npy(path: Path, kinds: str, *shapes: tuple[int, ...]) -> np.ndarray:
-    """A memory map of a .npy file. Never unpickles.
+    """A memory map of a .npy file of the shape (n, *shape), with one of the shapes. Never unpickles.
 
-    Args:
-        kinds: Letters of numpy's kinds of types; "u" alone stands for uint8.
-        shapes: The array must have the shape (n, *shape) with one of them.
+    `kinds` are letters of numpy's kinds of types; "u" alone stands for uint8.
     """
     refuse_html(path)
     try:
-        with open(path, "rb") as file:
-            np.lib.format.read_magic(file)
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.lib.format.open_memmap(path, mode="r")
     except Exception as e:  # numpy raises exceptions of all kinds for a broken header
-        if "Python objects" in str(e) or "allow_pickle" in str(e):
-            raise UserError(
-                f"{path}: holds Python objects, not numbers; refused, since loading could run code"
-            ) from None
-        raise UserError(f"{path}: cut short or not a .npy file ({reason(e)}); fetch it again") from None
+        if "Python objects" in str(e):
+            what = "holds Python objects, not numbers; refused, since loading could run code"
+        else:
+            what = f"cut short or not a .npy file ({reason(e)}); fetch it again"
+        raise UserError(f"{path}: {what}") from None
     known = array.dtype == np.uint8 if kinds == "u" else array.dtype.kind in kinds
     if not known or not array.ndim or array.shape[1:] not in shapes or not len(array):
         what = "uint8" if kinds == "u" else "whole numbers"
@@ -240,24 +201,20 @@ def load_npy(path: Path, kinds: str, *shapes: tuple[int, ...]) -> np.ndarray:
 
 
 def find_folder(raw_dir: Path, *names: str, packed: Sequence[str] = ()) -> Path:
-    """Finds the folder of a data set. It raises Packed if there is only an archive of it.
+    """Finds the folder of a data set, in raw_dir, in a folder there that an archive made, or raw_dir itself.
 
-    Args:
-        names: The folder has one of these names. It lies in raw_dir, in a folder there that an archive made, or is raw_dir.
-        packed: Other names that the archive may have.
+    It has one of the names. Its archive has one of them, or one of `packed`. If only that is there, Packed is raised.
     """
     if not raw_dir.is_dir():
         raise UserError(f"raw_dir={raw_dir}: no such folder; give the one that holds {names[0]}/")
     archives = (*names, *packed)
-    inner = [raw_dir / outer / name for name in names for outer in archives]
-    direct = [folder for name in names for folder in (raw_dir / name, raw_dir) if folder.name == name]
-    for folder in (*inner, *direct):
-        if folder.is_dir():
-            return folder
-    for archive in (raw_dir / f"{name}{suffix}" for name in archives for suffix in ARCHIVES):
-        if archive.is_file():
-            refuse_html(archive)
-            raise Packed(archive, raw_dir / names[0])
+    places = [raw_dir / outer / name for name in names for outer in archives]
+    places += [folder for name in names for folder in (raw_dir / name, raw_dir) if folder.name == name]
+    if folder := next(filter(Path.is_dir, places), None):
+        return folder
+    files = (raw_dir / f"{name}{suffix}" for name in archives for suffix in ARCHIVES)
+    if archive := next(filter(Path.is_file, files), None):
+        raise Packed(archive, raw_dir / names[0])
     raise UserError(f"{raw_dir / names[0]}: no such folder; raw_dir is the folder that holds {names[0]}/")
 
 
