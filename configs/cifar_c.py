@@ -3,12 +3,10 @@
 python -m launch.train --config=configs/cifar_c.py:cxda --workdir=runs/cifar_c/cxda/0
 """
 
-from typing import Any
-
 from cxda_jax.config import default, shrink, variant
 
 
-def get_config(argument: str | None = None) -> Any:
+def get_config(argument=None):
     c = default()
     c.benchmark = "cifar_c"
     c.method, smoke = variant(argument)

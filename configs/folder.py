@@ -6,12 +6,10 @@ python -m launch.train --config=configs/folder.py:cxda --config.data.name=mine -
     --config.net.weights=resnet50-0676ba61.pth --workdir=runs/mine/cxda_resnet/0
 """
 
-from typing import Any
-
 from cxda_jax.config import default, shrink, variant
 
 
-def get_config(argument: str | None = None) -> Any:
+def get_config(argument=None):
     c = default()
     c.benchmark = "folder"
     c.method, smoke = variant(argument)

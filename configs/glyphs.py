@@ -6,12 +6,10 @@ python -m launch.train --config=configs/glyphs.py:bn,smoke --workdir=runs/smoke
 python -m launch.evaluate --runs='runs/glyphs/*/*'
 """
 
-from typing import Any
-
 from cxda_jax.config import default, shrink, variant
 
 
-def get_config(argument: str | None = None) -> Any:
+def get_config(argument=None):
     c = default()
     c.benchmark = "glyphs"
     c.method, smoke = variant(argument)

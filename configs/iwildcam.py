@@ -6,12 +6,10 @@ python -m launch.train --config=configs/iwildcam.py:cxda --config.net.weights=re
     --workdir=runs/iwildcam/cxda/0
 """
 
-from typing import Any
-
 from cxda_jax.config import default, shrink, variant
 
 
-def get_config(argument: str | None = None) -> Any:
+def get_config(argument=None):
     c = default()
     c.benchmark = "iwildcam"
     c.method, smoke = variant(argument)

@@ -6,12 +6,10 @@ python -m launch.train --config=configs/tiny_imagenet_c.py:cxda --config.net.wei
     --workdir=runs/tiny_imagenet_c/cxda/0
 """
 
-from typing import Any
-
 from cxda_jax.config import default, shrink, variant
 
 
-def get_config(argument: str | None = None) -> Any:
+def get_config(argument=None):
     c = default()
     c.benchmark = "tiny_imagenet_c"
     c.method, smoke = variant(argument)

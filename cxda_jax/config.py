@@ -47,49 +47,38 @@ def shrink(c: Any) -> None:
     c.smoke = True
     c.net.width = 16  # 8 heads of one channel each
     c.net.stages = (1, 1, 1)
-    c.cml.width = 8
-    c.cotta.copies = 2
-    c.finetune.steps = 2
-    c.train.steps = 20
-    c.train.log_every = 5
-    c.evaluation.every_steps = 10
-    c.evaluation.val_tasks = 4
-    c.evaluation.test_tasks = 10
-
-
-def folder() -> Path:
-    """The folder of this package's configs: beside it in a checkout, inside it where it is installed."""
-    inside = Path(__file__).with_name("configs")
-    return inside if inside.is_dir() else Path(__file__).parents[1] / "configs"
+    c.cml.width, c.cotta.copies, c.finetune.steps = 8, 2, 2
+    c.train.steps, c.train.log_every = 20, 5
+    c.evaluation.every_steps, c.evaluation.val_tasks, c.evaluation.test_tasks = 10, 4, 10
 
 
 def load(spec: str, changes: Changes = ()) -> Any:
     """The ConfigDict of `file.py:variant`, or of `name:variant` for configs of this package, with changes applied."""
     from ml_collections import ConfigDict
 
+    inside = Path(__file__).with_name("configs")  # as installed; in a checkout configs/ is beside the package
+    folder = inside if inside.is_dir() else Path(__file__).parents[1] / "configs"
+    own, flag = {p.stem: str(p) for p in sorted(folder.glob("*.py"))}, f"--config={brief(spec)}"
     path, _, argument = spec.partition(":")
-    if path.isidentifier() and (folder() / f"{path}.py").is_file():
-        path = str(folder() / f"{path}.py")
+    path = own.get(path, path)
     if not os.path.isfile(path):
-        names = [p.stem for p in sorted(folder().glob("*.py"))]
-        known = [*names, *(str(p) for p in Path("configs").glob("*.py"))]
-        near = difflib.get_close_matches(path, known, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else f"give a file's path, or one of {', '.join(names)}"
-        raise UserError(f"--config={brief(spec)}: no file {brief(path) or repr('')}; {hint}")
+        near = difflib.get_close_matches(path, [*own, *map(str, Path("configs").glob("*.py"))], n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else f"give a file's path, or one of {', '.join(own)}"
+        raise UserError(f"{flag}: no file {brief(path) or repr('')}; {hint}")
     try:
         get_config = runpy.run_path(path).get("get_config")
         config: Any = get_config(argument or None) if get_config else None
-    except ValueError as e:  # a message of the config to its user; other errors are bugs in it
-        raise UserError(f"--config={brief(spec)}: {brief(' '.join(str(e).split()), 120)}") from e
     except Exception as e:
-        what = f"{type(e).__name__}: {brief(' '.join(str(e).split()), 80)}"
-        raise UserError(f"--config={brief(spec)}: {what}; --debug shows where") from e
+        said = " ".join(str(e).split())
+        if isinstance(e, ValueError):  # a message of the config to its user; other errors are bugs in it
+            raise UserError(f"{flag}: {brief(said, 120)}") from e
+        raise UserError(f"{flag}: {type(e).__name__}: {brief(said, 80)}; --debug shows where") from e
     if not get_config:
-        raise UserError(f"--config={brief(spec)}: defines no get_config(argument); see configs/glyphs.py")
+        raise UserError(f"{flag}: defines no get_config(argument); see configs/glyphs.py")
     lacking = [name for name in FIELDS if not isinstance(config, ConfigDict) or name not in config]
     if lacking:
         what = f"a config without {lacking[0]}" if isinstance(config, ConfigDict) else f"a {type(config).__name__}"
-        raise UserError(f"--config={brief(spec)}: get_config() returns {what}; start from cxda_jax.config.default()")
+        raise UserError(f"{flag}: get_config() returns {what}; start from cxda_jax.config.default()")
     for name, text in changes:
         override(config, name, text)
     return config
@@ -142,16 +131,14 @@ def override(config: Any, name: str, text: str) -> None:
     parent = node = config
     parts = name.split(".")
     for depth, part in enumerate(parts):
-        if not isinstance(node, ConfigDict) or part not in node:
-            at = ".".join(["config", *parts[:depth]])
-            if not isinstance(node, ConfigDict):
-                raise UserError(
-                    f"--config.{brief(name)}: {at} is a single value, it has no field {brief(repr(part), 30)}"
-                )
+        at = f"--config.{brief(name)}: {'.'.join(['config', *parts[:depth]])}"
+        lacks = f"no field {brief(repr(part), 30)}"
+        if not isinstance(node, ConfigDict):
+            raise UserError(f"{at} is a single value, it has {lacks}")
+        if part not in node:
             near = difflib.get_close_matches(part, list(node), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"fields: {', '.join(sorted(node))}"
-            message = f"--config.{brief(name)}: {at} has no field {brief(repr(part), 30)}; {hint}"
-            raise UserError(textwrap.shorten(message, 200, placeholder=" ..."))
+            raise UserError(textwrap.shorten(f"{at} has {lacks}; {hint}", 200, placeholder=" ..."))
         parent, node = node, node[part]
     if isinstance(node, ConfigDict):
         raise UserError(f"--config.{name} is a group; set one of its fields: {', '.join(sorted(node))}")
@@ -164,8 +151,12 @@ def _value(name: str, text: str, present: Any) -> Any:
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if kind is tuple:
-            value = _literal(text)
-            if not isinstance(value, tuple) or {type(v) for v in value} - {type(p) for p in present}:
+            if len(text) > 1000:  # the parser needs much memory and stack for long texts
+                raise ValueError
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about escapes such as "\\d"; a message must stay one line
+                value = ast.literal_eval(text)
+            if not isinstance(value, tuple) or {*map(type, value)} - {*map(type, present)}:
                 raise ValueError
         else:
             value = kind(text)
@@ -176,14 +167,6 @@ def _value(name: str, text: str, present: Any) -> Any:
     except (KeyError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         what = "finite float" if kind is float else kind.__name__
         raise UserError(f"--config.{name}={brief(text)}: expected a {what} such as {present!r}") from None
-
-
-def _literal(text: str) -> Any:
-    if len(text) > 1000:  # the parser needs much memory and stack for long texts
-        raise ValueError
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about escapes such as "\\d"; a message must stay one line
-        return ast.literal_eval(text)
 
 
 # Checking values.
@@ -236,16 +219,10 @@ def lookup(name: str, key: str, table: Mapping[str, Any]) -> Any:
 
 
 def check_stored(config: Config, where: str, fix: str, fields: Mapping[str, Field | Group] = FIELDS) -> dict[str, Any]:
-    """Checks that a config from a file has all fields, no others, and values of their types.
+    """A config from a file, with the defaults of optional groups that it lacks.
 
-    Args:
-      config: as it was read. The fields of `data` differ from benchmark to benchmark and are not checked.
-      where: the file's name, for messages.
-      fix: what the user can do, for messages.
-      fields: the fields that it must have.
-
-    Returns:
-      The config, with the defaults of optional groups that it lacks.
+    Raises a UserError unless it has all fields, no others, and values of their types. The fields of `data` differ from
+    benchmark to benchmark and are not checked. Messages begin with `where` and end with `fix`.
     """
     for name in config:
         if name not in fields:
@@ -277,15 +254,9 @@ def _is_like(value: Any, default: Any) -> bool:
 # Names of parameters in messages.
 
 
-@contextlib.contextmanager
-def as_fields(config: Config, *groups: str) -> Iterator[None]:
-    """A context in which a UserError about parameters names the fields of these groups of the config instead.
-
-    For example, momentum=2.0 becomes batch_norm.momentum=2.0.
-    """
-    of_groups = ((name, f"{group}.{name}") for group in reversed(groups) if group in config for name in config[group])
-    with renamed(dict(of_groups)):
-        yield
+def as_fields(config: Config, *groups: str) -> contextlib.AbstractContextManager[None]:
+    """A context in which a UserError about a parameter, momentum=2.0, names the field of these groups, batch_norm.momentum."""
+    return renamed({name: f"{group}.{name}" for group in reversed(groups) for name in config.get(group, ())})
 
 
 @contextlib.contextmanager
@@ -314,14 +285,9 @@ def table() -> str:
     lines = ["| field | default | may be | meaning |", "|---|---|---|---|"]
     for name, entry in FIELDS.items():
         if isinstance(entry, Group):
-            mark = "*" * entry.at_test
-            lines.append(f"| **{name}**{mark} | | | {entry.help} |")
-            lines += [_row(f"{name}.{n}", field) for n, field in entry.fields.items()]
-        else:
-            lines.append(_row(name, entry))
+            lines.append(f"| **{name}**{'*' * entry.at_test} | | | {entry.help} |")
+        for field_name, field in entry.fields.items() if isinstance(entry, Group) else [("", entry)]:
+            dotted = f"{name}.{field_name}" if field_name else name
+            may_be = ", ".join(map(str, field.choices)) or str(field.within or "")
+            lines.append(f"| {dotted} | `{field.default!r}` | {may_be} | {field.help} |")
     return "\n".join(lines)
-
-
-def _row(name: str, field: Field) -> str:
-    may_be = ", ".join(map(str, field.choices)) or (str(field.within) if field.within else "")
-    return f"| {name} | `{field.default!r}` | {may_be} | {field.help} |"

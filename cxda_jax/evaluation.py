@@ -18,21 +18,13 @@ STREAM = 2**32 - 1  # folded into the keys of tasks; a training with the same se
 
 
 class TaskTable(NamedTuple):
-    """The result of an evaluation, one row a task.
+    """The result of an evaluation, one row a task."""
 
-    Attributes:
-      predictions: class numbers, int32 [tasks, queries].
-      labels: class numbers, int32 [tasks, queries].
-      scores: [tasks].
-      task_ms: milliseconds of adapt and predict a task, the median over calls without compilation.
-      also: the method's other predictions by name, each as `predictions`.
-    """
-
-    predictions: np.ndarray
-    labels: np.ndarray
-    scores: np.ndarray
-    task_ms: float
-    also: Mapping[str, np.ndarray] = MappingProxyType({})
+    predictions: np.ndarray  # class numbers, int32 [tasks, queries]
+    labels: np.ndarray  # class numbers, int32 [tasks, queries]
+    scores: np.ndarray  # [tasks]
+    task_ms: float  # milliseconds of adapt and predict a task, the median over calls without compilation
+    also: Mapping[str, np.ndarray] = MappingProxyType({})  # the method's other predictions by name
 
     @property
     def mean(self) -> float:
@@ -44,10 +36,7 @@ class TaskTable(NamedTuple):
 
 
 class Evaluator(NamedTuple):
-    """A method's programs. Each is compiled at its first call, once for each shape of its arguments.
-
-    Keep it for several checkpoints, which are arguments.
-    """
+    """A method's programs for any checkpoint. Each is compiled at its first call, once for each shape of its arguments."""
 
     fetch: Callable[[Any, Any], Episode]
     adapt: Callable[[Variables, Images, Array], Adapted]  # one task
@@ -73,13 +62,12 @@ def compile_task(method: Method, source: Source) -> Evaluator:
 
     # If each task has weights of its own, vmap makes a grouped convolution. That is several times slower than a loop.
     def one_by_one(variables: Variables, episodes: Episode, keys: Array) -> dict[str, np.ndarray]:
-        rows: dict[str, list[Array]] = {name: [] for name in compiled}
+        answers = []
         for i in range(len(keys)):
             episode, key = jax.tree.map(lambda x, i=i: x[i], (episodes, keys))
             adapted = adapt(variables, episode.support, key)
-            for name, answer in compiled.items():
-                rows[name].append(answer(adapted, episode.query))
-        return {name: np.stack(jax.device_get(answers)) for name, answers in rows.items()}
+            answers.append({name: answer(adapted, episode.query) for name, answer in compiled.items()})
+        return jax.tree.map(lambda *rows: np.stack(rows), *jax.device_get(answers))
 
     def batched(variables: Variables, episodes: Episode, keys: Array) -> dict[str, Array]:
         if len(keys) > 1:
@@ -111,7 +99,6 @@ def evaluate(
       variables: of the method, calibrated if it has calibrate().
       source: of the episodes, that of the evaluator.
       plan_of: range of task numbers -> their Plan.
-      num_tasks: how many tasks.
       metric: a name in METRICS.
       seed: of the keys that methods draw from.
       per_call: tasks in one program.
@@ -122,9 +109,7 @@ def evaluate(
     starts = [min(start, num_tasks - per_call) for start in range(0, num_tasks, per_call)]
     batches = source.batches(lambda i: plan_of(range(starts[i], starts[i] + per_call)), 0, len(starts))
     key = jax.random.fold_in(jax.random.key(seed), STREAM)
-    tables: dict[str, np.ndarray] = {}
-    seconds = []
-    batch = next(batches)
+    batch, seconds, tables = next(batches), [], {}
     for start in starts:
         episodes = jax.block_until_ready(evaluator.fetch(source.resident, batch))
         keys = jax.vmap(lambda task: jax.random.fold_in(key, task))(np.arange(start, start + per_call))
@@ -142,21 +127,10 @@ def evaluate(
     return TaskTable(predictions, labels, metrics.scores(metric, predictions, labels), task_ms, tables)
 
 
-def time_task(
-    evaluator: Evaluator, variables: Variables, episode: Episode, repeats: int = 5, budget_s: float = 10.0
-) -> tuple[float, float]:
-    """Median milliseconds of adapt() and of predict() on one task, as a device would run them.
-
-    Args:
-      evaluator: of the method, from compile_task().
-      variables: of the method.
-      episode: one task, without a task axis.
-      repeats: after a first call, which compiles.
-      budget_s: seconds after which no further repeat begins.
-    """
-    key = jax.random.key(0)
-    times: list[tuple[float, float]] = []
-    while len(times) <= repeats and (len(times) < 2 or np.sum(times[1:]) < budget_s):
+def time_task(evaluator: Evaluator, variables: Variables, episode: Episode) -> tuple[float, float]:
+    """Median milliseconds of adapt() and of predict() on one task without a task axis, as a device would run them."""
+    key, times = jax.random.key(0), []
+    while len(times) < 2 or len(times) < 6 and np.sum(times[1:]) < 10.0:  # the first call compiles and does not count
         began = time.perf_counter()
         adapted = jax.block_until_ready(evaluator.adapt(variables, episode.support, key))
         between = time.perf_counter()

@@ -120,15 +120,9 @@ class Experiment(NamedTuple):
 
 
 def build(config: Config, data_dir: str | Path, splits: Sequence[str] = SPLITS) -> Experiment:
-    """Builds an experiment from a config.
+    """Builds an experiment from a config of plain values, as config.read() gives, or raises a UserError that names a field.
 
-    Args:
-      config: with plain values, as config.read() gives.
-      data_dir: the folder of data sets.
-      splits: from which tasks will be drawn.
-
-    Raises:
-      UserError: it names the wrong field.
+    Tasks will be drawn from `splits`.
     """
     choose("method", config["method"], METHODS)  # before a data set is made for it
     return build_on(config, open_data(config, data_dir), splits)
@@ -147,6 +141,11 @@ def build_on(config: Config, store: DomainStore, splits: Sequence[str] = SPLITS)
     with as_fields(config, "train"):
         source = SOURCES[config["train"]["source"]](store)
     tasks, domains, seed = schedule.tasks_per_step, store.domains("train"), config["seed"]
+
+    def train_plans(step: int) -> Plan:
+        numbers = range(step * tasks, (step + 1) * tasks)
+        return sample_plans(train_spec, store.offsets, domains, seed, numbers, STREAMS.index("training"))
+
     return Experiment(
         config=config,
         store=store,
@@ -155,9 +154,7 @@ def build_on(config: Config, store: DomainStore, splits: Sequence[str] = SPLITS)
         optimizer=make_optimizer(**config["optimizer"]),
         weak=augment.Weak(**config["augment"]),
         schedule=schedule,
-        train_plans=lambda step: sample_plans(
-            train_spec, store.offsets, domains, seed, range(step * tasks, (step + 1) * tasks), STREAMS.index("training")
-        ),
+        train_plans=train_plans,
         example=Images(jnp.asarray(store.images[:2]), jnp.zeros(2, jnp.int32)),
         per_call=config["evaluation"]["per_call"] or backend.default_tasks_per_call(),
     )
@@ -174,10 +171,9 @@ def open_prepared(config: Config, data_dir: Path) -> DomainStore:
     if not isinstance(name, str):
         raise UserError(f"data.name={brief(repr(name))}: expected a folder in --data_dir, such as {benchmark!r}")
     if not os.path.exists(data_dir / name / "store.json"):  # Path.exists() raises if a name is too long
-        raise UserError(
-            f"{data_dir / brief(name, 30)}: no prepared data; python -m launch.prepare --benchmark={benchmark} --raw_dir=DIR"
-            + (f" --name={brief(name, 30)}" if name != benchmark else "")
-        )
+        command = f"python -m launch.prepare --benchmark={benchmark} --raw_dir=DIR"
+        named = f" --name={brief(name, 30)}" if name != benchmark else ""
+        raise UserError(f"{data_dir / brief(name, 30)}: no prepared data; {command}{named}")
     return open_store(data_dir / name)
 
 
@@ -195,11 +191,7 @@ def _generate(make: Callable[..., DomainStore], config: Config, data_dir: Path) 
 
 
 def build_method(config: Config, store: DomainStore) -> Method:
-    """The method that the config names, for images of the store.
-
-    Raises:
-      UserError: it names the first field that is not what it may be.
-    """
+    """The method that the config names, for images of the store. A UserError names the first field that is wrong."""
     make = lookup("method", config["method"], METHODS)
     check_all(config)
     with as_fields(config, config["method"], "strong", "train"):
@@ -218,31 +210,20 @@ def start_from_weights(config: Config, variables: Variables) -> Variables:
 
 
 def build_net(config: Config, store: DomainStore, **options: Any) -> Classifier:
-    """The network that the config names, for images of the store.
-
-    Args:
-      config: the config.
-      store: the data set.
-      **options: for the trunk.
-    """
-    make = NETS[config["net"]["name"]]
-    if options and not _takes_options(make):
-        others = ", ".join(name for name, other in NETS.items() if _takes_options(other))
+    """The network that the config names, for images of the store. Options are for the trunk."""
+    name, padding, (height, width) = config["net"]["name"], config["net"]["padding"], store.images.shape[1:3]
+    takes_options = [n for n, make in NETS.items() if inspect.getfullargspec(make).varkw]
+    if options and name not in takes_options:
         raise UserError(
-            f"net.name={config['net']['name']!r} has no {next(iter(options))}; choose another, such as {others}"
+            f"net.name={name!r} has no {next(iter(options))}; choose another, such as {', '.join(takes_options)}"
         )
-    trunk, head = make(config["net"], store.num_classes, **options)
-    padding, (height, width) = config["net"]["padding"], store.images.shape[1:3]
-    if config["net"]["name"] == "cnn" and min(height, width) < SMALLEST[padding]:
+    if name == "cnn" and min(height, width) < SMALLEST[padding]:
         raise UserError(
             f"net.padding={padding!r} takes images from {SMALLEST[padding]} pixels a side, those of "
             f"{brief(store.info.name)} are {height}x{width}; 'same' takes them from {SMALLEST['same']}, resnet50 all"
         )
+    trunk, head = NETS[name](config["net"], store.num_classes, **options)
     return Classifier(trunk, head, store.info.mean, store.info.std)
-
-
-def _takes_options(make: Callable[..., Any]) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(make).parameters.values())
 
 
 def build_attending_net(config: Config, store: DomainStore, features: str = "") -> Classifier:
@@ -268,14 +249,7 @@ def build_context_net(config: Config, store: DomainStore) -> Classifier:
 def make_optimizer(
     name: str, learning_rate: float, momentum: float, weight_decay: float
 ) -> optax.GradientTransformation:
-    """An optimiser at a constant rate.
-
-    Args:
-      name: a key of OPTIMIZERS.
-      learning_rate: the constant rate.
-      momentum: of sgd.
-      weight_decay: L2, which is added to the gradient as PyTorch does.
-    """
+    """An optimiser of OPTIMIZERS. The weight decay is L2, which is added to the gradient as PyTorch does."""
     optimizer = lookup("optimizer.name", name, OPTIMIZERS)(learning_rate, momentum)
     return optax.chain(optax.add_decayed_weights(weight_decay), optimizer)
 
@@ -283,8 +257,7 @@ def make_optimizer(
 def make_schedule(config: Config, store: DomainStore) -> Schedule:
     """Steps and intervals of the training. An epoch is (training images // 100) episodes."""
     train, evaluation = config["train"], config["evaluation"]
-    tasks = train["tasks_per_step"]
-    images = int(np.diff(store.offsets)[store.domains("train")].sum())
+    images, tasks = int(np.diff(store.offsets)[store.domains("train")].sum()), train["tasks_per_step"]
     epoch = images // 100 // tasks
     steps = train["steps"] or train["epochs"] * epoch
     every = evaluation["every_steps"] or evaluation["every_epochs"] * epoch
@@ -293,10 +266,8 @@ def make_schedule(config: Config, store: DomainStore) -> Schedule:
             f"train.epochs={train['epochs']} of {images} training images gives {steps} steps; set train.steps"
         )
     if every < 1:
-        raise UserError(
-            f"evaluation.every_epochs={evaluation['every_epochs']} gives an interval of {every} steps; "
-            "set evaluation.every_steps"
-        )
+        given = f"evaluation.every_epochs={evaluation['every_epochs']}"
+        raise UserError(f"{given} gives an interval of {every} steps; set evaluation.every_steps")
     per_call = train["steps_per_call"] or backend.default_steps_per_call()
     return Schedule(steps, every, train["log_every"], train["save_every"], tasks, train["tensorboard"], per_call)
 
@@ -307,20 +278,16 @@ def episode_spec(config: Config) -> EpisodeSpec:
 
 
 def _attending(config: Config) -> dict[str, Any]:
-    return {
-        "statistics": config["batch_norm"]["statistics"],
-        "momentum": config["batch_norm"]["momentum"],
-        "support_loss": config["train"]["support_loss"],
-    }
+    norm, support_loss = config["batch_norm"], config["train"]["support_loss"]
+    return {"statistics": norm["statistics"], "momentum": norm["momentum"], "support_loss": support_loss}
 
 
 def _tuning(config: Config) -> FineTuning:
-    options, optimizer = dict(config["finetune"]), dict(config["optimizer"])
-    share = options.pop("rate")
-    optimizer["learning_rate"] *= share
-    if not optimizer["learning_rate"] < math.inf:
+    optimizer, options = config["optimizer"], dict(config["finetune"])
+    rate = optimizer["learning_rate"] * (share := options.pop("rate"))
+    if not rate < math.inf:
         raise UserError(f"finetune.rate={share} makes the rate infinite; lower it or optimizer.learning_rate")
-    return FineTuning(make_optimizer(**optimizer), **options)
+    return FineTuning(make_optimizer(**{**optimizer, "learning_rate": rate}), **options)
 
 
 def _stages(stages: Sequence[int]) -> tuple[int, ...]:

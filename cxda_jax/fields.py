@@ -33,20 +33,12 @@ class Field(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Fields that are written group.field.
-
-    Attributes:
-      help: what the fields are about.
-      fields: by name.
-      at_test: evaluation may change them, since a checkpoint does not depend on them.
-      optional: a run whose config lacks the group gets its defaults. For the group of a new method, so that the runs of
-        other methods stay usable.
-    """
+    """Fields that are written group.field."""
 
     help: str
     fields: dict[str, Field]
-    at_test: bool = False
-    optional: bool = False
+    at_test: bool = False  # evaluation may change them, since a checkpoint does not depend on them
+    optional: bool = False  # a run that lacks the group gets its defaults, so a new method leaves older runs usable
 
 
 COUNT = Range(1, 10_000)
@@ -55,7 +47,6 @@ SEED = Range(0, 2**32 - 1)  # JAX ignores all bits but the last 32
 SHARE = Range(0, 1)
 POSITIVE = Range(0, float("inf"), (False, False))
 NOT_NEGATIVE = Range(0, float("inf"), (True, False))
-HALF_TURN = Range(0, 0.5)  # half a turn to both sides is the whole circle
 BLUR = Range(0, 1)  # the kernel of 5 pixels is too small for wider Gaussians
 
 FIELDS: dict[str, Field | Group] = {
@@ -123,7 +114,7 @@ FIELDS: dict[str, Field | Group] = {
         "brightness": Field(0.4, "Greatest change of brightness.", SHARE),
         "contrast": Field(0.3, "Greatest change of contrast.", SHARE),
         "saturation": Field(0.5, "Greatest change of saturation.", SHARE),
-        "hue": Field(0.06, "Greatest change of hue, in turns.", HALF_TURN),
+        "hue": Field(0.06, "Greatest change of hue, in turns.", Range(0, 0.5)),  # half a turn to both sides is the circle
         "gamma": Field(0.3, "Greatest change of gamma.", SHARE),
         "rotate": Field(15.0, "Greatest rotation in degrees.", Range(0, 180)),
         "translate": Field(0.125, "Greatest shift, as a share of the side.", SHARE),

@@ -5,13 +5,7 @@ import jax.numpy as jnp
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, counted: jax.Array | None = None) -> jax.Array:
-    """Mean cross-entropy.
-
-    Args:
-      logits: [n, classes].
-      labels: integers [n].
-      counted: booleans [n]: the mean is over these images alone, and 0 if there are none. None: over all.
-    """
+    """Mean cross-entropy with labels [n]; over the images alone that booleans `counted` [n] mark, and 0 if it marks none."""
     losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)[:, 0]
     return losses.mean() if counted is None else (losses * counted).sum() / jnp.maximum(1, counted.sum())
 

@@ -26,45 +26,29 @@ from cxda_jax.errors import UserError
 from cxda_jax.progress import Meter, MetricsFile, compiling
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
-NOT_FINITE = "nonfinite.json"
-
 
 class TrainState(struct.PyTreeNode):
-    """All that a step changes.
+    """All that a step changes."""
 
-    Attributes:
-      step: steps so far.
-      variables: of the method.
-      optimizer: its state.
-      finite: whether all losses and gradients were finite. If not, further steps change nothing.
-    """
-
-    step: Array
+    step: Array  # steps so far
     variables: Variables
     optimizer: Any
-    finite: Any = np.True_
+    finite: Any = np.True_  # whether all losses and gradients were; if not, further steps change nothing
+
+
+Stepped = tuple[TrainState, dict[str, Array]]  # the state after steps, and their measured loss and accuracy
 
 
 class Schedule(NamedTuple):
-    """How long to train, and what to do between steps.
-
-    Attributes:
-      steps: of the training.
-      validate_every: steps between validations.
-      log_every: steps between lines.
-      save_every: steps between checkpoints.
-      tasks_per_step: episodes of a step.
-      tensorboard: whether to write event files too.
-      steps_per_call: steps in one program, if nothing is to be done between them.
-    """
+    """How long to train, and what to do between steps. Intervals are in steps."""
 
     steps: int
     validate_every: int
     log_every: int
     save_every: int
     tasks_per_step: int = 1
-    tensorboard: bool = False
-    steps_per_call: int = 1
+    tensorboard: bool = False  # whether to write event files too
+    steps_per_call: int = 1  # in one program, if nothing is to be done between them
 
 
 class NotFinite(UserError):
@@ -89,14 +73,7 @@ class Spent(NamedTuple):
 
 
 def init_state(method: Method, tx: optax.GradientTransformation, seed: int, example: Images) -> TrainState:
-    """A new state.
-
-    Args:
-      method: to train.
-      tx: the optimiser.
-      seed: of the parameters.
-      example: images of the shape to train on.
-    """
+    """The state before the first step, for images of the example's shape."""
     init, key = jax.jit(method.init), jax.random.key(seed)  # without jit each layer would be compiled alone
     memory.insist_it_fits(init, key, example)
     variables = init(key, example)
@@ -110,20 +87,8 @@ def train_step(
     state: TrainState,
     episodes: Episode,
     key: Array,
-) -> tuple[TrainState, dict[str, Array]]:
-    """One step of the training.
-
-    Args:
-      method: to train.
-      tx: the optimiser.
-      weak: augmentation of all images.
-      state: before the step.
-      episodes: [tasks, ...].
-      key: of the run, the same for all steps.
-
-    Returns:
-      The state after the step, and the measured loss and accuracy.
-    """
+) -> Stepped:
+    """One step of the training, on episodes [tasks, ...]. The key is the run's, the same for all steps."""
     keys = jax.random.split(jax.random.fold_in(key, state.step), len(episodes.label))
 
     def task_loss(params: Any, episode: Episode, key: Array) -> tuple[Array, Any]:
@@ -163,14 +128,13 @@ def train_call(
     resident: Any,
     batch: Any,
     key: Array,
-) -> tuple[TrainState, dict[str, Array]]:
-    """Several steps of the training in one program.
+) -> Stepped:
+    """train_step() for one or several steps in one program, with a source's `resident` and `batch` instead of episodes.
 
-    As train_step(), but with a source and its `resident` and `batch` instead of episodes. For several `steps`, `batch` is
-    stack() of theirs, and the measured values have a step axis.
+    For several `steps`, `batch` is stack() of theirs, and the measured values have a step axis.
     """
 
-    def one(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Array]]:
+    def one(state: TrainState, batch: Any) -> Stepped:
         return train_step(method, tx, weak, state, source.assemble(resident, batch), key)
 
     return one(state, batch) if steps == 1 else jax.lax.scan(one, state, batch)
@@ -203,17 +167,13 @@ def train(
     validation of its step, so a run that resumes begins with this validation.
 
     Args:
-      method: to train.
       tx: the optimiser.
       weak: augmentation of all images.
-      source: of the episodes.
       plan_of: step -> the Plan of its episodes.
       state: to start from, if workdir/last has none.
       seed: of augmentation and methods.
-      schedule: how long, and how often to log, validate and save.
       validate: variables -> score. The largest score is the best, and of equal ones the earliest.
       workdir: for checkpoints, and for metrics.jsonl with the progress.
-      log: gets lines to show.
       stopping: once it returns True, the loop saves and returns.
 
     Raises:
@@ -225,13 +185,9 @@ def train(
     step = start = int(state.step)
     if start:
         log(f"resumed from step {start} of {schedule.steps}")
-    programs = {
-        steps: backend.jit(
-            functools.partial(train_call, method, tx, weak, source, steps),
-            donate_argnums=0 if backend.donates_state() else (),
-        )
-        for steps in (1, schedule.steps_per_call)
-    }
+    donated = 0 if backend.donates_state() else ()
+    calls = {n: functools.partial(train_call, method, tx, weak, source, n) for n in (1, schedule.steps_per_call)}
+    programs = {steps: backend.jit(call, donate_argnums=donated) for steps, call in calls.items()}
     key = jax.random.key(seed)
     batches = source.batches(plan_of, start, schedule.steps)
     waiting = validating = saving = starting = 0.0
@@ -258,14 +214,11 @@ def train(
                 if score > best["score"]:
                     best = {"score": score, "step": step}
                     saving += _timed(best_folder.save, step, state.variables, best)
-                seconds = time.perf_counter() - opened
-                metrics_file.write(
-                    {"step": step, "val_score": score, "best_score": best["score"], "seconds": round(seconds, 2)}
-                )
+                seconds = round(time.perf_counter() - opened, 2)
+                metrics_file.write({"step": step, "val_score": score, "best_score": best["score"], "seconds": seconds})
+                so_far = f"best {best['score']:.4f} at step {best['step']}"
                 weights = checkpoints.weights_hash(state.variables)[:12]
-                log(
-                    f"step {step}  validation {score:.4f}  best {best['score']:.4f} at step {best['step']}  weights {weights}"
-                )
+                log(f"step {step}  validation {score:.4f}  {so_far}  weights {weights}")
                 meter.exclude(time.perf_counter() - began)
             if step >= schedule.steps:
                 break
@@ -296,39 +249,31 @@ def train(
                 metrics_file.write({"step": step} | meter.read(step, schedule.tasks_per_step))
                 log(meter.line())
             if saving_now or stop:
-                spent_saving = save(state)
-                saving += spent_saving
-                meter.exclude(spent_saving)
+                took = save(state)
+                saving += took
+                meter.exclude(took)
             if stop:
                 break
         jax.block_until_ready(state)
         stepping = time.perf_counter() - looping - starting - validating - saving
         saving += _timed(best_folder.wait) + _timed(last_folder.wait)
-    steps = step - start
+    steps, seconds, flops, moved = step - start, time.perf_counter() - entered, 0.0, 0
+    if steps:
+        batch = next(source.batches(plan_of, 0, 1))
+        flops = cost.flops(programs[1].lower(state, source.resident, batch, key))
+        moved = sum(leaf.nbytes for leaf in jax.tree.leaves(batch) if isinstance(leaf, np.ndarray))
     speed = (steps - sum(started)) / max(stepping, 1e-9)
-    spent = Spent(steps, time.perf_counter() - entered, speed, waiting, validating, saving, 0.0, 0)
-    if not steps:
-        return spent
-    batch = next(source.batches(plan_of, 0, 1))
-    lowered = programs[1].lower(state, source.resident, batch, key)
-    arrays = [leaf for leaf in jax.tree.leaves(batch) if isinstance(leaf, np.ndarray)]
-    return spent._replace(step_flops=cost.flops(lowered), step_bytes=sum(array.nbytes for array in arrays))
+    return Spent(steps, seconds, speed, waiting, validating, saving, flops, moved)
 
 
-def resume(
-    workdir: Path, fresh: TrainState, log: Callable[[str], None] = print
-) -> tuple[TrainState, dict[str, Any], float]:
-    """The newest undamaged state of a run, its best validation {"score", "step"} and the seconds spent so far.
-
-    If there is none, the state is `fresh`. `log` gets warnings about damaged checkpoints.
-    """
+def resume(workdir: Path, fresh: TrainState, log: Callable[[str], None]) -> tuple[TrainState, dict[str, Any], float]:
+    """The newest undamaged state of a run, or `fresh`; its best validation {"score", "step"}; the seconds spent so far."""
     restored = checkpoints.restore(workdir / "last", fresh, damaged=lambda text: log(f"warning: {text}"))
     if not restored:
         return fresh, {"score": -1.0, "step": 0}, 0.0
     state, notes = restored
     step = notes["best"]["step"]
-    fault = manifest.find_fault(workdir / "best" / str(step)) if step else ""
-    if fault:
+    if step and (fault := manifest.find_fault(workdir / "best" / str(step))):
         raise UserError(f"{workdir}/best/{step}: {fault}; copy it back, or delete {workdir} to train again")
     return state, notes["best"], notes["seconds"]
 
@@ -340,7 +285,7 @@ def _due(step: int, schedule: Schedule) -> bool:
 
 def _not_finite(step: int, plan_of: Callable[[int], Plan], seed: int, workdir: Path) -> NotFinite:
     plan = {name: np.asarray(rows).tolist() for name, rows in plan_of(step)._asdict().items()}
-    files.write_text(workdir / NOT_FINITE, json.dumps({"step": step, "seed": seed, "plan": plan}) + "\n")
+    files.write_text(workdir / "nonfinite.json", json.dumps({"step": step, "seed": seed, "plan": plan}) + "\n")
     return NotFinite(step)
 
 

@@ -8,14 +8,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # the package need not be installed
 
-
-def config_table() -> str:
-    """The table of all config fields, which the package holds."""
-    sys.path.insert(0, str(ROOT))  # the package need not be installed
-    from cxda_jax import config  # imports no JAX
-
-    return config.table()
+from cxda_jax import config  # noqa: E402
 
 
 def of_root(name: str) -> str:
@@ -24,15 +19,14 @@ def of_root(name: str) -> str:
 
 
 TEXTS = {
-    "<!-- config table -->": config_table,
-    "<!-- contributing -->": lambda: of_root("CONTRIBUTING.md"),
-    "<!-- changelog -->": lambda: of_root("CHANGELOG.md"),
+    "<!-- config table -->": config.table(),
+    "<!-- contributing -->": of_root("CONTRIBUTING.md"),
+    "<!-- changelog -->": of_root("CHANGELOG.md"),
 }
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs with the text of each page."""
     for marker, text in TEXTS.items():
-        if marker in markdown:
-            markdown = markdown.replace(marker, text())
+        markdown = markdown.replace(marker, text)
     return markdown

@@ -21,14 +21,12 @@ import pytest
 from hypothesis import settings
 
 from cxda_jax.config import read
-from cxda_jax.data.store import Domain, StoreInfo, open_store, write_store
+from cxda_jax.data.store import SPLITS, Domain, StoreInfo, open_store, write_store
 from cxda_jax.experiment import open_data
 from cxda_jax.types import Episode, Images
 from tests.rings import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
 
 CLASSES = 4
-
-
 # Tests, and the commands that they start, compile more than they compute.
 jax.config.update("jax_disable_most_optimizations", True)
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
@@ -45,43 +43,40 @@ def full_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
 
 
-def make_episode(
-    seed: int = 0, support: int = 15, query: int = 8, shape=(16, 16, 1), classes: int = CLASSES
-) -> Episode:
+def make_episode(seed: int = 0) -> Episode:
     """Random uint8 images of 3 domains that differ in brightness and 4 classes that differ in a bright square."""
     rng = np.random.default_rng(seed)
 
     def images(domains, labels):
-        pixels = rng.integers(0, 60, (len(labels), *shape)) + 40 * np.asarray(domains)[:, None, None, None]
+        pixels = rng.integers(0, 60, (len(labels), 16, 16, 1)) + 40 * domains[:, None, None, None]
         for i, label in enumerate(labels):
             row, column = divmod(int(label), 2)
             pixels[i, row * 8 : row * 8 + 8, column * 8 : column * 8 + 8] += 100
         return Images(jax.numpy.asarray(pixels.astype(np.uint8)), jax.numpy.asarray(domains, jax.numpy.int32))
 
-    support_label, label = rng.integers(0, classes, support), rng.integers(0, classes, query)
+    support_label, label = rng.integers(0, CLASSES, 15), rng.integers(0, CLASSES, 8)
     return Episode(
-        support=images(np.arange(support) % 3, support_label),
-        query=images(np.full(query, 1), label),
+        support=images(np.arange(15) % 3, support_label),
+        query=images(np.full(8, 1), label),
         label=jax.numpy.asarray(label, jax.numpy.int32),
         support_label=jax.numpy.asarray(support_label, jax.numpy.int32),
     )
 
 
-def make_domains(seed: int = 0, sizes=(30,) * 9, shape=(16, 16, 1)) -> list[Domain]:
-    rng = np.random.default_rng(seed)
-    splits = ["train", "val", "test"]
-    return [
-        Domain(
-            f"d{i}",
-            splits[i * 3 // len(sizes)],
-            rng.integers(0, 256, (n, *shape), np.uint8),
-            rng.integers(0, CLASSES, n),
-        )
-        for i, n in enumerate(sizes)
-    ]
+def make_domains(seed: int = 0, sizes=(30,) * 9) -> list[Domain]:
+    rng, domains = np.random.default_rng(seed), []
+    for i, n in enumerate(sizes):
+        images, labels = rng.integers(0, 256, (n, 16, 16, 1), np.uint8), rng.integers(0, CLASSES, n)
+        domains.append(Domain(f"d{i}", SPLITS[i * 3 // len(sizes)], images, labels))
+    return domains
 
 
 INFO = StoreInfo("tiny", tuple("abcd"), (0.5,), (0.5,))
+
+
+def make_store(folder):
+    write_store(folder / "store", INFO, make_domains())
+    return open_store(folder / "store")
 
 
 @pytest.fixture
@@ -91,8 +86,13 @@ def episode() -> Episode:
 
 @pytest.fixture
 def store(tmp_path):
-    write_store(tmp_path / "store", INFO, make_domains())
-    return open_store(tmp_path / "store")
+    return make_store(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def fixed_store(tmp_path_factory):
+    """The same, for tests that leave it as it is."""
+    return make_store(tmp_path_factory.mktemp("fixed"))
 
 
 @pytest.fixture(scope="session")
@@ -119,9 +119,8 @@ def smoke(tmp_path_factory):
     from tests.commands import command
 
     folder = tmp_path_factory.mktemp("smoke")
-    return folder, command(
-        "train", "--config=glyphs:cxda,smoke", f"--workdir={folder}/run", f"--data_dir={folder}/data"
-    )
+    where = f"--workdir={folder}/run", f"--data_dir={folder}/data"
+    return folder, command("train", "--config=glyphs:cxda,smoke", *where)
 
 
 @pytest.fixture(scope="session")

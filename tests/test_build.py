@@ -1,5 +1,6 @@
 """What a config may ask for: a value out of range or that does not fit is named in one line, all others are built."""
 
+import contextlib
 import math
 
 import jax
@@ -9,12 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cxda_jax.config import check_all, load, override, read, resolve
-from cxda_jax.data.store import DomainStore, open_store, write_store
+from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS, build_method, build_on, start_from_weights
 from cxda_jax.fields import FIELDS, Group
 from cxda_jax.types import Images
-from tests.conftest import INFO, make_domains
+from tests.conftest import INFO
 from tests.lines import one_line, refused
 from tests.test_overrides import NAMES, NUMBERS, TEXTS, TUPLES, VALUES, one_of
 
@@ -40,13 +41,6 @@ VALUE_REFUSED = [  # the method, the field, its text, what the line says
     *[("erm", "net.stages", text, "=.*: give one to six counts of 1 to 100 blocks")
       for text in ("()", "(0, 2)", "(1, -1)", "(101,)", "(9999999999, 1)", "(1, 1, 1, 1, 1, 1, 1)")],
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def small_store(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("small")
-    write_store(folder / "store", INFO, make_domains())
-    return open_store(folder / "store")
 
 
 def small_config(method, *changes):
@@ -75,15 +69,14 @@ def test_a_number_outside_its_range_is_named(name):
     group, _, field = name.rpartition(".")
     ends = [x for x, closed in zip(within[:2], within.closed, strict=True) if closed and math.isfinite(x)]
     outside = {within.low - 1, within.high + 1, 2**62, -(2**62), math.nan, *within[:2]} - set(ends)
+    config = read("glyphs:cxda,smoke")
     for value in [*ends, *outside]:
         if kind is int and not math.isfinite(value):
             continue
-        config = read("glyphs:cxda,smoke")
         (config[group] if group else config)[field] = kind(value)
-        if value in ends or within.low < value < within.high:
-            check_all(config)
-            continue
-        with refused(rf"^{name}=\S+ must be (at least|above|at most|below|a finite number) "):
+        taken = value in ends or within.low < value < within.high
+        said = rf"^{name}=\S+ must be (at least|above|at most|below|a finite number) "
+        with contextlib.nullcontext() if taken else refused(said):
             check_all(config)
 
 
@@ -99,14 +92,14 @@ def test_a_choice_that_there_is_not_is_named(name):
 
 
 @pytest.mark.parametrize(("method", "name", "text", "said"), VALUE_REFUSED, ids=lambda value: value[:20])
-def test_values_that_do_not_fit_together(small_store, method, name, text, said):
+def test_values_that_do_not_fit_together(fixed_store, method, name, text, said):
     config = small_config(method, ("episode.per_domain", "10"), ("episode.num_query", "20"), (name, text))
     config.net.name = "resnet50" if name == "net.stages" else config.net.name
     with refused(f"^(?=.*{name}).*{said}"):
-        build_on(resolve(config), small_store)
+        build_on(resolve(config), fixed_store)
 
 
-def test_what_is_taken_is_built_or_refused_in_one_line(small_store):
+def test_what_is_taken_is_built_or_refused_in_one_line(fixed_store):
     rng, found = np.random.default_rng(1), 0
     pools = {int: NUMBERS, float: NUMBERS, list: TUPLES}
     methods, fields = list(METHODS), [name for name in NAMES if not name.startswith(("data.", "benchmark"))]
@@ -115,12 +108,10 @@ def test_what_is_taken_is_built_or_refused_in_one_line(small_store):
         config.net.name = one_of(rng, ["cnn", "cnn", "resnet50"])
         for name in (fields[i % len(fields)], *(one_of(rng, fields) for _ in range(rng.integers(3)))):
             for _ in range(3):
-                try:
+                with contextlib.suppress(UserError):
                     override(config, name, one_of(rng, pools.get(type(VALUES[name]), TEXTS)))
                     changes += 1
-                except UserError:
-                    pass
-        experiment = built(resolve(config), small_store) if changes else None
+        experiment = built(resolve(config), fixed_store) if changes else None
         if experiment is None:
             continue
         found += 1
@@ -128,39 +119,36 @@ def test_what_is_taken_is_built_or_refused_in_one_line(small_store):
             assert len(next(experiment.source.batches(experiment.train_plans, 0, 1)).query)
         assert len(experiment.task_plans("test")(range(1)).query) == 1
         if i % 10 == 0:
-            assert "params" in shapes(experiment.method, small_store)
+            assert "params" in shapes(experiment.method, fixed_store)
     assert 40 < found < 360
 
 
 @pytest.mark.parametrize(("method", "name"), [("erm", "net.width"), ("cml", "cml.width"), ("sla", "sla.adapters")])
-def test_the_largest_networks_have_shapes(small_store, method, name):
+def test_the_largest_networks_have_shapes(fixed_store, method, name):
     config = small_config(method, (name, str(RANGES[name].high)))
-    assert "params" in shapes(built(resolve(config), small_store).method, small_store)
+    assert "params" in shapes(built(resolve(config), fixed_store).method, fixed_store)
 
 
 @pytest.mark.parametrize("name", ["seed", "evaluation.seed"])
-def test_the_largest_seed_is_used(small_store, name):
-    experiment = built(resolve(small_config("cotta", (name, str(RANGES[name].high)))), small_store)
+def test_the_largest_seed_is_used(fixed_store, name):
+    experiment = built(resolve(small_config("cotta", (name, str(RANGES[name].high)))), fixed_store)
     plan = experiment.task_plans("test")(range(3)) if name != "seed" else experiment.train_plans(2)
     assert len(plan.query) and jax.random.key(experiment.config["seed"]).shape == ()
 
 
 @given(st.sampled_from(["learning_rate", "momentum", "weight_decay"]), st.floats())
 @example("learning_rate", 0.0)
-@example("learning_rate", 1.0)
 @example("momentum", 0.0)
 @example("momentum", 1.0)
 @example("weight_decay", 0.0)
 @example("weight_decay", math.inf)
-def test_an_optimizer_is_built_from_numbers_that_it_can_use(small_store, field, value):
+def test_an_optimizer_is_built_from_numbers_that_it_can_use(fixed_store, field, value):
     config = resolve(small_config("ft_em"))
     config["optimizer"][field] = value
     good = math.isfinite(value) and value >= 0 and (field, value) != ("learning_rate", 0)
-    if good and (field != "momentum" or value < 1):
-        assert built(config, small_store)
-        return
-    with refused(rf"^optimizer\.{field}=\S+ must be"):
-        build_on(config, small_store)
+    taken = good and (field != "momentum" or value < 1)
+    with contextlib.nullcontext() if taken else refused(rf"^optimizer\.{field}=\S+ must be"):
+        build_on(config, fixed_store)
 
 
 @pytest.mark.parametrize(("padding", "least"), [("arm", 16), ("same", 4)])
@@ -170,8 +158,6 @@ def test_images_too_small_for_the_network_are_refused(padding, least, method):
     for shape in ((least, least + 3, 1), (least - 1, least + 3, 1), (least + 3, least - 1, 1), (1, 1, 1)):
         images = np.zeros((2, *shape), np.uint8)
         store = DomainStore(INFO, images, np.zeros(2), np.array([0, 2]), ("train",), ("a",), "")
-        if min(shape[:2]) >= least:
+        said = f"net.padding='{padding}' takes images from {least} pixels"
+        with contextlib.nullcontext() if min(shape[:2]) >= least else refused(said):
             assert "params" in shapes(build_method(config, store), store)
-        else:
-            with refused(f"net.padding='{padding}' takes images from {least} pixels"):
-                build_method(config, store)

@@ -1,9 +1,7 @@
 """Each benchmark's config is the paper's, and its smoke twin trains and tests every method."""
 
+import functools
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,15 +10,15 @@ import pytest
 from cxda_jax import backend, train
 from cxda_jax.config import read
 from cxda_jax.data.store import open_store
-from cxda_jax.errors import UserError
 from cxda_jax.evaluation import compile_task, evaluate
 from cxda_jax.experiment import BENCHMARKS, METHODS, READERS, build, build_method, open_data
 from cxda_jax.study import preparing
 from cxda_jax.types import Images
 from tests import raw_fixtures as raws
+from tests.commands import command
+from tests.lines import refused
 from tests.nets import fill
 
-ROOT = Path(__file__).parent.parent
 # Of the paper's appendix and ARM's and WILDS's code: optimiser, rate, momentum, decay, epochs, epochs per validation,
 # validation and test tasks, network, metric, context channels, CoTTA's restoring.
 PAPER = {
@@ -52,10 +50,6 @@ def data_dir(tmp_path_factory):
     return folder
 
 
-def config_of(benchmark, variant):
-    return read(f"{benchmark}:{variant}")
-
-
 def test_rows_and_benchmarks_are_complete():
     assert tuple(METHODS) == ROWS and set(BENCHMARKS) == {*PAPER, *EMBEDDED, "folder"}
 
@@ -63,8 +57,8 @@ def test_rows_and_benchmarks_are_complete():
 @pytest.mark.parametrize("benchmark", PAPER)
 def test_hyper_parameters_are_the_papers(benchmark, data_dir):
     name, rate, momentum, decay, epochs, every, val, test, net, metric, context, restore = PAPER[benchmark]
-    c = config_of(benchmark, "cml")
-    assert all(config_of(benchmark, method) == c | {"method": method} for method in ROWS)
+    c = read(f"{benchmark}:cml")
+    assert all(read(f"{benchmark}:{method}") == c | {"method": method} for method in ROWS)
     assert (c["benchmark"], c["method"], c["net"]["name"]) == (benchmark, "cml", net)
     assert c["optimizer"] == {"name": name, "learning_rate": rate, "momentum": momentum, "weight_decay": decay}
     assert (c["train"]["epochs"], c["train"]["steps"], c["train"]["tasks_per_step"]) == (epochs, 0, 1)
@@ -86,39 +80,29 @@ def test_hyper_parameters_are_the_papers(benchmark, data_dir):
     store = open_data(c, data_dir)
     assert store.info.metric == metric
     if net == "cnn":  # the context has as many channels as the image
-        params = jax.eval_shape(build_method(c, store).init, jax.random.key(0), example(store))["params"]
+        example = Images(store.images[:2], np.zeros(2, np.int32))
+        params = jax.eval_shape(build_method(c, store).init, jax.random.key(0), example)["params"]
         assert params["context"]["out"]["kernel"].shape[-1] == context
         assert params["trunk"]["conv0"]["kernel"].shape[2] == 2 * context
 
 
-def example(store):
-    return Images(store.images[:2], np.zeros(2, np.int32))
-
-
 def test_epochs_are_counted_in_images(data_dir):
     """N_train // 100 episodes: CIFAR-C's 56,000 images give 560 steps, here 56 x 45 give 25."""
-    c = config_of("cifar_c", "erm")
-    schedule = build(c, data_dir).schedule
+    schedule = build(read("cifar_c:erm"), data_dir).schedule
     assert schedule.steps == 100 * (56 * 45 // 100) and schedule.validate_every == 10 * (56 * 45 // 100)
 
 
 def prepared(benchmark, method, data_dir):
-    experiment = build(config_of(benchmark, f"{method},smoke"), data_dir)
+    experiment = build(read(f"{benchmark}:{method},smoke"), data_dir)
     return experiment, fill(jax.eval_shape(experiment.method.init, jax.random.key(0), experiment.example))
 
 
-def step_of(experiment):
-    e = experiment
-
-    def step(state, resident, batch):
-        episodes = e.source.assemble(resident, batch)
-        return train.train_step(e.method, e.optimizer, e.weak, state, episodes, jax.random.key(0))
-
-    return step
-
-
-def fresh_state(experiment, variables):
-    return train.TrainState(np.int32(0), variables, experiment.optimizer.init(variables["params"]))
+def stepped(e, variables, run):
+    """What a step from these variables gives; `run` is jax.eval_shape, or compiles."""
+    call = functools.partial(train.train_call, e.method, e.optimizer, e.weak, e.source, 1)
+    state = train.TrainState(np.int32(0), variables, e.optimizer.init(variables["params"]))
+    batch = next(e.source.batches(e.train_plans, 0, 1))
+    return run(call, state, e.source.resident, batch, jax.random.key(0))
 
 
 @pytest.mark.parametrize(("benchmark", "method"), [
@@ -128,17 +112,15 @@ def fresh_state(experiment, variables):
 def test_every_method_is_traced_on_both_networks_and_one_on_every_benchmark(benchmark, method, data_dir):
     """All shapes fit, from the images in the store to the logits."""
     experiment, variables = prepared(benchmark, method, data_dir)
-    its, resident = experiment.method, experiment.source.resident
+    its = experiment.method
     if not its.trains_as:
-        batch = next(experiment.source.batches(experiment.train_plans, 0, 1))
-        state = fresh_state(experiment, variables)
-        after, measured = jax.eval_shape(step_of(experiment), state, resident, batch)
-        assert jax.tree.map(np.shape, after.variables) == jax.tree.map(np.shape, state.variables)
+        after, measured = stepped(experiment, variables, jax.eval_shape)
+        assert jax.tree.map(np.shape, after.variables) == jax.tree.map(np.shape, variables)
         assert measured["loss"].shape == ()
     if its.calibrate:
         variables = jax.eval_shape(its.calibrate, variables, experiment.calibration_images())
-    plans = experiment.task_plans("test")(range(1))
-    episode = jax.tree.map(lambda x: x[0], experiment.source.assemble(resident, plans))
+    tasks = experiment.source.assemble(experiment.source.resident, experiment.task_plans("test")(range(1)))
+    episode = jax.tree.map(lambda x: x[0], tasks)
     adapted = jax.eval_shape(its.adapt, variables, episode.support, jax.random.key(0))
     logits = jax.eval_shape(its.predict, adapted, episode.query)
     assert logits.shape == (20, experiment.store.num_classes) and logits.dtype == np.float32
@@ -153,9 +135,7 @@ def test_one_method_runs_on_every_benchmark(benchmark, method, data_dir):
     experiment, variables = prepared(benchmark, method, data_dir)
     its = experiment.method
     if not its.trains_as:
-        batch = next(experiment.source.batches(experiment.train_plans, 0, 1))
-        state = fresh_state(experiment, variables)
-        after, measured = backend.jit(step_of(experiment))(state, experiment.source.resident, batch)
+        after, measured = stepped(experiment, variables, lambda call, *arguments: backend.jit(call)(*arguments))
         assert np.isfinite(measured["loss"])
         moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), after.variables["params"], variables["params"])
         assert all(value > 0 for value in jax.tree.leaves(moved["head"]))
@@ -171,8 +151,8 @@ def test_one_method_runs_on_every_benchmark(benchmark, method, data_dir):
 
 @pytest.mark.parametrize("benchmark", READERS)
 def test_unprepared_data_is_told_in_one_line(benchmark, tmp_path):
-    with pytest.raises(UserError, match=f"no prepared data; .* --benchmark={benchmark} --raw_dir=DIR"):
-        build(config_of(benchmark, "erm"), tmp_path)
+    with refused(f"no prepared data; .* --benchmark={benchmark} --raw_dir=DIR", tmp_path):
+        build(read(f"{benchmark}:erm"), tmp_path)
 
 
 def test_regenerated_data_is_told_of_in_every_result(tmp_path):
@@ -180,16 +160,10 @@ def test_regenerated_data_is_told_of_in_every_result(tmp_path):
     raws.write_cifar_c(tmp_path)
     raws.write_cifar_binary(tmp_path)
     data = f"--data_dir={tmp_path}/data"
-    for arguments in (
-        ("launch.prepare", "--benchmark=cifar_c", f"--raw_dir={tmp_path}", "--regenerate", data),
-        ("launch.train", "--config=configs/cifar_c.py:erm,smoke", f"--workdir={tmp_path}/run", data),
-    ):
-        done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    command("prepare", "--benchmark=cifar_c", f"--raw_dir={tmp_path}", "--regenerate", data)
+    lines = command("train", "--config=cifar_c:erm,smoke", f"--workdir={tmp_path}/run", data).splitlines()
     row = json.loads((tmp_path / "run" / "result.json").read_text())
     assert row["data_marks"] == ["regenerated"] and row["started_from"] == "random"
-    lines = done.stdout.splitlines()
-    assert lines[-1].startswith("* cifar_c (smoke): regenerated; not comparable") and lines[-2].startswith(
-        "cifar_c (smoke)* "
-    )
+    assert lines[-1].startswith("* cifar_c (smoke): regenerated; not comparable")
+    assert lines[-2].startswith("cifar_c (smoke)* ")
     assert row["data_hash"] == open_store(tmp_path / "data" / "cifar_c").sha256

@@ -10,28 +10,23 @@ from cxda_jax.errors import UserError
 from cxda_jax.experiment import make_optimizer
 
 
-def gradients_of(seed=0, steps=20):
-    """`steps` gradients of two parameters; independent of the parameters, so that differences cannot grow."""
-    rng = np.random.default_rng(seed)
-    return [(rng.normal(size=(4, 3)).astype(np.float32), rng.normal(size=5).astype(np.float32)) for _ in range(steps)]
-
-
 @pytest.mark.parametrize(
     ("name", "momentum", "weight_decay"),
     [("sgd", 0.9, 1e-4), ("sgd", 0.9, 0.1), ("sgd", 0.0, 0.1), ("adam", 0.9, 0.0), ("adam", 0.9, 0.1)],
 )
 def test_twenty_steps_equal_torch(name, momentum, weight_decay):
     torch = pytest.importorskip("torch")
-    rate, gradients = 1e-2, gradients_of()
-    start = gradients_of(seed=1, steps=1)[0]
+    rate, rng = 1e-2, np.random.default_rng(0)
+    # Gradients that are independent of the parameters, so that differences cannot grow.
+    start, *gradients = [[rng.normal(size=n).astype(np.float32) for n in ((4, 3), 5)] for _ in range(21)]
     tx = make_optimizer(name=name, learning_rate=rate, momentum=momentum, weight_decay=weight_decay)
     params = tuple(jnp.asarray(p) for p in start)
     state = tx.init(params)
     theirs = [torch.from_numpy(p.copy()).requires_grad_() for p in start]
-    peer = {
-        "sgd": lambda: torch.optim.SGD(theirs, lr=rate, momentum=momentum, weight_decay=weight_decay),
-        "adam": lambda: torch.optim.Adam(theirs, lr=rate, weight_decay=weight_decay),
-    }[name]()
+    options = {"lr": rate, "weight_decay": weight_decay}
+    peer = (
+        torch.optim.SGD(theirs, momentum=momentum, **options) if name == "sgd" else torch.optim.Adam(theirs, **options)
+    )
     update = jax.jit(tx.update)
     for gradient in gradients:
         updates, state = update(tuple(jnp.asarray(g) for g in gradient), state, params)
