@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from cxda_jax import stops
+from cxda_jax.version import VERSION
 
 COMMANDS = {
     "train": "train one method on one benchmark, and test it",
@@ -17,36 +18,26 @@ COMMANDS = {
 }
 
 
-def usage() -> str:
-    lines = [f"  {name:<11}{what}" for name, what in COMMANDS.items()]
-    return "\n".join(["usage: cxda COMMAND [--flag=value ...]", "", *lines, "", "cxda COMMAND --help says more."])
-
-
 def main() -> None:
-    arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("--help", "-h", "help"):
-        print(usage())
-        return
-    if arguments[0] == "--version":
-        from cxda_jax.version import VERSION
-
+    name = sys.argv[1] if sys.argv[1:] else "--help"
+    if name in ("--help", "-h", "help"):
+        lines = [f"  {command:<11}{what}" for command, what in COMMANDS.items()]
+        print("usage: cxda COMMAND [--flag=value ...]", "", *lines, "", "cxda COMMAND --help says more.", sep="\n")
+    elif name == "--version":
         print(VERSION)
-        return
-    if arguments[0] not in COMMANDS:
-        print(f"error: {arguments[0]!r} is no command; choose from {', '.join(COMMANDS)}", file=sys.stderr)
+    elif name not in COMMANDS:
+        print(f"error: {name!r} is no command; choose from {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)
-    stops.watch_imports()
-    sys.argv[:2] = [f"cxda {arguments[0]}"]
-    runpy.run_module(f"{home()}.{arguments[0]}", run_name="__main__", alter_sys=True)
-
-
-def home() -> str:
-    """The package of the commands: inside this one where it is installed, beside it in a checkout."""
-    here = Path(__file__).parent
-    if (here / "launch").is_dir():
-        return "cxda_jax.launch"
-    sys.path.insert(0, str(here.parent))
-    return "launch"
+    else:
+        stops.watch_imports()
+        sys.argv[:2] = [f"cxda {name}"]
+        here = Path(__file__).parent
+        installed = (here / "launch").is_dir()  # inside this package, and not beside it as in a checkout
+        if not installed:
+            sys.path.insert(0, str(here.parent))
+        runpy.run_module(
+            f"cxda_jax.launch.{name}" if installed else f"launch.{name}", run_name="__main__", alter_sys=True
+        )
 
 
 if __name__ == "__main__":

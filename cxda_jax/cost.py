@@ -16,27 +16,18 @@ _FROM_CACHE = "/jax/compilation_cache/cache_hits"
 
 
 class Compilations:
-    """Counts the programs that JAX compiles from now on.
-
-    Attributes:
-      programs: programs so far.
-      cached: how many of them came from the compilation cache.
-      seconds: time that all of them took.
-    """
+    """Counts the programs that JAX compiles from now on, those of them that come from its cache, and the time of all."""
 
     def __init__(self) -> None:
-        self.programs = self.cached = 0
-        self.seconds = 0.0
+        self.programs, self.cached, self.seconds = 0, 0, 0.0
         jax.monitoring.register_event_duration_secs_listener(self._count)
         jax.monitoring.register_event_listener(self._count_cached)
 
-    def _count(self, event: str, duration_secs: float, **kwargs: Any) -> None:
-        del kwargs
+    def _count(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == _COMPILED:
             self.programs, self.seconds = self.programs + 1, self.seconds + duration_secs
 
-    def _count_cached(self, event: str, **kwargs: Any) -> None:
-        del kwargs
+    def _count_cached(self, event: str, **_: Any) -> None:
         self.cached += event == _FROM_CACHE
 
 
@@ -46,22 +37,15 @@ def flops(lowered: Any) -> float:
     return float(analysis.get("flops", 0.0)) if analysis else 0.0
 
 
-def matmul_peak(side: int = 0, dtype: Any = jnp.float32, repeats: int = 5) -> float:
-    """The best operations per second of a product of square matrices [side, side].
-
-    Args:
-      side: of the matrices; 0: large enough to keep this device busy.
-      dtype: of the matrices.
-      repeats: the best of so many products counts.
-    """
+def matmul_peak(side: int = 0, dtype: Any = jnp.float32) -> float:
+    """The best operations per second in five products of matrices [side, side]; of 0, as large as keeps this device busy."""
     side, times = side or backend.peak_matrix_side(), []
     product = matrix_product(side, dtype)
-    jax.block_until_ready(product())
-    for _ in range(repeats):
+    for _ in range(1 + 5):  # the first one is compiled
         began = time.perf_counter()
         jax.block_until_ready(product())
         times.append(time.perf_counter() - began)
-    return 2 * side**3 / min(times)
+    return 2 * side**3 / min(times[1:])
 
 
 def matrix_product(side: int, dtype: Any) -> Callable[[], jax.Array]:

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from cxda_jax.errors import UserError
 from cxda_jax.version import VERSION
 
-NEEDED = (
+NEEDED = [
     "jax",
     "flax",
     "optax",
@@ -22,15 +23,14 @@ NEEDED = (
     "matplotlib",
     "pillow",
     "absl-py",
-)
+]
 OPTIONAL = {
     "tensorflow": ("streams images larger than the device (train.source=tfdata)", "pip install 'cxda_jax[data]'"),
     "torch": ("reads .pth weights, and is the peer of cxda benchmark", "pip install torch"),
     "submitit": ("runs studies in a Slurm queue", "pip install 'cxda_jax[slurm]'"),
 }
 BROWSERS = ("chromium", "google-chrome", "chrome", "firefox", "safari", "microsoft-edge")
-GB = 1e9
-LEAST_MEMORY, LEAST_DISK = 2 * GB, 2 * GB
+GB, LEAST = 1e9, 2e9  # bytes; the least of memory, and on the disk of the data sets
 
 
 class Finding(NamedTuple):
@@ -49,8 +49,7 @@ class Finding(NamedTuple):
 def examine(data_dir: str | Path) -> Iterator[Finding]:
     """Looks at one thing after another. `data_dir` is where data sets are kept."""
     yield Finding("cxda_jax", f"{VERSION} in {Path(__file__).parent}, Python {platform.python_version()}")
-    missing = [name for name in NEEDED if not _version(name)]
-    if missing:
+    if missing := [name for name in NEEDED if not _version(name)]:
         yield Finding("packages", f"no {', '.join(missing)}", "pip install cxda_jax", wrong=True)
         return
     yield Finding("packages", ", ".join(f"{name} {_version(name)}" for name in NEEDED[:4]))
@@ -60,8 +59,12 @@ def examine(data_dir: str | Path) -> Iterator[Finding]:
         yield Finding(name, _version(name) or "is there" if there else f"is not there; it {what}", "" if there else fix)
     browser = next((name for name in BROWSERS if shutil.which(name)), "")
     yield Finding("browser", browser or "none on the path", "" if browser else "open report.html on another machine")
-    yield from _memory()
-    yield _folder("data", Path(data_dir), LEAST_DISK)
+    from cxda_jax import memory  # which needs the packages
+
+    if (free := memory.available()) is not None:
+        low = free < LEAST
+        yield Finding("memory", f"{free / GB:.1f} GB free", "end other programs" if low else "", wrong=low)
+    yield _data(Path(data_dir))
     yield _cache()
 
 
@@ -80,48 +83,30 @@ def _devices() -> Finding:
     except RuntimeError as e:
         return Finding("devices", " ".join(str(e).split())[:100], "JAX_PLATFORMS=cpu works without them", wrong=True)
     what = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform}), {os.cpu_count()} CPU cores"
-    if devices[0].platform == "cpu" and shutil.which("nvidia-smi"):
-        return Finding(
-            "devices", f"{what}, but an NVIDIA GPU is there", "pip install -U 'jax[cuda12]' or 'jax[cuda13]'"
-        )
-    return Finding("devices", what)
+    unused = devices[0].platform == "cpu" and shutil.which("nvidia-smi")
+    fix = "pip install -U 'jax[cuda12]' or 'jax[cuda13]'" if unused else ""
+    return Finding("devices", what + (", but an NVIDIA GPU is there" if unused else ""), fix)
 
 
-def _memory() -> Iterator[Finding]:
-    from cxda_jax import memory
-
-    free = memory.available()
-    if free is not None:
-        low = free < LEAST_MEMORY
-        yield Finding("memory", f"{free / GB:.1f} GB free", "end other programs" if low else "", wrong=low)
-
-
-def _folder(name: str, folder: Path, least: float) -> Finding:
-    there = folder
-    while not there.exists():
-        there = there.parent
-    free = shutil.disk_usage(there).free
+def _data(folder: Path) -> Finding:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(there, os.W_OK):
-        return Finding(name, f"{folder} cannot be written", "set $CXDA_DATA_DIR to a folder that can be", wrong=True)
-    if free < least:
-        return Finding(name, f"{folder}: {free / GB:.1f} GB free", "free some space", wrong=True)
-    stores = sorted(path.parent.name for path in folder.glob("*/store.json")) if folder.is_dir() else []
-    return Finding(
-        name, f"{folder}: {free / GB:.0f} GB free; " + (f"stores: {', '.join(stores)}" if stores else "no store yet")
-    )
+        return Finding("data", f"{folder} cannot be written", "set $CXDA_DATA_DIR to a folder that can be", wrong=True)
+    if (free := shutil.disk_usage(there).free) < LEAST:
+        return Finding("data", f"{folder}: {free / GB:.1f} GB free", "free some space", wrong=True)
+    stores = ", ".join(sorted(path.parent.name for path in folder.glob("*/store.json")))
+    return Finding("data", f"{folder}: {free / GB:.0f} GB free; {f'stores: {stores}' if stores else 'no store yet'}")
 
 
 def _cache() -> Finding:
     from cxda_jax import backend
-    from cxda_jax.errors import UserError
 
     try:
         folder = backend.keep_compiled()
     except UserError as e:
         return Finding("cache", str(e), wrong=True)
     if folder is None:
-        return Finding(
-            "cache", "no folder for compiled programs", "set $JAX_COMPILATION_CACHE_DIR to one that can be written"
-        )
+        fix = "set $JAX_COMPILATION_CACHE_DIR to one that can be written"
+        return Finding("cache", "no folder for compiled programs", fix)
     held = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return Finding("cache", f"{folder}: {len(held)} compiled programs, {sum(held) / GB:.2f} GB")

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ def named(fields: str) -> Iterator[None]:
     """A context, or a decorator, in which running out of memory becomes a UserError that names the fields to lower."""
     try:
         yield
-    except TooLarge as e:
-        raise UserError(f"out of memory: {e}; lower {fields}") from e
     except (MemoryError, jax.errors.JaxRuntimeError) as e:
         if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
             raise
-        raise UserError(f"out of memory{_asked(str(e))}; lower {fields}") from e
+        told = f": {e}" if isinstance(e, TooLarge) else _asked(str(e))
+        raise UserError(f"out of memory{told}; lower {fields}") from e
 
 
 class TooLarge(MemoryError):
@@ -34,8 +33,7 @@ class TooLarge(MemoryError):
 
 def _asked(text: str) -> str:
     """The size of the request in an error of numpy or XLA, if the error contains it."""
-    request = re.search(r"allocat\w+ ([\d.]+) ?(\w+)", text)
-    if not request:
+    if not (request := re.search(r"allocat\w+ ([\d.]+) ?(\w+)", text)):
         return ""
     number, unit = request.groups()
     return f": {_gb(float(number)) if unit == 'bytes' else f'{number} {unit}'} asked for at once"
@@ -46,12 +44,9 @@ def _gb(count: float) -> str:
 
 
 def insist_it_fits(program: Any, *arguments: Any) -> None:
-    """Raises TooLarge if a jitted function will not fit, where the backend does not report this itself.
-
-    It compiles the program. JAX keeps the result for the call that follows.
-    """
-    room = available()
-    if room is None or not backend.checks_memory_first():
+    """Raises TooLarge if a jitted function will not fit, where the backend does not report this itself. It compiles the
+    program, which JAX keeps for the call that follows."""
+    if (room := available()) is None or not backend.checks_memory_first():
         return
     analysis = program.lower(*arguments).compile().memory_analysis()
     needed = analysis.temp_size_in_bytes + analysis.output_size_in_bytes if analysis else 0
@@ -59,30 +54,14 @@ def insist_it_fits(program: Any, *arguments: Any) -> None:
         raise TooLarge(f"a program needs {_gb(needed)}, {_gb(room)} are free")
 
 
-def checked(program: Any) -> Callable[..., Any]:
-    """The jitted function, which is checked by insist_it_fits() at its first call."""
-    called = False
-
-    def call(*arguments: Any) -> Any:
-        nonlocal called
-        if not called:
-            insist_it_fits(program, *arguments)
-            called = True
-        return program(*arguments)
-
-    return call
-
-
 def available() -> int | None:
     """Bytes that this process may still take, swap included; None if the system does not say."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
+        lines = [line.split() for line in Path("/proc/meminfo").read_text().splitlines()]
+        kilobytes = {name: int(count) for name, count, *_ in lines}
+        return min(1024 * (kilobytes["MemAvailable:"] + kilobytes.get("SwapFree:", 0)), *_limits())
+    except (OSError, KeyError):
         return None
-    kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    if "MemAvailable" not in kilobytes:
-        return None
-    return min(1024 * (kilobytes["MemAvailable"] + kilobytes.get("SwapFree", 0)), *_limits())
 
 
 def _limits() -> list[int]:

@@ -17,7 +17,7 @@ from cxda_jax.disk.reading import metrics_line, read_lines
 from cxda_jax.errors import UserError
 
 
-class MetricsFile:
+class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
     """Appends one JSON object a line. A resumed run first drops the lines of the steps, and the score, that it repeats.
 
     Damaged lines are dropped then too, with a warning. With `tensorboard`, the same numbers also go to event files.
@@ -40,9 +40,6 @@ class MetricsFile:
         self._file.flush()
         if self._events:
             self._events(record)
-
-    def __enter__(self) -> "MetricsFile":
-        return self
 
     def __exit__(self, *_: Any) -> None:
         self._file.close()
@@ -72,13 +69,10 @@ class Meter:
     """Means and speed of the steps since the last reading, and the time left at the speed of all steps so far."""
 
     def __init__(self, start: int, total: int):
-        self.step, self.total = start, total
-        self._read_at = time.perf_counter()
-        self._excluded_s, self._excluded_steps = 0.0, 0
+        self.step, self.total, self.waited = start, total, 0.0
+        self._began = time.perf_counter()
         self._seconds, self._steps = 0.0, 0  # of all readings
         self._measured: list[dict[str, jax.Array]] = []
-        self.waited = 0.0
-        self._last: dict[str, float] = {}
 
     def add(self, measured: dict[str, jax.Array]) -> None:
         """Keeps the numbers of a step, or of several, on the device: fetching them each step would stall it."""
@@ -86,31 +80,30 @@ class Meter:
 
     def exclude(self, seconds: float, steps: int = 0) -> None:
         """Leaves time that was not spent on steps out of the speed, and steps that were compiled in that time."""
-        self._excluded_s += seconds
-        self._excluded_steps += steps
+        self._began += seconds
+        self.step += steps
 
     def read(self, step: int, tasks_per_step: int) -> dict[str, float]:
         """Means since the last reading; waits for the device. No speed where all that was done since then is left out."""
         measured = jax.device_get(self._measured)
-        now, steps = time.perf_counter(), step - self.step - self._excluded_steps
+        now, steps = time.perf_counter(), step - self.step
         self._last = {name: float(np.mean(np.hstack([m[name] for m in measured]))) for name in measured[0]}
         if steps > 0:
-            seconds = max(1e-9, now - self._read_at - self._excluded_s)
+            seconds = max(1e-9, now - self._began)
             self._seconds, self._steps = self._seconds + seconds, self._steps + steps
             self._last |= {
                 "episodes_per_s": steps * tasks_per_step / seconds,
                 "data_wait_ms": 1e3 * self.waited / steps,
                 "eta_s": self._seconds / self._steps * (self.total - step),
             }
-        self.step, self._read_at, self.waited, self._measured = step, now, 0.0, []
-        self._excluded_s, self._excluded_steps = 0.0, 0
+        self.step, self._began, self.waited, self._measured = step, now, 0.0, []
         return self._last
 
     def line(self) -> str:
         m = self._last
-        speed = "compiled" if "eta_s" not in m else (
-            f"eta {duration(m['eta_s'])}  {m['episodes_per_s']:.1f} episodes/s  data_wait {m['data_wait_ms']:.2f} ms"
-        )  # fmt: skip
+        speed = "compiled"
+        if "eta_s" in m:
+            speed = f"eta {duration(m['eta_s'])}  {m['episodes_per_s']:.1f} episodes/s  data_wait {m['data_wait_ms']:.2f} ms"
         return f"step {self.step}/{self.total}  {speed}  loss {m['loss']:.3f}  accuracy {m['accuracy']:.3f}"
 
 
@@ -123,17 +116,19 @@ def compiling(what: str, log: Callable[[str], None]) -> Iterator[None]:
     log(f"compiled in {duration(time.perf_counter() - began)}")
 
 
-def announced(work: Callable[..., Any], what: str, log: Callable[[str], None]) -> Callable[..., Any]:
-    """The same function; its first call, in which it is compiled, says so."""
+def announced(work: Callable[..., Any], what: str, check: Callable[..., None]) -> Callable[..., Any]:
+    """The same function; its first call, in which it is compiled, says so, after check(work, *arguments)."""
     called = False
 
     def call(*arguments: Any) -> Any:
         nonlocal called
         if called:
             return work(*arguments)
+        with compiling(what, say):
+            check(work, *arguments)
+            answer = jax.block_until_ready(work(*arguments))
         called = True
-        with compiling(what, log):
-            return jax.block_until_ready(work(*arguments))
+        return answer
 
     return call
 
@@ -157,10 +152,8 @@ def duration(seconds: float) -> str:
 
 
 class Counter:
-    """Prints a line about every `every` seconds while `total` things are done, with the time left.
-
-    The first call's time is left out of it: what it counts has been compiled by then.
-    """
+    """Prints a line about every `every` seconds while `total` things are done, with the time left, of which the first call,
+    which compiles, is no part."""
 
     def __init__(self, what: str, total: int, every: float = 10.0):
         self.what, self.total, self.every = what, total, every

@@ -45,8 +45,9 @@ def watch() -> None:
     _received = 0
     reading, _pipe = os.pipe()
     os.set_blocking(_pipe, False)
-    for number, handler in {signal.SIGTERM: _handle, signal.SIGINT: _handle, signal.SIGALRM: _again}.items():
-        _handlers[number] = signal.signal(number, handler)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        _handlers[number] = signal.signal(number, _handle)
+    _handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, _raise_if_received)
     sys.unraisablehook = _swallowed
     signal.set_wakeup_fd(_pipe, warn_on_full_buffer=False)
     threading.Thread(target=_listen, args=(reading,), daemon=True).start()
@@ -78,7 +79,7 @@ def deferred() -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: bool(_received)
     finally:
-        _deferring = False  # whether we are inside deferred()
+        _deferring = False
     _raise_if_received()
 
 
@@ -86,7 +87,7 @@ def deferred() -> Iterator[Callable[[], bool]]:
 def interruptible() -> Iterator[None]:
     """Around work inside deferred() that a signal may break off."""
     global _deferring
-    _deferring = False  # whether we are inside deferred()
+    _deferring = False
     try:
         _raise_if_received()
         yield
@@ -104,16 +105,16 @@ def before_second_signal(end: Callable[[], None]) -> Iterator[None]:
         _before_end.remove(end)
 
 
-def _raise_if_received() -> None:
-    if _received:
+def _raise_if_received(*_: object) -> None:
+    if _received and not _deferring:
         raise Stopped(_received)
 
 
 def _handle(number: int, _: object) -> None:
     global _received
-    first, _received = not _received, _received or number
-    if first and not _deferring:
-        raise Stopped(number)
+    if not _received:
+        _received = number
+        _raise_if_received()
 
 
 def _swallowed(unraisable: Any) -> None:
@@ -122,11 +123,6 @@ def _swallowed(unraisable: Any) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     else:
         sys.__unraisablehook__(unraisable)
-
-
-def _again(*_: object) -> None:
-    if not _deferring:
-        _raise_if_received()
 
 
 def _end(number: int, _: object) -> None:

@@ -66,7 +66,6 @@ def main() -> None:
         from cxda_jax import backend
         from cxda_jax.bench import record
         from cxda_jax.errors import UserError
-    cli.no_changes()
     backend.keep_freed_memory()
     for flag, known in ((_SHAPES, SHAPES), (_CASES, CASES)):
         for name in flag.value:

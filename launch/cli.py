@@ -6,6 +6,7 @@ Nothing heavy is imported here or at the top of a command, so that --help answer
 import contextlib
 import io
 import os
+import re
 import select
 import signal
 import sys
@@ -36,9 +37,8 @@ CHANGES: list[tuple[str, str]] = []  # --config.field=value of the command line
 
 
 def define_runs() -> Any:
-    return flags.DEFINE_list(
-        "runs", [], "Run directories: quoted patterns, such as 'runs/glyphs/*/*'.", allow_override=True
-    )
+    text = "Run directories: quoted patterns, such as 'runs/glyphs/*/*'."
+    return flags.DEFINE_list("runs", [], text, allow_override=True)
 
 
 def insist_on_runs(patterns: list[str]) -> list[str]:
@@ -52,19 +52,9 @@ def insist(value: Any, flag: str, fix: str) -> Any:
     return value
 
 
-def define_against(text: str) -> Any:
-    return flags.DEFINE_string("against", None, text, allow_override=True)
-
-
-def define_benchmark(text: str) -> Any:
-    return flags.DEFINE_string("benchmark", None, text, allow_override=True)
-
-
 def define_other_data() -> Any:
-    return flags.DEFINE_bool(
-        "other_data", False, allow_override=True,
-        help="The data differ from those that the run was trained on, and are meant to; results are marked.",
-    )  # fmt: skip
+    text = "The data differ from those that the run was trained on, and are meant to; results are marked."
+    return flags.DEFINE_bool("other_data", False, text, allow_override=True)
 
 
 def run(main: Callable[[], None]) -> None:
@@ -80,13 +70,12 @@ def run(main: Callable[[], None]) -> None:
 
 def _parse(argv: Sequence[str]) -> Sequence[str]:
     try:
-        rest = take_changes(argv)
-        if any(argument in ("--help_config", "-help_config") for argument in rest):
+        rest = flags.FLAGS(take_changes(argv))
+        if _HELP_CONFIG.value:
             from cxda_jax import config
 
             print(config.table())
             sys.exit(0)
-        rest = flags.FLAGS(rest)
     except (flags.Error, UserError) as e:
         _fail(str(e))
     except SystemExit:  # absl ends --help with 1
@@ -115,15 +104,11 @@ def _guarded(main: Callable[[], None]) -> None:
         stops.unwatch()
 
 
-def insist_that_all_ended_well(failures: Sequence[str], total: int, what: str) -> None:
-    """Raises a UserError at the end of work of which some failed."""
-    if failures:
-        raise UserError(f"{len(failures)} of {total} {what}; the first: {failures[0]}")
-
-
 @contextlib.contextmanager
-def loading() -> Iterator[None]:
+def loading(changes: bool = False) -> Iterator[None]:
     """Around a command's imports, which take seconds. Until they end a signal ends the process at once; then it is watched."""
+    if CHANGES and not changes:
+        raise UserError(f"--config.{brief(CHANGES[0][0])}: this command changes no field of a config; leave it out")
     yield
     if _DETERMINISTIC.value:
         from cxda_jax import backend
@@ -132,26 +117,18 @@ def loading() -> Iterator[None]:
     stops.watch()
 
 
-def no_changes() -> None:
-    """Raises a UserError where a command that takes no --config.field=value is given one."""
-    for name, _ in CHANGES:
-        raise UserError(f"--config.{brief(name)}: this command changes no field of a config; leave it out")
-
-
 def take_changes(argv: Sequence[str]) -> list[str]:
     """Moves --config.field=value from argv to CHANGES, since absl knows nothing of it."""
     rest, CHANGES[:] = [], []
     arguments = iter(argv)
     for argument in arguments:
-        stem = argument.lstrip("-")
-        if not argument.startswith("-") or not stem.startswith("config."):
+        name, equals, text = argument.lstrip("-").removeprefix("config.").partition("=")
+        if not re.match(r"-+config\.", argument):
             rest.append(argument)
-            continue
-        name, equals, text = stem.removeprefix("config.").partition("=")
-        text = text if equals else next(arguments, None)
-        if text is None:
+        elif not equals and (text := next(arguments, None)) is None:
             raise UserError(f"--config.{brief(name)} has no value; write --config.{brief(name)}=VALUE")
-        CHANGES.append((name, text))
+        else:
+            CHANGES.append((name, text))
     return rest
 
 

@@ -18,7 +18,6 @@ flags.adopt_module_key_flags(cli)
 def main() -> None:
     with cli.loading():
         from cxda_jax.doctor import examine
-    cli.no_changes()
     wrong = False
     for finding in examine(cli.DATA_DIR.value):
         print(finding, flush=True)

@@ -31,7 +31,7 @@ _METHODS = flags.DEFINE_list(
     "methods", [],
     "What to test: names, or all. ft_em, ft_im, sf_ocda and cotta start from the runs of erm. Each run's own if empty.",
 )  # fmt: skip
-_AGAINST = cli.define_against("A method among the runs: print each one's paired difference to it.")
+_AGAINST = flags.DEFINE_string("against", None, "A method among the runs: print each one's paired difference to it.")
 _NUM_DOMAINS = flags.DEFINE_list("num_domains", [], "Test with so many support domains: 1,2,5,10,20.")
 _SUPPORT_SIZE = flags.DEFINE_list("support_size", [], "Test with so many support images: 10,20,50,100,200,500.")
 _STEPS = flags.DEFINE_list("steps", [], "Test what fine-tunes with so many steps: 1,10.")
@@ -39,7 +39,7 @@ _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's n
 
 
 def main() -> None:
-    with cli.loading():
+    with cli.loading(changes=True):
         from cxda_jax import backend
         from cxda_jax.study import settings, testing
     backend.keep_freed_memory()

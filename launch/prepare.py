@@ -34,7 +34,7 @@ from absl import flags
 
 from . import cli
 
-_BENCHMARK = cli.define_benchmark("femnist, cifar_c, tiny_imagenet_c, iwildcam or folder.")
+_BENCHMARK = flags.DEFINE_string("benchmark", None, "femnist, cifar_c, tiny_imagenet_c, iwildcam or folder.")
 flags.adopt_module_key_flags(cli)
 _RAW_DIR = flags.DEFINE_string("raw_dir", None, "Where the downloads are.")
 _NAME = flags.DEFINE_string("name", None, "Folder in --data_dir, config.data.name; the benchmark's name unless given.")
@@ -68,7 +68,6 @@ def main() -> None:
 
         from cxda_jax.config import renamed
         from cxda_jax.study.preparing import prepare_benchmark, show_published
-    cli.no_changes()
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=folder")
     raw_dir = cli.insist(_RAW_DIR.value, "--raw_dir", "say where the downloads, or your images, are")
     options = {flag.name: flag.value for flag in _OPTIONS if flag.value is not None}

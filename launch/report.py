@@ -25,7 +25,9 @@ from . import cli
 
 flags.adopt_module_key_flags(cli)
 _RUNS = cli.define_runs()
-_AGAINST = cli.define_against("Set the paper's figures beside ours: paper, paper_stand_ins.")
+_AGAINST = flags.DEFINE_string(
+    "against", None, "Set the paper's figures beside ours: paper, paper_stand_ins.", allow_override=True
+)
 _REPORT = flags.DEFINE_string("report", None, "The folder to write.")
 _UNFINISHED = flags.DEFINE_bool(
     "unfinished", False, "Take seeds whose training is unfinished into means and figures too, marked."
@@ -35,7 +37,6 @@ _UNFINISHED = flags.DEFINE_bool(
 def main() -> None:
     with cli.loading():
         from cxda_jax.report.making import report_runs
-    cli.no_changes()
     runs = cli.insist_on_runs(_RUNS.value)
     folder = cli.insist(_REPORT.value, "--report", "name the folder to write, such as --report=runs/report")
     report_runs(runs, folder, cli.DATA_DIR.value, _AGAINST.value or "", _UNFINISHED.value)

@@ -19,9 +19,11 @@ figures beside ours where the data are the paper's.
 
 from absl import flags
 
+from cxda_jax.errors import UserError
+
 from . import cli
 
-_BENCHMARK = cli.define_benchmark("The data set of the study.")
+_BENCHMARK = flags.DEFINE_string("benchmark", None, "The data set of the study.", allow_override=True)
 flags.adopt_module_key_flags(cli)
 _STUDY = flags.DEFINE_string("study", None, "Where the study is kept; runs/study/BENCHMARK unless given.")
 _SEEDS = flags.DEFINE_list("seeds", [], "Training seeds; 0,1,2 if empty, 0,1 with --smoke.")
@@ -43,7 +45,6 @@ def main() -> None:
         from cxda_jax.study import estimate, local, slurm
         from cxda_jax.study.jobs import make_study, prepare_jobs
         from cxda_jax.study.results import read_study
-    cli.no_changes()
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=glyphs")
     study = make_study(benchmark, _STUDY.value, _SEEDS.value, _ONLY.value, _SMOKE.value)
     if _DRY_RUN.value:
@@ -59,7 +60,8 @@ def main() -> None:
     results, faults = read_study(study.folder, study.benchmark)
     if results:
         make_report(study.folder / "report", results, [*faults, *failures], cli.DATA_DIR.value, against="paper")
-    cli.insist_that_all_ended_well(failures, len(jobs), "jobs failed or were left out")
+    if failures:
+        raise UserError(f"{len(failures)} of {len(jobs)} jobs failed or were left out; the first: {failures[0]}")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ _REPLAY = flags.DEFINE_integer(
 
 
 def main() -> None:
-    with cli.loading():
+    with cli.loading(changes=True):
         from pathlib import Path
 
         from cxda_jax import backend, config

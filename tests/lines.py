@@ -67,6 +67,13 @@ def cut(path, count):
     path.write_bytes(path.read_bytes()[:-count])
 
 
+def flip(path):
+    """One bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 def folder_in_place_of(path):
     path.unlink()
     path.mkdir()

@@ -49,7 +49,9 @@ ALLOWED["bench"] = LIBRARY - {"pictures"}
 ALLOWED["doctor"] = {"errors", "backend", "memory"}
 ALLOWED["__main__"] = {"stops"}
 FILES = sorted((ROOT / "cxda_jax").rglob("*.py"))
-SOURCES = [*FILES, *sorted((ROOT / "launch").glob("*.py")), *sorted((ROOT / "configs").glob("*.py"))]
+CONFIGS, COMMANDS = (sorted((ROOT / folder).glob("*.py")) for folder in ("configs", "launch"))
+EACH_FILE = pytest.mark.parametrize("path", [*FILES, *COMMANDS, *CONFIGS], ids=lambda p: str(p.relative_to(ROOT)))
+SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
 
 def imports(path, top_level_only=False):
@@ -66,22 +68,17 @@ def imports(path, top_level_only=False):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_run_one_way(path):
+def test_imports_run_one_way_and_optional_packages_where_they_are_used(path):
     part = path.relative_to(ROOT / "cxda_jax").parts[0].removesuffix(".py")
+    if part != "bench" or not path.name.startswith("torch_"):  # the peers, which are run by name
+        names = {name.split(".")[0] for name in imports(path, top_level_only=True)}
+        assert not names & {"tensorflow", "tensorflow_datasets", "torch", "wilds", "sklearn", "pandas"}
     if part == "__init__":
         return
     used = {name.split(".")[1] for name in imports(path) if name.startswith("cxda_jax.")}
     assert used <= ALLOWED[part] | {part, "version", "__version__"}
     outside = {"absl", "launch", "configs", "tests"} | ({"ml_collections"} if part != "config" else set())
     assert not {n.split(".")[0] for n in imports(path)} & outside
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_optional_packages_are_imported_where_they_are_used(path):
-    if path.parent.name == "bench" and path.name.startswith("torch_"):
-        return  # the peers, which are run by name
-    names = {name.split(".")[0] for name in imports(path, top_level_only=True)}
-    assert not names & {"tensorflow", "tensorflow_datasets", "torch", "wilds", "sklearn", "pandas"}
 
 
 @pytest.mark.parametrize("path", ["train.py", "evaluation.py"])
@@ -91,42 +88,37 @@ def test_the_loops_know_no_method_net_or_benchmark(path):
     assert {n for n in used if n.startswith("cxda_jax.data")} <= {"cxda_jax.data.episodes", "cxda_jax.data.sources"}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
 def test_configs_import_the_schema_alone(path):
     assert {name for name in imports(path) if name.startswith("cxda_jax")} == {"cxda_jax.config"}
 
 
 def test_commands_are_short_and_load_nothing_heavy():
-    files = sorted((ROOT / "launch").glob("*.py"))
-    lines = {path.name: len(path.read_text().splitlines()) for path in files}
+    lines = {path.name: len(path.read_text().splitlines()) for path in COMMANDS}
     assert sum(lines.values()) < 900 and max(n for name, n in lines.items() if name != "cli.py") < 120
-    for path in files:
+    for path in COMMANDS:
         top = {name for name in imports(path, top_level_only=True) if name.startswith("cxda_jax")}
         assert top <= {"cxda_jax.stops", "cxda_jax.disk.reading", "cxda_jax.errors"}, path
-
-
-def test_no_file_is_long():
-    for path in SOURCES:
-        assert len(path.read_text().splitlines()) <= 350, path
+        assert "%" not in (ast.get_docstring(ast.parse(path.read_text())) or ""), (
+            "absl formats it: '10% a' would become a path"
+        )
 
 
 def test_every_package_is_installed():
-    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     inside = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "cxda_jax").rglob("__init__.py")}
-    assert set(setup["packages"]) == inside | set(setup["package-dir"])
+    assert set(SETUP["packages"]) == inside | set(SETUP["package-dir"])
 
 
 def test_files_that_are_no_code_are_installed_too():
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    installed = {
-        p for package, found in patterns.items() for f in found for p in (ROOT / package.replace(".", "/")).glob(f)
-    }
+    places = [(ROOT / package.replace(".", "/"), found) for package, found in SETUP["package-data"].items()]
+    installed = {path for folder, patterns in places for pattern in patterns for path in folder.glob(pattern)}
     others = {p for p in (ROOT / "cxda_jax").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
     assert others and others <= installed
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_nothing_that_is_read_is_run(path):
+@EACH_FILE
+def test_no_file_is_long_and_nothing_that_is_read_is_run(path):
+    assert len(path.read_text().splitlines()) <= 350
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue
@@ -134,10 +126,3 @@ def test_nothing_that_is_read_is_run(path):
         assert called not in ("eval", "exec", "pickle.load", "pickle.loads", "joblib.load", "yaml.load"), called
         assert options.get("allow_pickle", "False") == "False", called
         assert called != "torch.load" or options.get("weights_only") == "True", called
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "launch").glob("*.py")), ids=lambda p: p.name)
-def test_help_is_shown_as_it_is_written(path):
-    assert "%" not in (
-        ast.get_docstring(ast.parse(path.read_text())) or ""
-    )  # absl formats it: '10% a' would become a path

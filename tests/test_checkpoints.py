@@ -11,15 +11,13 @@ import types
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from cxda_jax import backend
-from cxda_jax.data.store import open_store, write_store
 from cxda_jax.disk import checkpoints, files, manifest, models
 from cxda_jax.errors import UserError
-from tests.conftest import INFO, make_domains
-from tests.lines import ROOT, refused
+from tests.lines import ROOT, flip, refused
 from tests.test_train import assert_equal_trees, lines, run
 
 TREE = {"params": {"a": jnp.arange(6.0).reshape(2, 3), "b": {"c": jnp.linspace(0.0, 1.0, 5)}}}
@@ -34,26 +32,14 @@ def save(path, *steps, keep=2):
 def rot(folder):
     """One bit of the largest file that a manifest names."""
     paths = [folder / name for name in json.loads((folder / "manifest.json").read_text())["sha256"]]
-    path = max(paths, key=lambda p: p.stat().st_size)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
-    return path.relative_to(folder).as_posix()
+    flip(max(paths, key=lambda p: p.stat().st_size))
 
 
-def test_the_newest_two_stay_and_prove_themselves(tmp_path):
+def test_the_newest_two_stay_and_every_file_that_is_read_is_in_the_manifest(tmp_path):
     save(tmp_path / "last", 1, 2, 3)
     assert checkpoints.steps(tmp_path / "last") == [3, 2]
     assert [manifest.find_fault(tmp_path / "last" / s) for s in "32"] == ["", ""]
-    tree, notes = checkpoints.restore(tmp_path / "last", TREE)
-    assert notes == {"step": 3}
-    assert_equal_trees(tree, jax.tree.map(lambda x: x + 3, TREE))
-    assert checkpoints.restore(tmp_path / "none", TREE) is None
-
-
-def test_every_file_that_is_read_is_in_the_manifest(tmp_path):
-    save(tmp_path / "last", 1)
-    folder = tmp_path / "last" / "1"
+    folder = tmp_path / "last" / "3"
     told = json.loads((folder / "manifest.json").read_text())["sha256"]
     there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     assert {"manifest.json"} <= there - set(told) <= {"manifest.json", *checkpoints.UNREAD} and set(told) <= there
@@ -62,7 +48,10 @@ def test_every_file_that_is_read_is_in_the_manifest(tmp_path):
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
     for name in checkpoints.UNREAD:  # are indeed not read
         (folder / name).unlink(missing_ok=True)  # not every version of orbax writes both
-    assert_equal_trees(checkpoints.restore(tmp_path / "last", TREE)[0], jax.tree.map(lambda x: x + 1, TREE))
+    tree, notes = checkpoints.restore(tmp_path / "last", TREE)
+    assert notes == {"step": 3}
+    assert_equal_trees(tree, jax.tree.map(lambda x: x + 3, TREE))
+    assert checkpoints.restore(tmp_path / "none", TREE) is None
 
 
 @pytest.mark.parametrize(
@@ -95,41 +84,31 @@ def test_with_no_good_checkpoint_nothing_is_taken_for_one(tmp_path):
     assert {p.name for p in (tmp_path / "last").iterdir()} == {"damaged-1", "damaged-2"}
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A store, and what a training on it that nothing broke off leaves."""
-    folder = tmp_path_factory.mktemp("trained")
-    write_store(folder / "store", INFO, make_domains())
-    store = open_store(folder / "store")
-    return store, run(store, folder / "whole")
-
-
-def test_training_goes_on_from_the_one_before_a_damaged_checkpoint(trained, tmp_path):
-    store, whole = trained
-    with pytest.raises(KeyboardInterrupt):
-        run(store, tmp_path / "broken", stop_at=11)
-    newest = checkpoints.steps(tmp_path / "broken" / "last")[0]
-    rot(tmp_path / "broken" / "last" / str(newest))
-    resumed = run(store, tmp_path / "broken")
+def test_a_run_that_is_stopped_and_damaged_ends_as_the_whole_run(store, tmp_path):
+    """It is stopped at step 1, at 3, where it validates, and at 5. It then goes on from the checkpoint before a damaged one."""
+    whole, begun = run(store, tmp_path / "whole", steps=6), 0
+    for at in (1, 3, 5):
+        asked = iter([False] * (at - begun - 1) + [True])
+        assert run(store, tmp_path / "run", steps=6, stopping=lambda asked=asked: next(asked)) is None
+        assert checkpoints.steps(tmp_path / "run" / "last")[0] == at
+        begun = at
+    rot(tmp_path / "run" / "best" / "3")
+    with pytest.raises(UserError, match="best/3: .* differs from its recorded hash; copy it back, or delete"):
+        run(store, tmp_path / "run", steps=6)
+    rot(tmp_path / "run" / "best" / "3")  # the bit is back
+    rot(tmp_path / "run" / "last" / "5")
+    resumed = run(store, tmp_path / "run", steps=6)
     assert_equal_trees(whole[:2], resumed[:2])
-    assert resumed[2] == whole[2] and f"last/{newest} is damaged" in resumed[3][0]
-    assert "resumed from step" in resumed[3][1]
+    assert resumed[2] == whole[2] and "last/5 is damaged" in resumed[3][0] and "resumed from step 4" in resumed[3][1]
+    assert [line["step"] for line in lines(tmp_path / "run") if "val_score" in line] == [3, 6]
 
 
-def test_training_does_not_go_on_beside_damaged_best_weights(store, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run(store, tmp_path / "run", stop_at=8)
-    rot(tmp_path / "run" / "best" / "6")
-    with pytest.raises(UserError, match="best/6: .* differs from its recorded hash; copy it back, or delete"):
-        run(store, tmp_path / "run")
-
-
-def test_a_folder_that_vanishes_is_one_line(store, tmp_path):
+def test_a_folder_that_vanishes_is_one_line(tmp_path):
     folder = checkpoints.Folder(tmp_path / "last")
     folder.save(1, TREE, {})
     folder.wait()
     shutil.rmtree(tmp_path / "last")
-    with pytest.raises(UserError, match="last: the folder has vanished during training; bring it back, or train again"):
+    with refused("^{tmp}/last: the folder has vanished during training; bring it back, or train again", tmp_path):
         folder.save(2, TREE, {})
 
 
@@ -138,7 +117,7 @@ def test_a_checkpoint_of_another_network_or_version_is_one_line(tmp_path):
     with refused(r"from another version or another network \(params/a is missing or of another shape\)", tmp_path):
         checkpoints.restore(tmp_path / "last", {"params": {"a": jnp.ones((2, 2))}})
     (tmp_path / "last" / "1" / "tree" / "arrays.safetensors").unlink()
-    manifest.write(tmp_path / "last" / "1")
+    manifest.write(tmp_path / "last" / "1", ["notes/metadata"])
     with refused(r"last/1: from another version \(it has no tree/arrays.safetensors\); train again", tmp_path):
         checkpoints.restore(tmp_path / "last", TREE)
 
@@ -150,8 +129,7 @@ def test_hashing_is_not_done_by_the_thread_that_trains(tmp_path, monkeypatch):
         return lambda *args: (seen.append(threading.current_thread()), hashed(*args))[1]
 
     its = types.SimpleNamespace(sha256=noted(hashlib.sha256), file_digest=noted(hashlib.file_digest))
-    for module in (manifest, files):
-        monkeypatch.setattr(module, "hashlib", its)
+    monkeypatch.setattr(files, "hashlib", its)
     save(tmp_path / "last", 1)
     assert len(seen) > 1 and threading.main_thread() not in seen
     assert seen[0] not in seen[1:]  # that of the arrays is not done by the thread that writes, either
@@ -169,14 +147,6 @@ def test_a_disk_that_writes_something_else_is_noticed(tmp_path, monkeypatch):
     save(tmp_path / "last", 1)
     with pytest.raises(UserError, match="last/1: tree/arrays.safetensors differs from its recorded hash"):
         checkpoints.restore(tmp_path / "last", TREE)
-
-
-def in_another_process(code, *arguments, **variables):
-    """The words that Python code prints."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **variables})
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
 
 
 SAVE_OFTEN = """
@@ -201,7 +171,8 @@ with checkpoints.Folder(Path(sys.argv[1])) as folder:
 
 def test_saving_and_restoring_keep_no_memory(tmp_path):
     """Orbax's own format keeps 0.07 MB each time."""
-    before, after = map(float, in_another_process(SAVE_OFTEN, tmp_path / "last"))
+    command = [sys.executable, "-c", SAVE_OFTEN, str(tmp_path / "last")]
+    before, after = map(float, subprocess.check_output(command, text=True, cwd=ROOT).split())
     assert after - before < 40 * 0.005
 
 
@@ -214,46 +185,42 @@ assert jax.device_count() == 8
 mesh = Mesh(np.array(jax.devices()), ("x",))
 tree = {"rows": np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32), "whole": np.arange(7)}
 tree = {name: jax.device_put(tree[name], NamedSharding(mesh, P(*axes))) for name, axes in (("rows", "x"), ("whole", ""))}
-there, here = Path(sys.argv[1]), Path(sys.argv[2])
-if there.exists():
-    tree = checkpoints.restore(there, tree)[0]
-    assert len(tree["rows"].sharding.device_set) == 8
-with checkpoints.Folder(here) as folder:
+with checkpoints.Folder(Path("eight")) as folder:
     folder.save(1, tree, {})
+print(checkpoints.weights_hash(tree), flush=True)
+input()
+tree = checkpoints.restore(Path("one"), tree)[0]
+assert len(tree["rows"].sharding.device_set) == 8
 print(checkpoints.weights_hash(tree))
 """
 
 
 def test_what_eight_devices_save_one_restores_and_back(tmp_path):
-    def on_eight(there, here):
-        flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-        return in_another_process(ON_EIGHT, tmp_path / there, tmp_path / here, **flags)[-1]
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", ON_EIGHT],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, **flags},
+    ) as process:  # fmt: skip
+        saved = process.stdout.readline()
+        like = {"rows": jnp.zeros((16, 3)), "whole": jnp.zeros(7, jnp.int32)}
+        tree, _ = checkpoints.restore(tmp_path / "eight", like)
+        assert checkpoints.weights_hash(tree) == saved.strip() and tree["rows"].sharding.device_set == {
+            jax.devices()[0]
+        }
+        with checkpoints.Folder(tmp_path / "one") as folder:
+            folder.save(1, tree, {})
+        assert process.communicate("\n")[0] == saved
 
-    saved = on_eight("none", "eight")
-    like = {"rows": jnp.zeros((16, 3)), "whole": jnp.zeros(7, jnp.int64 if jax.config.jax_enable_x64 else jnp.int32)}
-    tree, _ = checkpoints.restore(tmp_path / "eight", like)
-    assert checkpoints.weights_hash(tree) == saved and tree["rows"].sharding.device_set == {jax.devices()[0]}
-    with checkpoints.Folder(tmp_path / "one") as folder:
-        folder.save(1, tree, {})
-    assert on_eight("one", "again") == saved
 
-
-def test_a_model_is_plain_files_that_others_can_read(tmp_path):
+def test_a_model_is_plain_files_that_others_can_read_and_other_networks_refuse(tmp_path):
     notes = {"step": 7, "score": 0.25, "name": 'a "quoted" ü'}
     models.write_model(tmp_path / "model", TREE, {"seed": 0}, notes)
     assert {p.name for p in (tmp_path / "model").iterdir()} == {"weights.safetensors", "config.json", "manifest.json"}
     tree, found = models.read_model(tmp_path / "model", TREE)
     assert_equal_trees(tree, TREE)
     assert found == notes
-    numpy = pytest.importorskip("safetensors.numpy")
-    theirs = numpy.load_file(tmp_path / "model" / "weights.safetensors")
-    assert sorted(theirs) == ["params/a", "params/b/c"]
-    np.testing.assert_array_equal(theirs["params/a"], TREE["params"]["a"])
-    np.testing.assert_array_equal(theirs["params/b/c"], TREE["params"]["b"]["c"])
-
-
-def test_a_model_of_other_names_or_shapes_is_refused(tmp_path):
-    models.write_model(tmp_path / "model", TREE, {"seed": 0}, {})
+    theirs = load_file(tmp_path / "model" / "weights.safetensors")
+    assert_equal_trees(theirs, {"params/a": TREE["params"]["a"], "params/b/c": TREE["params"]["b"]["c"]})
     other = {"params": {"a": TREE["params"]["a"]}}
     larger = {"params": {**TREE["params"], "d": jnp.ones(2)}}
     for network, said in ((other, "has no params/b/c; is config.json"), (larger, "params/d is missing or of another")):
@@ -284,7 +251,7 @@ def test_a_file_is_whole_or_not_there(tmp_path):
 
 
 def test_determinism_is_asked_of_gpus_alone(monkeypatch):
-    backend.compiler_options.cache_clear()
+    monkeypatch.setattr(backend, "_deterministic", False)
     before = backend.compiler_options()
     try:
         backend.make_deterministic()
@@ -294,22 +261,7 @@ def test_determinism_is_asked_of_gpus_alone(monkeypatch):
         assert backend.compiler_options() == {"xla_gpu_deterministic_ops": True}
     finally:
         monkeypatch.undo()
-        monkeypatch.setattr(backend, "_deterministic", False)
         backend.compiler_options.cache_clear()
-
-
-def test_stopping_saves_where_it_stands_and_ends_as_the_whole_run(trained, tmp_path):
-    """One run, stopped at step 1, at 3, where it validates, and at 5."""
-    store, whole = trained
-    begun = 0
-    for at in (1, 3, 5):
-        asked = iter([False] * (at - begun - 1) + [True])
-        assert run(store, tmp_path / "run", stopping=lambda asked=asked: next(asked)) is None
-        assert checkpoints.steps(tmp_path / "run" / "last")[0] == at
-        begun = at
-    resumed = run(store, tmp_path / "run")
-    assert_equal_trees(whole[:2], resumed[:2])
-    assert [line["step"] for line in lines(tmp_path / "run") if "val_score" in line] == [3, 6, 9, 12]
 
 
 def test_what_killed_writers_left_stops_no_later_save(tmp_path):

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +17,15 @@ import pytest
 
 from cxda_jax import augment, backend, cost, train
 from cxda_jax.bench.cases import SHAPES, Case, build, make_runner, random_episodes
-from cxda_jax.data.episodes import EpisodeSpec, sample_plans
-from cxda_jax.data.sources import Source, device_source
+from cxda_jax.data.episodes import sample_plans
+from cxda_jax.data.sources import device_source
 from cxda_jax.evaluation import compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.nets.attention import CHUNK
 from cxda_jax.types import Images
 from tests.conftest import make_episode
 from tests.nets import build_method
+from tests.test_train import METHOD, SPEC
 
 KEY = jax.random.key(0)
 
@@ -58,9 +60,23 @@ def test_peak_memory_grows_with_what_is_held():
     assert where == "process" and before < after < 2 * before + held.nbytes
 
 
-@pytest.mark.parametrize(("shape", "method"), [("femnist", "bn"), ("cifar_c", "cxda"), ("femnist", "cxda")])
-@pytest.mark.parametrize(("work", "statistics"), [("train", "flow"), ("train", "stop"), ("infer", "flow")])
-def test_main_steps_do_the_operations_that_torch_counts(shape, method, work, statistics):
+def state_of_shapes(method, tx, seed, example):
+    """In place of train.init_state, for programs that are lowered alone."""
+    variables = jax.eval_shape(method.init, KEY, example)
+    step, finite = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
+    return train.TrainState(step, variables, jax.eval_shape(tx.init, variables["params"]), finite)
+
+
+def lowered(*case, **options):
+    with mock.patch.object(train, "init_state", state_of_shapes):
+        return make_runner(Case(*case, **options)).lower()
+
+
+@pytest.mark.parametrize(("work", "statistics", "shape", "method"), [
+    *[(*work, "femnist", method) for work in (("train", "flow"), ("train", "stop"), ("infer", "flow")) for method in ("bn", "cxda")],
+    ("train", "flow", "cifar_c", "cxda"),
+])  # fmt: skip
+def test_main_steps_do_the_operations_that_torch_counts(work, statistics, shape, method):
     """At full size, from the lowered program: a gradient too many, or a support encoded twice, would show."""
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
@@ -78,30 +94,23 @@ def test_main_steps_do_the_operations_that_torch_counts(shape, method, work, sta
         logits = module(*images)
         if work == "train":
             logits.sum().backward()
-    assert cost.flops(make_runner(case).lower()) == pytest.approx(counter.get_total_flops(), rel=0.01)
-
-
-def compiled(case):
-    return make_runner(case).lower().compile(backend.compiler_options())
+    assert cost.flops(lowered(*case)) == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
 @pytest.mark.usefixtures("full_compilation")
 @pytest.mark.parametrize(
     ("method", "work", "gigabytes", "temporary_megabytes"),
-    [("bn", "train", 0.9, 170), ("cxda", "train", 0.9, 170), ("bn", "infer", 0.25, 60), ("erm", "infer", 0.05, 20)],
+    [("cxda", "train", 0.9, 170), ("bn", "infer", 0.25, 60), ("erm", "infer", 0.05, 20)],
 )
-def test_main_steps_move_no_more_than_they_did(method, work, gigabytes, temporary_megabytes):
+def test_main_steps_move_no_more_than_they_did_and_never_call_the_host(method, work, gigabytes, temporary_megabytes):
     """Of femnist's shape at width 16. A pass over activations more is 0.01 to 0.03 GB a pass."""
-    program = compiled(Case("femnist", method, work, width=16))
+    program = lowered("femnist", method, work, width=16).compile(backend.compiler_options())
     analysis = program.cost_analysis()
     analysis = analysis[0] if isinstance(analysis, list) else analysis
     assert analysis["bytes accessed"] < 1e9 * gigabytes
     assert program.memory_analysis().temp_size_in_bytes < 1e6 * temporary_megabytes
-
-
-def test_no_program_of_a_step_calls_the_host():
-    text = compiled(Case("femnist", "cxda", "train", width=8)).as_text()
-    assert not re.search(r"\b(infeed|outfeed|send|recv|host_callback|xla_python_cpu_callback|xla_ffi_python)\b", text)
+    calls = r"\b(infeed|outfeed|send|recv|host_callback|xla_python_cpu_callback|xla_ffi_python)\b"
+    assert not re.search(calls, program.as_text())
 
 
 def equations(jaxpr):
@@ -116,17 +125,17 @@ def equations(jaxpr):
 
 
 def convolutions(function, *arguments):
-    found = [
-        e for e in equations(jax.make_jaxpr(function)(*arguments).jaxpr) if e.primitive.name == "conv_general_dilated"
-    ]
-    return [(e.invars[0].aval.shape, e.params["feature_group_count"], e.params["batch_group_count"]) for e in found]
+    return [
+        (e.invars[0].aval.shape, e.params["feature_group_count"], e.params["batch_group_count"])
+        for e in equations(jax.make_jaxpr(function)(*arguments).jaxpr) if e.primitive.name == "conv_general_dilated"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["bn", "cxda", "cxda_loo"])
 def test_episodes_of_a_step_are_merged_into_one_convolution(name):
     """As many convolutions as for one episode, over as many times the images, and none of them grouped."""
     method, tx = build_method(name), make_optimizer("sgd", 0.01, 0.9, 1e-4)
-    state = train.init_state(method, tx, 0, make_episode().support)
+    state = state_of_shapes(method, tx, 0, make_episode().support)
 
     def of(tasks):
         episodes = jax.tree.map(lambda *x: jnp.stack(x), *(make_episode(i) for i in range(tasks)))
@@ -142,10 +151,10 @@ def test_episodes_of_a_step_are_merged_into_one_convolution(name):
 
 
 def test_what_adapts_to_nothing_never_touches_the_support():
-    flops = [cost.flops(make_runner(Case("femnist", "erm", "infer", width=8, support=n)).lower()) for n in (10, 1000)]
-    assert flops[0] == flops[1]
-    needs = [cost.flops(make_runner(Case("femnist", "bn", "infer", width=8, support=n)).lower()) for n in (10, 1000)]
-    assert needs[1] > 10 * needs[0]
+    (few, many), (bn_few, bn_many) = (
+        [cost.flops(lowered("femnist", method, "infer", width=8, support=n)) for n in (10, 1000)] for method in ("erm", "bn")
+    )  # fmt: skip
+    assert few == many and bn_many > 10 * bn_few
 
 
 def scores_held(support):
@@ -163,44 +172,37 @@ def test_patch_to_patch_attention_never_holds_all_scores():
     assert scores_held(1000) <= 1.1 * CHUNK < 20 * 16 * 8 * 16 * 1000
 
 
-@pytest.mark.parametrize(("name", "steps"), [("erm", 6), ("cxda", 6), ("cxda", 12)])
-def test_a_run_compiles_its_step_once_and_moves_row_numbers_only(store, tmp_path, name, steps):
-    """However long it is; a batch is 4 bytes an image, for the images stay on the device."""
-    method, tx = build_method(name), make_optimizer("sgd", 0.01, 0.9, 1e-4)
-    spec = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
-    source = device_source(store)
-    state = train.init_state(method, tx, 0, Images(store.images[:2], np.zeros(2, np.int32)))
+def counting(source):
+    """The source, and a list of the shapes that its programs are traced for."""
     traced = []
 
     def assemble(resident, batch):
         traced.append(jax.tree.map(jnp.shape, batch))
         return source.assemble(resident, batch)
 
+    return source._replace(assemble=assemble), traced
+
+
+def test_a_run_compiles_its_step_once_and_moves_row_numbers_only(store, tmp_path):
+    """A batch is 4 bytes an image, for the images stay on the device. The loop knows no method: a small one does."""
+    tx, (source, traced) = make_optimizer("sgd", 0.01, 0.9, 1e-4), counting(device_source(store))
+    state = train.init_state(METHOD, tx, 0, Images(store.images[:2], np.zeros(2, np.int32)))
     spent = train.train(
-        method, tx, augment.Weak(), source._replace(assemble=assemble),
-        lambda step: sample_plans(spec, store.offsets, store.domains("train"), 0, [step]),
-        state, 0, train.Schedule(steps, 3, 1, 2), lambda variables: 0.0, tmp_path, log=lambda line: None,
+        METHOD, tx, augment.Weak(), source,
+        lambda step: sample_plans(SPEC, store.offsets, store.domains("train"), 0, [step]),
+        state, 0, train.Schedule(12, 3, 1, 2), lambda variables: 0.0, tmp_path, log=lambda line: None,
     )  # fmt: skip
     assert len(traced) == 1
-    assert spent.steps == steps and spent.step_bytes == 4 * (8 + 4) and spent.step_flops > 1e6
+    assert spent.steps == 12 and spent.step_bytes == 4 * (8 + 4) and spent.step_flops > 1e5
     assert 0 <= spent.waiting + spent.saving + spent.validating <= spent.seconds and spent.steps_per_s > 0
 
 
 def test_an_evaluation_compiles_once_whatever_its_length(store):
-    method, source = build_method("cxda"), device_source(store)
-    traced = []
-
-    def assemble(resident, batch):
-        traced.append(1)
-        return source.assemble(resident, batch)
-
-    counting = Source(source.resident, source.batches, assemble)
-    evaluator = compile_task(method, counting)
-    variables = method.init(KEY, make_episode().support)
-    spec = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
-    plans = functools.partial(sample_plans, spec, store.offsets, store.domains("test"), 0)
+    source, traced = counting(device_source(store))
+    evaluator, variables = compile_task(METHOD, source), METHOD.init(KEY, make_episode().support)
+    plans = functools.partial(sample_plans, SPEC, store.offsets, store.domains("test"), 0)
     for tasks in (3, 7):
-        evaluate(evaluator, variables, counting, plans, tasks, "accuracy", per_call=2)
+        evaluate(evaluator, variables, source, plans, tasks, "accuracy", per_call=2)
     assert len(traced) == 1
 
 

@@ -1,5 +1,6 @@
 """Where memory does not suffice, one line names what was asked for and what to lower."""
 
+import functools
 import subprocess
 import sys
 import textwrap
@@ -15,11 +16,11 @@ import pytest
 from cxda_jax import backend, cost, memory
 from cxda_jax.data.sources import device_source
 from cxda_jax.errors import UserError
-from cxda_jax.evaluation import compile_task, evaluate
+from cxda_jax.evaluation import evaluate
 from cxda_jax.study import testing, training
 from cxda_jax.types import Images
-from tests.nets import build_method
-from tests.test_train import SPEC, run, sample_plans
+from tests.lines import ROOT
+from tests.test_train import METHOD, SPEC, run, sample_plans
 
 XLA, FIELDS = jax.errors.JaxRuntimeError, "net.width or episode.*"
 
@@ -41,11 +42,11 @@ def test_running_out_of_memory_is_one_line(error, told):
     assert "\n" not in line and len(line) <= 120
 
 
-@pytest.mark.parametrize("error", [XLA("INVALID_ARGUMENT: allocating 7 bytes"), ValueError("RESOURCE_EXHAUSTED")])
-def test_other_errors_stay_what_they_are(error):
-    with pytest.raises(type(error)) as e, memory.named(FIELDS):
-        raise error
-    assert e.value is error
+def test_other_errors_stay_what_they_are():
+    for error in (XLA("INVALID_ARGUMENT: allocating 7 bytes"), ValueError("RESOURCE_EXHAUSTED")):
+        with pytest.raises(type(error)) as e, memory.named(FIELDS):
+            raise error
+        assert e.value is error
 
 
 def test_training_and_testing_say_what_to_lower(monkeypatch):
@@ -76,35 +77,27 @@ def test_what_xla_says_in_a_process_of_limited_memory_is_understood():
         except UserError as e:
             print(e)
     """
-    root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=root)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "out of memory: 14.4 GB asked for at once; lower x\n", done.stderr
 
 
 def test_a_program_that_will_not_fit_is_not_started(store, tmp_path, monkeypatch):
     """On CPUs, where the system would end the process in its midst."""
-    bn = build_method("bn")
-    source, variables = device_source(store), bn.init(jax.random.key(0), example(store))
-    evaluator = compile_task(bn, source)
-    evaluator = evaluator._replace(answer=memory.checked(evaluator.answer))  # as the commands do
+    source = device_source(store)
+    variables = METHOD.init(jax.random.key(0), Images(store.images[:2], np.zeros(2, np.int32)))
+    experiment: Any = types.SimpleNamespace(method=METHOD, source=source)
     monkeypatch.setattr(memory, "available", lambda: 1000)
     monkeypatch.setattr(backend, "freed_memory", lambda: 0)
     with pytest.raises(memory.TooLarge, match=r"needs 0\.0 GB, 0\.0 GB are free"):
         run(store, tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()  # of so little, not even the first state fits
+    plans = functools.partial(sample_plans, SPEC, store.offsets, store.domains("val"), 0)
     with pytest.raises(memory.TooLarge):
-        evaluate(
-            evaluator, variables, source,
-            lambda tasks: sample_plans(SPEC, store.offsets, store.domains("val"), 0, tasks), 2, "accuracy",
-        )  # fmt: skip
+        evaluate(testing.compiled(experiment), variables, source, plans, 2, "accuracy")
     monkeypatch.setattr(memory, "available", lambda: 20_000)  # the state takes 5,000, the step 70,000
     with pytest.raises(memory.TooLarge):
         run(store, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
-
-
-def example(store):
-    return Images(store.images[:2], np.zeros(2, np.int32))
 
 
 def test_the_check_knows_what_a_program_needs_and_costs_no_second_compilation(monkeypatch):
@@ -120,23 +113,18 @@ def test_the_check_knows_what_a_program_needs_and_costs_no_second_compilation(mo
     assert counted.programs == before + 1
     monkeypatch.setattr(memory, "available", lambda: None)  # where the system says nothing
     memory.insist_it_fits(program, x)
+    monkeypatch.setattr(memory, "available", lambda: 0)
+    monkeypatch.setattr(backend, "freed_memory", lambda: 5_000_000)  # it can be taken again
+    memory.insist_it_fits(program, x)
 
 
 def test_what_is_available_is_what_the_system_says():
-    found = memory.available()
+    assert 0 <= backend.freed_memory() < 2**40
     if not Path("/proc/meminfo").exists():
-        assert found is None
+        assert memory.available() is None
     else:
         total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
-        assert found and 0 < found < 2 * total + 2**40
-
-
-def test_memory_that_was_freed_can_be_taken_again(monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 0)
-    monkeypatch.setattr(backend, "freed_memory", lambda: 5_000_000)
-    memory.insist_it_fits(jax.jit(lambda x: x @ x.T), jnp.ones((1000, 10)))
-    monkeypatch.undo()
-    assert 0 <= backend.freed_memory() < 2**40
+        assert 0 < (memory.available() or 0) < 2 * total + 2**40
 
 
 def test_a_store_larger_than_the_device_names_its_size_the_room_and_the_way_out(store, monkeypatch):

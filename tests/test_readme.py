@@ -1,6 +1,7 @@
 """What the README and the documentation say runs, leads somewhere and names what exists."""
 
 import re
+import runpy
 from pathlib import Path
 
 import jax
@@ -91,9 +92,7 @@ def test_each_page_is_in_the_menu():
 
 
 def test_each_marker_is_filled():
-    hooks = execute(
-        (ROOT / "docs" / "hooks.py").read_text().replace("__file__", f"{str(ROOT / 'docs' / 'hooks.py')!r}")
-    )
+    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
     filled = {page.name: hooks["on_page_markdown"](page.read_text(), page=None) for page in DOCS}
     assert "| optimizer.learning_rate | `0.01` |" in filled["config.md"]
     assert "(methods.md#adding-a-method)" in filled["contributing.md"] and "## 0.1.0" in filled["changelog.md"]

@@ -117,9 +117,7 @@ def write_store(path: str | os.PathLike, info: StoreInfo | Callable[[], StoreInf
 
 
 @contextlib.contextmanager
-def written_whole(
-    target: Path, proof: str = "", choose: Callable[[Path], Path] = lambda folder: folder
-) -> Iterator[Path]:
+def written_whole(target: Path, proof: str = "", choose: Callable[[Path], Path] = lambda made: made) -> Iterator[Path]:
     """Yields a new folder beside `target`. At the end, the folder or the one that choose() takes in it becomes `target`.
 
     Nothing stays after an error. If another process made `target`, with the file `proof` in it, first, its copy stays.
@@ -143,73 +141,58 @@ def written_whole(
 
 
 def _refuse_bad(domain: Domain, shape: tuple[int, ...], num_classes: int) -> None:
-    name, labels = brief(domain.name), np.asarray(domain.labels)
+    name, images, labels = brief(domain.name), domain.images, np.asarray(domain.labels)
     if domain.split not in SPLITS:
         raise UserError(f"domain {name}: split {brief(repr(domain.split))} is not one of {', '.join(SPLITS)}")
-    if domain.images.dtype != np.uint8 or domain.images.shape[1:] != shape or len(shape) != 3 or 0 in shape:
-        raise UserError(
-            f"domain {name}: images are {domain.images.dtype} {domain.images.shape}, expected uint8 (n, *{shape})"
-        )
+    if images.dtype != np.uint8 or images.shape[1:] != shape or len(shape) != 3 or 0 in shape:
+        raise UserError(f"domain {name}: images are {images.dtype} {images.shape}, expected uint8 (n, *{shape})")
     if labels.ndim != 1 or (labels.size and labels.dtype.kind not in "iu"):
         raise UserError(f"domain {name}: labels are {labels.dtype} {labels.shape}, expected integers (n,)")
-    if len(domain.images) != len(labels):
-        raise UserError(f"domain {name}: {len(domain.images)} images but {len(labels)} labels")
+    if len(images) != len(labels):
+        raise UserError(f"domain {name}: {len(images)} images but {len(labels)} labels")
     if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
         raise UserError(f"domain {name}: a label lies outside 0..{num_classes - 1}")
 
 
-def open_store(path: str | os.PathLike, verify: bool = True) -> DomainStore:
-    """Opens a store. With `verify`, compares its bytes with their recorded SHA-256 (about a second per gigabyte)."""
+def open_store(path: str | os.PathLike) -> DomainStore:
+    """Opens a store. Its bytes are compared with their recorded SHA-256, which takes about a second per gigabyte."""
     path = Path(path)
     card = _read_card(path)
     rows = sum(d["rows"] for d in card["domains"])
-    for name, size in {"images.u8": rows * math.prod(card["shape"]), "labels.i32": 4 * rows}.items():
-        actual = (path / name).stat().st_size if (path / name).exists() else 0
+    for file, size in {"images.u8": rows * math.prod(card["shape"]), "labels.i32": 4 * rows}.items():
+        actual = (path / file).stat().st_size if (path / file).exists() else 0
         if actual != size:
-            raise UserError(f"{path}/{name}: {actual} bytes, expected {size}; {AGAIN}")
+            raise UserError(f"{path}/{file}: {actual} bytes, expected {size}; {AGAIN}")
+        if files.hash_file(path / file) != card["sha256"][file.partition(".")[0]]:
+            raise UserError(f"{path}/{file} differs from its recorded hash; {AGAIN}")
     images = np.memmap(path / "images.u8", np.uint8, "r", shape=(rows, *card["shape"]))
     labels = np.fromfile(path / "labels.i32", "<i4")
-    for name, file in {"images": "images.u8", "labels": "labels.i32"}.items() if verify else ():
-        with open(path / file, "rb") as opened:  # read, not mapped: it may be larger than the memory
-            if hashlib.file_digest(opened, "sha256").hexdigest() != card["sha256"][name]:
-                raise UserError(f"{path}: {name} differ from their recorded hash; {AGAIN}")
     if not 0 <= labels.min() <= labels.max() < len(card["class_names"]):
         what = f"labels in {labels.min()}..{labels.max()}, but {len(card['class_names'])} classes in store.json"
         raise UserError(f"{path}/labels.i32: {what}; {AGAIN}")
-    if verify and files.is_falsified(card):
+    if files.is_falsified(card):
         raise UserError(f"{path}/store.json differs from its recorded hash; {AGAIN}")
-    about: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in card.items() if k in StoreInfo._fields
-    }
+    about: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in card.items()}
+    info = StoreInfo(**{name: about[name] for name in StoreInfo._fields if name in about})
+    facts = {name: card[name] for name in IDENTITY} | {"metric": info.metric}  # all that a result depends on
+    identity = json.dumps([[card["sha256"]["images"], card["sha256"]["labels"]], facts], sort_keys=True)
     return DomainStore(
-        info=StoreInfo(**about),
-        images=images,
-        labels=labels,
+        info, images, labels,
         offsets=np.cumsum([0] + [d["rows"] for d in card["domains"]]),
         split=tuple(d["split"] for d in card["domains"]),
         domain_names=tuple(d["name"] for d in card["domains"]),
-        sha256=_identity(card),
-    )
-
-
-def _identity(card: dict[str, Any]) -> str:
-    """A hash of everything that a result depends on."""
-    facts = {name: card.get(name) for name in IDENTITY}
-    facts["metric"] = card.get("metric", StoreInfo._field_defaults["metric"])
-    hashes = [card["sha256"][name] for name in ("images", "labels")]
-    return hashlib.sha256(json.dumps([hashes, facts], sort_keys=True).encode()).hexdigest()
+        sha256=hashlib.sha256(identity.encode()).hexdigest(),
+    )  # fmt: skip
 
 
 def _read_card(path: Path) -> dict[str, Any]:
     """The content of store.json. Every field that open_store() uses is there, and of its type."""
-    file = path / "store.json"
-    if not os.path.exists(file):
+    if not os.path.exists(file := path / "store.json"):
         raise UserError(f"{path}: not a data store (no store.json); prepare the data set first")
     card = read_object(file, AGAIN)
     if card.get("format") != FORMAT:
         raise UserError(f"{path}: store format {card.get('format')}, this version reads {FORMAT}; prepare it again")
-    require(card, FIELDS, f"{file}", AGAIN)
-    require(card, {k: kind for k, kind in OPTIONAL.items() if k in card}, f"{file}", AGAIN)
+    require(card, FIELDS | {name: kind for name, kind in OPTIONAL.items() if name in card}, f"{file}", AGAIN)
     require(card["sha256"], {"images": str, "labels": str}, f"{file}: sha256", AGAIN)
     for domain in card["domains"]:
         require(domain, {"name": str, "split": str, "rows": int}, f"{file}: domains", AGAIN)
@@ -237,17 +220,14 @@ def _fault_in(card: dict[str, Any]) -> str:
             return f"split {brief(repr(domain['split']))} is not one of {', '.join(SPLITS)}"
         if domain["rows"] < 0:
             return f"domain {brief(repr(domain['name']))} has {domain['rows']} rows"
-    if fault := repeated((domain["name"], domain["split"]) for domain in card["domains"]):
-        return fault
-    return "" if any(domain["rows"] for domain in card["domains"]) else "its domains have no rows"
+    if not any(domain["rows"] for domain in card["domains"]):
+        return "its domains have no rows"
+    return repeated((domain["name"], domain["split"]) for domain in card["domains"])
 
 
 def repeated(domains: Iterable[tuple[str, str]]) -> str:
-    """Names a domain that is in two places, if there is one: results of training and testing on it would mean nothing.
-
-    Args:
-        domains: (name, split) of each piece. Equal neighbours are pieces of one domain.
-    """
+    """Names a domain that is in two places, by (name, split) of all pieces, of which equal neighbours are in one: results
+    of training and testing on it would mean nothing."""
     places: dict[str, str] = {}
     for (name, split), _ in itertools.groupby(domains):
         if name in places:
@@ -260,6 +240,5 @@ def repeated(domains: Iterable[tuple[str, str]]) -> str:
 def cached_store(path: str | os.PathLike, make: Callable[[], tuple[StoreInfo, Iterable[Domain]]]) -> DomainStore:
     """Opens the store at `path`. Makes it first if there is none; several processes may do so at once."""
     if not (Path(path) / "store.json").exists():
-        info, domains = make()
-        write_store(path, info, domains)
+        write_store(path, *make())
     return open_store(path)

@@ -5,6 +5,7 @@ validations. So if one checkpoint is damaged, another is left. The manifest is w
 folder that orbax then renames: a checkpoint with its final name has all its files.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -29,48 +30,40 @@ UNREAD = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes them aft
 
 
 class _Arrays(ocp.AsyncCheckpointHandler):
-    """Has orbax write arrays as one plain file.
-
-    Orbax's own format takes several times as long (docs/reliability.md), and tensorstore, which writes it, keeps some memory
-    at each save.
-    """
+    """Has orbax write arrays as one plain file: its own takes much longer (docs/reliability.md), and some memory for good."""
 
     async def async_save(self, directory: Any, args: "_SaveArrays") -> list[Any]:
         async def write() -> None:
-            args.unsealed.append(Path(directory).parent)
+            args.folder.unsealed = Path(directory).parent
             if jax.process_index() == 0:
-                written = files.write_hashed(Path(directory) / ARRAYS, safetensors.pieces(args.arrays))
-                args.hashes[f"{TREE}/{ARRAYS}"] = written
+                args.folder.written = files.write_hashed(Path(directory) / ARRAYS, safetensors.pieces(args.arrays))
 
         return [future.CommitFutureAwaitingContractedSignals(write(), name=ARRAYS)]
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError  # orbax asks for it, and calls async_save alone
+        raise NotImplementedError  # orbax asks for both, and calls async_save alone
 
-    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError  # restore() below reads the file
+    restore = save
 
 
 @ocp.args.register_with_handler(_Arrays, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class _SaveArrays(ocp.args.CheckpointArgs):
     arrays: dict[str, np.ndarray]
-    hashes: dict[str, str]  # takes the SHA-256 of what is written, by its name in the checkpoint
-    unsealed: list[Path]  # takes the temporary folder that it is written into
+    folder: "Folder"
 
 
-class Folder:
+class Folder(contextlib.AbstractContextManager["Folder"]):
     """A folder of numbered checkpoints, which keeps the newest `keep`. Writing goes on in the background."""
+
+    unsealed: Path  # the temporary folder of the checkpoint that is being written
+    written = ""  # SHA-256 of its arrays
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         self.path = path.absolute()
-        self._hashes: dict[str, str] = {}
-        self._unsealed: list[Path] = []
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
-            create=True,
             cleanup_tmp_directories=True,  # which killed writers left
-            enable_async_checkpointing=True,
             async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal),
         )
         self._manager = _one_line(self.path, lambda: ocp.CheckpointManager(self.path, options=options))
@@ -85,14 +78,10 @@ class Folder:
         leaves = safetensors.named(tree)
         needed, free = sum(leaf.nbytes for leaf in leaves.values()), shutil.disk_usage(self.path).free
         if free < 1.1 * needed + SPARE:
-            raise UserError(
-                f"{self.path}: a checkpoint takes {needed / 1e6:.0f} MB and the disk has {free / 1e6:.0f} MB left; free some "
-                "space and run the same command again"
-            )
-        self._hashes, self._unsealed = {}, []
-        arrays = _SaveArrays(jax.device_get(leaves), self._hashes, self._unsealed)
-        items = ocp.args.Composite(**{TREE: arrays, "notes": ocp.args.JsonSave(notes)})
-        _one_line(self.path, lambda: self._manager.save(step, args=items))
+            sizes = f"a checkpoint takes {needed / 1e6:.0f} MB and the disk has {free / 1e6:.0f} MB left"
+            raise UserError(f"{self.path}: {sizes}; free some space and run the same command again")
+        items = {TREE: _SaveArrays(jax.device_get(leaves), self), "notes": ocp.args.JsonSave(notes)}
+        _one_line(self.path, lambda: self._manager.save(step, args=ocp.args.Composite(**items)))
 
     def wait(self) -> None:
         """Returns when all is on the disk. A failure to write is raised here."""
@@ -100,10 +89,8 @@ class Folder:
 
     def _seal(self) -> None:
         """Called by orbax when all files are written and before they get their final name."""
-        manifest.write(self._unsealed[0], known=self._hashes, unread=UNREAD)
-
-    def __enter__(self) -> "Folder":
-        return self
+        names = {p.relative_to(self.unsealed).as_posix() for p in self.unsealed.rglob("*") if p.is_file()}
+        manifest.write(self.unsealed, names.difference(UNREAD), {f"{TREE}/{ARRAYS}": self.written})
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         try:
@@ -114,26 +101,22 @@ class Folder:
 
 
 def restore(path: Path, like: Any, damaged: Callable[[str], None] | None = None) -> tuple[Any, dict[str, Any]] | None:
-    """The newest checkpoint under `path` with its notes; None where there is none.
+    """The newest checkpoint under `path` as a tree like `like`, on its devices, and the notes; None where there is none.
 
-    Args:
-      path: the folder of checkpoints.
-      like: a pytree whose structure, shapes, types and devices the checkpoint takes.
-      damaged: called with a line about a checkpoint that differs from its manifest. That one is renamed, and the one
-        before it is taken. Without `damaged` it is an error.
+    One that differs from its manifest is an error. With `damaged`, which gets a line about it, it is renamed, and the one
+    before it is taken.
     """
     for step in steps(path):
-        fault = manifest.find_fault(path / str(step))
-        if not fault:
+        if not (fault := manifest.find_fault(path / str(step))):
             return _load(path / str(step), like)
         if damaged is None:
             raise UserError(f"{path}/{step}: {fault}; copy it again from where it is whole, or train again")
         damaged(f"{path}/{step} is damaged: {fault}; set aside as damaged-{step}")
-        os.replace(path / str(step), _free(path / f"damaged-{step}"))
+        names = (path / f"damaged-{step}{more}" for more in ("", *(f".{i}" for i in range(1, 1000))))
+        os.replace(path / str(step), next(name for name in names if not name.exists()))
         if not steps(path):
-            raise UserError(
-                f"{path}: no good checkpoint is left; copy one back, or delete the folder to train from the start"
-            )
+            what = "no good checkpoint is left; copy one back, or delete the folder to train from the start"
+            raise UserError(f"{path}: {what}")
     return None
 
 
@@ -153,18 +136,10 @@ def _load(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
         raise UserError(f"{path}: from another version or another network ({reason(e)}); train again") from e
 
 
-def _free(path: Path) -> Path:
-    """The path, or the first name like it that is not in use."""
-    taken = [path, *(path.with_name(f"{path.name}.{i}") for i in range(1, 1000))]
-    return next(p for p in taken if not p.exists())
-
-
 def _one_line(path: Path, work: Callable[[], Any]) -> Any:
     """Runs `work`, and makes one line of an error of orbax or tensorstore, which may be pages long."""
     try:
         return work()
-    except UserError:
-        raise
     except Exception as e:
         raise UserError(f"{path}: the checkpoint cannot be written ({reason(e)}); the last whole one stays") from e
 

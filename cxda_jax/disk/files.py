@@ -1,7 +1,7 @@
 """Files that are never half written, and folders that one process at a time writes to."""
 
 import contextlib
-import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -60,19 +60,21 @@ def write_hashed(path: Path, pieces: Sequence[bytes | memoryview]) -> str:
         return hashing.result()
 
 
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, which may be larger than the memory."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
     """The content with a SHA-256 of itself, for a JSON file whose hash stands nowhere else."""
-    return {**content, SEAL: _seal_of(content)}
+    rest = {name: value for name, value in content.items() if name != SEAL}
+    return {**rest, SEAL: hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}
 
 
 def is_falsified(content: dict[str, Any]) -> bool:
     """Whether the content has changed since it was sealed. Files of older versions have no seal and pass."""
-    return SEAL in content and content[SEAL] != _seal_of(content)
-
-
-def _seal_of(content: dict[str, Any]) -> str:
-    rest = {name: value for name, value in content.items() if name != SEAL}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return SEAL in content and content[SEAL] != sealed(content)[SEAL]
 
 
 def refuse_links(folder: Path) -> None:
@@ -84,22 +86,9 @@ def refuse_links(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of `folder`, so that a second process that asks for it gets a UserError.
-
-    The system frees the lock when this process ends, also when it is killed.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    try:
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    except OSError as e:
-        if e.errno != errno.ELOOP:
-            raise
-        raise UserError(f"{folder / LOCK}: a link, through which nothing is written; delete it") from None
-    with open(descriptor, "r+") as file:
+    """Holds the lock of `folder`, which may hold no link: a second process gets a UserError until this one ends or is killed."""
+    refuse_links(folder)
+    with open(folder / LOCK, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

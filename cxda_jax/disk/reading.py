@@ -11,14 +11,11 @@ from typing import Any
 
 from cxda_jax.errors import UserError, brief
 
-CHECK = "crc32"
-LARGEST = sys.float_info.max
+CHECK, MOST = "crc32", sys.float_info.max
 NUMBER = (int, float)
 MAYBE = (int, float, type(None))
 _KINDS = {str: "a text", int: "a whole number", list: "a list", dict: "an object", NUMBER: "a number",
           MAYBE: "a number or null"}  # fmt: skip
-
-
 # What helps against what the system says.
 _SYSTEM = {
     "No space left on device": "free some space and run the same command again",
@@ -32,10 +29,7 @@ _SYSTEM = {
 
 
 def reason(error: BaseException, most: int = 80) -> str:
-    """What an exception says, on one line of at most `most` characters.
-
-    Some libraries write pages. If those hold words of the system, such as "No space left on device", only they are given.
-    """
+    """What an exception says, on one line; of a library's pages only the system's words, such as "No space left on device"."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror  # the rest repeats the path
@@ -50,10 +44,9 @@ def reason(error: BaseException, most: int = 80) -> str:
 
 def system_fault(error: OSError, path: Path | None = None, fix: str = "") -> str:
     """What the system refused, where, and what helps. `fix` helps unless the disk is full."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    advice = _SYSTEM.get(error.strerror or "", "")
-    helps = (advice if full or not fix else fix) or "--debug shows where"
-    return f"{path or error.filename or 'a file'}: {reason(error)}; {helps}"
+    if not fix or error.errno in (errno.ENOSPC, errno.EDQUOT):
+        fix = _SYSTEM.get(error.strerror or "", "") or "--debug shows where"
+    return f"{path or error.filename or 'a file'}: {reason(error)}; {fix}"
 
 
 def read_object(path: Path, fix: str) -> dict[str, Any]:
@@ -114,9 +107,8 @@ def _checksum(record: Mapping[str, float]) -> int:
 
 
 def _is_metrics(value: Any) -> bool:
-    if not isinstance(value, dict) or type(value.get("step")) is not int or value["step"] < 0:
-        return False
-    return all(type(v) in (int, float) and -LARGEST <= v <= LARGEST for v in value.values())
+    numbers = isinstance(value, dict) and all(type(v) in (int, float) and abs(v) <= MOST for v in value.values())
+    return numbers and type(value.get("step")) is int and value["step"] >= 0
 
 
 def read_table(path: Path, columns: Sequence[str], fix: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -125,11 +117,9 @@ def read_table(path: Path, columns: Sequence[str], fix: str) -> Iterator[tuple[i
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets begin UTF-8 with a mark
             rows = csv.DictReader(file)
-            lacking = [c for c in columns if c not in (rows.fieldnames or ())]
-            if lacking:
+            if lacking := [c for c in columns if c not in (rows.fieldnames or ())]:
                 raise UserError(f"{path}: no column {lacking[0]!r}; {fix}")
-            for row in rows:
-                yield rows.line_num, row
+            yield from ((rows.line_num, row) for row in rows)
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         raise UserError(f"{path}: not readable as CSV ({reason(e)}); {fix}") from None
 
@@ -144,6 +134,5 @@ def refuse_html(path: Path) -> None:
     except OSError as e:
         raise UserError(f"{path}: not readable ({reason(e)}); fetch or extract it again") from None
     if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
-        raise UserError(
-            f"{path}: a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"
-        )
+        what = "a web page (HTML), not the data; the link asks for a confirmation or is dead, fetch it again"
+        raise UserError(f"{path}: {what}")

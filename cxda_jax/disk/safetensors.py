@@ -28,8 +28,7 @@ def named(tree: Any) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     found = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
     for name, leaf in found.items():
-        if getattr(leaf, "dtype", None) not in NAMES:
-            kind = getattr(leaf, "dtype", type(leaf).__name__)
+        if (kind := getattr(leaf, "dtype", type(leaf).__name__)) not in NAMES:
             raise UserError(f"{brief(name, 60)}: {kind} cannot be saved; keep an array, of a random key its key_data()")
     return found
 
@@ -49,18 +48,14 @@ def fit(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
 def pieces(arrays: Mapping[str, np.ndarray], notes: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
     """The bytes of a file, of which those of contiguous arrays are not copied; `notes` become the header's text."""
     header: dict[str, Any] = {"__metadata__": dict(notes)} if notes else {}
-    end = 0
+    bodies, end = [], 0
     for name, array in sorted(arrays.items()):
         start, end = end, end + array.nbytes
-        header[name] = {
-            "dtype": NAMES[array.dtype.newbyteorder("=")],
-            "shape": array.shape,
-            "data_offsets": [start, end],
-        }
+        kind = NAMES[array.dtype.newbyteorder("=")]
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
+        bodies.append(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the arrays begin at a multiple of eight
-    ordered = (array for _, array in sorted(arrays.items()))
-    bodies = [np.ascontiguousarray(a, a.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data for a in ordered]
     return [len(text).to_bytes(8, "little") + text, *bodies]
 
 

@@ -16,7 +16,7 @@ from cxda_jax.errors import UserError, brief
 from cxda_jax.evaluation import Evaluator, TaskTable, compile_task, evaluate, time_task
 from cxda_jax.experiment import Experiment, build
 from cxda_jax.fields import FIELDS, Group
-from cxda_jax.progress import Counter, announced, say
+from cxda_jax.progress import Counter, announced
 from cxda_jax.study.comparing import comparison, summary, table
 from cxda_jax.study.examples import draw_example, keep_attention, without_support, write_arrays
 from cxda_jax.study.results import Result, read_result
@@ -91,7 +91,6 @@ def tested(
             files.refuse_links(evaluation.run)
             evaluation.folder.mkdir(exist_ok=True)
             with files.locked(evaluation.folder):
-                files.refuse_links(evaluation.folder)
                 result: Result | Exception = evaluate_run(evaluation, experiment, kept[2], num_tasks)
         except Exception as e:
             if alone:
@@ -128,8 +127,8 @@ def check_against(against: str, labels: Collection[str]) -> None:
 def compiled(experiment: Experiment) -> Evaluator:
     """What tests a task, which says that it compiles, and does not start what the memory will not hold."""
     evaluator = compile_task(experiment.method, experiment.source)
-    answer = memory.checked(evaluator.answer) if experiment.method.feed_forward else evaluator.answer
-    return evaluator._replace(answer=announced(answer, "the test of a task", say))
+    check = memory.insist_it_fits if experiment.method.feed_forward else lambda *_: None
+    return evaluator._replace(answer=announced(evaluator.answer, "the test of a task", check))
 
 
 def score(experiment: Experiment, evaluator: Evaluator, variables: Variables, split: str, num_tasks: int) -> TaskTable:

@@ -33,7 +33,6 @@ def train_run(config: Config, workdir: Path, data_dir: str | Path, other_data: b
     experiment, state = prepared(config, data_dir)
     make_workdir(workdir)
     with files.locked(workdir), as_fields(config, "train"):
-        files.refuse_links(workdir)
         record = identity.claim(workdir, config, experiment.store, other_data, say)
         try:
             run(experiment, state, workdir, compilations, record)
