@@ -13,11 +13,9 @@ import jax
 
 from cxda_jax.errors import UserError
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8  # from malloc.h
 # Without this option XLA's CPU backend expands each convolution into gigabytes of im2col: 2 to 3 times slower.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
-_GPU_DETERMINISM = {"xla_gpu_deterministic_ops": True}  # on other devices all operations are deterministic
-_deterministic = False
+_deterministic = False  # of GPUs alone: on other devices all operations are deterministic
 
 
 def _on_cpu() -> bool:
@@ -49,19 +47,15 @@ def rewrites_layers() -> bool:
 
 
 def donates_state() -> bool:
-    """Whether a training step may overwrite the state before it.
-
-    On CPUs this saves nothing, and a checkpoint that is still being written may share the state's memory.
-    """
+    """Whether a training step may overwrite the state before it."""
+    # On CPUs this saves nothing, and a checkpoint that is still being written may share the state's memory.
     return not _on_cpu()
 
 
 def checks_memory_first() -> bool:
-    """Whether a program's need of memory is compared with the free memory before the program starts.
-
-    On CPUs the system promises more memory than it has, and later kills the process without a message. Other devices
-    report the lack of memory themselves.
-    """
+    """Whether a program's need of memory is compared with the free memory before the program starts."""
+    # The system promises more memory than it has, and later kills the process without a message. Other devices report
+    # the lack of memory themselves.
     return _on_cpu()
 
 
@@ -70,14 +64,8 @@ def peak_matrix_side() -> int:
     return 2048 if _on_cpu() else 8192
 
 
-# Compilation.
-
-
 def make_deterministic() -> None:
-    """Makes programs that are compiled from now on give the same bits in every run on the same kind of GPU.
-
-    They run somewhat slower.
-    """
+    """Makes programs that are compiled from now on give the same bits on the same kind of GPU, somewhat more slowly."""
     global _deterministic
     _deterministic = True
     compiler_options.cache_clear()
@@ -87,13 +75,10 @@ def make_deterministic() -> None:
 def compiler_options() -> dict[str, Any] | None:
     """Options for jit: on CPUs if this jaxlib knows the option, on GPUs if make_deterministic() was called.
 
-    They go with the function and not through XLA_FLAGS. An unknown name is then an error that can be caught, and the
-    environment stays as the user left it.
+    They do not go through XLA_FLAGS: an unknown name is an error that can be caught, and the environment stays as is.
     """
-    if jax.default_backend() == "gpu" and _deterministic:
-        return _GPU_DETERMINISM
     if not _on_cpu():
-        return None
+        return {"xla_gpu_deterministic_ops": True} if _deterministic and jax.default_backend() == "gpu" else None
     try:
         jax.jit(lambda x: x + 1, compiler_options=_CPU_OPTIONS).lower(0.0).compile()
     except Exception:  # versions of jaxlib refuse with different exceptions
@@ -106,16 +91,22 @@ def jit(fun: Any, **kwargs: Any) -> Any:
     return jax.jit(fun, compiler_options=compiler_options(), **kwargs)
 
 
-# The machine.
-
-
 def machine() -> str:
     """The kind of accelerator, or else of processor. The last bits of a result depend on it."""
-    if not _on_cpu():
-        return jax.devices()[0].device_kind
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(models, "") or platform.processor() or platform.machine()
+    return (processor() or platform.machine()) if _on_cpu() else jax.devices()[0].device_kind
+
+
+def processor() -> str:
+    """The processor's model; empty if the system does not say."""
+    models = (line.split(":", 1)[1].strip() for line in _processor_facts() if line.startswith("model name"))
+    return next(models, "") or platform.processor()
+
+
+def _processor_facts() -> list[str]:
+    """The lines in which Linux tells the first processor's model and abilities."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return [line for line in lines if line.startswith(("model name", "flags"))][:2]
 
 
 def threads() -> int:
@@ -126,30 +117,27 @@ def threads() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Makes the C library keep large freed blocks for the next step.
+    """Makes the C library keep large freed blocks for the next step, where it is glibc.
 
     Otherwise it returns them to the system, and on CPUs each step fetches its activations again, page by page. Call this
-    before JAX starts its threads. Threads that exist already have memory pools of their own, which only grow. Without
-    glibc this does nothing.
+    before JAX starts its threads. Threads that exist already have memory pools of their own, which only grow.
     """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return
-    mallopt(_M_ARENA_MAX, 1)
-    mallopt(_M_MMAP_MAX, 0)
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    mallopt(_M_TOP_PAD, 2**28)
+    if mallopt := _of_glibc("mallopt"):
+        # M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD of malloc.h
+        for option, value in ((-8, 1), (-4, 0), (-1, 2**31 - 1), (-2, 2**28)):
+            mallopt(option, value)
 
 
 def freed_memory() -> int:
     """Bytes of freed blocks that the C library keeps for this process; 0 if it does not say."""
-    try:
-        mallinfo = ctypes.CDLL(None).mallinfo2
-    except (OSError, AttributeError, TypeError):
-        return 0
-    mallinfo.restype = _Mallinfo
-    return mallinfo().fordblks
+    return heap().fordblks
+
+
+def heap() -> Any:
+    """What the C library says of this process's heap, with the fields of mallinfo2(); all 0 if it says nothing."""
+    if mallinfo := _of_glibc("mallinfo2"):
+        mallinfo.restype = _Mallinfo
+    return (mallinfo or _Mallinfo)()
 
 
 class _Mallinfo(ctypes.Structure):  # from malloc.h
@@ -158,17 +146,25 @@ class _Mallinfo(ctypes.Structure):  # from malloc.h
     )]  # fmt: skip
 
 
+def _of_glibc(name: str) -> Any:
+    """A function of the C library; None if it has no such."""
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (OSError, AttributeError, TypeError):
+        return None
+
+
 def keep_compiled() -> Path | None:
     """Makes JAX keep compiled programs for later processes, in $JAX_COMPILATION_CACHE_DIR or the user's cache folder.
 
-    Programs from there are run, so the folder must not be writable for others.
-
-    Returns:
-      The folder; None on a machine without a home folder, where each process compiles its programs again.
+    Programs from there are run, so the folder must not be writable for others. Returns the folder, or None on a machine
+    without a home folder, where each process compiles its programs again.
     """
-    named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(named) if named else Path(home) / "cxda_jax" / "compiled" / _processor()
+    if named := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        folder = Path(named)
+    else:  # machines of different kinds may share a home folder, but not programs
+        kind = hashlib.sha256("".join([platform.machine(), *_processor_facts()]).encode()).hexdigest()[:12]
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cxda_jax" / "compiled" / kind
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -181,12 +177,3 @@ def keep_compiled() -> Path | None:
         )
     jax.config.update("jax_compilation_cache_dir", str(folder))
     return folder
-
-
-def _processor() -> str:
-    """A name for this kind of processor. Machines of different kinds may share a home folder, but not programs."""
-    facts = [platform.machine()]
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        facts += [line for line in lines if line.startswith(("model name", "flags"))][:2]
-    return hashlib.sha256("".join(facts).encode()).hexdigest()[:12]

@@ -1,11 +1,6 @@
 """Measures speed beside PyTorch that does the same work, and writes every figure to a JSON file.
 
 python -m launch.benchmark --suite=step --out=docs/results/benchmark-cpu.json
-python -m launch.benchmark --suite=layers --out=docs/results/benchmark-layers.json
-python -m launch.benchmark --suite=task --out=docs/results/benchmark-task.json --width=32
-python -m launch.benchmark --suite=data --out=docs/results/benchmark-data.json
-python -m launch.benchmark --suite=scale --out=docs/results/benchmark-scale.json --width=32
-python -m launch.benchmark --suite=gpu --out=docs/results/benchmark-gpu.json
 
 One unit of work is an episode of 100 support and 20 query images. Nothing is augmented, since the peers augment nothing.
 The suites:
@@ -24,10 +19,9 @@ Rows of step:
   buffers      the peer with running buffers, as PyTorch users commonly write it; compare it with `stop`
 ratio = our median / the peer's: below 1 we are faster.
 
-Run it from the repository's root on an idle machine. Ours and the peers take turns. PyTorch runs in a process of its own, in its
-default setting, and its threads spin while they wait for each other. Other work on the machine makes that many times slower,
-which would flatter us. The record holds `others`, the share of the cores that other processes took; above 5 in 100 a warning
-is printed.
+Run it on an idle machine. Ours and the peers take turns. PyTorch runs in a process of its own, and its threads spin while
+they wait for each other. Other work on the machine makes that many times slower, which would flatter us. The record holds
+`others`, the share of the cores that other processes took; above 5 in 100 a warning is printed.
 """
 
 from absl import flags
@@ -46,10 +40,8 @@ _WIDTH = flags.DEFINE_integer("width", 128, "Channels of the CNN.", lower_bound=
 _GEMM = flags.DEFINE_integer(
     "gemm", 0, "Side of the matrices whose product gives the peak; 0: 4096 on CPUs, 8192 elsewhere.", lower_bound=0
 )
-_SHAPES = flags.DEFINE_list(
-    "shapes", [], "step, layers: image shapes, of femnist, cifar_c, tiny_imagenet_c, iwildcam; all if empty."
-)
-_CASES = flags.DEFINE_list("cases", [], "step: methods, of bn, cxda, erm_iid; all if empty.")
+_SHAPES = flags.DEFINE_list("shapes", [], f"step, layers: image shapes, of {', '.join(SHAPES)}; all if empty.")
+_CASES = flags.DEFINE_list("cases", [], f"step: methods, of {', '.join(CASES)}; all if empty.")
 _PEERS = flags.DEFINE_bool("peers", True, "Time PyTorch too.")
 _BUDGET = flags.DEFINE_integer("budget_s", 480, "gpu: leave out what would begin after so many seconds.", lower_bound=0)
 _SMALL = flags.DEFINE_bool("small", False, "Few images and steps: shows that a suite runs, and measures nothing.")
@@ -64,20 +56,19 @@ def main() -> None:
         from pathlib import Path
 
         from cxda_jax import backend
-        from cxda_jax.bench import record
+        from cxda_jax.bench import suites
         from cxda_jax.errors import UserError
     backend.keep_freed_memory()
     for flag, known in ((_SHAPES, SHAPES), (_CASES, CASES)):
-        for name in flag.value:
-            if name not in known:
-                raise UserError(f"--{flag.name}={name} is not one of {', '.join(known)}")
+        for name in sorted(set(flag.value) - set(known)):
+            raise UserError(f"--{flag.name}={name} is not one of {', '.join(known)}")
     out = Path(cli.insist(_OUT.value, "--out", "name the JSON file to write"))
     if not out.parent.is_dir():
         raise UserError(f"--out={out}: no folder {out.parent}; create it first")
-    record.run(
+    suites.run(
         _SUITE.value, out, _PEERS.value, _DATE.value, _GEMM.value, width=_WIDTH.value, repeats=_REPEATS.value,
-        budget_s=_BUDGET.value, small=_SMALL.value, shapes=tuple(_SHAPES.value or SHAPES),
-        cases=tuple(_CASES.value or CASES), only=tuple(_ONLY.value),
+        budget_s=_BUDGET.value, small=_SMALL.value, shapes=_SHAPES.value or SHAPES, cases=_CASES.value or CASES,
+        only=tuple(_ONLY.value),
     )  # fmt: skip
 
 

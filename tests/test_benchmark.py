@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from cxda_jax.bench import measure, record, suites
+from cxda_jax.bench import measure, suites
 from cxda_jax.bench.cases import SHAPES
-from cxda_jax.bench.measure import ROOT, interleave, top_operations
+from cxda_jax.bench.measure import ROOT, interleave, repeated, top_operations
 from cxda_jax.errors import UserError
 from launch import benchmark
 from tests.commands import command
@@ -20,16 +20,8 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 def run(suite, out, **options):
     """The record of a small run."""
-    few = {
-        "width": 4,
-        "repeats": 1,
-        "gemm": 64,
-        "small": True,
-        "budget_s": 480,
-        "shapes": ("femnist",),
-        "cases": ("bn",),
-    }
-    record.run(suite, out, **{**few, "only": (), **options})
+    few = {"width": 4, "repeats": 1, "gemm": 64, "small": True, "budget_s": 480, "only": (), "shapes": ("femnist",)}
+    suites.run(suite, out, **few | {"cases": ("bn",)} | options)
     return load(out)
 
 
@@ -58,10 +50,10 @@ def published(name):
 
 
 @pytest.mark.skipif(not HAS_TORCH, reason="needs torch")
-def test_the_command_leaves_a_record_with_peers(tmp_path, monkeypatch):
+def test_the_command_leaves_a_record_with_peers_and_what_ran_most(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out = tmp_path / "record.json"
-    flags = (
+    flags = [
         "--shapes=femnist",
         "--cases=cxda",
         "--small",
@@ -69,7 +61,7 @@ def test_the_command_leaves_a_record_with_peers(tmp_path, monkeypatch):
         "--width=4",
         "--repeats=1",
         "--gemm=64",
-    )
+    ]
     command("benchmark", "--suite=step", f"--out={out}", *flags)
     found = load(out)
     check(found, rows=3)
@@ -78,20 +70,13 @@ def test_the_command_leaves_a_record_with_peers(tmp_path, monkeypatch):
     assert 0 <= found["others"] <= 1 and found["versions"]["jax"] and found["peer"]["torch"]
     peers = {(row["case"]["work"], row["case"]["statistics"]): set(row["peers"]) for row in found["rows"]}
     assert "exact" in peers["train", "flow"] & peers["infer", "flow"] and peers["train", "stop"] == {"buffers"}
-
-
-def test_a_record_without_peers_lists_what_ran_most(tmp_path, capsys):
-    found = run("step", tmp_path / "record.json", peers=False)
-    assert "peers skipped" in capsys.readouterr().out
-    check(found, rows=3)
-    assert all(row["peers"] == row["ratio"] == {} for row in found["rows"])
     operations = found["profile"]["operations"]
     assert 0 < sum(o["share"] for o in operations) <= 1.001
     assert [o["ms"] for o in operations] == sorted((o["ms"] for o in operations), reverse=True)
 
 
 def test_flags_name_what_there_is_to_measure(tmp_path):
-    known = {"suite": record.SUITES, "shapes": SHAPES, "cases": suites.METHODS_TIMED}
+    known = {"suite": suites.SUITES, "shapes": SHAPES, "cases": suites.METHODS_TIMED}
     assert [tuple(names) for names in known.values()] == [benchmark.SUITES, benchmark.SHAPES, benchmark.CASES]
     for flag in ("shapes", "cases"):
         assert ", ".join(known[flag]) in benchmark.flags.FLAGS[flag].help
@@ -119,7 +104,7 @@ def test_contenders_take_turns():
 def test_the_product_that_takes_longest_is_named():
     large, small = jnp.ones((900, 900)), jnp.ones((30, 30))
     work = jax.jit(lambda large, small: (large @ large, small @ small))
-    found = top_operations(lambda: work(large, small))
+    found = top_operations(repeated(lambda: work(large, small)))
     assert found[0]["share"] > 0.8 and found[0]["ms"] > 0
 
 
@@ -128,24 +113,23 @@ def test_other_suites_leave_a_record_and_a_plot(tmp_path, suite):
     found = run(suite, tmp_path / "record.json", shapes=("femnist", "cifar_c"))
     assert format_of(found) == published(suite)
     assert found["suite"] == suite and found["settings"]["small"]
-    if suite == "layers":
-        rows = [row for name in SHAPES if name in found["layers"] for row in found["layers"][name]["rows"]]
-    else:
-        rows = found["tasks" if suite == "task" else "growth"]
+    layers = [row for shape in found.get("layers", {}).values() for row in shape["rows"]]
+    rows = layers or found["tasks" if suite == "task" else "growth"]
     assert len(rows) > 2 and all(0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] for row in rows)
     for suffix in (".svg", ".png"):
         assert (tmp_path / "record").with_suffix(suffix).exists() == ("growth" in found)
 
 
-def test_the_gpu_suite_runs_on_what_there_is_and_names_what_it_left_out(tmp_path):
+def test_the_gpu_suite_runs_on_what_there_is_and_names_what_it_left_out(tmp_path, capsys):
     only = ("step bfloat16", "training cifar_c", "support images 10", "seeds 3")
     found = run("gpu", tmp_path / "record.json", only=only, peers=False)
-    assert found["left_out"] == []
+    assert found["left_out"] == [] and "peers skipped" in capsys.readouterr().out
+    check(found, rows=1)
+    assert all(row["peers"] == row["ratio"] == {} for row in found["rows"])
     assert {row["case"]["dtype"] for row in found["rows"]} == {"bfloat16"}
     assert [(row["benchmark"], row["whole"]) for row in found["trainings"]] == [("cifar_c", False), ("cifar_c", True)]
     for row in found["trainings"]:
-        assert row["reckoned_minutes"] == pytest.approx(
-            (row["paper_steps"] / row["steps_per_s"] + SHAPES[row["benchmark"]].validations * row["validation_s"]) / 60
-        )
+        validations = SHAPES[row["benchmark"]].validations * row["validation_s"]
+        assert row["reckoned_minutes"] == pytest.approx((row["paper_steps"] / row["steps_per_s"] + validations) / 60)
     assert {row["x"] for row in found["growth"]} == {"support images", "seeds in one program"}
     assert len(run("gpu", tmp_path / "record.json", only=only, peers=False, budget_s=0)["left_out"]) == 5

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from cxda_jax import augment, backend, cost, train
-from cxda_jax.bench.cases import SHAPES, Case, build, make_runner, random_episodes
+from cxda_jax.bench.cases import SHAPES, Case, make_runner, prepare
 from cxda_jax.data.episodes import sample_plans
 from cxda_jax.data.sources import device_source
 from cxda_jax.evaluation import compile_task, evaluate
@@ -89,7 +89,7 @@ def test_main_steps_do_the_operations_that_torch_counts(work, statistics, shape,
         attention = peer.TorchAttention(128) if method == "cxda" else None
         statistics_of_peer = "buffers" if statistics == "stop" else "flow"
         module = peer.TorchCXDA(peer.TorchCNN(channels, classes, 128), attention, statistics=statistics_of_peer)
-        images = [torch.rand(n, channels, side, side) for n in case.counts]
+        images = [torch.rand(n, channels, side, side) for n in case.counts()]
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(work == "train"):
         logits = module(*images)
         if work == "train":
@@ -160,7 +160,7 @@ def test_what_adapts_to_nothing_never_touches_the_support():
 def scores_held(support):
     """The largest array in a patch-to-patch prediction."""
     case = Case("femnist", "cxda_p2p", "infer", width=16, support=support)
-    method, episodes = build(case), random_episodes(case)
+    method, episodes, _ = prepare(case)
     episode = jax.tree.map(lambda x: x[0], episodes)
     variables = jax.eval_shape(method.init, KEY, jax.tree.map(lambda x: x[:2], episode.query))
     adapted = jax.eval_shape(method.adapt, variables, episode.support, KEY)

@@ -7,9 +7,9 @@ import pytest
 
 from cxda_jax import backend
 from cxda_jax.nets import convolution
-from cxda_jax.nets.convolution import convolve, max_pool
+from cxda_jax.nets.convolution import NUMBERS, convolve, max_pool
 from cxda_jax.nets.normalisation import moments, scale_and_shift
-from tests.nets import assert_close, nchw
+from tests.nets import assert_close, close, nchw
 
 
 @pytest.mark.parametrize(("size", "window"), [
@@ -17,7 +17,7 @@ from tests.nets import assert_close, nchw
 ])  # fmt: skip
 def test_max_pool_equals_torch(peer, size, window):
     """Windows of 2 pixels, and of 3 pixels with a padded border."""
-    x, (side, stride, pad) = np.random.default_rng(0).normal(size=(3, *size, 4)).astype(np.float32), window
+    (x,), (side, stride, pad) = normal((3, *size, 4)), window
     theirs = nchw(x).requires_grad_()
     pooled = peer.F.max_pool2d(theirs, side, stride, padding=pad)
     pooled.sin().sum().backward()
@@ -26,26 +26,33 @@ def test_max_pool_equals_torch(peer, size, window):
     assert_close(grad, theirs.grad.permute(0, 2, 3, 1), 1e-6)
 
 
+def torch_convolution(peer, x, w, stride, pad):
+    """PyTorch's output, and the gradients of the sum of its sines by images and kernel, in our layouts."""
+    images, weights = nchw(x).requires_grad_(), peer.torch.tensor(w.transpose(3, 2, 0, 1)).requires_grad_()
+    output = peer.F.conv2d(images, weights, stride=stride, padding=pad)
+    output.sin().sum().backward()
+    return output.detach().permute(0, 2, 3, 1), images.grad.permute(0, 2, 3, 1), weights.grad.permute(2, 3, 1, 0)
+
+
+def normal(*shapes):
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
 @pytest.mark.parametrize("size, kernel, stride, narrow", [
     ((2, 2), 3, 1, True), ((4, 4), 3, 2, True), ((4, 9), 3, 2, True), ((1, 1), 3, 1, True), ((6, 5), 1, 1, True),
     ((6, 5), 1, 2, True), ((3, 3), 3, 1, False), ((8, 6), 3, 2, False), ((4, 4), 7, 2, True),
 ])  # fmt: skip
 def test_convolutions_equal_torch_in_each_form(peer, size, kernel, stride, narrow):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(3, *size, 4)).astype(np.float32)
-    w = rng.normal(size=(kernel, kernel, 4, 5)).astype(np.float32)
-    pad, numbers = kernel // 2, ("NHWC", "HWIO", "NHWC")
+    x, w = normal((3, *size, 4), (kernel, kernel, 4, 5))
+    pad = kernel // 2
 
     def ours(x, w):
-        return convolve(x, w, (stride, stride), ((pad, pad), (pad, pad)), dimension_numbers=numbers)
+        return convolve(x, w, (stride, stride), ((pad, pad), (pad, pad)), dimension_numbers=NUMBERS)
 
-    images, weights = nchw(x).requires_grad_(), peer.torch.tensor(w.transpose(3, 2, 0, 1)).requires_grad_()
-    theirs = peer.F.conv2d(images, weights, stride=stride, padding=pad)
-    theirs.sin().sum().backward()
-    assert_close(ours(x, w), theirs.detach().permute(0, 2, 3, 1), 1e-5)
     grads = jax.grad(lambda x, w: jnp.sin(ours(x, w)).sum(), argnums=(0, 1))(x, w)
-    assert_close(grads[0], images.grad.permute(0, 2, 3, 1), 1e-5)
-    assert_close(grads[1], weights.grad.permute(2, 3, 1, 0), 1e-5)
+    for mine, theirs in zip((ours(x, w), *grads), torch_convolution(peer, x, w, stride, pad), strict=True):
+        assert_close(mine, theirs, 1e-5)
     if backend.rewrites_layers():
         assert ("conv_general_dilated" in str(jax.make_jaxpr(ours)(x, w))) != narrow
     each = jax.vmap(ours, in_axes=(None, 0))(x, jnp.stack([w, 2 * w]))  # kernels of each task
@@ -55,32 +62,26 @@ def test_convolutions_equal_torch_in_each_form(peer, size, kernel, stride, narro
 @pytest.mark.parametrize(
     "size, kernel, pad", [((9, 12), 5, 0), ((9, 12), 5, 2), ((7, 6), 5, 1), ((10, 9), 7, 3), ((5, 8), 5, 2)]
 )
-@pytest.mark.parametrize("tasks", [(None, None), (0, None), (0, 0)], ids=["one", "shared kernel", "own kernels"])
-def test_the_backward_pass_in_pieces_equals_torch(peer, monkeypatch, size, kernel, pad, tasks):
+@pytest.mark.parametrize("form", ["one", "shared kernel", "own kernels"])
+def test_the_backward_pass_in_pieces_equals_torch(peer, monkeypatch, size, kernel, pad, form):
     """Of large convolutions on CPUs; so also under vmap, over images alone and over kernels of each task."""
     monkeypatch.setattr(convolution, "LARGE", 0)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, 3, *size, 4)).astype(np.float32)
-    w = rng.normal(size=(2, kernel, kernel, 4, 5)).astype(np.float32)
+    x, w = normal((2, 3, *size, 4), (2, kernel, kernel, 4, 5))
 
     def ours(x, w):
         return jnp.sin(convolve(x, w, (1, 1), ((pad, pad), (pad, pad)))).sum()
 
-    one = tasks == (None, None)
-    loss = ours if one else lambda x, w: jax.vmap(ours, tasks)(x, w).sum()
-    arguments = (x[0], w[0]) if one else (x, w if tasks[1] == 0 else w[0])
-    ours_grads = jax.grad(loss, argnums=(0, 1))(*arguments)
+    kernels = w if form == "own kernels" else w[[0, 0]]
+    (_, x0, w0), (_, x1, w1) = (torch_convolution(peer, *task, 1, pad) for task in zip(x, kernels, strict=True))
+    loss, arguments, theirs = {
+        "one": (ours, (x[0], w[0]), (x0, w0)),
+        "shared kernel": (lambda x, w: jax.vmap(ours, (0, None))(x, w).sum(), (x, w[0]), (np.stack([x0, x1]), w0 + w1)),
+        "own kernels": (lambda x, w: jax.vmap(ours)(x, w).sum(), (x, w), (np.stack([x0, x1]), np.stack([w0, w1]))),
+    }[form]
+    for mine, expected in zip(jax.grad(loss, argnums=(0, 1))(*arguments), theirs, strict=True):
+        assert_close(mine, expected, 1e-5)
     if backend.rewrites_layers():
         assert "custom_vjp" in str(jax.make_jaxpr(loss)(*arguments))
-    theirs = [np.zeros_like(a) for a in (x, w)]
-    for i in range(1 if one else 2):
-        j = i if tasks[1] == 0 else 0
-        images, weights = nchw(x[i]).requires_grad_(), peer.torch.tensor(w[j].transpose(3, 2, 0, 1)).requires_grad_()
-        peer.F.conv2d(images, weights, padding=pad).sin().sum().backward()
-        theirs[0][i] += images.grad.permute(0, 2, 3, 1).numpy()
-        theirs[1][j] += weights.grad.permute(2, 3, 1, 0).numpy()
-    assert_close(ours_grads[0], theirs[0][0] if one else theirs[0], 1e-5)
-    assert_close(ours_grads[1], theirs[1] if tasks[1] == 0 else theirs[1][0], 1e-5)
 
 
 def objective_of(moments, scale_and_shift):
@@ -97,21 +98,14 @@ def objective_of(moments, scale_and_shift):
 
 @pytest.mark.parametrize("shape", [(6, 5, 5, 3), (40, 3)])
 def test_batch_norm_gradients_equal_autodiff(shape):
-    def naive_moments(x):
-        axes = tuple(range(x.ndim - 1))
-        return x.mean(axes), x.var(axes)
-
-    ours = objective_of(moments, scale_and_shift)
-    naive = objective_of(naive_moments, lambda x, factor, shift: x * factor + shift)
-    rng = np.random.default_rng(0)
-    episodes = [
-        tuple(jnp.asarray(rng.normal(1, 2, s), jnp.float32) for s in (shape, shape[-1:], shape[-1:])) for _ in range(3)
-    ]
+    axes = tuple(range(len(shape) - 1))
+    naive = objective_of(lambda x: (x.mean(axes), x.var(axes)), lambda x, factor, shift: x * factor + shift)
+    ours, rng = objective_of(moments, scale_and_shift), np.random.default_rng(0)
+    stacked = [jnp.asarray(rng.normal(1, 2, (3, *s)), jnp.float32) for s in (shape, shape[-1:], shape[-1:])]
+    episodes = list(zip(*stacked, strict=True))
     for episode in episodes:
-        jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), ours(*episode), naive(*episode))
-    stacked = jax.vmap(ours)(*(jnp.stack(parts) for parts in zip(*episodes, strict=True)))
-    looped = jax.tree.map(lambda *parts: jnp.stack(parts), *(ours(*episode) for episode in episodes))
-    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), stacked, looped)
+        close(ours(*episode), naive(*episode))
+    close(jax.vmap(ours)(*stacked), jax.tree.map(lambda *parts: jnp.stack(parts), *(ours(*e) for e in episodes)))
 
 
 @pytest.mark.usefixtures("full_compilation")

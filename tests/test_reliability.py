@@ -18,16 +18,12 @@ def environment(monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
 
 
-def test_twenty_runs_killed_at_random_times_end_as_the_one_that_was_not():
-    found = processes.disturb("kill", times=20, seed=0, workers=1)
+@pytest.mark.parametrize(("what", "times", "signals"), [("kill", 20, 10), ("stop", 4, 3)])
+def test_runs_that_are_disturbed_end_as_the_one_that_was_not(what, times, signals):
+    """Killed at random times, or stopped in each phase. Beside other work, some runs end before they are hit."""
+    found = processes.disturb(what, times, seed=0, workers=1)
     assert found["failures"] == 0, [trial for trial in found["trials"] if trial["faults"]]
-    assert found["good"] == 20 and found["signals"] >= 10  # beside other work, some runs end before they are hit
-
-
-def test_runs_stopped_in_each_phase_say_so_and_end_as_the_one_that_was_not():
-    found = processes.disturb("stop", times=4, seed=0, workers=1)
-    assert found["failures"] == 0, [trial for trial in found["trials"] if trial["faults"]]
-    assert found["good"] == 4 and found["signals"] >= 3
+    assert found["good"] == times and found["signals"] >= signals
 
 
 MISHAPS = {  # exit code, last line, and how the run ends when it is started again
@@ -48,18 +44,19 @@ def test_other_mishaps_cost_one_line_and_nothing_that_was_saved(tmp_path):
     with multiprocessing.get_context("spawn").Pool(1) as pool:  # forks there meet no thread of ours
         found = pool.apply(mishaps.mishaps, (tmp_path,))
     for name, (code, line, again) in found.items():
-        wanted = MISHAPS[name]
-        assert code == wanted[0] and re.match(wanted[1], line) and again.startswith(wanted[2]), (
-            name,
-            code,
-            line,
-            again,
-        )
-        assert len(line) <= 210 or code != 2, line
+        wanted_code, wanted_line, wanted_again = MISHAPS[name]
+        assert code == wanted_code and again.startswith(wanted_again), (name, code, line, again)
+        assert re.match(wanted_line, line) and (len(line) <= 210 or code != 2), (name, line)
     if "a full disk" not in found:
         assert len(found) == 6
         pytest.skip("this system lets us mount nothing: no full and no read-only disk")
     assert set(found) == set(MISHAPS)
+
+
+def in_another_process(code):
+    program = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=processes.ROOT)
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_a_signal_that_is_swallowed_comes_again():
@@ -78,10 +75,7 @@ def test_a_signal_that_is_swallowed_comes_again():
         except stops.Stopped as e:
             sys.exit(e.code)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=processes.ROOT
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
+    assert in_another_process(code) == (128 + signal.SIGTERM, "")
 
 
 def test_watching_again_leaves_no_thread_and_no_pipe_behind():
@@ -95,16 +89,14 @@ def test_watching_again_leaves_no_thread_and_no_pipe_behind():
             found.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
         assert found[0] == found[-1] and found[0][0] == 2, found
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=processes.ROOT)
+    assert in_another_process(code) == (0, "")
 
 
 def test_a_hundred_flipped_bits_are_noticed_or_change_nothing():
     found = flips.flip(100, seed=0)
     assert found["failures"] == 0, found["trials"]
-    noticed = sum(count for name, count in found["outcomes"].items() if "noticed" in name)
-    assert (
-        noticed > 80 and set(found["files"]) == {"last", "best", "model", "run", "data"} and found["files"]["run"] >= 7
-    )
+    assert sum(count for name, count in found["outcomes"].items() if "noticed" in name) > 80
+    assert set(found["files"]) == {"last", "best", "model", "run", "data"} and found["files"]["run"] >= 7
 
 
 def test_a_soak_of_some_cycles(tmp_path):
@@ -114,7 +106,6 @@ def test_a_soak_of_some_cycles(tmp_path):
 
 
 def test_the_share_added_is_what_a_line_rises():
-    flat = [{"seconds": float(t), "memory_mb": 100.0} for t in range(100)]
-    rising = [{"seconds": float(t), "memory_mb": 100.0 + t} for t in range(100)]
-    assert soak.share_added(flat, "memory_mb") == pytest.approx(0.0, abs=1e-12)
-    assert soak.share_added(rising, "memory_mb") == pytest.approx(79 / 159.5, rel=0.05)
+    samples = [{"seconds": float(t), "flat": 100.0, "rising": 100.0 + t} for t in range(100)]
+    assert soak.share_added(samples, "flat") == pytest.approx(0.0, abs=1e-12)
+    assert soak.share_added(samples, "rising") == pytest.approx(79 / 159.5, rel=0.05)

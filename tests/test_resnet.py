@@ -28,9 +28,9 @@ def shapes_of(net, shape):
 @pytest.fixture
 def torch_resnet():
     pytest.importorskip("torch")
-    from cxda_jax.bench import torch_resnet
+    from cxda_jax.bench import torch_peer
 
-    return torch_resnet
+    return torch_peer
 
 
 def randomised(torch_resnet, *args, **options):

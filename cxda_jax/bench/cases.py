@@ -1,9 +1,7 @@
-"""The work that launch.benchmark times: methods that train or predict on random images of a benchmark's shape.
-
-Training and evaluation run through the package's own code.
-"""
+"""The work that launch.benchmark times: methods that train or predict, by the package's own code, on random images."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,7 +21,7 @@ from cxda_jax.types import Array, Episode, Images, Method, Variables
 SUPPORT, QUERY = 100, 20  # images of an episode
 FEW = 4  # images of a support or a query where a suite only shows that it runs
 UNCHANGED = augment.Weak(crop=False, flip=False, rotate=0.0)  # no augmentation, since the peers have none
-SGD = "sgd", 1e-4, 0.9, 1e-4  # name, learning rate, momentum, weight decay
+OPTIMIZER = make_optimizer("sgd", learning_rate=1e-4, momentum=0.9, weight_decay=1e-4)
 
 
 class Shape(NamedTuple):
@@ -59,20 +57,13 @@ class Case(NamedTuple):
     support: int = SUPPORT  # images
 
     @property
-    def net(self) -> str:
-        return SHAPES[self.shape].net
-
-    @property
     def heads(self) -> int:
-        return 8 if self.width % 16 == 0 or self.net == "resnet50" else 1
+        return 8 if self.width % 16 == 0 or SHAPES[self.shape].net == "resnet50" else 1
 
-    @property
-    def counts(self) -> tuple[int, int]:
+    def counts(self, small: bool = False) -> list[int]:
         """Support and query images of a task. erm_iid has no support: all images are queries."""
-        return (0, self.support + QUERY) if self.method == "erm_iid" else (self.support, QUERY)
-
-    def reduced_counts(self, small: bool) -> list[int]:
-        return [min(FEW, n) if small else n for n in self.counts]
+        counts = [0, self.support + QUERY] if self.method == "erm_iid" else [self.support, QUERY]
+        return [min(FEW, n) for n in counts] if small else counts
 
 
 class Runner(NamedTuple):
@@ -84,60 +75,52 @@ class Runner(NamedTuple):
 
 def make_runner(case: Case, small: bool = False) -> Runner:
     """A case on random images. `small` takes few images and a small net."""
-    method, key = build(case, small), jax.random.key(0)
-    episodes = random_episodes(case, small)
+    (method, episodes, state), key = prepare(case, small), jax.random.key(0)
     source = Source((), lambda *_: iter(()), lambda resident, batch: batch)
-    optimizer = make_optimizer(*SGD)
-    state = train.init_state(method, optimizer, 0, two_images(episodes))
     if case.work == "infer":
         answer: Any = compile_task(method, source).answer
         arguments = state.variables, episodes, jax.random.split(key, case.tasks)
         return Runner(repeated(lambda: answer(*arguments)), lambda: answer.lower(*arguments))
-    run = backend.jit(functools.partial(train.train_call, method, optimizer, UNCHANGED, source, case.steps))
-    batch = episodes
+    run = backend.jit(functools.partial(train.train_call, method, OPTIMIZER, UNCHANGED, source, case.steps))
     if case.steps > 1:
-        batch = jax.tree.map(lambda x: jnp.broadcast_to(x, (case.steps, *x.shape)), episodes)
-    return Runner(chained(lambda state: run(state, (), batch, key), state), lambda: run.lower(state, (), batch, key))
+        episodes = jax.tree.map(lambda x: jnp.broadcast_to(x, (case.steps, *x.shape)), episodes)
+    rest = (), episodes, key
+    return Runner(chained(lambda state: run(state, *rest), state), lambda: run.lower(state, *rest))
 
 
-def build(case: Case, small: bool = False) -> Method:
+def prepare(case: Case, small: bool = False) -> tuple[Method, Episode, train.TrainState]:
+    """The method of a case, random episodes and a state to start from."""
     config = read(f"{case.shape}:{case.method}")
     config["net"] |= {"width": case.width, "dtype": case.dtype}
-    config["attention"]["heads"] = case.heads
-    config["batch_norm"]["statistics"] = case.statistics
+    config["attention"]["heads"], config["batch_norm"]["statistics"] = case.heads, case.statistics
     if small:
         config["net"]["stages"] = (1, 1, 1)
         config["finetune"]["steps"], config["cotta"]["copies"] = 1, 2
-    return build_method(config, random_store(case.shape, domains=3, images=1))
+    method, episodes = build_method(config, random_store(case.shape, domains=3, images=1)), random_episodes(case, small)
+    return method, episodes, train.init_state(method, OPTIMIZER, 0, jax.tree.map(lambda x: x[0, :2], episodes.query))
 
 
 def random_episodes(case: Case, small: bool = False) -> Episode:
     """Random images [tasks, n, h, w, c] and labels [tasks, n]."""
-    shape, rng, parts = SHAPES[case.shape], np.random.default_rng(0), []
-    for n in case.reduced_counts(small):
+    shape, rng = SHAPES[case.shape], np.random.default_rng(0)
+
+    def draw(n: int) -> tuple[Images, Array]:
         pixels = rng.integers(0, 256, (case.tasks, n, *shape.image), np.uint8)
         domain = np.arange(case.tasks * n, dtype=np.int32).reshape(case.tasks, n) % 5
-        parts.append(Images(jnp.asarray(pixels), jnp.asarray(domain)))
-        parts.append(jnp.asarray(rng.integers(0, shape.classes, (case.tasks, n)), jnp.int32))
-    support, support_label, query, label = parts
+        labels = jnp.asarray(rng.integers(0, shape.classes, domain.shape), jnp.int32)
+        return Images(jnp.asarray(pixels), jnp.asarray(domain)), labels
+
+    (support, support_label), (query, label) = map(draw, case.counts(small))
     return Episode(support, query, label, support_label)
 
 
-def two_images(episodes: Episode) -> Images:
-    """Two query images of the first task, for shapes."""
-    return jax.tree.map(lambda x: x[0, :2], episodes.query)
-
-
 def random_store(name: str, domains: int, images: int, pixels: np.ndarray | None = None) -> DomainStore:
-    """A data set of one of SHAPES in memory: a third of its domains each for train, val and test, so many images in each.
-
-    `pixels` are uint8 [domains * images, h, w, c]; random if None.
-    """
-    shape, rng = SHAPES[name], np.random.default_rng(0)
-    rows, channels = domains * images, shape.image[-1]
+    """A data set in memory, a third of its domains in each split; of `pixels` [domains * images, h, w, c] or random."""
+    shape, rng, rows = SHAPES[name], np.random.default_rng(0), domains * images
     if pixels is None:
-        pixels = np.frombuffer(rng.bytes(rows * int(np.prod(shape.image))), np.uint8).reshape(rows, *shape.image)
-    info = StoreInfo(f"random {name}", tuple(map(str, range(shape.classes))), (0.5,) * channels, (0.25,) * channels)
+        pixels = np.frombuffer(rng.bytes(rows * math.prod(shape.image)), np.uint8).reshape(rows, *shape.image)
+    mean, std = ((value,) * shape.image[-1] for value in (0.5, 0.25))
+    info = StoreInfo(f"random {name}", tuple(map(str, range(shape.classes))), mean, std)
     split = tuple(("train", "val", "test")[3 * i // domains] for i in range(domains))
     labels = rng.integers(0, shape.classes, rows).astype(np.int32)
     offsets = np.arange(domains + 1, dtype=np.int64) * images
@@ -145,36 +128,29 @@ def random_store(name: str, domains: int, images: int, pixels: np.ndarray | None
 
 
 def seeds_timing(case: Case, seeds: int, small: bool) -> Timing:
-    """Times a training step of several models, one for each seed, side by side in one program."""
-    method, episodes, optimizer = build(case, small), random_episodes(case, small), make_optimizer(*SGD)
-    each = [train.init_state(method, optimizer, seed, two_images(episodes)) for seed in range(seeds)]
+    """Times a training step of several models side by side in one program, as of several seeds."""
+    method, episodes, state = prepare(case, small)
 
     def step(state: train.TrainState) -> Any:
-        return train.train_step(method, optimizer, UNCHANGED, state, episodes, jax.random.key(0))
+        return train.train_step(method, OPTIMIZER, UNCHANGED, state, episodes, jax.random.key(0))
 
-    return chained(backend.jit(jax.vmap(step)), jax.tree.map(lambda *leaves: jnp.stack(leaves), *each))
+    return chained(backend.jit(jax.vmap(step)), jax.tree.map(lambda x: jnp.stack([x] * seeds), state))
 
 
-def fine_tuning_timings(case: Case, small: bool) -> dict[str, Timing]:
-    """Times three forms of fine-tuning on several tasks.
-
-    "looped" runs a program for each task. "unrolled" is one program, with a task after another. "grouped" is one program, made
-    by vmap.
-    """
-    method, episodes, key = build(case, small), random_episodes(case, small), jax.random.key(0)
-    variables: Variables = backend.jit(method.init)(key, two_images(episodes))
-    if method.calibrate:
-        variables = method.calibrate(variables, episodes.query.pixels[0])
-    together = episodes, jax.random.split(key, case.tasks)
+def tuning_forms(case: Case, small: bool) -> dict[str, Timing]:
+    """Times fine-tuning on several tasks: "looped", a program each; "unrolled" in one; "grouped" in one by vmap."""
+    method, episodes, state = prepare(case, small)
+    variables = state.variables if not method.calibrate else method.calibrate(state.variables, episodes.query.pixels[0])
+    together = episodes, jax.random.split(jax.random.key(0), case.tasks)
     tasks = [jax.tree.map(lambda x, i=i: x[i], together) for i in range(case.tasks)]
 
     def predict(variables: Variables, episode: Episode, key: Array) -> Array:
         return method.predict(method.adapt(variables, episode.support, key), episode.query)
 
-    one, all_tasks = backend.jit(predict), backend.jit(lambda variables, tasks: [predict(variables, *t) for t in tasks])
-    vmapped = backend.jit(jax.vmap(predict, in_axes=(None, 0, 0)))
+    one, grouped = backend.jit(predict), backend.jit(jax.vmap(predict, in_axes=(None, 0, 0)))
+    unrolled = backend.jit(lambda variables, tasks: [predict(variables, *task) for task in tasks])
     return {
         "looped": repeated(lambda: [one(variables, *task) for task in tasks]),
-        "unrolled": repeated(lambda: all_tasks(variables, tasks)),
-        "grouped": repeated(lambda: vmapped(variables, *together)),
+        "unrolled": repeated(lambda: unrolled(variables, tasks)),
+        "grouped": repeated(lambda: grouped(variables, *together)),
     }

@@ -36,30 +36,23 @@ def interleave(contenders: Mapping[str, Timing], repeats: int) -> dict[str, list
     for name, timing in contenders.items():
         timing(1)  # compiles and allocates
         calls[name] = max(1, math.ceil(SHORTEST / timing(1)))
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(repeats):
-        for name, timing in contenders.items():
-            seconds[name].append(timing(calls[name]))
-    return seconds
-
-
-def seconds_of(timing: Timing, repeats: int) -> list[float]:
-    """Seconds of one call of a contender that is alone, `repeats` times."""
-    return interleave({"": timing}, repeats)[""]
+    rounds = [{name: timing(calls[name]) for name, timing in contenders.items()} for _ in range(repeats)]
+    return {name: [seconds[name] for seconds in rounds] for name in contenders}
 
 
 def spread(seconds: list[float], units: int = 1) -> dict[str, float]:
     """Median, least and most milliseconds of a unit of work, from the seconds of calls that do `units` of them."""
-    found = {"median_ms": statistics.median(seconds), "min_ms": min(seconds), "max_ms": max(seconds)}
-    return {name: 1e3 * value / units for name, value in found.items()}
+    ms = [1e3 * s / units for s in seconds]
+    return {"median_ms": statistics.median(ms), "min_ms": min(ms), "max_ms": max(ms)}
 
 
-def show(label: str, row: Mapping[str, float], ratio: float | None = None) -> None:
-    """Prints a row of a record: what spread() found, and its share of the peak where that is known."""
+def show(label: str, row: dict[str, Any], ratio: float | None = None) -> dict[str, Any]:
+    """Prints a row of a record, and returns it: what spread() found, and its share of the peak where that is known."""
     share = f" {row['of_gemm_peak']:4.0%} of GEMM" if "of_gemm_peak" in row else ""
     beside = "" if ratio is None else f" ratio {ratio:.2f}"
     times = f"{row['median_ms']:9.3f} ms ({row['min_ms']:.3f}-{row['max_ms']:.3f})"
     print(f"{label:48} {times}{share}{beside}", flush=True)
+    return row
 
 
 def chained(call: Callable[[Any], tuple[Any, Any]], state: Any) -> Timing:
@@ -81,16 +74,13 @@ def repeated(call: Callable[[], Any]) -> Timing:
     return chained(lambda _: (None, call()), None)
 
 
-def top_operations(call: Callable[[], Any], count: int = 12) -> list[dict[str, Any]]:
-    """The operations that call() spends most time in, by JAX's profiler: [{name, ms, share}], the longest first.
-
-    A share is of the time of all operations, which overlap on several threads or streams.
-    """
-    jax.block_until_ready(call())
+def top_operations(timing: Timing, count: int = 12) -> list[dict[str, Any]]:
+    """The operations that a call spends most time in, the longest first; shares are of those on all threads."""
+    timing(1)  # compiles
     found: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            jax.block_until_ready(call())
+            timing(1)
         for path in Path(folder).rglob("*.xplane.pb"):
             for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
                 for line in plane.lines:
@@ -104,29 +94,23 @@ class Peer:
     """PyTorch in a process of its own, which shares neither threads nor an allocator with ours. See torch_peer.py."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "cxda_jax.bench.torch_peer"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
+        command, pipe = [sys.executable, "-m", "cxda_jax.bench.torch_peer"], subprocess.PIPE
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
 
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+    def ask(self, do: str, **arguments: Any) -> Any:
         """Calls the method `do` of torch_peer.Timer, and returns its answer."""
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps({"do": do} | arguments) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        answer = json.loads(line) if line else {"error": f"the process ended with {self._process.wait()}"}
-        if "error" in answer:
-            raise UserError(f"PyTorch failed at {do}: {answer['error']}; --nopeers leaves it out")
-        return answer
+        assert self.process.stdin and self.process.stdout
+        print(json.dumps({"do": do} | arguments), file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        found = json.loads(line) if line else {"error": f"the process ended with {self.process.wait()}"}
+        if "error" in found:
+            raise UserError(f"PyTorch failed at {do}: {found['error']}; --nopeers leaves it out")
+        return found["answer"]
 
     def prepare(self, what: str, name: str, **arguments: Any) -> Timing:
         """Has torch_peer.Timer prepare work, "gemm" or "episode", which it holds under a name until it is asked to forget."""
-        self.ask("prepare", what=what, name=name, **arguments)
-        return lambda calls: self.ask("time", name=name, calls=calls)["seconds"]
-
-    def close(self) -> None:
-        self._process.communicate()
+        self.ask(what, name=name, **arguments)
+        return lambda calls: self.ask("time", name=name, calls=calls)
 
 
 @contextlib.contextmanager
@@ -140,23 +124,22 @@ def open_peer(wanted: bool) -> Iterator[Peer | None]:
     try:
         yield peer
     finally:
-        peer.close()
+        peer.process.communicate()
 
 
 def describe_machine(peer: Peer | None) -> dict[str, Any]:
     """What a record says of versions, the code's commit and the machine."""
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")}
-    cpu = next((x.split(":", 1)[1].strip() for x in _read("/proc/cpuinfo") if x.startswith("model name")), "")
-    commit = ""
+    commit = None
     if (ROOT / ".git").exists():  # an installed package may lie inside another repository
         found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-        commit = found.stdout.strip()
+        commit = found.stdout.strip() or None
     return {
-        "commit": commit or None,
+        "commit": commit,
         "versions": versions | {"python": platform.python_version()},
         "platform": jax.default_backend(),
         "device": jax.devices()[0].device_kind,
-        "processor": cpu or platform.processor(),
+        "processor": backend.processor(),
         "cores": os.cpu_count(),
         "compiler_options": backend.compiler_options(),
         "environment": {name: os.environ[name] for name in ("XLA_FLAGS", "GLIBC_TUNABLES") if name in os.environ},
@@ -166,23 +149,19 @@ def describe_machine(peer: Peer | None) -> dict[str, Any]:
 
 def watch_others(peer: Peer | None) -> Callable[[], float | None]:
     """Watches the processors from now on. The function it returns gives the share of all cores that other processes took."""
+    counters = Path("/proc/stat")
+    if not counters.is_file():
+        return lambda: None
 
     def used() -> tuple[float, float, float]:
-        ours = time.process_time() + (peer.ask("cpu")["seconds"] if peer else 0.0)
-        # user nice system idle iowait irq softirq steal
-        ticks = [float(x) for x in _read("/proc/stat")[0].split()[1:9]]
+        ours = time.process_time() + (peer.ask("cpu") if peer else 0.0)
+        # of all processors, after their name: user nice system idle iowait irq softirq steal
+        ticks = [float(x) for x in counters.read_text().split()[1:9]]
         return time.perf_counter(), ours, (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-
-    if not _read("/proc/stat"):
-        return lambda: None
-    start = used()
 
     def others() -> float:
         wall, ours, all_processes = (now - then for now, then in zip(used(), start, strict=True))
         return max(0.0, all_processes - ours) / wall / (os.cpu_count() or 1)
 
+    start = used()
     return others
-
-
-def _read(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).is_file() else []

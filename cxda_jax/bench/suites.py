@@ -1,18 +1,31 @@
-"""The suites step, task and layers of launch.benchmark, and what all suites share."""
+"""The suites of launch.benchmark, which write a record: facts about the machine, and every figure that was measured."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+import datetime
+import functools
+import itertools
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from cxda_jax import backend, cost
-from cxda_jax.bench.cases import QUERY, SHAPES, SUPPORT, Case, fine_tuning_timings, make_runner
-from cxda_jax.bench.measure import Peer, interleave, repeated, seconds_of, show, spread, top_operations
+from cxda_jax import augment, backend, memory
+from cxda_jax.bench.cases import QUERY, SHAPES, SUPPORT, Case, make_runner, random_episodes, random_store, tuning_forms
+from cxda_jax.bench.gpu import gpu_suite
+from cxda_jax.bench.measure import Timing, describe_machine, interleave, open_peer, repeated, show, spread, watch_others
+from cxda_jax.bench.rows import Options, add_beside_peers, draw_growth, gemm_peaks, grow, grow_seeds, profile, timed
+from cxda_jax.data.episodes import EpisodeSpec, sample_plans
+from cxda_jax.data.sources import SOURCES
+from cxda_jax.data.store import DomainStore
+from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS
 from cxda_jax.nets.cnn import PADDINGS
 from cxda_jax.nets.convolution import NUMBERS, convolve
-from cxda_jax.types import Array
 
 METHODS_TIMED = {"bn": "cnn", "cxda": "cnn", "erm_iid": "resnet50"}  # of the suite step, each with the net it takes
 # Peers of the suite step by (net, Case.work, Case.statistics): torch_peer.py says what their names mean.
@@ -23,116 +36,39 @@ PEERS = {
     ("resnet50", "train", "flow"): ("exact", "exact_channels_last"),
     ("resnet50", "infer", "flow"): ("exact", "exact_channels_last"),
 }
-FINE_TUNING = ("ft_em", "ft_im", "sf_ocda", "cotta")
-
-
-class Options(NamedTuple):
-    """What a suite is asked for, as the flags of launch.benchmark say."""
-
-    peer: Peer | None  # PyTorch, unless it is left out
-    keep: Callable[[dict[str, Any]], None]  # adds entries to the record and writes it
-    width: int  # channels of the CNN
-    repeats: int  # timings of each contender
-    gemm: int  # rows and columns of the matrices whose product gives the peak
-    budget_s: float  # seconds after which the suite gpu begins no other part
-    small: bool  # few images and steps: the suite only shows that it runs
-    shapes: tuple[str, ...]  # of the suites step and layers
-    cases: tuple[str, ...]  # methods of the suite step
-    only: tuple[str, ...]  # how the names of the parts of the suite gpu begin; all if empty
-
-
-def time_case(case: Case, o: Options) -> list[float]:
-    """Seconds of a case alone, once for each repeat."""
-    return seconds_of(make_runner(case, o.small).timing, o.repeats)
 
 
 def step_suite(o: Options) -> None:
     """Times training steps and inference beside PyTorch, and lists what one step spends its time in."""
-    rows: list[dict[str, Any]] = []
     peaks = gemm_peaks(o)
-    o.keep({"gemm_gflop_per_s": peaks, "rows": rows})
+    o.keep({"gemm_gflop_per_s": peaks, "rows": []})
     print("ms of an episode: median (min-max); ratio = ours / peer", flush=True)
-    for shape in (name for name in o.shapes if name != "iwildcam"):
-        for method in (name for name in o.cases if METHODS_TIMED[name] == SHAPES[shape].net):
-            for (net, work, statistics), peers in PEERS.items():
-                if net == SHAPES[shape].net:
-                    rows.append(time_beside_peers(Case(shape, method, work, statistics, o.width), o, peers, peaks))
-                    o.keep({"rows": rows})
-    trained = [row["case"] for row in rows if row["case"]["work"] == "train"]
-    if trained:
-        o.keep({"profile": profile(Case(**trained[0]), o.small)})
-
-
-def time_beside_peers(case: Case, o: Options, peers: Iterable[str], peaks: dict[str, float]) -> dict[str, Any]:
-    """The record's row of a case that takes turns with its peers. `peaks` are those of gemm_peaks()."""
-    runner, shape = make_runner(case, o.small), SHAPES[case.shape]
-    contenders = {"ours": runner.timing}
-    if o.peer:
-        contenders |= {name: o.peer.prepare(
-            "episode", name, net=shape.net, shape=shape.image, num_classes=shape.classes, width=case.width, heads=case.heads,
-            counts=case.reduced_counts(o.small), train=case.work == "train", attention=case.method == "cxda",
-        ) for name in peers}  # fmt: skip
-    seconds = interleave(contenders, o.repeats)
-    if o.peer:
-        o.peer.ask("forget")
-    lowered = runner.lower()
-    gflop = cost.flops(lowered) / case.tasks / 1e9  # XLA counts a loop's body once
-    found = {}
-    for name, times in seconds.items():
-        ours = name == "ours"
-        found[name] = row = spread(times, case.tasks * case.steps if ours else 1)
-        row["gflop_per_s"] = 1e3 * gflop / row["median_ms"]
-        bf16 = case.dtype == "bfloat16" if ours else name.endswith("_bf16")
-        row["of_gemm_peak"] = row["gflop_per_s"] / peaks[("ours" if ours else "torch") + ("_bf16" if bf16 else "")]
-        ratio = None if ours else found["ours"]["median_ms"] / row["median_ms"]
-        show(f"{case.shape} {case.method} {case.work} {case.statistics} {case.dtype}: {name}", row, ratio)
-    mine, memory = found.pop("ours"), lowered.compile(backend.compiler_options()).memory_analysis()
-    return {
-        "case": case._asdict(), "gflop": gflop, "temporary_bytes": int(memory.temp_size_in_bytes) if memory else None,
-        "ours": mine, "peers": found, "ratio": {name: mine["median_ms"] / row["median_ms"] for name, row in found.items()},
-    }  # fmt: skip
-
-
-def gemm_peaks(o: Options, dtypes: Iterable[str] = ("float32",)) -> dict[str, float]:
-    """Best GFLOP/s of a matrix product: "ours" and "torch", with "_bf16" behind that for bfloat16."""
-    print(f"timing matrix products of side {o.gemm}", flush=True)
-    found = {}
-    for dtype in dtypes:
-        suffix = "_bf16" if dtype == "bfloat16" else ""
-        contenders = {f"ours{suffix}": repeated(cost.matrix_product(o.gemm, dtype))}
-        if o.peer:
-            contenders[f"torch{suffix}"] = o.peer.prepare("gemm", "gemm", size=o.gemm, dtype=dtype)
-        found |= {name: 2e-9 * o.gemm**3 / min(times) for name, times in interleave(contenders, o.repeats).items()}
-        if o.peer:
-            o.peer.ask("forget")
-    print("GFLOP/s: " + ", ".join(f"{name} {value:.0f}" for name, value in found.items()), flush=True)
-    return found
-
-
-def profile(case: Case, small: bool) -> dict[str, Any]:
-    """What a case spends most time in, as a record says it."""
-    timing = make_runner(case, small).timing
-    return {"case": case._asdict(), "operations": top_operations(lambda: timing(1))}
+    cases = [
+        (Case(shape, method, work, statistics, o.width), peers)
+        for shape, method in itertools.product(o.shapes, o.cases)
+        for (net, work, statistics), peers in PEERS.items()
+        if shape != "iwildcam" and SHAPES[shape].net == METHODS_TIMED[method] == net
+    ]
+    for case, peers in cases:
+        add_beside_peers(o, peaks, peers, case)
+    if cases:
+        o.keep({"profile": profile(cases[0][0], o.small)})
 
 
 def task_suite(o: Options) -> None:
     """Times a test task of FEMNIST's shape, for each method."""
-    rows: list[dict[str, Any]] = []
-
-    def add(method: str, form: str, tasks: int, seconds: list[float]) -> None:
-        rows.append({"method": method, "form": form, "tasks": tasks, **spread(seconds, tasks)})
-        show(f"{method} {form}, a task of {tasks} at once", rows[-1])
-        o.keep({"tasks": rows})
-
     for name in ("erm", "ft_em") if o.small else METHODS:
         case = Case("femnist", name, "infer", width=o.width)
-        if name in FINE_TUNING:
-            several = 2 if o.small else 4
-            for form, seconds in interleave(fine_tuning_timings(case._replace(tasks=several), o.small), 1).items():
-                add(name, form, several, seconds)
+        if name in ("ft_em", "ft_im", "sf_ocda", "cotta"):  # they fine-tune
+            tasks = 2 if o.small else 4
+            timings = tuning_forms(case._replace(tasks=tasks), o.small)
+            found = [(form, tasks, spread(seconds, tasks)) for form, seconds in interleave(timings, 1).items()]
         else:
-            for tasks in (1, 2) if o.small else (1, 4, 16):
-                add(name, "batched", tasks, time_case(case._replace(tasks=tasks), o))
+            several = (1, 2) if o.small else (1, 4, 16)
+            found = [("batched", tasks, timed(case._replace(tasks=tasks), o, tasks)) for tasks in several]
+        for form, tasks, times in found:
+            row = {"method": name, "form": form, "tasks": tasks, **times}
+            o.add("tasks", show(f"{name} {form}, a task of {tasks} at once", row))
 
 
 def layers_suite(o: Options) -> None:
@@ -143,39 +79,137 @@ def layers_suite(o: Options) -> None:
         for layer, pad in enumerate(PADDINGS["arm"]):
             rows += time_convolution(layer, side, channels, pad, peak, o)
             side, channels = (side + 2 * pad - 4) // (1 if layer == 0 else 2), o.width
-        step = spread(time_case(Case(name, "bn", "train", width=o.width), o))
+        step = timed(Case(name, "bn", "train", width=o.width), o)
         outside = 1 - sum(row["median_ms"] for row in rows if row["by"] == "ours") / step["median_ms"]
-        found[name] = {"rows": rows, "step": step, "outside_convolutions": outside}
         show(f"{name}: step, outside convolutions {outside:.0%}", step)
+        found[name] = {"rows": rows, "step": step, "outside_convolutions": outside}
         o.keep({"gemm_gflop_per_s": peak, "layers": found})
 
 
 def time_convolution(layer: int, side: int, channels: int, pad: int, peak: float, o: Options) -> list[dict[str, Any]]:
-    """The record's rows of a convolution: forward and its gradients, by ours and by XLA's.
-
-    The input is [images, side, side, channels] with `pad` pixels of padding on each side. `peak` is in GFLOP/s. Layer 0 needs
-    no gradient of its input, the images.
-    """
+    """The record's rows of a convolution of [images, side, side, channels] and its gradients, by ours and by XLA's."""
     x = jax.random.normal(jax.random.key(0), (4 if o.small else SUPPORT + QUERY, side, side, channels))
     kernel = jax.random.normal(jax.random.key(1), (5, 5, channels, o.width))
-
-    def convolution(by: Callable[..., Array]) -> Callable[[Array, Array], Array]:
-        return lambda x, kernel: by(x, kernel, (1, 1), ((pad, pad), (pad, pad)), dimension_numbers=NUMBERS)
-
-    functions = {"ours": convolution(convolve), "xla": convolution(jax.lax.conv_general_dilated)}
+    options = {"padding": ((pad, pad), (pad, pad)), "dimension_numbers": NUMBERS}
+    functions = {
+        "ours": functools.partial(convolve, strides=(1, 1), **options),
+        "xla": functools.partial(jax.lax.conv_general_dilated, window_strides=(1, 1), **options),
+    }
+    passes: dict[str, Callable[..., Any]] = {
+        "forward": lambda f, x, k, g: f(x, k),
+        "gradient of the kernel": lambda f, x, k, g: jax.vjp(lambda k: f(x, k), k)[1](g),
+        "gradient of the input": lambda f, x, k, g: jax.vjp(lambda x: f(x, k), x)[1](g),
+    }
     grad = jnp.ones(jax.eval_shape(functions["xla"], x, kernel).shape)
     gflop = 2e-9 * grad.size * kernel.size / o.width  # multiplications and additions, those with padding included
-    passes: dict[str, Callable[[Any], Callable[..., Any]]] = {
-        "forward": lambda f: lambda x, k, g: f(x, k),
-        "gradient of the kernel": lambda f: lambda x, k, g: jax.vjp(lambda k: f(x, k), k)[1](g),
-        "gradient of the input": lambda f: lambda x, k, g: jax.vjp(lambda x: f(x, k), x)[1](g),
-    }
     rows = []
-    for what in list(passes)[: 2 if layer == 0 else 3]:
-        programs = {by: backend.jit(passes[what](f)) for by, f in functions.items()}
-        contenders = {by: repeated(lambda run=run: run(x, kernel, grad)) for by, run in programs.items()}
+    for what in list(passes)[: 2 if layer == 0 else 3]:  # the first layer's input, the images, needs no gradient
+        programs = {by: backend.jit(functools.partial(passes[what], f)) for by, f in functions.items()}
+        contenders = {by: repeated(functools.partial(run, x, kernel, grad)) for by, run in programs.items()}
         for by, seconds in interleave(contenders, o.repeats).items():
             row = {"layer": layer, "what": what, "by": by, "gflop": gflop, **spread(seconds)}
-            rows.append(row | {"of_gemm_peak": 1e3 * gflop / row["median_ms"] / peak})
-            show(f"conv{layer} {what} {by}", rows[-1])
+            row["of_gemm_peak"] = 1e3 * gflop / row["median_ms"] / peak
+            rows.append(show(f"conv{layer} {what} {by}", row))
     return rows
+
+
+def data_suite(o: Options) -> None:
+    """Times what feeding costs: choosing, gathering, streaming and augmenting images."""
+    one, many = (timed(choosing(EpisodeSpec(), 262, tasks), o) for tasks in (1, 512))
+    show("choosing a step's images", one)
+    plans = {"one_ms": one["median_ms"], "512_ms": many["median_ms"]}
+    o.keep({"data": {"plans": plans, "augmentation": {n: time_augmentation(n, o) for n in ("femnist", "cifar_c")}}})
+    with tempfile.TemporaryDirectory() as folder:
+        for megabytes in (8, 16) if o.small else (50, 200, 800, 3200, 8000):
+            shape, path = SHAPES["cifar_c"].image, Path(folder, f"{megabytes}.u8")
+            images = megabytes * 10**6 // math.prod(shape) // 50
+            pixels = np.memmap(path, np.uint8, "w+", shape=(50 * images, *shape))  # a sparse file, which reads as zeros
+            store, left = random_store("cifar_c", 50, images, pixels), memory.left_on_device() or memory.available()
+            if left is None or left > 2e6 * megabytes:
+                grow(o, "device", "store MB", megabytes, feeding("device", store))
+            try:
+                grow(o, "tfdata", "store MB", megabytes, feeding("tfdata", store))
+            except UserError as e:
+                print(f"tfdata left out: {e}", flush=True)
+
+
+def feeding(kind: str, store: DomainStore) -> Timing:
+    """Times a source (the key of SOURCES) from one episode to the next, while the host does nothing else."""
+    source, domains = SOURCES[kind](store), store.domains("train")
+    batches = source.batches(lambda step: sample_plans(EpisodeSpec(), store.offsets, domains, 0, [step]), 0, 10**9)
+    gather = backend.jit(source.assemble)
+
+    def feed() -> Any:
+        batch = next(batches)  # of tf.data, this is the episode
+        return jax.block_until_ready(gather(source.resident, batch)) if kind == "device" else batch
+
+    for _ in range(20):  # until tf.data reads as far ahead as it may
+        feed()
+    return repeated(feed)
+
+
+def choosing(spec: EpisodeSpec, domains: int, tasks: int = 1) -> Timing:
+    """Times the choice of the images of some tasks out of domains of 10,000 images."""
+    offsets, ids, first = np.arange(domains + 1, dtype=np.int64) * 10_000, np.arange(domains), itertools.count()
+    return repeated(lambda: sample_plans(spec, offsets, ids, 0, range(start := next(first), start + tasks)))
+
+
+def time_augmentation(name: str, o: Options) -> dict[str, Any]:
+    """The weak augmentation of an episode beside the training step that it is fused into, and its share of that."""
+    case = Case(name, "bn", "train", width=o.width)
+    episodes = random_episodes(case, o.small)
+    pixels = jnp.concatenate([episodes.support.pixels[0], episodes.query.pixels[0]])
+    weak = backend.jit(lambda pixels: augment.weak(jax.random.key(0), pixels, augment.Weak()))
+    contenders = {"weak": repeated(lambda: weak(pixels)), "step": make_runner(case, o.small).timing}
+    found: dict[str, Any] = {key: spread(seconds) for key, seconds in interleave(contenders, o.repeats).items()}
+    show(f"augmentation {name}", found["weak"], ratio := found["weak"]["median_ms"] / found["step"]["median_ms"])
+    return found | {"share": ratio}
+
+
+def scale_suite(o: Options) -> None:
+    """Times work of FEMNIST's shape against support images, tasks, domains and seeds."""
+    task = Case("femnist", "cxda", "infer", width=o.width)
+    for method in ("cxda",) if o.small else ("bn", "cxda", "cxda_p2p"):
+        for n in (10, 20) if o.small else (10, 20, 50, 100, 200, 500, 1000, 2000):
+            grow(o, f"{method} task", "support images", n, task._replace(method=method, support=n))
+    for n in (2,) if o.small else (1, 2, 4, 8):
+        grow(o, "cxda training, an episode", "tasks a step", n, task._replace(work="train", tasks=n), n)
+        grow(o, "cxda task", "tasks at once", n, task._replace(tasks=n), n)
+    for n in (1, 5) if o.small else (1, 2, 5, 10, 20, 50, 100):
+        spec = EpisodeSpec(n, SUPPORT // n, SUPPORT // n)
+        grow(o, "choosing a task's images", "domains of the support", n, choosing(spec, 262))
+    for n in (50, 500) if o.small else (50, 500, 5_000, 50_000):
+        grow(o, "choosing a task's images", "domains of the data set", n, choosing(EpisodeSpec(), n))
+    for n in (2,) if o.small else (1, 2, 3):
+        grow_seeds(o, task._replace(method="bn", work="train"), n)
+
+
+SUITES = {
+    "step": step_suite, "layers": layers_suite, "task": task_suite, "data": data_suite,
+    "scale": scale_suite, "gpu": gpu_suite,
+}  # fmt: skip
+
+
+def run(suite: str, out: Path, peers: bool = True, date: str | None = None, gemm: int = 0, **options: Any) -> None:
+    """Runs a suite, with Options, and writes its record anew with each part, so that one that is broken off has some.
+
+    A plot of what grows lies beside the record `out`. With `gemm` 0 the device decides on the size of the matrices.
+    """
+    gemm = gemm or (4096 if jax.default_backend() == "cpu" else 8192)
+    with open_peer(peers and suite in ("step", "gpu")) as peer:
+        record: dict[str, Any] = {"suite": suite, "date": date or datetime.date.today().isoformat()}
+        record |= describe_machine(peer)
+        others = watch_others(peer)
+
+        def keep(part: dict[str, Any]) -> None:
+            record.update(part, others=others())
+            out.write_text(json.dumps(record, indent=1) + "\n")
+
+        record["settings"] = {"support": SUPPORT, "query": QUERY, "gemm_side": gemm}
+        record["settings"] |= {name: options[name] for name in ("width", "repeats", "small")}
+        SUITES[suite](Options(peer, record, keep, gemm=gemm, **options))
+    if record.get("growth"):
+        draw_growth(record["growth"], out)
+    if (record["others"] or 0) > 0.05:
+        print(f"warning: other processes took {record['others']:.0%} of the cores; do not quote these figures")
+    print(f"written to {out}")

@@ -1,13 +1,12 @@
 """The paper's arithmetic in plain PyTorch: tests compare our results with it, and launch.benchmark our speed.
 
-`python -m cxda_jax.bench.torch_peer` times it for a benchmark that asks over pipes, one JSON object a line. So PyTorch has a
-process of its own, with its own threads and the C library's usual memory policy.
+Run as a process, it times itself for a benchmark that asks over pipes, one JSON object a line. So PyTorch has its own
+threads and the C library's usual memory policy.
 """
 
 import json
 import math
 import platform
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,36 +17,19 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from cxda_jax.bench.torch_resnet import TorchResNet
-
-# flow: exact statistics of the support, with gradients through them.
-# stop: the same without those gradients.
-# buffers: running buffers with momentum 1, as PyTorch users commonly write it. It equals `stop`, except that PyTorch's buffers
-#     hold the unbiased variance.
-STATISTICS = ("flow", "stop", "buffers")
-Statistics = list[tuple[torch.Tensor, torch.Tensor]]
-
 
 class TorchCNN(nn.Module):
     """ARM's small CNN on [n, channels, h, w]. train() normalises by the batch, eval() by the buffers."""
 
     def __init__(self, channels: int, num_classes: int, width: int = 128):
         super().__init__()
-        self.convs = nn.ModuleList(
-            [nn.Conv2d(channels, width, 5, padding=2), nn.Conv2d(width, width, 5), nn.Conv2d(width, width, 5)]
-        )
+        inner = (nn.Conv2d(width, width, 5) for _ in range(2))
+        self.convs = nn.ModuleList([nn.Conv2d(channels, width, 5, padding=2), *inner])
         self.norms = nn.ModuleList([nn.BatchNorm2d(width) for _ in range(3)])
-        self.hidden = nn.Linear(width, 200)
-        self.logits = nn.Linear(200, num_classes)
+        self.hidden, self.logits = nn.Linear(width, 200), nn.Linear(200, num_classes)
 
-    def map(self, x: torch.Tensor, given: Statistics | None = None, seen: Statistics | None = None) -> torch.Tensor:
-        """Images [n, channels, h, w] to feature maps.
-
-        Args:
-          x: The images.
-          given: Statistics that normalise each layer, instead of those of the mode.
-          seen: A list that the batch's own statistics are appended to.
-        """
+    def map(self, x: torch.Tensor, given: list | None = None, seen: list | None = None) -> torch.Tensor:
+        """Images to maps, normalised by the mode's statistics or `given` ones; `seen` gets those of the batch."""
         for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = conv(x)
             if seen is not None:
@@ -55,8 +37,13 @@ class TorchCNN(nn.Module):
                 # with these two tensors was 10 to 20 % slower, forward and backward.
                 var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
                 seen.append((mean, var))
-            x = F.relu(norm(x) if given is None else normalise(x, *given[i], norm))
-            x = F.max_pool2d(x, 2) if i else x
+            if given is None:
+                x = norm(x)
+            else:  # with gradients to the statistics
+                mean, var = given[i]
+                scale = norm.weight * torch.rsqrt(var + norm.eps)
+                x = x * scale[:, None, None] + (norm.bias - mean * scale)[:, None, None]
+            x = F.max_pool2d(F.relu(x), 2) if i else F.relu(x)
         return x
 
     def classify(self, maps: torch.Tensor) -> torch.Tensor:
@@ -66,12 +53,6 @@ class TorchCNN(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.classify(self.map(x))
-
-
-def normalise(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, norm: nn.BatchNorm2d) -> torch.Tensor:
-    """Batch normalisation of [n, c, h, w] by the given statistics [c], with gradients to them."""
-    scale = norm.weight * torch.rsqrt(var + norm.eps)
-    return x * scale[:, None, None] + (norm.bias - mean * scale)[:, None, None]
 
 
 class TorchAttention(nn.Module):
@@ -100,13 +81,14 @@ class TorchAttention(nn.Module):
 
 
 class TorchCXDA(nn.Module):
-    """BN (attention None) or CXDA: the support's statistics normalise the query; tokens are pooled or flat maps."""
+    """BN (attention None) or CXDA: the support's statistics normalise the query; tokens are pooled or flat maps.
 
-    def __init__(
-        self, net: TorchCNN, attention: TorchAttention | None = None, features: str = "pool", statistics: str = "flow"
-    ):
+    `statistics`: "flow", exact, with gradients through them. "stop", without those. "buffers", buffers of momentum 1,
+    as PyTorch users commonly write it; it equals "stop", except that PyTorch's buffers hold the unbiased variance.
+    """
+
+    def __init__(self, net: TorchCNN, attention: TorchAttention | None = None, features="pool", statistics="flow"):
         super().__init__()
-        assert statistics in STATISTICS, statistics
         self.net, self.attention, self.features, self.statistics = net, attention, features, statistics
         if statistics == "buffers":
             for norm in net.norms:
@@ -133,29 +115,63 @@ class TorchCXDA(nn.Module):
         return self.net.classify(z)
 
 
-_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+class Bottleneck(nn.Module):
+    def __init__(self, channels: int, width: int, stride: int):
+        super().__init__()
+        out = 4 * width
+        self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, out, 1, bias=False), nn.BatchNorm2d(out)
+        self.downsample = None
+        if stride > 1 or channels != out:
+            self.downsample = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.bn1(self.conv1(x)))
+        y = torch.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return torch.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class TorchResNet(nn.Module):
+    """ResNet-50 under torchvision's names, written from its description: the yardstick for ours."""
+
+    def __init__(self, num_classes: int, stages=(3, 4, 6, 3), width: int = 64):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, width, 7, 2, padding=3, bias=False), nn.BatchNorm2d(width)
+        inputs, self.stages = width, len(stages)
+        for i, blocks in enumerate(stages):
+            layers = []
+            for j in range(blocks):
+                layers.append(Bottleneck(inputs, width * 2**i, 2 if i and not j else 1))
+                inputs = 4 * width * 2**i
+            setattr(self, f"layer{i + 1}", nn.Sequential(*layers))
+        self.fc = nn.Linear(inputs, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(torch.relu(self.bn1(self.conv1(x))), 3, 2, padding=1)
+        for i in range(self.stages):
+            x = getattr(self, f"layer{i + 1}")(x)
+        return self.fc(x.mean((2, 3)))
 
 
 def torch_tensors(tree: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """A Flax collection (parameters, gradients or statistics) by TorchCXDA's names and in PyTorch's layouts."""
+    names = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
     found = {}
     for part, layers in tree.items():
         for layer, leaves in layers.items():
-            layer = re.sub(r"^bn(\d)$", r"norms.\1", re.sub(r"^conv(\d)$", r"convs.\1", layer))
+            layer = layer.replace("conv", "convs.").replace("bn", "norms.")
             for leaf, value in leaves.items():
-                value = np.array(value)
+                value = torch.tensor(np.array(value))
                 if leaf == "kernel":
-                    value = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T
-                name = f"{'attention' if part == 'attention' else 'net'}.{layer}.{_LEAVES[leaf]}"
-                found[name] = torch.from_numpy(np.ascontiguousarray(value))
+                    value = value.permute(3, 2, 0, 1) if value.ndim == 4 else value.T
+                found[f"{'attention' if part == 'attention' else 'net'}.{layer}.{names[leaf]}"] = value
     return found
 
 
 def copy_weights(variables: Mapping[str, Any], module: nn.Module) -> nn.Module:
-    """Loads Flax variables {"params", "batch_stats"} into a TorchCXDA or a TorchCNN, and returns it.
-
-    Any parameter or statistic that only one of the two has, or of another shape, is an error.
-    """
+    """Loads Flax variables into a TorchCXDA or a TorchCNN, and returns it. Other names or shapes are an error."""
     found = torch_tensors(variables["params"]) | torch_tensors(variables["batch_stats"])
     if isinstance(module, TorchCNN):
         found = {name.removeprefix("net."): value for name, value in found.items()}
@@ -167,40 +183,34 @@ def copy_weights(variables: Mapping[str, Any], module: nn.Module) -> nn.Module:
 class Timer:
     """Times the work that it has prepared, by name."""
 
+    cpu = staticmethod(time.process_time)  # seconds that processors worked for this process
+
     def __init__(self) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.set_float32_matmul_precision("high")  # TF32 on GPUs, as in our float32; CPUs have none
         torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
         self.prepared: dict[str, Callable[[], Any]] = {}  # each call does one unit of work
+        self.forget = self.prepared.clear
 
     def describe(self) -> dict[str, Any]:
         name = torch.cuda.get_device_name() if self.device == "cuda" else platform.machine()
         return {"torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
 
-    def cpu(self) -> dict[str, Any]:
-        """Seconds that processors worked for this process."""
-        return {"seconds": time.process_time()}
-
-    def prepare(self, what: str, name: str, **arguments: Any) -> dict[str, Any]:
-        """Holds a unit of the work "gemm" or "episode" under this name, to be timed."""
-        self.prepared[name] = getattr(self, what)(name, **arguments)
-        return {}
-
-    def gemm(self, name: str, size: int, dtype: str) -> Callable[[], Any]:
-        """A product of matrices [size, size]."""
+    def gemm(self, name: str, size: int, dtype: str) -> None:
+        """Prepares a product of matrices [size, size]."""
         a = torch.rand(size, size, device=self.device, dtype=getattr(torch, dtype))
-        return lambda: a @ a
+        self.prepared[name] = lambda: a @ a
 
     def episode(
         self, name: str, net: str, shape: list[int], num_classes: int, width: int, counts: list[int], heads: int, train: bool,
         attention: bool,
-    ) -> Callable[[], Any]:  # fmt: skip
-        """One training step (forward, backward, SGD) or one inference, on counts = (support, query) images [h, w, c] = shape.
+    ) -> None:  # fmt: skip
+        """Prepares a training step (forward, backward, SGD) or an inference, on counts = (support, query) images.
 
-        The name says how it is written: "exact", which computes the same numbers as ours, or "buffers" (see STATISTICS). These
-        are followed by any of "_channels_last" (that memory layout), "_compiled" (by torch.compile, in that layout too)
-        and "_bf16" (with autocast). The ResNet takes queries alone: they normalise it in training, its buffers in inference.
+        The name says how it is written: "exact", the same numbers as ours, or "buffers" (see TorchCXDA). It goes on
+        with any of "_channels_last" (that memory layout), "_compiled" (by torch.compile, in that layout) and "_bf16"
+        (autocast). The ResNet takes queries alone: they normalise it in training, its buffers in inference.
         """
         torch.manual_seed(0)
         if net == "resnet50":
@@ -209,7 +219,7 @@ class Timer:
         else:
             attending = TorchAttention(width, heads) if attention else None
             statistics = "buffers" if name.startswith("buffers") else "flow"
-            module = TorchCXDA(TorchCNN(shape[2], num_classes, width), attention=attending, statistics=statistics)
+            module = TorchCXDA(TorchCNN(shape[2], num_classes, width), attending, statistics=statistics)
         layout = torch.channels_last if "_channels_last" in name or "_compiled" in name else torch.contiguous_format
         module = module.to(self.device, memory_format=layout)
         images = [torch.rand(n, shape[2], *shape[:2], device=self.device).to(memory_format=layout) for n in counts]
@@ -230,33 +240,28 @@ class Timer:
             with torch.no_grad(), cast:
                 return module(*images)
 
-        return step if train else infer
+        self.prepared[name] = step if train else infer
 
-    def time(self, name: str, calls: int) -> dict[str, Any]:
+    def time(self, name: str, calls: int) -> float:
         """Mean seconds of `calls` calls in a row."""
         began = time.perf_counter()
         for _ in range(calls):
             self.prepared[name]()
         if self.device == "cuda":
             torch.cuda.synchronize()
-        return {"seconds": (time.perf_counter() - began) / calls}
-
-    def forget(self) -> dict[str, Any]:
-        """Frees everything that was prepared."""
-        self.prepared.clear()
-        return {}
+        return (time.perf_counter() - began) / calls
 
 
 def serve() -> None:
-    """Answers lines {"do": method of Timer, ...its arguments} until stdin ends, an error by {"error": text}."""
+    """Answers lines {"do": method of Timer, ...arguments} by {"answer": ...} or {"error": text} until stdin ends."""
     timer = Timer()
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = getattr(timer, request.pop("do"))(**request)
+            found = {"answer": getattr(timer, request.pop("do"))(**request)}
         except Exception as e:  # the process that asked tells the user
-            answer = {"error": f"{type(e).__name__}: {e}"}
-        print(json.dumps(answer), flush=True)
+            found = {"error": f"{type(e).__name__}: {e}"}
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

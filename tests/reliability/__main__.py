@@ -1,10 +1,6 @@
 """Tries to lose or to falsify a run, and counts how often that succeeds.
 
 python -m tests.reliability kill --times=200 --out=docs/results/reliability-kill.json
-python -m tests.reliability stop --times=40 --out=docs/results/reliability-stop.json
-python -m tests.reliability flip --times=1000 --out=docs/results/reliability-flip.json
-python -m tests.reliability hash --out=docs/results/reliability-hash.json
-python -m tests.reliability soak --minutes=10 --out=docs/results/reliability-soak.json
 
   kill   kills runs of launch.train (SIGKILL) at random times, a fifth of them three times, and resumes them until they end:
          state, best weights, metrics and results must be those of an undisturbed run, bit by bit
@@ -38,8 +34,8 @@ def main() -> None:
     backend.keep_freed_memory()  # before JAX's threads begin, as the commands do: each thread would get an arena of its own
     machine = describe_machine(None)  # before the work, so that the commit is that of the code which is tried
     found = {
-        "kill": lambda: processes.disturb("kill", a.times, a.seed, a.workers),
-        "stop": lambda: processes.disturb("stop", a.times, a.seed, a.workers),
+        "kill": lambda: processes.disturb(a.what, a.times, a.seed, a.workers),
+        "stop": lambda: processes.disturb(a.what, a.times, a.seed, a.workers),
         "flip": lambda: flips.flip(a.times, a.seed),
         "hash": hashing.time_checkpoints,
         "soak": lambda: soak.soak(60 * a.minutes, a.out),
@@ -47,7 +43,7 @@ def main() -> None:
     print(json.dumps({k: v for k, v in found.items() if k not in ("trials", "samples")}, indent=1))
     if a.out:
         a.out.write_text(json.dumps({"what": a.what, "seed": a.seed} | found | machine, indent=1) + "\n")
-    sys.exit(1 if found["failures"] else 0)
+    sys.exit(bool(found["failures"]))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import numpy as np
 
 from cxda_jax import train
 from cxda_jax.config import read
-from cxda_jax.data.store import Domain, StoreInfo, open_store, write_store
+from cxda_jax.data.store import open_store, write_store
 from cxda_jax.disk import checkpoints, models
 from cxda_jax.disk.files import sealed
 from cxda_jax.disk.reading import metrics_line
@@ -44,12 +44,10 @@ def flip(times: int, seed: int) -> dict[str, Any]:
         for number in range(times):
             name = rng.choice(list(things))
             path = rng.choice(files[name])
-            kept = path.read_bytes()
-            bit = rng.randrange(8 * len(kept))
-            data = bytearray(kept)
+            kept, told = path.read_bytes(), ""
+            bit, data = rng.randrange(8 * len(kept)), bytearray(kept)
             data[bit // 8] ^= 1 << bit % 8
             path.write_bytes(data)
-            told = ""
             try:
                 outcome = "without effect" if things[name][1]() == whole[name] else "silently wrong"
             except UserError as e:
@@ -65,29 +63,27 @@ def flip(times: int, seed: int) -> dict[str, Any]:
             if (number + 1) % 200 == 0:
                 print(f"{number + 1}/{times}", dict(outcomes), flush=True)
         assert {name: read() for name, (_, read) in things.items()} == whole
-    counted = {name: len(found) for name, found in files.items()}
-    return {"times": times, "failures": len(failures), "outcomes": dict(outcomes), "files": counted, "trials": failures}
+    return {"times": times, "failures": len(failures), "outcomes": dict(outcomes),
+            "files": {name: len(found) for name, found in files.items()}, "trials": failures}  # fmt: skip
 
 
 def make(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     """Folders, each with a function that reads it and returns something that equals itself only if all it read is the same."""
+    from tests import conftest  # not above: it makes JAX compile in another way than what is measured beside this
+
     rng = np.random.default_rng(0)
-    domains = [
-        Domain(f"d{i}", split, rng.integers(0, 256, (12, 16, 16, 1), np.uint8), rng.integers(0, 4, 12))
-        for i, split in enumerate(["train", "train", "val", "test"])
-    ]
-    write_store(folder / "data", StoreInfo("tiny", tuple("abcd"), (0.5,), (0.5,)), domains)
+    write_store(folder / "data", conftest.INFO, conftest.make_domains(sizes=(12,) * 4))
     store = open_store(folder / "data")
     config = read("glyphs:cxda,smoke")
     config["net"]["width"], config["attention"]["heads"] = 8, 1
-    config["episode"] = {**config["episode"], "num_domains": 1, "per_domain": 4, "num_query": 4}
+    config["episode"] |= {"num_domains": 1, "per_domain": 4, "num_query": 4}
     experiment = build_on(config, store, ("train",))
+
+    def noisy(x: Any) -> Any:
+        return x + jax.numpy.asarray(rng.normal(size=x.shape), x.dtype) if x.dtype.kind == "f" else x
+
     state = train.init_state(experiment.method, experiment.optimizer, 0, experiment.example)
-    state = jax.tree.map(
-        lambda x: x if x.dtype.kind != "f" else x + jax.numpy.asarray(rng.normal(size=x.shape), x.dtype), state
-    )
-    notes = {"best": {"score": 0.5, "step": 4}, "seconds": 1.5}
-    run = folder / "run"
+    state, notes, run = jax.tree.map(noisy, state), {"best": {"score": 0.5, "step": 4}, "seconds": 1.5}, folder / "run"
     write_run(run)
     with checkpoints.Folder(run / "last") as last, checkpoints.Folder(run / "best") as best:
         last.save(4, state, notes)
@@ -110,7 +106,7 @@ def make(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
 
     def data() -> Any:
         found = open_store(folder / "data")
-        arrays = found.offsets.tolist(), found.images.tobytes(), found.labels.tobytes()
+        arrays = [array.tobytes() for array in (found.offsets, found.images, found.labels)]
         return found.info, found.domain_names, found.split, arrays
 
     return {
@@ -132,8 +128,7 @@ def add_results(run: Path, config: dict[str, Any]) -> None:
     (run / "cost.json").write_text('{"seconds": 1.5}')
     np.savez(run / "attention.npz", weights=rng.random((2, 4, 1, 6)))
     row = json.loads((run / "result.json").read_text())
-    for name in ("predictions", "attention"):
-        row[f"{name}_sha256"] = hashlib.sha256((run / f"{name}.npz").read_bytes()).hexdigest()
+    row |= {f"{path.stem}_sha256": hashlib.sha256(path.read_bytes()).hexdigest() for path in run.glob("*.npz")}
     (run / "result.json").write_text(json.dumps(sealed(row)))
 
 

@@ -6,13 +6,12 @@ import statistics
 import tempfile
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from cxda_jax.disk import checkpoints, files, manifest
@@ -28,7 +27,7 @@ def time_checkpoints(repeats: int = 10) -> dict[str, Any]:
     rows = []
     for name, megabytes in SIZES.items():
         tree = {str(i): jax.random.normal(jax.random.key(i), (25_000,)) for i in range(10 * megabytes)}
-        tree = jax.block_until_ready(jax.tree.map(jnp.asarray, tree))
+        jax.block_until_ready(tree)
         rows.append({"state": name, "megabytes": megabytes, "repeats": repeats, **time_state(tree, repeats)})
     return {"failures": 0, "rows": rows}
 
@@ -40,34 +39,32 @@ def time_state(tree: Any, repeats: int) -> dict[str, dict[str, float]]:
         path = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ours, bare = (stack.enter_context(checkpoints.Folder(path / name)) for name in ("ours", "bare"))
         manager = stack.enter_context(ocp.CheckpointManager(path / "orbax", options=options))
-        actions: dict[str, tuple[Callable[[int], Any], Callable[[], Any], Callable[[], Any]]] = {  # save, wait, restore
-            "ours": (lambda step: ours.save(step, tree, {}), ours.wait, lambda: checkpoints.restore(ours.path, tree)),
-            "without_hashes": (
-                lambda step: bare.save(step, tree, {}), bare.wait, lambda: checkpoints.restore(bare.path, tree)),
-            "orbax": (
-                lambda step: manager.save(step, args=ocp.args.StandardSave(tree)), manager.wait_until_finished,
-                lambda: manager.restore(repeats, args=target)),
-        }  # fmt: skip
+
+        def of(folder: checkpoints.Folder) -> Any:
+            return lambda step: folder.save(step, tree, {}), folder.wait, lambda: checkpoints.restore(folder.path, tree)
+
+        actions = {"ours": of(ours), "without_hashes": of(bare), "orbax": (  # save, wait, restore
+            lambda step: manager.save(step, args=ocp.args.StandardSave(tree)), manager.wait_until_finished,
+            lambda: manager.restore(repeats, args=target),
+        )}  # fmt: skip
         times = {name: {"call_ms": [], "whole_ms": [], "restore_ms": []} for name in actions}
         pair = ["ours", "without_hashes"]
-        rounds = [(step, pair[:: 1 - 2 * (step % 2)]) for step in range(10 * repeats + 1)]
-        for step, order in rounds + [(step, ["orbax"]) for step in range(repeats + 1)]:
-            for name in order:
-                save, wait, _ = actions[name]
-                with hashes_of(name):
-                    began = time.perf_counter()
-                    save(step)
-                    times[name]["call_ms"].append(time.perf_counter() - began)
-                    wait()
-                    times[name]["whole_ms"].append(time.perf_counter() - began)
+        saves = [(step, name) for step in range(10 * repeats + 1) for name in pair[:: 1 - 2 * (step % 2)]]
+        for step, name in saves + [(step, "orbax") for step in range(repeats + 1)]:
+            save, wait, _ = actions[name]
+            with hashes_of(name):
+                began = time.perf_counter()
+                save(step)
+                times[name]["call_ms"].append(time.perf_counter() - began)
+                wait()
+                times[name]["whole_ms"].append(time.perf_counter() - began)
         for name in list(actions) * (repeats + 1):
             with hashes_of(name):
                 began = time.perf_counter()
                 jax.block_until_ready(actions[name][2]())
                 times[name]["restore_ms"].append(time.perf_counter() - began)
     medians = {
-        name: {what: 1e3 * statistics.median(found[1:]) for what, found in kinds.items()}
-        for name, kinds in times.items()
+        name: {what: 1e3 * statistics.median(s[1:]) for what, s in kinds.items()} for name, kinds in times.items()
     }
     hashed, unhashed = (times[name]["whole_ms"][1:] for name in pair)
     ratios = [a / b - 1 for a, b in zip(hashed, unhashed, strict=True)]
@@ -82,15 +79,9 @@ def hashes_of(name: str) -> Iterator[None]:
     if name != "without_hashes":
         yield
         return
-
-    class Nothing:
-        def update(self, _: Any) -> None: ...
-
-        def hexdigest(self) -> str:
-            return ""
-
+    nothing = types.SimpleNamespace(update=lambda data: None, hexdigest=lambda: "")
     with (
-        mock.patch.object(files, "hashlib", types.SimpleNamespace(sha256=Nothing)),
+        mock.patch.object(files, "hashlib", types.SimpleNamespace(sha256=lambda: nothing)),
         mock.patch.object(manifest, "write"),
         mock.patch.object(manifest, "find_fault", return_value=""),
     ):

@@ -23,6 +23,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cxda_jax import cost, train
+from cxda_jax.disk import checkpoints, manifest
+from cxda_jax.study import testing, training
+from launch import cli
+from launch import train as command
+
 ROOT = Path(__file__).parents[2]
 PHASES = {"c": "compiling", "t": "training", "v": "validating", "s": "saving", "e": "testing"}  # by their marks
 OPTIONS = ["--config=configs/glyphs.py:bn,smoke", "--config.train.steps=12", "--config.train.save_every=2",
@@ -47,11 +53,9 @@ def disturb(what: str, times: int, seed: int, workers: int = 2) -> dict[str, Any
                 print(f"{len(trials)}/{times}", *trial["faults"], flush=True)
     hits = collections.Counter(hit["phase"] for trial in trials for hit in trial["hits"])
     failures = sum(bool(trial["faults"]) for trial in trials)
-    return {
-        "times": times, "good": times - failures, "failures": failures, "signals": hits.total(),
-        "signals_by_phase": dict(hits), "seconds_of_a_whole_run": whole["seconds"],
-        "seconds": time.monotonic() - began, "trials": sorted(trials, key=lambda t: t["number"]),
-    }  # fmt: skip
+    return {"times": times, "good": times - failures, "failures": failures, "signals": hits.total(),
+            "signals_by_phase": dict(hits), "seconds_of_a_whole_run": whole["seconds"],
+            "seconds": time.monotonic() - began, "trials": sorted(trials, key=lambda t: t["number"])}  # fmt: skip
 
 
 def _undisturbed(folder: Path) -> dict[str, Any]:
@@ -97,9 +101,7 @@ def kill(child: "Child", rng: random.Random, whole: dict[str, Any]) -> dict[str,
         mark = rng.choice("ctvse")
         child.wait_for_mark(mark, rng.randint(1, min(4, sum(m == mark for m, _ in whole["marks"]))))
         child.wait_for_time(rng.expovariate(1 / 0.05))
-    phase = child.phase
-    child.send(signal.SIGKILL)
-    code = child.wait()
+    phase, code = child.phase, child.send(signal.SIGKILL).wait()
     faults = [] if code == -signal.SIGKILL else [f"exit code {code}: {child.output()[-600:]}"]
     return {"phase": phase, "faults": faults} if code else None
 
@@ -109,10 +111,8 @@ def stop(child: "Child", rng: random.Random, number: int) -> dict[str, Any] | No
     sent, mark = signal.SIGINT if number % 5 == 4 else signal.SIGTERM, "ctvs"[number % 4]
     child.wait_for_mark(mark, 1 if mark == "c" else rng.randint(1, 2))
     child.wait_for_time(rng.uniform(0, 0.03 if mark in "vs" else 0.3))
-    phase = child.phase
-    child.send(sent)
-    began = time.monotonic()
-    code, output, when = child.wait(), child.output(), f"after {sent.name} while {phase}"
+    phase, began = child.phase, time.monotonic()
+    code, output, when = child.send(sent).wait(), child.output(), f"after {sent.name} while {phase}"
     if code == 0:
         return None
     said = [line for line in output.splitlines() if line.startswith("stopped by")]
@@ -125,17 +125,12 @@ def stop(child: "Child", rng: random.Random, number: int) -> dict[str, Any] | No
 class Child:
     """A run of launch.train in a forked process that tells of its phases over a pipe."""
 
-    def __init__(
-        self, workdir: Path, data: Path, largest_file: int = 0, options: Sequence[str] = (), log: Path | None = None
-    ) -> None:
+    def __init__(self, workdir: Path, data: Path, largest_file=0, options: Sequence[str] = (), log: Path | None = None):
         """With `largest_file`, no file that is written after the first checkpoint has begun may have more bytes."""
         workdir.parent.mkdir(parents=True, exist_ok=True)
         self._log = log or workdir.with_suffix(".log")
         self.marks: list[tuple[str, float]] = []
         self._code: int | None = None
-        import launch.train  # noqa: F401
-        from cxda_jax.study import training  # noqa: F401  # and with it everything else
-
         self._reading, writing = os.pipe()
         self._began = time.monotonic()
         with warnings.catch_warnings():
@@ -156,10 +151,12 @@ class Child:
         self._listen(0)
         return PHASES[self.marks[-1][0]] if self.marks else "starting"
 
-    def wait_for_time(self, seconds: float) -> None:
+    def wait_for_time(self, seconds: float) -> bool:
+        """Whether the run goes on after so long."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self._listen(left):
             pass
+        return time.monotonic() >= until
 
     def wait_for_mark(self, mark: str, count: int = 1) -> "Child":
         """Until the phase has begun `count` times, or the run has ended."""
@@ -167,16 +164,15 @@ class Child:
             pass
         return self
 
-    def send(self, number: int) -> None:
+    def send(self, number: int) -> "Child":
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, number)
+        return self
 
     def wait(self) -> int:
         """The exit code, or minus the number of the signal that ended the run. After two minutes the run is killed."""
         if self._code is None:
-            until = time.monotonic() + 120
-            self.wait_for_time(120)
-            if time.monotonic() >= until:
+            if self.wait_for_time(120):
                 self.send(signal.SIGKILL)
             os.close(self._reading)
             self._reading = -1
@@ -204,11 +200,6 @@ def _run(workdir: Path, data: Path, log: Path, told: int, largest_file: int, opt
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.chdir(ROOT)
-    from cxda_jax import cost, train
-    from cxda_jax.disk import checkpoints
-    from cxda_jax.study import testing, training
-    from launch import cli
-    from launch import train as command
 
     def marking(mark: str, work: Callable[..., Any]) -> Callable[..., Any]:
         def marked(*args: Any, **kwargs: Any) -> Any:
@@ -233,7 +224,6 @@ def _run(workdir: Path, data: Path, log: Path, told: int, largest_file: int, opt
 
 def evidence(workdir: Path) -> dict[str, Any]:
     """What must not depend on where a run was broken off. Reading it starts no thread, since this process forks again."""
-    from cxda_jax.disk import checkpoints, manifest
 
     def digest(checkpoint: Path) -> str:
         return hashlib.sha256((checkpoint / "tree" / checkpoints.ARRAYS).read_bytes()).hexdigest()
@@ -243,13 +233,10 @@ def evidence(workdir: Path) -> dict[str, Any]:
     newest = workdir / "last" / str(checkpoints.steps(workdir / "last")[0])
     best, model = workdir / "best" / str(row["best_step"]), workdir / "model"
     return {
-        "result": {k: row[k] for k in SAME},
-        "predictions": row["predictions_sha256"],
+        "result": {k: row[k] for k in SAME}, "predictions": row["predictions_sha256"],
         "losses": {line["step"]: [line[k] for k in ("loss", "accuracy")] for line in lines if "loss" in line},
         "validation": {line["step"]: line["val_score"] for line in lines if "val_score" in line},
-        "state": digest(newest),
-        "best": digest(best),
+        "state": digest(newest), "best": digest(best), "model": (model / "manifest.json").read_text(),
         "notes": json.loads((newest / "notes" / "metadata").read_text())["best"],
-        "model": (model / "manifest.json").read_text(),
         "faults": [manifest.find_fault(path) for path in (newest, best, model)],
-    }
+    }  # fmt: skip

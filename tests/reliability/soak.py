@@ -1,7 +1,7 @@
 """Works for hours in one process, and looks whether the process grows."""
 
-import ctypes
 import gc
+import itertools
 import resource
 import shutil
 import tempfile
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cxda_jax import train
+from cxda_jax import backend, train
 from cxda_jax.config import read
 from cxda_jax.data import glyphs
 from cxda_jax.disk import checkpoints
@@ -33,31 +33,29 @@ PANELS = {
 
 def soak(seconds: float, out: Path | None) -> dict[str, Any]:
     """Cycles of training half a run, resuming it to its end, and testing it from its checkpoint."""
-    folder, samples, hashes, began = Path(tempfile.mkdtemp(prefix="soak-")), [], set(), time.monotonic()
+    samples, hashes, began = [], set(), time.monotonic()
     config = read("glyphs:cxda,smoke")
     config["net"]["width"], config["attention"]["heads"] = 8, 1
-    experiment = build_on(config, glyphs.open_glyphs(folder, **config["data"]))
-    evaluator = compile_task(experiment.method, experiment.source)
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        run, workdir = build_on(config, glyphs.open_glyphs(Path(folder), **config["data"])), Path(folder, "run")
+        evaluator = compile_task(run.method, run.source)
+        like = jax.eval_shape(run.method.init, jax.random.key(0), run.example)
 
-    def test(variables: Any, split: str) -> float:
-        return evaluate(evaluator, variables, experiment.source, experiment.task_plans(split), 4, "accuracy").mean
+        def test(variables: Any, split: str) -> float:
+            return evaluate(evaluator, variables, run.source, run.task_plans(split), 4, "accuracy").mean
 
-    def training(workdir: Path, calls: int) -> None:
-        count = iter(range(10**9))
-        state = train.init_state(experiment.method, experiment.optimizer, 0, experiment.example)
-        train.train(
-            experiment.method, experiment.optimizer, experiment.weak, experiment.source, experiment.train_plans, state, 0,
-            experiment.schedule, lambda variables: test(variables, "val"), workdir, log=lambda line: None,
-            stopping=lambda: next(count) >= calls,
-        )  # fmt: skip
+        def training(calls: int) -> None:
+            count, state = itertools.count(), train.init_state(run.method, run.optimizer, 0, run.example)
+            train.train(
+                run.method, run.optimizer, run.weak, run.source, run.train_plans, state, 0, run.schedule,
+                lambda variables: test(variables, "val"), workdir, log=lambda line: None,
+                stopping=lambda: next(count) >= calls,
+            )  # fmt: skip
 
-    try:
         while time.monotonic() - began < seconds or len(samples) < 2:
-            workdir = folder / "run"
             workdir.mkdir()
-            training(workdir, experiment.schedule.steps // 2)
-            training(workdir, 10**9)
-            like = jax.eval_shape(experiment.method.init, jax.random.key(0), experiment.example)
+            training(run.schedule.steps // 2)
+            training(10**9)
             found = checkpoints.restore(workdir / "best", like)
             assert found
             test(found[0], "test")
@@ -67,29 +65,17 @@ def soak(seconds: float, out: Path | None) -> dict[str, Any]:
             samples.append({"seconds": time.monotonic() - began, **measure_process()})
             if len(samples) % 20 == 0:
                 print(f"{len(samples)} cycles: {samples[-1]}", flush=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     added = {name: share_added(samples, name) for name in LIMITS}
     faults = [name for name, limit in LIMITS.items() if added[name] > limit]
-    faults += ["weights differ from cycle to cycle"] if len(hashes) != 1 else []
+    faults += ["weights differ from cycle to cycle"] * (len(hashes) != 1)
     if out:
         draw(samples, out)
     return {"cycles": len(samples), "minutes": samples[-1]["seconds"] / 60, "growth_after_warm_up": added,
             "last": samples[-1], "failures": len(faults), "faults": faults, "samples": samples}  # fmt: skip
 
 
-class Mallinfo(ctypes.Structure):
-    """What glibc's mallinfo2() returns."""
-
-    _fields_ = [(name, ctypes.c_size_t) for name in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-    )]  # fmt: skip
-
-
 def measure_process() -> dict[str, float]:
-    mallinfo = ctypes.CDLL(None).mallinfo2
-    mallinfo.restype = Mallinfo
-    found = mallinfo()
+    found = backend.heap()
     return {
         "heap_mb": (found.arena + found.hblkhd) / 1e6,
         "in_use_mb": (found.uordblks + found.hblkhd) / 1e6,

@@ -1,0 +1,130 @@
+"""What the suites of launch.benchmark share: their options, and rows of the record, which is written with each."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cxda_jax import backend, cost
+from cxda_jax.bench.cases import SHAPES, Case, make_runner, seeds_timing
+from cxda_jax.bench.measure import Peer, Timing, interleave, repeated, show, spread, top_operations
+
+STYLES = [("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."), ("v", (0, (1, 3)))]  # marker and dashes of a line
+
+
+class Options(NamedTuple):
+    """What a suite is asked for, as the flags of launch.benchmark say."""
+
+    peer: Peer | None  # PyTorch, unless it is left out
+    record: dict[str, Any]
+    keep: Callable[[dict[str, Any]], None]  # adds entries to the record and writes it
+    width: int  # channels of the CNN
+    repeats: int  # timings of each contender
+    gemm: int  # rows and columns of the matrices whose product gives the peak
+    budget_s: float  # seconds after which the suite gpu begins no other part
+    small: bool  # few images and steps: the suite only shows that it runs
+    shapes: Sequence[str]  # of the suites step and layers
+    cases: Sequence[str]  # methods of the suite step
+    only: tuple[str, ...]  # how the names of the parts of the suite gpu begin; all if empty
+
+    def add(self, name: str, row: Any) -> None:
+        """Adds a row to a list of the record, and writes the record."""
+        self.keep({name: [*self.record.get(name, ()), row]})
+
+
+def timed(work: Case | Timing, o: Options, units: int = 1) -> dict[str, float]:
+    """spread() of work that is timed alone, which does `units` of it in one call."""
+    timing = make_runner(work, o.small).timing if isinstance(work, Case) else work
+    return spread(interleave({"": timing}, o.repeats)[""], units)
+
+
+def in_turn(o: Options, ours: dict[str, Timing], peers: Iterable[str], what: str, **how: Any) -> dict[str, list[float]]:
+    """Seconds of ours and of the peers by name. `what` and `how` are arguments of Peer.prepare()."""
+    theirs = {name: o.peer.prepare(what, name, **how) for name in peers} if o.peer else {}
+    seconds = interleave(ours | theirs, o.repeats)
+    if o.peer:
+        o.peer.ask("forget")
+    return seconds
+
+
+def add_beside_peers(o: Options, peaks: dict[str, float], peers: Iterable[str], *cases: Case) -> None:
+    """Adds the rows of cases that take turns with their peers. `peaks` are those of gemm_peaks()."""
+    for case in cases:
+        runner, shape = make_runner(case, o.small), SHAPES[case.shape]
+        seconds = in_turn(
+            o, {"ours": runner.timing}, peers, "episode", net=shape.net, shape=shape.image, num_classes=shape.classes,
+            width=case.width, heads=case.heads, counts=case.counts(o.small), train=case.work == "train",
+            attention=case.method == "cxda",
+        )  # fmt: skip
+        lowered = runner.lower()
+        gflop = cost.flops(lowered) / case.tasks / 1e9  # XLA counts a loop's body once
+        found, ratio = {}, {}
+        for name, times in seconds.items():
+            ours = name == "ours"
+            found[name] = row = spread(times, case.tasks * case.steps if ours else 1)
+            row["gflop_per_s"] = 1e3 * gflop / row["median_ms"]
+            bf16 = case.dtype == "bfloat16" if ours else name.endswith("_bf16")
+            row["of_gemm_peak"] = row["gflop_per_s"] / peaks[("ours" if ours else "torch") + ("_bf16" if bf16 else "")]
+            if not ours:
+                ratio[name] = found["ours"]["median_ms"] / row["median_ms"]
+            show(f"{case.shape} {case.method} {case.work} {case.statistics} {case.dtype}: {name}", row, ratio.get(name))
+        memory = lowered.compile(backend.compiler_options()).memory_analysis()
+        o.add("rows", {
+            "case": case._asdict(), "gflop": gflop, "ours": found.pop("ours"), "peers": found, "ratio": ratio,
+            "temporary_bytes": int(memory.temp_size_in_bytes) if memory else None,
+        })  # fmt: skip
+
+
+def gemm_peaks(o: Options, dtypes: Iterable[str] = ("float32",)) -> dict[str, float]:
+    """Best GFLOP/s of a matrix product: "ours" and "torch", with "_bf16" behind that for bfloat16."""
+    print(f"timing matrix products of side {o.gemm}", flush=True)
+    found = {}
+    for dtype in dtypes:
+        suffix, product = "_bf16" if dtype == "bfloat16" else "", repeated(cost.matrix_product(o.gemm, dtype))
+        seconds = in_turn(o, {"ours" + suffix: product}, ["torch" + suffix], "gemm", size=o.gemm, dtype=dtype)
+        found |= {name: 2e-9 * o.gemm**3 / min(times) for name, times in seconds.items()}
+    print("GFLOP/s: " + ", ".join(f"{name} {value:.0f}" for name, value in found.items()), flush=True)
+    return found
+
+
+def profile(case: Case, small: bool) -> dict[str, Any]:
+    """What a case spends most time in, as a record says it."""
+    return {"case": case._asdict(), "operations": top_operations(make_runner(case, small).timing)}
+
+
+def grow(o: Options, what: str, x: str, at: int, work: Case | Timing, units: int = 1) -> None:
+    """Adds the row of a kind of work whose size `x` is `at`, with `units` of it in one call."""
+    row = {"what": what, "x": x, "at": at, **timed(work, o, units)}
+    o.add("growth", show(f"{what}: {at} {x}", row))
+
+
+def grow_seeds(o: Options, case: Case, seeds: int) -> None:
+    """Adds the row of training steps of several models side by side."""
+    timing = seeds_timing(case, seeds, o.small)
+    grow(o, "bn training, a seed's step", "seeds in one program", seeds, timing, seeds)
+
+
+def draw_growth(rows: list[dict[str, Any]], out: Path) -> None:
+    """Draws the rows of grow() beside the record, as .svg and .png: a panel for each x, a line for each kind of work.
+
+    Both axes are logarithmic, so a line of slope 1 is linear growth. A panel that hardly grows is drawn from zero.
+    """
+    from matplotlib.figure import Figure
+
+    panels = {row["x"]: [other for other in rows if other["x"] == row["x"]] for row in rows}
+    columns, height = min(3, len(panels)), -(-len(panels) // 3)
+    figure = Figure(figsize=(4.2 * columns, 3.4 * height), layout="constrained")
+    for place, (x, found) in enumerate(panels.items(), 1):
+        axis = figure.add_subplot(height, columns, place)
+        for i, what in enumerate(dict.fromkeys(row["what"] for row in found)):
+            marker, dashes = STYLES[i % len(STYLES)]
+            sizes, times = zip(*((row["at"], row["median_ms"]) for row in found if row["what"] == what), strict=True)
+            axis.plot(sizes, times, marker=marker, linestyle=dashes, label=what)
+        times, ticks = [row["median_ms"] for row in found], sorted({row["at"] for row in found})
+        axis.set(xscale="log", xlabel=x, ylabel="ms")
+        axis.set(**({"yscale": "log"} if max(times) > 4 * min(times) else {"ylim": (0, 1.2 * max(times))}))
+        axis.set_xticks(ticks, map(str, ticks), rotation=45)
+        axis.xaxis.minorticks_off()
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    for suffix in (".svg", ".png"):
+        figure.savefig(out.with_suffix(suffix), dpi=110)
