@@ -44,17 +44,13 @@ def main() -> None:
         from cxda_jax.study import settings, testing
     backend.keep_freed_memory()
     backend.keep_compiled()
-    wanted = {"num_domains": _NUM_DOMAINS, "support_size": _SUPPORT_SIZE, settings.STEPS: _STEPS}
+    runs, wanted = cli.insist_on_runs(_RUNS.value), []
+    for kind, flag in (("num_domains", _NUM_DOMAINS), ("support_size", _SUPPORT_SIZE), (settings.STEPS, _STEPS)):
+        wanted += settings.asked(kind, flag.value)
     testing.evaluate_runs(
-        cli.insist_on_runs(_RUNS.value),
-        _METHODS.value,
-        cli.CHANGES,
-        [setting for kind, flag in wanted.items() for setting in settings.asked(kind, flag.value)],
-        cli.DATA_DIR.value,
-        _NUM_TASKS.value,
-        _AGAINST.value,
-        _OTHER_DATA.value,
-    )
+        runs, _METHODS.value, cli.CHANGES, wanted, cli.DATA_DIR.value, num_tasks=_NUM_TASKS.value, against=_AGAINST.value,
+        other_data=_OTHER_DATA.value,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

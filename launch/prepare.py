@@ -69,20 +69,13 @@ def main() -> None:
         from cxda_jax.config import renamed
         from cxda_jax.study.preparing import prepare_benchmark, show_published
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=folder")
-    raw_dir = cli.insist(_RAW_DIR.value, "--raw_dir", "say where the downloads, or your images, are")
+    raw_dir = Path(cli.insist(_RAW_DIR.value, "--raw_dir", "say where the downloads, or your images, are")).expanduser()
+    target = Path(cli.DATA_DIR.value) / (_NAME.value or benchmark)
     options = {flag.name: flag.value for flag in _OPTIONS if flag.value is not None}
     if _LINKS.value:
-        return show_published(benchmark, Path(raw_dir).expanduser())
+        return show_published(benchmark, raw_dir)
     with renamed({flag.name: f"--{flag.name}" for flag in (_RAW_DIR, _SKIP_BAD, *_OPTIONS)}):  # parameters of readers
-        prepare_benchmark(
-            benchmark,
-            Path(raw_dir).expanduser(),
-            Path(cli.DATA_DIR.value) / (_NAME.value or benchmark),
-            options,
-            _STRICT.value,
-            _SKIP_BAD.value,
-            _WORKERS.value,
-        )
+        prepare_benchmark(benchmark, raw_dir, target, options, _STRICT.value, _SKIP_BAD.value, _WORKERS.value)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,7 @@ def main() -> None:
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=glyphs")
     study = make_study(benchmark, _STUDY.value, _SEEDS.value, _ONLY.value, _SMOKE.value)
     if _DRY_RUN.value:
-        estimate.dry_run(study, cli.DATA_DIR.value)
-        return
+        return estimate.dry_run(study, cli.DATA_DIR.value)
     jobs = prepare_jobs(study, cli.DATA_DIR.value)
     if _EXECUTOR.value == "slurm":
         failures = slurm.run_jobs(study, jobs, _SLURM.value)

@@ -46,12 +46,11 @@ def main() -> None:
     workdir = cli.insist(
         _WORKDIR.value, "--workdir", "name the folder of the run, such as --workdir=runs/glyphs/cxda/0"
     )
-    where = {"workdir": Path(workdir), "data_dir": cli.DATA_DIR.value, "other_data": _OTHER_DATA.value}
-    resolved = config.read(spec, cli.CHANGES)
+    run = config.read(spec, cli.CHANGES), Path(workdir), cli.DATA_DIR.value, _OTHER_DATA.value
     if _REPLAY.value is None:
-        training.train_run(resolved, **where)
+        training.train_run(*run)
     else:
-        print(training.replay(resolved, step=_REPLAY.value, **where))
+        print(training.replay(*run, step=_REPLAY.value))
 
 
 if __name__ == "__main__":

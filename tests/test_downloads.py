@@ -12,7 +12,7 @@ from tests.commands import command
 
 def test_missing_files_get_a_command_and_others_are_checked(tmp_path, monkeypatch):
     content, raw = b"data" * 100, tmp_path / "raw files"
-    files = [preparing.Download(name, f"{name}.zip", f"https://a/{name}.zip", 400, hashlib.sha256(content).hexdigest())
+    files = [preparing.Download(name, f"https://a/{name}.zip", 400, hashlib.sha256(content).hexdigest())
              for name in ("whole", "part", "missing", "extracted")]  # fmt: skip
     monkeypatch.setattr(preparing, "PUBLISHED", {"femnist": files})
     (raw / "extracted").mkdir(parents=True)

@@ -17,19 +17,12 @@ from cxda_jax.study import identity
 from cxda_jax.study.results import read_results
 from tests.commands import command
 from tests.conftest import INFO, make_domains
-from tests.lines import at_the_root, one_line, write_config, write_run  # noqa: F401
+from tests.lines import at_the_root, one_line, refused, write_config, write_run  # noqa: F401
 
 
 @pytest.fixture
 def config():
     return read("glyphs:cxda,smoke")
-
-
-def other_store(path, **changes):
-    """A store of other images, and its twin of the same."""
-    domains = make_domains(seed=1)
-    write_store(path, INFO._replace(**changes), domains)
-    return open_store(path)
 
 
 def test_a_flipped_bit_of_config_or_manifest_is_noticed(tmp_path):
@@ -51,17 +44,16 @@ def test_a_flipped_bit_of_config_or_manifest_is_noticed(tmp_path):
 
 
 def test_a_run_goes_on_with_its_own_data_alone(tmp_path, store, config):
-    other, said = other_store(tmp_path / "other"), []
+    write_store(tmp_path / "other", INFO, make_domains(seed=1))
+    other, said = open_store(tmp_path / "other"), []
     assert identity.claim(tmp_path, config, store).data_hash == store.sha256
     (tmp_path / "last" / "5").mkdir(parents=True)  # it has saved something
     assert identity.claim(tmp_path, config, store, log=said.append).marks == () and not said
-    with pytest.raises(UserError) as error:
+    with refused(f"{store.sha256[:12]}.*{other.sha256[:12]}.*--other_data", tmp_path):
         identity.claim(tmp_path, config, other)
-    assert store.sha256[:12] in str(error.value) and other.sha256[:12] in str(error.value)
-    assert "--other_data" in one_line(error.value, tmp_path)
-    assert identity.claim(tmp_path, config, other, other_data=True).marks == ("trained on other data before step 5",)
-    again = identity.read_record(tmp_path)
-    assert again.data_hash == other.sha256 and again.marks == ("trained on other data before step 5",)
+    marked = identity.claim(tmp_path, config, other, other_data=True)
+    assert marked.data_hash == other.sha256 and marked.marks == ("trained on other data before step 5",)
+    assert identity.read_record(tmp_path) == marked
 
 
 def test_a_run_that_saved_nothing_may_begin_with_another_config(tmp_path, store, config):
@@ -105,20 +97,13 @@ def test_another_number_of_threads_is_told_of(tmp_path, store, config, monkeypat
     assert len(said) == 3 and "abacus" in said[2]
 
 
-def test_the_lock_is_never_a_link(tmp_path):
-    (tmp_path / "precious").write_text("kept")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(UserError, match="a link"), files.locked(tmp_path / "run"):
-        pass
-    assert (tmp_path / "precious").read_text() == "kept"
-
-
-def test_a_file_is_not_written_through_a_link(tmp_path, monkeypatch):
+def test_nothing_is_written_through_a_link(tmp_path, monkeypatch):
     (tmp_path / "precious").write_text("kept")
     monkeypatch.setattr("os.getpid", lambda: 7)
-    for name in (".7.a.json", "a.json"):
+    for name in (".7.a.json", "a.json", "lock"):
         (tmp_path / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match="a link"), files.locked(tmp_path):
+        pass
     files.write_text(tmp_path / "a.json", "new")
     assert (tmp_path / "precious").read_text() == "kept" and (tmp_path / "a.json").read_text() == "new"
     assert not (tmp_path / "a.json").is_symlink()
@@ -128,48 +113,50 @@ def test_a_file_is_not_written_through_a_link(tmp_path, monkeypatch):
 def copied(smoke, tmp_path):
     """A finished run and its data, to be spoiled."""
     folder, _ = smoke
-    shutil.copytree(folder / "run", tmp_path / "run")
-    shutil.copytree(folder / "data", tmp_path / "data")
+    for name in ("run", "data"):
+        shutil.copytree(folder / name, tmp_path / name)
     return tmp_path
 
 
-def prepare_anew(data_dir):
-    """Other images under the same name."""
-    (path,) = [p for p in data_dir.iterdir() if (p / "store.json").exists()]
+def store_of(copied):
+    return next(p for p in (copied / "data").iterdir() if (p / "store.json").exists())
+
+
+def row_of(copied):
+    return json.loads((copied / "run" / "result.json").read_text())
+
+
+def prepare_anew(path):
+    """Other images under the same name; gives the hashes of both."""
     store = open_store(path)
     domains = [
         Domain(name, split, 255 - np.array(store.images[a:b]), store.labels[a:b])
         for name, split, a, b in zip(store.domain_names, store.split, store.offsets, store.offsets[1:], strict=False)
     ]
-    info = store.info
     shutil.rmtree(path)
-    write_store(path, info, domains)
+    write_store(path, store.info, domains)
     return store.sha256, open_store(path).sha256
 
 
 def test_other_data_are_refused_by_training_and_by_tests(copied):
-    old, new = prepare_anew(copied / "data")
-    data, before = f"--data_dir={copied}/data", json.loads((copied / "run" / "result.json").read_text())
-    train = ("train", "--config=glyphs:cxda,smoke", f"--workdir={copied}/run", data)
-    for arguments in (train, (*train, "--replay_step=1"), ("evaluate", f"--runs={copied}/run", data)):
+    old, new = prepare_anew(store_of(copied))
+    data, before = f"--data_dir={copied}/data", row_of(copied)
+    train, test = ("train", "--config=glyphs:cxda,smoke", f"--workdir={copied}/run", data), ("evaluate", data)
+    model = (*test, f"--runs={copied}/run/model")  # its plain files know their data too
+    for arguments in (train, (*train, "--replay_step=1"), (*test, f"--runs={copied}/run"), model):
         error = command(*arguments, code=2)
         assert error.count("\n") == 1 and old[:12] in error and new[:12] in error and "--other_data" in error
-    assert json.loads((copied / "run" / "result.json").read_text()) == before
-    command("evaluate", f"--runs={copied}/run", data, "--other_data")
-    row = json.loads((copied / "run" / "result.json").read_text())
+    assert row_of(copied) == before
+    command(*test, f"--runs={copied}/run", "--other_data")
+    row = row_of(copied)
     assert (row["trained_on"], row["data_hash"]) == (old, new) and row["data_marks"] == [identity.MARK]
-    # The model's plain files know their data too.
-    error = command("evaluate", f"--runs={copied}/run/model", data, code=2)
-    assert old[:12] in error and "--other_data" in error
 
 
 def test_an_unfinished_run_is_called_so(copied, config):
     config["train"]["steps"] = 40
-    store = open_store(next(p for p in (copied / "data").iterdir() if (p / "store.json").exists()))
     shutil.rmtree(copied / "run" / "model")
-    write_config(copied / "run", config, store.sha256)
-    output = command("evaluate", f"--runs={copied}/run", f"--data_dir={copied}/data")
-    row = json.loads((copied / "run" / "result.json").read_text())
+    write_config(copied / "run", config, open_store(store_of(copied)).sha256)
+    output, row = command("evaluate", f"--runs={copied}/run", f"--data_dir={copied}/data"), row_of(copied)
     assert (row["reached_step"], row["steps"]) == (20, 40) and row["best_step"] <= 20
     assert "step 20 of 40" in output
 
@@ -187,26 +174,19 @@ def test_what_cannot_be_tested_is_named_and_the_rest_goes_on(copied):
     (copied / "run" / "result.json").unlink()
     with open(held / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        error = command("evaluate", *[f"--runs={copied}/foreign,{copied}/linked,{copied}/held,{copied}/sent,{copied}/run"],
-            f"--data_dir={copied}/data", code=2,
-        )  # fmt: skip
-    assert (
-        error.count("\n") == 1 and "4 of 5 evaluations failed" in error and "foreign/config.json: no 'method'" in error
-    )
-    assert json.loads((copied / "run" / "result.json").read_text())["method"] == "cxda"
+        runs = ",".join(map(str, (foreign, linked, held, sent, copied / "run")))
+        error = command("evaluate", f"--runs={runs}", f"--data_dir={copied}/data", code=2)
+    assert error.count("\n") == 1 and "4 of 5 evaluations failed; the first: " in error
+    assert "foreign/config.json: no 'method'" in error and row_of(copied)["method"] == "cxda"
     assert not (copied / "precious").exists()
-
-
-def test_results_are_sealed(smoke):
-    folder, _ = smoke
-    row = json.loads((folder / "run" / "result.json").read_text())
-    assert files.SEAL in row and not files.is_falsified(row)
-    assert files.is_falsified({**row, "adapt_ms": row["adapt_ms"] + 1})
-    assert manifest.find_fault(folder / "run", ["config.json"]) == ""
 
 
 def test_a_report_names_what_rotted_or_was_trained_on_other_data(copied):
     """And shows none of it."""
+    row = row_of(copied)
+    assert files.SEAL in row and not files.is_falsified(row)
+    assert files.is_falsified({**row, "adapt_ms": row["adapt_ms"] + 1})
+    assert manifest.find_fault(copied / "run", ["config.json"]) == ""
     whole = {p: p.read_bytes() for p in (copied / "run").iterdir() if p.is_file()}
     record = identity.read_record(copied / "run")._replace(data_hash="0" * 64)
 
@@ -233,6 +213,6 @@ def test_a_study_and_a_report_are_not_written_through_links(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "jobs").symlink_to(tmp_path / "elsewhere")
-    error = command("reproduce", "--benchmark=glyphs", "--smoke", "--only=erm", f"--study={tmp_path}/study", f"--data_dir={tmp_path}/d", code=2
-    )  # fmt: skip
+    where = (f"--study={tmp_path}/study", f"--data_dir={tmp_path}/d")
+    error = command("reproduce", "--benchmark=glyphs", "--smoke", "--only=erm", *where, code=2)
     assert error.count("\n") == 1 and "study/jobs: a link" in error and not list((tmp_path / "elsewhere").iterdir())

@@ -18,14 +18,23 @@ from cxda_jax.config import differences, read
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build, open_data
 from cxda_jax.study.comparing import comparison, table
-from cxda_jax.study.identity import read_config, read_record
+from cxda_jax.study.identity import read_config
 from cxda_jax.study.results import Result
-from cxda_jax.study.runs import Evaluation, restore_best
+from cxda_jax.study.runs import restore_best
 from cxda_jax.study.settings import USUAL, Setting, asked, reshaped
 from cxda_jax.types import Images
 from tests.commands import command
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def folder(smoke):
+    return smoke[0]
+
+
+def row_of(folder):
+    return json.loads((folder / "result.json").read_text())
 
 
 def test_a_run_leaves_what_it_promises(smoke):
@@ -35,7 +44,7 @@ def test_a_run_leaves_what_it_promises(smoke):
         "config.json", "metrics.jsonl", "last", "best", "result.json", "predictions.npz", "attention.png", "attention.npz", "cost.json",
         "model", "lock", "manifest.json",
     }  # fmt: skip
-    row = json.loads((folder / "run" / "result.json").read_text())
+    row = row_of(folder / "run")
     stored = np.load(folder / "run" / "predictions.npz", allow_pickle=False)
     scores = metrics.scores("accuracy", stored["predictions"], stored["labels"])
     assert row["avg"] == pytest.approx(100 * scores.mean()) and row["w10"] == pytest.approx(100 * scores.min())
@@ -54,26 +63,24 @@ def test_a_run_leaves_what_it_promises(smoke):
         assert picture.size[0] > 800 and len(set(picture.convert("L").get_flattened_data())) > 50
 
 
-def test_evaluating_again_gives_the_same_row(smoke):
+def test_evaluating_again_gives_the_same_row(folder):
     """In a folder whose name holds what patterns and lists are made of."""
-    folder, _ = smoke
     copy = folder / "co,py[1]"
     shutil.copytree(folder / "run", copy)
-    before = json.loads((copy / "result.json").read_text())
+    before = row_of(copy)
     for name in ("result.json", "predictions.npz", "attention.png", "metrics.jsonl", "last"):
         path = copy / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     output = command("evaluate", f"--runs={copy}", f"--data_dir={folder}/data")
-    after = json.loads((copy / "result.json").read_text())
+    after = row_of(copy)
     assert before["train_minutes"] > 0 and after["train_minutes"] is None  # the metrics did not come along
     times = ("task_ms", "adapt_ms", "predict_ms", "train_minutes", "seal")
     assert {k: v for k, v in before.items() if k not in times} == {k: v for k, v in after.items() if k not in times}
     assert (copy / "attention.png").exists() and "cxda" in output
 
 
-def test_a_training_whose_output_nobody_reads_goes_on(smoke, tmp_path):
+def test_a_training_whose_output_nobody_reads_goes_on(folder, tmp_path):
     """As after `| head -1`: it trains the second half of the run, validates and tests."""
-    folder, _ = smoke
     shutil.copytree(folder / "run", tmp_path / "run")
     for path in (tmp_path / "run" / "last" / "20", tmp_path / "run" / "model"):
         shutil.rmtree(path)
@@ -85,19 +92,16 @@ def test_a_training_whose_output_nobody_reads_goes_on(smoke, tmp_path):
         assert child.stdout.readline().startswith("cxda on glyphs")
         child.stdout.close()
         assert (child.stderr.read(), child.wait()) == ("", 0)
-    rows = [json.loads((path / "run" / "result.json").read_text()) for path in (folder, tmp_path)]
+    rows = [row_of(path / "run") for path in (folder, tmp_path)]
     assert rows[0]["predictions_sha256"] == rows[1]["predictions_sha256"]
     assert (tmp_path / "run" / "last" / "20").is_dir()
 
 
-def test_queries_are_compared_with_their_answers_without_support(smoke):
-    folder, _ = smoke
+def test_queries_are_compared_with_their_answers_without_support(folder):
     config = read_config(folder / "run")
     experiment = build(config, folder / "data", splits=("test",))
     store, method = experiment.store, experiment.method
-    variables, _ = restore_best(
-        Evaluation(folder / "run", folder / "run", "cxda", config, read_record(folder / "run")), experiment
-    )
+    variables, _ = restore_best(folder / "run", experiment)
     stored, domains = np.load(folder / "run" / "predictions.npz"), store.row_domains()
 
     def images(rows):
@@ -106,17 +110,16 @@ def test_queries_are_compared_with_their_answers_without_support(smoke):
     unadapted = method.adapt(variables, images(np.arange(0)), jax.random.key(0))
     before = np.asarray(method.predict(unadapted, images(stored["query"].ravel())).argmax(-1)).reshape(10, 20)
     was, now = before == stored["labels"], stored["predictions"] == stored["labels"]
-    row = json.loads((folder / "run" / "result.json").read_text())
+    row = row_of(folder / "run")
     found = {name: row[name] for name in ("compared", "corrected", "spoiled")}
     assert found == {"compared": 200, "corrected": (now & ~was).sum(), "spoiled": (was & ~now).sum()}
     assert (before != stored["predictions"]).any(), "nothing that could be told apart"
 
 
-def test_a_models_plain_files_are_tested_as_its_run_is(smoke, tmp_path):
-    folder, _ = smoke
+def test_a_models_plain_files_are_tested_as_its_run_is(folder, tmp_path):
     shutil.copytree(folder / "run" / "model", tmp_path / "model")
     output = command("evaluate", f"--runs={tmp_path}/model", f"--data_dir={folder}/data")
-    rows = [json.loads((path / "result.json").read_text()) for path in (folder / "run", tmp_path / "model")]
+    rows = [row_of(path) for path in (folder / "run", tmp_path / "model")]
     for field in ("avg", "w10", "weights_hash", "best_step", "config_hash", "data_hash", "method"):
         assert rows[0][field] == rows[1][field]
     assert f"weights {rows[0]['weights_hash'][:12]}" in output
@@ -131,6 +134,7 @@ def test_no_tensorflow_torch_or_wilds_is_imported():
 
 
 TRAIN = ("train", "--config=glyphs:cxda,smoke", "--workdir={tmp}/w", "--data_dir={tmp}/d")
+TESTED = ("evaluate", "--runs={run}", "--data_dir={data}")
 
 
 @pytest.mark.parametrize(
@@ -144,27 +148,26 @@ TRAIN = ("train", "--config=glyphs:cxda,smoke", "--workdir={tmp}/w", "--data_dir
         (("train", "--config=configs/glyphs.py:cxdaa", "--workdir={tmp}/w"), "method='cxdaa' is unknown; did you mean 'cxda'?"),
         (("train", "--config=configs/glyfs.py:cxda", "--workdir={tmp}/w"), "no file configs/glyfs.py; did you mean configs/glyphs.py?"),
         (("train", "--config=configs/glyphs.py:ft_em,smoke", *TRAIN[2:]), "method 'ft_em' starts from the runs of 'erm' and trains nothing; train that"),
+        ((*TRAIN[:2], "--workdir={run}", "--data_dir={data}", "--config.seed=3"), "holds a run with config.seed=0, not 3; choose another --workdir"),
         (("evaluate", "--runs={tmp}/nothing*"), "nothing matches; name run directories"),
+        ((*TESTED, "--methods=ft_em"), "--methods=ft_em: --runs={run} holds no run to test it on"),
+        ((*TESTED, "--methods=ft"), "--methods=ft: no such method; choose from all, erm, "),
+        ((*TESTED, "--config.net.width=4"), "--config.net.width: a trained run fixes it; this command can change "),
     ],
 )  # fmt: skip
-def test_a_mistake_costs_one_line_and_exit_code_2(tmp_path, arguments, message):
-    error = command(*(a.replace("{tmp}", str(tmp_path)) for a in arguments), code=2)
-    assert error.count("\n") == 1 and error.startswith("error: ") and message in error
+def test_a_mistake_costs_one_line_and_exit_code_2(folder, tmp_path, arguments, message):
+    def filled(text):
+        return text.format(tmp=tmp_path, run=folder / "run", data=folder / "data")
+
+    error = command(*map(filled, arguments), code=2)
+    assert error.count("\n") == 1 and error.startswith("error: ") and filled(message) in error
 
 
-def test_a_run_without_checkpoint(smoke, tmp_path):
-    folder, _ = smoke
-    (tmp_path / "run").mkdir()
+def test_a_run_without_checkpoint(folder, tmp_path):
     for name in ("config.json", "manifest.json"):
-        shutil.copy(folder / "run" / name, tmp_path / "run")
-    error = command("evaluate", f"--runs={tmp_path}/run", f"--data_dir={folder}/data", code=2)
-    assert error.count("\n") == 1 and f"error: {tmp_path}/run: no checkpoint in best/; train it" in error
-
-
-def test_a_workdir_of_another_config_is_refused(smoke):
-    folder, _ = smoke
-    error = command(*TRAIN[:2], f"--workdir={folder}/run", f"--data_dir={folder}/data", "--config.seed=3", code=2)
-    assert "holds a run with config.seed=0, not 3; choose another --workdir" in error and error.count("\n") == 1
+        shutil.copy(folder / "run" / name, tmp_path)
+    error = command("evaluate", f"--runs={tmp_path}", f"--data_dir={folder}/data", code=2)
+    assert error.count("\n") == 1 and f"error: {tmp_path}: no checkpoint in best/; train it" in error
 
 
 def files(folder):
@@ -175,32 +178,36 @@ TIMES = ("task_ms", "adapt_ms", "predict_ms", "seal")
 
 
 def result(folder):
-    row = json.loads((folder / "result.json").read_text())
-    return {k: v for k, v in row.items() if k not in TIMES}, dict(np.load(folder / "predictions.npz"))
+    return {k: v for k, v in row_of(folder).items() if k not in TIMES}, dict(np.load(folder / "predictions.npz"))
 
 
-def test_methods_that_start_from_erm_leave_it_untouched(erm_run):
-    data = f"--data_dir={erm_run.parent}/data"
-    checkpoint, erm_alone = files(erm_run / "best"), result(erm_run)
-    output = command("evaluate", f"--runs={erm_run.parent}/[er]*", "--methods=all", data)
-    derived = ["ft_em", "ft_im", "sf_ocda", "cotta"]
+def test_methods_that_start_from_erm_leave_it_untouched(erm_run, tmp_path):
+    erm, derived = tmp_path / "erm", ["ft_em", "ft_im", "sf_ocda", "cotta"]
+    for name in ("erm", "run"):
+        shutil.copytree(erm_run.parent / name, tmp_path / name)
+    options = (f"--data_dir={erm_run.parent}/data", "--num_tasks=3")
+    checkpoint, (trained, arrays) = files(erm / "best"), result(erm)
+    output = command("evaluate", f"--runs={tmp_path}/[er]*", "--methods=all", *options)
     rows = output.split("predict ms\n")[1].splitlines()
     assert [row.split()[2] for row in rows] == ["erm", "cxda", *derived]
-    first = {name: result(erm_run / name) for name in derived}
-    assert checkpoint == files(erm_run / "best")
+    first = {name: result(erm / name) for name in derived}
+    alone, alone_arrays = result(erm)
+    assert checkpoint == files(erm / "best") and alone["weights_hash"] == trained["weights_hash"]
+    np.testing.assert_array_equal(alone_arrays["predictions"], arrays["predictions"][:3])
     again = derived[2:]
     for name in again:
-        shutil.rmtree(erm_run / name)
-    command("evaluate", f"--runs={erm_run}", "--methods=cotta,sf_ocda,erm", data)
+        shutil.rmtree(erm / name)
+    command("evaluate", f"--runs={erm}", "--methods=cotta,sf_ocda,erm", *options)
     for name in again:
-        row, arrays = result(erm_run / name)
-        assert row == first[name][0] and row["method"] == name and row["weights_hash"] == erm_alone[0]["weights_hash"]
+        row, arrays = result(erm / name)
+        assert row == first[name][0] and row["method"] == name and row["weights_hash"] == alone["weights_hash"]
         jax.tree.map(np.testing.assert_array_equal, arrays, first[name][1])
-    assert result(erm_run)[0] == erm_alone[0] and "compared" not in erm_alone[0]  # it uses no support
-    assert all(row["compared"] == 200 >= row["corrected"] + row["spoiled"] for row, _ in first.values())
-    teacher = metrics.scores("accuracy", first["cotta"][1]["teacher"], first["cotta"][1]["labels"])
-    assert first["cotta"][0]["also"]["teacher"]["avg"] == pytest.approx(100 * teacher.mean())
-    assert -0.05 <= first["cotta"][0]["calibration"]["threshold"] < 0.95 and "teacher: " in output
+    assert result(erm)[0] == alone and "compared" not in alone  # it uses no support
+    assert all(row["compared"] == 60 >= row["corrected"] + row["spoiled"] for row, _ in first.values())
+    row, arrays = first["cotta"]
+    teacher = metrics.scores("accuracy", arrays["teacher"], arrays["labels"])
+    assert row["also"]["teacher"]["avg"] == pytest.approx(100 * teacher.mean())
+    assert -0.05 <= row["calibration"]["threshold"] < 0.95 and "teacher: " in output
 
 
 def test_changed_fields_are_tested_in_a_folder_of_their_own(erm_run):
@@ -211,21 +218,6 @@ def test_changed_fields_are_tested_in_a_folder_of_their_own(erm_run):
     row, _ = result(erm_run / "bn,batch_norm.test_time_only=True")
     assert row["method"] == "bn" and row["weights_hash"] == before[0]["weights_hash"]
     assert result(erm_run)[0] == before[0]
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("--runs={run}", "--methods=ft_em"), "--methods=ft_em: --runs={run} holds no run to test it on"),
-        (("--runs={run}", "--methods=ft"), "--methods=ft: no such method; choose from all, erm, "),
-        (("--runs={run}", "--config.net.width=4"), "--config.net.width: a trained run fixes it; this command can change "),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_tested_on_a_run(smoke, arguments, message):
-    folder, _ = smoke
-    arguments = [a.replace("{run}", f"{folder}/run") for a in arguments]
-    error = command("evaluate", *arguments, f"--data_dir={folder}/data", code=2)
-    assert error.count("\n") == 1 and message.replace("{run}", f"{folder}/run") in error
 
 
 def test_a_method_costs_one_file_and_its_entries(erm_run, tmp_path):
@@ -243,9 +235,8 @@ def test_a_method_costs_one_file_and_its_entries(erm_run, tmp_path):
         path = tmp_path / "cxda_jax" / f"{file}.py"
         code = path.read_text()
         end = code.index("\n}", code.index(start))
-        path.write_text(
-            f"{code[:end]}\n    {added}{code[end:]}".replace("\nimport jax\n", f"\n{load}\nimport jax\n", 1)
-        )
+        code = f"{code[:end]}\n    {added}{code[end:]}"
+        path.write_text(code.replace("\nimport jax\n", f"\n{load}\nimport jax\n", 1))
     done = subprocess.run(
         [sys.executable, "-m", "launch.evaluate", f"--runs={erm_run}", "--methods=t3a", "--config.t3a.keep=3",
          f"--data_dir={erm_run.parent}/data"], cwd=tmp_path, capture_output=True, text=True,
@@ -265,12 +256,8 @@ class Made(Result):
 
     def stored(self, name="predictions"):
         right = np.array(self.row["scores"], int)[:, None]
-        return {
-            "labels": np.ones_like(right),
-            "predictions": right,
-            "support": np.zeros((4, 1)),
-            "query": np.zeros((4, 1)),
-        }
+        plans = dict.fromkeys(("support", "query"), np.zeros((4, 1)))
+        return {"labels": np.ones_like(right), "predictions": right, **plans}
 
 
 def made(label="m", seed=0, scores=(1, 1, 0, 0), **other):
@@ -311,57 +298,46 @@ def test_unfinished_seeds_have_a_line_of_their_own():
     assert "cxda - bn" not in told and "left out: b, cxda seed 0: unfinished, at step 500 of 2880" in told
 
 
-def test_other_tasks_and_what_fails_among_them(smoke, tmp_path):
-    folder, _ = smoke
+def test_other_tasks_and_what_fails_among_them(folder, tmp_path):
     shutil.copytree(folder / "run", tmp_path / "run")
     shutil.copytree(folder / "run", tmp_path / "broken")
     shutil.rmtree(tmp_path / "broken" / "best")
     arguments = (f"--runs={tmp_path}/run,{tmp_path}/broken", "--num_domains=2", "--support_size=10", "--num_tasks=4")
     error = command("evaluate", *arguments, f"--data_dir={folder}/data", code=2)
-    assert error.count("\n") == 1 and error.startswith(
-        "error: 2 of 4 evaluations failed; the first: cxda,num_domains=2 of "
-    )
-    assert "no checkpoint in best/" in error
+    first = "error: 2 of 4 evaluations failed; the first: cxda,num_domains=2 of "
+    assert error.count("\n") == 1 and error.startswith(first) and "no checkpoint in best/" in error
     for label, shape in {"num_domains=2": (100, 50), "support_size=10": (10, 2)}.items():
         found = tmp_path / "run" / f"cxda,{label}"
-        row, stored = json.loads((found / "result.json").read_text()), np.load(found / "predictions.npz")
+        row, stored = row_of(found), np.load(found / "predictions.npz")
         assert (row["label"], row["setting"], row["num_tasks"]) == (f"cxda,{label}", label, 4)
         assert (stored["support"].shape, stored["query"].shape) == ((4, shape[0]), (4, shape[1]))
         assert row["avg"] == pytest.approx(100 * np.mean(stored["predictions"] == stored["labels"]))
         assert not (found / "attention.npz").exists()
 
 
-def test_attention_is_kept_with_its_domains(smoke):
-    folder, _ = smoke
-    kept = np.load(folder / "run" / "attention.npz")
-    stored = np.load(folder / "run" / "predictions.npz")
+def test_attention_is_kept_with_its_domains(folder):
+    kept, stored = (np.load(folder / "run" / f"{name}.npz") for name in ("attention", "predictions"))
     assert kept["weights"].shape == (10, 20, 8, 100)
     np.testing.assert_allclose(kept["weights"].astype(float).sum(-1), 1, atol=2e-2)  # float16
-    data = open_data(read_config(folder / "run"), folder / "data")
-    np.testing.assert_array_equal(kept["support_domain"], data.row_domains()[stored["support"]])
-    np.testing.assert_array_equal(kept["query_domain"], data.row_domains()[stored["query"]])
+    domains = open_data(read_config(folder / "run"), folder / "data").row_domains()
+    for name in ("support", "query"):
+        np.testing.assert_array_equal(kept[f"{name}_domain"], domains[stored[name]])
 
 
-@pytest.mark.parametrize(
-    "setting, expected",
-    [
-        (Setting("num_domains", 10), (10, 10, 10)),
-        (Setting("num_domains", 1), (1, 100, 100)),
-        (Setting("support_size", 500), (5, 100, 100)),
-        (Setting("support_size", 10), (5, 2, 2)),
-        (USUAL, (5, 20, 20)),
-        (Setting("finetune.steps", 1), (5, 20, 20)),
-    ],
-)
-def test_settings_keep_as_many_queries_as_images_of_a_domain(setting, expected):
-    episode = reshaped(read("glyphs:cxda"), setting)["episode"]
-    assert (episode["num_domains"], episode["per_domain"], episode["num_query"]) == expected
+def test_settings_keep_as_many_queries_as_images_of_a_domain():
+    for setting, expected in {
+        Setting("num_domains", 10): (10, 10, 10), Setting("num_domains", 1): (1, 100, 100), USUAL: (5, 20, 20),
+        Setting("support_size", 500): (5, 100, 100), Setting("support_size", 10): (5, 2, 2),
+        Setting("finetune.steps", 1): (5, 20, 20),
+    }.items():  # fmt: skip
+        episode = reshaped(read("glyphs:cxda"), setting)["episode"]
+        assert (episode["num_domains"], episode["per_domain"], episode["num_query"]) == expected, setting
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", ""])
-def test_bad_settings(text):
-    with pytest.raises(UserError, match=f"--num_domains={text}: give whole numbers of at least 1"):
-        asked("num_domains", [text])
+def test_bad_settings():
+    for text in ("0", "-1", "x", "1.5", ""):
+        with pytest.raises(UserError, match=f"--num_domains={text}: give whole numbers of at least 1"):
+            asked("num_domains", [text])
     with pytest.raises(UserError, match="--support_size=3: 3 support images cannot come from 5 domains"):
         reshaped(read("glyphs:cxda"), Setting("support_size", 3))
 

@@ -18,7 +18,7 @@ from absl import flags
 
 from cxda_jax import stops
 from cxda_jax.experiment import METHODS, open_data
-from cxda_jax.study import local, slurm
+from cxda_jax.study import estimate, local, slurm
 from cxda_jax.study.jobs import Job, Study, is_done, plan, possible_settings
 from cxda_jax.study.runs import find_runs
 from cxda_jax.study.settings import Setting
@@ -28,9 +28,9 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    return folder, open_data(make_study(folder).config("erm"), folder)
+    return open_data(make_study(folder).config("erm"), folder)
 
 
 def make_study(folder, seeds=(0, 1), methods=tuple(METHODS), smoke=True):
@@ -38,15 +38,13 @@ def make_study(folder, seeds=(0, 1), methods=tuple(METHODS), smoke=True):
     return Study("glyphs", folder, seeds, methods, smoke)
 
 
-def test_the_plan_trains_what_trains_and_tests_the_rest(data, tmp_path):
-    folder, store = data
-    jobs = plan(make_study(tmp_path), store, str(folder))
+def test_the_plan_trains_what_trains_and_tests_the_rest(store, tmp_path):
+    jobs = plan(make_study(tmp_path), store, "data")
     trainings = [job for job in jobs if job.trains]
     assert len(trainings) == 9 * 2 and len({job.id for job in jobs}) == len(jobs)
-    derived = {"ft_em", "ft_im", "sf_ocda", "cotta"}
-    assert {name for job in trainings for name in job.methods} == set(METHODS) - derived
     (usual,) = [job for job in jobs if job.name.startswith("test the usual tasks")]
     assert usual.methods == ("ft_em", "ft_im", "sf_ocda", "cotta") and len(usual.needs) == 2
+    assert {name for job in trainings for name in job.methods} == set(METHODS) - set(usual.methods)
     (steps,) = [job for job in jobs if "--steps=1" in job.command]
     assert steps.methods == ("ft_em", "ft_im") and steps.settings == (Setting("finetune.steps", 1),)
     other = {job.methods: job for job in jobs if "other tasks" in job.name}
@@ -59,12 +57,15 @@ def test_the_plan_trains_what_trains_and_tests_the_rest(data, tmp_path):
     for job in jobs:  # each after what it needs
         assert known.issuperset(job.needs)
         known.add(job.id)
+    assert [job.name for job in plan(make_study(tmp_path, (0,), ("ft_em", "cxda")), store, "data")] == [
+        "train erm seed 0", "train cxda seed 0", "test the usual tasks of ft_em", "test one step of ft_em",
+        "test other tasks of ft_em", "test other tasks of cxda",
+    ], "some methods bring what they start from"  # fmt: skip
 
 
-def test_runs_are_named_so_that_any_folder_is_found_again(data, tmp_path):
-    folder, store = data
+def test_runs_are_named_so_that_any_folder_is_found_again(store, tmp_path):
     study = make_study(tmp_path / "a,b[1]", methods=("erm",))
-    job = plan(study, store, str(folder))[-1]
+    job = plan(study, store, "data")[-1]
     for seed in (0, 1):
         study.run("erm", seed).mkdir(parents=True)
         (study.run("erm", seed) / "config.json").touch()
@@ -72,28 +73,14 @@ def test_runs_are_named_so_that_any_folder_is_found_again(data, tmp_path):
     assert find_runs(runs) == [study.run("erm", 0), study.run("erm", 1)] and job.runs == 2
 
 
-def test_only_some_methods_bring_what_they_start_from(data, tmp_path):
-    folder, store = data
-    jobs = plan(make_study(tmp_path, (0,), ("ft_em", "cxda")), store, str(folder))
-    assert [job.name for job in jobs] == [
-        "train erm seed 0", "train cxda seed 0", "test the usual tasks of ft_em", "test one step of ft_em",
-        "test other tasks of ft_em", "test other tasks of cxda",
-    ]  # fmt: skip
-
-
-def test_ids_follow_configs_and_data_alone(data, tmp_path, monkeypatch):
-    folder, store = data
-    ids = [job.id for job in plan(make_study(tmp_path / "a"), store, str(folder))]
-    assert ids == [job.id for job in plan(make_study(tmp_path / "b"), store, str(folder))]
-    assert not set(ids) & {job.id for job in plan(make_study(tmp_path), store._replace(sha256="other"), str(folder))}
+def test_ids_follow_configs_and_data_alone(store, tmp_path):
     full = make_study(tmp_path, smoke=False)
-    assert not set(ids) & {job.id for job in plan(full, store, str(folder))}
-
-
-def test_tasks_that_the_data_cannot_give_are_left_out(data, tmp_path):
-    folder, store = data
-    possible = possible_settings(make_study(tmp_path, smoke=False), store)  # 5 test writers of 120 drawings
-    assert list(map(str, possible)) == [
+    ids = [job.id for job in plan(make_study(tmp_path / "a"), store, "data")]
+    assert ids == [job.id for job in plan(make_study(tmp_path / "b"), store, "elsewhere")]
+    for study, data in ((make_study(tmp_path), store._replace(sha256="other")), (full, store)):
+        assert not set(ids) & {job.id for job in plan(study, data, "data")}
+    # Tasks that 5 test writers of 120 drawings cannot give are left out.
+    assert list(map(str, possible_settings(full, store))) == [
         "num_domains=2", "num_domains=5", *(f"support_size={n}" for n in (10, 20, 50, 100, 200))
     ]  # fmt: skip
 
@@ -140,17 +127,22 @@ def test_jobs_run_in_order_once_and_failures_are_named(tmp_path):
 
 
 def test_each_job_has_a_gpu_of_its_own(tmp_path):
-    study = make_study(tmp_path)
     text = f"import os, time; time.sleep(0.3); open({str(tmp_path)!r} + '/%s', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
-    jobs = [script(text % name, name=name) for name in "wxyz"]
-    assert run_jobs(study, jobs, 2, ["3", "5"]) == []
-    assert sorted((tmp_path / name).read_text() for name in "wx") == ["3", "5"]
-    assert sorted((tmp_path / name).read_text() for name in "yz") == ["3", "5"]
+    assert run_jobs(make_study(tmp_path), [script(text % name, name=name) for name in "wxyz"], 2, ["3", "5"]) == []
+    for at_once in ("wx", "yz"):
+        assert sorted((tmp_path / name).read_text() for name in at_once) == ["3", "5"]
 
 
 def alive(pid):
     path = Path(f"/proc/{pid}/stat")
     return path.exists() and path.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def wait_until(happened, process=None, seconds=60):
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until and (process is None or process.poll() is None)
+        time.sleep(0.05)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="jobs die with their study on Linux alone")
@@ -174,18 +166,12 @@ def test_a_killed_study_takes_its_jobs_along_and_goes_on_where_it_was(tmp_path, 
     """
     start = [sys.executable, "-c", textwrap.dedent(code)]
     process = subprocess.Popen([*start, "60"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
-    while not (log.exists() and "b " in log.read_text()):
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: log.exists() and "b " in log.read_text(), process)
     child = int(log.read_text().split()[-1])
     process.send_signal(sent)
     process.communicate(timeout=20)
     assert process.returncode == (-sent if sent == signal.SIGKILL else 128 + sent)
-    until = time.monotonic() + 10
-    while alive(child):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: not alive(child))
     done = subprocess.run([*start, "0"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
     assert [line.split()[0] for line in log.read_text().splitlines()] == ["a", "b", "b"]
@@ -216,17 +202,9 @@ def test_each_job_gets_one_signal_of_a_terminals_and_a_second_ends_it(tmp_path, 
             run_jobs(make_study(Path({str(tmp_path)!r})), [script({job!r}, name="a")], 1)
         cli.run(main)
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=ROOT,
-        text=True,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    until = time.monotonic() + 60
-    while not (tmp_path / "begun").exists():
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.02)
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    process = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, start_new_session=True)
+    wait_until((tmp_path / "begun").exists, process)
     began = time.monotonic()
     for _ in range(signals):
         os.killpg(process.pid, signal.SIGINT)
@@ -242,14 +220,14 @@ def test_each_job_gets_one_signal_of_a_terminals_and_a_second_ends_it(tmp_path, 
 
 def test_a_study_that_was_received_gives_its_jobs_no_programs(tmp_path, monkeypatch):
     """What is loaded from a folder of compiled programs is run."""
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     study = make_study(tmp_path / "study")
     (study.folder / "jobs" / "compiled").mkdir(mode=0o700)
     (study.folder / "jobs" / "compiled" / "planted").touch()
     job = "from cxda_jax import backend; print(backend.keep_compiled())"
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert local.perform(study, script(job, name="a")) is None
+    assert local.perform(study, script(job, name="a")) == ""
     used = Path((study.folder / "jobs" / "a.log").read_text().strip())
     assert used.is_relative_to(tmp_path / "mine") and used.is_dir()
 
@@ -298,10 +276,8 @@ def test_a_queue_runs_the_same_jobs(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     study, log = make_study(tmp_path / "study"), tmp_path / "log"
     say = f"open({str(log)!r}, 'a').write('%s\\n')"
-    jobs = [
-        script(say % "a", name="a"),
-        script("import sys; sys.exit('error: data.seed=-1 must not be negative')", name="b"),
-    ]
+    fails = script("import sys; sys.exit('error: data.seed=-1 must not be negative')", name="b")
+    jobs = [script(say % "a", name="a"), fails]
     failures = slurm.run_jobs(study, jobs, ["partition=gpu", "timeout_min=600", "gpus_per_node=1"])
     assert len(failures) == 1 and failures[0].startswith("b: data.seed=-1 must not be negative (log: ")
     batch = (tmp_path / "queue" / "1000.sh").read_text()
@@ -316,9 +292,9 @@ def test_a_queue_runs_the_same_jobs(tmp_path, monkeypatch):
 
 def test_a_job_that_runs_out_of_time_is_queued_again(tmp_path):
     submitit = pytest.importorskip("submitit")
-    job = script("", name="a")
-    again = slurm.Requeued().checkpoint(make_study(tmp_path), job)
-    assert isinstance(again, submitit.helpers.DelayedSubmission) and again.args == (make_study(tmp_path), job)
+    work = make_study(tmp_path), script("", name="a")
+    again = slurm.Requeued().checkpoint(*work)
+    assert isinstance(again, submitit.helpers.DelayedSubmission) and again.args == work
 
 
 def test_queue_parameters_take_the_names_of_both():
@@ -328,34 +304,26 @@ def test_queue_parameters_take_the_names_of_both():
     }  # fmt: skip
 
 
-def test_the_estimate_times_each_method_once(data, tmp_path, capsys):
-    from cxda_jax.study.estimate import estimate
-
-    folder, store = data
+def test_the_estimate_times_each_method_once(store, tmp_path, capsys):
     study = make_study(tmp_path, (0, 1), ("erm",))
-    jobs = plan(study, store, str(folder))
-    seconds = estimate(study, jobs, store, store)
-    step, task = capsys.readouterr().out.splitlines()
-    assert step == "[1/1] timing erm: compiling a training step, then 3 of them"
-    assert re.fullmatch(
-        r"\[1/1\] timing erm: \S+s a step, compiled in \S+s; compiling a test task, then 3 of them", task
-    )
+    jobs = plan(study, store, "data")
+    seconds = estimate.estimate(study, jobs, store, store)
+    said = [line.removeprefix("[1/1] timing erm: ") for line in capsys.readouterr().out.splitlines()]
+    assert said[0] == "compiling a training step, then 3 of them" and len(said) == 2
+    assert re.fullmatch(r"\S+s a step, compiled in \S+s; compiling a test task, then 3 of them", said[1])
     (kept,) = json.loads((tmp_path / "speed.json").read_text()).values()
     speed = kept["erm smoke"]
     assert speed["steps"] == 20 and speed["tasks"] == 2 * 4 + 10 and 0 < speed["step_s"] < speed["compile_s"]
     train, _, other = jobs
-    expected = speed["compile_s"] + 20 * speed["step_s"] + 18 * speed["task_s"]
-    assert seconds(train) == pytest.approx(5 + expected)
+    assert seconds(train) == pytest.approx(5 + speed["compile_s"] + 20 * speed["step_s"] + 18 * speed["task_s"])
     # Two runs; tasks of 2 x 50 + 50, 5 x 20 + 20, 5 x 2 + 2 and again 5 x 20 + 20 images, as shares of 120.
     images = 150 / 120 + 1 + 12 / 120 + 1
     assert seconds(other) == pytest.approx(5 + 4 * speed["compile_s"] / 2 + 2 * 10 * speed["task_s"] * images)
-    estimate(study, jobs, store, store)
+    estimate.estimate(study, jobs, store, store)
     assert "timing" not in capsys.readouterr().out  # it is kept
 
 
-def test_the_estimate_says_how_long_it_takes_itself_and_keeps_what_it_has(data, tmp_path, capsys, monkeypatch):
-    from cxda_jax.study import estimate
-
+def test_the_estimate_says_how_long_it_takes_itself_and_keeps_what_it_has(store, tmp_path, capsys, monkeypatch):
     def time_method(config, store, sample, say):
         if config["method"] == "cotta":
             raise KeyboardInterrupt
@@ -363,14 +331,13 @@ def test_the_estimate_says_how_long_it_takes_itself_and_keeps_what_it_has(data, 
         say("compiling")
 
     monkeypatch.setattr(estimate, "time_method", time_method)
-    folder, store = data
     study = make_study(tmp_path, (0,), ("erm", "bn", "cotta"))
     with pytest.raises(KeyboardInterrupt):
-        estimate.estimate(study, plan(study, store, str(folder)), store, store)
+        estimate.estimate(study, plan(study, store, "data"), store, store)
     assert capsys.readouterr().out.splitlines() == ["[1/3] timing bn: compiling"]
     assert list(*json.loads((tmp_path / "speed.json").read_text()).values()) == ["bn smoke"]
     study = make_study(tmp_path, (0,), ("erm", "bn", "cml"))
-    estimate.estimate(study, plan(study, store, str(folder)), store, store)
+    estimate.estimate(study, plan(study, store, "data"), store, store)
     assert capsys.readouterr().out.splitlines() == [
         "[1/2] timing cml: compiling",
         "[2/2] timing erm: compiling  eta 1s",
@@ -413,9 +380,8 @@ def test_a_study_from_one_command_repeats_nothing(tmp_path):
     # Killed at other points of its work each time, it goes on where it was, and ends the same.
     other, kept = tmp_path / "killed", {}
     for wanted, wait in ((0, 4.0), (2, 1.0)):
-        process, until = reproduce(tmp_path, "killed", wait=False), time.monotonic() + 120
-        while len(list(other.glob("jobs/*.done"))) < wanted and time.monotonic() < until:
-            time.sleep(0.05)
+        process = reproduce(tmp_path, "killed", wait=False)
+        wait_until(lambda wanted=wanted: len(list(other.glob("jobs/*.done"))) >= wanted, seconds=120)
         time.sleep(wait)
         process.kill()
         process.wait()
@@ -433,14 +399,8 @@ def test_a_study_from_one_command_repeats_nothing(tmp_path):
         (("--benchmark=glyfs",), "--benchmark='glyfs' is unknown; did you mean 'glyphs'?"),
         (("--benchmark=glyphs", "--only=cxdaa"), "--only='cxdaa' is unknown; did you mean 'cxda'?"),
         (("--benchmark=glyphs", "--seeds=a"), "--seeds=a: give whole numbers, such as 0,1,2"),
-        (
-            ("--benchmark=cifar_c",),
-            "cifar_c: no prepared data; python -m launch.prepare --benchmark=cifar_c",
-        ),
-        (
-            ("--benchmark=folder", "--dry_run"),
-            "folder: no prepared data; python -m launch.prepare --benchmark=folder",
-        ),
+        (("--benchmark=cifar_c",), "cifar_c: no prepared data; python -m launch.prepare --benchmark=cifar_c"),
+        (("--benchmark=folder", "--dry_run"), "folder: no prepared data; python -m launch.prepare --benchmark=folder"),
     ],
 )
 def test_mistakes_cost_one_line(tmp_path, arguments, message):

@@ -26,7 +26,7 @@ TIMED = 3  # steps, or tasks
 START_S = 5.0  # of a process: imports and data
 
 
-def estimate(study: Study, jobs: list[Job], store: DomainStore, sample: DomainStore) -> Callable[[Job], float | None]:
+def estimate(study: Study, jobs: list[Job], store: DomainStore, sample: DomainStore) -> Callable[[Job], float]:
     """Seconds of a job, from steps and tasks timed on `sample` and their numbers, which follow from `store`.
 
     What has been timed is kept in the study's speed.json.
@@ -50,13 +50,12 @@ def estimate(study: Study, jobs: list[Job], store: DomainStore, sample: DomainSt
     def seconds(job: Job) -> float:
         total = START_S
         for name in job.methods:
-            speed = speeds[name + kind]
+            speed, config = speeds[name + kind], study.config(name)
             if job.trains:
                 total += speed["compile_s"] + speed["steps"] * speed["step_s"] + speed["tasks"] * speed["task_s"]
-                continue
-            for setting in job.settings:
-                images = _images(reshaped(study.config(name), setting)) / _images(study.config(name))
-                total += speed["compile_s"] / 2 + job.runs * speed["test_tasks"] * speed["task_s"] * images
+            for setting in () if job.trains else job.settings:
+                share = _images(reshaped(config, setting)) / _images(config)
+                total += speed["compile_s"] / 2 + job.runs * speed["test_tasks"] * speed["task_s"] * share
         return total
 
     return seconds
@@ -72,12 +71,10 @@ def time_method(
     config: Config, store: DomainStore, sample: DomainStore, say: Callable[[str], None]
 ) -> dict[str, float]:
     """Seconds to compile, of a training step and of a test task, and how many of them a training takes."""
-    experiment = build_on(config, sample)
-    method, tx = experiment.method, experiment.optimizer
+    experiment, evaluation, key = build_on(config, sample), config["evaluation"], jax.random.key(0)
+    method, tx, source = experiment.method, experiment.optimizer, experiment.source
     state = train.init_state(method, tx, config["seed"], experiment.example)
-    key, source = jax.random.key(0), experiment.source
-    compile_s = step_s = 0.0
-    count, took = TIMED * experiment.per_call, ""
+    compile_s, step_s, took, count = 0.0, 0.0, "", TIMED * experiment.per_call
     if not method.trains_as:
         say(f"compiling a training step, then {TIMED} of them")
 
@@ -98,11 +95,10 @@ def time_method(
     began = time.perf_counter()
     tasks = score(experiment, compile_task(method, source), variables, "test", count)
     total = time.perf_counter() - began
-    task_s = tasks.task_ms / 1e3
-    schedule, evaluation = make_schedule(config, store), config["evaluation"]
-    validations = -(-schedule.steps // schedule.validate_every)
+    task_s, schedule = tasks.task_ms / 1e3, make_schedule(config, store)
     if not task_s > 0:
         raise UserError(f"method {method.name!r}: a test task took no time; nothing can be estimated")
+    validations = -(-schedule.steps // schedule.validate_every)
     return {
         "compile_s": compile_s + max(0.0, total - count * task_s),
         "steps": schedule.steps,
@@ -117,28 +113,18 @@ def dry_run(study: Study, data_dir: str) -> None:
     """Lists the jobs and their times, before the data are there too."""
     config = study.config("erm")
     if study.benchmark not in PUBLISHED or (Path(data_dir) / config["data"]["name"] / "store.json").exists():
-        store = open_data(config, data_dir)
+        store = sample = open_data(config, data_dir)
         jobs = plan(study, store, data_dir)
-        print(listing(study, jobs, estimate(study, jobs, store, store)))
-        return
-    print(
-        f"{study.benchmark}: no prepared data in {data_dir}; numbers of domains and images are the published ones, and "
-        "steps are timed on made-up images",
-        flush=True,
-    )
-    store = empty_store(study.benchmark)
-    jobs = [job._replace(id="-" * len(job.id)) for job in plan(study, store, data_dir)]  # ids follow from the data
-    print(listing(study, jobs, estimate(study, jobs, store, sample_store(study.benchmark))))
-
-
-def listing(study: Study, jobs: list[Job], seconds: Callable[[Job], float | None]) -> str:
-    lines, left = [], 0.0
+    else:
+        what = "numbers of domains and images are the published ones, and steps are timed on made-up images"
+        print(f"{study.benchmark}: no prepared data in {data_dir}; {what}", flush=True)
+        store, sample = empty_store(study.benchmark), sample_store(study.benchmark)
+        jobs = [job._replace(id="-" * len(job.id)) for job in plan(study, store, data_dir)]  # ids follow from the data
+    seconds, lines, left = estimate(study, jobs, store, sample), [], 0.0
     for job in jobs:
-        if is_done(study, job):
-            state = "done"
-        else:
-            took = seconds(job)
-            left += took or 0.0
-            state = duration(took) if took is not None else "?"
+        state = "done"
+        if not is_done(study, job):
+            left += seconds(job)
+            state = duration(seconds(job))
         lines.append(f"{job.id}  {state:>8}  {job.name}")
-    return "\n".join([*lines, f"{len(jobs)} jobs; {duration(left)} to go, one after another, on this machine"])
+    print("\n".join([*lines, f"{len(jobs)} jobs; {duration(left)} to go, one after another, on this machine"]))

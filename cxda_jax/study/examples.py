@@ -35,39 +35,28 @@ def draw_example(path: Path, experiment: Experiment, plan: Plan, answers: Answer
     store, domains, (task, query) = experiment.store, experiment.store.row_domains(), answers.telling()
     asked, support = plan.query[task, query], plan.support[task]
     label, before, after = (int(numbers[task, query]) for numbers in answers)
-    attended = weights[task, query].mean(0, dtype=np.float32)
     example = Example(
         store.images[asked], int(domains[asked]), label, before, after,
-        store.images[support], domains[support], attended,
+        store.images[support], domains[support], weights[task, query].mean(0, dtype=np.float32),
     )  # fmt: skip
     title = f"{experiment.method.name} on {store.info.name}, test task {task + 1}, query {query + 1}"
-    classes = store.info.class_names
-    files.write_whole(
-        path,
-        lambda partial: draw_attention(partial, example, answers.counts(), store.domain_names, classes, title),
-    )
+    shown = example, answers.counts(), store.domain_names, store.info.class_names, title
+    files.write_whole(path, lambda partial: draw_attention(partial, *shown))
 
 
 def keep_attention(
     path: Path, experiment: Experiment, evaluator: Evaluator, variables: Variables, plan: Plan
 ) -> tuple[np.ndarray, str]:
-    """Keeps attention weights of the first tasks [tasks, queries, heads, support] with each image's domain.
-
-    Returns them and the file's SHA-256.
-    """
-    domains, images, attention = experiment.store.row_domains(), _images(experiment), evaluator.attention
-    assert attention
-    weights = []
-    for support, query in zip(*(rows[:ATTENTION_TASKS] for rows in plan), strict=True):
+    """Keeps attention weights [tasks, queries, heads, support] of the first tasks with each image's domain. It returns them
+    and the file's SHA-256."""
+    domains, images, weights = experiment.store.row_domains(), _images(experiment), []
+    supports, queries = plan.support[:ATTENTION_TASKS], plan.query[:ATTENTION_TASKS]
+    for support, query in zip(supports, queries, strict=True):
         adapted = evaluator.adapt(variables, images(support), jax.random.key(0))
-        weights.append(np.asarray(attention(adapted, images(query)), np.float16))
-    count = len(weights)
-    arrays: dict[str, Any] = {
-        "support_domain": domains[plan.support[:count]],
-        "query_domain": domains[plan.query[:count]],
-    }
-    kept = np.stack(weights)
-    return kept, write_arrays(path, {"weights": kept, **arrays})
+        assert evaluator.attention
+        weights.append(np.asarray(evaluator.attention(adapted, images(query)), np.float16))
+    kept = {"weights": np.stack(weights), "support_domain": domains[supports], "query_domain": domains[queries]}
+    return kept["weights"], write_arrays(path, kept)
 
 
 def _images(experiment: Experiment) -> Callable[[np.ndarray], Images]:

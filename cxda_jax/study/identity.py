@@ -36,10 +36,6 @@ class Record(NamedTuple):
     reached_step: int = 0
 
 
-_FIELDS = {"data_name": str, "data_hash": str, "machine": str, "threads": int, "package": str, "marks": list, "steps": int,
-           "reached_step": int}  # fmt: skip
-
-
 def new_record(store: DomainStore) -> Record:
     return Record(store.info.name, store.sha256, backend.machine(), backend.threads(), __version__)
 
@@ -49,39 +45,28 @@ def claim(
 ) -> Record:
     """Writes the config and the record of a new run, or compares those of a run that goes on, and returns the record.
 
-    A run that has saved nothing yet may begin again with another config.
-
-    Args:
-      workdir: the run's folder.
-      config: the resolved config.
-      store: the data.
-      other_data: go on with other data than the run began with; the record is marked.
-      log: called with warnings.
+    A run that has saved nothing yet may begin again with another config. With `other_data` a run may go on with other data
+    than it began with; the record is marked. `log` is called with warnings.
     """
-    saved = any((workdir / "last").glob("*")) or (workdir / "model").exists()
-    if saved and not (workdir / CONFIG).exists():
+    now = new_record(store)
+    if not any((workdir / "last").glob("*")) and not (workdir / "model").exists():
+        _write(workdir, config, now)
+        return now
+    if not (workdir / CONFIG).exists():
         raise UserError(
             f"--workdir={workdir}: holds checkpoints without a {CONFIG}; restore it, or choose another folder"
         )
-    if not saved:
-        record = new_record(store)
-        _write(workdir, config, record)
-        return record
     check_config(workdir, config)
-    record, now = read_record(workdir), new_record(store)
+    record = read_record(workdir)
     if record.data_hash != now.data_hash:
         check_data(workdir, record, store, other_data)
         step = max(checkpoints.steps(workdir / "last"), default=0)
         record = now._replace(marks=(*record.marks, f"trained on other data before step {step}"))
         _write(workdir, config, record)
-    for what, before, here in (
-        ("threads", record.threads, now.threads),
-        ("processor", record.machine, now.machine),
-    ):
+    for what, before, here in (("threads", record.threads, now.threads), ("processor", record.machine, now.machine)):
         if before != here:
-            log(
-                f"warning: the run began with {what} {before}, here: {here}; its last bits will not be those of one machine"
-            )
+            differing = f"the run began with {what} {before}, here: {here}"
+            log(f"warning: {differing}; its last bits will not be those of one machine")
     return record
 
 
@@ -114,19 +99,17 @@ def check_data(run: Path, record: Record, store: DomainStore, other_data: bool =
 
 def read_record(run: Path) -> Record:
     """The record in the manifest of a run or a model, once the config beside it has the recorded hash."""
-    fault = manifest.find_fault(run, [CONFIG])
-    if fault:
+    if fault := manifest.find_fault(run, [CONFIG]):
         raise UserError(f"{run}: {fault}; {TRAIN_AGAIN}")
-    about = manifest.read_about(run)
-    require(about, _FIELDS, f"{run}/{manifest.NAME}: about", "it is of another version; train again")
-    return Record(**{**{name: about[name] for name in _FIELDS}, "marks": tuple(about["marks"])})
+    about, fields = manifest.read_about(run), Record.__annotations__ | {"marks": list}  # JSON has no tuples
+    require(about, fields, f"{run}/{manifest.NAME}: about", "it is of another version; train again")
+    return Record(**{name: about[name] for name in fields})._replace(marks=tuple(about["marks"]))
 
 
 def read_config(run: Path) -> Config:
     """The run's config, once it has the recorded hash and all fields of this version."""
-    path = run / CONFIG
-    stored = read_object(path, TRAIN_AGAIN)
-    require(stored, {"method": str, "benchmark": str, "seed": int, "data": dict}, f"{path}", TRAIN_AGAIN)
+    stored, path = read_object(run / CONFIG, TRAIN_AGAIN), f"{run / CONFIG}"
+    require(stored, {"method": str, "benchmark": str, "seed": int, "data": dict}, path, TRAIN_AGAIN)
     lookup(f"{path}: method", stored["method"], METHODS)
     lookup(f"{path}: benchmark", stored["benchmark"], BENCHMARKS)
     config = check_stored(stored, f"{path}: config", TRAIN_AGAIN)

@@ -66,62 +66,53 @@ class Study(NamedTuple):
     def run(self, method: str, seed: int) -> Path:
         return self.folder / method / str(seed)
 
+    def mark(self, job: Job) -> Path:
+        """The file that says that a job ended well."""
+        return self.folder / "jobs" / f"{job.id}.done"
+
 
 def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
     """All jobs, each after those it needs. Ids follow from configs, data and versions of methods alone."""
     methods = {name: build_method(study.config(name), store) for name in METHODS}
-    wanted = set(study.methods)
     start_of = {name: method.trains_as or name for name, method in methods.items()}
-    trained = [name for name in METHODS if start_of[name] == name and name in {start_of[n] for n in wanted}]
-
-    def job(
-        name: str, arguments: Sequence[Any], names: Sequence[str], needs: Sequence[Job], identity: Any, **more: Any
-    ) -> Job:
-        parts = [identity, [need.id for need in needs], store.sha256]
-        texts = (*map(str, arguments), f"--data_dir={data_dir}")
-        return Job(config_hash({"job": parts})[:12], name, texts, tuple(names), tuple(n.id for n in needs), **more)
-
-    train = {
-        (name, seed): job(
-            f"train {name} seed {seed}",
-            ["train", f"--config={study.config_flag(name)}", f"--config.seed={seed}", f"--workdir={study.run(name, seed)}"],
-            [name], [], [study.config(name, seed), methods[name].version],
-        )
-        for seed in study.seeds for name in trained
-    }  # fmt: skip
-
-    def test(what: str, start: str, among: Sequence[str], settings: Sequence[Setting] = (USUAL,)) -> list[Job]:
-        names = [n for n in among if n in wanted and start_of[n] == start]
-        if not names or not settings:
-            return []
-        runs = listed([str(study.run(start, seed)) for seed in study.seeds])
-        needs = [train[start, seed] for seed in study.seeds]
-        flags = _flags(settings)
-        identity = [flags, [(study.config(name), methods[name].version) for name in names]]
-        return [
-            job(
-                f"test {what} of {','.join(names)}",
-                ["evaluate", f"--runs={runs}", f"--methods={','.join(names)}", *flags],
-                names, needs, identity, runs=len(study.seeds), settings=tuple(settings),
-            )
-        ]  # fmt: skip
-
+    trained = [name for name in METHODS if name in {start_of[wanted] for wanted in study.methods}]
     others = possible_settings(study, store)
-    jobs = list(train.values())
-    for name in trained:
-        jobs += test("the usual tasks", name, [n for n in METHODS if n != name])
-        jobs += test("one step", name, ONE_STEP, [Setting(STEPS, 1)])
-        jobs += test("other tasks", name, VARIED, others)
+    jobs: list[Job] = []
+
+    def add(
+        name: str, arguments: Sequence[str], names: Sequence[str], needs: Sequence[str], identity: Any, **more: Any
+    ) -> str:
+        number = config_hash({"job": [identity, needs, store.sha256]})[:12]
+        texts = (*arguments, f"--data_dir={data_dir}")
+        jobs.append(Job(number, name, texts, tuple(names), tuple(needs), **more))
+        return number
+
+    trainings: dict[str, list[str]] = {name: [] for name in trained}  # their ids, one for each seed
+    for seed in study.seeds:
+        for name in trained:
+            config, workdir = f"--config={study.config_flag(name)}", f"--workdir={study.run(name, seed)}"
+            arguments = ["train", config, f"--config.seed={seed}", workdir]
+            identity = [study.config(name, seed), methods[name].version]
+            trainings[name].append(add(f"train {name} seed {seed}", arguments, [name], [], identity))
+    for start in trained:
+        for what, among, settings in (
+            ("the usual tasks", [name for name in METHODS if name != start], [USUAL]),
+            ("one step", ONE_STEP, [Setting(STEPS, 1)]),
+            ("other tasks", VARIED, others),
+        ):
+            names = [name for name in among if name in study.methods and start_of[name] == start]
+            if not names or not settings:
+                continue
+            runs, numbers = listed([str(study.run(start, seed)) for seed in study.seeds]), {}
+            for setting in settings:
+                if setting.kind:
+                    numbers.setdefault(setting.kind.removeprefix("finetune."), []).append(str(setting.number))
+            flags = [f"--{kind}={','.join(texts)}" for kind, texts in numbers.items()]
+            arguments = ["evaluate", f"--runs={runs}", f"--methods={','.join(names)}", *flags]
+            identity = [flags, [(study.config(name), methods[name].version) for name in names]]
+            add(f"test {what} of {','.join(names)}", arguments, names, trainings[start], identity,
+                runs=len(study.seeds), settings=tuple(settings))  # fmt: skip
     return jobs
-
-
-def _flags(settings: Sequence[Setting]) -> list[str]:
-    """As launch.evaluate takes them: --num_domains=1,2 --steps=1."""
-    numbers: dict[str, list[str]] = {}
-    for setting in settings:
-        if setting.kind:
-            numbers.setdefault(setting.kind.removeprefix("finetune."), []).append(str(setting.number))
-    return [f"--{kind}={','.join(texts)}" for kind, texts in numbers.items()]
 
 
 def listed(names: Sequence[str]) -> str:
@@ -143,11 +134,7 @@ def possible_settings(study: Study, store: DomainStore) -> list[Setting]:
 
 
 def is_done(study: Study, job: Job) -> bool:
-    return marker(study, job).exists()
-
-
-def marker(study: Study, job: Job) -> Path:
-    return study.folder / "jobs" / f"{job.id}.done"
+    return study.mark(job).exists()
 
 
 def make_study(

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from cxda_jax import stops
 from cxda_jax.data.readers.raw import cores
 from cxda_jax.disk import files
 from cxda_jax.progress import duration
-from cxda_jax.study.jobs import Job, Study, is_done, marker
+from cxda_jax.study.jobs import Job, Study, is_done
 
 # A job must not outlive a killed study: the next start would run it a second time. So this code asks Linux to kill the job with
 # its parent, then becomes the job's command. A preexec_fn could do so too, but is not safe beside JAX's threads.
@@ -28,28 +29,21 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 # A smoke study compiles more than it computes.
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-
-
 _commands: set[subprocess.Popen] = set()  # those that run now
 _ending = False
 _lock = threading.Lock()  # each command must get one signal only: a second one ends it before it has saved
 
 
-def perform(study: Study, job: Job, environment: dict[str, str] | None = None, apart: bool = False) -> str | None:
-    """Runs a job to its end and marks it done, or returns a line that says what was wrong.
+def perform(study: Study, job: Job, environment: Mapping[str, str] = MappingProxyType({}), apart: bool = False) -> str:
+    """Runs a job to its end and marks it done, or returns a line that says what was wrong; "" where nothing was.
 
-    Args:
-      study: the study of the job.
-      job: what to run.
-      environment: more environment variables.
-      apart: keep a terminal's Ctrl-C from the job; the study passes one signal on.
+    `environment` holds more variables. `apart` keeps a terminal's Ctrl-C from the job; the study passes one signal on.
     """
-    log = study.folder / "jobs" / f"{job.id}.log"
-    began = time.monotonic()
+    log, began = study.folder / "jobs" / f"{job.id}.log", time.monotonic()
     command = [sys.executable, "-c", TIED, str(os.getpid()), *job.command]
-    variables = os.environ | (QUICK if study.smoke else {}) | (environment or {})
-    with open(log, "w") as file, subprocess.Popen(
-        command, stdout=file, stderr=subprocess.STDOUT, env=variables, start_new_session=apart
+    variables = {**os.environ, **(QUICK if study.smoke else {}), **environment}
+    with open(log, "w") as out, subprocess.Popen(
+        command, stdout=out, stderr=subprocess.STDOUT, env=variables, start_new_session=apart
     ) as child:  # fmt: skip
         with _lock:
             _commands.add(child)
@@ -62,8 +56,8 @@ def perform(study: Study, job: Job, environment: dict[str, str] | None = None, a
         lines = log.read_text().strip().splitlines() or [f"exit code {code}"]
         return f"{job.name}: {lines[-1].removeprefix('error: ')[:160]} (log: {log})"
     record = {"name": job.name, "command": job.arguments, "seconds": round(time.monotonic() - began, 1)}
-    files.write_text(marker(study, job), json.dumps(record, indent=1) + "\n")
-    return None
+    files.write_text(study.mark(job), json.dumps(record, indent=1) + "\n")
+    return ""
 
 
 def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[str]:
@@ -76,27 +70,22 @@ def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[
     print(f"{study.folder}: {len(jobs)} jobs, {len(jobs) - len(todo)} done before, {workers} at once", flush=True)
     ready = {job.id for job in jobs} - {job.id for job in todo}
     failed: dict[str, str] = {}
-    running: dict[futures.Future, tuple[Job, dict[str, str]]] = {}
+    running: dict[futures.Future[str], tuple[Job, dict[str, str]]] = {}
     total, began = len(todo), time.monotonic()
     with stops.before_second_signal(_kill), futures.ThreadPoolExecutor(workers) as pool, stopping_jobs():
         while todo or running:
             for job in list(todo):
-                blocking = [need for need in job.needs if need in failed]
-                if blocking:
+                if any(need in failed for need in job.needs):
                     todo.remove(job)
                     failed[job.id] = f"{job.name}: left out, since what it needs failed"
                 elif ready.issuperset(job.needs) and len(running) < workers:
                     todo.remove(job)
                     environment = free.pop()
                     running[pool.submit(perform, study, job, environment, True)] = job, environment
-            if not running:
-                continue
-            finished, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
-            for future in finished:
+            for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
                 job, environment = running.pop(future)
                 free.append(environment)
-                fault = future.result()
-                if fault:
+                if fault := future.result():
                     failed[job.id] = fault
                 else:
                     ready.add(job.id)

@@ -25,8 +25,7 @@ class Download(NamedTuple):
     """A published archive."""
 
     folder: str  # that it becomes
-    file: str  # its name in --raw_dir
-    url: str
+    url: str  # which ends with its name in --raw_dir
     size: int  # bytes
     sha256: str
 
@@ -34,22 +33,12 @@ class Download(NamedTuple):
 # By benchmark. Only what a publisher states may stand here: these are tensorflow-datasets' addresses, sizes and hashes.
 PUBLISHED: dict[str, tuple[Download, ...]] = {
     "cifar_c": (
-        Download(
-            "CIFAR-10-C",
-            "CIFAR-10-C.tar",
-            "https://zenodo.org/record/2535967/files/CIFAR-10-C.tar",
-            2918471680,
-            "c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
-        ),
-        Download(
-            "cifar-10-batches-bin",
-            "cifar-10-binary.tar.gz",
-            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            170052171,
-            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        ),
-    ),
-}
+        Download("CIFAR-10-C", "https://zenodo.org/record/2535967/files/CIFAR-10-C.tar", 2918471680,
+                 "c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7"),
+        Download("cifar-10-batches-bin", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", 170052171,
+                 "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
+    )
+}  # fmt: skip
 BY_HAND = {
     "femnist": "ARM's README links its split; fetch femnist-data.zip by hand into --raw_dir",
     "tiny_imagenet_c": "fetch Tiny-ImageNet-C.tar (Zenodo), tinyimagenet-c.zip (ARM's README) by hand into --raw_dir",
@@ -63,20 +52,13 @@ def prepare_benchmark(
     raw_dir: Path,
     target: Path,
     options: Mapping[str, Any],
-    strict: bool = False,
-    skip_bad: int = 0,
-    workers: int | None = None,
+    strict: bool,
+    skip_bad: int,
+    workers: int | None,
 ) -> None:
-    """Makes the store `target` of what lies in `raw_dir`, and prints its card.
+    """Makes the store `target` of what lies in `raw_dir`, and prints its card; of a store that is there, the card alone.
 
-    Args:
-      benchmark: which reader reads it.
-      raw_dir: the downloads.
-      target: the folder of the store; one that is there already is shown.
-      options: those of the reader.
-      strict: refuse raw files whose counts are not the paper's.
-      skip_bad: how many images that cannot be read are left out, at most.
-      workers: threads that read and decode; one for each core by default.
+    `options` are those of the reader, the rest as launch.prepare says.
     """
     find = lookup("--benchmark", benchmark, READERS)
     takes = inspect.signature(find).parameters
@@ -90,14 +72,18 @@ def prepare_benchmark(
         return
     raw = unpacked(lambda: find(raw_dir, **options, **named))
     for warning in raw.warnings:
-        print(f"warning: {printable(warning)}", flush=True)
+        warn(warning)
     if skip_bad and not any(piece.decoding for piece in raw.pieces):
         raise UserError(f"--skip_bad: {benchmark} has no such option; see --help")
-    if strict:
-        insist_on_counts(raw.checks)
+    for check in raw.checks:
+        if strict and check.found != check.expected:
+            what = f"{check.what}: {check.found}, but the paper's {check.expected}"
+            raise UserError(f"--strict: {what}; fetch the files again")
     prepare(raw, target, workers or cores(), skip_bad)
-    store = open_store(target)
-    draw_sheet(store, target / "sheet.png", [d for split in SPLITS for d in some(store.domains(split))])
+    store, shown = open_store(target), []
+    for domains in map(store.domains, SPLITS):  # the first of a split, the last and what lies evenly between
+        shown += np.unique(domains[np.linspace(0, len(domains) - 1, 4).astype(int)]).tolist() if len(domains) else []
+    draw_sheet(store, target / "sheet.png", shown)
     print(card(store, raw.checks))
     print(f"{target}/sheet.png shows some of it")
 
@@ -107,8 +93,8 @@ def show_published(benchmark: str, raw_dir: Path) -> None:
     if benchmark not in PUBLISHED:
         what = BY_HAND.get(benchmark, "fetch its files by hand into --raw_dir; its reader's docstring names them")
         raise UserError(f"--links: no address of {benchmark} is known; {what}")
-    for folder, file, url, size, digest in PUBLISHED[benchmark]:
-        path = raw_dir / file
+    for folder, url, size, digest in PUBLISHED[benchmark]:
+        path = raw_dir / url.rpartition("/")[2]
         if (raw_dir / folder).is_dir():
             print(f"{raw_dir / folder}: is there")
         elif not path.is_file() or path.stat().st_size < size:
@@ -136,6 +122,10 @@ def unpacked(find: Callable[[], RawData]) -> RawData:
             extract(e.archive, e.folder)
 
 
+def warn(what: str) -> None:
+    print(f"warning: {printable(what)}", flush=True)
+
+
 def prepare(raw: RawData, target: Path, workers: int, skip_bad: int = 0) -> None:
     total, began = sum(piece.rows for piece in raw.pieces), time.monotonic()
     print(f"{target}: writing {total} images", flush=True)
@@ -151,27 +141,8 @@ def prepare(raw: RawData, target: Path, workers: int, skip_bad: int = 0) -> None
 
     with keeping(target, raw.pieces) as pieces:
         domains = read_pieces(pieces, workers, Counter("images", total), skip_bad, leave_out)
-        write_store(
-            target,
-            info,
-            large_enough(domains, raw.least, lambda what: print(f"warning: {printable(what)}", flush=True)),
-        )
+        write_store(target, info, large_enough(domains, raw.least, warn))
     print(f"{total - len(bad)} images in {duration(time.monotonic() - began)}", flush=True)
-
-
-def some(domains: np.ndarray, count: int = 4) -> list[int]:
-    """The first, the last and what lies evenly between."""
-    return (
-        sorted({int(domains[i]) for i in np.linspace(0, len(domains) - 1, count).astype(int)}) if len(domains) else []
-    )
-
-
-def insist_on_counts(checks: list[Check]) -> None:
-    for check in checks:
-        if check.found != check.expected:
-            raise UserError(
-                f"--strict: {check.what}: {check.found}, but the paper's {check.expected}; fetch the files again"
-            )
 
 
 def card(store: DomainStore, checks: list[Check]) -> str:

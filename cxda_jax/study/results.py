@@ -4,8 +4,9 @@ A folder of results holds result.json (the row), predictions.npz (plans, labels,
 attend, attention.npz. A result that cannot be read, or contradicts itself, becomes a fault of one line; the rest goes on.
 """
 
+import collections
 import hashlib
-import math
+import io
 import unicodedata
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,8 +24,8 @@ from cxda_jax.study.settings import Setting, parse
 _DERIVED = ("avg", "w10")
 # Of result.json, what tables, figures and the page cannot do without.
 _FIELDS: dict[str, Any] = {
-    **dict.fromkeys(("method", "version", "benchmark", "metric", "device", "package"), str),
-    **dict.fromkeys(("config_hash", "weights_hash", "data_hash"), str),
+    **dict.fromkeys(("method", "version", "benchmark", "metric", "device", "package", "config_hash"), str),
+    **dict.fromkeys(("weights_hash", "data_hash"), str),
     **dict.fromkeys(("seed", "num_tasks", "steps"), int),
     **dict.fromkeys((*_DERIVED, "task_ms", "adapt_ms", "predict_ms"), NUMBER),
     "train_minutes": MAYBE,
@@ -37,7 +38,6 @@ _LATER: dict[str, Any] = {
     "data_marks": list,
 }
 METRICS = "metrics.jsonl"
-_ARRAYS = ("support", "query", "labels", "predictions")
 
 
 class Result(NamedTuple):
@@ -63,58 +63,43 @@ class Result(NamedTuple):
         """The arrays of NAME.npz, whose hash must be the one in the row, if the row has one."""
         told = self.row.get(f"{name}_sha256")
         try:
-            with open(self.folder / f"{name}.npz", "rb") as opened:
-                if not zipfile.is_zipfile(opened):
-                    raise ValueError("cut short, or no such file at all")
-                opened.seek(0)
-                if told and hashlib.file_digest(opened, "sha256").hexdigest() != told:
-                    raise ValueError("differs from the hash in result.json")
-                opened.seek(0)
-                with np.load(opened, allow_pickle=False) as file:
-                    return dict(file)
+            data = (self.folder / f"{name}.npz").read_bytes()
+            if not zipfile.is_zipfile(io.BytesIO(data)):
+                raise ValueError("cut short, or no such file at all")
+            if told and hashlib.sha256(data).hexdigest() != told:
+                raise ValueError("differs from the hash in result.json")
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                return dict(file)
         except FileNotFoundError:
             raise
         except Exception as e:  # whatever numpy and its archives make of a broken file
             raise ValueError(f"{name}.npz: {reason(e)}") from None
 
-    def scores(self) -> np.ndarray:
-        """Of each task, from the stored predictions [tasks]."""
-        stored = self.stored()
-        return metrics.scores(self.row["metric"], stored["predictions"], stored["labels"])
-
     def curve(self) -> list[dict[str, float]]:
         """The lines of metrics.jsonl; none where they did not come along."""
         path = self.run / METRICS
-        lines = read_lines(path) if path.is_file() else []
-        return [line for line in lines if _is_number(line.get("step")) and _is_number(line.get("val_score", 0))]
-
-
-def store_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The name of each row's store, to group by and to show.
-
-    Stores of one name get the start of their hashes too, so that results on two stores are never averaged or compared.
-    """
-    keys = [
-        ((row.get("data_name") or row["benchmark"]) + " (smoke)" * bool(row.get("smoke")), row.get("data_hash", ""))
-        for row in rows
-    ]
-    stores = set(keys)
-    shared = {name for name, digest in stores if any(digest != other for same, other in stores if same == name)}
-
-    def shown(digits: int | None) -> list[str]:
-        return [f"{name} [{digest[:digits]}]" if name in shared else name for name, digest in keys]
-
-    return next((names for names in map(shown, (8, 16)) if len(set(names)) == len(stores)), shown(None))
+        return read_lines(path) if path.is_file() else []
 
 
 def named(results: Iterable[Result]) -> list[Result]:
-    """The results, each with the name of its store among those of all results."""
-    results = list(results)
-    names = store_names(r.row for r in results)
+    """The results, each with the name of its store among those of all results.
+
+    Stores of one name get the start of their hashes too, so that results on two stores are never averaged or compared.
+    """
+    keys, results = [], list(results)
+    for row in (r.row for r in results):
+        name = (row.get("data_name") or row["benchmark"]) + " (smoke)" * bool(row.get("smoke"))
+        keys.append((name, row.get("data_hash", "")))
+    stores = set(keys)
+    uses, names = collections.Counter(name for name, _ in stores), []
+    for digits in (8, 16, None):
+        names = [f"{name} [{digest[:digits]}]" if uses[name] > 1 else name for name, digest in keys]
+        if len(set(names)) == len(stores):
+            break
     return [r if r.store else r._replace(store=name) for r, name in zip(results, names, strict=True)]
 
 
-def by_store(results: Iterable[Result]) -> dict[str, list[Result]]:
+def by_store(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The results of each store, by its name."""
     stores: dict[str, list[Result]] = {}
     for result in named(results):
@@ -142,7 +127,12 @@ def read_results(
     for done, run in enumerate(sorted(set(runs))):
         said(done)
         paths = sorted(run.glob("**/result.json"))
-        faults += _damaged_lines(run)
+        damaged: list[int] = []
+        if (run / METRICS).is_file():
+            read_lines(run / METRICS, damaged.extend)
+        if damaged:
+            what = f"line {damaged[0]} is" if len(damaged) == 1 else f"{len(damaged)} lines are"
+            faults.append(f"{run / METRICS}: {what} damaged and left out of curves and minutes")
         if not paths:
             faults.append(f"{run}: no result.json; evaluate it: python -m launch.evaluate --runs={run}")
         for path in paths:
@@ -177,14 +167,6 @@ def distinct(results: Sequence[Result]) -> tuple[list[Result], list[str]]:
     return list(kept.values()), faults
 
 
-def _damaged_lines(run: Path) -> list[str]:
-    bad: list[int] = []
-    if (run / METRICS).is_file():
-        read_lines(run / METRICS, bad.extend)
-    what = f"line {bad[0]} is" if len(bad) == 1 else f"{len(bad)} lines are"
-    return [f"{run / METRICS}: {what} damaged and left out of curves and minutes"] if bad else []
-
-
 def _check_run(row: Mapping[str, Any], run: Path) -> None:
     """Raises a ValueError where a run's config, or the data that it was trained on, are not those of the result.
 
@@ -205,16 +187,6 @@ def _again(run: Path) -> str:
     return f"evaluate again: python -m launch.evaluate --runs={run}"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, NUMBER) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_text(value: str | list[Any]) -> bool:
-    """Without control characters and halves of characters, which terminals obey and files and fonts refuse."""
-    texts = value if isinstance(value, list) else [value]
-    return not any(unicodedata.category(c) in ("Cc", "Cs") for text in texts if isinstance(text, str) for c in text)
-
-
 def _check(row: Mapping[str, Any]) -> None:
     """Raises a ValueError where a field has its type, but no value that can be shown."""
     if row["metric"] not in metrics.METRICS:
@@ -222,11 +194,11 @@ def _check(row: Mapping[str, Any]) -> None:
     for name, value in row.items():
         said = f"{name}={brief(repr(value), 40)}"
         kind = (_FIELDS | _LATER).get(name)
-        if kind in (str, list) and not _is_text(value):
-            raise ValueError(f"{said} has characters that cannot be shown")
+        if kind in (str, list) and any(unicodedata.category(c) in ("Cc", "Cs") for c in "".join(map(str, value))):
+            raise ValueError(f"{said} has characters that cannot be shown")  # terminals obey them, files refuse them
         if kind is int and not 0 <= value < 2**63:
             raise ValueError(f"{said}, expected a whole number from 0 on")
-        if kind in (NUMBER, MAYBE) and name not in _DERIVED and value is not None and not 0 <= value < 1e18:
+        if kind in (NUMBER, MAYBE) and name not in _DERIVED and not 0 <= (value or 0) < 1e18:
             raise ValueError(f"{said}, expected a finite number from 0 on")
     parse(row.get("setting", ""))
     if not all(isinstance(mark, str) for mark in row.get("data_marks", [])):
@@ -237,21 +209,22 @@ def _check(row: Mapping[str, Any]) -> None:
 
 def read_result(run: Path, folder: Path) -> Result:
     """The result in a folder of a run, of which every number is checked against what is stored beside it."""
-    row = read_object(folder / "result.json", _again(run))
-    require(row, _FIELDS | {k: kind for k, kind in _LATER.items() if k in row}, f"{folder}/result.json", _again(run))
+    path, again = run / "config.json", _again(run)
+    row = read_object(folder / "result.json", again)
+    require(row, _FIELDS | {k: kind for k, kind in _LATER.items() if k in row}, f"{folder}/result.json", again)
     if files.is_falsified(row):
         raise ValueError("result.json differs from its recorded hash")
     row["label"] = row.get("label") or row["method"]
     _check(row)
-    config = read_object(run / "config.json", _again(run))
-    require(config, {"method": str, "episode": dict}, f"{run}/config.json", _again(run))
-    require(config["episode"], {"num_domains": int, "per_domain": int}, f"{run}/config.json: episode", _again(run))
-    require(config.get("finetune", {}), {}, f"{run}/config.json: finetune", _again(run))
-    require({"steps": 0} | config.get("finetune", {}), {"steps": int}, f"{run}/config.json: finetune", _again(run))
+    config = read_object(path, again)
+    require(config, {"method": str, "episode": dict}, f"{path}", again)
+    require(config["episode"], {"num_domains": int, "per_domain": int}, f"{path}: episode", again)
+    require(config.get("finetune", {}), {}, f"{path}: finetune", again)
+    require({"steps": 0} | config.get("finetune", {}), {"steps": int}, f"{path}: finetune", again)
     _check_run(row, run)
     result = Result({"smoke": config.get("smoke", False)} | row, config, folder, run)
     stored = result.stored()
-    lacking = [name for name in _ARRAYS if name not in stored]
+    lacking = [name for name in ("support", "query", "labels", "predictions") if name not in stored]
     if lacking:
         raise ValueError(f"predictions.npz: no {lacking[0]}")
     shape = stored["labels"].shape
@@ -261,9 +234,12 @@ def read_result(run: Path, folder: Path) -> Result:
         raise ValueError(f"predictions.npz: queries {stored['query'].shape} for labels {shape}")
     if row["num_tasks"] != shape[0]:
         raise ValueError(f"num_tasks is {row['num_tasks']}, but the predictions are of {shape[0]}")
-    scores = result.scores()
-    again = {"avg": 100 * float(scores.mean()), "w10": 100 * metrics.worst_decile(scores)}
-    for name in _DERIVED:
-        if not abs(row[name] - again[name]) <= 1e-6:
-            raise ValueError(f"{name} is {row[name]:.4f}, but the predictions give {again[name]:.4f}")
+    for name, right in averages(metrics.scores(row["metric"], stored["predictions"], stored["labels"])).items():
+        if not abs(row[name] - right) <= 1e-6:
+            raise ValueError(f"{name} is {row[name]:.4f}, but the predictions give {right:.4f}")
     return result
+
+
+def averages(scores: np.ndarray) -> dict[str, float]:
+    """The mean of scores [tasks] and of their lowest tenth, in points."""
+    return {"avg": 100 * float(scores.mean()), "w10": 100 * metrics.worst_decile(scores)}

@@ -11,8 +11,8 @@ from cxda_jax.study.local import perform
 class Requeued:
     """A job as submitit runs it; stopped at its time limit, it is queued again and resumes from its checkpoint."""
 
-    def __call__(self, study: Study, job: Job) -> str | None:
-        return None if is_done(study, job) else perform(study, job)
+    def __call__(self, study: Study, job: Job) -> str:
+        return "" if is_done(study, job) else perform(study, job)
 
     def checkpoint(self, study: Study, job: Job) -> Any:
         import submitit
@@ -30,27 +30,23 @@ def run_jobs(study: Study, jobs: list[Job], parameters: Sequence[str]) -> list[s
     except ImportError:
         raise UserError("--executor=slurm needs submitit: pip install 'cxda_jax[slurm]'") from None
     pairs = (part.partition("=") for part in parameters)
-    numbers = {name: int(text) if text.isdecimal() else text for name, _, text in pairs}
+    options = queue_parameters({name: int(text) if text.isdecimal() else text for name, _, text in pairs})
     submitted: dict[str, Any] = {}
-    for job in jobs:
-        if is_done(study, job):
-            continue
+    todo = [job for job in jobs if not is_done(study, job)]
+    for job in todo:
         executor = submitit.AutoExecutor(folder=str(study.folder / "jobs" / "slurm"), cluster="slurm")
-        executor.update_parameters(name=job.name.replace(" ", "_")[:40], **queue_parameters(numbers))
-        after = [submitted[need].job_id for need in job.needs if need in submitted]
-        if after:
+        executor.update_parameters(name=job.name.replace(" ", "_")[:40], **options)
+        if after := [submitted[need].job_id for need in job.needs if need in submitted]:
             executor.update_parameters(slurm_dependency="afterok:" + ":".join(after))
         submitted[job.id] = executor.submit(Requeued(), study, job)
         print(f"submitted {job.name} as {submitted[job.id].job_id}", flush=True)
     failures = []
-    for job in jobs:
-        if job.id in submitted:
-            try:
-                fault = submitted[job.id].result()
-            except Exception as e:  # whatever the queue says of a lost job
-                fault = f"{job.name}: {str(e).strip().splitlines()[-1][:160]}"
-            failures += [fault] if fault else []
-    return failures
+    for job in todo:
+        try:
+            failures.append(submitted[job.id].result())
+        except Exception as e:  # whatever the queue says of a lost job
+            failures.append(f"{job.name}: {str(e).strip().splitlines()[-1][:160]}")
+    return [failure for failure in failures if failure]
 
 
 def queue_parameters(given: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from cxda_jax import backend, cost, memory, stops, train
 from cxda_jax.config import Config, as_fields, config_hash
+from cxda_jax.data.store import SPLITS
 from cxda_jax.disk import checkpoints, files, models
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import Experiment, build, start_from_weights
@@ -31,15 +32,18 @@ def train_run(config: Config, workdir: Path, data_dir: str | Path, other_data: b
     """
     compilations = cost.Compilations()
     experiment, state = prepared(config, data_dir)
-    make_workdir(workdir)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        files.write_text(workdir / ".writable", "")
+        (workdir / ".writable").unlink(missing_ok=True)
+    except OSError as e:
+        raise UserError(f"--workdir={workdir}: cannot be written ({e.strerror}); choose another") from None
     with files.locked(workdir), as_fields(config, "train"):
-        record = identity.claim(workdir, config, experiment.store, other_data, say)
         try:
-            run(experiment, state, workdir, compilations, record)
+            run(experiment, state, workdir, compilations, other_data)
         except train.NotFinite as e:
-            raise UserError(
-                f"{e}; the same command with --replay_step={e.step} shows its episode; a lower optimizer.learning_rate may help"
-            ) from None
+            advice = f"the same command with --replay_step={e.step} shows its episode"
+            raise UserError(f"{e}; {advice}; a lower optimizer.learning_rate may help") from None
 
 
 def prepared(config: Config, data_dir: str | Path) -> tuple[Experiment, train.TrainState]:
@@ -56,52 +60,39 @@ def prepared(config: Config, data_dir: str | Path) -> tuple[Experiment, train.Tr
 
 
 def run(
-    experiment: Experiment,
-    state: train.TrainState,
-    workdir: Path,
-    compilations: cost.Compilations,
-    record: identity.Record,
+    experiment: Experiment, state: train.TrainState, workdir: Path, compilations: cost.Compilations, other_data: bool
 ) -> None:
     """Trains, keeps the best weights as files of their own, and tests them."""
-    config, method = experiment.config, experiment.method
-    evaluator = compiled(experiment)
+    config, method, store, steps = experiment.config, experiment.method, experiment.store, experiment.schedule.steps
+    record, evaluator = identity.claim(workdir, config, store, other_data, say), compiled(experiment)
 
     def validate(variables: Variables) -> float:
         with stops.interruptible():
             tasks = score(experiment, evaluator, variables, "val", config["evaluation"]["val_tasks"])
         return getattr(tasks, config["evaluation"]["select"])
 
-    say(describe(experiment))
+    counts = ", ".join(f"{len(store.domains(split))} {split}" for split in SPLITS)
+    what = f"{len(store.labels)} images of {store.num_classes} classes; domains: {counts}"
+    say(f"{config['method']} on {store.info.name}: {what}; {steps} steps, seed {config['seed']}")
     with stops.deferred() as stopping:
         spent = train.train(
-            method,
-            experiment.optimizer,
-            experiment.weak,
-            experiment.source,
-            experiment.train_plans,
-            state,
-            config["seed"],
-            experiment.schedule,
-            validate,
-            workdir,
-            log=say,
-            stopping=stopping,
-        )
+            method, experiment.optimizer, experiment.weak, experiment.source, experiment.train_plans, state,
+            config["seed"], experiment.schedule, validate, workdir, log=say, stopping=stopping,
+        )  # fmt: skip
     if spent.steps:
         passport = describe_cost(spent, compilations, config["net"]["dtype"])
         files.write_text(workdir / "cost.json", json.dumps(passport, indent=1) + "\n")
         say(cost_line(passport))
-    steps = experiment.schedule.steps
     record = record._replace(steps=steps, reached_step=steps)
-    evaluation = Evaluation(workdir, workdir, method.name, config, record, record.marks)
-    variables, notes = restore_best(evaluation, experiment)
-    hashes = {"config_hash": config_hash(config), "data_hash": experiment.store.sha256}
+    variables, notes = restore_best(workdir, experiment)
+    hashes = {"config_hash": config_hash(config), "data_hash": store.sha256}
     models.write_model(workdir / "model", variables, config, {**notes, **hashes}, record._asdict())
+    evaluation = Evaluation(workdir, workdir, method.name, config, record, record.marks)
     result = evaluate_run(evaluation, experiment, evaluator)
     say("\n".join(filter(None, [table([result]), corrections(result.row)])))
 
 
-def replay(config: Config, workdir: Path, data_dir: str | Path, step: int, other_data: bool = False) -> str:
+def replay(config: Config, workdir: Path, data_dir: str | Path, other_data: bool, step: int) -> str:
     """Draws the episodes of a step and says what loss they have; trains nothing, and takes a run that is under way too."""
     experiment, fresh = prepared(config, data_dir)
     if not (workdir / "config.json").exists():
@@ -110,20 +101,14 @@ def replay(config: Config, workdir: Path, data_dir: str | Path, step: int, other
     identity.check_data(workdir, identity.read_record(workdir), experiment.store, other_data)
     if step >= experiment.schedule.steps:
         raise UserError(f"--replay_step={step}: the run has {experiment.schedule.steps} steps, numbered from 0")
-    store, plan = experiment.store, experiment.train_plans(step)
     state, _ = checkpoints.restore(workdir / "last", fresh) or (fresh, {})
-    known, call = int(state.step), functools.partial(
-        train.train_call, experiment.method, experiment.optimizer, experiment.weak, experiment.source, 1
-    )  # fmt: skip
-    batch = next(iter(experiment.source.batches(experiment.train_plans, step, step + 1)))
-    after, measured = backend.jit(call)(
-        state.replace(step=jnp.asarray(step, jnp.int32)),
-        experiment.source.resident,
-        batch,
-        jax.random.key(experiment.config["seed"]),
-    )
+    known, plans, source, store = int(state.step), experiment.train_plans, experiment.source, experiment.store
+    call = functools.partial(train.train_call, experiment.method, experiment.optimizer, experiment.weak, source, 1)
+    begun, key = state.replace(step=jnp.asarray(step, jnp.int32)), jax.random.key(experiment.config["seed"])
+    batch = next(iter(source.batches(plans, step, step + 1)))
+    after, measured = backend.jit(call)(begun, source.resident, batch, key)
     strips, domains = [], store.row_domains()
-    for support, query in zip(*plan, strict=True):
+    for support, query in zip(*plans(step), strict=True):
         for what, rows in (("support", support), ("query", query)):
             for domain in dict.fromkeys(domains[rows].tolist()):
                 chosen = rows[domains[rows] == domain]
@@ -169,22 +154,4 @@ def cost_line(c: dict[str, Any]) -> str:
         f"      {c['steps_per_s']:.1f} steps/s, {c['step_gflop']:.1f} GFLOP each: {c['of_peak']:.0%} of the {c['dtype']} "
         f"matrix-product peak; {c['peak_memory_bytes'] / 1e9:.1f} GB of {c['memory_of']} memory at most; "
         f"{c['bytes_to_device_per_step']:,} bytes to the device a step"
-    )
-
-
-def make_workdir(workdir: Path) -> None:
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        files.write_text(workdir / ".writable", "")
-        (workdir / ".writable").unlink(missing_ok=True)
-    except OSError as e:
-        raise UserError(f"--workdir={workdir}: cannot be written ({e.strerror}); choose another") from None
-
-
-def describe(experiment: Experiment) -> str:
-    c, s = experiment.config, experiment.store
-    counts = ", ".join(f"{len(s.domains(split))} {split}" for split in ("train", "val", "test"))
-    return (
-        f"{c['method']} on {s.info.name}: {len(s.labels)} images of {s.num_classes} classes; domains: {counts}; "
-        f"{experiment.schedule.steps} steps, seed {c['seed']}"
     )
