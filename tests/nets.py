@@ -42,10 +42,8 @@ def make_images(shape, n, seed=0):
 
 def make_episode(shape, classes, support=12, query=8, seed=1) -> Episode:
     labels = np.random.default_rng(7).integers(0, classes, support + query)
-    return Episode(
-        make_images(shape, support, seed), make_images(shape, query, -seed + 1000), jnp.asarray(labels[:query]),
-        jnp.asarray(labels[query:]),
-    )  # fmt: skip
+    images = make_images(shape, support, seed), make_images(shape, query, -seed + 1000)
+    return Episode(*images, jnp.asarray(labels[:query]), jnp.asarray(labels[query:]))
 
 
 def fill(shapes, seed=9):
@@ -86,6 +84,7 @@ class Case(NamedTuple):
     """A method with variables, and its functions, each compiled once for all tests of a process."""
 
     method: Method
+    fresh: Any  # of init()
     variables: Any
     adapt: Any
     predict: Any
@@ -108,7 +107,8 @@ def case_of(name, features="pool") -> Case:
         return jax.jit(called)
 
     adapt, predict, loss = (compiled(f) for f in (method.adapt, method.predict, method.loss))
-    variables = {**jax.jit(method.init)(KEY, conftest.make_episode().support)}
+    fresh = jax.jit(method.init)(KEY, conftest.make_episode().support)
+    variables = {**fresh}
     # Running statistics as after some training. With initial ones hardly any ReLU of so small a network is alive, and
     # most tests would compare constants.
     source = loss if not method.trains_as else case_of(method.trains_as).loss
@@ -116,7 +116,7 @@ def case_of(name, features="pool") -> Case:
         variables["batch_stats"] = source(variables, conftest.make_episode(seed), KEY)[1]["batch_stats"]
     if method.calibrate:
         variables = method.calibrate(variables, conftest.make_episode().query.pixels)
-    return Case(method, variables, adapt, predict, loss, traced)
+    return Case(method, fresh, variables, adapt, predict, loss, traced)
 
 
 def close(a, b, tolerance=1e-5):
@@ -133,10 +133,8 @@ def assert_close(ours, theirs, tolerance=1e-4):
 
 def gradient_error(peer, grads, module) -> float:
     """The largest difference of a parameter's gradient from PyTorch's."""
-    theirs = {
-        n if n.startswith("att") else "net." + n.removeprefix("net."): p.grad for n, p in module.named_parameters()
-    }
-    ours = peer.torch_tensors(grads)
+    theirs = {name.removeprefix("net."): p.grad for name, p in module.named_parameters()}
+    ours = {name.removeprefix("net."): grad for name, grad in peer.torch_tensors(grads).items()}
     assert set(ours) == set(theirs)
     assert max(float(g.abs().max()) for g in theirs.values()) > 0.1  # else a tolerance would say nothing
     errors = peer.torch.cat([(ours[name] - grad).abs().flatten() for name, grad in theirs.items()])
@@ -158,6 +156,10 @@ def assert_within_some_draw(error_of, tolerance=1e-4):
     pytest.fail(f"gradients differ by {errors}, tolerance {tolerance}")
 
 
+def total(tree) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
 def nchw(pixels):
     import torch
 
@@ -168,3 +170,53 @@ def tensor(x):
     import torch
 
     return torch.from_numpy(np.array(x))
+
+
+def torch_named(tree, name=".".join) -> dict[str, Any]:
+    """A Flax collection in PyTorch's layouts; `name` makes a layer's name of its path."""
+    kinds = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        *layers, kind = (part.key for part in path)
+        value = np.asarray(leaf)
+        value = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T
+        found[f"{name(layers)}.{kinds.get(kind, kind)}"] = tensor(np.ascontiguousarray(value))
+    return found
+
+
+class TorchLayers:
+    """Layers of PyTorch on [n, c, h, w] that read Flax variables by dotted names."""
+
+    def __init__(self, peer, variables):
+        self.torch, self.F = peer.torch, peer.F
+        self.params = {name: value.requires_grad_() for name, value in torch_named(variables["params"]).items()}
+        self.stats = torch_named(variables["batch_stats"])
+
+    def conv(self, x, name, pad):
+        return self.F.conv2d(x, self.params[f"{name}.weight"], self.params[f"{name}.bias"], padding=pad)
+
+    def dense(self, x, name):
+        return self.F.linear(x, self.params[f"{name}.weight"], self.params[f"{name}.bias"])
+
+    def norm(self, x, name, batch):
+        stored = [None if batch else self.stats[f"{name}.running_{kind}"] for kind in ("mean", "var")]
+        return self.F.relu(
+            self.F.batch_norm(x, *stored, *(self.params[f"{name}.{k}"] for k in ("weight", "bias")), batch)
+        )
+
+    def cnn(self, x, convs, batch, beside=lambda x, name, crop: 0):
+        """ARM's CNN; `beside` is added to each convolution."""
+        for i, pad in enumerate((2, 0, 0)[-convs:]):
+            y = self.conv(x, f"trunk.conv{i}", pad) + beside(x, f"trunk.adapters{i}", 2 - pad)
+            x = self.norm(y, f"trunk.bn{i}", batch)
+            x = x if i == convs - 3 else self.F.max_pool2d(x, 2)
+        return self.dense(self.F.relu(self.dense(x.mean((2, 3)), "head.hidden")), "head.logits")
+
+    def error(self, logits, labels, grads) -> float:
+        """The largest difference of a parameter's gradient of the cross-entropy; a parameter without one is an error."""
+        loss, ours = self.F.cross_entropy(logits, tensor(labels).long()), torch_named(grads)
+        theirs = self.torch.autograd.grad(loss, list(self.params.values()))
+        assert all(
+            g.abs().max() > 1e-4 for name, g in zip(self.params, theirs, strict=True) if name.endswith(".weight")
+        )
+        return max(float((ours[name] - grad).abs().max()) for name, grad in zip(self.params, theirs, strict=True))

@@ -10,6 +10,7 @@ from cxda_jax import augment
 from cxda_jax.config import default
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS, NETS
+from cxda_jax.nets.convolution import NUMBERS
 from cxda_jax.train import init_state, train_step
 from cxda_jax.types import Images
 from docs.examples import entries
@@ -26,31 +27,27 @@ def case(request):
     return case_of(name, features or "pool")
 
 
-def test_the_record_names_itself(case):
-    assert case.method.name in ALL and case.method.version
-
-
 def test_compiled_functions_equal_eager_ones_and_a_batch_equals_a_loop(case):
     """Answers and losses: compiled, eager (which leaves all inputs as they were), and under vmap over three episodes."""
     method, variables = case.method, case.variables
     episodes = [make_episode(seed) for seed in range(3)]
 
     def both(episode):
-        adapted = method.adapt(variables, episode.support, KEY)
-        return method.predict(adapted, episode.query), method.loss(variables, episode, KEY)
+        answer = method.predict(method.adapt(variables, episode.support, KEY), episode.query)
+        return answer, None if method.trains_as else method.loss(variables, episode, KEY)
 
     before = jax.tree.map(np.array, (variables, episodes))
-    alone = [(case.answer(episode), case.loss(variables, episode, KEY)) for episode in episodes]
+    alone = [
+        (case.answer(episode), None if method.trains_as else case.loss(variables, episode, KEY)) for episode in episodes
+    ]
     close(both(episodes[0]), alone[0])
     jax.tree.map(np.testing.assert_array_equal, (variables, episodes), before)
-    batch = jax.vmap(both)
-    if method.feed_forward:  # else the weights of each task differ, and compiling takes longer than running
-        batch = jax.jit(batch)
-    together = batch(jax.tree.map(lambda *x: jnp.stack(x), *episodes))
+    together = jax.jit(jax.vmap(both))(jax.tree.map(lambda *x: jnp.stack(x), *episodes))
     close(together, jax.tree.map(lambda *x: jnp.stack(x), *alone))
 
 
-def test_adapt_is_idempotent(case):
+def test_the_record_names_itself_and_adapt_is_idempotent(case):
+    assert case.method.name in ALL and case.method.version
     first, second = (case.adapt(case.variables, EPISODE.support, KEY) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first, second)
     np.testing.assert_array_equal(case.predict(first, EPISODE.query), case.predict(second, EPISODE.query))
@@ -119,15 +116,12 @@ def test_no_function_is_traced_again_for_other_episodes(case):
 
 
 def test_what_has_no_training_starts_from_another_methods_variables(case):
-    method = case.method
-    if not method.trains_as:
+    if not case.method.trains_as:
         return
-    other = case_of(method.trains_as)
+    other = case_of(case.method.trains_as)
     assert not other.method.trains_as
-    inits = [jax.jit(m.init)(KEY, EPISODE.support) for m in (method, other.method)]
-    jax.tree.map(np.testing.assert_array_equal, *inits)
-    losses = [c.loss(inits[0], EPISODE, KEY) for c in (case, other)]
-    jax.tree.map(np.testing.assert_array_equal, *losses)
+    jax.tree.map(np.testing.assert_array_equal, case.fresh, other.fresh)
+    jax.tree.map(np.testing.assert_array_equal, *(c.loss(case.fresh, EPISODE, KEY) for c in (case, other)))
 
 
 def test_overfits_one_episode(case):
@@ -214,31 +208,27 @@ def test_t3as_options_matter_and_are_checked():
 def test_statistics_options(name):
     """`own` changes the loss, `stop` only the gradient; momentum blends statistics."""
     make = {s: build_method(name, batch_norm__statistics=s) for s in ("flow", "stop", "own")}
-    variables = jax.jit(make["flow"].init)(KEY, EPISODE.support)
+    variables = case_of(name).fresh
     loss, kernel = {}, {}
     for s, m in make.items():
-        (loss[s], _), grads = jax.jit(jax.value_and_grad(
-            lambda p, m=m: m.loss({**variables, "params": p}, EPISODE, KEY), has_aux=True
-        ))(variables["params"])  # fmt: skip
+        learn = jax.value_and_grad(lambda p, m=m: m.loss({**variables, "params": p}, EPISODE, KEY), has_aux=True)
+        (loss[s], _), grads = jax.jit(learn)(variables["params"])
         kernel[s] = np.asarray(grads["trunk"]["conv0"]["kernel"])
     close(loss["flow"], loss["stop"])
     assert abs(loss["flow"] - loss["own"]) > 1e-3
     assert np.abs(kernel["flow"] - kernel["stop"]).max() > 1e-4
-    half = build_method(name, batch_norm__momentum=0.5)
-    adapted = [m.adapt(variables, EPISODE.support, KEY) for m in (make["flow"], half)]
+    half = jax.jit(build_method(name, batch_norm__momentum=0.5).adapt)
+    adapted = [adapt(variables, EPISODE.support, KEY) for adapt in (case_of(name).adapt, half)]
     stats = [(a if name == "bn" else a.variables)["batch_stats"]["trunk"]["bn0"]["mean"] for a in adapted]
     close(stats[1], 0.5 * stats[0] + 0.5 * variables["batch_stats"]["trunk"]["bn0"]["mean"])
 
 
 def test_support_statistics_are_the_numpy_ones_and_running_ones_move_by_a_tenth():
-    case = case_of("bn")
-    variables = jax.jit(case.method.init)(KEY, EPISODE.support)
+    case, variables = case_of("bn"), case_of("bn").fresh
     exact = case.adapt(variables, EPISODE.support, KEY)["batch_stats"]
     x = (np.asarray(EPISODE.support.pixels, np.float32) / 255 - 0.5) / 0.5
     layer = variables["params"]["trunk"]["conv0"]
-    maps = jax.lax.conv_general_dilated(
-        x, layer["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )  # fmt: skip
+    maps = jax.lax.conv_general_dilated(x, layer["kernel"], (1, 1), "SAME", dimension_numbers=NUMBERS)
     maps = np.asarray(maps + layer["bias"], np.float64)
     close(exact["trunk"]["bn0"]["mean"], maps.mean((0, 1, 2)))
     close(exact["trunk"]["bn0"]["var"], maps.var((0, 1, 2)))

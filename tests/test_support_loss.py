@@ -6,64 +6,70 @@ import numpy as np
 import pytest
 
 from cxda_jax.methods.cxda import WithMemory, cxda, cxda_loo, cxda_supervised
-from cxda_jax.methods.erm import blend_statistics
+from cxda_jax.methods.erm import blend_statistics, encode
 from cxda_jax.nets import attention as attention_module
-from cxda_jax.types import Images
-from tests.nets import assert_close, build_method, close, fill, make_attending, make_images
+from cxda_jax.types import Episode
+from tests.nets import KEY, assert_close, build_method, case_of, close, initialised, make_attending, make_images
 
-SHAPE, CLASSES, KEY = (28, 28, 1), 5, jax.random.key(0)
+SHAPE, CLASSES = (20, 20, 1), 5  # maps of 2x2
 
 
-def make(features, make_method=cxda, n=9):
-    net = make_attending(SHAPE, CLASSES, "flat" if features == "flat" else "pool").clone(features=features)
+def make(features, make_method=cxda, n=5):
+    net = make_attending(SHAPE, CLASSES, features, 8, heads=2)
     method = make_method(net)
-    support = make_images(SHAPE, n, 4).replace(domain=jnp.arange(n) % 3)
-    variables = fill(jax.eval_shape(method.init, KEY, support))
-    return net, method, variables, support
+    support = make_images(SHAPE, n, 4).replace(domain=jnp.arange(n) % 2)
+    query = make_images(SHAPE, 4, 11).replace(domain=jnp.ones(4, jnp.int32))
+    episode = Episode(support, query, jnp.arange(4) % CLASSES, jnp.arange(n) % CLASSES)
+    return net, method, initialised(method, SHAPE), episode
+
+
+def support_logits(net, variables, support):
+    """Logits of the support: each image attends to the others, to all, to none."""
+
+    @jax.jit
+    def logits_of(variables):
+        maps, _ = encode(net, variables, support)
+        memory = net.apply(variables, maps, method="remember")
+        recalled = (net.apply(variables, maps, memory, own_out, method="recall") for own_out in (True, False))
+        return *recalled, net.apply(variables, maps, method="classify")
+
+    return logits_of(variables)
+
+
+def leaving_one_out(net, method, variables, support, remember):
+    """The logits of each support image, as a query of a support of the others that has the statistics of all."""
+    maps, exact = jax.jit(lambda: encode(net, variables, support))()
+    seen = blend_statistics(variables, exact, 1.0)
+
+    @jax.jit
+    def logits_of(query, others):
+        memory = net.apply(variables, maps[others], method=remember)
+        return method.predict(WithMemory(seen, memory, support.domain[others]), query)[0]
+
+    images = np.arange(len(support.pixels))
+    return jnp.stack(
+        [logits_of(jax.tree.map(lambda x, i=i: x[i : i + 1], support), images[images != i]) for i in images]
+    )
 
 
 @pytest.mark.parametrize("features", ["pool", "flat", "patch", "patch in chunks"])
 def test_leaving_one_out_equals_cxda_with_the_others_as_support(features, monkeypatch):
     """Image i's logits equal those of CXDA with i as the query and the others as keys, under the same statistics."""
     features, _, chunked = features.partition(" ")
-    net, method, variables, support = make(features)
+    net, method, variables, episode = make(features)
     if chunked:
-        monkeypatch.setattr(attention_module, "CHUNK", 5 * 8 * 9 * 16)
-    maps, exact = net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
-    memory = net.apply(variables, maps, method="remember")
-    logits = net.apply(variables, maps, memory, True, method="recall")
-    seen = blend_statistics(variables, exact, 1.0)
-    for i in range(len(support.pixels)):
-        others = np.delete(np.arange(len(support.pixels)), i)
-        their_memory = net.apply(variables, maps[others], method="remember")
-        query = Images(support.pixels[i : i + 1], support.domain[i : i + 1])
-        expected = method.predict(WithMemory(seen, their_memory, support.domain[others]), query)
-        assert_close(logits[i], expected[0], 2e-6)
-    everybody = net.apply(variables, maps, memory, method="recall")
+        monkeypatch.setattr(attention_module, "CHUNK", 3 * 2 * 5 * 4)
+    logits, everybody, _ = support_logits(net, variables, episode.support)
+    assert_close(logits, leaving_one_out(net, method, variables, episode.support, "remember"), 2e-6)
     assert np.abs(np.asarray(everybody - logits)).max() > 1e-3
 
 
 def test_leaving_one_out_of_the_own_domain():
-    net, method, variables, support = make("pool", cxda_supervised)
+    net, method, variables, episode = make("pool", cxda_supervised)
     leaving = cxda_supervised(net, support_loss="leave_one_out")
-    labels = jnp.arange(len(support.pixels)) % CLASSES
-    episode = make_episode_of(support, labels)
-    maps, exact = net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
-    seen, rows = blend_statistics(variables, exact, 1.0), []
-    for i in range(len(support.pixels)):
-        others = np.delete(np.arange(len(support.pixels)), i)
-        values = net.apply(variables, maps[others], method="remember_values")
-        query = Images(support.pixels[i : i + 1], support.domain[i : i + 1])
-        rows.append(method.predict(WithMemory(seen, values, support.domain[others]), query)[0])
-    expected = log_loss(jnp.concatenate([method.loss(variables, episode, KEY)[1]["logits"], jnp.stack(rows)]), episode)
-    assert_close(leaving.loss(variables, episode, KEY)[0], expected, 1e-5)
-
-
-def make_episode_of(support, labels):
-    from cxda_jax.types import Episode
-
-    query = make_images(SHAPE, 4, 11).replace(domain=jnp.ones(4, jnp.int32))
-    return Episode(support, query, jnp.arange(4) % CLASSES, labels)
+    rows = leaving_one_out(net, method, variables, episode.support, "remember_values")
+    expected = log_loss(jnp.concatenate([jax.jit(method.loss)(variables, episode, KEY)[1]["logits"], rows]), episode)
+    assert_close(jax.jit(leaving.loss)(variables, episode, KEY)[0], expected, 1e-5)
 
 
 def log_loss(logits, episode):
@@ -74,24 +80,17 @@ def log_loss(logits, episode):
 
 @pytest.mark.parametrize("features", ["pool", "flat"])
 def test_the_loss_is_the_mean_over_all_labelled_images(features):
-    net, plain, variables, support = make(features)
-    episode = make_episode_of(support, jnp.arange(len(support.pixels)) % CLASSES)
-    maps, _ = net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
-    memory = net.apply(variables, maps, method="remember")
-    query_logits = plain.loss(variables, episode, KEY)[1]["logits"]
-    of = {
-        "own": net.apply(variables, maps, method="classify"),
-        "leave_one_out": net.apply(variables, maps, memory, True, method="recall"),
-    }
-    for name, support_logits in of.items():
-        loss, aux = cxda(net, support_loss=name).loss(variables, episode, KEY)
-        assert_close(loss, log_loss(jnp.concatenate([query_logits, support_logits]), episode), 1e-5)
-        np.testing.assert_array_equal(aux["logits"], query_logits)
+    net, plain, variables, episode = make(features)
+    leaving, _, plainly = support_logits(net, variables, episode.support)
+    query_logits = jax.jit(plain.loss)(variables, episode, KEY)[1]["logits"]
+    for name, logits in {"own": plainly, "leave_one_out": leaving}.items():
+        loss, aux = jax.jit(cxda(net, support_loss=name).loss)(variables, episode, KEY)
+        assert_close(loss, log_loss(jnp.concatenate([query_logits, logits]), episode), 1e-5)
+        assert_close(aux["logits"], query_logits, 1e-6)
     loo = cxda_loo(net)
-    assert loo.name == "cxda_loo" and loo.loss(variables, episode, KEY)[0] == loss
-    jax.tree.map(
-        np.testing.assert_array_equal, loo.adapt(variables, support, KEY), plain.adapt(variables, support, KEY)
-    )
+    assert loo.name == "cxda_loo" and jax.jit(loo.loss)(variables, episode, KEY)[0] == loss
+    adapted = [method.adapt(variables, episode.support, KEY) for method in (loo, plain)]
+    jax.tree.map(np.testing.assert_array_equal, *adapted)
 
 
 def test_labels_of_the_support_reach_the_loss_alone(episode):
@@ -102,22 +101,19 @@ def test_labels_of_the_support_reach_the_loss_alone(episode):
         ("cxda_p2p", {"train__support_loss": "leave_one_out"}, True),
     ]:  # fmt: skip
         method = build_method(name, **changes)
-        variables = jax.jit(method.init)(KEY, episode.support)
-        losses = [method.loss(variables, e, KEY)[0] for e in (episode, other)]
+        variables, loss = initialised(method, (16, 16, 1)), jax.jit(method.loss)
+        losses = [loss(variables, e, KEY)[0] for e in (episode, other)]
         assert bool(abs(losses[0] - losses[1]) > 1e-4) is matters, name
 
 
 def test_own_of_bn_is_the_mean_over_both(episode):
-    method, plain = build_method("bn", train__support_loss="own"), build_method("bn")
-    variables = jax.jit(method.init)(KEY, episode.support)
-    adapted = plain.adapt(variables, episode.support, KEY)  # its own statistics normalise the support
+    method, plain = build_method("bn", train__support_loss="own"), case_of("bn")
+    adapted = plain.adapt(plain.fresh, episode.support, KEY)  # its own statistics normalise the support
     logits = jnp.concatenate([plain.predict(adapted, episode.query), plain.predict(adapted, episode.support)])
-    close(method.loss(variables, episode, KEY)[0], log_loss(logits, episode))
+    close(jax.jit(method.loss)(plain.fresh, episode, KEY)[0], log_loss(logits, episode))
 
 
 def test_one_support_image_alone_attends_to_nothing():
-    net, method, variables, support = make("pool", n=1)
-    maps = net.apply(variables, support.pixels, method="map")
-    memory = net.apply(variables, maps, method="remember")
-    logits = net.apply(variables, maps, memory, True, method="recall")
-    np.testing.assert_array_equal(logits, net.apply(variables, maps, method="classify"))
+    net, _, variables, episode = make("pool", n=1)
+    logits, _, plainly = support_logits(net, variables, episode.support)
+    np.testing.assert_array_equal(logits, plainly)

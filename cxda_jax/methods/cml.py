@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from cxda_jax.losses import cross_entropy
-from cxda_jax.methods.erm import RUNNING_RATE, blend_statistics, erm
+from cxda_jax.methods.erm import erm, outcome
 from cxda_jax.nets.classifier import Classifier, fresh
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
@@ -23,11 +22,7 @@ class WithContext(NamedTuple):
 
 
 def cml(net: Classifier) -> Method:
-    """CML, which gives each query the mean context of the support as further channels.
-
-    Args:
-      net: a network with a ContextNet. Its trunk takes the context's channels after the image's.
-    """
+    """CML, for a network with a ContextNet, whose trunk takes the context's channels after the image's."""
 
     def init(key: Array, images: Images) -> Variables:
         def everything(net: Classifier, pixels: Array) -> Array:
@@ -41,16 +36,11 @@ def cml(net: Classifier) -> Method:
         return net.apply(variables, support.pixels, method="summarise")
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
-        del key
         context = summarise(variables, episode.support)
         logits, exact = net.apply(variables, episode.query.pixels, True, context, mutable=["batch_stats"])
-        return cross_entropy(logits, episode.label), {
-            "logits": logits,
-            "batch_stats": blend_statistics(variables, exact, RUNNING_RATE)["batch_stats"],
-        }
+        return outcome(variables, exact, episode, logits)
 
     def adapt(variables: Variables, support: Images, key: Array) -> WithContext:
-        del key
         return WithContext(variables, summarise(variables, support))
 
     def predict(adapted: WithContext, query: Images) -> Any:

@@ -59,9 +59,8 @@ def cotta(
     """
     if support < 1:
         raise UserError(f"support={support} must be at least 1")
-    config.check(
-        "cotta", copies=copies, average=average, restore=restore, quantile=quantile, margin=margin, answer=answer
-    )
+    config.check("cotta", copies=copies, average=average, restore=restore)
+    config.check("cotta", quantile=quantile, margin=margin, answer=answer)
     augment.check_strong(strong)
 
     def calibrate(variables: Variables, images: Array) -> Variables:
@@ -99,7 +98,7 @@ def cotta(
             grads = jax.grad(lambda params: consistency(logits_of(params, clean), target))(student)
             updates, state = optimizer.update(grads, state, student)
             student = optax.apply_updates(student, updates)
-            teacher = ema(teacher, student, average)
+            teacher = jax.tree.map(lambda t, s: average * t + (1 - average) * s, teacher, student)
             return restored(restore_key, student, anchor, restore), teacher, state
 
         start = (anchor, anchor, optimizer.init(anchor))
@@ -107,23 +106,12 @@ def cotta(
         models = (with_statistics(net, tuning, {**source, "params": p}, support) for p in (student, teacher))
         return StudentAndTeacher(*models)
 
-    def predict_student(adapted: StudentAndTeacher, query: Images) -> Any:
-        return net.apply(adapted.student, query.pixels)
+    def prediction(model: str) -> Any:
+        return lambda adapted, query: net.apply(getattr(adapted, model), query.pixels)
 
-    def predict_teacher(adapted: StudentAndTeacher, query: Images) -> Any:
-        return net.apply(adapted.teacher, query.pixels)
-
-    predict, other = predict_student, predict_teacher
-    if answer == "teacher":
-        predict, other = other, predict
-    return starting_from_erm(net, tuning)._replace(
-        name="cotta",
-        adapt=adapt,
-        predict=predict,
-        also={"student" if answer == "teacher" else "teacher": other},
-        calibrate=calibrate,
-        stochastic=True,
-    )
+    other = "student" if answer == "teacher" else "teacher"
+    base = starting_from_erm(net, tuning)._replace(predict=prediction(answer), also={other: prediction(other)})
+    return base._replace(name="cotta", adapt=adapt, calibrate=calibrate, stochastic=True)
 
 
 def confidence(logits: Array) -> Array:
@@ -131,15 +119,12 @@ def confidence(logits: Array) -> Array:
     return jax.nn.softmax(logits).max(-1)
 
 
-def ema(average: Any, new: Any, keep: float) -> Any:
-    """keep * average + (1 - keep) * new, for two trees of parameters."""
-    return jax.tree.map(lambda a, n: keep * a + (1 - keep) * n, average, new)
-
-
 def restored(key: Array, params: Any, anchor: Any, probability: float) -> Any:
     """The tree `params`, in which each scalar is replaced by the one of `anchor` with this probability."""
     leaves, tree = jax.tree.flatten(params)
     keys = jax.tree.unflatten(tree, jax.random.split(key, len(leaves)))
-    return jax.tree.map(
-        lambda k, p, a: jnp.where(jax.random.bernoulli(k, probability, p.shape), a, p), keys, params, anchor
-    )
+
+    def drawn(key: Array, own: Array, other: Array) -> Array:
+        return jnp.where(jax.random.bernoulli(key, probability, own.shape), other, own)
+
+    return jax.tree.map(drawn, keys, params, anchor)

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from cxda_jax import config
-from cxda_jax.losses import cross_entropy
-from cxda_jax.methods.erm import RUNNING_RATE, blend_statistics, erm, training_statistics
+from cxda_jax.methods.erm import blend_statistics, encode, erm, outcome, training_statistics
 from cxda_jax.nets.classifier import Classifier, fresh
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
@@ -28,18 +27,12 @@ class WithMemory(NamedTuple):
 
 
 def cxda(net: Classifier, **options: Any) -> Method:
-    """CXDA, whose queries attend to the support.
-
-    Args:
-      net: a network with a CrossAttention.
-      **options: those of attending().
-    """
+    """CXDA, whose queries attend to the support, for a network with a CrossAttention; the options are attending()'s."""
 
     def remember(variables: Variables, maps: Array) -> Any:
         return net.apply(variables, maps, method="remember")
 
     def answer(adapted: WithMemory, maps: Array, domain: Array, leave_own_out: bool = False) -> Any:
-        del domain
         return net.apply(adapted.variables, maps, adapted.memory, leave_own_out, method="recall")
 
     def weights(adapted: WithMemory, query: Images) -> Any:
@@ -85,15 +78,12 @@ def cxda_supervised(net: Classifier, **options: Any) -> Method:
 
 
 def domain_weights(query: Array, support: Array, leave_own_out: bool = False) -> Array:
-    """Equal weights for the support images of each query's domain; all 0 if there are none.
+    """Equal weights [n_query, 1, n_support] for the support images of each query's domain; all 0 if there are none.
 
     Args:
       query: domains [n_query].
       support: domains [n_support].
       leave_own_out: the queries are the support itself, and no image gets a weight for itself.
-
-    Returns:
-      [n_query, 1, n_support].
     """
     same = query[:, None] == support[None, :]
     same &= ~(leave_own_out & jnp.eye(*same.shape, dtype=bool))
@@ -127,41 +117,29 @@ def attending(
     def init(key: Array, images: Images) -> Variables:
         return fresh(net, key, images.pixels, everything)
 
-    def encode(variables: Variables, support: Images) -> tuple[Any, Variables]:
-        return net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
-
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
-        del key
         support, query = episode.support, episode.query
-        maps, exact = encode(variables, support)
+        maps, exact = encode(net, variables, support)
         seen = training_statistics(blend_statistics(variables, exact, momentum), statistics)
         adapted = WithMemory(seen, remember(variables, maps), support.domain)
         query_maps = net.apply(seen, query.pixels, statistics == "own", mutable=["batch_stats"], method="map")[0]
         logits = answer(adapted, query_maps, query.domain)
-        all_logits, all_labels = logits, episode.label
-        if support_loss != "none":
-            support_logits: Any
-            if support_loss == "own":
-                support_logits = net.apply(variables, maps, method="classify")
-            else:
-                support_logits = answer(adapted, maps, support.domain, True)
-            all_logits = jnp.concatenate([logits, support_logits])
-            all_labels = jnp.concatenate([all_labels, episode.support_label])
-        return cross_entropy(all_logits, all_labels), {
-            "logits": logits,
-            "batch_stats": blend_statistics(variables, exact, RUNNING_RATE)["batch_stats"],
-        }
+        support_logits = None
+        if support_loss == "own":
+            support_logits = net.apply(variables, maps, method="classify")
+        elif support_loss == "leave_one_out":
+            support_logits = answer(adapted, maps, support.domain, True)
+        return outcome(variables, exact, episode, logits, support_logits)
 
     def adapt(variables: Variables, support: Images, key: Array) -> WithMemory:
-        del key
-        if not len(support.pixels):
-            maps = net.apply(variables, support.pixels, method="map")
-            return WithMemory(variables, remember(variables, maps), support.domain)
-        maps, exact = encode(variables, support)
-        return WithMemory(blend_statistics(variables, exact, momentum), remember(variables, maps), support.domain)
+        if len(support.pixels):
+            maps, exact = encode(net, variables, support)
+            seen = blend_statistics(variables, exact, momentum)
+        else:
+            maps, seen = net.apply(variables, support.pixels, method="map"), variables
+        return WithMemory(seen, remember(variables, maps), support.domain)
 
     def predict(adapted: WithMemory, query: Images) -> Array:
-        maps = net.apply(adapted.variables, query.pixels, method="map")
-        return answer(adapted, maps, query.domain)
+        return answer(adapted, net.apply(adapted.variables, query.pixels, method="map"), query.domain)
 
     return erm(net)._replace(init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True)

@@ -26,25 +26,16 @@ RUNNING_RATE = 0.1  # running = 0.9 old + 0.1 batch
 
 
 def erm(net: Classifier) -> Method:
-    """ERM, which ignores the support.
-
-    Args:
-      net: the network.
-    """
+    """ERM, which ignores the support."""
 
     def init(key: Array, images: Images) -> Variables:
         return fresh(net, key, images.pixels)
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
-        del key
         logits, exact = net.apply(variables, episode.query.pixels, batch=True, mutable=["batch_stats"])
-        return cross_entropy(logits, episode.label), {
-            "logits": logits,
-            "batch_stats": blend_statistics(variables, exact, RUNNING_RATE)["batch_stats"],
-        }
+        return outcome(variables, exact, episode, logits)
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
-        del support, key
         return variables
 
     def predict(adapted: Variables, query: Images) -> Any:
@@ -78,42 +69,41 @@ def bn(
     config.check("batch_norm", statistics=statistics, momentum=momentum)
     config.choose("support_loss", support_loss, ("none", "own"))
 
-    def encode(variables: Variables, support: Images) -> tuple[Any, Variables]:
-        return net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
-
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
-        del key
-        maps, exact = encode(variables, episode.support)
+        maps, exact = encode(net, variables, episode.support)
         adapted = training_statistics(blend_statistics(variables, exact, momentum), statistics)
         logits = net.apply(adapted, episode.query.pixels, batch=statistics == "own", mutable=["batch_stats"])[0]
-        all_logits, all_labels = logits, episode.label
-        if support_loss == "own":
-            support_logits: Any = net.apply(variables, maps, method="classify")
-            all_logits = jnp.concatenate([logits, support_logits])
-            all_labels = jnp.concatenate([all_labels, episode.support_label])
-        return cross_entropy(all_logits, all_labels), {
-            "logits": logits,
-            "batch_stats": blend_statistics(variables, exact, RUNNING_RATE)["batch_stats"],
-        }
+        own = net.apply(variables, maps, method="classify") if support_loss == "own" else None
+        return outcome(variables, exact, episode, logits, own)
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
-        del key
         if not len(support.pixels):
             return variables
-        return blend_statistics(variables, encode(variables, support)[1], momentum)
+        return blend_statistics(variables, encode(net, variables, support)[1], momentum)
 
     episodic = erm(net)._replace(name="bn", loss=loss, adapt=adapt, uses_support=True)
     return episodic._replace(loss=erm(net).loss, trains_as="erm") if test_time_only else episodic
 
 
-def blend_statistics(variables: Variables, exact: Variables, rate: float) -> Variables:
-    """Variables with the statistics (1 - rate) * stored + rate * exact.
+def encode(net: Classifier, variables: Variables, support: Images) -> tuple[Any, Variables]:
+    """Maps of the support [n, h, w, c], normalised by its own statistics, and these: {"batch_stats": ...} or {}."""
+    return net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
 
-    Args:
-      variables: with the stored statistics.
-      exact: {"batch_stats": those of a batch}, or {} for a network without batch normalisation.
-      rate: the share of the exact statistics.
-    """
+
+def outcome(
+    variables: Variables, exact: Variables, episode: Episode, logits: Any, support_logits: Any = None
+) -> tuple[Array, Any]:
+    """What a method's loss() returns. Where the support's logits are given, its labels teach like the query's."""
+    every, labels = logits, episode.label
+    if support_logits is not None:
+        every = jnp.concatenate([logits, support_logits])
+        labels = jnp.concatenate([labels, episode.support_label])
+    loss = cross_entropy(every, labels)
+    return loss, {"logits": logits, "batch_stats": blend_statistics(variables, exact, RUNNING_RATE)["batch_stats"]}
+
+
+def blend_statistics(variables: Variables, exact: Variables, rate: float) -> Variables:
+    """Variables with the statistics (1 - rate) * stored + rate * exact, for `exact` as encode() gives it."""
     old, new = variables["batch_stats"], exact.get("batch_stats", {})
     stats = new if rate == 1.0 else jax.tree.map(lambda o, n: (1 - rate) * o + rate * n, old, new)
     return {**variables, "batch_stats": stats}

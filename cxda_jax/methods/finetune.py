@@ -18,9 +18,11 @@ import optax
 from cxda_jax import augment, backend, config
 from cxda_jax.errors import UserError
 from cxda_jax.losses import cross_entropy, entropy, infomax
-from cxda_jax.methods.erm import blend_statistics, erm
+from cxda_jax.methods.erm import blend_statistics, encode, erm
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.types import Array, Images, Method, Variables
+
+Objective = Callable[[Variables, Array], Array]  # (variables, the step's key) -> loss
 
 
 class FineTuning(NamedTuple):
@@ -41,22 +43,12 @@ class FineTuning(NamedTuple):
 
 
 def ft_em(net: Classifier, tuning: FineTuning) -> Method:
-    """Fine-tuning on the entropy of the support's predictions.
-
-    Args:
-      net: the network.
-      tuning: the optimiser and the steps.
-    """
+    """Fine-tuning on the entropy of the support's predictions."""
     return _on_the_clean_support(net, tuning, entropy)._replace(name="ft_em")
 
 
 def ft_im(net: Classifier, tuning: FineTuning) -> Method:
-    """Fine-tuning on the entropy minus that of the mean prediction.
-
-    Args:
-      net: the network.
-      tuning: the optimiser and the steps.
-    """
+    """Fine-tuning on the entropy minus that of the mean prediction."""
     return _on_the_clean_support(net, tuning, infomax)._replace(name="ft_im")
 
 
@@ -81,10 +73,8 @@ def sf_ocda(
     config.check("sf_ocda", probability=probability, draw=draw, confidence=confidence)
     augment.check_strong(strong)
 
-    def adapt(variables: Variables, support: Images, key: Array) -> Variables:
-        if not len(support.pixels):
-            return variables
-        clean = augment.as_floats(support.pixels)
+    def objective_on(variables: Variables, pixels: Array) -> Objective:
+        clean = augment.as_floats(pixels)
         own = forward(net, tuning, variables, clean)
         sure = jax.nn.softmax(own).max(-1) >= confidence
         labels = own.argmax(-1)
@@ -97,36 +87,45 @@ def sf_ocda(
             else:
                 chosen = jax.random.bernoulli(draw_key, probability, (len(clean), 1, 1, 1))
                 pixels = jnp.where(chosen, augment.strong(strong_key, clean, strong), clean)
-            logits = forward(net, tuning, variables, pixels)
-            return cross_entropy(logits, labels, sure) if confidence else cross_entropy(logits, labels)
+            return cross_entropy(forward(net, tuning, variables, pixels), labels, sure if confidence else None)
 
-        return descend(net, tuning, variables, support, objective, key)
+        return objective
 
-    return starting_from_erm(net, tuning)._replace(name="sf_ocda", adapt=adapt, stochastic=True)
+    return _descending(net, tuning, objective_on)._replace(name="sf_ocda", stochastic=True)
 
 
 def _on_the_clean_support(net: Classifier, tuning: FineTuning, of_logits: Callable[[Array], Array]) -> Method:
+    def objective_on(_: Variables, pixels: Array) -> Objective:
+        return lambda variables, key: of_logits(forward(net, tuning, variables, pixels))
+
+    return _descending(net, tuning, objective_on)
+
+
+def _descending(net: Classifier, tuning: FineTuning, objective_on: Callable[[Variables, Array], Objective]) -> Method:
+    """Fine-tuning on the objective that objective_on gives for erm's variables and the support's pixels."""
+
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
         if not len(support.pixels):
             return variables
+        objective = objective_on(variables, support.pixels)
+        optimizer = trained_part(tuning, variables)
 
-        def objective(variables: Variables, key: Array) -> Array:
-            del key
-            return of_logits(forward(net, tuning, variables, support.pixels))
+        def step(carried: Any, key: Array) -> Any:
+            params, state = carried
+            grads = jax.grad(lambda p: objective({**variables, "params": p}, key))(params)
+            updates, state = optimizer.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
 
-        return descend(net, tuning, variables, support, objective, key)
+        start = (variables["params"], optimizer.init(variables["params"]))
+        params, _ = repeat(step, start, jax.random.split(key, tuning.steps))
+        return with_statistics(net, tuning, {**variables, "params": params}, support)
 
     return starting_from_erm(net, tuning)._replace(adapt=adapt)
 
 
-def check_tuning(tuning: FineTuning) -> None:
-    """Raises a UserError that names the first wrong option."""
-    config.check("finetune", steps=tuning.steps, trainable=tuning.trainable, statistics=tuning.statistics)
-
-
 def starting_from_erm(net: Classifier, tuning: FineTuning) -> Method:
     """erm() as the base of a method that fine-tunes erm's checkpoint."""
-    check_tuning(tuning)
+    config.check("finetune", steps=tuning.steps, trainable=tuning.trainable, statistics=tuning.statistics)
     return erm(net)._replace(trains_as="erm", feed_forward=False, uses_support=True)
 
 
@@ -135,43 +134,11 @@ def forward(net: Classifier, tuning: FineTuning, variables: Variables, pixels: A
     return net.apply(variables, pixels, batch=tuning.statistics == "support")
 
 
-def descend(
-    net: Classifier,
-    tuning: FineTuning,
-    variables: Variables,
-    support: Images,
-    objective: Callable[[Variables, Array], Array],
-    key: Array,
-) -> Variables:
-    """Variables after fine-tuning.
-
-    Args:
-      net: the network.
-      tuning: the optimiser and the steps.
-      variables: to start from.
-      support: which normalises the result, if tuning.statistics says so.
-      objective: (variables, the step's key) -> loss.
-      key: of all steps.
-    """
-    optimizer = trained_part(tuning, variables)
-
-    def step(carried: Any, key: Array) -> Any:
-        params, state = carried
-        grads = jax.grad(lambda p: objective({**variables, "params": p}, key))(params)
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    start = (variables["params"], optimizer.init(variables["params"]))
-    params, _ = repeat(step, start, jax.random.split(key, tuning.steps))
-    return with_statistics(net, tuning, {**variables, "params": params}, support)
-
-
 def with_statistics(net: Classifier, tuning: FineTuning, variables: Variables, support: Images) -> Variables:
     """Variables with the statistics that normalise the query."""
     if tuning.statistics == "frozen":
         return variables
-    _, exact = net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
-    return blend_statistics(variables, exact, 1.0)
+    return blend_statistics(variables, encode(net, variables, support)[1], 1.0)
 
 
 def trained_part(tuning: FineTuning, variables: Variables) -> optax.GradientTransformation:

@@ -11,9 +11,5 @@ from cxda_jax.types import Method
 
 
 def sla(net: Classifier) -> Method:
-    """erm() with a network whose trunk has latent adapters.
-
-    Args:
-      net: the network; without adapters the method is erm.
-    """
+    """erm() with a network whose trunk has latent adapters."""
     return erm(net)._replace(name="sla")

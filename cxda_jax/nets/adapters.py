@@ -22,43 +22,27 @@ def sparsemax(logits: jax.Array) -> jax.Array:
 
 
 class Mix(nn.Module):
-    """The matrices [k, c_in, c_out] of k adapters. Each is a 1x1 convolution.
+    """The matrices [k, c_in, c_out] of k adapters. Gates [n, k] mix them to one matrix for each image."""
 
-    Attributes:
-      count: k, the number of adapters.
-      features: c_out.
-      zero: whether the matrices start at zero, or at normal numbers of deviation sqrt(2 / c_out).
-    """
-
-    count: int
-    features: int
-    zero: bool = False
+    count: int  # k
+    features: int  # c_out
+    zero: bool  # the matrices start at zero, not at normal numbers of deviation sqrt(2 / c_out)
 
     @nn.compact
     def __call__(self, gates: jax.Array, channels: int) -> jax.Array:
-        """Gates [n, k] of n images to a mixed matrix for each image, [n, c_in, c_out]."""
         init = nn.initializers.zeros if self.zero else nn.initializers.normal((2 / self.features) ** 0.5)
         return jnp.einsum("nk,kio->nio", gates, self.param("weight", init, (self.count, channels, self.features)))
 
 
 class LatentAdapters(nn.Module):
-    """Maps [n, h, w, c_in] to [n, h', w', features], which is added to the output of a convolution.
-
-    Attributes:
-      features: channels of the output.
-      count: the number of adapters.
-      crop: pixels to leave out on each side, where the convolution pads less than half of its kernel.
-      zero: whether the adapters start at zero.
-      dtype: of the product.
-      stride: that of the convolution.
-    """
+    """Maps [n, h, w, c_in] to [n, h', w', features], which is added to the output of a convolution."""
 
     features: int
-    count: int = 2
-    crop: int = 0
-    zero: bool = False
+    count: int
+    crop: int = 0  # pixels to leave out on each side, where the convolution pads less than half of its kernel
+    zero: bool = False  # start at zero
     dtype: Any = jnp.float32
-    stride: int = 1
+    stride: int = 1  # that of the convolution
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

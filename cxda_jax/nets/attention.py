@@ -24,10 +24,8 @@ def check_attention(dim: int, heads: int, ratio: int, scale: str) -> None:
     """Raises a UserError if attention on `dim` features cannot have these options."""
     config.check("attention", heads=heads, ratio=ratio, scale=scale)
     if dim % (ratio * heads):
-        raise UserError(
-            f"heads={heads} with ratio={ratio} does not divide the {dim} features; "
-            f"choose heads * ratio among the divisors of {dim}"
-        )
+        fix = f"choose heads * ratio among the divisors of {dim}"
+        raise UserError(f"heads={heads} with ratio={ratio} does not divide the {dim} features; {fix}")
 
 
 class Memory(NamedTuple):
@@ -78,16 +76,12 @@ class CrossAttention(nn.Module):
         return self._split(self.value(self.norm(support)))
 
     def recall(self, query: jax.Array, memory: Memory, own: int = 0) -> jax.Array:
-        """Query tokens plus the attention's output.
+        """Query tokens [m, C] plus the attention's output.
 
         Args:
-          query: tokens [m, C].
+          query: tokens to adapt.
           memory: what remember() returned.
-          own: 0, or for queries that are the support itself the number of tokens of an image. No token then attends to
-            tokens of its own image.
-
-        Returns:
-          Tokens [m, C].
+          own: for queries that are the support itself, the tokens of an image; none attends to those of its own image.
         """
         if len(memory.keys) <= own:
             return query
@@ -108,16 +102,7 @@ class CrossAttention(nn.Module):
         return jax.lax.map(read, (padded, numbers)).reshape(-1, self.dim)[: len(query)]
 
     def weights(self, query: jax.Array, memory: Memory, hidden: jax.Array | None = None) -> jax.Array:
-        """Attention weights of query tokens [m, C].
-
-        Args:
-          query: tokens [m, C].
-          memory: n tokens.
-          hidden: booleans [m, n]; the weight is 0 where True.
-
-        Returns:
-          float32 [m, heads, n]; each row sums to one.
-        """
+        """Query tokens [m, C] to float32 weights [m, heads, n], 0 where `hidden` [m, n] is True; each row sums to one."""
         q = self._split(self.query(self.norm_query(query)))
         width = self.dim / self.heads / (1 if self.scale == "paper" else self.ratio)
         scores = jnp.einsum("mhd,nhd->mhn", q, memory.keys, preferred_element_type=jnp.float32)
@@ -126,16 +111,7 @@ class CrossAttention(nn.Module):
         return jax.nn.softmax(scores / math.sqrt(width), axis=-1)
 
     def mix(self, query: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
-        """Query tokens plus a projected weighted sum of values.
-
-        Args:
-          query: tokens [m, C].
-          weights: [m, heads or 1, n].
-          values: [n, heads, C / R / heads].
-
-        Returns:
-          Tokens [m, C].
-        """
+        """Query tokens [m, C] plus a projected sum of values [n, heads, C / R / heads], with weights [m, heads or 1, n]."""
         if not len(values):
             return query
         weights = jnp.broadcast_to(weights, (len(query), self.heads, len(values)))

@@ -18,8 +18,7 @@ class Classifier(nn.Module):
       trunk: a module (normalised images [n, h, w, c], batch) -> maps [n, h', w', channels].
       head: a module (pooled maps [n, channels], classify) -> logits [n, classes]; with classify=False it returns the last
         layer's input. `head.last` is that layer's name.
-      mean: of each channel of the images, in 0..1.
-      std: of each channel of the images.
+      mean: of each channel of the images, in 0..1; std likewise.
       attention: a CrossAttention, for the cxda methods.
       features: what a token of the attention is: "pool" the pooled vector, "flat" the flattened map, "patch" each
         position of the map.
@@ -39,15 +38,12 @@ class Classifier(nn.Module):
         return self.classify(self.map(pixels, batch, context))
 
     def map(self, pixels: jax.Array, batch: bool = False, context: jax.Array | None = None) -> jax.Array:
-        """Images to feature maps.
+        """Images to feature maps [n, h', w', channels].
 
         Args:
           pixels: [n, h, w, c], uint8 or floats in 0..1.
           batch: normalise by the batch's own statistics, or by the stored ones.
           context: [h, w, channels], which the trunk gets as further channels of each image.
-
-        Returns:
-          Maps [n, h', w', channels].
         """
         x = self._normalise(pixels)
         if context is not None:
@@ -92,15 +88,12 @@ class Classifier(nn.Module):
         return self.attention.remember_values(self.tokens(maps))
 
     def recall(self, maps: jax.Array, memory: Memory, leave_own_out: bool = False) -> jax.Array:
-        """Maps to logits, with attention to the memory.
+        """Maps of queries [n, h, w, c] to logits [n, classes], with attention to the memory.
 
         Args:
-          maps: of the queries, [n, h, w, c].
+          maps: of the queries.
           memory: what remember() returned.
           leave_own_out: the queries are the support itself, and each attends to the others alone.
-
-        Returns:
-          Logits [n, classes].
         """
         tokens = self.tokens(maps)
         return self._classify_tokens(self.attention.recall(tokens, memory, leave_own_out * self._per_image(maps)), maps)
@@ -110,10 +103,7 @@ class Classifier(nn.Module):
         return self._classify_tokens(self.attention.mix(self.tokens(maps), weights, values), maps)
 
     def weights(self, maps: jax.Array, memory: Memory) -> jax.Array:
-        """Attention weights of query images on support images, [n, heads, support].
-
-        Where tokens are patches, weights are summed over a support image's and averaged over a query image's.
-        """
+        """Weights of query images on support images [n, heads, support]: summed over the latter's tokens, else averaged."""
         weights, tokens = self.attention.weights(self.tokens(maps), memory), self._per_image(maps)
         return weights.reshape(len(maps), tokens, weights.shape[1], -1, tokens).sum(-1).mean(1)
 
@@ -132,13 +122,6 @@ class Classifier(nn.Module):
 
 
 def fresh(net: Classifier, key: jax.Array, pixels: jax.Array, method: Any = None) -> Variables:
-    """New variables of a network.
-
-    Args:
-      net: the network.
-      key: a random key.
-      pixels: example images [n, h, w, c].
-      method: a function (net, pixels) that uses all layers; None: net(pixels) does.
-    """
+    """New variables, for images like `pixels`; `method` is a function (net, pixels) that uses all layers, or None."""
     variables = net.init(key, pixels, method=method)
     return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}

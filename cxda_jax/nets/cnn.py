@@ -28,8 +28,7 @@ class CNNTrunk(nn.Module):
       padding: a key of PADDINGS, which says how many pixels each convolution pads.
       dtype: of convolutions.
       convs: 3, or 2 to leave out the first convolution, which has no pooling.
-      adapters: latent adapters beside each convolution.
-      zero_adapters: whether they start at zero.
+      adapters: latent adapters beside each convolution; `zero_adapters` start at zero.
     """
 
     width: int = 128
@@ -43,14 +42,9 @@ class CNNTrunk(nn.Module):
     def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
         for i, pad in enumerate(PADDINGS[self.padding][-self.convs :]):
             y = nn.Conv(
-                self.width,
-                (5, 5),
-                padding=((pad, pad), (pad, pad)),
-                dtype=self.dtype,
-                name=f"conv{i}",
-                conv_general_dilated=convolve,
-                **uniform(25 * x.shape[-1]),
-            )(x)
+                self.width, (5, 5), padding=((pad, pad), (pad, pad)), dtype=self.dtype, name=f"conv{i}",
+                conv_general_dilated=convolve, **uniform(25 * x.shape[-1]),
+            )(x)  # fmt: skip
             if self.adapters:
                 options = (self.width, self.adapters, 2 - pad, self.zero_adapters, self.dtype)
                 y = y + LatentAdapters(*options, name=f"adapters{i}")(x)
@@ -60,23 +54,15 @@ class CNNTrunk(nn.Module):
 
 
 class CNNHead(nn.Module):
-    """Pooled features [n, width] to logits [n, num_classes], or with `classify=False` to the last layer's input [n, hidden].
-
-    Attributes:
-      num_classes: of the logits.
-      hidden: units of the hidden layer.
-      dtype: of products.
-      last: the name of the last layer.
-    """
+    """Pooled features [n, width] to logits [n, num_classes], or with `classify=False` to the last layer's input [n, hidden]."""
 
     num_classes: int
     hidden: int = 200
     dtype: Any = jnp.float32
-    last: str = "logits"
+    last: str = "logits"  # the name of the last layer
 
     @nn.compact
     def __call__(self, x: jax.Array, classify: bool = True) -> jax.Array:
         x = nn.relu(nn.Dense(self.hidden, dtype=self.dtype, name="hidden", **uniform(x.shape[-1]))(x))
-        return (
-            nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **uniform(self.hidden))(x) if classify else x
-        )
+        last = nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **uniform(self.hidden))
+        return last(x) if classify else x

@@ -11,18 +11,10 @@ from cxda_jax.nets.normalisation import BatchNorm
 
 
 class ContextNet(nn.Module):
-    """Normalised images [n, h, w, c] to contexts [n, h, w, features].
-
-    Its layers are always normalised by the batch's own statistics.
-
-    Attributes:
-      features: channels of the context.
-      width: channels of the layers.
-      dtype: of convolutions.
-    """
+    """Normalised images [n, h, w, c] to contexts [n, h, w, features], always by the batch's own statistics."""
 
     features: int
-    width: int = 64
+    width: int = 64  # channels of the layers
     dtype: Any = jnp.float32
 
     @nn.compact

@@ -7,11 +7,7 @@ import jax.numpy as jnp
 
 
 def uniform(fan_in: int) -> dict[str, Any]:
-    """Initialisers for a flax layer, as in nn.Dense(features, **uniform(c)).
-
-    Args:
-      fan_in: the number of inputs that each output of the layer depends on.
-    """
+    """Initialisers for a flax layer, each output of which depends on fan_in inputs: nn.Dense(features, **uniform(c))."""
 
     def sample(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
         return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)

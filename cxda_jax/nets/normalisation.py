@@ -16,8 +16,7 @@ from jax.custom_batching import custom_vmap
 
 from cxda_jax import backend
 
-# How many partial sums there may be. A number that divides the count of rows saves a copy.
-PARTIAL_SUMS = range(64, 129)
+PARTIAL_SUMS = range(64, 129)  # how many there may be; a number that divides the count of rows saves a copy
 
 
 class BatchNorm(nn.Module):
@@ -26,12 +25,7 @@ class BatchNorm(nn.Module):
     If "batch_stats" is mutable and `batch` is True, the module stores the batch's mean and biased variance as they are, and
     gradients flow through them. The caller decides how they are averaged with the running ones. Statistics are float32
     for all types of input.
-
-    Attributes:
-      epsilon: added to the variance.
     """
-
-    epsilon: float = 1e-5
 
     @nn.compact
     def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
@@ -43,7 +37,7 @@ class BatchNorm(nn.Module):
         mean, var = moments(x) if batch else (stored_mean.value, stored_var.value)
         if batch and self.is_mutable_collection("batch_stats") and not self.is_initializing():
             stored_mean.value, stored_var.value = mean, var
-        factor = scale * jax.lax.rsqrt(var + self.epsilon)
+        factor = scale * jax.lax.rsqrt(var + 1e-5)
         return scale_and_shift(x, factor, bias - mean * factor)
 
 
@@ -56,16 +50,15 @@ def channel_sum(x: jax.Array) -> jax.Array:
 @channel_sum.def_vmap
 def _of_tasks(count: int, batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
     """Under vmap: one product for each task. The default of vmap first copies all tasks into one matrix."""
-    del count, batched
     return _channel_sums(x), True
 
 
 def _channel_sums(x: jax.Array) -> jax.Array:
     """[tasks, ..., c] to [tasks, c]."""
-    tasks, channels = x.shape[0], x.shape[-1]
     if not backend.rewrites_layers():
         return x.astype(jnp.float32).sum(tuple(range(1, x.ndim - 1)))
-    count = math.prod(x.shape[1:-1])
+    tasks, *inner, channels = x.shape
+    count = math.prod(inner)
     sums = max((d for d in PARTIAL_SUMS if count % d == 0), default=PARTIAL_SUMS[0])
     rows = jnp.pad(x.reshape(tasks, count, channels).astype(jnp.float32), ((0, 0), (0, -count % sums), (0, 0)))
     rows = rows.reshape(tasks, -1, sums * channels)
@@ -101,13 +94,9 @@ def scale_and_shift(x: jax.Array, factor: jax.Array, shift: jax.Array) -> jax.Ar
     return (x * factor + shift).astype(x.dtype)
 
 
-def _scale_and_shift_forward(x: jax.Array, factor: jax.Array, shift: jax.Array) -> Any:
-    return scale_and_shift(x, factor, shift), (x, factor)
-
-
-def _scale_and_shift_backward(saved: Any, grad: jax.Array) -> Any:
+def _backward(saved: Any, grad: jax.Array) -> Any:
     x, factor = saved
     return (grad * factor).astype(x.dtype), channel_sum(grad.astype(jnp.float32) * x), channel_sum(grad)
 
 
-scale_and_shift.defvjp(_scale_and_shift_forward, _scale_and_shift_backward)
+scale_and_shift.defvjp(lambda x, factor, shift: (scale_and_shift(x, factor, shift), (x, factor)), _backward)

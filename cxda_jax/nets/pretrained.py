@@ -56,12 +56,7 @@ def convert(
     """Variables in which the trunk and the head have the given weights.
 
     Attention, context and adapters stay as they are, since PyTorch's network has none. A first convolution with more input
-    channels than the weights have repeats theirs.
-
-    Args:
-      weights: arrays under torchvision's names.
-      variables: those of the network.
-      dont_load: layers to leave out, by the beginnings of their names.
+    channels than the weights have repeats theirs. Weights whose names begin with one of dont_load are left out.
     """
     left = {name for name in weights if not name.endswith("num_batches_tracked")}
     left -= {name for name in left if name.startswith(dont_load)}

@@ -18,8 +18,6 @@ from cxda_jax.nets.convolution import convolve, max_pool
 from cxda_jax.nets.initial import uniform
 from cxda_jax.nets.normalisation import BatchNorm
 
-STAGES = (3, 4, 6, 3)
-
 
 class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions, plus the input; where the shape changes, plus a 1x1 convolution of the input."""
@@ -42,21 +40,13 @@ class Bottleneck(nn.Module):
 
 
 class ResNetTrunk(nn.Module):
-    """Normalised images [n, h, w, c] to feature maps [n, h', w', 4 * width * 2 ** (stages - 1)].
-
-    Attributes:
-      width: channels of the first stage, before they are multiplied by 4.
-      stages: how many blocks each stage has.
-      dtype: of convolutions.
-      adapters: latent adapters beside each convolution whose kernel is larger than one pixel.
-      zero_adapters: whether they start at zero.
-    """
+    """Normalised images [n, h, w, c] to feature maps [n, h', w', 4 * width * 2 ** (stages - 1)]."""
 
     width: int = 64
-    stages: tuple[int, ...] = STAGES
+    stages: tuple[int, ...] = (3, 4, 6, 3)  # blocks of each
     dtype: Any = jnp.float32
-    adapters: int = 0
-    zero_adapters: bool = False
+    adapters: int = 0  # beside each convolution whose kernel is larger than one pixel
+    zero_adapters: bool = False  # they start at zero
 
     @nn.compact
     def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
@@ -64,30 +54,22 @@ class ResNetTrunk(nn.Module):
         x = max_pool(x, 3, 2, pad=1)
         for i, blocks in enumerate(self.stages):
             for j in range(blocks):
-                stride = 2 if i and not j else 1
-                options = (self.width * 2**i, stride, self.adapters, self.zero_adapters, self.dtype)
-                x = Bottleneck(*options, name=f"layer{i + 1}_{j}")(x, batch)
+                options = (2 if i and not j else 1, self.adapters, self.zero_adapters, self.dtype)
+                x = Bottleneck(self.width * 2**i, *options, name=f"layer{i + 1}_{j}")(x, batch)
         return x
 
 
 class LinearHead(nn.Module):
-    """Pooled features [n, c] to logits [n, num_classes], or with `classify=False` to themselves.
-
-    Attributes:
-      num_classes: of the logits.
-      dtype: of the product.
-      last: the name of the last layer.
-    """
+    """Pooled features [n, c] to logits [n, num_classes], or with `classify=False` to themselves."""
 
     num_classes: int
     dtype: Any = jnp.float32
-    last: str = "fc"
+    last: str = "fc"  # the name of the last layer
 
     @nn.compact
     def __call__(self, x: jax.Array, classify: bool = True) -> jax.Array:
-        return (
-            nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **uniform(x.shape[-1]))(x) if classify else x
-        )
+        last = nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **uniform(x.shape[-1]))
+        return last(x) if classify else x
 
 
 def _conv(parent: Any, name: str, x: jax.Array, features: int, kernel: int, stride: int = 1) -> jax.Array:
@@ -99,7 +81,5 @@ def _conv(parent: Any, name: str, x: jax.Array, features: int, kernel: int, stri
     )(x)  # fmt: skip
     if kernel == 1 or not parent.adapters:
         return y
-    adapters = LatentAdapters(
-        features, parent.adapters, 0, parent.zero_adapters, parent.dtype, stride, name=name.replace("conv", "adapters")
-    )
-    return y + adapters(x)
+    options = (features, parent.adapters, 0, parent.zero_adapters, parent.dtype, stride)
+    return y + LatentAdapters(*options, name=name.replace("conv", "adapters"))(x)
