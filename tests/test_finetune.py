@@ -290,7 +290,8 @@ def test_all_scalars_restored_is_erm_and_both_models_answer_as_asked(episode):
         build_method("cotta", cotta__answer=name, cotta__average=0.5, cotta__restore=1.0)
         for name in ("student", "teacher")
     )
-    adapted = adapted_by(student, episode, "cotta")
+    variables = {**checkpoint(), "calibration": {"threshold": 2.0}}
+    adapted = jax.jit(student.adapt)(variables, episode.support, KEY)
     assert list(student.also) == ["teacher"] and list(teacher.also) == ["student"]
     one, two = student.predict(adapted, episode.query), teacher.predict(adapted, episode.query)
     np.testing.assert_array_equal(one, TINY.apply(checkpoint(), episode.query.pixels))
