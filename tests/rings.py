@@ -42,7 +42,7 @@ TABLE = {  # by the file's name without test_ and .py
     "cli": Rings(INNER, gate=["a_closed_output", "command_lines"]),
     "configs": Rings(exhaustive=[r"every_method_is_traced.*\[(?!glyphs)", "one_method_runs", "regenerated_data"]),
     "corruptions": Rings(EXHAUSTIVE),
-    "episodes": Rings(INNER, gate=["two_processes"]),
+    "episodes": Rings(INNER, exhaustive=["two_processes"]),
     "identity": Rings(exhaustive=["a_flipped_bit"]),
     "launch": Rings(
         inner=["a_run_leaves_what_it_promises"],

@@ -50,7 +50,9 @@ def test_other_errors_stay_what_they_are():
 
 
 def test_training_and_testing_say_what_to_lower(monkeypatch):
-    anything: Any = types.SimpleNamespace(config={}, method=None)
+    anything: Any = types.SimpleNamespace(
+        config={}, run=None, method=None, source=None, store=types.SimpleNamespace(info=None)
+    )
 
     def fail(*_):
         raise XLA("RESOURCE_EXHAUSTED: Out of memory allocating 104717893440 bytes.")

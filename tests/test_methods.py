@@ -42,10 +42,7 @@ def test_compiled_functions_equal_eager_ones_and_a_batch_equals_a_loop(case):
     ]
     close(both(episodes[0]), alone[0])
     jax.tree.map(np.testing.assert_array_equal, (variables, episodes), before)
-    batch = jax.vmap(both)
-    if method.feed_forward:  # else the weights of each task differ, and compiling takes longer than running
-        batch = jax.jit(batch)
-    together = batch(jax.tree.map(lambda *x: jnp.stack(x), *episodes))
+    together = jax.jit(jax.vmap(both))(jax.tree.map(lambda *x: jnp.stack(x), *episodes))
     close(together, jax.tree.map(lambda *x: jnp.stack(x), *alone))
 
 
