@@ -5,11 +5,13 @@ import os
 import resource
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 from cxda_jax.__main__ import COMMANDS
 from cxda_jax.config import table
+from cxda_jax.doctor import NEEDED
 from cxda_jax.fields import FIELDS, Group
 from tests.lines import ROOT
 
@@ -29,6 +31,11 @@ def test_the_command_knows_each_file_of_launch():
     assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in COMMANDS)
     wrong = cxda("trian")
     assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "train" in wrong.stderr
+
+
+def test_the_doctor_looks_for_each_dependency():
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert set(NEEDED) == {requirement.partition(">")[0] for requirement in stated}
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
