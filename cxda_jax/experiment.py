@@ -16,7 +16,7 @@ from cxda_jax import augment, backend
 from cxda_jax.config import Config, as_fields, check_all, choose, lookup
 from cxda_jax.data import glyphs, glyphs_c
 from cxda_jax.data.episodes import EpisodeSpec, Plan, check_spec, mixed_spec, sample_plans
-from cxda_jax.data.readers import cifar_c, femnist, folder, iwildcam, tiny_imagenet_c
+from cxda_jax.data.readers import cifar10, cifar_c, femnist, folder, iwildcam, qmnist, tiny_imagenet_c, unipen
 from cxda_jax.data.readers.raw import RawData
 from cxda_jax.data.sources import SOURCES, Source
 from cxda_jax.data.store import SPLITS, DomainStore, open_store
@@ -63,6 +63,9 @@ READERS: dict[str, Callable[..., RawData]] = {  # of raw files, for launch.prepa
     "cifar_c": cifar_c.find,
     "tiny_imagenet_c": tiny_imagenet_c.find,
     "iwildcam": iwildcam.find,
+    "unipen": unipen.find,
+    "qmnist": qmnist.find,
+    "cifar10_c": cifar10.find,
     "folder": folder.find,
 }
 BENCHMARKS: dict[str, Callable[[Config, Path], DomainStore]] = {

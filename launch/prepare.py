@@ -5,6 +5,10 @@ python -m launch.prepare --benchmark=cifar_c --raw_dir=DOWNLOADS --strict
 python -m launch.prepare --benchmark=cifar_c --raw_dir=DOWNLOADS --tfds
 python -m launch.prepare --benchmark=tiny_imagenet_c --raw_dir=DOWNLOADS --regenerate
 python -m launch.prepare --benchmark=iwildcam --raw_dir=DOWNLOADS --size=112
+python -m launch.prepare --benchmark=unipen --raw_dir=DOWNLOADS
+python -m launch.prepare --benchmark=unipen --raw_dir=DOWNLOADS --scale=writer --name=unipen_sizes
+python -m launch.prepare --benchmark=qmnist --raw_dir=DOWNLOADS --split=students
+python -m launch.prepare --benchmark=cifar10_c --raw_dir=DOWNLOADS
 python -m launch.prepare --benchmark=folder --raw_dir=MY_IMAGES --name=mine --size=64 --fit=crop
 
 --raw_dir holds the downloads. Where a folder of this list is missing, an archive with its name (femnist.zip, CIFAR-10-C.tar) or
@@ -17,6 +21,12 @@ links or names that lead out of its folder, or if it unpacks to far too much.
   tiny_imagenet_c   Tiny-ImageNet-C/ and Tiny-ImageNet-C-new/{train,val}/
                     --regenerate: tiny-imagenet-200/ in place of Tiny-ImageNet-C-new
   iwildcam          iwildcam_v2.0/{metadata.csv,categories.csv,train/}
+  unipen            train_r01_v07/{data,include}/, pen strokes
+                    --scale=writer: keep the sizes of a writer's characters to each other
+                    --split=site: hold out whole donor sites, with their tablets
+  qmnist            qmnist-{train,test}-labels-idx2-int.gz, and the images of QMNIST or of MNIST
+                    --split=students: train on employees, test students
+  cifar10_c         cifar-10-batches-py/, cifar-10-batches-bin/ or {train,test}/CLASS/IMAGE; all corruptions are made
   folder            DOMAIN/CLASS/IMAGE; a warning counts other files
 
 An image that cannot be read stops the command, which names it. --skip_bad=N leaves up to N such images out and names them.
@@ -34,7 +44,9 @@ from absl import flags
 
 from . import cli
 
-_BENCHMARK = flags.DEFINE_string("benchmark", None, "femnist, cifar_c, tiny_imagenet_c, iwildcam or folder.")
+_BENCHMARK = flags.DEFINE_string(
+    "benchmark", None, "femnist, cifar_c, tiny_imagenet_c, iwildcam, unipen, qmnist, cifar10_c or folder."
+)
 flags.adopt_module_key_flags(cli)
 _RAW_DIR = flags.DEFINE_string("raw_dir", None, "Where the downloads are.")
 _NAME = flags.DEFINE_string("name", None, "Folder in --data_dir, config.data.name; the benchmark's name unless given.")
@@ -53,11 +65,23 @@ _OPTIONS = [
     flags.DEFINE_enum(
         "fit", None, ["squash", "crop", "pad"], "folder (squash): how an image that is no square becomes one."
     ),
+    flags.DEFINE_enum("scale", None, ["box", "writer"], "unipen (box): the size of a character."),
+    flags.DEFINE_enum(
+        "split",
+        None,
+        ["writer", "site", "published", "students"],
+        "unipen (writer or site), qmnist (published or students): what is held out.",
+    ),
     flags.DEFINE_string("background", None, "folder (white): behind transparency and padding; white, black or R,G,B."),
     flags.DEFINE_string("split_csv", None, "folder: a CSV file with the columns domain and split."),
-    flags.DEFINE_integer("min_images", None, "folder (40): leave domains with fewer images out.", lower_bound=1),
     flags.DEFINE_integer(
-        "seed", None, "folder (0): of the split. --regenerate (0): of the corruptions.", lower_bound=0
+        "min_images", None, "folder (40), unipen (60), qmnist (40): leave domains with fewer images out.", lower_bound=1
+    ),
+    flags.DEFINE_integer(
+        "seed",
+        None,
+        "folder, unipen, qmnist (0): of the split. --regenerate, cifar10_c (0): of the corruptions.",
+        lower_bound=0,
     ),
 ]
 

@@ -64,6 +64,7 @@ TABLE = {  # by the file's name without test_ and .py
         inner=["a_plan_is", "every_draw_is_uniform", "scores_equal", "the_worst_decile", "mean_and_standard_error"],
         gate=["both_sources_give_equal_bytes"],
     ),
+    "real_images": Rings(exhaustive=[r"from_raw_files.*(qmnist|cifar10_c)"]),
     "reliability": Rings(EXHAUSTIVE),
     "results": Rings(INNER),
     "rings": Rings(INNER),

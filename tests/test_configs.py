@@ -28,6 +28,7 @@ PAPER = {
     "iwildcam": ("adam", 3e-5, 0.0, 0.0, 50, 5, 745, 2125, "resnet50", "macro_f1", 3, 0.001),
 }
 EMBEDDED = ("glyphs", "glyphs_c")
+REAL = ("unipen", "qmnist", "cifar10_c")  # test_real_images.py has them
 ROWS = (
     "erm", "erm_iid", "bn", "cml", "cxda", "cxda_p2p", "cxda_supervised", "cxda_loo", "ft_em", "ft_im", "sf_ocda", "cotta",
     "sla",
@@ -51,7 +52,7 @@ def data_dir(tmp_path_factory):
 
 
 def test_rows_and_benchmarks_are_complete():
-    assert tuple(METHODS) == ROWS and set(BENCHMARKS) == {*PAPER, *EMBEDDED, "folder"}
+    assert tuple(METHODS) == ROWS and set(BENCHMARKS) == {*PAPER, *EMBEDDED, *REAL, "folder"}
 
 
 @pytest.mark.parametrize("benchmark", PAPER)

@@ -292,7 +292,7 @@ def test_the_command_prints_the_line_and_leaves_nothing(tmp_path, good_raws, ben
     assert {p.name for p in tmp_path.glob("data/*")} <= {f".{benchmark}.decoded"}
 
 
-@pytest.mark.parametrize("benchmark", sorted(READERS))
+@pytest.mark.parametrize("benchmark", sorted(WRITERS))
 def test_no_reader_may_give_a_domain_to_two_splits(tmp_path, good_raws, benchmark):
     raw, read = READERS[benchmark](good_raws / benchmark), []
     pieces = [piece._replace(read=lambda: read.append(1)) for piece in raw.pieces]

@@ -30,19 +30,19 @@ class Download(NamedTuple):
     sha256: str
 
 
-# By benchmark. Only what a publisher states may stand here: these are tensorflow-datasets' addresses, sizes and hashes.
-PUBLISHED: dict[str, tuple[Download, ...]] = {
-    "cifar_c": (
-        Download("CIFAR-10-C", "https://zenodo.org/record/2535967/files/CIFAR-10-C.tar", 2918471680,
-                 "c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7"),
-        Download("cifar-10-batches-bin", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", 170052171,
-                 "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
-    )
-}  # fmt: skip
+# Only what a publisher states may stand here: these are tensorflow-datasets' addresses, sizes and hashes.
+CORRUPTED = Download("CIFAR-10-C", "https://zenodo.org/record/2535967/files/CIFAR-10-C.tar", 2918471680,
+                     "c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7")  # fmt: skip
+CLEAN = Download("cifar-10-batches-bin", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", 170052171,
+                 "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd")  # fmt: skip
+PUBLISHED: dict[str, tuple[Download, ...]] = {"cifar_c": (CORRUPTED, CLEAN), "cifar10_c": (CLEAN,)}  # by benchmark
 BY_HAND = {
     "femnist": "ARM's README links its split; fetch femnist-data.zip by hand into --raw_dir",
     "tiny_imagenet_c": "fetch Tiny-ImageNet-C.tar (Zenodo), tinyimagenet-c.zip (ARM's README) by hand into --raw_dir",
     "iwildcam": "pip install 'cxda_jax[wilds]'; wilds.get_dataset('iwildcam', download=True, root_dir=RAW_DIR) in Python",
+    "unipen": "fetch train_r01_v07 from https://doi.org/10.5281/zenodo.1195803 by hand into --raw_dir",
+    "qmnist": "fetch qmnist-{train,test}-{images-idx3-ubyte,labels-idx2-int}.gz of github.com/facebookresearch/qmnist by hand "
+    "into --raw_dir",
     "folder": "these are your own images; there is nothing to download",
 }
 

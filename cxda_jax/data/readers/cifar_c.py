@@ -11,7 +11,7 @@ A file's rows are five equal blocks, one for each severity. Two options replace 
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ DOMAINS = {
     "val": [("spatter", 4), ("jpeg_compression", 5)] + [(c, s) for c in VALIDATED for s in SEVERITIES],
     "test": [("spatter", 5), ("jpeg_compression", 4)] + [(c, s) for c in TESTED for s in SEVERITIES],
 }
+TRAIN_BATCHES = [f"data_batch_{i}" for i in (1, 2, 3, 4, 5)]  # CIFAR-10's files of clean images for training
 PER_CLASS = 100  # images of a regenerated domain
 INFO = StoreInfo(
     "cifar_c",
@@ -93,12 +94,11 @@ def _labels(path: Path) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def read_binary(raw_dir: Path) -> Rows:
-    """CIFAR-10's clean training images and labels from its binary version: rows of a label and 3 x 32 x 32 bytes."""
+def read_binary(raw_dir: Path, names: Sequence[str] = TRAIN_BATCHES) -> Rows:
+    """CIFAR-10's clean images and labels from its binary version: rows of a label and 3 x 32 x 32 bytes."""
     folder = find_folder(raw_dir, "cifar-10-batches-bin", "cifar-10-binary")  # the folder's name, the archive's
     parts = []
-    for number in range(1, 6):
-        file = folder / f"data_batch_{number}.bin"
+    for file in (folder / f"{name}.bin" for name in names):
         refuse_html(file)
         part = np.fromfile(file, np.uint8)
         if not part.size or part.size % 3073 or part[::3073].max() > 9:
@@ -133,12 +133,13 @@ def regenerated(
     constants: str,
     saved_at: int = 0,
 ) -> Iterator[Piece]:
-    """Domains (corruption, severity) of train or val. Clean images, whose pixels take(rows) gives, are drawn for each anew.
+    """Domains (corruption, severity). Clean images, whose pixels take(rows) gives, are drawn for each anew; train and val
+    share none.
 
     `labels` are those of all clean images, and `constants` is a key of corruptions.SEVERITIES. The published images went
     through JPEG files of the quality `saved_at`, or through none if it is 0.
     """
-    rows = hold_out(labels, seed)[split]
+    rows = np.arange(len(labels)) if split == "test" else hold_out(labels, seed)[split]
     classes, available = np.unique(labels[rows], return_counts=True)
     count = min(per_class, int(available.min()))
 

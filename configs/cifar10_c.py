@@ -1,0 +1,27 @@
+"""CIFAR-10's photographs under CIFAR-C's corruptions, all made here; a domain is a corruption at a severity. First:
+
+python -m launch.prepare --benchmark=cifar10_c --raw_dir=DOWNLOADS
+python -m launch.train --config=configs/cifar10_c.py:cxda --workdir=runs/cifar10_c/cxda/0
+
+Domains, severities, counts and hyper-parameters are the paper's for CIFAR-C. The published files differ in their random numbers
+and in the textures of frost. Images from JPEG files carry JPEG's traces before any corruption.
+"""
+
+from typing import Any
+
+from cxda_jax.config import default, shrink, variant
+
+
+def get_config(argument: str | None = None) -> Any:
+    c = default()
+    c.benchmark = "cifar10_c"
+    c.method, smoke = variant(argument)
+    c.data.name = "cifar10_c"  # folder in --data_dir
+    c.optimizer.learning_rate = 1e-2
+    c.train.epochs = 100
+    c.evaluation.every_epochs = 10
+    c.evaluation.val_tasks = 850
+    c.evaluation.test_tasks = 11_000
+    if smoke:
+        shrink(c)
+    return c

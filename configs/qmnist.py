@@ -1,0 +1,30 @@
+"""QMNIST: MNIST's digits, a domain is a writer. First:
+
+python -m launch.prepare --benchmark=qmnist --raw_dir=DOWNLOADS --split=students
+python -m launch.train --config=configs/qmnist.py:cxda --workdir=runs/qmnist/cxda/0
+"""
+
+from typing import Any
+
+from cxda_jax.config import default, shrink, variant
+
+
+def get_config(argument: str | None = None) -> Any:
+    c = default()
+    c.benchmark = "qmnist"
+    c.method, smoke = variant(argument)
+    c.data.name = "qmnist"  # folder in --data_dir
+    # As configs/unipen.py: digits of the same size and look.
+    c.net.width = 16
+    c.cml.width = 8  # half of the network's, as in the paper
+    c.attention.features = "flat"
+    c.augment.flip = False  # a mirrored digit is none
+    c.strong.flip = False
+    c.optimizer.learning_rate = 3e-2
+    c.train.epochs = 9  # of 321 steps for --split=students
+    c.evaluation.every_epochs = 1
+    c.evaluation.val_tasks = 100
+    c.evaluation.test_tasks = 600
+    if smoke:
+        shrink(c)
+    return c

@@ -1,0 +1,36 @@
+"""UNIPEN: real handwriting of 62 classes, a domain is a writer. First:
+
+python -m launch.prepare --benchmark=unipen --raw_dir=DOWNLOADS
+python -m launch.train --config=configs/unipen.py:cxda --workdir=runs/unipen/cxda/0
+
+With `--scale=writer --name=unipen_sizes` for prepare and `--config.data.name=unipen_sizes` for train, sizes are kept: then o and O,
+s and S, c and C differ only for somebody who knows the writer.
+"""
+
+from typing import Any
+
+from cxda_jax.config import default, shrink, variant
+
+
+def get_config(argument: str | None = None) -> Any:
+    c = default()
+    c.benchmark = "unipen"
+    c.method, smoke = variant(argument)
+    c.data.name = "unipen"  # folder in --data_dir
+    # As configs/glyphs.py, which has the same classes, image size and look: a network that two cores train in minutes. The
+    # rate was chosen there. The paper's width for FEMNIST is 128, with pooled features.
+    c.net.width = 16
+    c.cml.width = 8  # half of the network's, as in the paper
+    c.attention.features = "flat"
+    c.augment.fill = 1.0  # paper is white
+    c.augment.flip = False  # a mirrored character is none
+    c.strong.flip = False
+    c.strong.invert = True  # white paper stays white whatever the brightness
+    c.optimizer.learning_rate = 3e-2
+    c.train.epochs = 4  # of 751 steps
+    c.evaluation.every_epochs = 1
+    c.evaluation.val_tasks = 100
+    c.evaluation.test_tasks = 600
+    if smoke:
+        shrink(c)
+    return c

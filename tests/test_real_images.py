@@ -1,0 +1,383 @@
+"""The readers of unipen, qmnist and cifar10_c, on tiny files in the exact layouts that are published."""
+
+import functools
+import gzip
+import json
+import pickle
+import re
+import struct
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.path import Path as Outline
+from matplotlib.transforms import IdentityTransform
+from PIL import Image
+
+from cxda_jax.config import read
+from cxda_jax.data.readers import cifar10, cifar_c, qmnist, unipen
+from cxda_jax.data.readers.raw import read_pieces
+from cxda_jax.errors import UserError
+from cxda_jax.experiment import METHODS
+from tests.commands import command
+
+DOCUMENT = ".VERSION 1.0\n.DATA_SOURCE a\n.HIERARCHY CHARACTER\n.COORD {coord}\n.SETUP words of\n  .PEN_DOWN and .PEN_UP.\n{units}"
+STROKES = """.INCLUDE {site}/{site}.doc
+.WRITER_ID {writer}
+.PEN_DOWN
+{down}
+.PEN_UP
+.DT 100
+.PEN_DOWN
+ 0 0 7
+ 0 90 8
+ 30 90 9
+.PEN_UP
+ 40 40 1
+ 50 50 2
+.PEN_DOWN
+ 60 0 1
+ 60 10 2
+"""
+
+
+def write_writer(root, site, writer, segments, part="1c", down=" 5 5 0\n 6 6 0", coord="X Y T", units=""):
+    """A writer's three files: a document, the strokes, which have four components with points, and the segments."""
+    include, data = root / "include" / site / "data", root / "data" / part / site
+    include.mkdir(parents=True, exist_ok=True)
+    data.mkdir(parents=True, exist_ok=True)
+    (root / "include" / site / f"{site}.doc").write_text(DOCUMENT.format(coord=coord, units=units))
+    (include / f"{writer}.dat").write_text(STROKES.format(site=site, writer=writer, down=down))
+    lines = [".VERSION 1.0", f".INCLUDE {site}/data/{writer}.dat", *(f".SEGMENT {segment}" for segment in segments)]
+    (data / f"{writer}.dat").write_text("\n".join(lines) + "\n")
+    return data / f"{writer}.dat"
+
+
+def strokes_of(tmp_path, text, **options):
+    file = write_writer(tmp_path, "aga", "w", [f'CHARACTER {text} ? "a"'], **options)
+    writer, [(strokes, label)] = unipen.read_file(file, tmp_path / "include")
+    assert (writer, label) == ("w", "a")
+    return [stroke.tolist() for stroke in strokes]
+
+
+@pytest.mark.parametrize(
+    ("text", "strokes"),
+    [
+        ("1", [[[0, 0], [0, 90], [30, 90]]]),
+        ("0-1", [[[5, 5], [6, 6]], [[0, 0], [0, 90], [30, 90]]]),
+        ("1-3", [[[0, 0], [0, 90], [30, 90]], [[60, 0], [60, 10]]]),  # component 2 is under a lifted pen
+        ("1:1-3:0", [[[0, 90], [30, 90]], [[60, 0]]]),  # ends belong to it
+        ("3,0", [[[60, 0], [60, 10]], [[5, 5], [6, 6]]]),
+        ("1:0-1:1", [[[0, 0], [0, 90]]]),
+    ],
+)
+def test_components_are_counted_without_empty_ones(tmp_path, text, strokes):
+    assert strokes_of(tmp_path, text) == strokes
+
+
+def test_columns_and_units_are_the_documents(tmp_path):
+    units = ".X_POINTS_PER_INCH 254\n.Y_POINTS_PER_MM 20\n"
+    assert np.allclose(strokes_of(tmp_path, "1", units=units), [[[0, 0], [0, 4.5], [3, 4.5]]])
+    unipen._read_recording.cache_clear()
+    assert strokes_of(tmp_path, "1", coord="T Y X") == [[[7, 0], [8, 90], [9, 90]]]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept():
+    unipen._read_recording.cache_clear()
+
+
+SPOILED = [
+    ('CHARACTER 1 ? "a', 'SEGMENT CHARACTER 1 ? "a: expected CHARACTER COMPONENTS'),
+    ('CHARACTER 1-9 ? "a"', "component 9 of 4"),
+    ('CHARACTER 1:0-1:3 ? "a"', "point 3 of component 1, which has 3"),
+    ('CHARACTER 1-x ? "a"', "'1-x' is no range"),
+    ('CHARACTER 2-1 ? "a"', "component 1 of 4"),
+]
+
+
+@pytest.mark.parametrize(("segment", "message"), SPOILED)
+def test_a_malformed_segment_is_one_line(tmp_path, segment, message):
+    file = write_writer(tmp_path / "train_r01_v07", "aga", "w", [segment])
+    with pytest.raises(UserError, match=f"^{re.escape(str(file))}: .*{re.escape(message)}.*extract[^\n]*$"):
+        unipen.find(tmp_path)
+
+
+def test_malformed_recordings_are_one_line(tmp_path):
+    root = tmp_path / "train_r01_v07"
+    for down, message in ((" 1 2", "cannot reshape"), (" 1 x 2", "could not convert")):
+        write_writer(root, "aga", "w", ['CHARACTER 1 ? "a"'], down=down)
+        with pytest.raises(UserError, match=rf"aga/data/w.dat: \.PEN_DOWN 1 .*{message}[^\n]*extract[^\n]*$"):
+            unipen.find(tmp_path)
+    write_writer(root, "aga", "w", ['CHARACTER 1 ? "a"'])
+    strokes = root / "include" / "aga" / "data" / "w.dat"
+    strokes.write_text(strokes.read_text() + ".INCLUDE aga/data/w.dat\n")
+    with pytest.raises(UserError, match=r"\.INCLUDE aga/data/w.dat: includes itself; extract"):
+        unipen.find(tmp_path)
+    (root / "include" / "aga" / "aga.doc").unlink()
+    with pytest.raises(UserError, match=r"w.dat: \.INCLUDE aga/aga.doc: .*aga.doc is missing; extract"):
+        unipen.find(tmp_path)
+
+
+def write_unipen(raw, writers=9, characters=6):
+    for i in range(writers):
+        segments = [f'CHARACTER 1 ? "{"Ao"[n % 2]}"' for n in range(characters)]
+        write_writer(raw / "train_r01_v07", f"s{i % 4}", f"w{i}", segments, down=f" 0 0 0\n 0 {10 + i} 0\n {i} 0 0")
+    root = raw / "train_r01_v07"
+    write_writer(
+        root,
+        "s0",
+        "w0",
+        ['CHARACTER 0 ? "7"', 'CHARACTER 0 ? "%"', 'CHARACTER 3 ? "7"'],
+        "1a",
+        down=" 0 0 0\n 0 9 0\n 9 0 0",
+    )
+    write_writer(root, "s1", "few", ['CHARACTER 1 ? "b"'])
+
+
+def test_a_domain_is_a_writer(tmp_path):
+    write_unipen(tmp_path)
+    raw = unipen.find(tmp_path, min_images=6)
+    assert raw.warnings == [
+        "1 characters of fewer than 3 points left out",
+        "1 characters other than digits and letters left out",
+        "1 writers left out, with fewer than 6 characters: s1 few (1)",
+    ]
+    domains = {d.name: d for d in read_pieces(raw.pieces, 1, lambda n: None)}
+    assert sorted(domains) == sorted(f"s{i % 4} w{i}" for i in range(9))
+    assert domains["s1 w1"].images.shape == (6, 28, 28, 1)
+    assert domains["s0 w0"].labels.tolist() == [7, 10, 50, 10, 50, 10, 50]  # digits, capitals, small letters
+    splits = {name: d.split for name, d in domains.items()}
+    again = unipen.find(tmp_path, min_images=6).pieces
+    assert {p.domain: p.split for p in again} == splits and set(splits.values()) == {"train", "val", "test"}
+    by_site = {p.domain: p.split for p in unipen.find(tmp_path, min_images=6, split="site").pieces}
+    assert all(
+        len({s for name, s in by_site.items() if name.split()[0] == site}) == 1 for site in ("s0", "s1", "s2", "s3")
+    )
+
+
+def test_characters_keep_their_sizes_to_each_other(tmp_path):
+    segments = ['CHARACTER 0 ? "o"'] * 3 + ['CHARACTER 1 ? "O"'] * 2
+    down = "\n".join(f" {30 * np.cos(a):.3f} {30 * np.sin(a):.3f} 0" for a in np.linspace(0, 7, 40))
+    write_writer(tmp_path / "train_r01_v07", "aga", "w", segments, down=down)
+    heights = {}
+    for scale in ("box", "writer"):
+        [rows] = (p.read() for p in unipen.find(tmp_path, scale=scale, min_images=1).pieces)
+        heights[scale] = [int((image.min(axis=1) < 128).sum()) for image in rows.images[..., 0]]
+    assert heights["box"] == [20] * 5  # ink fills the box
+    assert (
+        heights["writer"] == [14] * 3 + [20] * 2
+    )  # 60 and 90 units: the median is 14 pixels, and a pen wide more is 20
+
+
+def agg(strokes, side, pen, finer):
+    """Matplotlib's agg, on so many times finer pixels: there its overlapping edges hardly count twice."""
+    renderer = RendererAgg(side * finer, side * finer, 72)
+    context = renderer.new_gc()
+    context.set_linewidth(pen * finer)
+    context.set_capstyle("round")
+    context.set_joinstyle("round")
+    context.set_snap(False)
+    for stroke in strokes:
+        renderer.draw_path(context, Outline(stroke * finer), IdentityTransform(), None)
+    ink = np.asarray(renderer.buffer_rgba())[..., 3].reshape(side, finer, side, finer)
+    return 255 - ink.mean(axis=(1, 3))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_drawing_is_what_agg_draws(seed):
+    rng = np.random.default_rng(seed)
+    strokes = [np.cumsum(rng.normal(size=(n, 2)), axis=0).astype(np.float32) for n in rng.integers(2, 30, 3)]
+    drawn = unipen.draw(strokes, 18.0)
+    points = np.concatenate(strokes).astype(float)
+    middle, factor = (points.min(0) + points.max(0)) / 2, 18 / np.ptp(points, axis=0).max()
+    expected = agg([(s - middle) * factor + 14 for s in strokes], 28, 2.0, 16)  # agg's y points up too
+    difference = np.abs(drawn - expected)
+    assert difference.max() < 48 and difference.mean() < 1
+
+
+def test_a_dot_is_drawn():
+    image = unipen.draw([np.full((3, 2), 5, np.float32)], 18.0)
+    assert image[13:15, 13:15].max() < 80 and (image[:12] == 255).all()
+
+
+def write_idx(path, array):
+    code = {np.dtype("u1"): 8, np.dtype(">i4"): 12}[array.dtype]
+    data = struct.pack(f">HBB{array.ndim}i", 0, code, array.ndim, *array.shape) + array.tobytes()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def write_qmnist(raw, mnist=False, count=5, digits=8):
+    """The first writers of each series are in train, three more in test. Employees count from 0, students from 2100."""
+    raw.mkdir(parents=True, exist_ok=True)
+    for part, numbers in (("train", np.arange(count)), ("test", np.arange(count, count + 3))):
+        writers = np.random.default_rng(0).permutation(np.repeat([*numbers, *(2100 + numbers)], digits))
+        rows = np.zeros((len(writers), 8), ">i4")
+        rows[:, 0], rows[:, 1], rows[:, 2] = np.arange(len(writers)) % 10, 4 * (writers > 2000), writers
+        images = np.zeros((len(writers), 28, 28), np.uint8)
+        images[:, 0, 0], images[:, 0, 1] = rows[:, 0], writers % 200
+        write_idx(raw / f"qmnist-{part}-labels-idx2-int.gz", rows)
+        if mnist:  # of the test file it has the first part alone
+            name = {"train": "train", "test": "t10k"}[part]
+            write_idx(raw / f"{name}-images-idx3-ubyte", images if part == "train" else images[:20])
+        else:
+            write_idx(raw / f"qmnist-{part}-images-idx3-ubyte.gz", images)
+
+
+@pytest.mark.parametrize("mnist", [False, True])
+def test_a_digit_has_its_class_and_writer(tmp_path, mnist):
+    write_qmnist(tmp_path / "QMNIST" / "raw", mnist)
+    raw = qmnist.find(tmp_path, min_images=1)
+    domains = list(read_pieces(raw.pieces, 1, lambda n: None))
+    assert sum(len(d.labels) for d in domains) == (80 + 20 if mnist else 80 + 48)
+    for domain in domains:
+        assert domain.images.shape[1:] == (28, 28, 1)
+        assert (domain.images[:, 0, 0, 0] == domain.labels).all()
+        assert (domain.images[:, 0, 1, 0] == int(domain.name.split()[1]) % 200).all()
+        number = int(domain.name.split()[1])
+        assert (domain.split == "test") == (5 <= number <= 7 or number >= 2105)
+        assert domain.name.startswith("student" if number > 2000 else "employee")
+
+
+def test_students_are_held_out(tmp_path):
+    write_qmnist(tmp_path)
+    pieces = qmnist.find(tmp_path, split="students", min_images=8).pieces
+    assert {(p.domain.split()[0], p.split == "test") for p in pieces} == {("student", True), ("employee", False)}
+    few = qmnist.find(tmp_path, min_images=9)
+    assert not few.pieces and few.warnings[0].startswith("16 writers left out, with fewer than 9 digits: 0 (8), ")
+
+
+def test_faults_of_idx_files_are_one_line(tmp_path):
+    write_qmnist(tmp_path)
+    labels = tmp_path / "qmnist-train-labels-idx2-int.gz"
+    whole = labels.read_bytes()
+    for data, message in (
+        (whole[:100], "cut short"),
+        (gzip.compress(b"\0\0\x0c\x03"), "not an idx file of 2 axes"),
+        (gzip.compress(gzip.decompress(whole)[:-4]), "cut short"),
+        (b"<!DOCTYPE html><html>", "web page"),
+    ):
+        labels.write_bytes(data)
+        with pytest.raises(UserError, match=rf"^[^\n]*{labels.name}: .*{message}[^\n]*fetch[^\n]*$"):
+            qmnist.find(tmp_path)
+    labels.unlink()
+    with pytest.raises(UserError, match=f"{labels.name}: missing; fetch it"):
+        qmnist.find(tmp_path)
+    with pytest.raises(UserError, match="no such folder; give"):
+        qmnist.find(tmp_path / "none")
+
+
+def write_cifar10(raw, form, per_class=12):
+    """Equal images in the three forms: their names, labels and first pixels say which they are."""
+    made = {}
+    for part, names in (("train", cifar_c.TRAIN_BATCHES), ("test", ["test_batch"])):
+        labels = np.sort(np.arange(len(names) * per_class * 10) % 10)
+        images = np.zeros((len(labels), 32, 32, 3), np.uint8)
+        images[:] = np.arange(len(labels))[:, None, None, None] % 200
+        images[:, ::2] += np.uint8(20)
+        made[part] = images, labels
+        if form == "files":
+            for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+                folder = raw / part / cifar10.INFO.class_names[label]
+                folder.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(image).save(folder / f"{i:04}.png")
+            continue
+        folder = raw / f"cifar-10-batches-{form}"
+        folder.mkdir(parents=True, exist_ok=True)
+        flat = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+        for name, rows, row_labels in zip(names, np.split(flat, len(names)), np.split(labels, len(names)), strict=True):
+            if form == "py":
+                batch = {b"data": rows, b"labels": row_labels.tolist(), b"filenames": [b"a.png"] * len(rows)}
+                (folder / name).write_bytes(pickle.dumps(batch, 2))
+            else:
+                np.concatenate([row_labels[:, None], rows], 1).astype(np.uint8).tofile(folder / f"{name}.bin")
+    return made
+
+
+@pytest.mark.parametrize("form", ["py", "bin", "files"])
+def test_clean_images_are_equal_in_all_forms(tmp_path, form):
+    made = write_cifar10(tmp_path, form)
+    for part, (images, labels, _) in cifar10.read_clean(tmp_path).items():
+        assert (images == made[part][0]).all() and (labels == made[part][1]).all()
+
+
+def test_all_domains_are_made(tmp_path):
+    write_cifar10(tmp_path, "bin")
+    raw = cifar10.find(tmp_path)
+    assert {split: sum(p.split == split for p in raw.pieces) for split in ("train", "val", "test")} == {
+        "train": 56,
+        "val": 17,
+        "test": 22,
+    }
+    pieces = {(p.domain, p.split): p for p in raw.pieces}
+    fog = pieces["fog 3", "test"].read()
+    assert np.bincount(fog.labels).tolist() == [12] * 10  # all test images, under each corruption
+    again = {(p.domain, p.split): p for p in cifar10.find(tmp_path).pieces}["fog 3", "test"].read()
+    assert (again.images == fog.images).all()
+    assert raw.info.marks == ("regenerated",) and raw.info.name == "cifar10_c"
+
+
+class Harm:
+    def __reduce__(self):
+        return print, ("code of a pickle ran",)
+
+
+def test_faults_of_clean_images_are_one_line(tmp_path, capsys):
+    write_cifar10(tmp_path, "py")
+    batch = tmp_path / "cifar-10-batches-py" / "data_batch_3"
+    for data, message in (
+        (pickle.dumps(Harm()), "builtins.print, which is refused"),
+        (batch.read_bytes()[:500], "not a batch"),
+        (pickle.dumps({b"data": np.zeros((2, 3072)), b"labels": [1]}, 2), "do not fit"),
+        (pickle.dumps({b"data": np.zeros((1, 3072)), b"labels": [11]}, 2), "do not fit"),
+    ):
+        batch.write_bytes(data)
+        with pytest.raises(UserError, match=rf"^[^\n]*data_batch_3: .*{message}[^\n]*fetch it again$"):
+            cifar10.find(tmp_path)
+    assert "ran" not in capsys.readouterr().out
+    batch.unlink()
+    with pytest.raises(UserError, match="data_batch_3: missing; extract"):
+        cifar10.find(tmp_path)
+    files = tmp_path / "files"
+    write_cifar10(files, "files")
+    for image in (files / "test" / "frog").iterdir():
+        image.unlink()
+    with pytest.raises(UserError, match="test/frog: no images; CIFAR-10's ten classes are expected"):
+        cifar10.find(files)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("unipen", functools.partial(write_unipen, writers=55, characters=41)),
+        ("qmnist", functools.partial(write_qmnist, count=28, digits=41)),
+        ("cifar10_c", functools.partial(write_cifar10, form="bin", per_class=5)),
+    ],
+)
+def test_from_raw_files_to_a_result_in_two_commands(tmp_path, name, write):
+    write(tmp_path / "raw")
+    options = ["--min_images=40"] * (name == "unipen")
+    card = command(
+        "prepare", f"--benchmark={name}", f"--raw_dir={tmp_path}/raw", f"--data_dir={tmp_path}/data", *options
+    )
+    assert (
+        f"{name}: {62 if name == 'unipen' else 10} classes" in card
+        and (tmp_path / "data" / name / "sheet.png").exists()
+    )
+    command("train", f"--config={name}:erm,smoke", f"--workdir={tmp_path}/run", f"--data_dir={tmp_path}/data")
+    row = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert row["benchmark"] == row["data_name"] == name and np.isfinite(row["avg"])
+    assert row["data_marks"] == ["regenerated"] * (name == "cifar10_c")
+
+
+@pytest.mark.parametrize("name", ["unipen", "qmnist", "cifar10_c"])
+def test_configs_differ_from_their_models_where_they_say_so(name):
+    model = {"unipen": "glyphs", "qmnist": "glyphs", "cifar10_c": "cifar_c"}[name]
+    for method in METHODS:
+        mine, models = read(f"{name}:{method}"), read(f"{model}:{method}")
+        assert mine["data"] == {"name": name} and mine["benchmark"] == name
+        if name == "cifar10_c":
+            assert mine | {"benchmark": model, "data": models["data"]} == models
+        else:
+            groups = {g for g in mine if mine[g] != models[g]}
+            assert groups <= {"benchmark", "data", "train", "augment", "strong"}
