@@ -143,7 +143,7 @@ TESTED = ("evaluate", "--runs={run}", "--data_dir={data}")
         ((*TRAIN, "--config.optimizer.lr=1"), "config.optimizer has no field 'lr'; fields: learning_rate, momentum"),
         ((*TRAIN, "--config.sed=1"), "config has no field 'sed'; did you mean 'seed'?"),
         ((*TRAIN, "--workdirr=x"), "Unknown command line flag 'workdirr'"),
-        ((*TRAIN, "--config.benchmark=glyfs"), "benchmark='glyfs' is unknown; did you mean 'glyphs'? choose from cifar_c"),
+        ((*TRAIN, "--config.benchmark=glyfs"), "benchmark='glyfs' is unknown; did you mean 'glyphs'? choose from cifar10_c"),
         ((*TRAIN, "--config.data.drawings=39"), "has 39 images, episode.per_domain + episode.num_query needs 40"),
         (("train", "--config=configs/glyphs.py:cxdaa", "--workdir={tmp}/w"), "method='cxdaa' is unknown; did you mean 'cxda'?"),
         (("train", "--config=configs/glyfs.py:cxda", "--workdir={tmp}/w"), "no file configs/glyfs.py; did you mean configs/glyphs.py?"),

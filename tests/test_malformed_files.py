@@ -213,7 +213,7 @@ CONFIGS = [  # what is done to a good run, what the line says, the fix
     ("no data", json_of("config.json", without("data")), "no 'data'", RESTORE),
     ("method is a number", config("method", to=3), "method=3, expected a text", RESTORE),
     ("unknown method", config("method", to="cxdaa"), "method='cxdaa'.*did you mean 'cxda'.*choose from bn", "run/config.json"),
-    ("unknown benchmark", config("benchmark", to="mnist"), "benchmark='mnist'.*choose from cifar_c", "run/config.json"),
+    ("unknown benchmark", config("benchmark", to="mnist"), "benchmark='mnist'.*choose from cifar10_c", "run/config.json"),
     ("seed in words", config("seed", to="one"), "seed='one', expected a whole number", RESTORE),
     ("group is a number", config("net", to=3), "config.net=3: expected a group", RESTORE),
     ("width in words", config("net", "width", to="16"), "config.net.width='16': expected 128", RESTORE),
