@@ -7,12 +7,10 @@ Domains, severities, counts and hyper-parameters are the paper's for CIFAR-C. Th
 and in the textures of frost. Images from JPEG files carry JPEG's traces before any corruption.
 """
 
-from typing import Any
-
 from cxda_jax.config import default, shrink, variant
 
 
-def get_config(argument: str | None = None) -> Any:
+def get_config(argument=None):
     c = default()
     c.benchmark = "cifar10_c"
     c.method, smoke = variant(argument)

@@ -4,12 +4,10 @@ python -m launch.prepare --benchmark=qmnist --raw_dir=DOWNLOADS --split=students
 python -m launch.train --config=configs/qmnist.py:cxda --workdir=runs/qmnist/cxda/0
 """
 
-from typing import Any
-
 from cxda_jax.config import default, shrink, variant
 
 
-def get_config(argument: str | None = None) -> Any:
+def get_config(argument=None):
     c = default()
     c.benchmark = "qmnist"
     c.method, smoke = variant(argument)

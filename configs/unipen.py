@@ -7,12 +7,10 @@ With `--scale=writer --name=unipen_sizes` for prepare and `--config.data.name=un
 s and S, c and C differ only for somebody who knows the writer.
 """
 
-from typing import Any
-
 from cxda_jax.config import default, shrink, variant
 
 
-def get_config(argument: str | None = None) -> Any:
+def get_config(argument=None):
     c = default()
     c.benchmark = "unipen"
     c.method, smoke = variant(argument)

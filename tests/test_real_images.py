@@ -78,13 +78,7 @@ def test_components_are_counted_without_empty_ones(tmp_path, text, strokes):
 def test_columns_and_units_are_the_documents(tmp_path):
     units = ".X_POINTS_PER_INCH 254\n.Y_POINTS_PER_MM 20\n"
     assert np.allclose(strokes_of(tmp_path, "1", units=units), [[[0, 0], [0, 4.5], [3, 4.5]]])
-    unipen._read_recording.cache_clear()
     assert strokes_of(tmp_path, "1", coord="T Y X") == [[[7, 0], [8, 90], [9, 90]]]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_kept():
-    unipen._read_recording.cache_clear()
 
 
 SPOILED = [

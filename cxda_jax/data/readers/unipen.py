@@ -79,15 +79,15 @@ def find(
     choose("split", split, ("writer", "site"))
     root = find_folder(raw_dir, "train_r01_v07", packed=["unipen-train_r01_v07-characters"])
     writers, warnings = _writers(root)
-    few = [f"{name} ({len(writers.pop(name))})" for name in sorted(writers) if len(writers[name]) < min_images]
+    few = [f"{writer} ({len(writers.pop(writer))})" for writer in sorted(writers) if len(writers[writer]) < min_images]
     if few:
         warnings.append(f"{len(few)} writers left out, with fewer than {min_images} characters: {', '.join(few)}")
     splits = random_splits(sorted(writers), seed) if split == "writer" else site_splits(writers, seed)
     pieces = [
-        Piece(name, part, len(writers[name]), functools.partial(_draw_all, writers[name], scale))
+        Piece(writer, part, len(writers[writer]), functools.partial(_draw_all, writers[writer], scale))
         for part in SPLITS
-        for name in sorted(writers)
-        if splits[name] == part
+        for writer in sorted(writers)
+        if splits[writer] == part
     ]
     drawn = {"box": "each in a box of 20 pixels", "writer": "a writer's sizes kept"}[scale]
     provenance = f"{INFO.provenance}; {drawn}, {split}s held out"
@@ -117,7 +117,7 @@ def _writers(root: Path) -> tuple[dict[str, list[Character]], list[str]]:
         raise UserError(f"{root / 'data'}: no .dat files in 1a, 1b and 1c; extract the download again")
     writers: dict[str, list[Character]] = {}
     dots = others = 0
-    for relative, file in sorted(files):  # so that the sets of one recording are neighbours
+    for relative, file in sorted(files):
         writer, labelled = read_file(file, root / "include")
         found = [Character(strokes, LABELS[label]) for strokes, label in labelled if label in LABELS]
         drawn = [character for character in found if sum(map(len, character.strokes)) >= LEAST_POINTS]
@@ -150,7 +150,6 @@ def read_file(file: Path, include: Path) -> tuple[str, list[tuple[list[Stroke], 
     return recording.writer, labelled
 
 
-@functools.lru_cache(maxsize=4)  # up to three files, the sets, have the components of one recording
 def _read_recording(file: Path, names: tuple[str, ...], include: Path) -> Recording:
     writer, components, columns, per_mm = "", [], ["X", "Y"], {"X": 1.0, "Y": 1.0}
     for source, keyword, text in _included(file, names, include):
