@@ -12,8 +12,8 @@ Writes into the folder of --report:
 
 --against=paper sets the paper's figure beside each of ours that was measured on the paper's data. It says the difference,
 whether this lies within the combined standard error, and what sets the two apart. --against=paper_stand_ins does so for data
-that replace the paper's too: glyphs for FEMNIST, glyphs_c for CIFAR-C, smoke configs, and data with marks, such as
-regenerated domains.
+that replace the paper's too: glyphs and unipen for FEMNIST, glyphs_c and cifar10_c for CIFAR-C, smoke configs, and data with
+marks, such as regenerated domains.
 
 Runs that cannot be read are named, and the rest is reported. Seeds whose training is unfinished are marked and left out of
 all means; --unfinished takes them in, still marked. Different data sets of one name are told apart by their hashes.

@@ -5,7 +5,9 @@ import gzip
 import json
 import pickle
 import re
+import shutil
 import struct
+import tarfile
 
 import numpy as np
 import pytest
@@ -340,12 +342,21 @@ def test_faults_of_clean_images_are_one_line(tmp_path, capsys):
         cifar10.find(files)
 
 
+def write_cifar10_packed(raw, **options):
+    """As the publisher packs the Python version."""
+    write_cifar10(raw, "py", **options)
+    folder = raw / "cifar-10-batches-py"
+    with tarfile.open(raw / "cifar-10-python.tar.gz", "w:gz") as archive:
+        archive.add(folder, folder.name)
+    shutil.rmtree(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "write"),
     [
         ("unipen", functools.partial(write_unipen, writers=55, characters=41)),
         ("qmnist", functools.partial(write_qmnist, count=28, digits=41)),
-        ("cifar10_c", functools.partial(write_cifar10, form="bin", per_class=5)),
+        ("cifar10_c", functools.partial(write_cifar10_packed, per_class=5)),
     ],
 )
 def test_from_raw_files_to_a_result_in_two_commands(tmp_path, name, write):

@@ -153,8 +153,8 @@ def test_seeds_that_do_not_belong_together_are_named():
 
 @pytest.mark.parametrize("row, alone, stand_in", [
     *(({"benchmark": name}, True, True) for name in PROTOCOL),
-    *(({"benchmark": name}, False, True) for name in ("glyphs", "glyphs_c")),
-    *(({"benchmark": name}, False, False) for name in ("folder", "a_new_reader")),
+    *(({"benchmark": name}, False, True) for name in ("glyphs", "glyphs_c", "unipen", "cifar10_c")),
+    *(({"benchmark": name}, False, False) for name in ("folder", "qmnist", "a_new_reader")),
     ({"benchmark": "folder", "data_name": "femnist"}, False, False),
     ({"benchmark": "femnist", "data_marks": ["regenerated"]}, False, True),
     ({"benchmark": "femnist", "smoke": True}, False, True),

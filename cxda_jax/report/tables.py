@@ -25,7 +25,8 @@ PAPER = Path(__file__).with_name("paper.csv")
 PAPER_SEEDS = 3
 BENCHMARKS = ("cifar_c", "femnist", "iwildcam", "tiny_imagenet_c")  # the paper's
 AGAINST = ("paper", "paper_stand_ins")
-STAND_INS = {"glyphs": "femnist", "glyphs_c": "cifar_c"}  # built-in data, and the paper's benchmark that they replace
+# Other data, and the paper's benchmark that they replace.
+STAND_INS = {"glyphs": "femnist", "unipen": "femnist", "glyphs_c": "cifar_c", "cifar10_c": "cifar_c"}
 ORDER = ("erm", "erm_iid", "cml", "bn", "cxda", "cxda_loo", "cxda_p2p", "cxda_supervised", "ft_em", "ft_im", "sf_ocda",
          "cotta", "sla")  # fmt: skip
 # Fields of a config that are not part of the protocol, or that have a mark of their own.

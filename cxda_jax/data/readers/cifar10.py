@@ -20,7 +20,7 @@ import numpy as np
 
 from cxda_jax.data.published import PUBLISHED
 from cxda_jax.data.readers import cifar_c
-from cxda_jax.data.readers.raw import EXTENSIONS, RawData, Rows, cores, read_image, split_checks, visible
+from cxda_jax.data.readers.raw import EXTENSIONS, RawData, Rows, cores, find_folder, read_image, split_checks, visible
 from cxda_jax.data.store import SPLITS
 from cxda_jax.disk.reading import reason, refuse_html
 from cxda_jax.errors import UserError
@@ -51,6 +51,8 @@ def read_clean(raw_dir: Path) -> dict[str, Rows]:
     for folder in (raw_dir / "CIFAR-10-images", raw_dir):
         if (folder / "train").is_dir():
             return {part: _read_files(folder / part) for part in names}
+    if any(raw_dir.glob("cifar-10-batches-py.*")) or any(raw_dir.glob("cifar-10-python.*")):
+        find_folder(raw_dir, "cifar-10-batches-py", packed=("cifar-10-python",))  # has the archive extracted
     return {part: cifar_c.read_binary(raw_dir, names[part]) for part in names}
 
 
