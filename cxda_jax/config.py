@@ -219,7 +219,7 @@ def lookup(name: str, key: str, table: Mapping[str, Any]) -> Any:
 
 
 def check_stored(config: Config, where: str, fix: str, fields: Mapping[str, Field | Group] = FIELDS) -> dict[str, Any]:
-    """A config from a file, with the defaults of optional groups that it lacks.
+    """A config from a file, with the defaults of optional groups and fields that it lacks.
 
     Raises a UserError unless it has all fields, no others, and values of their types. The fields of `data` differ from
     benchmark to benchmark and are not checked. Messages begin with `where` and end with `fix`.
@@ -227,10 +227,11 @@ def check_stored(config: Config, where: str, fix: str, fields: Mapping[str, Fiel
     for name in config:
         if name not in fields:
             raise UserError(f"{where}.{brief(name, 40)}: this version has no such field; {fix}")
+    config = dict(config)
     for name, entry in fields.items():
         at = f"{where}.{name}"
-        if name not in config and isinstance(entry, Group) and entry.optional:
-            config = {**config, name: {n: field.default for n, field in entry.fields.items()}}
+        if name not in config and entry.optional:
+            config[name] = {n: f.default for n, f in entry.fields.items()} if isinstance(entry, Group) else entry.default
         if name not in config:
             raise UserError(f"{at}: missing, though this version has that field; {fix}")
         value = config[name]
@@ -238,10 +239,10 @@ def check_stored(config: Config, where: str, fix: str, fields: Mapping[str, Fiel
             if not isinstance(value, dict):
                 raise UserError(f"{at}={brief(repr(value), 40)}: expected a group of fields; {fix}")
             if name != "data":
-                check_stored(value, at, fix, entry.fields)
+                config[name] = check_stored(value, at, fix, entry.fields)
         elif not _is_like(value, entry.default):
             raise UserError(f"{at}={brief(repr(value), 40)}: expected {entry.default!r} or the like; {fix}")
-    return dict(config)
+    return config
 
 
 def _is_like(value: Any, default: Any) -> bool:

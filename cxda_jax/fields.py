@@ -30,6 +30,7 @@ class Field(NamedTuple):
     help: str
     within: Range | None = None  # of a number
     choices: tuple[Any, ...] = ()
+    optional: bool = False  # a run that lacks the field gets its default, so a new field leaves older runs usable
 
 
 class Group(NamedTuple):

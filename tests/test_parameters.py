@@ -17,7 +17,7 @@ from cxda_jax.data.episodes import EpisodeSpec, check_spec
 from cxda_jax.data.sources import SOURCES
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import NETS, OPTIMIZERS, SMALLEST
-from cxda_jax.fields import FIELDS, Group
+from cxda_jax.fields import FIELDS, Field, Group
 from cxda_jax.methods.cotta import cotta
 from cxda_jax.methods.cxda import attending, cxda
 from cxda_jax.methods.erm import bn
@@ -130,6 +130,17 @@ def test_a_config_from_before_a_method_existed_gets_the_defaults_of_its_group():
             check_stored(stored | {"t3a": {"keep": 3}}, "config", "train again")
     with refused(r"^config\.bn: this version has no such field; train again"):
         check_stored(stored | {"bn": {}}, "config", "train again")
+
+
+def test_a_config_from_before_an_optional_field_existed_gets_its_default(monkeypatch):
+    stored = json.loads(json.dumps(CONFIG))
+    monkeypatch.setitem(FIELDS["net"].fields, "new", Field(2.5, "New.", optional=True))
+    assert check_stored(stored, "config", "train again")["net"] == stored["net"] | {"new": 2.5}
+    stored["net"]["new"] = 3.5
+    assert check_stored(stored, "config", "train again")["net"] == stored["net"]
+    monkeypatch.setitem(FIELDS["net"].fields, "needed", Field(1, "New."))
+    with refused(r"^config\.net\.needed: missing, .* train again"):
+        check_stored(stored, "config", "train again")
 
 
 def test_the_help_of_derived_values_is_true(monkeypatch):
