@@ -231,7 +231,8 @@ def check_stored(config: Config, where: str, fix: str, fields: Mapping[str, Fiel
     for name, entry in fields.items():
         at = f"{where}.{name}"
         if name not in config and entry.optional:
-            config[name] = {n: f.default for n, f in entry.fields.items()} if isinstance(entry, Group) else entry.default
+            grouped = isinstance(entry, Group)
+            config[name] = {n: f.default for n, f in entry.fields.items()} if grouped else entry.default
         if name not in config:
             raise UserError(f"{at}: missing, though this version has that field; {fix}")
         value = config[name]
