@@ -21,6 +21,7 @@ from cxda_jax.data.readers.raw import RawData
 from cxda_jax.data.sources import SOURCES, Source
 from cxda_jax.data.store import SPLITS, DomainStore, open_store
 from cxda_jax.errors import UserError, brief
+from cxda_jax.methods.anytime import cxda_any
 from cxda_jax.methods.cml import cml
 from cxda_jax.methods.cotta import cotta
 from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
@@ -46,6 +47,7 @@ METHODS: dict[str, Callable[[Config, DomainStore], Method]] = {
     "cxda_p2p": lambda c, store: cxda_p2p(build_attending_net(c, store, "patch"), **_attending(c)),
     "cxda_supervised": lambda c, store: cxda_supervised(build_attending_net(c, store), **_attending(c)),
     "cxda_loo": lambda c, store: cxda_loo(build_attending_net(c, store), **_attending(c)),
+    "cxda_any": lambda c, store: cxda_any(build_attending_net(c, store), **c["cxda_any"]),
     "ft_em": lambda c, store: ft_em(build_net(c, store), _tuning(c)),
     "ft_im": lambda c, store: ft_im(build_net(c, store), _tuning(c)),
     "sf_ocda": lambda c, store: sf_ocda(build_net(c, store), _tuning(c), augment.Strong(**c["strong"]), **c["sf_ocda"]),

@@ -30,7 +30,8 @@ def support_logits(net, variables, support):
     def logits_of(variables):
         maps, _ = encode(net, variables, support)
         memory = net.apply(variables, maps, method="remember")
-        recalled = (net.apply(variables, maps, memory, own_out, method="recall") for own_out in (True, False))
+        own = jnp.eye(len(maps), dtype=bool)
+        recalled = (net.apply(variables, maps, memory, hidden, method="recall") for hidden in (own, None))
         return *recalled, net.apply(variables, maps, method="classify")
 
     return logits_of(variables)

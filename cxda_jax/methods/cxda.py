@@ -33,7 +33,8 @@ def cxda(net: Classifier, **options: Any) -> Method:
         return net.apply(variables, maps, method="remember")
 
     def answer(adapted: WithMemory, maps: Array, domain: Array, leave_own_out: bool = False) -> Any:
-        return net.apply(adapted.variables, maps, adapted.memory, leave_own_out, method="recall")
+        hidden = jnp.eye(len(maps), dtype=bool) if leave_own_out else None
+        return net.apply(adapted.variables, maps, adapted.memory, hidden, method="recall")
 
     def weights(adapted: WithMemory, query: Images) -> Any:
         maps = net.apply(adapted.variables, query.pixels, method="map")

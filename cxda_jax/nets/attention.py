@@ -2,7 +2,8 @@
 
     q = LN(x_q) W_q,  k = LN(x_s) W_k,  v = LN(x_s) W_v,  z = x_q + softmax(q k^T / sqrt(C / heads)) v W
 
-W_q, W_k, W_v are C x C/R and W is C/R x C, without biases. x_q is added without normalisation.
+W_q, W_k, W_v are C x C/R and W is C/R x C, without biases. x_q is added without normalisation. A query that may attend to
+nothing stays as it is.
 """
 
 import math
@@ -18,6 +19,7 @@ from cxda_jax.nets.initial import uniform
 
 # The most scores in memory at once. More queries are processed in chunks, which the backward pass computes again.
 CHUNK = 1 << 23
+HIDDEN = -1e30  # a score; minus infinity would give no number where all is hidden
 
 
 def check_attention(dim: int, heads: int, ratio: int, scale: str) -> None:
@@ -45,6 +47,8 @@ class CrossAttention(nn.Module):
       scale: "paper" divides scores by sqrt(C / heads), as printed; "head_dim" by the usual sqrt(C / R / heads).
       shared_norm: queries and support share one layer normalisation.
       zero_out: the output layer starts at zero, so that the network starts as one without attention.
+      sink: a learned score for each head, which takes a share of the softmax and adds nothing. So a query can leave support
+        that does not help alone, and the weights of a query sum to less than one. (Not in the paper.)
       dtype: of products; scores are float32 always.
     """
 
@@ -54,6 +58,7 @@ class CrossAttention(nn.Module):
     scale: str = "paper"
     shared_norm: bool = True
     zero_out: bool = False
+    sink: bool = False
     dtype: Any = jnp.float32
 
     def setup(self):
@@ -65,6 +70,8 @@ class CrossAttention(nn.Module):
         self.query, self.key, self.value = (nn.Dense(inner, **options, **uniform(self.dim)) for _ in range(3))
         start: Any = {"kernel_init": nn.initializers.zeros} if self.zero_out else uniform(inner)
         self.out = nn.Dense(self.dim, **options, **start)
+        if self.sink:
+            self.nothing = self.param("sink", nn.initializers.zeros, (self.heads, 1))
 
     def remember(self, support: jax.Array) -> Memory:
         """Support tokens [n, C] to keys and values."""
@@ -75,40 +82,50 @@ class CrossAttention(nn.Module):
         """Support tokens [n, C] to values alone [n, heads, C / R / heads], for mix() with given weights."""
         return self._split(self.value(self.norm(support)))
 
-    def recall(self, query: jax.Array, memory: Memory, own: int = 0) -> jax.Array:
+    def recall(self, query: jax.Array, memory: Memory, hidden: jax.Array | None = None) -> jax.Array:
         """Query tokens [m, C] plus the attention's output.
 
         Args:
           query: tokens to adapt.
           memory: what remember() returned.
-          own: for queries that are the support itself, the tokens of an image; none attends to those of its own image.
+          hidden: bool [query images, support images]: which support images a query image does not attend to.
         """
-        if len(memory.keys) <= own:
+        if not len(memory.keys):
             return query
         rows = max(1, CHUNK // (self.heads * len(memory.keys)))
-        numbers = jnp.arange(len(query))
+        images = len(query) if hidden is None else len(hidden)
+        numbers = jnp.arange(len(query)) // (len(query) // images)  # of the image of each token
         if len(query) <= rows:
-            return self._read(query, numbers, memory, own)
+            return self._read(query, numbers, memory, hidden)
         chunks = -(-len(query) // rows)
         padding = (0, chunks * rows - len(query))
         padded = jnp.pad(query, (padding, (0, 0))).reshape(chunks, rows, self.dim)
         numbers = jnp.pad(numbers, padding).reshape(chunks, rows)
         # Parameters must be made by a plain call, outside the loop below.
         if self.is_initializing():
-            self._read(padded[0], numbers[0], memory, own)
+            self._read(padded[0], numbers[0], memory, hidden)
             return query
         module, variables = self.unbind()
-        read = jax.checkpoint(lambda chunk: module.apply(variables, *chunk, memory, own, method="_read"))
+        read = jax.checkpoint(lambda chunk: module.apply(variables, *chunk, memory, hidden, method="_read"))
         return jax.lax.map(read, (padded, numbers)).reshape(-1, self.dim)[: len(query)]
 
     def weights(self, query: jax.Array, memory: Memory, hidden: jax.Array | None = None) -> jax.Array:
-        """Query tokens [m, C] to float32 weights [m, heads, n], 0 where `hidden` [m, n] is True; each row sums to one."""
+        """Query tokens [m, C] to float32 weights [m, heads, n], 0 where `hidden` [m, n] is True.
+
+        A row sums to one; with `sink` to less, and to zero if all is hidden.
+        """
         q = self._split(self.query(self.norm_query(query)))
         width = self.dim / self.heads / (1 if self.scale == "paper" else self.ratio)
         scores = jnp.einsum("mhd,nhd->mhn", q, memory.keys, preferred_element_type=jnp.float32)
+        scores /= math.sqrt(width)
         if hidden is not None:
-            scores = jnp.where(hidden[:, None], -jnp.inf, scores)
-        return jax.nn.softmax(scores / math.sqrt(width), axis=-1)
+            scores = jnp.where(hidden[:, None], HIDDEN, scores)
+        if self.sink:
+            nothing = jnp.broadcast_to(self.nothing, (*scores.shape[:2], 1))
+            weights = jax.nn.softmax(jnp.concatenate([nothing, scores], axis=-1), axis=-1)[..., 1:]
+        else:
+            weights = jax.nn.softmax(scores, axis=-1)
+        return weights if hidden is None else jnp.where(hidden[:, None], 0, weights)  # also where a row hides all
 
     def mix(self, query: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
         """Query tokens [m, C] plus a projected sum of values [n, heads, C / R / heads], with weights [m, heads or 1, n]."""
@@ -118,8 +135,9 @@ class CrossAttention(nn.Module):
         summed = jnp.einsum("mhn,nhd->mhd", weights.astype(values.dtype), values)
         return query + self.out(summed.reshape(len(query), -1))
 
-    def _read(self, query: jax.Array, numbers: jax.Array, memory: Memory, own: int) -> jax.Array:
-        hidden = numbers[:, None] // own == jnp.arange(len(memory.keys)) // own if own else None
+    def _read(self, query: jax.Array, numbers: jax.Array, memory: Memory, hidden: jax.Array | None) -> jax.Array:
+        if hidden is not None:  # the tokens of an image are neighbours
+            hidden = jnp.repeat(hidden[numbers], len(memory.keys) // hidden.shape[1], axis=1)
         return self.mix(query, self.weights(query, memory, hidden), memory.values)
 
     def _split(self, x: jax.Array) -> jax.Array:

@@ -87,16 +87,15 @@ class Classifier(nn.Module):
         """Maps of the support to values alone, for mix()."""
         return self.attention.remember_values(self.tokens(maps))
 
-    def recall(self, maps: jax.Array, memory: Memory, leave_own_out: bool = False) -> jax.Array:
+    def recall(self, maps: jax.Array, memory: Memory, hidden: jax.Array | None = None) -> jax.Array:
         """Maps of queries [n, h, w, c] to logits [n, classes], with attention to the memory.
 
         Args:
           maps: of the queries.
           memory: what remember() returned.
-          leave_own_out: the queries are the support itself, and each attends to the others alone.
+          hidden: bool [n, support]: which support images a query does not attend to.
         """
-        tokens = self.tokens(maps)
-        return self._classify_tokens(self.attention.recall(tokens, memory, leave_own_out * self._per_image(maps)), maps)
+        return self._classify_tokens(self.attention.recall(self.tokens(maps), memory, hidden), maps)
 
     def mix(self, maps: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
         """Maps of queries to logits, as recall() but with given weights [n, heads or 1, support]."""

@@ -1,0 +1,122 @@
+"""CXDA for buffers of any size, which also grow and shrink one image at a time (not in the paper).
+
+cxda_any differs from cxda_loo in:
+
+loss     each labelled image attends to its own random subset of the others, from none of them to all
+adapt    running statistics normalise all images, so what is kept of an image depends on that image alone
+predict  without support images it is the plain network, as that of erm
+
+So a buffer can take an image in or let one go at the price of one image, and is then exactly what adapt() makes of the same set.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cxda_jax import config
+from cxda_jax.losses import cross_entropy
+from cxda_jax.methods.cxda import WithMemory, cxda
+from cxda_jax.methods.erm import encode, outcome
+from cxda_jax.nets.attention import Memory
+from cxda_jax.nets.classifier import Classifier
+from cxda_jax.types import Array, Episode, Images, Method, Variables
+
+
+def cxda_any(net: Classifier, full: float = 0.5, plain: float = 0.5) -> Method:
+    """CXDA that is trained for each number of support images.
+
+    Args:
+      net: a network with a CrossAttention.
+      full: share of the training images that see all others. The rest see a random number n of them: 1 + n is log-uniform.
+      plain: weight of the loss without attention, beside a weight of 1 - plain of the loss with it.
+    """
+    config.check("cxda_any", full=full, plain=plain)
+
+    def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
+        both = jax.tree.map(lambda *x: jnp.concatenate(x), episode.query, episode.support)
+        labels, queries = jnp.concatenate([episode.label, episode.support_label]), len(episode.label)
+        maps, exact = encode(net, variables, both)
+        memory = net.apply(variables, maps, method="remember")
+        hidden = ~random_subsets(key, len(labels), full)
+        logits: Any = net.apply(variables, maps, memory, hidden, method="recall")
+        attending, aux = outcome(variables, exact, episode, logits[:queries], logits[queries:])
+        if not plain:
+            return attending, aux
+        alone: Any = net.apply(variables, maps, method="classify")
+        return (1 - plain) * attending + plain * cross_entropy(alone, labels), aux
+
+    def adapt(variables: Variables, support: Images, key: Array) -> WithMemory:
+        maps = net.apply(variables, support.pixels, method="map")
+        return WithMemory(variables, net.apply(variables, maps, method="remember"), support.domain)
+
+    return cxda(net)._replace(name="cxda_any", loss=loss, adapt=adapt)
+
+
+def random_subsets(key: Array, n: int, full: float) -> Array:
+    """For each of n images a random subset of the others: bool [n, n], True where row i holds image j.
+
+    A row holds all others with probability `full`. Otherwise it holds k of them, where 1 + k is log-uniform in [1, n].
+    """
+    size_key, full_key, order_key = jax.random.split(key, 3)
+    size = jnp.floor(jnp.exp(jax.random.uniform(size_key, (n,)) * jnp.log(n))).astype(int) - 1
+    size = jnp.where(jax.random.bernoulli(full_key, full, (n,)), n - 1, size)
+    order = jnp.where(jnp.eye(n, dtype=bool), 2.0, jax.random.uniform(order_key, (n, n)))  # oneself comes last
+    return order.argsort(-1).argsort(-1) < size[:, None]
+
+
+class Buffer(NamedTuple):
+    """Encoded support images in a fixed number of places."""
+
+    memory: Memory  # keys and values of all places
+    arrived: Array  # int32 [places]: the newer an image the larger; 0 marks a free place
+
+
+class Stream(NamedTuple):
+    """An adapter whose buffer changes by one image at a time. All shapes are fixed, so each function is compiled once.
+
+    Attributes:
+      empty: (variables, an image [h, w, c], places) -> a Buffer without images.
+      append: (variables, buffer, image [h, w, c]) -> the buffer with the image, in place of the oldest if it was full.
+      evict: (buffer, number of a place) -> the buffer with this place free.
+      predict: (variables, buffer, query) -> logits [n_query, classes].
+    """
+
+    empty: Callable[[Variables, Array, int], Buffer]
+    append: Callable[[Variables, Buffer, Array], Buffer]
+    evict: Callable[[Buffer, Any], Buffer]
+    predict: Callable[[Variables, Buffer, Images], Array]
+
+
+def stream(net: Classifier) -> Stream:
+    """The streaming form of cxda_any for the same network and its variables."""
+
+    def encoded(variables: Variables, image: Array) -> Memory:
+        maps = net.apply(variables, image[None], method="map")
+        return net.apply(variables, maps, method="remember")  # type: ignore[return-value]
+
+    def empty(variables: Variables, image: Array, places: int) -> Buffer:
+        one = jax.eval_shape(encoded, variables, image)
+        memory = jax.tree.map(lambda x: jnp.zeros((places * x.shape[0], *x.shape[1:]), x.dtype), one)
+        return Buffer(memory, jnp.zeros(places, jnp.int32))
+
+    def append(variables: Variables, buffer: Buffer, image: Array) -> Buffer:
+        place = buffer.arrived.argmin()  # a free one, or the oldest
+        one = encoded(variables, image)
+
+        def put(all_places: Array, new: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(all_places, new, place * len(new), 0)
+
+        memory = jax.tree.map(put, buffer.memory, one)
+        return Buffer(memory, buffer.arrived.at[place].set(buffer.arrived.max() + 1))
+
+    def evict(buffer: Buffer, place: Any) -> Buffer:
+        return buffer._replace(arrived=buffer.arrived.at[place].set(0))
+
+    def predict(variables: Variables, buffer: Buffer, query: Images) -> Array:
+        maps = net.apply(variables, query.pixels, method="map")
+        hidden = jnp.broadcast_to(buffer.arrived == 0, (len(query.pixels), len(buffer.arrived)))
+        return net.apply(variables, maps, buffer.memory, hidden, method="recall")  # type: ignore[return-value]
+
+    return Stream(empty, append, evict, predict)
