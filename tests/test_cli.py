@@ -47,6 +47,8 @@ COMMANDS = [  # command, arguments, what the line says
     ("evaluate", (RUN, "--num_tasks=many"), "flag --num_tasks=many: .*'many'"),
     ("evaluate", (RUN, "--methods=cxda,exda"), "--methods=exda: no such method; choose from all, erm"),
     ("evaluate", (RUN, "--methods=ft_em"), "--methods=ft_em: .* holds no run to test it on; train one"),
+    ("evaluate", (RUN, "--from=cxda"), "--from='cxda' is unknown; choose from erm, erm_iid"),
+    ("evaluate", (RUN, "--methods=t3a", "--from=erm_iid"), "holds no run to test it on; .* or change --from=erm_iid"),
     ("evaluate", (RUN, "--against=bm"), "--against=bm: no such method among the runs; choose from cxda"),
     ("evaluate", (RUN, "--num_domains=0,5"), "--num_domains=0: give whole numbers of at least 1"),
     ("evaluate", (RUN, "--support_size=3"), "--support_size=3: .*5 domains; ask for more images"),
