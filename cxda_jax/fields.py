@@ -94,7 +94,7 @@ FIELDS: dict[str, Field | Group] = {
         "affinity": Field("knn", "Of two images: knn 1 for neighbours, else 0; rbf a Gaussian of the distance; linear the cosine.",
                           choices=("knn", "rbf", "linear")),
         "neighbours": Field(5, "knn: neighbours of an image; rbf: the last of them gives the width.", COUNT),
-        "steps": Field(100, "Fixed-point steps.", COUNT),
+        "steps": Field(50, "Fixed-point steps.", COUNT),
     }, at_test=True, optional=True),
     "feature_shift": Group("Method feature_shift.", {
         "gamma": Field(1.0, "Share of the shift that is applied.", NOT_NEGATIVE),

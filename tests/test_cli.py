@@ -52,7 +52,7 @@ COMMANDS = [  # command, arguments, what the line says
     ("evaluate", (RUN, "--against=bm"), "--against=bm: no such method among the runs; choose from cxda"),
     ("evaluate", (RUN, "--num_domains=0,5"), "--num_domains=0: give whole numbers of at least 1"),
     ("evaluate", (RUN, "--support_size=3"), "--support_size=3: .*5 domains; ask for more images"),
-    ("evaluate", (RUN, "--config.net.width=4"), "--config.net.width: a trained run fixes it; .*batch_norm, cotta"),
+    ("evaluate", (RUN, "--config.net.width=4"), "--config.net.width: a trained run fixes it; .*batch_norm, bn_alpha, cotta"),
     ("evaluate", (RUN, "--config.episode.per_domain=x"), "--config.episode.per_domain=x: expected a int"),
     ("report", (RUN,), "--report is missing; name the folder to write"),
     ("report", (RUN, "--report={tmp}/r", "--config.seed=1"), "--config.seed: .*leave it out"),

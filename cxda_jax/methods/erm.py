@@ -17,7 +17,6 @@ bn_alpha is BN without a training of its own, whose statistics are a blend (Schn
 """
 
 from collections.abc import Callable
-
 from typing import Any
 
 import jax

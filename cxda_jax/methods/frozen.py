@@ -79,7 +79,7 @@ def prototypes(features: Array, kernel: Array, bias: Array, keep: int) -> Array:
     return unit(unit(vectors).T @ member, axis=0)
 
 
-def lame(net: Classifier, affinity: str = "knn", neighbours: int = 5, steps: int = 100) -> Method:
+def lame(net: Classifier, affinity: str = "knn", neighbours: int = 5, steps: int = 50) -> Method:
     """LAME on the support and one query at a time, so that no query sees another.
 
     Args:
@@ -178,7 +178,7 @@ def feature_shift(net: Classifier, gamma: float = 1.0) -> Method:
 def encode_and_classify(net: Classifier, variables: Variables, images: Images) -> tuple[Any, Any]:
     """Features h(x) [n, d] and logits [n, classes], normalised by the checkpoint's statistics."""
     maps = net.apply(variables, images.pixels, method="map")
-    return tuple(net.apply(variables, maps, method=name) for name in ("before_last", "classify"))
+    return net.apply(variables, maps, method="before_last"), net.apply(variables, maps, method="classify")
 
 
 def unit(vectors: Array, axis: int = -1) -> Array:
