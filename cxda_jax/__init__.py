@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from cxda_jax.methods.cml import cml
     from cxda_jax.methods.cotta import cotta
     from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
-    from cxda_jax.methods.erm import bn, erm, erm_iid
+    from cxda_jax.methods.erm import bn, bn_alpha, erm, erm_iid
     from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
+    from cxda_jax.methods.frozen import feature_shift, lame, t3a
     from cxda_jax.methods.sla import sla
     from cxda_jax.types import Episode, Images, Method
 
@@ -27,8 +28,9 @@ _HOMES = {
     "methods.cml": ("cml",),
     "methods.cotta": ("cotta",),
     "methods.cxda": ("cxda", "cxda_loo", "cxda_p2p", "cxda_supervised"),
-    "methods.erm": ("bn", "erm", "erm_iid"),
+    "methods.erm": ("bn", "bn_alpha", "erm", "erm_iid"),
     "methods.finetune": ("FineTuning", "ft_em", "ft_im", "sf_ocda"),
+    "methods.frozen": ("feature_shift", "lame", "t3a"),
     "methods.sla": ("sla",),
     "types": ("Episode", "Images", "Method"),
 }
@@ -36,8 +38,8 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "DomainStore", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Plan", "UserError", "__version__", "bn",
-    "cml", "cotta", "cxda", "cxda_loo", "cxda_p2p", "cxda_supervised", "erm", "erm_iid", "evaluate", "ft_em", "ft_im",
-    "open_store", "sample_plans", "sf_ocda", "sla", "write_store",
+    "bn_alpha", "cml", "cotta", "cxda", "cxda_loo", "cxda_p2p", "cxda_supervised", "erm", "erm_iid", "evaluate",
+    "feature_shift", "ft_em", "ft_im", "lame", "open_store", "sample_plans", "sf_ocda", "sla", "t3a", "write_store",
 ]  # fmt: skip
 
 

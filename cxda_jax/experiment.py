@@ -25,8 +25,9 @@ from cxda_jax.methods.anytime import cxda_any
 from cxda_jax.methods.cml import cml
 from cxda_jax.methods.cotta import cotta
 from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
-from cxda_jax.methods.erm import bn, erm, erm_iid
+from cxda_jax.methods.erm import bn, bn_alpha, erm, erm_iid
 from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
+from cxda_jax.methods.frozen import feature_shift, lame, t3a
 from cxda_jax.methods.sla import sla
 from cxda_jax.metrics import METRICS
 from cxda_jax.nets.attention import CrossAttention, check_attention
@@ -59,6 +60,10 @@ METHODS: dict[str, Callable[[Config, DomainStore], Method]] = {
         support=c["episode"]["num_domains"] * c["episode"]["per_domain"],
     ),
     "sla": lambda c, store: sla(build_net(c, store, **c["sla"])),
+    "bn_alpha": lambda c, store: bn_alpha(build_net(c, store), **c["bn_alpha"]),
+    "t3a": lambda c, store: t3a(build_net(c, store), **c["t3a"]),
+    "lame": lambda c, store: lame(build_net(c, store), **c["lame"]),
+    "feature_shift": lambda c, store: feature_shift(build_net(c, store), **c["feature_shift"]),
 }
 READERS: dict[str, Callable[..., RawData]] = {  # of raw files, for launch.prepare; see the find() of each
     "femnist": femnist.find,
@@ -199,7 +204,7 @@ def build_method(config: Config, store: DomainStore) -> Method:
     """The method that the config names, for images of the store. A UserError names the first field that is wrong."""
     make = lookup("method", config["method"], METHODS)
     check_all(config)
-    with as_fields(config, config["method"], "strong", "train"):
+    with as_fields(config, config["method"], "strong", "train", "batch_norm"):
         return make(config, store)
 
 
@@ -283,8 +288,8 @@ def episode_spec(config: Config) -> EpisodeSpec:
 
 
 def _attending(config: Config) -> dict[str, Any]:
-    norm, support_loss = config["batch_norm"], config["train"]["support_loss"]
-    return {"statistics": norm["statistics"], "momentum": norm["momentum"], "support_loss": support_loss}
+    norm = {name: value for name, value in config["batch_norm"].items() if name != "test_time_only"}
+    return {**norm, "support_loss": config["train"]["support_loss"]}
 
 
 def _tuning(config: Config) -> FineTuning:

@@ -86,7 +86,25 @@ FIELDS: dict[str, Field | Group] = {
                             choices=("flow", "stop", "own")),
         "momentum": Field(1.0, "Share of the support's statistics for the query; the rest are the running ones.", SHARE),
         "test_time_only": Field(False, "bn adapts the checkpoints of erm and has no training of its own."),
+        "prior": Field(0.0, "Above 0: n support images have the share n / (n + prior), in place of momentum.", NOT_NEGATIVE,
+                       optional=True),
     }, at_test=True),
+    "bn_alpha": Group("Method bn_alpha.", {
+        "prior": Field(16.0, "n support images have the share n / (n + prior) in the statistics; the rest are the running ones.",
+                       POSITIVE),
+    }, at_test=True, optional=True),
+    "t3a": Group("Method t3a.", {
+        "keep": Field(20, "Vectors that make a class's prototype, those of the lowest entropy; 0: all.", Range(0, 10_000)),
+    }, at_test=True, optional=True),
+    "lame": Group("Method lame.", {
+        "affinity": Field("knn", "Of two images: knn 1 for neighbours, else 0; rbf a Gaussian of the distance; linear the cosine.",
+                          choices=("knn", "rbf", "linear")),
+        "neighbours": Field(5, "knn: neighbours of an image; rbf: the last of them gives the width.", COUNT),
+        "steps": Field(50, "Fixed-point steps.", COUNT),
+    }, at_test=True, optional=True),
+    "feature_shift": Group("Method feature_shift.", {
+        "gamma": Field(1.0, "Share of the shift that is applied.", NOT_NEGATIVE),
+    }, at_test=True, optional=True),
     "cml": Group("Method cml.", {
         "width": Field(64, "Channels of the context network.", Range(1, 8192)),
         "convs": Field(3, "cnn: convolutions of the main network; 2 as ARM has.", choices=(2, 3)),

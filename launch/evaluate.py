@@ -7,10 +7,14 @@ python -m launch.evaluate --runs=runs/glyphs/cxda/0 --num_tasks=2000
 python -m launch.evaluate --runs='runs/glyphs/*/*' --against=bn
 python -m launch.evaluate --runs='runs/glyphs/*/*' --num_domains=1,2,5,10,20 --support_size=10,20,50,100,200,500
 python -m launch.evaluate --runs='runs/glyphs/erm/*' --methods=ft_em,ft_im --steps=1
+python -m launch.evaluate --runs='runs/glyphs/erm_iid/*' --methods=t3a,lame --from=erm_iid
 
 A run directory is all it needs: the config, the data set and the weights follow from it. Writes result.json,
 predictions.npz and, for methods that attend, attention.png into each run; what is tested on the checkpoint of another
 method, or with changed fields, into a folder of its own there, such as runs/glyphs/erm/0/ft_em,finetune.steps=1.
+
+Methods without a training of their own start from the runs of erm, or with --from=erm_iid from those of erm_iid. Their
+label is then one such as t3a,from=erm_iid.
 
 --num_domains and --support_size test, in place of the usual tasks, tasks of that many support domains (and as many support
 images as usual), or of that many support images; as many queries as there are support images of one domain. A program is
@@ -29,8 +33,10 @@ _RUNS = cli.define_runs()
 _OTHER_DATA = cli.define_other_data()
 _METHODS = flags.DEFINE_list(
     "methods", [],
-    "What to test: names, or all. ft_em, ft_im, sf_ocda and cotta start from the runs of erm. Each run's own if empty.",
+    "What to test: names, or all. Methods without a training of their own start from the runs of erm; see --from. Each run's "
+    "own if empty.",
 )  # fmt: skip
+_FROM = flags.DEFINE_string("from", "erm", "What methods without a training of their own start from: erm or erm_iid.")
 _AGAINST = flags.DEFINE_string("against", None, "A method among the runs: print each one's paired difference to it.")
 _NUM_DOMAINS = flags.DEFINE_list("num_domains", [], "Test with so many support domains: 1,2,5,10,20.")
 _SUPPORT_SIZE = flags.DEFINE_list("support_size", [], "Test with so many support images: 10,20,50,100,200,500.")
@@ -49,7 +55,7 @@ def main() -> None:
         wanted += settings.asked(kind, flag.value)
     testing.evaluate_runs(
         runs, _METHODS.value, cli.CHANGES, wanted, cli.DATA_DIR.value, num_tasks=_NUM_TASKS.value, against=_AGAINST.value,
-        other_data=_OTHER_DATA.value,
+        other_data=_OTHER_DATA.value, start=_FROM.value,
     )  # fmt: skip
 
 

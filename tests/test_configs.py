@@ -31,7 +31,7 @@ EMBEDDED = ("glyphs", "glyphs_c")
 REAL = ("unipen", "qmnist", "cifar10_c")  # test_real_images.py has them
 ROWS = (
     "erm", "erm_iid", "bn", "cml", "cxda", "cxda_p2p", "cxda_supervised", "cxda_loo", "ft_em", "ft_im", "sf_ocda", "cotta",
-    "sla",
+    "sla", "bn_alpha", "t3a", "lame", "feature_shift",
 )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def test_hyper_parameters_are_the_papers(benchmark, data_dir):
     assert c["augment"] == {"crop": True, "flip": True, "rotate": 30.0, "fill": fill_value, "probability": 0.5}
     attention = {"features": "pool", "heads": 8, "ratio": 2, "scale": "paper", "shared_norm": True, "zero_out": False}
     assert c["attention"] == attention
-    assert c["batch_norm"] == {"statistics": "flow", "momentum": 1.0, "test_time_only": False}
+    assert c["batch_norm"] == {"statistics": "flow", "momentum": 1.0, "test_time_only": False, "prior": 0.0}
     assert c["train"]["support_loss"] == "none"
     assert c["net"]["width"] == 128 and c["net"]["padding"] == "arm" and c["net"]["stages"] == [3, 4, 6, 3]
     assert c["cml"] == {"width": 64, "convs": 3} and c["sla"] == {"adapters": 2, "zero_adapters": False}

@@ -16,14 +16,15 @@ from PIL import Image
 from cxda_jax import backend, metrics
 from cxda_jax.config import differences, read
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import build, open_data
+from cxda_jax.experiment import METHODS, build, open_data
 from cxda_jax.study.comparing import comparison, table
-from cxda_jax.study.identity import read_config
+from cxda_jax.study.identity import read_config, read_record
 from cxda_jax.study.results import Result
 from cxda_jax.study.runs import restore_best
 from cxda_jax.study.settings import USUAL, Setting, asked, reshaped
 from cxda_jax.types import Images
 from tests.commands import command
+from tests.lines import write_config
 
 ROOT = Path(__file__).parent.parent
 
@@ -182,7 +183,7 @@ def result(folder):
 
 
 def test_methods_that_start_from_erm_leave_it_untouched(erm_run, tmp_path):
-    erm, derived = tmp_path / "erm", ["ft_em", "ft_im", "sf_ocda", "cotta"]
+    erm, derived = tmp_path / "erm", ["ft_em", "ft_im", "sf_ocda", "cotta", "bn_alpha", "t3a", "lame", "feature_shift"]
     for name in ("erm", "run"):
         shutil.copytree(erm_run.parent / name, tmp_path / name)
     options = (f"--data_dir={erm_run.parent}/data", "--num_tasks=3")
@@ -194,7 +195,7 @@ def test_methods_that_start_from_erm_leave_it_untouched(erm_run, tmp_path):
     alone, alone_arrays = result(erm)
     assert checkpoint == files(erm / "best") and alone["weights_hash"] == trained["weights_hash"]
     np.testing.assert_array_equal(alone_arrays["predictions"], arrays["predictions"][:3])
-    again = derived[2:]
+    again = derived[2:4]
     for name in again:
         shutil.rmtree(erm / name)
     command("evaluate", f"--runs={erm}", "--methods=cotta,sf_ocda,erm", *options)
@@ -220,6 +221,25 @@ def test_changed_fields_are_tested_in_a_folder_of_their_own(erm_run):
     assert result(erm_run)[0] == before[0]
 
 
+def test_methods_without_training_start_from_erm_iid_where_asked(erm_run, tmp_path):
+    """On two runs of equal weights, whose configs say erm and erm_iid."""
+    for name in ("erm", "erm_iid"):
+        shutil.copytree(erm_run, tmp_path / name, ignore=shutil.ignore_patterns("*,*", *METHODS))
+        write_config(tmp_path / name, {**read_config(erm_run), "method": name}, read_record(erm_run).data_hash)
+    options = (f"--runs={tmp_path}/erm*", f"--data_dir={erm_run.parent}/data", "--num_tasks=3")
+    usual = command("evaluate", *options, "--methods=erm_iid,t3a")
+    output = command(
+        "evaluate", *options, "--methods=erm_iid,t3a,ft_em", "--from=erm_iid", "--against=t3a,from=erm_iid"
+    )
+    rows = [[line.split()[2] for line in text.split("predict ms\n")[1].splitlines()[:3]] for text in (usual, output)]
+    assert rows == [["erm_iid", "t3a"], ["erm_iid", "ft_em,from=erm_iid", "t3a,from=erm_iid"]]
+    assert "erm_iid - t3a,from=erm_iid  " in output
+    (row, arrays), (other, same) = (result(tmp_path / name) for name in ("erm/t3a", "erm_iid/t3a,from=erm_iid"))
+    assert (row["label"], other["label"]) == ("t3a", "t3a,from=erm_iid") and row["method"] == other["method"] == "t3a"
+    np.testing.assert_array_equal(arrays["predictions"], same["predictions"])
+    assert not (tmp_path / "erm_iid" / "t3a").exists() and not list((tmp_path / "erm").glob("*from*"))
+
+
 def test_a_method_costs_one_file_and_its_entries(erm_run, tmp_path):
     """What docs/methods.md says, done to a copy of the package."""
     text = (ROOT / "docs" / "methods.md").read_text()
@@ -230,7 +250,7 @@ def test_a_method_costs_one_file_and_its_entries(erm_run, tmp_path):
     load, entry = lines.splitlines()
     for name in ("cxda_jax", "configs", "launch"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    shutil.copy(ROOT / "docs" / "examples" / "t3a.py", tmp_path / "cxda_jax" / "methods")
+    shutil.copy(ROOT / "docs" / "examples" / "prior_shift.py", tmp_path / "cxda_jax" / "methods")
     for file, start, added in (("fields", "\nFIELDS: ", group), ("experiment", "\nMETHODS: ", entry)):
         path = tmp_path / "cxda_jax" / f"{file}.py"
         code = path.read_text()
@@ -238,12 +258,12 @@ def test_a_method_costs_one_file_and_its_entries(erm_run, tmp_path):
         code = f"{code[:end]}\n    {added}{code[end:]}"
         path.write_text(code.replace("\nimport jax\n", f"\n{load}\nimport jax\n", 1))
     done = subprocess.run(
-        [sys.executable, "-m", "launch.evaluate", f"--runs={erm_run}", "--methods=t3a", "--config.t3a.keep=3",
+        [sys.executable, "-m", "launch.evaluate", f"--runs={erm_run}", "--methods=prior_shift", "--config.prior_shift.steps=3",
          f"--data_dir={erm_run.parent}/data"], cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert re.search(r"glyphs \(smoke\) +t3a,t3a.keep=3 +0 ", done.stdout)
-    assert result(erm_run / "t3a,t3a.keep=3")[0]["method"] == "t3a"
+    assert re.search(r"glyphs \(smoke\) +prior_shift,prior_shift.steps=3 +0 ", done.stdout)
+    assert result(erm_run / "prior_shift,prior_shift.steps=3")[0]["method"] == "prior_shift"
 
 
 def test_differences_name_dotted_fields():

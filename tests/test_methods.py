@@ -172,8 +172,8 @@ def test_each_network_works_with_each_method(name, net):
     np.testing.assert_array_equal(answer(variables, EPISODE.support, beside)[0], logits[0])
     plain = answer(variables, jax.tree.map(lambda x: x[:0], EPISODE.support), EPISODE.query)
     assert logits.shape == plain.shape == (8, 4) and np.isfinite(logits).all() and np.isfinite(plain).all()
-    if name in ("erm", "bn", "t3a"):
-        assert np.array_equal(logits, plain) is (name == "erm" or (name, net) == ("bn", "vit"))
+    if name in ("erm", "bn", "bn_alpha", "t3a", "lame", "feature_shift"):
+        assert np.array_equal(logits, plain) is (name == "erm" or (name, net) in (("bn", "vit"), ("bn_alpha", "vit")))
 
 
 def test_only_networks_with_batch_normalisation_train_it_alone():
@@ -184,21 +184,37 @@ def test_only_networks_with_batch_normalisation_train_it_alone():
 
 
 def test_the_examples_entries_leave_when_asked():
-    assert {"t3a", "vit"}.isdisjoint({*METHODS, *NETS}) and "t3a" not in default()
+    assert {"prior_shift", "vit"}.isdisjoint({*METHODS, *NETS}) and "prior_shift" not in default()
     with entries.registered():
-        assert "t3a" in METHODS and "vit" in NETS and default().t3a.keep == 10
-    assert "t3a" not in METHODS
+        assert "prior_shift" in METHODS and "vit" in NETS and default().prior_shift.steps == 20
+    assert "prior_shift" not in METHODS
 
 
-def test_t3as_options_matter_and_are_checked():
-    """`keep` images of a class teach it; `temperature` changes which ones have the least entropy."""
-    variables = case_of("erm").variables
-    methods = [build_method("t3a", t3a__keep=k, t3a__temperature=t) for k, t in ((10, 1.0), (1, 1.0), (1, 0.02))]
-    kernels = [m.adapt(variables, EPISODE.support, KEY)["params"]["head"]["logits"]["kernel"] for m in methods]
-    assert len({np.asarray(kernel).tobytes() for kernel in kernels}) == 3
-    for field, value, fix in (("keep", 0, "at least 1"), ("temperature", 0.0, "above 0")):
-        with pytest.raises(UserError, match=rf"t3a\.{field}={value} .*{fix}"):
-            build_method("t3a", **{f"t3a__{field}": value})
+def test_prior_shift_finds_the_shares_of_the_likelihood_and_checks_its_options():
+    """Without smoothing the shares after many steps are those of highest likelihood, which no other shares exceed."""
+    variables = {**case_of("erm").variables, "calibration": {"shares": jnp.array([0.1, 0.2, 0.3, 0.4])}}
+    source = {k: v for k, v in variables.items() if k != "calibration"}
+    trained = np.array([0.1, 0.2, 0.3, 0.4])
+    p = np.asarray(jax.nn.softmax(case_of("erm").predict(source, EPISODE.support)), np.float64)
+
+    def shares(**options):
+        method = build_method("prior_shift", **{f"prior_shift__{name}": value for name, value in options.items()})
+        layers = [
+            v["params"]["head"]["logits"]["bias"] for v in (method.adapt(variables, EPISODE.support, KEY), source)
+        ]
+        return np.exp(np.subtract(*layers, dtype=np.float64)) * trained
+
+    def likelihood(shares):
+        return np.log((p * shares / trained).sum(-1)).sum()
+
+    found = shares(steps=200, smoothing=1e-6)
+    np.testing.assert_allclose(found.sum(), 1, atol=1e-5)
+    others = np.random.default_rng(0).dirichlet(np.ones(4), 1000)
+    assert all(likelihood(found) > likelihood(other) - 1e-4 for other in [*others, trained])
+    np.testing.assert_allclose(shares(smoothing=1e8), trained, atol=1e-5)
+    for field, value, fix in (("steps", 0, "at least 1"), ("smoothing", 0.0, "above 0")):
+        with pytest.raises(UserError, match=rf"prior_shift\.{field}={value} .*{fix}"):
+            build_method("prior_shift", **{f"prior_shift__{field}": value})
 
 
 # The options of batch normalisation.

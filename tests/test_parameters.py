@@ -20,8 +20,9 @@ from cxda_jax.experiment import NETS, OPTIMIZERS, SMALLEST
 from cxda_jax.fields import FIELDS, Field, Group
 from cxda_jax.methods.cotta import cotta
 from cxda_jax.methods.cxda import attending, cxda
-from cxda_jax.methods.erm import bn
+from cxda_jax.methods.erm import bn, bn_alpha
 from cxda_jax.methods.finetune import FineTuning, ft_em, sf_ocda
+from cxda_jax.methods.frozen import feature_shift, lame, t3a
 from cxda_jax.nets.attention import CrossAttention, check_attention
 from cxda_jax.nets.cnn import PADDINGS, CNNTrunk
 from cxda_jax.nets.context import ContextNet
@@ -29,7 +30,7 @@ from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.nets.resnet import ResNetTrunk
 from cxda_jax.train import NotFinite, Schedule
 from docs.examples import entries
-from docs.examples.t3a import t3a
+from docs.examples.prior_shift import prior_shift
 from tests.commands import command
 from tests.lines import ROOT, refused
 from tests.nets import build_method, make_net
@@ -42,6 +43,8 @@ FREE = "report", "study", "bench", "experiment", "config", "disk"  # made for th
 
 @pytest.mark.parametrize(("call", "says", "groups", "field"), [
     (lambda: bn(NET, momentum=2.0), "momentum=2.0 must be .* at most 1", ["batch_norm"], "batch_norm.momentum=2.0"),
+    (lambda: cxda(NET, momentum=0.5, prior=20.0), "momentum=0.5 and prior=20.0 both set .* prior at 0", ["batch_norm"],
+     "batch_norm.momentum=0.5 and batch_norm.prior=20.0 both set"),
     (lambda: bn(NET, support_loss="leave_one_out"), "support_loss='leave_one_out' .* own", ["train"],
      "train.support_loss='leave_one_out'"),
     (lambda: cxda(NET, statistics="flo"), "statistics='flo' .* did you mean 'flow'", ["batch_norm"],
@@ -89,9 +92,21 @@ SIGNATURES = [
     ("augment", augment.Weak, ()), ("episode", EpisodeSpec, ()), ("attention", CrossAttention, ()),
     ("net", CNNTrunk, ("dtype", "name")), ("cml", CNNTrunk, ("width",)), ("cml", ContextNet, ()),
     ("sla", CNNTrunk, ("adapters",)), ("sla", ResNetTrunk, ("adapters",)), ("net", ResNetTrunk, ("dtype", "name", "width")),
-    ("t3a", t3a, ()),
+    ("bn_alpha", bn_alpha, ()), ("t3a", t3a, ()), ("lame", lame, ()), ("feature_shift", feature_shift, ()),
+    ("prior_shift", prior_shift, ()),
 ]  # fmt: skip
-WHOLE = [bn, cotta, sf_ocda, augment.Strong, augment.Weak, t3a]  # these take all fields of their group
+WHOLE = [
+    bn,
+    cotta,
+    sf_ocda,
+    augment.Strong,
+    augment.Weak,
+    bn_alpha,
+    t3a,
+    lame,
+    feature_shift,
+    prior_shift,
+]  # these take all fields of their group
 
 
 @pytest.mark.parametrize(("group", "make", "others"), SIGNATURES, ids=lambda x: getattr(x, "__name__", ""))
@@ -125,11 +140,21 @@ def test_a_config_from_before_a_method_existed_gets_the_defaults_of_its_group():
     stored = json.loads(json.dumps(CONFIG))
     assert check_stored(stored, "config", "train again") == stored
     with entries.registered():
-        assert check_stored(stored, "config", "train again") == stored | {"t3a": {"keep": 10, "temperature": 1.0}}
-        with refused(r"^config\.t3a\.temperature: missing, .* train again"):
-            check_stored(stored | {"t3a": {"keep": 3}}, "config", "train again")
+        assert check_stored(stored, "config", "train again") == stored | {
+            "prior_shift": {"steps": 20, "smoothing": 10.0}
+        }
+        with refused(r"^config\.prior_shift\.smoothing: missing, .* train again"):
+            check_stored(stored | {"prior_shift": {"steps": 3}}, "config", "train again")
     with refused(r"^config\.bn: this version has no such field; train again"):
         check_stored(stored | {"bn": {}}, "config", "train again")
+
+
+def test_runs_from_before_the_prior_keep_their_momentum():
+    stored = json.loads(json.dumps(CONFIG))
+    stored["batch_norm"]["momentum"] = 0.7
+    older = {name: group for name, group in stored.items() if name not in ("bn_alpha", "t3a", "lame", "feature_shift")}
+    older["batch_norm"] = {name: value for name, value in stored["batch_norm"].items() if name != "prior"}
+    assert stored["batch_norm"]["prior"] == 0 and check_stored(older, "config", "train again") == stored
 
 
 def test_a_config_from_before_an_optional_field_existed_gets_its_default(monkeypatch):

@@ -43,7 +43,10 @@ def test_the_plan_trains_what_trains_and_tests_the_rest(store, tmp_path):
     trainings = [job for job in jobs if job.trains]
     assert len(trainings) == 9 * 2 and len({job.id for job in jobs}) == len(jobs)
     (usual,) = [job for job in jobs if job.name.startswith("test the usual tasks")]
-    assert usual.methods == ("ft_em", "ft_im", "sf_ocda", "cotta") and len(usual.needs) == 2
+    quick = ("bn_alpha", "t3a", "lame", "feature_shift")
+    assert usual.methods == ("ft_em", "ft_im", "sf_ocda", "cotta", *quick) and len(usual.needs) == 2
+    (again,) = [job for job in jobs if "--from=erm_iid" in job.command]
+    assert again.methods == quick and again.needs == tuple(j.id for j in trainings if j.methods == ("erm_iid",))
     assert {name for job in trainings for name in job.methods} == set(METHODS) - set(usual.methods)
     (steps,) = [job for job in jobs if "--steps=1" in job.command]
     assert steps.methods == ("ft_em", "ft_im") and steps.settings == (Setting("finetune.steps", 1),)

@@ -321,3 +321,16 @@ def test_what_ends_a_row_or_a_file_early_is_taken_out():
     tex = formats.to_latex(table)
     assert "\\\\\n{}[x](http" not in tex and "\n{}[x](http" in tex and r"\$b\$" in tex
     assert "\x1b" not in tex + "".join(lines)
+
+
+def test_methods_that_start_from_erm_iid_have_rows_of_their_own():
+    """Beside those that start from erm, in their method's place, and never beside the paper's figures."""
+    results = [
+        result("ft_em", seed, avg=avg, label=label) for seed in (0, 1)
+        for label, avg in (("ft_em", 50.0), ("ft_em,from=erm_iid", 60.0))
+    ] + [result("t3a", label="t3a,from=erm_iid"), result("sla")]  # fmt: skip
+    kept, faults = distinct(results)
+    main = cells(build(kept, "paper")["main"])
+    assert not faults and list(main) == ["ft_em", "ft_em,from=erm_iid", "sla", "t3a,from=erm_iid"]
+    assert (main["ft_em"].mean, main["ft_em,from=erm_iid"].mean) == (50, 60)
+    assert main["ft_em"].paper and not main["ft_em,from=erm_iid"].paper

@@ -79,7 +79,7 @@ def make_runner(case: Case, small: bool = False) -> Runner:
     source = Source((), lambda *_: iter(()), lambda resident, batch: batch)
     if case.work == "infer":
         answer: Any = compile_task(method, source).answer
-        arguments = state.variables, episodes, jax.random.split(key, case.tasks)
+        arguments = calibrated(method, state, episodes), episodes, jax.random.split(key, case.tasks)
         return Runner(repeated(lambda: answer(*arguments)), lambda: answer.lower(*arguments))
     run = backend.jit(functools.partial(train.train_call, method, OPTIMIZER, UNCHANGED, source, case.steps))
     if case.steps > 1:
@@ -98,6 +98,11 @@ def prepare(case: Case, small: bool = False) -> tuple[Method, Episode, train.Tra
         config["finetune"]["steps"], config["cotta"]["copies"] = 1, 2
     method, episodes = build_method(config, random_store(case.shape, domains=3, images=1)), random_episodes(case, small)
     return method, episodes, train.init_state(method, OPTIMIZER, 0, jax.tree.map(lambda x: x[0, :2], episodes.query))
+
+
+def calibrated(method: Method, state: train.TrainState, episodes: Episode) -> Variables:
+    """The variables that the method adapts, calibrated on the first episode's queries if it needs that."""
+    return method.calibrate(state.variables, episodes.query.pixels[0]) if method.calibrate else state.variables
 
 
 def random_episodes(case: Case, small: bool = False) -> Episode:
@@ -140,7 +145,7 @@ def seeds_timing(case: Case, seeds: int, small: bool) -> Timing:
 def tuning_forms(case: Case, small: bool) -> dict[str, Timing]:
     """Times fine-tuning on several tasks: "looped", a program each; "unrolled" in one; "grouped" in one by vmap."""
     method, episodes, state = prepare(case, small)
-    variables = state.variables if not method.calibrate else method.calibrate(state.variables, episodes.query.pixels[0])
+    variables = calibrated(method, state, episodes)
     together = episodes, jax.random.split(jax.random.key(0), case.tasks)
     tasks = [jax.tree.map(lambda x, i=i: x[i], together) for i in range(case.tasks)]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from cxda_jax import config
-from cxda_jax.methods.erm import blend_statistics, encode, erm, outcome, training_statistics
+from cxda_jax.methods.erm import blend_statistics, encode, erm, outcome, share_of, training_statistics
 from cxda_jax.nets.classifier import Classifier, fresh
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
@@ -99,6 +99,7 @@ def attending(
     statistics: str = "flow",
     momentum: float = 1.0,
     support_loss: str = "none",
+    prior: float = 0.0,
 ) -> Method:
     """What the cxda methods share.
 
@@ -111,9 +112,11 @@ def attending(
       momentum: as in bn().
       support_loss: "own": the support's labels teach too, each image classified without attention. "leave_one_out": they
         teach, each image attending to the others.
+      prior: as in bn().
     """
-    config.check("batch_norm", statistics=statistics, momentum=momentum)
+    config.check("batch_norm", statistics=statistics)
     config.check("train", support_loss=support_loss)
+    share = share_of(momentum, prior)
 
     def init(key: Array, images: Images) -> Variables:
         return fresh(net, key, images.pixels, everything)
@@ -121,7 +124,7 @@ def attending(
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         support, query = episode.support, episode.query
         maps, exact = encode(net, variables, support)
-        seen = training_statistics(blend_statistics(variables, exact, momentum), statistics)
+        seen = training_statistics(blend_statistics(variables, exact, share(len(support.pixels))), statistics)
         adapted = WithMemory(seen, remember(variables, maps), support.domain)
         query_maps = net.apply(seen, query.pixels, statistics == "own", mutable=["batch_stats"], method="map")[0]
         logits = answer(adapted, query_maps, query.domain)
@@ -135,7 +138,7 @@ def attending(
     def adapt(variables: Variables, support: Images, key: Array) -> WithMemory:
         if len(support.pixels):
             maps, exact = encode(net, variables, support)
-            seen = blend_statistics(variables, exact, momentum)
+            seen = blend_statistics(variables, exact, share(len(support.pixels)))
         else:
             maps, seen = net.apply(variables, support.pixels, method="map"), variables
         return WithMemory(seen, remember(variables, maps), support.domain)

@@ -1,4 +1,4 @@
-"""ERM, and BN as its difference.
+"""ERM, and BN and BN-alpha as its differences.
 
 ERM: empirical risk minimisation on the queries of each episode (Vapnik, 1998; episodic as in the paper's section 4.2).
 
@@ -10,14 +10,20 @@ images as an episode holds.
 BN (Schneider et al., 2020; trained as ARM-BN, Zhang et al., 2021) differs from ERM in: adapt, and a loss that uses it.
 
     y_q = f(x_q; mean and variance of every normalisation layer taken from the support)
+
+bn_alpha is BN without a training of its own, whose statistics are a blend (Schneider et al., 2020), for n support images:
+
+    (1 - a) running + a support,  a = n / (n + N)        N: `prior`, as how many images the running statistics count
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from cxda_jax import config
+from cxda_jax.errors import UserError
 from cxda_jax.losses import cross_entropy
 from cxda_jax.nets.classifier import Classifier, fresh
 from cxda_jax.types import Array, Episode, Images, Method, Variables
@@ -55,6 +61,7 @@ def bn(
     momentum: float = 1.0,
     support_loss: str = "none",
     test_time_only: bool = False,
+    prior: float = 0.0,
 ) -> Method:
     """BN, whose query is normalised by the support's statistics.
 
@@ -65,13 +72,16 @@ def bn(
       momentum: share of the support's statistics in what normalises the query; the rest are the running ones.
       support_loss: "own": the support's labels teach too, each image classified from its own features.
       test_time_only: adapt the checkpoints of erm, without a training of its own.
+      prior: if above 0, the share of n support images is n / (n + prior), in place of `momentum`.
     """
-    config.check("batch_norm", statistics=statistics, momentum=momentum)
+    config.check("batch_norm", statistics=statistics)
+    share = share_of(momentum, prior)
     config.choose("support_loss", support_loss, ("none", "own"))
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         maps, exact = encode(net, variables, episode.support)
-        adapted = training_statistics(blend_statistics(variables, exact, momentum), statistics)
+        blended = blend_statistics(variables, exact, share(len(episode.support.pixels)))
+        adapted = training_statistics(blended, statistics)
         logits = net.apply(adapted, episode.query.pixels, batch=statistics == "own", mutable=["batch_stats"])[0]
         own = net.apply(variables, maps, method="classify") if support_loss == "own" else None
         return outcome(variables, exact, episode, logits, own)
@@ -79,10 +89,26 @@ def bn(
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
         if not len(support.pixels):
             return variables
-        return blend_statistics(variables, encode(net, variables, support)[1], momentum)
+        return blend_statistics(variables, encode(net, variables, support)[1], share(len(support.pixels)))
 
     episodic = erm(net)._replace(name="bn", loss=loss, adapt=adapt, uses_support=True)
     return episodic._replace(loss=erm(net).loss, trains_as="erm") if test_time_only else episodic
+
+
+def bn_alpha(net: Classifier, prior: float = 16.0) -> Method:
+    """bn() on the checkpoint of erm, with the share n / (n + prior)."""
+    config.check("bn_alpha", prior=prior)
+    return bn(net, prior=prior, test_time_only=True)._replace(name="bn_alpha")
+
+
+def share_of(momentum: float, prior: float) -> Callable[[int], float]:
+    """A function of the number of support images: their share in the statistics that the query sees; see bn()."""
+    config.check("batch_norm", momentum=momentum, prior=prior)
+    if prior and momentum != 1.0:
+        raise UserError(
+            f"momentum={momentum} and prior={prior} both set the support's share; leave momentum at 1 or prior at 0"
+        )
+    return lambda count: count / (count + prior) if prior else momentum
 
 
 def encode(net: Classifier, variables: Variables, support: Images) -> tuple[Any, Variables]:

@@ -67,7 +67,9 @@ STYLES = {
     "cxda_supervised": Style(BLUE, "X", (9, 2, 1, 2, 1, 2)), "cxda_loo": Style(SKY, "p", (10, 2)),
     "ft_em": Style(BLUE, "v", (3, 3), open=True), "ft_im": Style(PURPLE, "<", (3, 1.5, 1, 1.5, 1, 1.5), open=True),
     "sf_ocda": Style(RED, ">", (6, 5), open=True), "cotta": Style(ORANGE, "d", (6, 1.5, 3, 1.5), open=True),
-    "sla": Style(WINE, (4, 1, 0), (4, 1, 1, 4)),
+    "sla": Style(WINE, (4, 1, 0), (4, 1, 1, 4)), "bn_alpha": Style(WINE, (3, 1, 0), (2, 1, 6, 1)),
+    "t3a": Style(GREEN, "h", (3, 1, 3, 4)), "lame": Style(SKY, "8", (1, 1, 1, 5)),
+    "feature_shift": Style(BLACK, (6, 1, 0), (8, 1, 1, 1)),
 }  # fmt: skip
 
 

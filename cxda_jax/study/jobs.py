@@ -19,6 +19,7 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import BENCHMARKS, METHODS, build_method, episode_spec, open_data
+from cxda_jax.study.runs import STARTS
 from cxda_jax.study.settings import STEPS, USUAL, Setting, reshaped
 
 TASKS = {"num_domains": (1, 2, 5, 10, 20), "support_size": (10, 20, 50, 100, 200, 500)}
@@ -95,19 +96,22 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
             identity = [study.config(name, seed), methods[name].version]
             trainings[name].append(add(f"train {name} seed {seed}", arguments, [name], [], identity))
     for start in trained:
-        for what, among, settings in (
-            ("the usual tasks", [name for name in METHODS if name != start], [USUAL]),
-            ("one step", ONE_STEP, [Setting(STEPS, 1)]),
-            ("other tasks", VARIED, others),
+        started = [name for name in METHODS if start_of[name] == start]
+        quick = [name for name in METHODS if methods[name].trains_as and methods[name].feed_forward]
+        for what, among, settings, flags in (
+            ("the usual tasks", [name for name in started if name != start], [USUAL], []),
+            ("one step", [name for name in ONE_STEP if name in started], [Setting(STEPS, 1)], []),
+            ("other tasks", [name for name in VARIED if name in started], others, []),
+            (f"from {start}", quick if start in STARTS[1:] else [], [USUAL], [f"--from={start}"]),
         ):
-            names = [name for name in among if name in study.methods and start_of[name] == start]
+            names = [name for name in among if name in study.methods]
             if not names or not settings:
                 continue
             runs, numbers = listed([str(study.run(start, seed)) for seed in study.seeds]), {}
             for setting in settings:
                 if setting.kind:
                     numbers.setdefault(setting.kind.removeprefix("finetune."), []).append(str(setting.number))
-            flags = [f"--{kind}={','.join(texts)}" for kind, texts in numbers.items()]
+            flags = flags + [f"--{kind}={','.join(texts)}" for kind, texts in numbers.items()]
             arguments = ["evaluate", f"--runs={runs}", f"--methods={','.join(names)}", *flags]
             identity = [flags, [(study.config(name), methods[name].version) for name in names]]
             add(f"test {what} of {','.join(names)}", arguments, names, trainings[start], identity,

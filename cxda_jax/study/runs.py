@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cxda_jax.config import Changes, Config, changed
+from cxda_jax.config import Changes, Config, changed, choose
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import checkpoints, manifest, models
 from cxda_jax.disk.reading import read_lines, reason, system_fault
@@ -20,6 +20,10 @@ from cxda_jax.study.settings import USUAL, Setting, reshaped
 from cxda_jax.types import Variables
 
 COMMAS = 20  # in the path of a run, at most
+STARTS = (
+    "erm",
+    "erm_iid",
+)  # whose checkpoints a method without a training of its own may start from; the usual one first
 
 
 class Evaluation(NamedTuple):
@@ -49,12 +53,16 @@ def find_evaluations(
     data_dir: str | Path,
     settings: Sequence[Setting],
     other_data: bool,
+    start: str = STARTS[0],
 ) -> tuple[list[Evaluation], list[str]]:
     """One evaluation for each run, method that can be tested on it and setting, and a line for each fault.
 
-    `methods` are names, or "all"; each run's own where it is empty. Evaluations of equal programs are neighbours. A run that
-    cannot be tested is a fault; a single one is an error.
+    `methods` are names, or "all"; each run's own where it is empty. Those without a training of their own are tested on the
+    runs of `start`, one of STARTS; if it is not the usual one, labels say so: t3a,from=erm_iid. Evaluations of equal
+    programs are neighbours. A run that cannot be tested is a fault; a single one is an error.
     """
+    choose("--from", start, STARTS)
+    started = f"from={start}" * (start != STARTS[0])
     for name in methods:
         if name not in METHODS and name != "all":
             raise UserError(f"--methods={brief(name, 30)}: no such method; choose from all, {', '.join(METHODS)}")
@@ -69,13 +77,14 @@ def find_evaluations(
         marks = check_data(run, record, stores[data], other_data)
         for name in METHODS if "all" in methods else methods or [own]:
             method = build_method(changed({**stored, "method": name}, changes), stores[data])
-            if (method.trains_as or name) != own:
+            if (start if method.trains_as else name) != own:
                 continue
             for setting in settings:
                 if setting.changes and method.feed_forward:
                     continue  # nothing to fine-tune
                 config = reshaped(changed({**stored, "method": name}, [*changes, *setting.changes]), setting)
-                label = ",".join(filter(None, [name, *map("=".join, changes), str(setting)]))
+                parts = [name, started * bool(method.trains_as), *map("=".join, changes), str(setting)]
+                label = ",".join(filter(None, parts))
                 folder = run if label == own else run / label
                 yield Evaluation(run, folder, label, config, record, marks, setting)
 

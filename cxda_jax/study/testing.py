@@ -19,7 +19,15 @@ from cxda_jax.progress import Counter, announced
 from cxda_jax.study.comparing import comparison, summary, table
 from cxda_jax.study.examples import draw_example, keep_attention, without_support, write_arrays
 from cxda_jax.study.results import Result, averages, read_result
-from cxda_jax.study.runs import Evaluation, find_evaluations, find_runs, in_one_line, restore_best, training_minutes
+from cxda_jax.study.runs import (
+    STARTS,
+    Evaluation,
+    find_evaluations,
+    find_runs,
+    in_one_line,
+    restore_best,
+    training_minutes,
+)
 from cxda_jax.study.settings import USUAL, Setting
 from cxda_jax.types import Variables
 
@@ -33,24 +41,25 @@ def evaluate_runs(
     num_tasks: int | None,
     against: str | None,
     other_data: bool,
+    start: str = STARTS[0],
 ) -> None:
     """Tests what the patterns of runs name and prints each result, one table and the paired differences to `against`.
 
-    What fails is named, and the rest goes on; a UserError at the end says how much failed.
+    Methods without a training of their own are tested on the runs of `start`. What fails is named, and the rest goes on; a UserError at the end says how much failed.
     """
     can = sorted(name for name, entry in FIELDS.items() if isinstance(entry, Group) and entry.at_test)
     for name, _ in changes:
         if name.partition(".")[0] not in can:
             raise UserError(f"--config.{brief(name)}: a trained run fixes it; this command can change {', '.join(can)}")
     runs = find_runs(patterns)
-    evaluations, failures = find_evaluations(runs, methods, changes, data_dir, settings or [USUAL], other_data)
+    evaluations, failures = find_evaluations(runs, methods, changes, data_dir, settings or [USUAL], other_data, start)
     for failure in failures:
         print(f"failed: {failure}", flush=True)
     total = len(evaluations) + len(failures)
     missing = [name for name in methods if name not in ("all", *(e.config["method"] for e in evaluations))]
     if missing and (evaluations or not failures):
         what = f"--runs={','.join(patterns)} holds no run to test it on"
-        raise UserError(f"--methods={missing[0]}: {what}; train one first")
+        raise UserError(f"--methods={missing[0]}: {what}; train one first, or change --from={start}")
     if against and evaluations:
         check_against(against, {e.label for e in evaluations})  # before anything is tested
     results: list[Result] = []
@@ -131,7 +140,7 @@ def evaluate_run(
         "metric": info.metric,
         **averages(tasks.scores),
         "also": {name: averages(metrics.scores(info.metric, p, tasks.labels)) for name, p in tasks.also.items()},
-        "calibration": jax.tree.map(float, variables.get("calibration", {})),
+        "calibration": {name: float(x) for name, x in variables.get("calibration", {}).items() if not x.ndim},
         "num_tasks": num_tasks,
         "task_ms": tasks.task_ms,
         "adapt_ms": adapt_ms,

@@ -14,11 +14,11 @@ from cxda_jax import experiment, fields
 from cxda_jax.experiment import build_net
 from cxda_jax.fields import COUNT, POSITIVE, Field, Group
 from cxda_jax.nets.resnet import LinearHead
-from docs.examples.t3a import t3a
+from docs.examples.prior_shift import prior_shift
 from docs.examples.vit import ViTTrunk
 
 # In METHODS of experiment.py.
-METHODS = {"t3a": lambda c, store: t3a(build_net(c, store), **c["t3a"])}
+METHODS = {"prior_shift": lambda c, store: prior_shift(build_net(c, store), **c["prior_shift"])}
 # In NETS of experiment.py. The name is also added to the choices of net.name in fields.py.
 NETS = {
     "vit": lambda c, num_classes: (
@@ -28,9 +28,9 @@ NETS = {
 }
 # In FIELDS of fields.py.
 FIELDS = {
-    "t3a": Group("Method t3a.", {
-        "keep": Field(10, "Support images that may teach a class.", COUNT),
-        "temperature": Field(1.0, "Logits are divided by it before the entropy is taken.", POSITIVE),
+    "prior_shift": Group("Method prior_shift.", {
+        "steps": Field(20, "How often the shares of the classes are computed anew.", COUNT),
+        "smoothing": Field(10.0, "The shares in training count like so many support images.", POSITIVE),
     }, at_test=True, optional=True),
 }  # fmt: skip
 

@@ -1,0 +1,186 @@
+"""T3A, LAME and the activation shift of FOA: they start from ERM's checkpoint and leave all of its weights as they are.
+
+h(x) is the input of the last layer, w_k and b_k are this layer's weights and bias of class k, and p(x) = softmax(W h(x) + b).
+
+t3a            (Iwasawa and Matsuo, 2021) differs from ERM in: adapt, which replaces the last layer by prototypes c_k
+
+    S_k = w_k and h(x_s) for all support images with argmax p(x_s) = k; of these, the K with the lowest entropy of p
+    c_k = unit(sum of unit(s) over S_k),  logits of the query = h(x_q) . c_k
+
+lame           (Boudiaf et al., 2022) differs from ERM in: predict, where the query joins the support; a_ij is their affinity
+
+    z_i = p(x_i), then again and again  z_i <- softmax(log p(x_i) + sum_j a_ij z_j);  the query's z is its answer
+
+feature_shift  (FOA's activation shift, Niu et al., 2024) differs from ERM in: adapt, which moves the mean of the features
+
+    logits of the query = W (h(x_q) + gamma (m - mean of h(x_s))) + b      m: mean of h over training images
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cxda_jax import config
+from cxda_jax.methods.erm import erm
+from cxda_jax.nets.classifier import Classifier
+from cxda_jax.types import Array, Images, Method, Variables
+
+FLOOR = 1e-10  # added to LAME's probabilities before the logarithm, as published
+BATCH = 100  # training images that calibrate() holds at once
+
+
+class WithSupport(NamedTuple):
+    """What lame adapts to: the variables, and the support's unit features [n, d] and log-probabilities [n, classes]."""
+
+    variables: Variables
+    features: Array
+    scores: Array
+
+
+def t3a(net: Classifier, keep: int = 20) -> Method:
+    """T3A. The support fills the prototypes once, and then they stay as they are for all queries.
+
+    Args:
+      net: the network.
+      keep: K above, how many vectors of a class make its prototype, its own weights among them; 0: all.
+    """
+    config.check("t3a", keep=keep)
+
+    def adapt(variables: Variables, support: Images, key: Array) -> Variables:
+        if not len(support.pixels):
+            return variables
+        last = net.last_layer(variables)
+        features, _ = encode_and_classify(net, variables, support)
+        kernel = prototypes(features, last["kernel"], last["bias"], keep)
+        return net.with_last_layer(variables, {"kernel": kernel, "bias": jnp.zeros_like(last["bias"])})
+
+    return erm(net)._replace(name="t3a", adapt=adapt, uses_support=True, trains_as="erm")
+
+
+def prototypes(features: Array, kernel: Array, bias: Array, keep: int) -> Array:
+    """The prototypes [d, classes] of T3A. Vectors whose entropies are equal stay or go together.
+
+    Args:
+      features: of the support, [n, d].
+      kernel: of the last layer, [d, classes].
+      bias: of the last layer, [classes].
+      keep: as in t3a().
+    """
+    classes = len(bias)
+    vectors = jnp.concatenate([kernel.T, features])
+    log_p = jax.nn.log_softmax(vectors @ kernel + bias)
+    entropy = -(jnp.exp(log_p) * log_p).sum(-1)
+    owner = jnp.concatenate([jnp.arange(classes), log_p[classes:].argmax(-1)])
+    member = jax.nn.one_hot(owner, classes)
+    if keep:
+        surer = (entropy[None] < entropy[:, None]) & (owner[None] == owner[:, None])  # [i, j]: j is surer than i
+        member *= surer.sum(-1, keepdims=True) < keep
+    return unit(unit(vectors).T @ member, axis=0)
+
+
+def lame(net: Classifier, affinity: str = "knn", neighbours: int = 5, steps: int = 50) -> Method:
+    """LAME on the support and one query at a time, so that no query sees another.
+
+    Args:
+      net: the network.
+      affinity: "knn", "rbf" or "linear"; see affinities().
+      neighbours: of an image, for "knn" and "rbf".
+      steps: how often all z are computed anew.
+    """
+    config.check("lame", affinity=affinity, neighbours=neighbours, steps=steps)
+
+    def compare(variables: Variables, images: Images) -> tuple[Array, Array, Array]:
+        features, logits = encode_and_classify(net, variables, images)
+        return unit(features), jnp.log(jax.nn.softmax(logits) + FLOOR), logits
+
+    def adapt(variables: Variables, support: Images, key: Array) -> WithSupport:
+        return WithSupport(variables, *compare(variables, support)[:2])
+
+    def predict(adapted: WithSupport, query: Images) -> Array:
+        features, scores, logits = compare(adapted.variables, query)
+        if not len(adapted.features):
+            return logits
+
+        def answer(feature: Array, score: Array) -> Array:
+            everything = jnp.vstack([adapted.features, feature]), jnp.vstack([adapted.scores, score])
+            return regularise(*everything, affinity, neighbours, steps)[-1]
+
+        return jax.vmap(answer)(features, scores)
+
+    return erm(net)._replace(name="lame", adapt=adapt, predict=predict, uses_support=True, trains_as="erm")
+
+
+def regularise(features: Array, scores: Array, affinity: str, neighbours: int, steps: int) -> Array:
+    """LAME's fixed-point steps on n images. Returns log p(x_i) + sum_j a_ij z_j of the last step, [n, classes].
+
+    Args:
+      features: of unit length, [n, d].
+      scores: log p(x), [n, classes].
+      affinity: as in lame(), likewise `neighbours` and `steps`.
+    """
+    weights = affinities(features, affinity, neighbours)
+    return jax.lax.fori_loop(0, steps, lambda _, logits: scores + weights @ jax.nn.softmax(logits), scores)
+
+
+def affinities(features: Array, affinity: str, neighbours: int) -> Array:
+    """LAME's affinities [n, n] of unit features [n, d], for two images or more.
+
+    "knn": a_ij is 1 where j is among the nearest neighbours of i, and 0 elsewhere. "rbf": exp(-|h_i - h_j|^2 / (2 s^2)), where
+    s is the mean distance of an image to its last neighbour. "linear": h_i . h_j.
+    """
+    products = features @ features.T
+    if affinity == "linear":
+        return products
+    lengths = jnp.diag(products)
+    distances = jnp.maximum(0, lengths[:, None] + lengths - 2 * products)  # squared
+    others = jnp.where(jnp.eye(len(features), dtype=bool), jnp.inf, distances)
+    last = -jax.lax.top_k(-others, min(neighbours, len(features) - 1))[0][:, -1:]  # to the last neighbour
+    if affinity == "knn":
+        return (others <= last).astype(jnp.float32)
+    width = jnp.sqrt(last).mean()
+    return jnp.exp(-distances / jnp.maximum(2 * width**2, 1e-12))
+
+
+def feature_shift(net: Classifier, gamma: float = 1.0) -> Method:
+    """FOA's activation shift, with the mean over the whole support in place of a moving average over batches.
+
+    Args:
+      net: the network.
+      gamma: the share of the shift that is applied.
+    """
+    config.check("feature_shift", gamma=gamma)
+
+    def calibrate(variables: Variables, images: Array) -> Variables:
+        def feature(pixels: Array) -> Array:
+            return encode_and_classify(net, variables, Images(pixels[None], jnp.zeros(1, jnp.int32)))[0][0]
+
+        mean = jax.lax.map(feature, images, batch_size=BATCH).mean(0)
+        return {**variables, "calibration": {"mean": mean}}
+
+    def adapt(variables: Variables, support: Images, key: Array) -> Variables:
+        if "calibration" not in variables:
+            raise ValueError(
+                "feature_shift adapts calibrated variables: method.calibrate(variables, training_images) first"
+            )
+        source = {k: v for k, v in variables.items() if k != "calibration"}
+        if not len(support.pixels):
+            return source
+        last, (features, _) = net.last_layer(source), encode_and_classify(net, source, support)
+        # The last layer is linear, so a shift of its input is a shift of its bias.
+        shift = gamma * (variables["calibration"]["mean"] - features.mean(0))
+        return net.with_last_layer(source, {**last, "bias": last["bias"] + shift @ last["kernel"]})
+
+    shifting = erm(net)._replace(name="feature_shift", adapt=adapt, calibrate=calibrate)
+    return shifting._replace(uses_support=True, trains_as="erm")
+
+
+def encode_and_classify(net: Classifier, variables: Variables, images: Images) -> tuple[Any, Any]:
+    """Features h(x) [n, d] and logits [n, classes], normalised by the checkpoint's statistics."""
+    maps = net.apply(variables, images.pixels, method="map")
+    return net.apply(variables, maps, method="before_last"), net.apply(variables, maps, method="classify")
+
+
+def unit(vectors: Array, axis: int = -1) -> Array:
+    """Vectors along an axis, each divided by its length; zeros stay zeros."""
+    return vectors / jnp.maximum(1e-12, jnp.linalg.norm(vectors, axis=axis, keepdims=True))

@@ -1,0 +1,53 @@
+"""Prior shift (Saerens, Latinne and Decaestecker, 2002): corrects for other shares of the classes. Differs from ERM in adapt:
+
+    r_s(k) = p_s(k) q(k) / t(k), divided by its sum over k;   q(k) <- (sum of r_s(k) over the support + a t(k)) / (n + a)
+
+and so on from q = t. p_s are the checkpoint's probabilities for support image s, and t is their mean over training images. The
+query's logits get log q(k) - log t(k). Without a, the published form, few images would rule out most classes.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cxda_jax import config
+from cxda_jax.methods.erm import erm
+from cxda_jax.nets.classifier import Classifier
+from cxda_jax.types import Array, Images, Method, Variables
+
+
+def prior_shift(net: Classifier, steps: int = 20, smoothing: float = 10.0) -> Method:
+    """Prior shift, which starts from the checkpoint of erm.
+
+    Args:
+      net: the network.
+      steps: how often the shares of the classes are computed anew.
+      smoothing: a above; the shares in training count like so many support images.
+    """
+    config.check("prior_shift", steps=steps, smoothing=smoothing)
+
+    def probabilities(variables: Variables, pixels: Array) -> Array:
+        logits: Any = net.apply(variables, pixels)
+        return jax.nn.softmax(logits)
+
+    def calibrate(variables: Variables, images: Array) -> Variables:
+        p = jax.lax.map(lambda image: probabilities(variables, image[None])[0], images, batch_size=100)
+        return {**variables, "calibration": {"shares": p.mean(0)}}
+
+    def adapt(variables: Variables, support: Images, key: Array) -> Variables:
+        del key
+        source = {k: v for k, v in variables.items() if k != "calibration"}
+        if not len(support.pixels):
+            return source
+        trained, p = variables["calibration"]["shares"], probabilities(source, support.pixels)
+        shares = trained
+        for _ in range(steps):
+            r = p * shares / trained
+            counts = (r / r.sum(-1, keepdims=True)).sum(0)
+            shares = (counts + smoothing * trained) / (len(p) + smoothing)
+        last = net.last_layer(source)
+        return net.with_last_layer(source, {**last, "bias": last["bias"] + jnp.log(shares / trained)})
+
+    method = erm(net)._replace(name="prior_shift", adapt=adapt, calibrate=calibrate)
+    return method._replace(uses_support=True, trains_as="erm")
