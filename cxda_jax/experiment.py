@@ -76,12 +76,12 @@ BENCHMARKS: dict[str, Callable[[Config, Path], DomainStore]] = {
 # (the config's group net, classes, options of the trunk if it takes any) -> trunk and head
 NETS: dict[str, Callable[..., tuple[Any, Any]]] = {
     "cnn": lambda c, num_classes, **options: (
-        CNNTrunk(c["width"], c["padding"], jnp.dtype(c["dtype"]), **options),
-        CNNHead(num_classes, dtype=jnp.dtype(c["dtype"])),
+        CNNTrunk(c["width"], c["padding"], **_shared(c), **options),
+        CNNHead(num_classes, **_shared(c)),
     ),
     "resnet50": lambda c, num_classes, **options: (
-        ResNetTrunk(stages=_stages(c["stages"]), dtype=jnp.dtype(c["dtype"]), **options),
-        LinearHead(num_classes, jnp.dtype(c["dtype"])),
+        ResNetTrunk(stages=_stages(c["stages"]), **_shared(c), **options),
+        LinearHead(num_classes, **_shared(c)),
     ),
 }
 OPTIMIZERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = {  # (learning rate, momentum)
@@ -238,14 +238,14 @@ def build_attending_net(config: Config, store: DomainStore, features: str = "") 
     dim = math.prod(maps.shape[1:]) if features == "flat" else maps.shape[-1]
     with as_fields(config, "attention"):
         check_attention(dim, options["heads"], options["ratio"], options["scale"])
-    attention = CrossAttention(dim, dtype=jnp.dtype(config["net"]["dtype"]), **options)
+    attention = CrossAttention(dim, **_shared(config["net"]), **options)
     return net.clone(attention=attention, features=features)
 
 
 def build_context_net(config: Config, store: DomainStore) -> Classifier:
     """build_net() with a context network, which gives as many channels as the image has."""
     convs = {"convs": config["cml"]["convs"]} if config["net"]["name"] == "cnn" else {}
-    context = ContextNet(store.images.shape[-1], config["cml"]["width"], jnp.dtype(config["net"]["dtype"]))
+    context = ContextNet(store.images.shape[-1], config["cml"]["width"], **_shared(config["net"]))
     return build_net(config, store, **convs).clone(context=context)
 
 
@@ -278,6 +278,11 @@ def make_schedule(config: Config, store: DomainStore) -> Schedule:
 def episode_spec(config: Config) -> EpisodeSpec:
     """The shape of the config's tasks."""
     return EpisodeSpec(**config["episode"])
+
+
+def _shared(net: Config) -> dict[str, Any]:
+    """What all parts of a network take from the config's group net."""
+    return {"dtype": jnp.dtype(net["dtype"]), "initial": net["init"]}
 
 
 def _attending(config: Config) -> dict[str, Any]:

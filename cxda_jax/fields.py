@@ -64,6 +64,8 @@ FIELDS: dict[str, Field | Group] = {
         "padding": Field("arm", "cnn: arm pads its layers by 2, 0, 0 pixels; same by 2, 2, 2.", choices=("arm", "same")),
         "dtype": Field("float32", "Of convolutions and products; bfloat16 is for accelerators.",
                        choices=("float32", "bfloat16")),
+        "init": Field("torch", "Kernels and biases start as PyTorch's, U(-1, 1) / sqrt(fan_in), or as flax's, LeCun-normal and 0.",
+                      choices=("torch", "flax"), optional=True),
     }),
     "attention": Group("Cross-attention of the cxda methods.", {
         "features": Field("pool", "Tokens: pooled or flat features of an image, or its patches (always in cxda_p2p).",
@@ -88,6 +90,7 @@ FIELDS: dict[str, Field | Group] = {
     "sla": Group("Method sla.", {
         "adapters": Field(2, "Adapters after each layer.", Range(1, 1000)),
         "zero_adapters": Field(False, "They start at zero, so the network starts as one without them."),
+        "all_convs": Field(False, "resnet50: adapters beside convolutions with kernels of one pixel too.", optional=True),
     }),
     "finetune": Group("Methods ft_em, ft_im, sf_ocda and cotta.", {
         "steps": Field(10, "Gradient steps a task.", COUNT),
