@@ -34,6 +34,7 @@ from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from cxda_jax.nets.context import ContextNet
 from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.nets.resnet import LinearHead, ResNetTrunk
+from cxda_jax.optimizers import make_optimizer
 from cxda_jax.train import Schedule
 from cxda_jax.types import Array, Images, Method, Variables
 
@@ -83,10 +84,6 @@ NETS: dict[str, Callable[..., tuple[Any, Any]]] = {
         ResNetTrunk(stages=_stages(c["stages"]), **_shared(c), **options),
         LinearHead(num_classes, **_shared(c)),
     ),
-}
-OPTIMIZERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = {  # (learning rate, momentum)
-    "sgd": lambda rate, momentum: optax.sgd(rate, momentum or None),
-    "adam": lambda rate, momentum: optax.adam(rate),
 }
 SMALLEST = {"arm": 16, "same": 4}  # pixels a side of an image for the cnn, by its padding
 CALIBRATION_IMAGES = 2000
@@ -154,7 +151,7 @@ def build_on(config: Config, store: DomainStore, splits: Sequence[str] = SPLITS)
         store=store,
         source=source,
         method=method,
-        optimizer=make_optimizer(**config["optimizer"]),
+        optimizer=make_optimizer(**config["optimizer"], steps=schedule.steps),
         weak=augment.Weak(**config["augment"]),
         schedule=schedule,
         train_plans=train_plans,
@@ -249,14 +246,6 @@ def build_context_net(config: Config, store: DomainStore) -> Classifier:
     return build_net(config, store, **convs).clone(context=context)
 
 
-def make_optimizer(
-    name: str, learning_rate: float, momentum: float, weight_decay: float
-) -> optax.GradientTransformation:
-    """An optimiser of OPTIMIZERS. The weight decay is L2, which is added to the gradient as PyTorch does."""
-    optimizer = lookup("optimizer.name", name, OPTIMIZERS)(learning_rate, momentum)
-    return optax.chain(optax.add_decayed_weights(weight_decay), optimizer)
-
-
 def make_schedule(config: Config, store: DomainStore) -> Schedule:
     """Steps and intervals of the training. An epoch is (training images // 100) episodes."""
     train, evaluation = config["train"], config["evaluation"]
@@ -292,10 +281,10 @@ def _attending(config: Config) -> dict[str, Any]:
 
 def _tuning(config: Config) -> FineTuning:
     optimizer, options = config["optimizer"], dict(config["finetune"])
-    rate = optimizer["learning_rate"] * (share := options.pop("rate"))
-    if not rate < math.inf:
+    share = options.pop("rate")
+    if not optimizer["learning_rate"] * share < math.inf:
         raise UserError(f"finetune.rate={share} makes the rate infinite; lower it or optimizer.learning_rate")
-    return FineTuning(make_optimizer(**{**optimizer, "learning_rate": rate}), **options)
+    return FineTuning(make_optimizer(**optimizer, steps=options["steps"], share=share), **options)
 
 
 def _stages(stages: Sequence[int]) -> tuple[int, ...]:

@@ -141,11 +141,13 @@ FIELDS: dict[str, Field | Group] = {
         "fill": Field(0.0, "Pixels from outside the image: 0 black, 1 white.", SHARE),
         "probability": Field(0.5, "Of each of crop, flip and rotation.", SHARE),
     }),
-    "optimizer": Group("Optimizer of the training, at a constant rate.", {
+    "optimizer": Group("Optimizer of the training, at a constant rate unless a chain has a schedule.", {
         "name": Field("sgd", "The optimizer.", choices=("sgd", "adam")),
         "learning_rate": Field(1e-2, "Learning rate.", POSITIVE),
         "momentum": Field(0.9, "Momentum of sgd.", Range(0, 1, (True, False))),
         "weight_decay": Field(1e-4, "L2, which is added to the gradient as PyTorch does.", NOT_NEGATIVE),
+        "chain": Field("", "optax's calls in place of the fields above, such as clip(1.0), adamw(1e-3); '': none.",
+                       optional=True),
     }),
     "train": Group("The training.", {
         "epochs": Field(100, "Epochs of (training images // 100) episodes each.", Range(0, 100_000)),

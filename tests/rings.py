@@ -55,6 +55,7 @@ TABLE = {  # by the file's name without test_ and .py
     "methods": Rings(inner=[r"(?!overfits|statistics_options).*\[(erm|bn|cxda)\]$"]),
     "metrics": Rings(INNER),
     "metrics_file": Rings(INNER, exhaustive=["no_flipped_bit"]),
+    "optimizer": Rings(inner=["a_text_that_is_no_chain", "the_names_of_a_chain"]),
     "other_data": Rings(exhaustive=["every_method_takes"]),
     "overrides": Rings(INNER, exhaustive=["ten_thousand", "any_text", "data_of_any_name", "data_are_not_made"]),
     "plots": Rings(exhaustive=["files_are_the_same_again", "labels_of_near_points"]),

@@ -16,7 +16,7 @@ from cxda_jax.data import glyphs
 from cxda_jax.data.episodes import EpisodeSpec, check_spec
 from cxda_jax.data.sources import SOURCES
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import NETS, OPTIMIZERS, SMALLEST
+from cxda_jax.experiment import NETS, SMALLEST
 from cxda_jax.fields import FIELDS, Field, Group
 from cxda_jax.methods.cotta import cotta
 from cxda_jax.methods.cxda import attending, cxda
@@ -27,6 +27,7 @@ from cxda_jax.nets.cnn import PADDINGS, CNNTrunk
 from cxda_jax.nets.context import ContextNet
 from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.nets.resnet import ResNetTrunk
+from cxda_jax.optimizers import OPTIMIZERS, make_optimizer
 from cxda_jax.train import NotFinite, Schedule
 from docs.examples import entries
 from docs.examples.t3a import t3a
@@ -89,7 +90,7 @@ SIGNATURES = [
     ("augment", augment.Weak, ()), ("episode", EpisodeSpec, ()), ("attention", CrossAttention, ()),
     ("net", CNNTrunk, ("dtype", "name")), ("cml", CNNTrunk, ("width",)), ("cml", ContextNet, ()),
     ("sla", CNNTrunk, ("adapters",)), ("sla", ResNetTrunk, ("adapters",)), ("net", ResNetTrunk, ("dtype", "name", "width")),
-    ("t3a", t3a, ()),
+    ("optimizer", make_optimizer, ()), ("t3a", t3a, ()),
 ]  # fmt: skip
 WHOLE = [bn, cotta, sf_ocda, augment.Strong, augment.Weak, t3a]  # these take all fields of their group
 
