@@ -15,7 +15,7 @@ import optax
 from cxda_jax import augment, backend
 from cxda_jax.config import Config, as_fields, check_all, choose, lookup
 from cxda_jax.data import glyphs, glyphs_c
-from cxda_jax.data.episodes import EpisodeSpec, Plan, check_spec, mixed_spec, sample_plans
+from cxda_jax.data.episodes import EpisodeSpec, Plan, check_spec, exhaustive, mixed_spec, sample_plans
 from cxda_jax.data.readers import cifar10, cifar_c, femnist, folder, iwildcam, qmnist, tiny_imagenet_c, unipen
 from cxda_jax.data.readers.raw import RawData
 from cxda_jax.data.sources import SOURCES, Source
@@ -27,7 +27,7 @@ from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
 from cxda_jax.methods.erm import bn, erm, erm_iid
 from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
 from cxda_jax.methods.sla import sla
-from cxda_jax.metrics import METRICS
+from cxda_jax.metrics import METRICS, metric_of
 from cxda_jax.nets.attention import CrossAttention, check_attention
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
@@ -104,10 +104,18 @@ class Experiment(NamedTuple):
     example: Images  # two images, for shapes
     per_call: int  # evaluation tasks in one program
 
+    @property
+    def metric(self) -> str:
+        """The name in METRICS of what scores a task."""
+        return metric_of(self.store.info.metric, self.config["evaluation"]["f1"])
+
     def task_plans(self, split: str) -> Callable[[range], Plan]:
         """The function range of task numbers -> Plan, which is the same for every method and training seed."""
         spec, seed, stream = episode_spec(self.config), self.config["evaluation"]["seed"], STREAMS.index(split)
-        return lambda tasks: sample_plans(spec, self.store.offsets, self.store.domains(split), seed, tasks, stream)
+        offsets, domains = self.store.offsets, self.store.domains(split)
+        if self.config["evaluation"]["tasks"] == "exhaustive":
+            return exhaustive(spec, offsets, domains, seed, stream)[1]
+        return lambda tasks: sample_plans(spec, offsets, domains, seed, tasks, stream)
 
     def calibration_images(self) -> Array:
         """Training images [n, h, w, c] for Method.calibrate(), the same for every method and training seed."""

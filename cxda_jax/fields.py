@@ -170,6 +170,12 @@ FIELDS: dict[str, Field | Group] = {
         "select": Field("mean", "The score that chooses the best checkpoint.", choices=("mean", "worst_decile")),
         "seed": Field(0, "Of the tasks, which are the same for all methods and training seeds.", SEED),
         "per_call": Field(0, "Tasks in one program; 0: 1 on CPUs, 16 elsewhere.", Range(0, 10_000)),
+        "tasks": Field("random", "random: val_tasks or test_tasks are drawn; exhaustive: each image is a query once.",
+                       choices=("random", "exhaustive"), optional=True),
+        "f1": Field("labels", "Macro-F1 is over the classes in a task's labels, or the union with those in its predictions.",
+                    choices=("labels", "union"), optional=True),
+        "reshaped_queries": Field("per_domain", "Of --num_domains, --support_size: as many queries as support images of a "
+                                  "domain; fixed: episode.num_query.", choices=("per_domain", "fixed"), optional=True),
     }, at_test=True),
     "data": Group("The benchmark's own fields; the config's file sets them.", {}),
 }  # fmt: skip
