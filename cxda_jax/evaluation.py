@@ -21,14 +21,14 @@ class TaskTable(NamedTuple):
     """The result of an evaluation, one row a task."""
 
     predictions: np.ndarray  # class numbers, int32 [tasks, queries]
-    labels: np.ndarray  # class numbers, int32 [tasks, queries]
+    labels: np.ndarray  # class numbers, int32 [tasks, queries]; -1: the query does not count
     scores: np.ndarray  # [tasks]
     task_ms: float  # milliseconds of adapt and predict a task, the median over calls without compilation
     also: Mapping[str, np.ndarray] = MappingProxyType({})  # the method's other predictions by name
 
     @property
     def mean(self) -> float:
-        return float(self.scores.mean())
+        return float((self.scores * metrics.shares(self.labels)).mean())
 
     @property
     def worst_decile(self) -> float:
@@ -91,6 +91,7 @@ def evaluate(
     seed: int = 0,
     per_call: int = 1,
     report: Callable[[int], None] = lambda done: None,
+    counts: np.ndarray | None = None,
 ) -> TaskTable:
     """Evaluates variables on tasks 0..num_tasks - 1.
 
@@ -103,6 +104,7 @@ def evaluate(
       seed: of the keys that methods draw from.
       per_call: tasks in one program.
       report: called with the number of tasks that are done.
+      counts: whether each query counts, [tasks, queries]; None: all do.
     """
     per_call = min(per_call, num_tasks)
     # A last call with fewer tasks would be compiled again. So it starts earlier and repeats some tasks.
@@ -124,6 +126,7 @@ def evaluate(
         report(start + per_call)
     task_ms = 1e3 * float(np.median(seconds[1:] or seconds)) / per_call
     predictions, labels = tables.pop(PREDICTIONS), tables.pop(LABELS)
+    labels = labels if counts is None else np.where(counts, labels, np.int32(-1))
     return TaskTable(predictions, labels, metrics.scores(metric, predictions, labels), task_ms, tables)
 
 

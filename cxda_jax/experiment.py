@@ -15,7 +15,7 @@ import optax
 from cxda_jax import augment, backend
 from cxda_jax.config import Config, as_fields, check_all, choose, lookup
 from cxda_jax.data import glyphs, glyphs_c
-from cxda_jax.data.episodes import EpisodeSpec, Plan, check_spec, mixed_spec, sample_plans
+from cxda_jax.data.episodes import EpisodeSpec, Plan, check_spec, exhaustive, mixed_spec, sample_plans
 from cxda_jax.data.readers import cifar10, cifar_c, femnist, folder, iwildcam, qmnist, tiny_imagenet_c, unipen
 from cxda_jax.data.readers.raw import RawData
 from cxda_jax.data.sources import SOURCES, Source
@@ -29,13 +29,14 @@ from cxda_jax.methods.erm import bn, bn_alpha, erm, erm_iid
 from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
 from cxda_jax.methods.frozen import feature_shift, lame, t3a
 from cxda_jax.methods.sla import sla
-from cxda_jax.metrics import METRICS
+from cxda_jax.metrics import METRICS, metric_of
 from cxda_jax.nets.attention import CrossAttention, check_attention
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from cxda_jax.nets.context import ContextNet
 from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.nets.resnet import LinearHead, ResNetTrunk
+from cxda_jax.optimizers import make_optimizer
 from cxda_jax.train import Schedule
 from cxda_jax.types import Array, Images, Method, Variables
 
@@ -83,17 +84,13 @@ BENCHMARKS: dict[str, Callable[[Config, Path], DomainStore]] = {
 # (the config's group net, classes, options of the trunk if it takes any) -> trunk and head
 NETS: dict[str, Callable[..., tuple[Any, Any]]] = {
     "cnn": lambda c, num_classes, **options: (
-        CNNTrunk(c["width"], c["padding"], jnp.dtype(c["dtype"]), **options),
-        CNNHead(num_classes, dtype=jnp.dtype(c["dtype"])),
+        CNNTrunk(c["width"], c["padding"], **_shared(c), **options),
+        CNNHead(num_classes, **_shared(c)),
     ),
     "resnet50": lambda c, num_classes, **options: (
-        ResNetTrunk(stages=_stages(c["stages"]), dtype=jnp.dtype(c["dtype"]), **options),
-        LinearHead(num_classes, jnp.dtype(c["dtype"])),
+        ResNetTrunk(stages=_stages(c["stages"]), **_shared(c), **options),
+        LinearHead(num_classes, **_shared(c)),
     ),
-}
-OPTIMIZERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = {  # (learning rate, momentum)
-    "sgd": lambda rate, momentum: optax.sgd(rate, momentum or None),
-    "adam": lambda rate, momentum: optax.adam(rate),
 }
 SMALLEST = {"arm": 16, "same": 4}  # pixels a side of an image for the cnn, by its padding
 CALIBRATION_IMAGES = 2000
@@ -114,10 +111,18 @@ class Experiment(NamedTuple):
     example: Images  # two images, for shapes
     per_call: int  # evaluation tasks in one program
 
+    @property
+    def metric(self) -> str:
+        """The name in METRICS of what scores a task."""
+        return metric_of(self.store.info.metric, self.config["evaluation"]["f1"])
+
     def task_plans(self, split: str) -> Callable[[range], Plan]:
         """The function range of task numbers -> Plan, which is the same for every method and training seed."""
         spec, seed, stream = episode_spec(self.config), self.config["evaluation"]["seed"], STREAMS.index(split)
-        return lambda tasks: sample_plans(spec, self.store.offsets, self.store.domains(split), seed, tasks, stream)
+        offsets, domains = self.store.offsets, self.store.domains(split)
+        if self.config["evaluation"]["tasks"] == "exhaustive":
+            return exhaustive(spec, offsets, domains, seed, stream)[1]
+        return lambda tasks: sample_plans(spec, offsets, domains, seed, tasks, stream)
 
     def calibration_images(self) -> Array:
         """Training images [n, h, w, c] for Method.calibrate(), the same for every method and training seed."""
@@ -161,7 +166,7 @@ def build_on(config: Config, store: DomainStore, splits: Sequence[str] = SPLITS)
         store=store,
         source=source,
         method=method,
-        optimizer=make_optimizer(**config["optimizer"]),
+        optimizer=make_optimizer(**config["optimizer"], steps=schedule.steps),
         weak=augment.Weak(**config["augment"]),
         schedule=schedule,
         train_plans=train_plans,
@@ -245,23 +250,15 @@ def build_attending_net(config: Config, store: DomainStore, features: str = "") 
     dim = math.prod(maps.shape[1:]) if features == "flat" else maps.shape[-1]
     with as_fields(config, "attention"):
         check_attention(dim, options["heads"], options["ratio"], options["scale"])
-    attention = CrossAttention(dim, dtype=jnp.dtype(config["net"]["dtype"]), **options)
+    attention = CrossAttention(dim, **_shared(config["net"]), **options)
     return net.clone(attention=attention, features=features)
 
 
 def build_context_net(config: Config, store: DomainStore) -> Classifier:
     """build_net() with a context network, which gives as many channels as the image has."""
     convs = {"convs": config["cml"]["convs"]} if config["net"]["name"] == "cnn" else {}
-    context = ContextNet(store.images.shape[-1], config["cml"]["width"], jnp.dtype(config["net"]["dtype"]))
+    context = ContextNet(store.images.shape[-1], config["cml"]["width"], **_shared(config["net"]))
     return build_net(config, store, **convs).clone(context=context)
-
-
-def make_optimizer(
-    name: str, learning_rate: float, momentum: float, weight_decay: float
-) -> optax.GradientTransformation:
-    """An optimiser of OPTIMIZERS. The weight decay is L2, which is added to the gradient as PyTorch does."""
-    optimizer = lookup("optimizer.name", name, OPTIMIZERS)(learning_rate, momentum)
-    return optax.chain(optax.add_decayed_weights(weight_decay), optimizer)
 
 
 def make_schedule(config: Config, store: DomainStore) -> Schedule:
@@ -287,6 +284,11 @@ def episode_spec(config: Config) -> EpisodeSpec:
     return EpisodeSpec(**config["episode"])
 
 
+def _shared(net: Config) -> dict[str, Any]:
+    """What all parts of a network take from the config's group net."""
+    return {"dtype": jnp.dtype(net["dtype"]), "initial": net["init"]}
+
+
 def _attending(config: Config) -> dict[str, Any]:
     norm = {name: value for name, value in config["batch_norm"].items() if name != "test_time_only"}
     return {**norm, "support_loss": config["train"]["support_loss"]}
@@ -294,10 +296,10 @@ def _attending(config: Config) -> dict[str, Any]:
 
 def _tuning(config: Config) -> FineTuning:
     optimizer, options = config["optimizer"], dict(config["finetune"])
-    rate = optimizer["learning_rate"] * (share := options.pop("rate"))
-    if not rate < math.inf:
+    share = options.pop("rate")
+    if not optimizer["learning_rate"] * share < math.inf:
         raise UserError(f"finetune.rate={share} makes the rate infinite; lower it or optimizer.learning_rate")
-    return FineTuning(make_optimizer(**{**optimizer, "learning_rate": rate}), **options)
+    return FineTuning(make_optimizer(**optimizer, steps=options["steps"], share=share), **options)
 
 
 def _stages(stages: Sequence[int]) -> tuple[int, ...]:

@@ -64,6 +64,8 @@ FIELDS: dict[str, Field | Group] = {
         "padding": Field("arm", "cnn: arm pads its layers by 2, 0, 0 pixels; same by 2, 2, 2.", choices=("arm", "same")),
         "dtype": Field("float32", "Of convolutions and products; bfloat16 is for accelerators.",
                        choices=("float32", "bfloat16")),
+        "init": Field("torch", "Kernels and biases start as PyTorch's, U(-1, 1) / sqrt(fan_in), or as flax's, LeCun-normal and 0.",
+                      choices=("torch", "flax"), optional=True),
     }),
     "attention": Group("Cross-attention of the cxda methods.", {
         "features": Field("pool", "Tokens: pooled or flat features of an image, or its patches (always in cxda_p2p).",
@@ -112,6 +114,7 @@ FIELDS: dict[str, Field | Group] = {
     "sla": Group("Method sla.", {
         "adapters": Field(2, "Adapters after each layer.", Range(1, 1000)),
         "zero_adapters": Field(False, "They start at zero, so the network starts as one without them."),
+        "all_convs": Field(False, "resnet50: adapters beside convolutions with kernels of one pixel too.", optional=True),
     }),
     "finetune": Group("Methods ft_em, ft_im, sf_ocda and cotta.", {
         "steps": Field(10, "Gradient steps a task.", COUNT),
@@ -162,11 +165,13 @@ FIELDS: dict[str, Field | Group] = {
         "fill": Field(0.0, "Pixels from outside the image: 0 black, 1 white.", SHARE),
         "probability": Field(0.5, "Of each of crop, flip and rotation.", SHARE),
     }),
-    "optimizer": Group("Optimizer of the training, at a constant rate.", {
+    "optimizer": Group("Optimizer of the training, at a constant rate unless a chain has a schedule.", {
         "name": Field("sgd", "The optimizer.", choices=("sgd", "adam")),
         "learning_rate": Field(1e-2, "Learning rate.", POSITIVE),
         "momentum": Field(0.9, "Momentum of sgd.", Range(0, 1, (True, False))),
         "weight_decay": Field(1e-4, "L2, which is added to the gradient as PyTorch does.", NOT_NEGATIVE),
+        "chain": Field("", "optax's calls in place of the fields above, such as clip(1.0), adamw(1e-3); '': none.",
+                       optional=True),
     }),
     "train": Group("The training.", {
         "epochs": Field(100, "Epochs of (training images // 100) episodes each.", Range(0, 100_000)),
@@ -189,6 +194,12 @@ FIELDS: dict[str, Field | Group] = {
         "select": Field("mean", "The score that chooses the best checkpoint.", choices=("mean", "worst_decile")),
         "seed": Field(0, "Of the tasks, which are the same for all methods and training seeds.", SEED),
         "per_call": Field(0, "Tasks in one program; 0: 1 on CPUs, 16 elsewhere.", Range(0, 10_000)),
+        "tasks": Field("random", "random: val_tasks or test_tasks are drawn; exhaustive: each image is a query once.",
+                       choices=("random", "exhaustive"), optional=True),
+        "f1": Field("labels", "Macro-F1 is over the classes in a task's labels, or the union with those in its predictions.",
+                    choices=("labels", "union"), optional=True),
+        "reshaped_queries": Field("per_domain", "Of --num_domains, --support_size: as many queries as support images of a "
+                                  "domain; fixed: episode.num_query.", choices=("per_domain", "fixed"), optional=True),
     }, at_test=True),
     "data": Group("The benchmark's own fields; the config's file sets them.", {}),
 }  # fmt: skip

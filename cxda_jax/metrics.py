@@ -1,4 +1,7 @@
-"""Scores in numpy: of a task, over tasks, over seeds."""
+"""Scores in numpy: of a task, over tasks, over seeds.
+
+A label of -1 marks a query that does not count; see exhaustive() in data/episodes.py.
+"""
 
 from collections.abc import Callable
 
@@ -14,21 +17,49 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Mean F1 over the classes that occur in the labels of one task, as in WILDS; both arrays are class numbers [queries]."""
+    return _mean_f1(predictions, labels, np.unique(labels))
+
+
+def macro_f1_union(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """macro_f1() over the classes that occur in the labels or in the predictions, as in scikit-learn."""
+    return _mean_f1(predictions, labels, np.union1d(predictions, labels))
+
+
+def _mean_f1(predictions: np.ndarray, labels: np.ndarray, classes: np.ndarray) -> float:
     scores = []
-    for c in np.unique(labels):
+    for c in classes:
         hits = np.sum((predictions == c) & (labels == c))
         scores.append(2 * hits / (np.sum(predictions == c) + np.sum(labels == c)))
     return float(np.mean(scores))
 
 
-METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {"accuracy": accuracy, "macro_f1": macro_f1}
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "accuracy": accuracy,
+    "macro_f1": macro_f1,
+    "macro_f1_union": macro_f1_union,
+}
+
+
+def metric_of(metric: str, f1: str) -> str:
+    """A data set's metric in the form that is asked for: `f1` is "labels" or "union", the classes of macro-F1."""
+    return "macro_f1_union" if metric == "macro_f1" and f1 == "union" else metric
 
 
 def scores(metric: str, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Scores [tasks] of a metric in METRICS, from predictions and labels [tasks, queries]."""
     if metric not in METRICS:
         raise UserError(f"metric={brief(repr(metric))} is not one of {', '.join(METRICS)}")
-    return np.array([METRICS[metric](p, y) for p, y in zip(predictions, labels, strict=True)])
+    tasks = zip(predictions, labels, labels >= 0, strict=True)
+    return np.array([METRICS[metric](p[counts], y[counts]) for p, y, counts in tasks])
+
+
+def shares(labels: np.ndarray) -> np.ndarray:
+    """What each task counts in a mean over tasks: its queries that count, divided by their mean number.
+
+    All are 1 if the tasks have equally many. So the mean of the accuracies, each times its share, is that of all queries.
+    """
+    counts = (labels >= 0).sum(1)
+    return counts / counts.mean()
 
 
 def worst_decile(scores: np.ndarray) -> float:

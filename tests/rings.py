@@ -43,6 +43,7 @@ TABLE = {  # by the file's name without test_ and .py
     "configs": Rings(exhaustive=[r"every_method_is_traced.*\[(?!glyphs)", "one_method_runs", "regenerated_data"]),
     "corruptions": Rings(EXHAUSTIVE),
     "episodes": Rings(INNER, exhaustive=["two_processes"]),
+    "exhaustive": Rings(INNER, gate=["a_result_holds", "the_mean_is_over_all_images"]),
     "frozen": Rings(inner=["lames_steps_converge"]),
     "identity": Rings(exhaustive=["a_flipped_bit"]),
     "launch": Rings(
@@ -56,6 +57,7 @@ TABLE = {  # by the file's name without test_ and .py
     "methods": Rings(inner=[r"(?!overfits|statistics_options).*\[(erm|bn|cxda)\]$"]),
     "metrics": Rings(INNER),
     "metrics_file": Rings(INNER, exhaustive=["no_flipped_bit"]),
+    "optimizer": Rings(inner=["a_text_that_is_no_chain", "the_names_of_a_chain"]),
     "other_data": Rings(exhaustive=["every_method_takes"]),
     "overrides": Rings(INNER, exhaustive=["ten_thousand", "any_text", "data_of_any_name", "data_are_not_made"]),
     "plots": Rings(exhaustive=["files_are_the_same_again", "labels_of_near_points"]),

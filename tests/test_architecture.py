@@ -20,6 +20,7 @@ ALLOWED = {
     "backend": {"errors"},
     "memory": {"errors", "backend"},
     "metrics": {"errors"},
+    "optimizers": {"errors", "config"},
     "augment": {"errors", "types", "config"},
     "disk": {"errors", "types"},
     "progress": {"errors", "disk"},
@@ -28,7 +29,19 @@ ALLOWED = {
     "methods": {"errors", "types", "augment", "backend", "config", "losses", "nets"},
     "train": {"errors", "types", "augment", "backend", "cost", "data", "disk", "memory", "progress"},
     "evaluation": {"types", "backend", "data", "metrics"},
-    "experiment": {"errors", "types", "augment", "backend", "config", "data", "methods", "metrics", "nets", "train"},
+    "experiment": {
+        "errors",
+        "types",
+        "augment",
+        "backend",
+        "config",
+        "data",
+        "methods",
+        "metrics",
+        "nets",
+        "optimizers",
+        "train",
+    },
     "pictures": {"errors", "disk", "data"},
 }
 LIBRARY = set(ALLOWED)

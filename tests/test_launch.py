@@ -17,9 +17,10 @@ from cxda_jax import backend, metrics
 from cxda_jax.config import differences, read
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS, build, open_data
+from cxda_jax.report.attention import explorer_tasks, kept_attention
 from cxda_jax.study.comparing import comparison, table
 from cxda_jax.study.identity import read_config, read_record
-from cxda_jax.study.results import Result
+from cxda_jax.study.results import Result, read_result
 from cxda_jax.study.runs import restore_best
 from cxda_jax.study.settings import USUAL, Setting, asked, reshaped
 from cxda_jax.types import Images
@@ -352,6 +353,37 @@ def test_settings_keep_as_many_queries_as_images_of_a_domain():
     }.items():  # fmt: skip
         episode = reshaped(read("glyphs:cxda"), setting)["episode"]
         assert (episode["num_domains"], episode["per_domain"], episode["num_query"]) == expected, setting
+
+
+def test_settings_keep_the_usual_queries_where_the_config_says_so():
+    config = read("glyphs:cxda", [("evaluation.reshaped_queries", "fixed"), ("episode.num_query", "15")])
+    for setting, expected in {
+        Setting("num_domains", 10): (10, 10, 15), Setting("support_size", 10): (5, 2, 15), USUAL: (5, 20, 15),
+    }.items():  # fmt: skip
+        episode = reshaped(config, setting)["episode"]
+        assert (episode["num_domains"], episode["per_domain"], episode["num_query"]) == expected, setting
+
+
+def test_every_image_is_tested_once(folder, tmp_path):
+    """600 of them; tasks of 18 queries do not divide the 120 of a writer."""
+    shutil.copytree(folder / "run", tmp_path / "run")
+    runs, data = f"--runs={tmp_path}/run", f"--data_dir={folder}/data"
+    changes = ["--config.episode.num_query=18", "--config.evaluation.tasks=exhaustive"]
+    command("evaluate", runs, data, *changes)
+    label = "cxda,episode.num_query=18,evaluation.tasks=exhaustive"
+    result = read_result(tmp_path / "run", tmp_path / "run" / label)
+    row, stored = result.row, result.stored()
+    counts = stored["labels"] >= 0
+    assert counts.shape == (35, 18) and counts.sum() == len(np.unique(stored["query"])) == 600
+    hits = (stored["predictions"] == stored["labels"])[counts]
+    assert row["avg"] == pytest.approx(100 * hits.mean()) and row["num_tasks"] == 35
+    assert row["compared"] == counts[:24].sum() < 24 * 18
+    (kept,), faults = kept_attention([result], f"{folder}/data")
+    tasks = explorer_tasks(kept, [result], 7)
+    assert not faults and [len(task.query_labels) for task in tasks] == list(counts[:7].sum(1))
+    assert all(len(task.weights) == len(task.query) == len(task.query_labels) for task in tasks)
+    said = command("evaluate", runs, data, *changes, "--num_tasks=5", code=2)
+    assert said == "error: --num_tasks=5: evaluation.tasks=exhaustive tests every image; leave out one of them\n"
 
 
 def test_bad_settings():

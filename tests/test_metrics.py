@@ -10,6 +10,8 @@ from cxda_jax.errors import UserError
 def test_each_task_has_a_score_of_a_metric_that_there_is():
     predictions, labels = np.array([[1, 2, 3, 4], [0, 0, 0, 0]]), np.array([[1, 2, 0, 0], [1, 1, 1, 1]])
     np.testing.assert_array_equal(metrics.scores("accuracy", predictions, labels), [0.5, 0])
+    unlike = metrics.scores("macro_f1", predictions, labels), metrics.scores("macro_f1_union", predictions, labels)
+    np.testing.assert_allclose(unlike, [[(1 + 1 + 0) / 3, 0], [(1 + 1 + 0 + 0 + 0) / 5, 0]])
     with pytest.raises(UserError, match="metric='f1' is not one of accuracy, macro_f1"):
         metrics.scores("f1", predictions, labels)
 
@@ -27,3 +29,23 @@ def test_the_bootstrap_interval_matches_scipys_and_the_normal_one():
     assert abs(low - theirs.low) < slack and abs(high - theirs.high) < slack
     assert abs((high - low) / 2 - 1.96 * d.std() / np.sqrt(500)) < slack
     np.testing.assert_array_equal(metrics.bootstrap_interval(0 * d), (0, 0))
+
+
+def test_only_macro_f1_has_a_form_over_the_union():
+    assert [metrics.metric_of("macro_f1", f1) for f1 in ("labels", "union")] == ["macro_f1", "macro_f1_union"]
+    assert [metrics.metric_of("accuracy", f1) for f1 in ("labels", "union")] == ["accuracy"] * 2
+
+
+def test_queries_that_do_not_count_change_no_score_and_their_tasks_count_less():
+    rng = np.random.default_rng(0)
+    labels, predictions = rng.integers(0, 4, (2, 30, 12))
+    sizes = rng.integers(1, 13, 30)
+    cut = np.where(np.arange(12) < sizes[:, None], labels, -1)
+    for name, score in metrics.METRICS.items():
+        alone = [score(p[:n], y[:n]) for p, y, n in zip(predictions, labels, sizes, strict=True)]
+        np.testing.assert_array_equal(metrics.scores(name, predictions, cut), alone)
+    hits = (predictions == labels)[cut >= 0]
+    assert (metrics.scores("accuracy", predictions, cut) * metrics.shares(cut)).mean() == pytest.approx(
+        hits.mean(), abs=1e-12
+    )
+    np.testing.assert_array_equal(metrics.shares(labels), 1)

@@ -27,6 +27,7 @@ from tests.nets import (
     SHAPES,
     assert_close,
     assert_within_some_draw,
+    build_method,
     close,
     fill,
     gradient_error,
@@ -289,6 +290,69 @@ def test_layers_of_all_networks_start_as_torchs(name):
         fan_in = 64 if kernel.ndim == 3 else kernel.size // kernel.shape[-1]  # attention's kernels have a heads' axis
         for value in layer.values():
             assert_uniform(value, fan_in, name)
+
+
+def assert_lecun(value, fan_in, where):
+    """As flax's default kernel: a normal distribution that is cut at two of its deviations, and has variance 1 / fan_in."""
+    truncnorm, value = pytest.importorskip("scipy.stats").truncnorm, np.asarray(value, np.float64)
+    cut = 2 / truncnorm.std(-2, 2) / math.sqrt(fan_in)
+    assert np.abs(value).max() <= cut * (1 + 1e-6), where
+    if value.size >= 5000:
+        assert abs(value.std() * math.sqrt(fan_in) - 1) < 0.05 and abs(value.mean()) < 0.05 / math.sqrt(fan_in), where
+        expected = truncnorm.cdf(np.linspace(-1.5, 1.5, 7), -2, 2)
+        found = (value.ravel()[:, None] < np.linspace(-1.5, 1.5, 7) * cut / 2).mean(0)
+        assert np.abs(found - expected).max() < 0.03, where
+
+
+@pytest.mark.parametrize("name", ["cxda", "cml", "sla", "resnet50", "vit"])
+def test_layers_of_all_networks_may_start_as_flaxs(name):
+    """LeCun-normal kernels, biases of 0; all else starts as it does beside PyTorch's layers."""
+    method = "erm" if name in ("resnet50", "vit") else name
+    sizes = {"net__width": 64, "cml__width": 32, "net__stages": (1, 1), "sla__adapters": 3, "attention__heads": 2}
+    if method != name:
+        sizes["net__name"] = name
+    images = make_images((16, 16, 1), 2)
+    ours, torchs = (
+        jax.jit(build_method(method, **sizes, net__init=init).init)(KEY, images)["params"] for init in ("flax", "torch")
+    )
+    assert jax.tree.structure(ours) == jax.tree.structure(torchs)
+    layers = 0
+    for (path, value), other in zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(torchs), strict=True):
+        where, kind = jax.tree_util.keystr(path), path[-1].key
+        if kind == "kernel":
+            layers += 1
+            # Kernels of the transformer's attention have an axis of heads: [in, heads, d] or [heads, d, out].
+            fan_in = 64 if value.ndim == 3 else value.size // value.shape[-1]
+            assert_lecun(value, fan_in, where)
+            assert (np.asarray(value) != np.asarray(other)).any(), where
+        elif kind == "bias":
+            np.testing.assert_array_equal(value, 0, where)
+        else:
+            np.testing.assert_array_equal(value, other, where)
+    assert layers > 4
+
+
+def test_flaxs_start_is_that_of_flaxs_own_layers():
+    """The same random numbers as those of layers that say nothing of their start, under the same names."""
+
+    class Trunk(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            for i in range(3):
+                x = nn.Conv(8, (5, 5), name=f"conv{i}")(x)
+
+    class Head(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(5, name="logits")(nn.Dense(4, name="hidden")(x))
+
+    for ours, theirs, x in (
+        (CNNTrunk(8, "same", initial="flax"), Trunk(), make_images((16, 16, 1), 2).pixels),
+        (CNNHead(5, 4, initial="flax"), Head(), jnp.ones((2, 8))),
+    ):
+        found, expected = (jax.jit(module.init)(KEY, x)["params"] for module in (ours, theirs))
+        for name in expected:
+            jax.tree.map(np.testing.assert_array_equal, found[name], expected[name])
 
 
 def test_uint8_pixels_are_divided_by_255_and_normalised():

@@ -16,7 +16,7 @@ from cxda_jax.data import glyphs
 from cxda_jax.data.episodes import EpisodeSpec, check_spec
 from cxda_jax.data.sources import SOURCES
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import NETS, OPTIMIZERS, SMALLEST
+from cxda_jax.experiment import NETS, SMALLEST
 from cxda_jax.fields import FIELDS, Field, Group
 from cxda_jax.methods.cotta import cotta
 from cxda_jax.methods.cxda import attending, cxda
@@ -28,6 +28,7 @@ from cxda_jax.nets.cnn import PADDINGS, CNNTrunk
 from cxda_jax.nets.context import ContextNet
 from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.nets.resnet import ResNetTrunk
+from cxda_jax.optimizers import OPTIMIZERS, make_optimizer
 from cxda_jax.train import NotFinite, Schedule
 from docs.examples import entries
 from docs.examples.prior_shift import prior_shift
@@ -74,7 +75,7 @@ def test_a_parameter_becomes_a_field(call, says, groups, field):
     ("finetune.rate", 1e300, "lower it"), ("sf_ocda.draw", "batch", "image"), ("sf_ocda.confidence", 1.0, "below 1"),
     ("cotta.restore", -0.1, "at least 0"), ("cotta.answer", "anchor", "teacher"), ("strong.brightness", -1.0, "at least 0"),
     ("strong.blur", 1e-4, "0 to switch it off"), ("cml.convs", 1, "2, 3"), ("sla.adapters", 0, "at least 1"),
-    ("attention.scale", "none", "paper"), ("net.name", "cn", "did you mean 'cnn'"), ("train.source", "disk", "device"),
+    ("attention.scale", "none", "paper"), ("net.name", "cn", "did you mean 'cnn'"), ("net.init", "keras", "flax, torch"), ("train.source", "disk", "device"),
     ("optimizer.name", "sdg", "did you mean 'sgd'"), ("optimizer.learning_rate", float("nan"), "finite"),
 ])  # fmt: skip
 def test_a_wrong_field_is_named_with_its_fix_whatever_the_method(field, value, fix):
@@ -93,7 +94,7 @@ SIGNATURES = [
     ("net", CNNTrunk, ("dtype", "name")), ("cml", CNNTrunk, ("width",)), ("cml", ContextNet, ()),
     ("sla", CNNTrunk, ("adapters",)), ("sla", ResNetTrunk, ("adapters",)), ("net", ResNetTrunk, ("dtype", "name", "width")),
     ("bn_alpha", bn_alpha, ()), ("t3a", t3a, ()), ("lame", lame, ()), ("feature_shift", feature_shift, ()),
-    ("prior_shift", prior_shift, ()),
+    ("prior_shift", prior_shift, ()), ("optimizer", make_optimizer, ()),
 ]  # fmt: skip
 WHOLE = [
     bn,
@@ -166,6 +167,15 @@ def test_a_config_from_before_an_optional_field_existed_gets_its_default(monkeyp
     monkeypatch.setitem(FIELDS["net"].fields, "needed", Field(1, "New."))
     with refused(r"^config\.net\.needed: missing, .* train again"):
         check_stored(stored, "config", "train again")
+
+
+def test_a_config_from_before_any_optional_field_existed_gets_all_their_defaults():
+    older = json.loads(json.dumps(CONFIG))
+    optional = [(g, n) for g, e in FIELDS.items() if isinstance(e, Group) for n, f in e.fields.items() if f.optional]
+    for group, name in optional:
+        del older[group][name]
+    assert ("net", "init") in optional
+    assert check_stored(older, "config", "train again") == json.loads(json.dumps(CONFIG))
 
 
 def test_the_help_of_derived_values_is_true(monkeypatch):

@@ -193,6 +193,7 @@ def test_scores_equal_scikit_learns_and_ignore_the_order_of_queries(answers, see
     theirs = {
         "accuracy": sklearn.accuracy_score(labels, predictions),
         "macro_f1": sklearn.f1_score(labels, predictions, labels=np.unique(labels), average="macro", zero_division=0),
+        "macro_f1_union": sklearn.f1_score(labels, predictions, average="macro", zero_division=0),
     }
     order = np.random.default_rng(seed).permutation(len(labels))
     for name, score in metrics.METRICS.items():

@@ -10,6 +10,7 @@ from cxda_jax.methods.erm import erm
 from cxda_jax.methods.sla import sla
 from cxda_jax.nets.adapters import LatentAdapters, sparsemax
 from cxda_jax.nets.cnn import CNNTrunk
+from cxda_jax.nets.resnet import Bottleneck, ResNetTrunk
 from tests.nets import (
     CIFAR,
     FEMNIST,
@@ -129,6 +130,56 @@ def test_parameter_counts(benchmark, extra):
         for options in ({}, {"adapters": 2}, {"convs": 2})
     )
     assert adapted == plain + extra and two == plain - (25 * 128 * 128 + 3 * 128)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_block_of_resnet_with_adapters_equals_torch(peer, everywhere):
+    """Beside the 3x3 convolution alone, or beside all four; one of those with a kernel of one pixel has a stride too."""
+    x, block = make_images((8, 8, 12), 5).pixels, Bottleneck(4, 2, adapters=2, all_convs=everywhere)
+    variables = fill(jax.eval_shape(block.init, KEY, x))
+    params = variables["params"]
+    beside = ["adapters1", "adapters2", "adapters3", "downsample_adapters"] if everywhere else ["adapters2"]
+    assert {name for name in params if "adapters" in name} == set(beside)
+
+    def layer(image, conv, norm, stride=1):
+        kernel = tensor(params[conv]["kernel"]).permute(3, 2, 0, 1)
+        y = peer.F.conv2d(image, kernel, stride=stride, padding=kernel.shape[-1] // 2)
+        if (name := conv.replace("conv", "adapters")) in beside:
+            gate, weight = params[name]["gate"], tensor(params[name]["mix"]["weight"])
+            z = image.mean((2, 3)) @ tensor(gate["kernel"]) + tensor(gate["bias"])
+            first = ((z[:, 0] - z[:, 1] + 1) / 2).clamp(0, 1)[:, None, None, None]
+            one, two = (peer.F.conv2d(image, w.T[:, :, None, None], stride=stride) for w in weight)
+            y = y + first * one + (1 - first) * two
+        scale, bias = (tensor(params[norm][kind]) for kind in ("scale", "bias"))
+        mean, var = (tensor(variables["batch_stats"][norm][kind]) for kind in ("mean", "var"))
+        return peer.F.batch_norm(y, mean, var, scale, bias)
+
+    image = nchw(x)
+    y = peer.F.relu(layer(image, "conv1", "bn1"))
+    y = peer.F.relu(layer(y, "conv2", "bn2", 2))
+    y = layer(y, "conv3", "bn3")
+    expected = peer.F.relu(y + layer(image, "downsample_conv", "downsample_bn", 2))
+    assert_close(block.apply(variables, x), expected.permute(0, 2, 3, 1), 1e-5)
+    assert 0.1 < (expected > 0).float().mean() < 0.9
+
+
+def test_adapters_of_all_convolutions_of_resnet50_have_their_count_of_parameters():
+    """Two matrices of c_in x c_out and a gate of 2 x (c_in + 1) for each convolution."""
+    per_kernel = {1: 0, 3: 0, 7: 0}
+    shapes = [(3, 64, 7)]
+    for i, blocks in enumerate((3, 4, 6, 3)):
+        width, out, before = 64 * 2**i, 256 * 2**i, 64 if i == 0 else 128 * 2**i
+        for j in range(blocks):
+            inner = before if j == 0 else out
+            shapes += [(inner, width, 1), (width, width, 3), (width, out, 1)] + [(inner, out, 1)] * (j == 0)
+    for inputs, outputs, kernel in shapes:
+        per_kernel[kernel] += 2 * inputs * outputs + 2 * (inputs + 1)
+    x = jnp.zeros((1, 64, 64, 3))
+    plain, some, every = (
+        total(jax.eval_shape(ResNetTrunk(**options).init, KEY, x)["params"])
+        for options in ({}, {"adapters": 2}, {"adapters": 2, "all_convs": True})
+    )
+    assert some - plain == per_kernel[3] + per_kernel[7] and every - plain == sum(per_kernel.values())
 
 
 @pytest.mark.parametrize("batch", [True, False])

@@ -96,6 +96,17 @@ def test_usual_tasks_stand_in_at_their_number():
     assert "domain_supervision" not in found and "patch_to_patch" not in found
 
 
+def test_a_note_names_what_was_tested_on_the_usual_number_of_queries():
+    changed = "erm,evaluation.reshaped_queries=fixed"
+    usual = result("erm", setting="num_domains=10")
+    other = result("erm", setting="num_domains=10", label=f"{changed},num_domains=10")
+    config = {**usual.config, "evaluation": {**usual.config["evaluation"], "reshaped_queries": "fixed"}}
+    trained = result("bn", setting="num_domains=10", config=config)
+    assert len(build([usual])["num_domains"].notes) == 2
+    note = f"Tasks of {changed}, bn have the usual number of queries."
+    assert build([usual, other, trained])["num_domains"].notes[1] == note
+
+
 def test_methods_come_in_the_papers_order():
     labels = ["zeta", "sla", "cxda,attention.heads=4", "cxda", "erm", "bn"]
     assert list(cells(build([result(name.split(",")[0], label=name) for name in labels])["main"])) == [

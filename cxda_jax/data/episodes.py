@@ -3,7 +3,8 @@
 No iterator has a state, so a run can resume at any step. Two readers of the same plan give episodes of equal bits.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -97,3 +98,53 @@ def sample_plans(
             if j == asked:
                 query[i] = rows[spec.per_domain :]
     return Plan(support, query)
+
+
+def exhaustive(
+    spec: EpisodeSpec, offsets: np.ndarray, domains: np.ndarray, seed: int, stream: int = 0
+) -> tuple[int, Callable[[Sequence[int]], Plan]]:
+    """Tasks in which each image of the domains is a query once: how many there are, and the plans of numbered ones.
+
+    The images of a domain are shuffled and split into the fewest tasks of at most `num_query` queries, whose sizes differ by
+    one at most. A task with fewer queries than `num_query` repeats its first one in the remaining places; counting() tells
+    them apart. The support is drawn as in sample_plans(), from the queries' own domain and distinct others. The first
+    tasks are of different domains. Arguments as in sample_plans().
+    """
+    sizes = np.diff(offsets)[domains]
+    parts_of = -(-sizes // spec.num_query)  # how many tasks each domain has
+    owner = np.repeat(np.arange(len(domains)), parts_of)
+    part = np.concatenate([np.arange(count) for count in parts_of])
+    order = np.argsort(part, kind="stable")
+
+    @functools.cache
+    def parts(which: int) -> list[np.ndarray]:
+        domain = domains[which]
+        rng = np.random.Generator(np.random.Philox(key=[seed, domain], counter=[0, 0, 1, stream]))
+        return np.array_split(offsets[domain] + rng.permutation(sizes[which]), parts_of[which])
+
+    def plans(tasks: Sequence[int]) -> Plan:
+        support = np.empty((len(tasks), spec.num_domains, spec.per_domain), np.int32)
+        query = np.empty((len(tasks), spec.num_query), np.int32)
+        for i, task in enumerate(tasks):
+            own, number = int(owner[order[task]]), int(part[order[task]])
+            asked = parts(own)[number]
+            query[i] = asked[0]
+            query[i, : len(asked)] = asked
+            rng = np.random.Generator(np.random.Philox(key=[seed, task], counter=[0, 0, 0, stream]))
+            chosen = rng.choice(np.delete(np.arange(len(domains)), own), spec.num_domains - 1, replace=False)
+            chosen = np.insert(chosen, rng.integers(spec.num_domains), own)
+            for j, which in enumerate(chosen):
+                rows = offsets[domains[which]] + np.arange(int(sizes[which]))
+                if which == own and not spec.replacement:
+                    rows = np.concatenate(parts(own)[:number] + parts(own)[number + 1 :])
+                support[i, j] = rng.choice(rows, spec.per_domain, replace=spec.replacement)
+        return Plan(support.reshape(len(tasks), -1), query)
+
+    return len(order), plans
+
+
+def counting(query: np.ndarray) -> np.ndarray:
+    """Which queries [tasks, queries] of exhaustive() count: all but the repetitions of a task's first one."""
+    counts = query != query[:, :1]
+    counts[:, 0] = True
+    return counts

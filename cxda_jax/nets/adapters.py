@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cxda_jax.nets.initial import uniform
+from cxda_jax.nets.initial import initialisers
 
 
 def sparsemax(logits: jax.Array) -> jax.Array:
@@ -43,11 +43,12 @@ class LatentAdapters(nn.Module):
     zero: bool = False  # start at zero
     dtype: Any = jnp.float32
     stride: int = 1  # that of the convolution
+    initial: str = "torch"  # how the gates' layer starts; see initialisers()
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         pooled = x.astype(jnp.float32).mean((1, 2))
-        gates = sparsemax(nn.Dense(self.count, name="gate", **uniform(x.shape[-1]))(pooled))
+        gates = sparsemax(nn.Dense(self.count, name="gate", **initialisers(self.initial, x.shape[-1]))(pooled))
         # One product with a mixed matrix is half of the work of a product with each adapter.
         matrix = Mix(self.count, self.features, self.zero, name="mix")(gates, x.shape[-1])
         _, h, w, _ = x.shape

@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from cxda_jax import config
 from cxda_jax.errors import UserError
-from cxda_jax.nets.initial import uniform
+from cxda_jax.nets.initial import initialisers
 
 # The most scores in memory at once. More queries are processed in chunks, which the backward pass computes again.
 CHUNK = 1 << 23
@@ -50,6 +50,7 @@ class CrossAttention(nn.Module):
       sink: a learned score for each head, which takes a share of the softmax and adds nothing. So a query can leave support
         that does not help alone, and the weights of a query sum to less than one. (Not in the paper.)
       dtype: of products; scores are float32 always.
+      initial: how layers start; see initialisers().
     """
 
     dim: int
@@ -60,6 +61,7 @@ class CrossAttention(nn.Module):
     zero_out: bool = False
     sink: bool = False
     dtype: Any = jnp.float32
+    initial: str = "torch"
 
     def setup(self):
         check_attention(self.dim, self.heads, self.ratio, self.scale)
@@ -67,8 +69,10 @@ class CrossAttention(nn.Module):
         self.norm_query = self.norm if self.shared_norm else nn.LayerNorm(epsilon=1e-5)
         inner = self.dim // self.ratio
         options: Any = {"use_bias": False, "dtype": self.dtype}
-        self.query, self.key, self.value = (nn.Dense(inner, **options, **uniform(self.dim)) for _ in range(3))
-        start: Any = {"kernel_init": nn.initializers.zeros} if self.zero_out else uniform(inner)
+        self.query, self.key, self.value = (
+            nn.Dense(inner, **options, **initialisers(self.initial, self.dim)) for _ in range(3)
+        )
+        start: Any = {"kernel_init": nn.initializers.zeros} if self.zero_out else initialisers(self.initial, inner)
         self.out = nn.Dense(self.dim, **options, **start)
         if self.sink:
             self.nothing = self.param("sink", nn.initializers.zeros, (self.heads, 1))

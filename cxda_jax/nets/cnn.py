@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from cxda_jax.nets.adapters import LatentAdapters
 from cxda_jax.nets.convolution import convolve, max_pool
-from cxda_jax.nets.initial import uniform
+from cxda_jax.nets.initial import initialisers
 from cxda_jax.nets.normalisation import BatchNorm
 
 PADDINGS = {"arm": (2, 0, 0), "same": (2, 2, 2)}
@@ -29,6 +29,8 @@ class CNNTrunk(nn.Module):
       dtype: of convolutions.
       convs: 3, or 2 to leave out the first convolution, which has no pooling.
       adapters: latent adapters beside each convolution; `zero_adapters` start at zero.
+      all_convs: changes nothing, since no convolution here has a kernel of one pixel.
+      initial: how layers start; see initialisers().
     """
 
     width: int = 128
@@ -37,17 +39,19 @@ class CNNTrunk(nn.Module):
     convs: int = 3
     adapters: int = 0
     zero_adapters: bool = False
+    all_convs: bool = False
+    initial: str = "torch"
 
     @nn.compact
     def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
         for i, pad in enumerate(PADDINGS[self.padding][-self.convs :]):
             y = nn.Conv(
                 self.width, (5, 5), padding=((pad, pad), (pad, pad)), dtype=self.dtype, name=f"conv{i}",
-                conv_general_dilated=convolve, **uniform(25 * x.shape[-1]),
+                conv_general_dilated=convolve, **initialisers(self.initial, 25 * x.shape[-1]),
             )(x)  # fmt: skip
             if self.adapters:
                 options = (self.width, self.adapters, 2 - pad, self.zero_adapters, self.dtype)
-                y = y + LatentAdapters(*options, name=f"adapters{i}")(x)
+                y = y + LatentAdapters(*options, initial=self.initial, name=f"adapters{i}")(x)
             x = nn.relu(BatchNorm(name=f"bn{i}")(y, batch))
             x = x if i == self.convs - 3 else max_pool(x)
         return x
@@ -60,9 +64,11 @@ class CNNHead(nn.Module):
     hidden: int = 200
     dtype: Any = jnp.float32
     last: str = "logits"  # the name of the last layer
+    initial: str = "torch"  # see initialisers()
 
     @nn.compact
     def __call__(self, x: jax.Array, classify: bool = True) -> jax.Array:
-        x = nn.relu(nn.Dense(self.hidden, dtype=self.dtype, name="hidden", **uniform(x.shape[-1]))(x))
-        last = nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **uniform(self.hidden))
+        start, last_start = (initialisers(self.initial, fan_in) for fan_in in (x.shape[-1], self.hidden))
+        x = nn.relu(nn.Dense(self.hidden, dtype=self.dtype, name="hidden", **start)(x))
+        last = nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **last_start)
         return last(x) if classify else x

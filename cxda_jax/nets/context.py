@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cxda_jax.nets.initial import uniform
+from cxda_jax.nets.initial import initialisers
 from cxda_jax.nets.normalisation import BatchNorm
 
 
@@ -16,11 +16,12 @@ class ContextNet(nn.Module):
     features: int
     width: int = 64  # channels of the layers
     dtype: Any = jnp.float32
+    initial: str = "torch"  # how layers start; see initialisers()
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         def conv(x: jax.Array, features: int, name: str) -> jax.Array:
-            start = uniform(25 * x.shape[-1])
+            start = initialisers(self.initial, 25 * x.shape[-1])
             return nn.Conv(features, (5, 5), padding=((2, 2), (2, 2)), dtype=self.dtype, name=name, **start)(x)
 
         for i in range(2):

@@ -1,13 +1,27 @@
-"""PyTorch's default initialisation: kernels and biases are U(-1, 1) / sqrt(fan_in)."""
+"""How layers start: as PyTorch's, whose kernels and biases are U(-1, 1) / sqrt(fan_in), or as flax's own."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from cxda_jax import config
+
+
+def initialisers(initial: str, fan_in: int) -> dict[str, Any]:
+    """Initialisers for a flax layer, each output of which depends on fan_in inputs: nn.Dense(features, **initialisers(i, c)).
+
+    Args:
+      initial: "torch": uniform(). "flax": none, so the layer has flax's: truncated normal kernels of variance 1 / fan_in
+        (LeCun's), biases of 0.
+      fan_in: the number of inputs.
+    """
+    config.choose("init", initial, ("torch", "flax"))
+    return uniform(fan_in) if initial == "torch" else {}
+
 
 def uniform(fan_in: int) -> dict[str, Any]:
-    """Initialisers for a flax layer, each output of which depends on fan_in inputs: nn.Dense(features, **uniform(c))."""
+    """PyTorch's initialisers for a flax layer, each output of which depends on fan_in inputs: nn.Dense(n, **uniform(c))."""
 
     def sample(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
         return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)

@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from cxda_jax.nets.adapters import LatentAdapters
 from cxda_jax.nets.convolution import convolve, max_pool
-from cxda_jax.nets.initial import uniform
+from cxda_jax.nets.initial import initialisers
 from cxda_jax.nets.normalisation import BatchNorm
 
 
@@ -27,6 +27,8 @@ class Bottleneck(nn.Module):
     adapters: int = 0
     zero_adapters: bool = False
     dtype: Any = jnp.float32
+    all_convs: bool = False
+    initial: str = "torch"
 
     @nn.compact
     def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
@@ -47,6 +49,8 @@ class ResNetTrunk(nn.Module):
     dtype: Any = jnp.float32
     adapters: int = 0  # beside each convolution whose kernel is larger than one pixel
     zero_adapters: bool = False  # they start at zero
+    all_convs: bool = False  # there are adapters beside the convolutions with kernels of one pixel too
+    initial: str = "torch"  # how layers start; see initialisers()
 
     @nn.compact
     def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
@@ -55,6 +59,7 @@ class ResNetTrunk(nn.Module):
         for i, blocks in enumerate(self.stages):
             for j in range(blocks):
                 options = (2 if i and not j else 1, self.adapters, self.zero_adapters, self.dtype)
+                options = (*options, self.all_convs, self.initial)
                 x = Bottleneck(self.width * 2**i, *options, name=f"layer{i + 1}_{j}")(x, batch)
         return x
 
@@ -65,10 +70,12 @@ class LinearHead(nn.Module):
     num_classes: int
     dtype: Any = jnp.float32
     last: str = "fc"  # the name of the last layer
+    initial: str = "torch"  # see initialisers()
 
     @nn.compact
     def __call__(self, x: jax.Array, classify: bool = True) -> jax.Array:
-        last = nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **uniform(x.shape[-1]))
+        start = initialisers(self.initial, x.shape[-1])
+        last = nn.Dense(self.num_classes, dtype=self.dtype, name=self.last, **start)
         return last(x) if classify else x
 
 
@@ -77,9 +84,9 @@ def _conv(parent: Any, name: str, x: jax.Array, features: int, kernel: int, stri
     pad, strides = (kernel // 2, kernel // 2), (stride, stride)
     y = nn.Conv(
         features, (kernel, kernel), strides, (pad, pad), use_bias=False, dtype=parent.dtype, name=name,
-        conv_general_dilated=convolve, **uniform(kernel**2 * x.shape[-1]),
+        conv_general_dilated=convolve, **initialisers(parent.initial, kernel**2 * x.shape[-1]),
     )(x)  # fmt: skip
-    if kernel == 1 or not parent.adapters:
+    if not parent.adapters or (kernel == 1 and not parent.all_convs):
         return y
-    options = (features, parent.adapters, 0, parent.zero_adapters, parent.dtype, stride)
+    options = (features, parent.adapters, 0, parent.zero_adapters, parent.dtype, stride, parent.initial)
     return y + LatentAdapters(*options, name=name.replace("conv", "adapters"))(x)

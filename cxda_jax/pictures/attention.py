@@ -21,7 +21,7 @@ VERDICTS = {  # by whether the answers without and with support images are right
 
 
 class Answers(NamedTuple):
-    """Labels and answers, as class numbers [tasks, queries]."""
+    """Labels and answers, as class numbers [tasks, queries]. A label of -1 marks a query that does not count."""
 
     labels: np.ndarray
     before: np.ndarray  # the method's answers without support images
@@ -30,7 +30,7 @@ class Answers(NamedTuple):
     def counts(self) -> dict[str, int]:
         """How many queries there are, how many of them adapting makes right, and how many it makes wrong."""
         corrected, spoiled = (int(mask.sum()) for mask in self._changed())
-        return {"compared": self.labels.size, "corrected": corrected, "spoiled": spoiled}
+        return {"compared": int((self.labels >= 0).sum()), "corrected": corrected, "spoiled": spoiled}
 
     def telling(self) -> tuple[int, int]:
         """The task with most queries that adapting corrects, and the first of these.

@@ -63,7 +63,8 @@ def _checked(kept: KeptAttention) -> KeptAttention:
     images, classes = len(kept.store.labels), kept.store.num_classes
     for name, most in {"support": images, "query": images, "labels": classes, "predictions": classes}.items():
         numbers = stored[name]
-        if numbers.dtype.kind not in "iu" or not ((numbers >= 0) & (numbers < most)).all():
+        least = -1 if name == "labels" else 0  # -1: the query does not count
+        if numbers.dtype.kind not in "iu" or not ((numbers >= least) & (numbers < most)).all():
             raise UserError(f"predictions.npz: {name} outside 0..{most - 1}, which the data hold; evaluate again")
     if stored["support"].shape[1:] != shape[3:] or stored["query"].shape[1:] != shape[1:2]:
         raise UserError(f"predictions.npz: tasks of another form than weights {shape}; evaluate again")
@@ -87,12 +88,13 @@ def explorer_tasks(kept: KeptAttention, results: Sequence[Result], count: int) -
 
     tasks = []
     for task, weights in enumerate(kept.weights[:count]):
-        support, query = stored["support"][task], stored["query"][task]
+        counts = stored["labels"][task] >= 0
+        support, query = stored["support"][task], stored["query"][task][counts]
         tasks.append(ExplorerTask(
             f"{result.store}: task {task + 1} ({kept})",
             store.images[support], tuple(domains[d] for d in kept.support_domain[task]), words(store.labels[support]),
-            store.images[query], domains[kept.query_domain[task, 0]], words(stored["labels"][task]),
-            {label: words(predictions[task]) for label, predictions in answers.items()}, weights,
+            store.images[query], domains[kept.query_domain[task, 0]], words(stored["labels"][task][counts]),
+            {label: words(predictions[task][counts]) for label, predictions in answers.items()}, weights[counts],
         ))  # fmt: skip
     return tasks
 

@@ -122,7 +122,7 @@ def _rank(label: str) -> tuple[int, str]:
 def _tables_of(store: str, cells: ByCell, late: ByCell, against: str) -> Iterator[Table]:
     """The tables of a store; `late` are unfinished seeds that no mean holds."""
     metric = next(iter(cells.values()))[0].row["metric"]
-    name = metric.replace("macro_f1", "macro F1")
+    name = metric.replace("macro_f1", "macro F1").replace("_", " ")
     usual = [label for label, setting in cells if setting == USUAL]
     scores = [Column("W10%", f"worst10_{metric}"), Column("Avg", f"mean_{metric}")]
     averaged = "W10% is the mean over the worst tenth of the tasks."
@@ -151,10 +151,18 @@ def _tables_of(store: str, cells: ByCell, late: ByCell, against: str) -> Iterato
             for number in sorted(numbers)
         ]
         note = "A task has as many queries as support images of one domain: compare within a column."
-        yield table(kind, f"{name} against the number of {what}", varied, columns, note, averaged)
+        fixed = ", ".join(dict.fromkeys(label for (label, s), rs in cells.items() if s.kind == kind and _fixed(rs[0])))
+        notes = (note, f"Tasks of {fixed} have the usual number of queries.") if fixed else (note,)
+        yield table(kind, f"{name} against the number of {what}", varied, columns, *notes, averaged)
     if "cxda_p2p" in usual:
         labels = [m for m in ("erm", "cxda", "cxda_p2p") if m in usual]
         yield table("patch_to_patch", f"{name} with attention between images and between patches", labels, scores)
+
+
+def _fixed(result: Result) -> bool:
+    """Whether its tasks have the usual number of queries, whatever their form."""
+    its_runs = result.config.get("evaluation", {}).get("reshaped_queries")
+    return "evaluation.reshaped_queries=fixed" in result.label or its_runs == "fixed"
 
 
 def _cell(table: str, label: str, column: Column, cells: ByCell, late: ByCell, against: str) -> Cell | None:

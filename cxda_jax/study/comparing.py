@@ -36,7 +36,8 @@ def paired_differences(
         if theirs != tasks:
             faults.append(f"{result.folder}: {said}")
             continue
-        of_tasks = metrics.scores(result.row["metric"], stored["predictions"], stored["labels"])
+        labels = stored["labels"]
+        of_tasks = metrics.scores(result.row["metric"], stored["predictions"], labels) * metrics.shares(labels)
         scores.setdefault(result.row["label"], {})[result.row["seed"]] = of_tasks
     pairs = {(a, b): sorted(scores[a].keys() & scores[b].keys()) for a in scores for b in scores if a != b}
     pairs = {(a, b): seeds for (a, b), seeds in pairs.items() if seeds and against in ("", b)}

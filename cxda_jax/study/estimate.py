@@ -19,7 +19,7 @@ from cxda_jax.evaluation import compile_task
 from cxda_jax.experiment import build_on, make_schedule, open_data
 from cxda_jax.progress import duration
 from cxda_jax.study.jobs import Job, Study, is_done, plan
-from cxda_jax.study.settings import reshaped
+from cxda_jax.study.settings import count_tasks, reshaped
 from cxda_jax.study.testing import device, score
 
 TIMED = 3  # steps, or tasks
@@ -71,10 +71,11 @@ def time_method(
     config: Config, store: DomainStore, sample: DomainStore, say: Callable[[str], None]
 ) -> dict[str, float]:
     """Seconds to compile, of a training step and of a test task, and how many of them a training takes."""
-    experiment, evaluation, key = build_on(config, sample), config["evaluation"], jax.random.key(0)
+    experiment, key = build_on(config, sample), jax.random.key(0)
     method, tx, source = experiment.method, experiment.optimizer, experiment.source
     state = train.init_state(method, tx, config["seed"], experiment.example)
-    compile_s, step_s, took, count = 0.0, 0.0, "", TIMED * experiment.per_call
+    compile_s, step_s, took = 0.0, 0.0, ""
+    count = min(TIMED * experiment.per_call, count_tasks(config, sample, "test"))
     if not method.trains_as:
         say(f"compiling a training step, then {TIMED} of them")
 
@@ -98,14 +99,14 @@ def time_method(
     task_s, schedule = tasks.task_ms / 1e3, make_schedule(config, store)
     if not task_s > 0:
         raise UserError(f"method {method.name!r}: a test task took no time; nothing can be estimated")
-    validations = -(-schedule.steps // schedule.validate_every)
+    validations, test_tasks = -(-schedule.steps // schedule.validate_every), count_tasks(config, store, "test")
     return {
         "compile_s": compile_s + max(0.0, total - count * task_s),
         "steps": schedule.steps,
         "step_s": step_s,
-        "tasks": validations * evaluation["val_tasks"] + evaluation["test_tasks"],
+        "tasks": validations * count_tasks(config, store, "val") + test_tasks,
         "task_s": task_s,
-        "test_tasks": evaluation["test_tasks"],
+        "test_tasks": test_tasks,
     }
 
 

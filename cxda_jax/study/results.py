@@ -85,10 +85,12 @@ def named(results: Iterable[Result]) -> list[Result]:
     """The results, each with the name of its store among those of all results.
 
     Stores of one name get the start of their hashes too, so that results on two stores are never averaged or compared.
+    Nor are the two forms of macro-F1 on one store.
     """
     keys, results = [], list(results)
     for row in (r.row for r in results):
         name = (row.get("data_name") or row["benchmark"]) + " (smoke)" * bool(row.get("smoke"))
+        name += " (union F1)" * (row.get("metric") == "macro_f1_union")
         keys.append((name, row.get("data_hash", "")))
     stores = set(keys)
     uses, names = collections.Counter(name for name, _ in stores), []
@@ -232,14 +234,17 @@ def read_result(run: Path, folder: Path) -> Result:
         raise ValueError(f"predictions.npz: predictions {stored['predictions'].shape} for labels {shape}")
     if stored["query"].shape != shape or stored["support"].ndim != 2 or len(stored["support"]) != shape[0]:
         raise ValueError(f"predictions.npz: queries {stored['query'].shape} for labels {shape}")
+    if stored["labels"].dtype.kind not in "biuf" or not (stored["labels"] >= 0).any(1).all():
+        raise ValueError("predictions.npz: a task has no label that is a class number")
     if row["num_tasks"] != shape[0]:
         raise ValueError(f"num_tasks is {row['num_tasks']}, but the predictions are of {shape[0]}")
-    for name, right in averages(metrics.scores(row["metric"], stored["predictions"], stored["labels"])).items():
+    for name, right in averages(row["metric"], stored["predictions"], stored["labels"]).items():
         if not abs(row[name] - right) <= 1e-6:
             raise ValueError(f"{name} is {row[name]:.4f}, but the predictions give {right:.4f}")
     return result
 
 
-def averages(scores: np.ndarray) -> dict[str, float]:
-    """The mean of scores [tasks] and of their lowest tenth, in points."""
-    return {"avg": 100 * float(scores.mean()), "w10": 100 * metrics.worst_decile(scores)}
+def averages(metric: str, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """The mean score of tasks [tasks, queries], and that of their lowest tenth, in points."""
+    scores = metrics.scores(metric, predictions, labels)
+    return {"avg": 100 * float((scores * metrics.shares(labels)).mean()), "w10": 100 * metrics.worst_decile(scores)}

@@ -1,10 +1,13 @@
-"""Tasks of another form than a config's own: other numbers of support domains, of support images, or of fine-tuning steps."""
+"""How many tasks a config asks for, and tasks of another form: other numbers of support domains, of support images, or of
+fine-tuning steps."""
 
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from cxda_jax.config import Changes, Config
+from cxda_jax.data.episodes import EpisodeSpec, exhaustive
+from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError, brief
 
 SHAPES = {"num_domains": "support domains", "support_size": "support images"}  # kinds that change the shape of a task
@@ -53,8 +56,15 @@ def usual_number(kind: str, config: Config) -> int:
     return episode["num_domains"] * (episode["per_domain"] if kind == "support_size" else 1)
 
 
+def count_tasks(config: Config, store: DomainStore, split: str) -> int:
+    """How many tasks a validation, on the split "val", or a test, on "test", has."""
+    if config["evaluation"]["tasks"] == "exhaustive":
+        return exhaustive(EpisodeSpec(**config["episode"]), store.offsets, store.domains(split), seed=0)[0]
+    return config["evaluation"][f"{split}_tasks"]
+
+
 def reshaped(config: Config, setting: Setting) -> Config:
-    """The config with tasks of the setting's shape. As many queries as there are support images of one domain."""
+    """The config with tasks of the setting's shape. evaluation.reshaped_queries says how many queries they have."""
     if setting.kind not in SHAPES:
         return config
     episode = config["episode"]
@@ -65,4 +75,5 @@ def reshaped(config: Config, setting: Setting) -> Config:
             f"--{setting}: {support} support images cannot come from {domains} domains; ask for more images"
         )
     each = support // domains
-    return {**config, "episode": {**episode, "num_domains": domains, "per_domain": each, "num_query": each}}
+    queries = episode["num_query"] if config["evaluation"]["reshaped_queries"] == "fixed" else each
+    return {**config, "episode": {**episode, "num_domains": domains, "per_domain": each, "num_query": queries}}

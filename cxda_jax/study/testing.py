@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 
-from cxda_jax import __version__, backend, memory, metrics
+from cxda_jax import __version__, backend, memory
 from cxda_jax.config import Changes, config_hash
+from cxda_jax.data.episodes import counting
 from cxda_jax.disk import checkpoints, files
 from cxda_jax.errors import UserError, brief
 from cxda_jax.evaluation import Evaluator, TaskTable, compile_task, evaluate, time_task
@@ -28,7 +29,7 @@ from cxda_jax.study.runs import (
     restore_best,
     training_minutes,
 )
-from cxda_jax.study.settings import USUAL, Setting
+from cxda_jax.study.settings import USUAL, Setting, count_tasks
 from cxda_jax.types import Variables
 
 
@@ -106,11 +107,12 @@ def compiled(experiment: Experiment) -> Evaluator:
 
 def score(experiment: Experiment, evaluator: Evaluator, variables: Variables, split: str, num_tasks: int) -> TaskTable:
     """Scores the first num_tasks tasks of a split."""
-    config, info, source = experiment.config["evaluation"], experiment.store.info, experiment.source
-    plans, done = experiment.task_plans(split), Counter(f"  {split} tasks", num_tasks)
+    config, source, plans = experiment.config["evaluation"], experiment.source, experiment.task_plans(split)
+    counts = counting(plans(range(num_tasks)).query) if config["tasks"] == "exhaustive" else None
     return evaluate(
-        evaluator, variables, source, plans, num_tasks, info.metric, config["seed"], experiment.per_call, done
-    )
+        evaluator, variables, source, plans, num_tasks, experiment.metric, config["seed"], experiment.per_call,
+        report=Counter(f"  {split} tasks", num_tasks), counts=counts,
+    )  # fmt: skip
 
 
 @memory.named("evaluation.per_call, episode.* or cotta.copies")
@@ -119,11 +121,14 @@ def evaluate_run(
 ) -> Result:
     """Tests a method on its run's best checkpoint, writes the result into its folder, and reads it back."""
     config, method, source, info = evaluation.config, experiment.method, experiment.source, experiment.store.info
+    if num_tasks and config["evaluation"]["tasks"] == "exhaustive":
+        fix = "leave out one of them"
+        raise UserError(f"--num_tasks={num_tasks}: evaluation.tasks=exhaustive tests every image; {fix}")
     variables, notes = restore_best(evaluation.run, experiment)
     weights_hash = checkpoints.weights_hash(variables)
     if method.calibrate:
         variables = backend.jit(method.calibrate)(variables, experiment.calibration_images())
-    num_tasks = int(num_tasks or config["evaluation"]["test_tasks"])
+    num_tasks = int(num_tasks or count_tasks(config, experiment.store, "test"))
     tasks = score(experiment, evaluator, variables, "test", num_tasks)
     plans = experiment.task_plans("test")
     plan, first = plans(range(num_tasks)), next(iter(source.batches(lambda _: plans(range(1)), 0, 1)))
@@ -137,9 +142,9 @@ def evaluate_run(
         "benchmark": config["benchmark"],
         "smoke": config["smoke"],
         "seed": config["seed"],
-        "metric": info.metric,
-        **averages(tasks.scores),
-        "also": {name: averages(metrics.scores(info.metric, p, tasks.labels)) for name, p in tasks.also.items()},
+        "metric": experiment.metric,
+        **averages(experiment.metric, tasks.predictions, tasks.labels),
+        "also": {name: averages(experiment.metric, p, tasks.labels) for name, p in tasks.also.items()},
         "calibration": {name: float(x) for name, x in variables.get("calibration", {}).items() if not x.ndim},
         "num_tasks": num_tasks,
         "task_ms": tasks.task_ms,

@@ -20,6 +20,7 @@ from cxda_jax.study import identity
 from cxda_jax.study.comparing import table
 from cxda_jax.study.examples import corrections
 from cxda_jax.study.runs import Evaluation, restore_best
+from cxda_jax.study.settings import count_tasks
 from cxda_jax.study.testing import compiled, device, evaluate_run, score
 from cxda_jax.types import Variables
 
@@ -68,7 +69,7 @@ def run(
 
     def validate(variables: Variables) -> float:
         with stops.interruptible():
-            tasks = score(experiment, evaluator, variables, "val", config["evaluation"]["val_tasks"])
+            tasks = score(experiment, evaluator, variables, "val", count_tasks(config, store, "val"))
         return getattr(tasks, config["evaluation"]["select"])
 
     counts = ", ".join(f"{len(store.domains(split))} {split}" for split in SPLITS)

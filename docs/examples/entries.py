@@ -22,8 +22,8 @@ METHODS = {"prior_shift": lambda c, store: prior_shift(build_net(c, store), **c[
 # In NETS of experiment.py. The name is also added to the choices of net.name in fields.py.
 NETS = {
     "vit": lambda c, num_classes: (
-        ViTTrunk(c["width"], dtype=jnp.dtype(c["dtype"])),
-        LinearHead(num_classes, jnp.dtype(c["dtype"])),
+        ViTTrunk(c["width"], dtype=jnp.dtype(c["dtype"]), initial=c["init"]),
+        LinearHead(num_classes, jnp.dtype(c["dtype"]), initial=c["init"]),
     )
 }
 # In FIELDS of fields.py.

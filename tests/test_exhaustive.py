@@ -1,0 +1,163 @@
+"""Evaluation in which each image of a split is a query once, and the forms of tasks and scores that a config may choose."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from cxda_jax.config import read
+from cxda_jax.data.episodes import EpisodeSpec, counting, exhaustive
+from cxda_jax.data.store import open_store, write_store
+from cxda_jax.errors import UserError
+from cxda_jax.evaluation import compile_task
+from cxda_jax.experiment import build_on
+from cxda_jax.study import testing
+from cxda_jax.study.identity import Record
+from cxda_jax.study.results import by_store
+from cxda_jax.study.runs import Evaluation
+from cxda_jax.study.settings import count_tasks
+from tests.conftest import INFO, make_domains
+
+SPEC = EpisodeSpec(num_domains=3, per_domain=4, num_query=6)
+SIZES = (10, 11, 12, 13, 23, 30)  # of the domains, from the fewest images that a task needs
+
+
+def drawn(spec=SPEC, sizes=SIZES, seed=0, stream=2, domains=None):
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    count, plans = exhaustive(spec, offsets, np.arange(len(sizes)) if domains is None else domains, seed, stream)
+    return offsets, count, plans
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_each_image_is_a_query_once_and_the_support_is_drawn_as_usual(replacement):
+    offsets, count, plans = drawn(SPEC._replace(replacement=replacement))
+    plan = plans(range(count))
+    counts, owner = counting(plan.query), np.repeat(np.arange(len(SIZES)), SIZES)
+    assert count == sum(-(-size // 6) for size in SIZES)
+    np.testing.assert_array_equal(np.sort(plan.query[counts]), np.arange(offsets[-1]))
+    assert (plan.query[~counts] == np.repeat(plan.query[:, 0], (~counts).sum(1))).all() and not counts.all()
+    for size, domain in zip(SIZES, range(len(SIZES)), strict=True):
+        of_domain = counts[owner[plan.query[:, 0]] == domain].sum(1)
+        assert of_domain.sum() == size and of_domain.max() - of_domain.min() <= 1
+    for support, query in zip(plan.support, plan.query, strict=True):
+        blocks = owner[support].reshape(3, 4)
+        assert (blocks == blocks[:, :1]).all() and len(set(blocks[:, 0])) == 3
+        assert set(owner[query]) <= set(blocks[:, 0]) and len(set(owner[query])) == 1
+        assert replacement or not set(support) & set(query) and len(set(support)) == 12
+    assert {*owner[plan.query[: len(SIZES), 0]]} == {*range(len(SIZES))}  # the first tasks are of different domains
+
+
+def test_other_domains_positions_and_support_images_are_uniform():
+    """Over many seeds, with five standard errors of room."""
+    offsets, count, _ = drawn(sizes=(12,) * 5)
+    positions, others, own = np.zeros(3), np.zeros((5, 5)), np.zeros(12)
+    for seed in range(300):
+        plan = drawn(sizes=(12,) * 5, seed=seed)[2](range(count))
+        for support, query in zip(plan.support // 12, plan.query // 12, strict=True):
+            positions[np.flatnonzero(support[::4] == query[0])] += 1
+            others[query[0], support[::4]] += 1
+        own += np.bincount(plan.support[plan.support // 12 == plan.query[:, :1] // 12] % 12, minlength=12)
+    tasks = 300 * count
+
+    def alike(found, share, of):
+        assert np.abs(found / of - share).max() < 5 * np.sqrt(share * (1 - share) / of)
+
+    alike(positions, 1 / 3, tasks)
+    alike(others[~np.eye(5, dtype=bool)], 1 / 2, tasks / 5)
+    alike(own / 4, 1 / 12, tasks)
+
+
+def test_a_task_depends_on_seed_stream_and_number_alone():
+    _, count, plans = drawn()
+    whole, again = plans(range(count)), drawn()[2]
+    for task in (count - 1, 0, 5):
+        for ours, theirs in zip(again([task]), whole, strict=True):
+            np.testing.assert_array_equal(ours[0], theirs[task])
+    for other in (drawn(seed=1), drawn(stream=1)):
+        assert not any(
+            (ours == theirs).all(1).any() for ours, theirs in zip(other[2](range(count)), whole, strict=True)
+        )
+    _, few, some = drawn(domains=np.array([1, 4, 5]))
+    assert sorted(some(range(few)).query[counting(some(range(few)).query)]) == [*range(10, 21), *range(46, 99)]
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uneven")
+    write_store(folder / "store", INFO, make_domains(sizes=(12,) * 6 + (10, 17, 31)))
+    return open_store(folder / "store")
+
+
+def experiment_on(store, **evaluation):
+    config = read("glyphs:erm,smoke")
+    config["episode"] |= SPEC._asdict()
+    del config["episode"]["mixed"]
+    config["evaluation"] |= {"tasks": "exhaustive", "per_call": 3, **evaluation}
+    return build_on(config, store)
+
+
+def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven):
+    """ERM answers an image alone, so all test images in one batch have the same answers."""
+    experiment = experiment_on(uneven)
+    method, count = experiment.method, count_tasks(experiment.config, uneven, "test")
+    variables = jax.jit(method.init)(jax.random.key(0), experiment.example)
+    tasks = testing.score(experiment, compile_task(method, experiment.source), variables, "test", count)
+    test = slice(*uneven.offsets[[6, 9]])
+    everything = experiment.example.replace(pixels=uneven.images[test])
+    hits = np.asarray(method.predict(variables, everything)).argmax(-1) == uneven.labels[test]
+    assert 0 < hits.mean() < 1 and tasks.mean == pytest.approx(hits.mean(), abs=1e-12)
+    by_row = np.zeros(uneven.offsets[-1])
+    by_row[test] = hits
+    plan = experiment.task_plans("test")(range(count))
+    each = [by_row[np.unique(rows)].mean() for rows in plan.query]
+    np.testing.assert_allclose(tasks.scores, each, atol=1e-12)
+    assert tasks.worst_decile == pytest.approx(min(each)) and count == 2 + 3 + 6
+    assert ((tasks.labels >= 0) == counting(plan.query)).all() and (tasks.labels >= 0).sum() == 58
+    np.testing.assert_array_equal(tasks.labels[tasks.labels >= 0], uneven.labels[plan.query[tasks.labels >= 0]])
+
+
+def test_a_result_holds_the_score_that_was_chosen(uneven, tmp_path, monkeypatch):
+    """Macro-F1 over the union: of each task as scikit-learn's own default, and read back from the disk."""
+    sklearn = pytest.importorskip("sklearn.metrics")
+    experiment = experiment_on(uneven._replace(info=uneven.info._replace(metric="macro_f1")), f1="union")
+    variables = jax.jit(experiment.method.init)(jax.random.key(0), experiment.example)
+    monkeypatch.setattr(testing, "restore_best", lambda *_: (variables, {"step": 20}))
+    (tmp_path / "config.json").write_text(json.dumps(experiment.config))
+    record = Record("tiny", uneven.sha256, "cpu", 2, "0")
+    evaluation = Evaluation(tmp_path, tmp_path, "erm", experiment.config, record)
+    result = testing.evaluate_run(evaluation, experiment, compile_task(experiment.method, experiment.source))
+    stored, sizes = result.stored(), []
+    scores = []
+    for predictions, labels in zip(stored["predictions"], stored["labels"], strict=True):
+        kept = labels >= 0
+        sizes.append(kept.sum())
+        scores.append(sklearn.f1_score(labels[kept], predictions[kept], average="macro", zero_division=0))
+    assert result.row["metric"] == "macro_f1_union" and result.row["num_tasks"] == len(sizes) == 11
+    assert result.row["avg"] == pytest.approx(100 * np.average(scores, weights=sizes))
+    assert result.row["w10"] == pytest.approx(100 * min(scores))
+    other = result._replace(row={**result.row, "metric": "macro_f1"})
+    assert list(by_store([result, other])) == ["tiny (smoke)", "tiny (smoke) (union F1)"]
+
+
+def test_validation_and_test_are_of_their_own_splits(uneven):
+    experiment = experiment_on(uneven)
+    for split, first, last in (("val", 36, 72), ("test", 72, 130)):
+        rows = experiment.task_plans(split)(range(count_tasks(experiment.config, uneven, split))).query
+        np.testing.assert_array_equal(np.unique(rows), np.arange(first, last))
+    usual = experiment_on(uneven, tasks="random").config
+    assert [count_tasks(usual, uneven, split) for split in ("val", "test")] == [4, 10]
+
+
+def test_a_number_of_tasks_cannot_be_asked_for_too(uneven, tmp_path):
+    experiment = experiment_on(uneven)
+    evaluation = Evaluation(tmp_path, tmp_path, "erm", experiment.config, None)
+    with pytest.raises(UserError, match="^--num_tasks=4: evaluation.tasks=exhaustive tests every image; leave out one"):
+        testing.evaluate_run(evaluation, experiment, None, 4)
+
+
+@pytest.mark.parametrize(("metric", "f1", "scored"), [
+    ("accuracy", "union", "accuracy"), ("macro_f1", "labels", "macro_f1"), ("macro_f1", "union", "macro_f1_union"),
+])  # fmt: skip
+def test_a_config_chooses_the_form_of_macro_f1(uneven, metric, f1, scored):
+    assert experiment_on(uneven._replace(info=uneven.info._replace(metric=metric)), f1=f1).metric == scored
