@@ -14,15 +14,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cxda_jax.config import Config, config_hash, lookup, read
-from cxda_jax.data.episodes import check_spec
+from cxda_jax.data.episodes import check_context, check_spec
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import BENCHMARKS, METHODS, build_method, episode_spec, open_data
 from cxda_jax.study.settings import STEPS, USUAL, Setting, reshaped
 
-TASKS = {"num_domains": (1, 2, 5, 10, 20), "support_size": (10, 20, 50, 100, 200, 500)}
-SMOKE_TASKS = {"num_domains": (2, 5), "support_size": (10, 100)}
+TASKS = {
+    "num_domains": (1, 2, 5, 10, 20),
+    "support_size": (10, 20, 50, 100, 200, 500),
+    "context": (0, 1, 2, 5, 10, 20, 50, 100, 200, 500),
+}
+SMOKE_TASKS = {"num_domains": (2, 5), "support_size": (10, 100), "context": (0, 10, 100)}
 # The paper leaves latent and continual adaptation out of the tables of other tasks; so do we, and add our rows.
 VARIED = ("erm", "erm_iid", "bn", "cml", "cxda", "cxda_loo", "ft_em", "ft_im")
 ONE_STEP = ("ft_em", "ft_im")
@@ -76,7 +80,8 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
     methods = {name: build_method(study.config(name), store) for name in METHODS}
     start_of = {name: method.trains_as or name for name, method in methods.items()}
     trained = [name for name in METHODS if name in {start_of[wanted] for wanted in study.methods}]
-    others = possible_settings(study, store)
+    possible = possible_settings(study, store)
+    contexts, others = [s for s in possible if s.context], [s for s in possible if not s.context]
     jobs: list[Job] = []
 
     def add(
@@ -99,6 +104,8 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
             ("the usual tasks", [name for name in METHODS if name != start], [USUAL]),
             ("one step", ONE_STEP, [Setting(STEPS, 1)]),
             ("other tasks", VARIED, others),
+            ("contexts", [name for name in VARIED if methods[name].uses_support], contexts),
+            ("an empty context", [name for name in VARIED if not methods[name].uses_support], contexts[:1]),
         ):
             names = [name for name in among if name in study.methods and start_of[name] == start]
             if not names or not settings:
@@ -123,12 +130,15 @@ def listed(names: Sequence[str]) -> str:
 
 
 def possible_settings(study: Study, store: DomainStore) -> list[Setting]:
-    """The paper's other numbers of domains and of support images, as far as the test domains can give them."""
+    """The paper's other numbers of domains and of support images, and contexts, as far as the test domains can give them."""
     config, possible = study.config("erm"), []
     for kind, numbers in (SMOKE_TASKS if study.smoke else TASKS).items():
         for setting in (Setting(kind, number) for number in numbers):
             with contextlib.suppress(UserError):
-                check_spec(episode_spec(reshaped(config, setting)), store, "test")
+                spec = episode_spec(reshaped(config, setting))
+                check_spec(spec, store, "test")
+                if setting.context:
+                    check_context(setting.context, spec, store, "test")
                 possible.append(setting)
     return possible
 
