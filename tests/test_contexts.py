@@ -1,6 +1,9 @@
 """Context curves: which images have arrived, how the curves are paired and measured, and what the command leaves."""
 
+import csv
+import itertools
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +17,7 @@ from cxda_jax.config import read
 from cxda_jax.data.episodes import Context, EpisodeSpec, check_context, sample_plans
 from cxda_jax.experiment import build
 from cxda_jax.report import contexts as report
-from cxda_jax.report import formats, plots
+from cxda_jax.report import formats, making, plots
 from cxda_jax.report.tables import build_tables
 from cxda_jax.study.comparing import paired_differences
 from cxda_jax.study.contexts import AREA, area_weights, differences, draw_samples, find_curves, printed
@@ -359,6 +362,21 @@ def test_the_figure_of_contexts(study):
     assert len(drawing.figure.axes) == 4, "without a rival there is nothing to lead"
 
 
+def test_a_report_has_tables_and_a_figure_for_each_order(study, tmp_path, capsys):
+    for n, chance in ((0, 0.5), (100, 0.6)):
+        write(tmp_path / "runs", "bn", "by_domain", n, chance, uses_support=True)
+    other, faults = read_results((tmp_path / "runs").glob("*/*"))
+    making.make_report(tmp_path / "report", [*study, *other], faults, str(tmp_path), "")
+    assert "left out" not in capsys.readouterr().out
+    names = {path.stem for path in (tmp_path / "report" / "figures").iterdir()}
+    assert names == {"glyphs_accuracy_time", "glyphs_learning_curves", "glyphs_context", "glyphs_by_domain"}
+    cells = list(csv.DictReader((tmp_path / "report" / "tables.csv").read_text().splitlines()))
+    assert {cell["table"] for cell in cells} == {
+        "main", "runtime", "context", "context_minus_none", "context_minus_erm_iid", "by_domain", "by_domain_minus_none",
+    }  # fmt: skip
+    assert {cell["setting"] for cell in cells if cell["table"] == "by_domain"} == {"by_domain=0", "by_domain=100", ""}
+
+
 # The command
 
 
@@ -405,11 +423,14 @@ def test_runs_are_tested_in_contexts(smoke, erm_run):
     assert error.count("\n") == 1 and "--arrival=by_domain orders the images of --context; give it too" in error
 
 
-def test_images_arrive_domain_after_domain(smoke):
+def test_images_arrive_domain_after_domain_and_runs_share_a_program(smoke, tmp_path):
     folder = smoke[0]
-    options = (f"--data_dir={folder}/data", "--num_tasks=2", "--context=30", "--arrival=by_domain")
-    output = command("evaluate", f"--runs={folder}/run", *options)
-    stored = dict(np.load(folder / "run" / "cxda,by_domain=30" / "predictions.npz"))
+    for name in "ab":
+        shutil.copytree(folder / "run", tmp_path / name)
+    options = (f"--data_dir={folder}/data", "--num_tasks=2", "--context=30,2", "--arrival=by_domain")
+    output = command("evaluate", f"--runs={tmp_path}/[ab]", *options)
     usual = dict(np.load(folder / "run" / "predictions.npz"))
-    np.testing.assert_array_equal(stored["support"], usual["support"][:2, :30])
-    assert "arriving domain after domain" in output
+    for name, size in itertools.product("ab", (2, 30)):
+        stored = np.load(tmp_path / name / f"cxda,by_domain={size}" / "predictions.npz")
+        np.testing.assert_array_equal(stored["support"], usual["support"][:2, :size])
+    assert output.count("(first time only)") == 2 and "arriving domain after domain" in output

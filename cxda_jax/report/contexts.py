@@ -154,7 +154,8 @@ def context_curves(measured: Measured, styles: Mapping[str, Style]) -> Figure:
                 if points:
                     numbers, means, errors = zip(*points, strict=True)
                     _draw(axes, style, label, numbers, means, np.transpose(errors))
-            _finish(axes, "", f"{title} minus {than} (points)", sizes)
+            _finish(axes, measured.store, f"{title} minus {than} (points)", sizes)
+            axes.set_title("")
     return figure
 
 
@@ -165,8 +166,10 @@ def _draw(
 
 
 def _finish(axes: Axes, title: str, y: str, sizes: Sequence[int]) -> None:
-    """The axis of n is even in log(1 + n), over which the area is taken, so that n = 0 has a place."""
+    """The axis of n is even in log(1 + n), over which the area is taken, so that n = 0 has a place. All panels have the same."""
     finish_axes(axes, title, "number of support images", y)
     axes.set_xscale("function", functions=(np.log1p, np.expm1))
+    last = max(1.0, float(np.log1p(sizes[-1])))
+    axes.set_xlim(*np.expm1([-0.05 * last, 1.05 * last]))
     axes.set_xticks(sizes)
     axes.xaxis.set(minor_locator=NullLocator(), major_formatter="{x:g}")

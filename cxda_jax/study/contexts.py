@@ -139,7 +139,7 @@ def differences(
     w10 = [deciles[:, 0], *np.percentile(deciles[:, 1:], [2.5, 97.5], axis=1)]
 
     def measured(numbers: list[np.ndarray], i: int, seeds: tuple[int, ...]) -> Difference:
-        mean, low, high = (round(float(each[i]), 9) for each in numbers)  # an end at 0 is 0, whatever the order of sums
+        mean, low, high = (round(float(each[i]), 9) + 0.0 for each in numbers)  # 0 is 0, whatever the order of sums
         return Difference(mean, low, high, seeds)
 
     return {
@@ -161,12 +161,15 @@ def printed(results: Sequence[Result], against: str | None = None) -> Iterator[s
                 continue
             late = [unfinished(store, r.row) for r in of_store if is_unfinished(r.row) and r.setting.kind == kind]
             yield "\n".join([f"{store}: Avg/W10% against the number of support images, {order}", *_table(curves)])
-            if against in {curve.label for curve in curves}:
+            if against in (by_label := {curve.label: curve for curve in curves}):
                 samples = draw_samples(curves)
                 title = f"{store}: paired differences to {against} in the same context, 95 % bootstrap intervals over the tasks:"
                 found = differences(curves, samples, against)
+                alike = {c.label for c in curves if c.constant} if by_label[against].constant else ()
                 lines = [
-                    f"{_name(label, kind, n)} - {against}  {_said(scores)}" for (label, n), scores in found.items()
+                    f"{_name(label, kind, n)} - {against}  {_said(scores)}"
+                    for (label, n), scores in found.items()
+                    if label not in alike or n == 0  # the others would say the same
                 ]
                 left_out = [f"left out: {fault}" for fault in (*late, *samples.faults)]
                 yield "\n".join([title, *lines, *left_out])
