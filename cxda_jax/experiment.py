@@ -15,7 +15,16 @@ import optax
 from cxda_jax import augment, backend
 from cxda_jax.config import Config, as_fields, check_all, choose, lookup
 from cxda_jax.data import glyphs, glyphs_c
-from cxda_jax.data.episodes import EpisodeSpec, Plan, check_spec, exhaustive, mixed_spec, sample_plans
+from cxda_jax.data.episodes import (
+    Context,
+    EpisodeSpec,
+    Plan,
+    check_spec,
+    exhaustive,
+    first_arrived,
+    mixed_spec,
+    sample_plans,
+)
 from cxda_jax.data.readers import cifar10, cifar_c, femnist, folder, iwildcam, qmnist, tiny_imagenet_c, unipen
 from cxda_jax.data.readers.raw import RawData
 from cxda_jax.data.sources import SOURCES, Source
@@ -110,6 +119,7 @@ class Experiment(NamedTuple):
     train_plans: Callable[[int], Plan]  # step -> plans of its episodes
     example: Images  # two images, for shapes
     per_call: int  # evaluation tasks in one program
+    context: Context | None = None  # the part of each evaluation task's support that has arrived; None: all of it
 
     @property
     def metric(self) -> str:
@@ -119,10 +129,15 @@ class Experiment(NamedTuple):
     def task_plans(self, split: str) -> Callable[[range], Plan]:
         """The function range of task numbers -> Plan, which is the same for every method and training seed."""
         spec, seed, stream = episode_spec(self.config), self.config["evaluation"]["seed"], STREAMS.index(split)
-        offsets, domains = self.store.offsets, self.store.domains(split)
+        offsets, domains, context = self.store.offsets, self.store.domains(split), self.context
         if self.config["evaluation"]["tasks"] == "exhaustive":
-            return exhaustive(spec, offsets, domains, seed, stream)[1]
-        return lambda tasks: sample_plans(spec, offsets, domains, seed, tasks, stream)
+            plans = exhaustive(spec, offsets, domains, seed, stream)[1]
+            return (
+                plans
+                if not context
+                else lambda tasks: first_arrived(plans(tasks), context, spec, offsets, seed, tasks, stream)
+            )
+        return lambda tasks: sample_plans(spec, offsets, domains, seed, tasks, stream, context)
 
     def calibration_images(self) -> Array:
         """Training images [n, h, w, c] for Method.calibrate(), the same for every method and training seed."""

@@ -3,7 +3,7 @@
 A label of -1 marks a query that does not count; see exhaustive() in data/episodes.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -75,8 +75,30 @@ def mean_sem(values: np.ndarray) -> tuple[float, float]:
 
 def bootstrap_interval(values: np.ndarray, resamples: int = 10_000) -> np.ndarray:
     """The 95 % bootstrap interval of the mean of values [..., tasks] over the tasks: its ends [2, ...]."""
-    rng, tasks, means = np.random.default_rng(0), values.shape[-1], []
-    for _ in range(resamples // 100):  # a hundred at a time, since all do not fit in memory
-        counts = rng.multinomial(tasks, np.full(tasks, 1 / tasks), 100)
-        means.append(counts @ np.moveaxis(values, -1, 0) / tasks)
+    tasks, by_task = values.shape[-1], np.moveaxis(values, -1, 0)
+    means = [counts @ by_task / tasks for counts in _resamples(tasks, resamples)]
     return np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)
+
+
+def bootstrap_worst_decile(scores: np.ndarray, resamples: int = 2_000) -> np.ndarray:
+    """worst_decile() of each row of scores [rows, tasks] in bootstrap samples of the tasks: [rows, resamples].
+
+    All rows see the same samples, so the difference of two rows is that of a paired bootstrap.
+    """
+    lowest, ascending = max(1, scores.shape[1] // 10), np.argsort(scores, axis=1)
+    found = []
+    for counts in _resamples(scores.shape[1], resamples):
+        of_rows = []
+        for row, order in zip(scores, ascending, strict=True):
+            drawn = counts[:, order]  # how often a sample has each task, from the lowest score on
+            before = np.cumsum(drawn, axis=1) - drawn
+            of_rows.append(np.clip(lowest - before, 0, drawn) @ row[order] / lowest)
+        found.append(of_rows)
+    return np.concatenate(found, axis=1)
+
+
+def _resamples(tasks: int, resamples: int) -> Iterator[np.ndarray]:
+    """How often each bootstrap sample has each task, [100, tasks] at a time, since all do not fit in memory."""
+    rng = np.random.default_rng(0)
+    for _ in range(resamples // 100):
+        yield rng.multinomial(tasks, np.full(tasks, 1 / tasks), 100)

@@ -8,6 +8,7 @@ python -m launch.evaluate --runs='runs/glyphs/*/*' --against=bn
 python -m launch.evaluate --runs='runs/glyphs/*/*' --num_domains=1,2,5,10,20 --support_size=10,20,50,100,200,500
 python -m launch.evaluate --runs='runs/glyphs/erm/*' --methods=ft_em,ft_im --steps=1
 python -m launch.evaluate --runs='runs/glyphs/erm_iid/*' --methods=t3a,lame --from=erm_iid
+python -m launch.evaluate --runs='runs/glyphs/*/*' --context=0,1,2,5,10,20,50,100,200,500 --against=erm_iid
 
 A run directory is all it needs: the config, the data set and the weights follow from it. Writes result.json,
 predictions.npz and, for methods that attend, attention.png into each run; what is tested on the checkpoint of another
@@ -19,6 +20,11 @@ label is then one such as t3a,from=erm_iid.
 --num_domains and --support_size test, in place of the usual tasks, tasks of that many support domains (and as many support
 images as usual), or of that many support images; as many queries as there are support images of one domain. A program is
 compiled once for each method and shape; checkpoints are data. What fails is named, and the rest goes on.
+
+--context tests the usual tasks when only their first n support images have arrived, for each n; the queries stay the same.
+The images arrive in random order, or domain after domain with --arrival=by_domain; the domain of the queries may be missing.
+Beyond the usual support, further images of the same domains arrive. A table shows the method's scores at each n and the area
+under them, and --against=erm_iid prints paired differences at each n. What uses no support is tested at n = 0 alone.
 
 Of methods that use the support, result.json also counts among the queries of the first 24 tasks (compared) those that are
 wrong without support images and right with them (corrected), and the reverse (spoiled).
@@ -41,17 +47,29 @@ _AGAINST = flags.DEFINE_string("against", None, "A method among the runs: print 
 _NUM_DOMAINS = flags.DEFINE_list("num_domains", [], "Test with so many support domains: 1,2,5,10,20.")
 _SUPPORT_SIZE = flags.DEFINE_list("support_size", [], "Test with so many support images: 10,20,50,100,200,500.")
 _STEPS = flags.DEFINE_list("steps", [], "Test what fine-tunes with so many steps: 1,10.")
+_CONTEXT = flags.DEFINE_list("context", [], "Test with the first so many support images: 0,1,2,5,10,20,50,100,200,500.")
+_ARRIVAL = flags.DEFINE_enum(
+    "arrival", "mixed", ["mixed", "by_domain"], "The order in which the images of --context arrive."
+)
 _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's number unless given.", lower_bound=1)
 
 
 def main() -> None:
     with cli.loading(changes=True):
         from cxda_jax import backend
+        from cxda_jax.errors import UserError
         from cxda_jax.study import settings, testing
     backend.keep_freed_memory()
     backend.keep_compiled()
     runs, wanted = cli.insist_on_runs(_RUNS.value), []
-    for kind, flag in (("num_domains", _NUM_DOMAINS), ("support_size", _SUPPORT_SIZE), (settings.STEPS, _STEPS)):
+    if _ARRIVAL.value != "mixed" and not _CONTEXT.value:
+        raise UserError(
+            f"--arrival={_ARRIVAL.value} orders the images of --context; give it too, such as --context=0,10"
+        )
+    context = settings.ARRIVALS[_ARRIVAL.value]
+    for kind, flag in (
+        ("num_domains", _NUM_DOMAINS), ("support_size", _SUPPORT_SIZE), (context, _CONTEXT), (settings.STEPS, _STEPS),
+    ):  # fmt: skip
         wanted += settings.asked(kind, flag.value)
     testing.evaluate_runs(
         runs, _METHODS.value, cli.CHANGES, wanted, cli.DATA_DIR.value, num_tasks=_NUM_TASKS.value, against=_AGAINST.value,

@@ -41,6 +41,9 @@ TABLE = {  # by the file's name without test_ and .py
     "checkpoints": Rings(exhaustive=["saving_and_restoring_keep_no_memory"]),
     "cli": Rings(INNER, gate=["a_closed_output", "command_lines"]),
     "configs": Rings(exhaustive=[r"every_method_is_traced.*\[(?!glyphs)", "one_method_runs", "regenerated_data"]),
+    "contexts": Rings(
+        INNER, gate=["runs_are_tested", "images_arrive", "the_figure", "a_report", "differences_are_those"]
+    ),
     "corruptions": Rings(EXHAUSTIVE),
     "episodes": Rings(INNER, exhaustive=["two_processes"]),
     "exhaustive": Rings(INNER, gate=["a_result_holds", "the_mean_is_over_all_images"]),

@@ -54,6 +54,14 @@ def test_the_plan_trains_what_trains_and_tests_the_rest(store, tmp_path):
     assert set(other) == {
         ("erm", "ft_em", "ft_im"), ("erm_iid",), ("bn",), ("cml",), ("cxda",), ("cxda_loo",)
     }  # fmt: skip
+    contexts = {job.methods: job for job in jobs if "context" in job.name}
+    assert set(contexts) == set(other) - {("erm", "ft_em", "ft_im")} | {("erm",), ("ft_em", "ft_im")}
+    sizes = {
+        "--context=0": [("erm",), ("erm_iid",)],
+        "--context=0,10,100": [("bn",), ("cml",), ("cxda",), ("ft_em", "ft_im")],
+    }
+    for flag, names in sizes.items():  # what uses no support is tested in an empty one alone
+        assert all(flag in contexts[name].command for name in names)
     arguments = other[("cxda",)].command
     assert "--methods=cxda" in arguments and "--num_domains=2,5" in arguments and "--support_size=10,100" in arguments
     known = set()
@@ -62,7 +70,7 @@ def test_the_plan_trains_what_trains_and_tests_the_rest(store, tmp_path):
         known.add(job.id)
     assert [job.name for job in plan(make_study(tmp_path, (0,), ("ft_em", "cxda")), store, "data")] == [
         "train erm seed 0", "train cxda seed 0", "test the usual tasks of ft_em", "test one step of ft_em",
-        "test other tasks of ft_em", "test other tasks of cxda",
+        "test other tasks of ft_em", "test contexts of ft_em", "test other tasks of cxda", "test contexts of cxda",
     ], "some methods bring what they start from"  # fmt: skip
 
 
@@ -84,7 +92,8 @@ def test_ids_follow_configs_and_data_alone(store, tmp_path):
         assert not set(ids) & {job.id for job in plan(study, data, "data")}
     # Tasks that 5 test writers of 120 drawings cannot give are left out.
     assert list(map(str, possible_settings(full, store))) == [
-        "num_domains=2", "num_domains=5", *(f"support_size={n}" for n in (10, 20, 50, 100, 200))
+        "num_domains=2", "num_domains=5", *(f"support_size={n}" for n in (10, 20, 50, 100, 200)),
+        *(f"context={n}" for n in (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)),
     ]  # fmt: skip
 
 
@@ -317,11 +326,12 @@ def test_the_estimate_times_each_method_once(store, tmp_path, capsys):
     (kept,) = json.loads((tmp_path / "speed.json").read_text()).values()
     speed = kept["erm smoke"]
     assert speed["steps"] == 20 and speed["tasks"] == 2 * 4 + 10 and 0 < speed["step_s"] < speed["compile_s"]
-    train, _, other = jobs
+    train, _, other, empty = jobs
     assert seconds(train) == pytest.approx(5 + speed["compile_s"] + 20 * speed["step_s"] + 18 * speed["task_s"])
     # Two runs; tasks of 2 x 50 + 50, 5 x 20 + 20, 5 x 2 + 2 and again 5 x 20 + 20 images, as shares of 120.
     images = 150 / 120 + 1 + 12 / 120 + 1
     assert seconds(other) == pytest.approx(5 + 4 * speed["compile_s"] / 2 + 2 * 10 * speed["task_s"] * images)
+    assert seconds(empty) == pytest.approx(5 + speed["compile_s"] / 2 + 2 * 10 * speed["task_s"] * 20 / 120)
     estimate.estimate(study, jobs, store, store)
     assert "timing" not in capsys.readouterr().out  # it is kept
 
@@ -373,11 +383,11 @@ def test_a_study_from_one_command_repeats_nothing(tmp_path):
     assert {path.parent.name for path in results} == {
         "0", "ft_em", "ft_em,finetune.steps=1", "erm,num_domains=2", "erm,num_domains=5", "erm,support_size=10",
         "erm,support_size=100", "ft_em,num_domains=2", "ft_em,num_domains=5", "ft_em,support_size=10",
-        "ft_em,support_size=100",
+        "ft_em,support_size=100", "erm,context=0", "ft_em,context=0", "ft_em,context=10", "ft_em,context=100",
     }  # fmt: skip
-    assert "4 jobs, 0 done before" in first and "[4/4]" in first and "report.html: 11 results, 5 tables" in first
+    assert "6 jobs, 0 done before" in first and "[6/6]" in first and "report.html: 15 results, 9 tables" in first
     before = {path: path.read_bytes() for path in [*results, *(study / "report").glob("*.*")]}
-    assert "4 jobs, 4 done before" in reproduce(tmp_path, "study")
+    assert "6 jobs, 6 done before" in reproduce(tmp_path, "study")
     assert {path: path.read_bytes() for path in before} == before
 
     # Killed at other points of its work each time, it goes on where it was, and ends the same.
@@ -391,7 +401,7 @@ def test_a_study_from_one_command_repeats_nothing(tmp_path):
         done = {path: path.stat().st_mtime_ns for path in other.glob("jobs/*.done")}
         assert len(done) >= wanted and kept.items() <= done.items(), "what was done is not done again"
         kept = done
-    assert f"4 jobs, {len(kept)} done before" in reproduce(tmp_path, "killed")
+    assert f"6 jobs, {len(kept)} done before" in reproduce(tmp_path, "killed")
     assert kept.items() <= {path: path.stat().st_mtime_ns for path in other.glob("jobs/*.done")}.items()
     assert tables(other) == tables(study) and len(tables(study)) > 20
 

@@ -35,6 +35,21 @@ class Plan(NamedTuple):
     query: np.ndarray  # int32 [tasks, n_query]
 
 
+class Context(NamedTuple):
+    """The part of a task's support that has arrived: its first images.
+
+    Images arrive in rounds. The first round is the support of the task. Each further round has as many new images of each of
+    the task's domains.
+
+    Attributes:
+      size: images that have arrived, which may be none, or more than the support of the task has.
+      by_domain: a round comes domain after domain, in the order in which the task drew them. Else its images are mixed.
+    """
+
+    size: int
+    by_domain: bool = False
+
+
 def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
     """Raises a UserError if a split of the store cannot give such tasks."""
     for field in ("num_query",) if spec.mixed else ("num_domains", "per_domain", "num_query"):
@@ -59,6 +74,18 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
         )
 
 
+def check_context(context: Context, spec: EpisodeSpec, store: DomainStore, split: str) -> None:
+    """Raises a UserError if a domain of the split has too few images for the rounds of the context and the queries."""
+    domains, usual = store.domains(split), spec.num_domains * spec.per_domain
+    sizes, rounds = np.diff(store.offsets)[domains], _rounds(context, usual)
+    if rounds > 1 and sizes.min() < rounds * spec.per_domain + spec.num_query:
+        name, most = store.domain_names[domains[sizes.argmin()]], (sizes.min() - spec.num_query) // spec.per_domain
+        raise UserError(
+            f"a context of {context.size} images takes {rounds * spec.per_domain} of a domain beside {spec.num_query} "
+            f"queries, and domain {brief(repr(name))} has {sizes.min()}; ask for at most {max(1, most) * usual}"
+        )
+
+
 def mixed_spec(spec: EpisodeSpec) -> EpisodeSpec:
     """Shuffled batches of as many images as an episode of `spec` holds."""
     images = spec.num_domains * spec.per_domain + spec.num_query
@@ -66,7 +93,13 @@ def mixed_spec(spec: EpisodeSpec) -> EpisodeSpec:
 
 
 def sample_plans(
-    spec: EpisodeSpec, offsets: np.ndarray, domains: np.ndarray, seed: int, tasks: Sequence[int], stream: int = 0
+    spec: EpisodeSpec,
+    offsets: np.ndarray,
+    domains: np.ndarray,
+    seed: int,
+    tasks: Sequence[int],
+    stream: int = 0,
+    context: Context | None = None,
 ) -> Plan:
     """Draws the plans of numbered tasks. Domains are uniform and distinct; images are uniform inside their domain.
 
@@ -77,12 +110,13 @@ def sample_plans(
       domains: numbers of the domains to draw from.
       tasks: their numbers.
       stream: sets apart the random numbers of different uses. Training has stream 0.
+      context: the part of the support that has arrived; None: all of it. The queries are the same.
     """
     support = np.empty((len(tasks), spec.num_domains * spec.per_domain), np.int32)
     query = np.empty((len(tasks), spec.num_query), np.int32)
     ends = np.cumsum(np.diff(offsets)[domains])
     for i, task in enumerate(tasks):
-        rng = np.random.Generator(np.random.Philox(key=[seed, task], counter=[0, 0, 0, stream]))
+        rng = _generator(seed, task, stream)
         if spec.mixed:
             drawn = rng.choice(ends[-1], spec.num_query, replace=False)
             which = np.searchsorted(ends, drawn, side="right")
@@ -97,7 +131,39 @@ def sample_plans(
             support[i, j * spec.per_domain : (j + 1) * spec.per_domain] = rows[: spec.per_domain]
             if j == asked:
                 query[i] = rows[spec.per_domain :]
-    return Plan(support, query)
+    plan = Plan(support, query)
+    return plan if context is None else first_arrived(plan, context, spec, offsets, seed, tasks, stream)
+
+
+def first_arrived(
+    plan: Plan,
+    context: Context,
+    spec: EpisodeSpec,
+    offsets: np.ndarray,
+    seed: int,
+    tasks: Sequence[int],
+    stream: int = 0,
+) -> Plan:
+    """The plans with the first images to arrive as their support, and with the same queries.
+
+    A smaller context is the beginning of every larger one of the same order. After each whole round, both orders have the
+    same images. The other arguments are those that sample_plans() made the plan of.
+    """
+    rounds = _rounds(context, plan.support.shape[1])
+    support = np.empty((len(tasks), context.size), np.int32)
+    for i, task in enumerate(tasks):
+        arrived = plan.support[i][None]  # [rounds, images of a round]
+        if rounds > 1:
+            rng, count = _generator(seed, task, stream, use=1), (rounds - 1) * spec.per_domain
+            drawn = plan.support[i].reshape(spec.num_domains, spec.per_domain)
+            further = np.stack([_further(rows, plan.query[i], offsets, rng)[:count] for rows in drawn])
+            by_round = further.reshape(spec.num_domains, rounds - 1, spec.per_domain).swapaxes(0, 1)
+            arrived = np.concatenate([arrived, by_round.reshape(rounds - 1, -1)])
+        if not context.by_domain:
+            rng = _generator(seed, task, stream, use=2)
+            arrived = np.stack([rng.permutation(images) for images in arrived])
+        support[i] = arrived.ravel()[: context.size]
+    return Plan(support, plan.query)
 
 
 def exhaustive(
@@ -119,7 +185,7 @@ def exhaustive(
     @functools.cache
     def parts(which: int) -> list[np.ndarray]:
         domain = domains[which]
-        rng = np.random.Generator(np.random.Philox(key=[seed, domain], counter=[0, 0, 1, stream]))
+        rng = _generator(seed, domain, stream, use=3)
         return np.array_split(offsets[domain] + rng.permutation(sizes[which]), parts_of[which])
 
     def plans(tasks: Sequence[int]) -> Plan:
@@ -130,7 +196,7 @@ def exhaustive(
             asked = parts(own)[number]
             query[i] = asked[0]
             query[i, : len(asked)] = asked
-            rng = np.random.Generator(np.random.Philox(key=[seed, task], counter=[0, 0, 0, stream]))
+            rng = _generator(seed, task, stream)
             chosen = rng.choice(np.delete(np.arange(len(domains)), own), spec.num_domains - 1, replace=False)
             chosen = np.insert(chosen, rng.integers(spec.num_domains), own)
             for j, which in enumerate(chosen):
@@ -148,3 +214,26 @@ def counting(query: np.ndarray) -> np.ndarray:
     counts = query != query[:, :1]
     counts[:, 0] = True
     return counts
+
+
+def _rounds(context: Context, usual: int) -> int:
+    """The rounds that a context takes, for tasks whose support has as many images as usual."""
+    return max(1, -(-context.size // usual))
+
+
+def _further(rows: np.ndarray, query: np.ndarray, offsets: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """All other images of a domain, in random order. Here `rows` are the domain's own in the support."""
+    domain = np.searchsorted(offsets, rows[0], side="right") - 1
+    free, start = np.ones(offsets[domain + 1] - offsets[domain], bool), offsets[domain]
+    for taken in (rows, query):
+        taken = taken[(taken >= start) & (taken < offsets[domain + 1])]
+        free[taken - start] = False
+    return rng.permutation(start + np.flatnonzero(free))
+
+
+def _generator(seed: int, task: int, stream: int, use: int = 0) -> np.random.Generator:
+    """Random numbers of one task: use 0 for its plan, 1 for images beyond its support, 2 for the order of arrival.
+
+    Use 3 is for the order of a domain's images in exhaustive(), with the domain's number for the task's.
+    """
+    return np.random.Generator(np.random.Philox(key=[seed, int(task)], counter=[0, 0, use, stream]))

@@ -8,7 +8,7 @@ from pathlib import Path
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.progress import Counter
-from cxda_jax.report import attention, formats, plots
+from cxda_jax.report import attention, contexts, formats, plots
 from cxda_jax.report.page import Report, write_report
 from cxda_jax.report.tables import AGAINST, STAND_INS, build_tables, by_cell, paired_table, paper_name
 from cxda_jax.study.results import Result, by_store, distinct, is_unfinished, read_results, unfinished_said
@@ -49,15 +49,18 @@ def make_report(
     faults += [f"{line}; {advice}" for line in unfinished_lines(everything)] if left_out else []
     print(f"comparing {len(results)} results", flush=True)
     tables, styles = build_tables(results, against, left_out), plots.method_styles(results)
-    figures, tasks, taken = [], [], set()
+    figures, tasks, taken, late = [], [], set(), by_store(left_out)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     files.refuse_links(folder)
     for store, of_store in by_store(results).items():
         pairs, unpaired = paired_table(of_store)
+        curves, unpaired_curves = contexts.measure(of_store)
         tables += [pairs] if pairs else []
+        tables += [table for found in curves for table in contexts.context_tables(found, late.get(store, []))]
         kept, unshown = attention.kept_attention(of_store, data_dir)
-        faults += unpaired + unshown
-        drawings = [d for d in (*plots.drawings(of_store, styles), *attention.drawings(kept)) if d.figure]
+        faults += unpaired + unpaired_curves + unshown
+        figures_of = plots.drawings(of_store, styles), contexts.drawings(curves, styles), attention.drawings(kept)
+        drawings = [d for d in itertools.chain(*figures_of) if d.figure]
         notes = [f"{line}." for line in unfinished_lines(of_store)]
         for number, (name, title, caption, figure) in enumerate(drawings, 1):
             print(f"{store}: figure {number}/{len(drawings)}, {title}", flush=True)

@@ -99,7 +99,7 @@ def accuracy_time(results: Sequence[Result], styles: Mapping[str, Style]) -> Fig
     """Avg against the time of one task: means over seeds, and standard errors of Avg. A line joins numbers of steps."""
     by_steps: dict[str, dict[int, list[Result]]] = {}
     for (label, setting), seeds in _by_cell(results).items():
-        if setting.kind not in AXES:
+        if setting.kind in ("", STEPS):
             steps = setting.number or seeds[0].config.get("finetune", {}).get("steps", 10)
             by_steps.setdefault(label, {}).setdefault(steps, seeds)
     if not by_steps:

@@ -19,7 +19,7 @@ from cxda_jax import metrics
 from cxda_jax.config import differences, read
 from cxda_jax.study.comparing import paired_differences
 from cxda_jax.study.results import Result, by_store, is_unfinished, unfinished_said
-from cxda_jax.study.settings import SHAPES, USUAL, Setting, usual_number
+from cxda_jax.study.settings import SHAPES, STEPS, USUAL, Setting, usual_number
 
 PAPER = Path(__file__).with_name("paper.csv")
 PAPER_SEEDS = 3
@@ -108,8 +108,8 @@ def by_cell(results: Iterable[Result]) -> ByCell:
     """Results of one store by label and setting, seeds ascending. A number of fine-tuning steps stays in the label."""
     cells: dict[tuple[str, Setting], list[Result]] = {}
     for result in sorted(results, key=lambda r: r.row["seed"]):
-        reshaped = result.setting.kind in SHAPES
-        key = (result.label, result.setting) if reshaped else (result.row["label"], USUAL)
+        usual = result.setting.kind in ("", STEPS)
+        key = (result.row["label"], USUAL) if usual else (result.label, result.setting)
         cells.setdefault(key, []).append(result)
     return dict(sorted(cells.items(), key=lambda item: _rank(item[0][0])))
 
@@ -172,7 +172,7 @@ def _cell(table: str, label: str, column: Column, cells: ByCell, late: ByCell, a
         return None
     benchmark = paper_name(seeds, against)
     paper = paper_figures().get((table, benchmark, label, str(column.setting), column.metric))
-    marks = (*_own_marks(seeds, left_out), *(_unlike_paper(seeds, column, benchmark) if paper else ()))
+    marks = (*own_marks(seeds, left_out), *(_unlike_paper(seeds, column, benchmark) if paper else ()))
     runs = tuple(str(r.folder) for r in seeds)
     return Cell(*metrics.mean_sem(np.array(numbers)), tuple(r.row["seed"] for r in seeds), runs, paper, marks)
 
@@ -191,7 +191,7 @@ def _number(metric: str, row: Mapping[str, Any]) -> float | None:
     return row["adapt_ms"] + (row["predict_ms"] if metric == "adapt_and_infer" else 0.0)
 
 
-def _own_marks(seeds: Sequence[Result], left_out: Sequence[Result]) -> Iterator[str]:
+def own_marks(seeds: Sequence[Result], left_out: Sequence[Result]) -> Iterator[str]:
     """Marks of what makes a mean over these seeds mean little, and those of their data."""
     if said := unfinished_said([r.row for r in (*seeds, *left_out)], bool(left_out)):
         yield said

@@ -1,6 +1,6 @@
 """Results side by side, as text: one line each, one table, and paired differences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from cxda_jax import metrics
 from cxda_jax.study.examples import corrections
 from cxda_jax.study.results import Result, by_store, is_unfinished, named
+from cxda_jax.study.settings import USUAL
 
 
 class Difference(NamedTuple):
@@ -28,17 +29,9 @@ def paired_differences(
     result whose tasks are not those of the others is left out and becomes a fault of one line.
     """
     scores: dict[str, dict[int, np.ndarray]] = {}
-    tasks, faults, said = None, [], "not in the paired differences, since its tasks are not those of the others"
-    for result in sorted(results, key=lambda r: r.row["label"] != against):
-        stored = result.stored()
-        theirs = stored["labels"].shape, stored["support"].tobytes(), stored["query"].tobytes()
-        tasks = tasks or theirs
-        if theirs != tasks:
-            faults.append(f"{result.folder}: {said}")
-            continue
-        labels = stored["labels"]
-        of_tasks = metrics.scores(result.row["metric"], stored["predictions"], labels) * metrics.shares(labels)
-        scores.setdefault(result.row["label"], {})[result.row["seed"]] = of_tasks
+    shared, faults = task_scores(sorted(results, key=lambda r: r.row["label"] != against))
+    for (label, seed), of_tasks in shared.items():
+        scores.setdefault(label, {})[seed] = of_tasks
     pairs = {(a, b): sorted(scores[a].keys() & scores[b].keys()) for a in scores for b in scores if a != b}
     pairs = {(a, b): seeds for (a, b), seeds in pairs.items() if seeds and against in ("", b)}
     if not pairs:
@@ -53,11 +46,32 @@ def paired_differences(
     return measured, differences.shape[1], faults
 
 
+def task_scores(results: Iterable[Result]) -> tuple[dict[tuple[str, int], np.ndarray], list[str]]:
+    """The scores [tasks] of each label and seed of one store, and a fault of one line for each result of other tasks.
+
+    The first result says which tasks they are: those of its queries and, but for contexts of other sizes, of its support.
+    """
+    scores, queries, supports, faults = {}, None, {}, []
+    for result in results:
+        stored, form = result.stored(), result.setting if result.setting.context else USUAL
+        theirs = stored["labels"].shape, stored["query"].tobytes()
+        queries = queries or theirs
+        support = stored["support"].tobytes()
+        if theirs != queries or support != supports.setdefault(form, support):
+            said = "not in the paired differences, since its tasks are not those of the others"
+            faults.append(f"{result.folder}: {said}")
+            continue
+        labels = stored["labels"]
+        of_tasks = metrics.scores(result.row["metric"], stored["predictions"], labels) * metrics.shares(labels)
+        scores[result.row["label"], result.row["seed"]] = of_tasks
+    return scores, faults
+
+
 def comparison(results: Sequence[Result], against: str) -> str:
     """Each label's paired difference to `against` on the same store. Unfinished seeds are left out."""
     lines, left_out, stores = [], [], by_store(results)
     for store, of_store in stores.items():
-        left_out += [_unfinished(store, r.row) for r in of_store if is_unfinished(r.row)]
+        left_out += [unfinished(store, r.row) for r in of_store if is_unfinished(r.row)]
         measured, _, faults = paired_differences([r for r in of_store if not is_unfinished(r.row)], against)
         on = f"{store}: " * (len(stores) > 1)
         lines += [
@@ -89,7 +103,7 @@ def table(results: Sequence[Result]) -> str:
         if marks:
             footnotes.append(f"* {store}: {', '.join(marks)}; not comparable with results that lack this mark")
         if late:
-            footnotes.append(f"† {_unfinished(store, row)}; in no mean with finished seeds")
+            footnotes.append(f"† {unfinished(store, row)}; in no mean with finished seeds")
     wide = max(18, *(len(label) + 2 for _, label, _ in groups))
     first = max(17, *(len(store) + 2 for store, _, _ in groups))
     line = f"{{:<{first}}}{{:<{wide}}}{{:<8}}{{:>6}}  {{:>13}}  {{:>13}}  {{:>9}}  {{:>10}}"
@@ -103,5 +117,5 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join([*lines, *dict.fromkeys(footnotes)])
 
 
-def _unfinished(store: str, row: Mapping[str, Any]) -> str:
+def unfinished(store: str, row: Mapping[str, Any]) -> str:
     return f"{store}, {row['label']} seed {row['seed']}: unfinished, at step {row['reached_step']} of {row['steps']}"

@@ -19,7 +19,7 @@ from cxda_jax.evaluation import compile_task
 from cxda_jax.experiment import build_on, make_schedule, open_data
 from cxda_jax.progress import duration
 from cxda_jax.study.jobs import Job, Study, is_done, plan
-from cxda_jax.study.settings import count_tasks, reshaped
+from cxda_jax.study.settings import USUAL, Setting, count_tasks, reshaped
 from cxda_jax.study.testing import device, score
 
 TIMED = 3  # steps, or tasks
@@ -54,17 +54,18 @@ def estimate(study: Study, jobs: list[Job], store: DomainStore, sample: DomainSt
             if job.trains:
                 total += speed["compile_s"] + speed["steps"] * speed["step_s"] + speed["tasks"] * speed["task_s"]
             for setting in () if job.trains else job.settings:
-                share = _images(reshaped(config, setting)) / _images(config)
+                share = _images(config, setting) / _images(config)
                 total += speed["compile_s"] / 2 + job.runs * speed["test_tasks"] * speed["task_s"] * share
         return total
 
     return seconds
 
 
-def _images(config: Config) -> int:
+def _images(config: Config, setting: Setting = USUAL) -> int:
     """Of one task."""
-    episode = config["episode"]
-    return episode["num_domains"] * episode["per_domain"] + episode["num_query"]
+    episode = reshaped(config, setting)["episode"]
+    support = setting.context.size if setting.context else episode["num_domains"] * episode["per_domain"]
+    return support + episode["num_query"]
 
 
 def time_method(

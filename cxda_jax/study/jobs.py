@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cxda_jax.config import Config, config_hash, lookup, read
-from cxda_jax.data.episodes import check_spec
+from cxda_jax.data.episodes import check_context, check_spec
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
@@ -22,8 +22,12 @@ from cxda_jax.experiment import BENCHMARKS, METHODS, build_method, episode_spec,
 from cxda_jax.study.runs import STARTS
 from cxda_jax.study.settings import STEPS, USUAL, Setting, reshaped
 
-TASKS = {"num_domains": (1, 2, 5, 10, 20), "support_size": (10, 20, 50, 100, 200, 500)}
-SMOKE_TASKS = {"num_domains": (2, 5), "support_size": (10, 100)}
+TASKS = {
+    "num_domains": (1, 2, 5, 10, 20),
+    "support_size": (10, 20, 50, 100, 200, 500),
+    "context": (0, 1, 2, 5, 10, 20, 50, 100, 200, 500),
+}
+SMOKE_TASKS = {"num_domains": (2, 5), "support_size": (10, 100), "context": (0, 10, 100)}
 # The paper leaves latent and continual adaptation out of the tables of other tasks; so do we, and add our rows.
 VARIED = ("erm", "erm_iid", "bn", "cml", "cxda", "cxda_loo", "ft_em", "ft_im")
 ONE_STEP = ("ft_em", "ft_im")
@@ -77,7 +81,8 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
     methods = {name: build_method(study.config(name), store) for name in METHODS}
     start_of = {name: method.trains_as or name for name, method in methods.items()}
     trained = [name for name in METHODS if name in {start_of[wanted] for wanted in study.methods}]
-    others = possible_settings(study, store)
+    possible = possible_settings(study, store)
+    contexts, others = [s for s in possible if s.context], [s for s in possible if not s.context]
     jobs: list[Job] = []
 
     def add(
@@ -98,11 +103,17 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
     for start in trained:
         started = [name for name in METHODS if start_of[name] == start]
         quick = [name for name in METHODS if methods[name].trains_as and methods[name].feed_forward]
+        quick = quick if start in STARTS[1:] else []
+        adapting, constant = ([n for n in started if methods[n].feed_forward and methods[n].uses_support is uses]
+                              for uses in (True, False))  # fmt: skip
         for what, among, settings, flags in (
             ("the usual tasks", [name for name in started if name != start], [USUAL], []),
             ("one step", [name for name in ONE_STEP if name in started], [Setting(STEPS, 1)], []),
             ("other tasks", [name for name in VARIED if name in started], others, []),
-            (f"from {start}", quick if start in STARTS[1:] else [], [USUAL], [f"--from={start}"]),
+            ("contexts", adapting, contexts, []),
+            ("an empty context", constant, contexts[:1], []),
+            (f"from {start}", quick, [USUAL], [f"--from={start}"]),
+            (f"contexts from {start}", quick, contexts, [f"--from={start}"]),
         ):
             names = [name for name in among if name in study.methods]
             if not names or not settings:
@@ -127,12 +138,15 @@ def listed(names: Sequence[str]) -> str:
 
 
 def possible_settings(study: Study, store: DomainStore) -> list[Setting]:
-    """The paper's other numbers of domains and of support images, as far as the test domains can give them."""
+    """The paper's other numbers of domains and of support images, and contexts, as far as the test domains can give them."""
     config, possible = study.config("erm"), []
     for kind, numbers in (SMOKE_TASKS if study.smoke else TASKS).items():
         for setting in (Setting(kind, number) for number in numbers):
             with contextlib.suppress(UserError):
-                check_spec(episode_spec(reshaped(config, setting)), store, "test")
+                spec = episode_spec(reshaped(config, setting))
+                check_spec(spec, store, "test")
+                if setting.context:
+                    check_context(setting.context, spec, store, "test")
                 possible.append(setting)
     return possible
 

@@ -57,7 +57,7 @@ class Result(NamedTuple):
     @property
     def label(self) -> str:
         """The method and what was changed, without the setting."""
-        return ",".join(part for part in self.row["label"].split(",") if part != str(self.setting))
+        return self.setting.left_out_of(self.row["label"])
 
     def stored(self, name: str = "predictions") -> dict[str, np.ndarray]:
         """The arrays of NAME.npz, whose hash must be the one in the row, if the row has one."""
@@ -205,8 +205,9 @@ def _check(row: Mapping[str, Any]) -> None:
     parse(row.get("setting", ""))
     if not all(isinstance(mark, str) for mark in row.get("data_marks", [])):
         raise ValueError(f"data_marks={brief(repr(row['data_marks']), 40)}, expected a list of texts")
-    if not isinstance(row.get("smoke", False), bool):
-        raise ValueError(f"smoke={brief(repr(row['smoke']), 40)}, expected true or false")
+    for name in ("smoke", "uses_support"):
+        if not isinstance(row.get(name, False), bool):
+            raise ValueError(f"{name}={brief(repr(row[name]), 40)}, expected true or false")
 
 
 def read_result(run: Path, folder: Path) -> Result:

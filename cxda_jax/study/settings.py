@@ -1,18 +1,21 @@
-"""How many tasks a config asks for, and tasks of another form: other numbers of support domains, of support images, or of
-fine-tuning steps."""
+"""How many tasks a config asks for, and tests of another form than its own: other tasks, the first images of their support, or
+other fine-tuning steps."""
 
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from cxda_jax.config import Changes, Config
-from cxda_jax.data.episodes import EpisodeSpec, exhaustive
+from cxda_jax.data.episodes import Context, EpisodeSpec, exhaustive
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError, brief
 
 SHAPES = {"num_domains": "support domains", "support_size": "support images"}  # kinds that change the shape of a task
+# Kinds that let only the first images of a usual task's support arrive, by the order in which they do.
+ARRIVALS = {"mixed": "context", "by_domain": "by_domain"}
+CONTEXTS = tuple(ARRIVALS.values())
 STEPS = "finetune.steps"
-_TEXT = re.compile(rf"({'|'.join(map(re.escape, (*SHAPES, STEPS)))})=([0-9]{{1,9}})")
+_TEXT = re.compile(rf"({'|'.join(map(re.escape, (*SHAPES, *CONTEXTS, STEPS)))})=([0-9]{{1,9}})")
 
 
 class Setting(NamedTuple):
@@ -29,16 +32,26 @@ class Setting(NamedTuple):
         """The fields that it changes in a config, other than the shape of a task."""
         return [(self.kind, str(self.number))] if self.kind == STEPS else []
 
+    @property
+    def context(self) -> Context | None:
+        """The part of the support that has arrived; None for the whole of it."""
+        return Context(self.number, self.kind == ARRIVALS["by_domain"]) if self.kind in CONTEXTS else None
+
+    def left_out_of(self, label: str) -> str:
+        """The label of a result without its setting: the method and what was changed."""
+        return ",".join(part for part in label.split(",") if part != str(self))
+
 
 USUAL = Setting()
 
 
 def asked(kind: str, numbers: Sequence[str]) -> list[Setting]:
     """The settings of a flag such as --num_domains=1,10."""
+    least = 0 if kind in CONTEXTS else 1
     for text in numbers:
-        if not text.isdecimal() or not 1 <= int(text) < 10**9:
-            flag = kind.removeprefix("finetune.")
-            raise UserError(f"--{flag}={brief(text, 40)}: give whole numbers of at least 1, such as 1,10")
+        if not text.isdecimal() or not least <= int(text) < 10**9:
+            flag = "context" if kind in CONTEXTS else kind.removeprefix("finetune.")
+            raise UserError(f"--{flag}={brief(text, 40)}: give whole numbers of at least {least}, such as {least},10")
     return [Setting(kind, int(text)) for text in numbers]
 
 

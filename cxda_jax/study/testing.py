@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,15 @@ import jax
 
 from cxda_jax import __version__, backend, memory
 from cxda_jax.config import Changes, config_hash
-from cxda_jax.data.episodes import counting
+from cxda_jax.data.episodes import Context, check_context, counting
 from cxda_jax.disk import checkpoints, files
 from cxda_jax.errors import UserError, brief
 from cxda_jax.evaluation import Evaluator, TaskTable, compile_task, evaluate, time_task
-from cxda_jax.experiment import Experiment, build
+from cxda_jax.experiment import Experiment, build, episode_spec
 from cxda_jax.fields import FIELDS, Group
 from cxda_jax.progress import Counter, announced
 from cxda_jax.study.comparing import comparison, summary, table
+from cxda_jax.study.contexts import printed
 from cxda_jax.study.examples import draw_example, keep_attention, without_support, write_arrays
 from cxda_jax.study.results import Result, averages, read_result
 from cxda_jax.study.runs import (
@@ -62,16 +63,19 @@ def evaluate_runs(
         what = f"--runs={','.join(patterns)} holds no run to test it on"
         raise UserError(f"--methods={missing[0]}: {what}; train one first, or change --from={start}")
     if against and evaluations:
-        check_against(against, {e.label for e in evaluations})  # before anything is tested
+        check_against(against, known_labels((e.label, e.setting) for e in evaluations))  # before anything is tested
     results: list[Result] = []
-    kept: tuple[str, Experiment, Evaluator] | None = None
+    kept: tuple[tuple[str, Context | None], Experiment, Evaluator] | None = None
     for evaluation in evaluations:
-        shape = config_hash({**evaluation.config, "seed": 0})  # seeds share one compiled program
+        shape, context = config_hash({**evaluation.config, "seed": 0}), evaluation.setting.context
         try:
-            if kept is None or kept[0] != shape:
-                experiment = build(evaluation.config, data_dir, splits=("test",))
-                kept = shape, experiment, compiled(experiment)
-            experiment = kept[1]._replace(config=evaluation.config)
+            if kept is None or kept[0] != (shape, context):  # seeds share one compiled program
+                same = kept[1] if kept and kept[0][0] == shape else None
+                experiment = same or build(evaluation.config, data_dir, splits=("test",))
+                kept = (shape, context), experiment, compiled(experiment)
+            experiment = kept[1]._replace(config=evaluation.config, context=context)
+            if context:
+                check_context(context, episode_spec(evaluation.config), experiment.store, "test")
             files.refuse_links(evaluation.run)
             evaluation.folder.mkdir(exist_ok=True)
             with files.locked(evaluation.folder):
@@ -85,11 +89,19 @@ def evaluate_runs(
             print(f"{evaluation.folder}: {summary(results[-1].row)}", flush=True)
     if results:
         print(table(results))
+        for text in printed(results, against):
+            print(text)
     if against and results:
-        check_against(against, {result.row["label"] for result in results})
-        print(comparison(results, against))
+        check_against(against, known_labels((r.row["label"], r.setting) for r in results))
+        if any(r.row["label"] == against for r in results):
+            print(comparison(results, against))
     if failures:
         raise UserError(f"{len(failures)} of {total} evaluations failed; the first: {failures[0]}")
+
+
+def known_labels(tested: Iterable[tuple[str, Setting]]) -> set[str]:
+    """What --against may name, of the labels that are tested with their settings: those, and those of context curves."""
+    return {name for label, s in tested for name in (label, s.left_out_of(label) if s.context else label)}
 
 
 def check_against(against: str, labels: Collection[str]) -> None:
@@ -141,6 +153,7 @@ def evaluate_run(
         "version": method.version,
         "benchmark": config["benchmark"],
         "smoke": config["smoke"],
+        "uses_support": method.uses_support,
         "seed": config["seed"],
         "metric": experiment.metric,
         **averages(experiment.metric, tasks.predictions, tasks.labels),

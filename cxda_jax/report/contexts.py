@@ -1,0 +1,175 @@
+"""Tables and a figure of context curves: scores against the number of support images that have arrived."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from cxda_jax.metrics import mean_sem
+from cxda_jax.report.plots import Drawing, Style, above_legend, finish_axes
+from cxda_jax.report.tables import NAN, ByCell, Cell, Column, Table, by_cell, own_marks
+from cxda_jax.study.comparing import Difference
+from cxda_jax.study.contexts import (
+    AREA,
+    LAST,
+    ORDERS,
+    SCORES,
+    Curve,
+    differences,
+    draw_samples,
+    find_curves,
+    sizes_of,
+)
+from cxda_jax.study.results import Result
+from cxda_jax.study.settings import Setting
+
+RIVAL = "erm_iid"  # what a method that adapts has to beat; all others are compared with it
+Differences = Mapping[tuple[str, int], Mapping[str, Difference]]  # by label and size, then by score
+
+
+class Measured(NamedTuple):
+    """The curves of one store and order of arrival, and their differences."""
+
+    kind: str  # of the settings
+    store: str
+    metric: str
+    curves: Sequence[Curve]
+    gains: Differences  # to the same method in an empty context
+    leads: Differences  # to RIVAL in the same context; empty where it was not tested
+
+
+def measure(results: Sequence[Result]) -> tuple[list[Measured], list[str]]:
+    """The curves of all results of one store, and a fault for each result that could not be paired with the others."""
+    ordered = [result for seeds in by_cell(results).values() for result in seeds]
+    found, faults = [], []
+    for kind in ORDERS:
+        if not (curves := find_curves(ordered, kind)):
+            continue
+        samples = draw_samples(curves)
+        faults += samples.faults
+        has_rival = any(curve.label == RIVAL for curve in curves)
+        leads = differences(curves, samples, RIVAL) if has_rival else {}
+        first = curves[0].results()[0]
+        found.append(Measured(kind, first.store, first.row["metric"], curves, differences(curves, samples), leads))
+    return found, faults
+
+
+def context_tables(measured: Measured, left_out: Sequence[Result] = ()) -> list[Table]:
+    """Tables of Avg and of W10%: each curve, its gains, and its leads. No mean holds the results `left_out`; marks name them."""
+    late, name = by_cell(left_out), measured.metric.replace("macro_f1", "macro F1")
+    constant = [curve.label for curve in measured.curves if curve.constant]
+    alike = [f"One test stands for all columns of {', '.join(constant)}: no support is used."] if constant else []
+    area = f"Area: the mean of the score over log(1 + n), from n = 0 to n = {LAST}."
+    paired = "In points; bold where the 95 % bootstrap interval over the tasks leaves out 0."
+    tables = []
+    for score, title in SCORES.items():
+        metric = f"{'mean' if score == 'avg' else 'worst10'}_{measured.metric}"
+        what = f"{measured.store}: {title} {name} against the number n of support images, {ORDERS[measured.kind]}"
+        levels = {
+            (curve.label, size): _level(measured.kind, curve, size, score, late)
+            for curve in measured.curves
+            for size in (*sizes_of(measured.curves), AREA)
+        }
+        same = "All tests have the same queries. The support images are of all domains of the task."
+        tables.append(_table(measured, measured.kind, what, metric, levels, same, area, *alike))
+        for kind, than, found in (
+            ("none", "n = 0", measured.gains),
+            (RIVAL, f"{RIVAL} at the same n", measured.leads),
+        ):
+            cells = {key: _difference(scores[score], levels[key]) for key, scores in found.items()}
+            title_of = f"{what}: differences to {than}"
+            tables.append(_table(measured, f"{measured.kind}_minus_{kind}", title_of, f"{metric}_minus_{kind}", cells, paired, area))  # fmt: skip
+    return [table for table in tables if table.rows]
+
+
+def _table(
+    measured: Measured, key: str, title: str, metric: str, cells: Mapping[tuple[str, int], Cell | None], *notes: str
+) -> Table:
+    """A row for each curve that has a cell, and a column for each size that has one."""
+    sizes = [
+        n for n in (*sizes_of(measured.curves), AREA) if any(cell for (_, size), cell in cells.items() if size == n)
+    ]
+    # The sign of a difference says which is better.
+    unit, higher = ("%", True) if key == measured.kind else ("points", None)
+    columns = [
+        Column("area", f"area_{metric}", unit, higher=higher)
+        if n == AREA
+        else Column(str(n), metric, unit, Setting(measured.kind, n), higher=higher)
+        for n in sizes
+    ]
+    rows = ((curve.label, tuple(cells.get((curve.label, n)) for n in sizes)) for curve in measured.curves)
+    return Table(key, measured.store, title, tuple(columns), tuple(row for row in rows if any(row[1])), notes)
+
+
+def _level(kind: str, curve: Curve, size: int, score: str, late: ByCell) -> Cell | None:
+    values = curve.level(size, score)
+    if not values:
+        return None
+    seeds = curve.results(size)  # none of the area
+    left_out = late.get((curve.label, Setting(kind, 0 if curve.constant else size)), [])
+    marks = tuple(own_marks(seeds, left_out)) if seeds else ()
+    folders = tuple(str(result.folder) for result in seeds)
+    return Cell(*mean_sem(np.array(list(values.values()))), tuple(values), folders, marks=marks)
+
+
+def _difference(found: Difference, level: Cell | None) -> Cell:
+    marks = level.marks if level else ()
+    return Cell(found.mean, NAN, found.seeds, (), marks=marks, interval=(found.low, found.high))
+
+
+def drawings(measured: Sequence[Measured], styles: Mapping[str, Style]) -> Iterator[Drawing]:
+    """A figure for each order of arrival."""
+    for curves in measured:
+        caption = (
+            f"Avg and W10% against the number of support images, {ORDERS[curves.kind]}; the queries are the same. Means over "
+            "training seeds, with standard errors in the first row, and paired 95 % bootstrap intervals over the tasks below."
+        )
+        yield Drawing(curves.kind, f"context curves, {ORDERS[curves.kind]}", caption, context_curves(curves, styles))
+
+
+def context_curves(measured: Measured, styles: Mapping[str, Style]) -> Figure:
+    """Avg and W10% side by side against n: each curve, below it its gains over n = 0, and below these its leads over RIVAL."""
+    labels = {curve.label for curve in measured.curves}
+    used = {label: style for label, style in styles.items() if label in labels}
+    differences = [(found, than) for found, than in ((measured.gains, "n = 0"), (measured.leads, RIVAL)) if found]
+    figure, sizes = above_legend(used, 3.2 + 2.2 * len(differences)), sizes_of(measured.curves)
+    panels = figure.subplots(1 + len(differences), 2, squeeze=False)
+    metric = measured.metric.replace("_", " ")
+    for column, (score, title) in enumerate(SCORES.items()):
+        for label, style in used.items():
+            curve = next(c for c in measured.curves if c.label == label)
+            levels = {n: list(curve.level(n, score).values()) for n in sizes}
+            points = [(n, *mean_sem(np.array(seeds))) for n, seeds in levels.items() if seeds]
+            _draw(panels[0, column], style, label, *np.transpose(points))
+        _finish(panels[0, column], measured.store, f"{title} {metric} (%)", sizes)
+        for row, (found, than) in enumerate(differences, 1):
+            axes = panels[row, column]
+            axes.axhline(0, color="0.4", lw=0.8)
+            for label, style in used.items():
+                of_sizes = [(n, scores[score]) for (one, n), scores in found.items() if one == label and n != AREA]
+                points = [(n, d.mean, (d.mean - d.low, d.high - d.mean)) for n, d in of_sizes]
+                if points:
+                    numbers, means, errors = zip(*points, strict=True)
+                    _draw(axes, style, label, numbers, means, np.transpose(errors))
+            _finish(axes, measured.store, f"{title} minus {than} (points)", sizes)
+            axes.set_title("")
+    return figure
+
+
+def _draw(
+    axes: Axes, style: Style, label: str, sizes: Sequence[int], means: Sequence[float], errors: np.ndarray
+) -> None:
+    axes.errorbar(sizes, means, errors, **style.arguments(lw=1.2, capsize=2, elinewidth=0.7, label=label))
+
+
+def _finish(axes: Axes, title: str, y: str, sizes: Sequence[int]) -> None:
+    """The axis of n is even in log(1 + n), over which the area is taken, so that n = 0 has a place. All panels have the same."""
+    finish_axes(axes, title, "number of support images", y)
+    axes.set_xscale("function", functions=(np.log1p, np.expm1))
+    last = max(1.0, float(np.log1p(sizes[-1])))
+    axes.set_xlim(*np.expm1([-0.05 * last, 1.05 * last]))
+    axes.set_xticks(sizes)
+    axes.xaxis.set(minor_locator=NullLocator(), major_formatter="{x:g}")
