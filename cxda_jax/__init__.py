@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
     from cxda_jax.methods.erm import bn, erm, erm_iid
     from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
+    from cxda_jax.methods.icrm import icrm, with_transformer
     from cxda_jax.methods.sla import sla
     from cxda_jax.types import Episode, Images, Method
 
@@ -29,6 +30,7 @@ _HOMES = {
     "methods.cxda": ("cxda", "cxda_loo", "cxda_p2p", "cxda_supervised"),
     "methods.erm": ("bn", "erm", "erm_iid"),
     "methods.finetune": ("FineTuning", "ft_em", "ft_im", "sf_ocda"),
+    "methods.icrm": ("icrm", "with_transformer"),
     "methods.sla": ("sla",),
     "types": ("Episode", "Images", "Method"),
 }
@@ -37,7 +39,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "DomainStore", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Plan", "UserError", "__version__", "bn",
     "cml", "cotta", "cxda", "cxda_loo", "cxda_p2p", "cxda_supervised", "erm", "erm_iid", "evaluate", "ft_em", "ft_im",
-    "open_store", "sample_plans", "sf_ocda", "sla", "write_store",
+    "icrm", "open_store", "sample_plans", "sf_ocda", "sla", "with_transformer", "write_store",
 ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from cxda_jax.methods.cotta import cotta
 from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
 from cxda_jax.methods.erm import bn, erm, erm_iid
 from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
+from cxda_jax.methods.icrm import icrm, with_transformer
 from cxda_jax.methods.sla import sla
 from cxda_jax.metrics import METRICS
 from cxda_jax.nets.attention import CrossAttention, check_attention
@@ -46,6 +47,7 @@ METHODS: dict[str, Callable[[Config, DomainStore], Method]] = {
     "cxda_p2p": lambda c, store: cxda_p2p(build_attending_net(c, store, "patch"), **_attending(c)),
     "cxda_supervised": lambda c, store: cxda_supervised(build_attending_net(c, store), **_attending(c)),
     "cxda_loo": lambda c, store: cxda_loo(build_attending_net(c, store), **_attending(c)),
+    "icrm": lambda c, store: icrm(with_transformer(build_net(c, store), **c["icrm"])),
     "ft_em": lambda c, store: ft_em(build_net(c, store), _tuning(c)),
     "ft_im": lambda c, store: ft_im(build_net(c, store), _tuning(c)),
     "sf_ocda": lambda c, store: sf_ocda(build_net(c, store), _tuning(c), augment.Strong(**c["strong"]), **c["sf_ocda"]),

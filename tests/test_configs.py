@@ -30,8 +30,8 @@ PAPER = {
 EMBEDDED = ("glyphs", "glyphs_c")
 REAL = ("unipen", "qmnist", "cifar10_c")  # test_real_images.py has them
 ROWS = (
-    "erm", "erm_iid", "bn", "cml", "cxda", "cxda_p2p", "cxda_supervised", "cxda_loo", "ft_em", "ft_im", "sf_ocda", "cotta",
-    "sla",
+    "erm", "erm_iid", "bn", "cml", "cxda", "cxda_p2p", "cxda_supervised", "cxda_loo", "icrm", "ft_em", "ft_im", "sf_ocda",
+    "cotta", "sla",
 )  # fmt: skip
 
 

@@ -22,11 +22,13 @@ from cxda_jax.methods.cotta import cotta
 from cxda_jax.methods.cxda import attending, cxda
 from cxda_jax.methods.erm import bn
 from cxda_jax.methods.finetune import FineTuning, ft_em, sf_ocda
+from cxda_jax.methods.icrm import with_transformer
 from cxda_jax.nets.attention import CrossAttention, check_attention
 from cxda_jax.nets.cnn import PADDINGS, CNNTrunk
 from cxda_jax.nets.context import ContextNet
 from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.nets.resnet import ResNetTrunk
+from cxda_jax.nets.transformer import CausalTransformer
 from cxda_jax.train import NotFinite, Schedule
 from docs.examples import entries
 from docs.examples.t3a import t3a
@@ -89,9 +91,9 @@ SIGNATURES = [
     ("augment", augment.Weak, ()), ("episode", EpisodeSpec, ()), ("attention", CrossAttention, ()),
     ("net", CNNTrunk, ("dtype", "name")), ("cml", CNNTrunk, ("width",)), ("cml", ContextNet, ()),
     ("sla", CNNTrunk, ("adapters",)), ("sla", ResNetTrunk, ("adapters",)), ("net", ResNetTrunk, ("dtype", "name", "width")),
-    ("t3a", t3a, ()),
+    ("icrm", with_transformer, ()), ("icrm", CausalTransformer, ()), ("t3a", t3a, ()),
 ]  # fmt: skip
-WHOLE = [bn, cotta, sf_ocda, augment.Strong, augment.Weak, t3a]  # these take all fields of their group
+WHOLE = [bn, cotta, sf_ocda, augment.Strong, augment.Weak, with_transformer, t3a]  # these take all fields of their group
 
 
 @pytest.mark.parametrize(("group", "make", "others"), SIGNATURES, ids=lambda x: getattr(x, "__name__", ""))

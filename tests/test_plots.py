@@ -241,7 +241,7 @@ def test_names_are_no_formulas(tmp_path):
 def test_styles_differ_without_colour():
     others = [result("bn", label=f"bn,batch_norm.momentum={i}") for i in range(12)]
     styles = plots.method_styles(others)
-    assert len(styles) == 25 and {name: styles[name] for name in METHODS} == plots.STYLES
+    assert len(styles) == 26 and {name: styles[name] for name in METHODS} == plots.STYLES
     looks = [style.arguments() for style in styles.values()]
     for look in ("marker", "linestyle"):
         assert all(a[look] != b[look] for a, b in itertools.combinations(looks, 2))
