@@ -43,6 +43,7 @@ TABLE = {  # by the file's name without test_ and .py
     "configs": Rings(exhaustive=[r"every_method_is_traced.*\[(?!glyphs)", "one_method_runs", "regenerated_data"]),
     "corruptions": Rings(EXHAUSTIVE),
     "episodes": Rings(INNER, exhaustive=["two_processes"]),
+    "icrm": Rings(inner=["parameter_counts", "wrong_options"]),
     "identity": Rings(exhaustive=["a_flipped_bit"]),
     "launch": Rings(
         inner=["a_run_leaves_what_it_promises"],

@@ -1,5 +1,7 @@
 """ICRM: its transformer against PyTorch's layers, what each image sees, and what a step teaches."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +12,21 @@ from cxda_jax.evaluation import compile_task, evaluate
 from cxda_jax.experiment import build_on
 from cxda_jax.methods.icrm import append, draw_order, icrm, with_transformer
 from cxda_jax.nets.transformer import CausalTransformer
-from cxda_jax.types import Images
 from docs.examples.order_spread import spread
 from tests.lines import refused
-from tests.nets import CIFAR, FEMNIST, KEY, assert_close, close, fill, initialised, make_episode, make_net, tensor, total
+from tests.nets import (
+    CIFAR,
+    FEMNIST,
+    KEY,
+    assert_close,
+    close,
+    fill,
+    initialised,
+    make_episode,
+    make_net,
+    tensor,
+    total,
+)
 
 SMALL = {"width": 16, "layers": 3, "heads": 4, "context": 10}
 TOKENS = jnp.asarray(np.random.default_rng(3).normal(size=(14, 12)), jnp.float32)  # more than a sequence and the next
@@ -102,25 +115,25 @@ def test_features_and_gradients_equal_torchs_encoder_layers(peer, net, variables
 
 def test_a_cached_sequence_answers_as_the_whole_pass_at_every_length(net, variables):
     """Images come one by one, and two programs serve all lengths."""
-    traced = []
+    traced, length = [], SMALL["context"]
 
-    def apply(name):
+    def compiled(name):
         def called(*arguments):
             traced.append(name)
             return net.apply(variables, *arguments, method=name)
 
         return jax.jit(called)
 
-    following, append_to = apply("next"), apply("append")
-    cache = net.apply(variables, TOKENS[:0], method="encode")
-    for n in range(SMALL["context"] + 1):
-        close(cache, net.apply(variables, TOKENS[:n], method="encode"))
-        whole = net.apply(variables, TOKENS, n)
-        close(following(TOKENS[n:][:4], cache), whole[n:][:4])
-        if n < SMALL["context"]:
-            cache = append_to(TOKENS[n], cache)
-    assert traced == ["next", "append"] and int(cache.count) == SMALL["context"]
+    following, append_to, encode = compiled("next"), compiled("append"), compiled("encode")
+    whole = jax.jit(lambda tokens: net.apply(variables, tokens, length))(TOKENS)
+    cache, traced[:] = encode(TOKENS[:0]), []
+    for n in range(length):
+        close(following(TOKENS[n : n + 4], cache)[0], whole[n])
+        cache = append_to(TOKENS[n], cache)
+    close(following(TOKENS[length:], cache), whole[length:])
+    assert traced == ["next", "append"] and int(cache.count) == length
     jax.tree.map(np.testing.assert_array_equal, append_to(TOKENS[11], cache), cache)  # it is full
+    close(encode(TOKENS[:length]), cache)
 
 
 def test_an_image_sees_the_images_before_it_alone_bit_for_bit(net, variables):
@@ -133,15 +146,15 @@ def test_an_image_sees_the_images_before_it_alone_bit_for_bit(net, variables):
 
 
 def test_what_is_beyond_the_count_of_a_cache_is_not_read(net, variables):
-    cache = net.apply(variables, TOKENS[:4], method="encode")
+    cache = jax.jit(lambda tokens: net.apply(variables, tokens, method="encode"))(TOKENS[:4])
     other = cache._replace(keys=cache.keys.at[:, 4:].set(7.0), values=cache.values.at[:, 4:].set(-7.0))
-    answers = [net.apply(variables, TOKENS[4:6], c, method="next") for c in (cache, other)]
-    np.testing.assert_array_equal(*answers)
+    following = jax.jit(lambda cache: net.apply(variables, TOKENS[4:6], cache, method="next"))
+    np.testing.assert_array_equal(following(cache), following(other))
 
 
-def test_a_new_transformer_begins_as_published(net):
+def test_a_new_transformer_begins_as_published():
     """Uniform kernels of variance 2 / (inputs + outputs), zero biases, each layer with its own draw."""
-    params = CausalTransformer(64, 4, 4, 50).init(KEY, TOKENS, 9)["params"]
+    params = jax.jit(lambda: CausalTransformer(64, 4, 4, 50).init(KEY, TOKENS, 9)["params"])()
     for name, fans in (("attend", 64 + 192), ("out", 64 + 64), ("hidden", 64 + 256), ("shrink", 256 + 64)):
         kernel = params["blocks"][name]["kernel"]
         assert float(kernel.var() * fans) == pytest.approx(2, rel=0.05)
@@ -159,52 +172,63 @@ def make(shape=FEMNIST[0], classes=FEMNIST[1], **options):
     return net, icrm(net)
 
 
+class Example(NamedTuple):
+    """A method with weights, an episode, and its functions, compiled."""
+
+    net: Any
+    method: Any
+    variables: Any
+    episode: Any
+    adapt: Any
+    add: Any
+
+    def of_none(self, variables):
+        """What it adapts to before there is any image."""
+        return self.adapt(variables, jax.tree.map(lambda x: x[:0], self.episode.support), KEY)
+
+
 @pytest.fixture(scope="module")
 def example():
     net, method = make()
+    add = jax.jit(lambda adapted, image: append(net, adapted, image))
     episode = make_episode(*FEMNIST, support=8, query=5)
-    return net, method, initialised(method, FEMNIST[0]), episode
+    return Example(net, method, initialised(method, FEMNIST[0]), episode, jax.jit(method.adapt), add)
 
 
 def test_a_step_teaches_each_image_from_those_before_it_as_they_would_be_answered(example):
     """The loss is that of answers to a support that grows by one image at a time; the queries come after all of it."""
-    net, method, variables, episode = example
-    (loss, aux) = jax.jit(method.loss)(variables, episode, KEY)
+    net, method, variables, episode, *_ = example
+    loss, aux = jax.jit(method.loss)(variables, episode, KEY)
     order = np.asarray(draw_order(KEY, episode.support, SMALL["context"]))
     assert sorted(order) == list(range(8)) and list(order) != sorted(order)
     pixels = jnp.concatenate([episode.support.pixels, episode.query.pixels])
-    exact = net.apply(variables, pixels, True, mutable=["batch_stats"], method="map")[1]
-    normalised = {**variables, **exact}  # by the episode's own statistics, as the step
-    adapted = method.adapt(normalised, jax.tree.map(lambda x: x[:0], episode.support), KEY)
-    predict, add = jax.jit(method.predict), jax.jit(lambda adapted, image: append(net, adapted, image))
-    logits, labels = [], []
+    exact = jax.jit(lambda pixels: net.apply(variables, pixels, True, mutable=["batch_stats"], method="map")[1])(pixels)
+    adapted = example.of_none({**variables, **exact})  # by the episode's own statistics, as the step
+    predict = jax.jit(method.predict)
+    rows, labels = [], [*np.asarray(episode.support_label)[order], *np.asarray(episode.label)]
     for i in order:
-        image = Images(episode.support.pixels[i][None], jnp.zeros(1, jnp.int32))
-        logits.append(predict(adapted, image))
-        labels.append(int(episode.support_label[i]))
-        adapted = add(adapted, image.pixels[0])
-    logits.append(predict(adapted, episode.query))
-    close(aux["logits"], logits[-1])
-    rows = np.concatenate(logits).astype(np.float64)
-    losses = np.log(np.exp(rows).sum(-1)) - rows[np.arange(13), [*labels, *np.asarray(episode.label)]]
+        rows.append(predict(adapted, jax.tree.map(lambda x, i=i: x[i : i + 1], episode.support)))
+        adapted = example.add(adapted, episode.support.pixels[i])
+    rows.append(predict(adapted, episode.query))
+    close(aux["logits"], rows[-1])
+    logits = np.concatenate(rows).astype(np.float64)
+    losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(13), labels]
     assert float(loss) == pytest.approx(losses.mean(), rel=1e-5)
     moved = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, variables["batch_stats"], exact["batch_stats"])
     close(aux["batch_stats"], moved)
 
 
 def test_images_that_come_one_by_one_give_what_the_whole_support_gives(example):
-    net, method, variables, episode = example
-    whole = jax.jit(method.adapt)(variables, episode.support, KEY)
-    adapted = method.adapt(variables, jax.tree.map(lambda x: x[:0], episode.support), KEY)
-    add = jax.jit(lambda adapted, image: append(net, adapted, image))
-    for i in draw_order(KEY, episode.support, SMALL["context"]):
-        adapted = add(adapted, episode.support.pixels[i])
+    support = example.episode.support
+    whole, adapted = example.adapt(example.variables, support, KEY), example.of_none(example.variables)
+    for i in draw_order(KEY, support, SMALL["context"]):
+        adapted = example.add(adapted, support.pixels[i])
     close(adapted.cache, whole.cache)
-    jax.tree.map(np.testing.assert_array_equal, adapted.variables, variables)
+    jax.tree.map(np.testing.assert_array_equal, adapted.variables, example.variables)
 
 
 def test_of_a_support_larger_than_the_context_a_random_choice_counts():
-    net, method = make()
+    _, method = make()
     support = make_episode(*FEMNIST, support=25).support
     variables = initialised(method, FEMNIST[0])
     adapt = jax.jit(method.adapt)
@@ -223,7 +247,7 @@ def test_of_a_support_larger_than_the_context_a_random_choice_counts():
 def test_parameter_counts(benchmark, features, token):
     """Those of GPT-2 beside the trunk's, at the published size: 2.4 million."""
     (shape, classes), images = benchmark, make_episode(*benchmark).support
-    net, method = make(shape, classes, features=features, width=128, layers=12, heads=4, context=100)
+    _, method = make(shape, classes, features=features, width=128, layers=12, heads=4, context=100)
     params = jax.eval_shape(method.init, KEY, images)["params"]
     assert set(params) == {"trunk", "transformer", "head"}
     block = 12 * 128**2 + 13 * 128  # attention 4, MLP 8 matrices; their biases, and two layer normalisations

@@ -104,7 +104,9 @@ def test_an_empty_support_falls_back_to_the_plain_path(case):
     logits = case.method.predict(case.method.adapt(case.variables, empty, KEY), EPISODE.query)
     assert np.isfinite(logits).all()
     erm = case_of("erm")
-    plain = all(jax.tree.structure(case.variables["params"][part]) == layers for part, layers in plain_parts(erm).items())
+    plain = all(
+        jax.tree.structure(case.variables["params"][part]) == layers for part, layers in plain_parts(erm).items()
+    )
     if plain and "context" not in case.variables["params"]:
         close(logits, erm.predict(case.variables, EPISODE.query))
     elif not case.method.uses_support:

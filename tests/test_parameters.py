@@ -93,7 +93,15 @@ SIGNATURES = [
     ("sla", CNNTrunk, ("adapters",)), ("sla", ResNetTrunk, ("adapters",)), ("net", ResNetTrunk, ("dtype", "name", "width")),
     ("icrm", with_transformer, ()), ("icrm", CausalTransformer, ()), ("t3a", t3a, ()),
 ]  # fmt: skip
-WHOLE = [bn, cotta, sf_ocda, augment.Strong, augment.Weak, with_transformer, t3a]  # these take all fields of their group
+WHOLE = [
+    bn,
+    cotta,
+    sf_ocda,
+    augment.Strong,
+    augment.Weak,
+    with_transformer,
+    t3a,
+]  # these take all fields of their group
 
 
 @pytest.mark.parametrize(("group", "make", "others"), SIGNATURES, ids=lambda x: getattr(x, "__name__", ""))

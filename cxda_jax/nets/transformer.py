@@ -93,7 +93,11 @@ class CausalTransformer(nn.Module):
         self.position = self.param("position", START["kernel_init"], (self.context + 1, self.width))
         # A loop over stacked parameters: a program of twelve written-out blocks takes three times as long to compile.
         stacked = nn.scan(
-            Block, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=(0, nn.broadcast), length=self.layers
+            Block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=(0, nn.broadcast),
+            length=self.layers,
         )
         self.blocks = stacked(self.width, self.heads, self.dtype)
         self.norm = nn.LayerNorm(epsilon=1e-5)
@@ -121,7 +125,9 @@ class CausalTransformer(nn.Module):
     def append(self, token: jax.Array, cache: Cache) -> Cache:
         """The cache with a further image, whose token is [d]. A full cache stays as it is."""
         encoded = self._behind(token[None], cache)[1]
-        parts = (old.at[:, cache.count].set(new[:, 0], mode="drop") for old, new in zip(cache[:2], encoded, strict=True))
+        parts = (
+            old.at[:, cache.count].set(new[:, 0], mode="drop") for old, new in zip(cache[:2], encoded, strict=True)
+        )
         return Cache(*parts, jnp.minimum(cache.count + 1, self.context))
 
     def _behind(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Any]:
