@@ -62,7 +62,8 @@ def icrm(net: Classifier) -> Method:
 
     def adapt(variables: Variables, support: Images, key: Array) -> WithPrefix:
         maps = net.apply(variables, support.pixels[draw_order(key, support, context)], method="map")
-        return WithPrefix(variables, net.apply(variables, maps, method=encode))
+        cache: Any = net.apply(variables, maps, method=encode)
+        return WithPrefix(variables, cache)
 
     def predict(adapted: WithPrefix, query: Images) -> Any:
         maps = net.apply(adapted.variables, query.pixels, method="map")

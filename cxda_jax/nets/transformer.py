@@ -19,11 +19,11 @@ START: Any = {"kernel_init": nn.initializers.xavier_uniform()}  # biases start a
 
 
 class Cache(NamedTuple):
-    """The encoded images, in their order. There is room for `context` images; only the first `count` places are used."""
+    """The encoded images, in their order. There is room for `context` images; only the first `length` places are used."""
 
     keys: jax.Array  # [layers, context, heads, width / heads]
     values: jax.Array  # likewise
-    count: jax.Array  # int32 []
+    length: jax.Array  # int32 []
 
 
 def check_transformer(width: int, layers: int, heads: int, context: int) -> None:
@@ -92,14 +92,8 @@ class CausalTransformer(nn.Module):
         self.read_in = nn.Dense(self.width, dtype=self.dtype, **START)
         self.position = self.param("position", START["kernel_init"], (self.context + 1, self.width))
         # A loop over stacked parameters: a program of twelve written-out blocks takes three times as long to compile.
-        stacked = nn.scan(
-            Block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            in_axes=(0, nn.broadcast),
-            length=self.layers,
-        )
-        self.blocks = stacked(self.width, self.heads, self.dtype)
+        each: Any = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "in_axes": (0, nn.broadcast)}
+        self.blocks: Any = nn.scan(Block, length=self.layers, **each)(self.width, self.heads, self.dtype)
         self.norm = nn.LayerNorm(epsilon=1e-5)
 
     def __call__(self, tokens: jax.Array, length: int) -> jax.Array:
@@ -116,7 +110,8 @@ class CausalTransformer(nn.Module):
         place = jnp.arange(len(tokens))
         encoded = self._run(tokens, place, None, place < place[:, None])[1]
         room = ((0, 0), (0, self.context - len(tokens)), (0, 0), (0, 0))
-        return Cache(*(jnp.pad(part, room) for part in encoded), jnp.asarray(len(tokens), jnp.int32))
+        keys, values = (jnp.pad(part, room) for part in encoded)
+        return Cache(keys, values, jnp.asarray(len(tokens), jnp.int32))
 
     def next(self, tokens: jax.Array, cache: Cache) -> jax.Array:
         """Tokens [m, d] to features [m, width], each as the one image after the sequence."""
@@ -125,13 +120,13 @@ class CausalTransformer(nn.Module):
     def append(self, token: jax.Array, cache: Cache) -> Cache:
         """The cache with a further image, whose token is [d]. A full cache stays as it is."""
         encoded = self._behind(token[None], cache)[1]
-        parts = (
-            old.at[:, cache.count].set(new[:, 0], mode="drop") for old, new in zip(cache[:2], encoded, strict=True)
+        keys, values = (
+            old.at[:, cache.length].set(new[:, 0], mode="drop") for old, new in zip(cache[:2], encoded, strict=True)
         )
-        return Cache(*parts, jnp.minimum(cache.count + 1, self.context))
+        return Cache(keys, values, jnp.minimum(cache.length + 1, self.context))
 
     def _behind(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Any]:
-        place = jnp.full(len(tokens), cache.count)
+        place = jnp.full(len(tokens), cache.length)
         return self._run(tokens, place, cache[:2], jnp.arange(self.context) < place[:, None])
 
     def _run(self, tokens: jax.Array, place: jax.Array, context: Any, seen: jax.Array) -> tuple[jax.Array, Any]:
