@@ -15,6 +15,7 @@ def get_config(argument=None):
     c.method, smoke = variant(argument)
     c.data.name = "iwildcam"  # folder in --data_dir
     c.net.name = "resnet50"
+    c.icrm.features = "pool"  # as published for ResNet; flat maps would need a large first layer
     c.cotta.restore = 0.001
     c.optimizer.name = "adam"
     c.optimizer.learning_rate = 3e-5

@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from cxda_jax.data.store import DomainStore, open_store, write_store
     from cxda_jax.errors import UserError
     from cxda_jax.evaluation import evaluate
+    from cxda_jax.methods.anytime import cxda_any, stream
     from cxda_jax.methods.cml import cml
     from cxda_jax.methods.cotta import cotta
     from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
     from cxda_jax.methods.erm import bn, bn_alpha, erm, erm_iid
     from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
     from cxda_jax.methods.frozen import feature_shift, lame, t3a
+    from cxda_jax.methods.icrm import icrm, with_transformer
     from cxda_jax.methods.sla import sla
     from cxda_jax.types import Episode, Images, Method
 
@@ -25,12 +27,14 @@ _HOMES = {
     "data.store": ("DomainStore", "open_store", "write_store"),
     "errors": ("UserError",),
     "evaluation": ("evaluate",),
+    "methods.anytime": ("cxda_any", "stream"),
     "methods.cml": ("cml",),
     "methods.cotta": ("cotta",),
     "methods.cxda": ("cxda", "cxda_loo", "cxda_p2p", "cxda_supervised"),
     "methods.erm": ("bn", "bn_alpha", "erm", "erm_iid"),
     "methods.finetune": ("FineTuning", "ft_em", "ft_im", "sf_ocda"),
     "methods.frozen": ("feature_shift", "lame", "t3a"),
+    "methods.icrm": ("icrm", "with_transformer"),
     "methods.sla": ("sla",),
     "types": ("Episode", "Images", "Method"),
 }
@@ -38,8 +42,9 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "DomainStore", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Plan", "UserError", "__version__", "bn",
-    "bn_alpha", "cml", "cotta", "cxda", "cxda_loo", "cxda_p2p", "cxda_supervised", "erm", "erm_iid", "evaluate",
-    "feature_shift", "ft_em", "ft_im", "lame", "open_store", "sample_plans", "sf_ocda", "sla", "t3a", "write_store",
+    "bn_alpha", "cml", "cotta", "cxda", "cxda_any", "cxda_loo", "cxda_p2p", "cxda_supervised", "erm", "erm_iid", "evaluate",
+    "feature_shift", "ft_em", "ft_im", "icrm", "lame", "open_store", "sample_plans", "sf_ocda", "sla", "stream", "t3a",
+    "with_transformer", "write_store",
 ]  # fmt: skip
 
 

@@ -48,6 +48,7 @@ def shrink(c: Any) -> None:
     c.net.width = 16  # 8 heads of one channel each
     c.net.stages = (1, 1, 1)
     c.cml.width, c.cotta.copies, c.finetune.steps = 8, 2, 2
+    c.icrm.width, c.icrm.layers = 16, 2
     c.train.steps, c.train.log_every = 20, 5
     c.evaluation.every_steps, c.evaluation.val_tasks, c.evaluation.test_tasks = 10, 4, 10
 

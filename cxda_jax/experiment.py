@@ -37,6 +37,7 @@ from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
 from cxda_jax.methods.erm import bn, bn_alpha, erm, erm_iid
 from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
 from cxda_jax.methods.frozen import feature_shift, lame, t3a
+from cxda_jax.methods.icrm import icrm, with_transformer
 from cxda_jax.methods.sla import sla
 from cxda_jax.metrics import METRICS, metric_of
 from cxda_jax.nets.attention import CrossAttention, check_attention
@@ -59,6 +60,7 @@ METHODS: dict[str, Callable[[Config, DomainStore], Method]] = {
     "cxda_supervised": lambda c, store: cxda_supervised(build_attending_net(c, store), **_attending(c)),
     "cxda_loo": lambda c, store: cxda_loo(build_attending_net(c, store), **_attending(c)),
     "cxda_any": lambda c, store: cxda_any(build_attending_net(c, store), **c["cxda_any"]),
+    "icrm": lambda c, store: icrm(with_transformer(build_net(c, store), **c["icrm"])),
     "ft_em": lambda c, store: ft_em(build_net(c, store), _tuning(c)),
     "ft_im": lambda c, store: ft_im(build_net(c, store), _tuning(c)),
     "sf_ocda": lambda c, store: sf_ocda(build_net(c, store), _tuning(c), augment.Strong(**c["strong"]), **c["sf_ocda"]),

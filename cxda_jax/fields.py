@@ -111,6 +111,13 @@ FIELDS: dict[str, Field | Group] = {
         "width": Field(64, "Channels of the context network.", Range(1, 8192)),
         "convs": Field(3, "cnn: convolutions of the main network; 2 as ARM has.", choices=(2, 3)),
     }),
+    "icrm": Group("Method icrm.", {
+        "features": Field("flat", "Tokens: flat features of an image, or pooled ones.", choices=("flat", "pool")),
+        "width": Field(128, "Features of an image in the transformer.", Range(1, 8192)),
+        "layers": Field(12, "Blocks of the transformer.", Range(1, 1000)),
+        "heads": Field(4, "Attention heads of a block; they divide the width.", Range(1)),
+        "context": Field(100, "The most support images that count; of more, a random choice.", COUNT),
+    }, optional=True),
     "sla": Group("Method sla.", {
         "adapters": Field(2, "Adapters after each layer.", Range(1, 1000)),
         "zero_adapters": Field(False, "They start at zero, so the network starts as one without them."),

@@ -71,6 +71,7 @@ def build_method(name, features="pool", **changes) -> Method:
         config = default()
         config.method, config.net.width, config.attention.features, config.attention.heads = name, 8, features, 2
         config.cml.width, config.finetune.steps, config.finetune.rate, config.cotta.copies = 4, 2, 5.0, 3
+        config.icrm.update(width=8, layers=2, heads=2, context=16)
         for field, value in changes.items():
             group, _, leaf = field.partition("__")
             config[group][leaf] = value

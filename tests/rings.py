@@ -48,6 +48,7 @@ TABLE = {  # by the file's name without test_ and .py
     "episodes": Rings(INNER, exhaustive=["two_processes"]),
     "exhaustive": Rings(INNER, gate=["a_result_holds", "the_mean_is_over_all_images"]),
     "frozen": Rings(inner=["lames_steps_converge"]),
+    "icrm": Rings(inner=["parameter_counts", "wrong_options"]),
     "identity": Rings(exhaustive=["a_flipped_bit"]),
     "launch": Rings(
         inner=["a_run_leaves_what_it_promises"],

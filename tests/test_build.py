@@ -39,6 +39,7 @@ VALUE_REFUSED = [  # the method, the field, its text, what the line says
     ("cxda", "episode.per_domain", "11", "domain 'd0' .* has 30 images, episode.per_domain . episode.num_query needs 31"),
     ("erm", "episode.num_query", "9999", "has 30 images, episode.per_domain . episode.num_query needs 10009; .*ask for fewer"),
     ("cxda", "attention.heads", "7", "=7 with attention.ratio=2 .* the divisors of 16"),
+    ("icrm", "icrm.heads", "7", "=7 does not divide icrm.width=16; choose a divisor"),
     ("cxda_p2p", "attention.heads", "3", "=3 with attention.ratio=2 .* the divisors of 16"),
     *[("erm", "net.stages", text, "=.*: give one to six counts of 1 to 100 blocks")
       for text in ("()", "(0, 2)", "(1, -1)", "(101,)", "(9999999999, 1)", "(1, 1, 1, 1, 1, 1, 1)")],

@@ -30,8 +30,8 @@ PAPER = {
 EMBEDDED = ("glyphs", "glyphs_c")
 REAL = ("unipen", "qmnist", "cifar10_c")  # test_real_images.py has them
 ROWS = (
-    "erm", "erm_iid", "bn", "cml", "cxda", "cxda_p2p", "cxda_supervised", "cxda_loo", "ft_em", "ft_im", "sf_ocda", "cotta",
-    "sla", "bn_alpha", "t3a", "lame", "feature_shift",
+    "erm", "erm_iid", "bn", "cml", "cxda", "cxda_p2p", "cxda_supervised", "cxda_loo", "cxda_any", "icrm", "ft_em", "ft_im",
+    "sf_ocda", "cotta", "sla", "bn_alpha", "t3a", "lame", "feature_shift",
 )  # fmt: skip
 
 

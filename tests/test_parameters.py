@@ -18,16 +18,19 @@ from cxda_jax.data.sources import SOURCES
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import NETS, SMALLEST
 from cxda_jax.fields import FIELDS, Field, Group
+from cxda_jax.methods.anytime import cxda_any
 from cxda_jax.methods.cotta import cotta
 from cxda_jax.methods.cxda import attending, cxda
 from cxda_jax.methods.erm import bn, bn_alpha
 from cxda_jax.methods.finetune import FineTuning, ft_em, sf_ocda
 from cxda_jax.methods.frozen import feature_shift, lame, t3a
+from cxda_jax.methods.icrm import with_transformer
 from cxda_jax.nets.attention import CrossAttention, check_attention
 from cxda_jax.nets.cnn import PADDINGS, CNNTrunk
 from cxda_jax.nets.context import ContextNet
 from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.nets.resnet import ResNetTrunk
+from cxda_jax.nets.transformer import CausalTransformer
 from cxda_jax.optimizers import OPTIMIZERS, make_optimizer
 from cxda_jax.train import NotFinite, Schedule
 from docs.examples import entries
@@ -94,7 +97,8 @@ SIGNATURES = [
     ("net", CNNTrunk, ("dtype", "name")), ("cml", CNNTrunk, ("width",)), ("cml", ContextNet, ()),
     ("sla", CNNTrunk, ("adapters",)), ("sla", ResNetTrunk, ("adapters",)), ("net", ResNetTrunk, ("dtype", "name", "width")),
     ("bn_alpha", bn_alpha, ()), ("t3a", t3a, ()), ("lame", lame, ()), ("feature_shift", feature_shift, ()),
-    ("prior_shift", prior_shift, ()), ("optimizer", make_optimizer, ()),
+    ("prior_shift", prior_shift, ()), ("optimizer", make_optimizer, ()), ("cxda_any", cxda_any, ()),
+    ("icrm", with_transformer, ()), ("icrm", CausalTransformer, ()),
 ]  # fmt: skip
 WHOLE = [
     bn,
@@ -107,6 +111,8 @@ WHOLE = [
     lame,
     feature_shift,
     prior_shift,
+    with_transformer,
+    cxda_any,
 ]  # these take all fields of their group
 
 

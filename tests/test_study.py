@@ -41,7 +41,7 @@ def make_study(folder, seeds=(0, 1), methods=tuple(METHODS), smoke=True):
 def test_the_plan_trains_what_trains_and_tests_the_rest(store, tmp_path):
     jobs = plan(make_study(tmp_path), store, "data")
     trainings = [job for job in jobs if job.trains]
-    assert len(trainings) == 9 * 2 and len({job.id for job in jobs}) == len(jobs)
+    assert len(trainings) == 10 * 2 and len({job.id for job in jobs}) == len(jobs)
     (usual,) = [job for job in jobs if job.name.startswith("test the usual tasks")]
     quick = ("bn_alpha", "t3a", "lame", "feature_shift")
     assert usual.methods == ("ft_em", "ft_im", "sf_ocda", "cotta", *quick) and len(usual.needs) == 2

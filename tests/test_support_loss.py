@@ -98,7 +98,7 @@ def test_labels_of_the_support_reach_the_loss_alone(episode):
     other = episode.replace(support_label=(episode.support_label + 1) % 4)
     for name, changes, matters in [
         ("erm", {}, False), ("bn", {}, False), ("bn", {"train__support_loss": "own"}, True), ("cxda", {}, False),
-        ("cxda", {"train__support_loss": "own"}, True), ("cxda_loo", {}, True), ("cml", {}, False),
+        ("cxda", {"train__support_loss": "own"}, True), ("cxda_loo", {}, True), ("cml", {}, False), ("icrm", {}, True),
         ("cxda_p2p", {"train__support_loss": "leave_one_out"}, True),
     ]:  # fmt: skip
         method = build_method(name, **changes)

@@ -23,6 +23,7 @@ class Classifier(nn.Module):
       features: what a token of the attention is: "pool" the pooled vector, "flat" the flattened map, "patch" each
         position of the map.
       context: a ContextNet, for cml.
+      transformer: a CausalTransformer, for icrm; the head reads out its features.
     """
 
     trunk: nn.Module
@@ -32,6 +33,7 @@ class Classifier(nn.Module):
     attention: Any = None
     features: str = "pool"
     context: Any = None
+    transformer: Any = None
 
     def __call__(self, pixels: jax.Array, batch: bool = False, context: jax.Array | None = None) -> jax.Array:
         """Images [n, h, w, c] to logits [n, classes], without attention; see map()."""

@@ -65,6 +65,7 @@ STYLES = {
     "bn": Style(ORANGE, "^", (5, 1.5)), "cml": Style(GREEN, "D", (5, 1.5, 1, 1.5)),
     "cxda": Style(RED, "*"), "cxda_p2p": Style(PURPLE, "P", (9, 2, 1, 2)),
     "cxda_supervised": Style(BLUE, "X", (9, 2, 1, 2, 1, 2)), "cxda_loo": Style(SKY, "p", (10, 2)),
+    "icrm": Style(GREEN, (8, 1, 0), (7, 2, 3, 2)), "cxda_any": Style(RED, (7, 1, 0), (12, 1)),
     "ft_em": Style(BLUE, "v", (3, 3), open=True), "ft_im": Style(PURPLE, "<", (3, 1.5, 1, 1.5, 1, 1.5), open=True),
     "sf_ocda": Style(RED, ">", (6, 5), open=True), "cotta": Style(ORANGE, "d", (6, 1.5, 3, 1.5), open=True),
     "sla": Style(WINE, (4, 1, 0), (4, 1, 1, 4)), "bn_alpha": Style(WINE, (3, 1, 0), (2, 1, 6, 1)),

@@ -27,8 +27,8 @@ BENCHMARKS = ("cifar_c", "femnist", "iwildcam", "tiny_imagenet_c")  # the paper'
 AGAINST = ("paper", "paper_stand_ins")
 # Other data, and the paper's benchmark that they replace.
 STAND_INS = {"glyphs": "femnist", "unipen": "femnist", "glyphs_c": "cifar_c", "cifar10_c": "cifar_c"}
-ORDER = ("erm", "erm_iid", "cml", "bn", "bn_alpha", "cxda", "cxda_loo", "cxda_p2p", "cxda_supervised", "ft_em", "ft_im",
-         "sf_ocda", "cotta", "sla", "t3a", "lame", "feature_shift")  # fmt: skip
+ORDER = ("erm", "erm_iid", "cml", "bn", "bn_alpha", "cxda", "cxda_loo", "cxda_any", "cxda_p2p", "cxda_supervised", "icrm", "ft_em",
+         "ft_im", "sf_ocda", "cotta", "sla", "t3a", "lame", "feature_shift")  # fmt: skip
 # Fields of a config that are not part of the protocol, or that have a mark of their own.
 NO_PROTOCOL = ("benchmark", "data.", "evaluation.per_call", "evaluation.seed", "evaluation.test_tasks", "method",
                "net.weights", "seed", "train.log_every", "train.save_every", "train.source",
