@@ -431,6 +431,6 @@ def test_images_arrive_domain_after_domain_and_runs_share_a_program(smoke, tmp_p
     output = command("evaluate", f"--runs={tmp_path}/[ab]", *options)
     usual = dict(np.load(folder / "run" / "predictions.npz"))
     for name, size in itertools.product("ab", (2, 30)):
-        stored = np.load(tmp_path / name / f"cxda,by_domain={size}" / "predictions.npz")
-        np.testing.assert_array_equal(stored["support"], usual["support"][:2, :size])
+        with np.load(tmp_path / name / f"cxda,by_domain={size}" / "predictions.npz") as stored:
+            np.testing.assert_array_equal(stored["support"], usual["support"][:2, :size])
     assert output.count("(first time only)") == 2 and "arriving domain after domain" in output

@@ -73,7 +73,7 @@ def context_tables(measured: Measured, left_out: Sequence[Result] = ()) -> list[
             for curve in measured.curves
             for size in (*sizes_of(measured.curves), AREA)
         }
-        same = "All tests have the same queries. The support images are of all domains of the task."
+        same = "A test sees the first n images of the support to arrive. All tests have the same queries."
         tables.append(_table(measured, measured.kind, what, metric, levels, same, area, *alike))
         for kind, than, found in (
             ("none", "n = 0", measured.gains),
