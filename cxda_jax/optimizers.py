@@ -70,7 +70,8 @@ def read_chain(field: str, text: str, steps: int) -> optax.GradientTransformatio
             calls = tree.elts if isinstance(tree, ast.Tuple) and tree.elts else [tree]
             chain = optax.chain(*(_called(call, transformations(), "transformation", steps) for call in calls))
             _try_out(chain)
-        return chain
+        # A training gives its state away to each step, so parameters that a chain's state remembers must be a copy.
+        return optax.GradientTransformation(lambda params: jax.tree.map(jnp.copy, chain.init(params)), chain.update)
     except Exception as e:  # optax raises many kinds for wrong arguments
         said = brief(" ".join(str(e).split()) or type(e).__name__, 80)
         raise UserError(f"{field}={brief(repr(text), 40)}: {said}; write it as 'clip(1.0), adam(1e-3)'") from None

@@ -126,6 +126,21 @@ def test_a_loop_equals_its_unrolled_form(monkeypatch, episode):
 # SF-OCDA
 
 
+def test_a_chain_fine_tunes_at_its_share_and_counts_fine_tunings_steps(episode):
+    """Over two steps, at rates of 0.1 and then half of it, in weights w: w - 0.1 g(w), and so on."""
+    chain = "sgd(linear_schedule(1.0, 0.0, steps))"
+    method = build_method("ft_em", optimizer__chain=chain, finetune__steps=2, finetune__rate=0.1)
+    predict, support = case_of("erm").predict, episode.support
+    variables = checkpoint()
+    descent = jax.jit(jax.grad(lambda params: entropy(predict({**variables, "params": params}, support))))
+    expected = variables["params"]
+    for rate in (0.1, 0.05):
+        expected = jax.tree.map(lambda p, g, rate=rate: p - rate * g, expected, descent(expected))
+    found = adapted_by(method, episode)["params"]
+    close(found, expected, 1e-5)
+    assert largest_difference(found, variables["params"]) > 1e-3
+
+
 def test_sf_ocda_without_augmentation_is_self_training(episode):
     method = build_method("sf_ocda", sf_ocda__probability=0.0)
     variables, pixels = checkpoint(), episode.support.pixels

@@ -114,6 +114,17 @@ def test_a_chain_replaces_the_other_fields_and_a_share_scales_its_updates():
             jax.tree.map(np.testing.assert_array_equal, p, q)
 
 
+def test_a_chain_that_remembers_the_first_parameters_holds_a_copy():
+    """Else a step whose arguments are donated would get one array twice."""
+    start, gradients = drawn(3)
+    tx = read_chain("chain", "scale_by_distance_over_gradients(), scale(-1.0)", 3)
+    places = {p.unsafe_buffer_pointer() for p in start}
+    state = tx.init(start)
+    assert not places & {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)}
+    kept = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (4, 3)]
+    assert any(np.array_equal(leaf, start[0]) for leaf in kept) and len(descend(tx, start, gradients)) == 3
+
+
 def test_the_names_of_a_chain_are_optaxs_own():
     assert {"sgd", "adamw", "nadam", "lion", "clip", "scale", "add_decayed_weights"} <= set(transformations())
     assert {"cosine_decay_schedule", "piecewise_constant_schedule", "join_schedules"} <= set(schedules())
