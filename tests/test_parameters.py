@@ -100,6 +100,7 @@ SIGNATURES = [
     ("prior_shift", prior_shift, ()), ("optimizer", make_optimizer, ()), ("cxda_any", cxda_any, ()),
     ("icrm", with_transformer, ()), ("icrm", CausalTransformer, ()),
 ]  # fmt: skip
+# These take all fields of their group.
 WHOLE = [
     bn,
     cotta,
@@ -113,7 +114,7 @@ WHOLE = [
     prior_shift,
     with_transformer,
     cxda_any,
-]  # these take all fields of their group
+]
 
 
 @pytest.mark.parametrize(("group", "make", "others"), SIGNATURES, ids=lambda x: getattr(x, "__name__", ""))
