@@ -207,10 +207,8 @@ def choose(name: str, value: Any, allowed: Any) -> Any:
     """Returns the value if it is allowed. Otherwise raises a UserError that suggests the nearest one."""
     if value not in allowed:
         near = difflib.get_close_matches(str(value), map(str, allowed), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(
-            f"{name}={brief(repr(value), 30)} is unknown; {hint}choose from {', '.join(map(str, sorted(allowed)))}"
-        )
+        hint, known = f"did you mean {near[0]!r}? " if near else "", ", ".join(map(str, sorted(allowed)))
+        raise UserError(f"{name}={brief(repr(value), 30)} is unknown; {hint}choose from {brief(known, 140)}")
     return value
 
 

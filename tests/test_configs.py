@@ -61,7 +61,8 @@ def test_hyper_parameters_are_the_papers(benchmark, data_dir):
     c = read(f"{benchmark}:cml")
     assert all(read(f"{benchmark}:{method}") == c | {"method": method} for method in ROWS)
     assert (c["benchmark"], c["method"], c["net"]["name"]) == (benchmark, "cml", net)
-    assert c["optimizer"] == {"name": name, "learning_rate": rate, "momentum": momentum, "weight_decay": decay}
+    sgd = {"name": name, "learning_rate": rate, "momentum": momentum, "weight_decay": decay}
+    assert c["optimizer"] == sgd | {"chain": ""}
     assert (c["train"]["epochs"], c["train"]["steps"], c["train"]["tasks_per_step"]) == (epochs, 0, 1)
     assert (c["evaluation"]["every_epochs"], c["evaluation"]["every_steps"]) == (every, 0)
     assert [c["evaluation"][field] for field in ("val_tasks", "test_tasks", "select")] == [val, test, "mean"]
@@ -69,11 +70,15 @@ def test_hyper_parameters_are_the_papers(benchmark, data_dir):
     fill_value = 1.0 if benchmark == "femnist" else 0.0  # white paper; 0 once it is 1 - x
     assert c["augment"] == {"crop": True, "flip": True, "rotate": 30.0, "fill": fill_value, "probability": 0.5}
     attention = {"features": "pool", "heads": 8, "ratio": 2, "scale": "paper", "shared_norm": True, "zero_out": False}
-    assert c["attention"] == attention
+    assert c["attention"] == attention | {"sink": False}
     assert c["batch_norm"] == {"statistics": "flow", "momentum": 1.0, "test_time_only": False, "prior": 0.0}
     assert c["train"]["support_loss"] == "none"
     assert c["net"]["width"] == 128 and c["net"]["padding"] == "arm" and c["net"]["stages"] == [3, 4, 6, 3]
-    assert c["cml"] == {"width": 64, "convs": 3} and c["sla"] == {"adapters": 2, "zero_adapters": False}
+    assert c["cml"] == {"width": 64, "convs": 3} and c["sla"] == {
+        "adapters": 2,
+        "zero_adapters": False,
+        "all_convs": False,
+    }
     assert c["finetune"] == {"steps": 10, "rate": 0.1, "trainable": "all", "statistics": "frozen"}
     assert c["sf_ocda"] == {"probability": 0.3, "draw": "step", "confidence": 0.0}
     cotta = {"copies": 32, "average": 0.999, "restore": restore, "quantile": 0.05, "margin": 0.05, "answer": "student"}

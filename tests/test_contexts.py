@@ -380,10 +380,12 @@ def test_a_report_has_tables_and_a_figure_for_each_order(study, tmp_path, capsys
 # The command
 
 
-def test_runs_are_tested_in_contexts(smoke, erm_run):
+def test_runs_are_tested_in_contexts(smoke, erm_run, tmp_path):
     """Each n has the queries of the usual test, and n = 0 the answers of the method without any support."""
-    folder = smoke[0]
-    options = (f"--data_dir={folder}/data", "--num_tasks=4")
+    for run in (smoke[0] / "run", erm_run):  # other tests share these
+        shutil.copytree(run, tmp_path / run.name)
+    data_dir, folder, erm_run = smoke[0] / "data", tmp_path, tmp_path / "erm"
+    options = (f"--data_dir={data_dir}", "--num_tasks=4")
     output = command("evaluate", f"--runs={folder}/run,{erm_run}", "--context=0,5,100,200", "--against=erm", *options)
     assert {p.name for p in erm_run.iterdir() if "context" in p.name} == {"erm,context=0"}, "it uses no support"
     stored = {n: dict(np.load(folder / "run" / f"cxda,context={n}" / "predictions.npz")) for n in (0, 5, 100, 200)}
@@ -399,7 +401,7 @@ def test_runs_are_tested_in_contexts(smoke, erm_run):
     # The order of images only changes rounding.
     assert (stored[100]["predictions"] == usual["predictions"][:4]).mean() > 0.95
     np.testing.assert_array_equal(stored["erm"]["predictions"], np.load(erm_run / "predictions.npz")["predictions"][:4])
-    experiment = build(read_config(folder / "run"), folder / "data", splits=("test",))
+    experiment = build(read_config(folder / "run"), data_dir, splits=("test",))
     variables, _ = restore_best(folder / "run", experiment)
     empty = Images(jnp.zeros((0, 28, 28, 1), jnp.uint8), jnp.zeros(0, jnp.int32))
     adapted = experiment.method.adapt(variables, empty, jax.random.key(0))

@@ -142,7 +142,7 @@ TESTED = ("evaluate", "--runs={run}", "--data_dir={data}")
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ((*TRAIN, "--config.optimizer.lr=1"), "config.optimizer has no field 'lr'; fields: learning_rate, momentum"),
+        ((*TRAIN, "--config.optimizer.lr=1"), "config.optimizer has no field 'lr'; fields: chain, learning_rate, momentum"),
         ((*TRAIN, "--config.sed=1"), "config has no field 'sed'; did you mean 'seed'?"),
         ((*TRAIN, "--workdirr=x"), "Unknown command line flag 'workdirr'"),
         ((*TRAIN, "--config.benchmark=glyfs"), "benchmark='glyfs' is unknown; did you mean 'glyphs'? choose from cifar10_c"),

@@ -52,4 +52,4 @@ def test_a_dry_run_needs_no_data(tmp_path):
     lines = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
     assert f"no prepared data in {tmp_path}" in lines[0] and "published" in lines[0] and "made-up" in lines[0]
     assert [line.split(":")[0] for line in lines[1:3]] == ["[1/1] timing erm"] * 2
-    assert re.fullmatch(r"-{12} +\S+  train erm seed 0", lines[3]) and lines[-1].startswith("3 jobs; ")
+    assert re.fullmatch(r"-{12} +\S+  train erm seed 0", lines[3]) and lines[-1].startswith("4 jobs; ")

@@ -41,24 +41,38 @@ def make_study(folder, seeds=(0, 1), methods=tuple(METHODS), smoke=True):
 def test_the_plan_trains_what_trains_and_tests_the_rest(store, tmp_path):
     jobs = plan(make_study(tmp_path), store, "data")
     trainings = [job for job in jobs if job.trains]
-    assert len(trainings) == 10 * 2 and len({job.id for job in jobs}) == len(jobs)
+    assert len(trainings) == 11 * 2 and len({job.id for job in jobs}) == len(jobs)
     (usual,) = [job for job in jobs if job.name.startswith("test the usual tasks")]
     quick = ("bn_alpha", "t3a", "lame", "feature_shift")
     assert usual.methods == ("ft_em", "ft_im", "sf_ocda", "cotta", *quick) and len(usual.needs) == 2
-    (again,) = [job for job in jobs if "--from=erm_iid" in job.command]
-    assert again.methods == quick and again.needs == tuple(j.id for j in trainings if j.methods == ("erm_iid",))
+    again = [job for job in jobs if "--from=erm_iid" in job.command]
+    needed = tuple(j.id for j in trainings if j.methods == ("erm_iid",))
+    assert [(job.methods, job.needs) for job in again] == [(quick, needed)] * 2, "the usual tasks and contexts"
     assert {name for job in trainings for name in job.methods} == set(METHODS) - set(usual.methods)
     (steps,) = [job for job in jobs if "--steps=1" in job.command]
     assert steps.methods == ("ft_em", "ft_im") and steps.settings == (Setting("finetune.steps", 1),)
     other = {job.methods: job for job in jobs if "other tasks" in job.name}
     assert set(other) == {
-        ("erm", "ft_em", "ft_im"), ("erm_iid",), ("bn",), ("cml",), ("cxda",), ("cxda_loo",)
+        ("erm", "ft_em", "ft_im"), ("erm_iid",), ("bn",), ("cml",), ("cxda",), ("cxda_loo",), ("cxda_any",), ("icrm",)
     }  # fmt: skip
     contexts = {job.methods: job for job in jobs if "context" in job.name}
-    assert set(contexts) == set(other) - {("erm", "ft_em", "ft_im")} | {("erm",), ("ft_em", "ft_im")}
+    alone = (
+        "erm_iid",
+        "erm",
+        "bn",
+        "cml",
+        "cxda",
+        "cxda_p2p",
+        "cxda_supervised",
+        "cxda_loo",
+        "cxda_any",
+        "icrm",
+        "sla",
+    )
+    assert set(contexts) == {quick, *((name,) for name in alone)}, "what fine-tunes would take days"
     sizes = {
-        "--context=0": [("erm",), ("erm_iid",)],
-        "--context=0,10,100": [("bn",), ("cml",), ("cxda",), ("ft_em", "ft_im")],
+        "--context=0": [("erm",), ("erm_iid",), ("sla",)],
+        "--context=0,10,100": [("bn",), ("cml",), ("cxda",), quick],
     }
     for flag, names in sizes.items():  # what uses no support is tested in an empty one alone
         assert all(flag in contexts[name].command for name in names)
@@ -70,7 +84,7 @@ def test_the_plan_trains_what_trains_and_tests_the_rest(store, tmp_path):
         known.add(job.id)
     assert [job.name for job in plan(make_study(tmp_path, (0,), ("ft_em", "cxda")), store, "data")] == [
         "train erm seed 0", "train cxda seed 0", "test the usual tasks of ft_em", "test one step of ft_em",
-        "test other tasks of ft_em", "test contexts of ft_em", "test other tasks of cxda", "test contexts of cxda",
+        "test other tasks of ft_em", "test other tasks of cxda", "test contexts of cxda",
     ], "some methods bring what they start from"  # fmt: skip
 
 
