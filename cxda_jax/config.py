@@ -208,7 +208,7 @@ def choose(name: str, value: Any, allowed: Any) -> Any:
     if value not in allowed:
         near = difflib.get_close_matches(str(value), map(str, allowed), n=1)
         hint, known = f"did you mean {near[0]!r}? " if near else "", ", ".join(map(str, sorted(allowed)))
-        raise UserError(f"{name}={brief(repr(value), 30)} is unknown; {hint}choose from {brief(known, 140)}")
+        raise UserError(f"{name}={brief(repr(value), 30)} is unknown; {hint}choose from {brief(known, 100)}")
     return value
 
 
