@@ -9,6 +9,7 @@ python -m launch.evaluate --runs='runs/glyphs/*/*' --num_domains=1,2,5,10,20 --s
 python -m launch.evaluate --runs='runs/glyphs/erm/*' --methods=ft_em,ft_im --steps=1
 python -m launch.evaluate --runs='runs/glyphs/erm_iid/*' --methods=t3a,lame --from=erm_iid
 python -m launch.evaluate --runs='runs/glyphs/*/*' --context=0,1,2,5,10,20,50,100,200,500 --against=erm_iid
+python -m launch.evaluate --runs='runs/glyphs/erm/*' --methods=t3a --config.t3a.keep=5 --validation
 
 A run directory is all it needs: the config, the data set and the weights follow from it. Writes result.json,
 predictions.npz and, for methods that attend, attention.png into each run; what is tested on the checkpoint of another
@@ -25,6 +26,9 @@ compiled once for each method and shape; checkpoints are data. What fails is nam
 The images arrive in random order, or domain after domain with --arrival=by_domain; the domain of the queries may be missing.
 Beyond the usual support, further images of the same domains arrive. A table shows the method's scores at each n and the area
 under them, and --against=erm_iid prints paired differences at each n. What uses no support is tested at n = 0 alone.
+
+--validation tests on the validation domains, so that fields can be chosen before the test domains are seen. The results lie in
+folders of their own, such as runs/glyphs/erm/0/t3a,validation, and are shown apart from those on test domains.
 
 Of methods that use the support, result.json also counts among the queries of the first 24 tasks (compared) those that are
 wrong without support images and right with them (corrected), and the reverse (spoiled).
@@ -51,6 +55,7 @@ _CONTEXT = flags.DEFINE_list("context", [], "Test with the first so many support
 _ARRIVAL = flags.DEFINE_enum(
     "arrival", "mixed", ["mixed", "by_domain"], "The order in which the images of --context arrive."
 )
+_VALIDATION = flags.DEFINE_boolean("validation", False, "Test on the validation domains.")
 _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's number unless given.", lower_bound=1)
 
 
@@ -73,7 +78,7 @@ def main() -> None:
         wanted += settings.asked(kind, flag.value)
     testing.evaluate_runs(
         runs, _METHODS.value, cli.CHANGES, wanted, cli.DATA_DIR.value, num_tasks=_NUM_TASKS.value, against=_AGAINST.value,
-        other_data=_OTHER_DATA.value, start=_FROM.value,
+        other_data=_OTHER_DATA.value, start=_FROM.value, split="val" if _VALIDATION.value else "test",
     )  # fmt: skip
 
 

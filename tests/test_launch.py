@@ -15,12 +15,13 @@ from PIL import Image
 
 from cxda_jax import backend, metrics
 from cxda_jax.config import differences, read
+from cxda_jax.disk.reading import read_lines
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS, build, open_data
 from cxda_jax.report.attention import explorer_tasks, kept_attention
 from cxda_jax.study.comparing import comparison, table
 from cxda_jax.study.identity import read_config, read_record
-from cxda_jax.study.results import Result, read_result
+from cxda_jax.study.results import Result, by_store, read_result, read_results
 from cxda_jax.study.runs import restore_best
 from cxda_jax.study.settings import USUAL, Setting, asked, reshaped
 from cxda_jax.types import Images
@@ -334,6 +335,27 @@ def test_other_tasks_and_what_fails_among_them(folder, tmp_path):
         assert (stored["support"].shape, stored["query"].shape) == ((4, shape[0]), (4, shape[1]))
         assert row["avg"] == pytest.approx(100 * np.mean(stored["predictions"] == stored["labels"]))
         assert not (found / "attention.npz").exists()
+
+
+def test_validation_domains_are_tested_apart(folder, tmp_path):
+    """With the score that the training had there, in a folder and a line of their own."""
+    shutil.copytree(folder / "run", tmp_path / "run")
+    runs = f"--runs={tmp_path}/run", f"--data_dir={folder}/data"
+    output = command("evaluate", *runs, "--validation")
+    made = tmp_path / "run" / "cxda,validation"
+    row, arrays = result(made)
+    best = max(line["val_score"] for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "val_score" in line)
+    assert row["avg"] == pytest.approx(100 * best) and (row["label"], row["split"]) == ("cxda", "val")
+    assert re.search(r"^glyphs \(smoke\) \(validation\) +cxda ", output, re.MULTILINE)
+    store = open_data(read_config(tmp_path / "run"), folder / "data")
+    asked = store.row_domains()[arrays["query"]]
+    assert set(asked.ravel()) <= set(store.domains("val")) and not (made / "attention.npz").exists()
+    command("evaluate", *runs, "--validation", "--context=0,5", "--num_tasks=3")
+    for n in (0, 5):
+        few = result(tmp_path / "run" / f"cxda,context={n},validation")[1]
+        np.testing.assert_array_equal(few["query"], arrays["query"][:3])
+    results, faults = read_results([tmp_path / "run"])
+    assert not faults and sorted(by_store(results)) == ["glyphs (smoke)", "glyphs (smoke) (validation)"]
 
 
 def test_attention_is_kept_with_its_domains(folder):

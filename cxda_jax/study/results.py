@@ -33,7 +33,7 @@ _FIELDS: dict[str, Any] = {
 # What older results lack.
 _LATER: dict[str, Any] = {
     **dict.fromkeys(("label", "setting", "data_name", "started_from", "predictions_sha256"), str),
-    **dict.fromkeys(("trained_on", "attention_sha256"), str),
+    **dict.fromkeys(("trained_on", "attention_sha256", "split"), str),
     **dict.fromkeys(("best_step", "reached_step"), int),
     "data_marks": list,
 }
@@ -85,12 +85,12 @@ def named(results: Iterable[Result]) -> list[Result]:
     """The results, each with the name of its store among those of all results.
 
     Stores of one name get the start of their hashes too, so that results on two stores are never averaged or compared.
-    Nor are the two forms of macro-F1 on one store.
+    Nor are those on validation and test domains, or the two forms of macro-F1 on one store.
     """
     keys, results = [], list(results)
     for row in (r.row for r in results):
         name = (row.get("data_name") or row["benchmark"]) + " (smoke)" * bool(row.get("smoke"))
-        name += " (union F1)" * (row.get("metric") == "macro_f1_union")
+        name += " (validation)" * (row.get("split") == "val") + " (union F1)" * (row.get("metric") == "macro_f1_union")
         keys.append((name, row.get("data_hash", "")))
     stores = set(keys)
     uses, names = collections.Counter(name for name, _ in stores), []
@@ -203,6 +203,8 @@ def _check(row: Mapping[str, Any]) -> None:
         if kind in (NUMBER, MAYBE) and name not in _DERIVED and not 0 <= (value or 0) < 1e18:
             raise ValueError(f"{said}, expected a finite number from 0 on")
     parse(row.get("setting", ""))
+    if row.get("split", "test") not in ("val", "test"):
+        raise ValueError(f"split={brief(repr(row['split']), 40)}, expected val or test")
     if not all(isinstance(mark, str) for mark in row.get("data_marks", [])):
         raise ValueError(f"data_marks={brief(repr(row['data_marks']), 40)}, expected a list of texts")
     for name in ("smoke", "uses_support"):

@@ -36,6 +36,7 @@ class Evaluation(NamedTuple):
     record: Record
     marks: tuple[str, ...] = ()  # what sets its results apart from those of its config on its data
     setting: Setting = USUAL
+    split: str = "test"  # whose domains it is tested on; or "val"
 
     def reached_step(self) -> int:
         """The newest step of the run's training that can be seen from here."""
@@ -54,12 +55,14 @@ def find_evaluations(
     settings: Sequence[Setting],
     other_data: bool,
     start: str = STARTS[0],
+    split: str = "test",
 ) -> tuple[list[Evaluation], list[str]]:
     """One evaluation for each run, method that can be tested on it and setting, and a line for each fault.
 
     `methods` are names, or "all"; each run's own where it is empty. Those without a training of their own are tested on the
     runs of `start`, one of STARTS; if it is not the usual one, labels say so: t3a,from=erm_iid. Evaluations of equal
-    programs are neighbours. A run that cannot be tested is a fault; a single one is an error.
+    programs are neighbours. A run that cannot be tested is a fault; a single one is an error. The results of split "val" have
+    folders of their own.
     """
     choose("--from", start, STARTS)
     started = f"from={start}" * (start != STARTS[0])
@@ -89,8 +92,9 @@ def find_evaluations(
                 config = reshaped(changed({**stored, "method": name}, [*changes, *setting.changes]), setting)
                 parts = [name, started * bool(method.trains_as), *map("=".join, changes), str(setting)]
                 label = ",".join(filter(None, parts))
-                folder = run if label == own else run / label
-                yield Evaluation(run, folder, label, config, record, marks, setting)
+                place = label + ",validation" * (split == "val")
+                folder = run if place == own else run / place
+                yield Evaluation(run, folder, label, config, record, marks, setting, split)
 
     evaluations: list[Evaluation] = []
     faults: list[str] = []

@@ -44,8 +44,9 @@ def evaluate_runs(
     against: str | None,
     other_data: bool,
     start: str = STARTS[0],
+    split: str = "test",
 ) -> None:
-    """Tests what the patterns of runs name and prints each result, one table and the paired differences to `against`.
+    """Tests what the patterns of runs name on a split, and prints each result, a table and the paired differences to `against`.
 
     Methods without a training of their own are tested on the runs of `start`. What fails is named, and the rest goes on; a UserError at the end says how much failed.
     """
@@ -54,7 +55,9 @@ def evaluate_runs(
         if name.partition(".")[0] not in can:
             raise UserError(f"--config.{brief(name)}: a trained run fixes it; this command can change {', '.join(can)}")
     runs = find_runs(patterns)
-    evaluations, failures = find_evaluations(runs, methods, changes, data_dir, settings or [USUAL], other_data, start)
+    evaluations, failures = find_evaluations(
+        runs, methods, changes, data_dir, settings or [USUAL], other_data, start, split
+    )
     for failure in failures:
         print(f"failed: {failure}", flush=True)
     total = len(evaluations) + len(failures)
@@ -71,11 +74,11 @@ def evaluate_runs(
         try:
             if kept is None or kept[0] != (shape, context):  # seeds share one compiled program
                 same = kept[1] if kept and kept[0][0] == shape else None
-                experiment = same or build(evaluation.config, data_dir, splits=("test",))
+                experiment = same or build(evaluation.config, data_dir, splits=(split,))
                 kept = (shape, context), experiment, compiled(experiment)
             experiment = kept[1]._replace(config=evaluation.config, context=context)
             if context:
-                check_context(context, episode_spec(evaluation.config), experiment.store, "test")
+                check_context(context, episode_spec(evaluation.config), experiment.store, split)
             files.refuse_links(evaluation.run)
             evaluation.folder.mkdir(exist_ok=True)
             with files.locked(evaluation.folder):
@@ -133,6 +136,7 @@ def evaluate_run(
 ) -> Result:
     """Tests a method on its run's best checkpoint, writes the result into its folder, and reads it back."""
     config, method, source, info = evaluation.config, experiment.method, experiment.source, experiment.store.info
+    split, is_test = evaluation.split, evaluation.split == "test"
     if num_tasks and config["evaluation"]["tasks"] == "exhaustive":
         fix = "leave out one of them"
         raise UserError(f"--num_tasks={num_tasks}: evaluation.tasks=exhaustive tests every image; {fix}")
@@ -140,15 +144,16 @@ def evaluate_run(
     weights_hash = checkpoints.weights_hash(variables)
     if method.calibrate:
         variables = backend.jit(method.calibrate)(variables, experiment.calibration_images())
-    num_tasks = int(num_tasks or count_tasks(config, experiment.store, "test"))
-    tasks = score(experiment, evaluator, variables, "test", num_tasks)
-    plans = experiment.task_plans("test")
+    num_tasks = int(num_tasks or count_tasks(config, experiment.store, split))
+    tasks = score(experiment, evaluator, variables, split, num_tasks)
+    plans = experiment.task_plans(split)
     plan, first = plans(range(num_tasks)), next(iter(source.batches(lambda _: plans(range(1)), 0, 1)))
     episode = jax.tree.map(lambda x: x[0], jax.jit(source.assemble)(source.resident, first))
     adapt_ms, predict_ms = time_task(evaluator, variables, episode)
     row = {
         "label": evaluation.label,
         "setting": str(evaluation.setting),
+        "split": split,
         "method": method.name,
         "version": method.version,
         "benchmark": config["benchmark"],
@@ -179,7 +184,7 @@ def evaluate_run(
         "package": __version__,
     }
     answers = weights = None
-    if method.uses_support and evaluation.setting == USUAL:
+    if method.uses_support and evaluation.setting == USUAL and is_test:
         answers = without_support(experiment, evaluator, variables, plan, tasks)
         row |= answers.counts()
     arrays: dict[str, Any] = {**plan._asdict(), "predictions": tasks.predictions, "labels": tasks.labels, **tasks.also}
