@@ -7,6 +7,7 @@ The suites:
   step    training steps and inference beside PyTorch, share of the matrix-product peak, memory, top operations
   layers  each convolution, forward and backward: where a step's time goes
   task    milliseconds a test task, for each method, alone and several at once; forms of per-task fine-tuning
+  buffer  a buffer of images on a device: milliseconds to take one in and to predict, bytes kept, for each method
   data    choosing images, gathering and streaming them against the size of the store, augmentation
   scale   time against support images, domains, tasks a step and at once, seeds in one program; a plot beside the record
   gpu     everything that is promised of a GPU, whole trainings included, in 8 minutes and without TensorFlow
@@ -28,7 +29,7 @@ from absl import flags
 
 from . import cli
 
-SUITES = "step", "layers", "task", "data", "scale", "gpu"
+SUITES = "step", "layers", "task", "buffer", "data", "scale", "gpu"
 SHAPES = "femnist", "cifar_c", "tiny_imagenet_c", "iwildcam"
 CASES = "bn", "cxda", "erm_iid"
 

@@ -120,6 +120,25 @@ def test_other_suites_leave_a_record_and_a_plot(tmp_path, suite):
         assert (tmp_path / "record").with_suffix(suffix).exists() == ("growth" in found)
 
 
+def test_the_buffer_suite_times_what_a_device_does_and_counts_what_it_keeps(tmp_path):
+    """Four images, and the networks of configs/unipen.py: 256 flat features of an image, 200 before the last layer."""
+    out = run("buffer", tmp_path / "record.json")
+    assert format_of({**out, "buffer": out["buffer"][:1]}) == published("buffer")
+    rows = {row["method"]: row for row in out["buffer"]}
+    kept = {name: (row["kept"], row["per_image"]) for name, row in rows.items()}
+    keys_and_values, blocks = 2 * 256 // 2 * 4, 12 * 2 * 128 * 4
+    assert kept == {
+        "erm": (0, 0),
+        "t3a": ((200 + 1) * 62 * 4, 0),
+        "cxda_any": (4 * keys_and_values, keys_and_values),
+        "icrm": (4 * blocks, blocks),
+    }
+    assert rows["erm"]["take_in"] is None and rows["t3a"]["take_in"] == rows["t3a"]["adapt"]
+    for row in rows.values():
+        for times in filter(None, (row.get(part) for part in ("predict", "adapt", "take_in"))):
+            assert 0 < times["min_ms"] <= times["median_ms"] <= times["max_ms"]
+
+
 def test_the_gpu_suite_runs_on_what_there_is_and_names_what_it_left_out(tmp_path, capsys):
     only = ("step bfloat16", "training cifar_c", "support images 10", "seeds 3")
     found = run("gpu", tmp_path / "record.json", only=only, peers=False)

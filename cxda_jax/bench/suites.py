@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cxda_jax import augment, backend, memory
+from cxda_jax.bench.buffer import buffer_suite
 from cxda_jax.bench.cases import QUERY, SHAPES, SUPPORT, Case, make_runner, random_episodes, random_store, tuning_forms
 from cxda_jax.bench.gpu import gpu_suite
 from cxda_jax.bench.measure import Timing, describe_machine, interleave, open_peer, repeated, show, spread, watch_others
@@ -185,8 +186,8 @@ def scale_suite(o: Options) -> None:
 
 
 SUITES = {
-    "step": step_suite, "layers": layers_suite, "task": task_suite, "data": data_suite,
-    "scale": scale_suite, "gpu": gpu_suite,
+    "step": step_suite, "layers": layers_suite, "task": task_suite, "buffer": buffer_suite,
+    "data": data_suite, "scale": scale_suite, "gpu": gpu_suite,
 }  # fmt: skip
 
 
