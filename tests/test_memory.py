@@ -51,7 +51,7 @@ def test_other_errors_stay_what_they_are():
 
 def test_training_and_testing_say_what_to_lower(monkeypatch):
     anything: Any = types.SimpleNamespace(
-        config={}, run=None, method=None, source=None, store=types.SimpleNamespace(info=None)
+        config={}, run=None, split="test", method=None, source=None, store=types.SimpleNamespace(info=None)
     )
 
     def fail(*_):
