@@ -217,16 +217,26 @@ def lookup(name: str, key: str, table: Mapping[str, Any]) -> Any:
     return table[choose(name, key, table)]
 
 
+RETIRED = {
+    "attention.sink": False,
+    "cxda_any.plain": 0.5,
+}  # fields of earlier versions, with the value that can be left out
+
+
 def check_stored(config: Config, where: str, fix: str, fields: Mapping[str, Field | Group] = FIELDS) -> dict[str, Any]:
     """A config from a file, with the defaults of optional groups and fields that it lacks.
 
     Raises a UserError unless it has all fields, no others, and values of their types. The fields of `data` differ from
     benchmark to benchmark and are not checked. Messages begin with `where` and end with `fix`.
     """
+    config = {
+        n: v
+        for n, v in config.items()
+        if not any(f"{where}.{n}".endswith(f) and v == old for f, old in RETIRED.items())
+    }
     for name in config:
         if name not in fields:
             raise UserError(f"{where}.{brief(name, 40)}: this version has no such field; {fix}")
-    config = dict(config)
     for name, entry in fields.items():
         at = f"{where}.{name}"
         if name not in config and entry.optional:

@@ -59,7 +59,9 @@ METHODS: dict[str, Callable[[Config, DomainStore], Method]] = {
     "cxda_p2p": lambda c, store: cxda_p2p(build_attending_net(c, store, "patch"), **_attending(c)),
     "cxda_supervised": lambda c, store: cxda_supervised(build_attending_net(c, store), **_attending(c)),
     "cxda_loo": lambda c, store: cxda_loo(build_attending_net(c, store), **_attending(c)),
-    "cxda_any": lambda c, store: cxda_any(build_attending_net(c, store), **c["cxda_any"]),
+    "cxda_any": lambda c, store: cxda_any(
+        build_attending_net(c, store, learned=c["cxda_any"]["learned"]), c["cxda_any"]["full"], c["cxda_any"]["prior"]
+    ),
     "icrm": lambda c, store: icrm(with_transformer(build_net(c, store), **c["icrm"])),
     "ft_em": lambda c, store: ft_em(build_net(c, store), _tuning(c)),
     "ft_im": lambda c, store: ft_im(build_net(c, store), _tuning(c)),
@@ -258,8 +260,8 @@ def build_net(config: Config, store: DomainStore, **options: Any) -> Classifier:
     return Classifier(trunk, head, store.info.mean, store.info.std)
 
 
-def build_attending_net(config: Config, store: DomainStore, features: str = "") -> Classifier:
-    """build_net() with attention; `features` replaces attention.features."""
+def build_attending_net(config: Config, store: DomainStore, features: str = "", learned: int = 0) -> Classifier:
+    """build_net() with attention, which has so many learned tokens; `features` replaces attention.features."""
     net, features = build_net(config, store), features or config["attention"]["features"]
     image = jax.ShapeDtypeStruct((1, *store.images.shape[1:]), jnp.float32)
     maps = jax.eval_shape(lambda x: net.trunk.init_with_output(jax.random.key(0), x)[0], image)
@@ -267,7 +269,7 @@ def build_attending_net(config: Config, store: DomainStore, features: str = "") 
     dim = math.prod(maps.shape[1:]) if features == "flat" else maps.shape[-1]
     with as_fields(config, "attention"):
         check_attention(dim, options["heads"], options["ratio"], options["scale"])
-    attention = CrossAttention(dim, **_shared(config["net"]), **options)
+    attention = CrossAttention(dim, learned=learned, **_shared(config["net"]), **options)
     return net.clone(attention=attention, features=features)
 
 

@@ -76,12 +76,12 @@ FIELDS: dict[str, Field | Group] = {
                        choices=("paper", "head_dim")),
         "shared_norm": Field(True, "Queries and support share one layer normalisation."),
         "zero_out": Field(False, "The output layer starts at zero, so the network starts as one without attention."),
-        "sink": Field(False, "A learned score takes a share of the attention, so a query can leave support alone.",
-                      optional=True),
     }),
     "cxda_any": Group("Method cxda_any.", {
         "full": Field(0.5, "Share of the training images that see all others; the rest see a random number of them.", SHARE),
-        "plain": Field(0.5, "Weight of the loss without attention; the rest is the weight of the loss with it.", SHARE),
+        "learned": Field(32, "Learned tokens, which each image attends to beside the support.", Range(0, 100_000), optional=True),
+        "prior": Field(20.0, "Number N in the share n / (n + N) of n support images in the statistics; 0: running ones alone.",
+                       Range(0), optional=True),
     }, optional=True),
     "batch_norm": Group("Batch normalisation of bn and the cxda methods.", {
         "statistics": Field("flow", "Of training queries: flow the support's with gradients; stop without; own their own.",

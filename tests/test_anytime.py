@@ -14,8 +14,8 @@ from tests.nets import KEY, assert_close, close, initialised, make_attending, ma
 SHAPE, CLASSES, N = (20, 20, 1), 5, 7  # maps of 2x2
 
 
-def make(features="flat", sink=True, **options):
-    net = make_attending(SHAPE, CLASSES, features, 8, heads=2, sink=sink)
+def make(features="flat", learned=3, **options):
+    net = make_attending(SHAPE, CLASSES, features, 8, heads=2, learned=learned)
     method = cxda_any(net, **options)
     episode = Episode(
         make_images(SHAPE, N, 4), make_images(SHAPE, 4, 11), jnp.arange(4) % CLASSES, jnp.arange(N) % CLASSES
@@ -37,9 +37,10 @@ def test_subsets_leave_oneself_out_and_have_the_sizes_that_are_promised():
 
 
 @pytest.mark.parametrize("features", ["pool", "flat", "patch"])
-@pytest.mark.parametrize("sink", [True, False], ids=["sink", "no sink"])
-def test_hidden_images_change_nothing_to_the_bit(features, sink):
-    net, _, variables, episode = make(features, sink)
+@pytest.mark.parametrize("learned", [3, 0])
+def test_hidden_images_change_nothing_to_the_bit(features, learned):
+    """And an image that sees no other gets the answer without support, which without learned tokens is the plain network's."""
+    net, _, variables, episode = make(features, learned)
     hidden = np.random.default_rng(0).random((4, N)) < 0.5
     hidden[0], hidden[1] = True, False
     mask = jnp.asarray(hidden)
@@ -48,44 +49,56 @@ def test_hidden_images_change_nothing_to_the_bit(features, sink):
     def logits(pixels):
         maps, query = (net.apply(variables, x, method="map") for x in (pixels, episode.query.pixels))
         memory = net.apply(variables, maps, method="remember")
-        return net.apply(variables, query, memory, mask, method="recall"), net.apply(
-            variables, query, method="classify"
-        )
+        nothing = jax.tree.map(lambda x: x[:0], memory)
+        recalls = (net.apply(variables, query, *what, method="recall") for what in ((memory, mask), (nothing,)))
+        return *recalls, net.apply(variables, query, method="classify")
 
-    before, plain = logits(episode.support.pixels)
-    assert_close(before[0], plain[0], 1e-6)
+    before, without, plain = logits(episode.support.pixels)
+    assert_close(before[0], without[0], 1e-6)
+    assert np.allclose(without, plain, atol=1e-6) is not bool(learned)
     for i in range(N):
         after = logits(episode.support.pixels.at[i].set(0.3))[0]
         np.testing.assert_array_equal(after[hidden[:, i]], before[hidden[:, i]])
         assert (np.abs(after - before).max(1)[~hidden[:, i]] > 0).all()
 
 
-@pytest.mark.parametrize("sink", [True, False], ids=["sink", "no sink"])
-def test_weights_are_the_softmax_of_what_is_seen_and_of_the_sink(sink):
-    net, _, variables, _ = make("pool", sink)
+@pytest.mark.parametrize("learned", [4, 0])
+def test_weights_are_the_softmax_over_what_is_seen_and_the_learned_tokens(learned):
+    net, _, variables, _ = make("pool", learned)
     attention, rng = net.attention, np.random.default_rng(1)
     query, support = (jnp.asarray(rng.normal(size=(n, 8)), jnp.float32) for n in (3, N))
     hidden = rng.random((3, N)) < 0.5
+    hidden[0] = True
     params = {"params": variables["params"]["attention"]}
     memory: Memory = attention.apply(params, support, method="remember")
-    weights = np.asarray(attention.apply(params, query, memory, jnp.asarray(hidden), method="weights"))
-    everything = np.asarray(attention.apply(params, query, memory, method="weights"), np.float64)
-    for head in range(2):
-        # Without the sink each row is the softmax over all, renormalised over what is seen. The sink adds exp(its score).
-        if sink:
-            nothing = float(params["params"]["sink"][head, 0])
-            scores = np.log(everything[:, head]) - np.log(1 - everything[:, head].sum(-1, keepdims=True)) + nothing
-            odds = np.where(hidden, 0, np.exp(scores))
-            expected = odds / (odds.sum(-1, keepdims=True) + np.exp(nothing))
-        else:
-            odds = np.where(hidden, 0, everything[:, head])
-            expected = odds / odds.sum(-1, keepdims=True)
-        np.testing.assert_allclose(weights[:, head], expected, atol=1e-5)
+    weights = attention.apply(params, query, memory, jnp.asarray(hidden), method="weights")
+    adapted = attention.apply(params, query, memory, jnp.asarray(hidden), method="recall")
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
+
+    def normed(x):
+        x = np.asarray(x, np.float64)
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        return x * p["norm"]["scale"] + p["norm"]["bias"]
+
+    tokens = np.concatenate([p["tokens"], support]) if learned else support
+    q, k, v = (
+        normed(query) @ p["query"]["kernel"],
+        normed(tokens) @ p["key"]["kernel"],
+        normed(tokens) @ p["value"]["kernel"],
+    )
+    seen = np.concatenate([np.ones((3, learned), bool), ~hidden], axis=1)
+    summed = np.zeros((3, 4))
+    for head, at in enumerate((slice(0, 2), slice(2, 4))):  # the features of a head
+        odds = np.exp(q[:, at] @ k[:, at].T / np.sqrt(8 / 2)) * seen
+        expected = odds / np.maximum(odds.sum(-1, keepdims=True), 1e-300)
+        np.testing.assert_allclose(weights[:, head], expected[:, learned:], atol=1e-5)
+        summed[:, at] = expected @ v[:, at]
+    np.testing.assert_allclose(adapted, query + summed @ p["out"]["kernel"], atol=1e-5)
+    assert (np.abs(adapted - query).max(1) > 1e-3).tolist() == [bool(learned), True, True]
 
 
-@pytest.mark.parametrize("plain", [0.0, 0.3])
-def test_the_loss_is_that_of_each_image_with_its_own_subset_as_support(plain):
-    net, method, variables, episode = make(plain=plain)
+def test_the_loss_is_that_of_each_image_with_its_own_subset_as_support():
+    net, method, variables, episode = make()
     images = jax.tree.map(lambda *x: jnp.concatenate(x), episode.query, episode.support)
     labels = np.concatenate([episode.label, episode.support_label])
     maps, exact = jax.jit(lambda: encode(net, variables, images))()
@@ -97,17 +110,35 @@ def test_the_loss_is_that_of_each_image_with_its_own_subset_as_support(plain):
     def cross_entropy(logits):
         return -np.asarray(jax.nn.log_softmax(logits), np.float64)[np.arange(len(labels)), labels].mean()
 
-    alone = net.apply(variables, maps, method="classify")
     loss, aux = jax.jit(method.loss)(variables, episode, KEY)
-    assert_close(loss, (1 - plain) * cross_entropy(jnp.stack(rows)) + plain * cross_entropy(alone), 1e-5)
+    assert_close(loss, cross_entropy(jnp.stack(rows)), 1e-5)
     assert_close(aux["logits"], jnp.stack(rows)[:4], 1e-5)
     close(aux["batch_stats"], blend_statistics(variables, exact, 0.1)["batch_stats"])
     assert 0 < seen.sum() < seen.size - len(seen)
 
 
+def test_the_statistics_are_a_blend_by_the_number_of_support_images():
+    _, method, variables, episode = make(prior=5.0)
+    net, running, _, _ = make(prior=0.0)
+    own = encode(net, variables, episode.support)[1]
+    for count, adapted in (
+        (N, method.adapt(variables, episode.support, KEY)),
+        (0, running.adapt(variables, episode.support, KEY)),
+    ):
+        expected = jax.tree.map(
+            lambda old, new, share=count / (count + 5): (1 - share) * old + share * new,
+            variables["batch_stats"],
+            own["batch_stats"],
+        )
+        close(adapted.variables["batch_stats"], expected)
+        maps = net.apply(adapted.variables, episode.support.pixels, method="map")
+        close(adapted.memory, net.apply(variables, maps, method="remember"))
+
+
 @pytest.mark.parametrize("features", ["flat", "patch"])
 def test_a_buffer_equals_adapting_to_the_same_set(features):
-    net, method, variables, episode = make(features)
+    """With the running statistics, and with others that stay as they are."""
+    net, method, variables, episode = make(features, prior=0.0)
     pixels, query, traced = episode.support.pixels, episode.query, []
 
     def counted(function):

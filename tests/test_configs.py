@@ -70,7 +70,7 @@ def test_hyper_parameters_are_the_papers(benchmark, data_dir):
     fill_value = 1.0 if benchmark == "femnist" else 0.0  # white paper; 0 once it is 1 - x
     assert c["augment"] == {"crop": True, "flip": True, "rotate": 30.0, "fill": fill_value, "probability": 0.5}
     attention = {"features": "pool", "heads": 8, "ratio": 2, "scale": "paper", "shared_norm": True, "zero_out": False}
-    assert c["attention"] == attention | {"sink": False}
+    assert c["attention"] == attention
     assert c["batch_norm"] == {"statistics": "flow", "momentum": 1.0, "test_time_only": False, "prior": 0.0}
     assert c["train"]["support_loss"] == "none"
     assert c["net"]["width"] == 128 and c["net"]["padding"] == "arm" and c["net"]["stages"] == [3, 4, 6, 3]

@@ -113,7 +113,6 @@ WHOLE = [
     feature_shift,
     prior_shift,
     with_transformer,
-    cxda_any,
 ]
 
 

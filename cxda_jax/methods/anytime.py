@@ -2,11 +2,12 @@
 
 cxda_any differs from cxda_loo in:
 
+network  has learned tokens, which every image attends to beside the support, and alone if there is none
 loss     each labelled image attends to its own random subset of the others, from none of them to all
-adapt    running statistics normalise all images, so what is kept of an image depends on that image alone
-predict  without support images it is the plain network, as that of erm
+adapt    statistics are a blend, (1 - a) running + a support, a = n / (n + N) for n support images; N: `prior`
 
-So a buffer can take an image in or let one go at the price of one image, and is then exactly what adapt() makes of the same set.
+With prior=0 the running statistics alone normalise all images. What is kept of an image then depends on that image alone: a
+buffer takes an image in or lets one go at the price of one image, and is exactly what adapt() makes of the same set.
 """
 
 from collections.abc import Callable
@@ -16,23 +17,22 @@ import jax
 import jax.numpy as jnp
 
 from cxda_jax import config
-from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.cxda import WithMemory, cxda
-from cxda_jax.methods.erm import encode, outcome
+from cxda_jax.methods.erm import blend_statistics, encode, outcome
 from cxda_jax.nets.attention import Memory
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
 
-def cxda_any(net: Classifier, full: float = 0.5, plain: float = 0.5) -> Method:
+def cxda_any(net: Classifier, full: float = 0.5, prior: float = 20.0) -> Method:
     """CXDA that is trained for each number of support images.
 
     Args:
-      net: a network with a CrossAttention.
+      net: a network with a CrossAttention, which has learned tokens.
       full: share of the training images that see all others. The rest see a random number n of them: 1 + n is log-uniform.
-      plain: weight of the loss without attention, beside a weight of 1 - plain of the loss with it.
+      prior: as how many images the running statistics count beside the support's, in adapt(); 0: they alone count.
     """
-    config.check("cxda_any", full=full, plain=plain)
+    config.check("cxda_any", full=full, prior=prior)
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         both = jax.tree.map(lambda *x: jnp.concatenate(x), episode.query, episode.support)
@@ -41,13 +41,12 @@ def cxda_any(net: Classifier, full: float = 0.5, plain: float = 0.5) -> Method:
         memory = net.apply(variables, maps, method="remember")
         hidden = ~random_subsets(key, len(labels), full)
         logits: Any = net.apply(variables, maps, memory, hidden, method="recall")
-        attending, aux = outcome(variables, exact, episode, logits[:queries], logits[queries:])
-        if not plain:
-            return attending, aux
-        alone: Any = net.apply(variables, maps, method="classify")
-        return (1 - plain) * attending + plain * cross_entropy(alone, labels), aux
+        return outcome(variables, exact, episode, logits[:queries], logits[queries:])
 
     def adapt(variables: Variables, support: Images, key: Array) -> WithMemory:
+        count = len(support.pixels)
+        if count and prior:
+            variables = blend_statistics(variables, encode(net, variables, support)[1], count / (count + prior))
         maps = net.apply(variables, support.pixels, method="map")
         return WithMemory(variables, net.apply(variables, maps, method="remember"), support.domain)
 
@@ -90,7 +89,7 @@ class Stream(NamedTuple):
 
 
 def stream(net: Classifier) -> Stream:
-    """The streaming form of cxda_any for the same network and its variables."""
+    """The streaming form of cxda_any with prior=0, for the same network and its variables."""
 
     def encoded(variables: Variables, image: Array) -> Memory:
         maps = net.apply(variables, image[None], method="map")

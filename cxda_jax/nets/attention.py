@@ -2,8 +2,8 @@
 
     q = LN(x_q) W_q,  k = LN(x_s) W_k,  v = LN(x_s) W_v,  z = x_q + softmax(q k^T / sqrt(C / heads)) v W
 
-W_q, W_k, W_v are C x C/R and W is C/R x C, without biases. x_q is added without normalisation. A query that may attend to
-nothing stays as it is.
+W_q, W_k, W_v are C x C/R and W is C/R x C, without biases. x_q is added without normalisation. Learned tokens, where there are
+any, are further x_s. Without them a query that may attend to nothing stays as it is.
 """
 
 import math
@@ -47,8 +47,7 @@ class CrossAttention(nn.Module):
       scale: "paper" divides scores by sqrt(C / heads), as printed; "head_dim" by the usual sqrt(C / R / heads).
       shared_norm: queries and support share one layer normalisation.
       zero_out: the output layer starts at zero, so that the network starts as one without attention.
-      sink: a learned score for each head, which takes a share of the softmax and adds nothing. So a query can leave support
-        that does not help alone, and the weights of a query sum to less than one. (Not in the paper.)
+      learned: how many learned tokens each query sees beside the support, and alone if there is no support. (Not in the paper.)
       dtype: of products; scores are float32 always.
       initial: how layers start; see initialisers().
     """
@@ -59,7 +58,7 @@ class CrossAttention(nn.Module):
     scale: str = "paper"
     shared_norm: bool = True
     zero_out: bool = False
-    sink: bool = False
+    learned: int = 0
     dtype: Any = jnp.float32
     initial: str = "torch"
 
@@ -74,8 +73,8 @@ class CrossAttention(nn.Module):
         )
         start: Any = {"kernel_init": nn.initializers.zeros} if self.zero_out else initialisers(self.initial, inner)
         self.out = nn.Dense(self.dim, **options, **start)
-        if self.sink:
-            self.nothing = self.param("sink", nn.initializers.zeros, (self.heads, 1))
+        if self.learned:
+            self.tokens = self.param("tokens", nn.initializers.normal(1.0), (self.learned, self.dim))
 
     def remember(self, support: jax.Array) -> Memory:
         """Support tokens [n, C] to keys and values."""
@@ -94,6 +93,9 @@ class CrossAttention(nn.Module):
           memory: what remember() returned.
           hidden: bool [query images, support images]: which support images a query image does not attend to.
         """
+        if not len(memory.keys):
+            hidden = None
+        memory = self._with_learned(memory)
         if not len(memory.keys):
             return query
         rows = max(1, CHUNK // (self.heads * len(memory.keys)))
@@ -114,22 +116,13 @@ class CrossAttention(nn.Module):
         return jax.lax.map(read, (padded, numbers)).reshape(-1, self.dim)[: len(query)]
 
     def weights(self, query: jax.Array, memory: Memory, hidden: jax.Array | None = None) -> jax.Array:
-        """Query tokens [m, C] to float32 weights [m, heads, n], 0 where `hidden` [m, n] is True.
+        """Query tokens [m, C] to float32 weights on the support [m, heads, n], 0 where `hidden` [m, n] is True.
 
-        A row sums to one; with `sink` to less, and to zero if all is hidden.
+        A row sums to one, or to zero if all is hidden. With learned tokens it sums to less, since they have the rest.
         """
-        q = self._split(self.query(self.norm_query(query)))
-        width = self.dim / self.heads / (1 if self.scale == "paper" else self.ratio)
-        scores = jnp.einsum("mhd,nhd->mhn", q, memory.keys, preferred_element_type=jnp.float32)
-        scores /= math.sqrt(width)
         if hidden is not None:
-            scores = jnp.where(hidden[:, None], HIDDEN, scores)
-        if self.sink:
-            nothing = jnp.broadcast_to(self.nothing, (*scores.shape[:2], 1))
-            weights = jax.nn.softmax(jnp.concatenate([nothing, scores], axis=-1), axis=-1)[..., 1:]
-        else:
-            weights = jax.nn.softmax(scores, axis=-1)
-        return weights if hidden is None else jnp.where(hidden[:, None], 0, weights)  # also where a row hides all
+            hidden = jnp.pad(hidden, ((0, 0), (self.learned, 0)))
+        return self._weights(query, self._with_learned(memory), hidden)[..., self.learned :]
 
     def mix(self, query: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
         """Query tokens [m, C] plus a projected sum of values [n, heads, C / R / heads], with weights [m, heads or 1, n]."""
@@ -139,10 +132,29 @@ class CrossAttention(nn.Module):
         summed = jnp.einsum("mhn,nhd->mhd", weights.astype(values.dtype), values)
         return query + self.out(summed.reshape(len(query), -1))
 
+    def _with_learned(self, memory: Memory) -> Memory:
+        """The memory with the learned tokens before it."""
+        if not self.learned:
+            return memory
+        return jax.tree.map(lambda *x: jnp.concatenate(x), self.remember(self.tokens), memory)
+
+    def _weights(self, query: jax.Array, memory: Memory, hidden: jax.Array | None) -> jax.Array:
+        q = self._split(self.query(self.norm_query(query)))
+        width = self.dim / self.heads / (1 if self.scale == "paper" else self.ratio)
+        scores = jnp.einsum("mhd,nhd->mhn", q, memory.keys, preferred_element_type=jnp.float32)
+        scores /= math.sqrt(width)
+        if hidden is None:
+            return jax.nn.softmax(scores, axis=-1)
+        weights = jax.nn.softmax(jnp.where(hidden[:, None], HIDDEN, scores), axis=-1)
+        return jnp.where(hidden[:, None], 0, weights)  # also where a row hides all
+
     def _read(self, query: jax.Array, numbers: jax.Array, memory: Memory, hidden: jax.Array | None) -> jax.Array:
+        """recall() for some query tokens, whose images have these numbers; the memory holds the learned tokens too."""
         if hidden is not None:  # the tokens of an image are neighbours
-            hidden = jnp.repeat(hidden[numbers], len(memory.keys) // hidden.shape[1], axis=1)
-        return self.mix(query, self.weights(query, memory, hidden), memory.values)
+            tokens = len(memory.keys) - self.learned
+            hidden = jnp.repeat(hidden[numbers], tokens // hidden.shape[1], axis=1)
+            hidden = jnp.pad(hidden, ((0, 0), (self.learned, 0)))
+        return self.mix(query, self._weights(query, memory, hidden), memory.values)
 
     def _split(self, x: jax.Array) -> jax.Array:
         return x.reshape(len(x), self.heads, self.dim // self.ratio // self.heads)
