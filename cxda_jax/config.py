@@ -217,10 +217,8 @@ def lookup(name: str, key: str, table: Mapping[str, Any]) -> Any:
     return table[choose(name, key, table)]
 
 
-RETIRED = {
-    "attention.sink": False,
-    "cxda_any.plain": 0.5,
-}  # fields of earlier versions, with the value that can be left out
+# Fields of earlier versions, and the value that runs may still hold.
+RETIRED = {"attention.sink": False, "cxda_any.plain": 0.5}
 
 
 def check_stored(config: Config, where: str, fix: str, fields: Mapping[str, Field | Group] = FIELDS) -> dict[str, Any]:
@@ -229,11 +227,7 @@ def check_stored(config: Config, where: str, fix: str, fields: Mapping[str, Fiel
     Raises a UserError unless it has all fields, no others, and values of their types. The fields of `data` differ from
     benchmark to benchmark and are not checked. Messages begin with `where` and end with `fix`.
     """
-    config = {
-        n: v
-        for n, v in config.items()
-        if not any(f"{where}.{n}".endswith(f) and v == old for f, old in RETIRED.items())
-    }
+    config = {n: v for n, v in config.items() if (".".join(f"{where}.{n}".split(".")[-2:]), v) not in RETIRED.items()}
     for name in config:
         if name not in fields:
             raise UserError(f"{where}.{brief(name, 40)}: this version has no such field; {fix}")

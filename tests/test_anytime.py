@@ -137,7 +137,6 @@ def test_the_statistics_are_a_blend_by_the_number_of_support_images():
 
 @pytest.mark.parametrize("features", ["flat", "patch"])
 def test_a_buffer_equals_adapting_to_the_same_set(features):
-    """With the running statistics, and with others that stay as they are."""
     net, method, variables, episode = make(features, prior=0.0)
     pixels, query, traced = episode.support.pixels, episode.query, []
 

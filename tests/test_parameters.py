@@ -164,6 +164,16 @@ def test_runs_from_before_the_prior_keep_their_momentum():
     assert stored["batch_norm"]["prior"] == 0 and check_stored(older, "config", "train again") == stored
 
 
+def test_fields_of_earlier_versions_are_left_out_where_they_changed_nothing():
+    stored = json.loads(json.dumps(CONFIG))
+    older = stored | {"attention": stored["attention"] | {"sink": False}}
+    older["cxda_any"] = stored["cxda_any"] | {"plain": 0.5}
+    assert check_stored(older, "run: config", "train again") == stored
+    older["attention"]["sink"] = True
+    with refused(r"^run: config\.attention\.sink: this version has no such field; train again"):
+        check_stored(older, "run: config", "train again")
+
+
 def test_a_config_from_before_an_optional_field_existed_gets_its_default(monkeypatch):
     stored = json.loads(json.dumps(CONFIG))
     monkeypatch.setitem(FIELDS["net"].fields, "new", Field(2.5, "New.", optional=True))

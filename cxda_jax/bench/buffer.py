@@ -30,11 +30,14 @@ def buffer_suite(o: Options) -> None:
     per_image, by which `kept` grows with an image
     """
     size, store = FEW if o.small else SUPPORT, random_store("femnist", domains=3, images=1)
-    for name in ("erm", "t3a", "cxda_any", "icrm") if o.small else METHODS:
+    names = ("erm", "t3a", "cxda_any", "icrm") if o.small else METHODS
+    for label in (*names, "cxda_any,prior=0"):
+        name, _, running = label.partition(",")
         configs = {n: read(f"unipen:{name}") for n in (size, 2 * size)}
         for n, config in configs.items():
             config["icrm"]["context"] = n  # as many places as images
-        o.add("buffer", measure(name, configs, store, o))
+            config["cxda_any"]["prior"] *= not running
+        o.add("buffer", {"method": label} | measure(name, configs, store, o))
 
 
 def measure(name: str, configs: Mapping[int, Config], store: DomainStore, o: Options) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def measure(name: str, configs: Mapping[int, Config], store: DomainStore, o: Opt
     adapt, predict = backend.jit(method.adapt), backend.jit(method.predict)
     adapted = adapt(variables, supports[size], key)
     timings: dict[str, Timing] = {"predict": repeated(lambda: predict(adapted, query))}
-    row: dict[str, Any] = {"method": name, "images": size, "kept": 0, "per_image": 0}
+    row: dict[str, Any] = {"images": size, "kept": 0, "per_image": 0}
     if method.uses_support:
         timings["adapt"] = repeated(lambda: adapt(variables, supports[size], key))
         if stream := stream_of(name, configs[size], store, variables, adapted, size):
@@ -65,8 +68,8 @@ def stream_of(
     name: str, config: Config, store: DomainStore, variables: Variables, adapted: Any, places: int
 ) -> tuple[Append, Any] | None:
     """How a method takes in one image, and a buffer for it; None if it must adapt anew."""
-    if name == "cxda_any":
-        form = anytime.stream(build_attending_net(config, store))
+    if name == "cxda_any" and not config["cxda_any"]["prior"]:
+        form = anytime.stream(build_attending_net(config, store, learned=config["cxda_any"]["learned"]))
         return form.append, form.empty(variables, jnp.asarray(store.images[0]), places)
     if name == "icrm":
         net = icrm.with_transformer(build_net(config, store), **config["icrm"])
