@@ -81,7 +81,7 @@ FIELDS: dict[str, Field | Group] = {
         "full": Field(0.5, "Share of the training images that see all others; the rest see a random number of them.", SHARE),
         "learned": Field(32, "Learned tokens, which each image attends to beside the support.", Range(0, 100_000), optional=True),
         "prior": Field(20.0, "Number N in the share n / (n + N) of n support images in the statistics; 0: running ones alone.",
-                       Range(0), optional=True),
+                       NOT_NEGATIVE, optional=True),
     }, optional=True),
     "batch_norm": Group("Batch normalisation of bn and the cxda methods.", {
         "statistics": Field("flow", "Of training queries: flow the support's with gradients; stop without; own their own.",
