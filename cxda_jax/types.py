@@ -54,7 +54,8 @@ class Method(NamedTuple):
       loss: (variables, episode, key) -> (loss, {"logits": [n_query, classes], "batch_stats": the new running statistics}).
       adapt: (variables, support, key) -> a pytree for predict().
       predict: (adapted, query) -> logits [n_query, classes].
-      attention: (adapted, query) -> weights [n_query, heads, n_support] whose rows sum to one; None: it does not attend.
+      attention: (adapted, query) -> weights [n_query, heads, n_support]; None: it does not attend. A row sums to one, or to less
+        where learned tokens have the rest.
       feed_forward: it adapts without back-propagation, so all tasks share their weights and can be one batch.
       stochastic: adapt() draws from its key.
       uses_support: adapt() looks at the support.

@@ -25,7 +25,7 @@ class KeptAttention(NamedTuple):
 
     result: Result
     store: DomainStore
-    weights: np.ndarray  # [tasks, queries, heads, support]; they sum to 1 over the support images
+    weights: np.ndarray  # [tasks, queries, heads, support]; over the support images they sum to 1, or to less
     support_domain: np.ndarray  # [tasks, support]
     query_domain: np.ndarray  # [tasks, queries]
 
