@@ -18,10 +18,13 @@ class Images(struct.PyTreeNode):
     Attributes:
       pixels: [n, h, w, c], uint8 in 0..255 or floats in 0..1; networks normalise them.
       domain: integers [n], which only methods with `uses_domains` read.
+      present: bool [n]: which places of a support hold an image, for methods with `takes_places`. What lies in the other places
+        changes nothing. None: all do.
     """
 
     pixels: Array
     domain: Array
+    present: Array | None = None
 
 
 class Episode(struct.PyTreeNode):
@@ -64,6 +67,9 @@ class Method(NamedTuple):
       trains_mixed: it trains on shuffled images of all domains, as many a step as an episode holds.
       calibrate: (variables, training images [n, h, w, c]) -> variables for adapt(), with what it needs to know of the
         training data; None: adapt() takes the checkpoint.
+      takes_places: adapt() reads Images.present, so that one program adapts to every number of images.
+      remember: (adapted, number of a place, one image) -> adapted with the image in that place, encoded by the statistics that
+        `adapted` has; None: what is kept of one image cannot be told from the rest.
       also: further predictions (adapted, query) -> logits that get scores too, by name.
     """
 
@@ -81,4 +87,6 @@ class Method(NamedTuple):
     trains_as: str = ""
     trains_mixed: bool = False
     calibrate: Callable[[Variables, Array], Variables] | None = None
+    takes_places: bool = False
+    remember: Callable[[Adapted, Array, Images], Adapted] | None = None
     also: Mapping[str, Callable[[Adapted, Images], Array]] = MappingProxyType({})

@@ -132,7 +132,7 @@ def test_the_statistics_are_a_blend_by_the_number_of_support_images(count, prior
 
 @pytest.mark.parametrize("features", ["flat", "patch"])
 def test_a_buffer_equals_adapting_to_the_same_set(features):
-    net, method, variables, episode = make(features, prior=0.0)
+    _, method, variables, episode = make(features, prior=0.0)
     pixels, query, traced = episode.support.pixels, episode.query, []
 
     def counted(function):
@@ -142,7 +142,7 @@ def test_a_buffer_equals_adapting_to_the_same_set(features):
 
         return jax.jit(called)
 
-    form = stream(net)
+    form = stream(method)
     append, evict, predict = counted(form.append), counted(form.evict), counted(form.predict)
 
     adapted_to = jax.jit(lambda support: method.predict(method.adapt(variables, support, KEY), query))
@@ -151,17 +151,17 @@ def test_a_buffer_equals_adapting_to_the_same_set(features):
         return adapted_to(jax.tree.map(lambda x: x[np.array(rows, int)], episode.support))
 
     buffer = form.empty(variables, pixels[0], 4)
-    assert_close(predict(variables, buffer, query), expected([]), 1e-6)
+    assert_close(predict(buffer, query), expected([]), 1e-6)
     held = []
     for i in range(N):  # the last three replace the oldest
-        buffer = append(variables, buffer, pixels[i])
+        buffer = append(buffer, pixels[i])
         held = [*held, i][-4:]
-        assert_close(predict(variables, buffer, query), expected(held), 1e-6)
+        assert_close(predict(buffer, query), expected(held), 1e-6)
     buffer = evict(buffer, 1)  # images 4, 5, 6 took the places 0, 1, 2 of images 0, 1, 2
-    assert_close(predict(variables, buffer, query), expected([4, 6, 3]), 1e-6)
-    buffer = append(variables, buffer, pixels[0])  # into the free place
-    assert_close(predict(variables, buffer, query), expected([4, 0, 6, 3]), 1e-6)
+    assert_close(predict(buffer, query), expected([4, 6, 3]), 1e-6)
+    buffer = append(buffer, pixels[0])  # into the free place
+    assert_close(predict(buffer, query), expected([4, 0, 6, 3]), 1e-6)
     for place in range(4):
         buffer = evict(buffer, place)
-    assert_close(predict(variables, buffer, query), expected([]), 1e-6)
+    assert_close(predict(buffer, query), expected([]), 1e-6)
     assert len(traced) == 3, "nothing is compiled again as the buffer grows and shrinks"

@@ -113,6 +113,49 @@ def test_an_empty_support_falls_back_to_the_plain_path(case):
         close(logits, case.answer(EPISODE))
 
 
+def test_one_program_adapts_to_any_images_in_its_places(case):
+    """It equals adapting to these images alone, whatever lies in the other places. Without images it is the plain path."""
+    if not case.method.takes_places:
+        return
+    support, rng, traced = EPISODE.support, np.random.default_rng(0), len(case.traced)
+    places = len(support.domain)
+    for count in (places, 9, 1, 0):
+        chosen = np.sort(rng.permutation(places)[:count])
+        present = jnp.zeros(places, bool).at[chosen].set(True)
+        alone = jax.tree.map(lambda x, chosen=chosen: x[chosen], support)
+        answers = []
+        for garbage in rng.integers(0, 256, (2, *support.pixels.shape)).astype(np.uint8):
+            pixels = jnp.where(present[:, None, None, None], support.pixels, garbage)
+            answers.append(case.answer(EPISODE.replace(support=support.replace(pixels=pixels, present=present))))
+        np.testing.assert_array_equal(*answers)
+        adapted = case.method.adapt(case.variables, alone, KEY)
+        close(answers[0], case.method.predict(adapted, EPISODE.query), 1e-4)
+    assert len(case.traced) <= traced + 2, "one adapt and one predict"
+
+
+def test_an_image_is_put_into_its_place_alone(case):
+    """remember() encodes it by the statistics at hand: those of adapting to it, if the variables already hold these."""
+    if not case.method.remember:
+        return
+    put, support = (
+        jax.jit(case.method.remember),
+        EPISODE.support.replace(present=jnp.ones(len(EPISODE.support.domain), bool)),
+    )
+    adapted = case.adapt(case.variables, support, KEY)
+    image, place = jax.tree.map(lambda x: x[3:4], support), 7
+    after = put(adapted, place, image)
+    jax.tree.map(np.testing.assert_array_equal, after.variables, adapted.variables)
+    tokens = len(jax.tree.leaves(adapted.memory)[0]) // len(support.domain)
+    for old, new in zip(jax.tree.leaves(adapted.memory), jax.tree.leaves(after.memory), strict=True):
+        changed = np.flatnonzero((np.asarray(old) != new).reshape(len(old), -1).any(1))
+        assert {*changed} == {*range(place * tokens, (place + 1) * tokens)}
+        own = slice(place * tokens, (place + 1) * tokens)
+        if case.method.name == "cxda_any":  # its second pass encodes the support by the same statistics
+            close(new[own], old[3 * tokens : 4 * tokens])
+    freed = put(adapted._replace(present=adapted.present.at[place].set(False)), place, image)
+    jax.tree.map(np.testing.assert_array_equal, freed, after)
+
+
 def test_no_function_is_traced_again_for_other_episodes(case):
     case.answer(EPISODE)
     before = list(case.traced)

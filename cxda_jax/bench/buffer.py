@@ -13,11 +13,11 @@ from cxda_jax.bench.measure import Timing, interleave, repeated, show, spread
 from cxda_jax.bench.rows import Options
 from cxda_jax.config import Config, read
 from cxda_jax.data.store import DomainStore
-from cxda_jax.experiment import METHODS, build_attending_net, build_method, build_net
+from cxda_jax.experiment import METHODS, build_method, build_net
 from cxda_jax.methods import anytime, icrm
 from cxda_jax.types import Array, Images, Method, Variables
 
-Append = Callable[[Variables, Any, Array], Any]  # (variables, buffer, image [h, w, c]) -> the buffer with the image
+Append = Callable[[Any, Array], Any]  # (buffer, image [h, w, c]) -> the buffer with the image
 
 
 def buffer_suite(o: Options) -> None:
@@ -54,9 +54,9 @@ def measure(name: str, configs: Mapping[int, Config], store: DomainStore, o: Opt
     row: dict[str, Any] = {"images": size, "kept": 0, "per_image": 0}
     if method.uses_support:
         timings["adapt"] = repeated(lambda: adapt(variables, supports[size], key))
-        if stream := stream_of(name, configs[size], store, variables, adapted, size):
+        if stream := stream_of(method, configs[size], store, variables, adapted, size):
             append, buffer = backend.jit(stream[0]), stream[1]
-            timings["take_in"] = repeated(lambda: append(variables, buffer, query.pixels[0]))
+            timings["take_in"] = repeated(lambda: append(buffer, query.pixels[0]))
         kept = [bytes_kept(methods[n], supports[n]) for n in methods]
         row |= {"kept": kept[0], "per_image": (kept[1] - kept[0]) // size}
     for part, seconds in interleave(timings, o.repeats).items():
@@ -65,15 +65,15 @@ def measure(name: str, configs: Mapping[int, Config], store: DomainStore, o: Opt
 
 
 def stream_of(
-    name: str, config: Config, store: DomainStore, variables: Variables, adapted: Any, places: int
+    method: Method, config: Config, store: DomainStore, variables: Variables, adapted: Any, places: int
 ) -> tuple[Append, Any] | None:
     """How a method takes in one image, and a buffer for it; None if it must adapt anew."""
-    if name == "cxda_any" and not config["cxda_any"]["prior"]:
-        form = anytime.stream(build_attending_net(config, store, learned=config["cxda_any"]["learned"]))
+    if method.name == "cxda_any" and not config["cxda_any"]["prior"]:
+        form = anytime.stream(method)
         return form.append, form.empty(variables, jnp.asarray(store.images[0]), places)
-    if name == "icrm":
+    if method.name == "icrm":
         net = icrm.with_transformer(build_net(config, store), **config["icrm"])
-        return lambda variables, buffer, image: icrm.append(net, buffer, image), adapted
+        return lambda buffer, image: icrm.append(net, buffer, image), adapted
     return None
 
 

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from cxda_jax import config
+from cxda_jax.errors import UserError
 from cxda_jax.methods.cxda import WithMemory, cxda
-from cxda_jax.methods.erm import blend_statistics, encode, outcome
-from cxda_jax.nets.attention import Memory
+from cxda_jax.methods.erm import adapt_statistics, encode, outcome
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
@@ -44,11 +44,10 @@ def cxda_any(net: Classifier, full: float = 0.5, prior: float = 20.0) -> Method:
         return outcome(variables, exact, episode, logits[:queries], logits[queries:])
 
     def adapt(variables: Variables, support: Images, key: Array) -> WithMemory:
-        count = len(support.pixels)
-        if count and prior:
-            variables = blend_statistics(variables, encode(net, variables, support)[1], count / (count + prior))
+        if prior:
+            variables = adapt_statistics(net, variables, support, lambda count: count / (count + prior))[1]
         maps = net.apply(variables, support.pixels, method="map")
-        return WithMemory(variables, net.apply(variables, maps, method="remember"), support.domain)
+        return WithMemory(variables, net.apply(variables, maps, method="remember"), support.domain, support.present)
 
     return cxda(net)._replace(name="cxda_any", loss=loss, adapt=adapt)
 
@@ -68,7 +67,7 @@ def random_subsets(key: Array, n: int, full: float) -> Array:
 class Buffer(NamedTuple):
     """Encoded support images in a fixed number of places."""
 
-    memory: Memory  # keys and values of all places
+    adapted: WithMemory  # what all places hold, and which of them hold an image
     arrived: Array  # int32 [places]: the newer an image the larger; 0 marks a free place
 
 
@@ -77,45 +76,41 @@ class Stream(NamedTuple):
 
     Attributes:
       empty: (variables, an image [h, w, c], places) -> a Buffer without images.
-      append: (variables, buffer, image [h, w, c]) -> the buffer with the image, in place of the oldest if it was full.
+      append: (buffer, image [h, w, c]) -> the buffer with the image, in place of the oldest if it was full.
       evict: (buffer, number of a place) -> the buffer with this place free.
-      predict: (variables, buffer, query) -> logits [n_query, classes].
+      predict: (buffer, query) -> logits [n_query, classes].
     """
 
     empty: Callable[[Variables, Array, int], Buffer]
-    append: Callable[[Variables, Buffer, Array], Buffer]
+    append: Callable[[Buffer, Array], Buffer]
     evict: Callable[[Buffer, Any], Buffer]
-    predict: Callable[[Variables, Buffer, Images], Array]
+    predict: Callable[[Buffer, Images], Array]
 
 
-def stream(net: Classifier) -> Stream:
-    """The streaming form of cxda_any with prior=0, for the same network and its variables."""
+def stream(method: Method) -> Stream:
+    """The streaming form of a method with `remember`: the variables of empty() normalise all images.
 
-    def encoded(variables: Variables, image: Array) -> Memory:
-        maps = net.apply(variables, image[None], method="map")
-        return net.apply(variables, maps, method="remember")  # type: ignore[return-value]
+    It equals adapt() on the same set for cxda_any with prior=0.
+    """
+    put = method.remember
+    if put is None:
+        raise UserError(f"stream: {method.name} keeps nothing of one image alone; cxda_any with prior=0 does")
 
     def empty(variables: Variables, image: Array, places: int) -> Buffer:
-        one = jax.eval_shape(encoded, variables, image)
-        memory = jax.tree.map(lambda x: jnp.zeros((places * x.shape[0], *x.shape[1:]), x.dtype), one)
-        return Buffer(memory, jnp.zeros(places, jnp.int32))
+        free = jnp.zeros(places, jnp.int32)
+        nothing = Images(jnp.zeros((places, *image.shape), image.dtype), free, free > 0)
+        return Buffer(method.adapt(variables, nothing, jax.random.key(0)), free)
 
-    def append(variables: Variables, buffer: Buffer, image: Array) -> Buffer:
+    def append(buffer: Buffer, image: Array) -> Buffer:
         place = buffer.arrived.argmin()  # a free one, or the oldest
-        one = encoded(variables, image)
-
-        def put(all_places: Array, new: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(all_places, new, place * len(new), 0)
-
-        memory = jax.tree.map(put, buffer.memory, one)
-        return Buffer(memory, buffer.arrived.at[place].set(buffer.arrived.max() + 1))
+        adapted = put(buffer.adapted, place, Images(image[None], jnp.zeros(1, jnp.int32)))
+        return Buffer(adapted, buffer.arrived.at[place].set(buffer.arrived.max() + 1))
 
     def evict(buffer: Buffer, place: Any) -> Buffer:
-        return buffer._replace(arrived=buffer.arrived.at[place].set(0))
+        present: Any = buffer.adapted.present
+        return Buffer(buffer.adapted._replace(present=present.at[place].set(False)), buffer.arrived.at[place].set(0))
 
-    def predict(variables: Variables, buffer: Buffer, query: Images) -> Array:
-        maps = net.apply(variables, query.pixels, method="map")
-        hidden = jnp.broadcast_to(buffer.arrived == 0, (len(query.pixels), len(buffer.arrived)))
-        return net.apply(variables, maps, buffer.memory, hidden, method="recall")  # type: ignore[return-value]
+    def predict(buffer: Buffer, query: Images) -> Array:
+        return method.predict(buffer.adapted, query)
 
     return Stream(empty, append, evict, predict)

@@ -33,7 +33,7 @@ def cml(net: Classifier) -> Method:
     def summarise(variables: Variables, support: Images) -> Any:
         if not len(support.pixels):
             return jnp.zeros((*support.pixels.shape[1:-1], net.context.features))
-        return net.apply(variables, support.pixels, method="summarise")
+        return net.apply(variables, support.pixels, support.present, method="summarise")
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         context = summarise(variables, episode.support)
@@ -46,4 +46,6 @@ def cml(net: Classifier) -> Method:
     def predict(adapted: WithContext, query: Images) -> Any:
         return net.apply(adapted.variables, query.pixels, context=adapted.context)
 
-    return erm(net)._replace(name="cml", init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True)
+    return erm(net)._replace(
+        name="cml", init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True, takes_places=True
+    )

@@ -10,10 +10,11 @@ cxda_loo         differs in its loss alone: each support image is a query to the
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from cxda_jax import config
-from cxda_jax.methods.erm import blend_statistics, encode, erm, outcome, share_of, training_statistics
+from cxda_jax.methods.erm import adapt_statistics, blend_statistics, encode, erm, outcome, share_of, training_statistics
 from cxda_jax.nets.classifier import Classifier, fresh
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
@@ -22,8 +23,13 @@ class WithMemory(NamedTuple):
     """What the cxda methods adapt to."""
 
     variables: Variables  # with the support's statistics
-    memory: Any  # the encoded support
+    memory: Any  # the encoded support: arrays [tokens, ...]
     domain: Array  # [n_support]; cxda_supervised alone reads it
+    present: Array | None = None  # [n_support]: the places that hold an image; None: all
+
+    def hidden(self, queries: int) -> Array | None:
+        """bool [queries, n_support], True for places without an image."""
+        return None if self.present is None else jnp.broadcast_to(~self.present, (queries, len(self.present)))
 
 
 def cxda(net: Classifier, **options: Any) -> Method:
@@ -33,12 +39,12 @@ def cxda(net: Classifier, **options: Any) -> Method:
         return net.apply(variables, maps, method="remember")
 
     def answer(adapted: WithMemory, maps: Array, domain: Array, leave_own_out: bool = False) -> Any:
-        hidden = jnp.eye(len(maps), dtype=bool) if leave_own_out else None
+        hidden = jnp.eye(len(maps), dtype=bool) if leave_own_out else adapted.hidden(len(maps))
         return net.apply(adapted.variables, maps, adapted.memory, hidden, method="recall")
 
     def weights(adapted: WithMemory, query: Images) -> Any:
         maps = net.apply(adapted.variables, query.pixels, method="map")
-        return net.apply(adapted.variables, maps, adapted.memory, method="weights")
+        return net.apply(adapted.variables, maps, adapted.memory, adapted.hidden(len(maps)), method="weights")
 
     def everything(net: Classifier, pixels: Array) -> Array:
         maps = net.map(pixels)
@@ -64,7 +70,7 @@ def cxda_supervised(net: Classifier, **options: Any) -> Method:
         return net.apply(variables, maps, method="remember_values")
 
     def answer(adapted: WithMemory, maps: Array, domain: Array, leave_own_out: bool = False) -> Any:
-        weights = domain_weights(domain, adapted.domain, leave_own_out)
+        weights = domain_weights(domain, adapted, leave_own_out)
         return net.apply(adapted.variables, maps, weights, adapted.memory, method="mix")
 
     def everything(net: Classifier, pixels: Array) -> Array:
@@ -73,20 +79,21 @@ def cxda_supervised(net: Classifier, **options: Any) -> Method:
 
     return attending(net, remember, answer, everything, **options)._replace(
         name="cxda_supervised",
-        attention=lambda adapted, query: domain_weights(query.domain, adapted.domain),
+        attention=lambda adapted, query: domain_weights(query.domain, adapted),
         uses_domains=True,
     )
 
 
-def domain_weights(query: Array, support: Array, leave_own_out: bool = False) -> Array:
+def domain_weights(query: Array, adapted: WithMemory, leave_own_out: bool = False) -> Array:
     """Equal weights [n_query, 1, n_support] for the support images of each query's domain; all 0 if there are none.
 
     Args:
       query: domains [n_query].
-      support: domains [n_support].
+      adapted: whose domains are the support's.
       leave_own_out: the queries are the support itself, and no image gets a weight for itself.
     """
-    same = query[:, None] == support[None, :]
+    same = query[:, None] == adapted.domain[None, :]
+    same &= True if adapted.present is None else adapted.present
     same &= ~(leave_own_out & jnp.eye(*same.shape, dtype=bool))
     return (same / jnp.maximum(1, same.sum(-1, keepdims=True)))[:, None]
 
@@ -136,14 +143,22 @@ def attending(
         return outcome(variables, exact, episode, logits, support_logits)
 
     def adapt(variables: Variables, support: Images, key: Array) -> WithMemory:
-        if len(support.pixels):
-            maps, exact = encode(net, variables, support)
-            seen = blend_statistics(variables, exact, share(len(support.pixels)))
-        else:
-            maps, seen = net.apply(variables, support.pixels, method="map"), variables
-        return WithMemory(seen, remember(variables, maps), support.domain)
+        maps, seen = adapt_statistics(net, variables, support, share)
+        return WithMemory(seen, remember(variables, maps), support.domain, support.present)
+
+    def put(adapted: WithMemory, place: Array, image: Images) -> WithMemory:
+        one = remember(adapted.variables, net.apply(adapted.variables, image.pixels, method="map"))
+
+        def replaced(places: Array, new: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(places, new, place * len(new), 0)
+
+        present = None if adapted.present is None else adapted.present.at[place].set(True)
+        memory, domain = jax.tree.map(replaced, adapted.memory, one), adapted.domain.at[place].set(image.domain[0])
+        return WithMemory(adapted.variables, memory, domain, present)
 
     def predict(adapted: WithMemory, query: Images) -> Array:
         return answer(adapted, net.apply(adapted.variables, query.pixels, method="map"), query.domain)
 
-    return erm(net)._replace(init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True)
+    return erm(net)._replace(
+        init=init, loss=loss, adapt=adapt, predict=predict, remember=put, uses_support=True, takes_places=True
+    )

@@ -87,11 +87,9 @@ def bn(
         return outcome(variables, exact, episode, logits, own)
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
-        if not len(support.pixels):
-            return variables
-        return blend_statistics(variables, encode(net, variables, support)[1], share(len(support.pixels)))
+        return adapt_statistics(net, variables, support, share)[1]
 
-    episodic = erm(net)._replace(name="bn", loss=loss, adapt=adapt, uses_support=True)
+    episodic = erm(net)._replace(name="bn", loss=loss, adapt=adapt, uses_support=True, takes_places=True)
     return episodic._replace(loss=erm(net).loss, trains_as="erm") if test_time_only else episodic
 
 
@@ -113,7 +111,24 @@ def share_of(momentum: float, prior: float) -> Callable[[int], float]:
 
 def encode(net: Classifier, variables: Variables, support: Images) -> tuple[Any, Variables]:
     """Maps of the support [n, h, w, c], normalised by its own statistics, and these: {"batch_stats": ...} or {}."""
-    return net.apply(variables, support.pixels, batch=True, mutable=["batch_stats"], method="map")
+    whose = True if support.present is None else support.present
+    return net.apply(variables, support.pixels, batch=whose, mutable=["batch_stats"], method="map")
+
+
+def adapt_statistics(
+    net: Classifier, variables: Variables, support: Images, share: Callable[[Any], Any]
+) -> tuple[Any, Variables]:
+    """Maps of the support [n, h, w, c], normalised by its own statistics, and variables with a share of these.
+
+    `share` is that of so many images. Without images the variables stay as they are.
+    """
+    if not len(support.pixels):
+        return net.apply(variables, support.pixels, method="map"), variables
+    maps, exact = encode(net, variables, support)
+    if support.present is None:
+        return maps, blend_statistics(variables, exact, share(len(support.pixels)))
+    count = support.present.sum()
+    return maps, blend_statistics(variables, exact, jnp.where(count > 0, share(count), 0.0))
 
 
 def outcome(
@@ -128,10 +143,14 @@ def outcome(
     return loss, {"logits": logits, "batch_stats": blend_statistics(variables, exact, RUNNING_RATE)["batch_stats"]}
 
 
-def blend_statistics(variables: Variables, exact: Variables, rate: float) -> Variables:
+def blend_statistics(variables: Variables, exact: Variables, rate: Any) -> Variables:
     """Variables with the statistics (1 - rate) * stored + rate * exact, for `exact` as encode() gives it."""
     old, new = variables["batch_stats"], exact.get("batch_stats", {})
-    stats = new if rate == 1.0 else jax.tree.map(lambda o, n: (1 - rate) * o + rate * n, old, new)
+    stats = (
+        new
+        if isinstance(rate, float) and rate == 1.0
+        else jax.tree.map(lambda o, n: (1 - rate) * o + rate * n, old, new)
+    )
     return {**variables, "batch_stats": stats}
 
 

@@ -36,6 +36,7 @@ class WithSupport(NamedTuple):
     variables: Variables
     features: Array
     scores: Array
+    present: Array | None = None  # [n]: the places that hold an image; None: all
 
 
 def t3a(net: Classifier, keep: int = 20) -> Method:
@@ -52,13 +53,17 @@ def t3a(net: Classifier, keep: int = 20) -> Method:
             return variables
         last = net.last_layer(variables)
         features, _ = encode_and_classify(net, variables, support)
-        kernel = prototypes(features, last["kernel"], last["bias"], keep)
-        return net.with_last_layer(variables, {"kernel": kernel, "bias": jnp.zeros_like(last["bias"])})
+        kernel = prototypes(features, last["kernel"], last["bias"], keep, support.present)
+        adapted = {"kernel": kernel, "bias": jnp.zeros_like(last["bias"])}
+        if support.present is not None:
+            some = support.present.any()
+            adapted = jax.tree.map(lambda new, old: jnp.where(some, new, old), adapted, {**last})
+        return net.with_last_layer(variables, adapted)
 
-    return erm(net)._replace(name="t3a", adapt=adapt, uses_support=True, trains_as="erm")
+    return erm(net)._replace(name="t3a", adapt=adapt, uses_support=True, takes_places=True, trains_as="erm")
 
 
-def prototypes(features: Array, kernel: Array, bias: Array, keep: int) -> Array:
+def prototypes(features: Array, kernel: Array, bias: Array, keep: int, present: Array | None = None) -> Array:
     """The prototypes [d, classes] of T3A. Vectors whose entropies are equal stay or go together.
 
     Args:
@@ -66,12 +71,15 @@ def prototypes(features: Array, kernel: Array, bias: Array, keep: int) -> Array:
       kernel: of the last layer, [d, classes].
       bias: of the last layer, [classes].
       keep: as in t3a().
+      present: bool [n], the features that count; None: all.
     """
     classes = len(bias)
     vectors = jnp.concatenate([kernel.T, features])
     log_p = jax.nn.log_softmax(vectors @ kernel + bias)
     entropy = -(jnp.exp(log_p) * log_p).sum(-1)
     owner = jnp.concatenate([jnp.arange(classes), log_p[classes:].argmax(-1)])
+    if present is not None:
+        owner = owner.at[classes:].set(jnp.where(present, owner[classes:], classes))  # of no class
     member = jax.nn.one_hot(owner, classes)
     if keep:
         surer = (entropy[None] < entropy[:, None]) & (owner[None] == owner[:, None])  # [i, j]: j is surer than i
@@ -95,51 +103,62 @@ def lame(net: Classifier, affinity: str = "knn", neighbours: int = 5, steps: int
         return unit(features), jnp.log(jax.nn.softmax(logits) + FLOOR), logits
 
     def adapt(variables: Variables, support: Images, key: Array) -> WithSupport:
-        return WithSupport(variables, *compare(variables, support)[:2])
+        return WithSupport(variables, *compare(variables, support)[:2], support.present)
 
     def predict(adapted: WithSupport, query: Images) -> Array:
         features, scores, logits = compare(adapted.variables, query)
         if not len(adapted.features):
             return logits
 
+        present = None if adapted.present is None else jnp.append(adapted.present, True)
+
         def answer(feature: Array, score: Array) -> Array:
             everything = jnp.vstack([adapted.features, feature]), jnp.vstack([adapted.scores, score])
-            return regularise(*everything, affinity, neighbours, steps)[-1]
+            return regularise(*everything, affinity, neighbours, steps, present)[-1]
 
-        return jax.vmap(answer)(features, scores)
+        found = jax.vmap(answer)(features, scores)
+        return found if adapted.present is None else jnp.where(adapted.present.any(), found, logits)
 
-    return erm(net)._replace(name="lame", adapt=adapt, predict=predict, uses_support=True, trains_as="erm")
+    return erm(net)._replace(
+        name="lame", adapt=adapt, predict=predict, uses_support=True, takes_places=True, trains_as="erm"
+    )
 
 
-def regularise(features: Array, scores: Array, affinity: str, neighbours: int, steps: int) -> Array:
+def regularise(
+    features: Array, scores: Array, affinity: str, neighbours: int, steps: int, present: Array | None = None
+) -> Array:
     """LAME's fixed-point steps on n images. Returns log p(x_i) + sum_j a_ij z_j of the last step, [n, classes].
 
     Args:
       features: of unit length, [n, d].
       scores: log p(x), [n, classes].
       affinity: as in lame(), likewise `neighbours` and `steps`.
+      present: bool [n], the images that there are; None: all.
     """
-    weights = affinities(features, affinity, neighbours)
+    weights = affinities(features, affinity, neighbours, present)
     return jax.lax.fori_loop(0, steps, lambda _, logits: scores + weights @ jax.nn.softmax(logits), scores)
 
 
-def affinities(features: Array, affinity: str, neighbours: int) -> Array:
-    """LAME's affinities [n, n] of unit features [n, d], for two images or more.
+def affinities(features: Array, affinity: str, neighbours: int, present: Array | None = None) -> Array:
+    """LAME's affinities [n, n] of unit features [n, d], for two images or more; 0 for images that are not `present` [n].
 
     "knn": a_ij is 1 where j is among the nearest neighbours of i, and 0 elsewhere. "rbf": exp(-|h_i - h_j|^2 / (2 s^2)), where
     s is the mean distance of an image to its last neighbour. "linear": h_i . h_j.
     """
     products = features @ features.T
+    there = jnp.ones(len(features), bool) if present is None else present
+    both = there[:, None] & there
     if affinity == "linear":
-        return products
+        return jnp.where(both, products, 0)
     lengths = jnp.diag(products)
     distances = jnp.maximum(0, lengths[:, None] + lengths - 2 * products)  # squared
-    others = jnp.where(jnp.eye(len(features), dtype=bool), jnp.inf, distances)
-    last = -jax.lax.top_k(-others, min(neighbours, len(features) - 1))[0][:, -1:]  # to the last neighbour
+    others = jnp.where(jnp.eye(len(features), dtype=bool) | ~both, jnp.inf, distances)
+    nearest = -jax.lax.top_k(-others, min(neighbours, len(features) - 1))[0]
+    last = nearest[:, jnp.minimum(neighbours, there.sum() - 1) - 1, None]  # to the last neighbour
     if affinity == "knn":
-        return (others <= last).astype(jnp.float32)
-    width = jnp.sqrt(last).mean()
-    return jnp.exp(-distances / jnp.maximum(2 * width**2, 1e-12))
+        return (both & (others <= last)).astype(jnp.float32)
+    width = jnp.sqrt(last[:, 0]).mean(where=there)
+    return jnp.where(both, jnp.exp(-distances / jnp.maximum(2 * width**2, 1e-12)), 0)
 
 
 def feature_shift(net: Classifier, gamma: float = 1.0) -> Method:
@@ -168,11 +187,13 @@ def feature_shift(net: Classifier, gamma: float = 1.0) -> Method:
             return source
         last, (features, _) = net.last_layer(source), encode_and_classify(net, source, support)
         # The last layer is linear, so a shift of its input is a shift of its bias.
-        shift = gamma * (variables["calibration"]["mean"] - features.mean(0))
+        there = jnp.ones(len(features), bool) if support.present is None else support.present
+        mean = jnp.where(there[:, None], features, 0).sum(0) / jnp.maximum(1, there.sum())
+        shift = jnp.where(there.any(), gamma * (variables["calibration"]["mean"] - mean), 0.0)
         return net.with_last_layer(source, {**last, "bias": last["bias"] + shift @ last["kernel"]})
 
     shifting = erm(net)._replace(name="feature_shift", adapt=adapt, calibrate=calibrate)
-    return shifting._replace(uses_support=True, trains_as="erm")
+    return shifting._replace(uses_support=True, takes_places=True, trains_as="erm")
 
 
 def encode_and_classify(net: Classifier, variables: Variables, images: Images) -> tuple[Any, Any]:

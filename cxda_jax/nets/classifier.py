@@ -35,16 +35,18 @@ class Classifier(nn.Module):
     context: Any = None
     transformer: Any = None
 
-    def __call__(self, pixels: jax.Array, batch: bool = False, context: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, pixels: jax.Array, batch: bool | jax.Array = False, context: jax.Array | None = None
+    ) -> jax.Array:
         """Images [n, h, w, c] to logits [n, classes], without attention; see map()."""
         return self.classify(self.map(pixels, batch, context))
 
-    def map(self, pixels: jax.Array, batch: bool = False, context: jax.Array | None = None) -> jax.Array:
+    def map(self, pixels: jax.Array, batch: bool | jax.Array = False, context: jax.Array | None = None) -> jax.Array:
         """Images to feature maps [n, h', w', channels].
 
         Args:
           pixels: [n, h, w, c], uint8 or floats in 0..1.
-          batch: normalise by the batch's own statistics, or by the stored ones.
+          batch: normalise by the batch's own statistics, or by the stored ones. bool [n]: by those of the images where it is True.
           context: [h, w, channels], which the trunk gets as further channels of each image.
         """
         x = self._normalise(pixels)
@@ -52,9 +54,12 @@ class Classifier(nn.Module):
             x = jnp.concatenate([x, jnp.broadcast_to(context, (*x.shape[:3], context.shape[-1]))], axis=-1)
         return self.trunk(x, batch)
 
-    def summarise(self, pixels: jax.Array) -> jax.Array:
-        """Support images [n, h, w, c] to one context [h, w, channels], the mean over the images."""
-        return self.context(self._normalise(pixels)).mean(0)
+    def summarise(self, pixels: jax.Array, present: jax.Array | None = None) -> jax.Array:
+        """Support images [n, h, w, c] to one context [h, w, channels], the mean over those that are `present` [n]."""
+        if present is None:
+            return self.context(self._normalise(pixels)).mean(0)
+        contexts = self.context(self._normalise(pixels), present)
+        return jnp.where(present[:, None, None, None], contexts, 0).sum(0) / jnp.maximum(1, present.sum())
 
     def classify(self, maps: jax.Array) -> jax.Array:
         """Maps [n, h, w, c], or pooled vectors [n, c], to float32 logits [n, classes]."""
@@ -103,9 +108,15 @@ class Classifier(nn.Module):
         """Maps of queries to logits, as recall() but with given weights [n, heads or 1, support]."""
         return self._classify_tokens(self.attention.mix(self.tokens(maps), weights, values), maps)
 
-    def weights(self, maps: jax.Array, memory: Memory) -> jax.Array:
-        """Weights of query images on support images [n, heads, support]: summed over the latter's tokens, else averaged."""
-        weights, tokens = self.attention.weights(self.tokens(maps), memory), self._per_image(maps)
+    def weights(self, maps: jax.Array, memory: Memory, hidden: jax.Array | None = None) -> jax.Array:
+        """Weights of query images on support images [n, heads, support]: summed over the latter's tokens, else averaged.
+
+        `hidden` is as in recall().
+        """
+        tokens = self._per_image(maps)
+        if hidden is not None:
+            hidden = hidden.repeat(tokens, axis=0).repeat(tokens, axis=1)
+        weights = self.attention.weights(self.tokens(maps), memory, hidden)
         return weights.reshape(len(maps), tokens, weights.shape[1], -1, tokens).sum(-1).mean(1)
 
     def _normalise(self, pixels: jax.Array) -> jax.Array:

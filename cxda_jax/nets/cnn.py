@@ -43,7 +43,7 @@ class CNNTrunk(nn.Module):
     initial: str = "torch"
 
     @nn.compact
-    def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
+    def __call__(self, x: jax.Array, batch: bool | jax.Array = False) -> jax.Array:
         for i, pad in enumerate(PADDINGS[self.padding][-self.convs :]):
             y = nn.Conv(
                 self.width, (5, 5), padding=((pad, pad), (pad, pad)), dtype=self.dtype, name=f"conv{i}",

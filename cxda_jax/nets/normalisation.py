@@ -20,7 +20,9 @@ PARTIAL_SUMS = range(64, 129)  # how many there may be; a number that divides th
 
 
 class BatchNorm(nn.Module):
-    """Normalises the channels of [..., c]; `batch=True` uses the batch's own statistics, False the stored ones.
+    """Normalises the channels of [n, ..., c]; `batch=True` uses the batch's own statistics, False the stored ones.
+
+    `batch` may also be bool [n], True for the images whose statistics are used.
 
     If "batch_stats" is mutable and `batch` is True, the module stores the batch's mean and biased variance as they are, and
     gradients flow through them. The caller decides how they are averaged with the running ones. Statistics are float32
@@ -28,14 +30,17 @@ class BatchNorm(nn.Module):
     """
 
     @nn.compact
-    def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
+    def __call__(self, x: jax.Array, batch: bool | jax.Array = False) -> jax.Array:
         channels = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones, channels)
         bias = self.param("bias", nn.initializers.zeros, channels)
         stored_mean = self.variable("batch_stats", "mean", jnp.zeros, channels)
         stored_var = self.variable("batch_stats", "var", jnp.ones, channels)
-        mean, var = moments(x) if batch else (stored_mean.value, stored_var.value)
-        if batch and self.is_mutable_collection("batch_stats") and not self.is_initializing():
+        own = batch is not False
+        mean, var = (
+            (moments(x) if batch is True else moments_of(x, batch)) if own else (stored_mean.value, stored_var.value)
+        )
+        if own and self.is_mutable_collection("batch_stats") and not self.is_initializing():
             stored_mean.value, stored_var.value = mean, var
         factor = scale * jax.lax.rsqrt(var + 1e-5)
         return scale_and_shift(x, factor, bias - mean * factor)
@@ -86,6 +91,14 @@ def _moments_backward(saved: Any, grads: Any) -> tuple[jax.Array]:
 
 
 moments.defvjp(_moments_forward, _moments_backward)
+
+
+def moments_of(x: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """moments() of the images [n, ..., c] for which `present` [n] is True; zeros if there is none."""
+    chosen = present.reshape(-1, *[1] * (x.ndim - 1))
+    count = jnp.maximum(1, present.sum()) * (x.size // (len(x) * x.shape[-1]))
+    mean = channel_sum(jnp.where(chosen, x, 0)) / count
+    return mean, channel_sum(jnp.where(chosen, jnp.square(x.astype(jnp.float32) - mean), 0)) / count
 
 
 @jax.custom_vjp

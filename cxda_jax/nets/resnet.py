@@ -31,7 +31,7 @@ class Bottleneck(nn.Module):
     initial: str = "torch"
 
     @nn.compact
-    def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
+    def __call__(self, x: jax.Array, batch: bool | jax.Array = False) -> jax.Array:
         out = 4 * self.width
         y = nn.relu(BatchNorm(name="bn1")(_conv(self, "conv1", x, self.width, 1), batch))
         y = nn.relu(BatchNorm(name="bn2")(_conv(self, "conv2", y, self.width, 3, self.stride), batch))
@@ -53,7 +53,7 @@ class ResNetTrunk(nn.Module):
     initial: str = "torch"  # how layers start; see initialisers()
 
     @nn.compact
-    def __call__(self, x: jax.Array, batch: bool = False) -> jax.Array:
+    def __call__(self, x: jax.Array, batch: bool | jax.Array = False) -> jax.Array:
         x = nn.relu(BatchNorm(name="bn1")(_conv(self, "conv1", x, self.width, 7, 2), batch))
         x = max_pool(x, 3, 2, pad=1)
         for i, blocks in enumerate(self.stages):
