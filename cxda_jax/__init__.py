@@ -8,6 +8,8 @@ from cxda_jax.version import VERSION as __version__
 if TYPE_CHECKING:
     from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
     from cxda_jax.data.store import DomainStore, open_store, write_store
+    from cxda_jax.device.buffer import SupportBuffer
+    from cxda_jax.device.model import Answers, Model, load
     from cxda_jax.errors import UserError
     from cxda_jax.evaluation import evaluate
     from cxda_jax.methods.anytime import cxda_any, stream
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "data.episodes": ("EpisodeSpec", "Plan", "sample_plans"),
     "data.store": ("DomainStore", "open_store", "write_store"),
+    "device.buffer": ("SupportBuffer",),
+    "device.model": ("Answers", "Model", "load"),
     "errors": ("UserError",),
     "evaluation": ("evaluate",),
     "methods.anytime": ("cxda_any", "stream"),
@@ -41,10 +45,10 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "DomainStore", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Plan", "UserError", "__version__", "bn",
-    "bn_alpha", "cml", "cotta", "cxda", "cxda_any", "cxda_loo", "cxda_p2p", "cxda_supervised", "erm", "erm_iid", "evaluate",
-    "feature_shift", "ft_em", "ft_im", "icrm", "lame", "open_store", "sample_plans", "sf_ocda", "sla", "stream", "t3a",
-    "with_transformer", "write_store",
+    "Answers", "DomainStore", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Model", "Plan",
+    "SupportBuffer", "UserError", "__version__", "bn", "bn_alpha", "cml", "cotta", "cxda", "cxda_any", "cxda_loo",
+    "cxda_p2p", "cxda_supervised", "erm", "erm_iid", "evaluate", "feature_shift", "ft_em", "ft_im", "icrm", "lame",
+    "load", "open_store", "sample_plans", "sf_ocda", "sla", "stream", "t3a", "with_transformer", "write_store",
 ]  # fmt: skip
 
 

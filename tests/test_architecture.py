@@ -59,6 +59,18 @@ ALLOWED["report"] = {
     "study",
 }
 ALLOWED["bench"] = LIBRARY - {"pictures"}
+ALLOWED["device"] = {
+    "errors",
+    "types",
+    "backend",
+    "config",
+    "data",
+    "disk",
+    "experiment",
+    "progress",
+    "report",
+    "stops",
+}
 ALLOWED["doctor"] = {"errors", "backend", "memory"}
 ALLOWED["__main__"] = {"stops"}
 FILES = sorted((ROOT / "cxda_jax").rglob("*.py"))

@@ -34,7 +34,12 @@ AGAIN = "delete the folder and prepare it again"
 # Fields of store.json. A store keeps its identity when its name, provenance or marks change.
 FIELDS = {"name": str, "class_names": list, "mean": list, "std": list, "shape": list, "domains": list, "sha256": dict}
 IDENTITY = ("class_names", "mean", "std", "shape", "domains")
-OPTIONAL = {"metric": str, "provenance": str, "marks": list}
+OPTIONAL = {"metric": str, "provenance": str, "marks": list, "fit": str, "background": list, "licence": str}
+FITS = {
+    "squash": "squashed to size",
+    "crop": "cropped in the middle",
+    "pad": "padded to size",
+}  # of an image of another form
 ABANDONED = 3600.0  # seconds without a write; after them, an unfinished folder is deleted
 
 
@@ -48,7 +53,10 @@ class Domain(NamedTuple):
 
 
 class StoreInfo(NamedTuple):
-    """Facts about a data set. The network sees (pixels / 255 - mean) / std, channel by channel."""
+    """Facts about a data set. The network sees (pixels / 255 - mean) / std, channel by channel.
+
+    `fit` and `background` say how a user's own image of another form is brought to that of the data.
+    """
 
     name: str
     class_names: tuple[str, ...]
@@ -57,6 +65,9 @@ class StoreInfo(NamedTuple):
     metric: str = "accuracy"
     provenance: str = ""
     marks: tuple[str, ...] = ()  # differences from the published data, such as "regenerated"; results repeat them
+    fit: str = "squash"  # a key of FITS
+    background: tuple[int, ...] = (255, 255, 255)  # under transparent images and beside padded ones, RGB
+    licence: str = ""
 
 
 class DomainStore(NamedTuple):
@@ -215,6 +226,11 @@ def _fault_in(card: dict[str, Any]) -> str:
             return f"{field}={brief(repr(values))} is not one number a channel, of which there are {shape[2]}"
     if 0 in card["std"]:
         return f"std={brief(repr(card['std']))} has a zero"
+    if (fit := card.get("fit", "squash")) not in FITS:
+        return f"fit={brief(repr(fit))} is not one of {', '.join(FITS)}"
+    colour = card.get("background", (0, 0, 0))
+    if len(colour) != 3 or not all(type(n) is int and 0 <= n <= 255 for n in colour):
+        return f"background={brief(repr(colour))} is not three numbers of 0..255"
     for domain in card["domains"]:
         if domain["split"] not in SPLITS:
             return f"split {brief(repr(domain['split']))} is not one of {', '.join(SPLITS)}"

@@ -1,17 +1,108 @@
-"""A trained model as plain files: weights.safetensors, config.json, and a manifest of both."""
+"""A trained model as plain files that need no data set: what a device gets.
+
+weights.safetensors      the variables
+calibration.safetensors  of a network that methods without a training start from: what they need to know of training images
+config.json              the config of the training
+card.json                names of the classes, form of the images, scores, and what adapting brought; see Card
+README.md                the card in words
+manifest.json            hashes of all
+"""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from cxda_jax.disk import files, manifest, safetensors
-from cxda_jax.errors import UserError
+from cxda_jax.disk.reading import NUMBER, read_object, require
+from cxda_jax.errors import UserError, brief
 from cxda_jax.types import Variables
 
-WEIGHTS, CONFIG = "weights.safetensors", "config.json"
+WEIGHTS, CALIBRATION, CONFIG, CARD, README = (
+    "weights.safetensors", "calibration.safetensors", "config.json", "card.json", "README.md",
+)  # fmt: skip
+AGAIN = "copy it again from where it is whole"
+
+
+class Gain(NamedTuple):
+    """What adapting brought in validation, by the number of support images; all but `sizes` in points.
+
+    Attributes:
+      sizes: numbers of support images, ascending from 0.
+      score: mean score of the tasks with so many.
+      mean: its difference to the score without any, paired over the tasks.
+      low: where the 95 % bootstrap interval of the difference begins.
+      high: where it ends.
+      tasks: how many tasks.
+    """
+
+    sizes: tuple[int, ...]
+    score: tuple[float, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    tasks: int
+
+    def helps_from(self) -> int | None:
+        """The least size from which on adapting gained at every measured size; None if there is none."""
+        found = None
+        for size, mean in zip(self.sizes[:0:-1], self.mean[:0:-1], strict=True):
+            if mean <= 0:
+                break
+            found = size
+        return found
+
+
+class Card(NamedTuple):
+    """What must be known to use a model, and what should be.
+
+    Attributes:
+      method: the name of the method that trained it.
+      seed: of the training.
+      step: of the training, after which the weights were taken.
+      data: the name of the data set.
+      data_hash: its identity.
+      provenance: where the data are from.
+      licence: of the data.
+      class_names: of all classes, in the order of the logits.
+      shape: of an image, (height, width, channels).
+      fit: how an image is brought to this shape, a key of FITS.
+      background: the colour under transparent images and beside padded ones.
+      mean: of each channel in 0..1, which is subtracted; std likewise, by which it is divided.
+      std: see mean.
+      metric: the name of the score.
+      test: {"avg", "w10", "num_tasks"} of the test, in %; None before it.
+      gain: None where it was not measured.
+      package: version of this package.
+    """
+
+    method: str
+    seed: int
+    step: int
+    data: str
+    data_hash: str
+    provenance: str
+    licence: str
+    class_names: tuple[str, ...]
+    shape: tuple[int, ...]
+    fit: str
+    background: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    metric: str
+    test: Mapping[str, float] | None
+    gain: Gain | None
+    package: str
+
+
+_KINDS = {
+    **dict.fromkeys(("method", "data", "data_hash", "provenance", "licence", "fit", "metric", "package"), str),
+    **dict.fromkeys(("class_names", "shape", "background", "mean", "std"), list),
+    **dict.fromkeys(("seed", "step"), int),
+}
 
 
 def write_model(
@@ -20,15 +111,27 @@ def write_model(
     config: Mapping[str, Any],
     notes: Mapping[str, Any],
     about: Mapping[str, Any] = {},
+    card: Card | None = None,
+    calibration: Mapping[str, Mapping[str, Any]] = {},
 ) -> None:
-    """Writes a model. The weights' header takes the notes, such as the step; the manifest takes facts `about` all."""
+    """Writes a model. The weights' header takes the notes, such as the step; the manifest takes facts `about` all.
+
+    `calibration` is by method. Without a card it can be tested on its data set, but not be used without it.
+    """
     folder.mkdir(exist_ok=True)
     (folder / manifest.NAME).unlink(missing_ok=True)
-    arrays = jax.device_get(safetensors.named(variables))
     told = {name: json.dumps(value) for name, value in notes.items()}
-    written = files.write_hashed(folder / WEIGHTS, safetensors.pieces(arrays, told))
-    files.write_text(folder / CONFIG, json.dumps(config, indent=1) + "\n")
-    manifest.write(folder, [WEIGHTS, CONFIG], {WEIGHTS: written}, about)
+    hashes = {}
+    for name, tree in {WEIGHTS: variables, **({CALIBRATION: calibration} if calibration else {})}.items():
+        hashes[name] = files.write_hashed(
+            folder / name, safetensors.pieces(jax.device_get(safetensors.named(tree)), told)
+        )
+    texts = {CONFIG: json.dumps(config, indent=1)}
+    if card:
+        texts |= {CARD: json.dumps(_to_json(card), indent=1), README: in_words(card)}
+    for name, text in texts.items():
+        files.write_text(folder / name, text + "\n")
+    manifest.write(folder, [*hashes, *texts], hashes, about)
 
 
 def is_model(folder: Path) -> bool:
@@ -37,11 +140,102 @@ def is_model(folder: Path) -> bool:
 
 def read_model(folder: Path, like: Variables) -> tuple[Variables, dict[str, Any]]:
     """The variables, with the names, shapes and types of `like`, and the notes."""
-    again = "copy it again from where it is whole"
     if fault := manifest.find_fault(folder):
-        raise UserError(f"{folder}: {fault}; {again}")
-    arrays, notes = safetensors.read(folder / WEIGHTS, f"{folder}/{WEIGHTS}", again)
+        raise UserError(f"{folder}: {fault}; {AGAIN}")
+    arrays, notes = safetensors.read(folder / WEIGHTS, f"{folder}/{WEIGHTS}", AGAIN)
     try:
         return safetensors.fit(arrays, like), {name: json.loads(text) for name, text in notes.items()}
     except ValueError as e:
         raise UserError(f"{folder}/{WEIGHTS}: {e}; is {CONFIG} the model's own?") from None
+
+
+def read_calibration(folder: Path, method: str) -> dict[str, np.ndarray]:
+    """What a method needs to know of the training images, of a model whose files are whole; {} if nothing was kept for it."""
+    if not (folder / CALIBRATION).exists():
+        return {}
+    arrays, _ = safetensors.read(folder / CALIBRATION, f"{folder}/{CALIBRATION}", AGAIN)
+    split = {name: name.partition("/") for name in arrays}
+    return {rest: arrays[name] for name, (whose, _, rest) in split.items() if whose == method}
+
+
+def read_card(folder: Path) -> Card:
+    """The card of a model, once its files are whole."""
+    where = f"{folder}/{CARD}"
+    if fault := manifest.find_fault(folder):
+        raise UserError(f"{folder}: {fault}; {AGAIN}")
+    if not (folder / CARD).exists():
+        raise UserError(f"{where}: missing; models of versions before 0.3 have none: go on with the training's command")
+    content = read_object(folder / CARD, AGAIN)
+    require(content, _KINDS, where, AGAIN)
+    values: dict[str, Any] = {
+        name: tuple(x) if isinstance(x, list) else x for name, x in content.items() if name in Card._fields
+    }
+    test, gain = (values.pop(name, None) for name in ("test", "gain"))
+    if test is not None:
+        require(test, dict.fromkeys(("avg", "w10", "num_tasks"), NUMBER), f"{where}: test", AGAIN)
+    if gain is not None:
+        require(gain, {name: list for name in Gain._fields[:-1]} | {"tasks": int}, f"{where}: gain", AGAIN)
+        gain = Gain(**{name: tuple(gain[name]) for name in Gain._fields[:-1]}, tasks=gain["tasks"])
+        if len({len(column) for column in gain[:-1]}) > 1:
+            raise UserError(f"{where}: gain has columns of different lengths; {AGAIN}")
+    card = Card(**values, test=test, gain=gain)
+    for name, found, wanted in (("shape", len(card.shape), 3), ("background", len(card.background), 3)):
+        if found != wanted:
+            raise UserError(f"{where}: {name}={brief(repr(values[name]), 40)} has not {wanted} numbers; {AGAIN}")
+    return card
+
+
+def _to_json(card: Card) -> dict[str, Any]:
+    return {**card._asdict(), "gain": card.gain and card.gain._asdict()}
+
+
+def in_words(card: Card) -> str:
+    """The card as a Markdown page."""
+    height, width, channels = card.shape
+    some = ", ".join(card.class_names[:10]) + ", ..." * (len(card.class_names) > 10)
+    lines = [
+        f"# {card.data}: {card.method}",
+        "",
+        f"A classifier of {len(card.class_names)} classes ({some}) for images of {height}x{width} pixels and {channels} "
+        f"channel{'s' * (channels > 1)}, which cxda_jax {card.package} trained.",
+        "",
+        f"- method: `{card.method}`, seed {card.seed}, weights of step {card.step}",
+        f"- data: {card.data}, {card.provenance or 'of unknown origin'} (identity {card.data_hash[:12]})",
+        f"- licence of the data: {card.licence or 'not recorded'}",
+        f"- images: brought to size by `{card.fit}`, background {tuple(card.background)}",
+    ]
+    if card.test:
+        scores = f"{card.metric} {card.test['avg']:.1f} %, in the worst tenth {card.test['w10']:.1f} %"
+        lines.append(f"- test: {scores}, over {card.test['num_tasks']:.0f} tasks of domains that training did not see")
+    if card.gain:
+        lines += ["", *gain_in_words(card.gain)]
+    lines += [
+        "",
+        "It knows the classes above and no others: it names one of them for every image. It was tested on domains of the data",
+        "above. On images of another kind its answers, and what adapting brings, may be worse.",
+        "",
+        "```python",
+        "import cxda_jax",
+        "",
+        'model = cxda_jax.load("THIS FOLDER")',
+        "adapted = model.adapt(images)  # unlabelled images of your own: paths, PIL images or arrays",
+        "adapted.predict(images).names",
+        "```",
+    ]
+    return "\n".join(lines)
+
+
+def gain_in_words(gain: Gain) -> list[str]:
+    """A table of the gain by the number of support images, and from where adapting helps, as lines of Markdown."""
+    since = gain.helps_from()
+    said = (
+        f"Adapting helped from {since} images on." if since else "Adapting did not help at the largest size measured."
+    )
+    rows = zip(gain.sizes, gain.score, gain.mean, gain.low, gain.high, strict=True)
+    return [
+        f"What adapting brought on {gain.tasks} validation tasks, in points, with 95 % intervals. {said}",
+        "",
+        "| own images | score | gain |",
+        "|---|---|---|",
+        *(f"| {n} | {score:.1f} | {mean:+.1f} ({low:+.1f} to {high:+.1f}) |" for n, score, mean, low, high in rows),
+    ]

@@ -2,24 +2,26 @@
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from cxda_jax import backend, cost, memory, stops, train
+from cxda_jax import __version__, backend, cost, memory, stops, train
 from cxda_jax.config import Config, as_fields, config_hash
 from cxda_jax.data.store import SPLITS
 from cxda_jax.disk import checkpoints, files, models
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import Experiment, build, start_from_weights
+from cxda_jax.experiment import METHODS, Experiment, build, build_method, start_from_weights
 from cxda_jax.pictures.sheet import draw_strips
 from cxda_jax.progress import duration, say
 from cxda_jax.study import identity
 from cxda_jax.study.comparing import table
 from cxda_jax.study.examples import corrections
-from cxda_jax.study.runs import Evaluation, restore_best
+from cxda_jax.study.gain import measure_gain
+from cxda_jax.study.runs import STARTS, Evaluation, restore_best
 from cxda_jax.study.settings import count_tasks
 from cxda_jax.study.testing import compiled, device, evaluate_run, score
 from cxda_jax.types import Variables
@@ -87,10 +89,39 @@ def run(
     record = record._replace(steps=steps, reached_step=steps)
     variables, notes = restore_best(workdir, experiment)
     hashes = {"config_hash": config_hash(config), "data_hash": store.sha256}
-    models.write_model(workdir / "model", variables, config, {**notes, **hashes}, record._asdict())
+    write = functools.partial(
+        models.write_model, workdir / "model", variables, config, {**notes, **hashes}, record._asdict()
+    )
+    write()  # a test that is broken off leaves a model that can be tested
     evaluation = Evaluation(workdir, workdir, method.name, config, record, record.marks)
     result = evaluate_run(evaluation, experiment, evaluator)
+    gain = measure_gain(experiment, variables)
+    write(make_card(experiment, notes["step"], result.row, gain), calibrations(experiment, variables))
     say("\n".join(filter(None, [table([result]), corrections(result.row)])))
+
+
+def make_card(experiment: Experiment, step: int, row: Mapping[str, Any], gain: models.Gain | None) -> models.Card:
+    """The card of a model, with the scores of a result's row."""
+    info, store = experiment.store.info, experiment.store
+    return models.Card(
+        method=experiment.method.name, seed=experiment.config["seed"], step=step, data=info.name, data_hash=store.sha256,
+        provenance=info.provenance, licence=info.licence, class_names=info.class_names, shape=store.images.shape[1:],
+        fit=info.fit, background=info.background, mean=info.mean, std=info.std, metric=experiment.metric,
+        test={name: row[name] for name in ("avg", "w10", "num_tasks")}, gain=gain, package=__version__,
+    )  # fmt: skip
+
+
+def calibrations(experiment: Experiment, variables: Variables) -> dict[str, Any]:
+    """By name, what the methods that start from this training need to know of its images."""
+    found, config, images = {}, experiment.config, None
+    if experiment.method.name not in STARTS:
+        return found
+    for name in METHODS:
+        method = build_method({**config, "method": name}, experiment.store)
+        if method.trains_as and method.calibrate:
+            images = experiment.calibration_images() if images is None else images
+            found[name] = backend.jit(method.calibrate)(variables, images)["calibration"]
+    return found
 
 
 def replay(config: Config, workdir: Path, data_dir: str | Path, other_data: bool, step: int) -> str:

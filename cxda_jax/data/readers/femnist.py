@@ -34,6 +34,7 @@ INFO = StoreInfo(
     mean=(1.0,),  # the network sees 1 - x: bright ink on black, and nothing else is normalised
     std=(-1.0,),
     provenance="FEMNIST, LEAF's JSON files",
+    fit="pad",
 )
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')

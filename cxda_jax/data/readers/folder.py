@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image
 
 from cxda_jax.config import lookup
-from cxda_jax.data.readers.images import FITS, read_colour, to_rgb, to_square
+from cxda_jax.data.readers.images import read_colour, to_rgb, to_size
 from cxda_jax.data.readers.raw import EXTENSIONS, IMAGENET, RawData, image_pieces, visible
-from cxda_jax.data.store import SPLITS, StoreInfo
+from cxda_jax.data.store import FITS, SPLITS, StoreInfo
 from cxda_jax.disk.reading import read_table
 from cxda_jax.errors import UserError, brief
 
@@ -54,7 +54,7 @@ def find(
     splits = _read_splits(Path(split_csv), raw_dir, files) if split_csv else random_splits(large, seed)
 
     def convert(image: Image.Image) -> Image.Image:
-        return to_square(to_rgb(image, colour), size, fit, colour)
+        return to_size(to_rgb(image, colour), (size, size), fit, colour)
 
     pieces = []
     for split in SPLITS:
@@ -67,7 +67,7 @@ def find(
     if not pieces:
         raise UserError(f"{raw_dir}: no domain has {min_images} images; add images or lower min_images")
     provenance = f"images of {raw_dir.name}, {made}, transparency over {background}"
-    info = StoreInfo(name, tuple(class_names), *IMAGENET, provenance=provenance)
+    info = StoreInfo(name, tuple(class_names), *IMAGENET, provenance=provenance, fit=fit, background=colour)
     return RawData(info, pieces, warnings=warnings, least=min_images)
 
 

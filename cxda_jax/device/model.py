@@ -1,0 +1,196 @@
+"""A trained model by itself: load() needs its files alone, and no data set."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+
+from cxda_jax import backend
+from cxda_jax.config import check_stored, lookup
+from cxda_jax.data.readers.images import fit_image
+from cxda_jax.data.store import DomainStore, StoreInfo
+from cxda_jax.disk import models
+from cxda_jax.disk.reading import read_object
+from cxda_jax.errors import UserError, brief
+from cxda_jax.experiment import METHODS, build_method
+from cxda_jax.types import Array, Images, Method, Variables
+
+SHIPPED = Path(__file__).with_name("shipped")  # models that come with the package
+AT_ONCE = 64  # images that one program classifies
+
+
+class Answers(NamedTuple):
+    """What a model says of n images.
+
+    Attributes:
+      names: of the likeliest class of each image.
+      confidences: [n], its probability.
+      probabilities: [n, classes].
+    """
+
+    names: tuple[str, ...]
+    confidences: np.ndarray
+    probabilities: np.ndarray
+
+
+class Programs(NamedTuple):
+    """A method's functions, compiled once for each shape of their arguments."""
+
+    adapt: Callable[[Variables, Images, Array], Any]
+    predict: Callable[[Any, Images], Array]
+    attention: Callable[[Any, Images], Array] | None
+    remember: Callable[[Any, Array, Images], Any] | None
+
+
+class Model:
+    """A classifier that adapts to unlabelled images without changing itself.
+
+    Images are paths, PIL images or arrays, of any size; they are fitted as the training images were.
+
+    Attributes:
+      card: what it was trained on, and its scores.
+      method: how it adapts.
+    """
+
+    def __init__(
+        self, card: models.Card, method: Method, variables: Variables, programs: Programs, adapted: Any = None
+    ):
+        self.card, self.method, self.variables, self.programs = card, method, variables, programs
+        self._adapted = adapted
+
+    @property
+    def adapted(self) -> Any:
+        """What the method's predict() takes: adapted to images, or to none."""
+        if self._adapted is None:
+            self._adapted = self.programs.adapt(self.variables, self.as_images([]), jax.random.key(0))
+        return self._adapted
+
+    def adapt(self, images: Iterable[Any], domains: Sequence[int] | None = None, key: Array | None = None) -> "Model":
+        """A model that is adapted to these images alone; this one stays as it is.
+
+        A program is compiled for each number of images. SupportBuffer has one for all.
+
+        Args:
+          images: unlabelled images of the device.
+          domains: their domains [n], for cxda_supervised alone.
+          key: of a method that draws random numbers.
+        """
+        support = self.as_images(images, domains)
+        key = jax.random.key(0) if key is None else key
+        return self.adapted_to(self.programs.adapt(self.variables, support, key))
+
+    def adapted_to(self, adapted: Any) -> "Model":
+        """The model with what the method's adapt() returned."""
+        return Model(self.card, self.method, self.variables, self.programs, adapted)
+
+    def predict(self, images: Iterable[Any], domains: Sequence[int] | None = None) -> Answers:
+        """The classes of images, each on its own; before adapt() the answers of the model as it was trained.
+
+        Args:
+          images: of which some at a time are in memory.
+          domains: as in adapt().
+        """
+        logits = [np.asarray(part) for part in self._of_each(self.programs.predict, images, domains)]
+        classes = len(self.card.class_names)
+        scores = np.concatenate(logits, dtype=np.float64) if logits else np.zeros((0, classes))
+        odds = np.exp(scores - scores.max(1, keepdims=True, initial=-np.inf))
+        shares = odds / odds.sum(1, keepdims=True)
+        names = tuple(self.card.class_names[i] for i in scores.argmax(1)) if len(scores) else ()
+        return Answers(names, shares.max(1, initial=0), shares)
+
+    def attention(self, images: Iterable[Any], domains: Sequence[int] | None = None) -> np.ndarray:
+        """Weights [images, heads, n] on the n images of adapt(). A row sums to one, or to less where learned tokens have the rest."""
+        if self.programs.attention is None:
+            attending = "cxda, cxda_loo, cxda_any, cxda_p2p and cxda_supervised do"
+            raise UserError(f"attention: {self.method.name} does not attend to images; {attending}")
+        weights = [np.asarray(part) for part in self._of_each(self.programs.attention, images, domains)]
+        return np.concatenate(weights) if weights else np.zeros((0, 1, 0), np.float32)
+
+    def as_images(self, images: Iterable[Any], domains: Sequence[int] | None = None) -> Images:
+        """Fitted images as the method's functions take them."""
+        images = several(images)
+        pixels = [self.fit(image) for image in images]
+        stacked = np.stack(pixels) if pixels else np.zeros((0, *self.card.shape), np.uint8)
+        if domains is None and self.method.uses_domains and pixels:
+            raise UserError(f"{self.method.name} needs the domain of each image: domains=[0, 0, 1, ...]")
+        of = np.zeros(len(pixels)) if domains is None else np.asarray(domains)
+        if of.shape != (len(pixels),):
+            raise UserError(f"domains: {len(of)} for {len(pixels)} images; give one for each image")
+        return Images(jnp.asarray(stacked), jnp.asarray(of, jnp.int32))
+
+    def fit(self, image: Any) -> np.ndarray:
+        """An image as the network takes it, uint8 [h, w, c]."""
+        return fit_image(image, self.card.shape, self.card.fit, self.card.background)
+
+    def _of_each(self, program: Callable[[Any, Images], Array], images: Iterable[Any], domains: Any) -> Iterator[Array]:
+        """What a program makes of the images, AT_ONCE or fewer at a time. The last ones are padded, so that two shapes are compiled."""
+        adapted, start, waiting = self.adapted, 0, iter(several(images))
+        while some := list(itertools.islice(waiting, AT_ONCE)):
+            batch = self.as_images(some, None if domains is None else domains[start : start + len(some)])
+            start += len(some)
+            size = 1 if len(some) == 1 else AT_ONCE
+            filled = np.r_[: len(some), np.zeros(size - len(some), int)]
+            padded = jax.tree.map(lambda x, rows=filled: x[rows], batch)
+            yield program(adapted, padded)[: len(some)]
+
+
+def several(images: Any) -> Iterable[Any]:
+    """Gives images back; a UserError where it is a single one, whose letters or rows could be taken for images."""
+    if isinstance(images, str | Path | Image.Image) or not isinstance(images, Iterable):
+        raise UserError(f"images={brief(repr(images), 60)}: give a list of images; [image] for a single one")
+    return images
+
+
+def load(path: str | Path, method: str = "") -> Model:
+    """A trained model.
+
+    Args:
+      path: the model/ of a run, or a run; or the name of a model that comes with the package, such as "glyphs".
+      method: how to adapt, for a model of erm or erm_iid: t3a, lame, bn_alpha, feature_shift, ft_em and the like. The model's
+        own method unless given.
+    """
+    folder = find_model(path)
+    card = models.read_card(folder)
+    where = f"{folder}/{models.CONFIG}"
+    config = {**check_stored(read_object(folder / models.CONFIG, models.AGAIN), f"{where}: config", models.AGAIN)}
+    name = method or card.method
+    lookup("method", name, METHODS)
+    built = build_method({**config, "method": name}, as_store(card))
+    if name != card.method and card.method not in (built.trains_as, f"{built.trains_as}_iid"):
+        raise UserError(f"method={name!r}: {folder} was trained as {card.method}, from which it cannot start")
+    like = jax.eval_shape(built.init, jax.random.key(0), Images(jnp.zeros((2, *card.shape)), jnp.zeros(2, jnp.int32)))
+    variables, _ = models.read_model(folder, like)
+    if built.calibrate:
+        known = models.read_calibration(folder, name)
+        if not known:
+            raise UserError(f"method={name!r}: {folder} lacks what it needs to know of the training images")
+        variables = {**variables, "calibration": jax.tree.map(jnp.asarray, known)}
+    optional = (backend.jit(f) if f else None for f in (built.attention, built.remember))
+    return Model(card, built, variables, Programs(backend.jit(built.adapt), backend.jit(built.predict), *optional))
+
+
+def find_model(path: str | Path) -> Path:
+    """The folder of a model's files."""
+    given = Path(path)
+    shipped = {folder.name: folder for folder in sorted(SHIPPED.glob("*")) if models.is_model(folder)}
+    for folder in (given, given / "model", shipped.get(str(path), given)):
+        if models.is_model(folder):
+            return folder
+    known = f"; {', '.join(shipped)} come with the package" * bool(shipped)
+    what = "no model in it" if given.is_dir() else "no such folder"
+    raise UserError(f"{brief(str(path), 80)}: {what}; give a run of cxda train, or its model/{known}")
+
+
+def as_store(card: models.Card) -> DomainStore:
+    """A store without images that has all that a method is built from."""
+    info = StoreInfo(
+        card.data, card.class_names, card.mean, card.std, card.metric, card.provenance, fit=card.fit,
+        background=card.background, licence=card.licence,
+    )  # fmt: skip
+    nothing = np.zeros((0, *card.shape), np.uint8)
+    return DomainStore(info, nothing, np.zeros(0, np.int32), np.zeros(1, np.int64), (), (), card.data_hash)

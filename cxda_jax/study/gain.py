@@ -1,0 +1,48 @@
+"""What adapting brings, by the number of support images: it is measured on validation tasks at the end of a training."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from cxda_jax import metrics
+from cxda_jax.data.episodes import Context
+from cxda_jax.disk.models import Gain
+from cxda_jax.evaluation import compile_task
+from cxda_jax.experiment import Experiment
+from cxda_jax.study.settings import count_tasks, usual_number
+from cxda_jax.study.testing import score
+from cxda_jax.types import Array, Images, Method, Variables
+
+SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+
+
+def measure_gain(experiment: Experiment, variables: Variables) -> Gain | None:
+    """The gain on the validation tasks, whose images arrive in random order; None for a method that no places fit."""
+    config, method = experiment.config, experiment.method
+    if not (method.uses_support and method.takes_places) or config["evaluation"]["tasks"] == "exhaustive":
+        return None
+    usual, tasks = usual_number("support_size", config), count_tasks(config, experiment.store, "val")
+    sizes = (*(n for n in SIZES if n < usual), usual)
+    experiment = experiment._replace(context=Context(usual))  # all sizes see the beginning of the same order
+    evaluator = compile_task(of_the_first(method), experiment.source)
+    tables = [score(experiment, evaluator, {"own": variables, "count": jnp.asarray(n)}, "val", tasks) for n in sizes]
+    gaps = [100 * (table.scores - tables[0].scores) for table in tables]
+    intervals = [metrics.bootstrap_interval(gap).tolist() for gap in gaps]
+    return Gain(
+        sizes,
+        score=tuple(round(100 * float(table.scores.mean()), 2) for table in tables),
+        mean=tuple(round(float(gap.mean()), 2) for gap in gaps),
+        low=tuple(round(low, 2) for low, _ in intervals),
+        high=tuple(round(high, 2) for _, high in intervals),
+        tasks=tasks,
+    )
+
+
+def of_the_first(method: Method) -> Method:
+    """The method on the first images of each support. Its variables are {"own": those of the method, "count": how many}."""
+
+    def adapt(variables: Any, support: Images, key: Array) -> Any:
+        present = jnp.arange(len(support.pixels)) < variables["count"]
+        return method.adapt(variables["own"], support.replace(present=present), key)
+
+    return method._replace(adapt=adapt)
