@@ -37,6 +37,10 @@ TABLE = {  # by the file's name without test_ and .py
     "architecture": Rings(INNER),
     "augment": Rings(INNER),
     "benchmark": Rings(exhaustive=["other_suites", "the_gpu_suite"]),
+    "buffer": Rings(
+        inner=["attention", "what_cannot_be"],
+        exhaustive=[r"it_equals.*\[(?!bn|cxda_any|t3a)", "ten_thousand", r"a_reservoir"],
+    ),
     "build": Rings(INNER, exhaustive=["what_is_taken", "an_optimizer_is_built", "images_too_small"]),
     "checkpoints": Rings(exhaustive=["saving_and_restoring_keep_no_memory"]),
     "cli": Rings(INNER, gate=["a_closed_output", "command_lines"]),
@@ -58,6 +62,7 @@ TABLE = {  # by the file's name without test_ and .py
     "losses": Rings(INNER),
     "malformed_files": Rings(EXHAUSTIVE),
     "malformed_raws": Rings(EXHAUSTIVE),
+    "model": Rings(exhaustive=[r"a_loaded_model.*\[(?!erm|cxda_any|cxda_supervised|t3a|feature_shift)"]),
     "methods": Rings(inner=[r"(?!overfits|statistics_options).*\[(erm|bn|cxda)\]$"]),
     "metrics": Rings(INNER),
     "metrics_file": Rings(INNER, exhaustive=["no_flipped_bit"]),

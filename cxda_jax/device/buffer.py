@@ -178,8 +178,8 @@ class SupportBuffer:
     def load(cls, path: str | Path, model: Model, seed: int = 0) -> "SupportBuffer":
         """The buffer that save() wrote, for a model that takes images of the same form. All images are encoded anew."""
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = dict(file)
+            with open(path, "rb") as file:  # numpy leaves a broken file open
+                arrays = dict(np.load(file, allow_pickle=False))
             options = {name: arrays[name].item() for name in ("capacity", "keep", "statistics", "refresh")}
             pixels, arrived, places = (arrays[name] for name in ("pixels", "arrived", "places"))
             buffer = cls(model, **options, seed=seed)
