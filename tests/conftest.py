@@ -24,6 +24,7 @@ from cxda_jax.config import read
 from cxda_jax.data.store import SPLITS, Domain, StoreInfo, open_store, write_store
 from cxda_jax.experiment import open_data
 from cxda_jax.types import Episode, Images
+from tests.chromium import browser  # noqa: F401
 from tests.rings import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
 
 CLASSES = 4

@@ -1,36 +1,11 @@
 """The HTML report in headless Chromium, where it and selenium are installed."""
 
-import json
-import shutil
-
 import numpy as np
 import pytest
 
 from cxda_jax.report.page import write_report
+from tests.chromium import asked, find, press, resize
 from tests.test_report import HOSTILE, make_report, make_task
-
-webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install selenium")
-FLAGS = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "disable-background-networking",
-         "disable-component-update", "no-first-run")  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    binary = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if not binary or not driver:
-        pytest.skip("no browser: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for flag in (*FLAGS, f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        opened.get("about:blank")  # the browser's own first page asks for files of its own
-        yield opened
-    finally:
-        opened.quit()
 
 
 @pytest.fixture(scope="module")
@@ -49,22 +24,6 @@ def page(browser, address):
     assert browser.get_log("browser") == []
 
 
-def resize(browser, width: int, scheme: str = "light") -> None:
-    """Sets the viewport, which windows cannot make as narrow as telephones, and the preferred colour scheme."""
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-
-
-def find(page, selector):
-    return page.find_element("css selector", selector)
-
-
-def press(page, key):
-    page.switch_to.active_element.send_keys(getattr(webdriver.Keys, key))
-
-
 def ranking(page) -> list[int]:
     cards = "return [...document.querySelectorAll('#ranking li')].map((card) => Number(card.dataset.index))"
     return page.execute_script(cards)
@@ -78,9 +37,7 @@ def choose(page, name, value):
 
 
 def test_the_page_loads_without_a_request_or_a_complaint(page, address):
-    sent = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
-    asked = [m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"]
-    assert address in asked and {url for url in asked if not url.startswith("data:")} == {address}
+    assert asked(page) == {address}
     assert HOSTILE in find(page, "h1").text
     assert page.execute_script("return document.querySelectorAll('img').length") == 0
 

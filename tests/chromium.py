@@ -1,0 +1,54 @@
+"""A headless Chromium for tests of pages, where it and selenium are installed."""
+
+import json
+import shutil
+
+import pytest
+
+FLAGS = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "disable-background-networking",
+         "disable-component-update", "no-first-run")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install selenium")
+    binary = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if not binary or not driver:
+        pytest.skip("no browser: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in (*FLAGS, f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        opened.get("about:blank")  # the browser's own first page asks for files of its own
+        yield opened
+    finally:
+        opened.quit()
+
+
+def resize(browser, width: int, scheme: str = "light") -> None:
+    """Sets the viewport, which windows cannot make as narrow as telephones, and the preferred colour scheme."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+
+
+def find(page, selector):
+    return page.find_element("css selector", selector)
+
+
+def press(page, key):
+    from selenium.webdriver import Keys
+
+    page.switch_to.active_element.send_keys(getattr(Keys, key))
+
+
+def asked(page) -> set[str]:
+    """The addresses that the browser asked for since its log was last read, without those that hold their own data."""
+    sent = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
+    urls = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
+    return {url for url in urls if not url.startswith("data:")}
