@@ -6,10 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from cxda_jax.metrics import mean_sem
-from cxda_jax.report.plots import Drawing, Style, above_legend, finish_axes
+from cxda_jax.report.plots import Drawing, Style, above_legend, axis_of_sizes, finish_axes
 from cxda_jax.report.tables import NAN, ByCell, Cell, Column, Table, by_cell, own_marks
 from cxda_jax.study.comparing import Difference
 from cxda_jax.study.contexts import (
@@ -166,10 +165,6 @@ def _draw(
 
 
 def _finish(axes: Axes, title: str, y: str, sizes: Sequence[int]) -> None:
-    """The axis of n is even in log(1 + n), over which the area is taken, so that n = 0 has a place. All panels have the same."""
+    """All panels have one axis of n. It is even in log(1 + n), over which the area is taken."""
     finish_axes(axes, title, "number of support images", y)
-    axes.set_xscale("function", functions=(np.log1p, np.expm1))
-    last = max(1.0, float(np.log1p(sizes[-1])))
-    axes.set_xlim(*np.expm1([-0.05 * last, 1.05 * last]))
-    axes.set_xticks(sizes)
-    axes.xaxis.set(minor_locator=NullLocator(), major_formatter="{x:g}")
+    axis_of_sizes(axes, sizes, sizes[-1])

@@ -172,22 +172,26 @@ def learning_curves(results: Sequence[Result], styles: Mapping[str, Style]) -> F
 
 
 def save(figure: Figure, path: Path) -> str:
-    """Writes PATH.png and PATH.svg, and returns the text of the second. Equal figures give equal bytes.
-
-    The <svg> element has text as paths, no date, nothing from elsewhere, and ids that no other figure has.
-    """
-    png = io.BytesIO()
+    """Writes PATH.png and PATH.svg, and returns the text of the second, which `to_svg` describes."""
+    png, text = io.BytesIO(), to_svg(figure)
     figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
+    files.write_bytes(Path(f"{path}.png"), png.getvalue())
+    files.write_bytes(Path(f"{path}.svg"), text.encode(errors="replace"))
+    return text
+
+
+def to_svg(figure: Figure) -> str:
+    """The figure as an <svg> element, which is the same for equal figures.
+
+    It has text as paths, no date, nothing from elsewhere, and ids that no other figure has.
+    """
     svg, unknown = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "cxda", "image.composite_image": False}):
         figure.savefig(svg, format="svg", metadata=unknown)
     text = svg.getvalue()[svg.getvalue().index("<svg") :]
     text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)  # equal images share it, and nothing refers to it
     mark = hashlib.sha256(text.encode()).hexdigest()[:8]
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1f{mark}-", text)
-    files.write_bytes(Path(f"{path}.png"), png.getvalue())
-    files.write_bytes(Path(f"{path}.svg"), text.encode(errors="replace"))
-    return text
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\1f{mark}-", text)
 
 
 def _write_beside(axes: Axes, words: Sequence[str], paths: Sequence[np.ndarray]) -> None:
@@ -237,6 +241,15 @@ def finish_axes(axes: Axes, title: str, x: str, y: str) -> None:
     axes.grid(color="0.9", lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
+
+
+def axis_of_sizes(axes: Axes, sizes: Sequence[int], last: int) -> None:
+    """An axis of numbers of images up to the last, even in log(1 + n), so that n = 0 has a place. Sizes get ticks."""
+    axes.set_xscale("function", functions=(np.log1p, np.expm1))
+    width = max(1.0, float(np.log1p(last)))
+    axes.set_xlim(*np.expm1([-0.05 * width, 1.05 * width]))
+    axes.set_xticks(sizes)
+    axes.xaxis.set(minor_locator=NullLocator(), major_formatter="{x:g}")
 
 
 def _metric(results: Sequence[Result]) -> str:
