@@ -1,4 +1,4 @@
-"""One HTML file with the tables and figures of a study, and an explorer of what its queries attend to.
+"""One HTML file with tables and figures, such as those of a study, and an explorer of what its queries attend to.
 
 Style, script, images and weights lie inside the file, and its content policy forbids everything else. Text is escaped.
 Tables and figures are not: they must be safe already.
@@ -23,6 +23,7 @@ from cxda_jax.errors import UserError
 LIMIT = 5 * 2**20  # bytes of a report
 THUMBNAIL = 48  # pixels of the longer side
 COLUMNS = 16  # of a sprite sheet
+LOSSLESS = 3 * 2**19  # bytes of a sheet as PNG; photographs in a larger one would leave no room for the rest
 DARK_PAGE, DARK_INK = np.array([0x1C, 0x20, 0x26]), np.array([0xE3, 0xE6, 0xE9])  # --card and --ink in report.css
 FOLDER = Path(__file__).parent
 EXPLORER = """
@@ -30,14 +31,14 @@ EXPLORER = """
 its own features by those with much weight. Choose a task and a query (click, arrow keys, Home, End): the support images
 are ranked by weight as a multiple of uniform attention, so that 2.00 x is twice the average image's weight, and a star
 marks the query's own domain, which the network is not told.</p>
-<div id="explorer" hidden></div>
 """
 
 
 class ExplorerTask(NamedTuple):
     """A task: n support images, m query images of one domain, and attention weights that sum to 1 over the support images.
 
-    Images are uint8 [n or m, h, w, c] with 1 or 3 channels. Answers are as each method names the queries' labels.
+    Images are uint8 [n or m, h, w, c] with 1 or 3 channels. Answers are as each method names the queries' labels. Domains
+    and labels are empty where nobody knows them. A user's own images have the names of their files instead.
     """
 
     name: str
@@ -49,6 +50,8 @@ class ExplorerTask(NamedTuple):
     query_labels: tuple[str, ...]
     answers: Mapping[str, tuple[str, ...]]
     weights: np.ndarray  # [m, heads, n]
+    support_files: tuple[str, ...] = ()
+    query_files: tuple[str, ...] = ()
 
 
 class Report(NamedTuple):
@@ -62,15 +65,45 @@ class Report(NamedTuple):
     faults: Sequence[str]
 
 
+class Section(NamedTuple):
+    """A section of a page: its id, its title, and its parts. A part is safe HTML, after a link to it or nothing."""
+
+    name: str
+    title: str
+    parts: Sequence[tuple[str, str]]
+
+
+class Page(NamedTuple):
+    """What an HTML file holds. Its tasks are those of the explorer, as `encode` gives them."""
+
+    title: str
+    summary: Sequence[tuple[str, str]]
+    faults: Sequence[str]
+    sections: Sequence[Section]
+    explained: str  # safe HTML above the explorer
+    tasks: Sequence[str]
+    sheet: str = ""  # address of the sheet whose images the sections show
+
+
 def write_report(path: Path, report: Report) -> int:
     """Writes the report and returns its size in bytes. Where it would pass 5 MB, tasks are left out from the end."""
-    tasks, size = [_encode(task) for task in report.tasks], 0
+    sections = [
+        Section("tables", "Tables", [table_part(i, table) for i, table in enumerate(report.tables, 1)]),
+        Section("figures", "Figures", [figure_part(i, *figure) for i, figure in enumerate(report.figures, 1)]),
+    ]
+    tasks = [encode(task) for task in report.tasks]
+    return write_page(path, Page(report.title, report.summary, report.faults, sections, EXPLORER, tasks))
+
+
+def write_page(path: Path, page: Page) -> int:
+    """Writes the page and returns its size in bytes. Where it would pass 5 MB, tasks are left out from the end."""
+    tasks, size = page.tasks, 0
     for kept in range(len(tasks), -1, -1):
         if kept and sum(map(len, tasks[:kept])) > LIMIT:
             continue
         left = f"{len(tasks) - kept} of {len(tasks)} tasks left out of the explorer: the file may have 5 MB at most"
-        page = _render(report, tasks[:kept], [*report.faults, *[left] * (kept < len(tasks))])
-        data = page.encode(errors="backslashreplace")
+        faults = [*page.faults, *[left] * (kept < len(tasks))]
+        data = _render(page._replace(tasks=tasks[:kept], faults=faults)).encode(errors="backslashreplace")
         if (size := len(data)) <= LIMIT:
             path.parent.mkdir(parents=True, exist_ok=True)
             files.write_bytes(path, data)
@@ -78,23 +111,25 @@ def write_report(path: Path, report: Report) -> int:
     raise UserError(f"{path}: {size / 2**20:.1f} MB without any task, 5 MB at most; leave out figures or tables")
 
 
-def _render(report: Report, tasks: list[str], faults: list[str]) -> str:
+def _render(page: Page) -> str:
     style, script = ((FOLDER / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     digest = _base64(hashlib.sha256(script.encode()).digest())
-    summary = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in report.summary)
+    if page.sheet:  # a rule, since a browser reads a variable's address anew for each image
+        style += f".picture {{ background-image: url({page.sheet}); }}"
+    summary = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in page.summary)
+    explorer = f'{page.explained}<div id="explorer" hidden></div>\n'
     body = links = ""
-    for name, title, parts in (  # parts: a link to each, and the part
-        ("summary", "Summary", [("", f"<dl>{summary}</dl>")] * bool(summary)),
-        ("faults", "Faults and omissions", [("", f"<p>{html.escape(fault)}</p>") for fault in faults]),
-        ("tables", "Tables", [_table(i, table) for i, table in enumerate(report.tables, 1)]),
-        ("figures", "Figures", [_figure(i, *figure) for i, figure in enumerate(report.figures, 1)]),
-        ("attention", "Attention explorer", [("", EXPLORER)] * bool(tasks)),
+    for name, title, parts in (
+        Section("summary", "Summary", [("", f"<dl>{summary}</dl>")] * bool(summary)),
+        Section("faults", "Faults and omissions", [("", f"<p>{html.escape(fault)}</p>") for fault in page.faults]),
+        *page.sections,
+        Section("attention", "Attention explorer", [("", explorer)] * bool(page.tasks)),
     ):
         content, entries = "".join(part for _, part in parts), "".join(link for link, _ in parts)
         if parts:
             body += f'<section id="{name}"><h2>{title}</h2>\n{content}</section>\n'
             links += f'<li><a href="#{name}">{title}</a>{f"<ol>{entries}</ol>" if entries else ""}</li>'
-    title, data = html.escape(report.title), ",".join(tasks)
+    title, data = html.escape(page.title), ",".join(page.tasks)
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src 'none';
 base-uri 'none'; form-action 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:">
@@ -110,7 +145,7 @@ base-uri 'none'; form-action 'none'; script-src 'sha256-{digest}'; style-src 'un
 """
 
 
-def _table(number: int, table: str) -> tuple[str, str]:
+def table_part(number: int, table: str) -> tuple[str, str]:
     """A link to a table, and the table in a box that scrolls sideways."""
     caption = re.search(r"<caption\b[^>]*>(.*?)</caption>", table, re.S)
     words = re.sub(r"<[^>]*>", "", caption[1]) if caption else f"Table {number}"
@@ -120,7 +155,7 @@ def _table(number: int, table: str) -> tuple[str, str]:
     return link, f'<div class="table" id="table-{number}">{table}</div>\n'
 
 
-def _figure(number: int, title: str, caption: str, svg: str) -> tuple[str, str]:
+def figure_part(number: int, title: str, caption: str, svg: str) -> tuple[str, str]:
     """A link to a figure, and the figure."""
     name, title = f"figure-{number}", html.escape(title)
     plate = f'<div class="plate" role="img" tabindex="0" aria-label="{title}">{_own_ids(svg, name)}</div>'
@@ -163,25 +198,39 @@ def contrast(one: np.ndarray, other: np.ndarray) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def _encode(task: ExplorerTask) -> str:
-    """A task as JSON that is safe inside a <script> element. Weights are little-endian uint16: weight = number * scale."""
+def encode(task: ExplorerTask, shared: Mapping[str, Any] | None = None) -> str:
+    """A task as JSON that is safe inside a <script> element. Weights are little-endian uint16: weight = number * scale.
+
+    `shared` is the page's own sheet, where that begins with the support images and the queries.
+    """
     own, weights = task.query_domain, np.asarray(task.weights, np.float64)
-    domains = [own, *sorted(set(task.support_domains) - {own})]  # the script takes the first for the query's own
+    # the script takes the first for the query's own
+    domains = [own, *sorted(set(task.support_domains) - {own})] if task.support_domains else []
     scale = max(float(weights.max()), 1e-9) / 65535
     numbers = np.rint(weights / scale).astype("<u2")
     values: dict[str, Any] = {
         "name": task.name,
         "domains": domains,
-        "support": {"domains": [domains.index(d) for d in task.support_domains], "labels": task.support_labels},
-        "query": {"labels": task.query_labels, "answers": list(task.answers.items())},
-        "sheet": _sheet(np.concatenate([task.support, task.query])),
+        "support": {
+            "count": len(task.support),
+            "domains": [domains.index(d) for d in task.support_domains],
+            "labels": task.support_labels,
+            "files": task.support_files,
+        },
+        "query": {
+            "count": len(task.query),
+            "labels": task.query_labels,
+            "answers": list(task.answers.items()),
+            "files": task.query_files,
+        },
+        "sheet": {**shared, "data": ""} if shared else sheet(np.concatenate([task.support, task.query])),
         "weights": {"heads": weights.shape[1], "scale": scale, "data": _base64(numbers.tobytes())},
     }
     return json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _sheet(images: np.ndarray) -> dict[str, Any]:
-    """Images [n, h, w, c] as one PNG, row by row, in borders of their edge pixels: browsers mix neighbours in scaling."""
+def sheet(images: np.ndarray) -> dict[str, Any]:
+    """Images [n, h, w, c] as one picture, row by row, in borders of their edge pixels: browsers mix neighbours in scaling."""
     height, width = images.shape[1:3]
     ratio = min(1.0, THUMBNAIL / max(height, width))
     size = max(1, round(width * ratio)), max(1, round(height * ratio))
@@ -190,8 +239,12 @@ def _sheet(images: np.ndarray) -> dict[str, Any]:
     tiles = np.pad(shown, [(0, 0), (1, 1), (1, 1), (0, 0)][: flat.ndim], mode="edge")
     tiles = np.pad(tiles, [(0, -len(tiles) % COLUMNS), (0, 0), (0, 0), (0, 0)][: flat.ndim])
     rows, file = [np.hstack(list(tiles[i : i + COLUMNS])) for i in range(0, len(tiles), COLUMNS)], io.BytesIO()
-    Image.fromarray(np.vstack(rows)).save(file, "png", optimize=True)
-    data = f"data:image/png;base64,{_base64(file.getvalue())}"
+    whole, kind = Image.fromarray(np.vstack(rows)), "png"
+    whole.save(file, kind, optimize=True)
+    if len(file.getvalue()) > LOSSLESS:
+        file, kind = io.BytesIO(), "jpeg"
+        whole.save(file, kind, quality=85, subsampling=0)
+    data = f"data:image/{kind};base64,{_base64(file.getvalue())}"
     return {"data": data, "width": size[0], "height": size[1], "columns": COLUMNS, "tiny": ratio == 1}
 
 

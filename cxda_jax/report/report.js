@@ -44,6 +44,7 @@ function sortRows(body, column, numeric, direction) {
 function setUpTable(table) {
   const head = table.tHead?.rows[table.tHead.rows.length - 1];
   for (const [column, cell] of [...(head?.cells ?? [])].entries()) {
+    if ("unsorted" in cell.dataset) continue;
     const bodies = [...table.tBodies];
     const numeric = bodies.some((body) => [...body.rows].some((row) => cellKey(row.cells[column], true) !== null));
     if (numeric) for (const row of [head, ...bodies.flatMap((body) => [...body.rows])]) row.cells[column]?.classList.add("number");
@@ -127,6 +128,7 @@ class Explorer {
       this.ranking,
     );
     this.task.append(...tasks.map((task, i) => make("option", { value: i, text: task.name })));
+    this.task.parentElement.hidden = !tasks[0].name;
     root.hidden = false;
     this.openTask();
   }
@@ -139,32 +141,36 @@ class Explorer {
     const task = this.current;
     const { heads, data, scale } = task.weights;
     task.numbers ??= decode(data).map((number) => number * scale);
-    byId("explorer").style.setProperty("--sheet", `url(${task.sheet.data})`);
+    if (task.sheet.data) byId("explorer").style.setProperty("--sheet", `url(${task.sheet.data})`);
     const kept = Number(this.head.value || 0) <= heads ? this.head.value || "0" : "0";
     const names = Array.from({ length: heads + 1 }, (_, h) => (h ? `head ${h}` : `mean over ${heads} heads`));
     this.head.replaceChildren(...names.map((text, value) => make("option", { value, text })));
     this.head.value = kept;
     const held = task.domains.map((_, i) => task.support.domains.filter((d) => d === i).length);
-    const everything = make("option", { value: "", text: `all ${task.support.labels.length} images` });
+    const everything = make("option", { value: "", text: `all ${task.support.count} images` });
     const options = held.map((count, value) =>
       make("option", { value, text: `${value ? "" : "★ "}${letter(value)} ${task.domains[value]} (${count})` }),
     );
     this.domain.replaceChildren(everything, ...options);
     const entry = (i) => make("li", { children: [domainMark(task, i), make("span", { text: ` ${held[i]}` })] });
     this.legend.replaceChildren(...held.map((_, i) => entry(i)), make("li", { text: "★ the query's own domain" }));
-    this.queries.replaceChildren(...task.query.labels.map((label, i) => this.option(task, label, i)));
+    this.domain.parentElement.hidden = this.legend.hidden = !task.domains.length;
+    this.queries.replaceChildren(...Array.from({ length: task.query.count }, (_, i) => this.option(task, i)));
     this.choose(0, false);
   }
 
-  option(task, label, i) {
+  option(task, i) {
+    const label = task.query.labels[i];
     const answers = task.query.answers.map(([, given]) => given[i]);
     const right = answers.filter((answer) => answer === label).length;
-    const words = answers.length ? `${right} of ${answers.length} right` : "";
-    const children = [picture(task, task.support.labels.length + i, 48), make("span", { text: `${i + 1}` })];
-    const kind = right === answers.length ? "right" : right ? "mixed" : "wrong";
+    const kind = label === undefined ? "answered" : right === answers.length ? "right" : right ? "mixed" : "wrong";
+    const said = label === undefined ? [...new Set(answers)].join(" → ") : `${right} of ${answers.length} right`;
+    const words = answers.length ? said : "";
+    const children = [picture(task, task.support.count + i, 48), make("span", { text: `${i + 1}` })];
     if (words) children.push(make("span", { class: kind, text: words }));
-    const name = `query ${i + 1}, label ${label}${words && `, ${words}`}`;
-    const option = make("div", { role: "option", "aria-label": name, title: label, children });
+    const title = label ?? task.query.files[i];
+    const name = `query ${i + 1}, ${label === undefined ? "file" : "label"} ${title}${words && `, ${words}`}`;
+    const option = make("div", { role: "option", "aria-label": name, title, children });
     option.addEventListener("click", () => this.choose(i));
     return option;
   }
@@ -191,44 +197,43 @@ class Explorer {
   showQuery() {
     const { current: task, query } = this;
     const label = task.query.labels[query];
-    const facts = [
-      make("dt", { text: "True label" }),
-      make("dd", { text: label }),
-      make("dt", { text: "Domain" }),
-      make("dd", { children: [domainMark(task, 0)] }),
-    ];
+    const facts = [];
+    const tell = (name, ...children) => facts.push(make("dt", { text: name }), make("dd", { children }));
+    if (label !== undefined) tell("True label", label);
+    if (task.domains.length) tell("Domain", domainMark(task, 0));
     for (const [method, answers] of task.query.answers) {
       const right = answers[query] === label;
       const verdict = make("span", { class: right ? "right" : "wrong", text: right ? "✓ right" : "✗ wrong" });
-      facts.push(make("dt", { text: method }), make("dd", { children: [verdict, `: ${answers[query]}`] }));
+      tell(method, ...(label === undefined ? [answers[query]] : [verdict, `: ${answers[query]}`]));
     }
-    this.chosen.replaceChildren(picture(task, task.support.labels.length + query, 160), make("dl", { children: facts }));
+    if (task.query.files.length) tell("File", task.query.files[query]);
+    this.chosen.replaceChildren(picture(task, task.support.count + query, 160), make("dl", { children: facts }));
   }
 
   /** What the query gives each support image under the chosen head, as a multiple of uniform attention. */
   multiples() {
     const { current: task, query } = this;
-    const count = task.support.labels.length;
+    const { count } = task.support;
     const { heads } = task.weights;
     const chosen = Number(this.head.value) ? [Number(this.head.value) - 1] : Array.from({ length: heads }, (_, h) => h);
     const one = (i) => chosen.reduce((sum, h) => sum + task.numbers[(query * heads + h) * count + i], 0);
-    return task.support.labels.map((_, i) => (one(i) / chosen.length) * count);
+    return Array.from({ length: count }, (_, i) => (one(i) / chosen.length) * count);
   }
 
   show() {
-    const { domains, labels } = this.current.support;
+    const { domains, count } = this.current.support;
     const weights = this.multiples();
     const order = weights.map((_, i) => i).sort((a, b) => weights[b] - weights[a]);
     const shown = order.filter((i) => this.domain.value === "" || domains[i] === Number(this.domain.value));
     const rank = new Map(order.map((i, place) => [i, place + 1]));
     this.ranking.replaceChildren(...shown.map((i) => this.card(i, rank.get(i), weights[i], weights[order[0]])));
     const own = order.filter((i) => domains[i] === 0);
-    const share = own.reduce((sum, i) => sum + weights[i], 0) / labels.length;
+    const share = own.reduce((sum, i) => sum + weights[i], 0) / count;
     const head = this.head.selectedOptions[0].textContent;
-    const part = shown.length < labels.length ? ` ${shown.length} of ${labels.length} images shown.` : "";
+    const part = shown.length < count ? ` ${shown.length} of ${count} images shown.` : "";
+    const gets = ` The own domain, ${percent(own.length / count)} of the images, gets ${percent(share)} of the weight.`;
     this.said.textContent =
-      `Query ${this.query + 1}, ${head}: highest weight ${ratio(weights[order[0]])}. ` +
-      `The own domain, ${percent(own.length / labels.length)} of the images, gets ${percent(share)} of the weight.${part}`;
+      `Query ${this.query + 1}, ${head}: highest weight ${ratio(weights[order[0]])}.${domains.length ? gets : ""}${part}`;
   }
 
   card(i, rank, weight, highest) {
@@ -236,9 +241,13 @@ class Explorer {
     const bar = make("span", { class: "bar", "aria-hidden": "true", children: [make("span")] });
     bar.firstChild.style.width = `${(100 * weight) / (highest || 1)}%`;
     const children = [make("span", { class: "rank", text: rank }), picture(task, i, 64), make("strong", { text: ratio(weight) })];
-    children.push(bar, domainMark(task, task.support.domains[i]), make("span", { text: task.support.labels[i] }));
-    const own = task.support.domains[i] === 0 ? "own" : "";
-    return make("li", { class: own, "data-index": i, title: `support image ${i + 1}`, children });
+    const { domains, labels, files } = task.support;
+    children.push(bar);
+    if (domains.length) children.push(domainMark(task, domains[i]));
+    if (labels.length) children.push(make("span", { text: labels[i] }));
+    if (files.length) children.push(make("span", { class: "file", text: files[i] }));
+    const title = files.length ? files[i] : `support image ${i + 1}`;
+    return make("li", { class: domains[i] === 0 ? "own" : "", "data-index": i, title, children });
   }
 }
 
