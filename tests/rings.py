@@ -33,6 +33,7 @@ class Rings(NamedTuple):
 
 
 TABLE = {  # by the file's name without test_ and .py
+    "adapted_page": Rings(INNER),
     "archives": Rings(EXHAUSTIVE),
     "architecture": Rings(INNER),
     "augment": Rings(INNER),

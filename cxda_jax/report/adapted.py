@@ -1,0 +1,269 @@
+"""The page of one adaptation: answers before and after, the gain to expect, and the images that the model adapted to."""
+
+import html
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from cxda_jax.errors import printable
+from cxda_jax.report import plots
+from cxda_jax.report.page import (
+    ExplorerTask,
+    Page,
+    Section,
+    encode,
+    figure_part,
+    sheet,
+    table_part,
+    write_page,
+)
+
+SHOWN = 500  # images of the buffer
+WEIGHTS = 750_000  # of the explorer, which take 2 MB of the file
+ROW, NEAR, TILE = 48, 34, 64  # pixels of the longer side: in a row, near an answer, and in the sheet of the buffer
+EXPLAINED = """
+<p>For each of your images, the model weighs the images of your buffer. It adapts its features by those with much weight.
+Here a query is one of your images, and the support images are those of your buffer. Choose a query by a click, the arrow
+keys, Home or End. The answers before and after stand below its image. The support images are ranked by weight. The weight
+is a multiple of the average image's weight: 2.00 x is twice the average.</p>
+"""
+
+
+class Answered(NamedTuple):
+    """A user's image as the network saw it, uint8 [h, w, c] with 1 or 3 channels, and its class before and after adapting.
+
+    Confidences lie in 0..1. So does `moved`: half the sum of the absolute differences of the two distributions over the
+    classes. `nearest` has the places in the buffer of up to five images with most weight, and none where the method does
+    not attend. `label` is empty where nobody knows it.
+    """
+
+    file: str
+    image: np.ndarray
+    before: str
+    before_confidence: float
+    after: str
+    after_confidence: float
+    moved: float
+    nearest: tuple[int, ...]
+    label: str = ""
+
+
+class Gain(NamedTuple):
+    """Gains over the empty buffer on validation tasks, in points, with 95 % intervals. Sizes of the buffer ascend from 0."""
+
+    sizes: tuple[int, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+class AdaptedPage(NamedTuple):
+    """What the page shows: those m of all `total` answers that moved most, and a buffer of n images, which may be 0."""
+
+    title: str
+    summary: Sequence[tuple[str, str]]
+    answers: Sequence[Answered]
+    total: int
+    buffer: np.ndarray  # uint8 [n, h, w, c], of the answers' size
+    buffer_files: tuple[str, ...]
+    weights: np.ndarray | None  # [m, heads, n]: attention on the buffer, which sums to one or less over it
+    gain: Gain | None
+    faults: Sequence[str]  # a line for each thing that was left out
+
+
+def write_adapted(path: Path, page: AdaptedPage) -> int:
+    """Writes the page and returns its size in bytes. Where it would pass 5 MB, it has no explorer."""
+    order = np.argsort([-answer.moved for answer in page.answers], kind="stable")
+    answers = [page.answers[i] for i in order]
+    names, kept = [printable(file) for file in page.buffer_files], _kept(page, answers)
+    # The explorer's task begins with the same images in the same order, so that one sheet serves all of the page.
+    images = [*page.buffer[kept], *(answer.image for answer in answers)]
+    pictures = sheet(np.stack(images)) if images else {"data": ""}
+    tasks, explained = [], EXPLAINED
+    if page.weights is not None and page.weights[order][..., kept].size:
+        # Multiples of uniform attention stay those of the whole buffer.
+        weights = page.weights[order][..., kept].astype(np.float64) * (len(names) / len(kept))
+        queries = answers[: max(1, WEIGHTS // weights[0].size)]
+        task = _task(page.buffer[kept], [names[i] for i in kept], queries, weights[: len(queries)])
+        tasks = [encode(task, pictures)]
+        if len(queries) < len(answers) or len(kept) < len(names):
+            shown = f"{len(queries):,} of the {len(answers):,} answers above and {len(kept):,} of the {len(names):,}"
+            explained += f"<p>For want of room, the explorer shows {shown} images of the buffer.</p>\n"
+    sections = [
+        Section("answers", "Answers before and after", _answers(page, answers, names, kept, pictures)),
+        Section("gain", "Expected gain by buffer size", _gain(page.gain, len(names)) if page.gain else []),
+        Section("buffer", "Your buffer", [("", _buffer(names, kept, pictures))]),
+    ]
+    summary = [(name, printable(fact)) for name, fact in page.summary]
+    faults = [printable(fault) for fault in page.faults]
+    return write_page(path, Page(printable(page.title), summary, faults, sections, explained, tasks, pictures["data"]))
+
+
+def _kept(page: AdaptedPage, answers: Sequence[Answered]) -> list[int]:
+    """The places in the buffer of the images that the page shows, ascending: those nearest to an answer come first."""
+    nearest = itertools.chain.from_iterable(answer.nearest for answer in answers)
+    places = dict.fromkeys([*nearest, *range(len(page.buffer))])
+    return sorted(itertools.islice(places, SHOWN))
+
+
+def _task(support: np.ndarray, files: Sequence[str], answers: Sequence[Answered], weights: np.ndarray) -> ExplorerTask:
+    """Answers as queries, and the images of the buffer that are shown as support."""
+    said = {
+        "Before": tuple(printable(answer.before) for answer in answers),
+        "After": tuple(printable(answer.after) for answer in answers),
+    }
+    query = np.stack([answer.image for answer in answers])
+    return ExplorerTask(
+        name="", support=support, support_domains=(), support_labels=(), query=query, query_domain="", query_labels=(),
+        answers=said, weights=weights, support_files=tuple(files),
+        query_files=tuple(printable(answer.file) for answer in answers),
+    )  # fmt: skip
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def _text(name: str) -> str:
+    """The name of a file or class, which may hold anything, as HTML."""
+    return html.escape(printable(name))
+
+
+def _picture(pictures: Mapping[str, Any], i: int, wanted: int, name: str = "") -> str:
+    """Image i of the page's sheet, as report.js draws it. Where no text beside it has its name, it is given one."""
+    width, height, columns = (pictures[field] for field in ("width", "height", "columns"))
+    exact = wanted / max(width, height)
+    scale = max(1, round(exact)) if pictures["tiny"] else exact
+    row, column = divmod(i, columns)
+    x, y = -(column * (width + 2) + 1) * scale, -(row * (height + 2) + 1) * scale
+    box = f"width:{width * scale:.2f}px;height:{height * scale:.2f}px"
+    place = f"background-position:{x:.2f}px {y:.2f}px;background-size:{columns * (width + 2) * scale:.2f}px auto"
+    said = f'role="img" aria-label="{name}" title="{name}"' if name else 'aria-hidden="true"'
+    return f'<span class="picture{" tiny" * pictures["tiny"]}" {said} style="{box};{place}"></span>'
+
+
+def _answers(
+    page: AdaptedPage, answers: Sequence[Answered], names: Sequence[str], kept: Sequence[int], pictures: Mapping[str, Any]
+) -> list[tuple[str, str]]:  # fmt: skip
+    """The table of answers, or nothing where there are none."""
+    if not answers:
+        return []
+    labelled, near = any(answer.label for answer in answers), any(answer.nearest for answer in answers)
+    tiles = {place: i for i, place in enumerate(kept)}
+    rows = ""
+    for number, answer in enumerate(answers, 1):
+        changed = answer.before != answer.after
+        shown = f"{_picture(pictures, len(kept) + number - 1, ROW)}{number}{'<b>≠ changed</b>' * changed}"
+        cells = [
+            f'<td data-value="{number}">{shown}</td>',
+            f'<td><div class="file" title="{_text(answer.file)}">{_text(answer.file)}</div></td>',
+            f"<td>{_text(answer.before)}</td>{_number(answer.before_confidence)}",
+            f'<td class="after">{_text(answer.after)}</td>{_number(answer.after_confidence)}',
+            _number(answer.moved),
+            f"<td>{_verdicts(answer)}</td>" * labelled,
+            f"<td>{_nearest(answer, names, tiles, pictures)}</td>" * near,
+        ]
+        mark = ' class="changed"' * changed
+        rows += f"<tr{mark}>{''.join(cells)}</tr>\n"
+    heads = [
+        "Image",
+        "File",
+        "Before",
+        "Confidence before",
+        "After",
+        "Confidence after",
+        "Moved",
+        *["Label"] * labelled,
+    ]
+    head = "".join(f"<th>{text}</th>" for text in heads) + "<th data-unsorted>Nearest in the buffer</th>" * near
+    count, total = len(answers), max(page.total, len(answers))
+    caption = f"The {count:,} that moved most of {total:,}" if count < total else f"All {total:,}, most moved first"
+    changes = sum(answer.before != answer.after for answer in answers)
+    notes = [
+        f"{changes:,} of these {count:,} answers changed; their rows say so.",
+        "Moved: how much of the probability went from some classes to others.",
+        "Nearest: the images of the buffer with most weight; your browser shows a name when you point at one." * near,
+    ]
+    table = f'<table class="sortable"><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>'
+    return [table_part(1, f'{table}<p class="notes">{" ".join(filter(None, notes))}</p>')]
+
+
+def _number(part: float) -> str:
+    return f'<td data-value="{part:.6f}">{_percent(part)}</td>'
+
+
+def _verdicts(answer: Answered) -> str:
+    """The label, where it is known, and whether each of the two answers is right."""
+    if not answer.label:
+        return "–"
+    marks = {True: '<span class="right">✓ right</span>', False: '<span class="wrong">✗ wrong</span>'}
+    before, after = marks[answer.before == answer.label], marks[answer.after == answer.label]
+    return f"{_text(answer.label)}<div>before {before}</div><div>after {after}</div>"
+
+
+def _nearest(answer: Answered, names: Sequence[str], tiles: Mapping[int, int], pictures: Mapping[str, Any]) -> str:
+    """Small images. Of one that the page has no room for, there is the name alone."""
+    shown = [
+        _picture(pictures, tiles[place], NEAR, html.escape(names[place]))
+        if place in tiles
+        else f'<span class="file">{html.escape(names[place])}</span>'
+        for place in answer.nearest
+    ]
+    return f'<div class="near">{"".join(shown)}</div>'
+
+
+def _gain(gain: Gain, size: int) -> list[tuple[str, str]]:
+    caption = (
+        "The score with a buffer of this size minus the score with an empty buffer, in points. Both were measured on "
+        "validation tasks. Bars are 95 % intervals. Your images are others, so your gain can differ. "
+    )
+    caption += f"The dashed line marks your buffer of {_images(size)}"
+    if gain.sizes[0] <= size <= gain.sizes[-1]:
+        at, known = np.log1p(size), np.log1p(gain.sizes)  # as the axis has it
+        mean, low, high = (np.interp(at, known, values) for values in (gain.mean, gain.low, gain.high))
+        caption += f", where the expected gain is {mean:+.1f} points ({low:+.1f} to {high:+.1f})."
+    else:
+        caption += ". No buffer of that size was measured."
+    svg = plots.to_svg(gain_figure(gain, size))
+    return [figure_part(1, "Gain against the number of images", caption, svg)]
+
+
+def gain_figure(gain: Gain, size: int) -> Figure:
+    """The gain against the buffer's size, with its interval. A line marks the present size."""
+    styles = {
+        "expected gain": plots.Style(plots.BLUE, "o"),
+        f"your buffer of {_images(size)}": plots.Style(plots.RED, "", (5, 2)),
+    }
+    (expected, mean), (present, line) = styles.items()
+    figure = plots.above_legend(styles, 3.6)
+    axes, values = figure.subplots(), np.array([gain.mean, gain.low, gain.high])
+    axes.axhline(0, color="0.4", lw=0.8)
+    axes.axvline(size, **line.arguments(lw=1.5, label=present))
+    errors = np.maximum([values[0] - values[1], values[2] - values[0]], 0)
+    axes.errorbar(gain.sizes, values[0], errors, **mean.arguments(lw=1.2, capsize=2, elinewidth=0.7, label=expected))
+    plots.finish_axes(axes, "gain", "number of images in the buffer", "gain (points)")
+    axes.set_title("")  # the page has it
+    plots.axis_of_sizes(axes, gain.sizes, max(gain.sizes[-1], size))
+    return figure
+
+
+def _images(count: int) -> str:
+    return f"{count:,} image{'s' * (count != 1)}"
+
+
+def _buffer(names: Sequence[str], kept: Sequence[int], pictures: Mapping[str, Any]) -> str:
+    if not names:
+        return "<p>Your buffer is empty: there was no image to adapt to.</p>"
+    more = len(names) - len(kept)
+    said = f"Your buffer holds {_images(len(names))}." + f" {more:,} more than these are not shown." * (more > 0)
+    tiles = (
+        f'<li title="{html.escape(names[place])}">{_picture(pictures, i, TILE)}'
+        f'<span class="file">{html.escape(names[place])}</span></li>'
+        for i, place in enumerate(kept)
+    )
+    sheet = f'<ul class="tiles" role="list">{"".join(tiles)}</ul>'
+    return f'<p>{said}</p><div class="scroll" role="region" tabindex="0" aria-label="Images of your buffer">{sheet}</div>\n'
