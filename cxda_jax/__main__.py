@@ -10,6 +10,8 @@ from cxda_jax.version import VERSION
 COMMANDS = {
     "train": "train one method on one benchmark, and test it",
     "evaluate": "test trained runs, and compare them",
+    "demo": "show in seconds what adapting does",
+    "adapt": "adapt a model to your own images, and see what changed",
     "prepare": "make a data set of downloads or of your own images",
     "reproduce": "run the whole study of a benchmark",
     "report": "make tables, figures and a page of results",

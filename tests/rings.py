@@ -34,6 +34,7 @@ class Rings(NamedTuple):
 
 TABLE = {  # by the file's name without test_ and .py
     "adapted_page": Rings(INNER),
+    "adapting": Rings(inner=["a_gain_is_expected"], exhaustive=["many_images", "a_method_that_never"]),
     "archives": Rings(EXHAUSTIVE),
     "architecture": Rings(INNER),
     "augment": Rings(INNER),
@@ -52,6 +53,7 @@ TABLE = {  # by the file's name without test_ and .py
     "corruptions": Rings(EXHAUSTIVE),
     "episodes": Rings(INNER, exhaustive=["two_processes"]),
     "exhaustive": Rings(INNER, gate=["a_result_holds", "the_mean_is_over_all_images"]),
+    "fitting": Rings(INNER),
     "frozen": Rings(inner=["lames_steps_converge"]),
     "icrm": Rings(inner=["parameter_counts", "wrong_options"]),
     "identity": Rings(exhaustive=["a_flipped_bit"]),

@@ -97,7 +97,7 @@ def test_imports_run_one_way_and_optional_packages_where_they_are_used(path):
     part = path.relative_to(ROOT / "cxda_jax").parts[0].removesuffix(".py")
     if part != "bench" or not path.name.startswith("torch_"):  # the peers, which are run by name
         names = {name.split(".")[0] for name in imports(path, top_level_only=True)}
-        assert not names & {"tensorflow", "tensorflow_datasets", "torch", "wilds", "sklearn", "pandas"}
+        assert not names & {"tensorflow", "tensorflow_datasets", "torch", "pillow_heif", "wilds", "sklearn", "pandas"}
     if part == "__init__":
         return
     used = {name.split(".")[1] for name in imports(path) if name.startswith("cxda_jax.")}

@@ -1,3 +1,4 @@
+import json
 import multiprocessing
 
 import numpy as np
@@ -112,6 +113,15 @@ def test_bad_arguments_are_named(tmp_path, arguments, message):
     with pytest.raises(UserError, match=message):
         glyphs.open_glyphs(tmp_path, **arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_an_older_version_says_as_much_as_a_fresh_one(tmp_path):
+    fresh = glyphs.open_glyphs(tmp_path, **TINY)
+    (file,) = tmp_path.glob("*/store.json")
+    card = {name: value for name, value in json.loads(file.read_text()).items() if name not in ("fit", "seal")}
+    file.write_text(json.dumps(card))
+    assert open_store(file.parent).info.fit == "squash"
+    assert glyphs.open_glyphs(tmp_path, **TINY).info == fresh.info == glyphs.INFO
 
 
 def test_sheet(tmp_path):

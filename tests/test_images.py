@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cxda_jax.data.readers.images import to_rgb
+from cxda_jax.data.readers.images import as_image, fit_image, to_rgb
 from cxda_jax.data.store import open_store
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import READERS
@@ -204,6 +204,9 @@ def test_the_card_and_the_store_say_the_name_and_how_images_were_made_square(tmp
         stores[fit] = open_store(tmp_path / "data" / fit)
         said = stores[fit].info.provenance
         assert words in said and "over 0,0,255" in said and said in card
+        assert stores[fit].info[-2:] == (fit, (0, 0, 255))
+        file = min((tmp_path / "mine" / stores[fit].domain_names[0]).glob("*/[!.]*.*"))
+        assert (fit_image(as_image(file), (8, 8, 3), fit, (0, 0, 255)) == stores[fit].images[0]).all()  # as elsewhere
     assert stores["pad"].sha256 != stores["crop"].sha256
     farm = open_store(tmp_path / "data" / "farm")
     assert farm.sha256 == stores["squash"].sha256  # as before there was a choice

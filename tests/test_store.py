@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cxda_jax.data.store import cached_store, open_store, write_store
+from cxda_jax.data.store import StoreInfo, cached_store, open_store, write_store
 from tests.conftest import INFO, make_domains
 from tests.lines import flip, refused
 
@@ -29,6 +29,35 @@ def test_the_identity_is_as_it_always_was_and_follows_the_bytes(tmp_path, store)
     write_store(tmp_path / "same", INFO, make_domains())
     write_store(tmp_path / "other", INFO, make_domains(seed=1))
     assert open_store(tmp_path / "same").sha256 == store.sha256 != open_store(tmp_path / "other").sha256
+    padded = INFO._replace(fit="pad", background=(1, 2, 3))  # how other images are brought to its size
+    write_store(tmp_path / "padded", padded, make_domains())
+    found = open_store(tmp_path / "padded")
+    assert found.sha256 == store.sha256 and found.info == padded
+
+
+def test_a_store_that_does_not_say_how_images_are_fitted_gets_the_defaults(tmp_path, store):
+    file = tmp_path / "store" / "store.json"
+    card = json.loads(file.read_text())
+    assert card.pop("fit") == "squash" and card.pop("background") == [255, 255, 255] and card.pop("seal")
+    file.write_text(json.dumps(card))
+    found = open_store(tmp_path / "store")
+    assert found.sha256 == store.sha256 and found.info == StoreInfo(*INFO[:4])
+
+
+@pytest.mark.parametrize("field, value, said", [
+    ("fit", "stretch", "fit='stretch' is not one of squash, crop, pad"),
+    ("fit", 3, "fit=3, expected a text"),
+    ("background", [1, 2], r"background=\[1, 2\] is not three whole numbers in 0..255"),
+    ("background", [1, 2, 256], "is not three whole numbers"),
+    ("background", [1, 2, 0.5], "is not three whole numbers"),
+    ("background", [True, 0, 0], "is not three whole numbers"),
+    ("background", "white", "background='white', expected a list"),
+])  # fmt: skip
+def test_a_fit_or_a_background_that_is_none_is_refused(tmp_path, store, field, value, said):
+    file = tmp_path / "store" / "store.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    with refused(f"store.json: .*{said}.*; delete the folder and prepare it again", tmp_path):
+        open_store(tmp_path / "store")
 
 
 @pytest.mark.parametrize("file", ["images.u8", "labels.i32"])
@@ -65,6 +94,8 @@ def test_stores_of_older_versions_open_with_the_same_identity(tmp_path, store, h
     ({"mean": (0.5,) * 9}, {}, "mean="),  # this and what follows open_store would refuse
     ({"std": (math.nan,)}, {}, "std="),
     ({"std": (0.0,)}, {}, "std="),
+    ({"fit": "stretch"}, {}, "fit='stretch' is not one of squash, crop, pad; nothing was written"),
+    ({"background": (0, 0)}, {}, "background="),
 ])  # fmt: skip
 def test_what_cannot_be_stored_leaves_nothing_behind(tmp_path, info, bad, said):
     first, second = make_domains()[:2]

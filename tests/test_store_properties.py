@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cxda_jax import metrics
-from cxda_jax.data.store import SPLITS, Domain, StoreInfo, open_store, write_store
+from cxda_jax.data.store import FITS, SPLITS, Domain, StoreInfo, open_store, write_store
 from cxda_jax.errors import UserError
 from tests.lines import one_line
 from tests.test_properties import SEEDS, drawn_rows, info_of
@@ -40,6 +40,8 @@ def infos(channels):
         metric=st.sampled_from(sorted(metrics.METRICS)),
         provenance=NAMES,
         marks=st.lists(NAMES, max_size=2).map(tuple),
+        fit=st.sampled_from(sorted(FITS)),
+        background=st.tuples(*[st.integers(0, 255)] * 3),
     )
 
 

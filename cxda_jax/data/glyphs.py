@@ -42,8 +42,8 @@ INFO = StoreInfo(
     mean=(1.0,),  # the network sees 1 - x: bright ink on black, as in FEMNIST
     std=(-1.0,),
     provenance=f"rendered from matplotlib's type faces, generator version {VERSION}",
-    fit="pad",
     licence="none needed",
+    fit="pad",
 )
 
 # In pixels: the side of a character's field, the side of its em square, and the largest distance in the field.

@@ -31,15 +31,12 @@ from cxda_jax.errors import UserError, brief
 FORMAT = 1
 SPLITS = ("train", "val", "test")
 AGAIN = "delete the folder and prepare it again"
-# Fields of store.json. A store keeps its identity when its name, provenance or marks change.
+# How an image of another form is brought to that of the data, and the word for it.
+FITS = {"squash": "squashed", "crop": "cropped in the middle", "pad": "padded"}
+# Fields of store.json. A store keeps its identity when its name, provenance, marks, licence, fit or background change.
 FIELDS = {"name": str, "class_names": list, "mean": list, "std": list, "shape": list, "domains": list, "sha256": dict}
 IDENTITY = ("class_names", "mean", "std", "shape", "domains")
-OPTIONAL = {"metric": str, "provenance": str, "marks": list, "fit": str, "background": list, "licence": str}
-FITS = {
-    "squash": "squashed to size",
-    "crop": "cropped in the middle",
-    "pad": "padded to size",
-}  # of an image of another form
+OPTIONAL = {"metric": str, "provenance": str, "marks": list, "licence": str, "fit": str, "background": list}
 ABANDONED = 3600.0  # seconds without a write; after them, an unfinished folder is deleted
 
 
@@ -55,7 +52,7 @@ class Domain(NamedTuple):
 class StoreInfo(NamedTuple):
     """Facts about a data set. The network sees (pixels / 255 - mean) / std, channel by channel.
 
-    `fit` and `background` say how a user's own image of another form is brought to that of the data.
+    `fit` and `background` say how an image from elsewhere, of any size, becomes one like those of the data.
     """
 
     name: str
@@ -65,9 +62,9 @@ class StoreInfo(NamedTuple):
     metric: str = "accuracy"
     provenance: str = ""
     marks: tuple[str, ...] = ()  # differences from the published data, such as "regenerated"; results repeat them
-    fit: str = "squash"  # a key of FITS
-    background: tuple[int, ...] = (255, 255, 255)  # under transparent images and beside padded ones, RGB
     licence: str = ""
+    fit: str = "squash"  # a key of FITS
+    background: tuple[int, int, int] = (255, 255, 255)  # what lies under transparency, and what padding is; RGB
 
 
 class DomainStore(NamedTuple):
@@ -226,11 +223,11 @@ def _fault_in(card: dict[str, Any]) -> str:
             return f"{field}={brief(repr(values))} is not one number a channel, of which there are {shape[2]}"
     if 0 in card["std"]:
         return f"std={brief(repr(card['std']))} has a zero"
-    if (fit := card.get("fit", "squash")) not in FITS:
-        return f"fit={brief(repr(fit))} is not one of {', '.join(FITS)}"
-    colour = card.get("background", (0, 0, 0))
+    if "fit" in card and card["fit"] not in FITS:
+        return f"fit={brief(repr(card['fit']))} is not one of {', '.join(FITS)}"
+    colour = card.get("background", (0, 0, 0))  # a store of an older version has none
     if len(colour) != 3 or not all(type(n) is int and 0 <= n <= 255 for n in colour):
-        return f"background={brief(repr(colour))} is not three numbers of 0..255"
+        return f"background={brief(repr(colour))} is not three whole numbers in 0..255"
     for domain in card["domains"]:
         if domain["split"] not in SPLITS:
             return f"split {brief(repr(domain['split']))} is not one of {', '.join(SPLITS)}"

@@ -91,6 +91,11 @@ class SupportBuffer:
         with self._lock:
             return self.pixels[self._order()]
 
+    def places(self) -> list[int]:
+        """Numbers of the places of images(), in its order."""
+        with self._lock:
+            return self._order().tolist()
+
     def observe(self, image: Any) -> int | None:
         """Takes an image in. Returns the number of its place, or None where the reservoir did not take it."""
         pixels = self.model.fit(image)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from cxda_jax import backend
 from cxda_jax.config import check_stored, lookup
-from cxda_jax.data.readers.images import fit_image
+from cxda_jax.data.readers.images import as_image, fit_image
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.disk import models
 from cxda_jax.disk.reading import read_object
@@ -125,7 +125,7 @@ class Model:
 
     def fit(self, image: Any) -> np.ndarray:
         """An image as the network takes it, uint8 [h, w, c]."""
-        return fit_image(image, self.card.shape, self.card.fit, self.card.background)
+        return fit_image(as_image(image), self.card.shape, self.card.fit, self.card.background)
 
     def _of_each(self, program: Callable[[Any, Images], Array], images: Iterable[Any], domains: Any) -> Iterator[Array]:
         """What a program makes of the images, AT_ONCE or fewer at a time. The last ones are padded, so that two shapes are compiled."""

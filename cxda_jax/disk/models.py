@@ -87,9 +87,9 @@ class Card(NamedTuple):
     provenance: str
     licence: str
     class_names: tuple[str, ...]
-    shape: tuple[int, ...]
+    shape: tuple[int, int, int]
     fit: str
-    background: tuple[int, ...]
+    background: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     metric: str

@@ -66,7 +66,7 @@ def find(
             pieces += image_pieces(domain, split, files[domain], size, convert, f"{fit} {colour}")
     if not pieces:
         raise UserError(f"{raw_dir}: no domain has {min_images} images; add images or lower min_images")
-    provenance = f"images of {raw_dir.name}, {made}, transparency over {background}"
+    provenance = f"images of {raw_dir.name}, {made} to a square, transparency over {background}"
     info = StoreInfo(name, tuple(class_names), *IMAGENET, provenance=provenance, fit=fit, background=colour)
     return RawData(info, pieces, warnings=warnings, least=min_images)
 

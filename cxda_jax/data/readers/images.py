@@ -1,4 +1,4 @@
-"""Reads images of any kind as RGB with 8 bits a channel and of one size, as a viewer shows them: for your own images.
+"""Reads images of any kind with 8 bits a channel and of one size, as a viewer shows them: for your own images.
 
 integers of 16 bits   0..65535, the range of the type, becomes 0..255, so that the images of a folder stay comparable
 floats                0..1 becomes 0..255
@@ -8,23 +8,111 @@ EXIF                  the image is turned and mirrored as the camera says
 """
 
 import contextlib
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
-from cxda_jax.data.readers.raw import decode
+from cxda_jax.config import choose
+from cxda_jax.data.store import FITS
+from cxda_jax.disk.reading import reason, refuse_html
 from cxda_jax.errors import UserError, brief
 
 Colour = tuple[int, int, int]
+Convert = Callable[[Image.Image], Image.Image]
+# The formats of phones: their brands, which stand at the beginning of a file, their suffixes, and the package to install.
+_PHONES = {
+    "AVIF": ({b"avif", b"avis"}, {".avif"}, "'pillow>=11.3'"),
+    "HEIC": ({b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"}, {".heic", ".heif"}, "pillow-heif"),
+}
+_TAKEN = "give a path, a PIL image, or an array [h, w] or [h, w, 1, 3 or 4] of uint8 or of floats in 0..1"
 # PIL scales the pixels of a PNG of 2, 4 or 16 bits by these factors, but not the colour that stands for transparency.
 _SCALES = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}
 
 
+def as_image(thing: Any) -> Image.Image:
+    """One image as PIL's: of a path, a PIL image, or an array [h, w], or [h, w, c] for c of 1, 3 or 4, of uint8 or floats."""
+    if isinstance(thing, str | Path):
+        return decode(Path(thing))
+    if isinstance(thing, Image.Image):
+        return thing
+    if not hasattr(thing, "__array__"):
+        raise UserError(f"image: got a {type(thing).__name__}; {_TAKEN}")
+    try:
+        array = np.asarray(thing)
+    except Exception as e:  # arrays of other libraries raise exceptions of all kinds
+        raise UserError(f"image: got a {type(thing).__name__} that is no array ({reason(e, 40)}); {_TAKEN}") from None
+    got = f"{brief(str(array.dtype), 30)} {array.shape}"
+    if array.ndim == 4:
+        raise UserError(f"one image at a time: got {array.shape}; {_TAKEN}")
+    if array.ndim not in (2, 3) or not array.size or array.ndim == 3 and array.shape[2] not in (1, 3, 4):
+        raise UserError(f"image: got {got}; {_TAKEN}")
+    if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+        array = array.astype(np.float64)
+        if not (array.min() >= 0 and array.max() <= 1):  # so NaN is refused too
+            raise UserError(f"image: got {got} with values in {array.min():g}..{array.max():g}; {_TAKEN}")
+        array = np.rint(255 * array).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise UserError(f"image: got {got}; {_TAKEN}")
+    return Image.fromarray(array[..., 0] if array.shape[2:] == (1,) else array)
+
+
+def fit_image(image: Image.Image, shape: tuple[int, int, int], fit: str, background: Colour) -> np.ndarray:
+    """An image as uint8 of a shape [h, w, c], with c of 1 or 3. One that has this shape and 8 bits keeps its pixels."""
+    height, width, channels = shape
+    choose("fit", fit, FITS)
+    if channels not in (1, 3):
+        raise UserError(f"shape={shape}: images become grey or RGB; give a shape of 1 or 3 channels")
+    try:
+        colours = to_rgb(image, background)
+    except Exception as e:  # PIL decodes an image when its pixels are first needed
+        what = f"{getattr(image, 'filename', '') or 'image'}: not readable as an image"
+        raise UserError(f"{what} ({reason(e)}); give another one") from None
+    fitted = to_size(colours, (width, height), fit, background)
+    return np.array(fitted.convert("L"))[..., None] if channels == 1 else np.array(fitted)
+
+
+def decode(path: Path, convert: Convert = lambda image: image) -> Image.Image:
+    """The image in a file, or what convert() makes of it. What PIL cannot read is a UserError of one line."""
+    _register_heif()
+    try:
+        with Image.open(path) as opened:
+            _load(opened)
+            return convert(opened)
+    except Exception as e:  # PIL's many decoders raise exceptions of all kinds
+        refuse_html(path)
+        if needed := _missing_decoder(path):
+            raise UserError(f"{path}: {needed}, or save it as JPEG") from None
+        known = {UnidentifiedImageError: "of no known format", Image.DecompressionBombError: "too many pixels"}
+        what = known.get(type(e)) or reason(e)
+        raise UserError(f"{path}: not readable as an image ({what}); fetch or extract it again") from None
+
+
+@functools.cache
+def _register_heif() -> None:
+    with contextlib.suppress(ImportError):  # the package is optional
+        import pillow_heif  # pyright: ignore[reportMissingImports]
+
+        pillow_heif.register_heif_opener()
+
+
+def _missing_decoder(path: Path) -> str:
+    """What to install for a file of a format that PIL does not decode on this machine, or nothing."""
+    with open(path, "rb") as file:
+        start = file.read(32)
+    said = {start[i : i + 4] for i in range(8, len(start), 4)} if start[4:8] == b"ftyp" else set()
+    here = {"AVIF": "avif" in features.get_supported_modules(), "HEIC": "HEIF" in Image.OPEN}
+    for name, (brands, suffixes, package) in _PHONES.items():
+        if said & brands or not said and path.suffix.lower() in suffixes:  # an AVIF file has brands of HEIC too
+            return "" if here[name] else f"{name} needs a decoder: pip install {package}"
+    return ""
+
+
 def to_rgb(image: Image.Image, background: Colour) -> Image.Image:
-    _scale_key(image)
-    image.load()  # raises for faults in the pixels; those of the EXIF block are ignored below
+    _load(image)
     with contextlib.suppress(Exception):  # a broken EXIF block raises exceptions of all kinds, and then turns nothing
         image = ImageOps.exif_transpose(image)
     if image.mode == "F" or image.mode.startswith("I"):
@@ -35,6 +123,14 @@ def to_rgb(image: Image.Image, background: Colour) -> Image.Image:
         over = np.rint((colour * alpha + np.array(background) * (255 - alpha)) / 255)
         return Image.fromarray(over.astype(np.uint8))
     return image.convert("RGB")
+
+
+def _load(image: Image.Image) -> None:
+    """Reads all that an opened file says, so that it may be closed. Raises for faults in the pixels."""
+    _scale_key(image)
+    image.load()
+    with contextlib.suppress(Exception):  # as in to_rgb(); PIL keeps what it finds, and reads that of a TIFF here
+        image.getexif()
 
 
 def _scale_key(image: Image.Image) -> None:
@@ -59,57 +155,22 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
 
 
 def to_size(image: Image.Image, size: tuple[int, int], fit: str, background: Colour) -> Image.Image:
-    """Brings an RGB image to a width and a height, by PIL's antialiased bilinear filter; `fit` is a key of FITS."""
-    width, height = image.size
+    """Brings an RGB image to a width and a height, by PIL's antialiased bilinear filter."""
+    (width, height), (to_width, to_height) = image.size, size
     if fit == "crop":
-        shrunk = min(width / size[0], height / size[1])
-        inner = max(1, round(size[0] * shrunk)), max(1, round(size[1] * shrunk))
+        scale = min(width / to_width, height / to_height)
+        inner = max(1, round(to_width * scale)), max(1, round(to_height * scale))
         left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
         image = image.crop((left, top, left + inner[0], top + inner[1]))
-    if fit != "pad" or width * size[1] == height * size[0]:
+    if fit != "pad" or width * to_height == height * to_width:
         return image if image.size == size else image.resize(size, Image.Resampling.BILINEAR)
-    scale = min(size[0] / width, size[1] / height)
+    scale = min(to_width / width, to_height / height)
     inner = max(1, round(width * scale)), max(1, round(height * scale))
     padded = Image.new("RGB", size, background)
-    padded.paste(image.resize(inner, Image.Resampling.BILINEAR), ((size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2))
+    padded.paste(
+        image.resize(inner, Image.Resampling.BILINEAR), ((to_width - inner[0]) // 2, (to_height - inner[1]) // 2)
+    )
     return padded
-
-
-def fit_image(thing: Any, shape: tuple[int, ...], fit: str, background: tuple[int, ...]) -> np.ndarray:
-    """A path, a PIL image or an array as uint8 of `shape` (height, width, channels), with 1 or 3 channels; see as_image()."""
-    (height, width, channels), (red, green, blue) = shape, background
-
-    def convert(image: Image.Image) -> Image.Image:
-        return to_size(to_rgb(image, (red, green, blue)), (width, height), fit, (red, green, blue))
-
-    if channels not in (1, 3):
-        raise UserError(f"images of {channels} channels cannot be made of a picture, which has 1 or 3")
-    is_path = isinstance(thing, str | Path)
-    fitted = decode(Path(thing), convert, "give another file") if is_path else convert(as_image(thing))
-    return np.asarray(fitted.convert("L"))[..., None] if channels == 1 else np.asarray(fitted)
-
-
-def as_image(thing: Any) -> Image.Image:
-    """A PIL image, or an array as one: [h, w] or [h, w, 1, 3 or 4], of uint8, or of floats in 0..1."""
-    if isinstance(thing, Image.Image):
-        return thing
-    taken = "give a path, a PIL image, or an array [h, w] or [h, w, 1, 3 or 4] of uint8 or of floats in 0..1"
-    if not hasattr(thing, "__array__"):
-        raise UserError(f"a {type(thing).__name__} is no image; {taken}")
-    array = np.asarray(thing)
-    what = f"an array of {array.dtype} {array.shape}"
-    if array.ndim == 4:
-        raise UserError(f"{what} is no single image; give a list of images, each [h, w] or [h, w, channels]")
-    if array.ndim not in (2, 3) or not array.size or array.ndim == 3 and array.shape[2] not in (1, 3, 4):
-        raise UserError(f"{what} is no image; {taken}")
-    if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
-        array = array.astype(np.float64)
-        if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
-            raise UserError(f"{what} with values outside 0..1 or not finite is no image; {taken}")
-        array = np.rint(255 * array).astype(np.uint8)
-    if array.dtype != np.uint8:
-        raise UserError(f"{what} is no image; {taken}")
-    return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
 
 
 def read_colour(text: str) -> Colour:

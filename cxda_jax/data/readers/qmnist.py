@@ -34,9 +34,9 @@ INFO = StoreInfo(
     mean=(0.0,),  # bright ink on black, as the other handwriting after its normalisation
     std=(1.0,),
     provenance="QMNIST, writers of MNIST's digits (Yadav and Bottou 2019, BSD-style licence)",
+    licence="BSD-style, Yadav and Bottou",
     fit="pad",
     background=(0, 0, 0),
-    licence="BSD-style, Yadav and Bottou",
 )
 
 

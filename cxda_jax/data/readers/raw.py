@@ -5,7 +5,6 @@ the memory in use depends neither on the size of the data set nor on that of its
 """
 
 import collections
-import contextlib
 import functools
 import itertools
 import os
@@ -15,18 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
+from cxda_jax.data.readers.images import Convert, decode
 from cxda_jax.data.store import SPLITS, Domain, StoreInfo, repeated
 from cxda_jax.disk.reading import reason, refuse_html
 from cxda_jax.errors import UserError, brief
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation
-HEIF = (".avif", ".heic", ".heif")
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 ARCHIVES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tgz", ".zip")
 PIECE = 2**23  # bytes of images
-Convert = Callable[[Image.Image], Image.Image]
 
 
 class Rows(NamedTuple):
@@ -167,37 +164,10 @@ def _read_files(files: Sequence[tuple[Path, int]], side: int, convert: Convert) 
 
 def read_image(path: Path, side: int, convert: Convert) -> np.ndarray:
     """What convert(image) makes of the image in a file, uint8 [side, side, 3]."""
-    image = decode(path, convert, "fetch or extract it again")
+    image = decode(path, convert)
     if image.size != (side, side):
         raise UserError(f"{path}: {image.width}x{image.height} pixels, expected {side}x{side}; fetch it again")
     return np.asarray(image)
-
-
-def decode(path: Path, convert: Convert, fix: str) -> Image.Image:
-    """What convert(image) makes of the image in a file; a UserError that ends with `fix` where there is none, or no decoder."""
-    if path.suffix.lower() in HEIF:
-        with contextlib.suppress(ImportError):
-            import pillow_heif  # type: ignore[import-not-found]
-
-            pillow_heif.register_heif_opener()
-    try:
-        with Image.open(path) as opened:
-            return convert(opened)
-    except Exception as e:  # PIL's many decoders raise exceptions of all kinds
-        refuse_html(path)
-        if isinstance(e, UnidentifiedImageError) and _is_heif(path):
-            what = "HEIC or AVIF, for which no decoder is installed"
-            raise UserError(f"{path}: {what}; pip install pillow-heif, or save it as JPEG") from None
-        known = {UnidentifiedImageError: "of no known format", Image.DecompressionBombError: "too many pixels"}
-        what = known.get(type(e)) or reason(e)
-        raise UserError(f"{path}: not readable as an image ({what}); {fix}") from None
-
-
-def _is_heif(path: Path) -> bool:
-    """Whether a file is of the family of formats that phones write."""
-    with open(path, "rb") as file:
-        start = file.read(12)
-    return path.suffix.lower() in HEIF or start[4:8] == b"ftyp"
 
 
 def load_npy(path: Path, kinds: str, *shapes: tuple[int, ...]) -> np.ndarray:

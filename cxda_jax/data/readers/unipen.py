@@ -45,8 +45,8 @@ INFO = StoreInfo(
     mean=(1.0,),  # the network sees 1 - x: bright ink on black, as for femnist
     std=(-1.0,),
     provenance="UNIPEN train_r01_v07, International Unipen Foundation, doi 10.5281/zenodo.1195803, CC BY 4.0",
-    fit="pad",
     licence="CC BY 4.0, International Unipen Foundation",
+    fit="pad",
 )
 
 _STATEMENT = re.compile(r"^\.([A-Z][A-Z_0-9]*)", re.MULTILINE)

@@ -1,0 +1,340 @@
+"""Adapts a model to a folder of somebody's own images, and answers for another. launch/adapt.py says what is written."""
+
+import csv
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cxda_jax import stops
+from cxda_jax.data.readers.raw import EXTENSIONS
+from cxda_jax.device.buffer import SupportBuffer
+from cxda_jax.device.model import AT_ONCE, Answers, Model, load
+from cxda_jax.disk import files
+from cxda_jax.disk.reading import read_table
+from cxda_jax.errors import UserError, brief, printable
+from cxda_jax.progress import Counter, say
+from cxda_jax.report.adapted import AdaptedPage, Answered, Gain, write_adapted
+
+SHOWN = 200  # answers on the page
+NEAREST = 5  # images of the buffer that are named for each answer
+PHONES = (".avif", ".heic", ".heif")  # read where a decoder is installed, else named
+FAULTS = 20  # lines about files that were left out
+COLUMNS = [
+    "file", "answer", "before", "before_confidence", "after", "after_confidence", "moved",
+    *(f"nearest_{i}" for i in range(1, NEAREST + 1)), "label",
+]  # fmt: skip
+
+
+class Row(NamedTuple):
+    """What is said of one image; see COLUMNS. `nearest` are numbers of images of the buffer."""
+
+    file: str
+    pixels: np.ndarray  # uint8 [h, w, c], as the network saw it
+    before: str
+    before_confidence: float
+    after: str
+    after_confidence: float
+    moved: float
+    nearest: tuple[int, ...]
+    weights: np.ndarray | None  # [heads, n]
+    label: str
+
+
+class Fitted(NamedTuple):
+    """Images that could be read, uint8 [n, h, w, c], and their files."""
+
+    pixels: np.ndarray
+    paths: list[Path]
+
+
+def adapt_folder(
+    model: str, method: str, buffer: str, images: str, out: Path, labels: str = "", capacity: int = 500, always: bool = False
+) -> None:  # fmt: skip
+    """Writes predictions.csv and adapted.html into `out`, and says what adapting is expected to bring.
+
+    Args:
+      model: what load() takes; `method` likewise.
+      buffer: a folder of images to adapt to, whose newest `capacity` count.
+      images: a folder of images to answer for.
+      labels: a CSV file with the columns file and label.
+      always: answer adapted even where that is not expected to help.
+    """
+    loaded, began = load(model, method), time.perf_counter()
+    newest, queries = newest_images(Path(buffer), capacity), listed(Path(images))
+    known, faults = read_labels(labels, loaded) if labels else {}, []
+    if not queries:
+        raise UserError(f"--images={images}: no images in it; answered are files that end in {', '.join(EXTENSIONS)}")
+    held = fitted(loaded, newest, faults, "  buffer")
+    say(f"adapting {loaded.method.name} ({loaded.card.data}) to {len(held.paths)} images of {buffer}")
+    adapted = loaded.adapt(held.pixels)
+    helps, advice = expected(loaded, len(held.paths))
+    say(advice)
+    use_adapted = helps or always
+    out.mkdir(parents=True, exist_ok=True)
+    shown: list[tuple[float, int, Row]] = []
+    tally = Tally()
+    with files.locked(out):
+        rows = answered(loaded, adapted, queries, Path(images), known, faults)
+
+        def write(partial: Path) -> None:
+            with open(partial, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+                table = csv.writer(file)
+                table.writerow(COLUMNS)
+                for i, row in enumerate(rows):
+                    table.writerow(line_of(row, held.paths, use_adapted))
+                    tally.add(row, use_adapted)
+                    keep_most_moved(shown, i, row)
+
+        files.write_whole(out / "predictions.csv", write)
+        if not tally.count:
+            raise UserError(f"--images={images}: none of {len(queries)} could be read; the first: {faults[0]}")
+        summary = [
+            ("Model", f"{loaded.method.name} trained on {loaded.card.data}, step {loaded.card.step}"),
+            ("Buffer", f"{len(held.paths)} images of {buffer}"),
+            ("Images", f"{tally.count} of {images}"),
+            ("Answers that changed", f"{tally.changed} of {tally.count}"),
+            ("Which answer counts", f"{'after' if use_adapted else 'before'} adapting. {advice}"),
+            *tally.scores(),
+        ]
+        most = [row for _, _, row in sorted(shown, reverse=True)]
+        write_page(out / "adapted.html", loaded, most, tally.count, held, summary, faults)
+    for fault in faults[:FAULTS]:
+        say(f"left out: {fault}")
+    if len(faults) > FAULTS:
+        say(f"left out: {len(faults) - FAULTS} more, all on the page")
+    for what, said in summary[3:4] + summary[5:]:
+        say(f"{what}: {said}")
+    seconds = time.perf_counter() - began
+    say(f"{out}/predictions.csv and {out}/adapted.html: {tally.count} images in {seconds:.1f} s")
+
+
+def follow_folder(
+    model: str, method: str, buffer: str, out: Path, capacity: int = 500, always: bool = False, idle: float = 0.0
+) -> None:  # fmt: skip
+    """Answers for each image that comes into a folder, and then takes it into the buffer; until a signal, or `idle` seconds.
+
+    Each line of predictions.csv is written at once. The page is written at the end.
+    """
+    loaded, folder, out_file = load(model, method), Path(buffer), out / "predictions.csv"
+    if not folder.is_dir():
+        raise UserError(f"--buffer={buffer}: no such folder; make it, and put images into it")
+    held, names, rows = SupportBuffer(loaded, capacity), {}, []
+    faults: list[str] = []
+    tally, came, waiting = Tally(), set(), {}
+    out.mkdir(parents=True, exist_ok=True)
+    with files.locked(out), stops.deferred() as stopping, open(out_file, "w", newline="", encoding="utf-8") as file:
+        table, last = csv.writer(file), time.monotonic()
+        table.writerow(COLUMNS)
+        say(f"following {folder}; Ctrl-C ends it")
+        while not stopping() and not (idle and time.monotonic() - last > idle):
+            for path in sorted(set(listed(folder)) - came, key=_age):
+                size = path.stat().st_size if path.exists() else -1
+                if waiting.get(path) != size:  # somebody may still be writing it
+                    waiting[path] = size
+                    continue
+                came.add(path)
+                last = time.monotonic()
+                try:
+                    pixels = loaded.fit(path)
+                except UserError as e:
+                    faults.append(str(e))
+                    say(f"left out: {e}")
+                    continue
+                order = held.places()
+                adapted, helps = held.adapted(), expected(loaded, len(held))[0] or always
+                row = next(rows_of(loaded, adapted, [(path, pixels)], folder, {}, order))
+                table.writerow(line_of(row, [names[i] for i in order], helps))
+                file.flush()
+                tally.add(row, helps)
+                rows = sorted([*rows, row], key=lambda r: -r.moved)[:SHOWN]
+                names[held.observe(pixels)] = path
+                answer = row.after if helps else row.before
+                say(f"{row.file}: {answer}  (before {row.before}, after {row.after}; {len(held)} images in the buffer)")
+            if not stopping():
+                time.sleep(0.2)
+        kept = Fitted(held.images(), [names[i] for i in held.places()])
+        summary = [
+            ("Images", f"{tally.count} of {folder}"),
+            ("Answers that changed", f"{tally.changed} of {tally.count}"),
+        ]
+        # The buffer has moved on since an answer, so no weights are shown.
+        plain = [row._replace(weights=None, nearest=()) for row in rows]
+        write_page(out / "adapted.html", loaded, plain, tally.count, kept, summary, faults)
+        say(f"{out_file} and {out}/adapted.html: {tally.count} images")
+
+
+class Tally:
+    """Counts answers: how many changed, and where labels are known how many were right before, after and in the end."""
+
+    def __init__(self) -> None:
+        self.count = self.changed = 0
+        self.right: list[tuple[bool, bool, bool]] = []
+
+    def add(self, row: Row, use_adapted: bool) -> None:
+        self.count += 1
+        self.changed += row.before != row.after
+        if row.label:
+            right = row.before == row.label, row.after == row.label
+            self.right.append((*right, right[use_adapted]))
+
+    def scores(self) -> list[tuple[str, str]]:
+        """Lines of the summary, none where no label is known."""
+        if not self.right:
+            return []
+        right, n = np.array(self.right, float), len(self.right)
+        gap = right[:, 1] - right[:, 0]
+        half = 196 * gap.std() / np.sqrt(n)
+        shares = 100 * right.mean(0)
+        said = f"before {shares[0]:.1f} %, after {shares[1]:.1f} %; difference {100 * gap.mean():+.1f} +- {half:.1f} points (95 %)"
+        return [(f"Right of {n} with labels", f"{said}; with the answer that counts {shares[2]:.1f} %")]
+
+
+def expected(model: Model, count: int) -> tuple[bool, str]:
+    """Whether adapting to so many images is expected to help, by the model's own validation, and a sentence about it."""
+    gain, name = model.card.gain, model.method.name
+    if not model.method.uses_support:
+        return False, f"{name} does not adapt, so both answers are the same."
+    if name != model.card.method or gain is None:
+        return True, f"What {name} brings was not measured when the model was trained, so the adapted answer counts."
+    since = gain.helps_from()
+    nearest = max(i for i, size in enumerate(gain.sizes) if size <= count)
+    measured = f"{gain.mean[nearest]:+.1f} points ({gain.low[nearest]:+.1f} to {gain.high[nearest]:+.1f})"
+    in_validation = f"With {gain.sizes[nearest]} images, adapting brought {measured} in validation"
+    if since is None:
+        return False, f"{in_validation}, and did not help at the largest size, so the answer without it counts."
+    if count < since:
+        return (
+            False,
+            f"{in_validation}. It helps from {since} images on, here are {count}, so the answer without it counts.",
+        )
+    return True, f"{in_validation}, so the adapted answer counts."
+
+
+def listed(folder: Path) -> list[Path]:
+    """The images in a folder and in its folders, by name; hidden ones are left out."""
+    if not folder.is_dir():
+        raise UserError(f"{brief(str(folder), 80)}: no such folder; give one that holds images")
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in (*EXTENSIONS, *PHONES))
+    return sorted(
+        p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts) and p.is_file()
+    )
+
+
+def newest_images(folder: Path, capacity: int) -> list[Path]:
+    """The newest images of a folder, by name."""
+    found = listed(folder)
+    if len(found) > capacity:
+        say(f"{folder}: the newest {capacity} of {len(found)} images count; --capacity takes more")
+        found = sorted(sorted(found, key=_age)[-capacity:])
+    return found
+
+
+def _age(path: Path) -> tuple[float, Path]:
+    """When a file was written, and its name; a file that has gone is the oldest."""
+    try:
+        return path.stat().st_mtime, path
+    except OSError:
+        return 0.0, path
+
+
+def fitted(model: Model, paths: Sequence[Path], faults: list[str], what: str) -> Fitted:
+    """The images of the paths; `faults` gets a line for each that cannot be read."""
+    counter, pixels, good = Counter(what, len(paths)), [], []
+    for i, path in enumerate(paths, 1):
+        try:
+            pixels.append(model.fit(path))
+            good.append(path)
+        except UserError as e:
+            faults.append(str(e))
+        counter(i)
+    return Fitted(np.array(pixels, np.uint8).reshape(-1, *model.card.shape), good)
+
+
+def answered(
+    model: Model, adapted: Model, paths: Sequence[Path], folder: Path, labels: dict[str, str], faults: list[str]
+) -> Iterator[Row]:
+    """A row for each image that can be read, of which some at a time are in memory; `faults` gets a line for each other one."""
+    counter, waiting, done = Counter("  images", len(paths)), iter(paths), 0
+    while some := list(itertools.islice(waiting, AT_ONCE)):
+        part = fitted(model, some, faults, "")
+        yield from rows_of(model, adapted, list(zip(part.paths, part.pixels, strict=True)), folder, labels)
+        done += len(some)
+        counter(done)
+
+
+def rows_of(
+    model: Model, adapted: Model, some: Sequence[tuple[Path, np.ndarray]], folder: Path, labels: dict[str, str],
+    places: Sequence[int] | None = None,
+) -> Iterator[Row]:  # fmt: skip
+    """Rows of images that are in memory. `places` are those of the buffer's images, where it has free ones too."""
+    if not some:
+        return
+    pixels = [image for _, image in some]
+    before, after = model.predict(pixels), adapted.predict(pixels)
+    weights = adapted.attention(pixels) if model.method.attention else None
+    if weights is not None and places is not None:
+        weights = weights[..., list(places)]
+    moved = 0.5 * np.abs(after.probabilities - before.probabilities).sum(1)
+    for i, (path, image) in enumerate(some):
+        name, own = str(path.relative_to(folder)), None if weights is None else weights[i]
+        nearest = () if own is None else tuple(np.argsort(-own.mean(0), kind="stable")[:NEAREST].tolist())
+        yield Row(
+            name, image, before.names[i], _share(before, i), after.names[i], _share(after, i), float(moved[i]), nearest, own,
+            labels.get(name) or labels.get(path.name, ""),
+        )  # fmt: skip
+
+
+def _share(answers: Answers, i: int) -> float:
+    return float(answers.confidences[i])
+
+
+def line_of(row: Row, buffer: Sequence[Path], use_adapted: bool) -> list[Any]:
+    """The line of predictions.csv; see COLUMNS."""
+    nearest = [buffer[i].name for i in row.nearest] + [""] * (NEAREST - len(row.nearest))
+    numbers = f"{row.before_confidence:.4f}", f"{row.after_confidence:.4f}", f"{row.moved:.4f}"
+    answer = row.after if use_adapted else row.before
+    return [row.file, answer, row.before, numbers[0], row.after, numbers[1], numbers[2], *nearest, row.label]
+
+
+def keep_most_moved(shown: list[tuple[float, int, Row]], number: int, row: Row) -> None:
+    """Keeps the SHOWN rows that moved most in a heap."""
+    push: Callable[..., Any] = heapq.heappush if len(shown) < SHOWN else heapq.heappushpop
+    push(shown, (row.moved, -number, row))
+
+
+def read_labels(path: str, model: Model) -> dict[str, str]:
+    """By file, the label of a CSV file with the columns file and label."""
+    known, fix = {}, "give a CSV file with the columns file and label"
+    for number, row in read_table(Path(path), ("file", "label"), fix):
+        name, label = row["file"] or "", row["label"] or ""
+        if label not in model.card.class_names:
+            classes = brief(", ".join(model.card.class_names), 80)
+            raise UserError(
+                f"{path}, line {number}: label={brief(repr(label), 30)} is no class of the model; classes: {classes}"
+            )
+        known[name] = label
+    return known
+
+
+def write_page(
+    path: Path, model: Model, rows: Sequence[Row], total: int, held: Fitted, summary: Iterable[tuple[str, str]],
+    faults: Sequence[str],
+) -> None:  # fmt: skip
+    gain, weights = model.card.gain if model.method.name == model.card.method else None, None
+    if rows and all(row.weights is not None for row in rows) and len(held.paths):
+        weights = np.stack([np.asarray(row.weights) for row in rows])
+    answers = [
+        Answered(
+            r.file, r.pixels, r.before, r.before_confidence, r.after, r.after_confidence, r.moved, r.nearest, r.label
+        )
+        for r in rows
+    ]
+    write_adapted(path, AdaptedPage(
+        f"What adapting changed: {printable(model.card.data)}", list(summary), answers, total, held.pixels,
+        tuple(p.name for p in held.paths), weights, gain and Gain(gain.sizes, gain.mean, gain.low, gain.high), list(faults),
+    ))  # fmt: skip

@@ -1,0 +1,71 @@
+"""Adapts a trained model to your own unlabelled images, and shows what that changed.
+
+python -m launch.adapt --model=runs/unipen/cxda_any/0 --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
+python -m launch.adapt --model=glyphs --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT --labels=labels.csv
+python -m launch.adapt --model=runs/glyphs/erm/0 --method=t3a --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
+python -m launch.adapt --model=glyphs --buffer=INCOMING --watch --out=OUT
+
+--model is a run of launch.train, its folder model/, or the name of a model that comes with the package. No data set is
+needed. Images may be of any size and of the formats JPEG, PNG, WebP, TIFF, BMP, GIF and PNM, and HEIC where pillow-heif is installed;
+they are brought to the model's size as its training images were. Folders inside a folder are read too. What cannot be read
+is named and left out.
+
+Writes into the folder of --out:
+
+    predictions.csv  for each image the answer, the one before and the one after adapting with their confidences, how far
+                     the probabilities moved (0 to 1), and the images of the buffer that it attended to most
+    adapted.html     one page for any browser: answers before and after, what gain to expect, the buffer, and an explorer of
+                     what each answer attended to
+
+The answer that counts is the adapted one where adapting helped in the validation of the model's own training, with so many
+images. With fewer images it is the answer without adapting, and the command says so. --always takes the adapted answer there
+too. --labels is a CSV file with the columns file and label, for scores.
+
+--watch follows the folder of --buffer: each image that comes is answered for and then joins the buffer, until Ctrl-C or until
+none has come for --idle seconds.
+"""
+
+from absl import flags
+
+from . import cli
+
+flags.adopt_module_key_flags(cli)
+_MODEL = flags.DEFINE_string("model", "", "A run, its model/, or the name of a model of the package.")
+_METHOD = flags.DEFINE_string(
+    "method", "", "How to adapt, for a model of erm or erm_iid: t3a, lame, ...; else its own."
+)
+_BUFFER = flags.DEFINE_string("buffer", "", "A folder of images to adapt to.")
+_IMAGES = flags.DEFINE_string("images", "", "A folder of images to answer for.")
+_OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)
+_LABELS = flags.DEFINE_string("labels", "", "A CSV file with the columns file and label.")
+_CAPACITY = flags.DEFINE_integer("capacity", 500, "How many images of the buffer count, the newest.", 1, 100_000)
+_ALWAYS = flags.DEFINE_bool("always", False, "Take the adapted answer even where adapting is not expected to help.")
+_WATCH = flags.DEFINE_bool("watch", False, "Follow a folder that fills.")
+_IDLE = flags.DEFINE_float("idle", 0.0, "With --watch: end after so many seconds without an image; 0: never.", 0.0)
+
+
+def main() -> None:
+    with cli.loading():
+        from pathlib import Path
+
+        from cxda_jax import backend
+        from cxda_jax.device import adapting
+        from cxda_jax.errors import UserError
+    backend.keep_compiled()
+    model = cli.insist(_MODEL.value, "--model", "give a run of launch.train, or a model of the package such as glyphs")
+    buffer = cli.insist(_BUFFER.value, "--buffer", "give a folder of images to adapt to")
+    out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapted"))
+    if _WATCH.value:
+        for name, value in (("images", _IMAGES.value), ("labels", _LABELS.value)):
+            if value:
+                raise UserError(f"--{name}={value}: --watch answers for the images of --buffer; leave it out")
+        adapting.follow_folder(model, _METHOD.value, buffer, out, _CAPACITY.value, _ALWAYS.value, _IDLE.value)
+        return
+    images = cli.insist(_IMAGES.value, "--images", "give a folder of images to answer for")
+    adapting.adapt_folder(
+        model, _METHOD.value, buffer, images, out, _LABELS.value, _CAPACITY.value, _ALWAYS.value
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    cli.run(main)
