@@ -164,7 +164,7 @@ def read_card(folder: Path) -> Card:
     if fault := manifest.find_fault(folder):
         raise UserError(f"{folder}: {fault}; {AGAIN}")
     if not (folder / CARD).exists():
-        raise UserError(f"{where}: missing; models of versions before 0.3 have none: go on with the training's command")
+        raise UserError(f"{where}: missing; models of older versions have none: go on with the training's command")
     content = read_object(folder / CARD, AGAIN)
     require(content, _KINDS, where, AGAIN)
     values: dict[str, Any] = {
