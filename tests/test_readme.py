@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from cxda_jax.config import read, variant
 from cxda_jax.disk import models
@@ -69,6 +70,21 @@ def test_a_trained_run_is_used_as_the_api_page_says(data_dir, tmp_path, monkeypa
     np.testing.assert_allclose(execute(code)["logits"], logits, atol=1e-5)
 
 
+def test_the_page_on_own_images_runs_and_has_the_cards_gain(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "device.md").read_text()
+    rng = np.random.default_rng(0)
+    for folder in ("MY_PHOTOS", "NEW_PHOTOS"):
+        (tmp_path / folder).mkdir()
+        for i in range(3):
+            Image.fromarray(rng.integers(0, 256, (30, 20), np.uint8)).save(tmp_path / folder / f"{i}.png")
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks(page, "python")
+    names = execute(code)
+    assert len(names["buffer"]) == 3 and names["weights"].shape == (3, 8, 3)
+    assert set(names["after"].names) <= set(names["model"].card.class_names)
+    assert "\n".join(models.gain_in_words(names["model"].card.gain)[2:]) in page
+
+
 def test_the_config_page_shows_a_config():
     (code,) = blocks((ROOT / "docs" / "config.md").read_text(), "python")
     made = execute(code)["get_config"]("bn,smoke")
@@ -112,4 +128,5 @@ def test_commands_name_what_exists(command):
             group, _, field = flag.removeprefix("config.").partition(".")
             assert field in FIELDS[group].fields if field and group != "data" else group in FIELDS
         else:
-            assert re.search(rf'DEFINE_\w+\(\s*"{flag}"', CODE), flag
+            off = flag.removeprefix("no")  # --noopen is --open=false
+            assert re.search(rf'DEFINE_\w+\(\s*"{flag}"|DEFINE_bool\(\s*"{off}"', CODE), flag
