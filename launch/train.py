@@ -11,7 +11,7 @@ workdir then holds:
   manifest.json    its hash, and the identity of the data and of the machine: other data are refused without --other_data
   metrics.jsonl    loss, accuracy, episodes/s, data_wait_ms; validation scores
   last/ best/      checkpoints: the newest state, and the weights that validated best, with SHA-256 hashes
-  model/           the best weights alone: weights.safetensors, config.json, manifest.json; launch.evaluate takes it too
+  model/           the best weights alone, with a card: launch.adapt and cxda_jax.load need nothing else of the run
   result.json      the mean over the test tasks, that of the worst tenth, and ms/task
   predictions.npz  plans, labels and predictions of every test task
   attention.png    a query's answers without support images and with them, and what it attends to

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import cxda_jax
+from cxda_jax.device.model import SHIPPED
 from cxda_jax.disk import manifest, models
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS, build_method, open_data
@@ -215,3 +216,17 @@ def test_images_of_any_kind_are_fitted_and_wrong_ones_are_one_line(runs, tmp_pat
     with pytest.raises(UserError, match="domains: 1 for 2 images"):
         model.adapt([own, own], domains=[0])
     assert isinstance(model.as_images([own]), Images)
+
+
+@pytest.mark.parametrize("name", ["glyphs", "unipen"])
+def test_the_models_of_the_package_are_small_and_say_where_they_are_from(name):
+    folder = SHIPPED / name
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 2e6
+    model = cxda_jax.load(name)
+    card = model.card
+    assert (card.data, card.method, len(card.class_names), card.fit) == (name, "cxda_any", 62, "pad")
+    assert card.licence and card.test and card.gain and card.gain.tasks == 100 and card.test["num_tasks"] == 600
+    assert (folder / models.README).read_text() == models.in_words(card) + "\n"
+    assert name != "unipen" or "CC BY 4.0" in card.licence
+    white = np.full((28, 28, 1), 255, np.uint8)
+    assert model.adapt([white] * 3).predict([white]).probabilities.shape == (1, 62)
