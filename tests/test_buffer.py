@@ -34,6 +34,7 @@ CARD = models.Card(
     None,
     None,
     "",
+    "",
 )
 RNG = np.random.default_rng(0)
 IMAGES = [RNG.integers(0, 256, (16, 16, 1), np.uint8) for _ in range(20)]

@@ -89,7 +89,8 @@ def test_a_model_alone_in_a_folder_is_enough(runs, tmp_path):
 
 
 def test_the_card_says_what_was_trained_and_what_adapting_brought(runs):
-    card, row = models.read_card(runs / "run" / "model"), read_result(runs / "run", runs / "run").row
+    result = read_result(runs / "run", runs / "run")
+    card, row, stored = models.read_card(runs / "run" / "model"), result.row, result.stored()
     assert (card.method, card.seed, card.data) == ("cxda", 0, row["data_name"])
     assert (card.data_hash, card.step) == (row["data_hash"], row["best_step"])
     readme = (runs / "run" / "model" / "README.md").read_text()
@@ -98,6 +99,13 @@ def test_the_card_says_what_was_trained_and_what_adapting_brought(runs):
     assert gain.mean[0] == gain.low[0] == gain.high[0] == 0
     assert all(low <= mean <= high for low, mean, high in zip(gain.low, gain.mean, gain.high, strict=True))
     np.testing.assert_allclose(np.subtract(gain.score, gain.score[0]), gain.mean, atol=0.011)
+    scores = 100 * (stored["predictions"] == stored["labels"]).mean(1)
+    test = card.test
+    assert test and test["num_tasks"] == len(scores) == row["num_tasks"]
+    assert abs(test["avg"] - scores.mean()) < 1e-6 and test["w10"] == row["w10"]
+    assert test["avg_low"] <= test["avg"] <= test["avg_high"] and test["w10_low"] <= test["w10_high"]
+    half = 1.96 * scores.std() / np.sqrt(len(scores))  # the normal approximation, for ten tasks
+    assert abs(test["avg_high"] - test["avg_low"] - 2 * half) < half
     for said in ("# glyphs", "`cxda`, seed 0", f"step {card.step}", card.data_hash[:12], "none needed", "| 100 | "):
         assert said in readme
     assert not manifest.find_fault(runs / "run" / "model")
@@ -167,6 +175,7 @@ def test_a_damaged_model_is_one_line(runs, tmp_path, damage, message):
         ({"shape": [28, 28]}, r"shape=\(28, 28\) has not 3 numbers"),
         ({"gain": {"sizes": [0]}}, "gain: no 'score'"),
         ({"test": {"avg": "many", "w10": 1, "num_tasks": 2}}, "test: avg='many', expected a number"),
+        ({"commit": 5}, "commit=5, expected a text"),
     ],
 )
 def test_a_card_that_says_something_else_is_one_line(runs, tmp_path, changes, message):
@@ -225,6 +234,7 @@ def test_the_models_of_the_package_are_small_and_say_where_they_are_from(name):
     model = cxda_jax.load(name)
     card = model.card
     assert (card.data, card.method, len(card.class_names), card.fit) == (name, "cxda_any", 62, "pad")
+    assert len(card.commit) > 6 and "+" not in card.commit
     assert card.licence and card.test and card.gain and card.gain.tasks == 100 and card.test["num_tasks"] == 600
     assert (folder / models.README).read_text() == models.in_words(card) + "\n"
     assert name != "unipen" or "CC BY 4.0" in card.licence

@@ -74,9 +74,10 @@ class Card(NamedTuple):
       mean: of each channel in 0..1, which is subtracted; std likewise, by which it is divided.
       std: see mean.
       metric: the name of the score.
-      test: {"avg", "w10", "num_tasks"} of the test, in %; None before it.
+      test: of the test, {"avg", "w10"} in %, each with "_low" and "_high" of its 95 % interval, and "num_tasks"; None before it.
       gain: None where it was not measured.
       package: version of this package.
+      commit: of its repository, with "+" if files had changed since; "" where it was installed without one.
     """
 
     method: str
@@ -96,10 +97,14 @@ class Card(NamedTuple):
     test: Mapping[str, float] | None
     gain: Gain | None
     package: str
+    commit: str
 
 
+_TEST = (*(f"{score}{end}" for score in ("avg", "w10") for end in ("", "_low", "_high")), "num_tasks")
 _KINDS = {
-    **dict.fromkeys(("method", "data", "data_hash", "provenance", "licence", "fit", "metric", "package"), str),
+    **dict.fromkeys(
+        ("method", "data", "data_hash", "provenance", "licence", "fit", "metric", "package", "commit"), str
+    ),
     **dict.fromkeys(("class_names", "shape", "background", "mean", "std"), list),
     **dict.fromkeys(("seed", "step"), int),
 }
@@ -172,7 +177,7 @@ def read_card(folder: Path) -> Card:
     }
     test, gain = (values.pop(name, None) for name in ("test", "gain"))
     if test is not None:
-        require(test, dict.fromkeys(("avg", "w10", "num_tasks"), NUMBER), f"{where}: test", AGAIN)
+        require(test, dict.fromkeys(_TEST, NUMBER), f"{where}: test", AGAIN)
     if gain is not None:
         require(gain, {name: list for name in Gain._fields[:-1]} | {"tasks": int}, f"{where}: gain", AGAIN)
         gain = Gain(**{name: tuple(gain[name]) for name in Gain._fields[:-1]}, tasks=gain["tasks"])
@@ -197,16 +202,17 @@ def in_words(card: Card) -> str:
         f"# {card.data}: {card.method}",
         "",
         f"A classifier of {len(card.class_names)} classes ({some}) for images of {height}x{width} pixels and {channels} "
-        f"channel{'s' * (channels > 1)}, which cxda_jax {card.package} trained.",
+        f"channel{'s' * (channels > 1)}, which cxda_jax {card.package} trained{f' (commit {card.commit})' * bool(card.commit)}.",
         "",
         f"- method: `{card.method}`, seed {card.seed}, weights of step {card.step}",
         f"- data: {card.data}, {card.provenance or 'of unknown origin'} (identity {card.data_hash[:12]})",
         f"- licence of the data: {card.licence or 'not recorded'}",
         f"- images: brought to size by `{card.fit}`, background {tuple(card.background)}",
     ]
-    if card.test:
-        scores = f"{card.metric} {card.test['avg']:.1f} %, in the worst tenth {card.test['w10']:.1f} %"
-        lines.append(f"- test: {scores}, over {card.test['num_tasks']:.0f} tasks of domains that training did not see")
+    if t := card.test:
+        said = [f"{t[name]:.1f} % ({t[f'{name}_low']:.1f} to {t[f'{name}_high']:.1f})" for name in ("avg", "w10")]
+        scores = f"{card.metric} {said[0]}, in the worst tenth {said[1]}, 95 % intervals"
+        lines.append(f"- test: {scores}, over {t['num_tasks']:.0f} tasks of domains that training did not see")
     if card.gain:
         lines += ["", *gain_in_words(card.gain)]
     lines += [

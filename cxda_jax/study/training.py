@@ -2,14 +2,15 @@
 
 import functools
 import json
-from collections.abc import Mapping
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from cxda_jax import __version__, backend, cost, memory, stops, train
+from cxda_jax import __version__, backend, cost, memory, metrics, stops, train
 from cxda_jax.config import Config, as_fields, config_hash
 from cxda_jax.data.store import SPLITS
 from cxda_jax.disk import checkpoints, files, models
@@ -21,6 +22,7 @@ from cxda_jax.study import identity
 from cxda_jax.study.comparing import table
 from cxda_jax.study.examples import corrections
 from cxda_jax.study.gain import measure_gain
+from cxda_jax.study.results import Result
 from cxda_jax.study.runs import STARTS, Evaluation, restore_best
 from cxda_jax.study.settings import count_tasks
 from cxda_jax.study.testing import compiled, device, evaluate_run, score
@@ -96,19 +98,45 @@ def run(
     evaluation = Evaluation(workdir, workdir, method.name, config, record, record.marks)
     result = evaluate_run(evaluation, experiment, evaluator)
     gain = measure_gain(experiment, variables)
-    write(make_card(experiment, notes["step"], result.row, gain), calibrations(experiment, variables))
+    write(make_card(experiment, notes["step"], result, gain), calibrations(experiment, variables))
     say("\n".join(filter(None, [table([result]), corrections(result.row)])))
 
 
-def make_card(experiment: Experiment, step: int, row: Mapping[str, Any], gain: models.Gain | None) -> models.Card:
-    """The card of a model, with the scores of a result's row."""
+def make_card(experiment: Experiment, step: int, result: Result, gain: models.Gain | None) -> models.Card:
+    """The card of a model, with the scores of its test."""
     info, store = experiment.store.info, experiment.store
     return models.Card(
         method=experiment.method.name, seed=experiment.config["seed"], step=step, data=info.name, data_hash=store.sha256,
         provenance=info.provenance, licence=info.licence, class_names=info.class_names, shape=store.images.shape[1:],
         fit=info.fit, background=info.background, mean=info.mean, std=info.std, metric=experiment.metric,
-        test={name: row[name] for name in ("avg", "w10", "num_tasks")}, gain=gain, package=__version__,
+        test=with_intervals(result), gain=gain, package=__version__, commit=commit(),
     )  # fmt: skip
+
+
+def with_intervals(result: Result) -> dict[str, float]:
+    """The scores of a result and their 95 % bootstrap intervals over the tasks; see Card.test."""
+    row, stored = result.row, result.stored()
+    scores = 100 * metrics.scores(row["metric"], stored["predictions"], stored["labels"])
+    ends = {"avg": metrics.bootstrap_interval(scores)}
+    ends["w10"] = np.percentile(metrics.bootstrap_worst_decile(scores[None]), [2.5, 97.5])
+    found = {
+        f"{name}{end}": float(x) for name, of in ends.items() for end, x in zip(("_low", "_high"), of, strict=True)
+    }
+    return {name: round(x, 2) for name, x in found.items()} | {n: row[n] for n in ("avg", "w10", "num_tasks")}
+
+
+def commit() -> str:
+    """The commit of the clone that this package runs in; see Card.commit."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return ""
+    try:
+        said = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--match="], capture_output=True, text=True
+        )
+    except OSError:  # no git here
+        return ""
+    return said.stdout.strip()
 
 
 def calibrations(experiment: Experiment, variables: Variables) -> dict[str, Any]:
