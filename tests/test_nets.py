@@ -11,7 +11,7 @@ from flax import linen as nn
 from cxda_jax.errors import UserError
 from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.cml import cml
-from cxda_jax.methods.cxda import cxda, domain_weights
+from cxda_jax.methods.cxda import WithMemory, cxda, domain_weights
 from cxda_jax.methods.erm import bn, erm
 from cxda_jax.nets import attention as attention_module
 from cxda_jax.nets.attention import CrossAttention
@@ -226,7 +226,11 @@ def test_domain_weights():
     query, support = np.array([2, 0, 7, 1]), np.array([0, 2, 2, 1, 2])
     expected = np.zeros((4, 1, 5), np.float32)  # no support image is of domain 7
     expected[0, 0, [1, 2, 4]], expected[1, 0, 0], expected[3, 0, 3] = 1 / 3, 1, 1
-    np.testing.assert_array_equal(domain_weights(jnp.asarray(query), jnp.asarray(support)), expected)
+    adapted = WithMemory({}, None, jnp.asarray(support))
+    np.testing.assert_array_equal(domain_weights(jnp.asarray(query), adapted), expected)
+    expected[0, 0, [1, 2, 4]], expected[3, 0, 3] = [1 / 2, 0, 1 / 2], 0  # without the third and fourth image
+    adapted = adapted._replace(present=jnp.array([True, True, False, False, True]))
+    np.testing.assert_array_equal(domain_weights(jnp.asarray(query), adapted), expected)
 
 
 def test_tokens_run_over_height_width_channel():

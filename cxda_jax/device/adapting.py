@@ -68,7 +68,7 @@ def adapt_folder(
     newest, queries = newest_images(Path(buffer), capacity), listed(Path(images))
     known, faults = read_labels(labels, loaded) if labels else {}, []
     if not queries:
-        raise UserError(f"--images={images}: no images in it; answered are files that end in {', '.join(EXTENSIONS)}")
+        raise UserError(f"{images}: no images in it; answered are files that end in {', '.join(EXTENSIONS)}")
     held = fitted(loaded, newest, faults, "  buffer")
     say(f"adapting {loaded.method.name} ({loaded.card.data}) to {len(held.paths)} images of {buffer}")
     adapted = loaded.adapt(held.pixels)
@@ -92,7 +92,7 @@ def adapt_folder(
 
         files.write_whole(out / "predictions.csv", write)
         if not tally.count:
-            raise UserError(f"--images={images}: none of {len(queries)} could be read; the first: {faults[0]}")
+            raise UserError(f"{images}: none of {len(queries)} could be read; the first: {faults[0]}")
         summary = [
             ("Model", f"{loaded.method.name} trained on {loaded.card.data}, step {loaded.card.step}"),
             ("Buffer", f"{len(held.paths)} images of {buffer}"),
@@ -122,7 +122,7 @@ def follow_folder(
     """
     loaded, folder, out_file = load(model, method), Path(buffer), out / "predictions.csv"
     if not folder.is_dir():
-        raise UserError(f"--buffer={buffer}: no such folder; make it, and put images into it")
+        raise UserError(f"{buffer}: no such folder; make it, and put images into it")
     held, names, rows = SupportBuffer(loaded, capacity), {}, []
     faults: list[str] = []
     tally, came, waiting = Tally(), set(), {}
