@@ -5,13 +5,15 @@ import re
 import numpy as np
 import pytest
 
+from cxda_jax.disk.models import Gain
 from cxda_jax.report import adapted
 from cxda_jax.report import page as module
-from cxda_jax.report.adapted import AdaptedPage, Answered, Gain, write_adapted
+from cxda_jax.report.adapted import AdaptedPage, Answered, write_adapted
 from tests.chromium import asked, find, press, resize
 from tests.test_report import HOSTILE, Elements, embedded
 
-GAIN = Gain((0, 1, 4, 16, 64), (0.0, 0.4, 1.9, 3.1, 3.6), (0.0, -0.3, 1.1, 2.2, 2.7), (0.0, 1.1, 2.7, 4.0, 4.5))
+MEAN, LOW, HIGH = (0.0, 0.4, 1.9, 3.1, 3.6), (0.0, -0.3, 1.1, 2.2, 2.7), (0.0, 1.1, 2.7, 4.0, 4.5)
+GAIN = Gain((0, 1, 4, 16, 64), (70.0, 70.4, 71.9, 73.1, 73.6), MEAN, LOW, HIGH, tasks=100)
 
 
 def make_page(m=12, n=30, shape=(28, 28, 1), heads=2, mark="", seed=0) -> AdaptedPage:

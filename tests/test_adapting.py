@@ -1,8 +1,10 @@
 """`cxda adapt` and `cxda demo`: what they write, what they leave out, when they fall back, and what a user gets wrong."""
 
 import csv
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -57,6 +59,10 @@ def change_gain(folder, means, sizes):
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("own")
     return write_images(root / "buffer", 12, 1), write_images(root / "images", 70, 2)
+
+
+def row_that_moved(far):
+    return adapting.Row(adapting.Answered("", RNG, "", 0, "", 0, float(far), ()), None)
 
 
 def read(out):
@@ -147,8 +153,6 @@ def test_what_cannot_be_read_is_named_and_left_out(model, folders, tmp_path):
 
 
 def test_a_large_buffer_counts_its_newest_images(model, folders, tmp_path):
-    import os
-
     buffer = shutil.copytree(folders[0], tmp_path / "buffer")
     for i, path in enumerate(sorted(buffer.iterdir())):
         os.utime(path, (1000 + (i * 5) % 12, 1000 + (i * 5) % 12))
@@ -169,13 +173,13 @@ def test_many_images_take_no_more_memory(model, folders, tmp_path):
     paths = sorted(folders[1].iterdir()) * 6
     rows = adapting.answered(loaded, loaded, paths, folders[1], {}, faults)
     for row in rows:
-        live.append(row.pixels.nbytes)
-        most = max(most, row.pixels.nbytes)
+        live.append(row.answer.image.nbytes)
+        most = max(most, row.answer.image.nbytes)
     assert len(live) == 420 and not faults and most == 28 * 28
     shown = []
     for i in range(1000):
-        adapting.keep_most_moved(shown, i, adapting.Row("", RNG, "", 0, "", 0, float((i * 7) % 1000), (), None, ""))
-    assert sorted(row.moved for *_, row in shown) == [float(i) for i in range(800, 1000)]
+        adapting.keep_most_moved(shown, i, row_that_moved((i * 7) % 1000))
+    assert sorted(row.answer.moved for *_, row in shown) == [float(i) for i in range(800, 1000)]
 
 
 @pytest.mark.parametrize(
@@ -227,6 +231,23 @@ def test_a_folder_that_fills_is_followed(model, tmp_path):
         assert row["answer"] == row["before"], "so few images do not help this model"
     assert "left out: " in said and "4 images in the buffer" in said
     assert "broken.png" in (tmp_path / "out" / "adapted.html").read_text()
+
+
+def test_ctrl_c_ends_following_with_a_page(model, tmp_path):
+    incoming = write_images(tmp_path / "incoming", 2)
+    shutil.copy(incoming / "image000.png", os.fsencode(incoming) + b"/odd\xe9.png")
+    flags = [f"--model={model}", f"--buffer={incoming}", "--watch", f"--out={tmp_path}/out"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "cxda_jax", "adapt", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        said = ""
+        while "3 images in the buffer" not in said and process.poll() is None:
+            said += process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, faults = process.communicate(timeout=60)
+    assert process.returncode == 0 and "goes on from there" not in faults, faults
+    assert "adapted.html: 3 images" in rest
+    assert len(read(tmp_path / "out")) == 3 and (tmp_path / "out" / "adapted.html").exists()
 
 
 def test_the_demo_shows_a_page_in_seconds(tmp_path):

@@ -215,6 +215,7 @@ def test_images_of_any_kind_are_fitted_and_wrong_ones_are_one_line(runs, tmp_pat
     assert fitted.shape == (28, 28, 1) and (fitted[0] == 255).all() and (fitted[14] == 0).all()  # padded with paper
     for wrong, message in (
         ("it.png", "give a list of images"),
+        (own, r"images=an array \(28, 28, 1\): give a list of images"),
         ([tmp_path / "none.png"], "none.png: missing"),
         ([None], "got a NoneType; give a path"),
         ([own[None]], "one image at a time"),

@@ -1,5 +1,6 @@
 """Adapts a model to a folder of somebody's own images, and answers for another. launch/adapt.py says what is written."""
 
+import contextlib
 import csv
 import heapq
 import itertools
@@ -18,7 +19,7 @@ from cxda_jax.disk import files
 from cxda_jax.disk.reading import read_table
 from cxda_jax.errors import UserError, brief, printable
 from cxda_jax.progress import Counter, say
-from cxda_jax.report.adapted import AdaptedPage, Answered, Gain, write_adapted
+from cxda_jax.report.adapted import AdaptedPage, Answered, write_adapted
 
 SHOWN = 200  # answers on the page
 NEAREST = 5  # images of the buffer that are named for each answer
@@ -31,18 +32,10 @@ COLUMNS = [
 
 
 class Row(NamedTuple):
-    """What is said of one image; see COLUMNS. `nearest` are numbers of images of the buffer."""
+    """An answer, and its weights on the images of the buffer [heads, n], if the method attends."""
 
-    file: str
-    pixels: np.ndarray  # uint8 [h, w, c], as the network saw it
-    before: str
-    before_confidence: float
-    after: str
-    after_confidence: float
-    moved: float
-    nearest: tuple[int, ...]
-    weights: np.ndarray | None  # [heads, n]
-    label: str
+    answer: Answered
+    weights: np.ndarray | None
 
 
 class Fitted(NamedTuple):
@@ -127,13 +120,17 @@ def follow_folder(
     faults: list[str] = []
     tally, came, waiting = Tally(), set(), {}
     out.mkdir(parents=True, exist_ok=True)
-    with files.locked(out), stops.deferred() as stopping, open(out_file, "w", newline="", encoding="utf-8") as file:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.suppress(stops.Stopped))  # a signal is how it ends
+        stack.enter_context(files.locked(out))
+        stopping = stack.enter_context(stops.deferred())
+        file = stack.enter_context(open(out_file, "w", newline="", encoding="utf-8", errors="backslashreplace"))
         table, last = csv.writer(file), time.monotonic()
         table.writerow(COLUMNS)
         say(f"following {folder}; Ctrl-C ends it")
         while not stopping() and not (idle and time.monotonic() - last > idle):
             for path in sorted(set(listed(folder)) - came, key=_age):
-                size = path.stat().st_size if path.exists() else -1
+                size = _size(path)
                 if waiting.get(path) != size:  # somebody may still be writing it
                     waiting[path] = size
                     continue
@@ -151,10 +148,11 @@ def follow_folder(
                 table.writerow(line_of(row, [names[i] for i in order], helps))
                 file.flush()
                 tally.add(row, helps)
-                rows = sorted([*rows, row], key=lambda r: -r.moved)[:SHOWN]
+                rows = sorted([*rows, row], key=lambda row: -row.answer.moved)[:SHOWN]
                 names[held.observe(pixels)] = path
-                answer = row.after if helps else row.before
-                say(f"{row.file}: {answer}  (before {row.before}, after {row.after}; {len(held)} images in the buffer)")
+                a = row.answer
+                counts = a.after if helps else a.before
+                say(f"{a.file}: {counts}  (before {a.before}, after {a.after}; {len(held)} images in the buffer)")
             if not stopping():
                 time.sleep(0.2)
         kept = Fitted(held.images(), [names[i] for i in held.places()])
@@ -163,7 +161,7 @@ def follow_folder(
             ("Answers that changed", f"{tally.changed} of {tally.count}"),
         ]
         # The buffer has moved on since an answer, so no weights are shown.
-        plain = [row._replace(weights=None, nearest=()) for row in rows]
+        plain = [Row(row.answer._replace(nearest=()), None) for row in rows]
         write_page(out / "adapted.html", loaded, plain, tally.count, kept, summary, faults)
         say(f"{out_file} and {out}/adapted.html: {tally.count} images")
 
@@ -176,10 +174,11 @@ class Tally:
         self.right: list[tuple[bool, bool, bool]] = []
 
     def add(self, row: Row, use_adapted: bool) -> None:
+        answer = row.answer
         self.count += 1
-        self.changed += row.before != row.after
-        if row.label:
-            right = row.before == row.label, row.after == row.label
+        self.changed += answer.before != answer.after
+        if answer.label:
+            right = answer.before == answer.label, answer.after == answer.label
             self.right.append((*right, right[use_adapted]))
 
     def scores(self) -> list[tuple[str, str]]:
@@ -234,6 +233,14 @@ def newest_images(folder: Path, capacity: int) -> list[Path]:
     return found
 
 
+def _size(path: Path) -> int:
+    """Bytes of a file; -1 of one that has gone."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
 def _age(path: Path) -> tuple[float, Path]:
     """When a file was written, and its name; a file that has gone is the oldest."""
     try:
@@ -283,10 +290,10 @@ def rows_of(
     for i, (path, image) in enumerate(some):
         name, own = str(path.relative_to(folder)), None if weights is None else weights[i]
         nearest = () if own is None else tuple(np.argsort(-own.mean(0), kind="stable")[:NEAREST].tolist())
-        yield Row(
-            name, image, before.names[i], _share(before, i), after.names[i], _share(after, i), float(moved[i]), nearest, own,
+        yield Row(Answered(
+            name, image, before.names[i], _share(before, i), after.names[i], _share(after, i), float(moved[i]), nearest,
             labels.get(name) or labels.get(path.name, ""),
-        )  # fmt: skip
+        ), own)  # fmt: skip
 
 
 def _share(answers: Answers, i: int) -> float:
@@ -295,16 +302,17 @@ def _share(answers: Answers, i: int) -> float:
 
 def line_of(row: Row, buffer: Sequence[Path], use_adapted: bool) -> list[Any]:
     """The line of predictions.csv; see COLUMNS."""
-    nearest = [buffer[i].name for i in row.nearest] + [""] * (NEAREST - len(row.nearest))
-    numbers = f"{row.before_confidence:.4f}", f"{row.after_confidence:.4f}", f"{row.moved:.4f}"
-    answer = row.after if use_adapted else row.before
-    return [row.file, answer, row.before, numbers[0], row.after, numbers[1], numbers[2], *nearest, row.label]
+    a = row.answer
+    nearest = [buffer[i].name for i in a.nearest] + [""] * (NEAREST - len(a.nearest))
+    numbers = [f"{x:.4f}" for x in (a.before_confidence, a.after_confidence, a.moved)]
+    counts = a.after if use_adapted else a.before
+    return [a.file, counts, a.before, numbers[0], a.after, numbers[1], numbers[2], *nearest, a.label]
 
 
 def keep_most_moved(shown: list[tuple[float, int, Row]], number: int, row: Row) -> None:
     """Keeps the SHOWN rows that moved most in a heap."""
     push: Callable[..., Any] = heapq.heappush if len(shown) < SHOWN else heapq.heappushpop
-    push(shown, (row.moved, -number, row))
+    push(shown, (row.answer.moved, -number, row))
 
 
 def read_labels(path: str, model: Model) -> dict[str, str]:
@@ -328,13 +336,7 @@ def write_page(
     gain, weights = model.card.gain if model.method.name == model.card.method else None, None
     if rows and all(row.weights is not None for row in rows) and len(held.paths):
         weights = np.stack([np.asarray(row.weights) for row in rows])
-    answers = [
-        Answered(
-            r.file, r.pixels, r.before, r.before_confidence, r.after, r.after_confidence, r.moved, r.nearest, r.label
-        )
-        for r in rows
-    ]
     write_adapted(path, AdaptedPage(
-        f"What adapting changed: {printable(model.card.data)}", list(summary), answers, total, held.pixels,
-        tuple(p.name for p in held.paths), weights, gain and Gain(gain.sizes, gain.mean, gain.low, gain.high), list(faults),
+        f"What adapting changed: {printable(model.card.data)}", list(summary), [row.answer for row in rows], total, held.pixels,
+        tuple(p.name for p in held.paths), weights, gain, list(faults),
     ))  # fmt: skip

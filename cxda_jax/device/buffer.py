@@ -68,13 +68,8 @@ class SupportBuffer:
             raise UserError(f"SupportBuffer: {method.name} must know the domain of each image; use Model.adapt()")
         if statistics != "exact" and not method.remember:
             raise UserError(f"statistics={statistics!r}: {method.name} keeps nothing of one image alone; choose exact")
-        self.model, self.capacity, self.keep, self.statistics, self.refresh_every = (
-            model,
-            capacity,
-            keep,
-            statistics,
-            refresh,
-        )
+        self.model, self.capacity, self.keep = model, capacity, keep
+        self.statistics, self.refresh_every = statistics, refresh
         self.pixels = np.zeros((capacity, *model.card.shape), np.uint8)
         self.arrived = np.zeros(capacity, np.int64)  # the newer an image the larger; 0 marks a free place
         self.seen = 0  # images so far

@@ -11,11 +11,8 @@ from PIL import Image
 from cxda_jax.data import glyphs
 from cxda_jax.device.adapting import adapt_folder
 
-WRITERS, OF_EACH, ASKED = (
-    5,
-    20,
-    60,
-)  # the buffer has so many writers with so many images each; images to answer for, of each
+WRITERS = 5
+OF_EACH, ASKED = 20, 60  # images of each writer: in the buffer, and to answer for
 FIRST_SEED = 1000  # training has 0
 
 

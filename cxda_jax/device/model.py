@@ -141,8 +141,11 @@ class Model:
 
 def several(images: Any) -> Iterable[Any]:
     """Gives images back; a UserError where it is a single one, whose letters or rows could be taken for images."""
-    if isinstance(images, str | Path | Image.Image) or not isinstance(images, Iterable):
-        raise UserError(f"images={brief(repr(images), 60)}: give a list of images; [image] for a single one")
+    shape = getattr(images, "shape", None)  # of an array
+    one = isinstance(images, str | Path | Image.Image) or shape is not None and len(shape) < 4
+    if one or not isinstance(images, Iterable):
+        what = f"an array {shape}" if shape is not None else brief(repr(images), 60)
+        raise UserError(f"images={what}: give a list of images, or an array [n, h, w, c]; [image] for a single one")
     return images
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from cxda_jax.disk.models import Gain
 from cxda_jax.errors import printable
 from cxda_jax.report import plots
 from cxda_jax.report.page import (
@@ -50,15 +51,6 @@ class Answered(NamedTuple):
     moved: float
     nearest: tuple[int, ...]
     label: str = ""
-
-
-class Gain(NamedTuple):
-    """Gains over the empty buffer on validation tasks, in points, with 95 % intervals. Sizes of the buffer ascend from 0."""
-
-    sizes: tuple[int, ...]
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
 
 
 class AdaptedPage(NamedTuple):
@@ -169,16 +161,8 @@ def _answers(
         ]
         mark = ' class="changed"' * changed
         rows += f"<tr{mark}>{''.join(cells)}</tr>\n"
-    heads = [
-        "Image",
-        "File",
-        "Before",
-        "Confidence before",
-        "After",
-        "Confidence after",
-        "Moved",
-        *["Label"] * labelled,
-    ]
+    heads = ["Image", "File", "Before", "Confidence before", "After", "Confidence after", "Moved"]
+    heads += ["Label"] * labelled
     head = "".join(f"<th>{text}</th>" for text in heads) + "<th data-unsorted>Nearest in the buffer</th>" * near
     count, total = len(answers), max(page.total, len(answers))
     caption = f"The {count:,} that moved most of {total:,}" if count < total else f"All {total:,}, most moved first"
