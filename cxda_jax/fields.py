@@ -78,7 +78,7 @@ FIELDS: dict[str, Field | Group] = {
         "zero_out": Field(False, "The output layer starts at zero, so the network starts as one without attention."),
     }),
     "cxda_any": Group("Method cxda_any.", {
-        "full": Field(0.5, "Share of the training images that see all others; the rest see a random number of them.", SHARE),
+        "full": Field(0.0, "Share of the training images that see all others; the rest see a random number of them.", SHARE),
         "learned": Field(32, "Learned tokens, which each image attends to beside the support.", Range(0, 100_000), optional=True),
         "prior": Field(20.0, "Number N in the share n / (n + N) of n support images in the statistics; 0: running ones alone.",
                        NOT_NEGATIVE, optional=True),

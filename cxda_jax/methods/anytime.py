@@ -24,7 +24,7 @@ from cxda_jax.nets.classifier import Classifier
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
 
-def cxda_any(net: Classifier, full: float = 0.5, prior: float = 20.0) -> Method:
+def cxda_any(net: Classifier, full: float = 0.0, prior: float = 20.0) -> Method:
     """CXDA that is trained for each number of support images.
 
     Args:
