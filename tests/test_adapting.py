@@ -233,6 +233,25 @@ def test_a_folder_that_fills_is_followed(model, tmp_path):
     assert "broken.png" in (tmp_path / "out" / "adapted.html").read_text()
 
 
+def test_a_file_that_comes_slowly_is_answered_for_once_it_is_whole(model, tmp_path):
+    whole = write_images(tmp_path / "made", 1) / "image000.png"
+    (incoming := tmp_path / "incoming").mkdir()
+    content, path = whole.read_bytes(), incoming / "slow.png"
+    path.write_bytes(content[:60])
+    flags = [f"--model={model}", f"--buffer={incoming}", "--watch", "--idle=3", f"--out={tmp_path}/out"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "cxda_jax", "adapt", *flags], stdout=subprocess.PIPE, text=True
+    ) as process:
+        said = ""
+        while "left out: " not in said and process.poll() is None:
+            said += process.stdout.readline()
+        path.write_bytes(content)
+        said += process.communicate(timeout=60)[0]
+    assert process.returncode == 0 and said.count("left out: ") == 1
+    assert [row["file"] for row in read(tmp_path / "out")] == ["slow.png"]
+    assert "not readable" not in (tmp_path / "out" / "adapted.html").read_text()
+
+
 def test_ctrl_c_ends_following_with_a_page(model, tmp_path):
     incoming = write_images(tmp_path / "incoming", 2)
     shutil.copy(incoming / "image000.png", os.fsencode(incoming) + b"/odd\xe9.png")

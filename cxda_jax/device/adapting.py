@@ -117,8 +117,8 @@ def follow_folder(
     if not folder.is_dir():
         raise UserError(f"{buffer}: no such folder; make it, and put images into it")
     held, names, rows = SupportBuffer(loaded, capacity), {}, []
-    faults: list[str] = []
-    tally, came, waiting = Tally(), set(), {}
+    faults: dict[Path, str] = {}
+    tally, came, waiting, broken = Tally(), set(), {}, {}
     out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.suppress(stops.Stopped))  # a signal is how it ends
@@ -134,14 +134,17 @@ def follow_folder(
                 if waiting.get(path) != size:  # somebody may still be writing it
                     waiting[path] = size
                     continue
-                came.add(path)
+                if broken.get(path) == size:
+                    continue
                 last = time.monotonic()
                 try:
                     pixels = loaded.fit(path)
-                except UserError as e:
-                    faults.append(str(e))
+                except UserError as e:  # it is tried again once it has grown
+                    faults[path], broken[path] = str(e), size
                     say(f"left out: {e}")
                     continue
+                came.add(path)
+                faults.pop(path, None)
                 order = held.places()
                 adapted, helps = held.adapted(), expected(loaded, len(held))[0] or always
                 row = next(rows_of(loaded, adapted, [(path, pixels)], folder, {}, order))
@@ -162,7 +165,7 @@ def follow_folder(
         ]
         # The buffer has moved on since an answer, so no weights are shown.
         plain = [Row(row.answer._replace(nearest=()), None) for row in rows]
-        write_page(out / "adapted.html", loaded, plain, tally.count, kept, summary, faults)
+        write_page(out / "adapted.html", loaded, plain, tally.count, kept, summary, list(faults.values()))
         say(f"{out_file} and {out}/adapted.html: {tally.count} images")
 
 
