@@ -98,7 +98,7 @@ def test_weights_are_the_softmax_over_what_is_seen_and_the_learned_tokens(learne
 
 
 def test_the_loss_is_that_of_each_image_with_its_own_subset_as_support():
-    net, method, variables, episode = make()
+    net, method, variables, episode = make(full=0.5)
     images = jax.tree.map(lambda *x: jnp.concatenate(x), episode.query, episode.support)
     labels = np.concatenate([episode.label, episode.support_label])
     maps, exact = jax.jit(lambda: encode(net, variables, images))()
