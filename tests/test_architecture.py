@@ -71,6 +71,7 @@ ALLOWED["device"] = {
     "report",
     "stops",
 }
+ALLOWED["export"] = LIBRARY | {"device"}
 ALLOWED["doctor"] = {"errors", "backend", "memory"}
 ALLOWED["__main__"] = {"stops"}
 FILES = sorted((ROOT / "cxda_jax").rglob("*.py"))

@@ -1,8 +1,9 @@
 """A trained model by itself: load() needs its files alone, and no data set."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -55,12 +56,20 @@ class Model:
     Attributes:
       card: what it was trained on, and its scores.
       method: how it adapts.
+      config: of its training.
     """
 
     def __init__(
-        self, card: models.Card, method: Method, variables: Variables, programs: Programs, adapted: Any = None
+        self,
+        card: models.Card,
+        method: Method,
+        variables: Variables,
+        programs: Programs,
+        adapted: Any = None,
+        config: Mapping[str, Any] = MappingProxyType({}),
     ):
         self.card, self.method, self.variables, self.programs = card, method, variables, programs
+        self.config = config
         self._adapted = adapted
 
     @property
@@ -86,7 +95,7 @@ class Model:
 
     def adapted_to(self, adapted: Any) -> "Model":
         """The model with what the method's adapt() returned."""
-        return Model(self.card, self.method, self.variables, self.programs, adapted)
+        return Model(self.card, self.method, self.variables, self.programs, adapted, self.config)
 
     def predict(self, images: Iterable[Any], domains: Sequence[int] | None = None) -> Answers:
         """The classes of images, each on its own; before adapt() the answers of the model as it was trained.
@@ -174,7 +183,8 @@ def load(path: str | Path, method: str = "") -> Model:
             raise UserError(f"method={name!r}: {folder} lacks what it needs to know of the training images")
         variables = {**variables, "calibration": jax.tree.map(jnp.asarray, known)}
     optional = (backend.jit(f) if f else None for f in (built.attention, built.remember))
-    return Model(card, built, variables, Programs(backend.jit(built.adapt), backend.jit(built.predict), *optional))
+    programs = Programs(backend.jit(built.adapt), backend.jit(built.predict), *optional)
+    return Model(card, built, variables, programs, config=config)
 
 
 def find_model(path: str | Path) -> Path:

@@ -1,0 +1,278 @@
+"""A model as a web page that needs no server, no network and no library: one file, index.html.
+
+The page holds the weights, recorded handwriting to start from, and a small engine (live/engine.js, live/kernel.wat). Visitors draw
+characters, fill the buffer, and see the answer before and after adapting. Before the page is left behind, its own scripts run
+in Node.js, and their answers are compared with JAX.
+"""
+
+import base64
+import functools
+import hashlib
+import html
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cxda_jax.data.readers.unipen import draw
+from cxda_jax.device.model import Model
+from cxda_jax.disk import files, safetensors
+from cxda_jax.disk.reading import read_object
+from cxda_jax.errors import UserError
+from cxda_jax.export.wasm import assemble
+from cxda_jax.nets.cnn import PADDINGS
+from cxda_jax.types import Images
+
+LIVE = Path(__file__).with_name("live")
+HANDS = LIVE / "hands.json"
+PAGE, PARITY = "index.html", "parity.json"
+FILLS, ASKED = (0, 1, 5, 100), 16  # numbers of images in the buffer, and of queries, that are compared with JAX
+TOLERANCE = 1e-4  # of logits, relative to the largest one; and of attention weights
+# What a query attends to: images normalised by the buffer's own statistics, by those blended with the running ones, or nothing.
+MEMORY = {
+    "erm": "", "erm_iid": "", "bn": "", "bn_alpha": "", "cxda": "own", "cxda_loo": "own", "cxda_any": "blended",
+}  # fmt: skip
+
+
+class Hand(NamedTuple):
+    """What one writer drew: strokes of each drawing as lists of points (x, y) in 0..255, y down, and the labels."""
+
+    name: str
+    labels: str
+    drawings: list[list[list[tuple[int, int]]]]
+
+
+def write(model: Model, out: Path, hands: Path = HANDS, check: bool = True) -> dict[str, Any]:
+    """Writes the page, and how it compares with JAX, into the folder `out`.
+
+    Args:
+      model: a model of grey, square images, of a method in MEMORY.
+      out: a folder, which is made if it is missing.
+      hands: recorded handwriting; see read_hands().
+      check: compare with JAX, which needs Node.js. False: the page says that nobody has compared it.
+
+    Returns:
+      The content of parity.json.
+    """
+    described = describe(model)
+    recorded = read_hands(hands)
+    node = shutil.which("node")
+    if check and not node:
+        raise UserError("web: node is missing, with which the page is compared with JAX; install Node.js 18 or newer")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".partial") as folder:
+        page = Path(folder) / PAGE
+        page.write_text(render(described, safetensors.named(model.variables), hands, checked=check))
+        parity = compare(model, page, recorded, node) if check and node else {"compared": False}
+        parity = {"method": described["method"], "bytes": page.stat().st_size, **parity}
+        files.write_bytes(out / PAGE, page.read_bytes())
+    files.write_text(out / PARITY, json.dumps(parity, indent=1) + "\n")
+    return parity
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """What the engine must know of a model, besides its weights. A UserError names what the engine cannot run."""
+    card, config, name = model.card, model.config, model.method.name
+    if name not in MEMORY:
+        raise UserError(f"web: method {name!r} does not run in the page; choose a model of {', '.join(MEMORY)}")
+    net, attention = config["net"], config["attention"]
+    if net["name"] != "cnn":
+        raise UserError(f"web: network {net['name']!r} does not run in the page; choose a model whose network is cnn")
+    if MEMORY[name] and attention["features"] != "flat":
+        raise UserError(f"web: attention features {attention['features']!r} do not run in the page; choose flat")
+    height, width, channels = card.shape
+    if height != width or channels != 1:
+        raise UserError(f"web: the page draws square grey images, and the model's are {height}x{width}x{channels}")
+    momentum, prior = config["batch_norm"]["momentum"], config["batch_norm"]["prior"]
+    if name in ("erm", "erm_iid"):
+        momentum = prior = 0.0
+    elif name in ("bn_alpha", "cxda_any"):
+        momentum, prior = 0.0, config[name]["prior"]
+    features = height // 4 if net["padding"] == "same" else ((height - 4) // 2 - 4) // 2
+    dim = features**2 * net["width"]
+    heads = attention["heads"]
+    return {
+        "method": name,
+        "classes": card.class_names,
+        "shape": card.shape,
+        "mean": card.mean,
+        "std": card.std,
+        "fit": card.fit,
+        "background": card.background,
+        "layers": [{"pad": pad, "pool": i > 0} for i, pad in enumerate(PADDINGS[net["padding"]])],
+        "share": {"momentum": momentum, "prior": prior},
+        "memory": MEMORY[name],
+        "learned": config["cxda_any"]["learned"] if name == "cxda_any" else 0,
+        "attention": {
+            "heads": heads,
+            "shared_norm": attention["shared_norm"],
+            "width": dim / heads / (1 if attention["scale"] == "paper" else attention["ratio"]),
+        },
+        "facts": facts(model),
+    }
+
+
+def facts(model: Model) -> list[tuple[str, str]]:
+    """What the page says about the model."""
+    card = model.card
+    told = [
+        ("Method", f"{model.method.name}, seed {card.seed}, cxda_jax {card.package} {card.commit}".strip()),
+        ("Data", card.provenance or card.data),
+        ("Licence of the data", card.licence or "not recorded"),
+    ]
+    if card.test:
+        spread = f"{card.test['avg_low']:.1f} to {card.test['avg_high']:.1f}"
+        tasks = f"{card.test['num_tasks']:.0f} tasks of people whom training did not see"
+        told.append(("Test accuracy", f"{card.test['avg']:.1f} % ({spread}), over {tasks}"))
+    if card.gain:
+        since, size = card.gain.helps_from(), card.gain.sizes[-1]
+        gain = f"{card.gain.mean[-1]:+.1f} points ({card.gain.low[-1]:+.1f} to {card.gain.high[-1]:+.1f})"
+        helps = f"from {since} images on" if since else "at no measured number of images"
+        told.append(("What adapting brings", f"{gain} with {size} images in validation; it helps {helps}"))
+    return told
+
+
+def render(described: Mapping[str, Any], variables: Mapping[str, Any], hands: Path, checked: bool) -> str:
+    """The page."""
+    names, blocks, start = [], [], 0
+    for name, array in variables.items():
+        values = np.asarray(array, "<f4").reshape(-1)
+        short = name.split("/", 1)[1]  # without params/ and batch_stats/
+        names.append((short, start, len(values)))
+        blocks.append(values)
+        start += len(values)
+    kernel = assemble((LIVE / "kernel.wat").read_text(encoding="utf-8"))
+    known = {**described, "tensors": names, "kernel": _base64(kernel), "checked": checked}
+    scripts = {name: _script(f"{name}.js") for name in ("engine", "draw", "page")}
+    digests = " ".join(f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in scripts.values())
+    filled = {
+        "title": html.escape(f"{described['method']}: draw, and see it adapt"),
+        "digests": digests,
+        "style": (LIVE / "page.css").read_text(encoding="utf-8"),
+        "model": _json(known),
+        "weights": _base64(np.concatenate(blocks).tobytes()),
+        "hands": _json(read_object(hands, "give a file of recorded hands")),
+        **scripts,
+    }
+    text = (LIVE / "page.html").read_text(encoding="utf-8")
+    for name, value in filled.items():
+        text = text.replace(f"<!--{name}-->", value, 1) if name != "digests" else text.replace("DIGESTS", value, 1)
+    return text
+
+
+def read_hands(path: Path) -> list[Hand]:
+    """Recorded handwriting: {"hands": [{"name", "labels", "strokes"}]}.
+
+    `strokes` is base64 of bytes: for each drawing the number of its strokes, for each stroke the number of its points, for each
+    point x and y.
+    """
+    again = "give a file of recorded hands"
+    found = []
+    for entry in read_object(path, again).get("hands", []):
+        data, at, drawings = base64.b64decode(entry["strokes"]), 0, []
+        while at < len(data):
+            strokes, count = [], data[at]
+            at += 1
+            for _ in range(count):
+                numbers = data[at + 1 : at + 1 + 2 * data[at]]
+                strokes.append(list(zip(numbers[::2], numbers[1::2], strict=True)))
+                at += 1 + len(numbers)
+            drawings.append(strokes)
+        if len(drawings) != len(entry["labels"]):
+            raise UserError(
+                f"{path}: {entry['name']} has {len(drawings)} drawings and {len(entry['labels'])} labels; {again}"
+            )
+        found.append(Hand(entry["name"], entry["labels"], drawings))
+    return found
+
+
+def drawn(strokes: list[list[tuple[int, int]]], side: int) -> np.ndarray:
+    """A recorded drawing as the training's reader draws it, uint8 [side, side]."""
+    scale = side / 28
+    turned = [np.array(stroke, np.float32) * np.array([1, -1], np.float32) for stroke in strokes]
+    return draw(turned, 18 * scale, side, 2 * scale)
+
+
+def compare(model: Model, page: Path, hands: list[Hand], node: str) -> dict[str, Any]:
+    """How the page's scripts, run in Node.js, compare with JAX. A UserError if they do not agree."""
+    side = model.card.shape[0]
+    strokes = [drawing for hand in hands for drawing in hand.drawings]
+    order = np.random.default_rng(0).permutation(len(strokes))[: FILLS[-1] + ASKED]
+    chosen = [strokes[i] for i in order]
+    if len(chosen) < FILLS[-1] + ASKED:
+        raise UserError(
+            f"web: {len(strokes)} recorded drawings, of which {FILLS[-1] + ASKED} are needed to compare with JAX"
+        )
+    pixels = np.stack([drawn(drawing, side) for drawing in chosen])[..., None]
+    support, queries = pixels[: FILLS[-1]], pixels[FILLS[-1] :]
+    found = run(node, page, support, queries, FILLS, chosen)
+    given = np.stack([np.frombuffer(base64.b64decode(text), np.uint8) for text in found["drawn"]])
+    ink = int(np.abs(given.reshape(pixels.shape).astype(int) - pixels).max())
+    errors = {kind: 0.0 for kind in found["answers"]}
+    attention, equal = 0.0, True
+    for place, fill in enumerate(FILLS):
+        logits, weights = by_jax(model, support[:fill], queries)
+        for kind, answers in found["answers"].items():
+            theirs = np.array(answers[place]["logits"])
+            errors[kind] = max(errors[kind], float(np.abs(theirs - logits).max() / np.abs(logits).max()))
+            equal &= bool((theirs.argmax(1) == logits.argmax(1)).all())
+            if weights is not None and fill:
+                attention = max(attention, float(np.abs(np.array(answers[place]["weights"]) - weights).max()))
+    if not equal or not max(*errors.values(), attention) <= TOLERANCE or ink > 1:
+        said = f"logits off by {max(errors.values()):.1e}, attention by {attention:.1e}, pixels by {ink}"
+        raise UserError(
+            f"web: the page does not agree with JAX ({said}; allowed {TOLERANCE:.0e} and 1); nothing is written"
+        )
+    return {
+        "compared": True, "fills": FILLS, "queries": len(queries), "logits": errors, "attention": attention, "pixels": ink,
+        "same_classes": equal, "tolerance": TOLERANCE, "node": found["node"],
+    }  # fmt: skip
+
+
+def run(
+    node: str, page: Path, support: np.ndarray, queries: np.ndarray, fills: Any, strokes: Any = ()
+) -> dict[str, Any]:
+    """What the page's scripts make of images, in Node.js; see check.js."""
+    images, asked = ([_base64(image.tobytes()) for image in part] for part in (support, queries))
+    asks = {"images": images, "queries": asked, "fills": list(fills), "strokes": list(strokes)}
+    with tempfile.TemporaryDirectory() as folder:
+        questions = Path(folder) / "questions.json"
+        questions.write_text(json.dumps(asks))
+        done = subprocess.run([node, LIVE / "check.js", page, questions], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"web: the page's scripts fail in node ({last}); Node.js 18 or newer is needed")
+    return json.loads(done.stdout)
+
+
+def by_jax(model: Model, support: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Logits [m, classes] and attention [m, heads, n] of queries, adapted to a support."""
+
+    def images(pixels: np.ndarray) -> Images:
+        return Images(jnp.asarray(pixels), jnp.zeros(len(pixels), jnp.int32))
+
+    programs, asked = model.programs, images(queries)
+    adapted = programs.adapt(model.variables, images(support), jax.random.key(0))
+    weights = None if programs.attention is None else np.asarray(programs.attention(adapted, asked))
+    return np.asarray(programs.predict(adapted, asked)), weights
+
+
+@functools.cache
+def _script(name: str) -> str:
+    return (LIVE / name).read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> str:
+    """JSON that is safe inside a <script> element."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
