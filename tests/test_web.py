@@ -1,0 +1,213 @@
+"""The web page of a model without a browser: its engine in Node.js against JAX, its drawings, its bytes, and what is refused."""
+
+import copy
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+import pytest
+
+import cxda_jax
+from cxda_jax import config as configs
+from cxda_jax.data.readers import unipen
+from cxda_jax.device.model import Model, Programs, as_store
+from cxda_jax.disk import models, safetensors
+from cxda_jax.errors import UserError
+from cxda_jax.experiment import build_method
+from cxda_jax.export import wasm, web
+from cxda_jax.types import Images
+from docs.examples import record_hands
+from tests.test_buffer import CARD
+
+RNG = np.random.default_rng(0)
+NODE = shutil.which("node")
+needs_node = pytest.mark.skipif(not NODE, reason="no Node.js: apt-get install nodejs")
+TOLERANCE = 1e-4
+
+
+def random_model(method: str, side: int = 20, **fields) -> Model:
+    """A small model, none of whose parameters and statistics has its initial value. A field is group__name."""
+    config = copy.deepcopy(configs.read("glyphs:cxda,smoke"))
+    config["method"] = method
+    for name, value in {"net__width": 6, "cxda_any__learned": 3, **fields}.items():
+        group, field = name.split("__")
+        config[group][field] = value
+    config["attention"]["heads"] = 3
+    card = CARD._replace(method=method, shape=(side, side, 1), mean=(0.9,), std=(-0.7,), class_names=tuple("abcdefg"))
+    built = build_method(config, as_store(card))
+    images = Images(np.zeros((2, *card.shape), np.float32), np.zeros(2, np.int32))
+    variables = built.init(jax.random.key(0), images)
+    moved = jax.tree.map(lambda x: x + RNG.normal(0, 0.15, x.shape).astype(np.float32), variables)
+    moved["batch_stats"] = jax.tree.map(lambda x: np.abs(x) + 0.1, moved["batch_stats"])
+    programs = Programs(jax.jit(built.adapt), jax.jit(built.predict), built.attention and jax.jit(built.attention), None)
+    return Model(card, built, moved, programs, config=config)
+
+
+def compared(model: Model, tmp_path, fills, queries=6) -> None:
+    """Asserts that the page's engine answers as JAX does, with WebAssembly and without."""
+    path = tmp_path / "index.html"
+    path.write_text(web.render(web.describe(model), safetensors.named(model.variables), web.HANDS, checked=True))
+    coarse = RNG.integers(0, 256, (fills[-1] + queries, 5, 5, 1), np.uint8)  # blocks, so that images differ in more than noise
+    pixels = np.repeat(np.repeat(coarse, 8, 1), 8, 2)[:, : model.card.shape[0], : model.card.shape[1]]
+    support, asked = pixels[: fills[-1]], pixels[fills[-1] :]
+    answers = web.run(str(NODE), path, support, asked, fills)["answers"]
+    assert set(answers) == {"WebAssembly", "plain JavaScript"}
+    for place, fill in enumerate(fills):
+        logits, weights = web.by_jax(model, support[:fill], asked)
+        assert np.ptp(logits, axis=0).max() > 1e-3 * np.abs(logits).max()  # queries differ
+        for found in answers.values():
+            given = np.array(found[place]["logits"])
+            np.testing.assert_allclose(given, logits, atol=TOLERANCE * np.abs(logits).max())
+            assert (given.argmax(1) == logits.argmax(1)).all()
+            if weights is None:
+                assert not any(found[place]["weights"])
+            elif fill:
+                np.testing.assert_allclose(np.array(found[place]["weights"]), weights, atol=TOLERANCE)
+
+
+@needs_node
+def test_the_shipped_model_answers_as_in_jax_at_every_fill(tmp_path):
+    compared(cxda_jax.load("unipen"), tmp_path, web.FILLS)
+
+
+OTHERS: dict[str, tuple[str, Mapping]] = {
+    "erm": ("erm", {}),
+    "bn": ("bn", {}),
+    "a share of the support's": ("bn", {"batch_norm__momentum": 0.3}),
+    "bn_alpha": ("bn_alpha", {}),
+    "cxda": ("cxda", {}),
+    "statistics by a prior": ("cxda_loo", {"batch_norm__prior": 7.0}),
+    "running statistics alone": ("cxda_any", {"cxda_any__prior": 0.0}),
+    "two norms, usual scale": ("cxda_any", {"attention__shared_norm": False, "attention__scale": "head_dim"}),
+    "padding, no learned tokens": ("cxda_any", {"net__padding": "same", "cxda_any__learned": 0, "side": 17}),
+}
+
+
+@needs_node
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_methods_and_options_answer_as_in_jax(case, tmp_path):
+    method, fields = OTHERS[case]
+    compared(random_model(method, **fields), tmp_path, (0, 1, 5))
+
+
+def test_the_assembler_makes_a_module_of_few_bytes():
+    made = wasm.assemble((web.LIVE / "kernel.wat").read_text())
+    assert made.startswith(b"\0asm\x01\0\0\0") and len(made) < 500
+
+
+@pytest.mark.skipif(not shutil.which("wat2wasm"), reason="no wat2wasm: apt-get install wabt")
+def test_the_assembler_makes_the_bytes_that_wabt_makes(tmp_path):
+    text = web.LIVE / "kernel.wat"
+    subprocess.run(["wat2wasm", text, "-o", tmp_path / "kernel.wasm"], check=True)
+    assert wasm.assemble(text.read_text()) == (tmp_path / "kernel.wasm").read_bytes()
+
+
+def test_an_unknown_instruction_is_named():
+    text = (web.LIVE / "kernel.wat").read_text().replace("i32.shl", "i32.rotl")
+    with pytest.raises(UserError, match="i32.rotl is not known"):
+        wasm.assemble(text)
+
+
+@needs_node
+def test_strokes_become_the_same_pixels_as_in_training(tmp_path):
+    """Of 480 recorded drawings, and of odd ones; one of 255 is allowed, since the order of sums may differ."""
+    model = random_model("erm", side=28)
+    path = tmp_path / "index.html"
+    path.write_text(web.render(web.describe(model), safetensors.named(model.variables), web.HANDS, checked=True))
+    drawings = [drawing for hand in web.read_hands(web.HANDS) for drawing in hand.drawings]
+    assert len(drawings) == 480
+    wild = [[(x, y) for x, y in RNG.uniform(0, 400, (n, 2)).round(3).tolist()] for n in (1, 2, 7, 30)]
+    drawings += [[stroke] for stroke in wild] + [wild, [[(3, 3), (3, 3)]], [[(5, 5)], [(5, 9)]]]
+    none = np.zeros((0, 28, 28, 1), np.uint8)
+    found = web.run(str(NODE), path, none, none, [], drawings)["drawn"]
+    given = np.stack([np.frombuffer(web.base64.b64decode(text), np.uint8).reshape(28, 28) for text in found])
+    wanted = np.stack([web.drawn(drawing, 28) for drawing in drawings])
+    assert (wanted < 128).any((1, 2)).all()
+    assert np.abs(given.astype(int) - wanted).max() <= 1
+
+
+def test_recorded_hands_keep_what_was_drawn():
+    """Points that are left out, and rounding, move few pixels of an image."""
+    angles = np.linspace(0, 6, 60, dtype=np.float32)
+    strokes = [np.stack([np.cos(angles) * angles, np.sin(angles)], 1), np.array([[0, 0], [3, 2]], np.float32)]
+    placed = record_hands.placed(strokes)
+    assert 5 < len(placed[0]) < 40 and len(placed[1]) == 2
+    wanted = unipen.draw(strokes, 18.0).astype(int)
+    given = web.drawn(placed, 28).astype(int)
+    assert np.abs(given - wanted).max() < 60 and np.abs(given - wanted).mean() < 1
+    data = record_hands.packed(placed)
+    assert list(data[:2]) == [2, len(placed[0])] and len(data) == 3 + 2 * sum(map(len, placed))
+
+
+def test_the_recorded_hands_are_whole():
+    hands = web.read_hands(web.HANDS)
+    assert len(hands) == 8 and {len(hand.drawings) for hand in hands} == {60}
+    assert all(set(hand.labels) <= set(unipen.LABELS) for hand in hands)
+
+
+@needs_node
+def test_a_page_is_written_with_its_parity(tmp_path):
+    parity = web.write(cxda_jax.load("unipen"), tmp_path / "live")
+    page = tmp_path / "live" / "index.html"
+    assert sorted(path.name for path in (tmp_path / "live").iterdir()) == ["index.html", "parity.json"]
+    assert json.loads((tmp_path / "live" / "parity.json").read_text()) == json.loads(json.dumps(parity))
+    assert parity["compared"] and parity["same_classes"] and max(parity["logits"].values()) <= TOLERANCE
+    assert parity["bytes"] == page.stat().st_size < 1.5 * 2**20
+    text = page.read_text()
+    assert "10.5281/zenodo.1195803" in text and "CC BY 4.0" in text and "International Unipen Foundation" in text
+    assert "<!--" not in text and '"checked":true' in text
+
+
+@needs_node
+def test_a_page_that_does_not_agree_is_not_left_behind(tmp_path, monkeypatch):
+    model = cxda_jax.load("unipen")
+    known = web.describe(model)
+    wrong = {**known, "share": {"momentum": 0.0, "prior": known["share"]["prior"] + 1}}
+    monkeypatch.setattr(web, "describe", lambda model: wrong)
+    with pytest.raises(UserError, match="does not agree with JAX.*nothing is written"):
+        web.write(model, tmp_path / "live")
+    assert not list((tmp_path / "live").iterdir())
+
+
+def test_without_node_nothing_is_claimed(tmp_path, monkeypatch):
+    monkeypatch.setattr(web.shutil, "which", lambda name: None)
+    model = random_model("erm", side=28)
+    with pytest.raises(UserError, match="node is missing.*install"):
+        web.write(model, tmp_path / "live")
+    assert not (tmp_path / "live").exists()
+    assert web.write(model, tmp_path / "live", check=False)["compared"] is False
+    assert '"checked":false' in (tmp_path / "live" / "index.html").read_text()
+
+
+def changed(model: Model, **fields) -> Model:
+    return Model(
+        model.card._replace(**fields.pop("card", {})),
+        model.method._replace(**fields.pop("method", {})),
+        model.variables,
+        model.programs,
+        config={**model.config, **{group: {**model.config[group], **values} for group, values in fields.items()}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"method": {"name": "cotta"}}, "method 'cotta' does not run in the page; choose a model of erm, "),
+        ({"net": {"name": "resnet"}}, "network 'resnet' does not run"),
+        ({"attention": {"features": "patch"}}, "features 'patch' do not run in the page; choose flat"),
+        ({"card": {"shape": (32, 32, 3)}}, "the model's are 32x32x3"),
+    ],
+)
+def test_what_the_page_cannot_run_is_refused_by_name(change, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        web.write(changed(cxda_jax.load("unipen"), **change), tmp_path / "live")
+    assert not (tmp_path / "live").exists()
+
+
+def test_a_model_knows_its_training_config():
+    model = cxda_jax.load("unipen")
+    assert model.config["method"] == model.adapt(np.zeros((1, 28, 28, 1), np.uint8)).config["method"] == "cxda_any"
+    assert isinstance(model.card, models.Card)
