@@ -7,26 +7,33 @@ import pytest
 
 FLAGS = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "disable-background-networking",
          "disable-component-update", "no-first-run")  # fmt: skip
+BINARY, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install selenium")
-    binary = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if not binary or not driver:
+    pytest.importorskip("selenium.webdriver", reason="no selenium: pip install selenium")
+    if not BINARY or not DRIVER:
         pytest.skip("no browser: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for flag in (*FLAGS, f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    opened = open_browser(tmp_path_factory.mktemp("chromium"))
     try:
-        opened.get("about:blank")  # the browser's own first page asks for files of its own
         yield opened
     finally:
         opened.quit()
+
+
+def open_browser(profile):
+    """A browser whose profile is in a folder; quit() ends it."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BINARY
+    for flag in (*FLAGS, f"user-data-dir={profile}"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    opened.get("about:blank")  # the browser's own first page asks for files of its own
+    return opened
 
 
 def resize(browser, width: int, scheme: str = "light") -> None:

@@ -42,7 +42,9 @@ def random_model(method: str, side: int = 20, **fields) -> Model:
     variables = built.init(jax.random.key(0), images)
     moved = jax.tree.map(lambda x: x + RNG.normal(0, 0.15, x.shape).astype(np.float32), variables)
     moved["batch_stats"] = jax.tree.map(lambda x: np.abs(x) + 0.1, moved["batch_stats"])
-    programs = Programs(jax.jit(built.adapt), jax.jit(built.predict), built.attention and jax.jit(built.attention), None)
+    programs = Programs(
+        jax.jit(built.adapt), jax.jit(built.predict), built.attention and jax.jit(built.attention), None
+    )
     return Model(card, built, moved, programs, config=config)
 
 
@@ -50,7 +52,9 @@ def compared(model: Model, tmp_path, fills, queries=6) -> None:
     """Asserts that the page's engine answers as JAX does, with WebAssembly and without."""
     path = tmp_path / "index.html"
     path.write_text(web.render(web.describe(model), safetensors.named(model.variables), web.HANDS, checked=True))
-    coarse = RNG.integers(0, 256, (fills[-1] + queries, 5, 5, 1), np.uint8)  # blocks, so that images differ in more than noise
+    coarse = RNG.integers(
+        0, 256, (fills[-1] + queries, 5, 5, 1), np.uint8
+    )  # blocks, so that images differ in more than noise
     pixels = np.repeat(np.repeat(coarse, 8, 1), 8, 2)[:, : model.card.shape[0], : model.card.shape[1]]
     support, asked = pixels[: fills[-1]], pixels[fills[-1] :]
     answers = web.run(str(NODE), path, support, asked, fills)["answers"]

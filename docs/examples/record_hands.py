@@ -7,24 +7,25 @@ each site that has a test writer with 100 drawings and 55 classes, one such writ
 pen's points those are left out that change a line by less than 0.8 % of the character's longer side.
 """
 
+import argparse
 import base64
 import json
 from pathlib import Path
 
 import numpy as np
-from absl import app, flags
 
 from cxda_jax.data.readers import unipen
 from cxda_jax.export.web import HANDS
 
-RAW_DIR = flags.DEFINE_string("raw_dir", None, "the folder that holds train_r01_v07", required=True)
 DRAWINGS, LEAST, CLASSES = 60, 100, 55
 UNITS = 255  # of the longer side
 SLACK = 2.0  # units by which a line may change
 
 
-def main(_: list[str]) -> None:
-    held_out = writers_of_test(Path(RAW_DIR.value))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--raw_dir", type=Path, required=True, help="the folder that holds train_r01_v07")
+    held_out = writers_of_test(parser.parse_args().raw_dir)
     rng = np.random.default_rng(0)
     sites: dict[str, list[str]] = {}
     for writer, characters in sorted(held_out.items()):
@@ -61,7 +62,8 @@ def placed(strokes: list[unipen.Stroke]) -> list[list[tuple[int, int]]]:
         x, y = ((stroke - points.min(0)) * scale).T
         height = np.ptp(points[:, 1]) * scale
         whole = np.rint(np.stack([x, height - y], 1)).astype(int)
-        made.append([(int(a), int(b)) for a, b in whole[needed(whole)]])
+        kept = [(int(a), int(b)) for a, b in whole[needed(whole)]]
+        made.append([point for i, point in enumerate(kept) if not i or point != kept[i - 1]])
     return made
 
 
@@ -88,4 +90,4 @@ def packed(strokes: list[list[tuple[int, int]]]) -> bytes:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()
