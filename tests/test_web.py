@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -23,6 +24,7 @@ from docs.examples import record_hands
 from tests.test_buffer import CARD
 
 RNG = np.random.default_rng(0)
+ROOT = Path(__file__).parent.parent
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(not NODE, reason="no Node.js: apt-get install nodejs")
 TOLERANCE = 1e-4
@@ -163,6 +165,14 @@ def test_a_page_is_written_with_its_parity(tmp_path):
     text = page.read_text()
     assert "10.5281/zenodo.1195803" in text and "CC BY 4.0" in text and "International Unipen Foundation" in text
     assert "<!--" not in text and '"checked":true' in text
+
+
+def test_the_page_of_the_documentation_is_the_shipped_models():
+    """Where this fails, write it again; docs/live.md says how."""
+    model, page = cxda_jax.load("unipen"), ROOT / "docs" / "live" / "unipen" / "index.html"
+    made = web.render(web.describe(model), safetensors.named(model.variables), web.HANDS, checked=True)
+    assert page.read_text() == made, f"{page} is older than the model or than cxda_jax/export/"
+    assert json.loads(page.with_name("parity.json").read_text())["compared"]
 
 
 @needs_node
