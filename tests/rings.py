@@ -98,7 +98,8 @@ TABLE = {  # by the file's name without test_ and .py
         exhaustive=["a_broken_off_run_resumes", r"a_step_that_is_not_finite.*\[gradient"],
     ),
     "web": Rings(
-        INNER, gate=["the_shipped_model", "other_methods", "strokes_become", "a_page_is_written", "a_page_that_does_not"]
+        INNER,
+        gate=["the_shipped_model", "other_methods", "strokes_become", "a_page_is_written", "a_page_that_does_not"],
     ),
 }
 
