@@ -3,6 +3,8 @@
 python -m launch.report --runs='runs/glyphs/*/*' --report=runs/glyphs/report
 python -m launch.report --runs='runs/study/femnist/*/*' --report=docs/study --against=paper
 python -m launch.report --runs='runs/study/glyphs/*/*' --report=docs/study --against=paper_stand_ins
+python -m launch.report --runs='runs/study/glyphs/*/*' --report=docs/study --record=docs/study/glyphs.records
+python -m launch.report --runs=docs/study/glyphs.records --report=again
 
 Writes into the folder of --report:
 
@@ -15,11 +17,17 @@ whether this lies within the combined standard error, and what sets the two apar
 that replace the paper's too: glyphs and unipen for FEMNIST, glyphs_c and cifar10_c for CIFAR-C, smoke configs, and data with
 marks, such as regenerated domains.
 
+--record writes one small file beside the report: the row and the config of each result, and how many queries of each task are
+right. --runs takes such files too. Then whoever has the file can make the tables, the score figures and the paired differences
+again, without the runs and without the data. It needs results whose metric is the accuracy.
+
 Runs that cannot be read are named, and the rest is reported. Seeds whose training is unfinished are marked and left out of
 all means; --unfinished takes them in, still marked. Different data sets of one name are told apart by their hashes.
 """
 
 from absl import flags
+
+from cxda_jax.errors import UserError
 
 from . import cli
 
@@ -29,6 +37,7 @@ _AGAINST = flags.DEFINE_string(
     "against", None, "Set the paper's figures beside ours: paper, paper_stand_ins.", allow_override=True
 )
 _REPORT = flags.DEFINE_string("report", None, "The folder to write.")
+_RECORD = flags.DEFINE_string("record", None, "A file of records to write, such as study.records.")
 _UNFINISHED = flags.DEFINE_bool(
     "unfinished", False, "Take seeds whose training is unfinished into means and figures too, marked."
 )
@@ -39,7 +48,9 @@ def main() -> None:
         from cxda_jax.report.making import report_runs
     runs = cli.insist_on_runs(_RUNS.value)
     folder = cli.insist(_REPORT.value, "--report", "name the folder to write, such as --report=runs/report")
-    report_runs(runs, folder, cli.DATA_DIR.value, _AGAINST.value or "", _UNFINISHED.value)
+    if _RECORD.value and not _RECORD.value.endswith(".records"):
+        raise UserError(f"--record={_RECORD.value}: name a file that ends in .records, such as study.records")
+    report_runs(runs, folder, cli.DATA_DIR.value, _AGAINST.value or "", _UNFINISHED.value, _RECORD.value or "")
 
 
 if __name__ == "__main__":

@@ -11,23 +11,39 @@ from cxda_jax.progress import Counter
 from cxda_jax.report import attention, contexts, formats, plots
 from cxda_jax.report.page import Report, write_report
 from cxda_jax.report.tables import AGAINST, STAND_INS, build_tables, by_cell, paired_table, paper_name
+from cxda_jax.study import records
 from cxda_jax.study.results import Result, by_store, distinct, is_unfinished, read_results, unfinished_said
 from cxda_jax.study.runs import find_runs
 
 EXPLORED = (6, 2)  # tasks in the explorer: of the first method that attends, and of each other one
 
 
-def report_runs(patterns: Sequence[str], folder: str, data_dir: str, against: str, unfinished: bool) -> None:
-    """Reports all results of the runs that the patterns match. The other arguments are those of make_report."""
+def report_runs(
+    patterns: Sequence[str], folder: str, data_dir: str, against: str, unfinished: bool, record: str = ""
+) -> None:
+    """Reports all results of the runs that the patterns match, and of records among the patterns.
+
+    Args:
+      patterns: of runs; a name that ends in .records is a file of records, which is unpacked into the report's folder.
+      record: a file of records to write; "" writes none.
+      others: as those of make_report.
+    """
     if against not in ("", *AGAINST):
         known = ", ".join(AGAINST)
         raise UserError(f"--against={against}: a report compares with the paper alone; give {known}, or nothing")
-    runs = find_runs(patterns)
+    recorded = [Path(pattern) for pattern in patterns if pattern.endswith(records.SUFFIX)]
+    others = [pattern for pattern in patterns if not pattern.endswith(records.SUFFIX)]
+    runs = find_runs(others)
+    for path in recorded:
+        runs += records.unpack(path, Path(folder) / "unpacked" / path.stem)
     print(f"reading {len(runs)} runs", flush=True)
     results, faults = read_results(runs, Counter("  runs", len(runs)))
     if not results:
         raise UserError(f"--runs={','.join(patterns)}: nothing to report; the first fault: {faults[0]}")
     make_report(Path(folder), results, faults, data_dir, against, unfinished)
+    if record:
+        records.write(Path(record), distinct(results)[0])
+        print(f"{record}: {Path(record).stat().st_size / 2**20:.2f} MB")
 
 
 def make_report(

@@ -1,0 +1,141 @@
+"""All results of a study as one small file, which goes into a repository and is read as the runs themselves are.
+
+The file is a zip archive: results.jsonl has a line for each result (its row and its folder), configs.json the configs by
+their hashes, and scores.npz how many queries of each task each result has right. That is all that tables, figures of scores and paired differences need. Single predictions, attention and
+training curves are left out.
+"""
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cxda_jax.config import config_hash
+from cxda_jax.disk import files
+from cxda_jax.disk.reading import reason
+from cxda_jax.errors import UserError
+from cxda_jax.study.results import Result
+
+SUFFIX = ".records"
+RESULTS, CONFIGS, SCORES = "results.jsonl", "configs.json", "scores.npz"
+CARD = "model/card.json"
+RECORDED = "recorded"  # in a row: hashes of the tasks, and the commit of the training
+MADE = (files.SEAL, "predictions_sha256")  # in a row, of the files that unpack() writes anew
+_EARLY = (1980, 1, 1, 0, 0, 0)  # of all entries, so that equal results give equal files
+
+
+def write(path: Path, results: Sequence[Result]) -> None:
+    """Writes the records of results whose metric is the accuracy. Equal results give the same bytes, in any order."""
+    lines, configs, tables = [], {}, {}
+    for result in sorted(results, key=lambda r: (r.row["benchmark"], str(r.folder))):
+        if result.row["metric"] != "accuracy":
+            raise UserError(
+                f"{result.folder}: {result.row['metric']} cannot be recorded by the task, only accuracy can"
+            )
+        stored = result.stored()
+        labels = stored["labels"]
+        if (labels < 0).any():
+            raise UserError(
+                f"{result.folder}: its tasks differ in size (evaluation.tasks=exhaustive) and cannot be recorded"
+            )
+        known = {
+            "support": hashlib.sha256(stored["support"].tobytes()).hexdigest()[:16],
+            "query": hashlib.sha256(stored["query"].tobytes()).hexdigest()[:16],
+            "commit": _commit(result.run),
+        }
+        number = config_hash(result.config)[:16]
+        configs[number] = result.config
+        right = (stored["predictions"] == labels).sum(1)
+        table = tables.setdefault(shape := f"{len(right)}x{labels.shape[1]}", [])
+        lines.append(
+            {
+                "folder": _place(result), "run": _place(result, whole=False), "config": number, "table": shape, "line": len(table),
+                "row": {RECORDED: known} | {name: value for name, value in result.row.items() if name not in MADE},
+            }
+        )  # fmt: skip
+        table.append(right.astype(np.uint16))
+    scores = io.BytesIO()
+    arrays: Any = {name: np.stack(rows) for name, rows in tables.items()}
+    np.savez_compressed(scores, **arrays)
+    text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
+    parts = {RESULTS: text.encode(), CONFIGS: json.dumps(configs, sort_keys=True).encode(), SCORES: scores.getvalue()}
+    files.write_bytes(path, _zipped(parts))
+
+
+def unpack(path: Path, folder: Path) -> list[Path]:
+    """Writes the recorded results into a folder, as evaluations leave them, and returns the folders of the runs.
+
+    Labels and predictions are stand-ins that have as many right answers in each task.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            lines = [json.loads(line) for line in archive.read(RESULTS).splitlines()]
+            configs = json.loads(archive.read(CONFIGS))
+            with np.load(io.BytesIO(archive.read(SCORES)), allow_pickle=False) as scores:
+                tables = {name: scores[name] for name in scores.files}
+        runs = []
+        for line in lines:
+            tasks, queries = map(int, line["table"].split("x"))
+            right = tables[line["table"]][line["line"]]
+            place, run = (_inside(folder, line[name]) for name in ("folder", "run"))
+            arrays = {
+                "labels": np.zeros((tasks, queries), np.int32),
+                "predictions": (np.arange(queries) >= right[:, None]).astype(np.int32),
+                "query": np.tile(_numbers(line["row"][RECORDED]["query"], queries), (tasks, 1)),
+                "support": np.tile(_numbers(line["row"][RECORDED]["support"], 1), (tasks, 1)),
+            }
+            data = io.BytesIO()
+            np.savez_compressed(data, **arrays)
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "predictions.npz").write_bytes(data.getvalue())
+            row = {**line["row"], "predictions_sha256": hashlib.sha256(data.getvalue()).hexdigest()}
+            (place / "result.json").write_text(json.dumps(files.sealed(row)))
+            (run / "config.json").write_text(json.dumps(configs[line["config"]]))
+            runs.append(run)
+    except OSError:
+        raise
+    except Exception as e:
+        raise UserError(f"{path}: not a file of records ({reason(e)}); make it again by launch.report") from None
+    return list(dict.fromkeys(runs))
+
+
+def _place(result: Result, whole: bool = True) -> str:
+    """The folder of a result, or of its run, below that of its data set."""
+    run = os.path.join(result.row.get("data_name") or result.row["benchmark"], *result.run.parts[-2:])
+    inside = result.folder.relative_to(result.run)
+    return os.path.join(run, *inside.parts) if whole else run
+
+
+def _inside(folder: Path, name: str) -> Path:
+    place = Path(os.path.normpath(folder / name))
+    if not place.is_relative_to(folder):
+        raise ValueError(f"{name} leads outside")
+    return place
+
+
+def _numbers(digest: str, count: int) -> np.ndarray:
+    """Stand-ins for row numbers, which are equal where the tasks are."""
+    return np.random.default_rng(int(digest, 16)).integers(0, 2**31, count)
+
+
+def _commit(run: Path) -> str:
+    """The commit that a run was trained at, if its model's card knows it."""
+    try:
+        card: Any = json.loads((run / CARD).read_text())
+        return str(card.get("commit", ""))
+    except (OSError, ValueError):
+        return ""
+
+
+def _zipped(parts: dict[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, part in parts.items():
+            archive.writestr(zipfile.ZipInfo(name, _EARLY), part, zipfile.ZIP_DEFLATED)
+    return data.getvalue()
