@@ -17,7 +17,6 @@ NEEDED = ("jax", "flax", "optax", "orbax-checkpoint", "ml_collections", "numpy",
 OPTIONAL = {
     "tensorflow": ("streams images larger than the device (train.source=tfdata)", "pip install 'cxda_jax[data]'"),
     "torch": ("reads .pth weights, and is the peer of cxda benchmark", "pip install torch"),
-    "submitit": ("runs studies in a Slurm queue", "pip install 'cxda_jax[slurm]'"),
 }
 BROWSERS = ("chromium", "google-chrome", "chrome", "firefox", "safari", "microsoft-edge")
 GB, LEAST = 1e9, 2e9  # bytes; the least of memory, and on the disk of the data sets

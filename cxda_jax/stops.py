@@ -1,4 +1,7 @@
-"""SIGTERM and SIGINT. The first one ends a command at a point where nothing is lost; the second one ends it at once.
+"""SIGTERM, SIGINT and SIGUSR2. The first one ends a command where nothing is lost; the second one ends it at once.
+
+A queue announces the end of a job's time by SIGUSR2. It may send SIGTERM several times, and SIGKILL when its patience ends. So
+inside a job of Slurm only a second SIGINT, which a person sends, ends the command at once.
 
 Python runs handlers of signals between its own instructions only, so not while XLA compiles or computes. So a thread reads
 the signals from a pipe too: it answers the first one at once, and ends the process at the second. No library does this.
@@ -13,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 GRACE = 0.3  # seconds; a command that ends within them does not first say that it will stop
 SOON = "stopping as soon as nothing is lost by it; again to stop at once"
 LINE = "stopped by {}; nothing that was saved is lost, the same command goes on from there"
@@ -34,7 +38,7 @@ class Stopped(BaseException):  # not an Exception, so that `except Exception` do
 
 def watch_imports() -> None:
     """Until watch(), a signal ends this process at once. An exception inside an import might be caught there."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         signal.signal(number, _end)
 
 
@@ -45,7 +49,7 @@ def watch() -> None:
     _received = 0
     reading, _pipe = os.pipe()
     os.set_blocking(_pipe, False)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         _handlers[number] = signal.signal(number, _handle)
     _handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, _raise_if_received)
     sys.unraisablehook = _swallowed
@@ -135,6 +139,8 @@ def _listen(reading: int) -> None:
     came: list[int] = []
     while number := os.read(reading, 1):
         if number[0] == signal.SIGALRM:
+            continue
+        if came and number[0] != signal.SIGINT and "SLURM_JOB_ID" in os.environ:
             continue
         came.append(number[0])
         if len(came) == 2:

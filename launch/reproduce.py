@@ -4,7 +4,8 @@ python -m launch.reproduce --benchmark=glyphs
 python -m launch.reproduce --benchmark=glyphs --seeds=0 --only=erm,cxda,ft_em
 python -m launch.reproduce --benchmark=glyphs --smoke --workers=2
 python -m launch.reproduce --benchmark=cifar_c --dry_run
-python -m launch.reproduce --benchmark=cifar_c --executor=slurm --slurm=partition=gpu,gpus_per_node=1
+python -m launch.reproduce --benchmark=cifar_c --executor=slurm --slurm=partition=gpu,gpus_per_node=1,time=600
+python -m launch.reproduce --benchmark=cifar_c --executor=slurm --cancel=now
 
 The study is a list of jobs: one training for each method and seed, and evaluations of what they leave (methods that start
 from erm, other numbers of domains and of support images, one step of fine-tuning). A job that ended well is marked under
@@ -12,6 +13,11 @@ STUDY/jobs and never repeated while its config, its data and its method stay wha
 what is missing, wherever it was stopped. A job that fails is named, with its log, and the rest goes on. --dry_run lists the
 jobs and what they will take, from steps timed on this machine; while the data are missing, on made-up images, with the
 published numbers of domains and images.
+
+--executor=slurm submits the jobs to a Slurm queue, and waits for them. --slurm takes options of sbatch. Where it gives no time,
+each job may take three times what --dry_run has measured on any machine, and ten minutes; where nothing was measured, the
+partition decides. A training that reaches its time limit, or gives way to another job, saves and is queued again. Ctrl-C leaves
+the jobs in the queue, and the same command waits for them again. --cancel=now takes them out.
 
 STUDY/METHOD/SEED holds the runs and their results, STUDY/report the tables, the figures and report.html, with the paper's
 figures beside ours where the data are the paper's.
@@ -33,10 +39,18 @@ _SMOKE = flags.DEFINE_bool(
 )
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "List the jobs, time some steps, and estimate what the study takes.")
 _WORKERS = flags.DEFINE_integer(
-    "workers", None, "Jobs at once; one for each GPU, or for two CPU cores.", lower_bound=1, allow_override=True
+    "workers",
+    None,
+    "Jobs at once; one for each GPU, or for two CPU cores. With --executor=slurm: tasks of an array at once.",
+    lower_bound=1,
+    allow_override=True,
 )
-_EXECUTOR = flags.DEFINE_enum("executor", "local", ["local", "slurm"], "Where the jobs run; slurm needs submitit.")
-_SLURM = flags.DEFINE_list("slurm", [], "Parameters of the queue: partition=gpu,timeout_min=600,gpus_per_node=1.")
+_EXECUTOR = flags.DEFINE_enum("executor", "local", ["local", "slurm"], "Where the jobs run: here, or in a Slurm queue.")
+_SLURM = flags.DEFINE_list("slurm", [], "Options of sbatch: partition=gpu,time=600,gpus_per_node=1.")
+_CANCEL = flags.DEFINE_enum(
+    "cancel", None, ["now", "at_stop"],
+    "With --executor=slurm. now: take the study's jobs out of the queue, and end. at_stop: do so when Ctrl-C stops this command.",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -45,13 +59,17 @@ def main() -> None:
         from cxda_jax.study import estimate, local, slurm
         from cxda_jax.study.jobs import make_study, prepare_jobs
         from cxda_jax.study.results import read_study
+    if _CANCEL.value and _EXECUTOR.value != "slurm":
+        raise UserError(f"--cancel={_CANCEL.value} is for jobs in a queue; give --executor=slurm too, or leave it out")
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=glyphs")
     study = make_study(benchmark, _STUDY.value, _SEEDS.value, _ONLY.value, _SMOKE.value)
+    if _CANCEL.value == "now":
+        return slurm.cancel(study)
     if _DRY_RUN.value:
         return estimate.dry_run(study, cli.DATA_DIR.value)
     jobs = prepare_jobs(study, cli.DATA_DIR.value)
     if _EXECUTOR.value == "slurm":
-        failures = slurm.run_jobs(study, jobs, _SLURM.value)
+        failures = slurm.run_jobs(study, jobs, _SLURM.value, _WORKERS.value, _CANCEL.value == "at_stop")
     else:
         failures = local.run_jobs(study, jobs, _WORKERS.value)
     for line in failures:

@@ -79,6 +79,19 @@ TABLE = {  # by the file's name without test_ and .py
         inner=["a_plan_is", "every_draw_is_uniform", "scores_equal", "the_worst_decile", "mean_and_standard_error"],
         gate=["both_sources_give_equal_bytes"],
     ),
+    "queue": Rings(
+        inner=["options", "times_are", "time_limits", "a_training_has", "the_examples"],
+        exhaustive=[
+            "jobs_",
+            "a_job_that",
+            "a_cancelled",
+            "a_training_goes",
+            "a_time_limit",
+            "a_stopped",
+            "a_whole",
+            "slurm_takes",
+        ],
+    ),
     "real_images": Rings(exhaustive=[r"from_raw_files.*(qmnist|cifar10_c)"]),
     "reliability": Rings(EXHAUSTIVE),
     "results": Rings(INNER),
@@ -88,9 +101,7 @@ TABLE = {  # by the file's name without test_ and .py
     "store_properties": Rings(EXHAUSTIVE),
     "stops": Rings(exhaustive=["a_signal_while_imports_run"]),
     "strong_augment": Rings(exhaustive=["draws_fill", "every_order", "off_is"]),
-    "study": Rings(
-        exhaustive=["a_study_from_one_command", "a_queue_runs", "a_killed_study", "each_job_gets_one_signal"]
-    ),
+    "study": Rings(exhaustive=["a_study_from_one_command", "a_killed_study", "each_job_gets_one_signal"]),
     "support_loss": Rings(exhaustive=[r"leaving_one_out_equals.*\[(flat|patch)\]"]),
     "tables": Rings(INNER),
     "train": Rings(

@@ -81,6 +81,15 @@ def test_the_second_signal_ends_it_at_once_after_what_must_not_outlive_it():
     assert (lines, code) == (["killed"], 143)
 
 
+def test_in_a_job_of_slurm_only_a_person_hurries(monkeypatch):
+    """Slurm repeats SIGTERM while a job saves."""
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    lines, code = stop("with stops.deferred(): compute()", signal.SIGUSR2, signal.SIGTERM, signal.SIGTERM)
+    assert (lines, code) == ([stops.SOON, "computed", stops.LINE.format("SIGUSR2")], 140)
+    lines, code = stop("with stops.deferred(): compute()", signal.SIGTERM, signal.SIGINT)
+    assert (lines, code) == ([stops.SOON], 130)
+
+
 def test_what_ends_soon_says_so_once():
     lines, code = stop("print('begun', flush=True); import time; time.sleep(30)", signal.SIGTERM)
     assert (lines, code) == ([stops.LINE.format("SIGTERM")], 143)

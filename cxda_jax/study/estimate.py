@@ -1,5 +1,6 @@
 """How long a study will take on this machine, from steps and tasks timed here."""
 
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -47,18 +48,27 @@ def estimate(study: Study, jobs: list[Job], store: DomainStore, sample: DomainSt
         study.folder.mkdir(parents=True, exist_ok=True)
         files.write_text(kept, json.dumps(known, indent=1) + "\n")
 
-    def seconds(job: Job) -> float:
-        total = START_S
-        for name in job.methods:
-            speed, config = speeds[name + kind], study.config(name)
-            if job.trains:
-                total += speed["compile_s"] + speed["steps"] * speed["step_s"] + speed["tasks"] * speed["task_s"]
-            for setting in () if job.trains else job.settings:
-                share = _images(config, setting) / _images(config)
-                total += speed["compile_s"] / 2 + job.runs * speed["test_tasks"] * speed["task_s"] * share
-        return total
+    return functools.partial(_seconds, study, speeds, kind)
 
-    return seconds
+
+def known_seconds(study: Study, job: Job) -> float | None:
+    """Of a job, on the slowest device that has been timed; None where none has."""
+    kept, kind = study.folder / "speed.json", " smoke" * study.smoke
+    known: dict[str, Any] = read_object(kept, "delete it to time anew") if kept.exists() else {}
+    timed = [speeds for speeds in known.values() if all(name + kind in speeds for name in job.methods)]
+    return max((_seconds(study, speeds, kind, job) for speeds in timed), default=None)
+
+
+def _seconds(study: Study, speeds: dict[str, Any], kind: str, job: Job) -> float:
+    total = START_S
+    for name in job.methods:
+        speed, config = speeds[name + kind], study.config(name)
+        if job.trains:
+            total += speed["compile_s"] + speed["steps"] * speed["step_s"] + speed["tasks"] * speed["task_s"]
+        for setting in () if job.trains else job.settings:
+            share = _images(config, setting) / _images(config)
+            total += speed["compile_s"] / 2 + job.runs * speed["test_tasks"] * speed["task_s"] * share
+    return total
 
 
 def _images(config: Config, setting: Setting = USUAL) -> int:

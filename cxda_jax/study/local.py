@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from cxda_jax import stops
@@ -37,14 +38,16 @@ _lock = threading.Lock()  # each command must get one signal only: a second one 
 def perform(study: Study, job: Job, environment: Mapping[str, str] = MappingProxyType({}), apart: bool = False) -> str:
     """Runs a job to its end and marks it done, or returns a line that says what was wrong; "" where nothing was.
 
+    What the job says is added to its log, so the log keeps what an earlier start of it said.
     `environment` holds more variables. `apart` keeps a terminal's Ctrl-C from the job; the study passes one signal on.
     """
     log, began = study.folder / "jobs" / f"{job.id}.log", time.monotonic()
     command = [sys.executable, "-c", TIED, str(os.getpid()), *job.command]
     variables = {**os.environ, **(QUICK if study.smoke else {}), **environment}
-    with open(log, "w") as out, subprocess.Popen(
+    with open(log, "ab") as out, subprocess.Popen(
         command, stdout=out, stderr=subprocess.STDOUT, env=variables, start_new_session=apart
     ) as child:  # fmt: skip
+        begun = out.tell()
         with _lock:
             _commands.add(child)
             if _ending:
@@ -53,11 +56,16 @@ def perform(study: Study, job: Job, environment: Mapping[str, str] = MappingProx
         with _lock:
             _commands.discard(child)
     if code:
-        lines = log.read_text().strip().splitlines() or [f"exit code {code}"]
-        return f"{job.name}: {lines[-1].removeprefix('error: ')[:160]} (log: {log})"
+        return f"{job.name}: {last_line(log, begun) or f'exit code {code}'} (log: {log})"
     record = {"name": job.name, "command": job.arguments, "seconds": round(time.monotonic() - began, 1)}
     files.write_text(study.mark(job), json.dumps(record, indent=1) + "\n")
     return ""
+
+
+def last_line(log: Path, start: int = 0) -> str:
+    """What a job said last, from the byte `start` of its log on; "" where it said nothing."""
+    lines = log.read_bytes()[start:].decode(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1].removeprefix("error: ")[:160] if lines else ""
 
 
 def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[str]:
