@@ -40,11 +40,12 @@ def device_source(store: DomainStore) -> Source:
             f"{left / 1e9:.1f} GB left; source=tfdata streams them"
         )
     resident = jax.device_put(arrays)  # on CPUs this uses the mapped file and takes no memory
+    return Source(resident, lambda plan_of, start, stop: map(plan_of, range(start, stop)), gather)
 
-    def assemble(resident: Any, plan: Plan) -> Episode:
-        return _episode([[jnp.take(array, rows, axis=0) for array in resident] for rows in plan])
 
-    return Source(resident, lambda plan_of, start, stop: map(plan_of, range(start, stop)), assemble)
+def gather(resident: Any, plan: Plan) -> Episode:
+    """device_source()'s assemble: the rows of a Plan from the images, labels and domains of a store."""
+    return _episode([[jnp.take(array, rows, axis=0) for array in resident] for rows in plan])
 
 
 def tfdata_source(store: DomainStore, shard: tuple[int, int] | None = None) -> Source:
