@@ -105,7 +105,9 @@ def devices(target: Target) -> Iterator[Any]:
 
 
 def _describe_tpu(topologies: Any, target: Target) -> Any:
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU whose facts could be asked
+    # There is no TPU whose facts could be asked, and no other host.
+    for name, value in (("TPU_SKIP_MDS_QUERY", "1"), ("TPU_WORKER_HOSTNAMES", "localhost")):
+        os.environ.setdefault(name, value)
     try:
         import libtpu  # noqa: F401
     except ImportError:
@@ -120,7 +122,10 @@ def _describe_gpu(topologies: Any, target: Target) -> Any:
     except ImportError:
         names = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} nvidia-cuda-nvcc-cu12"
         raise UserError(f"topology {target.text!r} needs the GPU compiler: pip install --no-deps {names}") from None
-    plugin.initialize()
+    from jax._src import xla_bridge
+
+    if "cuda" not in xla_bridge._topology_factories:  # JAX has not found the plugin by itself
+        plugin.initialize()
     return topologies.get_topology_desc(platform="cuda", target_config=_H100, topology=f"1x1x{target.chips}")
 
 

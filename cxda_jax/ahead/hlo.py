@@ -5,7 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-SIZES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8} | {f"{s}{8 * n}": n for s in "su" for n in (1, 2, 4, 8)}
+SIZES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8} | {
+    f"{s}{8 * n}": n for s in "su" for n in (1, 2, 4, 8)
+}
 COLLECTIVES = "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast"
 # Operations that move no bytes of the memory: they name, group or wait.
 _FREE = {
@@ -13,7 +15,8 @@ _FREE = {
     "while", "conditional", "call", "async-done", "copy-done", "slice-done", "all-reduce-done", "all-gather-done",
 }  # fmt: skip
 _PARTS = {"slice", "dynamic-slice", "gather"}  # operations that read only a part of their first operand
-_ARRAY = re.compile(rf"\b({'|'.join(sorted(SIZES, key=len, reverse=True))})\[([\d,<=]*)\]")
+_ARRAY = re.compile(rf"\b({'|'.join(sorted(SIZES, key=len, reverse=True))})\[([\d,<=]*)\](\{{[^}}]*\}})?")
+_ON_CHIP = "S(1)"  # in an array's layout: it lies in the fast memory of a TPU's core
 
 
 class Instruction(NamedTuple):
@@ -68,7 +71,16 @@ def _cut(text: str) -> tuple[str, str, str]:
 
 def size(kind: str) -> int:
     """Bytes of an array, or of all arrays of a tuple."""
-    return sum(SIZES[name] * math.prod(int(n.lstrip("<=")) for n in dims.split(",") if n) for name, dims in _ARRAY.findall(kind))
+    return sum(_bytes(name, sides) for name, sides, _ in _ARRAY.findall(kind))
+
+
+def stored(kind: str) -> int:
+    """size() without the arrays that lie in a core's fast memory."""
+    return sum(_bytes(name, sides) for name, sides, layout in _ARRAY.findall(kind) if _ON_CHIP not in layout)
+
+
+def _bytes(name: str, sides: str) -> int:
+    return SIZES[name] * math.prod(int(side.lstrip("<=")) for side in sides.split(",") if side)
 
 
 def collectives(program: Program) -> list[Collective]:
@@ -78,7 +90,7 @@ def collectives(program: Program) -> list[Collective]:
         operation = line.operation.removesuffix("-start")
         if operation in COLLECTIVES:
             arrays = _ARRAY.findall(line.kind)
-            types = " ".join(sorted({name for name, _ in arrays}))
+            types = " ".join(sorted({name for name, *_ in arrays}))
             found.append(Collective(operation, types, len(arrays), size(line.kind)))
     return sorted(found, key=lambda c: -c.bytes)
 
@@ -91,7 +103,7 @@ def fusions(program: Program) -> int:
 def traffic(program: Program, name: str = "") -> int:
     """Bytes that a computation reads and writes: of each operation the operands and the result, and nothing inside a fusion.
 
-    A fusion that uses only slices of an operand reads these alone. A loop counts as often as the compiler says that it runs.
+    What lies in a core's fast memory does not count. A fusion that uses only slices of an operand reads these alone. A loop counts as often as the compiler says that it runs.
     """
     lines = program.get(name, [])
     kinds, total = {line.name: line.kind for line in lines}, 0
@@ -101,11 +113,12 @@ def traffic(program: Program, name: str = "") -> int:
         if line.operation in _FREE:
             continue
         if line.operation in _PARTS:
-            total += 2 * size(line.kind)
+            total += size(line.kind) + stored(line.kind)
         elif line.operation == "dynamic-update-slice":
-            total += 2 * size(kinds.get(line.operands[1], ""))
+            total += 2 * stored(kinds.get(line.operands[1], ""))
         else:
-            total += size(line.kind) + sum(_read(program, line, i, kinds.get(n, "")) for i, n in enumerate(line.operands))
+            total += stored(line.kind)
+            total += sum(_read(program, line, i, kinds.get(name, "")) for i, name in enumerate(line.operands))
     return total
 
 
@@ -115,7 +128,9 @@ def _read(program: Program, line: Instruction, number: int, kind: str) -> int:
     names = {of.name for of in inside or () if of.operation == "parameter" and of.operands == (str(number),)}
     users = [of for of in inside or () if names & set(of.operands)]
     parts = [of for of in users if of.operation in _PARTS and of.operands[0] in names]
-    return min(size(kind), sum(size(of.kind) for of in parts)) if users and len(parts) == len(users) else size(kind)
+    if users and len(parts) == len(users):
+        return min(stored(kind), sum(size(of.kind) for of in parts))
+    return stored(kind)
 
 
 def _called(line: Instruction) -> Iterator[tuple[str, int]]:
