@@ -17,6 +17,7 @@ class Chip(NamedTuple):
     """One accelerator, as its maker states it. All rates are of one chip and one second, and without sparsity."""
 
     platform: str  # as backend.target() takes it
+    clock: float  # cycles; 0 where the compiler estimates none
     bfloat16: float  # operations
     float32: float  # operations of a float32 product at JAX's default precision: bfloat16 on TPUs, TF32 on GPUs
     bandwidth: float  # bytes of its memory
@@ -30,12 +31,12 @@ class Chip(NamedTuple):
 
 _TPU = "cloud.google.com/tpu/docs (system architecture); links: jax-ml.github.io/scaling-book/tpus (a ring on one axis)"
 CHIPS = {
-    "v4": Chip("tpu", 275e12, 275e12, 1228e9, 32 * 2**30, 90e9, 4096, 90e9, 1e-6, _TPU),
-    "v5e": Chip("tpu", 197e12, 197e12, 819e9, 16 * 2**30, 90e9, 256, 6.25e9, 1e-6, _TPU),
-    "v5p": Chip("tpu", 459e12, 459e12, 2765e9, 95 * 2**30, 180e9, 8960, 180e9, 1e-6, _TPU),
-    "v6e": Chip("tpu", 918e12, 918e12, 1640e9, 32 * 2**30, 180e9, 256, 6.25e9, 1e-6, _TPU),
+    "v4": Chip("tpu", 1.05e9, 275e12, 275e12, 1228e9, 32 * 2**30, 90e9, 4096, 90e9, 1e-6, _TPU),
+    "v5e": Chip("tpu", 1.5e9, 197e12, 197e12, 819e9, 16 * 2**30, 90e9, 256, 6.25e9, 1e-6, _TPU),
+    "v5p": Chip("tpu", 1.75e9, 459e12, 459e12, 2765e9, 95 * 2**30, 180e9, 8960, 180e9, 1e-6, _TPU),
+    "v6e": Chip("tpu", 1.75e9, 918e12, 918e12, 1640e9, 32 * 2**30, 180e9, 256, 6.25e9, 1e-6, _TPU),
     "h100": Chip(
-        "gpu", 989e12, 494e12, 3350e9, 80e9, 450e9, 8, 50e9, 5e-6,
+        "gpu", 0, 989e12, 494e12, 3350e9, 80e9, 450e9, 8, 50e9, 5e-6,
         "NVIDIA H100 SXM data sheet (half of the NVLink rate is each direction's); 400 Gbit/s for each GPU between hosts",
     ),
 }  # fmt: skip
@@ -105,8 +106,10 @@ def devices(target: Target) -> Iterator[Any]:
 
 
 def _describe_tpu(topologies: Any, target: Target) -> Any:
-    # There is no TPU whose facts could be asked, and no other host.
-    for name, value in (("TPU_SKIP_MDS_QUERY", "1"), ("TPU_WORKER_HOSTNAMES", "localhost")):
+    # There is no TPU whose facts could be asked, no other host, and nothing that only one process may use.
+    for name, value in (
+        ("TPU_SKIP_MDS_QUERY", "1"), ("TPU_WORKER_HOSTNAMES", "localhost"), ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
+    ):  # fmt: skip
         os.environ.setdefault(name, value)
     try:
         import libtpu  # noqa: F401

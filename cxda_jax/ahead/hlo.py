@@ -122,6 +122,11 @@ def traffic(program: Program, name: str = "") -> int:
     return total
 
 
+def cycles(text: str) -> int:
+    """The sum of what the TPU compiler estimates for each operation of a program's beginning, in cycles; 0 for GPUs."""
+    return sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', text[text.rfind("\nENTRY ") :])))
+
+
 def _read(program: Program, line: Instruction, number: int, kind: str) -> int:
     """Bytes that an operation reads of its operand of this number and kind."""
     inside = program.get(_attribute(line.rest, "calls")) if line.operation == "fusion" else None

@@ -66,7 +66,8 @@ def examine(program: Program, target: Target, dtype: str) -> dict[str, Any]:
         return found | {"compile_s": round(time.perf_counter() - began, 1), "peak_bytes": peak}
     found["compile_s"] = round(time.perf_counter() - began, 1)
     memory, counted = compiled.memory_analysis(), compiled.cost_analysis() or {}
-    parsed = hlo.parse(compiled.as_text())
+    text = compiled.as_text()
+    parsed, cycles = hlo.parse(text), hlo.cycles(text)
     peak = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     peak += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     flops, traffic = program.flops or counted.get("flops", 0.0), hlo.traffic(parsed)
@@ -81,6 +82,7 @@ def examine(program: Program, target: Target, dtype: str) -> dict[str, Any]:
         "fusions": hlo.fusions(parsed),
         "collectives": [exchange._asdict() for exchange in hlo.collectives(parsed)],
         **roofline(flops, traffic, chip, dtype),
+        "estimated_ms": 1e3 * cycles / chip.clock if cycles and chip.clock else None,
     }
 
 
