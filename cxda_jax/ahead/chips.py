@@ -119,15 +119,17 @@ def _describe_tpu(topologies: Any, target: Target) -> Any:
 
 
 def _describe_gpu(topologies: Any, target: Target) -> Any:
-    version = jax.__version__
     try:
         import jax_plugins.xla_cuda12 as plugin
     except ImportError:
-        names = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} nvidia-cuda-nvcc-cu12"
+        names = (
+            " ".join(f"jax-cuda12-{part}=={jax.__version__}" for part in ("plugin", "pjrt")) + " nvidia-cuda-nvcc-cu12"
+        )
         raise UserError(f"topology {target.text!r} needs the GPU compiler: pip install --no-deps {names}") from None
     from jax._src import xla_bridge
 
-    if "cuda" not in xla_bridge._topology_factories:  # JAX has not found the plugin by itself
+    jax.devices()  # JAX looks for its plugins
+    if "cuda" not in xla_bridge._topology_factories:
         plugin.initialize()
     return topologies.get_topology_desc(platform="cuda", target_config=_H100, topology=f"1x1x{target.chips}")
 
