@@ -16,6 +16,7 @@ COMMANDS = {
     "reproduce": "run the whole study of a benchmark",
     "report": "make tables, figures and a page of results",
     "benchmark": "measure speed beside PyTorch",
+    "compile": "compile a training for accelerators that are not there",
     "doctor": "say what this machine has, and how to mend what is missing",
 }
 

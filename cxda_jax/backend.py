@@ -1,11 +1,14 @@
-"""All decisions that depend on the backend (CPU or GPU) and on the machine. No other module asks for the backend."""
+"""All decisions that depend on the backend (CPU, GPU or TPU) and on the machine. No other module asks for the backend."""
 
+import contextlib
+import contextvars
 import ctypes
 import functools
 import hashlib
 import os
 import platform
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,28 @@ from cxda_jax.errors import UserError
 # Without this option XLA's CPU backend expands each convolution into gigabytes of im2col: 2 to 3 times slower.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 _deterministic = False  # of GPUs alone: on other devices all operations are deterministic
+_TARGET = contextvars.ContextVar("target", default="")
+
+
+@contextlib.contextmanager
+def target(platform: str) -> Iterator[None]:
+    """Within it programs are traced for this platform ("cpu", "gpu" or "tpu"), which the machine need not have."""
+    token = _TARGET.set(platform)
+    jax.clear_caches()  # JAX keeps what it traced, in the forms of another platform
+    try:
+        yield
+    finally:
+        _TARGET.reset(token)
+        jax.clear_caches()
+
+
+def platform_name() -> str:
+    """The platform that programs are traced for: that of target(), else this machine's."""
+    return _TARGET.get() or jax.default_backend()
 
 
 def _on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
+    return platform_name() == "cpu"
 
 
 # Decisions. On CPUs XLA computes the gradients of convolutions inside a loop 50 times slower than outside. So one program
@@ -46,6 +67,12 @@ def rewrites_layers() -> bool:
     return _on_cpu()
 
 
+def pools_in_windows() -> bool:
+    """Whether max-pooling is one operation of the compiler."""
+    # TPUs' compiler has a fast backward pass of it, with half of the bytes of other forms. On CPUs and GPUs it is slow.
+    return platform_name() == "tpu"
+
+
 def donates_state() -> bool:
     """Whether a training step may overwrite the state before it."""
     # On CPUs this saves nothing, and a checkpoint that is still being written may share the state's memory.
@@ -68,17 +95,20 @@ def make_deterministic() -> None:
     """Makes programs that are compiled from now on give the same bits on the same kind of GPU, somewhat more slowly."""
     global _deterministic
     _deterministic = True
-    compiler_options.cache_clear()
 
 
-@functools.cache
 def compiler_options() -> dict[str, Any] | None:
     """Options for jit: on CPUs if this jaxlib knows the option, on GPUs if make_deterministic() was called.
 
     They do not go through XLA_FLAGS: an unknown name is an error that can be caught, and the environment stays as is.
     """
     if not _on_cpu():
-        return {"xla_gpu_deterministic_ops": True} if _deterministic and jax.default_backend() == "gpu" else None
+        return {"xla_gpu_deterministic_ops": True} if _deterministic and platform_name() == "gpu" else None
+    return _cpu_options()
+
+
+@functools.cache
+def _cpu_options() -> dict[str, Any] | None:
     try:
         jax.jit(lambda x: x + 1, compiler_options=_CPU_OPTIONS).lower(0.0).compile()
     except Exception:  # versions of jaxlib refuse with different exceptions

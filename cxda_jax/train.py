@@ -87,9 +87,16 @@ def train_step(
     state: TrainState,
     episodes: Episode,
     key: Array,
+    axis: str = "",
 ) -> Stepped:
-    """One step of the training, on episodes [tasks, ...]. The key is the run's, the same for all steps."""
-    keys = jax.random.split(jax.random.fold_in(key, state.step), len(episodes.label))
+    """One step of the training, on episodes [tasks, ...]. The key is the run's, the same for all steps.
+
+    `axis` is the axis of over_devices(), where there is one. Each device then has an equal part of the tasks.
+    """
+    own = len(episodes.label)
+    keys = jax.random.split(jax.random.fold_in(key, state.step), own * (jax.lax.axis_size(axis) if axis else 1))
+    if axis:
+        keys = jax.lax.dynamic_slice_in_dim(keys, own * jax.lax.axis_index(axis), own)
 
     def task_loss(params: Any, episode: Episode, key: Array) -> tuple[Array, Any]:
         support_key, query_key, method_key = jax.random.split(key, 3)
@@ -108,10 +115,12 @@ def train_step(
         return losses.mean(), aux
 
     (loss, aux), grads = jax.value_and_grad(objective, has_aux=True)(state.variables["params"])
-    updates, optimizer = tx.update(grads, state.optimizer, state.variables["params"])
-    params = optax.apply_updates(state.variables["params"], updates)
     stats = jax.tree.map(lambda s: s.mean(0), aux["batch_stats"])  # the only place where episodes' statistics meet
     accuracy = (aux["logits"].argmax(-1) == episodes.label).mean()
+    if axis:  # the only place where devices meet: all is float32 here, whatever the type of products
+        loss, grads, stats, accuracy = jax.lax.pmean((loss, grads, stats, accuracy), axis)
+    updates, optimizer = tx.update(grads, state.optimizer, state.variables["params"])
+    params = optax.apply_updates(state.variables["params"], updates)
     finite = jax.tree.reduce(lambda so_far, x: so_far & jnp.isfinite(x).all(), (loss, grads), state.finite)
     after = TrainState(state.step + 1, {"params": params, "batch_stats": stats}, optimizer, finite)
     state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state.replace(finite=finite))
@@ -128,6 +137,7 @@ def train_call(
     resident: Any,
     batch: Any,
     key: Array,
+    axis: str = "",
 ) -> Stepped:
     """train_step() for one or several steps in one program, with a source's `resident` and `batch` instead of episodes.
 
@@ -135,9 +145,20 @@ def train_call(
     """
 
     def one(state: TrainState, batch: Any) -> Stepped:
-        return train_step(method, tx, weak, state, source.assemble(resident, batch), key)
+        return train_step(method, tx, weak, state, source.assemble(resident, batch), key, axis)
 
     return one(state, batch) if steps == 1 else jax.lax.scan(one, state, batch)
+
+
+def over_devices(call: Callable[..., Stepped], mesh: jax.sharding.Mesh, steps: int) -> Callable[..., Stepped]:
+    """train_call() with its first five arguments given, as one program for all devices of a mesh with the axis "tasks".
+
+    State and resident data are whole on each device; the tasks of a batch are shared out. Devices exchange their mean
+    gradients once a step, in float32. (If instead the compiler shares out the work, it may sum bfloat16 gradients.)
+    """
+    whole, cut = jax.P(), jax.P("tasks") if steps == 1 else jax.P(None, "tasks")
+    call = functools.partial(call, axis="tasks")
+    return jax.shard_map(call, mesh=mesh, in_specs=(whole, whole, cut, whole), out_specs=whole, check_vma=False)
 
 
 def next_call(step: int, schedule: Schedule) -> int:

@@ -58,6 +58,7 @@ ALLOWED["report"] = {
     "progress",
     "study",
 }
+ALLOWED["ahead"] = (LIBRARY - {"pictures"}) | {"study"}
 ALLOWED["bench"] = LIBRARY - {"pictures"}
 ALLOWED["device"] = {
     "errors",

@@ -253,15 +253,12 @@ def test_a_file_is_whole_or_not_there(tmp_path):
 def test_determinism_is_asked_of_gpus_alone(monkeypatch):
     monkeypatch.setattr(backend, "_deterministic", False)
     before = backend.compiler_options()
-    try:
-        backend.make_deterministic()
-        assert backend.compiler_options() == before
-        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-        backend.compiler_options.cache_clear()
+    backend.make_deterministic()
+    assert backend.compiler_options() == before
+    with backend.target("gpu"):
         assert backend.compiler_options() == {"xla_gpu_deterministic_ops": True}
-    finally:
-        monkeypatch.undo()
-        backend.compiler_options.cache_clear()
+    with backend.target("tpu"):
+        assert backend.compiler_options() is None
 
 
 def test_what_killed_writers_left_stops_no_later_save(tmp_path):

@@ -8,21 +8,37 @@ import pytest
 from cxda_jax import backend
 from cxda_jax.nets import convolution
 from cxda_jax.nets.convolution import NUMBERS, convolve, max_pool
-from cxda_jax.nets.normalisation import moments, scale_and_shift
+from cxda_jax.nets.normalisation import BatchNorm, moments, scale_and_shift
 from tests.nets import assert_close, close, nchw
+
+PLATFORMS = "cpu", "gpu", "tpu"  # for which layers have forms of their own; any machine can run them
 
 
 @pytest.mark.parametrize(("size", "window"), [
     *((size, (2, 2, 0)) for size in [(8, 6), (7, 5), (2, 3)]), *((size, (3, 2, 1)) for size in [(9, 7), (8, 6), (4, 4)])
 ])  # fmt: skip
 def test_max_pool_equals_torch(peer, size, window):
-    """Windows of 2 pixels, and of 3 pixels with a padded border."""
+    """Windows of 2 pixels, and of 3 pixels with a padded border, in the forms for each platform."""
     (x,), (side, stride, pad) = normal((3, *size, 4)), window
     theirs = nchw(x).requires_grad_()
     pooled = peer.F.max_pool2d(theirs, side, stride, padding=pad)
     pooled.sin().sum().backward()
-    np.testing.assert_array_equal(max_pool(jnp.asarray(x), *window), pooled.detach().permute(0, 2, 3, 1))
-    grad = jax.grad(lambda x: jnp.sin(max_pool(x, *window)).sum())(x)
+    for platform in PLATFORMS:
+        with backend.target(platform):
+            np.testing.assert_array_equal(max_pool(jnp.asarray(x), *window), pooled.detach().permute(0, 2, 3, 1))
+            grad = jax.grad(lambda x: jnp.sin(max_pool(x, *window)).sum())(x)
+            each = jax.vmap(jax.grad(lambda x: jnp.sin(max_pool(x, *window)).sum()))(x)
+        assert_close(grad, theirs.grad.permute(0, 2, 3, 1), 1e-6)
+        assert_close(each, grad, 1e-6)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_of_equal_values_accelerators_choose_the_first_as_torch_does(peer, platform):
+    x = np.random.default_rng(0).integers(0, 3, (2, 8, 6, 5)).astype(np.float32)
+    theirs = nchw(x).requires_grad_()
+    peer.F.max_pool2d(theirs, 2, 2).sin().sum().backward()
+    with backend.target(platform):
+        grad = jax.grad(lambda x: jnp.sin(max_pool(x)).sum())(x)
     assert_close(grad, theirs.grad.permute(0, 2, 3, 1), 1e-6)
 
 
@@ -96,16 +112,44 @@ def objective_of(moments, scale_and_shift):
     return jax.value_and_grad(objective, (0, 1, 2))
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("shape", [(6, 5, 5, 3), (40, 3)])
-def test_batch_norm_gradients_equal_autodiff(shape):
+def test_batch_norm_gradients_equal_autodiff(shape, platform):
     axes = tuple(range(len(shape) - 1))
     naive = objective_of(lambda x: (x.mean(axes), x.var(axes)), lambda x, factor, shift: x * factor + shift)
     ours, rng = objective_of(moments, scale_and_shift), np.random.default_rng(0)
     stacked = [jnp.asarray(rng.normal(1, 2, (3, *s)), jnp.float32) for s in (shape, shape[-1:], shape[-1:])]
     episodes = list(zip(*stacked, strict=True))
-    for episode in episodes:
-        close(ours(*episode), naive(*episode))
-    close(jax.vmap(ours)(*stacked), jax.tree.map(lambda *parts: jnp.stack(parts), *(ours(*e) for e in episodes)))
+    with backend.target(platform):
+        for episode in episodes:
+            close(ours(*episode), naive(*episode))
+        close(jax.vmap(ours)(*stacked), jax.tree.map(lambda *parts: jnp.stack(parts), *(ours(*e) for e in episodes)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_normalising_with_relu_on_accelerators_equals_the_plain_path(dtype):
+    """Values, statistics and gradients of the layer in training, against its form for CPUs in float32."""
+    rng, layer = np.random.default_rng(0), BatchNorm(rectified=True)
+    x = jnp.asarray(rng.normal(3, 2, (8, 6, 6, 5)), dtype)
+    variables = layer.init(jax.random.key(0), x)
+    variables = {**variables, "params": jax.tree.map(lambda p: p + rng.normal(0, 0.3, p.shape), variables["params"])}
+
+    def objective(params, x):
+        y, stats = layer.apply({**variables, "params": params}, x, True, mutable=["batch_stats"])
+        return (jnp.sin(y.astype(jnp.float32)) * jnp.arange(y.size).reshape(y.shape) / y.size).sum(), (y, stats)
+
+    (loss, (y, stats)), grads = jax.value_and_grad(objective, (0, 1), has_aux=True)(
+        variables["params"], x.astype(jnp.float32)
+    )
+    with backend.target("gpu"):
+        (own_loss, (own_y, own_stats)), own = jax.value_and_grad(objective, (0, 1), has_aux=True)(
+            variables["params"], x
+        )
+    assert own_y.dtype == own[1].dtype == dtype and own[0]["scale"].dtype == jnp.float32
+    tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
+    for mine, plain in zip(jax.tree.leaves((own_loss, own_y, own)), jax.tree.leaves((loss, y, grads)), strict=True):
+        assert_close(mine.astype(jnp.float32), plain, tolerance)
+    close(own_stats, stats)
 
 
 @pytest.mark.usefixtures("full_compilation")

@@ -32,7 +32,7 @@ class Source(NamedTuple):
 
 def device_source(store: DomainStore) -> Source:
     """All images on the device as uint8; a batch is a Plan and the step gathers its rows."""
-    arrays = (np.asarray(store.images), store.labels, store.row_domains())
+    arrays = rows_of(store)
     needed, left = sum(array.nbytes for array in arrays), memory.left_on_device()
     if left is not None and needed > left:
         raise UserError(
@@ -40,11 +40,28 @@ def device_source(store: DomainStore) -> Source:
             f"{left / 1e9:.1f} GB left; source=tfdata streams them"
         )
     resident = jax.device_put(arrays)  # on CPUs this uses the mapped file and takes no memory
+    return Source(resident, lambda plan_of, start, stop: map(plan_of, range(start, stop)), gather(store))
+
+
+def rows_of(store: DomainStore) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """device_source()'s resident data: images [rows, h * w * c], labels and domains."""
+    # A TPU would lay out [rows, h, w, c] for other operations than this choice of rows, and copy all images in each step.
+    return store.images.reshape(len(store.images), -1), store.labels, store.row_domains()
+
+
+def gather(store: DomainStore) -> Callable[[Any, Plan], Episode]:
+    """device_source()'s assemble, for rows_of() a store."""
 
     def assemble(resident: Any, plan: Plan) -> Episode:
-        return _episode([[jnp.take(array, rows, axis=0) for array in resident] for rows in plan])
+        parts = [[jnp.take(array, rows, axis=0) for array in resident] for rows in plan]
+        return _episode(
+            [
+                [pixels.reshape(*labels.shape, *store.images.shape[1:]), labels, domain]
+                for pixels, labels, domain in parts
+            ]
+        )
 
-    return Source(resident, lambda plan_of, start, stop: map(plan_of, range(start, stop)), assemble)
+    return assemble
 
 
 def tfdata_source(store: DomainStore, shard: tuple[int, int] | None = None) -> Source:

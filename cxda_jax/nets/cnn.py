@@ -52,7 +52,7 @@ class CNNTrunk(nn.Module):
             if self.adapters:
                 options = (self.width, self.adapters, 2 - pad, self.zero_adapters, self.dtype)
                 y = y + LatentAdapters(*options, initial=self.initial, name=f"adapters{i}")(x)
-            x = nn.relu(BatchNorm(name=f"bn{i}")(y, batch))
+            x = BatchNorm(True, name=f"bn{i}")(y, batch)
             x = x if i == self.convs - 3 else max_pool(x)
         return x
 

@@ -27,7 +27,12 @@ class BatchNorm(nn.Module):
     If "batch_stats" is mutable and `batch` is True, the module stores the batch's mean and biased variance as they are, and
     gradients flow through them. The caller decides how they are averaged with the running ones. Statistics are float32
     for all types of input.
+
+    Attributes:
+      rectified: what is below zero becomes zero.
     """
+
+    rectified: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, batch: bool | jax.Array = False) -> jax.Array:
@@ -43,7 +48,11 @@ class BatchNorm(nn.Module):
         if own and self.is_mutable_collection("batch_stats") and not self.is_initializing():
             stored_mean.value, stored_var.value = mean, var
         factor = scale * jax.lax.rsqrt(var + 1e-5)
-        return scale_and_shift(x, factor, bias - mean * factor)
+        shift = bias - mean * factor
+        if self.rectified and not backend.rewrites_layers():
+            return rectify(x, factor, shift)
+        y = scale_and_shift(x, factor, shift)
+        return nn.relu(y) if self.rectified else y
 
 
 @custom_vmap
@@ -75,7 +84,11 @@ def moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """[..., c] to the float32 mean [c] and biased variance [c] of each channel."""
     count = x.size // x.shape[-1]
     mean = channel_sum(x) / count
-    return mean, channel_sum(jnp.square(x.astype(jnp.float32) - mean)) / count
+    if backend.rewrites_layers():
+        return mean, channel_sum(jnp.square(x.astype(jnp.float32) - mean)) / count
+    # Here both sums are a part of the convolution that makes x. Sums of x - mean would read all of x once more.
+    squares = channel_sum(jnp.square(x.astype(jnp.float32))) / count
+    return mean, jnp.maximum(0, squares - jnp.square(mean))
 
 
 def _moments_forward(x: jax.Array) -> Any:
@@ -113,3 +126,19 @@ def _backward(saved: Any, grad: jax.Array) -> Any:
 
 
 scale_and_shift.defvjp(lambda x, factor, shift: (scale_and_shift(x, factor, shift), (x, factor)), _backward)
+
+
+@jax.custom_vjp
+def rectify(x: jax.Array, factor: jax.Array, shift: jax.Array) -> jax.Array:
+    """scale_and_shift() and ReLU as one, for accelerators: the backward pass stores no gradient of its own between the two."""
+    return jnp.maximum(x * factor + shift, 0).astype(x.dtype)
+
+
+def _rectify_backward(saved: Any, grad: jax.Array) -> Any:
+    x, factor, shift = saved
+    kept, wide = x * factor + shift > 0, grad.astype(jnp.float32)
+    dx = jnp.where(kept, wide * factor, 0).astype(x.dtype)
+    return dx, channel_sum(jnp.where(kept, wide * x, 0)), channel_sum(jnp.where(kept, wide, 0))
+
+
+rectify.defvjp(lambda x, factor, shift: (rectify(x, factor, shift), (x, factor, shift)), _rectify_backward)

@@ -33,8 +33,8 @@ class Bottleneck(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, batch: bool | jax.Array = False) -> jax.Array:
         out = 4 * self.width
-        y = nn.relu(BatchNorm(name="bn1")(_conv(self, "conv1", x, self.width, 1), batch))
-        y = nn.relu(BatchNorm(name="bn2")(_conv(self, "conv2", y, self.width, 3, self.stride), batch))
+        y = BatchNorm(True, name="bn1")(_conv(self, "conv1", x, self.width, 1), batch)
+        y = BatchNorm(True, name="bn2")(_conv(self, "conv2", y, self.width, 3, self.stride), batch)
         y = BatchNorm(name="bn3")(_conv(self, "conv3", y, out, 1), batch)
         if x.shape[-1] != out or self.stride > 1:
             x = BatchNorm(name="downsample_bn")(_conv(self, "downsample_conv", x, out, 1, self.stride), batch)
@@ -54,7 +54,7 @@ class ResNetTrunk(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, batch: bool | jax.Array = False) -> jax.Array:
-        x = nn.relu(BatchNorm(name="bn1")(_conv(self, "conv1", x, self.width, 7, 2), batch))
+        x = BatchNorm(True, name="bn1")(_conv(self, "conv1", x, self.width, 7, 2), batch)
         x = max_pool(x, 3, 2, pad=1)
         for i, blocks in enumerate(self.stages):
             for j in range(blocks):

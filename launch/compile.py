@@ -1,0 +1,66 @@
+"""Compiles a training for accelerators that this machine does not have, and writes a passport: what it will need there.
+
+python -m launch.compile --config=cifar_c:cxda --topology=v5e:1x1 --config.net.dtype=bfloat16 --out=passport.json
+python -m launch.compile --config=cifar_c:cxda --topology=v5e:2x4 --tasks_per_step=64 --out=passport.json
+python -m launch.compile --config=iwildcam:cxda --topology=h100:8 --tasks_per_step=8 --out=passport.json
+python -m launch.compile --table=docs/results/passports
+
+Topologies: v5e:1x1 to v5e:16x16, v6e:2x2 and so on, v4:2x2x1, v5p:2x2x1, and h100:1 to h100:8. TPUs need the package libtpu,
+GPUs need jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12; the command says how to install them. No accelerator is
+used, and no data: the sizes of the published data sets are known, unless the data set is prepared.
+
+The passport says of the training step and of the evaluation, for each chip:
+  flops              operations, as the compiler counts them; for GPUs as they are before compilation
+  bytes_accessed     bytes, as the compiler counts them, those in fast memory on the chip included; GPUs' compiler counts none
+  bytes_in_text      bytes that operations of the compiled program read and write in the chip's main memory
+  peak_bytes         main memory: arguments, results, temporary arrays and code
+  fits               whether the chip has so much
+  fusions            groups of operations that became one
+  collectives        exchanges between chips, with their types and bytes
+  products_ms        flops / peak of the chip; memory_ms: bytes_in_text / bandwidth; bound_ms: the larger of the two
+and of the whole: training_s and evaluation_s, which no run can beat, and the efficiency of more chips. Nothing here was
+measured on an accelerator.
+"""
+
+from absl import flags
+
+from . import cli
+
+flags.adopt_module_key_flags(cli)
+_CONFIG = flags.DEFINE_string("config", None, "NAME:METHOD[,smoke], or a file of yours in place of NAME.")
+_TOPOLOGY = flags.DEFINE_string("topology", None, "The kind of accelerator, and how many: v5e:2x4, v5p:2x2x1, h100:8.")
+_TASKS = flags.DEFINE_integer(
+    "tasks_per_step", None, "Tasks of a step, on all chips together; the config's if not given."
+)
+_OUT = flags.DEFINE_string("out", None, "The JSON file to write.")
+_TABLE = flags.DEFINE_string("table", None, "Compile nothing: print the passports of this folder as a table.")
+
+
+def main() -> None:
+    import os
+
+    os.environ["JAX_PLATFORMS"] = "cpu"  # the compiler must not look for a device of its own
+    with cli.loading(changes=True):
+        from pathlib import Path
+
+        from cxda_jax import config
+        from cxda_jax.ahead import chips, passport
+        from cxda_jax.errors import UserError
+    if _TABLE.value:
+        print(passport.table(passport.read_all(Path(_TABLE.value))))
+        return
+    spec = cli.insist(_CONFIG.value, "--config", "name one, such as --config=cifar_c:cxda")
+    target = chips.read_target(
+        cli.insist(_TOPOLOGY.value, "--topology", "name accelerators, such as v5e:2x4 or h100:8")
+    )
+    out = Path(cli.insist(_OUT.value, "--out", "name the JSON file to write"))
+    if not out.parent.is_dir():
+        raise UserError(f"--out={out}: no folder {out.parent}; create it first")
+    changes = cli.CHANGES if _TASKS.value is None else [*cli.CHANGES, ("train.tasks_per_step", str(_TASKS.value))]
+    issued = passport.issue(config.read(spec, changes), target, cli.DATA_DIR.value, print)
+    passport.write(out, issued)
+    print(passport.table([issued]))
+
+
+if __name__ == "__main__":
+    cli.run(main)
