@@ -1,14 +1,14 @@
 """The evaluation: adapt to each task's support, predict its queries, score. It knows no method and no data set."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from cxda_jax import backend, metrics
+from cxda_jax import backend, mesh, metrics
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.sources import Source
 from cxda_jax.types import Adapted, Array, Episode, Images, Method, Variables
@@ -46,7 +46,8 @@ class Evaluator(NamedTuple):
 
 
 def compile_task(method: Method, source: Source) -> Evaluator:
-    """The programs that evaluate a method on episodes of a source."""
+    """The programs that evaluate a method on episodes of a source, on the source's mesh if it has one."""
+    devices = source.mesh
 
     def classes(predict: Callable[[Adapted, Images], Array]) -> Callable[[Adapted, Images], Array]:
         return lambda adapted, query: predict(adapted, query).argmax(-1)
@@ -62,10 +63,17 @@ def compile_task(method: Method, source: Source) -> Evaluator:
 
     # If each task has weights of its own, vmap makes a grouped convolution. That is several times slower than a loop.
     def one_by_one(variables: Variables, episodes: Episode, keys: Array) -> dict[str, np.ndarray]:
-        answers = []
+        answers, own = [], [None] if devices is None else list(devices.local_devices)
+        if devices is not None:  # each device of this process takes one task after the other
+            episodes, keys = mesh.local(episodes), jax.random.wrap_key_data(mesh.local(jax.random.key_data(keys)))
+            copies = [jax.device_put(mesh.local(variables), device) for device in own]
+        else:
+            copies = [variables]
         for i in range(len(keys)):
             episode, key = jax.tree.map(lambda x, i=i: x[i], (episodes, keys))
-            adapted = adapt(variables, episode.support, key)
+            if devices is not None:
+                episode, key = jax.device_put((episode, key), own[i % len(own)])
+            adapted = adapt(copies[i % len(own)], episode.support, key)
             answers.append({name: answer(adapted, episode.query) for name, answer in compiled.items()})
         return jax.tree.map(lambda *rows: np.stack(rows), *jax.device_get(answers))
 
@@ -76,16 +84,18 @@ def compile_task(method: Method, source: Source) -> Evaluator:
         alone = together(variables, *jax.tree.map(lambda x: x[0], (episodes, keys)))
         return jax.tree.map(lambda x: x[None], alone)
 
-    answer = backend.jit(batched) if method.feed_forward else one_by_one
+    whole, cut = mesh.WHOLE, mesh.CUT
+    answer = backend.jit(mesh.over(devices, batched, (whole, cut, cut))) if method.feed_forward else one_by_one
+    fetch = backend.jit(mesh.over(devices, source.assemble, (mesh.specs(source.resident) if devices else None, cut)))
     attention = backend.jit(method.attention) if method.attention else None
-    return Evaluator(backend.jit(source.assemble), adapt, compiled[PREDICTIONS], answer, attention)
+    return Evaluator(fetch, adapt, compiled[PREDICTIONS], answer, attention)
 
 
 def evaluate(
     evaluator: Evaluator,
     variables: Variables,
     source: Source,
-    plan_of: Callable[[range], Plan],
+    plan_of: Callable[[Sequence[int]], Plan],
     num_tasks: int,
     metric: str,
     seed: int = 0,
@@ -99,45 +109,51 @@ def evaluate(
       evaluator: of the method, from compile_task().
       variables: of the method, calibrated if it has calibrate().
       source: of the episodes, that of the evaluator.
-      plan_of: range of task numbers -> their Plan.
+      plan_of: task numbers -> their Plan.
       metric: a name in METRICS.
       seed: of the keys that methods draw from.
-      per_call: tasks in one program.
+      per_call: tasks in one program, on each device.
       report: called with the number of tasks that are done.
       counts: whether each query counts, [tasks, queries]; None: all do.
     """
-    per_call = min(per_call, num_tasks)
+    devices, share = source.mesh, source.mesh.size if source.mesh else 1
+    together = share * min(per_call, -(-num_tasks // share))
     # A last call with fewer tasks would be compiled again. So it starts earlier and repeats some tasks.
-    starts = [min(start, num_tasks - per_call) for start in range(0, num_tasks, per_call)]
-    batches = source.batches(lambda i: plan_of(range(starts[i], starts[i] + per_call)), 0, len(starts))
+    starts = [max(0, min(start, num_tasks - together)) for start in range(0, num_tasks, together)]
+    numbers = [np.minimum(np.arange(start, start + together), num_tasks - 1) for start in starts]
+    batches = source.own_batches(lambda i: plan_of(numbers[i]), 0, len(starts))
     key = jax.random.fold_in(jax.random.key(seed), STREAM)
-    batch, seconds, tables = next(batches), [], {}
-    for start in starts:
-        episodes = jax.block_until_ready(evaluator.fetch(source.resident, batch))
-        keys = jax.vmap(lambda task: jax.random.fold_in(key, task))(np.arange(start, start + per_call))
+    variables, batch, seconds, tables = mesh.place(devices, variables), next(batches), [], {}
+    for tasks in numbers:
+        episodes = jax.block_until_ready(evaluator.fetch(source.resident, mesh.place(devices, batch, mesh.CUT)))
+        own = tasks if devices is None else mesh.own_part(tasks)
+        keys = jax.vmap(lambda task: jax.random.fold_in(key, task))(own)
+        if devices is not None:
+            keys = jax.random.wrap_key_data(mesh.place(devices, jax.random.key_data(keys), mesh.CUT))
         began = time.perf_counter()
         answers = evaluator.answer(variables, episodes, keys)
         batch = next(batches, None)  # the host chooses the next tasks while the device works
-        answers = jax.device_get(answers)
+        answers = mesh.local(answers)
         seconds.append(time.perf_counter() - began)
-        for name, table in {**answers, LABELS: np.asarray(episodes.label)}.items():
-            rows = tables.setdefault(name, np.empty((num_tasks, table.shape[1]), np.int32))
-            rows[start : start + per_call] = table
-        report(start + per_call)
-    task_ms = 1e3 * float(np.median(seconds[1:] or seconds)) / per_call
+        for name, table in {**answers, LABELS: mesh.local(episodes.label)}.items():
+            rows = tables.setdefault(name, np.full((num_tasks, table.shape[1]), -1, np.int32))
+            rows[own] = table
+        report(int(tasks[-1]) + 1)
+    tables = {name: mesh.largest(rows) for name, rows in tables.items()}
+    task_ms = 1e3 * float(np.median(seconds[1:] or seconds)) / together
     predictions, labels = tables.pop(PREDICTIONS), tables.pop(LABELS)
     labels = labels if counts is None else np.where(counts, labels, np.int32(-1))
     return TaskTable(predictions, labels, metrics.scores(metric, predictions, labels), task_ms, tables)
 
 
-def time_task(evaluator: Evaluator, variables: Variables, episode: Episode) -> tuple[float, float]:
+def time_task(evaluator: Evaluator, variables: Variables, support: Images, query: Images) -> tuple[float, float]:
     """Median milliseconds of adapt() and of predict() on one task without a task axis, as a device would run them."""
     key, times = jax.random.key(0), []
     while len(times) < 2 or len(times) < 6 and np.sum(times[1:]) < 10.0:  # the first call compiles and does not count
         began = time.perf_counter()
-        adapted = jax.block_until_ready(evaluator.adapt(variables, episode.support, key))
+        adapted = jax.block_until_ready(evaluator.adapt(variables, support, key))
         between = time.perf_counter()
-        jax.block_until_ready(evaluator.predict(adapted, episode.query))
+        jax.block_until_ready(evaluator.predict(adapted, query))
         times.append((between - began, time.perf_counter() - between))
     adapt_ms, predict_ms = 1e3 * np.median(times[1:], axis=0)
     return float(adapt_ms), float(predict_ms)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from cxda_jax import augment, backend
 from cxda_jax.config import Config, as_fields, check_all, choose, lookup
@@ -130,8 +131,8 @@ class Experiment(NamedTuple):
         """The name in METRICS of what scores a task."""
         return metric_of(self.store.info.metric, self.config["evaluation"]["f1"])
 
-    def task_plans(self, split: str) -> Callable[[range], Plan]:
-        """The function range of task numbers -> Plan, which is the same for every method and training seed."""
+    def task_plans(self, split: str) -> Callable[[Sequence[int]], Plan]:
+        """The function task numbers -> Plan, which is the same for every method and training seed."""
         spec, seed, stream = episode_spec(self.config), self.config["evaluation"]["seed"], STREAMS.index(split)
         offsets, domains, context = self.store.offsets, self.store.domains(split), self.context
         if self.config["evaluation"]["tasks"] == "exhaustive":
@@ -153,16 +154,20 @@ class Experiment(NamedTuple):
         return jnp.asarray(self.store.images[plan.query[0]])
 
 
-def build(config: Config, data_dir: str | Path, splits: Sequence[str] = SPLITS) -> Experiment:
+def build(
+    config: Config, data_dir: str | Path, splits: Sequence[str] = SPLITS, devices: Mesh | None = None
+) -> Experiment:
     """Builds an experiment from a config of plain values, as config.read() gives, or raises a UserError that names a field.
 
-    Tasks will be drawn from `splits`.
+    Tasks will be drawn from `splits`. They are shared out over a mesh of `devices`; without one they all run on one device.
     """
     choose("method", config["method"], METHODS)  # before a data set is made for it
-    return build_on(config, open_data(config, data_dir), splits)
+    return build_on(config, open_data(config, data_dir), splits, devices)
 
 
-def build_on(config: Config, store: DomainStore, splits: Sequence[str] = SPLITS) -> Experiment:
+def build_on(
+    config: Config, store: DomainStore, splits: Sequence[str] = SPLITS, devices: Mesh | None = None
+) -> Experiment:
     """build() on an open store, instead of the data set that the config names."""
     choose(f"data set {brief(repr(store.info.name))}: metric", store.info.metric, METRICS)
     method = build_method(config, store)
@@ -173,7 +178,7 @@ def build_on(config: Config, store: DomainStore, splits: Sequence[str] = SPLITS)
             check_spec(train_spec if split == "train" else spec, store, split)
     schedule = make_schedule(config, store)
     with as_fields(config, "train"):
-        source = SOURCES[config["train"]["source"]](store)
+        source = SOURCES[config["train"]["source"]](store, devices)
     tasks, domains, seed = schedule.tasks_per_step, store.domains("train"), config["seed"]
 
     def train_plans(step: int) -> Plan:

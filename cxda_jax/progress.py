@@ -16,6 +16,8 @@ from cxda_jax.disk import files
 from cxda_jax.disk.reading import metrics_line, read_lines
 from cxda_jax.errors import UserError
 
+_who = ""  # what say() begins each line with
+
 
 class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
     """Appends one JSON object a line. A resumed run first drops the lines of the steps, and the score, that it repeats.
@@ -133,10 +135,16 @@ def announced(work: Callable[..., Any], what: str, check: Callable[..., None]) -
     return call
 
 
+def say_as(who: str) -> None:
+    """From now on say() begins each line with who says it."""
+    global _who
+    _who = f"{who}: "
+
+
 def say(line: str) -> None:
     """Prints a line at once. Once nobody reads (`| head -1`, a terminal that is gone), work goes on and its lines are lost."""
     try:
-        print(line, flush=True)
+        print(_who + line, flush=True)
     except OSError as e:
         if e.errno not in (errno.EPIPE, errno.EIO):
             raise

@@ -17,14 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from jax.sharding import Mesh
 
-from cxda_jax import augment, backend, cost, memory
+from cxda_jax import augment, backend, cost, memory, mesh
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.sources import Source, stack
 from cxda_jax.disk import checkpoints, files, manifest
 from cxda_jax.errors import UserError
 from cxda_jax.progress import Meter, MetricsFile, compiling
 from cxda_jax.types import Array, Episode, Images, Method, Variables
+
+ASKED = "asked"  # among what a step measures: whether a process is asked to stop
 
 
 class TrainState(struct.PyTreeNode):
@@ -63,6 +66,7 @@ class Spent(NamedTuple):
     """The time that this process spent on a training."""
 
     steps: int
+    finished: bool  # or stopped
     seconds: float
     steps_per_s: float  # without compilation, validation and saving
     waiting: float  # seconds, for data
@@ -150,15 +154,27 @@ def train_call(
     return one(state, batch) if steps == 1 else jax.lax.scan(one, state, batch)
 
 
-def over_devices(call: Callable[..., Stepped], mesh: jax.sharding.Mesh, steps: int) -> Callable[..., Stepped]:
+def over_devices(
+    call: Callable[..., Stepped], devices: Mesh, steps: int, resident: Any = mesh.WHOLE, asked: bool = False
+) -> Callable[..., Stepped]:
     """train_call() with its first five arguments given, as one program for all devices of a mesh with the axis "tasks".
 
-    State and resident data are whole on each device; the tasks of a batch are shared out. Devices exchange their mean
-    gradients once a step, in float32. (If instead the compiler shares out the work, it may sum bfloat16 gradients.)
+    The state is whole on each device; the tasks of a batch are shared out; `resident` says how the source's data lie. Devices
+    exchange their mean gradients once a step, in float32. (If instead the compiler shares out the work, it may sum bfloat16
+    gradients.) With `asked` the program has a fifth argument, a number of each device. Their sum is measured too: so all
+    processes know, after the same step, whether one of them is asked to stop.
     """
-    whole, cut = jax.P(), jax.P("tasks") if steps == 1 else jax.P(None, "tasks")
-    call = functools.partial(call, axis="tasks")
-    return jax.shard_map(call, mesh=mesh, in_specs=(whole, whole, cut, whole), out_specs=whole, check_vma=False)
+    cut = mesh.CUT if steps == 1 else jax.P(None, mesh.AXIS)
+    call = functools.partial(call, axis=mesh.AXIS)
+
+    def with_asked(state: TrainState, resident: Any, batch: Any, key: Array, stop: Array) -> Stepped:
+        state, measured = call(state, resident, batch, key)
+        return state, measured | {ASKED: jax.lax.psum(stop.sum(), mesh.AXIS)}
+
+    inputs = (mesh.WHOLE, resident, cut, mesh.WHOLE)
+    if asked:
+        return mesh.over(devices, with_asked, (*inputs, mesh.CUT), mesh.WHOLE)
+    return mesh.over(devices, call, inputs, mesh.WHOLE)
 
 
 def next_call(step: int, schedule: Schedule) -> int:
@@ -187,6 +203,9 @@ def train(
     The newest state is kept in workdir/last, and the best variables in workdir/best. A state in last/ was saved before the
     validation of its step, so a run that resumes begins with this validation.
 
+    On a mesh the tasks of a step are shared out over its devices. Of several processes, which all call this, the first one
+    alone reads and writes files, and all of them stop after the same step.
+
     Args:
       tx: the optimiser.
       weak: augmentation of all images.
@@ -202,23 +221,29 @@ def train(
     """
     augment.check_weak(weak)
     entered = time.perf_counter()
-    state, best, seconds = resume(workdir, state, log)
+    devices, many = source.mesh, mesh.processes() > 1
+    state, (best, seconds) = mesh.from_first(lambda: resume(workdir, state, log), like=state)
     step = start = int(state.step)
+    state = mesh.place(devices, state)
     if start:
         log(f"resumed from step {start} of {schedule.steps}")
     donated = 0 if backend.donates_state() else ()
     calls = {n: functools.partial(train_call, method, tx, weak, source, n) for n in (1, schedule.steps_per_call)}
+    if devices:
+        lie = mesh.specs(source.resident)
+        calls = {steps: over_devices(call, devices, steps, lie, many) for steps, call in calls.items()}
     programs = {steps: backend.jit(call, donate_argnums=donated) for steps, call in calls.items()}
     key = jax.random.key(seed)
-    batches = source.batches(plan_of, start, schedule.steps)
+    batches = source.own_batches(plan_of, start, schedule.steps)
     waiting = validating = saving = starting = 0.0
     started: set[int] = set()
     with (
-        MetricsFile(workdir / "metrics.jsonl", start, schedule.tensorboard, log) as metrics_file,
-        checkpoints.Folder(workdir / "last") as last_folder,
-        checkpoints.Folder(workdir / "best", keep=3) as best_folder,  # for the older states in last/
+        mesh.by_first(MetricsFile, workdir / "metrics.jsonl", start, schedule.tensorboard, log) as metrics_file,
+        mesh.by_first(checkpoints.Folder, workdir / "last") as last_folder,
+        mesh.by_first(checkpoints.Folder, workdir / "best", 3) as best_folder,  # 3: for the older states in last/
     ):
         meter, looping = Meter(start, schedule.steps), time.perf_counter()
+        asked: list[Array] = []  # whether a process was asked to stop, after the latest steps
         opened = looping - seconds
 
         def save(state: TrainState) -> float:
@@ -245,24 +270,28 @@ def train(
                 break
             began, count, first = time.perf_counter(), next_call(step, schedule), step == start
             batch = stack([next(batches) for _ in range(count)])
+            given = mesh.given(devices, batch, count, stopping)
             waited = time.perf_counter() - began
             waiting += waited
             if count in started:
-                state, measured = programs[count](state, source.resident, batch, key)
+                state, measured = programs[count](state, source.resident, given[0], key, *given[1:])
                 meter.waited += waited
             else:
                 with compiling("the training step", log):
-                    memory.insist_it_fits(programs[count], state, source.resident, batch, key)
-                    state, measured = programs[count](state, source.resident, batch, key)
+                    memory.insist_it_fits(programs[count], state, source.resident, given[0], key, *given[1:])
+                    state, measured = programs[count](state, source.resident, given[0], key, *given[1:])
                     jax.block_until_ready(measured)
                 started.add(count)
                 starting += time.perf_counter() - began
                 meter.exclude(time.perf_counter() - began, count)
             step += count
+            if many:
+                asked.append(measured.pop(ASKED))
             meter.add(measured)
             saving_now = step % schedule.save_every == 0 or _due(step, schedule)
             logging = step % schedule.log_every == 0 or first or step == schedule.steps
-            stop = stopping()
+            # Of several processes: after the step before this one, so that nobody waits for the step that has just begun.
+            stop = stopping() if not many else len(asked) > 1 and bool(asked.pop(0) > 0)
             if (saving_now or logging or stop) and not bool(state.finite):
                 save(state.replace(finite=jnp.array(True)))
                 raise _not_finite(int(state.step), plan_of, seed, workdir)
@@ -278,25 +307,29 @@ def train(
         jax.block_until_ready(state)
         stepping = time.perf_counter() - looping - starting - validating - saving
         saving += _timed(best_folder.wait) + _timed(last_folder.wait)
+    mesh.together()  # nobody goes on, or ends, before the first process has written all
     steps, seconds, flops, moved = step - start, time.perf_counter() - entered, 0.0, 0
     if steps:
-        batch = next(source.batches(plan_of, 0, 1))
-        flops = cost.flops(programs[1].lower(state, source.resident, batch, key))
+        batch = next(source.own_batches(plan_of, 0, 1))
+        given = mesh.given(devices, batch, 1, stopping)
+        flops = cost.flops(programs[1].lower(state, source.resident, given[0], key, *given[1:]))
         moved = sum(leaf.nbytes for leaf in jax.tree.leaves(batch) if isinstance(leaf, np.ndarray))
     speed = (steps - sum(started)) / max(stepping, 1e-9)
-    return Spent(steps, seconds, speed, waiting, validating, saving, flops, moved)
+    return Spent(steps, step >= schedule.steps, seconds, speed, waiting, validating, saving, flops, moved)
 
 
-def resume(workdir: Path, fresh: TrainState, log: Callable[[str], None]) -> tuple[TrainState, dict[str, Any], float]:
-    """The newest undamaged state of a run, or `fresh`; its best validation {"score", "step"}; the seconds spent so far."""
+def resume(
+    workdir: Path, fresh: TrainState, log: Callable[[str], None]
+) -> tuple[TrainState, tuple[dict[str, Any], float]]:
+    """The newest undamaged state of a run, or `fresh`; its best validation {"score", "step"}, and the seconds spent so far."""
     restored = checkpoints.restore(workdir / "last", fresh, damaged=lambda text: log(f"warning: {text}"))
     if not restored:
-        return fresh, {"score": -1.0, "step": 0}, 0.0
+        return fresh, ({"score": -1.0, "step": 0}, 0.0)
     state, notes = restored
     step = notes["best"]["step"]
     if step and (fault := manifest.find_fault(workdir / "best" / str(step))):
         raise UserError(f"{workdir}/best/{step}: {fault}; copy it back, or delete {workdir} to train again")
-    return state, notes["best"], notes["seconds"]
+    return state, (notes["best"], notes["seconds"])
 
 
 def _due(step: int, schedule: Schedule) -> bool:
@@ -306,7 +339,8 @@ def _due(step: int, schedule: Schedule) -> bool:
 
 def _not_finite(step: int, plan_of: Callable[[int], Plan], seed: int, workdir: Path) -> NotFinite:
     plan = {name: np.asarray(rows).tolist() for name, rows in plan_of(step)._asdict().items()}
-    files.write_text(workdir / "nonfinite.json", json.dumps({"step": step, "seed": seed, "plan": plan}) + "\n")
+    if mesh.is_first():
+        files.write_text(workdir / "nonfinite.json", json.dumps({"step": step, "seed": seed, "plan": plan}) + "\n")
     return NotFinite(step)
 
 

@@ -57,6 +57,40 @@ def define_other_data() -> Any:
     return flags.DEFINE_bool("other_data", False, text, allow_override=True)
 
 
+def define_distributed() -> None:
+    """The flags that joined() reads."""
+    flags.DEFINE_bool(
+        "distributed", False, "Work together with the same command in other processes: all that Slurm started, or one on each "
+        "host of a Cloud TPU slice, or those that the next three flags say.", allow_override=True,
+    )  # fmt: skip
+    text = "HOST:PORT of process 0, where no Slurm and no Cloud TPU says it."
+    flags.DEFINE_string("coordinator", "", text, allow_override=True)
+    flags.DEFINE_integer("num_processes", -1, "How many processes there are, with --coordinator.", allow_override=True)
+    flags.DEFINE_integer("process_id", -1, "The number of this one, from 0, with --coordinator.", allow_override=True)
+
+
+def joined() -> contextlib.AbstractContextManager[None]:
+    """Around the work of a command that several processes may share. Before it nothing may ask JAX for its devices."""
+    given = [name for name in ("num_processes", "process_id") if flags.FLAGS[name].value >= 0]
+    given = ["coordinator"] * bool(flags.FLAGS.coordinator) + given
+    if not flags.FLAGS.distributed:
+        if given:
+            raise UserError(f"--{given[0]} is for several processes; add --distributed, or leave it out")
+        return contextlib.nullcontext()
+    count, which = flags.FLAGS.num_processes, flags.FLAGS.process_id
+    if given and len(given) < 3:
+        missing = next(name for name in ("coordinator", "num_processes", "process_id") if name not in given)
+        raise UserError(f"--{missing} is missing; give it beside --{given[0]}, or none of them on Slurm and Cloud TPU")
+    if given and not re.fullmatch(r".+:\d+", flags.FLAGS.coordinator):
+        where = brief(flags.FLAGS.coordinator, 60)
+        raise UserError(f"--coordinator={where}: expected HOST:PORT of process 0, such as node1:8476")
+    if given and not 0 <= which < count:
+        raise UserError(f"--process_id={which}: expected 0 to {count - 1}, for --num_processes={count}")
+    from cxda_jax import hosts
+
+    return hosts.joined(flags.FLAGS.coordinator, count, which)
+
+
 def run(main: Callable[[], None]) -> None:
     """Runs a command. A UserError or a wrong flag prints one line and exits with 2."""
     for stream in (sys.stdout, sys.stderr):
@@ -109,6 +143,9 @@ def loading(changes: bool = False) -> Iterator[None]:
     """Around a command's imports, which take seconds. Until they end a signal ends the process at once; then it is watched."""
     if CHANGES and not changes:
         raise UserError(f"--config.{brief(CHANGES[0][0])}: this command changes no field of a config; leave it out")
+    if "distributed" in flags.FLAGS and flags.FLAGS.distributed:
+        # What the C++ parts of JAX say of peers that end goes to stderr; the line that counts is ours.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     yield
     if _DETERMINISTIC.value:
         from cxda_jax import backend

@@ -30,6 +30,8 @@ under them, and --against=erm_iid prints paired differences at each n. What uses
 --validation tests on the validation domains, so that fields can be chosen before the test domains are seen. The results lie in
 folders of their own, such as runs/glyphs/erm/0/t3a,validation, and are shown apart from those on test domains.
 
+Several devices share the tasks. Several hosts do so with --distributed, as in launch.train; all of them must find the runs.
+
 Of methods that use the support, result.json also counts among the queries of the first 24 tasks (compared) those that are
 wrong without support images and right with them (corrected), and the reverse (spoiled).
 """
@@ -39,6 +41,7 @@ from absl import flags
 from . import cli
 
 flags.adopt_module_key_flags(cli)
+cli.define_distributed()
 _RUNS = cli.define_runs()
 _OTHER_DATA = cli.define_other_data()
 _METHODS = flags.DEFINE_list(
@@ -76,10 +79,12 @@ def main() -> None:
         ("num_domains", _NUM_DOMAINS), ("support_size", _SUPPORT_SIZE), (context, _CONTEXT), (settings.STEPS, _STEPS),
     ):  # fmt: skip
         wanted += settings.asked(kind, flag.value)
-    testing.evaluate_runs(
-        runs, _METHODS.value, cli.CHANGES, wanted, cli.DATA_DIR.value, num_tasks=_NUM_TASKS.value, against=_AGAINST.value,
-        other_data=_OTHER_DATA.value, start=_FROM.value, split="val" if _VALIDATION.value else "test",
-    )  # fmt: skip
+    with cli.joined():
+        testing.evaluate_runs(
+            runs, _METHODS.value, cli.CHANGES, wanted, cli.DATA_DIR.value, num_tasks=_NUM_TASKS.value,
+            against=_AGAINST.value, other_data=_OTHER_DATA.value, start=_FROM.value,
+            split="val" if _VALIDATION.value else "test",
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

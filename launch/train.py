@@ -4,6 +4,11 @@ python -m launch.train --config=configs/glyphs.py:cxda --workdir=runs/glyphs/cxd
 python -m launch.train --config=configs/glyphs.py:bn --config.seed=1 --workdir=runs/glyphs/bn/1
 python -m launch.train --config=configs/glyphs.py:cxda,smoke --workdir=runs/smoke
 
+Several devices share the tasks of a step, if train.tasks_per_step is a multiple of their number. Several hosts do so with
+--distributed, the same command on each of them; the first process alone writes. Where one of them ends, all end with one
+line within a minute, and the same command on all of them goes on:
+srun --ntasks-per-node=1 cxda train --config=glyphs:cxda --workdir=RUN --config.train.tasks_per_step=16 --distributed
+
 The same command again resumes a run that was stopped, exactly. SIGTERM and Ctrl-C save and stop; a second one stops at
 once. Where a loss is not finite the run stops before it does harm; --replay_step=N shows the episode of any step. The
 workdir then holds:
@@ -26,6 +31,7 @@ from . import cli
 
 _CONFIG = flags.DEFINE_string("config", None, "NAME:METHOD[,smoke], or a file of yours in place of NAME.")
 flags.adopt_module_key_flags(cli)
+cli.define_distributed()
 _OTHER_DATA = cli.define_other_data()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept.")
 _REPLAY = flags.DEFINE_integer(
@@ -48,7 +54,8 @@ def main() -> None:
     )
     run = config.read(spec, cli.CHANGES), Path(workdir), cli.DATA_DIR.value, _OTHER_DATA.value
     if _REPLAY.value is None:
-        training.train_run(*run)
+        with cli.joined():
+            training.train_run(*run)
     else:
         print(training.replay(*run, step=_REPLAY.value))
 

@@ -1,7 +1,7 @@
 """Sources of an episode's pixels: the device's memory, or a stream by tf.data. Both follow the same plans.
 
 A source has two parts. batches() runs on the host, before the step. assemble() is pure and runs inside the step's program.
-If several processes train together, the tf.data source of each process reads the tasks of its own devices alone.
+On a mesh each process makes the batches of its own tasks, and assemble() runs on each device for the device's own tasks.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from cxda_jax import memory
+from cxda_jax import memory, mesh
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
-from cxda_jax.types import Episode, Images
+from cxda_jax.types import Array, Episode, Images
 
 PREFETCH = 4  # batches
 READERS = 4  # threads, which mostly wait for the disk
@@ -28,19 +29,39 @@ class Source(NamedTuple):
     # (plan_of, start, stop) -> one batch for each of the steps start..stop - 1; plan_of(step) is its Plan
     batches: Callable[[Callable[[int], Plan], int, int], Iterator[Any]]
     assemble: Callable[[Any, Any], Episode]  # (resident, batch) -> Episode [tasks, ...]
+    mesh: Mesh | None = None  # of the resident arrays, over which tasks are shared out; None: a single device
+
+    def own_batches(self, plan_of: Callable[[int], Plan], start: int, stop: int) -> Iterator[Any]:
+        """batches() of the tasks that this process has on the mesh."""
+        if self.mesh is None or jax.process_count() == 1:
+            return self.batches(plan_of, start, stop)
+        return self.batches(lambda step: Plan(*map(mesh.own_part, plan_of(step))), start, stop)
 
 
-def device_source(store: DomainStore) -> Source:
-    """All images on the device as uint8; a batch is a Plan and the step gathers its rows."""
+def device_source(store: DomainStore, devices: Mesh | None = None, by_rows: bool | None = None) -> Source:
+    """All images on the device as uint8; a batch is a Plan and the step gathers its rows.
+
+    On a mesh each device has all images. Where they do not fit, each device has an equal part of the rows instead, and the
+    devices exchange the images of each step. `by_rows` asks for the one or the other.
+    """
     arrays = rows_of(store)
     needed, left = sum(array.nbytes for array in arrays), memory.left_on_device()
-    if left is not None and needed > left:
+    shared = left is not None and needed > left if by_rows is None else by_rows
+    parts = devices.size if devices and shared else 1
+    if left is not None and needed / parts > left:
         raise UserError(
-            f"source='device': {len(store.labels)} images take {needed / 1e9:.1f} GB and the device has "
+            f"source='device': {len(store.labels)} images take {needed / parts / 1e9:.1f} GB and the device has "
             f"{left / 1e9:.1f} GB left; source=tfdata streams them"
         )
-    resident = jax.device_put(arrays)  # on CPUs this uses the mapped file and takes no memory
-    return Source(resident, lambda plan_of, start, stop: map(plan_of, range(start, stop)), gather(store))
+
+    def batches(plan_of: Callable[[int], Plan], start: int, stop: int) -> Iterator[Plan]:
+        return map(plan_of, range(start, stop))
+
+    if devices is None:
+        resident = jax.device_put(arrays)  # on CPUs this uses the mapped file and takes no memory
+        return Source(resident, batches, gather(store))
+    resident = tuple(mesh.place_rows(devices, array, shared) for array in arrays)
+    return Source(resident, batches, gather(store, _take_from_all if shared else _take), devices)
 
 
 def rows_of(store: DomainStore) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -49,11 +70,15 @@ def rows_of(store: DomainStore) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return store.images.reshape(len(store.images), -1), store.labels, store.row_domains()
 
 
-def gather(store: DomainStore) -> Callable[[Any, Plan], Episode]:
-    """device_source()'s assemble, for rows_of() a store."""
+def _take(array: Array, rows: Array) -> Array:
+    return jnp.take(array, rows, axis=0)
+
+
+def gather(store: DomainStore, take: Callable[[Array, Array], Array] = _take) -> Callable[[Any, Plan], Episode]:
+    """device_source()'s assemble, for rows_of() a store, of which `take` chooses rows."""
 
     def assemble(resident: Any, plan: Plan) -> Episode:
-        parts = [[jnp.take(array, rows, axis=0) for array in resident] for rows in plan]
+        parts = [[take(array, rows) for array in resident] for rows in plan]
         return _episode(
             [
                 [pixels.reshape(*labels.shape, *store.images.shape[1:]), labels, domain]
@@ -64,38 +89,38 @@ def gather(store: DomainStore) -> Callable[[Any, Plan], Episode]:
     return assemble
 
 
-def tfdata_source(store: DomainStore, shard: tuple[int, int] | None = None) -> Source:
-    """Images that tf.data reads from disk, in parallel and ahead; for stores larger than the memory.
+def _take_from_all(array: Array, rows: Array) -> Array:
+    """jnp.take() of rows [own tasks, images] from an array of which each device of a mesh has a part."""
+    everyones = jax.lax.all_gather(rows, mesh.AXIS, tiled=True)  # row numbers of all tasks: a few bytes
+    own = everyones - len(array) * jax.lax.axis_index(mesh.AXIS)
+    here = (own >= 0) & (own < len(array))
+    taken = jnp.take(array, jnp.where(here, own, 0), axis=0)
+    taken = jnp.where(here.reshape(*here.shape, *[1] * (array.ndim - 1)), taken, 0)
+    # Each image is in one part alone, so the sum over the devices is that image.
+    return jax.lax.psum_scatter(taken, mesh.AXIS, tiled=True)
 
-    With a shard (which, count) the source reads one of `count` equal parts of each step's tasks. Without one, each process
-    of jax.distributed reads its own part, and the parts become one global array.
-    """
+
+def tfdata_source(store: DomainStore, devices: Mesh | None = None) -> Source:
+    """Images that tf.data reads from disk, in parallel and ahead; for stores larger than the memory."""
     try:
         import tensorflow as tf
     except ImportError:
         raise UserError("source='tfdata' needs TensorFlow: pip install 'cxda_jax[data]', or use 'device'") from None
     tf.config.set_visible_devices([], "GPU")
     domains = store.row_domains()
-    which, count = shard or (jax.process_index(), jax.process_count())
 
     def batches(plan_of: Callable[[int], Plan], start: int, stop: int) -> Iterator[Episode]:
         def read(step: np.ndarray) -> list[np.ndarray]:
-            plan = plan_of(int(step))
-            parts = [np.split(rows, count)[which] for rows in plan]
-            return [array[rows] for rows in parts for array in (store.images, store.labels, domains)]
+            return [array[rows] for rows in plan_of(int(step)) for array in (store.images, store.labels, domains)]
 
-        if start < stop and (tasks := len(plan_of(start).query)) % count:
-            fix = f"make it a multiple of {count}"
-            raise UserError(f"tasks_per_step={tasks} cannot be shared by {count} processes; {fix}")
         types = [tf.uint8, tf.int32, tf.int32] * 2
         data = tf.data.Dataset.range(start, stop).map(
             lambda step: tf.numpy_function(read, [step], types), num_parallel_calls=READERS, deterministic=True
         )
         for arrays in data.prefetch(PREFETCH).as_numpy_iterator():
-            episode = _episode([arrays[:3], arrays[3:]])
-            yield episode if shard or count == 1 else _across_processes(episode)
+            yield _episode([arrays[:3], arrays[3:]])
 
-    return Source((), batches, lambda resident, episode: episode)
+    return Source((), batches, lambda resident, episode: episode, devices)
 
 
 def stack(batches: list[Any]) -> Any:
@@ -105,14 +130,7 @@ def stack(batches: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves), *batches)
 
 
-def _across_processes(episode: Episode) -> Episode:
-    """One global episode [tasks, ...] on all devices, from the part that each process has."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("tasks",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("tasks"))
-    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), episode)
-
-
-SOURCES: dict[str, Callable[[DomainStore], Source]] = {"device": device_source, "tfdata": tfdata_source}
+SOURCES: dict[str, Callable[[DomainStore, Mesh | None], Source]] = {"device": device_source, "tfdata": tfdata_source}
 
 
 def _episode(parts: Any) -> Episode:

@@ -35,8 +35,7 @@ class _Arrays(ocp.AsyncCheckpointHandler):
     async def async_save(self, directory: Any, args: "_SaveArrays") -> list[Any]:
         async def write() -> None:
             args.folder.unsealed = Path(directory).parent
-            if jax.process_index() == 0:
-                args.folder.written = files.write_hashed(Path(directory) / ARRAYS, safetensors.pieces(args.arrays))
+            args.folder.written = files.write_hashed(Path(directory) / ARRAYS, safetensors.pieces(args.arrays))
 
         return [future.CommitFutureAwaitingContractedSignals(write(), name=ARRAYS)]
 
@@ -64,8 +63,11 @@ class Folder(contextlib.AbstractContextManager["Folder"]):
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
             cleanup_tmp_directories=True,  # which killed writers left
+            multiprocessing_options=_alone(),
+            create=False,  # orbax cannot, for one process alone
             async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal),
         )
+        _one_line(self.path, lambda: self.path.mkdir(parents=True, exist_ok=True))
         self._manager = _one_line(self.path, lambda: ocp.CheckpointManager(self.path, options=options))
 
     def save(self, step: int, tree: Any, notes: dict[str, Any]) -> None:
@@ -98,6 +100,14 @@ class Folder(contextlib.AbstractContextManager["Folder"]):
         except UserError:
             if kind is None:  # an exception that is on its way says more
                 raise
+
+
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """Has orbax wait for no other process: each folder is written by one process."""
+    own = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process{own}"
+    )
 
 
 def restore(path: Path, like: Any, damaged: Callable[[str], None] | None = None) -> tuple[Any, dict[str, Any]] | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from cxda_jax import mesh
 from cxda_jax.config import Changes, Config, changed, choose
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import checkpoints, manifest, models
@@ -144,11 +145,15 @@ def _matching(pattern: str) -> list[Path]:
 def restore_best(run: Path, experiment: Experiment) -> tuple[Variables, dict[str, Any]]:
     """The variables that validated best, and what is known of them: from a run's best/, or from a model's files."""
     like = jax.eval_shape(experiment.method.init, jax.random.key(0), experiment.example)
-    if restored := checkpoints.restore(run / "best", like):
-        return restored
-    if models.is_model(run):
-        return models.read_model(run, like)
-    raise UserError(f"{run}: no checkpoint in best/; train it: python -m launch.train ... --workdir={run}")
+
+    def read() -> tuple[Variables, dict[str, Any]]:
+        if restored := checkpoints.restore(run / "best", like):
+            return restored
+        if models.is_model(run):
+            return models.read_model(run, like)
+        raise UserError(f"{run}: no checkpoint in best/; train it: python -m launch.train ... --workdir={run}")
+
+    return mesh.from_first(read, like)
 
 
 def training_minutes(workdir: Path) -> float | None:

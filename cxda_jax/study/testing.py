@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from cxda_jax import __version__, backend, memory
+from cxda_jax import __version__, backend, memory, mesh
 from cxda_jax.config import Changes, config_hash
-from cxda_jax.data.episodes import Context, check_context, counting
+from cxda_jax.data.episodes import Context, Plan, check_context, counting
 from cxda_jax.disk import checkpoints, files
 from cxda_jax.errors import UserError, brief
 from cxda_jax.evaluation import Evaluator, TaskTable, compile_task, evaluate, time_task
@@ -31,7 +32,7 @@ from cxda_jax.study.runs import (
     training_minutes,
 )
 from cxda_jax.study.settings import USUAL, Setting, count_tasks
-from cxda_jax.types import Variables
+from cxda_jax.types import Images, Variables
 
 
 def evaluate_runs(
@@ -74,22 +75,21 @@ def evaluate_runs(
         try:
             if kept is None or kept[0] != (shape, context):  # seeds share one compiled program
                 same = kept[1] if kept and kept[0][0] == shape else None
-                experiment = same or build(evaluation.config, data_dir, splits=(split,))
+                experiment = same or build(evaluation.config, data_dir, splits=(split,), devices=mesh.mesh_of())
                 kept = (shape, context), experiment, compiled(experiment)
             experiment = kept[1]._replace(config=evaluation.config, context=context)
             if context:
                 check_context(context, episode_spec(evaluation.config), experiment.store, split)
-            files.refuse_links(evaluation.run)
-            evaluation.folder.mkdir(exist_ok=True)
-            with files.locked(evaluation.folder):
-                results.append(evaluate_run(evaluation, experiment, kept[2], num_tasks))
+            result = tested(evaluation, experiment, kept[2], num_tasks)
         except Exception as e:
             if total == 1:
                 raise
             failures.append(f"{evaluation.label} of {evaluation.run}: {in_one_line(e)}")
             print(f"failed: {failures[-1]}", flush=True)
         else:
-            print(f"{evaluation.folder}: {summary(results[-1].row)}", flush=True)
+            if result:
+                results.append(result)
+                print(f"{evaluation.folder}: {summary(result.row)}", flush=True)
     if results:
         print(table(results))
         for text in printed(results, against):
@@ -100,6 +100,20 @@ def evaluate_runs(
             print(comparison(results, against))
     if failures:
         raise UserError(f"{len(failures)} of {total} evaluations failed; the first: {failures[0]}")
+
+
+def tested(
+    evaluation: Evaluation, experiment: Experiment, evaluator: Evaluator, num_tasks: int | None
+) -> Result | None:
+    """evaluate_run() with the evaluation's folder made and locked by the process that writes."""
+
+    def make() -> None:
+        files.refuse_links(evaluation.run)
+        evaluation.folder.mkdir(exist_ok=True)
+
+    mesh.from_first(make)
+    with mesh.by_first(files.locked, evaluation.folder):
+        return evaluate_run(evaluation, experiment, evaluator, num_tasks)
 
 
 def known_labels(tested: Iterable[tuple[str, Setting]]) -> set[str]:
@@ -133,9 +147,12 @@ def score(experiment: Experiment, evaluator: Evaluator, variables: Variables, sp
 @memory.named("evaluation.per_call, episode.* or cotta.copies")
 def evaluate_run(
     evaluation: Evaluation, experiment: Experiment, evaluator: Evaluator, num_tasks: int | None = None
-) -> Result:
-    """Tests a method on its run's best checkpoint, writes the result into its folder, and reads it back."""
-    config, method, source, info = evaluation.config, experiment.method, experiment.source, experiment.store.info
+) -> Result | None:
+    """Tests a method on its run's best checkpoint, writes the result into its folder, and reads it back.
+
+    Several processes share the tasks; the first one alone writes, and has the result.
+    """
+    config, method, info = evaluation.config, experiment.method, experiment.store.info
     split, is_test = evaluation.split, evaluation.split == "test"
     if num_tasks and config["evaluation"]["tasks"] == "exhaustive":
         fix = "leave out one of them"
@@ -146,10 +163,10 @@ def evaluate_run(
         variables = backend.jit(method.calibrate)(variables, experiment.calibration_images())
     num_tasks = int(num_tasks or count_tasks(config, experiment.store, split))
     tasks = score(experiment, evaluator, variables, split, num_tasks)
-    plans = experiment.task_plans(split)
-    plan, first = plans(range(num_tasks)), next(iter(source.batches(lambda _: plans(range(1)), 0, 1)))
-    episode = jax.tree.map(lambda x: x[0], jax.jit(source.assemble)(source.resident, first))
-    adapt_ms, predict_ms = time_task(evaluator, variables, episode)
+    if not mesh.is_first():
+        return None
+    plan = experiment.task_plans(split)(range(num_tasks))
+    adapt_ms, predict_ms = time_task(evaluator, variables, *first_images(experiment, plan))
     row = {
         "label": evaluation.label,
         "setting": str(evaluation.setting),
@@ -196,6 +213,13 @@ def evaluate_run(
     if answers and weights is not None:
         draw_example(evaluation.folder / "attention.png", experiment, plan, answers, weights)
     return read_result(evaluation.run, evaluation.folder)
+
+
+def first_images(experiment: Experiment, plan: Plan) -> tuple[Images, Images]:
+    """The support and the queries of the first task of a plan, on one device."""
+    store, domains = experiment.store, experiment.store.row_domains()
+    support, query = (Images(jnp.asarray(store.images[r]), jnp.asarray(domains[r])) for r in (rows[0] for rows in plan))
+    return support, query
 
 
 def device() -> str:

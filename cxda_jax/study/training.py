@@ -1,7 +1,9 @@
 """Trains a run in its folder: data, training, plain weights, test. launch/train.py says what the folder then holds."""
 
+import contextlib
 import functools
 import json
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from cxda_jax import __version__, backend, cost, memory, metrics, stops, train
+from cxda_jax import __version__, backend, cost, memory, mesh, metrics, stops, train
 from cxda_jax.config import Config, as_fields, config_hash
-from cxda_jax.data.store import SPLITS
+from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.disk import checkpoints, files, models
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS, Experiment, build, build_method, start_from_weights
@@ -36,14 +39,11 @@ def train_run(config: Config, workdir: Path, data_dir: str | Path, other_data: b
     With `other_data` a run goes on with other data than it was begun with; its results are marked.
     """
     compilations = cost.Compilations()
-    experiment, state = prepared(config, data_dir)
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        files.write_text(workdir / ".writable", "")
-        (workdir / ".writable").unlink(missing_ok=True)
-    except OSError as e:
-        raise UserError(f"--workdir={workdir}: cannot be written ({e.strerror}); choose another") from None
-    with files.locked(workdir), as_fields(config, "train"):
+    with as_fields(config, "train"):
+        devices = mesh.mesh_for(config["train"]["tasks_per_step"])
+    experiment, state = prepared(config, data_dir, devices)
+    mesh.from_first(lambda: insist_on_folder(workdir))
+    with mesh.by_first(files.locked, workdir), as_fields(config, "train"):
         try:
             run(experiment, state, workdir, compilations, other_data)
         except train.NotFinite as e:
@@ -51,9 +51,18 @@ def train_run(config: Config, workdir: Path, data_dir: str | Path, other_data: b
             raise UserError(f"{e}; {advice}; a lower optimizer.learning_rate may help") from None
 
 
-def prepared(config: Config, data_dir: str | Path) -> tuple[Experiment, train.TrainState]:
+def insist_on_folder(workdir: Path) -> None:
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        files.write_text(workdir / ".writable", "")
+        (workdir / ".writable").unlink(missing_ok=True)
+    except OSError as e:
+        raise UserError(f"--workdir={workdir}: cannot be written ({e.strerror}); choose another") from None
+
+
+def prepared(config: Config, data_dir: str | Path, devices: Mesh | None = None) -> tuple[Experiment, train.TrainState]:
     """The experiment and the state at step 0."""
-    experiment = build(config, data_dir)
+    experiment = build(config, data_dir, devices=devices)
     method = experiment.method
     if method.trains_as:
         raise UserError(
@@ -69,14 +78,19 @@ def run(
 ) -> None:
     """Trains, keeps the best weights as files of their own, and tests them."""
     config, method, store, steps = experiment.config, experiment.method, experiment.store, experiment.schedule.steps
-    record, evaluator = identity.claim(workdir, config, store, other_data, say), compiled(experiment)
+    record, evaluator = claimed(workdir, config, store, other_data), compiled(experiment)
 
     def validate(variables: Variables) -> float:
-        with stops.interruptible():
+        # Several processes validate together; a signal to one of them then waits until all have ended it.
+        with stops.interruptible() if mesh.processes() == 1 else contextlib.nullcontext():
             tasks = score(experiment, evaluator, variables, "val", count_tasks(config, store, "val"))
         return getattr(tasks, config["evaluation"]["select"])
 
     counts = ", ".join(f"{len(store.domains(split))} {split}" for split in SPLITS)
+    used, there = (experiment.source.mesh.size if experiment.source.mesh else 1), jax.device_count()
+    if used < there:
+        fix = f"a multiple of {there} uses all"
+        say(f"on {used} of {there} devices: train.tasks_per_step={config['train']['tasks_per_step']}; {fix}")
     what = f"{len(store.labels)} images of {store.num_classes} classes; domains: {counts}"
     say(f"{config['method']} on {store.info.name}: {what}; {steps} steps, seed {config['seed']}")
     with stops.deferred() as stopping:
@@ -84,22 +98,37 @@ def run(
             method, experiment.optimizer, experiment.weak, experiment.source, experiment.train_plans, state,
             config["seed"], experiment.schedule, validate, workdir, log=say, stopping=stopping,
         )  # fmt: skip
-    if spent.steps:
+    if not spent.finished:  # another process was asked to stop; this one would have ended above
+        raise stops.Stopped(signal.SIGTERM)
+    if spent.steps and mesh.is_first():
         passport = describe_cost(spent, compilations, config["net"]["dtype"])
         files.write_text(workdir / "cost.json", json.dumps(passport, indent=1) + "\n")
         say(cost_line(passport))
     record = record._replace(steps=steps, reached_step=steps)
     variables, notes = restore_best(workdir, experiment)
     hashes = {"config_hash": config_hash(config), "data_hash": store.sha256}
-    write = functools.partial(
-        models.write_model, workdir / "model", variables, config, {**notes, **hashes}, record._asdict()
+    write = mesh.by_first(
+        functools.partial,
+        models.write_model,
+        workdir / "model",
+        variables,
+        config,
+        {**notes, **hashes},
+        record._asdict(),
     )
     write()  # a test that is broken off leaves a model that can be tested
     evaluation = Evaluation(workdir, workdir, method.name, config, record, record.marks)
     result = evaluate_run(evaluation, experiment, evaluator)
     gain = measure_gain(experiment, variables)
-    write(make_card(experiment, notes["step"], result, gain), calibrations(experiment, variables))
-    say("\n".join(filter(None, [table([result]), corrections(result.row)])))
+    if result:
+        write(make_card(experiment, notes["step"], result, gain), calibrations(experiment, variables))
+        say("\n".join(filter(None, [table([result]), corrections(result.row)])))
+
+
+def claimed(workdir: Path, config: Config, store: DomainStore, other_data: bool) -> identity.Record:
+    """identity.claim() by the process that writes, for all."""
+    record = mesh.from_first(lambda: identity.claim(workdir, config, store, other_data, say)._asdict())
+    return identity.Record(**{**record, "marks": tuple(record["marks"])})
 
 
 def make_card(experiment: Experiment, step: int, result: Result, gain: models.Gain | None) -> models.Card:

@@ -1,0 +1,172 @@
+"""Several processes that work together, on one host or many: how they meet, and how all of them end when one ends.
+
+Each process gives a sign of life every few seconds, through the service that JAX runs in process 0. Process 0 reads all of
+them and publishes a verdict once one is missing. Then each process says so in one line and ends at once. Nothing is lost:
+a checkpoint is either whole or not there, and the same command goes on from the newest one.
+"""
+
+import atexit
+import contextlib
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from cxda_jax import mesh, progress, stops
+from cxda_jax.errors import UserError, brief
+
+MEET = 60  # seconds for all processes to come
+BEAT = 2.0  # seconds between signs of life
+SILENT = 20.0  # seconds without one, after which a process counts as gone
+TEMPORARY = 75  # exit code: nothing is wrong with the command, it can be given again
+AGAIN = "nothing that was saved is lost; start all processes again with the same command"
+_BEATS, _ENDED, _VERDICT = "cxda/beat/", "cxda/ended/", "cxda/verdict"
+
+
+@contextlib.contextmanager
+def joined(coordinator: str = "", num_processes: int = -1, process_id: int = -1) -> Iterator[None]:
+    """Inside, this process works together with the others. Call it before anything asks JAX for its devices.
+
+    On Slurm and on Cloud TPUs JAX finds the others by itself. Elsewhere all three arguments say who they are: HOST:PORT of
+    process 0, how many processes there are, and the number of this one.
+    """
+    _meet(coordinator, num_processes, process_id)
+    if jax.process_index():
+        progress.say_as(f"process {jax.process_index()}")
+    watch = _Watch()
+    watch.start()
+    try:
+        yield
+    except stops.Stopped as e:
+        watch.end(f"stopped by {e.name}", e.code)
+        raise
+    except jax.errors.JaxRuntimeError as e:
+        time.sleep(SILENT + 3 * BEAT)  # if a process is gone, the watch says so and ends this one
+        said = f"the exchange with the other processes failed ({brief(str(e), 100)}); {AGAIN}"
+        watch.end(said, 2)
+        raise UserError(said) from e
+    except Exception as e:
+        watch.end(str(e), 2 if isinstance(e, UserError | OSError) else 1)
+        raise
+    watch.leave()
+
+
+def _meet(coordinator: str, num_processes: int, process_id: int) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_recoverability", True)  # or JAX ends all processes itself, with pages of its own
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+    given = [x if given else None for x, given in (
+        (coordinator, coordinator), (num_processes, num_processes >= 0), (process_id, process_id >= 0),
+    )]  # fmt: skip
+    try:
+        with _quiet_client():
+            jax.distributed.initialize(
+                *given, initialization_timeout=MEET, heartbeat_timeout_seconds=10 * MEET, shutdown_timeout_seconds=5
+            )  # fmt: skip
+    except (ValueError, TypeError) as e:
+        raise UserError(f"the processes cannot meet: {brief(str(e), 150)}") from e
+    except (RuntimeError, jax.errors.JaxRuntimeError) as e:
+        if "DEADLINE_EXCEEDED" in str(e) or "UNAVAILABLE" in str(e):
+            where = f" at {coordinator}" if coordinator else ""
+            what = f"not all processes came within {MEET} s{where}"
+            raise UserError(
+                f"{what}; check that each one was started and can reach process 0, and start all again"
+            ) from e
+        raise UserError(f"the processes cannot meet: {brief(str(e), 150)}") from e
+
+
+@contextlib.contextmanager
+def _quiet_client() -> Iterator[None]:
+    """Inside, JAX makes a client that does not end the process when it loses the service: the watch does, in one line."""
+    from jax._src.lib import _jax
+
+    make = getattr(_jax, "get_distributed_runtime_client", None)
+    if make is None:  # another version of JAX: its lines come beside ours
+        yield
+        return
+    _jax.get_distributed_runtime_client = functools.partial(make, missed_heartbeat_callback=lambda *_: None)
+    try:
+        yield
+    finally:
+        _jax.get_distributed_runtime_client = make
+
+
+class _Watch(threading.Thread):
+    """Gives this process's signs of life, and ends the process when another one is gone."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._own, self._count = jax.process_index(), jax.process_count()
+        self._store: Any = jax._src.distributed.global_state.client
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        seen: dict[int, tuple[str, float]] = {k: ("", time.monotonic()) for k in range(self._count)}
+        ended: dict[str, str] = {}
+        beat, verdict = 0, ""
+        while not self._done.is_set():
+            try:
+                self._store.key_value_set(f"{_BEATS}{self._own}", str(beat), allow_overwrite=True)
+                verdict = self._judge(seen, ended) if self._own == 0 else self._read()
+            except Exception:  # the errors of the store have no type of their own
+                verdict = "process 0, through which all others meet, is gone"
+            if verdict and not self._done.is_set():
+                self._finish(verdict)
+            beat += 1
+            self._done.wait(BEAT)
+
+    def _judge(self, seen: dict[int, tuple[str, float]], ended: dict[str, str]) -> str:
+        """The verdict of process 0: what it says if a process has ended, or is silent."""
+        now, verdict = time.monotonic(), ""
+        for key, reason in self._store.key_value_dir_get(_ENDED):
+            if key in ended:  # seen before: this process had the time to end for the same reason
+                verdict = f"process {key.rpartition('/')[2]} of {self._count} has ended ({brief(reason, 200)})"
+            ended[key] = reason
+        for key, value in self._store.key_value_dir_get(_BEATS):
+            number = int(key.rpartition("/")[2])
+            if value != seen[number][0]:
+                seen[number] = value, now
+        silent = [k for k, (_, when) in seen.items() if now - when > SILENT and k]
+        if not verdict and silent:
+            verdict = f"process {silent[0]} of {self._count} is gone (no sign of life for {SILENT:.0f} s)"
+        if verdict:
+            self._store.key_value_set(_VERDICT, verdict, allow_overwrite=True)
+        return verdict
+
+    def _read(self) -> str:
+        return dict(self._store.key_value_dir_get("cxda/")).get(_VERDICT, "")
+
+    def _finish(self, verdict: str) -> None:
+        if self._own == 0:
+            time.sleep(2 * BEAT)  # so that the others can read the verdict
+        stops.say(f"error: {verdict}; {AGAIN}")
+        os._exit(TEMPORARY)
+
+    def end(self, reason: str, code: int) -> None:
+        """This process ends for a reason that the others are told. It does not wait for them."""
+        self._done.set()
+        with contextlib.suppress(Exception):
+            self._store.key_value_set(f"{_ENDED}{self._own}", reason, allow_overwrite=True)
+            if self._own == 0:
+                self._store.key_value_set(_VERDICT, f"process 0 of {self._count} has ended ({brief(reason, 200)})")
+        atexit.register(self._end_at_once, code)  # it runs before what JAX registered, which would wait for the others
+
+    def _end_at_once(self, code: int) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        if self._own == 0:
+            time.sleep(2 * BEAT)
+        os._exit(code)
+
+    def leave(self) -> None:
+        """All processes are done."""
+        mesh.together()
+        self._done.set()
+        self.join()
+        jax.distributed.shutdown()
