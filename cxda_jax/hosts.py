@@ -7,8 +7,12 @@ a checkpoint is either whole or not there, and the same command goes on from the
 
 import atexit
 import contextlib
+import ctypes
+import faulthandler
 import functools
 import os
+import signal
+import socket
 import sys
 import threading
 import time
@@ -25,17 +29,27 @@ BEAT = 2.0  # seconds between signs of life
 SILENT = 20.0  # seconds without one, after which a process counts as gone
 TEMPORARY = 75  # exit code: nothing is wrong with the command, it can be given again
 AGAIN = "nothing that was saved is lost; start all processes again with the same command"
+_FIRST_GONE = "process 0, through which all others meet, is gone"
 _BEATS, _ENDED, _VERDICT = "cxda/beat/", "cxda/ended/", "cxda/verdict"
+
+_on_abort: Any = None  # kept, since ctypes would else free it
 
 
 @contextlib.contextmanager
-def joined(coordinator: str = "", num_processes: int = -1, process_id: int = -1) -> Iterator[None]:
+def joined(
+    coordinator: str = "", num_processes: int = -1, process_id: int = -1, quiet: bool = True
+) -> Iterator[None]:
     """Inside, this process works together with the others. Call it before anything asks JAX for its devices.
 
     On Slurm and on Cloud TPUs JAX finds the others by itself. Elsewhere all three arguments say who they are: HOST:PORT of
-    process 0, how many processes there are, and the number of this one.
+    process 0, how many processes there are, and the number of this one. With `quiet`, what the C++ parts of JAX say of peers
+    that end is left out.
     """
+    if quiet:
+        _silence_cpp()
     _meet(coordinator, num_processes, process_id)
+    if quiet:
+        _answer_abort()
     if jax.process_index():
         progress.say_as(f"process {jax.process_index()}")
     watch = _Watch()
@@ -96,6 +110,38 @@ def _quiet_client() -> Iterator[None]:
         _jax.get_distributed_runtime_client = make
 
 
+def _silence_cpp() -> None:
+    """Only Python still writes to stderr. The C++ parts of JAX say the loss of a peer on many lines, and the watch on one."""
+    sys.stderr.flush()
+    stops.stderr = os.dup(2)
+    sys.stderr = open(stops.stderr, "w", buffering=1, errors="backslashreplace", closefd=False)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _answer_abort() -> None:
+    """JAX's client aborts the process as soon as it loses process 0. Then one line says so.
+
+    Python's own handlers of signals would come too late: the system ends the process when the C handler returns. So the
+    handler is a C function that ctypes makes.
+    """
+    global _on_abort
+    faulthandler.disable()
+    _on_abort = ctypes.CFUNCTYPE(None, ctypes.c_int)(_say_aborted)
+    ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
+
+
+def _say_aborted(_: int) -> None:
+    address = jax._src.distributed.global_state.coordinator_address or ":0"
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 2).close()
+        said = "JAX has aborted this process"
+    except OSError:
+        said = f"{_FIRST_GONE} ({address} does not answer)"
+    stops.say(f"error: {said}; {AGAIN}")
+    os._exit(TEMPORARY)
+
+
 class _Watch(threading.Thread):
     """Gives this process's signs of life, and ends the process when another one is gone."""
 
@@ -114,7 +160,7 @@ class _Watch(threading.Thread):
                 self._store.key_value_set(f"{_BEATS}{self._own}", str(beat), allow_overwrite=True)
                 verdict = self._judge(seen, ended) if self._own == 0 else self._read()
             except Exception:  # the errors of the store have no type of their own
-                verdict = "process 0, through which all others meet, is gone"
+                verdict = _FIRST_GONE
             if verdict and not self._done.is_set():
                 self._finish(verdict)
             beat += 1

@@ -21,6 +21,7 @@ GRACE = 0.3  # seconds; a command that ends within them does not first say that 
 SOON = "stopping as soon as nothing is lost by it; again to stop at once"
 LINE = "stopped by {}; nothing that was saved is lost, the same command goes on from there"
 
+stderr = 2  # the file that say() writes to
 _before_end: list[Callable[[], None]] = []  # called before the second signal ends this process
 _received = 0  # the first signal that came
 _pipe = -1  # the end of the pipe into which the system writes signals for the thread
@@ -72,7 +73,7 @@ def unwatch() -> None:
 def say(text: str) -> None:
     """Writes a line to stderr from any thread. It is lost where nobody reads it any more."""
     with contextlib.suppress(OSError):
-        os.write(2, f"{text}\n".encode())
+        os.write(stderr, f"{text}\n".encode())
 
 
 @contextlib.contextmanager

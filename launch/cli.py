@@ -88,7 +88,7 @@ def joined() -> contextlib.AbstractContextManager[None]:
         raise UserError(f"--process_id={which}: expected 0 to {count - 1}, for --num_processes={count}")
     from cxda_jax import hosts
 
-    return hosts.joined(flags.FLAGS.coordinator, count, which)
+    return hosts.joined(flags.FLAGS.coordinator, count, which, quiet=not _DEBUG.value)
 
 
 def run(main: Callable[[], None]) -> None:
@@ -143,9 +143,6 @@ def loading(changes: bool = False) -> Iterator[None]:
     """Around a command's imports, which take seconds. Until they end a signal ends the process at once; then it is watched."""
     if CHANGES and not changes:
         raise UserError(f"--config.{brief(CHANGES[0][0])}: this command changes no field of a config; leave it out")
-    if "distributed" in flags.FLAGS and flags.FLAGS.distributed:
-        # What the C++ parts of JAX say of peers that end goes to stderr; the line that counts is ours.
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     yield
     if _DETERMINISTIC.value:
         from cxda_jax import backend

@@ -1,0 +1,81 @@
+"""A tiny training over all devices of one or several processes, by the real loop:
+
+python -m tests.peers.mesh_process STORE FOLDER METHODS STEPS WHICH HOW_MANY PORT [source]
+
+The first process writes FOLDER/METHOD.npz: losses, parameters and test predictions. source is device, rows or tfdata.
+"""
+
+import functools
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from cxda_jax import augment, hosts, mesh, stops, train
+from cxda_jax.data.episodes import EpisodeSpec, mixed_spec, sample_plans
+from cxda_jax.data.sources import device_source, tfdata_source
+from cxda_jax.data.store import open_store
+from cxda_jax.disk.reading import read_lines
+from cxda_jax.evaluation import compile_task, evaluate
+from cxda_jax.experiment import make_optimizer
+from cxda_jax.types import Images
+from tests.nets import build_method
+
+TASKS, TESTS = 8, 11
+SPEC = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
+SOURCES = {"device": device_source, "rows": functools.partial(device_source, by_rows=True), "tfdata": tfdata_source}
+
+
+def run(store, folder, name, steps, source="device"):
+    """Trains and tests on all devices there are."""
+    method, tx = build_method(name), make_optimizer("sgd", 0.01, 0.9, 1e-4)
+    spec = mixed_spec(SPEC) if method.trains_mixed else SPEC
+    its = SOURCES[source](store, mesh.mesh_for(TASKS))
+
+    def plan_of(step):
+        return sample_plans(spec, store.offsets, store.domains("train"), 0, range(step * TASKS, (step + 1) * TASKS))
+
+    def tests(numbers):
+        return sample_plans(SPEC, store.offsets, store.domains("test"), 0, numbers, 2)
+
+    evaluator = compile_task(method, its)
+
+    def score(variables):
+        return evaluate(evaluator, variables, its, tests, TESTS, "accuracy", per_call=1)
+
+    workdir = folder / name
+    workdir.mkdir(exist_ok=True)
+    state = train.init_state(method, tx, 0, Images(store.images[:2], np.zeros(2, np.int32)))
+    schedule = train.Schedule(steps, steps, 1, 5, TASKS)
+    with stops.deferred() as stopping:
+        spent = train.train(
+            method, tx, augment.Weak(), its, plan_of, state, 0, schedule, lambda v: score(v).mean, workdir,
+            log=functools.partial(print, flush=True), stopping=stopping,
+        )  # fmt: skip
+    if not spent.finished:
+        raise stops.Stopped(15)
+    state, _ = mesh.from_first(lambda: train.resume(workdir, state, print), like=state)
+    answers = score(state.variables).predictions
+    if mesh.is_first():
+        losses = [line["loss"] for line in read_lines(workdir / "metrics.jsonl") if "loss" in line]
+        leaves = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+        np.savez(folder / f"{name}.npz", losses=losses, answers=answers, **leaves)
+
+
+def main(path, folder, names, steps, which, count, port, source="device"):
+    stops.watch()
+    with hosts.joined(f"localhost:{port}", count, which) if count > 1 else stops.interruptible():
+        for name in names.split(","):
+            run(open_store(path), Path(folder), name, steps, source)
+
+
+if __name__ == "__main__":
+    p, f, n, *numbers = sys.argv[1:8]
+    try:
+        main(p, f, n, *map(int, numbers), *sys.argv[8:])
+    except stops.Stopped as e:
+        stops.say(stops.LINE.format(e.name))
+        sys.exit(e.code)
+    finally:
+        stops.unwatch()

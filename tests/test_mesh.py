@@ -1,0 +1,194 @@
+"""Training and evaluation over several devices and processes give what one device gives."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cxda_jax import hosts
+from cxda_jax.experiment import METHODS
+from tests.nets import build_method
+
+ROOT = Path(__file__).parent.parent
+TRAINED = [name for name in METHODS if not build_method(name).trains_as]
+FEW, MANY = "cxda,erm_iid", ",".join(TRAINED)
+STEPS = 20
+HERE = "A"  # a file that says that a process has come to its first step
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def start(store, folder, names, processes=1, devices=1, source="device", steps=STEPS):
+    """The processes of one run, which write what they say into files."""
+    folder.mkdir(exist_ok=True)
+    port, started = free_port(), []
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
+    for which in range(processes):
+        arguments = [store.path, folder, names, steps, which, processes, port, source]
+        command = [sys.executable, "-m", "tests.peers.mesh_process", *map(str, arguments)]
+        out, err = (open(folder / f"{kind}{which}.txt", "w") for kind in ("out", "err"))
+        started.append(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, env=os.environ | {"XLA_FLAGS": flags}))
+    return started
+
+
+def finish(started, folder, timeout=540):
+    for which, process in enumerate(started):
+        assert process.wait(timeout) == 0, (folder / f"err{which}.txt").read_text()[-2000:]
+
+
+def arrays(folder, name):
+    return dict(np.load(folder / f"{name}.npz"))
+
+
+def assert_same(one, other, exact=False):
+    assert one.keys() == other.keys() and len(one["losses"]) == STEPS
+    for key, array in one.items():
+        if exact or key == "answers":
+            np.testing.assert_array_equal(array, other[key], err_msg=key)
+        else:
+            np.testing.assert_allclose(array, other[key], rtol=0, atol=1e-6, err_msg=key)
+
+
+class Stored:
+    """Where the tests' store lies."""
+
+    def __init__(self, path):
+        self.path = path
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    from tests.conftest import make_store
+
+    folder = tmp_path_factory.mktemp("mesh")
+    make_store(folder)
+    return Stored(folder / "store")
+
+
+@pytest.fixture(scope="module")
+def alone(stored, tmp_path_factory):
+    """The folder of the runs on one device, by the methods' names."""
+    folders = {}
+
+    def of(names):
+        if names not in folders:
+            folders[names] = tmp_path_factory.mktemp("alone")
+            finish(start(stored, folders[names], names), folders[names])
+        return folders[names]
+
+    return of
+
+
+@pytest.mark.parametrize(("names", "processes", "devices", "source"), [
+    (FEW, 1, 2, "device"), (FEW, 1, 8, "rows"), (FEW, 2, 1, "device"), (FEW, 2, 4, "rows"), (FEW, 2, 2, "tfdata"),
+    (MANY, 1, 2, "device"), (MANY, 1, 8, "device"), (MANY, 2, 1, "device"), (MANY, 4, 1, "device"), (MANY, 4, 2, "rows"),
+], ids=lambda x: {FEW: "few", MANY: "all"}.get(x, str(x)))  # fmt: skip
+def test_all_devices_and_processes_train_and_test_as_one(stored, alone, tmp_path, names, processes, devices, source):
+    if source == "tfdata":
+        pytest.importorskip("tensorflow")
+    finish(start(stored, tmp_path, names, processes, devices, source), tmp_path)
+    for name in names.split(","):
+        assert_same(arrays(alone(names), name), arrays(tmp_path, name))
+
+
+def test_a_run_goes_on_exactly_with_other_devices_and_processes(stored, alone, tmp_path):
+    """What one process saved is what two restore, bit for bit; and the end is that of a run of one device."""
+    whole = alone("cxda")
+    for step in ("10", "20"):
+        assert (whole / "cxda" / "last").exists() or step
+    finish(start(stored, tmp_path, "cxda", 2, 1), tmp_path)
+    shutil.copytree(tmp_path, tmp_path / "again")
+    before = arrays(tmp_path, "cxda")
+    for processes, devices in ((1, 8), (1, 1), (4, 1)):
+        (tmp_path / "again" / "cxda.npz").unlink()
+        finish(start(stored, tmp_path / "again", "cxda", processes, devices), tmp_path / "again")
+        assert_same(before, arrays(tmp_path / "again", "cxda"), exact=True)
+    shutil.rmtree(tmp_path / "again" / "cxda" / "last" / "20")  # from step 15 on
+    finish(start(stored, tmp_path / "again", "cxda", 1, 8), tmp_path / "again")
+    assert_same(arrays(whole, "cxda"), arrays(tmp_path / "again", "cxda"))
+
+
+def wait_for_step(folder, step, started, seconds=300):
+    """Until the run has logged this step."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and all(p.poll() is None for p in started):
+        with contextlib.suppress(OSError):
+            if f"step {step}/" in (folder / "out0.txt").read_text():
+                return
+        time.sleep(0.05)
+    raise AssertionError("".join(p.read_text() for p in folder.glob("err*.txt"))[-2000:])
+
+
+def ends(started, seconds=60):
+    """The exit codes, all within the promised time."""
+    until = time.monotonic() + seconds
+    return [process.wait(max(0.1, until - time.monotonic())) for process in started]
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step(stored, alone, tmp_path):
+    started = start(stored, tmp_path, "cxda", 2, 1)
+    wait_for_step(tmp_path, 3, started)
+    started[1].send_signal(signal.SIGTERM)
+    assert ends(started) == [128 + signal.SIGTERM] * 2
+    for which in range(2):
+        assert (tmp_path / f"err{which}.txt").read_text().splitlines()[-1].startswith("stopped by SIGTERM; nothing")
+    steps = [max(int(p.name) for p in (tmp_path / "cxda" / "last").iterdir() if p.name.isdecimal())]
+    assert 3 <= steps[0] < STEPS
+    finish(start(stored, tmp_path, "cxda", 2, 1), tmp_path)
+    assert_same(arrays(alone("cxda"), "cxda"), arrays(tmp_path, "cxda"))
+
+
+def kill_one(stored, folder, whole, processes, which, step, delay):
+    """Kills a process; all others end within a minute with one line; a restart ends as if nothing had been. Gives seconds."""
+    started = start(stored, folder, "cxda", processes, 1)
+    wait_for_step(folder, step, started)
+    time.sleep(delay)
+    if started[which].poll() is not None:
+        finish(started, folder)
+        return 0.0
+    started[which].kill()
+    began = time.monotonic()
+    codes = ends(started)
+    took = time.monotonic() - began
+    for other in set(range(processes)) - {which}:
+        said = (folder / f"err{other}.txt").read_text().splitlines()
+        assert codes[other] in (hosts.TEMPORARY, 1), (codes, said)
+        assert len(said) == 1 and said[0].startswith("error: ") and hosts.AGAIN in said[0], said
+    finish(start(stored, folder, "cxda", processes, 1), folder)
+    assert_same(whole, arrays(folder, "cxda"))
+    return took
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_killed_process_ends_all_with_one_line_and_loses_nothing(stored, alone, tmp_path, which):
+    kill_one(stored, tmp_path, arrays(alone("cxda"), "cxda"), 2, which, 3, 0.0)
+
+
+def test_twenty_processes_killed_at_random_moments(stored, alone, tmp_path):
+    rng, whole, times = random.Random(0), arrays(alone("cxda"), "cxda"), []
+    for trial in range(20):
+        which, step, delay = rng.randrange(3), rng.randrange(1, STEPS), rng.random()
+        times.append(kill_one(stored, tmp_path / str(trial), whole, 3, which, step, delay))
+        print(f"trial {trial}: process {which} killed after step {step} + {delay:.2f} s, all ended in {times[-1]:.1f} s", flush=True)
+    assert max(times) < 60
+
+
+def test_a_missing_process_is_one_line(stored, tmp_path, monkeypatch):
+    command = "import sys; from cxda_jax import hosts; hosts.MEET = 3; from tests.peers import mesh_process as m; m.main(*sys.argv[1:])"
+    arguments = f"{stored.path!s}", str(tmp_path), "cxda", 1, 0, 2, free_port()
+    code = command.replace("m.main(*sys.argv[1:])", f"m.main(*{arguments!r})")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode and "not all processes came within 3 s" in done.stderr.splitlines()[-1], done.stderr[-1500:]
