@@ -9,7 +9,6 @@ import functools
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from cxda_jax import augment, hosts, mesh, stops, train
@@ -17,10 +16,10 @@ from cxda_jax.data.episodes import EpisodeSpec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.data.store import open_store
 from cxda_jax.disk.reading import read_lines
+from cxda_jax.disk.safetensors import named
 from cxda_jax.evaluation import compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.types import Images
-from tests.nets import build_method
 
 TASKS, TESTS = 8, 11
 SPEC = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
@@ -29,6 +28,8 @@ SOURCES = {"device": device_source, "rows": functools.partial(device_source, by_
 
 def run(store, folder, name, steps, source="device"):
     """Trains and tests on all devices there are."""
+    from tests.nets import build_method  # it asks for a device, so not before the processes have met
+
     method, tx = build_method(name), make_optimizer("sgd", 0.01, 0.9, 1e-4)
     spec = mixed_spec(SPEC) if method.trains_mixed else SPEC
     its = SOURCES[source](store, mesh.mesh_for(TASKS))
@@ -59,7 +60,7 @@ def run(store, folder, name, steps, source="device"):
     answers = score(state.variables).predictions
     if mesh.is_first():
         losses = [line["loss"] for line in read_lines(workdir / "metrics.jsonl") if "loss" in line]
-        leaves = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+        leaves = {name: np.asarray(leaf) for name, leaf in named(state).items()}
         np.savez(folder / f"{name}.npz", losses=losses, answers=answers, **leaves)
 
 
