@@ -120,7 +120,7 @@ def evaluate(
     together = share * min(per_call, -(-num_tasks // share))
     # A last call with fewer tasks would be compiled again. So it starts earlier and repeats some tasks.
     starts = [max(0, min(start, num_tasks - together)) for start in range(0, num_tasks, together)]
-    numbers = [np.minimum(np.arange(start, start + together), num_tasks - 1) for start in starts]
+    numbers: list[Any] = [np.minimum(np.arange(start, start + together), num_tasks - 1) for start in starts]
     batches = source.own_batches(lambda i: plan_of(numbers[i]), 0, len(starts))
     key = jax.random.fold_in(jax.random.key(seed), STREAM)
     variables, batch, seconds, tables = mesh.place(devices, variables), next(batches), [], {}

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax._src import distributed
 
 from cxda_jax import mesh, progress, stops
 from cxda_jax.errors import UserError, brief
@@ -32,13 +33,14 @@ AGAIN = "nothing that was saved is lost; start all processes again with the same
 _FIRST_GONE = "process 0, through which all others meet, is gone"
 _BEATS, _ENDED, _VERDICT = "cxda/beat/", "cxda/ended/", "cxda/verdict"
 
+# What JAX says where it cannot reach the service. The last is what it makes of the call of _quiet_client()'s function.
+_LOST = "DEADLINE_EXCEEDED", "UNAVAILABLE", "bad_cast"
+
 _on_abort: Any = None  # kept, since ctypes would else free it
 
 
 @contextlib.contextmanager
-def joined(
-    coordinator: str = "", num_processes: int = -1, process_id: int = -1, quiet: bool = True
-) -> Iterator[None]:
+def joined(coordinator: str = "", num_processes: int = -1, process_id: int = -1, quiet: bool = True) -> Iterator[None]:
     """Inside, this process works together with the others. Call it before anything asks JAX for its devices.
 
     On Slurm and on Cloud TPUs JAX finds the others by itself. Elsewhere all three arguments say who they are: HOST:PORT of
@@ -74,7 +76,7 @@ def _meet(coordinator: str, num_processes: int, process_id: int) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_recoverability", True)  # or JAX ends all processes itself, with pages of its own
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
-    given = [x if given else None for x, given in (
+    given: list[Any] = [x if given else None for x, given in (
         (coordinator, coordinator), (num_processes, num_processes >= 0), (process_id, process_id >= 0),
     )]  # fmt: skip
     try:
@@ -84,8 +86,9 @@ def _meet(coordinator: str, num_processes: int, process_id: int) -> None:
             )  # fmt: skip
     except (ValueError, TypeError) as e:
         raise UserError(f"the processes cannot meet: {brief(str(e), 150)}") from e
-    except (RuntimeError, jax.errors.JaxRuntimeError) as e:
-        if "DEADLINE_EXCEEDED" in str(e) or "UNAVAILABLE" in str(e):
+    except RuntimeError as e:  # jax.errors.JaxRuntimeError is one too
+        _forget()
+        if any(word in str(e) for word in _LOST):
             where = f" at {coordinator}" if coordinator else ""
             what = f"not all processes came within {MEET} s{where}"
             raise UserError(
@@ -94,10 +97,15 @@ def _meet(coordinator: str, num_processes: int, process_id: int) -> None:
         raise UserError(f"the processes cannot meet: {brief(str(e), 150)}") from e
 
 
+def _forget() -> None:
+    """JAX would take its leave once more when the process ends, and say on many lines that it cannot."""
+    distributed.global_state.client = None
+
+
 @contextlib.contextmanager
 def _quiet_client() -> Iterator[None]:
     """Inside, JAX makes a client that does not end the process when it loses the service: the watch does, in one line."""
-    from jax._src.lib import _jax
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
     make = getattr(_jax, "get_distributed_runtime_client", None)
     if make is None:  # another version of JAX: its lines come beside ours
@@ -114,7 +122,7 @@ def _silence_cpp() -> None:
     """Only Python still writes to stderr. The C++ parts of JAX say the loss of a peer on many lines, and the watch on one."""
     sys.stderr.flush()
     stops.stderr = os.dup(2)
-    sys.stderr = open(stops.stderr, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stderr = open(stops.stderr, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115  # it is the stream of the whole process
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
@@ -131,10 +139,10 @@ def _answer_abort() -> None:
 
 
 def _say_aborted(_: int) -> None:
-    address = jax._src.distributed.global_state.coordinator_address or ":0"
-    host, _, port = address.rpartition(":")
+    address = distributed.global_state.coordinator_address or ":0"
+    host, _, number = str(address).rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), 2).close()
+        socket.create_connection((host.strip("[]"), int(number)), 2).close()
         said = "JAX has aborted this process"
     except OSError:
         said = f"{_FIRST_GONE} ({address} does not answer)"
@@ -148,7 +156,7 @@ class _Watch(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self._own, self._count = jax.process_index(), jax.process_count()
-        self._store: Any = jax._src.distributed.global_state.client
+        self._store: Any = distributed.global_state.client
         self._done = threading.Event()
 
     def run(self) -> None:
@@ -215,4 +223,8 @@ class _Watch(threading.Thread):
         mesh.together()
         self._done.set()
         self.join()
-        jax.distributed.shutdown()
+        if self._own == 0:
+            time.sleep(BEAT)  # the service ends with this process, and the others take their leave of it
+        with contextlib.suppress(RuntimeError):  # the service has ended already, and nothing is left to do
+            jax.distributed.shutdown()
+        _forget()

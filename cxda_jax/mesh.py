@@ -73,7 +73,7 @@ def place_rows(mesh: Mesh, array: np.ndarray, by_rows: bool) -> jax.Array:
         return place(mesh, array)
     rows = -(-len(array) // mesh.size) * mesh.size
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
+    def part(index: Any) -> np.ndarray:
         start, stop, _ = index[0].indices(rows)
         own = np.asarray(array[start:stop])
         return np.pad(own, [(0, stop - start - len(own))] + [(0, 0)] * (array.ndim - 1))

@@ -71,7 +71,7 @@ def define_distributed() -> None:
 
 def joined() -> contextlib.AbstractContextManager[None]:
     """Around the work of a command that several processes may share. Before it nothing may ask JAX for its devices."""
-    given = [name for name in ("num_processes", "process_id") if flags.FLAGS[name].value >= 0]
+    given = [name for name in ("num_processes", "process_id") if flags.FLAGS[name].value != -1]
     given = ["coordinator"] * bool(flags.FLAGS.coordinator) + given
     if not flags.FLAGS.distributed:
         if given:

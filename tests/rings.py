@@ -51,7 +51,7 @@ TABLE = {  # by the file's name without test_ and .py
         INNER, gate=["runs_are_tested", "images_arrive", "the_figure", "a_report", "differences_are_those"]
     ),
     "corruptions": Rings(EXHAUSTIVE),
-    "episodes": Rings(INNER, exhaustive=["two_processes"]),
+    "episodes": Rings(INNER),
     "exhaustive": Rings(INNER, gate=["a_result_holds", "the_mean_is_over_all_images"]),
     "fitting": Rings(INNER),
     "frozen": Rings(inner=["lames_steps_converge"]),
@@ -108,6 +108,7 @@ TABLE = {  # by the file's name without test_ and .py
         inner=[r"a_broken_off_run_resumes.*\[5\]"],
         exhaustive=["a_broken_off_run_resumes", r"a_step_that_is_not_finite.*\[gradient"],
     ),
+    "mesh": Rings(EXHAUSTIVE, gate=[r".*few-1-8", r".*few-2-1-device", "a_killed.*0", "a_signal", "a_missing"]),
     "web": Rings(
         INNER,
         gate=["the_shipped_model", "other_methods", "strokes_become", "a_page_is_written", "a_page_that_does_not"],

@@ -2,9 +2,6 @@
 
 import functools
 import itertools
-import socket
-import subprocess
-import sys
 import time
 import timeit
 from pathlib import Path
@@ -19,8 +16,8 @@ from cxda_jax.data.sources import tfdata_source
 from cxda_jax.data.store import open_store, write_store
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_on
+from cxda_jax.mesh import mesh_for
 from tests.conftest import INFO, make_domains
-from tests.peers import two_processes
 
 ROOT = Path(__file__).parent.parent
 SPEC = EpisodeSpec(num_domains=3, per_domain=5, num_query=7)
@@ -82,44 +79,29 @@ def test_sampling_is_fast():
     assert min(timeit.repeat(run, timer=time.process_time, number=1)) < 0.1
 
 
-def test_shards_are_the_parts_of_a_step(many):
+def test_shards_are_the_parts_of_a_step(many, monkeypatch):
     """Each process reads its own tasks alone; together they are the step."""
     pytest.importorskip("tensorflow")
 
     def plan_of(step):
         return sample_plans(SPEC, many.offsets, many.domains("train"), 0, range(6 * step, 6 * step + 6))
 
-    whole = list(tfdata_source(many).batches(plan_of, 3, 6))
-    parts = [list(tfdata_source(many, (which, 3)).batches(plan_of, 3, 6)) for which in range(3)]
+    whole, parts = list(tfdata_source(many).own_batches(plan_of, 3, 6)), []
+    on_a_mesh = tfdata_source(many)._replace(mesh="of all processes")
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    for which in range(3):
+        monkeypatch.setattr(jax, "process_index", lambda which=which: which)
+        parts.append(list(on_a_mesh.own_batches(plan_of, 3, 6)))
     for episode, *of_step in zip(whole, *parts, strict=True):
         assert all(len(part.label) == 2 for part in of_step)
         together = jax.tree.map(lambda *arrays: np.concatenate(arrays), *of_step)
         jax.tree.map(np.testing.assert_array_equal, episode, together)
-    with pytest.raises(UserError, match="tasks_per_step=6 cannot be shared by 4 processes; make it a multiple of 4"):
-        next(iter(tfdata_source(many, (0, 4)).batches(plan_of, 0, 1)))
 
 
-def test_two_processes_train_as_one(tmp_path, store):
-    """Over jax.distributed: the same parameters as one process that reads everything, but for the order of sums; a checkpoint
-    that they write together gives them back."""
-    pytest.importorskip("tensorflow")
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-
-    def start(which, count):
-        arguments = [tmp_path / "store", which, count, port, tmp_path / f"{count}.npz"]
-        command = [sys.executable, "-m", "tests.peers.two_processes", *map(str, arguments)]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    both = [start(0, 2), start(1, 2)]
-    two_processes.main(tmp_path / "store", 0, 1, port, tmp_path / "1.npz")
-    hashes = []
-    for process in both:
-        output, error = process.communicate(timeout=300)
-        assert process.returncode == 0, error
-        hashes += output.split()[-2:]
-    assert len(set(hashes)) == 1 and len(hashes) == 4
-    one, two = np.load(tmp_path / "1.npz"), np.load(tmp_path / "2.npz")
-    for name in one.files:
-        np.testing.assert_allclose(one[name], two[name], rtol=0, atol=1e-5)
+def test_tasks_that_processes_cannot_share_are_named(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    with pytest.raises(
+        UserError, match="tasks_per_step=12 cannot be shared by 8 devices of 4 processes; make it a multiple of 8"
+    ):
+        mesh_for(12)

@@ -40,7 +40,9 @@ def start(store, folder, names, processes=1, devices=1, source="device", steps=S
         arguments = [store.path, folder, names, steps, which, processes, port, source]
         command = [sys.executable, "-m", "tests.peers.mesh_process", *map(str, arguments)]
         with open(folder / f"out{which}.txt", "w") as out, open(folder / f"err{which}.txt", "w") as err:
-            started.append(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, env=os.environ | {"XLA_FLAGS": flags}))
+            started.append(
+                subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, env=os.environ | {"XLA_FLAGS": flags})
+            )
     return started
 
 
@@ -113,8 +115,6 @@ def test_all_devices_and_processes_train_and_test_as_one(stored, alone, tmp_path
 def test_a_run_goes_on_exactly_with_other_devices_and_processes(stored, alone, tmp_path):
     """What one process saved is what two restore, bit for bit; and the end is that of a run of one device."""
     whole = alone("cxda")
-    for step in ("10", "20"):
-        assert (whole / "cxda" / "last").exists() or step
     finish(start(stored, tmp_path, "cxda", 2, 1), tmp_path)
     shutil.copytree(tmp_path, tmp_path / "again")
     before = arrays(tmp_path, "cxda")
@@ -188,7 +188,10 @@ def test_twenty_processes_killed_at_random_moments(stored, alone, tmp_path):
     for trial in range(20):
         which, step, delay = rng.randrange(3), rng.randrange(1, STEPS), rng.random()
         times.append(kill_one(stored, tmp_path / str(trial), whole, 3, which, step, delay))
-        print(f"trial {trial}: process {which} killed after step {step} + {delay:.2f} s, all ended in {times[-1]:.1f} s", flush=True)
+        print(
+            f"trial {trial}: process {which} killed after step {step} + {delay:.2f} s, all ended in {times[-1]:.1f} s",
+            flush=True,
+        )
     assert max(times) < 60
 
 

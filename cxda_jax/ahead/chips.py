@@ -112,7 +112,7 @@ def _describe_tpu(topologies: Any, target: Target) -> Any:
     ):  # fmt: skip
         os.environ.setdefault(name, value)
     try:
-        import libtpu  # noqa: F401
+        import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise UserError(f"topology {target.text!r} needs the TPU compiler: pip install --no-deps libtpu") from None
     return topologies.get_topology_desc(platform="tpu", topology_name=target.text)
@@ -120,7 +120,7 @@ def _describe_tpu(topologies: Any, target: Target) -> Any:
 
 def _describe_gpu(topologies: Any, target: Target) -> Any:
     try:
-        import jax_plugins.xla_cuda12 as plugin
+        import jax_plugins.xla_cuda12 as plugin  # pyright: ignore[reportMissingImports]
     except ImportError:
         names = (
             " ".join(f"jax-cuda12-{part}=={jax.__version__}" for part in ("plugin", "pjrt")) + " nvidia-cuda-nvcc-cu12"

@@ -50,10 +50,12 @@ def lower_all(config: Config, store: DomainStore, mesh: Any, counts: bool) -> It
     tasks, schedule = config["train"]["tasks_per_step"], make_schedule(config, store)
     if tasks % chips and not method.trains_as:
         fix = f"make it a multiple of {chips}"
-        raise UserError(f"train.tasks_per_step={tasks} cannot be shared by {chips} chips; {fix}")
+        raise UserError(f"tasks_per_step={tasks} cannot be shared by {chips} chips; {fix}")
     source = Source((), lambda *_: iter(()), gather(store))
     image = store.images.shape[1:]
-    example = Images(jax.ShapeDtypeStruct((2, *image), jnp.uint8), jax.ShapeDtypeStruct((2,), jnp.int32))
+    pixels: Any = jax.ShapeDtypeStruct((2, *image), jnp.uint8)
+    domains: Any = jax.ShapeDtypeStruct((2,), jnp.int32)
+    example = Images(pixels, domains)
     variables = jax.eval_shape(method.init, _keys(()), example)
     if not method.trains_as:
         yield _step(config, method, source, _shapes(rows_of(store)), variables, schedule.steps, mesh, counts)
@@ -70,7 +72,8 @@ def _step(
 ) -> Program:
     tx, tasks = make_optimizer(**config["optimizer"], steps=steps), config["train"]["tasks_per_step"]
     call = functools.partial(train.train_call, method, tx, augment.Weak(**config["augment"]), source, 1)
-    flag, number = jax.ShapeDtypeStruct((), jnp.bool_), jax.ShapeDtypeStruct((), jnp.int32)
+    flag: Any = jax.ShapeDtypeStruct((), jnp.bool_)
+    number: Any = jax.ShapeDtypeStruct((), jnp.int32)
     state = train.TrainState(number, variables, jax.eval_shape(tx.init, variables["params"]), flag)
     whole, cut = NamedSharding(mesh, jax.P()), NamedSharding(mesh, jax.P("tasks"))
     step = backend.jit(train.over_devices(call, mesh, 1) if mesh.size > 1 else call, donate_argnums=0)
@@ -120,7 +123,8 @@ def _plan(config: Config, method: Method, tasks: int, training: bool = True) -> 
     spec = episode_spec(config)
     spec = mixed_spec(spec) if training and method.trains_mixed else spec
     rows = (spec.num_domains * spec.per_domain, spec.num_query)
-    return Plan(*(jax.ShapeDtypeStruct((tasks, count), jnp.int32) for count in rows))
+    shapes: list[Any] = [jax.ShapeDtypeStruct((tasks, count), jnp.int32) for count in rows]
+    return Plan(*shapes)
 
 
 def _keys(shape: tuple[int, ...]) -> Any:

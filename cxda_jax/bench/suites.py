@@ -136,7 +136,7 @@ def data_suite(o: Options) -> None:
 
 def feeding(kind: str, store: DomainStore) -> Timing:
     """Times a source (the key of SOURCES) from one episode to the next, while the host does nothing else."""
-    source, domains = SOURCES[kind](store), store.domains("train")
+    source, domains = SOURCES[kind](store, None), store.domains("train")
     batches = source.batches(lambda step: sample_plans(EpisodeSpec(), store.offsets, domains, 0, [step]), 0, 10**9)
     gather = backend.jit(source.assemble)
 

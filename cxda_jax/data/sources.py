@@ -70,11 +70,11 @@ def rows_of(store: DomainStore) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return store.images.reshape(len(store.images), -1), store.labels, store.row_domains()
 
 
-def _take(array: Array, rows: Array) -> Array:
+def _take(array: Array, rows: Any) -> Array:
     return jnp.take(array, rows, axis=0)
 
 
-def gather(store: DomainStore, take: Callable[[Array, Array], Array] = _take) -> Callable[[Any, Plan], Episode]:
+def gather(store: DomainStore, take: Callable[[Array, Any], Array] = _take) -> Callable[[Any, Plan], Episode]:
     """device_source()'s assemble, for rows_of() a store, of which `take` chooses rows."""
 
     def assemble(resident: Any, plan: Plan) -> Episode:
@@ -89,7 +89,7 @@ def gather(store: DomainStore, take: Callable[[Array, Array], Array] = _take) ->
     return assemble
 
 
-def _take_from_all(array: Array, rows: Array) -> Array:
+def _take_from_all(array: Array, rows: Any) -> Array:
     """jnp.take() of rows [own tasks, images] from an array of which each device of a mesh has a part."""
     everyones = jax.lax.all_gather(rows, mesh.AXIS, tiled=True)  # row numbers of all tasks: a few bytes
     own = everyones - len(array) * jax.lax.axis_index(mesh.AXIS)
