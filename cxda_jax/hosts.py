@@ -140,7 +140,7 @@ def _answer_abort() -> None:
 
 def _say_aborted(_: int) -> None:
     address = distributed.global_state.coordinator_address or ":0"
-    host, _, number = str(address).rpartition(":")
+    host, _colon, number = str(address).rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(number)), 2).close()
         said = "JAX has aborted this process"
