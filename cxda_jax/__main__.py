@@ -12,6 +12,7 @@ COMMANDS = {
     "evaluate": "test trained runs, and compare them",
     "demo": "show in seconds what adapting does",
     "adapt": "adapt a model to your own images, and see what changed",
+    "export": "write a model as programs for a device, or as a web page",
     "prepare": "make a data set of downloads or of your own images",
     "reproduce": "run the whole study of a benchmark",
     "report": "make tables, figures and a page of results",

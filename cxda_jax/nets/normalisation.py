@@ -55,13 +55,17 @@ class BatchNorm(nn.Module):
         return nn.relu(y) if self.rectified else y
 
 
-@custom_vmap
 def channel_sum(x: jax.Array) -> jax.Array:
     """[..., c] to the float32 sums [c] over everything else."""
+    return _by_products(x) if backend.rewrites_layers() else x.astype(jnp.float32).sum(tuple(range(x.ndim - 1)))
+
+
+@custom_vmap
+def _by_products(x: jax.Array) -> jax.Array:
     return _channel_sums(x[None])[0]
 
 
-@channel_sum.def_vmap
+@_by_products.def_vmap
 def _of_tasks(count: int, batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
     """Under vmap: one product for each task. The default of vmap first copies all tasks into one matrix."""
     return _channel_sums(x), True
@@ -69,8 +73,6 @@ def _of_tasks(count: int, batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
 
 def _channel_sums(x: jax.Array) -> jax.Array:
     """[tasks, ..., c] to [tasks, c]."""
-    if not backend.rewrites_layers():
-        return x.astype(jnp.float32).sum(tuple(range(1, x.ndim - 1)))
     tasks, *inner, channels = x.shape
     count = math.prod(inner)
     sums = max((d for d in PARTIAL_SUMS if count % d == 0), default=PARTIAL_SUMS[0])

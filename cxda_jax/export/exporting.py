@@ -1,0 +1,235 @@
+"""The command: writes a model in a format, compares what was written with the model, and keeps it only if they agree."""
+
+import importlib.metadata
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cxda_jax.device.adapting import FAULTS, fitted, listed
+from cxda_jax.device.model import Model, load
+from cxda_jax.disk import files
+from cxda_jax.errors import UserError
+from cxda_jax.experiment import build
+from cxda_jax.export import web
+from cxda_jax.export.formats import FORMATS, PARTS, Format, Run, insist_on
+from cxda_jax.export.pair import Pair, Shapes, pair_of
+from cxda_jax.types import Images
+
+REPORT = "export.json"
+FILLS = (0, 1, 5, 20)  # images in the buffer, of one compared task after the other; then all places
+OWN_QUERIES = 20  # of a task made of a user's own images
+PACKAGES = ("jax", "jaxlib", "flax", "numpy", "tensorflow", "ai-edge-litert", "jax2onnx", "onnx", "onnxruntime")
+
+
+class Task(NamedTuple):
+    """What one comparison asks: images [n, h, w, c] of a buffer, queries [m, h, w, c], and their labels [m], if known."""
+
+    support: np.ndarray
+    query: np.ndarray
+    labels: np.ndarray | None
+
+
+def export(
+    path: str, method: str, kind: str, out: Path, places: int, data_dir: str, num_tasks: int, check_images: str
+) -> None:
+    """Writes a model into the folder `out` in the format `kind`, and prints how the programs compare with the model.
+
+    Args:
+      path: of the model, as load() takes it.
+      method: how to adapt, as load() takes it.
+      places: of the buffer; 0: as many as the support of the model's training.
+      data_dir: where the model's data set is, on whose test tasks the programs are compared.
+      num_tasks: how many of them.
+      check_images: a folder of images to compare with in their place; "" for none.
+    """
+    if out.is_dir() and any(entry.name not in known(kind) for entry in out.iterdir()):
+        raise UserError(f"out={out}: holds other files; name a new folder, or one of an earlier export to {kind}")
+    if kind == "web":
+        report = web.write(load(path, method), out)
+        print(f"{out}/{web.PAGE}: {report['bytes'] / 2**20:.1f} MB, compared with JAX; {out}/{web.PARITY} says how")
+        return
+    form = FORMATS[kind]
+    insist_on(form.needs)
+    model = load(path, method)
+    episode = model.config["episode"]
+    places = places or episode["num_domains"] * episode["per_domain"]
+    pair = pair_of(model, places)
+    tasks = own_tasks(model, check_images, places, num_tasks) if check_images else test_tasks(model, data_dir, places, num_tasks)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}") as scratch:
+        folder = Path(scratch) / out.name
+        folder.mkdir()
+        print(f"writing {model.method.name} with {places} places as {kind}", flush=True)
+        form.write(pair, folder)
+        print(f"comparing it with the model on {len(tasks)} tasks", flush=True)
+        parity = compare(model, form, form.run(pair, folder), tasks, places)
+        report = describe(model, pair, kind, folder, parity)
+        (folder / REPORT).write_text(json.dumps(report, indent=1) + "\n")
+        if out.exists():
+            shutil.rmtree(out)
+        folder.rename(out)
+    print(said(kind, out, parity, report["files"]))
+
+
+def known(kind: str) -> set[str]:
+    """Names of the files that an export to this format leaves."""
+    if kind == "web":
+        return {web.PAGE, web.PARITY}
+    return {REPORT, "weights.safetensors", "model.tflite"} | {
+        f"{part}{end}" for part in PARTS for end in (".cpu.jax", ".cuda.jax", ".tpu.jax", ".onnx")
+    }
+
+
+def test_tasks(model: Model, data_dir: str, places: int, count: int) -> list[Task]:
+    """Test tasks of the model's own data set. Their buffers hold 0, 1, 5, 20 images and all, in turn."""
+    try:
+        experiment = build({**model.config, "method": model.method.name}, data_dir, splits=("test",))
+    except UserError as e:
+        fix = "give the folder of its data, or images of your own in check_images"
+        raise UserError(f"{e}; the programs are compared on test tasks of the model's data: {fix}") from None
+    if experiment.store.sha256 != model.card.data_hash:
+        raise UserError(
+            f"{experiment.store.info.name}: other data than the model was trained on; prepare them again, or give images of "
+            "your own in check_images"
+        )
+    plan, images, labels = experiment.task_plans("test")(range(count)), experiment.store.images, experiment.store.labels
+    return [
+        Task(images[np.random.default_rng(i).permutation(support)[: fill_of(i, places)]], images[query], labels[query])
+        for i, (support, query) in enumerate(zip(plan.support, plan.query, strict=True))
+    ]
+
+
+def own_tasks(model: Model, folder: str, places: int, count: int) -> list[Task]:
+    """Tasks whose buffers and queries are drawn from a folder of images without labels."""
+    faults: list[str] = []
+    pixels = fitted(model, listed(Path(folder)), faults, "  images").pixels
+    for fault in faults[:FAULTS]:
+        print(f"left out: {fault}", flush=True)
+    if len(pixels) < 2:
+        raise UserError(f"{folder}: {len(pixels)} images that can be read; give a folder of some hundred")
+    rng, tasks = np.random.default_rng(0), []
+    for i in range(count):
+        rows = rng.permutation(len(pixels))
+        tasks.append(Task(pixels[rows[: fill_of(i, places)]], pixels[rows[-OWN_QUERIES:]], None))
+    return tasks
+
+
+def fill_of(task: int, places: int) -> int:
+    return min(places, (*FILLS, places)[task % (len(FILLS) + 1)])
+
+
+def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places: int) -> dict[str, Any]:
+    """How the programs answer beside the model itself, which adapts to the images of a buffer without any empty places.
+
+    Raises a UserError if they do not agree.
+    """
+    encode, predict = run
+    error = attention = 0.0
+    same, right, right_before, known, seconds = [], [], [], [], {"encode": [], "predict": []}
+    for task in tasks:
+        logits, weights = by_model(model, task)
+        images = np.zeros((places, *model.card.shape), np.uint8)
+        images[: len(task.support)] = task.support
+        present = (np.arange(places) < len(task.support)).astype(np.float32)
+        began = time.perf_counter()
+        memory = encode({"images": images, "present": present})
+        seconds["encode"].append(time.perf_counter() - began)
+        answers = []
+        for image in task.query:
+            began = time.perf_counter()
+            answers.append(predict({**memory, "image": image[None]}))
+            seconds["predict"].append(time.perf_counter() - began)
+        theirs = np.concatenate([np.asarray(answer["logits"]) for answer in answers])
+        error = max(error, float(np.abs(theirs - logits).max() / np.abs(logits).max()))
+        same.append(theirs.argmax(1) == logits.argmax(1))
+        if weights is not None and len(task.support):
+            shown = np.concatenate([np.asarray(answer["attention"]) for answer in answers])[..., : len(task.support)]
+            attention = max(attention, float(np.abs(shown - weights).max()))
+        if task.labels is not None:
+            right.append(theirs.argmax(1) == task.labels)
+            right_before.append(logits.argmax(1) == task.labels)
+    equal = float(np.concatenate(same).mean())
+    if not (error <= form.error and equal >= form.same):
+        raise UserError(
+            f"the programs do not agree with the model: logits differ by {error:.1e} of the largest (allowed {form.error:.0e}), "
+            f"{100 * equal:.1f} % of the classes are equal (needed {100 * form.same:.0f} %); nothing is written"
+        )
+    parity = {
+        "tasks": len(tasks), "queries": sum(len(task.query) for task in tasks), "images": sorted({len(t.support) for t in tasks}),
+        "logits": error, "logits_allowed": form.error, "attention": attention, "same_classes": equal,
+        "same_classes_needed": form.same,
+        **{f"{part}_ms": round(1e3 * float(np.median(times[1:] or times)), 3) for part, times in seconds.items()},
+    }  # fmt: skip
+    if right:
+        rates = {"accuracy": right, "accuracy_of_the_model": right_before}
+        parity |= {name: round(100 * float(np.concatenate(rows).mean()), 2) for name, rows in rates.items()}
+    return parity
+
+
+def by_model(model: Model, task: Task) -> tuple[np.ndarray, np.ndarray | None]:
+    """Logits [m, classes] and attention [m, heads, n] of the model itself."""
+
+    def images(pixels: np.ndarray) -> Images:
+        return Images(jnp.asarray(pixels), jnp.zeros(len(pixels), jnp.int32))
+
+    adapted = model.programs.adapt(model.variables, images(task.support), jax.random.key(0))
+    attention = model.programs.attention
+    weights = None if attention is None else np.asarray(attention(adapted, images(task.query)))
+    return np.asarray(model.programs.predict(adapted, images(task.query))), weights
+
+
+def describe(model: Model, pair: Pair, kind: str, folder: Path, parity: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of export.json."""
+
+    def shapes(of: Shapes) -> dict[str, Any]:
+        return {name: {"shape": list(like.shape), "dtype": str(like.dtype)} for name, like in of.items()}
+
+    card = model.card
+    weights = {"weights": "weights.safetensors"} if kind == "jax" else {}
+    return {
+        "format": kind,
+        "method": model.method.name,
+        "class_names": card.class_names,
+        "images": {
+            "shape": card.shape, "dtype": "uint8", "range": "0 to 255", "fit": card.fit, "background": card.background,
+            "normalisation": "inside the programs", "mean": card.mean, "std": card.std,
+        },
+        "encode": {"takes": shapes(pair.buffer), "gives": shapes(pair.memory)} | weights,
+        "predict": {"takes": shapes(pair.asked), "gives": shapes(pair.answers)} | weights,
+        "parity": dict(parity),
+        "files": {
+            path.name: {"bytes": path.stat().st_size, "sha256": files.hash_file(path)} for path in sorted(folder.iterdir())
+        },
+        "versions": dict(versions()),
+        "card": card._asdict() | {"gain": card.gain and card.gain._asdict()},
+    }  # fmt: skip
+
+
+def versions() -> Iterator[tuple[str, str]]:
+    for name in PACKAGES:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+
+
+def said(kind: str, out: Path, parity: Mapping[str, Any], written: Mapping[str, Any]) -> str:
+    """What the command prints at its end."""
+    lines = [f"{out}/{name}: {facts['bytes']:,} bytes" for name, facts in written.items()]
+    right = ""
+    if "accuracy" in parity:
+        right = f"; right {parity['accuracy']:.1f} %, the model {parity['accuracy_of_the_model']:.1f} %"
+    lines.append(
+        f"{kind}: logits differ by {parity['logits']:.1e} of the largest, {100 * parity['same_classes']:.1f} % of the classes of "
+        f"{parity['queries']} queries are equal{right}"
+    )
+    lines.append(f"{kind}: encode {parity['encode_ms']:.1f} ms, predict {parity['predict_ms']:.2f} ms on this machine")
+    return "\n".join([*lines, f"{out}/{REPORT}: names and shapes of what the programs take and give, hashes, the comparison"])

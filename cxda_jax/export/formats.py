@@ -1,0 +1,174 @@
+"""The formats that programs are written in, and how each is run to compare it with the model.
+
+A format writes the two functions of pair.py into a folder. Its `run` opens them as a device would, without this package's code.
+"""
+
+import functools
+import importlib
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cxda_jax import backend
+from cxda_jax.disk import files, safetensors
+from cxda_jax.errors import UserError
+from cxda_jax.export.pair import Named, Pair, Shapes
+
+PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "tpu": "tpu"}  # as JAX names them in programs, and in backend.target()
+WEIGHTS, LITERT = "weights.safetensors", "model.tflite"
+PARTS = ("encode", "predict")
+Run = tuple[Callable[[Named], Named], Callable[[Named], Named]]  # encode and predict, on numpy arrays
+
+
+class Format(NamedTuple):
+    """One way to write programs.
+
+    Attributes:
+      write: (pair, folder) -> nothing; it writes the files.
+      run: (pair, folder) -> encode and predict, read from these files.
+      error: largest difference of logits to the model's that is accepted, relative to the largest logit.
+      same: smallest share of equal classes that is accepted.
+      needs: packages to import -> the names to install them by.
+    """
+
+    write: Callable[[Pair, Path], None]
+    run: Callable[[Pair, Path], Run]
+    error: float
+    same: float
+    needs: dict[str, str] = {}
+
+
+def insist_on(needs: dict[str, str]) -> None:
+    """A UserError that says how to install what is missing."""
+    for name in needs:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            raise UserError(f"export: {name} is missing; pip install {' '.join(needs.values())}") from None
+
+
+def write_jax(pair: Pair, folder: Path) -> None:
+    """A program of each function for each platform, in that platform's forms, and the weights beside them."""
+    files.write_hashed(folder / WEIGHTS, safetensors.pieces({k: np.asarray(v) for k, v in pair.weights.items()}))
+    like = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in pair.weights.items()}
+    for name, target in PLATFORMS.items():
+        with backend.target(target):
+            for part, function, taken in zip(PARTS, (pair.encode, pair.predict), (pair.buffer, pair.asked), strict=True):
+                exported = jax.export.export(jax.jit(function), platforms=[name])(like, taken)
+                (folder / f"{part}.{name}.jax").write_bytes(exported.serialize())
+
+
+def run_jax(pair: Pair, folder: Path) -> Run:
+    """The programs for this machine's platform."""
+    weights = safetensors.read(folder / WEIGHTS, str(folder / WEIGHTS), "export the model again")[0]
+    name = next(name for name, target in PLATFORMS.items() if target == backend.platform_name())
+
+    def opened(part: str) -> Callable[[Named], Named]:
+        program = jax.jit(jax.export.deserialize(bytearray((folder / f"{part}.{name}.jax").read_bytes())).call)
+        return lambda inputs: jax.device_get(program(weights, inputs))
+
+    return opened("encode"), opened("predict")
+
+
+def write_litert(pair: Pair, folder: Path, kind: str = "float32") -> None:
+    """One file with two signatures, which share the weights: float32, float16 or, for products, int8 with a scale of their own."""
+    tf, jax2tf = _tensorflow()
+    module: Any = tf.Module()
+    module.kept = {name.replace("/", "_"): tf.Variable(np.asarray(array)) for name, array in pair.weights.items()}
+
+    def signature(function: Callable[[Named, Named], Named], taken: Shapes) -> Any:
+        converted = jax2tf.convert(function, with_gradient=False)
+        spec = {k: tf.TensorSpec(like.shape, tf.dtypes.as_dtype(like.dtype), name=k) for k, like in taken.items()}
+
+        @tf.function(autograph=False)
+        def call(**inputs: Any) -> Any:
+            return converted({name: module.kept[name.replace("/", "_")] for name in pair.weights}, inputs)
+
+        return call.get_concrete_function(**spec)
+
+    signatures = {"encode": signature(pair.encode, pair.buffer), "predict": signature(pair.predict, pair.asked)}
+    with tempfile.TemporaryDirectory() as saved, _quiet():
+        tf.saved_model.save(module, saved, signatures=signatures)
+        converter = tf.lite.TFLiteConverter.from_saved_model(saved, signature_keys=list(PARTS))
+        if kind != "float32":
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        if kind == "float16":
+            converter.target_spec.supported_types = [tf.float16]
+        (folder / LITERT).write_bytes(converter.convert())
+
+
+def run_litert(pair: Pair, folder: Path) -> Run:
+    """By LiteRT's own interpreter, on one thread."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(folder / LITERT), num_threads=1)
+    runners = [interpreter.get_signature_runner(part) for part in PARTS]
+    encode, predict = (lambda inputs, runner=runner: runner(**inputs) for runner in runners)
+    return encode, predict
+
+
+def write_onnx(pair: Pair, folder: Path) -> None:
+    """Two files, each with the weights that it needs."""
+    from jax2onnx import to_onnx
+
+    for part, function, taken, gives in zip(
+        PARTS, (pair.encode, pair.predict), (pair.buffer, pair.asked), (pair.memory, pair.answers), strict=True
+    ):
+
+        def in_order(*arrays: Any, function: Any = function, taken: Shapes = taken, gives: Shapes = gives) -> tuple:
+            found = function(pair.weights, dict(zip(taken, arrays, strict=True)))
+            return tuple(found[name] for name in gives)
+
+        with backend.target("gpu"), _quiet():  # the plain forms of all layers; those of CPUs are for XLA
+            model = to_onnx(in_order, list(taken.values()), input_names=list(taken), output_names=list(gives))
+        (folder / f"{part}.onnx").write_bytes(model.SerializeToString())
+
+
+def run_onnx(pair: Pair, folder: Path) -> Run:
+    """By onnxruntime, on one thread."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+
+    def opened(part: str) -> Callable[[Named], Named]:
+        session = onnxruntime.InferenceSession(folder / f"{part}.onnx", options, providers=["CPUExecutionProvider"])
+        takes, gives = ([each.name for each in each_of] for each_of in (session.get_inputs(), session.get_outputs()))
+        return lambda inputs: dict(zip(gives, session.run(gives, {name: np.asarray(inputs[name]) for name in takes}), strict=True))
+
+    return opened("encode"), opened("predict")
+
+
+_LITERT = {"tensorflow": "tensorflow", "ai_edge_litert": "ai-edge-litert"}
+FORMATS = {
+    "jax": Format(write_jax, run_jax, 1e-5, 1.0),
+    "litert": Format(write_litert, run_litert, 1e-4, 1.0, _LITERT),
+    "litert_float16": Format(functools.partial(write_litert, kind="float16"), run_litert, 1e-2, 0.99, _LITERT),
+    "litert_int8": Format(functools.partial(write_litert, kind="int8"), run_litert, 5e-2, 0.97, _LITERT),
+    "onnx": Format(write_onnx, run_onnx, 1e-4, 1.0, {"jax2onnx": "jax2onnx", "onnxruntime": "onnxruntime"}),
+}
+
+
+def _tensorflow() -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import tensorflow as tf
+        from jax.experimental import jax2tf
+    tf.config.set_visible_devices([], "GPU")
+    return tf, jax2tf
+
+
+class _quiet(warnings.catch_warnings):
+    """Without the warnings of the converter on what it does inside."""
+
+    def __enter__(self) -> Any:
+        found = super().__enter__()
+        warnings.simplefilter("ignore")
+        return found

@@ -1,0 +1,63 @@
+"""Writes a trained model as programs that run without this package, and compares them with the model.
+
+python -m launch.export --model=glyphs --format=litert --out=exported
+python -m launch.export --model=runs/unipen/cxda_any/0 --format=jax --out=exported --places=500
+python -m launch.export --model=runs/mine/cxda_any/0 --format=litert_float16 --out=exported --check_images=MY_PHOTOS
+python -m launch.export --model=unipen --format=web --out=page
+
+--format is one of:
+
+    jax             programs of jax.export for CPU, CUDA and TPU, and the weights
+    litert          one .tflite file with two signatures, for LiteRT (TensorFlow Lite)
+    litert_float16  the same, with weights of half the size
+    litert_int8     the same, with weights of 8 bits in products; the last to try, since it differs most
+    onnx            two .onnx files
+    web             a page for browsers in one file; it says itself what it can do
+
+All but the page are made of two functions, encode(images, present) -> memory and predict(memory, image) -> logits, attention.
+The buffer has a fixed number of places; `present` says which of them hold an image, so one program serves every fill. The file
+export.json beside the programs names and describes all that they take and give.
+
+Before anything is left in the folder of --out, the programs run on test tasks of the model's own data set, and their answers
+are compared with the model's. Programs that do not agree are not kept. --check_images takes a folder of your own images in
+place of the data set; they need no labels. --num_tasks says how many tasks are compared.
+
+pip install '.[export]' installs what all formats need; jax and web need nothing more, but web needs Node.js for the comparison.
+"""
+
+from absl import flags
+
+from . import cli
+
+flags.adopt_module_key_flags(cli)
+_MODEL = flags.DEFINE_string("model", "", "A run, its model/, or the name of a model of the package.")
+_METHOD = flags.DEFINE_string(
+    "method", "", "How to adapt, for a model of erm or erm_iid: t3a, lame, ...; else its own."
+)
+_FORMAT = flags.DEFINE_string("format", "", "jax, litert, litert_float16, litert_int8, onnx or web.")
+_OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)
+_PLACES = flags.DEFINE_integer("places", 0, "Images in the buffer at most; 0: as many as in training.", 0, 100_000)
+_NUM_TASKS = flags.DEFINE_integer("num_tasks", 20, "Tasks to compare on.", 1, 10_000, allow_override=True)
+_CHECK_IMAGES = flags.DEFINE_string("check_images", "", "A folder of images to compare on, in place of test tasks.")
+
+
+def main() -> None:
+    with cli.loading():
+        from pathlib import Path
+
+        from cxda_jax import backend
+        from cxda_jax.config import choose
+        from cxda_jax.export.exporting import export
+        from cxda_jax.export.formats import FORMATS
+    backend.keep_compiled()
+    model = cli.insist(_MODEL.value, "--model", "give a run of launch.train, or a model of the package such as glyphs")
+    kind = cli.insist(_FORMAT.value, "--format", f"choose from {', '.join(FORMATS)}, web")
+    choose("--format", kind, (*FORMATS, "web"))
+    out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=exported"))
+    export(
+        model, _METHOD.value, kind, out, _PLACES.value, cli.DATA_DIR.value, _NUM_TASKS.value, _CHECK_IMAGES.value
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    cli.run(main)
