@@ -109,6 +109,7 @@ TABLE = {  # by the file's name without test_ and .py
         exhaustive=["a_broken_off_run_resumes", r"a_step_that_is_not_finite.*\[gradient"],
     ),
     "mesh": Rings(EXHAUSTIVE, gate=[r".*few-1-8", r".*few-2-1-device", "a_killed.*0", "a_signal", "a_missing"]),
+    "export": Rings(gate=[r"programs_answer.*-(erm|bn|cxda_any)-resnet"], exhaustive=[r"programs_answer.*-resnet"]),
     "web": Rings(
         INNER,
         gate=["the_shipped_model", "other_methods", "strokes_become", "a_page_is_written", "a_page_that_does_not"],

@@ -37,13 +37,15 @@ def random_model(method: str, side: int = 20, **fields) -> Model:
     for name, value in {"net__width": 6, "cxda_any__learned": 3, **fields}.items():
         group, field = name.split("__")
         config[group][field] = value
-    config["attention"]["heads"] = 3
+    config["attention"]["heads"] = 3 if config["net"]["name"] == "cnn" else 4
     card = CARD._replace(method=method, shape=(side, side, 1), mean=(0.9,), std=(-0.7,), class_names=tuple("abcdefg"))
     built = build_method(config, as_store(card))
     images = Images(np.zeros((2, *card.shape), np.float32), np.zeros(2, np.int32))
     variables = built.init(jax.random.key(0), images)
     moved = jax.tree.map(lambda x: x + RNG.normal(0, 0.15, x.shape).astype(np.float32), variables)
     moved["batch_stats"] = jax.tree.map(lambda x: np.abs(x) + 0.1, moved["batch_stats"])
+    if built.calibrate:
+        moved = built.calibrate(moved, RNG.integers(0, 256, (9, *card.shape), np.uint8))
     programs = Programs(
         jax.jit(built.adapt), jax.jit(built.predict), built.attention and jax.jit(built.attention), None
     )

@@ -25,6 +25,7 @@ from cxda_jax.types import Images
 
 REPORT = "export.json"
 FILLS = (0, 1, 5, 20)  # images in the buffer, of one compared task after the other; then all places
+TIE = 1e-4  # of the largest logit: where the model's two likeliest classes are closer, either counts as its class
 OWN_QUERIES = 20  # of a task made of a user's own images
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "tensorflow", "ai-edge-litert", "jax2onnx", "onnx", "onnxruntime")
 
@@ -68,7 +69,7 @@ def export(
         folder = Path(scratch) / out.name
         folder.mkdir()
         print(f"writing {model.method.name} with {places} places as {kind}", flush=True)
-        form.write(pair, folder)
+        write(form, pair, folder, f"{kind}: {model.method.name} with the network {model.config['net']['name']}")
         print(f"comparing it with the model on {len(tasks)} tasks", flush=True)
         parity = compare(model, form, form.run(pair, folder), tasks, places)
         report = describe(model, pair, kind, folder, parity)
@@ -77,6 +78,16 @@ def export(
             shutil.rmtree(out)
         folder.rename(out)
     print(said(kind, out, parity, report["files"]))
+
+
+def write(form: Format, pair: Pair, folder: Path, what: str) -> None:
+    """The format's write(); a UserError where its converter does not know an operation."""
+    try:
+        form.write(pair, folder)
+    except UserError:
+        raise
+    except Exception as e:  # converters raise errors of many kinds, with texts of many pages
+        raise UserError(f"{what} cannot be converted ({type(e).__name__}); choose another format, such as jax") from e
 
 
 def known(kind: str) -> set[str]:
@@ -148,11 +159,13 @@ def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places:
             answers.append(predict({**memory, "image": image[None]}))
             seconds["predict"].append(time.perf_counter() - began)
         theirs = np.concatenate([np.asarray(answer["logits"]) for answer in answers])
-        error = max(error, float(np.abs(theirs - logits).max() / np.abs(logits).max()))
-        same.append(theirs.argmax(1) == logits.argmax(1))
+        gap = np.abs(theirs - logits).max() / np.abs(logits).max()
+        error = max(error, float(gap) if np.isfinite(gap) else np.inf)
+        chosen = np.take_along_axis(logits, theirs.argmax(1)[:, None], 1)[:, 0]
+        same.append(logits.max(1) - chosen <= TIE * np.abs(logits).max())
         if weights is not None and len(task.support):
             shown = np.concatenate([np.asarray(answer["attention"]) for answer in answers])[..., : len(task.support)]
-            attention = max(attention, float(np.abs(shown - weights).max()))
+            attention = float(np.maximum(attention, np.abs(shown - weights).max()))  # of numpy, which keeps what is no number
         if task.labels is not None:
             right.append(theirs.argmax(1) == task.labels)
             right_before.append(logits.argmax(1) == task.labels)

@@ -147,7 +147,7 @@ def run_onnx(pair: Pair, folder: Path) -> Run:
 
 _LITERT = {"tensorflow": "tensorflow", "ai_edge_litert": "ai-edge-litert"}
 FORMATS = {
-    "jax": Format(write_jax, run_jax, 1e-5, 1.0),
+    "jax": Format(write_jax, run_jax, 1e-4, 1.0),
     "litert": Format(write_litert, run_litert, 1e-4, 1.0, _LITERT),
     "litert_float16": Format(functools.partial(write_litert, kind="float16"), run_litert, 1e-2, 0.99, _LITERT),
     "litert_int8": Format(functools.partial(write_litert, kind="int8"), run_litert, 5e-2, 0.97, _LITERT),
