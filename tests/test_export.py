@@ -28,7 +28,11 @@ REFUSED = {
     "cxda_supervised": "must know the domain", "icrm": "has no program", "ft_em": "has no program", "ft_im": "has no program",
     "sf_ocda": "has no program", "cotta": "has no program",
 }  # fmt: skip
-UNKNOWN = {("litert", "lame"), ("litert", "sla"), ("onnx", "lame")}  # an operation of theirs is unknown to the converter
+UNKNOWN = {
+    ("litert", "lame"),
+    ("litert", "sla"),
+    ("onnx", "lame"),
+}  # an operation of theirs is unknown to the converter
 EXPORTED = [name for name in METHODS if name not in REFUSED]
 NETS = {"cnn": {}, "resnet": {"net__name": "resnet50", "side": 24}}
 
@@ -47,6 +51,8 @@ def tasks_of(model, count=20, queries=5, seed=0):
 
 
 def parity_of(kind, model, folder):
+    for name in FORMATS[kind].needs:
+        pytest.importorskip(name)
     pair = pair_of(model, PLACES)
     exporting.write(FORMATS[kind], pair, folder, f"{kind}: {model.method.name}")
     form = FORMATS[kind]._replace(error=max(FORMATS[kind].error, RANDOM))
@@ -106,6 +112,7 @@ def test_programs_of_other_platforms_are_in_their_own_forms(tmp_path):
 def test_weights_are_there_once(tmp_path):
     model = cxda_jax.load("glyphs")
     weights = sum(x.size * 4 for x in jax.tree.leaves(model.variables))
+    pytest.importorskip("ai_edge_litert")
     for kind in ("jax", "litert"):
         (tmp_path / kind).mkdir()
         FORMATS[kind].write(pair_of(model, PLACES), tmp_path / kind)
@@ -128,7 +135,9 @@ def photos(tmp_path):
 
 def test_the_command_writes_programs_and_says_how_they_compare(photos, tmp_path):
     out = tmp_path / "out"
-    said = command("export", "--model=glyphs", "--format=jax", f"--out={out}", f"--check_images={photos}", "--places=30")
+    said = command(
+        "export", "--model=glyphs", "--format=jax", f"--out={out}", f"--check_images={photos}", "--places=30"
+    )
     known = json.loads((out / exporting.REPORT).read_text())
     assert f"{out}/encode.tpu.jax" in said and "100.0 % of the classes of 400 queries are equal" in said
     assert "left out" in said and "broken.png" in said
@@ -187,8 +196,16 @@ def test_a_missing_package_is_named_with_its_installation(monkeypatch):
 
 def test_the_example_of_a_device_runs_without_this_package(photos, tmp_path):
     """In an interpreter that cannot import JAX or cxda_jax."""
+    pytest.importorskip("ai_edge_litert")
     (photos / "broken.png").unlink()
-    command("export", "--model=glyphs", "--format=litert", f"--out={tmp_path}/out", f"--check_images={photos}", "--places=30")
+    command(
+        "export",
+        "--model=glyphs",
+        "--format=litert",
+        f"--out={tmp_path}/out",
+        f"--check_images={photos}",
+        "--places=30",
+    )
     example = Path(__file__).parent.parent / "docs" / "examples" / "phone.py"
     code = (
         "import sys, runpy\nfor name in ('jax', 'cxda_jax', 'tensorflow'): sys.modules[name] = None\n"

@@ -1,5 +1,6 @@
 """The command: writes a model in a format, compares what was written with the model, and keeps it only if they agree."""
 
+import contextlib
 import importlib.metadata
 import json
 import shutil
@@ -63,7 +64,11 @@ def export(
     episode = model.config["episode"]
     places = places or episode["num_domains"] * episode["per_domain"]
     pair = pair_of(model, places)
-    tasks = own_tasks(model, check_images, places, num_tasks) if check_images else test_tasks(model, data_dir, places, num_tasks)
+    tasks = (
+        own_tasks(model, check_images, places, num_tasks)
+        if check_images
+        else test_tasks(model, data_dir, places, num_tasks)
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}") as scratch:
         folder = Path(scratch) / out.name
@@ -144,7 +149,7 @@ def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places:
     """
     encode, predict = run
     error = attention = 0.0
-    same, right, right_before, known, seconds = [], [], [], [], {"encode": [], "predict": []}
+    same, right, right_before, seconds = [], [], [], {"encode": [], "predict": []}
     for task in tasks:
         logits, weights = by_model(model, task)
         images = np.zeros((places, *model.card.shape), np.uint8)
@@ -165,7 +170,9 @@ def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places:
         same.append(logits.max(1) - chosen <= TIE * np.abs(logits).max())
         if weights is not None and len(task.support):
             shown = np.concatenate([np.asarray(answer["attention"]) for answer in answers])[..., : len(task.support)]
-            attention = float(np.maximum(attention, np.abs(shown - weights).max()))  # of numpy, which keeps what is no number
+            attention = float(
+                np.maximum(attention, np.abs(shown - weights).max())
+            )  # of numpy, which keeps what is no number
         if task.labels is not None:
             right.append(theirs.argmax(1) == task.labels)
             right_before.append(logits.argmax(1) == task.labels)
@@ -228,10 +235,8 @@ def describe(model: Model, pair: Pair, kind: str, folder: Path, parity: Mapping[
 
 def versions() -> Iterator[tuple[str, str]]:
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             yield name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            pass
 
 
 def said(kind: str, out: Path, parity: Mapping[str, Any], written: Mapping[str, Any]) -> str:
@@ -245,4 +250,6 @@ def said(kind: str, out: Path, parity: Mapping[str, Any], written: Mapping[str, 
         f"{parity['queries']} queries are equal{right}"
     )
     lines.append(f"{kind}: encode {parity['encode_ms']:.1f} ms, predict {parity['predict_ms']:.2f} ms on this machine")
-    return "\n".join([*lines, f"{out}/{REPORT}: names and shapes of what the programs take and give, hashes, the comparison"])
+    return "\n".join(
+        [*lines, f"{out}/{REPORT}: names and shapes of what the programs take and give, hashes, the comparison"]
+    )

@@ -3,12 +3,13 @@
 A format writes the two functions of pair.py into a folder. Its `run` opens them as a device would, without this package's code.
 """
 
+import contextlib
 import functools
 import importlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +60,9 @@ def write_jax(pair: Pair, folder: Path) -> None:
     like = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in pair.weights.items()}
     for name, target in PLATFORMS.items():
         with backend.target(target):
-            for part, function, taken in zip(PARTS, (pair.encode, pair.predict), (pair.buffer, pair.asked), strict=True):
+            for part, function, taken in zip(
+                PARTS, (pair.encode, pair.predict), (pair.buffer, pair.asked), strict=True
+            ):
                 exported = jax.export.export(jax.jit(function), platforms=[name])(like, taken)
                 (folder / f"{part}.{name}.jax").write_bytes(exported.serialize())
 
@@ -105,7 +108,7 @@ def write_litert(pair: Pair, folder: Path, kind: str = "float32") -> None:
 
 def run_litert(pair: Pair, folder: Path) -> Run:
     """By LiteRT's own interpreter, on one thread."""
-    from ai_edge_litert.interpreter import Interpreter
+    from ai_edge_litert.interpreter import Interpreter  # pyright: ignore[reportMissingImports]
 
     interpreter = Interpreter(model_path=str(folder / LITERT), num_threads=1)
     runners = [interpreter.get_signature_runner(part) for part in PARTS]
@@ -115,7 +118,7 @@ def run_litert(pair: Pair, folder: Path) -> Run:
 
 def write_onnx(pair: Pair, folder: Path) -> None:
     """Two files, each with the weights that it needs."""
-    from jax2onnx import to_onnx
+    from jax2onnx import to_onnx  # pyright: ignore[reportMissingImports]
 
     for part, function, taken, gives in zip(
         PARTS, (pair.encode, pair.predict), (pair.buffer, pair.asked), (pair.memory, pair.answers), strict=True
@@ -132,7 +135,7 @@ def write_onnx(pair: Pair, folder: Path) -> None:
 
 def run_onnx(pair: Pair, folder: Path) -> Run:
     """By onnxruntime, on one thread."""
-    import onnxruntime
+    import onnxruntime  # pyright: ignore[reportMissingImports]
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -140,7 +143,9 @@ def run_onnx(pair: Pair, folder: Path) -> Run:
     def opened(part: str) -> Callable[[Named], Named]:
         session = onnxruntime.InferenceSession(folder / f"{part}.onnx", options, providers=["CPUExecutionProvider"])
         takes, gives = ([each.name for each in each_of] for each_of in (session.get_inputs(), session.get_outputs()))
-        return lambda inputs: dict(zip(gives, session.run(gives, {name: np.asarray(inputs[name]) for name in takes}), strict=True))
+        return lambda inputs: dict(
+            zip(gives, session.run(gives, {name: np.asarray(inputs[name]) for name in takes}), strict=True)
+        )
 
     return opened("encode"), opened("predict")
 
@@ -165,10 +170,9 @@ def _tensorflow() -> Any:
     return tf, jax2tf
 
 
-class _quiet(warnings.catch_warnings):
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
     """Without the warnings of the converter on what it does inside."""
-
-    def __enter__(self) -> Any:
-        found = super().__enter__()
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return found
+        yield

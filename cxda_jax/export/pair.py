@@ -105,5 +105,5 @@ def pair_of(model: Model, places: int) -> Pair:
 def passed_on(function: Callable[..., Any], *arguments: Any) -> list[str | None]:
     """For each array of the results: the name of the weight (the first argument) that it is without any change, or None."""
     traced = jax.make_jaxpr(function)(*arguments).jaxpr
-    sources = dict(zip(traced.invars, named(arguments[0])))
+    sources = dict(zip(traced.invars, named(arguments[0]), strict=False))  # the weights come first
     return [sources.get(out) if isinstance(out, type(traced.invars[0])) else None for out in traced.outvars]

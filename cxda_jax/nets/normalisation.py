@@ -114,7 +114,9 @@ def moments_of(x: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
     count = jnp.maximum(1, present.sum()) * (x.size // (len(x) * x.shape[-1]))
     mean = channel_sum(jnp.where(chosen, x, 0)) / count
     var = channel_sum(jnp.where(chosen, jnp.square(x.astype(jnp.float32) - mean), 0)) / count
-    return mean, jnp.where(present.any(), var, 1)  # with a variance of 0 what stands in empty places would grow beyond all numbers
+    return mean, jnp.where(
+        present.any(), var, 1
+    )  # with a variance of 0 what stands in empty places would grow beyond all numbers
 
 
 @jax.custom_vjp
