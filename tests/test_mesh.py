@@ -110,7 +110,7 @@ def test_all_devices_and_processes_train_and_test_as_one(stored, alone, tmp_path
     finish(start(stored, tmp_path, names, processes, devices, source), tmp_path)
     drifts = {name: assert_same(arrays(alone(names), name), arrays(tmp_path, name)) for name in names.split(",")}
     assert max(drifts.values()) < 1e-3
-    assert np.median(list(drifts.values())) < 1e-6 and sum(drift > 2e-5 for drift in drifts.values()) <= 2, drifts
+    assert sum(drift > 1e-6 for drift in drifts.values()) <= max(1, len(drifts) // 4), drifts
 
 
 def test_a_run_goes_on_exactly_with_other_devices_and_processes(stored, alone, tmp_path):
