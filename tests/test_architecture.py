@@ -124,7 +124,7 @@ def test_configs_import_the_schema_alone(path):
 
 def test_commands_are_short_and_load_nothing_heavy():
     lines = {path.name: len(path.read_text().splitlines()) for path in COMMANDS}
-    assert sum(lines.values()) < 900 and max(n for name, n in lines.items() if name != "cli.py") < 120
+    assert sum(lines.values()) < 1000 and max(n for name, n in lines.items() if name != "cli.py") < 120
     for path in COMMANDS:
         top = {name for name in imports(path, top_level_only=True) if name.startswith("cxda_jax")}
         assert top <= {"cxda_jax.stops", "cxda_jax.disk.reading", "cxda_jax.errors"}, path
