@@ -29,6 +29,7 @@ from cxda_jax.errors import UserError
 from cxda_jax.export.wasm import assemble
 from cxda_jax.nets.cnn import PADDINGS
 from cxda_jax.types import Images
+from cxda_jax.version import VERSION
 
 LIVE = Path(__file__).with_name("live")
 HANDS = LIVE / "hands.json"
@@ -71,7 +72,10 @@ def write(model: Model, out: Path, hands: Path = HANDS, check: bool = True) -> d
         page = Path(folder) / PAGE
         page.write_text(render(described, safetensors.named(model.variables), hands, checked=check))
         parity = compare(model, page, recorded, node) if check and node else {"compared": False}
-        parity = {"method": described["method"], "bytes": page.stat().st_size, **parity}
+        parity = {
+            "method": described["method"], "bytes": page.stat().st_size, "sha256": files.hash_file(page),
+            "versions": {"cxda_jax": VERSION, "jax": jax.__version__}, **parity,
+        }  # fmt: skip
         files.write_bytes(out / PAGE, page.read_bytes())
     files.write_text(out / PARITY, json.dumps(parity, indent=1) + "\n")
     return parity
