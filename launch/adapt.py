@@ -30,9 +30,11 @@ from absl import flags
 from . import cli
 
 flags.adopt_module_key_flags(cli)
-_MODEL = flags.DEFINE_string("model", "", "A run, its model/, or the name of a model of the package.")
+_MODEL = flags.DEFINE_string(
+    "model", "", "A run, its model/, or the name of a model of the package.", allow_override=True
+)
 _METHOD = flags.DEFINE_string(
-    "method", "", "How to adapt, for a model of erm or erm_iid: t3a, lame, ...; else its own."
+    "method", "", "How to adapt, for a model of erm or erm_iid: t3a, lame, ...; else its own.", allow_override=True
 )
 _BUFFER = flags.DEFINE_string("buffer", "", "A folder of images to adapt to.")
 _IMAGES = flags.DEFINE_string("images", "", "A folder of images to answer for.")

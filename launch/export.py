@@ -30,9 +30,11 @@ from absl import flags
 from . import cli
 
 flags.adopt_module_key_flags(cli)
-_MODEL = flags.DEFINE_string("model", "", "A run, its model/, or the name of a model of the package.")
+_MODEL = flags.DEFINE_string(
+    "model", "", "A run, its model/, or the name of a model of the package.", allow_override=True
+)
 _METHOD = flags.DEFINE_string(
-    "method", "", "How to adapt, for a model of erm or erm_iid: t3a, lame, ...; else its own."
+    "method", "", "How to adapt, for a model of erm or erm_iid: t3a, lame, ...; else its own.", allow_override=True
 )
 _FORMAT = flags.DEFINE_string("format", "", "jax, litert, litert_float16, litert_int8, onnx or web.")
 _OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)

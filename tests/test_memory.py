@@ -51,7 +51,12 @@ def test_other_errors_stay_what_they_are():
 
 def test_training_and_testing_say_what_to_lower(monkeypatch):
     anything: Any = types.SimpleNamespace(
-        config={}, run=None, split="test", method=None, source=None, store=types.SimpleNamespace(info=None)
+        config={"train": {"tasks_per_step": 1}},
+        run=None,
+        split="test",
+        method=None,
+        source=None,
+        store=types.SimpleNamespace(info=None),
     )
 
     def fail(*_):
@@ -59,7 +64,7 @@ def test_training_and_testing_say_what_to_lower(monkeypatch):
 
     monkeypatch.setattr(training, "prepared", fail)
     with pytest.raises(UserError, match=r"104\.7 GB .* lower train\.tasks_per_step, net\.width, episode\.\* or eval"):
-        training.train_run(anything, anything, anything)
+        training.train_run(anything.config, anything, anything)
     monkeypatch.setattr(testing, "restore_best", fail)
     with pytest.raises(UserError, match=r"104\.7 GB .* lower evaluation\.per_call, episode"):
         testing.evaluate_run(anything, anything, anything)
