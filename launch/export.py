@@ -20,7 +20,7 @@ export.json beside the programs names and describes all that they take and give.
 
 Before anything is left in the folder of --out, the programs run on test tasks of the model's own data set, and their answers
 are compared with the model's. Programs that do not agree are not kept. --check_images takes a folder of your own images in
-place of the data set; they need no labels. --num_tasks says how many tasks are compared.
+place of the data set; they need no labels. --check_tasks says how many tasks are compared.
 
 pip install '.[export]' installs what all formats need; jax and web need nothing more, but web needs Node.js for the comparison.
 """
@@ -39,7 +39,7 @@ _METHOD = flags.DEFINE_string(
 _FORMAT = flags.DEFINE_string("format", "", "jax, litert, litert_float16, litert_int8, onnx or web.")
 _OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)
 _PLACES = flags.DEFINE_integer("places", 0, "Images in the buffer at most; 0: as many as in training.", 0, 100_000)
-_NUM_TASKS = flags.DEFINE_integer("num_tasks", 20, "Tasks to compare on.", 1, 10_000, allow_override=True)
+_CHECK_TASKS = flags.DEFINE_integer("check_tasks", 20, "Tasks to compare on.", 1, 10_000)
 _CHECK_IMAGES = flags.DEFINE_string("check_images", "", "A folder of images to compare on, in place of test tasks.")
 
 
@@ -57,7 +57,7 @@ def main() -> None:
     choose("--format", kind, (*FORMATS, "web"))
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=exported"))
     export(
-        model, _METHOD.value, kind, out, _PLACES.value, cli.DATA_DIR.value, _NUM_TASKS.value, _CHECK_IMAGES.value
+        model, _METHOD.value, kind, out, _PLACES.value, cli.DATA_DIR.value, _CHECK_TASKS.value, _CHECK_IMAGES.value
     )  # fmt: skip
 
 
