@@ -165,7 +165,10 @@ def test_a_page_is_written_with_its_parity(tmp_path):
     assert json.loads((tmp_path / "live" / "parity.json").read_text()) == json.loads(json.dumps(parity))
     assert parity["compared"] and parity["same_classes"] and max(parity["logits"].values()) <= TOLERANCE
     assert parity["bytes"] == page.stat().st_size < 1.5 * 2**20
-    assert parity["sha256"] == hashlib.sha256(page.read_bytes()).hexdigest() and parity["versions"]["jax"] == jax.__version__
+    assert (
+        parity["sha256"] == hashlib.sha256(page.read_bytes()).hexdigest()
+        and parity["versions"]["jax"] == jax.__version__
+    )
     text = page.read_text()
     assert "10.5281/zenodo.1195803" in text and "CC BY 4.0" in text and "International Unipen Foundation" in text
     assert "<!--" not in text and '"checked":true' in text
