@@ -1,5 +1,6 @@
 """The registries of all names, and build(config), which turns a plain config into all that a run needs."""
 
+import functools
 import inspect
 import math
 import os
@@ -234,7 +235,24 @@ def build_method(config: Config, store: DomainStore) -> Method:
     make = lookup("method", config["method"], METHODS)
     check_all(config)
     with as_fields(config, config["method"], "strong", "train", "batch_norm"):
-        return make(config, store)
+        return with_precision(make(config, store), config["net"]["precision"])
+
+
+def with_precision(method: Method, precision: Any) -> Method:
+    """The method with products of this precision on accelerators, those of its gradients included. "default" is JAX's setting."""
+    if precision == "default":
+        return method
+
+    def within(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            with jax.default_matmul_precision(precision):
+                return function(*args)
+
+        return call
+
+    functions = {name: within(of) for name, of in method._asdict().items() if callable(of)}
+    return method._replace(**functions, also={name: within(function) for name, function in method.also.items()})
 
 
 def start_from_weights(config: Config, variables: Variables) -> Variables:

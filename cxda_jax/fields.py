@@ -64,6 +64,9 @@ FIELDS: dict[str, Field | Group] = {
         "padding": Field("arm", "cnn: arm pads its layers by 2, 0, 0 pixels; same by 2, 2, 2.", choices=("arm", "same")),
         "dtype": Field("float32", "Of convolutions and products; bfloat16 is for accelerators.",
                        choices=("float32", "bfloat16")),
+        "precision": Field("default", "Of float32 products on accelerators: default is one pass of bfloat16 on TPUs and TF32 on GPUs; "
+                           "high three passes, TF32; highest six passes, float32. CPUs always have float32.",
+                           choices=("default", "high", "highest"), optional=True),
         "init": Field("torch", "Kernels and biases start as PyTorch's, U(-1, 1) / sqrt(fan_in), or as flax's, LeCun-normal and 0.",
                       choices=("torch", "flax"), optional=True),
     }),

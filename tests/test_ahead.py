@@ -1,5 +1,6 @@
 """Programs compiled for accelerators that are not there: the step over several devices, what their text says, passports."""
 
+import functools
 import json
 import os
 import re
@@ -11,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cxda_jax import backend
+from cxda_jax import backend, config, train
 from cxda_jax.ahead import hlo, passport
 from cxda_jax.ahead.chips import CHIPS, devices, read_target
+from cxda_jax.data.published import sample_store
 from cxda_jax.errors import UserError
+from cxda_jax.experiment import build_on
 from tests.lines import ROOT
 
 RECORDS = ROOT / "docs/results/passports"
@@ -152,10 +155,41 @@ def test_a_missing_compiler_is_told_with_its_command(monkeypatch):
             pass
 
 
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+@pytest.mark.parametrize("precision, wanted", [("default", "DEFAULT"), ("high", "HIGH"), ("highest", "HIGHEST")])
+@pytest.mark.parametrize("method", ["bn", "cml", "cxda_any", "icrm"])
+def test_the_precision_is_that_of_every_product_of_a_step(method, precision, wanted, platform):
+    """Those of gradients too, as JAX hands the program to the compiler."""
+    sizes = [("net.precision", precision), ("net.width", "16"), ("episode.per_domain", "2"), ("episode.num_query", "4")]
+    e = build_on(config.read(f"femnist:{method},smoke", sizes), sample_store("femnist"))
+    with backend.target(platform):
+        state = jax.eval_shape(lambda: train.init_state(e.method, e.optimizer, 0, e.example))
+        call = functools.partial(train.train_call, e.method, e.optimizer, e.weak, e.source, 1)
+        batch = next(iter(e.source.batches(e.train_plans, 0, 1)))
+        text = jax.jit(call).lower(state, e.source.resident, batch, jax.random.key(0)).as_text()
+    products = [
+        line for line in text.splitlines() if "stablehlo.dot_general" in line or "stablehlo.convolution" in line
+    ]
+    found = [re.findall(r"\b(?:DEFAULT|HIGH|HIGHEST)\b", line) for line in products]
+    assert len(products) > 10 and found == [2 * [wanted]] * len(products)
+
+
+def test_the_precision_changes_nothing_on_a_cpu():
+    def answers(precision):
+        e = build_on(config.read("femnist:cxda_any,smoke", [("net.precision", precision)]), sample_store("femnist"))
+        variables = e.method.init(jax.random.key(0), e.example)
+        return e.method.predict(e.method.adapt(variables, e.example, jax.random.key(1)), e.example)
+
+    np.testing.assert_array_equal(answers("default"), answers("highest"))
+
+
 def test_times_are_bounds_of_what_the_maker_states():
     chip = CHIPS["v5e"]
     found = passport.roofline(197e12, 819e6, chip, "bfloat16")
     assert found == {"products_ms": 1000.0, "memory_ms": pytest.approx(1.0), "bound_ms": 1000.0}
+    high, highest = (passport.roofline(197e12, 0, chip, "float32", precision) for precision in ("high", "highest"))
+    assert (high["products_ms"], highest["products_ms"]) == (3000.0, 6000.0)
+    assert passport.roofline(67e12, 0, CHIPS["h100"], "float32", "highest")["products_ms"] == pytest.approx(1000)
     assert passport.all_reduce_ms(90e9, 1, chip) == 0
     assert passport.all_reduce_ms(90e9, 2, chip) == pytest.approx(1000 + 2 * 1e-3)
     assert passport.all_reduce_ms(1e6, 16, CHIPS["h100"]) > 2 * passport.all_reduce_ms(1e6, 8, CHIPS["h100"])

@@ -27,6 +27,7 @@ class Chip(NamedTuple):
     far: float  # bytes that it sends in an all-reduce to more chips than these
     latency: float  # seconds of one exchange between two chips; assumed, not stated by the makers
     source: str
+    slower: tuple[float, float] = (3, 6)  # times that float32 products take longer with net.precision high and highest
 
 
 _TPU = "cloud.google.com/tpu/docs (system architecture); links: jax-ml.github.io/scaling-book/tpus (a ring on one axis)"
@@ -38,6 +39,7 @@ CHIPS = {
     "h100": Chip(
         "gpu", 0, 989e12, 494e12, 3350e9, 80e9, 450e9, 8, 50e9, 5e-6,
         "NVIDIA H100 SXM data sheet (half of the NVLink rate is each direction's); 400 Gbit/s for each GPU between hosts",
+        (1, 494 / 67),
     ),
 }  # fmt: skip
 

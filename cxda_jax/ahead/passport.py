@@ -38,12 +38,13 @@ def issue(config: Config, target: Target, data_dir: str, log: Callable[[str], No
         for program in lower_all(config, store, mesh, target.chip.platform != "gpu"):
             with compiling(f"the {program.what} of {program.tasks} tasks", log):
                 exchanged += program.exchanged
-                programs[program.what] = examine(program, target, config["net"]["dtype"])
+                programs[program.what] = examine(program, target, config["net"])
     return {
         "commit": commit(),
         "benchmark": config["benchmark"],
         "method": config["method"],
         "dtype": config["net"]["dtype"],
+        "precision": config["net"]["precision"],
         "topology": target.text,
         "tasks_per_step": config["train"]["tasks_per_step"],
         "versions": {"cxda_jax": VERSION, "jax": jax.__version__, "compiler": _compiler(target)},
@@ -52,7 +53,7 @@ def issue(config: Config, target: Target, data_dir: str, log: Callable[[str], No
     }
 
 
-def examine(program: Program, target: Target, dtype: str) -> dict[str, Any]:
+def examine(program: Program, target: Target, net: Config) -> dict[str, Any]:
     """Compiles a program, and says what the compiler tells of it. All figures but `tasks` and `runs` are of one chip."""
     chip, began = target.chip, time.perf_counter()
     found: dict[str, Any] = {"tasks": program.tasks, "runs": program.runs, "fits": False, "compile_s": 0.0}
@@ -81,14 +82,19 @@ def examine(program: Program, target: Target, dtype: str) -> dict[str, Any]:
         "fits": peak <= chip.memory,
         "fusions": hlo.fusions(parsed),
         "collectives": [exchange._asdict() for exchange in hlo.collectives(parsed)],
-        **roofline(flops, traffic, chip, dtype),
+        **roofline(flops, traffic, chip, net["dtype"], net["precision"]),
         "estimated_ms": 1e3 * cycles / chip.clock if cycles and chip.clock else None,
     }
 
 
-def roofline(flops: float, moved: float, chip: Chip, dtype: str) -> dict[str, float]:
+def roofline(flops: float, moved: float, chip: Chip, dtype: str, precision: str = "default") -> dict[str, float]:
     """The least milliseconds that so many operations and bytes take."""
-    products, memory = 1e3 * flops / getattr(chip, dtype), 1e3 * moved / chip.bandwidth
+    slower = (
+        1.0
+        if dtype == "bfloat16"
+        else dict(zip(("default", "high", "highest"), (1, *chip.slower), strict=True))[precision]
+    )
+    products, memory = 1e3 * flops * slower / getattr(chip, dtype), 1e3 * moved / chip.bandwidth
     return {"products_ms": products, "memory_ms": memory, "bound_ms": max(products, memory)}
 
 
@@ -165,7 +171,8 @@ def _place(passport: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _row(passport: dict[str, Any], what: str, program: dict[str, Any]) -> tuple[str, ...]:
-    first = passport["benchmark"], passport["dtype"], passport["topology"], str(program["tasks"]), what
+    precision = "" if (it := passport.get("precision", "default")) == "default" else f", {it}"
+    first = passport["benchmark"], passport["dtype"] + precision, passport["topology"], str(program["tasks"]), what
     compiled = f"{program['compile_s']:.0f} s"
     if "flops" not in program:  # the compiler refused it
         peak = f"{program['peak_bytes'] / 1e9:.1f}" if program["peak_bytes"] else "?"
