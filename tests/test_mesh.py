@@ -1,6 +1,7 @@
 """Training and evaluation over several devices and processes give what one device gives."""
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -16,6 +17,7 @@ import pytest
 
 from cxda_jax import hosts
 from cxda_jax.experiment import METHODS
+from tests.commands import command
 from tests.nets import build_method
 
 ROOT = Path(__file__).parent.parent
@@ -202,3 +204,37 @@ def test_a_missing_process_is_one_line(stored, tmp_path, monkeypatch):
     code = command.replace("m.main(*sys.argv[1:])", f"m.main(*{arguments!r})")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode and "not all processes came within 3 s" in done.stderr.splitlines()[-1], done.stderr[-1500:]
+
+
+def in_two(folder, *arguments):
+    """What each of two processes says, that work on one command together."""
+    meet = "--distributed", f"--coordinator=localhost:{free_port()}", "--num_processes=2"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "cxda_jax", *map(str, arguments), *meet, f"--process_id={which}"], cwd=ROOT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) for which in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=300) for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    return [out for out, _ in said]
+
+
+def test_the_commands_train_and_test_in_two_processes_as_in_one(smoke, tmp_path):
+    one, two, wide = tmp_path / "one", tmp_path / "two", "--config.train.tasks_per_step=4"
+    same = "--config=glyphs:cxda,smoke", wide, f"--data_dir={smoke[0]}/data"
+    command("train", *same, f"--workdir={one}")
+    first, second = in_two(tmp_path, "train", *same, f"--workdir={two}")
+    assert "accuracy" in first and "process 1" in second and len(second.splitlines()) < len(first.splitlines())
+    scores = [json.loads((run / "result.json").read_text()) for run in (one, two)]
+    assert scores[0]["scores"].keys() == scores[1]["scores"].keys()
+    wanted, got = (dict(np.load(run / "predictions.npz")) for run in (one, two))
+    assert wanted.keys() == got.keys()
+    for name, array in wanted.items():
+        assert (array == got[name]).mean() > 0.99, name  # sums in another order move the last bits of the weights
+    (two / "predictions.npz").unlink()
+    first, _ = in_two(tmp_path, "evaluate", f"--runs={two}", f"--data_dir={smoke[0]}/data")
+    assert "accuracy" in first
+    again = dict(np.load(two / "predictions.npz"))
+    for name, array in got.items():
+        np.testing.assert_array_equal(array, again[name], err_msg=name)
