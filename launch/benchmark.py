@@ -10,6 +10,7 @@ The suites:
   buffer  a buffer of images on a device: milliseconds to take one in and to predict, bytes kept, for each method
   data    choosing images, gathering and streaming them against the size of the store, augmentation
   scale   time against support images, domains, tasks a step and at once, seeds in one program; a plot beside the record
+  large   streaming from stores of 7.5 and 31 GB, made for it, and what memory that takes; needs 8 GB of disk
   gpu     everything that is promised of a GPU, whole trainings included, in 8 minutes and without TensorFlow
 Rows of step:
   train flow   loss, gradients and the SGD update; gradients flow through the support's statistics, as by default
@@ -29,7 +30,7 @@ from absl import flags
 
 from . import cli
 
-SUITES = "step", "layers", "task", "buffer", "data", "scale", "gpu"
+SUITES = "step", "layers", "task", "buffer", "data", "scale", "large", "gpu"
 SHAPES = "femnist", "cifar_c", "tiny_imagenet_c", "iwildcam"
 CASES = "bn", "cxda", "erm_iid"
 

@@ -120,6 +120,16 @@ def test_other_suites_leave_a_record_and_a_plot(tmp_path, suite):
         assert (tmp_path / "record").with_suffix(suffix).exists() == ("growth" in found)
 
 
+def test_the_large_suite_streams_and_trains_in_processes_of_their_own(tmp_path):
+    pytest.importorskip("tensorflow")
+    found = run("large", tmp_path / "record.json")
+    rows = {(row["store"], row["what"]): row for row in found["large"]}
+    assert len(rows) == 7 and found["settings"]["small"]
+    for (_, what), row in rows.items():
+        assert row["images_per_s"] > 0 and row["own_mb"] > 10 and row["gigabytes"] < 1e-3
+        assert ("waiting_s" in row) == (what == "train") and ("open_s" in row) == (what != "train")
+
+
 def test_the_buffer_suite_times_what_a_device_does_and_counts_what_it_keeps(tmp_path):
     """Four images, and the networks of configs/unipen.py: 256 flat features of an image, 200 before the last layer."""
     out = run("buffer", tmp_path / "record.json")

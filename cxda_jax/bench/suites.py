@@ -18,6 +18,7 @@ from cxda_jax import augment, backend, memory
 from cxda_jax.bench.buffer import buffer_suite
 from cxda_jax.bench.cases import QUERY, SHAPES, SUPPORT, Case, make_runner, random_episodes, random_store, tuning_forms
 from cxda_jax.bench.gpu import gpu_suite
+from cxda_jax.bench.large import large_suite
 from cxda_jax.bench.measure import Timing, describe_machine, interleave, open_peer, repeated, show, spread, watch_others
 from cxda_jax.bench.rows import Options, add_beside_peers, draw_growth, gemm_peaks, grow, grow_seeds, profile, timed
 from cxda_jax.data.episodes import EpisodeSpec, sample_plans
@@ -187,7 +188,7 @@ def scale_suite(o: Options) -> None:
 
 SUITES = {
     "step": step_suite, "layers": layers_suite, "task": task_suite, "buffer": buffer_suite,
-    "data": data_suite, "scale": scale_suite, "gpu": gpu_suite,
+    "data": data_suite, "scale": scale_suite, "large": large_suite, "gpu": gpu_suite,
 }  # fmt: skip
 
 
