@@ -38,7 +38,7 @@ TABLE = {  # by the file's name without test_ and .py
     "archives": Rings(EXHAUSTIVE),
     "architecture": Rings(INNER),
     "augment": Rings(INNER),
-    "benchmark": Rings(exhaustive=["other_suites", "the_gpu_suite"]),
+    "benchmark": Rings(exhaustive=["other_suites", "the_gpu_suite", "the_large_suite"]),
     "buffer": Rings(
         inner=["attention", "what_cannot_be"],
         exhaustive=[r"it_equals.*\[(?!bn|cxda_any|t3a)", "ten_thousand", r"a_reservoir"],
