@@ -61,7 +61,7 @@ ALLOWED["report"] = {
     "study",
 }
 ALLOWED["ahead"] = (LIBRARY - {"pictures"}) | {"study"}
-ALLOWED["bench"] = LIBRARY - {"pictures"}
+ALLOWED["bench"] = (LIBRARY - {"pictures"}) | {"study"}
 ALLOWED["device"] = {
     "errors",
     "types",

@@ -58,18 +58,21 @@ def arrays(folder, name):
 
 
 def assert_same(one, other, exact=False):
-    """Sums in another order move the last bits. Then a gradient may take the other side of a maximum's edge, and what follows drifts
-    apart: that happens to bn and icrm in some of the tries, after ten steps, and to one kernel of erm_iid in one."""
+    """Sums in another order move the last bits: losses, parameters and statistics by at most 1e-6, momenta, which are up to 1, by 1e-5.
+
+    At ten times this learning rate, some tries of bn and icrm drift apart after some steps: a last bit then decides which of two
+    almost equal numbers is the maximum.
+    """
     assert one.keys() == other.keys() and len(one["losses"]) == STEPS
-    drift = 0.0
     for key, array in one.items():
         if exact or key == "answers" or not np.issubdtype(array.dtype, np.floating):
             np.testing.assert_array_equal(array, other[key], err_msg=key)
-            continue
-        gap = np.abs(array - other[key])
-        drift = max(drift, gap.max(initial=0) / (100 if key.startswith("optimizer") else 1))
-    np.testing.assert_allclose(one["losses"][:10], other["losses"][:10], rtol=0, atol=2e-6)
-    return drift
+        else:
+            atol = 1e-5 if key.startswith("optimizer") else 1e-6
+            np.testing.assert_allclose(array, other[key], rtol=0, atol=atol, err_msg=key)
+    assert (
+        max(np.abs(one[key]).max() for key in one if key.startswith("optimizer")) > 0.1
+    )  # of something that was trained
 
 
 class Stored:
@@ -110,9 +113,8 @@ def test_all_devices_and_processes_train_and_test_as_one(stored, alone, tmp_path
     if source == "tfdata":
         pytest.importorskip("tensorflow")
     finish(start(stored, tmp_path, names, processes, devices, source), tmp_path)
-    drifts = {name: assert_same(arrays(alone(names), name), arrays(tmp_path, name)) for name in names.split(",")}
-    assert max(drifts.values()) < 1e-3
-    assert sum(drift > 1e-6 for drift in drifts.values()) <= max(1, len(drifts) // 4), drifts
+    for name in names.split(","):
+        assert_same(arrays(alone(names), name), arrays(tmp_path, name))
 
 
 def test_a_run_goes_on_exactly_with_other_devices_and_processes(stored, alone, tmp_path):
@@ -127,7 +129,7 @@ def test_a_run_goes_on_exactly_with_other_devices_and_processes(stored, alone, t
         assert_same(before, arrays(tmp_path / "again", "cxda"), exact=True)
     shutil.rmtree(tmp_path / "again" / "cxda" / "last" / "20")  # from step 15 on
     finish(start(stored, tmp_path / "again", "cxda", 1, 8), tmp_path / "again")
-    assert assert_same(arrays(whole, "cxda"), arrays(tmp_path / "again", "cxda")) < 1e-6
+    assert_same(arrays(whole, "cxda"), arrays(tmp_path / "again", "cxda"))
 
 
 def wait_for_step(folder, step, started, seconds=300):
@@ -157,7 +159,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(stored, alone, tm
     steps = [max(int(p.name) for p in (tmp_path / "cxda" / "last").iterdir() if p.name.isdecimal())]
     assert 3 <= steps[0] < STEPS
     finish(start(stored, tmp_path, "cxda", 2, 1), tmp_path)
-    assert assert_same(arrays(alone("cxda"), "cxda"), arrays(tmp_path, "cxda")) < 1e-6
+    assert_same(arrays(alone("cxda"), "cxda"), arrays(tmp_path, "cxda"))
 
 
 def kill_one(stored, folder, whole, processes, which, step, delay):
@@ -177,7 +179,7 @@ def kill_one(stored, folder, whole, processes, which, step, delay):
         assert codes[other] in (hosts.TEMPORARY, 1), (codes, said)
         assert len(said) == 1 and said[0].startswith("error: ") and hosts.AGAIN in said[0], said
     finish(start(stored, folder, "cxda", processes, 1), folder)
-    assert assert_same(whole, arrays(folder, "cxda")) < 1e-6
+    assert_same(whole, arrays(folder, "cxda"))
     return took
 
 

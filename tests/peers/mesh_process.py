@@ -30,7 +30,7 @@ def run(store, folder, name, steps, source="device"):
     """Trains and tests on all devices there are."""
     from tests.nets import build_method  # it asks for a device, so not before the processes have met
 
-    method, tx = build_method(name), make_optimizer("sgd", 0.01, 0.9, 1e-4)
+    method, tx = build_method(name), make_optimizer("sgd", 1e-3, 0.9, 1e-4)
     spec = mixed_spec(SPEC) if method.trains_mixed else SPEC
     its = SOURCES[source](store, mesh.mesh_for(TASKS))
 
