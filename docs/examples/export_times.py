@@ -3,7 +3,7 @@
 python -m docs.examples.export_times --erm=runs/glyphs/erm/0 --out=docs/results/export-times.json
 
 Each case runs in a process of its own, on one thread. Its peak memory is that of the whole process, with the runtime. Python
-and numpy alone need some 30 MB of it. The images are random; times do not depend on them.
+and numpy alone need some 30 MB of it. The images are random; times do not depend on them. The scripts of the web page run in Node.js.
 """
 
 import json
@@ -20,7 +20,7 @@ _MODEL = flags.DEFINE_string("model", "glyphs", "The model to export.")
 _OUT = flags.DEFINE_string("out", "", "The JSON file to write.", allow_override=True)
 
 PLACES = (20, 100, 500)
-KINDS = ("jax", "litert", "litert_float16", "litert_int8", "onnx")
+KINDS = ("jax", "litert", "litert_float16", "litert_int8", "onnx", "web")
 TIMED = """
 import statistics, time
 
@@ -74,6 +74,31 @@ encode = timed(lambda: run[0]({"images": images, "present": present}))
 predict = timed(lambda: run[1]({**memory, "image": images[:1]}), 200)
 print(json.dumps({"encode_ms": encode, "predict_ms": predict, "peak_mb": peak_mb()}))
 """
+PAGE = """
+const fs = require("node:fs"), vm = require("node:vm");
+const [path, places] = process.argv.slice(2), page = fs.readFileSync(path, "utf8");
+const held = (id) => page.match(new RegExp(`<script[^>]* id="${id}">([^]*?)</script>`))[1];
+vm.runInThisContext(`${held("engine")}\nObject.assign(globalThis, { Engine, finish, fromBase64 });`);
+const model = JSON.parse(held("model"));
+const engine = new Engine(model, fromBase64(held("weights")), fromBase64(model.kernel));
+if (engine.kind !== "WebAssembly") throw new Error("this Node.js has no WebAssembly with vectors");
+const images = Array.from({ length: Number(places) }, () => Float32Array.from({ length: model.shape[0] ** 2 }, Math.random));
+function timed(call, least, seconds) {
+  call();
+  const times = [], began = performance.now();
+  while (times.length < 3 || (times.length < least && performance.now() - began < 1e3 * seconds)) {
+    const start = performance.now();
+    call();
+    times.push(performance.now() - start);
+  }
+  return times.sort((a, b) => a - b)[times.length >> 1];
+}
+const adapted = finish(engine.adapt(images));
+const encode_ms = timed(() => finish(engine.adapt(images)), 20, 3);
+const predict_ms = timed(() => engine.predict(adapted, images[0]), 200, 3);
+const peak_mb = Number(fs.readFileSync("/proc/self/status", "utf8").match(/VmHWM:\s*(\d+)/)[1]) / 1024;
+console.log(JSON.stringify({ encode_ms, predict_ms, peak_mb }));
+"""
 TUNED = """
 import json, numpy as np, jax
 import cxda_jax
@@ -95,6 +120,8 @@ def child(code, folder, places, shape):
     threads = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     environment = os.environ | {"XLA_FLAGS": threads, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", given + TIMED + code]
+    if code is PAGE:
+        command = ["node", "--single-threaded", "-e", code, "-", f"{folder}/index.html", str(places)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(done.stderr.strip().splitlines()[-1])
@@ -103,6 +130,7 @@ def child(code, folder, places, shape):
 
 def main(_):
     import cxda_jax
+    from cxda_jax.export import web
     from cxda_jax.export.formats import FORMATS
     from cxda_jax.export.pair import pair_of
     from cxda_jax.study.training import commit
@@ -111,8 +139,13 @@ def main(_):
     for places in PLACES:
         for kind in KINDS:
             with tempfile.TemporaryDirectory() as folder:
-                FORMATS[kind].write(pair_of(model, places), Path(folder))
-                found = child(OPENED[kind.partition("_")[0]] + MEASURED, folder, places, model.card.shape)
+                if kind == "web":
+                    web.write(model, Path(folder))
+                    code = PAGE
+                else:
+                    FORMATS[kind].write(pair_of(model, places), Path(folder))
+                    code = OPENED[kind.partition("_")[0]] + MEASURED
+                found = child(code, folder, places, model.card.shape)
             rows.append({"format": kind, "places": places, **found})
             print(rows[-1], flush=True)
         if _ERM.value:
