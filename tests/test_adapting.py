@@ -210,11 +210,12 @@ def test_a_folder_that_fills_is_followed(model, tmp_path):
     incoming = tmp_path / "incoming"
     incoming.mkdir()
 
+    made = sorted(write_images(tmp_path / "made", 4, 7).iterdir())
+
     def fill():
-        for i in range(4):
+        for path in made:
             time.sleep(0.3)
-            write_images(tmp_path / "made", 4, 7)
-            shutil.copy(sorted((tmp_path / "made").iterdir())[i], incoming)
+            shutil.copy(path, incoming)
         (incoming / "broken.png").write_bytes(b"nothing")
 
     thread = threading.Thread(target=fill)
@@ -231,6 +232,23 @@ def test_a_folder_that_fills_is_followed(model, tmp_path):
         assert row["answer"] == row["before"], "so few images do not help this model"
     assert "left out: " in said and "4 images in the buffer" in said
     assert "broken.png" in (tmp_path / "out" / "adapted.html").read_text()
+
+
+def test_seconds_that_an_answer_takes_are_not_idle(model, tmp_path, monkeypatch):
+    first, second = sorted(write_images(tmp_path / "made", 2).iterdir())
+    (incoming := tmp_path / "incoming").mkdir()
+    shutil.copy(first, incoming)
+    rows_of = adapting.rows_of
+
+    def slow(*arguments):
+        if not (incoming / second.name).exists():
+            time.sleep(1.5)
+            shutil.copy(second, incoming)
+        return rows_of(*arguments)
+
+    monkeypatch.setattr(adapting, "rows_of", slow)
+    command("adapt", f"--model={model}", f"--buffer={incoming}", "--watch", "--idle=1", f"--out={tmp_path}/out")
+    assert [row["file"] for row in read(tmp_path / "out")] == [first.name, second.name]
 
 
 def test_a_file_that_comes_slowly_is_answered_for_once_it_is_whole(model, tmp_path):

@@ -132,11 +132,10 @@ def follow_folder(
             for path in sorted(set(listed(folder)) - came, key=_age):
                 size = _size(path)
                 if waiting.get(path) != size:  # somebody may still be writing it
-                    waiting[path] = size
+                    waiting[path], last = size, time.monotonic()
                     continue
                 if broken.get(path) == size:
                     continue
-                last = time.monotonic()
                 try:
                     pixels = loaded.fit(path)
                 except UserError as e:  # it is tried again once it has grown
@@ -156,6 +155,7 @@ def follow_folder(
                 a = row.answer
                 counts = a.after if helps else a.before
                 say(f"{a.file}: {counts}  (before {a.before}, after {a.after}; {len(held)} images in the buffer)")
+                last = time.monotonic()  # only now: the first answer takes seconds, which are not idle
             if not stopping():
                 time.sleep(0.2)
         kept = Fitted(held.images(), [names[i] for i in held.places()])
