@@ -89,11 +89,7 @@ def examine(program: Program, target: Target, net: Config) -> dict[str, Any]:
 
 def roofline(flops: float, moved: float, chip: Chip, dtype: str, precision: str = "default") -> dict[str, float]:
     """The least milliseconds that so many operations and bytes take."""
-    slower = (
-        1.0
-        if dtype == "bfloat16"
-        else dict(zip(("default", "high", "highest"), (1, *chip.slower), strict=True))[precision]
-    )
+    slower = 1.0 if dtype == "bfloat16" else (1.0, *chip.slower)[("default", "high", "highest").index(precision)]
     products, memory = 1e3 * flops * slower / getattr(chip, dtype), 1e3 * moved / chip.bandwidth
     return {"products_ms": products, "memory_ms": memory, "bound_ms": max(products, memory)}
 
