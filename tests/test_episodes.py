@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import mmap
 import time
 import timeit
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from cxda_jax.config import read
 from cxda_jax.data.episodes import EpisodeSpec, check_spec, mixed_spec, sample_plans
-from cxda_jax.data.sources import tfdata_source
+from cxda_jax.data.sources import reader, tfdata_source
 from cxda_jax.data.store import open_store, write_store
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_on
@@ -96,6 +97,35 @@ def test_shards_are_the_parts_of_a_step(many, monkeypatch):
         assert all(len(part.label) == 2 for part in of_step)
         together = jax.tree.map(lambda *arrays: np.concatenate(arrays), *of_step)
         jax.tree.map(np.testing.assert_array_equal, episode, together)
+
+
+class Noted(mmap.mmap):
+    """A mapped file that notes what the system is told of it."""
+
+    def madvise(self, *told):
+        self.told = [*getattr(self, "told", []), told]
+        super().madvise(*told)
+
+
+def test_the_system_hears_which_bytes_of_a_mapped_file_are_wanted(tmp_path):
+    """All of the rows', to the page, in a file of more bytes than 32 bits can count. Images that are in memory stay alone."""
+    shape, rows = (200_000, 100, 100, 3), np.array([[199_999, 3], [0, 150_000]], np.int32)
+    with open(tmp_path / "sparse", "wb+") as file:
+        file.truncate(np.prod(shape))
+        for row in rows.ravel():
+            file.seek(int(row) * 30_000)
+            file.write(bytes([1 + row % 200]) * 30_000)
+        file.flush()
+        mapped = Noted(file.fileno(), 0, access=mmap.ACCESS_READ)
+    images = np.ndarray(shape, np.uint8, mapped)
+    found = reader(images)(rows)
+    assert found.shape == (2, 2, *shape[1:]) and (found == (1 + rows % 200)[..., None, None, None]).all()
+    whole, *parts = mapped.told
+    assert whole == (mmap.MADV_RANDOM,)
+    for row, (wish, begin, length) in zip(rows.ravel(), parts, strict=True):
+        assert wish == mmap.MADV_WILLNEED and begin % mmap.PAGESIZE == 0
+        assert 0 <= 30_000 * int(row) - begin < mmap.PAGESIZE and begin + length == 30_000 * (int(row) + 1)
+    np.testing.assert_array_equal(reader(found)(np.array([1, 0])), found[::-1])
 
 
 def test_tasks_that_processes_cannot_share_are_named(monkeypatch):

@@ -71,7 +71,7 @@ def large_suite(o: Options) -> None:
                 row = {"store": name, "gigabytes": gigabytes, "what": what, "tasks": tasks, **found}
                 o.add("large", row)
                 print(
-                    f"{name}: {what}, {tasks} tasks a step: {row['images_per_s']:.0f} images/s, {row['own_mb']:.0f} MB",
+                    f"{name}: {what}, {tasks} task{'s' * (tasks > 1)} a step: {row['images_per_s']:.0f} images/s, {row['own_mb']:.0f} MB",
                     flush=True,
                 )
 
@@ -111,8 +111,9 @@ def apart(path: Path, what: str, tasks: int, steps: int, cold: bool) -> dict[str
     """What a process of its own measures. If `cold`, the system has nothing of the file in memory when reading begins."""
     arguments = [str(path), what, str(tasks), str(steps), "cold" * cold]
     done = subprocess.run(
-        [sys.executable, "-m", "cxda_jax.bench.large", *arguments], stdout=subprocess.PIPE, text=True, check=True
-    )
+        [sys.executable, "-m", "cxda_jax.bench.large", *arguments], stdout=subprocess.PIPE, text=True, check=True,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )  # fmt: skip
     return json.loads(done.stdout.splitlines()[-1])
 
 

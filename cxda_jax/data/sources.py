@@ -4,6 +4,7 @@ A source has two parts. batches() runs on the host, before the step. assemble() 
 On a mesh each process makes the batches of its own tasks, and assemble() runs on each device for the device's own tasks.
 """
 
+import mmap
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -107,11 +108,11 @@ def tfdata_source(store: DomainStore, devices: Mesh | None = None) -> Source:
     except ImportError:
         raise UserError("source='tfdata' needs TensorFlow: pip install 'cxda_jax[data]', or use 'device'") from None
     tf.config.set_visible_devices([], "GPU")
-    domains = store.row_domains()
+    domains, images = store.row_domains(), reader(store.images)
 
     def batches(plan_of: Callable[[int], Plan], start: int, stop: int) -> Iterator[Episode]:
         def read(step: np.ndarray) -> list[np.ndarray]:
-            return [array[rows] for rows in plan_of(int(step)) for array in (store.images, store.labels, domains)]
+            return [part for rows in plan_of(int(step)) for part in (images(rows), store.labels[rows], domains[rows])]
 
         types = [tf.uint8, tf.int32, tf.int32] * 2
         data = tf.data.Dataset.range(start, stop).map(
@@ -121,6 +122,27 @@ def tfdata_source(store: DomainStore, devices: Mesh | None = None) -> Source:
             yield _episode([arrays[:3], arrays[3:]])
 
     return Source((), batches, lambda resident, episode: episode, devices)
+
+
+def reader(images: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """A function that returns rows of images.
+
+    If they are a mapped file, the system hears of all the rows before the first is touched. Otherwise it reads them from the
+    disk one after another, each with 128 kB around it.
+    """
+    mapped = images.base
+    if not isinstance(mapped, mmap.mmap) or not hasattr(mmap, "MADV_WILLNEED") or not len(images):
+        return images.__getitem__
+    mapped.madvise(mmap.MADV_RANDOM)
+    size = images[0].nbytes
+
+    def read(rows: np.ndarray) -> np.ndarray:
+        for begin in (rows.ravel().astype(np.int64) * size).tolist():
+            before = begin % mmap.PAGESIZE
+            mapped.madvise(mmap.MADV_WILLNEED, begin - before, before + size)
+        return images[rows]
+
+    return read
 
 
 def stack(batches: list[Any]) -> Any:
