@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from cxda_jax import memory
 from cxda_jax.config import read
 from cxda_jax.data.episodes import EpisodeSpec, check_spec, mixed_spec, sample_plans
 from cxda_jax.data.sources import reader, tfdata_source
@@ -102,13 +103,15 @@ def test_shards_are_the_parts_of_a_step(many, monkeypatch):
 class Noted(mmap.mmap):
     """A mapped file that notes what the system is told of it."""
 
+    told = ()
+
     def madvise(self, *told):
-        self.told = [*getattr(self, "told", []), told]
+        self.told = *self.told, told
         super().madvise(*told)
 
 
-def test_the_system_hears_which_bytes_of_a_mapped_file_are_wanted(tmp_path):
-    """All of the rows', to the page, in a file of more bytes than 32 bits can count. Images that are in memory stay alone."""
+def test_the_system_hears_which_bytes_of_a_large_file_are_wanted(tmp_path, monkeypatch):
+    """All of the rows', to the page, in a file of more bytes than 32 bits can count, if the memory cannot hold it."""
     shape, rows = (200_000, 100, 100, 3), np.array([[199_999, 3], [0, 150_000]], np.int32)
     with open(tmp_path / "sparse", "wb+") as file:
         file.truncate(np.prod(shape))
@@ -118,6 +121,10 @@ def test_the_system_hears_which_bytes_of_a_mapped_file_are_wanted(tmp_path):
         file.flush()
         mapped = Noted(file.fileno(), 0, access=mmap.ACCESS_READ)
     images = np.ndarray(shape, np.uint8, mapped)
+    monkeypatch.setattr(memory, "available", lambda: images.nbytes)
+    np.testing.assert_array_equal(reader(images)(rows)[..., 0, 0, 0], 1 + rows % 200)
+    assert not mapped.told
+    monkeypatch.setattr(memory, "available", lambda: images.nbytes - 1)
     found = reader(images)(rows)
     assert found.shape == (2, 2, *shape[1:]) and (found == (1 + rows % 200)[..., None, None, None]).all()
     whole, *parts = mapped.told

@@ -154,7 +154,8 @@ def watch_others(peer: Peer | None) -> Callable[[], float | None]:
         return lambda: None
 
     def used() -> tuple[float, float, float]:
-        ours = time.process_time() + (peer.ask("cpu") if peer else 0.0)
+        ended = os.times()[2:4]  # seconds of processes that this one started and waited for
+        ours = time.process_time() + sum(ended) + (peer.ask("cpu") if peer else 0.0)
         # of all processors, after their name: user nice system idle iowait irq softirq steal
         ticks = [float(x) for x in counters.read_text().split()[1:9]]
         return time.perf_counter(), ours, (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")

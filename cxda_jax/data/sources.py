@@ -127,11 +127,12 @@ def tfdata_source(store: DomainStore, devices: Mesh | None = None) -> Source:
 def reader(images: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """A function that returns rows of images.
 
-    If they are a mapped file, the system hears of all the rows before the first is touched. Otherwise it reads them from the
-    disk one after another, each with 128 kB around it.
+    If they are a mapped file that the memory cannot hold, the system hears of all the rows before the first is touched.
+    Otherwise it reads them from the disk one after another, each with 128 kB around it; that pays only if all can stay.
     """
-    mapped = images.base
-    if not isinstance(mapped, mmap.mmap) or not hasattr(mmap, "MADV_WILLNEED") or not len(images):
+    mapped, room = images.base, memory.available()
+    advisable = isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_WILLNEED")
+    if not advisable or room is None or images.nbytes <= room:
         return images.__getitem__
     mapped.madvise(mmap.MADV_RANDOM)
     size = images[0].nbytes
