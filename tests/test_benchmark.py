@@ -123,11 +123,19 @@ def test_other_suites_leave_a_record_and_a_plot(tmp_path, suite):
 def test_the_large_suite_streams_and_trains_in_processes_of_their_own(tmp_path):
     pytest.importorskip("tensorflow")
     found = run("large", tmp_path / "record.json")
+    assert format_of(found) == published("large")
     rows = {(row["store"], row["what"]): row for row in found["large"]}
     assert len(rows) == 7 and found["settings"]["small"]
     for (_, what), row in rows.items():
         assert row["images_per_s"] > 0 and row["own_mb"] > 10 and row["gigabytes"] < 1e-3
         assert ("waiting_s" in row) == (what == "train") and ("open_s" in row) == (what != "train")
+
+
+def test_the_page_of_large_stores_says_what_was_measured():
+    page, found = (ROOT / "docs" / "scaling.md").read_text(), load(ROOT / "docs" / "results" / "benchmark-large.json")
+    for row in found["large"]:
+        assert f"{row['images_per_s']:,.0f} images/s, {row['own_mb']:,.0f} MB" in page
+    assert not found["settings"]["small"] and found["others"] < 0.1
 
 
 def test_the_buffer_suite_times_what_a_device_does_and_counts_what_it_keeps(tmp_path):
