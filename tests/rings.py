@@ -65,8 +65,11 @@ TABLE = {  # by the file's name without test_ and .py
     "losses": Rings(INNER),
     "malformed_files": Rings(EXHAUSTIVE),
     "malformed_raws": Rings(EXHAUSTIVE),
-    "model": Rings(exhaustive=[r"a_loaded_model.*\[(?!erm|cxda_any|cxda_supervised|t3a|feature_shift)"]),
-    "methods": Rings(inner=[r"(?!overfits|statistics_options).*\[(erm|bn|cxda)\]$"]),
+    "model": Rings(exhaustive=[r"a_loaded_model.*\[(?!erm|cxda_any|t3a)"]),
+    "methods": Rings(
+        inner=[r"(?!overfits|statistics_options).*\[(erm|bn|cxda)\]$"],
+        exhaustive=[r"compiled_functions.*\[(cotta|ft_im|sf_ocda|icrm)", r"overfits.*\[cxda_(?!any)"],
+    ),
     "metrics": Rings(INNER),
     "metrics_file": Rings(INNER, exhaustive=["no_flipped_bit"]),
     "optimizer": Rings(inner=["a_text_that_is_no_chain", "the_names_of_a_chain"]),
@@ -108,7 +111,7 @@ TABLE = {  # by the file's name without test_ and .py
         inner=[r"a_broken_off_run_resumes.*\[5\]"],
         exhaustive=["a_broken_off_run_resumes", r"a_step_that_is_not_finite.*\[gradient"],
     ),
-    "mesh": Rings(EXHAUSTIVE, gate=[r".*few-1-8", r".*few-2-1-device", "a_killed.*0", "a_signal", "a_missing"]),
+    "mesh": Rings(EXHAUSTIVE, gate=[r".*few-2-1-device", "a_killed.*0", "a_missing"]),
     "export": Rings(gate=[r"programs_answer.*-(erm|bn|cxda_any)-resnet"], exhaustive=[r"programs_answer.*-resnet"]),
     "web": Rings(
         INNER,
