@@ -111,7 +111,7 @@ TABLE = {  # by the file's name without test_ and .py
         inner=[r"a_broken_off_run_resumes.*\[5\]"],
         exhaustive=["a_broken_off_run_resumes", r"a_step_that_is_not_finite.*\[gradient"],
     ),
-    "mesh": Rings(EXHAUSTIVE, gate=[r".*few-2-1-device", "a_killed.*0", "a_missing"]),
+    "mesh": Rings(EXHAUSTIVE, gate=[r"all_devices.*2-1-device", "a_killed.*0", "a_missing"]),
     "export": Rings(gate=[r"programs_answer.*-(erm|bn|cxda_any)-resnet"], exhaustive=[r"programs_answer.*-resnet"]),
     "web": Rings(
         INNER,

@@ -24,7 +24,6 @@ from cxda_jax.types import Images
 from docs.examples import record_hands
 from tests.test_buffer import CARD
 
-RNG = np.random.default_rng(0)
 ROOT = Path(__file__).parent.parent
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(not NODE, reason="no Node.js: apt-get install nodejs")
@@ -33,6 +32,7 @@ TOLERANCE = 1e-4
 
 def random_model(method: str, side: int = 20, **fields) -> Model:
     """A small model, none of whose parameters and statistics has its initial value. A field is group__name."""
+    rng = np.random.default_rng(0)
     config = copy.deepcopy(configs.read("glyphs:cxda,smoke"))
     config["method"] = method
     for name, value in {"net__width": 6, "cxda_any__learned": 3, **fields}.items():
@@ -43,10 +43,10 @@ def random_model(method: str, side: int = 20, **fields) -> Model:
     built = build_method(config, as_store(card))
     images = Images(np.zeros((2, *card.shape), np.float32), np.zeros(2, np.int32))
     variables = built.init(jax.random.key(0), images)
-    moved = jax.tree.map(lambda x: x + RNG.normal(0, 0.15, x.shape).astype(np.float32), variables)
+    moved = jax.tree.map(lambda x: x + rng.normal(0, 0.15, x.shape).astype(np.float32), variables)
     moved["batch_stats"] = jax.tree.map(lambda x: np.abs(x) + 0.1, moved["batch_stats"])
     if built.calibrate:
-        moved = built.calibrate(moved, RNG.integers(0, 256, (9, *card.shape), np.uint8))
+        moved = built.calibrate(moved, rng.integers(0, 256, (9, *card.shape), np.uint8))
     programs = Programs(
         jax.jit(built.adapt), jax.jit(built.predict), built.attention and jax.jit(built.attention), None
     )
@@ -57,7 +57,7 @@ def compared(model: Model, tmp_path, fills, queries=6) -> None:
     """Asserts that the page's engine answers as JAX does, with WebAssembly and without."""
     path = tmp_path / "index.html"
     path.write_text(web.render(web.describe(model), safetensors.named(model.variables), web.HANDS, checked=True))
-    coarse = RNG.integers(
+    coarse = np.random.default_rng(1).integers(
         0, 256, (fills[-1] + queries, 5, 5, 1), np.uint8
     )  # blocks, so that images differ in more than noise
     pixels = np.repeat(np.repeat(coarse, 8, 1), 8, 2)[:, : model.card.shape[0], : model.card.shape[1]]
@@ -128,7 +128,9 @@ def test_strokes_become_the_same_pixels_as_in_training(tmp_path):
     path.write_text(web.render(web.describe(model), safetensors.named(model.variables), web.HANDS, checked=True))
     drawings = [drawing for hand in web.read_hands(web.HANDS) for drawing in hand.drawings]
     assert len(drawings) == 480
-    wild = [[(x, y) for x, y in RNG.uniform(0, 400, (n, 2)).round(3).tolist()] for n in (1, 2, 7, 30)]
+    wild = [
+        [(x, y) for x, y in np.random.default_rng(2).uniform(0, 400, (n, 2)).round(3).tolist()] for n in (1, 2, 7, 30)
+    ]
     drawings += [[stroke] for stroke in wild] + [wild, [[(3, 3), (3, 3)]], [[(5, 5)], [(5, 9)]]]
     none = np.zeros((0, 28, 28, 1), np.uint8)
     found = web.run(str(NODE), path, none, none, [], drawings)["drawn"]

@@ -130,7 +130,8 @@ def reader(images: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     If they are a mapped file that the memory cannot hold, the system hears of all the rows before the first is touched.
     Otherwise it reads them from the disk one after another, each with 128 kB around it; that pays only if all can stay.
     """
-    mapped, room = images.base, memory.available()
+    mapped: Any = images.base
+    room = memory.available()
     advisable = isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_WILLNEED")
     if not advisable or room is None or images.nbytes <= room:
         return images.__getitem__
