@@ -3,6 +3,8 @@
 python -m launch.prepare --benchmark=cifar10_c --raw_dir=DOWNLOADS
 python -m launch.train --config=configs/cifar10_c.py:cxda --workdir=runs/cifar10_c/cxda/0
 
+`:cxda,small` is a network and a training that two cores manage in minutes.
+
 Domains, severities, counts and hyper-parameters are the paper's for CIFAR-C. The published files differ in their random numbers
 and in the textures of frost. Images from JPEG files carry JPEG's traces before any corruption.
 """
@@ -13,13 +15,22 @@ from cxda_jax.config import default, shrink, variant
 def get_config(argument=None):
     c = default()
     c.benchmark = "cifar10_c"
-    c.method, smoke = variant(argument)
+    c.method, smoke, small = variant(argument, "small")
     c.data.name = "cifar10_c"  # folder in --data_dir
     c.optimizer.learning_rate = 1e-2
     c.train.epochs = 100
     c.evaluation.every_epochs = 10
     c.evaluation.val_tasks = 850
     c.evaluation.test_tasks = 11_000
+    if small:
+        c.net.width = 16
+        c.cml.width = 8  # half of the network's, as in the paper
+        c.attention.features = "flat"
+        c.optimizer.learning_rate = 3e-2
+        c.train.epochs = 5  # of 560 steps
+        c.evaluation.every_epochs = 1
+        c.evaluation.val_tasks = 100
+        c.evaluation.test_tasks = 600
     if smoke:
         shrink(c)
     return c

@@ -3,8 +3,8 @@
 python -m launch.prepare --benchmark=unipen --raw_dir=DOWNLOADS
 python -m launch.train --config=configs/unipen.py:cxda --workdir=runs/unipen/cxda/0
 
-With `--scale=writer --name=unipen_sizes` for prepare and `--config.data.name=unipen_sizes` for train, sizes are kept: then o and O,
-s and S, c and C differ only for somebody who knows the writer.
+With `--scale=writer --name=unipen_sizes` for prepare and `:cxda,sizes` for train, sizes are kept: then o and O, s and S, c and C
+differ only for somebody who knows the writer.
 """
 
 from cxda_jax.config import default, shrink, variant
@@ -13,8 +13,8 @@ from cxda_jax.config import default, shrink, variant
 def get_config(argument=None):
     c = default()
     c.benchmark = "unipen"
-    c.method, smoke = variant(argument)
-    c.data.name = "unipen"  # folder in --data_dir
+    c.method, smoke, sizes = variant(argument, "sizes")
+    c.data.name = "unipen_sizes" if sizes else "unipen"  # folder in --data_dir
     # As configs/glyphs.py, which has the same classes, image size and look: a network that two cores train in minutes. The
     # rate was chosen there. The paper's width for FEMNIST is 128, with pooled features.
     c.net.width = 16

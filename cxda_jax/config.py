@@ -34,12 +34,15 @@ def default() -> Any:
     )
 
 
-def variant(argument: str | None) -> tuple[str, bool]:
-    """'cxda,smoke' to ("cxda", True): a method, and whether shrink() applies."""
-    method, _, rest = (argument or "cxda").partition(",")
-    if rest not in ("", "smoke"):
-        raise ValueError(f"variant {rest!r} is unknown; the only one is 'smoke', as in :{method},smoke")
-    return method, rest == "smoke"
+def variant(argument: str | None, *more: str) -> tuple[Any, ...]:
+    """'cxda,smoke' to ("cxda", True): a method, and whether shrink() applies; then whether each variant in `more` was asked for."""
+    method, *asked = (argument or "cxda").split(",")
+    known = ("smoke", *more)
+    for name in asked:
+        if name not in known or asked.count(name) > 1:
+            fix = f"give one of {', '.join(known)}" if more else "the only one is 'smoke'"
+            raise ValueError(f"variant {','.join(asked)!r} is unknown; {fix}, as in :{method},{known[-1]}")
+    return method, *(name in asked for name in known)
 
 
 def shrink(c: Any) -> None:

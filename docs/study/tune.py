@@ -1,0 +1,102 @@
+"""Chooses the learning rates of the study, on validation domains. In a clone, with the data in --data_dir:
+
+python -m docs.study.tune --data_dir=DATA --folder=runs/tuning
+
+The rule is the same for all methods, and was written before any test: each one trains at three rates, seed 0, at the length of its
+config. The rate counts whose best checkpoint has the highest mean accuracy on 300 validation tasks; of equal ones the smaller. Where
+that is the first or the last of the three, one more training is made beyond it. The number of steps is chosen with it, since the
+best checkpoint is one of those that were validated. The test that ends a training has one task, and nobody reads it.
+
+It goes on where it was stopped, and writes all validation scores and the choices to docs/study/tuning.json.
+"""
+
+import argparse
+import concurrent.futures as futures
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cxda_jax.config import read
+from cxda_jax.disk.reading import read_lines
+from cxda_jax.progress import duration
+
+HERE = Path(__file__).parent
+BENCHMARKS = {"unipen": "unipen:{}", "cifar10_c": "cifar10_c:{},small"}
+METHODS = ("erm_iid", "cxda_any", "icrm", "cxda_loo", "cxda", "bn", "erm", "cml")
+RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
+FIRST = RATES[1:4]
+TASKS = 300
+
+
+def train(benchmark: str, method: str, rate: float, folder: Path, data_dir: str) -> dict[str, float]:
+    """The best validation of one training, its step, and the minutes."""
+    workdir = folder / benchmark / f"{method}-{rate:g}"
+    fields = {"optimizer.learning_rate": rate, "evaluation.val_tasks": TASKS, "evaluation.test_tasks": 1}
+    flags = [f"--config={BENCHMARKS[benchmark].format(method)}", f"--workdir={workdir}", f"--data_dir={data_dir}"]
+    flags += [f"--config.{name}={value}" for name, value in fields.items()]
+    workdir.mkdir(parents=True, exist_ok=True)
+    if not (workdir / "result.json").exists():
+        with open(workdir.with_suffix(".log"), "a") as log:
+            ended = subprocess.run([sys.executable, "-m", "cxda_jax", "train", *flags], stdout=log, stderr=log)
+        if ended.returncode and not (workdir / "nonfinite.json").exists():
+            raise SystemExit(f"{workdir}: failed; see {log.name}")
+    scores = {line["step"]: line["val_score"] for line in read_lines(workdir / "metrics.jsonl") if "val_score" in line}
+    if not (workdir / "result.json").exists():  # the loss was not finite: a rate that is too large
+        return {"val": 0.0, "step": 0, "steps": 0, "minutes": 0.0}
+    best = max(scores, key=lambda step: scores[step])
+    result = json.loads((workdir / "result.json").read_text())
+    minutes = round(result["train_minutes"], 1)
+    return {"val": round(100 * scores[best], 2), "step": best, "steps": result["steps"], "minutes": minutes}
+
+
+def chosen(scores: dict[float, dict[str, float]]) -> float:
+    """The rate with the highest validation; of equal ones the smaller."""
+    return min(scores, key=lambda rate: (-scores[rate]["val"], rate))
+
+
+def next_rate(scores: dict[float, dict[str, float]]) -> float | None:
+    """The rate to try next; None where the choice is made."""
+    for rate in (*FIRST[::-1], RATES[0], RATES[-1]):
+        needed = rate in FIRST or (
+            len(scores) == len(FIRST) and abs(RATES.index(chosen(scores)) - RATES.index(rate)) == 1
+        )
+        if needed and rate not in scores:
+            return rate
+    return None
+
+
+def tune(benchmark: str, method: str, folder: Path, data_dir: str) -> dict[float, dict[str, float]]:
+    """All trainings of a method."""
+    scores: dict[float, dict[str, float]] = {}
+    while rate := next_rate(scores):
+        scores[rate] = train(benchmark, method, rate, folder, data_dir)
+    return scores
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_dir", required=True, help="where `cxda prepare` put unipen and cifar10_c")
+    parser.add_argument("--folder", type=Path, default=Path("runs/tuning"), help="of the trainings")
+    parser.add_argument("--workers", type=int, default=2, help="trainings at once")
+    args = parser.parse_args()
+    began = time.monotonic()
+    found: dict[str, dict[str, dict]] = {benchmark: {} for benchmark in BENCHMARKS}
+    with futures.ThreadPoolExecutor(args.workers) as pool:
+        jobs = {pool.submit(tune, b, m, args.folder, args.data_dir): (b, m) for b in BENCHMARKS for m in METHODS}
+        for done, job in enumerate(futures.as_completed(jobs), 1):
+            benchmark, method = jobs[job]
+            scores = dict(sorted(job.result().items()))
+            found[benchmark][method] = {"rate": chosen(scores), "tried": {f"{rate:g}": scores[rate] for rate in scores}}
+            rest = (time.monotonic() - began) / done * (len(jobs) - done)
+            tried = ", ".join(f"{rate:g}: {scores[rate]['val']:.1f}" for rate in scores)
+            print(f"[{done}/{len(jobs)}] {benchmark} {method}: {tried}  eta {duration(rest)}", flush=True)
+    ordered = {benchmark: {m: found[benchmark][m] for m in METHODS} for benchmark in BENCHMARKS}
+    used = {benchmark: read(BENCHMARKS[benchmark].format("cxda"))["data"]["name"] for benchmark in BENCHMARKS}
+    text = json.dumps({"seed": 0, "tasks": TASKS, "data": used, "rates": ordered}, indent=1)
+    (HERE / "tuning.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
