@@ -3,6 +3,8 @@
 python -m launch.reproduce --benchmark=glyphs
 python -m launch.reproduce --benchmark=glyphs --seeds=0 --only=erm,cxda,ft_em
 python -m launch.reproduce --benchmark=glyphs --smoke --workers=2
+python -m launch.reproduce --benchmark=unipen --variant=sizes --tests=usual,contexts
+python -m launch.reproduce --benchmark=glyphs --cell=cxda/1 --records=study.records --study=again
 python -m launch.reproduce --benchmark=cifar_c --dry_run
 python -m launch.reproduce --benchmark=cifar_c --executor=slurm --slurm=partition=gpu,gpus_per_node=1,time=600
 python -m launch.reproduce --benchmark=cifar_c --executor=slurm --cancel=now
@@ -14,6 +16,10 @@ what is missing, wherever it was stopped. A job that fails is named, with its lo
 jobs and what they will take, from steps timed on this machine; while the data are missing, on made-up images, with the
 published numbers of domains and images.
 
+--tests takes kinds of tests: usual (of methods that start from another's run), one_step (of fine-tuning), other_tasks (other
+numbers of domains and of support images), contexts (buffers of any size), other_starts (from erm_iid in place of erm).
+--cell trains and tests one method at one seed, and sets the result beside the one in a file of records, over the same tasks.
+
 --executor=slurm submits the jobs to a Slurm queue, and waits for them. --slurm takes options of sbatch. Where it gives no time,
 each job may take three times what --dry_run has measured on any machine, and ten minutes; where nothing was measured, the
 partition decides. A training that reaches its time limit, or gives way to another job, saves and is queued again. Ctrl-C leaves
@@ -22,6 +28,8 @@ the jobs in the queue, and the same command waits for them again. --cancel=now t
 STUDY/METHOD/SEED holds the runs and their results, STUDY/report the tables, the figures and report.html, with the paper's
 figures beside ours where the data are the paper's.
 """
+
+from pathlib import Path
 
 from absl import flags
 
@@ -34,6 +42,12 @@ flags.adopt_module_key_flags(cli)
 _STUDY = flags.DEFINE_string("study", None, "Where the study is kept; runs/study/BENCHMARK unless given.")
 _SEEDS = flags.DEFINE_list("seeds", [], "Training seeds; 0,1,2 if empty, 0,1 with --smoke.")
 _ONLY = flags.DEFINE_list("only", [], "Methods; all if empty.", allow_override=True)
+_VARIANT = flags.DEFINE_string(
+    "variant", "", "A variant of the benchmark's config: sizes of unipen, small of cifar10_c."
+)
+_TESTS = flags.DEFINE_list("tests", [], "Kinds of tests; all if empty.")
+_CELL = flags.DEFINE_string("cell", "", "One method and seed to do again, such as cxda/1; with --records.")
+_RECORDS = flags.DEFINE_string("records", "", "With --cell: a file that `cxda report --record` wrote.")
 _SMOKE = flags.DEFINE_bool(
     "smoke", False, "The whole study in minutes, with networks and data too small to mean anything."
 )
@@ -56,13 +70,18 @@ _CANCEL = flags.DEFINE_enum(
 def main() -> None:
     with cli.loading():
         from cxda_jax.report.making import make_report
-        from cxda_jax.study import estimate, local, slurm
+        from cxda_jax.study import cells, estimate, local, slurm
         from cxda_jax.study.jobs import make_study, prepare_jobs
         from cxda_jax.study.results import read_study
     if _CANCEL.value and _EXECUTOR.value != "slurm":
         raise UserError(f"--cancel={_CANCEL.value} is for jobs in a queue; give --executor=slurm too, or leave it out")
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=glyphs")
-    study = make_study(benchmark, _STUDY.value, _SEEDS.value, _ONLY.value, _SMOKE.value)
+    only, seeds, tests = _ONLY.value, _SEEDS.value, _TESTS.value
+    if _CELL.value:
+        cli.insist(_RECORDS.value, "--records", "name the file that holds the cell, such as --records=study.records")
+        method, seed = cells.parse_cell(_CELL.value)
+        only, seeds, tests = [method], [seed], ["usual"]
+    study = make_study(benchmark, _STUDY.value, seeds, only, _SMOKE.value, _VARIANT.value, tests)
     if _CANCEL.value == "now":
         return slurm.cancel(study)
     if _DRY_RUN.value:
@@ -79,6 +98,8 @@ def main() -> None:
         make_report(study.folder / "report", results, [*faults, *failures], cli.DATA_DIR.value, against="paper")
     if failures:
         raise UserError(f"{len(failures)} of {len(jobs)} jobs failed or were left out; the first: {failures[0]}")
+    if _CELL.value:
+        print(cells.compare_cell(study, Path(_RECORDS.value)))
 
 
 if __name__ == "__main__":

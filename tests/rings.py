@@ -44,6 +44,7 @@ TABLE = {  # by the file's name without test_ and .py
         exhaustive=[r"it_equals.*\[(?!bn|cxda_any|t3a)", "ten_thousand", r"a_reservoir"],
     ),
     "build": Rings(INNER, exhaustive=["what_is_taken", "an_optimizer_is_built", "images_too_small"]),
+    "cells": Rings(INNER, gate=["a_cell_is_done_again"]),
     "checkpoints": Rings(exhaustive=["saving_and_restoring_keep_no_memory"]),
     "cli": Rings(INNER, gate=["a_closed_output", "command_lines"]),
     "configs": Rings(exhaustive=[r"every_method_is_traced.*\[(?!glyphs)", "one_method_runs", "regenerated_data"]),

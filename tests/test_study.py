@@ -85,6 +85,11 @@ def test_the_plan_trains_what_trains_and_tests_the_rest(store, tmp_path):
         "train erm seed 0", "train cxda seed 0", "test the usual tasks of ft_em", "test one step of ft_em",
         "test other tasks of ft_em", "test other tasks of cxda", "test contexts of cxda",
     ], "some methods bring what they start from"  # fmt: skip
+    some = make_study(tmp_path, (0,), ("ft_em", "cxda"))._replace(tests=("usual", "contexts"))
+    assert [job.name for job in plan(some, store, "data")][2:] == [
+        "test the usual tasks of ft_em",
+        "test contexts of cxda",
+    ]
 
 
 def test_runs_are_named_so_that_any_folder_is_found_again(store, tmp_path):

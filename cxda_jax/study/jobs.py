@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cxda_jax.config import Config, config_hash, lookup, read
+from cxda_jax.config import Config, choose, config_hash, lookup, read
 from cxda_jax.data.episodes import check_context, check_spec
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import files
@@ -31,6 +31,9 @@ SMOKE_TASKS = {"num_domains": (2, 5), "support_size": (10, 100), "context": (0, 
 # The paper leaves latent and continual adaptation out of the tables of other tasks; so do we, and add our rows.
 VARIED = ("erm", "erm_iid", "bn", "cml", "cxda", "cxda_loo", "cxda_any", "icrm", "ft_em", "ft_im")
 ONE_STEP = ("ft_em", "ft_im")
+# What a study tests: the usual tasks of methods that start from another's run, one step of fine-tuning, other numbers of domains
+# and of support images, buffers of any size, and methods that start from erm_iid in place of erm.
+TESTS = ("usual", "one_step", "other_tasks", "contexts", "other_starts")
 
 
 class Job(NamedTuple):
@@ -61,9 +64,11 @@ class Study(NamedTuple):
     seeds: tuple[int, ...]
     methods: tuple[str, ...]
     smoke: bool
+    variant: str = ""  # of the benchmark's config, such as "small"
+    tests: tuple[str, ...] = TESTS
 
     def config_flag(self, method: str) -> str:
-        return f"{self.benchmark}:{method}{',smoke' if self.smoke else ''}"
+        return f"{self.benchmark}:{','.join(filter(None, [method, self.variant, 'smoke' * self.smoke]))}"
 
     def config(self, method: str, seed: int = 0) -> Config:
         return {**read(self.config_flag(method)), "seed": seed}
@@ -106,16 +111,22 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
         forward = [name for name in started if methods[name].feed_forward]
         quick = [name for name in METHODS if methods[name].trains_as and methods[name].feed_forward]
         quick = quick if start in STARTS[1:] else []
-        for what, among, settings, flags in (
-            ("the usual tasks", [name for name in started if name != start], [USUAL], []),
-            ("one step", [name for name in ONE_STEP if name in started], [Setting(STEPS, 1)], []),
-            ("other tasks", [name for name in VARIED if name in started], others, []),
-            ("contexts", [name for name in forward if methods[name].uses_support], contexts, []),
-            ("an empty context", [name for name in forward if not methods[name].uses_support], contexts[:1], []),
-            (f"from {start}", quick, [USUAL], [f"--from={start}"]),
-            (f"contexts from {start}", quick, contexts, [f"--from={start}"]),
+        for kind, what, among, settings, flags in (
+            ("usual", "the usual tasks", [name for name in started if name != start], [USUAL], []),
+            ("one_step", "one step", [name for name in ONE_STEP if name in started], [Setting(STEPS, 1)], []),
+            ("other_tasks", "other tasks", [name for name in VARIED if name in started], others, []),
+            ("contexts", "contexts", [name for name in forward if methods[name].uses_support], contexts, []),
+            (
+                "contexts",
+                "an empty context",
+                [name for name in forward if not methods[name].uses_support],
+                contexts[:1],
+                [],
+            ),
+            ("other_starts", f"from {start}", quick, [USUAL], [f"--from={start}"]),
+            ("other_starts", f"contexts from {start}", quick, contexts, [f"--from={start}"]),
         ):
-            names = [name for name in among if name in study.methods]
+            names = [name for name in among if name in study.methods and kind in study.tests]
             if not names or not settings:
                 continue
             runs, numbers = listed([str(study.run(start, seed)) for seed in study.seeds]), {}
@@ -156,17 +167,26 @@ def is_done(study: Study, job: Job) -> bool:
 
 
 def make_study(
-    benchmark: str, folder: str | None, seeds: Sequence[str], methods: Sequence[str], smoke: bool = False
+    benchmark: str,
+    folder: str | None,
+    seeds: Sequence[str],
+    methods: Sequence[str],
+    smoke: bool = False,
+    variant: str = "",
+    tests: Sequence[str] = (),
 ) -> Study:
     """The study that the command line asks for; what is empty stands for the usual."""
     lookup("--benchmark", benchmark, BENCHMARKS)
     for name in methods:
         lookup("--only", name, METHODS)
+    for name in tests:
+        choose("--tests", name, TESTS)
     seeds = seeds or (["0", "1"] if smoke else ["0", "1", "2"])
     if not all(seed.isdecimal() for seed in seeds):
         raise UserError(f"--seeds={','.join(seeds)}: give whole numbers, such as 0,1,2")
-    where = Path(folder or f"runs/study/{benchmark}{'_smoke' if smoke else ''}")
-    return Study(benchmark, where, tuple(map(int, seeds)), tuple(methods) or tuple(METHODS), smoke)
+    where = Path(folder or f"runs/study/{'_'.join(filter(None, [benchmark, variant, 'smoke' * smoke]))}")
+    names, kinds = tuple(methods) or tuple(METHODS), tuple(tests) or TESTS
+    return Study(benchmark, where, tuple(map(int, seeds)), names, smoke, variant, kinds)
 
 
 def prepare_jobs(study: Study, data_dir: str) -> list[Job]:

@@ -1,0 +1,73 @@
+"""One cell of a study again: what a method and a seed have now, beside what was recorded."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from cxda_jax.config import differences
+from cxda_jax.errors import UserError
+from cxda_jax.study import records
+from cxda_jax.study.comparing import paired_differences
+from cxda_jax.study.jobs import Study
+from cxda_jax.study.results import Result, read_results, read_study
+from cxda_jax.study.settings import USUAL
+
+THEN, NOW = "recorded", "again"
+
+
+def parse_cell(text: str) -> tuple[str, str]:
+    """'cxda/1' to a method and a seed."""
+    method, _, seed = text.partition("/")
+    if not (method and seed.isdecimal()):
+        raise UserError(f"--cell={text}: give a method and a seed, such as cxda/1")
+    return method, seed
+
+
+def compare_cell(study: Study, path: Path) -> str:
+    """Sets the result of a study that has run beside the recorded one, as lines of text.
+
+    Args:
+      study: of one method and one seed.
+      path: a file of records that holds the same cell.
+
+    Returns:
+      both scores; their difference, with its 95 % interval over tasks; whether the weights are equal; and the fields of the
+      configs that differ.
+    """
+    (method,), (seed,) = study.methods, study.seeds
+    cell = f"{study.benchmark}, {method}, seed {seed}"
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = find(read_study(study.folder, study.benchmark)[0], method, seed)
+        if not fresh:
+            raise UserError(f"{study.folder}: no result of {cell}; a log in its folder jobs says why")
+        # As records both have the same stand-ins for their tasks where the tasks are the same.
+        records.write(Path(folder) / f"{NOW}.records", [fresh])
+        now = find(unpacked(Path(folder) / f"{NOW}.records", Path(folder) / NOW), method, seed)
+        recorded = [r for r in unpacked(path, Path(folder) / THEN) if r.row["data_hash"] == fresh.row["data_hash"]]
+        then = find(recorded, method, seed)
+        if not now or not then:
+            raise UserError(f"{path}: no result of {cell} on these data; give the file of records that holds it")
+        labelled = [r._replace(store="", row={**r.row, "label": name}) for name, r in ((THEN, then), (NOW, now))]
+        measured, tasks, _ = paired_differences(labelled, THEN)
+    if not measured:
+        raise UserError(f"{path}: {cell} was tested on other tasks; test it with the same config.evaluation")
+    scores = [
+        f"{r.row['label']:<9} Avg {r.row['avg']:.2f}  W10% {r.row['w10']:.2f}  {r.row['device']}" for r in labelled
+    ]
+    d = measured[NOW, THEN]
+    interval = f"{NOW} - {THEN}: {d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}] on {tasks} tasks"
+    weights = (
+        f"the weights are {'' if now.row['weights_hash'] == then.row['weights_hash'] else 'not '}equal, bit for bit"
+    )
+    changed = [f"{name}: {a!r}, now {b!r}" for name, (a, b) in differences(then.config, now.config).items()]
+    return "\n".join([cell, *scores, interval, weights, *changed])
+
+
+def unpacked(path: Path, folder: Path) -> list[Result]:
+    return read_results(records.unpack(path, folder))[0]
+
+
+def find(results: Sequence[Result], method: str, seed: int) -> Result | None:
+    """The result of a method on the usual tasks at a seed, if there is one."""
+    found = [r for r in results if r.label == method and r.row["seed"] == seed and r.setting == USUAL]
+    return found[0] if found else None
