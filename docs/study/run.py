@@ -1,0 +1,142 @@
+"""Makes the records of the study, one file for each part and seed, in docs/study/records. In a clone, with the data in --data_dir:
+
+python -m docs.study.run --data_dir=DATA --folder=runs/study
+python -m docs.study.run --data_dir=DATA --folder=runs/study --only=unipen --seeds=0
+python -m docs.study.run --data_dir=DATA --folder=runs/study --dry_run
+
+It goes on where it was stopped. A part whose records are there is left out. Seed 0 of all parts comes first.
+"""
+
+import argparse
+import concurrent.futures as futures
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from cxda_jax.progress import duration
+from cxda_jax.study import records
+from cxda_jax.study.results import distinct, read_results
+
+RECORDS = Path(__file__).parent / "records"
+TRAINED = ("erm_iid", "erm", "bn", "cml", "cxda", "cxda_loo", "cxda_any", "icrm")
+UNTRAINED = ("bn_alpha", "t3a", "lame", "feature_shift")
+TUNING = ("ft_em", "ft_im", "sf_ocda", "cotta")
+
+
+class Part(NamedTuple):
+    """What one command of `cxda reproduce` does for each seed."""
+
+    benchmark: str
+    methods: tuple[str, ...]
+    tests: str
+    seeds: int
+    variant: str = ""
+
+    @property
+    def folder(self) -> str:
+        """Parts of one benchmark and variant share their runs."""
+        return "_".join(filter(None, [self.benchmark, self.variant]))
+
+
+ALL, USUAL = "usual,other_tasks,contexts", "usual"
+PARTS = {
+    "unipen": Part("unipen", (*TRAINED, *UNTRAINED), ALL, 5),
+    "cifar10_c": Part("cifar10_c", (*TRAINED, *UNTRAINED), ALL, 5, "small"),
+    "unipen_sizes": Part("unipen", (*TRAINED, *UNTRAINED), "usual,contexts", 3, "sizes"),
+    "glyphs": Part("glyphs", (*TRAINED, *UNTRAINED), "usual,contexts", 3),
+    "glyphs_c": Part("glyphs_c", (*TRAINED, *UNTRAINED), "usual,contexts", 3),
+    "qmnist": Part("qmnist", (*TRAINED, *UNTRAINED), "usual,contexts", 3),
+    "unipen_tuning": Part("unipen", (*TUNING, "sla"), USUAL, 3),
+    "cifar10_c_tuning": Part("cifar10_c", (*TUNING, "sla"), USUAL, 3, "small"),
+}
+# One field of the paper's method changed, on unipen: its name, the method, and the fields.
+CHANGES: dict[str, tuple[str, dict[str, object]]] = {
+    "patch": ("cxda_p2p", {}),
+    "known_domains": ("cxda_supervised", {}),
+    "pooled": ("cxda", {"attention.features": "pool"}),
+    "statistics_stop": ("cxda", {"batch_norm.statistics": "stop"}),
+    "statistics_own": ("cxda", {"batch_norm.statistics": "own"}),
+    "statistics_blended": ("cxda", {"batch_norm.prior": 20}),
+    "statistics_running": ("cxda", {"batch_norm.momentum": 0}),
+    "scale_head": ("cxda", {"attention.scale": "head_dim"}),
+    "four_tasks": ("cxda", {"train.tasks_per_step": 4, "train.steps": 751, "evaluation.every_steps": 188}),
+    "labels_own": ("cxda", {"train.support_loss": "own"}),
+}
+CHANGED_SEEDS = 3
+
+
+def units(only: list[str], seeds: list[int]) -> Iterator[tuple[str, int]]:
+    """Each part and seed: seed 0 of all parts, then seed 1, and so on."""
+    counts = {name: part.seeds for name, part in PARTS.items()} | {"unipen_changes": CHANGED_SEEDS}
+    for seed in range(max(counts.values())):
+        for name, count in counts.items():
+            if seed < count and (not only or name in only) and (not seeds or seed in seeds):
+                yield name, seed
+
+
+def command(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "cxda_jax", *arguments], check=True)
+
+
+def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
+    """Trains and tests a part at a seed, and returns the folders of its runs."""
+    part = PARTS[name]
+    where = folder / part.folder
+    flags = [f"--benchmark={part.benchmark}", f"--variant={part.variant}", f"--seeds={seed}", f"--data_dir={data_dir}"]
+    flags += [f"--only={','.join(part.methods)}", f"--tests={part.tests}", f"--study={where}", "--workers=2"]
+    command("reproduce", *flags, *["--dry_run"] * dry_run)
+    return sorted(where.glob(f"*/{seed}"))
+
+
+def change(seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
+    """Trains and tests all of CHANGES at a seed, two at a time, and returns the folders of the runs."""
+    runs = []
+    with futures.ThreadPoolExecutor(2) as pool:
+        jobs = []
+        for name, (method, fields) in CHANGES.items():
+            runs.append(run := folder / "unipen_changes" / name / str(seed))
+            flags = [f"--config=unipen:{method}", f"--config.seed={seed}", f"--workdir={run}", f"--data_dir={data_dir}"]
+            flags += [f"--config.{field}={value}" for field, value in fields.items()]
+            if dry_run:
+                print("cxda train", *flags)
+            elif not (run / "result.json").exists():
+                jobs.append(pool.submit(command, "train", *flags))
+        for job in jobs:
+            job.result()
+    return runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_dir", required=True, help="where `cxda prepare` put the data")
+    parser.add_argument("--folder", type=Path, default=Path("runs/study"), help="of the runs")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="parts; all if empty")
+    parser.add_argument("--seeds", type=lambda text: [*map(int, text.split(","))], default=[], help="all if empty")
+    parser.add_argument("--dry_run", action="store_true", help="list what there is to do, and how long it takes")
+    args = parser.parse_args()
+    todo = [(n, s) for n, s in units(args.only, args.seeds) if not (RECORDS / f"{n}-{s}.records").exists()]
+    RECORDS.mkdir(exist_ok=True)
+    began = time.monotonic()
+    for done, (name, seed) in enumerate(todo):
+        rest = f"  eta {duration((time.monotonic() - began) / done * (len(todo) - done))}" if done else ""
+        print(f"== [{done + 1}/{len(todo)}] {name}, seed {seed}{rest}", flush=True)
+        if name in PARTS:
+            runs = study(name, seed, args.folder, args.data_dir, args.dry_run)
+        else:
+            runs = change(seed, args.folder, args.data_dir, args.dry_run)
+        if args.dry_run:
+            continue
+        results, faults = read_results(runs)
+        if name in PARTS:
+            results = [r for r in distinct(results)[0] if r.row["method"] in PARTS[name].methods]
+        if faults:
+            raise SystemExit("\n".join(faults))
+        records.write(RECORDS / f"{name}-{seed}.records", results)
+        print(f"== {name}, seed {seed}: {len(results)} results recorded", flush=True)
+
+
+if __name__ == "__main__":
+    main()
