@@ -57,6 +57,10 @@ def test_unpacked_records_say_what_the_results_say(runs, tmp_path):
     assert not faults and said(unpacked) == said(results)
     scores = ("avg", "w10", "seed", "config_hash", "data_hash", "train_minutes", "device")
     assert [[r.row[name] for name in scores] for r in unpacked] == [[r.row[name] for name in scores] for r in results]
+    read = records.read(tmp_path / "a.records")
+    assert [100 * r.scores.mean() for r in read] == pytest.approx([r.row["avg"] for r in read], abs=1e-6) and len(
+        read
+    ) == 12
     assert [dict(r.config) for r in unpacked] == [dict(r.config) for r in results]
     records.write(tmp_path / "b.records", unpacked[::-1])
     assert (tmp_path / "a.records").read_bytes() == (tmp_path / "b.records").read_bytes()

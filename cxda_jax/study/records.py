@@ -5,14 +5,15 @@ their hashes, and scores.npz how many queries of each task each result has right
 training curves are left out.
 """
 
+import contextlib
 import hashlib
 import io
 import json
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,30 @@ CARD = "model/card.json"
 RECORDED = "recorded"  # in a row: hashes of the tasks, and the commit of the training
 MADE = (files.SEAL, "predictions_sha256")  # in a row, of the files that unpack() writes anew
 _EARLY = (1980, 1, 1, 0, 0, 0)  # of all entries, so that equal results give equal files
+
+
+class Recorded(NamedTuple):
+    """One recorded result.
+
+    Attributes:
+      row: as in result.json, with the hashes of the tasks and the commit of the training.
+      config: of its run.
+      folder, run: of the result and of its run, below a folder of all.
+      right: how many queries of each task are right, [tasks].
+      queries: of a task.
+    """
+
+    row: Mapping[str, Any]
+    config: Mapping[str, Any]
+    folder: str
+    run: str
+    right: np.ndarray
+    queries: int
+
+    @property
+    def scores(self) -> np.ndarray:
+        """The accuracy of each task, [tasks]."""
+        return self.right / self.queries
 
 
 def write(path: Path, results: Sequence[Result]) -> None:
@@ -68,41 +93,58 @@ def write(path: Path, results: Sequence[Result]) -> None:
     files.write_bytes(path, _zipped(parts))
 
 
+def read(path: Path) -> list[Recorded]:
+    """All results in a file of records."""
+    with _explained(path), zipfile.ZipFile(path) as archive:
+        lines = [json.loads(line) for line in archive.read(RESULTS).splitlines()]
+        configs = json.loads(archive.read(CONFIGS))
+        with np.load(io.BytesIO(archive.read(SCORES)), allow_pickle=False) as scores:
+            tables = {name: scores[name] for name in scores.files}
+        return [
+            Recorded(
+                line["row"], configs[line["config"]], line["folder"], line["run"],
+                tables[line["table"]][line["line"]], int(line["table"].split("x")[1]),
+            )
+            for line in lines
+        ]  # fmt: skip
+
+
 def unpack(path: Path, folder: Path) -> list[Path]:
     """Writes the recorded results into a folder, as evaluations leave them, and returns the folders of the runs.
 
     Labels and predictions are stand-ins that have as many right answers in each task.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            lines = [json.loads(line) for line in archive.read(RESULTS).splitlines()]
-            configs = json.loads(archive.read(CONFIGS))
-            with np.load(io.BytesIO(archive.read(SCORES)), allow_pickle=False) as scores:
-                tables = {name: scores[name] for name in scores.files}
-        runs = []
-        for line in lines:
-            tasks, queries = map(int, line["table"].split("x"))
-            right = tables[line["table"]][line["line"]]
-            place, run = (_inside(folder, line[name]) for name in ("folder", "run"))
+    found, runs = read(path), []
+    with _explained(path):
+        for one in found:
+            place, run = (_inside(folder, name) for name in (one.folder, one.run))
+            tasks, queries = len(one.right), one.queries
             arrays = {
                 "labels": np.zeros((tasks, queries), np.int32),
-                "predictions": (np.arange(queries) >= right[:, None]).astype(np.int32),
-                "query": np.tile(_numbers(line["row"][RECORDED]["query"], queries), (tasks, 1)),
-                "support": np.tile(_numbers(line["row"][RECORDED]["support"], 1), (tasks, 1)),
+                "predictions": (np.arange(queries) >= one.right[:, None]).astype(np.int32),
+                "query": np.tile(_numbers(one.row[RECORDED]["query"], queries), (tasks, 1)),
+                "support": np.tile(_numbers(one.row[RECORDED]["support"], 1), (tasks, 1)),
             }
             data = io.BytesIO()
             np.savez_compressed(data, **arrays)
             place.mkdir(parents=True, exist_ok=True)
             (place / "predictions.npz").write_bytes(data.getvalue())
-            row = {**line["row"], "predictions_sha256": hashlib.sha256(data.getvalue()).hexdigest()}
+            row = {**one.row, "predictions_sha256": hashlib.sha256(data.getvalue()).hexdigest()}
             (place / "result.json").write_text(json.dumps(files.sealed(row)))
-            (run / "config.json").write_text(json.dumps(configs[line["config"]]))
+            (run / "config.json").write_text(json.dumps(one.config))
             runs.append(run)
-    except OSError:
+    return list(dict.fromkeys(runs))
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """A context in which whatever a broken file causes becomes one line."""
+    try:
+        yield
+    except (OSError, UserError):
         raise
     except Exception as e:
         raise UserError(f"{path}: not a file of records ({reason(e)}); make it again by launch.report") from None
-    return list(dict.fromkeys(runs))
 
 
 def _place(result: Result, whole: bool = True) -> str:

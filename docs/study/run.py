@@ -9,6 +9,7 @@ It goes on where it was stopped. A part whose records are there is left out. See
 
 import argparse
 import concurrent.futures as futures
+import json
 import subprocess
 import sys
 import time
@@ -16,9 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from cxda_jax.experiment import open_data
 from cxda_jax.progress import duration
 from cxda_jax.study import records
 from cxda_jax.study.results import distinct, read_results
+from docs.study.details import details
 
 RECORDS = Path(__file__).parent / "records"
 TRAINED = ("erm_iid", "erm", "bn", "cml", "cxda", "cxda_loo", "cxda_any", "icrm")
@@ -134,6 +137,9 @@ def main() -> None:
             results = [r for r in distinct(results)[0] if r.row["method"] in PARTS[name].methods]
         if faults:
             raise SystemExit("\n".join(faults))
+        if seed == 0 and name in PARTS:
+            text = json.dumps(details(results, open_data(results[0].config, args.data_dir)), indent=1)
+            (RECORDS / f"{name}-0.json").write_text(text + "\n")
         records.write(RECORDS / f"{name}-{seed}.records", results)
         print(f"== {name}, seed {seed}: {len(results)} results recorded", flush=True)
 
