@@ -13,34 +13,57 @@ from cxda_jax.metrics import bootstrap_interval
 from cxda_jax.study.results import Result
 from cxda_jax.study.settings import USUAL, Setting
 
+AMBIGUOUS = "cCoOsS"
 EMPTY = Setting("context", 0)
 
 
 def details(results: Sequence[Result], store: DomainStore) -> dict[str, Any]:
-    """By label, for the usual tasks: right answers and queries of each test domain and of each class; and attention, if any.
+    """Right answers to the usual tasks in groups of queries, and attention, if any.
 
     Args:
       results: of one store and one seed; those of an empty context serve to say what the images change.
+
+    Returns:
+      the names of the groups; by group the number of its queries in each task; and by label the right ones among them in each
+      task, those of each test domain [right, all], and what attention() says.
     """
-    domains, found = store.row_domains(), {}
+    domains, found, sizes = store.row_domains(), {}, {}
     empty = {r.label: r.stored()["predictions"] for r in results if r.setting == EMPTY}
     for result in (r for r in results if r.setting == USUAL):
         stored = result.stored()
         right, of = stored["predictions"] == stored["labels"], domains[stored["query"]]
+        members = groups(store, of, stored["labels"])
+        sizes = sizes or {name: among.sum(1).tolist() for name, among in members.items()}
         entry: dict[str, Any] = {
-            "domains": {store.domain_names[d]: counts(right, of == d) for d in np.unique(of)},
-            "classes": {store.info.class_names[c]: counts(right, stored["labels"] == c) for c in np.unique(stored["labels"])},
-        }  # fmt: skip
+            "right": {name: (right & among).sum(1).tolist() for name, among in members.items()},
+            "domains": {
+                store.domain_names[d]: [int(right[of == d].sum()), int((of == d).sum())] for d in np.unique(of)
+            },
+        }
         if (result.folder / "attention.npz").exists():
             kept, before = result.stored("attention"), empty.get(result.label)
             entry["attention"] = attention(kept, stored, store.labels, before)
         found[result.label] = entry
-    return {"data": store.info.name, "data_hash": store.sha256, "methods": found}
+    return {"data": store.info.name, "data_hash": store.sha256, "sizes": sizes, "methods": found}
 
 
-def counts(right: np.ndarray, among: np.ndarray) -> list[int]:
-    """Right answers, and all, among some queries."""
-    return [int(right[among].sum()), int(among.sum())]
+def groups(store: DomainStore, of: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Which queries [tasks, queries] belong to each kind of shift: a corruption's severity, a site of collection, and letters
+    whose upper and lower case differ by their size alone.
+
+    Args:
+      of, labels: the domain and the class of each query.
+    """
+    found = {}
+    words = np.array([name.split()[-1 if name.split()[-1].isdecimal() else 0] for name in store.domain_names])[of]
+    if store.info.name.endswith("_c"):
+        found |= {f"severity {number}": words == number for number in sorted(set(words.ravel()))}
+    if store.info.name.startswith("unipen"):
+        found |= {f"site {site}": words == site for site in sorted(set(words.ravel()))}
+    if set(AMBIGUOUS) <= set(store.info.class_names):
+        alike = np.isin(np.array(store.info.class_names)[labels], list(AMBIGUOUS))
+        found |= {"case by size": alike, "all others": ~alike}
+    return found
 
 
 def attention(
@@ -89,7 +112,9 @@ def interval(values: np.ndarray) -> list[float]:
 def correlation(x: np.ndarray, y: np.ndarray, resamples: int = 2000) -> list[float]:
     """Pearson's correlation of x and y [tasks, queries], and its 95 % bootstrap interval over the tasks."""
     rng, n = np.random.default_rng(0), len(x)
+    if not x.std() or not y.std():
+        return [0.0, 0.0, 0.0]  # a constant correlates with nothing
     chosen = [np.arange(n), *rng.integers(0, n, (resamples, n))]
-    found = [np.corrcoef(x[rows].ravel(), y[rows].ravel())[0, 1] for rows in chosen]
-    found = np.nan_to_num(found)  # a constant correlates with nothing
+    with np.errstate(invalid="ignore"):
+        found = np.nan_to_num([np.corrcoef(x[rows].ravel(), y[rows].ravel())[0, 1] for rows in chosen])
     return [float(found[0]), *map(float, np.percentile(found[1:], [2.5, 97.5]))]

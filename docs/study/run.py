@@ -44,14 +44,14 @@ class Part(NamedTuple):
         return "_".join(filter(None, [self.benchmark, self.variant]))
 
 
-ALL, USUAL = "usual,other_tasks,contexts", "usual"
+ALL, CURVES, USUAL = "usual,other_tasks,contexts,other_starts", "usual,contexts,other_starts", "usual"
 PARTS = {
     "unipen": Part("unipen", (*TRAINED, *UNTRAINED), ALL, 5),
     "cifar10_c": Part("cifar10_c", (*TRAINED, *UNTRAINED), ALL, 5, "small"),
-    "unipen_sizes": Part("unipen", (*TRAINED, *UNTRAINED), "usual,contexts", 3, "sizes"),
-    "glyphs": Part("glyphs", (*TRAINED, *UNTRAINED), "usual,contexts", 3),
-    "glyphs_c": Part("glyphs_c", (*TRAINED, *UNTRAINED), "usual,contexts", 3),
-    "qmnist": Part("qmnist", (*TRAINED, *UNTRAINED), "usual,contexts", 3),
+    "unipen_sizes": Part("unipen", (*TRAINED, *UNTRAINED), CURVES, 3, "sizes"),
+    "glyphs": Part("glyphs", (*TRAINED, *UNTRAINED), CURVES, 3),
+    "glyphs_c": Part("glyphs_c", (*TRAINED, *UNTRAINED), CURVES, 3),
+    "qmnist": Part("qmnist", (*TRAINED, *UNTRAINED), CURVES, 3),
     "unipen_tuning": Part("unipen", (*TUNING, "sla"), USUAL, 3),
     "cifar10_c_tuning": Part("cifar10_c", (*TUNING, "sla"), USUAL, 3, "small"),
 }
@@ -138,7 +138,7 @@ def main() -> None:
         if faults:
             raise SystemExit("\n".join(faults))
         if seed == 0 and name in PARTS:
-            text = json.dumps(details(results, open_data(results[0].config, args.data_dir)), indent=1)
+            text = json.dumps(details(results, open_data(results[0].config, args.data_dir)))
             (RECORDS / f"{name}-0.json").write_text(text + "\n")
         records.write(RECORDS / f"{name}-{seed}.records", results)
         print(f"== {name}, seed {seed}: {len(results)} results recorded", flush=True)

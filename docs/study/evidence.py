@@ -1,0 +1,108 @@
+"""The study's records as scores of tasks, and paired differences of them with 95 % bootstrap intervals over the tasks."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cxda_jax import metrics
+from cxda_jax.study import records
+from cxda_jax.study.settings import parse
+
+RECORDS = Path(__file__).parent / "records"
+Key = tuple[str, str]  # a label and a setting such as "context=5"; "" is the usual tasks
+
+
+class Gap(NamedTuple):
+    """A difference in points and its 95 % interval, of the mean over tasks and of the worst tenth of them."""
+
+    avg: tuple[float, float, float]
+    w10: tuple[float, float, float]
+    seeds: tuple[int, ...]
+
+
+@dataclasses.dataclass(eq=False)  # so that what follows from it can be cached
+class Evidence:
+    """What the records of one store say.
+
+    Attributes:
+      store: its name; "(smoke)" is added where sizes are too small to mean anything.
+      scores: by label and setting, then by seed: the accuracy of each task, [tasks].
+      rows: the same keys: result.json's row of each.
+      details: what docs/study/details.py found at seed 0.
+    """
+
+    store: str
+    scores: dict[Key, dict[int, np.ndarray]]
+    rows: dict[Key, dict[int, dict[str, Any]]]
+    details: dict[str, Any]
+
+    def has(self, *keys: Key) -> bool:
+        return all(key in self.scores for key in keys)
+
+    def level(self, key: Key, score: str) -> np.ndarray:
+        """avg or w10 of each seed."""
+        return np.array([row[score] for row in self.rows[key].values()])
+
+    def gaps(self, pairs: Sequence[tuple[Key, Key]]) -> dict[tuple[Key, Key], Gap]:
+        """The first of each pair minus the second, averaged over the seeds that both have. What no seed has is left out."""
+        wanted, keys = {}, {}
+        for a, b in pairs:
+            seeds = tuple(sorted(self.scores.get(a, {}).keys() & self.scores.get(b, {}).keys()))
+            if seeds:
+                wanted[a, b] = seeds
+                for key in (a, b):
+                    asked = {row[records.RECORDED]["query"] for row in (self.rows[k][s] for k in (a, b) for s in seeds)}
+                    assert len(asked) == 1, f"{self.store}: {a} and {b} are of different tasks"
+                    keys |= {(key, seed): self.scores[key][seed] for seed in seeds}
+        if not wanted:
+            return {}
+        by_task = np.stack(
+            [np.mean([self.scores[a][s] - self.scores[b][s] for s in of], axis=0) for (a, b), of in wanted.items()]
+        )
+        avg = [by_task.mean(1), *metrics.bootstrap_interval(by_task)]
+        drawn = dict(zip(keys, metrics.bootstrap_worst_decile(np.stack(list(keys.values()))), strict=True))
+        found = {}
+        for i, ((a, b), seeds) in enumerate(wanted.items()):
+            exact = np.mean([metrics.worst_decile(keys[a, s]) - metrics.worst_decile(keys[b, s]) for s in seeds])
+            samples = np.mean([drawn[a, s] - drawn[b, s] for s in seeds], axis=0)
+            w10 = [exact, *np.percentile(samples, [2.5, 97.5])]
+            found[a, b] = Gap(points([each[i] for each in avg]), points(w10), seeds)
+        return found
+
+
+def points(shares: Sequence[float]) -> tuple[float, float, float]:
+    """Shares as points; rounded, so that the order of sums does not show."""
+    mean, low, high = (round(100 * float(share), 6) + 0.0 for share in shares)
+    return mean, low, high
+
+
+def load(folder: Path = RECORDS) -> dict[str, Evidence]:
+    """The evidence of each store, and apart from it that of changes to one method."""
+    found: dict[str, Evidence] = {}
+    for path in sorted(folder.glob("*.records")):
+        for one in records.read(path):
+            part = path.stem.rpartition("-")[0]
+            changed = part.endswith(("_changes", "_spread"))
+            store = part if changed else one.row["data_name"] + " (smoke)" * bool(one.row.get("smoke"))
+            evidence = found.setdefault(store, Evidence(store, {}, {}, {}))
+            setting = one.row["setting"]
+            label = one.run.split("/")[-2] if changed else parse(setting).left_out_of(one.row["label"])
+            key = label, setting
+            evidence.scores.setdefault(key, {})[one.row["seed"]] = one.scores
+            evidence.rows.setdefault(key, {})[one.row["seed"]] = dict(one.row)
+    for path in sorted(folder.glob("*.json")):
+        told = json.loads(path.read_text())
+        evidence = next((e for e in found.values() if told["data_hash"] in hashes(e)), None)
+        if evidence:
+            for name, value in told.items():
+                if isinstance(value, dict):
+                    evidence.details.setdefault(name, {}).update(value)
+    return found
+
+
+def hashes(evidence: Evidence) -> set[str]:
+    return {row["data_hash"] for of in evidence.rows.values() for row in of.values()}

@@ -1,0 +1,309 @@
+"""The tables of the study, as Markdown, one function each."""
+
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cxda_jax.metrics import bootstrap_interval, mean_sem
+from cxda_jax.report.tables import STAND_INS, paper_figures
+from docs.study.evidence import Evidence, Gap, Key, points
+
+HERE = Path(__file__).parent
+MAIN = ("unipen", "cifar10_c")
+STORES = (*MAIN, "unipen_sizes", "qmnist", "glyphs", "glyphs_c")
+RIVALS = ("erm", "erm_iid", "bn", "cml", "ft_em", "ft_im", "sf_ocda", "cotta", "sla")  # of question 1
+BASE = "erm_iid"  # what a method that adapts has to beat
+UNTRAINED = tuple(f"{name},from={BASE}" for name in ("bn_alpha", "feature_shift", "lame", "t3a"))
+FORWARD = ("cxda_any", "icrm", "cxda_loo", "cxda", "bn", "cml", *UNTRAINED)  # of question 2
+LEVELS = ("erm", *FORWARD[:7])
+SIZES = (0, 1, 2, 5, 10, 20, 50, 100)
+SHOWN = (0, 1, 5, 20, 100)
+CHANGES = {  # question 3: what the change is called on the page
+    "known_domains": "known domains (`cxda_supervised`)", "patch": "patches, not images (`cxda_p2p`)", "pooled": "pooled features",
+    "statistics_stop": "no gradient through the support's statistics", "statistics_own": "training queries by their own statistics",
+    "statistics_blended": "statistics blended, n / (n + 20)", "statistics_running": "running statistics",
+    "scale_head": "scores divided by the head's size", "four_tasks": "four tasks an update, a quarter of the updates",
+    "labels_own": "the support's labels teach, each image sees itself",
+    "cxda_loo": "they teach, leave-one-out (`cxda_loo`)", "cxda_any": "they teach, random subsets (`cxda_any`)",
+}  # fmt: skip
+VARIED = ("cxda_any", "icrm", "cxda_loo", "cxda", "bn")  # of question 4
+Studies = dict[str, Evidence]
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; "nothing yet" where there is no row."""
+    if not rows:
+        return "Nothing is recorded yet."
+    return "\n".join([row(*head), row(*["---"] * len(head)), *(row(*cells) for cells in rows)])
+
+
+def signed(gap: tuple[float, float, float] | None) -> str:
+    """+1.6 (+1.1 to +2.0); bold where the interval leaves out zero."""
+    if gap is None:
+        return ""
+    text = "{:+.1f} ({:+.1f} to {:+.1f})".format(*gap)
+    return f"**{text}**" if gap[1] > 0 or gap[2] < 0 else text
+
+
+def called(label: str) -> str:
+    """A method as the page calls it. Those without training start from BASE there, which the page says once."""
+    return f"`{label.removesuffix(f',from={BASE}')}`"
+
+
+def many(count: int, what: str = "seed") -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def at(label: str, n: int) -> Key:
+    """A method when n images have arrived; BASE reads no image, so that its usual result holds for all n."""
+    return (label, "") if label == BASE else (label, f"context={n}")
+
+
+@functools.cache
+def leads(evidence: Evidence) -> dict[tuple[str, int], Gap]:
+    """By method and n: its lead over BASE. Cached, since two tables and a figure show it."""
+    found = evidence.gaps([(at(label, n), (BASE, "")) for label in FORWARD for n in SIZES])
+    return {(a[0], int(a[1].split("=")[1])): gap for (a, _), gap in found.items()}
+
+
+def levels(studies: Studies) -> str:
+    """Avg / W10% of methods on all data sets."""
+    names = [store for store in STORES if store in studies]
+    rows = []
+    for label in (BASE, *LEVELS):
+        cells = []
+        for store in names:
+            evidence = studies[store]
+            if not evidence.has((label, "")):
+                cells.append("")
+                continue
+            scores = [mean_sem(evidence.level((label, ""), score)) for score in ("avg", "w10")]
+            cells.append(" / ".join(f"{mean:.1f}" + f" ± {sem:.1f}" * math.isfinite(sem) for mean, sem in scores))
+        rows.append([called(label), *cells])
+    seeds = [many(len(studies[store].scores.get((BASE, ""), {}))) for store in names]
+    return table(["", *(f"`{store}`, {count}" for store, count in zip(names, seeds, strict=True))], rows)
+
+
+def rivals(studies: Studies) -> str:
+    """cxda minus each rival of the paper, beside the paper's own difference."""
+    head, columns = ["`cxda` minus"], []
+    for store in (store for store in MAIN if store in studies):
+        found = studies[store].gaps([(("cxda", ""), (rival, "")) for rival in RIVALS])
+        gaps = {b[0]: gap for (_, b), gap in found.items()}
+        paper = STAND_INS[store]
+        known = {m for t, b, m, setting, _ in paper_figures() if (t, b, setting) == ("main", paper, "")}
+        for score, metric, title in (("avg", "mean_accuracy", "Avg"), ("w10", "worst10_accuracy", "W10%")):
+            head += [f"`{store}`, {title}", f"paper, {paper}, {title}"]
+            told = {r: paper_figures()["main", paper, r, "", metric][0] for r in ("cxda", *RIVALS) if r in known}
+            columns.append({r: signed(getattr(gap, score)) for r, gap in gaps.items()})
+            columns.append({r: f"{told['cxda'] - told[r]:+.1f}" for r in RIVALS if r in told})
+    rows = [[f"`{rival}`", *(column.get(rival, "") for column in columns)] for rival in RIVALS]
+    return table(head, [cells for cells in rows if any(cells[1::2])])
+
+
+def buffers(studies: Studies) -> str:
+    """Each method minus BASE at some sizes of the buffer, and the sizes at which it does harm or good."""
+    rows = []
+    for store in (store for store in MAIN if store in studies):
+        found = leads(studies[store])
+        for label in FORWARD:
+            gaps = {n: found[label, n] for n in SIZES if (label, n) in found}
+            if gaps:
+                harm = [n for n, gap in gaps.items() if gap.avg[2] < 0]
+                good = [n for n, gap in gaps.items() if gap.avg[1] > 0]
+                ends = [", ".join(map(str, sizes)) or "nowhere" for sizes in (good, harm)]
+                rows.append(
+                    [f"`{store}`, {called(label)}", *(signed(gaps[n].avg) if n in gaps else "" for n in SHOWN), *ends]
+                )
+    return table([f"minus `{BASE}`, Avg", *(f"n = {n}" for n in SHOWN), "better at n", "worse at n"], rows)
+
+
+def elsewhere(studies: Studies) -> str:
+    """Each method minus BASE on all data sets, with an empty buffer and a full one."""
+    names = [store for store in STORES if store in studies]
+    rows = []
+    for label in FORWARD:
+        cells = [
+            [
+                signed(leads(studies[store])[label, n].avg) if (label, n) in leads(studies[store]) else ""
+                for n in (0, 100)
+            ]
+            for store in names
+        ]
+        rows.append([called(label), *("; ".join(filter(None, of_store)) for of_store in cells)])
+    return table(
+        [f"minus `{BASE}`, Avg at n = 0; at n = 100", *(f"`{store}`" for store in names)],
+        [r for r in rows if any(r[1:])],
+    )
+
+
+def own_images(studies: Studies) -> str:
+    """What the device's images add: each method at n = 100 minus itself at n = 0."""
+    names, rows = [store for store in STORES if store in studies], []
+    found = {store: studies[store].gaps([((m, "context=100"), (m, "context=0")) for m in FORWARD]) for store in names}
+    for label in FORWARD:
+        pair = (label, "context=100"), (label, "context=0")
+        rows.append(
+            [called(label), *(signed(found[store][pair].avg) if pair in found[store] else "" for store in names)]
+        )
+    return table(["100 images minus none, Avg", *(f"`{store}`" for store in names)], [r for r in rows if any(r[1:])])
+
+
+def changes(studies: Studies) -> str:
+    """Changes to the paper's method on unipen, each minus the method itself."""
+    found = changed(studies)
+    rows = [[CHANGES[name], signed(gap.avg), signed(gap.w10), many(len(gap.seeds))] for name, gap in found.items()]
+    return table(["`cxda` on `unipen` with", "Avg", "W10%", ""], rows)
+
+
+def changed(studies: Studies) -> dict[str, Gap]:
+    """By change, its gap to the method itself."""
+    if "unipen" not in studies:
+        return {}
+    base, own = studies["unipen"], studies.get("unipen_changes")
+    together = Evidence("unipen", dict(base.scores), dict(base.rows), {})
+    if own:
+        together.scores.update(own.scores)
+        together.rows.update(own.rows)
+    gaps = together.gaps([((name, ""), ("cxda", "")) for name in CHANGES])
+    return {a[0]: gap for (a, _), gap in gaps.items()}
+
+
+def other_tasks(studies: Studies) -> str:
+    """The lead over BASE with other numbers of domains and of support images."""
+    rows = []
+    for store in (store for store in MAIN if store in studies):
+        evidence = studies[store]
+        for kind, title in (("num_domains", "domains"), ("support_size", "images")):
+            settings = sorted({s for _, s in evidence.scores if s.startswith(kind)}, key=lambda s: int(s.split("=")[1]))
+            gaps = evidence.gaps([((label, s), (BASE, s)) for s in settings for label in VARIED])
+            for s in settings:
+                cells = [gaps.get(((label, s), (BASE, s))) for label in VARIED]
+                rows.append([f"`{store}`, {s.split('=')[1]} {title}", *(signed(gap and gap.avg) for gap in cells)])
+    return table([f"minus `{BASE}`, Avg", *map(called, VARIED)], rows)
+
+
+def kinds(studies: Studies) -> str:
+    """The lead over BASE in groups of queries, at seed 0: severities, sites, letters that differ by size."""
+    rows = []
+    for store, evidence in studies.items():
+        for name, gaps in kind_gaps(evidence).items():
+            count = f"{sum(evidence.details['sizes'][name]):,} questions"
+            rows.append([f"`{store}`, {name}", count, *(signed(gaps.get(label)) for label in VARIED)])
+    return table([f"minus `{BASE}`, Avg, seed 0", "", *map(called, VARIED)], rows)
+
+
+def kind_gaps(evidence: Evidence) -> dict[str, dict[str, tuple[float, float, float]]]:
+    """By group and label: the difference to BASE of the share of right answers, with its interval over tasks."""
+    methods, found = evidence.details.get("methods", {}), {}
+    for name, size in evidence.details.get("sizes", {}).items():
+        if BASE in methods:
+            mean = np.mean(size)
+            for label in (label for label in VARIED if label in methods):
+                gap = (np.array(methods[label]["right"][name]) - methods[BASE]["right"][name]) / mean
+                found.setdefault(name, {})[label] = points([gap.mean(), *bootstrap_interval(gap)])
+    return found
+
+
+def attention(studies: Studies) -> str:
+    """Where attention goes, at seed 0."""
+    rows = []
+    for store, evidence in studies.items():
+        for label, told in evidence.details.get("methods", {}).items():
+            if a := told.get("attention"):
+                shares = [
+                    f"{100 * a[name][0]:.1f} % against {100 * a[f'{name}_chance']:.1f} %"
+                    for name in ("own_domain", "same_class")
+                ]
+                gain = a.get("gain_correlation", {})
+                links = [
+                    "{:+.2f} ({:+.2f} to {:+.2f})".format(*gain[name]) if name in gain else ""
+                    for name in ("own_domain", "same_class")
+                ]
+                rows.append([f"`{store}`, {called(label)}", *shares, f"{a['effective_images'][0]:.0f}", *links])
+    head = [
+        "",
+        "own domain, against chance",
+        "same class, against chance",
+        "effective images",
+        "gain and own domain",
+        "gain and same class",
+    ]
+    return table(head, rows)
+
+
+def spread(studies: Studies) -> str:
+    """The standard deviation over seeds, and the smallest difference of two methods that k seeds can show."""
+    rows = []
+    for store in (store for store in STORES if store in studies):
+        evidence = studies[store]
+        for label in ("erm_iid", "bn", "cxda", "cxda_any", "icrm"):
+            if evidence.has((label, "")) and len(evidence.scores[label, ""]) > 1:
+                values = [evidence.level((label, ""), score) for score in ("avg", "w10")]
+                cells = [f"{x.std(ddof=1):.2f}" for x in values] + [
+                    f"{2 * x.std(ddof=1) * math.sqrt(2 / len(x)):.1f}" for x in values
+                ]
+                rows.append([f"`{store}`, {called(label)}", many(len(values[0])), *cells])
+    return table(["", "", "Avg, deviation", "W10%, deviation", "Avg, needed", "W10%, needed"], rows)
+
+
+def reruns(studies: Studies) -> str:
+    """Trainings of seed 0 again, each with one thing changed that should not matter, minus the first."""
+    own, base = studies.get("unipen_spread"), studies.get("unipen")
+    rows = []
+    for (name, setting), seeds in (own.scores if own else {}).items():
+        method, what = name.split(",")
+        assert base and own
+        for seed, scores in seeds.items():
+            gap = points([*(g := scores - base.scores[method, ""][seed]).mean(keepdims=True), *bootstrap_interval(g)])
+            same = own.rows[name, setting][seed]["weights_hash"] == base.rows[method, ""][seed]["weights_hash"]
+            device = own.rows[name, setting][seed]["device"]
+            rows.append([f"`{method}`, {what}", signed(gap), "equal" if same else "not equal", device])
+    return table(["again, seed 0", "Avg, points", "weights", ""], rows)
+
+
+def rates(studies: Studies) -> str:
+    """What the validation domains chose."""
+    told = json.loads((HERE / "tuning.json").read_text())
+    rows = []
+    for store, of_store in told["rates"].items():
+        for method, entry in of_store.items():
+            tried = ", ".join(f"{rate}: {of['val']:.1f}" for rate, of in entry["tried"].items())
+            rows.append([f"`{store}`, `{method}`", f"{entry['rate']:g}", tried])
+    return table(["", "rate", "validation accuracy at each rate"], rows)
+
+
+def cost(studies: Studies) -> str:
+    """Trainings and minutes of each data set."""
+    rows = []
+    for store, evidence in sorted(studies.items()):
+        runs = {r["weights_hash"]: r for of in evidence.rows.values() for r in of.values()}
+        minutes = sum(r["train_minutes"] or 0 for r in runs.values())
+        devices, commits = (
+            {*values} for values in zip(*((r["device"], r["recorded"]["commit"]) for r in runs.values()), strict=True)
+        )
+        results = sum(map(len, evidence.scores.values()))
+        rows.append(
+            [
+                f"`{store}`",
+                str(len(runs)),
+                f"{minutes:.0f}",
+                str(results),
+                "; ".join(sorted(devices)),
+                ", ".join(sorted(commits)),
+            ]
+        )
+    return table(["", "trainings", "minutes", "tests", "machine", "commit"], rows)
+
+
+TABLES: dict[str, Callable[[Studies], str]] = {
+    f.__name__: f for f in (levels, rivals, buffers, elsewhere, own_images, changes, other_tasks, kinds, attention, spread, reruns, rates, cost)
+}  # fmt: skip

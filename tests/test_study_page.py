@@ -1,0 +1,226 @@
+"""The published study: its numbers follow from its records, and from closed forms."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cxda_jax.data.store import DomainStore, StoreInfo
+from cxda_jax.study import records
+from cxda_jax.study.results import read_results
+from docs.study import details, evidence, make, run, tables, tune
+from tests.results import PROTOCOL, make_result, write_result
+
+TASKS, QUERIES, HASH = 60, 20, "ab" * 32
+
+
+@pytest.fixture(scope="module")
+def right():
+    """By label, setting and seed: how many queries of each task are right."""
+    rng, counts = np.random.default_rng(0), {}
+    for label, settings, mean in (
+        ("erm_iid", ("", "num_domains=2"), 0.6),
+        ("cxda", ("", "context=0", "context=5", "context=100", "num_domains=2"), 0.7),
+        ("erm", ("",), 0.5),
+        ("bn_alpha,from=erm_iid", ("", "context=0", "context=5"), 0.6),
+    ):
+        for setting in settings:
+            for seed in (0, 1, 2):
+                counts[label, setting, seed] = rng.binomial(QUERIES, mean, TASKS)
+    return counts
+
+
+@pytest.fixture(scope="module")
+def studies(right, tmp_path_factory):
+    """Records of these, and of two changes to cxda, read as the study's."""
+    folder = tmp_path_factory.mktemp("records")
+    rng, config = np.random.default_rng(1), PROTOCOL["cifar_c"]
+    query, support = rng.integers(0, 999, (TASKS, QUERIES)), rng.integers(0, 999, (TASKS, 100))
+
+    def write(label, setting, seed, counts, place, whole):
+        run_folder = folder / place / label.split(",")[0] / str(seed)
+        asked = query + 1 if setting.startswith("num") else query
+        row = {"data_name": "unipen", "data_hash": HASH, "config_hash": HASH, "weights_hash": f"{whole}{seed}"}
+        result = make_result(label.split(",")[0], seed, "unipen", setting, whole, config, **row)
+        result = result._replace(row={**result.row, "num_tasks": TASKS})
+        labels = np.zeros((TASKS, QUERIES), int)
+        predictions = (np.arange(QUERIES) >= counts[:, None]).astype(int)
+        at = run_folder if not setting and "," not in label else run_folder / whole
+        write_result(result, at, labels, predictions, support, asked, run_folder)
+        (run_folder / "config.json").write_text(json.dumps({**config, "method": label.split(",")[0], "seed": seed}))
+
+    for (label, setting, seed), counts in right.items():
+        write(label, setting, seed, counts, "runs", ",".join(filter(None, [label, setting])))
+    for name in ("pooled", "labels_own"):
+        write("cxda", "", 0, right["cxda", "", 0] - (right["cxda", "", 0] > 0), f"changes/{name}", "cxda")
+    records.write(folder / "unipen-0.records", read_results((folder / "runs").glob("*/*"))[0])
+    # In a file of changes a run is named by its change.
+    for name in ("pooled", "labels_own"):
+        (folder / "changes" / name / "cxda" / "0").rename(folder / "changes" / name / "0")
+    records.write(folder / "unipen_changes-0.records", read_results((folder / "changes").glob("*/0"))[0])
+    return evidence.load(folder)
+
+
+def test_records_are_the_scores(studies, right):
+    assert set(studies) == {"unipen", "unipen_changes"}
+    found = studies["unipen"].scores
+    assert {(*key, seed) for key, seeds in found.items() for seed in seeds} == set(right)
+    for (label, setting, seed), counts in right.items():
+        np.testing.assert_array_equal(found[label, setting][seed], counts / QUERIES)
+    assert set(studies["unipen_changes"].scores) == {("pooled", ""), ("labels_own", "")}
+
+
+def test_gaps_are_means_and_bootstrap_intervals(studies, right):
+    gap = studies["unipen"].gaps([(("cxda", ""), ("erm_iid", ""))])[("cxda", ""), ("erm_iid", "")]
+    by_task = np.mean([right["cxda", "", s] - right["erm_iid", "", s] for s in range(3)], axis=0) * 100 / QUERIES
+    assert gap.seeds == (0, 1, 2) and gap.avg[0] == pytest.approx(by_task.mean(), abs=1e-5)
+    half = 1.96 * by_task.std(ddof=1) / TASKS**0.5  # the bootstrap's interval of a mean tends to the normal one
+    assert gap.avg[1:] == pytest.approx((by_task.mean() - half, by_task.mean() + half), abs=0.25)
+    lowest = [np.sort(right[m, "", s])[: TASKS // 10].mean() for m in ("cxda", "erm_iid") for s in range(3)]
+    assert gap.w10[0] == pytest.approx(100 / QUERIES * (np.mean(lowest[:3]) - np.mean(lowest[3:])), abs=1e-5)
+    assert gap.w10[1] < gap.w10[0] < gap.w10[2]
+    assert studies["unipen"].gaps([(("cxda", ""), ("bn", ""))]) == {}, "what is not recorded is left out"
+    with pytest.raises(AssertionError, match="different tasks"):
+        studies["unipen"].gaps([(("cxda", "num_domains=2"), ("erm_iid", ""))])
+
+
+def test_tables_hold_what_is_recorded(studies, right):
+    def points(a, b):
+        return np.mean([right[*a, s] - right[*b, s] for s in range(3)]) * 100 / QUERIES
+
+    base = ("erm_iid", "")
+    lines = tables.buffers(studies).splitlines()
+    (cxda,) = [line for line in lines if "`cxda`" in line]
+    for n in (0, 5, 100):
+        assert f"{points(('cxda', f'context={n}'), base):+.1f} (" in cxda
+    assert "| 0, 5, 100 | nowhere |" in cxda and any("`bn_alpha`" in line for line in lines)
+    rival = next(line for line in tables.rivals(studies).splitlines() if line.startswith("| `erm` "))
+    assert f"{points(('cxda', ''), ('erm', '')):+.1f} (" in rival and "| +1.1 |" in rival and "| +0.6 |" in rival, (
+        "78.3 - 77.2"
+    )
+    assert "**-5.0 (-5.0 to -5.0)**" in tables.changes(studies), "one answer of twenty less"
+    other = next(line for line in tables.other_tasks(studies).splitlines() if "2 domains" in line)
+    assert f"{points(('cxda', 'num_domains=2'), ('erm_iid', 'num_domains=2')):+.1f} (" in other
+    spread = next(line for line in tables.spread(studies).splitlines() if "`cxda`" in line)
+    means = [right["cxda", "", s].mean() * 100 / QUERIES for s in range(3)]
+    assert f"| {np.std(means, ddof=1):.2f} |" in spread
+    assert tables.attention(studies) == tables.kinds(studies) == "Nothing is recorded yet."
+    for name, table in tables.TABLES.items():
+        if name != "rates":
+            widths = {line.count("|") for line in table(studies).splitlines()}
+            assert len(widths) == 1, f"{name}: all rows have equally many cells"
+
+
+def test_a_page_keeps_its_own_words():
+    page = "a\n<!-- levels -->\nold\n<!-- end -->\nb\n<!-- spread -->\n\n<!-- end -->\n"
+    filled = make.filled(page, {"levels": "| new |", "spread": "| x |"})
+    assert filled == "a\n<!-- levels -->\n| new |\n<!-- end -->\nb\n<!-- spread -->\n| x |\n<!-- end -->\n"
+    assert make.filled(filled, {"levels": "| new |", "spread": "| x |"}) == filled
+
+
+def check_schema(entries):
+    """What leaderboard.schema.json asks, as far as JSON Schema's words in it go."""
+    item = json.loads((Path(make.__file__).parent / "leaderboard.schema.json").read_text())["items"]
+    kinds = {"string": str, "integer": int, "number": (int, float), "array": list, "null": type(None)}
+    for entry in entries:
+        assert set(entry) == set(item["required"]) == set(item["properties"])
+        for name, value in entry.items():
+            rule = item["properties"][name]
+            allowed = rule.get("oneOf", [rule])
+            (fits,) = [one for one in allowed if isinstance(value, kinds[one["type"]])]
+            if isinstance(value, list):
+                assert fits.get("minItems", 0) <= len(value) <= fits.get("maxItems", 10**6)
+                assert all(isinstance(v, kinds[fits["items"]["type"]]) for v in value)
+            if isinstance(value, int | float):
+                assert fits.get("minimum", 0) <= value <= fits.get("maximum", 10**9)
+            if "pattern" in fits:
+                assert len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
+def test_the_leaderboard_has_one_entry_a_method_and_benchmark(studies, right):
+    entries = make.leaderboard(studies)
+    check_schema(entries)
+    assert [e["method"] for e in entries] == sorted(
+        {k[0] for k in right}, key=lambda m: -next(e["avg"] for e in entries if e["method"] == m)
+    )
+    best = entries[0]
+    assert best["avg"] == pytest.approx(
+        np.mean([right[best["method"], "", s] for s in range(3)]) * 100 / QUERIES, abs=1e-3
+    )
+    lines = make.results_csv(studies).splitlines()
+    assert len(lines) == 1 + 4 * 3 + 2 and lines[0].startswith("study,label,seed,avg,w10")
+
+
+def small_store(name, names, classes):
+    """Two images a domain."""
+    info = StoreInfo(name, tuple(classes), (0.5,), (0.5,))
+    rows = 2 * len(names)
+    return DomainStore(info, np.zeros((rows, 8, 8, 1), np.uint8), np.arange(rows, dtype=np.int32) % len(classes),
+                       np.arange(0, rows + 1, 2), ("test",) * len(names), tuple(names), HASH)  # fmt: skip
+
+
+def test_queries_are_grouped_by_the_kind_of_shift():
+    store = small_store("cifar10_c", ("fog 1", "fog 5", "snow 5"), "ab")
+    found = details.groups(store, np.array([[0, 1, 2]]), np.array([[0, 1, 1]]))
+    assert {name: of.tolist() for name, of in found.items()} == {
+        "severity 1": [[True, False, False]], "severity 5": [[False, True, True]],
+    }  # fmt: skip
+    letters = "cCoOsSab"
+    store = small_store("unipen_sizes", ("apa One", "apb Two"), letters)
+    found = details.groups(store, np.array([[0, 1, 1]]), np.array([[0, 6, 5]]))
+    assert found["case by size"].tolist() == [[True, False, True]] and found["all others"].tolist() == [
+        [False, True, False]
+    ]
+    assert found["site apa"].tolist() == [[True, False, False]] and found["site apb"].tolist() == [[False, True, True]]
+
+
+def test_attention_is_measured_as_the_closed_forms_say():
+    support = np.arange(10)  # of five domains, in the order of the store
+    kept = {
+        "support_domain": np.tile(support // 2, (3, 1)),
+        "query_domain": np.tile([0, 4], (3, 1)),
+        "weights": np.full((3, 2, 4, 10), 0.05, np.float16),
+    }
+    labels = support % 2
+    stored = {
+        "support": np.tile(support, (3, 1)),
+        "labels": np.tile([0, 1], (3, 1)),
+        "predictions": np.tile([0, 1], (3, 1)),
+    }
+    even = details.attention(kept, stored, labels, None)
+    assert even["on_images"][0] == pytest.approx(0.5, abs=1e-3) and even["effective_images"][0] == pytest.approx(
+        10, abs=1e-3
+    )
+    assert even["own_domain"][0] == pytest.approx(even["own_domain_chance"]) == pytest.approx(0.2)
+    assert even["same_class"][0] == pytest.approx(even["same_class_chance"]) == pytest.approx(0.5)
+    own = (kept["query_domain"][:, :, None] == kept["support_domain"][:, None])[:, :, None]
+    kept["weights"] = np.where(own, 0.5, 0.0).repeat(4, 2)
+    before = np.array([[0, 0], [1, 1], [1, 0]])
+    found = details.attention(kept, stored, labels, before)
+    assert found["own_domain"] == pytest.approx([1, 1, 1]) and found["effective_images"][0] == pytest.approx(2)
+    assert found["gain_correlation"]["own_domain"] == [0, 0, 0], "what never differs correlates with nothing"
+    x, y = np.random.default_rng(0).normal(size=(2, 40, 20))
+    r, low, high = details.correlation(x, x + y)
+    assert low < 0.5**0.5 < high and r == pytest.approx(np.corrcoef(x.ravel(), (x + y).ravel())[0, 1])
+
+
+def test_the_rule_for_rates():
+    def tried(*scores):
+        return {
+            rate: {"val": score} for rate, score in zip((0.003, 0.01, 0.03, 0.1, 0.3), scores, strict=True) if score
+        }
+
+    assert tune.next_rate({}) == 0.1 and tune.next_rate(tried(0, 0, 0, 70, 0)) == 0.03
+    assert tune.next_rate(tried(0, 60, 71, 70, 0)) is None, "the best is in the middle"
+    assert tune.next_rate(tried(0, 72, 71, 70, 0)) == 0.003 and tune.next_rate(tried(0, 60, 71, 72, 0)) == 0.3
+    assert tune.next_rate(tried(73, 72, 71, 70, 0)) is None and tune.next_rate(tried(0, 60, 71, 72, 73)) is None
+    assert tune.chosen(tried(0, 71, 71, 70, 0)) == 0.01, "of equal ones the smaller"
+
+
+def test_the_first_seed_of_all_parts_comes_first():
+    order = list(run.units([], []))
+    assert [seed for _, seed in order] == sorted(seed for _, seed in order) and len(set(order)) == len(order)
+    assert {name for name, seed in order if seed == 4} == {"unipen", "cifar10_c"}
+    assert list(run.units(["glyphs"], [1])) == [("glyphs", 1)]
+    assert {f"{n}-{s}" for n, s in order} >= {path.stem for path in evidence.RECORDS.glob("*.records")}
