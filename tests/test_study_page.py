@@ -152,6 +152,13 @@ def test_the_leaderboard_has_one_entry_a_method_and_benchmark(studies, right):
     assert len(lines) == 1 + 4 * 3 + 2 and lines[0].startswith("study,label,seed,avg,w10")
 
 
+def test_the_published_study_follows_from_its_records():
+    """All of its tables, README's, the leaderboard and the CSV."""
+    for path, text in make.made(evidence.load()).items():
+        assert path.read_text() == text, f"{path} differs from the records: python -m docs.study.make"
+    check_schema(json.loads((Path(make.__file__).parent / "leaderboard.json").read_text()))
+
+
 def small_store(name, names, classes):
     """Two images a domain."""
     info = StoreInfo(name, tuple(classes), (0.5,), (0.5,))

@@ -272,7 +272,8 @@ def reruns(studies: Studies) -> str:
 
 def rates(studies: Studies) -> str:
     """What the validation domains chose."""
-    told = json.loads((HERE / "tuning.json").read_text())
+    path = HERE / "tuning.json"
+    told = json.loads(path.read_text()) if path.exists() else {"rates": {}}
     rows = []
     for store, of_store in told["rates"].items():
         for method, entry in of_store.items():
