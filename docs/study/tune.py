@@ -7,7 +7,8 @@ config. The rate counts whose best checkpoint has the highest mean accuracy on 3
 that is the first or the last of the three, one more training is made beyond it. The number of steps is chosen with it, since the
 best checkpoint is one of those that were validated. The test that ends a training has one task, and nobody reads it.
 
-It goes on where it was stopped, and writes all validation scores and the choices to docs/study/tuning.json.
+It writes all validation scores and the choices to docs/study/tuning.json, and goes on where it was stopped: what is in that file is
+not trained again.
 """
 
 import argparse
@@ -18,11 +19,10 @@ import sys
 import time
 from pathlib import Path
 
-from cxda_jax.config import read
 from cxda_jax.disk.reading import read_lines
 from cxda_jax.progress import duration
 
-HERE = Path(__file__).parent
+CHOSEN = Path(__file__).parent / "tuning.json"
 BENCHMARKS = {"unipen": "unipen:{}", "cifar10_c": "cifar10_c:{},small"}
 METHODS = ("erm_iid", "cxda_any", "icrm", "cxda_loo", "cxda", "bn", "erm", "cml")
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
@@ -79,23 +79,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data_dir", required=True, help="where `cxda prepare` put unipen and cifar10_c")
     parser.add_argument("--folder", type=Path, default=Path("runs/tuning"), help="of the trainings")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="benchmarks; all if empty")
     parser.add_argument("--workers", type=int, default=2, help="trainings at once")
     args = parser.parse_args()
     began = time.monotonic()
-    found: dict[str, dict[str, dict]] = {benchmark: {} for benchmark in BENCHMARKS}
+    told = json.loads(CHOSEN.read_text()) if CHOSEN.exists() else {"seed": 0, "tasks": TASKS, "rates": {}}
     with futures.ThreadPoolExecutor(args.workers) as pool:
-        jobs = {pool.submit(tune, b, m, args.folder, args.data_dir): (b, m) for b in BENCHMARKS for m in METHODS}
+        todo = [(b, m) for b in args.only or BENCHMARKS for m in METHODS if m not in told["rates"].get(b, {})]
+        jobs = {pool.submit(tune, b, m, args.folder, args.data_dir): (b, m) for b, m in todo}
         for done, job in enumerate(futures.as_completed(jobs), 1):
             benchmark, method = jobs[job]
             scores = dict(sorted(job.result().items()))
-            found[benchmark][method] = {"rate": chosen(scores), "tried": {f"{rate:g}": scores[rate] for rate in scores}}
+            tried = {f"{rate:g}": scores[rate] for rate in scores}
+            told["rates"].setdefault(benchmark, {})[method] = {"rate": chosen(scores), "tried": tried}
+            told["rates"] = {b: in_order(told["rates"][b]) for b in BENCHMARKS if b in told["rates"]}
+            CHOSEN.write_text(json.dumps(told, indent=1) + "\n")
             rest = (time.monotonic() - began) / done * (len(jobs) - done)
-            tried = ", ".join(f"{rate:g}: {scores[rate]['val']:.1f}" for rate in scores)
-            print(f"[{done}/{len(jobs)}] {benchmark} {method}: {tried}  eta {duration(rest)}", flush=True)
-    ordered = {benchmark: {m: found[benchmark][m] for m in METHODS} for benchmark in BENCHMARKS}
-    used = {benchmark: read(BENCHMARKS[benchmark].format("cxda"))["data"]["name"] for benchmark in BENCHMARKS}
-    text = json.dumps({"seed": 0, "tasks": TASKS, "data": used, "rates": ordered}, indent=1)
-    (HERE / "tuning.json").write_text(text + "\n")
+            said = ", ".join(f"{rate}: {of['val']:.1f}" for rate, of in tried.items())
+            print(f"[{done}/{len(jobs)}] {benchmark} {method}: {said}  eta {duration(rest)}", flush=True)
+
+
+def in_order(of_methods: dict[str, dict]) -> dict[str, dict]:
+    return {m: of_methods[m] for m in METHODS if m in of_methods}
 
 
 if __name__ == "__main__":
