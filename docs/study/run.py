@@ -68,20 +68,22 @@ CHANGES: dict[str, tuple[str, dict[str, object]]] = {
     "four_tasks": ("cxda", {"train.tasks_per_step": 4, "train.steps": 751, "evaluation.every_steps": 188}),
     "labels_own": ("cxda", {"train.support_loss": "own"}),
 }
-CHANGED_SEEDS = 3
+# Trainings of seed 0 again, each with one thing changed that should not matter: what runs the command.
+AGAIN = {
+    "again": (sys.executable,),
+    "one core": ("taskset", "-c", "0", sys.executable),
+    "other versions": ("OTHER_PYTHON",),
+}
+REPEATED = ("cxda", "erm_iid")
 
 
 def units(only: list[str], seeds: list[int]) -> Iterator[tuple[str, int]]:
     """Each part and seed: seed 0 of all parts, then seed 1, and so on."""
-    counts = {name: part.seeds for name, part in PARTS.items()} | {"unipen_changes": CHANGED_SEEDS}
+    counts = {name: part.seeds for name, part in PARTS.items()} | {"unipen_changes": 3, "unipen_spread": 1}
     for seed in range(max(counts.values())):
         for name, count in counts.items():
             if seed < count and (not only or name in only) and (not seeds or seed in seeds):
                 yield name, seed
-
-
-def command(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "cxda_jax", *arguments], check=True)
 
 
 def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
@@ -90,23 +92,40 @@ def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> l
     where = folder / part.folder
     flags = [f"--benchmark={part.benchmark}", f"--variant={part.variant}", f"--seeds={seed}", f"--data_dir={data_dir}"]
     flags += [f"--only={','.join(part.methods)}", f"--tests={part.tests}", f"--study={where}", "--workers=2"]
-    command("reproduce", *flags, *["--dry_run"] * dry_run)
+    start = [sys.executable, "-m", "cxda_jax", "reproduce"]
+    subprocess.run([*start, *flags, *["--dry_run"] * dry_run], check=True)
     return sorted(where.glob(f"*/{seed}"))
 
 
-def change(seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
-    """Trains and tests all of CHANGES at a seed, two at a time, and returns the folders of the runs."""
+def change(seed: int, folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """The folder and the command of each training of CHANGES at a seed."""
+    for name, (method, fields) in CHANGES.items():
+        changed = [f"--config.{field}={value}" for field, value in fields.items()]
+        flags = [f"--config=unipen:{method}", f"--config.seed={seed}", *changed]
+        yield folder / "unipen_changes" / name / str(seed), [sys.executable, "-m", "cxda_jax", "train", *flags]
+
+
+def again(folder: Path, other_python: str) -> Iterator[tuple[Path, list[str]]]:
+    """The folder and the command of each training of AGAIN."""
+    for method in REPEATED:
+        for name, start in AGAIN.items():
+            command = [other_python if part == "OTHER_PYTHON" else part for part in start]
+            flags = ["-m", "cxda_jax", "train", f"--config=unipen:{method}"]
+            yield folder / "unipen_spread" / f"{method},{name}" / "0", [*command, *flags]
+
+
+def train(trainings: Iterator[tuple[Path, list[str]]], data_dir: str, dry_run: bool) -> list[Path]:
+    """Trains and tests, two at a time, and returns the folders of the runs."""
     runs = []
     with futures.ThreadPoolExecutor(2) as pool:
         jobs = []
-        for name, (method, fields) in CHANGES.items():
-            runs.append(run := folder / "unipen_changes" / name / str(seed))
-            flags = [f"--config=unipen:{method}", f"--config.seed={seed}", f"--workdir={run}", f"--data_dir={data_dir}"]
-            flags += [f"--config.{field}={value}" for field, value in fields.items()]
+        for run, start in trainings:
+            runs.append(run)
+            whole = [*start, f"--workdir={run}", f"--data_dir={data_dir}"]
             if dry_run:
-                print("cxda train", *flags)
+                print(*whole)
             elif not (run / "result.json").exists():
-                jobs.append(pool.submit(command, "train", *flags))
+                jobs.append(pool.submit(subprocess.run, whole, check=True))
         for job in jobs:
             job.result()
     return runs
@@ -118,6 +137,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/study"), help="of the runs")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="parts; all if empty")
     parser.add_argument("--seeds", type=lambda text: [*map(int, text.split(","))], default=[], help="all if empty")
+    parser.add_argument(
+        "--other_python", default=sys.executable, help="for unipen_spread: a Python with other versions of JAX"
+    )
     parser.add_argument("--dry_run", action="store_true", help="list what there is to do, and how long it takes")
     args = parser.parse_args()
     todo = [(n, s) for n, s in units(args.only, args.seeds) if not (RECORDS / f"{n}-{s}.records").exists()]
@@ -129,7 +151,8 @@ def main() -> None:
         if name in PARTS:
             runs = study(name, seed, args.folder, args.data_dir, args.dry_run)
         else:
-            runs = change(seed, args.folder, args.data_dir, args.dry_run)
+            trainings = again(args.folder, args.other_python) if name == "unipen_spread" else change(seed, args.folder)
+            runs = train(trainings, args.data_dir, args.dry_run)
         if args.dry_run:
             continue
         results, faults = read_results(runs)
