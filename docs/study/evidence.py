@@ -20,7 +20,7 @@ class Gap(NamedTuple):
     """A difference in points and its 95 % interval, of the mean over tasks and of the worst tenth of them."""
 
     avg: tuple[float, float, float]
-    w10: tuple[float, float, float]
+    w10: tuple[float, float, float] | None  # None where it was not asked for
     seeds: tuple[int, ...]
 
 
@@ -47,8 +47,12 @@ class Evidence:
         """avg or w10 of each seed."""
         return np.array([row[score] for row in self.rows[key].values()])
 
-    def gaps(self, pairs: Sequence[tuple[Key, Key]]) -> dict[tuple[Key, Key], Gap]:
-        """The first of each pair minus the second, averaged over the seeds that both have. What no seed has is left out."""
+    def gaps(self, pairs: Sequence[tuple[Key, Key]], worst: bool = False) -> dict[tuple[Key, Key], Gap]:
+        """The first of each pair minus the second, averaged over the seeds that both have. What no seed has is left out.
+
+        Args:
+          worst: of the worst tenth of the tasks too, which takes longer.
+        """
         wanted, keys = {}, {}
         for a, b in pairs:
             seeds = tuple(sorted(self.scores.get(a, {}).keys() & self.scores.get(b, {}).keys()))
@@ -64,13 +68,23 @@ class Evidence:
             [np.mean([self.scores[a][s] - self.scores[b][s] for s in of], axis=0) for (a, b), of in wanted.items()]
         )
         avg = [by_task.mean(1), *metrics.bootstrap_interval(by_task)]
+        lowest = self.lowest(keys, wanted) if worst else {}
+        return {
+            pair: Gap(points([each[i] for each in avg]), lowest.get(pair), seeds)
+            for i, (pair, seeds) in enumerate(wanted.items())
+        }
+
+    @staticmethod
+    def lowest(
+        keys: dict[tuple[Key, int], np.ndarray], wanted: dict[tuple[Key, Key], tuple[int, ...]]
+    ) -> dict[tuple[Key, Key], tuple[float, float, float]]:
+        """The same of the worst tenth of the tasks, from the scores of all keys and seeds."""
         drawn = dict(zip(keys, metrics.bootstrap_worst_decile(np.stack(list(keys.values()))), strict=True))
         found = {}
-        for i, ((a, b), seeds) in enumerate(wanted.items()):
+        for (a, b), seeds in wanted.items():
             exact = np.mean([metrics.worst_decile(keys[a, s]) - metrics.worst_decile(keys[b, s]) for s in seeds])
             samples = np.mean([drawn[a, s] - drawn[b, s] for s in seeds], axis=0)
-            w10 = [exact, *np.percentile(samples, [2.5, 97.5])]
-            found[a, b] = Gap(points([each[i] for each in avg]), points(w10), seeds)
+            found[a, b] = points([float(exact), *np.percentile(samples, [2.5, 97.5]).tolist()])
         return found
 
 

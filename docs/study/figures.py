@@ -96,7 +96,10 @@ def changes(studies: tables.Studies) -> Figure | None:
     found = tables.changed(studies)
     names = {name: title.split(" (`")[0] for name, title in tables.CHANGES.items()}
     columns = {
-        title: [(names[name], gap, COLOURS["cxda"]) for name, gap in ((n, getattr(g, score)) for n, g in found.items())]
+        title: [
+            (names[name], gap, COLOURS["cxda"])
+            for name, gap in ((n, getattr(g, score)) for n, g in found.items() if getattr(g, score))
+        ]
         for score, title in (("avg", "mean"), ("w10", "worst tenth"))
     }
     return forest(columns, "points minus cxda on unipen")

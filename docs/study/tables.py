@@ -96,7 +96,7 @@ def rivals(studies: Studies) -> str:
     """cxda minus each rival of the paper, beside the paper's own difference."""
     head, columns = ["`cxda` minus"], []
     for store in (store for store in MAIN if store in studies):
-        found = studies[store].gaps([(("cxda", ""), (rival, "")) for rival in RIVALS])
+        found = studies[store].gaps([(("cxda", ""), (rival, "")) for rival in RIVALS], worst=True)
         gaps = {b[0]: gap for (_, b), gap in found.items()}
         paper = STAND_INS[store]
         known = {m for t, b, m, setting, _ in paper_figures() if (t, b, setting) == ("main", paper, "")}
@@ -173,7 +173,7 @@ def changed(studies: Studies) -> dict[str, Gap]:
     if own:
         together.scores.update(own.scores)
         together.rows.update(own.rows)
-    gaps = together.gaps([((name, ""), ("cxda", "")) for name in CHANGES])
+    gaps = together.gaps([((name, ""), ("cxda", "")) for name in CHANGES], worst=True)
     return {a[0]: gap for (a, _), gap in gaps.items()}
 
 
