@@ -232,4 +232,3 @@ def test_the_first_seed_of_all_parts_comes_first():
     assert [seed for _, seed in order] == sorted(seed for _, seed in order) and len(set(order)) == len(order)
     assert {name for name, seed in order if seed == 4} == {"unipen", "cifar10_c"}
     assert list(run.units(["glyphs"], [1])) == [("glyphs", 1)]
-    assert {f"{n}-{s}" for n, s in order} >= {path.stem for path in evidence.RECORDS.glob("*.records")}

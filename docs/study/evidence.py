@@ -106,8 +106,9 @@ def load(folder: Path = RECORDS) -> dict[str, Evidence]:
             setting = one.row["setting"]
             label = one.run.split("/")[-2] if changed else parse(setting).left_out_of(one.row["label"])
             key = label, setting
-            evidence.scores.setdefault(key, {})[one.row["seed"]] = one.scores
-            evidence.rows.setdefault(key, {})[one.row["seed"]] = dict(one.row)
+            # Records that others send may hold what is there already. The first count.
+            evidence.scores.setdefault(key, {}).setdefault(one.row["seed"], one.scores)
+            evidence.rows.setdefault(key, {}).setdefault(one.row["seed"], dict(one.row))
     for path in sorted(folder.glob("*.json")):
         told = json.loads(path.read_text())
         evidence = next((e for e in found.values() if told["data_hash"] in hashes(e)), None)
