@@ -6,7 +6,7 @@ python -m launch.train --config=configs/glyphs.py:bn,smoke --workdir=runs/smoke
 python -m launch.evaluate --runs='runs/glyphs/*/*'
 """
 
-from cxda_jax.config import default, shrink, variant
+from cxda_jax.config import default, shrink, tuned_rate, variant
 
 
 def get_config(argument=None):
@@ -20,7 +20,7 @@ def get_config(argument=None):
     c.augment.flip = False  # a mirrored character is none: validation 0.49 with flips, 0.60 without (step 1920)
     c.strong.flip = False
     c.strong.invert = True  # white paper stays white whatever the brightness
-    c.optimizer.learning_rate = 3e-2
+    c.optimizer.learning_rate = tuned_rate("unipen", c.method)
     c.train.epochs = 6
     c.evaluation.every_epochs = 1
     c.evaluation.val_tasks = 100

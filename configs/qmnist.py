@@ -4,7 +4,7 @@ python -m launch.prepare --benchmark=qmnist --raw_dir=DOWNLOADS --split=students
 python -m launch.train --config=configs/qmnist.py:cxda --workdir=runs/qmnist/cxda/0
 """
 
-from cxda_jax.config import default, shrink, variant
+from cxda_jax.config import default, shrink, tuned_rate, variant
 
 
 def get_config(argument=None):
@@ -18,7 +18,7 @@ def get_config(argument=None):
     c.attention.features = "flat"
     c.augment.flip = False  # a mirrored digit is none
     c.strong.flip = False
-    c.optimizer.learning_rate = 3e-2
+    c.optimizer.learning_rate = tuned_rate("unipen", c.method)
     c.train.epochs = 5  # of 321 steps for --split=students; validation has 99 % after three
     c.evaluation.every_epochs = 1
     c.evaluation.val_tasks = 100

@@ -7,7 +7,7 @@ With `--scale=writer --name=unipen_sizes` for prepare and `:cxda,sizes` for trai
 differ only for somebody who knows the writer.
 """
 
-from cxda_jax.config import default, shrink, variant
+from cxda_jax.config import default, shrink, tuned_rate, variant
 
 
 def get_config(argument=None):
@@ -16,7 +16,7 @@ def get_config(argument=None):
     c.method, smoke, sizes = variant(argument, "sizes")
     c.data.name = "unipen_sizes" if sizes else "unipen"  # folder in --data_dir
     # As configs/glyphs.py, which has the same classes, image size and look: a network that two cores train in minutes. The
-    # rate was chosen there. The paper's width for FEMNIST is 128, with pooled features.
+    # paper's width for FEMNIST is 128, with pooled features.
     c.net.width = 16
     c.cml.width = 8  # half of the network's, as in the paper
     c.attention.features = "flat"
@@ -24,7 +24,7 @@ def get_config(argument=None):
     c.augment.flip = False  # a mirrored character is none
     c.strong.flip = False
     c.strong.invert = True  # white paper stays white whatever the brightness
-    c.optimizer.learning_rate = 3e-2
+    c.optimizer.learning_rate = tuned_rate("unipen", c.method)
     c.train.epochs = 4  # of 751 steps
     c.evaluation.every_epochs = 1
     c.evaluation.val_tasks = 100

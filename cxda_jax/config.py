@@ -45,6 +45,21 @@ def variant(argument: str | None, *more: str) -> tuple[Any, ...]:
     return method, *(name in asked for name in known)
 
 
+# Learning rates of networks of 16 channels, which validation domains chose: `python -m docs.study.tune`, docs/study/tuning.json.
+RATES: Mapping[str, Mapping[str, float]] = {
+    "unipen": {
+        "erm_iid": 0.01, "cxda_any": 0.1, "icrm": 0.01, "cxda_loo": 0.03, "cxda": 0.03, "bn": 0.03, "erm": 0.03, "cml": 0.01,
+    },
+}  # fmt: skip
+LIKE = {"cxda_p2p": "cxda", "cxda_supervised": "cxda"}  # takes the rate of; what is not named takes erm's
+
+
+def tuned_rate(data: str, method: str) -> float:
+    """The learning rate of a method on data that are like those named in RATES."""
+    rates = RATES[data]
+    return rates.get(LIKE.get(method, method), rates["erm"])
+
+
 def shrink(c: Any) -> None:
     """Changes a ConfigDict so that all programs run in seconds."""
     c.smoke = True

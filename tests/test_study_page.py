@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cxda_jax import config
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.study import records
 from cxda_jax.study.results import read_results
@@ -35,20 +36,20 @@ def right():
 def studies(right, tmp_path_factory):
     """Records of these, and of two changes to cxda, read as the study's."""
     folder = tmp_path_factory.mktemp("records")
-    rng, config = np.random.default_rng(1), PROTOCOL["cifar_c"]
+    rng, protocol = np.random.default_rng(1), PROTOCOL["cifar_c"]
     query, support = rng.integers(0, 999, (TASKS, QUERIES)), rng.integers(0, 999, (TASKS, 100))
 
     def write(label, setting, seed, counts, place, whole):
         run_folder = folder / place / label.split(",")[0] / str(seed)
         asked = query + 1 if setting.startswith("num") else query
         row = {"data_name": "unipen", "data_hash": HASH, "config_hash": HASH, "weights_hash": f"{whole}{seed}"}
-        result = make_result(label.split(",")[0], seed, "unipen", setting, whole, config, **row)
+        result = make_result(label.split(",")[0], seed, "unipen", setting, whole, protocol, **row)
         result = result._replace(row={**result.row, "num_tasks": TASKS})
         labels = np.zeros((TASKS, QUERIES), int)
         predictions = (np.arange(QUERIES) >= counts[:, None]).astype(int)
         at = run_folder if not setting and "," not in label else run_folder / whole
         write_result(result, at, labels, predictions, support, asked, run_folder)
-        (run_folder / "config.json").write_text(json.dumps({**config, "method": label.split(",")[0], "seed": seed}))
+        (run_folder / "config.json").write_text(json.dumps({**protocol, "method": label.split(",")[0], "seed": seed}))
 
     for (label, setting, seed), counts in right.items():
         write(label, setting, seed, counts, "runs", ",".join(filter(None, [label, setting])))
@@ -225,6 +226,20 @@ def test_the_rule_for_rates():
     assert tune.next_rate(tried(0, 72, 71, 70, 0)) == 0.003 and tune.next_rate(tried(0, 60, 71, 72, 0)) == 0.3
     assert tune.next_rate(tried(73, 72, 71, 70, 0)) is None and tune.next_rate(tried(0, 60, 71, 72, 73)) is None
     assert tune.chosen(tried(0, 71, 71, 70, 0)) == 0.01, "of equal ones the smaller"
+
+
+def test_configs_take_the_rates_that_were_chosen():
+    told = json.loads((Path(make.__file__).parent / "tuning.json").read_text())["rates"]
+    assert {data: {m: entry["rate"] for m, entry in of.items()} for data, of in told.items()} == config.RATES
+    for entry in (entry for of in told.values() for entry in of.values()):
+        assert entry["rate"] == tune.chosen({float(rate): scores for rate, scores in entry["tried"].items()})
+    for flag, method in (
+        ("unipen:cxda", "cxda"),
+        ("unipen:cxda_p2p,sizes", "cxda"),
+        ("glyphs:ft_em", "erm"),
+        ("qmnist:icrm", "icrm"),
+    ):
+        assert config.read(flag)["optimizer"]["learning_rate"] == config.RATES["unipen"][method]
 
 
 def test_the_first_seed_of_all_parts_comes_first():
