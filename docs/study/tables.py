@@ -20,6 +20,10 @@ BASE = "erm_iid"  # what a method that adapts has to beat
 UNTRAINED = tuple(f"{name},from={BASE}" for name in ("bn_alpha", "feature_shift", "lame", "t3a"))
 FORWARD = ("cxda_any", "icrm", "cxda_loo", "cxda", "bn", "cml", *UNTRAINED)  # of question 2
 LEVELS = ("erm", *FORWARD[:7])
+SUMMARY = {
+    "bn": "statistics of the buffer", "cxda": "the paper's cross-attention", BASE: "nothing; trained on shuffled images",
+    "cxda_any": "attention for buffers of any size", "icrm": "a transformer over the buffer",
+}  # fmt: skip
 SIZES = (0, 1, 2, 5, 10, 20, 50, 100)
 SHOWN = (0, 1, 5, 20, 100)
 CHANGES = {  # question 3: what the change is called on the page
@@ -77,19 +81,26 @@ def leads(evidence: Evidence) -> dict[tuple[str, int], Gap]:
 def levels(studies: Studies) -> str:
     """Avg / W10% of methods on all data sets."""
     names = [store for store in STORES if store in studies]
-    rows = []
-    for label in (BASE, *LEVELS):
-        cells = []
-        for store in names:
-            evidence = studies[store]
-            if not evidence.has((label, "")):
-                cells.append("")
-                continue
-            scores = [mean_sem(evidence.level((label, ""), score)) for score in ("avg", "w10")]
-            cells.append(" / ".join(f"{mean:.1f}" + f" ± {sem:.1f}" * math.isfinite(sem) for mean, sem in scores))
-        rows.append([called(label), *cells])
     seeds = [many(len(studies[store].scores.get((BASE, ""), {}))) for store in names]
-    return table(["", *(f"`{store}`, {count}" for store, count in zip(names, seeds, strict=True))], rows)
+    head = ["", *(f"`{store}`, {count}" for store, count in zip(names, seeds, strict=True))]
+    return table(
+        head, [[called(label), *(level(studies[store], label) for store in names)] for label in (BASE, *LEVELS)]
+    )
+
+
+def summary(studies: Studies) -> str:
+    """README's: some methods on the main data sets."""
+    names = [store for store in MAIN if store in studies]
+    rows = [[called(m), how, *(level(studies[store], m) for store in names)] for m, how in SUMMARY.items()]
+    return table(["method", "it adapts by", *(f"`{store}`" for store in names)], rows)
+
+
+def level(evidence: Evidence, label: str) -> str:
+    """Avg / W10%, each with its standard error over the seeds."""
+    if not evidence.has((label, "")):
+        return ""
+    scores = [mean_sem(evidence.level((label, ""), score)) for score in ("avg", "w10")]
+    return " / ".join(f"{mean:.1f}" + f" ± {sem:.1f}" * math.isfinite(sem) for mean, sem in scores)
 
 
 def rivals(studies: Studies) -> str:
@@ -282,6 +293,22 @@ def rates(studies: Studies) -> str:
     return table(["", "rate", "validation accuracy at each rate"], rows)
 
 
+def benchmarks(studies: Studies) -> str:
+    """What makes results comparable: hashes of the data, and of the questions and supports of the usual tasks."""
+    rows = []
+    for store in (store for store in STORES if store in studies):
+        evidence = studies[store]
+        usual = [r for (_, setting), of in evidence.rows.items() if not setting for r in of.values()]
+        tasks = {(str(r["num_tasks"]), r["recorded"]["query"], r["recorded"]["support"]) for r in usual}
+        data = {r["data_hash"] for r in usual}
+        assert len(tasks) == len(data) == 1, f"{store}: results of different tasks or data"
+        rows += [
+            [f"`{store}`, version 1", f"`{min(data)}`", tasks[0], *(f"`{text}`" for text in tasks[1:])]
+            for tasks in tasks
+        ]
+    return table(["benchmark", "SHA-256 of the data", "tasks", "of their questions", "of their supports"], rows)
+
+
 def cost(studies: Studies) -> str:
     """Trainings and minutes of each data set."""
     rows = []
@@ -306,5 +333,5 @@ def cost(studies: Studies) -> str:
 
 
 TABLES: dict[str, Callable[[Studies], str]] = {
-    f.__name__: f for f in (levels, rivals, buffers, elsewhere, own_images, changes, other_tasks, kinds, attention, spread, reruns, rates, cost)
+    f.__name__: f for f in (levels, summary, rivals, buffers, elsewhere, own_images, changes, other_tasks, kinds, attention, spread, reruns, rates, benchmarks, cost)
 }  # fmt: skip
