@@ -30,7 +30,7 @@ TUNING = ("ft_em", "ft_im", "sf_ocda", "cotta")
 
 
 class Part(NamedTuple):
-    """What one command of `cxda reproduce` does for each seed."""
+    """What is trained and tested on a benchmark, for each seed."""
 
     benchmark: str
     methods: tuple[str, ...]
@@ -42,16 +42,21 @@ class Part(NamedTuple):
         """Parts of one benchmark and variant share their runs."""
         return "_".join(filter(None, [self.benchmark, self.variant]))
 
+    def calls(self, seed: int) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Methods and kinds of tests of each command of `cxda reproduce`."""
+        yield self.methods, self.tests[seed]
+        if "contexts" in self.tests[seed]:
+            yield UNTRAINED, "other_starts"  # from erm_iid alone
 
-USUAL, CURVES, ALL = "usual", "usual,contexts,other_starts", "usual,contexts,other_starts,other_tasks"
-FIVE, THREE = (ALL, CURVES, CURVES, USUAL, USUAL), (CURVES, CURVES, CURVES)
+
+USUAL, CURVES, ALL = "usual", "usual,contexts", "usual,contexts,other_tasks"
 PARTS = {
-    "unipen": Part("unipen", (*TRAINED, *UNTRAINED), FIVE),
-    "cifar10_c": Part("cifar10_c", (*TRAINED, *UNTRAINED), FIVE, "small"),
-    "unipen_sizes": Part("unipen", (*TRAINED, *UNTRAINED), THREE, "sizes"),
-    "glyphs": Part("glyphs", (*TRAINED, *UNTRAINED), THREE),
-    "glyphs_c": Part("glyphs_c", (*TRAINED, *UNTRAINED), THREE),
-    "qmnist": Part("qmnist", (*TRAINED, *UNTRAINED), THREE),
+    "unipen": Part("unipen", TRAINED, (ALL, CURVES, CURVES, USUAL, USUAL)),
+    "cifar10_c": Part("cifar10_c", TRAINED, (ALL, CURVES, CURVES), "small"),
+    "unipen_sizes": Part("unipen", TRAINED, (CURVES,) * 3, "sizes"),
+    "glyphs": Part("glyphs", TRAINED, (CURVES,) * 3),
+    "glyphs_c": Part("glyphs_c", TRAINED, (CURVES,) * 3),
+    "qmnist": Part("qmnist", TRAINED, (CURVES,) * 3),
     "unipen_tuning": Part("unipen", (*TUNING, "sla"), (USUAL,) * 3),
     "cifar10_c_tuning": Part("cifar10_c", (*TUNING, "sla"), (USUAL,) * 3, "small"),
 }
@@ -90,10 +95,16 @@ def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> l
     """Trains and tests a part at a seed, and returns the folders of its runs."""
     part = PARTS[name]
     where = folder / part.folder
-    flags = [f"--benchmark={part.benchmark}", f"--variant={part.variant}", f"--seeds={seed}", f"--data_dir={data_dir}"]
-    flags += [f"--only={','.join(part.methods)}", f"--tests={part.tests[seed]}", f"--study={where}", "--workers=2"]
-    start = [sys.executable, "-m", "cxda_jax", "reproduce"]
-    subprocess.run([*start, *flags, *["--dry_run"] * dry_run], check=True)
+    for methods, tests in part.calls(seed):
+        flags = [
+            f"--benchmark={part.benchmark}",
+            f"--variant={part.variant}",
+            f"--seeds={seed}",
+            f"--data_dir={data_dir}",
+        ]
+        flags += [f"--only={','.join(methods)}", f"--tests={tests}", f"--study={where}", "--workers=2"]
+        start = [sys.executable, "-m", "cxda_jax", "reproduce"]
+        subprocess.run([*start, *flags, *["--dry_run"] * dry_run], check=True)
     return sorted(where.glob(f"*/{seed}"))
 
 
@@ -157,7 +168,8 @@ def main() -> None:
             continue
         results, faults = read_results(runs)
         if name in PARTS:
-            results = [r for r in distinct(results)[0] if r.row["method"] in PARTS[name].methods]
+            own = {method for methods, _ in PARTS[name].calls(seed) for method in methods}
+            results = [r for r in distinct(results)[0] if r.row["method"] in own]
         if faults:
             raise SystemExit("\n".join(faults))
         if seed == 0 and name in PARTS:
