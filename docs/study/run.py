@@ -46,7 +46,7 @@ class Part(NamedTuple):
         """Methods and kinds of tests of each command of `cxda reproduce`."""
         yield self.methods, self.tests[seed]
         if "contexts" in self.tests[seed]:
-            yield UNTRAINED, "other_starts"  # from erm_iid alone
+            yield ("erm_iid", *UNTRAINED), "other_starts"  # from erm_iid alone
 
 
 USUAL, CURVES, ALL = "usual", "usual,contexts", "usual,contexts,other_tasks"
