@@ -51,11 +51,11 @@ RATES: Mapping[str, Mapping[str, float]] = {
         "erm_iid": 0.01, "cxda_any": 0.1, "icrm": 0.01, "cxda_loo": 0.03, "cxda": 0.03, "bn": 0.03, "erm": 0.03, "cml": 0.01,
     },
 }  # fmt: skip
-LIKE = {"cxda_p2p": "cxda", "cxda_supervised": "cxda"}  # takes the rate of; what is not named takes erm's
+LIKE = {"cxda_p2p": "cxda", "cxda_supervised": "cxda"}  # methods that have the rate of another one
 
 
 def tuned_rate(data: str, method: str) -> float:
-    """The learning rate of a method on data that are like those named in RATES."""
+    """The learning rate of a method, as it was chosen on `data`, a key of RATES. A method that has none takes erm's."""
     rates = RATES[data]
     return rates.get(LIKE.get(method, method), rates["erm"])
 

@@ -19,6 +19,7 @@ published numbers of domains and images.
 --tests takes kinds of tests: usual (of methods that start from another's run), one_step (of fine-tuning), other_tasks (other
 numbers of domains and of support images), contexts (buffers of any size), other_starts (from erm_iid in place of erm).
 --cell trains and tests one method at one seed, and sets the result beside the one in a file of records, over the same tasks.
+It works in runs/again/BENCHMARK_METHOD_SEED unless --study is given. What is in that folder already is not trained again.
 
 --executor=slurm submits the jobs to a Slurm queue, and waits for them. --slurm takes options of sbatch. Where it gives no time,
 each job may take three times what --dry_run has measured on any machine, and ten minutes; where nothing was measured, the
@@ -72,16 +73,19 @@ def main() -> None:
         from cxda_jax.report.making import make_report
         from cxda_jax.study import cells, estimate, local, slurm
         from cxda_jax.study.jobs import make_study, prepare_jobs
+        from cxda_jax.study.records import read
         from cxda_jax.study.results import read_study
     if _CANCEL.value and _EXECUTOR.value != "slurm":
         raise UserError(f"--cancel={_CANCEL.value} is for jobs in a queue; give --executor=slurm too, or leave it out")
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=glyphs")
-    only, seeds, tests = _ONLY.value, _SEEDS.value, _TESTS.value
+    folder, only, seeds, tests = _STUDY.value, _ONLY.value, _SEEDS.value, _TESTS.value
     if _CELL.value:
         cli.insist(_RECORDS.value, "--records", "name the file that holds the cell, such as --records=study.records")
         method, seed = cells.parse_cell(_CELL.value)
+        read(Path(_RECORDS.value))  # a missing or broken file is named before the training, not after it
         only, seeds, tests = [method], [seed], ["usual"]
-    study = make_study(benchmark, _STUDY.value, seeds, only, _SMOKE.value, _VARIANT.value, tests)
+        folder = folder or f"runs/again/{benchmark}_{method}_{seed}"
+    study = make_study(benchmark, folder, seeds, only, _SMOKE.value, _VARIANT.value, tests)
     if _CANCEL.value == "now":
         return slurm.cancel(study)
     if _DRY_RUN.value:

@@ -3,7 +3,7 @@
 python -m docs.study.make
 python -m docs.study.make --check    # changes nothing, and says what differs from the records
 
-A table stands between two marks of the page, `<!-- NAME -->` and `<!-- end -->`. README.md has one of them.
+A table stands between two marks of the page, `<!-- NAME -->` and `<!-- end -->`. README.md may have such marks too.
 """
 
 import argparse
