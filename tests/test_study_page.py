@@ -10,7 +10,7 @@ from cxda_jax import config
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.study import records
 from cxda_jax.study.results import read_results
-from docs.study import details, evidence, make, run, tables, tune
+from docs.study import detail_tables, details, evidence, make, run, tables, tune
 from tests.results import PROTOCOL, make_result, write_result
 
 TASKS, QUERIES, HASH = 60, 20, "ab" * 32
@@ -34,7 +34,7 @@ def right():
 
 @pytest.fixture(scope="module")
 def studies(right, tmp_path_factory):
-    """Records of these, and of two changes to cxda, read as the study's."""
+    """Records of these, of two changes to cxda, and of two trainings of it again, read as the study's."""
     folder = tmp_path_factory.mktemp("records")
     rng, protocol = np.random.default_rng(1), PROTOCOL["cifar_c"]
     query, support = rng.integers(0, 999, (TASKS, QUERIES)), rng.integers(0, 999, (TASKS, 100))
@@ -55,16 +55,20 @@ def studies(right, tmp_path_factory):
         write(label, setting, seed, counts, "runs", ",".join(filter(None, [label, setting])))
     for name in ("pooled", "labels_own"):
         write("cxda", "", 0, right["cxda", "", 0] - (right["cxda", "", 0] > 0), f"changes/{name}", "cxda")
+    write("cxda", "", 0, right["cxda", "", 0], "again/cxda,again", "cxda")
+    write("cxda", "", 0, right["cxda", "", 0] - (right["cxda", "", 0] > 0), "again/cxda,one core", "other")
     records.write(folder / "unipen-0.records", read_results((folder / "runs").glob("*/*"))[0])
     # In a file of changes a run is named by its change.
-    for name in ("pooled", "labels_own"):
-        (folder / "changes" / name / "cxda" / "0").rename(folder / "changes" / name / "0")
+    for part, names in (("changes", ("pooled", "labels_own")), ("again", ("cxda,again", "cxda,one core"))):
+        for name in names:
+            (folder / part / name / "cxda" / "0").rename(folder / part / name / "0")
     records.write(folder / "unipen_changes-0.records", read_results((folder / "changes").glob("*/0"))[0])
+    records.write(folder / "unipen_spread-0.records", read_results((folder / "again").glob("*/0"))[0])
     return evidence.load(folder)
 
 
 def test_records_are_the_scores(studies, right):
-    assert set(studies) == {"unipen", "unipen_changes"}
+    assert set(studies) == {"unipen", "unipen_changes", "unipen_spread"}
     found = studies["unipen"].scores
     assert {(*key, seed) for key, seeds in found.items() for seed in seeds} == set(right)
     for (label, setting, seed), counts in right.items():
@@ -105,11 +109,19 @@ def test_tables_hold_what_is_recorded(studies, right):
     assert "**-5.0 (-5.0 to -5.0)**" in tables.changes(studies), "one answer of twenty less"
     other = next(line for line in tables.other_tasks(studies).splitlines() if "2 domains" in line)
     assert f"{points(('cxda', 'num_domains=2'), ('erm_iid', 'num_domains=2')):+.1f} (" in other
+    again, one_core = tables.reruns(studies).splitlines()[2:]
+    assert again.startswith("| `cxda`, again | +0.0 (+0.0 to +0.0) | equal |")
+    assert one_core.startswith("| `cxda`, one core | **-5.0 (-5.0 to -5.0)** | not equal |")
     spread = next(line for line in tables.spread(studies).splitlines() if "`cxda`" in line)
     means = [right["cxda", "", s].mean() * 100 / QUERIES for s in range(3)]
     assert f"| {np.std(means, ddof=1):.2f} |" in spread
-    assert tables.attention(studies) == tables.kinds(studies) == "Nothing is recorded yet."
-    for name, table in tables.TABLES.items():
+    assert (
+        detail_tables.attention(studies)
+        == detail_tables.kinds(studies)
+        == detail_tables.domains(studies)
+        == "Nothing is recorded yet."
+    )
+    for name, table in make.TABLES.items():
         if name != "rates":
             widths = {line.count("|") for line in table(studies).splitlines()}
             assert len(widths) == 1, f"{name}: all rows have equally many cells"
@@ -152,7 +164,7 @@ def test_the_leaderboard_has_one_entry_a_method_and_benchmark(studies, right):
         np.mean([right[best["method"], "", s] for s in range(3)]) * 100 / QUERIES, abs=1e-3
     )
     lines = make.results_csv(studies).splitlines()
-    assert len(lines) == 1 + 4 * 3 + 2 and lines[0].startswith("study,label,seed,avg,w10")
+    assert len(lines) == 1 + 4 * 3 + 4 and lines[0].startswith("study,label,seed,avg,w10")
 
 
 def test_the_published_study_follows_from_its_records():
@@ -182,7 +194,20 @@ def test_queries_are_grouped_by_the_kind_of_shift():
     assert found["case by size"].tolist() == [[True, False, True]] and found["all others"].tolist() == [
         [False, True, False]
     ]
-    assert found["site apa"].tolist() == [[True, False, False]] and found["site apb"].tolist() == [[False, True, True]]
+
+
+def test_domains_are_compared_with_a_network_that_does_not_adapt():
+    domains = {"erm_iid": {"apa One": [5, 10], "apa Two": [20, 30], "kai Three": [0, 5]},
+               "icrm": {"apa One": [4, 10], "apa Two": [26, 30], "kai Three": [0, 5]}}  # fmt: skip
+    told = {"methods": {label: {"domains": of} for label, of in domains.items()}}
+    studies = {"unipen": evidence.Evidence("unipen", {}, {}, told)}
+    writers = {"apa One": -10.0, "apa Two": 20.0, "kai Three": 0.0}
+    assert detail_tables.domain_gaps(studies["unipen"])["icrm"] == pytest.approx(writers)
+    assert detail_tables.domain_gaps(studies["unipen"], whole=False)["icrm"] == pytest.approx({"apa": 12.5, "kai": 0})
+    lines = detail_tables.domains(studies).splitlines()
+    assert lines[2:] == [
+        "| `unipen`, 3 writers |  | 1 (-10 to +20) |  |  |  |", "| `unipen`, 2 sites |  | 1 (+0 to +12) |  |  |  |",
+    ]  # fmt: skip
 
 
 def test_attention_is_measured_as_the_closed_forms_say():

@@ -48,18 +48,16 @@ def details(results: Sequence[Result], store: DomainStore) -> dict[str, Any]:
 
 
 def groups(store: DomainStore, of: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Which queries [tasks, queries] belong to each kind of shift: a corruption's severity, a site of collection, and letters
-    whose upper and lower case differ by their size alone.
+    """Which queries [tasks, queries] belong to each kind of shift: a corruption's severity, and letters whose upper and lower
+    case differ by their size alone.
 
     Args:
       of, labels: the domain and the class of each query.
     """
     found = {}
-    words = np.array([name.split()[-1 if name.split()[-1].isdecimal() else 0] for name in store.domain_names])[of]
     if store.info.name.endswith("_c"):
-        found |= {f"severity {number}": words == number for number in sorted(set(words.ravel()))}
-    if store.info.name.startswith("unipen"):
-        found |= {f"site {site}": words == site for site in sorted(set(words.ravel()))}
+        severity = np.array([name.split()[-1] for name in store.domain_names])[of]
+        found |= {f"severity {number}": severity == number for number in sorted(set(severity.ravel()))}
     if set(AMBIGUOUS) <= set(store.info.class_names):
         alike = np.isin(np.array(store.info.class_names)[labels], list(AMBIGUOUS))
         found |= {"case by size": alike, "all others": ~alike}

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from cxda_jax.disk.files import write_whole
 from docs.study import tables
+from docs.study.detail_tables import domain_gaps, kind_gaps
 from docs.study.evidence import Evidence
 
 COLOURS = {"cxda_any": "#0b6e4f", "icrm": "#c1440e", "cxda_loo": "#3066be", "cxda": "#7b2d8b", "bn": "#666666", "bn_alpha,from=erm_iid": "#c99700",
@@ -106,18 +107,31 @@ def changes(studies: tables.Studies) -> Figure | None:
 
 
 def kinds(studies: tables.Studies) -> Figure | None:
-    """Question 4: the lead over erm_iid by the kind of shift."""
-    columns = {}
-    for store, prefix in (("cifar10_c", "severity"), ("unipen", "site"), ("unipen_sizes", "")):
-        found = tables.kind_gaps(studies[store]) if store in studies else {}
-        columns[store] = [
-            (f"{name}, {label}", gaps[label], COLOURS[label])
-            for name, gaps in found.items()
-            if name.startswith(prefix or ("case", "all"))
-            for label in ("cxda_any", "icrm", "cxda")
-            if label in gaps
-        ]
-    return forest(columns, "points minus erm_iid, seed 0")
+    """Question 4: the lead over erm_iid in each domain, and in kinds of questions."""
+    shown = [s for s in (*tables.MAIN, "unipen_sizes") if s in studies and studies[s].details]
+    if not shown:
+        return None
+    figure = Figure(figsize=(9.2, 5.6), layout="constrained")
+    columns = figure.subplots(2, len(shown), squeeze=False, sharey="row").T
+    for column, store in zip(columns, shown, strict=True):
+        gaps, of_kinds = domain_gaps(studies[store]), kind_gaps(studies[store])
+        for j, label in enumerate(label for label in ("cxda_any", "icrm", "cxda") if label in gaps):
+            style = dict(color=COLOURS[label], marker=MARKERS[label], ms=3, lw=1, label=label)
+            column[0].plot(sorted(gaps[label].values()), **style)
+            mean, low, high = np.transpose([of[label] for of in of_kinds.values()])
+            places = np.arange(len(of_kinds)) + 0.15 * (j - 1)
+            column[1].errorbar(places, mean, (mean - low, high - mean), **style | dict(ls=""), **INTERVAL)
+        column[0].set_title(store, fontsize=10)
+        column[0].set_xlabel(f"the {len(gaps[tables.BASE])} test domains, sorted for each method", fontsize=8)
+        column[1].set_xlim(-0.5, len(of_kinds) - 0.5)
+        column[1].set_xticks(range(len(of_kinds)), [name.replace(" ", "\n", 1) for name in of_kinds], fontsize=8)
+        for panel in column:
+            panel.axhline(0, color="black", lw=0.8)
+    figure.supylabel("accuracy minus erm_iid (points), seed 0", fontsize=9)
+    figure.legend(
+        *columns[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=7, fontsize=8, frameon=False
+    )
+    return figure
 
 
 def attention(studies: tables.Studies) -> Figure | None:

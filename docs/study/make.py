@@ -11,18 +11,34 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cxda_jax.disk.files import write_text
-from docs.study import figures
+from docs.study import detail_tables, figures, tables
 from docs.study.evidence import load
-from docs.study.tables import BASE, TABLES, Studies
+from docs.study.tables import BASE, Studies
 
 HERE = Path(__file__).parent
+TABLES: dict[str, Callable[[Studies], str]] = {
+    f.__name__: f
+    for f in (
+        *(
+            tables.levels,
+            tables.summary,
+            tables.rivals,
+            tables.buffers,
+            tables.elsewhere,
+            tables.own_images,
+            tables.changes,
+        ),
+        *(tables.other_tasks, detail_tables.kinds, detail_tables.domains, detail_tables.attention, tables.spread),
+        *(tables.reruns, tables.rates, tables.benchmarks, tables.cost),
+    )
+}
 PAGES = (HERE / "index.md", HERE.parents[1] / "README.md")
 
 
@@ -78,8 +94,8 @@ def results_csv(studies: Studies) -> str:
 
 def made(studies: Studies) -> dict[Path, str]:
     """The text of each file that follows from the records."""
-    tables = {name: make(studies) for name, make in TABLES.items()}
-    pages = {page: filled(page.read_text(), tables) for page in PAGES}
+    filling = {name: make(studies) for name, make in TABLES.items()}
+    pages = {page: filled(page.read_text(), filling) for page in PAGES}
     board = json.dumps(leaderboard(studies), indent=1) + "\n"
     return {**pages, HERE / "leaderboard.json": board, HERE / "results.csv": results_csv(studies)}
 

@@ -1,12 +1,10 @@
-"""The tables of the study, as Markdown, one function each."""
+"""The tables of the study, as Markdown, one function each. Those of details.py's findings are in detail_tables.py."""
 
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from cxda_jax.metrics import bootstrap_interval, mean_sem
 from cxda_jax.report.tables import STAND_INS, paper_figures
@@ -202,55 +200,6 @@ def other_tasks(studies: Studies) -> str:
     return table([f"minus `{BASE}`, Avg", *map(called, VARIED)], rows)
 
 
-def kinds(studies: Studies) -> str:
-    """The lead over BASE in groups of queries, at seed 0: severities, sites, letters that differ by size."""
-    rows = []
-    for store, evidence in studies.items():
-        for name, gaps in kind_gaps(evidence).items():
-            count = f"{sum(evidence.details['sizes'][name]):,} questions"
-            rows.append([f"`{store}`, {name}", count, *(signed(gaps.get(label)) for label in VARIED)])
-    return table([f"minus `{BASE}`, Avg, seed 0", "", *map(called, VARIED)], rows)
-
-
-def kind_gaps(evidence: Evidence) -> dict[str, dict[str, tuple[float, float, float]]]:
-    """By group and label: the difference to BASE of the share of right answers, with its interval over tasks."""
-    methods, found = evidence.details.get("methods", {}), {}
-    for name, size in evidence.details.get("sizes", {}).items():
-        if BASE in methods:
-            mean = np.mean(size)
-            for label in (label for label in VARIED if label in methods):
-                gap = (np.array(methods[label]["right"][name]) - methods[BASE]["right"][name]) / mean
-                found.setdefault(name, {})[label] = points([gap.mean(), *bootstrap_interval(gap)])
-    return found
-
-
-def attention(studies: Studies) -> str:
-    """Where attention goes, at seed 0."""
-    rows = []
-    for store, evidence in studies.items():
-        for label, told in evidence.details.get("methods", {}).items():
-            if a := told.get("attention"):
-                shares = [
-                    f"{100 * a[name][0]:.1f} % against {100 * a[f'{name}_chance']:.1f} %"
-                    for name in ("own_domain", "same_class")
-                ]
-                gain = a.get("gain_correlation", {})
-                links = [
-                    "{:+.2f} ({:+.2f} to {:+.2f})".format(*gain[name]) if name in gain else ""
-                    for name in ("own_domain", "same_class")
-                ]
-                rows.append([f"`{store}`, {called(label)}", *shares, f"{a['effective_images'][0]:.0f}", *links])
-    head = [
-        "",
-        "own domain, against chance",
-        "same class, against chance",
-        "effective images",
-        "gain and own domain",
-        "gain and same class",
-    ]
-    return table(head, rows)
-
-
 def spread(studies: Studies) -> str:
     """The standard deviation over seeds, and the smallest difference of two methods that k seeds can show."""
     rows = []
@@ -330,8 +279,3 @@ def cost(studies: Studies) -> str:
             ]
         )
     return table(["", "trainings", "minutes", "tests", "machine", "commit"], rows)
-
-
-TABLES: dict[str, Callable[[Studies], str]] = {
-    f.__name__: f for f in (levels, summary, rivals, buffers, elsewhere, own_images, changes, other_tasks, kinds, attention, spread, reruns, rates, benchmarks, cost)
-}  # fmt: skip

@@ -1,0 +1,96 @@
+"""The study's tables of what details.py found at seed 0, as Markdown: kinds of shift, domains, attention."""
+
+import numpy as np
+
+from cxda_jax.metrics import bootstrap_interval
+from docs.study.evidence import Evidence, points
+from docs.study.tables import BASE, VARIED, Studies, called, signed, table
+
+# What a test domain of a store is; False where the first word of its name alone counts.
+DOMAINS = {
+    "unipen": {"writers": True, "sites": False}, "cifar10_c": {"corruptions with a severity": True, "corruptions": False},
+    "unipen_sizes": {"writers": True, "sites": False}, "qmnist": {"students": True}, "glyphs": {"faces": True},
+    "glyphs_c": {"corruptions with a severity": True, "corruptions": False},
+}  # fmt: skip
+
+
+def kinds(studies: Studies) -> str:
+    """The lead over BASE in groups of queries: severities, letters that differ by size."""
+    rows = []
+    for store, evidence in studies.items():
+        for name, gaps in kind_gaps(evidence).items():
+            count = f"{sum(evidence.details['sizes'][name]):,} questions"
+            rows.append([f"`{store}`, {name}", count, *(signed(gaps.get(label)) for label in VARIED)])
+    return table([f"minus `{BASE}`, Avg, seed 0", "", *map(called, VARIED)], rows)
+
+
+def kind_gaps(evidence: Evidence) -> dict[str, dict[str, tuple[float, float, float]]]:
+    """By group and label: the difference to BASE of the share of right answers, with its interval over tasks."""
+    methods, found = evidence.details.get("methods", {}), {}
+    for name, size in evidence.details.get("sizes", {}).items():
+        if BASE in methods:
+            mean = np.mean(size)
+            for label in (label for label in VARIED if label in methods):
+                gap = (np.array(methods[label]["right"][name]) - methods[BASE]["right"][name]) / mean
+                found.setdefault(name, {})[label] = points([gap.mean(), *bootstrap_interval(gap)])
+    return found
+
+
+def domains(studies: Studies) -> str:
+    """In how many test domains each method is better than BASE, and by how much."""
+    rows = []
+    for store, evidence in studies.items():
+        for kind, whole in DOMAINS.get(store, {}).items():
+            gaps = domain_gaps(evidence, whole)
+            if gaps:
+                each = {label: np.array([*of.values()]) for label, of in gaps.items()}
+                cells = [
+                    f"{(each[m] > 0).sum()} ({each[m].min():+.0f} to {each[m].max():+.0f})" if m in each else ""
+                    for m in VARIED
+                ]
+                rows.append([f"`{store}`, {len(each[BASE])} {kind}", *cells])
+    return table([f"better than `{BASE}` in; least to most points, seed 0", *map(called, VARIED)], rows)
+
+
+def domain_gaps(evidence: Evidence, whole: bool = True) -> dict[str, dict[str, float]]:
+    """By label and test domain: the difference to BASE in points.
+
+    Args:
+      whole: False puts domains together whose names begin with the same word.
+    """
+    methods = {label: m["domains"] for label, m in evidence.details.get("methods", {}).items() if "domains" in m}
+    found = {}
+    for label in (label for label in (BASE, *VARIED) if label in methods and BASE in methods):
+        sums: dict[str, np.ndarray] = {}
+        for name, (right, asked) in methods[label].items():
+            key = name if whole else name.split()[0]
+            sums[key] = sums.get(key, np.zeros(2)) + [right - methods[BASE][name][0], asked]
+        found[label] = {key: 100 * more / asked for key, (more, asked) in sums.items()}
+    return found
+
+
+def attention(studies: Studies) -> str:
+    """Where attention goes."""
+    rows = []
+    for store, evidence in studies.items():
+        for label, told in evidence.details.get("methods", {}).items():
+            if a := told.get("attention"):
+                shares = [
+                    f"{100 * a[name][0]:.1f} % against {100 * a[f'{name}_chance']:.1f} %"
+                    for name in ("own_domain", "same_class")
+                ]
+                gain = a.get("gain_correlation", {})
+                links = [
+                    "{:+.2f} ({:+.2f} to {:+.2f})".format(*gain[name]) if name in gain else ""
+                    for name in ("own_domain", "same_class")
+                ]
+                rows.append([f"`{store}`, {called(label)}", *shares, f"{a['effective_images'][0]:.0f}", *links])
+    head = [
+        "",
+        "own domain, against chance",
+        "same class, against chance",
+        "effective images",
+        "gain and own domain",
+        "gain and same class",
+    ]
+    return table(head, rows)
