@@ -25,7 +25,7 @@ from tests.test_web import random_model
 PLACES = 25
 RANDOM = 1e-3  # differences of random networks, which may blow up the last bits; trained ones have 1e-6
 REFUSED = {
-    "cxda_supervised": "must know the domain", "icrm": "has no program", "ft_em": "has no program", "ft_im": "has no program",
+    "cxda_supervised": "must know the domain", "ft_em": "has no program", "ft_im": "has no program",
     "sf_ocda": "has no program", "cotta": "has no program",
 }  # fmt: skip
 UNKNOWN = {

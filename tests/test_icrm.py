@@ -131,7 +131,7 @@ def test_a_cached_sequence_answers_as_the_whole_pass_at_every_length(net, variab
         close(following(TOKENS[n : n + 4], cache)[0], whole[n])
         cache = append_to(TOKENS[n], cache)
     close(following(TOKENS[length:], cache), whole[length:])
-    assert traced == ["next", "append"] and int(cache.length) == length
+    assert traced == ["next", "append"] and cache.held.all()
     jax.tree.map(np.testing.assert_array_equal, append_to(TOKENS[11], cache), cache)  # it is full
     close(encode(TOKENS[:length]), cache)
 
@@ -233,7 +233,7 @@ def test_of_a_support_larger_than_the_context_a_random_choice_counts():
     variables = initialised(method, FEMNIST[0])
     adapt = jax.jit(method.adapt)
     whole, chosen = adapt(variables, support, KEY), np.asarray(draw_order(KEY, support, 10))
-    assert len(set(chosen)) == 10 and chosen.max() >= 10 and int(whole.cache.length) == 10
+    assert len(set(chosen)) == 10 and chosen.max() >= 10 and whole.cache.held.all()
     left_out = np.setdiff1d(np.arange(25), chosen)
     hidden = support.replace(pixels=support.pixels.at[left_out].set(0.5))
     jax.tree.map(np.testing.assert_array_equal, adapt(variables, hidden, KEY).cache, whole.cache)
@@ -241,6 +241,19 @@ def test_of_a_support_larger_than_the_context_a_random_choice_counts():
     assert float(jnp.abs(adapt(variables, seen, KEY).cache.keys - whole.cache.keys).max()) > 1e-4
     episode = make_episode(*FEMNIST, support=25)
     assert np.isfinite(jax.jit(method.loss)(variables, episode, KEY)[0])
+
+
+def test_of_more_places_than_the_context_the_last_images_count():
+    _, method = make()
+    support = make_episode(*FEMNIST, support=25).support
+    variables, places = initialised(method, FEMNIST[0]), np.arange(25)
+    present = (places % 3 != 1) & (places > 1)  # 15 of 25
+    adapt, predict = jax.jit(method.adapt), jax.jit(method.predict)
+    whole = adapt(variables, support.replace(present=jnp.asarray(present)), KEY)
+    chosen = np.flatnonzero(present)[-SMALL["context"] :]
+    assert np.flatnonzero(whole.cache.held).tolist() == chosen.tolist()
+    alone = support.replace(pixels=support.pixels[chosen], domain=support.domain[chosen], present=jnp.ones(10, bool))
+    close(*(predict(x, support) for x in (whole, adapt(variables, alone, KEY))))
 
 
 @pytest.mark.parametrize(("benchmark", "features", "token"), [(FEMNIST, "flat", 4 * 4 * 8), (CIFAR, "pool", 8)])

@@ -8,6 +8,7 @@ import pytest
 import cxda_jax
 from cxda_jax.disk import safetensors
 from cxda_jax.export import web
+from cxda_jax.export.pair import by_model
 from cxda_jax.report.page import contrast
 from tests.chromium import asked, find, press, resize
 from tests.test_web import random_model
@@ -76,7 +77,7 @@ def test_answers_and_attention_are_those_of_jax(opened, model, hand):
     opened.execute_script(f"byId('hand').value = {hand}; byId('hand').dispatchEvent(new Event('change'))")
     settled(opened)
     support, queries = pixels(opened, "live.state().buffer"), pixels(opened, "live.state().questions")
-    before, after = web.by_jax(model, support[:0], queries)[0], web.by_jax(model, support, queries)
+    before, after = by_model(model, support[:0], queries)[0], by_model(model, support, queries)
     for i in (0, 7, 19):
         opened.execute_script(f"byId('questions').children[{i}].click()")
         told = opened.execute_script("return live.logits")

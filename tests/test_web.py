@@ -20,6 +20,7 @@ from cxda_jax.disk import models, safetensors
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_method
 from cxda_jax.export import wasm, web
+from cxda_jax.export.pair import by_model
 from cxda_jax.types import Images
 from docs.examples import record_hands
 from tests.test_buffer import CARD
@@ -65,7 +66,7 @@ def compared(model: Model, tmp_path, fills, queries=6) -> None:
     answers = web.run(str(NODE), path, support, asked, fills)["answers"]
     assert set(answers) == {"WebAssembly", "plain JavaScript"}
     for place, fill in enumerate(fills):
-        logits, weights = web.by_jax(model, support[:fill], asked)
+        logits, weights = by_model(model, support[:fill], asked)
         assert np.ptp(logits, axis=0).max() > 1e-3 * np.abs(logits).max()  # queries differ
         for found in answers.values():
             given = np.array(found[place]["logits"])

@@ -207,6 +207,9 @@ class SupportBuffer:
         return chosen if chosen < self.capacity else None
 
     def _adapt(self, pixels: np.ndarray, arrived: np.ndarray) -> Any:
+        if self.model.method.stochastic:  # the order of the images counts
+            order = np.argsort(np.where(arrived > 0, arrived, arrived.max() + 1), kind="stable")
+            pixels, arrived = pixels[order], arrived[order]
         support = Images(jnp.asarray(pixels), jnp.zeros(self.capacity, jnp.int32), jnp.asarray(arrived > 0))
         return self.model.programs.adapt(self.model.variables, support, jax.random.key(0))
 

@@ -87,9 +87,11 @@ class Model:
         Args:
           images: unlabelled images of the device.
           domains: their domains [n], for cxda_supervised alone.
-          key: of a method that draws random numbers.
+          key: of a method that draws random numbers. None: icrm takes the images in the order given.
         """
         support = self.as_images(images, domains)
+        if key is None and self.method.takes_places and self.method.stochastic:
+            support = support.replace(present=jnp.ones(len(support.pixels), bool))
         key = jax.random.key(0) if key is None else key
         return self.adapted_to(self.programs.adapt(self.variables, support, key))
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cxda_jax.device.adapting import FAULTS, fitted, listed
@@ -21,8 +19,7 @@ from cxda_jax.errors import UserError
 from cxda_jax.experiment import build
 from cxda_jax.export import web
 from cxda_jax.export.formats import FORMATS, PARTS, Format, Run, insist_on
-from cxda_jax.export.pair import Pair, Shapes, pair_of
-from cxda_jax.types import Images
+from cxda_jax.export.pair import Pair, Shapes, by_model, pair_of
 
 REPORT = "export.json"
 FILLS = (0, 1, 5, 20)  # images in the buffer, of one compared task after the other; then all places
@@ -151,7 +148,7 @@ def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places:
     error = attention = 0.0
     same, right, right_before, seconds = [], [], [], {"encode": [], "predict": []}
     for task in tasks:
-        logits, weights = by_model(model, task)
+        logits, weights = by_model(model, task.support, task.query)
         images = np.zeros((places, *model.card.shape), np.uint8)
         images[: len(task.support)] = task.support
         present = (np.arange(places) < len(task.support)).astype(np.float32)
@@ -192,18 +189,6 @@ def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places:
         rates = {"accuracy": right, "accuracy_of_the_model": right_before}
         parity |= {name: round(100 * float(np.concatenate(rows).mean()), 2) for name, rows in rates.items()}
     return parity
-
-
-def by_model(model: Model, task: Task) -> tuple[np.ndarray, np.ndarray | None]:
-    """Logits [m, classes] and attention [m, heads, n] of the model itself."""
-
-    def images(pixels: np.ndarray) -> Images:
-        return Images(jnp.asarray(pixels), jnp.zeros(len(pixels), jnp.int32))
-
-    adapted = model.programs.adapt(model.variables, images(task.support), jax.random.key(0))
-    attention = model.programs.attention
-    weights = None if attention is None else np.asarray(attention(adapted, images(task.query)))
-    return np.asarray(model.programs.predict(adapted, images(task.query))), weights
 
 
 def describe(model: Model, pair: Pair, kind: str, folder: Path, parity: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend
 import numpy as np
 
 from cxda_jax import backend
@@ -129,7 +130,14 @@ def write_onnx(pair: Pair, folder: Path) -> None:
             return tuple(found[name] for name in gives)
 
         with backend.target("gpu"), _quiet():  # the plain forms of all layers; those of CPUs are for XLA
-            model = to_onnx(in_order, list(taken.values()), input_names=list(taken), output_names=list(gives))
+            # Traced first, since the converter's own tracing replaces functions of JAX which Flax's loops need.
+            traced = jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(in_order)(*taken.values()))
+            model = to_onnx(
+                lambda *arrays, traced=traced: tuple(traced(*arrays)),
+                list(taken.values()),
+                input_names=list(taken),
+                output_names=list(gives),
+            )
         (folder / f"{part}.onnx").write_bytes(model.SerializeToString())
 
 

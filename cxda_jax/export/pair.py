@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cxda_jax.device.model import Model
 from cxda_jax.disk.safetensors import named
@@ -107,3 +108,11 @@ def passed_on(function: Callable[..., Any], *arguments: Any) -> list[str | None]
     traced = jax.make_jaxpr(function)(*arguments).jaxpr
     sources = dict(zip(traced.invars, named(arguments[0]), strict=False))  # the weights come first
     return [sources.get(out) if isinstance(out, type(traced.invars[0])) else None for out in traced.outvars]
+
+
+def by_model(model: Model, support: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """What a program is compared with: logits [m, classes] and attention [m, heads, n] of the model itself, for images uint8."""
+    adapted, attention = model.adapt(support).adapted, model.programs.attention
+    asked = model.as_images(queries)
+    weights = None if attention is None else np.asarray(attention(adapted, asked))
+    return np.asarray(model.programs.predict(adapted, asked)), weights

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cxda_jax.data.readers.unipen import draw
@@ -26,9 +25,9 @@ from cxda_jax.device.model import Model
 from cxda_jax.disk import files, safetensors
 from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError
+from cxda_jax.export.pair import by_model
 from cxda_jax.export.wasm import assemble
 from cxda_jax.nets.cnn import PADDINGS
-from cxda_jax.types import Images
 from cxda_jax.version import VERSION
 
 LIVE = Path(__file__).with_name("live")
@@ -222,7 +221,7 @@ def compare(model: Model, page: Path, hands: list[Hand], node: str) -> dict[str,
     errors = {kind: 0.0 for kind in found["answers"]}
     attention, equal = 0.0, True
     for place, fill in enumerate(FILLS):
-        logits, weights = by_jax(model, support[:fill], queries)
+        logits, weights = by_model(model, support[:fill], queries)
         for kind, answers in found["answers"].items():
             theirs = np.array(answers[place]["logits"])
             errors[kind] = max(errors[kind], float(np.abs(theirs - logits).max() / np.abs(logits).max()))
@@ -254,18 +253,6 @@ def run(
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(f"web: the page's scripts fail in node ({last}); Node.js 18 or newer is needed")
     return json.loads(done.stdout)
-
-
-def by_jax(model: Model, support: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Logits [m, classes] and attention [m, heads, n] of queries, adapted to a support."""
-
-    def images(pixels: np.ndarray) -> Images:
-        return Images(jnp.asarray(pixels), jnp.zeros(len(pixels), jnp.int32))
-
-    programs, asked = model.programs, images(queries)
-    adapted = programs.adapt(model.variables, images(support), jax.random.key(0))
-    weights = None if programs.attention is None else np.asarray(programs.attention(adapted, asked))
-    return np.asarray(programs.predict(adapted, asked)), weights
 
 
 @functools.cache

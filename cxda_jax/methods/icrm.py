@@ -1,6 +1,8 @@
 """ICRM: in-context risk minimisation (Gupta et al., "Context is Environment", ICLR 2024). Differs from ERM in:
 
-    y_q = W T(f(x_1), ..., f(x_n), f(x_q))        x_1, ..., x_n: the unlabelled support in a random order
+    y_q = W T(f(x_1), ..., f(x_n), f(x_q))        x_1, ..., x_n: the unlabelled support
+
+The support is in a random order, or in that of its places where `present` says which of them hold an image.
 
 T is a causal transformer, whose output at the last image is classified by a linear layer. In training every image of the
 sequence is classified, each from the images so far, so one pass teaches every number of support images from none to all.
@@ -37,7 +39,7 @@ def with_transformer(
       width: features of an image inside the transformer.
       layers: blocks of the transformer.
       heads: attention heads of a block.
-      context: the most support images that count; of more, a random choice.
+      context: the most support images that count; of more, a random choice, or the last ones of its places.
     """
     config.check("icrm", features=features)
     check_transformer(width, layers, heads, context)
@@ -61,8 +63,8 @@ def icrm(net: Classifier) -> Method:
         return outcome(variables, exact, ordered, logits[len(order) :], logits[: len(order)])
 
     def adapt(variables: Variables, support: Images, key: Array) -> WithPrefix:
-        maps = net.apply(variables, support.pixels[draw_order(key, support, context)], method="map")
-        cache: Any = net.apply(variables, maps, method=encode)
+        pixels = support.pixels if support.present is not None else support.pixels[draw_order(key, support, context)]
+        cache: Any = net.apply(variables, net.apply(variables, pixels, method="map"), support.present, method=encode)
         return WithPrefix(variables, cache)
 
     def predict(adapted: WithPrefix, query: Images) -> Any:
@@ -70,8 +72,8 @@ def icrm(net: Classifier) -> Method:
         return net.apply(adapted.variables, maps, adapted.cache, method=answer)
 
     return erm(net)._replace(
-        name="icrm", init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True, stochastic=True
-    )
+        name="icrm", init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True, takes_places=True, stochastic=True
+    )  # fmt: skip
 
 
 def append(net: Classifier, adapted: WithPrefix, pixels: Array) -> WithPrefix:
@@ -94,9 +96,9 @@ def read(net: Classifier, maps: Array, length: int) -> Array:
     return net.classify(net.transformer(net.tokens(maps), length))
 
 
-def encode(net: Classifier, maps: Array) -> Cache:
-    """A sequence, as answer() needs it."""
-    return net.transformer.encode(net.tokens(maps))
+def encode(net: Classifier, maps: Array, present: Array | None) -> Cache:
+    """A sequence, or those of the images that are `present` [n], as answer() needs it."""
+    return net.transformer.encode(net.tokens(maps), present)
 
 
 def answer(net: Classifier, maps: Array, cache: Cache) -> Array:

@@ -19,11 +19,11 @@ START: Any = {"kernel_init": nn.initializers.xavier_uniform()}  # biases start a
 
 
 class Cache(NamedTuple):
-    """The encoded images, in their order. There is room for `context` images; only the first `length` places are used."""
+    """The encoded images of a sequence, in a number of places."""
 
-    keys: jax.Array  # [layers, context, heads, width / heads]
+    keys: jax.Array  # [layers, places, heads, width / heads]
     values: jax.Array  # likewise
-    length: jax.Array  # int32 []
+    held: jax.Array  # bool [places]: which ones hold an image, at most `context` of them
 
 
 def check_transformer(width: int, layers: int, heads: int, context: int) -> None:
@@ -105,29 +105,42 @@ class CausalTransformer(nn.Module):
         place = jnp.minimum(jnp.arange(len(tokens)), length)
         return self._run(tokens, place, None, jnp.arange(length) < place[:, None])[0]
 
-    def encode(self, tokens: jax.Array) -> Cache:
-        """Tokens of a sequence [n, d], of at most `context` images, to what next() needs of it."""
-        place = jnp.arange(len(tokens))
-        encoded = self._run(tokens, place, None, place < place[:, None])[1]
-        room = ((0, 0), (0, self.context - len(tokens)), (0, 0), (0, 0))
-        keys, values = (jnp.pad(part, room) for part in encoded)
-        return Cache(keys, values, jnp.asarray(len(tokens), jnp.int32))
+    def encode(self, tokens: jax.Array, present: jax.Array | None = None) -> Cache:
+        """Tokens [n, d] to what next() needs of them.
+
+        Args:
+          tokens: of a sequence.
+          present: bool [n], which of them are the sequence; of more than `context` the last ones count. None: all, at most
+            `context`. Then the cache has places for as many.
+        """
+        n = len(tokens)
+        if present is None:
+            room = (0, self.context - n)
+            held = jnp.arange(self.context) < n
+        else:
+            room = (0, 0)
+            held = present & (present.sum() - jnp.cumsum(present) < self.context)
+        seen = held[:n] & (jnp.arange(n) < jnp.arange(n)[:, None])
+        encoded = self._run(tokens, seen.sum(1), None, seen)[1]
+        keys, values = (jnp.pad(part, ((0, 0), room, (0, 0), (0, 0))) for part in encoded)
+        return Cache(keys, values, held)
 
     def next(self, tokens: jax.Array, cache: Cache) -> jax.Array:
         """Tokens [m, d] to features [m, width], each as the one image after the sequence."""
         return self._behind(tokens, cache)[0]
 
     def append(self, token: jax.Array, cache: Cache) -> Cache:
-        """The cache with a further image, whose token is [d]. A full cache stays as it is."""
+        """The cache with a further image, whose token is [d]. A cache that has `context` images stays as it is."""
         encoded = self._behind(token[None], cache)[1]
+        place = jnp.where(cache.held.sum() < self.context, cache.held.argmin(), len(cache.held))
         keys, values = (
-            old.at[:, cache.length].set(new[:, 0], mode="drop") for old, new in zip(cache[:2], encoded, strict=True)
+            old.at[:, place].set(new[:, 0], mode="drop") for old, new in zip(cache[:2], encoded, strict=True)
         )
-        return Cache(keys, values, jnp.minimum(cache.length + 1, self.context))
+        return Cache(keys, values, cache.held.at[place].set(True, mode="drop"))
 
     def _behind(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Any]:
-        place = jnp.full(len(tokens), cache.length)
-        return self._run(tokens, place, cache[:2], jnp.arange(self.context) < place[:, None])
+        seen = jnp.broadcast_to(cache.held, (len(tokens), len(cache.held)))
+        return self._run(tokens, seen.sum(1), cache[:2], seen)
 
     def _run(self, tokens: jax.Array, place: jax.Array, context: Any, seen: jax.Array) -> tuple[jax.Array, Any]:
         x = self.read_in(tokens).astype(jnp.float32) + self.position[place]

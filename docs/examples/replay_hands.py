@@ -25,6 +25,7 @@ import cxda_jax
 from cxda_jax.data.readers import unipen
 from cxda_jax.errors import UserError
 from cxda_jax.export import web
+from cxda_jax.export.pair import by_model
 from cxda_jax.progress import Counter, say
 from cxda_jax.study.training import commit
 from docs.examples.record_hands import UNITS, placed, writers_of_test
@@ -101,7 +102,7 @@ def replay(
         labels = np.array([c.label for c in drawings[BUFFER:]])
         support, queries, logits = on_page(browser, mouse, [placed(c.strokes) for c in drawings])
         nothing = np.zeros((0, *support.shape[1:]), np.uint8)
-        expected = {"before": web.by_jax(model, nothing, queries)[0], "after": web.by_jax(model, support, queries)[0]}
+        expected = {"before": by_model(model, nothing, queries)[0], "after": by_model(model, support, queries)[0]}
         for name, wanted in expected.items():
             given = logits[name]
             error = max(error, float(np.abs(given - wanted).max() / np.abs(wanted).max()))
@@ -109,7 +110,7 @@ def replay(
             right[name].append(list(given.argmax(1) == labels))
             right[f"jax_{name}"].append(list(wanted.argmax(1) == labels))
         pixels = np.stack([unipen.draw(c.strokes, unipen.BOX - unipen.PEN) for c in drawings])[..., None]
-        right["drawn"].append(list(web.by_jax(model, pixels[:BUFFER], pixels[BUFFER:])[0].argmax(1) == labels))
+        right["drawn"].append(list(by_model(model, pixels[:BUFFER], pixels[BUFFER:])[0].argmax(1) == labels))
         count(done)
     shares = {name: np.array(rows).mean(1) for name, rows in right.items()}
     gains = 100 * (shares["after"] - shares["before"])
