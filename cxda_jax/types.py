@@ -58,7 +58,7 @@ class Method(NamedTuple):
       adapt: (variables, support, key) -> a pytree for predict().
       predict: (adapted, query) -> logits [n_query, classes].
       attention: (adapted, query) -> weights [n_query, heads, n_support]; None: it does not attend. A row sums to one, or to less
-        where learned tokens have the rest.
+        where learned tokens or the query itself have the rest.
       feed_forward: it adapts without back-propagation, so all tasks share their weights and can be one batch.
       stochastic: adapt() draws from its key.
       uses_support: adapt() looks at the support.

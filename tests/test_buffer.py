@@ -132,14 +132,16 @@ def test_all_three_are_one_where_an_images_memory_is_its_own():
             np.testing.assert_allclose(other, first, atol=1e-6)
 
 
-def test_attention_is_on_the_images_it_holds_in_their_order():
-    model = make("cxda_loo")
+@pytest.mark.parametrize("name", ["cxda_loo", "icrm"])
+def test_attention_is_on_the_images_it_holds_in_their_order(name):
+    model = make(name)
     buffer = cxda_jax.SupportBuffer(model, 3)
     for i in range(5):
         buffer.observe(IMAGES[i])
     weights = buffer.attention(QUERIES)
     np.testing.assert_allclose(weights, model.adapt(IMAGES[2:5]).attention(QUERIES), atol=1e-5)
-    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    if name == "cxda_loo":  # in icrm the image itself has a share
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
 
 
 def test_a_reservoir_holds_each_image_as_likely():

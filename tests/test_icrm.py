@@ -89,6 +89,16 @@ class Peer:
             x = layer(x, src_mask=hidden)
         return self.norm(x)[0]
 
+    def weights(self, tokens):
+        """Of the last token on those before it [heads, n - 1], the mean over the layers, by PyTorch's own attention."""
+        x, found = (self.read_in(tensor(tokens)) + self.position[: len(tokens)])[None], []
+        hidden = self.torch.nn.Transformer.generate_square_subsequent_mask(len(tokens))
+        for layer in self.layers:
+            y = layer.norm1(x)
+            found.append(layer.self_attn(y, y, y, attn_mask=hidden, average_attn_weights=False)[1][0, :, -1, :-1])
+            x = layer(x, src_mask=hidden)
+        return self.torch.stack(found).mean(0)
+
     def errors(self, grads):
         """The largest difference of each parameter's gradient, relative to the largest of PyTorch's."""
         for (name, layer, kind), parameter in self.named.items():
@@ -111,6 +121,14 @@ def test_features_and_gradients_equal_torchs_encoder_layers(peer, net, variables
     (expected * torch.from_numpy(weights)).sum().backward()
     grads = jax.jit(jax.grad(lambda v: (net.apply(v, TOKENS, length) * weights).sum()))(variables)["params"]
     assert len(theirs.named) == 12 * SMALL["layers"] + 5 and max(theirs.errors(grads)) < 1e-4
+
+
+def test_weights_equal_torchs_attention(peer, net, variables):
+    theirs, cache = Peer(peer.torch, variables["params"]), net.apply(variables, TOKENS[:6], method="encode")
+    weights = net.apply(variables, TOKENS[7:9], cache, method="weights")
+    assert weights.shape == (2, SMALL["heads"], SMALL["context"]) and not weights[..., 6:].any()
+    for i in (0, 1):
+        assert_close(weights[i, :, :6], theirs.weights(TOKENS[jnp.array([0, 1, 2, 3, 4, 5, 7 + i])]).detach(), 1e-5)
 
 
 def test_a_cached_sequence_answers_as_the_whole_pass_at_every_length(net, variables):
@@ -254,6 +272,17 @@ def test_of_more_places_than_the_context_the_last_images_count():
     assert np.flatnonzero(whole.cache.held).tolist() == chosen.tolist()
     alone = support.replace(pixels=support.pixels[chosen], domain=support.domain[chosen], present=jnp.ones(10, bool))
     close(*(predict(x, support) for x in (whole, adapt(variables, alone, KEY))))
+
+
+def test_attention_is_in_the_order_of_the_support():
+    _, method = make()
+    support = make_episode(*FEMNIST, support=14).support
+    variables, order = initialised(method, FEMNIST[0]), draw_order(KEY, support, SMALL["context"])
+    weights = method.attention(method.adapt(variables, support, KEY), support)
+    drawn = support.replace(pixels=support.pixels[order], domain=support.domain[order], present=jnp.ones(10, bool))
+    close(weights[..., order], method.attention(method.adapt(variables, drawn, KEY), support))
+    left_out = np.setdiff1d(np.arange(14), order)
+    assert len(left_out) == 4 and not weights[..., left_out].any() and weights.shape[-1] == 14
 
 
 @pytest.mark.parametrize(("benchmark", "features", "token"), [(FEMNIST, "flat", 4 * 4 * 8), (CIFAR, "pool", 8)])

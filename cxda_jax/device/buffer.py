@@ -118,6 +118,8 @@ class SupportBuffer:
         """Weights [images, heads, n] on images(), in its order."""
         with self._lock:
             adapted, order = self.adapted(), self._order()
+        if self.model.method.stochastic:
+            order = np.arange(len(order))  # as _adapt() gave them
         return adapted.attention(images)[..., order]
 
     def adapted(self) -> Model:

@@ -115,9 +115,10 @@ class Model:
         return Answers(names, shares.max(1, initial=0), shares)
 
     def attention(self, images: Iterable[Any], domains: Sequence[int] | None = None) -> np.ndarray:
-        """Weights [images, heads, n] on the n images of adapt(). A row sums to one, or to less where learned tokens have the rest."""
+        """Weights [images, heads, n] on the n images of adapt(). A row sums to one, or to less: learned
+        tokens have the rest, or in icrm the image itself."""
         if self.programs.attention is None:
-            attending = "cxda, cxda_loo, cxda_any, cxda_p2p and cxda_supervised do"
+            attending = "cxda, cxda_loo, cxda_any, cxda_p2p, cxda_supervised and icrm do"
             raise UserError(f"attention: {self.method.name} does not attend to images; {attending}")
         weights = [np.asarray(part) for part in self._of_each(self.programs.attention, images, domains)]
         return np.concatenate(weights) if weights else np.zeros((0, 1, 0), np.float32)

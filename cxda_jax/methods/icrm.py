@@ -26,6 +26,7 @@ class WithPrefix(NamedTuple):
 
     variables: Variables
     cache: Cache  # the encoded support
+    place: Array | None  # int32 [n_support]: in the cache, or beyond it for an image that does not count; None: its own
 
 
 def with_transformer(
@@ -63,16 +64,24 @@ def icrm(net: Classifier) -> Method:
         return outcome(variables, exact, ordered, logits[len(order) :], logits[: len(order)])
 
     def adapt(variables: Variables, support: Images, key: Array) -> WithPrefix:
-        pixels = support.pixels if support.present is not None else support.pixels[draw_order(key, support, context)]
+        pixels, place = support.pixels, None
+        if support.present is None:
+            order = draw_order(key, support, context)
+            pixels, place = pixels[order], jnp.full(len(pixels), context).at[order].set(jnp.arange(len(order)))
         cache: Any = net.apply(variables, net.apply(variables, pixels, method="map"), support.present, method=encode)
-        return WithPrefix(variables, cache)
+        return WithPrefix(variables, cache, place)
 
     def predict(adapted: WithPrefix, query: Images) -> Any:
         maps = net.apply(adapted.variables, query.pixels, method="map")
         return net.apply(adapted.variables, maps, adapted.cache, method=answer)
 
+    def attention(adapted: WithPrefix, query: Images) -> Array:
+        maps = net.apply(adapted.variables, query.pixels, method="map")
+        weights: Any = net.apply(adapted.variables, maps, adapted.cache, method=weigh)
+        return weights if adapted.place is None else weights.at[..., adapted.place].get(mode="fill", fill_value=0)
+
     return erm(net)._replace(
-        name="icrm", init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True, takes_places=True, stochastic=True
+        name="icrm", attention=attention, init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True, takes_places=True, stochastic=True
     )  # fmt: skip
 
 
@@ -80,7 +89,7 @@ def append(net: Classifier, adapted: WithPrefix, pixels: Array) -> WithPrefix:
     """Adapts to one image [h, w, c] more, which comes after those that were adapted to; in a full cache it changes nothing."""
     maps = net.apply(adapted.variables, pixels[None], method="map")
     cache = net.apply(adapted.variables, maps, adapted.cache, method=extend)
-    return adapted._replace(cache=cache)
+    return adapted._replace(cache=cache, place=None)
 
 
 def draw_order(key: Array, support: Images, context: int) -> Array:
@@ -104,6 +113,11 @@ def encode(net: Classifier, maps: Array, present: Array | None) -> Cache:
 def answer(net: Classifier, maps: Array, cache: Cache) -> Array:
     """Logits of images that come after the sequence, each alone."""
     return net.classify(net.transformer.next(net.tokens(maps), cache))
+
+
+def weigh(net: Classifier, maps: Array, cache: Cache) -> Array:
+    """Weights [n, heads, places] of images that come after the sequence, on it; see CausalTransformer.weights()."""
+    return net.transformer.weights(net.tokens(maps), cache)
 
 
 def extend(net: Classifier, maps: Array, cache: Cache) -> Cache:

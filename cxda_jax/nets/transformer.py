@@ -42,7 +42,8 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, context: Any, seen: jax.Array) -> tuple[jax.Array, Any]:
-        """New tokens [m, width] to themselves after the block, and to their keys and values [m, heads, width / heads].
+        """New tokens [m, width] to themselves after the block; and to their keys and values [m, heads, width / heads], and
+        weights on the context [m, heads, n].
 
         Args:
           x: the new tokens.
@@ -64,7 +65,7 @@ class Block(nn.Module):
         summed = jnp.einsum("mhn,nhd->mhd", weights[..., :-1], values) + weights[..., -1:] * v
         x = x + dense(self.width, "out")(summed.reshape(x.shape))
         y = dense(4 * self.width, "hidden")(nn.LayerNorm(epsilon=1e-5, name="norm2")(x))
-        return x + dense(self.width, "shrink")(nn.gelu(y, approximate=True)), (k, v)
+        return x + dense(self.width, "shrink")(nn.gelu(y, approximate=True)), (k, v, weights[..., :-1])
 
 
 class CausalTransformer(nn.Module):
@@ -122,19 +123,23 @@ class CausalTransformer(nn.Module):
             held = present & (present.sum() - jnp.cumsum(present) < self.context)
         seen = held[:n] & (jnp.arange(n) < jnp.arange(n)[:, None])
         encoded = self._run(tokens, seen.sum(1), None, seen)[1]
-        keys, values = (jnp.pad(part, ((0, 0), room, (0, 0), (0, 0))) for part in encoded)
+        keys, values = (jnp.pad(part, ((0, 0), room, (0, 0), (0, 0))) for part in encoded[:2])
         return Cache(keys, values, held)
 
     def next(self, tokens: jax.Array, cache: Cache) -> jax.Array:
         """Tokens [m, d] to features [m, width], each as the one image after the sequence."""
         return self._behind(tokens, cache)[0]
 
+    def weights(self, tokens: jax.Array, cache: Cache) -> jax.Array:
+        """Weights [m, heads, places] of tokens [m, d] on the sequence, the means over the blocks. The rest is on oneself."""
+        return self._behind(tokens, cache)[1][2].mean(0)
+
     def append(self, token: jax.Array, cache: Cache) -> Cache:
         """The cache with a further image, whose token is [d]. A cache that has `context` images stays as it is."""
         encoded = self._behind(token[None], cache)[1]
         place = jnp.where(cache.held.sum() < self.context, cache.held.argmin(), len(cache.held))
         keys, values = (
-            old.at[:, place].set(new[:, 0], mode="drop") for old, new in zip(cache[:2], encoded, strict=True)
+            old.at[:, place].set(new[:, 0], mode="drop") for old, new in zip(cache[:2], encoded[:2], strict=True)
         )
         return Cache(keys, values, cache.held.at[place].set(True, mode="drop"))
 
