@@ -92,6 +92,8 @@ OTHERS: dict[str, tuple[str, Mapping]] = {
     "statistics by a prior": ("cxda_loo", {"batch_norm__prior": 7.0}),
     "running statistics alone": ("cxda_any", {"cxda_any__prior": 0.0}),
     "two norms, usual scale": ("cxda_any", {"attention__shared_norm": False, "attention__scale": "head_dim"}),
+    "icrm": ("icrm", {"icrm__layers": 3, "icrm__width": 24, "icrm__heads": 3}),
+    "icrm of a short sequence": ("icrm", {"icrm__context": 3, "net__padding": "same"}),
     "padding, no learned tokens": ("cxda_any", {"net__padding": "same", "cxda_any__learned": 0, "side": 17}),
 }
 
@@ -221,7 +223,7 @@ def changed(model: Model, **fields) -> Model:
     [
         ({"method": {"name": "cotta"}}, "method 'cotta' does not run in the page; choose a model of erm, "),
         ({"net": {"name": "resnet"}}, "network 'resnet' does not run"),
-        ({"attention": {"features": "patch"}}, "features 'patch' do not run in the page; choose flat"),
+        ({"icrm": {"features": "pool"}}, "features 'pool' do not run in the page; choose flat"),
         ({"card": {"shape": (32, 32, 3)}}, "the model's are 32x32x3"),
     ],
 )
@@ -233,5 +235,5 @@ def test_what_the_page_cannot_run_is_refused_by_name(change, said, tmp_path):
 
 def test_a_model_knows_its_training_config():
     model = cxda_jax.load("unipen")
-    assert model.config["method"] == model.adapt(np.zeros((1, 28, 28, 1), np.uint8)).config["method"] == "cxda_any"
+    assert model.config["method"] == model.adapt(np.zeros((1, 28, 28, 1), np.uint8)).config["method"] == "icrm"
     assert isinstance(model.card, models.Card)

@@ -235,7 +235,9 @@ def gain_in_words(gain: Gain) -> list[str]:
     """A table of the gain by the number of support images, and from where adapting helps, as lines of Markdown."""
     since = gain.helps_from()
     said = (
-        f"Adapting helped from {since} images on." if since else "Adapting did not help at the largest size measured."
+        f"Adapting helped from {since} image{'s' * (since > 1)} on."
+        if since
+        else "Adapting did not help at the largest size measured."
     )
     rows = zip(gain.sizes, gain.score, gain.mean, gain.low, gain.high, strict=True)
     return [

@@ -1,6 +1,6 @@
 """A model as a web page that needs no server, no network and no library: one file, index.html.
 
-The page holds the weights, recorded handwriting to start from, and a small engine (live/engine.js, live/kernel.wat). Visitors draw
+The page holds the weights, recorded handwriting to start from, and a small engine (live/engine.js, sequence.js, kernel.wat). Visitors draw
 characters, fill the buffer, and see the answer before and after adapting. Before the page is left behind, its own scripts run
 in Node.js, and their answers are compared with JAX.
 """
@@ -35,9 +35,11 @@ HANDS = LIVE / "hands.json"
 PAGE, PARITY = "index.html", "parity.json"
 FILLS, ASKED = (0, 1, 5, 100), 16  # numbers of images in the buffer, and of queries, that are compared with JAX
 TOLERANCE = 1e-4  # of logits, relative to the largest one; and of attention weights
-# What a query attends to: images normalised by the buffer's own statistics, by those blended with the running ones, or nothing.
+# What a query attends to: images normalised by the buffer's own statistics, by those blended with the running ones, a sequence
+# of images, or nothing.
 MEMORY = {
     "erm": "", "erm_iid": "", "bn": "", "bn_alpha": "", "cxda": "own", "cxda_loo": "own", "cxda_any": "blended",
+    "icrm": "sequence",
 }  # fmt: skip
 
 
@@ -86,15 +88,16 @@ def describe(model: Model) -> dict[str, Any]:
     if name not in MEMORY:
         raise UserError(f"web: method {name!r} does not run in the page; choose a model of {', '.join(MEMORY)}")
     net, attention = config["net"], config["attention"]
+    tokens = config["icrm"] if name == "icrm" else attention
     if net["name"] != "cnn":
         raise UserError(f"web: network {net['name']!r} does not run in the page; choose a model whose network is cnn")
-    if MEMORY[name] and attention["features"] != "flat":
-        raise UserError(f"web: attention features {attention['features']!r} do not run in the page; choose flat")
+    if MEMORY[name] and tokens["features"] != "flat":
+        raise UserError(f"web: attention features {tokens['features']!r} do not run in the page; choose flat")
     height, width, channels = card.shape
     if height != width or channels != 1:
         raise UserError(f"web: the page draws square grey images, and the model's are {height}x{width}x{channels}")
     momentum, prior = config["batch_norm"]["momentum"], config["batch_norm"]["prior"]
-    if name in ("erm", "erm_iid"):
+    if name in ("erm", "erm_iid", "icrm"):
         momentum = prior = 0.0
     elif name in ("bn_alpha", "cxda_any"):
         momentum, prior = 0.0, config[name]["prior"]
@@ -113,6 +116,9 @@ def describe(model: Model) -> dict[str, Any]:
         "share": {"momentum": momentum, "prior": prior},
         "memory": MEMORY[name],
         "learned": config["cxda_any"]["learned"] if name == "cxda_any" else 0,
+        "sequence": {part: tokens[part] for part in ("layers", "width", "heads", "context")}
+        if name == "icrm"
+        else None,
         "attention": {
             "heads": heads,
             "shared_norm": attention["shared_norm"],
@@ -137,7 +143,7 @@ def facts(model: Model) -> list[tuple[str, str]]:
     if card.gain:
         since, size = card.gain.helps_from(), card.gain.sizes[-1]
         gain = f"{card.gain.mean[-1]:+.1f} points ({card.gain.low[-1]:+.1f} to {card.gain.high[-1]:+.1f})"
-        helps = f"from {since} images on" if since else "at no measured number of images"
+        helps = f"from {since} image{'s' * (since > 1)} on" if since else "at no measured number of images"
         told.append(("What adapting brings", f"{gain} with {size} images in validation; it helps {helps}"))
     return told
 
@@ -154,6 +160,7 @@ def render(described: Mapping[str, Any], variables: Mapping[str, Any], hands: Pa
     kernel = assemble((LIVE / "kernel.wat").read_text(encoding="utf-8"))
     known = {**described, "tensors": names, "kernel": _base64(kernel), "checked": checked}
     scripts = {name: _script(f"{name}.js") for name in ("engine", "draw", "page")}
+    scripts["engine"] += _script("sequence.js")
     digests = " ".join(f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in scripts.values())
     filled = {
         "title": html.escape(f"{described['method']}: draw, and see it adapt"),

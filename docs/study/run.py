@@ -72,6 +72,7 @@ CHANGES: dict[str, tuple[str, dict[str, object]]] = {
     "scale_head": ("cxda", {"attention.scale": "head_dim"}),
     "four_tasks": ("cxda", {"train.tasks_per_step": 4, "train.steps": 751, "evaluation.every_steps": 188}),
     "labels_own": ("cxda", {"train.support_loss": "own"}),
+    "icrm_small": ("icrm", {"icrm.layers": 2, "icrm.width": 64}),
 }
 # Trainings of seed 0 again, each with one thing changed that should not matter: what runs the command.
 AGAIN = {

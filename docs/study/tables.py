@@ -31,6 +31,7 @@ CHANGES = {  # question 3: what the change is called on the page
     "scale_head": "scores divided by the head's size", "four_tasks": "four tasks an update, a quarter of the updates",
     "labels_own": "the support's labels teach, each image sees itself",
     "cxda_loo": "they teach, leave-one-out (`cxda_loo`)", "cxda_any": "they teach, random subsets (`cxda_any`)",
+    "icrm": "a causal transformer (`icrm`)", "icrm_small": "the same with 2 layers of width 64, smaller than `cxda_any`",
 }  # fmt: skip
 VARIED = ("cxda_any", "icrm", "cxda_loo", "cxda", "bn")  # of question 4
 Studies = dict[str, Evidence]

@@ -35,6 +35,7 @@ class Engine {
     this.heap ??= new Float32Array(pages * 16384);
     for (const layer of this.layers) this.placeWeights(layer);
     this.running = this.layers.map(({ mean, variance }) => ({ mean, variance }));
+    this.sequence = model.sequence ? new Sequence(model.sequence, this.tensors) : null;
     this.learned = model.learned ? this.remember(this.tensors["attention/tokens"], model.learned) : null;
   }
 
@@ -170,7 +171,13 @@ class Engine {
       tokens.set(this.mapOf(firsts[n], memory === "own" && part ? own : statistics), n * dim);
       yield;
     }
-    return { statistics, memory: this.remember(tokens, count), count };
+    if (!this.sequence) return { statistics, memory: this.remember(tokens, count), count };
+    const cache = this.sequence.empty();
+    for (let n = Math.max(0, count - this.sequence.context); n < count; n++) {
+      this.sequence.read(tokens.subarray(n * dim, (n + 1) * dim), cache, true);
+      yield;
+    }
+    return { statistics, memory: cache, count };
   }
 
   /** Keys and values [count, inner] of tokens. */
@@ -187,15 +194,17 @@ class Engine {
   }
 
   layerNorm(name, x) {
-    const [scale, shift] = ["scale", "bias"].map((part) => this.tensors[`attention/${name}/${part}`]);
-    const mean = x.reduce((sum, v) => sum + v, 0) / x.length;
-    const variance = x.reduce((sum, v) => sum + (v - mean) ** 2, 0) / x.length;
-    return x.map((v, k) => ((v - mean) / Math.sqrt(variance + EPSILON)) * scale[k] + shift[k]);
+    return layerNorm(x, ...["scale", "bias"].map((part) => this.tensors[`attention/${name}/${part}`]));
   }
 
   /** Logits of an image, and weights [heads][images of the buffer]. */
   predict(adapted, pixels) {
     const map = this.mapOf(this.convolved(0, this.normalise(pixels)), adapted.statistics);
+    if (this.sequence) {
+      const { features, weights } = this.sequence.read(map, adapted.memory);
+      const unread = new Array(adapted.count - weights[0].length).fill(0); // images beyond the longest sequence
+      return { logits: this.dense("fc", features), weights: adapted.count ? weights.map((row) => [...unread, ...row]) : [] };
+    }
     const { token, weights } = adapted.memory ? this.recall(map, adapted) : { token: map, weights: [] };
     const [height, width, channels] = this.mapShape;
     const pooled = new Float32Array(channels);
@@ -217,11 +226,7 @@ class Engine {
     const weights = [];
     for (let head = 0; head < heads; head++) {
       const [from, to] = [(head * inner) / heads, ((head + 1) * inner) / heads];
-      const scores = keys.map((key) => {
-        let sum = 0;
-        for (let j = from; j < to; j++) sum += query[j] * key[j];
-        return sum / Math.sqrt(width);
-      });
+      const scores = keys.map((key) => dot(query, key, from, to) / Math.sqrt(width));
       const row = softmax(scores);
       for (let n = 0; n < row.length; n++) for (let j = from; j < to; j++) found[j] += row[n] * values[n][j];
       weights.push(row.slice(learned, learned + count));
@@ -274,6 +279,18 @@ function times(x, matrix, columns) {
   const made = new Float64Array(columns);
   for (let i = 0; i < x.length; i++) for (let j = 0; j < columns; j++) made[j] += x[i] * matrix[i * columns + j];
   return Float32Array.from(made);
+}
+
+function dot(a, b, from, to) {
+  let sum = 0;
+  for (let j = from; j < to; j++) sum += a[j] * b[j];
+  return sum;
+}
+
+function layerNorm(x, scale, shift) {
+  const mean = x.reduce((sum, v) => sum + v, 0) / x.length;
+  const variance = x.reduce((sum, v) => sum + (v - mean) ** 2, 0) / x.length;
+  return x.map((v, k) => ((v - mean) / Math.sqrt(variance + EPSILON)) * scale[k] + shift[k]);
 }
 
 function softmax(scores) {
