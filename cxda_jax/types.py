@@ -60,7 +60,8 @@ class Method(NamedTuple):
       attention: (adapted, query) -> weights [n_query, heads, n_support]; None: it does not attend. A row sums to one, or to less
         where learned tokens or the query itself have the rest.
       feed_forward: it adapts without back-propagation, so all tasks share their weights and can be one batch.
-      stochastic: adapt() draws from its key.
+      stochastic: adapt() draws from its key. With `takes_places` it draws an order, but takes that of the places where
+        `present` is given.
       uses_support: adapt() looks at the support.
       uses_domains: it reads Images.domain.
       trains_as: the method whose checkpoint it starts from, if it has no training of its own.
