@@ -17,7 +17,7 @@ from cxda_jax.study import identity
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "docs" / "study" / "index.md"])
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS]
 CODE = "".join(path.read_text() for part in ("launch", "cxda_jax") for path in (ROOT / part).rglob("*.py"))
 COMMANDS = sorted({line for page in PAGES for line in re.findall(r"\bcxda [a-z]+ --[^`\n]+", page.read_text())})
@@ -91,7 +91,7 @@ def test_the_config_page_shows_a_config():
     assert (made.method, made.smoke, made.data.name) == ("bn", True, "folder") and set(made) == set(FIELDS)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if link.startswith("https://"):
@@ -103,13 +103,15 @@ def test_links_lead_somewhere(page):
 
 
 def test_each_page_is_in_the_menu():
-    menu = re.findall(r"^  - \w+: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
-    assert sorted(menu) == [page.name for page in DOCS]
+    menu = re.findall(r"^  - \w+: ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert sorted(menu) == sorted(str(page.relative_to(ROOT / "docs")) for page in DOCS)
 
 
 def test_each_marker_is_filled():
     hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
-    filled = {page.name: hooks["on_page_markdown"](page.read_text(), page=None) for page in DOCS}
+    filled = {
+        str(page.relative_to(ROOT / "docs")): hooks["on_page_markdown"](page.read_text(), page=None) for page in DOCS
+    }
     assert "| optimizer.learning_rate | `0.01` |" in filled["config.md"]
     assert "(methods.md#adding-a-method)" in filled["contributing.md"] and "## 0.1.0" in filled["changelog.md"]
     assert not [name for name, text in filled.items() for marker in hooks["TEXTS"] if marker in text]

@@ -10,7 +10,7 @@ from cxda_jax import config
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.study import records
 from cxda_jax.study.results import read_results
-from docs.study import detail_tables, details, evidence, make, run, tables, tune
+from docs.study import answers, detail_tables, details, evidence, make, run, tables, tune
 from tests.results import PROTOCOL, make_result, write_result
 
 TASKS, QUERIES, HASH = 60, 20, "ab" * 32
@@ -125,6 +125,44 @@ def test_tables_hold_what_is_recorded(studies, right):
         if name != "rates":
             widths = {line.count("|") for line in table(studies).splitlines()}
             assert len(widths) == 1, f"{name}: all rows have equally many cells"
+
+
+def test_answers_say_what_the_records_say(studies, right):
+    lead = np.mean([right["cxda", "", s] - right["erm_iid", "", s] for s in range(3)]) * 100 / QUERIES
+    first = answers.rivals(studies)
+    better, worst = first.split("In the worst tenth: ")
+    assert (
+        "**On `unipen`** (3 seeds), on average, it is better than `erm` +" in better
+        and f"`erm_iid` {lead:+.1f} (" in better
+    )
+    assert "better than `erm` +" in worst and "Of the paper's rivals `erm` comes nearest" in worst
+    assert "On femnist the paper reports +0.3 to `bn`." in worst and "Not recorded yet: `bn`, `cml`, " in worst
+    second = answers.buffers(studies)
+    assert "better than `erm_iid`: `cxda` at every size, the empty one too, +" in second and "`bn_alpha`" not in second
+    third = answers.changes(studies)
+    assert third.startswith("- **Worse** with ") and "pooled features -5.0 (-5.0 to -5.0)" in third
+    assert answers.domains(studies) == answers.attention(studies) == answers.NOTHING
+    sixth = answers.spread(studies)
+    sds = [np.std([right[m, "", s].mean() * 100 / QUERIES for s in range(3)], ddof=1) for m in ("erm_iid", "cxda")]
+    assert f"{np.sqrt(np.mean(np.square(sds))):.1f} points (root mean square of 2 methods" in sixth
+    assert "**`cxda`, one core**: -5.0 (-5.0 to -5.0) points; the weights are not equal" in sixth
+    assert {f(evidence.load(Path("none"))) for f in make.ANSWERS.values()} == {answers.NOTHING}
+
+
+def test_a_verdict_needs_the_interval_and_every_seed():
+    gap = evidence.Gap((1.0, 0.5, 1.5), None, (0, 1), (0.8, 1.2))
+    assert gap.sign == 1 and gap._replace(avg=(-1.0, -1.5, -0.5), of_seeds=(-0.8, -1.2)).sign == -1
+    assert gap._replace(of_seeds=(-0.1, 2.1)).sign == 0 and gap._replace(avg=(1.0, -0.1, 2.1)).sign == 0
+    assert gap._replace(avg=(0.0, 0.0, 0.0), of_seeds=(0.0, 0.0)).sign == 0
+    sizes = [0, 1, 2, 5, 10]
+    said = [answers.spans(of, sizes) for of in (sizes, [0], [1, 2], [0, 2, 5], [0, 2, 10])]
+    assert said == [
+        "at every size",
+        "at 0 images",
+        "at 1 to 2 images",
+        "at 0 and 2 to 5 images",
+        "at 0, 2 and 10 images",
+    ]
 
 
 def test_a_page_keeps_its_own_words():

@@ -17,11 +17,24 @@ Key = tuple[str, str]  # a label and a setting such as "context=5"; "" is the us
 
 
 class Gap(NamedTuple):
-    """A difference in points and its 95 % interval, of the mean over tasks and of the worst tenth of them."""
+    """A difference in points and its 95 % interval, of the mean over tasks and of the worst tenth of them.
+
+    Attributes:
+      avg, w10: the difference and both ends; w10 is None where it was not asked for.
+      seeds: those that both have.
+      of_seeds: the difference of the mean at each of them.
+    """
 
     avg: tuple[float, float, float]
-    w10: tuple[float, float, float] | None  # None where it was not asked for
+    w10: tuple[float, float, float] | None
     seeds: tuple[int, ...]
+    of_seeds: tuple[float, ...]
+
+    @property
+    def sign(self) -> int:
+        """1 where the interval of the mean and all seeds are above zero, -1 where they are below, else 0."""
+        signs = {sign_of(self.avg), *(int(np.sign(x)) for x in self.of_seeds)}
+        return signs.pop() if len(signs) == 1 else 0
 
 
 @dataclasses.dataclass(eq=False)  # so that what follows from it can be cached
@@ -70,8 +83,13 @@ class Evidence:
         avg = [by_task.mean(1), *metrics.bootstrap_interval(by_task)]
         lowest = self.lowest(keys, wanted) if worst else {}
         return {
-            pair: Gap(points([each[i] for each in avg]), lowest.get(pair), seeds)
-            for i, (pair, seeds) in enumerate(wanted.items())
+            (a, b): Gap(
+                points([each[i] for each in avg]),
+                lowest.get((a, b)),
+                seeds,
+                tuple(round(100 * float((self.scores[a][s] - self.scores[b][s]).mean()), 6) for s in seeds),
+            )
+            for i, ((a, b), seeds) in enumerate(wanted.items())
         }
 
     @staticmethod
@@ -92,6 +110,11 @@ def points(shares: Sequence[float]) -> tuple[float, float, float]:
     """Shares as points; rounded, so that the order of sums does not show."""
     mean, low, high = (round(100 * float(share), 6) + 0.0 for share in shares)
     return mean, low, high
+
+
+def sign_of(gap: tuple[float, float, float]) -> int:
+    """1 where the whole interval is above zero, -1 where it is below, 0 where it holds zero."""
+    return (gap[1] > 0) - (gap[2] < 0)
 
 
 def load(folder: Path = RECORDS) -> dict[str, Evidence]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cxda_jax.disk.files import write_text
-from docs.study import detail_tables, figures, tables
+from docs.study import answers, detail_tables, figures, tables
 from docs.study.evidence import load
 from docs.study.tables import BASE, Studies
 
@@ -37,6 +37,12 @@ TABLES: dict[str, Callable[[Studies], str]] = {
         ),
         *(tables.other_tasks, detail_tables.kinds, detail_tables.domains, detail_tables.attention, tables.spread),
         *(tables.reruns, tables.rates, tables.benchmarks, tables.cost),
+    )
+}
+ANSWERS: dict[str, Callable[[Studies], str]] = {
+    f"answer_{i}": f
+    for i, f in enumerate(
+        (answers.rivals, answers.buffers, answers.changes, answers.domains, answers.attention, answers.spread), 1
     )
 }
 PAGES = (HERE / "index.md", HERE.parents[1] / "README.md")
@@ -94,7 +100,7 @@ def results_csv(studies: Studies) -> str:
 
 def made(studies: Studies) -> dict[Path, str]:
     """The text of each file that follows from the records."""
-    filling = {name: make(studies) for name, make in TABLES.items()}
+    filling = {name: make(studies) for name, make in (TABLES | ANSWERS).items()}
     pages = {page: filled(page.read_text(), filling) for page in PAGES}
     board = json.dumps(leaderboard(studies), indent=1) + "\n"
     return {**pages, HERE / "leaderboard.json": board, HERE / "results.csv": results_csv(studies)}

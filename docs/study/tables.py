@@ -29,11 +29,12 @@ CHANGES = {  # question 3: what the change is called on the page
     "statistics_stop": "no gradient through the support's statistics", "statistics_own": "training queries by their own statistics",
     "statistics_blended": "statistics blended, n / (n + 20)", "statistics_running": "running statistics",
     "scale_head": "scores divided by the head's size", "four_tasks": "four tasks an update, a quarter of the updates",
-    "labels_own": "the support's labels teach, each image sees itself",
-    "cxda_loo": "they teach, leave-one-out (`cxda_loo`)", "cxda_any": "they teach, random subsets (`cxda_any`)",
+    "labels_own": "labels of the support, each image sees itself",
+    "cxda_loo": "labels of the support, leave-one-out (`cxda_loo`)", "cxda_any": "labels of the support, random subsets (`cxda_any`)",
     "icrm": "a causal transformer (`icrm`)", "icrm_small": "the same with 2 layers of width 64, smaller than `cxda_any`",
 }  # fmt: skip
 VARIED = ("cxda_any", "icrm", "cxda_loo", "cxda", "bn")  # of question 4
+SPREAD = (BASE, "bn", "cxda", "cxda_any", "icrm")  # of question 6
 Studies = dict[str, Evidence]
 
 
@@ -108,15 +109,23 @@ def rivals(studies: Studies) -> str:
     for store in (store for store in MAIN if store in studies):
         found = studies[store].gaps([(("cxda", ""), (rival, "")) for rival in RIVALS], worst=True)
         gaps = {b[0]: gap for (_, b), gap in found.items()}
-        paper = STAND_INS[store]
-        known = {m for t, b, m, setting, _ in paper_figures() if (t, b, setting) == ("main", paper, "")}
         for score, metric, title in (("avg", "mean_accuracy", "Avg"), ("w10", "worst10_accuracy", "W10%")):
-            head += [f"`{store}`, {title}", f"paper, {paper}, {title}"]
-            told = {r: paper_figures()["main", paper, r, "", metric][0] for r in ("cxda", *RIVALS) if r in known}
+            head += [f"`{store}`, {title}", f"paper, {STAND_INS[store]}, {title}"]
+            told = paper_means(store, metric)
             columns.append({r: signed(getattr(gap, score)) for r, gap in gaps.items()})
             columns.append({r: f"{told['cxda'] - told[r]:+.1f}" for r in RIVALS if r in told})
     rows = [[f"`{rival}`", *(column.get(rival, "") for column in columns)] for rival in RIVALS]
     return table(head, [cells for cells in rows if any(cells[1::2])])
+
+
+def paper_means(store: str, metric: str = "mean_accuracy") -> dict[str, float]:
+    """The paper's figures of cxda and its rivals, on the data that are nearest to the store."""
+    nearest = STAND_INS[store]
+    return {
+        m: mean
+        for (part, data, m, setting, of), (mean, _) in paper_figures().items()
+        if (part, data, setting, of) == ("main", nearest, "", metric) and m in ("cxda", *RIVALS)
+    }
 
 
 def buffers(studies: Studies) -> str:
@@ -127,8 +136,8 @@ def buffers(studies: Studies) -> str:
         for label in FORWARD:
             gaps = {n: found[label, n] for n in SIZES if (label, n) in found}
             if gaps:
-                harm = [n for n, gap in gaps.items() if gap.avg[2] < 0]
-                good = [n for n, gap in gaps.items() if gap.avg[1] > 0]
+                harm = [n for n, gap in gaps.items() if gap.sign < 0]
+                good = [n for n, gap in gaps.items() if gap.sign > 0]
                 ends = [", ".join(map(str, sizes)) or "nowhere" for sizes in (good, harm)]
                 rows.append(
                     [f"`{store}`, {called(label)}", *(signed(gaps[n].avg) if n in gaps else "" for n in SHOWN), *ends]
@@ -206,7 +215,7 @@ def spread(studies: Studies) -> str:
     rows = []
     for store in (store for store in STORES if store in studies):
         evidence = studies[store]
-        for label in ("erm_iid", "bn", "cxda", "cxda_any", "icrm"):
+        for label in SPREAD:
             if evidence.has((label, "")) and len(evidence.scores[label, ""]) > 1:
                 values = [evidence.level((label, ""), score) for score in ("avg", "w10")]
                 cells = [f"{x.std(ddof=1):.2f}" for x in values] + [
@@ -218,17 +227,21 @@ def spread(studies: Studies) -> str:
 
 def reruns(studies: Studies) -> str:
     """Trainings of seed 0 again, each with one thing changed that should not matter, minus the first."""
-    own, base = studies.get("unipen_spread"), studies.get("unipen")
-    rows = []
+    rows = [[name, signed(gap), "equal" if same else "not equal", device] for name, gap, same, device in rerun(studies)]
+    return table(["again, seed 0", "Avg, points", "weights", ""], rows)
+
+
+def rerun(studies: Studies) -> list[tuple[str, tuple[float, float, float], bool, str]]:
+    """Of each training again: what it is, its gap to the first, whether the weights are equal, and its machine."""
+    own, base, found = studies.get("unipen_spread"), studies.get("unipen"), []
     for (name, setting), seeds in (own.scores if own else {}).items():
         method, what = name.split(",")
         assert base and own
         for seed, scores in seeds.items():
             gap = points([*(g := scores - base.scores[method, ""][seed]).mean(keepdims=True), *bootstrap_interval(g)])
-            same = own.rows[name, setting][seed]["weights_hash"] == base.rows[method, ""][seed]["weights_hash"]
-            device = own.rows[name, setting][seed]["device"]
-            rows.append([f"`{method}`, {what}", signed(gap), "equal" if same else "not equal", device])
-    return table(["again, seed 0", "Avg, points", "weights", ""], rows)
+            again, first = own.rows[name, setting][seed], base.rows[method, ""][seed]
+            found.append((f"`{method}`, {what}", gap, again["weights_hash"] == first["weights_hash"], again["device"]))
+    return found
 
 
 def rates(studies: Studies) -> str:

@@ -1,0 +1,233 @@
+"""The study's answers to its questions, as sentences. Their numbers and their verdicts follow from the records."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from docs.study import tables
+from docs.study.detail_tables import domain_gaps, kind_gaps
+from docs.study.evidence import Evidence, Gap, sign_of
+from docs.study.tables import BASE, CHANGES, FORWARD, MAIN, RIVALS, SIZES, STORES, VARIED, Studies, called, many
+
+NOTHING = "Nothing is recorded yet."
+Interval = tuple[float, float, float]
+
+
+def said(gap: Interval) -> str:
+    """+1.6 (+1.1 to +2.0)."""
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*gap)
+
+
+def listed(texts: Iterable[str]) -> str:
+    """a, b and c."""
+    *first, last = texts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def sorted_out(gaps: Mapping[str, tuple[Interval, int]], better: str, worse: str, equal: str) -> str:
+    """Names by sign, each with its gap: "BETTER a +1.0 (+0.5 to +1.5); WORSE b ...; EQUAL c ...".
+
+    Args:
+      gaps: by a name as the page calls it, the gap and its sign.
+    """
+    parts = []
+    for wanted, words in ((1, better), (-1, worse), (0, equal)):
+        of_sign = sorted(((gap, name) for name, (gap, sign) in gaps.items() if sign == wanted), reverse=wanted >= 0)
+        if of_sign:
+            parts.append(f"{words} {listed(f'{name} {said(gap)}' for gap, name in of_sign)}")
+    return "; ".join(parts)
+
+
+def seeds_of(evidence: Evidence, label: str = BASE) -> str:
+    return many(len(evidence.scores.get((label, ""), {})))
+
+
+def rivals(studies: Studies) -> str:
+    """1. Does the paper's method beat its rivals?"""
+    lines = []
+    for store in (s for s in MAIN if s in studies and studies[s].has(("cxda", ""))):
+        evidence = studies[store]
+        gaps = {b[0]: gap for (_, b), gap in evidence.gaps(
+            [(("cxda", ""), (rival, "")) for rival in RIVALS], worst=True).items()}  # fmt: skip
+        if not gaps:
+            continue
+        avg = sorted_out({called(r): (gap.avg, gap.sign) for r, gap in gaps.items()}, "it is better than", "it is worse than",
+                         "no difference is shown to")  # fmt: skip
+        worst = sorted_out({called(r): (gap.w10, sign_of(gap.w10)) for r, gap in gaps.items() if gap.w10}, "better than", "worse than",
+                           "no difference is shown to")  # fmt: skip
+        lines.append(
+            f"- **On `{store}`** ({seeds_of(evidence, 'cxda')}), on average, {avg}. In the worst tenth: {worst}."
+            f"{beside_the_paper(store, gaps)}"
+        )
+        untried = [called(rival) for rival in RIVALS if rival not in gaps]
+        if untried:
+            lines[-1] += f" Not recorded yet: {listed(untried)}."
+    return "\n".join(lines) or NOTHING
+
+
+def beside_the_paper(store: str, gaps: Mapping[str, Gap]) -> str:
+    """The lead over bn and over the best of the paper's rivals, and what the paper reports on the nearest data."""
+    paper = tables.paper_means(store)
+    own = {rival: gaps[rival].avg for rival in paper if rival in gaps}
+    if not own:
+        return ""
+    nearest = tables.STAND_INS[store]
+    best = min(own, key=lambda rival: own[rival][0])
+    theirs = max((rival for rival in paper if rival != "cxda"), key=lambda rival: paper[rival])
+    return (
+        f" Of the paper's rivals {called(best)} comes nearest: {said(own[best])}. On {nearest} the paper reports "
+        f"{paper['cxda'] - paper[theirs]:+.1f} to {called(theirs)}."
+    )
+
+
+def buffers(studies: Studies) -> str:
+    """2. Does anything beat a network that does not adapt? From which size of the buffer, and where does it do harm?"""
+    lines = []
+    for store in (s for s in MAIN if s in studies):
+        found = tables.leads(studies[store])
+        labels = [label for label in FORWARD if (label, max(SIZES)) in found]
+        full = sorted(labels, key=lambda label: -found[label, max(SIZES)].avg[0])
+        good, bad = [], []
+        for label in full:
+            sizes = {n: found[label, n].sign for n in SIZES if (label, n) in found}
+            gains = [n for n in sizes if all(sign > 0 for m, sign in sizes.items() if m >= n)]
+            harms = [n for n, sign in sizes.items() if sign < 0]
+            if gains:
+                where = "at every size, the empty one too" if gains[0] == 0 else f"from {images(gains[0])} on"
+                good.append(f"{called(label)} {where}, {said(found[label, max(SIZES)].avg)} at {max(SIZES)}")
+            if harms:
+                bad.append(f"{called(label)} {spans(harms, list(sizes))}")
+        if full:
+            lines.append(
+                f"- **On `{store}`** ({seeds_of(studies[store])}) "
+                + (f"better than `{BASE}`: {'; '.join(good)}." if good else f"nothing is better than `{BASE}`.")
+                + (f" Worse: {'; '.join(bad)}." if bad else " Nothing does harm.")
+                + own_images(studies[store], full)
+            )
+    return "\n".join(lines) or NOTHING
+
+
+def own_images(evidence: Evidence, labels: list[str]) -> str:
+    """What the device's own images add to methods."""
+    pairs = {((m, f"context={max(SIZES)}"), (m, "context=0")): called(m) for m in labels}
+    gaps = {pairs[pair]: (gap.avg, gap.sign) for pair, gap in evidence.gaps([*pairs]).items()}
+    adds = sorted_out(gaps, "add to", "take from", "make no difference to")
+    return f" The {max(SIZES)} images of the device {adds}." if adds else ""
+
+
+def images(n: int) -> str:
+    return "one image" if n == 1 else f"{n} images"
+
+
+def spans(sizes: list[int], of: list[int]) -> str:
+    """Where in `of` the sizes are: "at every size", "at 1 to 10 images", "at 0 and 5 images"."""
+    if sizes == of:
+        return "at every size"
+    runs: list[list[int]] = []
+    for n in sizes:
+        if runs and of.index(n) == of.index(runs[-1][-1]) + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return f"at {listed(f'{run[0]} to {run[-1]}' if len(run) > 1 else str(run[0]) for run in runs)} images"
+
+
+def changes(studies: Studies) -> str:
+    """3. Which parts of the method count?"""
+    found = {CHANGES[name]: (gap.avg, gap.sign) for name, gap in tables.changed(studies).items()}
+    if not found:
+        return NOTHING
+    text = sorted_out(found, "**Better** with", "**Worse** with", "**No difference is shown** with")
+    return "- " + text.replace("; **", ".\n- **") + "."
+
+
+def domains(studies: Studies) -> str:
+    """4. How does the lead vary with the domains?"""
+    lines = []
+    for store in (s for s in (*MAIN, "unipen_sizes") if s in studies):
+        evidence, parts = studies[store], []
+        for kind, what in (("num_domains", "domains"), ("support_size", "support images")):
+            numbers = sorted({int(s.split("=")[1]) for _, s in evidence.scores if s.startswith(kind)})
+            for label in ("icrm", "cxda") if numbers else ():
+                ends = [((label, f"{kind}={n}"), (BASE, f"{kind}={n}")) for n in (numbers[0], numbers[-1])]
+                gaps = evidence.gaps(ends)
+                if len(gaps) == 2:
+                    first, last = (said(gaps[pair].avg) for pair in ends)
+                    parts.append(
+                        f"{called(label)} minus `{BASE}` is {first} with {numbers[0]} {what}, {last} with {numbers[-1]}"
+                    )
+        apart = domain_gaps(evidence)
+        for label in (m for m in VARIED[:2] if m in apart):
+            gains = np.array([*apart[label].values()])
+            parts.append(
+                f"{called(label)} is better than `{BASE}` in {(gains > 0).sum()} of {len(gains)} test domains, and changes a "
+                f"domain by {gains.min():+.0f} to {gains.max():+.0f} points"
+            )
+        kinds = {name: of["icrm"] for name, of in kind_gaps(evidence).items() if "icrm" in of}
+        if kinds:
+            of_kinds = listed(f"{said(gap)} on questions of {name}" for name, gap in kinds.items())
+            parts.append(f"`icrm` minus `{BASE}` is {of_kinds}")
+        if parts:
+            lines.append(f"- **On `{store}`**: {'. '.join(parts)}.")
+    return "\n".join(lines) or NOTHING
+
+
+def attention(studies: Studies) -> str:
+    """5. Where does attention go, and does it predict who gains?"""
+    lines = []
+    for what, title in (("own_domain", "domain"), ("same_class", "class")):
+        by_sign: dict[int, list[str]] = {1: [], 0: [], -1: []}
+        links: dict[int, list[str]] = {1: [], 0: [], -1: []}
+        for store in (s for s in MAIN if s in studies):
+            for label, told in studies[store].details.get("methods", {}).items():
+                if a := told.get("attention"):
+                    mean, low, high = (100 * share for share in a[what])
+                    chance = 100 * a[f"{what}_chance"]
+                    name = f"{called(label)} on `{store}`"
+                    shares = f"{name} ({mean:.1f} %, {low:.1f} to {high:.1f}; chance {chance:.1f})"
+                    by_sign[sign_of((mean - chance, low - chance, high - chance))].append(shares)
+                    if r := a.get("gain_correlation", {}).get(what):
+                        links[sign_of(tuple(r))].append("{} {:+.2f} ({:+.2f} to {:+.2f})".format(name, *r))
+        if not any(by_sign.values()):
+            continue
+        parts = [
+            f"{words}: {listed(by_sign[sign])}"
+            for sign, words in ((1, "more than chance"), (0, "no more than chance, as far as shown"), (-1, "less"))
+            if by_sign[sign]
+        ]
+        lines.append(f"- **Attention on images of the query's own {title}** is {'; '.join(parts)}.")
+        clear = [*links[1], *links[-1]]
+        if clear or links[0]:
+            lines[-1] += (
+                f" Its correlation with what a query gains differs from zero for {listed(clear)}, of "
+                f"{len(clear) + len(links[0])} measured."
+                if clear
+                else f" It does not predict which query gains: all {len(links[0])} correlations hold zero in their intervals."
+            )
+    return "\n".join(lines) or NOTHING
+
+
+def spread(studies: Studies) -> str:
+    """6. What moves a result without a reason?"""
+    lines = []
+    found = {}
+    for store in (s for s in STORES if s in studies):
+        for label in tables.SPREAD:
+            evidence = studies[store]
+            if evidence.has((label, "")) and len(evidence.scores[label, ""]) > 1:
+                values = evidence.level((label, ""), "avg")
+                found[f"{called(label)} on `{store}`"] = float(values.std(ddof=1))
+    if found:
+        least, most = min(found, key=lambda k: found[k]), max(found, key=lambda k: found[k])
+        typical = float(np.sqrt(np.mean(np.square([*found.values()]))))
+        lines.append(
+            f"- **The seed** moves Avg by a standard deviation of {typical:.1f} points (root mean square of {len(found)} methods and data "
+            f"sets; least {found[least]:.1f}, {least}; most {found[most]:.1f}, {most}). At that deviation two methods with one seed each "
+            f"must differ by {2 * typical * 2**0.5:.1f} points to be told apart, with three seeds each by {2 * typical * (2 / 3) ** 0.5:.1f}, "
+            f"with five by {2 * typical * (2 / 5) ** 0.5:.1f}."
+        )
+    for name, gap, same, _ in tables.rerun(studies):
+        lines.append(
+            f"- **{name}**: {said(gap)} points; the weights are {'equal' if same else 'not equal'}, bit for bit."
+        )
+    return "\n".join(lines) or NOTHING
