@@ -81,18 +81,22 @@ def leads(evidence: Evidence) -> dict[tuple[str, int], Gap]:
 def levels(studies: Studies) -> str:
     """Avg / W10% of methods on all data sets."""
     names = [store for store in STORES if store in studies]
-    seeds = [many(len(studies[store].scores.get((BASE, ""), {}))) for store in names]
-    head = ["", *(f"`{store}`, {count}" for store, count in zip(names, seeds, strict=True))]
     return table(
-        head, [[called(label), *(level(studies[store], label) for store in names)] for label in (BASE, *LEVELS)]
+        ["", *seeded(studies, names)],
+        [[called(label), *(level(studies[store], label) for store in names)] for label in (BASE, *LEVELS)],
     )
+
+
+def seeded(studies: Studies, names: Sequence[str]) -> list[str]:
+    """Data sets as heads of columns, with their numbers of seeds."""
+    return [f"`{store}`, {many(len(studies[store].scores.get((BASE, ''), {})))}" for store in names]
 
 
 def summary(studies: Studies) -> str:
     """README's: some methods on the main data sets."""
     names = [store for store in MAIN if store in studies]
     rows = [[called(m), how, *(level(studies[store], m) for store in names)] for m, how in SUMMARY.items()]
-    return table(["method", "it adapts by", *(f"`{store}`" for store in names)], rows)
+    return table(["method", "it adapts by", *seeded(studies, names)], rows)
 
 
 def level(evidence: Evidence, label: str) -> str:
