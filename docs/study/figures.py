@@ -40,8 +40,10 @@ def buffers(studies: tables.Studies) -> Figure | None:
     names = [store for store in tables.STORES if store in studies and tables.leads(studies[store])]
     if not names:
         return None
-    figure = Figure(figsize=(9.2, 2.9 * -(-len(names) // 3)), layout="constrained")
-    panels = np.ravel(figure.subplots(-(-len(names) // 3), 3, squeeze=False))
+    wide = min(3, len(names))
+    high = -(-len(names) // wide)
+    figure = Figure(figsize=(9.2, 2.9 * high), layout="constrained")
+    panels = np.ravel(figure.subplots(high, wide, squeeze=False))
     for panel, store in zip(panels, names, strict=False):
         found = tables.leads(studies[store])
         for label, colour in COLOURS.items():

@@ -36,7 +36,7 @@ TABLES: dict[str, Callable[[Studies], str]] = {
             tables.changes,
         ),
         *(tables.other_tasks, detail_tables.kinds, detail_tables.domains, detail_tables.attention, tables.spread),
-        *(tables.reruns, tables.rates, tables.benchmarks, tables.cost),
+        *(tables.reruns, tables.rates, tables.benchmarks, tables.plan, tables.cost),
     )
 }
 ANSWERS: dict[str, Callable[[Studies], str]] = {

@@ -83,11 +83,14 @@ AGAIN = {
 REPEATED = ("cxda", "erm_iid")
 
 
+# How many seeds each part is to have.
+SEEDS = {name: len(part.tests) for name, part in PARTS.items()} | {"unipen_changes": 3, "unipen_spread": 1}
+
+
 def units(only: list[str], seeds: list[int]) -> Iterator[tuple[str, int]]:
     """Each part and seed: seed 0 of all parts, then seed 1, and so on."""
-    counts = {name: len(part.tests) for name, part in PARTS.items()} | {"unipen_changes": 3, "unipen_spread": 1}
-    for seed in range(max(counts.values())):
-        for name, count in counts.items():
+    for seed in range(max(SEEDS.values())):
+        for name, count in SEEDS.items():
             if seed < count and (not only or name in only) and (not seeds or seed in seeds):
                 yield name, seed
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cxda_jax.metrics import bootstrap_interval, mean_sem
 from cxda_jax.report.tables import STAND_INS, paper_figures
+from docs.study import run
 from docs.study.evidence import Evidence, Gap, Key, points
 
 HERE = Path(__file__).parent
@@ -274,6 +275,19 @@ def benchmarks(studies: Studies) -> str:
             for tasks in tasks
         ]
     return table(["benchmark", "SHA-256 of the data", "tasks", "of their questions", "of their supports"], rows)
+
+
+def plan(studies: Studies) -> str:
+    """What is to be recorded, and what is."""
+    rows = []
+    for name, planned in run.SEEDS.items():
+        have = [seed for seed in range(planned) if (run.RECORDS / f"{name}-{seed}.records").exists()]
+        what = (
+            run.PARTS[name].methods if name in run.PARTS else run.CHANGES if name == "unipen_changes" else run.REPEATED
+        )
+        said = ", ".join(map(str, have)) or "none yet"
+        rows.append([f"`{name}`", ", ".join(f"`{m}`" for m in what), str(planned), said])
+    return table(["part", "what is trained or starts from a training", "seeds planned", "recorded"], rows)
 
 
 def cost(studies: Studies) -> str:
