@@ -305,6 +305,24 @@ def test_configs_take_the_rates_that_were_chosen():
         assert config.read(flag)["optimizer"]["learning_rate"] == config.RATES["unipen"][method]
 
 
+def test_each_training_of_the_study_is_a_command_that_exists(tmp_path):
+    base = config.resolve(config.load("unipen:cxda"))
+    for (folder, command), name in zip(run.change(1, tmp_path), run.CHANGES, strict=True):
+        flags = dict(flag.removeprefix("--config.").split("=", 1) for flag in command if flag.startswith("--config."))
+        spec = next(flag.removeprefix("--config=") for flag in command if flag.startswith("--config="))
+        changed = config.resolve(config.load(spec, list(flags.items())))
+        assert folder == tmp_path / "unipen_changes" / name / "1" and changed["seed"] == 1
+        differing = {field.removeprefix("config.") for field in config.differences(base, changed)} - {"seed"}
+        assert differing and (changed["method"] != "cxda" or differing == set(flags) - {"seed"}), name
+        assert name in tables.CHANGES
+    commands = dict(run.again(tmp_path, "PYTHON"))
+    assert len(commands) == len(run.REPEATED) * len(run.AGAIN) and all(folder.name == "0" for folder in commands)
+    other = commands[tmp_path / "unipen_spread" / "cxda,other versions" / "0"]
+    assert other == ["PYTHON", "-m", "cxda_jax", "train", "--config=unipen:cxda"]
+    pinned = commands[tmp_path / "unipen_spread" / "erm_iid,one core" / "0"]
+    assert pinned[:3] == ["taskset", "-c", "0"] and pinned[-1] == "--config=unipen:erm_iid"
+
+
 def test_the_first_seed_of_all_parts_comes_first():
     order = list(run.units([], []))
     assert [seed for _, seed in order] == sorted(seed for _, seed in order) and len(set(order)) == len(order)
