@@ -9,7 +9,7 @@ Domains, severities, counts and hyper-parameters are the paper's for CIFAR-C. Th
 and in the textures of frost. Images from JPEG files carry JPEG's traces before any corruption.
 """
 
-from cxda_jax.config import default, shrink, variant
+from cxda_jax.config import default, shrink, tuned_rate, variant
 
 
 def get_config(argument=None):
@@ -26,7 +26,7 @@ def get_config(argument=None):
         c.net.width = 16
         c.cml.width = 8  # half of the network's, as in the paper
         c.attention.features = "flat"
-        c.optimizer.learning_rate = 3e-2
+        c.optimizer.learning_rate = tuned_rate("cifar10_c", c.method)
         c.train.epochs = 5  # of 560 steps
         c.evaluation.every_epochs = 1
         c.evaluation.val_tasks = 100

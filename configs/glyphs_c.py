@@ -3,7 +3,7 @@
 python -m launch.train --config=configs/glyphs_c.py:cxda --workdir=runs/glyphs_c/cxda/0
 """
 
-from cxda_jax.config import default, shrink, variant
+from cxda_jax.config import default, shrink, tuned_rate, variant
 
 
 def get_config(argument=None):
@@ -15,7 +15,7 @@ def get_config(argument=None):
     c.attention.features = "flat"
     c.augment.flip = False  # a mirrored digit is none
     c.strong.flip = False
-    c.optimizer.learning_rate = 3e-2
+    c.optimizer.learning_rate = tuned_rate("cifar10_c", c.method)
     c.train.epochs = 20
     c.evaluation.every_epochs = 2
     c.evaluation.val_tasks = 100

@@ -296,13 +296,16 @@ def test_configs_take_the_rates_that_were_chosen():
     assert {data: {m: entry["rate"] for m, entry in of.items()} for data, of in told.items()} == config.RATES
     for entry in (entry for of in told.values() for entry in of.values()):
         assert entry["rate"] == tune.chosen({float(rate): scores for rate, scores in entry["tried"].items()})
-    for flag, method in (
-        ("unipen:cxda", "cxda"),
-        ("unipen:cxda_p2p,sizes", "cxda"),
-        ("glyphs:ft_em", "erm"),
-        ("qmnist:icrm", "icrm"),
+    for flag, data, method in (
+        ("unipen:cxda", "unipen", "cxda"),
+        ("unipen:cxda_p2p,sizes", "unipen", "cxda"),
+        ("glyphs:ft_em", "unipen", "erm"),
+        ("qmnist:icrm", "unipen", "icrm"),
+        ("cifar10_c:cml,small", "cifar10_c", "cml"),
+        ("glyphs_c:cxda_supervised", "cifar10_c", "cxda"),
     ):
-        assert config.read(flag)["optimizer"]["learning_rate"] == config.RATES["unipen"][method]
+        assert config.read(flag)["optimizer"]["learning_rate"] == config.RATES[data][method]
+    assert config.read("cifar10_c:cxda")["optimizer"]["learning_rate"] == 0.01, "the paper's"
 
 
 def test_each_training_of_the_study_is_a_command_that_exists(tmp_path):

@@ -38,7 +38,7 @@ def train(benchmark: str, method: str, rate: float, folder: Path, data_dir: str)
     flags += [f"--config.{name}={value}" for name, value in fields.items()]
     workdir.mkdir(parents=True, exist_ok=True)
     if not (workdir / "result.json").exists():
-        with open(workdir.with_suffix(".log"), "a") as log:
+        with open(workdir.with_name(f"{workdir.name}.log"), "a") as log:
             ended = subprocess.run([sys.executable, "-m", "cxda_jax", "train", *flags], stdout=log, stderr=log)
         if ended.returncode and not (workdir / "nonfinite.json").exists():
             raise SystemExit(f"{workdir}: failed; see {log.name}")
