@@ -144,13 +144,14 @@ def test_the_buffer_suite_times_what_a_device_does_and_counts_what_it_keeps(tmp_
     assert format_of({**out, "buffer": out["buffer"][:1]}) == published("buffer")
     rows = {row["method"]: row for row in out["buffer"]}
     kept = {name: (row["kept"], row["per_image"]) for name, row in rows.items()}
-    keys_and_values, statistics, blocks = 2 * 256 // 2 * 4, 3 * 2 * 16 * 4, 12 * 2 * 128 * 4
+    keys_and_values, statistics = 2 * 256 // 2 * 4, 3 * 2 * 16 * 4
+    blocks, which_and_where = 12 * 2 * 128 * 4, 1 + 4  # whether a place holds an image, and where an image of the support is
     assert kept == {
         "erm": (0, 0),
         "t3a": ((200 + 1) * 62 * 4, 0),
         "cxda_any": (4 * keys_and_values + statistics, keys_and_values),
         "cxda_any,prior=0": (4 * keys_and_values, keys_and_values),
-        "icrm": (4 * blocks, blocks),
+        "icrm": (4 * (blocks + which_and_where), blocks + which_and_where),
     }
     assert rows["erm"]["take_in"] is None and rows["t3a"]["take_in"] == rows["t3a"]["adapt"]
     for row in rows.values():
