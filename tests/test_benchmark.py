@@ -145,7 +145,10 @@ def test_the_buffer_suite_times_what_a_device_does_and_counts_what_it_keeps(tmp_
     rows = {row["method"]: row for row in out["buffer"]}
     kept = {name: (row["kept"], row["per_image"]) for name, row in rows.items()}
     keys_and_values, statistics = 2 * 256 // 2 * 4, 3 * 2 * 16 * 4
-    blocks, which_and_where = 12 * 2 * 128 * 4, 1 + 4  # whether a place holds an image, and where an image of the support is
+    blocks, which_and_where = (
+        12 * 2 * 128 * 4,
+        1 + 4,
+    )  # whether a place holds an image, and where an image of the support is
     assert kept == {
         "erm": (0, 0),
         "t3a": ((200 + 1) * 62 * 4, 0),

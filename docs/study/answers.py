@@ -209,8 +209,7 @@ def attention(studies: Studies) -> str:
 
 def spread(studies: Studies) -> str:
     """6. What moves a result without a reason?"""
-    lines = []
-    found = {}
+    lines, found, typical = [], {}, 0.0
     for store in (s for s in STORES if s in studies):
         for label in tables.SPREAD:
             evidence = studies[store]
@@ -226,8 +225,13 @@ def spread(studies: Studies) -> str:
             f"must differ by {2 * typical * 2**0.5:.1f} points to be told apart, with three seeds each by {2 * typical * (2 / 3) ** 0.5:.1f}, "
             f"with five by {2 * typical * (2 / 5) ** 0.5:.1f}."
         )
-    for name, gap, same, _ in tables.rerun(studies):
+    again = {name: gap for name, gap, _, _ in tables.rerun(studies)}
+    if again:
         lines.append(
-            f"- **{name}**: {said(gap)} points; the weights are {'equal' if same else 'not equal'}, bit for bit."
+            "- **The same seed again**, minus the first training, which another machine of this kind did: "
+            f"{listed(f'{name} {said(gap)}' for name, gap in again.items())}."
         )
+        if found:
+            within = sum(abs(gap[0]) <= 2 * typical * 2**0.5 for gap in again.values())
+            lines[-1] += f" {within} of {len(again)} are within what seeds move."
     return "\n".join(lines) or NOTHING

@@ -77,6 +77,7 @@ CHANGES: dict[str, tuple[str, dict[str, object]]] = {
 # Trainings of seed 0 again, each with one thing changed that should not matter: what runs the command.
 AGAIN = {
     "again": (sys.executable,),
+    "once more": (sys.executable,),  # on the machine of the one before
     "one core": ("taskset", "-c", "0", sys.executable),
     "other versions": ("OTHER_PYTHON",),
 }

@@ -232,20 +232,25 @@ def spread(studies: Studies) -> str:
 
 def reruns(studies: Studies) -> str:
     """Trainings of seed 0 again, each with one thing changed that should not matter, minus the first."""
-    rows = [[name, signed(gap), "equal" if same else "not equal", device] for name, gap, same, device in rerun(studies)]
-    return table(["again, seed 0", "Avg, points", "weights", ""], rows)
+    rows = [[name, signed(gap), ", ".join(alike) or "of none", device] for name, gap, alike, device in rerun(studies)]
+    return table(["again, seed 0", "Avg, points", "bit for bit the weights", ""], rows)
 
 
-def rerun(studies: Studies) -> list[tuple[str, tuple[float, float, float], bool, str]]:
-    """Of each training again: what it is, its gap to the first, whether the weights are equal, and its machine."""
+def rerun(studies: Studies) -> list[tuple[str, tuple[float, float, float], list[str], str]]:
+    """Of each training again: what it is, its gap to the first, the others that have the same weights, and its machine."""
     own, base, found = studies.get("unipen_spread"), studies.get("unipen"), []
-    for (name, setting), seeds in (own.scores if own else {}).items():
+    if not own or not base:
+        return []
+    weights = {name: of[0]["weights_hash"] for (name, _), of in own.rows.items()}
+    first = {label: of for (label, setting), of in base.rows.items() if not setting and 0 in of}
+    weights |= {f"{label},the first": of[0]["weights_hash"] for label, of in first.items()}
+    for (name, setting), seeds in own.scores.items():
         method, what = name.split(",")
-        assert base and own
-        for seed, scores in seeds.items():
-            gap = points([*(g := scores - base.scores[method, ""][seed]).mean(keepdims=True), *bootstrap_interval(g)])
-            again, first = own.rows[name, setting][seed], base.rows[method, ""][seed]
-            found.append((f"`{method}`, {what}", gap, again["weights_hash"] == first["weights_hash"], again["device"]))
+        scores = seeds[0] - base.scores[method, ""][0]
+        gap = points([scores.mean(), *bootstrap_interval(scores)])
+        same = (n.split(",") for n, of in weights.items() if of == weights[name] and n != name)
+        alike = sorted(f"of {other}" for label, other, *_ in same if label == method)
+        found.append((f"`{method}`, {what}", gap, sorted(alike), own.rows[name, setting][0]["device"]))
     return found
 
 
