@@ -46,73 +46,65 @@ def rivals(studies: Studies) -> str:
     """1. Does the paper's method beat its rivals?"""
     lines = []
     for store in (s for s in MAIN if s in studies and studies[s].has(("cxda", ""))):
-        evidence = studies[store]
-        gaps = {b[0]: gap for (_, b), gap in evidence.gaps(
-            [(("cxda", ""), (rival, "")) for rival in RIVALS], worst=True).items()}  # fmt: skip
-        if not gaps:
+        evidence, paper = studies[store], tables.paper_means(store)
+        pairs = [(("cxda", ""), (rival, "")) for rival in RIVALS]
+        gaps = {b[0]: gap for (_, b), gap in evidence.gaps(pairs, worst=True).items()}
+        own = {rival: gap for rival, gap in gaps.items() if rival in paper}
+        if not own:
             continue
-        avg = sorted_out({called(r): (gap.avg, gap.sign) for r, gap in gaps.items()}, "it is better than", "it is worse than",
-                         "no difference is shown to")  # fmt: skip
-        worst = sorted_out({called(r): (gap.w10, sign_of(gap.w10)) for r, gap in gaps.items() if gap.w10}, "better than", "worse than",
-                           "no difference is shown to")  # fmt: skip
-        lines.append(
-            f"- **On `{store}`** ({seeds_of(evidence, 'cxda')}), on average, {avg}. In the worst tenth: {worst}."
-            f"{beside_the_paper(store, gaps)}"
-        )
-        untried = [called(rival) for rival in RIVALS if rival not in gaps]
-        if untried:
-            lines[-1] += f" Not recorded yet: {listed(untried)}."
+        better = [rival for rival, gap in own.items() if gap.sign > 0]
+        lowest = [rival for rival, gap in own.items() if gap.w10 and sign_of(gap.w10) > 0]
+        nearest = min(own, key=lambda rival: own[rival].avg[0])
+        theirs = max((rival for rival in paper if rival != "cxda"), key=lambda rival: paper[rival])
+        parts = [
+            f"- **On `{store}`** ({seeds_of(evidence, 'cxda')}) `cxda` is better than {len(better)} of {many(len(own), 'rival')} of the "
+            f"paper on average, and than {len(lowest)} in the worst tenth",
+            f"Nearest comes {with_gap(nearest, own[nearest], evidence)}; on {tables.STAND_INS[store]} the paper reports "
+            f"{paper['cxda'] - paper[theirs]:+.1f} to {called(theirs)}",
+        ]
+        if BASE in gaps:
+            sign = gaps[BASE].sign
+            words = {1: "It is better than", -1: "It is worse than", 0: "No difference is shown to"}[sign]
+            parts.append(f"{words} {with_gap(BASE, gaps[BASE], evidence)}, which the paper does not have")
+        if missing := [called(rival) for rival in RIVALS if rival not in gaps]:
+            parts.append(f"Not recorded yet: {listed(missing)}")
+        lines.append(". ".join(parts) + ".")
     return "\n".join(lines) or NOTHING
 
 
-def beside_the_paper(store: str, gaps: Mapping[str, Gap]) -> str:
-    """The lead over bn and over the best of the paper's rivals, and what the paper reports on the nearest data."""
-    paper = tables.paper_means(store)
-    own = {rival: gaps[rival].avg for rival in paper if rival in gaps}
-    if not own:
-        return ""
-    nearest = tables.STAND_INS[store]
-    best = min(own, key=lambda rival: own[rival][0])
-    theirs = max((rival for rival in paper if rival != "cxda"), key=lambda rival: paper[rival])
-    return (
-        f" Of the paper's rivals {called(best)} comes nearest: {said(own[best])}. On {nearest} the paper reports "
-        f"{paper['cxda'] - paper[theirs]:+.1f} to {called(theirs)}."
-    )
+def with_gap(rival: str, gap: Gap, evidence: Evidence) -> str:
+    return f"{called(rival)}, {said(gap.avg)}{tables.fewer(gap, evidence)}"
 
 
 def buffers(studies: Studies) -> str:
     """2. Does anything beat a network that does not adapt? From which size of the buffer, and where does it do harm?"""
-    lines = []
+    lines, most = [], max(SIZES)
     for store in (s for s in MAIN if s in studies):
         found = tables.leads(studies[store])
-        labels = [label for label in FORWARD if (label, max(SIZES)) in found]
-        full = sorted(labels, key=lambda label: -found[label, max(SIZES)].avg[0])
-        good, bad = [], []
-        for label in full:
-            sizes = {n: found[label, n].sign for n in SIZES if (label, n) in found}
-            gains = [n for n in sizes if all(sign > 0 for m, sign in sizes.items() if m >= n)]
-            harms = [n for n, sign in sizes.items() if sign < 0]
+        labels = [label for label in FORWARD if (label, most) in found]
+        good: dict[str, str] = {}
+        harm: dict[str, list[str]] = {}
+        for label in sorted(labels, key=lambda label: -found[label, most].avg[0]):
+            signs = {n: found[label, n].sign for n in SIZES if (label, n) in found}
+            gains = [n for n in signs if all(sign > 0 for m, sign in signs.items() if m >= n)]
             if gains:
                 where = "at every size, the empty one too" if gains[0] == 0 else f"from {images(gains[0])} on"
-                good.append(f"{called(label)} {where}, {said(found[label, max(SIZES)].avg)} at {max(SIZES)}")
-            if harms:
-                bad.append(f"{called(label)} {spans(harms, list(sizes))}")
-        if full:
+                good[label] = f"{called(label)} {where}, {said(found[label, most].avg)} at {most}"
+            if harms := [n for n, sign in signs.items() if sign < 0]:
+                harm.setdefault(spans(harms, list(signs)), []).append(called(label))
+        if labels:
+            gained = f"better than `{BASE}`: {'; '.join(good.values())}" if good else f"nothing is better than `{BASE}`"
+            lost = "; ".join(f"{where} {listed(names)}" for where, names in harm.items())
             lines.append(
-                f"- **On `{store}`** ({seeds_of(studies[store])}) "
-                + (f"better than `{BASE}`: {'; '.join(good)}." if good else f"nothing is better than `{BASE}`.")
-                + (f" Worse: {'; '.join(bad)}." if bad else " Nothing does harm.")
-                + own_images(studies[store], full)
+                f"- **On `{store}`** ({seeds_of(studies[store])}) {gained}. "
+                + (f"Worse: {lost}." if lost else "Nothing does harm.")
             )
+            pairs = {((m, f"context={most}"), (m, "context=0")): called(m) for m in good}
+            adds = {pairs[pair]: (gap.avg, gap.sign) for pair, gap in studies[store].gaps([*pairs]).items()}
+            if adds:
+                said_so = sorted_out(adds, "add to", "take from", "make no difference to")
+                lines[-1] += f" The device's own {most} images, instead of none, {said_so}."
     return "\n".join(lines) or NOTHING
-
-
-def own_images(evidence: Evidence, labels: list[str]) -> str:
-    """What the device's own images add to methods."""
-    pairs = {((m, f"context={max(SIZES)}"), (m, "context=0")): called(m) for m in labels}
-    gaps = {pairs[pair]: (gap.avg, gap.sign) for pair, gap in evidence.gaps([*pairs]).items()}
-    adds = sorted_out(gaps, "add to", "take from", "make no difference to")
-    return f" The {max(SIZES)} images of the device {adds}." if adds else ""
 
 
 def images(n: int) -> str:

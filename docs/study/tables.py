@@ -117,10 +117,15 @@ def rivals(studies: Studies) -> str:
         for score, metric, title in (("avg", "mean_accuracy", "Avg"), ("w10", "worst10_accuracy", "W10%")):
             head += [f"`{store}`, {title}", f"paper, {STAND_INS[store]}, {title}"]
             told = paper_means(store, metric)
-            columns.append({r: signed(getattr(gap, score)) for r, gap in gaps.items()})
+            columns.append({r: signed(getattr(gap, score)) + fewer(gap, studies[store]) for r, gap in gaps.items()})
             columns.append({r: f"{told['cxda'] - told[r]:+.1f}" for r in RIVALS if r in told})
     rows = [[f"`{rival}`", *(column.get(rival, "") for column in columns)] for rival in RIVALS]
     return table(head, [cells for cells in rows if any(cells[1::2])])
+
+
+def fewer(gap: Gap, evidence: Evidence) -> str:
+    """How many seeds a difference to cxda has, where cxda has more."""
+    return f", {many(len(gap.seeds))}" if len(gap.seeds) < len(evidence.scores["cxda", ""]) else ""
 
 
 def paper_means(store: str, metric: str = "mean_accuracy") -> dict[str, float]:
