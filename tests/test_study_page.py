@@ -143,7 +143,10 @@ def test_answers_say_what_the_records_say(studies, right):
     sixth = answers.spread(studies)
     sds = [np.std([right[m, "", s].mean() * 100 / QUERIES for s in range(3)], ddof=1) for m in ("erm_iid", "cxda")]
     assert f"{np.sqrt(np.mean(np.square(sds))):.1f} points (root mean square of 2 methods" in sixth
-    assert "`cxda`, again +0.0 (+0.0 to +0.0) and `cxda`, one core -5.0 (-5.0 to -5.0). 1 of 2 are within" in sixth
+    assert (
+        "`cxda`, again +0.0 (+0.0 to +0.0) and `cxda`, one core -5.0 (-5.0 to -5.0). 1 of 2 differences are within"
+        in sixth
+    )
     assert {f(evidence.load(Path("none"))) for f in make.ANSWERS.values()} == {answers.NOTHING}
 
 

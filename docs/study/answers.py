@@ -217,13 +217,17 @@ def spread(studies: Studies) -> str:
             f"must differ by {2 * typical * 2**0.5:.1f} points to be told apart, with three seeds each by {2 * typical * (2 / 3) ** 0.5:.1f}, "
             f"with five by {2 * typical * (2 / 5) ** 0.5:.1f}."
         )
-    again = {name: gap for name, gap, _, _ in tables.rerun(studies)}
+    told = tables.rerun(studies)
+    again = {name: gap for name, gap, _, _ in told}
+    twice = [name for name, _, alike, _ in told if name.endswith("once more") and "of again" in alike]
     if again:
         lines.append(
             "- **The same seed again**, minus the first training, which another machine of this kind did: "
             f"{listed(f'{name} {said(gap)}' for name, gap in again.items())}."
         )
+        if twice:
+            lines[-1] += f" Twice on one machine the weights are equal, bit for bit: {listed(twice)}."
         if found:
             within = sum(abs(gap[0]) <= 2 * typical * 2**0.5 for gap in again.values())
-            lines[-1] += f" {within} of {len(again)} are within what seeds move."
+            lines[-1] += f" {within} of {len(again)} differences are within what seeds move."
     return "\n".join(lines) or NOTHING
