@@ -126,11 +126,32 @@ def spans(sizes: list[int], of: list[int]) -> str:
 
 def changes(studies: Studies) -> str:
     """3. Which parts of the method count?"""
-    found = {CHANGES[name]: (gap.avg, gap.sign) for name, gap in tables.changed(studies).items()}
+    deviation, found = seeds_move(studies)[0], {}
+    for name, gap in tables.changed(studies).items():
+        counts = gap.sign if abs(gap.avg[0]) >= needed(deviation, len(gap.seeds)) else 0
+        found[CHANGES[name]] = gap.avg, counts
     if not found:
         return NOTHING
-    text = sorted_out(found, "**Better** with", "**Worse** with", "**No difference is shown** with")
+    little = "**No difference is shown, or less than seeds move**, with"
+    text = sorted_out(found, "**Better** with", "**Worse** with", little)
     return "- " + text.replace("; **", ".\n- **") + "."
+
+
+def seeds_move(studies: Studies) -> tuple[float, dict[str, float]]:
+    """The deviation of Avg over seeds: the root mean square of all, and each by what the page calls it."""
+    found = {}
+    for store in (s for s in STORES if s in studies):
+        for label in tables.SPREAD:
+            evidence = studies[store]
+            if len(evidence.scores.get((label, ""), {})) > 1:
+                values = evidence.level((label, ""), "avg")
+                found[f"{called(label)} on `{store}`"] = float(values.std(ddof=1))
+    return (float(np.sqrt(np.mean(np.square([*found.values()])))) if found else 0.0), found
+
+
+def needed(deviation: float, seeds: int) -> float:
+    """The difference of two methods with so many seeds each that their seeds alone seldom make."""
+    return 2 * deviation * (2 / seeds) ** 0.5
 
 
 def domains(studies: Studies) -> str:
@@ -201,21 +222,14 @@ def attention(studies: Studies) -> str:
 
 def spread(studies: Studies) -> str:
     """6. What moves a result without a reason?"""
-    lines, found, typical = [], {}, 0.0
-    for store in (s for s in STORES if s in studies):
-        for label in tables.SPREAD:
-            evidence = studies[store]
-            if evidence.has((label, "")) and len(evidence.scores[label, ""]) > 1:
-                values = evidence.level((label, ""), "avg")
-                found[f"{called(label)} on `{store}`"] = float(values.std(ddof=1))
+    lines, (deviation, found) = [], seeds_move(studies)
     if found:
         least, most = min(found, key=lambda k: found[k]), max(found, key=lambda k: found[k])
-        typical = float(np.sqrt(np.mean(np.square([*found.values()]))))
+        one, three, five = (needed(deviation, seeds) for seeds in (1, 3, 5))
         lines.append(
-            f"- **The seed** moves Avg by a standard deviation of {typical:.1f} points (root mean square of {len(found)} methods and data "
+            f"- **The seed** moves Avg by a standard deviation of {deviation:.1f} points (root mean square of {len(found)} methods and data "
             f"sets; least {found[least]:.1f}, {least}; most {found[most]:.1f}, {most}). At that deviation two methods with one seed each "
-            f"must differ by {2 * typical * 2**0.5:.1f} points to be told apart, with three seeds each by {2 * typical * (2 / 3) ** 0.5:.1f}, "
-            f"with five by {2 * typical * (2 / 5) ** 0.5:.1f}."
+            f"must differ by {one:.1f} points to be told apart, with three seeds each by {three:.1f}, with five by {five:.1f}."
         )
     told = tables.rerun(studies)
     again = {name: gap for name, gap, _, _ in told}
@@ -228,6 +242,6 @@ def spread(studies: Studies) -> str:
         if twice:
             lines[-1] += f" Twice on one machine the weights are equal, bit for bit: {listed(twice)}."
         if found:
-            within = sum(abs(gap[0]) <= 2 * typical * 2**0.5 for gap in again.values())
+            within = sum(abs(gap[0]) <= needed(deviation, 1) for gap in again.values())
             lines[-1] += f" {within} of {len(again)} differences are within what seeds move."
     return "\n".join(lines) or NOTHING
