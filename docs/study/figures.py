@@ -75,7 +75,11 @@ def forest(columns: Mapping[str, Sequence[Bar]], x: str) -> Figure | None:
         return None
     rows = max(map(len, columns.values()))
     figure = Figure(figsize=(9.2, 1.1 + 0.26 * rows), layout="constrained")
-    for panel, (title, bars) in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns.items(), strict=True):
+    alike = (
+        len({tuple(name for name, _, _ in bars) for bars in columns.values()}) == 1
+    )  # then the first panel names the rows
+    panels = figure.subplots(1, len(columns), squeeze=False, sharey=alike)[0]
+    for panel, (title, bars) in zip(panels, columns.items(), strict=True):
         for i, (_, (mean, low, high), colour) in enumerate(bars):
             panel.errorbar(mean, -i, xerr=[[mean - low], [high - mean]], color=colour, marker="o", ms=4, **INTERVAL)
         panel.axvline(0, color="black", lw=0.8)

@@ -26,13 +26,13 @@ SUMMARY = {
 SIZES = (0, 1, 2, 5, 10, 20, 50, 100)
 SHOWN = (0, 1, 5, 20, 100)
 CHANGES = {  # question 3: what the change is called on the page
-    "known_domains": "known domains (`cxda_supervised`)", "patch": "patches, not images (`cxda_p2p`)", "pooled": "pooled features",
+    "known_domains": "known domains (`cxda_supervised`)", "patch": "patches in place of images (`cxda_p2p`)", "pooled": "pooled features",
     "statistics_stop": "no gradient through the support's statistics", "statistics_own": "training queries by their own statistics",
-    "statistics_blended": "statistics blended, n / (n + 20)", "statistics_running": "running statistics",
-    "scale_head": "scores divided by the head's size", "four_tasks": "four tasks an update, a quarter of the updates",
-    "labels_own": "labels of the support, each image sees itself",
-    "cxda_loo": "labels of the support, leave-one-out (`cxda_loo`)", "cxda_any": "labels of the support, random subsets (`cxda_any`)",
-    "icrm": "a causal transformer (`icrm`)", "icrm_small": "the same with 2 layers of width 64, smaller than `cxda_any`",
+    "statistics_blended": "statistics blended by n / (n + 20)", "statistics_running": "running statistics",
+    "scale_head": "scores divided by the head's size", "four_tasks": "four tasks an update and a quarter of the updates",
+    "labels_own": "the support's labels where each image sees itself",
+    "cxda_loo": "the support's labels by leave-one-out (`cxda_loo`)", "cxda_any": "the support's labels by random subsets (`cxda_any`)",
+    "icrm": "a causal transformer (`icrm`)", "icrm_small": "a small causal transformer (`icrm` with 2 layers of width 64)",
 }  # fmt: skip
 VARIED = ("cxda_any", "icrm", "cxda_loo", "cxda", "bn")  # of question 4
 SPREAD = (BASE, "bn", "cxda", "cxda_any", "icrm")  # of question 6
