@@ -54,11 +54,14 @@ def rivals(studies: Studies) -> str:
             continue
         better = [rival for rival, gap in own.items() if gap.sign > 0]
         lowest = [rival for rival, gap in own.items() if gap.w10 and sign_of(gap.w10) > 0]
+        moved = seeds_move(studies)[0]
+        clear = [rival for rival in better if own[rival].avg[0] >= needed(moved, len(own[rival].seeds))]
         nearest = min(own, key=lambda rival: own[rival].avg[0])
         theirs = max((rival for rival in paper if rival != "cxda"), key=lambda rival: paper[rival])
         parts = [
             f"- **On `{store}`** ({seeds_of(evidence, 'cxda')}) `cxda` is better than {len(better)} of {many(len(own), 'rival')} of the "
             f"paper on average, and than {len(lowest)} in the worst tenth",
+            f"On average {len(clear)} of these leads are larger than what seeds move",
             f"Nearest comes {with_gap(nearest, own[nearest], evidence)}; on {tables.STAND_INS[store]} the paper reports "
             f"{paper['cxda'] - paper[theirs]:+.1f} to {called(theirs)}",
         ]
@@ -150,7 +153,7 @@ def seeds_move(studies: Studies) -> tuple[float, dict[str, float]]:
 
 
 def needed(deviation: float, seeds: int) -> float:
-    """The difference of two methods with so many seeds each that their seeds alone seldom make."""
+    """The difference that two methods must have to be told apart: seeds alone seldom make it. Each has so many seeds."""
     return 2 * deviation * (2 / seeds) ** 0.5
 
 
@@ -236,7 +239,7 @@ def spread(studies: Studies) -> str:
     twice = [name for name, _, alike, _ in told if name.endswith("once more") and "of again" in alike]
     if again:
         lines.append(
-            "- **The same seed again**, minus the first training, which another machine of this kind did: "
+            "- **The same seed again**, minus the first training: "
             f"{listed(f'{name} {said(gap)}' for name, gap in again.items())}."
         )
         if twice:

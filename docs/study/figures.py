@@ -75,9 +75,8 @@ def forest(columns: Mapping[str, Sequence[Bar]], x: str) -> Figure | None:
         return None
     rows = max(map(len, columns.values()))
     figure = Figure(figsize=(9.2, 1.1 + 0.26 * rows), layout="constrained")
-    alike = (
-        len({tuple(name for name, _, _ in bars) for bars in columns.values()}) == 1
-    )  # then the first panel names the rows
+    # Where all panels have the same rows, the first one names them.
+    alike = len({tuple(name for name, _, _ in bars) for bars in columns.values()}) == 1
     panels = figure.subplots(1, len(columns), squeeze=False, sharey=alike)[0]
     for panel, (title, bars) in zip(panels, columns.items(), strict=True):
         for i, (_, (mean, low, high), colour) in enumerate(bars):
