@@ -9,8 +9,9 @@ import pytest
 from cxda_jax import config
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.study import records
+from cxda_jax.study.cells import parse_cell
 from cxda_jax.study.results import read_results
-from docs.study import answers, detail_tables, details, evidence, make, run, tables, tune
+from docs.study import answers, detail_tables, details, evidence, make, run, spread_tables, tables, tune
 from tests.results import PROTOCOL, make_result, write_result
 
 TASKS, QUERIES, HASH = 60, 20, "ab" * 32
@@ -57,6 +58,7 @@ def studies(right, tmp_path_factory):
         write("cxda", "", 0, right["cxda", "", 0] - (right["cxda", "", 0] > 0), f"changes/{name}", "cxda")
     write("cxda", "", 0, right["cxda", "", 0], "again/cxda,again", "cxda")
     write("cxda", "", 0, right["cxda", "", 0] - (right["cxda", "", 0] > 0), "again/cxda,one core", "other")
+    write("cxda", "", 0, right["cxda", "", 0], "cells", "cxda")
     records.write(folder / "unipen-0.records", read_results((folder / "runs").glob("*/*"))[0])
     # In a file of changes a run is named by its change.
     for part, names in (("changes", ("pooled", "labels_own")), ("again", ("cxda,again", "cxda,one core"))):
@@ -64,11 +66,12 @@ def studies(right, tmp_path_factory):
             (folder / part / name / "cxda" / "0").rename(folder / part / name / "0")
     records.write(folder / "unipen_changes-0.records", read_results((folder / "changes").glob("*/0"))[0])
     records.write(folder / "unipen_spread-0.records", read_results((folder / "again").glob("*/0"))[0])
+    records.write(folder / "unipen_cells-0.records", read_results((folder / "cells").glob("*/0"))[0])
     return evidence.load(folder)
 
 
 def test_records_are_the_scores(studies, right):
-    assert set(studies) == {"unipen", "unipen_changes", "unipen_spread"}
+    assert set(studies) == {"unipen", "unipen_changes", "unipen_spread", "unipen_cells"}
     found = studies["unipen"].scores
     assert {(*key, seed) for key, seeds in found.items() for seed in seeds} == set(right)
     for (label, setting, seed), counts in right.items():
@@ -109,10 +112,11 @@ def test_tables_hold_what_is_recorded(studies, right):
     assert "**-5.0 (-5.0 to -5.0)**" in tables.changes(studies), "one answer of twenty less"
     other = next(line for line in tables.other_tasks(studies).splitlines() if "2 domains" in line)
     assert f"{points(('cxda', 'num_domains=2'), ('erm_iid', 'num_domains=2')):+.1f} (" in other
-    again, one_core = tables.reruns(studies).splitlines()[2:]
-    assert again.startswith("| `cxda`, again | +0.0 (+0.0 to +0.0) | of the first |")
+    again, one_core, fresh = spread_tables.reruns(studies).splitlines()[2:]
+    assert again.startswith("| `cxda`, again | +0.0 (+0.0 to +0.0) | of a fresh install on another day, of the first |")
+    assert fresh.startswith("| `cxda`, a fresh install on another day | +0.0 (+0.0 to +0.0) | of again, of the first |")
     assert one_core.startswith("| `cxda`, one core | **-5.0 (-5.0 to -5.0)** | of none |")
-    spread = next(line for line in tables.spread(studies).splitlines() if "`cxda`" in line)
+    spread = next(line for line in spread_tables.spread(studies).splitlines() if "`cxda`" in line)
     means = [right["cxda", "", s].mean() * 100 / QUERIES for s in range(3)]
     assert f"| {np.std(means, ddof=1):.2f} |" in spread
     assert (
@@ -131,8 +135,9 @@ def test_answers_say_what_the_records_say(studies, right):
     lead = np.mean([right["cxda", "", s] - right["erm_iid", "", s] for s in range(3)]) * 100 / QUERIES
     first = answers.rivals(studies)
     assert first.startswith(
-        "- **On `unipen`** (3 seeds) `cxda` is better than 1 of 1 rival of the paper on average, and than 1 in"
+        "- **On `unipen`** (3 seeds) `cxda` is ahead of 1 of 1 rival of the paper on average, and of 1 in"
     )
+    assert "It is better than `erm`: these leads are larger than what seeds move." in first
     assert "Nearest comes `erm`, +" in first and "; on femnist the paper reports +0.3 to `bn`." in first
     assert f"It is better than `erm_iid`, {lead:+.1f} (" in first and "Not recorded yet: `bn`, `cml`, " in first
     second = answers.buffers(studies)
@@ -144,26 +149,32 @@ def test_answers_say_what_the_records_say(studies, right):
     sds = [np.std([right[m, "", s].mean() * 100 / QUERIES for s in range(3)], ddof=1) for m in ("erm_iid", "cxda")]
     assert f"{np.sqrt(np.mean(np.square(sds))):.1f} points (root mean square of 2 methods" in sixth
     assert (
-        "`cxda`, again +0.0 (+0.0 to +0.0) and `cxda`, one core -5.0 (-5.0 to -5.0). 1 of 2 differences are within"
-        in sixth
+        "`cxda`, again +0.0 (+0.0 to +0.0), `cxda`, one core -5.0 (-5.0 to -5.0) and `cxda`, a fresh install" in sixth
+    )
+    two_seeds = 2 * 2**0.5 * np.sqrt(np.mean(np.square(sds)))
+    assert (
+        sixth.endswith(f" 2 of 3 differences are within {two_seeds:.1f} points, what two seeds differ by.")
+        and two_seeds < 5
     )
     assert {f(evidence.load(Path("none"))) for f in make.ANSWERS.values()} == {answers.NOTHING}
 
 
-def test_a_verdict_needs_the_interval_and_every_seed():
+def test_a_verdict_needs_the_interval_and_every_seed_and_more_than_seeds_move():
     gap = evidence.Gap((1.0, 0.5, 1.5), None, (0, 1), (0.8, 1.2))
     assert gap.sign == 1 and gap._replace(avg=(-1.0, -1.5, -0.5), of_seeds=(-0.8, -1.2)).sign == -1
     assert gap._replace(of_seeds=(-0.1, 2.1)).sign == 0 and gap._replace(avg=(1.0, -0.1, 2.1)).sign == 0
     assert gap._replace(avg=(0.0, 0.0, 0.0), of_seeds=(0.0, 0.0)).sign == 0
+    # Two seeds each tell 2 standard deviations of one seed apart; methods on the same weights ask for nothing.
+    assert (
+        [tables.verdict(gap, moved) for moved in (0.49, 0.51)]
+        == [1, 0]
+        == [tables.lead_verdict("bn", gap, m) for m in (0.49, 0.51)]
+    )
+    assert tables.lead_verdict("bn_alpha,from=erm_iid", gap, 9.0) == 1
     sizes = [0, 1, 2, 5, 10]
     said = [answers.spans(of, sizes) for of in (sizes, [0], [1, 2], [0, 2, 5], [0, 2, 10])]
-    assert said == [
-        "at every size",
-        "at 0 images",
-        "at 1 to 2 images",
-        "at 0 and 2 to 5 images",
-        "at 0, 2 and 10 images",
-    ]
+    one, two, three = "at 1 to 2 images", "at 0 and 2 to 5 images", "at 0, 2 and 10 images"
+    assert said == ["at every size", "at 0 images", one, two, three]
 
 
 def test_a_page_keeps_its_own_words():
@@ -203,7 +214,7 @@ def test_the_leaderboard_has_one_entry_a_method_and_benchmark(studies, right):
         np.mean([right[best["method"], "", s] for s in range(3)]) * 100 / QUERIES, abs=1e-3
     )
     lines = make.results_csv(studies).splitlines()
-    assert len(lines) == 1 + 4 * 3 + 4 and lines[0].startswith("study,label,seed,avg,w10")
+    assert len(lines) == 1 + 4 * 3 + 5 and lines[0].startswith("study,label,seed,avg,w10")
 
 
 def test_the_published_study_follows_from_its_records():
@@ -322,9 +333,14 @@ def test_each_training_of_the_study_is_a_command_that_exists(tmp_path):
     commands = dict(run.again(tmp_path, "PYTHON"))
     assert len(commands) == len(run.REPEATED) * len(run.AGAIN) and all(folder.name == "0" for folder in commands)
     other = commands[tmp_path / "unipen_spread" / "cxda,other versions" / "0"]
-    assert other == ["PYTHON", "-m", "cxda_jax", "train", "--config=unipen:cxda"]
+    assert other[:5] == ["PYTHON", "-m", "cxda_jax", "train", "--config=unipen:cxda"] and len(other) == 6
     pinned = commands[tmp_path / "unipen_spread" / "erm_iid,one core" / "0"]
-    assert pinned[:3] == ["taskset", "-c", "0"] and pinned[-1] == "--config=unipen:erm_iid"
+    assert pinned[:3] == ["taskset", "-c", "0"] and pinned[-2] == "--config=unipen:erm_iid"
+    page = (Path(make.__file__).parent / "index.md").read_text()
+    for where, command in run.cells(tmp_path, "PYTHON"):
+        cell = next(flag for flag in command if flag.startswith("--cell="))
+        assert where.parent.name == parse_cell(cell.removeprefix("--cell="))[0] and where.name == "0"
+        assert f"cxda {' '.join(command[3:5])} --cell=" in page, "the page's command"
 
 
 def test_the_first_seed_of_all_parts_comes_first():

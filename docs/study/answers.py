@@ -7,9 +7,11 @@ import numpy as np
 from docs.study import tables
 from docs.study.detail_tables import domain_gaps, kind_gaps
 from docs.study.evidence import Evidence, Gap, sign_of
-from docs.study.tables import BASE, CHANGES, FORWARD, MAIN, RIVALS, SIZES, STORES, VARIED, Studies, called, many
+from docs.study.spread_tables import rerun
+from docs.study.tables import BASE, CHANGES, FORWARD, MAIN, RIVALS, SIZES, VARIED, Studies, called, many
 
 NOTHING = "Nothing is recorded yet."
+KINDS = {"case by size": "letters whose case shows in their size alone (c, o, s)", "all others": "all other classes"}
 Interval = tuple[float, float, float]
 
 
@@ -52,21 +54,23 @@ def rivals(studies: Studies) -> str:
         own = {rival: gap for rival, gap in gaps.items() if rival in paper}
         if not own:
             continue
-        better = [rival for rival, gap in own.items() if gap.sign > 0]
+        ahead = [rival for rival, gap in own.items() if gap.sign > 0]
         lowest = [rival for rival, gap in own.items() if gap.w10 and sign_of(gap.w10) > 0]
-        moved = seeds_move(studies)[0]
-        clear = [rival for rival in better if own[rival].avg[0] >= needed(moved, len(own[rival].seeds))]
+        moved = tables.seeds_move(studies)[0]
+        clear = [rival for rival in ahead if tables.verdict(own[rival], moved) > 0]
+        better = f"It is better than {listed(map(called, clear))}: these leads are larger than what seeds move"
+        if not clear:
+            better = "None of these leads is larger than what seeds move, so it is shown to be better than none"
         nearest = min(own, key=lambda rival: own[rival].avg[0])
         theirs = max((rival for rival in paper if rival != "cxda"), key=lambda rival: paper[rival])
         parts = [
-            f"- **On `{store}`** ({seeds_of(evidence, 'cxda')}) `cxda` is better than {len(better)} of {many(len(own), 'rival')} of the "
-            f"paper on average, and than {len(lowest)} in the worst tenth",
-            f"On average {len(clear)} of these leads are larger than what seeds move",
+            f"- **On `{store}`** ({seeds_of(evidence, 'cxda')}) `cxda` is ahead of {len(ahead)} of {many(len(own), 'rival')} of the "
+            f"paper on average, and of {len(lowest)} in the worst tenth. {better}",
             f"Nearest comes {with_gap(nearest, own[nearest], evidence)}; on {tables.STAND_INS[store]} the paper reports "
             f"{paper['cxda'] - paper[theirs]:+.1f} to {called(theirs)}",
         ]
         if BASE in gaps:
-            sign = gaps[BASE].sign
+            sign = tables.verdict(gaps[BASE], moved)
             words = {1: "It is better than", -1: "It is worse than", 0: "No difference is shown to"}[sign]
             parts.append(f"{words} {with_gap(BASE, gaps[BASE], evidence)}, which the paper does not have")
         if missing := [called(rival) for rival in RIVALS if rival not in gaps]:
@@ -81,14 +85,14 @@ def with_gap(rival: str, gap: Gap, evidence: Evidence) -> str:
 
 def buffers(studies: Studies) -> str:
     """2. Does anything beat a network that does not adapt? From which size of the buffer, and where does it do harm?"""
-    lines, most = [], max(SIZES)
+    lines, most, moved = [], max(SIZES), tables.seeds_move(studies)[0]
     for store in (s for s in MAIN if s in studies):
         found = tables.leads(studies[store])
         labels = [label for label in FORWARD if (label, most) in found]
         good: dict[str, str] = {}
         harm: dict[str, list[str]] = {}
         for label in sorted(labels, key=lambda label: -found[label, most].avg[0]):
-            signs = {n: found[label, n].sign for n in SIZES if (label, n) in found}
+            signs = {n: tables.lead_verdict(label, found[label, n], moved) for n in SIZES if (label, n) in found}
             gains = [n for n in signs if all(sign > 0 for m, sign in signs.items() if m >= n)]
             if gains:
                 where = "at every size, the empty one too" if gains[0] == 0 else f"from {images(gains[0])} on"
@@ -129,32 +133,13 @@ def spans(sizes: list[int], of: list[int]) -> str:
 
 def changes(studies: Studies) -> str:
     """3. Which parts of the method count?"""
-    deviation, found = seeds_move(studies)[0], {}
-    for name, gap in tables.changed(studies).items():
-        counts = gap.sign if abs(gap.avg[0]) >= needed(deviation, len(gap.seeds)) else 0
-        found[CHANGES[name]] = gap.avg, counts
+    moved = tables.seeds_move(studies)[0]
+    found = {CHANGES[name]: (gap.avg, tables.verdict(gap, moved)) for name, gap in tables.changed(studies).items()}
     if not found:
         return NOTHING
     little = "**No difference is shown, or less than seeds move**, with"
     text = sorted_out(found, "**Better** with", "**Worse** with", little)
     return "- " + text.replace("; **", ".\n- **") + "."
-
-
-def seeds_move(studies: Studies) -> tuple[float, dict[str, float]]:
-    """The deviation of Avg over seeds: the root mean square of all, and each by what the page calls it."""
-    found = {}
-    for store in (s for s in STORES if s in studies):
-        for label in tables.SPREAD:
-            evidence = studies[store]
-            if len(evidence.scores.get((label, ""), {})) > 1:
-                values = evidence.level((label, ""), "avg")
-                found[f"{called(label)} on `{store}`"] = float(values.std(ddof=1))
-    return (float(np.sqrt(np.mean(np.square([*found.values()])))) if found else 0.0), found
-
-
-def needed(deviation: float, seeds: int) -> float:
-    """The difference that two methods must have to be told apart: seeds alone seldom make it. Each has so many seeds."""
-    return 2 * deviation * (2 / seeds) ** 0.5
 
 
 def domains(studies: Studies) -> str:
@@ -181,7 +166,9 @@ def domains(studies: Studies) -> str:
             )
         kinds = {name: of["icrm"] for name, of in kind_gaps(evidence).items() if "icrm" in of}
         if kinds:
-            of_kinds = listed(f"{said(gap)} on questions of {name}" for name, gap in kinds.items())
+            of_kinds = listed(
+                f"{said(gap)} on {KINDS.get(name, f'questions of {name}')}" for name, gap in kinds.items()
+            )
             parts.append(f"`icrm` minus `{BASE}` is {of_kinds}")
         if parts:
             lines.append(f"- **On `{store}`**: {'. '.join(parts)}.")
@@ -225,16 +212,16 @@ def attention(studies: Studies) -> str:
 
 def spread(studies: Studies) -> str:
     """6. What moves a result without a reason?"""
-    lines, (deviation, found) = [], seeds_move(studies)
+    lines, (deviation, found) = [], tables.seeds_move(studies)
     if found:
         least, most = min(found, key=lambda k: found[k]), max(found, key=lambda k: found[k])
-        one, three, five = (needed(deviation, seeds) for seeds in (1, 3, 5))
+        one, three, five = (tables.needed(deviation, seeds) for seeds in (1, 3, 5))
         lines.append(
             f"- **The seed** moves Avg by a standard deviation of {deviation:.1f} points (root mean square of {len(found)} methods and data "
             f"sets; least {found[least]:.1f}, {least}; most {found[most]:.1f}, {most}). At that deviation two methods with one seed each "
             f"must differ by {one:.1f} points to be told apart, with three seeds each by {three:.1f}, with five by {five:.1f}."
         )
-    told = tables.rerun(studies)
+    told = rerun(studies)
     again = {name: gap for name, gap, _, _ in told}
     twice = [name for name, _, alike, _ in told if name.endswith("once more") and "of again" in alike]
     if again:
@@ -245,6 +232,8 @@ def spread(studies: Studies) -> str:
         if twice:
             lines[-1] += f" Twice on one machine the weights are equal, bit for bit: {listed(twice)}."
         if found:
-            within = sum(abs(gap[0]) <= needed(deviation, 1) for gap in again.values())
-            lines[-1] += f" {within} of {len(again)} differences are within what seeds move."
+            within = sum(abs(gap[0]) <= tables.needed(deviation, 1) for gap in again.values())
+            lines[-1] += (
+                f" {within} of {len(again)} differences are within {tables.needed(deviation, 1):.1f} points, what two seeds differ by."
+            )
     return "\n".join(lines) or NOTHING

@@ -13,6 +13,7 @@ from cxda_jax.study import records
 from cxda_jax.study.settings import parse
 
 RECORDS = Path(__file__).parent / "records"
+APART = ("_changes", "_spread", "_cells")  # parts whose trainings are not set beside the others of their store
 Key = tuple[str, str]  # a label and a setting such as "context=5"; "" is the usual tasks
 
 
@@ -123,7 +124,7 @@ def load(folder: Path = RECORDS) -> dict[str, Evidence]:
     for path in sorted(folder.glob("*.records")):
         for one in records.read(path):
             part = path.stem.rpartition("-")[0]
-            changed = part.endswith(("_changes", "_spread"))
+            changed = part.endswith(APART)
             store = part if changed else one.row["data_name"] + " (smoke)" * bool(one.row.get("smoke"))
             evidence = found.setdefault(store, Evidence(store, {}, {}, {}))
             setting = one.row["setting"]

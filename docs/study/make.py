@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from cxda_jax.disk.files import write_text
-from docs.study import answers, detail_tables, figures, tables
-from docs.study.evidence import load
+from docs.study import answers, detail_tables, figures, spread_tables, tables
+from docs.study.evidence import APART, load
 from docs.study.tables import BASE, Studies
 
 HERE = Path(__file__).parent
@@ -35,8 +35,14 @@ TABLES: dict[str, Callable[[Studies], str]] = {
             tables.own_images,
             tables.changes,
         ),
-        *(tables.other_tasks, detail_tables.kinds, detail_tables.domains, detail_tables.attention, tables.spread),
-        *(tables.reruns, tables.rates, tables.benchmarks, tables.plan, tables.cost),
+        *(
+            tables.other_tasks,
+            detail_tables.kinds,
+            detail_tables.domains,
+            detail_tables.attention,
+            spread_tables.spread,
+        ),
+        *(spread_tables.reruns, tables.rates, tables.benchmarks, tables.plan, tables.cost),
     )
 }
 ANSWERS: dict[str, Callable[[Studies], str]] = {
@@ -68,7 +74,7 @@ def leaderboard(studies: Studies) -> list[dict[str, Any]]:
     entries = []
     for store, label, of in usual_rows(studies):
         evidence, first = studies[store], next(iter(of.values()))
-        if store.endswith(("_changes", "_spread")):
+        if store.endswith(APART):
             continue
         lead = evidence.gaps([((label, ""), (BASE, ""))]).get(((label, ""), (BASE, "")))
         entry = {

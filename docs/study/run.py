@@ -82,10 +82,14 @@ AGAIN = {
     "other versions": ("OTHER_PYTHON",),
 }
 REPEATED = ("cxda", "erm_iid")
-
+CELLS = ("cxda_any", "icrm", "bn")  # of seed 0, once more from a fresh install on another day
 
 # How many seeds each part is to have.
-SEEDS = {name: len(part.tests) for name, part in PARTS.items()} | {"unipen_changes": 3, "unipen_spread": 1}
+SEEDS = {name: len(part.tests) for name, part in PARTS.items()} | {
+    "unipen_changes": 3,
+    "unipen_spread": 1,
+    "unipen_cells": 1,
+}
 
 
 def units(only: list[str], seeds: list[int]) -> Iterator[tuple[str, int]]:
@@ -117,8 +121,9 @@ def change(seed: int, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """The folder and the command of each training of CHANGES at a seed."""
     for name, (method, fields) in CHANGES.items():
         changed = [f"--config.{field}={value}" for field, value in fields.items()]
-        flags = [f"--config=unipen:{method}", f"--config.seed={seed}", *changed]
-        yield folder / "unipen_changes" / name / str(seed), [sys.executable, "-m", "cxda_jax", "train", *flags]
+        run = folder / "unipen_changes" / name / str(seed)
+        flags = [f"--config=unipen:{method}", f"--config.seed={seed}", *changed, f"--workdir={run}"]
+        yield run, [sys.executable, "-m", "cxda_jax", "train", *flags]
 
 
 def again(folder: Path, other_python: str) -> Iterator[tuple[Path, list[str]]]:
@@ -126,8 +131,18 @@ def again(folder: Path, other_python: str) -> Iterator[tuple[Path, list[str]]]:
     for method in REPEATED:
         for name, start in AGAIN.items():
             command = [other_python if part == "OTHER_PYTHON" else part for part in start]
-            flags = ["-m", "cxda_jax", "train", f"--config=unipen:{method}"]
-            yield folder / "unipen_spread" / f"{method},{name}" / "0", [*command, *flags]
+            run = folder / "unipen_spread" / f"{method},{name}" / "0"
+            flags = [f"--config=unipen:{method}", f"--workdir={run}"]
+            yield run, [*command, "-m", "cxda_jax", "train", *flags]
+
+
+def cells(folder: Path, other_python: str) -> Iterator[tuple[Path, list[str]]]:
+    """The folder and the command of each of CELLS: the one that the page gives to a reader."""
+    for method in CELLS:
+        study_folder = folder / "unipen_cells" / method
+        flags = [f"--cell={method}/0", f"--records={RECORDS / 'unipen-0.records'}", f"--study={study_folder}"]
+        command = [other_python, "-m", "cxda_jax", "reproduce", "--benchmark=unipen", *flags]
+        yield study_folder / method / "0", command
 
 
 def train(trainings: Iterator[tuple[Path, list[str]]], data_dir: str, dry_run: bool) -> list[Path]:
@@ -137,7 +152,7 @@ def train(trainings: Iterator[tuple[Path, list[str]]], data_dir: str, dry_run: b
         jobs = []
         for run, start in trainings:
             runs.append(run)
-            whole = [*start, f"--workdir={run}", f"--data_dir={data_dir}"]
+            whole = [*start, f"--data_dir={data_dir}"]
             if dry_run:
                 print(*whole)
             elif not (run / "result.json").exists():
@@ -154,7 +169,9 @@ def main() -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="parts; all if empty")
     parser.add_argument("--seeds", type=lambda text: [*map(int, text.split(","))], default=[], help="all if empty")
     parser.add_argument(
-        "--other_python", default=sys.executable, help="for unipen_spread: a Python with other versions of JAX"
+        "--other_python",
+        default=sys.executable,
+        help="for unipen_spread: a Python with other versions of JAX; for unipen_cells: that of a fresh install",
     )
     parser.add_argument("--dry_run", action="store_true", help="list what there is to do, and how long it takes")
     args = parser.parse_args()
@@ -167,7 +184,11 @@ def main() -> None:
         if name in PARTS:
             runs = study(name, seed, args.folder, args.data_dir, args.dry_run)
         else:
-            trainings = again(args.folder, args.other_python) if name == "unipen_spread" else change(seed, args.folder)
+            trainings = {
+                "unipen_changes": change(seed, args.folder),
+                "unipen_spread": again(args.folder, args.other_python),
+                "unipen_cells": cells(args.folder, args.other_python),
+            }[name]
             runs = train(trainings, args.data_dir, args.dry_run)
         if args.dry_run:
             continue

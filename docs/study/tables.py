@@ -1,4 +1,4 @@
-"""The tables of the study, as Markdown, one function each. Those of details.py's findings are in detail_tables.py."""
+"""The tables of the study, as Markdown, one function each. detail_tables.py and spread_tables.py have more."""
 
 import functools
 import json
@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from cxda_jax.metrics import bootstrap_interval, mean_sem
+import numpy as np
+
+from cxda_jax.metrics import mean_sem
 from cxda_jax.report.tables import STAND_INS, paper_figures
 from docs.study import run
-from docs.study.evidence import Evidence, Gap, Key, points
+from docs.study.evidence import Evidence, Gap, Key
 
 HERE = Path(__file__).parent
 MAIN = ("unipen", "cifar10_c")
@@ -140,14 +142,14 @@ def paper_means(store: str, metric: str = "mean_accuracy") -> dict[str, float]:
 
 def buffers(studies: Studies) -> str:
     """Each method minus BASE at some sizes of the buffer, and the sizes at which it does harm or good."""
-    rows = []
+    rows, moved = [], seeds_move(studies)[0]
     for store in (store for store in MAIN if store in studies):
         found = leads(studies[store])
         for label in FORWARD:
             gaps = {n: found[label, n] for n in SIZES if (label, n) in found}
             if gaps:
-                harm = [n for n, gap in gaps.items() if gap.sign < 0]
-                good = [n for n, gap in gaps.items() if gap.sign > 0]
+                harm = [n for n, gap in gaps.items() if lead_verdict(label, gap, moved) < 0]
+                good = [n for n, gap in gaps.items() if lead_verdict(label, gap, moved) > 0]
                 ends = [", ".join(map(str, sizes)) or "nowhere" for sizes in (good, harm)]
                 rows.append(
                     [f"`{store}`, {called(label)}", *(signed(gaps[n].avg) if n in gaps else "" for n in SHOWN), *ends]
@@ -220,43 +222,35 @@ def other_tasks(studies: Studies) -> str:
     return table([f"minus `{BASE}`, Avg", *map(called, VARIED)], rows)
 
 
-def spread(studies: Studies) -> str:
-    """The standard deviation over seeds, and the smallest difference of two methods that k seeds can show."""
-    rows = []
-    for store in (store for store in STORES if store in studies):
-        evidence = studies[store]
+def seeds_move(studies: Studies) -> tuple[float, dict[str, float]]:
+    """The deviation of Avg over seeds: the root mean square of all, and each by what the page calls it."""
+    found = {}
+    for store in (s for s in STORES if s in studies):
         for label in SPREAD:
-            if evidence.has((label, "")) and len(evidence.scores[label, ""]) > 1:
-                values = [evidence.level((label, ""), score) for score in ("avg", "w10")]
-                cells = [f"{x.std(ddof=1):.2f}" for x in values] + [
-                    f"{2 * x.std(ddof=1) * math.sqrt(2 / len(x)):.1f}" for x in values
-                ]
-                rows.append([f"`{store}`, {called(label)}", many(len(values[0])), *cells])
-    return table(["", "", "Avg, deviation", "W10%, deviation", "Avg, needed", "W10%, needed"], rows)
+            evidence = studies[store]
+            if len(evidence.scores.get((label, ""), {})) > 1:
+                values = evidence.level((label, ""), "avg")
+                found[f"{called(label)} on `{store}`"] = float(values.std(ddof=1))
+    return (float(np.sqrt(np.mean(np.square([*found.values()])))) if found else 0.0), found
 
 
-def reruns(studies: Studies) -> str:
-    """Trainings of seed 0 again, each with one thing changed that should not matter, minus the first."""
-    rows = [[name, signed(gap), ", ".join(alike) or "of none", device] for name, gap, alike, device in rerun(studies)]
-    return table(["again, seed 0", "Avg, points", "bit for bit the weights", ""], rows)
+def needed(deviation: float, seeds: int) -> float:
+    """The difference that two methods must have to be told apart: seeds alone seldom make it. Each has so many seeds."""
+    return 2 * deviation * (2 / seeds) ** 0.5
 
 
-def rerun(studies: Studies) -> list[tuple[str, tuple[float, float, float], list[str], str]]:
-    """Of each training again: what it is, its gap to the first, the others that have the same weights, and its machine."""
-    own, base, found = studies.get("unipen_spread"), studies.get("unipen"), []
-    if not own or not base:
-        return []
-    weights = {name: of[0]["weights_hash"] for (name, _), of in own.rows.items()}
-    first = {label: of for (label, setting), of in base.rows.items() if not setting and 0 in of}
-    weights |= {f"{label},the first": of[0]["weights_hash"] for label, of in first.items()}
-    for (name, setting), seeds in own.scores.items():
-        method, what = name.split(",")
-        scores = seeds[0] - base.scores[method, ""][0]
-        gap = points([scores.mean(), *bootstrap_interval(scores)])
-        same = (n.split(",") for n, of in weights.items() if of == weights[name] and n != name)
-        alike = sorted(f"of {other}" for label, other, *_ in same if label == method)
-        found.append((f"`{method}`, {what}", gap, sorted(alike), own.rows[name, setting][0]["device"]))
-    return found
+def verdict(gap: Gap, moved: float) -> int:
+    """The sign of a difference of methods that were trained apart; 0 where seeds alone may have made it.
+
+    Args:
+      moved: the deviation over seeds.
+    """
+    return gap.sign if abs(gap.avg[0]) >= needed(moved, len(gap.seeds)) else 0
+
+
+def lead_verdict(label: str, gap: Gap, moved: float) -> int:
+    """The verdict on a lead over BASE. Methods that start from BASE's own weights share its seed, which then moves nothing."""
+    return gap.sign if label in UNTRAINED else verdict(gap, moved)
 
 
 def rates(studies: Studies) -> str:
@@ -292,9 +286,8 @@ def plan(studies: Studies) -> str:
     rows = []
     for name, planned in run.SEEDS.items():
         have = [seed for seed in range(planned) if (run.RECORDS / f"{name}-{seed}.records").exists()]
-        what = (
-            run.PARTS[name].methods if name in run.PARTS else run.CHANGES if name == "unipen_changes" else run.REPEATED
-        )
+        others = {"unipen_changes": run.CHANGES, "unipen_spread": run.REPEATED, "unipen_cells": run.CELLS}
+        what = others.get(name) or run.PARTS[name].methods
         said = ", ".join(map(str, have)) or "none yet"
         rows.append([f"`{name}`", ", ".join(f"`{m}`" for m in what), str(planned), said])
     return table(["part", "what is trained or starts from a training", "seeds planned", "recorded"], rows)

@@ -1,0 +1,53 @@
+"""The study's tables of what moves a result without a reason, as Markdown: seeds, and the same seed again."""
+
+from cxda_jax.metrics import bootstrap_interval
+from docs.study.evidence import points
+from docs.study.tables import SPREAD, STORES, Studies, called, many, needed, signed, table
+
+FRESH = "a fresh install on another day"  # what unipen_cells is called on the page
+
+
+def spread(studies: Studies) -> str:
+    """The standard deviation over seeds, and the smallest difference of two methods that k seeds can show."""
+    rows = []
+    for store in (store for store in STORES if store in studies):
+        evidence = studies[store]
+        for label in SPREAD:
+            if evidence.has((label, "")) and len(evidence.scores[label, ""]) > 1:
+                values = [evidence.level((label, ""), score) for score in ("avg", "w10")]
+                cells = [f"{x.std(ddof=1):.2f}" for x in values] + [
+                    f"{needed(x.std(ddof=1), len(x)):.1f}" for x in values
+                ]
+                rows.append([f"`{store}`, {called(label)}", many(len(values[0])), *cells])
+    return table(["", "", "Avg, deviation", "W10%, deviation", "Avg, needed", "W10%, needed"], rows)
+
+
+def reruns(studies: Studies) -> str:
+    """Trainings of seed 0 again, each with one thing changed that should not matter, minus the first."""
+    rows = [[name, signed(gap), ", ".join(alike) or "of none", device] for name, gap, alike, device in rerun(studies)]
+    return table(["again, seed 0", "Avg, points", "bit for bit the weights", ""], rows)
+
+
+def rerun(studies: Studies) -> list[tuple[str, tuple[float, float, float], list[str], str]]:
+    """Of each training again: what it is, its gap to the first, the others that have the same weights, and its machine."""
+    if "unipen" not in studies:
+        return []
+    first = {label: of[0] for (label, setting), of in studies["unipen"].rows.items() if not setting and 0 in of}
+    again, scores = {}, {}  # by method and by what was other
+    for part in (part for part in ("unipen_spread", "unipen_cells") if part in studies):
+        for label, setting in studies[part].scores:
+            method, _, what = label.partition(",")
+            again[method, what or FRESH] = studies[part].rows[label, setting][0]
+            scores[method, what or FRESH] = studies[part].scores[label, setting][0]
+    known = {(method, "the first"): row for method, row in first.items()} | again
+    found = []
+    for (method, what), row in again.items():
+        more = scores[method, what] - studies["unipen"].scores[method, ""][0]
+        gap = points([more.mean(), *bootstrap_interval(more)])
+        alike = [
+            f"of {other}"
+            for (of, other), that in known.items()
+            if of == method and other != what and that["weights_hash"] == row["weights_hash"]
+        ]
+        found.append((f"`{method}`, {what}", gap, sorted(alike), row["device"]))
+    return found
