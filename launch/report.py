@@ -4,7 +4,7 @@ python -m launch.report --runs='runs/glyphs/*/*' --report=runs/glyphs/report
 python -m launch.report --runs='runs/study/femnist/*/*' --report=docs/study --against=paper
 python -m launch.report --runs='runs/study/glyphs/*/*' --report=docs/study --against=paper_stand_ins
 python -m launch.report --runs='runs/study/glyphs/*/*' --report=docs/study --record=docs/study/glyphs.records
-python -m launch.report --runs=docs/study/glyphs.records --report=again
+python -m launch.report --runs='docs/study/records/unipen-*.records' --report=again
 
 Writes into the folder of --report:
 
@@ -18,8 +18,8 @@ that replace the paper's too: glyphs and unipen for FEMNIST, glyphs_c and cifar1
 marks, such as regenerated domains.
 
 --record writes one small file beside the report: the row and the config of each result, and how many queries of each task are
-right. --runs takes such files too. Then whoever has the file can make the tables, the score figures and the paired differences
-again, without the runs and without the data. It needs results whose metric is the accuracy.
+right. --runs takes such files too, and patterns of them. Then whoever has the files can make the tables, the score figures and
+the paired differences again, without the runs and without the data. It needs results whose metric is the accuracy.
 
 Runs that cannot be read are named, and the rest is reported. Seeds whose training is unfinished are marked and left out of
 all means; --unfinished takes them in, still marked. Different data sets of one name are told apart by their hashes.

@@ -86,6 +86,14 @@ def test_a_report_writes_records_and_reads_them(runs, tmp_path, capsys):
     capsys.readouterr()
     tables = [(tmp_path / name / "tables.md").read_text() for name in "ab"]
     assert tables[0] == tables[1] and r"cxda\_any" in tables[0]
+    halves = str(tmp_path / "half-*.records")
+    with pytest.raises(UserError, match=r"^--runs=.*half-\*\.records: nothing matches; name files that --record wrote$"):
+        report_runs([halves], str(tmp_path / "c"), str(tmp_path), "", False)
+    results = read_results(runs)[0]
+    for i in (0, 1):
+        records.write(tmp_path / f"half-{i}.records", results[i::2])
+    report_runs([halves], str(tmp_path / "c"), str(tmp_path), "", False)
+    assert (tmp_path / "c" / "tables.md").read_text() == tables[0]
 
 
 def rewritten(path, **changes):

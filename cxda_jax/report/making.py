@@ -13,7 +13,7 @@ from cxda_jax.report.page import Report, write_report
 from cxda_jax.report.tables import AGAINST, STAND_INS, build_tables, by_cell, paired_table, paper_name
 from cxda_jax.study import records
 from cxda_jax.study.results import Result, by_store, distinct, is_unfinished, read_results, unfinished_said
-from cxda_jax.study.runs import find_runs
+from cxda_jax.study.runs import find_runs, matching
 
 EXPLORED = (6, 2)  # tasks in the explorer: of the first method that attends, and of each other one
 
@@ -24,18 +24,19 @@ def report_runs(
     """Reports all results of the runs that the patterns match, and of records among the patterns.
 
     Args:
-      patterns: of runs; a name that ends in .records is a file of records, which is unpacked into the report's folder.
+      patterns: of runs; and of files of records, which end in .records and are unpacked into the report's folder.
       record: a file of records to write; "" writes none.
       others: as those of make_report.
     """
     if against not in ("", *AGAINST):
         known = ", ".join(AGAINST)
         raise UserError(f"--against={against}: a report compares with the paper alone; give {known}, or nothing")
-    recorded = [Path(pattern) for pattern in patterns if pattern.endswith(records.SUFFIX)]
-    others = [pattern for pattern in patterns if not pattern.endswith(records.SUFFIX)]
-    runs = find_runs(others)
-    for path in recorded:
-        runs += records.unpack(path, Path(folder) / "unpacked" / path.stem)
+    runs = find_runs([pattern for pattern in patterns if not pattern.endswith(records.SUFFIX)])
+    for pattern in (pattern for pattern in patterns if pattern.endswith(records.SUFFIX)):
+        if not (found := matching(pattern)):
+            raise UserError(f"--runs={pattern}: nothing matches; name files that --record wrote")
+        for path in found:
+            runs += records.unpack(path, Path(folder) / "unpacked" / path.stem)
     print(f"reading {len(runs)} runs", flush=True)
     results, faults = read_results(runs, Counter("  runs", len(runs)))
     if not results:

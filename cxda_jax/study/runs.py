@@ -123,7 +123,7 @@ def find_runs(patterns: Sequence[str]) -> list[Path]:
     matches, rest = [], list(patterns)
     while rest:
         for count in range(min(len(rest), COMMAS + 1), 0, -1):  # the list was split at commas, which names may have too
-            matches = _matching(",".join(rest[:count]))
+            matches = matching(",".join(rest[:count]))
             if runs := [path for path in matches if (path / "config.json").exists()]:
                 break
         else:
@@ -134,7 +134,7 @@ def find_runs(patterns: Sequence[str]) -> list[Path]:
     return folders
 
 
-def _matching(pattern: str) -> list[Path]:
+def matching(pattern: str) -> list[Path]:
     """What a pattern matches. As far as it names what exists it is taken as it stands: names may have brackets too."""
     literal, parts = "", list(Path(pattern).parts or [pattern])
     while parts and os.path.exists(os.path.join(literal, parts[0])):
