@@ -87,7 +87,9 @@ def test_a_report_writes_records_and_reads_them(runs, tmp_path, capsys):
     tables = [(tmp_path / name / "tables.md").read_text() for name in "ab"]
     assert tables[0] == tables[1] and r"cxda\_any" in tables[0]
     halves = str(tmp_path / "half-*.records")
-    with pytest.raises(UserError, match=r"^--runs=.*half-\*\.records: nothing matches; name files that --record wrote$"):
+    with pytest.raises(
+        UserError, match=r"^--runs=.*half-\*\.records: nothing matches; name files that --record wrote$"
+    ):
         report_runs([halves], str(tmp_path / "c"), str(tmp_path), "", False)
     results = read_results(runs)[0]
     for i in (0, 1):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,10 +137,17 @@ def load(folder: Path = RECORDS) -> dict[str, Evidence]:
         told = json.loads(path.read_text())
         evidence = next((e for e in found.values() if told["data_hash"] in hashes(e)), None)
         if evidence:
-            for name, value in told.items():
-                if isinstance(value, dict):
-                    evidence.details.setdefault(name, {}).update(value)
+            fill(evidence.details, {name: value for name, value in told.items() if isinstance(value, dict)})
     return found
+
+
+def fill(known: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Adds what is not known yet, in dictionaries within too."""
+    for name, value in more.items():
+        if isinstance(value, dict):
+            fill(known.setdefault(name, {}), value)
+        else:
+            known.setdefault(name, value)
 
 
 def hashes(evidence: Evidence) -> set[str]:
