@@ -134,13 +134,18 @@ def test_answers_say_what_the_records_say(studies, right):
     lead = np.mean([right["cxda", "", s] - right["erm_iid", "", s] for s in range(3)]) * 100 / QUERIES
     first = answers.rivals(studies)
     assert first.startswith(
-        "- **On `unipen`** (3 seeds) `cxda` is ahead of 1 of 1 rival of the paper on average, and of 1 in"
+        "- **On `unipen`** (3 seeds):\n    - `cxda` is ahead of 1 of 1 rival of the paper on average, and of 1 in"
     )
-    assert "It is better than `erm`: these leads are larger than what seeds move." in first
-    assert "Nearest comes `erm`, +" in first and "; on femnist the paper reports +0.3 to `bn`." in first
+    assert "\n    - It is better than `erm`: these leads are larger than what seeds move.\n" in first
+    assert "The nearest rival is `erm`, +" in first and "; in the paper, on femnist, it is `bn`, +0.3." in first
     assert f"It is better than `erm_iid`, {lead:+.1f} (" in first and "Not recorded yet: `bn`, `cml`, " in first
+    table, _, short = answers.summary(studies).rpartition("\n\n")
+    assert table == tables.summary(studies) and short == (
+        f"On `unipen` the paper's `cxda` is above `erm_iid` ({lead:+.1f}). Above `erm_iid` at every number of images, none too: `cxda`. "
+        "Above it at some and nowhere below: `bn_alpha`."
+    )
     second = answers.buffers(studies)
-    assert "better than `erm_iid`: `cxda` at every size, the empty one too, +" in second and "`bn_alpha`" not in second
+    assert "Better than `erm_iid`: `cxda` at every size, the empty one too, +" in second and "`bn_alpha`" not in second
     third = answers.changes(studies)
     assert third.startswith("- **Worse** with ") and "pooled features -5.0 (-5.0 to -5.0)" in third
     assert answers.domains(studies) == answers.attention(studies) == answers.NOTHING

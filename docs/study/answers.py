@@ -40,8 +40,35 @@ def sorted_out(gaps: Mapping[str, tuple[Interval, int]], better: str, worse: str
     return "; ".join(parts)
 
 
+def bullets(head: str, parts: Iterable[str]) -> str:
+    """A point of a list with its own list below it, a sentence each."""
+    return "\n".join([f"- {head}:", *(f"    - {part[0].upper()}{part[1:]}." for part in parts)])
+
+
 def seeds_of(evidence: Evidence, label: str = BASE) -> str:
     return many(len(evidence.scores.get((label, ""), {})))
+
+
+def summary(studies: Studies) -> str:
+    """README's: its table, and for each main data set where the paper's method stands and who passes BASE."""
+    lines, moved = [], tables.seeds_move(studies)[0]
+    for store in (s for s in MAIN if s in studies and studies[s].has(("cxda", ""), (BASE, ""))):
+        found = tables.leads(studies[store])
+        signs = {m: {tables.lead_verdict(m, found[m, n], moved) for n in SIZES if (m, n) in found} for m in FORWARD}
+        always = [called(m) for m in FORWARD if signs[m] == {1}]
+        never_below = [called(m) for m in FORWARD if signs[m] == {0, 1}]
+        gaps = studies[store].gaps([(("cxda", ""), (other, "")) for other in ("bn", BASE)])
+        words = {1: "above", -1: "below", 0: "not told apart from"}
+        own = listed(
+            f"{words[tables.verdict(gap, moved)]} {called(b[0])} ({gap.avg[0]:+.1f})" for (_, b), gap in gaps.items()
+        )
+        text = f"On `{store}` the paper's `cxda` is {own}."
+        if always:
+            text += f" Above `{BASE}` at every number of images, none too: {listed(always)}."
+        if never_below:
+            text += f" Above it at some and nowhere below: {listed(never_below)}."
+        lines.append(text)
+    return f"{tables.summary(studies)}\n\n{' '.join(lines)}" if lines else NOTHING
 
 
 def rivals(studies: Studies) -> str:
@@ -64,10 +91,10 @@ def rivals(studies: Studies) -> str:
         nearest = min(own, key=lambda rival: own[rival].avg[0])
         theirs = max((rival for rival in paper if rival != "cxda"), key=lambda rival: paper[rival])
         parts = [
-            f"- **On `{store}`** ({seeds_of(evidence, 'cxda')}) `cxda` is ahead of {len(ahead)} of {many(len(own), 'rival')} of the "
-            f"paper on average, and of {len(lowest)} in the worst tenth. {better}",
-            f"Nearest comes {with_gap(nearest, own[nearest], evidence)}; on {tables.STAND_INS[store]} the paper reports "
-            f"{paper['cxda'] - paper[theirs]:+.1f} to {called(theirs)}",
+            f"`cxda` is ahead of {len(ahead)} of {many(len(own), 'rival')} of the paper on average, and of {len(lowest)} in the worst tenth",
+            better,
+            f"the nearest rival is {with_gap(nearest, own[nearest], evidence)}; in the paper, on {tables.STAND_INS[store]}, it is "
+            f"{called(theirs)}, {paper['cxda'] - paper[theirs]:+.1f}",
         ]
         if BASE in gaps:
             sign = tables.verdict(gaps[BASE], moved)
@@ -75,7 +102,7 @@ def rivals(studies: Studies) -> str:
             parts.append(f"{words} {with_gap(BASE, gaps[BASE], evidence)}, which the paper does not have")
         if missing := [called(rival) for rival in RIVALS if rival not in gaps]:
             parts.append(f"Not recorded yet: {listed(missing)}")
-        lines.append(". ".join(parts) + ".")
+        lines.append(bullets(f"**On `{store}`** ({seeds_of(evidence, 'cxda')})", parts))
     return "\n".join(lines) or NOTHING
 
 
@@ -100,17 +127,17 @@ def buffers(studies: Studies) -> str:
             if harms := [n for n, sign in signs.items() if sign < 0]:
                 harm.setdefault(spans(harms, list(signs)), []).append(called(label))
         if labels:
-            gained = f"better than `{BASE}`: {'; '.join(good.values())}" if good else f"nothing is better than `{BASE}`"
-            lost = "; ".join(f"{where} {listed(names)}" for where, names in harm.items())
-            lines.append(
-                f"- **On `{store}`** ({seeds_of(studies[store])}) {gained}. "
-                + (f"Worse: {lost}." if lost else "Nothing does harm.")
-            )
+            parts = [
+                f"better than `{BASE}`: {'; '.join(good.values())}" if good else f"nothing is better than `{BASE}`"
+            ]
+            lost = "; ".join(f"{listed(names)} {where}" for where, names in harm.items())
+            parts.append(f"worse: {lost}" if lost else "nothing does harm")
             pairs = {((m, f"context={most}"), (m, "context=0")): called(m) for m in good}
             adds = {pairs[pair]: (gap.avg, gap.sign) for pair, gap in studies[store].gaps([*pairs]).items()}
             if adds:
                 said_so = sorted_out(adds, "add to", "take from", "make no difference to")
-                lines[-1] += f" The device's own {most} images, instead of none, {said_so}."
+                parts.append(f"the device's own {most} images, instead of none, {said_so}")
+            lines.append(bullets(f"**On `{store}`** ({seeds_of(studies[store])})", parts))
     return "\n".join(lines) or NOTHING
 
 
@@ -171,7 +198,7 @@ def domains(studies: Studies) -> str:
             )
             parts.append(f"`icrm` minus `{BASE}` is {of_kinds}")
         if parts:
-            lines.append(f"- **On `{store}`**: {'. '.join(parts)}.")
+            lines.append(bullets(f"**On `{store}`**", parts))
     return "\n".join(lines) or NOTHING
 
 

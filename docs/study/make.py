@@ -28,7 +28,6 @@ TABLES: dict[str, Callable[[Studies], str]] = {
     for f in (
         *(
             tables.levels,
-            tables.summary,
             tables.rivals,
             tables.buffers,
             tables.elsewhere,
@@ -50,7 +49,7 @@ ANSWERS: dict[str, Callable[[Studies], str]] = {
     for i, f in enumerate(
         (answers.rivals, answers.buffers, answers.changes, answers.domains, answers.attention, answers.spread), 1
     )
-}
+} | {"summary": answers.summary}
 PAGES = (HERE / "index.md", HERE.parents[1] / "README.md")
 
 
