@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
 
 from cxda_jax import config
 from cxda_jax.study import records
 from cxda_jax.study.cells import parse_cell
 from cxda_jax.study.results import read_results
-from docs.study import answers, detail_tables, evidence, make, run, spread_tables, tables, tune
+from docs.study import answers, detail_tables, evidence, figures, make, run, spread_tables, tables, tune
 from tests.results import PROTOCOL, make_result, write_result
 
 TASKS, QUERIES, HASH = 60, 20, "ab" * 32
@@ -161,6 +164,28 @@ def test_answers_say_what_the_records_say(studies, right):
         and two_seeds < 5
     )
     assert {f(evidence.load(Path("none"))) for f in make.ANSWERS.values()} == {answers.NOTHING}
+
+
+def panels(figure: Figure | None) -> list[tuple[Axes, list[ErrorbarContainer]]]:
+    """Each panel of a figure, and what it draws with intervals."""
+    assert figure
+    return [(axes, [c for c in axes.containers if isinstance(c, ErrorbarContainer)]) for axes in figure.axes]
+
+
+def test_figures_show_the_gaps_of_the_tables(studies, tmp_path):
+    leads = tables.leads(studies["unipen"])
+    ((_, drawn),) = panels(figures.buffers(studies))
+    shown = {container.get_label(): container.lines[0].get_ydata() for container in drawn}
+    for label, name in (("cxda", "cxda"), ("bn_alpha,from=erm_iid", "bn_alpha")):
+        assert shown[name] == pytest.approx([leads[label, n].avg[0] for n in tables.SIZES if (label, n) in leads])
+    gaps = studies["unipen"].gaps([(("cxda", ""), (rival, "")) for rival in ("erm", "erm_iid")])
+    ((panel, drawn),) = panels(figures.rivals(studies))
+    assert [np.ravel(c.lines[0].get_xdata())[0] for c in drawn] == pytest.approx([g.avg[0] for g in gaps.values()])
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["erm", "erm_iid"]
+    assert [len(drawn) for _, drawn in panels(figures.changes(studies))] == [2, 2], "two changes, Avg and W10%"
+    figures.draw(tmp_path, studies)
+    names = {path.stem for path in tmp_path.glob("*.png")}
+    assert names == {"buffers", "rivals", "changes", "spread"}, "what has no record has no figure"
 
 
 def test_a_verdict_needs_the_interval_and_every_seed_and_more_than_seeds_move():
