@@ -251,11 +251,27 @@ def times():
         yield [None, f"{found[name]:.{digits}f} ({found[f'{name}_median']:.{digits}f})"]
 
 
+def demo_seeds():
+    rows = load("demo")["rows"]
+    yield ["seed", *(str(row["seed"]) for row in rows), "mean"]
+    for what, share in demo_shares().items():
+        yield [what, *(f"{x:{'+' * what.startswith('difference')}.1f}" for x in (*share, np.mean(share)))]
+
+
+def demo_shares():
+    """Before and after adapting, and the difference, for each seed, in %."""
+    before, after = (
+        np.array([100 * row[when] / row["answers"] for row in load("demo")["rows"]]) for when in ("before", "after")
+    )
+    return {"right before, %": before, "right after, %": after, "difference, points": after - before}
+
+
 PAGES = {  # what makes the tables of each page, in their order; None: a table of words, or one without a record
     "results.md": (real_levels, real_gaps, trainings, size_levels, size_gaps, opponents, glyphs_methods, glyphs_seeds,
                    glyphs_c),
     "methods.md": (None, None, *(partial(tried, store) for store in TRIED), full, costs, None, None),
     "live.md": (parity, None, writers, times, None),
+    "device.md": (demo_seeds, *[None] * 10),
 }  # fmt: skip
 
 
@@ -364,4 +380,16 @@ def test_the_texts_on_the_live_page_have_the_figures_of_the_records():
         f"Of these {live['queries']} questions {live['before']} % were right before and {live['after']} % after "
         f"({gap((live['gain'], *live['gain_interval'])).pop().replace(' (', ', ')}",
         f"`index.html`, of {live['parity']['bytes'] / 1e6:.1f} MB",
+    )
+
+
+def test_the_text_on_the_demo_has_the_figures_of_its_record():
+    before, after, gain = demo_shares().values()
+    numbers = {4: "four", 6: "six"}
+    better, worse = (numbers[int(np.sum(sign * gain > 0))] for sign in (1, -1))
+    assert f"{better.title()} seeds gained and {worse} lost." in read("device.md")[1]
+    says(
+        "../README.md",
+        f"the mean accuracy went from {before.mean():.1f} to {after.mean():.1f} %: {better} groups gained up to {gain.max():.1f} "
+        f"points, {worse} lost up to {-gain.min():.1f}.",
     )
