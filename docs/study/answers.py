@@ -174,7 +174,7 @@ def domains(studies: Studies) -> str:
     lines = []
     for store in (s for s in (*MAIN, "unipen_sizes") if s in studies):
         evidence, parts = studies[store], []
-        for kind, what in (("num_domains", "domains"), ("support_size", "support images")):
+        for kind, what in (("num_domains", "domain"), ("support_size", "support image")):
             numbers = sorted({int(s.split("=")[1]) for _, s in evidence.scores if s.startswith(kind)})
             for label in ("icrm", "cxda") if numbers else ():
                 ends = [((label, f"{kind}={n}"), (BASE, f"{kind}={n}")) for n in (numbers[0], numbers[-1])]
@@ -182,7 +182,7 @@ def domains(studies: Studies) -> str:
                 if len(gaps) == 2:
                     first, last = (said(gaps[pair].avg) for pair in ends)
                     parts.append(
-                        f"{called(label)} minus `{BASE}` is {first} with {numbers[0]} {what}, {last} with {numbers[-1]}"
+                        f"{called(label)} minus `{BASE}` is {first} with {many(numbers[0], what)}, {last} with {numbers[-1]}"
                     )
         apart = domain_gaps(evidence)
         for label in (m for m in VARIED[:2] if m in apart):
@@ -222,18 +222,21 @@ def attention(studies: Studies) -> str:
             continue
         parts = [
             f"{words}: {listed(by_sign[sign])}"
-            for sign, words in ((1, "more than chance"), (0, "no more than chance, as far as shown"), (-1, "less"))
+            for sign, words in (
+                (1, "more than chance"),
+                (0, "no more than chance, as far as shown"),
+                (-1, "less than chance"),
+            )
             if by_sign[sign]
         ]
-        lines.append(f"- **Attention on images of the query's own {title}** is {'; '.join(parts)}.")
-        clear = [*links[1], *links[-1]]
-        if clear or links[0]:
-            lines[-1] += (
-                f" Its correlation with what a query gains differs from zero for {listed(clear)}, of "
-                f"{len(clear) + len(links[0])} measured."
-                if clear
-                else f" It does not predict which query gains: all {len(links[0])} correlations hold zero in their intervals."
+        clear, count = [*links[1], *links[-1]], sum(map(len, links.values()))
+        if clear:
+            parts.append(f"with what a query gains it correlates for {listed(clear)}, of {count} measured")
+        elif count:
+            parts.append(
+                f"it does not predict which query gains: all {count} correlations hold zero in their intervals"
             )
+        lines.append(bullets(f"**Attention on images of the query's own {title}**", parts))
     return "\n".join(lines) or NOTHING
 
 

@@ -213,12 +213,14 @@ def other_tasks(studies: Studies) -> str:
     rows = []
     for store in (store for store in MAIN if store in studies):
         evidence = studies[store]
-        for kind, title in (("num_domains", "domains"), ("support_size", "images")):
+        for kind, title in (("num_domains", "domain"), ("support_size", "image")):
             settings = sorted({s for _, s in evidence.scores if s.startswith(kind)}, key=lambda s: int(s.split("=")[1]))
             gaps = evidence.gaps([((label, s), (BASE, s)) for s in settings for label in VARIED])
             for s in settings:
                 cells = [gaps.get(((label, s), (BASE, s))) for label in VARIED]
-                rows.append([f"`{store}`, {s.split('=')[1]} {title}", *(signed(gap and gap.avg) for gap in cells)])
+                rows.append(
+                    [f"`{store}`, {many(int(s.split('=')[1]), title)}", *(signed(gap and gap.avg) for gap in cells)]
+                )
     return table([f"minus `{BASE}`, Avg", *map(called, VARIED)], rows)
 
 
