@@ -300,7 +300,7 @@ def test_each_training_of_the_study_is_a_command_that_exists(tmp_path):
     pinned = commands[tmp_path / "unipen_spread" / "erm_iid,one core" / "0"]
     assert pinned[:3] == ["taskset", "-c", "0"] and pinned[-2] == "--config=unipen:erm_iid"
     page = (Path(make.__file__).parent / "index.md").read_text()
-    for where, command in run.cells(tmp_path, "PYTHON"):
+    for where, command in run.cells(tmp_path):
         cell = next(flag for flag in command if flag.startswith("--cell="))
         assert where.parent.name == parse_cell(cell.removeprefix("--cell="))[0] and where.name == "0"
         assert f"cxda {' '.join(command[3:5])} --cell=" in page, "the page's command"

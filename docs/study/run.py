@@ -4,7 +4,8 @@ python -m docs.study.run --data_dir=DATA --folder=runs/study
 python -m docs.study.run --data_dir=DATA --folder=runs/study --only=unipen --seeds=0
 python -m docs.study.run --data_dir=DATA --folder=runs/study --dry_run
 
-It goes on where it was stopped. A part whose records are there is left out. Seed 0 of all parts comes first.
+It goes on where it was stopped. A part whose records are there is left out. Seed 0 of all parts comes first. The part
+unipen_cells is for a fresh clone, a fresh environment and another day: it does cells again that are recorded.
 """
 
 import argparse
@@ -136,12 +137,12 @@ def again(folder: Path, other_python: str) -> Iterator[tuple[Path, list[str]]]:
             yield run, [*command, "-m", "cxda_jax", "train", *flags]
 
 
-def cells(folder: Path, other_python: str) -> Iterator[tuple[Path, list[str]]]:
+def cells(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """The folder and the command of each of CELLS: the one that the page gives to a reader."""
     for method in CELLS:
         study_folder = folder / "unipen_cells" / method
         flags = [f"--cell={method}/0", f"--records={RECORDS / 'unipen-0.records'}", f"--study={study_folder}"]
-        command = [other_python, "-m", "cxda_jax", "reproduce", "--benchmark=unipen", *flags]
+        command = [sys.executable, "-m", "cxda_jax", "reproduce", "--benchmark=unipen", *flags]
         yield study_folder / method / "0", command
 
 
@@ -169,9 +170,7 @@ def main() -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="parts; all if empty")
     parser.add_argument("--seeds", type=lambda text: [*map(int, text.split(","))], default=[], help="all if empty")
     parser.add_argument(
-        "--other_python",
-        default=sys.executable,
-        help="for unipen_spread: a Python with other versions of JAX; for unipen_cells: that of a fresh install",
+        "--other_python", default=sys.executable, help="for unipen_spread: a Python with other versions of JAX"
     )
     parser.add_argument("--dry_run", action="store_true", help="list what there is to do, and how long it takes")
     args = parser.parse_args()
@@ -187,7 +186,7 @@ def main() -> None:
             trainings = {
                 "unipen_changes": change(seed, args.folder),
                 "unipen_spread": again(args.folder, args.other_python),
-                "unipen_cells": cells(args.folder, args.other_python),
+                "unipen_cells": cells(args.folder),
             }[name]
             runs = train(trainings, args.data_dir, args.dry_run)
         if args.dry_run:
