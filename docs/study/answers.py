@@ -188,7 +188,7 @@ def domains(studies: Studies) -> str:
         for label in (m for m in VARIED[:2] if m in apart):
             gains = np.array([*apart[label].values()])
             parts.append(
-                f"{called(label)} is better than `{BASE}` in {(gains > 0).sum()} of {len(gains)} test domains, and changes a "
+                f"{called(label)} is above `{BASE}` in {(gains > 0).sum()} of {len(gains)} test domains, and changes a "
                 f"domain by {gains.min():+.0f} to {gains.max():+.0f} points"
             )
         kinds = {name: of["icrm"] for name, of in kind_gaps(evidence).items() if "icrm" in of}

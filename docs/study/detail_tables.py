@@ -49,7 +49,7 @@ def domains(studies: Studies) -> str:
                     for m in VARIED
                 ]
                 rows.append([f"`{store}`, {len(each[BASE])} {kind}", *cells])
-    return table([f"better than `{BASE}` in; least to most points, seed 0", *map(called, VARIED)], rows)
+    return table([f"above `{BASE}` in; least to most points, seed 0", *map(called, VARIED)], rows)
 
 
 def domain_gaps(evidence: Evidence, whole: bool = True) -> dict[str, dict[str, float]]:
