@@ -252,18 +252,21 @@ def spread(studies: Studies) -> str:
             f"must differ by {one:.1f} points to be told apart, with three seeds each by {three:.1f}, with five by {five:.1f}."
         )
     told = rerun(studies)
-    again = {name: gap for name, gap, _, _ in told}
-    twice = [name for name, _, alike, _ in told if name.endswith("once more") and "of again" in alike]
-    if again:
-        lines.append(
-            "- **The same seed again**, minus the first training: "
-            f"{listed(f'{name} {said(gap)}' for name, gap in again.items())}."
-        )
+    again: dict[str, list[str]] = {}
+    for name, gap, *_ in told:
+        method, what = name.split(", ")
+        again.setdefault(what, []).append(f"{method} {said(gap)}")
+    twice = [name.split(",")[0] for name, _, alike, _ in told if name.endswith("once more") and "of again" in alike]
+    if told:
+        parts = [f"{what}: {listed(gaps)}" for what, gaps in again.items()]
         if twice:
-            lines[-1] += f" Twice on one machine the weights are equal, bit for bit: {listed(twice)}."
+            parts.append(f"twice on one machine (again, once more) the weights are equal, bit for bit: {listed(twice)}")
         if found:
-            within = sum(abs(gap[0]) <= tables.needed(deviation, 1) for gap in again.values())
-            lines[-1] += (
-                f" {within} of {len(again)} differences are within {tables.needed(deviation, 1):.1f} points, what two seeds differ by."
+            within = sum(abs(gap[0]) <= tables.needed(deviation, 1) for _, gap, *_ in told)
+            outside = sum(sign_of(gap) != 0 for _, gap, *_ in told)
+            parts.append(
+                f"{within} of {len(told)} differences are within {tables.needed(deviation, 1):.1f} points, what two seeds differ by; "
+                f"{outside} of their intervals leave out zero, so an interval over tasks says little of another training"
             )
+        lines.append(bullets("**The same seed again**, minus the first training", parts))
     return "\n".join(lines) or NOTHING
