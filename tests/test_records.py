@@ -96,6 +96,14 @@ def test_a_report_writes_records_and_reads_them(runs, tmp_path, capsys):
         records.write(tmp_path / f"half-{i}.records", results[i::2])
     report_runs([halves], str(tmp_path / "c"), str(tmp_path), "", False)
     assert (tmp_path / "c" / "tables.md").read_text() == tables[0]
+    # Two files of one name, of different data with one name.
+    for i, data in enumerate("ab"):
+        (tmp_path / str(i)).mkdir()
+        changed = [r._replace(row={**r.row, "data_hash": 64 * data}) for r in results]
+        records.write(tmp_path / str(i) / "half.records", changed)
+    capsys.readouterr()
+    report_runs([str(tmp_path / "[01]" / "half.records")], str(tmp_path / "d"), str(tmp_path), "", False)
+    assert f"comparing {2 * len(results)} results" in capsys.readouterr().out
 
 
 def rewritten(path, **changes):

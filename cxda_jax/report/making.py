@@ -31,12 +31,15 @@ def report_runs(
     if against not in ("", *AGAINST):
         known = ", ".join(AGAINST)
         raise UserError(f"--against={against}: a report compares with the paper alone; give {known}, or nothing")
-    runs = find_runs([pattern for pattern in patterns if not pattern.endswith(records.SUFFIX)])
+    runs, files_of_records = find_runs([pattern for pattern in patterns if not pattern.endswith(records.SUFFIX)]), []
     for pattern in (pattern for pattern in patterns if pattern.endswith(records.SUFFIX)):
         if not (found := matching(pattern)):
             raise UserError(f"--runs={pattern}: nothing matches; name files that --record wrote")
-        for path in found:
-            runs += records.unpack(path, Path(folder) / "unpacked" / path.stem)
+        files_of_records += [path for path in found if path not in files_of_records]
+    for i, path in enumerate(files_of_records):
+        # Files of one name in different folders stay apart.
+        again = sum(path.stem == other.stem for other in files_of_records[:i])
+        runs += records.unpack(path, Path(folder) / "unpacked" / (path.stem + f"-{again}" * bool(again)))
     print(f"reading {len(runs)} runs", flush=True)
     results, faults = read_results(runs, Counter("  runs", len(runs)))
     if not results:
