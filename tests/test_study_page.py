@@ -144,8 +144,8 @@ def test_answers_say_what_the_records_say(studies, right):
     assert f"It is better than `erm_iid`, {lead:+.1f} (" in first and "Not recorded yet: `bn`, `cml`, " in first
     table, _, short = answers.summary(studies).rpartition("\n\n")
     assert table == tables.summary(studies) and short == (
-        f"On `unipen` the paper's `cxda` is above `erm_iid` ({lead:+.1f}). Above `erm_iid` at every number of images, none too: `cxda`. "
-        "Above it at some and nowhere below: `bn_alpha`."
+        f"On `unipen` the paper's `cxda` is better than `erm_iid` ({lead:+.1f}). Better than `erm_iid` at every number of images, 0 too: `cxda`. "
+        "Better at some and worse at none: `bn_alpha`."
     )
     second = answers.buffers(studies)
     assert "Better than `erm_iid`: `cxda` at every size, the empty one too, +" in second and "`bn_alpha`" not in second
@@ -311,3 +311,6 @@ def test_the_first_seed_of_all_parts_comes_first():
     assert [seed for _, seed in order] == sorted(seed for _, seed in order) and len(set(order)) == len(order)
     assert {name for name, seed in order if seed == 4} == {"unipen"}
     assert list(run.units(["glyphs"], [1])) == [("glyphs", 1)]
+    # An unasked training here would be no fresh install.
+    assert {*run.SEEDS} - {name for name, _ in order} == {"unipen_cells"}
+    assert list(run.units(["unipen_cells"], [])) == [("unipen_cells", 0)]

@@ -56,17 +56,17 @@ def summary(studies: Studies) -> str:
         found = tables.leads(studies[store])
         signs = {m: {tables.lead_verdict(m, found[m, n], moved) for n in SIZES if (m, n) in found} for m in FORWARD}
         always = [called(m) for m in FORWARD if signs[m] == {1}]
-        never_below = [called(m) for m in FORWARD if signs[m] == {0, 1}]
+        never_worse = [called(m) for m in FORWARD if signs[m] == {0, 1}]
         gaps = studies[store].gaps([(("cxda", ""), (other, "")) for other in ("bn", BASE)])
-        words = {1: "above", -1: "below", 0: "not told apart from"}
+        words = {1: "better than", -1: "worse than", 0: "not told apart from"}
         own = listed(
             f"{words[tables.verdict(gap, moved)]} {called(b[0])} ({gap.avg[0]:+.1f})" for (_, b), gap in gaps.items()
         )
         text = f"On `{store}` the paper's `cxda` is {own}."
         if always:
-            text += f" Above `{BASE}` at every number of images, none too: {listed(always)}."
-        if never_below:
-            text += f" Above it at some and nowhere below: {listed(never_below)}."
+            text += f" Better than `{BASE}` at every number of images, 0 too: {listed(always)}."
+        if never_worse:
+            text += f" Better at some and worse at none: {listed(never_worse)}."
         lines.append(text)
     return f"{tables.summary(studies)}\n\n{' '.join(lines)}" if lines else NOTHING
 
@@ -87,7 +87,7 @@ def rivals(studies: Studies) -> str:
         clear = [rival for rival in ahead if tables.verdict(own[rival], moved) > 0]
         better = f"It is better than {listed(map(called, clear))}: these leads are larger than what seeds move"
         if not clear:
-            better = "None of these leads is larger than what seeds move, so it is shown to be better than none"
+            better = "None of these leads is larger than what seeds move"
         nearest = min(own, key=lambda rival: own[rival].avg[0])
         theirs = max((rival for rival in paper if rival != "cxda"), key=lambda rival: paper[rival])
         parts = [
@@ -253,17 +253,16 @@ def spread(studies: Studies) -> str:
         )
     told = rerun(studies)
     again: dict[str, list[str]] = {}
-    for name, gap, *_ in told:
-        method, what = name.split(", ")
+    for method, what, gap, *_ in told:
         again.setdefault(what, []).append(f"{method} {said(gap)}")
-    twice = [name.split(",")[0] for name, _, alike, _ in told if name.endswith("once more") and "of again" in alike]
+    twice = [method for method, what, _, alike, _ in told if what == "once more" and "of again" in alike]
     if told:
         parts = [f"{what}: {listed(gaps)}" for what, gaps in again.items()]
         if twice:
             parts.append(f"twice on one machine (again, once more) the weights are equal, bit for bit: {listed(twice)}")
         if found:
-            within = sum(abs(gap[0]) <= tables.needed(deviation, 1) for _, gap, *_ in told)
-            outside = sum(sign_of(gap) != 0 for _, gap, *_ in told)
+            within = sum(abs(gap[0]) <= tables.needed(deviation, 1) for _, _, gap, *_ in told)
+            outside = sum(sign_of(gap) != 0 for _, _, gap, *_ in told)
             parts.append(
                 f"{within} of {len(told)} differences are within {tables.needed(deviation, 1):.1f} points, what two seeds differ by; "
                 f"{outside} of their intervals leave out zero, so an interval over tasks says little of another training"

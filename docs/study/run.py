@@ -5,7 +5,8 @@ python -m docs.study.run --data_dir=DATA --folder=runs/study --only=unipen --see
 python -m docs.study.run --data_dir=DATA --folder=runs/study --dry_run
 
 It goes on where it was stopped. A part whose records are there is left out. Seed 0 of all parts comes first. The part
-unipen_cells is for a fresh clone, a fresh environment and another day: it does cells again that are recorded.
+unipen_cells does recorded cells again. It is for a fresh clone, a fresh environment and another day, so it is done only where
+--only names it.
 """
 
 import argparse
@@ -92,12 +93,14 @@ SEEDS = {name: len(part.tests) for name, part in PARTS.items()} | {
     "unipen_cells": 1,
 }
 
+ASKED_FOR = ("unipen_cells",)  # what another clone, environment and day are to do
+
 
 def units(only: list[str], seeds: list[int]) -> Iterator[tuple[str, int]]:
-    """Each part and seed: seed 0 of all parts, then seed 1, and so on."""
+    """Each part and seed: seed 0 of all parts, then seed 1, and so on. Those of ASKED_FOR only where they are named."""
     for seed in range(max(SEEDS.values())):
         for name, count in SEEDS.items():
-            if seed < count and (not only or name in only) and (not seeds or seed in seeds):
+            if seed < count and (name in only or (not only and name not in ASKED_FOR)) and (not seeds or seed in seeds):
                 yield name, seed
 
 

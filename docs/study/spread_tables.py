@@ -24,12 +24,15 @@ def spread(studies: Studies) -> str:
 
 def reruns(studies: Studies) -> str:
     """Trainings of seed 0 again, each with one thing changed that should not matter, minus the first."""
-    rows = [[name, signed(gap), ", ".join(alike) or "of none", device] for name, gap, alike, device in rerun(studies)]
+    rows = [
+        [f"{method}, {what}", signed(gap), ", ".join(alike) or "of none", device]
+        for method, what, gap, alike, device in rerun(studies)
+    ]
     return table(["again, seed 0", "Avg, points", "bit for bit the weights", ""], rows)
 
 
-def rerun(studies: Studies) -> list[tuple[str, tuple[float, float, float], list[str], str]]:
-    """Of each training again: what it is, its gap to the first, the others that have the same weights, and its machine."""
+def rerun(studies: Studies) -> list[tuple[str, str, tuple[float, float, float], list[str], str]]:
+    """Of each training again: its method, what was other, its gap to the first, the others that have the same weights, and its machine."""
     if "unipen" not in studies:
         return []
     first = {label: of[0] for (label, setting), of in studies["unipen"].rows.items() if not setting and 0 in of}
@@ -49,5 +52,5 @@ def rerun(studies: Studies) -> list[tuple[str, tuple[float, float, float], list[
             for (of, other), that in known.items()
             if of == method and other != what and that["weights_hash"] == row["weights_hash"]
         ]
-        found.append((f"`{method}`, {what}", gap, sorted(alike), row["device"]))
+        found.append((f"`{method}`", what, gap, sorted(alike), row["device"]))
     return found
