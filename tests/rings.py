@@ -99,6 +99,7 @@ TABLE = {  # by the file's name without test_ and .py
     "real_images": Rings(exhaustive=[r"from_raw_files.*(qmnist|cifar10_c)"]),
     "reliability": Rings(EXHAUSTIVE),
     "results": Rings(INNER),
+    "recorded_pages": Rings(INNER),
     "results_page": Rings(INNER),
     "rings": Rings(INNER),
     "safetensors": Rings(INNER),

@@ -1,95 +1,31 @@
-"""The pages of results: each table that names a record, and figures of the text, follow from docs/results."""
+"""docs/results.md: each table, and figures of the text, follow from the records in docs/results."""
 
-import json
 import math
 import re
-from functools import partial
 from itertools import product
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-DOCS = Path(__file__).parent.parent / "docs"
-STORES, SIZES = ("unipen", "unipen_sizes", "qmnist", "cifar10_c", "glyphs"), (0, 1, 2, 5, 10, 20, 50, 100)
+from tests.recorded import (
+    SCORES,
+    SIZES,
+    STORES,
+    check_tables,
+    columns,
+    gap,
+    grouped,
+    level,
+    load,
+    mean,
+    ordered,
+    read,
+    says,
+    single,
+    spreads,
+)  # fmt: skip
+
 PAIRED = "paired_to_erm_iid"
-SCORES, SHOWN = {"avg": "Avg", "w10": "W10%"}, (0, 1, 5, 20, 100)  # SHOWN: the sizes of the table of opponents
-PLAIN, FULL = "random subsets, plain loss 0.5", ("erm_iid, beside full", "full=0.5", "full=0")
-SINK, BLENDED = "random subsets, 32 learned tokens with a softmax of their own, sink", "blended, N = 20"
-TRIED = {  # rows of the tables of "What was tried", as the record names them; the others stay in the record
-    "unipen_sizes": ["erm_iid", "cxda_loo", "all others seen", "random subsets", f"{PLAIN}, 5 to 50 domains",
-                     "random subsets, 32 learned tokens", ("random subsets, 32 learned tokens", BLENDED), SINK],
-    "cifar10_c": ["erm_iid", "cxda_loo", "all others seen", ("all others seen", BLENDED),
-                  ("all others seen", "blended from each image's own pass, N = 20"), PLAIN, f"{PLAIN}, 5 to 50 domains",
-                  "random subsets, 32 learned tokens", ("random subsets, 32 learned tokens", BLENDED), (SINK, BLENDED)],
-    "unipen": ["erm_iid", "cxda_loo", PLAIN, f"{PLAIN}, batch renormalisation", f"{PLAIN}, 5 to 50 domains",
-               (f"{PLAIN}, 5 to 50 domains", BLENDED), "random subsets", "random subsets, sink"],
-}  # fmt: skip
-COSTS = ("erm erm_iid sla", "bn bn_alpha", "cml", "cxda cxda_loo", "cxda_p2p", "cxda_supervised", "cxda_any",
-         "cxda_any,prior=0", "icrm", "t3a", "lame", "feature_shift", "ft_em ft_im sf_ocda", "cotta")  # fmt: skip
-
-
-def load(name):
-    return json.loads((DOCS / "results" / f"{name}.json").read_text())
-
-
-def read(page):
-    """All tables of a page, as lists of cells, and its text in one line."""
-    text = (DOCS / page).read_text()
-    lines = [[[cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines()]
-             for table in re.findall(r"(?:^\|.*\|\n)+", text, re.M)]  # fmt: skip
-    return [[header, *rows] for header, _, *rows in lines], " ".join(text.split())
-
-
-def grouped(name, *keys, part="rows"):
-    """The rows of a record by the values that they have under some keys."""
-    groups = {}
-    for row in load(name)[part]:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return groups
-
-
-def single(*arguments, **options):
-    """The same, where no two rows have the same values."""
-    return {key: row for key, (row,) in grouped(*arguments, **options).items()}
-
-
-def ordered(found, *names):
-    """What a record has, in the order of the page. What the page does not show is an error."""
-    return sorted(set(found), key=names.index)
-
-
-def mean(rows, score="avg"):
-    return float(np.mean([row[score] for row in rows]))
-
-
-def spreads(rows):
-    """Means and their standard errors over the seeds."""
-    assert [row["seed"] for row in rows] == [0, 1, 2] and {row["num_tasks"] for row in rows} == {600}
-    errors = {score: np.std([row[score] for row in rows], ddof=1) / 3**0.5 for score in SCORES}
-    return " / ".join(f"{mean(rows, score):.1f} ± {error:.1f}" for score, error in errors.items())
-
-
-def level(row, size=None):
-    return " / ".join(f"{row[score] if size is None else row[score][str(size)]:.1f}" for score in SCORES)
-
-
-def rounded(x, form="+.1f"):
-    """The texts of what a record has with two digits: a last 5 may be rounded either way, as it was rounded itself."""
-    return {f"{y:{form}}" for y in ((x - 0.001, x + 0.001) if round(100 * x) % 10 == 5 else (x,))}
-
-
-def gap(values, bold=False):
-    texts = {f"{x} ({low} to {high})" for x, low, high in product(*map(rounded, values))}
-    return {f"**{text}**" for text in texts} if bold else texts
-
-
-def says(page, *sentences):
-    assert [sentence for sentence in sentences if sentence not in read(page)[1]] == []
-
-
-def columns(sizes):
-    return [f"n = {n}" for n in sizes]
+SHOWN = (0, 1, 5, 20, 100)  # the sizes of the table of opponents
 
 
 def real_levels():
@@ -184,107 +120,11 @@ def glyphs_c():
     yield from ([row["method"], *level(row).split(" / ")] for row in load("glyphs_c")["rows"])
 
 
-def tried(store):
-    """A table of the fields that were tried on one data set. Its first column has words of the page."""
-    found = single("cxda-any-choice", "data", "tried", "statistics")
-    usual = ("running", "as published")
-    found = {(s, name if how in usual else (name, how)): row for (s, name, how), row in found.items()}
-    rows = [found[store, name] for name in TRIED[store]]
-    (steps,) = {row["steps"] for row in rows}
-    yield [f"`{store}`, {steps:,} steps", *columns((0, 5, 100))]
-    yield from ([None, *(level(row, n) if str(n) in row["avg"] else "=" for n in (0, 5, 100))] for row in rows)
-
-
-def of_full():
-    """By store and name: `erm_iid` and both shares of images that see all others."""
-    found = single("cxda-any-choice", "data", "tried", "statistics")
-    return {key[:2]: row for key, row in found.items() if key[1] in FULL}
-
-
-def full():
-    found = of_full()
-    yield ["seed 0, validation", "`erm_iid`", "0.5, n = 0", "n = 5", "n = 100", "0, n = 0", "n = 5", "n = 100"]
-    for store in ordered((s for s, _ in found), *STORES):
-        plain, *others = (found[store, name] for name in FULL)
-        yield [f"`{store}`", level(plain, 0), *(level(row, n) for row in others for n in (0, 5, 100))]
-
-
-def costs():
-    found = {row["method"]: row for row in load("benchmark-buffer")["buffer"]}
-    yield ["", "ms until the new image counts", "ms a query", "bytes a support image", "bytes for 100 images"]
-    assert sorted(found) == sorted(" ".join(COSTS).split())
-    for names in map(str.split, COSTS):
-        row = found[names[0]]
-        assert {(found[n]["per_image"], found[n]["kept"]) for n in names} == {(row["per_image"], row["kept"])}
-        times = [part and part["median_ms"] for part in (row["take_in"], row["predict"])]
-        texts = [f"{ms:.{0 if ms > 100 else 1 if ms > 2 else 2}f}" if ms else "none" for ms in times]
-        label = ", ".join(f"`{name}`" for name in names).replace(",prior=0", "` with `prior=0")
-        yield [label, *texts, f"{row['per_image']:,}", f"{row['kept']:,}"]
-
-
-def parity():
-    found = json.loads((DOCS / "live" / "unipen" / "parity.json").read_text())
-    allowed, logits = str(found["tolerance"]), max(found["logits"].values())
-    yield ["what", "allowed", "`unipen`"]
-    yield ["logits, relative to the largest one", allowed, f"{logits:.7f}"]
-    yield ["attention weights", allowed, f"{found['attention']:.7f}"]
-    yield ["pixels of a drawing, of 255", None, f"{found['pixels']}"]
-    yield ["classes", "all the same", "all the same" if found["same_classes"] else "others"]
-
-
-def writers():
-    """The record has `bn` and `cxda` too, which the page does not show."""
-    found = load("one-writer")
-    assert [model["method"] for model in found["models"]] == ["icrm", "cxda_any", "icrm", "bn", "cxda"]
-    yield ["drawings in the buffer", *map(str, found["buffer"])]
-    labels = (("the shipped model", "gain"), ("`cxda_any`", ""), ("`icrm` as published, 12 layers", "its gain"))
-    for (label, gains), model in zip(labels, found["models"][:3], strict=True):
-        yield [label, *(rounded(x, ".1f") for x in model["right"])]
-        if gains:
-            yield [gains, "", *(gap(x, x[1] > 0 or x[2] < 0) for x in model["gain"][1:])]
-
-
-def times():
-    found = load("live")
-    yield ["what", "ms"]
-    for name, digits in (("load_ms", 0), ("encode_100_ms", 0), ("predict_ms", 1)):
-        yield [None, f"{found[name]:.{digits}f} ({found[f'{name}_median']:.{digits}f})"]
-
-
-def demo_seeds():
-    rows = load("demo")["rows"]
-    yield ["seed", *(str(row["seed"]) for row in rows), "mean"]
-    for what, share in demo_shares().items():
-        yield [what, *(f"{x:{'+' * what.startswith('difference')}.1f}" for x in (*share, np.mean(share)))]
-
-
-def demo_shares():
-    """Before and after adapting, and the difference, for each seed, in %."""
-    before, after = (
-        np.array([100 * row[when] / row["answers"] for row in load("demo")["rows"]]) for when in ("before", "after")
+def test_the_tables_follow_from_the_records():
+    check_tables(
+        "results.md",
+        (real_levels, real_gaps, trainings, size_levels, size_gaps, opponents, glyphs_methods, glyphs_seeds, glyphs_c),
     )
-    return {"right before, %": before, "right after, %": after, "difference, points": after - before}
-
-
-PAGES = {  # what makes the tables of each page, in their order; None: a table of words, or one without a record
-    "results.md": (real_levels, real_gaps, trainings, size_levels, size_gaps, opponents, glyphs_methods, glyphs_seeds,
-                   glyphs_c),
-    "methods.md": (None, None, *(partial(tried, store) for store in TRIED), full, costs, None, None),
-    "live.md": (parity, None, writers, times, None),
-    "device.md": (demo_seeds, *[None] * 10),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_tables_follow_from_the_records(page):
-    for table, make in zip(read(page)[0], PAGES[page], strict=True):
-        rows = list(make()) if make else table
-        assert len(table) == len(rows), f"rows of the page: {[row[0] for row in table]}"
-        for row, known in zip(table, rows, strict=True):
-            agree = [
-                x is None or cell in (x if isinstance(x, set) else {x}) for cell, x in zip(row, known, strict=True)
-            ]
-            assert all(agree), f"the page has {row}, the record {known}"
 
 
 def test_minutes_are_those_of_the_trainings():
@@ -342,54 +182,3 @@ def test_the_text_of_results_claims_what_holds():
                 assert gaps[store, "icrm", n]["avg"][0] > max(rivals.values())
             assert store != "unipen_sizes" or n >= 5 or gaps[store, "icrm", n]["avg"][0] <= avg[0]
         assert method != "bn_alpha" or (avg[0] >= 0 and (n != 100 or avg[1] > 0))
-
-
-def test_the_text_on_what_was_tried_has_the_figures_of_the_tables():
-    found = {key: row["avg"] for key, row in of_full().items()}
-    leads = {name: [] for name in FULL}
-    for (store, name), scores in found.items():
-        leads[name] += [(x - found[store, FULL[0]]["0"], store, n) for n, x in scores.items()]
-    (half, *at_half), (none, *at_none) = (min(leads[name]) for name in FULL[1:])
-    where = (("unipen_sizes", "100"), ("cifar10_c", "0"))
-    sizes, cifar = (found[store, FULL[1]][n] - found[store, FULL[2]][n] for store, n in where)
-    says(
-        "methods.md",
-        f"That is {none:+.1f} points with 0 (`{at_none[0]}`, n = {at_none[1]}), and {half:+.1f} with 0.5 "
-        f"(`{at_half[0]}`, n = {at_half[1]})",
-        f"The price is {sizes:.1f} points at 100 images on `unipen_sizes`, and {cifar:.1f} at n = 0 on `cifar10_c`",
-    )
-
-
-def test_the_texts_on_the_live_page_have_the_figures_of_the_records():
-    found, live = load("one-writer"), load("live")
-    card = json.loads((DOCS.parent / "cxda_jax" / "device" / "shipped" / "unipen" / "card.json").read_text())
-    right, (_, low, high) = found["models"][0]["right"], found["models"][0]["gain"][-1]
-    assert live["same_classes"] and (live["before"], live["after"]) == (live["jax_before"], live["jax_after"])
-    says(
-        "../README.md",
-        f"Over {found['writers']} writers whom training did not see, {right[0]:.1f} % were right before and "
-        f"{right[-1]:.1f} % after {found['buffer'][-1]} drawings of their own; the 95 % interval of the gain is "
-        f"{low:+.1f} to {high:+.1f} points",
-    )
-    says(
-        "live.md",
-        f"{found['writers']} writers whom training did not see were asked",
-        f"with {card['gain']['sizes'][-1]} images by {card['gain']['mean'][-1]:.1f} points",
-        f"the strokes of {live['writers']} of these writers",
-        f"differed by at most {live['logits']:.7f} of the largest",
-        f"Of these {live['queries']} questions {live['before']} % were right before and {live['after']} % after "
-        f"({gap((live['gain'], *live['gain_interval'])).pop().replace(' (', ', ')}",
-        f"`index.html`, of {live['parity']['bytes'] / 1e6:.1f} MB",
-    )
-
-
-def test_the_text_on_the_demo_has_the_figures_of_its_record():
-    before, after, gain = demo_shares().values()
-    numbers = {4: "four", 6: "six"}
-    better, worse = (numbers[int(np.sum(sign * gain > 0))] for sign in (1, -1))
-    assert f"{better.title()} seeds gained and {worse} lost." in read("device.md")[1]
-    says(
-        "../README.md",
-        f"the mean accuracy went from {before.mean():.1f} to {after.mean():.1f} %: {better} groups gained up to {gain.max():.1f} "
-        f"points, {worse} lost up to {-gain.min():.1f}.",
-    )
