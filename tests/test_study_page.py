@@ -166,6 +166,39 @@ def test_answers_say_what_the_records_say(studies, right):
     assert {f(evidence.load(Path("none"))) for f in make.ANSWERS.values()} == {answers.NOTHING}
 
 
+def test_rivals_that_fine_tune_count_with_the_rate_that_validation_chose(monkeypatch, tmp_path):
+    told = {"shares": {"unipen": {"ft_em": {"rate": 0.03}, "cotta": {"rate": 0.1}}}}
+    monkeypatch.setattr(tune, "CHOSEN", tmp_path / "tuning.json")
+    tune.CHOSEN.write_text(json.dumps(told))
+    rows, rng = {0: {"recorded": {"query": "the same"}}}, np.random.default_rng(0)
+    level = {"cxda": 0.7, "ft_em": 0.4, "ft_em,finetune.rate=0.03": 0.6, "ft_im,finetune.rate=0.3": 0.9, "cotta": 0.5}
+    scores = {(label, ""): {0: rng.binomial(QUERIES, mean, TASKS) / QUERIES} for label, mean in level.items()}
+    studies = {"unipen": evidence.Evidence("unipen", scores, dict.fromkeys(scores, rows), {})}
+    means = {label: 100 * of[0].mean() for (label, _), of in scores.items()}
+    lines = {line.split(" | ")[0]: line for line in tables.rivals(studies).splitlines()}
+    for name, label in (
+        ("| `ft_em`", "ft_em"),
+        ("| `ft_em`, rate chosen", "ft_em,finetune.rate=0.03"),
+        ("| `cotta`", "cotta"),
+        ("| `cotta`, rate chosen", "cotta"),
+    ):
+        assert f" | **{means['cxda'] - means[label]:+.1f} (" in lines[name]
+    assert not any("ft_im" in name for name in lines), "a rate that nobody chose"
+    nearest = means["cxda"] - means["ft_em,finetune.rate=0.03"]
+    assert f"is then `ft_em`, {nearest:+.1f} (" in answers.rivals(studies)
+
+
+def test_commands_of_the_study_fine_tune_at_the_chosen_rate(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tune, "shares", lambda benchmark: {"ft_em": 0.03, "cotta": 0.1})
+    monkeypatch.setattr(run.subprocess, "run", lambda *args, **kwargs: None)
+    run.study("unipen_tuning", 1, tmp_path, "data", dry_run=True)
+    (command,) = capsys.readouterr().out.splitlines()
+    flags = f"--runs={tmp_path}/unipen/erm/1 --methods=ft_em --config.finetune.rate=0.03 --data_dir=data"
+    assert command.endswith(f"-m cxda_jax evaluate {flags}")
+    run.study("unipen", 1, tmp_path, "data", dry_run=True)
+    assert not capsys.readouterr().out, "nothing to fine-tune"
+
+
 def panels(figure: Figure | None) -> list[tuple[Axes, list[ErrorbarContainer]]]:
     """Each panel of a figure, and what it draws with intervals."""
     assert figure
@@ -271,6 +304,11 @@ def test_configs_take_the_rates_that_were_chosen():
     assert {data: {m: entry["rate"] for m, entry in of.items()} for data, of in told.items()} == config.RATES
     for entry in (entry for of in told.values() for entry in of.values()):
         assert entry["rate"] == tune.chosen({float(rate): scores for rate, scores in entry["tried"].items()})
+    for data, methods in json.loads((Path(make.__file__).parent / "tuning.json").read_text()).get("shares", {}).items():
+        for method, entry in methods.items():
+            assert list(entry["tried"]) == [f"{share:g}" for share in tune.SHARES]
+            scores = {float(share): of for share, of in entry["tried"].items()}
+            assert entry["rate"] == tune.chosen(scores) == tune.shares(data)[method]
     for flag, data, method in (
         ("unipen:cxda", "unipen", "cxda"),
         ("unipen:cxda_p2p,sizes", "unipen", "cxda"),

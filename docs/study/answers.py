@@ -76,8 +76,7 @@ def rivals(studies: Studies) -> str:
     lines = []
     for store in (s for s in MAIN if s in studies and studies[s].has(("cxda", ""))):
         evidence, paper = studies[store], tables.paper_means(store)
-        pairs = [(("cxda", ""), (rival, "")) for rival in RIVALS]
-        gaps = {b[0]: gap for (_, b), gap in evidence.gaps(pairs, worst=True).items()}
+        gaps = tables.rival_gaps(evidence)
         own = {rival: gap for rival, gap in gaps.items() if rival in paper}
         if not own:
             continue
@@ -96,6 +95,13 @@ def rivals(studies: Studies) -> str:
             f"the nearest rival is {with_gap(nearest, own[nearest], evidence)}; in the paper, on {tables.STAND_INS[store]}, it is "
             f"{called(theirs)}, {paper['cxda'] - paper[theirs]:+.1f}",
         ]
+        if chosen := {m: gaps[name] for m, name in tables.CHOSEN.items() if name in gaps}:
+            won = [m for m, gap in chosen.items() if tables.verdict(gap, moved) > 0]
+            strongest = min(chosen, key=lambda m: chosen[m].avg[0])
+            parts.append(
+                f"the rate of fine-tuning is the paper's there. With the one that validation chose, `cxda` is better than {len(won)} of "
+                f"{len(chosen)}; the nearest is then {with_gap(strongest, chosen[strongest], evidence)}"
+            )
         if BASE in gaps:
             sign = tables.verdict(gaps[BASE], moved)
             words = {1: "It is better than", -1: "It is worse than", 0: "No difference is shown to"}[sign]

@@ -92,8 +92,8 @@ def rivals(studies: tables.Studies) -> Figure | None:
     """Question 1: the paper's method minus each rival."""
     columns = {}
     for store in (store for store in tables.MAIN if store in studies):
-        gaps = studies[store].gaps([(("cxda", ""), (rival, "")) for rival in tables.RIVALS])
-        columns[f"{store}: cxda minus"] = [(b[0], gap.avg, COLOURS["cxda"]) for (_, b), gap in gaps.items()]
+        gaps = tables.rival_gaps(studies[store])
+        columns[f"{store}: cxda minus"] = [(name, gap.avg, COLOURS["cxda"]) for name, gap in gaps.items()]
     return forest(columns, "points, 95 % interval over tasks")
 
 

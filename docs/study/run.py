@@ -23,12 +23,12 @@ from cxda_jax.experiment import open_data
 from cxda_jax.progress import duration
 from cxda_jax.study import records
 from cxda_jax.study.results import distinct, read_results
+from docs.study import tune
 from docs.study.details import details
 
 RECORDS = Path(__file__).parent / "records"
 TRAINED = ("erm_iid", "erm", "bn", "cml", "cxda", "cxda_loo", "cxda_any", "icrm")
 UNTRAINED = ("bn_alpha", "t3a", "lame", "feature_shift")
-TUNING = ("ft_em", "ft_im", "sf_ocda", "cotta")
 
 
 class Part(NamedTuple):
@@ -59,8 +59,8 @@ PARTS = {
     "glyphs": Part("glyphs", TRAINED, (CURVES,) * 3),
     "glyphs_c": Part("glyphs_c", TRAINED, (CURVES,) * 3),
     "qmnist": Part("qmnist", TRAINED, (CURVES,) * 3),
-    "unipen_tuning": Part("unipen", (*TUNING, "sla"), (USUAL,) * 3),
-    "cifar10_c_tuning": Part("cifar10_c", (*TUNING, "sla"), (USUAL,) * 3, "small"),
+    "unipen_tuning": Part("unipen", (*tune.FINE_TUNE, "sla"), (USUAL,) * 3),
+    "cifar10_c_tuning": Part("cifar10_c", (*tune.FINE_TUNE, "sla"), (USUAL,) * 3, "small"),
 }
 # One field of the paper's method changed, on unipen: its name, the method, and the fields.
 CHANGES: dict[str, tuple[str, dict[str, object]]] = {
@@ -105,7 +105,10 @@ def units(only: list[str], seeds: list[int]) -> Iterator[tuple[str, int]]:
 
 
 def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
-    """Trains and tests a part at a seed, and returns the folders of its runs."""
+    """Trains and tests a part at a seed, and returns the folders of its runs.
+
+    What fine-tunes is tested with the paper's rate, and with the one that validation chose where that is another.
+    """
     part = PARTS[name]
     where = folder / part.folder
     for methods, tests in part.calls(seed):
@@ -118,6 +121,15 @@ def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> l
         flags += [f"--only={','.join(methods)}", f"--tests={tests}", f"--study={where}", "--workers=2"]
         start = [sys.executable, "-m", "cxda_jax", "reproduce"]
         subprocess.run([*start, *flags, *["--dry_run"] * dry_run], check=True)
+    if set(tune.FINE_TUNE) <= set(part.methods):
+        others = {m: share for m, share in tune.shares(part.benchmark).items() if share != tune.PAPER_SHARE}
+        for method, share in others.items():
+            flags = [f"--runs={where / 'erm' / str(seed)}", f"--methods={method}", f"--config.finetune.rate={share:g}"]
+            command = [sys.executable, "-m", "cxda_jax", "evaluate", *flags, f"--data_dir={data_dir}"]
+            if dry_run:
+                print(*command)
+            elif not (where / "erm" / str(seed) / tune.label(method, share) / "result.json").exists():
+                subprocess.run(command, check=True)
     return sorted(where.glob(f"*/{seed}"))
 
 

@@ -10,13 +10,14 @@ import numpy as np
 
 from cxda_jax.metrics import mean_sem
 from cxda_jax.report.tables import STAND_INS, paper_figures
-from docs.study import run
+from docs.study import run, tune
 from docs.study.evidence import Evidence, Gap, Key
 
 HERE = Path(__file__).parent
 MAIN = ("unipen", "cifar10_c")
 STORES = (*MAIN, "unipen_sizes", "qmnist", "glyphs", "glyphs_c")
 RIVALS = ("erm", "erm_iid", "bn", "cml", "ft_em", "ft_im", "sf_ocda", "cotta", "sla")  # of question 1
+CHOSEN = {method: f"{method}, chosen" for method in tune.FINE_TUNE}  # rivals at the rate that validation chose
 BASE = "erm_iid"  # what a method that adapts has to beat
 UNTRAINED = tuple(f"{name},from={BASE}" for name in ("bn_alpha", "feature_shift", "lame", "t3a"))
 FORWARD = ("cxda_any", "icrm", "cxda_loo", "cxda", "bn", "cml", *UNTRAINED)  # of question 2
@@ -114,15 +115,27 @@ def rivals(studies: Studies) -> str:
     """cxda minus each rival of the paper, beside the paper's own difference."""
     head, columns = ["`cxda` minus"], []
     for store in (store for store in MAIN if store in studies):
-        found = studies[store].gaps([(("cxda", ""), (rival, "")) for rival in RIVALS], worst=True)
-        gaps = {b[0]: gap for (_, b), gap in found.items()}
+        gaps = rival_gaps(studies[store])
         for score, metric, title in (("avg", "mean_accuracy", "Avg"), ("w10", "worst10_accuracy", "W10%")):
             head += [f"`{store}`, {title}", f"paper, {STAND_INS[store]}, {title}"]
             told = paper_means(store, metric)
             columns.append({r: signed(getattr(gap, score)) + fewer(gap, studies[store]) for r, gap in gaps.items()})
             columns.append({r: f"{told['cxda'] - told[r]:+.1f}" for r in RIVALS if r in told})
-    rows = [[f"`{rival}`", *(column.get(rival, "") for column in columns)] for rival in RIVALS]
+    names = {rival: called(rival) for rival in RIVALS} | {
+        chosen: f"{called(m)}, rate chosen" for m, chosen in CHOSEN.items()
+    }
+    rows = [[name, *(column.get(rival, "") for column in columns)] for rival, name in names.items()]
     return table(head, [cells for cells in rows if any(cells[1::2])])
+
+
+@functools.cache
+def rival_gaps(evidence: Evidence) -> dict[str, Gap]:
+    """By rival, and by CHOSEN of those that fine-tune: cxda's lead, of the worst tenth too."""
+    shares = tune.shares(evidence.store)
+    labels = {rival: rival for rival in RIVALS} | {CHOSEN[m]: tune.label(m, share) for m, share in shares.items()}
+    found = evidence.gaps([(("cxda", ""), (label, "")) for label in dict.fromkeys(labels.values())], worst=True)
+    gaps = {b[0]: gap for (_, b), gap in found.items()}
+    return {name: gaps[label] for name, label in labels.items() if label in gaps}
 
 
 def fewer(gap: Gap, evidence: Evidence) -> str:
@@ -260,10 +273,11 @@ def rates(studies: Studies) -> str:
     path = HERE / "tuning.json"
     told = json.loads(path.read_text()) if path.exists() else {"rates": {}}
     rows = []
-    for store, of_store in told["rates"].items():
-        for method, entry in of_store.items():
-            tried = ", ".join(f"{rate}: {of['val']:.1f}" for rate, of in entry["tried"].items())
-            rows.append([f"`{store}`, `{method}`", f"{entry['rate']:g}", tried])
+    for what, unit in (("rates", ""), ("shares", " of `erm`'s")):
+        for store, of_store in told.get(what, {}).items():
+            for method, entry in of_store.items():
+                tried = ", ".join(f"{rate}: {of['val']:.1f}" for rate, of in entry["tried"].items())
+                rows.append([f"`{store}`, `{method}`", f"{entry['rate']:g}{unit}", tried])
     return table(["", "rate", "validation accuracy at each rate"], rows)
 
 
