@@ -61,6 +61,7 @@ def studies(right, tmp_path_factory):
     write("cxda", "", 0, right["cxda", "", 0], "again/cxda,again", "cxda")
     write("cxda", "", 0, right["cxda", "", 0] - (right["cxda", "", 0] > 0), "again/cxda,one core", "other")
     write("cxda", "", 0, right["cxda", "", 0], "cells", "cxda")
+    write("cxda", "", 1, right["cxda", "", 1] - (right["cxda", "", 1] > 0), "more_cells", "cxda")
     records.write(folder / "unipen-0.records", read_results((folder / "runs").glob("*/*"))[0])
     # In a file of changes a run is named by its change.
     for part, names in (("changes", ("pooled", "labels_own")), ("again", ("cxda,again", "cxda,one core"))):
@@ -69,6 +70,7 @@ def studies(right, tmp_path_factory):
     records.write(folder / "unipen_changes-0.records", read_results((folder / "changes").glob("*/0"))[0])
     records.write(folder / "unipen_spread-0.records", read_results((folder / "again").glob("*/0"))[0])
     records.write(folder / "unipen_cells-0.records", read_results((folder / "cells").glob("*/0"))[0])
+    records.write(folder / "unipen_cells-1.records", read_results((folder / "more_cells").glob("*/1"))[0])
     return evidence.load(folder)
 
 
@@ -114,9 +116,12 @@ def test_tables_hold_what_is_recorded(studies, right):
     assert "**-5.0 (-5.0 to -5.0)**" in tables.changes(studies), "one answer of twenty less"
     other = next(line for line in tables.other_tasks(studies).splitlines() if "2 domains" in line)
     assert f"{points(('cxda', 'num_domains=2'), ('erm_iid', 'num_domains=2')):+.1f} (" in other
-    again, one_core, fresh = spread_tables.reruns(studies).splitlines()[2:]
+    again, one_core, fresh, of_seed_1 = spread_tables.reruns(studies).splitlines()[2:]
     assert again.startswith("| `cxda`, again | +0.0 (+0.0 to +0.0) | of a fresh install on another day, of the first |")
     assert fresh.startswith("| `cxda`, a fresh install on another day | +0.0 (+0.0 to +0.0) | of again, of the first |")
+    assert of_seed_1.startswith(
+        "| `cxda`, a fresh install on another day, seed 1 | **-5.0 (-5.0 to -5.0)** | of the first |"
+    )
     assert one_core.startswith("| `cxda`, one core | **-5.0 (-5.0 to -5.0)** | of none |")
     spread = next(line for line in spread_tables.spread(studies).splitlines() if "`cxda`" in line)
     means = [right["cxda", "", s].mean() * 100 / QUERIES for s in range(3)]
@@ -156,11 +161,12 @@ def test_answers_say_what_the_records_say(studies, right):
     sds = [np.std([right[m, "", s].mean() * 100 / QUERIES for s in range(3)], ddof=1) for m in ("erm_iid", "cxda")]
     assert f"{np.sqrt(np.mean(np.square(sds))):.1f} points (root mean square of 2 methods" in sixth
     two_seeds = 2 * 2**0.5 * np.sqrt(np.mean(np.square(sds)))
-    assert two_seeds < 5 and sixth.splitlines()[-4:] == [
+    assert two_seeds < 5 and sixth.splitlines()[-5:] == [
         "    - Again: `cxda` +0.0 (+0.0 to +0.0).",
         "    - One core: `cxda` -5.0 (-5.0 to -5.0).",
         "    - A fresh install on another day: `cxda` +0.0 (+0.0 to +0.0).",
-        f"    - 2 of 3 differences are within {two_seeds:.1f} points, what two seeds differ by; 1 of their intervals leave out zero, "
+        "    - A fresh install on another day, seed 1: `cxda` -5.0 (-5.0 to -5.0).",
+        f"    - 2 of 4 differences are within {two_seeds:.1f} points, what two seeds differ by; 2 of their intervals leave out zero, "
         "so an interval over tasks says little of another training.",
     ]
     assert {f(evidence.load(Path("none"))) for f in make.ANSWERS.values()} == {answers.NOTHING}
@@ -276,7 +282,7 @@ def test_the_leaderboard_has_one_entry_a_method_and_benchmark(studies, right):
         np.mean([right[best["method"], "", s] for s in range(3)]) * 100 / QUERIES, abs=1e-3
     )
     lines = make.results_csv(studies).splitlines()
-    assert len(lines) == 1 + 4 * 3 + 5 and lines[0].startswith("study,label,seed,avg,w10")
+    assert len(lines) == 1 + 4 * 3 + 6 and lines[0].startswith("study,label,seed,avg,w10")
 
 
 def test_the_published_study_follows_from_its_records():
@@ -338,9 +344,10 @@ def test_each_training_of_the_study_is_a_command_that_exists(tmp_path):
     pinned = commands[tmp_path / "unipen_spread" / "erm_iid,one core" / "0"]
     assert pinned[:3] == ["taskset", "-c", "0"] and pinned[-2] == "--config=unipen:erm_iid"
     page = (Path(make.__file__).parent / "index.md").read_text()
-    for where, command in run.cells(tmp_path):
+    for where, command in run.cells(1, tmp_path):
         cell = next(flag for flag in command if flag.startswith("--cell="))
-        assert where.parent.name == parse_cell(cell.removeprefix("--cell="))[0] and where.name == "0"
+        assert (where.parent.name, where.name) == parse_cell(cell.removeprefix("--cell=")) and where.name == "1"
+        assert f"--records={run.RECORDS / 'unipen-1.records'}" in command
         assert f"cxda {' '.join(command[3:5])} --cell=" in page, "the page's command"
 
 
@@ -351,4 +358,4 @@ def test_the_first_seed_of_all_parts_comes_first():
     assert list(run.units(["glyphs"], [1])) == [("glyphs", 1)]
     # An unasked training here would be no fresh install.
     assert {*run.SEEDS} - {name for name, _ in order} == {"unipen_cells"}
-    assert list(run.units(["unipen_cells"], [])) == [("unipen_cells", 0)]
+    assert list(run.units(["unipen_cells"], [])) == [("unipen_cells", 0), ("unipen_cells", 1)]

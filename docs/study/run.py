@@ -84,13 +84,13 @@ AGAIN = {
     "other versions": ("OTHER_PYTHON",),
 }
 REPEATED = ("cxda", "erm_iid")
-CELLS = ("cxda_any", "icrm", "bn")  # of seed 0, once more from a fresh install on another day
+CELLS = ("cxda_any", "icrm", "bn")  # of a recorded seed, once more from a fresh install on another day
 
 # How many seeds each part is to have.
 SEEDS = {name: len(part.tests) for name, part in PARTS.items()} | {
     "unipen_changes": 3,
     "unipen_spread": 1,
-    "unipen_cells": 1,
+    "unipen_cells": 2,
 }
 
 ASKED_FOR = ("unipen_cells",)  # what another clone, environment and day are to do
@@ -152,13 +152,14 @@ def again(folder: Path, other_python: str) -> Iterator[tuple[Path, list[str]]]:
             yield run, [*command, "-m", "cxda_jax", "train", *flags]
 
 
-def cells(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+def cells(seed: int, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """The folder and the command of each of CELLS: the one that the page gives to a reader."""
     for method in CELLS:
         study_folder = folder / "unipen_cells" / method
-        flags = [f"--cell={method}/0", f"--records={RECORDS / 'unipen-0.records'}", f"--study={study_folder}"]
+        of_seed = RECORDS / f"unipen-{seed}.records"
+        flags = [f"--cell={method}/{seed}", f"--records={of_seed}", f"--study={study_folder}"]
         command = [sys.executable, "-m", "cxda_jax", "reproduce", "--benchmark=unipen", *flags]
-        yield study_folder / method / "0", command
+        yield study_folder / method / str(seed), command
 
 
 def train(trainings: Iterator[tuple[Path, list[str]]], data_dir: str, dry_run: bool) -> list[Path]:
@@ -201,7 +202,7 @@ def main() -> None:
             trainings = {
                 "unipen_changes": change(seed, args.folder),
                 "unipen_spread": again(args.folder, args.other_python),
-                "unipen_cells": cells(args.folder),
+                "unipen_cells": cells(seed, args.folder),
             }[name]
             runs = train(trainings, args.data_dir, args.dry_run)
         if args.dry_run:

@@ -23,34 +23,40 @@ def spread(studies: Studies) -> str:
 
 
 def reruns(studies: Studies) -> str:
-    """Trainings of seed 0 again, each with one thing changed that should not matter, minus the first."""
+    """Trainings again, of seed 0 unless another is named, each with one thing changed that should not matter, minus the first."""
     rows = [
         [f"{method}, {what}", signed(gap), ", ".join(alike) or "of none", device]
         for method, what, gap, alike, device in rerun(studies)
     ]
-    return table(["again, seed 0", "Avg, points", "bit for bit the weights", ""], rows)
+    return table(["again, seed 0 unless named", "Avg, points", "bit for bit the weights", ""], rows)
 
 
 def rerun(studies: Studies) -> list[tuple[str, str, tuple[float, float, float], list[str], str]]:
     """Of each training again: its method, what was other, its gap to the first, the others that have the same weights, and its machine."""
     if "unipen" not in studies:
         return []
-    first = {label: of[0] for (label, setting), of in studies["unipen"].rows.items() if not setting and 0 in of}
-    again, scores = {}, {}  # by method and by what was other
-    for part in (part for part in ("unipen_spread", "unipen_cells") if part in studies):
-        for label, setting in studies[part].scores:
-            method, _, what = label.partition(",")
-            again[method, what or FRESH] = studies[part].rows[label, setting][0]
-            scores[method, what or FRESH] = studies[part].scores[label, setting][0]
-    known = {(method, "the first"): row for method, row in first.items()} | again
+    first = studies["unipen"]
+    # By method, seed and what was other: the row and the scores.
+    again = {
+        (*(label.partition(",")[::2] if "," in label else (label, FRESH)), seed): (
+            row,
+            studies[part].scores[label, setting][seed],
+        )
+        for part in ("unipen_spread", "unipen_cells")
+        if part in studies
+        for (label, setting), of in studies[part].rows.items()
+        for seed, row in of.items()
+    }
     found = []
-    for (method, what), row in again.items():
-        more = scores[method, what] - studies["unipen"].scores[method, ""][0]
-        gap = points([more.mean(), *bootstrap_interval(more)])
-        alike = [
-            f"of {other}"
-            for (of, other), that in known.items()
-            if of == method and other != what and that["weights_hash"] == row["weights_hash"]
-        ]
-        found.append((f"`{method}`", what, gap, sorted(alike), row["device"]))
+    for (method, what, seed), (row, scores) in again.items():
+        more = scores - first.scores[method, ""][seed]
+        others = {
+            other: that for (of, other, s), (that, _) in again.items() if (of, s) == (method, seed) and other != what
+        }
+        others["the first"] = first.rows[method, ""][seed]
+        alike = [f"of {other}" for other, that in others.items() if that["weights_hash"] == row["weights_hash"]]
+        named = what + f", seed {seed}" * bool(seed)
+        found.append(
+            (f"`{method}`", named, points([more.mean(), *bootstrap_interval(more)]), sorted(alike), row["device"])
+        )
     return found
