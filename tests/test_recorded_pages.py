@@ -1,10 +1,17 @@
 """Pages on methods, on the live page and on devices: tables and figures that name a record follow from it, README's too."""
 
+import csv
 import json
 from functools import partial
 
+import jax
 import numpy as np
 
+from cxda_jax import config
+from cxda_jax.device.model import as_store, find_model
+from cxda_jax.disk import models
+from cxda_jax.experiment import build_method
+from cxda_jax.types import Images
 from tests.recorded import (
     DOCS,
     STORES,
@@ -118,7 +125,7 @@ def demo_shares():
 
 
 def test_the_tables_follow_from_the_records():
-    check_tables("methods.md", (None, None, *(partial(tried, store) for store in TRIED), full, costs, None, None))
+    check_tables("methods.md", (None, None, *(partial(tried, store) for store in TRIED), full, costs, None))
     check_tables("live.md", (parity, None, writers, times, None))
     check_tables("device.md", (demo_seeds, *[None] * 10))
 
@@ -172,3 +179,27 @@ def test_the_text_on_the_demo_has_the_figures_of_its_record():
         f"the mean accuracy went from {before.mean():.1f} to {after.mean():.1f} %: {better} groups gained up to {gain.max():.1f} "
         f"points, {worse} lost up to {-gain.min():.1f}.",
     )
+
+
+def test_the_text_on_icrm_counts_parameters_and_has_the_study_s_figures():
+    card = models.read_card(find_model("unipen"))
+    store, images = as_store(card), Images(np.zeros((100, *card.shape), np.float32), np.zeros(100, np.int32))
+    small = [("icrm.layers", "2"), ("icrm.width", "64")]
+
+    def parameters(spec, changes=()):
+        method = build_method(config.read(spec, changes), store)
+        shapes = jax.eval_shape(method.init, jax.random.key(0), images)["params"]
+        return sum(x.size for x in jax.tree.leaves(shapes))
+
+    count = {name: parameters(f"unipen:{name}") for name in ("icrm", "cxda_any", "cxda_loo")}
+    with open(DOCS / "study" / "results.csv") as file:
+        avg = {(r["study"], r["label"]): float(r["avg"]) for r in csv.DictReader(file) if r["seed"] == "0"}
+    says(
+        "methods.md",
+        f"`icrm` has {count['icrm']:,} parameters and `cxda_loo` {count['cxda_loo']:,}",
+        f"it has {parameters('unipen:icrm', small):,} parameters, fewer than the {count['cxda_any']:,} of `cxda_any`",
+        f"add {100 * (count['cxda_any'] / count['cxda_loo'] - 1):.0f} % to the parameters",
+        f"it has {avg['unipen_changes', 'icrm_small']:.1f} %, `cxda_any` {avg['unipen', 'cxda_any']:.1f} %, and `icrm` as published "
+        f"{avg['unipen', 'icrm']:.1f} %",
+    )
+    says("results.md", f"it has {count['icrm'] / count['cxda_any']:.0f} times as many parameters as `cxda_any`")
