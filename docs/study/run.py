@@ -72,6 +72,7 @@ CHANGES: dict[str, tuple[str, dict[str, object]]] = {
     "statistics_blended": ("cxda", {"batch_norm.prior": 20}),
     "statistics_running": ("cxda", {"batch_norm.momentum": 0}),
     "scale_head": ("cxda", {"attention.scale": "head_dim"}),
+    "flips": ("cxda", {"augment.flip": True}),
     "four_tasks": ("cxda", {"train.tasks_per_step": 4, "train.steps": 751, "evaluation.every_steps": 188}),
     "labels_own": ("cxda", {"train.support_loss": "own"}),
     "icrm_small": ("icrm", {"icrm.layers": 2, "icrm.width": 64}),
