@@ -33,7 +33,7 @@ FIRST = RATES[1:4]
 TASKS = 300
 FINE_TUNE = ("ft_em", "ft_im", "sf_ocda", "cotta")
 SHARES = (0.01, 0.03, 0.1, 0.3)
-PAPER_SHARE = 0.1  # which is the default, so that results do not name it
+PAPER_SHARE = 0.1  # the default, which tests do not name
 SHARE_TASKS = 100
 
 
@@ -88,7 +88,7 @@ def fine_tune(benchmark: str, rate: float, folder: Path, data_dir: str) -> dict[
     run = folder / benchmark / f"erm-{rate:g}"
     scores: dict[str, dict[float, dict[str, float]]] = {method: {} for method in FINE_TUNE}
     for share in SHARES:
-        told = {method: run / f"{label(method, share)},validation" / "result.json" for method in FINE_TUNE}
+        told = {method: run / f"{method},finetune.rate={share:g},validation" / "result.json" for method in FINE_TUNE}
         if todo := [method for method, path in told.items() if not path.exists()]:
             flags = [f"--runs={run}", f"--methods={','.join(todo)}", f"--config.finetune.rate={share}", "--validation"]
             flags += [f"--num_tasks={SHARE_TASKS}", f"--data_dir={data_dir}"]
