@@ -96,7 +96,7 @@ def fine_tune(benchmark: str, rate: float, folder: Path, data_dir: str) -> dict[
                 start = [sys.executable, "-m", "cxda_jax", "evaluate"]
                 subprocess.run([*start, *flags], stdout=log, stderr=log, check=True)
         for method, path in told.items():
-            scores[method][share] = {"val": round(100 * json.loads(path.read_text())["avg"], 2)}
+            scores[method][share] = {"val": round(json.loads(path.read_text())["avg"], 2)}
     return scores
 
 
