@@ -1,9 +1,12 @@
 """Fills the documentation's pages with what stands elsewhere, so that it cannot go stale.
 
-A page has a marker line, such as `<!-- config table -->`, where the text comes.
+A page has a marker line, such as `<!-- config table -->`, where the text comes. The study's page has its HTML report beside it.
 """
 
+import contextlib
+import io
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the package need not be installed
 
 from cxda_jax import config  # noqa: E402
+from cxda_jax.report.making import report_runs  # noqa: E402
+from docs.study.evidence import APART, RECORDS  # noqa: E402
 
 
 def of_root(name: str) -> str:
@@ -22,6 +27,7 @@ TEXTS = {
     "<!-- config table -->": config.table(),
     "<!-- contributing -->": of_root("CONTRIBUTING.md"),
     "<!-- changelog -->": of_root("CHANGELOG.md"),
+    "<!-- study report -->": 'It is published too: <a href="report.html">the report of all parts</a>.',
 }
 
 
@@ -30,3 +36,27 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     for marker, text in TEXTS.items():
         markdown = markdown.replace(marker, text)
     return markdown
+
+
+def study_report() -> str:
+    """The page that `cxda report` makes of the study's records, in a minute."""
+    parts = {path: path.stem.rpartition("-")[0] for path in sorted(RECORDS.glob("*.records"))}
+    patterns = [str(path) for path, part in parts.items() if not part.endswith(APART)]
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        report_runs(patterns, folder, data_dir=folder, against="", unfinished=False)
+        return (Path(folder) / "report.html").read_text()
+
+
+class State:
+    serving = False
+
+
+def on_startup(command: str, **_: Any) -> None:
+    """Called by mkdocs first, with the name of its command."""
+    State.serving = command == "serve"
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Called by mkdocs when all pages are written. `mkdocs serve` shows changes at once, so it does without the report."""
+    if not State.serving:
+        (Path(config["site_dir"]) / "study" / "report.html").write_text(study_report())

@@ -53,6 +53,7 @@ def test_a_run_leaves_what_it_promises(smoke):
     assert row["avg"] == pytest.approx(100 * scores.mean()) and row["w10"] == pytest.approx(100 * scores.min())
     assert stored["support"].shape == (10, 100) and stored["query"].shape == (10, 20)
     assert row["method"] == "cxda" and row["seed"] == 0 and len(row["weights_hash"]) == 64
+    assert row["device"].startswith(f"{backend.machine()} x1 (")
     assert output.count("(first time only)") == output.count("compiled in ") - 1 == 2  # one is in the line of costs
     assert f"{row['avg']:.1f}" in output and "eta" in output and "validation" in output
     passport = json.loads((folder / "run" / "cost.json").read_text())

@@ -338,7 +338,9 @@ def test_each_training_of_the_study_is_a_command_that_exists(tmp_path):
         assert differing and (changed["method"] != "cxda" or differing == set(flags) - {"seed"}), name
         assert name in tables.CHANGES
     commands = dict(run.again(tmp_path, "PYTHON"))
-    assert len(commands) == len(run.REPEATED) * len(run.AGAIN) and all(folder.name == "0" for folder in commands)
+    assert len(commands) == len(run.REPEATED) * (len(run.AGAIN) + 1) and all(folder.name == "0" for folder in commands)
+    # Without a Python of other versions, nothing may be called so.
+    assert len(dict(run.again(tmp_path, None))) == len(run.REPEATED) * len(run.AGAIN)
     other = commands[tmp_path / "unipen_spread" / "cxda,other versions" / "0"]
     assert other[:5] == ["PYTHON", "-m", "cxda_jax", "train", "--config=unipen:cxda"] and len(other) == 6
     pinned = commands[tmp_path / "unipen_spread" / "erm_iid,one core" / "0"]

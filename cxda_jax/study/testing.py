@@ -223,4 +223,5 @@ def first_images(experiment: Experiment, plan: Plan) -> tuple[Images, Images]:
 
 
 def device() -> str:
-    return f"{jax.devices()[0].device_kind} x{jax.device_count()} ({platform.machine()}), jax {jax.__version__}"
+    """The machine kind of a result: the accelerator, or else the processor's model, since another one rounds differently."""
+    return f"{backend.machine()} x{jax.device_count()} ({platform.machine()}), jax {jax.__version__}"

@@ -82,7 +82,6 @@ AGAIN = {
     "again": (sys.executable,),
     "once more": (sys.executable,),  # on the machine of the one before
     "one core": ("taskset", "-c", "0", sys.executable),
-    "other versions": ("OTHER_PYTHON",),
 }
 REPEATED = ("cxda", "erm_iid")
 CELLS = ("cxda_any", "icrm", "bn")  # of a recorded seed, once more from a fresh install on another day
@@ -143,11 +142,11 @@ def change(seed: int, folder: Path) -> Iterator[tuple[Path, list[str]]]:
         yield run, [sys.executable, "-m", "cxda_jax", "train", *flags]
 
 
-def again(folder: Path, other_python: str) -> Iterator[tuple[Path, list[str]]]:
-    """The folder and the command of each training of AGAIN."""
+def again(folder: Path, other_python: str | None) -> Iterator[tuple[Path, list[str]]]:
+    """The folder and the command of each training of AGAIN, and of those with other versions."""
+    others = {"other versions": (other_python,)} if other_python else {}
     for method in REPEATED:
-        for name, start in AGAIN.items():
-            command = [other_python if part == "OTHER_PYTHON" else part for part in start]
+        for name, command in (AGAIN | others).items():
             run = folder / "unipen_spread" / f"{method},{name}" / "0"
             flags = [f"--config=unipen:{method}", f"--workdir={run}"]
             yield run, [*command, "-m", "cxda_jax", "train", *flags]
@@ -187,7 +186,7 @@ def main() -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="parts; all if empty")
     parser.add_argument("--seeds", type=lambda text: [*map(int, text.split(","))], default=[], help="all if empty")
     parser.add_argument(
-        "--other_python", default=sys.executable, help="for unipen_spread: a Python with other versions of JAX"
+        "--other_python", help="for unipen_spread: a Python with another version of JAX; none leaves it out"
     )
     parser.add_argument("--dry_run", action="store_true", help="list what there is to do, and how long it takes")
     args = parser.parse_args()
