@@ -195,14 +195,16 @@ def test_rivals_that_fine_tune_count_with_the_rate_that_validation_chose(monkeyp
 
 
 def test_commands_of_the_study_fine_tune_at_the_chosen_rate(monkeypatch, tmp_path, capsys):
+    called = []
     monkeypatch.setattr(tune, "shares", lambda benchmark: {"ft_em": 0.03, "cotta": 0.1})
-    monkeypatch.setattr(run.subprocess, "run", lambda *args, **kwargs: None)
-    run.study("unipen_tuning", 1, tmp_path, "data", dry_run=True)
-    (command,) = capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(run.subprocess, "run", lambda command, **_: called.append(" ".join(command)))
+    assert run.fine_tune("unipen_shares", 1, tmp_path, "data", dry_run=False) == [tmp_path / "unipen" / "erm" / "1"]
+    train, test = called
+    assert " reproduce --benchmark=unipen " in train and " --only=erm --tests=usual " in train
     flags = f"--runs={tmp_path}/unipen/erm/1 --methods=ft_em --config.finetune.rate=0.03 --data_dir=data"
-    assert command.endswith(f"-m cxda_jax evaluate {flags}")
-    run.study("unipen", 1, tmp_path, "data", dry_run=True)
-    assert not capsys.readouterr().out, "nothing to fine-tune"
+    assert test.endswith(f"-m cxda_jax evaluate {flags}"), "the paper's share of cotta's rate is in another part"
+    run.fine_tune("unipen_shares", 1, tmp_path, "data", dry_run=True)
+    assert called[2].endswith(" --dry_run") and len(called) == 3 and capsys.readouterr().out.endswith(f"{flags}\n")
 
 
 def panels(figure: Figure | None) -> list[tuple[Axes, list[ErrorbarContainer]]]:

@@ -61,7 +61,11 @@ PARTS = {
     "qmnist": Part("qmnist", TRAINED, (CURVES,) * 3),
     "unipen_tuning": Part("unipen", (*tune.FINE_TUNE, "sla"), (USUAL,) * 3),
     "cifar10_c_tuning": Part("cifar10_c", (*tune.FINE_TUNE, "sla"), (USUAL,) * 3, "small"),
+    "unipen_shares": Part("unipen", ("erm",), (USUAL,) * 3),
+    "cifar10_c_shares": Part("cifar10_c", ("erm",), (USUAL,) * 3, "small"),
 }
+# Parts in which what fine-tunes is tested at the share of erm's rate that validation chose, where that is not the paper's.
+SHARES = ("unipen_shares", "cifar10_c_shares")
 # One field of the paper's method changed, on unipen: its name, the method, and the fields.
 CHANGES: dict[str, tuple[str, dict[str, object]]] = {
     "patch": ("cxda_p2p", {}),
@@ -105,10 +109,7 @@ def units(only: list[str], seeds: list[int]) -> Iterator[tuple[str, int]]:
 
 
 def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
-    """Trains and tests a part at a seed, and returns the folders of its runs.
-
-    What fine-tunes is tested with the paper's rate, and with the one that validation chose where that is another.
-    """
+    """Trains and tests a part at a seed, and returns the folders of its runs."""
     part = PARTS[name]
     where = folder / part.folder
     for methods, tests in part.calls(seed):
@@ -121,16 +122,27 @@ def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> l
         flags += [f"--only={','.join(methods)}", f"--tests={tests}", f"--study={where}", "--workers=2"]
         start = [sys.executable, "-m", "cxda_jax", "reproduce"]
         subprocess.run([*start, *flags, *["--dry_run"] * dry_run], check=True)
-    if set(tune.FINE_TUNE) <= set(part.methods):
-        others = {m: share for m, share in tune.shares(part.benchmark).items() if share != tune.PAPER_SHARE}
-        for method, share in others.items():
-            flags = [f"--runs={where / 'erm' / str(seed)}", f"--methods={method}", f"--config.finetune.rate={share:g}"]
-            command = [sys.executable, "-m", "cxda_jax", "evaluate", *flags, f"--data_dir={data_dir}"]
-            if dry_run:
-                print(*command)
-            elif not (where / "erm" / str(seed) / tune.label(method, share) / "result.json").exists():
-                subprocess.run(command, check=True)
     return sorted(where.glob(f"*/{seed}"))
+
+
+def fine_tune(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
+    """Trains a part of SHARES at a seed, tests it at the shares that validation chose, and returns the folder of its run."""
+    run = folder / PARTS[name].folder / "erm" / str(seed)
+    study(name, seed, folder, data_dir, dry_run)
+    for method, share in chosen_shares(name).items():
+        flags = [f"--runs={run}", f"--methods={method}", f"--config.finetune.rate={share:g}", f"--data_dir={data_dir}"]
+        command = [sys.executable, "-m", "cxda_jax", "evaluate", *flags]
+        if dry_run:
+            print(*command)
+        elif not (run / tune.label(method, share) / "result.json").exists():
+            subprocess.run(command, check=True)
+    return [run]
+
+
+def chosen_shares(name: str) -> dict[str, float]:
+    """By method that fine-tunes: the share that validation chose, where that is not the paper's."""
+    shares = tune.shares(PARTS[name].benchmark)
+    return {method: share for method, share in shares.items() if share != tune.PAPER_SHARE}
 
 
 def change(seed: int, folder: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -197,7 +209,7 @@ def main() -> None:
         rest = f"  eta {duration((time.monotonic() - began) / done * (len(todo) - done))}" if done else ""
         print(f"== [{done + 1}/{len(todo)}] {name}, seed {seed}{rest}", flush=True)
         if name in PARTS:
-            runs = study(name, seed, args.folder, args.data_dir, args.dry_run)
+            runs = (fine_tune if name in SHARES else study)(name, seed, args.folder, args.data_dir, args.dry_run)
         else:
             trainings = {
                 "unipen_changes": change(seed, args.folder),
@@ -208,12 +220,15 @@ def main() -> None:
         if args.dry_run:
             continue
         results, faults = read_results(runs)
-        if name in PARTS:
+        if name in SHARES:
+            own = {tune.label(method, share) for method, share in chosen_shares(name).items()}
+            results = [r for r in results if r.row["label"] in own]
+        elif name in PARTS:
             own = {method for methods, _ in PARTS[name].calls(seed) for method in methods}
             results = [r for r in distinct(results)[0] if r.row["method"] in own]
         if faults:
             raise SystemExit("\n".join(faults))
-        if seed == 0 and name in (*PARTS, "unipen_cells"):
+        if seed == 0 and name in (*PARTS, "unipen_cells") and name not in SHARES:
             text = json.dumps(details(results, open_data(results[0].config, args.data_dir)))
             (RECORDS / f"{name}-0.json").write_text(text + "\n")
         records.write(RECORDS / f"{name}-{seed}.records", results)

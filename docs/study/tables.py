@@ -304,7 +304,7 @@ def plan(studies: Studies) -> str:
     for name, planned in run.SEEDS.items():
         have = [seed for seed in range(planned) if (run.RECORDS / f"{name}-{seed}.records").exists()]
         others = {"unipen_changes": run.CHANGES, "unipen_spread": run.REPEATED, "unipen_cells": run.CELLS}
-        what = others.get(name) or run.PARTS[name].methods
+        what = others.get(name) or (tune.FINE_TUNE if name in run.SHARES else run.PARTS[name].methods)
         said = ", ".join(map(str, have)) or "none yet"
         rows.append([f"`{name}`", ", ".join(f"`{m}`" for m in what), str(planned), said])
     return table(["part", "what is trained or starts from a training", "seeds planned", "recorded"], rows)
