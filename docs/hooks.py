@@ -27,7 +27,7 @@ TEXTS = {
     "<!-- config table -->": config.table(),
     "<!-- contributing -->": of_root("CONTRIBUTING.md"),
     "<!-- changelog -->": of_root("CHANGELOG.md"),
-    "<!-- study report -->": 'It is published too: <a href="report.html">the report of all parts</a>.',
+    "<!-- study report -->": '<a href="report.html">The report of all parts</a> is published with these pages.',
 }
 
 
@@ -48,7 +48,9 @@ def study_report() -> str:
 
 
 class State:
-    serving = False
+    """What mkdocs is doing."""
+
+    serving = False  # shows pages while they are written
 
 
 def on_startup(command: str, **_: Any) -> None:

@@ -192,6 +192,11 @@ def test_rivals_that_fine_tune_count_with_the_rate_that_validation_chose(monkeyp
     assert not any("ft_im" in name for name in lines), "a rate that nobody chose"
     nearest = means["cxda"] - means["ft_em,finetune.rate=0.03"]
     assert f"is then `ft_em`, {nearest:+.1f} (" in answers.rivals(studies)
+    # A part of them says nothing of the others.
+    del scores["ft_em,finetune.rate=0.03", ""]
+    studies = {"unipen": evidence.Evidence("unipen", scores, dict.fromkeys(scores, rows), {})}
+    said = answers.rivals(studies)
+    assert "Not tested yet at the rate that validation chose: `ft_em`." in said and "is then" not in said
 
 
 def test_commands_of_the_study_fine_tune_at_the_chosen_rate(monkeypatch, tmp_path, capsys):
@@ -205,6 +210,21 @@ def test_commands_of_the_study_fine_tune_at_the_chosen_rate(monkeypatch, tmp_pat
     assert test.endswith(f"-m cxda_jax evaluate {flags}"), "the paper's share of cotta's rate is in another part"
     run.fine_tune("unipen_shares", 1, tmp_path, "data", dry_run=True)
     assert called[2].endswith(" --dry_run") and len(called) == 3 and capsys.readouterr().out.endswith(f"{flags}\n")
+    # All are in one folder of runs; each is recorded once.
+    labels = ("erm", "ft_em", "ft_em,finetune.rate=0.03", "cotta")
+    rows = [{"label": label, "method": label.split(",")[0]} for label in labels]
+    parts = {
+        name: [r["label"] for r in rows if run.belongs(name, 1, r)]
+        for name in ("unipen", "unipen_tuning", "unipen_shares")
+    }
+    assert parts == {
+        "unipen": ["erm"],
+        "unipen_tuning": ["ft_em", "cotta"],
+        "unipen_shares": ["ft_em,finetune.rate=0.03"],
+    }
+    monkeypatch.setattr(tune, "shares", lambda benchmark: {})
+    with pytest.raises(SystemExit, match="first run python -m docs.study.tune --data_dir=data"):
+        run.fine_tune("unipen_shares", 1, tmp_path, "data", dry_run=False)
 
 
 def panels(figure: Figure | None) -> list[tuple[Axes, list[ErrorbarContainer]]]:

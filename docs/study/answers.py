@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from docs.study import tables
+from docs.study import tables, tune
 from docs.study.detail_tables import domain_gaps, kind_gaps
 from docs.study.evidence import Evidence, Gap, sign_of
 from docs.study.spread_tables import rerun
@@ -95,7 +95,11 @@ def rivals(studies: Studies) -> str:
             f"the nearest rival is {with_gap(nearest, own[nearest], evidence)}; in the paper, on {tables.STAND_INS[store]}, it is "
             f"{called(theirs)}, {paper['cxda'] - paper[theirs]:+.1f}",
         ]
-        if chosen := {m: gaps[name] for m, name in tables.CHOSEN.items() if name in gaps}:
+        if untested := [called(m) for m in tune.shares(store) if tables.CHOSEN[m] not in gaps]:
+            parts.append(
+                f"the rate of fine-tuning is the paper's there. Not tested yet at the rate that validation chose: {listed(untested)}"
+            )
+        elif chosen := {m: gaps[name] for m, name in tables.CHOSEN.items() if name in gaps}:
             won = [m for m, gap in chosen.items() if tables.verdict(gap, moved) > 0]
             strongest = min(chosen, key=lambda m: chosen[m].avg[0])
             parts.append(

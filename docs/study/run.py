@@ -15,9 +15,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cxda_jax.experiment import open_data
 from cxda_jax.progress import duration
@@ -127,6 +127,10 @@ def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> l
 
 def fine_tune(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
     """Trains a part of SHARES at a seed, tests it at the shares that validation chose, and returns the folder of its run."""
+    if not tune.shares(PARTS[name].benchmark):
+        raise SystemExit(
+            f"{name}: no rate of fine-tuning is chosen; first run python -m docs.study.tune --data_dir={data_dir}"
+        )
     run = folder / PARTS[name].folder / "erm" / str(seed)
     study(name, seed, folder, data_dir, dry_run)
     for method, share in chosen_shares(name).items():
@@ -143,6 +147,14 @@ def chosen_shares(name: str) -> dict[str, float]:
     """By method that fine-tunes: the share that validation chose, where that is not the paper's."""
     shares = tune.shares(PARTS[name].benchmark)
     return {method: share for method, share in shares.items() if share != tune.PAPER_SHARE}
+
+
+def belongs(name: str, seed: int, row: Mapping[str, Any]) -> bool:
+    """Whether a result is of a part. Parts share their runs."""
+    at_shares = {tune.label(method, share) for method, share in chosen_shares(name).items()}
+    if name in SHARES or row["label"] in at_shares:
+        return name in SHARES and row["label"] in at_shares
+    return row["method"] in {method for methods, _ in PARTS[name].calls(seed) for method in methods}
 
 
 def change(seed: int, folder: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -220,12 +232,8 @@ def main() -> None:
         if args.dry_run:
             continue
         results, faults = read_results(runs)
-        if name in SHARES:
-            own = {tune.label(method, share) for method, share in chosen_shares(name).items()}
-            results = [r for r in results if r.row["label"] in own]
-        elif name in PARTS:
-            own = {method for methods, _ in PARTS[name].calls(seed) for method in methods}
-            results = [r for r in distinct(results)[0] if r.row["method"] in own]
+        if name in PARTS:
+            results = [r for r in distinct(results)[0] if belongs(name, seed, r.row)]
         if faults:
             raise SystemExit("\n".join(faults))
         if seed == 0 and name in (*PARTS, "unipen_cells") and name not in SHARES:
