@@ -18,6 +18,7 @@ published numbers of domains and images.
 
 --tests takes kinds of tests: usual (of methods that start from another's run), one_step (of fine-tuning), other_tasks (other
 numbers of domains and of support images), contexts (buffers of any size), other_starts (from erm_iid in place of erm).
+--most_images=100 leaves out buffers of more images, which take most of the time of these tests.
 --cell trains and tests one method at one seed, and sets the result beside the one in a file of records, over the same tasks.
 It works in runs/again/BENCHMARK_METHOD_SEED unless --study is given. What is in that folder already is not trained again.
 
@@ -47,6 +48,9 @@ _VARIANT = flags.DEFINE_string(
     "variant", "", "A variant of the benchmark's config: sizes of unipen, small of cifar10_c."
 )
 _TESTS = flags.DEFINE_list("tests", [], "Kinds of tests; all if empty.")
+_MOST_IMAGES = flags.DEFINE_integer(
+    "most_images", 0, "The largest buffer of other_tasks and contexts; as large as the data give if 0.", lower_bound=0
+)
 _CELL = flags.DEFINE_string("cell", "", "One method and seed to do again, such as cxda/1; with --records.")
 _RECORDS = flags.DEFINE_string("records", "", "With --cell: a file that `cxda report --record` wrote.")
 _SMOKE = flags.DEFINE_bool(
@@ -85,7 +89,7 @@ def main() -> None:
         read(Path(_RECORDS.value))  # a missing or broken file is named before the training, not after it
         only, seeds, tests = [method], [seed], ["usual"]
         folder = folder or f"runs/again/{benchmark}_{method}_{seed}"
-    study = make_study(benchmark, folder, seeds, only, _SMOKE.value, _VARIANT.value, tests)
+    study = make_study(benchmark, folder, seeds, only, _SMOKE.value, _VARIANT.value, tests, _MOST_IMAGES.value)
     if _CANCEL.value == "now":
         return slurm.cancel(study)
     if _DRY_RUN.value:

@@ -90,6 +90,11 @@ def test_the_plan_trains_what_trains_and_tests_the_rest(store, tmp_path):
         "test the usual tasks of ft_em",
         "test contexts of cxda",
     ]
+    small = plan(some._replace(most_images=10, tests=("contexts", "other_tasks")), store, "data")[2:]
+    sizes = [
+        [a for a in job.arguments if a.startswith("--support_size=") or a.startswith("--context=")] for job in small
+    ]
+    assert sizes == [["--support_size=10"], ["--support_size=10"], ["--context=0,10"]], "no larger buffer"
 
 
 def test_runs_are_named_so_that_any_folder_is_found_again(store, tmp_path):

@@ -66,6 +66,7 @@ class Study(NamedTuple):
     smoke: bool
     variant: str = ""  # of the benchmark's config, such as "small"
     tests: tuple[str, ...] = TESTS
+    most_images: int = 0  # the largest buffer of the tests that vary it; as large as the data give if 0
 
     def config_flag(self, method: str) -> str:
         return f"{self.benchmark}:{','.join(filter(None, [method, self.variant, 'smoke' * self.smoke]))}"
@@ -152,7 +153,8 @@ def possible_settings(study: Study, store: DomainStore) -> list[Setting]:
     """The paper's other numbers of domains and of support images, and contexts, as far as the test domains can give them."""
     config, possible = study.config("erm"), []
     for kind, numbers in (SMOKE_TASKS if study.smoke else TASKS).items():
-        for setting in (Setting(kind, number) for number in numbers):
+        wanted = [n for n in numbers if kind == "num_domains" or not study.most_images or n <= study.most_images]
+        for setting in (Setting(kind, number) for number in wanted):
             with contextlib.suppress(UserError):
                 spec = episode_spec(reshaped(config, setting))
                 check_spec(spec, store, "test")
@@ -174,6 +176,7 @@ def make_study(
     smoke: bool = False,
     variant: str = "",
     tests: Sequence[str] = (),
+    most_images: int = 0,
 ) -> Study:
     """The study that the command line asks for; what is empty stands for the usual."""
     lookup("--benchmark", benchmark, BENCHMARKS)
@@ -186,7 +189,7 @@ def make_study(
         raise UserError(f"--seeds={','.join(seeds)}: give whole numbers, such as 0,1,2")
     where = Path(folder or f"runs/study/{'_'.join(filter(None, [benchmark, variant, 'smoke' * smoke]))}")
     names, kinds = tuple(methods) or tuple(METHODS), tuple(tests) or TESTS
-    return Study(benchmark, where, tuple(map(int, seeds)), names, smoke, variant, kinds)
+    return Study(benchmark, where, tuple(map(int, seeds)), names, smoke, variant, kinds, most_images)
 
 
 def prepare_jobs(study: Study, data_dir: str) -> list[Job]:

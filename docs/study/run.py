@@ -120,6 +120,8 @@ def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> l
             f"--data_dir={data_dir}",
         ]
         flags += [f"--only={','.join(methods)}", f"--tests={tests}", f"--study={where}", "--workers=2"]
+        if "other_tasks" not in tests:
+            flags += ["--most_images=100"]  # this page shows larger buffers in other tasks alone
         start = [sys.executable, "-m", "cxda_jax", "reproduce"]
         subprocess.run([*start, *flags, *["--dry_run"] * dry_run], check=True)
     return sorted(where.glob(f"*/{seed}"))
