@@ -267,6 +267,26 @@ def test_a_verdict_needs_the_interval_and_every_seed_and_more_than_seeds_move():
     assert said == ["at every size", "at 0 images", one, two, three]
 
 
+def test_what_seeds_move_is_the_data_sets_own_and_at_least_that_of_all():
+    def of(store, *by_seed):
+        scores, rows = (
+            {s: np.full(2, x / 100) for s, x in enumerate(by_seed)},
+            {s: {"avg": x} for s, x in enumerate(by_seed)},
+        )
+        return evidence.Evidence(store, {("bn", ""): scores}, {("bn", ""): rows}, {})
+
+    studies = {
+        "unipen": of("unipen", 50.0, 54.0),
+        "cifar10_c": of("cifar10_c", 50.0, 50.0),
+        "qmnist": of("qmnist", 90.0),
+    }
+    own = np.std([50, 54], ddof=1)
+    assert tables.seeds_move(studies) == {"unipen": {"bn": pytest.approx(own)}, "cifar10_c": {"bn": pytest.approx(0)}}
+    found = [tables.moved_by_seeds(studies, store) for store in ("unipen", "cifar10_c", "qmnist")]
+    np.testing.assert_allclose(found, [own, own / 2**0.5, own / 2**0.5], rtol=1e-9)
+    assert tables.moved_by_seeds({}, "unipen") == 0
+
+
 def test_a_page_keeps_its_own_words():
     page = "a\n<!-- levels -->\nold\n<!-- end -->\nb\n<!-- spread -->\n\n<!-- end -->\n"
     filled = make.filled(page, {"levels": "| new |", "spread": "| x |"})

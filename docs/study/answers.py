@@ -51,9 +51,9 @@ def seeds_of(evidence: Evidence, label: str = BASE) -> str:
 
 def summary(studies: Studies) -> str:
     """README's: its table, and for each main data set where the paper's method stands and who passes BASE."""
-    lines, moved = [], tables.seeds_move(studies)[0]
+    lines = []
     for store in (s for s in MAIN if s in studies and studies[s].has(("cxda", ""), (BASE, ""))):
-        found = tables.leads(studies[store])
+        found, moved = tables.leads(studies[store]), tables.moved_by_seeds(studies, store)
         signs = {m: {tables.lead_verdict(m, found[m, n], moved) for n in SIZES if (m, n) in found} for m in FORWARD}
         always = [called(m) for m in FORWARD if signs[m] == {1}]
         never_worse = [called(m) for m in FORWARD if signs[m] == {0, 1}]
@@ -82,7 +82,7 @@ def rivals(studies: Studies) -> str:
             continue
         ahead = [rival for rival, gap in own.items() if gap.sign > 0]
         lowest = [rival for rival, gap in own.items() if gap.w10 and sign_of(gap.w10) > 0]
-        moved = tables.seeds_move(studies)[0]
+        moved = tables.moved_by_seeds(studies, store)
         clear = [rival for rival in ahead if tables.verdict(own[rival], moved) > 0]
         better = f"It is better than {listed(map(called, clear))}: these leads are larger than what seeds move"
         if not clear:
@@ -122,9 +122,9 @@ def with_gap(rival: str, gap: Gap, evidence: Evidence) -> str:
 
 def buffers(studies: Studies) -> str:
     """2. Does anything beat a network that does not adapt? From which size of the buffer, and where does it do harm?"""
-    lines, most, moved = [], max(SIZES), tables.seeds_move(studies)[0]
+    lines, most = [], max(SIZES)
     for store in (s for s in MAIN if s in studies):
-        found = tables.leads(studies[store])
+        found, moved = tables.leads(studies[store]), tables.moved_by_seeds(studies, store)
         labels = [label for label in FORWARD if (label, most) in found]
         good: dict[str, str] = {}
         harm: dict[str, list[str]] = {}
@@ -170,7 +170,7 @@ def spans(sizes: list[int], of: list[int]) -> str:
 
 def changes(studies: Studies) -> str:
     """3. Which parts of the method count?"""
-    moved = tables.seeds_move(studies)[0]
+    moved = tables.moved_by_seeds(studies, "unipen")
     found = {CHANGES[name]: (gap.avg, tables.verdict(gap, moved)) for name, gap in tables.changed(studies).items()}
     if not found:
         return NOTHING
@@ -252,14 +252,16 @@ def attention(studies: Studies) -> str:
 
 def spread(studies: Studies) -> str:
     """6. What moves a result without a reason?"""
-    lines, (deviation, found) = [], tables.seeds_move(studies)
-    if found:
+    lines = []
+    for store, found in tables.seeds_move(studies).items():
+        deviation = tables.root_mean_square(found.values())
         least, most = min(found, key=lambda k: found[k]), max(found, key=lambda k: found[k])
         one, three, five = (tables.needed(deviation, seeds) for seeds in (1, 3, 5))
         lines.append(
-            f"- **The seed** moves Avg by a standard deviation of {deviation:.1f} points (root mean square of {len(found)} methods and data "
-            f"sets; least {found[least]:.1f}, {least}; most {found[most]:.1f}, {most}). At that deviation two methods with one seed each "
-            f"must differ by {one:.1f} points to be told apart, with three seeds each by {three:.1f}, with five by {five:.1f}."
+            f"- **The seed** moves Avg on `{store}` by a standard deviation of {deviation:.1f} points (root mean square of "
+            f"{many(len(found), 'method')}; least {found[least]:.1f}, {called(least)}; most {found[most]:.1f}, {called(most)}). At that "
+            f"deviation two methods with one seed each must differ by {one:.1f} points to be told apart, with three seeds each by "
+            f"{three:.1f}, with five by {five:.1f}."
         )
     told = rerun(studies)
     again: dict[str, list[str]] = {}
@@ -270,11 +272,11 @@ def spread(studies: Studies) -> str:
         parts = [f"{what}: {listed(gaps)}" for what, gaps in again.items()]
         if twice:
             parts.append(f"twice on one machine (again, once more) the weights are equal, bit for bit: {listed(twice)}")
-        if found:
-            within = sum(abs(gap[0]) <= tables.needed(deviation, 1) for _, _, gap, *_ in told)
+        if moved := tables.moved_by_seeds(studies, "unipen"):
+            within = sum(abs(gap[0]) <= tables.needed(moved, 1) for _, _, gap, *_ in told)
             outside = sum(sign_of(gap) != 0 for _, _, gap, *_ in told)
             parts.append(
-                f"{within} of {len(told)} differences are within {tables.needed(deviation, 1):.1f} points, what two seeds differ by; "
+                f"{within} of {len(told)} differences are within {tables.needed(moved, 1):.1f} points, what two seeds differ by; "
                 f"{outside} of their intervals leave out zero, so an interval over tasks says little of another training"
             )
         lines.append(bullets("**The same seed again**, minus the first training", parts))

@@ -3,7 +3,7 @@
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -156,9 +156,9 @@ def paper_means(store: str, metric: str = "mean_accuracy") -> dict[str, float]:
 
 def buffers(studies: Studies) -> str:
     """Each method minus BASE at some sizes of the buffer, and the sizes at which it does harm or good."""
-    rows, moved = [], seeds_move(studies)[0]
+    rows = []
     for store in (store for store in MAIN if store in studies):
-        found = leads(studies[store])
+        found, moved = leads(studies[store]), moved_by_seeds(studies, store)
         for label in FORWARD:
             gaps = {n: found[label, n] for n in SIZES if (label, n) in found}
             if gaps:
@@ -238,16 +238,27 @@ def other_tasks(studies: Studies) -> str:
     return table([f"minus `{BASE}`, Avg", *map(called, VARIED)], rows)
 
 
-def seeds_move(studies: Studies) -> tuple[float, dict[str, float]]:
-    """The deviation of Avg over seeds: the root mean square of all, and each by what the page calls it."""
-    found = {}
+def seeds_move(studies: Studies) -> dict[str, dict[str, float]]:
+    """The deviation of Avg over seeds: by data set with more than one seed, then by method."""
+    found: dict[str, dict[str, float]] = {}
     for store in (s for s in STORES if s in studies):
         for label in SPREAD:
             evidence = studies[store]
             if len(evidence.scores.get((label, ""), {})) > 1:
                 values = evidence.level((label, ""), "avg")
-                found[f"{called(label)} on `{store}`"] = float(values.std(ddof=1))
-    return (float(np.sqrt(np.mean(np.square([*found.values()])))) if found else 0.0), found
+                found.setdefault(store, {})[label] = float(values.std(ddof=1))
+    return found
+
+
+def root_mean_square(values: Iterable[float]) -> float:
+    return float(np.sqrt(np.mean(np.square([*values]))))
+
+
+def moved_by_seeds(studies: Studies, store: str) -> float:
+    """The deviation of a data set's results over seeds: of its own methods, and at least that of all data sets."""
+    found = seeds_move(studies)
+    of_all = [x for of in found.values() for x in of.values()]
+    return max((root_mean_square(of) for of in (found.get(store, {}).values(), of_all) if of), default=0.0)
 
 
 def needed(deviation: float, seeds: int) -> float:
