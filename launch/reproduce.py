@@ -18,7 +18,7 @@ published numbers of domains and images.
 
 --tests takes kinds of tests: usual (of methods that start from another's run), one_step (of fine-tuning), other_tasks (other
 numbers of domains and of support images), contexts (buffers of any size), other_starts (from erm_iid in place of erm).
---most_images=100 leaves out buffers of more images, which take most of the time of these tests.
+--most_images=100 leaves out buffers of more images in other_tasks and contexts, where they take much of the time.
 --cell trains and tests one method at one seed, and sets the result beside the one in a file of records, over the same tasks.
 It works in runs/again/BENCHMARK_METHOD_SEED unless --study is given. What is in that folder already is not trained again.
 
