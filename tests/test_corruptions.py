@@ -4,7 +4,10 @@ import colorsys
 import io
 import itertools
 import math
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -294,6 +297,27 @@ def test_zooms_are_scipys(side):
     for zoom in (1, 1.01, 1.1, 1.25, 1.75, 2.25):
         ours = np.moveaxis(noise_blur.zoom_in(np.moveaxis(images, -1, 0).astype(np.float32), zoom), 0, -1)
         np.testing.assert_allclose(ours, zoomed(images, zoom), atol=1e-3)
+
+
+def test_no_bit_depends_on_the_processors_matrix_products():
+    """OpenBLAS multiplies with other instructions for another processor. Levels are compared before they become pixels."""
+    script = """
+import hashlib, numpy as np
+from cxda_jax.data import corruptions, noise_blur
+images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
+for name, constants in corruptions.SEVERITIES["cifar"].items():
+    levels = [corruptions._FUNCTIONS[name](images, c, np.random.default_rng(1)) for c in constants]
+    print(name, hashlib.sha256(np.array(levels).tobytes()).hexdigest())
+print("zoom", hashlib.sha256(noise_blur.zoom_in(images[..., 0].astype(np.float32), 1.25).tobytes()).hexdigest())
+"""
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", script], env=os.environ | {"OPENBLAS_CORETYPE": processor}, check=True, text=True,
+            capture_output=True,
+        ).stdout
+        for processor in ("Prescott", "Haswell")
+    ]  # fmt: skip
+    assert printed[0] == printed[1] and printed[0].count("\n") == len(NAMES) + 1
 
 
 @pytest.mark.parametrize("side", [16, 32, 64])

@@ -11,7 +11,7 @@ from scipy import ndimage
 
 from cxda_jax.data.noise_blur import smooth, streak, to_uint8, zoom_in
 
-_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+_LUMA = np.float32([0.299, 0.587, 0.114]).astype(float)
 _TURQUOISE, _MUD = np.array([175, 238, 238], np.float32), np.array([63, 42, 20], np.float32)
 _ICE_SIDE, _ICE_SEED = 256, 19
 # Of each photograph: means and spreads of red, green and blue, and how much brighter the needles are than the rest. The
@@ -28,7 +28,8 @@ def snow(x: np.ndarray, c: tuple, rng: np.random.Generator) -> np.ndarray:
     flakes = to_uint8(255 * np.where(flakes < threshold, 0, flakes))
     flakes = np.rint(streak(flakes, radius, sigma, rng.uniform(-135, -45, len(x))))
     x = x.astype(np.float32)
-    white = np.maximum(x, 1.5 * (x @ _LUMA)[..., None] + 127.5)
+    grey = (x * _LUMA).sum(-1, keepdims=True).astype(np.float32)  # a BLAS rounds x @ _LUMA as it likes
+    white = np.maximum(x, 1.5 * grey + 127.5)
     return keep * x + (1 - keep) * white + (flakes + flakes[:, ::-1, ::-1])[..., None]
 
 
