@@ -1,10 +1,12 @@
 """What the study says of domains, of kinds of shift and of attention, against numbers made by hand and closed forms."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from cxda_jax.data.store import DomainStore, StoreInfo
-from docs.study import detail_tables, details, evidence
+from docs.study import detail_tables, details, evidence, tables
 
 HASH = "ab" * 32
 
@@ -46,8 +48,16 @@ def test_domains_are_compared_with_a_network_that_does_not_adapt():
     assert told["methods"]["icrm"] == {"domains": domains["icrm"], "attention": {"own_domain": [0.2, 0.1, 0.3]}}
     lines = detail_tables.domains(studies).splitlines()
     assert lines[2:] == [
-        "| `unipen`, 3 writers |  | 1 (-10 to +20) |  |  |  |", "| `unipen`, 2 sites |  | 1 (+0 to +12) |  |  |  |",
-    ]  # fmt: skip
+        f"| `unipen`, 3 writers |  | 1 (-10 to +20); {over_all_draws([(-1, 10), (6, 30), (0, 5)])} |  |  |  |",
+        f"| `unipen`, 2 sites |  | 1 (+0 to +12); {over_all_draws([(5, 40), (0, 5)])} |  |  |  |",
+    ]
+
+
+def over_all_draws(counts):
+    """The mean, and the interval over all ways to draw as many domains again."""
+    means = [100 * sum(m for m, _ in of) / sum(n for _, n in of) for of in product(counts, repeat=len(counts))]
+    mean = 100 * sum(m for m, _ in counts) / sum(n for _, n in counts)
+    return tables.signed((mean, *np.percentile(means, [2.5, 97.5], method="inverted_cdf")))
 
 
 def test_attention_is_measured_as_the_closed_forms_say():

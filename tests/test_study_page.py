@@ -8,6 +8,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from scipy import stats
 
 from cxda_jax import config
 from cxda_jax.study import records
@@ -16,7 +17,7 @@ from cxda_jax.study.results import read_results
 from docs.study import answers, detail_tables, evidence, figures, make, run, spread_tables, tables, tune
 from tests.results import PROTOCOL, make_result, write_result
 
-TASKS, QUERIES, HASH = 60, 20, "ab" * 32
+TASKS, QUERIES, HASH = 120, 20, "ab" * 32
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +124,15 @@ def test_tables_hold_what_is_recorded(studies, right):
         "| `cxda`, a fresh install on another day, seed 1 | **-5.0 (-5.0 to -5.0)** | of the first |"
     )
     assert one_core.startswith("| `cxda`, one core | **-5.0 (-5.0 to -5.0)** | of none |")
+    (_, _, *apart) = spread_tables.over_seeds(studies).splitlines()
+    assert [line.split(" | ")[0] for line in apart] == [
+        "| `unipen`, `cxda` minus `erm`",
+        "| `unipen`, `cxda` minus `erm_iid`",
+    ]
+    each = [(right["cxda", "", s] - right["erm", "", s]).mean() * 100 / QUERIES for s in range(3)]
+    found = stats.ttest_1samp(each, 0).confidence_interval(0.95)
+    assert f" | {', '.join(f'{x:+.1f}' for x in each)} | " in apart[0]
+    assert f"{np.mean(each):+.1f} ({found.low:+.1f} to {found.high:+.1f})" in apart[0]
     spread = next(line for line in spread_tables.spread(studies).splitlines() if "`cxda`" in line)
     means = [right["cxda", "", s].mean() * 100 / QUERIES for s in range(3)]
     assert f"| {np.std(means, ddof=1):.2f} |" in spread
@@ -147,9 +157,13 @@ def test_answers_say_what_the_records_say(studies, right):
     assert "\n    - It is better than `erm`: these leads are larger than what seeds move.\n" in first
     assert "The nearest rival is `erm`, +" in first and "; in the paper, on femnist, it is `bn`, +0.3." in first
     assert f"It is better than `erm_iid`, {lead:+.1f} (" in first and "Not recorded yet: `bn`, `cml`, " in first
+    blended = np.mean([right["cxda", "", s] - right["bn_alpha,from=erm_iid", "", s] for s in range(3)]) * 100 / QUERIES
+    assert f"It is better than `bn_alpha`, {blended:+.1f} (" in first
+    each = [(right["cxda", "", s] - right["erm_iid", "", s]).mean() * 100 / QUERIES for s in range(3)]
+    apart = stats.ttest_1samp(each, 0).confidence_interval(0.95)
     table, _, short = answers.summary(studies).rpartition("\n\n")
     assert table == tables.summary(studies) and short == (
-        f"On `unipen` the paper's `cxda` is better than `erm_iid` ({lead:+.1f}). Better than `erm_iid` at every number of images, 0 too: `cxda`. "
+        f"On `unipen` the paper's `cxda` is better than `erm_iid` ({lead:+.1f}; {apart.low:+.1f} to {apart.high:+.1f} over the seeds). Better than `erm_iid` at every number of images shown, 0 to 100: `cxda`. "
         "Better at some and worse at none: `bn_alpha`."
     )
     second = answers.buffers(studies)
@@ -158,15 +172,20 @@ def test_answers_say_what_the_records_say(studies, right):
     assert third.startswith("- **Worse** with ") and "pooled features -5.0 (-5.0 to -5.0)" in third
     assert answers.domains(studies) == answers.attention(studies) == answers.NOTHING
     sixth = answers.spread(studies)
-    sds = [np.std([right[m, "", s].mean() * 100 / QUERIES for s in range(3)], ddof=1) for m in ("erm_iid", "cxda")]
-    assert f"{np.sqrt(np.mean(np.square(sds))):.1f} points (root mean square of 2 methods" in sixth
+    methods = ("erm_iid", "erm", "cxda")
+    sds = [np.std([right[m, "", s].mean() * 100 / QUERIES for s in range(3)], ddof=1) for m in methods]
+    assert f"{np.sqrt(np.mean(np.square(sds))):.1f} points (root mean square of 3 methods" in sixth
+    assert (
+        "- **Over the seeds** of `unipen` the mean difference, with a t interval, is: above zero `cxda` minus `erm` +"
+        in sixth
+    )
     two_seeds = 2 * 2**0.5 * np.sqrt(np.mean(np.square(sds)))
     assert two_seeds < 5 and sixth.splitlines()[-5:] == [
         "    - Again: `cxda` +0.0 (+0.0 to +0.0).",
         "    - One core: `cxda` -5.0 (-5.0 to -5.0).",
         "    - A fresh install on another day: `cxda` +0.0 (+0.0 to +0.0).",
         "    - A fresh install on another day, seed 1: `cxda` -5.0 (-5.0 to -5.0).",
-        f"    - 2 of 4 differences are within {two_seeds:.1f} points, what two seeds differ by; 2 of their intervals leave out zero, "
+        f"    - Where the weights differ, 0 of 1 differences are within {two_seeds:.1f} points, what two seeds differ by; 1 of their intervals leave out zero, "
         "so an interval over tasks says little of another training.",
     ]
     assert {f(evidence.load(Path("none"))) for f in make.ANSWERS.values()} == {answers.NOTHING}
@@ -185,8 +204,7 @@ def test_rivals_that_fine_tune_count_with_the_rate_that_validation_chose(monkeyp
     for name, label in (
         ("| `ft_em`", "ft_em"),
         ("| `ft_em`, rate chosen", "ft_em,finetune.rate=0.03"),
-        ("| `cotta`", "cotta"),
-        ("| `cotta`, rate chosen", "cotta"),
+        ("| `cotta`, at the rate chosen too", "cotta"),
     ):
         assert f" | **{means['cxda'] - means[label]:+.1f} (" in lines[name]
     assert not any("ft_im" in name for name in lines), "a rate that nobody chose"

@@ -11,7 +11,7 @@ from scipy import ndimage
 
 from cxda_jax.data.noise_blur import smooth, streak, to_uint8, zoom_in
 
-_LUMA = np.float32([0.299, 0.587, 0.114]).astype(float)
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32).astype(float)
 _TURQUOISE, _MUD = np.array([175, 238, 238], np.float32), np.array([63, 42, 20], np.float32)
 _ICE_SIDE, _ICE_SEED = 256, 19
 # Of each photograph: means and spreads of red, green and blue, and how much brighter the needles are than the rest. The

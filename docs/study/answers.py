@@ -5,12 +5,13 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from docs.study import tables, tune
-from docs.study.detail_tables import domain_gaps, kind_gaps
+from docs.study.detail_tables import domain_gaps, kind_gaps, over_domains
 from docs.study.evidence import Evidence, Gap, sign_of
-from docs.study.spread_tables import rerun
+from docs.study.spread_tables import rerun, seed_gaps
 from docs.study.tables import BASE, CHANGES, FORWARD, MAIN, RIVALS, SIZES, VARIED, Studies, called, many
 
 NOTHING = "Nothing is recorded yet."
+BLENDED = f"bn_alpha,from={BASE}"
 KINDS = {"case by size": "letters whose case shows in their size alone (c, o, s)", "all others": "all other classes"}
 Interval = tuple[float, float, float]
 
@@ -59,12 +60,17 @@ def summary(studies: Studies) -> str:
         never_worse = [called(m) for m in FORWARD if signs[m] == {0, 1}]
         gaps = studies[store].gaps([(("cxda", ""), (other, "")) for other in ("bn", BASE)])
         words = {1: "better than", -1: "worse than", 0: "not told apart from"}
+        wide = {
+            pair: f"; {low:+.1f} to {high:+.1f} over the seeds"
+            for pair, ((_, low, high), _) in seed_gaps(studies[store]).items()
+        }
         own = listed(
-            f"{words[tables.verdict(gap, moved)]} {called(b[0])} ({gap.avg[0]:+.1f})" for (_, b), gap in gaps.items()
+            f"{words[tables.verdict(gap, moved)]} {called(b[0])} ({gap.avg[0]:+.1f}{wide.get((a[0], b[0]), '')})"
+            for (a, b), gap in gaps.items()
         )
         text = f"On `{store}` the paper's `cxda` is {own}."
         if always:
-            text += f" Better than `{BASE}` at every number of images, 0 too: {listed(always)}."
+            text += f" Better than `{BASE}` at every number of images shown, 0 to {max(SIZES)}: {listed(always)}."
         if never_worse:
             text += f" Better at some and worse at none: {listed(never_worse)}."
         lines.append(text)
@@ -106,10 +112,15 @@ def rivals(studies: Studies) -> str:
                 f"the rate of fine-tuning is the paper's there. With the one that validation chose, `cxda` is better than {len(won)} of "
                 f"{len(chosen)}; the nearest is then {with_gap(strongest, chosen[strongest], evidence)}"
             )
-        if BASE in gaps:
-            sign = tables.verdict(gaps[BASE], moved)
-            words = {1: "It is better than", -1: "It is worse than", 0: "No difference is shown to"}[sign]
-            parts.append(f"{words} {with_gap(BASE, gaps[BASE], evidence)}, which the paper does not have")
+        others = {
+            BASE: "which the paper does not have",
+            BLENDED: f"which is `{BASE}` with statistics blended on the device",
+        }
+        for (_, (other, _)), gap in evidence.gaps([(("cxda", ""), (other, "")) for other in others]).items():
+            words = {1: "It is better than", -1: "It is worse than", 0: "No difference is shown to"}[
+                tables.verdict(gap, moved)
+            ]
+            parts.append(f"{words} {with_gap(other, gap, evidence)}, {others[other]}")
         if missing := [called(rival) for rival in RIVALS if rival not in gaps]:
             parts.append(f"Not recorded yet: {listed(missing)}")
         lines.append(bullets(f"**On `{store}`** ({seeds_of(evidence, 'cxda')})", parts))
@@ -145,7 +156,7 @@ def buffers(studies: Studies) -> str:
             pairs = {((m, f"context={most}"), (m, "context=0")): called(m) for m in good}
             adds = {pairs[pair]: (gap.avg, gap.sign) for pair, gap in studies[store].gaps([*pairs]).items()}
             if adds:
-                said_so = sorted_out(adds, "add to", "take from", "make no difference to")
+                said_so = sorted_out(adds, "add to", "take from", "are not shown to add to or take from")
                 parts.append(f"the device's own {most} images, instead of none, {said_so}")
             lines.append(bullets(f"**On `{store}`** ({seeds_of(studies[store])})", parts))
     return "\n".join(lines) or NOTHING
@@ -198,8 +209,9 @@ def domains(studies: Studies) -> str:
         for label in (m for m in VARIED[:2] if m in apart):
             gains = np.array([*apart[label].values()])
             parts.append(
-                f"{called(label)} is above `{BASE}` in {(gains > 0).sum()} of {len(gains)} test domains, and changes a "
-                f"domain by {gains.min():+.0f} to {gains.max():+.0f} points"
+                f"{called(label)} is above `{BASE}` in {(gains > 0).sum()} of {len(gains)} test domains and below in "
+                f"{(gains < 0).sum()}, by {said(over_domains(evidence, label))} over the domains; it changes one by {gains.min():+.0f} to "
+                f"{gains.max():+.0f} points"
             )
         kinds = {name: of["icrm"] for name, of in kind_gaps(evidence).items() if "icrm" in of}
         if kinds:
@@ -241,7 +253,9 @@ def attention(studies: Studies) -> str:
         ]
         clear, count = [*links[1], *links[-1]], sum(map(len, links.values()))
         if clear:
-            parts.append(f"with what a query gains it correlates for {listed(clear)}, of {count} measured")
+            parts.append(
+                f"its correlation with what a query gains leaves out zero for {listed(clear)}, of {count} measured"
+            )
         elif count:
             parts.append(
                 f"it does not predict which query gains: all {count} correlations hold zero in their intervals"
@@ -256,13 +270,27 @@ def spread(studies: Studies) -> str:
     for store, found in tables.seeds_move(studies).items():
         deviation = tables.root_mean_square(found.values())
         least, most = min(found, key=lambda k: found[k]), max(found, key=lambda k: found[k])
-        one, three, five = (tables.needed(deviation, seeds) for seeds in (1, 3, 5))
+        counted = tables.moved_by_seeds(studies, store)
+        one, three, five = (tables.needed(counted, seeds) for seeds in (1, 3, 5))
+        with_all = (
+            "At that deviation"
+            if counted == deviation
+            else f"With that of all data sets, {counted:.1f}, which is larger,"
+        )
         lines.append(
             f"- **The seed** moves Avg on `{store}` by a standard deviation of {deviation:.1f} points (root mean square of "
-            f"{many(len(found), 'method')}; least {found[least]:.1f}, {called(least)}; most {found[most]:.1f}, {called(most)}). At that "
-            f"deviation two methods with one seed each must differ by {one:.1f} points to be told apart, with three seeds each by "
+            f"{many(len(found), 'method')}; least {found[least]:.1f}, {called(least)}; most {found[most]:.1f}, {called(most)}). {with_all} "
+            f"two methods with one seed each must differ by {one:.1f} points to be told apart, with three seeds each by "
             f"{three:.1f}, with five by {five:.1f}."
         )
+    for store in (s for s in tables.STORES if s in studies):
+        shown = {
+            f"{called(a)} minus {called(b)}": (gap, sign_of(gap))
+            for (a, b), (gap, _) in seed_gaps(studies[store]).items()
+        }
+        if shown:
+            signs = sorted_out(shown, "above zero", "below zero", "not told from zero")
+            lines.append(f"- **Over the seeds** of `{store}` the mean difference, with a t interval, is: {signs}.")
     told = rerun(studies)
     again: dict[str, list[str]] = {}
     for method, what, gap, *_ in told:
@@ -273,11 +301,17 @@ def spread(studies: Studies) -> str:
         if twice:
             parts.append(f"twice on one machine (again, once more) the weights are equal, bit for bit: {listed(twice)}")
         if moved := tables.moved_by_seeds(studies, "unipen"):
-            within = sum(abs(gap[0]) <= tables.needed(moved, 1) for _, _, gap, *_ in told)
-            outside = sum(sign_of(gap) != 0 for _, _, gap, *_ in told)
+            # "once more" is left out where it is "again", bit for bit.
+            other = [
+                gap
+                for _, what, gap, alike, _ in told
+                if "of the first" not in alike and (what != "once more" or "of again" not in alike)
+            ]
+            within = sum(abs(gap[0]) <= tables.needed(moved, 1) for gap in other)
+            outside = sum(sign_of(gap) != 0 for gap in other)
             parts.append(
-                f"{within} of {len(told)} differences are within {tables.needed(moved, 1):.1f} points, what two seeds differ by; "
-                f"{outside} of their intervals leave out zero, so an interval over tasks says little of another training"
+                f"where the weights differ, {within} of {len(other)} differences are within {tables.needed(moved, 1):.1f} points, what two "
+                f"seeds differ by; {outside} of their intervals leave out zero, so an interval over tasks says little of another training"
             )
         lines.append(bullets("**The same seed again**, minus the first training", parts))
     return "\n".join(lines) or NOTHING

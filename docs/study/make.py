@@ -41,7 +41,7 @@ TABLES: dict[str, Callable[[Studies], str]] = {
             detail_tables.attention,
             spread_tables.spread,
         ),
-        *(spread_tables.reruns, tables.rates, tables.benchmarks, tables.plan, tables.cost),
+        *(spread_tables.over_seeds, spread_tables.reruns, tables.rates, tables.benchmarks, tables.plan, tables.cost),
     )
 }
 ANSWERS: dict[str, Callable[[Studies], str]] = {

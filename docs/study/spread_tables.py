@@ -1,10 +1,18 @@
 """The study's tables of what moves a result without a reason, as Markdown: seeds, and the same seed again."""
 
+import numpy as np
+from scipy import stats
+
 from cxda_jax.metrics import bootstrap_interval
-from docs.study.evidence import points
-from docs.study.tables import SPREAD, STORES, Studies, called, many, needed, signed, table
+from docs.study.evidence import Evidence, points
+from docs.study.tables import BASE, SPREAD, STORES, Studies, called, many, needed, signed, table
 
 FRESH = "a fresh install on another day"  # what unipen_cells is called on the page
+# Pairs of methods whose difference has an interval over the seeds too.
+COMPARED = (
+    *(("cxda", other) for other in ("bn", "erm", "cml", BASE)),
+    *((m, BASE) for m in ("cxda_any", "icrm", "cxda_loo")),
+)
 
 
 def spread(studies: Studies) -> str:
@@ -20,6 +28,26 @@ def spread(studies: Studies) -> str:
                 ]
                 rows.append([f"`{store}`, {called(label)}", many(len(values[0])), *cells])
     return table(["", "", "Avg, deviation", "W10%, deviation", "Avg, needed", "W10%, needed"], rows)
+
+
+def over_seeds(studies: Studies) -> str:
+    """Differences at each seed, and the interval for other seeds, where there are three seeds or more."""
+    rows = []
+    for store in (store for store in STORES if store in studies):
+        for (a, b), (gap, each) in seed_gaps(studies[store]).items():
+            told = ", ".join(f"{x:+.1f}" for x in each)
+            rows.append([f"`{store}`, {called(a)} minus {called(b)}", told, signed(gap)])
+    return table(["Avg", "at each seed", "mean, 95 % t interval over the seeds"], rows)
+
+
+def seed_gaps(evidence: Evidence) -> dict[tuple[str, str], tuple[tuple[float, float, float], tuple[float, ...]]]:
+    """By pair of methods: the mean difference with Student's 95 % interval over the seeds, and the difference at each seed."""
+    found = {}
+    for (a, b), gap in evidence.gaps([((a, ""), (b, "")) for a, b in COMPARED]).items():
+        if len(gap.of_seeds) > 2:
+            mean, half = np.mean(gap.of_seeds), stats.sem(gap.of_seeds) * stats.t.ppf(0.975, len(gap.of_seeds) - 1)
+            found[a[0], b[0]] = (tuple(round(float(x), 6) for x in (mean, mean - half, mean + half)), gap.of_seeds)
+    return found
 
 
 def reruns(studies: Studies) -> str:

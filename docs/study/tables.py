@@ -2,16 +2,16 @@
 
 import functools
 import json
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cxda_jax.metrics import mean_sem
 from cxda_jax.report.tables import STAND_INS, paper_figures
 from docs.study import run, tune
-from docs.study.evidence import Evidence, Gap, Key
+from docs.study.evidence import APART, Evidence, Gap, Key
 
 HERE = Path(__file__).parent
 MAIN = ("unipen", "cifar10_c")
@@ -21,7 +21,7 @@ CHOSEN = {method: f"{method}, chosen" for method in tune.FINE_TUNE}  # rivals at
 BASE = "erm_iid"  # what a method that adapts has to beat
 UNTRAINED = tuple(f"{name},from={BASE}" for name in ("bn_alpha", "feature_shift", "lame", "t3a"))
 FORWARD = ("cxda_any", "icrm", "cxda_loo", "cxda", "bn", "cml", *UNTRAINED)  # of question 2
-LEVELS = ("erm", *FORWARD[:7])
+LEVELS = ("erm", *FORWARD, *tune.FINE_TUNE, "sla")
 SUMMARY = {
     "bn": "statistics of the buffer", "cxda": "the paper's cross-attention", BASE: "nothing; trained on shuffled images",
     "cxda_any": "attention for buffers of any size", "icrm": "a transformer over the buffer",
@@ -35,11 +35,11 @@ CHANGES = {  # question 3: what the change is called on the page
     "scale_head": "scores divided by the head's size", "flips": "horizontal flips of the training images",
     "four_tasks": "four tasks an update and a quarter of the updates",
     "labels_own": "the support's labels where each image sees itself",
-    "cxda_loo": "the support's labels by leave-one-out (`cxda_loo`)", "cxda_any": "the support's labels by random subsets (`cxda_any`)",
+    "cxda_loo": "the support's labels by leave-one-out (`cxda_loo`)", "cxda_any": "the support's labels by random subsets, learned tokens, blended statistics (`cxda_any`)",
     "icrm": "a causal transformer (`icrm`)", "icrm_small": "a small causal transformer (`icrm` with 2 layers of width 64)",
 }  # fmt: skip
 VARIED = ("cxda_any", "icrm", "cxda_loo", "cxda", "bn")  # of question 4
-SPREAD = (BASE, "bn", "cxda", "cxda_any", "icrm")  # of question 6
+SPREAD = run.TRAINED  # of question 6
 Studies = dict[str, Evidence]
 
 
@@ -105,17 +105,21 @@ def summary(studies: Studies) -> str:
 
 
 def level(evidence: Evidence, label: str) -> str:
-    """Avg / W10%, each with its standard error over the seeds."""
+    """Avg / W10%, each with its standard error where there are three seeds or more."""
     if not evidence.has((label, "")):
         return ""
+    seeds = len(evidence.scores[label, ""])
     scores = [mean_sem(evidence.level((label, ""), score)) for score in ("avg", "w10")]
-    return " / ".join(f"{mean:.1f}" + f" ± {sem:.1f}" * math.isfinite(sem) for mean, sem in scores)
+    text = " / ".join(f"{mean:.1f}" + f" ± {sem:.1f}" * (seeds > 2) for mean, sem in scores)
+    return text + f", {many(seeds)}" * (seeds < len(evidence.scores.get((BASE, ""), {})))
 
 
 def rivals(studies: Studies) -> str:
     """cxda minus each rival of the paper, beside the paper's own difference."""
     head, columns = ["`cxda` minus"], []
-    for store in (store for store in MAIN if store in studies):
+    stores = [store for store in MAIN if store in studies]
+    both = [m for m in CHOSEN if all(tune.shares(store).get(m) == tune.PAPER_SHARE for store in stores)]
+    for store in stores:
         gaps = rival_gaps(studies[store])
         for score, metric, title in (("avg", "mean_accuracy", "Avg"), ("w10", "worst10_accuracy", "W10%")):
             head += [f"`{store}`, {title}", f"paper, {STAND_INS[store]}, {title}"]
@@ -123,8 +127,9 @@ def rivals(studies: Studies) -> str:
             columns.append({r: signed(getattr(gap, score)) + fewer(gap, studies[store]) for r, gap in gaps.items()})
             columns.append({r: f"{told['cxda'] - told[r]:+.1f}" for r in RIVALS if r in told})
     names = {rival: called(rival) for rival in RIVALS} | {
-        chosen: f"{called(m)}, rate chosen" for m, chosen in CHOSEN.items()
+        chosen: f"{called(m)}, rate chosen" for m, chosen in CHOSEN.items() if m not in both
     }
+    names |= {m: f"{called(m)}, at the rate chosen too" for m in both}
     rows = [[name, *(column.get(rival, "") for column in columns)] for rival, name in names.items()]
     return table(head, [cells for cells in rows if any(cells[1::2])])
 
@@ -235,7 +240,7 @@ def other_tasks(studies: Studies) -> str:
                 rows.append(
                     [f"`{store}`, {many(int(s.split('=')[1]), title)}", *(signed(gap and gap.avg) for gap in cells)]
                 )
-    return table([f"minus `{BASE}`, Avg", *map(called, VARIED)], rows)
+    return table([f"minus `{BASE}`, Avg, seed 0", *map(called, VARIED)], rows)
 
 
 def seeds_move(studies: Studies) -> dict[str, dict[str, float]]:
@@ -282,15 +287,19 @@ def lead_verdict(label: str, gap: Gap, moved: float) -> int:
 
 def rates(studies: Studies) -> str:
     """What the validation domains chose."""
-    path = HERE / "tuning.json"
-    told = json.loads(path.read_text()) if path.exists() else {"rates": {}}
     rows = []
     for what, unit in (("rates", ""), ("shares", " of `erm`'s")):
-        for store, of_store in told.get(what, {}).items():
+        for store, of_store in tuning().get(what, {}).items():
             for method, entry in of_store.items():
                 tried = ", ".join(f"{rate}: {of['val']:.1f}" for rate, of in entry["tried"].items())
                 rows.append([f"`{store}`, `{method}`", f"{entry['rate']:g}{unit}", tried])
     return table(["", "rate", "validation accuracy at each rate"], rows)
+
+
+def tuning() -> dict[str, dict[str, Any]]:
+    """tuning.json: what validation scored each rate, by store and method."""
+    path = HERE / "tuning.json"
+    return json.loads(path.read_text()) if path.exists() else {"rates": {}}
 
 
 def benchmarks(studies: Studies) -> str:
@@ -325,7 +334,8 @@ def cost(studies: Studies) -> str:
     """Trainings and minutes of each data set."""
     rows = []
     for store, evidence in sorted(studies.items()):
-        runs = {r["weights_hash"]: r for of in evidence.rows.values() for r in of.values()}
+        apart = store.endswith(APART)  # there equal weights may be of two trainings
+        runs = {(r["weights_hash"], label * apart): r for (label, _), of in evidence.rows.items() for r in of.values()}
         minutes = sum(r["train_minutes"] or 0 for r in runs.values())
         devices, commits = (
             {*values} for values in zip(*((r["device"], r["recorded"]["commit"]) for r in runs.values()), strict=True)
@@ -336,9 +346,16 @@ def cost(studies: Studies) -> str:
                 f"`{store}`",
                 str(len(runs)),
                 f"{minutes:.0f}",
+                f"{sum(r.get('best_step') == r['steps'] for r in runs.values())}",
                 str(results),
                 "; ".join(sorted(devices)),
                 ", ".join(sorted(commits)),
             ]
         )
-    return table(["", "trainings", "minutes", "tests", "machine", "commit"], rows)
+    told = tuning()["rates"].values()
+    tried = [one for of_store in told for entry in of_store.values() for one in entry["tried"].values()]
+    ends = sum(one["step"] == one["steps"] for one in tried)
+    rows.append(
+        ["choice of rates", str(len(tried)), f"{sum(one['minutes'] for one in tried):.0f}", str(ends), "none", "", ""]
+    )
+    return table(["", "trainings", "minutes", "best at the last step", "tests", "machine", "commit"], rows)
