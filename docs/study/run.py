@@ -216,7 +216,11 @@ def main() -> None:
     )
     parser.add_argument("--dry_run", action="store_true", help="list what there is to do, and how long it takes")
     args = parser.parse_args()
-    todo = [(n, s) for n, s in units(args.only, args.seeds) if not (RECORDS / f"{n}-{s}.records").exists()]
+    if unknown := set(args.only) - SEEDS.keys():
+        parser.error(f"--only={','.join(sorted(unknown))}: no such part; choose from {', '.join(SEEDS)}")
+    asked = [*units(args.only, args.seeds)]
+    todo = [(n, s) for n, s in asked if not (RECORDS / f"{n}-{s}.records").exists()]
+    print(f"{len(asked)} parts and seeds, {len(asked) - len(todo)} of them recorded in {RECORDS}", flush=True)
     RECORDS.mkdir(exist_ok=True)
     began = time.monotonic()
     for done, (name, seed) in enumerate(todo):
