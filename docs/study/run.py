@@ -54,7 +54,7 @@ class Part(NamedTuple):
 USUAL, CURVES, ALL = "usual", "usual,contexts", "usual,contexts,other_tasks"
 PARTS = {
     "unipen": Part("unipen", TRAINED, (ALL, CURVES, CURVES, USUAL, USUAL)),
-    "cifar10_c": Part("cifar10_c", TRAINED, (ALL, CURVES, CURVES), "small"),
+    "cifar10_c": Part("cifar10_c", TRAINED, (ALL, CURVES, USUAL), "small"),
     "unipen_sizes": Part("unipen", TRAINED, (CURVES,) * 3, "sizes"),
     "glyphs": Part("glyphs", TRAINED, (CURVES,) * 3),
     "glyphs_c": Part("glyphs_c", TRAINED, (CURVES,) * 3),
