@@ -158,7 +158,7 @@ def buffers(studies: Studies) -> str:
             if adds:
                 said_so = sorted_out(adds, "add to", "take from", "are not shown to add to or take from")
                 parts.append(f"the device's own {most} images, instead of none, {said_so}")
-            lines.append(bullets(f"**On `{store}`** ({seeds_of(studies[store])})", parts))
+            lines.append(bullets(f"**On `{store}`** ({many(len(found[labels[0], most].seeds))})", parts))
     return "\n".join(lines) or NOTHING
 
 
