@@ -154,8 +154,8 @@ def test_the_texts_on_the_live_page_have_the_figures_of_the_records():
     says(
         "../README.md",
         f"Over {found['writers']} writers whom training did not see, {right[0]:.1f} % were right before and "
-        f"{right[-1]:.1f} % after {found['buffer'][-1]} drawings of their own; the 95 % interval of the gain is "
-        f"{low:+.1f} to {high:+.1f} points",
+        f"{right[-1]:.1f} % after {found['buffer'][-1]} drawings of their own; the gain has a 95 % interval over these "
+        f"writers of {low:+.1f} to {high:+.1f} points",
     )
     says(
         "live.md",
@@ -199,7 +199,7 @@ def test_the_text_on_icrm_counts_parameters_and_has_the_study_s_figures():
         f"`icrm` has {count['icrm']:,} parameters and `cxda_loo` {count['cxda_loo']:,}",
         f"it has {parameters('unipen:icrm', small):,} parameters, fewer than the {count['cxda_any']:,} of `cxda_any`",
         f"add {100 * (count['cxda_any'] / count['cxda_loo'] - 1):.0f} % to the parameters",
-        f"it has {avg['unipen_changes', 'icrm_small']:.1f} %, `cxda_any` {avg['unipen', 'cxda_any']:.1f} %, and `icrm` as published "
+        f"it has {avg['unipen_changes', 'icrm_small']:.1f} %, `cxda_any` {avg['unipen', 'cxda_any']:.1f} %, and `icrm` of the published size "
         f"{avg['unipen', 'icrm']:.1f} %",
     )
     says("results.md", f"it has {count['icrm'] / count['cxda_any']:.0f} times as many parameters as `cxda_any`")
