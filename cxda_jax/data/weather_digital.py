@@ -28,7 +28,7 @@ def snow(x: np.ndarray, c: tuple, rng: np.random.Generator) -> np.ndarray:
     flakes = to_uint8(255 * np.where(flakes < threshold, 0, flakes))
     flakes = np.rint(streak(flakes, radius, sigma, rng.uniform(-135, -45, len(x))))
     x = x.astype(np.float32)
-    grey = (x * _LUMA).sum(-1, keepdims=True).astype(np.float32)  # a BLAS rounds x @ _LUMA as it likes
+    grey = (x * _LUMA).sum(-1, keepdims=True).astype(np.float32)  # the rounding of x @ _LUMA varies with the processor
     white = np.maximum(x, 1.5 * grey + 127.5)
     return keep * x + (1 - keep) * white + (flakes + flakes[:, ::-1, ::-1])[..., None]
 

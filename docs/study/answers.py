@@ -210,7 +210,7 @@ def domains(studies: Studies) -> str:
             gains = np.array([*apart[label].values()])
             parts.append(
                 f"{called(label)} is above `{BASE}` in {(gains > 0).sum()} of {len(gains)} test domains and below in "
-                f"{(gains < 0).sum()}, by {said(over_domains(evidence, label))} over the domains; it changes one by {gains.min():+.0f} to "
+                f"{(gains < 0).sum()}, by {said(over_domains(evidence, label))} over the domains; a domain changes by {gains.min():+.0f} to "
                 f"{gains.max():+.0f} points"
             )
         kinds = {name: of["icrm"] for name, of in kind_gaps(evidence).items() if "icrm" in of}
