@@ -1,8 +1,9 @@
 """Several processes that work together, on one host or many: how they meet, and how all of them end when one ends.
 
 Each process gives a sign of life every few seconds, through the service that JAX runs in process 0. Process 0 reads all of
-them and publishes a verdict once one is missing. Then each process says so in one line and ends at once. Nothing is lost:
-a checkpoint is either whole or not there, and the same command goes on from the newest one.
+them and publishes a verdict once one is missing. A process that ends before the others says why, and they get a little time
+to end for the same reason, as after a signal. Then each process that is left says so in one line and ends at once. Nothing is
+lost: a checkpoint is either whole or not there, and the same command goes on from the newest one.
 """
 
 import atexit
@@ -28,6 +29,7 @@ from cxda_jax.errors import UserError, brief
 MEET = 60  # seconds for all processes to come
 BEAT = 2.0  # seconds between signs of life
 SILENT = 20.0  # seconds without one, after which a process counts as gone
+GRACE = 10.0  # seconds in which the others may end for the same reason as a process that has ended
 TEMPORARY = 75  # exit code: nothing is wrong with the command, it can be given again
 AGAIN = "nothing that was saved is lost; start all processes again with the same command"
 _FIRST_GONE = "process 0, through which all others meet, is gone"
@@ -160,13 +162,18 @@ class _Watch(threading.Thread):
         self._done = threading.Event()
 
     def run(self) -> None:
-        seen: dict[int, tuple[str, float]] = {k: ("", time.monotonic()) for k in range(self._count)}
-        ended: dict[str, str] = {}
+        seen: dict[int, tuple[str, float]] = {k: ("", time.monotonic()) for k in range(1, self._count)}
+        ended: dict[str, float] = {}
         beat, verdict = 0, ""
         while not self._done.is_set():
             try:
                 self._store.key_value_set(f"{_BEATS}{self._own}", str(beat), allow_overwrite=True)
-                verdict = self._judge(seen, ended) if self._own == 0 else self._read()
+                known = dict(self._store.key_value_dir_get("cxda/"))
+                verdict = known.get(_VERDICT, "") or self._ended(known, ended)
+                if self._own == 0:
+                    verdict = verdict or self._silent(known, seen)
+                    if verdict:
+                        self._store.key_value_set(_VERDICT, verdict, allow_overwrite=True)
             except Exception:  # the errors of the store have no type of their own
                 verdict = _FIRST_GONE
             if verdict and not self._done.is_set():
@@ -174,26 +181,23 @@ class _Watch(threading.Thread):
             beat += 1
             self._done.wait(BEAT)
 
-    def _judge(self, seen: dict[int, tuple[str, float]], ended: dict[str, str]) -> str:
-        """The verdict of process 0: what it says if a process has ended, or is silent."""
-        now, verdict = time.monotonic(), ""
-        for key, reason in self._store.key_value_dir_get(_ENDED):
-            if key in ended:  # seen before: this process had the time to end for the same reason
-                verdict = f"process {key.rpartition('/')[2]} of {self._count} has ended ({brief(reason, 200)})"
-            ended[key] = reason
-        for key, value in self._store.key_value_dir_get(_BEATS):
-            number = int(key.rpartition("/")[2])
-            if value != seen[number][0]:
-                seen[number] = value, now
-        silent = [k for k, (_, when) in seen.items() if now - when > SILENT and k]
-        if not verdict and silent:
-            verdict = f"process {silent[0]} of {self._count} is gone (no sign of life for {SILENT:.0f} s)"
-        if verdict:
-            self._store.key_value_set(_VERDICT, verdict, allow_overwrite=True)
-        return verdict
+    def _ended(self, known: dict[str, str], ended: dict[str, float]) -> str:
+        """The verdict if a process has ended, and this one had the time to end for the same reason."""
+        now = time.monotonic()
+        for key, reason in known.items():
+            if key.startswith(_ENDED) and now - ended.setdefault(key, now) >= GRACE:
+                return f"process {key.rpartition('/')[2]} of {self._count} has ended ({brief(reason, 200)})"
+        return ""
 
-    def _read(self) -> str:
-        return dict(self._store.key_value_dir_get("cxda/")).get(_VERDICT, "")
+    def _silent(self, known: dict[str, str], seen: dict[int, tuple[str, float]]) -> str:
+        """The verdict of process 0 if another one gives no sign of life."""
+        now = time.monotonic()
+        for number, (value, when) in seen.items():
+            if (new := known.get(f"{_BEATS}{number}", "")) != value:
+                seen[number] = new, now
+            elif now - when > SILENT:
+                return f"process {number} of {self._count} is gone (no sign of life for {SILENT:.0f} s)"
+        return ""
 
     def _finish(self, verdict: str) -> None:
         if self._own == 0:
@@ -206,8 +210,6 @@ class _Watch(threading.Thread):
         self._done.set()
         with contextlib.suppress(Exception):
             self._store.key_value_set(f"{_ENDED}{self._own}", reason, allow_overwrite=True)
-            if self._own == 0:
-                self._store.key_value_set(_VERDICT, f"process 0 of {self._count} has ended ({brief(reason, 200)})")
         atexit.register(self._end_at_once, code)  # it runs before what JAX registered, which would wait for the others
 
     def _end_at_once(self, code: int) -> None:
@@ -215,8 +217,16 @@ class _Watch(threading.Thread):
             with contextlib.suppress(Exception):
                 stream.flush()
         if self._own == 0:
-            time.sleep(2 * BEAT)
+            self._wait_for_the_others()
         os._exit(code)
+
+    def _wait_for_the_others(self) -> None:
+        """The service ends with process 0. So it stays until all others have said that they end, or GRACE has made them end."""
+        until = time.monotonic() + GRACE + BEAT
+        with contextlib.suppress(Exception):
+            while time.monotonic() < until and len(self._store.key_value_dir_get(_ENDED)) < self._count:
+                time.sleep(0.1)
+        time.sleep(2 * BEAT)
 
     def leave(self) -> None:
         """All processes are done."""

@@ -32,13 +32,13 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(store, folder, names, processes=1, devices=1, source="device", steps=STEPS):
+def start(store, folder, names, processes=1, devices=1, source="device", steps=STEPS, late=-1):
     """The processes of one run, which write what they say into files."""
     folder.mkdir(exist_ok=True)
     port, started = free_port(), []
     flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
     for which in range(processes):
-        arguments = [store.path, folder, names, steps, which, processes, port, source]
+        arguments = [store.path, folder, names, steps, which, processes, port, source, late]
         command = [sys.executable, "-m", "tests.peers.mesh_process", *map(str, arguments)]
         with open(folder / f"out{which}.txt", "w") as out, open(folder / f"err{which}.txt", "w") as err:
             started.append(
@@ -157,8 +157,9 @@ def ends(started, seconds=60):
     return [process.wait(max(0.1, until - time.monotonic())) for process in started]
 
 
-def test_a_signal_to_one_process_stops_all_after_the_same_step(stored, alone, tmp_path):
-    started = start(stored, tmp_path, "cxda", 2, 1)
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_signal_to_one_process_stops_all_after_the_same_step(stored, alone, tmp_path, late):
+    started = start(stored, tmp_path, "cxda", 2, 1, late=late)
     wait_for_step(tmp_path, 3, started)
     started[1].send_signal(signal.SIGTERM)
     assert ends(started) == [128 + signal.SIGTERM] * 2

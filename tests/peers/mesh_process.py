@@ -1,8 +1,9 @@
 """A tiny training over all devices of one or several processes, by the real loop:
 
-python -m tests.peers.mesh_process STORE FOLDER METHODS STEPS WHICH HOW_MANY PORT [source]
+python -m tests.peers.mesh_process STORE FOLDER METHODS STEPS WHICH HOW_MANY PORT [source [late]]
 
-The first process writes FOLDER/METHOD.npz: losses, parameters and test predictions. source is device, rows or tfdata.
+The first process writes FOLDER/METHOD.npz: losses, parameters and test predictions. source is device, rows or tfdata. The process
+of the number `late` takes some seconds more to end after a signal.
 
 The networks are smooth: softplus stands for ReLU, and means for maxima. Sums in another order move last bits, and a last bit would
 sometimes decide which side of an edge a gradient takes. Two runs then drift apart, and nothing could be said of the rest.
@@ -10,6 +11,7 @@ sometimes decide which side of an edge a gradient takes. Two runs then drift apa
 
 import functools
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +33,7 @@ SPEC = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
 SOURCES = {"device": device_source, "rows": functools.partial(device_source, by_rows=True), "tfdata": tfdata_source}
 
 
-def run(store, folder, name, steps, source="device"):
+def run(store, folder, name, steps, source="device", late=False):
     """Trains and tests on all devices there are."""
     from tests.nets import build_method  # it asks for a device, so not before the processes have met
 
@@ -59,6 +61,8 @@ def run(store, folder, name, steps, source="device"):
             method, tx, augment.Weak(), its, plan_of, state, 0, schedule, lambda v: score(v).mean, workdir,
             log=functools.partial(print, flush=True), stopping=stopping,
         )  # fmt: skip
+        if late and not spent.finished:
+            time.sleep(hosts.GRACE / 2)
     if not spent.finished:
         raise stops.Stopped(15)
     state, _ = mesh.from_first(lambda: train.resume(workdir, state, print), like=state)
@@ -74,12 +78,12 @@ def smooth():
     cnn.max_pool = lambda x: linen.avg_pool(x, (2, 2), (2, 2))
 
 
-def main(path, folder, names, steps, which, count, port, source="device"):
+def main(path, folder, names, steps, which, count, port, source="device", late=-1):
     stops.watch()
     smooth()
     with hosts.joined(f"localhost:{port}", count, which) if count > 1 else stops.interruptible():
         for name in names.split(","):
-            run(open_store(path), Path(folder), name, steps, source)
+            run(open_store(path), Path(folder), name, steps, source, which == int(late))
 
 
 if __name__ == "__main__":
