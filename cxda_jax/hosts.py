@@ -1,9 +1,9 @@
 """Several processes that work together, on one host or many: how they meet, and how all of them end when one ends.
 
 Each process gives a sign of life every few seconds, through the service that JAX runs in process 0. Process 0 reads all of
-them and publishes a verdict once one is missing. A process that ends before the others says why, and they get a little time
-to end for the same reason, as after a signal. Then each process that is left says so in one line and ends at once. Nothing is
-lost: a checkpoint is either whole or not there, and the same command goes on from the newest one.
+them and publishes a verdict once one is missing. A process that ends before the others says why, and they get some seconds to
+end for the same reason: after a signal all end so. A process that is left after that says in one line what happened, and ends.
+Nothing is lost: a checkpoint is either whole or not there, and the same command goes on from the newest one.
 """
 
 import atexit
@@ -163,13 +163,13 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         seen: dict[int, tuple[str, float]] = {k: ("", time.monotonic()) for k in range(1, self._count)}
-        ended: dict[str, float] = {}
+        known_since: dict[str, float] = {}  # by the key of a process that has ended
         beat, verdict = 0, ""
         while not self._done.is_set():
             try:
                 self._store.key_value_set(f"{_BEATS}{self._own}", str(beat), allow_overwrite=True)
                 known = dict(self._store.key_value_dir_get("cxda/"))
-                verdict = known.get(_VERDICT, "") or self._ended(known, ended)
+                verdict = known.get(_VERDICT, "") or self._has_ended(known, known_since)
                 if self._own == 0:
                     verdict = verdict or self._silent(known, seen)
                     if verdict:
@@ -181,11 +181,11 @@ class _Watch(threading.Thread):
             beat += 1
             self._done.wait(BEAT)
 
-    def _ended(self, known: dict[str, str], ended: dict[str, float]) -> str:
+    def _has_ended(self, known: dict[str, str], known_since: dict[str, float]) -> str:
         """The verdict if a process has ended, and this one had the time to end for the same reason."""
         now = time.monotonic()
         for key, reason in known.items():
-            if key.startswith(_ENDED) and now - ended.setdefault(key, now) >= GRACE:
+            if key.startswith(_ENDED) and now - known_since.setdefault(key, now) >= GRACE:
                 return f"process {key.rpartition('/')[2]} of {self._count} has ended ({brief(reason, 200)})"
         return ""
 
@@ -206,13 +206,13 @@ class _Watch(threading.Thread):
         os._exit(TEMPORARY)
 
     def end(self, reason: str, code: int) -> None:
-        """This process ends for a reason that the others are told. It does not wait for them."""
+        """This process ends for a reason that the others are told. Process 0 alone then waits for them."""
         self._done.set()
         with contextlib.suppress(Exception):
             self._store.key_value_set(f"{_ENDED}{self._own}", reason, allow_overwrite=True)
-        atexit.register(self._end_at_once, code)  # it runs before what JAX registered, which would wait for the others
+        atexit.register(self._exit, code)  # it runs before what JAX registered, which would wait for the others
 
-    def _end_at_once(self, code: int) -> None:
+    def _exit(self, code: int) -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()

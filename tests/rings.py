@@ -108,6 +108,7 @@ TABLE = {  # by the file's name without test_ and .py
     "stops": Rings(exhaustive=["a_signal_while_imports_run"]),
     "strong_augment": Rings(exhaustive=["draws_fill", "every_order", "off_is"]),
     "study": Rings(exhaustive=["a_study_from_one_command", "a_killed_study", "each_job_gets_one_signal"]),
+    "study_commands": Rings(INNER),
     "study_details": Rings(INNER),
     "study_page": Rings(INNER, gate=["the_published"]),
     "support_loss": Rings(exhaustive=[r"leaving_one_out_equals.*\[(flat|patch)\]"]),

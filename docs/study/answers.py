@@ -46,10 +46,6 @@ def bullets(head: str, parts: Iterable[str]) -> str:
     return "\n".join([f"- {head}:", *(f"    - {part[0].upper()}{part[1:]}." for part in parts)])
 
 
-def seeds_of(evidence: Evidence, label: str = BASE) -> str:
-    return many(len(evidence.scores.get((label, ""), {})))
-
-
 def summary(studies: Studies) -> str:
     """README's: its table, and for each main data set where the paper's method stands and who passes BASE."""
     lines = []
@@ -123,7 +119,7 @@ def rivals(studies: Studies) -> str:
             parts.append(f"{words} {with_gap(other, gap, evidence)}, {others[other]}")
         if missing := [called(rival) for rival in RIVALS if rival not in gaps]:
             parts.append(f"Not recorded yet: {listed(missing)}")
-        lines.append(bullets(f"**On `{store}`** ({seeds_of(evidence, 'cxda')})", parts))
+        lines.append(bullets(f"**On `{store}`** ({many(len(evidence.scores['cxda', '']))})", parts))
     return "\n".join(lines) or NOTHING
 
 

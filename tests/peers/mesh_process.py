@@ -2,8 +2,8 @@
 
 python -m tests.peers.mesh_process STORE FOLDER METHODS STEPS WHICH HOW_MANY PORT [source [late]]
 
-The first process writes FOLDER/METHOD.npz: losses, parameters and test predictions. source is device, rows or tfdata. The process
-of the number `late` takes some seconds more to end after a signal.
+The first process writes FOLDER/METHOD.npz: losses, parameters and test predictions. source is device, rows or tfdata. Process
+number `late` takes some seconds more than the others to end after a signal.
 
 The networks are smooth: softplus stands for ReLU, and means for maxima. Sums in another order move last bits, and a last bit would
 sometimes decide which side of an edge a gradient takes. Two runs then drift apart, and nothing could be said of the rest.
