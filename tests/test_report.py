@@ -123,7 +123,7 @@ def test_what_is_not_there_has_no_section(tmp_path):
     assert not set(Elements(page).tags) & {"section", "table", "figure", "h2"} and embedded(page) == []
 
 
-def test_tasks_are_left_out_from_the_end_until_the_report_fits(tmp_path, monkeypatch):
+def test_tasks_and_then_figures_are_left_out_from_the_end_until_the_report_fits(tmp_path, monkeypatch):
     report = make_report()
     whole = write_report(tmp_path / "whole.html", report)
     monkeypatch.setattr(module, "LIMIT", whole)
@@ -137,7 +137,11 @@ def test_tasks_are_left_out_from_the_end_until_the_report_fits(tmp_path, monkeyp
     page = written(tmp_path / "none.html", report)
     assert embedded(page) == [] and "3 of 3 tasks left out" in page and 'id="attention"' not in page
     monkeypatch.setattr(module, "LIMIT", bare - 1)
-    with pytest.raises(UserError, match=r"never.html: 0\.\d MB without any task, 5 MB at most"):
+    page = written(tmp_path / "fewer.html", report)
+    assert "1 of 2 figures left out" in page and 'id="figure-1"' in page and 'id="figure-2"' not in page
+    plain = write_report(tmp_path / "plain.html", report._replace(tasks=(), figures=()))
+    monkeypatch.setattr(module, "LIMIT", plain - 1)
+    with pytest.raises(UserError, match=r"never.html: 0\.\d MB without any task or figure, 5 MB at most"):
         write_report(tmp_path / "never.html", report)
     assert not (tmp_path / "never.html").exists()
 
@@ -162,13 +166,33 @@ def test_figures_share_no_ids_and_their_references_hold(tmp_path):
     assert not re.search(r"<style[^>]*>\s*\*", page[page.index("<svg") :]) and "<metadata" not in page
 
 
+def styles_of(svg: str, rules: dict[str, str]) -> list[str]:
+    """The style of each element inside, on white paper: its own or its class's."""
+    svg = re.sub(r"<metadata\b.*?</metadata>", "", svg, flags=re.S)
+    found = [a.get("style", rules.get(a.get("class", ""), "")) for _, a in Elements(svg).elements[1:]]
+    return [re.sub(r"light-dark\((#\w+), #\w+\)", r"\1", style) for style in found]
+
+
+def test_each_style_of_a_figure_is_written_once_and_is_its_elements_own(tmp_path):
+    """Every element has the style that matplotlib gave it, by a rule. The rules of two figures stay apart."""
+    page = written(tmp_path / "report.html", make_report())
+    for number, (*_, svg) in enumerate(make_report().figures, 1):
+        drawn = re.search(rf'<figure id="figure-{number}".*?</svg>', page, re.S)[0]
+        rules = dict(re.findall(r"\.([\w-]+) \{([^}]*)\}", drawn))
+        assert len(rules) == len(set(rules.values())) and all(name.startswith(f"figure-{number}-") for name in rules)
+        own, got = (styles_of(text[text.index("<svg") :], rules) for text in (svg, drawn))
+        assert sum(map(bool, own)) > 20 and "fill: #ffffff" in own
+        assert got == ["fill: none" if style == "fill: #ffffff" else style for style in own]
+
+
 def test_figures_have_the_colours_of_both_themes(tmp_path):
     """White paper and black ink become the page's own; what has a colour stands out from a dark page too."""
     page = written(tmp_path / "report.html", make_report())
     drawn = page[page.index("<figure") : page.rindex("</figure>")]
-    styles = re.findall(r'\sstyle="([^"]*)"', drawn)
-    assert not any(re.search(r"#\w{6}", re.sub(r"light-dark\([^)]*\)", "", style)) for style in styles)
-    assert 'style="fill: #ffffff"' not in drawn and "light-dark(#000000, #e3e6e9)" in drawn
+    rules = dict(re.findall(r"\.(figure-\d-style-\d+) \{([^}]*)\}", drawn))
+    assert not any(re.search(r"#\w{6}", re.sub(r"light-dark\([^)]*\)", "", rule)) for rule in rules.values())
+    assert not any("#ffffff, " in rule and "opacity" not in rule for rule in rules.values())  # no white background
+    assert "light-dark(#000000, #e3e6e9)" in drawn
     css = (module.FOLDER / "report.css").read_text()
     assert "--card: light-dark(#ffffff, #1c2026)" in css and "--ink: light-dark(#1d2228, #e3e6e9)" in css
     for color in (*(style.color for style in STYLES.values()), "#1f77b4"):

@@ -10,7 +10,7 @@ import html
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,29 +86,40 @@ class Page(NamedTuple):
 
 
 def write_report(path: Path, report: Report) -> int:
-    """Writes the report and returns its size in bytes. Where it would pass 5 MB, tasks are left out from the end."""
-    sections = [
-        Section("tables", "Tables", [table_part(i, table) for i, table in enumerate(report.tables, 1)]),
-        Section("figures", "Figures", [figure_part(i, *figure) for i, figure in enumerate(report.figures, 1)]),
-    ]
+    """Writes the report and returns its size in bytes.
+
+    Where it would pass 5 MB, tasks are left out from the end, then figures: the folder beside it has those too.
+    """
+    tables = Section("tables", "Tables", [table_part(i, table) for i, table in enumerate(report.tables, 1)])
+    figures = [figure_part(i, *figure) for i, figure in enumerate(report.figures, 1)]
     tasks = [encode(task) for task in report.tasks]
-    return write_page(path, Page(report.title, report.summary, report.faults, sections, EXPLORER, tasks))
+
+    def page(kept: int) -> Page:
+        count = f"{len(figures) - kept} of {len(figures)} figures"
+        left = f"{count} left out: the file may have 5 MB at most; the folder figures has all"
+        faults = [*report.faults, *[left] * (kept < len(figures))]
+        sections = [tables, Section("figures", "Figures", figures[:kept])]
+        return Page(report.title, report.summary, faults, sections, EXPLORER, tasks)
+
+    return write_page(path, map(page, range(len(figures), -1, -1)))
 
 
-def write_page(path: Path, page: Page) -> int:
-    """Writes the page and returns its size in bytes. Where it would pass 5 MB, tasks are left out from the end."""
-    tasks, size = page.tasks, 0
-    for kept in range(len(tasks), -1, -1):
-        if kept and sum(map(len, tasks[:kept])) > LIMIT:
-            continue
-        left = f"{len(tasks) - kept} of {len(tasks)} tasks left out of the explorer: the file may have 5 MB at most"
-        faults = [*page.faults, *[left] * (kept < len(tasks))]
-        data = _render(page._replace(tasks=tasks[:kept], faults=faults)).encode(errors="backslashreplace")
-        if (size := len(data)) <= LIMIT:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            files.write_bytes(path, data)
-            return size
-    raise UserError(f"{path}: {size / 2**20:.1f} MB without any task, 5 MB at most; leave out figures or tables")
+def write_page(path: Path, pages: Iterable[Page]) -> int:
+    """Writes the first of the pages that fits into 5 MB, without its last tasks if need be, and returns its size in bytes."""
+    size = 0
+    for page in pages:
+        tasks = page.tasks
+        for kept in range(len(tasks), -1, -1):
+            if kept and sum(map(len, tasks[:kept])) > LIMIT:
+                continue
+            left = f"{len(tasks) - kept} of {len(tasks)} tasks left out of the explorer: the file may have 5 MB at most"
+            faults = [*page.faults, *[left] * (kept < len(tasks))]
+            data = _render(page._replace(tasks=tasks[:kept], faults=faults)).encode(errors="backslashreplace")
+            if (size := len(data)) <= LIMIT:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files.write_bytes(path, data)
+                return size
+    raise UserError(f"{path}: {size / 2**20:.1f} MB without any task or figure, 5 MB at most; report fewer results")
 
 
 def _render(page: Page) -> str:
@@ -173,10 +184,18 @@ def _own_ids(svg: str, name: str) -> str:
     svg = re.sub(r"<[^<>]+>", lambda m: ids.sub(rf"\g<1>{name}-", m[0]), svg).replace("url(#", f"url(#{name}-")
     sized = re.compile(r'<svg\b(?=[^>]*\swidth="([\d.]+(?:p[tx]|in))")')
     svg = sized.sub(r'<svg style="min-width: calc(0.7 * \1)"', svg, count=1)
-    svg = re.sub(r"(<style\b[^>]*>)\s*\*\s*\{", rf"\1#{name} svg * {{", svg)
+    svg = re.sub(r"(<style\b[^>]*>)\s*\*\s*\{", rf"\1:where(#{name} svg) * {{", svg)  # it yields to every other rule
     svg = svg.replace('style="fill: #ffffff"', 'style="fill: none"')  # the white background: a page has its own
-    style = re.compile(r'(?<=\sstyle=")[^"]*')
-    return style.sub(lambda m: re.sub(r"(?<!\()#[0-9a-f]{6}\b", lambda color: both_themes(color[0]), m[0]), svg)
+    # Each style is written once, as a rule: a third of a figure's bytes would be styles of its many equal marks.
+    rules: dict[str, str] = {}
+
+    def rule(style: re.Match[str]) -> str:
+        return f' class="{rules.setdefault(style[1], f"{name}-style-{len(rules)}")}"'
+
+    svg = re.sub(r'\sstyle="([^"<&]*)"', rule, svg)
+    colour = re.compile(r"(?<!\()#[0-9a-f]{6}\b")
+    written = "".join(f".{of} {{{colour.sub(lambda m: both_themes(m[0]), style)}}}" for style, of in rules.items())
+    return f"<style>{written}</style>{svg}"
 
 
 def both_themes(color: str) -> str:
