@@ -55,9 +55,9 @@ USUAL, CURVES, ALL = "usual", "usual,contexts", "usual,contexts,other_tasks"
 PARTS = {
     "unipen": Part("unipen", TRAINED, (ALL, CURVES, CURVES, USUAL, USUAL)),
     "cifar10_c": Part("cifar10_c", TRAINED, (ALL, CURVES, USUAL), "small"),
-    "unipen_sizes": Part("unipen", TRAINED, (CURVES,) * 3, "sizes"),
-    "glyphs": Part("glyphs", TRAINED, (CURVES,) * 3),
-    "glyphs_c": Part("glyphs_c", TRAINED, (CURVES,) * 3),
+    "unipen_sizes": Part("unipen", TRAINED, (CURVES, USUAL, USUAL), "sizes"),
+    "glyphs": Part("glyphs", TRAINED, (CURVES, USUAL, USUAL)),
+    "glyphs_c": Part("glyphs_c", TRAINED, (CURVES, USUAL, USUAL)),
     "qmnist": Part("qmnist", TRAINED, (CURVES,) * 3),
     "unipen_tuning": Part("unipen", (*tune.FINE_TUNE, "sla"), (USUAL,) * 3),
     "cifar10_c_tuning": Part("cifar10_c", (*tune.FINE_TUNE, "sla"), (USUAL,) * 3, "small"),
