@@ -326,8 +326,14 @@ def plan(studies: Studies) -> str:
         others = {"unipen_changes": run.CHANGES, "unipen_spread": run.REPEATED, "unipen_cells": run.CELLS}
         what = others.get(name) or (tune.FINE_TUNE if name in run.SHARES else run.PARTS[name].methods)
         said = ", ".join(map(str, have)) or "none yet"
-        rows.append([f"`{name}`", ", ".join(f"`{m}`" for m in what), str(planned), said])
-    return table(["part", "what is trained or starts from a training", "seeds planned", "recorded"], rows)
+        curves = studies[name].scores.get(at("cxda", SIZES[-2]), {}) if name in STORES and name in studies else {}
+        rows.append(
+            [f"`{name}`", ", ".join(f"`{m}`" for m in what), str(planned), said, ", ".join(map(str, sorted(curves)))]
+        )
+    return table(
+        ["part", "what is trained or starts from a training", "seeds planned", "recorded", "with fewer images too"],
+        rows,
+    )
 
 
 def cost(studies: Studies) -> str:
