@@ -96,7 +96,7 @@ def write_report(path: Path, report: Report) -> int:
 
     def page(kept: int) -> Page:
         count = f"{len(figures) - kept} of {len(figures)} figures"
-        left = f"{count} left out: the file may have 5 MB at most; the folder figures has all"
+        left = f"{count} left out: the file may have 5 MB at most; the report's folder has all under figures/"
         faults = [*report.faults, *[left] * (kept < len(figures))]
         sections = [tables, Section("figures", "Figures", figures[:kept])]
         return Page(report.title, report.summary, faults, sections, EXPLORER, tasks)
@@ -184,9 +184,9 @@ def _own_ids(svg: str, name: str) -> str:
     svg = re.sub(r"<[^<>]+>", lambda m: ids.sub(rf"\g<1>{name}-", m[0]), svg).replace("url(#", f"url(#{name}-")
     sized = re.compile(r'<svg\b(?=[^>]*\swidth="([\d.]+(?:p[tx]|in))")')
     svg = sized.sub(r'<svg style="min-width: calc(0.7 * \1)"', svg, count=1)
-    svg = re.sub(r"(<style\b[^>]*>)\s*\*\s*\{", rf"\1:where(#{name} svg) * {{", svg)  # it yields to every other rule
+    svg = re.sub(r"(<style\b[^>]*>)\s*\*\s*\{", rf"\1:where(#{name} svg) * {{", svg)  # :where() lets other rules win
     svg = svg.replace('style="fill: #ffffff"', 'style="fill: none"')  # the white background: a page has its own
-    # Each style is written once, as a rule: a third of a figure's bytes would be styles of its many equal marks.
+    # A figure has many equal marks. Each style is written once, as a rule: styles were a third of a figure's bytes before.
     rules: dict[str, str] = {}
 
     def rule(style: re.Match[str]) -> str:
