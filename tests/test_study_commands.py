@@ -25,7 +25,7 @@ def test_commands_of_the_study_fine_tune_at_the_chosen_rate(monkeypatch, tmp_pat
     labels = ("erm", "ft_em", "ft_em,finetune.rate=0.03", "cotta")
     rows = [{"label": label, "method": label.split(",")[0]} for label in labels]
     parts = {
-        name: [r["label"] for r in rows if run.belongs(name, 1, r)]
+        name: [r["label"] for r in rows if run.belongs(name, r)]
         for name in ("unipen", "unipen_tuning", "unipen_shares")
     }
     assert parts == {
@@ -36,6 +36,28 @@ def test_commands_of_the_study_fine_tune_at_the_chosen_rate(monkeypatch, tmp_pat
     monkeypatch.setattr(tune, "shares", lambda benchmark: {})
     with pytest.raises(SystemExit, match="first run python -m docs.study.tune --data_dir=data"):
         run.fine_tune("unipen_shares", 1, tmp_path, "data", dry_run=False)
+
+
+def test_each_seed_tests_the_methods_without_a_training_once(monkeypatch, tmp_path):
+    called = []
+    monkeypatch.setattr(run.subprocess, "run", lambda command, **_: called.append(" ".join(command)))
+    for seed, kinds in enumerate(run.PARTS["unipen"].tests):
+        called.clear()
+        run.study("unipen", seed, tmp_path, "data", dry_run=False)
+        of_untrained = [command for command in called if ",".join(run.UNTRAINED) in command]
+        assert len(of_untrained) == 1, "with fewer images by the plan of all jobs, else by a command of its own"
+        assert ("--tests=other_starts" in of_untrained[0]) == ("contexts" in kinds)
+        assert (" evaluate " in of_untrained[0]) == (kinds == run.USUAL)
+    base = tmp_path / "unipen" / "erm_iid" / "4"
+    assert of_untrained[0].endswith(f"--runs={base} --methods={','.join(run.UNTRAINED)} --from=erm_iid --data_dir=data")
+    for method in run.UNTRAINED[1:]:
+        (base / f"{method},from=erm_iid").mkdir(parents=True)
+        (base / f"{method},from=erm_iid" / "result.json").touch()
+    run.study("unipen", 4, tmp_path, "data", dry_run=False)
+    assert f" --methods={run.UNTRAINED[0]} " in called[-1], "what was tested is not tested again"
+    called.clear()
+    run.study("unipen_tuning", 1, tmp_path, "data", dry_run=False)
+    assert len(called) == 1, "erm_iid is no method of this part"
 
 
 def test_the_rule_for_rates():

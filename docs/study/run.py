@@ -28,6 +28,7 @@ from docs.study.details import details
 
 RECORDS = Path(__file__).parent / "records"
 TRAINED = ("erm_iid", "erm", "bn", "cml", "cxda", "cxda_loo", "cxda_any", "icrm")
+BASE = "erm_iid"  # what methods without a training of their own start from here
 UNTRAINED = ("bn_alpha", "t3a", "lame", "feature_shift")
 
 
@@ -48,7 +49,7 @@ class Part(NamedTuple):
         """Methods and kinds of tests of each command of `cxda reproduce`."""
         yield self.methods, self.tests[seed]
         if "contexts" in self.tests[seed]:
-            yield ("erm_iid", *UNTRAINED), "other_starts"  # from erm_iid alone
+            yield (BASE, *UNTRAINED), "other_starts"  # from BASE alone
 
 
 USUAL, CURVES, ALL = "usual", "usual,contexts", "usual,contexts,other_tasks"
@@ -124,7 +125,25 @@ def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> l
             flags += ["--most_images=100"]  # this page shows larger buffers in other tasks alone
         start = [sys.executable, "-m", "cxda_jax", "reproduce"]
         subprocess.run([*start, *flags, *["--dry_run"] * dry_run], check=True)
+    if BASE in part.methods and "contexts" not in part.tests[seed]:  # else the second of the calls has tested them
+        labels = {f"{method},from={BASE}": method for method in UNTRAINED}
+        evaluate(where / BASE / str(seed), labels, [f"--from={BASE}"], data_dir, dry_run)
     return sorted(where.glob(f"*/{seed}"))
+
+
+def evaluate(run: Path, labels: Mapping[str, str], flags: list[str], data_dir: str, dry_run: bool) -> None:
+    """Tests methods on the weights of a run, unless that was done.
+
+    Args:
+      labels: the methods by what `cxda evaluate` calls their results, which are folders of the run.
+    """
+    missing = [method for label, method in labels.items() if not (run / label / "result.json").exists()]
+    given = [f"--runs={run}", f"--methods={','.join(missing)}", *flags, f"--data_dir={data_dir}"]
+    command = [sys.executable, "-m", "cxda_jax", "evaluate", *given]
+    if dry_run:
+        print(*command)
+    elif missing:
+        subprocess.run(command, check=True)
 
 
 def fine_tune(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
@@ -136,12 +155,7 @@ def fine_tune(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) 
     run = folder / PARTS[name].folder / "erm" / str(seed)
     study(name, seed, folder, data_dir, dry_run)
     for method, share in chosen_shares(name).items():
-        flags = [f"--runs={run}", f"--methods={method}", f"--config.finetune.rate={share:g}", f"--data_dir={data_dir}"]
-        command = [sys.executable, "-m", "cxda_jax", "evaluate", *flags]
-        if dry_run:
-            print(*command)
-        elif not (run / tune.label(method, share) / "result.json").exists():
-            subprocess.run(command, check=True)
+        evaluate(run, {tune.label(method, share): method}, [f"--config.finetune.rate={share:g}"], data_dir, dry_run)
     return [run]
 
 
@@ -151,12 +165,13 @@ def chosen_shares(name: str) -> dict[str, float]:
     return {method: share for method, share in shares.items() if share != tune.PAPER_SHARE}
 
 
-def belongs(name: str, seed: int, row: Mapping[str, Any]) -> bool:
+def belongs(name: str, row: Mapping[str, Any]) -> bool:
     """Whether a result is of a part. Parts share their runs."""
     at_shares = {tune.label(method, share) for method, share in chosen_shares(name).items()}
     if name in SHARES or row["label"] in at_shares:
         return name in SHARES and row["label"] in at_shares
-    return row["method"] in {method for methods, _ in PARTS[name].calls(seed) for method in methods}
+    methods = PARTS[name].methods
+    return row["method"] in (*methods, *UNTRAINED * (BASE in methods))
 
 
 def change(seed: int, folder: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -239,7 +254,7 @@ def main() -> None:
             continue
         results, faults = read_results(runs)
         if name in PARTS:
-            results = [r for r in distinct(results)[0] if belongs(name, seed, r.row)]
+            results = [r for r in distinct(results)[0] if belongs(name, r.row)]
         if faults:
             raise SystemExit("\n".join(faults))
         if seed == 0 and name in (*PARTS, "unipen_cells") and name not in SHARES:
