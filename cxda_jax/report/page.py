@@ -187,15 +187,16 @@ def _own_ids(svg: str, name: str) -> str:
     svg = re.sub(r"(<style\b[^>]*>)\s*\*\s*\{", rf"\1:where(#{name} svg) * {{", svg)  # :where() lets other rules win
     svg = svg.replace('style="fill: #ffffff"', 'style="fill: none"')  # the white background: a page has its own
     # A figure has many equal marks. Each style is written once, as a rule: styles were a third of a figure's bytes before.
-    rules: dict[str, str] = {}
+    classes: dict[str, str] = {}  # by style
 
-    def rule(style: re.Match[str]) -> str:
-        return f' class="{rules.setdefault(style[1], f"{name}-style-{len(rules)}")}"'
+    def with_class(style: re.Match[str]) -> str:
+        return f' class="{classes.setdefault(style[1], f"{name}-style-{len(classes)}")}"'
 
-    svg = re.sub(r'\sstyle="([^"<&]*)"', rule, svg)
+    svg = re.sub(r'\sstyle="([^"<&]*)"', with_class, svg)
     colour = re.compile(r"(?<!\()#[0-9a-f]{6}\b")
-    written = "".join(f".{of} {{{colour.sub(lambda m: both_themes(m[0]), style)}}}" for style, of in rules.items())
-    return f"<style>{written}</style>{svg}"
+    themed = {style: colour.sub(lambda m: both_themes(m[0]), style) for style in classes}
+    rules = "".join(f".{class_name} {{{themed[style]}}}" for style, class_name in classes.items())
+    return f"<style>{rules}</style>{svg}"
 
 
 def both_themes(color: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cxda_jax.disk.files import write_text
-from docs.study import answers, detail_tables, figures, spread_tables, tables
+from docs.study import answers, detail_tables, figures, record_tables, spread_tables, tables
 from docs.study.evidence import APART, load
 from docs.study.tables import BASE, Studies
 
@@ -26,22 +26,11 @@ HERE = Path(__file__).parent
 TABLES: dict[str, Callable[[Studies], str]] = {
     f.__name__: f
     for f in (
-        *(
-            tables.levels,
-            tables.rivals,
-            tables.buffers,
-            tables.elsewhere,
-            tables.own_images,
-            tables.changes,
-        ),
-        *(
-            tables.other_tasks,
-            detail_tables.kinds,
-            detail_tables.domains,
-            detail_tables.attention,
-            spread_tables.spread,
-        ),
-        *(spread_tables.over_seeds, spread_tables.reruns, tables.rates, tables.benchmarks, tables.plan, tables.cost),
+        *(tables.levels, tables.rivals, tables.buffers, tables.elsewhere, tables.own_images),
+        *(tables.changes, tables.other_tasks),
+        *(detail_tables.kinds, detail_tables.domains, detail_tables.attention),
+        *(spread_tables.spread, spread_tables.over_seeds, spread_tables.reruns),
+        *(record_tables.rates, record_tables.benchmarks, record_tables.plan, record_tables.cost),
     )
 }
 ANSWERS: dict[str, Callable[[Studies], str]] = {
