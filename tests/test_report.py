@@ -15,6 +15,7 @@ from cxda_jax.errors import UserError
 from cxda_jax.report import page as module
 from cxda_jax.report.page import ExplorerTask, Report, write_report
 from cxda_jax.report.plots import STYLES
+from tests.chromium import resize
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"
 TABLE = """<table class="sortable"><caption>Accuracy of {0}</caption>
@@ -183,6 +184,31 @@ def test_each_style_of_a_figure_is_written_once_and_is_its_elements_own(tmp_path
         own, got = (styles_of(text[text.index("<svg") :], rules) for text in (svg, drawn))
         assert sum(map(bool, own)) > 20 and "fill: #ffffff" in own
         assert got == ["fill: none" if style == "fill: #ffffff" else style for style in own]
+
+
+STYLED = """return [...document.querySelector("svg").querySelectorAll("g, path, use, text, tspan")].map(element => {
+    const computed = getComputedStyle(element);
+    return [[...element.style], Object.fromEntries([...computed].map(name => [name, computed[name]]))];
+});"""
+
+
+def test_no_rule_of_the_page_changes_the_style_of_a_figure(browser, tmp_path):
+    """What matplotlib gave an element is what Chromium computes for it, in a report as in a page of the figure alone."""
+    report = make_report()
+    written(tmp_path / "report.html", report)
+    (tmp_path / "alone.html").write_text(f"<!DOCTYPE html><meta charset=utf-8><body>{report.figures[0][2]}")
+    resize(browser, 1200)
+    found = []
+    for name in ("alone.html", "report.html"):
+        browser.get((tmp_path / name).as_uri())
+        found.append(browser.execute_script(STYLED))
+    compared = set()
+    for (given, alone), (_, in_report) in zip(*found, strict=True):
+        backdrop = given == ["fill"] and alone["fill"] == "rgb(255, 255, 255)"  # a page has one of its own
+        for name in given:
+            assert in_report[name] == ("none" if backdrop else alone[name]), name
+            compared.add((name, in_report[name]))
+    assert len(compared) > 8, compared
 
 
 def test_figures_have_the_colours_of_both_themes(tmp_path):
