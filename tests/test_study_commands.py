@@ -14,12 +14,12 @@ def test_commands_of_the_study_fine_tune_at_the_chosen_rate(monkeypatch, tmp_pat
     called = []
     monkeypatch.setattr(tune, "shares", lambda benchmark: {"ft_em": 0.03, "cotta": 0.1})
     monkeypatch.setattr(run.subprocess, "run", lambda command, **_: called.append(" ".join(command)))
-    assert run.fine_tune("unipen_shares", 1, tmp_path, "data", dry_run=False) == [tmp_path / "unipen" / "erm" / "1"]
+    assert run.fine_tune("unipen_shares", 0, tmp_path, "data", dry_run=False) == [tmp_path / "unipen" / "erm" / "0"]
     train, test = called
     assert " reproduce --benchmark=unipen " in train and " --only=erm --tests=usual " in train
-    flags = f"--runs={tmp_path}/unipen/erm/1 --methods=ft_em --config.finetune.rate=0.03 --data_dir=data"
+    flags = f"--runs={tmp_path}/unipen/erm/0 --methods=ft_em --config.finetune.rate=0.03 --data_dir=data"
     assert test.endswith(f"-m cxda_jax evaluate {flags}"), "the paper's share of cotta's rate is in another part"
-    run.fine_tune("unipen_shares", 1, tmp_path, "data", dry_run=True)
+    run.fine_tune("unipen_shares", 0, tmp_path, "data", dry_run=True)
     assert called[2].endswith(" --dry_run") and len(called) == 3 and capsys.readouterr().out.endswith(f"{flags}\n")
     # All are in one folder of runs; each is recorded once.
     labels = ("erm", "ft_em", "ft_em,finetune.rate=0.03", "cotta")
@@ -35,7 +35,7 @@ def test_commands_of_the_study_fine_tune_at_the_chosen_rate(monkeypatch, tmp_pat
     }
     monkeypatch.setattr(tune, "shares", lambda benchmark: {})
     with pytest.raises(SystemExit, match="first run python -m docs.study.tune --data_dir=data"):
-        run.fine_tune("unipen_shares", 1, tmp_path, "data", dry_run=False)
+        run.fine_tune("unipen_shares", 0, tmp_path, "data", dry_run=False)
 
 
 def test_each_seed_tests_the_methods_without_a_training_once(monkeypatch, tmp_path):

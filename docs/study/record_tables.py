@@ -63,31 +63,25 @@ def plan(studies: Studies) -> str:
 
 
 def cost(studies: Studies) -> str:
-    """Trainings and minutes of each data set."""
-    rows = []
+    """Trainings and minutes of each data set, and of all."""
+    counts: dict[
+        str, tuple[float, ...]
+    ] = {}  # trainings, their minutes, those that were best at their last step, tests
+    made_on: dict[str, list[str]] = {}  # machines and commits
     for store, evidence in sorted(studies.items()):
         apart = store.endswith(APART)  # there equal weights may be of two trainings
         runs = {(r["weights_hash"], label * apart): r for (label, _), of in evidence.rows.items() for r in of.values()}
-        minutes = sum(r["train_minutes"] or 0 for r in runs.values())
         devices, commits = (
             {*values} for values in zip(*((r["device"], r["recorded"]["commit"]) for r in runs.values()), strict=True)
         )
-        results = sum(map(len, evidence.scores.values()))
-        rows.append(
-            [
-                f"`{store}`",
-                str(len(runs)),
-                f"{minutes:.0f}",
-                f"{sum(r.get('best_step') == r['steps'] for r in runs.values())}",
-                str(results),
-                "; ".join(sorted(devices)),
-                ", ".join(sorted(commits)),
-            ]
-        )
-    told = tuning()["rates"].values()
-    tried = [one for of_store in told for entry in of_store.values() for one in entry["tried"].values()]
+        minutes = sum(r["train_minutes"] or 0 for r in runs.values())
+        ends = sum(r.get("best_step") == r["steps"] for r in runs.values())
+        counts[f"`{store}`"] = len(runs), minutes, ends, sum(map(len, evidence.scores.values()))
+        made_on[f"`{store}`"] = ["; ".join(sorted(devices)), ", ".join(sorted(commits))]
+    of_stores = tuning()["rates"].values()
+    tried = [one for of_store in of_stores for entry in of_store.values() for one in entry["tried"].values()]
     ends = sum(one["step"] == one["steps"] for one in tried)
-    rows.append(
-        ["choice of rates", str(len(tried)), f"{sum(one['minutes'] for one in tried):.0f}", str(ends), "none", "", ""]
-    )
+    counts["choice of rates"] = len(tried), sum(one["minutes"] for one in tried), ends, 0
+    counts["all"] = tuple(map(sum, zip(*counts.values(), strict=True)))
+    rows = [[name, *(f"{count:,.0f}" for count in of), *made_on.get(name, ["", ""])] for name, of in counts.items()]
     return table(["", "trainings", "minutes", "best at the last step", "tests", "machine", "commit"], rows)
