@@ -64,9 +64,8 @@ def plan(studies: Studies) -> str:
 
 def cost(studies: Studies) -> str:
     """Trainings and minutes of each data set, and of all."""
-    counts: dict[
-        str, tuple[float, ...]
-    ] = {}  # trainings, their minutes, those that were best at their last step, tests
+    # Of each: trainings, their minutes, those that were best at their last step, and tests.
+    counts: dict[str, tuple[float, ...]] = {}
     made_on: dict[str, list[str]] = {}  # machines and commits
     for store, evidence in sorted(studies.items()):
         apart = store.endswith(APART)  # there equal weights may be of two trainings

@@ -140,7 +140,7 @@ def evaluate(run: Path, labels: Mapping[str, str], flags: list[str], data_dir: s
     missing = [method for label, method in labels.items() if not (run / label / "result.json").exists()]
     given = [f"--runs={run}", f"--methods={','.join(missing)}", *flags, f"--data_dir={data_dir}"]
     command = [sys.executable, "-m", "cxda_jax", "evaluate", *given]
-    if dry_run:
+    if missing and dry_run:
         print(*command)
     elif missing:
         subprocess.run(command, check=True)

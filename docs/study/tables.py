@@ -14,7 +14,7 @@ MAIN = ("unipen", "cifar10_c")
 STORES = (*MAIN, "unipen_sizes", "qmnist", "glyphs", "glyphs_c")
 RIVALS = ("erm", "erm_iid", "bn", "cml", "ft_em", "ft_im", "sf_ocda", "cotta", "sla")  # of question 1
 CHOSEN = {method: f"{method}, chosen" for method in tune.FINE_TUNE}  # rivals at the rate that validation chose
-BASE = "erm_iid"  # what a method that adapts has to beat
+BASE = run.BASE  # what a method that adapts has to beat
 UNTRAINED = tuple(f"{name},from={BASE}" for name in ("bn_alpha", "feature_shift", "lame", "t3a"))
 FORWARD = ("cxda_any", "icrm", "cxda_loo", "cxda", "bn", "cml", *UNTRAINED)  # of question 2
 LEVELS = ("erm", *FORWARD, *tune.FINE_TUNE, "sla")
