@@ -168,6 +168,18 @@ def test_each_job_has_a_gpu_of_its_own(tmp_path):
         assert sorted((tmp_path / name).read_text() for name in at_once) == ["3", "5"]
 
 
+def test_jobs_that_share_a_gpu_share_its_memory(monkeypatch):
+    monkeypatch.delenv(local.MEMORY, raising=False)
+    assert local.environments(["3", "5"], 2) == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("3", "5")]
+    found = local.environments(["3", "5"], 3)
+    for gpu in ("3", "5"):
+        parts = [float(of[local.MEMORY]) for of in found if of["CUDA_VISIBLE_DEVICES"] == gpu]
+        assert len(parts) == 2 and 0.8 < sum(parts) < 1
+    monkeypatch.setenv(local.MEMORY, "0.2")  # the user's own word counts
+    assert local.environments(["3"], 2) == [{"CUDA_VISIBLE_DEVICES": "3"}] * 2
+    assert local.environments([], 2) == [{}, {}]
+
+
 def alive(pid):
     path = Path(f"/proc/{pid}/stat")
     return path.exists() and path.read_text().rsplit(")", 1)[1].split()[0] != "Z"

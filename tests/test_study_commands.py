@@ -126,6 +126,6 @@ def test_the_first_seed_of_all_parts_comes_first():
     assert [seed for _, seed in order] == sorted(seed for _, seed in order) and len(set(order)) == len(order)
     assert {name for name, seed in order if seed == 4} == {"unipen"}
     assert list(run.units(["glyphs"], [1])) == [("glyphs", 1)]
-    # An unasked training here would be no fresh install.
-    assert {*run.SEEDS} - {name for name, _ in order} == {"unipen_cells"}
+    # An unasked training here would be no fresh install, or would take a CPU weeks.
+    assert {*run.SEEDS} - {name for name, _ in order} == {"unipen_cells", "cifar10_c_full"}
     assert list(run.units(["unipen_cells"], [])) == [("unipen_cells", 0), ("unipen_cells", 1)]

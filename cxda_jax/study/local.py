@@ -30,6 +30,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 # A smoke study compiles more than it computes.
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _commands: set[subprocess.Popen] = set()  # those that run now
 _ending = False
 _lock = threading.Lock()  # each command must get one signal only: a second one ends it before it has saved
@@ -73,7 +74,7 @@ def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[
     gpus = visible_gpus()
     # A smoke job compiles, on one core, more than it computes.
     workers = workers or len(gpus) or (cores() if study.smoke else max(1, cores() // 2))
-    free = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus] * (-(-workers // max(1, len(gpus)))) or [{}] * workers
+    free = environments(gpus, workers)
     todo = [job for job in jobs if not is_done(study, job)]
     print(f"{study.folder}: {len(jobs)} jobs, {len(jobs) - len(todo)} done before, {workers} at once", flush=True)
     ready = {job.id for job in jobs} - {job.id for job in todo}
@@ -101,6 +102,16 @@ def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[
                 left = (time.monotonic() - began) / ended * (total - ended)
                 print(f"[{ended}/{total}] {fault or job.name}  eta {duration(left)}", flush=True)
     return list(failed.values())
+
+
+def environments(gpus: list[str], workers: int) -> list[dict[str, str]]:
+    """Variables for each of the jobs that run at once: its GPU, and its part of the memory where several share one."""
+    if not gpus:
+        return [{}] * workers
+    each = -(-workers // len(gpus))
+    # By default JAX takes three quarters of a GPU's memory at once, and the second process would find none.
+    part = {} if each == 1 or MEMORY in os.environ else {MEMORY: f"{0.9 / each:.2f}"}
+    return [{"CUDA_VISIBLE_DEVICES": gpu} | part for gpu in gpus] * each
 
 
 @contextlib.contextmanager

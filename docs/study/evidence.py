@@ -13,7 +13,8 @@ from cxda_jax.study import records
 from cxda_jax.study.settings import parse
 
 RECORDS = Path(__file__).parent / "records"
-APART = ("_changes", "_spread", "_cells")  # parts whose trainings are not set beside the others of their store
+CHANGED = ("_changes", "_spread", "_cells")  # parts that hold a method several times, each under a name of its own
+APART = (*CHANGED, "_full")  # parts whose trainings are not set beside the others of their store
 Key = tuple[str, str]  # a label and a setting such as "context=5"; "" is the usual tasks
 
 
@@ -124,8 +125,8 @@ def load(folder: Path = RECORDS) -> dict[str, Evidence]:
     for path in sorted(folder.glob("*.records")):
         for one in records.read(path):
             part = path.stem.rpartition("-")[0]
-            changed = part.endswith(APART)
-            store = part if changed else one.row["data_name"] + " (smoke)" * bool(one.row.get("smoke"))
+            changed = part.endswith(CHANGED)
+            store = part if part.endswith(APART) else one.row["data_name"] + " (smoke)" * bool(one.row.get("smoke"))
             evidence = found.setdefault(store, Evidence(store, {}, {}, {}))
             setting = one.row["setting"]
             label = one.run.split("/")[-2] if changed else parse(setting).left_out_of(one.row["label"])

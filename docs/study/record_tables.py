@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.study import run, tune
-from docs.study.evidence import APART
+from docs.study.evidence import CHANGED
 from docs.study.tables import SIZES, STORES, Studies, at, table
 
 HERE = Path(__file__).parent
@@ -52,7 +52,7 @@ def plan(studies: Studies) -> str:
         others = {"unipen_changes": run.CHANGES, "unipen_spread": run.REPEATED, "unipen_cells": run.CELLS}
         what = others.get(name) or (tune.FINE_TUNE if name in run.SHARES else run.PARTS[name].methods)
         said = ", ".join(map(str, have)) or "none yet"
-        curves = studies[name].scores.get(at("cxda", SIZES[-2]), {}) if name in STORES and name in studies else {}
+        curves = studies[name].scores.get(at("cxda", SIZES[-2]), {}) if name in studies else {}
         rows.append(
             [f"`{name}`", ", ".join(f"`{m}`" for m in what), str(planned), said, ", ".join(map(str, sorted(curves)))]
         )
@@ -68,7 +68,7 @@ def cost(studies: Studies) -> str:
     counts: dict[str, tuple[float, ...]] = {}
     made_on: dict[str, list[str]] = {}  # machines and commits
     for store, evidence in sorted(studies.items()):
-        apart = store.endswith(APART)  # there equal weights may be of two trainings
+        apart = store.endswith(CHANGED)  # there equal weights may be of two trainings
         runs = {(r["weights_hash"], label * apart): r for (label, _), of in evidence.rows.items() for r in of.values()}
         devices, commits = (
             {*values} for values in zip(*((r["device"], r["recorded"]["commit"]) for r in runs.values()), strict=True)

@@ -4,9 +4,9 @@ python -m docs.study.run --data_dir=DATA --folder=runs/study
 python -m docs.study.run --data_dir=DATA --folder=runs/study --only=unipen --seeds=0
 python -m docs.study.run --data_dir=DATA --folder=runs/study --dry_run
 
-It goes on where it was stopped. A part whose records are there is left out. Seed 0 of all parts comes first. The part
-unipen_cells does recorded cells again. It is for a fresh clone, a fresh environment and another day, so it is done only where
---only names it.
+It goes on where it was stopped. A part whose records are there is left out. Seed 0 of all parts comes first. Two parts are done
+only where --only names them. unipen_cells does recorded cells again; it is for a fresh clone, a fresh environment and another day.
+cifar10_c_full has the paper's width and length, which need a GPU.
 """
 
 import argparse
@@ -64,6 +64,7 @@ PARTS = {
     "cifar10_c_tuning": Part("cifar10_c", (*tune.FINE_TUNE, "sla"), (USUAL,) * 3, "small"),
     "unipen_shares": Part("unipen", ("erm",), (USUAL,)),
     "cifar10_c_shares": Part("cifar10_c", ("erm",), (USUAL,), "small"),
+    "cifar10_c_full": Part("cifar10_c", ("erm_iid", "bn", "cxda", "cxda_any", "icrm"), (CURVES,)),
 }
 # Parts in which what fine-tunes is tested at the share of erm's rate that validation chose, where that is not the paper's.
 SHARES = ("unipen_shares", "cifar10_c_shares")
@@ -98,7 +99,8 @@ SEEDS = {name: len(part.tests) for name, part in PARTS.items()} | {
     "unipen_cells": 2,
 }
 
-ASKED_FOR = ("unipen_cells",)  # what another clone, environment and day are to do
+# What another clone, environment and day are to do, and what needs a GPU.
+ASKED_FOR = ("unipen_cells", "cifar10_c_full")
 
 
 def units(only: list[str], seeds: list[int]) -> Iterator[tuple[str, int]]:
@@ -109,7 +111,7 @@ def units(only: list[str], seeds: list[int]) -> Iterator[tuple[str, int]]:
                 yield name, seed
 
 
-def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
+def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool, workers: int = 2) -> list[Path]:
     """Trains and tests a part at a seed, and returns the folders of its runs."""
     part = PARTS[name]
     where = folder / part.folder
@@ -120,7 +122,7 @@ def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> l
             f"--seeds={seed}",
             f"--data_dir={data_dir}",
         ]
-        flags += [f"--only={','.join(methods)}", f"--tests={tests}", f"--study={where}", "--workers=2"]
+        flags += [f"--only={','.join(methods)}", f"--tests={tests}", f"--study={where}", f"--workers={workers}"]
         if "other_tasks" not in tests:
             flags += ["--most_images=100"]  # this page shows larger buffers in other tasks alone
         start = [sys.executable, "-m", "cxda_jax", "reproduce"]
@@ -146,14 +148,14 @@ def evaluate(run: Path, labels: Mapping[str, str], flags: list[str], data_dir: s
         subprocess.run(command, check=True)
 
 
-def fine_tune(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
+def fine_tune(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool, workers: int = 2) -> list[Path]:
     """Trains a part of SHARES at a seed, tests it at the shares that validation chose, and returns the folder of its run."""
     if not tune.shares(PARTS[name].benchmark):
         raise SystemExit(
             f"{name}: no rate of fine-tuning is chosen; first run python -m docs.study.tune --data_dir={data_dir}"
         )
     run = folder / PARTS[name].folder / "erm" / str(seed)
-    study(name, seed, folder, data_dir, dry_run)
+    study(name, seed, folder, data_dir, dry_run, workers)
     for method, share in chosen_shares(name).items():
         evaluate(run, {tune.label(method, share): method}, [f"--config.finetune.rate={share:g}"], data_dir, dry_run)
     return [run]
@@ -229,6 +231,7 @@ def main() -> None:
     parser.add_argument(
         "--other_python", help="for unipen_spread: a Python with another version of JAX; none leaves it out"
     )
+    parser.add_argument("--workers", type=int, default=2, help="trainings at once; 3 keep an H100 busy")
     parser.add_argument("--dry_run", action="store_true", help="list what there is to do, and how long it takes")
     args = parser.parse_args()
     if unknown := set(args.only) - SEEDS.keys():
@@ -242,7 +245,8 @@ def main() -> None:
         rest = f"  eta {duration((time.monotonic() - began) / done * (len(todo) - done))}" if done else ""
         print(f"== [{done + 1}/{len(todo)}] {name}, seed {seed}{rest}", flush=True)
         if name in PARTS:
-            runs = (fine_tune if name in SHARES else study)(name, seed, args.folder, args.data_dir, args.dry_run)
+            do = fine_tune if name in SHARES else study
+            runs = do(name, seed, args.folder, args.data_dir, args.dry_run, args.workers)
         else:
             trainings = {
                 "unipen_changes": change(seed, args.folder),
@@ -257,7 +261,7 @@ def main() -> None:
             results = [r for r in distinct(results)[0] if belongs(name, r.row)]
         if faults:
             raise SystemExit("\n".join(faults))
-        if seed == 0 and name in (*PARTS, "unipen_cells") and name not in SHARES:
+        if seed == 0 and name in (*PARTS, "unipen_cells") and name not in (*SHARES, "cifar10_c_full"):
             text = json.dumps(details(results, open_data(results[0].config, args.data_dir)))
             (RECORDS / f"{name}-0.json").write_text(text + "\n")
         records.write(RECORDS / f"{name}-{seed}.records", results)
