@@ -14,7 +14,8 @@ from cxda_jax.study.settings import parse
 
 RECORDS = Path(__file__).parent / "records"
 CHANGED = ("_changes", "_spread", "_cells")  # parts that hold a method several times, each under a name of its own
-APART = (*CHANGED, "_full")  # parts whose trainings are not set beside the others of their store
+ALONE = ("cifar10_c_full",)  # parts of another width and length than the rest of their store
+APART = (*CHANGED, *ALONE)  # ends of the names of parts whose trainings are not set beside the others of their store
 Key = tuple[str, str]  # a label and a setting such as "context=5"; "" is the usual tasks
 
 
@@ -136,7 +137,9 @@ def load(folder: Path = RECORDS) -> dict[str, Evidence]:
             evidence.rows.setdefault(key, {}).setdefault(one.row["seed"], dict(one.row))
     for path in sorted(folder.glob("*.json")):
         told = json.loads(path.read_text())
-        evidence = next((e for e in found.values() if told["data_hash"] in hashes(e)), None)
+        part = path.stem.rpartition("-")[0]
+        of_data = (e for e in found.values() if e.store not in ALONE and told["data_hash"] in hashes(e))
+        evidence = found.get(part) if part in ALONE else next(of_data, None)
         if evidence:
             fill(evidence.details, {name: value for name, value in told.items() if isinstance(value, dict)})
     return found

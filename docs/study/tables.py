@@ -11,6 +11,7 @@ from docs.study import run, tune
 from docs.study.evidence import Evidence, Gap, Key
 
 MAIN = ("unipen", "cifar10_c")
+FULL = "cifar10_c_full"  # the part with the paper's width and length
 STORES = (*MAIN, "unipen_sizes", "qmnist", "glyphs", "glyphs_c")
 RIVALS = ("erm", "erm_iid", "bn", "cml", "ft_em", "ft_im", "sf_ocda", "cotta", "sla")  # of question 1
 CHOSEN = {method: f"{method}, chosen" for method in tune.FINE_TUNE}  # rivals at the rate that validation chose
@@ -201,6 +202,31 @@ def own_images(studies: Studies) -> str:
             [called(label), *(signed(found[store][pair].avg) if pair in found[store] else "" for store in names)]
         )
     return table(["100 images minus none, Avg", *(f"`{store}`" for store in names)], [r for r in rows if any(r[1:])])
+
+
+def full(studies: Studies) -> str:
+    """At the paper's width and length: scores beside the paper's, and leads over BASE with 100 images and with fewer."""
+    evidence, rows = studies.get(FULL), []
+    told = [paper_means(MAIN[1], metric) for metric in ("mean_accuracy", "worst10_accuracy")]
+    leads = full_leads(evidence) if evidence else {}
+    for label in (BASE, *FORWARD) if evidence else ():
+        if evidence.has((label, "")):
+            paper = " / ".join(f"{means[label]:.1f}" for means in told if label in means)
+            shown = [leads.get((label, n)) for n in SHOWN]
+            cells = [signed(gap and gap.avg) for gap in shown[:-1]]
+            last = [signed(shown[-1] and score) for score in (shown[-1].avg, shown[-1].w10)] if shown[-1] else ["", ""]
+            rows.append([called(label), level(evidence, label), paper, *cells, *last])
+    head = ["", "Avg / W10%", "paper, CIFAR-C", *(f"minus `{BASE}`, n = {n}" for n in SHOWN), "W10%"]
+    return table(head, rows)
+
+
+@functools.cache
+def full_leads(evidence: Evidence) -> dict[tuple[str, int], Gap]:
+    """By method and n: its lead over BASE; with all 100 images, of the worst tenth too."""
+    fewer = evidence.gaps([(at(label, n), (BASE, "")) for label in FORWARD for n in SHOWN[:-1]])
+    found = {(a[0], int(a[1].split("=")[1])): gap for (a, _), gap in fewer.items()}
+    usual = evidence.gaps([((label, ""), (BASE, "")) for label in FORWARD], worst=True)
+    return found | {(a[0], SHOWN[-1]): gap for (a, _), gap in usual.items()}
 
 
 def changes(studies: Studies) -> str:
