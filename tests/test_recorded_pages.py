@@ -1,17 +1,24 @@
-"""Pages on methods, on the live page and on devices: tables and figures that name a record follow from it, README's too."""
+"""Pages on methods, on the live page, on devices and on GPUs: tables and figures that name a record follow from it, README's too."""
 
 import csv
+import io
 import json
+import re
+import zipfile
 from functools import partial
 
 import jax
 import numpy as np
 
 from cxda_jax import config
+from cxda_jax.bench.cases import SHAPES
 from cxda_jax.device.model import as_store, find_model
 from cxda_jax.disk import models
 from cxda_jax.experiment import build_method
+from cxda_jax.report.tables import PAPER
+from cxda_jax.study import records
 from cxda_jax.types import Images
+from docs.study.evidence import RECORDS
 from tests.recorded import (
     DOCS,
     STORES,
@@ -203,3 +210,65 @@ def test_the_text_on_icrm_counts_parameters_and_has_the_study_s_figures():
         f"{avg['unipen', 'icrm']:.1f} %",
     )
     says("results.md", f"it has {count['icrm'] / count['cxda_any']:.0f} times as many parameters as `cxda_any`")
+
+
+def test_what_is_said_of_gpus_follows_from_the_records():
+    step, task = load("benchmark-gpu")["rows"]
+    assert (step["case"]["dtype"], step["case"]["work"], task["case"]["work"]) == ("bfloat16", "train", "infer")
+    ms, each = step["ours"]["median_ms"], task["ours"]["median_ms"]
+    compiled, eager = (step["peers"][f"exact_{how}_bf16"]["median_ms"] for how in ("compiled", "channels_last"))
+    program = load("passports/cifar_c-bfloat16-h100-1-1")["programs"]["step"]
+    reached, peak = program["flops"] / ms / 1e9, load("benchmark-gpu")["gemm_gflop_per_s"]["ours_bf16"] / 1e3
+    shape, validated = SHAPES["cifar_c"], config.read("cifar_c:cxda")["evaluation"]["val_tasks"]
+    whole = (shape.steps * ms + shape.validations * validated * each) / 1e3
+    says("speed.md", f"| {whole:.0f} s, reckoned from {ms:.2f} ms a step and {each:.2f} ms a validation task |")
+    says("speed.md", f"{reached / peak:.0%}".replace("%", " %") + f" ({reached:.0f} of {peak:.0f} TFLOP/s)")
+    says("speed.md", f"not measured, and {compiled / ms:.1f} times |")
+    says("speed.md", f"{compiled:.2f} ms by torch.compile, {eager:.2f} ms eagerly")
+    says("speed.md", f"the {program['flops'] / 1e9:.0f} GFLOP of the [passport]")
+    says("speed.md", f"stopped after {load('benchmark-gpu')['seconds']:.0f} seconds")
+    minutes = [r.row["train_minutes"] for r in records.read(RECORDS / "cifar10_c_full-0.records")]
+    says("speed.md", f"each took {min(minutes):.1f} to {max(minutes):.1f} minutes for its {shape.steps:,} steps")
+    says("accelerators.md", f"the step takes {ms:.2f} ms, five times the bound")
+    assert round(ms / program["bound_ms"]) == 5
+
+    runs = load("gpu-determinism")["runs"]
+    weights, scores = (
+        {wanted: {run[name] for run in runs if run["deterministic"] is wanted} for wanted in (True, False)}
+        for name in ("weights_hash", "avg")
+    )
+    assert len(weights[True]) == 1 and len(weights[False]) == 2
+    assert round(max(scores[False]) - min(scores[False]), 1) == 0.5
+    says("reliability.md", "Two trainings of 300 steps with `--deterministic`")
+
+
+def test_what_is_said_of_the_papers_size_follows_from_its_record():
+    path = RECORDS / "cifar10_c_full-0.records"
+    with zipfile.ZipFile(path) as archive:
+        lines = [json.loads(line) for line in archive.read("results.jsonl").splitlines()]
+        with np.load(io.BytesIO(archive.read("scores.npz"))) as arrays:
+            (counts,) = arrays.values()
+        configs = json.loads(archive.read("configs.json"))
+    scores = {line["row"]["method"]: 100 * counts[line["line"]] / 20 for line in lines}
+    assert {c["net"]["width"] for c in configs.values()} == {128}
+    assert all(
+        line["row"]["steps"] == 56_000 and len(s) == 11_000 for line, s in zip(lines, scores.values(), strict=True)
+    )
+    paper = {
+        row["method"]: float(row["mean"])
+        for row in csv.DictReader(PAPER.read_text().splitlines())
+        if (row["table"], row["benchmark"], row["metric"], row["setting"]) == ("main", "cifar_c", "mean_accuracy", "")
+    }
+    rng = np.random.default_rng(0)
+    page = (DOCS / "study" / "index.md").read_text()
+    level, apart = scores["cxda"].mean(), paper["cxda"] - paper["bn"]
+    assert f"reaches {level:.1f} (the paper has {paper['cxda']:.1f} on CIFAR-C)" in page
+    assert f"the paper has {apart:+.1f}." in page
+    for first, second in (("cxda", "bn"), ("cxda_any", "erm_iid"), ("cxda", "erm_iid"), ("bn", "erm_iid")):
+        gap = scores[first] - scores[second]
+        told = re.search(
+            rf"`{first}` minus `{second}` is ([+-][\d.]+) \(([+-][\d.]+) to ([+-][\d.]+)\)",
+            page.split("<!-- answer_full -->")[1],
+        )
+        found = [gap.mean(), *np.percentile([rng.choice(gap, len(gap)).mean() for _ in range(500)], [2.5, 97.5])]
+        np.testing.assert_allclose([float(x) for x in told.groups()], found, atol=0.1)

@@ -168,6 +168,13 @@ def test_each_job_has_a_gpu_of_its_own(tmp_path):
         assert sorted((tmp_path / name).read_text() for name in at_once) == ["3", "5"]
 
 
+def test_the_time_left_counts_what_runs_beside():
+    assert local.seconds_left([10.0], [], 4, 1) == 40
+    assert local.seconds_left([10.0, 20.0], [5.0], 2, 2) == (10 + 2 * 15) / 2
+    assert local.seconds_left([100.0], [95.0, 97.0, 120.0], 0, 4) == 5  # all began together: it ends with the slowest
+    assert local.seconds_left([100.0], [0.0], 0, 4) == 100
+
+
 def test_jobs_that_share_a_gpu_share_its_memory(monkeypatch):
     monkeypatch.delenv(local.MEMORY, raising=False)
     assert local.environments(["3", "5"], 2) == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("3", "5")]

@@ -172,7 +172,7 @@ def test_answers_say_what_the_records_say(studies, right):
     sixth = answers.spread(studies)
     methods = ("erm_iid", "erm", "cxda")
     sds = [np.std([right[m, "", s].mean() * 100 / QUERIES for s in range(3)], ddof=1) for m in methods]
-    assert f"{np.sqrt(np.mean(np.square(sds))):.1f} points (root mean square of 3 methods" in sixth
+    assert f"{np.sqrt(np.mean(np.square(sds))):.2f} points (root mean square of 3 methods" in sixth
     assert (
         "- **Over the seeds** of `unipen` the mean difference, with a t interval, is: above zero `cxda` minus `erm` +"
         in sixth

@@ -79,8 +79,8 @@ def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[
     print(f"{study.folder}: {len(jobs)} jobs, {len(jobs) - len(todo)} done before, {workers} at once", flush=True)
     ready = {job.id for job in jobs} - {job.id for job in todo}
     failed: dict[str, str] = {}
-    running: dict[futures.Future[str], tuple[Job, dict[str, str]]] = {}
-    total, began = len(todo), time.monotonic()
+    running: dict[futures.Future[str], tuple[Job, dict[str, str], float]] = {}
+    total, took = len(todo), []
     with stops.before_second_signal(_kill), futures.ThreadPoolExecutor(workers) as pool, stopping_jobs():
         while todo or running:
             for job in list(todo):
@@ -90,18 +90,32 @@ def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[
                 elif ready.issuperset(job.needs) and len(running) < workers:
                     todo.remove(job)
                     environment = free.pop()
-                    running[pool.submit(perform, study, job, environment, True)] = job, environment
+                    running[pool.submit(perform, study, job, environment, True)] = job, environment, time.monotonic()
             for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
-                job, environment = running.pop(future)
+                job, environment, began = running.pop(future)
                 free.append(environment)
+                took.append(time.monotonic() - began)
                 if fault := future.result():
                     failed[job.id] = fault
                 else:
                     ready.add(job.id)
                 ended = total - len(todo) - len(running)
-                left = (time.monotonic() - began) / ended * (total - ended)
-                print(f"[{ended}/{total}] {fault or job.name}  eta {duration(left)}", flush=True)
+                ages = [time.monotonic() - began for _, _, began in running.values()]
+                left = duration(seconds_left(took, ages, len(todo), workers))
+                print(f"[{ended}/{total}] {fault or job.name}  eta {left}", flush=True)
     return list(failed.values())
+
+
+def seconds_left(took: list[float], ages: list[float], waiting: int, workers: int) -> float:
+    """What the jobs that run or wait will take, if each takes as long as those that have ended did on average.
+
+    Args:
+      took: seconds of each job that has ended.
+      ages: seconds since each job that runs was started.
+    """
+    mean = sum(took) / len(took)
+    rests = [max(0.0, mean - age) for age in ages]
+    return max([(sum(rests) + waiting * mean) / workers, *rests])
 
 
 def environments(gpus: list[str], workers: int) -> list[dict[str, str]]:

@@ -8,7 +8,7 @@ from docs.study import tables, tune
 from docs.study.detail_tables import domain_gaps, kind_gaps, over_domains
 from docs.study.evidence import Evidence, Gap, sign_of
 from docs.study.spread_tables import rerun, seed_gaps
-from docs.study.tables import BASE, CHANGES, FORWARD, MAIN, RIVALS, SIZES, VARIED, Studies, called, many
+from docs.study.tables import BASE, CHANGES, FORWARD, FULL, MAIN, RIVALS, SIZES, VARIED, Studies, called, many
 
 NOTHING = "Nothing is recorded yet."
 BLENDED = f"bn_alpha,from={BASE}"
@@ -70,7 +70,39 @@ def summary(studies: Studies) -> str:
         if never_worse:
             text += f" Better at some and worse at none: {listed(never_worse)}."
         lines.append(text)
+    if FULL in studies:
+        gap, small = tables.full_leads(studies[FULL])["cxda_any"], tables.full_leads(studies[MAIN[1]])["cxda_any"]
+        lines.append(
+            f"These networks are small. At the paper's width and length `cxda_any` minus `{BASE}` is {said(gap.avg)} on `{MAIN[1]}`, "
+            f"{many(len(gap.seeds))}, where it is {small.avg[0]:+.1f} in small networks."
+        )
     return f"{tables.summary(studies)}\n\n{' '.join(lines)}" if lines else NOTHING
+
+
+def full(studies: Studies) -> str:
+    """The paper's width and length: its figures beside ours, and what is left of the leads of small networks."""
+    if FULL not in studies:
+        return NOTHING
+    evidence, store = studies[FULL], MAIN[1]
+    paper, own = tables.paper_means(store), evidence.gaps([(("cxda", ""), ("bn", ""))])[("cxda", ""), ("bn", "")]
+    leads, small = tables.full_leads(evidence), tables.full_leads(studies[store])
+    level = float(evidence.level(("cxda", ""), "avg").mean())
+    moved = tables.moved_by_seeds(studies, store)
+    return "\n".join(
+        [
+            f"- **The paper's method** reaches {level:.1f} (the paper has {paper['cxda']:.1f} on CIFAR-C). `cxda` minus `bn` is "
+            f"{said(own.avg)}; the paper has {paper['cxda'] - paper['bn']:+.1f}.",
+            bullets(
+                "**Against a network that does not adapt**, with 100 images",
+                (
+                    f"{called(m)} minus `{BASE}` is {said(gap.avg)}, and {small[m].avg[0]:+.1f} in the small networks above"
+                    for m, gap in leads.items()
+                ),
+            ),
+            f"- **Seeds.** Each method has {many(len(own.seeds))} here. Seeds of small networks would ask for a difference of "
+            f"{tables.needed(moved, len(own.seeds)):.1f} points; what those of wide ones do was not measured.",
+        ]
+    )
 
 
 def rivals(studies: Studies) -> str:
@@ -226,7 +258,7 @@ def attention(studies: Studies) -> str:
     for what, title in (("own_domain", "domain"), ("same_class", "class")):
         by_sign: dict[int, list[str]] = {1: [], 0: [], -1: []}
         links: dict[int, list[str]] = {1: [], 0: [], -1: []}
-        for store in (s for s in MAIN if s in studies):
+        for store in (s for s in (*MAIN, FULL) if s in studies):
             for label, told in studies[store].details.get("methods", {}).items():
                 if a := told.get("attention"):
                     mean, low, high = (100 * share for share in a[what])
@@ -271,10 +303,10 @@ def spread(studies: Studies) -> str:
         with_all = (
             "At that deviation"
             if counted == deviation
-            else f"With that of all data sets, {counted:.1f}, which is larger,"
+            else f"With that of all data sets, {counted:.2f}, which is larger,"
         )
         lines.append(
-            f"- **The seed** moves Avg on `{store}` by a standard deviation of {deviation:.1f} points (root mean square of "
+            f"- **The seed** moves Avg on `{store}` by a standard deviation of {deviation:.2f} points (root mean square of "
             f"{many(len(found), 'method')}; least {found[least]:.1f}, {called(least)}; most {found[most]:.1f}, {called(most)}). {with_all} "
             f"two methods with one seed each must differ by {one:.1f} points to be told apart, with three seeds each by "
             f"{three:.1f}, with five by {five:.1f}."

@@ -27,7 +27,7 @@ TABLES: dict[str, Callable[[Studies], str]] = {
     f.__name__: f
     for f in (
         *(tables.levels, tables.rivals, tables.buffers, tables.elsewhere, tables.own_images),
-        *(tables.changes, tables.other_tasks),
+        *(tables.full, tables.changes, tables.other_tasks),
         *(detail_tables.kinds, detail_tables.domains, detail_tables.attention),
         *(spread_tables.spread, spread_tables.over_seeds, spread_tables.reruns),
         *(record_tables.rates, record_tables.benchmarks, record_tables.plan, record_tables.cost),
@@ -38,7 +38,7 @@ ANSWERS: dict[str, Callable[[Studies], str]] = {
     for i, f in enumerate(
         (answers.rivals, answers.buffers, answers.changes, answers.domains, answers.attention, answers.spread), 1
     )
-} | {"summary": answers.summary}
+} | {"summary": answers.summary, "answer_full": answers.full}
 PAGES = (HERE / "index.md", HERE.parents[1] / "README.md")
 
 

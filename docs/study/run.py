@@ -39,6 +39,7 @@ class Part(NamedTuple):
     methods: tuple[str, ...]
     tests: tuple[str, ...]  # kinds of tests, for each seed
     variant: str = ""
+    others: tuple[str, ...] = UNTRAINED  # methods that start from BASE, if that is trained
 
     @property
     def folder(self) -> str:
@@ -49,7 +50,7 @@ class Part(NamedTuple):
         """Methods and kinds of tests of each command of `cxda reproduce`."""
         yield self.methods, self.tests[seed]
         if "contexts" in self.tests[seed]:
-            yield (BASE, *UNTRAINED), "other_starts"  # from BASE alone
+            yield (BASE, *self.others), "other_starts"  # from BASE alone
 
 
 USUAL, CURVES, ALL = "usual", "usual,contexts", "usual,contexts,other_tasks"
@@ -64,7 +65,7 @@ PARTS = {
     "cifar10_c_tuning": Part("cifar10_c", (*tune.FINE_TUNE, "sla"), (USUAL,) * 3, "small"),
     "unipen_shares": Part("unipen", ("erm",), (USUAL,)),
     "cifar10_c_shares": Part("cifar10_c", ("erm",), (USUAL,), "small"),
-    "cifar10_c_full": Part("cifar10_c", ("erm_iid", "bn", "cxda", "cxda_any", "icrm"), (CURVES,)),
+    "cifar10_c_full": Part("cifar10_c", ("erm_iid", "bn", "cxda", "cxda_any"), (USUAL,), others=()),
 }
 # Parts in which what fine-tunes is tested at the share of erm's rate that validation chose, where that is not the paper's.
 SHARES = ("unipen_shares", "cifar10_c_shares")
@@ -128,7 +129,7 @@ def study(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool, work
         start = [sys.executable, "-m", "cxda_jax", "reproduce"]
         subprocess.run([*start, *flags, *["--dry_run"] * dry_run], check=True)
     if BASE in part.methods and "contexts" not in part.tests[seed]:  # else the second of the calls has tested them
-        labels = {f"{method},from={BASE}": method for method in UNTRAINED}
+        labels = {f"{method},from={BASE}": method for method in part.others}
         evaluate(where / BASE / str(seed), labels, [f"--from={BASE}"], data_dir, dry_run)
     return sorted(where.glob(f"*/{seed}"))
 
@@ -172,8 +173,8 @@ def belongs(name: str, row: Mapping[str, Any]) -> bool:
     at_shares = {tune.label(method, share) for method, share in chosen_shares(name).items()}
     if name in SHARES or row["label"] in at_shares:
         return name in SHARES and row["label"] in at_shares
-    methods = PARTS[name].methods
-    return row["method"] in (*methods, *UNTRAINED * (BASE in methods))
+    part = PARTS[name]
+    return row["method"] in (*part.methods, *part.others * (BASE in part.methods))
 
 
 def change(seed: int, folder: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -231,7 +232,7 @@ def main() -> None:
     parser.add_argument(
         "--other_python", help="for unipen_spread: a Python with another version of JAX; none leaves it out"
     )
-    parser.add_argument("--workers", type=int, default=2, help="trainings at once; 3 keep an H100 busy")
+    parser.add_argument("--workers", type=int, default=2, help="trainings at once; on a GPU they share its memory")
     parser.add_argument("--dry_run", action="store_true", help="list what there is to do, and how long it takes")
     args = parser.parse_args()
     if unknown := set(args.only) - SEEDS.keys():

@@ -205,28 +205,28 @@ def own_images(studies: Studies) -> str:
 
 
 def full(studies: Studies) -> str:
-    """At the paper's width and length: scores beside the paper's, and leads over BASE with 100 images and with fewer."""
-    evidence, rows = studies.get(FULL), []
+    """At the paper's width and length: scores beside the paper's, and leads over BASE, with 100 images."""
+    if FULL not in studies:
+        return table([], [])
+    evidence, rows = studies[FULL], []
     told = [paper_means(MAIN[1], metric) for metric in ("mean_accuracy", "worst10_accuracy")]
-    leads = full_leads(evidence) if evidence else {}
-    for label in (BASE, *FORWARD) if evidence else ():
+    leads = full_leads(evidence)
+    for label in (BASE, *FORWARD):
         if evidence.has((label, "")):
-            paper = " / ".join(f"{means[label]:.1f}" for means in told if label in means)
-            shown = [leads.get((label, n)) for n in SHOWN]
-            cells = [signed(gap and gap.avg) for gap in shown[:-1]]
-            last = [signed(shown[-1] and score) for score in (shown[-1].avg, shown[-1].w10)] if shown[-1] else ["", ""]
-            rows.append([called(label), level(evidence, label), paper, *cells, *last])
-    head = ["", "Avg / W10%", "paper, CIFAR-C", *(f"minus `{BASE}`, n = {n}" for n in SHOWN), "W10%"]
-    return table(head, rows)
+            paper, gap = " / ".join(f"{means[label]:.1f}" for means in told if label in means), leads.get(label)
+            cells = [signed(gap.avg), signed(gap.w10)] if gap else ["", ""]
+            rows.append([called(label), level(evidence, label), paper, *cells])
+    many_seeds = many(len(evidence.scores[BASE, ""]))
+    return table(
+        ["", f"`cifar10_c`, {many_seeds}", "paper, CIFAR-C", f"minus `{BASE}`, Avg", f"minus `{BASE}`, W10%"], rows
+    )
 
 
 @functools.cache
-def full_leads(evidence: Evidence) -> dict[tuple[str, int], Gap]:
-    """By method and n: its lead over BASE; with all 100 images, of the worst tenth too."""
-    fewer = evidence.gaps([(at(label, n), (BASE, "")) for label in FORWARD for n in SHOWN[:-1]])
-    found = {(a[0], int(a[1].split("=")[1])): gap for (a, _), gap in fewer.items()}
-    usual = evidence.gaps([((label, ""), (BASE, "")) for label in FORWARD], worst=True)
-    return found | {(a[0], SHOWN[-1]): gap for (a, _), gap in usual.items()}
+def full_leads(evidence: Evidence) -> dict[str, Gap]:
+    """By method: its lead over BASE with all 100 images, of the worst tenth too."""
+    found = evidence.gaps([((label, ""), (BASE, "")) for label in FORWARD], worst=True)
+    return {a: gap for ((a, _), _), gap in found.items()}
 
 
 def changes(studies: Studies) -> str:
