@@ -1,5 +1,7 @@
 """The study's tables of what details.py found at seed 0, as Markdown: kinds of shift, domains, attention."""
 
+import functools
+
 import numpy as np
 
 from cxda_jax.metrics import bootstrap_interval
@@ -24,15 +26,20 @@ def kinds(studies: Studies) -> str:
     return table([f"minus `{BASE}`, Avg, seed 0", "", *map(called, VARIED)], rows)
 
 
+@functools.cache
 def kind_gaps(evidence: Evidence) -> dict[str, dict[str, tuple[float, float, float]]]:
     """By group and label: the difference to BASE of the share of right answers, with its interval over tasks."""
-    methods, found = evidence.details.get("methods", {}), {}
-    for name, size in evidence.details.get("sizes", {}).items():
-        if BASE in methods:
-            mean = np.mean(size)
-            for label in (label for label in VARIED if label in methods):
-                gap = (np.array(methods[label]["right"][name]) - methods[BASE]["right"][name]) / mean
-                found.setdefault(name, {})[label] = points([gap.mean(), *bootstrap_interval(gap)])
+    methods, shares = evidence.details.get("methods", {}), {}
+    for name, size in evidence.details.get("sizes", {}).items() if BASE in methods else ():
+        for label in (label for label in VARIED if label in methods):
+            more = np.array(methods[label]["right"][name]) - methods[BASE]["right"][name]
+            shares[name, label] = more / np.mean(size)
+    found: dict[str, dict[str, tuple[float, float, float]]] = {}
+    if shares:
+        by_task = np.stack([*shares.values()])
+        ends = [by_task.mean(1), *bootstrap_interval(by_task)]
+        for i, (name, label) in enumerate(shares):
+            found.setdefault(name, {})[label] = points([each[i] for each in ends])
     return found
 
 
