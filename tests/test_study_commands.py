@@ -58,6 +58,11 @@ def test_each_seed_tests_the_methods_without_a_training_once(monkeypatch, tmp_pa
     called.clear()
     run.study("unipen_tuning", 1, tmp_path, "data", dry_run=False)
     assert len(called) == 1, "erm_iid is no method of this part"
+    called.clear()
+    run.study("cifar10_c_full", 0, tmp_path, "data", dry_run=False, workers=4)
+    (command,) = called  # the page has no method without a training here
+    only = "--only=erm_iid,bn,cxda,cxda_any --tests=usual"
+    assert f"--variant= --seeds=0 --data_dir=data {only}" in command and "--workers=4" in command
 
 
 def test_the_rule_for_rates():
