@@ -67,6 +67,16 @@ def test_unpacked_records_say_what_the_results_say(runs, tmp_path):
     assert (tmp_path / "a.records").stat().st_size < 8_000
 
 
+def test_the_commit_is_that_of_the_card_of_a_run_or_of_a_bare_model(runs, tmp_path):
+    for run, name in zip(runs, records.CARDS, strict=False):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text(json.dumps({"commit": f"of {name}"}))
+    (runs[2] / "card.json").write_text("cut sho")
+    records.write(tmp_path / "a.records", read_results(runs)[0])
+    found = {one.run: one.row["recorded"]["commit"] for one in records.read(tmp_path / "a.records")}
+    assert [*found.values()] == ["of model/card.json", "of card.json", "", ""]
+
+
 def test_results_of_other_tasks_stay_apart(runs, tmp_path):
     """The hashes of queries and support are kept."""
     folder = runs[-1]

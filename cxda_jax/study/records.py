@@ -25,7 +25,7 @@ from cxda_jax.study.results import Result
 
 SUFFIX = ".records"
 RESULTS, CONFIGS, SCORES = "results.jsonl", "configs.json", "scores.npz"
-CARD = "model/card.json"
+CARDS = "model/card.json", "card.json"  # of a run, and of a model that is tested as a run
 RECORDED = "recorded"  # in a row: hashes of the tasks, and the commit of the training
 MADE = (files.SEAL, "predictions_sha256")  # in a row, of the files that unpack() writes anew
 _EARLY = (1980, 1, 1, 0, 0, 0)  # of all entries, so that equal results give equal files
@@ -168,11 +168,11 @@ def _numbers(digest: str, count: int) -> np.ndarray:
 
 def _commit(run: Path) -> str:
     """The commit that a run was trained at, if its model's card knows it."""
-    try:
-        card: Any = json.loads((run / CARD).read_text())
-        return str(card.get("commit", ""))
-    except (OSError, ValueError):
-        return ""
+    for name in CARDS:
+        with contextlib.suppress(OSError, ValueError):
+            card: Any = json.loads((run / name).read_text())
+            return str(card.get("commit", ""))
+    return ""
 
 
 def _zipped(parts: dict[str, bytes]) -> bytes:

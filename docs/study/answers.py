@@ -4,11 +4,24 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from docs.study import tables, tune
+from docs.study import run, tables, tune
 from docs.study.detail_tables import domain_gaps, kind_gaps, over_domains
 from docs.study.evidence import Evidence, Gap, sign_of
 from docs.study.spread_tables import rerun, seed_gaps
-from docs.study.tables import BASE, CHANGES, FORWARD, FULL, MAIN, RIVALS, SIZES, VARIED, Studies, called, many
+from docs.study.tables import (
+    BASE,
+    CHANGES,
+    FORWARD,
+    FULL,
+    FULL_CURVES,
+    MAIN,
+    RIVALS,
+    SIZES,
+    VARIED,
+    Studies,
+    called,
+    many,
+)
 
 NOTHING = "Nothing is recorded yet."
 BLENDED = f"bn_alpha,from={BASE}"
@@ -109,10 +122,27 @@ def full(studies: Studies) -> str:
                     if other == BASE
                 ),
             ),
+            *full_curves(studies),
             f"- **Seeds.** Each method has {many(len(own.seeds))} here. Seeds of small networks would ask for a difference of "
             f"{tables.needed(moved, len(own.seeds)):.1f} points; what those of wide ones do was not measured.",
         ]
     )
+
+
+def full_curves(studies: Studies) -> list[str]:
+    """What the models of FULL do with fewer images."""
+    if FULL_CURVES not in studies:
+        return []
+    evidence, (method,) = studies[FULL_CURVES], [m for m, sizes in run.CURVED.items() if sizes]
+    gaps = evidence.gaps([((method, f"context={n}"), (BASE, "")) for n in run.CURVED[method]])
+    gains = evidence.gaps([((method, f"context={n}"), (method, "context=0")) for n in run.CURVED[method][-1:]])
+    (gain,) = gains.values()
+    told = listed(f"{said(gap.avg)} with {a[1].split('=')[1]}" for (a, _), gap in gaps.items())
+    last = run.CURVED[method][-1]
+    return [
+        f"- **With fewer images**, in {run.CURVE_TASKS} tasks, `{method}` minus `{BASE}` is {told} images. {last} images instead of none "
+        f"add {said(gain.avg)}."
+    ]
 
 
 def rivals(studies: Studies) -> str:

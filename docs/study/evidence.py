@@ -14,7 +14,7 @@ from cxda_jax.study.settings import parse
 
 RECORDS = Path(__file__).parent / "records"
 CHANGED = ("_changes", "_spread", "_cells")  # parts that hold a method several times, each under a name of its own
-ALONE = ("cifar10_c_full",)  # parts of another width and length than the rest of their store
+ALONE = ("cifar10_c_full", "cifar10_c_curves")  # parts of another width and length than the rest of their store
 APART = (*CHANGED, *ALONE)  # ends of the names of parts whose trainings are not set beside the others of their store
 Key = tuple[str, str]  # a label and a setting such as "context=5"; "" is the usual tasks
 

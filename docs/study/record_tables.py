@@ -49,7 +49,12 @@ def plan(studies: Studies) -> str:
     rows = []
     for name, planned in run.SEEDS.items():
         have = [seed for seed in range(planned) if (run.RECORDS / f"{name}-{seed}.records").exists()]
-        others = {"unipen_changes": run.CHANGES, "unipen_spread": run.REPEATED, "unipen_cells": run.CELLS}
+        others = {
+            "unipen_changes": run.CHANGES,
+            "unipen_spread": run.REPEATED,
+            "unipen_cells": run.CELLS,
+            "cifar10_c_curves": run.CURVED,
+        }
         what = others.get(name) or (tune.FINE_TUNE if name in run.SHARES else run.PARTS[name].methods)
         said = ", ".join(map(str, have)) or "none yet"
         curves = studies[name].scores.get(at("cxda", SIZES[-2]), {}) if name in studies else {}

@@ -6,12 +6,13 @@ python -m docs.study.run --data_dir=DATA --folder=runs/study --dry_run
 
 It goes on where it was stopped. A part whose records are there is left out. Seed 0 of all parts comes first. Two parts are done
 only where --only names them. unipen_cells does recorded cells again; it is for a fresh clone, a fresh environment and another day.
-cifar10_c_full has the paper's width and length, which need a GPU.
+cifar10_c_full has the paper's width and length, which need a GPU; cifar10_c_curves tests two of its models with fewer images.
 """
 
 import argparse
 import concurrent.futures as futures
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -98,10 +99,14 @@ SEEDS = {name: len(part.tests) for name, part in PARTS.items()} | {
     "unipen_changes": 2,
     "unipen_spread": 1,
     "unipen_cells": 2,
+    "cifar10_c_curves": 1,
 }
 
-# What another clone, environment and day are to do, and what needs a GPU.
-ASKED_FOR = ("unipen_cells", "cifar10_c_full")
+# What another clone, environment and day are to do, and what needs a GPU or starts from that.
+ASKED_FOR = ("unipen_cells", "cifar10_c_full", "cifar10_c_curves")
+# Models of cifar10_c_full that cifar10_c_curves tests, and with how many images beside the usual 100.
+CURVED = {"erm_iid": (), "cxda_any": (0, 1, 5, 20)}
+CURVE_TASKS = 600
 
 
 def units(only: list[str], seeds: list[int]) -> Iterator[tuple[str, int]]:
@@ -206,6 +211,24 @@ def cells(seed: int, folder: Path) -> Iterator[tuple[Path, list[str]]]:
         yield study_folder / method / str(seed), command
 
 
+def curves(seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
+    """Tests the models of CURVED, as cifar10_c_full has left them at a seed, and returns the folders of copies of them."""
+    runs = []
+    for method, sizes in CURVED.items():
+        run = folder / "cifar10_c_curves" / method / str(seed)
+        runs.append(run)
+        if not dry_run and not run.exists():
+            shutil.copytree(folder / PARTS["cifar10_c_full"].folder / method / str(seed) / "model", run)
+        flags = [f"--context={','.join(map(str, sizes))}"] * bool(sizes)
+        whole = [f"--runs={run}", *flags, f"--num_tasks={CURVE_TASKS}", f"--data_dir={data_dir}"]
+        command = [sys.executable, "-m", "cxda_jax", "evaluate", *whole]
+        if dry_run:
+            print(*command)
+        elif len([*run.glob("**/result.json")]) < max(1, len(sizes)):
+            subprocess.run(command, check=True)
+    return runs
+
+
 def train(trainings: Iterator[tuple[Path, list[str]]], data_dir: str, dry_run: bool) -> list[Path]:
     """Trains and tests, two at a time, and returns the folders of the runs."""
     runs = []
@@ -248,6 +271,8 @@ def main() -> None:
         if name in PARTS:
             do = fine_tune if name in SHARES else study
             runs = do(name, seed, args.folder, args.data_dir, args.dry_run, args.workers)
+        elif name == "cifar10_c_curves":
+            runs = curves(seed, args.folder, args.data_dir, args.dry_run)
         else:
             trainings = {
                 "unipen_changes": change(seed, args.folder),

@@ -11,7 +11,7 @@ from docs.study import run, tune
 from docs.study.evidence import Evidence, Gap, Key
 
 MAIN = ("unipen", "cifar10_c")
-FULL = "cifar10_c_full"  # the part with the paper's width and length
+FULL, FULL_CURVES = "cifar10_c_full", "cifar10_c_curves"  # the parts with the paper's width and length
 STORES = (*MAIN, "unipen_sizes", "qmnist", "glyphs", "glyphs_c")
 RIVALS = ("erm", "erm_iid", "bn", "cml", "ft_em", "ft_im", "sf_ocda", "cotta", "sla")  # of question 1
 CHOSEN = {method: f"{method}, chosen" for method in tune.FINE_TUNE}  # rivals at the rate that validation chose
