@@ -272,3 +272,16 @@ def test_what_is_said_of_the_papers_size_follows_from_its_record():
         )
         found = [gap.mean(), *np.percentile([rng.choice(gap, len(gap)).mean() for _ in range(500)], [2.5, 97.5])]
         np.testing.assert_allclose([float(x) for x in told.groups()], found, atol=0.1)
+    with zipfile.ZipFile(RECORDS / "cifar10_c_curves-0.records") as archive:
+        lines = [json.loads(line) for line in archive.read("results.jsonl").splitlines()]
+        with np.load(io.BytesIO(archive.read("scores.npz"))) as arrays:
+            (counts,) = arrays.values()
+    means = {line["row"]["setting"]: 5 * counts[line["line"]].mean() for line in lines}
+    weights = {line["row"]["weights_hash"] for line in lines}
+    with zipfile.ZipFile(path) as archive:
+        trained = {json.loads(line)["row"]["weights_hash"] for line in archive.read("results.jsonl").splitlines()}
+    assert counts.shape == (5, 600) and len(weights) == 2 and weights < trained, "models of the same trainings"
+    (told,) = re.findall(r"\*\*With fewer images\*\*, in 600 tasks, (.*)", page)
+    found = [float(x) for x in re.findall(r"([+-][\d.]+) \(", told)]
+    gaps = [means[f"context={n}"] - means[""] for n in (0, 1, 5, 20)]
+    np.testing.assert_allclose(found, [*gaps, means["context=20"] - means["context=0"]], atol=0.0501)
