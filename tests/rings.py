@@ -1,6 +1,6 @@
 """The three rings of the tests: which test runs when.
 
-    inner        no marker. `python -m pytest` runs it alone: within 3 minutes on two cores.
+    inner        no marker. `python -m pytest` runs it alone: in 4 minutes on two cores, in 3 with -n 2.
     gate         .ci/run adds it: conformance, networks, PyTorch's numbers, checkpoints, commands. Both within 15 minutes.
     exhaustive   `-m exhaustive` runs it: many cases of one promise, random inputs, kills. .ci/run draws a tenth of it.
 
