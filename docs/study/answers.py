@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from docs.study import run, tables, tune
+from docs.study import tables, tune
 from docs.study.detail_tables import domain_gaps, kind_gaps, over_domains
 from docs.study.evidence import Evidence, Gap, sign_of
 from docs.study.spread_tables import rerun, seed_gaps
@@ -13,7 +13,6 @@ from docs.study.tables import (
     CHANGES,
     FORWARD,
     FULL,
-    FULL_CURVES,
     MAIN,
     RIVALS,
     SIZES,
@@ -84,65 +83,12 @@ def summary(studies: Studies) -> str:
             text += f" Better at some and worse at none: {listed(never_worse)}."
         lines.append(text)
     if FULL in studies:
-        gap, small = tables.full_gaps(studies[FULL])["cxda_any", BASE], small_leads(studies)["cxda_any"]
+        gap, small = tables.full_gaps(studies[FULL])["cxda_any", BASE], tables.small_leads(studies)["cxda_any"]
         lines.append(
             f"These networks are small. At the paper's width and length `cxda_any` minus `{BASE}` is {said(gap.avg)} on `{MAIN[1]}`, "
             f"{many(len(gap.seeds))}, where it is {small:+.1f} in small networks."
         )
     return f"{tables.summary(studies)}\n\n{' '.join(lines)}" if lines else NOTHING
-
-
-def small_leads(studies: Studies) -> dict[str, float]:
-    """By method of FULL: its lead over BASE in small networks on the same data, in points."""
-    evidence = studies[MAIN[1]]
-    return {
-        m: float(evidence.level((m, ""), "avg").mean() - evidence.level((BASE, ""), "avg").mean())
-        for m, _ in studies[FULL].scores
-    }
-
-
-def full(studies: Studies) -> str:
-    """The paper's width and length: its figures beside ours, and what is left of the leads of small networks."""
-    if FULL not in studies:
-        return NOTHING
-    evidence, store = studies[FULL], MAIN[1]
-    paper, gaps, small = tables.paper_means(store), tables.full_gaps(evidence), small_leads(studies)
-    own = gaps["cxda", "bn"]
-    level = float(evidence.level(("cxda", ""), "avg").mean())
-    moved = tables.moved_by_seeds(studies, store)
-    return "\n".join(
-        [
-            f"- **The paper's method** reaches {level:.1f} (the paper has {paper['cxda']:.1f} on CIFAR-C). `cxda` minus `bn` is "
-            f"{said(own.avg)}; the paper has {paper['cxda'] - paper['bn']:+.1f}.",
-            bullets(
-                "**Against a network that does not adapt**, with 100 images",
-                (
-                    f"{called(m)} minus `{BASE}` is {said(gap.avg)}, and {small[m]:+.1f} in the small networks above"
-                    for (m, other), gap in gaps.items()
-                    if other == BASE
-                ),
-            ),
-            *full_curves(studies),
-            f"- **Seeds.** Each method has {many(len(own.seeds))} here. Seeds of small networks would ask for a difference of "
-            f"{tables.needed(moved, len(own.seeds)):.1f} points; what those of wide ones do was not measured.",
-        ]
-    )
-
-
-def full_curves(studies: Studies) -> list[str]:
-    """What the models of FULL do with fewer images."""
-    if FULL_CURVES not in studies:
-        return []
-    evidence, (method,) = studies[FULL_CURVES], [m for m, sizes in run.CURVED.items() if sizes]
-    gaps = evidence.gaps([((method, f"context={n}"), (BASE, "")) for n in run.CURVED[method]])
-    gains = evidence.gaps([((method, f"context={n}"), (method, "context=0")) for n in run.CURVED[method][-1:]])
-    (gain,) = gains.values()
-    told = listed(f"{said(gap.avg)} with {a[1].split('=')[1]}" for (a, _), gap in gaps.items())
-    last = run.CURVED[method][-1]
-    return [
-        f"- **With fewer images**, in {run.CURVE_TASKS} tasks, `{method}` minus `{BASE}` is {told} images. {last} images instead of none "
-        f"add {said(gain.avg)}."
-    ]
 
 
 def rivals(studies: Studies) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cxda_jax.disk.files import write_text
-from docs.study import answers, detail_tables, figures, record_tables, spread_tables, tables
+from docs.study import answers, detail_tables, figures, full_size, record_tables, spread_tables, tables
 from docs.study.evidence import APART, load
 from docs.study.tables import BASE, Studies
 
@@ -38,7 +38,7 @@ ANSWERS: dict[str, Callable[[Studies], str]] = {
     for i, f in enumerate(
         (answers.rivals, answers.buffers, answers.changes, answers.domains, answers.attention, answers.spread), 1
     )
-} | {"summary": answers.summary, "answer_full": answers.full}
+} | {"summary": answers.summary, "answer_full": full_size.full}
 PAGES = (HERE / "index.md", HERE.parents[1] / "README.md")
 
 

@@ -230,6 +230,15 @@ def full_gaps(evidence: Evidence) -> dict[tuple[str, str], Gap]:
     return {(a, b): gap for ((a, _), (b, _)), gap in found.items()}
 
 
+def small_leads(studies: Studies) -> dict[str, float]:
+    """By method of FULL: its lead over BASE in small networks on the same data, in points."""
+    evidence = studies[MAIN[1]]
+    return {
+        m: float(evidence.level((m, ""), "avg").mean() - evidence.level((BASE, ""), "avg").mean())
+        for m, _ in studies[FULL].scores
+    }
+
+
 def changes(studies: Studies) -> str:
     """Changes to the paper's method on unipen, each minus the method itself."""
     found = changed(studies)
