@@ -1,7 +1,7 @@
 """The three rings of the tests: which test runs when.
 
     inner        no marker. `python -m pytest` runs it alone: in 4 minutes on two cores, in 3 with -n 2.
-    gate         .ci/run adds it: conformance, networks, PyTorch's numbers, checkpoints, commands. Both within 15 minutes.
+    gate         .ci/run adds it: conformance, networks, PyTorch's numbers, checkpoints, commands. Both in 15 to 50 minutes.
     exhaustive   `-m exhaustive` runs it: many cases of one promise, random inputs, kills. .ci/run draws a tenth of it.
 
 TABLE names files, and tests of a file by regular expressions. Such an expression fits the beginning of a test's name with

@@ -68,6 +68,8 @@ def test_each_seed_tests_the_methods_without_a_training_once(monkeypatch, tmp_pa
 def test_models_of_the_papers_size_are_tested_apart_from_their_runs(monkeypatch, tmp_path):
     called = []
     monkeypatch.setattr(run.subprocess, "run", lambda command, **_: called.append(command))
+    with pytest.raises(SystemExit, match="model: missing; first run cifar10_c_full"):
+        run.curves(0, tmp_path, "data", dry_run=False)
     for method in run.CURVED:
         model = tmp_path / "cifar10_c" / method / "0" / "model"
         model.mkdir(parents=True)

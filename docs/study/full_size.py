@@ -27,8 +27,8 @@ def full(studies: Studies) -> str:
                 ),
             ),
             *full_curves(studies),
-            f"- **Seeds.** Each method has {many(len(own.seeds))} here. Seeds of small networks would ask for a difference of "
-            f"{tables.needed(moved, len(own.seeds)):.1f} points; what those of wide ones do was not measured.",
+            f"- **Seeds.** Each method has {many(len(own.seeds))} here. With so many, two small networks must differ by "
+            f"{tables.needed(moved, len(own.seeds)):.1f} points to be told apart. How far seeds move wide networks was not measured.",
         ]
     )
 

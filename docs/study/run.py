@@ -217,8 +217,13 @@ def curves(seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
     for method, sizes in CURVED.items():
         run = folder / "cifar10_c_curves" / method / str(seed)
         runs.append(run)
+        model = folder / PARTS["cifar10_c_full"].folder / method / str(seed) / "model"
         if not dry_run and not run.exists():
-            shutil.copytree(folder / PARTS["cifar10_c_full"].folder / method / str(seed) / "model", run)
+            if not model.exists():
+                raise SystemExit(f"{model}: missing; first run cifar10_c_full of this seed in this --folder")
+            half = run.with_name(f"{seed}.half")  # a copy that was broken off must not count as one
+            shutil.copytree(model, half, dirs_exist_ok=True)
+            half.rename(run)
         flags = [f"--context={','.join(map(str, sizes))}"] * bool(sizes)
         whole = [f"--runs={run}", *flags, f"--num_tasks={CURVE_TASKS}", f"--data_dir={data_dir}"]
         command = [sys.executable, "-m", "cxda_jax", "evaluate", *whole]
