@@ -1,18 +1,16 @@
 """Small, seeded fixtures shared by the tests."""
 
-import atexit
 import os
-import shutil
-import tempfile
 
+from tests.budget import pytest_configure, start_counting  # noqa: F401
+from tests.compiled import share_programs
+
+start_counting()
 # TensorFlow's start-up chatter would otherwise drown a failure.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Threads of OpenMP (PyTorch, scikit-learn) spin while they wait for each other, which starves the other test processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Equal programs of all tests, and of the commands they start, are compiled once; the first process makes the folder.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="cxda_jax_compiled_")
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+share_programs()
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax
@@ -25,7 +23,6 @@ from cxda_jax.data.store import SPLITS, Domain, StoreInfo, open_store, write_sto
 from cxda_jax.experiment import open_data
 from cxda_jax.types import Episode, Images
 from tests.chromium import browser  # noqa: F401
-from tests.rings import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
 
 CLASSES = 4
 # Tests, and the commands that they start, compile more than they compute.

@@ -1,0 +1,109 @@
+"""What a run of the tests costs, by file: seconds, programs, processes, and installations.
+
+Seconds depend on the machine. The number of programs that XLA compiles does not, nor does the number of Python processes.
+So each ring has a ceiling for these two, and a run of a whole ring that exceeds it fails.
+"""
+
+import collections
+import os
+import runpy
+import shutil
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+HOOKS = Path(__file__).with_name("hooks")
+FOLDER = "CXDA_TESTS_COUNTS"
+
+
+class Ceiling(NamedTuple):
+    programs: int
+    processes: int
+
+
+# By what -m says. Whoever raises a number adds to its line what was bought for it.
+CEILINGS = {
+    "not gate and not exhaustive": Ceiling(9999, 999),
+    "gate": Ceiling(9999, 999),
+    "exhaustive": Ceiling(9999, 999),
+}
+
+
+def start_counting():
+    """Before JAX is imported, in the process that starts all others."""
+    if FOLDER not in os.environ:
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="cxda_jax_counts_")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOOKS), os.environ.get("PYTHONPATH")]))
+        runpy.run_path(str(HOOKS / "sitecustomize.py"))
+
+
+class Counts:
+    """The sets of what was counted, by kind and file of tests. What no test asked for is left out."""
+
+    def __init__(self, folder):
+        self.found = collections.defaultdict(set)
+        for path in Path(folder).iterdir():
+            for line in path.read_text().splitlines():
+                kind, file, what = line.split("\t")
+                if file:
+                    self.found["program" if kind == "found" else kind, file].add(what)
+                if file and kind == "compiled":
+                    self.found["program", file].add(what)
+
+    def of(self, kind, file=None) -> set[str]:
+        return set().union(*(what for (a, b), what in self.found.items() if a == kind and file in (None, b)))
+
+
+def table(counts, seconds) -> list[str]:
+    """A line for each file, slowest first. A program that several files use counts in each of them, and once in the sum."""
+    lines = [f"{'seconds':>8} {'programs':>9} {'compiled':>9} {'processes':>10} {'installs':>9}"]
+    kinds = ("program", "compiled", "process", "install")
+    for file in [*sorted(seconds, key=seconds.__getitem__, reverse=True), None]:
+        programs, compiled, processes, installs = (len(counts.of(kind, file)) for kind in kinds)
+        spent = seconds[file] if file else sum(seconds.values())
+        lines.append(f"{spent:8.1f} {programs:9} {compiled:9} {processes:10} {installs:9}  {file or 'all'}")
+    return lines
+
+
+def excess(expression, counts) -> list[str]:
+    """What a whole ring, named by what -m says, took above its ceiling."""
+    if expression not in CEILINGS:
+        return []
+    ceiling = CEILINGS[expression]
+    took = {"program": ceiling.programs, "process": ceiling.processes}
+    return [
+        f"tests/budget.py: {len(counts.of(kind))} of kind {kind} in this ring, at most {most} are allowed; save some"
+        for kind, most in took.items()
+        if len(counts.of(kind)) > most
+    ]
+
+
+class Budget:
+    """A plugin of the process that reports."""
+
+    def __init__(self):
+        self.seconds = collections.Counter()
+
+    def pytest_runtest_logreport(self, report):
+        self.seconds[report.nodeid.partition("::")[0]] += report.duration
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session, exitstatus):
+        self.counts, self.excess = Counts(os.environ[FOLDER]), []
+        shutil.rmtree(os.environ[FOLDER], ignore_errors=True)
+        options = session.config.option
+        if session.config.args_source is pytest.Config.ArgsSource.TESTPATHS and not options.keyword:
+            self.excess = excess(options.markexpr, self.counts)
+        if self.excess and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        for line in [*table(self.counts, self.seconds), *self.excess]:
+            terminalreporter.write_line(line)
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Budget())
