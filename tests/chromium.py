@@ -10,7 +10,7 @@ FLAGS = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "
 BINARY, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory):
     pytest.importorskip("selenium.webdriver", reason="no selenium: pip install selenium")
     if not BINARY or not DRIVER:
@@ -48,10 +48,21 @@ def find(page, selector):
     return page.find_element("css selector", selector)
 
 
-def press(page, key):
-    from selenium.webdriver import Keys
+def focus(page, selector):
+    page.execute_script("arguments[0].focus()", find(page, selector))
 
-    page.switch_to.active_element.send_keys(getattr(Keys, key))
+
+def settled(page, script="return live.ready && live.state().encodedChange === live.state().changes"):
+    """Waits until a script says yes; without one, until the live page has answered."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(page, 60, poll_frequency=0.05).until(lambda b: b.execute_script(script))
+
+
+def press(page, key):
+    from selenium.webdriver import ActionChains, Keys
+
+    ActionChains(page).send_keys(getattr(Keys, key)).perform()
 
 
 def asked(page) -> set[str]:

@@ -1,9 +1,10 @@
-"""Commands, run in this process: what a user types, without the seconds that a process of its own takes to import JAX."""
+"""Commands, run in this process: what a user types, without the seconds that a new process takes to import JAX."""
 
 import contextlib
 import importlib
 import io
 import sys
+import time
 from unittest import mock
 
 import pytest
@@ -29,3 +30,11 @@ def command(name, *arguments, code=0) -> str:
     cli.CHANGES.clear()
     assert (exit.value.code or 0) == code, out.getvalue() + err.getvalue()
     return err.getvalue() if code else out.getvalue()
+
+
+def wait_until(happened, process=None, seconds=60):
+    """Fails where the process ends first."""
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until and (process is None or process.poll() is None)
+        time.sleep(0.05)

@@ -5,7 +5,6 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,8 +19,8 @@ from docs.examples import entries
 from tests import conftest
 
 FEMNIST, CIFAR = ((28, 28, 1), 62), ((32, 32, 3), 10)
-SHAPES = pytest.mark.parametrize(("shape", "classes"), [FEMNIST, CIFAR], ids=["femnist", "cifar"])
 KEY = jax.random.key(0)
+put = jax.device_put  # compiles nothing, unlike jnp.asarray
 
 
 def make_net(shape, classes, width=16, **options) -> Classifier:
@@ -37,23 +36,24 @@ def make_attending(shape, classes, features, width=16, **options) -> Classifier:
 
 def make_images(shape, n, seed=0):
     pixels = np.random.default_rng(seed).random((n, *shape), np.float32)
-    return Images(jnp.asarray(pixels), jnp.zeros(n, jnp.int32))
+    return Images(put(pixels), put(np.zeros(n, np.int32)))
 
 
 def make_episode(shape, classes, support=12, query=8, seed=1) -> Episode:
-    labels = np.random.default_rng(7).integers(0, classes, support + query)
+    labels = np.random.default_rng(7).integers(0, classes, support + query).astype(np.int32)
     images = make_images(shape, support, seed), make_images(shape, query, -seed + 1000)
-    return Episode(*images, jnp.asarray(labels[:query]), jnp.asarray(labels[query:]))
+    return Episode(*images, put(labels[:query]), put(labels[query:]))
 
 
 def fill(shapes, seed=9):
-    """Random values for a tree of shapes, as large as initial ones. None is 0 or 1, so that a missing operation shows."""
+    """Random values for a tree of shapes, as large as initial ones. None is 0 or 1: a missing operation shows."""
     rng = np.random.default_rng(seed)
 
     def value(path, leaf):
         name, fan_in = path[-1].key, max(1, math.prod(leaf.shape[:-1]))
         low, high = (0.8, 1.2) if name in ("scale", "var") else (-(fan_in**-0.5), fan_in**-0.5)
-        return jnp.asarray(rng.uniform(low, high, leaf.shape) * (0.2 if leaf.ndim == 1 and low < 0 else 1), jnp.float32)
+        drawn = rng.uniform(low, high, leaf.shape) * (0.2 if leaf.ndim == 1 and low < 0 else 1)
+        return put(drawn.astype(np.float32))
 
     return jax.tree_util.tree_map_with_path(value, shapes)
 
@@ -133,17 +133,6 @@ def assert_close(ours, theirs, tolerance=1e-4):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * max(1.0, np.abs(theirs).max()))
 
 
-def gradient_error(peer, grads, module) -> float:
-    """The largest difference of a parameter's gradient from PyTorch's."""
-    theirs = {name.removeprefix("net."): p.grad for name, p in module.named_parameters()}
-    ours = {name.removeprefix("net."): grad for name, grad in peer.torch_tensors(grads).items()}
-    assert set(ours) == set(theirs)
-    assert max(float(g.abs().max()) for g in theirs.values()) > 0.1  # else a tolerance would say nothing
-    errors = peer.torch.cat([(ours[name] - grad).abs().flatten() for name, grad in theirs.items()])
-    assert np.quantile(errors, 0.9) < 1e-6
-    return float(errors.max())
-
-
 def assert_within_some_draw(error_of, tolerance=1e-4):
     """Asserts a small error on one of three draws of images.
 
@@ -184,41 +173,3 @@ def torch_named(tree, name=".".join) -> dict[str, Any]:
         value = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T
         found[f"{name(layers)}.{kinds.get(kind, kind)}"] = tensor(np.ascontiguousarray(value))
     return found
-
-
-class TorchLayers:
-    """Layers of PyTorch on [n, c, h, w] that read Flax variables by dotted names."""
-
-    def __init__(self, peer, variables):
-        self.torch, self.F = peer.torch, peer.F
-        self.params = {name: value.requires_grad_() for name, value in torch_named(variables["params"]).items()}
-        self.stats = torch_named(variables["batch_stats"])
-
-    def conv(self, x, name, pad):
-        return self.F.conv2d(x, self.params[f"{name}.weight"], self.params[f"{name}.bias"], padding=pad)
-
-    def dense(self, x, name):
-        return self.F.linear(x, self.params[f"{name}.weight"], self.params[f"{name}.bias"])
-
-    def norm(self, x, name, batch):
-        stored = [None if batch else self.stats[f"{name}.running_{kind}"] for kind in ("mean", "var")]
-        return self.F.relu(
-            self.F.batch_norm(x, *stored, *(self.params[f"{name}.{k}"] for k in ("weight", "bias")), batch)
-        )
-
-    def cnn(self, x, convs, batch, beside=lambda x, name, crop: 0):
-        """ARM's CNN; `beside` is added to each convolution."""
-        for i, pad in enumerate((2, 0, 0)[-convs:]):
-            y = self.conv(x, f"trunk.conv{i}", pad) + beside(x, f"trunk.adapters{i}", 2 - pad)
-            x = self.norm(y, f"trunk.bn{i}", batch)
-            x = x if i == convs - 3 else self.F.max_pool2d(x, 2)
-        return self.dense(self.F.relu(self.dense(x.mean((2, 3)), "head.hidden")), "head.logits")
-
-    def error(self, logits, labels, grads) -> float:
-        """The largest difference of a parameter's gradient of the cross-entropy; a parameter without one is an error."""
-        loss, ours = self.F.cross_entropy(logits, tensor(labels).long()), torch_named(grads)
-        theirs = self.torch.autograd.grad(loss, list(self.params.values()))
-        assert all(
-            g.abs().max() > 1e-4 for name, g in zip(self.params, theirs, strict=True) if name.endswith(".weight")
-        )
-        return max(float((ours[name] - grad).abs().max()) for name, grad in zip(self.params, theirs, strict=True))

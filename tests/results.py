@@ -32,7 +32,7 @@ def make_result(method="cxda", seed=0, benchmark="cifar_c", setting="", label=No
 
 
 def write_result(result: Result, folder: Path, labels, predictions, support, query, run=None, **attention) -> Result:
-    """Writes a result with these predictions into a folder, and its config and a curve into a run unless that is there."""
+    """Writes a result of these predictions into a folder, with its config and a curve unless its run is given."""
     run = run or folder
     scores = np.sort(np.mean(predictions == labels, axis=1))
     row = {**result.row, "avg": 100 * scores.mean(), "w10": 100 * scores[: max(1, len(scores) // 10)].mean()}

@@ -1,7 +1,6 @@
-"""A real Slurm of one node, for tests: `with slurm_node(folder):` brings it up and down, all of it inside the folder.
+"""A real Slurm of one node for a test, all of it inside a folder. The machine's own Slurm is not touched.
 
 It needs Debian's packages: apt-get install --no-install-recommends slurmctld slurmd slurm-client munge
-The partition `low` is the default, and gives way to `high` at once. `patient` gives way a minute after a signal. Nothing of the machine's own Slurm is touched.
 """
 
 import contextlib
@@ -11,16 +10,16 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cxda_jax.study.local import TIED
+from tests.commands import wait_until
 
-DAEMONS = ("munged", "slurmctld", "slurmd")
-KILL_WAIT = 20  # seconds from SIGTERM to SIGKILL
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+DAEMONS = {name: shutil.which(name, path=PATH) for name in ("munged", "slurmctld", "slurmd")}
+needs_slurm = pytest.mark.skipif(sys.platform != "linux" or None in DAEMONS.values(), reason=f"no Slurm: {DAEMONS}")
 CONFIG = """
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -47,98 +46,53 @@ MpiDefault=none
 ReturnToService=2
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=5,requeue_delay=1,batch_sched_delay=0
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-SlurmctldParameters=preempt_send_user_signal
-KillWait={kill_wait}
+KillWait=20
 CompleteWait=0
 MinJobAge=300
-OverTimeLimit=0
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 State=UNKNOWN
-PartitionName=low Nodes={host} Default=YES MaxTime=60 State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
-PartitionName=patient Nodes={host} MaxTime=60 State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
-PartitionName=high Nodes={host} MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=all Nodes={host} Default=YES MaxTime=60 State=UP
 """
 
 
-def missing() -> str:
-    """Why no Slurm can be brought up here, or ""."""
-    if sys.platform != "linux":
-        return "Slurm's daemons run on Linux alone"
-    gone = [name for name in DAEMONS if not find(name)]
-    return f"no {', '.join(gone)} here" if gone else ""
-
-
-def find(name: str) -> str:
-    return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or ""
-
-
-needs_slurm = pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
-
-
 @contextlib.contextmanager
-def slurm_node(folder: Path) -> Iterator[None]:
+def slurm_node(folder: Path):
     """Inside, sbatch and its kin speak to a Slurm of this machine alone."""
     folder = folder.resolve()
     folder.mkdir(mode=0o700)
-    host, ports = socket.gethostname(), free_ports(2)
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o600)
-    text = CONFIG.format(host=host, folder=folder, user=getpass.getuser(), ports=ports, kill_wait=KILL_WAIT)
+    with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
+        ports = [each.getsockname()[1] for each in (a, b)]
+    text = CONFIG.format(host=socket.gethostname(), folder=folder, user=getpass.getuser(), ports=ports)
     (folder / "slurm.conf").write_text(text)
-    files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid", "seed-file": "munge.seed",
-             "log-file": "munge.log"}  # fmt: skip
-    munged = [find("munged"), "--foreground", "--force", *(f"--{flag}={folder / name}" for flag, name in files.items())]
-    before = os.environ.get("SLURM_CONF")
-    os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+    files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
+    munge = ["--foreground", "--force", *(f"--{flag}={folder}/munge.{name}" for flag, name in files.items())]
     with contextlib.ExitStack() as stack:
-        stack.callback(lambda: os.environ.pop("SLURM_CONF") if before is None else os.environ.update(SLURM_CONF=before))
-        for command, ready in (
-            (munged, (folder / "munge.socket").exists),
-            ([find("slurmctld"), "-D"], lambda: "UP" in said("scontrol", "ping")),
-            ([find("slurmd"), "-D"], lambda: said("sinfo", "--noheader", "--format=%t").split()[:1] == ["idle"]),
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        for name, options, ready in (
+            ("munged", munge, (folder / "munge.socket").exists),
+            ("slurmctld", ["-D"], lambda: "UP" in said("scontrol", "ping")),
+            ("slurmd", ["-D"], lambda: said("sinfo", "--noheader", "--format=%t").split()[:1] == ["idle"]),
         ):
-            stack.enter_context(daemon(command, folder / "said.log"))
-            wait_until(ready, folder)
-        stack.callback(end_jobs)
+            wait_until(ready, stack.enter_context(daemon([DAEMONS[name], *options], folder / "said.log")))
+        stack.callback(end_jobs)  # before the daemons, which no job must outlive
         yield
 
 
 @contextlib.contextmanager
-def daemon(command: list[str], log: Path) -> Iterator[None]:
+def daemon(command, log):
     tied = [sys.executable, "-c", TIED, str(os.getpid()), *command]  # it must not outlive killed tests
     with open(log, "a") as out, subprocess.Popen(tied, stdout=out, stderr=out) as process:
         try:
-            yield
+            yield process
         finally:
             process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
-def end_jobs() -> None:
-    """So that no job outlives the daemons."""
+def end_jobs():
     subprocess.run(["scancel", f"--user={os.getuid()}"], capture_output=True)
-    wait_until(lambda: not said("squeue", "--noheader"), None)
+    wait_until(lambda: not said("squeue", "--noheader"))
 
 
 def said(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-
-
-def wait_until(ready, folder: Path | None, seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not ready():
-        if time.monotonic() > until:
-            raise TimeoutError("" if folder is None else "\n".join(p.read_text()[-2000:] for p in folder.glob("*.log")))
-        time.sleep(0.2)
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

@@ -1,6 +1,7 @@
-"""`cxda adapt` and `cxda demo`: what they write, what they leave out, when they fall back, and what a user gets wrong."""
+"""`cxda adapt` and `cxda demo`: what they write and leave out, when they fall back, and what a user gets wrong."""
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -16,11 +17,14 @@ from PIL import Image
 
 import cxda_jax
 from cxda_jax.device import adapting
-from cxda_jax.disk import models
+from cxda_jax.device.model import Model
+from cxda_jax.disk import manifest, models
 from cxda_jax.errors import UserError
 from tests.commands import command
+from tests.nets import build_method
+from tests.test_buffer import CARD
 
-RNG = np.random.default_rng(0)
+GAIN = {**dict.fromkeys(("score", "mean", "low", "high"), (0.0, -1.0, 0.5, 2.0)), "sizes": (0, 1, 5, 100), "tasks": 4}
 
 
 def write_images(folder, count, seed=0):
@@ -28,41 +32,25 @@ def write_images(folder, count, seed=0):
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for i in range(count):
-        height, width = rng.integers(10, 60, 2)
-        pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
-        kind = ("png", "jpg", "webp", "bmp", "tif")[i % 5]
-        Image.fromarray(pixels).save(folder / f"image{i:03d}.{kind}")
+        pixels = rng.integers(0, 256, (*rng.integers(10, 60, 2), 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"image{i:03d}.{('png', 'jpg', 'webp', 'bmp', 'tif')[i % 5]}")
     return folder
 
 
 @pytest.fixture(scope="module")
 def model(smoke, tmp_path_factory):
     """A model whose card says that adapting helps from 5 images on."""
-    folder = tmp_path_factory.mktemp("model") / "model"
-    shutil.copytree(smoke[0] / "run" / "model", folder)
-    change_gain(folder, (0.0, -1.0, 0.5, 2.0), (0, 1, 5, 100))
-    return folder
-
-
-def change_gain(folder, means, sizes):
-    import json
-
-    from cxda_jax.disk import manifest
-
-    card = json.loads((folder / models.CARD).read_text())
-    card["gain"] = {**dict.fromkeys(("score", "mean", "low", "high"), means), "sizes": sizes, "tasks": 4}
+    folder = shutil.copytree(smoke[0] / "run" / "model", tmp_path_factory.mktemp("model") / "model")
+    card = json.loads((folder / models.CARD).read_text()) | {"gain": GAIN}
     (folder / models.CARD).write_text(json.dumps(card))
     manifest.write(folder, [path.name for path in folder.iterdir() if path.name != manifest.NAME])
+    return folder
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("own")
     return write_images(root / "buffer", 12, 1), write_images(root / "images", 70, 2)
-
-
-def row_that_moved(far):
-    return adapting.Row(adapting.Answered("", RNG, "", 0, "", 0, float(far), ()), None)
 
 
 def read(out):
@@ -76,28 +64,36 @@ def adapt(model, buffer, images, out, *flags, code=0):
     )
 
 
-def test_the_csv_says_what_the_model_says(model, folders, tmp_path):
-    buffer, images = folders
+@pytest.mark.gate
+def test_the_csv_says_what_the_model_says_and_what_cannot_be_read_is_left_out(model, folders, tmp_path):
+    buffer, images = folders[0], shutil.copytree(folders[1], tmp_path / "images")
+    (images / "folder").mkdir()
+    shutil.copy(images / "image000.png", images / "folder" / "inner.png")
+    files, held = [images / "folder" / "inner.png", *sorted(images.glob("image*"))], sorted(buffer.iterdir())
+    (images / "broken.jpg").write_bytes((images / "image001.jpg").read_bytes()[:200])
+    (images / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    (images / "notes.txt").write_text("no image")
+    (images / ".hidden.png").write_bytes(b"")
     said = adapt(model, buffer, images, tmp_path / "out")
     rows, loaded = read(tmp_path / "out"), cxda_jax.load(model)
-    files = sorted(images.iterdir())
-    assert [row["file"] for row in rows] == [path.name for path in files] and len(rows) == 70
-    held = sorted(buffer.iterdir())
+    assert [row["file"] for row in rows] == [str(path.relative_to(images)) for path in files] and len(rows) == 71
     before, adapted = loaded.predict(files), loaded.adapt(held)
     after, weights = adapted.predict(files), adapted.attention(files).mean(1)
+    moved = 0.5 * np.abs(before.probabilities - after.probabilities).sum(1)
     for i, row in enumerate(rows):
         assert (row["before"], row["after"], row["answer"]) == (before.names[i], after.names[i], after.names[i])
-        assert abs(float(row["before_confidence"]) - before.confidences[i]) < 1e-4
-        assert abs(float(row["after_confidence"]) - after.confidences[i]) < 1e-4
-        gap = 0.5 * np.abs(before.probabilities[i] - after.probabilities[i]).sum()
-        assert abs(float(row["moved"]) - gap) < 1e-4
+        numbers = {"before_confidence": before.confidences, "after_confidence": after.confidences, "moved": moved}
+        assert all(abs(float(row[name]) - values[i]) < 1e-4 for name, values in numbers.items())
         assert row["nearest_1"] == held[weights[i].argmax()].name
     assert "adapting cxda (glyphs" in said and "to 12 images" in said
     assert "With 5 images, adapting brought +0.5 points" in said and "so the adapted answer counts" in said
+    assert re.search(r"left out: .*broken.jpg: not readable as an image", said)
+    assert re.search(r"left out: .*phone.heic: HEIC needs a decoder: pip install pillow-heif", said)
     page = (tmp_path / "out" / "adapted.html").read_text()
-    assert all(path.name in page for path in (*files, *held))
+    assert all(path.name in page for path in (*files, *held)) and "broken.jpg" in page and "pillow-heif" in page
 
 
+@pytest.mark.gate
 def test_it_falls_back_below_the_size_where_adapting_helped(model, folders, tmp_path):
     buffer, images = write_images(tmp_path / "few", 3), folders[1]
     said = adapt(model, buffer, images, tmp_path / "out")
@@ -113,163 +109,93 @@ def test_it_falls_back_below_the_size_where_adapting_helped(model, folders, tmp_
     assert all(row["moved"] == "0.0000" and row["nearest_1"] == "" for row in rows)
 
 
-def test_a_method_that_never_helped_is_not_taken(model, folders, tmp_path):
-    shutil.copytree(model, tmp_path / "it")
-    change_gain(tmp_path / "it", (0.0, 2.0, 0.5, -0.1), (0, 1, 5, 100))
-    said = adapt(tmp_path / "it", *folders, tmp_path / "out")
-    assert "did not help at the largest size, so the answer without it counts" in said
-
-
-def test_labels_give_scores(model, folders, tmp_path):
-    buffer, images = folders
-    adapt(model, buffer, images, tmp_path / "out")
-    rows, labels = read(tmp_path / "out"), tmp_path / "labels.csv"
-    labels.write_text("file,label\n" + "".join(f"{row['file']},{row['after']}\n" for row in rows[:20]))
-    said = adapt(model, buffer, images, tmp_path / "scored", f"--labels={labels}")
-    right = np.mean([row["before"] == row["after"] for row in rows[:20]])
-    assert f"Right of 20 with labels: before {100 * right:.1f} %, after 100.0 %" in said
-    assert sum(row["label"] != "" for row in read(tmp_path / "scored")) == 20
-    labels.write_text("file,label\na.png,house\n")
-    assert "labels.csv, line 2: label='house' is no class of the model" in adapt(
-        model, buffer, images, tmp_path / "wrong", f"--labels={labels}", code=2
-    )
-
-
-def test_what_cannot_be_read_is_named_and_left_out(model, folders, tmp_path):
-    images = shutil.copytree(folders[1], tmp_path / "images")
-    (images / "broken.jpg").write_bytes((images / "image001.jpg").read_bytes()[:200])
-    (images / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
-    (images / "notes.txt").write_text("no image")
-    (images / ".hidden.png").write_bytes(b"")
-    (images / "folder").mkdir()
-    shutil.copy(images / "image000.png", images / "folder" / "inner.png")
-    said = adapt(model, folders[0], images, tmp_path / "out")
-    files = [row["file"] for row in read(tmp_path / "out")]
-    assert len(files) == 71 and "folder/inner.png" in files and "notes.txt" not in files
-    assert re.search(r"left out: .*broken.jpg: not readable as an image", said)
-    assert re.search(r"left out: .*phone.heic: HEIC needs a decoder: pip install pillow-heif", said)
-    page = (tmp_path / "out" / "adapted.html").read_text()
-    assert "broken.jpg" in page and "pillow-heif" in page
-
-
-def test_a_large_buffer_counts_its_newest_images(model, folders, tmp_path):
-    buffer = shutil.copytree(folders[0], tmp_path / "buffer")
+@pytest.mark.gate
+def test_labels_give_scores_and_a_large_buffer_counts_its_newest_images(model, folders, tmp_path):
+    buffer, images, labels = shutil.copytree(folders[0], tmp_path / "buffer"), folders[1], tmp_path / "labels.csv"
     for i, path in enumerate(sorted(buffer.iterdir())):
         os.utime(path, (1000 + (i * 5) % 12, 1000 + (i * 5) % 12))
-    newest = sorted(sorted(buffer.iterdir(), key=lambda p: p.stat().st_mtime)[-4:])
-    assert "the newest 4 of 12 images count" in adapt(model, buffer, folders[1], tmp_path / "out", "--capacity=4")
-    named = {row[f"nearest_{i}"] for row in read(tmp_path / "out") for i in range(1, 6)} - {""}
-    assert named == {path.name for path in newest}
+    newest = {path.name for path in sorted(buffer.iterdir(), key=lambda p: p.stat().st_mtime)[-4:]}
+    names = cxda_jax.load(model).predict(sorted(images.iterdir())[:20]).names  # right before adapting
+    known = zip(sorted(images.iterdir()), names, strict=False)
+    labels.write_text("file,label\n" + "".join(f"{path.name},{name}\n" for path, name in known))
+    said = adapt(model, buffer, images, tmp_path / "out", f"--labels={labels}", "--capacity=4")
+    rows = read(tmp_path / "out")
+    right = 100 * np.mean([row["before"] == row["after"] for row in rows[:20]])
+    assert f"Right of 20 with labels: before 100.0 %, after {right:.1f} %" in said
+    assert sum(row["label"] != "" for row in rows) == 20 and "the newest 4 of 12 images count" in said
+    assert {row[f"nearest_{i}"] for row in rows for i in range(1, 6)} - {""} == newest
+    labels.write_text("file,label\na.png,house\n")
+    said = adapt(model, buffer, images, tmp_path / "wrong", f"--labels={labels}", code=2)
+    assert "labels.csv, line 2: label='house' is no class of the model" in said
 
 
-def test_many_images_take_no_more_memory(model, folders, tmp_path):
-    """Rows come one after another; 64 images at a time are held."""
-    loaded = cxda_jax.load(model)
-    faults, most, live = [], 0, []
-
-    class Watched(np.ndarray):
-        pass
-
-    paths = sorted(folders[1].iterdir()) * 6
-    rows = adapting.answered(loaded, loaded, paths, folders[1], {}, faults)
-    for row in rows:
-        live.append(row.answer.image.nbytes)
-        most = max(most, row.answer.image.nbytes)
-    assert len(live) == 420 and not faults and most == 28 * 28
+def test_the_page_keeps_what_moved_most():
     shown = []
     for i in range(1000):
-        adapting.keep_most_moved(shown, i, row_that_moved((i * 7) % 1000))
+        answer = adapting.Answered("", None, "", 0, "", 0, float((i * 7) % 1000), ())
+        adapting.keep_most_moved(shown, i, adapting.Row(answer, None))
     assert sorted(row.answer.moved for *_, row in shown) == [float(i) for i in range(800, 1000)]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--buffer=X", "--images=X", "--out=X"], "--model is missing; give a run of launch.train"),
-        (["--model=nothing", "--buffer=X", "--images=X", "--out=X"], "nothing: no such folder; give a run of cxda train"),
-        (["--model=MODEL", "--images=X", "--out=X"], "--buffer is missing"),
-        (["--model=MODEL", "--buffer=NONE", "--images=IMAGES", "--out=X"], "NONE: no such folder; give one that holds images"),
-        (["--model=MODEL", "--buffer=IMAGES", "--images=EMPTY", "--out=X"], "no images in it; answered are files that end in"),
-        (["--model=MODEL", "--buffer=IMAGES", "--out=X"], "--images is missing"),
-        (["--model=MODEL", "--method=t3a", "--buffer=IMAGES", "--images=IMAGES", "--out=X"], "trained as cxda, from which it cannot"),
-        (["--model=MODEL", "--buffer=IMAGES", "--images=IMAGES", "--watch", "--out=X"], "--watch answers for the images of --buffer"),
-        (["--model=MODEL", "--buffer=IMAGES", "--images=BAD", "--out=X"], "none of 1 could be read; the first: "),
-    ],
-)  # fmt: skip
-def test_mistakes_are_one_line(model, folders, tmp_path, flags, message):
-    (tmp_path / "EMPTY").mkdir()
-    (tmp_path / "BAD").mkdir()
+@pytest.mark.gate
+def test_mistakes_are_one_line(model, folders, tmp_path):
+    for name in ("EMPTY", "BAD"):
+        (tmp_path / name).mkdir()
     (tmp_path / "BAD" / "it.png").write_bytes(b"nothing")
     places = {"MODEL": model, "IMAGES": folders[1], **{name: tmp_path / name for name in ("EMPTY", "BAD", "NONE", "X")}}
-    given = [re.sub(r"=([A-Z]+)$", lambda m: f"={places[m[1]]}", flag) for flag in flags]
-    said = command("adapt", *given, code=2)
-    assert message in said.replace(f"{tmp_path}/", "") and said.count("\n") == 1
+    for flags, message in (
+        ("buffer=X images=X", "--model is missing; give a run of launch.train"),
+        ("model=nothing buffer=X images=X", "nothing: no such folder; give a run of cxda train"),
+        ("model=MODEL images=X", "--buffer is missing"),
+        ("model=MODEL buffer=NONE images=IMAGES", "NONE: no such folder; give one that holds images"),
+        ("model=MODEL buffer=IMAGES images=EMPTY", "no images in it; answered are files that end in"),
+        ("model=MODEL buffer=IMAGES", "--images is missing"),
+        ("model=MODEL method=t3a buffer=IMAGES images=IMAGES", "trained as cxda, from which it cannot"),
+        ("model=MODEL buffer=IMAGES images=IMAGES watch=1", "--watch answers for the images of --buffer"),
+        ("model=MODEL buffer=EMPTY images=BAD", "none of 1 could be read; the first: "),
+    ):
+        given = [re.sub(r"=([A-Z]+)$", lambda m: f"={places[m[1]]}", f"--{flag}") for flag in f"{flags} out=X".split()]
+        said = command("adapt", *given, code=2)
+        assert message in said.replace(f"{tmp_path}/", "") and said.count("\n") == 1, said
 
 
-def test_a_folder_that_fills_is_followed(model, tmp_path):
-    incoming = tmp_path / "incoming"
+@pytest.mark.gate
+def test_a_folder_that_fills_is_followed(model, tmp_path, monkeypatch):
+    """What comes slowly is answered for once it is whole, and the seconds that an answer takes are not idle."""
+    incoming, made = tmp_path / "incoming", sorted(write_images(tmp_path / "made", 5, 7).iterdir())
     incoming.mkdir()
-
-    made = sorted(write_images(tmp_path / "made", 4, 7).iterdir())
+    slow, rows_of, idle = incoming / made[4].name, adapting.rows_of, 1.5
+    slow.write_bytes(made[4].read_bytes()[:60])
+    (incoming / "broken.png").write_bytes(b"nothing")
+    waits = [idle + 0.5, 0, 0, 0, 0]
 
     def fill():
+        while not (tmp_path / "out" / "predictions.csv").exists():
+            time.sleep(0.1)
         for path in made:
-            time.sleep(0.3)
+            time.sleep(0.7)
             shutil.copy(path, incoming)
-        (incoming / "broken.png").write_bytes(b"nothing")
 
-    thread = threading.Thread(target=fill)
+    def busy(*arguments):
+        time.sleep(waits.pop(0))
+        return rows_of(*arguments)
+
+    monkeypatch.setattr(adapting, "rows_of", busy)
+    thread, where = threading.Thread(target=fill), f"--out={tmp_path}/out"
     thread.start()
-    said = command("adapt", f"--model={model}", f"--buffer={incoming}", "--watch", "--idle=3", f"--out={tmp_path}/out")
+    said = command("adapt", f"--model={model}", f"--buffer={incoming}", "--watch", f"--idle={idle}", where)
     thread.join()
-    rows, loaded = read(tmp_path / "out"), cxda_jax.load(model)
-    assert [row["file"] for row in rows] == [
-        f"image{i:03d}.{kind}" for i, kind in enumerate(("png", "jpg", "webp", "bmp"))
-    ]
-    paths = [incoming / row["file"] for row in rows]
+    rows, loaded, paths = read(tmp_path / "out"), cxda_jax.load(model), [incoming / path.name for path in made]
+    assert [row["file"] for row in rows] == [path.name for path in made]
     for i, row in enumerate(rows):  # each is answered for with those before it
         assert row["after"] == loaded.adapt(paths[:i]).predict([paths[i]]).names[0]
         assert row["answer"] == row["before"], "so few images do not help this model"
-    assert "left out: " in said and "4 images in the buffer" in said
-    assert "broken.png" in (tmp_path / "out" / "adapted.html").read_text()
+    assert said.count("left out: ") == 2 and f"left out: {slow}" in said and "5 images in the buffer" in said
+    page = (tmp_path / "out" / "adapted.html").read_text()
+    assert "broken.png: not readable" in page and f"{slow.name}: not readable" not in page
 
 
-def test_seconds_that_an_answer_takes_are_not_idle(model, tmp_path, monkeypatch):
-    first, second = sorted(write_images(tmp_path / "made", 2).iterdir())
-    (incoming := tmp_path / "incoming").mkdir()
-    shutil.copy(first, incoming)
-    rows_of = adapting.rows_of
-
-    def slow(*arguments):
-        if not (incoming / second.name).exists():
-            time.sleep(1.5)
-            shutil.copy(second, incoming)
-        return rows_of(*arguments)
-
-    monkeypatch.setattr(adapting, "rows_of", slow)
-    command("adapt", f"--model={model}", f"--buffer={incoming}", "--watch", "--idle=1", f"--out={tmp_path}/out")
-    assert [row["file"] for row in read(tmp_path / "out")] == [first.name, second.name]
-
-
-def test_a_file_that_comes_slowly_is_answered_for_once_it_is_whole(model, tmp_path):
-    whole = write_images(tmp_path / "made", 1) / "image000.png"
-    (incoming := tmp_path / "incoming").mkdir()
-    content, path = whole.read_bytes(), incoming / "slow.png"
-    path.write_bytes(content[:60])
-    flags = [f"--model={model}", f"--buffer={incoming}", "--watch", "--idle=3", f"--out={tmp_path}/out"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "cxda_jax", "adapt", *flags], stdout=subprocess.PIPE, text=True
-    ) as process:
-        said = ""
-        while "left out: " not in said and process.poll() is None:
-            said += process.stdout.readline()
-        path.write_bytes(content)
-        said += process.communicate(timeout=60)[0]
-    assert process.returncode == 0 and said.count("left out: ") == 1
-    assert [row["file"] for row in read(tmp_path / "out")] == ["slow.png"]
-    assert "not readable" not in (tmp_path / "out" / "adapted.html").read_text()
-
-
+@pytest.mark.gate
 def test_ctrl_c_ends_following_with_a_page(model, tmp_path):
     incoming = write_images(tmp_path / "incoming", 2)
     shutil.copy(incoming / "image000.png", os.fsencode(incoming) + b"/odd\xe9.png")
@@ -283,56 +209,31 @@ def test_ctrl_c_ends_following_with_a_page(model, tmp_path):
         process.send_signal(signal.SIGINT)
         rest, faults = process.communicate(timeout=60)
     assert process.returncode == 0 and "goes on from there" not in faults, faults
-    assert "adapted.html: 3 images" in rest
-    assert len(read(tmp_path / "out")) == 3 and (tmp_path / "out" / "adapted.html").exists()
+    assert "adapted.html: 3 images" in rest and len(read(tmp_path / "out")) == 3
 
 
-def test_the_demo_shows_a_page_in_seconds(tmp_path):
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "cxda_jax", "demo", f"--out={tmp_path}/demo"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began < 60
-    assert "Right of 300 with labels: before" in done.stdout and "left out" not in done.stdout
+@pytest.mark.gate
+def test_the_demo_gains_and_shows_a_page(tmp_path):
+    said, rows = command("demo", f"--out={tmp_path}/demo"), read(tmp_path / "demo")
+    assert "Right of 300 with labels: before" in said and "left out" not in said
     page = (tmp_path / "demo" / "adapted.html").read_text()
-    assert len(read(tmp_path / "demo")) == 300 and "writer4" in page and "✓" in page
+    assert len(rows) == 300 and all(row["label"] for row in rows) and "writer4" in page and "✓" in page
+    before, after = (sum(row[when] == row["label"] for row in rows) for when in ("before", "after"))
+    assert after > before + 3
 
 
-def test_the_model_of_the_package_gains_on_new_writers():
-    """Over five demonstrations the adapted answers are better; each has five writers and 300 questions."""
-    from cxda_jax.data import glyphs
-    from cxda_jax.device import demo
+def test_a_gain_is_expected_from_the_nearest_smaller_size(tmp_path):
+    def expected(count, gain=GAIN, name="cxda"):
+        card = CARD._replace(method="cxda", gain=gain and models.Gain(**gain))
+        return adapting.expected(Model(card, build_method(name), None, None), count)
 
-    model, gaps = cxda_jax.load("glyphs"), []
-    assert model.card.gain and model.card.gain.helps_from()
-    for seed in range(5):
-        drawn = list(glyphs.domains(demo.FIRST_SEED + seed, (0, 0, demo.WRITERS), demo.OF_EACH + demo.ASKED))
-        support = np.concatenate([domain.images[: demo.OF_EACH] for domain in drawn])
-        query = np.concatenate([domain.images[demo.OF_EACH :] for domain in drawn])
-        labels = [glyphs.CHARACTERS[n] for domain in drawn for n in domain.labels[demo.OF_EACH :]]
-        right = [
-            np.mean([a == b for a, b in zip(m.predict(query).names, labels, strict=True)])
-            for m in (model, model.adapt(support))
-        ]
-        gaps.append(right[1] - right[0])
-    assert np.mean(gaps) > 0.005
-
-
-def test_a_gain_is_expected_from_the_nearest_smaller_size(model):
-    loaded = cxda_jax.load(model)
-    for count, helps, said in (
-        (0, False, "With 0 images"),
-        (4, False, "With 1 images"),
-        (5, True, "With 5"),
-        (700, True, "With 100"),
-    ):
-        answer, sentence = adapting.expected(loaded, count)
-        assert answer is helps and sentence.startswith(said)
-    loaded.card = loaded.card._replace(gain=None)
-    assert adapting.expected(loaded, 0)[0] and "was not measured" in adapting.expected(loaded, 0)[1]
+    for count, helps, start in ((0, False, 0), (4, False, 1), (5, True, 5), (700, True, 100)):
+        found, said = expected(count)
+        assert found is helps and said.startswith(f"With {start} images")
+    found, said = expected(100, GAIN | {"mean": (0.0, 2.0, 0.5, -0.1)})
+    assert not found and "did not help at the largest size, so the answer without it counts" in said
+    for given in ({"gain": None}, {"name": "t3a"}):
+        assert expected(0, **given)[0] and "was not measured" in expected(0, **given)[1]
+    assert not expected(9, name="erm")[0]
     with pytest.raises(UserError, match="no such folder"):
-        adapting.listed(model / "none")
+        adapting.listed(tmp_path / "none")

@@ -1,57 +1,204 @@
-"""Weak augmentation against scipy, and its random parameters; test_properties.py has what holds for all options."""
+"""Augmentation against scipy, colorsys and PIL on fixed parameters, and its random draws."""
+
+import colorsys
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.ndimage
+from PIL import Image, ImageEnhance
 
 from cxda_jax import augment
+from cxda_jax.augment import Strong, Weak, strong
+from cxda_jax.errors import UserError
 
-KEYS = jax.random.split(jax.random.key(3), 400)
-WEAK = jax.jit(augment.weak, static_argnums=2)
-DRAW = jax.jit(
-    lambda options: jax.vmap(lambda key: augment.draw_weak(key, (32, 32, 3), options))(KEYS), static_argnums=0
-)
+KEY = jax.random.key(3)
+COUNT = 6000
+NONE = Weak(False, False, 0.0)
+OFF = Strong(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0)
+NAMES = list(augment.ADJUSTMENTS)
+# Each is compiled once for all tests.
+WARP = jax.jit(augment.warp)
+MOVE = jax.jit(lambda image, drawn: augment.move(image, drawn, Strong()))
 
 
-def image(shape):
-    return np.random.default_rng(0).random(shape, np.float32)
+@jax.jit
+def adjusted(image, amount):
+    """All adjustments, which take planes [c, h, w], of [h, w, c]."""
+    planes = jnp.moveaxis(image, -1, 0)
+    names = NAMES if len(planes) == 3 else ["brightness", "contrast", "gamma"]
+    return {name: jnp.moveaxis(augment.ADJUSTMENTS[name](planes, amount), 0, -1) for name in names}
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Random parameters of weak parts, of none, of strong ones, and of those of grey images."""
+    weak, strong = augment.draw_weak, augment.draw_strong
+    cases = (weak, 32, 3, Weak()), (weak, 32, 3, NONE), (strong, 16, 3, Strong()), (strong, 16, 1, Strong(flip=False))
+
+    @jax.jit
+    def of_all(keys):
+        return [jax.vmap(lambda key, c=c: c[0](key, (c[1], c[1], c[2]), c[3]))(keys) for c in cases]
+
+    return jax.tree.map(np.asarray, of_all(jax.random.split(KEY, COUNT)))
+
+
+def make(shape=(12, 12, 3), n=1):
+    """Images with black, white and grey pixels among the random ones."""
+    images = np.random.default_rng(0).random((n, *shape)).astype(np.float32)
+    images[:, 0, 0], images[:, 0, 1], images[:, 0, 2] = 0, 1, 0.5
+    return images
+
+
+def close(a, b, tolerance=2e-6):
+    np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+
+
+def rotation(degrees, scale=1.0):
+    """The inverse map that scipy wants: output pixel to input position."""
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return np.array([[cos, -sin], [sin, cos]]) / scale
 
 
 @pytest.mark.parametrize("shift, flip, angle", [((0, 0), False, 25.0), ((2, -1), True, 0.0), ((-2, 1), True, -30.0)])
-def test_warp_against_scipy(shift, flip, angle):
-    """Pad and crop, then flip, then rotate: each step by scipy or numpy."""
-    ndimage = pytest.importorskip("scipy.ndimage")
-    x = image((16, 20, 3))
+def test_a_weak_warp_equals_scipys_steps(shift, flip, angle):
+    """Pad and crop, then flip, then rotate."""
+    x = make((16, 20, 3))[0]
     h, w, _ = x.shape
     theirs = np.pad(x, ((4, 4), (4, 4), (0, 0)), constant_values=0.25)
     theirs = theirs[4 - shift[0] : 4 - shift[0] + h, 4 - shift[1] : 4 - shift[1] + w]
     theirs = theirs[:, ::-1] if flip else theirs
-    a = np.deg2rad(angle)
-    matrix = np.array([[np.cos(a), -np.sin(a)], [np.sin(a), np.cos(a)]])
-    centre = np.array([(h - 1) / 2, (w - 1) / 2])
+    matrix, centre = rotation(angle), np.array([(h - 1) / 2, (w - 1) / 2])
     options = {"offset": centre - matrix @ centre, "order": 1, "mode": "grid-constant", "cval": 0.25}
-    theirs = np.stack([ndimage.affine_transform(theirs[..., c], matrix, **options) for c in range(3)], -1)
-    ours = augment.warp(jnp.asarray(x), jnp.array(shift), jnp.array(flip), jnp.float32(a), 0.25)
+    theirs = np.stack([scipy.ndimage.affine_transform(theirs[..., c], matrix, **options) for c in range(3)], -1)
     # float32 coordinates against scipy's float64
-    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+    close(WARP(x, np.array(shift), np.array(flip), np.float32(np.deg2rad(angle)), 0.25), theirs, 2e-5)
 
 
-def test_each_image_draws_its_own_at_the_stated_rate_and_bytes_are_read_as_floats():
-    pixels = np.round(255 * np.repeat(image((16, 16, 3))[None], 40, 0)).astype(np.uint8)
+def test_each_image_draws_its_own_weak_part_and_bytes_are_read_as_floats():
+    pixels = np.round(255 * np.repeat(make((16, 16, 3)), 40, 0)).astype(np.uint8)
     x = np.float32(pixels / 255)
-    out = np.asarray(WEAK(KEYS[0], x, augment.Weak()))
+    cases = ((x, Weak()), (pixels, Weak()), (pixels, NONE))
+    out, of_bytes, of_none = jax.jit(lambda: [augment.weak(KEY, *case) for case in cases])()
+    out = np.asarray(out)
     untouched = np.mean([np.abs(a - b).max() < 1e-5 for a, b in zip(out, x, strict=True)])
     assert 0 < untouched < 0.4  # 1/8 expected, and a shift may draw 0
     assert len({o.tobytes() for o in out}) > 25
-    np.testing.assert_allclose(augment.weak(KEYS[0], pixels, augment.Weak(False, False, 0.0)), x, atol=1e-6)
-    np.testing.assert_allclose(WEAK(KEYS[0], pixels, augment.Weak()), out, atol=1e-6)
+    close(of_none, x)
+    close(of_bytes, out)
 
 
-def test_draws_follow_the_probabilities_and_ranges():
-    shift, flip, angle = DRAW(augment.Weak())
-    five = 5 * np.sqrt(0.25 / len(KEYS))
-    assert abs(flip.mean() - 0.5) < five and abs((angle != 0).mean() - 0.5) < five
-    assert np.abs(shift).max() == 4 and np.abs(np.rad2deg(angle)).max() <= 30
-    assert np.abs(np.corrcoef(np.asarray(flip), np.asarray(angle != 0))[0, 1]) < 0.25
-    assert not any(np.any(o) for o in DRAW(augment.Weak(False, False, 0.0)))
+def test_weak_draws_follow_the_probabilities_and_ranges(drawn):
+    shift, flip, angle = drawn[0]
+    three = 3 * np.sqrt(0.25 / COUNT)
+    assert abs(flip.mean() - 0.5) < three and abs((angle != 0).mean() - 0.5) < three
+    assert abs(shift.any(1).mean() - 0.5 * 80 / 81) < three  # a shift of 0 is one of 81
+    assert np.unique(shift).tolist() == [*range(-4, 5)] and 29.9 < np.abs(np.rad2deg(angle)).max() <= 30.001
+    parts = np.stack([flip, angle != 0, shift.any(1)])
+    assert np.abs(np.corrcoef(parts) - np.eye(3)).max() < 0.1
+    assert not any(map(np.any, drawn[1]))
+
+
+@pytest.mark.parametrize("amount", [-0.5, -0.06, 0.0, 0.03, 0.4, 1.4])
+def test_adjustments_equal_colorsys_numpy_and_pil(amount):
+    image = make()[0]
+    found, grey = adjusted(image, amount), (image.astype(float) * [0.2989, 0.587, 0.114]).sum(-1, keepdims=True)
+    expected = np.empty_like(image)
+    for at in np.ndindex(image.shape[:2]):
+        h, s, v = colorsys.rgb_to_hsv(*image[at].astype(float))
+        expected[at] = colorsys.hsv_to_rgb((h + amount) % 1, s, v)
+    close(found["hue"], expected)
+    if amount >= 0:
+        picture = Image.fromarray(np.round(255 * image).astype(np.uint8))
+        references = (
+            ("brightness", "Brightness", 0),
+            ("contrast", "Contrast", grey.mean()),
+            ("saturation", "Color", grey),
+        )
+        for name, pils, reference in references:
+            close(found[name], np.clip(amount * image + (1 - amount) * reference, 0, 1))
+            pil = np.asarray(getattr(ImageEnhance, pils)(picture).enhance(amount), float) / 255
+            assert np.abs(found[name] - pil).max() < 4 / 255  # PIL rounds at each turn
+        close(found["gamma"], np.clip(image.astype(float), 1e-8, 1) ** amount)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "shift", "scale", "sigma"),
+    [(15.0, (0, 0), 1.0, 0.5), (0.0, (2, -1), 1.1, 0.001), (-12.0, (-1, 2), 0.9, 0.3)],
+)
+def test_strong_moves_equal_scipys_the_long_way(degrees, shift, scale, sigma):
+    """Pad by half of the side with repeated edges, affine, blur, crop at the centre, flip."""
+    image, matrix, centre = make()[0], rotation(degrees, scale), np.array([11.5, 11.5])
+    padded = np.pad(image.astype(float), ((6, 6), (6, 6), (0, 0)), mode="edge")
+    options = {"offset": centre - matrix @ (centre + shift), "order": 1, "mode": "nearest"}
+    moved = np.stack([scipy.ndimage.affine_transform(padded[..., c], matrix, **options) for c in range(3)], -1)
+    blurred = scipy.ndimage.gaussian_filter(moved, (sigma, sigma, 0), radius=(2, 2, 0))[6:-6, 6:-6]
+    one = augment.Drawn(
+        np.arange(5), np.zeros(5), math.radians(degrees), np.array(shift), scale, sigma, np.array(False)
+    )
+    close(MOVE(image, one), blurred, 2e-5)
+    close(MOVE(image, one._replace(flip=np.array(True))), blurred[:, ::-1], 2e-5)
+
+
+@pytest.mark.gate
+def test_strong_draws_fill_their_ranges_and_every_order_is_as_likely(drawn):
+    found = drawn[2]
+    ranges = [
+        *zip(found.amounts.T, (0.6, 0.7, 0.5, -0.06, 0.7), (1.4, 1.3, 1.5, 0.06, 1.3), strict=True),
+        (np.rad2deg(found.angle), -15, 15), (found.scale, 0.9, 1.1), (found.sigma, 0.001, 0.5),
+    ]  # fmt: skip
+    for values, low, high in ranges:
+        width = high - low
+        assert low - 1e-5 <= values.min() < low + 0.01 * width and high - 0.01 * width < values.max() <= high + 1e-5
+        assert abs(float(values.mean()) - (low + high) / 2) < 5 * width / math.sqrt(12 * COUNT)
+    assert set(np.unique(found.shift)) == {-2, -1, 0, 1, 2}  # an eighth of 16, in whole pixels
+    assert abs(float(found.flip.mean()) - 0.5) < 5 * 0.5 / math.sqrt(COUNT)
+    orders, counts = np.unique(found.order, axis=0, return_counts=True)
+    assert len(orders) == 120 and np.abs(counts - 50).max() < 5 * math.sqrt(50)
+    assert len(np.unique(drawn[3].order, axis=0)) == 6 and not drawn[3].flip.any()
+
+
+@pytest.mark.gate
+def test_the_order_drawn_is_the_order_applied(drawn):
+    image, jitter = make()[0], jax.jit(lambda image, one: augment.jitter(image, one, list(range(5))))
+    for i in range(8):
+        one, expected = jax.tree.map(lambda leaf, i=i: leaf[i], drawn[2]), image
+        for which in one.order:
+            expected = np.asarray(adjusted(expected, one.amounts[which])[NAMES[which]])
+        close(jitter(image, one), expected)
+
+
+@pytest.mark.gate
+def test_off_is_the_identity_and_each_part_alone_is_not():
+    images, fields = make(n=4), [field for field in Strong._fields if field != "invert"]
+    alone = [OFF._replace(**{field: getattr(Strong(), field)}) for field in fields]
+    # One program for all is compiled three times as fast as one for each.
+    of_all = jax.jit(
+        lambda images, pixels: [strong(KEY, pixels, OFF), *(strong(KEY, images, o) for o in (OFF, *alone))]
+    )
+    pixels = np.round(255 * images).astype(np.uint8)
+    of_bytes, off, *found = map(np.asarray, of_all(images, pixels))
+    close(of_bytes, pixels / 255)
+    np.testing.assert_array_equal(off, images)
+    for field, image in zip(fields, found, strict=True):
+        assert np.abs(image - images).max() > 1e-3, field
+    noise = (found[-1] - images)[(images > 0.1) & (images < 0.9)]
+    assert abs(float(noise.std()) - 0.005) < 5 * 0.005 / math.sqrt(2 * noise.size)
+
+
+@pytest.mark.gate
+def test_grey_images_and_inverted_ones_are_augmented_as_their_negatives():
+    images = make((9, 9, 1), 5)
+    images[-1] = 1
+    close(adjusted(images[0], 0.5)["contrast"], np.clip(0.5 * images[0] + 0.5 * images[0].mean(), 0, 1))
+    names = [NAMES[i] for i in augment.adjustments(images[0].shape, Strong())]
+    assert names == ["brightness", "contrast", "gamma"]
+    options = Strong(noise=0)
+    both = jax.jit(lambda x: (strong(KEY, x, options._replace(invert=True)), 1 - strong(KEY, 1 - x, options)))
+    inverted, negative = both(images)
+    close(inverted, negative, 1e-6)
+    close(inverted[-1], images[-1], 1e-6)  # white
+    with pytest.raises(UserError, match="1 or 3 channels, not 2"):
+        strong(KEY, make((9, 9, 2)), Strong())

@@ -27,24 +27,27 @@ def test_changes_are_taken_with_and_without_equals():
 
 
 TRAIN = ("--config=glyphs:cxda,smoke", "--workdir={tmp}/w")
+OF_RUN = ("--config.data.writers=(5, 5, 5)", "--config.data.drawings=41")  # the data of the run
+MADE = "--data_dir={tmp}/made"
 PREPARE = ("--benchmark=folder", "--raw_dir={tmp}/raw")
-RUN = "--runs={tmp}/run"
+RUN, STUDY = "--runs={tmp}/run", ("--study={tmp}/w", "--smoke")
 COMMANDS = [  # command, arguments, what the line says
     ("train", (*TRAIN, "--confg.seed=1"), "Unknown command line flag 'confg.seed'"),
     ("train", (*TRAIN, "cxda"), "unexpected argument 'cxda'; .* --name=value"),
     ("train", TRAIN[:1], "--workdir is missing; name the folder"),
     ("train", TRAIN[1:], "--config is missing; name one"),
+    ("train", (*TRAIN, MADE, "--config.method=ft_em"), "method .ft_em. starts from the runs of .erm. and"),
     ("train", (*TRAIN, "--config.seed"), "--config.seed has no value; write --config.seed=VALUE"),
-    ("train", (*TRAIN, "--config.=3"), "--config.: config has no field ''; fields: attention, "),
     ("train", (*TRAIN, "--config.net.widht=3"), "--config.net.widht: .*; did you mean 'width'"),
+    ("train", (*TRAIN, "--config.benchmark=glyfs"), "benchmark='glyfs' is unknown; did you mean 'glyphs'"),
+    ("train", (*TRAIN, MADE, "--config.data.drawings=39"), "has 39 images, episode.per_domain .* needs 40"),
     ("train", (*TRAIN, "--debug=maybe"), "flag --debug=maybe: "),
-    ("train", ("--config=glyphs:cxda,smoke", "--config.data.writers=(5, 5, 5)", "--config.data.drawings=41", "--workdir={tmp}/run/config.json"),
-     "--workdir={tmp}/run/config.json: .*File exists.*; choose another"),
+    ("train", (TRAIN[0], *OF_RUN, "--workdir={tmp}/run/lock"), "--workdir={tmp}/run/lock: .*File exists.*; choose"),
+    ("train", (TRAIN[0], *OF_RUN, "--config.seed=3", "--workdir={tmp}/held"), "a run with config.seed=0, not 3"),
     ("evaluate", (), "--runs is missing; give a run directory"),
     ("evaluate", ("--runs={tmp}/none*",), r"--runs={tmp}/none\*: nothing matches; name run directories"),
-    ("evaluate", (RUN + "/config.json",), "nothing that matches holds a config.json; name run directories"),
     ("evaluate", (RUN, "--num_tasks=-4"), "flag --num_tasks=-4: .*positive"),
-    ("evaluate", (RUN, "--num_tasks=many"), "flag --num_tasks=many: .*'many'"),
+    ("evaluate", (RUN, "--config.evaluation.tasks=exhaustive", "--num_tasks=9"), "--num_tasks=9: .* tests every image"),
     ("evaluate", (RUN, "--methods=cxda,exda"), "--methods=exda: no such method; choose from all, erm"),
     ("evaluate", (RUN, "--methods=ft_em"), "--methods=ft_em: .* holds no run to test it on; train one"),
     ("evaluate", (RUN, "--from=cxda"), "--from='cxda' is unknown; choose from erm, erm_iid"),
@@ -52,26 +55,35 @@ COMMANDS = [  # command, arguments, what the line says
     ("evaluate", (RUN, "--against=bm"), "--against=bm: no such method among the runs; choose from cxda"),
     ("evaluate", (RUN, "--num_domains=0,5"), "--num_domains=0: give whole numbers of at least 1"),
     ("evaluate", (RUN, "--support_size=3"), "--support_size=3: .*5 domains; ask for more images"),
-    ("evaluate", (RUN, "--config.net.width=4"), "--config.net.width: a trained run fixes it; .*batch_norm, bn_alpha, cotta"),
+    ("evaluate", (RUN, "--arrival=by_domain"), "--arrival=by_domain orders the images of --context; give it too"),
+    ("evaluate", (RUN, "--config.net.width=4"), "--config.net.width: a trained run fixes it; .*batch_norm, bn_alpha"),
     ("evaluate", (RUN, "--config.episode.per_domain=x"), "--config.episode.per_domain=x: expected a int"),
     ("report", (RUN,), "--report is missing; name the folder to write"),
     ("report", (RUN, "--report={tmp}/r", "--config.seed=1"), "--config.seed: .*leave it out"),
-    ("report", ("--runs={tmp}/bare", "--report={tmp}/r"), "--runs={tmp}/bare: nothing to report; .*{tmp}/bare: no result.json; evaluate it"),
+    ("report", ("--runs={tmp}/bare", "--report={tmp}/r"), "nothing to report; .*{tmp}/bare: no result.json"),
     ("report", (RUN, "--report={tmp}/r", "--against=bn"), "--against=bn: .*; give paper, paper_stand_ins, or nothing"),
     ("prepare", PREPARE[1:], "--benchmark is missing; name one"),
     ("prepare", PREPARE[:1], "--raw_dir is missing; say where"),
-    ("prepare", ("--benchmark=glyphs", PREPARE[1]), "--benchmark='glyphs' is unknown; choose from cifar10_c, cifar_c, femnist"),
+    ("prepare", ("--benchmark=glyphs", PREPARE[1]), "--benchmark='glyphs' is unknown; choose from cifar10_c, cifar_c"),
     ("prepare", ("--benchmark=cifar_d", PREPARE[1]), "--benchmark='cifar_d' is unknown; did you mean 'cifar_c'"),
-    ("prepare", (*PREPARE, "--config.seed=1"), "--config.seed: .*leave it out"),
     ("prepare", (*PREPARE, "--workers=0"), "flag --workers=0: .*positive"),
     ("prepare", (*PREPARE, "--size=large"), "flag --size=large: .*'large'"),
     ("prepare", (*PREPARE, "--regenerate"), "--regenerate: folder has no such option; see --help"),
+    ("reproduce", (*STUDY, "--benchmark=glyfs"), "--benchmark='glyfs' is unknown; did you mean 'glyphs'"),
+    ("reproduce", (*STUDY, "--benchmark=glyphs", "--only=cxdaa"), "--only='cxdaa' is unknown; did you mean 'cxda'"),
+    ("reproduce", (*STUDY, "--benchmark=glyphs", "--seeds=a"), "--seeds=a: give whole numbers, such as 0,1,2"),
+    ("reproduce", (*STUDY, "--benchmark=cifar_c"), "cifar_c: no prepared data; .*prepare --benchmark=cifar_c"),
+    ("reproduce", (*STUDY, "--benchmark=folder", "--dry_run"), "no prepared data; .*prepare --benchmark=folder"),
+    ("reproduce", ("--benchmark=glyphs", "--cancel=now"), "--cancel=now is for jobs in a queue; give --executor"),
 ]  # fmt: skip
 
 
 @cases("name, arguments, said", [(f"{row[0]} {' '.join(row[1][-1:])}", *row) for row in COMMANDS])
-def test_command_lines(tmp_path, data_dir, name, arguments, said):
+def test_a_mistake_costs_one_line_and_exit_code_2(tmp_path, data_dir, name, arguments, said):
     write_run(tmp_path / "run", open_store(next(data_dir.glob("glyphs*"))).sha256)
+    shutil.copytree(tmp_path / "run", tmp_path / "held")
+    (tmp_path / "run" / "lock").touch()
+    (tmp_path / "held" / "last" / "5").mkdir(parents=True)  # it has saved something
     (tmp_path / "bare").mkdir()
     for file in ("config.json", "manifest.json"):
         shutil.copy(tmp_path / "run" / file, tmp_path / "bare")
@@ -88,31 +100,31 @@ def test_a_traceback_is_for_those_who_ask():
     assert error.startswith("Traceback") and error.splitlines()[-1].startswith("error: --runs=nowhere: ")
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
+def test_what_the_system_refuses_is_one_line():
+    for error, line in (
         (OSError(28, "No space left on device", "runs/a"), "runs/a: No space left on device; free some space"),
         (OSError(30, "Read-only file system", "/mnt/b"), "/mnt/b: Read-only file system; choose a folder"),
         (PermissionError(13, "Permission denied", "c"), "c: Permission denied; choose another folder"),
         (FileNotFoundError(2, "No such file or directory", "d"), "d: No such file or directory; .* bring it back"),
         (OSError("odd"), "a file: odd; --debug shows where"),
-    ],
-)
-def test_what_the_system_refuses_is_one_line(error, line):
-    assert re.match(line, system_fault(error))
+    ):
+        assert re.match(line, system_fault(error))
 
 
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        ("print('a')", 0),  # all work was done
-        ("print('a', flush=True); print('b', flush=True)", 141),
-        ("print('a'); raise UserError('wrong\\n  indeed')", 2),
-        ("print('a'); raise stops.Stopped(15)", 143),
-    ],
-)
-def test_a_closed_output_ends_a_command_quietly(body, code):
-    script = f"from launch import cli, stops\nfrom cxda_jax.errors import UserError\ndef main(): {body}\ncli.run(main)"
+@pytest.mark.gate
+@pytest.mark.parametrize(("body", "code", "said"), [
+    ("print('a')", 0, ""),  # all work was done
+    ("print('a', flush=True); print('b', flush=True)", 141, ""),
+    ("say('a'); say('b'); raise UserError('wrong\\n  indeed')", 2, "error: wrong indeed\n"),  # what says so goes on
+    ("print('a'); raise stops.Stopped(15)", 143, stops.LINE.format("SIGTERM") + "\n"),
+])  # fmt: skip
+def test_a_closed_output_ends_a_command_quietly(body, code, said):
+    lines = (
+        "from launch import cli, stops",
+        "from cxda_jax.errors import UserError",
+        "from cxda_jax.progress import say",
+    )
+    script = "\n".join([*lines, f"def main(): {body}", "cli.run(main)"])
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -120,10 +132,10 @@ def test_a_closed_output_ends_a_command_quietly(body, code):
         cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": ""},
     )  # fmt: skip
     os.close(writing)
-    said = {2: "error: wrong indeed\n", 143: f"{stops.LINE.format('SIGTERM')}\n"}.get(code, "")
     assert (done.returncode, done.stderr) == (code, said)
 
 
+@pytest.mark.gate
 def test_an_output_on_a_full_disk_is_one_line():
     script = "from launch import cli\ncli.run(lambda: print('a'))"
     with open("/dev/full", "w") as full:

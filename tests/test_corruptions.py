@@ -1,13 +1,10 @@
 """The 19 corruptions: their constants, their seeds, and their pixels beside other ways of computing them."""
 
 import colorsys
+import hashlib
 import io
-import itertools
 import math
-import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,147 +13,67 @@ from scipy import ndimage
 
 from cxda_jax.data import noise_blur, weather_digital
 from cxda_jax.data.corruptions import BLOCK, LEVELS, NAMES, SEVERITIES, corrupt
-from cxda_jax.errors import UserError
+from tests.lines import refused
 
+pytestmark = pytest.mark.gate
 DETERMINISTIC = {
     "defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression", "gaussian_blur", "saturate",
 }  # fmt: skip
-both_constants = pytest.mark.parametrize("constants", ["cifar", "tiny"])
-each_name = pytest.mark.parametrize("name", NAMES)
 
 
-def scenes(n, side, seed=0):
-    """Coloured discs and bars over gradients and texture: uint8 [n, side, side, 3]."""
-    rng = np.random.default_rng(seed)
-    y, x = np.meshgrid(np.linspace(0, 1, side), np.linspace(0, 1, side), indexing="ij")
-    pixels = np.empty((n, side, side, 3))
-    for image in pixels:
-        ends = rng.uniform(0.1, 0.9, (2, 3))
-        slope = np.clip(0.5 + (x - 0.5) * rng.uniform(-1, 1) + (y - 0.5) * rng.uniform(-1, 1), 0, 1)[..., None]
-        texture = ndimage.gaussian_filter(rng.normal(size=(side, side)), side / 32)
-        image[:] = ends[0] + slope * (ends[1] - ends[0]) + 0.06 * (texture / texture.std())[..., None]
-        for _ in range(3):
-            row, column, radius = rng.uniform(0.2, 0.8), rng.uniform(0.2, 0.8), rng.uniform(0.08, 0.25)
-            disc = (y - row) ** 2 + (x - column) ** 2 < radius**2
-            bar = (abs(y - row) < radius) & (abs(x - column) < radius / 3)
-            image[disc if rng.random() < 0.5 else bar] = rng.uniform(0, 1, 3)
-    return (255 * pixels.clip(0, 1)).astype(np.uint8)
+def scenes(n, side):
+    """Smooth colours, and a square of one colour in each image."""
+    rng = np.random.default_rng(0)
+    pixels = ndimage.zoom(rng.integers(0, 256, (n, 4, 4, 3)), (1, side / 4, side / 4, 1), order=1)
+    pixels[:, side // 4 : side // 2, side // 3 : side // 2] = rng.integers(0, 256, (n, 1, 1, 3))
+    return pixels.astype(np.uint8)
 
 
 def seeded(seed=0):
     return np.random.default_rng(seed)
 
 
-# The first and the last constant of the scripts that made CIFAR-10-C and Tiny-ImageNet-C.
-ENDS = {
-    "gaussian_noise": ((0.04, 0.10), (0.04, 0.18)),
-    "shot_noise": ((500, 50), (250, 15)),
-    "impulse_noise": ((0.01, 0.07), (0.01, 0.14)),
-    "defocus_blur": (((0.3, 0.4), (1.5, 0.1)), ((0.5, 0.6), (3, 0.1))),
-    "glass_blur": (((0.05, 1, 1), (0.4, 1, 2)), ((0.1, 1, 1), (0.9, 2, 2))),
-    "motion_blur": (((6, 1), (9, 2.5)), ((10, 1), (12, 3))),
-    "zoom_blur": ((1.06, 1.26), (1.06, 1.26)),
-    "snow": (((0.1, 0.2, 1, 0.6, 8, 3, 0.95), (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8)),
-             ((0.1, 0.2, 1, 0.6, 8, 3, 0.8), (0.3, 0.3, 1.25, 0.65, 14, 12, 0.6))),
-    "frost": (((1, 0.2), (0.75, 0.45)), ((1, 0.3), (0.7, 0.55))),
-    "fog": (((0.2, 3), (1.5, 1.75)), ((0.4, 3), (2, 1.75))),
-    "brightness": ((0.05, 0.3), (0.1, 0.5)),
-    "contrast": ((0.75, 0.15), (0.4, 0.05)),
-    "elastic_transform": (((0, 0, 0.08), (0.1, 0.03, 0.03)), ((0, 0, 0.08), (0.16, 0.03, 0.02))),
-    "pixelate": ((0.95, 0.65), (0.9, 0.5)),
-    "jpeg_compression": ((80, 40), (65, 25)),
-    "speckle_noise": ((0.06, 0.2), (0.15, 0.35)),
-    "gaussian_blur": ((0.4, 1), (0.5, 1.5)),
-    "spatter": (((0.62, 0.1, 0.7, 0.7, 0.5, 0), (0.65, 0.1, 0.5, 0.68, 0.6, 1)),
-                ((0.62, 0.1, 0.7, 0.7, 0.6, 0), (0.65, 0.1, 0.5, 0.67, 0.6, 1))),
-    "saturate": (((0.3, 0), (2.5, 0.2)), ((0.3, 0), (30, 0.2))),
-}  # fmt: skip
+def test_constants_are_those_of_the_scripts():
+    """As when they were compared with the scripts that made CIFAR-10-C and Tiny-ImageNet-C."""
+    digests = {name: hashlib.sha256(repr(table).encode()).hexdigest()[:16] for name, table in SEVERITIES.items()}
+    assert digests == {"cifar": "3d1e23d305b12862", "tiny": "1c9539c0b3422930"} and len(NAMES) == 19
+    # The lists of zooms that the scripts' aranges give. A rounding error adds a last one to the first two.
+    assert [len(np.arange(1, end, 0.01)) for end in SEVERITIES["cifar"]["zoom_blur"]] == [7, 12, 16, 21, 26]
 
 
-def test_constants_are_the_scripts():
-    assert tuple(ENDS) == NAMES and len(NAMES) == 19 and list(SEVERITIES) == ["cifar", "tiny"]
-    for number, table in enumerate(SEVERITIES.values()):
-        ends = {name: ends[number] for name, ends in ENDS.items()}
-        assert {name: (first, last) for name, (first, _, _, _, last) in table.items()} == ends
-    cifar, tiny = SEVERITIES.values()
-    assert cifar["jpeg_compression"] == (80, 65, 58, 50, 40) and cifar["contrast"] == (0.75, 0.5, 0.4, 0.3, 0.15)
-    assert cifar["saturate"] == ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))
-    assert tiny["fog"] == ((0.4, 3), (0.7, 3), (1, 2.5), (1.5, 2), (2, 1.75))
-    assert tiny["glass_blur"] == ((0.1, 1, 1), (0.5, 1, 1), (0.6, 1, 2), (0.7, 2, 1), (0.9, 2, 2))
-    # The lists of zooms that the scripts' aranges give; a rounding error adds a last one to the first two.
-    assert [len(np.arange(1, end, 0.01)) for end in cifar["zoom_blur"]] == [7, 12, 16, 21, 26]
-
-
-@each_name
-@pytest.mark.parametrize(
-    ("side", "constants"), [(32, "cifar"), (32, "tiny"), (16, "cifar"), (17, "tiny"), (64, "tiny")]
-)
-def test_shape_dtype_and_seeds(name, side, constants):
-    images = np.repeat(scenes(2, side), 2, 0)
+@pytest.mark.parametrize("name", NAMES)
+def test_seeds_and_images_stay_apart_in_batches_large_and_empty(name):
+    assert corrupt(scenes(0, 16), name, 5, seeded()).shape == (0, 16, 16, 3)
+    images, alike = scenes(BLOCK + 3, 16), name in DETERMINISTIC
+    images[-1] = images[-2]
     before = images.copy()
-    for severity in LEVELS if side == 32 else (1, 3, 5):
-        result = corrupt(images, name, severity, seeded(3), constants)
+    for severity in (3, 5):  # of spatter, water and mud
+        result = corrupt(images, name, severity, seeded())
         assert result.shape == images.shape and result.dtype == np.uint8 and (result != images).any((1, 2, 3)).all()
-        assert np.array_equal(result[0], result[1]) == (name in DETERMINISTIC)  # each image has its own draws
-        assert np.array_equal(corrupt(images, name, severity, seeded(3), constants), result)
-        other = corrupt(images, name, severity, seeded(2), constants)
-        assert np.array_equal(other, result) == (name in DETERMINISTIC)
+        assert np.array_equal(result[-1], result[-2]) == alike  # each image has its own draws
+        assert np.array_equal(corrupt(images, name, severity, seeded()), result)
+        assert np.array_equal(corrupt(images, name, severity, seeded(1)), result) == alike
+        others = images.copy()
+        others[1] = 255 - others[1]
+        # How many random numbers a Poisson draw takes depends on the pixels, so later images may differ.
+        same = np.arange(len(images)) != 1 if name != "shot_noise" else [0]
+        np.testing.assert_array_equal(corrupt(others, name, severity, seeded())[same], result[same])
     np.testing.assert_array_equal(images, before)
 
 
-@each_name
-def test_images_do_not_mix_in_batches_large_and_empty(name):
-    assert corrupt(scenes(0, 16), name, 5, seeded()).shape == (0, 16, 16, 3)
-    images = scenes(BLOCK + 3, 16)
-    for severity in (3, 5):  # of spatter, water and mud
-        result = corrupt(images, name, severity, seeded())
-        assert (result != images).any((1, 2, 3)).all()
-        for changed in (0, 1, BLOCK):
-            others = images.copy()
-            others[changed] = 255 - others[changed]
-            # How many random numbers a Poisson draw takes depends on the pixels, so later images may differ.
-            same = np.arange(len(images)) != changed if name != "shot_noise" else np.arange(changed)
-            np.testing.assert_array_equal(corrupt(others, name, severity, seeded())[same], result[same])
-        for i in (0, BLOCK) if name in DETERMINISTIC else ():
-            np.testing.assert_array_equal(corrupt(images[i : i + 1], name, severity, seeded())[0], result[i])
-
-
-# Severities of which each moves images further from the clean ones than the one before, where that is not so for all five.
-RISING = {
-    "saturate": [(1, 2), (3, 4, 5)],  # goes below 1, to 0.3 and 0.1, before it goes above
-    "spatter": [(1, 2, 3), (4, 5)],  # is water at first, then mud, which covers less
-    "elastic_transform": [(5, 1)],  # has less and less of the affine map, which moves pixels further than the waves
-    "glass_blur cifar": [*itertools.product((1, 2, 3), (4, 5))],  # a wider gaussian smooths what was shuffled
-    "glass_blur tiny": [*itertools.product((1, 2), (3, 4), (5,))],
-    "motion_blur cifar": [(1, 2, 3, 5)],  # has sigma 2 twice
-    "frost": [],  # images as bright as ice move little
-}
-
-
-@both_constants
-@each_name
-def test_severity_moves_images_further(name, constants):
-    images = scenes(48, {"cifar": 32, "tiny": 64}[constants])
-    far = [np.abs(corrupt(images, name, s, seeded(), constants).astype(float) - images).mean() for s in LEVELS]
-    for severities in RISING.get(name, RISING.get(f"{name} {constants}", [tuple(LEVELS)])):
-        assert (np.diff([far[severity - 1] for severity in severities]) > 0).all()
-
-
-@both_constants
 @pytest.mark.parametrize("name, value, spread", [
     ("gaussian_noise", 128, lambda value, c: 255 * c),
-    ("speckle_noise", 40, lambda value, c: value * c),
-    ("speckle_noise", 80, lambda value, c: value * c),
+    ("speckle_noise", 60, lambda value, c: value * c),
     ("shot_noise", 60, lambda value, c: math.sqrt(255 * value / c)),
     ("impulse_noise", 128, lambda value, c: 127.5 * math.sqrt(c)),
 ])  # fmt: skip
-def test_noise_has_its_moments(constants, name, value, spread):
+def test_noise_has_its_moments(name, value, spread):
     grey = np.full((40, 32, 32, 3), value, np.uint8)
-    for severity, c in enumerate(SEVERITIES[constants][name], 1):
+    for constants, severity in (("cifar", 1), ("cifar", 5), ("tiny", 2)):
+        c = SEVERITIES[constants][name][severity - 1]
         noisy = corrupt(grey, name, severity, seeded(), constants)
-        if name != "gaussian_noise" or c <= 0.12:  # beyond, clipping shows
-            assert noisy.mean() == pytest.approx(value - 0.5, abs=0.6)  # truncation takes half a level
-            assert noisy.std() == pytest.approx(spread(value, c), rel=0.05 if name == "impulse_noise" else 0.02)
+        assert noisy.mean() == pytest.approx(value - 0.5, abs=0.6)  # truncation takes half a level
+        assert noisy.std() == pytest.approx(spread(value, c), rel=0.05 if name == "impulse_noise" else 0.02)
         assert name != "shot_noise" or len(np.unique(noisy)) <= c + 1  # counts of photons
         assert name != "impulse_noise" or set(np.unique(noisy)) == {0, 128, 255}
         channels = np.corrcoef(noisy.reshape(-1, 3).T.astype(float))
@@ -230,7 +147,7 @@ def frosted(x, keep, add):
 
 
 def streaked(x, radius, sigma):
-    """Motion blur, copy by copy: each pixel averages pixels that lie ahead of it, with the weights of half a gaussian."""
+    """Motion blur, copy by copy: each pixel averages those ahead of it, with the weights of half a gaussian."""
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-(steps**2) / (2 * sigma**2))
     angles, places = np.deg2rad(seeded().uniform(-45, 45, len(x))), np.arange(x.shape[1])
@@ -278,8 +195,7 @@ EXPECTED = {
 }
 
 
-@both_constants
-@pytest.mark.parametrize("side", [24, 32, 48])
+@pytest.mark.parametrize("side, constants", [(24, "cifar"), (32, "tiny")])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_pixels_are_those_of_another_computation(name, side, constants):
     images = scenes(1 if name == "glass_blur" else 3, side)
@@ -291,58 +207,42 @@ def test_pixels_are_those_of_another_computation(name, side, constants):
         assert np.abs(result - expected).max() <= (0 if name in ("pixelate", "jpeg_compression") else 1)
 
 
-@pytest.mark.parametrize("side", [16, 33, 48])
-def test_zooms_are_scipys(side):
-    images = scenes(1, side)[0].astype(float)
-    for zoom in (1, 1.01, 1.1, 1.25, 1.75, 2.25):
-        ours = np.moveaxis(noise_blur.zoom_in(np.moveaxis(images, -1, 0).astype(np.float32), zoom), 0, -1)
-        np.testing.assert_allclose(ours, zoomed(images, zoom), atol=1e-3)
+def test_zooms_are_scipys():
+    image = scenes(1, 33)[0].astype(np.float32)
+    for zoom in (1, 1.01, 1.25, 1.75, 2.25):
+        ours = np.moveaxis(noise_blur.zoom_in(np.moveaxis(image, -1, 0), zoom), 0, -1)
+        np.testing.assert_allclose(ours, zoomed(image.astype(float), zoom), atol=1e-3)
 
 
-def test_no_bit_depends_on_the_processors_matrix_products():
-    """OpenBLAS multiplies with other instructions for another processor. Levels are compared before they become pixels."""
-    script = """
-import hashlib, numpy as np
-from cxda_jax.data import corruptions, noise_blur
-images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
-for name, constants in corruptions.SEVERITIES["cifar"].items():
-    levels = [corruptions._FUNCTIONS[name](images, c, np.random.default_rng(1)) for c in constants]
-    print(name, hashlib.sha256(np.array(levels).tobytes()).hexdigest())
-print("zoom", hashlib.sha256(noise_blur.zoom_in(images[..., 0].astype(np.float32), 1.25).tobytes()).hexdigest())
-"""
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", script], env=os.environ | {"OPENBLAS_CORETYPE": processor}, check=True, text=True,
-            capture_output=True,
-        ).stdout
-        for processor in ("Prescott", "Haswell")
-    ]  # fmt: skip
-    assert printed[0] == printed[1] and printed[0].count("\n") == len(NAMES) + 1
+def plasma(n, side, decay):
+    """Clouds, point by point: each is the mean of four around it, which end in the opposite edge, and some noise."""
+    rng, maps, step, wobble = seeded(), np.zeros((n, side, side)), side, 100.0
+    while step > 1:
+        half = step // 2
+        crossed, straight = [(1, 1), (1, -1), (-1, 1), (-1, -1)], [(0, 1), (1, 0), (0, -1), (-1, 0)]
+        for down, right, around in ((half, half, crossed), (0, half, straight), (half, 0, straight)):
+            noise = 2 * rng.random((n, side // step, side // step), np.float32) - 1.0
+            for row, column in np.ndindex(noise.shape[1:]):
+                y, x = row * step + down, column * step + right
+                near = [maps[:, (y + half * i) % side, (x + half * j) % side] for i, j in around]
+                maps[:, y, x] = np.mean(near, 0) + wobble**2 * noise[:, row, column]
+        step, wobble = half, wobble / decay
+    maps -= maps.min((1, 2), keepdims=True)
+    return maps / maps.max((1, 2), keepdims=True)
 
 
-@pytest.mark.parametrize("side", [16, 32, 64])
-def test_plasma_maps(side):
-    maps = {decay: weather_digital.plasma_maps(seeded(), 20, side, decay) for decay in (3, 2.5, 1.75)}
-    for some in maps.values():
-        assert some.shape == (20, side, side) and np.abs(some[0] - some[1]).max() > 0.1
-        assert (some.min((1, 2)) == 0).all() and (some.max((1, 2)) == 1).all()
-    assert np.abs(np.diff(maps[3])).mean() < np.abs(np.diff(maps[1.75])).mean()
-
-
-def test_snow_only_brightens():
+def test_clouds_snow_and_ice():
+    for decay in (3, 1.75):
+        np.testing.assert_allclose(weather_digital.plasma_maps(seeded(), 3, 16, decay), plasma(3, 16, decay), atol=1e-4)
     images = scenes(4, 32)
-    for severity in LEVELS:
+    for severity in LEVELS:  # snow only brightens
         assert (corrupt(images, "snow", severity, seeded()) >= images - (images > 0)).all()
         flakes = corrupt(np.zeros_like(images), "snow", severity, seeded())
         np.testing.assert_array_equal(flakes, flakes[:, ::-1, ::-1])  # each falls twice, turned by half a circle
         assert (flakes == flakes[..., :1]).all()
         assert flakes.min() >= int(127.5 * (1 - SEVERITIES["cifar"]["snow"][severity - 1][-1]))
-
-
-def test_ice_resembles_its_photographs():
     ice = weather_digital.ice_textures()
-    assert ice is weather_digital.ice_textures() and ice.dtype == np.uint8
-    for texture, (mean, spread, _) in zip(ice, weather_digital.ICE, strict=True):
+    for texture, (mean, spread, _) in zip(ice, weather_digital.ICE, strict=True):  # as of its photographs
         np.testing.assert_allclose(texture.mean((0, 1)), mean, atol=2)
         np.testing.assert_allclose(texture.std((0, 1)), spread, atol=4)
         grey = texture.mean(-1) - texture.mean()
@@ -351,25 +251,23 @@ def test_ice_resembles_its_photographs():
     np.testing.assert_array_equal(weather_digital.ice_textures(), ice)
 
 
-@both_constants
-def test_spatter_is_turquoise_water_or_brown_mud(constants):
+def test_spatter_is_turquoise_water_or_brown_mud():
     black = np.zeros((16, 32, 32, 3), np.uint8)
-    for severity, c in enumerate(SEVERITIES[constants]["spatter"][:3], 1):
-        drops = corrupt(black, "spatter", severity, seeded(), constants).astype(float)
+    for severity, c in enumerate(SEVERITIES["cifar"]["spatter"][:3], 1):
+        drops = corrupt(black, "spatter", severity, seeded()).astype(float)
         assert 0.001 < (drops[..., 1] > 0).mean() < 0.5
         np.testing.assert_array_equal(drops[..., 1], drops[..., 2])
         np.testing.assert_allclose(drops[..., 0], drops[..., 1] * 175 / 238, atol=1)
         np.testing.assert_allclose(drops.max((1, 2, 3)), int(238 * c[4]), atol=1)
     for severity in (4, 5):
-        mud = corrupt(black + 255, "spatter", severity, seeded(), constants).reshape(-1, 3).astype(float)
+        mud = corrupt(black + 255, "spatter", severity, seeded()).reshape(-1, 3).astype(float)
         np.testing.assert_allclose(mud.min(0), (63, 42, 20), atol=2)
         cover = (255 - mud) / (255 - np.array([63, 42, 20]))
         assert np.ptp(cover, axis=1).max() < 0.01 and (cover[cover > 0.01] > 0.79).all()
 
 
-def test_edges_outline_each_images_shapes():
-    y, x = np.mgrid[:24, :24]
-    radius = np.hypot(y - 12, x - 12)
+def test_edges_outline_each_images_shapes_and_levels_are_equalised():
+    radius = np.hypot(*(np.mgrid[:24, :24] - 12))
     discs = np.stack([255.0 * (radius < 7), 0 * radius, 90.0 * (radius < 7)]).astype(np.float32)
     edges = weather_digital.find_edges(discs)
     assert edges[0].any() and (np.abs(radius[edges[0]] - 7) < 1.5).all()
@@ -382,22 +280,19 @@ def test_edges_outline_each_images_shapes():
     weak[0, :4, 12:] = 200
     edges = weather_digital.find_edges(weak)
     assert edges[0, 8:].any() and not edges[1].any()
-
-
-def test_equalised_levels():
     levels = np.array([[[3, 3], [4, 7]], [[5, 5], [5, 5]]])
     np.testing.assert_array_equal(weather_digital.equalise(levels), [[[0, 0], [128, 255]], [[0, 0], [0, 0]]])
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"name": "snwo"}, "corruption='snwo' .* did you mean 'snow'.* choose from brightness, .*, zoom_blur"),
-    *(({"severity": s}, rf"severity={s} .* choose from 1, 2, 3, 4, 5") for s in (0, 6)),
-    ({"constants": "imagenet"}, "constants='imagenet' .* choose from cifar, tiny"),
-    *(({"images": np.zeros(shape, dtype)}, re.escape(f"images: {dtype} {list(shape)} must be uint8 [n, side, side, 3] with"))
-      for dtype, shape in [("float32", (1, 16, 16, 3)), ("uint8", (16, 16, 3)), ("uint8", (1, 16, 16, 1)),
-                           ("uint8", (1, 15, 16, 3)), ("uint8", (1, 15, 15, 3))]),
-])  # fmt: skip
-def test_mistakes_are_named(change, message):
+def test_mistakes_are_named():
     right = {"images": np.zeros((1, 16, 16, 3), np.uint8), "name": "fog", "severity": 1, "rng": seeded()}
-    with pytest.raises(UserError, match=message):
-        corrupt(**right | change)
+    images = [np.zeros(shape, np.uint8) for shape in [(16, 16, 3), (1, 16, 16, 1), (1, 15, 16, 3), (1, 15, 15, 3)]]
+    images.append(np.zeros((1, 16, 16, 3), np.float32))
+    for change, message in [
+        ({"name": "snwo"}, "corruption='snwo' .* did you mean 'snow'.* choose from brightness, .*, zoom_blur"),
+        *(({"severity": s}, rf"severity={s} .* choose from 1, 2, 3, 4, 5") for s in (0, 6)),
+        ({"constants": "imagenet"}, "constants='imagenet' .* choose from cifar, tiny"),
+        *(({"images": some}, re.escape(f"images: {some.dtype} {[*some.shape]} must be uint8 [n,")) for some in images),
+    ]:
+        with refused(message):
+            corrupt(**right | change)

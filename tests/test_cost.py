@@ -1,13 +1,7 @@
 """What work costs, by the compiler's own counts: guards of speed that need no clock."""
 
-import ctypes
 import functools
 import re
-import subprocess
-import sys
-import textwrap
-import time
-from pathlib import Path
 from unittest import mock
 
 import jax
@@ -22,12 +16,11 @@ from cxda_jax.data.sources import device_source
 from cxda_jax.evaluation import compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.nets.attention import CHUNK
-from cxda_jax.types import Images
 from tests.conftest import make_episode
 from tests.nets import build_method
 from tests.test_train import METHOD, SPEC
 
-KEY = jax.random.key(0)
+pytestmark, KEY = pytest.mark.gate, jax.random.key(0)
 
 
 def test_compilations_are_counted_and_what_is_cached_is_told():
@@ -35,24 +28,22 @@ def test_compilations_are_counted_and_what_is_cached_is_told():
     f = jax.jit(lambda x: jnp.tanh(x) * size)
     f(1.0), f(2.0)
     assert counted.programs == 1 and counted.seconds > 0 and counted.cached == 0
-    f(jnp.ones(3))
-    assert counted.programs >= 2
+    f(np.ones(3, np.float32))
+    assert counted.programs == 2
 
 
 def test_operations_of_a_product_are_counted():
-    lowered = jax.jit(jnp.matmul).lower(jnp.ones((7, 5)), jnp.ones((5, 11)))
+    lowered = jax.jit(jnp.matmul).lower(np.ones((7, 5)), np.ones((5, 11)))
     assert cost.flops(lowered) == 2 * 7 * 5 * 11
     with mock.patch.object(type(lowered), "cost_analysis", lambda self: None):  # as on GPUs and TPUs
         assert cost.flops(lowered) == 2 * 7 * 5 * 11
 
 
-def test_the_peak_is_that_of_numpy_within_a_factor_of_ten():
-    a, times = np.ones((512, 512), np.float32), []
-    for _ in range(10):
-        began = time.perf_counter()
-        a @ a
-        times.append(time.perf_counter() - began)
-    assert 0.1 < cost.matmul_peak(512) / (2 * 512**3 / min(times)) < 10
+def test_the_peak_is_that_of_the_fastest_product_but_the_first(monkeypatch):
+    seconds = (0.5, 2.0, 1.0, 3.0, 4.0, 5.0)  # the first one is compiled
+    ticks = iter([x for i, taken in enumerate(seconds) for x in (10.0 * i, 10.0 * i + taken)])
+    monkeypatch.setattr(cost.time, "perf_counter", lambda: next(ticks))
+    assert cost.matmul_peak(8) == 2 * 8**3 / 1.0
 
 
 def test_peak_memory_grows_with_what_is_held():
@@ -75,8 +66,8 @@ def lowered(*case, **options):
 
 
 @pytest.mark.parametrize(("work", "statistics", "shape", "method"), [
-    *[(*work, "femnist", method) for work in (("train", "flow"), ("train", "stop"), ("infer", "flow")) for method in ("bn", "cxda")],
-    ("train", "flow", "cifar_c", "cxda"),
+    ("train", "flow", "cifar_c", "cxda"), ("train", "flow", "femnist", "bn"), ("train", "stop", "femnist", "cxda"),
+    ("infer", "flow", "femnist", "cxda"),
 ])  # fmt: skip
 def test_main_steps_do_the_operations_that_torch_counts(work, statistics, shape, method):
     """At full size, from the lowered program: a gradient too many, or a support encoded twice, would show."""
@@ -89,8 +80,8 @@ def test_main_steps_do_the_operations_that_torch_counts(work, statistics, shape,
     (side, _, channels), classes = SHAPES[shape].image, SHAPES[shape].classes
     with torch.device("meta"):
         attention = peer.TorchAttention(128) if method == "cxda" else None
-        statistics_of_peer = "buffers" if statistics == "stop" else "flow"
-        module = peer.TorchCXDA(peer.TorchCNN(channels, classes, 128), attention, statistics=statistics_of_peer)
+        of_peer = "buffers" if statistics == "stop" else "flow"
+        module = peer.TorchCXDA(peer.TorchCNN(channels, classes, 128), attention, statistics=of_peer)
         images = [torch.rand(n, channels, side, side) for n in case.counts()]
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(work == "train"):
         logits = module(*images)
@@ -101,8 +92,7 @@ def test_main_steps_do_the_operations_that_torch_counts(work, statistics, shape,
 
 @pytest.mark.usefixtures("full_compilation")
 @pytest.mark.parametrize(
-    ("method", "work", "gigabytes", "temporary_megabytes"),
-    [("cxda", "train", 0.9, 170), ("bn", "infer", 0.25, 60), ("erm", "infer", 0.05, 20)],
+    ("method", "work", "gigabytes", "temporary_megabytes"), [("cxda", "train", 0.9, 170), ("bn", "infer", 0.25, 60)]
 )
 def test_main_steps_move_no_more_than_they_did_and_never_call_the_host(method, work, gigabytes, temporary_megabytes):
     """Of femnist's shape at width 16. A pass over activations more is 0.01 to 0.03 GB a pass."""
@@ -128,7 +118,7 @@ def equations(jaxpr):
 
 def convolutions(function, *arguments):
     return [
-        (e.invars[0].aval.shape, e.params["feature_group_count"], e.params["batch_group_count"])
+        (np.prod(e.invars[0].aval.shape), e.params["feature_group_count"], e.params["batch_group_count"])
         for e in equations(jax.make_jaxpr(function)(*arguments).jaxpr) if e.primitive.name == "conv_general_dilated"
     ]  # fmt: skip
 
@@ -140,92 +130,44 @@ def test_episodes_of_a_step_are_merged_into_one_convolution(name):
     state = state_of_shapes(method, tx, 0, make_episode().support)
 
     def of(tasks):
-        episodes = jax.tree.map(lambda *x: jnp.stack(x), *(make_episode(i) for i in range(tasks)))
-        step = functools.partial(train.train_step, method, tx, augment.Weak())
-        return convolutions(step, state, episodes, KEY)
+        episodes = jax.tree.map(lambda *x: np.stack(x), *(make_episode(i) for i in range(tasks)))
+        return convolutions(functools.partial(train.train_step, method, tx, augment.Weak()), state, episodes, KEY)
 
     one, four = of(1), of(4)
     assert len(one) == len(four) > 0
-    for (shape, *_), (merged, *groups) in zip(one, four, strict=True):
-        assert groups == [1, 1]
-        assert np.prod(merged) in (4 * np.prod(shape), np.prod(shape))  # images or their gradients; the kernel
-    assert sum(np.prod(merged) == 4 * np.prod(shape) for (shape, *_), (merged, *_) in zip(one, four, strict=True)) > 5
+    for (size, *_), (merged, *groups) in zip(one, four, strict=True):
+        assert groups == [1, 1] and merged in (4 * size, size)  # images or their gradients; the kernel
+    assert sum(merged == 4 * size for (size, *_), (merged, *_) in zip(one, four, strict=True)) > 5
 
 
 def test_what_adapts_to_nothing_never_touches_the_support():
-    (few, many), (bn_few, bn_many) = (
-        [cost.flops(lowered("femnist", method, "infer", width=8, support=n)) for n in (10, 1000)] for method in ("erm", "bn")
-    )  # fmt: skip
-    assert few == many and bn_many > 10 * bn_few
-
-
-def scores_held(support):
-    """The largest array in a patch-to-patch prediction."""
-    case = Case("femnist", "cxda_p2p", "infer", width=16, support=support)
-    method, episodes, _ = prepare(case)
-    episode = jax.tree.map(lambda x: x[0], episodes)
-    variables = jax.eval_shape(method.init, KEY, jax.tree.map(lambda x: x[:2], episode.query))
-    adapted = jax.eval_shape(method.adapt, variables, episode.support, KEY)
-    jaxpr = jax.make_jaxpr(method.predict)(adapted, episode.query)
-    return max(v.aval.size for e in equations(jaxpr.jaxpr) for v in e.outvars if hasattr(v.aval, "size"))
+    of = {
+        method: [cost.flops(lowered("femnist", method, "infer", width=8, support=n)) for n in (10, 1000)]
+        for method in ("erm", "bn")
+    }
+    assert of["erm"][0] == of["erm"][1] and of["bn"][1] > 10 * of["bn"][0]
 
 
 def test_patch_to_patch_attention_never_holds_all_scores():
-    assert scores_held(1000) <= 1.1 * CHUNK < 20 * 16 * 8 * 16 * 1000
+    method, episodes, _ = prepare(Case("femnist", "cxda_p2p", "infer", width=16, support=1000))
+    episode = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), episodes)
+    variables = jax.eval_shape(method.init, KEY, episode.query)
+    adapted = jax.eval_shape(method.adapt, variables, episode.support, KEY)
+    program = jax.make_jaxpr(method.predict)(adapted, episode.query).jaxpr
+    largest = max(v.aval.size for e in equations(program) for v in e.outvars if hasattr(v.aval, "size"))
+    assert largest <= 1.1 * CHUNK < 20 * 16 * 8 * 16 * 1000
 
 
-def counting(source):
-    """The source, and a list of the shapes that its programs are traced for."""
-    traced = []
+def test_an_evaluation_compiles_once_whatever_its_length(fixed_store):
+    traced, source = [], device_source(fixed_store)
 
     def assemble(resident, batch):
-        traced.append(jax.tree.map(jnp.shape, batch))
+        traced.append(1)
         return source.assemble(resident, batch)
 
-    return source._replace(assemble=assemble), traced
-
-
-def test_a_run_compiles_its_step_once_and_moves_row_numbers_only(store, tmp_path):
-    """A batch is 4 bytes an image, for the images stay on the device. The loop knows no method: a small one does."""
-    tx, (source, traced) = make_optimizer("sgd", 0.01, 0.9, 1e-4), counting(device_source(store))
-    state = train.init_state(METHOD, tx, 0, Images(store.images[:2], np.zeros(2, np.int32)))
-    spent = train.train(
-        METHOD, tx, augment.Weak(), source,
-        lambda step: sample_plans(SPEC, store.offsets, store.domains("train"), 0, [step]),
-        state, 0, train.Schedule(12, 3, 1, 2), lambda variables: 0.0, tmp_path, log=lambda line: None,
-    )  # fmt: skip
-    assert len(traced) == 1
-    assert spent.steps == 12 and spent.step_bytes == 4 * (8 + 4) and spent.step_flops > 1e5
-    assert 0 <= spent.waiting + spent.saving + spent.validating <= spent.seconds and spent.steps_per_s > 0
-
-
-def test_an_evaluation_compiles_once_whatever_its_length(store):
-    source, traced = counting(device_source(store))
-    evaluator, variables = compile_task(METHOD, source), METHOD.init(KEY, make_episode().support)
-    plans = functools.partial(sample_plans, SPEC, store.offsets, store.domains("test"), 0)
+    counting = source._replace(assemble=assemble)
+    evaluator, variables = compile_task(METHOD, counting), jax.jit(METHOD.init)(KEY, make_episode().support)
+    plans = functools.partial(sample_plans, SPEC, fixed_store.offsets, fixed_store.domains("test"), 0)
     for tasks in (3, 7):
-        evaluate(evaluator, variables, source, plans, tasks, "accuracy", per_call=2)
+        evaluate(evaluator, variables, counting, plans, tasks, "accuracy", per_call=2)
     assert len(traced) == 1
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="glibc's own numbers")
-def test_threads_share_one_pool_of_memory(tmp_path):
-    """Else each keeps what it has freed to itself, and a process that trains again and again grows for hours."""
-    code = """
-        import ctypes
-        from cxda_jax import backend
-        KEEP
-        import jax
-        jax.jit(lambda x: (x @ x).sum())(jax.numpy.ones((500, 500))).block_until_ready()
-        libc = ctypes.CDLL(None)
-        libc.fopen.restype = ctypes.c_void_p
-        file = ctypes.c_void_p(libc.fopen(b"FILE", b"w"))
-        libc.malloc_info(0, file)
-        libc.fclose(file)
-    """.replace("FILE", str(tmp_path / "info"))
-    counts = []
-    for keep in ("backend.keep_freed_memory()", ""):
-        program = textwrap.dedent(code).replace("KEEP", keep)
-        subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parent.parent)
-        counts.append((tmp_path / "info").read_text().count("<heap nr="))
-    assert counts[0] == 1 < counts[1]

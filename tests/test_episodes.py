@@ -1,35 +1,143 @@
-"""Plans and sources in full size, and over processes; test_properties.py has what holds for all specs."""
+"""Plans are a pure function of seed, stream and task, uniform and distinct. Sources give the bytes of a plan's rows."""
 
 import functools
 import itertools
 import mmap
-import time
-import timeit
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cxda_jax import memory
 from cxda_jax.config import read
 from cxda_jax.data.episodes import EpisodeSpec, check_spec, mixed_spec, sample_plans
-from cxda_jax.data.sources import reader, tfdata_source
-from cxda_jax.data.store import open_store, write_store
+from cxda_jax.data.sources import device_source, reader, stack, tfdata_source
+from cxda_jax.data.store import SPLITS, DomainStore, open_store, write_store
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_on
 from cxda_jax.mesh import mesh_for
 from tests.conftest import INFO, make_domains
+from tests.lines import one_line, refused
 
-ROOT = Path(__file__).parent.parent
 SPEC = EpisodeSpec(num_domains=3, per_domain=5, num_query=7)
 MIXED = mixed_spec(SPEC)
+FALSE_ALARM = 1e-9  # the probability that a chi-square test below fails by chance
+SEEDS = st.integers(0, 2**32 - 1)
 
 
 @pytest.fixture
 def many(tmp_path):
     write_store(tmp_path / "many", INFO, make_domains(sizes=tuple(range(12, 42))))
     return open_store(tmp_path / "many")
+
+
+@st.composite
+def split_stores(draw):
+    """A store as far as plans see it: domains of any size, in any order of the splits."""
+    sizes = draw(st.lists(st.integers(0, 12), min_size=1, max_size=9))
+    splits = draw(st.lists(st.sampled_from(SPLITS), min_size=len(sizes), max_size=len(sizes)))
+    rows = sum(sizes)
+    images, labels = np.zeros((rows, 1, 1, 1), np.uint8), np.zeros(rows, np.int32)
+    names = tuple(f"d{i}" for i in range(len(sizes)))
+    return DomainStore(INFO, images, labels, np.cumsum([0, *sizes]), tuple(splits), names, "")
+
+
+SPECS = st.builds(EpisodeSpec, st.integers(0, 4), st.integers(0, 4), st.integers(0, 4), st.booleans(), st.just(False))
+
+
+def fits(spec, sizes):
+    """Whether domains of these sizes hold such tasks."""
+    if spec.mixed:
+        return 1 <= spec.num_query <= sum(sizes)
+    need = 1 if spec.replacement else spec.per_domain + spec.num_query
+    return min(spec[:3]) >= 1 and len(sizes) >= spec.num_domains and min(sizes) >= need
+
+
+@settings(max_examples=150)
+@given(split_stores(), SPECS, st.booleans(), st.sampled_from(SPLITS), SEEDS, st.integers(0, 2**40))
+def test_a_plan_is_what_its_spec_says_or_the_spec_is_refused(store, spec, mixed, split, seed, first):
+    spec = mixed_spec(spec) if mixed else spec
+    domains, owner = store.domains(split), store.row_domains()
+    sizes = np.diff(store.offsets)[domains]
+    if not fits(spec, sizes):
+        with pytest.raises(UserError) as refused:
+            check_spec(spec, store, split)
+        one_line(refused.value)
+        return
+    check_spec(spec, store, split)
+    plan = sample_plans(spec, store.offsets, domains, seed, range(first, first + 3))
+    assert plan.support.dtype == plan.query.dtype == np.int32
+    assert plan.support.shape == (3, spec.num_domains * spec.per_domain) and plan.query.shape == (3, spec.num_query)
+    for support, query in zip(*plan, strict=True):
+        used = np.concatenate([support, query])
+        assert np.isin(owner[used], domains).all() and (used >= 0).all()
+        if not spec.replacement or spec.mixed:
+            assert len(set(used)) == len(used)
+        if not spec.mixed:
+            blocks = owner[support].reshape(spec.num_domains, spec.per_domain)
+            assert (blocks == blocks[:, :1]).all() and len(set(blocks[:, 0])) == spec.num_domains
+            assert len(set(owner[query])) == 1 and owner[query[0]] in blocks[:, 0]
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(8, 12), min_size=3, max_size=6),
+    SPECS.filter(lambda spec: min(spec[:3]) >= 1 and spec.num_domains <= 3),
+    st.booleans(),
+    SEEDS,
+    st.lists(st.integers(0, 2**40), min_size=1, max_size=8),
+)
+def test_a_task_is_the_same_in_whatever_company(sizes, spec, mixed, seed, tasks):
+    offsets, domains = np.cumsum([0, *sizes]), np.arange(len(sizes))
+    if mixed:
+        spec = mixed_spec(spec)._replace(num_query=min(mixed_spec(spec).num_query, sum(sizes)))
+    together = sample_plans(spec, offsets, domains, seed, tasks)
+    for i, task in enumerate(tasks):
+        first = (task // 2) * 2
+        beside = sample_plans(spec, offsets, domains, seed, range(first, first + 2))
+        for found, expected in zip(beside, together, strict=True):
+            np.testing.assert_array_equal(found[task - first], expected[i])
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_every_draw_is_uniform(replacement):
+    """One draw of each task, so that draws are independent: domain, pair of domains, query's place, row, two rows."""
+    scipy = pytest.importorskip("scipy.stats")
+    sizes, count = np.array([6, 9, 6, 12]), 6000
+    spec = EpisodeSpec(num_domains=2, per_domain=2, num_query=2, replacement=replacement)
+    offsets, domains = np.cumsum([0, *sizes]), np.array([0, 2, 3])
+    plan = sample_plans(spec, offsets, domains, 11, range(count))
+    owner = np.repeat(np.arange(4), sizes)
+    pairs = owner[plan.support[:, [0, 2]]]
+    place = (pairs[:, 1] == owner[plan.query[:, 0]]).astype(int)
+
+    def compare(drawn, chances):
+        """`drawn` are numbers of outcomes, `chances` the probabilities of all outcomes."""
+        observed = np.bincount(drawn, minlength=len(chances))
+        expected = np.array(chances) * count
+        assert not observed[expected == 0].any()
+        used = expected > 0
+        assert scipy.chisquare(observed[used], expected[used]).pvalue > FALSE_ALARM
+
+    of_row = np.where(np.isin(owner, domains), 1 / (len(domains) * sizes[owner]), 0)
+    compare(pairs @ [4, 1], [1 / 6 * (a != b and {a, b} <= {0, 2, 3}) for a in range(4) for b in range(4)])
+    compare(place, [0.5, 0.5])
+    for rows in (plan.support[:, 0], plan.support[:, 3], plan.query[:, 0], plan.query[:, 1]):
+        compare(rows, of_row)
+    # An image of the support and one of the query, where they are of one domain.
+    rows, both = len(owner), np.where(place, plan.support[:, 2], plan.support[:, 0])
+    chances = np.zeros((rows, rows))
+    for d in domains:
+        inside = slice(offsets[d], offsets[d + 1])
+        chances[inside, inside] = 1 / (3 * sizes[d] ** 2) if replacement else 1 / (3 * sizes[d] * (sizes[d] - 1))
+    if not replacement:
+        np.fill_diagonal(chances, 0)
+    compare(both * rows + plan.query[:, 1], chances.ravel())
+    mixed = sample_plans(mixed_spec(spec), offsets, domains, 12, range(count)).query
+    for rows in (mixed[:, 0], mixed[:, -1]):
+        compare(rows, np.isin(owner, domains) / sizes[domains].sum())
 
 
 def test_seeds_and_the_streams_of_one_seed_are_unrelated():
@@ -58,53 +166,52 @@ def test_training_validation_test_and_calibration_draw_from_streams_of_their_own
     assert not np.array_equal(experiment.calibration_images(), store.images[drawn])
 
 
-def test_mixed_batches_hold_as_many_images_as_an_episode():
-    assert MIXED.num_query == 22 and mixed_spec(EpisodeSpec()).num_query == 120
-
-
-@pytest.mark.parametrize(("spec", "message"), [
-    (SPEC._replace(num_domains=11), "^num_domains=11 but split 'train' of tiny has 10 domains"),
-    (SPEC._replace(num_query=0), "^num_query=0 must be at least 1"),
-    (SPEC._replace(per_domain=6), "domain 'd0' of split 'train' has 12 images, .* needs 13"),
-    (MIXED._replace(num_query=166), "split 'train' of tiny has 165 images, a mixed batch needs 166"),
-])  # fmt: skip
-def test_impossible_specs_are_refused(many, spec, message):
+def test_impossible_specs_are_refused(many):
+    assert MIXED.num_query == 22 and mixed_spec(EpisodeSpec()).num_query == 120  # the images of an episode
     for possible in (SPEC, MIXED._replace(num_query=165)):
         check_spec(possible, many, "train")
-    with pytest.raises(UserError, match=message):
-        check_spec(spec, many, "train")
+    for spec, said in [
+        (SPEC._replace(num_domains=11), "^num_domains=11 but split 'train' of tiny has 10 domains"),
+        (SPEC._replace(num_query=0), "^num_query=0 must be at least 1"),
+        (SPEC._replace(per_domain=6), "domain 'd0' of split 'train' has 12 images, .* needs 13"),
+        (MIXED._replace(num_query=166), "split 'train' of tiny has 165 images, a mixed batch needs 166"),
+    ]:
+        with refused(said):
+            check_spec(spec, many, "train")
 
 
-def test_sampling_is_fast():
-    """512 tasks take less than half of what shuffling five whole domains for each would take on the same machine."""
-    offsets, rng = np.arange(263) * 10_000, np.random.default_rng(0)
-    ours = functools.partial(sample_plans, EpisodeSpec(), offsets, np.arange(262), 0, range(512))
-
-    def shuffles():
-        for _ in range(512 * 5):
-            rng.permutation(10_000)
-
-    fast, slow = (min(timeit.repeat(run, timer=time.process_time, number=1)) for run in (ours, shuffles))
-    assert fast < slow / 2
-
-
-def test_shards_are_the_parts_of_a_step(many, monkeypatch):
+@pytest.mark.gate
+@pytest.mark.parametrize("spec", [SPEC, MIXED])
+def test_both_sources_give_the_bytes_of_the_planned_rows(many, spec, monkeypatch):
     """Each process reads its own tasks alone; together they are the step."""
     pytest.importorskip("tensorflow")
+    owner = many.row_domains()
 
     def plan_of(step):
-        return sample_plans(SPEC, many.offsets, many.domains("train"), 0, range(6 * step, 6 * step + 6))
+        return sample_plans(spec, many.offsets, many.domains("train"), 0, range(6 * step, 6 * step + 6))
 
-    whole, parts = list(tfdata_source(many).own_batches(plan_of, 3, 6)), []
-    on_a_mesh = tfdata_source(many)._replace(mesh="of all processes")
+    device, stream = device_source(many), tfdata_source(many)
+    assemble = jax.jit(device.assemble)
+    whole = [*stream.own_batches(plan_of, 3, 6)]
+    for plan, batch, step in zip(device.batches(plan_of, 3, 6), whole, (3, 4, 5), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, plan, plan_of(step))
+        ours, theirs = assemble(device.resident, plan), stream.assemble((), batch)
+        parts = (ours.support, ours.support_label), (ours.query, ours.label)
+        for (images, label), rows in zip(parts, plan, strict=True):
+            for array, column in ((images.pixels, many.images), (images.domain, owner), (label, many.labels)):
+                np.testing.assert_array_equal(array, column[rows])
+        jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), ours, theirs)
+    on_a_mesh, parts = stream._replace(mesh="of all processes"), []
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     for which in range(3):
         monkeypatch.setattr(jax, "process_index", lambda which=which: which)
-        parts.append(list(on_a_mesh.own_batches(plan_of, 3, 6)))
+        parts.append([*on_a_mesh.own_batches(plan_of, 3, 6)])
     for episode, *of_step in zip(whole, *parts, strict=True):
         assert all(len(part.label) == 2 for part in of_step)
         together = jax.tree.map(lambda *arrays: np.concatenate(arrays), *of_step)
         jax.tree.map(np.testing.assert_array_equal, episode, together)
+    steps = stack(whole)
+    np.testing.assert_array_equal(steps.query.pixels, np.stack([episode.query.pixels for episode in whole]))
 
 
 class Noted(mmap.mmap):
@@ -119,33 +226,30 @@ class Noted(mmap.mmap):
 
 def test_the_system_hears_which_bytes_of_a_large_file_are_wanted(tmp_path, monkeypatch):
     """All of the rows', to the page, in a file of more bytes than 32 bits can count, if the memory cannot hold it."""
-    shape, rows = (200_000, 100, 100, 3), np.array([[199_999, 3], [0, 150_000]], np.int32)
+    rows, size = np.array([[199_999, 3], [0, 150_000]], np.int32), 30_000
     with open(tmp_path / "sparse", "wb+") as file:
-        file.truncate(np.prod(shape))
-        for row in rows.ravel():
-            file.seek(int(row) * 30_000)
-            file.write(bytes([1 + row % 200]) * 30_000)
+        file.truncate(200_000 * size)
+        for row in rows.ravel().tolist():
+            file.seek(row * size)
+            file.write(bytes([1 + row % 200]) * size)
         file.flush()
         mapped = Noted(file.fileno(), 0, access=mmap.ACCESS_READ)
-    images = np.ndarray(shape, np.uint8, mapped)
-    monkeypatch.setattr(memory, "available", lambda: images.nbytes)
-    np.testing.assert_array_equal(reader(images)(rows)[..., 0, 0, 0], 1 + rows % 200)
-    assert not mapped.told
-    monkeypatch.setattr(memory, "available", lambda: images.nbytes - 1)
-    found = reader(images)(rows)
-    assert found.shape == (2, 2, *shape[1:]) and (found == (1 + rows % 200)[..., None, None, None]).all()
+    images = np.ndarray((200_000, size), np.uint8, mapped)
+    for left in (images.nbytes, images.nbytes - 1):
+        assert not mapped.told
+        monkeypatch.setattr(memory, "available", lambda left=left: left)
+        found = reader(images)(rows)
+        assert found.shape == (2, 2, size) and (found == (1 + rows % 200)[..., None]).all()
     whole, *parts = mapped.told
     assert whole == (mmap.MADV_RANDOM,)
-    for row, (wish, begin, length) in zip(rows.ravel(), parts, strict=True):
+    for row, (wish, begin, length) in zip(rows.ravel().tolist(), parts, strict=True):
         assert wish == mmap.MADV_WILLNEED and begin % mmap.PAGESIZE == 0
-        assert 0 <= 30_000 * int(row) - begin < mmap.PAGESIZE and begin + length == 30_000 * (int(row) + 1)
+        assert 0 <= size * row - begin < mmap.PAGESIZE and begin + length == size * (row + 1)
     np.testing.assert_array_equal(reader(found)(np.array([1, 0])), found[::-1])
 
 
 def test_tasks_that_processes_cannot_share_are_named(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     monkeypatch.setattr(jax, "device_count", lambda: 8)
-    with pytest.raises(
-        UserError, match="tasks_per_step=12 cannot be shared by 8 devices of 4 processes; make it a multiple of 8"
-    ):
+    with refused("tasks_per_step=12 cannot be shared by 8 devices of 4 processes; make it a multiple of 8"):
         mesh_for(12)

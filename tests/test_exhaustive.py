@@ -1,4 +1,4 @@
-"""Evaluation in which each image of a split is a query once, and the forms of tasks and scores that a config may choose."""
+"""Evaluation in which each image of a split is a query once, and the forms of scores that a config may choose."""
 
 import json
 
@@ -9,7 +9,6 @@ import pytest
 from cxda_jax.config import read
 from cxda_jax.data.episodes import EpisodeSpec, counting, exhaustive
 from cxda_jax.data.store import open_store, write_store
-from cxda_jax.errors import UserError
 from cxda_jax.evaluation import compile_task
 from cxda_jax.experiment import build_on
 from cxda_jax.study import testing
@@ -18,6 +17,7 @@ from cxda_jax.study.results import by_store
 from cxda_jax.study.runs import Evaluation
 from cxda_jax.study.settings import count_tasks
 from tests.conftest import INFO, make_domains
+from tests.nets import fill
 
 SPEC = EpisodeSpec(num_domains=3, per_domain=4, num_query=6)
 SIZES = (10, 11, 12, 13, 23, 30)  # of the domains, from the fewest images that a task needs
@@ -50,22 +50,18 @@ def test_each_image_is_a_query_once_and_the_support_is_drawn_as_usual(replacemen
 
 def test_other_domains_positions_and_support_images_are_uniform():
     """Over many seeds, with five standard errors of room."""
-    offsets, count, _ = drawn(sizes=(12,) * 5)
-    positions, others, own = np.zeros(3), np.zeros((5, 5)), np.zeros(12)
-    for seed in range(300):
-        plan = drawn(sizes=(12,) * 5, seed=seed)[2](range(count))
-        for support, query in zip(plan.support // 12, plan.query // 12, strict=True):
-            positions[np.flatnonzero(support[::4] == query[0])] += 1
-            others[query[0], support[::4]] += 1
-        own += np.bincount(plan.support[plan.support // 12 == plan.query[:, :1] // 12] % 12, minlength=12)
-    tasks = 300 * count
-
-    def alike(found, share, of):
+    _, count, _ = drawn(sizes=(12,) * 5)
+    plans = [drawn(sizes=(12,) * 5, seed=seed)[2](range(count)) for seed in range(300)]
+    support = np.concatenate([plan.support for plan in plans])
+    asked = np.concatenate([plan.query for plan in plans])[:, :1] // 12
+    tasks, domains = 300 * count, support[:, ::4] // 12
+    others = np.array([np.bincount(domains[asked[:, 0] == own].ravel(), minlength=5) for own in range(5)])
+    for found, share, of in (
+        ((domains == asked).sum(0), 1 / 3, tasks),  # the place of the queries' domain
+        (others[~np.eye(5, dtype=bool)], 1 / 2, tasks / 5),
+        (np.bincount(support[support // 12 == asked] % 12) / 4, 1 / 12, tasks),
+    ):
         assert np.abs(found / of - share).max() < 5 * np.sqrt(share * (1 - share) / of)
-
-    alike(positions, 1 / 3, tasks)
-    alike(others[~np.eye(5, dtype=bool)], 1 / 2, tasks / 5)
-    alike(own / 4, 1 / 12, tasks)
 
 
 def test_a_task_depends_on_seed_stream_and_number_alone():
@@ -85,7 +81,8 @@ def test_a_task_depends_on_seed_stream_and_number_alone():
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uneven")
-    write_store(folder / "store", INFO, make_domains(sizes=(12,) * 6 + (10, 17, 31)))
+    info = INFO._replace(metric="macro_f1", marks=("regenerated",))
+    write_store(folder / "store", info, make_domains(sizes=(12,) * 6 + (10, 17, 31)))
     return open_store(folder / "store")
 
 
@@ -97,15 +94,21 @@ def experiment_on(store, **evaluation):
     return build_on(config, store)
 
 
-def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven):
-    """ERM answers an image alone, so all test images in one batch have the same answers."""
-    experiment = experiment_on(uneven)
+@pytest.mark.gate
+def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven, tmp_path, monkeypatch):
+    """ERM answers an image alone, so all test images in one batch have the same answers.
+
+    Macro-F1 over the union is of each task as scikit-learn's own default, and read back from the disk.
+    """
+    sklearn = pytest.importorskip("sklearn.metrics")
+    experiment = experiment_on(uneven._replace(info=uneven.info._replace(metric="accuracy")))
     method, count = experiment.method, count_tasks(experiment.config, uneven, "test")
-    variables = jax.jit(method.init)(jax.random.key(0), experiment.example)
-    tasks = testing.score(experiment, compile_task(method, experiment.source), variables, "test", count)
+    variables = fill(jax.eval_shape(method.init, jax.random.key(0), experiment.example))
+    evaluator = compile_task(method, experiment.source)
+    tasks = testing.score(experiment, evaluator, variables, "test", count)
     test = slice(*uneven.offsets[[6, 9]])
     everything = experiment.example.replace(pixels=uneven.images[test])
-    hits = np.asarray(method.predict(variables, everything)).argmax(-1) == uneven.labels[test]
+    hits = np.asarray(jax.jit(method.predict)(variables, everything)).argmax(-1) == uneven.labels[test]
     assert 0 < hits.mean() < 1 and tasks.mean == pytest.approx(hits.mean(), abs=1e-12)
     by_row = np.zeros(uneven.offsets[-1])
     by_row[test] = hits
@@ -116,19 +119,13 @@ def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven):
     assert ((tasks.labels >= 0) == counting(plan.query)).all() and (tasks.labels >= 0).sum() == 58
     np.testing.assert_array_equal(tasks.labels[tasks.labels >= 0], uneven.labels[plan.query[tasks.labels >= 0]])
 
-
-def test_a_result_holds_the_score_that_was_chosen(uneven, tmp_path, monkeypatch):
-    """Macro-F1 over the union: of each task as scikit-learn's own default, and read back from the disk."""
-    sklearn = pytest.importorskip("sklearn.metrics")
-    experiment = experiment_on(uneven._replace(info=uneven.info._replace(metric="macro_f1")), f1="union")
-    variables = jax.jit(experiment.method.init)(jax.random.key(0), experiment.example)
     monkeypatch.setattr(testing, "restore_best", lambda *_: (variables, {"step": 20}))
+    experiment = experiment_on(uneven, f1="union")
     (tmp_path / "config.json").write_text(json.dumps(experiment.config))
     record = Record("tiny", uneven.sha256, "cpu", 2, "0")
     evaluation = Evaluation(tmp_path, tmp_path, "erm", experiment.config, record)
-    result = testing.evaluate_run(evaluation, experiment, compile_task(experiment.method, experiment.source))
-    stored, sizes = result.stored(), []
-    scores = []
+    result = testing.evaluate_run(evaluation, experiment, evaluator)
+    stored, scores, sizes = result.stored(), [], []
     for predictions, labels in zip(stored["predictions"], stored["labels"], strict=True):
         kept = labels >= 0
         sizes.append(kept.sum())
@@ -136,6 +133,7 @@ def test_a_result_holds_the_score_that_was_chosen(uneven, tmp_path, monkeypatch)
     assert result.row["metric"] == "macro_f1_union" and result.row["num_tasks"] == len(sizes) == 11
     assert result.row["avg"] == pytest.approx(100 * np.average(scores, weights=sizes))
     assert result.row["w10"] == pytest.approx(100 * min(scores))
+    assert (result.row["data_marks"], result.row["started_from"]) == (["regenerated"], "random")
     other = result._replace(row={**result.row, "metric": "macro_f1"})
     assert list(by_store([result, other])) == ["tiny (smoke)", "tiny (smoke) (union F1)"]
 
@@ -149,15 +147,8 @@ def test_validation_and_test_are_of_their_own_splits(uneven):
     assert [count_tasks(usual, uneven, split) for split in ("val", "test")] == [4, 10]
 
 
-def test_a_number_of_tasks_cannot_be_asked_for_too(uneven, tmp_path):
-    experiment = experiment_on(uneven)
-    evaluation = Evaluation(tmp_path, tmp_path, "erm", experiment.config, None)
-    with pytest.raises(UserError, match="^--num_tasks=4: evaluation.tasks=exhaustive tests every image; leave out one"):
-        testing.evaluate_run(evaluation, experiment, None, 4)
-
-
-@pytest.mark.parametrize(("metric", "f1", "scored"), [
-    ("accuracy", "union", "accuracy"), ("macro_f1", "labels", "macro_f1"), ("macro_f1", "union", "macro_f1_union"),
-])  # fmt: skip
-def test_a_config_chooses_the_form_of_macro_f1(uneven, metric, f1, scored):
-    assert experiment_on(uneven._replace(info=uneven.info._replace(metric=metric)), f1=f1).metric == scored
+def test_a_config_chooses_the_form_of_macro_f1(uneven):
+    for metric, f1, scored in (
+        ("accuracy", "union", "accuracy"), ("macro_f1", "labels", "macro_f1"), ("macro_f1", "union", "macro_f1_union")
+    ):  # fmt: skip
+        assert experiment_on(uneven._replace(info=uneven.info._replace(metric=metric)), f1=f1).metric == scored

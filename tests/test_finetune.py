@@ -7,309 +7,269 @@ import pytest
 
 from cxda_jax import augment, backend
 from cxda_jax.experiment import make_optimizer
-from cxda_jax.losses import entropy, infomax
 from cxda_jax.methods import cotta as cotta_module
-from cxda_jax.methods.cotta import confidence, cotta, restored
+from cxda_jax.methods.cotta import cotta, restored
 from cxda_jax.methods.finetune import FineTuning, ft_em, sf_ocda
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
-from cxda_jax.types import Images
-from tests.nets import (
-    FEMNIST,
-    KEY,
-    assert_within_some_draw,
-    build_method,
-    case_of,
-    close,
-    initialised,
-    make_images,
-    make_net,
-    nchw,
-)  # fmt: skip
+from tests import nets
+from tests.conftest import make_episode
+from tests.nets import FEMNIST, KEY, build_method, case_of, close
 
-TUNED = ["ft_em", "ft_im", "sf_ocda", "cotta"]
+pytestmark = pytest.mark.gate
 TINY = Classifier(CNNTrunk(8), CNNHead(4), (0.5,), (0.5,))  # the network of build_method()
 QUIET = augment.Strong(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0)
 RATE, MOMENTUM, DECAY = 0.05, 0.9, 1e-2
+EPISODE = jax.tree.map(np.asarray, make_episode())
+SUPPORT = EPISODE.support
+
+
+@pytest.fixture(autouse=True)
+def cheap_augmentation(monkeypatch):
+    """Another darkness for each key. tests/test_augment.py has the real one, which is slow to compile."""
+    case_of("erm")  # outside of any trace
+    monkeypatch.setattr(augment, "strong", lambda key, pixels, options: pixels * jax.random.uniform(key))
+
+
+def start():
+    """What all methods here start from."""
+    return case_of("erm").variables
 
 
 def tuning(**options):
     return FineTuning(make_optimizer("sgd", RATE, MOMENTUM, DECAY), **options)
 
 
-def checkpoint(name="erm"):
-    """Variables of erm, as all methods here start from; for cotta calibrated."""
-    return case_of(name).variables
+def params_of(method, support=SUPPORT, key=KEY):
+    return jax.jit(method.adapt)(start(), support, key)["params"]
 
 
-def logits_of(variables, pixels):
-    return case_of("erm").predict(variables, Images(pixels, jnp.zeros(len(pixels), jnp.int32)))
+@jax.jit
+def logits_of(params, pixels):
+    return TINY.apply({**start(), "params": params}, pixels)
 
 
-def adapted_by(method, episode, name="erm", key=KEY):
-    return jax.jit(method.adapt)(checkpoint(name), episode.support, key)
+@jax.jit
+def batched(params, pixels):
+    """Normalised by the statistics of these images."""
+    return TINY.apply({**start(), "params": params}, pixels, batch=True)
+
+
+def probabilities(logits):
+    odds = np.exp(np.asarray(logits, np.float64) - np.max(logits, -1, keepdims=True))
+    return odds / odds.sum(-1, keepdims=True)
+
+
+def confidence(logits):
+    return probabilities(logits).max(-1)
+
+
+def single(params):
+    return jax.tree.map(np.float32, params)
 
 
 def largest_difference(a, b):
-    return max(float(jnp.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return max(np.abs(np.subtract(x, y)).max() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
 @pytest.mark.parametrize(("trainable", "statistics"), [("all", "support"), ("batch_norm", "frozen")])
 def test_two_steps_of_ft_em_equal_torch(peer, trainable, statistics):
     torch = peer.torch
-    (shape, classes), net = FEMNIST, make_net(*FEMNIST)
+    (shape, classes), net = FEMNIST, nets.make_net(*FEMNIST)
     method = ft_em(net, tuning(steps=2, trainable=trainable, statistics=statistics))
-    start, adapt = initialised(method, shape), jax.jit(method.adapt)
+    first, adapt = nets.initialised(method, shape), jax.jit(method.adapt)
     module = peer.TorchCNN(shape[2], classes, 16)
 
     def error_of(seed):
-        support = make_images(shape, 10, seed)
-        ours = peer.torch_tensors(adapt(start, support, KEY)["params"])
-        peer.copy_weights(start, module)
+        support = nets.make_images(shape, 10, seed)
+        ours = peer.torch_tensors(adapt(first, support, KEY)["params"])
+        peer.copy_weights(first, module)
         module.train(statistics == "support")
         norms = {id(p) for norm in module.norms for p in norm.parameters()}
         trained = [p for p in module.parameters() if trainable == "all" or id(p) in norms]
         sgd = torch.optim.SGD(trained, lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
         for _ in range(2):
             sgd.zero_grad()
-            log_p = torch.log_softmax(module(nchw(support.pixels)), -1)
+            log_p = torch.log_softmax(module(nets.nchw(support.pixels)), -1)
             (-(log_p.exp() * log_p).sum(-1).mean()).backward()
             sgd.step()
-        before = peer.torch_tensors(start["params"])
-        errors, moved = [], 0
-        for name, value in module.named_parameters():
-            errors.append(float((ours["net." + name] - value.detach()).abs().max()))
-            moved += int((value != before["net." + name]).any())
+        before, after = peer.torch_tensors(first["params"]), dict(module.named_parameters())
+        moved = sum(int((value != before["net." + name]).any()) for name, value in after.items())
         assert moved == (len(before) if trainable == "all" else 6)
-        return max(errors)
+        return max(float((ours["net." + name] - value.detach()).abs().max()) for name, value in after.items())
 
-    assert_within_some_draw(error_of, 2e-6)
-
-
-@pytest.mark.parametrize(("name", "loss"), [("ft_em", entropy), ("ft_im", infomax)])
-def test_each_step_lowers_its_own_loss(name, loss, episode):
-    one, two = adapted_by(build_method(name, finetune__steps=1), episode), adapted_by(case_of(name).method, episode)
-    values = [float(loss(logits_of(v, episode.support.pixels))) for v in (checkpoint(), one, two)]
-    assert values[0] > values[1] > values[2]
+    nets.assert_within_some_draw(error_of, 2e-6)
 
 
-@pytest.mark.parametrize("name", TUNED)
-def test_a_rate_of_zero_is_erm(name, episode):
-    method = build_method(name, finetune__rate=0.0, finetune__steps=1)
-    logits = method.predict(adapted_by(method, episode, name), episode.query)
-    np.testing.assert_array_equal(logits, TINY.apply(checkpoint(), episode.query.pixels))
-
-
-@pytest.mark.parametrize("name", TUNED)
-def test_statistics_of_the_support_and_only_batch_norm_trained(name, episode):
+def test_statistics_of_the_support_and_only_batch_norm_trained():
     """The statistics are those of the final weights, of which `batch_norm` moves scales and biases alone."""
-    method = build_method(name, finetune__statistics="support", finetune__trainable="batch_norm", finetune__steps=1)
-    adapted = adapted_by(method, episode, name)
-    adapted = getattr(adapted, "student", adapted)
-    expected = case_of("bn").adapt(adapted, episode.support, KEY)
-    close(adapted["batch_stats"], expected["batch_stats"])
-    moved = jax.tree.map(lambda a, b: bool((a != b).any()), adapted["params"], checkpoint()["params"])
-    for path, has_moved in jax.tree_util.tree_leaves_with_path(moved):
-        assert has_moved == ("'bn" in jax.tree_util.keystr(path)), path
-    frozen = case_of(name).adapt(checkpoint(name), episode.support, KEY)
-    frozen = getattr(frozen, "student", frozen)
-    jax.tree.map(np.testing.assert_array_equal, frozen["batch_stats"], checkpoint()["batch_stats"])
+    changes = {"finetune__statistics": "support", "finetune__trainable": "batch_norm", "finetune__steps": 1}
+    methods = {name: build_method(name, **changes) for name in ("ft_em", "ft_im", "sf_ocda", "cotta")}
+    given = {**start(), "calibration": {"threshold": 0.5}}
+    all_of_them = jax.jit(lambda: {name: m.adapt(given, SUPPORT, KEY) for name, m in methods.items()})
+    for name, adapted in all_of_them().items():
+        own = getattr(adapted, "student", adapted)
+        own = {kind: own[kind] for kind in ("params", "batch_stats")}
+        close(own["batch_stats"], case_of("bn").adapt(own, SUPPORT, KEY)["batch_stats"])
+        moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), own["params"], start()["params"])
+        for path, has_moved in jax.tree_util.tree_leaves_with_path(moved):
+            assert has_moved == ("'bn" in jax.tree_util.keystr(path)), (name, path)
 
 
-def test_a_loop_equals_its_unrolled_form(monkeypatch, episode):
-    case = case_of("ft_im")
-    unrolled = case.adapt(checkpoint(), episode.support, KEY)["params"]
+def test_a_loop_equals_its_unrolled_form(monkeypatch):
+    unrolled = case_of("ft_im").adapt(start(), SUPPORT, KEY)["params"]
     monkeypatch.setattr(backend, "unrolls_loops", lambda: False)
-    close(adapted_by(case.method, episode)["params"], unrolled, 1e-6)
+    close(params_of(build_method("ft_im")), unrolled, 1e-6)
 
 
-# SF-OCDA
-
-
-def test_a_chain_fine_tunes_at_its_share_and_counts_fine_tunings_steps(episode):
-    """Over two steps, at rates of 0.1 and then half of it, in weights w: w - 0.1 g(w), and so on."""
-    chain = "sgd(linear_schedule(1.0, 0.0, steps))"
-    method = build_method("ft_em", optimizer__chain=chain, finetune__steps=2, finetune__rate=0.1)
-    predict, support = case_of("erm").predict, episode.support
-    variables = checkpoint()
-    descent = jax.jit(jax.grad(lambda params: entropy(predict({**variables, "params": params}, support))))
-    expected = variables["params"]
-    for rate in (0.1, 0.05):
-        expected = jax.tree.map(lambda p, g, rate=rate: p - rate * g, expected, descent(expected))
-    found = adapted_by(method, episode)["params"]
-    close(found, expected, 1e-5)
-    assert largest_difference(found, variables["params"]) > 1e-3
-
-
-def test_sf_ocda_without_augmentation_is_self_training(episode):
-    method = build_method("sf_ocda", sf_ocda__probability=0.0)
-    variables, pixels = checkpoint(), episode.support.pixels
-    labels = jax.nn.one_hot(logits_of(variables, pixels).argmax(-1), 4)
-    optimizer = make_optimizer("sgd", 5e-2, 0.9, 1e-4)
-    params, state = variables["params"], optimizer.init(variables["params"])
+@pytest.mark.parametrize("name", ["ft_em", "ft_im", "sf_ocda"])
+def test_a_chain_descends_on_the_methods_loss_at_its_share(name):
+    """Over two steps, at rates of 1 and then half of it, in weights w: w - g(w), and so on."""
+    own = np.eye(4)[np.argmax(logits_of(start()["params"], SUPPORT.pixels), -1)]  # sf_ocda teaches itself
 
     @jax.jit
     @jax.grad
-    def gradient(params):
-        return -(labels * jax.nn.log_softmax(TINY.apply({**variables, "params": params}, pixels))).sum(-1).mean()
+    def descent(params):
+        log_p = jax.nn.log_softmax(logits_of(params, SUPPORT.pixels))
+        p, mean = jnp.exp(log_p), jnp.exp(log_p).mean(0)
+        entropy = -(p * log_p).sum(-1).mean()
+        losses = {"ft_em": entropy, "ft_im": entropy + (mean * jnp.log(mean)).sum()}
+        return losses.get(name, -(own * log_p).sum(-1).mean())
 
-    for _ in range(2):
-        updates, state = optimizer.update(gradient(params), state, params)
-        params = jax.tree.map(jnp.add, params, updates)
+    chain, plain = "sgd(linear_schedule(1.0, 0.0, steps))", {"sf_ocda__probability": 0.0}
+    method = build_method(name, optimizer__chain=chain, finetune__steps=2, finetune__rate=1.0, **plain)
+    expected = start()["params"]
+    for rate in (1.0, 0.5):
+        expected = jax.tree.map(lambda p, g, rate=rate: p - rate * np.asarray(g), expected, descent(single(expected)))
     adapt = jax.jit(method.adapt)
     for seed in (0, 9):
-        assert largest_difference(adapt(variables, episode.support, jax.random.key(seed))["params"], params) < 1e-6
+        found = adapt(start(), SUPPORT, jax.random.key(seed))
+        close(found["params"], expected, 1e-5)
+        jax.tree.map(np.testing.assert_array_equal, found["batch_stats"], start()["batch_stats"])
+    assert largest_difference(found["params"], start()["params"]) > 1e-3
 
 
-def test_sf_ocda_draws_a_step_or_an_image_at_the_stated_rate(monkeypatch, episode):
+def test_sf_ocda_draws_a_step_or_an_image_at_the_stated_rate(monkeypatch):
     """Augmentation is made visible: it blackens what it touches, and a black support gives another update."""
     monkeypatch.setattr(augment, "strong", lambda key, pixels, options: jnp.zeros_like(pixels))
+    kinds = {"never": (0.0, "step"), "always": (1.0, "step"), "step": (0.3, "step"), "image": (0.3, "image")}
+    methods = {kind: sf_ocda(TINY, tuning(steps=1), QUIET, *drawn) for kind, drawn in kinds.items()}
 
-    def head_of(probability, draw):
-        adapt = jax.jit(sf_ocda(TINY, tuning(steps=1), QUIET, probability, draw).adapt)
-        return lambda key: adapt(checkpoint(), episode.support, key)["params"]["head"]
+    @jax.jit
+    def heads(key):
+        return {k: m.adapt(start(), SUPPORT, key)["params"]["head"] for k, m in methods.items()}
 
-    never, always = (head_of(probability, "step")(KEY) for probability in (0.0, 1.0))
     count, draws = {"step": 0, "image": 0}, 60
-    for draw in count:
-        drawn = head_of(0.3, draw)
-        for seed in range(draws):
-            head = drawn(jax.random.key(seed))
-            clean, black = largest_difference(head, never) < 1e-7, largest_difference(head, always) < 1e-7
-            assert draw == "image" or clean != black
-            count[draw] += not clean
+    for seed in range(draws):
+        found = heads(jax.random.key(seed))
+        for kind in count:
+            clean, black = (largest_difference(found[kind], found[one]) < 1e-7 for one in ("never", "always"))
+            assert kind == "image" or clean != black
+            count[kind] += not clean
     assert abs(count["step"] / draws - 0.3) < 4 * (0.21 / draws) ** 0.5
     assert count["image"] > 0.9 * draws  # that all 15 images stay clean has probability 0.005
 
 
-def test_sf_ocda_unsure_images_do_not_teach(episode):
-    sure = np.asarray(confidence(logits_of(checkpoint(), episode.support.pixels)))
+def test_sf_ocda_unsure_images_do_not_teach():
+    sure = confidence(logits_of(start()["params"], SUPPORT.pixels))
     threshold = float(np.sort(sure)[7]) - 1e-6
     options = {"sf_ocda__probability": 0.0, "finetune__steps": 1}
-    method, filtered = (build_method("sf_ocda", **options, sf_ocda__confidence=c) for c in (0.0, threshold))
-    kept = episode.replace(support=jax.tree.map(lambda x: x[sure >= threshold], episode.support))
-    assert len(kept.support.pixels) == 8
-    got = adapted_by(filtered, episode)["params"]
-    assert largest_difference(got, adapted_by(method, kept)["params"]) < 1e-6
-    assert largest_difference(got, adapted_by(method, episode)["params"]) > 1e-5
-
-
-# CoTTA
+    every, filtered = (build_method("sf_ocda", **options, sf_ocda__confidence=c) for c in (0.0, threshold))
+    kept = jax.tree.map(lambda x: x[sure >= threshold], SUPPORT)
+    assert len(kept.pixels) == 8
+    got = params_of(filtered)
+    assert largest_difference(got, params_of(every, kept)) < 1e-6
+    assert largest_difference(got, params_of(every)) > 1e-5
 
 
 def test_restoring_follows_its_probability():
-    anchor = {"a": jnp.zeros((300, 200)), "b": jnp.zeros(5000)}
-    params, drawn = jax.tree.map(jnp.ones_like, anchor), jax.jit(restored)
+    anchor = {"a": np.zeros((300, 200), np.float32), "b": np.zeros(5000, np.float32)}
+    params, drawn = jax.tree.map(np.ones_like, anchor), jax.jit(restored)
     for probability in (0.0, 0.01, 0.3, 1.0):
-        for leaf in drawn(KEY, params, anchor, probability).values():
+        for leaf in map(np.asarray, drawn(KEY, params, anchor, probability).values()):
             bound = 4.5 * (probability * (1 - probability) / leaf.size) ** 0.5
-            assert abs(1 - float(leaf.mean()) - probability) <= bound
-    first, second = (drawn(k, params, anchor, 0.5)["b"] for k in jax.random.split(KEY))
-    assert (first != second).any()
+            assert abs(1 - leaf.mean(dtype=np.float64) - probability) <= bound
+    assert np.any(drawn(KEY, params, anchor, 0.5)["b"] != drawn(jax.random.key(1), params, anchor, 0.5)["b"])
 
 
-@pytest.mark.parametrize("unsure", [True, False])
-def test_steps_of_cotta_equal_a_numpy_re_derivation(monkeypatch, episode, unsure):
+def test_steps_of_cotta_equal_a_numpy_re_derivation(monkeypatch):
     """Gradients of the student come from jax; targets, optimiser, teacher, restoring and gate are derived again."""
-    steps, copies, average, restore = 5, 3, 0.9, 0.2
-    method = cotta(TINY, tuning(steps=steps), augment.Strong(noise=0.1), copies, average, restore)
-    variables = {**checkpoint(), "calibration": {"threshold": 2.0 if unsure else -1.0}}
-    masks, seen, draw = [], [], jax.jit(restored)
+    steps, copies, average, restore, masks, factors = 3, 2, 0.9, 0.2, [], []
+    method = cotta(TINY, tuning(steps=steps, statistics="support"), augment.Strong(noise=0.1), copies, average, restore)
 
     def recorded(key, params, anchor, probability):
-        zeros, ones = (jax.tree.map(f, params) for f in (jnp.zeros_like, jnp.ones_like))
-        masks.append(jax.tree.map(np.asarray, draw(key, zeros, ones, probability)))
-        return draw(key, params, anchor, probability)
+        masks.append(restored(key, *(jax.tree.map(f, params) for f in (jnp.zeros_like, jnp.ones_like)), probability))
+        return restored(key, params, anchor, probability)
+
+    def strong(key, x, options):
+        factors.append(jax.random.uniform(key))
+        return x * factors[-1]
 
     monkeypatch.setattr(cotta_module, "restored", recorded)
-    monkeypatch.setattr(cotta_module, "forward", jax.jit(cotta_module.forward, static_argnums=(0, 1)))
-    monkeypatch.setattr(augment, "strong", lambda key, x, options: seen.append(key) or x * jax.random.uniform(key))
+    monkeypatch.setattr(augment, "strong", strong)
+    monkeypatch.setattr(backend, "unrolls_loops", lambda: True)
     monkeypatch.setattr(jax.lax, "map", lambda f, xs: jnp.stack([f(x) for x in xs]))
-    monkeypatch.setattr(jax.lax, "cond", lambda chosen, yes, no, *x: (yes if chosen else no)(*x))
-    adapted = method.adapt(variables, episode.support, KEY)
-    assert len(seen) == (steps * copies if unsure else 0) and len({str(k) for k in seen}) == len(seen)
-
-    pixels = np.asarray(episode.support.pixels, np.float32) / 255
-    anchor = jax.tree.map(lambda x: np.asarray(x, np.float64), variables["params"])
-    student, teacher, velocity = anchor, anchor, jax.tree.map(np.zeros_like, anchor)
-
-    @jax.jit
-    def logits_of(params, x):
-        return TINY.apply({**checkpoint(), "params": jax.tree.map(jnp.float32, params)}, x)
+    monkeypatch.setattr(jax.lax, "cond", lambda chosen, yes, no, *x: jnp.where(chosen, yes(*x), no(*x)))
+    adapt = jax.jit(lambda variables: (method.adapt(variables, SUPPORT, KEY), masks, factors))
+    pixels = SUPPORT.pixels.astype(np.float32) / 255
+    anchor = jax.tree.map(lambda x: np.asarray(x, np.float64), start()["params"])
 
     @jax.jit
     @jax.grad
     def gradient(params, target):
-        return -(target * jax.nn.log_softmax(logits_of(params, pixels))).sum(-1).mean()
+        return -(target * jax.nn.log_softmax(batched(params, pixels))).sum(-1).mean()
 
-    for step in range(steps):
-        keys = seen[step * copies : (step + 1) * copies]
-        copied = [pixels * float(jax.random.uniform(key)) for key in keys] if unsure else [pixels]
-        target = np.mean([logits_of(teacher, x) for x in copied], axis=0)
-        target = np.exp(target - target.max(-1, keepdims=True))
-        target /= target.sum(-1, keepdims=True)
-        grads = gradient(jax.tree.map(np.float32, student), target)
-        velocity = jax.tree.map(
-            lambda v, g, p: MOMENTUM * v + np.asarray(g, np.float64) + DECAY * p, velocity, grads, student
-        )
-        student = jax.tree.map(lambda p, v: p - RATE * v, student, velocity)
-        teacher = jax.tree.map(lambda t, s: average * t + (1 - average) * s, teacher, student)
-        student = jax.tree.map(lambda s, a, m: np.where(m > 0, a, s), student, anchor, masks[step])
-    assert largest_difference(adapted.student["params"], student) < 1e-5
-    assert largest_difference(adapted.teacher["params"], teacher) < 1e-5
-    assert largest_difference(adapted.student["params"], anchor) > 1e-3
-    assert 0.15 < np.mean([m.mean() for mask in masks for m in jax.tree.leaves(mask) if m.size > 1000]) < 0.25
+    mean = confidence(batched(start()["params"], pixels)).mean()
+    for unsure, shift in ((True, 1e-3), (False, -1e-3)):
+        adapted, drawn, by = adapt({**start(), "calibration": {"threshold": np.float32(mean + shift)}})
+        assert len(by) == len({*map(float, by)}) == steps * copies
+        student, teacher, velocity = anchor, anchor, jax.tree.map(np.zeros_like, anchor)
+        for step in range(steps):
+            shown = [pixels * np.float32(f) for f in by[step * copies : (step + 1) * copies]] if unsure else [pixels]
+            target = probabilities(np.mean([batched(single(teacher), x) for x in shown], axis=0))
+            grads = gradient(single(student), np.float32(target))
+            velocity = jax.tree.map(lambda v, g, p: MOMENTUM * v + np.float64(g) + DECAY * p, velocity, grads, student)
+            student = jax.tree.map(lambda p, v: p - RATE * v, student, velocity)
+            teacher = jax.tree.map(lambda t, s: average * t + (1 - average) * s, teacher, student)
+            student = jax.tree.map(lambda s, a, m: np.where(m > 0, a, s), student, anchor, drawn[step])
+        assert largest_difference(adapted.student["params"], student) < 1e-5
+        assert largest_difference(adapted.teacher["params"], teacher) < 1e-5
+        assert largest_difference(adapted.student["params"], anchor) > 1e-3
+        assert 0.15 < np.mean([np.mean(m) for mask in drawn for m in jax.tree.leaves(mask) if m.size > 1000]) < 0.25
 
 
 @pytest.mark.parametrize("statistics", ["frozen", "support"])
 def test_the_threshold_is_a_quantile_of_what_the_gate_sees(statistics):
-    """Of all images, or with the support's statistics of batches as large as a support; an unfilled last one is left out."""
-    images, variables = make_images((16, 16, 1), 35, 3).pixels, checkpoint()
+    """Of all images, or with the support's statistics of batches as large as it; an unfilled last one is left out."""
+    images = nets.make_images((16, 16, 1), 35, 3).pixels
     method = cotta(TINY, tuning(statistics=statistics), QUIET, copies=1, quantile=0.25, margin=0.1, support=15)
-    threshold = jax.jit(method.calibrate)(variables, images)["calibration"]["threshold"]
-    batches = [TINY.apply(variables, images[i : i + 15], batch=True) for i in (0, 15)]
-    plain = confidence(TINY.apply(variables, images))
-    seen = plain if statistics == "frozen" else confidence(jnp.concatenate(batches))
+    threshold = float(jax.jit(method.calibrate)(start(), images)["calibration"]["threshold"])
+    plain = confidence(logits_of(start()["params"], images))
+    batches = np.asarray(images)[:30].reshape(2, 15, 16, 16, 1)
+    own = confidence(np.concatenate([batched(start()["params"], batch) for batch in batches]))
+    seen = plain if statistics == "frozen" else own
     np.testing.assert_allclose(threshold, np.quantile(seen, 0.25) - 0.1, atol=1e-6)
     assert statistics == "frozen" or abs(threshold + 0.1 - np.quantile(plain, 0.25)) > 1e-3
-
-
-def test_cotta_adapts_calibrated_variables_alone(episode):
     with pytest.raises(ValueError, match="calibrate"):
-        case_of("cotta").method.adapt(checkpoint(), episode.support, KEY)
+        method.adapt(start(), SUPPORT, KEY)
 
 
-@pytest.mark.parametrize("statistics", ["frozen", "support"])
-def test_the_gate_opens_where_the_checkpoint_is_unsure(episode, monkeypatch, statistics):
-    """With copies that blacken the support, an open gate gives another student; the closed one does not look at them."""
-    monkeypatch.setattr(augment, "strong", lambda key, pixels, options: jnp.zeros_like(pixels))
-    method = cotta(TINY, tuning(steps=1, statistics=statistics), QUIET, copies=2, restore=0.0)
-    mean = float(confidence(TINY.apply(checkpoint(), episode.support.pixels, batch=statistics == "support")).mean())
-    adapt = jax.jit(lambda threshold: method.adapt(
-        {**checkpoint(), "calibration": {"threshold": threshold}}, episode.support, KEY
-    ).student["params"])  # fmt: skip
-    far_below, below, above, far_above = (adapt(mean + shift) for shift in (-1.0, -1e-3, 1e-3, 1.0))
-    assert largest_difference(far_below, below) < 1e-6 and largest_difference(above, far_above) < 1e-6
-    assert largest_difference(below, above) > 1e-5
-
-
-def test_a_teacher_with_average_one_and_no_restoring_stays(episode):
-    method = build_method("cotta", cotta__average=1.0, cotta__restore=0.0, finetune__steps=1)
-    adapted = adapted_by(method, episode, "cotta")
-    jax.tree.map(np.testing.assert_array_equal, adapted.teacher["params"], checkpoint()["params"])
-    assert largest_difference(adapted.student["params"], checkpoint()["params"]) > 1e-6
-
-
-def test_all_scalars_restored_is_erm_and_both_models_answer_as_asked(episode):
+def test_all_scalars_restored_is_erm_and_both_models_answer_as_asked():
+    """A teacher that keeps half of itself has moved; restored, the student is the checkpoint."""
     student, teacher = (
-        build_method("cotta", cotta__answer=name, cotta__average=0.5, cotta__restore=1.0)
+        build_method("cotta", cotta__answer=name, cotta__average=0.5, cotta__restore=1.0, cotta__copies=1)
         for name in ("student", "teacher")
     )
-    variables = {**checkpoint(), "calibration": {"threshold": 2.0}}
-    adapted = jax.jit(student.adapt)(variables, episode.support, KEY)
-    assert list(student.also) == ["teacher"] and list(teacher.also) == ["student"]
-    one, two = student.predict(adapted, episode.query), teacher.predict(adapted, episode.query)
-    np.testing.assert_array_equal(one, TINY.apply(checkpoint(), episode.query.pixels))
-    assert np.abs(np.asarray(one - two)).max() > 1e-5
-    np.testing.assert_array_equal(one, teacher.also["student"](adapted, episode.query))
-    np.testing.assert_array_equal(two, student.also["teacher"](adapted, episode.query))
+    assert [*student.also] == ["teacher"] and [*teacher.also] == ["student"]
+
+    @jax.jit
+    def answers(variables, query):
+        adapted = student.adapt(variables, SUPPORT, KEY)
+        asked = student.predict, teacher.also["student"], teacher.predict, student.also["teacher"]
+        return [predict(adapted, query) for predict in asked]
+
+    one, same, two, alike = answers({**start(), "calibration": {"threshold": 2.0}}, EPISODE.query)
+    close(one, logits_of(start()["params"], EPISODE.query.pixels), 1e-6)
+    assert np.abs(np.subtract(one, two)).max() > 1e-5
+    np.testing.assert_array_equal(one, same)
+    np.testing.assert_array_equal(two, alike)

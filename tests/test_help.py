@@ -25,6 +25,7 @@ def cxda(*arguments, **environment):
     )  # fmt: skip
 
 
+@pytest.mark.gate
 def test_the_command_knows_each_file_of_launch():
     assert set(COMMANDS) == set(FILES)
     done = cxda("--help")
@@ -38,6 +39,7 @@ def test_the_doctor_looks_for_each_dependency():
     assert set(NEEDED) == {requirement.partition(">")[0] for requirement in stated}
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_help_imports_nothing_heavy_and_tells_every_flag(name, tmp_path):
     for heavy in ("jax", "numpy", "ml_collections", "matplotlib"):
@@ -54,6 +56,7 @@ def test_help_imports_nothing_heavy_and_tells_every_flag(name, tmp_path):
         assert f"--{flag}:" in done.stdout or f"--[no]{flag}:" in done.stdout
 
 
+@pytest.mark.gate
 def test_the_fields_of_configs_are_listed():
     done = cxda("train", "--help_config")
     assert (done.returncode, done.stdout) == (0, table() + "\n")

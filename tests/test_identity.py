@@ -1,4 +1,4 @@
-"""What happens between two commands: another config, other data, another machine, links; and runs that are not finished."""
+"""What happens between two commands: another config, other data, another machine, links, and unfinished runs."""
 
 import fcntl
 import json
@@ -14,6 +14,7 @@ from cxda_jax.data.store import Domain, open_store, write_store
 from cxda_jax.disk import files, manifest
 from cxda_jax.errors import UserError
 from cxda_jax.study import identity
+from cxda_jax.study.comparing import summary
 from cxda_jax.study.results import read_results
 from tests.commands import command
 from tests.conftest import INFO, make_domains
@@ -25,13 +26,27 @@ def config():
     return read("glyphs:cxda,smoke")
 
 
-def test_a_flipped_bit_of_config_or_manifest_is_noticed(tmp_path):
+@pytest.fixture
+def begun(tmp_path, store, config):
+    """A run that has saved something, and the lines that claiming it gives."""
+
+    def claim(config=config, store=store, **more):
+        said = []
+        return identity.claim(tmp_path, config, store, log=said.append, **more), said
+
+    assert claim()[0].data_hash == store.sha256
+    (tmp_path / "last" / "5").mkdir(parents=True)
+    return claim
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(400, marks=pytest.mark.exhaustive)])
+def test_a_flipped_bit_of_config_or_manifest_is_noticed(tmp_path, count):
     write_run(tmp_path / "run")
     whole, record = identity.read_config(tmp_path / "run"), identity.read_record(tmp_path / "run")
     rng = random.Random(0)
     for name in ("config.json", "manifest.json"):
         data = (tmp_path / "run" / name).read_bytes()
-        for bit in rng.sample(range(8 * len(data)), 400):
+        for bit in rng.sample(range(8 * len(data)), count):
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8
             (tmp_path / "run" / name).write_bytes(flipped)
@@ -43,30 +58,26 @@ def test_a_flipped_bit_of_config_or_manifest_is_noticed(tmp_path):
         (tmp_path / "run" / name).write_bytes(data)
 
 
-def test_a_run_goes_on_with_its_own_data_alone(tmp_path, store, config):
+def test_a_run_goes_on_with_its_own_data_and_config_alone(tmp_path, store, config, begun):
     write_store(tmp_path / "other", INFO, make_domains(seed=1))
-    other, said = open_store(tmp_path / "other"), []
-    assert identity.claim(tmp_path, config, store).data_hash == store.sha256
-    (tmp_path / "last" / "5").mkdir(parents=True)  # it has saved something
-    assert identity.claim(tmp_path, config, store, log=said.append).marks == () and not said
+    other = open_store(tmp_path / "other")
+    assert begun()[0].marks == () and not begun()[1]
     with refused(f"{store.sha256[:12]}.*{other.sha256[:12]}.*--other_data", tmp_path):
-        identity.claim(tmp_path, config, other)
-    marked = identity.claim(tmp_path, config, other, other_data=True)
+        begun(store=other)
+    marked, _ = begun(store=other, other_data=True)
     assert marked.data_hash == other.sha256 and marked.marks == ("trained on other data before step 5",)
     assert identity.read_record(tmp_path) == marked
+    with refused("config.seed=0, not 1", tmp_path):
+        begun({**config, "seed": 1}, other)
+    (tmp_path / "config.json").unlink()
+    with refused("checkpoints without a config.json", tmp_path):
+        begun(store=other)
 
 
 def test_a_run_that_saved_nothing_may_begin_with_another_config(tmp_path, store, config):
     identity.claim(tmp_path, config, store)
-    lowered = {**config, "seed": 1}
-    identity.claim(tmp_path, lowered, store)
-    assert identity.read_config(tmp_path) == lowered
-    (tmp_path / "last" / "5").mkdir(parents=True)
-    with pytest.raises(UserError, match="config.seed=1, not 0"):
-        identity.claim(tmp_path, config, store)
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(UserError, match="checkpoints without a config.json"):
-        identity.claim(tmp_path, config, store)
+    identity.claim(tmp_path, {**config, "seed": 1}, store)
+    assert identity.read_config(tmp_path) == {**config, "seed": 1}
 
 
 def test_data_are_the_same_by_what_a_result_follows_from(tmp_path, store):
@@ -83,18 +94,13 @@ def test_data_are_the_same_by_what_a_result_follows_from(tmp_path, store):
         assert (open_store(tmp_path / name).sha256 == store.sha256) is (name == "renamed"), name
 
 
-def test_another_number_of_threads_is_told_of(tmp_path, store, config, monkeypatch):
-    said = []
-    identity.claim(tmp_path, config, store)
-    (tmp_path / "last" / "5").mkdir(parents=True)
+def test_another_machine_or_number_of_threads_is_told_of(tmp_path, begun, monkeypatch):
     assert identity.read_record(tmp_path).threads == backend.threads() > 0
     assert identity.read_record(tmp_path).machine == backend.machine() != ""
     monkeypatch.setattr(backend, "threads", lambda: 77)
-    identity.claim(tmp_path, config, store, log=said.append)
-    assert len(said) == 1 and "threads" in said[0] and "77" in said[0]
     monkeypatch.setattr(backend, "machine", lambda: "abacus")
-    identity.claim(tmp_path, config, store, log=said.append)
-    assert len(said) == 3 and "abacus" in said[2]
+    threads, machine = begun()[1]
+    assert "threads" in threads and "77" in threads and "abacus" in machine
 
 
 def test_nothing_is_written_through_a_link(tmp_path, monkeypatch):
@@ -107,6 +113,12 @@ def test_nothing_is_written_through_a_link(tmp_path, monkeypatch):
     files.write_text(tmp_path / "a.json", "new")
     assert (tmp_path / "precious").read_text() == "kept" and (tmp_path / "a.json").read_text() == "new"
     assert not (tmp_path / "a.json").is_symlink()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "jobs").symlink_to(tmp_path / "elsewhere")
+    where = (f"--study={tmp_path}/study", f"--data_dir={tmp_path}/d")
+    error = command("reproduce", "--benchmark=glyphs", "--smoke", "--only=erm", *where, code=2)
+    assert error.count("\n") == 1 and "study/jobs: a link" in error and not list((tmp_path / "elsewhere").iterdir())
 
 
 @pytest.fixture
@@ -126,20 +138,14 @@ def row_of(copied):
     return json.loads((copied / "run" / "result.json").read_text())
 
 
-def prepare_anew(path):
-    """Other images under the same name; gives the hashes of both."""
-    store = open_store(path)
-    domains = [
-        Domain(name, split, 255 - np.array(store.images[a:b]), store.labels[a:b])
-        for name, split, a, b in zip(store.domain_names, store.split, store.offsets, store.offsets[1:], strict=False)
-    ]
-    shutil.rmtree(path)
-    write_store(path, store.info, domains)
-    return store.sha256, open_store(path).sha256
-
-
+@pytest.mark.gate
 def test_other_data_are_refused_by_training_and_by_tests(copied):
-    old, new = prepare_anew(store_of(copied))
+    store = open_store(path := store_of(copied))
+    rows = zip(store.domain_names, store.split, store.offsets, store.offsets[1:], strict=False)
+    domains = [Domain(name, split, 255 - np.array(store.images[a:b]), store.labels[a:b]) for name, split, a, b in rows]
+    shutil.rmtree(path)
+    write_store(path, store.info, domains)  # other images under the same name
+    old, new = store.sha256, open_store(path).sha256
     data, before = f"--data_dir={copied}/data", row_of(copied)
     train, test = ("train", "--config=glyphs:cxda,smoke", f"--workdir={copied}/run", data), ("evaluate", data)
     model = (*test, f"--runs={copied}/run/model")  # its plain files know their data too
@@ -152,16 +158,9 @@ def test_other_data_are_refused_by_training_and_by_tests(copied):
     assert (row["trained_on"], row["data_hash"]) == (old, new) and row["data_marks"] == [identity.MARK]
 
 
-def test_an_unfinished_run_is_called_so(copied, config):
-    config["train"]["steps"] = 40
-    shutil.rmtree(copied / "run" / "model")
-    write_config(copied / "run", config, open_store(store_of(copied)).sha256)
-    output, row = command("evaluate", f"--runs={copied}/run", f"--data_dir={copied}/data"), row_of(copied)
-    assert (row["reached_step"], row["steps"]) == (20, 40) and row["best_step"] <= 20
-    assert "step 20 of 40" in output
-
-
-def test_what_cannot_be_tested_is_named_and_the_rest_goes_on(copied):
+@pytest.mark.gate
+def test_what_cannot_be_tested_is_named_and_the_rest_goes_on(copied, config):
+    """The rest is a run that was not finished, and is called so."""
     foreign, linked, held, sent = (copied / name for name in ("foreign", "linked", "held", "sent"))
     foreign.mkdir()
     (foreign / "config.json").write_text('{"compilerOptions": {}}')
@@ -172,13 +171,19 @@ def test_what_cannot_be_tested_is_named_and_the_rest_goes_on(copied):
     (sent / "last").rename(copied / "elsewhere")
     (sent / "last").symlink_to(copied / "elsewhere")
     (copied / "run" / "result.json").unlink()
+    config["train"]["steps"] = 40
+    shutil.rmtree(copied / "run" / "model")
+    write_config(copied / "run", config, open_store(store_of(copied)).sha256)
     with open(held / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         runs = ",".join(map(str, (foreign, linked, held, sent, copied / "run")))
         error = command("evaluate", f"--runs={runs}", f"--data_dir={copied}/data", code=2)
     assert error.count("\n") == 1 and "4 of 5 evaluations failed; the first: " in error
-    assert "foreign/config.json: no 'method'" in error and row_of(copied)["method"] == "cxda"
-    assert not (copied / "precious").exists()
+    assert "foreign/config.json: no 'method'" in error and not (copied / "precious").exists()
+    row = row_of(copied)
+    assert (row["reached_step"], row["steps"]) == (20, 40) and row["best_step"] <= 20
+    (result,), _ = read_results([copied / "run"])
+    assert "UNFINISHED: step 20 of 40" in summary(result.row)
 
 
 def test_a_report_names_what_rotted_or_was_trained_on_other_data(copied):
@@ -189,30 +194,19 @@ def test_a_report_names_what_rotted_or_was_trained_on_other_data(copied):
     assert manifest.find_fault(copied / "run", ["config.json"]) == ""
     whole = {p: p.read_bytes() for p in (copied / "run").iterdir() if p.is_file()}
     record = identity.read_record(copied / "run")._replace(data_hash="0" * 64)
-
-    def edit(name, change):
+    for name, change, said in [
+        ("result.json", ('"seed": 0', '"seed": 1'), "result.json differs from its recorded hash"),
+        ("config.json", ('"heads": 8', '"heads": 4'), "config.json differs from its recorded hash"),
+        ("manifest.json", None, "trained on other data since it was tested"),
+        ("metrics.jsonl", ('"loss": ', '"loss": 1'), "line 1 is damaged"),
+    ]:
         path = copied / "run" / name
-        path.write_text(change(path.read_text()))
-
-    for spoil, said in [
-        (lambda: edit("result.json", lambda t: t.replace('"seed": 0', '"seed": 1')), "result.json differs from its recorded hash"),
-        (lambda: edit("config.json", lambda t: t.replace('"heads": 8', '"heads": 4')), "config.json differs from its recorded hash"),
-        (lambda: manifest.write(copied / "run", ["config.json"], about=record._asdict()), "trained on other data since it was tested"),
-        (lambda: edit("metrics.jsonl", lambda t: t.replace('"loss": ', '"loss": 1', 1)), "line 1 is damaged"),
-    ]:  # fmt: skip
-        spoil()
+        if change:
+            path.write_text(path.read_text().replace(*change, 1))
+        else:
+            manifest.write(copied / "run", ["config.json"], about=record._asdict())
         results, faults = read_results([copied / "run"])
         assert len(faults) == 1 and said in faults[0] and one_line(faults[0], copied)
-        assert not results or "metrics.jsonl" in faults[0] and all(line["step"] > 1 for line in results[0].curve())
-        for path, data in whole.items():
-            path.write_bytes(data)
+        assert not results or name == "metrics.jsonl" and all(line["step"] > 1 for line in results[0].curve())
+        path.write_bytes(whole[path])
     assert read_results([copied / "run"])[1] == []
-
-
-def test_a_study_and_a_report_are_not_written_through_links(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "jobs").symlink_to(tmp_path / "elsewhere")
-    where = (f"--study={tmp_path}/study", f"--data_dir={tmp_path}/d")
-    error = command("reproduce", "--benchmark=glyphs", "--smoke", "--only=erm", *where, code=2)
-    assert error.count("\n") == 1 and "study/jobs: a link" in error and not list((tmp_path / "elsewhere").iterdir())

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,12 @@ LINES = [
 TEXT = "".join(map(metrics_line, LINES)).encode()
 
 
-def resumed(path: Path, start: int) -> tuple[list[dict], list[str]]:
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def resumed(path, start):
     """What is left of the file when a run goes on from step `start`, and the warnings."""
     said = []
     with MetricsFile(path, start, log=said.append):
@@ -28,9 +32,8 @@ def resumed(path: Path, start: int) -> tuple[list[dict], list[str]]:
     return read_lines(path), said
 
 
-def test_a_resumed_run_drops_the_lines_that_it_repeats(tmp_path):
+def test_a_resumed_run_drops_the_lines_that_it_repeats(path):
     """It validates anew where it begins, so a score of that step goes too."""
-    path = tmp_path / "metrics.jsonl"
     path.write_bytes(TEXT + b'{"st')
     with MetricsFile(path, 2) as file:
         assert read_lines(path) == LINES[:2]
@@ -38,8 +41,7 @@ def test_a_resumed_run_drops_the_lines_that_it_repeats(tmp_path):
     assert read_lines(path) == [*LINES[:2], {"step": 3, "again": 1}]
 
 
-def test_what_a_killed_writer_or_an_older_version_left_is_no_damage(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_what_a_killed_writer_or_an_older_version_left_is_no_damage(path):
     for end in (b'{"st', b'{"step": 3, "loss": "', b"\xc3", b"", b"\n\n"):
         path.write_bytes(TEXT + end)
         assert resumed(path, 3) == (LINES, [])
@@ -47,58 +49,48 @@ def test_what_a_killed_writer_or_an_older_version_left_is_no_damage(tmp_path):
     assert resumed(path, 3) == (LINES, [])
 
 
-def test_a_write_error_leaves_the_file_as_it_was(tmp_path, monkeypatch):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(TEXT)
-
+def test_a_write_error_leaves_the_file_as_it_was(path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
+    path.write_bytes(TEXT)
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError):
         MetricsFile(path, 1)
-    assert path.read_bytes() == TEXT and os.listdir(tmp_path) == ["metrics.jsonl"]
+    assert path.read_bytes() == TEXT and os.listdir(path.parent) == ["metrics.jsonl"]
 
 
-@pytest.mark.parametrize("line", [
-    b"junk", b"[]", b"7", b'{"loss": 1.0}', b'{"step": "2"}', b'{"step": true}', b'{"step": 2.0}', b'{"step": null}', b'{"step": NaN}',
-    b'{"step": -1}', b'{"step": 2, "loss": NaN}', b'{"step": 2, "loss": Infinity}', b'{"step": 2, "seconds": "9"}',
-    b'{"step": 2, "seconds": [1]}', b'{"step": 2, "seconds": true}', b'{"step": 2, "loss": 1' + b"0" * 400 + b"}", b"[" * 100_000,
-    b'{"step": 2, "l\xffss": 1.0}', b"\xff\xfe",
-])  # fmt: skip
-def test_a_damaged_line_is_named_and_left_out(tmp_path, line):
-    path, lines = tmp_path / "metrics.jsonl", TEXT.splitlines()
-    path.write_bytes(b"\n".join([*lines[:2], line, *lines[2:], b""]))
-    assert read_lines(path) == LINES
-    assert training_minutes(tmp_path) == 1.25 / 60
-    left, said = resumed(path, 3)
-    assert left == LINES
-    assert said == [f"warning: {path}: line 3 is damaged and left out"]
-    assert resumed(path, 3) == (LINES, [])  # once
-
-
-def test_many_damaged_lines_are_one_warning(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_a_damaged_line_is_named_and_left_out(path):
+    for line in (
+        b"junk", b"[]", b"7", b'{"loss": 1.0}', b'{"step": "2"}', b'{"step": true}', b'{"step": 2.0}', b'{"step": NaN}',
+        b'{"step": null}', b'{"step": -1}', b'{"step": 2, "loss": NaN}', b'{"step": 2, "loss": Infinity}',
+        b'{"step": 2, "seconds": "9"}', b'{"step": 2, "seconds": [1]}', b'{"step": 2, "seconds": true}', b"\xff\xfe",
+        b'{"step": 2, "loss": 1' + b"0" * 400 + b"}", b"[" * 100_000, b'{"step": 2, "l\xffss": 1.0}',
+    ):  # fmt: skip
+        whole = TEXT.splitlines()
+        path.write_bytes(b"\n".join([*whole[:2], line, *whole[2:], b""]))
+        assert read_lines(path) == LINES, line[:40]
+        assert training_minutes(path.parent) == 1.25 / 60
+        assert resumed(path, 3) == (LINES, [f"warning: {path}: line 3 is damaged and left out"]), line[:40]
+        assert resumed(path, 3) == (LINES, [])  # once
     path.write_bytes(b"junk\n" * 5000 + TEXT)
-    warning = f"warning: {path}: lines 1, 2, 3 and 4997 more are damaged and left out"
-    assert resumed(path, 3) == (LINES, [warning])
+    assert resumed(path, 3) == (LINES, [f"warning: {path}: lines 1, 2, 3 and 4997 more are damaged and left out"])
 
 
-def test_no_flipped_bit_stops_a_resume_or_costs_another_line(tmp_path, monkeypatch):
-    """Each bit of the file in turn. A flipped end of line joins two lines, which are then both damaged."""
-    monkeypatch.setattr(files.os, "fsync", lambda file: None)  # thousands of times, it takes most of the time
-    path, ends = tmp_path / "metrics.jsonl", [i for i, byte in enumerate(TEXT) if byte == 10]
-    for bit in range(8 * len(TEXT)):
+def test_no_flipped_bit_stops_a_resume_or_costs_another_line(path, monkeypatch):
+    """Each seventh bit of the file. A flipped end of line joins two lines, which are then both damaged."""
+    monkeypatch.setattr(files.os, "fsync", lambda file: None)  # hundreds of times, it takes most of the time
+    ends = [i for i, byte in enumerate(TEXT) if byte == 10]
+    for bit in range(0, 8 * len(TEXT), 7):
         data = bytearray(TEXT)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
         left, said = resumed(path, 3)
         hit = sum(end < bit // 8 for end in ends)
         hits = {hit, hit + 1} if bit // 8 in ends[:-1] else {hit}
-        lost = [line for i, line in enumerate(LINES) if line not in left and i not in hits]
-        assert not lost, f"bit {bit}"
+        assert not [line for i, line in enumerate(LINES) if line not in left and i not in hits], f"bit {bit}"
         if said:
             assert len(said) == 1 and f" {hit + 1} is damaged" in said[0]
         assert all(line in LINES for line in left), f"bit {bit}: another number is taken for the one written"
         assert said or left == LINES, f"bit {bit}: a line is gone without a word"
-        assert training_minutes(tmp_path) >= 0
+        assert training_minutes(path.parent) >= 0

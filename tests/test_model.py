@@ -12,47 +12,54 @@ import cxda_jax
 from cxda_jax.device.model import SHIPPED
 from cxda_jax.disk import manifest, models
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import METHODS, build_method, open_data
-from cxda_jax.study.identity import read_config
+from cxda_jax.experiment import open_data
 from cxda_jax.study.results import read_result
-from cxda_jax.types import Images
 from tests.commands import command
 
-TASKS = 50
-TRAINED = [name for name in METHODS if name not in ("erm_iid", "sla")]
+pytestmark = pytest.mark.gate
+RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")
 def runs(smoke, erm_run):
-    """A folder of smoke runs, one a network that can be trained, and the data."""
+    """A folder of smoke runs and their data."""
     return smoke[0]
 
 
-def trained(runs, name):
-    """A run of a method, of few steps; the one of erm for what starts from it."""
+@pytest.fixture
+def copy(runs, tmp_path):
+    """Of the model of cxda, for damages."""
+    return shutil.copytree(runs / "run" / "model", tmp_path / "it")
+
+
+def seal(folder):
+    manifest.write(folder, [path.name for path in folder.iterdir() if path.name != manifest.NAME])
+
+
+def run_of(runs, name):
+    """A run whose network a method may have, and the folder of its test."""
+    data = f"--data_dir={runs}/data"
     if name == "cxda":
-        return runs / "run"
-    config = read_config(runs / "run")
-    if build_method({**config, "method": name}, open_data(config, runs / "data")).trains_as:
-        return runs / "erm"
-    folder = runs / f"of_{name}"
-    if not folder.exists():
-        options = "--config.train.steps=4", "--config.evaluation.every_steps=4", "--config.evaluation.test_tasks=4"
-        command("train", f"--config=glyphs:{name},smoke", f"--workdir={folder}", f"--data_dir={runs}/data", *options)
-    return folder
+        return runs / "run", runs / "run"
+    if name in ("t3a", "feature_shift", "cotta"):
+        command("evaluate", f"--runs={runs}/erm", f"--methods={name}", "--num_tasks=10", data)
+        return runs / "erm", runs / "erm" / name
+    folder, short = runs / f"of_{name}", ("--config.train.steps=4", "--config.evaluation.every_steps=4")
+    command("train", f"--config=glyphs:{name},smoke", f"--workdir={folder}", data, *short)
+    return folder, folder
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", [
+    "cxda", "t3a", "feature_shift",
+    *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("cotta", "cxda_any", "cxda_supervised", "icrm")),
+])  # fmt: skip
 def test_a_loaded_model_answers_as_the_evaluation_does(runs, name):
-    run = trained(runs, name)
-    command("evaluate", f"--runs={run}", f"--methods={name}", f"--num_tasks={TASKS}", f"--data_dir={runs}/data")
-    folder = run if read_config(run)["method"] == name else run / name
-    result = read_result(run, folder)
-    stored, model = result.stored(), cxda_jax.load(run, name)
-    store = open_data(result.config, runs / "data")
-    domains = store.row_domains()
+    run, folder = run_of(runs, name)
+    result, model = read_result(run, folder), cxda_jax.load(run, name)
+    stored, store = result.stored(), open_data(result.config, runs / "data")
+    domains, classes = store.row_domains(), list(model.card.class_names)
     key = jax.random.fold_in(jax.random.key(result.config["evaluation"]["seed"]), 2**32 - 1)
-    agreeing, classes = [], list(model.card.class_names)
+    assert len(stored["support"]) > 3
     for task, (support, query) in enumerate(zip(stored["support"], stored["query"], strict=True)):
         of = (domains[support], domains[query]) if model.method.uses_domains else (None, None)
         adapted = model.adapt(store.images[support], of[0], jax.random.fold_in(key, task))
@@ -60,27 +67,20 @@ def test_a_loaded_model_answers_as_the_evaluation_does(runs, name):
         assert answers.probabilities.shape == (len(query), len(classes))
         np.testing.assert_allclose(answers.probabilities.sum(1), 1, atol=1e-9)
         np.testing.assert_array_equal(answers.confidences, answers.probabilities.max(1))
-        numbers = np.array([classes.index(name) for name in answers.names])
-        agreeing += (numbers == stored["predictions"][task]).tolist()
+        np.testing.assert_array_equal([classes.index(n) for n in answers.names], stored["predictions"][task])
         if model.method.attention and not task:
-            weights = adapted.attention(store.images[query], of[1])
-            assert weights.shape[::2] == (len(query), len(support))
-    assert np.mean(agreeing) == 1.0, name
-    assert len(agreeing) == TASKS * stored["query"].shape[1]
+            assert adapted.attention(store.images[query], of[1]).shape[::2] == (len(query), len(support))
 
 
-def test_a_model_alone_in_a_folder_is_enough(runs, tmp_path):
-    shutil.copytree(runs / "run" / "model", tmp_path / "it")
-    model = cxda_jax.load(tmp_path / "it")
+def test_a_model_alone_in_a_folder_is_enough(copy):
+    model = cxda_jax.load(copy)
     assert model.card.class_names[:3] == ("0", "1", "2") and model.card.shape == (28, 28, 1)
     assert (model.card.fit, model.card.background) == ("pad", (255, 255, 255))
-    rng = np.random.default_rng(0)
-    images = [rng.integers(0, 256, (28, 28, 1), np.uint8) for _ in range(5)]
+    images = [RNG.integers(0, 256, (28, 28, 1), np.uint8) for _ in range(5)]
     before, after = model.predict(images), model.adapt(images[:3]).predict(images)
     assert np.abs(before.probabilities - after.probabilities).max() > 1e-4
-    np.testing.assert_array_equal(model.predict(images).probabilities, before.probabilities)
-    plain = model.adapt([]).predict(images)
-    np.testing.assert_array_equal(plain.probabilities, before.probabilities)
+    for same in (model, model.adapt([])):
+        np.testing.assert_array_equal(same.predict(images).probabilities, before.probabilities)
     assert model.predict([]).names == () and model.predict([]).probabilities.shape == (0, 62)
     many = model.predict(images * 30)  # more than one program takes at once
     np.testing.assert_allclose(many.probabilities, np.tile(before.probabilities, (30, 1)), atol=1e-6)
@@ -93,19 +93,18 @@ def test_the_card_says_what_was_trained_and_what_adapting_brought(runs):
     card, row, stored = models.read_card(runs / "run" / "model"), result.row, result.stored()
     assert (card.method, card.seed, card.data) == ("cxda", 0, row["data_name"])
     assert (card.data_hash, card.step) == (row["data_hash"], row["best_step"])
-    readme = (runs / "run" / "model" / "README.md").read_text()
     gain = card.gain
     assert gain and gain.sizes == (0, 1, 2, 5, 10, 20, 50, 100) and gain.tasks == 4
     assert gain.mean[0] == gain.low[0] == gain.high[0] == 0
     assert all(low <= mean <= high for low, mean, high in zip(gain.low, gain.mean, gain.high, strict=True))
     np.testing.assert_allclose(np.subtract(gain.score, gain.score[0]), gain.mean, atol=0.011)
-    scores = 100 * (stored["predictions"] == stored["labels"]).mean(1)
-    test = card.test
+    scores, test = 100 * (stored["predictions"] == stored["labels"]).mean(1), card.test
     assert test and test["num_tasks"] == len(scores) == row["num_tasks"]
     assert abs(test["avg"] - scores.mean()) < 1e-6 and test["w10"] == row["w10"]
     assert test["avg_low"] <= test["avg"] <= test["avg_high"] and test["w10_low"] <= test["w10_high"]
-    half = 1.96 * scores.std() / np.sqrt(len(scores))  # the normal approximation, for ten tasks
+    half = 1.96 * scores.std() / np.sqrt(len(scores))  # the normal approximation
     assert abs(test["avg_high"] - test["avg_low"] - 2 * half) < half
+    readme = (runs / "run" / "model" / "README.md").read_text()
     for said in ("# glyphs", "`cxda`, seed 0", f"step {card.step}", card.data_hash[:12], "none needed", "| 100 | "):
         assert said in readme
     assert not manifest.find_fault(runs / "run" / "model")
@@ -113,105 +112,75 @@ def test_the_card_says_what_was_trained_and_what_adapting_brought(runs):
 
 def test_the_gain_is_that_of_the_contexts_of_the_evaluation(runs):
     """Measured by one program with places, it equals what --context measures with a program for each number."""
-    command(
-        "evaluate",
-        f"--runs={runs}/run",
-        "--validation",
-        "--context=0,1,10,100",
-        "--num_tasks=4",
-        f"--data_dir={runs}/data",
-    )
+    asked = "--validation", "--context=0,1,10", "--num_tasks=4"
+    command("evaluate", f"--runs={runs}/run", *asked, f"--data_dir={runs}/data")
     gain = models.read_card(runs / "run" / "model").gain
-    for n in (0, 1, 10, 100):
+    for n in (0, 1, 10):
         row = json.loads((runs / "run" / f"cxda,context={n},validation" / "result.json").read_text())
         assert abs(row["avg"] - gain.score[gain.sizes.index(n)]) < 0.01
 
 
-@pytest.mark.parametrize(
-    ("means", "since"),
-    [((0, 1, 2), 1), ((0, -1, 2), 2), ((0, 1, -1), None), ((0, 0, 0), None), ((0, 1, 0), None), ((0,), None)],
-)
-def test_adapting_helps_from_where_it_gains_at_every_larger_size(means, since):
-    means = tuple(map(float, means))
-    assert models.Gain(tuple(range(len(means))), means, means, means, means, 5).helps_from() == since
+def test_adapting_helps_from_where_it_gains_at_every_larger_size():
+    for means, since in (
+        ((0, 1, 2), 1), ((0, -1, 2), 2), ((0, 1, -1), None), ((0, 0, 0), None), ((0, 1, 0), None), ((0,), None)
+    ):  # fmt: skip
+        means = tuple(map(float, means))
+        assert models.Gain(tuple(range(len(means))), means, means, means, means, 5).helps_from() == since
 
 
 def test_what_starts_from_erm_needs_its_network_and_what_it_kept_of_training(runs, tmp_path):
     with pytest.raises(UserError, match="trained as cxda, from which it cannot start"):
         cxda_jax.load(runs / "run", "t3a")
-    with pytest.raises(UserError, match="method='lamee'.*did you mean|method='lamee'"):
+    with pytest.raises(UserError, match="method='lamee'"):
         cxda_jax.load(runs / "erm", "lamee")
     shutil.copytree(runs / "erm" / "model", tmp_path / "erm")
     (tmp_path / "erm" / models.CALIBRATION).unlink()
-    manifest.write(tmp_path / "erm", [path.name for path in (tmp_path / "erm").iterdir() if path.name != manifest.NAME])
+    seal(tmp_path / "erm")
     with pytest.raises(UserError, match="'feature_shift': .* lacks what it needs to know of the training images"):
         cxda_jax.load(tmp_path / "erm", "feature_shift")
     assert cxda_jax.load(tmp_path / "erm", "t3a").method.name == "t3a"
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (
-            lambda f: (f / "weights.safetensors").write_bytes(b"no"),
-            "weights.safetensors differs from its recorded hash",
-        ),
-        (lambda f: (f / "card.json").write_text("{}"), "card.json differs from its recorded hash"),
-        (lambda f: (f / "manifest.json").unlink(), "no manifest.json"),
-        (lambda f: (f / "weights.safetensors").unlink(), "no model in it; give a run of cxda train"),
-    ],
-)
-def test_a_damaged_model_is_one_line(runs, tmp_path, damage, message):
-    shutil.copytree(runs / "run" / "model", tmp_path / "it")
-    damage(tmp_path / "it")
-    with pytest.raises(UserError, match=message):
-        cxda_jax.load(tmp_path / "it")
+def test_a_damaged_model_is_one_line(copy):
+    for name, damage, message in (
+        ("weights.safetensors", b"no", "weights.safetensors differs from its recorded hash"),
+        ("card.json", b"{}", "card.json differs from its recorded hash"),
+        ("manifest.json", None, "no manifest.json"),
+        ("weights.safetensors", None, "no model in it; give a run of cxda train"),
+    ):
+        whole = (copy / name).read_bytes()
+        (copy / name).unlink() if damage is None else (copy / name).write_bytes(damage)
+        with pytest.raises(UserError, match=message):
+            cxda_jax.load(copy)
+        (copy / name).write_bytes(whole)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_card_that_says_something_else_is_one_line(copy):
+    whole = json.loads((copy / models.CARD).read_text())
+    for changes, message in (
         ({"class_names": None}, "'class_names'|class_names=None"),
         ({"shape": [28, 28]}, r"shape=\(28, 28\) has not 3 numbers"),
         ({"gain": {"sizes": [0]}}, "gain: no 'score'"),
+        ({"gain": whole["gain"] | {"sizes": [0]}}, "gain has columns of different lengths"),
         ({"test": {"avg": "many", "w10": 1, "num_tasks": 2}}, "test: avg='many', expected a number"),
         ({"commit": 5}, "commit=5, expected a text"),
-    ],
-)
-def test_a_card_that_says_something_else_is_one_line(runs, tmp_path, changes, message):
-    folder = tmp_path / "it"
-    shutil.copytree(runs / "run" / "model", folder)
-    content = {**json.loads((folder / models.CARD).read_text()), **changes}
-    (folder / models.CARD).write_text(json.dumps(content))
-    manifest.write(folder, [path.name for path in folder.iterdir() if path.name != manifest.NAME])
-    with pytest.raises(UserError, match=message):
-        models.read_card(folder)
-
-
-def test_a_model_without_a_card_says_what_to_do(runs, tmp_path):
-    shutil.copytree(runs / "run" / "model", tmp_path / "it")
-    (tmp_path / "it" / models.CARD).unlink()
-    manifest.write(tmp_path / "it", [models.WEIGHTS, models.CONFIG])
+    ):
+        (copy / models.CARD).write_text(json.dumps({**whole, **changes}))
+        seal(copy)
+        with pytest.raises(UserError, match=message):
+            models.read_card(copy)
+    (copy / models.CARD).unlink()
+    seal(copy)
     with pytest.raises(UserError, match=r"card.json: missing; .* go on with the training's command"):
-        cxda_jax.load(tmp_path / "it")
+        cxda_jax.load(copy)
 
 
 def test_images_of_any_kind_are_fitted_and_wrong_ones_are_one_line(runs, tmp_path):
-    model = cxda_jax.load(runs / "run")
-    rng = np.random.default_rng(1)
-    own = rng.integers(0, 256, (28, 28, 1), np.uint8)
-    np.testing.assert_array_equal(model.fit(own), own)
-    Image.fromarray(own[..., 0]).save(tmp_path / "it.png")
-    for same in (
-        own[..., 0],
-        tmp_path / "it.png",
-        str(tmp_path / "it.png"),
-        Image.open(tmp_path / "it.png"),
-        own / 255,
-    ):
+    model, own, file = cxda_jax.load(runs / "run"), RNG.integers(0, 256, (28, 28, 1), np.uint8), tmp_path / "it.png"
+    Image.fromarray(own[..., 0]).save(file)
+    for same in (own, own[..., 0], file, str(file), Image.open(file), own / 255):
         np.testing.assert_array_equal(model.fit(same), own)
-    wide = np.zeros((10, 40, 3), np.uint8)
-    fitted = model.fit(wide)
+    fitted = model.fit(np.zeros((10, 40, 3), np.uint8))
     assert fitted.shape == (28, 28, 1) and (fitted[0] == 255).all() and (fitted[14] == 0).all()  # padded with paper
     for wrong, message in (
         ("it.png", "give a list of images"),
@@ -225,21 +194,14 @@ def test_images_of_any_kind_are_fitted_and_wrong_ones_are_one_line(runs, tmp_pat
             model.predict(wrong)
     with pytest.raises(UserError, match="domains: 1 for 2 images"):
         model.adapt([own, own], domains=[0])
-    assert isinstance(model.as_images([own]), Images)
 
 
-@pytest.mark.parametrize("name", ["glyphs", "unipen"])
-def test_the_models_of_the_package_are_small_and_say_where_they_are_from(name):
-    folder = SHIPPED / name
+@pytest.mark.parametrize(("name", "method"), [("glyphs", "cxda_any"), ("unipen", "icrm")])
+def test_the_models_of_the_package_are_small_and_say_where_they_are_from(name, method):
+    folder, model = SHIPPED / name, cxda_jax.load(name)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 2e6
-    model = cxda_jax.load(name)
     card = model.card
-    assert (card.data, card.method, len(card.class_names), card.fit) == (
-        name,
-        {"glyphs": "cxda_any", "unipen": "icrm"}[name],
-        62,
-        "pad",
-    )
+    assert (card.data, card.method, len(card.class_names), card.fit) == (name, method, 62, "pad")
     assert len(card.commit) > 6 and "+" not in card.commit
     assert card.licence and card.test and card.gain and card.gain.tasks == 100 and card.test["num_tasks"] == 600
     assert (folder / models.README).read_text() == models.in_words(card) + "\n"

@@ -1,181 +1,142 @@
-"""The optimisers against PyTorch's, fed the same gradients."""
+"""The optimisers against PyTorch's, fed the same gradients; and the chains that a text names."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from cxda_jax.errors import UserError
 from cxda_jax.optimizers import make_optimizer, read_chain, schedules, transformations
 from tests.lines import refused
 
+STEPS = 30
+# Gradients are independent of the parameters, so that differences cannot grow.
+RNG = np.random.default_rng(0)
+START = tuple(RNG.normal(size=shape).astype(np.float32) for shape in ((4, 3), 5))
+GRADIENTS = tuple(RNG.normal(size=(STEPS, *p.shape)).astype(np.float32) for p in START)
 
-@pytest.mark.parametrize(
-    ("name", "momentum", "weight_decay"),
-    [("sgd", 0.9, 1e-4), ("sgd", 0.9, 0.1), ("sgd", 0.0, 0.1), ("adam", 0.9, 0.0), ("adam", 0.9, 0.1)],
-)
-def test_twenty_steps_equal_torch(name, momentum, weight_decay):
+
+def descend(*optimizers):
+    """The parameters after each update [steps, ...], by each of these."""
+
+    def path(tx, start, gradients):
+        def step(state, gradient):
+            updates, inner = tx.update(gradient, state[1], state[0])
+            params = optax.apply_updates(state[0], updates)
+            return (params, inner), params
+
+        return jax.lax.scan(step, (start, tx.init(start)), gradients)[1]
+
+    return jax.jit(lambda *given: [path(tx, *given) for tx in optimizers])(START, GRADIENTS)
+
+
+def close(a, b, tolerance=1e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=tolerance), tuple(a), tuple(b))
+
+
+@pytest.mark.gate
+def test_thirty_steps_equal_torch():
+    """By sgd and adam with momentum and decay, and by a chain that clips, decays apart and lowers its rate."""
     torch = pytest.importorskip("torch")
-    rate, rng = 1e-2, np.random.default_rng(0)
-    # Gradients that are independent of the parameters, so that differences cannot grow.
-    start, *gradients = [[rng.normal(size=n).astype(np.float32) for n in ((4, 3), 5)] for _ in range(21)]
-    tx = make_optimizer(name=name, learning_rate=rate, momentum=momentum, weight_decay=weight_decay)
-    params = tuple(jnp.asarray(p) for p in start)
-    state = tx.init(params)
-    theirs = [torch.from_numpy(p.copy()).requires_grad_() for p in start]
-    options = {"lr": rate, "weight_decay": weight_decay}
-    peer = (
-        torch.optim.SGD(theirs, momentum=momentum, **options) if name == "sgd" else torch.optim.Adam(theirs, **options)
-    )
-    update = jax.jit(tx.update)
-    for gradient in gradients:
-        updates, state = update(tuple(jnp.asarray(g) for g in gradient), state, params)
-        params = optax.apply_updates(params, updates)
-        for p, g in zip(theirs, gradient, strict=True):
-            p.grad = torch.from_numpy(g)
-        peer.step()
-        for ours, their in zip(params, theirs, strict=True):
-            np.testing.assert_allclose(ours, their.detach(), rtol=0, atol=1e-6)
-    assert all(np.abs(ours - p).max() > 2 * rate for ours, p in zip(params, start, strict=True))
+    chain = "clip_by_global_norm(1.0), adamw(cosine_decay_schedule(1e-2, steps), b2=0.99, weight_decay=0.1)"
+    sgd, adam = torch.optim.SGD, torch.optim.Adam
+    peers = [
+        (sgd, {"momentum": 0.9, "weight_decay": 0.1}), (sgd, {"momentum": 0.0, "weight_decay": 0.1}),
+        (adam, {"weight_decay": 0.0}), (adam, {"weight_decay": 0.1}),
+        (torch.optim.AdamW, {"weight_decay": 0.1, "betas": (0.9, 0.99)}),
+    ]  # fmt: skip
+    plain = [make_optimizer(kind.__name__.lower(), 1e-2, **{"momentum": 0.9} | o) for kind, o in peers[:-1]]
+    for (kind, options), ours in zip(peers, descend(*plain, read_chain("chain", chain, STEPS)), strict=True):
+        theirs, clips = [torch.from_numpy(p.copy()).requires_grad_() for p in START], kind is torch.optim.AdamW
+        peer = kind(theirs, lr=1e-2, **options)
+        rates = torch.optim.lr_scheduler.CosineAnnealingLR(peer, T_max=STEPS) if clips else None
+        for i in range(STEPS):
+            for p, g in zip(theirs, GRADIENTS, strict=True):
+                p.grad = torch.from_numpy(g[i].copy())
+            assert not clips or torch.nn.utils.clip_grad_norm_(theirs, 1.0) > 1.5  # it does clip
+            peer.step()
+            if rates:
+                rates.step()
+            close((p[i] for p in ours), (p.detach() for p in theirs), 2e-6)
+        assert all(np.abs(p[-1] - s).max() > 0.02 for p, s in zip(ours, START, strict=True))
 
 
-def test_an_unknown_optimizer_is_a_user_error():
-    with pytest.raises(UserError, match="optimizer.name='rmsprop'"):
-        make_optimizer(name="rmsprop", learning_rate=0.1, momentum=0.9, weight_decay=0.0)
+RATES = {  # of the first steps of six
+    "sgd(0.5)": [0.5] * 6,
+    "sgd(learning_rate=5e-1,)": [0.5] * 6,
+    " identity(), scale(-0.5) ": [0.5] * 6,
+    "sgd(piecewise_constant_schedule(0.5, {2: 0.1, 4: 0.5}))": [0.5, 0.5, 0.05, 0.05, 0.025, 0.025],
+    "sgd(linear_schedule(0.6, 0.0, steps))": [0.6, 0.5, 0.4, 0.3, 0.2, 0.1],
+    "sgd(join_schedules([constant_schedule(0.1), linear_schedule(0.3, 0.1, 2)], [3]))": [0.1] * 3 + [0.3, 0.2, 0.1],
+    "scale_by_schedule(constant_schedule(-0.2))": [0.2] * 6,
+}
 
 
-def descend(tx, start, gradients):
-    """The parameters after each update."""
-    params, state, update, after = start, tx.init(start), jax.jit(tx.update), []
-    for gradient in gradients:
-        updates, state = update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
-        after.append(params)
-    return after
+def test_a_chains_rates_are_those_that_its_text_says():
+    found = descend(*(read_chain("chain", text, 6) for text in RATES))
+    for (text, rates), params in zip(RATES.items(), found, strict=True):
+        for p, start, gradient in zip(params, START, GRADIENTS, strict=True):
+            moved = np.diff(np.concatenate([start[None], p]), axis=0)[:6]
+            expected = -np.reshape(rates, (6, *[1] * start.ndim)) * gradient[:6]
+            np.testing.assert_allclose(moved, expected, rtol=0, atol=2e-6, err_msg=text)
 
 
-def drawn(steps, scale=1.0):
-    """Parameters and gradients that are independent of them, so that differences cannot grow."""
-    rng = np.random.default_rng(0)
-    start, *gradients = [[scale * rng.normal(size=n).astype(np.float32) for n in ((4, 3), 5)] for _ in range(steps + 1)]
-    return tuple(map(jnp.asarray, start)), [tuple(map(jnp.asarray, gradient)) for gradient in gradients]
-
-
-def test_a_chain_equals_torchs_clipping_adamw_and_cosine():
-    torch = pytest.importorskip("torch")
-    steps, (start, gradients) = 30, drawn(30)
-    text = "clip_by_global_norm(1.0), adamw(cosine_decay_schedule(1e-2, steps), b2=0.99, weight_decay=0.1)"
-    ours = descend(read_chain("chain", text, steps), start, gradients)
-    theirs = [torch.from_numpy(np.array(p)).requires_grad_() for p in start]
-    peer = torch.optim.AdamW(theirs, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
-    rates = torch.optim.lr_scheduler.CosineAnnealingLR(peer, T_max=steps)
-    for gradient, params in zip(gradients, ours, strict=True):
-        for p, g in zip(theirs, gradient, strict=True):
-            p.grad = torch.from_numpy(np.array(g))
-        assert torch.nn.utils.clip_grad_norm_(theirs, 1.0) > 1.5  # it does clip
-        peer.step()
-        rates.step()
-        for p, q in zip(params, theirs, strict=True):
-            np.testing.assert_allclose(p, q.detach(), rtol=0, atol=2e-6)
-    assert all(np.abs(p - s).max() > 0.05 for p, s in zip(ours[-1], start, strict=True))
-
-
-@pytest.mark.parametrize(("text", "rates"), [
-    ("sgd(0.5)", [0.5] * 6),
-    ("sgd(learning_rate=5e-1,)", [0.5] * 6),
-    (" identity(), scale(-0.5) ", [0.5] * 6),
-    ("sgd(piecewise_constant_schedule(0.5, {2: 0.1, 4: 0.5}))", [0.5, 0.5, 0.05, 0.05, 0.025, 0.025]),
-    ("sgd(linear_schedule(0.6, 0.0, steps))", [0.6, 0.5, 0.4, 0.3, 0.2, 0.1]),
-    ("sgd(join_schedules([constant_schedule(0.1), linear_schedule(0.3, 0.1, 2)], [3]))", [0.1, 0.1, 0.1, 0.3, 0.2, 0.1]),
-    ("scale_by_schedule(constant_schedule(-0.2))", [0.2] * 6),
-])  # fmt: skip
-def test_a_chains_rates_are_those_that_its_text_says(text, rates):
-    start, gradients = drawn(6)
-    before = start
-    for rate, gradient, after in zip(
-        rates, gradients, descend(read_chain("chain", text, 6), start, gradients), strict=True
-    ):
-        for p, q, g in zip(before, after, gradient, strict=True):
-            np.testing.assert_allclose(q, p - rate * g, rtol=0, atol=1e-6)
-        before = after
-
-
+@pytest.mark.gate
 def test_a_chain_replaces_the_other_fields_and_a_share_scales_its_updates():
-    start, gradients = drawn(8)
     options = {"name": "adam", "learning_rate": 3.0, "momentum": 0.9, "weight_decay": 0.5}
-    for share in (1.0, 0.1):
-        found = descend(make_optimizer(**options, chain="adamw(2e-2, weight_decay=0.1)", share=share), start, gradients)
-        lowered = descend(optax.adamw(2e-2 * share, weight_decay=0.1), start, gradients)
-        plain = descend(make_optimizer(**options, share=share), start, gradients)
-        slower = descend(make_optimizer(**options | {"learning_rate": 3.0 * share}), start, gradients)
-        for ours, expected, p, q in zip(found, lowered, plain, slower, strict=True):
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), ours, expected)
-            jax.tree.map(np.testing.assert_array_equal, p, q)
+    chain = "adamw(2e-2, weight_decay=0.1)"
+    found, expected, slow, slower = descend(
+        make_optimizer(**options, chain=chain, share=0.1), optax.adamw(2e-3, weight_decay=0.1),
+        make_optimizer(**options, share=0.1), make_optimizer(**options | {"learning_rate": 0.3}),
+    )  # fmt: skip
+    close(found, expected)
+    close(slow, slower)
 
 
 def test_a_chain_that_remembers_the_first_parameters_holds_a_copy():
     """Else a step whose arguments are donated would get one array twice."""
-    start, gradients = drawn(3)
+    start = jax.device_put(START[0])
     tx = read_chain("chain", "scale_by_distance_over_gradients(), scale(-1.0)", 3)
-    places = {p.unsafe_buffer_pointer() for p in start}
-    state = tx.init(start)
-    assert not places & {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)}
-    kept = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (4, 3)]
-    assert any(np.array_equal(leaf, start[0]) for leaf in kept) and len(descend(tx, start, gradients)) == 3
+    state = jax.tree.leaves(tx.init(start))
+    assert start.unsafe_buffer_pointer() not in {leaf.unsafe_buffer_pointer() for leaf in state}
+    assert any(np.array_equal(leaf, START[0]) for leaf in state)
 
 
 def test_the_names_of_a_chain_are_optaxs_own():
     assert {"sgd", "adamw", "nadam", "lion", "clip", "scale", "add_decayed_weights"} <= set(transformations())
     assert {"cosine_decay_schedule", "piecewise_constant_schedule", "join_schedules"} <= set(schedules())
-    assert not {"apply_updates", "global_norm", "MultiSteps", "inject_hyperparams", "jax"} & {
-        *transformations(),
-        *schedules(),
-    }
-    assert all(getattr(optax, name) is f for name, f in {**transformations(), **schedules()}.items())
+    every = {**transformations(), **schedules()}
+    assert not {"apply_updates", "global_norm", "MultiSteps", "inject_hyperparams", "jax"} & set(every)
+    assert all(getattr(optax, name) is f for name, f in every.items())
 
 
 WRONG = {
     "adamq(0.1)": "optax has no transformation adamq, did you mean adam",
-    "sgd(cosine(0.1, 5))": "optax has no schedule cosine",
     "sgd(sgd(0.1))": "optax has no schedule sgd",
-    "apply_updates(1, 2)": "optax has no transformation apply_updates",
-    "MultiSteps(1, 2)": "optax has no transformation MultiSteps",
     "eval('1')": "optax has no transformation eval",
     "__import__('os').system('touch pwned')": "is no call",
     "optax.sgd(0.1)": "is no call",
-    "(lambda: 1)()": "is no call",
-    "sgd": "sgd is no call",
-    "3": "3 is no call",
     "()": r"\(\) is no call",
     "sgd(rate)": "rate is no number, text, steps or schedule",
     "sgd(steps.real)": "steps.real is no number",
     "sgd(steps ** steps)": "is no number",
     "sgd(open('x'))": "optax has no schedule open",
-    "sgd([i for i in (1,)])": "is no number",
     "sgd(*(0.1,))": "is no number",
     "sgd(**{'learning_rate': 0.1})": "is no argument",
-    "sgd(f'{steps}')": "is no number",
-    "sgd(1e999)": "1e.*is not finite",
-    "sgd(-1e999)": "not finite",
     "sgd({**{}})": "is no number",
+    "sgd(-1e999)": "not finite",
     "sgd()": "missing 1 required positional argument: 'learning_rate'",
-    "sgd('fast')": "",
-    "sgd(0.1, 0.9, True, None, 5, 6)": "",
     "clip(1.0) adam(0.1)": "invalid syntax",
-    "sgd(0.1": "",
     "lbfgs()": "",
     "add_noise(0.1, 0.5, 3)": "random keys, which no checkpoint keeps",
     "masked(1, 2)": "",
     "sgd(" + "(" * 300 + ")" * 300 + ")": "",
     "sgd(" + "1" * 2000 + ")": "2005 characters, 1000 at most",
-    "sgd(" + "9" * 900 + ")": "",
 }
 
 
-@pytest.mark.parametrize(("text", "says"), WRONG.items(), ids=lambda text: text[:20])
-def test_a_text_that_is_no_chain_is_refused_in_one_line_and_never_run(text, says, tmp_path, monkeypatch):
+def test_a_text_that_is_no_chain_is_refused_in_one_line_and_never_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with refused(rf"^field=.*{says}.*; write it as 'clip\(1\.0\), adam\(1e-3\)'$"):
-        read_chain("field", text, 5)
+    for text, says in WRONG.items():
+        with refused(rf"^field=.*{says}.*; write it as 'clip\(1\.0\), adam\(1e-3\)'$"):
+            read_chain("field", text, 5)
     assert not list(tmp_path.iterdir())

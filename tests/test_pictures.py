@@ -1,6 +1,5 @@
 """Pictures and lines that name classes and domains: any name is shown as the text that it is."""
 
-import json
 import os
 import subprocess
 import sys
@@ -25,20 +24,10 @@ from tests.results import make_result, write_result
 from tests.test_plots import check_readable
 from tests.test_report import embedded
 
+pytestmark = pytest.mark.gate
 RIGHT, WRONG = "\u2713 right", "\u2717 wrong"
 COUNTS = {"compared": 480, "corrected": 61, "spoiled": 12}
-ROOT = Path(__file__).parent.parent
-DOMAINS = (
-    "$x_{",
-    "5% \\frac{$$",
-    b"caf\xe9",
-    "日本",
-    "\U0001fae0 face",
-    "a\x1b[31m\n\tb",
-    "long" * 60,
-    " ",
-    "$a$ & <b>",
-)
+DOMAINS = ("$x_{", b"caf\xe9", "日本", "\U0001fae0 face", "a\x1b[31m\n\tb", "long" * 60, " ", "$a$ & <b>")
 CLASSES = ("$\\frac$", "_{", b"na\xefve", "猫")
 
 
@@ -57,29 +46,22 @@ def hostile(tmp_path_factory):
     return root / "data", open_store(root / "data" / "names"), text
 
 
-def test_a_data_set_with_any_names_is_prepared(hostile):
+def test_a_data_set_with_any_names_is_prepared_and_drawn(hostile, tmp_path):
     folder, store, printed = hostile
-    assert set(store.domain_names) == {os.fsdecode(name) for name in DOMAINS}
-    assert set(store.info.class_names) == {os.fsdecode(name) for name in CLASSES}
+    domains, classes = store.domain_names, store.info.class_names
+    assert set(domains) == set(map(os.fsdecode, DOMAINS)) and set(classes) == set(map(os.fsdecode, CLASSES))
     assert "left $\\udcff out: left out, 4 images are fewer than 8" in printed and f"sha256 {store.sha256}" in printed
     with Image.open(folder / "names" / "sheet.png") as sheet:
         assert sheet.size[0] > 800
-
-
-def test_domains_and_classes_of_any_names_are_drawn(hostile, tmp_path):
-    _, store, _ = hostile
-    domains, classes = store.domain_names, store.info.class_names
     draw_sheet(store, tmp_path / "sheet.png", range(len(domains)), per_domain=8)
     names = [classes[label] for label in store.labels[:8]]
     draw_strips(tmp_path / "step1.png", [(f"query, {domain}", store.images[:8], names) for domain in domains])
-    weights = np.full(len(store.labels), 1 / len(store.labels))
-    images, of = store.images, store.row_domains()
-    for own in range(len(domains)):
-        label = own % 4
-        check_readable(grid(images, of, weights, own, images[0], domains, text=f"label {classes[label]}"))
-        example = Example(images[own], own, label, 0, 3, images[:1], of[:1], weights[:1])
-        draw_attention(tmp_path / f"{own}.png", example, COUNTS, domains, classes, f"on {classes[label]}")
-    assert len(list(tmp_path.iterdir())) == 11 and all(path.stat().st_size > 1000 for path in tmp_path.iterdir())
+    weights, of = np.full(len(store.labels), 1 / len(store.labels)), store.row_domains()
+    for own in range(len(CLASSES)):
+        check_readable(grid(store.images, of, weights, own, store.images[0], domains, text=f"label {classes[own]}"))
+        example = Example(store.images[own], own, own, 0, 3, store.images[:1], of[:1], weights[:1])
+        draw_attention(tmp_path / f"{own}.png", example, COUNTS, domains, classes, f"on {classes[own]}")
+    assert len(list(tmp_path.iterdir())) == 6 and all(path.stat().st_size > 1000 for path in tmp_path.iterdir())
 
 
 def test_a_report_shows_any_names(hostile, tmp_path):
@@ -100,29 +82,28 @@ def test_a_report_shows_any_names(hostile, tmp_path):
     assert set(task["query"]["labels"]) <= {printable(name) for name in store.info.class_names}
 
 
-@pytest.mark.parametrize("name, shown", [
-    ("$x_{", "\\$x_{"), ("5% \\$", "5% \\\\$"), ("", "''"), (" ", "' '"), ("日本", "\\u65e5\\u672c"), ("naïve", "naïve"),
-    ("caf\udce9", "caf\\udce9"), ("a\n\x1b[2Jb", "a\\n\\x1b[2Jb"), ("x" * 99, "x" * 40 + "..." + "x" * 17), ("\U0001fae0", "\\U0001fae0"),
-])  # fmt: skip
-def test_plain_text(name, shown):
-    assert plain(name) == shown
-    figure = Figure()
-    text = figure.text(0.5, 0.5, plain(name))
-    figure.draw_without_rendering()
-    assert not text._preprocess_math(text.get_text())[1]
-
-
-@pytest.mark.parametrize("name", ["$" * 100, "a$ b$ " * 20, "x" * 8 + "$" + "y" * 8 + "$"])
-def test_plain_text_of_several_lines_is_no_formula_in_any_of_them(name):
-    found = plain(name, 9, 2)
-    assert found.count("\n") <= 1 and found.count("$") == found.count("\\$")
+def test_plain_text_is_no_formula_in_any_of_its_lines():
+    for name, shown in {
+        "$x_{": "\\$x_{", "5% \\$": "5% \\\\$", "": "''", " ": "' '", "日本": "\\u65e5\\u672c", "naïve": "naïve",
+        "caf\udce9": "caf\\udce9", "a\n\x1b[2Jb": "a\\n\\x1b[2Jb", "x" * 99: "x" * 40 + "..." + "x" * 17,
+        "\U0001fae0": "\\U0001fae0",
+    }.items():  # fmt: skip
+        assert plain(name) == shown
+        figure = Figure()
+        text = figure.text(0.5, 0.5, plain(name))
+        figure.draw_without_rendering()
+        assert not text._preprocess_math(text.get_text())[1]
+    for name in ("$" * 100, "a$ b$ " * 20, "x" * 8 + "$" + "y" * 8 + "$"):
+        found = plain(name, 9, 2)
+        assert found.count("\n") <= 1 and found.count("$") == found.count("\\$")
 
 
 def test_names_of_bytes_are_printed(hostile):
+    """Where the locale has no letters but those of ASCII."""
     folder, store, _ = hostile
     arguments = ("--benchmark=folder", "--raw_dir=x", f"--data_dir={folder}", "--name=names")
-    done = subprocess.run([sys.executable, "-m", "launch.prepare", *arguments], cwd=ROOT, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONIOENCODING": "ascii"})  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "launch.prepare", *arguments], capture_output=True, text=True,
+                          cwd=Path(__file__).parent.parent, env={**os.environ, "PYTHONIOENCODING": "ascii"})  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f"sha256 {store.sha256}" in done.stdout and "caf\\udce9/data/names is there already" in done.stdout
 
@@ -130,43 +111,35 @@ def test_names_of_bytes_are_printed(hostile):
 # The picture of what a query attends to
 
 
-def drawn(monkeypatch, example):
-    """The figure, which can be read."""
-    figures, names = [], ([f"writer {i}" for i in range(9)], tuple("abcd"))
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-    draw_attention(Path("x.png"), example, COUNTS, *names, "cxda on glyphs")
-    check_readable(figures[0])
-    return figures[0]
-
-
-def make_example(before, after, support=100, domain=2):
-    rng = np.random.default_rng(0)
+def drawn(monkeypatch, before, after, support=100):
+    """A query of class b and domain 2, and its figure, which can be read."""
+    rng, figures = np.random.default_rng(0), []
     pixels = rng.integers(0, 256, (support + 1, 8, 8, 1), np.uint8)
     weights = rng.dirichlet(np.ones(support))
-    return Example(pixels[0], domain, 1, before, after, pixels[1:], np.arange(support) % 5, weights)
+    example = Example(pixels[0], 2, 1, before, after, pixels[1:], np.arange(support) % 5, weights)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    draw_attention(Path("x.png"), example, COUNTS, [f"writer {i}" for i in range(9)], tuple("abcd"), "cxda on glyphs")
+    check_readable(figures[0])
+    return example, figures[0]
 
 
-@pytest.mark.parametrize("before, after, marks, verdict", [
-    (0, 1, (WRONG, RIGHT), "Corrected by adapting"), (1, 3, (RIGHT, WRONG), "Spoiled by adapting"),
-    (1, 1, (RIGHT, RIGHT), "Right with and without adapting"), (0, 2, (WRONG, WRONG), "Wrong with and without"),
+@pytest.mark.parametrize("before, after, marks, verdict, support", [
+    (0, 1, (WRONG, RIGHT), "Corrected by adapting", 100), (1, 3, (RIGHT, WRONG), "Spoiled by adapting", 3),
+    (1, 1, (RIGHT, RIGHT), "Right with and without adapting", 1), (0, 2, (WRONG, WRONG), "Wrong with and without", 7),
 ])  # fmt: skip
-def test_the_picture_shows_both_answers_and_whether_they_are_right(monkeypatch, before, after, marks, verdict):
-    figure = drawn(monkeypatch, make_example(before, after))
-    assert [text.get_text() for text in figure.axes[6].texts] == [
+def test_the_picture_shows_both_answers_and_what_is_attended_to(monkeypatch, before, after, marks, verdict, support):
+    example, figure = drawn(monkeypatch, before, after, support)
+    count, order = min(5, support), np.argsort(-example.weights)
+    assert [text.get_text() for text in figure.axes[count + 1].texts] == [
         "answer without support images", f"'{'abcd'[before]}'", marks[0],
-        "answer with 100 of them", f"'{'abcd'[after]}'", marks[1],
+        f"answer with {support} of them", f"'{'abcd'[after]}'", marks[1],
     ]  # fmt: skip
     assert "'b'" in figure.axes[0].get_title()
     assert figure.get_suptitle().startswith(verdict) and figure.get_suptitle().endswith(": cxda on glyphs")
     assert "480 queries" in figure.get_supxlabel() and "corrected 61 and spoiled 12" in figure.get_supxlabel()
-
-
-@pytest.mark.parametrize("support, count", [(100, 5), (3, 3), (1, 1)])
-def test_the_picture_shows_what_is_attended_to_most_and_least(monkeypatch, support, count):
-    example = make_example(0, 1, support)
-    figure, order = drawn(monkeypatch, example), np.argsort(-example.weights)
     for row, chosen in enumerate((order[:count], order[::-1][:count])):
-        for axes, i in zip(figure.axes[row * (count + 1) + 1 :], chosen):  # noqa: B905
+        start = row * (count + 1) + 1
+        for axes, i in zip(figure.axes[start : start + count], chosen, strict=True):
             assert np.array_equal(axes.get_images()[0].get_array(), example.support[i, ..., 0])
             assert axes.get_title() == f"{support * example.weights[i]:.2f} x uniform"
             assert axes.get_xlabel() == f"{'* ' if i % 5 == 2 else ''}writer {i % 5}"
@@ -178,7 +151,7 @@ def test_counts_and_the_query_chosen():
     after = np.array([[1, 1, 2], [0, 3, 3], [0, 0, 1]])
     answers = Answers(labels, before, after)
     assert answers.counts() == {"compared": 9, "corrected": 4, "spoiled": 2} and answers.telling() == (1, 1)
-    json.dumps(answers.counts())
+    assert {type(count) for count in answers.counts().values()} == {int}, "as JSON takes them"
     assert answers._replace(before=after).counts() == {"compared": 9, "corrected": 0, "spoiled": 0}
     assert answers._replace(before=labels, after=labels + 1 - np.eye(3, dtype=int)).telling() == (0, 0)
     assert answers._replace(before=labels, after=np.where(np.eye(3), 9, labels)).telling() == (0, 1)

@@ -1,9 +1,9 @@
-"""Published counts: what readers compare with, and what a study takes before the data are there."""
+"""Published data: their counts, which readers compare with and plans take, and how to fetch them."""
 
+import hashlib
 import re
-import subprocess
-import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +12,12 @@ from cxda_jax.bench.cases import SHAPES
 from cxda_jax.data.published import PUBLISHED, empty_store, sample_store
 from cxda_jax.data.store import SPLITS
 from cxda_jax.experiment import READERS
+from cxda_jax.study import preparing
 from tests import raw_fixtures
-from tests.lines import ROOT
+from tests.commands import command
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name, counts, tasks", [
     ("femnist", (262, 50, 35), (420, 420)),
     ("cifar_c", (56, 17, 22, 56_000, 17_000, 220_000), ()),
@@ -29,6 +31,7 @@ def test_readers_compare_with_the_papers_counts(name, counts, tasks, tmp_path):
     assert (PUBLISHED[name].image, PUBLISHED[name].classes) == SHAPES[name][:2]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_store_of_those_counts_takes_no_memory(name):
     tracemalloc.start()
@@ -44,12 +47,47 @@ def test_a_store_of_those_counts_takes_no_memory(name):
     assert sample.images.nbytes < 50e6 and sample.images.std() > 70 and len(sample.labels) == sample.offsets[-1]
 
 
+@pytest.mark.gate
 def test_a_dry_run_needs_no_data(tmp_path):
-    arguments = ("--benchmark=cifar_c", "--dry_run", "--smoke", "--only=erm", f"--data_dir={tmp_path}")
-    command = [sys.executable, "-m", "launch.reproduce", *arguments, f"--study={tmp_path}/study"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
+    flags = ("--benchmark=cifar_c", "--dry_run", "--smoke", "--only=erm", f"--data_dir={tmp_path}")
+    said = command("reproduce", *flags, f"--study={tmp_path}/study")
+    lines = [line for line in said.splitlines() if not line.startswith(" ")]
     assert f"no prepared data in {tmp_path}" in lines[0] and "published" in lines[0] and "made-up" in lines[0]
     assert [line.split(":")[0] for line in lines[1:3]] == ["[1/1] timing erm"] * 2
     assert re.fullmatch(r"-{12} +\S+  train erm seed 0", lines[3]) and lines[-1].startswith("4 jobs; ")
+
+
+def test_missing_files_get_a_command_and_others_are_checked(tmp_path, monkeypatch):
+    content, raw = b"data" * 100, tmp_path / "raw files"
+    files = [preparing.Download(name, f"https://a/{name}.zip", 400, hashlib.sha256(content).hexdigest())
+             for name in ("whole", "part", "missing", "extracted")]  # fmt: skip
+    monkeypatch.setattr(preparing, "PUBLISHED", {"femnist": files})
+    (raw / "extracted").mkdir(parents=True)
+    (raw / "whole.zip").write_bytes(content)
+    (raw / "part.zip").write_bytes(content[:7])
+    arguments = ("--benchmark=femnist", "--links", f"--raw_dir={raw}")
+    assert command("prepare", *arguments).splitlines() == [
+        f"{raw}/whole.zip: has the published size and hash",
+        f"curl -L -C - --create-dirs -o '{raw}/part.zip' https://a/part.zip",
+        f"curl -L -C - --create-dirs -o '{raw}/missing.zip' https://a/missing.zip",
+        f"{raw}/extracted: is there",
+    ]
+    for other in (content[:-1] + b"!", content + b"!"):
+        (raw / "whole.zip").write_bytes(other)
+        assert "whole.zip: not the published file" in command("prepare", *arguments, code=2)
+
+
+def test_where_no_address_is_known_it_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(READERS, "mine", READERS["femnist"])  # a reader that nobody listed
+    for benchmark in {*READERS} - {*preparing.PUBLISHED}:
+        line = command("prepare", f"--benchmark={benchmark}", "--links", f"--raw_dir={tmp_path}/r", code=2)
+        assert line.startswith(f"error: --links: no address of {benchmark} is known; ")
+        assert preparing.BY_HAND.get(benchmark, "by hand") in line
+        assert line.count("\n") == 1 and len(line) <= 200 and not list(tmp_path.iterdir())
+
+
+def test_what_is_published_is_what_tensorflow_datasets_states():
+    folder = Path(pytest.importorskip("tensorflow_datasets").__file__).parent / "url_checksums"
+    lines = [file.read_text().splitlines() for file in (folder / "cifar10.txt", folder / "cifar10_corrupted.txt")]
+    stated = {url: (int(size), digest) for url, size, digest, _ in (line.split("\t") for line in sum(lines, []))}
+    assert all(stated[file.url] == (file.size, file.sha256) for file in preparing.PUBLISHED["cifar_c"])

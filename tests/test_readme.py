@@ -1,19 +1,21 @@
 """What the README and the documentation say runs, leads somewhere and names what exists."""
 
+import json
 import re
 import runpy
 from pathlib import Path
 
-import jax
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from PIL import Image
 
 from cxda_jax.config import read, variant
-from cxda_jax.disk import models
-from cxda_jax.experiment import METHODS, build
+from cxda_jax.disk import checkpoints, models
+from cxda_jax.experiment import METHODS
 from cxda_jax.fields import FIELDS
-from cxda_jax.study import identity
+
+pytestmark = pytest.mark.gate
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -39,40 +41,31 @@ def anchors(path):
     return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading).lower()) for heading in headings}
 
 
-def test_the_first_page_is_short_and_prints_what_it_says(capsys):
+def test_the_first_page_prints_what_it_says_and_gives_the_gate_two_commands(capsys):
     (code,), (expected,) = blocks(README, "python"), blocks(README, "")
     execute(code)
     assert capsys.readouterr().out == expected
-    assert len(README.splitlines()) <= 110
+    train, test = (block.strip() for block in blocks(README, "bash"))
+    assert all(c.startswith("python3 -m venv") and "\n" not in c for c in (train, test))
+    assert "launch.train" in train and test.endswith("/python -m pytest")
 
 
-def test_the_gate_finds_the_two_commands():
-    commands = [block.strip() for block in blocks(README, "bash")]
-    assert len(commands) == 2 and all(c.startswith("python3 -m venv") and "\n" not in c for c in commands)
-    assert "launch.train" in commands[0] and commands[1].endswith("/python -m pytest")
-
-
-def test_a_trained_run_is_used_as_the_api_page_says(data_dir, tmp_path, monkeypatch):
-    config = read("glyphs:cxda,smoke")
-    config["data"] |= {"writers": [5, 5, 5], "drawings": 41}
-    experiment, run = build(config, data_dir), tmp_path / "runs" / "glyphs" / "cxda" / "0"
-    run.mkdir(parents=True)
-    record = identity.claim(run, config, experiment.store)
-    method, example, key = experiment.method, experiment.example, jax.random.key(0)
-    variables = method.init(jax.random.key(7), example)
-    models.write_model(run / "model", variables, config, {}, record._asdict())
-    (tmp_path / ".cache").mkdir()
-    (tmp_path / ".cache" / "cxda_jax").symlink_to(data_dir)
+def test_a_trained_run_is_used_as_the_api_page_says(smoke, tmp_path, monkeypatch):
+    for place, target in (("runs/glyphs/cxda/0", "run"), (".cache/cxda_jax", "data")):
+        (tmp_path / place).parent.mkdir(parents=True)
+        (tmp_path / place).symlink_to(smoke[0] / target)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (code,) = blocks((ROOT / "docs" / "api.md").read_text(), "python")
-    logits = method.predict(method.adapt(variables, example, key), example)
-    np.testing.assert_allclose(execute(code)["logits"], logits, atol=1e-5)
+    names, result = execute(code), json.loads((smoke[0] / "run" / "result.json").read_text())
+    assert checkpoints.weights_hash(names["variables"]) == result["weights_hash"]
+    store, example = names["experiment"].store, names["experiment"].example
+    assert names["logits"].shape == (len(example.pixels), len(store.info.class_names))
+    assert np.isfinite(names["logits"]).all()
 
 
 def test_the_page_on_own_images_runs_and_has_the_cards_gain(tmp_path, monkeypatch, capsys):
-    page = (ROOT / "docs" / "device.md").read_text()
-    rng = np.random.default_rng(0)
+    page, rng = (ROOT / "docs" / "device.md").read_text(), np.random.default_rng(0)
     for folder in ("MY_PHOTOS", "NEW_PHOTOS"):
         (tmp_path / folder).mkdir()
         for i in range(3):
@@ -85,6 +78,21 @@ def test_the_page_on_own_images_runs_and_has_the_cards_gain(tmp_path, monkeypatc
     assert "\n".join(models.gain_in_words(names["model"].card.gain)[2:]) in page
 
 
+def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch, capsys):
+    cells = json.loads((ROOT / "docs" / "notebooks" / "own_images.ipynb").read_text())["cells"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+    monkeypatch.chdir(tmp_path)
+    plt.switch_backend("agg")
+    names = execute("\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
+    plt.close("all")
+    curve, said = names["curve"], capsys.readouterr().out
+    assert list(curve) == [0, 1, 2, 5, 10, 20, 50, 100] and all(0.5 < share < 1 for share in curve.values())
+    assert all(f"{n:3d} images: {100 * share:.1f} % right\n" in said for n, share in curve.items())
+    assert f"right without adapting: {100 * curve[0]:.1f} %" in said, "an empty buffer changes no answer"
+    assert "What adapting changed: glyphs" in (tmp_path / "adapted" / "adapted.html").read_text()
+    assert len((tmp_path / "adapted" / "predictions.csv").read_text().splitlines()) == 301
+
+
 def test_the_config_page_shows_a_config():
     (code,) = blocks((ROOT / "docs" / "config.md").read_text(), "python")
     made = execute(code)["get_config"]("bn,smoke")
@@ -94,24 +102,17 @@ def test_the_config_page_shows_a_config():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
-        if link.startswith("https://"):
-            continue
         name, _, anchor = link.partition("#")
         target = page.parent / name if name else page
-        assert target.exists(), f"{page.name}: {link}"
-        assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+        if not link.startswith("https://"):
+            assert target.exists() and (not anchor or anchor in anchors(target)), link
 
 
-def test_each_page_is_in_the_menu():
+def test_each_page_is_in_the_menu_and_each_marker_is_filled():
     menu = re.findall(r"^  - \w+: ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
     assert sorted(menu) == sorted(str(page.relative_to(ROOT / "docs")) for page in DOCS)
-
-
-def test_each_marker_is_filled():
     hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
-    filled = {
-        str(page.relative_to(ROOT / "docs")): hooks["on_page_markdown"](page.read_text(), page=None) for page in DOCS
-    }
+    filled = {page.name: hooks["on_page_markdown"](page.read_text(), page=None) for page in DOCS}
     assert "| optimizer.learning_rate | `0.01` |" in filled["config.md"]
     assert "(methods.md#adding-a-method)" in filled["contributing.md"] and "## 0.1.0" in filled["changelog.md"]
     assert not [name for name, text in filled.items() for marker in hooks["TEXTS"] if marker in text]
@@ -132,3 +133,18 @@ def test_commands_name_what_exists(command):
         else:
             off = flag.removeprefix("no")  # --noopen is --open=false
             assert re.search(rf'DEFINE_\w+\(\s*"{flag}"|DEFINE_bool\(\s*"{off}"', CODE), flag
+
+
+def test_a_table_of_results_holds_what_the_records_hold():
+    """Each method minus erm_iid, by data set and number of images."""
+    known, compared = {}, 0
+    for name in ("buffer-sizes", "opponents"):
+        record = json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
+        known |= {(row["data"], row["method"], row["images"]): row["avg"] for row in record["paired_to_erm_iid"]}
+    _, head, *lines = (ROOT / "docs" / "results.md").read_text().partition("| method - `erm_iid`, Avg |")[2].split("\n")
+    for store, method, cells in re.findall(r"^\| `(\w+)`, (\w+) \|(.*)\|$", "\n".join(lines), re.M):
+        for n, cell in zip((0, 1, 5, 20, 100), cells.split("|"), strict=True):
+            told = [float(x) for x in re.findall(r"[+-]\d+\.\d", cell)]
+            assert told == pytest.approx(known[store, method, n], abs=0.0501), (store, method, n)
+            compared += 1
+    assert compared == 4 * 7 * 5

@@ -1,6 +1,5 @@
-"""Records: results in one small file, from which the same tables and differences follow."""
+"""Records: results in one small file, from which the same tables follow, and one cell of a study again beside it."""
 
-import io
 import json
 import zipfile
 
@@ -12,9 +11,12 @@ from cxda_jax.report import formats
 from cxda_jax.report.making import report_runs
 from cxda_jax.report.tables import build_tables
 from cxda_jax.study import records
+from cxda_jax.study.cells import compare_cell
 from cxda_jax.study.comparing import paired_differences
 from cxda_jax.study.contexts import printed
+from cxda_jax.study.jobs import Study, make_study
 from cxda_jax.study.results import read_results
+from tests.commands import command
 from tests.results import PROTOCOL, make_result, write_result
 
 TASKS, QUERIES = 30, 20
@@ -29,8 +31,7 @@ def runs(tmp_path):
     for method in ("erm_iid", "cxda_any"):
         for seed in (0, 1):
             run = tmp_path / "runs" / method / str(seed)
-            for setting in ("", "context=0", "context=10"):
-                size = int(setting[8:]) if setting else 100
+            for setting, size in (("", 100), ("context=0", 0), ("context=10", 10)):
                 predictions = np.where(rng.random(labels.shape) < 0.6, labels, -1)
                 result = make_result(method, seed, config=config, setting=setting)
                 folder = run / result.row["label"] if setting else run
@@ -41,27 +42,28 @@ def runs(tmp_path):
 
 def said(results):
     """All that is said of results, but where they lie."""
+    usual = [r for r in results if not r.row["setting"]]
     tables = [formats.to_markdown(table) for table in build_tables(results, "", [])]
-    return (
-        tables,
-        paired_differences([r for r in results if not r.row["setting"]])[0],
-        list(printed(results, "erm_iid")),
-    )
+    return tables, paired_differences(usual)[0], list(printed(results, "erm_iid"))
+
+
+def recorded(runs, folder):
+    """The results of runs, and what is read again from their records."""
+    results, _ = read_results(runs)
+    records.write(folder / "a.records", results)
+    return results, *read_results(records.unpack(folder / "a.records", folder / "out"))
 
 
 def test_unpacked_records_say_what_the_results_say(runs, tmp_path):
-    results, faults = read_results(runs)
-    assert len(results) == 12 and not faults
-    records.write(tmp_path / "a.records", results)
-    unpacked, faults = read_results(records.unpack(tmp_path / "a.records", tmp_path / "out"))
-    assert not faults and said(unpacked) == said(results)
-    scores = ("avg", "w10", "seed", "config_hash", "data_hash", "train_minutes", "device")
-    assert [[r.row[name] for name in scores] for r in unpacked] == [[r.row[name] for name in scores] for r in results]
+    results, unpacked, faults = recorded(runs, tmp_path)
+    assert len(results) == 12 and not faults and said(unpacked) == said(results)
+    made_anew = {*records.MADE, records.RECORDED}
+    for ours, theirs in zip(unpacked, results, strict=True):
+        assert dict(ours.config) == dict(theirs.config)
+        assert {k: v for k, v in ours.row.items() if k not in made_anew} == dict(theirs.row)
     read = records.read(tmp_path / "a.records")
-    assert [100 * r.scores.mean() for r in read] == pytest.approx([r.row["avg"] for r in read], abs=1e-6) and len(
-        read
-    ) == 12
-    assert [dict(r.config) for r in unpacked] == [dict(r.config) for r in results]
+    assert [100 * r.scores.mean() for r in read] == pytest.approx([r.row["avg"] for r in read], abs=1e-6)
+    assert len(read) == 12
     records.write(tmp_path / "b.records", unpacked[::-1])
     assert (tmp_path / "a.records").read_bytes() == (tmp_path / "b.records").read_bytes()
     assert (tmp_path / "a.records").stat().st_size < 8_000
@@ -79,84 +81,129 @@ def test_the_commit_is_that_of_the_card_of_a_run_or_of_a_bare_model(runs, tmp_pa
 
 def test_results_of_other_tasks_stay_apart(runs, tmp_path):
     """The hashes of queries and support are kept."""
-    folder = runs[-1]
-    with np.load(folder / "predictions.npz") as file:
+    with np.load(runs[-1] / "predictions.npz") as file:
         stored = dict(file)
-    np.savez(folder / "predictions.npz", **{**stored, "query": stored["query"] + 1})
-    records.write(tmp_path / "a.records", read_results(runs)[0])
-    unpacked, _ = read_results(records.unpack(tmp_path / "a.records", tmp_path / "out"))
-    _, _, faults = paired_differences([r for r in unpacked if not r.row["setting"]])
-    assert len(faults) == 1 and "its tasks are not those of the others" in faults[0]
+    for name in ("query", "support"):
+        np.savez(runs[-1] / "predictions.npz", **{**stored, name: stored[name] + 1})
+        _, unpacked, _ = recorded(runs, tmp_path)
+        _, _, (fault,) = paired_differences([r for r in unpacked if not r.row["setting"]])
+        assert "its tasks are not those of the others" in fault
 
 
+@pytest.mark.gate
 def test_a_report_writes_records_and_reads_them(runs, tmp_path, capsys):
-    pattern, kept = str(tmp_path / "runs" / "*" / "*"), str(tmp_path / "kept.records")
-    report_runs([pattern], str(tmp_path / "a"), str(tmp_path), "", False, kept)
-    report_runs([kept], str(tmp_path / "b"), str(tmp_path), "", False)
-    capsys.readouterr()
-    tables = [(tmp_path / name / "tables.md").read_text() for name in "ab"]
-    assert tables[0] == tables[1] and r"cxda\_any" in tables[0]
-    halves = str(tmp_path / "half-*.records")
-    with pytest.raises(
-        UserError, match=r"^--runs=.*half-\*\.records: nothing matches; name files that --record wrote$"
-    ):
-        report_runs([halves], str(tmp_path / "c"), str(tmp_path), "", False)
+    def report(name, pattern, **options):
+        report_runs([str(tmp_path / pattern)], str(tmp_path / name), str(tmp_path), "", False, **options)
+        return (tmp_path / name / "tables.md").read_text()
+
+    tables = report("a", "runs/*/*", record=str(tmp_path / "kept.records"))
+    assert r"cxda\_any" in tables and report("b", "kept.records") == tables
+    with pytest.raises(UserError, match=r"nothing matches; name files that --record wrote$"):
+        report("c", "half-*.records")
     results = read_results(runs)[0]
     for i in (0, 1):
         records.write(tmp_path / f"half-{i}.records", results[i::2])
-    report_runs([halves], str(tmp_path / "c"), str(tmp_path), "", False)
-    assert (tmp_path / "c" / "tables.md").read_text() == tables[0]
-    # Two files of one name, of different data with one name.
-    for i, data in enumerate("ab"):
+    assert report("c", "half-*.records") == tables
+    for i in (0, 1):  # two files of one name, of different data with one name
         (tmp_path / str(i)).mkdir()
-        changed = [r._replace(row={**r.row, "data_hash": 64 * data}) for r in results]
+        changed = [r._replace(row={**r.row, "data_hash": 64 * "ab"[i]}) for r in results]
         records.write(tmp_path / str(i) / "half.records", changed)
     capsys.readouterr()
-    report_runs([str(tmp_path / "[01]" / "half.records")], str(tmp_path / "d"), str(tmp_path), "", False)
+    report("d", "[01]/half.records")
     assert f"comparing {2 * len(results)} results" in capsys.readouterr().out
 
 
-def rewritten(path, **changes):
-    """The archive, with some of its parts made by functions of the old ones."""
+def test_what_is_broken_or_changed_or_cannot_be_recorded_costs_one_line(runs, tmp_path):
+    results, path = read_results(runs)[0], tmp_path / "a.records"
+    records.write(path, results)
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        for name, part in parts.items():
-            change = changes.get(name.partition(".")[0], lambda part: part)
-            if (new := change(part)) is not None:
-                archive.writestr(name, new)
-    path.write_bytes(data.getvalue())
 
+    def write(name, part):
+        with zipfile.ZipFile(path, "w") as archive:
+            for other, content in {**parts, name: part}.items():
+                if content is not None:
+                    archive.writestr(other, content)
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"configs": lambda part: None},
-        {"configs": lambda part: b"{}"},
-        {"results": lambda part: part.replace(b'"line": 3', b'"line": 333')},
-        {"results": lambda part: part.replace(b'"folder": "', b'"folder": "../../', 1)},
-        {"scores": lambda part: part[:100]},
-    ],
-)
-def test_broken_records_are_named_in_one_line(change, runs, tmp_path):
-    path = tmp_path / "a.records"
-    records.write(path, read_results(runs)[0])
-    rewritten(path, **change)
-    with pytest.raises(UserError) as e:
-        records.unpack(path, tmp_path / "out")
-    assert str(e.value).startswith(f"{path}: not a file of records (") and "\n" not in str(e.value)
-
-
-def test_a_changed_number_is_noticed(runs, tmp_path):
-    path = tmp_path / "a.records"
-    records.write(path, read_results(runs)[0])
-    rewritten(path, results=lambda part: part.replace(b'"avg": ', b'"avg": 1', 1))
-    _, faults = read_results(records.unpack(path, tmp_path / "out"))
-    assert len(faults) == 1 and "but the predictions give" in faults[0]
-
-
-def test_what_cannot_be_recorded_is_refused(runs, tmp_path):
-    results, _ = read_results(runs[:1])
+    lines = parts["results.jsonl"]
+    for name, part in (
+        ("configs.json", None),
+        ("configs.json", b"{}"),
+        ("results.jsonl", lines.replace(b'"line": 3', b'"line": 333')),
+        ("results.jsonl", lines.replace(b'"folder": "', b'"folder": "../../', 1)),
+        ("scores.npz", parts["scores.npz"][:100]),
+    ):
+        write(name, part)
+        with pytest.raises(UserError) as e:
+            records.unpack(path, tmp_path / "out")
+        assert str(e.value).startswith(f"{path}: not a file of records (") and "\n" not in str(e.value)
+    write("results.jsonl", lines.replace(b'"avg": ', b'"avg": 1', 1))
+    _, (fault,) = read_results(records.unpack(path, tmp_path / "out"))
+    assert "but the predictions give" in fault
     with pytest.raises(UserError, match="only accuracy can"):
-        records.write(tmp_path / "a.records", [results[0]._replace(row={**results[0].row, "metric": "macro_f1"})])
+        records.write(path, [results[0]._replace(row={**results[0].row, "metric": "macro_f1"})])
+
+
+def written(folder, share=0.6, **row):
+    """The study of one run of bn, seed 1, that is right in this share of the queries of each task."""
+    rng, config = np.random.default_rng(0), PROTOCOL["cifar_c"]
+    labels, query = rng.integers(0, 10, (40, QUERIES)), rng.integers(0, 999, (40, QUERIES))
+    support = rng.integers(0, 999, (40, 100))
+    right = np.arange(QUERIES) < np.round(np.broadcast_to(share, 40) * QUERIES)[:, None]
+    result = make_result("bn", 1, config={**config, "method": "bn"}, **row)
+    moved = query + row.get("moved", 0)
+    write_result(result, folder / "bn" / "1", labels, np.where(right, labels, -1), support, moved)
+    return Study("cifar_c", folder, (1,), ("bn",), False)
+
+
+@pytest.fixture
+def then(tmp_path):
+    """A record of such a run."""
+    written(tmp_path / "then")
+    records.write(tmp_path / "a.records", read_results([tmp_path / "then" / "bn" / "1"])[0])
+    return tmp_path / "a.records"
+
+
+def test_the_difference_is_the_closed_form(then, tmp_path):
+    study = written(tmp_path / "now", 0.6 + 0.1 * (np.arange(40) % 2), weights_hash="other")
+    heading, was, now, interval, weights = compare_cell(study, then).splitlines()
+    assert heading == "cifar_c, bn, seed 1" and weights == "the weights are not equal, bit for bit"
+    assert was.startswith("recorded  Avg 60.00  W10% 60.00") and now.startswith("again     Avg 65.00  W10% 60.00")
+    # Differences of 0 and 10 points, half and half: the mean of 40 of them has a standard error of 10 / 2 / sqrt(40).
+    low, high = (float(x) for x in interval.split("[")[1].split("]")[0].split(","))
+    assert interval.startswith("again - recorded: +5.00 ") and interval.endswith("on 40 tasks")
+    assert abs((high - low) / 2 - 1.96 * 5 / 40**0.5) < 0.2
+
+
+def test_what_cannot_be_compared_costs_one_line(then, tmp_path):
+    for row, message in (
+        ({"moved": 1}, "cifar_c, bn, seed 1 was tested on other tasks"),
+        ({"data_hash": "2e4b"}, "no result of cifar_c, bn, seed 1 on these data"),
+    ):
+        with pytest.raises(UserError, match=message):
+            compare_cell(written(tmp_path / str(row), **row), then)
+    with pytest.raises(UserError, match="no result of cifar_c, bn, seed 2; a log"):
+        compare_cell(written(tmp_path / "now")._replace(seeds=(2,)), then)
+    for flags, message in (
+        (("--cell=cxda",), "--records is missing; name the file that holds the cell"),
+        (("--cell=cxda", f"--records={then}"), "--cell=cxda: give a method and a seed, such as cxda/1"),
+        (("--cell=cxdaa/1", f"--records={then}"), "--only='cxdaa' is unknown; did you mean 'cxda'?"),
+        (("--tests=context",), "--tests='context' is unknown; did you mean 'contexts'?"),
+    ):
+        assert message in command("reproduce", "--benchmark=glyphs", *flags, f"--data_dir={tmp_path}", code=2)
+
+
+def test_a_variant_has_its_own_config_and_folder():
+    study = make_study("unipen", None, ["1"], ["cxda"], variant="sizes", tests=["usual"])
+    assert study.config("cxda")["data"]["name"] == "unipen_sizes" and str(study.folder) == "runs/study/unipen_sizes"
+    assert make_study("cifar10_c", None, [], [], True, "small").config_flag("bn") == "cifar10_c:bn,small,smoke"
+
+
+@pytest.mark.gate
+def test_a_cell_is_done_again_by_one_command(smoke, tmp_path):
+    results = [r for r in read_results([smoke[0] / "run"])[0] if r.row["label"] == "cxda"]
+    records.write(tmp_path / "a.records", results)
+    cell = ("--smoke", "--cell=cxda/0", f"--records={tmp_path}/a.records", f"--study={tmp_path}/study")
+    said = command("reproduce", "--benchmark=glyphs", *cell, f"--data_dir={smoke[0]}/data")
+    assert f"recorded  Avg {results[0].row['avg']:.2f}" in said and "again - recorded: +0.00 [+0.00, +0.00] on" in said
+    assert said.endswith("the weights are equal, bit for bit\n"), "and no field of the config differs"

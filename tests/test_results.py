@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import shutil
 
 import numpy as np
-import pytest
 
 from cxda_jax.study.results import read_results
 from cxda_jax.study.settings import USUAL
@@ -44,27 +42,32 @@ def test_results_of_older_versions_lack_fields(tmp_path):
     assert not faults and result.row["label"] == result.label == "cxda" and result.setting == USUAL
 
 
-@pytest.mark.parametrize(
-    "spoil, message",
-    [
+def test_what_is_broken_is_named_and_the_rest_is_read(tmp_path):
+    def load(folder):
+        return (folder / "predictions.npz").read_bytes()
+
+    def pickled(folder):
+        np.savez(folder / "predictions.npz", labels=np.array([{}], object), predictions=np.zeros((1, 5)))
+
+    cases = (
         (lambda f: (f / "result.json").unlink(), "0: no result.json; evaluate it: python -m launch.evaluate --runs="),
         (lambda f: (f / "result.json").write_text("{"), "0/result.json: not readable as JSON (Expecting property name"),
         (lambda f: (f / "result.json").write_text("{}"), "0/result.json: no 'method'; evaluate again: "),
         (lambda f: (f / "predictions.npz").unlink(), "0/predictions.npz: missing; evaluate again: "),
-        (lambda f: (f / "predictions.npz").write_bytes((f / "predictions.npz").read_bytes()[:-90]), "0: not readable ("),
-        (lambda f: (f / "predictions.npz").write_bytes(b""), "0: not readable (predictions.npz: cut short, or no such file at all)"),
-        (lambda f: np.savez(f / "predictions.npz", labels=np.array([{}], object), predictions=np.zeros((1, 5))), "0: not readable (predictions.npz: Object arrays cannot be loaded"),
+        (lambda f: (f / "predictions.npz").write_bytes(load(f)[:-90]), "0: not readable ("),
+        (lambda f: (f / "predictions.npz").write_bytes(b""), "0: not readable (predictions.npz: cut short, or no such"),
+        (pickled, "0: not readable (predictions.npz: Object arrays cannot be loaded"),
         (lambda f: (f / "config.json").unlink(), "0/config.json: missing; evaluate again: "),
-        (lambda f: shutil.copy(f.parent / "1" / "predictions.npz", f), "0: not readable (avg is "),
-    ],
-)  # fmt: skip
-def test_what_is_broken_is_named_and_the_rest_is_read(tmp_path, spoil, message):
-    for seed in (0, 1):
-        write(tmp_path / str(seed), seed)
-    spoil(tmp_path / "0")
-    results, faults = read_results(tmp_path.iterdir())
-    assert [r.row["seed"] for r in results] == [1]
-    assert len(faults) == 1 and faults[0].startswith(f"{tmp_path}/{message}") and "\n" not in faults[0]
+        (lambda f: (f / "predictions.npz").write_bytes(load(f.parent / "1")), "0: not readable (avg is "),
+    )
+    for i, (spoil, message) in enumerate(cases):
+        folder = tmp_path / str(i)
+        for seed in (0, 1):
+            write(folder / str(seed), seed)
+        spoil(folder / "0")
+        results, faults = read_results(folder.iterdir())
+        assert [r.row["seed"] for r in results] == [1]
+        assert len(faults) == 1 and faults[0].startswith(f"{folder}/{message}") and "\n" not in faults[0]
 
 
 def test_predictions_of_another_evaluation_are_not_taken_for_its_own(tmp_path):

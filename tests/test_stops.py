@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: at once while a command is still imported, answered at once in a line while it has work to save."""
+"""Ctrl-C and SIGTERM: they end a command at once while it is imported, and get a line while it has work to save."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ from cxda_jax import stops
 from tests.lines import ROOT
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("module", ["absl", "jax", "matplotlib"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("module", "sent"), [("absl", signal.SIGTERM), ("jax", signal.SIGINT)])
 def test_a_signal_while_imports_run_is_one_line(tmp_path, module, sent):
     """Also where the import swallows whatever is raised in it."""
     code = f"""
@@ -36,12 +36,15 @@ def test_a_signal_while_imports_run_is_one_line(tmp_path, module, sent):
 
 
 BUSY = """
-import hashlib, sys
+import hashlib, sys, time
 from launch import stops
 def compute():  # outside Python's own instructions, as a compilation does
     print("begun", flush=True)
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 4_000_000)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000)
     stops.say("computed")
+def wait():
+    print("begun", flush=True)
+    time.sleep(30)
 try:
     stops.watch()
     {work}
@@ -49,50 +52,32 @@ except stops.Stopped as e:
     stops.say(stops.LINE.format(e.name))
     sys.exit(e.code)
 """
+DEFERRED = "with stops.deferred(): compute()"
+TERM, INT, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR2
+ENDS = {number: stops.LINE.format(number.name) for number in (TERM, INT, USR2)}
 
 
-def stop(work, *signals):
-    """Exit code and lines of work that is sent signals once it has begun."""
-    with subprocess.Popen(
-        [sys.executable, "-c", BUSY.format(work=work)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+@pytest.mark.gate
+@pytest.mark.parametrize(("work", "job", "signals", "lines", "code"), [
+    pytest.param(DEFERRED, "", [INT], [stops.SOON, "computed", ENDS[INT]], 130, id="answered before the work ends"),
+    pytest.param("compute()", "", [INT], [stops.SOON, ENDS[INT]], 130, id="no work to save"),
+    pytest.param("wait()", "", [TERM], [ENDS[TERM]], 143, id="what ends soon says so once"),
+    pytest.param("with stops.before_second_signal(lambda: stops.say('killed')): compute()", "", [INT, TERM],
+                 ["killed"], 143, id="the second ends it after what must not outlive it"),
+    # Slurm repeats SIGTERM while a job saves: there only a person hurries.
+    pytest.param(DEFERRED, "1", [USR2, TERM, TERM], [stops.SOON, "computed", ENDS[USR2]], 140, id="Slurm repeats"),
+    pytest.param(DEFERRED, "1", [TERM, INT], [stops.SOON], 130, id="a person in a job of Slurm"),
+])  # fmt: skip
+def test_signals_are_answered_in_lines(work, job, signals, lines, code):
+    variables = {**os.environ, "SLURM_JOB_ID": job} if job else os.environ
+    start = [sys.executable, "-c", BUSY.format(work=work)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(start, cwd=ROOT, env=variables, **pipes) as process:
         assert process.stdout.readline() == "begun\n"
         for sent in signals:
             time.sleep(0.1)
             process.send_signal(sent)
-        return process.communicate(timeout=60)[1].splitlines(), process.returncode
-
-
-@pytest.mark.parametrize("work", ["with stops.deferred(): compute()", "compute()"])
-def test_the_first_signal_is_answered_before_what_cannot_be_broken_off_ends(work):
-    lines, code = stop(work, signal.SIGINT)
-    held = ["computed"] if "deferred" in work else []
-    assert (lines, code) == ([stops.SOON, *held, stops.LINE.format("SIGINT")], 130)
-
-
-def test_the_second_signal_ends_it_at_once_after_what_must_not_outlive_it():
-    lines, code = stop(
-        "with stops.before_second_signal(lambda: stops.say('killed')): compute()", signal.SIGINT, signal.SIGTERM
-    )
-    assert (lines, code) == (["killed"], 143)
-
-
-def test_in_a_job_of_slurm_only_a_person_hurries(monkeypatch):
-    """Slurm repeats SIGTERM while a job saves."""
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    lines, code = stop("with stops.deferred(): compute()", signal.SIGUSR2, signal.SIGTERM, signal.SIGTERM)
-    assert (lines, code) == ([stops.SOON, "computed", stops.LINE.format("SIGUSR2")], 140)
-    lines, code = stop("with stops.deferred(): compute()", signal.SIGTERM, signal.SIGINT)
-    assert (lines, code) == ([stops.SOON], 130)
-
-
-def test_what_ends_soon_says_so_once():
-    lines, code = stop("print('begun', flush=True); import time; time.sleep(30)", signal.SIGTERM)
-    assert (lines, code) == ([stops.LINE.format("SIGTERM")], 143)
+        assert (process.communicate(timeout=60)[1].splitlines(), process.returncode) == (lines, code)
 
 
 def test_signals_are_given_back():

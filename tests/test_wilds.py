@@ -1,4 +1,4 @@
-"""iWildCam as the wilds package itself reads it."""
+"""iWildCam and its score as the wilds package itself reads and computes them."""
 
 import sys
 from unittest import mock
@@ -8,10 +8,10 @@ import pytest
 
 from cxda_jax import metrics
 from cxda_jax.data import store
-from cxda_jax.data.readers import iwildcam
-from cxda_jax.study import preparing
 from tests import raw_fixtures as raws
+from tests.commands import command
 
+pytestmark = pytest.mark.gate
 # torchvision has no build for CPUs in the registry; wilds imports these modules of it, for detection alone.
 TORCHVISION = ("", ".ops", ".ops.boxes", ".models", ".models.detection", ".models.detection._utils")
 
@@ -30,9 +30,11 @@ def wilds_class(monkeypatch):
 def test_splits_cameras_labels_and_pixels_are_those_of_wilds(tmp_path, wilds_class):
     raws.write_iwildcam(tmp_path)
     theirs = wilds_class(version="2.0", root_dir=str(tmp_path))
-    preparing.prepare(iwildcam.find(tmp_path, size=60), tmp_path / "store", workers=2)
-    ours = store.open_store(tmp_path / "store")
+    arguments = ("--benchmark=iwildcam", f"--raw_dir={tmp_path}", f"--data_dir={tmp_path}", "--name=wild", "--size=60")
+    assert "train: left out 1 cameras with fewer than 40 images (39 images)" in command("prepare", *arguments)
+    ours = store.open_store(tmp_path / "wild")
     assert ours.num_classes == theirs.n_classes
+    assert ours.info.metric == "macro_f1" and ours.info.class_names == tuple(f"animal {y}" for y in range(5))
     compared = 0
     for split in store.SPLITS:
         subset = theirs.get_subset(split)
@@ -53,7 +55,7 @@ def test_splits_cameras_labels_and_pixels_are_those_of_wilds(tmp_path, wilds_cla
 
 
 def test_macro_f1_is_that_of_wilds(wilds_class):
-    """Over the classes that the labels have; a class that only predictions have counts through their precision alone."""
+    """Over the classes that the labels have; one that only predictions have counts through their precision alone."""
     import torch
     from wilds.common.metrics.all_metrics import F1
 

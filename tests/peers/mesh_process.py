@@ -2,11 +2,12 @@
 
 python -m tests.peers.mesh_process STORE FOLDER METHODS STEPS WHICH HOW_MANY PORT [source [late]]
 
-The first process writes FOLDER/METHOD.npz: losses, parameters and test predictions. source is device, rows or tfdata. Process
-number `late` takes some seconds more than the others to end after a signal.
+The first process writes FOLDER/METHOD.npz: losses, parameters, test predictions, and what devices exchange in a step.
+source is device, rows or tfdata. A method whose name begins with small is bn on one convolution. Process number `late`
+takes some seconds more than the others to end after a signal.
 
-The networks are smooth: softplus stands for ReLU, and means for maxima. Sums in another order move last bits, and a last bit would
-sometimes decide which side of an edge a gradient takes. Two runs then drift apart, and nothing could be said of the rest.
+The networks are smooth: softplus stands for ReLU, and means for maxima. Sums in another order move last bits, and a
+last bit would sometimes decide which side of an edge a gradient takes. Then two runs drift apart.
 """
 
 import functools
@@ -17,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from flax import linen
 
-from cxda_jax import augment, hosts, mesh, stops, train
+from cxda_jax import augment, backend, cost, hosts, mesh, stops, train
+from cxda_jax.ahead import hlo
 from cxda_jax.data.episodes import EpisodeSpec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.data.store import open_store
@@ -35,9 +37,10 @@ SOURCES = {"device": device_source, "rows": functools.partial(device_source, by_
 
 def run(store, folder, name, steps, source="device", late=False):
     """Trains and tests on all devices there are."""
-    from tests.nets import build_method  # it asks for a device, so not before the processes have met
+    from tests import nets, test_train  # they ask for a device, so not before the processes have met
 
-    method, tx = build_method(name), make_optimizer("sgd", 0.01, 0.9, 1e-4)
+    method = test_train.METHOD if name.startswith("small") else nets.build_method(name)
+    tx, exchanges = make_optimizer("sgd", 0.01, 0.9, 1e-4), []
     spec = mixed_spec(SPEC) if method.trains_mixed else SPEC
     its = SOURCES[source](store, mesh.mesh_for(TASKS))
 
@@ -46,6 +49,11 @@ def run(store, folder, name, steps, source="device", late=False):
 
     def tests(numbers):
         return sample_plans(SPEC, store.offsets, store.domains("test"), 0, numbers, 2)
+
+    def flops(lowered):  # the loop asks for those of its step
+        program = hlo.parse(lowered.compile(backend.compiler_options()).as_text())
+        exchanges.extend(f"{exchange.operation} {exchange.types}" for exchange in hlo.collectives(program))
+        return 0.0
 
     evaluator = compile_task(method, its)
 
@@ -56,6 +64,7 @@ def run(store, folder, name, steps, source="device", late=False):
     workdir.mkdir(exist_ok=True)
     state = train.init_state(method, tx, 0, Images(store.images[:2], np.zeros(2, np.int32)))
     schedule = train.Schedule(steps, steps, 1, 5, TASKS)
+    cost.flops = flops
     with stops.deferred() as stopping:
         spent = train.train(
             method, tx, augment.Weak(), its, plan_of, state, 0, schedule, lambda v: score(v).mean, workdir,
@@ -70,17 +79,13 @@ def run(store, folder, name, steps, source="device", late=False):
     if mesh.is_first():
         losses = [line["loss"] for line in read_lines(workdir / "metrics.jsonl") if "loss" in line]
         leaves = {name: np.asarray(leaf) for name, leaf in named(state).items()}
-        np.savez(folder / f"{name}.npz", losses=losses, answers=answers, **leaves)
-
-
-def smooth():
-    linen.relu = linen.softplus
-    cnn.max_pool = lambda x: linen.avg_pool(x, (2, 2), (2, 2))
+        np.savez(folder / f"{name}.npz", losses=losses, answers=answers, exchanges=sorted(set(exchanges)), **leaves)
 
 
 def main(path, folder, names, steps, which, count, port, source="device", late=-1):
     stops.watch()
-    smooth()
+    linen.relu = linen.softplus
+    cnn.max_pool = lambda x: linen.avg_pool(x, (2, 2), (2, 2))
     with hosts.joined(f"localhost:{port}", count, which) if count > 1 else stops.interruptible():
         for name in names.split(","):
             run(open_store(path), Path(folder), name, steps, source, which == int(late))

@@ -1,0 +1,190 @@
+"""CML's context and SLA's gates and adapters, against PyTorch with the same weights and closed forms."""
+
+import jax
+import numpy as np
+import pytest
+
+from cxda_jax.losses import cross_entropy
+from cxda_jax.methods.cml import cml
+from cxda_jax.methods.sla import sla
+from cxda_jax.nets.adapters import sparsemax
+from cxda_jax.nets.classifier import Classifier
+from cxda_jax.nets.cnn import CNNHead, CNNTrunk
+from cxda_jax.nets.context import ContextNet
+from cxda_jax.nets.resnet import Bottleneck
+from tests import nets
+from tests.nets import CIFAR, FEMNIST, KEY, assert_close, initialised, make_images, nchw, tensor, torch_named
+
+pytestmark = pytest.mark.gate
+
+
+def make_cml(shape, classes, convs, width=16, context_width=8):
+    pixels = (0.1,) * shape[2], (0.7,) * shape[2]
+    context = ContextNet(shape[2], context_width)
+    return cml(Classifier(CNNTrunk(width, convs=convs), CNNHead(classes), *pixels, context=context))
+
+
+def make_sla(shape, classes, width=16, **options):
+    net = nets.make_net(shape, classes).clone(trunk=CNNTrunk(width, **options))
+    return net, sla(net)
+
+
+class TorchLayers:
+    """Layers of PyTorch on [n, c, h, w] that read Flax variables by dotted names."""
+
+    def __init__(self, peer, variables):
+        self.torch, self.F = peer.torch, peer.F
+        self.params = {name: value.requires_grad_() for name, value in torch_named(variables["params"]).items()}
+        self.stats = torch_named(variables["batch_stats"])
+
+    def of(self, name, *kinds):
+        return (self.params[f"{name}.{kind}"] for kind in kinds)
+
+    def conv(self, x, name, pad):
+        return self.F.conv2d(x, *self.of(name, "weight", "bias"), padding=pad)
+
+    def dense(self, x, name):
+        return self.F.linear(x, *self.of(name, "weight", "bias"))
+
+    def norm(self, x, name, batch):
+        stored = [None if batch else self.stats[f"{name}.running_{kind}"] for kind in ("mean", "var")]
+        return self.F.relu(self.F.batch_norm(x, *stored, *self.of(name, "weight", "bias"), batch))
+
+    def cnn(self, x, convs, batch, beside=lambda x, name, crop: 0):
+        """ARM's CNN; `beside` is added to each convolution."""
+        for i, pad in enumerate((2, 0, 0)[-convs:]):
+            y = self.conv(x, f"trunk.conv{i}", pad) + beside(x, f"trunk.adapters{i}", 2 - pad)
+            x = self.norm(y, f"trunk.bn{i}", batch)
+            x = x if i == convs - 3 else self.F.max_pool2d(x, 2)
+        return self.dense(self.F.relu(self.dense(x.mean((2, 3)), "head.hidden")), "head.logits")
+
+    def error(self, logits, labels, grads) -> float:
+        """The largest difference of a parameter's gradient of the cross-entropy; each weight must have one."""
+        loss, ours = self.F.cross_entropy(logits, tensor(labels).long()), torch_named(grads)
+        theirs = self.torch.autograd.grad(loss, list(self.params.values()))
+        pairs = list(zip(self.params, theirs, strict=True))
+        assert all(grad.abs().max() > 1e-4 for name, grad in pairs if name.endswith(".weight"))
+        return max(float((ours[name] - grad).abs().max()) for name, grad in pairs)
+
+
+def test_cml_equals_torch(peer):
+    convs, method = 2, make_cml(*CIFAR, convs=2)
+    variables = initialised(method, CIFAR[0])
+    net = TorchLayers(peer, variables)
+
+    def theirs(episode, batch):
+        context, query = ((nchw(images.pixels) - 0.1) / 0.7 for images in (episode.support, episode.query))
+        for i in range(2):
+            context = net.norm(net.conv(context, f"context.conv{i}", 2), f"context.bn{i}", True)
+        context = net.conv(context, "context.out", 2).mean(0, keepdim=True).expand(len(query), -1, -1, -1)
+        return net.cnn(net.torch.cat([query, context], 1), convs, batch)
+
+    @jax.jit
+    def ours(params, episode):
+        graded = jax.grad(lambda p: method.loss({**variables, "params": p}, episode, KEY), has_aux=True)
+        return graded(params), method.predict(method.adapt(variables, episode.support, KEY), episode.query)
+
+    def error_of(seed):
+        episode = nets.make_episode(*CIFAR, seed=seed)
+        (grads, aux), answer = ours(variables["params"], episode)
+        assert_close(answer, theirs(episode, batch=False).detach(), 1e-5)
+        after, before = (jax.tree.map(np.asarray, stats["batch_stats"]) for stats in (aux, variables))
+        nets.close(after["context"], before["context"], 1e-6)  # it never uses the stored ones
+        pairs = zip(*(jax.tree.leaves(stats["trunk"]) for stats in (after, before)), strict=True)
+        assert all((new != old).all() for new, old in pairs)
+        return net.error(theirs(episode, batch=True), episode.label, grads)
+
+    nets.assert_within_some_draw(error_of)
+
+
+def numpy_sparsemax(z):
+    """The sorted closed form of Martins and Astudillo (2016), row by row."""
+    rows = []
+    for row in z.astype(np.float64):
+        u = np.sort(row)[::-1]
+        k = max(k for k in range(1, len(u) + 1) if 1 + k * u[k - 1] > u[:k].sum())
+        rows.append(np.maximum(row - (u[:k].sum() - 1) / k, 0))
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_sparsemax_equals_the_sorted_closed_form(count):
+    rng = np.random.default_rng(count)
+    z = np.concatenate([rng.normal(0, scale, (50, count)) for scale in (0.1, 1.0, 10.0)]).astype(np.float32)
+    ours = np.asarray(jax.jit(sparsemax)(z))
+    np.testing.assert_allclose(ours, numpy_sparsemax(z), atol=2e-6)
+
+
+def two_adapters(peer, x, gates, first, second):
+    """Two convolutions of one pixel, which a gate mixes."""
+    share = ((gates[:, 0] - gates[:, 1] + 1) / 2).clamp(0, 1)[:, None, None, None]
+    one, two = (peer.F.conv2d(x, w[:, :, None, None]) for w in (first, second))
+    return share * one + (1 - share) * two
+
+
+def test_sla_equals_torch(peer):
+    shape, (net, method) = FEMNIST[0], make_sla(*FEMNIST, adapters=2)
+    variables, labels = initialised(method, shape), np.arange(9)
+    layers = TorchLayers(peer, variables)
+
+    def adapters(x, name, crop):
+        gates, weight = layers.dense(x.mean((2, 3)), f"{name}.gate"), layers.params[f"{name}.mix.weight"]
+        inner = x[:, :, crop : x.shape[2] - crop, crop : x.shape[3] - crop]
+        return two_adapters(peer, inner, gates, weight[:, :, 0], weight[:, :, 1])
+
+    @jax.jit
+    def ours(params, images):
+        def loss(params):
+            logits = net.apply({**variables, "params": params}, images.pixels, True, mutable=["batch_stats"])[0]
+            return cross_entropy(logits, labels)
+
+        return jax.grad(loss)(params), method.predict(variables, images)
+
+    def error_of(seed):
+        images = make_images(shape, 9, seed)
+        grads, answer = ours(variables["params"], images)
+        expected, trained = (layers.cnn(nchw(images.pixels), 3, batch, adapters) for batch in (False, True))
+        assert_close(answer, expected.detach(), 1e-5)
+        return layers.error(trained, labels, grads)
+
+    nets.assert_within_some_draw(error_of)
+
+
+def test_a_block_of_resnet_with_adapters_equals_torch(peer):
+    """Beside all four convolutions; one of those with a kernel of one pixel has a stride too."""
+    x, block = make_images((8, 8, 12), 5).pixels, Bottleneck(4, 2, adapters=2, all_convs=True)
+    some = jax.eval_shape(block.clone(all_convs=False).init, KEY, x)["params"]
+    assert {name for name in some if "adapters" in name} == {"adapters2"}
+    variables = nets.fill(jax.eval_shape(block.init, KEY, x))
+    params = variables["params"]
+
+    def layer(image, conv, norm, stride=1):
+        kernel = tensor(params[conv]["kernel"]).permute(3, 2, 0, 1)
+        y = peer.F.conv2d(image, kernel, stride=stride, padding=kernel.shape[-1] // 2)
+        beside = params[conv.replace("conv", "adapters")]
+        z = image.mean((2, 3)) @ tensor(beside["gate"]["kernel"]) + tensor(beside["gate"]["bias"])
+        y = y + two_adapters(peer, image[:, :, ::stride, ::stride], z, *(w.T for w in tensor(beside["mix"]["weight"])))
+        scale, bias = (tensor(params[norm][kind]) for kind in ("scale", "bias"))
+        mean, var = (tensor(variables["batch_stats"][norm][kind]) for kind in ("mean", "var"))
+        return peer.F.batch_norm(y, mean, var, scale, bias)
+
+    image = nchw(x)
+    y = peer.F.relu(layer(image, "conv1", "bn1"))
+    y = layer(peer.F.relu(layer(y, "conv2", "bn2", 2)), "conv3", "bn3")
+    expected = peer.F.relu(y + layer(image, "downsample_conv", "downsample_bn", 2))
+    assert_close(jax.jit(block.apply)(variables, x), expected.permute(0, 2, 3, 1), 1e-5)
+    assert 0.1 < (expected > 0).float().mean() < 0.9
+
+
+def test_adapters_start_as_the_source_says_or_at_zero():
+    methods = [make_sla(*FEMNIST, adapters=2, zero_adapters=zero)[1] for zero in (False, True)]
+    inits = jax.jit(lambda: [method.init(KEY, make_images(FEMNIST[0], 2))["params"]["trunk"] for method in methods])()
+    (weight, gates), (zeros, others) = (
+        [
+            np.stack([trunk[f"adapters{i}"][part][kind] for i in (1, 2)])
+            for part, kind in (("mix", "weight"), ("gate", "kernel"))
+        ]
+        for trunk in inits
+    )
+    assert abs(weight.std() / (2 / 16) ** 0.5 - 1) < 0.1 and abs(weight.mean()) < 0.05 and not zeros.any()
+    assert 0.9 * 16**-0.5 < np.abs(gates).max() <= 16**-0.5 and others.any()  # a dense layer's uniform start

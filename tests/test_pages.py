@@ -1,0 +1,367 @@
+"""Three pages in headless Chromium: the report, the page of an adapted model, and the live page, whose answers are JAX's."""
+
+import re
+
+import numpy as np
+import pytest
+
+import cxda_jax
+from cxda_jax.export.pair import by_model
+from cxda_jax.report.adapted import write_adapted
+from cxda_jax.report.page import contrast, write_report
+from tests import test_adapted_page as adapted
+from tests.chromium import asked, find, focus, press, resize, settled
+from tests.test_report import HOSTILE, make_report, make_task
+from tests.test_web import random_model, render
+
+pytestmark = pytest.mark.exhaustive
+
+
+@pytest.fixture(scope="module")
+def model():
+    return cxda_jax.load("unipen")
+
+
+@pytest.fixture(scope="module")
+def addresses(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    write_report(folder / "report.html", make_report(HOSTILE))
+    page = adapted.make_page(m=24, n=40, mark=HOSTILE)
+    long = page.answers[0]._replace(file="a_very_long_name_without_any_space_" * 6 + ".png", before="w" * 60)
+    write_adapted(folder / "adapted.html", page._replace(answers=[long, *page.answers[1:]]))
+    render(model, folder).rename(folder / "live.html")
+    return {path.stem: path.as_uri() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def opened(browser, addresses, request):
+    """The page that a test has in its name. No test may leave a line in the console."""
+    name = next(name for name in addresses if name in request.node.name)
+    resize(browser, 1400)
+    browser.get_log("performance")
+    browser.get(addresses[name])
+    if name == "live":
+        settled(browser)
+    yield browser
+    assert browser.get_log("browser") == []
+
+
+def choose(page, name, value):
+    change = "const s = byId(arguments[0]); s.value = arguments[1]; s.dispatchEvent(new Event('change'))"
+    page.execute_script(change, name, str(value))
+
+
+def rows(page, table, column):
+    return [
+        find(row, f"td:nth-child({column})").text for row in page.find_elements("css selector", f"{table} tbody tr")
+    ]
+
+
+def ranking(page) -> list[int]:
+    return page.execute_script(
+        "return [...document.querySelectorAll('#ranking li')].map((c) => Number(c.dataset.index))"
+    )
+
+
+TEXTS = """
+    const rgb = (c) => c.match(/[\\d.]+/g).map(Number), found = [];
+    for (const e of document.querySelectorAll("main *:not(script, style, noscript, noscript *, option, canvas, svg *)")) {
+      if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || e.disabled) continue;
+      let below = e;
+      while (below.parentElement && (rgb(getComputedStyle(below).backgroundColor)[3] ?? 1) === 0) below = below.parentElement;
+      const [ink, ground] = [getComputedStyle(e).color, getComputedStyle(below).backgroundColor].map(rgb);
+      found.push([e.textContent.slice(0, 20), ink.slice(0, 3), ground.slice(0, 3)]);
+    }
+    return found;
+"""
+
+
+@pytest.mark.parametrize("name", ["report", "adapted", "live"])
+def test_nothing_is_asked_of_anybody_and_the_page_can_be_read(opened, addresses, name):
+    """In narrow and wide windows, and in both themes."""
+    assert asked(opened) == {addresses[name]} and opened.execute_script("return document.images.length") == 0
+    for width, scheme in ((360, "dark"), (1400, "light")):
+        resize(opened, width, scheme)
+        assert opened.execute_script("return [innerWidth, document.documentElement.scrollWidth <= innerWidth]") == [
+            width,
+            True,
+        ]
+        found = opened.execute_script(TEXTS)
+        assert len(found) > 20 and (sum(found[0][2]) < 200) == (scheme == "dark")
+        for text, ink, ground in found:
+            assert contrast(np.array(ink), np.array(ground)) >= 4.5, text
+
+
+def test_report_tables_are_sorted_by_keyboard_with_missing_values_last(opened):
+    head, other = (find(opened, f"#table-1 th:nth-child({i})") for i in (2, 3))
+    focus(opened, "#table-1 th:nth-child(2) button")
+    for key, order, said in [
+        ("ENTER", ["cml", "erm", "cxda", "cotta"], "ascending"), ("SPACE", ["erm", "cxda", "cml", "cotta"], "descending"),
+    ]:  # fmt: skip
+        press(opened, key)
+        assert rows(opened, "#table-1", 1) == order and head.get_attribute("aria-sort") == said
+    find(other, "button").click()
+    assert rows(opened, "#table-1", 1) == ["erm", "cml", "cxda", "cotta"] and head.get_attribute("aria-sort") is None
+    assert find(opened, "#table-2 td").text == "erm"
+
+
+def test_report_queries_are_chosen_by_keyboard_and_ranked_by_head_and_domain(opened):
+    task = make_task(mark=HOSTILE)
+    told, weights = find(opened, "#chosen").text.split("\n"), task.weights
+    assert told[:4] == ["True label", task.query_labels[0], "Domain", f"★ A {task.query_domain}"]
+    for i, (method, answers) in enumerate(task.answers.items()):
+        verdict = "✓ right" if answers[0] == task.query_labels[0] else "✗ wrong"
+        assert told[4 + 2 * i : 6 + 2 * i] == [method, f"{verdict}: {answers[0]}"]
+    mean = np.argsort(-weights.mean(1), kind="stable")
+    domains = [task.query_domain, *sorted(set(task.support_domains) - {task.query_domain})]
+    for number in (2, 0):
+        choose(opened, "domain", number)
+        assert ranking(opened) == [i for i in mean[0] if task.support_domains[i] == domains[number]]
+        assert f"{len(ranking(opened))} of 40 images shown" in find(opened, "#said").text
+    choose(opened, "domain", "")
+    focus(opened, "#queries [tabindex='0']")
+    for key, query in [
+        ("ARROW_RIGHT", 1),
+        ("END", 11),
+        ("ARROW_RIGHT", 11),
+        ("HOME", 0),
+        ("ARROW_UP", 0),
+        ("ARROW_DOWN", 1),
+    ]:
+        press(opened, key)
+        assert ranking(opened) == list(mean[query])
+    assert opened.switch_to.active_element.get_attribute("aria-selected") == "true"
+    highest = f"{40 * weights[1].mean(0).max():.2f} x"
+    assert find(opened, "#ranking strong").text == highest
+    assert f"Query 2, mean over 4 heads: highest weight {highest}." in find(opened, "#said").text
+    choose(opened, "head", 3)  # counted from 1, as in figures
+    assert ranking(opened) == list(np.argsort(-weights[1, 2], kind="stable")) != list(mean[1])
+    choose(opened, "task", 1)
+    assert ranking(opened) == list(np.argsort(-make_task(1, shape=(32, 32, 3), n=20, m=5, heads=2).weights[0].mean(0)))
+
+
+STYLED = """return [...document.querySelector("svg").querySelectorAll("g, path, use, text, tspan")].map(element => {
+    const computed = getComputedStyle(element);
+    return [[...element.style], Object.fromEntries([...computed].map(name => [name, computed[name]]))];
+});"""
+
+
+def test_report_figures_keep_their_styles_follow_the_theme_and_scroll_where_they_are_wide(opened, tmp_path):
+    """What matplotlib gave an element is what Chromium computes for it, in a report as in a page of the figure alone."""
+    in_report = opened.execute_script(STYLED)
+    ground = "return getComputedStyle(document.querySelector('.plate')).backgroundColor"
+    for shown, said in (("rgb(28, 32, 38)", "Light theme"), ("rgb(255, 255, 255)", "Dark theme")):
+        find(opened, "#theme").click()
+        assert opened.execute_script(ground) == shown and find(opened, "#theme").text == said
+    resize(opened, 360)
+    script = "const p = document.querySelector('.plate'); p.scrollLeft = 9999; return p.scrollLeft + p.clientWidth - p.scrollWidth"
+    assert abs(opened.execute_script(script)) < 2
+    resize(opened, 1400)
+    (tmp_path / "alone.html").write_text(f"<!DOCTYPE html><meta charset=utf-8><body>{make_report().figures[0][2]}")
+    opened.get((tmp_path / "alone.html").as_uri())
+    compared = set()
+    for (given, alone), (_, found) in zip(opened.execute_script(STYLED), in_report, strict=True):
+        backdrop = given == ["fill"] and alone["fill"] == "rgb(255, 255, 255)"  # a page has one of its own
+        for name in given:
+            assert found[name] == ("none" if backdrop else alone[name]), name
+            compared.add((name, found[name]))
+    assert len(compared) > 8, compared
+
+
+def test_adapted_answers_are_sorted_and_queries_chosen_by_keyboard(opened):
+    assert [text.split()[0] for text in rows(opened, "#answers", 1)] == [str(i) for i in range(1, 25)]
+    focus(opened, "#answers th:nth-child(4) button")
+    cells = "return [...document.querySelectorAll('#answers tbody tr')].map((r) => Number(r.cells[3].dataset.value))"
+    for key, way in (("ENTER", 1), ("SPACE", -1)):
+        press(opened, key)
+        values = opened.execute_script(cells)
+        assert values == sorted(values)[::way]
+    assert not opened.find_elements("css selector", "#answers th:last-child button")
+    page = adapted.make_page(m=24, n=40, mark=HOSTILE)
+    order = adapted.by_moved(page)
+    weights = page.weights[order]
+    ranks = np.argsort(-weights.mean(1), kind="stable")
+    focus(opened, "#queries [tabindex='0']")
+    for key, place in [("END", 23), ("HOME", 0), ("ARROW_RIGHT", 1)]:
+        press(opened, key)
+        assert ranking(opened) == list(ranks[place])
+    told, answer = find(opened, "#chosen").text.split("\n"), page.answers[order[1]]
+    assert told == ["Before", answer.before, "After", answer.after, "File", answer.file]
+    assert find(opened, "#ranking .file").text == page.buffer_files[ranks[1, 0]]
+    choose(opened, "head", 1)
+    assert ranking(opened) == list(np.argsort(-weights[1, 0], kind="stable"))
+    assert not any(find(opened, absent).is_displayed() for absent in ("#legend", "#domain", "#task"))
+    pictures = (
+        "return [...document.querySelectorAll('.picture')].map((p) => getComputedStyle(p).backgroundImage.slice(0, 20))"
+    )
+    assert set(opened.execute_script(pictures)) == {'url("data:image/png;'}
+
+
+def numbers(page) -> tuple[int, int]:
+    """How many images of the buffer are used, and how many it has."""
+    used, held = re.findall(r"\d+", find(page, "#used").text)
+    return int(used), int(held)
+
+
+def pixels(page, script) -> np.ndarray:
+    """Images of the page, as JAX takes them."""
+    lists = page.execute_script(f"return {script}.map((item) => Array.from(item.bytes))")
+    return np.array(lists, np.uint8).reshape(-1, 28, 28, 1)
+
+
+def test_live_answers_and_attention_are_those_of_jax(opened, model):
+    assert "CC BY 4.0" in find(opened, "#credit").text and "WebAssembly" in find(opened, "#speed").text
+    choose(opened, "hand", 5)
+    settled(opened)
+    support, queries = pixels(opened, "live.state().buffer"), pixels(opened, "live.state().questions")
+    before, (after, weights) = by_model(model, support[:0], queries)[0], by_model(model, support, queries)
+    names = np.array(model.card.class_names)
+    for i in (0, 7, 19):
+        opened.execute_script(f"byId('questions').children[{i}].click()")
+        for name, logits in {"before": before, "after": after}.items():
+            told = opened.execute_script(f"return live.logits.{name}")
+            assert np.allclose(told, logits[i], atol=1e-4 * np.abs(logits).max())
+            assert find(opened, f"#{name} .name").text[0] == names[logits[i].argmax()]
+        labels = opened.execute_script("return [...byId('buffer').children].map((b) => b.ariaLabel)")
+        shown = [float(re.search(r"attention ([\d.]+)", label)[1]) for label in labels]
+        assert shown == pytest.approx(100 * weights[i].mean(0), abs=0.051)
+        (most,) = opened.find_elements("css selector", "#buffer .most")
+        assert f"Image {weights[i].mean(0).argmax() + 1} of the buffer" in most.get_attribute("aria-label")
+    labels = opened.execute_script("return live.state().questions.map((item) => item.label)")
+    right = [(names[logits.argmax(1)] == labels).sum() for logits in (before, after)]
+    settled(opened, "return byId('score').textContent")
+    said = f"Of the 20 recorded drawings above, {right[0]} are right before and {right[1]} after."
+    assert find(opened, "#score").text == said
+
+
+def test_live_everything_is_done_by_keyboard(opened):
+    reached = set()
+    opened.execute_script("document.activeElement.blur()")
+    for _ in range(11):
+        press(opened, "TAB")
+        active = opened.switch_to.active_element
+        reached.add(active.get_attribute("id") or active.find_element("xpath", "..").get_attribute("id"))
+        outline = active if active.get_attribute("id") != "files" else find(opened, ".button")
+        assert outline.value_of_css_property("outline-style") == "solid"
+    assert reached >= {"add", "clear", "files", "questions", "hand", "size", "empty", "buffer", "credit"}
+    chosen = "return [...byId('questions').children].findIndex((o) => o.ariaSelected === 'true')"
+    focus(opened, "#questions [tabindex='0']")
+    for key, place in (("ARROW_RIGHT", 1), ("END", 19)):
+        press(opened, key)
+        assert opened.execute_script(chosen) == place
+    # What has the focus, the keys, the images used and held, and what is said then.
+    for selector, keys, counts, told in [
+        ("#add", ["ENTER"], (41, 41), "Draw a character"),
+        ("#questions [tabindex='0']", ["HOME"], (41, 41), "After, with 41 images"),
+        ("#size", ["HOME"], (0, 41), ""),
+        ("#size", ["ARROW_RIGHT"], (1, 41), "After, with 1 image:"),
+        ("#buffer [tabindex='0']", ["ARROW_RIGHT", "ENTER"], (1, 40), ""),
+        ("#hand", ["ARROW_DOWN"], (40, 40), ""),
+        ("#empty", ["SPACE"], (0, 0), ""),
+    ]:
+        focus(opened, selector)
+        for key in keys:
+            press(opened, key)
+        settled(opened)
+        assert numbers(opened) == counts and told in find(opened, "#said").text
+        if selector.startswith("#buffer"):  # the focus is on the next image, not at the page's beginning
+            assert opened.execute_script("return [...byId('buffer').children].indexOf(document.activeElement)") == 1
+    assert opened.execute_script("return byId('hand').value") == "1" and not find(opened, "#size").is_enabled()
+
+
+SEVEN = [[(0.2, 0.2), (0.8, 0.2), (0.4, 0.85)], [(0.35, 0.5), (0.7, 0.5)]]
+
+
+@pytest.mark.parametrize("kind", ["mouse", "pen", "touch"])
+def test_live_strokes_of_every_pointer_are_drawn_answered_and_kept(opened, kind):
+    choose(opened, "hand", "")
+    opened.execute_script("byId('pad').scrollIntoView({block: 'center'})")
+    left, top, side = opened.execute_script(
+        "const b = byId('pad').getBoundingClientRect(); return [b.left, b.top, b.width]"
+    )
+
+    def send(touch, mouse, *points):
+        at = [{"x": left + x * side, "y": top + y * side, "id": i} for i, (x, y) in enumerate(points)]
+        if kind == "touch":
+            event = {"type": touch, "touchPoints": [] if touch == "touchEnd" else at}
+            opened.execute_cdp_cmd("Input.dispatchTouchEvent", event)
+        else:
+            event = {
+                "x": at[0]["x"],
+                "y": at[0]["y"],
+                "button": "left",
+                "buttons": 1,
+                "clickCount": 1,
+                "pointerType": kind,
+            }
+            opened.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": mouse, **event})
+
+    for stroke in SEVEN:
+        send("touchStart", "mousePressed", stroke[0])
+        for point in stroke[1:]:
+            send("touchMove", "mouseMoved", point)
+        send("touchEnd", "mouseReleased", stroke[-1])
+    share = "stroke.map((p) => p.map((x) => x / byId('pad').width))"
+    drawn = opened.execute_script(f"return live.state().query.strokes.map((stroke) => {share})")
+    assert len(drawn) == 2 and all(np.allclose(*pair, atol=0.02) for pair in zip(drawn, SEVEN, strict=True))
+    assert find(opened, "#before .name").text == "7"
+    find(opened, "#add").click()
+    settled(opened)
+    assert (
+        numbers(opened) == (1, 1)
+        and find(opened, "#buffer button").is_displayed()
+        and not find(opened, "#add").is_enabled()
+    )
+    if kind == "touch":
+        for name, *points in (
+            ("touchStart", SEVEN[0][0]),
+            ("touchStart", *SEVEN[1]),
+            ("touchMove", *SEVEN[0][1:]),
+            ("touchEnd",),
+        ):
+            send(name, "", *points)
+        assert opened.execute_script("return live.state().query.strokes.length") == 1, "a second finger does not draw"
+
+
+DROP = """
+    const canvas = make("canvas", { width: arguments[0], height: arguments[1] }), context = canvas.getContext("2d");
+    context.fillStyle = "#fff";
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.fillStyle = "#000";
+    context.fillRect(canvas.width / 2 - 2, 4, 4, canvas.height - 8);
+    const list = new DataTransfer(), done = arguments[arguments.length - 1];
+    canvas.toBlob((blob) => {
+      for (let i = 0; i < 3; i++) list.items.add(new File([blob], `${i}.png`, { type: "image/png" }));
+      list.items.add(new File(["no image"], "broken.png", { type: "image/png" }));
+      byId("pad").dispatchEvent(new DragEvent("drop", { dataTransfer: list, bubbles: true, cancelable: true }));
+      setTimeout(done, 300);
+    });
+"""
+
+
+def test_live_dropped_images_are_asked_about_and_remembered_and_the_last_change_counts(opened):
+    opened.execute_async_script(DROP, 28, 28)
+    settled(opened, "return live.state().buffer.length === 42")
+    (image,) = pixels(opened, "[live.state().query]")
+    wanted = np.full((28, 28, 1), 255, np.uint8)
+    wanted[4:-4, 12:16] = 0
+    assert (image == wanted).all()
+    opened.execute_async_script(DROP, 56, 28)  # padded above and below, as the model's card says
+    settled(opened, "return live.state().buffer.length === 44")
+    (image,) = pixels(opened, "[live.state().query]")
+    assert (image[:7] == 255).all() and (image[21:] == 255).all() and (image[10:18, 13:15] < 60).all()
+    opened.execute_script(
+        "for (const n of [40, 3, 39, 7]) { byId('size').value = n; byId('size').dispatchEvent(new Event('input')); }"
+    )
+    settled(opened)
+    assert numbers(opened) == (7, 44) and "After, with 7 images" in find(opened, "#said").text
+
+
+@pytest.mark.parametrize("method", ["erm", "bn"])
+def test_a_method_that_does_not_attend_says_so(browser, tmp_path, method):
+    browser.get(render(random_model(method, side=28), tmp_path).as_uri())
+    settled(browser)
+    assert "does not look at single images" in find(browser, "#legend").text
+    logits = browser.execute_script("return live.logits")
+    assert (logits["before"] == logits["after"]) == (method == "erm")
+    assert not browser.find_elements("css selector", "#buffer .most") and browser.get_log("browser") == []
