@@ -275,7 +275,9 @@ def flip(times, seed, trained=None):
         folder = Path(name)
         if trained:
             for part in ("run", "data"):
-                shutil.copytree(trained / part, folder / part)
+                shutil.copytree(
+                    trained / part, folder / part, ignore=shutil.ignore_patterns("*,*")
+                )  # other tests' results
         else:
             from tests.commands import command  # not above, for it imports the tests' settings
 

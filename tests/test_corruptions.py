@@ -4,7 +4,10 @@ import colorsys
 import hashlib
 import io
 import math
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -212,6 +215,25 @@ def test_zooms_are_scipys():
     for zoom in (1, 1.01, 1.25, 1.75, 2.25):
         ours = np.moveaxis(noise_blur.zoom_in(np.moveaxis(image, -1, 0), zoom), 0, -1)
         np.testing.assert_allclose(ours, zoomed(image.astype(float), zoom), atol=1e-3)
+
+
+@pytest.mark.exhaustive
+def test_no_bit_depends_on_the_processors_matrix_products():
+    """OpenBLAS multiplies with other instructions for another processor. Compared are levels before they are pixels."""
+    script = """
+import hashlib, numpy as np
+from cxda_jax.data import corruptions, noise_blur
+images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
+for name, constants in corruptions.SEVERITIES["cifar"].items():
+    levels = [corruptions._FUNCTIONS[name](images, c, np.random.default_rng(1)) for c in constants]
+    print(name, hashlib.sha256(np.array(levels).tobytes()).hexdigest())
+print("zoom", hashlib.sha256(noise_blur.zoom_in(images[..., 0].astype(np.float32), 1.25).tobytes()).hexdigest())
+"""
+    one, other = (
+        subprocess.check_output([sys.executable, "-c", script], env=os.environ | {"OPENBLAS_CORETYPE": processor})
+        for processor in ("Prescott", "Haswell")
+    )
+    assert one == other and one.count(b"\n") == len(NAMES) + 1
 
 
 def plasma(n, side, decay):

@@ -26,7 +26,7 @@ METHODS = {"erm": 0.4, "bn": 0.5, "cxda": 0.7, "cxda_supervised": 0.6, "cxda_p2p
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """A study as evaluations leave it, of predictions that are right with a given probability; and where the data lie."""
+    """A study as evaluations leave it, whose predictions are right with a given chance; and where the data lie."""
     root, data = tmp_path_factory.mktemp("study"), str(tmp_path_factory.mktemp("data"))
     config = read("glyphs:cxda,smoke")
     experiment = build(config, data, splits=("test",))
@@ -126,23 +126,6 @@ def test_what_is_broken_is_named_and_the_rest_is_reported(study, tmp_path):
 
 
 @gate
-def test_two_data_sets_of_ones_own_are_two_benchmarks(study, tmp_path):
-    """Of one name and of two, in tables, figures and names of files."""
-    root = few(study, tmp_path / "study")
-    told = {"erm": ("mine", "a" * 64), "bn": ("mine", "b" * 64), "cxda": ("yours", "c" * 64)}
-    for method, (name, digest) in told.items():
-        for path in root.glob(f"{method}/*/result.json"):
-            edit(path, benchmark="folder", data_name=name, data_hash=digest, smoke=False)
-    page = report(root, study[1], tmp_path / "r")
-    assert {(line["benchmark"], line["method"]) for line in cells(tmp_path / "r", table="main")} == {
-        ("mine [aaaaaaaa]", "erm"), ("mine [bbbbbbbb]", "bn"), ("yours", "cxda")}  # fmt: skip
-    assert not cells(tmp_path / "r", table="paired")
-    drawn = {path.name for path in (tmp_path / "r" / "figures").glob("*time.svg")}
-    assert drawn == {f"{name}_accuracy_time.svg" for name in ("mine_aaaaaaaa", "mine_bbbbbbbb", "yours")}
-    assert "on mine [aaaaaaaa], mine [bbbbbbbb], yours</h1>" in page
-
-
-@gate
 def test_unfinished_runs_are_left_out_unless_asked_for(study, tmp_path):
     root = few(study, tmp_path / "study")
     for path in (root / "erm" / "1" / "result.json", *root.glob("bn/*/result.json")):
@@ -164,8 +147,8 @@ def test_unfinished_runs_are_left_out_unless_asked_for(study, tmp_path):
 
 @gate
 def test_a_full_disk_leaves_the_previous_report(study, tmp_path, capsys):
-    """The first file without room is named, and the files of the previous report stay whole. (The fixture capsys keeps what is
-    printed in memory: a file of it could not grow either.)"""
+    """The first file without room is named, and the files of the previous report stay whole. (The fixture capsys keeps what
+    is printed in memory: a file of it could not grow either.)"""
     root, out = few(study, tmp_path / "study", "cxda", "bn"), tmp_path / "r"
     report(root, study[1], out)
     before = contents(out)
@@ -207,22 +190,8 @@ def test_names_of_files_stay_in_the_reports_folder(study, tmp_path):
     assert html.escape(HOSTILE[3]) in page and "<b>&" not in page
 
 
-WRONG = (
-    None,
-    True,
-    -1,
-    1.5,
-    float("nan"),
-    10**400,
-    "",
-    "a=b",
-    "num_domains=x",
-    "\ud800\x1b[2J\n",
-    "$x_{",
-    [],
-    ["x", None],
-    {"x": []},
-)
+WRONG = (None, True, -1, 1.5, float("nan"), 10**400, "", "a=b", "num_domains=x", "\ud800\x1b[2J\n", "$x_{", [],
+         ["x", None], {"x": []})  # fmt: skip
 
 
 @pytest.mark.exhaustive

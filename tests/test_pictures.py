@@ -102,8 +102,9 @@ def test_names_of_bytes_are_printed(hostile):
     """Where the locale has no letters but those of ASCII."""
     folder, store, _ = hostile
     arguments = ("--benchmark=folder", "--raw_dir=x", f"--data_dir={folder}", "--name=names")
-    done = subprocess.run([sys.executable, "-m", "launch.prepare", *arguments], capture_output=True, text=True,
-                          cwd=Path(__file__).parent.parent, env={**os.environ, "PYTHONIOENCODING": "ascii"})  # fmt: skip
+    place = {"cwd": Path(__file__).parent.parent, "env": {**os.environ, "PYTHONIOENCODING": "ascii"}}
+    command = [sys.executable, "-m", "launch.prepare", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, **place)
     assert done.returncode == 0, done.stderr
     assert f"sha256 {store.sha256}" in done.stdout and "caf\\udce9/data/names is there already" in done.stdout
 

@@ -107,7 +107,7 @@ def check_readable(figure):
 @pytest.mark.parametrize("name", FIGURES)
 def test_all_figures_can_be_read_and_there_may_be_nothing_to_draw(name):
     check_readable(drawn_whole(name))
-    check_readable(draw(study(["ft_em"], (0,)), name))
+    check_readable(draw(study(["ft_em"] if name == "accuracy_time" else METHODS, (0,)), name))
     assert draw([], name) is None
     if name == "accuracy_time":
         check_readable(draw([result(label="cxda$\\frac{")._replace(store="my$_{")], name))  # names are no formulas
@@ -142,22 +142,6 @@ def test_steps_are_named_and_joined_and_the_first_result_of_a_seed_counts():
     axes = draw([result("ft_em", label=label, avg=avg) for label, avg in labels.items()], "accuracy_time").axes[0]
     assert list(drawn(axes)["ft_em,finetune.rate=1"].y) == [60]
     assert len(axes.texts) == 1 and not axes.texts[0].arrow_patch.get_visible()
-
-
-@pytest.mark.exhaustive
-def test_labels_of_near_points_do_not_overlap():
-    rng, results = np.random.default_rng(1), []
-    for method, seed in itertools.product([*METHODS, "cxda,attention.heads=4", "bn,batch_norm.momentum=0.9"], range(3)):
-        avg, ms = 60 + 1e-3 * rng.standard_normal(), 12 + 1e-3 * rng.random()
-        results.append(result(method.split(",")[0], seed, avg=avg, adapt_ms=ms, label=method))
-    figure = draw(results, "accuracy_time")
-    check_readable(figure)
-    axes = figure.axes[0]
-    assert len(axes.texts) == len(METHODS) + 2 and any(text.arrow_patch.get_visible() for text in axes.texts)
-    for text in axes.texts:
-        assert contains(axes.bbox, Text.get_window_extent(text))
-        middle = Text.get_window_extent(text).get_points().mean(0)
-        assert text.arrow_patch.get_visible() or np.hypot(*(middle - axes.transData.transform(text.xy))) < 100
 
 
 @pytest.mark.parametrize("kind, usual", [("num_domains", 5), ("support_size", 100)])

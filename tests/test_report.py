@@ -145,7 +145,7 @@ def test_tasks_and_then_figures_are_left_out_from_the_end_until_the_report_fits(
 
 
 def test_ids_and_styles_of_a_figure_are_its_own(tmp_path):
-    """No id is there twice, each reference holds, and the style of an element is written once, as a rule of its figure."""
+    """No id is there twice, each reference holds, and a style is written once, as a rule of its figure."""
     figure = make_figure()
     page = written(tmp_path / "report.html", make_report()._replace(figures=[figure, figure]))
     ids = [a["id"] for _, a in Elements(page).elements if "id" in a]

@@ -88,7 +88,8 @@ def test_usual_tasks_stand_in_at_their_number():
     assert build([fixed])["num_domains"].notes[1] == note
     results = [result("erm"), result("erm", setting="num_domains=10", avg=40.0), result("bn"),
                result("bn", setting="support_size=20", avg=30.0), result("bn", setting="support_size=100", avg=31.0),
-               result("cxda", setting="num_domains=1", avg=70.0), result("ft_em", setting="finetune.steps=1")]  # fmt: skip
+               result("cxda", setting="num_domains=1", avg=70.0),
+               result("ft_em", setting="finetune.steps=1")]  # fmt: skip
     found = build(results)
     domains, images = found["num_domains"], found["support_size"]
     assert [c.title for c in domains.columns] == ["1", "5", "10"] * 2

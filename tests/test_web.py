@@ -1,4 +1,4 @@
-"""The web page of a model without a browser: its engine in Node.js against JAX, its drawings, its bytes, and what is refused."""
+"""The web page of a model without a browser: its engine in Node.js, its drawings, its bytes, what is refused."""
 
 import copy
 import hashlib
@@ -22,7 +22,6 @@ from cxda_jax.experiment import build_method
 from cxda_jax.export import wasm, web
 from cxda_jax.export.pair import by_model
 from cxda_jax.types import Images
-from docs.examples import record_hands
 from tests.test_buffer import CARD
 
 ROOT = Path(__file__).parent.parent
@@ -129,18 +128,6 @@ def test_strokes_become_the_same_pixels_as_in_training(tmp_path):
     wanted = np.stack([web.drawn(drawing, 28) for drawing in drawings])
     assert (wanted < 128).any((1, 2)).all()
     assert np.abs(given.astype(int) - wanted).max() <= 1
-
-
-def test_recorded_hands_keep_what_was_drawn():
-    """Points that are left out, and rounding, move few pixels of an image."""
-    angles = np.linspace(0, 6, 60, dtype=np.float32)
-    strokes = [np.stack([np.cos(angles) * angles, np.sin(angles)], 1), np.array([[0, 0], [3, 2]], np.float32)]
-    placed = record_hands.placed(strokes)
-    assert 5 < len(placed[0]) < 40 and len(placed[1]) == 2
-    moved = np.abs(web.drawn(placed, 28).astype(int) - unipen.draw(strokes, 18.0))
-    assert moved.max() < 60 and moved.mean() < 1
-    data = record_hands.packed(placed)
-    assert list(data[:2]) == [2, len(placed[0])] and len(data) == 3 + 2 * sum(map(len, placed))
 
 
 @needs_node
