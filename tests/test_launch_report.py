@@ -126,6 +126,23 @@ def test_what_is_broken_is_named_and_the_rest_is_reported(study, tmp_path):
 
 
 @gate
+def test_two_data_sets_of_ones_own_are_two_benchmarks(study, tmp_path):
+    """Of one name and of two, in tables, figures and names of files."""
+    root = few(study, tmp_path / "study")
+    told = {"erm": ("mine", "a" * 64), "bn": ("mine", "b" * 64), "cxda": ("yours", "c" * 64)}
+    for method, (name, digest) in told.items():
+        for path in root.glob(f"{method}/*/result.json"):
+            edit(path, benchmark="folder", data_name=name, data_hash=digest, smoke=False)
+    page = report(root, study[1], tmp_path / "r")
+    assert {(line["benchmark"], line["method"]) for line in cells(tmp_path / "r", table="main")} == {
+        ("mine [aaaaaaaa]", "erm"), ("mine [bbbbbbbb]", "bn"), ("yours", "cxda")}  # fmt: skip
+    assert not cells(tmp_path / "r", table="paired")
+    drawn = {path.name for path in (tmp_path / "r" / "figures").glob("*time.svg")}
+    assert drawn == {f"{name}_accuracy_time.svg" for name in ("mine_aaaaaaaa", "mine_bbbbbbbb", "yours")}
+    assert "on mine [aaaaaaaa], mine [bbbbbbbb], yours</h1>" in page
+
+
+@gate
 def test_unfinished_runs_are_left_out_unless_asked_for(study, tmp_path):
     root = few(study, tmp_path / "study")
     for path in (root / "erm" / "1" / "result.json", *root.glob("bn/*/result.json")):
@@ -147,8 +164,10 @@ def test_unfinished_runs_are_left_out_unless_asked_for(study, tmp_path):
 
 @gate
 def test_a_full_disk_leaves_the_previous_report(study, tmp_path, capsys):
-    """The first file without room is named, and the files of the previous report stay whole. (The fixture capsys keeps what
-    is printed in memory: a file of it could not grow either.)"""
+    """The first file without room is named, and the files of the previous report stay whole.
+
+    The fixture capsys keeps what is printed in memory: a file of it could not grow either.
+    """
     root, out = few(study, tmp_path / "study", "cxda", "bn"), tmp_path / "r"
     report(root, study[1], out)
     before = contents(out)
@@ -198,7 +217,8 @@ WRONG = (None, True, -1, 1.5, float("nan"), 10**400, "", "a=b", "num_domains=x",
 def test_a_wrong_value_of_any_field_stops_nothing(study, tmp_path, monkeypatch):
     """Each field of a row with each wrong value, as a result of its own: shown where it may stand, else named."""
     root, names = shutil.copytree(study[0] / "bn", tmp_path / "study" / "bn").parent, {}
-    fields = json.loads((root / "bn" / "0" / "result.json").read_text())
+    fields = [*json.loads((root / "bn" / "0" / "result.json").read_text()), "also", "calibration", "best_step", "step",
+              "reached_step", "predictions_sha256"]  # fmt: skip
     for seed, (field, (i, value)) in enumerate(itertools.product(fields, enumerate(WRONG)), 2):
         names[field, i] = run = shutil.copytree(root / "bn" / "0", root / field / str(i))
         edit(run / "result.json", **{"seed": seed, "data_name": "", field: value})

@@ -248,7 +248,10 @@ def test_histograms_draw_densities_and_medians(heads):
 
 def test_histograms_of_little_and_of_nearly_uniform_weights():
     for same, other in [([1.0], []), ([], [1.0, 1.0]), ([0.0, 0.0], [0.0, 5.0]), ([0.0], [0.0])]:
-        check_readable(attention.histogram(np.array(same), np.array(other)))
+        figure = attention.histogram(np.array(same), np.array(other))
+        check_readable(figure)
+        for density, edges, _ in (stairs.get_data() for stairs in figure.axes[0].patches):
+            assert np.sum(density * np.diff(np.log10(edges))) == pytest.approx(1)
     (axes,) = attention.histogram(np.linspace(0.9, 1.1, 50), np.linspace(0.95, 1.05, 50)).axes
     assert [tick for tick in axes.get_xticks() if 0.9 <= tick <= 1.1] == pytest.approx([0.9, 0.95, 1, 1.05, 1.1])
 
