@@ -1,6 +1,6 @@
 """What a run of the tests costs, by file: seconds, programs, processes, and installations.
 
-Seconds depend on the machine. The number of programs that XLA compiles does not, nor does the number of Python processes.
+Seconds depend on the machine. The numbers of XLA's programs and of Python processes do not.
 So each ring has a ceiling for these two, and a run of a whole ring that exceeds it fails.
 """
 
@@ -56,7 +56,7 @@ class Counts:
 
 
 def table(counts, seconds) -> list[str]:
-    """A line for each file, slowest first. A program that several files use counts in each of them, and once in the sum."""
+    """A line for each file, slowest first. A program of several files counts in each of them, and once in the sum."""
     lines = [f"{'seconds':>8} {'programs':>9} {'compiled':>9} {'processes':>10} {'installs':>9}"]
     kinds = ("program", "compiled", "process", "install")
     for file in [*sorted(seconds, key=seconds.__getitem__, reverse=True), None]:

@@ -9,6 +9,7 @@ its name. What is not so there is removed, and costs the time to compile it agai
 """
 
 import atexit
+import contextlib
 import hashlib
 import os
 import platform
@@ -20,11 +21,12 @@ import zlib
 from importlib.metadata import version
 from pathlib import Path
 
+DAY = 24 * 3600.0
 DAYS = 30  # an entry is compiled anew after these
 
 
 def user_cache() -> Path:
-    """One folder for each processor, version and set of flags: a program for another processor may not run on this one."""
+    """One folder for each processor, version and set of flags, since a processor may not run another one's programs."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     cpu = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
@@ -57,12 +59,13 @@ def take(folder: Path, cache: Path | None = None) -> int:
     cache, found = cache or user_cache(), 0
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for kept in cache.iterdir() if cache.is_dir() else ():
-        name = name_of(kept)
-        if name and time.time() - kept.stat().st_mtime < DAYS * 24 * 3600:
-            shutil.copyfile(kept, folder / name)
-            found += 1
-        elif kept.is_file():
-            kept.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another run may remove or rename it meanwhile
+            name, age = name_of(kept), time.time() - kept.stat().st_mtime
+            if name and age < DAYS * DAY:
+                shutil.copyfile(kept, folder / name)
+                found += 1
+            elif kept.is_file() and (age > DAY or not kept.name.startswith(".")):  # else it may be being written
+                kept.unlink()
     return found
 
 
@@ -82,7 +85,7 @@ def keep(folder: Path, cache: Path | None = None) -> int:
 
 
 def share_programs():
-    """Equal programs of all tests, and of the commands they start, are compiled once; the first process makes the folder."""
+    """Equal programs of all tests and of the commands they start are compiled once. The first process makes the folder."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = Path(tempfile.mkdtemp(prefix="cxda_jax_compiled_"))
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)

@@ -1,4 +1,4 @@
-"""Counts what the tests cost: each Python process that they start, and each program that JAX compiles or finds in its cache.
+"""Counts what the tests cost: each Python process, and each program that JAX compiles or finds in its cache.
 
 Python imports a module of this name when a process starts. tests/budget.py puts this folder on PYTHONPATH, and adds up.
 """
