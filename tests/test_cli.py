@@ -11,7 +11,6 @@ import pytest
 from cxda_jax import stops
 from cxda_jax.data.store import open_store
 from cxda_jax.disk.reading import system_fault
-from cxda_jax.errors import UserError
 from launch import cli
 from tests.commands import command
 from tests.lines import ROOT, cases, one_line, write_run
@@ -22,8 +21,6 @@ def test_changes_are_taken_with_and_without_equals():
     assert cli.take_changes(arguments) == ["x", "--config=a", "--debug"]
     assert cli.CHANGES == [("seed", "1"), ("net.width", "8")]
     assert cli.take_changes(["x"]) == ["x"] and cli.CHANGES == []
-    with pytest.raises(UserError, match="--config.seed has no value"):
-        cli.take_changes(["x", "--config.seed"])
 
 
 TRAIN = ("--config=glyphs:cxda,smoke", "--workdir={tmp}/w")
@@ -39,7 +36,6 @@ COMMANDS = [  # command, arguments, what the line says
     ("train", (*TRAIN, MADE, "--config.method=ft_em"), "method .ft_em. starts from the runs of .erm. and"),
     ("train", (*TRAIN, "--config.seed"), "--config.seed has no value; write --config.seed=VALUE"),
     ("train", (*TRAIN, "--config.net.widht=3"), "--config.net.widht: .*; did you mean 'width'"),
-    ("train", (*TRAIN, "--config.benchmark=glyfs"), "benchmark='glyfs' is unknown; did you mean 'glyphs'"),
     ("train", (*TRAIN, MADE, "--config.data.drawings=39"), "has 39 images, episode.per_domain .* needs 40"),
     ("train", (*TRAIN, "--debug=maybe"), "flag --debug=maybe: "),
     ("train", (TRAIN[0], *OF_RUN, "--workdir={tmp}/run/lock"), "--workdir={tmp}/run/lock: .*File exists.*; choose"),
@@ -53,11 +49,9 @@ COMMANDS = [  # command, arguments, what the line says
     ("evaluate", (RUN, "--from=cxda"), "--from='cxda' is unknown; choose from erm, erm_iid"),
     ("evaluate", (RUN, "--methods=t3a", "--from=erm_iid"), "holds no run to test it on; .* or change --from=erm_iid"),
     ("evaluate", (RUN, "--against=bm"), "--against=bm: no such method among the runs; choose from cxda"),
-    ("evaluate", (RUN, "--num_domains=0,5"), "--num_domains=0: give whole numbers of at least 1"),
     ("evaluate", (RUN, "--support_size=3"), "--support_size=3: .*5 domains; ask for more images"),
     ("evaluate", (RUN, "--arrival=by_domain"), "--arrival=by_domain orders the images of --context; give it too"),
     ("evaluate", (RUN, "--config.net.width=4"), "--config.net.width: a trained run fixes it; .*batch_norm, bn_alpha"),
-    ("evaluate", (RUN, "--config.episode.per_domain=x"), "--config.episode.per_domain=x: expected a int"),
     ("report", (RUN,), "--report is missing; name the folder to write"),
     ("report", (RUN, "--report={tmp}/r", "--config.seed=1"), "--config.seed: .*leave it out"),
     ("report", ("--runs={tmp}/bare", "--report={tmp}/r"), "nothing to report; .*{tmp}/bare: no result.json"),
@@ -65,9 +59,7 @@ COMMANDS = [  # command, arguments, what the line says
     ("prepare", PREPARE[1:], "--benchmark is missing; name one"),
     ("prepare", PREPARE[:1], "--raw_dir is missing; say where"),
     ("prepare", ("--benchmark=glyphs", PREPARE[1]), "--benchmark='glyphs' is unknown; choose from cifar10_c, cifar_c"),
-    ("prepare", ("--benchmark=cifar_d", PREPARE[1]), "--benchmark='cifar_d' is unknown; did you mean 'cifar_c'"),
     ("prepare", (*PREPARE, "--workers=0"), "flag --workers=0: .*positive"),
-    ("prepare", (*PREPARE, "--size=large"), "flag --size=large: .*'large'"),
     ("prepare", (*PREPARE, "--regenerate"), "--regenerate: folder has no such option; see --help"),
     ("reproduce", (*STUDY, "--benchmark=glyfs"), "--benchmark='glyfs' is unknown; did you mean 'glyphs'"),
     ("reproduce", (*STUDY, "--benchmark=glyphs", "--only=cxdaa"), "--only='cxdaa' is unknown; did you mean 'cxda'"),
@@ -117,27 +109,20 @@ def test_what_the_system_refuses_is_one_line():
     ("print('a', flush=True); print('b', flush=True)", 141, ""),
     ("say('a'); say('b'); raise UserError('wrong\\n  indeed')", 2, "error: wrong indeed\n"),  # what says so goes on
     ("print('a'); raise stops.Stopped(15)", 143, stops.LINE.format("SIGTERM") + "\n"),
+    ("print('full')", 2, "error: a file: No space left on device; free some space and run the same command again\n"),
 ])  # fmt: skip
-def test_a_closed_output_ends_a_command_quietly(body, code, said):
+def test_a_closed_output_ends_a_command_quietly_and_a_full_disk_with_a_line(body, code, said):
     lines = (
         "from launch import cli, stops",
         "from cxda_jax.errors import UserError",
         "from cxda_jax.progress import say",
     )
     script = "\n".join([*lines, f"def main(): {body}", "cli.run(main)"])
-    reading, writing = os.pipe()
+    reading, closed = os.pipe()
     os.close(reading)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": ""},
-    )  # fmt: skip
-    os.close(writing)
+    with open("/dev/full" if "full" in body else closed, "w") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": ""},
+        )  # fmt: skip
     assert (done.returncode, done.stderr) == (code, said)
-
-
-@pytest.mark.gate
-def test_an_output_on_a_full_disk_is_one_line():
-    script = "from launch import cli\ncli.run(lambda: print('a'))"
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left on device" in done.stderr

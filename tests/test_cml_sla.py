@@ -11,7 +11,6 @@ from cxda_jax.nets.adapters import sparsemax
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from cxda_jax.nets.context import ContextNet
-from cxda_jax.nets.resnet import Bottleneck
 from tests import nets
 from tests.nets import CIFAR, FEMNIST, KEY, assert_close, initialised, make_images, nchw, tensor, torch_named
 
@@ -97,29 +96,15 @@ def test_cml_equals_torch(peer):
     nets.assert_within_some_draw(error_of)
 
 
-def numpy_sparsemax(z):
-    """The sorted closed form of Martins and Astudillo (2016), row by row."""
-    rows = []
+def test_sparsemax_equals_the_sorted_closed_form():
+    """That of Martins and Astudillo (2016), row by row; two values are test_sla_equals_torch's."""
+    rng, expected = np.random.default_rng(7), []
+    z = np.concatenate([rng.normal(0, scale, (50, 7)) for scale in (0.1, 1.0, 10.0)]).astype(np.float32)
     for row in z.astype(np.float64):
         u = np.sort(row)[::-1]
         k = max(k for k in range(1, len(u) + 1) if 1 + k * u[k - 1] > u[:k].sum())
-        rows.append(np.maximum(row - (u[:k].sum() - 1) / k, 0))
-    return np.array(rows)
-
-
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_sparsemax_equals_the_sorted_closed_form(count):
-    rng = np.random.default_rng(count)
-    z = np.concatenate([rng.normal(0, scale, (50, count)) for scale in (0.1, 1.0, 10.0)]).astype(np.float32)
-    ours = np.asarray(jax.jit(sparsemax)(z))
-    np.testing.assert_allclose(ours, numpy_sparsemax(z), atol=2e-6)
-
-
-def two_adapters(peer, x, gates, first, second):
-    """Two convolutions of one pixel, which a gate mixes."""
-    share = ((gates[:, 0] - gates[:, 1] + 1) / 2).clamp(0, 1)[:, None, None, None]
-    one, two = (peer.F.conv2d(x, w[:, :, None, None]) for w in (first, second))
-    return share * one + (1 - share) * two
+        expected.append(np.maximum(row - (u[:k].sum() - 1) / k, 0))
+    np.testing.assert_allclose(jax.jit(sparsemax)(z), expected, atol=2e-6)
 
 
 def test_sla_equals_torch(peer):
@@ -130,7 +115,9 @@ def test_sla_equals_torch(peer):
     def adapters(x, name, crop):
         gates, weight = layers.dense(x.mean((2, 3)), f"{name}.gate"), layers.params[f"{name}.mix.weight"]
         inner = x[:, :, crop : x.shape[2] - crop, crop : x.shape[3] - crop]
-        return two_adapters(peer, inner, gates, weight[:, :, 0], weight[:, :, 1])
+        first, second = (peer.F.conv2d(inner, weight[:, :, k, None, None]) for k in (0, 1))
+        share = ((gates[:, 0] - gates[:, 1] + 1) / 2).clamp(0, 1)[:, None, None, None]
+        return share * first + (1 - share) * second
 
     @jax.jit
     def ours(params, images):
@@ -148,43 +135,7 @@ def test_sla_equals_torch(peer):
         return layers.error(trained, labels, grads)
 
     nets.assert_within_some_draw(error_of)
-
-
-def test_a_block_of_resnet_with_adapters_equals_torch(peer):
-    """Beside all four convolutions; one of those with a kernel of one pixel has a stride too."""
-    x, block = make_images((8, 8, 12), 5).pixels, Bottleneck(4, 2, adapters=2, all_convs=True)
-    some = jax.eval_shape(block.clone(all_convs=False).init, KEY, x)["params"]
-    assert {name for name in some if "adapters" in name} == {"adapters2"}
-    variables = nets.fill(jax.eval_shape(block.init, KEY, x))
-    params = variables["params"]
-
-    def layer(image, conv, norm, stride=1):
-        kernel = tensor(params[conv]["kernel"]).permute(3, 2, 0, 1)
-        y = peer.F.conv2d(image, kernel, stride=stride, padding=kernel.shape[-1] // 2)
-        beside = params[conv.replace("conv", "adapters")]
-        z = image.mean((2, 3)) @ tensor(beside["gate"]["kernel"]) + tensor(beside["gate"]["bias"])
-        y = y + two_adapters(peer, image[:, :, ::stride, ::stride], z, *(w.T for w in tensor(beside["mix"]["weight"])))
-        scale, bias = (tensor(params[norm][kind]) for kind in ("scale", "bias"))
-        mean, var = (tensor(variables["batch_stats"][norm][kind]) for kind in ("mean", "var"))
-        return peer.F.batch_norm(y, mean, var, scale, bias)
-
-    image = nchw(x)
-    y = peer.F.relu(layer(image, "conv1", "bn1"))
-    y = layer(peer.F.relu(layer(y, "conv2", "bn2", 2)), "conv3", "bn3")
-    expected = peer.F.relu(y + layer(image, "downsample_conv", "downsample_bn", 2))
-    assert_close(jax.jit(block.apply)(variables, x), expected.permute(0, 2, 3, 1), 1e-5)
-    assert 0.1 < (expected > 0).float().mean() < 0.9
-
-
-def test_adapters_start_as_the_source_says_or_at_zero():
-    methods = [make_sla(*FEMNIST, adapters=2, zero_adapters=zero)[1] for zero in (False, True)]
-    inits = jax.jit(lambda: [method.init(KEY, make_images(FEMNIST[0], 2))["params"]["trunk"] for method in methods])()
-    (weight, gates), (zeros, others) = (
-        [
-            np.stack([trunk[f"adapters{i}"][part][kind] for i in (1, 2)])
-            for part, kind in (("mix", "weight"), ("gate", "kernel"))
-        ]
-        for trunk in inits
-    )
-    assert abs(weight.std() / (2 / 16) ** 0.5 - 1) < 0.1 and abs(weight.mean()) < 0.05 and not zeros.any()
-    assert 0.9 * 16**-0.5 < np.abs(gates).max() <= 16**-0.5 and others.any()  # a dense layer's uniform start
+    inits = [make_sla(*FEMNIST, adapters=2, zero_adapters=zero)[1].init for zero in (False, True)]
+    found = jax.jit(lambda: [init(KEY, make_images(shape, 2))["params"]["trunk"]["adapters1"] for init in inits])()
+    weight, zeros = (np.asarray(adapters["mix"]["weight"]) for adapters in found)
+    assert abs(weight.std() / (2 / 16) ** 0.5 - 1) < 0.1 and not zeros.any()

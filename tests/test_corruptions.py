@@ -5,7 +5,6 @@ import hashlib
 import io
 import math
 import os
-import re
 import subprocess
 import sys
 
@@ -14,7 +13,7 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
-from cxda_jax.data import noise_blur, weather_digital
+from cxda_jax.data import weather_digital
 from cxda_jax.data.corruptions import BLOCK, LEVELS, NAMES, SEVERITIES, corrupt
 from tests.lines import refused
 
@@ -64,23 +63,8 @@ def test_seeds_and_images_stay_apart_in_batches_large_and_empty(name):
     np.testing.assert_array_equal(images, before)
 
 
-@pytest.mark.parametrize("name, value, spread", [
-    ("gaussian_noise", 128, lambda value, c: 255 * c),
-    ("speckle_noise", 60, lambda value, c: value * c),
-    ("shot_noise", 60, lambda value, c: math.sqrt(255 * value / c)),
-    ("impulse_noise", 128, lambda value, c: 127.5 * math.sqrt(c)),
-])  # fmt: skip
-def test_noise_has_its_moments(name, value, spread):
-    grey = np.full((40, 32, 32, 3), value, np.uint8)
-    for constants, severity in (("cifar", 1), ("cifar", 5), ("tiny", 2)):
-        c = SEVERITIES[constants][name][severity - 1]
-        noisy = corrupt(grey, name, severity, seeded(), constants)
-        assert noisy.mean() == pytest.approx(value - 0.5, abs=0.6)  # truncation takes half a level
-        assert noisy.std() == pytest.approx(spread(value, c), rel=0.05 if name == "impulse_noise" else 0.02)
-        assert name != "shot_noise" or len(np.unique(noisy)) <= c + 1  # counts of photons
-        assert name != "impulse_noise" or set(np.unique(noisy)) == {0, 128, 255}
-        channels = np.corrcoef(noisy.reshape(-1, 3).T.astype(float))
-        assert np.abs(channels - np.eye(3)).max() < 0.1
+def salted(x, share, drawn):
+    return np.select([drawn < share / 2, drawn < share], [0, 255], x)
 
 
 def in_hsv(x, change):
@@ -134,9 +118,26 @@ def shuffled(x, sigma, reach, rounds):
     return ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest")[None]
 
 
+def plasma(n, side, decay):
+    """Clouds, point by point: each is the mean of four around it, which end in the opposite edge, and some noise."""
+    rng, maps, step, wobble = seeded(), np.zeros((n, side, side)), side, 100.0
+    while step > 1:
+        half = step // 2
+        crossed, straight = [(1, 1), (1, -1), (-1, 1), (-1, -1)], [(0, 1), (1, 0), (0, -1), (-1, 0)]
+        for down, right, around in ((half, half, crossed), (0, half, straight), (half, 0, straight)):
+            noise = 2 * rng.random((n, side // step, side // step), np.float32) - 1.0
+            for row, column in np.ndindex(noise.shape[1:]):
+                y, x = row * step + down, column * step + right
+                near = [maps[:, (y + half * i) % side, (x + half * j) % side] for i, j in around]
+                maps[:, y, x] = np.mean(near, 0) + wobble**2 * noise[:, row, column]
+        step, wobble = half, wobble / decay
+    maps -= maps.min((1, 2), keepdims=True)
+    return maps / maps.max((1, 2), keepdims=True)
+
+
 def foggy(x, density, decay):
     side = x.shape[1]
-    clouds = weather_digital.plasma_maps(seeded(), len(x), 1 << (side - 1).bit_length(), decay)[:, :side, :side, None]
+    clouds = plasma(len(x), 32, decay)[:, :side, :side, None]
     most = x.max((1, 2, 3), keepdims=True) / 255  # a black image has nothing to lighten
     return (x + 255 * density * clouds) * most / (most + density)
 
@@ -149,17 +150,26 @@ def frosted(x, keep, add):
     return keep * x + add * np.stack(crops)
 
 
-def streaked(x, radius, sigma):
+def streaked(x, radius, sigma, angles):
     """Motion blur, copy by copy: each pixel averages those ahead of it, with the weights of half a gaussian."""
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-(steps**2) / (2 * sigma**2))
-    angles, places = np.deg2rad(seeded().uniform(-45, 45, len(x))), np.arange(x.shape[1])
-    blurred = np.zeros_like(x)
-    for image, result, angle in zip(x, blurred, angles, strict=True):
+    blurred, places = np.zeros_like(x), np.arange(x.shape[1])
+    for image, result, angle in zip(x, blurred, np.deg2rad(angles), strict=True):
         for step, weight in zip(steps, weights, strict=True):
             rows, columns = (places + math.ceil(step * f(angle) - 0.5) for f in (math.sin, math.cos))
             result += weight / weights.sum() * image[rows.clip(0, len(image) - 1)][:, columns.clip(0, len(image) - 1)]
     return np.rint(blurred)
+
+
+def snowy(x, mean, deviation, zoom, threshold, radius, sigma, keep):
+    rng = seeded()
+    noise = np.moveaxis(mean + deviation * rng.standard_normal(x.shape[:3], np.float32).astype(float), 0, -1)
+    flakes = np.moveaxis(zoomed(noise, zoom), -1, 0)[..., None]
+    flakes = np.trunc(255 * np.where(flakes < threshold, 0, flakes.clip(max=1)) + 1e-4)
+    flakes = streaked(flakes, radius, sigma, rng.uniform(-135, -45, len(x)))
+    white = np.maximum(x, 1.5 * (x @ [0.299, 0.587, 0.114])[..., None] + 127.5)
+    return keep * x + (1 - keep) * white + flakes + flakes[:, ::-1, ::-1]  # each falls twice, turned by half a circle
 
 
 def elastic(x, *constants):
@@ -182,6 +192,10 @@ def elastic(x, *constants):
 
 # name -> images float64 [n, side, side, 3] and a constant -> levels before they are truncated
 EXPECTED = {
+    "gaussian_noise": lambda x, c: x + 255 * c * seeded().standard_normal(x.shape, np.float32),
+    "speckle_noise": lambda x, c: x + x * c * seeded().standard_normal(x.shape, np.float32),
+    "shot_noise": lambda x, c: seeded().poisson(x * c / 255) * 255 / c,  # counts of photons
+    "impulse_noise": lambda x, c: salted(x, c, seeded().random(x.shape, np.float32)),
     "contrast": lambda x, c: x.mean((1, 2), keepdims=True) + c * (x - x.mean((1, 2), keepdims=True)),
     "brightness": lambda x, c: in_hsv(x, lambda h, s, v: (h, s, min(v + c, 1))),
     "saturate": lambda x, c: in_hsv(x, lambda h, s, v: (h, min(s * c[0] + c[1], 1), v)),
@@ -193,7 +207,8 @@ EXPECTED = {
     "glass_blur": lambda x, c: shuffled(x, *c),
     "fog": lambda x, c: foggy(x, *c),
     "frost": lambda x, c: frosted(x, *c),
-    "motion_blur": lambda x, c: streaked(x, *c),
+    "motion_blur": lambda x, c: streaked(x, *c, seeded().uniform(-45, 45, len(x))),
+    "snow": lambda x, c: snowy(x, *c),
     "elastic_transform": lambda x, c: elastic(x, *c),
 }
 
@@ -208,13 +223,6 @@ def test_pixels_are_those_of_another_computation(name, side, constants):
         result = corrupt(images, name, severity, seeded(), constants).astype(float)
         expected = np.clip(EXPECTED[name](images.astype(float), c), 0, 255).astype(np.uint8)
         assert np.abs(result - expected).max() <= (0 if name in ("pixelate", "jpeg_compression") else 1)
-
-
-def test_zooms_are_scipys():
-    image = scenes(1, 33)[0].astype(np.float32)
-    for zoom in (1, 1.01, 1.25, 1.75, 2.25):
-        ours = np.moveaxis(noise_blur.zoom_in(np.moveaxis(image, -1, 0), zoom), 0, -1)
-        np.testing.assert_allclose(ours, zoomed(image.astype(float), zoom), atol=1e-3)
 
 
 @pytest.mark.exhaustive
@@ -236,41 +244,18 @@ print("zoom", hashlib.sha256(noise_blur.zoom_in(images[..., 0].astype(np.float32
     assert one == other and one.count(b"\n") == len(NAMES) + 1
 
 
-def plasma(n, side, decay):
-    """Clouds, point by point: each is the mean of four around it, which end in the opposite edge, and some noise."""
-    rng, maps, step, wobble = seeded(), np.zeros((n, side, side)), side, 100.0
-    while step > 1:
-        half = step // 2
-        crossed, straight = [(1, 1), (1, -1), (-1, 1), (-1, -1)], [(0, 1), (1, 0), (0, -1), (-1, 0)]
-        for down, right, around in ((half, half, crossed), (0, half, straight), (half, 0, straight)):
-            noise = 2 * rng.random((n, side // step, side // step), np.float32) - 1.0
-            for row, column in np.ndindex(noise.shape[1:]):
-                y, x = row * step + down, column * step + right
-                near = [maps[:, (y + half * i) % side, (x + half * j) % side] for i, j in around]
-                maps[:, y, x] = np.mean(near, 0) + wobble**2 * noise[:, row, column]
-        step, wobble = half, wobble / decay
-    maps -= maps.min((1, 2), keepdims=True)
-    return maps / maps.max((1, 2), keepdims=True)
-
-
-def test_clouds_snow_and_ice():
-    for decay in (3, 1.75):
-        np.testing.assert_allclose(weather_digital.plasma_maps(seeded(), 3, 16, decay), plasma(3, 16, decay), atol=1e-4)
-    images = scenes(4, 32)
-    for severity in LEVELS:  # snow only brightens
-        assert (corrupt(images, "snow", severity, seeded()) >= images - (images > 0)).all()
-        flakes = corrupt(np.zeros_like(images), "snow", severity, seeded())
-        np.testing.assert_array_equal(flakes, flakes[:, ::-1, ::-1])  # each falls twice, turned by half a circle
-        assert (flakes == flakes[..., :1]).all()
-        assert flakes.min() >= int(127.5 * (1 - SEVERITIES["cifar"]["snow"][severity - 1][-1]))
+def test_spatter_and_ice_are_as_they_were():
+    """Nothing else computes them. The test of spatter's colours says what they were when the digests were taken."""
+    digests = {}
+    for constants in SEVERITIES:
+        levels = [corrupt(scenes(3, 32), "spatter", severity, seeded(), constants) for severity in LEVELS]
+        digests[constants] = hashlib.sha256(np.array(levels).tobytes()).hexdigest()[:16]
+    assert digests == {"cifar": "00dd689ad301f525", "tiny": "eaafd4cdb90e3ac5"}
     ice = weather_digital.ice_textures()
+    assert hashlib.sha256(ice.tobytes()).hexdigest()[:16] == "5ea0c2c621516560"
     for texture, (mean, spread, _) in zip(ice, weather_digital.ICE, strict=True):  # as of its photographs
         np.testing.assert_allclose(texture.mean((0, 1)), mean, atol=2)
         np.testing.assert_allclose(texture.std((0, 1)), spread, atol=4)
-        grey = texture.mean(-1) - texture.mean()
-        assert 0.3 < (grey[:, 1:] * grey[:, :-1]).mean() / grey.var() < 0.8  # neither noise nor fog
-    weather_digital.ice_textures.cache_clear()
-    np.testing.assert_array_equal(weather_digital.ice_textures(), ice)
 
 
 def test_spatter_is_turquoise_water_or_brown_mud():
@@ -288,33 +273,15 @@ def test_spatter_is_turquoise_water_or_brown_mud():
         assert np.ptp(cover, axis=1).max() < 0.01 and (cover[cover > 0.01] > 0.79).all()
 
 
-def test_edges_outline_each_images_shapes_and_levels_are_equalised():
-    radius = np.hypot(*(np.mgrid[:24, :24] - 12))
-    discs = np.stack([255.0 * (radius < 7), 0 * radius, 90.0 * (radius < 7)]).astype(np.float32)
-    edges = weather_digital.find_edges(discs)
-    assert edges[0].any() and (np.abs(radius[edges[0]] - 7) < 1.5).all()
-    assert ndimage.label(~edges[0])[1] == 2  # regions, inside and outside
-    assert not edges[1].any()
-    np.testing.assert_array_equal(edges[2], edges[0])  # Canny's edges know no height once it is above the thresholds
-    # Weak slopes count where they join a strong one, and only within an image.
-    weak = np.zeros((2, 24, 24), np.float32)
-    weak[:, :, 12:] = 30  # 4 times that is a slope of 120, between the thresholds
-    weak[0, :4, 12:] = 200
-    edges = weather_digital.find_edges(weak)
-    assert edges[0, 8:].any() and not edges[1].any()
-    levels = np.array([[[3, 3], [4, 7]], [[5, 5], [5, 5]]])
-    np.testing.assert_array_equal(weather_digital.equalise(levels), [[[0, 0], [128, 255]], [[0, 0], [0, 0]]])
-
-
 def test_mistakes_are_named():
     right = {"images": np.zeros((1, 16, 16, 3), np.uint8), "name": "fog", "severity": 1, "rng": seeded()}
-    images = [np.zeros(shape, np.uint8) for shape in [(16, 16, 3), (1, 16, 16, 1), (1, 15, 16, 3), (1, 15, 15, 3)]]
-    images.append(np.zeros((1, 16, 16, 3), np.float32))
+    shapes = [(1, 16, 16, 1), (1, 15, 16, 3), (1, 15, 15, 3)]
     for change, message in [
         ({"name": "snwo"}, "corruption='snwo' .* did you mean 'snow'.* choose from brightness, .*, zoom_blur"),
         *(({"severity": s}, rf"severity={s} .* choose from 1, 2, 3, 4, 5") for s in (0, 6)),
         ({"constants": "imagenet"}, "constants='imagenet' .* choose from cifar, tiny"),
-        *(({"images": some}, re.escape(f"images: {some.dtype} {[*some.shape]} must be uint8 [n,")) for some in images),
+        ({"images": np.zeros((1, 16, 16, 3), np.float32)}, r"images: float32 .* must be uint8 \[n,"),
+        *(({"images": np.zeros(shape, np.uint8)}, "images: uint8 .* must be uint8") for shape in shapes),
     ]:
         with refused(message):
             corrupt(**right | change)

@@ -103,9 +103,7 @@ def test_the_formats_of_phones_are_named_where_nothing_decodes_them(tmp_path, mo
     monkeypatch.setattr(images.features, "get_supported_modules", list)
     monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
     for name, content, said in (
-        ("a.heic", ftyp(b"heic", b"mif1"), HEIC),
         ("a.jpg", ftyp(b"mif1", b"heic"), HEIC),
-        ("a.avif", ftyp(b"avif", b"mif1"), AVIF),
         ("a.jpg", ftyp(b"mif1", b"avif"), AVIF),
         ("a.avif", b"anything", AVIF),
         ("a.mp4", ftyp(b"isom"), r"not readable as an image \(of no known format\)"),
@@ -126,8 +124,6 @@ def test_broken_and_missing_files(tmp_path):
         fit_image(lazy, (8, 8, 1), "squash", WHITE)
     with refused(r"no\.png: missing", tmp_path):
         as_image(str(tmp_path / "no.png"))
-    with refused("not readable", tmp_path):
-        as_image(tmp_path)
     file = saved(tmp_path, np.full((2, 2), np.nan, np.float32), "nan.tif")
     with refused(r"nan\.tif: .*NaN or infinite pixels", tmp_path):
         fitted(file, (2, 2, 1))
@@ -136,16 +132,13 @@ def test_broken_and_missing_files(tmp_path):
 def test_what_is_no_image_is_named():
     for thing, said in (
         (np.zeros((5, 28, 28, 1), np.uint8), r"^one image at a time: got \(5, 28, 28, 1\)"),
-        (None, "got a NoneType"),
         ([[1, 2], [3, 4]], "got a list"),
         (np.zeros((28, 28), int), "got int64"),
         (np.zeros((28, 28, 2), np.uint8), r"got uint8 \(28, 28, 2\)"),
         (np.zeros((28, 0, 3)), r"\(28, 0, 3\)"),
-        (np.zeros(28), r"\(28,\)"),
         (np.full((2, 2), 255.0), r"float64 \(2, 2\) with values in 255..255"),
         (np.array([[0, -0.01]]), "with values in -0.01..0"),
         (np.array([[0, np.nan]]), "with values in nan..nan"),
-        (np.array([[0, np.inf]]), "with values in 0..inf"),
     ):
         with refused(f"{said}.*; give a path, a PIL image, or an array"):
             as_image(thing)

@@ -1,7 +1,5 @@
 """The rendered benchmark: who writes what, with which face, and what the drawings look like."""
 
-import json
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -29,7 +27,6 @@ def test_shapes_splits_labels_and_held_out_faces(writers):
     assert set(np.concatenate([w.labels for w in writers])) == set(range(62))
     faces = {split: {w.name.split()[1] for w in writers if w.split == split} for split in glyphs.FACES}
     assert faces == {split: set(its) for split, its in glyphs.FACES.items()}
-    assert len(set().union(*faces.values())) == 21
 
 
 def test_a_writer_depends_on_the_seed_its_split_and_its_number_alone(writers):
@@ -68,15 +65,13 @@ def test_ink_stays_off_the_border_and_is_visible():
 def test_images_tell_classes_and_writers_differ():
     """Nearest class centroid beats chance; the style explains more of the images than drawing from one writer would."""
     train = list(glyphs.domains(writers=(26, 1, 1), drawings=100))[:26]
-    x = np.concatenate([w.images for w in train]).reshape(2600, -1) / 255.0
-    y = np.concatenate([w.labels for w in train])
-    half = np.arange(len(y)) % 2 == 0
-    centroids = np.stack([x[half & (y == c)].mean(0) for c in range(62)])
-    guess = ((x[~half, None] - centroids) ** 2).sum(-1).argmin(1)
-    assert (guess == y[~half]).mean() > 0.15  # chance is 0.016
-    means = np.stack([w.images.mean((0, 3)) for w in train]) / 255
-    within = np.stack([w.images.std((0, 3)) for w in train]).mean() / 255
-    assert means.std(0).mean() > 3 * within / np.sqrt(100)
+    x = np.stack([w.images for w in train]).reshape(26, 100, -1) / 255
+    half, other = (x[:, i::2].reshape(1300, -1) for i in (0, 1))
+    labels = np.stack([w.labels for w in train])
+    centroids = np.stack([half[labels[:, ::2].ravel() == c].mean(0) for c in range(62)])
+    guess = (other @ centroids.T - (centroids**2).sum(1) / 2).argmax(1)
+    assert (guess == labels[:, 1::2].ravel()).mean() > 0.15  # chance is 0.016
+    assert x.mean(1).std(0).mean() > 3 * x.std(1).mean() / np.sqrt(100)
 
 
 def test_arguments_have_their_own_caches_and_bad_ones_are_named(tmp_path):
@@ -84,17 +79,9 @@ def test_arguments_have_their_own_caches_and_bad_ones_are_named(tmp_path):
     stores = [glyphs.open_glyphs(tmp_path, *arguments) for arguments in wanted]
     assert len({store.sha256 for store in stores}) == len(list(tmp_path.iterdir())) == 4
     assert glyphs.open_glyphs(tmp_path, *wanted[0]).sha256 == stores[0].sha256
-    for file in tmp_path.glob("*/store.json"):  # a folder of an older version says as much as a fresh one
-        card = json.loads(file.read_text())
-        del card["fit"], card["seal"]
-        file.write_text(json.dumps(card))
-        assert open_store(file.parent).info.fit == "squash"
-    assert glyphs.open_glyphs(tmp_path, *wanted[0]).info == glyphs.INFO == stores[0].info
     for arguments, message in [
         ({"seed": -1}, "^seed=-1 "),
         ({"writers": (1, 0, 1)}, "^writers=.1, 0, 1.: give three"),
-        ({"writers": (2, 1)}, "^writers=.2, 1.: give three"),
-        ({"drawings": 0}, "^drawings=0 "),
         ({"writers": (1, 10**9, 1)}, "^writers=1000000000 must be .* at most 100000"),
     ]:
         with refused(message):

@@ -50,32 +50,28 @@ def over(colours, alpha, background=WHITE):
 
 
 def test_integers_of_16_and_32_bits(tmp_path):
-    for name in ("a.png", "a.tif", "a.pgm"):  # by the range of their type
-        for pixels in (DEEP, DEEP // 16):  # the second is dark, as the image is
-            found = read(tmp_path, Image.fromarray(pixels), name)
-            np.testing.assert_array_equal(found, three(np.rint(pixels / 65535 * 255)))
+    for name, pixels in (("a.png", DEEP), ("a.tif", DEEP // 16), ("a.pgm", DEEP)):  # by the range of their type
+        found = read(tmp_path, Image.fromarray(pixels), name)
+        np.testing.assert_array_equal(found, three(np.rint(pixels / 65535 * 255)))
     big = Image.frombytes("I;16B", (SIDE, SIDE), DEEP.astype(">u2").tobytes())
     wide = DEEP.astype(np.int32)
     for image in (big, Image.fromarray(wide)):
         np.testing.assert_array_equal(read(tmp_path, image, "a.tif"), three(np.rint(DEEP / 257)))
-    wide = wide * 30_000 - 10**9  # outside of 16 bits: by its own range
-    expected = three(np.rint((wide - wide.min()) / (wide.max() - wide.min()) * 255))
-    np.testing.assert_array_equal(read(tmp_path, Image.fromarray(wide), "a.tif"), expected)
 
 
-def test_floats_are_scaled_by_0_to_1_or_else_by_their_own_range_and_refused_without_one(tmp_path):
+def test_what_is_wider_is_scaled_by_its_own_range_and_refused_without_one(tmp_path):
     unit = RNG.uniform(0.2, 0.7, (SIDE, SIDE)).astype(np.float32)
     found = read(tmp_path, Image.fromarray(unit), "a.tif")
     np.testing.assert_array_equal(found, three(np.rint(255 * unit.astype(np.float64))))
-    wide = 1000 * unit - 400
-    low, high = wide.min().astype(np.float64), wide.max().astype(np.float64)
-    found = read(tmp_path, Image.fromarray(wide), "a.tif")
-    np.testing.assert_array_equal(found, three(np.rint((wide.astype(np.float64) - low) / (high - low) * 255)))
-    assert (read(tmp_path, Image.fromarray(np.full_like(wide, 7)), "a.tif") == 0).all()
-    for value in (np.nan, np.inf, -np.inf):
-        wide[3, 5] = value
+    for wide in (1000 * unit - 400, DEEP.astype(np.int32) * 30_000 - 10**9):
+        exact = wide.astype(np.float64)
+        expected = three(np.rint((exact - exact.min()) / np.ptp(exact) * 255))
+        np.testing.assert_array_equal(read(tmp_path, Image.fromarray(wide), "a.tif"), expected)
+    assert (read(tmp_path, Image.fromarray(np.full_like(unit, 7)), "a.tif") == 0).all()
+    for value in (np.nan, -np.inf):
+        unit[3, 5] = value
         with refused(r"/a\.tif: .*NaN or infinite pixels", tmp_path):
-            read(tmp_path, Image.fromarray(wide), "a.tif")
+            read(tmp_path, Image.fromarray(unit), "a.tif")
 
 
 def test_what_transparent_pixels_hide_stays_hidden(tmp_path):
@@ -89,7 +85,7 @@ def test_what_transparent_pixels_hide_stays_hidden(tmp_path):
         np.testing.assert_array_equal(found, np.broadcast_to(background, found.shape))
 
 
-def test_palettes_and_single_colours_that_stand_for_transparency(tmp_path):
+def test_palettes(tmp_path):
     palette = RNG.integers(0, 256, (4, 3), np.uint8)
     index = RNG.integers(0, 4, (SIDE, SIDE), np.uint8)
     image = Image.fromarray(index).convert("P")
@@ -100,17 +96,6 @@ def test_palettes_and_single_colours_that_stand_for_transparency(tmp_path):
     np.testing.assert_array_equal(read(tmp_path, image), palette[index])
     expected = over(palette[index], np.where(index == 2, 0, 255))
     np.testing.assert_array_equal(read(tmp_path, image, "b.gif", transparency=2), expected)
-    grey = RNG.integers(0, 3, (SIDE, SIDE), np.uint8) * 100
-    shown = np.where(grey == 100, 0, 255)
-    found = read(tmp_path, Image.fromarray(grey), transparency=100)
-    np.testing.assert_array_equal(found, over(three(grey), shown))
-    colours = np.where(grey[..., None] == 100, [7, 8, 9], COLOURS).astype(np.uint8)
-    found = read(tmp_path, Image.fromarray(colours), transparency=(7, 8, 9))
-    np.testing.assert_array_equal(found, over(colours, shown))
-    deep = grey.astype(np.uint16) * 256
-    image = Image.fromarray(deep)
-    image.info["transparency"] = 25600
-    np.testing.assert_array_equal(np.asarray(to_rgb(image, WHITE)), over(three(np.rint(deep / 257)), shown))
     both = Image.fromarray(COLOURS).quantize(8).convert("PA")
     both.putalpha(Image.fromarray(ALPHA))
     assert both.mode == "PA"
@@ -118,11 +103,13 @@ def test_palettes_and_single_colours_that_stand_for_transparency(tmp_path):
     np.testing.assert_array_equal(np.asarray(to_rgb(both, WHITE)), expected)
 
 
-def test_colour_keys_of_pngs_of_other_depths():
+def test_colours_of_pngs_of_any_depth_that_stand_for_transparency():
     for bits, kind, data, key, expected in [
         (1, 0, bytes([0b01010000]), [1], [0, 255, 0, 255]),
         (2, 0, bytes([0b00011011]), [2], [0, 85, 255, 255]),
         (4, 0, bytes([0x05, 0x5F]), [5], [0, 255, 255, 255]),
+        (8, 0, bytes([0, 100, 7, 255]), [100], [0, 255, 7, 255]),
+        (8, 2, bytes(np.repeat([0, 100, 7, 255], 3).tolist()), [100] * 3, [0, 255, 7, 255]),
         (16, 0, struct.pack(">4H", 0, 257, 25600, 65535), [0], [255, 1, 100, 255]),
         (16, 2, struct.pack(">12H", *np.repeat([0, 25600, 512, 65535], 3)), [25600] * 3, [0, 255, 2, 255]),
     ]:
@@ -167,8 +154,6 @@ def test_fits(tmp_path):
         assert (np.concatenate([found[:7], found[23:]]) == (1, 2, 3)).all()
         squashed = image.resize((24, 24), Image.Resampling.BILINEAR)
         np.testing.assert_array_equal(read(tmp_path, image, size=24), squashed)
-    halved = read(tmp_path, Image.new("RGB", (60, 32), (9, 9, 9)), size=30, options={"fit": "pad"})
-    assert (halved[7:23] == 9).all() and (halved[:7] == 255).all() and (halved[23:] == 255).all()
     line = read(tmp_path, Image.new("RGB", (300, 1)), options={"fit": "pad"})
     assert (line == 0).all((1, 2)).sum() == 1
 
@@ -197,7 +182,7 @@ def test_the_card_and_the_store_say_the_name_and_how_images_were_made_square(tmp
 
 
 def test_backgrounds_and_fits_that_are_none(tmp_path):
-    for background in ("purple", "1,2", "1,2,256", "-1,2,3", "", "1.5,2,3"):
+    for background in ("purple", "1,2,256", "-1,2,3", ""):
         with refused("background=.*give white, black, or three numbers"):
             READERS["folder"](tmp_path, background=background)
     with refused("fit='stretch'.*crop, pad, squash"):

@@ -28,9 +28,8 @@ def nhwc(tensor):
     return tensor.detach().permute(0, 2, 3, 1).numpy()
 
 
-WINDOWS = [  # sizes of maps, and the windows' side, stride and padding
-    ((8, 6), (2, 2, 0)), ((7, 5), (2, 2, 0)), ((2, 3), (2, 2, 0)), ((9, 7), (3, 2, 1)), ((8, 6), (3, 2, 1)),
-]  # fmt: skip
+# Sizes of maps, and the windows' side, stride and padding.
+WINDOWS = [((7, 5), (2, 2, 0)), ((2, 3), (2, 2, 0)), ((9, 7), (3, 2, 1)), ((8, 6), (3, 2, 1))]
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
@@ -100,12 +99,11 @@ def test_convolutions_equal_torch_in_each_form(peer):
         theirs = torch_convolution(peer, x, w, stride, kernel // 2)
         for mine, expected in zip(found, (*theirs, 2 * theirs[0]), strict=True):
             assert_close(mine, expected, 1e-5)
-        if backend.rewrites_layers():
-            traced = jax.make_jaxpr(functools.partial(form, kernel=kernel, stride=stride))(x, w)
-            assert ("conv_general_dilated" in str(traced)) != products
+        traced = jax.make_jaxpr(functools.partial(form, kernel=kernel, stride=stride))(x, w)
+        assert not backend.rewrites_layers() or ("conv_general_dilated" in str(traced)) != products
 
 
-PIECES = [((9, 12), 5, 0), ((9, 12), 5, 2), ((10, 9), 7, 3), ((5, 8), 5, 2)]
+PIECES = [((9, 12), 5, 2), ((5, 8), 7, 3)]
 
 
 def test_the_backward_pass_in_pieces_equals_torch(peer, monkeypatch):
@@ -113,25 +111,23 @@ def test_the_backward_pass_in_pieces_equals_torch(peer, monkeypatch):
     monkeypatch.setattr(convolution, "LARGE", 0)
     given = [(normal(2, 3, *size, 4), normal(2, kernel, kernel, 4, 5)) for size, kernel, _ in PIECES]
 
-    def loss_of(pad):
-        return lambda x, w: jnp.sin(convolve(x, w, (1, 1), ((pad, pad), (pad, pad)))).sum()
-
     def gradient(i, x, w):
-        loss, axes = loss_of(PIECES[i][2]), (0, None) if i % 2 else (0, 0)
-        return jax.grad(lambda x, w: jax.vmap(loss, axes)(x, w).sum(), (0, 1))(x, w[0] if i % 2 else w)
+        pad = PIECES[i][2]
 
-    (x, w), pad = given[1], PIECES[1][2]
-    alone, found = jax.jit(
-        lambda: (jax.grad(loss_of(pad), (0, 1))(x[0], w[0]), [gradient(i, *one) for i, one in enumerate(given)])
-    )()
-    assert_close(alone[0], found[1][0][0], 1e-6)
-    if backend.rewrites_layers():
-        assert "custom_vjp" in str(jax.make_jaxpr(loss_of(pad))(x[0], w[0]))
-    for i, ((x, w), (_, _, pad), mine) in enumerate(zip(given, PIECES, found, strict=True)):
-        tasks = [torch_convolution(peer, x[t], w[0 if i % 2 else t], 1, pad)[1:] for t in (0, 1)]
+        def loss(x, w):
+            return jnp.sin(convolve(x, w, (1, 1), ((pad, pad), (pad, pad)))).sum()
+
+        alone, together = (0, None) if i else (0, 0), jax.grad(loss, (0, 1))(x[0], w[0])
+        return jax.grad(lambda x, w: jax.vmap(loss, alone)(x, w).sum(), (0, 1))(x, w[0] if i else w), together
+
+    found = jax.jit(lambda: [gradient(i, *one) for i, one in enumerate(given)])()
+    for i, ((x, w), (_, _, pad), (mine, alone)) in enumerate(zip(given, PIECES, found, strict=True)):
+        tasks = [torch_convolution(peer, x[t], w[0 if i else t], 1, pad)[1:] for t in (0, 1)]
         kernels = np.stack([w for _, w in tasks])
+        for ours, theirs in zip(alone, tasks[0], strict=True):
+            assert_close(ours, theirs, 1e-5)
         assert_close(mine[0], np.stack([x for x, _ in tasks]), 1e-5)
-        assert_close(mine[1], kernels.sum(0) if i % 2 else kernels, 1e-5)
+        assert_close(mine[1], kernels.sum(0) if i else kernels, 1e-5)
 
 
 @pytest.mark.parametrize(("platform", "dtype"), [("cpu", "float32"), ("gpu", "float32"), ("gpu", "bfloat16")])
@@ -167,21 +163,18 @@ def test_batch_norm_with_relu_equals_torch(peer, platform, dtype):
 
 
 @pytest.mark.usefixtures("full_compilation")
-@pytest.mark.parametrize("shape", [(100, 25, 40, 4), (99_991, 2)], ids=["images", "a prime"])
-def test_statistics_of_many_rows_are_those_of_float64(shape):
-    """And so are the gradients that are sums over as many."""
-    x, grad = (normal(*shape, mean=1) for _ in range(2))
-    rows, grads = (np.asarray(a, np.float64).reshape(-1, shape[-1]) for a in (x, grad))
+def test_statistics_of_many_rows_are_those_of_float64():
+    """And so are the gradients that are sums over as many. The number of rows is a prime."""
+    rows, grads = normal(99_991, 2, mean=1), normal(99_991, 2, mean=1)
 
     @jax.jit
     def measured(x, grad):
-        ones = jnp.ones(shape[-1:])
+        ones = jnp.ones(2)
         sums = jax.vjp(scale_and_shift, x, ones, ones)[1](grad)[1:]
         return moments(x), [m[0] for m in jax.vmap(moments)(jnp.stack([x, x[::-1]]))], sums
 
-    *of_rows, (factor, shift) = measured(x, grad)
-    for mean, var in of_rows:
-        np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-6)
-        np.testing.assert_allclose(var, rows.var(0), rtol=1e-6)
-    np.testing.assert_allclose(factor, (grads * rows).sum(0), rtol=1e-6)
-    np.testing.assert_allclose(shift, grads.sum(0), rtol=1e-6)
+    *of_rows, sums = measured(rows, grads)
+    rows, grads = np.float64(rows), np.float64(grads)
+    expected = (rows.mean(0), rows.var(0)), ((grads * rows).sum(0), grads.sum(0))
+    for found, exact in zip((*of_rows, sums), (expected[0], *expected), strict=True):
+        np.testing.assert_allclose(found, exact, rtol=1e-6)

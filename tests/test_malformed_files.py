@@ -1,15 +1,14 @@
 """What may be wrong with a user's stores, weights and runs: each costs one line that names the fault and the fix."""
 
 import io
-import json
 import os
 import pickle
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import numpy as safetensors
 
 from cxda_jax.config import as_fields
 from cxda_jax.data.store import open_store
@@ -46,19 +45,17 @@ STORES = [  # file of a good one, damage, what the line says before the fix
     (CARD, leaf("format", to=99), "store format 99, this version reads 1"),
     (CARD, without("domains"), "no 'domains'"),
     (CARD, without("sha256", "labels"), "sha256: no 'labels'"),
-    (CARD, without("domains", 1, "rows"), "domains: no 'rows'"),
     (CARD, leaf("domains", 1, "rows", to=-30), "domain 'd1' has -30 rows"),
     (CARD, leaf("domains", 1, "rows", to=30.5), "rows=30.5, expected a whole number"),
     (CARD, leaf("domains", 1, "split", to="dev"), "split 'dev' is not one of train, val, test"),
     (CARD, leaf("domains", 8, "name", to="d0"), "domain 'd0' is in train and in test"),
     (CARD, leaf("shape", to=[0, 16, 1]), r"shape=\[0, 16, 1\]"),
-    (CARD, leaf("shape", to=[16, 16]), r"shape=\[16, 16\] is not a height, a width and channels"),
     (CARD, leaf("class_names", to=["a", "b"]), "labels.i32: labels in 0..3, but 2 classes"),
     (CARD, leaf("mean", to=[0.4, 0.5, 0.6]), r"mean=\[0.4, 0.5, 0.6\] .*channel"),
     (CARD, leaf("std", to=[0]), r"std=\[0\] has a zero"),
     (CARD, leaf("marks", to="regenerated"), "marks='regenerated', expected a list"),
     (CARD, leaf("fit", to="stretch"), "fit='stretch' is not one of squash, crop, pad"),
-    *((CARD, leaf("background", to=[1, 2, *x]), "three whole numbers in 0..255") for x in ([], [256], [0.5], [True])),
+    (CARD, leaf("background", to=[1, 2, 256]), "three whole numbers in 0..255"),
     (CARD, leaf("provenance", to="elsewhere"), "store.json differs from its recorded hash"),
     ("images.u8", cut(1), "images.u8: 69119 bytes, expected 69120"),
     ("labels.i32", None, "labels.i32: 0 bytes, expected 1080"),
@@ -80,23 +77,10 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-def safetensors(header, body=b"\0" * 16, size=None):
-    data = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return (len(data) if size is None else size).to_bytes(8, "little") + data + body
-
-
-def tensor(start, stop, dtype="F32", shape=None):
-    return {"dtype": dtype, "shape": [(stop - start) // 4] if shape is None else shape, "data_offsets": [start, stop]}
-
-
-HEADERS = [  # of safetensors files, with 16 bytes of arrays
-    safetensors({}, size=2**62), safetensors({}, size=100), safetensors(b"{]"), safetensors(b"\xff\xff\xff"),
-    safetensors([1]), safetensors(b"[" * 100_000), safetensors({"a": 3}), safetensors({"a" * 900: tensor(0, 32)}),
-    *(safetensors({"a": entry}) for entry in (
-        {"dtype": "F32", "shape": [4]}, tensor(0, 32), tensor(16, 0, shape=[4]), tensor(0, 16, shape=[5]),
-        tensor(0, 16, "F8_E4M3", [16]),
-    )),
-    *(safetensors({"a": tensor(0, stop), "b": tensor(8, 16)}) for stop in (12, 4)),  # they overlap, or leave a gap
+WEIGHTS = safetensors.save({"a": np.zeros(4, np.float32)})
+HEADERS = [  # bytes that are no such file
+    b"", WEIGHTS[:-3], (2**62).to_bytes(8, "little") + WEIGHTS[8:], WEIGHTS[:8] + b"[1]" + WEIGHTS[11:],
+    *(WEIGHTS.replace(old, new) for old, new in ((b"F32", b"F8_"), (b"[4]", b"[5]"), (b'"shape"', b'"shaqe"'))),
 ]  # fmt: skip
 NO_FILE = r"no such file; give a \.safetensors or \.pth file, or ''$"
 OBJECTS = "other objects than tensors, or no pickle.*; save a model's state_dict"
@@ -115,12 +99,11 @@ def test_weights(tmp_path, monkeypatch):
         ("missing.safetensors", None, NO_FILE),
         ("weights.h5", b"x", r"\.h5 is not \.safetensors, \.pth or \.pt"),
         ("a.safetensors", HTML, "a web page .*fetch it again"),
-        *(("a.safetensors", data, "not a safetensors file of weights .*; fetch") for data in (b"", *HEADERS)),
+        *(("a.safetensors", data, "not a safetensors file of weights .*; fetch") for data in HEADERS),
         ("a.pth", pickle.dumps(Bomb()), OBJECTS),
         ("a.pth", saved({"a": zeros, "b": Bomb()}), OBJECTS),
         ("a.pth", saved({"a": zeros})[:-60], "holds no plain weights"),
         ("a.pth", saved([zeros]), r"\(a list\); save a model's state_dict"),
-        ("a.pth", saved({"epoch": 3, "state_dict": {}}), "epoch is a int"),
         ("a.pth", saved({"a": zeros.bfloat16()}), "no plain weights"),
     ]:
         path = tmp_path / name
@@ -144,13 +127,9 @@ def test_layers_of_weights(tmp_path, monkeypatch):
         ({"conv2.weight": first}, {}, "conv1.weight is missing; are these .* a ResNet-50"),
         ({"conv1.weight": first, "extra.weight": first}, {}, r"no extra.weight \(1 .*net.dont_load"),
         ({"conv1.weight": first * np.float32("nan")}, {}, "conv1.weight holds nan or infinity; fetch the file again"),
-        ({"conv1.weight": np.float32(1)}, {}, r"conv1.weight is \(\) .*the network's is \(7, 7, 3, 4\)"),
+        ({"conv1.weight": np.array(1, np.float32)}, {}, r"conv1.weight is \(\) .*the network's is \(7, 7, 3, 4\)"),
     ]:
-        header, body = {}, b""
-        for name, array in arrays.items():
-            header[name] = tensor(len(body), len(body) + array.nbytes, shape=list(array.shape))
-            body += array.tobytes()
-        Path("a.safetensors").write_bytes(safetensors(header, body))
+        safetensors.save_file(arrays, "a.safetensors")
         options = {"name": "resnet50", "weights": "a.safetensors", "dont_load": ("fc",), **net}
         with refused(f"^net.weights.*{said}"):
             start_from_weights({"net": options}, variables)
@@ -160,17 +139,13 @@ RESTORE = "run/config.json: .*; restore it or train again$"
 CONFIGS = [  # damage of a good run's config.json, what the line says, the fix
     (cut(9), "not readable as JSON", RESTORE),
     (without("method"), "no 'method'", RESTORE),
-    (leaf("method", to=3), "method=3, expected a text", RESTORE),
     (leaf("method", to="cxdaa"), "method='cxdaa'.*did you mean 'cxda'.*choose from bn", "run/config.json"),
-    (leaf("benchmark", to="mnist"), "benchmark='mnist'.*choose from cifar10_c", "run/config.json"),
     (leaf("net", to=3), "config.net=3: expected a group", RESTORE),
     (leaf("net", "width", to=True), "config.net.width=True: expected 128", RESTORE),
-    (leaf("net", "stages", to=[1.5, 2]), r"net.stages=\[1.5, 2\]: expected \(3, 4", RESTORE),
     (leaf("net", "width", to=-16), "net.width=-16 must be at least 1", ""),
     (leaf("attention", "headz", to=3), "config.attention.headz: .*no such field", RESTORE),
     (without("optimizer", "momentum"), "optimizer.momentum: missing", RESTORE),
     (without("batch_norm"), "config.batch_norm: missing", RESTORE),
-    (leaf("batch_norn", to={}), "config.batch_norn: .*no such field", RESTORE),
     (leaf("data", "colour", to=True), "data.colour: .*no such field; fields: seed, writers", ""),
     (leaf("data", "writers", to=[1, "2", 3]), r"data.writers=\[1, '2', 3\]: expected \(240", ""),
     (leaf("benchmark", to="folder"), "data.name=None: expected a folder", ""),
@@ -205,14 +180,12 @@ def arrays(**changes):
 NPZ = "predictions.npz"
 RESULTS = [  # file of a good run, damage, what the line says before the fix
     ("result.json", without("seed"), "result.json: no 'seed'"),
-    ("result.json", leaf("avg", to="high"), "avg='high', expected a number"),
     ("result.json", leaf("avg", to=float("nan")), "avg is nan, but the predictions give 37.5000"),
     ("result.json", leaf("avg", to=99.0), "avg is 99.0000, but the predictions give 37.5000"),
     ("result.json", leaf("train_minutes", to="3 min"), "train_minutes='3 min', expected a number or null"),
     ("result.json", leaf("metric", to="auc"), "metric='auc' is not one of accuracy, macro_f1"),
     ("config.json", without("episode"), "config.json: no 'episode'"),
     (NPZ, None, f"{NPZ}: missing"),
-    (NPZ, ..., f"{NPZ}: Is a directory"),
     (NPZ, cut(99), f"{NPZ}: cut short, or no such file"),
     (NPZ, pickle.dumps(Bomb()), f"{NPZ}: cut short, or no such file"),
     (NPZ, arrays(labels=lambda a: np.array([[Bomb()]], object)), f"{NPZ}: Object arrays"),
@@ -220,7 +193,6 @@ RESULTS = [  # file of a good run, damage, what the line says before the fix
     (NPZ, arrays(support=None), f"{NPZ}: no support"),
     (NPZ, arrays(labels=lambda a: a["labels"][:0], predictions=lambda a: a["labels"][:0]), r"\(0, 4\)"),
     (NPZ, arrays(predictions=lambda a: a["predictions"][:5]), r"\(5, 4\) .*\(10, 4\)"),
-    (NPZ, arrays(labels=lambda a: a["labels"][0], predictions=lambda a: a["labels"][0]), r"\(4,\)"),
 ]
 
 

@@ -93,10 +93,9 @@ def rows(*lines):
     return lambda old: b"\n".join([old.splitlines()[0], *lines]) + b"\n"
 
 
-def row(**fields):
+def row(split="test", y=0, filename="a.jpg"):
     """metadata.csv with one line."""
-    usual = {"split": "test", "location": 1, "y": 0, "filename": "a.jpg"} | fields
-    return rows("0,{split},{location},1,0,s0,{y},0,2013,{filename},a".format(**usual).encode())
+    return rows(f"0,{split},1,1,0,s0,{y},0,2013,{filename},a".encode())
 
 
 def table(*lines):
@@ -109,10 +108,9 @@ FOG, SNOW, LABELS = f"{OFFICIAL}/fog.npy", f"{NEW}/train/snow_labels.npy", f"{OF
 CLEAN, TINY = "cifar-10-batches-bin/data_batch_1.bin", f"Tiny-ImageNet-C/fog/3/{raws.WNIDS[0]}/{raws.WNIDS[0]}_0.JPEG"
 META, NAMES = "iwildcam_v2.0/metadata.csv", "iwildcam_v2.0/categories.csv"
 MINE, ANY = "site 1/kind0/00.png", "iwildcam_v2.0/train/*"
-PAGE, FOLDER = r"a web page \(HTML\).* fetch it again", r"not readable \(Is a directory\); fetch or extract it again"
+PAGE = r"a web page \(HTML\).* fetch it again"
 MISSING, NO_FOLDER = "missing; extract the download again", "no such folder; extract the download again"
 UNREADABLE = r"not readable as an image \(.*; fetch or extract it again"
-UNKNOWN = r"not readable as an image \(of no known format\)"
 NOT_NPY = r"cut short or not a .npy file \(.*; fetch it again"
 HUGE = b"{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000, 32, 32, 3), }\n"
 FIX, GOT = "; give a CSV file with the columns domain and split", "expected a domain and one of train, val, test, got"
@@ -123,8 +121,6 @@ DAMAGE = {  # benchmark: file, damage, what is said
         ("femnist", None, "/femnist: no such folder; .* holds femnist/"),
         ("femnist/test", None, "/test: no .json files; FEMNIST is read from"),
         (JSON, HTML, PAGE),
-        (JSON, ..., FOLDER),
-        (JSON, b"", "not a LEAF file .*empty file.*; fetch or make it again"),
         (JSON, cut(2000), "not a LEAF file .*cut short.*; fetch or make it again"),
         (JSON, leaf("users", to=5), "not a LEAF file .*no list 'users'.*; fetch or make it again"),
         (JSON, leaf("num_samples", to=[4, 4]), "users and num_samples are not lists of one length"),
@@ -132,7 +128,6 @@ DAMAGE = {  # benchmark: file, damage, what is said
         (JSON, leaf("users", to=[1]), "users and user_data differ"),
         *((f"femnist/{place}.json", DOUBLE, f"/{place}.json: writer {W} is also in train/.*; .* keep one")
           for place in ("train/z", "val/a")),
-        (JSON, leaf("user_data", W, to=[1, 2]), f"writer {W}: not readable .*; fetch or make it again"),
         (JSON, leaf("user_data", W, to={"x": []}), rf"writer {W}: not readable \(no 'y'\); fetch or make"),
         (JSON, leaf("user_data", W, "x", to=[[0.5] * 784] * 3), r"x \(3, 784\) .* expected \(4, 784\)"),
         (JSON, leaf("user_data", W, "x", 3, 0, to=255), "pixels in 0..255, expected 0..1; fetch or make"),
@@ -144,17 +139,16 @@ DAMAGE = {  # benchmark: file, damage, what is said
         (NEW, None, f"/{NEW}: no such folder; .* holds {NEW}/"),
         (f"{NEW}/val", None, f"/{NEW}/val: no such folder; CIFAR-C is read from"),
         (FOG, None, f"/{FOG}: {MISSING}"),
-        (FOG, HTML, f"/{FOG}: {PAGE}"),
-        *((FOG, x, f"/{FOG}: {NOT_NPY}") for x in (cut(9), b"", b"PK\x03\x04" + b"\0" * 100, header(HUGE))),
+        *((FOG, x, f"/{FOG}: {NOT_NPY}") for x in (cut(9), b"", header(HUGE))),
         (FOG, changed(lambda a: a.astype(object)), f"/{FOG}: holds Python objects, .*refused"),
         *((FOG, changed(change), r"holds \w+ \(.*\), expected uint8 \(n, 32, 32, 3\); fetch")
-          for change in (np.float32, np.uint16, lambda a: a[:, :16], lambda a: a.swapaxes(1, 3), lambda a: a[:0])),
+          for change in (np.uint16, lambda a: a.swapaxes(1, 3), lambda a: a[:0])),
         (FOG, changed(lambda a: a[:-1]), f"/{FOG}: 24 images, expected five equal blocks, .*; fetch it again"),
         (LABELS, changed(lambda a: a + np.eye(25, dtype=np.uint8)[0]), "not one list five times over; fetch"),
         (SNOW, changed(lambda a: a[:5]), f"/{SNOW}: 5 labels for the 25 images of snow.npy; .* fetch both again"),
         *((SNOW, npy(np.full(25, v))(), f"/{SNOW}: a label is {v}, expected whole numbers in 0..9; fetch")
           for v in (1.5, np.nan, -1, 10)),
-        *((SNOW, npy(np.zeros(shape, int))(), r"expected whole numbers \(n,\) or \(n, 1\)") for shape in ((), (25, 2))),
+        (SNOW, npy(np.zeros((25, 2), int))(), r"expected whole numbers \(n,\) or \(n, 1\)"),
     ],
     "regenerated": [
         (CLEAN, None, f"/{CLEAN}: {MISSING}"),
@@ -174,13 +168,11 @@ DAMAGE = {  # benchmark: file, damage, what is said
     ],
     "iwildcam": [
         (META, None, f"/{META}: {MISSING}"),
-        (META, b"", f"/{META}: no column 'split'; is it WILDS version 2.0"),
         (META, replaced(b"location_remapped", b"place"), "no column 'location_remapped'; is it WILDS version 2.0"),
         (META, rows(), f"/{META}: no lines; fetch it again"),
         (META, lambda old: old + "é".encode("latin-1"), "not readable as CSV .*; is it WILDS"),
         (META, rows(b"0,test,9"), "line 2 is not understood .*y=None, filename=None.*; fetch"),
         (META, row(split="id_toast"), r"line 2 is not understood \(split='id_toast'"),
-        (META, row(y=0.5), "line 2 is not understood .*y='0.5'"),
         (META, row(filename="../../a.jpg"), "line 2 is not understood .*filename='../../a.jpg'"),
         (META, row(y=1), "labels y are not 0..0 without gaps; fetch it again"),
         (META, rows(b"0,train,7,1,0,s0,0,0,2013,a.jpg,a", b"0,test,7,1,0,s0,0,0,2013,b.jpg,b"),
@@ -192,18 +184,16 @@ DAMAGE = {  # benchmark: file, damage, what is said
     "folder": [
         ("*", None, "/raw: no images; expected DOMAIN/CLASS/IMAGE with .bmp, .gif, "),
         ("site [1-9]", None, "no domain has 40 images; add images or lower min_images"),
-        (MINE, HTML, f"/{MINE}: {PAGE}"),
         (MINE, raws.png(40_000, 40_000, 8, 2, b"\0" * 1000), rf"/{MINE}: not readable as an image \(too many pixels\)"),
         *((f"site 1/kind0/a.{kind}", picture(40, kind, most), f"/a.{kind}: {UNREADABLE}")
-          for kind, most in [("JPEG", 300), ("PNG", 60), ("GIF", 7), ("TIFF", 900), ("WEBP", 90)]),
+          for kind, most in [("JPEG", 300), ("TIFF", 900)]),
     ],
     "split_csv": [
         ("split.csv", None, f"split_csv={{tmp}}/raw/split.csv: No such file or directory{FIX}"),
         ("split.csv", b"domain;split\nsite 1;val\n", f"split.csv: no column 'domain'{FIX}"),
         ("split.csv", table(), f"split.csv: no lines{FIX}"),
-        ("split.csv", table(b"site 1,dev"), f"split.csv: line 2: {GOT} 'site 1', 'dev'"),
         ("split.csv", table(b"x" * 500 + b",dev"), rf"split.csv: line 2: {GOT} 'x+\.\.\.x+', 'dev'"),
-        ("split.csv", table(b"x" * 500 + b",val"), r"split.csv: line 2: .*x\.\.\.x+ holds no images; remove the line"),
+        ("split.csv", table(b"elsewhere,val"), "split.csv: line 2: .*elsewhere.* holds no images; remove the line"),
         ("split.csv", table(b"site 1,val", b"site 1,test"), "line 3: 'site 1' is already in 'val'; remove a line"),
     ],
 }  # fmt: skip
@@ -242,16 +232,6 @@ def test_damaged_files_are_named(tmp_path, good_raws, benchmark):
         FIND[benchmark](raw)
 
 
-@pytest.mark.parametrize("benchmark, file", [("cifar_c", FOG), ("folder", MINE)])
-def test_the_command_prints_the_line_and_leaves_nothing(tmp_path, good_raws, benchmark, file):
-    shutil.copytree(good_raws / benchmark, tmp_path / "raw")
-    (tmp_path / "raw" / file).write_bytes(HTML)
-    arguments = (f"--benchmark={benchmark}", f"--raw_dir={tmp_path}/raw", f"--data_dir={tmp_path}/data")
-    line = command("prepare", *arguments, code=2)
-    assert line.startswith("error: ") and line.count("\n") == 1 and re.search(f"{file}: {PAGE}", line)
-    assert {p.name for p in tmp_path.glob("data/*")} <= {f".{benchmark}.decoded"}
-
-
 def test_no_reader_may_give_a_domain_to_two_splits(tmp_path, good_raws):
     raw, read = READERS["cifar_c"](good_raws / "cifar_c"), []
     pieces = [piece._replace(read=lambda: read.append(1)) for piece in raw.pieces]
@@ -266,10 +246,8 @@ def test_faults_of_the_command_line(tmp_path, good_raws):
         ("--benchmark=femnits", "--benchmark='femnits' is unknown; did you mean 'femnist'"),
         ("--benchmark=femnist --tfds", "--tfds: femnist has no such option; see --help"),
         ("--benchmark=femnist --skip_bad=1", "--skip_bad: femnist has no such option; see --help"),
-        ("--benchmark=femnist --skip_bad=-1", "flag --skip_bad=-1"),
         ("--benchmark=folder --fit=stretch", "flag --fit=stretch"),
         ("--benchmark=femnist --strict", "--strict: train domains: 2, but the paper's 262; fetch the files again"),
-        ("--benchmark=femnist --size=4", "flag --size=4"),
     ]:
         where = f"--raw_dir={good_raws}/femnist", f"--data_dir={tmp_path}/data"
         line = command("prepare", *arguments.split(), *where, code=2)

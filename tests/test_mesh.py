@@ -1,9 +1,7 @@
 """Training and evaluation over several devices and processes give what one device gives."""
 
-import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -17,7 +15,7 @@ from safetensors.numpy import load_file
 
 from cxda_jax import hosts
 from cxda_jax.experiment import METHODS
-from tests.commands import command
+from tests.commands import command, wait_until
 from tests.lines import ROOT
 from tests.nets import build_method
 
@@ -31,17 +29,13 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def path_of(store):
-    return os.path.dirname(store.images.filename)
-
-
-def start(store, folder, names, processes=1, devices=1, source="device", late=-1):
+def start(store, folder, names, processes=1, devices=1, source="device"):
     """The processes of one run, which write what they say into files."""
     folder.mkdir(exist_ok=True)
     port, started = free_port(), []
     flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
     for which in range(processes):
-        arguments = [path_of(store), folder, names, STEPS, which, processes, port, source, late]
+        arguments = [os.path.dirname(store.images.filename), folder, names, STEPS, which, processes, port, source]
         line = [sys.executable, "-m", "tests.peers.mesh_process", *map(str, arguments)]
         with open(folder / f"out{which}.txt", "w") as out, open(folder / f"err{which}.txt", "w") as err:
             environment = os.environ | {"XLA_FLAGS": flags}
@@ -85,13 +79,7 @@ def alone(fixed_store, tmp_path_factory):
 
 def wait_for_step(folder, step, started):
     """Until the run has logged this step."""
-    until = time.monotonic() + 300
-    while time.monotonic() < until and all(p.poll() is None for p in started):
-        with contextlib.suppress(OSError):
-            if f"step {step}/" in (folder / "out0.txt").read_text():
-                return
-        time.sleep(0.02)
-    raise AssertionError("".join(p.read_text() for p in folder.glob("err*.txt"))[-2000:])
+    wait_until(lambda: f"step {step}/" in (folder / "out0.txt").read_text(), started[0], 300)
 
 
 def ends(started):
@@ -117,14 +105,13 @@ def test_two_devices_train_and_test_as_one_and_take_over_what_one_saved(fixed_st
 
 
 @pytest.mark.parametrize(("processes", "which", "step", "delay"), [
-    pytest.param(2, 0, 3, 0.0, marks=gate),
-    *(pytest.param(2, 1, random.Random(i).randrange(1, 18), i / 10, marks=exhaustive) for i in range(2)),
+    pytest.param(2, 0, 3, 0.0, marks=gate), pytest.param(2, 1, 11, 0.1, marks=exhaustive),
     pytest.param(4, 2, 7, 0.1, marks=exhaustive),
 ])  # fmt: skip
 def test_a_killed_process_ends_all_with_one_line_and_loses_nothing(
     fixed_store, alone, tmp_path, processes, which, step, delay
 ):
-    """All others end within a minute; a restart ends as if nothing had been."""
+    """All others end within a minute; a restart, here by one process, ends as if nothing had been."""
     started = start(fixed_store, tmp_path, "small", processes)
     wait_for_step(tmp_path, step, started)
     time.sleep(delay)
@@ -135,17 +122,15 @@ def test_a_killed_process_ends_all_with_one_line_and_loses_nothing(
             said = (tmp_path / f"err{other}.txt").read_text().splitlines()
             assert codes[other] in (hosts.TEMPORARY, 1), (codes, said)
             assert len(said) == 1 and said[0].startswith("error: ") and hosts.AGAIN in said[0], said
-        started = start(fixed_store, tmp_path, "small", processes)
+        started = start(fixed_store, tmp_path, "small")
     finish(tmp_path, started)
     assert_same(arrays(alone, "small"), arrays(tmp_path, "small"))
 
 
 @gate
 def test_a_missing_process_is_one_line(fixed_store, tmp_path):
-    arguments = path_of(fixed_store), str(tmp_path), "small", 1, 0, 2, free_port()
-    code = (
-        f"from cxda_jax import hosts; hosts.MEET = 3; from tests.peers import mesh_process as m; m.main(*{arguments})"
-    )
+    given = os.path.dirname(fixed_store.images.filename), str(tmp_path), "small", 1, 0, 2, free_port()
+    code = f"from cxda_jax import hosts; hosts.MEET = 3; from tests.peers import mesh_process as m; m.main(*{given})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode and "not all processes came within 3 s" in done.stderr.splitlines()[-1], done.stderr[-1500:]
 
@@ -153,7 +138,7 @@ def test_a_missing_process_is_one_line(fixed_store, tmp_path):
 @exhaustive
 @pytest.mark.parametrize(("names", "layout"), [
     (",".join(name for name in METHODS if not build_method(name).trains_as), (1, 4, "rows")),
-    ("cxda,erm_iid", (2, 4, "rows")), ("cxda,erm_iid", (2, 2, "tfdata")),
+    ("cxda,erm_iid", (2, 2, "tfdata")),
 ])  # fmt: skip
 def test_all_devices_and_processes_train_and_test_each_method_as_one(fixed_store, tmp_path, names, layout):
     pytest.importorskip("tensorflow")
@@ -164,22 +149,8 @@ def test_all_devices_and_processes_train_and_test_each_method_as_one(fixed_store
 
 
 @exhaustive
-def test_a_run_goes_on_exactly_with_other_devices_and_processes(fixed_store, alone, tmp_path):
-    """What two processes saved is what others restore, bit for bit; and the end is that of a run of one device."""
-    trained(fixed_store, tmp_path, "small", 2)
-    before = arrays(tmp_path, "small")
-    for layout in ((1, 8), (4, 1)):
-        trained(fixed_store, tmp_path, "small", *layout)
-        assert_same(before, arrays(tmp_path, "small"), exact=True)
-    shutil.rmtree(tmp_path / "small" / "last" / "20")  # from step 15 on
-    trained(fixed_store, tmp_path, "small", 1, 8)
-    assert_same(arrays(alone, "small"), arrays(tmp_path, "small"))
-
-
-@exhaustive
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_signal_to_one_process_stops_all_after_the_same_step(fixed_store, alone, tmp_path, late):
-    started = start(fixed_store, tmp_path, "small", 2, late=late)
+def test_a_signal_to_one_process_stops_all_after_the_same_step(fixed_store, alone, tmp_path):
+    started = start(fixed_store, tmp_path, "small", 2)
     wait_for_step(tmp_path, 3, started)
     started[1].send_signal(signal.SIGTERM)
     assert ends(started) == [128 + signal.SIGTERM] * 2
@@ -193,26 +164,18 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(fixed_store, alon
 
 @exhaustive
 def test_the_commands_train_and_test_in_two_processes_as_in_one(smoke, tmp_path):
-    def in_two(*arguments):
-        meet = "--distributed", f"--coordinator=localhost:{free_port()}", "--num_processes=2"
-        line, pipe = [sys.executable, "-m", "cxda_jax", *arguments, data, *meet], subprocess.PIPE
-        started = [subprocess.Popen([*line, f"--process_id={which}"], cwd=ROOT, text=True, stdout=pipe, stderr=pipe)
-                   for which in range(2)]  # fmt: skip
-        said = [process.communicate(timeout=300) for process in started]
-        assert [process.returncode for process in started] == [0, 0], said
-        return [out for out, _ in said], dict(np.load(two / "predictions.npz"))
-
     one, two, data = tmp_path / "one", tmp_path / "two", f"--data_dir={smoke[0]}/data"
-    same = "train", "--config=glyphs:cxda,smoke", "--config.train.tasks_per_step=4"
-    command(*same, data, f"--workdir={one}")
-    (first, second), got = in_two(*same, f"--workdir={two}")
+    same = "train", "--config=glyphs:cxda,smoke", "--config.train.tasks_per_step=4", data
+    command(*same, f"--workdir={one}")
+    meet = "--distributed", f"--coordinator=localhost:{free_port()}", "--num_processes=2", f"--workdir={two}"
+    line, pipe = [sys.executable, "-m", "cxda_jax", *same, *meet], subprocess.PIPE
+    started = [subprocess.Popen([*line, f"--process_id={which}"], cwd=ROOT, text=True, stdout=pipe, stderr=pipe)
+               for which in range(2)]  # fmt: skip
+    (first, _), (second, _) = said = [process.communicate(timeout=300) for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
     assert "accuracy" in first and "process 1" in second and len(second.splitlines()) < len(first.splitlines())
     rows = [json.loads((run / "result.json").read_text()) for run in (one, two)]
     assert abs(rows[0]["avg"] - rows[1]["avg"]) < 1 and rows[0]["config_hash"] == rows[1]["config_hash"]
-    for name, array in dict(np.load(one / "predictions.npz")).items():
-        assert (array == got[name]).mean() > 0.99, name  # sums in another order move the last bits of the weights
-    (two / "predictions.npz").unlink()
-    (first, _), again = in_two("evaluate", f"--runs={two}")
-    assert "cxda" in first
-    for name, array in got.items():
-        np.testing.assert_array_equal(array, again[name], err_msg=name)
+    with np.load(one / "predictions.npz") as alone, np.load(two / "predictions.npz") as together:
+        for name, array in alone.items():  # sums in another order move the last bits of the weights
+            assert (array == together[name]).mean() > 0.99, name

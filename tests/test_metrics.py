@@ -18,19 +18,6 @@ def test_each_task_has_a_score_of_a_metric_that_there_is():
         assert [metrics.metric_of(metric, f1) for f1 in ("labels", "union")] == forms
 
 
-def test_the_bootstrap_interval_matches_scipys_and_the_normal_one():
-    scipy = pytest.importorskip("scipy.stats")
-    d = np.random.default_rng(0).normal(0.02, 0.06, 500)
-    low, high = metrics.bootstrap_interval(d)
-    theirs = scipy.bootstrap((d,), np.mean, method="percentile", n_resamples=5000, rng=0).confidence_interval
-    # Two bootstraps differ by their own sampling: a tenth of the interval's half width.
-    slack = 0.1 * (high - low) / 2
-    assert abs(low - theirs.low) < slack and abs(high - theirs.high) < slack
-    assert abs((high - low) / 2 - 1.96 * d.std() / np.sqrt(500)) < slack
-    rows = metrics.bootstrap_interval(np.stack([0 * d, d]))
-    np.testing.assert_allclose(rows, [[0, low], [0, high]], atol=1e-12)
-
-
 def test_queries_that_do_not_count_change_no_score_and_their_tasks_count_less():
     rng = np.random.default_rng(0)
     labels, predictions = rng.integers(0, 4, (2, 30, 12))

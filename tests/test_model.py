@@ -16,7 +16,7 @@ from cxda_jax.experiment import open_data
 from cxda_jax.study.results import read_result
 from tests.commands import command
 
-pytestmark = pytest.mark.gate
+gate = pytest.mark.gate
 RNG = np.random.default_rng(0)
 
 
@@ -50,8 +50,8 @@ def run_of(runs, name):
 
 
 @pytest.mark.parametrize("name", [
-    "cxda", "t3a", "feature_shift",
-    *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("cotta", "cxda_any", "cxda_supervised", "icrm")),
+    pytest.param("cxda", marks=gate), pytest.param("feature_shift", marks=gate),
+    *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("t3a", "cotta", "cxda_any", "cxda_supervised", "icrm")),
 ])  # fmt: skip
 def test_a_loaded_model_answers_as_the_evaluation_does(runs, name):
     run, folder = run_of(runs, name)
@@ -64,14 +64,12 @@ def test_a_loaded_model_answers_as_the_evaluation_does(runs, name):
         of = (domains[support], domains[query]) if model.method.uses_domains else (None, None)
         adapted = model.adapt(store.images[support], of[0], jax.random.fold_in(key, task))
         answers = adapted.predict(store.images[query], of[1])
-        assert answers.probabilities.shape == (len(query), len(classes))
         np.testing.assert_allclose(answers.probabilities.sum(1), 1, atol=1e-9)
         np.testing.assert_array_equal(answers.confidences, answers.probabilities.max(1))
         np.testing.assert_array_equal([classes.index(n) for n in answers.names], stored["predictions"][task])
-        if model.method.attention and not task:
-            assert adapted.attention(store.images[query], of[1]).shape[::2] == (len(query), len(support))
 
 
+@gate
 def test_a_model_alone_in_a_folder_is_enough(copy):
     model = cxda_jax.load(copy)
     assert model.card.class_names[:3] == ("0", "1", "2") and model.card.shape == (28, 28, 1)
@@ -88,36 +86,30 @@ def test_a_model_alone_in_a_folder_is_enough(copy):
     np.testing.assert_allclose(one, before.probabilities, atol=1e-6)
 
 
+@gate
 def test_the_card_says_what_was_trained_and_what_adapting_brought(runs):
-    result = read_result(runs / "run", runs / "run")
-    card, row, stored = models.read_card(runs / "run" / "model"), result.row, result.stored()
+    """The gain is measured by one program with places. It equals what --context measures by a program of its own."""
+    result, card = read_result(runs / "run", runs / "run"), models.read_card(runs / "run" / "model")
+    row, stored, gain, test = result.row, result.stored(), card.gain, card.test
     assert (card.method, card.seed, card.data) == ("cxda", 0, row["data_name"])
     assert (card.data_hash, card.step) == (row["data_hash"], row["best_step"])
-    gain = card.gain
-    assert gain and gain.sizes == (0, 1, 2, 5, 10, 20, 50, 100) and gain.tasks == 4
+    assert gain.sizes == (0, 1, 2, 5, 10, 20, 50, 100) and gain.tasks == 4
     assert gain.mean[0] == gain.low[0] == gain.high[0] == 0
     assert all(low <= mean <= high for low, mean, high in zip(gain.low, gain.mean, gain.high, strict=True))
     np.testing.assert_allclose(np.subtract(gain.score, gain.score[0]), gain.mean, atol=0.011)
-    scores, test = 100 * (stored["predictions"] == stored["labels"]).mean(1), card.test
-    assert test and test["num_tasks"] == len(scores) == row["num_tasks"]
+    command(
+        "evaluate", f"--runs={runs}/run", "--validation", "--context=10", "--num_tasks=4", f"--data_dir={runs}/data"
+    )
+    measured = json.loads((runs / "run" / "cxda,context=10,validation" / "result.json").read_text())
+    assert abs(measured["avg"] - gain.score[gain.sizes.index(10)]) < 0.01
+    scores = 100 * (stored["predictions"] == stored["labels"]).mean(1)
+    assert test["num_tasks"] == len(scores) == row["num_tasks"]
     assert abs(test["avg"] - scores.mean()) < 1e-6 and test["w10"] == row["w10"]
     assert test["avg_low"] <= test["avg"] <= test["avg_high"] and test["w10_low"] <= test["w10_high"]
     half = 1.96 * scores.std() / np.sqrt(len(scores))  # the normal approximation
     assert abs(test["avg_high"] - test["avg_low"] - 2 * half) < half
     readme = (runs / "run" / "model" / "README.md").read_text()
-    for said in ("# glyphs", "`cxda`, seed 0", f"step {card.step}", card.data_hash[:12], "none needed", "| 100 | "):
-        assert said in readme
-    assert not manifest.find_fault(runs / "run" / "model")
-
-
-def test_the_gain_is_that_of_the_contexts_of_the_evaluation(runs):
-    """Measured by one program with places, it equals what --context measures with a program for each number."""
-    asked = "--validation", "--context=0,1,10", "--num_tasks=4"
-    command("evaluate", f"--runs={runs}/run", *asked, f"--data_dir={runs}/data")
-    gain = models.read_card(runs / "run" / "model").gain
-    for n in (0, 1, 10):
-        row = json.loads((runs / "run" / f"cxda,context={n},validation" / "result.json").read_text())
-        assert abs(row["avg"] - gain.score[gain.sizes.index(n)]) < 0.01
+    assert all(said in readme for said in ("`cxda`, seed 0", f"step {card.step}", card.data_hash[:12], "| 100 | "))
 
 
 def test_adapting_helps_from_where_it_gains_at_every_larger_size():
@@ -128,11 +120,10 @@ def test_adapting_helps_from_where_it_gains_at_every_larger_size():
         assert models.Gain(tuple(range(len(means))), means, means, means, means, 5).helps_from() == since
 
 
+@gate
 def test_what_starts_from_erm_needs_its_network_and_what_it_kept_of_training(runs, tmp_path):
     with pytest.raises(UserError, match="trained as cxda, from which it cannot start"):
         cxda_jax.load(runs / "run", "t3a")
-    with pytest.raises(UserError, match="method='lamee'"):
-        cxda_jax.load(runs / "erm", "lamee")
     shutil.copytree(runs / "erm" / "model", tmp_path / "erm")
     (tmp_path / "erm" / models.CALIBRATION).unlink()
     seal(tmp_path / "erm")
@@ -141,6 +132,7 @@ def test_what_starts_from_erm_needs_its_network_and_what_it_kept_of_training(run
     assert cxda_jax.load(tmp_path / "erm", "t3a").method.name == "t3a"
 
 
+@gate
 def test_a_damaged_model_is_one_line(copy):
     for name, damage, message in (
         ("weights.safetensors", b"no", "weights.safetensors differs from its recorded hash"),
@@ -153,17 +145,12 @@ def test_a_damaged_model_is_one_line(copy):
         with pytest.raises(UserError, match=message):
             cxda_jax.load(copy)
         (copy / name).write_bytes(whole)
-
-
-def test_a_card_that_says_something_else_is_one_line(copy):
     whole = json.loads((copy / models.CARD).read_text())
     for changes, message in (
         ({"class_names": None}, "'class_names'|class_names=None"),
         ({"shape": [28, 28]}, r"shape=\(28, 28\) has not 3 numbers"),
-        ({"gain": {"sizes": [0]}}, "gain: no 'score'"),
         ({"gain": whole["gain"] | {"sizes": [0]}}, "gain has columns of different lengths"),
         ({"test": {"avg": "many", "w10": 1, "num_tasks": 2}}, "test: avg='many', expected a number"),
-        ({"commit": 5}, "commit=5, expected a text"),
     ):
         (copy / models.CARD).write_text(json.dumps({**whole, **changes}))
         seal(copy)
@@ -175,6 +162,7 @@ def test_a_card_that_says_something_else_is_one_line(copy):
         cxda_jax.load(copy)
 
 
+@gate
 def test_images_of_any_kind_are_fitted_and_wrong_ones_are_one_line(runs, tmp_path):
     model, own, file = cxda_jax.load(runs / "run"), RNG.integers(0, 256, (28, 28, 1), np.uint8), tmp_path / "it.png"
     Image.fromarray(own[..., 0]).save(file)
@@ -184,7 +172,6 @@ def test_images_of_any_kind_are_fitted_and_wrong_ones_are_one_line(runs, tmp_pat
     assert fitted.shape == (28, 28, 1) and (fitted[0] == 255).all() and (fitted[14] == 0).all()  # padded with paper
     for wrong, message in (
         ("it.png", "give a list of images"),
-        (own, r"images=an array \(28, 28, 1\): give a list of images"),
         ([tmp_path / "none.png"], "none.png: missing"),
         ([None], "got a NoneType; give a path"),
         ([own[None]], "one image at a time"),
@@ -196,15 +183,13 @@ def test_images_of_any_kind_are_fitted_and_wrong_ones_are_one_line(runs, tmp_pat
         model.adapt([own, own], domains=[0])
 
 
+@gate
 @pytest.mark.parametrize(("name", "method"), [("glyphs", "cxda_any"), ("unipen", "icrm")])
 def test_the_models_of_the_package_are_small_and_say_where_they_are_from(name, method):
-    folder, model = SHIPPED / name, cxda_jax.load(name)
+    folder, card = SHIPPED / name, models.read_card(SHIPPED / name)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 2e6
-    card = model.card
     assert (card.data, card.method, len(card.class_names), card.fit) == (name, method, 62, "pad")
     assert len(card.commit) > 6 and "+" not in card.commit
     assert card.licence and card.test and card.gain and card.gain.tasks == 100 and card.test["num_tasks"] == 600
-    assert (folder / models.README).read_text() == models.in_words(card) + "\n"
     assert name != "unipen" or "CC BY 4.0" in card.licence
-    white = np.full((28, 28, 1), 255, np.uint8)
-    assert model.adapt([white] * 3).predict([white]).probabilities.shape == (1, 62)
+    assert (folder / models.README).read_text() == models.in_words(card) + "\n"

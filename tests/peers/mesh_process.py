@@ -1,10 +1,9 @@
 """A tiny training over all devices of one or several processes, by the real loop:
 
-python -m tests.peers.mesh_process STORE FOLDER METHODS STEPS WHICH HOW_MANY PORT [source [late]]
+python -m tests.peers.mesh_process STORE FOLDER METHODS STEPS WHICH HOW_MANY PORT [source]
 
 The first process writes FOLDER/METHOD.npz: losses, parameters, test predictions, and what devices exchange in a step.
-source is device, rows or tfdata. A method whose name begins with small is bn on one convolution. Process number `late`
-takes some seconds more than the others to end after a signal.
+source is device, rows or tfdata. A method whose name begins with small is bn on one convolution.
 
 The networks are smooth: softplus stands for ReLU, and means for maxima. Sums in another order move last bits, and a
 last bit would sometimes decide which side of an edge a gradient takes. Then two runs drift apart.
@@ -12,7 +11,6 @@ last bit would sometimes decide which side of an edge a gradient takes. Then two
 
 import functools
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +33,7 @@ SPEC = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
 SOURCES = {"device": device_source, "rows": functools.partial(device_source, by_rows=True), "tfdata": tfdata_source}
 
 
-def run(store, folder, name, steps, source="device", late=False):
+def run(store, folder, name, steps, source="device"):
     """Trains and tests on all devices there are."""
     from tests import nets, test_train  # they ask for a device, so not before the processes have met
 
@@ -70,8 +68,6 @@ def run(store, folder, name, steps, source="device", late=False):
             method, tx, augment.Weak(), its, plan_of, state, 0, schedule, lambda v: score(v).mean, workdir,
             log=functools.partial(print, flush=True), stopping=stopping,
         )  # fmt: skip
-        if late and not spent.finished:
-            time.sleep(hosts.GRACE / 2)
     if not spent.finished:
         raise stops.Stopped(15)
     state, _ = mesh.from_first(lambda: train.resume(workdir, state, print), like=state)
@@ -82,13 +78,13 @@ def run(store, folder, name, steps, source="device", late=False):
         np.savez(folder / f"{name}.npz", losses=losses, answers=answers, exchanges=sorted(set(exchanges)), **leaves)
 
 
-def main(path, folder, names, steps, which, count, port, source="device", late=-1):
+def main(path, folder, names, steps, which, count, port, source="device"):
     stops.watch()
     linen.relu = linen.softplus
     cnn.max_pool = lambda x: linen.avg_pool(x, (2, 2), (2, 2))
     with hosts.joined(f"localhost:{port}", count, which) if count > 1 else stops.interruptible():
         for name in names.split(","):
-            run(open_store(path), Path(folder), name, steps, source, which == int(late))
+            run(open_store(path), Path(folder), name, steps, source)
 
 
 if __name__ == "__main__":
