@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from cxda_jax import config
-from cxda_jax.methods.erm import adapt_statistics, blend_statistics, encode, erm, outcome, share_of, training_statistics
+from cxda_jax.methods.erm import adapt_statistics, encode_both, erm, outcome, share_of
 from cxda_jax.nets.classifier import Classifier, fresh
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 
@@ -130,10 +130,8 @@ def attending(
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         support, query = episode.support, episode.query
-        maps, exact = encode(net, variables, support)
-        seen = training_statistics(blend_statistics(variables, exact, share(len(support.pixels))), statistics)
+        maps, query_maps, exact, seen = encode_both(net, variables, episode, statistics, share)
         adapted = WithMemory(seen, remember(variables, maps), support.domain)
-        query_maps = net.apply(seen, query.pixels, statistics == "own", mutable=["batch_stats"], method="map")[0]
         logits = answer(adapted, query_maps, query.domain)
         support_logits = None
         if support_loss == "own":

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cxda_jax import config
+from cxda_jax import backend, config
 from cxda_jax.errors import UserError
 from cxda_jax.losses import cross_entropy
 from cxda_jax.nets.classifier import Classifier, fresh
@@ -79,10 +79,8 @@ def bn(
     config.choose("support_loss", support_loss, ("none", "own"))
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
-        maps, exact = encode(net, variables, episode.support)
-        blended = blend_statistics(variables, exact, share(len(episode.support.pixels)))
-        adapted = training_statistics(blended, statistics)
-        logits = net.apply(adapted, episode.query.pixels, batch=statistics == "own", mutable=["batch_stats"])[0]
+        maps, query_maps, exact, seen = encode_both(net, variables, episode, statistics, share)
+        logits = net.apply(seen, query_maps, method="classify")
         own = net.apply(variables, maps, method="classify") if support_loss == "own" else None
         return outcome(variables, exact, episode, logits, own)
 
@@ -113,6 +111,24 @@ def encode(net: Classifier, variables: Variables, support: Images) -> tuple[Any,
     """Maps of the support [n, h, w, c], normalised by its own statistics, and these: {"batch_stats": ...} or {}."""
     whose = True if support.present is None else support.present
     return net.apply(variables, support.pixels, batch=whose, mutable=["batch_stats"], method="map")
+
+
+def encode_both(
+    net: Classifier, variables: Variables, episode: Episode, statistics: str, share: Callable[[int], float]
+) -> tuple[Any, Any, Variables, Variables]:
+    """Maps of the support and of the query in a training step, the support's statistics, and variables with their share.
+
+    `statistics` is as in bn().
+    """
+    support, query, count = episode.support, episode.query, len(episode.support.pixels)
+    if backend.joins_images() and support.present is None and statistics == "flow" and share(count) == 1:
+        both = jnp.concatenate([support.pixels, query.pixels])
+        maps, exact = net.apply(variables, both, batch=count, mutable=["batch_stats"], method="map")
+        return maps[:count], maps[count:], exact, blend_statistics(variables, exact, 1.0)
+    maps, exact = encode(net, variables, support)
+    seen = training_statistics(blend_statistics(variables, exact, share(count)), statistics)
+    query_maps = net.apply(seen, query.pixels, batch=statistics == "own", mutable=["batch_stats"], method="map")[0]
+    return maps, query_maps, exact, seen
 
 
 def adapt_statistics(

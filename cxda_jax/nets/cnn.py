@@ -52,8 +52,9 @@ class CNNTrunk(nn.Module):
             if self.adapters:
                 options = (self.width, self.adapters, 2 - pad, self.zero_adapters, self.dtype)
                 y = y + LatentAdapters(*options, initial=self.initial, name=f"adapters{i}")(x)
-            x = BatchNorm(True, name=f"bn{i}")(y, batch)
-            x = x if i == self.convs - 3 else max_pool(x)
+            pools = i != self.convs - 3
+            x = BatchNorm(not pools, name=f"bn{i}")(y, batch)
+            x = nn.relu(max_pool(x)) if pools else x  # in this order ReLU has a quarter of the pixels
         return x
 
 

@@ -19,6 +19,7 @@ from jax.custom_batching import custom_vmap
 from cxda_jax import backend
 
 NARROW = 3  # an output with fewer pixels a side is computed as products of matrices
+FEW = 8  # channels; with fewer, cuDNN takes longer than a product with all pixels under the kernel
 LARGE = 1e9  # from this number of operations on, the gradient of the input is computed in pieces
 NUMBERS = ("NHWC", "HWIO", "NHWC")  # the layouts of input, kernel and output
 Padding = Sequence[tuple[int, int]]
@@ -26,23 +27,32 @@ Padding = Sequence[tuple[int, int]]
 
 def convolve(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: Padding, **other: Any) -> jax.Array:
     """lax.conv_general_dilated of [n, h, w, c] with [kh, kw, c, features], for flax's nn.Conv(conv_general_dilated=...)."""
-    (kh, kw, _, features), (n, *sizes, _) = kernel.shape, x.shape
+    (kh, kw, _, features), (n, *sizes, channels) = kernel.shape, x.shape
     h, w = (
         (size + sum(pad) - k) // stride + 1
         for size, pad, k, stride in zip(sizes, padding, (kh, kw), strides, strict=True)
     )
     products = kh == kw == 1 or h < NARROW or w < NARROW
     large = max(strides) == 1 and 2 * n * h * w * kernel.size > LARGE and kh > 3
-    if not backend.rewrites_layers() or not (products or large):
-        return jax.lax.conv_general_dilated(x, kernel, strides, padding, **other)
-    if not products:
+    on_cudnn = backend.convolves_by_cudnn()
+    few = on_cudnn and channels < FEW
+    if not few and not (backend.rewrites_layers() and (products or large)):
+        y = jax.lax.conv_general_dilated(x, kernel, strides, padding, **other)
+        return jax.lax.optimization_barrier(y) if on_cudnn else y  # else cuDNN adds the bias, in kernels for older GPUs
+    if not (few or products):
         return _in_pieces(tuple(padding), x, kernel)
-    x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
-    precision, out = other.get("precision"), jnp.zeros((), x.dtype)
-    for i in range(kh):
-        for j in range(kw):
-            tap = x[:, i : i + strides[0] * (h - 1) + 1 : strides[0], j : j + strides[1] * (w - 1) + 1 : strides[1]]
-            out = out + jnp.matmul(tap.reshape(n * h * w, x.shape[-1]), kernel[i, j], precision=precision)
+    x, precision = jnp.pad(x, ((0, 0), *padding, (0, 0))), other.get("precision")
+    rows, columns = ([slice(i, i + stride * (size - 1) + 1, stride) for i in range(taps)]
+                     for taps, size, stride in zip((kh, kw), (h, w), strides, strict=True))  # fmt: skip
+    if few:  # in two stages: one concatenation of all takes as long as a large convolution
+        x = jnp.concatenate([x[:, :, column] for column in columns], -1)
+        x = jnp.concatenate([x[:, row] for row in rows], -1)
+        return jnp.matmul(x, kernel.reshape(-1, features), precision=precision)
+    out = jnp.zeros((), x.dtype)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            tap = x[:, row, column].reshape(n * h * w, channels)
+            out = out + jnp.matmul(tap, kernel[i, j], precision=precision)
     return out.reshape(n, h, w, features)
 
 

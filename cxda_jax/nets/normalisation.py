@@ -22,7 +22,7 @@ PARTIAL_SUMS = range(64, 129)  # how many there may be; a number that divides th
 class BatchNorm(nn.Module):
     """Normalises the channels of [n, ..., c]; `batch=True` uses the batch's own statistics, False the stored ones.
 
-    `batch` may also be bool [n], True for the images whose statistics are used.
+    `batch` may also be bool [n], True for the images whose statistics are used, or a number: those of the first so many images.
 
     If "batch_stats" is mutable and `batch` is True, the module stores the batch's mean and biased variance as they are, and
     gradients flow through them. The caller decides how they are averaged with the running ones. Statistics are float32
@@ -35,16 +35,19 @@ class BatchNorm(nn.Module):
     rectified: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array, batch: bool | jax.Array = False) -> jax.Array:
+    def __call__(self, x: jax.Array, batch: bool | int | jax.Array = False) -> jax.Array:
         channels = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones, channels)
         bias = self.param("bias", nn.initializers.zeros, channels)
         stored_mean = self.variable("batch_stats", "mean", jnp.zeros, channels)
         stored_var = self.variable("batch_stats", "var", jnp.ones, channels)
         own = batch is not False
-        mean, var = (
-            (moments(x) if batch is True else moments_of(x, batch)) if own else (stored_mean.value, stored_var.value)
-        )
+        if not own:
+            mean, var = stored_mean.value, stored_var.value
+        elif isinstance(batch, int):
+            mean, var = moments(x if batch is True else x[:batch])
+        else:
+            mean, var = moments_of(x, batch)
         if own and self.is_mutable_collection("batch_stats") and not self.is_initializing():
             stored_mean.value, stored_var.value = mean, var
         factor = scale * jax.lax.rsqrt(var + 1e-5)
