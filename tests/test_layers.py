@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cxda_jax import backend
+from cxda_jax.bench.cases import Case, prepare
 from cxda_jax.nets import convolution
 from cxda_jax.nets.convolution import NUMBERS, convolve, max_pool
 from cxda_jax.nets.normalisation import BatchNorm, moments, scale_and_shift
@@ -79,7 +80,8 @@ CONVOLUTIONS = [  # the maps' size, the kernel's, the stride, and whether it is 
 ]  # fmt: skip
 
 
-def test_convolutions_equal_torch_in_each_form(peer):
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_convolutions_equal_torch_in_each_form(peer, platform):
     given = [(normal(3, *size, 4), normal(kernel, kernel, 4, 5)) for size, kernel, *_ in CONVOLUTIONS]
 
     def form(x, w, kernel, stride):
@@ -96,11 +98,13 @@ def test_convolutions_equal_torch_in_each_form(peer):
             found.append((output, *back(jnp.cos(output)), each[1]))
         return found
 
-    for (x, w), (_, kernel, stride, products), found in zip(given, CONVOLUTIONS, ours(given), strict=True):
+    with backend.target(platform):
+        all_found = ours(given)
+    for (x, w), (_, kernel, stride, products), found in zip(given, CONVOLUTIONS, all_found, strict=True):
         theirs = torch_convolution(peer, x, w, stride, kernel // 2)
         for mine, expected in zip(found, (*theirs, 2 * theirs[0]), strict=True):
             assert_close(mine, expected, 1e-5)
-        if backend.rewrites_layers():
+        if platform == "cpu" and backend.rewrites_layers():
             traced = jax.make_jaxpr(functools.partial(form, kernel=kernel, stride=stride))(x, w)
             assert ("conv_general_dilated" in str(traced)) != products
 
@@ -185,3 +189,23 @@ def test_statistics_of_many_rows_are_those_of_float64(shape):
         np.testing.assert_allclose(var, rows.var(0), rtol=1e-6)
     np.testing.assert_allclose(factor, (grads * rows).sum(0), rtol=1e-6)
     np.testing.assert_allclose(shift, grads.sum(0), rtol=1e-6)
+
+
+def test_a_step_in_the_form_of_gpus_equals_that_of_cpus():
+    """There support and query pass the network together, and the first layer is a product: the loss and all gradients."""
+    case = Case("femnist", "cxda", "train", width=8)
+
+    def step():
+        made, episodes, state = prepare(case, small=True)
+        episode = jax.tree.map(lambda x: x[0], episodes)
+
+        def loss(params):
+            return made.loss({**state.variables, "params": params}, episode, jax.random.key(0))
+
+        return jax.tree.leaves(jax.jit(jax.value_and_grad(loss, has_aux=True))(state.variables["params"]))
+
+    expected = step()
+    with backend.target("gpu"):
+        found = step()
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-5)
