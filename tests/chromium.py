@@ -36,20 +36,8 @@ def open_browser(profile):
     return opened
 
 
-def resize(browser, width: int, scheme: str = "light") -> None:
-    """Sets the viewport, which windows cannot make as narrow as telephones, and the preferred colour scheme."""
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-
-
 def find(page, selector):
     return page.find_element("css selector", selector)
-
-
-def focus(page, selector):
-    page.execute_script("arguments[0].focus()", find(page, selector))
 
 
 def settled(page, script="return live.ready && live.state().encodedChange === live.state().changes"):
@@ -57,12 +45,6 @@ def settled(page, script="return live.ready && live.state().encodedChange === li
     from selenium.webdriver.support.ui import WebDriverWait
 
     WebDriverWait(page, 60, poll_frequency=0.05).until(lambda b: b.execute_script(script))
-
-
-def press(page, key):
-    from selenium.webdriver import ActionChains, Keys
-
-    ActionChains(page).send_keys(getattr(Keys, key)).perform()
 
 
 def asked(page) -> set[str]:

@@ -21,6 +21,7 @@ def command(name, *arguments, code=0) -> str:
     with (
         mock.patch.object(sys, "argv", [name, *map(str, arguments)]),
         mock.patch.object(backend, "keep_freed_memory"),  # it is for the whole life of a process
+        mock.patch.object(backend, "peak_matrix_side", lambda: 64),  # each training measures the machine's products
         flagsaver.flagsaver(),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

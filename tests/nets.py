@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import pytest
 
 from cxda_jax import experiment
 from cxda_jax.config import default
@@ -136,15 +135,10 @@ def assert_close(ours, theirs, tolerance=1e-4):
 def assert_within_some_draw(error_of, tolerance=1e-4):
     """Asserts a small error on one of three draws of images.
 
-    Rounding may move an activation across zero before a ReLU, or change the largest position of a max-pool window. Then
-    some gradients differ. This happens on a few draws, while a wrong gradient differs on all.
+    Rounding may move an activation across zero before a ReLU, or change the largest of a window, on a few draws. A wrong
+    gradient differs on all.
     """
-    errors = []
-    for seed in (2, 3, 4):
-        errors.append(error_of(seed))
-        if errors[-1] < tolerance:
-            return
-    pytest.fail(f"gradients differ by {errors}, tolerance {tolerance}")
+    assert any(error_of(seed) < tolerance for seed in (2, 3, 4)), f"gradients differ by more than {tolerance}"
 
 
 def total(tree) -> int:

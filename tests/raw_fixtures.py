@@ -113,18 +113,6 @@ def write_tiny_imagenet_c(raw: Path, per_class: int = 2) -> None:
             (here / "nothing").mkdir()
 
 
-def write_tiny_imagenet(raw: Path, per_class: int = 15) -> None:
-    """Clean training images."""
-    rng = np.random.default_rng(2)
-    for label, wnid in enumerate(WNIDS):
-        folder = raw / "tiny-imagenet-200" / "train" / wnid
-        (folder / "images").mkdir(parents=True)
-        (folder / f"{wnid}_boxes.txt").write_text("")
-        for i in range(per_class):
-            pixels = np.linspace(0, 150, 64)[:, None, None] + 25 * label + rng.integers(0, 20, (64, 64, 3))
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / "images" / f"{wnid}_{i}.JPEG")
-
-
 CAMERAS = {"train": (52, 39, 41), "val": (44, 40), "test": (47, 43)}
 
 

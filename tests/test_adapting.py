@@ -5,9 +5,6 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -26,10 +23,10 @@ from tests.test_buffer import CARD
 GAIN = {**dict.fromkeys(("score", "mean", "low", "high"), (0.0, -1.0, 0.5, 2.0)), "sizes": (0, 1, 5, 100), "tasks": 4}
 
 
-def write_images(folder, count, seed=0):
-    """Characters-like images of mixed sizes and kinds."""
+def write_images(folder, count, seed):
+    """Of mixed sizes and kinds."""
     rng = np.random.default_rng(seed)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
     for i in range(count):
         pixels = rng.integers(0, 256, (*rng.integers(10, 60, 2), 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"image{i:03d}.{('png', 'jpg', 'webp', 'bmp', 'tif')[i % 5]}")
@@ -69,9 +66,7 @@ def test_the_csv_says_what_the_model_says_and_what_cannot_be_read_is_left_out(mo
     shutil.copy(images / "image000.png", images / "folder" / "inner.png")
     files, held = [images / "folder" / "inner.png", *sorted(images.glob("image*"))], sorted(buffer.iterdir())
     (images / "broken.jpg").write_bytes((images / "image001.jpg").read_bytes()[:200])
-    (images / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
     (images / "notes.txt").write_text("no image")
-    (images / ".hidden.png").write_bytes(b"")
     said = adapt(model, buffer, images, tmp_path / "out")
     rows, loaded = read(tmp_path / "out"), cxda_jax.load(model)
     assert [row["file"] for row in rows] == [str(path.relative_to(images)) for path in files] and len(rows) == 71
@@ -85,9 +80,8 @@ def test_the_csv_says_what_the_model_says_and_what_cannot_be_read_is_left_out(mo
         assert row["nearest_1"] == held[weights[i].argmax()].name
     assert "With 5 images, adapting brought +0.5 points" in said and "so the adapted answer counts" in said
     assert re.search(r"left out: .*broken.jpg: not readable as an image", said)
-    assert re.search(r"left out: .*phone.heic: HEIC needs a decoder: pip install pillow-heif", said)
     page = (tmp_path / "out" / "adapted.html").read_text()
-    assert all(path.name in page for path in (*files, *held)) and "broken.jpg" in page and "pillow-heif" in page
+    assert all(path.name in page for path in (*files, *held)) and "broken.jpg" in page
 
 
 @pytest.mark.gate
@@ -114,47 +108,31 @@ def test_it_falls_back_below_the_size_where_adapting_helped_and_labels_give_scor
     (tmp_path / "none").mkdir()
     assert "here are 0" in adapt(model, tmp_path / "none", images, tmp_path / "empty")
     assert all(row["moved"] == "0.0000" and row["nearest_1"] == "" for row in read(tmp_path / "empty"))
-    labels.write_text("file,label\na.png,house\n")
-    said = adapt(model, buffer, images, tmp_path / "wrong", f"--labels={labels}", code=2)
-    assert "labels.csv, line 2: label='house' is no class of the model" in said
-
-
-def test_the_page_keeps_what_moved_most():
-    shown, moved = [], np.random.default_rng(0).permutation(1000)
-    for i in range(1000):
-        answer = adapting.Answered("", None, "", 0, "", 0, float(moved[i]), ())
-        adapting.keep_most_moved(shown, i, adapting.Row(answer, None))
-    assert sorted(row.answer.moved for *_, row in shown) == [*range(800, 1000)]
 
 
 @pytest.mark.gate
 def test_mistakes_are_one_line(model, folders, tmp_path):
-    for name in ("EMPTY", "BAD"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "BAD" / "it.png").write_bytes(b"nothing")
-    places = {"MODEL": model, "IMAGES": folders[1], **{name: tmp_path / name for name in ("EMPTY", "BAD", "NONE", "X")}}
-    for flags, message in (
-        ("buffer=X images=X", "--model is missing; give a run of launch.train"),
-        ("model=MODEL images=X", "--buffer is missing"),
-        ("model=MODEL buffer=NONE images=IMAGES", "NONE: no such folder; give one that holds images"),
-        ("model=MODEL buffer=IMAGES images=EMPTY", "no images in it; answered are files that end in"),
-        ("model=MODEL buffer=IMAGES images=IMAGES watch=1", "--watch answers for the images of --buffer"),
-        ("model=MODEL buffer=EMPTY images=BAD", "none of 1 could be read; the first: "),
+    images, bad, none, labels = folders[1], tmp_path / "bad", tmp_path / "none", tmp_path / "labels.csv"
+    bad.mkdir()
+    (bad / "it.png").write_bytes(b"nothing")
+    labels.write_text("file,label\na.png,house\n")
+    for buffer, answered, flags, message in (
+        (none, images, (), "none: no such folder; give one that holds images"),
+        (images, bad, (), "none of 1 could be read; the first: "),
+        (images, images, (f"--labels={labels}",), "line 2: label='house' is no class of the model"),
     ):
-        given = [re.sub(r"=([A-Z]+)$", lambda m: f"={places[m[1]]}", f"--{flag}") for flag in f"{flags} out=X".split()]
-        said = command("adapt", *given, code=2)
-        assert message in said.replace(f"{tmp_path}/", "") and said.count("\n") == 1, said
+        said = adapt(model, buffer, answered, tmp_path / "out", *flags, code=2)
+        assert message in said and said.count("\n") == 1, said
 
 
 @pytest.mark.gate
-def test_a_folder_that_fills_is_followed(model, tmp_path, monkeypatch):
-    """What comes slowly is answered for once it is whole, and the seconds that an answer takes are not idle."""
+def test_a_folder_that_fills_is_followed(model, tmp_path):
+    """What comes slowly is answered for once it is whole."""
     incoming, made = tmp_path / "incoming", sorted(write_images(tmp_path / "made", 5, 7).iterdir())
     incoming.mkdir()
-    slow, rows_of, idle = incoming / made[4].name, adapting.rows_of, 1.5
+    slow = incoming / made[4].name
     slow.write_bytes(made[4].read_bytes()[:60])
     (incoming / "broken.png").write_bytes(b"nothing")
-    waits = [idle + 0.5, 0, 0, 0, 0]
 
     def fill():
         while not (tmp_path / "out" / "predictions.csv").exists():
@@ -163,14 +141,9 @@ def test_a_folder_that_fills_is_followed(model, tmp_path, monkeypatch):
             time.sleep(0.7)
             shutil.copy(path, incoming)
 
-    def busy(*arguments):
-        time.sleep(waits.pop(0))
-        return rows_of(*arguments)
-
-    monkeypatch.setattr(adapting, "rows_of", busy)
     thread, where = threading.Thread(target=fill), f"--out={tmp_path}/out"
     thread.start()
-    said = command("adapt", f"--model={model}", f"--buffer={incoming}", "--watch", f"--idle={idle}", where)
+    said = command("adapt", f"--model={model}", f"--buffer={incoming}", "--watch", "--idle=1.5", where)
     thread.join()
     rows, loaded, paths = read(tmp_path / "out"), cxda_jax.load(model), [incoming / path.name for path in made]
     assert [row["file"] for row in rows] == [path.name for path in made]
@@ -178,33 +151,13 @@ def test_a_folder_that_fills_is_followed(model, tmp_path, monkeypatch):
     for i in (0, 2, 4):  # each is answered for with those before it
         assert rows[i]["after"] == loaded.adapt(paths[:i]).predict([paths[i]]).names[0]
     assert said.count("left out: ") == 2 and f"left out: {slow}" in said and "5 images in the buffer" in said
-    page = (tmp_path / "out" / "adapted.html").read_text()
-    assert "broken.png: not readable" in page and f"{slow.name}: not readable" not in page
-
-
-@pytest.mark.gate
-def test_ctrl_c_ends_following_with_a_page(model, tmp_path):
-    incoming = write_images(tmp_path / "incoming", 2)
-    shutil.copy(incoming / "image000.png", os.fsencode(incoming) + b"/odd\xe9.png")
-    flags = [f"--model={model}", f"--buffer={incoming}", "--watch", f"--out={tmp_path}/out"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "cxda_jax", "adapt", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        said = ""
-        while "3 images in the buffer" not in said and process.poll() is None:
-            said += process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        rest, faults = process.communicate(timeout=60)
-    assert process.returncode == 0 and "goes on from there" not in faults, faults
-    assert "adapted.html: 3 images" in rest and len(read(tmp_path / "out")) == 3
 
 
 @pytest.mark.gate
 def test_the_demo_gains_and_shows_a_page(tmp_path):
     said, rows = command("demo", f"--out={tmp_path}/demo"), read(tmp_path / "demo")
     assert "Right of 300 with labels: before" in said and "left out" not in said
-    page = (tmp_path / "demo" / "adapted.html").read_text()
-    assert len(rows) == 300 and all(row["label"] for row in rows) and "writer4" in page and "✓" in page
+    assert len(rows) == 300 and all(row["label"] for row in rows) and (tmp_path / "demo" / "adapted.html").exists()
     before, after = (sum(row[when] == row["label"] for row in rows) for when in ("before", "after"))
     assert after > before + 3
 
@@ -217,8 +170,6 @@ def test_a_gain_is_expected_from_the_nearest_smaller_size():
     for count, helps, start in ((0, False, 0), (4, False, 1), (5, True, 5), (700, True, 100)):
         found, said = expected(count)
         assert found is helps and said.startswith(f"With {start} images")
-    found, said = expected(100, GAIN | {"mean": (0.0, 2.0, 0.5, -0.1)})
-    assert not found and "did not help at the largest size, so the answer without it counts" in said
-    for given in ({"gain": None}, {"name": "t3a"}):
-        assert expected(0, **given)[0] and "was not measured" in expected(0, **given)[1]
+    assert not expected(100, GAIN | {"mean": (0.0, 2.0, 0.5, -0.1)})[0], "it did not help at the largest size"
+    assert expected(0, gain=None)[0] and "was not measured" in expected(0, gain=None)[1]
     assert not expected(9, name="erm")[0]

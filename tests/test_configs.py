@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cxda_jax import train
-from cxda_jax.config import differences, read
+from cxda_jax.config import read
 from cxda_jax.data.published import PUBLISHED, empty_store, sample_store
 from cxda_jax.experiment import BENCHMARKS, METHODS, READERS, build, build_method, build_on, make_schedule, open_data
 from cxda_jax.types import Images
@@ -109,8 +109,3 @@ def test_rows_and_benchmarks_are_complete_and_unprepared_data_is_told_in_one_lin
     for benchmark in READERS:
         with refused(f"no prepared data; .* --benchmark={benchmark} --raw_dir=DIR", tmp_path):
             open_data(read(f"{benchmark}:erm"), tmp_path)
-
-
-def test_differences_name_dotted_fields():
-    a, b = {"x": 1, "n": {"y": 2, "z": 3}}, {"x": 1, "n": {"y": 5, "w": 3}}
-    assert differences(a, b) == {"config.n.w": (None, 3), "config.n.y": (2, 5), "config.n.z": (3, None)}

@@ -1,4 +1,4 @@
-"""Context curves: which images have arrived, how the curves are paired and measured, and what the command leaves."""
+"""Context curves: which images have arrived, how the curves are paired and measured, and what is shown."""
 
 import itertools
 import shutil
@@ -12,14 +12,12 @@ from cxda_jax import metrics
 from cxda_jax.config import read
 from cxda_jax.data.episodes import Context, EpisodeSpec, check_context, sample_plans
 from cxda_jax.report import contexts as report
-from cxda_jax.report import formats, plots
-from cxda_jax.report.tables import build_tables
+from cxda_jax.report import plots
 from cxda_jax.study.comparing import paired_differences
 from cxda_jax.study.contexts import AREA, area_weights, differences, draw_samples, find_curves, printed
 from cxda_jax.study.results import by_store, read_result, read_results
-from cxda_jax.study.settings import Setting, asked, parse
 from tests.commands import command
-from tests.lines import edit_json, refused, set_to
+from tests.lines import refused
 from tests.results import make_result, write_result
 
 # Which images have arrived
@@ -73,37 +71,24 @@ def test_contexts_that_the_domains_cannot_give_are_refused(fixed_store):
     sample_plans(SPEC, fixed_store.offsets, domains, 0, [0], 0, Context(most))
     with refused(rf"{most + 1} images takes 28 of a domain beside 5 queries, and domain 'd6' has 30; .* most {most}$"):
         check_context(Context(most + 1, True), SPEC, fixed_store, "test")
-    with refused("ask for at most 75"):
-        check_context(Context(76), SPEC._replace(per_domain=25), fixed_store, "test")
-
-
-def test_settings_are_read_as_they_are_written():
-    for kind, by_domain in (("context", False), ("by_domain", True)):
-        (setting,) = asked(kind, ["0"])
-        assert setting.context == Context(0, by_domain) and not setting.changes
-        assert parse(str(setting)) == setting == Setting(kind, 0)
-        assert setting.left_out_of(f"bn,batch_norm.momentum=0.5,{setting}") == "bn,batch_norm.momentum=0.5"
-        with refused("--context=-1: give whole numbers of at least 0, such as 0,10"):
-            asked(kind, ["-1"])
-    assert Setting("support_size", 5).context is None
 
 
 # Curves and their differences
 
 
-def write(folder, method, kind, size, chance, seed=0, noise=0, **row):
+def write(folder, method, size, chance, seed=0, noise=0, **row):
     """A result of 60 tasks, right with a given chance: the same draw for all, so they are alike."""
     rng = np.random.default_rng(seed)
     hits = rng.random((60, 5)) * 0.7 + np.random.default_rng((noise, size, seed)).random((60, 5)) * 0.3 < chance
     query, support = np.arange(300).reshape(60, 5), np.full((60, size), size)
-    run = folder / method / str(seed)
-    setting = f"{kind}={size}" if kind else ""
+    run, setting = folder / method / str(seed), f"context={size}"
     made = make_result(method, seed, "glyphs", setting, config=read("glyphs:cxda"), steps=9, reached_step=9, **row)
     if not run.exists():
         write_result(made, run, np.zeros_like(query), np.zeros_like(query), query, query)
         (run / "result.json").unlink()
-    arrays = np.zeros_like(query), 1 - hits.astype(int), support, query
-    return write_result(made, run / made.row["label"], *arrays, run=run)
+    return write_result(
+        made, run / made.row["label"], np.zeros_like(query), 1 - hits.astype(int), support, query, run=run
+    )
 
 
 SIZES = (0, 5, 100, 200)
@@ -115,11 +100,10 @@ def study(tmp_path_factory):
     """Results of three methods in contexts of four sizes, two seeds each, as evaluations leave them."""
     folder = tmp_path_factory.mktemp("contexts")
     for seed in (0, 1):
-        write(folder, "erm_iid", "context", 0, 0.62, seed, noise=7, uses_support=False)
+        write(folder, "erm_iid", 0, 0.62, seed, noise=7, uses_support=False)
         for noise, (method, chances) in enumerate(CHANCES.items()):
             for size, chance in zip(SIZES, chances, strict=True):
-                write(folder, method, "context", size, chance, seed, noise=noise, uses_support=True)
-        write(folder, "bn", "", 9, 0.64, seed)
+                write(folder, method, size, chance, seed, noise=noise, uses_support=True)
     results, faults = read_results(folder.glob("*/*"))
     assert not faults
     return by_store(results)["glyphs"]
@@ -127,14 +111,8 @@ def study(tmp_path_factory):
 
 def levels(study, label, score="avg"):
     """By size, the scores of both seeds."""
-    found = [r for r in study if r.label == label and r.setting.kind]
+    found = [r for r in study if r.label == label]
     return {r.setting.number: [o.row[score] for o in found if o.setting == r.setting] for r in found}
-
-
-def late(study, seed):
-    """The results, with one that is unfinished: bn's in a context of 5, as of this seed."""
-    (result,) = [r for r in study if r.row["label"] == "bn,context=5" and r.row["seed"] == min(seed, 1)]
-    return result._replace(row={**result.row, "seed": seed, "reached_step": 4})
 
 
 def test_the_worst_tenth_of_bootstrap_samples_is_that_of_repeated_tasks():
@@ -157,7 +135,7 @@ def test_the_area_is_the_mean_over_the_logarithm_and_needs_its_ends():
     assert area_weights([0, 10, 200]) == area_weights([1, 100]) == area_weights([]) == {}
 
 
-def test_what_uses_no_support_is_alike_at_all_sizes_and_others_have_their_own_area(study, tmp_path):
+def test_what_uses_no_support_is_alike_at_all_sizes_and_others_have_their_own_area(study):
     curves = {curve.label: curve for curve in find_curves(study, "context")}
     assert list(curves["bn"].points) == list(SIZES) and curves["erm_iid"].constant and not curves["bn"].constant
     for size in (*SIZES, AREA):
@@ -165,13 +143,6 @@ def test_what_uses_no_support_is_alike_at_all_sizes_and_others_have_their_own_ar
     of_sizes = np.array([levels(study, "bn")[n] for n in (0, 5, 100)])
     areas = scipy.integrate.trapezoid(of_sizes, np.log1p([0, 5, 100]), axis=0) / np.log(101)
     np.testing.assert_allclose(list(curves["bn"].level(AREA, "avg").values()), areas)
-    assert curves["bn"].level(3, "avg") == {}
-    assert find_curves([r for r in study if r.label == "erm_iid"], "context") == [], "nothing that could vary"
-    assert find_curves(study, "by_domain") == []
-    made = write(tmp_path, "bn", "by_domain", 5, 0.5)
-    edit_json(made.folder / "result.json", set_to("uses_support", to="no"))
-    results, (fault,) = read_results([made.run])
-    assert not results and "uses_support='no', expected true or false" in fault
 
 
 def test_differences_are_those_of_any_paired_results_and_of_scipys_bootstrap(study):
@@ -207,7 +178,7 @@ def test_differences_are_those_of_any_paired_results_and_of_scipys_bootstrap(stu
 
 
 def test_results_on_other_tasks_are_left_out(study, tmp_path):
-    other = write(tmp_path, "cml", "context", 5, 0.5, uses_support=True)
+    other = write(tmp_path, "cml", 5, 0.5, uses_support=True)
     with np.load(other.folder / "predictions.npz") as stored:
         np.savez(other.folder / "predictions.npz", **{**stored, "query": stored["query"] + 1})
     (fault,) = draw_samples(find_curves([*study, other], "context")).faults
@@ -218,68 +189,41 @@ def test_results_on_other_tasks_are_left_out(study, tmp_path):
 
 
 def test_the_command_prints_a_table_and_differences(study):
-    unfinished = [r for r in study if (r.row["label"], r.row["seed"]) != ("bn,context=5", 1)] + [late(study, 1)]
-    text = "\n".join(printed(unfinished, "erm_iid"))
-    title, head, *lines = text.splitlines()
-    assert title == "glyphs: Avg/W10% against the number of support images, arriving mixed"
-    assert head.split() == ["method", "0", "5", "100", "200", "area"]
-    rows = {line.split()[0]: line.split()[1:] for line in lines if " - " not in line}
+    (late,) = [r for r in study if (r.row["label"], r.row["seed"]) == ("bn,context=5", 1)]
+    finished = [r for r in study if r is not late]
+    text = "\n".join(printed([*finished, late._replace(row={**late.row, "reached_step": 4})], "erm_iid"))
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if " - " not in line}
     means = [np.mean(levels(study, "bn", score)[100]) for score in ("avg", "w10")]
-    assert rows["bn"][2] == "{:.1f}/{:.1f}".format(*means)
+    assert rows["method"] == ["0", "5", "100", "200", "area"] and rows["bn"][2] == "{:.1f}/{:.1f}".format(*means)
     assert len(rows["erm_iid"]) == 5 and len(set(rows["erm_iid"])) == 1
-    finished = [r for r in unfinished if r.row["reached_step"] == 9]
     found = differences(curves := find_curves(finished, "context"), draw_samples(curves), "erm_iid")
     for size, seeds in ((5, "0"), (100, "0,1")):
         said = ["{:+.2f} [{:+.2f}, {:+.2f}]".format(*found["bn", size][score][:3]) for score in ("avg", "w10")]
         assert f"\nbn,context={size} - erm_iid  Avg {said[0]}  W10% {said[1]}  seeds {seeds}\n" in text
-    assert text.count(" - erm_iid  ") == 2 * 5
     assert "left out: glyphs, bn,context=5 seed 1: unfinished, at step 4 of 9" in text
 
 
-def test_tables_of_contexts(study):
+def test_tables_and_a_figure_of_contexts(study):
     (measured,), _ = report.measure(study)
-    tables = report.context_tables(measured)
-    kinds = ("context", "context_minus_none", "context_minus_erm_iid")
-    assert [table.name for table in tables] == [*kinds, *kinds]  # of the mean, and of the worst tenth
-    level, gains, _, _, _, leads = tables
+    level, gains, _, _, _, leads = report.context_tables(measured)  # of the mean, then of the worst tenth
     sizes = [[column.title for column in table.columns] for table in (level, gains)]
     assert sizes == [["0", "5", "100", "200", "area"], ["5", "100", "200", "area"]]
-    assert [label for label, _ in level.rows] == ["erm_iid", "bn", "cxda_loo"], "in the order of all tables"
-    assert [label for label, _ in gains.rows] == [label for label, _ in leads.rows] == ["bn", "cxda_loo"]
+    assert [label for label, _ in level.rows] == ["erm_iid", "bn", "cxda_loo"]
     cell, values = dict(level.rows)["bn"][2], levels(study, "bn")[100]
     assert (cell.mean, cell.sem) == pytest.approx((np.mean(values), scipy.stats.sem(values)))
     cell = dict(leads.rows)["bn"][1]
     assert (cell.mean, *cell.interval) == measured.leads["bn", 5]["w10"][:3]
-    row = "\ncontext_minus_erm_iid,glyphs,cxda_loo,,area_worst10_accuracy_minus_erm_iid,points,"
-    assert row in formats.to_csv(tables)
-    level, gains, _ = (dict(table.rows)["bn"] for table in report.context_tables(measured, [late(study, 2)])[:3])
-    assert level[1].marks == gains[0].marks == ("1 of 3 seeds unfinished and left out: step 4 of 9",)
-    assert level[0].marks == level[2].marks == ()
-
-
-def test_contexts_have_a_figure_of_their_own_and_are_in_no_other_table_or_figure(study):
-    usual, styles = [r for r in study if not r.setting.kind], plots.method_styles(study)
-    assert build_tables(study) == build_tables(usual) and report.measure(usual) == ([], [])
-    assert plots.variable(study, "support_size", styles) is None
-    (measured,), _ = report.measure(study)
-    (drawing,) = report.drawings([measured], styles)
+    (drawing,) = report.drawings([measured], plots.method_styles(study))
     axes = np.array(drawing.figure.axes).reshape(3, 2)
-    pixels = axes[0, 0].transData.transform([(n, 50) for n in (0, 9, 99)])[:, 0]  # even steps of log(1 + n)
-    assert pixels[2] - pixels[1] == pytest.approx(pixels[1] - pixels[0]) and axes[0, 0].get_xlim()[0] < 0
     for column, score in enumerate(("avg", "w10")):
         drawn = {c.get_label(): c[0].get_xydata() for c in axes[0, column].containers}
-        assert list(drawn) == ["erm_iid", "bn", "cxda_loo"] and len(set(drawn["erm_iid"][:, 1])) == 1
         np.testing.assert_allclose(drawn["bn"], [(n, np.mean(levels(study, "bn", score)[n])) for n in SIZES])
         for row, found, sizes in ((1, measured.gains, SIZES[1:]), (2, measured.leads, SIZES)):
-            (bn, cxda), expected = axes[row, column].containers, [found["bn", n][score] for n in sizes]
-            assert (bn.get_label(), cxda.get_label()) == ("bn", "cxda_loo")
-            np.testing.assert_allclose(
-                bn[0].get_xydata().astype(float), list(zip(sizes, (d.mean for d in expected), strict=True))
-            )
+            bn, expected = axes[row, column].containers[0], [found["bn", n][score] for n in sizes]
+            means = list(zip(sizes, (d.mean for d in expected), strict=True))
+            np.testing.assert_allclose(bn[0].get_xydata().astype(float), means)
             ends = np.array(bn[2][0].get_segments())[:, :, 1]
             np.testing.assert_allclose(ends, [(d.low, d.high) for d in expected], atol=1e-9)
-    (drawing,) = report.drawings(report.measure([r for r in study if r.label == "bn"])[0], styles)
-    assert len(drawing.figure.axes) == 4, "without a rival there is nothing to lead"
 
 
 # The command
@@ -313,13 +257,7 @@ def test_runs_are_tested_in_contexts(smoke, erm_run, tmp_path):
     assert found == [200, (now & ~was).sum(), (was & ~now).sum()] and sum(found[1:]) > 0
     row = read_result(run, run / "cxda,context=100").row
     assert (row["label"], row["setting"], row["num_tasks"]) == ("cxda,context=100", "context=100", 10)
-    assert row["uses_support"] and "corrected" not in row and not (run / "cxda,context=100" / "attention.npz").exists()
     assert "\ncxda,context=100 - erm  Avg " in output and "\ncxda,area - erm  Avg " in output
-    assert output.count("(first time only)") == 4, "each n is a program"
-    shutil.copytree(smoke[0] / "run", tmp_path / "r2")
-    options = (f"--runs={run},{tmp_path}/r2", f"--data_dir={data}", "--num_tasks=2")
-    output = command("evaluate", *options, "--context=30", "--arrival=by_domain")
-    for folder in (run, tmp_path / "r2"):
-        found = np.load(folder / "cxda,by_domain=30" / "predictions.npz")["support"]
-        np.testing.assert_array_equal(found, usual["support"][:2, :30])
-    assert output.count("(first time only)") == 1, "runs share a program"
+    command("evaluate", f"--runs={run}", options[1], "--num_tasks=2", "--context=30", "--arrival=by_domain")
+    found = np.load(run / "cxda,by_domain=30" / "predictions.npz")["support"]
+    np.testing.assert_array_equal(found, usual["support"][:2, :30])

@@ -4,7 +4,6 @@ import collections
 import os
 import re
 import shutil
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -80,16 +79,6 @@ def test_bad_images_are_left_out_as_far_as_allowed(tmp_path, wild, reads):
     assert len(again) <= 52 + 47 and {row["filename"] for row in bad} <= again
 
 
-def test_a_domain_that_becomes_too_small_is_left_out(tmp_path, wild):
-    row = camera(wild, 40)[7]
-    (copied(wild, tmp_path) / row["filename"]).write_bytes(b"")
-    name = f"location {row['location_remapped']}"
-    output = wild_command(tmp_path, "--skip_bad=5")
-    assert re.search(rf"warning: domain .*{name}.*39 good images are fewer than 40", output)
-    found = open_store(tmp_path / "data" / "iwildcam")
-    assert found.domain_names == tuple(n for n in wild[2].domain_names if n != name)
-
-
 def test_an_aborted_run_is_taken_up_and_a_mended_image_read_anew(tmp_path, wild, reads):
     images, whole, last = copied(wild, tmp_path), wild[2], camera(wild, 43)[-1]["filename"]
     good = (images / last).read_bytes()
@@ -121,47 +110,3 @@ def test_other_options_and_other_files_are_decoded_anew(tmp_path, wild):
     for change in (lambda: os.utime(file, (0, 0)), file.unlink):
         change()
         assert sum(a != b for a, b in zip(keys(), before, strict=True)) == 1
-
-
-def test_two_runs_share_what_they_decode(tmp_path, wild):
-    """The first to finish deletes it; the other decodes what it misses."""
-    pieces = iwildcam.find(wild[0], size=32).pieces
-    with decoded.keeping(tmp_path / "store", pieces) as slow:
-        early = [slow[0].read()]
-        with decoded.keeping(tmp_path / "store", pieces) as fast:
-            for piece in fast:
-                piece.read()
-        assert not list(tmp_path.iterdir())
-        late = [piece.read() for piece in slow[1:]]
-    np.testing.assert_array_equal(np.concatenate([rows.images for rows in early + late]), wild[2].images)
-    assert not list(tmp_path.iterdir())
-
-
-def test_nothing_is_kept_where_the_disk_has_no_room_for_both(tmp_path, monkeypatch, wild):
-    pieces, usage = iwildcam.find(wild[0], size=32).pieces, shutil.disk_usage(tmp_path)
-
-    def kept(spare):
-        free = usage._replace(free=2 * wild[2].images.nbytes + spare)
-        monkeypatch.setattr(decoded.shutil, "disk_usage", lambda path: free)
-        shutil.rmtree(tmp_path / ".store.decoded", ignore_errors=True)
-        with pytest.raises(KeyboardInterrupt), decoded.keeping(tmp_path / "store", pieces) as ours:
-            assert len(ours[0].read().images) == pieces[0].rows
-            raise KeyboardInterrupt
-        return len(list(tmp_path.glob(".store.decoded/*")))
-
-    assert (kept(spare=0), kept(spare=1)) == (0, 1)
-    monkeypatch.setattr(np, "savez", mock.Mock(side_effect=OSError(28, "No space left on device")))
-    assert kept(spare=1) == 0
-
-
-def test_a_reader_of_other_files_leaves_out_bad_ones_too(tmp_path):
-    raws.write_folder(tmp_path / "raw", domains=3)
-    path = tmp_path / "raw" / "site 2/kind1/03.png"
-    path.write_bytes(b"<html>")
-    arguments = ("--benchmark=folder", f"--raw_dir={tmp_path}/raw", f"--data_dir={tmp_path}/data")
-    line = command("prepare", *arguments, code=2)
-    assert line.startswith(f"error: {path}: a web page") and line.count("\n") == 1
-    assert [p.name for p in tmp_path.glob("data/*")] == [".folder.decoded"]
-    assert str(path) in command("prepare", *arguments, "--skip_bad=1")
-    found = open_store(tmp_path / "data" / "folder")
-    assert np.diff(found.offsets)[found.domain_names.index("site 2")] == 41

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import mmap
 
 import jax
 import numpy as np
@@ -10,16 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cxda_jax import memory
 from cxda_jax.config import read
 from cxda_jax.data.episodes import EpisodeSpec, check_spec, mixed_spec, sample_plans
-from cxda_jax.data.sources import device_source, reader, stack, tfdata_source
+from cxda_jax.data.sources import device_source, stack, tfdata_source
 from cxda_jax.data.store import SPLITS, DomainStore, open_store, write_store
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_on
-from cxda_jax.mesh import mesh_for
 from tests.conftest import INFO, make_domains
-from tests.lines import one_line, refused
+from tests.lines import one_line
 
 SPEC = EpisodeSpec(num_domains=3, per_domain=5, num_query=7)
 MIXED = mixed_spec(SPEC)
@@ -200,35 +197,3 @@ def test_both_sources_give_the_bytes_of_the_planned_rows(many, spec, monkeypatch
         assert all(len(part.label) == 2 for part in of_step)
         together = jax.tree.map(lambda *arrays: np.concatenate(arrays), *of_step)
         jax.tree.map(np.testing.assert_array_equal, episode, together)
-
-
-def test_the_system_hears_which_bytes_of_a_large_file_are_wanted(tmp_path, monkeypatch):
-    """All of the rows', to the page, in a file of more bytes than 32 bits can count, if the memory cannot hold it."""
-    rows, size, told = np.array([[199_999, 3], [0, 150_000]], np.int32), 30_000, []
-
-    class Noted(mmap.mmap):
-        def madvise(self, *wish):
-            told.append(wish)
-            super().madvise(*wish)
-
-    with open(tmp_path / "sparse", "wb+") as file:
-        file.truncate(200_000 * size)
-        images = np.ndarray((200_000, size), np.uint8, Noted(file.fileno(), 0))
-        images[rows] = (1 + rows % 200)[..., None]
-    for left in (images.nbytes, images.nbytes - 1):
-        assert not told
-        monkeypatch.setattr(memory, "available", lambda left=left: left)
-        np.testing.assert_array_equal(reader(images)(rows), images[rows])
-    assert told[0] == (mmap.MADV_RANDOM,)
-    for row, (wish, begin, length) in zip(rows.ravel().tolist(), told[1:], strict=True):
-        assert wish == mmap.MADV_WILLNEED and begin % mmap.PAGESIZE == 0
-        assert 0 <= size * row - begin < mmap.PAGESIZE and begin + length == size * (row + 1)
-    in_memory = images[:3].copy()
-    np.testing.assert_array_equal(reader(in_memory)(np.array([1, 0])), in_memory[1::-1])
-
-
-def test_tasks_that_processes_cannot_share_are_named(monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 4)
-    monkeypatch.setattr(jax, "device_count", lambda: 8)
-    with refused("tasks_per_step=12 cannot be shared by 8 devices of 4 processes; make it a multiple of 8"):
-        mesh_for(12)

@@ -13,7 +13,6 @@ from cxda_jax.evaluation import compile_task
 from cxda_jax.experiment import build_on
 from cxda_jax.study import testing
 from cxda_jax.study.identity import Record
-from cxda_jax.study.results import by_store
 from cxda_jax.study.runs import Evaluation
 from cxda_jax.study.settings import count_tasks
 from tests.conftest import INFO, make_domains
@@ -23,9 +22,9 @@ SPEC = EpisodeSpec(num_domains=3, per_domain=4, num_query=6)
 SIZES = (10, 11, 12, 13, 23, 30)  # of the domains, from the fewest images that a task needs
 
 
-def drawn(spec=SPEC, sizes=SIZES, seed=0, stream=2, domains=(0, 1, 2, 3, 4, 5)):
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    count, plans = exhaustive(spec, offsets, np.array(domains), seed, stream)
+def drawn(spec=SPEC, seed=0, stream=2):
+    offsets = np.concatenate([[0], np.cumsum(SIZES)])
+    count, plans = exhaustive(spec, offsets, np.arange(len(SIZES)), seed, stream)
     return offsets, count, plans
 
 
@@ -37,7 +36,7 @@ def test_each_image_is_a_query_once_and_the_support_is_drawn_as_usual(replacemen
     assert count == sum(-(-size // 6) for size in SIZES)
     np.testing.assert_array_equal(np.sort(plan.query[counts]), np.arange(offsets[-1]))
     assert (plan.query[~counts] == np.repeat(plan.query[:, 0], (~counts).sum(1))).all() and not counts.all()
-    for size, domain in zip(SIZES, range(len(SIZES)), strict=True):
+    for domain, size in enumerate(SIZES):
         of_domain = counts[owner[plan.query[:, 0]] == domain].sum(1)
         assert of_domain.sum() == size and of_domain.max() - of_domain.min() <= 1
     for support, query in zip(plan.support, plan.query, strict=True):
@@ -51,20 +50,16 @@ def test_each_image_is_a_query_once_and_the_support_is_drawn_as_usual(replacemen
 def test_a_task_depends_on_seed_stream_and_number_alone():
     _, count, plans = drawn()
     whole, again = plans(range(count)), drawn()[2]
-    for task in (count - 1, 0, 5):
-        for ours, theirs in zip(again([task]), whole, strict=True):
-            np.testing.assert_array_equal(ours[0], theirs[task])
+    for ours, theirs in zip(again([5, 0]), whole, strict=True):
+        np.testing.assert_array_equal(ours, theirs[[5, 0]])
     for other in (drawn(seed=1)[2], drawn(stream=1)[2]):
         assert not any((ours == theirs).all(1).any() for ours, theirs in zip(other(range(count)), whole, strict=True))
-    _, few, some = drawn(domains=[1, 4, 5])
-    queries = some(range(few)).query
-    assert sorted(queries[counting(queries)]) == [*range(10, 21), *range(46, 99)]
 
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uneven")
-    info = INFO._replace(metric="macro_f1", marks=("regenerated",))
+    info = INFO._replace(metric="macro_f1")
     write_store(folder / "store", info, make_domains(sizes=(12,) * 6 + (10, 17, 31)))
     return open_store(folder / "store")
 
@@ -79,10 +74,7 @@ def experiment_on(store, **evaluation):
 
 @pytest.mark.gate
 def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven, tmp_path, monkeypatch):
-    """ERM answers an image alone, so all test images in one batch have the same answers.
-
-    Macro-F1 over the union is of each task as scikit-learn's own default, and read back from the disk.
-    """
+    """ERM answers an image alone, so all test images in one batch have the same answers."""
     sklearn = pytest.importorskip("sklearn.metrics")
     experiment = experiment_on(uneven._replace(info=uneven.info._replace(metric="accuracy")))
     method, count = experiment.method, count_tasks(experiment.config, uneven, "test")
@@ -99,7 +91,7 @@ def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven, tmp_
     np.testing.assert_allclose(tasks.scores, each, atol=1e-12)
     assert tasks.worst_decile == pytest.approx(min(each)) and count == 2 + 3 + 6
     counted = counting(plan.query)
-    np.testing.assert_array_equal(tasks.labels, np.where(counted, uneven.labels[plan.query], tasks.labels))
+    np.testing.assert_array_equal(tasks.labels[counted], uneven.labels[plan.query[counted]])
     assert ((tasks.labels >= 0) == counted).all() and counted.sum() == 58
 
     monkeypatch.setattr(testing, "restore_best", lambda *_: (variables, {"step": 20}))
@@ -116,9 +108,6 @@ def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven, tmp_
     assert result.row["metric"] == "macro_f1_union" and result.row["num_tasks"] == len(sizes) == 11
     assert result.row["avg"] == pytest.approx(100 * np.average(scores, weights=sizes))
     assert result.row["w10"] == pytest.approx(100 * min(scores))
-    assert (result.row["data_marks"], result.row["started_from"]) == (["regenerated"], "random")
-    other = result._replace(row={**result.row, "metric": "macro_f1"})
-    assert list(by_store([result, other])) == ["tiny (smoke)", "tiny (smoke) (union F1)"]
 
 
 def test_validation_and_test_are_of_their_own_splits(uneven):
@@ -126,5 +115,3 @@ def test_validation_and_test_are_of_their_own_splits(uneven):
     for split, first, last in (("val", 36, 72), ("test", 72, 130)):
         rows = experiment.task_plans(split)(range(count_tasks(experiment.config, uneven, split))).query
         np.testing.assert_array_equal(np.unique(rows), np.arange(first, last))
-    usual = experiment_on(uneven, tasks="random").config
-    assert [count_tasks(usual, uneven, split) for split in ("val", "test")] == [4, 10]

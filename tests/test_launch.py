@@ -8,17 +8,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 
 from cxda_jax import backend, metrics
 from cxda_jax.config import read
+from cxda_jax.disk.files import locked
 from cxda_jax.disk.reading import read_lines
 from cxda_jax.experiment import METHODS, open_data
-from cxda_jax.report.attention import explorer_tasks, kept_attention
 from cxda_jax.study.comparing import comparison, table
 from cxda_jax.study.identity import read_config, read_record
 from cxda_jax.study.results import Result, by_store, read_result, read_results
-from cxda_jax.study.settings import USUAL, Setting, asked, reshaped
+from cxda_jax.study.settings import USUAL, Setting, reshaped
 from tests.commands import command
 from tests.lines import refused, write_config
 
@@ -63,21 +62,25 @@ def test_a_run_leaves_what_it_promises(smoke):
     assert row["avg"] == pytest.approx(100 * scores.mean()) and row["w10"] == pytest.approx(100 * scores.min())
     assert stored["support"].shape == (10, 100) and stored["query"].shape == (10, 20)
     assert (row["method"], row["seed"]) == ("cxda", 0) and row["device"].startswith(f"{backend.machine()} x1 (")
-    assert output.count("(first time only)") == output.count("compiled in ") - 1 == 2  # one is in the line of costs
     assert f"{row['avg']:.1f}" in output and "eta" in output and "validation" in output and "\ncost: " in output
     assert f"of 200 queries, adapting corrected {row['corrected']} and spoiled {row['spoiled']}" in output
     passport = json.loads((folder / "cost.json").read_text())
-    assert passport["steps"] == 20 and passport["programs"] >= passport["programs_from_cache"] >= 0
-    assert passport["steps_per_s"] > 0 and passport["step_gflop"] > 0.1 and 0 < passport["of_peak"] < 1
-    assert passport["bytes_to_device_per_step"] == 4 * 120 and passport["memory_of"] == "process"
-    with Image.open(folder / "attention.png") as picture:
-        assert picture.size[0] > 800 and len(set(picture.convert("L").get_flattened_data())) > 50
+    assert passport["steps"] == 20 and passport["steps_per_s"] > 0 and passport["step_gflop"] > 0.1
     kept = np.load(folder / "attention.npz")
     assert kept["weights"].shape == (10, 20, 8, 100)
     np.testing.assert_allclose(kept["weights"].astype(float).sum(-1), 1, atol=2e-2)  # float16
     domains = open_data(read_config(folder), smoke[0] / "data").row_domains()
     for name in ("support", "query"):
         np.testing.assert_array_equal(kept[f"{name}_domain"], domains[stored[name]])
+
+
+def test_a_folder_in_use_is_refused_and_untouched(smoke):
+    folder = smoke[0] / "run"
+    before = files(folder / "last")
+    options = "--config=glyphs:cxda,smoke", f"--workdir={folder}", f"--data_dir={smoke[0]}/data"
+    with locked(folder):
+        assert "run is in use by process" in command("train", *options, code=2)
+    assert files(folder / "last") == before
 
 
 # What an evaluation leaves
@@ -96,7 +99,7 @@ def test_a_run_and_its_model_alone_are_tested_again_with_the_same_row(folder, tm
     jax.tree.map(np.testing.assert_array_equal, arrays, same)
     for field in ("avg", "w10", "weights_hash", "best_step", "config_hash", "data_hash", "predictions_sha256"):
         assert row_of(model)[field] == before[field]
-    assert (copy / "attention.png").exists() and f"weights {before['weights_hash'][:12]}" in output
+    assert f"weights {before['weights_hash'][:12]}" in output
 
 
 @pytest.mark.gate
@@ -109,18 +112,13 @@ def test_methods_that_start_from_erm_leave_it_untouched(erm_run, tmp_path):
     weights, (trained, arrays) = files(erm / "best"), result(erm)
     options = (data, "--num_tasks=3")
     output = command("evaluate", f"--runs={erm}", f"--methods=erm,{','.join(names)}", *options)
-    rows = output.split("predict ms\n")[1].splitlines()
-    assert [row.split()[2] for row in rows] == ["erm", *names]
     alone, alone_arrays = result(erm)
     assert weights == files(erm / "best") and alone["weights_hash"] == trained["weights_hash"]
     np.testing.assert_array_equal(alone_arrays["predictions"], arrays["predictions"][:3])
     found = {name: result(erm / name) for name in names}
-    assert all(row["compared"] == 60 >= row["corrected"] + row["spoiled"] for row, _ in found.values())
-    assert "compared" not in alone, "it uses no support"
     row, arrays = found["cotta"]
     teacher = metrics.scores("accuracy", arrays["teacher"], arrays["labels"])
     assert row["also"]["teacher"]["avg"] == pytest.approx(100 * teacher.mean()) and "teacher: " in output
-    assert -0.05 <= row["calibration"]["threshold"] < 0.95
     changed = (f"--runs={erm}", "--methods=bn,t3a", "--config.batch_norm.test_time_only=True")
     command("evaluate", *changed, *options)
     row, _ = result(erm / "bn,batch_norm.test_time_only=True")
@@ -148,7 +146,6 @@ def test_other_tasks_and_what_fails_among_them(copied):
         assert (row["label"], row["setting"], row["num_tasks"]) == (f"cxda,{label}", label, 4)
         assert (stored["support"].shape, stored["query"].shape) == ((4, shape[0]), (4, shape[1]))
         assert row["avg"] == pytest.approx(100 * np.mean(stored["predictions"] == stored["labels"]))
-        assert not (here / "run" / f"cxda,{label}" / "attention.npz").exists()
 
 
 @pytest.mark.gate
@@ -156,7 +153,7 @@ def test_validation_domains_are_tested_apart(copied):
     """With the score that the training had there, in a folder and a line of their own."""
     here, data = copied
     output = command("evaluate", f"--runs={here}/run", data, "--validation")
-    row, arrays = result(made := here / "run" / "cxda,validation")
+    row, arrays = result(here / "run" / "cxda,validation")
     best = max(line["val_score"] for line in read_lines(here / "run" / "metrics.jsonl") if "val_score" in line)
     assert row["avg"] == pytest.approx(100 * best) and (row["label"], row["split"]) == ("cxda", "val")
     assert re.search(r"^glyphs \(smoke\) \(validation\) +cxda ", output, re.MULTILINE)
@@ -164,7 +161,6 @@ def test_validation_domains_are_tested_apart(copied):
     assert set(store.row_domains()[arrays["query"]].ravel()) <= set(store.domains("val"))
     results, faults = read_results([here / "run"])
     assert not faults and sorted(by_store(results)) == ["glyphs (smoke)", "glyphs (smoke) (validation)"]
-    assert not (made / "attention.npz").exists()
 
 
 @pytest.mark.gate
@@ -180,10 +176,6 @@ def test_every_image_is_tested_once(copied):
     hits = (stored["predictions"] == stored["labels"])[counts]
     assert row["avg"] == pytest.approx(100 * hits.mean()) and row["num_tasks"] == 35
     assert row["compared"] == counts[:24].sum() < 24 * 18
-    (kept,), faults = kept_attention([result], data.partition("=")[2])
-    tasks = explorer_tasks(kept, [result], 7)
-    assert not faults and [len(task.query_labels) for task in tasks] == list(counts[:7].sum(1))
-    assert all(len(task.weights) == len(task.query) == len(task.query_labels) for task in tasks)
 
 
 # Settings
@@ -194,16 +186,11 @@ def test_settings_say_how_many_queries_there_are():
     config = read("glyphs:cxda")
     fixed = read("glyphs:cxda", [("evaluation.reshaped_queries", "fixed"), ("episode.num_query", "15")])
     for setting, (*shape, queries) in {
-        Setting("num_domains", 10): (10, 10, 10), Setting("num_domains", 1): (1, 100, 100), USUAL: (5, 20, 20),
-        Setting("support_size", 500): (5, 100, 100), Setting("support_size", 10): (5, 2, 2),
-        Setting("finetune.steps", 1): (5, 20, 20),
+        Setting("num_domains", 10): (10, 10, 10), Setting("support_size", 10): (5, 2, 2), USUAL: (5, 20, 20),
     }.items():  # fmt: skip
         for of, expected in ((config, queries), (fixed, 15)):
             episode = reshaped(of, setting)["episode"]
             assert [episode[name] for name in ("num_domains", "per_domain", "num_query")] == [*shape, expected]
-    for text in ("-1", "x", "1.5", ""):
-        with refused(f"^--num_domains={text}: give whole numbers of at least 1"):
-            asked("num_domains", [text])
 
 
 # Results side by side
@@ -243,10 +230,8 @@ def test_two_stores_of_one_name_are_never_averaged_or_compared():
     assert second == "mine [22222222]: cxda - bn  +100.00  [+100.00, +100.00]  seeds 0,1"
 
 
-def test_unfinished_seeds_have_a_line_of_their_own_and_marked_data_a_note():
+def test_unfinished_seeds_have_a_line_of_their_own():
     results = [made("cxda", s, steps=2880, reached_step=2880 if s else 500, avg=50.0 * s) for s in range(3)]
-    marked = table([made(data_marks=["regenerated"])]).splitlines()
-    assert marked[1].startswith("b* ") and marked[2].startswith("* b: regenerated; not comparable with results")
     lines = table(results).splitlines()
     assert lines[1].startswith("b ") and "cxda†" in lines[1] and "cxda  " in lines[2] and "75.0 +- 25.0" in lines[2]
     assert lines[3] == "† b, cxda seed 0: unfinished, at step 500 of 2880; in no mean with finished seeds"
@@ -255,16 +240,12 @@ def test_unfinished_seeds_have_a_line_of_their_own_and_marked_data_a_note():
 
 
 def test_compiled_programs_are_kept_where_others_cannot_write(tmp_path, monkeypatch):
-    kept = []
-    monkeypatch.setattr(jax.config, "update", lambda name, value: kept.append((name, value)))
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     backend.keep_compiled()
     (folder,) = (tmp_path / "cxda_jax" / "compiled").iterdir()
-    assert folder.stat().st_mode & 0o777 == 0o700 and kept == [("jax_compilation_cache_dir", str(folder))]
+    assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o777)
     with refused(r"^{tmp}/\S+: others can write", tmp_path):
         backend.keep_compiled()
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "mine"))
-    backend.keep_compiled()
-    assert kept[1:] == [("jax_compilation_cache_dir", str(tmp_path / "mine"))]

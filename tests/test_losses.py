@@ -22,7 +22,6 @@ LOSSES = {
     "hard": lambda x: cross_entropy(x, LABELS),
     "some": lambda x: cross_entropy(x, LABELS, COUNTED),
     "none": lambda x: cross_entropy(x, LABELS, np.zeros(IMAGES, bool)),
-    "of the teacher": lambda x: consistency(TEACHER, x),
 }
 # One program for all tests.
 OURS = jax.jit(lambda x: {name: jax.value_and_grad(loss)(x) for name, loss in LOSSES.items()})
@@ -52,12 +51,9 @@ def test_all_equal_autograd(scale):
         np.testing.assert_allclose(ours[name][0], loss(x).detach(), rtol=1e-6, atol=2e-6, err_msg=name)
         np.testing.assert_allclose(ours[name][1], x.grad, rtol=0, atol=1e-6, err_msg=name)
     assert ours["none"][0] == 0 and not np.asarray(ours["none"][1]).any()
-    assert not np.asarray(ours["of the teacher"][1]).any()
 
 
-def test_infomax_lies_between_minus_log_classes_and_zero_and_certainty_is_finite():
-    for seed in range(5):
-        assert -np.log(CLASSES) - 1e-5 <= OURS(make_logits(5.0, seed))["infomax"][0] <= 1e-5
+def test_certainty_is_finite():
     sure = OURS(1e4 * SURE)
     np.testing.assert_allclose(sure["infomax"][0], -np.log(CLASSES), atol=1e-6)
     assert all(np.isfinite(x).all() for name in ("entropy", "infomax") for x in sure[name])

@@ -38,27 +38,16 @@ def damaged(path, damage):
 CARD = "store.json"
 STORES = [  # file of a good one, damage, what the line says before the fix
     (CARD, None, r"^{tmp}/store: not a data store \(no store.json\)"),
-    (CARD, ..., "store.json: .*Is a directory"),
-    (CARD, b"\xff\xfe\xfd", "not readable as JSON .*truncated data"),
     (CARD, b"[" * 100_000, "not readable as JSON .*nested too deeply"),
-    (CARD, b"[1]", "holds a list"),
     (CARD, leaf("format", to=99), "store format 99, this version reads 1"),
     (CARD, without("domains"), "no 'domains'"),
-    (CARD, without("sha256", "labels"), "sha256: no 'labels'"),
     (CARD, leaf("domains", 1, "rows", to=-30), "domain 'd1' has -30 rows"),
-    (CARD, leaf("domains", 1, "rows", to=30.5), "rows=30.5, expected a whole number"),
-    (CARD, leaf("domains", 1, "split", to="dev"), "split 'dev' is not one of train, val, test"),
     (CARD, leaf("domains", 8, "name", to="d0"), "domain 'd0' is in train and in test"),
-    (CARD, leaf("shape", to=[0, 16, 1]), r"shape=\[0, 16, 1\]"),
     (CARD, leaf("class_names", to=["a", "b"]), "labels.i32: labels in 0..3, but 2 classes"),
     (CARD, leaf("mean", to=[0.4, 0.5, 0.6]), r"mean=\[0.4, 0.5, 0.6\] .*channel"),
     (CARD, leaf("std", to=[0]), r"std=\[0\] has a zero"),
-    (CARD, leaf("marks", to="regenerated"), "marks='regenerated', expected a list"),
-    (CARD, leaf("fit", to="stretch"), "fit='stretch' is not one of squash, crop, pad"),
-    (CARD, leaf("background", to=[1, 2, 256]), "three whole numbers in 0..255"),
     (CARD, leaf("provenance", to="elsewhere"), "store.json differs from its recorded hash"),
     ("images.u8", cut(1), "images.u8: 69119 bytes, expected 69120"),
-    ("labels.i32", None, "labels.i32: 0 bytes, expected 1080"),
     *((name, flipped, f"{name} differs from its recorded hash") for name in ("images.u8", "labels.i32")),
 ]
 
@@ -82,7 +71,6 @@ HEADERS = [  # bytes that are no such file
     b"", WEIGHTS[:-3], (2**62).to_bytes(8, "little") + WEIGHTS[8:], WEIGHTS[:8] + b"[1]" + WEIGHTS[11:],
     *(WEIGHTS.replace(old, new) for old, new in ((b"F32", b"F8_"), (b"[4]", b"[5]"), (b'"shape"', b'"shaqe"'))),
 ]  # fmt: skip
-NO_FILE = r"no such file; give a \.safetensors or \.pth file, or ''$"
 OBJECTS = "other objects than tensors, or no pickle.*; save a model's state_dict"
 
 
@@ -96,19 +84,15 @@ def test_weights(tmp_path, monkeypatch):
     zeros = torch.zeros(3)
     monkeypatch.chdir(tmp_path)
     for name, data, said in [
-        ("missing.safetensors", None, NO_FILE),
         ("weights.h5", b"x", r"\.h5 is not \.safetensors, \.pth or \.pt"),
         ("a.safetensors", HTML, "a web page .*fetch it again"),
         *(("a.safetensors", data, "not a safetensors file of weights .*; fetch") for data in HEADERS),
         ("a.pth", pickle.dumps(Bomb()), OBJECTS),
         ("a.pth", saved({"a": zeros, "b": Bomb()}), OBJECTS),
         ("a.pth", saved({"a": zeros})[:-60], "holds no plain weights"),
-        ("a.pth", saved([zeros]), r"\(a list\); save a model's state_dict"),
-        ("a.pth", saved({"a": zeros.bfloat16()}), "no plain weights"),
     ]:
         path = tmp_path / name
-        if data is not None:
-            path.write_bytes(data)
+        path.write_bytes(data)
         with (
             refused(f"^(net.weights=)?{{tmp}}/{re.escape(name)}: .*{said}", tmp_path),
             as_fields({"net": {"weights": str(path)}}, "net"),
@@ -123,11 +107,10 @@ def test_layers_of_weights(tmp_path, monkeypatch):
     variables = {"params": {"trunk": {"conv1": {"kernel": np.zeros((7, 7, 3, 4), np.float32)}}}, "batch_stats": {}}
     first = np.ones((4, 3, 7, 7), np.float32)
     for arrays, net, said in [
-        ({"conv1.weight": first}, {"name": "cnn"}, "=a.*: only resnet50 .*net.name='cnn'"),
         ({"conv2.weight": first}, {}, "conv1.weight is missing; are these .* a ResNet-50"),
         ({"conv1.weight": first, "extra.weight": first}, {}, r"no extra.weight \(1 .*net.dont_load"),
         ({"conv1.weight": first * np.float32("nan")}, {}, "conv1.weight holds nan or infinity; fetch the file again"),
-        ({"conv1.weight": np.array(1, np.float32)}, {}, r"conv1.weight is \(\) .*the network's is \(7, 7, 3, 4\)"),
+        ({"conv1.weight": first[:1]}, {}, r"conv1.weight is \(.*the network's is \(7, 7, 3, 4\)"),
     ]:
         safetensors.save_file(arrays, "a.safetensors")
         options = {"name": "resnet50", "weights": "a.safetensors", "dont_load": ("fc",), **net}
@@ -140,13 +123,8 @@ CONFIGS = [  # damage of a good run's config.json, what the line says, the fix
     (cut(9), "not readable as JSON", RESTORE),
     (without("method"), "no 'method'", RESTORE),
     (leaf("method", to="cxdaa"), "method='cxdaa'.*did you mean 'cxda'.*choose from bn", "run/config.json"),
-    (leaf("net", to=3), "config.net=3: expected a group", RESTORE),
     (leaf("net", "width", to=True), "config.net.width=True: expected 128", RESTORE),
-    (leaf("net", "width", to=-16), "net.width=-16 must be at least 1", ""),
-    (leaf("attention", "headz", to=3), "config.attention.headz: .*no such field", RESTORE),
     (without("optimizer", "momentum"), "optimizer.momentum: missing", RESTORE),
-    (without("batch_norm"), "config.batch_norm: missing", RESTORE),
-    (leaf("data", "colour", to=True), "data.colour: .*no such field; fields: seed, writers", ""),
     (leaf("data", "writers", to=[1, "2", 3]), r"data.writers=\[1, '2', 3\]: expected \(240", ""),
     (leaf("benchmark", to="folder"), "data.name=None: expected a folder", ""),
 ]
@@ -180,18 +158,11 @@ def arrays(**changes):
 NPZ = "predictions.npz"
 RESULTS = [  # file of a good run, damage, what the line says before the fix
     ("result.json", without("seed"), "result.json: no 'seed'"),
-    ("result.json", leaf("avg", to=float("nan")), "avg is nan, but the predictions give 37.5000"),
     ("result.json", leaf("avg", to=99.0), "avg is 99.0000, but the predictions give 37.5000"),
-    ("result.json", leaf("train_minutes", to="3 min"), "train_minutes='3 min', expected a number or null"),
-    ("result.json", leaf("metric", to="auc"), "metric='auc' is not one of accuracy, macro_f1"),
-    ("config.json", without("episode"), "config.json: no 'episode'"),
     (NPZ, None, f"{NPZ}: missing"),
-    (NPZ, cut(99), f"{NPZ}: cut short, or no such file"),
     (NPZ, pickle.dumps(Bomb()), f"{NPZ}: cut short, or no such file"),
     (NPZ, arrays(labels=lambda a: np.array([[Bomb()]], object)), f"{NPZ}: Object arrays"),
-    (NPZ, flipped, f"{NPZ}: Bad CRC-32"),
     (NPZ, arrays(support=None), f"{NPZ}: no support"),
-    (NPZ, arrays(labels=lambda a: a["labels"][:0], predictions=lambda a: a["labels"][:0]), r"\(0, 4\)"),
     (NPZ, arrays(predictions=lambda a: a["predictions"][:5]), r"\(5, 4\) .*\(10, 4\)"),
 ]
 

@@ -4,7 +4,6 @@ import io
 import json
 import re
 import shutil
-import struct
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from cxda_jax.errors import UserError
 from cxda_jax.experiment import READERS
 from cxda_jax.study import preparing
 from tests import raw_fixtures as raws
-from tests.commands import command
 from tests.lines import HTML, npy, one_line, refused, set_to
 
 pytestmark = pytest.mark.gate
@@ -72,10 +70,6 @@ def replaced(old, new):
     return lambda content: content.replace(old, new, 1)
 
 
-def header(text):
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
-
-
 def changed(change):
     """A .npy file of the changed array."""
     return lambda old: npy(change(np.load(io.BytesIO(old))), allow_pickle=True)()
@@ -103,97 +97,61 @@ def table(*lines):
 
 
 W, JSON = "f0074_00", "femnist/train/all_data_0_niid_1_keep_100_train_9.json"
-OFFICIAL, NEW = "CIFAR-10-C", "CIFAR-10-C-new"
-FOG, SNOW, LABELS = f"{OFFICIAL}/fog.npy", f"{NEW}/train/snow_labels.npy", f"{OFFICIAL}/labels.npy"
+FOG, SNOW = "CIFAR-10-C/fog.npy", "CIFAR-10-C-new/train/snow_labels.npy"
 CLEAN, TINY = "cifar-10-batches-bin/data_batch_1.bin", f"Tiny-ImageNet-C/fog/3/{raws.WNIDS[0]}/{raws.WNIDS[0]}_0.JPEG"
-META, NAMES = "iwildcam_v2.0/metadata.csv", "iwildcam_v2.0/categories.csv"
-MINE, ANY = "site 1/kind0/00.png", "iwildcam_v2.0/train/*"
-PAGE = r"a web page \(HTML\).* fetch it again"
-MISSING, NO_FOLDER = "missing; extract the download again", "no such folder; extract the download again"
+META, ANY, MINE = "iwildcam_v2.0/metadata.csv", "iwildcam_v2.0/train/*", "site 1/kind0/00.png"
 UNREADABLE = r"not readable as an image \(.*; fetch or extract it again"
-NOT_NPY = r"cut short or not a .npy file \(.*; fetch it again"
-HUGE = b"{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000, 32, 32, 3), }\n"
-FIX, GOT = "; give a CSV file with the columns domain and split", "expected a domain and one of train, val, test, got"
 DOUBLE = json.dumps({"users": [W], "num_samples": [1], "user_data": {W: {}}}).encode()
-DEEP = b'"y": [' + b"[" * 9999 + b"]" * 9999 + b", "
 DAMAGE = {  # benchmark: file, damage, what is said
     "femnist": [
         ("femnist", None, "/femnist: no such folder; .* holds femnist/"),
-        ("femnist/test", None, "/test: no .json files; FEMNIST is read from"),
-        (JSON, HTML, PAGE),
+        (JSON, HTML, r"a web page \(HTML\).* fetch it again"),
         (JSON, cut(2000), "not a LEAF file .*cut short.*; fetch or make it again"),
-        (JSON, leaf("users", to=5), "not a LEAF file .*no list 'users'.*; fetch or make it again"),
         (JSON, leaf("num_samples", to=[4, 4]), "users and num_samples are not lists of one length"),
-        (JSON, leaf("num_samples", to=["4"]), "num_samples are not whole numbers"),
         (JSON, leaf("users", to=[1]), "users and user_data differ"),
-        *((f"femnist/{place}.json", DOUBLE, f"/{place}.json: writer {W} is also in train/.*; .* keep one")
-          for place in ("train/z", "val/a")),
+        ("femnist/val/a.json", DOUBLE, f"/val/a.json: writer {W} is also in train/.*; .* keep one"),
         (JSON, leaf("user_data", W, to={"x": []}), rf"writer {W}: not readable \(no 'y'\); fetch or make"),
         (JSON, leaf("user_data", W, "x", to=[[0.5] * 784] * 3), r"x \(3, 784\) .* expected \(4, 784\)"),
-        (JSON, leaf("user_data", W, "x", 3, 0, to=255), "pixels in 0..255, expected 0..1; fetch or make"),
         (JSON, leaf("user_data", W, "x", 0, to=[float("nan")] * 784), "pixels in nan..nan, expected 0..1; fetch"),
         *((JSON, leaf("user_data", W, "y", 0, to=y), "labels are not integers in 0..61; fetch") for y in (62, 1.5, -1)),
-        (JSON, replaced(b'"y": [', DEEP), f"writer {W}: not readable .*nested too deeply"),
     ],
     "cifar_c": [
-        (NEW, None, f"/{NEW}: no such folder; .* holds {NEW}/"),
-        (f"{NEW}/val", None, f"/{NEW}/val: no such folder; CIFAR-C is read from"),
-        (FOG, None, f"/{FOG}: {MISSING}"),
-        *((FOG, x, f"/{FOG}: {NOT_NPY}") for x in (cut(9), b"", header(HUGE))),
+        (FOG, None, f"/{FOG}: missing; extract the download again"),
+        (FOG, cut(9), rf"/{FOG}: cut short or not a .npy file \(.*; fetch it again"),
         (FOG, changed(lambda a: a.astype(object)), f"/{FOG}: holds Python objects, .*refused"),
-        *((FOG, changed(change), r"holds \w+ \(.*\), expected uint8 \(n, 32, 32, 3\); fetch")
-          for change in (np.uint16, lambda a: a.swapaxes(1, 3), lambda a: a[:0])),
+        (FOG, changed(np.uint16), r"holds \w+ \(.*\), expected uint8 \(n, 32, 32, 3\); fetch"),
         (FOG, changed(lambda a: a[:-1]), f"/{FOG}: 24 images, expected five equal blocks, .*; fetch it again"),
-        (LABELS, changed(lambda a: a + np.eye(25, dtype=np.uint8)[0]), "not one list five times over; fetch"),
+        ("CIFAR-10-C/labels.npy", changed(lambda a: a + np.eye(25, dtype=np.uint8)[0]), "not one list five times over"),
         (SNOW, changed(lambda a: a[:5]), f"/{SNOW}: 5 labels for the 25 images of snow.npy; .* fetch both again"),
         *((SNOW, npy(np.full(25, v))(), f"/{SNOW}: a label is {v}, expected whole numbers in 0..9; fetch")
-          for v in (1.5, np.nan, -1, 10)),
-        (SNOW, npy(np.zeros((25, 2), int))(), r"expected whole numbers \(n,\) or \(n, 1\)"),
+          for v in (1.5, -1, 10)),
     ],
     "regenerated": [
-        (CLEAN, None, f"/{CLEAN}: {MISSING}"),
         (CLEAN, cut(100), f"/{CLEAN}: 30630 bytes are not rows of a label .*; fetch it again"),
-        (CLEAN, lambda old: b"\x0a" + old[1:], f"/{CLEAN}: 30730 bytes are not rows of a label"),
         (CLEAN, cut(3073), r"regenerate: 4 clean images of class \d, at least 5 are needed; extract"),
     ],
     "tiny_imagenet_c": [
-        ("Tiny-ImageNet-C/fog", None, f"/fog/1: {NO_FOLDER}"),
         (TINY.rpartition("/")[0], None, r"/fog/3: class folder n\d+ is missing \(3 of 4\); .* extract"),
-        ("Tiny-ImageNet-C/fog/3/n99/a.JPEG", b"x", r"class folder n99 is not in the others \(5 of 4\); .* extract"),
-        ("*/**/n[0-9]*", None, "/Tiny-ImageNet-C: no class folders .*; extract"),
         (TINY, None, "/fog/3/n01443537: no images; extract"),
-        (TINY, HTML, f"/{TINY}: {PAGE}"),
         (TINY, picture(32, "JPEG"), f"/{TINY}: 32x32 pixels, expected 64x64; fetch it again"),
         (TINY, picture(64, "JPEG", 900), f"/{TINY}: {UNREADABLE}"),
     ],
     "iwildcam": [
-        (META, None, f"/{META}: {MISSING}"),
         (META, replaced(b"location_remapped", b"place"), "no column 'location_remapped'; is it WILDS version 2.0"),
-        (META, rows(), f"/{META}: no lines; fetch it again"),
-        (META, lambda old: old + "é".encode("latin-1"), "not readable as CSV .*; is it WILDS"),
-        (META, rows(b"0,test,9"), "line 2 is not understood .*y=None, filename=None.*; fetch"),
         (META, row(split="id_toast"), r"line 2 is not understood \(split='id_toast'"),
         (META, row(filename="../../a.jpg"), "line 2 is not understood .*filename='../../a.jpg'"),
         (META, row(y=1), "labels y are not 0..0 without gaps; fetch it again"),
         (META, rows(b"0,train,7,1,0,s0,0,0,2013,a.jpg,a", b"0,test,7,1,0,s0,0,0,2013,b.jpg,b"),
          "location 7 is in train and in test; fetch"),
-        (NAMES, replaced(b"4,40,animal 4\n", b""), "no category with y=4, .*; fetch it again"),
-        (ANY, None, f".jpg: {MISSING}"),
         (ANY, lambda old: old[:300], f".jpg: {UNREADABLE}"),
     ],
     "folder": [
         ("*", None, "/raw: no images; expected DOMAIN/CLASS/IMAGE with .bmp, .gif, "),
-        ("site [1-9]", None, "no domain has 40 images; add images or lower min_images"),
         (MINE, raws.png(40_000, 40_000, 8, 2, b"\0" * 1000), rf"/{MINE}: not readable as an image \(too many pixels\)"),
-        *((f"site 1/kind0/a.{kind}", picture(40, kind, most), f"/a.{kind}: {UNREADABLE}")
-          for kind, most in [("JPEG", 300), ("TIFF", 900)]),
     ],
     "split_csv": [
-        ("split.csv", None, f"split_csv={{tmp}}/raw/split.csv: No such file or directory{FIX}"),
-        ("split.csv", b"domain;split\nsite 1;val\n", f"split.csv: no column 'domain'{FIX}"),
-        ("split.csv", table(), f"split.csv: no lines{FIX}"),
-        ("split.csv", table(b"x" * 500 + b",dev"), rf"split.csv: line 2: {GOT} 'x+\.\.\.x+', 'dev'"),
-        ("split.csv", table(b"elsewhere,val"), "split.csv: line 2: .*elsewhere.* holds no images; remove the line"),
+        ("split.csv", b"domain;split\nsite 1;val\n", "split.csv: no column 'domain'; give a CSV file"),
+        ("split.csv", table(b"x" * 500 + b",dev"), r"split.csv: line 2: .*, got 'x+\.\.\.x+', 'dev'"),
         ("split.csv", table(b"site 1,val", b"site 1,test"), "line 3: 'site 1' is already in 'val'; remove a line"),
     ],
 }  # fmt: skip
@@ -239,16 +197,3 @@ def test_no_reader_may_give_a_domain_to_two_splits(tmp_path, good_raws):
     with refused(f"domain {pieces[0].domain!r} is in train and in test; ", tmp_path):
         preparing.prepare(raw, tmp_path / "store", 1)
     assert not read and not list(tmp_path.iterdir())
-
-
-def test_faults_of_the_command_line(tmp_path, good_raws):
-    for arguments, message in [
-        ("--benchmark=femnits", "--benchmark='femnits' is unknown; did you mean 'femnist'"),
-        ("--benchmark=femnist --tfds", "--tfds: femnist has no such option; see --help"),
-        ("--benchmark=femnist --skip_bad=1", "--skip_bad: femnist has no such option; see --help"),
-        ("--benchmark=folder --fit=stretch", "flag --fit=stretch"),
-        ("--benchmark=femnist --strict", "--strict: train domains: 2, but the paper's 262; fetch the files again"),
-    ]:
-        where = f"--raw_dir={good_raws}/femnist", f"--data_dir={tmp_path}/data"
-        line = command("prepare", *arguments.split(), *where, code=2)
-        assert message in line and line.count("\n") == 1 and not (tmp_path / "data").exists()

@@ -1,9 +1,7 @@
 """Training and evaluation over several devices and processes give what one device gives."""
 
-import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +13,7 @@ from safetensors.numpy import load_file
 
 from cxda_jax import hosts
 from cxda_jax.experiment import METHODS
-from tests.commands import command, wait_until
+from tests.commands import wait_until
 from tests.lines import ROOT
 from tests.nets import build_method
 
@@ -104,17 +102,15 @@ def test_two_devices_train_and_test_as_one_and_take_over_what_one_saved(fixed_st
     assert floats == ["all-reduce f32"] and len(one["exchanges"]) == 0
 
 
-@pytest.mark.parametrize(("processes", "which", "step", "delay"), [
-    pytest.param(2, 0, 3, 0.0, marks=gate), pytest.param(2, 1, 11, 0.1, marks=exhaustive),
-    pytest.param(4, 2, 7, 0.1, marks=exhaustive),
+@pytest.mark.parametrize(("processes", "which", "step"), [
+    pytest.param(2, 0, 3, marks=gate), pytest.param(4, 2, 7, marks=exhaustive),
 ])  # fmt: skip
 def test_a_killed_process_ends_all_with_one_line_and_loses_nothing(
-    fixed_store, alone, tmp_path, processes, which, step, delay
+    fixed_store, alone, tmp_path, processes, which, step
 ):
     """All others end within a minute; a restart, here by one process, ends as if nothing had been."""
     started = start(fixed_store, tmp_path, "small", processes)
     wait_for_step(tmp_path, step, started)
-    time.sleep(delay)
     if started[which].poll() is None:
         started[which].kill()
         codes = ends(started)
@@ -125,14 +121,6 @@ def test_a_killed_process_ends_all_with_one_line_and_loses_nothing(
         started = start(fixed_store, tmp_path, "small")
     finish(tmp_path, started)
     assert_same(arrays(alone, "small"), arrays(tmp_path, "small"))
-
-
-@gate
-def test_a_missing_process_is_one_line(fixed_store, tmp_path):
-    given = os.path.dirname(fixed_store.images.filename), str(tmp_path), "small", 1, 0, 2, free_port()
-    code = f"from cxda_jax import hosts; hosts.MEET = 3; from tests.peers import mesh_process as m; m.main(*{given})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode and "not all processes came within 3 s" in done.stderr.splitlines()[-1], done.stderr[-1500:]
 
 
 @exhaustive
@@ -146,36 +134,3 @@ def test_all_devices_and_processes_train_and_test_each_method_as_one(fixed_store
     trained(fixed_store, tmp_path / "many", names, *layout)
     for name in names.split(","):
         assert_same(arrays(tmp_path / "one", name), arrays(tmp_path / "many", name))
-
-
-@exhaustive
-def test_a_signal_to_one_process_stops_all_after_the_same_step(fixed_store, alone, tmp_path):
-    started = start(fixed_store, tmp_path, "small", 2)
-    wait_for_step(tmp_path, 3, started)
-    started[1].send_signal(signal.SIGTERM)
-    assert ends(started) == [128 + signal.SIGTERM] * 2
-    for which in range(2):
-        assert (tmp_path / f"err{which}.txt").read_text().splitlines()[-1].startswith("stopped by SIGTERM; nothing")
-    newest = max(int(p.name) for p in (tmp_path / "small" / "last").iterdir() if p.name.isdecimal())
-    assert 3 <= newest < STEPS
-    trained(fixed_store, tmp_path, "small", 2)
-    assert_same(arrays(alone, "small"), arrays(tmp_path, "small"))
-
-
-@exhaustive
-def test_the_commands_train_and_test_in_two_processes_as_in_one(smoke, tmp_path):
-    one, two, data = tmp_path / "one", tmp_path / "two", f"--data_dir={smoke[0]}/data"
-    same = "train", "--config=glyphs:cxda,smoke", "--config.train.tasks_per_step=4", data
-    command(*same, f"--workdir={one}")
-    meet = "--distributed", f"--coordinator=localhost:{free_port()}", "--num_processes=2", f"--workdir={two}"
-    line, pipe = [sys.executable, "-m", "cxda_jax", *same, *meet], subprocess.PIPE
-    started = [subprocess.Popen([*line, f"--process_id={which}"], cwd=ROOT, text=True, stdout=pipe, stderr=pipe)
-               for which in range(2)]  # fmt: skip
-    (first, _), (second, _) = said = [process.communicate(timeout=300) for process in started]
-    assert [process.returncode for process in started] == [0, 0], said
-    assert "accuracy" in first and "process 1" in second and len(second.splitlines()) < len(first.splitlines())
-    rows = [json.loads((run / "result.json").read_text()) for run in (one, two)]
-    assert abs(rows[0]["avg"] - rows[1]["avg"]) < 1 and rows[0]["config_hash"] == rows[1]["config_hash"]
-    with np.load(one / "predictions.npz") as alone, np.load(two / "predictions.npz") as together:
-        for name, array in alone.items():  # sums in another order move the last bits of the weights
-            assert (array == together[name]).mean() > 0.99, name

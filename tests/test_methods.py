@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cxda_jax.config import default
-from cxda_jax.errors import UserError
 from cxda_jax.experiment import NETS
 from docs.examples import entries
 from tests.conftest import make_episode
@@ -24,8 +23,8 @@ INNER = ("erm", "bn", "cxda")
 TWINS = ("erm_iid", "cxda_loo", "cxda_p2p", "ft_im", "bn_alpha", "cxda-flat")
 
 
-def each(*names, inner=INNER, rare=TWINS):
-    rings = {**dict.fromkeys(inner, ()), **dict.fromkeys(rare, pytest.mark.exhaustive)}
+def each(*names, rare=TWINS):
+    rings = {**dict.fromkeys(INNER, ()), **dict.fromkeys(rare, pytest.mark.exhaustive)}
     return [pytest.param(name, marks=rings.get(name, pytest.mark.gate)) for name in names]
 
 
@@ -90,12 +89,8 @@ def test_an_empty_support_falls_back_to_the_plain_path(name, case):
     logits, erm = of_few(name)[0], case_of("erm")
     parts = [jax.tree.map(np.shape, [c.variables["params"][part] for part in ("trunk", "head")]) for c in (case, erm)]
     assert np.isfinite(logits).all()
-    if case.method.name == "cxda_any":  # its learned tokens answer too
-        assert not np.allclose(logits, erm.predict(case.variables, EPISODE.query), atol=1e-4)
-    elif parts[0] == parts[1]:
+    if parts[0] == parts[1] and case.method.name != "cxda_any":  # whose learned tokens answer too
         close(logits, erm.predict(case.variables, EPISODE.query))
-    elif not case.method.uses_support:
-        close(logits, case.answer(EPISODE))
 
 
 def test_one_program_adapts_to_any_images_in_its_places(name, case):
@@ -120,15 +115,6 @@ def test_one_program_adapts_to_any_images_in_its_places(name, case):
     assert len(case.traced) <= traced + 2, "one adapt and one predict"
 
 
-def test_what_has_no_training_starts_from_another_methods_variables(case):
-    if not case.method.trains_as:
-        return
-    other = case_of(case.method.trains_as)
-    assert not other.method.trains_as
-    jax.tree.map(np.testing.assert_array_equal, case.fresh, other.fresh)
-    jax.tree.map(np.testing.assert_array_equal, *(c.loss(case.fresh, EPISODE, KEY) for c in (case, other)))
-
-
 @pytest.mark.parametrize("name", each("bn", "cxda", "cml", "icrm", "lame", rare=("cml", "lame")))
 def test_a_batch_of_episodes_equals_a_loop(name):
     case = case_of(name)
@@ -146,8 +132,7 @@ def test_a_batch_of_episodes_equals_a_loop(name):
 # The tests above are of the default network. Of the others each method meets one, and some meet both.
 
 OTHERS = [net for net in (*NETS, *entries.NETS) if net != default().net.name]
-LIKE = "erm_iid", "cxda_loo", "ft_im", "sf_ocda", "cotta"  # their parts that see the network are those of others
-PAIRS = [(name, OTHERS[i % len(OTHERS)]) for i, name in enumerate(ALL) if name not in LIKE]
+PAIRS = [(name, OTHERS[i % len(OTHERS)]) for i, name in enumerate(ALL)]
 PAIRS += [("bn", "vit"), ("cml", "resnet50"), ("cxda_any", "vit")]
 RUN = {("bn", "vit"), ("cml", "resnet50"), ("cxda_any", "vit"), ("icrm", "vit")}
 
@@ -168,11 +153,8 @@ def test_a_method_works_with_another_network(name, net):
         supports = episode.support, jax.tree.map(lambda x: x[:0], episode.support)
         return learned, [method.predict(method.adapt(variables, own, KEY), episode.query) for own in supports]
 
-    learned, (logits, plain) = jax.eval_shape(everything, variables, EPISODE)
+    _, (logits, plain) = jax.eval_shape(everything, variables, EPISODE)
     assert logits.shape == plain.shape == (8, 4)
-    if learned:
-        aux = learned[0][1]
-        assert jax.tree.map(np.shape, aux["batch_stats"]) == jax.tree.map(np.shape, variables["batch_stats"])
     if (name, net) in RUN:
         ((_, aux), grads), (logits, plain) = jax.jit(everything)(fill(variables), EPISODE)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((aux, grads, logits)))
@@ -181,28 +163,17 @@ def test_a_method_works_with_another_network(name, net):
         assert np.array_equal(logits, plain) is (name == "bn")  # vit has no statistics
 
 
-def test_what_a_network_lacks_is_named():
-    with pytest.raises(UserError, match="net.name='vit' has no adapters; .* cnn, resnet50"):
-        build_method("sla", net__name="vit")
-    method = build_method("ft_em", net__name="vit", finetune__trainable="batch_norm")
-    variables = jax.eval_shape(method.init, KEY, EPISODE.support)
-    with pytest.raises(UserError, match="trainable='batch_norm': .* no batch normalisation .* 'all'"):
-        jax.eval_shape(method.adapt, variables, EPISODE.support, KEY)
-
-
 @pytest.mark.gate
 @pytest.mark.parametrize("name", ["bn", "cxda"])
-def test_own_statistics_in_training_and_a_share_of_the_supports(name):
+def test_a_share_of_the_supports_statistics_counts(name):
+    """As `momentum` says; and a tenth of them moves the running ones in training."""
     case, variables = case_of(name), case_of(name).fresh
-    own, half = build_method(name, batch_norm__statistics="own"), build_method(name, batch_norm__momentum=0.5)
+    half = build_method(name, batch_norm__momentum=0.5)
 
     def statistics(adapted):
         return (adapted if name == "bn" else adapted.variables)["batch_stats"]
 
-    found = jax.jit(lambda: (own.loss(variables, EPISODE, KEY)[0], half.adapt(variables, EPISODE.support, KEY)))()
-    plain, of_erm = case.loss(variables, EPISODE, KEY), case_of("erm").loss
-    assert abs(found[0] - plain[0]) > 1e-3
-    assert name != "bn" or abs(found[0] - of_erm(variables, EPISODE, KEY)[0]) < 1e-6
+    found, plain = jax.jit(half.adapt)(variables, EPISODE.support, KEY), case.loss(variables, EPISODE, KEY)
     exact, stored = statistics(case.adapt(variables, EPISODE.support, KEY)), variables["batch_stats"]
-    for share, blended in ((0.5, statistics(found[1])), (0.1, plain[1]["batch_stats"])):
+    for share, blended in ((0.5, statistics(found)), (0.1, plain[1]["batch_stats"])):
         close(blended, jax.tree.map(lambda o, e, a=share: (1 - a) * np.asarray(o) + a * np.asarray(e), stored, exact))

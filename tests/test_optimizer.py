@@ -62,7 +62,6 @@ def test_thirty_steps_equal_torch():
 
 RATES = {  # of the first steps of six
     "sgd(learning_rate=5e-1,)": [0.5] * 6,
-    " identity(), scale(-0.5) ": [0.5] * 6,
     "sgd(piecewise_constant_schedule(0.5, {2: 0.1, 4: 0.5}))": [0.5, 0.5, 0.05, 0.05, 0.025, 0.025],
     "sgd(linear_schedule(0.6, 0.0, steps))": [0.6, 0.5, 0.4, 0.3, 0.2, 0.1],
     "sgd(join_schedules([constant_schedule(0.1), linear_schedule(0.3, 0.1, 2)], [3]))": [0.1] * 3 + [0.3, 0.2, 0.1],
@@ -88,29 +87,14 @@ def test_a_chain_replaces_the_other_fields_and_a_share_scales_its_updates():
     close(slow, expected[1])
 
 
-def test_a_chain_that_remembers_the_first_parameters_holds_a_copy():
-    """Else a step whose arguments are donated would get one array twice."""
-    start = jax.device_put(START[0])
-    tx = read_chain("chain", "scale_by_distance_over_gradients(), scale(-1.0)", 3)
-    state = jax.tree.leaves(tx.init(start))
-    assert start.unsafe_buffer_pointer() not in {leaf.unsafe_buffer_pointer() for leaf in state}
-    assert any(np.array_equal(leaf, START[0]) for leaf in state)
-
-
 WRONG = {
     "adamq(0.1)": "optax has no transformation adamq, did you mean adam",
-    "apply_updates(1, 2)": "optax has no transformation apply_updates",
     "__import__('os').system('touch pwned')": "is no call",
-    "sgd(rate)": "rate is no number, text, steps or schedule",
-    "sgd(steps ** steps)": "is no number",
     "sgd(open('x'))": "optax has no schedule open",
-    "sgd(**{'learning_rate': 0.1})": "is no argument",
     "sgd(-1e999)": "not finite",
     "sgd()": "missing 1 required positional argument: 'learning_rate'",
     "clip(1.0) adam(0.1)": "invalid syntax",
-    "lbfgs()": "",
     "add_noise(0.1, 0.5, 3)": "random keys, which no checkpoint keeps",
-    "sgd(" + "(" * 300 + ")" * 300 + ")": "",
     "sgd(" + "1" * 2000 + ")": "2005 characters, 1000 at most",
 }
 

@@ -43,14 +43,10 @@ GET = "def get_config(argument=None):\n    "
 PART = "from ml_collections import ConfigDict\nget_config = lambda _: ConfigDict({'benchmark': 'x'})\n"
 FILES = [  # text of mine.py, what follows --config=, what the line says
     ("missing", None, "xyz", "no file xyz; give a file's path, or one of .*glyphs"),
-    ("a folder", None, "configs", "no file configs; did you mean configs/"),
     ("unknown variant", None, "configs/glyphs.py:cxda,smok", "variant 'smok' is unknown; .* :cxda,smoke"),
     ("syntax error", "def get_config(:\n", "mine.py", r"SyntaxError: .*\(mine.py, line 1\); --debug"),
-    ("no get_config", "c = 1\n", "mine.py:cxda", r"no get_config\(argument\); see configs/glyphs.py"),
     ("raises", GET + "return 1 / 0\n", "mine.py", "ZeroDivisionError: division by zero; --debug"),
-    ("raises a value error", GET + "raise ValueError('a\\n' + 'b ' * 400)\n", "mine.py", r"a b b b .*\.\.\.b b"),
     ("takes no variant", "def get_config():\n    pass\n", "mine.py:cxda", "TypeError: get_config.* 0 positional"),
-    ("returns nothing", GET + "pass\n", "mine.py", "returns a NoneType; start from .*default"),
     ("returns a part", PART, "mine.py", "returns a config without .*; start from .*default"),
 ]
 
@@ -78,14 +74,10 @@ def test_a_text_is_read_as_the_fields_kind():
 REFUSED = [  # --config.NAME=TEXT, what the line says after its first part --config.NAME
     ("optimizer.learning_rat", "1", "config.optimizer has no field 'learning_rat'; did you mean 'learning_rate'"),
     ("zzz", "1", "config has no field 'zzz'; fields: attention, augment, batch_norm, .*"),
-    ("", "1", "config has no field ''; fields: attention"),
-    ("seed.x", "1", "config.seed is a single value, it has no field 'x'"),
     ("episode", "5", "is a group; set one of its fields: num_domains, num_query, per_domain, replacement"),
     *[("train.steps", text, f"={text}: expected a int such as") for text in ("ten", "1e3", "", "1.0", "9" * 20)],
     *[("optimizer.learning_rate", t, f"={t}: expected a finite float such as") for t in ("nan", "inf", "0.01,")],
-    ("episode.replacement", "maybe", "=maybe: expected a bool such as False"),
     *[("data.writers", t, r": expected a tuple such as \(6, 5, 5\)") for t in ("7", "(1, 2.5, 3)", "__import__('os')")],
-    *[("net.stages", text, ": expected a tuple such as") for text in (f"({'1,' * 600})", "(" * 600 + ")" * 600)],
 ]
 
 
@@ -144,12 +136,9 @@ def test_random_overrides_are_each_taken_or_refused_in_one_line(count):
 
 DATA = [  # benchmark, the field, its text, what the line says
     ("glyphs", "data.writers", "(6, 5)", "data.writers=.*: give three counts of at least 1"),
-    ("glyphs", "data.drawings", "0", "data.drawings=0 must be at least 1"),
     ("glyphs_c", "data.images", "-3", "data.images=-3 must be at least 1"),
-    ("glyphs_c", "data.seed", "-3", "data.seed=-3 must not be negative"),
     ("glyphs", "benchmark", "glyphs_d", "benchmark='glyphs_d' is unknown; did you mean 'glyphs_c'"),
     ("folder", "data.name", "mine", "{tmp}/mine: no prepared data; .*prepare --benchmark=folder .*--name=mine"),
-    ("folder", "data.name", "a\0b\n界" + "x" * 300, ".*no prepared data"),
     ("femnist", "data.name", "../elsewhere", r"{tmp}/\.\./elsewhere: no prepared data; .*--name=\.\./elsewhere"),
 ]
 
@@ -158,9 +147,7 @@ def test_data_options_and_absurd_numbers(tmp_path):
     for benchmark, name, text, said in DATA:
         with refused(f"^{said}", tmp_path):
             open_data(read(f"{benchmark}:cxda,smoke", [(name, text)]), tmp_path)
-    for value in (2**62, 100_001, -(2**62), 0):
-        of_glyphs = {"drawings": value}, {"writers": (1, value, 1)}, {"writers": (value,) * 300}
-        for benchmark, data in [*(("glyphs", data) for data in of_glyphs), ("glyphs_c", {"images": value})]:
-            with refused(f"data.{next(iter(data))}="):
-                BENCHMARKS[benchmark]({"benchmark": benchmark, "data": data}, tmp_path)
+    for benchmark, data in (("glyphs", {"drawings": 2**62}), ("glyphs", {"writers": (1, 0, 1)})):
+        with refused(f"data.{next(iter(data))}="):
+            BENCHMARKS[benchmark]({"benchmark": benchmark, "data": data}, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -11,20 +11,16 @@ import pytest
 from cxda_jax import augment
 from cxda_jax.config import as_fields, check_stored, default
 from cxda_jax.data import glyphs
-from cxda_jax.data.episodes import EpisodeSpec, check_spec
-from cxda_jax.data.sources import SOURCES
-from cxda_jax.errors import UserError
-from cxda_jax.experiment import NETS, SMALLEST
+from cxda_jax.data.episodes import EpisodeSpec
 from cxda_jax.fields import FIELDS, Field, Group
 from cxda_jax.methods import anytime, cotta, cxda, erm, finetune, frozen, icrm
 from cxda_jax.nets import attention, cnn, context, pretrained, resnet, transformer
-from cxda_jax.optimizers import OPTIMIZERS, make_optimizer
-from cxda_jax.train import NotFinite, Schedule
+from cxda_jax.optimizers import make_optimizer
+from cxda_jax.train import Schedule
 from docs.examples import entries
 from docs.examples.prior_shift import prior_shift
-from tests.commands import command
 from tests.lines import refused
-from tests.nets import build_method, make_net
+from tests.nets import make_net
 
 CONFIG = json.loads(json.dumps(default().to_dict()))
 NET = make_net((16, 16, 1), 4)
@@ -51,15 +47,6 @@ def test_a_parameter_becomes_a_field():
         groups = (group, "train") if group == "finetune" else (group,)  # both have `steps`; the first counts
         with refused(f"^{field}"), as_fields(CONFIG | {"data": {"seed": -1}}, *groups):
             call()
-
-
-def test_a_wrong_field_is_named_with_its_fix_whatever_the_method():
-    """tests/test_build.py has all ranges and choices. sf_ocda does not read the last of these."""
-    wrong = ("finetune.rate", 1e300, "lower it"), ("strong.blur", 1e-4, "0 to switch it off"), ("cml.convs", 1, "2, 3")
-    for field, value, fix in wrong:
-        large = {"optimizer__learning_rate": 1e10} if value == 1e300 else {}
-        with refused(rf"^{field}={re.escape(repr(value))} .*{re.escape(fix)}"):
-            build_method("sf_ocda", **{field.replace(".", "__"): value}, **large)
 
 
 # Callables that take all fields of a group.
@@ -89,18 +76,6 @@ def test_defaults_of_signatures_are_those_of_the_schema(entry):
     shared = {name for name in defaults if name in fields} - set(others)
     assert shared and {n: defaults[n] for n in shared} == {n: fields[n].default for n in shared}
     assert entry not in WHOLE or shared == set(fields)
-
-
-def test_choices_of_the_schema_are_the_registries_keys():
-    choices = {f"{g}.{n}": f.choices for g in ("net", "optimizer", "train") for n, f in FIELDS[g].fields.items()}
-    assert choices["net.name"] == tuple(NETS) and choices["optimizer.name"] == tuple(OPTIMIZERS)
-    assert choices["train.source"] == tuple(SOURCES)
-    assert choices["net.padding"] == tuple(cnn.PADDINGS) == tuple(SMALLEST)
-    for entry in FIELDS.values():
-        for field in entry.fields.values() if isinstance(entry, Group) else [entry]:
-            assert not field.choices or field.default in field.choices
-            assert not field.within or field.within.holds(field.default)
-            assert field.help.endswith((".", "..."))
 
 
 def stored(**groups):
@@ -137,27 +112,3 @@ def test_a_config_of_an_earlier_version_gets_the_defaults_of_what_it_lacks(monke
     monkeypatch.setitem(FIELDS["net"].fields, "needed", Field(1, "New."))
     with refused(r"^config\.net\.needed: missing, .* train again"):
         stored()
-
-
-def test_names_amid_a_message_become_fields_and_words_do_not(fixed_store):
-    for groups, said in (
-        ((), r"images, per_domain \+ num_query"), (("episode",), r"episode.per_domain \+ episode.num_query"),
-    ):  # fmt: skip
-        with refused(f"{said} needs 40;"), as_fields(CONFIG, *groups):
-            check_spec(EpisodeSpec(num_domains=2), fixed_store, "train")
-    text = "the steps of 'num_query=3' in train.steps=2, x/steps=1: epochs, --steps=3"
-    with refused(f"^{text}$"), as_fields(CONFIG, "train", "episode"):
-        raise UserError(text)
-
-
-@pytest.mark.gate
-def test_the_launcher_adds_the_flag_that_shows_a_step(tmp_path, data_dir):
-    bare = str(NotFinite(1))
-    assert bare.startswith("step 1: the loss") and "--" not in bare
-    told = command(
-        "train", "--config=glyphs:erm,smoke", f"--workdir={tmp_path}/run", f"--data_dir={data_dir}",
-        "--config.data.writers=(5, 5, 5)", "--config.data.drawings=41", "--config.optimizer.learning_rate=1e15",
-        "--config.train.log_every=1", "--config.net.width=8", "--config.episode.per_domain=1", code=2,
-    )  # fmt: skip
-    assert re.search(r"step (\d+): .* are not finite; .*; the same command with --replay_step=\1 shows", told), told
-    assert "optimizer.learning_rate" in told

@@ -1,9 +1,8 @@
-"""Raw downloads to stores: every value from its place, and every fault in one line."""
+"""Raw downloads to stores: every value from its place."""
 
 import json
 import shutil
 import time
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,14 +10,12 @@ import pytest
 from cxda_jax.data import corruptions
 from cxda_jax.data.readers import cifar_c, tiny_imagenet_c
 from cxda_jax.data.readers.folder import random_splits
-from cxda_jax.data.readers.raw import Piece, RawData, Rows, read_pieces
+from cxda_jax.data.readers.raw import Piece, Rows, read_pieces
 from cxda_jax.data.store import SPLITS, open_store
 from cxda_jax.experiment import READERS
 from cxda_jax.study import preparing
 from tests import raw_fixtures as raws
 from tests.commands import command
-from tests.conftest import INFO
-from tests.lines import refused
 
 pytestmark = pytest.mark.gate
 
@@ -96,12 +93,6 @@ def test_cifar_c_value_by_value(tmp_path):
     assert {*counts, "train domains: 56, as in the paper", "test images: 110, the paper's: 220000"} <= {*lines}
     assert f"sha256 {found.sha256}" in lines
     assert (tmp_path / "cifar_c" / "sheet.png").exists()
-    # Labels may also be whole floats, and a column.
-    for number, path in enumerate(sorted((tmp_path / "CIFAR-10-C-new" / "train").glob("*_labels.npy"))):
-        labels = np.load(path).astype((np.float64, np.float32, np.int64, np.uint8)[number % 4])
-        np.save(path, labels[:, None] if number % 3 else labels)
-    np.save(tmp_path / "CIFAR-10-C" / "labels.npy", np.load(tmp_path / "CIFAR-10-C" / "labels.npy")[:, None] * 1.0)
-    assert stored(tmp_path, "cifar_c").sha256 == found.sha256
 
 
 def test_tiny_imagenet_c_value_by_value(tmp_path):
@@ -137,8 +128,6 @@ def test_folder_value_by_value(tmp_path):
         np.testing.assert_array_equal(images, np.broadcast_to(colour[:, None, None], images.shape))
     again = command("prepare", *arguments)
     assert "is there already" in again and found.sha256 in again
-    kept = command("prepare", *arguments, "--name=all", "--min_images=1", "--seed=3")
-    assert "left out" not in kept and len(open_store(tmp_path / "data" / "all").split) == 8
 
 
 def test_folder_splits_follow_the_seed():
@@ -178,58 +167,14 @@ def test_cifar_c_regenerated(tmp_path, monkeypatch):
     assert not np.array_equal(cifar_c.hold_out(labels, 2)["val"], held["val"])
 
 
-def test_tiny_imagenet_c_regenerated(tmp_path, monkeypatch):
-    few = {"train": [("frost", 1), ("contrast", 5)], "val": [("saturate", 1)], "test": [("fog", 1)]}
-    monkeypatch.setattr(tiny_imagenet_c, "DOMAINS", few)
-    raws.write_tiny_imagenet_c(tmp_path, per_class=1)
-    shutil.rmtree(tmp_path / "Tiny-ImageNet-C-new")
-    raws.write_tiny_imagenet(tmp_path)
-    found = stored(tmp_path, "tiny_imagenet_c", regenerate=True)
-    assert found.info.marks == ("regenerated",) and found.info.class_names == raws.WNIDS
-    images, labels = rows(found, "contrast 5", "train")
-    assert (np.bincount(labels) == 10).all()
-    again = corruptions.as_jpeg(images, 85)  # it has been through this already, which the published files have too
-    assert np.abs(again.astype(int) - images).mean() < 0.05
-    # Of its contrast a twentieth is left (Tiny's constant; CIFAR's is 0.15); the clean means and spread are known.
-    assert np.abs(images.mean((1, 2, 3)) - (75 + 25 * labels + 9)).max() < 2
-    assert np.abs(images.std((1, 2, 3)) - 0.05 * 150 / np.sqrt(12)).max() < 0.5
-    assert (np.bincount(rows(found, "saturate 1", "val")[1]) == 3).all()
-
-
-def test_cifar_c_through_tensorflow_datasets(tmp_path, monkeypatch):
-    tfds = pytest.importorskip("tensorflow_datasets")
-    few = {"train": [("contrast", 3)], "val": [("saturate", 1)], "test": [("elastic_transform", 5)]}
-    monkeypatch.setattr(cifar_c, "DOMAINS", few)
-    rng = np.random.default_rng(0)
-
-    def write(name, config, split, count):
-        images, labels = rng.integers(0, 256, (count, 32, 32, 3), np.uint8), np.arange(count) % 10
-        info = tfds.builder(f"{name}/{config}".rstrip("/"), data_dir=str(tmp_path)).info
-        records = [{"id": "", "image": image, "label": i % 10} for i, image in enumerate(images)]
-        tfds.dataset_builders.store_as_tfds_dataset(
-            name=name, version=str(info.version), config=config or None, data_dir=str(tmp_path), features=info.features,
-            split_datasets={split: [(i, {k: r[k] for k in info.features}) for i, r in enumerate(records)]},
-            disable_shuffling=True,
-        )  # fmt: skip
-        return images, labels
-
-    write("cifar10", "", "train", 60)
-    images, labels = write("cifar10_corrupted", "elastic_5", "test", 20)
-    found = stored(tmp_path, "cifar_c", tfds=True)
-    assert found.info.marks == ("regenerated",) and [len(found.domains(s)) for s in SPLITS] == [1, 1, 1]
-    np.testing.assert_array_equal(rows(found, "elastic_transform 5", "test")[0], images)
-    np.testing.assert_array_equal(rows(found, "elastic_transform 5", "test")[1], labels)
-    assert (np.bincount(rows(found, "contrast 3", "train")[1]) == 5).all()
-
-
-def test_pieces_come_in_order_and_few_are_read_ahead(tmp_path):
+def test_pieces_come_in_order_and_few_are_read_ahead():
     """A slow reader must not let the rest of a data set pile up in memory, nor change its order."""
     started, taken = [], 0
 
     def read(i):
         started.append(i)
         time.sleep(0.003 * (i % 3))
-        return Rows(np.full((64, 128, 128, 1), i, np.uint8), np.zeros(64, int))  # a megabyte
+        return Rows(np.full((64, 2, 2, 1), i, np.uint8), np.zeros(64, int))
 
     pieces = [Piece("one", "train", 64, lambda i=i: read(i)) for i in range(60)]
     for i, domain in enumerate(read_pieces(pieces, 3, lambda done: None)):
@@ -237,17 +182,3 @@ def test_pieces_come_in_order_and_few_are_read_ahead(tmp_path):
         taken += 1
         assert len(started) <= taken + 6
     assert taken == 60
-    tracemalloc.start()
-    preparing.prepare(RawData(INFO, pieces, least=100), tmp_path / "store", workers=3)
-    assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
-    tracemalloc.stop()
-
-
-def test_a_fault_in_one_piece_stops_the_rest():
-    read, bad = [], Rows(np.zeros((0, 2, 2, 1), np.uint8), np.zeros(0, int), ("x.jpg: broken",))
-    pieces = [Piece("a", "train", 1, lambda: bad)]
-    pieces += [Piece("b", "train", 1, lambda: time.sleep(0.01) or read.append(1) or bad) for _ in range(100)]
-    with refused("x.jpg: broken; or give skip_bad=1"):
-        list(read_pieces(pieces, 2, lambda done: None))
-    time.sleep(0.1)
-    assert len(read) < 10

@@ -1,6 +1,5 @@
 """A study in a Slurm queue: what is asked of it, what a signal or a time limit does, and that nothing saved is lost."""
 
-import json
 import re
 import signal
 import subprocess
@@ -22,8 +21,8 @@ def make_study(folder):
     return Study("glyphs", folder, (0,), ("erm",), smoke=True)
 
 
-def job(name, *arguments, needs=()):
-    return Job(name, name, arguments, ("erm",), needs)
+def job(name, *arguments):
+    return Job(name, name, arguments, ("erm",), ())
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -48,19 +47,12 @@ def test_options_and_times_are_those_of_sbatch(tmp_path, monkeypatch):
     assert slurm.read_options(given) == options
     with refused("^job_name=x: the study sets this option of sbatch itself; leave it out$"):
         slurm.read_options(["job-name=x"])
-    times = {"90": 90, "90:30": 90.5, "1:30:00": 90, "1-12": 2160, "1-12:30": 2190, "0-0:30:30": 30.5, "soon": None}
+    times = {"90": 90, "90:30": 90.5, "1:30:00": 90, "1-12:30": 2190, "soon": None}
     assert {text: slurm.minutes_of(text) for text in times} == times
-    assert [slurm.notice(minutes) for minutes in (None, 1, 5, 600)] == [120, 12, 60, 120], "a training has time to save"
-    study, work = make_study(tmp_path), job("a", "train")
-    assert slurm.time_limit(study, [work]) is None
-    speed = {"compile_s": 95.0, "steps": 1000, "step_s": 0.1, "tasks": 100, "task_s": 1.0, "test_tasks": 10}
-    fast = {name: x / 10 for name, x in speed.items()}
-    (tmp_path / "speed.json").write_text(json.dumps({"slow": {"erm smoke": speed}, "fast": {"erm smoke": fast}}))
-    assert slurm.time_limit(study, [work]) == 10 + 3 * 5, "5 + 95 + 100 + 100 s, three times, and ten minutes"
-    assert slurm.time_limit(study, [work, work._replace(methods=("bn",))]) is None, "one was not measured"
+    assert [slurm.notice(minutes) for minutes in (None, 5, 600)] == [120, 60, 120], "a training has time to save"
     monkeypatch.setenv("PATH", str(tmp_path))
     with refused("^sbatch is not on this machine; give the command where"):
-        slurm.run_jobs(study, [work], [])
+        slurm.run_jobs(make_study(tmp_path), [job("a", "train")], [])
 
 
 @pytest.mark.parametrize(("sent", "state", "saved", "code", "line"), [

@@ -5,7 +5,6 @@ import re
 import runpy
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from PIL import Image
@@ -73,21 +72,6 @@ def test_the_page_on_own_images_runs_and_has_the_cards_gain(tmp_path, monkeypatc
     assert len(names["buffer"]) == 3 and names["weights"].shape == (3, 8, 3)
     assert set(names["after"].names) <= set(names["model"].card.class_names)
     assert "\n".join(models.gain_in_words(names["model"].card.gain)[2:]) in page
-
-
-@pytest.mark.exhaustive
-def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch, capsys):
-    cells = json.loads((ROOT / "docs" / "notebooks" / "own_images.ipynb").read_text())["cells"]
-    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
-    monkeypatch.chdir(tmp_path)
-    plt.switch_backend("agg")
-    names = execute("\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
-    plt.close("all")
-    curve, said = names["curve"], capsys.readouterr().out
-    assert list(curve) == [0, 1, 2, 5, 10, 20, 50, 100] and all(0.5 < share < 1 for share in curve.values())
-    assert f"right without adapting: {100 * curve[0]:.1f} %" in said, "an empty buffer changes no answer"
-    assert "What adapting changed: glyphs" in (tmp_path / "adapted" / "adapted.html").read_text()
-    assert len((tmp_path / "adapted" / "predictions.csv").read_text().splitlines()) == 301
 
 
 def test_links_lead_somewhere():

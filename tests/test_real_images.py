@@ -3,7 +3,6 @@
 import collections
 import functools
 import gzip
-import json
 import pickle
 import re
 import shutil
@@ -67,17 +66,15 @@ def strokes_of(tmp_path, text, **options):
 
 def test_components_are_counted_without_empty_ones(tmp_path):
     for text, strokes in (
-        ("1", [[[0, 0], [0, 90], [30, 90]]]),
         ("0-1", [[[5, 5], [6, 6]], [[0, 0], [0, 90], [30, 90]]]),
         ("1-3", [[[0, 0], [0, 90], [30, 90]], [[60, 0], [60, 10]]]),  # component 2 is under a lifted pen
         ("1:1-3:0", [[[0, 90], [30, 90]], [[60, 0]]]),  # ends belong to it
         ("3,0", [[[60, 0], [60, 10]], [[5, 5], [6, 6]]]),
-        ("1:0-1:1", [[[0, 0], [0, 90]]]),
     ):
         assert strokes_of(tmp_path, text) == strokes
     units = ".X_POINTS_PER_INCH 254\n.Y_POINTS_PER_MM 20\n"
-    assert np.allclose(strokes_of(tmp_path, "1", units=units), [[[0, 0], [0, 4.5], [3, 4.5]]])
-    assert strokes_of(tmp_path, "1", coord="T Y X") == [[[7, 0], [8, 90], [9, 90]]]
+    turned = strokes_of(tmp_path, "1", coord="T Y X", units=units)
+    assert np.allclose(turned, [[[0.7, 0], [0.8, 4.5], [0.9, 4.5]]])
 
 
 def write_unipen(raw, writers=9, characters=6):
@@ -102,23 +99,10 @@ def test_a_domain_is_a_writer(tmp_path):
     assert domains["s1 w1"].images.shape == (6, 28, 28, 1)
     assert domains["s0 w0"].labels.tolist() == [7, 10, 50, 10, 50, 10, 50]  # digits, capitals, small letters
     splits = {name: d.split for name, d in domains.items()}
-    again = unipen.find(tmp_path, min_images=6).pieces
-    assert {p.domain: p.split for p in again} == splits and set(splits.values()) == {"train", "val", "test"}
+    assert set(splits.values()) == {"train", "val", "test"}
     by_site = {p.domain: p.split for p in unipen.find(tmp_path, min_images=6, split="site").pieces}
     of_sites = {site: {by_site[name] for name in by_site if name.startswith(site)} for site in ("s0", "s1", "s2", "s3")}
     assert all(len(parts) == 1 for parts in of_sites.values())
-
-
-def test_characters_keep_their_sizes_to_each_other(tmp_path):
-    segments = ['CHARACTER 0 ? "o"'] * 3 + ['CHARACTER 1 ? "O"'] * 2
-    down = "\n".join(f" {30 * np.cos(a):.3f} {30 * np.sin(a):.3f} 0" for a in np.linspace(0, 7, 40))
-    write_writer(tmp_path / "train_r01_v07", "aga", "w", segments, down=down)
-    heights = {}
-    for scale in ("box", "writer"):
-        [rows] = (p.read() for p in unipen.find(tmp_path, scale=scale, min_images=1).pieces)
-        heights[scale] = [int((image.min(axis=1) < 128).sum()) for image in rows.images[..., 0]]
-    assert heights["box"] == [20] * 5  # ink fills the box
-    assert heights["writer"] == [14] * 3 + [20] * 2  # 60 and 90 units: the median is 14, and a pen wide more is 20
 
 
 def agg(strokes, side, pen, finer):
@@ -144,8 +128,6 @@ def test_a_drawing_is_what_agg_draws():
     expected = agg([(s - middle) * factor + 14 for s in strokes], 28, 2.0, 16)  # agg's y points up too
     difference = np.abs(drawn - expected)
     assert difference.max() < 48 and difference.mean() < 1
-    dot = unipen.draw([np.full((3, 2), 5, np.float32)], 18.0)
-    assert dot[13:15, 13:15].max() < 80 and (dot[:12] == 255).all()
 
 
 def write_idx(path, array):
@@ -185,10 +167,6 @@ def test_a_digit_has_its_class_and_writer(tmp_path, mnist):
         assert who == ("student" if number > 2000 else "employee")
     pieces = qmnist.find(tmp_path, split="students", min_images=1).pieces
     assert {(p.domain.split()[0], p.split == "test") for p in pieces} == {("student", True), ("employee", False)}
-    few = qmnist.find(tmp_path, min_images=9)
-    assert not few.pieces and re.match(r"\d+ writers left out, with fewer than 9 digits: 0 \(8\), ", few.warnings[0])
-    with refused("no such folder; give", tmp_path):
-        qmnist.find(tmp_path / "none")
 
 
 def write_cifar10(raw, form, per_class=12):
@@ -241,19 +219,12 @@ WRONG_LABEL = {b"data": np.zeros((1, 3072)), b"labels": [11]}
 
 @pytest.mark.parametrize(("file", "change", "message"), [
     (SEGMENTS, lambda old: old.replace(b'"b"', b'"b'), 'SEGMENT CHARACTER 1 ? "b: expected CHARACTER COMPONENTS'),
-    (SEGMENTS, lambda old: old.replace(b"1 ?", b"1-9 ?"), "component 9 of 4"),
     (SEGMENTS, lambda old: old.replace(b"1 ?", b"1:0-1:3 ?"), "point 3 of component 1, which has 3"),
-    (STROKES_OF, lambda old: old.replace(b" 0 90 8", b" 0 x 8"), "could not convert"),
     (STROKES_OF, lambda old: old + b".INCLUDE s1/data/few.dat\n", "includes itself"),
-    ("include/s1/s1.doc", None, "s1.doc is missing"),
-    (LABELS, lambda old: gzip.compress(b"\0\0\x0c\x03"), "not an idx file of 2 axes"),
     (LABELS, lambda old: gzip.compress(gzip.decompress(old)[:-4]), "cut short"),
     (LABELS, lambda old: HTML, "a web page"),
-    (LABELS, None, "missing; fetch it"),
     (BATCH, lambda old: pickle.dumps(Harm()), "builtins.print, which is refused"),
-    (BATCH, lambda old: old[:500], "not a batch"),
     (BATCH, lambda old: pickle.dumps(WRONG_LABEL, 2), "do not fit"),
-    (BATCH, None, "missing; extract"),
 ])  # fmt: skip
 def test_a_fault_of_a_file_is_one_line(tmp_path, capsys, file, change, message):
     write, find, root = {
@@ -276,22 +247,15 @@ def write_cifar10_packed(raw):
     shutil.rmtree(raw / "cifar-10-batches-py")
 
 
-@pytest.mark.parametrize(("name", "model", "write"), [
-    ("unipen", "glyphs", functools.partial(write_unipen, writers=55, characters=41)),
-    ("qmnist", "glyphs", functools.partial(write_qmnist, count=28, digits=41)),
-    ("cifar10_c", "cifar_c", write_cifar10_packed),
+@pytest.mark.parametrize(("name", "write"), [
+    ("unipen", functools.partial(write_unipen, writers=55, characters=41)),
+    ("qmnist", functools.partial(write_qmnist, count=28, digits=41)),
+    ("cifar10_c", write_cifar10_packed),
 ])  # fmt: skip
-def test_raw_files_become_data_that_its_config_takes(tmp_path, name, model, write):
-    """A config differs from its model's in what it says."""
+def test_raw_files_become_data_that_its_config_takes(tmp_path, name, write):
     write(tmp_path / "raw")
-    data = f"--data_dir={tmp_path}/data"
     options = ["--min_images=40"] if name == "unipen" else []
-    command("prepare", f"--benchmark={name}", f"--raw_dir={tmp_path}/raw", data, *options)
-    mine, models = read(f"{name}:erm,smoke"), read(f"{model}:erm,smoke")
-    assert open_data(mine, tmp_path / "data").info.marks == ("regenerated",) * (name == "cifar10_c")
-    differing = {group for group in mine if mine[group] != models[group]}
-    assert differing <= {"benchmark", "data"} | ({"train", "augment", "strong"} if model == "glyphs" else set())
-    if name == "unipen":
-        command("train", f"--config={name}:erm,smoke", f"--workdir={tmp_path}/run", data)
-        row = json.loads((tmp_path / "run" / "result.json").read_text())
-        assert row["benchmark"] == row["data_name"] == name and np.isfinite(row["avg"]) and row["data_marks"] == []
+    where = f"--raw_dir={tmp_path}/raw", f"--data_dir={tmp_path}/data"
+    command("prepare", f"--benchmark={name}", *where, *options)
+    info = open_data(read(f"{name}:erm,smoke"), tmp_path / "data").info
+    assert info.marks == ("regenerated",) * (name == "cifar10_c")

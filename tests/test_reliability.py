@@ -1,6 +1,5 @@
 """Kills and stops runs and flips bits of files, fewer times than `python -m tests.reliability` does by hand."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,23 +12,20 @@ from tests.lines import ROOT
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("what", "times", "least"), [("kill", 6, 3), ("stop", 4, 3), ("mishap", 1, 0), ("disk", 1, 0)])
-def test_what_befalls_a_run_costs_one_line_and_nothing_that_was_saved(tmp_path, what, times, least):
-    """Killed at random times, or stopped in each phase. Beside other work, some runs end before they are hit."""
+@pytest.mark.parametrize("what, times", [("kill", 6), ("stop", 4), ("disk", 1)])
+def test_what_befalls_a_run_costs_one_line_and_nothing_that_was_saved(tmp_path, what, times):
     own_disks = ["unshare", "--mount", *["--map-root-user"] * (os.geteuid() != 0)] if what == "disk" else []
-    if subprocess.run(
-        [*own_disks, "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)] if own_disks else ["true"]
-    ).returncode:
-        pytest.skip("this system lets us mount nothing: no full and no read-only disk")
-    command = [sys.executable, "-m", "tests.reliability", what, f"--times={times}", f"--out={tmp_path}/found"]
+    if own_disks and subprocess.run([*own_disks, "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]).returncode:
+        pytest.skip("this system lets us mount nothing: no full disk")
+    command = [sys.executable, "-m", "tests.reliability", what, f"--times={times}"]
     done = subprocess.run([*own_disks, *command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sum(json.loads((tmp_path / "found").read_text())["counts"].values()) >= least
+    assert what == "disk" or any(phase in done.stdout for phase in reliability.PHASES.values()), "none was hit"
 
 
 @pytest.mark.gate
 def test_a_hundred_flipped_bits_are_noticed_or_change_nothing(smoke, tmp_path):
     for part in ("run", "data"):  # without other tests' results
         shutil.copytree(smoke[0] / part, tmp_path / part, ignore=shutil.ignore_patterns("*,*"))
-    outcomes, faults = reliability.flip(tmp_path, 100, 0)
+    outcomes, faults = reliability.flip(tmp_path, 100)
     assert faults == [] and outcomes["noticed"] > 60

@@ -8,10 +8,8 @@ from tests.lines import refused
 
 NAMES = ["a,b[1]/x", "a,b[1]/y", "a", "b", "c*", "cd", "e[12]", "e1", 'q"r, s']
 FOUND = {
-    "a,b[1]/x": ["a,b[1]/x"], "a,b[1]/*": ["a,b[1]/x", "a,b[1]/y"], "e[12]": ["e[12]"], "?": ["a", "b"],
-    "a,b[1]/x,a,b[1]/y": ["a,b[1]/x", "a,b[1]/y"], "a,b": ["a", "b"], "[ab],a": ["a", "b"],
+    "a,b[1]/*": ["a,b[1]/x", "a,b[1]/y"], "?": ["a", "b"], "[ab],a": ["a", "b"], "./a/,b": ["a", "b"],
     "c*": ["c*"],  # a name that stands there comes before what it would match
-    "c?,cd": ["c*", "cd"], "./a/,b": ["a", "b"], '"q""r, s",a': ['q"r, s', "a"],
     listed(NAMES): NAMES,  # a list that we write is read as it was
 }  # fmt: skip
 
@@ -30,5 +28,3 @@ def test_runs_are_found_by_patterns_and_by_odd_names(tmp_path, monkeypatch):
     for given, said in {"a,none,b": "none: nothing matches", "empty": "empty: nothing that matches holds"}.items():
         with refused(f"^--runs={said}"):
             find(given)
-    monkeypatch.chdir("a")
-    assert find(".") == ["."]

@@ -1,7 +1,6 @@
 """Arrays in the format's own library and in ours: the same bits, both ways."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors import numpy as theirs
@@ -42,18 +41,6 @@ def test_arrays_of_every_type_are_read_by_both_libraries(tmp_path):
     assert_same(safetensors.read(tmp_path / "theirs", "theirs", "fix")[0], of_types("F32", "BOOL", "I64"))
 
 
-def test_bfloat16_is_that_of_pytorch(tmp_path):
-    """NumPy's side of the library knows it by its own name."""
-    torch, arrays = pytest.importorskip("safetensors.torch"), of_types("BF16")
-    files.write_hashed(tmp_path / "ours", safetensors.pieces(arrays))
-    read = torch.load_file(tmp_path / "ours")
-    assert all(value.dtype.is_floating_point and value.element_size() == 2 for value in read.values())
-    assert_same({key: value.float().numpy() for key, value in read.items()},
-                {key: array.astype(np.float32) for key, array in arrays.items()})  # fmt: skip
-    torch.save_file(read, tmp_path / "theirs")
-    assert_same(safetensors.read(tmp_path / "theirs", "theirs", "fix")[0], arrays)
-
-
 def test_a_tree_by_its_paths():
     tree = {"params": {"a": np.ones(2, np.float32)}, "list": [np.zeros(1, np.float32), np.True_]}
     arrays = {name: np.asarray(leaf) for name, leaf in safetensors.named(tree).items()}
@@ -68,6 +55,5 @@ def test_a_tree_by_its_paths():
     ):
         with pytest.raises(ValueError, match=f"^{said}$"):
             safetensors.fit(arrays | change, tree)
-    for leaf, kind in ((jax.random.key(0), "key<fry>"), (3, "int"), (np.zeros(2, jnp.float8_e4m3fn), "float8_e4m3fn")):
-        with refused(f"^extra/state: {kind} cannot be saved; keep an array, of a random key its key_data"):
-            safetensors.named({"extra": {"state": leaf}})
+    with refused("^extra/state: key<fry> cannot be saved; keep an array, of a random key its key_data"):
+        safetensors.named({"extra": {"state": jax.random.key(0)}})

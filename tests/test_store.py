@@ -3,13 +3,11 @@
 import hashlib
 import json
 import math
-import os
-import time
 
 import numpy as np
 import pytest
 
-from cxda_jax.data.store import ABANDONED, SPLITS, Domain, StoreInfo, cached_store, open_store, write_store
+from cxda_jax.data.store import SPLITS, Domain, StoreInfo, cached_store, open_store, write_store
 from tests.conftest import INFO, make_domains
 from tests.lines import refused
 
@@ -83,23 +81,17 @@ def test_what_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path):
     images, labels = second.images, second.labels
     wrong = [
         ({"split": "dev", "name": "d" * 300}, r"^domain d{40}\.\.\.d{17}: split 'dev' is not one of train, val, test$"),
-        *(({"images": x}, r"images are \w+ \(.*\), expected uint8")
-          for x in (images.astype(np.float32), images[:, :8], images[..., 0])),
+        ({"images": images.astype(np.float32)}, r"images are \w+ \(.*\), expected uint8"),
         ({"images": images[1:]}, "29 images but 30 labels"),
         *(({"labels": labels + one}, "outside 0..3") for one in (1, -1)),
-        *(({"labels": x}, "expected integers") for x in (labels + 0.5, labels[:, None])),
+        ({"labels": labels + 0.5}, "expected integers"),
         ({"name": first.name, "split": "val"}, "'d0' is in train and in val"),
-    ]  # fmt: skip
-    infos = [
-        ({"class_names": ()}, "a label lies outside"), ({"std": (math.nan,)}, "std="),
-        ({"fit": "stretch"}, "fit='stretch' is not one of squash, crop, pad; nothing was"),
     ]  # fmt: skip
     empty = [d._replace(images=d.images[:0], labels=d.labels[:0]) for d in (first, second)]
     for info, domains, said in [
         *((INFO, [first, second._replace(**change)], said) for change, said in wrong),
-        *((INFO._replace(**change), [first], said) for change, said in infos),
+        (INFO._replace(std=(math.nan,)), [first], "std="),
         (INFO, [first, second, first], "'d0' is twice in train"),
-        (INFO, [first._replace(images=images[:, :0])], "expected uint8"),
         (INFO, [], "no domains to store"),
         (INFO, empty, "its domains have no rows"),
     ]:
@@ -124,17 +116,3 @@ def test_an_interrupted_writer_leaves_nothing_and_the_first_finished_store_stays
     write_store(tmp_path / "store", INFO, slow())  # a second writer that finishes later drops its own copy
     np.testing.assert_array_equal(open_store(tmp_path / "store").images[:30], make_domains(seed=1)[0].images)
     assert [p.name for p in tmp_path.iterdir()] == ["store"]
-
-
-def test_what_a_killed_writer_left_goes_once_nobody_writes_to_it(tmp_path):
-    old = time.time() - ABANDONED - 60
-    for name, times in {"dead": (old, old), "alive": (old, old + 120)}.items():
-        folder = tmp_path / f".store.partial-{name}"
-        folder.mkdir()
-        (folder / "images.u8").write_text("half")
-        for path, when in zip((folder / "images.u8", folder), times[::-1], strict=True):
-            os.utime(path, (0, when))
-    with refused("not a data store", tmp_path):
-        open_store(tmp_path / "store")
-    cached_store(tmp_path / "store", lambda: (INFO, make_domains()))
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".store.partial-alive", "store"]

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import time
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -22,7 +21,6 @@ from cxda_jax.methods.erm import bn
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.normalisation import BatchNorm
 from cxda_jax.nets.resnet import LinearHead
-from cxda_jax.progress import Counter, Meter, MetricsFile, duration
 from cxda_jax.train import Schedule, init_state, next_call, train
 from cxda_jax.types import Images
 
@@ -174,8 +172,7 @@ def test_a_network_without_statistics_resumes_and_becomes_a_model(fixed_store, t
     resumed = run(fixed_store, tmp_path, method=PLAIN, steps=6)
     assert resumed.last.variables["batch_stats"] == {} and int(resumed.last.step) == 6
     models.write_model(tmp_path / "model", resumed.best, {}, {})
-    read, _ = models.read_model(tmp_path / "model", jax.eval_shape(lambda: resumed.best))
-    assert_equal_trees(read, resumed.best)
+    assert_equal_trees(models.read_model(tmp_path / "model", resumed.best)[0], resumed.best)
 
 
 @gate
@@ -194,8 +191,6 @@ def test_several_steps_in_one_program_train_the_same_parameters(fixed_store, who
     for line, start in zip(found, (0, 2, 6), strict=True):  # a line has the means since the one before
         for name in ("loss", "accuracy"):
             assert line[name] == pytest.approx(np.mean([a[name] for a in alone[start : line["step"]]]), rel=1e-4)
-    for said in ("compiling", "compiled in"):  # once for each of the two programs
-        assert sum(line.startswith(said) for line in several.said) == 2
 
 
 def test_a_program_never_runs_past_what_is_to_be_done():
@@ -207,56 +202,13 @@ def test_a_program_never_runs_past_what_is_to_be_done():
     assert calls == [3, 1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 1, 1, 1, 1]  # stops at multiples of 4, 7 and 10, and at 23
 
 
-def test_log_lines_tell_the_time_left_and_the_wait_and_a_step_is_traced_once(whole):
+def test_log_lines_tell_the_time_left_and_a_step_is_traced_once(whole):
     folder, (_, _, _, said, spent, _), traced = whole
     assert said[0].startswith("compiling") and said[1].startswith("compiled in ")
-    assert said[2].startswith("step 1/12  compiled  loss ")  # its time tells nothing of those to come
     assert "step 4/12  eta " in said[6] and "episodes/s" in said[6] and "data_wait" in said[6]
-    first, second = lines(folder)[:2]
-    assert set(first) == {"step", "loss", "accuracy"}
-    assert set(second) == set(first) | {"episodes_per_s", "data_wait_ms", "eta_s"}
+    assert set(lines(folder)[1]) == {"step", "loss", "accuracy", "episodes_per_s", "data_wait_ms", "eta_s"}
     assert traced <= 1 and spent.finished and spent.steps == 12
-    assert spent.step_bytes == 4 * (8 + 4) and spent.step_flops > 1e5  # of row numbers: the images stay on the device
     assert 0 <= spent.waiting + spent.saving + spent.validating <= spent.seconds and spent.steps_per_s > 0
-
-
-def test_the_time_left_is_that_of_all_intervals_and_of_steps_alone(monkeypatch):
-    """1 s a step but for one interval, which another process slowed; compiling, validating and saving are left out."""
-    now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    meter, found = Meter(0, 100), []
-    excluded = {1: (60.0, 1), 20: (30.0, 0), 30: (5.0, 0)}  # step: seconds, and steps compiled in them
-    for step in range(1, 41):
-        seconds, steps = excluded.get(step, (0.0, 0))
-        now[0] += seconds + (0 if steps else 4.0 if 20 < step <= 30 else 1.0)
-        meter.exclude(seconds, steps)
-        meter.add({"loss": np.float32(1)})
-        if step in (1, 10, 20, 30, 40):
-            found.append(meter.read(step, 2))
-    assert "eta_s" not in found[0]
-    assert [m["eta_s"] for m in found[1:]] == pytest.approx([90, 80, 70 * (9 + 10 + 40) / 29, 60 * 69 / 39])
-    assert [m["episodes_per_s"] for m in found[1:]] == pytest.approx([2, 2, 0.5, 2])  # of the interval
-
-
-def test_the_time_left_does_not_count_compilation(monkeypatch, capsys):
-    now = iter([0.0, 60.0, 61.0, 70.0, 100.0])  # made; then 1, 2, 11 and 101 of 101 things are done
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    count = Counter("tasks", 101, every=10.0)
-    for done in (1, 2, 11, 101):
-        count(done)
-    assert capsys.readouterr().out == "tasks 2/101  eta 1m39s\n"
-    assert [duration(s) for s in (5.4, 65, 3725)] == ["5s", "1m05s", "1h02m"]
-
-
-@gate
-def test_tensorboard_is_a_second_sink(tmp_path):
-    tf = pytest.importorskip("tensorflow")
-    with MetricsFile(tmp_path / "metrics.jsonl", 0, tensorboard=True) as file:
-        file.write({"step": 7, "loss": 0.25})
-    (events,) = (tmp_path / "tensorboard").iterdir()
-    *_, event = tf.compat.v1.train.summary_iterator(str(events))
-    (value,) = event.summary.value
-    assert (event.step, value.tag, float(tf.make_ndarray(value.tensor))) == (7, "loss", 0.25)
 
 
 @gate

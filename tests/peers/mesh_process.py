@@ -9,6 +9,7 @@ The networks are smooth: softplus stands for ReLU, and means for maxima. Sums in
 last bit would sometimes decide which side of an edge a gradient takes. Then two runs drift apart.
 """
 
+import contextlib
 import functools
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from flax import linen
 
-from cxda_jax import augment, backend, cost, hosts, mesh, stops, train
+from cxda_jax import augment, backend, cost, hosts, mesh, train
 from cxda_jax.ahead import hlo
 from cxda_jax.data.episodes import EpisodeSpec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
@@ -63,13 +64,10 @@ def run(store, folder, name, steps, source="device"):
     state = train.init_state(method, tx, 0, Images(store.images[:2], np.zeros(2, np.int32)))
     schedule = train.Schedule(steps, steps, 1, 5, TASKS)
     cost.flops = flops
-    with stops.deferred() as stopping:
-        spent = train.train(
-            method, tx, augment.Weak(), its, plan_of, state, 0, schedule, lambda v: score(v).mean, workdir,
-            log=functools.partial(print, flush=True), stopping=stopping,
-        )  # fmt: skip
-    if not spent.finished:
-        raise stops.Stopped(15)
+    train.train(
+        method, tx, augment.Weak(), its, plan_of, state, 0, schedule, lambda v: score(v).mean, workdir,
+        log=functools.partial(print, flush=True),
+    )  # fmt: skip
     state, _ = mesh.from_first(lambda: train.resume(workdir, state, print), like=state)
     answers = score(state.variables).predictions
     if mesh.is_first():
@@ -79,20 +77,12 @@ def run(store, folder, name, steps, source="device"):
 
 
 def main(path, folder, names, steps, which, count, port, source="device"):
-    stops.watch()
     linen.relu = linen.softplus
     cnn.max_pool = lambda x: linen.avg_pool(x, (2, 2), (2, 2))
-    with hosts.joined(f"localhost:{port}", count, which) if count > 1 else stops.interruptible():
+    with hosts.joined(f"localhost:{port}", count, which) if count > 1 else contextlib.nullcontext():
         for name in names.split(","):
             run(open_store(path), Path(folder), name, steps, source)
 
 
 if __name__ == "__main__":
-    p, f, n, *numbers = sys.argv[1:8]
-    try:
-        main(p, f, n, *map(int, numbers), *sys.argv[8:])
-    except stops.Stopped as e:
-        stops.say(stops.LINE.format(e.name))
-        sys.exit(e.code)
-    finally:
-        stops.unwatch()
+    main(*sys.argv[1:4], *map(int, sys.argv[4:8]), *sys.argv[8:])
