@@ -25,8 +25,8 @@ class Ceiling(NamedTuple):
 
 # By what -m says. Whoever raises a number adds to its line what was bought for it.
 CEILINGS = {
-    "not gate and not exhaustive": Ceiling(130, 10),
-    "gate": Ceiling(1600, 60),
+    "not gate and not exhaustive": Ceiling(100, 8),
+    "gate": Ceiling(1150, 28),
 }
 
 
