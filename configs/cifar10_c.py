@@ -1,7 +1,7 @@
 """CIFAR-10's photographs under CIFAR-C's corruptions, all made here; a domain is a corruption at a severity. First:
 
-python -m launch.prepare --benchmark=cifar10_c --raw_dir=DOWNLOADS
-python -m launch.train --config=configs/cifar10_c.py:cxda --workdir=runs/cifar10_c/cxda/0
+cxda prepare --benchmark=cifar10_c --raw_dir=DOWNLOADS
+cxda train --config=cifar10_c:cxda --workdir=runs/cifar10_c/cxda/0
 
 `:cxda,small` is a network and a training that two cores manage in minutes.
 

@@ -1,6 +1,6 @@
-"""CIFAR-C: CIFAR-10 under corruptions, a domain is a corruption at a severity. First: python -m launch.prepare --help
+"""CIFAR-C: CIFAR-10 under corruptions, a domain is a corruption at a severity. First: cxda prepare --help
 
-python -m launch.train --config=configs/cifar_c.py:cxda --workdir=runs/cifar_c/cxda/0
+cxda train --config=cifar_c:cxda --workdir=runs/cifar_c/cxda/0
 """
 
 from cxda_jax.config import default, shrink, variant

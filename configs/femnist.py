@@ -1,6 +1,6 @@
-"""FEMNIST: handwritten characters, a domain is a writer. First: python -m launch.prepare --help
+"""FEMNIST: handwritten characters, a domain is a writer. First: cxda prepare --help
 
-python -m launch.train --config=configs/femnist.py:cxda --workdir=runs/femnist/cxda/0
+cxda train --config=femnist:cxda --workdir=runs/femnist/cxda/0
 """
 
 from cxda_jax.config import default, shrink, variant

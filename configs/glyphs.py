@@ -1,9 +1,9 @@
 """Rendered characters of many writers: the embedded stand-in for FEMNIST. Nothing to download.
 
-python -m launch.train --config=configs/glyphs.py:cxda --workdir=runs/glyphs/cxda/0
-python -m launch.train --config=configs/glyphs.py:erm --config.seed=1 --workdir=runs/glyphs/erm/1
-python -m launch.train --config=configs/glyphs.py:bn,smoke --workdir=runs/smoke
-python -m launch.evaluate --runs='runs/glyphs/*/*'
+cxda train --config=glyphs:cxda --workdir=runs/glyphs/cxda/0
+cxda train --config=glyphs:erm --config.seed=1 --workdir=runs/glyphs/erm/1
+cxda train --config=glyphs:bn,smoke --workdir=runs/smoke
+cxda evaluate --runs='runs/glyphs/*/*'
 """
 
 from cxda_jax.config import default, shrink, tuned_rate, variant

@@ -1,6 +1,6 @@
 """Coloured digits under CIFAR-C's corruptions: the embedded stand-in for CIFAR-C. Nothing to download.
 
-python -m launch.train --config=configs/glyphs_c.py:cxda --workdir=runs/glyphs_c/cxda/0
+cxda train --config=glyphs_c:cxda --workdir=runs/glyphs_c/cxda/0
 """
 
 from cxda_jax.config import default, shrink, tuned_rate, variant

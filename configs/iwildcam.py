@@ -1,8 +1,8 @@
 r"""iWildCam: animals at camera traps, a domain is a camera's location; ResNet-50, macro-F1.
 
-First: python -m launch.prepare --help. The paper starts from torchvision's ImageNet weights (V1), a file of yours:
+First: cxda prepare --help. The paper starts from torchvision's ImageNet weights (V1), a file of yours:
 
-python -m launch.train --config=configs/iwildcam.py:cxda --config.net.weights=resnet50-0676ba61.pth \
+cxda train --config=iwildcam:cxda --config.net.weights=resnet50-0676ba61.pth \
     --workdir=runs/iwildcam/cxda/0
 """
 

@@ -1,7 +1,7 @@
 """QMNIST: MNIST's digits, a domain is a writer. First:
 
-python -m launch.prepare --benchmark=qmnist --raw_dir=DOWNLOADS --split=students
-python -m launch.train --config=configs/qmnist.py:cxda --workdir=runs/qmnist/cxda/0
+cxda prepare --benchmark=qmnist --raw_dir=DOWNLOADS --split=students
+cxda train --config=qmnist:cxda --workdir=runs/qmnist/cxda/0
 """
 
 from cxda_jax.config import default, shrink, tuned_rate, variant

@@ -1,8 +1,8 @@
 r"""TinyImageNet-C: Tiny ImageNet under corruptions, a domain is a corruption at a severity; ResNet-50.
 
-First: python -m launch.prepare --help. The paper starts from torchvision's ImageNet weights (V1), a file of yours:
+First: cxda prepare --help. The paper starts from torchvision's ImageNet weights (V1), a file of yours:
 
-python -m launch.train --config=configs/tiny_imagenet_c.py:cxda --config.net.weights=resnet50-0676ba61.pth \
+cxda train --config=tiny_imagenet_c:cxda --config.net.weights=resnet50-0676ba61.pth \
     --workdir=runs/tiny_imagenet_c/cxda/0
 """
 

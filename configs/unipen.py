@@ -1,7 +1,7 @@
 """UNIPEN: real handwriting of 62 classes, a domain is a writer. First:
 
-python -m launch.prepare --benchmark=unipen --raw_dir=DOWNLOADS
-python -m launch.train --config=configs/unipen.py:cxda --workdir=runs/unipen/cxda/0
+cxda prepare --benchmark=unipen --raw_dir=DOWNLOADS
+cxda train --config=unipen:cxda --workdir=runs/unipen/cxda/0
 
 With `--scale=writer --name=unipen_sizes` for prepare and `:cxda,sizes` for train, sizes are kept: then o and O, s and S, c and C
 differ only for somebody who knows the writer.

@@ -188,7 +188,9 @@ def _value(name: str, text: str, present: Any) -> Any:
         return value
     except (KeyError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         what = "finite float" if kind is float else kind.__name__
-        raise UserError(f"--config.{name}={brief(text)}: expected a {what} such as {present!r}") from None
+        raise UserError(
+            f"--config.{name}={brief(text)}: expected {'an' if what == 'int' else 'a'} {what} such as {present!r}"
+        ) from None
 
 
 # Checking values.
@@ -222,6 +224,19 @@ def check_value(name: str, value: Any, field: Field) -> None:
         elif not math.isfinite(value):
             expected = f"a finite number {expected}"
         raise UserError(f"{name}={value} must be {expected}")
+
+
+def refuse_unread(config: Config, *fields: str) -> Config:
+    """The config. Raises a UserError where one of the fields, which its method does not read, is not as it is by default."""
+    for group, _, name in (field.partition(".") for field in fields):
+        entry = FIELDS[group]
+        assert isinstance(entry, Group)
+        if config[group][name] != (default := entry.fields[name].default):
+            method = config["method"]
+            raise UserError(
+                f"{group}.{name}={config[group][name]!r}: {method} does not read it; leave it at {default!r}"
+            )
+    return config
 
 
 def choose(name: str, value: Any, allowed: Any) -> Any:

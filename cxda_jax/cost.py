@@ -32,10 +32,10 @@ class Compilations:
         self.cached += event == _FROM_CACHE
 
 
-def flops(lowered: Any) -> float:
-    """Floating-point operations of a lowered jitted function, before a backend rewrites it."""
+def flops(lowered: Any) -> float | None:
+    """Floating-point operations of a lowered jitted function, before a backend rewrites it; None where nothing counts them."""
     analysis = lowered.cost_analysis() or _analysis_on_cpu(lowered)
-    return float(analysis.get("flops", 0.0))
+    return float(analysis["flops"]) if "flops" in analysis else None
 
 
 def _analysis_on_cpu(lowered: Any) -> dict[str, float]:
@@ -43,9 +43,10 @@ def _analysis_on_cpu(lowered: Any) -> dict[str, float]:
     try:
         from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-        return _jax.hlo_module_cost_analysis(get_backend("cpu"), lowered.compiler_ir("hlo").as_hlo_module())
-    except Exception:  # a later JAX may have another name for it, and a count must not end a training
+        count = _jax.hlo_module_cost_analysis
+    except (ImportError, AttributeError):  # a later JAX may have another name for it
         return {}
+    return count(get_backend("cpu"), lowered.compiler_ir("hlo").as_hlo_module())
 
 
 def matmul_peak(side: int = 0, dtype: Any = jnp.float32) -> float:

@@ -6,14 +6,17 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cxda_jax import backend, mesh, metrics
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.sources import Source
+from cxda_jax.errors import UserError
 from cxda_jax.types import Adapted, Array, Episode, Images, Method, Variables
 
 PREDICTIONS, LABELS = "predictions", "labels"  # names of tables
+NO_CLASS = -1  # where the outputs for a query are not finite
 STREAM = 2**32 - 1  # folded into the keys of tasks; a training with the same seed folds in its steps, which are fewer
 
 
@@ -50,7 +53,11 @@ def compile_task(method: Method, source: Source) -> Evaluator:
     devices = source.mesh
 
     def classes(predict: Callable[[Adapted, Images], Array]) -> Callable[[Adapted, Images], Array]:
-        return lambda adapted, query: predict(adapted, query).argmax(-1)
+        def chosen(adapted: Adapted, query: Images) -> Array:
+            logits = predict(adapted, query)
+            return jnp.where(jnp.isfinite(logits).all(-1), logits.argmax(-1), NO_CLASS)
+
+        return chosen
 
     answers_of = {name: classes(predict) for name, predict in {PREDICTIONS: method.predict, **method.also}.items()}
     adapt, compiled = backend.jit(method.adapt), {name: backend.jit(f) for name, f in answers_of.items()}
@@ -124,7 +131,7 @@ def evaluate(
     batches = source.own_batches(lambda i: plan_of(numbers[i]), 0, len(starts))
     key = jax.random.fold_in(jax.random.key(seed), STREAM)
     variables, batch, seconds, tables = mesh.place(devices, variables), next(batches), [], {}
-    for tasks in numbers:
+    for call, tasks in enumerate(numbers):
         episodes = jax.block_until_ready(evaluator.fetch(source.resident, mesh.place(devices, batch, mesh.CUT)))
         own = tasks if devices is None else mesh.own_part(tasks)
         keys = jax.vmap(lambda task: jax.random.fold_in(key, task))(own)
@@ -133,13 +140,19 @@ def evaluate(
         began = time.perf_counter()
         answers = evaluator.answer(variables, episodes, keys)
         batch = next(batches, None)  # the host chooses the next tasks while the device works
+        chosen = time.perf_counter()
         answers = mesh.local(answers)
-        seconds.append(time.perf_counter() - began)
+        waited, took = time.perf_counter() - chosen, time.perf_counter() - began
+        if call == 0 or batch is None or waited > 0.1 * took:  # else the device may have waited for the host
+            seconds.append(took)
         for name, table in {**answers, LABELS: mesh.local(episodes.label)}.items():
             rows = tables.setdefault(name, np.full((num_tasks, table.shape[1]), -1, np.int32))
             rows[own] = table
         report(int(tasks[-1]) + 1)
     tables = {name: mesh.largest(rows) for name, rows in tables.items()}
+    if without := sum(int((rows == NO_CLASS).any(1).sum()) for name, rows in tables.items() if name != LABELS):
+        what = f"in {without} of {num_tasks} tasks the network's outputs are not finite, so it has no answer"
+        raise UserError(f"{what}; its weights have grown too large: train anew with a lower optimizer.learning_rate")
     task_ms = 1e3 * float(np.median(seconds[1:] or seconds)) / together
     predictions, labels = tables.pop(PREDICTIONS), tables.pop(LABELS)
     labels = labels if counts is None else np.where(counts, labels, np.int32(-1))

@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh
 
 from cxda_jax import augment, backend
-from cxda_jax.config import Config, as_fields, check_all, choose, lookup
+from cxda_jax.config import Config, as_fields, check_all, choose, lookup, refuse_unread
 from cxda_jax.data import glyphs, glyphs_c
 from cxda_jax.data.episodes import (
     Context,
@@ -62,7 +62,13 @@ METHODS: dict[str, Callable[[Config, DomainStore], Method]] = {
     "cxda_supervised": lambda c, store: cxda_supervised(build_attending_net(c, store), **_attending(c)),
     "cxda_loo": lambda c, store: cxda_loo(build_attending_net(c, store), **_attending(c)),
     "cxda_any": lambda c, store: cxda_any(
-        build_attending_net(c, store, learned=c["cxda_any"]["learned"]), c["cxda_any"]["full"], c["cxda_any"]["prior"]
+        build_attending_net(
+            refuse_unread(c, "batch_norm.statistics", "batch_norm.momentum", "batch_norm.prior", "train.support_loss"),
+            store,
+            learned=c["cxda_any"]["learned"],
+        ),
+        c["cxda_any"]["full"],
+        c["cxda_any"]["prior"],
     ),
     "icrm": lambda c, store: icrm(with_transformer(build_net(c, store), **c["icrm"])),
     "ft_em": lambda c, store: ft_em(build_net(c, store), _tuning(c)),
@@ -81,7 +87,7 @@ METHODS: dict[str, Callable[[Config, DomainStore], Method]] = {
     "lame": lambda c, store: lame(build_net(c, store), **c["lame"]),
     "feature_shift": lambda c, store: feature_shift(build_net(c, store), **c["feature_shift"]),
 }
-READERS: dict[str, Callable[..., RawData]] = {  # of raw files, for launch.prepare; see the find() of each
+READERS: dict[str, Callable[..., RawData]] = {  # of raw files, for cxda prepare; see the find() of each
     "femnist": femnist.find,
     "cifar_c": cifar_c.find,
     "tiny_imagenet_c": tiny_imagenet_c.find,
@@ -206,12 +212,12 @@ def open_data(config: Config, data_dir: str | Path) -> DomainStore:
 
 
 def open_prepared(config: Config, data_dir: Path) -> DomainStore:
-    """A data set that launch.prepare made."""
+    """A data set that cxda prepare made."""
     name, benchmark = config["data"].get("name"), config["benchmark"]
     if not isinstance(name, str):
         raise UserError(f"data.name={brief(repr(name))}: expected a folder in --data_dir, such as {benchmark!r}")
     if not os.path.exists(data_dir / name / "store.json"):  # Path.exists() raises if a name is too long
-        command = f"python -m launch.prepare --benchmark={benchmark} --raw_dir=DIR"
+        command = f"cxda prepare --benchmark={benchmark} --raw_dir=DIR"
         named = f" --name={brief(name, 30)}" if name != benchmark else ""
         raise UserError(f"{data_dir / brief(name, 30)}: no prepared data; {command}{named}")
     return open_store(data_dir / name)

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -164,22 +165,28 @@ class _Watch(threading.Thread):
     def run(self) -> None:
         seen: dict[int, tuple[str, float]] = {k: ("", time.monotonic()) for k in range(1, self._count)}
         known_since: dict[str, float] = {}  # by the key of a process that has ended
-        beat, verdict = 0, ""
+        beat, verdict, talking = 0, "", ThreadPoolExecutor(1)
         while not self._done.is_set():
             try:
-                self._store.key_value_set(f"{_BEATS}{self._own}", str(beat), allow_overwrite=True)
-                known = dict(self._store.key_value_dir_get("cxda/"))
+                # A frozen process 0 neither answers nor refuses, so nobody waits longer than for a sign of life.
+                known = talking.submit(self._exchange, beat).result(SILENT)
                 verdict = known.get(_VERDICT, "") or self._has_ended(known, known_since)
                 if self._own == 0:
                     verdict = verdict or self._silent(known, seen)
                     if verdict:
                         self._store.key_value_set(_VERDICT, verdict, allow_overwrite=True)
-            except Exception:  # the errors of the store have no type of their own
+            except Exception:  # it took too long; or an error of the store, which have no type of their own
                 verdict = _FIRST_GONE
             if verdict and not self._done.is_set():
                 self._finish(verdict)
             beat += 1
             self._done.wait(BEAT)
+        talking.shutdown(wait=False)
+
+    def _exchange(self, beat: int) -> dict[str, str]:
+        """Gives a sign of life, and what all have said."""
+        self._store.key_value_set(f"{_BEATS}{self._own}", str(beat), allow_overwrite=True)
+        return dict(self._store.key_value_dir_get("cxda/"))
 
     def _has_ended(self, known: dict[str, str], known_since: dict[str, float]) -> str:
         """The verdict if a process has ended, and this one had the time to end for the same reason."""

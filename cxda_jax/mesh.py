@@ -23,6 +23,11 @@ def processes() -> int:
     return jax.process_count()
 
 
+def process() -> int:
+    """The number of this one."""
+    return jax.process_index()
+
+
 def is_first() -> bool:
     """Whether this process is the one that writes."""
     return jax.process_index() == 0

@@ -14,8 +14,9 @@ import numpy as np
 
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import metrics_line, read_lines
-from cxda_jax.errors import UserError
+from cxda_jax.errors import UserError, printable
 
+LONG = 3600.0  # seconds of training; where more are left, the first guess says what is quicker
 _who = ""  # what say() begins each line with
 
 
@@ -74,10 +75,16 @@ class Meter:
         self.step, self.total, self.waited = start, total, 0.0
         self._began = time.perf_counter()
         self._seconds, self._steps = 0.0, 0  # of all readings
+        self._guessed = False
         self._measured: list[dict[str, jax.Array]] = []
 
     def add(self, measured: dict[str, jax.Array]) -> None:
-        """Keeps the numbers of a step, or of several, on the device: fetching them each step would stall it."""
+        """Keeps the numbers of a step, or of several, on the device: fetching them each step would stall it.
+
+        A CPU would be given steps without end, and a signal would wait for them all. So two are under way there at most.
+        """
+        if self._measured and jax.default_backend() == "cpu":
+            jax.block_until_ready(self._measured[-1])
         self._measured.append(measured)
 
     def exclude(self, seconds: float, steps: int = 0) -> None:
@@ -92,7 +99,7 @@ class Meter:
         self._last = {name: float(np.mean(np.hstack([m[name] for m in measured]))) for name in measured[0]}
         if steps > 0:
             seconds = max(1e-9, now - self._began)
-            self._seconds, self._steps = self._seconds + seconds, self._steps + steps
+            self._seconds, self._steps, self._guessed = self._seconds + seconds, self._steps + steps, True
             self._last |= {
                 "episodes_per_s": steps * tasks_per_step / seconds,
                 "data_wait_ms": 1e3 * self.waited / steps,
@@ -100,6 +107,17 @@ class Meter:
             }
         self.step, self._began, self.waited, self._measured = step, now, 0.0, []
         return self._last
+
+    def first_guess(self, step: int) -> str:
+        """Once, after the first two steps in which nothing was compiled: a line with the time left. "" at all other times."""
+        if self._guessed or step - self.step < 2:
+            return ""
+        self._guessed = True
+        jax.block_until_ready(self._measured)
+        each = (time.perf_counter() - self._began) / (step - self.step)
+        left = each * (self.total - step)
+        quicker = "; smaller images, net.width or train.steps are quicker, as in variants such as folder:cxda,small"
+        return f"step {step}/{self.total}  eta {duration(left)}" + quicker * (left > LONG)
 
     def line(self) -> str:
         m = self._last
@@ -143,8 +161,9 @@ def say_as(who: str) -> None:
 
 def say(line: str) -> None:
     """Prints a line at once. Once nobody reads (`| head -1`, a terminal that is gone), work goes on and its lines are lost."""
+    shown = "\n".join(map(printable, line.split("\n")))
     try:
-        print(_who + line, flush=True)
+        print(_who + shown, flush=True)
     except OSError as e:
         if e.errno not in (errno.EPIPE, errno.EIO):
             raise

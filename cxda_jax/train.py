@@ -72,7 +72,7 @@ class Spent(NamedTuple):
     waiting: float  # seconds, for data
     validating: float
     saving: float
-    step_flops: float  # of one step, as XLA counts them
+    step_flops: float | None  # of one step, as XLA counts them; None where nothing does
     step_bytes: int  # moved to the device for one step
 
 
@@ -271,8 +271,7 @@ def train(
             began, count, first = time.perf_counter(), next_call(step, schedule), step == start
             batch = stack([next(batches) for _ in range(count)])
             given = mesh.given(devices, batch, count, stopping)
-            waited = time.perf_counter() - began
-            waiting += waited
+            waiting += (waited := time.perf_counter() - began)
             if count in started:
                 state, measured = programs[count](state, source.resident, given[0], key, *given[1:])
                 meter.waited += waited
@@ -298,9 +297,10 @@ def train(
             if logging:
                 metrics_file.write({"step": step} | meter.read(step, schedule.tasks_per_step))
                 log(meter.line())
+            elif guess := meter.first_guess(step):
+                log(guess)
             if saving_now or stop:
-                took = save(state)
-                saving += took
+                saving += (took := save(state))
                 meter.exclude(took)
             if stop:
                 break
@@ -327,7 +327,7 @@ def resume(
         return fresh, ({"score": -1.0, "step": 0}, 0.0)
     state, notes = restored
     step = notes["best"]["step"]
-    if step and (fault := manifest.find_fault(workdir / "best" / str(step))):
+    if step and (fault := manifest.find_fault(workdir / "best" / str(step), checkpoints.READ)):
         raise UserError(f"{workdir}/best/{step}: {fault}; copy it back, or delete {workdir} to train again")
     return state, (notes["best"], notes["seconds"])
 

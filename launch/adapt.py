@@ -1,11 +1,11 @@
 """Adapts a trained model to your own unlabelled images, and shows what that changed.
 
-python -m launch.adapt --model=runs/unipen/cxda_any/0 --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
-python -m launch.adapt --model=glyphs --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT --labels=labels.csv
-python -m launch.adapt --model=runs/glyphs/erm/0 --method=t3a --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
-python -m launch.adapt --model=glyphs --buffer=INCOMING --watch --out=OUT
+cxda adapt --model=runs/unipen/cxda_any/0 --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
+cxda adapt --model=glyphs --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT --labels=labels.csv
+cxda adapt --model=runs/glyphs/erm/0 --method=t3a --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
+cxda adapt --model=glyphs --buffer=INCOMING --watch --out=OUT
 
---model is a run of launch.train, its folder model/, or the name of a model that comes with the package. No data set is
+--model is a run of cxda train, its folder model/, or the name of a model that comes with the package. No data set is
 needed. Images may be of any size and of the formats JPEG, PNG, WebP, TIFF, BMP, GIF and PNM, and HEIC where pillow-heif is installed;
 they are brought to the model's size as its training images were. Folders inside a folder are read too. What cannot be read
 is named and left out.
@@ -51,17 +51,17 @@ def main() -> None:
         from pathlib import Path
 
         from cxda_jax import backend
-        from cxda_jax.device import adapting
+        from cxda_jax.device import adapting, watching
         from cxda_jax.errors import UserError
     backend.keep_compiled()
-    model = cli.insist(_MODEL.value, "--model", "give a run of launch.train, or a model of the package such as glyphs")
+    model = cli.insist(_MODEL.value, "--model", "give a run of cxda train, or a model of the package such as glyphs")
     buffer = cli.insist(_BUFFER.value, "--buffer", "give a folder of images to adapt to")
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapted"))
     if _WATCH.value:
         for name, value in (("images", _IMAGES.value), ("labels", _LABELS.value)):
             if value:
                 raise UserError(f"--{name}={value}: --watch answers for the images of --buffer; leave it out")
-        adapting.follow_folder(model, _METHOD.value, buffer, out, _CAPACITY.value, _ALWAYS.value, _IDLE.value)
+        watching.follow_folder(model, _METHOD.value, buffer, out, _CAPACITY.value, _ALWAYS.value, _IDLE.value)
         return
     images = cli.insist(_IMAGES.value, "--images", "give a folder of images to answer for")
     adapting.adapt_folder(

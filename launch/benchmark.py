@@ -1,6 +1,6 @@
 """Measures speed beside PyTorch that does the same work, and writes every figure to a JSON file.
 
-python -m launch.benchmark --suite=step --out=docs/results/benchmark-cpu.json
+cxda benchmark --suite=step --out=docs/results/benchmark-cpu.json
 
 One unit of work is an episode of 100 support and 20 query images. Nothing is augmented, since the peers augment nothing.
 The suites:

@@ -98,6 +98,8 @@ def run(main: Callable[[], None]) -> None:
             stream.reconfigure(errors="backslashreplace")  # the name of a file may hold any bytes
     try:
         app.run(lambda _: _guarded(main), flags_parser=_parse)
+    except BrokenPipeError:  # of --help
+        sys.exit(128 + signal.SIGPIPE)
     finally:
         _flush()
 

@@ -1,7 +1,7 @@
 """Shows in seconds what adapting does. No training, no data set.
 
-python -m launch.demo
-python -m launch.demo --out=OUT --seed=3
+cxda demo
+cxda demo --out=OUT --seed=3
 
 Renders characters of five writers whom the model that comes with the package never saw: 100 unlabelled ones to adapt to, and
 300 to answer for. It then does what `cxda adapt` does, and opens the page in a browser. The folder of --out then holds:

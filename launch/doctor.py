@@ -1,6 +1,6 @@
 """Says what this machine has for the package, and how to mend what is missing.
 
-python -m launch.doctor
+cxda doctor
 
 One line each: the package, its libraries, JAX's devices, optional packages, a browser, free memory, the data folder and the
 folder of compiled programs. It exits with 1 where something that every command needs is wrong.

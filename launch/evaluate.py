@@ -1,15 +1,15 @@
 """Tests the best checkpoint of each run and prints one table.
 
-python -m launch.evaluate --runs='runs/glyphs/*/*'
-python -m launch.evaluate --runs='runs/glyphs/*/*' --methods=all
-python -m launch.evaluate --runs='runs/glyphs/erm/*' --methods=ft_em,cotta --config.finetune.steps=1
-python -m launch.evaluate --runs=runs/glyphs/cxda/0 --num_tasks=2000
-python -m launch.evaluate --runs='runs/glyphs/*/*' --against=bn
-python -m launch.evaluate --runs='runs/glyphs/*/*' --num_domains=1,2,5,10,20 --support_size=10,20,50,100,200,500
-python -m launch.evaluate --runs='runs/glyphs/erm/*' --methods=ft_em,ft_im --steps=1
-python -m launch.evaluate --runs='runs/glyphs/erm_iid/*' --methods=t3a,lame --from=erm_iid
-python -m launch.evaluate --runs='runs/glyphs/*/*' --context=0,1,2,5,10,20,50,100,200,500 --against=erm_iid
-python -m launch.evaluate --runs='runs/glyphs/erm/*' --methods=t3a --config.t3a.keep=5 --validation
+cxda evaluate --runs='runs/glyphs/*/*'
+cxda evaluate --runs='runs/glyphs/*/*' --methods=all
+cxda evaluate --runs='runs/glyphs/erm/*' --methods=ft_em,cotta --config.finetune.steps=1
+cxda evaluate --runs=runs/glyphs/cxda/0 --num_tasks=2000
+cxda evaluate --runs='runs/glyphs/*/*' --against=bn
+cxda evaluate --runs='runs/glyphs/*/*' --num_domains=1,2,5,10,20 --support_size=10,20,50,100,200,500
+cxda evaluate --runs='runs/glyphs/erm/*' --methods=ft_em,ft_im --steps=1
+cxda evaluate --runs='runs/glyphs/erm_iid/*' --methods=t3a,lame --from=erm_iid
+cxda evaluate --runs='runs/glyphs/*/*' --context=0,1,2,5,10,20,50,100,200,500 --against=erm_iid
+cxda evaluate --runs='runs/glyphs/erm/*' --methods=t3a --config.t3a.keep=5 --validation
 
 A run directory is all it needs: the config, the data set and the weights follow from it. Writes result.json,
 predictions.npz and, for methods that attend, attention.png into each run; what is tested on the checkpoint of another
@@ -30,7 +30,7 @@ under them, and --against=erm_iid prints paired differences at each n. What uses
 --validation tests on the validation domains, so that fields can be chosen before the test domains are seen. The results lie in
 folders of their own, such as runs/glyphs/erm/0/t3a,validation, and are shown apart from those on test domains.
 
-Several devices share the tasks. Several hosts do so with --distributed, as in launch.train; all of them must find the runs.
+Several devices share the tasks. Several hosts do so with --distributed, as in cxda train; all of them must find the runs.
 
 Of methods that use the support, result.json also counts among the queries of the first 24 tasks (compared) those that are
 wrong without support images and right with them (corrected), and the reverse (spoiled).
@@ -40,10 +40,10 @@ from absl import flags
 
 from . import cli
 
-flags.adopt_module_key_flags(cli)
 cli.define_distributed()
 _RUNS = cli.define_runs()
 _OTHER_DATA = cli.define_other_data()
+flags.adopt_module_key_flags(cli)
 _METHODS = flags.DEFINE_list(
     "methods", [],
     "What to test: names, or all. Methods without a training of their own start from the runs of erm; see --from. Each run's "

@@ -1,9 +1,9 @@
 """Writes a trained model as programs that run without this package, and compares them with the model.
 
-python -m launch.export --model=glyphs --format=litert --out=exported
-python -m launch.export --model=runs/unipen/cxda_any/0 --format=jax --out=exported --places=500
-python -m launch.export --model=runs/mine/cxda_any/0 --format=litert_float16 --out=exported --check_images=MY_PHOTOS
-python -m launch.export --model=unipen --format=web --out=page
+cxda export --model=glyphs --format=litert --out=exported
+cxda export --model=runs/unipen/cxda_any/0 --format=jax --out=exported --places=500
+cxda export --model=runs/mine/cxda_any/0 --format=litert_float16 --out=exported --check_images=MY_PHOTOS
+cxda export --model=unipen --format=web --out=page
 
 --format is one of:
 
@@ -38,7 +38,7 @@ _METHOD = flags.DEFINE_string(
 )
 _FORMAT = flags.DEFINE_string("format", "", "jax, litert, litert_float16, litert_int8, onnx or web.")
 _OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)
-_PLACES = flags.DEFINE_integer("places", 0, "Images in the buffer at most; 0: as many as in training.", 0, 100_000)
+_PLACES = flags.DEFINE_integer("places", 100, "Images in the buffer at most.", 1, 100_000)
 _CHECK_TASKS = flags.DEFINE_integer("check_tasks", 20, "Tasks to compare on.", 1, 10_000)
 _CHECK_IMAGES = flags.DEFINE_string("check_images", "", "A folder of images to compare on, in place of test tasks.")
 
@@ -52,7 +52,7 @@ def main() -> None:
         from cxda_jax.export.exporting import export
         from cxda_jax.export.formats import FORMATS
     backend.keep_compiled()
-    model = cli.insist(_MODEL.value, "--model", "give a run of launch.train, or a model of the package such as glyphs")
+    model = cli.insist(_MODEL.value, "--model", "give a run of cxda train, or a model of the package such as glyphs")
     kind = cli.insist(_FORMAT.value, "--format", f"choose from {', '.join(FORMATS)}, web")
     choose("--format", kind, (*FORMATS, "web"))
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=exported"))

@@ -1,15 +1,15 @@
 """Turns the raw downloads of a benchmark, or your own images, into the one form that training reads.
 
-python -m launch.prepare --benchmark=femnist --raw_dir=DOWNLOADS
-python -m launch.prepare --benchmark=cifar_c --raw_dir=DOWNLOADS --strict
-python -m launch.prepare --benchmark=cifar_c --raw_dir=DOWNLOADS --tfds
-python -m launch.prepare --benchmark=tiny_imagenet_c --raw_dir=DOWNLOADS --regenerate
-python -m launch.prepare --benchmark=iwildcam --raw_dir=DOWNLOADS --size=112
-python -m launch.prepare --benchmark=unipen --raw_dir=DOWNLOADS
-python -m launch.prepare --benchmark=unipen --raw_dir=DOWNLOADS --scale=writer --name=unipen_sizes
-python -m launch.prepare --benchmark=qmnist --raw_dir=DOWNLOADS --split=students
-python -m launch.prepare --benchmark=cifar10_c --raw_dir=DOWNLOADS
-python -m launch.prepare --benchmark=folder --raw_dir=MY_IMAGES --name=mine --size=64 --fit=crop
+cxda prepare --benchmark=femnist --raw_dir=DOWNLOADS
+cxda prepare --benchmark=cifar_c --raw_dir=DOWNLOADS --strict
+cxda prepare --benchmark=cifar_c --raw_dir=DOWNLOADS --tfds
+cxda prepare --benchmark=tiny_imagenet_c --raw_dir=DOWNLOADS --regenerate
+cxda prepare --benchmark=iwildcam --raw_dir=DOWNLOADS --size=112
+cxda prepare --benchmark=unipen --raw_dir=DOWNLOADS
+cxda prepare --benchmark=unipen --raw_dir=DOWNLOADS --scale=writer --name=unipen_sizes
+cxda prepare --benchmark=qmnist --raw_dir=DOWNLOADS --split=students
+cxda prepare --benchmark=cifar10_c --raw_dir=DOWNLOADS
+cxda prepare --benchmark=folder --raw_dir=MY_IMAGES --name=mine --size=64 --fit=crop
 
 --raw_dir holds the downloads. Where a folder of this list is missing, an archive with its name (femnist.zip, CIFAR-10-C.tar) or
 with its published name (femnist-data.zip, tinyimagenet-c.zip) is extracted beside itself. An archive is refused if it holds
@@ -91,10 +91,14 @@ def main() -> None:
         from pathlib import Path
 
         from cxda_jax.config import renamed
+        from cxda_jax.errors import UserError
         from cxda_jax.study.preparing import prepare_benchmark, show_published
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=folder")
     raw_dir = Path(cli.insist(_RAW_DIR.value, "--raw_dir", "say where the downloads, or your images, are")).expanduser()
-    target = Path(cli.DATA_DIR.value) / (_NAME.value or benchmark)
+    name = _NAME.value or benchmark
+    if Path(name).name != name or name.startswith("."):
+        raise UserError(f"--name={name}: give the name of one folder, which will lie in --data_dir")
+    target = Path(cli.DATA_DIR.value) / name
     options = {flag.name: flag.value for flag in _OPTIONS if flag.value is not None}
     if _LINKS.value:
         return show_published(benchmark, raw_dir)

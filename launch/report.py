@@ -1,10 +1,10 @@
 """Makes tables, figures and a page from the results that evaluations left on disk. It needs no accelerator.
 
-python -m launch.report --runs='runs/glyphs/*/*' --report=runs/glyphs/report
-python -m launch.report --runs='runs/study/femnist/*/*' --report=docs/study --against=paper
-python -m launch.report --runs='runs/study/glyphs/*/*' --report=docs/study --against=paper_stand_ins
-python -m launch.report --runs='runs/study/glyphs/*/*' --report=docs/study --record=docs/study/glyphs.records
-python -m launch.report --runs='docs/study/records/unipen-*.records' --report=again
+cxda report --runs='runs/glyphs/*/*' --report=runs/glyphs/report
+cxda report --runs='runs/study/femnist/*/*' --report=docs/study --against=paper
+cxda report --runs='runs/study/glyphs/*/*' --report=docs/study --against=paper_stand_ins
+cxda report --runs='runs/study/glyphs/*/*' --report=docs/study --record=docs/study/glyphs.records
+cxda report --runs='docs/study/records/unipen-*.records' --report=again
 
 Writes into the folder of --report:
 
@@ -31,8 +31,8 @@ from cxda_jax.errors import UserError
 
 from . import cli
 
-flags.adopt_module_key_flags(cli)
 _RUNS = cli.define_runs()
+flags.adopt_module_key_flags(cli)
 _AGAINST = flags.DEFINE_string(
     "against", None, "Set the paper's figures beside ours: paper, paper_stand_ins.", allow_override=True
 )

@@ -1,13 +1,13 @@
 """The whole study of a benchmark, from one command: trains what trains, tests everything, and writes the report.
 
-python -m launch.reproduce --benchmark=glyphs
-python -m launch.reproduce --benchmark=glyphs --seeds=0 --only=erm,cxda,ft_em
-python -m launch.reproduce --benchmark=glyphs --smoke --workers=2
-python -m launch.reproduce --benchmark=unipen --variant=sizes --tests=usual,contexts
-python -m launch.reproduce --benchmark=glyphs --cell=cxda/1 --records=study.records --study=again
-python -m launch.reproduce --benchmark=cifar_c --dry_run
-python -m launch.reproduce --benchmark=cifar_c --executor=slurm --slurm=partition=gpu,gpus_per_node=1,time=600
-python -m launch.reproduce --benchmark=cifar_c --executor=slurm --cancel=now
+cxda reproduce --benchmark=glyphs
+cxda reproduce --benchmark=glyphs --seeds=0 --only=erm,cxda,ft_em
+cxda reproduce --benchmark=glyphs --smoke --workers=2
+cxda reproduce --benchmark=unipen --variant=sizes --tests=usual,contexts
+cxda reproduce --benchmark=glyphs --cell=cxda/1 --records=study.records --study=again
+cxda reproduce --benchmark=cifar_c --dry_run
+cxda reproduce --benchmark=cifar_c --executor=slurm --slurm=partition=gpu,gpus_per_node=1,time=600
+cxda reproduce --benchmark=cifar_c --executor=slurm --cancel=now
 
 The study is a list of jobs: one training for each method and seed, and evaluations of what they leave (methods that start
 from erm, other numbers of domains and of support images, one step of fine-tuning). A job that ended well is marked under

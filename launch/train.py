@@ -1,8 +1,8 @@
 """Trains one method on one benchmark, then tests its best checkpoint.
 
-python -m launch.train --config=configs/glyphs.py:cxda --workdir=runs/glyphs/cxda/0
-python -m launch.train --config=configs/glyphs.py:bn --config.seed=1 --workdir=runs/glyphs/bn/1
-python -m launch.train --config=configs/glyphs.py:cxda,smoke --workdir=runs/smoke
+cxda train --config=glyphs:cxda --workdir=runs/glyphs/cxda/0
+cxda train --config=glyphs:bn --config.seed=1 --workdir=runs/glyphs/bn/1
+cxda train --config=glyphs:cxda,smoke --workdir=runs/smoke
 
 Several devices share the tasks of a step, if train.tasks_per_step is a multiple of their number. Several hosts do so with
 --distributed, the same command on each of them; the first process alone writes. Where one of them ends, all end with one
@@ -16,7 +16,7 @@ workdir then holds:
   manifest.json    its hash, and the identity of the data and of the machine: other data are refused without --other_data
   metrics.jsonl    loss, accuracy, episodes/s, data_wait_ms; validation scores
   last/ best/      checkpoints: the newest state, and the weights that validated best, with SHA-256 hashes
-  model/           the best weights alone, with a card: launch.adapt and cxda_jax.load need nothing else of the run
+  model/           the best weights alone, with a card: cxda adapt and cxda_jax.load need nothing else of the run
   result.json      the mean over the test tasks, that of the worst tenth, and ms/task
   predictions.npz  plans, labels and predictions of every test task
   attention.png    a query's answers without support images and with them, and what it attends to
@@ -30,9 +30,9 @@ from absl import flags
 from . import cli
 
 _CONFIG = flags.DEFINE_string("config", None, "NAME:METHOD[,smoke], or a file of yours in place of NAME.")
-flags.adopt_module_key_flags(cli)
 cli.define_distributed()
 _OTHER_DATA = cli.define_other_data()
+flags.adopt_module_key_flags(cli)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept.")
 _REPLAY = flags.DEFINE_integer(
     "replay_step", None, "Train nothing: show the episode of this step, and its loss under the run's newest state.",

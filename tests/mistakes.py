@@ -164,7 +164,7 @@ MISTAKES = (
     Mistake("results", "study/jobs.py", "identity = [study.config(name, seed), methods[name].version]",
             "identity = [study.config(name, seed)]", ("study", "study_commands", "cells", "published")),
     # A model on a device.
-    Mistake("device", "device/buffer.py", "self._random.integers(self.seen)", "self._random.integers(self.capacity)",
+    Mistake("device", "device/buffer.py", "integers(self.seen)", "integers(self.capacity)",
             ("buffer", "adapting")),
     Mistake("device", "device/buffer.py",
             "        if self.model.method.stochastic:\n"

@@ -129,7 +129,7 @@ def evidence(workdir):
         "weights": [each["sha256"][f"tree/{checkpoints.ARRAYS}"] for each in told[:2]],
         "notes": json.loads((newest / "notes" / "metadata").read_text())["best"],
         "model": told[2],
-        "faults": [manifest.find_fault(folder) for folder in folders],
+        "faults": [manifest.find_fault(*each) for each in zip(folders, (one["sha256"] for one in told), strict=True)],
     }
 
 

@@ -7,16 +7,19 @@ import re
 import shutil
 import threading
 import time
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import cxda_jax
-from cxda_jax.device import adapting
+from cxda_jax.device import adapting, demo, watching
 from cxda_jax.device.model import Model
 from cxda_jax.disk import manifest, models
-from tests.commands import command
+from cxda_jax.report.adapted import Answered
+from tests.commands import command, wait_until
 from tests.nets import build_method
 from tests.test_buffer import CARD
 
@@ -96,7 +99,7 @@ def test_it_falls_back_below_the_size_where_adapting_helped_and_labels_give_scor
     labels.write_text("file,label\n" + "".join(f"{path.name},{name}\n" for path, name in known))
     given = f"--labels={labels}", "--capacity=3"
     said, rows = adapt(model, buffer, images, tmp_path / "out", *given), read(tmp_path / "out")
-    assert "It helps from 5 images on, here are 3, so the answer without it counts" in said
+    assert "It surely helps from 5 images on, here are 3, so the answer without it counts" in said
     assert all(row["answer"] == row["before"] for row in rows) and "the newest 3 of 12 images count" in said
     right = 100 * np.mean([row["before"] == row["after"] for row in rows[:20]])
     assert f"Right of 20 with labels: before 100.0 %, after {right:.1f} %" in said
@@ -116,10 +119,28 @@ def test_mistakes_are_one_line(model, folders, tmp_path):
     bad.mkdir()
     (bad / "it.png").write_bytes(b"nothing")
     labels.write_text("file,label\na.png,house\n")
+    (images / "folder").mkdir()
+    shutil.copy(images / "image000.png", images / "folder")
+    tables = {"twice": "image000.png,a\nimage000.png,b\n", "both": "image000.png,a\n", "none": "a.png,a\nb.png,b\n"}
+    for name, text in tables.items():
+        (tmp_path / f"{name}.csv").write_text(f"file,label\n{text}")
     for buffer, answered, flags, message in (
         (none, images, (), "none: no such folder; give one that holds images"),
         (images, bad, (), "none of 1 could be read; the first: "),
         (images, images, (f"--labels={labels}",), "line 2: label='house' is no class of the model"),
+        (images, images, (f"--labels={tmp_path}/twice.csv",), "line 3: 'image000.png' is 'a' before and 'b' here"),
+        (
+            images,
+            images,
+            (f"--labels={tmp_path}/both.csv",),
+            "may be folder/image000.png and image000.png; name them with",
+        ),
+        (
+            images,
+            images,
+            (f"--labels={tmp_path}/none.csv",),
+            "0 of 71 images have a label, by 2 lines; name the files as",
+        ),
     ):
         said = adapt(model, buffer, answered, tmp_path / "out", *flags, code=2)
         assert message in said and said.count("\n") == 1, said
@@ -132,34 +153,55 @@ def test_a_folder_that_fills_is_followed(model, tmp_path):
     incoming.mkdir()
     slow = incoming / made[4].name
     slow.write_bytes(made[4].read_bytes()[:60])
-    (incoming / "broken.png").write_bytes(b"nothing")
+    (incoming / "=broken.png").write_bytes(b"nothing")
+
+    said = []
 
     def fill():
-        while not (tmp_path / "out" / "predictions.csv").exists():
-            time.sleep(0.1)
-        for path in made:
-            time.sleep(0.7)
+        wait_until(lambda: sum("left out" in line for line in said) == 2)
+        for count, path in enumerate(made, 1):
             shutil.copy(path, incoming)
+            wait_until(lambda count=count: sum("before" in line for line in said) == count)
+        (incoming / made[0].name).rename(incoming / f"={made[0].name}")  # no new image
+        time.sleep(2)
+        shutil.copy(made[1], incoming / made[2].name)  # a new image under a name that is known
+        wait_until(lambda: sum("before" in line for line in said) == 6)
+        shutil.rmtree(incoming)
 
     thread, where = threading.Thread(target=fill), f"--out={tmp_path}/out"
     thread.start()
-    said = command("adapt", f"--model={model}", f"--buffer={incoming}", "--watch", "--idle=1.5", where)
+    with mock.patch.object(watching, "say", said.append):
+        fault = command("adapt", f"--model={model}", f"--buffer={incoming}", "--watch", where, code=2)
     thread.join()
-    rows, loaded, paths = read(tmp_path / "out"), cxda_jax.load(model), [incoming / path.name for path in made]
-    assert [row["file"] for row in rows] == [path.name for path in made]
-    assert all(row["answer"] == row["before"] for row in rows), "so few images do not help this model"
+    rows, loaded, said = read(tmp_path / "out"), cxda_jax.load(model), "\n".join(said)
+    assert [row["file"] for row in rows] == [path.name for path in [*made, made[2]]]
+    assert all(row["answer"] == row["before"] for row in rows[:5]), "so few images do not help this model"
     for i in (0, 2, 4):  # each is answered for with those before it
-        assert rows[i]["after"] == loaded.adapt(paths[:i]).predict([paths[i]]).names[0]
+        assert rows[i]["after"] == loaded.adapt(made[:i]).predict([made[i]]).names[0]
     assert said.count("left out: ") == 2 and f"left out: {slow}" in said and "5 images in the buffer" in said
+    assert "incoming: no such folder" in fault and (tmp_path / "out" / "adapted.html").exists()
 
 
 @pytest.mark.gate
 def test_the_demo_gains_and_shows_a_page(tmp_path):
+    with mock.patch.object(demo, "adapt_folder"):
+        command("demo", f"--out={tmp_path}/demo", "--seed=3")
     said, rows = command("demo", f"--out={tmp_path}/demo"), read(tmp_path / "demo")
+    assert "400 images of an earlier demonstration are deleted" in said
+    assert len([*(tmp_path / "demo" / "buffer").iterdir()]) == 100
     assert "Right of 300 with labels: before" in said and "left out" not in said
     assert len(rows) == 300 and all(row["label"] for row in rows) and (tmp_path / "demo" / "adapted.html").exists()
     before, after = (sum(row[when] == row["label"] for row in rows) for when in ("before", "after"))
     assert after > before + 3
+    (tmp_path / "demo" / "images" / "mine.png").symlink_to(tmp_path / "elsewhere")
+    assert "mine.png: not of a demonstration" in command("demo", f"--out={tmp_path}/demo", code=2)
+
+
+def test_cells_that_a_spreadsheet_would_run_are_quoted():
+    answer = Answered("=run().png", None, "-5", 0.5, "+", 0.25, 0.75, (0,), "@x")
+    assert adapting.line_of(adapting.Row(answer, None), [Path("-1+1.png")], True) == [
+        "'=run().png", "+", "-5", "0.5000", "+", "0.2500", "0.7500", "'-1+1.png", "", "", "", "", "'@x",
+    ]  # fmt: skip
 
 
 def test_a_gain_is_expected_from_the_nearest_smaller_size():
@@ -170,6 +212,6 @@ def test_a_gain_is_expected_from_the_nearest_smaller_size():
     for count, helps, start in ((0, False, 0), (4, False, 1), (5, True, 5), (700, True, 100)):
         found, said = expected(count)
         assert found is helps and said.startswith(f"With {start} images")
-    assert not expected(100, GAIN | {"mean": (0.0, 2.0, 0.5, -0.1)})[0], "it did not help at the largest size"
+    assert not expected(100, GAIN | {"low": (0.0, 2.0, 0.5, -0.1)})[0], "no sure gain at the largest size"
     assert expected(0, gain=None)[0] and "was not measured" in expected(0, gain=None)[1]
     assert not expected(9, name="erm")[0]

@@ -26,7 +26,10 @@ def rows_of(images, rows):
 
 def test_subsets_leave_oneself_out_and_have_the_sizes_that_are_promised():
     full, n, rounds = 0.4, 120, 200
-    seen = jax.jit(lambda: jax.vmap(lambda key: random_subsets(key, n, full))(jax.random.split(KEY, rounds)))()
+    draw = jax.vmap(random_subsets, (0, None, None))
+    seen, few = jax.jit(
+        lambda: (draw(jax.random.split(KEY, rounds), n, full), draw(jax.random.split(KEY, 2000), 5, 0.0))
+    )()
     seen = np.asarray(seen)
     assert not seen[:, np.arange(n), np.arange(n)].any()
     sizes = seen.sum(-1).ravel()
@@ -34,6 +37,7 @@ def test_subsets_leave_oneself_out_and_have_the_sizes_that_are_promised():
     drawn = sizes[sizes < n - 1]
     for k in (0, 1, 4, 19, 60):  # P(1 + size <= k + 1) = log(k + 2) / log(n), as 1 + size is the integer part of n^u
         assert abs((drawn <= k).mean() - np.log(k + 2) / np.log(n)) < 0.02
+    assert abs((np.asarray(few).sum(-1) == 4).mean() - (1 - np.log(5) / np.log(6))) < 0.02, "all others are drawn too"
 
 
 @pytest.mark.parametrize("learned", [4, 0])

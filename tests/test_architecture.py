@@ -29,7 +29,7 @@ nets: errors types backend config disk
 data: errors types config disk memory mesh progress
 methods: errors types augment backend config losses nets
 train: errors types augment backend cost data disk memory mesh progress
-evaluation: types backend data mesh metrics
+evaluation: errors types backend data mesh metrics
 experiment: errors types augment backend config data methods metrics nets optimizers train
 study: LIBRARY pictures
 ahead: LIBRARY study

@@ -2,6 +2,7 @@
 
 import functools
 from concurrent import futures
+from unittest import mock
 
 import jax
 import numpy as np
@@ -102,11 +103,38 @@ def test_lagged_and_frozen_statistics_are_those_of_their_times():
 
 
 @pytest.mark.gate
-def test_a_reservoir_holds_each_image_as_likely():
+def test_frozen_statistics_are_those_of_the_image_that_freezes_them(tmp_path, monkeypatch):
+    """Whether anybody asked before, after a save, and after work that was broken off."""
+    model = make("cxda")
+    asked, silent = (cxda_jax.SupportBuffer(model, 3, statistics="frozen", refresh=4) for _ in range(2))
+    for image in IMAGES[:7]:
+        for buffer in (asked, silent):
+            buffer.observe(image)
+        answers(asked)
+    close(answers(silent), answers(asked))
+    asked.save(tmp_path / "it.npz")
+    again = cxda_jax.SupportBuffer.load(tmp_path / "it.npz", model)
+    close(answers(again), answers(asked), 1e-6)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(model, "programs", model.programs._replace(remember=mock.Mock(side_effect=KeyboardInterrupt)))
+        again.observe(IMAGES[7])
+    asked.observe(IMAGES[7])
+    close(answers(again), answers(asked), 1e-6)
+
+
+@pytest.mark.gate
+def test_a_reservoir_holds_each_image_as_likely(tmp_path):
     model, held = Model(CARD, build_method("bn"), None, None), np.zeros(20)
     for seed in range(200):
         buffer = cxda_jax.SupportBuffer(model, 5, keep="reservoir", seed=seed)
         places = [buffer.observe(image) for image in IMAGES]
+        if seed == 0:  # a save after each image changes nothing
+            again = cxda_jax.SupportBuffer(model, 5, keep="reservoir")
+            for image in IMAGES:
+                again.observe(image)
+                again.save(tmp_path / "it.npz")
+                again = cxda_jax.SupportBuffer.load(tmp_path / "it.npz", model)
+            np.testing.assert_array_equal(again.images(), buffer.images())
         kept = [i for i, image in enumerate(IMAGES) if (buffer.images() == image).all((1, 2, 3)).any()]
         assert len(buffer) == 5 == len(kept) and {*kept} <= {i for i, p in enumerate(places) if p is not None}
         held[kept] += 1
@@ -139,7 +167,8 @@ def test_what_cannot_be_is_one_line():
         ("ft_em", {}, "ft_em has no program for every number of images; use Model.adapt"),
         ("cxda_supervised", {}, "cxda_supervised must know the domain of each image"),
         ("bn", {"statistics": "lagged"}, "statistics='lagged': bn keeps nothing of one image alone; choose exact"),
-        ("cxda", {"capacity": 0}, "capacity=0: give a whole number from 1"),
+        ("cxda", {"capacity": 2.5}, "capacity=2.5: give a whole number from 1"),
+        ("cxda", {"seed": -1}, "seed=-1: give a whole number from 0"),
     ]:
         with refused(message):
             cxda_jax.SupportBuffer(Model(CARD, build_method(name), None, None), **options)

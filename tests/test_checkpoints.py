@@ -40,7 +40,7 @@ def test_the_newest_two_stay_and_every_file_that_is_read_is_in_the_manifest(tmp_
     assert checkpoints.restore(tmp_path / "none", TREE) is None
     save(tmp_path, 1, 2, 3)
     assert checkpoints.steps(tmp_path) == [3, 2]
-    assert [manifest.find_fault(tmp_path / s) for s in "32"] == ["", ""]
+    assert [manifest.find_fault(tmp_path / s, checkpoints.READ) for s in "32"] == ["", ""]
     folder = tmp_path / "3"
     told = json.loads((folder / "manifest.json").read_text())["sha256"]
     there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
@@ -66,7 +66,7 @@ def test_damage_is_an_error_that_names_the_file(tmp_path):
         copied = tmp_path / f"{number}"
         shutil.copytree(tmp_path / "best", copied)
         harm(copied / "2")
-        assert fault in manifest.find_fault(copied / "2")
+        assert fault in manifest.find_fault(copied / "2", checkpoints.READ)
         with refused(f"^{{tmp}}/{number}/2: .*{fault}.*; copy it again from where it is whole, or train", tmp_path):
             checkpoints.restore(copied, TREE)
 

@@ -89,7 +89,9 @@ def test_the_command_writes_programs_and_says_how_they_compare(photos, tmp_path)
     """In the place of an earlier export. Programs of CPUs rewrite sums as products; those of accelerators do not."""
     out = tmp_path / "out"
     out.mkdir()
-    (out / formats.LITERT).write_text("of an earlier export")
+    (out / "encode.cpu.jax").write_text("of an earlier export")
+    earlier = {"encode.cpu.jax": {"sha256": hashlib.sha256(b"of an earlier export").hexdigest()}}
+    (out / exporting.REPORT).write_text(json.dumps({"files": earlier}))
     flags = "--model=glyphs", f"--out={out}", f"--check_images={photos}", f"--places={PLACES}"
     said = command("export", "--format=jax", *flags)
     known = json.loads((out / exporting.REPORT).read_text())
@@ -115,12 +117,11 @@ def test_test_tasks_of_the_models_own_data_are_the_usual_check_and_what_disagree
     folder, form = smoke[0], FORMATS["jax"]
     monkeypatch.setattr(formats, "PLATFORMS", {"cpu": "cpu"})
     given = str(folder / "run"), "", "jax"
-    export(*given, tmp_path / "out", 0, str(folder / "data"), 5, "")
+    export(*given, tmp_path / "out", 20, str(folder / "data"), 5, "")
     known = json.loads((tmp_path / "out" / exporting.REPORT).read_text())
-    episode = cxda_jax.load(folder / "run").config["episode"]
-    parity, usual = known["parity"], episode["num_domains"] * episode["per_domain"]
+    parity = known["parity"]
     assert parity["accuracy"] == parity["accuracy_of_the_model"] and parity["tasks"] == 5
-    assert known["encode"]["takes"]["present"]["shape"] == [usual]
+    assert known["encode"]["takes"]["present"]["shape"] == [20]
 
     def write(pair, folder):
         head = next(name for name in pair.weights if "head" in name and name.endswith("kernel"))
@@ -128,7 +129,7 @@ def test_test_tasks_of_the_models_own_data_are_the_usual_check_and_what_disagree
 
     monkeypatch.setitem(FORMATS, "jax", form._replace(write=write))
     with pytest.raises(UserError, match="do not agree with the model: logits differ by .*; nothing is written"):
-        export(*given, tmp_path / "no", 0, str(folder / "data"), 5, "")
+        export(*given, tmp_path / "no", 20, str(folder / "data"), 5, "")
     assert not (tmp_path / "no").exists() and not list(tmp_path.glob(".no*"))
     capsys.readouterr()
 
@@ -140,6 +141,10 @@ def test_faults_are_one_line(photos, tmp_path):
     given = f"--out={tmp_path}/out", "--model=glyphs", f"--check_images={photos}"
     assert "--format='tflite'" in command("export", *given, "--format=tflite", code=2)
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine.txt").write_text("")
-    assert "holds other files" in command("export", *given, "--format=jax", code=2)
-    assert (tmp_path / "out" / "mine.txt").exists()
+    for name in ("weights.safetensors", "model.tflite", "index.html", "parity.json"):  # as an export names them
+        (tmp_path / "out" / name).write_text("{}")
+        assert f"holds {name}, which is not as an earlier export left it" in command(
+            "export", *given, "--format=web", code=2
+        )
+        assert (tmp_path / "out" / name).read_text() == "{}"
+        (tmp_path / "out" / name).unlink()

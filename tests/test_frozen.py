@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax.methods.frozen import BATCH
+from cxda_jax.methods.frozen import BATCH, affinities
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from tests.conftest import make_episode
@@ -94,6 +94,13 @@ def test_lame_equals_its_formula_for_each_query_beside_the_support(support):
         for i in range(len(queries)):
             both = np.vstack([h, queries[i]]), np.vstack([logits, of_queries[i]])
             close(ours[i], relaxed(*both, *options, 7)[-1])
+
+
+def test_of_equal_images_exactly_so_many_are_neighbours():
+    features = np.repeat(np.eye(3, dtype=np.float32), 4, axis=0)
+    present = np.arange(12) != 1
+    found = np.asarray(jax.jit(lambda *x: affinities(x[0], "knn", 2, x[1]))(features, present))
+    assert found.sum(1).tolist() == [2, 0] + [2] * 10 and found[0].nonzero()[0].tolist() == [2, 3]
 
 
 @ENDS

@@ -104,6 +104,11 @@ def test_a_cached_sequence_answers_as_the_whole_pass_at_every_length(known):
     close(following(TOKENS[LENGTH:], cache), whole[LENGTH:])
     assert [program._cache_size() for program in (following, append_to)] == [1, 1] and cache.held.all()
     jax.tree.map(np.testing.assert_array_equal, append_to(TOKENS[11], cache), cache)  # it is full
+    few = apply(known, TOKENS[:3], np.ones(3, bool), method="encode")  # which has no place to spare
+    close(
+        apply(known, TOKENS[4:6], append_to(TOKENS[3], few), method="next"),
+        apply(known, TOKENS[4:6], apply(known, TOKENS[:4], method="encode"), method="next"),
+    )
     close(apply(known, TOKENS[:LENGTH], method="encode"), cache)
 
 
@@ -128,6 +133,12 @@ def order():
     order = np.asarray(draw_order(KEY, SUPPORT, LENGTH))
     assert len(set(order)) == 10 and order.max() >= 10 and list(order) != sorted(order)
     return order
+
+
+def test_the_layer_that_reads_out_starts_as_published():
+    last = jax.device_get(jax.jit(METHOD.init)(KEY, nets.make_images((28, 28, 1), 2)))["params"]["head"]["fc"]
+    reach = (6 / (SMALL["width"] + FEMNIST[1])) ** 0.5  # Xavier's
+    assert 0.95 * reach < np.abs(last["kernel"]).max() <= reach and not last["bias"].any()
 
 
 def rows_of(images, rows):

@@ -1,14 +1,17 @@
 """What happens between two commands: another config, other data, another machine, links, and unfinished runs."""
 
+import contextlib
 import fcntl
 import json
+import os
 import random
 import shutil
+from concurrent import futures
 
 import numpy as np
 import pytest
 
-from cxda_jax import backend
+from cxda_jax import backend, mesh
 from cxda_jax.config import read
 from cxda_jax.data.store import Domain, open_store, write_store
 from cxda_jax.disk import files, manifest
@@ -75,16 +78,53 @@ def test_a_run_goes_on_with_its_own_data_and_config_alone(tmp_path, store, confi
         claim(store=other)
 
 
+def test_processes_that_were_started_with_other_facts_are_refused_by_all(config, monkeypatch):
+    first = {"package": "1", "config": config}
+    other = {"package": "1", "config": {**config, "optimizer": {**config["optimizer"], "learning_rate": 7.0}}}
+    monkeypatch.setattr(mesh, "processes", lambda: 2)
+    monkeypatch.setattr(mesh, "from_first", lambda work: json.loads(json.dumps(first)))
+    for number, facts, heard, said in (
+        (1, other, 1, "config.optimizer.learning_rate: 7.0 in process 1, 0.03 in process 0; start all"),
+        (0, first, 1, "process 1 was started with other facts than process 0"),
+        (1, first, 0, ""),
+    ):
+        monkeypatch.setattr(mesh, "process", lambda number=number: number)
+        monkeypatch.setattr(mesh, "largest", lambda array, heard=heard: np.maximum(array, heard))
+        with refused(said) if said else contextlib.nullcontext():
+            identity.insist_on_agreement(facts)
+
+
 def test_nothing_is_written_through_a_link(tmp_path, monkeypatch):
     (tmp_path / "precious").write_text("kept")
-    monkeypatch.setattr("os.getpid", lambda: 7)
-    for name in (".7.a.json", "a.json", "lock"):
+    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "7" * 16)
+    for name in ("a.json", "lock"):
         (tmp_path / name).symlink_to(tmp_path / "precious")
     with pytest.raises(UserError, match="a link"), files.locked(tmp_path):
         pass
     files.write_text(tmp_path / "a.json", "new")
     assert (tmp_path / "precious").read_text() == "kept" and (tmp_path / "a.json").read_text() == "new"
     assert not (tmp_path / "a.json").is_symlink()
+    (tmp_path / f".cxda-{'7' * 16}.a.json").symlink_to(tmp_path / "precious")
+    with pytest.raises(FileExistsError):
+        files.write_text(tmp_path / "a.json", "newer")
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_writers_of_one_file_share_nothing_and_what_killed_ones_left_goes(tmp_path):
+    path, left, held = (tmp_path / name for name in ("a", f".cxda-{'0' * 16}.a", f".cxda-{'1' * 16}.a"))
+    left.write_bytes(b"half")
+    with open(held, "wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        for old in (left, held):
+            os.utime(old, (1000, 1000))
+        files.write_text(path, "猫\udce9")  # in a name that the system could not decode
+    assert path.read_bytes() == "猫\\udce9".encode() and sorted(tmp_path.iterdir()) == [held, path]
+    files.write_text(path, "x" * 100_000)
+    with futures.ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(lambda c: [files.write_text(path, c * 100_000) for _ in range(100)], c) for c in "xy"]
+        while not all(job.done() for job in jobs):
+            assert path.read_text() in ("x" * 100_000, "y" * 100_000)
+    assert [*tmp_path.iterdir()] == [path] and [job.result() for job in jobs]
 
 
 def test_a_report_names_what_rotted_or_was_trained_on_other_data(tmp_path):

@@ -3,11 +3,14 @@
 import io
 import shutil
 import struct
+import tracemalloc
+from unittest import mock
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
+from cxda_jax.data.readers import images
 from cxda_jax.data.readers.images import as_image, fit_image, to_rgb
 from cxda_jax.data.store import open_store
 from cxda_jax.errors import UserError
@@ -71,6 +74,25 @@ def test_what_is_wider_is_scaled_by_its_own_range_and_refused_without_one(tmp_pa
     unit[3, 5] = np.nan
     with refused(r"/a\.tif: .*NaN or infinite pixels", tmp_path):
         read(tmp_path, Image.fromarray(unit), "a.tif")
+
+
+def test_nothing_but_images_is_opened_and_a_large_one_needs_little_memory(tmp_path, monkeypatch):
+    path = tmp_path / "photo.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(ran) print\n")
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", mock.Mock(side_effect=AssertionError("a program runs it")))
+    with refused("/photo.png: not readable as an image .of no known format", tmp_path):
+        fit_image(as_image(path), (8, 8, 3), "pad", (0, 0, 0))
+    with pytest.raises(UserError, match="mode I says no range of values"):
+        as_image(Image.fromarray(np.zeros((8, 8), np.int32)))
+    large = Image.new("RGBA", (2000, 2000), (9, 9, 9, 100))
+    tracemalloc.start()
+    assert (np.asarray(to_rgb(large, (255, 255, 255))) == 159).all()
+    assert tracemalloc.get_traced_memory()[1] < 24 * large.width * large.height
+    tracemalloc.stop()
+    monkeypatch.setattr(images, "MOST_PIXELS", 10**6)
+    large.save(path)
+    with refused("photo.png: 2000 x 2000 pixels, at most 1,000,000 are read; make it smaller", tmp_path):
+        as_image(path)
 
 
 def test_what_transparent_pixels_hide_stays_hidden(tmp_path):
@@ -149,3 +171,6 @@ def test_the_store_says_its_name_and_how_images_were_made_square(tmp_path):
         np.testing.assert_array_equal(fit_image(as_image(file), (8, 8, 3), fit, (0, 0, 255)), stores[fit].images[0])
         assert stores[fit].info.name == fit
     assert stores["crop"].sha256 != stores["pad"].sha256
+    said = command("prepare", *arguments, "--fit=crop", "--background=0,0,255", "--name=pad", code=2)
+    assert f"--fit=crop: {tmp_path}/data/pad was prepared with 'pad'; choose another --name, or delete it" in said
+    assert "give the name of one folder" in command("prepare", *arguments, "--name=../x", code=2)

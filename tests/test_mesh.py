@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -102,18 +103,21 @@ def test_two_devices_train_and_test_as_one_and_take_over_what_one_saved(fixed_st
     assert floats == ["all-reduce f32"] and len(one["exchanges"]) == 0
 
 
-@pytest.mark.parametrize(("processes", "which", "step"), [
-    pytest.param(2, 0, 3, marks=gate), pytest.param(4, 2, 7, marks=exhaustive),
+@pytest.mark.parametrize(("processes", "which", "step", "sent"), [
+    pytest.param(2, 0, 3, signal.SIGKILL, marks=gate), pytest.param(4, 2, 7, signal.SIGKILL, marks=exhaustive),
+    pytest.param(2, 0, 3, signal.SIGSTOP, marks=exhaustive),
 ])  # fmt: skip
-def test_a_killed_process_ends_all_with_one_line_and_loses_nothing(
-    fixed_store, alone, tmp_path, processes, which, step
+def test_a_lost_process_ends_all_with_one_line_and_loses_nothing(
+    fixed_store, alone, tmp_path, processes, which, step, sent
 ):
     """All others end within a minute; a restart, here by one process, ends as if nothing had been."""
     started = start(fixed_store, tmp_path, "small", processes)
     wait_for_step(tmp_path, step, started)
     if started[which].poll() is None:
+        started[which].send_signal(sent)
+        codes = {other: ends([started[other]])[0] for other in set(range(processes)) - {which}}
         started[which].kill()
-        codes = ends(started)
+        started[which].wait()
         for other in set(range(processes)) - {which}:
             said = (tmp_path / f"err{other}.txt").read_text().splitlines()
             assert codes[other] in (hosts.TEMPORARY, 1), (codes, said)

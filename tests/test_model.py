@@ -1,12 +1,14 @@
 """A trained model by itself: its files, its card, and answers that are those of the evaluation."""
 
 import json
+import math
 import shutil
 
 import jax
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 
 import cxda_jax
 from cxda_jax.disk import manifest, models
@@ -66,6 +68,7 @@ def test_a_loaded_model_answers_as_the_evaluation_does(runs, name):
 @gate
 def test_a_model_alone_in_a_folder_is_enough(copy):
     model = cxda_jax.load(copy)
+    assert repr(model) == "<Model cxda of glyphs: 62 classes, images 28x28x1, not adapted>" and "load" in dir(cxda_jax)
     assert model.card.class_names[:3] == ("0", "1", "2") and model.card.shape == (28, 28, 1)
     assert (model.card.fit, model.card.background) == ("pad", (255, 255, 255))
     images = [RNG.integers(0, 256, (28, 28, 1), np.uint8) for _ in range(5)]
@@ -106,7 +109,7 @@ def test_the_card_says_what_was_trained_and_what_adapting_brought(runs):
 def test_adapting_helps_from_where_it_gains_at_every_larger_size():
     for means, since in ((0, 1, 2), 1), ((0, -1, 2), 2), ((0, 1, 0), None):
         means = tuple(map(float, means))
-        assert models.Gain(tuple(range(len(means))), means, means, means, means, 5).helps_from() == since
+        assert models.Gain(tuple(range(len(means))), means, (9.0,) * 3, means, (9.0,) * 3, 5).helps_from() == since
 
 
 @gate
@@ -121,11 +124,26 @@ def test_a_damaged_model_is_one_line(copy):
         with pytest.raises(UserError, match=message):
             cxda_jax.load(copy)
         (copy / name).write_bytes(whole)
-    whole = json.loads((copy / models.CARD).read_text())
-    (copy / models.CARD).write_text(json.dumps({**whole, "class_names": None}))
-    manifest.write(copy, [path.name for path in copy.iterdir() if path.name != manifest.NAME])
-    with pytest.raises(UserError, match="'class_names'|class_names=None"):
-        models.read_card(copy)
+    whole, weights = (copy / models.CARD).read_bytes(), copy / models.WEIGHTS
+    names = [path.name for path in copy.iterdir() if path.name != manifest.NAME]
+    gain = json.loads(whole)["gain"]
+    for change in (
+        {"class_names": None}, {"class_names": []}, {"std": []}, {"std": [0.0]}, {"mean": [1e999]}, {"shape": "28"},
+        {"shape": [28, 28]}, {"gain": {**gain, "sizes": gain["sizes"][::-1]}}, {"gain": {**gain, "low": [math.nan] * 8}},
+    ):  # fmt: skip
+        (copy / models.CARD).write_text(json.dumps({**json.loads(whole), **change}))
+        manifest.write(copy, names)
+        with pytest.raises(UserError, match=f"card.json: .*{[*change][0]}"):
+            cxda_jax.load(copy)
+    (copy / models.CARD).write_bytes(whole)
+    arrays = load_file(weights)
+    save_file({name: np.full_like(array, np.nan) for name, array in arrays.items()}, weights)
+    manifest.write(copy, names)
+    with pytest.raises(UserError, match="has values that are not finite"):
+        cxda_jax.load(copy)
+    manifest.write(copy, [models.CARD, models.CONFIG])  # a manifest does not choose what is checked
+    with pytest.raises(UserError, match="weights.safetensors differs"):
+        cxda_jax.load(copy)
 
 
 @gate

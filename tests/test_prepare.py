@@ -126,7 +126,7 @@ def test_folder_value_by_value(tmp_path):
         np.testing.assert_array_equal(labels, np.repeat(np.arange(3), 14))
         colour = np.stack([np.full(42, 20 * int(name.split()[1])), 60 * labels, np.tile(np.arange(14), 3)], 1)
         np.testing.assert_array_equal(images, np.broadcast_to(colour[:, None, None], images.shape))
-    again = command("prepare", *arguments)
+    again = command("prepare", *arguments, f"--split_csv={tmp_path}/split.csv")
     assert "is there already" in again and found.sha256 in again
 
 

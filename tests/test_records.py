@@ -1,5 +1,6 @@
 """Records: results in one small file, from which the same tables follow, and one cell of a study again beside it."""
 
+import io
 import json
 import zipfile
 
@@ -79,6 +80,12 @@ def test_a_report_writes_records_and_reads_them(runs, tmp_path, monkeypatch):
 
     tables = report("a", "runs/*/*", record=str(tmp_path / "kept.records"))
     assert r"cxda\_any" in tables and report("b", "kept.records") == tables
+    records.write(tmp_path / "kept.records", [r for r in read_results(runs)[0] if r.row["method"] == "erm_iid"])
+    assert "any" not in report("a/../b", "kept.records"), "of what a file of that name held before"
+    (tmp_path / "b" / "unpacked").symlink_to(tmp_path / "a")  # as somebody might send it
+    with pytest.raises(UserError, match="a link, through which nothing is written"):
+        report("b", "kept.records")
+    assert not (tmp_path / "a" / "kept").exists()
     with pytest.raises(UserError, match=r"nothing matches; name files that --record wrote$"):
         report("c", "half-*.records")
     results = read_results(runs)[0]
@@ -99,10 +106,16 @@ def test_what_is_broken_or_changed_or_cannot_be_recorded_costs_one_line(runs, tm
                 if content is not None:
                     archive.writestr(other, content)
 
-    lines = parts["results.jsonl"]
+    lines, scores = parts["results.jsonl"], io.BytesIO()
+    np.savez(scores, **{f"{TASKS}x{QUERIES}": np.full((12, TASKS), 65535, np.uint16)})
     for name, part in (
         ("configs.json", None),
         ("configs.json", b"{}"),
+        ("configs.json", parts["configs.json"].replace(b'"width": 128', b'"width": 127')),
+        ("results.jsonl", b""),
+        ("results.jsonl", lines.replace(b'"method": "erm_iid"', b'"method": "ours"')),
+        ("results.jsonl", lines.replace(b'"avg": ', b'"avg": 1', 1)),
+        ("scores.npz", scores.getvalue()),
         ("results.jsonl", lines.replace(b'"line": 3', b'"line": 333')),
         ("results.jsonl", lines.replace(b'"folder": "', b'"folder": "../../', 1)),
         ("scores.npz", parts["scores.npz"][:100]),
@@ -111,9 +124,6 @@ def test_what_is_broken_or_changed_or_cannot_be_recorded_costs_one_line(runs, tm
         with pytest.raises(UserError) as e:
             records.unpack(path, tmp_path / "out")
         assert str(e.value).startswith(f"{path}: not a file of records (") and "\n" not in str(e.value)
-    write("results.jsonl", lines.replace(b'"avg": ', b'"avg": 1', 1))
-    _, (fault,) = read_results(records.unpack(path, tmp_path / "out"))
-    assert "but the predictions give" in fault
     with pytest.raises(UserError, match="only accuracy can"):
         records.write(path, [results[0]._replace(row={**results[0].row, "metric": "macro_f1"})])
 

@@ -49,7 +49,7 @@ def test_what_is_broken_is_named_and_the_rest_is_read(tmp_path):
         np.savez(folder / "predictions.npz", labels=np.array([{}], object), predictions=np.zeros((1, 5)))
 
     cases = (
-        (lambda f: (f / "result.json").unlink(), "0: no result.json; evaluate it: python -m launch.evaluate --runs="),
+        (lambda f: (f / "result.json").unlink(), "0: no result.json; evaluate it: cxda evaluate --runs="),
         (lambda f: (f / "result.json").write_text("{"), "0/result.json: not readable as JSON (Expecting property name"),
         (lambda f: (f / "predictions.npz").write_bytes(load(f)[:-90]), "0: not readable ("),
         (pickled, "0: not readable (predictions.npz: Object arrays cannot be loaded"),

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from cxda_jax.disk import files
+from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS, open_data
 from cxda_jax.study import local
 from cxda_jax.study.jobs import Job, Study, plan
@@ -102,6 +104,8 @@ def test_jobs_run_in_order_once_each_with_a_gpu_of_its_own_and_failures_are_name
     names, gpus = zip(*map(str.split, log.read_text().splitlines()), strict=True)
     assert sorted(names[:2]) == ["a", "b"] and names[2:] == ("c",) and sorted(gpus[:2]) == ["3", "5"]
     assert "working" in (tmp_path / "jobs" / "b.log").read_text()
+    with files.locked(study.folder / "jobs"), pytest.raises(UserError, match="jobs is in use by process"):
+        local.run_jobs(study, jobs, 1)  # a second study
     jobs[1] = script(say % "b", name="b")
     assert local.run_jobs(study, jobs, 1) == local.run_jobs(study, jobs, 1) == []
     assert [line[0] for line in log.read_text().splitlines()[3:]] == ["b", "d", "e"]  # a and c were done

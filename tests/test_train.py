@@ -1,6 +1,7 @@
 """The training loop: resume bit by bit, validation, checkpoints, and what it says and counts."""
 
 import contextlib
+import functools
 import json
 from typing import Any, NamedTuple
 from unittest import mock
@@ -16,13 +17,16 @@ from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.disk import checkpoints, models
 from cxda_jax.disk.reading import read_lines
 from cxda_jax.errors import UserError
+from cxda_jax.evaluation import compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.methods.erm import bn
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.normalisation import BatchNorm
 from cxda_jax.nets.resnet import LinearHead
+from cxda_jax.progress import Meter
 from cxda_jax.train import Schedule, init_state, next_call, train
 from cxda_jax.types import Images
+from tests.lines import refused
 
 gate = pytest.mark.gate
 SPEC = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
@@ -209,6 +213,25 @@ def test_log_lines_tell_the_time_left_and_a_step_is_traced_once(whole):
     assert set(lines(folder)[1]) == {"step", "loss", "accuracy", "episodes_per_s", "data_wait_ms", "eta_s"}
     assert traced <= 1 and spent.finished and spent.steps == 12
     assert 0 <= spent.waiting + spent.saving + spent.validating <= spent.seconds and spent.steps_per_s > 0
+
+
+def test_few_steps_are_under_way_and_the_time_left_is_told_early(fixed_store, whole, tmp_path):
+    waited, meter = [], Meter(0, 9)
+    for i in range(4):
+        meter.add({"loss": mock.Mock(block_until_ready=lambda i=i: waited.append(i))})
+    assert waited == [0, 1, 2], "a signal waits for no more than two steps"
+    assert any(line.startswith("step 3/12  eta ") for line in run(fixed_store, tmp_path, log_every=12).said)
+
+
+def test_outputs_that_are_not_finite_are_no_answers(fixed_store):
+    method, source = (
+        METHOD._replace(predict=lambda *given: METHOD.predict(*given) * jax.numpy.nan),
+        device_source(fixed_store),
+    )
+    plan_of = functools.partial(sample_plans, SPEC, fixed_store.offsets, fixed_store.domains("test"), 0)
+    variables = init_state(method, TX, 0, Images(fixed_store.images[:2], np.zeros(2, np.int32))).variables
+    with refused("in 3 of 3 tasks the network's outputs are not finite"):
+        evaluate(compile_task(method, source), variables, source, plan_of, 3, "accuracy")
 
 
 @gate

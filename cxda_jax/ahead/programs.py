@@ -80,7 +80,7 @@ def _step(
     batch = _plan(config, method, tasks)
     lowered = step.lower(_at(whole, state), _at(whole, resident), _at(cut, batch), _at(whole, _keys(())))
     own = _plan(config, method, tasks // mesh.size)
-    flops = 0.0 if counts else cost.flops(jax.jit(call).lower(state, resident, own, _keys(())))
+    flops = 0.0 if counts else cost.flops(jax.jit(call).lower(state, resident, own, _keys(()))) or 0.0
     exchanged = sum(4 * leaf.size for leaf in jax.tree.leaves(variables)) + 8  # loss and accuracy too
     return Program("step", lowered, tasks, steps, flops, exchanged)
 
@@ -114,7 +114,7 @@ def _evaluation(
         plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (episodes.support, keys))
         placed = _at(whole, plain)
     lowered = program.lower(_at(whole, variables), *placed)
-    flops = 0.0 if counts else cost.flops(program.lower(variables, *plain))
+    flops = 0.0 if counts else cost.flops(program.lower(variables, *plain)) or 0.0
     return Program("evaluation", lowered, tasks, -(-evaluated // tasks), flops)
 
 

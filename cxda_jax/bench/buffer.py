@@ -1,4 +1,4 @@
-"""What a device does with a buffer of images, and what it keeps of each: the suite `buffer` of launch.benchmark."""
+"""What a device does with a buffer of images, and what it keeps of each: the suite `buffer` of cxda benchmark."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

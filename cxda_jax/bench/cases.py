@@ -1,4 +1,4 @@
-"""The work that launch.benchmark times: methods that train or predict, by the package's own code, on random images."""
+"""The work that cxda benchmark times: methods that train or predict, by the package's own code, on random images."""
 
 import functools
 import math

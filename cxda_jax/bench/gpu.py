@@ -1,4 +1,4 @@
-"""The suite gpu of launch.benchmark: everything that is promised of a GPU, whole trainings included."""
+"""The suite gpu of cxda benchmark: everything that is promised of a GPU, whole trainings included."""
 
 import tempfile
 import time

@@ -1,6 +1,6 @@
 """Stores larger than the memory: how fast tasks stream from disk, and how much memory that takes.
 
-The suite `large` of launch.benchmark makes each store, and starts this file once for each figure:
+The suite `large` of cxda benchmark makes each store, and starts this file once for each figure:
 
 python -m cxda_jax.bench.large STORE stream TASKS STEPS
 python -m cxda_jax.bench.large STORE train TASKS STEPS

@@ -1,4 +1,4 @@
-"""How launch.benchmark measures: contenders that take turns, PyTorch in a process of its own, and facts about the machine."""
+"""How cxda benchmark measures: contenders that take turns, PyTorch in a process of its own, and facts about the machine."""
 
 import collections
 import contextlib

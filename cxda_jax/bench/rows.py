@@ -1,4 +1,4 @@
-"""What the suites of launch.benchmark share: their options, and rows of the record, which is written with each."""
+"""What the suites of cxda benchmark share: their options, and rows of the record, which is written with each."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ STYLES = [("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."), ("v", (0, (1, 3)))] 
 
 
 class Options(NamedTuple):
-    """What a suite is asked for, as the flags of launch.benchmark say."""
+    """What a suite is asked for, as the flags of cxda benchmark say."""
 
     peer: Peer | None  # PyTorch, unless it is left out
     record: dict[str, Any]
@@ -56,7 +56,7 @@ def add_beside_peers(o: Options, peaks: dict[str, float], peers: Iterable[str], 
             attention=case.method == "cxda",
         )  # fmt: skip
         lowered = runner.lower()
-        gflop = cost.flops(lowered) / case.tasks / 1e9  # XLA counts a loop's body once
+        gflop = (cost.flops(lowered) or 0.0) / case.tasks / 1e9  # XLA counts a loop's body once
         found, ratio = {}, {}
         for name, times in seconds.items():
             ours = name == "ours"

@@ -1,4 +1,4 @@
-"""The suites of launch.benchmark, which write a record: facts about the machine, and every figure that was measured."""
+"""The suites of cxda benchmark, which write a record: facts about the machine, and every figure that was measured."""
 
 import datetime
 import functools

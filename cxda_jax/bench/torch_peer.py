@@ -1,4 +1,4 @@
-"""The paper's arithmetic in plain PyTorch: tests compare our results with it, and launch.benchmark our speed.
+"""The paper's arithmetic in plain PyTorch: tests compare our results with it, and cxda benchmark our speed.
 
 Run as a process, it times itself for a benchmark that asks over pipes, one JSON object a line. So PyTorch has its own
 threads and the C library's usual memory policy.

@@ -111,7 +111,7 @@ def as_jpeg(images: np.ndarray, quality: int) -> np.ndarray:
     files = [io.BytesIO() for _ in images]
     for image, file in zip(images, files, strict=True):
         Image.fromarray(image).save(file, "JPEG", quality=quality)
-    return np.stack([np.asarray(Image.open(file)) for file in files])
+    return np.stack([np.asarray(Image.open(file, formats=["JPEG"])) for file in files])
 
 
 _JPEG = {"jpeg_compression": lambda images, quality, rng: as_jpeg(images, quality)}

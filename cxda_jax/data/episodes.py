@@ -65,7 +65,8 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
                 "lower num_domains, per_domain or num_query"
             )
     elif len(domains) < spec.num_domains:
-        raise UserError(f"num_domains={spec.num_domains} but {where} has {len(domains)} domains")
+        fix = f"set num_domains={len(domains)}" if len(domains) else "give it some"
+        raise UserError(f"num_domains={spec.num_domains}, but {where} has {len(domains)} domains; {fix}")
     elif sizes.min() < need:
         name = store.domain_names[domains[sizes.argmin()]]
         raise UserError(

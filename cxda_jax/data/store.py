@@ -18,7 +18,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ FITS = {"squash": "squashed", "crop": "cropped in the middle", "pad": "padded"}
 FIELDS = {"name": str, "class_names": list, "mean": list, "std": list, "shape": list, "domains": list, "sha256": dict}
 IDENTITY = ("class_names", "mean", "std", "shape", "domains")
 OPTIONAL = {"metric": str, "provenance": str, "marks": list, "licence": str, "fit": str, "background": list}
+LARGEST = 2**16  # pixels of an image's side
 ABANDONED = 3600.0  # seconds without a write; after them, an unfinished folder is deleted
 
 
@@ -211,23 +212,30 @@ def _read_card(path: Path) -> dict[str, Any]:
     return card
 
 
-def _fault_in(card: dict[str, Any]) -> str:
+def fault_of_images(card: Mapping[str, Any]) -> str:
+    """What is wrong with the facts about images in the card of a store or of a model; "" where nothing is."""
     shape, names = card["shape"], card["class_names"]
-    if len(shape) != 3 or not all(type(n) is int and n > 0 for n in shape):
+    if len(shape) != 3 or not all(type(n) is int and 0 < n <= LARGEST for n in shape):
         return f"shape={brief(repr(shape))} is not a height, a width and channels"
     if not names or not all(isinstance(name, str) for name in names):
         return f"class_names={brief(repr(names))} is not a list of names"
     for field in ("mean", "std"):
         values = card[field]
-        if len(values) != shape[2] or not all(isinstance(v, NUMBER) and math.isfinite(v) for v in values):
+        if len(values) != shape[2] or not all(type(v) in NUMBER and math.isfinite(v) for v in values):
             return f"{field}={brief(repr(values))} is not one number a channel, of which there are {shape[2]}"
-    if 0 in card["std"]:
+    if 0 in card["std"]:  # one below 0 turns dark into bright
         return f"std={brief(repr(card['std']))} has a zero"
     if "fit" in card and card["fit"] not in FITS:
         return f"fit={brief(repr(card['fit']))} is not one of {', '.join(FITS)}"
     colour = card.get("background", (0, 0, 0))  # a store of an older version has none
     if len(colour) != 3 or not all(type(n) is int and 0 <= n <= 255 for n in colour):
         return f"background={brief(repr(colour))} is not three whole numbers in 0..255"
+    return ""
+
+
+def _fault_in(card: Mapping[str, Any]) -> str:
+    if fault := fault_of_images(card):
+        return fault
     for domain in card["domains"]:
         if domain["split"] not in SPLITS:
             return f"split {brief(repr(domain['split']))} is not one of {', '.join(SPLITS)}"

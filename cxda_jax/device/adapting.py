@@ -4,6 +4,9 @@ import contextlib
 import csv
 import heapq
 import itertools
+import os
+import re
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,12 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cxda_jax import stops
 from cxda_jax.data.readers.raw import EXTENSIONS
-from cxda_jax.device.buffer import SupportBuffer
 from cxda_jax.device.model import AT_ONCE, Answers, Model, load
 from cxda_jax.disk import files
-from cxda_jax.disk.reading import read_table
+from cxda_jax.disk.reading import read_table, system_fault
 from cxda_jax.errors import UserError, brief, printable
 from cxda_jax.progress import Counter, say
 from cxda_jax.report.adapted import AdaptedPage, Answered, write_adapted
@@ -25,6 +26,7 @@ SHOWN = 200  # answers on the page
 NEAREST = 5  # images of the buffer that are named for each answer
 PHONES = (".avif", ".heic", ".heif")  # read where a decoder is installed, else named
 FAULTS = 20  # lines about files that were left out
+FORMULA = re.compile(r"(?!-?[\d.]+$)[=+@\t\r-].")  # what a spreadsheet may take for a formula; a number is none
 COLUMNS = [
     "file", "answer", "before", "before_confidence", "after", "after_confidence", "moved",
     *(f"nearest_{i}" for i in range(1, NEAREST + 1)), "label",
@@ -46,7 +48,8 @@ class Fitted(NamedTuple):
 
 
 def adapt_folder(
-    model: str, method: str, buffer: str, images: str, out: Path, labels: str = "", capacity: int = 500, always: bool = False
+    model: str, method: str, buffer: str, images: str, out: Path, labels: str = "", capacity: int = 500, always: bool = False,
+    is_locked: bool = False,
 ) -> None:  # fmt: skip
     """Writes predictions.csv and adapted.html into `out`, and says what adapting is expected to bring.
 
@@ -56,12 +59,13 @@ def adapt_folder(
       images: a folder of images to answer for.
       labels: a CSV file with the columns file and label.
       always: answer adapted even where that is not expected to help.
+      is_locked: whether the caller holds the lock of `out`.
     """
-    loaded, began = load(model, method), time.perf_counter()
-    newest, queries = newest_images(Path(buffer), capacity), listed(Path(images))
-    known, faults = read_labels(labels, loaded) if labels else {}, []
+    loaded, began, faults = load(model, method), time.perf_counter(), []
+    newest, queries = newest_images(Path(buffer), capacity, faults.append), listed(Path(images), faults.append)
     if not queries:
         raise UserError(f"{images}: no images in it; answered are files that end in {', '.join(EXTENSIONS)}")
+    known = matched(read_labels(labels, loaded), queries, Path(images), labels) if labels else {}
     held = fitted(loaded, newest, faults, "  buffer")
     say(f"adapting {loaded.method.name} ({loaded.card.data}) to {len(held.paths)} images of {buffer}")
     adapted = loaded.adapt(held.pixels)
@@ -71,7 +75,7 @@ def adapt_folder(
     out.mkdir(parents=True, exist_ok=True)
     shown: list[tuple[float, int, Row]] = []
     tally = Tally()
-    with files.locked(out):
+    with contextlib.nullcontext() if is_locked else files.locked(out):
         rows = answered(loaded, adapted, queries, Path(images), known, faults)
 
         def write(partial: Path) -> None:
@@ -104,69 +108,6 @@ def adapt_folder(
         say(f"{what}: {said}")
     seconds = time.perf_counter() - began
     say(f"{out}/predictions.csv and {out}/adapted.html: {tally.count} images in {seconds:.1f} s")
-
-
-def follow_folder(
-    model: str, method: str, buffer: str, out: Path, capacity: int = 500, always: bool = False, idle: float = 0.0
-) -> None:  # fmt: skip
-    """Answers for each image that comes into a folder, and then takes it into the buffer; until a signal, or `idle` seconds.
-
-    Each line of predictions.csv is written at once. The page is written at the end.
-    """
-    loaded, folder, out_file = load(model, method), Path(buffer), out / "predictions.csv"
-    if not folder.is_dir():
-        raise UserError(f"{buffer}: no such folder; make it, and put images into it")
-    held, names, rows = SupportBuffer(loaded, capacity), {}, []
-    faults: dict[Path, str] = {}
-    tally, came, waiting, broken = Tally(), set(), {}, {}
-    out.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.suppress(stops.Stopped))  # a signal is how it ends
-        stack.enter_context(files.locked(out))
-        stopping = stack.enter_context(stops.deferred())
-        file = stack.enter_context(open(out_file, "w", newline="", encoding="utf-8", errors="backslashreplace"))
-        table, last = csv.writer(file), time.monotonic()
-        table.writerow(COLUMNS)
-        say(f"following {folder}; Ctrl-C ends it")
-        while not stopping() and not (idle and time.monotonic() - last > idle):
-            for path in sorted(set(listed(folder)) - came, key=_age):
-                size = _size(path)
-                if waiting.get(path) != size:  # somebody may still be writing it
-                    waiting[path], last = size, time.monotonic()
-                    continue
-                if broken.get(path) == size:
-                    continue
-                try:
-                    pixels = loaded.fit(path)
-                except UserError as e:  # it is tried again once it has grown
-                    faults[path], broken[path] = str(e), size
-                    say(f"left out: {e}")
-                    continue
-                came.add(path)
-                faults.pop(path, None)
-                order = held.places()
-                adapted, helps = held.adapted(), expected(loaded, len(held))[0] or always
-                row = next(rows_of(loaded, adapted, [(path, pixels)], folder, {}, order))
-                table.writerow(line_of(row, [names[i] for i in order], helps))
-                file.flush()
-                tally.add(row, helps)
-                rows = sorted([*rows, row], key=lambda row: -row.answer.moved)[:SHOWN]
-                names[held.observe(pixels)] = path
-                a = row.answer
-                counts = a.after if helps else a.before
-                say(f"{a.file}: {counts}  (before {a.before}, after {a.after}; {len(held)} images in the buffer)")
-                last = time.monotonic()  # only now: the first answer takes seconds, which are not idle
-            if not stopping():
-                time.sleep(0.2)
-        kept = Fitted(held.images(), [names[i] for i in held.places()])
-        summary = [
-            ("Images", f"{tally.count} of {folder}"),
-            ("Answers that changed", f"{tally.changed} of {tally.count}"),
-        ]
-        # The buffer has moved on since an answer, so no weights are shown.
-        plain = [Row(row.answer._replace(nearest=()), None) for row in rows]
-        write_page(out / "adapted.html", loaded, plain, tally.count, kept, summary, list(faults.values()))
-        say(f"{out_file} and {out}/adapted.html: {tally.count} images")
 
 
 class Tally:
@@ -208,40 +149,41 @@ def expected(model: Model, count: int) -> tuple[bool, str]:
     measured = f"{gain.mean[nearest]:+.1f} points ({gain.low[nearest]:+.1f} to {gain.high[nearest]:+.1f})"
     in_validation = f"With {gain.sizes[nearest]} images, adapting brought {measured} in validation"
     if since is None:
-        return False, f"{in_validation}, and did not help at the largest size, so the answer without it counts."
+        return False, f"{in_validation}, no sure gain at the largest size, so the answer without it counts."
     if count < since:
-        return (
-            False,
-            f"{in_validation}. It helps from {since} images on, here are {count}, so the answer without it counts.",
-        )
+        few = f"It surely helps from {since} images on, here are {count}, so the answer without it counts."
+        return False, f"{in_validation}. {few}"
     return True, f"{in_validation}, so the adapted answer counts."
 
 
-def listed(folder: Path) -> list[Path]:
-    """The images in a folder and in its folders, by name; hidden ones are left out."""
+def listed(folder: Path, fault: Callable[[str], Any] = lambda line: say(f"left out: {line}")) -> list[Path]:
+    """The images in a folder and in its folders, by name. Hidden ones are left out; fault() gets a line for what has no right."""
     if not folder.is_dir():
         raise UserError(f"{brief(str(folder), 80)}: no such folder; give one that holds images")
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in (*EXTENSIONS, *PHONES))
-    return sorted(
-        p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts) and p.is_file()
-    )
+    found = []
+
+    def refused(e: OSError) -> None:
+        if not isinstance(e, FileNotFoundError):  # it has gone meanwhile
+            fault(system_fault(e))
+
+    for where, folders, names in os.walk(folder, onerror=refused):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(where, name) for name in names if not name.startswith(".")):
+            if path.suffix.lower() in (*EXTENSIONS, *PHONES):
+                try:
+                    found += [path] * stat.S_ISREG(path.stat().st_mode)
+                except OSError as e:
+                    refused(e)
+    return sorted(found)
 
 
-def newest_images(folder: Path, capacity: int) -> list[Path]:
+def newest_images(folder: Path, capacity: int, fault: Callable[[str], Any]) -> list[Path]:
     """The newest images of a folder, by name."""
-    found = listed(folder)
+    found = listed(folder, fault)
     if len(found) > capacity:
         say(f"{folder}: the newest {capacity} of {len(found)} images count; --capacity takes more")
         found = sorted(sorted(found, key=_age)[-capacity:])
     return found
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file; -1 of one that has gone."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
 
 
 def _age(path: Path) -> tuple[float, Path]:
@@ -295,7 +237,7 @@ def rows_of(
         nearest = () if own is None else tuple(np.argsort(-own.mean(0), kind="stable")[:NEAREST].tolist())
         yield Row(Answered(
             name, image, before.names[i], _share(before, i), after.names[i], _share(after, i), float(moved[i]), nearest,
-            labels.get(name) or labels.get(path.name, ""),
+            labels.get(name, ""),
         ), own)  # fmt: skip
 
 
@@ -309,7 +251,8 @@ def line_of(row: Row, buffer: Sequence[Path], use_adapted: bool) -> list[Any]:
     nearest = [buffer[i].name for i in a.nearest] + [""] * (NEAREST - len(a.nearest))
     numbers = [f"{x:.4f}" for x in (a.before_confidence, a.after_confidence, a.moved)]
     counts = a.after if use_adapted else a.before
-    return [a.file, counts, a.before, numbers[0], a.after, numbers[1], numbers[2], *nearest, a.label]
+    cells = [a.file, counts, a.before, numbers[0], a.after, numbers[1], numbers[2], *nearest, a.label]
+    return ["'" + cell if FORMULA.match(cell) else cell for cell in cells]
 
 
 def keep_most_moved(shown: list[tuple[float, int, Row]], number: int, row: Row) -> None:
@@ -319,7 +262,7 @@ def keep_most_moved(shown: list[tuple[float, int, Row]], number: int, row: Row) 
 
 
 def read_labels(path: str, model: Model) -> dict[str, str]:
-    """By file, the label of a CSV file with the columns file and label."""
+    """By file, the label of a CSV file with the columns file and label, of which none contradicts another."""
     known, fix = {}, "give a CSV file with the columns file and label"
     for number, row in read_table(Path(path), ("file", "label"), fix):
         name, label = row["file"] or "", row["label"] or ""
@@ -328,8 +271,33 @@ def read_labels(path: str, model: Model) -> dict[str, str]:
             raise UserError(
                 f"{path}, line {number}: label={brief(repr(label), 30)} is no class of the model; classes: {classes}"
             )
-        known[name] = label
+        if known.setdefault(name, label) != label:
+            both = f"{brief(repr(known[name]), 20)} before and {brief(repr(label), 20)} here"
+            raise UserError(f"{path}, line {number}: {brief(repr(name), 40)} is {both}; leave the wrong line out")
     return known
+
+
+def matched(labels: dict[str, str], images: Sequence[Path], folder: Path, path: str) -> dict[str, str]:
+    """The labels of images by their names below the folder. A file of labels may name an image without its folders."""
+    found, used = {}, {}
+    for name in (str(image.relative_to(folder)) for image in images):
+        short = Path(name).name
+        key = name if name in labels else short
+        if key not in labels:
+            continue
+        if used.setdefault(key, name) != name:
+            both = f"{brief(used[key], 40)} and {brief(name, 40)}"
+            raise UserError(
+                f"{path}: {brief(repr(key), 40)} may be {both}; name them with their folders below {folder}"
+            )
+        found[name] = labels[key]
+    counted = f"{path}: {len(found)} of {len(images)} images have a label, by {len(labels)} lines"
+    if not found:
+        raise UserError(
+            f"{counted}; name the files as below {folder}, such as {brief(str(images[0].relative_to(folder)), 40)}"
+        )
+    say(counted)
+    return found
 
 
 def write_page(

@@ -28,7 +28,8 @@ class SupportBuffer:
 
     exact   each answer is that of Model.adapt() on the images of the buffer. The first answer after a change adapts anew.
     lagged  a new image is encoded by the statistics at hand. After every `refresh` new images all are encoded anew.
-    frozen  as lagged, but once `refresh` images have come, the statistics stay as they are for ever.
+    frozen  the image number `refresh` fixes the statistics, which are then those of the images that are held, for ever.
+            Before it every answer is exact.
 
     For cxda_any with prior=0 all three give the same answers, and lagged takes an image in at the price of one.
     """
@@ -54,9 +55,8 @@ class SupportBuffer:
           seed: of the reservoir.
         """
         method = model.method
-        for name, value, least in (("capacity", capacity, 1), ("refresh", refresh, 1)):
-            if not least <= value <= MOST:
-                raise UserError(f"{name}={value}: give a whole number from {least} to {MOST}")
+        for name, value, least in (("capacity", capacity, 1), ("refresh", refresh, 1), ("seed", seed, 0)):
+            insist_on_whole(name, value, least)
         for name, value, known in (("keep", keep, KEEP), ("statistics", statistics, STATISTICS)):
             if value not in known:
                 raise UserError(f"{name}={value!r} is not one of {', '.join(known)}")
@@ -73,10 +73,11 @@ class SupportBuffer:
         self.pixels = np.zeros((capacity, *model.card.shape), np.uint8)
         self.arrived = np.zeros(capacity, np.int64)  # the newer an image the larger; 0 marks a free place
         self.seen = 0  # images so far
-        self._random = np.random.default_rng(seed)
+        self._seed = seed
         self._lock, self._refreshing = threading.RLock(), threading.Lock()
         self._adapted: Any = None  # None: the buffer has changed since
         self._stale = 0  # new images since all were encoded
+        self._base: tuple[np.ndarray, np.ndarray] | None = None  # pixels and arrivals that gave the statistics
 
     def __len__(self) -> int:
         return int((self.arrived > 0).sum())
@@ -95,16 +96,18 @@ class SupportBuffer:
         """Takes an image in. Returns the number of its place, or None where the reservoir did not take it."""
         pixels = self.model.fit(image)
         with self._lock:
+            # Work that is broken off from here on leaves nothing adapted, so the next answer adapts to what is held then.
+            adapted, self._adapted = self._adapted, None
             self.seen += 1
             place = self._choose_place()
-            if place is None:
-                return None
-            self.pixels[place], self.arrived[place] = pixels, self.seen
-            if self.statistics == "exact" or self._adapted is None:
-                self._adapted = None
-                return place
-            self._stale += 1
-            self._put(place, pixels)
+            if place is not None:
+                self.pixels[place], self.arrived[place] = pixels, self.seen
+            if self.statistics == "frozen" and self.seen == self.refresh_every:
+                self._encode()
+            elif place is None:
+                self._adapted = adapted
+            elif self._base and adapted is not None:
+                self._adapted, self._stale = self._put(adapted, place), self._stale + 1
             due = self._stale >= self.refresh_every
         if due and self.statistics == "lagged":
             self.refresh()
@@ -125,22 +128,21 @@ class SupportBuffer:
     def adapted(self) -> Model:
         """The model, adapted to what the buffer holds now."""
         with self._lock:
-            if self._adapted is None:
-                self._adapted, self._stale = self._adapt(self.pixels, self.arrived), 0
-            adapted = self._adapted
-            if self.statistics == "frozen" and self.seen < self.refresh_every:
-                self._adapted = None  # the statistics are those of more images yet
-            return self.model.adapted_to(adapted)
+            if self._adapted is None and self._base:
+                self._adapted = self._changed(self._adapt(*self._base), self._base[1])
+            elif self._adapted is None:
+                self._encode()
+            return self.model.adapted_to(self._adapted)
 
     def forget(self, n: int = 1) -> None:
         """Lets the n oldest images go."""
+        insist_on_whole("n", n, 0)
         with self._lock:
-            for place in self._order()[: max(0, n)]:
-                self.pixels[place], self.arrived[place] = 0, 0
-                if self._adapted is not None and self.statistics != "exact":
-                    self._adapted = _without(self._adapted, int(place))
-            if self.statistics == "exact":
-                self._adapted = None
+            adapted, self._adapted = self._adapted, None
+            places = self._order()[:n]
+            self.pixels[places], self.arrived[places] = 0, 0
+            if self._base and adapted is not None:
+                self._adapted = _without(adapted, places)
 
     def refresh(self) -> None:
         """Encodes all images anew. Another thread may call it; answers go on meanwhile with what they had."""
@@ -149,23 +151,23 @@ class SupportBuffer:
                 pixels, arrived = self.pixels.copy(), self.arrived.copy()
             adapted = self._adapt(pixels, arrived)
             with self._lock:
-                self._adapted, self._stale = adapted, 0
-                for place in np.flatnonzero(self.arrived != arrived):  # what has come and gone meanwhile
-                    if self.statistics == "exact":
-                        self._adapted = None
-                    elif self.arrived[place]:
-                        self._put(int(place), self.pixels[place])
-                    else:
-                        self._adapted = _without(self._adapted, int(place))
+                self._stale = 0
+                if self._fixes_statistics():
+                    self._base, self._adapted = (pixels, arrived), self._changed(adapted, arrived)
+                else:
+                    self._adapted = adapted if (self.arrived == arrived).all() else None
 
     def save(self, path: str | Path) -> None:
-        """Writes the images and their order to a file that ends in .npz."""
+        """Writes the images, their order and all that later answers depend on to a file that ends in .npz."""
         with self._lock:
             held = self._order()
             arrays = {
                 "pixels": self.pixels[held], "arrived": self.arrived[held], "places": held, "capacity": self.capacity,
                 "keep": self.keep, "statistics": self.statistics, "refresh": self.refresh_every, "seen": self.seen,
+                "seed": self._seed, "stale": self._stale,
             }  # fmt: skip
+            if self._base:
+                arrays |= {"base_pixels": self._base[0], "base_arrived": self._base[1]}
         path = Path(path)
         if path.suffix != ".npz":
             raise UserError(f"{path}: give a name that ends in .npz")
@@ -177,20 +179,22 @@ class SupportBuffer:
         files.write_whole(path, write)
 
     @classmethod
-    def load(cls, path: str | Path, model: Model, seed: int = 0) -> "SupportBuffer":
-        """The buffer that save() wrote, for a model that takes images of the same form. All images are encoded anew."""
+    def load(cls, path: str | Path, model: Model) -> "SupportBuffer":
+        """The buffer that save() wrote, for a model that takes images of the same form. It goes on as the saved one would."""
         try:
             with open(path, "rb") as file:  # numpy leaves a broken file open
                 arrays = dict(np.load(file, allow_pickle=False))
-            options = {name: arrays[name].item() for name in ("capacity", "keep", "statistics", "refresh")}
+            options = {name: arrays[name].item() for name in ("capacity", "keep", "statistics", "refresh", "seed")}
             pixels, arrived, places = (arrays[name] for name in ("pixels", "arrived", "places"))
-            buffer = cls(model, **options, seed=seed)
+            buffer = cls(model, **options)
             if pixels.shape[1:] != model.card.shape or pixels.dtype != np.uint8:
                 raise UserError(
                     f"{path}: holds images {pixels.dtype} {pixels.shape[1:]}, the model takes {model.card.shape}"
                 )
             buffer.pixels[places], buffer.arrived[places] = pixels, arrived
-            buffer.seen = int(arrays["seen"])
+            buffer.seen, buffer._stale = int(arrays["seen"]), int(arrays["stale"])
+            if "base_pixels" in arrays:
+                buffer._base = arrays["base_pixels"], arrays["base_arrived"]
         except (UserError, FileNotFoundError):
             raise
         except Exception as e:  # whatever numpy and its archives make of a broken file
@@ -203,10 +207,21 @@ class SupportBuffer:
         return order[self.arrived[order] > 0]
 
     def _choose_place(self) -> int | None:
+        """For the image number `seen`."""
         if self.keep == "newest" or len(self) < self.capacity:
             return int(self.arrived.argmin())  # a free one, or the oldest
-        chosen = int(self._random.integers(self.seen))
+        chosen = int(np.random.default_rng([self._seed, self.seen]).integers(self.seen))
         return chosen if chosen < self.capacity else None
+
+    def _fixes_statistics(self) -> bool:
+        """Whether images to come are encoded by the statistics of those that are held now."""
+        return self.statistics == "lagged" or self.statistics == "frozen" and self.seen >= self.refresh_every
+
+    def _encode(self) -> None:
+        """Encodes all images."""
+        base = self.pixels.copy(), self.arrived.copy()
+        self._adapted, self._stale = self._adapt(*base), 0
+        self._base = base if self._fixes_statistics() else None
 
     def _adapt(self, pixels: np.ndarray, arrived: np.ndarray) -> Any:
         if self.model.method.stochastic:  # the order of the images counts
@@ -215,12 +230,24 @@ class SupportBuffer:
         support = Images(jnp.asarray(pixels), jnp.zeros(self.capacity, jnp.int32), jnp.asarray(arrived > 0))
         return self.model.programs.adapt(self.model.variables, support, jax.random.key(0))
 
-    def _put(self, place: int, pixels: np.ndarray) -> None:
+    def _changed(self, adapted: Any, arrived: np.ndarray) -> Any:
+        """What was adapted to images that arrived so, with what has come and gone since."""
+        for place in np.flatnonzero(self.arrived != arrived):
+            adapted = self._put(adapted, int(place)) if self.arrived[place] else _without(adapted, place)
+        return adapted
+
+    def _put(self, adapted: Any, place: int) -> Any:
+        """What was adapted, with the image that a place holds now."""
         put: Any = self.model.programs.remember
-        image = Images(jnp.asarray(pixels[None]), jnp.zeros(1, jnp.int32))
-        self._adapted = put(self._adapted, jnp.asarray(place), image)
+        image = Images(jnp.asarray(self.pixels[place][None]), jnp.zeros(1, jnp.int32))
+        return put(adapted, jnp.asarray(place), image)
 
 
-def _without(adapted: Any, place: int) -> Any:
-    """What a method adapted to, with a place free."""
-    return adapted._replace(present=adapted.present.at[place].set(False))
+def insist_on_whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= MOST:
+        raise UserError(f"{name}={value!r}: give a whole number from {least} to {MOST}")
+
+
+def _without(adapted: Any, places: Any) -> Any:
+    """What a method adapted to, with places free."""
+    return adapted._replace(present=adapted.present.at[places].set(False))

@@ -1,6 +1,8 @@
 """A demonstration without training or data: writers whom the model never saw, and what adapting to them changes."""
 
 import csv
+import io
+import re
 import sys
 import webbrowser
 from pathlib import Path
@@ -10,34 +12,56 @@ from PIL import Image
 
 from cxda_jax.data import glyphs
 from cxda_jax.device.adapting import adapt_folder
+from cxda_jax.disk import files
+from cxda_jax.errors import UserError
+from cxda_jax.progress import say
 
 WRITERS = 5
 OF_EACH, ASKED = 20, 60  # images of each writer: in the buffer, and to answer for
 FIRST_SEED = 1000  # training has 0
+FOLDERS = "buffer", "images"
+OURS = re.compile(r"\d{6}-writer\d+-\d{3}\.png")  # names of images in them
 
 
 def demo(out: Path, seed: int = 0, show: bool = False) -> None:
     """Renders new writers into buffer/ and images/ in `out`, and adapts the model of the package to them.
 
-    Their type faces are those of the test writers, which training never saw. With `show` a browser opens the page.
+    Their type faces are those of the test writers, which training never saw. Images of an earlier demonstration in `out` go
+    first. With `show` a browser opens the page.
     """
-    rng = np.random.default_rng(seed)
-    labels = []
-    for folder in ("buffer", "images"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
-    drawn = glyphs.domains(FIRST_SEED + seed, (0, 0, WRITERS), OF_EACH + ASKED)
-    for writer, domain in enumerate(drawn):
-        for i, pixels in enumerate(domain.images[..., 0]):
-            folder = "buffer" if i < OF_EACH else "images"
-            name = f"{rng.integers(10**6):06d}-writer{writer}-{i:03d}.png"  # in no order of writers
-            Image.fromarray(pixels).save(out / folder / name)
-            if folder == "images":
-                labels.append((name, glyphs.CHARACTERS[domain.labels[i]]))
-    with open(out / "labels.csv", "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("file", "label"), *labels])
-    print(
-        f"{WRITERS} new writers: {out}/buffer has {OF_EACH} unlabelled images of each, {out}/images {ASKED}", flush=True
-    )
-    adapt_folder("glyphs", "", str(out / "buffer"), str(out / "images"), out, labels=str(out / "labels.csv"))
+    out.mkdir(parents=True, exist_ok=True)
+    with files.locked(out):
+        if earlier := sum(empty(out / folder) for folder in FOLDERS):
+            say(f"{out}: {earlier} images of an earlier demonstration are deleted")
+        draw(out, seed)
+        say(f"{WRITERS} new writers: {out}/buffer has {OF_EACH} unlabelled images of each, {out}/images {ASKED}")
+        labels = str(out / "labels.csv")
+        adapt_folder("glyphs", "", str(out / "buffer"), str(out / "images"), out, labels, is_locked=True)
     if show and sys.stdout.isatty():
         webbrowser.open((out / "adapted.html").resolve().as_uri())
+
+
+def empty(folder: Path) -> int:
+    """Makes a folder, or deletes the images that an earlier demonstration left in it. A UserError where it holds anything else."""
+    folder.mkdir(exist_ok=True)
+    entries = list(folder.iterdir())
+    for path in entries:
+        if path.is_symlink() or not path.is_file() or not OURS.fullmatch(path.name):
+            raise UserError(f"{path}: not of a demonstration, so nothing is deleted there; choose another --out")
+    for path in entries:
+        path.unlink()
+    return len(entries)
+
+
+def draw(out: Path, seed: int) -> None:
+    """Writes the images of new writers into the empty folders, and labels.csv."""
+    rng, labels = np.random.default_rng(seed), io.StringIO()
+    table = csv.writer(labels)
+    table.writerow(("file", "label"))
+    for writer, domain in enumerate(glyphs.domains(FIRST_SEED + seed, (0, 0, WRITERS), OF_EACH + ASKED)):
+        for i, pixels in enumerate(domain.images[..., 0]):
+            name = f"{rng.integers(10**6):06d}-writer{writer}-{i:03d}.png"  # in no order of writers
+            Image.fromarray(pixels).save(out / FOLDERS[i >= OF_EACH] / name)
+            if i >= OF_EACH:
+                table.writerow((name, glyphs.CHARACTERS[domain.labels[i]]))
+    files.write_text(out / "labels.csv", labels.getvalue())

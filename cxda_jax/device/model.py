@@ -14,7 +14,7 @@ from PIL import Image
 from cxda_jax import backend
 from cxda_jax.config import check_stored, lookup
 from cxda_jax.data.readers.images import as_image, fit_image
-from cxda_jax.data.store import DomainStore, StoreInfo
+from cxda_jax.data.store import DomainStore, StoreInfo, fault_of_images
 from cxda_jax.disk import models
 from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError, brief
@@ -71,6 +71,11 @@ class Model:
         self.card, self.method, self.variables, self.programs = card, method, variables, programs
         self.config = config
         self._adapted = adapted
+
+    def __repr__(self) -> str:
+        height, width, channels = self.card.shape
+        takes = f"{len(self.card.class_names)} classes, images {height}x{width}x{channels}"
+        return f"<Model {self.method.name} of {self.card.data}: {takes}, {'adapted' if self._adapted is not None else 'not adapted'}>"
 
     @property
     def adapted(self) -> Any:
@@ -171,13 +176,17 @@ def load(path: str | Path, method: str = "") -> Model:
     """
     folder = find_model(path)
     card = models.read_card(folder)
+    if fault := fault_of_images(card._asdict()):
+        raise UserError(f"{folder}/{models.CARD}: {fault}; {models.AGAIN}")
     where = f"{folder}/{models.CONFIG}"
     config = {**check_stored(read_object(folder / models.CONFIG, models.AGAIN), f"{where}: config", models.AGAIN)}
     name = method or card.method
     lookup("method", name, METHODS)
     built = build_method({**config, "method": name}, as_store(card))
     if name != card.method and card.method not in (built.trains_as, f"{built.trains_as}_iid"):
-        raise UserError(f"method={name!r}: {folder} was trained as {card.method}, from which it cannot start")
+        raise UserError(
+            f"method={name!r}: {folder} was trained as {card.method}, from which it cannot start; give a model of {built.trains_as}"
+        )
     like = jax.eval_shape(built.init, jax.random.key(0), Images(jnp.zeros((2, *card.shape)), jnp.zeros(2, jnp.int32)))
     variables, _ = models.read_model(folder, like)
     if built.calibrate:

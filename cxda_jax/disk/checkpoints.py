@@ -26,6 +26,7 @@ from cxda_jax.errors import UserError
 
 TREE, ARRAYS = "tree", "arrays.safetensors"
 SPARE = 2**20  # bytes, for what comes with the arrays
+READ = (f"{TREE}/{ARRAYS}", "notes/metadata")
 UNREAD = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes them after the manifest; restore() does without
 
 
@@ -117,7 +118,7 @@ def restore(path: Path, like: Any, damaged: Callable[[str], None] | None = None)
     before it is taken.
     """
     for step in steps(path):
-        if not (fault := manifest.find_fault(path / str(step))):
+        if not (fault := manifest.find_fault(path / str(step), READ)):
             return _load(path / str(step), like)
         if damaged is None:
             raise UserError(f"{path}/{step}: {fault}; copy it again from where it is whole, or train again")
@@ -136,12 +137,10 @@ def steps(path: Path) -> list[int]:
 
 
 def _load(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
-    file = path / TREE / ARRAYS
-    if not file.is_file():
-        raise UserError(f"{path}: from another version (it has no {TREE}/{ARRAYS}); train again")
-    arrays, _ = safetensors.read(file, str(file), "train again")
+    arrays_file, notes_file = (path / name for name in READ)
+    arrays, _ = safetensors.read(arrays_file, str(arrays_file), "train again")
     try:
-        return safetensors.fit(arrays, like), json.loads((path / "notes" / "metadata").read_bytes())
+        return safetensors.fit(arrays, like), json.loads(notes_file.read_bytes())
     except (ValueError, OSError) as e:  # its bytes are those that were written
         raise UserError(f"{path}: from another version or another network ({reason(e)}); train again") from e
 

@@ -18,8 +18,11 @@ def write(folder: Path, names: Iterable[str], known: Mapping[str, str] = {}, abo
     files.write_text(folder / NAME, json.dumps(files.sealed(content), indent=1))
 
 
-def find_fault(folder: Path, names: Iterable[str] | None = None) -> str:
-    """The first way in which files, of `names` or all recorded, differ from the manifest of their folder; "" where none does."""
+def find_fault(folder: Path, names: Iterable[str]) -> str:
+    """The first way in which files differ from the manifest of their folder; "" where none does.
+
+    `names` are of all files that will be read: a manifest that may come from somewhere else does not choose them.
+    """
     try:
         content = json.loads((folder / NAME).read_bytes())
     except FileNotFoundError:
@@ -31,7 +34,7 @@ def find_fault(folder: Path, names: Iterable[str] | None = None) -> str:
         return f"{NAME} is unreadable"
     if files.is_falsified(content):
         return f"{NAME} differs from its recorded hash"
-    for name in told if names is None else names:
+    for name in names:
         if not (folder / name).is_file():
             return f"{name} is missing"
         if files.hash_file(folder / name) != told.get(name):

@@ -8,8 +8,10 @@ README.md                the card in words
 manifest.json            hashes of all
 """
 
+import itertools
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,10 +49,13 @@ class Gain(NamedTuple):
     tasks: int
 
     def helps_from(self) -> int | None:
-        """The least size from which on adapting gained at every measured size; None if there is none."""
+        """The least size from which on adapting surely gained at every measured size; None if there is none.
+
+        A gain is sure where its 95 % interval lies above 0. At one size that is wrong for one model in forty that gains nothing.
+        """
         found = None
-        for size, mean in zip(self.sizes[:0:-1], self.mean[:0:-1], strict=True):
-            if mean <= 0:
+        for size, low in zip(self.sizes[:0:-1], self.low[:0:-1], strict=True):
+            if low <= 0:
                 break
             found = size
         return found
@@ -145,31 +150,45 @@ def is_model(folder: Path) -> bool:
 
 def read_model(folder: Path, like: Variables) -> tuple[Variables, dict[str, Any]]:
     """The variables, with the names, shapes and types of `like`, and the notes."""
-    if fault := manifest.find_fault(folder):
-        raise UserError(f"{folder}: {fault}; {AGAIN}")
-    arrays, notes = safetensors.read(folder / WEIGHTS, f"{folder}/{WEIGHTS}", AGAIN)
+    arrays, notes = _read_arrays(folder, WEIGHTS)
     try:
         return safetensors.fit(arrays, like), {name: json.loads(text) for name, text in notes.items()}
     except ValueError as e:
         raise UserError(f"{folder}/{WEIGHTS}: {e}; is {CONFIG} the model's own?") from None
 
 
+def _read_arrays(folder: Path, name: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    _insist_on(folder, [CONFIG, name])
+    arrays, notes = safetensors.read(folder / name, f"{folder}/{name}", AGAIN)
+    for which, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise UserError(
+                f"{folder}/{name}: {which} has values that are not finite, so it can answer nothing; train again"
+            )
+    return arrays, notes
+
+
+def _insist_on(folder: Path, names: Sequence[str]) -> None:
+    """Raises a UserError unless the files are those that were written."""
+    if fault := manifest.find_fault(folder, names):
+        raise UserError(f"{folder}: {fault}; {AGAIN}")
+
+
 def read_calibration(folder: Path, method: str) -> dict[str, np.ndarray]:
     """What a method needs to know of the training images, of a model whose files are whole; {} if nothing was kept for it."""
     if not (folder / CALIBRATION).exists():
         return {}
-    arrays, _ = safetensors.read(folder / CALIBRATION, f"{folder}/{CALIBRATION}", AGAIN)
+    arrays, _ = _read_arrays(folder, CALIBRATION)
     split = {name: name.partition("/") for name in arrays}
     return {rest: arrays[name] for name, (whose, _, rest) in split.items() if whose == method}
 
 
 def read_card(folder: Path) -> Card:
-    """The card of a model, once its files are whole."""
+    """The card of a model, once it and the config are whole."""
     where = f"{folder}/{CARD}"
-    if fault := manifest.find_fault(folder):
-        raise UserError(f"{folder}: {fault}; {AGAIN}")
     if not (folder / CARD).exists():
         raise UserError(f"{where}: missing; models of older versions have none: go on with the training's command")
+    _insist_on(folder, [CARD, CONFIG])
     content = read_object(folder / CARD, AGAIN)
     require(content, _KINDS, where, AGAIN)
     values: dict[str, Any] = {
@@ -181,13 +200,14 @@ def read_card(folder: Path) -> Card:
     if gain is not None:
         require(gain, {name: list for name in Gain._fields[:-1]} | {"tasks": int}, f"{where}: gain", AGAIN)
         gain = Gain(**{name: tuple(gain[name]) for name in Gain._fields[:-1]}, tasks=gain["tasks"])
-        if len({len(column) for column in gain[:-1]}) > 1:
-            raise UserError(f"{where}: gain has columns of different lengths; {AGAIN}")
-    card = Card(**values, test=test, gain=gain)
-    for name, found, wanted in (("shape", len(card.shape), 3), ("background", len(card.background), 3)):
-        if found != wanted:
-            raise UserError(f"{where}: {name}={brief(repr(values[name]), 40)} has not {wanted} numbers; {AGAIN}")
-    return card
+        numbers = [type(x) in NUMBER and math.isfinite(x) for column in gain[:-1] for x in column]
+        if len({len(column) for column in gain[:-1]}) > 1 or not all(numbers):
+            raise UserError(f"{where}: the columns of gain are not as many finite numbers each; {AGAIN}")
+        if gain.sizes[:1] != (0,) or any(a >= b for a, b in itertools.pairwise(gain.sizes)):
+            raise UserError(
+                f"{where}: gain has sizes={brief(repr(gain.sizes), 40)}, which do not ascend from 0; {AGAIN}"
+            )
+    return Card(**values, test=test, gain=gain)
 
 
 def _to_json(card: Card) -> dict[str, Any]:
@@ -235,9 +255,9 @@ def gain_in_words(gain: Gain) -> list[str]:
     """A table of the gain by the number of support images, and from where adapting helps, as lines of Markdown."""
     since = gain.helps_from()
     said = (
-        f"Adapting helped from {since} image{'s' * (since > 1)} on."
+        f"Adapting surely helped from {since} image{'s' * (since > 1)} on."
         if since
-        else "Adapting did not help at the largest size measured."
+        else "Adapting brought no sure gain at the largest size measured."
     )
     rows = zip(gain.sizes, gain.score, gain.mean, gain.low, gain.high, strict=True)
     return [

@@ -22,7 +22,7 @@ _SYSTEM = {
     "Disk quota exceeded": "free some space and run the same command again",
     "Read-only file system": "choose a folder that can be written to",
     "Permission denied": "choose another folder, or change its rights",
-    "No such file or directory": "it was there before, or its folder was; bring it back",
+    "No such file or directory": "make the folder that it should lie in, or bring it back",
     "File too large": "",
     "Input/output error": "",
 }
@@ -124,13 +124,13 @@ def read_table(path: Path, columns: Sequence[str], fix: str) -> Iterator[tuple[i
         raise UserError(f"{path}: not readable as CSV ({reason(e)}); {fix}") from None
 
 
-def refuse_html(path: Path) -> None:
+def refuse_html(path: Path, fix: str = "extract the download again") -> None:
     """Raises a UserError where a path is no file, or holds the web page that a dead link serves in its place."""
     try:
         with open(path, "rb") as file:
             start = file.read(512).lstrip().lower()
     except FileNotFoundError:
-        raise UserError(f"{path}: missing; extract the download again") from None
+        raise UserError(f"{path}: missing; {fix}") from None
     except OSError as e:
         raise UserError(f"{path}: not readable ({reason(e)}); fetch or extract it again") from None
     if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):

@@ -15,11 +15,12 @@ import numpy as np
 from cxda_jax.device.adapting import FAULTS, fitted, listed
 from cxda_jax.device.model import Model, load
 from cxda_jax.disk import files
-from cxda_jax.errors import UserError
+from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import build
 from cxda_jax.export import web
-from cxda_jax.export.formats import FORMATS, PARTS, Format, Run, insist_on
+from cxda_jax.export.formats import FORMATS, Format, Run, insist_on
 from cxda_jax.export.pair import Pair, Shapes, by_model, pair_of
+from cxda_jax.progress import say
 
 REPORT = "export.json"
 FILLS = (0, 1, 5, 20)  # images in the buffer, of one compared task after the other; then all places
@@ -44,41 +45,35 @@ def export(
     Args:
       path: of the model, as load() takes it.
       method: how to adapt, as load() takes it.
-      places: of the buffer; 0: as many as the support of the model's training.
+      places: of the buffer.
       data_dir: where the model's data set is, on whose test tasks the programs are compared.
       num_tasks: how many of them.
       check_images: a folder of images to compare with in their place; "" for none.
     """
-    if out.is_dir() and any(entry.name not in known(kind) for entry in out.iterdir()):
-        raise UserError(f"out={out}: holds other files; name a new folder, or one of an earlier export to {kind}")
+    if out.exists() and (strangers := {entry.name for entry in out.iterdir()} - claimed(out)):
+        what = f"holds {brief(min(strangers), 40)}, which is not as an earlier export left it"
+        raise UserError(f"--out={out}: {what}; name a new folder, or move it away")
     if kind == "web":
-        report = web.write(load(path, method), out)
+        with replaced(out) as folder:
+            report = web.write(load(path, method), folder)
         print(f"{out}/{web.PAGE}: {report['bytes'] / 2**20:.1f} MB, compared with JAX; {out}/{web.PARITY} says how")
         return
     form = FORMATS[kind]
     insist_on(form.needs)
     model = load(path, method)
-    episode = model.config["episode"]
-    places = places or episode["num_domains"] * episode["per_domain"]
     pair = pair_of(model, places)
     tasks = (
         own_tasks(model, check_images, places, num_tasks)
         if check_images
         else test_tasks(model, data_dir, places, num_tasks)
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}") as scratch:
-        folder = Path(scratch) / out.name
-        folder.mkdir()
+    with replaced(out) as folder:
         print(f"writing {model.method.name} with {places} places as {kind}", flush=True)
         write(form, pair, folder, f"{kind}: {model.method.name} with the network {model.config['net']['name']}")
         print(f"comparing it with the model on {len(tasks)} tasks", flush=True)
         parity = compare(model, form, form.run(pair, folder), tasks, places)
         report = describe(model, pair, kind, folder, parity)
-        (folder / REPORT).write_text(json.dumps(report, indent=1) + "\n")
-        if out.exists():
-            shutil.rmtree(out)
-        folder.rename(out)
+        files.write_text(folder / REPORT, json.dumps(report, indent=1) + "\n")
     print(said(kind, out, parity, report["files"]))
 
 
@@ -86,19 +81,39 @@ def write(form: Format, pair: Pair, folder: Path, what: str) -> None:
     """The format's write(); a UserError where its converter does not know an operation."""
     try:
         form.write(pair, folder)
-    except UserError:
+    except (UserError, OSError):
         raise
     except Exception as e:  # converters raise errors of many kinds, with texts of many pages
         raise UserError(f"{what} cannot be converted ({type(e).__name__}); choose another format, such as jax") from e
 
 
-def known(kind: str) -> set[str]:
-    """Names of the files that an export to this format leaves."""
-    if kind == "web":
-        return {web.PAGE, web.PARITY}
-    return {REPORT, "weights.safetensors", "model.tflite"} | {
-        f"{part}{end}" for part in PARTS for end in (".cpu.jax", ".cuda.jax", ".tpu.jax", ".onnx")
-    }
+def claimed(out: Path) -> set[str]:
+    """Names of the files in a folder that are as an earlier export left them, by the hashes that it wrote beside them."""
+    found = set()
+    for report, hashes_of in (
+        (REPORT, lambda content: {name: facts["sha256"] for name, facts in content["files"].items()}),
+        (web.PARITY, lambda content: {web.PAGE: content["sha256"]}),
+    ):
+        with contextlib.suppress(
+            OSError, ValueError, LookupError, TypeError, AttributeError
+        ):  # it is no report of ours
+            hashes = hashes_of(json.loads((out / report).read_bytes()))
+            whole = {name for name, digest in hashes.items() if files.hash_file(out / name) == digest}
+            found |= {report, *whole}
+    return found
+
+
+@contextlib.contextmanager
+def replaced(out: Path) -> Iterator[Path]:
+    """Gives a new folder, which takes the place of `out` at the end if nothing fails."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}") as scratch:
+        folder = Path(scratch) / out.name
+        folder.mkdir()
+        yield folder
+        if out.exists():
+            shutil.rmtree(out)
+        folder.rename(out)
 
 
 def test_tasks(model: Model, data_dir: str, places: int, count: int) -> list[Task]:
@@ -123,9 +138,9 @@ def test_tasks(model: Model, data_dir: str, places: int, count: int) -> list[Tas
 def own_tasks(model: Model, folder: str, places: int, count: int) -> list[Task]:
     """Tasks whose buffers and queries are drawn from a folder of images without labels."""
     faults: list[str] = []
-    pixels = fitted(model, listed(Path(folder)), faults, "  images").pixels
+    pixels = fitted(model, listed(Path(folder), faults.append), faults, "  images").pixels
     for fault in faults[:FAULTS]:
-        print(f"left out: {fault}", flush=True)
+        say(f"left out: {fault}")
     if len(pixels) < 2:
         raise UserError(f"{folder}: {len(pixels)} images that can be read; give a folder of some hundred")
     rng, tasks = np.random.default_rng(0), []
@@ -146,7 +161,7 @@ def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places:
     """
     encode, predict = run
     error = attention = 0.0
-    same, right, right_before, seconds = [], [], [], {"encode": [], "predict": []}
+    same, right, right_of_model, seconds = [], [], [], {"encode": [], "predict": []}
     for task in tasks:
         logits, weights = by_model(model, task.support, task.query)
         images = np.zeros((places, *model.card.shape), np.uint8)
@@ -172,7 +187,7 @@ def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places:
             )  # of numpy, which keeps what is no number
         if task.labels is not None:
             right.append(theirs.argmax(1) == task.labels)
-            right_before.append(logits.argmax(1) == task.labels)
+            right_of_model.append(logits.argmax(1) == task.labels)
     equal = float(np.concatenate(same).mean())
     if not (error <= form.error and equal >= form.same):
         raise UserError(
@@ -186,7 +201,7 @@ def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places:
         **{f"{part}_ms": round(1e3 * float(np.median(times[1:] or times)), 3) for part, times in seconds.items()},
     }  # fmt: skip
     if right:
-        rates = {"accuracy": right, "accuracy_of_the_model": right_before}
+        rates = {"accuracy": right, "accuracy_of_the_model": right_of_model}
         parity |= {name: round(100 * float(np.concatenate(rows).mean()), 2) for name, rows in rates.items()}
     return parity
 

@@ -68,15 +68,15 @@ def write(model: Model, out: Path, hands: Path = HANDS, check: bool = True) -> d
     node = shutil.which("node")
     if check and not node:
         raise UserError("web: node is missing, with which the page is compared with JAX; install Node.js 18 or newer")
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".partial") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / PAGE
-        page.write_text(render(described, safetensors.named(model.variables), hands, checked=check))
+        files.write_text(page, render(described, safetensors.named(model.variables), hands, checked=check))
         parity = compare(model, page, recorded, node) if check and node else {"compared": False}
         parity = {
             "method": described["method"], "bytes": page.stat().st_size, "sha256": files.hash_file(page),
             "versions": {"cxda_jax": VERSION, "jax": jax.__version__}, **parity,
         }  # fmt: skip
+        out.mkdir(parents=True, exist_ok=True)
         files.write_bytes(out / PAGE, page.read_bytes())
     files.write_text(out / PARITY, json.dumps(parity, indent=1) + "\n")
     return parity
@@ -254,7 +254,7 @@ def run(
     asks = {"images": images, "queries": asked, "fills": list(fills), "strokes": list(strokes)}
     with tempfile.TemporaryDirectory() as folder:
         questions = Path(folder) / "questions.json"
-        questions.write_text(json.dumps(asks))
+        questions.write_text(json.dumps(asks), encoding="ascii")
         done = subprocess.run([node, LIVE / "check.js", page, questions], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -49,16 +49,17 @@ def cxda_any(net: Classifier, full: float = 0.0, prior: float = 20.0) -> Method:
         maps = net.apply(variables, support.pixels, method="map")
         return WithMemory(variables, net.apply(variables, maps, method="remember"), support.domain, support.present)
 
-    return cxda(net)._replace(name="cxda_any", loss=loss, adapt=adapt)
+    return cxda(net)._replace(name="cxda_any", version="2", loss=loss, adapt=adapt)
 
 
 def random_subsets(key: Array, n: int, full: float) -> Array:
     """For each of n images a random subset of the others: bool [n, n], True where row i holds image j.
 
-    A row holds all others with probability `full`. Otherwise it holds k of them, where 1 + k is log-uniform in [1, n].
+    A row holds all others with probability `full`. Otherwise it holds k of them, where 1 + k is log-uniform in 1 to n.
     """
     size_key, full_key, order_key = jax.random.split(key, 3)
-    size = jnp.floor(jnp.exp(jax.random.uniform(size_key, (n,)) * jnp.log(n))).astype(int) - 1
+    size = jnp.floor(jnp.exp(jax.random.uniform(size_key, (n,)) * jnp.log(n + 1))).astype(int) - 1
+    size = jnp.minimum(size, n - 1)  # rounding may lead above
     size = jnp.where(jax.random.bernoulli(full_key, full, (n,)), n - 1, size)
     order = jnp.where(jnp.eye(n, dtype=bool), 2.0, jax.random.uniform(order_key, (n, n)))  # oneself comes last
     return order.argsort(-1).argsort(-1) < size[:, None]

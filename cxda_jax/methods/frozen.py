@@ -142,7 +142,7 @@ def regularise(
 def affinities(features: Array, affinity: str, neighbours: int, present: Array | None = None) -> Array:
     """LAME's affinities [n, n] of unit features [n, d], for two images or more; 0 for images that are not `present` [n].
 
-    "knn": a_ij is 1 where j is among the nearest neighbours of i, and 0 elsewhere. "rbf": exp(-|h_i - h_j|^2 / (2 s^2)), where
+    "knn": a_ij is 1 where j is among the nearest neighbours of i, of equally near ones the first, and 0 elsewhere. "rbf": exp(-|h_i - h_j|^2 / (2 s^2)), where
     s is the mean distance of an image to its last neighbour. "linear": h_i . h_j.
     """
     products = features @ features.T
@@ -153,10 +153,10 @@ def affinities(features: Array, affinity: str, neighbours: int, present: Array |
     lengths = jnp.diag(products)
     distances = jnp.maximum(0, lengths[:, None] + lengths - 2 * products)  # squared
     others = jnp.where(jnp.eye(len(features), dtype=bool) | ~both, jnp.inf, distances)
-    nearest = -jax.lax.top_k(-others, min(neighbours, len(features) - 1))[0]
-    last = nearest[:, jnp.minimum(neighbours, there.sum() - 1) - 1, None]  # to the last neighbour
+    nearest, which = jax.lax.top_k(-others, min(neighbours, len(features) - 1))
     if affinity == "knn":
-        return (both & (others <= last)).astype(jnp.float32)
+        return (both & (which[..., None] == jnp.arange(len(features))).any(1)).astype(jnp.float32)
+    last = -nearest[:, jnp.minimum(neighbours, there.sum() - 1) - 1, None]  # to the last neighbour
     width = jnp.sqrt(last[:, 0]).mean(where=there)
     return jnp.where(both, jnp.exp(-distances / jnp.maximum(2 * width**2, 1e-12)), 0)
 

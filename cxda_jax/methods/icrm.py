@@ -44,7 +44,7 @@ def with_transformer(
     """
     config.check("icrm", features=features)
     check_transformer(width, layers, heads, context)
-    head, dtype = LinearHead(net.head.num_classes, net.head.dtype), net.head.dtype
+    head, dtype = LinearHead(net.head.num_classes, net.head.dtype, initial="xavier"), net.head.dtype
     return net.clone(head=head, features=features, transformer=CausalTransformer(width, layers, heads, context, dtype))
 
 
@@ -81,7 +81,7 @@ def icrm(net: Classifier) -> Method:
         return weights if adapted.place is None else weights.at[..., adapted.place].get(mode="fill", fill_value=0)
 
     return erm(net)._replace(
-        name="icrm", attention=attention, init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True, takes_places=True, stochastic=True
+        name="icrm", version="2", attention=attention, init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True, takes_places=True, stochastic=True
     )  # fmt: skip
 
 

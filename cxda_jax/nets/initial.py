@@ -4,8 +4,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
 from cxda_jax import config
+
+XAVIER: Any = {"kernel_init": nn.initializers.xavier_uniform()}  # biases start at zero, as flax's do
 
 
 def initialisers(initial: str, fan_in: int) -> dict[str, Any]:
@@ -13,11 +16,12 @@ def initialisers(initial: str, fan_in: int) -> dict[str, Any]:
 
     Args:
       initial: "torch": uniform(). "flax": none, so the layer has flax's: truncated normal kernels of variance 1 / fan_in
-        (LeCun's), biases of 0.
+        (LeCun's), biases of 0. "xavier": uniform kernels of variance 2 / (fan_in + features), biases of 0.
       fan_in: the number of inputs.
     """
-    config.choose("init", initial, ("torch", "flax"))
-    return uniform(fan_in) if initial == "torch" else {}
+    known = {"torch": uniform(fan_in), "flax": {}, "xavier": XAVIER}
+    config.choose("init", initial, known)
+    return known[initial]
 
 
 def uniform(fan_in: int) -> dict[str, Any]:

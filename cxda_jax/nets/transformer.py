@@ -14,8 +14,7 @@ from flax import linen as nn
 
 from cxda_jax import config
 from cxda_jax.errors import UserError
-
-START: Any = {"kernel_init": nn.initializers.xavier_uniform()}  # biases start at zero, as published
+from cxda_jax.nets.initial import XAVIER
 
 
 class Cache(NamedTuple):
@@ -52,7 +51,7 @@ class Block(nn.Module):
         """
 
         def dense(features: int, name: str) -> nn.Dense:
-            return nn.Dense(features, dtype=self.dtype, name=name, **START)
+            return nn.Dense(features, dtype=self.dtype, name=name, **XAVIER)
 
         y = dense(3 * self.width, "attend")(nn.LayerNorm(epsilon=1e-5, name="norm1")(x))
         q, k, v = (part.reshape(len(x), self.heads, self.width // self.heads) for part in jnp.split(y, 3, axis=-1))
@@ -90,8 +89,8 @@ class CausalTransformer(nn.Module):
 
     def setup(self):
         check_transformer(self.width, self.layers, self.heads, self.context)
-        self.read_in = nn.Dense(self.width, dtype=self.dtype, **START)
-        self.position = self.param("position", START["kernel_init"], (self.context + 1, self.width))
+        self.read_in = nn.Dense(self.width, dtype=self.dtype, **XAVIER)
+        self.position = self.param("position", XAVIER["kernel_init"], (self.context + 1, self.width))
         # A loop over stacked parameters: a program of twelve written-out blocks takes three times as long to compile.
         each: Any = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "in_axes": (0, nn.broadcast)}
         self.blocks: Any = nn.scan(Block, length=self.layers, **each)(self.width, self.heads, self.dtype)
@@ -136,6 +135,10 @@ class CausalTransformer(nn.Module):
 
     def append(self, token: jax.Array, cache: Cache) -> Cache:
         """The cache with a further image, whose token is [d]. A cache that has `context` images stays as it is."""
+        # encode() leaves no room where it knows which images are present.
+        room = (0, max(0, self.context - len(cache.held)))
+        keys, values = (jnp.pad(part, ((0, 0), room, (0, 0), (0, 0))) for part in cache[:2])
+        cache = Cache(keys, values, jnp.pad(cache.held, room))
         encoded = self._behind(token[None], cache)[1]
         place = jnp.where(cache.held.sum() < self.context, cache.held.argmin(), len(cache.held))
         keys, values = (

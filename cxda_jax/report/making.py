@@ -2,12 +2,13 @@
 
 import itertools
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
-from cxda_jax.progress import Counter
+from cxda_jax.progress import Counter, say
 from cxda_jax.report import attention, contexts, formats, plots
 from cxda_jax.report.page import Report, write_report
 from cxda_jax.report.tables import AGAINST, STAND_INS, build_tables, by_cell, paired_table, paper_name
@@ -24,7 +25,7 @@ def report_runs(
     """Reports all results of the runs that the patterns match, and of records among the patterns.
 
     Args:
-      patterns: of runs; and of files of records, which end in .records and are unpacked into the report's folder.
+      patterns: of runs; and of files of records, which end in .records.
       record: a file of records to write; "" writes none.
       others: as those of make_report.
     """
@@ -36,18 +37,19 @@ def report_runs(
         if not (found := matching(pattern)):
             raise UserError(f"--runs={pattern}: nothing matches; name files that --record wrote")
         files_of_records += [path for path in found if path not in files_of_records]
-    for i, path in enumerate(files_of_records):
-        # Files of one name in different folders stay apart.
-        again = sum(path.stem == other.stem for other in files_of_records[:i])
-        runs += records.unpack(path, Path(folder) / "unpacked" / (path.stem + f"-{again}" * bool(again)))
-    print(f"reading {len(runs)} runs", flush=True)
-    results, faults = read_results(runs, Counter("  runs", len(runs)))
-    if not results:
-        raise UserError(f"--runs={','.join(patterns)}: nothing to report; the first fault: {faults[0]}")
-    make_report(Path(folder), results, faults, data_dir, against, unfinished)
-    if record:
-        records.write(Path(record), distinct(results)[0])
-        print(f"{record}: {Path(record).stat().st_size / 2**20:.2f} MB")
+    with tempfile.TemporaryDirectory(prefix="cxda_records_") as scratch:
+        for i, path in enumerate(files_of_records):
+            # Files of one name in different folders stay apart.
+            again = sum(path.stem == other.stem for other in files_of_records[:i])
+            runs += records.unpack(path, Path(scratch) / (path.stem + f"-{again}" * bool(again)))
+        print(f"reading {len(runs)} runs", flush=True)
+        results, faults = read_results(runs, Counter("  runs", len(runs)))
+        if not results:
+            raise UserError(f"--runs={','.join(patterns)}: nothing to report; the first fault: {faults[0]}")
+        make_report(Path(folder), results, faults, data_dir, against, unfinished)
+        if record:
+            records.write(Path(record), distinct(results)[0])
+            print(f"{record}: {Path(record).stat().st_size / 2**20:.2f} MB")
 
 
 def make_report(
@@ -99,7 +101,7 @@ def make_report(
         files.write_bytes(folder / f"tables.{kind}", text.encode(errors="replace"))
     size = write_report(folder / "report.html", page)
     for fault in faults:
-        print(f"left out: {fault}".encode(errors="replace").decode(), flush=True)  # a path may hold any bytes
+        say(f"left out: {fault}")
     counts = f"{len(results)} results, {len(tables)} tables, {len(figures)} figures"
     print(f"{folder}/report.html: {counts}, {size / 2**20:.1f} MB")
 

@@ -6,11 +6,13 @@ processor and threads. So a damaged config, and other data of the same name, are
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from cxda_jax import __version__, backend
+import numpy as np
+
+from cxda_jax import __version__, backend, mesh
 from cxda_jax.config import Config, check_stored, differences, lookup
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import checkpoints, files, manifest
@@ -34,6 +36,21 @@ class Record(NamedTuple):
     marks: tuple[str, ...] = ()  # how its training differs from one of its config on its data
     steps: int = 0  # of a model: the steps asked for, and below the step that the training reached
     reached_step: int = 0
+
+
+def insist_on_agreement(facts: Mapping[str, Any]) -> None:
+    """Raises a UserError in all processes unless each of them was started with the facts of the first one."""
+    if mesh.processes() == 1:
+        return
+    own = json.loads(json.dumps(facts))
+    differing = differences(mesh.from_first(lambda: own), own, "")
+    which = int(mesh.largest(np.array(mesh.process() if differing else 0)))
+    fix = "start all processes with the same command, package and data"
+    for name, (first, here) in differing.items():
+        values = f"{brief(repr(here), 30)} in process {mesh.process()}, {brief(repr(first), 30)} in process 0"
+        raise UserError(f"{name}: {values}; {fix}")
+    if which:
+        raise UserError(f"process {which} was started with other facts than process 0, and says with which; {fix}")
 
 
 def new_record(store: DomainStore) -> Record:

@@ -81,7 +81,12 @@ def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[
     failed: dict[str, str] = {}
     running: dict[futures.Future[str], tuple[Job, dict[str, str], float]] = {}
     total, took = len(todo), []
-    with stops.before_second_signal(_kill), futures.ThreadPoolExecutor(workers) as pool, stopping_jobs():
+    with (
+        files.locked(study.folder / "jobs"),  # a second study here would start the same jobs
+        stops.before_second_signal(_kill),
+        futures.ThreadPoolExecutor(workers) as pool,
+        stopping_jobs(),
+    ):
         while todo or running:
             for job in list(todo):
                 if any(need in failed for need in job.needs):

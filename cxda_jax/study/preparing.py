@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import json
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -14,11 +15,15 @@ from cxda_jax.config import lookup
 from cxda_jax.data.readers.archives import extract
 from cxda_jax.data.readers.decoded import keeping
 from cxda_jax.data.readers.raw import Check, Packed, RawData, cores, large_enough, read_pieces
-from cxda_jax.data.store import SPLITS, DomainStore, StoreInfo, open_store, write_store
-from cxda_jax.errors import UserError, printable
+from cxda_jax.data.store import AGAIN, SPLITS, DomainStore, StoreInfo, open_store, write_store
+from cxda_jax.disk import files
+from cxda_jax.disk.reading import read_object
+from cxda_jax.errors import UserError, brief, printable
 from cxda_jax.experiment import READERS
 from cxda_jax.pictures.sheet import draw_sheet
 from cxda_jax.progress import Counter, duration
+
+ASKED = "asked.json"  # in the folder of a store: the options that it was prepared with
 
 
 class Download(NamedTuple):
@@ -58,7 +63,7 @@ def prepare_benchmark(
 ) -> None:
     """Makes the store `target` of what lies in `raw_dir`, and prints its card; of a store that is there, the card alone.
 
-    `options` are those of the reader, the rest as launch.prepare says.
+    `options` are those of the reader, the rest as cxda prepare says.
     """
     find = lookup("--benchmark", benchmark, READERS)
     takes = inspect.signature(find).parameters
@@ -66,7 +71,15 @@ def prepare_benchmark(
         if name not in takes:
             raise UserError(f"--{name}: {benchmark} has no such option; see --help")
     named = {"name": target.name} if "name" in takes else {}  # data that have no name of their own
+    asked = {"benchmark": benchmark} | {
+        name: options.get(name, takes[name].default) for name in takes if name not in ("raw_dir", "name")
+    }
+    if split_csv := asked.get("split_csv"):
+        asked["split_csv"] = (
+            f"{split_csv} ({_sha256(Path(split_csv))[:12]})" if Path(split_csv).is_file() else split_csv
+        )
     if (target / "store.json").exists():
+        insist_on_equal(target, asked)
         print(card(open_store(target), []))
         print(f"{target} is there already; delete it to prepare it again")
         return
@@ -80,12 +93,27 @@ def prepare_benchmark(
             what = f"{check.what}: {check.found}, but the paper's {check.expected}"
             raise UserError(f"--strict: {what}; fetch the files again")
     prepare(raw, target, workers or cores(), skip_bad)
+    files.write_text(target / ASKED, json.dumps(files.sealed({"asked": asked}), indent=1) + "\n")
     store, shown = open_store(target), []
     for domains in map(store.domains, SPLITS):  # the first of a split, the last and what lies evenly between
         shown += np.unique(domains[np.linspace(0, len(domains) - 1, 4).astype(int)]).tolist() if len(domains) else []
     draw_sheet(store, target / "sheet.png", shown)
     print(card(store, raw.checks))
     print(f"{target}/sheet.png shows some of it")
+
+
+def insist_on_equal(target: Path, asked: Mapping[str, Any]) -> None:
+    """Raises a UserError where a store was prepared with other options. A store of an older version does not say its own."""
+    if not (target / ASKED).exists():
+        return
+    content = read_object(target / ASKED, AGAIN)
+    before = content.get("asked")
+    if files.is_falsified(content) or not isinstance(before, dict):
+        raise UserError(f"{target / ASKED} differs from its recorded hash; {AGAIN}")
+    for name, value in asked.items():
+        if before.get(name) != value:
+            was = f"{target} was prepared with {brief(repr(before.get(name)), 60)}"
+            raise UserError(f"--{name}={brief(str(value), 60)}: {was}; choose another --name, or delete it")
 
 
 def show_published(benchmark: str, raw_dir: Path) -> None:

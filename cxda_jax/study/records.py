@@ -20,8 +20,9 @@ import numpy as np
 from cxda_jax.config import config_hash
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import reason
-from cxda_jax.errors import UserError
-from cxda_jax.study.results import Result
+from cxda_jax.errors import UserError, brief
+from cxda_jax.experiment import METHODS
+from cxda_jax.study.results import Result, averages
 
 SUFFIX = ".records"
 RESULTS, CONFIGS, SCORES = "results.jsonl", "configs.json", "scores.npz"
@@ -100,13 +101,40 @@ def read(path: Path) -> list[Recorded]:
         configs = json.loads(archive.read(CONFIGS))
         with np.load(io.BytesIO(archive.read(SCORES)), allow_pickle=False) as scores:
             tables = {name: scores[name] for name in scores.files}
-        return [
+        found = [
             Recorded(
                 line["row"], configs[line["config"]], line["folder"], line["run"],
                 tables[line["table"]][line["line"]], int(line["table"].split("x")[1]),
             )
             for line in lines
         ]  # fmt: skip
+        if not found:
+            raise ValueError("it holds no result")
+        for number, (one, line) in enumerate(zip(found, lines, strict=True), 1):
+            if fault := _fault_in(one, line["config"]):
+                raise ValueError(f"result {number} {fault}")
+        return found
+
+
+def _fault_in(one: Recorded, number: str) -> str:
+    """What cannot be in a recorded result, whose config has this number in the file; "" where all can."""
+    row = one.row
+    if config_hash(one.config)[:16] != number:
+        return f"has a config that is not number {brief(number, 20)}"
+    if row["method"] not in METHODS or row["seed"] != one.config["seed"]:
+        return f"is of {brief(repr(row['method']), 20)}, seed {row['seed']!r}, which its config is not"
+    if one.right.shape != (row["num_tasks"],) or one.right.max(initial=0) > one.queries:
+        return f"has {one.right.max(initial=0)} right answers of {one.queries} in a task, {len(one.right)} of {row['num_tasks']} tasks"
+    score = averages("accuracy", *_stand_ins(one))
+    if any(abs(score[name] - row[name]) > 0.011 for name in ("avg", "w10")):
+        return f"has the score {row['avg']}, but its answers have {score['avg']:.2f}"
+    return ""
+
+
+def _stand_ins(one: Recorded) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions and labels [tasks, queries] that have as many right answers in each task."""
+    wrong = (np.arange(one.queries) >= one.right[:, None]).astype(np.int32)
+    return wrong, np.zeros_like(wrong)
 
 
 def unpack(path: Path, folder: Path) -> list[Path]:
@@ -118,10 +146,10 @@ def unpack(path: Path, folder: Path) -> list[Path]:
     with _explained(path):
         for one in found:
             place, run = (_inside(folder, name) for name in (one.folder, one.run))
-            tasks, queries = len(one.right), one.queries
-            arrays = {
-                "labels": np.zeros((tasks, queries), np.int32),
-                "predictions": (np.arange(queries) >= one.right[:, None]).astype(np.int32),
+            (predictions, labels), (tasks, queries) = _stand_ins(one), (len(one.right), one.queries)
+            arrays: Any = {
+                "labels": labels,
+                "predictions": predictions,
                 "query": np.tile(_numbers(one.row[RECORDED]["query"], queries), (tasks, 1)),
                 "support": np.tile(_numbers(one.row[RECORDED]["support"], 1), (tasks, 1)),
             }
@@ -144,7 +172,7 @@ def _explained(path: Path) -> Iterator[None]:
     except (OSError, UserError):
         raise
     except Exception as e:
-        raise UserError(f"{path}: not a file of records ({reason(e)}); make it again by launch.report") from None
+        raise UserError(f"{path}: not a file of records ({reason(e)}); make it again by cxda report --record") from None
 
 
 def _place(result: Result, whole: bool = True) -> str:
@@ -156,7 +184,7 @@ def _place(result: Result, whole: bool = True) -> str:
 
 def _inside(folder: Path, name: str) -> Path:
     place = Path(os.path.normpath(folder / name))
-    if not place.is_relative_to(folder):
+    if not place.is_relative_to(os.path.normpath(folder)):
         raise ValueError(f"{name} leads outside")
     return place
 

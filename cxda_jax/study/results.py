@@ -136,7 +136,7 @@ def read_results(
             what = f"line {damaged[0]} is" if len(damaged) == 1 else f"{len(damaged)} lines are"
             faults.append(f"{run / METRICS}: {what} damaged and left out of curves and minutes")
         if not paths:
-            faults.append(f"{run}: no result.json; evaluate it: python -m launch.evaluate --runs={run}")
+            faults.append(f"{run}: no result.json; evaluate it: cxda evaluate --runs={run}")
         for path in paths:
             try:
                 results.append(read_result(run, path.parent))
@@ -186,7 +186,7 @@ def _check_run(row: Mapping[str, Any], run: Path) -> None:
 
 
 def _again(run: Path) -> str:
-    return f"evaluate again: python -m launch.evaluate --runs={run}"
+    return f"evaluate again: cxda evaluate --runs={run}"
 
 
 def _check(row: Mapping[str, Any]) -> None:

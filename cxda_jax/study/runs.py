@@ -128,7 +128,7 @@ def find_runs(patterns: Sequence[str]) -> list[Path]:
                 break
         else:
             what = "nothing that matches holds a config.json" if matches else "nothing matches"
-            raise UserError(f"--runs={rest[0]}: {what}; name run directories that launch.train made")
+            raise UserError(f"--runs={rest[0]}: {what}; name run directories that cxda train made")
         folders += [run for run in runs if run not in folders]
         del rest[:count]
     return folders
@@ -151,7 +151,7 @@ def restore_best(run: Path, experiment: Experiment) -> tuple[Variables, dict[str
             return restored
         if models.is_model(run):
             return models.read_model(run, like)
-        raise UserError(f"{run}: no checkpoint in best/; train it: python -m launch.train ... --workdir={run}")
+        raise UserError(f"{run}: no checkpoint in best/; train it: cxda train ... --workdir={run}")
 
     return mesh.from_first(read, like)
 

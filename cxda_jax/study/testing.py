@@ -18,6 +18,7 @@ from cxda_jax.evaluation import Evaluator, TaskTable, compile_task, evaluate, ti
 from cxda_jax.experiment import Experiment, build, episode_spec
 from cxda_jax.fields import FIELDS, Group
 from cxda_jax.progress import Counter, announced
+from cxda_jax.study import identity
 from cxda_jax.study.comparing import comparison, summary, table
 from cxda_jax.study.contexts import printed
 from cxda_jax.study.examples import draw_example, keep_attention, without_support, write_arrays
@@ -68,6 +69,8 @@ def evaluate_runs(
         raise UserError(f"--methods={missing[0]}: {what}; train one first, or change --from={start}")
     if against and evaluations:
         check_against(against, known_labels((e.label, e.setting) for e in evaluations))  # before anything is tested
+    tests = [[e.label, e.folder.name, e.split, config_hash(e.config)] for e in evaluations]
+    identity.insist_on_agreement({"package": __version__, "tests": tests, "num_tasks": num_tasks})
     results: list[Result] = []
     kept: tuple[tuple[str, Context | None], Experiment, Evaluator] | None = None
     for evaluation in evaluations:
@@ -78,6 +81,7 @@ def evaluate_runs(
                 experiment = same or build(evaluation.config, data_dir, splits=(split,), devices=mesh.mesh_of())
                 kept = (shape, context), experiment, compiled(experiment)
             experiment = kept[1]._replace(config=evaluation.config, context=context)
+            identity.insist_on_agreement({"data": experiment.store.sha256})
             if context:
                 check_context(context, episode_spec(evaluation.config), experiment.store, split)
             result = tested(evaluation, experiment, kept[2], num_tasks)

@@ -42,6 +42,8 @@ def train_run(config: Config, workdir: Path, data_dir: str | Path, other_data: b
     with as_fields(config, "train"):
         devices = mesh.mesh_for(config["train"]["tasks_per_step"])
     experiment, state = prepared(config, data_dir, devices)
+    facts = {"package": __version__, "commit": commit(), "data": experiment.store.sha256, "config": config}
+    identity.insist_on_agreement(facts)
     mesh.from_first(lambda: insist_on_folder(workdir))
     with mesh.by_first(files.locked, workdir), as_fields(config, "train"):
         try:
@@ -67,7 +69,7 @@ def prepared(config: Config, data_dir: str | Path, devices: Mesh | None = None) 
     if method.trains_as:
         raise UserError(
             f"method {method.name!r} starts from the runs of {method.trains_as!r} and trains nothing; train that, then "
-            f"python -m launch.evaluate --runs=... --methods={method.name}"
+            f"cxda evaluate --runs=... --methods={method.name}"
         )
     state = train.init_state(method, experiment.optimizer, config["seed"], experiment.example)
     return experiment, state.replace(variables=start_from_weights(config, state.variables))
@@ -212,7 +214,7 @@ def replay(config: Config, workdir: Path, data_dir: str | Path, other_data: bool
 
 def describe_cost(spent: train.Spent, compilations: cost.Compilations, dtype: str) -> dict[str, Any]:
     """What the training of this process cost, and the share of the machine's matrix-product peak that its steps reached."""
-    peak = cost.matmul_peak(dtype=jnp.dtype(dtype))
+    peak, counted = cost.matmul_peak(dtype=jnp.dtype(dtype)), spent.step_flops
     memory, where = cost.peak_memory()
     return {
         "seconds": spent.seconds,
@@ -224,9 +226,9 @@ def describe_cost(spent: train.Spent, compilations: cost.Compilations, dtype: st
         "programs_from_cache": compilations.cached,
         "steps": spent.steps,
         "steps_per_s": spent.steps_per_s,
-        "step_gflop": spent.step_flops / 1e9,
+        "step_gflop": None if counted is None else counted / 1e9,
         "peak_gflop_per_s": peak / 1e9,
-        "of_peak": spent.step_flops * spent.steps_per_s / peak,
+        "of_peak": None if counted is None else counted * spent.steps_per_s / peak,
         "bytes_to_device_per_step": spent.step_bytes,
         "peak_memory_bytes": memory,
         "memory_of": where,
@@ -236,11 +238,14 @@ def describe_cost(spent: train.Spent, compilations: cost.Compilations, dtype: st
 
 
 def cost_line(c: dict[str, Any]) -> str:
+    of_peak = "operations were not counted"
+    if c["of_peak"] is not None:
+        of_peak = f"{c['step_gflop']:.1f} GFLOP each: {c['of_peak']:.0%} of the {c['dtype']} matrix-product peak"
     return (
         f"cost: {duration(c['seconds'])} for {c['steps']} steps ({duration(c['validating_s'])} validating, "
         f"{c['saving_s']:.1f}s saving, {c['waiting_for_data_s']:.1f}s waiting for data); compiled in "
         f"{c['compiling_s']:.1f}s, {c['programs_from_cache']} of {c['programs']} programs from the cache\n"
-        f"      {c['steps_per_s']:.1f} steps/s, {c['step_gflop']:.1f} GFLOP each: {c['of_peak']:.0%} of the {c['dtype']} "
-        f"matrix-product peak; {c['peak_memory_bytes'] / 1e9:.1f} GB of {c['memory_of']} memory at most; "
+        f"      {c['steps_per_s']:.1f} steps/s, {of_peak}; "
+        f"{c['peak_memory_bytes'] / 1e9:.1f} GB of {c['memory_of']} memory at most; "
         f"{c['bytes_to_device_per_step']:,} bytes to the device a step"
     )

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cxda_jax.disk.manifest import NAME
 from cxda_jax.experiment import open_data
 from cxda_jax.progress import duration
 from cxda_jax.study import records
@@ -224,6 +225,8 @@ def curves(seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
             half = run.with_name(f"{seed}.half")  # a copy that was broken off must not count as one
             shutil.copytree(model, half, dirs_exist_ok=True)
             half.rename(run)
+        if not dry_run and model.exists() and (run / NAME).read_bytes() != (model / NAME).read_bytes():
+            raise SystemExit(f"{run}: a copy of another training than {model}; delete it, so that this one is copied")
         flags = [f"--context={','.join(map(str, sizes))}"] * bool(sizes)
         whole = [f"--runs={run}", *flags, f"--num_tasks={CURVE_TASKS}", f"--data_dir={data_dir}"]
         command = [sys.executable, "-m", "cxda_jax", "evaluate", *whole]
@@ -265,6 +268,8 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := set(args.only) - SEEDS.keys():
         parser.error(f"--only={','.join(sorted(unknown))}: no such part; choose from {', '.join(SEEDS)}")
+    if args.workers < 1:
+        parser.error(f"--workers={args.workers}: at least one training at a time")
     asked = [*units(args.only, args.seeds)]
     todo = [(n, s) for n, s in asked if not (RECORDS / f"{n}-{s}.records").exists()]
     print(f"{len(asked)} parts and seeds, {len(asked) - len(todo)} of them recorded in {RECORDS}", flush=True)

@@ -28,6 +28,8 @@ _PHONES = {
     "AVIF": ({b"avif", b"avis"}, {".avif"}, "'pillow>=11.3'"),
     "HEIC": ({b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"}, {".heic", ".heif"}, "pillow-heif"),
 }
+MOST_PIXELS = 89_000_000
+STRIP = 2**18  # pixels that are computed with at a time
 _TAKEN = "give a path, a PIL image, or an array [h, w] or [h, w, 1, 3 or 4] of uint8 or of floats in 0..1"
 # PIL scales the pixels of a PNG of 2, 4 or 16 bits by these factors, but not the colour that stands for transparency.
 _SCALES = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}
@@ -38,6 +40,10 @@ def as_image(thing: Any) -> Image.Image:
     if isinstance(thing, str | Path):
         return decode(Path(thing))
     if isinstance(thing, Image.Image):
+        if thing.mode == "I" and not getattr(thing, "filename", ""):
+            raise UserError(
+                "image: PIL's mode I says no range of values; convert it to L for 0..255, or to I;16 for 0..65535"
+            )
         return thing
     if not hasattr(thing, "__array__"):
         raise UserError(f"image: got a {type(thing).__name__}; {_TAKEN}")
@@ -77,13 +83,18 @@ def fit_image(image: Image.Image, shape: tuple[int, int, int], fit: str, backgro
 
 def decode(path: Path, convert: Convert = lambda image: image) -> Image.Image:
     """The image in a file, or what convert() makes of it. What PIL cannot read is a UserError of one line."""
-    _register_heif()
     try:
-        with Image.open(path) as opened:
+        with Image.open(path, formats=_formats()) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                raise UserError(
+                    f"{path}: {opened.width} x {opened.height} pixels, at most {MOST_PIXELS:,} are read; make it smaller"
+                )
             _load(opened)
             return convert(opened)
+    except UserError:
+        raise
     except Exception as e:  # PIL's many decoders raise exceptions of all kinds
-        refuse_html(path)
+        refuse_html(path, "give the name of a file that is there")
         if needed := _missing_decoder(path):
             raise UserError(f"{path}: {needed}, or save it as JPEG") from None
         known = {UnidentifiedImageError: "of no known format", Image.DecompressionBombError: "too many pixels"}
@@ -92,11 +103,14 @@ def decode(path: Path, convert: Convert = lambda image: image) -> Image.Image:
 
 
 @functools.cache
-def _register_heif() -> None:
+def _formats() -> list[str]:
+    """The formats that are read, where PIL can here. Of others, PIL hands PostScript to a program that runs it."""
+    Image.init()
     with contextlib.suppress(ImportError):  # the package is optional
         import pillow_heif  # pyright: ignore[reportMissingImports]
 
         pillow_heif.register_heif_opener()
+    return [name for name in ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM", "AVIF", "HEIF") if name in Image.OPEN]
 
 
 def _missing_decoder(path: Path) -> str:
@@ -104,7 +118,7 @@ def _missing_decoder(path: Path) -> str:
     with open(path, "rb") as file:
         start = file.read(32)
     said = {start[i : i + 4] for i in range(8, len(start), 4)} if start[4:8] == b"ftyp" else set()
-    here = {"AVIF": "avif" in features.get_supported_modules(), "HEIC": "HEIF" in Image.OPEN}
+    here = {"AVIF": "avif" in features.get_supported_modules(), "HEIC": "HEIF" in _formats()}
     for name, (brands, suffixes, package) in _PHONES.items():
         if said & brands or not said and path.suffix.lower() in suffixes:  # an AVIF file has brands of HEIC too
             return "" if here[name] else f"{name} needs a decoder: pip install {package}"
@@ -118,10 +132,12 @@ def to_rgb(image: Image.Image, background: Colour) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
         image = _to_8_bits(image)
     if image.mode in ("LA", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        pixels = np.asarray(image.convert("RGBA"), np.int64)
-        colour, alpha = pixels[..., :3], pixels[..., 3:]
-        over = np.rint((colour * alpha + np.array(background) * (255 - alpha)) / 255)
-        return Image.fromarray(over.astype(np.uint8))
+
+        def laid_over(pixels: np.ndarray) -> np.ndarray:
+            colour, alpha = pixels[..., :3].astype(np.int32), pixels[..., 3:].astype(np.int32)
+            return np.rint((colour * alpha + np.array(background) * (255 - alpha)) / 255).astype(np.uint8)
+
+        return _in_strips(image.convert("RGBA"), laid_over)
     return image.convert("RGB")
 
 
@@ -142,16 +158,25 @@ def _scale_key(image: Image.Image) -> None:
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
     """A grey image, with an alpha channel if a grey value stands for transparency."""
-    pixels, hidden = np.asarray(image).astype(np.float64), image.info.get("transparency")
-    if not np.isfinite(pixels).all():
+    everything, hidden = np.asarray(image), image.info.get("transparency")
+    if not np.isfinite(everything).all():
         raise ValueError("NaN or infinite pixels")
     low, high = 0.0, 1.0 if image.mode == "F" else 65535.0
-    if pixels.min() < low or pixels.max() > high:
-        low, high = pixels.min(), pixels.max()
-    grey = np.rint((pixels - low) * (255 / ((high - low) or 1))).astype(np.uint8)
-    if hidden is None:
-        return Image.fromarray(grey)
-    return Image.fromarray(np.stack([grey, np.where(pixels == hidden, 0, 255).astype(np.uint8)], -1))
+    if everything.min() < low or everything.max() > high:
+        low, high = float(everything.min()), float(everything.max())
+
+    def grey_of(pixels: np.ndarray) -> np.ndarray:
+        grey = np.rint((pixels.astype(np.float64) - low) * (255 / ((high - low) or 1))).astype(np.uint8)
+        return grey if hidden is None else np.stack([grey, np.where(pixels == hidden, 0, 255).astype(np.uint8)], -1)
+
+    return _in_strips(image, grey_of)
+
+
+def _in_strips(image: Image.Image, work: Callable[[np.ndarray], np.ndarray]) -> Image.Image:
+    """The image that `work` makes of an image's pixels, of which it gets some rows at a time: a large one has no room twice."""
+    pixels = np.asarray(image)
+    rows = max(1, STRIP // image.width)
+    return Image.fromarray(np.concatenate([work(pixels[top : top + rows]) for top in range(0, len(pixels), rows)]))
 
 
 def to_size(image: Image.Image, size: tuple[int, int], fit: str, background: Colour) -> Image.Image:

@@ -18,13 +18,16 @@ function draw(strokes, side) {
   const placed = strokes.map((stroke) => stroke.map((p) => [0, 1].map((axis) => f(f(f(f(p[axis]) - middle[axis]) * factor) + f(side / 2)))));
   const lines = placed.flatMap((p) => (p.length > 1 ? p.slice(1).map((end, i) => [p[i], end]) : [[p[0], p[0]]]));
   const fine = side * FINER;
+  // The first fine pixel that the ink of a line reaches, and the one behind the last.
+  const reached = (a, b) => [Math.floor(FINER * (Math.min(a, b) - pen) - 1), Math.ceil(FINER * (Math.max(a, b) + pen) + 1)].map((at) => Math.min(fine, Math.max(0, at)));
   const nearest = new Float32Array(fine * fine).fill(Infinity); // squared distances from the middle of each fine pixel
   for (const [[x, y], [endX, endY]] of lines) {
     const [alongX, alongY] = [f(endX - x), f(endY - y)];
     const length = Math.max(f(f(alongX * alongX) + f(alongY * alongY)), f(1e-12));
-    for (let row = 0; row < fine; row++) {
+    const [[left, right], [top, bottom]] = [reached(x, endX), reached(y, endY)];
+    for (let row = top; row < bottom; row++) {
       const toY = f(f((row + 0.5) / FINER) - y);
-      for (let column = 0; column < fine; column++) {
+      for (let column = left; column < right; column++) {
         const toX = f(f((column + 0.5) / FINER) - x);
         const share = Math.min(1, Math.max(0, f(f(f(toX * alongX) + f(toY * alongY)) / length)));
         const [offX, offY] = [f(toX - f(share * alongX)), f(toY - f(share * alongY))];

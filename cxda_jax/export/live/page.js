@@ -8,6 +8,7 @@ const images = (count) => `${count} ${count === 1 ? "image" : "images"}`;
 const SLICE = 12; // milliseconds of work before the page can do other things
 const FILLED = 40; // drawings of a recorded hand that go into the buffer; the rest are questions
 const MOST = 500; // images in the buffer
+const FIRST = 1; // which recorded hand the page opens with: it gains as much as the median of all
 
 const began = performance.now();
 const model = JSON.parse(byId("model").textContent);
@@ -363,6 +364,7 @@ function chooseHand() {
 function setUp() {
   for (const [i, { name }] of hands.entries()) byId("hand").append(make("option", { value: i, text: `${name}, recorded` }));
   byId("hand").append(make("option", { value: "", text: "Myself: start with an empty buffer" }));
+  byId("hand").value = Math.min(FIRST, hands.length - 1);
   byId("hand").addEventListener("change", chooseHand);
   byId("size").addEventListener("input", () => change(buffer, Number(byId("size").value)));
   byId("empty").addEventListener("click", () => change([], 0));
@@ -391,6 +393,7 @@ function setUp() {
 // For the console, and for tests.
 const live = { engine, state: () => ({ query, buffer, questions, used, encodedChange: live.encodedChange, changes }) };
 
+byId("dead").remove();
 setUp();
 chooseHand().then(() => (live.ready = true));
 live.loadMs = performance.now() - began;
