@@ -170,6 +170,18 @@ def say(line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would fail again when it ends
 
 
+def replacing(mark: str, *paths: Path) -> None:
+    """Says which of the files a command is about to replace. A UserError for one that holds no `mark`, as all that it wrote do."""
+    for path in paths:
+        if path.exists() and path.stat().st_size:
+            with open(path, "rb") as file:
+                if mark.encode() not in file.read(8192):
+                    raise UserError(
+                        f"{path}: not written by this command, so not replaced; choose another name, or move it away"
+                    )
+            say(f"{path}: replaces that of an earlier call")
+
+
 def duration(seconds: float) -> str:
     """1h02m, 3m05s or 12s."""
     minutes, rest = divmod(round(seconds), 60)

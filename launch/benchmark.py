@@ -36,7 +36,7 @@ CASES = "bn", "cxda", "erm_iid"
 
 flags.adopt_module_key_flags(cli)
 _SUITE = flags.DEFINE_enum("suite", "step", SUITES, "What to measure.")
-_OUT = flags.DEFINE_string("out", None, "The JSON file to write.")
+_OUT = flags.DEFINE_string("out", None, "The JSON file to write.", allow_override=True)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timings of each contender, in turns.", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 128, "Channels of the CNN.", lower_bound=2)
 _GEMM = flags.DEFINE_integer(

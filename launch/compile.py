@@ -27,12 +27,14 @@ from absl import flags
 from . import cli
 
 flags.adopt_module_key_flags(cli)
-_CONFIG = flags.DEFINE_string("config", None, "NAME:METHOD[,smoke], or a file of yours in place of NAME.")
+_CONFIG = flags.DEFINE_string(
+    "config", None, "NAME:METHOD[,smoke], or a file of yours in place of NAME.", allow_override=True
+)
 _TOPOLOGY = flags.DEFINE_string("topology", None, "The kind of accelerator, and how many: v5e:2x4, v5p:2x2x1, h100:8.")
 _TASKS = flags.DEFINE_integer(
     "tasks_per_step", None, "Tasks of a step, on all chips together; the config's if not given."
 )
-_OUT = flags.DEFINE_string("out", None, "The JSON file to write.")
+_OUT = flags.DEFINE_string("out", None, "The JSON file to write.", allow_override=True)
 _TABLE = flags.DEFINE_string("table", None, "Compile nothing: print the passports of this folder as a table.")
 
 
@@ -46,6 +48,7 @@ def main() -> None:
         from cxda_jax import config
         from cxda_jax.ahead import chips, passport
         from cxda_jax.errors import UserError
+        from cxda_jax.progress import replacing
     if _TABLE.value:
         print(passport.table(passport.read_all(Path(_TABLE.value))))
         return
@@ -56,6 +59,7 @@ def main() -> None:
     out = Path(cli.insist(_OUT.value, "--out", "name the JSON file to write"))
     if not out.parent.is_dir():
         raise UserError(f"--out={out}: no folder {out.parent}; create it first")
+    replacing('"topology"', out)
     changes = cli.CHANGES if _TASKS.value is None else [*cli.CHANGES, ("train.tasks_per_step", str(_TASKS.value))]
     issued = passport.issue(config.read(spec, changes), target, cli.DATA_DIR.value, print)
     passport.write(out, issued)

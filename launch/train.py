@@ -29,7 +29,9 @@ from absl import flags
 
 from . import cli
 
-_CONFIG = flags.DEFINE_string("config", None, "NAME:METHOD[,smoke], or a file of yours in place of NAME.")
+_CONFIG = flags.DEFINE_string(
+    "config", None, "NAME:METHOD[,smoke], or a file of yours in place of NAME.", allow_override=True
+)
 cli.define_distributed()
 _OTHER_DATA = cli.define_other_data()
 flags.adopt_module_key_flags(cli)

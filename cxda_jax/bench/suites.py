@@ -28,6 +28,7 @@ from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS
 from cxda_jax.nets.cnn import PADDINGS
 from cxda_jax.nets.convolution import NUMBERS, convolve
+from cxda_jax.progress import replacing
 
 METHODS_TIMED = {"bn": "cnn", "cxda": "cnn", "erm_iid": "resnet50"}  # of the suite step, each with the net it takes
 # Peers of the suite step by (net, Case.work, Case.statistics): torch_peer.py says what their names mean.
@@ -197,6 +198,7 @@ def run(suite: str, out: Path, peers: bool = True, date: str | None = None, gemm
 
     A plot of what grows lies beside the record `out`. With `gemm` 0 the device decides on the size of the matrices.
     """
+    replacing('"suite"', out)
     gemm = gemm or (4096 if jax.default_backend() == "cpu" else 8192)
     with open_peer(peers and suite in ("step", "gpu")) as peer:
         record: dict[str, Any] = {"suite": suite, "date": date or datetime.date.today().isoformat()}

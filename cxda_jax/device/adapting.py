@@ -19,7 +19,7 @@ from cxda_jax.device.model import AT_ONCE, Answers, Model, load
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import read_table, system_fault
 from cxda_jax.errors import UserError, brief, printable
-from cxda_jax.progress import Counter, say
+from cxda_jax.progress import Counter, replacing, say
 from cxda_jax.report.adapted import AdaptedPage, Answered, write_adapted
 
 SHOWN = 200  # answers on the page
@@ -72,7 +72,7 @@ def adapt_folder(
     helps, advice = expected(loaded, len(held.paths))
     say(advice)
     use_adapted = helps or always
-    out.mkdir(parents=True, exist_ok=True)
+    make_out(out)
     shown: list[tuple[float, int, Row]] = []
     tally = Tally()
     with contextlib.nullcontext() if is_locked else files.locked(out):
@@ -108,6 +108,13 @@ def adapt_folder(
         say(f"{what}: {said}")
     seconds = time.perf_counter() - began
     say(f"{out}/predictions.csv and {out}/adapted.html: {tally.count} images in {seconds:.1f} s")
+
+
+def make_out(out: Path) -> None:
+    """Makes the folder, in which nothing but what an earlier call wrote may be replaced."""
+    out.mkdir(parents=True, exist_ok=True)
+    replacing(",".join(COLUMNS[:3]), out / "predictions.csv")
+    replacing("What adapting changed", out / "adapted.html")
 
 
 class Tally:

@@ -14,7 +14,7 @@ from cxda_jax.data import glyphs
 from cxda_jax.device.adapting import adapt_folder
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
-from cxda_jax.progress import say
+from cxda_jax.progress import replacing, say
 
 WRITERS = 5
 OF_EACH, ASKED = 20, 60  # images of each writer: in the buffer, and to answer for
@@ -31,6 +31,7 @@ def demo(out: Path, seed: int = 0, show: bool = False) -> None:
     """
     out.mkdir(parents=True, exist_ok=True)
     with files.locked(out):
+        replacing("file,label", out / "labels.csv")
         if earlier := sum(empty(out / folder) for folder in FOLDERS):
             say(f"{out}: {earlier} images of an earlier demonstration are deleted")
         draw(out, seed)

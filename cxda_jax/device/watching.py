@@ -17,6 +17,7 @@ from cxda_jax.device.adapting import (
     expected,
     line_of,
     listed,
+    make_out,
     rows_of,
     write_page,
 )
@@ -58,7 +59,7 @@ def follow_folder(
             faults[Path(line)] = line
             say(f"left out: {line}")
 
-    out.mkdir(parents=True, exist_ok=True)
+    make_out(out)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.suppress(stops.Stopped))  # a signal is how it ends
         stack.enter_context(files.locked(out))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
-from cxda_jax.progress import Counter, say
+from cxda_jax.progress import Counter, replacing, say
 from cxda_jax.report import attention, contexts, formats, plots
 from cxda_jax.report.page import Report, write_report
 from cxda_jax.report.tables import AGAINST, STAND_INS, build_tables, by_cell, paired_table, paper_name
@@ -16,6 +16,7 @@ from cxda_jax.study import records
 from cxda_jax.study.results import Result, by_store, distinct, is_unfinished, read_results, unfinished_said
 from cxda_jax.study.runs import find_runs, matching
 
+HEADING = "Feed-forward latent domain adaptation"
 EXPLORED = (6, 2)  # tasks in the explorer: of the first method that attends, and of each other one
 
 
@@ -48,6 +49,7 @@ def report_runs(
             raise UserError(f"--runs={','.join(patterns)}: nothing to report; the first fault: {faults[0]}")
         make_report(Path(folder), results, faults, data_dir, against, unfinished)
         if record:
+            replacing(records.RESULTS, Path(record))
             records.write(Path(record), distinct(results)[0])
             print(f"{record}: {Path(record).stat().st_size / 2**20:.2f} MB")
 
@@ -74,6 +76,7 @@ def make_report(
     figures, tasks, taken, late = [], [], set(), by_store(left_out)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     files.refuse_links(folder)
+    replacing(HEADING, folder / "report.html")
     for store, of_store in by_store(results).items():
         pairs, unpaired = paired_table(of_store)
         curves, unpaired_curves = contexts.measure(of_store)
@@ -92,7 +95,7 @@ def make_report(
             tasks += attention.explorer_tasks(weights, of_store, EXPLORED[min(i, 1)])
     print(f"writing {folder}", flush=True)
     facts = [*summary(everything, faults), *([beside_paper(results, against)] if against else [])]
-    heading = f"Feed-forward latent domain adaptation on {', '.join(by_store(everything))}"
+    heading = f"{HEADING} on {', '.join(by_store(everything))}"
     places = {str(r.folder): f"#run-{i}" for i, r in enumerate(everything)}
     shown = [formats.to_html(table, lambda run: places.get(run, "")) for table in tables]
     page = Report(heading, facts, [*shown, formats.runs_html(everything)], figures, tasks, faults)

@@ -67,6 +67,8 @@ def claim(
     """
     now = new_record(store)
     if not any((workdir / "last").glob("*")) and not (workdir / "model").exists():
+        if (workdir / CONFIG).exists() and manifest.find_fault(workdir, [CONFIG]):
+            raise UserError(f"--workdir={workdir}: holds a {CONFIG} that no training wrote; choose another folder")
         _write(workdir, config, now)
         return now
     if not (workdir / CONFIG).exists():

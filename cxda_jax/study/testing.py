@@ -17,7 +17,7 @@ from cxda_jax.errors import UserError, brief
 from cxda_jax.evaluation import Evaluator, TaskTable, compile_task, evaluate, time_task
 from cxda_jax.experiment import Experiment, build, episode_spec
 from cxda_jax.fields import FIELDS, Group
-from cxda_jax.progress import Counter, announced
+from cxda_jax.progress import Counter, announced, say
 from cxda_jax.study import identity
 from cxda_jax.study.comparing import comparison, summary, table
 from cxda_jax.study.contexts import printed
@@ -115,6 +115,8 @@ def tested(
         files.refuse_links(evaluation.run)
         evaluation.folder.mkdir(exist_ok=True)
 
+    if mesh.is_first() and (evaluation.folder / "result.json").exists():
+        say(f"{evaluation.folder}/result.json: replaces that of an earlier call")
     mesh.from_first(make)
     with mesh.by_first(files.locked, evaluation.folder):
         return evaluate_run(evaluation, experiment, evaluator, num_tasks)
