@@ -60,6 +60,9 @@ def test_programs_answer_as_the_model_does_at_every_fill(kind, method, tmp_path,
     assert parity["tasks"] == len(tasks) and parity["images"] == [0, 1, 5, PLACES]
     assert parity["same_classes"] == 1
     assert parity["logits"] <= RANDOM and parity["attention"] <= RANDOM
+    if kind == "onnx":  # no constant of the shape of the support's maps
+        weights = sum(4 * x.size for x in jax.tree.leaves(model.variables))
+        assert (tmp_path / "encode.onnx").stat().st_size < weights + 100_000
 
 
 @gate

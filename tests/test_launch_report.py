@@ -1,5 +1,6 @@
 """Reports from files: everything is shown; what is broken is named and does not stop the rest."""
 
+import contextlib
 import csv
 import html
 import itertools
@@ -16,6 +17,7 @@ from cxda_jax.experiment import build
 from cxda_jax.report import making
 from cxda_jax.study.results import read_results
 from tests.commands import command
+from tests.lines import contents, cut
 from tests.results import edit, make_result, write_result
 from tests.test_report import embedded
 
@@ -65,10 +67,6 @@ def seeds_of(folder):
     return {line["method"]: line["seeds"] for line in lines if line["table"] == "main"}
 
 
-def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_a_report_holds_all_there_is(study, tmp_path, capsys):
     root, data = study
     page = report(root, data, tmp_path)
@@ -92,8 +90,8 @@ def test_what_is_broken_is_named_and_the_rest_is_reported(study, tmp_path, monke
     monkeypatch.setattr(making.plots, "save", lambda figure, path: "<svg></svg>")
     root, data = shutil.copytree(study[0], tmp_path / "study"), study[1]
     (root / "bn" / "0" / "result.json").unlink()  # as where the checkpoint was missing
-    for path in (root / "bn" / "1" / "predictions.npz", root / "cxda_p2p" / "0" / "attention.npz"):
-        path.write_bytes(path.read_bytes()[:-200])
+    cut(root / "bn" / "1" / "predictions.npz", 200)
+    cut(root / "cxda_p2p" / "0" / "attention.npz", 200)
     for seed in "01":
         edit(root / "cxda_supervised" / seed / "result.json", data_hash="0" * 64)
     shutil.copytree(root / "erm" / "1", root / "erm" / "2")
@@ -103,7 +101,7 @@ def test_what_is_broken_is_named_and_the_rest_is_reported(study, tmp_path, monke
     np.savez(run / "attention.npz", **{**attention, "weights": attention["weights"] * np.nan})
     page = report(root, data, tmp_path / "report")
     for fault in (
-        f"{root}/bn/0: no result.json; evaluate it: python -m launch.evaluate --runs={root}/bn/0",
+        f"{root}/bn/0: no result.json; evaluate it: cxda evaluate --runs={root}/bn/0",
         f"{root}/bn/1: not readable (",
         f"{root}/cxda_p2p/0: no attention shown (",
         f"{root}/cxda_nan/0: no attention shown (attention.npz: weights (6, ",
@@ -136,28 +134,23 @@ def test_a_full_disk_leaves_the_previous_report(study, tmp_path, capsys):
     report(root, study[1], out)
     before = contents(out)
     edit(root / "erm" / "0" / "result.json", device="another")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    largest = max(len(content) for path, content in before.items() if path.suffix != ".html")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
-    try:
-        with pytest.raises(OSError) as error:
-            report(root, study[1], out)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    largest = max(len(content) for name, content in before.items() if not name.endswith(".html"))
+    with contextlib.ExitStack() as stack, pytest.raises(OSError) as error:
+        stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
+        report(root, study[1], out)
     assert system_fault(error.value).startswith(f"{out}/report.html: File too large")
     after = contents(out)
-    assert set(after) == set(before), "nothing half-written is left"
-    assert all(len(content) >= len(before[path]) for path, content in after.items())
-    assert (out / "report.html").read_bytes() in before.values()
-
-
-HOSTILE = ("../../../X", "/etc/passwd", "<b>&\"'$\\alpha_{", "a" * 300)
+    assert after.keys() == before.keys() and after["report.html"] == before["report.html"]
+    assert all(len(content) >= len(before[name]) for name, content in after.items()), "nothing half-written is left"
 
 
 @gate
 def test_names_of_files_stay_in_the_reports_folder(study, tmp_path):
     root, out = few(study, tmp_path / "a" / "b" / "study"), tmp_path / "a" / "b" / "r"
-    for name, path in zip(itertools.cycle(HOSTILE), sorted(root.rglob("result.json"))):
+    hostile = ("../../../X", "/etc/passwd", "<b>&\"'$\\alpha_{", "a" * 300)
+    for name, path in zip(itertools.cycle(hostile), sorted(root.rglob("result.json"))):
         method = path.parent.parent.name
         edit(path, benchmark=name, data_name=name, **({"label": f"{method},{name}"} if method == "cxda" else {}))
     before = {path for path in tmp_path.rglob("*") if root not in path.parents}
@@ -167,7 +160,7 @@ def test_names_of_files_stay_in_the_reports_folder(study, tmp_path):
     drawn = [path for path in written if path.parent.name == "figures"]
     assert len(drawn) == 2 * page.count("<figure ") >= 12, "each figure has its own files"
     assert all(re.fullmatch(r"[A-Za-z0-9_][\w.,=+-]{0,110}\.(png|svg)", path.name) for path in drawn)
-    assert html.escape(HOSTILE[2]) in page and "<b>&" not in page
+    assert html.escape(hostile[2]) in page and "<b>&" not in page
 
 
 @gate

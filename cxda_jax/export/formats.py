@@ -3,6 +3,7 @@
 A format writes the two functions of pair.py into a folder. Its `run` opens them as a device would, without this package's code.
 """
 
+import collections
 import contextlib
 import functools
 import importlib
@@ -25,6 +26,7 @@ from cxda_jax.export.pair import Named, Pair, Shapes
 PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "tpu": "tpu"}  # as JAX names them in programs, and in backend.target()
 WEIGHTS, LITERT = "weights.safetensors", "model.tflite"
 PARTS = ("encode", "predict")
+LARGE, REPEATING = 4096, {"Where", "Add", "Sub", "Mul", "Div"}  # numbers; operations of ONNX that repeat an argument
 Run = tuple[Callable[[Named], Named], Callable[[Named], Named]]  # encode and predict, on numpy arrays
 
 
@@ -138,7 +140,26 @@ def write_onnx(pair: Pair, folder: Path) -> None:
                 input_names=list(taken),
                 output_names=list(gives),
             )
+        _shrink(model.graph)
         (folder / f"{part}.onnx").write_bytes(model.SerializeToString())
+
+
+def _shrink(graph: Any) -> None:
+    """Drops constants that nothing takes. Of large ones of a single value, that are repeated anyway where they are taken, it
+    keeps this value."""
+    from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
+
+    takers, kept = collections.defaultdict(set), []
+    for node in graph.node:
+        for name in node.input:
+            takers[name].add(node.op_type)
+    for constant in graph.initializer:
+        array, by = numpy_helper.to_array(constant), takers[constant.name]
+        if array.size >= LARGE and by <= REPEATING and (array == array.flat[0]).all():
+            constant = numpy_helper.from_array(array.reshape(-1)[:1].reshape((1,) * array.ndim), constant.name)
+        kept += [constant] * bool(by)
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
 
 
 def run_onnx(pair: Pair, folder: Path) -> Run:
