@@ -1,7 +1,6 @@
 """Lines that a user reads: how tests provoke, take, compare and measure them."""
 
 import contextlib
-import io
 import json
 import re
 from pathlib import Path
@@ -46,21 +45,9 @@ def at_the_root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def edit_json(path, change):
-    content = json.loads(path.read_text())
-    changed = change(content)
-    path.write_text(json.dumps(content if changed is None else changed))
-
-
-def set_to(*places, to):
-    """An edit: content[place][place]... = to."""
-
-    def change(content):
-        for place in places[:-1]:
-            content = content[place]
-        content[places[-1]] = to
-
-    return change
+def contents(folder):
+    """The bytes of all files in a folder, by name."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def cut(path, count):
@@ -72,15 +59,6 @@ def flip(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-
-
-def npy(array, **options):
-    def data():
-        buffer = io.BytesIO()
-        np.save(buffer, array, **options)
-        return buffer.getvalue()
-
-    return data
 
 
 def write_run(folder, data_hash="1"):

@@ -22,11 +22,8 @@ EACH = {
 
 def arms_domains(first: str) -> dict[str, list[tuple[str, int]]]:
     """The tables of ARM's data sets, written out once more; `first` is spatter for CIFAR-C, frost for the other."""
-    start = {
-        "train": [(c, s) for c in (first, "jpeg_compression") for s in (1, 2, 3)],
-        "val": [(first, 4), ("jpeg_compression", 5)],
-        "test": [(first, 5), ("jpeg_compression", 4)],
-    }
+    late = {"val": [(first, 4), ("jpeg_compression", 5)], "test": [(first, 5), ("jpeg_compression", 4)]}
+    start = {"train": [(c, s) for c in (first, "jpeg_compression") for s in (1, 2, 3)], **late}
     each = {split: [c for c in names.split() if c != first] for split, names in EACH.items()}
     return {split: start[split] + [(c, s) for c in each[split] for s in range(1, 6)] for split in start}
 
@@ -35,10 +32,8 @@ def write_femnist(raw: Path, images: int = 6, writers: int = 6) -> None:
     """Two files in each split, writers in no order; image i of a writer has its number in pixel (0, i % 28)."""
     rng = np.random.default_rng(0)
     for s, split in enumerate(("train", "val", "test")):
-        folder = raw / "femnist" / split
-        folder.mkdir(parents=True)
+        (folder := raw / "femnist" / split).mkdir(parents=True)
         ids = [f"f{1000 * s + 37 * (i + 2) % 101:04d}_{i:02d}" for i in range(writers)]
-        assert ids != sorted(ids)
         for part, mine in enumerate((ids[: writers // 2], ids[writers // 2 :])):
             data = {}
             for user in mine:
@@ -82,9 +77,8 @@ def write_cifar_binary(raw: Path, per_class: int = 2) -> tuple[np.ndarray, np.nd
     """The binary version of clean CIFAR-10: five files of rows of a label and 3072 bytes, channel by channel."""
     rng = np.random.default_rng(5)
     labels = rng.permutation(np.repeat(np.arange(10), 5 * per_class)).astype(np.uint8)
-    noise = rng.integers(0, 9, (len(labels), 32, 32, 3))
-    images = np.linspace(0, 200, 32)[:, None, None] + 5 * labels[:, None, None, None] + noise
-    images = images.astype(np.uint8)
+    images = np.linspace(0, 200, 32)[:, None, None] + 5 * labels[:, None, None, None]
+    images = (images + rng.integers(0, 9, (len(labels), 32, 32, 3))).astype(np.uint8)
     (raw / "cifar-10-batches-bin").mkdir(parents=True)
     rows = np.concatenate([labels[:, None], images.transpose(0, 3, 1, 2).reshape(len(labels), -1)], 1)
     for i, part in enumerate(np.split(rows, 5)):
@@ -113,24 +107,19 @@ def write_tiny_imagenet_c(raw: Path, per_class: int = 2) -> None:
             (here / "nothing").mkdir()
 
 
-CAMERAS = {"train": (52, 39, 41), "val": (44, 40), "test": (47, 43)}
-
-
-def write_iwildcam(raw: Path, cameras: dict = CAMERAS, classes: int = 5) -> list[dict]:
+def write_iwildcam(raw: Path, cameras: dict | None = None, classes: int = 5) -> list[dict]:
     """Cameras of these sizes, id_val and id_test rows on training cameras, images of several shapes, some grey."""
-    root = raw / "iwildcam_v2.0"
+    root, cameras = raw / "iwildcam_v2.0", cameras or {"train": (52, 39, 41), "val": (44, 40), "test": (47, 43)}
     (root / "train").mkdir(parents=True)
     (root / "RELEASE_v2.0.txt").write_text("")
     rng = np.random.default_rng(3)
     locations = iter(rng.permutation(sum(map(len, cameras.values()))))
-    rows = []
+    rows, table = [], []
     for split, sizes in cameras.items():
         for size in sizes:
             location = int(next(locations))
             rows += [(split, location)] * size
-            if split == "train":
-                rows += [("id_val", location), ("id_test", location)] * 2
-    table = []
+            rows += [("id_val", location), ("id_test", location)] * 2 * (split == "train")
     for i, (split, location) in enumerate(rows[j] for j in rng.permutation(len(rows))):
         name = f"{uuid.UUID(int=int(rng.integers(2**62)))}.jpg"
         shape = [(60, 80, 3), (54, 96, 3), (112, 112, 3), (60, 80)][i % 4]
@@ -154,8 +143,7 @@ def write_folder(raw: Path, domains: int = 8, images: int = 14, classes: int = 3
     """domain/class/image of several formats; the image's grey value names its domain and class."""
     for d in range(domains):
         for label in range(classes):
-            here = raw / f"site {d}" / f"kind{label}"
-            here.mkdir(parents=True)
+            (here := raw / f"site {d}" / f"kind{label}").mkdir(parents=True)
             for i in range(images if d else 3):
                 suffix = ("png", "bmp", "PNG")[i % 3]
                 Image.new("RGB", (20 + d, 30), (d * 20, label * 60, i)).save(here / f"{i:02d}.{suffix}")
@@ -164,22 +152,11 @@ def write_folder(raw: Path, domains: int = 8, images: int = 14, classes: int = 3
         (raw / f"site {d}" / ".hidden").mkdir()
 
 
-WRITERS = {
-    "femnist": write_femnist,
-    "cifar_c": write_cifar_c,
-    "tiny_imagenet_c": write_tiny_imagenet_c,
-    "iwildcam": write_iwildcam,
-    "folder": write_folder,
-}
-
-
 def png(width: int, height: int, bits: int, kind: int, data: bytes, key: tuple = ()) -> bytes:
     """A file of any depth, also of those that PIL reads but does not write; `key` stands for transparency."""
     chunks = {b"IHDR": struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)}
     if key:
         chunks[b"tRNS"] = struct.pack(f">{len(key)}H", *key)
     chunks |= {b"IDAT": zlib.compress(data), b"IEND": b""}
-    parts = (
-        struct.pack(">I", len(c)) + name + c + struct.pack(">I", zlib.crc32(name + c)) for name, c in chunks.items()
-    )
+    parts = (struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in chunks.items())
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)

@@ -1,5 +1,6 @@
 """The page of an adapted model: what its bytes hold."""
 
+import functools
 import re
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 from cxda_jax.disk.models import Gain
 from cxda_jax.report import adapted
 from cxda_jax.report.adapted import AdaptedPage, Answered, write_adapted
+from tests import test_report
 from tests.test_report import HOSTILE, Elements, embedded
 
+written = functools.partial(test_report.written, write=write_adapted)
 MEAN, LOW, HIGH = (0.0, 0.4, 1.9, 3.1, 3.6), (0.0, -0.3, 1.1, 2.2, 2.7), (0.0, 1.1, 2.7, 4.0, 4.5)
 GAIN = Gain((0, 1, 4, 16, 64), (70.0, 70.4, 71.9, 73.1, 73.6), MEAN, LOW, HIGH, tasks=100)
 
@@ -28,19 +31,10 @@ def make_page(m=12, n=30, shape=(28, 28, 1), heads=2, mark="") -> AdaptedPage:
     return AdaptedPage(f"Adapted{mark}", facts, answers, m, pixels[:n], names, weights, GAIN, faults)
 
 
-def written(path, page: AdaptedPage) -> str:
-    assert write_adapted(path, page) == path.stat().st_size <= 5 * 2**20
-    return path.read_text()
-
-
-def by_moved(page: AdaptedPage) -> list[int]:
-    return sorted(range(len(page.answers)), key=lambda i: -page.answers[i].moved)
-
-
 def test_rows_come_ordered_by_how_far_they_moved_and_changes_are_said(tmp_path):
     page = make_page()
     text = written(tmp_path / "new" / "adapted.html", page)
-    order = by_moved(page)
+    order = sorted(range(12), key=lambda i: -page.answers[i].moved)
     assert re.findall(r'<div class="file" title="[^"]*">(mine_\d+\.png)', text) == [page.answers[i].file for i in order]
     rows = re.findall(r"<tr.*?</tr>", text[text.index("<tbody>") : text.index("</tbody>")], re.S)
     for i, row in zip(order, rows, strict=True):
@@ -51,8 +45,7 @@ def test_rows_come_ordered_by_how_far_they_moved_and_changes_are_said(tmp_path):
         if answer.label:
             marks = ["✓ right" if given == answer.label else "✗ wrong" for given in (answer.before, answer.after)]
             assert re.findall("[✓✗] [a-z]+", row) == marks
-    changes = sum(answer.before != answer.after for answer in page.answers)
-    assert f"{changes} of these 12 answers changed" in text
+    assert f"{sum(answer.before != answer.after for answer in page.answers)} of these 12 answers changed" in text
     assert embedded(text)[0]["query"]["files"] == [page.answers[i].file for i in order]
 
 
@@ -70,8 +63,7 @@ def test_the_gain_is_that_of_the_buffers_size_where_it_was_measured(tmp_path):
 
 
 def test_hostile_names_stay_text_and_odd_bytes_are_escaped(tmp_path):
-    text = written(tmp_path / "adapted.html", make_page(mark=HOSTILE))
-    found = Elements(text)
+    found = Elements(written(tmp_path / "adapted.html", make_page(mark=HOSTILE)))
     assert found.tags == Elements(written(tmp_path / "plain.html", make_page())).tags
     assert f"mine_000{HOSTILE}.png" in found.text and f"class {HOSTILE}a" in found.text
     odd, shown = written(tmp_path / "odd.html", make_page(mark="\udcff\x1b\n\u202e")), r"\udcff\x1b\n\u202e"
@@ -86,8 +78,7 @@ def test_a_large_buffer_shows_the_nearest_images_and_keeps_multiples_of_the_whol
     (task,) = embedded(text)
     places = [int(name[7:11]) for name in task["support"]["files"]]
     assert len(places) == 20 and {place for a in page.answers for place in a.nearest} <= set(places)
-    highest = task["weights"]["scale"] * 65535 * 20
-    assert highest == pytest.approx(page.weights[..., places].max() * 50, rel=1e-6)
+    assert task["weights"]["scale"] * 65535 * 20 == pytest.approx(page.weights[..., places].max() * 50, rel=1e-6)
 
 
 @pytest.mark.gate

@@ -16,16 +16,10 @@ from cxda_jax.experiment import READERS
 from cxda_jax.study import preparing
 from tests import raw_fixtures as raws
 from tests.commands import command
-from tests.lines import refused
+from tests.lines import contents, refused
 
 pytestmark = pytest.mark.gate
-SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 FILES = {"train/a.json": b'{"a": 1}', "train/deep/er/b.bin": bytes(range(256)) * 30, "empty": b""}
-
-
-@pytest.fixture(autouse=True)
-def silent(monkeypatch):
-    monkeypatch.setattr(archives, "Counter", lambda what, total: lambda done: None)
 
 
 def pack(path, files, prefix=""):
@@ -49,10 +43,6 @@ def tree(folder):
     return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
 
 
-def contents(folder):
-    return {name: content for name, content in tree(folder).items() if content is not None}
-
-
 def assert_refused(archive, message, folder):
     """In one line, with everything in the folder left as it was."""
     before = tree(folder)
@@ -61,7 +51,7 @@ def assert_refused(archive, message, folder):
     assert tree(folder) == before
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"))
 def test_a_whole_archive_is_extracted(tmp_path, suffix):
     prefix = {".zip": "data/", ".tar.gz": "./", ".tar.bz2": "./data/"}.get(suffix, "")
     beside = {"__MACOSX/x": b"", "LICENSE": b"free"} if "data" in prefix else {}
@@ -86,17 +76,13 @@ def tar(*things):
     return thing("first") + b"".join(things) + bytes(1024)
 
 
-def entry(name, mode=stat.S_IFREG, content=b"x"):
-    info = zipfile.ZipInfo(name)
+def zipped(name, mode=stat.S_IFREG, content=b"x"):
+    """A zip of a plain file and this one."""
+    info, file = zipfile.ZipInfo(name), io.BytesIO()
     info.external_attr, info.compress_type = (mode | 0o4755) << 16, zipfile.ZIP_DEFLATED
-    return info, content
-
-
-def zipped(*entries):
-    file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        for info, content in (entry("first"), *entries):
-            archive.writestr(info, content)
+        archive.writestr("first", b"x")
+        archive.writestr(info, content)
     return file.getvalue()
 
 
@@ -106,28 +92,23 @@ def in_directory(data, field, value):
     return data[:at] + value + data[at + len(value) :]
 
 
-LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
-AWAY, BOTH, NO_FILE = (
-    f"{what}; refused" for what in ("leads out of the folder", "both a file and a folder", "is a link or a device")
-)
+LINK, AWAY, NO_FILE = tarfile.SYMTYPE, "leads out of the folder; refused", "is a link or a device; refused"
 DAMAGED = r"damaged, cut short or not an archive \(.*; fetch it again"
 ATTACKS = [
     (tar(thing("/tmp/p_evil")), f"'/tmp/p_evil' {AWAY}"),
     *((tar(thing(name)), AWAY) for name in ("../evil", "a/b/../../../evil", "C:/evil", "a\\..\\..\\evil")),
     (tar(thing("/" + "e" * 80 + "\x1b[2J")), r"'/e{32}\.\.\.e{10}\\x1b\[2J' " + AWAY),
     (tar(thing("a", LINK, b"", "/etc/passwd")), f"'a' {NO_FILE}"),
-    (tar(thing("a", LINK, b"", ".."), thing("a/evil")), NO_FILE),
-    *((tar(thing("a", kind, b"", "../outside")), NO_FILE) for kind in (HARD, tarfile.FIFOTYPE)),
-    (tar(thing("a"), thing("a/b/c")), BOTH),
+    *((tar(thing("a", kind, b"", "../outside")), NO_FILE) for kind in (tarfile.LNKTYPE, tarfile.FIFOTYPE)),
+    (tar(thing("a"), thing("a/b/c")), "both a file and a folder; refused"),
     (tar(thing("a" * 70, size=2**34)), "more than 1.0 GB; refused"),
     (tar(*(thing(f"{i}") for i in range(20))), "more than 20 files; refused"),
     (tar(*(thing("x", tarfile.XHDTYPE, b"") for _ in range(3000))), DAMAGED),  # headers without end
-    (zipped(entry("/tmp/p_evil")), f"'/tmp/p_evil' {AWAY}"),
-    *((zipped(entry(name)), AWAY) for name in ("a/../../evil", "..\\evil")),
-    (zipped(entry("a", stat.S_IFLNK, b"/etc/passwd")), NO_FILE),
-    (in_directory(zipped(entry("a")), 24, b"\x00\x00\x00\x70"), "more than 1.0 GB; refused"),
-    (in_directory(zipped(entry("a", content=b"x" * 999)), 24, b"\x09\x00"), DAMAGED),  # longer than it says
-    (zipped(entry("a", content=bytes(10**6))), "more than 200 times its size; refused"),
+    (zipped("/tmp/p_evil"), f"'/tmp/p_evil' {AWAY}"),
+    (zipped("a", stat.S_IFLNK, b"/etc/passwd"), NO_FILE),
+    (in_directory(zipped("a"), 24, b"\x00\x00\x00\x70"), "more than 1.0 GB; refused"),
+    (in_directory(zipped("a", content=b"x" * 999), 24, b"\x09\x00"), DAMAGED),  # longer than it says
+    (zipped("a", content=bytes(10**6)), "more than 200 times its size; refused"),
     (tar(thing("a"))[:1024] + b"b" + tar(thing("a"))[1025:], DAMAGED),  # a later header
     (gzip.compress(tar() + bytes(2 * 10**6)), DAMAGED),  # a bomb behind the end
     (b"PK\x03\x04not an archive", DAMAGED),
@@ -138,8 +119,7 @@ ATTACKS = [
 def test_hostile_archives_are_refused_in_one_line_and_leave_nothing(tmp_path, monkeypatch):
     for name, most in {"MEMBERS": 20, "SMALL": 10**5, "LIMIT": 10**9}.items():
         monkeypatch.setattr(archives, name, most)
-    raw = tmp_path / "outer" / "raw"
-    raw.mkdir(parents=True)
+    (raw := tmp_path / "outer" / "raw").mkdir(parents=True)
     (raw.parent / "outside").write_text("mine")
     for content, message in ATTACKS:
         (raw / "data.archive").write_bytes(content)

@@ -13,6 +13,7 @@ from PIL import Image, ImageEnhance
 from cxda_jax import augment
 from cxda_jax.augment import Strong, Weak, strong
 from cxda_jax.errors import UserError
+from tests.nets import assert_close as close
 
 KEY = jax.random.key(3)
 COUNT = 6000
@@ -37,12 +38,8 @@ def drawn():
     """Random parameters of weak parts, of none, of strong ones, and of those of grey images."""
     weak, strong = augment.draw_weak, augment.draw_strong
     cases = (weak, 32, 3, Weak()), (weak, 32, 3, NONE), (strong, 16, 3, Strong()), (strong, 16, 1, Strong(flip=False))
-
-    @jax.jit
-    def of_all(keys):
-        return [jax.vmap(lambda key, c=c: c[0](key, (c[1], c[1], c[2]), c[3]))(keys) for c in cases]
-
-    return jax.tree.map(np.asarray, of_all(jax.random.split(KEY, COUNT)))
+    of_one = jax.vmap(lambda key: [draw(key, (side, side, channels), how) for draw, side, channels, how in cases])
+    return jax.tree.map(np.asarray, jax.jit(of_one)(jax.random.split(KEY, COUNT)))
 
 
 def make(shape=(12, 12, 3), n=1):
@@ -52,14 +49,12 @@ def make(shape=(12, 12, 3), n=1):
     return images
 
 
-def close(a, b, tolerance=2e-6):
-    np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
-
-
-def rotation(degrees, scale=1.0):
-    """The inverse map that scipy wants: output pixel to input position."""
+def moved_by_scipy(image, degrees, shift=(0, 0), scale=1.0, **outside):
+    """An image turned and enlarged around its centre. scipy wants the inverse map: output pixel to input position."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    return np.array([[cos, -sin], [sin, cos]]) / scale
+    matrix, centre = np.array([[cos, -sin], [sin, cos]]) / scale, (np.array(image.shape[:2]) - 1) / 2
+    options = {"offset": centre - matrix @ (centre + shift), "order": 1, **outside}
+    return np.stack([scipy.ndimage.affine_transform(image[..., c], matrix, **options) for c in range(3)], -1)
 
 
 @pytest.mark.parametrize("shift, flip, angle", [((0, 0), False, 25.0), ((2, -1), True, 0.0), ((-2, 1), True, -30.0)])
@@ -70,9 +65,7 @@ def test_a_weak_warp_equals_scipys_steps(shift, flip, angle):
     theirs = np.pad(x, ((4, 4), (4, 4), (0, 0)), constant_values=0.25)
     theirs = theirs[4 - shift[0] : 4 - shift[0] + h, 4 - shift[1] : 4 - shift[1] + w]
     theirs = theirs[:, ::-1] if flip else theirs
-    matrix, centre = rotation(angle), np.array([(h - 1) / 2, (w - 1) / 2])
-    options = {"offset": centre - matrix @ centre, "order": 1, "mode": "grid-constant", "cval": 0.25}
-    theirs = np.stack([scipy.ndimage.affine_transform(theirs[..., c], matrix, **options) for c in range(3)], -1)
+    theirs = moved_by_scipy(theirs, angle, mode="grid-constant", cval=0.25)
     # float32 coordinates against scipy's float64
     close(WARP(x, np.array(shift), np.array(flip), np.float32(np.deg2rad(angle)), 0.25), theirs, 2e-5)
 
@@ -83,8 +76,7 @@ def test_weak_draws_follow_the_probabilities_and_ranges(drawn):
     assert abs(flip.mean() - 0.5) < three and abs((angle != 0).mean() - 0.5) < three
     assert abs(shift.any(1).mean() - 0.5 * 80 / 81) < three  # a shift of 0 is one of 81
     assert np.unique(shift).tolist() == [*range(-4, 5)] and 29.9 < np.abs(np.rad2deg(angle)).max() <= 30.001
-    parts = np.stack([flip, angle != 0, shift.any(1)])
-    assert np.abs(np.corrcoef(parts) - np.eye(3)).max() < 0.1
+    assert np.abs(np.corrcoef([flip, angle != 0, shift.any(1)]) - np.eye(3)).max() < 0.1
     assert not any(map(np.any, drawn[1]))
 
 
@@ -96,29 +88,27 @@ def test_adjustments_equal_colorsys_numpy_and_pil(amount):
     for at in np.ndindex(image.shape[:2]):
         h, s, v = colorsys.rgb_to_hsv(*image[at].astype(float))
         expected[at] = colorsys.hsv_to_rgb((h + amount) % 1, s, v)
-    close(found["hue"], expected)
+    close(found["hue"], expected, 2e-6)
     if amount >= 0:
         picture = Image.fromarray(np.round(255 * image).astype(np.uint8))
         names = ("brightness", "Brightness", 0), ("contrast", "Contrast", grey.mean()), ("saturation", "Color", grey)
         for name, pils, reference in names:
-            close(found[name], np.clip(amount * image + (1 - amount) * reference, 0, 1))
+            close(found[name], np.clip(amount * image + (1 - amount) * reference, 0, 1), 2e-6)
             pil = np.asarray(getattr(ImageEnhance, pils)(picture).enhance(amount), float) / 255
             assert np.abs(found[name] - pil).max() < 4 / 255  # PIL rounds at each turn
-        close(found["gamma"], np.clip(image.astype(float), 1e-8, 1) ** amount)
+        close(found["gamma"], np.clip(image.astype(float), 1e-8, 1) ** amount, 2e-6)
 
 
 @pytest.mark.parametrize("degrees, shift, scale, sigma", [(15.0, (2, -1), 1.1, 0.5), (-12.0, (-1, 2), 0.9, 0.001)])
 def test_strong_moves_equal_scipys_the_long_way(degrees, shift, scale, sigma):
     """Pad by half of the side with repeated edges, affine, blur, crop at the centre, flip."""
-    image, matrix, centre = make()[0], rotation(degrees, scale), np.array([11.5, 11.5])
+    image = make()[0]
     padded = np.pad(image.astype(float), ((6, 6), (6, 6), (0, 0)), mode="edge")
-    options = {"offset": centre - matrix @ (centre + shift), "order": 1, "mode": "nearest"}
-    moved = np.stack([scipy.ndimage.affine_transform(padded[..., c], matrix, **options) for c in range(3)], -1)
+    moved = moved_by_scipy(padded, degrees, shift, scale, mode="nearest")
     blurred = scipy.ndimage.gaussian_filter(moved, (sigma, sigma, 0), radius=(2, 2, 0))[6:-6, 6:-6]
-    flip = np.array(False)
-    one = augment.Drawn(np.arange(5), np.zeros(5), math.radians(degrees), np.array(shift), scale, sigma, flip)
+    one = augment.Drawn(np.arange(5), np.zeros(5), math.radians(degrees), np.array(shift), scale, sigma, np.False_)
     close(MOVE(image, one), blurred, 2e-5)
-    close(MOVE(image, one._replace(flip=np.array(True))), blurred[:, ::-1], 2e-5)
+    close(MOVE(image, one._replace(flip=np.True_)), blurred[:, ::-1], 2e-5)
 
 
 @pytest.mark.gate
@@ -146,7 +136,7 @@ def test_the_order_drawn_is_the_order_applied(drawn):
         one, expected = jax.tree.map(lambda leaf, i=i: leaf[i], drawn[2]), image
         for which in one.order:
             expected = np.asarray(adjusted(expected, one.amounts[which])[NAMES[which]])
-        close(jitter(image, one), expected)
+        close(jitter(image, one), expected, 2e-6)
 
 
 @pytest.mark.gate
@@ -156,7 +146,7 @@ def test_off_is_the_identity_and_each_part_alone_is_not():
     # One program for all is compiled three times as fast as one for each.
     cases = [(np.round(255 * images).astype(np.uint8), OFF), *((images, options) for options in (OFF, *alone))]
     of_bytes, off, *found = map(np.asarray, jax.jit(lambda: [strong(KEY, *case) for case in cases])())
-    close(of_bytes, cases[0][0] / 255)
+    close(of_bytes, cases[0][0] / 255, 2e-6)
     np.testing.assert_array_equal(off, images)
     for field, image in zip(fields, found, strict=True):
         assert np.abs(image - images).max() > 1e-3, field
@@ -168,9 +158,8 @@ def test_off_is_the_identity_and_each_part_alone_is_not():
 def test_grey_images_and_inverted_ones_are_augmented_as_their_negatives():
     images = make((9, 9, 1), 5)
     images[-1] = 1
-    close(adjusted(images[0], 0.5)["contrast"], np.clip(0.5 * images[0] + 0.5 * images[0].mean(), 0, 1))
-    names = [NAMES[i] for i in augment.adjustments(images[0].shape, Strong())]
-    assert names == ["brightness", "contrast", "gamma"]
+    close(adjusted(images[0], 0.5)["contrast"], np.clip(0.5 * images[0] + 0.5 * images[0].mean(), 0, 1), 2e-6)
+    assert [NAMES[i] for i in augment.adjustments(images[0].shape, Strong())] == ["brightness", "contrast", "gamma"]
     options = Strong(noise=0)
     both = jax.jit(lambda x: (strong(KEY, x, options._replace(invert=True)), 1 - strong(KEY, 1 - x, options)))
     inverted, negative = both(images)

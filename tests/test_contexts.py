@@ -15,23 +15,22 @@ from cxda_jax.report import contexts as report
 from cxda_jax.report import plots
 from cxda_jax.study.comparing import paired_differences
 from cxda_jax.study.contexts import AREA, area_weights, differences, draw_samples, find_curves, printed
-from cxda_jax.study.results import by_store, read_result, read_results
+from cxda_jax.study.results import by_store, read_result
 from tests.commands import command
 from tests.lines import refused
 from tests.results import make_result, write_result
-
-# Which images have arrived
 
 SPEC = EpisodeSpec(num_domains=3, per_domain=4, num_query=5)
 USUAL = 12  # support images
 OFFSETS = np.cumsum([0, 30, 33, 40, 25, 0, 31])  # one domain that is not drawn is empty
 DOMAINS = np.array([0, 1, 2, 5])
 OWNER = np.repeat(np.arange(6), np.diff(OFFSETS))
+SIZES = (0, 5, 100, 200)
+CHANCES = {"bn": (0.60, 0.50, 0.64, 0.66), "cxda_loo": (0.58, 0.66, 0.72, 0.74)}
 
 
 def plans(size=None, by_domain=False, tasks=range(40)):
-    context = None if size is None else Context(size, by_domain)
-    return sample_plans(SPEC, OFFSETS, DOMAINS, 3, tasks, 2, context)
+    return sample_plans(SPEC, OFFSETS, DOMAINS, 3, tasks, 2, None if size is None else Context(size, by_domain))
 
 
 @pytest.mark.parametrize("by_domain", [False, True], ids=["mixed", "by_domain"])
@@ -56,8 +55,7 @@ def test_a_context_is_the_beginning_of_every_larger_one_whose_rounds_are_new_ima
 
 
 def test_mixed_images_come_in_uniform_order():
-    count = 1500
-    usual, plan = plans(tasks=range(count)), plans(2, tasks=range(count))
+    usual, plan = (plans(size, tasks=range(1500)) for size in (None, 2))
     places = np.argmax(usual.support[:, :, None] == plan.support[:, None, :], axis=1)  # of the first two, in the plan
     pairs = np.bincount(places @ [USUAL, 1], minlength=USUAL**2).reshape(USUAL, USUAL)
     assert not np.diag(pairs).any()
@@ -73,39 +71,26 @@ def test_contexts_that_the_domains_cannot_give_are_refused(fixed_store):
         check_context(Context(most + 1, True), SPEC, fixed_store, "test")
 
 
-# Curves and their differences
-
-
-def write(folder, method, size, chance, seed=0, noise=0, **row):
+def write(folder, method, size, chance, seed=0, noise=0, query=0, **row):
     """A result of 60 tasks, right with a given chance: the same draw for all, so they are alike."""
     rng = np.random.default_rng(seed)
     hits = rng.random((60, 5)) * 0.7 + np.random.default_rng((noise, size, seed)).random((60, 5)) * 0.3 < chance
-    query, support = np.arange(300).reshape(60, 5), np.full((60, size), size)
-    run, setting = folder / method / str(seed), f"context={size}"
-    made = make_result(method, seed, "glyphs", setting, config=read("glyphs:cxda"), steps=9, reached_step=9, **row)
-    if not run.exists():
-        write_result(made, run, np.zeros_like(query), np.zeros_like(query), query, query)
-        (run / "result.json").unlink()
-    return write_result(
-        made, run / made.row["label"], np.zeros_like(query), 1 - hits.astype(int), support, query, run=run
-    )
-
-
-SIZES = (0, 5, 100, 200)
-CHANCES = {"bn": (0.60, 0.50, 0.64, 0.66), "cxda_loo": (0.58, 0.66, 0.72, 0.74)}
+    queries, support = query + np.arange(300).reshape(60, 5), np.full((60, size), size)
+    config, setting = read("glyphs:cxda"), f"context={size}"
+    made = make_result(method, seed, "glyphs", setting, config=config, steps=9, reached_step=9, **row)
+    target = folder / made.row["label"] / str(seed)
+    return write_result(made, target, np.zeros_like(hits, int), 1 - hits.astype(int), support, queries)
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     """Results of three methods in contexts of four sizes, two seeds each, as evaluations leave them."""
-    folder = tmp_path_factory.mktemp("contexts")
+    folder, results = tmp_path_factory.mktemp("contexts"), []
     for seed in (0, 1):
-        write(folder, "erm_iid", 0, 0.62, seed, noise=7, uses_support=False)
+        results.append(write(folder, "erm_iid", 0, 0.62, seed, noise=7, uses_support=False))
         for noise, (method, chances) in enumerate(CHANCES.items()):
             for size, chance in zip(SIZES, chances, strict=True):
-                write(folder, method, size, chance, seed, noise=noise, uses_support=True)
-    results, faults = read_results(folder.glob("*/*"))
-    assert not faults
+                results.append(write(folder, method, size, chance, seed, noise, uses_support=True))
     return by_store(results)["glyphs"]
 
 
@@ -135,35 +120,21 @@ def test_the_area_is_the_mean_over_the_logarithm_and_needs_its_ends():
     assert area_weights([0, 10, 200]) == area_weights([1, 100]) == area_weights([]) == {}
 
 
-def test_what_uses_no_support_is_alike_at_all_sizes_and_others_have_their_own_area(study):
-    curves = {curve.label: curve for curve in find_curves(study, "context")}
-    assert list(curves["bn"].points) == list(SIZES) and curves["erm_iid"].constant and not curves["bn"].constant
-    for size in (*SIZES, AREA):
-        assert list(curves["erm_iid"].level(size, "avg").values()) == levels(study, "erm_iid")[0]
-    of_sizes = np.array([levels(study, "bn")[n] for n in (0, 5, 100)])
-    areas = scipy.integrate.trapezoid(of_sizes, np.log1p([0, 5, 100]), axis=0) / np.log(101)
-    np.testing.assert_allclose(list(curves["bn"].level(AREA, "avg").values()), areas)
-
-
 def test_differences_are_those_of_any_paired_results_and_of_scipys_bootstrap(study):
-    curves = find_curves(study, "context")
-    samples = draw_samples(curves)
+    samples = draw_samples(curves := find_curves(study, "context"))
     assert not samples.faults
     for against, base in (("", "{},context=0"), ("erm_iid", "erm_iid,context=0")):
         found = differences(curves, samples, against)
         assert set(found) == {(m, n) for m in CHANCES for n in (*SIZES, AREA) if n or against}
-        for (label, size), scores in found.items():
-            if size == AREA:
-                continue
+        for (label, size), scores in ((key, scores) for key, scores in found.items() if key[1] != AREA):
             pair = f"{label},context={size}", base.format(label)
             theirs = paired_differences([r for r in study if r.row["label"] in pair], pair[1])[0][pair]
             np.testing.assert_allclose(scores["avg"][:3], theirs[:3], atol=1e-9)
             assert scores["avg"].seeds == scores["w10"].seeds == theirs.seeds == (0, 1)
-    by_label = {curve.label: curve for curve in curves}
-    for label, score in itertools.product(CHANCES, ("avg", "w10")):  # the area's are those of the levels
-        mine, theirs = (list(by_label[name].level(AREA, score).values()) for name in (label, "erm_iid"))
-        d = found[label, AREA][score]
-        assert d.mean == pytest.approx(np.mean(mine) - np.mean(theirs)) and d.low < d.mean < d.high
+    for label, score in itertools.product(CHANCES, ("avg", "w10")):  # what uses no support is alike at all sizes
+        d, of_sizes = found[label, AREA][score], [np.mean(levels(study, label, score)[n]) for n in (0, 5, 100)]
+        area = scipy.integrate.trapezoid(of_sizes, np.log1p([0, 5, 100])) / np.log(101)
+        assert d.mean == pytest.approx(area - np.mean(levels(study, "erm_iid", score)[0])) and d.low < d.mean < d.high
     hits = [samples.scores[f"{m},context=0", s] for m in ("cxda_loo", "erm_iid") for s in (0, 1)]
 
     def statistic(*scores, axis):
@@ -171,27 +142,16 @@ def test_differences_are_those_of_any_paired_results_and_of_scipys_bootstrap(stu
         return 50 * (of[0] + of[1] - of[2] - of[3])
 
     theirs = scipy.stats.bootstrap(hits, statistic, paired=True, method="percentile", n_resamples=4000, rng=0)
-    ours = found["cxda_loo", 0]["w10"]
-    point = np.mean(levels(study, "cxda_loo", "w10")[0]) - np.mean(levels(study, "erm_iid", "w10")[0])
-    assert ours.mean == pytest.approx(point)
+    ours, points = found["cxda_loo", 0]["w10"], [np.mean(levels(study, m, "w10")[0]) for m in ("cxda_loo", "erm_iid")]
+    assert ours.mean == pytest.approx(points[0] - points[1])
     np.testing.assert_allclose((ours.low, ours.high), theirs.confidence_interval, atol=1.0)  # in steps of 0.33
 
 
-def test_results_on_other_tasks_are_left_out(study, tmp_path):
-    other = write(tmp_path, "cml", 5, 0.5, uses_support=True)
-    with np.load(other.folder / "predictions.npz") as stored:
-        np.savez(other.folder / "predictions.npz", **{**stored, "query": stored["query"] + 1})
-    (fault,) = draw_samples(find_curves([*study, other], "context")).faults
-    assert "cml,context=5: not in the paired differences" in fault
-
-
-# What is shown
-
-
-def test_the_command_prints_a_table_and_differences(study):
+def test_the_command_prints_a_table_and_differences(study, tmp_path):
     (late,) = [r for r in study if (r.row["label"], r.row["seed"]) == ("bn,context=5", 1)]
-    finished = [r for r in study if r is not late]
-    text = "\n".join(printed([*finished, late._replace(row={**late.row, "reached_step": 4})], "erm_iid"))
+    finished, late = [r for r in study if r is not late], late._replace(row={**late.row, "reached_step": 4})
+    other = write(tmp_path, "cml", 5, 0.5, query=1, uses_support=True)
+    text = "\n".join(printed([*finished, late, other], "erm_iid"))
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if " - " not in line}
     means = [np.mean(levels(study, "bn", score)[100]) for score in ("avg", "w10")]
     assert rows["method"] == ["0", "5", "100", "200", "area"] and rows["bn"][2] == "{:.1f}/{:.1f}".format(*means)
@@ -201,17 +161,19 @@ def test_the_command_prints_a_table_and_differences(study):
         said = ["{:+.2f} [{:+.2f}, {:+.2f}]".format(*found["bn", size][score][:3]) for score in ("avg", "w10")]
         assert f"\nbn,context={size} - erm_iid  Avg {said[0]}  W10% {said[1]}  seeds {seeds}\n" in text
     assert "left out: glyphs, bn,context=5 seed 1: unfinished, at step 4 of 9" in text
+    assert f"left out: {other.folder}: not in the paired differences, since its tasks are not those" in text
 
 
 def test_tables_and_a_figure_of_contexts(study):
     (measured,), _ = report.measure(study)
     level, gains, _, _, _, leads = report.context_tables(measured)  # of the mean, then of the worst tenth
-    sizes = [[column.title for column in table.columns] for table in (level, gains)]
-    assert sizes == [["0", "5", "100", "200", "area"], ["5", "100", "200", "area"]]
+    assert [column.title for column in level.columns] == ["0", *(column.title for column in gains.columns)]
+    assert [column.title for column in gains.columns] == ["5", "100", "200", "area"]
     assert [label for label, _ in level.rows] == ["erm_iid", "bn", "cxda_loo"]
     cell, values = dict(level.rows)["bn"][2], levels(study, "bn")[100]
     assert (cell.mean, cell.sem) == pytest.approx((np.mean(values), scipy.stats.sem(values)))
-    cell = dict(leads.rows)["bn"][1]
+    (*_, area), cell = dict(level.rows)["bn"], dict(leads.rows)["bn"][1]
+    assert area.mean - dict(level.rows)["erm_iid"][-1].mean == pytest.approx(measured.leads["bn", AREA]["avg"].mean)
     assert (cell.mean, *cell.interval) == measured.leads["bn", 5]["w10"][:3]
     (drawing,) = report.drawings([measured], plots.method_styles(study))
     axes = np.array(drawing.figure.axes).reshape(3, 2)
@@ -226,16 +188,12 @@ def test_tables_and_a_figure_of_contexts(study):
             np.testing.assert_allclose(ends, [(d.low, d.high) for d in expected], atol=1e-9)
 
 
-# The command
-
-
 @pytest.mark.gate
 def test_runs_are_tested_in_contexts(smoke, erm_run, tmp_path):
     """Each n has the queries of the usual test, and n = 0 the answers without any support that a row compares with."""
-    run, data = tmp_path / "run", smoke[0] / "data"
     for source in (smoke[0] / "run", erm_run):  # other tests share these
         shutil.copytree(source, tmp_path / source.name)
-    options = (f"--runs={tmp_path}/*r*", f"--data_dir={data}")
+    run, options = tmp_path / "run", (f"--runs={tmp_path}/*r*", f"--data_dir={smoke[0]}/data")
     output = command("evaluate", *options, "--context=0,100,200", "--against=erm")
     assert {p.name for p in (tmp_path / "erm").iterdir() if "context" in p.name} == {"erm,context=0"}
     usual = dict(np.load(run / "predictions.npz"))
@@ -248,8 +206,7 @@ def test_runs_are_tested_in_contexts(smoke, erm_run, tmp_path):
         assert arrays["support"].shape == (10, n)
         np.testing.assert_array_equal(arrays["support"], stored[200]["support"][:, :n])
     np.testing.assert_array_equal(np.sort(stored[100]["support"]), np.sort(usual["support"]))
-    # The order of images only changes rounding.
-    assert (stored[100]["predictions"] == usual["predictions"]).mean() > 0.95
+    assert (stored[100]["predictions"] == usual["predictions"]).mean() > 0.95  # the order only changes rounding
     np.testing.assert_array_equal(erm["predictions"], np.load(erm_run / "predictions.npz")["predictions"])
     alone, row = stored[0]["predictions"], read_result(run, run).row
     was, now = (x == usual["labels"] for x in (alone, usual["predictions"]))

@@ -4,6 +4,7 @@ import collections
 import os
 import re
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from cxda_jax.data.store import open_store
 from cxda_jax.study import preparing
 from tests import raw_fixtures as raws
 from tests.commands import command
+from tests.lines import cut, flip
 
 pytestmark = pytest.mark.gate
 
@@ -28,15 +30,10 @@ def wild(tmp_path_factory):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """How often each file was decoded."""
-    counts, before = collections.Counter(), raw.read_image
-
-    def counting(path, *rest):
-        counts[path.name] += 1
-        return before(path, *rest)
-
-    monkeypatch.setattr(raw, "read_image", counting)
-    return counts
+    """How often each file was decoded so far."""
+    spy = mock.Mock(wraps=raw.read_image)
+    monkeypatch.setattr(raw, "read_image", spy)
+    return lambda: collections.Counter(call.args[0].name for call in spy.call_args_list)
 
 
 def copied(wild, tmp_path):
@@ -75,7 +72,7 @@ def test_bad_images_are_left_out_as_far_as_allowed(tmp_path, wild, reads):
     np.testing.assert_array_equal(found.images, whole.images[kept])
     np.testing.assert_array_equal(found.labels, whole.labels[kept])
     # The pieces of the two bad images were read each time, all others at most once.
-    again = {name for name, count in reads.items() if count > 1}
+    again = {name for name, count in reads().items() if count > 1}
     assert len(again) <= 52 + 47 and {row["filename"] for row in bad} <= again
 
 
@@ -87,16 +84,14 @@ def test_an_aborted_run_is_taken_up_and_a_mended_image_read_anew(tmp_path, wild,
     pieces = sorted((tmp_path / "data" / ".iwildcam.decoded").iterdir())
     assert len(pieces) > 3 and not (tmp_path / "data" / "iwildcam").exists()
     # A flipped bit, a file that is cut short and a foreign one are noticed.
-    data = bytearray(pieces[0].read_bytes())
-    data[len(data) // 2] ^= 16
-    pieces[0].write_bytes(data)
-    pieces[1].write_bytes(pieces[1].read_bytes()[:-30])
+    flip(pieces[0])
+    cut(pieces[1], 30)
     pieces[2].write_bytes(b"x")
     (images / last).write_bytes(good)
-    first, kept = reads.total(), sum(len(np.load(path)["labels"]) for path in pieces[3:])
+    first, kept = reads().total(), sum(len(np.load(path)["labels"]) for path in pieces[3:])
     wild_command(tmp_path)
     assert open_store(tmp_path / "data" / "iwildcam").sha256 == whole.sha256
-    assert reads[last] == 2 and reads.total() - first == len(whole.labels) - kept
+    assert reads()[last] == 2 and reads().total() - first == len(whole.labels) - kept
     assert sorted(p.name for p in (tmp_path / "data").iterdir()) == ["iwildcam"]
 
 

@@ -6,28 +6,22 @@ import itertools
 import jax
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cxda_jax.config import read
 from cxda_jax.data.episodes import EpisodeSpec, check_spec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, stack, tfdata_source
-from cxda_jax.data.store import SPLITS, DomainStore, open_store, write_store
+from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_on
-from tests.conftest import INFO, make_domains
+from tests.conftest import INFO
 from tests.lines import one_line
 
 SPEC = EpisodeSpec(num_domains=3, per_domain=5, num_query=7)
 MIXED = mixed_spec(SPEC)
-FALSE_ALARM = 1e-9  # the probability that a chi-square test below fails by chance
 SEEDS = st.integers(0, 2**32 - 1)
-
-
-@pytest.fixture
-def many(tmp_path):
-    write_store(tmp_path / "many", INFO, make_domains(sizes=tuple(range(12, 42))))
-    return open_store(tmp_path / "many")
 
 
 @st.composite
@@ -35,13 +29,15 @@ def split_stores(draw):
     """A store as far as plans see it: domains of any size, in any order of the splits."""
     sizes = draw(st.lists(st.integers(0, 12), min_size=1, max_size=9))
     splits = draw(st.lists(st.sampled_from(SPLITS), min_size=len(sizes), max_size=len(sizes)))
-    rows = sum(sizes)
-    images, labels = np.zeros((rows, 1, 1, 1), np.uint8), np.zeros(rows, np.int32)
+    images, labels = np.zeros((sum(sizes), 1, 1, 1), np.uint8), np.zeros(sum(sizes), np.int32)
     names = tuple(f"d{i}" for i in range(len(sizes)))
     return DomainStore(INFO, images, labels, np.cumsum([0, *sizes]), tuple(splits), names, "")
 
 
 SPECS = st.builds(EpisodeSpec, st.integers(0, 4), st.integers(0, 4), st.integers(0, 4), st.booleans(), st.just(False))
+OF_THREE = SPECS.filter(lambda spec: min(spec[:3]) >= 1 and spec.num_domains <= 3)
+SIZES = st.lists(st.integers(8, 12), min_size=3, max_size=6)
+TASKS = st.lists(st.integers(0, 2**40), min_size=1, max_size=8)
 
 
 def fits(spec, sizes):
@@ -82,13 +78,7 @@ def test_a_plan_is_what_its_spec_says_or_the_spec_is_refused(store, spec, mixed,
 
 
 @settings(max_examples=40)
-@given(
-    st.lists(st.integers(8, 12), min_size=3, max_size=6),
-    SPECS.filter(lambda spec: min(spec[:3]) >= 1 and spec.num_domains <= 3),
-    st.booleans(),
-    SEEDS,
-    st.lists(st.integers(0, 2**40), min_size=1, max_size=8),
-)
+@given(SIZES, OF_THREE, st.booleans(), SEEDS, TASKS)
 def test_a_task_is_the_same_in_whatever_company(sizes, spec, mixed, seed, tasks):
     offsets, domains = np.cumsum([0, *sizes]), np.arange(len(sizes))
     if mixed:
@@ -104,7 +94,6 @@ def test_a_task_is_the_same_in_whatever_company(sizes, spec, mixed, seed, tasks)
 @pytest.mark.parametrize("replacement", [False, True])
 def test_every_draw_is_uniform(replacement):
     """One draw of each task, so that draws are independent: domain, pair of domains, query's place, row, two rows."""
-    scipy = pytest.importorskip("scipy.stats")
     sizes, count = np.array([6, 9, 6, 12]), 6000
     spec = EpisodeSpec(num_domains=2, per_domain=2, num_query=2, replacement=replacement)
     offsets, domains = np.cumsum([0, *sizes]), np.array([0, 2, 3])
@@ -115,11 +104,10 @@ def test_every_draw_is_uniform(replacement):
 
     def compare(drawn, chances):
         """`drawn` are numbers of outcomes, `chances` the probabilities of all outcomes."""
-        observed = np.bincount(drawn, minlength=len(chances))
-        expected = np.array(chances) * count
+        observed, expected = np.bincount(drawn, minlength=len(chances)), np.array(chances) * count
         assert not observed[expected == 0].any()
         used = expected > 0
-        assert scipy.chisquare(observed[used], expected[used]).pvalue > FALSE_ALARM
+        assert scipy.stats.chisquare(observed[used], expected[used]).pvalue > 1e-9  # how often it fails by chance
 
     of_row = np.where(np.isin(owner, domains), 1 / (len(domains) * sizes[owner]), 0)
     compare(pairs @ [4, 1], [1 / 6 * (a != b and {a, b} <= {0, 2, 3}) for a in range(4) for b in range(4)])
@@ -150,28 +138,26 @@ def test_seeds_and_the_streams_of_one_seed_are_unrelated():
         assert abs(alike - 0.1) < 5 * np.sqrt(0.09 / 1500)
 
 
-def test_training_validation_test_and_calibration_draw_from_streams_of_their_own(tmp_path):
+def test_training_validation_test_and_calibration_draw_from_streams_of_their_own(fixed_store):
     """At equal seeds and over domains of equal sizes, where task n was the same draw for all of them."""
-    write_store(tmp_path / "even", INFO, make_domains(sizes=(40,) * 15))
-    store = open_store(tmp_path / "even")
     config = read("glyphs:erm,smoke")
     config["episode"] |= dict(zip(SPEC._fields[:3], SPEC[:3], strict=True))
-    experiment = build_on(config | {"seed": 3, "evaluation": config["evaluation"] | {"seed": 3}}, store)
+    experiment = build_on(config | {"seed": 3, "evaluation": config["evaluation"] | {"seed": 3}}, fixed_store)
     plans = {split: experiment.task_plans(split)(range(20)) for split in ("train", "val", "test")}
-    draws = [plans[split].support - first for split, first in (("train", 0), ("val", 200), ("test", 400))]
+    draws = [plans[split].support - first for split, first in (("train", 0), ("val", 90), ("test", 180))]
     draws.append(np.concatenate([experiment.train_plans(step).support for step in range(20)]))
     for one, other in itertools.combinations(draws, 2):
-        assert ((one >= 0) & (one < 200)).all() and not (one == other).all(1).any()
-    drawn = sample_plans(MIXED._replace(num_query=200), store.offsets, store.domains("train"), 3, [0]).query[0]
-    assert not np.array_equal(experiment.calibration_images(), store.images[drawn])
+        assert ((one >= 0) & (one < 90)).all() and not (one == other).all(1).any()
+    usual = sample_plans(MIXED._replace(num_query=90), fixed_store.offsets, fixed_store.domains("train"), 3, [0])
+    assert not np.array_equal(experiment.calibration_images(), fixed_store.images[usual.query[0]])
 
 
 @pytest.mark.gate
 @pytest.mark.parametrize("spec", [SPEC, MIXED])
-def test_both_sources_give_the_bytes_of_the_planned_rows(many, spec, monkeypatch):
+def test_both_sources_give_the_bytes_of_the_planned_rows(fixed_store, spec, monkeypatch):
     """Each process reads its own tasks alone; together they are the step."""
     pytest.importorskip("tensorflow")
-    owner = many.row_domains()
+    many, owner = fixed_store, fixed_store.row_domains()
 
     def plan_of(step):
         return sample_plans(spec, many.offsets, many.domains("train"), 0, range(6 * step, 6 * step + 6))

@@ -19,6 +19,13 @@ from tests.nets import assert_close, nchw, tensor
 
 pytestmark = pytest.mark.gate
 RNG = np.random.default_rng(0)
+# Sizes of maps, and the windows' side, stride and padding.
+WINDOWS = [((7, 5), (2, 2, 0)), ((2, 3), (2, 2, 0)), ((9, 7), (3, 2, 1)), ((8, 6), (3, 2, 1))]
+CONVOLUTIONS = [  # the maps' size, the kernel's, the stride, and whether it is a product of matrices on CPUs
+    ((2, 2), 3, 1, True), ((4, 9), 3, 2, True), ((1, 1), 3, 1, True), ((6, 5), 1, 2, True), ((3, 3), 3, 1, False),
+    ((8, 6), 3, 2, False), ((4, 4), 7, 2, True),
+]  # fmt: skip
+PIECES = [((9, 12), 5, 2), ((5, 8), 7, 3)]  # the maps' size, the kernel's and the padding
 
 
 def normal(*shape, mean=0.0, scale=1.0):
@@ -29,8 +36,18 @@ def nhwc(tensor):
     return tensor.detach().permute(0, 2, 3, 1).numpy()
 
 
-# Sizes of maps, and the windows' side, stride and padding.
-WINDOWS = [((7, 5), (2, 2, 0)), ((2, 3), (2, 2, 0)), ((9, 7), (3, 2, 1)), ((8, 6), (3, 2, 1))]
+def differentiated(layer, *arguments):
+    """The output of a layer, and the gradients of the sum of its sines by its arguments."""
+    output, back = jax.vjp(layer, *arguments)
+    return output, *back(jnp.cos(output))
+
+
+def torch_differentiated(layer, x, *kernels):
+    """The same by PyTorch, in our layouts."""
+    images, weights = nchw(x).requires_grad_(), [tensor(w.transpose(3, 2, 0, 1)).requires_grad_() for w in kernels]
+    output = layer(images, *weights)
+    output.sin().sum().backward()
+    return nhwc(output), nhwc(images.grad), *(w.grad.permute(2, 3, 1, 0).numpy() for w in weights)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
@@ -43,72 +60,44 @@ def test_max_pool_equals_torch(peer, platform):
 
     @jax.jit
     def ours(maps):
-        def objective(x, window):
-            pooled = max_pool(x, *window)
-            return jnp.sin(pooled).sum(), pooled
-
-        found = []
-        for x, window in zip(maps, windows, strict=True):
-            gradient = jax.grad(functools.partial(objective, window=window), has_aux=True)
-            grad, pooled = gradient(x)
-            found.append((pooled, grad, jax.vmap(gradient)(x)[0]))
-        return found
+        forms = [functools.partial(differentiated, lambda x, w=w: max_pool(x, *w)) for w in windows]
+        return [(*form(x), jax.vmap(form)(x)[1]) for form, x in zip(forms, maps, strict=True)]
 
     with backend.target(platform):
         found = ours(maps)
-    for x, (side, stride, pad), (pooled, grad, each) in zip(maps, windows, found, strict=True):
-        image = nchw(x).requires_grad_()
-        theirs = peer.F.max_pool2d(image, side, stride, padding=pad)
-        theirs.sin().sum().backward()
-        np.testing.assert_array_equal(pooled, nhwc(theirs))
-        assert_close(grad, nhwc(image.grad), 1e-6)
+    for x, window, (pooled, grad, each) in zip(maps, windows, found, strict=True):
+        theirs = torch_differentiated(lambda x, w=window: peer.F.max_pool2d(x, *w), x)
+        np.testing.assert_array_equal(pooled, theirs[0])
+        assert_close(grad, theirs[1], 1e-6)
         assert_close(each, grad, 1e-6)
-
-
-def torch_convolution(peer, x, w, stride, pad):
-    """PyTorch's output, and the gradients of the sum of its sines by images and kernel, in our layouts."""
-    images, weights = nchw(x).requires_grad_(), peer.torch.tensor(w.transpose(3, 2, 0, 1)).requires_grad_()
-    output = peer.F.conv2d(images, weights, stride=stride, padding=pad)
-    output.sin().sum().backward()
-    return nhwc(output), nhwc(images.grad), weights.grad.permute(2, 3, 1, 0).numpy()
-
-
-CONVOLUTIONS = [  # the maps' size, the kernel's, the stride, and whether it is a product of matrices on CPUs
-    ((2, 2), 3, 1, True), ((4, 9), 3, 2, True), ((1, 1), 3, 1, True), ((6, 5), 1, 2, True), ((3, 3), 3, 1, False),
-    ((8, 6), 3, 2, False), ((4, 4), 7, 2, True),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_convolutions_equal_torch_in_each_form(peer, platform):
     given = [(normal(3, *size, 4), normal(kernel, kernel, 4, 5)) for size, kernel, *_ in CONVOLUTIONS]
 
-    def form(x, w, kernel, stride):
-        pad = kernel // 2
+    def form(x, w, stride):
+        pad = len(w) // 2
         return convolve(x, w, (stride, stride), ((pad, pad), (pad, pad)), dimension_numbers=NUMBERS)
+
+    forms = [functools.partial(form, stride=stride) for *_, stride, _ in CONVOLUTIONS]
 
     @jax.jit
     def ours(given):
         found = []
-        for (x, w), (_, kernel, stride, _) in zip(given, CONVOLUTIONS, strict=True):
-            made = functools.partial(form, kernel=kernel, stride=stride)
-            output, back = jax.vjp(made, x, w)
-            each = jax.vmap(made, in_axes=(None, 0))(x, jnp.stack([w, 2 * w]))  # kernels of each task
-            found.append((output, *back(jnp.cos(output)), each[1]))
+        for form, (x, w) in zip(forms, given, strict=True):
+            each = jax.vmap(form, (None, 0))(x, jnp.stack([w, 2 * w]))  # kernels of each task
+            found.append((*differentiated(form, x, w), each[1]))
         return found
 
     with backend.target(platform):
         all_found = ours(given)
-    for (x, w), (_, kernel, stride, products), found in zip(given, CONVOLUTIONS, all_found, strict=True):
-        theirs = torch_convolution(peer, x, w, stride, kernel // 2)
+    for one, form, (_, kernel, stride, products), found in zip(given, forms, CONVOLUTIONS, all_found, strict=True):
+        theirs = torch_differentiated(functools.partial(peer.F.conv2d, stride=stride, padding=kernel // 2), *one)
         for mine, expected in zip(found, (*theirs, 2 * theirs[0]), strict=True):
             assert_close(mine, expected, 1e-5)
         if platform == "cpu" and backend.rewrites_layers():
-            traced = jax.make_jaxpr(functools.partial(form, kernel=kernel, stride=stride))(x, w)
-            assert ("conv_general_dilated" in str(traced)) != products
-
-
-PIECES = [((9, 12), 5, 2), ((5, 8), 7, 3)]
+            assert ("conv_general_dilated" in str(jax.make_jaxpr(form)(*one))) != products
 
 
 def test_the_backward_pass_in_pieces_equals_torch(peer, monkeypatch):
@@ -117,17 +106,14 @@ def test_the_backward_pass_in_pieces_equals_torch(peer, monkeypatch):
     given = [(normal(2, 3, *size, 4), normal(2, kernel, kernel, 4, 5)) for size, kernel, _ in PIECES]
 
     def gradient(i, x, w):
-        pad = PIECES[i][2]
-
-        def loss(x, w):
-            return jnp.sin(convolve(x, w, (1, 1), ((pad, pad), (pad, pad)))).sum()
-
-        alone, together = (0, None) if i else (0, 0), jax.grad(loss, (0, 1))(x[0], w[0])
-        return jax.grad(lambda x, w: jax.vmap(loss, alone)(x, w).sum(), (0, 1))(x, w[0] if i else w), together
+        form = functools.partial(convolve, strides=(1, 1), padding=((PIECES[i][2],) * 2,) * 2)
+        together = jax.vmap(form, (0, None) if i else (0, 0))
+        return differentiated(together, x, w[0] if i else w)[1:], differentiated(form, x[0], w[0])[1:]
 
     found = jax.jit(lambda: [gradient(i, *one) for i, one in enumerate(given)])()
     for i, ((x, w), (_, _, pad), (mine, alone)) in enumerate(zip(given, PIECES, found, strict=True)):
-        tasks = [torch_convolution(peer, x[t], w[0 if i else t], 1, pad)[1:] for t in (0, 1)]
+        conv = functools.partial(peer.F.conv2d, padding=pad)
+        tasks = [torch_differentiated(conv, x[t], w[0 if i else t])[1:] for t in (0, 1)]
         kernels = np.stack([w for _, w in tasks])
         for ours, theirs in zip(alone, tasks[0], strict=True):
             assert_close(ours, theirs, 1e-5)

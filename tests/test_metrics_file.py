@@ -2,6 +2,7 @@
 
 import json
 import os
+from unittest import mock
 
 import pytest
 
@@ -50,11 +51,8 @@ def test_what_a_killed_writer_or_an_older_version_left_is_no_damage(path):
 
 
 def test_a_write_error_leaves_the_file_as_it_was(path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     path.write_bytes(TEXT)
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", mock.Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError):
         MetricsFile(path, 1)
     assert path.read_bytes() == TEXT and os.listdir(path.parent) == ["metrics.jsonl"]

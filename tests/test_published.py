@@ -22,7 +22,7 @@ from tests.commands import command
     ("iwildcam", (243, 32, 48, 129_809, 14_961, 42_791, 182), (745, 2125)),
 ])  # fmt: skip
 def test_readers_compare_with_the_papers_counts(name, counts, tasks, tmp_path):
-    raw_fixtures.WRITERS[name](tmp_path)
+    getattr(raw_fixtures, f"write_{name}")(tmp_path)
     assert tuple(check.expected for check in READERS[name](tmp_path).checks) == counts + tasks
     assert [images // 20 for images in PUBLISHED[name].images[1:] if tasks] == pytest.approx(tasks, rel=0.01)
     assert (PUBLISHED[name].image, PUBLISHED[name].classes) == SHAPES[name][:2]

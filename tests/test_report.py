@@ -31,8 +31,7 @@ def make_task(seed=0, name="task 1", shape=(28, 28, 1), n=40, m=12, heads=4, mar
     names = [f"domain {mark}{c}" for c in ("north", "south", "by the river in the evening", "east")]
     domains, labels = rng.integers(0, 4, n), rng.integers(0, 5, n + m)
     pixels = rng.integers(0, 90, (n + m, *shape), np.uint8)
-    words = tuple(f"class {mark}{label}" for label in labels)
-    weights = rng.dirichlet(np.full(n, 0.7), (m, heads))
+    words, weights = tuple(f"class {mark}{label}" for label in labels), rng.dirichlet(np.full(n, 0.7), (m, heads))
     answers = {f"{method}{mark}": tuple(rng.permutation(words[n:])) for method in ("erm", "cml")}
     answers[f"cxda{mark}"] = words[n:]
     support = pixels[:n], tuple(names[d] for d in domains), words[:n]
@@ -78,8 +77,8 @@ class Elements(HTMLParser):
         self.text += data
 
 
-def written(path, report: Report) -> str:
-    assert write_report(path, report) == path.stat().st_size <= 5 * 2**20
+def written(path, page, write=write_report) -> str:
+    assert write(path, page) == path.stat().st_size <= 5 * 2**20
     return path.read_text()
 
 
@@ -87,9 +86,10 @@ def embedded(page: str) -> list[dict]:
     return json.loads(re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.S)[0])
 
 
-def test_a_report_asks_for_nothing_from_elsewhere(tmp_path):
-    page = written(tmp_path / "new" / "report.html", make_report())
-    found = Elements(page)
+def test_a_report_asks_for_nothing_from_elsewhere_and_ids_of_a_figure_are_its_own(tmp_path):
+    """Of equal figures too: no id is there twice, and each reference holds."""
+    report = make_report()._replace(figures=[make_figure()] * 2)
+    found = Elements(page := written(tmp_path / "new" / "report.html", report))
     links = ("src", "href", "xlink:href", "action")
     addresses = [value for _, attributes in found.elements for key, value in attributes.items() if key in links]
     assert addresses and all(address.startswith(("#", "data:")) for address in addresses)
@@ -97,11 +97,14 @@ def test_a_report_asks_for_nothing_from_elsewhere(tmp_path):
     assert not {"iframe", "object", "embed", "form", "base", "image"} & set(found.tags)
     policy = next(a["content"] for _, a in found.elements if a.get("http-equiv") == "Content-Security-Policy")
     assert "default-src 'none'" in policy and "img-src data:" in policy and "http" not in policy
+    ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
+    references = {*re.findall(r"url\(#([^)]+)\)", page), *re.findall(r'href="#([^"]+)"', page)}
+    assert len(ids) == len(set(ids)) and references <= set(ids)
+    assert {1, 2} <= {n for n in (1, 2, 3) for name in references if name.startswith(f"figure-{n}-")}
 
 
 def test_hostile_names_stay_text_and_what_is_not_there_has_no_section(tmp_path):
-    page = written(tmp_path / "report.html", make_report(HOSTILE))
-    found = Elements(page)
+    found = Elements(page := written(tmp_path / "report.html", make_report(HOSTILE)))
     assert found.tags == Elements(written(tmp_path / "plain.html", make_report())).tags
     assert not any(name.startswith("on") for _, attributes in found.elements for name in attributes)
     for text in (f"glyphs{HOSTILE}", f"runs/glyphs/cotta/2{HOSTILE}", f"over three seeds.{HOSTILE}"):
@@ -128,17 +131,6 @@ def test_tasks_and_then_figures_are_left_out_from_the_end_until_the_report_fits(
     with pytest.raises(UserError, match=r"never.html: 0\.\d MB without any task or figure, 5 MB at most"):
         write_report(tmp_path / "never.html", report)
     assert not (tmp_path / "never.html").exists()
-
-
-def test_ids_of_a_figure_are_its_own(tmp_path):
-    """No id is there twice, and each reference holds."""
-    figure = make_figure()
-    page = written(tmp_path / "report.html", make_report()._replace(figures=[figure, figure]))
-    ids = [a["id"] for _, a in Elements(page).elements if "id" in a]
-    references = re.findall(r"url\(#([^)]+)\)", page) + re.findall(r'href="#([^"]+)"', page)
-    assert len(ids) == len(set(ids)) and set(references) <= set(ids)
-    for number in (1, 2):
-        assert any(reference.startswith(f"figure-{number}-") for reference in references)
 
 
 @pytest.mark.parametrize("shape, size", [((28, 28, 1), (28, 28)), ((60, 120, 3), (24, 48))])
