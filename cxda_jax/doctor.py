@@ -15,8 +15,10 @@ from cxda_jax.version import VERSION
 NEEDED = ("jax", "flax", "optax", "orbax-checkpoint", "ml_collections", "numpy", "scipy", "matplotlib", "pillow", "absl-py",
           "safetensors")  # fmt: skip
 OPTIONAL = {
-    "tensorflow": ("streams images larger than the device (train.source=tfdata)", "pip install 'cxda_jax[data]'"),
+    "tensorflow": ("streams images larger than the device (train.source=tfdata)", "pip install '.[data]' in a clone"),
     "torch": ("reads .pth weights, and is the peer of cxda benchmark", "pip install torch"),
+    "ai_edge_litert": ("runs exports to LiteRT", "pip install '.[export]' in a clone"),
+    "jax2onnx": ("exports to ONNX", "pip install jax2onnx onnxruntime"),
 }
 BROWSERS = ("chromium", "google-chrome", "chrome", "firefox", "safari", "microsoft-edge")
 GB, LEAST = 1e9, 2e9  # bytes; the least of memory, and on the disk of the data sets
@@ -39,13 +41,17 @@ def examine(data_dir: str | Path) -> Iterator[Finding]:
     """Looks at one thing after another. `data_dir` is where data sets are kept."""
     yield Finding("cxda_jax", f"{VERSION} in {Path(__file__).parent}, Python {platform.python_version()}")
     if missing := [name for name in NEEDED if not _version(name)]:
-        yield Finding("packages", f"no {', '.join(missing)}", "pip install cxda_jax", wrong=True)
+        yield Finding("packages", f"no {', '.join(missing)}", f"pip install {' '.join(missing)}", wrong=True)
         return
     yield Finding("packages", ", ".join(f"{name} {_version(name)}" for name in NEEDED[:4]))
     yield _devices()
     for name, (what, fix) in OPTIONAL.items():
         there = importlib.util.find_spec(name) is not None
         yield Finding(name, _version(name) or "is there" if there else f"is not there; it {what}", "" if there else fix)
+    node = shutil.which("node")
+    yield Finding(
+        "node", node or "is not there; it checks pages that cxda export writes", "" if node else "install Node.js 18"
+    )
     browser = next((name for name in BROWSERS if shutil.which(name)), "")
     yield Finding("browser", browser or "none on the path", "" if browser else "open report.html on another machine")
     from cxda_jax import memory  # which needs the packages

@@ -53,7 +53,7 @@ def _event_writer(folder: Path) -> Any:
     try:
         import tensorflow as tf
     except ImportError:
-        raise UserError("tensorboard=True needs TensorFlow: pip install 'cxda_jax[data]', or False") from None
+        raise UserError("tensorboard=True needs TensorFlow: pip install '.[data]' in a clone, or False") from None
     # tf.summary.scalar would ask for the tensorboard package; this is all it adds.
     plugin = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
     metadata = tf.compat.v1.SummaryMetadata(plugin_data=plugin)

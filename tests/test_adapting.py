@@ -197,6 +197,20 @@ def test_the_demo_gains_and_shows_a_page(tmp_path):
     assert "mine.png: not of a demonstration" in command("demo", f"--out={tmp_path}/demo", code=2)
 
 
+def test_images_unlike_those_of_the_training_are_told():
+    light, dark = (np.full((9, 28, 28, 1), value, np.uint8) for value in (200, 0))
+    looks, said = models.Looks.of(light), []
+    assert looks == (round(200 / 255, 4), 0.02, 0.0, 0.02)
+    model = Model(CARD._replace(looks=looks), build_method("cxda"), None, None)
+    with mock.patch.object(adapting, "say", said.append):
+        adapting.warn_of_unlike(model, np.concatenate([light, dark[:8]]), "here")
+        assert not said
+        adapting.warn_of_unlike(model, dark, "here")
+    assert said[0].startswith(
+        "warning: here: 100 % of the images are brighter, darker, flatter or harder than those of"
+    )
+
+
 def test_cells_that_a_spreadsheet_would_run_are_quoted():
     answer = Answered("=run().png", None, "-5", 0.5, "+", 0.25, 0.75, (0,), "@x")
     assert adapting.line_of(adapting.Row(answer, None), [Path("-1+1.png")], True) == [

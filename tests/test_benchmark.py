@@ -43,7 +43,7 @@ def published(name):
     return load(ROOT / "docs" / "results" / f"benchmark-{name}.json")
 
 
-@gate
+@exhaustive
 def test_the_command_leaves_a_record_with_peers_and_what_ran_most(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -25,7 +25,7 @@ RANDOM = 1e-3  # differences of random networks, which may blow up the last bits
 REFUSED = ("cxda_supervised", "ft_em", "ft_im", "sf_ocda", "cotta")
 UNKNOWN = {"litert-lame", "litert-sla", "onnx-lame"}  # the converter does not know an operation of theirs
 EXPORTED = [name for name in METHODS if name not in REFUSED]
-OFTEN = {"jax-erm", "jax-cml", "jax-icrm", "jax-t3a", "onnx-bn"}  # in the gate
+OFTEN = {"jax-erm", "jax-cml", "jax-t3a", "onnx-bn"}  # in the gate
 CASES = [
     pytest.param(kind, method, marks=gate if f"{kind}-{method}" in OFTEN else exhaustive)
     for kind, method in itertools.product(("jax", "litert", "onnx"), EXPORTED)

@@ -96,7 +96,7 @@ DAMAGE = {  # benchmark: file, damage, what is said
         (FOG, changed(lambda a: a[:-1]), f"/{FOG}: 24 images, expected five equal blocks, .*; fetch it again"),
         ("CIFAR-10-C/labels.npy", changed(lambda a: a + np.eye(25, dtype=np.uint8)[0]), "not one list five times over"),
         (SNOW, changed(lambda a: a[:5]), f"/{SNOW}: 5 labels for the 25 images of snow.npy; .* fetch both again"),
-        *((SNOW, changed(lambda a, v=v: np.full(25, v)), f"/{SNOW}: a label is {v}, expected whole numbers in 0..9; f")
+        *((SNOW, changed(lambda a, v=v: np.full(25, v)), f"/{SNOW}: a label is {v}, .* whole numbers in 0..9; fetch")
           for v in (1.5, -1, 10)),
     ],
     "regenerated": [

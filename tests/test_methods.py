@@ -134,7 +134,7 @@ def test_a_batch_of_episodes_equals_a_loop(name):
 OTHERS = [net for net in (*NETS, *entries.NETS) if net != default().net.name]
 PAIRS = [(name, OTHERS[i % len(OTHERS)]) for i, name in enumerate(ALL)]
 PAIRS += [("bn", "vit"), ("cml", "resnet50"), ("cxda_any", "vit")]
-RUN = {("bn", "vit"), ("cml", "resnet50"), ("cxda_any", "vit"), ("icrm", "vit")}
+RUN = {("bn", "vit"), ("cml", "resnet50"), ("cxda_any", "vit")}
 
 
 @pytest.mark.gate

@@ -71,6 +71,7 @@ def adapt_folder(
     adapted = loaded.adapt(held.pixels)
     helps, advice = expected(loaded, len(held.paths))
     say(advice)
+    warn_of_unlike(loaded, held.pixels, buffer)
     use_adapted = helps or always
     make_out(out)
     shown: list[tuple[float, int, Row]] = []
@@ -108,6 +109,16 @@ def adapt_folder(
         say(f"{what}: {said}")
     seconds = time.perf_counter() - began
     say(f"{out}/predictions.csv and {out}/adapted.html: {tally.count} images in {seconds:.1f} s")
+
+
+def warn_of_unlike(model: Model, pixels: np.ndarray, where: str) -> None:
+    """Says where most of the images are too bright, dark, flat or hard to be of the kind that the model was trained on."""
+    share = model.card.looks.unlike(pixels) if model.card.looks else 0.0
+    if share > 0.5:
+        what = (
+            f"{100 * share:.0f} % of the images are brighter, darker, flatter or harder than those of {model.card.data}"
+        )
+        say(f"warning: {where}: {what}, so neither the answers nor the gain can be relied on; look at them on the page")
 
 
 def make_out(out: Path) -> None:

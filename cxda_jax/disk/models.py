@@ -27,6 +27,7 @@ WEIGHTS, CALIBRATION, CONFIG, CARD, README = (
     "weights.safetensors", "calibration.safetensors", "config.json", "card.json", "README.md",
 )  # fmt: skip
 AGAIN = "copy it again from where it is whole"
+FAR, LEAST_SPREAD = 4.0, 0.02  # standard deviations; and the least of them, of looks
 
 
 class Gain(NamedTuple):
@@ -61,6 +62,31 @@ class Gain(NamedTuple):
         return found
 
 
+class Looks(NamedTuple):
+    """How bright the training images are, and how much light and dark differ in each: means and standard deviations, in 0..1."""
+
+    brightness: float
+    brightness_spread: float
+    contrast: float
+    contrast_spread: float
+
+    @classmethod
+    def of(cls, images: np.ndarray) -> "Looks":
+        """Of images uint8 [n, h, w, c]."""
+        values = _looks(images)
+        (brightness, contrast), spreads = values.mean(0), np.maximum(values.std(0), LEAST_SPREAD)
+        return cls(*(round(float(x), 4) for x in (brightness, spreads[0], contrast, spreads[1])))
+
+    def unlike(self, images: np.ndarray) -> float:
+        """The share of images that lie farther from the training images than nearly all of those do."""
+        middle, spread = np.array(self[::2]), np.array(self[1::2])
+        return float((np.abs(_looks(images) - middle) > FAR * spread).any(1).mean()) if len(images) else 0.0
+
+
+def _looks(images: np.ndarray) -> np.ndarray:
+    return np.stack([images.mean((1, 2, 3)), images.std((1, 2, 3))], 1) / 255
+
+
 class Card(NamedTuple):
     """What must be known to use a model, and what should be.
 
@@ -81,6 +107,7 @@ class Card(NamedTuple):
       metric: the name of the score.
       test: of the test, {"avg", "w10"} in %, each with "_low" and "_high" of its 95 % interval, and "num_tasks"; None before it.
       gain: None where it was not measured.
+      looks: of the training images; None in a card of an older version.
       package: version of this package.
       commit: of its repository, with "+" if files had changed since; "" where it was installed without one.
     """
@@ -103,6 +130,7 @@ class Card(NamedTuple):
     gain: Gain | None
     package: str
     commit: str
+    looks: Looks | None = None
 
 
 _TEST = (*(f"{score}{end}" for score in ("avg", "w10") for end in ("", "_low", "_high")), "num_tasks")
@@ -138,7 +166,7 @@ def write_model(
         )
     texts = {CONFIG: json.dumps(config, indent=1)}
     if card:
-        texts |= {CARD: json.dumps(_to_json(card), indent=1), README: in_words(card)}
+        texts |= {CARD: json.dumps(to_json(card), indent=1), README: in_words(card)}
     for name, text in texts.items():
         files.write_text(folder / name, text + "\n")
     manifest.write(folder, [*hashes, *texts], hashes, about)
@@ -194,7 +222,7 @@ def read_card(folder: Path) -> Card:
     values: dict[str, Any] = {
         name: tuple(x) if isinstance(x, list) else x for name, x in content.items() if name in Card._fields
     }
-    test, gain = (values.pop(name, None) for name in ("test", "gain"))
+    test, gain, looks = (values.pop(name, None) for name in ("test", "gain", "looks"))
     if test is not None:
         require(test, dict.fromkeys(_TEST, NUMBER), f"{where}: test", AGAIN)
     if gain is not None:
@@ -207,11 +235,14 @@ def read_card(folder: Path) -> Card:
             raise UserError(
                 f"{where}: gain has sizes={brief(repr(gain.sizes), 40)}, which do not ascend from 0; {AGAIN}"
             )
-    return Card(**values, test=test, gain=gain)
+    if looks is not None:
+        require(looks, dict.fromkeys(Looks._fields, NUMBER), f"{where}: looks", AGAIN)
+        looks = Looks(**{name: looks[name] for name in Looks._fields})
+    return Card(**values, test=test, gain=gain, looks=looks)
 
 
-def _to_json(card: Card) -> dict[str, Any]:
-    return {**card._asdict(), "gain": card.gain and card.gain._asdict()}
+def to_json(card: Card) -> dict[str, Any]:
+    return {**card._asdict(), "gain": card.gain and card.gain._asdict(), "looks": card.looks and card.looks._asdict()}
 
 
 def in_words(card: Card) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from cxda_jax.device.adapting import FAULTS, fitted, listed
 from cxda_jax.device.model import Model, load
-from cxda_jax.disk import files
+from cxda_jax.disk import files, models
 from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import build
 from cxda_jax.export import web
@@ -229,7 +229,7 @@ def describe(model: Model, pair: Pair, kind: str, folder: Path, parity: Mapping[
             path.name: {"bytes": path.stat().st_size, "sha256": files.hash_file(path)} for path in sorted(folder.iterdir())
         },
         "versions": dict(versions()),
-        "card": card._asdict() | {"gain": card.gain and card.gain._asdict()},
+        "card": models.to_json(card),
     }  # fmt: skip
 
 

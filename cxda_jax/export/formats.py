@@ -54,7 +54,9 @@ def insist_on(needs: dict[str, str]) -> None:
         try:
             importlib.import_module(name)
         except ImportError:
-            raise UserError(f"export: {name} is missing; pip install {' '.join(needs.values())}") from None
+            extra = ", or '.[export]' in a clone" * (needs is _LITERT)
+            fix = f"pip install {' '.join(needs.values())}{extra}"
+            raise UserError(f"export: {name} is missing; {fix}") from None
 
 
 def write_jax(pair: Pair, folder: Path) -> None:

@@ -141,6 +141,7 @@ def make_card(experiment: Experiment, step: int, result: Result, gain: models.Ga
         provenance=info.provenance, licence=info.licence, class_names=info.class_names, shape=store.images.shape[1:],
         fit=info.fit, background=info.background, mean=info.mean, std=info.std, metric=experiment.metric,
         test=with_intervals(result), gain=gain, package=__version__, commit=commit(),
+        looks=models.Looks.of(np.asarray(experiment.calibration_images())),
     )  # fmt: skip
 
 

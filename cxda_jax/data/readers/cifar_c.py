@@ -171,7 +171,7 @@ def _tfds_builder(name: str, raw_dir: Path) -> Any:
     try:
         import tensorflow_datasets as tfds
     except ImportError:
-        raise UserError("tfds needs tensorflow-datasets: pip install 'cxda_jax[data]'") from None
+        raise UserError("tfds needs tensorflow-datasets: pip install '.[data]' in a clone") from None
     builder = tfds.builder(name, data_dir=str(raw_dir))
     try:
         builder.download_and_prepare()
