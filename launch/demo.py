@@ -20,7 +20,7 @@ from . import cli
 
 flags.adopt_module_key_flags(cli)
 _OUT = flags.DEFINE_string("out", "cxda_demo", "The folder to write.", allow_override=True)
-_SEED = flags.DEFINE_integer("seed", 0, "Which writers.", 0, 10**6, allow_override=True)
+_SEED = flags.DEFINE_integer("seed", None, "Which writers; 0 unless given.", 0, 10**6, allow_override=True)
 _OPEN = flags.DEFINE_bool("open", True, "Open the page in a browser, if this is a terminal.")
 
 
@@ -31,7 +31,7 @@ def main() -> None:
         from cxda_jax import backend
         from cxda_jax.device.demo import demo
     backend.keep_compiled()
-    demo(Path(_OUT.value), _SEED.value, _OPEN.value)
+    demo(Path(_OUT.value), _SEED.value or 0, _OPEN.value)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cxda_jax import metrics
 from cxda_jax.config import config_hash
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import METHODS
-from cxda_jax.study.results import Result, averages
+from cxda_jax.study.results import Result
 
 SUFFIX = ".records"
 RESULTS, CONFIGS, SCORES = "results.jsonl", "configs.json", "scores.npz"
@@ -110,31 +111,27 @@ def read(path: Path) -> list[Recorded]:
         ]  # fmt: skip
         if not found:
             raise ValueError("it holds no result")
-        for number, (one, line) in enumerate(zip(found, lines, strict=True), 1):
-            if fault := _fault_in(one, line["config"]):
+        for number, config in configs.items():
+            if config_hash(config)[:16] != number:
+                raise ValueError(f"config {brief(number, 20)} has another hash")
+        for number, one in enumerate(found, 1):
+            if fault := _fault_in(one):
                 raise ValueError(f"result {number} {fault}")
         return found
 
 
-def _fault_in(one: Recorded, number: str) -> str:
-    """What cannot be in a recorded result, whose config has this number in the file; "" where all can."""
+def _fault_in(one: Recorded) -> str:
+    """What cannot be in a recorded result; "" where all can."""
     row = one.row
-    if config_hash(one.config)[:16] != number:
-        return f"has a config that is not number {brief(number, 20)}"
     if row["method"] not in METHODS or row["seed"] != one.config["seed"]:
         return f"is of {brief(repr(row['method']), 20)}, seed {row['seed']!r}, which its config is not"
     if one.right.shape != (row["num_tasks"],) or one.right.max(initial=0) > one.queries:
-        return f"has {one.right.max(initial=0)} right answers of {one.queries} in a task, {len(one.right)} of {row['num_tasks']} tasks"
-    score = averages("accuracy", *_stand_ins(one))
-    if any(abs(score[name] - row[name]) > 0.011 for name in ("avg", "w10")):
-        return f"has the score {row['avg']}, but its answers have {score['avg']:.2f}"
+        most = f"{one.right.max(initial=0)} right answers of {one.queries} in a task"
+        return f"has {most}, and {len(one.right)} of {row['num_tasks']} tasks"
+    for name, score in (("avg", one.scores.mean()), ("w10", metrics.worst_decile(one.scores))):
+        if abs(100 * score - row[name]) > 0.011:
+            return f"has {name}={row[name]}, but its answers have {100 * score:.2f}"
     return ""
-
-
-def _stand_ins(one: Recorded) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions and labels [tasks, queries] that have as many right answers in each task."""
-    wrong = (np.arange(one.queries) >= one.right[:, None]).astype(np.int32)
-    return wrong, np.zeros_like(wrong)
 
 
 def unpack(path: Path, folder: Path) -> list[Path]:
@@ -146,10 +143,10 @@ def unpack(path: Path, folder: Path) -> list[Path]:
     with _explained(path):
         for one in found:
             place, run = (_inside(folder, name) for name in (one.folder, one.run))
-            (predictions, labels), (tasks, queries) = _stand_ins(one), (len(one.right), one.queries)
+            tasks, queries = len(one.right), one.queries
             arrays: Any = {
-                "labels": labels,
-                "predictions": predictions,
+                "labels": np.zeros((tasks, queries), np.int32),
+                "predictions": (np.arange(queries) >= one.right[:, None]).astype(np.int32),
                 "query": np.tile(_numbers(one.row[RECORDED]["query"], queries), (tasks, 1)),
                 "support": np.tile(_numbers(one.row[RECORDED]["support"], 1), (tasks, 1)),
             }
