@@ -1,6 +1,7 @@
 """What a run of the tests costs is counted, and what one run compiled is kept for the next."""
 
 import os
+import re
 import subprocess
 import sys
 import zlib
@@ -8,6 +9,7 @@ import zlib
 import pytest
 
 from tests import budget, compiled
+from tests.lines import ROOT
 
 COUNTED = """
 import os, jax, numpy as np, subprocess, sys
@@ -35,6 +37,17 @@ def test_programs_and_processes_are_counted_for_the_file_that_asked_for_them(tmp
         ["1.0", "1", "1", "1", "0", "tests/test_a.py"],
         ["3.5", "2", "2", "2", "0", "all"],
     ]
+
+
+@pytest.mark.gate
+def test_a_program_has_one_name_in_the_folder_of_every_run(tmp_path):
+    told = re.findall(r"^export (JAX_\w+)=(\w+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    script = [sys.executable, "-c", "import jax, numpy as np; jax.jit(lambda x: 2 * x)(np.ones(3))"]
+    for folder in "ab":
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / folder)}
+        subprocess.run(script, env=os.environ | dict(told) | cache, check=True)
+    one, other = ([path.name for path in (tmp_path / folder).glob("*-cache")] for folder in "ab")
+    assert one == other and len(one) == 1
 
 
 def test_a_ring_above_its_ceiling_is_told(tmp_path, monkeypatch):

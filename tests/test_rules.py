@@ -14,7 +14,6 @@ from tests.lines import flip, write_run
 from tests.test_records import runs  # noqa: F401
 
 pytestmark = pytest.mark.gate
-SHORT = "--config.train.steps=1", "--config.evaluation.every_steps=1"
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def adapting(model, photos, out):
     return "adapt", f"--model={model}", f"--buffer={photos}", f"--images={photos}", f"--out={out}"
 
 
-def test_what_is_replaced_is_ours(tmp_path, photos, runs, data_dir, monkeypatch):  # noqa: F811
+def test_what_is_replaced_is_ours(tmp_path, photos, runs, data_dir):  # noqa: F811
     """Each command that writes meets a file of somebody else under the name of one of its own, and leaves it."""
     report = "report", f"--runs={tmp_path}/runs/*/*", f"--report={tmp_path}/out"
     compiled = "compile", "--config=cifar_c:cxda,smoke", "--topology=v5e:1x1"
