@@ -183,7 +183,8 @@ class SupportBuffer:
         """The buffer that save() wrote, for a model that takes images of the same form. It goes on as the saved one would."""
         try:
             with open(path, "rb") as file:  # numpy leaves a broken file open
-                arrays = dict(np.load(file, allow_pickle=False))
+                earlier = dict.fromkeys(("seed", "stale"), np.array(0))  # an earlier version did not save them
+                arrays = earlier | dict(np.load(file, allow_pickle=False))
             options = {name: arrays[name].item() for name in ("capacity", "keep", "statistics", "refresh", "seed")}
             pixels, arrived, places = (arrays[name] for name in ("pixels", "arrived", "places"))
             buffer = cls(model, **options)
