@@ -20,7 +20,7 @@ from cxda_jax.study.results import read_results
 from tests import lines
 from tests.conftest import make_store
 from tests.lines import HTML, refused
-from tests.test_malformed_raws import cut, leaf, put, without
+from tests.test_malformed_raws import cut, leaf, put
 
 pytestmark = pytest.mark.gate
 
@@ -40,7 +40,7 @@ STORES = [  # file of a good one, damage, what the line says before the fix
     (CARD, None, r"^{tmp}/store: not a data store \(no store.json\)"),
     (CARD, b"[" * 100_000, "not readable as JSON .*nested too deeply"),
     (CARD, leaf("format", to=99), "store format 99, this version reads 1"),
-    (CARD, without("domains"), "no 'domains'"),
+    (CARD, leaf("domains"), "no 'domains'"),
     (CARD, leaf("domains", 1, "rows", to=-30), "domain 'd1' has -30 rows"),
     (CARD, leaf("domains", 8, "name", to="d0"), "domain 'd0' is in train and in test"),
     (CARD, leaf("class_names", to=["a", "b"]), "labels.i32: labels in 0..3, but 2 classes"),
@@ -121,10 +121,10 @@ def test_layers_of_weights(tmp_path, monkeypatch):
 RESTORE = "run/config.json: .*; restore it or train again$"
 CONFIGS = [  # damage of a good run's config.json, what the line says, the fix
     (cut(9), "not readable as JSON", RESTORE),
-    (without("method"), "no 'method'", RESTORE),
+    (leaf("method"), "no 'method'", RESTORE),
     (leaf("method", to="cxdaa"), "method='cxdaa'.*did you mean 'cxda'.*choose from bn", "run/config.json"),
     (leaf("net", "width", to=True), "config.net.width=True: expected 128", RESTORE),
-    (without("optimizer", "momentum"), "optimizer.momentum: missing", RESTORE),
+    (leaf("optimizer", "momentum"), "optimizer.momentum: missing", RESTORE),
     (leaf("data", "writers", to=[1, "2", 3]), r"data.writers=\[1, '2', 3\]: expected \(240", ""),
     (leaf("benchmark", to="folder"), "data.name=None: expected a folder", ""),
 ]
@@ -157,7 +157,7 @@ def arrays(**changes):
 
 NPZ = "predictions.npz"
 RESULTS = [  # file of a good run, damage, what the line says before the fix
-    ("result.json", without("seed"), "result.json: no 'seed'"),
+    ("result.json", leaf("seed"), "result.json: no 'seed'"),
     ("result.json", leaf("avg", to=99.0), "avg is 99.0000, but the predictions give 37.5000"),
     (NPZ, None, f"{NPZ}: missing"),
     (NPZ, pickle.dumps(Bomb()), f"{NPZ}: cut short, or no such file"),

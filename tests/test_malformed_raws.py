@@ -69,7 +69,6 @@ def rows(*lines):
     return lambda old: old[: old.index(b"\n") + 1] + b"".join(written)
 
 
-without = leaf
 W, JSON = "f0074_00", "femnist/train/all_data_0_niid_1_keep_100_train_9.json"
 FOG, SNOW = "CIFAR-10-C/fog.npy", "CIFAR-10-C-new/train/snow_labels.npy"
 CLEAN, TINY = "cifar-10-batches-bin/data_batch_1.bin", f"Tiny-ImageNet-C/fog/3/{raws.WNIDS[0]}/{raws.WNIDS[0]}_0.JPEG"
