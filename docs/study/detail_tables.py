@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from cxda_jax.metrics import bootstrap_interval
-from docs.study.evidence import Evidence, points
+from docs.study.evidence import ALONE, Evidence, points
 from docs.study.tables import BASE, VARIED, Studies, called, signed, table
 
 # What a test domain of a store is; False where the first word of its name alone counts.
@@ -17,9 +17,11 @@ DOMAINS = {
 
 
 def kinds(studies: Studies) -> str:
-    """The lead over BASE in groups of queries: severities, letters that differ by size."""
+    """The lead over BASE in groups of queries: severities, letters that differ by size. Another width is another question."""
     rows = []
     for store, evidence in studies.items():
+        if store in ALONE:
+            continue
         for name, gaps in kind_gaps(evidence).items():
             count = f"{sum(evidence.details['sizes'][name]):,} questions"
             rows.append([f"`{store}`, {name}", count, *(signed(gaps.get(label)) for label in VARIED)])
