@@ -25,7 +25,7 @@ from cxda_jax.study import identity
 from cxda_jax.study.comparing import table
 from cxda_jax.study.examples import corrections
 from cxda_jax.study.gain import measure_gain
-from cxda_jax.study.results import Result
+from cxda_jax.study.results import Result, read_result
 from cxda_jax.study.runs import STARTS, Evaluation, restore_best
 from cxda_jax.study.settings import count_tasks
 from cxda_jax.study.testing import compiled, device, evaluate_run, score
@@ -108,6 +108,9 @@ def run(
         say(cost_line(passport))
     record = record._replace(steps=steps, reached_step=steps)
     variables, notes = restore_best(workdir, experiment)
+    if not spent.steps and (told := mesh.from_first(lambda: tested_before(workdir, experiment, variables))):
+        say(f"{workdir}: trained and tested already; cxda evaluate --runs={workdir} tests it again\n{told}")
+        return
     hashes = {"config_hash": config_hash(config), "data_hash": store.sha256}
     write = mesh.by_first(
         functools.partial,
@@ -125,6 +128,22 @@ def run(
     if result:
         write(make_card(experiment, notes["step"], result, gain), calibrations(experiment, variables))
         say("\n".join(filter(None, [table([result]), corrections(result.row)])))
+
+
+def tested_before(workdir: Path, experiment: Experiment, variables: Variables) -> str:
+    """The table of a test that this code made of these weights in full; "" where it is missing or anything of it is damaged."""
+    config, store = experiment.config, experiment.store
+    now = {
+        "config_hash": config_hash(config), "data_hash": store.sha256, "weights_hash": checkpoints.weights_hash(variables),
+        "reached_step": experiment.schedule.steps, "num_tasks": count_tasks(config, store, "test"), "package": __version__,
+    }  # fmt: skip
+    try:
+        result, card = read_result(workdir, workdir), models.read_card(workdir / "model")
+        models.read_model(workdir / "model", variables)
+    except (UserError, OSError, ValueError, ArithmeticError):
+        return ""
+    same = card.commit == commit() and all(result.row[name] == value for name, value in now.items())
+    return table([result]) if same else ""
 
 
 def claimed(workdir: Path, config: Config, store: DomainStore, other_data: bool) -> identity.Record:
