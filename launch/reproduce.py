@@ -6,8 +6,8 @@ cxda reproduce --benchmark=glyphs --smoke --workers=2
 cxda reproduce --benchmark=unipen --variant=sizes --tests=usual,contexts
 cxda reproduce --benchmark=glyphs --cell=cxda/1 --records=study.records --study=again
 cxda reproduce --benchmark=cifar_c --dry_run
-cxda reproduce --benchmark=cifar_c --executor=slurm --slurm=partition=gpu,gpus_per_node=1,time=600
-cxda reproduce --benchmark=cifar_c --executor=slurm --cancel=now
+cxda reproduce --benchmark=cifar_c --list
+cxda reproduce --benchmark=cifar_c --job=3
 
 The study is a list of jobs: one training for each method and seed, and evaluations of what they leave (methods that start
 from erm, other numbers of domains and of support images, one step of fine-tuning). A job that ended well is marked under
@@ -22,10 +22,8 @@ numbers of domains and of support images), contexts (buffers of any size), other
 --cell trains and tests one method at one seed, and sets the result beside the one in a file of records, over the same tasks.
 It works in runs/again/BENCHMARK_METHOD_SEED unless --study is given. What is in that folder already is not trained again.
 
---executor=slurm submits the jobs to a Slurm queue, and waits for them. --slurm takes options of sbatch. Where it gives no time,
-each job may take three times what --dry_run has measured on any machine, and ten minutes; where nothing was measured, the
-partition decides. A training that reaches its time limit, or gives way to another job, saves and is queued again. Ctrl-C leaves
-the jobs in the queue, and the same command waits for them again. --cancel=now takes them out.
+--list shows the jobs by number, with what each one needs, and --job=NUMBER does one, once, however often it is asked for. So
+any queue can work a study off. The command without both then writes the report.
 
 STUDY/METHOD/SEED holds the runs and their results, STUDY/report the tables, the figures and report.html, with the paper's
 figures beside ours where the data are the paper's.
@@ -58,29 +56,19 @@ _SMOKE = flags.DEFINE_bool(
 )
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "List the jobs, time some steps, and estimate what the study takes.")
 _WORKERS = flags.DEFINE_integer(
-    "workers",
-    None,
-    "Jobs at once; one for each GPU, or for two CPU cores. With --executor=slurm: tasks of an array at once.",
-    lower_bound=1,
-    allow_override=True,
+    "workers", None, "Jobs at once; one for each GPU, or for two CPU cores.", lower_bound=1, allow_override=True
 )
-_EXECUTOR = flags.DEFINE_enum("executor", "local", ["local", "slurm"], "Where the jobs run: here, or in a Slurm queue.")
-_SLURM = flags.DEFINE_list("slurm", [], "Options of sbatch: partition=gpu,time=600,gpus_per_node=1.")
-_CANCEL = flags.DEFINE_enum(
-    "cancel", None, ["now", "at_stop"],
-    "With --executor=slurm. now: take the study's jobs out of the queue, and end. at_stop: do so when Ctrl-C stops this command.",
-)  # fmt: skip
+_LIST = flags.DEFINE_bool("list", False, "List the jobs by number, with the numbers of those that each one needs.")
+_JOB = flags.DEFINE_string("job", "", "Do the job with this number or id alone, as a queue asks for it.")
 
 
 def main() -> None:
     with cli.loading():
         from cxda_jax.report.making import make_report
-        from cxda_jax.study import cells, estimate, local, slurm
-        from cxda_jax.study.jobs import make_study, prepare_jobs
+        from cxda_jax.study import cells, estimate, local
+        from cxda_jax.study.jobs import find_job, listing, make_study, prepare_jobs
         from cxda_jax.study.records import read
         from cxda_jax.study.results import read_study
-    if _CANCEL.value and _EXECUTOR.value != "slurm":
-        raise UserError(f"--cancel={_CANCEL.value} is for jobs in a queue; give --executor=slurm too, or leave it out")
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=glyphs")
     folder, only, seeds, tests = _STUDY.value, _ONLY.value, _SEEDS.value, _TESTS.value
     if _CELL.value:
@@ -90,15 +78,17 @@ def main() -> None:
         only, seeds, tests = [method], [seed], ["usual"]
         folder = folder or f"runs/again/{benchmark}_{method}_{seed}"
     study = make_study(benchmark, folder, seeds, only, _SMOKE.value, _VARIANT.value, tests, _MOST_IMAGES.value)
-    if _CANCEL.value == "now":
-        return slurm.cancel(study)
     if _DRY_RUN.value:
         return estimate.dry_run(study, cli.DATA_DIR.value)
     jobs = prepare_jobs(study, cli.DATA_DIR.value)
-    if _EXECUTOR.value == "slurm":
-        failures = slurm.run_jobs(study, jobs, _SLURM.value, _WORKERS.value, _CANCEL.value == "at_stop")
-    else:
-        failures = local.run_jobs(study, jobs, _WORKERS.value)
+    if _LIST.value:
+        return print(listing(study, jobs))
+    if _JOB.value:
+        job = find_job(jobs, _JOB.value)
+        if fault := local.run_job(study, jobs, job):
+            raise UserError(fault)
+        return print(f"{job.name}: done")
+    failures = local.run_jobs(study, jobs, _WORKERS.value)
     for line in failures:
         print(f"failed: {line}", flush=True)
     results, faults = read_study(study.folder, study.benchmark)

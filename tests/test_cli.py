@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from cxda_jax import stops
-from cxda_jax.data.store import open_store
+from cxda_jax.config import read
 from cxda_jax.disk.reading import system_fault
+from cxda_jax.experiment import open_data
 from launch import cli
 from tests.commands import command
 from tests.lines import ROOT, cases, one_line, write_run
@@ -56,13 +57,13 @@ COMMANDS = [  # command, arguments, what the line says
     ("reproduce", (*STUDY, "--benchmark=glyfs"), "--benchmark='glyfs' is unknown; did you mean 'glyphs'"),
     ("reproduce", (*STUDY, "--benchmark=glyphs", "--only=cxdaa"), "--only='cxdaa' is unknown; did you mean 'cxda'"),
     ("reproduce", (*STUDY, "--benchmark=cifar_c"), "cifar_c: no prepared data; .*prepare --benchmark=cifar_c"),
-    ("reproduce", ("--benchmark=glyphs", "--cancel=now"), "--cancel=now is for jobs in a queue; give --executor"),
 ]  # fmt: skip
 
 
 @cases("name, arguments, said", [(f"{row[0]} {' '.join(row[1][-1:])}", *row) for row in COMMANDS])
 def test_a_mistake_costs_one_line_and_exit_code_2(tmp_path, data_dir, name, arguments, said):
-    write_run(tmp_path / "run", open_store(next(data_dir.glob("glyphs*"))).sha256)
+    config = read("glyphs:cxda,smoke", [flag.removeprefix("--config.").split("=") for flag in OF_RUN])
+    write_run(tmp_path / "run", open_data(config, data_dir).sha256)
     shutil.copytree(tmp_path / "run", tmp_path / "held")
     (tmp_path / "run" / "lock").touch()
     (tmp_path / "held" / "last" / "5").mkdir(parents=True)  # it has saved something

@@ -1,28 +1,42 @@
-"""A study in a Slurm queue: what is asked of it, what a signal or a time limit does, and that nothing saved is lost."""
+"""Studies and trainings in queues: what the examples start, and what a real queue does with a study."""
 
+import getpass
 import re
-import signal
+import shutil
+import socket
 import subprocess
+import sys
 
 import pytest
 import yaml
 
-from cxda_jax import stops
 from cxda_jax.config import read
-from cxda_jax.study import queued, slurm
-from cxda_jax.study.jobs import Job, Study, is_done
-from tests.lines import ROOT, refused
+from tests.commands import command, wait_until
+from tests.lines import ROOT
+from tests.test_mesh import free_port
 
-EXAMPLES = sorted((ROOT / "docs" / "examples" / "cluster").iterdir())
-
-
-def make_study(folder):
-    (folder / "jobs").mkdir(parents=True, exist_ok=True)
-    return Study("glyphs", folder, (0,), ("erm",), smoke=True)
-
-
-def job(name, *arguments):
-    return Job(name, name, arguments, ("erm",), ())
+FOLDER = ROOT / "docs" / "examples" / "cluster"
+EXAMPLES = sorted(path for path in FOLDER.iterdir() if path.stem != "study")
+SLURM = """
+ClusterName=cxda
+SlurmctldHost={host}
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthInfo=socket={here}/munge
+StateSaveLocation={here}/state
+SlurmdSpoolDir={here}/spool
+SlurmctldPidFile={here}/slurmctld.pid
+SlurmdPidFile={here}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+NodeName={host} CPUs=2
+PartitionName=all Nodes=ALL Default=YES
+"""
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -41,47 +55,55 @@ def test_the_examples_start_a_training_that_fits_their_devices(path):
     assert "workdir" in flags and ("distributed" in flags) == (path.name != "one_node.sbatch")
 
 
-def test_options_and_times_are_those_of_sbatch(tmp_path, monkeypatch):
-    given = ["partition=gpu", "timeout_min=600", "gpus_per_node=1", "--mem-per-cpu=2G", "exclusive"]
-    options = ["--partition=gpu", "--time=600", "--gpus-per-node=1", "--mem-per-cpu=2G", "--exclusive"]
-    assert slurm.read_options(given) == options
-    with refused("^job_name=x: the study sets this option of sbatch itself; leave it out$"):
-        slurm.read_options(["job-name=x"])
-    times = {"90": 90, "90:30": 90.5, "1:30:00": 90, "1-12:30": 2190, "soon": None}
-    assert {text: slurm.minutes_of(text) for text in times} == times
-    assert [slurm.notice(minutes) for minutes in (None, 5, 600)] == [120, 60, 120], "a training has time to save"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with refused("^sbatch is not on this machine; give the command where"):
-        slurm.run_jobs(make_study(tmp_path), [job("a", "train")], [])
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    """A Slurm of one node, with two processors."""
+    if not all(map(shutil.which, ("munged", "slurmctld", "slurmd"))):
+        pytest.skip("Slurm is not there: apt-get install slurm-wlm")
+    here, ports, started = tmp_path / "slurm", (free_port(), free_port()), []
+    for name in ("state", "spool"):
+        (here / name).mkdir(parents=True)
+    (here / "slurm.conf").write_text(
+        SLURM.format(here=here, user=getpass.getuser(), host=socket.gethostname(), ports=ports)
+    )
+    monkeypatch.setenv("SLURM_CONF", str(here / "slurm.conf"))
+    (here / "key").write_bytes(bytes(range(128)))
+    (here / "key").chmod(0o600)
+    files = [f"--{name}-file={here}/munge.{name}" for name in ("key", "pid", "log", "seed")]
+    munge = ["munged", "--foreground", "--force", f"--socket={here}/munge", *files, f"--key-file={here}/key"]
+    for line in (munge, ["slurmctld", "-D"], ["slurmd", "-D"]):
+        started.append(subprocess.Popen(line, stderr=subprocess.DEVNULL))
+        wait_until(lambda: (here / "munge").exists(), started[0])
+    yield
+    for process in reversed(started):
+        process.terminate()
+        process.wait(30)
 
 
-@pytest.mark.parametrize(("sent", "state", "saved", "code", "line"), [
-    (signal.SIGUSR2, "RUNNING", False, 1, "its time limit is too short: it saved no new step within it"),
-    (signal.SIGUSR2, "RUNNING", True, 140, "stopped by SIGUSR2; it is in the queue again"),
-    (signal.SIGTERM, "COMPLETING", True, 143, "SIGTERM: Slurm ends this job"),
-])  # fmt: skip
-def test_a_stopped_job_is_queued_again_if_that_gets_it_further(monkeypatch, capsys, sent, state, saved, code, line):
-    asked = []
-
-    def ask(*words):
-        asked.append(words)
-        return subprocess.CompletedProcess(words, 0, stdout=f"{state} N/A", stderr="")
-
-    monkeypatch.setattr(queued, "ask", ask)
-    monkeypatch.setattr(queued.time, "sleep", lambda _: None)
-    for name, value in {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert queued.stopped(stops.Stopped(sent), saved) == code and line in capsys.readouterr().out
-    assert [words for words in asked if words[0] == "scontrol"] == [("scontrol", "requeue", "8_1")] * (code == 140)
+def ask(*words):
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.gate
-def test_the_script_runs_the_job_of_its_task_into_its_log(tmp_path, monkeypatch):
-    study, jobs = make_study(tmp_path / "it's"), [job("a b", "--version"), job("b", "trian")]
-    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "9")
-    for task, fault in enumerate((0, 1)):
-        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
-        assert subprocess.run(["sh", "-c", slurm.batch_script(study, jobs)], cwd=ROOT).returncode == fault
-    assert [is_done(study, each) for each in jobs] == [True, False]
-    logs = [(study.folder / "jobs" / f"{each.id}.log").read_text() for each in jobs]
-    assert ": start 1 as job 9_0" in logs[0] and "queue: 'trian' is no command; choose from" in logs[1]
+@pytest.mark.exhaustive
+def test_a_slurm_queue_works_a_study_off_though_a_job_comes_to_its_time_limit(queue, tmp_path):
+    flags = ["--benchmark=glyphs", "--smoke", "--seeds=0", "--only=erm,cxda,ft_em", "--tests=usual"]
+    flags += [f"--study={tmp_path}/study", f"--data_dir={tmp_path}/data"]
+    script = (FOLDER / "study.sbatch").read_text()
+    for old, new in {
+        "--gpus-per-node=1 --time=240": f"--output={tmp_path}/%a.out", "=0-32": "=0-1", "=33-56": "=2",
+        "srun cxda reproduce --benchmark=cifar_c": f"srun {sys.executable} -m cxda_jax reproduce {' '.join(flags)}",
+    }.items():  # fmt: skip
+        assert old in script
+        script = script.replace(old, new)
+    (tmp_path / "study.sbatch").write_text(script)
+    listed = command("reproduce", *flags, "--list").splitlines()
+    assert [line.split()[2:4] for line in listed] == [["to", "do"]] * 3 and listed[2].endswith("after 0")
+    ask("bash", tmp_path / "study.sbatch")
+    log = tmp_path / "study" / "jobs" / f"{listed[0].split()[1]}.log"
+    wait_until(lambda: log.exists() and "step 1" in log.read_text(), seconds=120)
+    number = sorted(ask("squeue", "--noheader", "--array", "--format=%i").split())[0]
+    ask("scancel", "--signal=USR2", number)  # as at the time limit
+    wait_until(lambda: "BeginTime" in ask("squeue", f"--jobs={number}", "--format=%r"))
+    ask("scontrol", "update", f"jobid={number}", "starttime=now")  # Slurm would wait for two minutes
+    wait_until(lambda: len([*log.parent.glob("*.done")]) == 3, seconds=400)
+    assert "stopped by" in log.read_text() and "3 jobs, 3 done before" in command("reproduce", *flags)

@@ -16,9 +16,9 @@ from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS, open_data
 from cxda_jax.study import local
-from cxda_jax.study.jobs import Job, Study, plan
+from cxda_jax.study.jobs import Job, Study, find_job, listing, plan
 from tests.commands import command, wait_until
-from tests.lines import ROOT
+from tests.lines import ROOT, refused
 
 QUICK = ("bn_alpha", "t3a", "lame", "feature_shift")
 
@@ -110,6 +110,24 @@ def test_jobs_run_in_order_once_each_with_a_gpu_of_its_own_and_failures_are_name
     assert local.run_jobs(study, jobs, 1) == local.run_jobs(study, jobs, 1) == []
     assert [line[0] for line in log.read_text().splitlines()[3:]] == ["b", "d", "e"]  # a and c were done
     assert json.loads((tmp_path / "jobs" / "e.done").read_text())["name"] == "e"
+
+
+def test_a_job_that_a_queue_asks_for_is_done_once_and_after_what_it_needs(tmp_path):
+    study, log = make_study(tmp_path), tmp_path / "log"
+    jobs = [
+        script(f"open({str(log)!r}, 'a').write({name!r})", *needs, name=name) for name, needs in (("a", ()), ("b", "a"))
+    ]
+    assert "such as 'a'; start it again after them" in local.run_job(study, jobs, jobs[1])
+    (study.folder / "jobs" / "a").mkdir()
+    with files.locked(study.folder / "jobs" / "a"):
+        assert "is in use by process" in local.run_job(study, jobs, jobs[0])
+    assert [local.run_job(study, jobs, find_job(jobs, text)) for text in ("0", "a", "1")] == ["", "", ""]
+    assert log.read_text() == "ab" and [line.split()[2:4] for line in listing(study, jobs).splitlines()] == [
+        ["done", "a"],
+        ["done", "b"],
+    ]
+    with refused("--job=2: no such job; give a number from 0 to 1"):
+        find_job(jobs, "2")
 
 
 def test_jobs_that_share_a_gpu_share_its_memory(monkeypatch):

@@ -51,14 +51,6 @@ def estimate(study: Study, jobs: list[Job], store: DomainStore, sample: DomainSt
     return functools.partial(_seconds, study, speeds, kind)
 
 
-def known_seconds(study: Study, job: Job) -> float | None:
-    """Of a job, on the slowest device that has been timed; None where none has."""
-    kept, kind = study.folder / "speed.json", " smoke" * study.smoke
-    known: dict[str, Any] = read_object(kept, "delete it to time anew") if kept.exists() else {}
-    timed = [speeds for speeds in known.values() if all(name + kind in speeds for name in job.methods)]
-    return max((_seconds(study, speeds, kind, job) for speeds in timed), default=None)
-
-
 def _seconds(study: Study, speeds: dict[str, Any], kind: str, job: Job) -> float:
     total = START_S
     for name in job.methods:

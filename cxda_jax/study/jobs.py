@@ -17,7 +17,7 @@ from cxda_jax.config import Config, choose, config_hash, lookup, read
 from cxda_jax.data.episodes import check_context, check_spec
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import files
-from cxda_jax.errors import UserError
+from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import BENCHMARKS, METHODS, build_method, episode_spec, open_data
 from cxda_jax.study.runs import STARTS
 from cxda_jax.study.settings import STEPS, USUAL, Setting, reshaped
@@ -162,6 +162,26 @@ def possible_settings(study: Study, store: DomainStore) -> list[Setting]:
                     check_context(setting.context, spec, store, "test")
                 possible.append(setting)
     return possible
+
+
+def find_job(jobs: Sequence[Job], text: str) -> Job:
+    """The job with this number in the list, or with this id."""
+    for number, job in enumerate(jobs):
+        if text in (job.id, str(number)):
+            return job
+    raise UserError(
+        f"--job={brief(text, 30)}: no such job; give a number from 0 to {len(jobs) - 1}, which --list shows"
+    )
+
+
+def listing(study: Study, jobs: Sequence[Job]) -> str:
+    """A line for each job: its number and id, either of which --job takes, its state, name, and the numbers of what it needs."""
+    numbers, lines = {job.id: number for number, job in enumerate(jobs)}, []
+    for number, job in enumerate(jobs):
+        needs = [numbers[need] for need in job.needs]
+        after = f"  after {','.join(map(str, needs))}" * bool(needs)
+        lines.append(f"{number:>4}  {job.id}  {'done' if is_done(study, job) else 'to do':<5}  {job.name}{after}")
+    return "\n".join(lines)
 
 
 def is_done(study: Study, job: Job) -> bool:

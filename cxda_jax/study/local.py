@@ -1,4 +1,4 @@
-"""The jobs of a study on this machine, a few at a time."""
+"""The jobs of a study on this machine: a few at a time, or one that a queue has asked for."""
 
 import concurrent.futures as futures
 import contextlib
@@ -8,13 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from cxda_jax import stops
 from cxda_jax.data.readers.raw import cores
 from cxda_jax.disk import files
+from cxda_jax.errors import UserError
 from cxda_jax.progress import duration
 from cxda_jax.study.jobs import Job, Study, is_done
 
@@ -36,17 +37,43 @@ _ending = False
 _lock = threading.Lock()  # each command must get one signal only: a second one ends it before it has saved
 
 
-def perform(study: Study, job: Job, environment: Mapping[str, str] = MappingProxyType({}), apart: bool = False) -> str:
+def run_job(study: Study, jobs: Sequence[Job], job: Job) -> str:
+    """Runs one job of the study once, however often it is asked for; returns what was wrong, as perform() does."""
+    waits_for = [needed.name for needed in jobs if needed.id in job.needs and not is_done(study, needed)]
+    if waits_for:
+        what = f"{len(waits_for)} jobs that it needs are not done, such as '{waits_for[0]}'"
+        return f"{job.name}: {what}; start it again after them"
+    with stops.before_second_signal(_kill), futures.ThreadPoolExecutor(1) as pool, stopping_jobs():
+        return pool.submit(perform, study, job).result()
+
+
+def perform(study: Study, job: Job, environment: Mapping[str, str] = MappingProxyType({})) -> str:
     """Runs a job to its end and marks it done, or returns a line that says what was wrong; "" where nothing was.
 
-    What the job says is added to its log, so the log keeps what an earlier start of it said.
-    `environment` holds more variables. `apart` keeps a terminal's Ctrl-C from the job; the study passes one signal on.
+    A job that is marked already is not run. One that another process runs is at fault.
+
+    Args:
+      environment: holds more variables.
+    """
+    place = study.folder / "jobs" / job.id
+    place.mkdir(exist_ok=True)
+    try:
+        with files.locked(place):
+            return "" if is_done(study, job) else _perform(study, job, environment)
+    except UserError as e:
+        return f"{job.name}: {e}"
+
+
+def _perform(study: Study, job: Job, environment: Mapping[str, str]) -> str:
+    """The log takes what the job says at the end, so that it keeps what an earlier start said.
+
+    The job has a session of its own, so that a terminal's Ctrl-C does not reach it; the study passes one signal on.
     """
     log, began = study.folder / "jobs" / f"{job.id}.log", time.monotonic()
     command = [sys.executable, "-c", TIED, str(os.getpid()), *job.command]
     variables = {**os.environ, **(QUICK if study.smoke else {}), **environment}
     with open(log, "ab") as out, subprocess.Popen(
-        command, stdout=out, stderr=subprocess.STDOUT, env=variables, start_new_session=apart
+        command, stdout=out, stderr=subprocess.STDOUT, env=variables, start_new_session=True
     ) as child:  # fmt: skip
         begun = out.tell()
         with _lock:
@@ -95,7 +122,7 @@ def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[
                 elif ready.issuperset(job.needs) and len(running) < workers:
                     todo.remove(job)
                     environment = free.pop()
-                    running[pool.submit(perform, study, job, environment, True)] = job, environment, time.monotonic()
+                    running[pool.submit(perform, study, job, environment)] = job, environment, time.monotonic()
             for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
                 job, environment, began = running.pop(future)
                 free.append(environment)
