@@ -3,23 +3,17 @@
 cxda compile --config=cifar_c:cxda --topology=v5e:1x1 --config.net.dtype=bfloat16 --out=passport.json
 cxda compile --config=cifar_c:cxda --topology=v5e:2x4 --tasks_per_step=64 --out=passport.json
 cxda compile --config=iwildcam:cxda --topology=h100:8 --tasks_per_step=8 --out=passport.json
-cxda compile --table=docs/results/passports
 
 Topologies: v5e:1x1 to v5e:16x16, v6e:2x2 and so on, v4:2x2x1, v5p:2x2x1, and h100:1 to h100:8. TPUs need the package libtpu,
 GPUs need jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12; the command says how to install them. No accelerator is
 used, and no data: the sizes of the published data sets are known, unless the data set is prepared.
 
 The passport says of the training step and of the evaluation, for each chip:
+  fits               whether the chip's memory holds peak_bytes: arguments, results, temporary arrays and code
   flops              operations, as the compiler counts them; for GPUs as they are before compilation
-  bytes_accessed     bytes, as the compiler counts them, those in fast memory on the chip included; GPUs' compiler counts none
-  bytes_in_text      bytes that operations of the compiled program read and write in the chip's main memory
-  peak_bytes         main memory: arguments, results, temporary arrays and code
-  fits               whether the chip has so much
-  fusions            groups of operations that became one
-  collectives        exchanges between chips, with their types and bytes
-  products_ms        flops / peak of the chip; memory_ms: bytes_in_text / bandwidth; bound_ms: the larger of the two
-and of the whole: training_s and evaluation_s, which no run can beat, and the efficiency of more chips. Nothing here was
-measured on an accelerator.
+  bytes_accessed     bytes that it moves, as the compiler counts them, those in fast memory on the chip included; GPUs' counts none
+  exchanges          what the chips exchange, with types and bytes
+Nothing here was measured on an accelerator.
 """
 
 from absl import flags
@@ -35,25 +29,22 @@ _TASKS = flags.DEFINE_integer(
     "tasks_per_step", None, "Tasks of a step, on all chips together; the config's if not given."
 )
 _OUT = flags.DEFINE_string("out", None, "The JSON file to write.", allow_override=True)
-_TABLE = flags.DEFINE_string("table", None, "Compile nothing: print the passports of this folder as a table.")
 
 
 def main() -> None:
+    import json
     import os
 
     os.environ["JAX_PLATFORMS"] = "cpu"  # the compiler must not look for a device of its own
     with cli.loading(changes=True):
         from pathlib import Path
 
-        from cxda_jax import config
-        from cxda_jax.ahead import chips, passport
+        from cxda_jax import ahead, config
+        from cxda_jax.disk.files import write_text
         from cxda_jax.errors import UserError
         from cxda_jax.progress import replacing
-    if _TABLE.value:
-        print(passport.table(passport.read_all(Path(_TABLE.value))))
-        return
     spec = cli.insist(_CONFIG.value, "--config", "name one, such as --config=cifar_c:cxda")
-    target = chips.read_target(
+    target = ahead.read_target(
         cli.insist(_TOPOLOGY.value, "--topology", "name accelerators, such as v5e:2x4 or h100:8")
     )
     out = Path(cli.insist(_OUT.value, "--out", "name the JSON file to write"))
@@ -61,9 +52,9 @@ def main() -> None:
         raise UserError(f"--out={out}: no folder {out.parent}; create it first")
     replacing('"topology"', out)
     changes = cli.CHANGES if _TASKS.value is None else [*cli.CHANGES, ("train.tasks_per_step", str(_TASKS.value))]
-    issued = passport.issue(config.read(spec, changes), target, cli.DATA_DIR.value, print)
-    passport.write(out, issued)
-    print(passport.table([issued]))
+    passport = ahead.passport(config.read(spec, changes), target, cli.DATA_DIR.value, print)
+    write_text(out, json.dumps(passport, indent=1) + "\n")
+    print(ahead.table(passport))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 from flax import linen
 
-from cxda_jax import augment, backend, cost, hosts, mesh, train
-from cxda_jax.ahead import hlo
+from cxda_jax import ahead, augment, backend, cost, hosts, mesh, train
 from cxda_jax.data.episodes import EpisodeSpec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.data.store import open_store
@@ -50,8 +49,8 @@ def run(store, folder, name, steps, source="device"):
         return sample_plans(SPEC, store.offsets, store.domains("test"), 0, numbers, 2)
 
     def flops(lowered):  # the loop asks for those of its step
-        program = hlo.parse(lowered.compile(backend.compiler_options()).as_text())
-        exchanges.extend(f"{exchange.operation} {exchange.types}" for exchange in hlo.collectives(program))
+        text = lowered.compile(backend.compiler_options()).as_text()
+        exchanges.extend(f"{exchange['operation']} {exchange['types']}" for exchange in ahead.exchanges(text))
         return 0.0
 
     evaluator = compile_task(method, its)
