@@ -4,14 +4,8 @@ cxda benchmark --suite=step --out=docs/results/benchmark-cpu.json
 
 One unit of work is an episode of 100 support and 20 query images. Nothing is augmented, since the peers augment nothing.
 The suites:
-  step    training steps and inference beside PyTorch, share of the matrix-product peak, memory, top operations
-  layers  each convolution, forward and backward: where a step's time goes
-  task    milliseconds a test task, for each method, alone and several at once; forms of per-task fine-tuning
-  buffer  a buffer of images on a device: milliseconds to take one in and to predict, bytes kept, for each method
-  data    choosing images, gathering and streaming them against the size of the store, augmentation
-  scale   time against support images, domains, tasks a step and at once, seeds in one program; a plot beside the record
-  large   streaming from stores of 7.5 and 31 GB, made for it, and what memory that takes; needs 8 GB of disk
-  gpu     everything that is promised of a GPU, whole trainings included, in 8 minutes and without TensorFlow
+  step  training steps and inference beside PyTorch, share of the matrix-product peak, memory, top operations
+  gpu   everything that is promised of a GPU, whole trainings included, in 8 minutes and without TensorFlow
 Rows of step:
   train flow   loss, gradients and the SGD update; gradients flow through the support's statistics, as by default
   train stop   the same without those gradients (--config.batch_norm.statistics=stop)
@@ -30,7 +24,7 @@ from absl import flags
 
 from . import cli
 
-SUITES = "step", "layers", "task", "buffer", "data", "scale", "large", "gpu"
+SUITES = "step", "gpu"
 SHAPES = "femnist", "cifar_c", "tiny_imagenet_c", "iwildcam"
 CASES = "bn", "cxda", "erm_iid"
 
@@ -42,7 +36,7 @@ _WIDTH = flags.DEFINE_integer("width", 128, "Channels of the CNN.", lower_bound=
 _GEMM = flags.DEFINE_integer(
     "gemm", 0, "Side of the matrices whose product gives the peak; 0: 4096 on CPUs, 8192 elsewhere.", lower_bound=0
 )
-_SHAPES = flags.DEFINE_list("shapes", [], f"step, layers: image shapes, of {', '.join(SHAPES)}; all if empty.")
+_SHAPES = flags.DEFINE_list("shapes", [], f"step: image shapes, of {', '.join(SHAPES)}; all if empty.")
 _CASES = flags.DEFINE_list("cases", [], f"step: methods, of {', '.join(CASES)}; all if empty.")
 _PEERS = flags.DEFINE_bool("peers", True, "Time PyTorch too.")
 _BUDGET = flags.DEFINE_integer("budget_s", 480, "gpu: leave out what would begin after so many seconds.", lower_bound=0)

@@ -69,21 +69,6 @@ def test_contenders_take_turns():
 
 
 @exhaustive
-@pytest.mark.parametrize("suite", ["task", "data", "scale", "layers", "buffer", "large"])
-def test_other_suites_leave_a_record_and_a_plot(tmp_path, suite):
-    pytest.importorskip("tensorflow")
-    found = run(suite, tmp_path / "record.json", shapes=("femnist", "cifar_c"))
-    assert format_of(found) == format_of(published(suite))
-    layers = [row for shape in found.get("layers", {}).values() for row in shape["rows"]]
-    rows = layers + found.get("tasks", []) + found.get("growth", [])
-    rows += [row["predict"] for row in found.get("buffer", ())]
-    assert len(rows or found["large"]) > 2
-    assert all(0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] for row in rows)
-    assert all(row["images_per_s"] > 0 and row["own_mb"] > 10 for row in found.get("large", ()))
-    assert (tmp_path / "record.svg").exists() == ("growth" in found)
-
-
-@exhaustive
 def test_the_gpu_suite_runs_on_what_there_is_and_names_what_it_left_out(tmp_path):
     only = ("step bfloat16", "training cifar_c", "support images 10", "seeds 3")
     found = run("gpu", tmp_path / "record.json", only=only, peers=False)

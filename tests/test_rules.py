@@ -44,7 +44,7 @@ def test_what_is_replaced_is_ours(tmp_path, photos, runs, data_dir):  # noqa: F8
         ("store.json", ("prepare", "--benchmark=folder", f"--raw_dir={tmp_path}", "--name=out")),
         ("report.html", report),
         ("a.records", (*report[:2], f"--report={tmp_path}/new", f"--record={tmp_path}/out/a.records")),
-        ("a.json", ("benchmark", "--suite=data", f"--out={tmp_path}/out/a.json")),
+        ("a.json", ("benchmark", "--suite=gpu", f"--out={tmp_path}/out/a.json")),
         ("a.json", (*compiled, f"--out={tmp_path}/out/a.json")),
     ):
         path = tmp_path / "out" / name

@@ -1,14 +1,11 @@
 """What the suites of cxda benchmark share: their options, and rows of the record, which is written with each."""
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from cxda_jax import backend, cost
 from cxda_jax.bench.cases import SHAPES, Case, make_runner, seeds_timing
 from cxda_jax.bench.measure import Peer, Timing, interleave, repeated, show, spread, top_operations
-
-STYLES = [("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."), ("v", (0, (1, 3)))]  # marker and dashes of a line
 
 
 class Options(NamedTuple):
@@ -22,7 +19,7 @@ class Options(NamedTuple):
     gemm: int  # rows and columns of the matrices whose product gives the peak
     budget_s: float  # seconds after which the suite gpu begins no other part
     small: bool  # few images and steps: the suite only shows that it runs
-    shapes: Sequence[str]  # of the suites step and layers
+    shapes: Sequence[str]  # of the suite step
     cases: Sequence[str]  # methods of the suite step
     only: tuple[str, ...]  # how the names of the parts of the suite gpu begin; all if empty
 
@@ -101,30 +98,3 @@ def grow_seeds(o: Options, case: Case, seeds: int) -> None:
     """Adds the row of training steps of several models side by side."""
     timing = seeds_timing(case, seeds, o.small)
     grow(o, "bn training, a seed's step", "seeds in one program", seeds, timing, seeds)
-
-
-def draw_growth(rows: list[dict[str, Any]], out: Path) -> None:
-    """Draws the rows of grow() beside the record, as .svg and .png: a panel for each x, a line for each kind of work.
-
-    Both axes are logarithmic, so a line of slope 1 is linear growth. A panel that hardly grows is drawn from zero.
-    """
-    from matplotlib.figure import Figure
-
-    panels = {row["x"]: [other for other in rows if other["x"] == row["x"]] for row in rows}
-    columns, height = min(3, len(panels)), -(-len(panels) // 3)
-    figure = Figure(figsize=(4.2 * columns, 3.4 * height), layout="constrained")
-    for place, (x, found) in enumerate(panels.items(), 1):
-        axis = figure.add_subplot(height, columns, place)
-        for i, what in enumerate(dict.fromkeys(row["what"] for row in found)):
-            marker, dashes = STYLES[i % len(STYLES)]
-            sizes, times = zip(*((row["at"], row["median_ms"]) for row in found if row["what"] == what), strict=True)
-            axis.plot(sizes, times, marker=marker, linestyle=dashes, label=what)
-        times, ticks = [row["median_ms"] for row in found], sorted({row["at"] for row in found})
-        axis.set(xscale="log", xlabel=x, ylabel="ms")
-        axis.set(**({"yscale": "log"} if max(times) > 4 * min(times) else {"ylim": (0, 1.2 * max(times))}))
-        axis.set_xticks(ticks, map(str, ticks), rotation=45)
-        axis.xaxis.minorticks_off()
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
-    for suffix in (".svg", ".png"):
-        figure.savefig(out.with_suffix(suffix), dpi=110)
