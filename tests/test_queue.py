@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
@@ -103,7 +104,12 @@ def test_a_slurm_queue_works_a_study_off_though_a_job_comes_to_its_time_limit(qu
     wait_until(lambda: log.exists() and "step 1" in log.read_text(), seconds=120)
     number = sorted(ask("squeue", "--noheader", "--array", "--format=%i").split())[0]
     ask("scancel", "--signal=USR2", number)  # as at the time limit
-    wait_until(lambda: "BeginTime" in ask("squeue", f"--jobs={number}", "--format=%r"))
-    ask("scontrol", "update", f"jobid={number}", "starttime=now")  # Slurm would wait for two minutes
-    wait_until(lambda: len([*log.parent.glob("*.done")]) == 3, seconds=400)
+
+    def are_done():
+        time.sleep(1)
+        if "BeginTime" in ask("squeue", "--noheader", "--format=%r"):  # Slurm would wait for two minutes
+            ask("scontrol", "update", f"jobid={number}", "starttime=now")
+        return len([*log.parent.glob("*.done")]) == 3
+
+    wait_until(are_done, seconds=400)
     assert "stopped by" in log.read_text() and "3 jobs, 3 done before" in command("reproduce", *flags)
