@@ -30,7 +30,6 @@ links or names that lead out of its folder, or if it unpacks to far too much.
   folder            DOMAIN/CLASS/IMAGE; a warning counts other files
 
 An image that cannot be read stops the command, which names it. --skip_bad=N leaves up to N such images out and names them.
-Images that are files of their own are kept once they are decoded. The same command does not decode them again.
 
 The store is written under another name, and renamed to --data_dir/--name when it is whole. Its sheet.png shows some images of
 some domains. A card of the splits is printed last: domains, images, classes, hash, and the paper's counts. Results on

@@ -102,7 +102,7 @@ MISTAKES = (
     Mistake("store", "data/store.py", 'IDENTITY = ("class_names", "mean", "std", "shape", "domains")',
             'IDENTITY = ("class_names", "mean", "std", "shape")', ("store", "store_properties", "identity", "prepare")),
     Mistake("store", "data/store.py", "if time.time() - max(f.stat()", "if time.time() - min(f.stat()",
-            ("store", "archives", "store_properties", "decoded")),
+            ("store", "archives", "store_properties", "bad_images")),
     Mistake("store", "data/readers/cifar_c.py", "train.append(rows[cut:])", "train.append(rows)",
             ("prepare", "malformed_raws", "configs")),
     Mistake("store", "data/readers/femnist.py", "Rows(np.rint(255 * x).astype(np.uint8)",

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax.methods.anytime import cxda_any, random_subsets, stream
+from cxda_jax.methods.anytime import cxda_any, random_subsets
 from cxda_jax.methods.erm import encode
 from cxda_jax.types import Episode
 from tests.nets import KEY, assert_close, close, initialised, make_attending, make_images
@@ -111,27 +111,3 @@ def test_the_statistics_are_a_blend_by_the_number_of_support_images():
         blend = jax.tree.map(lambda a, b, s=share: (1 - s) * np.asarray(a) + s * b, stored, own["batch_stats"])
         close(adapted.variables["batch_stats"], blend)
         close(adapted.memory, memory)
-
-
-def test_a_buffer_equals_adapting_to_the_same_set():
-    _, method, variables = make("patch", prior=0.0)
-    form = stream(method)
-    append, evict, predict = jax.jit(form.append), jax.jit(form.evict), jax.jit(form.predict)
-    adapted_to = jax.jit(lambda support: method.predict(method.adapt(variables, support, KEY), QUERY))
-
-    def holds(rows):
-        assert_close(predict(buffer, QUERY), adapted_to(rows_of(SUPPORT, rows)), 1e-6)
-
-    buffer = jax.jit(form.empty, static_argnums=2)(variables, SUPPORT.pixels[0], 4)
-    holds([])
-    for i in range(N):  # the last three replace the oldest
-        buffer = append(buffer, SUPPORT.pixels[i])
-        if i in (3, 4, N - 1):
-            holds([*range(i + 1)][-4:])
-    buffer = evict(buffer, 1)  # images 4, 5, 6 took the places 0, 1, 2 of images 0, 1, 2
-    holds([4, 6, 3])
-    buffer = append(buffer, SUPPORT.pixels[0])  # into the free place
-    holds([4, 0, 6, 3])
-    for place in range(4):
-        buffer = evict(buffer, place)
-    holds([])

@@ -1,4 +1,4 @@
-"""CXDA for buffers of any size, which also grow and shrink one image at a time (not in the paper).
+"""CXDA for buffers of any size (not in the paper).
 
 cxda_any differs from cxda_loo in:
 
@@ -10,14 +10,12 @@ With prior=0 the running statistics alone normalise all images. What is kept of 
 buffer takes an image in or lets one go at the price of one image, and is exactly what adapt() makes of the same set.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from cxda_jax import config
-from cxda_jax.errors import UserError
 from cxda_jax.methods.cxda import WithMemory, cxda
 from cxda_jax.methods.erm import adapt_statistics, encode, outcome
 from cxda_jax.nets.classifier import Classifier
@@ -63,55 +61,3 @@ def random_subsets(key: Array, n: int, full: float) -> Array:
     size = jnp.where(jax.random.bernoulli(full_key, full, (n,)), n - 1, size)
     order = jnp.where(jnp.eye(n, dtype=bool), 2.0, jax.random.uniform(order_key, (n, n)))  # oneself comes last
     return order.argsort(-1).argsort(-1) < size[:, None]
-
-
-class Buffer(NamedTuple):
-    """Encoded support images in a fixed number of places."""
-
-    adapted: WithMemory  # what all places hold, and which of them hold an image
-    arrived: Array  # int32 [places]: the newer an image the larger; 0 marks a free place
-
-
-class Stream(NamedTuple):
-    """An adapter whose buffer changes by one image at a time. All shapes are fixed, so each function is compiled once.
-
-    Attributes:
-      empty: (variables, an image [h, w, c], places) -> a Buffer without images.
-      append: (buffer, image [h, w, c]) -> the buffer with the image, in place of the oldest if it was full.
-      evict: (buffer, number of a place) -> the buffer with this place free.
-      predict: (buffer, query) -> logits [n_query, classes].
-    """
-
-    empty: Callable[[Variables, Array, int], Buffer]
-    append: Callable[[Buffer, Array], Buffer]
-    evict: Callable[[Buffer, Any], Buffer]
-    predict: Callable[[Buffer, Images], Array]
-
-
-def stream(method: Method) -> Stream:
-    """The streaming form of a method with `remember`: the variables of empty() normalise all images.
-
-    It equals adapt() on the same set for cxda_any with prior=0.
-    """
-    put = method.remember
-    if put is None:
-        raise UserError(f"stream: {method.name} keeps nothing of one image alone; cxda_any with prior=0 does")
-
-    def empty(variables: Variables, image: Array, places: int) -> Buffer:
-        free = jnp.zeros(places, jnp.int32)
-        nothing = Images(jnp.zeros((places, *image.shape), image.dtype), free, free > 0)
-        return Buffer(method.adapt(variables, nothing, jax.random.key(0)), free)
-
-    def append(buffer: Buffer, image: Array) -> Buffer:
-        place = buffer.arrived.argmin()  # a free one, or the oldest
-        adapted = put(buffer.adapted, place, Images(image[None], jnp.zeros(1, jnp.int32)))
-        return Buffer(adapted, buffer.arrived.at[place].set(buffer.arrived.max() + 1))
-
-    def evict(buffer: Buffer, place: Any) -> Buffer:
-        present: Any = buffer.adapted.present
-        return Buffer(buffer.adapted._replace(present=present.at[place].set(False)), buffer.arrived.at[place].set(0))
-
-    def predict(buffer: Buffer, query: Images) -> Array:
-        return method.predict(buffer.adapted, query)
-
-    return Stream(empty, append, evict, predict)

@@ -13,7 +13,6 @@ import numpy as np
 
 from cxda_jax.config import lookup
 from cxda_jax.data.readers.archives import extract
-from cxda_jax.data.readers.decoded import keeping
 from cxda_jax.data.readers.raw import Check, Packed, RawData, cores, large_enough, read_pieces
 from cxda_jax.data.store import AGAIN, SPLITS, DomainStore, StoreInfo, open_store, write_store
 from cxda_jax.disk import files
@@ -86,7 +85,7 @@ def prepare_benchmark(
     raw = unpacked(lambda: find(raw_dir, **options, **named))
     for warning in raw.warnings:
         warn(warning)
-    if skip_bad and not any(piece.decoding for piece in raw.pieces):
+    if skip_bad and not any(piece.are_files for piece in raw.pieces):
         raise UserError(f"--skip_bad: {benchmark} has no such option; see --help")
     for check in raw.checks:
         if strict and check.found != check.expected:
@@ -167,9 +166,8 @@ def prepare(raw: RawData, target: Path, workers: int, skip_bad: int = 0) -> None
         known = raw.info.provenance
         return raw.info._replace(provenance=f"{known}; {len(bad)} bad images left out" if bad else known)
 
-    with keeping(target, raw.pieces) as pieces:
-        domains = read_pieces(pieces, workers, Counter("images", total), skip_bad, leave_out)
-        write_store(target, info, large_enough(domains, raw.least, warn))
+    domains = read_pieces(raw.pieces, workers, Counter("images", total), skip_bad, leave_out)
+    write_store(target, info, large_enough(domains, raw.least, warn))
     print(f"{total - len(bad)} images in {duration(time.monotonic() - began)}", flush=True)
 
 

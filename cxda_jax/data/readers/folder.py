@@ -63,7 +63,7 @@ def find(
             what = f"{len(mine)} domains; tasks of {NEEDED} need more, or a lower episode.num_domains"
             warnings.append(f"{split}: {what}")
         for domain in mine:
-            pieces += image_pieces(domain, split, files[domain], size, convert, f"{fit} {colour}")
+            pieces += image_pieces(domain, split, files[domain], size, convert)
     if not pieces:
         raise UserError(f"{raw_dir}: no domain has {min_images} images; add images or lower min_images")
     provenance = f"images of {raw_dir.name}, {made} to a square, transparency over {background}"

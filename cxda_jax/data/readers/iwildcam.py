@@ -45,7 +45,7 @@ def find(raw_dir: Path, size: int = 112) -> RawData:
             warnings.append(f"{split}: left out {what}")
         for location, files in sorted(cameras[split].items()):
             if len(files) >= MIN_IMAGES:
-                pieces += image_pieces(f"location {location}", split, files, size, convert, "squash")
+                pieces += image_pieces(f"location {location}", split, files, size, convert)
     checks += [Check("classes", classes, published.classes), *split_checks(pieces, tasks=(745, 2125))]
     return RawData(INFO._replace(class_names=names), pieces, checks, warnings, MIN_IMAGES)
 

@@ -34,14 +34,6 @@ class Rows(NamedTuple):
     faults: tuple[str, ...] = ()
 
 
-class Decoding(NamedTuple):
-    """The files from which the images of a piece are made, and how. Equal files and an equal `how` give equal bytes."""
-
-    files: Sequence[Path]
-    how: str
-    bytes: int  # of the images
-
-
 class Piece(NamedTuple):
     """Some images of one domain, still to be read."""
 
@@ -49,7 +41,7 @@ class Piece(NamedTuple):
     split: str
     rows: int
     read: Callable[[], Rows]
-    decoding: Decoding | None = None  # if it takes so long that a stopped run should keep its result
+    are_files: bool = False  # each image is a file of its own, so that a bad one can be left out
 
 
 class Packed(UserError):
@@ -138,16 +130,13 @@ def split_checks(
 
 
 def image_pieces(
-    domain: str, split: str, files: Sequence[tuple[Path, int]], side: int, convert: Convert, how: str
+    domain: str, split: str, files: Sequence[tuple[Path, int]], side: int, convert: Convert
 ) -> Iterator[Piece]:
-    """Pieces of a domain whose images are files, each with its label; see read_image(). `how` names what convert() does."""
-    each = 3 * side**2
-    rows = max(1, PIECE // each)
+    """Pieces of a domain whose images are files, each with its label; see read_image()."""
+    rows = max(1, PIECE // (3 * side**2))
     for start in range(0, len(files), rows):
         some = files[start : start + rows]
-        paths, labels = [path for path, _ in some], [label for _, label in some]
-        decoding = Decoding(paths, repr((how, (side, side), labels)), each * len(some))
-        yield Piece(domain, split, len(some), functools.partial(_read_files, some, side, convert), decoding)
+        yield Piece(domain, split, len(some), functools.partial(_read_files, some, side, convert), are_files=True)
 
 
 def _read_files(files: Sequence[tuple[Path, int]], side: int, convert: Convert) -> Rows:

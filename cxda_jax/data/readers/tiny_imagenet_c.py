@@ -60,7 +60,7 @@ def find(raw_dir: Path, regenerate: bool = False, seed: int = 0) -> RawData:
             pieces += cifar_c.regenerated(split, domains, take, labels, PER_CLASS, seed, "tiny", QUALITY)
             continue
         for c, s in domains:
-            pieces += image_pieces(f"{c} {s}", split, labelled[folders[split, c, s]], SIDE, _as_rgb, "as is")
+            pieces += image_pieces(f"{c} {s}", split, labelled[folders[split, c, s]], SIDE, _as_rgb)
     checks = split_checks(pieces, PUBLISHED["tiny_imagenet_c"].domains, PUBLISHED["tiny_imagenet_c"].images)
     return RawData(info._replace(class_names=wnids), pieces, checks)
 
