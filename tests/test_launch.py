@@ -83,6 +83,18 @@ def test_a_folder_in_use_is_refused_and_untouched(smoke):
     assert files(folder / "last") == before
 
 
+@pytest.mark.gate
+def test_a_run_that_is_trained_and_tested_is_left_alone_until_its_test_is_damaged(copied):
+    folder, data = copied[0] / "run", copied[1]
+    again = "train", "--config=glyphs:cxda,smoke", f"--workdir={folder}", data
+    before = files(folder)
+    assert "trained and tested already" in command(*again)
+    assert {path: data for path, data in files(folder).items() if path.name != "lock"}.items() <= before.items()
+    (folder / "predictions.npz").write_bytes(b"cut")
+    assert "already" not in command(*again) and row_of(folder)["avg"] == result(folder)[0]["avg"]
+    assert (folder / "predictions.npz").read_bytes() == before[folder / "predictions.npz"]
+
+
 # What an evaluation leaves
 
 

@@ -81,6 +81,9 @@ def run(
     """Trains, keeps the best weights as files of their own, and tests them."""
     config, method, store, steps = experiment.config, experiment.method, experiment.store, experiment.schedule.steps
     record, evaluator = claimed(workdir, config, store, other_data), compiled(experiment)
+    if told := mesh.from_first(lambda: tested_before(workdir, experiment)):
+        say(f"{workdir}: trained and tested already; cxda evaluate --runs={workdir} tests it again\n{told}")
+        return
 
     def validate(variables: Variables) -> float:
         # Several processes validate together; a signal to one of them then waits until all have ended it.
@@ -108,9 +111,6 @@ def run(
         say(cost_line(passport))
     record = record._replace(steps=steps, reached_step=steps)
     variables, notes = restore_best(workdir, experiment)
-    if not spent.steps and (told := mesh.from_first(lambda: tested_before(workdir, experiment, variables))):
-        say(f"{workdir}: trained and tested already; cxda evaluate --runs={workdir} tests it again\n{told}")
-        return
     hashes = {"config_hash": config_hash(config), "data_hash": store.sha256}
     write = mesh.by_first(
         functools.partial,
@@ -130,18 +130,20 @@ def run(
         say("\n".join(filter(None, [table([result]), corrections(result.row)])))
 
 
-def tested_before(workdir: Path, experiment: Experiment, variables: Variables) -> str:
-    """The table of a test that this code made of these weights in full; "" where it is missing or anything of it is damaged."""
+def tested_before(workdir: Path, experiment: Experiment) -> str:
+    """The table of the test that this code made of the finished run; "" where anything of it is missing or damaged."""
     config, store = experiment.config, experiment.store
-    now = {
-        "config_hash": config_hash(config), "data_hash": store.sha256, "weights_hash": checkpoints.weights_hash(variables),
-        "reached_step": experiment.schedule.steps, "num_tasks": count_tasks(config, store, "test"), "package": __version__,
-    }  # fmt: skip
+    like = jax.eval_shape(experiment.method.init, jax.random.key(0), experiment.example)
     try:
         result, card = read_result(workdir, workdir), models.read_card(workdir / "model")
-        models.read_model(workdir / "model", variables)
+        models.read_model(workdir / "model", like)
+        best = checkpoints.restore(workdir / "best", like)
     except (UserError, OSError, ValueError, ArithmeticError):
         return ""
+    now = {
+        "config_hash": config_hash(config), "data_hash": store.sha256, "weights_hash": best and checkpoints.weights_hash(best[0]),
+        "reached_step": experiment.schedule.steps, "num_tasks": count_tasks(config, store, "test"), "package": __version__,
+    }  # fmt: skip
     same = card.commit == commit() and all(result.row[name] == value for name, value in now.items())
     return table([result]) if same else ""
 
