@@ -226,3 +226,9 @@ def test_a_gain_is_expected_from_the_nearest_smaller_size():
     assert not expected(100, GAIN | {"low": (0.0, 2.0, 0.5, -0.1)})[0], "no sure gain at the largest size"
     assert expected(0, gain=None)[0] and "was not measured" in expected(0, gain=None)[1]
     assert not expected(9, name="erm")[0]
+
+
+def test_a_folder_without_rights_is_named_and_the_others_are_read(folders, monkeypatch):
+    walk, told, no = os.walk, [], PermissionError(13, "Permission denied", "b")
+    monkeypatch.setattr(os, "walk", lambda top, onerror: [onerror(no)] and walk(top))
+    assert len(adapting.listed(folders[0], told.append)) == 12 and told[0].startswith("b: Permission denied; ")

@@ -2,7 +2,6 @@
 
 import collections
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -16,23 +15,10 @@ from tests.commands import command
 pytestmark = pytest.mark.gate
 
 
-@pytest.fixture(scope="module")
-def wild(tmp_path_factory):
-    """iWildCam's raw files, their table, and the store that an undisturbed run makes."""
-    root = tmp_path_factory.mktemp("wild")
-    table = raws.write_iwildcam(root / "raw")
-    preparing.prepare(iwildcam.find(root / "raw", size=32), root / "store", 2)
-    return root / "raw", table, open_store(root / "store")
-
-
-def copied(wild, tmp_path):
-    return shutil.copytree(wild[0], tmp_path / "raw") / "iwildcam_v2.0" / "train"
-
-
-def camera(wild, size):
+def camera(table, size):
     """The rows of the camera that has so many images."""
     cameras = collections.defaultdict(list)
-    for row in wild[1]:
+    for row in table:
         cameras[row["split"], row["location_remapped"]].append(row)
     return next(rows for rows in cameras.values() if len(rows) == size)
 
@@ -42,9 +28,10 @@ def wild_command(tmp_path, *arguments, code=0):
     return command("prepare", "--benchmark=iwildcam", *where, "--size=32", *arguments, code=code)
 
 
-def test_bad_images_are_left_out_as_far_as_allowed(tmp_path, wild):
-    images, whole = copied(wild, tmp_path), wild[2]
-    bad = [camera(wild, 52)[3], camera(wild, 47)[0]]
+def test_bad_images_are_left_out_as_far_as_allowed(tmp_path):
+    table, images = raws.write_iwildcam(tmp_path / "raw"), tmp_path / "raw" / "iwildcam_v2.0" / "train"
+    preparing.prepare(iwildcam.find(tmp_path / "raw", size=32), tmp_path / "whole", 2)
+    whole, bad = open_store(tmp_path / "whole"), [camera(table, 52)[3], camera(table, 47)[0]]
     (images / bad[0]["filename"]).write_bytes(b"nothing")
     (images / bad[1]["filename"]).unlink()
     line = wild_command(tmp_path, code=2)

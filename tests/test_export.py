@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+from unittest import mock
 
 import jax
 import numpy as np
@@ -139,6 +140,13 @@ def test_test_tasks_of_the_models_own_data_are_the_usual_check_and_what_disagree
 
 @gate
 def test_faults_are_one_line(photos, tmp_path):
+    for error, said in (
+        (OSError(28, "No space"), "No space"),
+        (KeyError("erf"), "^jax cannot be converted .KeyError."),
+    ):
+        form = FORMATS["jax"]._replace(write=mock.Mock(side_effect=error))
+        with pytest.raises((OSError, UserError), match=said):
+            exporting.write(form, None, tmp_path, "jax")
     with pytest.raises(UserError, match="export: ft_em has no program"):
         pair_of(random_model("ft_em"), PLACES)
     given = f"--out={tmp_path}/out", "--model=glyphs", f"--check_images={photos}"

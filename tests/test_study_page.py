@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from cxda_jax import config
-from docs.study import answers, details, evidence, make, spread_tables, tables, tune
+from docs.study import answers, detail_tables, details, evidence, make, spread_tables, tables, tune
 
 STUDY = Path(make.__file__).parent
 
@@ -66,6 +66,7 @@ def test_a_gap_is_a_mean_with_a_bootstrap_interval(studies, points):
 
 
 def test_tables_hold_the_statistics_of_the_scores(studies, points):
+    assert "cifar10_c_full" not in detail_tables.kinds({**studies, "cifar10_c_full": studies["cifar10_c"]})
     one = {"unipen": studies["unipen"]}
 
     def cells(table, label):
