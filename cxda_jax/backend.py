@@ -48,12 +48,12 @@ def _on_cpu() -> bool:
 
 
 def default_steps_per_call() -> int:
-    """How many training steps one program takes, where the config does not say."""
+    """The number of training steps in one program, where the config does not say."""
     return 1 if _on_cpu() else 20
 
 
 def default_tasks_per_call() -> int:
-    """How many evaluation tasks one program takes, where the config does not say."""
+    """The number of evaluation tasks in one program, where the config does not say."""
     return 1 if _on_cpu() else 16
 
 
@@ -151,7 +151,7 @@ def _processor_facts() -> list[str]:
 
 
 def threads() -> int:
-    """How many threads XLA's CPU backend uses. The rounding of its sums depends on this number."""
+    """The number of threads of XLA's CPU backend. The rounding of its sums depends on this number."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     setting = os.environ.get("NPROC", "")
     return int(setting) if setting.isdecimal() and int(setting) else usable
@@ -175,7 +175,7 @@ def freed_memory() -> int:
 
 
 def heap() -> Any:
-    """What the C library says of this process's heap, with the fields of mallinfo2(); all 0 if it says nothing."""
+    """The C library's account of this process's heap, with the fields of mallinfo2(); all 0 if it says nothing."""
     if mallinfo := _of_glibc("mallinfo2"):
         mallinfo.restype = _Mallinfo
     return (mallinfo or _Mallinfo)()

@@ -1,4 +1,4 @@
-"""How configs are read, changed, checked and shown. What fields there are stands in fields.py."""
+"""Reads, changes, checks and shows configs. fields.py lists their fields."""
 
 import ast
 import contextlib

@@ -1,4 +1,4 @@
-"""What this machine has for the package, and how to mend what is missing."""
+"""Looks for what the package needs on this machine, and says how to mend what is missing."""
 
 import importlib.metadata
 import importlib.util
@@ -25,7 +25,7 @@ GB, LEAST = 1e9, 2e9  # bytes; the least of memory, and on the disk of the data 
 
 
 class Finding(NamedTuple):
-    """What was found of one thing, and what to do about it where something is wrong."""
+    """One thing that was looked for: its state, and the remedy where something is wrong."""
 
     name: str
     found: str

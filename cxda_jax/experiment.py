@@ -333,7 +333,7 @@ def episode_spec(config: Config) -> EpisodeSpec:
 
 
 def _shared(net: Config) -> dict[str, Any]:
-    """What all parts of a network take from the config's group net."""
+    """The options that all parts of a network take from the config's group net."""
     return {"dtype": jnp.dtype(net["dtype"]), "initial": net["init"]}
 
 

@@ -87,7 +87,7 @@ def place_rows(mesh: Mesh, array: np.ndarray, by_rows: bool) -> jax.Array:
 
 
 def specs(tree: Any) -> Any:
-    """How the arrays of a tree lie on their mesh."""
+    """The places of the arrays of a tree on their mesh."""
     return jax.tree.map(lambda x: x.sharding.spec, tree)
 
 
@@ -118,7 +118,7 @@ def largest(array: np.ndarray) -> np.ndarray:
 
 
 def from_first(work: Callable[[], Any], like: Any = None) -> Any:
-    """What work() gives in the first process, in all of them; a UserError there is one everywhere.
+    """The result that work() has in the first process, in all of them; a UserError there is one everywhere.
 
     It gives values that JSON can hold; or a pair of a tree of arrays that has the shapes of `like`, and such values. None in
     place of the pair stays None.
@@ -163,7 +163,7 @@ def by_first(make: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def given(devices: Mesh | None, batch: Any, steps: int, stopping: Callable[[], bool]) -> tuple[Any, ...]:
-    """What a program of so many steps takes: its batch on the devices; of several processes, also who is asked to stop."""
+    """The arguments of a program of so many steps: its batch on the devices; of several processes, also who is asked to stop."""
     batch = place(devices, batch, CUT if steps == 1 else jax.P(None, AXIS))
     if devices is None or jax.process_count() == 1:
         return (batch,)

@@ -56,7 +56,7 @@ def scores(metric: str, predictions: np.ndarray, labels: np.ndarray) -> np.ndarr
 
 
 def shares(labels: np.ndarray) -> np.ndarray:
-    """What each task counts in a mean over tasks: its queries that count, divided by their mean number.
+    """The weight of each task in a mean over tasks: its queries that count, divided by their mean number.
 
     All are 1 if the tasks have equally many. So the mean of the accuracies, each times its share, is that of all queries.
     """
@@ -100,7 +100,7 @@ def bootstrap_worst_decile(scores: np.ndarray, resamples: int = 2_000) -> np.nda
 
 
 def _resamples(tasks: int, resamples: int) -> Iterator[np.ndarray]:
-    """How often each bootstrap sample has each task, [100, tasks] at a time, since all do not fit in memory."""
+    """The times that each bootstrap sample has each task, [100, tasks] at a time, since all do not fit in memory."""
     rng = np.random.default_rng(0)
     for _ in range(resamples // 100):
         yield rng.multinomial(tasks, np.full(tasks, 1 / tasks), 100)

@@ -96,7 +96,7 @@ def _that_return(*kinds: Any) -> Mapping[str, Callable[..., Any]]:
 
 
 def _called(node: ast.expr, functions: Mapping[str, Callable[..., Any]], what: str, steps: int) -> Any:
-    """What the call of one of these functions returns."""
+    """The result of a call of one of these functions."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise ValueError(f"{_shown(node)} is no call")
     name = node.func.id

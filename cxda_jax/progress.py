@@ -1,4 +1,4 @@
-"""What a user watches while a run goes on: a line with the time left, and a file of metrics."""
+"""Shows a run while it goes on: lines with the time left, and a file of metrics."""
 
 import contextlib
 import errno

@@ -43,7 +43,7 @@ Stepped = tuple[TrainState, dict[str, Array]]  # the state after steps, and thei
 
 
 class Schedule(NamedTuple):
-    """How long to train, and what to do between steps. Intervals are in steps."""
+    """The length of a training, and the times of what is done between steps. Intervals are in steps."""
 
     steps: int
     validate_every: int
@@ -178,7 +178,7 @@ def over_devices(
 
 
 def next_call(step: int, schedule: Schedule) -> int:
-    """How many steps the next program takes: steps_per_call, or 1 if something is to be done before so many are over."""
+    """The number of steps of the next program: steps_per_call, or 1 if something is to be done before so many are over."""
     intervals = (schedule.log_every, schedule.save_every, schedule.validate_every)
     stop = min(schedule.steps, *(step // every * every + every for every in intervals))
     return schedule.steps_per_call if step + schedule.steps_per_call <= stop else 1

@@ -48,7 +48,7 @@ def study_report() -> str:
 
 
 class State:
-    """What mkdocs is doing."""
+    """The command that mkdocs runs."""
 
     serving = False  # shows pages while they are written
 

@@ -1,4 +1,4 @@
-"""What the commands share: flags, --config.field=value, and one line for a user's mistake.
+"""The parts that the commands share: flags, --config.field=value, and one line for a user's mistake.
 
 Nothing heavy is imported here or at the top of a command, so that --help answers at once.
 """

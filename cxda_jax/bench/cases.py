@@ -44,7 +44,7 @@ SHAPES = {
 
 
 class Case(NamedTuple):
-    """What one timing is of. A record holds these fields."""
+    """The work of one timing. A record holds these fields."""
 
     shape: str  # a key of SHAPES
     method: str

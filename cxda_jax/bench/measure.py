@@ -1,4 +1,4 @@
-"""How cxda benchmark measures: contenders that take turns, PyTorch in a process of its own, and facts about the machine."""
+"""The means of cxda benchmark: contenders that take turns, PyTorch in a process of its own, and facts about the machine."""
 
 import collections
 import contextlib
@@ -128,7 +128,7 @@ def open_peer(wanted: bool) -> Iterator[Peer | None]:
 
 
 def describe_machine(peer: Peer | None) -> dict[str, Any]:
-    """What a record says of versions, the code's commit and the machine."""
+    """The part of a record about versions, the code's commit and the machine."""
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")}
     commit = None
     if (ROOT / ".git").exists():  # an installed package may lie inside another repository

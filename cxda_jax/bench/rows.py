@@ -1,4 +1,4 @@
-"""What the suites of cxda benchmark share: their options, and rows of the record, which is written with each."""
+"""The parts that the suites of cxda benchmark share: their options, and rows of the record, which is written with each."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from cxda_jax.bench.measure import Peer, Timing, interleave, repeated, show, spr
 
 
 class Options(NamedTuple):
-    """What a suite is asked for, as the flags of cxda benchmark say."""
+    """The options of a suite, as the flags of cxda benchmark say."""
 
     peer: Peer | None  # PyTorch, unless it is left out
     record: dict[str, Any]
@@ -84,7 +84,7 @@ def gemm_peaks(o: Options, dtypes: Iterable[str] = ("float32",)) -> dict[str, fl
 
 
 def profile(case: Case, small: bool) -> dict[str, Any]:
-    """What a case spends most time in, as a record says it."""
+    """The operations that a case spends most time in, as a record says it."""
     return {"case": case._asdict(), "operations": top_operations(make_runner(case, small).timing)}
 
 

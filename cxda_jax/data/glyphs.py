@@ -53,7 +53,7 @@ _MARGIN = 1.5  # pixels that stay free of ink at the border
 
 
 class Style(NamedTuple):
-    """How a writer draws, or one drawing looks: lengths in image pixels, angles in radians, levels in 0..1."""
+    """The style of a writer, or of one drawing: lengths in image pixels, angles in radians, levels in 0..1."""
 
     rotation: Any
     shear: Any

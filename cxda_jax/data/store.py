@@ -213,7 +213,7 @@ def _read_card(path: Path) -> dict[str, Any]:
 
 
 def fault_of_images(card: Mapping[str, Any]) -> str:
-    """What is wrong with the facts about images in the card of a store or of a model; "" where nothing is."""
+    """The fault in the facts about images in the card of a store or of a model; "" where there is none."""
     shape, names = card["shape"], card["class_names"]
     if len(shape) != 3 or not all(type(n) is int and 0 < n <= LARGEST for n in shape):
         return f"shape={brief(repr(shape))} is not a height, a width and channels"

@@ -83,7 +83,7 @@ class SupportBuffer:
         return int((self.arrived > 0).sum())
 
     def images(self) -> np.ndarray:
-        """What the buffer holds, uint8 [n, h, w, c], the oldest first."""
+        """The images in the buffer, uint8 [n, h, w, c], the oldest first."""
         with self._lock:
             return self.pixels[self._order()]
 
@@ -232,13 +232,13 @@ class SupportBuffer:
         return self.model.programs.adapt(self.model.variables, support, jax.random.key(0))
 
     def _changed(self, adapted: Any, arrived: np.ndarray) -> Any:
-        """What was adapted to images that arrived so, with what has come and gone since."""
+        """The result of adapting to images that arrived so, with those that have come and gone since."""
         for place in np.flatnonzero(self.arrived != arrived):
             adapted = self._put(adapted, int(place)) if self.arrived[place] else _without(adapted, place)
         return adapted
 
     def _put(self, adapted: Any, place: int) -> Any:
-        """What was adapted, with the image that a place holds now."""
+        """The result of adapting, with the image that a place holds now."""
         put: Any = self.model.programs.remember
         image = Images(jnp.asarray(self.pixels[place][None]), jnp.zeros(1, jnp.int32))
         return put(adapted, jnp.asarray(place), image)
@@ -250,5 +250,5 @@ def insist_on_whole(name: str, value: Any, least: int) -> None:
 
 
 def _without(adapted: Any, places: Any) -> Any:
-    """What a method adapted to, with places free."""
+    """The result of adapting, with places free."""
     return adapted._replace(present=adapted.present.at[places].set(False))

@@ -26,7 +26,7 @@ AT_ONCE = 64  # images that one program classifies
 
 
 class Answers(NamedTuple):
-    """What a model says of n images.
+    """The answers of a model to n images.
 
     Attributes:
       names: of the likeliest class of each image.
@@ -79,7 +79,7 @@ class Model:
 
     @property
     def adapted(self) -> Any:
-        """What the method's predict() takes: adapted to images, or to none."""
+        """The argument of the method's predict(): adapted to images, or to none."""
         if self._adapted is None:
             self._adapted = self.programs.adapt(self.variables, self.as_images([]), jax.random.key(0))
         return self._adapted
@@ -145,7 +145,7 @@ class Model:
         return fit_image(as_image(image), self.card.shape, self.card.fit, self.card.background)
 
     def _of_each(self, program: Callable[[Any, Images], Array], images: Iterable[Any], domains: Any) -> Iterator[Array]:
-        """What a program makes of the images, AT_ONCE or fewer at a time. The last ones are padded, so that two shapes are compiled."""
+        """The results of a program for the images, AT_ONCE or fewer at a time. The last ones are padded, so that two shapes are compiled."""
         adapted, start, waiting = self.adapted, 0, iter(several(images))
         while some := list(itertools.islice(waiting, AT_ONCE)):
             batch = self.as_images(some, None if domains is None else domains[start : start + len(some)])

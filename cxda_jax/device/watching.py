@@ -31,7 +31,7 @@ QUIET = 1.0  # seconds without a change, after which a file that came counts as 
 
 
 class Stamp(NamedTuple):
-    """What tells one content of a file from another, under any name."""
+    """The facts that tell one content of a file from another, under any name."""
 
     inode: int
     written: int  # nanoseconds

@@ -31,7 +31,7 @@ FAR, LEAST_SPREAD = 4.0, 0.02  # standard deviations; and the least of them, of 
 
 
 class Gain(NamedTuple):
-    """What adapting brought in validation, by the number of support images; all but `sizes` in points.
+    """The points that adapting brought in validation, by the number of support images; all but `sizes` in points.
 
     Attributes:
       sizes: numbers of support images, ascending from 0.
@@ -63,7 +63,7 @@ class Gain(NamedTuple):
 
 
 class Looks(NamedTuple):
-    """How bright the training images are, and how much light and dark differ in each: means and standard deviations, in 0..1."""
+    """The brightness of the training images, and the contrast in each: means and standard deviations, in 0..1."""
 
     brightness: float
     brightness_spread: float
@@ -88,7 +88,7 @@ def _looks(images: np.ndarray) -> np.ndarray:
 
 
 class Card(NamedTuple):
-    """What must be known to use a model, and what should be.
+    """The facts that one must know to use a model, and those that one should.
 
     Attributes:
       method: the name of the method that trained it.
@@ -203,7 +203,7 @@ def _insist_on(folder: Path, names: Sequence[str]) -> None:
 
 
 def read_calibration(folder: Path, method: str) -> dict[str, np.ndarray]:
-    """What a method needs to know of the training images, of a model whose files are whole; {} if nothing was kept for it."""
+    """The facts about the training images that a method needs, of a model whose files are whole; {} if nothing was kept for it."""
     if not (folder / CALIBRATION).exists():
         return {}
     arrays, _ = _read_arrays(folder, CALIBRATION)

@@ -30,7 +30,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "numpy", "tensorflow", "ai-edge-litert", "j
 
 
 class Task(NamedTuple):
-    """What one comparison asks: images [n, h, w, c] of a buffer, queries [m, h, w, c], and their labels [m], if known."""
+    """The questions of one comparison: images [n, h, w, c] of a buffer, queries [m, h, w, c], and their labels [m], if known."""
 
     support: np.ndarray
     query: np.ndarray
@@ -155,7 +155,7 @@ def fill_of(task: int, places: int) -> int:
 
 
 def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places: int) -> dict[str, Any]:
-    """How the programs answer beside the model itself, which adapts to the images of a buffer without any empty places.
+    """Compares the programs with the model itself, which adapts to the images of a buffer without any empty places.
 
     Raises a UserError if they do not agree.
     """
@@ -240,7 +240,7 @@ def versions() -> Iterator[tuple[str, str]]:
 
 
 def said(kind: str, out: Path, parity: Mapping[str, Any], written: Mapping[str, Any]) -> str:
-    """What the command prints at its end."""
+    """The lines that the command prints at its end."""
     lines = [f"{out}/{name}: {facts['bytes']:,} bytes" for name, facts in written.items()]
     right = ""
     if "accuracy" in parity:

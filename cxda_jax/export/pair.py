@@ -111,7 +111,7 @@ def passed_on(function: Callable[..., Any], *arguments: Any) -> list[str | None]
 
 
 def by_model(model: Model, support: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """What a program is compared with: logits [m, classes] and attention [m, heads, n] of the model itself, for images uint8."""
+    """The model's own logits [m, classes] and attention [m, heads, n] for images uint8, with which a program is compared."""
     adapted, attention = model.adapt(support).adapted, model.programs.attention
     asked = model.as_images(queries)
     weights = None if attention is None else np.asarray(attention(adapted, asked))

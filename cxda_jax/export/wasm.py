@@ -55,7 +55,7 @@ def assemble(text: str) -> bytes:
 
 
 def _tree(words: Iterator[str]) -> list:
-    """What stands between brackets, as nested lists. The first bracket opens the whole."""
+    """The text between brackets, as nested lists. The first bracket opens the whole."""
     open_lists: list[list] = [[]]
     for word in words:
         if word == "(":

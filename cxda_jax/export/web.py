@@ -44,7 +44,7 @@ MEMORY = {
 
 
 class Hand(NamedTuple):
-    """What one writer drew: strokes of each drawing as lists of points (x, y) in 0..255, y down, and the labels."""
+    """The drawings of one writer: strokes of each drawing as lists of points (x, y) in 0..255, y down, and the labels."""
 
     name: str
     labels: str
@@ -83,7 +83,7 @@ def write(model: Model, out: Path, hands: Path = HANDS, check: bool = True) -> d
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """What the engine must know of a model, besides its weights. A UserError names what the engine cannot run."""
+    """The facts about a model that the engine needs besides its weights. A UserError names what the engine cannot run."""
     card, config, name = model.card, model.config, model.method.name
     if name not in MEMORY:
         raise UserError(f"web: method {name!r} does not run in the page; choose a model of {', '.join(MEMORY)}")
@@ -129,7 +129,7 @@ def describe(model: Model) -> dict[str, Any]:
 
 
 def facts(model: Model) -> list[tuple[str, str]]:
-    """What the page says about the model."""
+    """The texts about the model on the page."""
     card = model.card
     told = [
         ("Method", f"{model.method.name}, seed {card.seed}, cxda_jax {card.package} {card.commit}".strip()),
@@ -211,7 +211,7 @@ def drawn(strokes: list[list[tuple[int, int]]], side: int) -> np.ndarray:
 
 
 def compare(model: Model, page: Path, hands: list[Hand], node: str) -> dict[str, Any]:
-    """How the page's scripts, run in Node.js, compare with JAX. A UserError if they do not agree."""
+    """Compares the page's scripts, run in Node.js, with JAX. A UserError if they do not agree."""
     side = model.card.shape[0]
     strokes = [drawing for hand in hands for drawing in hand.drawings]
     order = np.random.default_rng(0).permutation(len(strokes))[: FILLS[-1] + ASKED]
@@ -249,7 +249,7 @@ def compare(model: Model, page: Path, hands: list[Hand], node: str) -> dict[str,
 def run(
     node: str, page: Path, support: np.ndarray, queries: np.ndarray, fills: Any, strokes: Any = ()
 ) -> dict[str, Any]:
-    """What the page's scripts make of images, in Node.js; see check.js."""
+    """The answers of the page's scripts to images, in Node.js; see check.js."""
     images, asked = ([_base64(image.tobytes()) for image in part] for part in (support, queries))
     asks = {"images": images, "queries": asked, "fills": list(fills), "strokes": list(strokes)}
     with tempfile.TemporaryDirectory() as folder:

@@ -15,7 +15,7 @@ from cxda_jax.types import Array, Episode, Images, Method, Variables
 
 
 class WithContext(NamedTuple):
-    """What cml adapts to: the variables and the support's context [h, w, channels]."""
+    """The result of cml's adapt(): the variables and the support's context [h, w, channels]."""
 
     variables: Variables
     context: Any

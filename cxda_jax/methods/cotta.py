@@ -24,7 +24,7 @@ from cxda_jax.types import Array, Images, Method, Variables
 
 
 class StudentAndTeacher(NamedTuple):
-    """What cotta adapts: two models, one of which answers."""
+    """The two models that cotta adapts. One of them answers."""
 
     student: Variables
     teacher: Variables

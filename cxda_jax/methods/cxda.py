@@ -20,7 +20,7 @@ from cxda_jax.types import Array, Episode, Images, Method, Variables
 
 
 class WithMemory(NamedTuple):
-    """What the cxda methods adapt to."""
+    """The result of adapt() of the cxda methods."""
 
     variables: Variables  # with the support's statistics
     memory: Any  # the encoded support: arrays [tokens, ...]
@@ -108,7 +108,7 @@ def attending(
     support_loss: str = "none",
     prior: float = 0.0,
 ) -> Method:
-    """What the cxda methods share.
+    """The functions that the cxda methods share.
 
     Args:
       net: a network with a CrossAttention.

@@ -150,7 +150,7 @@ def adapt_statistics(
 def outcome(
     variables: Variables, exact: Variables, episode: Episode, logits: Any, support_logits: Any = None
 ) -> tuple[Array, Any]:
-    """What a method's loss() returns. Where the support's logits are given, its labels teach like the query's."""
+    """The value of a method's loss(). Where the support's logits are given, its labels teach like the query's."""
     every, labels = logits, episode.label
     if support_logits is not None:
         every = jnp.concatenate([logits, support_logits])

@@ -26,7 +26,7 @@ Objective = Callable[[Variables, Array], Array]  # (variables, the step's key) -
 
 
 class FineTuning(NamedTuple):
-    """How a support set is fine-tuned on.
+    """The options of fine-tuning on a support set.
 
     Attributes:
       optimizer: starts in a fresh state for each support set.

@@ -31,7 +31,7 @@ BATCH = 100  # training images that calibrate() holds at once
 
 
 class WithSupport(NamedTuple):
-    """What lame adapts to: the variables, and the support's unit features [n, d] and log-probabilities [n, classes]."""
+    """The result of lame's adapt(): the variables, and the support's unit features [n, d] and log-probabilities [n, classes]."""
 
     variables: Variables
     features: Array

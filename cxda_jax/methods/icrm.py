@@ -22,7 +22,7 @@ from cxda_jax.types import Array, Episode, Images, Method, Variables
 
 
 class WithPrefix(NamedTuple):
-    """What icrm adapts to."""
+    """The sequence of support images that icrm has read."""
 
     variables: Variables
     cache: Cache  # the encoded support

@@ -1,4 +1,4 @@
-"""How layers start: as PyTorch's, whose kernels and biases are U(-1, 1) / sqrt(fan_in), or as flax's own."""
+"""Initial values of layers: PyTorch's, whose kernels and biases are U(-1, 1) / sqrt(fan_in), or flax's own."""
 
 from typing import Any
 

@@ -28,7 +28,7 @@ class Answers(NamedTuple):
     after: np.ndarray  # its answers with them
 
     def counts(self) -> dict[str, int]:
-        """How many queries there are, how many of them adapting makes right, and how many it makes wrong."""
+        """The numbers of all queries, of those that adapting makes right, and of those that it makes wrong."""
         corrected, spoiled = (int(mask.sum()) for mask in self._changed())
         return {"compared": int((self.labels >= 0).sum()), "corrected": corrected, "spoiled": spoiled}
 

@@ -54,7 +54,7 @@ class Answered(NamedTuple):
 
 
 class AdaptedPage(NamedTuple):
-    """What the page shows: those m of all `total` answers that moved most, and a buffer of n images, which may be 0."""
+    """The content of the page: those m of all `total` answers that moved most, and a buffer of n images, which may be 0."""
 
     title: str
     summary: Sequence[tuple[str, str]]

@@ -21,7 +21,7 @@ from cxda_jax.study.settings import USUAL
 
 
 class KeptAttention(NamedTuple):
-    """What a result of a method that attends has kept, and the images that it was tested on."""
+    """The attention that a result has kept, and the images that it was tested on."""
 
     result: Result
     store: DomainStore
@@ -34,7 +34,7 @@ class KeptAttention(NamedTuple):
 
 
 def kept_attention(results: Sequence[Result], data_dir: str) -> tuple[list[KeptAttention], list[str]]:
-    """What the first seed of each method of one store has kept, and a fault for each that cannot be shown."""
+    """The kept attention of the first seed of each method of one store, and a fault for each that cannot be shown."""
     kept, faults = [], []
     for seeds in by_cell(r for r in results if r.setting == USUAL).values():
         first = seeds[0]

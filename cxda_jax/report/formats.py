@@ -20,7 +20,7 @@ CSV_COLUMNS = ("table", "benchmark", "method", "setting", "metric", "unit", "mea
 
 
 class CellText(NamedTuple):
-    """What a cell says, before a format escapes it."""
+    """The text of a cell, before a format escapes it."""
 
     cell: Cell
     number: str

@@ -55,7 +55,7 @@ class ExplorerTask(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a report shows. Tables are safe HTML: <table class="sortable"> followed by <p class="notes">."""
+    """The content of a report. Tables are safe HTML: <table class="sortable"> followed by <p class="notes">."""
 
     title: str
     summary: Sequence[tuple[str, str]]
@@ -74,7 +74,7 @@ class Section(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What an HTML file holds. Its tasks are those of the explorer, as `encode` gives them."""
+    """The content of an HTML file. Its tasks are those of the explorer, as `encode` gives them."""
 
     title: str
     summary: Sequence[tuple[str, str]]

@@ -46,7 +46,7 @@ class Drawing(NamedTuple):
 
 
 class Style(NamedTuple):
-    """How a method looks: the lengths on, off, ... of its dashes (none: a solid line), and whether its markers are open."""
+    """The look of a method: the lengths on, off, ... of its dashes (none: a solid line), and whether its markers are open."""
 
     color: str
     marker: Any

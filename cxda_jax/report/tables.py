@@ -40,7 +40,7 @@ ByCell = Mapping[tuple[str, Setting], list[Result]]
 
 
 class Column(NamedTuple):
-    """What the cells of a column hold. `metric` and `setting` are as in paper.csv."""
+    """The kind of the cells of a column. `metric` and `setting` are as in paper.csv."""
 
     title: str
     metric: str

@@ -89,7 +89,7 @@ def sizes_of(curves: Sequence[Curve]) -> list[int]:
 
 
 class Samples(NamedTuple):
-    """What paired differences follow from. Results of other tasks are left out, and are faults of one line.
+    """The scores that paired differences follow from. Results of other tasks are left out, and are faults of one line.
 
     Attributes:
       scores: [tasks].

@@ -1,4 +1,4 @@
-"""How long a study will take on this machine, from steps and tasks timed here."""
+"""Estimates the time of a study on this machine, from steps and tasks timed here."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""What adapting changed on the first test tasks: how many queries it corrected and spoiled, a picture of one, and what is
+"""Shows what adapting changed on the first test tasks: how many queries it corrected and spoiled, a picture of one, and what is
 attended to, kept for reports."""
 
 import hashlib
@@ -72,7 +72,7 @@ def write_arrays(path: Path, arrays: dict[str, Any]) -> str:
 
 
 def corrections(row: Mapping[str, Any], before: str = "") -> str:
-    """What adapting changed, for a method that adapts."""
+    """A line that says what adapting changed, for a method that adapts."""
     if "compared" not in row:
         return ""
     return f"{before}of {row['compared']} queries, adapting corrected {row['corrected']} and spoiled {row['spoiled']}"

@@ -1,4 +1,4 @@
-"""What adapting brings, by the number of support images: it is measured on validation tasks at the end of a training."""
+"""Measures what adapting brings, by the number of support images, on validation tasks at the end of a training."""
 
 from typing import Any
 

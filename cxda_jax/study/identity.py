@@ -1,4 +1,4 @@
-"""What a run was made from: its config, its data and its machine. It is written when the run begins and compared later.
+"""The origin of a run: its config, its data and its machine. It is written when the run begins and compared later.
 
 config.json is the resolved config. manifest.json beside it holds the config's hash, the identity of the data, and the
 processor and threads. So a damaged config, and other data of the same name, are noticed before they give a number.

@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
 
 class Study(NamedTuple):
-    """What is to be reproduced, and where it is kept."""
+    """The choice of what to reproduce, and the folder that keeps it."""
 
     benchmark: str
     folder: Path

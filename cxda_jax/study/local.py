@@ -91,7 +91,7 @@ def _perform(study: Study, job: Job, environment: Mapping[str, str]) -> str:
 
 
 def last_line(log: Path, start: int = 0) -> str:
-    """What a job said last, from the byte `start` of its log on; "" where it said nothing."""
+    """The last line of a job, from the byte `start` of its log on; "" where it said nothing."""
     lines = log.read_bytes()[start:].decode(errors="replace").strip().splitlines() if log.exists() else []
     return lines[-1].removeprefix("error: ")[:160] if lines else ""
 
@@ -139,7 +139,7 @@ def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[
 
 
 def seconds_left(took: list[float], ages: list[float], waiting: int, workers: int) -> float:
-    """What the jobs that run or wait will take, if each takes as long as those that have ended did on average.
+    """The seconds that the jobs that run or wait will take, if each takes as long as those that have ended did on average.
 
     Args:
       took: seconds of each job that has ended.

@@ -140,7 +140,7 @@ def _sha256(path: Path) -> str:
 
 
 def unpacked(find: Callable[[], RawData]) -> RawData:
-    """What a reader finds, once the archives that it meets are extracted."""
+    """The data that a reader finds, once the archives that it meets are extracted."""
     while True:
         try:
             return find()
@@ -172,7 +172,7 @@ def prepare(raw: RawData, target: Path, workers: int, skip_bad: int = 0) -> None
 
 
 def card(store: DomainStore, checks: list[Check]) -> str:
-    """What the store holds, split by split, and how that compares with what the paper used."""
+    """The counts of the store, split by split, beside those of the paper."""
     info, sizes = store.info, np.diff(store.offsets)
     height, width, channels = store.images.shape[1:]
     marks = f", {', '.join(info.marks)}" if info.marks else ""

@@ -121,7 +121,7 @@ def read(path: Path) -> list[Recorded]:
 
 
 def _fault_in(one: Recorded) -> str:
-    """What cannot be in a recorded result; "" where all can."""
+    """A value that cannot be in a recorded result; "" where all can."""
     row = one.row
     if row["method"] not in METHODS or row["seed"] != one.config["seed"]:
         return f"is of {brief(repr(row['method']), 20)}, seed {row['seed']!r}, which its config is not"

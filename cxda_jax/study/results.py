@@ -115,7 +115,7 @@ def is_unfinished(row: Mapping[str, Any]) -> bool:
 
 
 def unfinished_said(rows: Sequence[Mapping[str, Any]], left_out: bool = False) -> str:
-    """How many of these rows, the seeds of a cell, are unfinished, as words; "" where none is."""
+    """The number of these rows, the seeds of a cell, that are unfinished, in words; "" where none is."""
     reached = [f"{row['reached_step']} of {row['steps']}" for row in rows if is_unfinished(row)]
     seeds = f"{len(reached)} of {len(rows)} seeds unfinished{' and left out' * left_out}"
     return f"{seeds}: step {', '.join(dict.fromkeys(reached))}" if reached else ""

@@ -1,4 +1,4 @@
-"""What --runs names on the disk: runs with their configs and weights, and the evaluations that can be made of them."""
+"""Finds what --runs names on the disk: runs with their configs and weights, and the evaluations that can be made of them."""
 
 import glob
 import json
@@ -135,7 +135,7 @@ def find_runs(patterns: Sequence[str]) -> list[Path]:
 
 
 def matching(pattern: str) -> list[Path]:
-    """What a pattern matches. As far as it names what exists it is taken as it stands: names may have brackets too."""
+    """The paths that a pattern matches. As far as it names what exists it is taken as it stands: names may have brackets too."""
     literal, parts = "", list(Path(pattern).parts or [pattern])
     while parts and os.path.exists(os.path.join(literal, parts[0])):
         literal = os.path.join(literal, parts.pop(0))

@@ -1,4 +1,4 @@
-"""How many tasks a config asks for, and tests of another form than its own: other tasks, the first images of their support, or
+"""The number of tasks that a config asks for, and tests of another form than its own: other tasks, the first images of their support, or
 other fine-tuning steps."""
 
 import re
@@ -64,13 +64,13 @@ def parse(text: str) -> Setting:
 
 
 def usual_number(kind: str, config: Config) -> int:
-    """How many support domains, or images, the config's own tasks have."""
+    """The number of support domains, or of images, in the config's own tasks."""
     episode = {"num_domains": 5, "per_domain": 20} | dict(config.get("episode", {}))
     return episode["num_domains"] * (episode["per_domain"] if kind == "support_size" else 1)
 
 
 def count_tasks(config: Config, store: DomainStore, split: str) -> int:
-    """How many tasks a validation, on the split "val", or a test, on "test", has."""
+    """The number of tasks of a validation, on the split "val", or of a test, on "test"."""
     if config["evaluation"]["tasks"] == "exhaustive":
         return exhaustive(EpisodeSpec(**config["episode"]), store.offsets, store.domains(split), seed=0)[0]
     return config["evaluation"][f"{split}_tasks"]

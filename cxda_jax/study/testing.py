@@ -123,7 +123,7 @@ def tested(
 
 
 def known_labels(tested: Iterable[tuple[str, Setting]]) -> set[str]:
-    """What --against may name, of the labels that are tested with their settings: those, and those of context curves."""
+    """The labels that --against may name: those that are tested with their settings, and those of context curves."""
     return {name for label, s in tested for name in (label, s.left_out_of(label) if s.context else label)}
 
 
@@ -134,7 +134,7 @@ def check_against(against: str, labels: Collection[str]) -> None:
 
 
 def compiled(experiment: Experiment) -> Evaluator:
-    """What tests a task, which says that it compiles, and does not start what the memory will not hold."""
+    """The compiled test of a task. It says that it compiles, and does not start what the memory will not hold."""
     evaluator = compile_task(experiment.method, experiment.source)
     check = memory.insist_it_fits if experiment.method.feed_forward else lambda *_: None
     return evaluator._replace(answer=announced(evaluator.answer, "the test of a task", check))

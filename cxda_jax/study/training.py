@@ -235,7 +235,7 @@ def replay(config: Config, workdir: Path, data_dir: str | Path, other_data: bool
 
 
 def describe_cost(spent: train.Spent, compilations: cost.Compilations, dtype: str) -> dict[str, Any]:
-    """What the training of this process cost, and the share of the machine's matrix-product peak that its steps reached."""
+    """The cost of the training of this process, and the share of the machine's matrix-product peak that its steps reached."""
     peak, counted = cost.matmul_peak(dtype=jnp.dtype(dtype)), spent.step_flops
     memory, where = cost.peak_memory()
     return {

@@ -115,7 +115,7 @@ print(json.dumps({"encode_ms": adapt, "predict_ms": predict, "peak_mb": peak_mb(
 
 
 def child(code, folder, places, shape):
-    """What a process of its own prints, which has one core."""
+    """The output of a process of its own, which has one core."""
     given = f"folder, places, image_shape = {str(folder)!r}, {places}, {tuple(shape)!r}\n"
     threads = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     environment = os.environ | {"XLA_FLAGS": threads, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}

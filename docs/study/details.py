@@ -1,4 +1,4 @@
-"""What the records of results leave out and the study needs: answers by domain and by class, and where attention goes.
+"""Finds what the records of results leave out and the study needs: answers by domain and by class, and where attention goes.
 
 docs/study/run.py calls it while the runs are there, for seed 0 of each part.
 """

@@ -42,7 +42,7 @@ class Gap(NamedTuple):
 
 @dataclasses.dataclass(eq=False)  # so that what follows from it can be cached
 class Evidence:
-    """What the records of one store say.
+    """The evidence in the records of one store.
 
     Attributes:
       store: its name; "(smoke)" is added where sizes are too small to mean anything.

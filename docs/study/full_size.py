@@ -1,4 +1,4 @@
-"""What the study says of networks of the paper's width and length, as sentences."""
+"""Sentences of the study about networks of the paper's width and length."""
 
 from docs.study import run, tables
 from docs.study.answers import NOTHING, bullets, listed, said
@@ -34,7 +34,7 @@ def full(studies: Studies) -> str:
 
 
 def full_curves(studies: Studies) -> list[str]:
-    """What the models of FULL do with fewer images."""
+    """Sentences about the models of FULL with fewer images."""
     if FULL_CURVES not in studies:
         return []
     evidence, (method,) = studies[FULL_CURVES], [m for m, sizes in run.CURVED.items() if sizes]

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 
 def rates(studies: Studies) -> str:
-    """What the validation domains chose."""
+    """The rates that the validation domains chose."""
     rows = []
     for what, unit in (("rates", ""), ("shares", " of `erm`'s")):
         for store, of_store in tuning().get(what, {}).items():
@@ -29,7 +29,7 @@ def tuning() -> dict[str, dict[str, Any]]:
 
 
 def benchmarks(studies: Studies) -> str:
-    """What makes results comparable: hashes of the data, and of the questions and supports of the usual tasks."""
+    """The facts that make results comparable: hashes of the data, and of the questions and supports of the usual tasks."""
     rows = []
     for store in (store for store in STORES if store in studies):
         evidence = studies[store]
@@ -45,7 +45,7 @@ def benchmarks(studies: Studies) -> str:
 
 
 def plan(studies: Studies) -> str:
-    """What is to be recorded, and what is."""
+    """The parts to be recorded, and those that are."""
     rows = []
     for name, planned in run.SEEDS.items():
         have = [seed for seed in range(planned) if (run.RECORDS / f"{name}-{seed}.records").exists()]

@@ -35,7 +35,7 @@ UNTRAINED = ("bn_alpha", "t3a", "lame", "feature_shift")
 
 
 class Part(NamedTuple):
-    """What is trained and tested on a benchmark, for each seed."""
+    """The trainings and tests on a benchmark, for each seed."""
 
     benchmark: str
     methods: tuple[str, ...]

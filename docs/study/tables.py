@@ -150,7 +150,7 @@ def rival_gaps(evidence: Evidence) -> dict[str, Gap]:
 
 
 def fewer(gap: Gap, evidence: Evidence) -> str:
-    """How many seeds a difference to cxda has, where cxda has more."""
+    """The number of seeds of a difference to cxda, where cxda has more."""
     return f", {many(len(gap.seeds))}" if len(gap.seeds) < len(evidence.scores["cxda", ""]) else ""
 
 
@@ -208,7 +208,7 @@ def by_images(evidence: Evidence) -> dict[str, Gap]:
 
 
 def own_images(studies: Studies) -> str:
-    """What the device's images add: each method at n = 100 minus itself at n = 0."""
+    """The gain by the device's images: each method at n = 100 minus itself at n = 0."""
     names = [store for store in STORES if store in studies]
     rows = [[called(m), *(signed_gap(by_images(studies[store]).get(m)) for store in names)] for m in FORWARD]
     return table(["100 images minus none, Avg", *(f"`{store}`" for store in names)], [r for r in rows if any(r[1:])])

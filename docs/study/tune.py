@@ -101,7 +101,7 @@ def fine_tune(benchmark: str, rate: float, folder: Path, data_dir: str) -> dict[
 
 
 def label(method: str, share: float) -> str:
-    """What results of a method that fine-tunes are called."""
+    """The name of results of a method that fine-tunes."""
     return method if share == PAPER_SHARE else f"{method},finetune.rate={share:g}"
 
 

@@ -91,7 +91,7 @@ def _images_and_others(raw_dir: Path, split_csv: str) -> tuple[list[Path], list[
 
 
 def _kinds(paths: list[Path]) -> str:
-    """How many files there are of each suffix, in words."""
+    """The number of files of each suffix, in words."""
     counts = collections.Counter("folders" if p.is_dir() else brief(p.suffix.lower(), 10) or "others" for p in paths)
     shown = [f"{count} {kind}" for kind, count in counts.most_common(4)]
     return ", ".join(shown) + (" and more" if len(counts) > 4 else "")

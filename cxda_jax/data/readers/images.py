@@ -114,7 +114,7 @@ def _formats() -> list[str]:
 
 
 def _missing_decoder(path: Path) -> str:
-    """What to install for a file of a format that PIL does not decode on this machine, or nothing."""
+    """The package to install for a file of a format that PIL does not decode on this machine, or nothing."""
     with open(path, "rb") as file:
         start = file.read(32)
     said = {start[i : i + 4] for i in range(8, len(start), 4)} if start[4:8] == b"ftyp" else set()

@@ -1,4 +1,4 @@
-"""What the readers of raw downloads share: they read pieces in parallel, keep their order, and report faults in one line.
+"""Reads pieces of raw downloads in parallel, keeps their order, and reports faults in one line. All readers share this.
 
 A reader looks only at names and headers, and returns RawData. read_pieces() then reads the pixels, a few pieces at a time. So
 the memory in use depends neither on the size of the data set nor on that of its largest domain.
@@ -152,7 +152,7 @@ def _read_files(files: Sequence[tuple[Path, int]], side: int, convert: Convert) 
 
 
 def read_image(path: Path, side: int, convert: Convert) -> np.ndarray:
-    """What convert(image) makes of the image in a file, uint8 [side, side, 3]."""
+    """The image in a file after convert(), uint8 [side, side, 3]."""
     image = decode(path, convert)
     if image.size != (side, side):
         raise UserError(f"{path}: {image.width}x{image.height} pixels, expected {side}x{side}; fetch it again")

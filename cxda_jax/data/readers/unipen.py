@@ -58,7 +58,7 @@ Stroke = np.ndarray  # float32 [points, 2] in millimetres: x to the right, y up
 
 
 class Recording(NamedTuple):
-    """What one writer wrote in one file: all components, each with its points and whether the pen was down."""
+    """The writing of one writer in one file: all components, each with its points and whether the pen was down."""
 
     writer: str
     components: list[tuple[Stroke, bool]]
