@@ -108,7 +108,7 @@ def attending(
     support_loss: str = "none",
     prior: float = 0.0,
 ) -> Method:
-    """The functions that the cxda methods share.
+    """A method of the cxda family, from the parts in which they differ.
 
     Args:
       net: a network with a CrossAttention.

@@ -22,7 +22,7 @@ from cxda_jax.types import Array, Episode, Images, Method, Variables
 
 
 class WithPrefix(NamedTuple):
-    """The sequence of support images that icrm has read."""
+    """The result of icrm's adapt(): the support as a sequence that was read."""
 
     variables: Variables
     cache: Cache  # the encoded support
