@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cxda_jax.device.model import Answers, Model, load
     from cxda_jax.errors import UserError
     from cxda_jax.evaluation import evaluate
-    from cxda_jax.methods.anytime import cxda_any, stream
+    from cxda_jax.methods.anytime import cxda_any
     from cxda_jax.methods.cml import cml
     from cxda_jax.methods.cotta import cotta
     from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
@@ -31,7 +31,7 @@ _HOMES = {
     "device.model": ("Answers", "Model", "load"),
     "errors": ("UserError",),
     "evaluation": ("evaluate",),
-    "methods.anytime": ("cxda_any", "stream"),
+    "methods.anytime": ("cxda_any",),
     "methods.cml": ("cml",),
     "methods.cotta": ("cotta",),
     "methods.cxda": ("cxda", "cxda_loo", "cxda_p2p", "cxda_supervised"),
@@ -48,7 +48,7 @@ __all__ = [
     "Answers", "DomainStore", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Model", "Plan",
     "SupportBuffer", "UserError", "__version__", "bn", "bn_alpha", "cml", "cotta", "cxda", "cxda_any", "cxda_loo",
     "cxda_p2p", "cxda_supervised", "erm", "erm_iid", "evaluate", "feature_shift", "ft_em", "ft_im", "icrm", "lame",
-    "load", "open_store", "sample_plans", "sf_ocda", "sla", "stream", "t3a", "with_transformer", "write_store",
+    "load", "open_store", "sample_plans", "sf_ocda", "sla", "t3a", "with_transformer", "write_store",
 ]  # fmt: skip
 
 

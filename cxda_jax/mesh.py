@@ -148,7 +148,7 @@ def together() -> None:
     largest(np.zeros(1, np.int32))
 
 
-class Nobody(contextlib.AbstractContextManager["Nobody"]):
+class NoWriter(contextlib.AbstractContextManager["NoWriter"]):
     """In a process that writes no files: takes what it would write, and does nothing."""
 
     def nothing(self, *_: Any) -> None:
@@ -159,10 +159,10 @@ class Nobody(contextlib.AbstractContextManager["Nobody"]):
 
 def by_first(make: Callable[..., Any], *arguments: Any) -> Any:
     """make(*arguments) in the process that writes."""
-    return make(*arguments) if is_first() else Nobody()
+    return make(*arguments) if is_first() else NoWriter()
 
 
-def given(devices: Mesh | None, batch: Any, steps: int, stopping: Callable[[], bool]) -> tuple[Any, ...]:
+def step_arguments(devices: Mesh | None, batch: Any, steps: int, stopping: Callable[[], bool]) -> tuple[Any, ...]:
     """The arguments of a program of so many steps: its batch on the devices; of several processes, also who is asked to stop."""
     batch = place(devices, batch, CUT if steps == 1 else jax.P(None, AXIS))
     if devices is None or jax.process_count() == 1:

@@ -270,7 +270,7 @@ def train(
                 break
             began, count, first = time.perf_counter(), next_call(step, schedule), step == start
             batch = stack([next(batches) for _ in range(count)])
-            given = mesh.given(devices, batch, count, stopping)
+            given = mesh.step_arguments(devices, batch, count, stopping)
             waiting += (waited := time.perf_counter() - began)
             if count in started:
                 state, measured = programs[count](state, source.resident, given[0], key, *given[1:])
@@ -311,7 +311,7 @@ def train(
     steps, seconds, flops, moved = step - start, time.perf_counter() - entered, 0.0, 0
     if steps:
         batch = next(source.own_batches(plan_of, 0, 1))
-        given = mesh.given(devices, batch, 1, stopping)
+        given = mesh.step_arguments(devices, batch, 1, stopping)
         flops = cost.flops(programs[1].lower(state, source.resident, given[0], key, *given[1:]))
         moved = sum(leaf.nbytes for leaf in jax.tree.leaves(batch) if isinstance(leaf, np.ndarray))
     speed = (steps - sum(started)) / max(stepping, 1e-9)

@@ -86,8 +86,8 @@ def test_counts_and_the_query_chosen():
     before = np.array([[0, 0, 2], [3, 0, 0], [0, 0, 0]])
     after = np.array([[1, 1, 2], [0, 3, 3], [0, 0, 1]])
     answers = Answers(labels, before, after)
-    assert answers.counts() == {"compared": 9, "corrected": 4, "spoiled": 2} and answers.telling() == (1, 1)
+    assert answers.counts() == {"compared": 9, "corrected": 4, "spoiled": 2} and answers.example_place() == (1, 1)
     assert {type(count) for count in answers.counts().values()} == {int}, "as JSON takes them"
-    assert answers._replace(before=labels, after=labels + 1 - np.eye(3, dtype=int)).telling() == (0, 0)
-    assert answers._replace(before=labels, after=np.where(np.eye(3), 9, labels)).telling() == (0, 1)
-    assert answers._replace(after=labels + 1).telling() == (0, 0)
+    assert answers._replace(before=labels, after=labels + 1 - np.eye(3, dtype=int)).example_place() == (0, 0)
+    assert answers._replace(before=labels, after=np.where(np.eye(3), 9, labels)).example_place() == (0, 1)
+    assert answers._replace(after=labels + 1).example_place() == (0, 0)

@@ -25,10 +25,10 @@ def cml(net: Classifier) -> Method:
     """CML, for a network with a ContextNet, whose trunk takes the context's channels after the image's."""
 
     def init(key: Array, images: Images) -> Variables:
-        def everything(net: Classifier, pixels: Array) -> Array:
+        def touch_all(net: Classifier, pixels: Array) -> Array:
             return net(pixels, context=net.summarise(pixels))
 
-        return fresh(net, key, images.pixels, everything)
+        return fresh(net, key, images.pixels, touch_all)
 
     def summarise(variables: Variables, support: Images) -> Any:
         if not len(support.pixels):

@@ -46,11 +46,11 @@ def cxda(net: Classifier, **options: Any) -> Method:
         maps = net.apply(adapted.variables, query.pixels, method="map")
         return net.apply(adapted.variables, maps, adapted.memory, adapted.hidden(len(maps)), method="weights")
 
-    def everything(net: Classifier, pixels: Array) -> Array:
+    def touch_all(net: Classifier, pixels: Array) -> Array:
         maps = net.map(pixels)
         return net.recall(maps, net.remember(maps))
 
-    return attending(net, remember, answer, everything, **options)._replace(name="cxda", attention=weights)
+    return attending(net, remember, answer, touch_all, **options)._replace(name="cxda", attention=weights)
 
 
 def cxda_p2p(net: Classifier, **options: Any) -> Method:
@@ -73,11 +73,11 @@ def cxda_supervised(net: Classifier, **options: Any) -> Method:
         weights = domain_weights(domain, adapted, leave_own_out)
         return net.apply(adapted.variables, maps, weights, adapted.memory, method="mix")
 
-    def everything(net: Classifier, pixels: Array) -> Array:
+    def touch_all(net: Classifier, pixels: Array) -> Array:
         maps = net.map(pixels)
         return net.mix(maps, jnp.ones((1, 1, 1)), net.remember_values(maps))
 
-    return attending(net, remember, answer, everything, **options)._replace(
+    return attending(net, remember, answer, touch_all, **options)._replace(
         name="cxda_supervised",
         attention=lambda adapted, query: domain_weights(query.domain, adapted),
         uses_domains=True,
@@ -102,7 +102,7 @@ def attending(
     net: Classifier,
     remember: Any,
     answer: Any,
-    everything: Any,
+    touch_all: Any,
     statistics: str = "flow",
     momentum: float = 1.0,
     support_loss: str = "none",
@@ -114,7 +114,7 @@ def attending(
       net: a network with a CrossAttention.
       remember: (variables, maps of the support) -> memory.
       answer: (adapted, maps of queries, their domains, leave_own_out) -> logits.
-      everything: (net, pixels) -> anything that depends on all parameters.
+      touch_all: (net, pixels) -> anything that depends on all parameters.
       statistics: as in bn().
       momentum: as in bn().
       support_loss: "own": the support's labels teach too, each image classified without attention. "leave_one_out": they
@@ -126,7 +126,7 @@ def attending(
     share = share_of(momentum, prior)
 
     def init(key: Array, images: Images) -> Variables:
-        return fresh(net, key, images.pixels, everything)
+        return fresh(net, key, images.pixels, touch_all)
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         support, query = episode.support, episode.query

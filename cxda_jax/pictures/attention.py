@@ -32,7 +32,7 @@ class Answers(NamedTuple):
         corrected, spoiled = (int(mask.sum()) for mask in self._changed())
         return {"compared": int((self.labels >= 0).sum()), "corrected": corrected, "spoiled": spoiled}
 
-    def telling(self) -> tuple[int, int]:
+    def example_place(self) -> tuple[int, int]:
         """The task with most queries that adapting corrects, and the first of these.
 
         Where no query is corrected, those that are right count instead.

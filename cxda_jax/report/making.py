@@ -65,12 +65,12 @@ def make_report(
       against: "paper" or "paper_stand_ins" sets the paper's figures beside ours; "" does not.
       unfinished: take seeds whose training is unfinished into means too.
     """
-    everything, duplicates = distinct(results)
+    loaded, duplicates = distinct(results)
     faults = faults + duplicates
-    results = [r for r in everything if unfinished or not is_unfinished(r.row)]
-    left_out = [] if unfinished else [r for r in everything if is_unfinished(r.row)]
+    results = [r for r in loaded if unfinished or not is_unfinished(r.row)]
+    left_out = [] if unfinished else [r for r in loaded if is_unfinished(r.row)]
     advice = "left out of all means; train on and evaluate again, or take them in with --unfinished"
-    faults += [f"{line}; {advice}" for line in unfinished_lines(everything)] if left_out else []
+    faults += [f"{line}; {advice}" for line in unfinished_lines(loaded)] if left_out else []
     print(f"comparing {len(results)} results", flush=True)
     tables, styles = build_tables(results, against, left_out), plots.method_styles(results)
     figures, tasks, taken, late = [], [], set(), by_store(left_out)
@@ -94,11 +94,11 @@ def make_report(
         for i, weights in enumerate(kept):
             tasks += attention.explorer_tasks(weights, of_store, EXPLORED[min(i, 1)])
     print(f"writing {folder}", flush=True)
-    facts = [*summary(everything, faults), *([beside_paper(results, against)] if against else [])]
-    heading = f"{HEADING} on {', '.join(by_store(everything))}"
-    places = {str(r.folder): f"#run-{i}" for i, r in enumerate(everything)}
+    facts = [*summary(loaded, faults), *([beside_paper(results, against)] if against else [])]
+    heading = f"{HEADING} on {', '.join(by_store(loaded))}"
+    places = {str(r.folder): f"#run-{i}" for i, r in enumerate(loaded)}
     shown = [formats.to_html(table, lambda run: places.get(run, "")) for table in tables]
-    page = Report(heading, facts, [*shown, formats.runs_html(everything)], figures, tasks, faults)
+    page = Report(heading, facts, [*shown, formats.runs_html(loaded)], figures, tasks, faults)
     texts = {"md": "\n".join(map(formats.to_markdown, tables)), "tex": "\n".join(map(formats.to_latex, tables))}
     for kind, text in {**texts, "csv": formats.to_csv(tables)}.items():
         files.write_bytes(folder / f"tables.{kind}", text.encode(errors="replace"))

@@ -32,7 +32,7 @@ def without_support(
 
 def draw_example(path: Path, experiment: Experiment, plan: Plan, answers: Answers, weights: np.ndarray) -> None:
     """A query that adapting corrects, if there is one, and what it attends to; weights as keep_attention gives them."""
-    store, domains, (task, query) = experiment.store, experiment.store.row_domains(), answers.telling()
+    store, domains, (task, query) = experiment.store, experiment.store.row_domains(), answers.example_place()
     asked, support = plan.query[task, query], plan.support[task]
     label, before, after = (int(numbers[task, query]) for numbers in answers)
     example = Example(

@@ -24,7 +24,7 @@ def measure_gain(experiment: Experiment, variables: Variables) -> Gain | None:
     usual, tasks = usual_number("support_size", config), count_tasks(config, experiment.store, "val")
     sizes = (*(n for n in SIZES if n < usual), usual)
     experiment = experiment._replace(context=Context(usual))  # all sizes see the beginning of the same order
-    evaluator = compile_task(of_the_first(method), experiment.source)
+    evaluator = compile_task(with_the_first_images(method), experiment.source)
     tables = [score(experiment, evaluator, {"own": variables, "count": jnp.asarray(n)}, "val", tasks) for n in sizes]
     gaps = [100 * (table.scores - tables[0].scores) for table in tables]
     intervals = [metrics.bootstrap_interval(gap).tolist() for gap in gaps]
@@ -38,7 +38,7 @@ def measure_gain(experiment: Experiment, variables: Variables) -> Gain | None:
     )
 
 
-def of_the_first(method: Method) -> Method:
+def with_the_first_images(method: Method) -> Method:
     """The method on the first images of each support. Its variables are {"own": those of the method, "count": how many}."""
 
     def adapt(variables: Any, support: Images, key: Array) -> Any:

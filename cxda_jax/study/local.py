@@ -21,7 +21,7 @@ from cxda_jax.study.jobs import Job, Study, is_done
 
 # A job must not outlive a killed study: the next start would run it a second time. So this code asks Linux to kill the job with
 # its parent, then becomes the job's command. A preexec_fn could do so too, but is not safe beside JAX's threads.
-TIED = """
+ENDS_WITH_PARENT = """
 import ctypes, os, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9)
@@ -70,7 +70,7 @@ def _perform(study: Study, job: Job, environment: Mapping[str, str]) -> str:
     The job has a session of its own, so that a terminal's Ctrl-C does not reach it; the study passes one signal on.
     """
     log, began = study.folder / "jobs" / f"{job.id}.log", time.monotonic()
-    command = [sys.executable, "-c", TIED, str(os.getpid()), *job.command]
+    command = [sys.executable, "-c", ENDS_WITH_PARENT, str(os.getpid()), *job.command]
     variables = {**os.environ, **(QUICK if study.smoke else {}), **environment}
     with open(log, "ab") as out, subprocess.Popen(
         command, stdout=out, stderr=subprocess.STDOUT, env=variables, start_new_session=True

@@ -158,12 +158,12 @@ def _scale_key(image: Image.Image) -> None:
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
     """A grey image, with an alpha channel if a grey value stands for transparency."""
-    everything, hidden = np.asarray(image), image.info.get("transparency")
-    if not np.isfinite(everything).all():
+    values, hidden = np.asarray(image), image.info.get("transparency")
+    if not np.isfinite(values).all():
         raise ValueError("NaN or infinite pixels")
     low, high = 0.0, 1.0 if image.mode == "F" else 65535.0
-    if everything.min() < low or everything.max() > high:
-        low, high = float(everything.min()), float(everything.max())
+    if values.min() < low or values.max() > high:
+        low, high = float(values.min()), float(values.max())
 
     def grey_of(pixels: np.ndarray) -> np.ndarray:
         grey = np.rint((pixels.astype(np.float64) - low) * (255 / ((high - low) or 1))).astype(np.uint8)
