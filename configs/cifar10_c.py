@@ -5,8 +5,8 @@ cxda train --config=cifar10_c:cxda --workdir=runs/cifar10_c/cxda/0
 
 `:cxda,small` is a network and a training that two cores manage in minutes.
 
-Domains, severities, counts and hyper-parameters are the paper's for CIFAR-C. The published files differ in their random numbers
-and in the textures of frost. Images from JPEG files carry JPEG's traces before any corruption.
+Domains, severities, counts and hyper-parameters are the paper's for CIFAR-C. The published files differ in their random
+numbers and in the textures of frost. Images from JPEG files carry JPEG's traces before any corruption.
 """
 
 from cxda_jax.config import default, shrink, tuned_rate, variant

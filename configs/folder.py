@@ -5,7 +5,8 @@ cxda train --config=folder:cxda --config.data.name=mine --workdir=runs/mine/cxda
 cxda train --config=folder:cxda --config.data.name=mine --config.net.name=resnet50 \
     --config.net.weights=resnet50-0676ba61.pth --workdir=runs/mine/cxda_resnet/0
 
-`:cxda,small` is a network and a training that two cores manage in minutes, best on images that were prepared with --size=32.
+`:cxda,small` is a network and a training that two cores manage in minutes, best on
+images that were prepared with --size=32.
 """
 
 from cxda_jax.config import default, shrink, variant

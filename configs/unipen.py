@@ -3,8 +3,8 @@
 cxda prepare --benchmark=unipen --raw_dir=DOWNLOADS
 cxda train --config=unipen:cxda --workdir=runs/unipen/cxda/0
 
-With `--scale=writer --name=unipen_sizes` for prepare and `:cxda,sizes` for train, sizes are kept: then o and O, s and S, c and C
-differ only for somebody who knows the writer.
+With `--scale=writer --name=unipen_sizes` for prepare and `:cxda,sizes` for train, sizes are kept: then o and O, s and
+S, c and C differ only for somebody who knows the writer.
 """
 
 from cxda_jax.config import default, shrink, tuned_rate, variant

@@ -1,4 +1,5 @@
-"""Feed-forward latent domain adaptation in JAX: adapt to unlabelled images of unknown domains without back-propagation."""
+"""Feed-forward latent domain adaptation in JAX: adapt to unlabelled images of
+unknown domains without back-propagation."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

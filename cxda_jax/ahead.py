@@ -1,4 +1,5 @@
-"""The needs of a training on an accelerator that is not there: does it fit, what does it move, what do the chips exchange.
+"""The needs of a training on an accelerator that is not there: does it fit, what does it move,
+what do the chips exchange.
 
 The compiler of that accelerator answers. Nothing is run, and no time is told.
 """
@@ -95,7 +96,10 @@ def read_target(text: str) -> Target:
 
 
 def passport(config: Config, target: Target, data_dir: str, log: Callable[[str], None]) -> dict[str, Any]:
-    """The needs of the programs of a config on the target. A published data set that is not prepared has black images."""
+    """The needs of the programs of a config on the target.
+
+    A published data set that is not prepared has black images.
+    """
     benchmark, programs = config["benchmark"], {}
     prepared = (Path(data_dir) / str(config["data"].get("name")) / "store.json").exists()
     store = empty_store(benchmark) if benchmark in PUBLISHED and not prepared else open_data(config, data_dir)
@@ -142,7 +146,8 @@ def examine(program: Program, memory: float) -> dict[str, Any]:
 
 
 def exchanges(text: str) -> list[dict[str, Any]]:
-    """The exchanges between devices in a compiled program: the operation, the types and the bytes, the largest first."""
+    """The exchanges between devices in a compiled program: the operation, the types and the bytes,
+    the largest first."""
     found = []
     for kinds, operation in _COLLECTIVE.findall(text):
         arrays = _ARRAY.findall(kinds)
@@ -283,7 +288,8 @@ def _step(
 def _evaluation(
     config: Config, method: Method, source: Source, resident: Any, variables: Any, mesh: Any, counts: bool
 ) -> Program:
-    """The program that adapts to some tasks and answers, or for a method that fine-tunes the one that adapts to a task."""
+    """The program that adapts to some tasks and answers, or for a method that
+    fine-tunes the one that adapts to a task."""
     each = (config["evaluation"]["per_call"] or backend.default_tasks_per_call()) if method.feed_forward else 1
     tasks, evaluator = each * mesh.size if method.feed_forward else 1, compile_task(method, source)
     whole, cut = NamedSharding(mesh, jax.P()), NamedSharding(mesh, jax.P("tasks"))

@@ -77,7 +77,8 @@ def warp(image: Array, shift: Array, flip: Array, angle: Array, fill: float) -> 
 
 
 def bilinear(y: Array, x: Array, pixel: Callable[[Array, Array], Array]) -> Array:
-    """Interpolates at (y, x), both [h, w], between four neighbours; pixel(rows, columns) gives their values [h, w, c]."""
+    """Interpolates at (y, x), both [h, w], between four neighbours;
+    pixel(rows, columns) gives their values [h, w, c]."""
     y0, x0 = jnp.floor(y), jnp.floor(x)
     total = jnp.zeros(())
     for dy in (0, 1):
@@ -225,7 +226,8 @@ def jitter(image: Array, drawn: Drawn, used: list[int]) -> Array:
     def step(planes: Array, which: Array) -> tuple[Array, None]:
         return jax.lax.switch(which, adjusts, planes, amounts[which]), None
 
-    # The result of a loop is stored. Without a loop XLA computes the last step again for each pixel that is interpolated.
+    # The result of a loop is stored. Without a loop XLA computes the last step
+    # again for each pixel that is interpolated.
     return jnp.moveaxis(jax.lax.scan(step, jnp.moveaxis(image, -1, 0), drawn.order)[0], 0, -1)
 
 
@@ -235,9 +237,9 @@ REACH = 2  # pixels on each side that the blur uses
 def move(image: Array, drawn: Drawn, options: Strong) -> Array:
     """Scales, rotates, shifts, blurs, then flips [h, w, c]; the pixels at the edges continue outwards.
 
-    The published pipeline first pads by half of the side and crops at the end. With its ranges, and sides of 17 pixels or
-    more, no pixel from outside the padding reaches the crop. So limiting the coordinates to the image gives the same. The
-    blur is symmetric, so the flip can be a part of the interpolation before it.
+    The published pipeline first pads by half of the side and crops at the end. With its ranges, and sides of 17 pixels
+    or more, no pixel from outside the padding reaches the crop. So limiting the coordinates to the image gives the
+    same. The blur is symmetric, so the flip can be a part of the interpolation before it.
     """
     margin = REACH if options.blur else 0
     if options.rotate or options.translate or options.scale or options.flip:

@@ -1,4 +1,7 @@
-"""All decisions that depend on the backend (CPU, GPU or TPU) and on the machine. No other module asks for the backend."""
+"""All decisions that depend on the backend (CPU, GPU or TPU) and on the machine.
+
+No other module asks for the backend.
+"""
 
 import contextlib
 import contextvars
@@ -43,8 +46,8 @@ def _on_cpu() -> bool:
     return platform_name() == "cpu"
 
 
-# Decisions. On CPUs XLA computes the gradients of convolutions inside a loop 50 times slower than outside. So one program
-# takes one step there, and short loops are unrolled.
+# Decisions. On CPUs XLA computes the gradients of convolutions inside a loop 50 times slower than outside. So one
+# program takes one step there, and short loops are unrolled.
 
 
 def default_steps_per_call() -> int:
@@ -160,8 +163,8 @@ def threads() -> int:
 def keep_freed_memory() -> None:
     """Makes the C library keep large freed blocks for the next step, where it is glibc.
 
-    Otherwise it returns them to the system, and on CPUs each step fetches its activations again, page by page. Call this
-    before JAX starts its threads. Threads that exist already have memory pools of their own, which only grow.
+    Otherwise it returns them to the system, and on CPUs each step fetches its activations again, page by page. Call
+    this before JAX starts its threads. Threads that exist already have memory pools of their own, which only grow.
     """
     if mallopt := _of_glibc("mallopt"):
         # M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD of malloc.h

@@ -35,7 +35,8 @@ def default() -> Any:
 
 
 def variant(argument: str | None, *more: str) -> tuple[Any, ...]:
-    """'cxda,smoke' to ("cxda", True): a method, and whether shrink() applies; then whether each variant in `more` was asked for."""
+    """'cxda,smoke' to ("cxda", True): a method, and whether shrink() applies; then
+    whether each variant in `more` was asked for."""
     method, *asked = (argument or "cxda").split(",")
     known = ("smoke", *more)
     for name in asked:
@@ -227,7 +228,10 @@ def check_value(name: str, value: Any, field: Field) -> None:
 
 
 def refuse_unread(config: Config, *fields: str) -> Config:
-    """The config. Raises a UserError where one of the fields, which its method does not read, is not as it is by default."""
+    """The config.
+
+    Raises a UserError where one of the fields, which its method does not read, is not as it is by default.
+    """
     for group, _, name in (field.partition(".") for field in fields):
         entry = FIELDS[group]
         assert isinstance(entry, Group)
@@ -296,7 +300,8 @@ def _is_like(value: Any, default: Any) -> bool:
 
 
 def as_fields(config: Config, *groups: str) -> contextlib.AbstractContextManager[None]:
-    """A context in which a UserError about a parameter, momentum=2.0, names the field of these groups, batch_norm.momentum."""
+    """A context in which a UserError about a parameter, momentum=2.0, names the field of these groups,
+    batch_norm.momentum."""
     return renamed({name: f"{group}.{name}" for group in reversed(groups) for name in config.get(group, ())})
 
 

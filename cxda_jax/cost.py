@@ -1,4 +1,5 @@
-"""The cost of work: compilations as JAX reports them, operations as XLA counts them, and the peak speed of the device."""
+"""The cost of work: compilations as JAX reports them, operations as XLA counts them,
+and the peak speed of the device."""
 
 import resource
 import sys
@@ -17,7 +18,8 @@ _FROM_CACHE = "/jax/compilation_cache/cache_hits"
 
 
 class Compilations:
-    """Counts the programs that JAX compiles from now on, those of them that come from its cache, and the time of all."""
+    """Counts the programs that JAX compiles from now on, those of them that come from its cache,
+    and the time of all."""
 
     def __init__(self) -> None:
         self.programs, self.cached, self.seconds = 0, 0, 0.0
@@ -33,13 +35,15 @@ class Compilations:
 
 
 def flops(lowered: Any) -> float | None:
-    """Floating-point operations of a lowered jitted function, before a backend rewrites it; None where nothing counts them."""
+    """Floating-point operations of a lowered jitted function, before a backend rewrites it;
+    None where nothing counts them."""
     analysis = lowered.cost_analysis() or _analysis_on_cpu(lowered)
     return float(analysis["flops"]) if "flops" in analysis else None
 
 
 def _analysis_on_cpu(lowered: Any) -> dict[str, float]:
-    """The same count by the CPU's part of XLA, since JAX gives none for GPUs and TPUs; empty where this cannot be had."""
+    """The same count by the CPU's part of XLA, since JAX gives none for GPUs and TPUs;
+    empty where this cannot be had."""
     try:
         from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
@@ -50,7 +54,8 @@ def _analysis_on_cpu(lowered: Any) -> dict[str, float]:
 
 
 def matmul_peak(side: int = 0, dtype: Any = jnp.float32) -> float:
-    """The best operations per second in five products of matrices [side, side]; of 0, as large as keeps this device busy."""
+    """The best operations per second in five products of matrices [side, side]; of 0,
+    as large as keeps this device busy."""
     side, times = side or backend.peak_matrix_side(), []
     product = matrix_product(side, dtype)
     for _ in range(1 + 5):  # the first one is compiled

@@ -1,4 +1,7 @@
-"""The one kind of error that a user can cause, and texts for its message. It imports nothing: commands load it first."""
+"""The one kind of error that a user can cause, and texts for its message.
+
+It imports nothing: commands load it first.
+"""
 
 
 class UserError(ValueError):
@@ -13,5 +16,6 @@ def brief(text: str, most: int = 60) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with escapes, such as \\x1b and \\udce9, for what is no character to see: a file's name may hold any bytes."""
+    """The text with escapes, such as \\x1b and \\udce9, for what is no character to see:
+    a file's name may hold any bytes."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

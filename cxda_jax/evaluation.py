@@ -39,7 +39,10 @@ class TaskTable(NamedTuple):
 
 
 class Evaluator(NamedTuple):
-    """A method's programs for any checkpoint. Each is compiled at its first call, once for each shape of its arguments."""
+    """A method's programs for any checkpoint.
+
+    Each is compiled at its first call, once for each shape of its arguments.
+    """
 
     fetch: Callable[[Any, Any], Episode]
     adapt: Callable[[Variables, Images, Array], Adapted]  # one task
@@ -62,8 +65,8 @@ def compile_task(method: Method, source: Source) -> Evaluator:
     answers_of = {name: classes(predict) for name, predict in {PREDICTIONS: method.predict, **method.also}.items()}
     adapt, compiled = backend.jit(method.adapt), {name: backend.jit(f) for name, f in answers_of.items()}
 
-    # Adapting and predicting are one program, in which the tasks of a call share their weights and vmap merges them into
-    # one batch. Between two programs the weights would be copied for each task.
+    # Adapting and predicting are one program, in which the tasks of a call share their weights and vmap merges them
+    # into one batch. Between two programs the weights would be copied for each task.
     def together(variables: Variables, episode: Episode, key: Array) -> dict[str, Array]:
         adapted = method.adapt(variables, episode.support, key)
         return {name: answer(adapted, episode.query) for name, answer in answers_of.items()}

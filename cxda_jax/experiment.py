@@ -164,9 +164,11 @@ class Experiment(NamedTuple):
 def build(
     config: Config, data_dir: str | Path, splits: Sequence[str] = SPLITS, devices: Mesh | None = None
 ) -> Experiment:
-    """Builds an experiment from a config of plain values, as config.read() gives, or raises a UserError that names a field.
+    """Builds an experiment from a config of plain values, as config.read() gives,
+    or raises a UserError that names a field.
 
-    Tasks will be drawn from `splits`. They are shared out over a mesh of `devices`; without one they all run on one device.
+    Tasks will be drawn from `splits`. They are shared out over a mesh of `devices`;
+    without one they all run on one device.
     """
     choose("method", config["method"], METHODS)  # before a data set is made for it
     return build_on(config, open_data(config, data_dir), splits, devices)
@@ -245,7 +247,8 @@ def build_method(config: Config, store: DomainStore) -> Method:
 
 
 def with_precision(method: Method, precision: Any) -> Method:
-    """The method with products of this precision on accelerators, those of its gradients included. "default" is JAX's setting."""
+    """The method with products of this precision on accelerators, those of its
+    gradients included. "default" is JAX's setting."""
     if precision == "default":
         return method
 

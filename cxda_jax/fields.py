@@ -1,7 +1,7 @@
 """The table of all fields of a config: default, range or choices, and help.
 
-The config files, --config.field=value, all checks, --help_config and the documentation follow from it. A default of 0 or ''
-may stand for a value that is derived elsewhere; the help then says so.
+The config files, --config.field=value, all checks, --help_config and the documentation follow from it. A default of 0
+or '' may stand for a value that is derived elsewhere; the help then says so.
 """
 
 from typing import Any, NamedTuple

@@ -2,7 +2,8 @@
 
 Each process gives a sign of life every few seconds, through the service that JAX runs in process 0. Process 0 reads all of
 them and publishes a verdict once one is missing. A process that ends before the others says why, and they get some seconds to
-end for the same reason: after a signal all end so. A process that is left after that says in one line what happened, and ends.
+end for the same reason: after a signal all end so. A process that is left after that says in one line what happened,
+  and ends.
 Nothing is lost: a checkpoint is either whole or not there, and the same command goes on from the newest one.
 """
 
@@ -107,7 +108,8 @@ def _forget() -> None:
 
 @contextlib.contextmanager
 def _quiet_client() -> Iterator[None]:
-    """Inside, JAX makes a client that does not end the process when it loses the service: the watch does, in one line."""
+    """Inside, JAX makes a client that does not end the process when it loses the service: the watch does,
+    in one line."""
     from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
     make = getattr(_jax, "get_distributed_runtime_client", None)
@@ -122,7 +124,10 @@ def _quiet_client() -> Iterator[None]:
 
 
 def _silence_cpp() -> None:
-    """Only Python still writes to stderr. The C++ parts of JAX say the loss of a peer on many lines, and the watch on one."""
+    """Only Python still writes to stderr.
+
+    The C++ parts of JAX say the loss of a peer on many lines, and the watch on one.
+    """
     sys.stderr.flush()
     stops.stderr = os.dup(2)
     sys.stderr = open(stops.stderr, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115  # it is the stream of the whole process
@@ -228,7 +233,10 @@ class _Watch(threading.Thread):
         os._exit(code)
 
     def _wait_for_the_others(self) -> None:
-        """The service ends with process 0. So it stays until all others have said that they end, or GRACE has made them end."""
+        """The service ends with process 0.
+
+        So it stays until all others have said that they end, or GRACE has made them end.
+        """
         until = time.monotonic() + GRACE + BEAT
         with contextlib.suppress(Exception):
             while time.monotonic() < until and len(self._store.key_value_dir_get(_ENDED)) < self._count:

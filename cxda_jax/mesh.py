@@ -1,7 +1,7 @@
 """One mesh over all devices of all processes, with the one axis "tasks".
 
-The state of a training is whole on each device. Tasks are shared out in equal parts, and each process holds the part of its
-own devices on the host. No other module asks how many devices or processes there are.
+The state of a training is whole on each device. Tasks are shared out in equal parts, and each process holds the part of
+its own devices on the host. No other module asks how many devices or processes there are.
 """
 
 import contextlib
@@ -59,7 +59,8 @@ def own_part(rows: np.ndarray) -> np.ndarray:
 
 
 def place(mesh: Mesh | None, tree: Any, spec: jax.sharding.PartitionSpec = WHOLE) -> Any:
-    """Arrays on the devices of the mesh: what is whole from the same array in each process, what is cut from own parts."""
+    """Arrays on the devices of the mesh: what is whole from the same array in each process,
+    what is cut from own parts."""
     if mesh is None:
         return tree
 
@@ -120,8 +121,8 @@ def largest(array: np.ndarray) -> np.ndarray:
 def from_first(work: Callable[[], Any], like: Any = None) -> Any:
     """The result that work() has in the first process, in all of them; a UserError there is one everywhere.
 
-    It gives values that JSON can hold; or a pair of a tree of arrays that has the shapes of `like`, and such values. None in
-    place of the pair stays None.
+    It gives values that JSON can hold; or a pair of a tree of arrays that has the shapes of `like`, and such
+    values. None in place of the pair stays None.
     """
     if jax.process_count() == 1:
         return work()
@@ -163,7 +164,8 @@ def by_first(make: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def step_arguments(devices: Mesh | None, batch: Any, steps: int, stopping: Callable[[], bool]) -> tuple[Any, ...]:
-    """The arguments of a program of so many steps: its batch on the devices; of several processes, also who is asked to stop."""
+    """The arguments of a program of so many steps: its batch on the devices; of several processes,
+    also who is asked to stop."""
     batch = place(devices, batch, CUT if steps == 1 else jax.P(None, AXIS))
     if devices is None or jax.process_count() == 1:
         return (batch,)

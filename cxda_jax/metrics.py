@@ -16,7 +16,8 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Mean F1 over the classes that occur in the labels of one task, as in WILDS; both arrays are class numbers [queries]."""
+    """Mean F1 over the classes that occur in the labels of one task, as in WILDS;
+    both arrays are class numbers [queries]."""
     return _mean_f1(predictions, labels, np.unique(labels))
 
 
@@ -58,7 +59,8 @@ def scores(metric: str, predictions: np.ndarray, labels: np.ndarray) -> np.ndarr
 def shares(labels: np.ndarray) -> np.ndarray:
     """The weight of each task in a mean over tasks: its queries that count, divided by their mean number.
 
-    All are 1 if the tasks have equally many. So the mean of the accuracies, each times its share, is that of all queries.
+    All are 1 if the tasks have equally many. So the mean of the accuracies, each times its share,
+    is that of all queries.
     """
     counts = (labels >= 0).sum(1)
     return counts / counts.mean()

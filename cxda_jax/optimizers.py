@@ -1,4 +1,5 @@
-"""The optimisers of trainings and of fine-tuning: sgd and adam as PyTorch has them, or a chain of optax's, read from a text."""
+"""The optimisers of trainings and of fine-tuning: sgd and adam as PyTorch has them, or a chain of optax's,
+read from a text."""
 
 import ast
 import difflib
@@ -33,7 +34,8 @@ def make_optimizer(
     steps: int = 1,
     share: float = 1.0,
 ) -> optax.GradientTransformation:
-    """An optimiser of OPTIMIZERS, or read_chain()'s if there is a chain, which then takes the place of all other options.
+    """An optimiser of OPTIMIZERS, or read_chain()'s if there is a chain, which
+    then takes the place of all other options.
 
     Args:
       name: of the optimiser.
@@ -54,8 +56,9 @@ def make_optimizer(
 def read_chain(field: str, text: str, steps: int) -> optax.GradientTransformation:
     """The chain that a text such as 'clip_by_global_norm(1.0), adamw(cosine_decay_schedule(1e-3, steps))' names.
 
-    The text is parsed, not run. Each call names a function of optax that returns a transformation of gradients. Arguments are
-    numbers, texts, True, False, None, the name `steps`, calls of optax's schedules, and lists, tuples and dicts of these.
+    The text is parsed, not run. Each call names a function of optax that returns a transformation of
+    gradients. Arguments are numbers, texts, True, False, None, the name `steps`, calls of optax's
+    schedules, and lists, tuples and dicts of these.
 
     Raises:
       UserError: it begins with the name `field`. The text is no such chain, or its updates need more than gradients and

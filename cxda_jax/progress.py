@@ -81,7 +81,8 @@ class Meter:
     def add(self, measured: dict[str, jax.Array]) -> None:
         """Keeps the numbers of a step, or of several, on the device: fetching them each step would stall it.
 
-        A CPU would be given steps without end, and a signal would wait for them all. So two are under way there at most.
+        A CPU would be given steps without end, and a signal would wait for them
+        all. So two are under way there at most.
         """
         if self._measured and jax.default_backend() == "cpu":
             jax.block_until_ready(self._measured[-1])
@@ -93,7 +94,10 @@ class Meter:
         self.step += steps
 
     def read(self, step: int, tasks_per_step: int) -> dict[str, float]:
-        """Means since the last reading; waits for the device. No speed where all that was done since then is left out."""
+        """Means since the last reading; waits for the device.
+
+        No speed where all that was done since then is left out.
+        """
         measured = jax.device_get(self._measured)
         now, steps = time.perf_counter(), step - self.step
         self._last = {name: float(np.mean(np.hstack([m[name] for m in measured]))) for name in measured[0]}
@@ -109,7 +113,8 @@ class Meter:
         return self._last
 
     def first_guess(self, step: int) -> str:
-        """Once, after the first two steps in which nothing was compiled: a line with the time left. "" at all other times."""
+        """Once, after the first two steps in which nothing was compiled: a line
+        with the time left. "" at all other times."""
         if self._guessed or step - self.step < 2:
             return ""
         self._guessed = True
@@ -160,7 +165,10 @@ def say_as(who: str) -> None:
 
 
 def say(line: str) -> None:
-    """Prints a line at once. Once nobody reads (`| head -1`, a terminal that is gone), work goes on and its lines are lost."""
+    """Prints a line at once.
+
+    Once nobody reads (`| head -1`, a terminal that is gone), work goes on and its lines are lost.
+    """
     shown = "\n".join(map(printable, line.split("\n")))
     try:
         print(_who + shown, flush=True)
@@ -171,7 +179,10 @@ def say(line: str) -> None:
 
 
 def replacing(mark: str, *paths: Path) -> None:
-    """Says which of the files a command is about to replace. A UserError for one that holds no `mark`, as all that it wrote do."""
+    """Says which of the files a command is about to replace.
+
+    A UserError for one that holds no `mark`, as all that it wrote do.
+    """
     for path in paths:
         if path.exists() and path.stat().st_size:
             with open(path, "rb") as file:
@@ -191,8 +202,8 @@ def duration(seconds: float) -> str:
 
 
 class Counter:
-    """Prints a line about every `every` seconds while `total` things are done, with the time left, of which the first call,
-    which compiles, is no part."""
+    """Prints a line about every `every` seconds while `total` things are done, with the time left, of which
+    the first call, which compiles, is no part."""
 
     def __init__(self, what: str, total: int, every: float = 10.0):
         self.what, self.total, self.every = what, total, every

@@ -1,7 +1,7 @@
 """SIGTERM, SIGINT and SIGUSR2. The first one ends a command where nothing is lost; the second one ends it at once.
 
-A queue announces the end of a job's time by SIGUSR2. It may send SIGTERM several times, and SIGKILL when its patience ends. So
-inside a job of Slurm only a second SIGINT, which a person sends, ends the command at once.
+A queue announces the end of a job's time by SIGUSR2. It may send SIGTERM several times, and SIGKILL when its patience
+ends. So inside a job of Slurm only a second SIGINT, which a person sends, ends the command at once.
 
 Python runs handlers of signals between its own instructions only, so not while XLA compiles or computes. So a thread reads
 the signals from a pipe too: it answers the first one at once, and ends the process at the second. No library does this.
@@ -78,7 +78,10 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Callable[[], bool]]:
-    """Inside, a signal raises nothing. It gives a function that says whether one has come, and raises Stopped at the end if so."""
+    """Inside, a signal raises nothing.
+
+    It gives a function that says whether one has come, and raises Stopped at the end if so.
+    """
     global _deferring
     _deferring = True
     try:
@@ -123,7 +126,10 @@ def _handle(number: int, _: object) -> None:
 
 
 def _swallowed(unraisable: Any) -> None:
-    """Stopped that is raised inside a callback, such as the garbage collector's, reaches nobody. A timer raises it again."""
+    """Stopped that is raised inside a callback, such as the garbage collector's, reaches nobody.
+
+    A timer raises it again.
+    """
     if issubclass(unraisable.exc_type, Stopped):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     else:

@@ -1,8 +1,8 @@
 """The training loop: episodic meta-training with validation, checkpoints and exact resume.
 
-It knows no method, network or data set. Step t is a pure function of the state, the seed and t. So a run that was killed
-and started again ends with the same parameters as a run that was not killed. If a loss or a gradient is not finite, the
-program leaves the state as it was, and the run stops and names the episode.
+It knows no method, network or data set. Step t is a pure function of the state, the seed and t. So a run that was
+killed and started again ends with the same parameters as a run that was not killed. If a loss or a gradient is not
+finite, the program leaves the state as it was, and the run stops and names the episode.
 """
 
 import functools
@@ -159,10 +159,10 @@ def over_devices(
 ) -> Callable[..., Stepped]:
     """train_call() with its first five arguments given, as one program for all devices of a mesh with the axis "tasks".
 
-    The state is whole on each device; the tasks of a batch are shared out; `resident` says how the source's data lie. Devices
-    exchange their mean gradients once a step, in float32. (If instead the compiler shares out the work, it may sum bfloat16
-    gradients.) With `asked` the program has a fifth argument, a number of each device. Their sum is measured too: so all
-    processes know, after the same step, whether one of them is asked to stop.
+    The state is whole on each device; the tasks of a batch are shared out; `resident` says how the source's data lie.
+    Devices exchange their mean gradients once a step, in float32. (If instead the compiler shares out the work, it may
+    sum bfloat16 gradients.) With `asked` the program has a fifth argument, a number of each device. Their sum is
+    measured too: so all processes know, after the same step, whether one of them is asked to stop.
     """
     cut = mesh.CUT if steps == 1 else jax.P(None, mesh.AXIS)
     call = functools.partial(call, axis=mesh.AXIS)
@@ -178,7 +178,8 @@ def over_devices(
 
 
 def next_call(step: int, schedule: Schedule) -> int:
-    """The number of steps of the next program: steps_per_call, or 1 if something is to be done before so many are over."""
+    """The number of steps of the next program: steps_per_call, or 1 if
+    something is to be done before so many are over."""
     intervals = (schedule.log_every, schedule.save_every, schedule.validate_every)
     stop = min(schedule.steps, *(step // every * every + every for every in intervals))
     return schedule.steps_per_call if step + schedule.steps_per_call <= stop else 1
@@ -200,11 +201,11 @@ def train(
 ) -> Spent:
     """Trains a method, with validation and checkpoints.
 
-    The newest state is kept in workdir/last, and the best variables in workdir/best. A state in last/ was saved before the
-    validation of its step, so a run that resumes begins with this validation.
+    The newest state is kept in workdir/last, and the best variables in workdir/best. A state in last/ was saved before
+    the validation of its step, so a run that resumes begins with this validation.
 
-    On a mesh the tasks of a step are shared out over its devices. Of several processes, which all call this, the first one
-    alone reads and writes files, and all of them stop after the same step.
+    On a mesh the tasks of a step are shared out over its devices. Of several processes, which all call this, the first
+    one alone reads and writes files, and all of them stop after the same step.
 
     Args:
       tx: the optimiser.
@@ -321,7 +322,8 @@ def train(
 def resume(
     workdir: Path, fresh: TrainState, log: Callable[[str], None]
 ) -> tuple[TrainState, tuple[dict[str, Any], float]]:
-    """The newest undamaged state of a run, or `fresh`; its best validation {"score", "step"}, and the seconds spent so far."""
+    """The newest undamaged state of a run, or `fresh`; its best validation {"score", "step"},
+    and the seconds spent so far."""
     restored = checkpoints.restore(workdir / "last", fresh, damaged=lambda text: log(f"warning: {text}"))
     if not restored:
         return fresh, ({"score": -1.0, "step": 0}, 0.0)

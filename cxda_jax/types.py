@@ -18,8 +18,8 @@ class Images(struct.PyTreeNode):
     Attributes:
       pixels: [n, h, w, c], uint8 in 0..255 or floats in 0..1; networks normalise them.
       domain: integers [n], which only methods with `uses_domains` read.
-      present: bool [n]: which places of a support hold an image, for methods with `takes_places`. What lies in the other places
-        changes nothing. None: all do.
+      present: bool [n]: which places of a support hold an image, for methods with `takes_places`. What lies in the
+        other places changes nothing. None: all do.
     """
 
     pixels: Array
@@ -46,19 +46,20 @@ class Episode(struct.PyTreeNode):
 class Method(NamedTuple):
     """An adaptation method as a record of pure functions. A variant is written base._replace(...).
 
-    adapt() gets the support alone, and predict() treats each query independently of the others. A device would run these
-    two functions; evaluation and timing do the same. They change none of their arguments, so the next task starts again
-    from the checkpoint.
+    adapt() gets the support alone, and predict() treats each query independently of the others. A device would
+    run these two functions; evaluation and timing do the same. They change none of their arguments, so the
+    next task starts again from the checkpoint.
 
     Attributes:
       name: as in the registry METHODS.
       version: changes whenever results may change.
       init: (key, example images) -> new variables.
-      loss: (variables, episode, key) -> (loss, {"logits": [n_query, classes], "batch_stats": the new running statistics}).
+      loss: (variables, episode, key) -> (loss, {"logits": [n_query, classes], "batch_stats":
+        the new running statistics}).
       adapt: (variables, support, key) -> a pytree for predict().
       predict: (adapted, query) -> logits [n_query, classes].
-      attention: (adapted, query) -> weights [n_query, heads, n_support]; None: it does not attend. A row sums to one, or to less
-        where learned tokens or the query itself have the rest.
+      attention: (adapted, query) -> weights [n_query, heads, n_support]; None: it does not attend. A row sums to one,
+        or to less where learned tokens or the query itself have the rest.
       feed_forward: it adapts without back-propagation, so all tasks share their weights and can be one batch.
       stochastic: adapt() draws from its key. With `takes_places` it draws an order, but takes that of the places where
         `present` is given.
@@ -69,8 +70,8 @@ class Method(NamedTuple):
       calibrate: (variables, training images [n, h, w, c]) -> variables for adapt(), with what it needs to know of the
         training data; None: adapt() takes the checkpoint.
       takes_places: adapt() reads Images.present, so that one program adapts to every number of images.
-      remember: (adapted, number of a place, one image) -> adapted with the image in that place, encoded by the statistics that
-        `adapted` has; None: what is kept of one image cannot be told from the rest.
+      remember: (adapted, number of a place, one image) -> adapted with the image in that place, encoded by the
+        statistics that `adapted` has; None: what is kept of one image cannot be told from the rest.
       also: further predictions (adapted, query) -> logits that get scores too, by name.
     """
 

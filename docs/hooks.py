@@ -1,6 +1,7 @@
 """Fills the documentation's pages with what stands elsewhere, so that it cannot go stale.
 
-A page has a marker line, such as `<!-- config table -->`, where the text comes. The study's page has its HTML report beside it.
+A page has a marker line, such as `<!-- config table -->`, where the text comes. The
+study's page has its HTML report beside it.
 """
 
 import contextlib
@@ -59,6 +60,9 @@ def on_startup(command: str, **_: Any) -> None:
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Called by mkdocs when all pages are written. `mkdocs serve` shows changes at once, so it does without the report."""
+    """Called by mkdocs when all pages are written.
+
+    `mkdocs serve` shows changes at once, so it does without the report.
+    """
     if not State.serving:
         (Path(config["site_dir"]) / "study" / "report.html").write_text(study_report())

@@ -17,9 +17,9 @@ Writes into the folder of --out:
     adapted.html     one page for any browser: answers before and after, what gain to expect, the buffer, and an explorer of
                      what each answer attended to
 
-The answer that counts is the adapted one where adapting helped in the validation of the model's own training, with so many
-images. With fewer images it is the answer without adapting, and the command says so. --always takes the adapted answer there
-too. --labels is a CSV file with the columns file and label, for scores.
+The answer that counts is the adapted one where adapting helped in the validation of the model's own training, with so
+many images. With fewer images it is the answer without adapting, and the command says so. --always takes the adapted
+answer there too. --labels is a CSV file with the columns file and label, for scores.
 
 --watch follows the folder of --buffer: each image that comes is answered for and then joins the buffer, until Ctrl-C or until
 none has come for --idle seconds.

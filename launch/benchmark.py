@@ -15,9 +15,9 @@ Rows of step:
   buffers      the peer with running buffers, as PyTorch users commonly write it; compare it with `stop`
 ratio = our median / the peer's: below 1 we are faster.
 
-Run it on an idle machine. Ours and the peers take turns. PyTorch runs in a process of its own, and its threads spin while
-they wait for each other. Other work on the machine makes that many times slower, which would flatter us. The record holds
-`others`, the share of the cores that other processes took; above 5 in 100 a warning is printed.
+Run it on an idle machine. Ours and the peers take turns. PyTorch runs in a process of its own, and its threads spin
+while they wait for each other. Other work on the machine makes that many times slower, which would flatter us. The
+record holds `others`, the share of the cores that other processes took; above 5 in 100 a warning is printed.
 """
 
 from absl import flags

@@ -142,7 +142,10 @@ def _guarded(main: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def loading(changes: bool = False) -> Iterator[None]:
-    """Around a command's imports, which take seconds. Until they end a signal ends the process at once; then it is watched."""
+    """Around a command's imports, which take seconds.
+
+    Until they end a signal ends the process at once; then it is watched.
+    """
     if CHANGES and not changes:
         raise UserError(f"--config.{brief(CHANGES[0][0])}: this command changes no field of a config; leave it out")
     yield
@@ -187,7 +190,10 @@ def _is_unread() -> bool:
 
 
 def _pass_over_orbax(kind: type[BaseException], e: BaseException, trace: Any) -> None:
-    """Leaves out what orbax's writing threads print for each array once one has failed. The failure itself is raised later."""
+    """Leaves out what orbax's writing threads print for each array once one has failed.
+
+    The failure itself is raised later.
+    """
     if str(e) != "Event loop is closed":
         sys.__excepthook__(kind, e, trace)
 

@@ -30,10 +30,11 @@ under them, and --against=erm_iid prints paired differences at each n. What uses
 --validation tests on the validation domains, so that fields can be chosen before the test domains are seen. The results lie in
 folders of their own, such as runs/glyphs/erm/0/t3a,validation, and are shown apart from those on test domains.
 
-Several devices share the tasks. Several hosts do so with --distributed, as in cxda train; all of them must find the runs.
+Several devices share the tasks. Several hosts do so with --distributed, as in cxda train;
+all of them must find the runs.
 
-Of methods that use the support, result.json also counts among the queries of the first 24 tasks (compared) those that are
-wrong without support images and right with them (corrected), and the reverse (spoiled).
+Of methods that use the support, result.json also counts among the queries of the first 24 tasks (compared) those that
+are wrong without support images and right with them (corrected), and the reverse (spoiled).
 """
 
 from absl import flags

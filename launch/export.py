@@ -14,15 +14,16 @@ cxda export --model=unipen --format=web --out=page
     onnx            two .onnx files
     web             a page for browsers in one file; it says itself what it can do
 
-All but the page are made of two functions, encode(images, present) -> memory and predict(memory, image) -> logits, attention.
-The buffer has a fixed number of places; `present` says which of them hold an image, so one program serves every fill. The file
-export.json beside the programs names and describes all that they take and give.
+All but the page are made of two functions, encode(images, present) -> memory and predict(memory, image) -> logits,
+attention. The buffer has a fixed number of places; `present` says which of them hold an image, so one program serves
+every fill. The file export.json beside the programs names and describes all that they take and give.
 
-Before anything is left in the folder of --out, the programs run on test tasks of the model's own data set, and their answers
-are compared with the model's. Programs that do not agree are not kept. --check_images takes a folder of your own images in
-place of the data set; they need no labels. --check_tasks says how many tasks are compared.
+Before anything is left in the folder of --out, the programs run on test tasks of the model's own data set, and their
+answers are compared with the model's. Programs that do not agree are not kept. --check_images takes a folder of your
+own images in place of the data set; they need no labels. --check_tasks says how many tasks are compared.
 
-pip install '.[export]' installs what all formats need; jax and web need nothing more, but web needs Node.js for the comparison.
+pip install '.[export]' installs what all formats need; jax and web need nothing more,
+but web needs Node.js for the comparison.
 """
 
 from absl import flags

@@ -29,7 +29,8 @@ links or names that lead out of its folder, or if it unpacks to far too much.
   cifar10_c         cifar-10-batches-py/, cifar-10-batches-bin/ or {train,test}/CLASS/IMAGE; all corruptions are made
   folder            DOMAIN/CLASS/IMAGE; a warning counts other files
 
-An image that cannot be read stops the command, which names it. --skip_bad=N leaves up to N such images out and names them.
+An image that cannot be read stops the command, which names it. --skip_bad=N
+leaves up to N such images out and names them.
 
 The store is written under another name, and renamed to --data_dir/--name when it is whole. Its sheet.png shows some images of
 some domains. A card of the splits is printed last: domains, images, classes, hash, and the paper's counts. Results on

@@ -21,8 +21,8 @@ marks, such as regenerated domains.
 right. --runs takes such files too, and patterns of them. Then whoever has the files can make the tables, the score figures and
 the paired differences again, without the runs and without the data. It needs results whose metric is the accuracy.
 
-Runs that cannot be read are named, and the rest is reported. Seeds whose training is unfinished are marked and left out of
-all means; --unfinished takes them in, still marked. Different data sets of one name are told apart by their hashes.
+Runs that cannot be read are named, and the rest is reported. Seeds whose training is unfinished are marked and left out
+of all means; --unfinished takes them in, still marked. Different data sets of one name are told apart by their hashes.
 """
 
 from absl import flags

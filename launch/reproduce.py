@@ -9,7 +9,8 @@ cxda reproduce --benchmark=cifar_c --dry_run
 cxda reproduce --benchmark=cifar_c --list
 cxda reproduce --benchmark=cifar_c --job=3
 
-The study is a list of jobs: one training for each method and seed, and evaluations of what they leave (methods that start
+The study is a list of jobs: one training for each method and seed, and
+  evaluations of what they leave (methods that start
 from erm, other numbers of domains and of support images, one step of fine-tuning). A job that ended well is marked under
 STUDY/jobs and never repeated while its config, its data and its method stay what they are; the same command again does
 what is missing, wherever it was stopped. A job that fails is named, with its log, and the rest goes on. --dry_run lists the
@@ -25,8 +26,8 @@ It works in runs/again/BENCHMARK_METHOD_SEED unless --study is given. What is in
 --list shows the jobs by number, with what each one needs, and --job=NUMBER does one, once, however often it is asked for. So
 any queue can work a study off. The command without both then writes the report.
 
-STUDY/METHOD/SEED holds the runs and their results, STUDY/report the tables, the figures and report.html, with the paper's
-figures beside ours where the data are the paper's.
+STUDY/METHOD/SEED holds the runs and their results, STUDY/report the tables, the figures and report.html, with the
+paper's figures beside ours where the data are the paper's.
 """
 
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""The means of cxda benchmark: contenders that take turns, PyTorch in a process of its own, and facts about the machine."""
+"""The means of cxda benchmark: contenders that take turns, PyTorch in a process of its own,
+and facts about the machine."""
 
 import collections
 import contextlib
@@ -108,7 +109,8 @@ class Peer:
         return found["answer"]
 
     def prepare(self, what: str, name: str, **arguments: Any) -> Timing:
-        """Has torch_peer.Timer prepare work, "gemm" or "episode", which it holds under a name until it is asked to forget."""
+        """Has torch_peer.Timer prepare work, "gemm" or "episode", which it holds
+        under a name until it is asked to forget."""
         self.ask(what, name=name, **arguments)
         return lambda calls: self.ask("time", name=name, calls=calls)
 
@@ -148,7 +150,10 @@ def describe_machine(peer: Peer | None) -> dict[str, Any]:
 
 
 def watch_others(peer: Peer | None) -> Callable[[], float | None]:
-    """Watches the processors from now on. The function it returns gives the share of all cores that other processes took."""
+    """Watches the processors from now on.
+
+    The function it returns gives the share of all cores that other processes took.
+    """
     counters = Path("/proc/stat")
     if not counters.is_file():
         return lambda: None

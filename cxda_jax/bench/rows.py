@@ -1,4 +1,5 @@
-"""The parts that the suites of cxda benchmark share: their options, and rows of the record, which is written with each."""
+"""The parts that the suites of cxda benchmark share: their options, and rows of the record,
+which is written with each."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple

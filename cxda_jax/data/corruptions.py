@@ -5,14 +5,16 @@ noise, angle, map or crop. No result equals the published files bit by bit: the 
 
 - Frost: the original's photographs are not included. Generated textures of the same colours and contrast replace them.
 - Motion blur and the streaks of snow follow ImageMagick's formula, without its 16-bit arithmetic.
-- Spatter's water follows OpenCV's steps, but distances are exact. Levels above 255 become 255; the original's wrap around.
+- Spatter's water follows OpenCV's steps, but distances are exact. Levels above 255 become 255;
+  the original's wrap around.
 - JPEG depends on Pillow's library.
 - Arithmetic is in float32. 1e-4 of a level is added before truncation, so that a rounding error cannot cost a level.
 - No matrix product is used, since its rounding depends on the processor: a data set's hash must not.
 - The published Tiny-ImageNet-C files went through JPEG once more, at quality 85; see as_jpeg().
 
-The original's glass blur looks as if it swapped pixels. But numpy's rows are views, so its assignment copies: a pixel takes
-its neighbour's value and the neighbour keeps its own. The published files were made so, and this package does the same.
+The original's glass blur looks as if it swapped pixels. But numpy's rows are views, so its assignment copies:
+a pixel takes its neighbour's value and the neighbour keeps its own. The published files were made so, and this
+package does the same.
 
 noise_blur.py and weather_digital.py hold the corruptions themselves.
 """

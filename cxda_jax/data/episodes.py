@@ -38,8 +38,8 @@ class Plan(NamedTuple):
 class Context(NamedTuple):
     """The part of a task's support that has arrived: its first images.
 
-    Images arrive in rounds. The first round is the support of the task. Each further round has as many new images of each of
-    the task's domains.
+    Images arrive in rounds. The first round is the support of the task. Each further round has as many
+    new images of each of the task's domains.
 
     Attributes:
       size: images that have arrived, which may be none, or more than the support of the task has.
@@ -147,8 +147,8 @@ def first_arrived(
 ) -> Plan:
     """The plans with the first images to arrive as their support, and with the same queries.
 
-    A smaller context is the beginning of every larger one of the same order. After each whole round, both orders have the
-    same images. The other arguments are those that sample_plans() made the plan of.
+    A smaller context is the beginning of every larger one of the same order. After each whole round, both orders have
+    the same images. The other arguments are those that sample_plans() made the plan of.
     """
     rounds = _rounds(context, plan.support.shape[1])
     support = np.empty((len(tasks), context.size), np.int32)
@@ -172,10 +172,10 @@ def exhaustive(
 ) -> tuple[int, Callable[[Sequence[int]], Plan]]:
     """Tasks in which each image of the domains is a query once: how many there are, and the plans of numbered ones.
 
-    The images of a domain are shuffled and split into the fewest tasks of at most `num_query` queries, whose sizes differ by
-    one at most. A task with fewer queries than `num_query` repeats its first one in the remaining places; counting() tells
-    them apart. The support is drawn as in sample_plans(), from the queries' own domain and distinct others. The first
-    tasks are of different domains. Arguments as in sample_plans().
+    The images of a domain are shuffled and split into the fewest tasks of at most `num_query` queries, whose sizes
+    differ by one at most. A task with fewer queries than `num_query` repeats its first one in the remaining places;
+    counting() tells them apart. The support is drawn as in sample_plans(), from the queries' own domain and distinct
+    others. The first tasks are of different domains. Arguments as in sample_plans().
     """
     sizes = np.diff(offsets)[domains]
     parts_of = -(-sizes // spec.num_query)  # how many tasks each domain has

@@ -175,7 +175,8 @@ def bilinear(fields: np.ndarray, index: np.ndarray, y: np.ndarray, x: np.ndarray
 
 @functools.cache
 def distance_fields(face: str) -> tuple[np.ndarray, np.ndarray]:
-    """Signed distances to each character's outline [62, canvas, canvas], positive inside, and half sizes (y, x) [62, 2].
+    """Signed distances to each character's outline [62, canvas, canvas], positive inside,
+    and half sizes (y, x) [62, 2].
 
     Both are in canvas pixels; every character is centred on its own box.
     """

@@ -1,7 +1,7 @@
 """Noise and blur: the corruptions of corruptions.py that need neither weather nor compression.
 
-A corruption is a function of pixels uint8 [n, side, side, 3], one of the constants, and a generator. It returns uint8, or
-levels of any kind that corrupt() clips and truncates.
+A corruption is a function of pixels uint8 [n, side, side, 3], one of the constants, and a generator. It returns uint8,
+or levels of any kind that corrupt() clips and truncates.
 """
 
 import math
@@ -86,7 +86,8 @@ def motion_blur(x: np.ndarray, c: tuple[int, float], rng: np.random.Generator) -
 
 
 def streak(x: np.ndarray, radius: int, sigma: float, angles: np.ndarray) -> np.ndarray:
-    """Blurs [n, ..., h, w] along lines of 2 * radius + 1 pixels that start at each pixel, with the weights of half a gaussian.
+    """Blurs [n, ..., h, w] along lines of 2 * radius + 1 pixels that start at each pixel,
+    with the weights of half a gaussian.
 
     Each image has its own angle in degrees [n]. Outside of an image, its edge continues.
     """

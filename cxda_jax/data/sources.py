@@ -1,7 +1,8 @@
 """Sources of an episode's pixels: the device's memory, or a stream by tf.data. Both follow the same plans.
 
-A source has two parts. batches() runs on the host, before the step. assemble() is pure and runs inside the step's program.
-On a mesh each process makes the batches of its own tasks, and assemble() runs on each device for the device's own tasks.
+A source has two parts. batches() runs on the host, before the step. assemble() is pure and runs
+inside the step's program. On a mesh each process makes the batches of its own tasks, and assemble()
+runs on each device for the device's own tasks.
 """
 
 import mmap
@@ -42,8 +43,8 @@ class Source(NamedTuple):
 def device_source(store: DomainStore, devices: Mesh | None = None, by_rows: bool | None = None) -> Source:
     """All images on the device as uint8; a batch is a Plan and the step gathers its rows.
 
-    On a mesh each device has all images. Where they do not fit, each device has an equal part of the rows instead, and the
-    devices exchange the images of each step. `by_rows` asks for the one or the other.
+    On a mesh each device has all images. Where they do not fit, each device has an equal part of the rows instead, and
+    the devices exchange the images of each step. `by_rows` asks for the one or the other.
     """
     arrays = rows_of(store)
     needed, left = sum(array.nbytes for array in arrays), memory.left_on_device()
@@ -67,7 +68,8 @@ def device_source(store: DomainStore, devices: Mesh | None = None, by_rows: bool
 
 def rows_of(store: DomainStore) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """device_source()'s resident data: images [rows, h * w * c], labels and domains."""
-    # A TPU would lay out [rows, h, w, c] for other operations than this choice of rows, and copy all images in each step.
+    # A TPU would lay out [rows, h, w, c] for other operations than this choice of rows,
+    # and copy all images in each step.
     return store.images.reshape(len(store.images), -1), store.labels, store.row_domains()
 
 

@@ -4,8 +4,9 @@
     <path>/labels.i32    raw little-endian int32, [rows]
     <path>/store.json    names, splits, sizes, normalisation, SHA-256 of the two files above and of itself
 
-Images stay on disk behind a memory map. A store is written into a folder beside its final place, which is renamed when it is
-whole. So a writer that is killed, or that runs at the same time as another, leaves nothing that looks like a finished store.
+Images stay on disk behind a memory map. A store is written into a folder beside its final place, which is
+renamed when it is whole. So a writer that is killed, or that runs at the same time as another, leaves
+nothing that looks like a finished store.
 """
 
 import contextlib
@@ -127,7 +128,8 @@ def write_store(path: str | os.PathLike, info: StoreInfo | Callable[[], StoreInf
 
 @contextlib.contextmanager
 def written_whole(target: Path, proof: str = "", choose: Callable[[Path], Path] = lambda made: made) -> Iterator[Path]:
-    """Yields a new folder beside `target`. At the end, the folder or the one that choose() takes in it becomes `target`.
+    """Yields a new folder beside `target`. At the end, the folder or the one
+    that choose() takes in it becomes `target`.
 
     Nothing stays after an error. If another process made `target`, with the file `proof` in it, first, its copy stays.
     """
@@ -247,8 +249,8 @@ def _fault_in(card: Mapping[str, Any]) -> str:
 
 
 def repeated(domains: Iterable[tuple[str, str]]) -> str:
-    """Names a domain that is in two places, by (name, split) of all pieces, of which equal neighbours are in one: results
-    of training and testing on it would mean nothing."""
+    """Names a domain that is in two places, by (name, split) of all pieces, of which equal neighbours are in one:
+    results of training and testing on it would mean nothing."""
     places: dict[str, str] = {}
     for (name, split), _ in itertools.groupby(domains):
         if name in places:

@@ -113,7 +113,10 @@ def spatter(x: np.ndarray, c: tuple, rng: np.random.Generator) -> np.ndarray:
 
 
 def light_on_drops(drops: np.ndarray) -> np.ndarray:
-    """Levels of light on drops of water [n, h, w]. It grows with the distance from edges and is brighter on one side."""
+    """Levels of light on drops of water [n, h, w].
+
+    It grows with the distance from edges and is brighter on one side.
+    """
     distance = np.full(drops.shape, 20, np.float32)
     for one, edges in zip(distance, find_edges(drops), strict=True):
         if edges.any():

@@ -1,4 +1,5 @@
-"""Adapts a model to a folder of somebody's own images, and answers for another. launch/adapt.py says what is written."""
+"""Adapts a model to a folder of somebody's own images, and answers for
+another. launch/adapt.py says what is written."""
 
 import contextlib
 import csv
@@ -112,7 +113,8 @@ def adapt_folder(
 
 
 def warn_of_unlike(model: Model, pixels: np.ndarray, where: str) -> None:
-    """Says where most of the images are too bright, dark, flat or hard to be of the kind that the model was trained on."""
+    """Says where most of the images are too bright, dark, flat or hard to be
+    of the kind that the model was trained on."""
     share = model.card.looks.unlike(pixels) if model.card.looks else 0.0
     if share > 0.5:
         what = (
@@ -156,7 +158,8 @@ class Tally:
 
 
 def expected(model: Model, count: int) -> tuple[bool, str]:
-    """Whether adapting to so many images is expected to help, by the model's own validation, and a sentence about it."""
+    """Whether adapting to so many images is expected to help, by the model's own validation,
+    and a sentence about it."""
     gain, name = model.card.gain, model.method.name
     if not model.method.uses_support:
         return False, f"{name} does not adapt, so both answers are the same."
@@ -175,7 +178,10 @@ def expected(model: Model, count: int) -> tuple[bool, str]:
 
 
 def listed(folder: Path, fault: Callable[[str], Any] = lambda line: say(f"left out: {line}")) -> list[Path]:
-    """The images in a folder and in its folders, by name. Hidden ones are left out; fault() gets a line for what has no right."""
+    """The images in a folder and in its folders, by name.
+
+    Hidden ones are left out; fault() gets a line for what has no right.
+    """
     if not folder.is_dir():
         raise UserError(f"{brief(str(folder), 80)}: no such folder; give one that holds images")
     found = []
@@ -228,7 +234,8 @@ def fitted(model: Model, paths: Sequence[Path], faults: list[str], what: str) ->
 def answered(
     model: Model, adapted: Model, paths: Sequence[Path], folder: Path, labels: dict[str, str], faults: list[str]
 ) -> Iterator[Row]:
-    """A row for each image that can be read, of which some at a time are in memory; `faults` gets a line for each other one."""
+    """A row for each image that can be read, of which some at a time are in memory;
+    `faults` gets a line for each other one."""
     counter, waiting, done = Counter("  images", len(paths)), iter(paths), 0
     while some := list(itertools.islice(waiting, AT_ONCE)):
         part = fitted(model, some, faults, "")

@@ -1,4 +1,7 @@
-"""The images that a device has seen last, and answers that are adapted to them. One program serves every fill of the buffer."""
+"""The images that a device has seen last, and answers that are adapted to them.
+
+One program serves every fill of the buffer.
+"""
 
 import threading
 from collections.abc import Iterable
@@ -48,8 +51,8 @@ class SupportBuffer:
         Args:
           model: from load().
           capacity: places.
-          keep: what a full buffer does with a new image. "newest": the oldest one goes. "reservoir": of all images so far, each
-            is as likely to be held.
+          keep: what a full buffer does with a new image. "newest": the oldest one goes. "reservoir": of all
+            images so far, each is as likely to be held.
           statistics: see above.
           refresh: see above.
           seed: of the reservoir.
@@ -96,7 +99,8 @@ class SupportBuffer:
         """Takes an image in. Returns the number of its place, or None where the reservoir did not take it."""
         pixels = self.model.fit(image)
         with self._lock:
-            # Work that is broken off from here on leaves nothing adapted, so the next answer adapts to what is held then.
+            # Work that is broken off from here on leaves nothing adapted, so the
+            # next answer adapts to what is held then.
             adapted, self._adapted = self._adapted, None
             self.seen += 1
             place = self._choose_place()
@@ -180,7 +184,10 @@ class SupportBuffer:
 
     @classmethod
     def load(cls, path: str | Path, model: Model) -> "SupportBuffer":
-        """The buffer that save() wrote, for a model that takes images of the same form. It goes on as the saved one would."""
+        """The buffer that save() wrote, for a model that takes images of the same form.
+
+        It goes on as the saved one would.
+        """
         try:
             with open(path, "rb") as file:  # numpy leaves a broken file open
                 earlier = dict.fromkeys(("seed", "stale"), np.array(0))  # an earlier version did not save them

@@ -26,8 +26,8 @@ OURS = re.compile(r"\d{6}-writer\d+-\d{3}\.png")  # names of images in them
 def demo(out: Path, seed: int = 0, show: bool = False) -> None:
     """Renders new writers into buffer/ and images/ in `out`, and adapts the model of the package to them.
 
-    Their type faces are those of the test writers, which training never saw. Images of an earlier demonstration in `out` go
-    first. With `show` a browser opens the page.
+    Their type faces are those of the test writers, which training never saw. Images of an earlier demonstration in
+    `out` go first. With `show` a browser opens the page.
     """
     out.mkdir(parents=True, exist_ok=True)
     with files.locked(out):
@@ -43,7 +43,10 @@ def demo(out: Path, seed: int = 0, show: bool = False) -> None:
 
 
 def empty(folder: Path) -> int:
-    """Makes a folder, or deletes the images that an earlier demonstration left in it. A UserError where it holds anything else."""
+    """Makes a folder, or deletes the images that an earlier demonstration left in it.
+
+    A UserError where it holds anything else.
+    """
     folder.mkdir(exist_ok=True)
     entries = list(folder.iterdir())
     for path in entries:

@@ -145,7 +145,10 @@ class Model:
         return fit_image(as_image(image), self.card.shape, self.card.fit, self.card.background)
 
     def _of_each(self, program: Callable[[Any, Images], Array], images: Iterable[Any], domains: Any) -> Iterator[Array]:
-        """The results of a program for the images, AT_ONCE or fewer at a time. The last ones are padded, so that two shapes are compiled."""
+        """The results of a program for the images, AT_ONCE or fewer at a time.
+
+        The last ones are padded, so that two shapes are compiled.
+        """
         adapted, start, waiting = self.adapted, 0, iter(several(images))
         while some := list(itertools.islice(waiting, AT_ONCE)):
             batch = self.as_images(some, None if domains is None else domains[start : start + len(some)])
@@ -171,8 +174,8 @@ def load(path: str | Path, method: str = "") -> Model:
 
     Args:
       path: the model/ of a run, or a run; or the name of a model that comes with the package, such as "glyphs".
-      method: how to adapt, for a model of erm or erm_iid: t3a, lame, bn_alpha, feature_shift, ft_em and the like. The model's
-        own method unless given.
+      method: how to adapt, for a model of erm or erm_iid: t3a, lame, bn_alpha, feature_shift, ft_em and the
+        like. The model's own method unless given.
     """
     folder = find_model(path)
     card = models.read_card(folder)

@@ -41,7 +41,8 @@ class Stamp(NamedTuple):
 def follow_folder(
     model: str, method: str, buffer: str, out: Path, capacity: int = 500, always: bool = False, idle: float = 0.0
 ) -> None:  # fmt: skip
-    """Answers for each image that comes into a folder, and then takes it into the buffer; until a signal, or `idle` seconds.
+    """Answers for each image that comes into a folder, and then takes it into the buffer; until a signal,
+    or `idle` seconds.
 
     Each line of predictions.csv is written at once. The page is written at the end.
     """

@@ -31,7 +31,8 @@ UNREAD = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes them aft
 
 
 class _Arrays(ocp.AsyncCheckpointHandler):
-    """Has orbax write arrays as one plain file: its own takes much longer (docs/reliability.md), and some memory for good."""
+    """Has orbax write arrays as one plain file: its own takes much longer (docs/reliability.md),
+    and some memory for good."""
 
     async def async_save(self, directory: Any, args: "_SaveArrays") -> list[Any]:
         async def write() -> None:
@@ -72,7 +73,10 @@ class Folder(contextlib.AbstractContextManager["Folder"]):
         self._manager = _one_line(self.path, lambda: ocp.CheckpointManager(self.path, options=options))
 
     def save(self, step: int, tree: Any, notes: dict[str, Any]) -> None:
-        """Writes a pytree and notes, of types that JSON has, as checkpoint `step`. A step that is there already is kept."""
+        """Writes a pytree and notes, of types that JSON has, as checkpoint `step`.
+
+        A step that is there already is kept.
+        """
         self.wait()
         if not self.path.is_dir():
             raise UserError(f"{self.path}: the folder has vanished during training; bring it back, or train again")
@@ -112,10 +116,11 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
 
 def restore(path: Path, like: Any, damaged: Callable[[str], None] | None = None) -> tuple[Any, dict[str, Any]] | None:
-    """The newest checkpoint under `path` as a tree like `like`, on its devices, and the notes; None where there is none.
+    """The newest checkpoint under `path` as a tree like `like`, on its devices, and the notes;
+    None where there is none.
 
-    One that differs from its manifest is an error. With `damaged`, which gets a line about it, it is renamed, and the one
-    before it is taken.
+    One that differs from its manifest is an error. With `damaged`, which gets a line about it, it is renamed,
+    and the one before it is taken.
     """
     for step in steps(path):
         if not (fault := manifest.find_fault(path / str(step), READ)):

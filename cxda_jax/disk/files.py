@@ -117,7 +117,8 @@ def refuse_links(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of `folder`, which may hold no link: a second process gets a UserError until this one ends or is killed."""
+    """Holds the lock of `folder`, which may hold no link: a second process gets a
+    UserError until this one ends or is killed."""
     refuse_links(folder)
     with open(folder / LOCK, "a+") as file:
         held = _try_lock(file)

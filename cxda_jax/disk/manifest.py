@@ -12,7 +12,10 @@ FORMAT = 1
 
 
 def write(folder: Path, names: Iterable[str], known: Mapping[str, str] = {}, about: Mapping[str, Any] = {}) -> None:
-    """Writes the manifest of files in `folder`, with facts `about` them. Files whose SHA-256 is `known` are not read."""
+    """Writes the manifest of files in `folder`, with facts `about` them.
+
+    Files whose SHA-256 is `known` are not read.
+    """
     hashes = {name: known.get(name) or files.hash_file(folder / name) for name in sorted(names)}
     content = {"format": FORMAT, "sha256": hashes, "about": dict(about)}
     files.write_text(folder / NAME, json.dumps(files.sealed(content), indent=1))

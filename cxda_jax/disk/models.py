@@ -52,7 +52,8 @@ class Gain(NamedTuple):
     def helps_from(self) -> int | None:
         """The least size from which on adapting surely gained at every measured size; None if there is none.
 
-        A gain is sure where its 95 % interval lies above 0. At one size that is wrong for one model in forty that gains nothing.
+        A gain is sure where its 95 % interval lies above 0. At one size that is wrong
+        for one model in forty that gains nothing.
         """
         found = None
         for size, low in zip(self.sizes[:0:-1], self.low[:0:-1], strict=True):
@@ -105,7 +106,8 @@ class Card(NamedTuple):
       mean: of each channel in 0..1, which is subtracted; std likewise, by which it is divided.
       std: see mean.
       metric: the name of the score.
-      test: of the test, {"avg", "w10"} in %, each with "_low" and "_high" of its 95 % interval, and "num_tasks"; None before it.
+      test: of the test, {"avg", "w10"} in %, each with "_low" and "_high" of its 95 % interval, and "num_tasks";
+        None before it.
       gain: None where it was not measured.
       looks: of the training images; None in a card of an older version.
       package: version of this package.
@@ -203,7 +205,8 @@ def _insist_on(folder: Path, names: Sequence[str]) -> None:
 
 
 def read_calibration(folder: Path, method: str) -> dict[str, np.ndarray]:
-    """The facts about the training images that a method needs, of a model whose files are whole; {} if nothing was kept for it."""
+    """The facts about the training images that a method needs, of a model whose files are whole;
+    {} if nothing was kept for it."""
     if not (folder / CALIBRATION).exists():
         return {}
     arrays, _ = _read_arrays(folder, CALIBRATION)

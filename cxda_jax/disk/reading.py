@@ -29,7 +29,8 @@ _SYSTEM = {
 
 
 def reason(error: BaseException, most: int = 80) -> str:
-    """The text of an exception, on one line; of a library's pages only the system's words, such as "No space left on device"."""
+    """The text of an exception, on one line; of a library's pages only the system's words,
+    such as "No space left on device"."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror  # the rest repeats the path

@@ -1,6 +1,7 @@
 """Arrays as .safetensors files. The format's library reads them.
 
-The writer is ours: it gives the file in pieces, so that hashing them goes on while they are written. The library's writer
+The writer is ours: it gives the file in pieces, so that hashing them goes on
+  while they are written. The library's writer
 needs the whole file in memory or on the disk first.
 """
 
@@ -34,7 +35,8 @@ def named(tree: Any) -> dict[str, Any]:
 
 
 def fit(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
-    """The arrays as a tree with the structure and the devices of `like`; a ValueError names the first that is not as there."""
+    """The arrays as a tree with the structure and the devices of `like`; a
+    ValueError names the first that is not as there."""
     wanted = named(like)
     for name, leaf in wanted.items():
         if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (leaf.shape, leaf.dtype):

@@ -1,4 +1,5 @@
-"""The command: writes a model in a format, compares what was written with the model, and keeps it only if they agree."""
+"""The command: writes a model in a format, compares what was written with the model,
+and keeps it only if they agree."""
 
 import contextlib
 import importlib.metadata
@@ -30,7 +31,8 @@ PACKAGES = ("jax", "jaxlib", "flax", "numpy", "tensorflow", "ai-edge-litert", "j
 
 
 class Task(NamedTuple):
-    """The questions of one comparison: images [n, h, w, c] of a buffer, queries [m, h, w, c], and their labels [m], if known."""
+    """The questions of one comparison: images [n, h, w, c] of a buffer, queries [m, h, w, c], and their labels [m],
+    if known."""
 
     support: np.ndarray
     query: np.ndarray
@@ -88,7 +90,8 @@ def write(form: Format, pair: Pair, folder: Path, what: str) -> None:
 
 
 def claimed(out: Path) -> set[str]:
-    """Names of the files in a folder that are as an earlier export left them, by the hashes that it wrote beside them."""
+    """Names of the files in a folder that are as an earlier export left them,
+    by the hashes that it wrote beside them."""
     found = set()
     for report, hashes_of in (
         (REPORT, lambda content: {name: facts["sha256"] for name, facts in content["files"].items()}),

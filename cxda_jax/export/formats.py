@@ -1,6 +1,7 @@
 """The formats that programs are written in, and how each is run to compare it with the model.
 
-A format writes the two functions of pair.py into a folder. Its `run` opens them as a device would, without this package's code.
+A format writes the two functions of pair.py into a folder. Its `run` opens them as a device would,
+without this package's code.
 """
 
 import collections
@@ -85,7 +86,8 @@ def run_jax(pair: Pair, folder: Path) -> Run:
 
 
 def write_litert(pair: Pair, folder: Path, kind: str = "float32") -> None:
-    """One file with two signatures, which share the weights: float32, float16 or, for products, int8 with a scale of their own."""
+    """One file with two signatures, which share the weights: float32, float16 or, for products,
+    int8 with a scale of their own."""
     tf, jax2tf = _tensorflow()
     module: Any = tf.Module()
     module.kept = {name.replace("/", "_"): tf.Variable(np.asarray(array)) for name, array in pair.weights.items()}
@@ -147,8 +149,10 @@ def write_onnx(pair: Pair, folder: Path) -> None:
 
 
 def _shrink(graph: Any) -> None:
-    """Drops constants that nothing takes. Of large ones of a single value, that are repeated anyway where they are taken, it
-    keeps this value."""
+    """Drops constants that nothing takes.
+
+    Of large ones of a single value, that are repeated anyway where they are taken, it keeps this value.
+    """
     from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
 
     takers, kept = collections.defaultdict(set), []

@@ -3,8 +3,8 @@
 encode(images, present) -> memory      whenever the buffer has changed
 predict(memory, image) -> answers      for each new image
 
-The buffer has a fixed number of places, and `present` says which of them hold an image. So one program serves every fill of the
-buffer, from the empty one on.
+The buffer has a fixed number of places, and `present` says which of them hold an image. So one program serves every
+fill of the buffer, from the empty one on.
 """
 
 from collections.abc import Callable
@@ -31,8 +31,8 @@ class Pair(NamedTuple):
     Attributes:
       weights: all arrays that the functions need of the trained model.
       encode: (weights, {"images": uint8 [places, h, w, c], "present": float [places], 1 or 0}) -> memory.
-      predict: (weights, {**memory, "image": uint8 [1, h, w, c]}) -> {"logits": [1, classes], "attention": [1, heads, places]};
-        the latter for methods that attend to images.
+      predict: (weights, {**memory, "image": uint8 [1, h, w, c]}) -> {"logits": [1, classes], "attention":
+        [1, heads, places]}; the latter for methods that attend to images.
       buffer: shapes and types of what encode takes.
       memory: of what encode gives.
       asked: of what predict takes.
@@ -104,14 +104,16 @@ def pair_of(model: Model, places: int) -> Pair:
 
 
 def passed_on(function: Callable[..., Any], *arguments: Any) -> list[str | None]:
-    """For each array of the results: the name of the weight (the first argument) that it is without any change, or None."""
+    """For each array of the results: the name of the weight (the first argument) that it is without any change,
+    or None."""
     traced = jax.make_jaxpr(function)(*arguments).jaxpr
     sources = dict(zip(traced.invars, named(arguments[0]), strict=False))  # the weights come first
     return [sources.get(out) if isinstance(out, type(traced.invars[0])) else None for out in traced.outvars]
 
 
 def by_model(model: Model, support: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """The model's own logits [m, classes] and attention [m, heads, n] for images uint8, with which a program is compared."""
+    """The model's own logits [m, classes] and attention [m, heads, n] for images uint8,
+    with which a program is compared."""
     adapted, attention = model.adapt(support).adapted, model.programs.attention
     asked = model.as_images(queries)
     weights = None if attention is None else np.asarray(attention(adapted, asked))

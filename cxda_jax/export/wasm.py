@@ -1,7 +1,7 @@
 """An assembler of the part of WebAssembly's text format that live/kernel.wat uses.
 
-It takes one function, which is exported, in a module that imports a memory. Its instructions stand one after another, not
-nested in brackets. Blocks are loops with a name. The bytes are those that `wat2wasm` makes.
+It takes one function, which is exported, in a module that imports a memory. Its instructions stand one after another,
+not nested in brackets. Blocks are loops with a name. The bytes are those that `wat2wasm` makes.
 """
 
 import re

@@ -1,8 +1,8 @@
 """A model as a web page that needs no server, no network and no library: one file, index.html.
 
-The page holds the weights, recorded handwriting to start from, and a small engine (live/engine.js, sequence.js, kernel.wat). Visitors draw
-characters, fill the buffer, and see the answer before and after adapting. Before the page is left behind, its own scripts run
-in Node.js, and their answers are compared with JAX.
+The page holds the weights, recorded handwriting to start from, and a small engine (live/engine.js, sequence.js,
+kernel.wat). Visitors draw characters, fill the buffer, and see the answer before and after adapting. Before the page is
+left behind, its own scripts run in Node.js, and their answers are compared with JAX.
 """
 
 import base64
@@ -44,7 +44,8 @@ MEMORY = {
 
 
 class Hand(NamedTuple):
-    """The drawings of one writer: strokes of each drawing as lists of points (x, y) in 0..255, y down, and the labels."""
+    """The drawings of one writer: strokes of each drawing as lists of points (x, y) in 0..255, y down,
+    and the labels."""
 
     name: str
     labels: str
@@ -83,7 +84,10 @@ def write(model: Model, out: Path, hands: Path = HANDS, check: bool = True) -> d
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """The facts about a model that the engine needs besides its weights. A UserError names what the engine cannot run."""
+    """The facts about a model that the engine needs besides its weights.
+
+    A UserError names what the engine cannot run.
+    """
     card, config, name = model.card, model.config, model.method.name
     if name not in MEMORY:
         raise UserError(f"web: method {name!r} does not run in the page; choose a model of {', '.join(MEMORY)}")
@@ -180,8 +184,8 @@ def render(described: Mapping[str, Any], variables: Mapping[str, Any], hands: Pa
 def read_hands(path: Path) -> list[Hand]:
     """Recorded handwriting: {"hands": [{"name", "labels", "strokes"}]}.
 
-    `strokes` is base64 of bytes: for each drawing the number of its strokes, for each stroke the number of its points, for each
-    point x and y.
+    `strokes` is base64 of bytes: for each drawing the number of its strokes, for each stroke the number of its points,
+    for each point x and y.
     """
     again = "give a file of recorded hands"
     found = []

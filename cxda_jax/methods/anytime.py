@@ -6,8 +6,9 @@ network  has learned tokens, which every image attends to beside the support, an
 loss     each labelled image attends to its own random subset of the others, from none of them to all
 adapt    statistics are a blend, (1 - a) running + a support, a = n / (n + N) for n support images; N: `prior`
 
-With prior=0 the running statistics alone normalise all images. What is kept of an image then depends on that image alone: a
-buffer takes an image in or lets one go at the price of one image, and is exactly what adapt() makes of the same set.
+With prior=0 the running statistics alone normalise all images. What is kept of an image then depends
+on that image alone: a buffer takes an image in or lets one go at the price of one image, and is
+exactly what adapt() makes of the same set.
 """
 
 from typing import Any
@@ -27,7 +28,8 @@ def cxda_any(net: Classifier, full: float = 0.0, prior: float = 20.0) -> Method:
 
     Args:
       net: a network with a CrossAttention, which has learned tokens.
-      full: share of the training images that see all others. The rest see a random number n of them: 1 + n is log-uniform.
+      full: share of the training images that see all others. The rest see a random number n of them:
+        1 + n is log-uniform.
       prior: as how many images the running statistics count beside the support's, in adapt(); 0: they alone count.
     """
     config.check("cxda_any", full=full, prior=prior)

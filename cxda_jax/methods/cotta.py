@@ -54,8 +54,8 @@ def cotta(
       quantile: the threshold is this quantile of the confidences on training images ...
       margin: ... minus this.
       answer: "student" or "teacher", whose predictions count; the other's are in Method.also.
-      support: images of a support set. calibrate() takes batches of this size, and where batches have statistics of their
-        own it leaves out a smaller last batch.
+      support: images of a support set. calibrate() takes batches of this size, and where batches have statistics of
+        their own it leaves out a smaller last batch.
     """
     if support < 1:
         raise UserError(f"support={support} must be at least 1")

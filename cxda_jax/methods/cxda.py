@@ -64,7 +64,8 @@ def cxda_loo(net: Classifier, **options: Any) -> Method:
 
 
 def cxda_supervised(net: Classifier, **options: Any) -> Method:
-    """CXDA with known domains, in training and test: attention is the mean over the query's domain; options as cxda()."""
+    """CXDA with known domains, in training and test: attention is the mean over the query's domain;
+    options as cxda()."""
 
     def remember(variables: Variables, maps: Array) -> Any:
         return net.apply(variables, maps, method="remember_values")
@@ -117,8 +118,8 @@ def attending(
       touch_all: (net, pixels) -> anything that depends on all parameters.
       statistics: as in bn().
       momentum: as in bn().
-      support_loss: "own": the support's labels teach too, each image classified without attention. "leave_one_out": they
-        teach, each image attending to the others.
+      support_loss: "own": the support's labels teach too, each image classified without attention. "leave_one_out":
+        they teach, each image attending to the others.
       prior: as in bn().
     """
     config.check("batch_norm", statistics=statistics)

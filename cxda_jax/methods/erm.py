@@ -4,14 +4,15 @@ ERM: empirical risk minimisation on the queries of each episode (Vapnik, 1998; e
 
     loss = CE(f(x_q), y_q)        normalised in training by the queries' own statistics, afterwards by the running ones
 
-erm_iid is the standard ERM, which the paper does not run. Its step has shuffled images of all domains as queries, as many
-images as an episode holds.
+erm_iid is the standard ERM, which the paper does not run. Its step has shuffled images of all domains as queries,
+as many images as an episode holds.
 
 BN (Schneider et al., 2020; trained as ARM-BN, Zhang et al., 2021) differs from ERM in: adapt, and a loss that uses it.
 
     y_q = f(x_q; mean and variance of every normalisation layer taken from the support)
 
-bn_alpha is BN without a training of its own, whose statistics are a blend (Schneider et al., 2020), for n support images:
+bn_alpha is BN without a training of its own, whose statistics are a blend (Schneider et al., 2020),
+for n support images:
 
     (1 - a) running + a support,  a = n / (n + N)        N: `prior`, as how many images the running statistics count
 """
@@ -67,8 +68,8 @@ def bn(
 
     Args:
       net: the network.
-      statistics: what normalises training queries. "flow": the support's statistics, with gradients through them; "stop":
-        without gradients (as PyTorch's running buffers); "own": the queries' own.
+      statistics: what normalises training queries. "flow": the support's statistics, with gradients through them;
+        "stop": without gradients (as PyTorch's running buffers); "own": the queries' own.
       momentum: share of the support's statistics in what normalises the query; the rest are the running ones.
       support_loss: "own": the support's labels teach too, each image classified from its own features.
       test_time_only: adapt the checkpoints of erm, without a training of its own.
@@ -116,7 +117,8 @@ def encode(net: Classifier, variables: Variables, support: Images) -> tuple[Any,
 def encode_both(
     net: Classifier, variables: Variables, episode: Episode, statistics: str, share: Callable[[int], float]
 ) -> tuple[Any, Any, Variables, Variables]:
-    """Maps of the support and of the query in a training step, the support's statistics, and variables with their share.
+    """Maps of the support and of the query in a training step, the support's statistics,
+    and variables with their share.
 
     `statistics` is as in bn().
     """

@@ -32,8 +32,8 @@ class FineTuning(NamedTuple):
       optimizer: starts in a fresh state for each support set.
       steps: gradient steps, each on the whole support.
       trainable: "all", or "batch_norm" for the scales and biases of normalisation layers alone.
-      statistics: "frozen": the checkpoint's normalise support and query. "support": the support's, with gradients through
-        them; the query gets those of the final weights.
+      statistics: "frozen": the checkpoint's normalise support and query. "support": the support's, with gradients
+        through them; the query gets those of the final weights.
     """
 
     optimizer: optax.GradientTransformation

@@ -1,6 +1,7 @@
 """T3A, LAME and the activation shift of FOA: they start from ERM's checkpoint and leave all of its weights as they are.
 
-h(x) is the input of the last layer, w_k and b_k are this layer's weights and bias of class k, and p(x) = softmax(W h(x) + b).
+h(x) is the input of the last layer, w_k and b_k are this layer's weights and bias of class k,
+and p(x) = softmax(W h(x) + b).
 
 t3a            (Iwasawa and Matsuo, 2021) differs from ERM in: adapt, which replaces the last layer by prototypes c_k
 
@@ -31,7 +32,8 @@ BATCH = 100  # training images that calibrate() holds at once
 
 
 class WithSupport(NamedTuple):
-    """The result of lame's adapt(): the variables, and the support's unit features [n, d] and log-probabilities [n, classes]."""
+    """The result of lame's adapt(): the variables, and the support's unit features
+    [n, d] and log-probabilities [n, classes]."""
 
     variables: Variables
     features: Array
@@ -140,10 +142,12 @@ def regularise(
 
 
 def affinities(features: Array, affinity: str, neighbours: int, present: Array | None = None) -> Array:
-    """LAME's affinities [n, n] of unit features [n, d], for two images or more; 0 for images that are not `present` [n].
+    """LAME's affinities [n, n] of unit features [n, d], for two images or more;
+    0 for images that are not `present` [n].
 
-    "knn": a_ij is 1 where j is among the nearest neighbours of i, of equally near ones the first, and 0 elsewhere. "rbf": exp(-|h_i - h_j|^2 / (2 s^2)), where
-    s is the mean distance of an image to its last neighbour. "linear": h_i . h_j.
+    "knn": a_ij is 1 where j is among the nearest neighbours of i, of equally near ones the first,
+    and 0 elsewhere. "rbf": exp(-|h_i - h_j|^2 / (2 s^2)), where s is the mean distance of an image
+    to its last neighbour. "linear": h_i . h_j.
     """
     products = features @ features.T
     there = jnp.ones(len(features), bool) if present is None else present

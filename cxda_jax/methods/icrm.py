@@ -4,8 +4,9 @@
 
 The support is in a random order, or in that of its places where `present` says which of them hold an image.
 
-T is a causal transformer, whose output at the last image is classified by a linear layer. In training every image of the
-sequence is classified, each from the images so far, so one pass teaches every number of support images from none to all.
+T is a causal transformer, whose output at the last image is classified by a linear layer. In training
+every image of the sequence is classified, each from the images so far, so one pass teaches every
+number of support images from none to all.
 """
 
 from typing import Any, NamedTuple
@@ -86,7 +87,8 @@ def icrm(net: Classifier) -> Method:
 
 
 def append(net: Classifier, adapted: WithPrefix, pixels: Array) -> WithPrefix:
-    """Adapts to one image [h, w, c] more, which comes after those that were adapted to; in a full cache it changes nothing."""
+    """Adapts to one image [h, w, c] more, which comes after those that were adapted to;
+    in a full cache it changes nothing."""
     maps = net.apply(adapted.variables, pixels[None], method="map")
     cache = net.apply(adapted.variables, maps, adapted.cache, method=extend)
     return adapted._replace(cache=cache, place=None)

@@ -2,8 +2,8 @@
 
     q = LN(x_q) W_q,  k = LN(x_s) W_k,  v = LN(x_s) W_v,  z = x_q + softmax(q k^T / sqrt(C / heads)) v W
 
-W_q, W_k, W_v are C x C/R and W is C/R x C, without biases. x_q is added without normalisation. Learned tokens, where there are
-any, are further x_s. Without them a query that may attend to nothing stays as it is.
+W_q, W_k, W_v are C x C/R and W is C/R x C, without biases. x_q is added without normalisation. Learned tokens, where
+there are any, are further x_s. Without them a query that may attend to nothing stays as it is.
 """
 
 import math
@@ -47,7 +47,8 @@ class CrossAttention(nn.Module):
       scale: "paper" divides scores by sqrt(C / heads), as printed; "head_dim" by the usual sqrt(C / R / heads).
       shared_norm: queries and support share one layer normalisation.
       zero_out: the output layer starts at zero, so that the network starts as one without attention.
-      learned: how many learned tokens each query sees beside the support, and alone if there is no support. (Not in the paper.)
+      learned: how many learned tokens each query sees beside the support, and alone if
+        there is no support. (Not in the paper.)
       dtype: of products; scores are float32 always.
       initial: how layers start; see initialisers().
     """
@@ -125,7 +126,8 @@ class CrossAttention(nn.Module):
         return self._weights(query, self._with_learned(memory), hidden)[..., self.learned :]
 
     def mix(self, query: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
-        """Query tokens [m, C] plus a projected sum of values [n, heads, C / R / heads], with weights [m, heads or 1, n]."""
+        """Query tokens [m, C] plus a projected sum of values [n, heads, C / R / heads],
+        with weights [m, heads or 1, n]."""
         if not len(values):
             return query
         weights = jnp.broadcast_to(weights, (len(query), self.heads, len(values)))

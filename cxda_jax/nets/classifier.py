@@ -16,8 +16,8 @@ class Classifier(nn.Module):
 
     Attributes:
       trunk: a module (normalised images [n, h, w, c], batch) -> maps [n, h', w', channels].
-      head: a module (pooled maps [n, channels], classify) -> logits [n, classes]; with classify=False it returns the last
-        layer's input. `head.last` is that layer's name.
+      head: a module (pooled maps [n, channels], classify) -> logits [n, classes]; with classify=False it returns the
+        last layer's input. `head.last` is that layer's name.
       mean: of each channel of the images, in 0..1; std likewise.
       attention: a CrossAttention, for the cxda methods.
       features: what a token of the attention is: "pool" the pooled vector, "flat" the flattened map, "patch" each
@@ -46,7 +46,8 @@ class Classifier(nn.Module):
 
         Args:
           pixels: [n, h, w, c], uint8 or floats in 0..1.
-          batch: normalise by the batch's own statistics, or by the stored ones. bool [n]: by those of the images where it is True.
+          batch: normalise by the batch's own statistics, or by the stored ones. bool [n]:
+            by those of the images where it is True.
           context: [h, w, channels], which the trunk gets as further channels of each image.
         """
         x = self._normalise(pixels)
@@ -109,7 +110,8 @@ class Classifier(nn.Module):
         return self._classify_tokens(self.attention.mix(self.tokens(maps), weights, values), maps)
 
     def weights(self, maps: jax.Array, memory: Memory, hidden: jax.Array | None = None) -> jax.Array:
-        """Weights of query images on support images [n, heads, support]: summed over the latter's tokens, else averaged.
+        """Weights of query images on support images [n, heads, support]: summed over the latter's tokens,
+        else averaged.
 
         `hidden` is as in recall().
         """

@@ -59,7 +59,8 @@ class CNNTrunk(nn.Module):
 
 
 class CNNHead(nn.Module):
-    """Pooled features [n, width] to logits [n, num_classes], or with `classify=False` to the last layer's input [n, hidden]."""
+    """Pooled features [n, width] to logits [n, num_classes], or with
+    `classify=False` to the last layer's input [n, hidden]."""
 
     num_classes: int
     hidden: int = 200

@@ -11,7 +11,8 @@ from cxda_jax.nets.normalisation import BatchNorm
 
 
 class ContextNet(nn.Module):
-    """Normalised images [n, h, w, c] to contexts [n, h, w, features], always by the batch's own statistics; see BatchNorm."""
+    """Normalised images [n, h, w, c] to contexts [n, h, w, features], always by the batch's own statistics;
+    see BatchNorm."""
 
     features: int
     width: int = 64  # channels of the layers

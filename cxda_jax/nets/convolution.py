@@ -26,7 +26,8 @@ Padding = Sequence[tuple[int, int]]
 
 
 def convolve(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: Padding, **other: Any) -> jax.Array:
-    """lax.conv_general_dilated of [n, h, w, c] with [kh, kw, c, features], for flax's nn.Conv(conv_general_dilated=...)."""
+    """lax.conv_general_dilated of [n, h, w, c] with [kh, kw, c, features], for
+    flax's nn.Conv(conv_general_dilated=...)."""
     (kh, kw, _, features), (n, *sizes, channels) = kernel.shape, x.shape
     h, w = (
         (size + sum(pad) - k) // stride + 1
@@ -87,7 +88,8 @@ def _backward(padding: Padding, saved: Any, grad: jax.Array) -> tuple[jax.Array,
 
 
 def _pieces(size: int, inner: int, taps: int, before: int) -> list[tuple[slice, slice]]:
-    """Cuts an axis of `size` outputs into runs that use the same taps of the kernel: (these taps, the inputs under them).
+    """Cuts an axis of `size` outputs into runs that use the same taps of the kernel: (these taps,
+    the inputs under them).
 
     There are `inner` inputs, and `before` zeros in front of them.
     """
@@ -125,13 +127,14 @@ _in_pieces.defvjp(lambda padding, x, kernel: (_in_pieces(padding, x, kernel), (x
 
 
 def max_pool(x: jax.Array, size: int = 2, stride: int = 2, pad: int = 0) -> jax.Array:
-    """Maps [..., h, w, c], with `pad` pixels of minus infinity around, to the largest values of windows [..., h', w', c]."""
+    """Maps [..., h, w, c], with `pad` pixels of minus infinity around, to the
+    largest values of windows [..., h', w', c]."""
     if backend.pools_in_windows():
         return _pool_windows(x, size, stride, pad)
     if (size, stride, pad) == (2, 2, 0) and not backend.rewrites_layers():
         return _pool_pairs(x[..., : x.shape[-3] // 2 * 2, : x.shape[-2] // 2 * 2, :])
-    # On CPUs the backward pass of a maximum of strided slices is 6 times faster than reduce_window's. The two differ only
-    # in how equal values share a gradient.
+    # On CPUs the backward pass of a maximum of strided slices is 6 times faster than reduce_window's. The two differ
+    # only in how equal values share a gradient.
     if pad:
         around = [(0, 0)] * (x.ndim - 3) + [(pad, pad), (pad, pad), (0, 0)]
         x = jnp.pad(x, around, constant_values=-jnp.inf)
@@ -152,7 +155,10 @@ def _pool_windows(x: jax.Array, size: int, stride: int, pad: int) -> jax.Array:
 
 @jax.custom_vjp
 def _pool_pairs(x: jax.Array) -> jax.Array:
-    """max_pool() of maps with even sides. The backward pass keeps the place of each maximum, an eighth of bfloat16 maps."""
+    """max_pool() of maps with even sides.
+
+    The backward pass keeps the place of each maximum, an eighth of bfloat16 maps.
+    """
     return _largest(x)[0]
 
 

@@ -12,11 +12,12 @@ XAVIER: Any = {"kernel_init": nn.initializers.xavier_uniform()}  # biases start 
 
 
 def initialisers(initial: str, fan_in: int) -> dict[str, Any]:
-    """Initialisers for a flax layer, each output of which depends on fan_in inputs: nn.Dense(features, **initialisers(i, c)).
+    """Initialisers for a flax layer, each output of which depends on fan_in inputs: nn.Dense(features,
+    **initialisers(i, c)).
 
     Args:
-      initial: "torch": uniform(). "flax": none, so the layer has flax's: truncated normal kernels of variance 1 / fan_in
-        (LeCun's), biases of 0. "xavier": uniform kernels of variance 2 / (fan_in + features), biases of 0.
+      initial: "torch": uniform(). "flax": none, so the layer has flax's: truncated normal kernels of variance 1 /
+        fan_in (LeCun's), biases of 0. "xavier": uniform kernels of variance 2 / (fan_in + features), biases of 0.
       fan_in: the number of inputs.
     """
     known = {"torch": uniform(fan_in), "flax": {}, "xavier": XAVIER}
@@ -25,7 +26,8 @@ def initialisers(initial: str, fan_in: int) -> dict[str, Any]:
 
 
 def uniform(fan_in: int) -> dict[str, Any]:
-    """PyTorch's initialisers for a flax layer, each output of which depends on fan_in inputs: nn.Dense(n, **uniform(c))."""
+    """PyTorch's initialisers for a flax layer, each output of which depends on fan_in inputs: nn.Dense(n,
+    **uniform(c))."""
 
     def sample(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
         return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)

@@ -22,11 +22,12 @@ PARTIAL_SUMS = range(64, 129)  # how many there may be; a number that divides th
 class BatchNorm(nn.Module):
     """Normalises the channels of [n, ..., c]; `batch=True` uses the batch's own statistics, False the stored ones.
 
-    `batch` may also be bool [n], True for the images whose statistics are used, or a number: those of the first so many images.
+    `batch` may also be bool [n], True for the images whose statistics are used, or a number:
+    those of the first so many images.
 
-    If "batch_stats" is mutable and `batch` is True, the module stores the batch's mean and biased variance as they are, and
-    gradients flow through them. The caller decides how they are averaged with the running ones. Statistics are float32
-    for all types of input.
+    If "batch_stats" is mutable and `batch` is True, the module stores the batch's mean and biased variance as they
+    are, and gradients flow through them. The caller decides how they are averaged with the running ones.
+    Statistics are float32 for all types of input.
 
     Attributes:
       rectified: what is below zero becomes zero.
@@ -138,7 +139,8 @@ scale_and_shift.defvjp(lambda x, factor, shift: (scale_and_shift(x, factor, shif
 
 @jax.custom_vjp
 def rectify(x: jax.Array, factor: jax.Array, shift: jax.Array) -> jax.Array:
-    """scale_and_shift() and ReLU as one, for accelerators: the backward pass stores no gradient of its own between the two."""
+    """scale_and_shift() and ReLU as one, for accelerators: the backward pass
+    stores no gradient of its own between the two."""
     return jnp.maximum(x * factor + shift, 0).astype(x.dtype)
 
 

@@ -55,8 +55,8 @@ def convert(
 ) -> dict[str, Any]:
     """Variables in which the trunk and the head have the given weights.
 
-    Attention, context and adapters stay as they are, since PyTorch's network has none. A first convolution with more input
-    channels than the weights have repeats theirs. Weights whose names begin with one of dont_load are left out.
+    Attention, context and adapters stay as they are, since PyTorch's network has none. A first convolution with more
+    input channels than the weights have repeats theirs. Weights whose names begin with one of dont_load are left out.
     """
     left = {name for name in weights if not name.endswith("num_batches_tracked")}
     left -= {name for name in left if name.startswith(dont_load)}

@@ -1,4 +1,5 @@
-"""The causal transformer of ICRM: blocks of GPT-2 (Radford et al., 2019) over the tokens of images. For a token t at place p:
+"""The causal transformer of ICRM: blocks of GPT-2 (Radford et al., 2019) over the
+tokens of images. For a token t at place p:
 
     x = t W_in + position_p;   `layers` times: x = x + A(LN(x)), x = x + W_2 gelu(W_1 LN(x));   LN(x)
 
@@ -41,8 +42,8 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, context: Any, seen: jax.Array) -> tuple[jax.Array, Any]:
-        """New tokens [m, width] to themselves after the block; and to their keys and values [m, heads, width / heads], and
-        weights on the context [m, heads, n].
+        """New tokens [m, width] to themselves after the block; and to their keys and values
+        [m, heads, width / heads], and weights on the context [m, heads, n].
 
         Args:
           x: the new tokens.
@@ -70,8 +71,8 @@ class Block(nn.Module):
 class CausalTransformer(nn.Module):
     """Tokens of images to features that know the images before them.
 
-    encode() reads a sequence once, and next() then answers for any number of images, each as the next one. append() adds an
-    image to what was read. A call of the module itself does all at once, for training.
+    encode() reads a sequence once, and next() then answers for any number of images, each as the next one. append()
+    adds an image to what was read. A call of the module itself does all at once, for training.
 
     Attributes:
       width: features of an image inside.
@@ -99,8 +100,8 @@ class CausalTransformer(nn.Module):
     def __call__(self, tokens: jax.Array, length: int) -> jax.Array:
         """Tokens [m, d] to features [m, width].
 
-        The first `length` tokens are a sequence. Each of the others stands alone behind it, so it sees the whole sequence
-        and none of the others.
+        The first `length` tokens are a sequence. Each of the others stands alone behind it, so it sees
+        the whole sequence and none of the others.
         """
         place = jnp.minimum(jnp.arange(len(tokens)), length)
         return self._run(tokens, place, None, jnp.arange(length) < place[:, None])[0]
@@ -110,8 +111,8 @@ class CausalTransformer(nn.Module):
 
         Args:
           tokens: of a sequence.
-          present: bool [n], which of them are the sequence; of more than `context` the last ones count. None: all, at most
-            `context`. Then the cache has places for as many.
+          present: bool [n], which of them are the sequence; of more than `context` the last ones count. None: all, at
+            most `context`. Then the cache has places for as many.
         """
         n = len(tokens)
         if present is None:
@@ -130,7 +131,10 @@ class CausalTransformer(nn.Module):
         return self._behind(tokens, cache)[0]
 
     def weights(self, tokens: jax.Array, cache: Cache) -> jax.Array:
-        """Weights [m, heads, places] of tokens [m, d] on the sequence, the means over the blocks. The rest is on oneself."""
+        """Weights [m, heads, places] of tokens [m, d] on the sequence, the means over the blocks.
+
+        The rest is on oneself.
+        """
         return self._behind(tokens, cache)[1][2].mean(0)
 
     def append(self, token: jax.Array, cache: Cache) -> Cache:

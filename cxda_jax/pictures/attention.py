@@ -67,8 +67,8 @@ def draw_attention(
 ) -> None:  # fmt: skip
     """Writes a picture of a query, its two answers and the support images that it attends to most and least.
 
-    Weights are shown as multiples of uniform attention. A star marks images of the query's own domain. The counts are of all
-    queries of the test, from Answers.counts; the title says what was tested.
+    Weights are shown as multiples of uniform attention. A star marks images of the query's own domain. The counts are
+    of all queries of the test, from Answers.counts; the title says what was tested.
     """
     size = len(example.support)
     times, count = example.weights * size, min(5, size)

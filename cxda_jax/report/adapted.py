@@ -1,4 +1,5 @@
-"""The page of one adaptation: answers before and after, the gain to expect, and the images that the model adapted to."""
+"""The page of one adaptation: answers before and after, the gain to expect,
+and the images that the model adapted to."""
 
 import html
 import itertools
@@ -35,7 +36,8 @@ is a multiple of the average image's weight: 2.00 x is twice the average.</p>
 
 
 class Answered(NamedTuple):
-    """A user's image as the network saw it, uint8 [h, w, c] with 1 or 3 channels, and its class before and after adapting.
+    """A user's image as the network saw it, uint8 [h, w, c] with 1 or 3 channels,
+    and its class before and after adapting.
 
     Confidences lie in 0..1. So does `moved`: half the sum of the absolute differences of the two distributions over the
     classes. `nearest` has the places in the buffer of up to five images with most weight, and none where the method does
@@ -54,7 +56,8 @@ class Answered(NamedTuple):
 
 
 class AdaptedPage(NamedTuple):
-    """The content of the page: those m of all `total` answers that moved most, and a buffer of n images, which may be 0."""
+    """The content of the page: those m of all `total` answers that moved most, and a buffer of n images,
+    which may be 0."""
 
     title: str
     summary: Sequence[tuple[str, str]]

@@ -134,8 +134,8 @@ def drawings(kept: Sequence[KeptAttention]) -> Iterator[plots.Drawing]:
 def histogram(same: np.ndarray, other: np.ndarray, by_head: bool = False) -> Figure:
     """Densities of weights on support images of the query's own domain and of other domains; medians marked.
 
-    Weights are multiples of uniform attention, of any shape; `by_head` gives each head of [heads, n] a panel. Both axes are
-    logarithmic, since the two differ in their tails. Weights below a thousandth are drawn as a thousandth.
+    Weights are multiples of uniform attention, of any shape; `by_head` gives each head of [heads, n] a panel. Both axes
+    are logarithmic, since the two differ in their tails. Weights below a thousandth are drawn as a thousandth.
     """
     panels = {"": (same, other)}
     if by_head:
@@ -173,8 +173,9 @@ def grid(
 ) -> Figure:  # fmt: skip
     """A query [h, w, c], and the images of each support domain that it attends to most and least, under their weights.
 
-    Support images [n, h, w, c] have pixels of 0..255, domains [n] as places in `names`, and weights [n] that sum to 1, shown
-    as multiples of uniform attention. The query's `own` domain is starred and comes first; `text` stands beside the query.
+    Support images [n, h, w, c] have pixels of 0..255, domains [n] as places in `names`, and weights [n] that sum to 1,
+    shown as multiples of uniform attention. The query's `own` domain is starred and comes first; `text` stands beside
+    the query.
     """
     times, domains = np.asarray(weights, float) * len(weights), np.asarray(domains)
     rows = sorted(set(domains.tolist()), key=lambda d: (d != own, -times[domains == d].max()))

@@ -57,7 +57,10 @@ def measure(results: Sequence[Result]) -> tuple[list[Measured], list[str]]:
 
 
 def context_tables(measured: Measured, left_out: Sequence[Result] = ()) -> list[Table]:
-    """Tables of Avg and of W10%: each curve, its gains, and its leads. No mean holds the results `left_out`; marks name them."""
+    """Tables of Avg and of W10%: each curve, its gains, and its leads.
+
+    No mean holds the results `left_out`; marks name them.
+    """
     late, name = by_cell(left_out), measured.metric.replace("macro_f1", "macro F1")
     constant = [curve.label for curve in measured.curves if curve.constant]
     alike = [f"One test stands for all columns of {', '.join(constant)}: no support is used."] if constant else []
@@ -130,7 +133,8 @@ def drawings(measured: Sequence[Measured], styles: Mapping[str, Style]) -> Itera
 
 
 def context_curves(measured: Measured, styles: Mapping[str, Style]) -> Figure:
-    """Avg and W10% side by side against n: each curve, below it its gains over n = 0, and below these its leads over RIVAL."""
+    """Avg and W10% side by side against n: each curve, below it its gains over n = 0,
+    and below these its leads over RIVAL."""
     labels = {curve.label for curve in measured.curves}
     used = {label: style for label, style in styles.items() if label in labels}
     differences = [(found, than) for found, than in ((measured.gains, "n = 0"), (measured.leads, RIVAL)) if found]

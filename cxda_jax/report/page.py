@@ -35,10 +35,11 @@ marks the query's own domain, which the network is not told.</p>
 
 
 class ExplorerTask(NamedTuple):
-    """A task: n support images, m query images of one domain, and attention weights that sum to 1 over the support images.
+    """A task: n support images, m query images of one domain, and attention
+    weights that sum to 1 over the support images.
 
-    Images are uint8 [n or m, h, w, c] with 1 or 3 channels. Answers are as each method names the queries' labels. Domains
-    and labels are empty where nobody knows them. A user's own images have the names of their files instead.
+    Images are uint8 [n or m, h, w, c] with 1 or 3 channels. Answers are as each method names the queries' labels.
+    Domains and labels are empty where nobody knows them. A user's own images have the names of their files instead.
     """
 
     name: str
@@ -105,7 +106,8 @@ def write_report(path: Path, report: Report) -> int:
 
 
 def write_page(path: Path, pages: Iterable[Page]) -> int:
-    """Writes the first of the pages that fits into 5 MB, without its last tasks if need be, and returns its size in bytes."""
+    """Writes the first of the pages that fits into 5 MB, without its last tasks if need be,
+    and returns its size in bytes."""
     size = 0
     for page in pages:
         tasks = page.tasks
@@ -200,7 +202,8 @@ def _own_ids(svg: str, name: str) -> str:
 
 
 def both_themes(color: str) -> str:
-    """A colour for white paper and one for the dark page: a grey is inverted, another made lighter until it stands out."""
+    """A colour for white paper and one for the dark page: a grey is inverted,
+    another made lighter until it stands out."""
     rgb = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)], float)
     grey = np.ptp(rgb) < 8
     if grey:
@@ -250,7 +253,8 @@ def encode(task: ExplorerTask, shared: Mapping[str, Any] | None = None) -> str:
 
 
 def sheet(images: np.ndarray) -> dict[str, Any]:
-    """Images [n, h, w, c] as one picture, row by row, in borders of their edge pixels: browsers mix neighbours in scaling."""
+    """Images [n, h, w, c] as one picture, row by row, in borders of their edge pixels:
+    browsers mix neighbours in scaling."""
     height, width = images.shape[1:3]
     ratio = min(1.0, THUMBNAIL / max(height, width))
     size = max(1, round(width * ratio)), max(1, round(height * ratio))

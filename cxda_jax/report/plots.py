@@ -1,8 +1,8 @@
 """Figures of the results of one store, and how all figures of a report look and are saved.
 
-A function that draws returns None where there is nothing to draw.
-All figures of a report share the styles of method_styles, so that a method looks the same in each of them. Methods differ
-in marker and line style, not in colour alone. Open markers stand for methods that use back-propagation.
+A function that draws returns None where there is nothing to draw. All figures of a report share the styles of
+method_styles, so that a method looks the same in each of them. Methods differ in marker and line style, not in colour
+alone. Open markers stand for methods that use back-propagation.
 """
 
 import hashlib
@@ -46,7 +46,8 @@ class Drawing(NamedTuple):
 
 
 class Style(NamedTuple):
-    """The look of a method: the lengths on, off, ... of its dashes (none: a solid line), and whether its markers are open."""
+    """The look of a method: the lengths on, off, ... of its dashes (none: a solid line),
+    and whether its markers are open."""
 
     color: str
     marker: Any

@@ -12,7 +12,8 @@ from cxda_jax.study.settings import USUAL
 
 
 class Difference(NamedTuple):
-    """Mean score of one label minus that of another in points, and its 95 % bootstrap interval over the shared tasks."""
+    """Mean score of one label minus that of another in points, and its 95 %
+    bootstrap interval over the shared tasks."""
 
     mean: float
     low: float
@@ -49,7 +50,8 @@ def paired_differences(
 def task_scores(results: Iterable[Result]) -> tuple[dict[tuple[str, int], np.ndarray], list[str]]:
     """The scores [tasks] of each label and seed of one store, and a fault of one line for each result of other tasks.
 
-    The first result says which tasks they are: those of its queries and, but for contexts of other sizes, of its support.
+    The first result says which tasks they are: those of its queries and, but for contexts of other sizes,
+      of its support.
     """
     scores, queries, supports, faults = {}, None, {}, []
     for result in results:
@@ -93,7 +95,8 @@ def summary(row: Mapping[str, Any]) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Mean and standard error over seeds, a line per store, method and number of tasks; unfinished seeds have their own."""
+    """Mean and standard error over seeds, a line per store, method and number of tasks;
+    unfinished seeds have their own."""
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     footnotes = []
     for result in named(results):

@@ -31,7 +31,10 @@ class Curve(NamedTuple):
     constant: bool
 
     def at(self, size: int, values: Mapping[Key, Any]) -> dict[int, Any]:
-        """By seed, the value that `values` hold for a size; for AREA, the area under them. Seeds that lack it are left out."""
+        """By seed, the value that `values` hold for a size; for AREA, the area under them.
+
+        Seeds that lack it are left out.
+        """
         weights = {size: 1.0}
         if self.constant:
             weights = {0: 1.0}
@@ -58,8 +61,8 @@ class Curve(NamedTuple):
 def area_weights(sizes: Sequence[int]) -> dict[int, float]:
     """By size, the weight of its score in the area: the mean of the score over log(1 + n) from n = 0 to LAST.
 
-    Between two sizes the score is a straight line over log(1 + n). There are no weights where 0 or LAST is not among the
-    sizes, which ascend.
+    Between two sizes the score is a straight line over log(1 + n). There are no weights where 0 or
+    LAST is not among the sizes, which ascend.
     """
     inside = [n for n in sizes if n <= LAST]
     if not {0, LAST} <= set(inside):
@@ -70,7 +73,8 @@ def area_weights(sizes: Sequence[int]) -> dict[int, float]:
 
 
 def find_curves(results: Sequence[Result], kind: str) -> list[Curve]:
-    """The curves of one store and order of arrival (a kind of settings), in the order of the results; [] if all are constant."""
+    """The curves of one store and order of arrival (a kind of settings), in the order of the results;
+    [] if all are constant."""
     found: dict[str, dict[int, dict[int, Result]]] = {}
     for result in results:
         if result.setting.kind == kind:
@@ -115,8 +119,8 @@ def differences(
 ) -> dict[tuple[str, int], dict[str, Difference]]:
     """By label and size (or AREA), the paired differences of avg and w10 to the curve `against` at the same size.
 
-    Without `against`, each curve is compared with itself in an empty context. Each task's difference is first averaged over
-    the seeds that both have; the 95 % bootstrap intervals are over the tasks.
+    Without `against`, each curve is compared with itself in an empty context. Each task's difference is first averaged
+    over the seeds that both have; the 95 % bootstrap intervals are over the tasks.
     """
     found, by_task, by_sample = {}, [], []
     for curve in curves:

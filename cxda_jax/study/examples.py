@@ -1,4 +1,5 @@
-"""Shows what adapting changed on the first test tasks: how many queries it corrected and spoiled, a picture of one, and what is
+"""Shows what adapting changed on the first test tasks: how many queries it corrected and spoiled, a picture of one,
+  and what is
 attended to, kept for reports."""
 
 import hashlib
@@ -47,8 +48,10 @@ def draw_example(path: Path, experiment: Experiment, plan: Plan, answers: Answer
 def keep_attention(
     path: Path, experiment: Experiment, evaluator: Evaluator, variables: Variables, plan: Plan
 ) -> tuple[np.ndarray, str]:
-    """Keeps attention weights [tasks, queries, heads, support] of the first tasks with each image's domain. It returns them
-    and the file's SHA-256."""
+    """Keeps attention weights [tasks, queries, heads, support] of the first tasks with each image's domain.
+
+    It returns them and the file's SHA-256.
+    """
     domains, images, weights = experiment.store.row_domains(), _images(experiment), []
     supports, queries = plan.support[:ATTENTION_TASKS], plan.query[:ATTENTION_TASKS]
     for support, query in zip(supports, queries, strict=True):

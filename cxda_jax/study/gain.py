@@ -39,7 +39,10 @@ def measure_gain(experiment: Experiment, variables: Variables) -> Gain | None:
 
 
 def with_the_first_images(method: Method) -> Method:
-    """The method on the first images of each support. Its variables are {"own": those of the method, "count": how many}."""
+    """The method on the first images of each support.
+
+    Its variables are {"own": those of the method, "count": how many}.
+    """
 
     def adapt(variables: Any, support: Images, key: Array) -> Any:
         present = jnp.arange(len(support.pixels)) < variables["count"]

@@ -62,8 +62,8 @@ def claim(
 ) -> Record:
     """Writes the config and the record of a new run, or compares those of a run that goes on, and returns the record.
 
-    A run that has saved nothing yet may begin again with another config. With `other_data` a run may go on with other data
-    than it began with; the record is marked. `log` is called with warnings.
+    A run that has saved nothing yet may begin again with another config. With `other_data` a run may go on with other
+    data than it began with; the record is marked. `log` is called with warnings.
     """
     now = new_record(store)
     if not any((workdir / "last").glob("*")) and not (workdir / "model").exists():
@@ -105,7 +105,10 @@ def check_config(workdir: Path, config: Config) -> None:
 
 
 def check_data(run: Path, record: Record, store: DomainStore, other_data: bool = False) -> tuple[str, ...]:
-    """The marks that results of the run on this store get. A UserError for other data, unless `other_data` allows them."""
+    """The marks that results of the run on this store get.
+
+    A UserError for other data, unless `other_data` allows them.
+    """
     if record.data_hash == store.sha256:
         return record.marks
     if not other_data:

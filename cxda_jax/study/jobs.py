@@ -150,7 +150,8 @@ def listed(names: Sequence[str]) -> str:
 
 
 def possible_settings(study: Study, store: DomainStore) -> list[Setting]:
-    """The paper's other numbers of domains and of support images, and contexts, as far as the test domains can give them."""
+    """The paper's other numbers of domains and of support images, and contexts,
+    as far as the test domains can give them."""
     config, possible = study.config("erm"), []
     for kind, numbers in (SMOKE_TASKS if study.smoke else TASKS).items():
         wanted = [n for n in numbers if kind == "num_domains" or not study.most_images or n <= study.most_images]
@@ -175,7 +176,8 @@ def find_job(jobs: Sequence[Job], text: str) -> Job:
 
 
 def listing(study: Study, jobs: Sequence[Job]) -> str:
-    """A line for each job: its number and id, either of which --job takes, its state, name, and the numbers of what it needs."""
+    """A line for each job: its number and id, either of which --job takes, its state, name,
+    and the numbers of what it needs."""
     numbers, lines = {job.id: number for number, job in enumerate(jobs)}, []
     for number, job in enumerate(jobs):
         needs = [numbers[need] for need in job.needs]

@@ -139,7 +139,8 @@ def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[
 
 
 def seconds_left(took: list[float], ages: list[float], waiting: int, workers: int) -> float:
-    """The seconds that the jobs that run or wait will take, if each takes as long as those that have ended did on average.
+    """The seconds that the jobs that run or wait will take, if each takes as long
+    as those that have ended did on average.
 
     Args:
       took: seconds of each job that has ended.

@@ -60,7 +60,8 @@ def prepare_benchmark(
     skip_bad: int,
     workers: int | None,
 ) -> None:
-    """Makes the store `target` of what lies in `raw_dir`, and prints its card; of a store that is there, the card alone.
+    """Makes the store `target` of what lies in `raw_dir`, and prints its card; of a store that is there,
+    the card alone.
 
     `options` are those of the reader, the rest as cxda prepare says.
     """
@@ -102,7 +103,10 @@ def prepare_benchmark(
 
 
 def insist_on_equal(target: Path, asked: Mapping[str, Any]) -> None:
-    """Raises a UserError where a store was prepared with other options. A store of an older version does not say its own."""
+    """Raises a UserError where a store was prepared with other options.
+
+    A store of an older version does not say its own.
+    """
     if not (target / ASKED).exists():
         return
     content = read_object(target / ASKED, AGAIN)

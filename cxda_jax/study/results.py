@@ -1,7 +1,8 @@
 """Results that evaluations left on disk, read back. No device, no data set and no compiler is needed.
 
-A folder of results holds result.json (the row), predictions.npz (plans, labels, predictions) and, for methods that
-attend, attention.npz. A result that cannot be read, or contradicts itself, becomes a fault of one line; the rest goes on.
+A folder of results holds result.json (the row), predictions.npz (plans, labels, predictions) and,
+for methods that attend, attention.npz. A result that cannot be read, or contradicts itself, becomes
+a fault of one line; the rest goes on.
 """
 
 import collections

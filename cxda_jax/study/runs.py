@@ -1,4 +1,5 @@
-"""Finds what --runs names on the disk: runs with their configs and weights, and the evaluations that can be made of them."""
+"""Finds what --runs names on the disk: runs with their configs and weights, and
+the evaluations that can be made of them."""
 
 import glob
 import json
@@ -60,10 +61,10 @@ def find_evaluations(
 ) -> tuple[list[Evaluation], list[str]]:
     """One evaluation for each run, method that can be tested on it and setting, and a line for each fault.
 
-    `methods` are names, or "all"; each run's own where it is empty. Those without a training of their own are tested on the
-    runs of `start`, one of STARTS; if it is not the usual one, labels say so: t3a,from=erm_iid. Evaluations of equal
-    programs are neighbours. A run that cannot be tested is a fault; a single one is an error. The results of split "val" have
-    folders of their own.
+    `methods` are names, or "all"; each run's own where it is empty. Those without a training of their own are tested
+    on the runs of `start`, one of STARTS; if it is not the usual one, labels say so: t3a,from=erm_iid. Evaluations
+    of equal programs are neighbours. A run that cannot be tested is a fault; a single one is an error. The results
+    of split "val" have folders of their own.
     """
     choose("--from", start, STARTS)
     started = f"from={start}" * (start != STARTS[0])
@@ -135,7 +136,10 @@ def find_runs(patterns: Sequence[str]) -> list[Path]:
 
 
 def matching(pattern: str) -> list[Path]:
-    """The paths that a pattern matches. As far as it names what exists it is taken as it stands: names may have brackets too."""
+    """The paths that a pattern matches.
+
+    As far as it names what exists it is taken as it stands: names may have brackets too.
+    """
     literal, parts = "", list(Path(pattern).parts or [pattern])
     while parts and os.path.exists(os.path.join(literal, parts[0])):
         literal = os.path.join(literal, parts.pop(0))

@@ -1,4 +1,5 @@
-"""The number of tasks that a config asks for, and tests of another form than its own: other tasks, the first images of their support, or
+"""The number of tasks that a config asks for, and tests of another form than its own: other tasks,
+  the first images of their support, or
 other fine-tuning steps."""
 
 import re

@@ -48,9 +48,11 @@ def evaluate_runs(
     start: str = STARTS[0],
     split: str = "test",
 ) -> None:
-    """Tests what the patterns of runs name on a split, and prints each result, a table and the paired differences to `against`.
+    """Tests what the patterns of runs name on a split, and prints each result, a table
+    and the paired differences to `against`.
 
-    Methods without a training of their own are tested on the runs of `start`. What fails is named, and the rest goes on; a UserError at the end says how much failed.
+    Methods without a training of their own are tested on the runs of `start`. What fails is named, and the rest goes
+    on; a UserError at the end says how much failed.
     """
     can = sorted(name for name, entry in FIELDS.items() if isinstance(entry, Group) and entry.at_test)
     for name, _ in changes:
@@ -229,5 +231,6 @@ def first_images(experiment: Experiment, plan: Plan) -> tuple[Images, Images]:
 
 
 def device() -> str:
-    """The machine kind of a result: the accelerator, or else the processor's model, since another one rounds differently."""
+    """The machine kind of a result: the accelerator, or else the processor's model,
+    since another one rounds differently."""
     return f"{backend.machine()} x{jax.device_count()} ({platform.machine()}), jax {jax.__version__}"

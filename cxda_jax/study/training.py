@@ -206,7 +206,8 @@ def calibrations(experiment: Experiment, variables: Variables) -> dict[str, Any]
 
 
 def replay(config: Config, workdir: Path, data_dir: str | Path, other_data: bool, step: int) -> str:
-    """Draws the episodes of a step and says what loss they have; trains nothing, and takes a run that is under way too."""
+    """Draws the episodes of a step and says what loss they have; trains nothing,
+    and takes a run that is under way too."""
     experiment, fresh = prepared(config, data_dir)
     if not (workdir / "config.json").exists():
         raise UserError(f"--workdir={workdir}: no run there, --replay_step shows an episode of one; train it first")
@@ -235,7 +236,8 @@ def replay(config: Config, workdir: Path, data_dir: str | Path, other_data: bool
 
 
 def describe_cost(spent: train.Spent, compilations: cost.Compilations, dtype: str) -> dict[str, Any]:
-    """The cost of the training of this process, and the share of the machine's matrix-product peak that its steps reached."""
+    """The cost of the training of this process, and the share of the machine's
+    matrix-product peak that its steps reached."""
     peak, counted = cost.matmul_peak(dtype=jnp.dtype(dtype)), spent.step_flops
     memory, where = cost.peak_memory()
     return {

@@ -1,4 +1,5 @@
-"""Measures what the three kinds of statistics of a SupportBuffer cost, and how often their answers are right. In a clone:
+"""Measures what the three kinds of statistics of a SupportBuffer cost, and how
+often their answers are right. In a clone:
 
 python -m docs.examples.buffer_kinds
 

@@ -1,4 +1,5 @@
-"""Counts how often the answers of `cxda demo` are right, before and after adapting, for ten groups of writers. In a clone:
+"""Counts how often the answers of `cxda demo` are right, before and after adapting,
+for ten groups of writers. In a clone:
 
 python -m docs.examples.demo_seeds --out=docs/results/demo.json
 """

@@ -1,7 +1,7 @@
 """The entries of the examples in the package's tables.
 
-An own method or network stands in cxda_jax/methods/ or cxda_jax/nets/, and its entries in fields.py and experiment.py. The
-examples stand outside the package, so registered() adds their entries for a while.
+An own method or network stands in cxda_jax/methods/ or cxda_jax/nets/, and its entries in fields.py and experiment.py.
+The examples stand outside the package, so registered() adds their entries for a while.
 """
 
 import contextlib

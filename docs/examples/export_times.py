@@ -2,8 +2,9 @@
 
 python -m docs.examples.export_times --erm=runs/glyphs/erm/0 --out=docs/results/export-times.json
 
-Each case runs in a process of its own, on one thread. Its peak memory is that of the whole process, with the runtime. Python
-and numpy alone need some 30 MB of it. The images are random; times do not depend on them. The scripts of the web page run in Node.js.
+Each case runs in a process of its own, on one thread. Its peak memory is that of the whole process, with the
+runtime. Python and numpy alone need some 30 MB of it. The images are random; times do not depend on them.
+The scripts of the web page run in Node.js.
 """
 
 import json

@@ -1,9 +1,10 @@
-"""Adapts models to drawings of one writer, and asks about others of the same writer. In a clone, with unipen in --data_dir:
+"""Adapts models to drawings of one writer, and asks about others of the same writer. In a clone,
+with unipen in --data_dir:
 
 python -m docs.examples.one_writer --data_dir=DATA --out=docs/results/one-writer.json unipen
 
-Each test writer with at least 130 drawings is asked about 30 to 200, chosen at random, with 0 to 100 others in the buffer. Training had
-five writers in each buffer. The interval is a bootstrap over the writers.
+Each test writer with at least 130 drawings is asked about 30 to 200, chosen at random, with 0 to 100 others in the
+buffer. Training had five writers in each buffer. The interval is a bootstrap over the writers.
 """
 
 import argparse

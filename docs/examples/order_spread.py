@@ -1,4 +1,5 @@
-"""Measures how much a method's answers depend on what adapt() draws; for icrm that is the order of the support. In a clone:
+"""Measures how much a method's answers depend on what adapt() draws; for icrm that
+is the order of the support. In a clone:
 
 python -m docs.examples.order_spread runs/glyphs/icrm/0
 

@@ -1,10 +1,12 @@
-"""Records some drawings of UNIPEN's test writers for the live page. In a clone, with the folder that holds train_r01_v07:
+"""Records some drawings of UNIPEN's test writers for the live page. In a clone,
+with the folder that holds train_r01_v07:
 
 python -m docs.examples.record_hands --raw_dir=DOWNLOADS
 
-It writes cxda_jax/export/live/hands.json. The writers are those that `cxda prepare --benchmark=unipen` holds out for the test. Of
-each site that has a test writer with 100 drawings and 55 classes, one such writer is drawn at random, and 60 drawings of theirs. Of a
-pen's points those are left out that change a line by less than 0.8 % of the character's longer side.
+It writes cxda_jax/export/live/hands.json. The writers are those that `cxda prepare --benchmark=unipen` holds
+out for the test. Of each site that has a test writer with 100 drawings and 55 classes, one such writer is
+drawn at random, and 60 drawings of theirs. Of a pen's points those are left out that change a line by less
+than 0.8 % of the character's longer side.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Replays the strokes of held-out writers on the live page, as pointer events in headless Chromium. In a clone, with the folder that
-holds UNIPEN's train_r01_v07, and with chromium, chromium-driver and nodejs:
+"""Replays the strokes of held-out writers on the live page, as pointer events in headless Chromium. In a clone, with
+the folder that holds UNIPEN's train_r01_v07, and with chromium, chromium-driver and nodejs:
 
 python -m docs.examples.replay_hands --raw_dir=DOWNLOADS --out=docs/results/live.json
 
-20 writers are drawn at random from those that `cxda prepare --benchmark=unipen` holds out for the test, and 120 drawings of each. 100
-go into the buffer by the page's button, and 20 are asked about. JAX answers for the pixels that the page drew; the answers must be
-the same. The interval is a bootstrap over the writers, since drawings of one writer are alike. Points that a line does not need are
-left out before, as record_hands does it.
+20 writers are drawn at random from those that `cxda prepare --benchmark=unipen` holds out for the test, and 120
+drawings of each. 100 go into the buffer by the page's button, and 20 are asked about. JAX answers for the pixels that
+the page drew; the answers must be the same. The interval is a bootstrap over the writers, since drawings of one writer
+are alike. Points that a line does not need are left out before, as record_hands does it.
 """
 
 import argparse
@@ -128,7 +128,8 @@ def replay(
 def on_page(
     browser: Any, mouse: Mouse, drawings: Sequence[Any]
 ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Draws a writer's drawings; the pixels of the buffer and of the queries, and the page's logits before and after."""
+    """Draws a writer's drawings; the pixels of the buffer and of the queries,
+    and the page's logits before and after."""
     choose = "byId('hand').value = ''; byId('hand').dispatchEvent(new Event('change'));"
     browser.execute_script(f"{choose} byId('pad').scrollIntoView({{block: 'center'}})")
     box = browser.execute_script(
@@ -157,7 +158,8 @@ def on_page(
 
 
 def measure(browser: Any, address: str) -> dict[str, float]:
-    """Best times of several loads, in milliseconds: until the page has loaded, to encode 100 images, and to answer for one."""
+    """Best times of several loads, in milliseconds: until the page has loaded, to encode 100 images,
+    and to answer for one."""
     loads, encodes, predictions = [], [], []
     for _ in range(TIMES):
         browser.get(address)

@@ -17,7 +17,10 @@ DOMAINS = {
 
 
 def kinds(studies: Studies) -> str:
-    """The lead over BASE in groups of queries: severities, letters that differ by size. Another width is another question."""
+    """The lead over BASE in groups of queries: severities, letters that differ by size.
+
+    Another width is another question.
+    """
     rows = []
     for store, evidence in studies.items():
         if store in ALONE:

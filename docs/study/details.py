@@ -1,4 +1,5 @@
-"""Finds what the records of results leave out and the study needs: answers by domain and by class, and where attention goes.
+"""Finds what the records of results leave out and the study needs: answers by domain and by class,
+and where attention goes.
 
 docs/study/run.py calls it while the runs are there, for seed 0 of each part.
 """
@@ -48,8 +49,8 @@ def details(results: Sequence[Result], store: DomainStore) -> dict[str, Any]:
 
 
 def groups(store: DomainStore, of: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Which queries [tasks, queries] belong to each kind of shift: a corruption's severity, and letters whose upper and lower
-    case differ by their size alone.
+    """Which queries [tasks, queries] belong to each kind of shift: a corruption's severity, and letters whose upper
+    and lower case differ by their size alone.
 
     Args:
       of, labels: the domain and the class of each query.
@@ -67,7 +68,8 @@ def groups(store: DomainStore, of: np.ndarray, labels: np.ndarray) -> dict[str, 
 def attention(
     kept: dict[str, np.ndarray], stored: dict[str, np.ndarray], labels: np.ndarray, before: np.ndarray | None
 ) -> dict[str, Any]:
-    """Means over queries, with 95 % bootstrap intervals over tasks, of where the weights [tasks, queries, heads, support] go.
+    """Means over queries, with 95 % bootstrap intervals over tasks, of where the
+    weights [tasks, queries, heads, support] go.
 
     Args:
       before: predictions of the same queries in an empty context, if they are known.

@@ -1,4 +1,5 @@
-"""The study's records as scores of tasks, and paired differences of them with 95 % bootstrap intervals over the tasks."""
+"""The study's records as scores of tasks, and paired differences of them with
+95 % bootstrap intervals over the tasks."""
 
 import dataclasses
 import json
@@ -64,7 +65,8 @@ class Evidence:
         return np.array([row[score] for row in self.rows[key].values()])
 
     def gaps(self, pairs: Sequence[tuple[Key, Key]], worst: bool = False) -> dict[tuple[Key, Key], Gap]:
-        """The first of each pair minus the second, averaged over the seeds that both have. What no seed has is left out.
+        """The first of each pair minus the second, averaged over the seeds that
+        both have. What no seed has is left out.
 
         Args:
           worst: of the worst tenth of the tasks too, which takes longer.

@@ -29,7 +29,8 @@ def tuning() -> dict[str, dict[str, Any]]:
 
 
 def benchmarks(studies: Studies) -> str:
-    """The facts that make results comparable: hashes of the data, and of the questions and supports of the usual tasks."""
+    """The facts that make results comparable: hashes of the data, and of the
+    questions and supports of the usual tasks."""
     rows = []
     for store in (store for store in STORES if store in studies):
         evidence = studies[store]

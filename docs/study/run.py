@@ -1,12 +1,14 @@
-"""Makes the records of the study, one file for each part and seed, in docs/study/records. In a clone, with the data in --data_dir:
+"""Makes the records of the study, one file for each part and seed, in docs/study/records. In a clone,
+with the data in --data_dir:
 
 python -m docs.study.run --data_dir=DATA --folder=runs/study
 python -m docs.study.run --data_dir=DATA --folder=runs/study --only=unipen --seeds=0
 python -m docs.study.run --data_dir=DATA --folder=runs/study --dry_run
 
-It goes on where it was stopped. A part whose records are there is left out. Seed 0 of all parts comes first. Two parts are done
-only where --only names them. unipen_cells does recorded cells again; it is for a fresh clone, a fresh environment and another day.
-cifar10_c_full has the paper's width and length, which need a GPU; cifar10_c_curves tests two of its models with fewer images.
+It goes on where it was stopped. A part whose records are there is left out. Seed 0 of all parts comes first. Two
+parts are done only where --only names them. unipen_cells does recorded cells again; it is for a fresh clone, a fresh
+environment and another day. cifar10_c_full has the paper's width and length, which need a GPU; cifar10_c_curves
+tests two of its models with fewer images.
 """
 
 import argparse
@@ -69,7 +71,8 @@ PARTS = {
     "cifar10_c_shares": Part("cifar10_c", ("erm",), (USUAL,), "small"),
     "cifar10_c_full": Part("cifar10_c", ("erm_iid", "bn", "cxda", "cxda_any"), (USUAL,), others=()),
 }
-# Parts in which what fine-tunes is tested at the share of erm's rate that validation chose, where that is not the paper's.
+# Parts in which what fine-tunes is tested at the share of erm's rate that validation chose,
+# where that is not the paper's.
 SHARES = ("unipen_shares", "cifar10_c_shares")
 # One field of the paper's method changed, on unipen: its name, the method, and the fields.
 CHANGES: dict[str, tuple[str, dict[str, object]]] = {
@@ -156,7 +159,8 @@ def evaluate(run: Path, labels: Mapping[str, str], flags: list[str], data_dir: s
 
 
 def fine_tune(name: str, seed: int, folder: Path, data_dir: str, dry_run: bool, workers: int = 2) -> list[Path]:
-    """Trains a part of SHARES at a seed, tests it at the shares that validation chose, and returns the folder of its run."""
+    """Trains a part of SHARES at a seed, tests it at the shares that validation chose,
+    and returns the folder of its run."""
     if not tune.shares(PARTS[name].benchmark):
         raise SystemExit(
             f"{name}: no rate of fine-tuning is chosen; first run python -m docs.study.tune --data_dir={data_dir}"
@@ -213,7 +217,8 @@ def cells(seed: int, folder: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def curves(seed: int, folder: Path, data_dir: str, dry_run: bool) -> list[Path]:
-    """Tests the models of CURVED, as cifar10_c_full has left them at a seed, and returns the folders of copies of them."""
+    """Tests the models of CURVED, as cifar10_c_full has left them at a seed,
+    and returns the folders of copies of them."""
     runs = []
     for method, sizes in CURVED.items():
         run = folder / "cifar10_c_curves" / method / str(seed)

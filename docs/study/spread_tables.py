@@ -41,7 +41,8 @@ def over_seeds(studies: Studies) -> str:
 
 
 def seed_gaps(evidence: Evidence) -> dict[tuple[str, str], tuple[tuple[float, float, float], tuple[float, ...]]]:
-    """By pair of methods: the mean difference with Student's 95 % interval over the seeds, and the difference at each seed."""
+    """By pair of methods: the mean difference with Student's 95 % interval over the seeds,
+    and the difference at each seed."""
     found = {}
     for (a, b), gap in evidence.gaps([((a, ""), (b, "")) for a, b in COMPARED]).items():
         if len(gap.of_seeds) > 2:
@@ -51,7 +52,8 @@ def seed_gaps(evidence: Evidence) -> dict[tuple[str, str], tuple[tuple[float, fl
 
 
 def reruns(studies: Studies) -> str:
-    """Trainings again, of seed 0 unless another is named, each with one thing changed that should not matter, minus the first."""
+    """Trainings again, of seed 0 unless another is named, each with one thing changed that should not matter,
+    minus the first."""
     rows = [
         [f"{method}, {what}", signed(gap), ", ".join(alike) or "of none", device]
         for method, what, gap, alike, device in rerun(studies)
@@ -60,7 +62,8 @@ def reruns(studies: Studies) -> str:
 
 
 def rerun(studies: Studies) -> list[tuple[str, str, tuple[float, float, float], list[str], str]]:
-    """Of each training again: its method, what was other, its gap to the first, the others that have the same weights, and its machine."""
+    """Of each training again: its method, what was other, its gap to the first, the others
+    that have the same weights, and its machine."""
     if "unipen" not in studies:
         return []
     first = studies["unipen"]

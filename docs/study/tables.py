@@ -307,7 +307,10 @@ def moved_by_seeds(studies: Studies, store: str) -> float:
 
 
 def needed(deviation: float, seeds: int) -> float:
-    """The difference that two methods must have to be told apart: seeds alone seldom make it. Each has so many seeds."""
+    """The difference that two methods must have to be told apart: seeds alone seldom make it.
+
+    Each has so many seeds.
+    """
     return 2 * deviation * (2 / seeds) ** 0.5
 
 
@@ -321,5 +324,8 @@ def verdict(gap: Gap, moved: float) -> int:
 
 
 def lead_verdict(label: str, gap: Gap, moved: float) -> int:
-    """The verdict on a lead over BASE. Methods that start from BASE's own weights share its seed, which then moves nothing."""
+    """The verdict on a lead over BASE.
+
+    Methods that start from BASE's own weights share its seed, which then moves nothing.
+    """
     return gap.sign if label in UNTRAINED else verdict(gap, moved)

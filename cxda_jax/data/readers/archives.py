@@ -1,8 +1,8 @@
 """Extracts archives that may be cut short, damaged or hostile. A folder that has its final name is whole.
 
-extract() reads the whole archive before it writes anything, and refuses what no data set needs: links, devices, names that
-lead out of the folder or could do so on Windows, and sizes that no data set has. Then it writes into a folder beside the
-target and renames that. Modes, owners and times in the archive are ignored.
+extract() reads the whole archive before it writes anything, and refuses what no data set needs: links, devices, names
+that lead out of the folder or could do so on Windows, and sizes that no data set has. Then it writes into a folder
+beside the target and renames that. Modes, owners and times in the archive are ignored.
 """
 
 import functools
@@ -51,9 +51,9 @@ class Member(NamedTuple):
 def extract(archive: Path, target: Path) -> None:
     """Extracts a zip, or a tar that is plain or packed by gzip, bzip2 or xz, as the new folder `target`.
 
-    If the archive holds a folder of the target's name, that folder becomes the target, and what lies beside it is dropped.
-    A single folder of another name becomes the target too, unless it has the name of a split.
-    If another process finished the same target first, its copy stays.
+    If the archive holds a folder of the target's name, that folder becomes the target, and what lies beside it is
+    dropped. A single folder of another name becomes the target too, unless it has the name of a split. If another
+    process finished the same target first, its copy stays.
     """
     if target.exists():
         raise UserError(f"{target}: is there already; delete it to extract {archive.name} again")

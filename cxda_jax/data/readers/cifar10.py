@@ -7,8 +7,8 @@ The clean images are one of these, 50,000 for train and val domains and 10,000 f
 
 The published Python version is a pickle, which could run code, so it is not read.
 
-The domains, the severities and the numbers of images are CIFAR-C's. The files are not: random numbers differ, and frost has
-textures of its own; see data/corruptions.py. So results are not comparable with those on the published CIFAR-10-C.
+The domains, the severities and the numbers of images are CIFAR-C's. The files are not: random numbers differ, and frost
+has textures of its own; see data/corruptions.py. So results are not comparable with those on the published CIFAR-10-C.
 """
 
 from concurrent.futures import ThreadPoolExecutor

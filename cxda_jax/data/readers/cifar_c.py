@@ -67,7 +67,10 @@ def as_regenerated(info: StoreInfo, tested_on: str) -> StoreInfo:
 
 
 def _blocks(folder: Path, split: str, labels_of: str) -> Iterator[Piece]:
-    """Pieces of the .npy files in `folder`. `labels_of` names a corruption's file of labels, such as "{}_labels.npy"."""
+    """Pieces of the .npy files in `folder`.
+
+    `labels_of` names a corruption's file of labels, such as "{}_labels.npy".
+    """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; CIFAR-C is read from CIFAR-10-C and CIFAR-10-C-new/{{train,val}}")
     for corruption, severity in DOMAINS[split]:
@@ -133,11 +136,11 @@ def regenerated(
     constants: str,
     saved_at: int = 0,
 ) -> Iterator[Piece]:
-    """Domains (corruption, severity). Clean images, whose pixels take(rows) gives, are drawn for each anew; train and val
-    share none.
+    """Domains (corruption, severity). Clean images, whose pixels take(rows) gives, are drawn for each anew;
+    train and val share none.
 
-    `labels` are those of all clean images, and `constants` is a key of corruptions.SEVERITIES. The published images went
-    through JPEG files of the quality `saved_at`, or through none if it is 0.
+    `labels` are those of all clean images, and `constants` is a key of corruptions.SEVERITIES. The published images
+    went through JPEG files of the quality `saved_at`, or through none if it is 0.
     """
     rows = np.arange(len(labels)) if split == "test" else hold_out(labels, seed)[split]
     classes, available = np.unique(labels[rows], return_counts=True)

@@ -3,11 +3,12 @@
     <raw_dir>/femnist/{train,val,test}/*.json        or femnist-data/, as the published archive has it
     {"users": [id, ...], "num_samples": [n, ...], "user_data": {id: {"x": [[784 numbers in 0..1]], "y": [0..61]}}}
 
-There may be any number of files; names other than *.json are ignored. In each split, writers are sorted by their ids. Without
-val/, the first 50 writers of train/ in file order validate, as if LEAF's first file of 50 writers were moved to val/.
+There may be any number of files; names other than *.json are ignored. In each split, writers are
+sorted by their ids. Without val/, the first 50 writers of train/ in file order validate, as if LEAF's
+first file of 50 writers were moved to val/.
 
-LEAF may put all writers in one large file. So the text is first searched for the writers' places, and then parsed one writer
-at a time.
+LEAF may put all writers in one large file. So the text is first searched for the writers' places,
+and then parsed one writer at a time.
 """
 
 import functools

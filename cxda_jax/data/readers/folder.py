@@ -1,7 +1,7 @@
 """Your own images: <raw_dir>/<domain>/<class>/<image>, of any sizes and of the formats that PIL reads; see images.py.
 
-Domains are split by a CSV file with the columns domain and split (train, val, test), or at random by a seed. Domains with too
-few images for a task are left out. A warning counts files of other kinds, and files in other places.
+Domains are split by a CSV file with the columns domain and split (train, val, test), or at random by a seed. Domains
+with too few images for a task are left out. A warning counts files of other kinds, and files in other places.
 """
 
 import collections

@@ -36,7 +36,8 @@ _SCALES = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}
 
 
 def as_image(thing: Any) -> Image.Image:
-    """One image as PIL's: of a path, a PIL image, or an array [h, w], or [h, w, c] for c of 1, 3 or 4, of uint8 or floats."""
+    """One image as PIL's: of a path, a PIL image, or an array [h, w], or [h, w, c] for c of 1, 3 or 4,
+    of uint8 or floats."""
     if isinstance(thing, str | Path):
         return decode(Path(thing))
     if isinstance(thing, Image.Image):
@@ -173,7 +174,8 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
 
 
 def _in_strips(image: Image.Image, work: Callable[[np.ndarray], np.ndarray]) -> Image.Image:
-    """The image that `work` makes of an image's pixels, of which it gets some rows at a time: a large one has no room twice."""
+    """The image that `work` makes of an image's pixels, of which it gets some rows at a time:
+    a large one has no room twice."""
     pixels = np.asarray(image)
     rows = max(1, STRIP // image.width)
     return Image.fromarray(np.concatenate([work(pixels[top : top + rows]) for top in range(0, len(pixels), rows)]))

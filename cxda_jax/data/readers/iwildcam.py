@@ -4,9 +4,9 @@
     <raw_dir>/iwildcam_v2.0/categories.csv    y, name; what the data lacks has y=99999
     <raw_dir>/iwildcam_v2.0/train/<filename>  the images of all splits
 
-The splits are WILDS's: no camera is in two of train, val and test. Its id_val and id_test (other days of training cameras)
-are ignored. A camera with fewer than 40 images in a split is left out there, because a task needs 40. Images are squashed to
-`size` by an antialiased bilinear filter, as WILDS does.
+The splits are WILDS's: no camera is in two of train, val and test. Its id_val and id_test
+(other days of training cameras) are ignored. A camera with fewer than 40 images in a split is left out there, because a
+task needs 40. Images are squashed to `size` by an antialiased bilinear filter, as WILDS does.
 """
 
 import collections

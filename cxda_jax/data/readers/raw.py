@@ -1,7 +1,7 @@
 """Reads pieces of raw downloads in parallel, keeps their order, and reports faults in one line. All readers share this.
 
-A reader looks only at names and headers, and returns RawData. read_pieces() then reads the pixels, a few pieces at a time. So
-the memory in use depends neither on the size of the data set nor on that of its largest domain.
+A reader looks only at names and headers, and returns RawData. read_pieces() then reads the pixels, a few pieces at a
+time. So the memory in use depends neither on the size of the data set nor on that of its largest domain.
 """
 
 import collections
@@ -77,7 +77,8 @@ def read_pieces(
     skip_bad: int = 0,
     tell: Callable[[str], None] = print,
 ) -> Iterator[Domain]:
-    """Reads pieces on threads, a few at once, and yields them in order. progress() gets the number of images read so far.
+    """Reads pieces on threads, a few at once, and yields them in order.
+    progress() gets the number of images read so far.
 
     So many bad images as `skip_bad` are left out, and tell() gets the fault of each. One more is an error.
     """
