@@ -1,10 +1,10 @@
 """Several processes that work together, on one host or many: how they meet, and how all of them end when one ends.
 
-Each process gives a sign of life every few seconds, through the service that JAX runs in process 0. Process 0 reads all of
-them and publishes a verdict once one is missing. A process that ends before the others says why, and they get some seconds to
-end for the same reason: after a signal all end so. A process that is left after that says in one line what happened,
-  and ends.
-Nothing is lost: a checkpoint is either whole or not there, and the same command goes on from the newest one.
+Each process gives a sign of life every few seconds, through the service that JAX runs in process 0. Process 0 reads all
+of them and publishes a verdict once one is missing. A process that ends before the others says why, and they get some
+seconds to end for the same reason: after a signal all end so. A process that is left after that says in one line what
+happened, and ends. Nothing is lost: a checkpoint is either whole or not there, and the same command goes on from the
+newest one.
 """
 
 import atexit

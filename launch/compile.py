@@ -4,10 +4,9 @@ cxda compile --config=cifar_c:cxda --topology=v5e:1x1 --config.net.dtype=bfloat1
 cxda compile --config=cifar_c:cxda --topology=v5e:2x4 --tasks_per_step=64 --out=passport.json
 cxda compile --config=iwildcam:cxda --topology=h100:8 --tasks_per_step=8 --out=passport.json
 
-Topologies: v5e:1x1 to v5e:16x16, v6e:2x2 and so on, v4:2x2x1, v5p:2x2x1, and h100:1
-  to h100:8. TPUs need the package libtpu,
-GPUs need jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12; the command says how to install them. No accelerator is
-used, and no data: the sizes of the published data sets are known, unless the data set is prepared.
+Topologies: v5e:1x1 to v5e:16x16, v6e:2x2 and so on, v4:2x2x1, v5p:2x2x1, and h100:1 to h100:8. TPUs need the package
+libtpu, GPUs need jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12; the command says how to install them. No
+accelerator is used, and no data: the sizes of the published data sets are known, unless the data set is prepared.
 
 The passport says of the training step and of the evaluation, for each chip:
   fits               whether the chip's memory holds peak_bytes: arguments, results, temporary arrays and code

@@ -3,9 +3,9 @@
 cxda demo
 cxda demo --out=OUT --seed=3
 
-Renders characters of five writers whom the model that comes with the package never saw:
-  100 unlabelled ones to adapt to, and
-300 to answer for. It then does what `cxda adapt` does, and opens the page in a browser. The folder of --out then holds:
+Renders characters of five writers whom the model that comes with the package never saw: 100 unlabelled ones to adapt
+to, and 300 to answer for. It then does what `cxda adapt` does, and opens the page in a browser. The folder of --out
+then holds:
 
     buffer/ images/  the characters, as PNG files
     labels.csv       what they are, for the scores

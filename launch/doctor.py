@@ -2,9 +2,8 @@
 
 cxda doctor
 
-One line each: the package, its libraries, JAX's devices, optional packages, a browser, free memory,
-  the data folder and the
-folder of compiled programs. It exits with 1 where something that every command needs is wrong.
+One line each: the package, its libraries, JAX's devices, optional packages, a browser, free memory, the data folder and
+the folder of compiled programs. It exits with 1 where something that every command needs is wrong.
 """
 
 import sys

@@ -9,13 +9,12 @@ cxda reproduce --benchmark=cifar_c --dry_run
 cxda reproduce --benchmark=cifar_c --list
 cxda reproduce --benchmark=cifar_c --job=3
 
-The study is a list of jobs: one training for each method and seed, and
-  evaluations of what they leave (methods that start
-from erm, other numbers of domains and of support images, one step of fine-tuning). A job that ended well is marked under
-STUDY/jobs and never repeated while its config, its data and its method stay what they are; the same command again does
-what is missing, wherever it was stopped. A job that fails is named, with its log, and the rest goes on. --dry_run lists the
-jobs and what they will take, from steps timed on this machine; while the data are missing, on made-up images, with the
-published numbers of domains and images.
+The study is a list of jobs: one training for each method and seed, and evaluations of what they leave (methods that
+start from erm, other numbers of domains and of support images, one step of fine-tuning). A job that ended well is
+marked under STUDY/jobs and never repeated while its config, its data and its method stay what they are; the same
+command again does what is missing, wherever it was stopped. A job that fails is named, with its log, and the rest goes
+on. --dry_run lists the jobs and what they will take, from steps timed on this machine; while the data are missing, on
+made-up images, with the published numbers of domains and images.
 
 --tests takes kinds of tests: usual (of methods that start from another's run), one_step (of fine-tuning), other_tasks (other
 numbers of domains and of support images), contexts (buffers of any size), other_starts (from erm_iid in place of erm).

@@ -1,8 +1,7 @@
 """Arrays as .safetensors files. The format's library reads them.
 
-The writer is ours: it gives the file in pieces, so that hashing them goes on
-  while they are written. The library's writer
-needs the whole file in memory or on the disk first.
+The writer is ours: it gives the file in pieces, so that hashing them goes on while they are written. The library's
+writer needs the whole file in memory or on the disk first.
 """
 
 import json

@@ -50,8 +50,8 @@ def paired_differences(
 def task_scores(results: Iterable[Result]) -> tuple[dict[tuple[str, int], np.ndarray], list[str]]:
     """The scores [tasks] of each label and seed of one store, and a fault of one line for each result of other tasks.
 
-    The first result says which tasks they are: those of its queries and, but for contexts of other sizes,
-      of its support.
+    The first result says which tasks they are: those of its queries and, but for contexts of other sizes, of its
+    support.
     """
     scores, queries, supports, faults = {}, None, {}, []
     for result in results:

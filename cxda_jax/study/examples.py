@@ -1,6 +1,5 @@
-"""Shows what adapting changed on the first test tasks: how many queries it corrected and spoiled, a picture of one,
-  and what is
-attended to, kept for reports."""
+"""Shows what adapting changed on the first test tasks: how many queries it corrected and spoiled, a picture of one, and
+what is attended to, kept for reports."""
 
 import hashlib
 from collections.abc import Callable, Mapping

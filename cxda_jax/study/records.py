@@ -1,9 +1,8 @@
 """All results of a study as one small file, which goes into a repository and is read as the runs themselves are.
 
-The file is a zip archive: results.jsonl has a line for each result (its row and its folder),
-  configs.json the configs by
-their hashes, and scores.npz how many queries of each task each result has right. That is all that tables, figures of scores and paired differences need. Single predictions, attention and
-training curves are left out.
+The file is a zip archive: results.jsonl has a line for each result (its row and its folder), configs.json the configs
+by their hashes, and scores.npz how many queries of each task each result has right. That is all that tables, figures of
+scores and paired differences need. Single predictions, attention and training curves are left out.
 """
 
 import contextlib

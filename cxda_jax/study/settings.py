@@ -1,6 +1,5 @@
-"""The number of tasks that a config asks for, and tests of another form than its own: other tasks,
-  the first images of their support, or
-other fine-tuning steps."""
+"""The number of tasks that a config asks for, and tests of another form than its own: other tasks, the first images of
+their support, or other fine-tuning steps."""
 
 import re
 from collections.abc import Sequence

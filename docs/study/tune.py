@@ -2,11 +2,11 @@
 
 python -m docs.study.tune --data_dir=DATA --folder=runs/tuning
 
-The rule is the same for all methods, and was written before any test: each one trains at three rates, seed 0,
-  at the length of its
-config. The rate counts whose best checkpoint has the highest mean accuracy on 300 validation tasks; of equal ones the smaller. Where
-that is the first or the last of the three, one more training is made beyond it. The number of steps is chosen with it, since the
-best checkpoint is one of those that were validated. The test that ends a training has one task, and nobody reads it.
+The rule is the same for all methods, and was written before any test: each one trains at three rates, seed 0, at the
+length of its config. The rate counts whose best checkpoint has the highest mean accuracy on 300 validation tasks; of
+equal ones the smaller. Where that is the first or the last of the three, one more training is made beyond it. The
+number of steps is chosen with it, since the best checkpoint is one of those that were validated. The test that ends a
+training has one task, and nobody reads it.
 
 The methods that fine-tune have no training of their own. Their rate is a share of erm's: `finetune.rate`, a tenth
 in the paper. Each is tried at four shares on 100 validation tasks, from erm at its chosen rate. The share counts

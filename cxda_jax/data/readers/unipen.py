@@ -3,11 +3,10 @@
     <raw_dir>/train_r01_v07/data/{1a,1b,1c}/<site>/**/*.dat     which strokes are a digit, a capital or a small letter
     <raw_dir>/train_r01_v07/include/**                          the strokes and their documents
 
-A file is a list of statements: `.KEYWORD arguments`. `.INCLUDE` names a file under
-  include/. A component is the points after
-.PEN_DOWN or .PEN_UP. Components are numbered from 0 over all included files, without the empty ones. The statement
-`.SEGMENT CHARACTER 12:3-13,15 ? "a"` means: the points of component 12 from number 3 on, component 13 and component 15 are
-an "a". Points after .PEN_UP are not drawn.
+A file is a list of statements: `.KEYWORD arguments`. `.INCLUDE` names a file under include/. A component is the points
+after .PEN_DOWN or .PEN_UP. Components are numbered from 0 over all included files, without the empty ones. The
+statement `.SEGMENT CHARACTER 12:3-13,15 ? "a"` means: the points of component 12 from number 3 on, component 13 and
+component 15 are an "a". Points after .PEN_UP are not drawn.
 
 Images look like FEMNIST's: dark ink on white, 28x28. `scale` is the size of a character:
 
