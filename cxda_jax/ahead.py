@@ -29,7 +29,7 @@ from cxda_jax.errors import UserError, brief
 from cxda_jax.evaluation import compile_task
 from cxda_jax.experiment import CALIBRATION_IMAGES, build_method, episode_spec, make_optimizer, make_schedule, open_data
 from cxda_jax.progress import compiling
-from cxda_jax.study.training import commit
+from cxda_jax.runs.training import commit
 from cxda_jax.types import Images, Method
 from cxda_jax.version import VERSION
 
@@ -260,8 +260,9 @@ def lower_all(config: Config, store: DomainStore, mesh: Any, counts: bool) -> It
     example = Images(pixels, domains)
     variables = jax.eval_shape(method.init, _keys(()), example)
     if not method.trains_as:
-        steps = make_schedule(config, store).steps
-        yield _step(config, method, source, _shapes(rows_of(store)), variables, steps, mesh, counts)
+        optimizer = make_optimizer(**config["optimizer"], steps=make_schedule(config, store).steps)
+        learner = train.Learner(method, optimizer, augment.Weak(**config["augment"]))
+        yield _step(config, learner, source, _shapes(rows_of(store)), variables, mesh, counts)
     if method.calibrate:
         images = jax.ShapeDtypeStruct((CALIBRATION_IMAGES, *image), jnp.uint8)
         variables = jax.eval_shape(method.calibrate, variables, images)
@@ -269,15 +270,15 @@ def lower_all(config: Config, store: DomainStore, mesh: Any, counts: bool) -> It
 
 
 def _step(
-    config: Config, method: Method, source: Source, resident: Any, variables: Any, steps: int, mesh: Any, counts: bool
+    config: Config, learner: train.Learner, source: Source, resident: Any, variables: Any, mesh: Any, counts: bool
 ) -> Program:
-    tx, tasks = make_optimizer(**config["optimizer"], steps=steps), config["train"]["tasks_per_step"]
-    call = functools.partial(train.train_call, method, tx, augment.Weak(**config["augment"]), source, 1)
+    method, tasks = learner.method, config["train"]["tasks_per_step"]
+    call = functools.partial(train.train_call, learner, source, 1)
     flag: Any = jax.ShapeDtypeStruct((), jnp.bool_)
     number: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    state = train.TrainState(number, variables, jax.eval_shape(tx.init, variables["params"]), flag)
+    state = train.TrainState(number, variables, jax.eval_shape(learner.optimizer.init, variables["params"]), flag)
     whole, cut = NamedSharding(mesh, jax.P()), NamedSharding(mesh, jax.P("tasks"))
-    step = backend.jit(train.over_devices(call, mesh, 1) if mesh.size > 1 else call, donate_argnums=0)
+    step = backend.jit(train.over_devices(learner, source, mesh, 1) if mesh.size > 1 else call, donate_argnums=0)
     batch = _plan(config, method, tasks)
     lowered = step.lower(_at(whole, state), _at(whole, resident), _at(cut, batch), _at(whole, _keys(())))
     own = _plan(config, method, tasks // mesh.size)

@@ -46,7 +46,7 @@ def variant(argument: str | None, *more: str) -> tuple[Any, ...]:
     return method, *(name in asked for name in known)
 
 
-# Learning rates of networks of 16 channels, which validation domains chose: `python -m docs.study.tune`, docs/study/tuning.json.
+# Learning rates of networks of 16 channels, which validation domains chose: docs/study/tuning.json has the scores.
 RATES: Mapping[str, Mapping[str, float]] = {
     "unipen": {
         "erm_iid": 0.01, "cxda_any": 0.1, "icrm": 0.01, "cxda_loo": 0.03, "cxda": 0.03, "bn": 0.03, "erm": 0.03, "cml": 0.01,

@@ -101,31 +101,42 @@ def compile_task(method: Method, source: Source) -> Evaluator:
     return Evaluator(fetch, adapt, compiled[PREDICTIONS], answer, attention)
 
 
+class Tasks(NamedTuple):
+    """The tasks of an evaluation.
+
+    Attributes:
+      plan_of: task numbers -> their Plan.
+      number: so many tasks, from number 0 on.
+      metric: a name in METRICS.
+      seed: of the keys that methods draw from.
+      per_call: tasks in one program, on each device.
+      counts: whether each query counts, [tasks, queries]; None: all do.
+    """
+
+    plan_of: Callable[[Sequence[int]], Plan]
+    number: int
+    metric: str
+    seed: int = 0
+    per_call: int = 1
+    counts: np.ndarray | None = None
+
+
 def evaluate(
     evaluator: Evaluator,
     variables: Variables,
     source: Source,
-    plan_of: Callable[[Sequence[int]], Plan],
-    num_tasks: int,
-    metric: str,
-    seed: int = 0,
-    per_call: int = 1,
+    asked: Tasks,
     report: Callable[[int], None] = lambda done: None,
-    counts: np.ndarray | None = None,
 ) -> TaskTable:
-    """Evaluates variables on tasks 0..num_tasks - 1.
+    """Evaluates variables on tasks.
 
     Args:
       evaluator: of the method, from compile_task().
       variables: of the method, calibrated if it has calibrate().
       source: of the episodes, that of the evaluator.
-      plan_of: task numbers -> their Plan.
-      metric: a name in METRICS.
-      seed: of the keys that methods draw from.
-      per_call: tasks in one program, on each device.
       report: called with the number of tasks that are done.
-      counts: whether each query counts, [tasks, queries]; None: all do.
     """
+    plan_of, num_tasks, metric, seed, per_call, counts = asked
     devices, share = source.mesh, source.mesh.size if source.mesh else 1
     together = share * min(per_call, -(-num_tasks // share))
     # A last call with fewer tasks would be compiled again. So it starts earlier and repeats some tasks.

@@ -34,7 +34,7 @@ from cxda_jax.data.store import SPLITS, DomainStore, open_store
 from cxda_jax.errors import UserError, brief
 from cxda_jax.methods.anytime import cxda_any
 from cxda_jax.methods.cml import cml
-from cxda_jax.methods.cotta import cotta
+from cxda_jax.methods.cotta import Teaching, cotta
 from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
 from cxda_jax.methods.erm import bn, bn_alpha, erm, erm_iid
 from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
@@ -49,7 +49,7 @@ from cxda_jax.nets.context import ContextNet
 from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.nets.resnet import LinearHead, ResNetTrunk
 from cxda_jax.optimizers import make_optimizer
-from cxda_jax.train import Schedule
+from cxda_jax.train import Learner, Schedule
 from cxda_jax.types import Array, Images, Method, Variables
 
 METHODS: dict[str, Callable[[Config, DomainStore], Method]] = {
@@ -78,7 +78,7 @@ METHODS: dict[str, Callable[[Config, DomainStore], Method]] = {
         build_net(c, store),
         _tuning(c),
         augment.Strong(**c["strong"]),
-        **c["cotta"],
+        Teaching(**c["cotta"]),
         support=c["episode"]["num_domains"] * c["episode"]["per_domain"],
     ),
     "sla": lambda c, store: sla(build_net(c, store, **c["sla"])),
@@ -132,6 +132,10 @@ class Experiment(NamedTuple):
     example: Images  # two images, for shapes
     per_call: int  # evaluation tasks in one program
     context: Context | None = None  # the part of each evaluation task's support that has arrived; None: all of it
+
+    @property
+    def learner(self) -> Learner:
+        return Learner(self.method, self.optimizer, self.weak)
 
     @property
     def metric(self) -> str:

@@ -3,12 +3,19 @@
 It knows no method, network or data set. Step t is a pure function of the state, the seed and t. So a run that was
 killed and started again ends with the same parameters as a run that was not killed. If a loss or a gradient is not
 finite, the program leaves the state as it was, and the run stops and names the episode.
+
+The newest state is kept in workdir/last, and the best variables in workdir/best. A state in last/ was saved before the
+validation of its step, so a run that resumes begins with this validation.
+
+On a mesh the tasks of a step are shared out over its devices. Of several processes, which all train, the first one alone
+reads and writes files, and all of them stop after the same step.
 """
 
+import contextlib
 import functools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +49,20 @@ class TrainState(struct.PyTreeNode):
 Stepped = tuple[TrainState, dict[str, Array]]  # the state after steps, and their measured loss and accuracy
 
 
+class Learner(NamedTuple):
+    """The rule of a training's steps.
+
+    Attributes:
+      weak: the augmentation of all images.
+      axis: of the mesh over whose devices the tasks of a step are shared out; "" where one has them all.
+    """
+
+    method: Method
+    optimizer: optax.GradientTransformation
+    weak: augment.Weak
+    axis: str = ""
+
+
 class Schedule(NamedTuple):
     """The length of a training, and the times of what is done between steps. Intervals are in steps."""
 
@@ -54,8 +75,23 @@ class Schedule(NamedTuple):
     steps_per_call: int = 1  # in one program, if nothing is to be done between them
 
 
+class Run(NamedTuple):
+    """The place and the surroundings of a training.
+
+    Attributes:
+      workdir: for checkpoints, and for metrics.jsonl with the progress.
+      seed: of augmentation and methods.
+      stopping: once it returns True, the loop saves and returns.
+    """
+
+    workdir: Path
+    seed: int
+    log: Callable[[str], None] = print
+    stopping: Callable[[], bool] = lambda: False
+
+
 class NotFinite(UserError):
-    """A step whose loss or gradients were not finite. The state was not changed."""
+    """A step whose loss or gradients were not finite. The state was not changed; workdir/nonfinite.json has its plan."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"step {step}: the loss or its gradients are not finite; the state before it is kept")
@@ -84,20 +120,12 @@ def init_state(method: Method, tx: optax.GradientTransformation, seed: int, exam
     return TrainState(jnp.zeros((), jnp.int32), variables, tx.init(variables["params"]), jnp.array(True))
 
 
-def train_step(
-    method: Method,
-    tx: optax.GradientTransformation,
-    weak: augment.Weak,
-    state: TrainState,
-    episodes: Episode,
-    key: Array,
-    axis: str = "",
-) -> Stepped:
+def train_step(learner: Learner, state: TrainState, episodes: Episode, key: Array) -> Stepped:
     """One step of the training, on episodes [tasks, ...]. The key is the run's, the same for all steps.
 
-    `axis` is the axis of over_devices(), where there is one. Each device then has an equal part of the tasks.
+    Where the learner has the axis of over_devices(), each device has an equal part of the tasks.
     """
-    own = len(episodes.label)
+    (method, tx, weak, axis), own = learner, len(episodes.label)
     keys = jax.random.split(jax.random.fold_in(key, state.step), own * (jax.lax.axis_size(axis) if axis else 1))
     if axis:
         keys = jax.lax.dynamic_slice_in_dim(keys, own * jax.lax.axis_index(axis), own)
@@ -132,16 +160,7 @@ def train_step(
 
 
 def train_call(
-    method: Method,
-    tx: optax.GradientTransformation,
-    weak: augment.Weak,
-    source: Source,
-    steps: int,
-    state: TrainState,
-    resident: Any,
-    batch: Any,
-    key: Array,
-    axis: str = "",
+    learner: Learner, source: Source, steps: int, state: TrainState, resident: Any, batch: Any, key: Array
 ) -> Stepped:
     """train_step() for one or several steps in one program, with a source's `resident` and `batch` instead of episodes.
 
@@ -149,15 +168,15 @@ def train_call(
     """
 
     def one(state: TrainState, batch: Any) -> Stepped:
-        return train_step(method, tx, weak, state, source.assemble(resident, batch), key, axis)
+        return train_step(learner, state, source.assemble(resident, batch), key)
 
     return one(state, batch) if steps == 1 else jax.lax.scan(one, state, batch)
 
 
 def over_devices(
-    call: Callable[..., Stepped], devices: Mesh, steps: int, resident: Any = mesh.WHOLE, asked: bool = False
+    learner: Learner, source: Source, devices: Mesh, steps: int, resident: Any = mesh.WHOLE, asked: bool = False
 ) -> Callable[..., Stepped]:
-    """train_call() with its first five arguments given, as one program for all devices of a mesh with the axis "tasks".
+    """train_call() with its first three arguments given, as one program for all devices of a mesh with the axis "tasks".
 
     The state is whole on each device; the tasks of a batch are shared out; `resident` says how the source's data lie.
     Devices exchange their mean gradients once a step, in float32. (If instead the compiler shares out the work, it may
@@ -165,7 +184,7 @@ def over_devices(
     measured too: so all processes know, after the same step, whether one of them is asked to stop.
     """
     cut = mesh.CUT if steps == 1 else jax.P(None, mesh.AXIS)
-    call = functools.partial(call, axis=mesh.AXIS)
+    call = functools.partial(train_call, learner._replace(axis=mesh.AXIS), source, steps)
 
     def with_asked(state: TrainState, resident: Any, batch: Any, key: Array, stop: Array) -> Stepped:
         state, measured = call(state, resident, batch, key)
@@ -177,6 +196,132 @@ def over_devices(
     return mesh.over(devices, call, inputs, mesh.WHOLE)
 
 
+class Programs:
+    """The compiled steps of a training: one step, and several in one program."""
+
+    def __init__(self, learner: Learner, source: Source, schedule: Schedule, run: Run):
+        augment.check_weak(learner.weak)
+        self.source, self.run, self.key = source, run, jax.random.key(run.seed)
+        self.started: set[int] = set()  # the numbers of steps whose programs have run
+        donated = 0 if backend.donates_state() else ()
+        calls: dict[int, Callable[..., Stepped]] = {
+            n: functools.partial(train_call, learner, source, n) for n in (1, schedule.steps_per_call)
+        }
+        if devices := source.mesh:
+            lie, asked = mesh.specs(source.resident), mesh.processes() > 1
+            calls = {n: over_devices(learner, source, devices, n, lie, asked) for n in calls}
+        self.programs = {n: backend.jit(call, donate_argnums=donated) for n, call in calls.items()}
+
+    def arguments(self, batches: Iterator[Any], steps: int) -> tuple[Any, ...]:
+        """The arguments of the program of so many steps, but for the state."""
+        batch = stack([next(batches) for _ in range(steps)])
+        given = mesh.step_arguments(self.source.mesh, batch, steps, self.run.stopping)
+        return self.source.resident, given[0], self.key, *given[1:]
+
+    def __call__(self, steps: int, state: TrainState, arguments: tuple[Any, ...]) -> Stepped:
+        """The state after the steps. The first call compiles, and waits for the result."""
+        program = self.programs[steps]
+        if steps in self.started:
+            return program(state, *arguments)
+        with compiling("the training step", self.run.log):
+            memory.insist_it_fits(program, state, *arguments)
+            state, measured = jax.block_until_ready(program(state, *arguments))
+        self.started.add(steps)
+        return state, measured
+
+    def cost_of_step(self, batches: Iterator[Any], state: TrainState) -> tuple[float | None, int]:
+        """The operations of one step, and the bytes that it moves to the device."""
+        batch = next(batches)
+        flops = cost.flops(self.programs[1].lower(state, *self.arguments(iter([batch]), 1)))
+        return flops, sum(leaf.nbytes for leaf in jax.tree.leaves(batch) if isinstance(leaf, np.ndarray))
+
+
+class Clock:
+    """Counts the seconds of a training by what they go to."""
+
+    def __init__(self, earlier: float):
+        self.earlier, self.began = earlier, time.perf_counter()  # earlier: seconds of the runs before this one
+        self.waiting = self.validating = self.saving = self.starting = 0.0  # for data; starting: of programs
+
+    def add(self, what: str, began: float) -> float:
+        """Counts the seconds since `began` for `what`, and returns them."""
+        took = time.perf_counter() - began
+        setattr(self, what, getattr(self, what) + took)
+        return took
+
+    def so_far(self) -> float:
+        """The seconds since the training began, over all its resumptions."""
+        return self.earlier + time.perf_counter() - self.began
+
+    def stepping(self) -> float:
+        return time.perf_counter() - self.began - self.starting - self.validating - self.saving
+
+
+class Saver:
+    """Keeps the newest state and the best variables of a training, and writes its metrics."""
+
+    def __init__(self, run: Run, schedule: Schedule, start: int, best: dict[str, Any], clock: Clock):
+        self.run, self.best, self.clock, self.stack = run, best, clock, contextlib.ExitStack()
+        opened = functools.partial(mesh.by_first, MetricsFile, run.workdir / "metrics.jsonl")
+        self.metrics = self.stack.enter_context(opened(start, schedule.tensorboard, run.log))
+        self.last = self.stack.enter_context(mesh.by_first(checkpoints.Folder, run.workdir / "last"))
+        # Three, for the older states in last/.
+        self.bests = self.stack.enter_context(mesh.by_first(checkpoints.Folder, run.workdir / "best", 3))
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
+
+    def save(self, state: TrainState) -> float:
+        """Saves the state, and returns the seconds that it took."""
+        began = time.perf_counter()
+        self.bests.wait()  # the best that a state in last/ names must be on disk
+        self.last.save(int(state.step), state, {"best": self.best, "seconds": self.clock.so_far()})
+        return self.clock.add("saving", began)
+
+    def validate(self, step: int, variables: Variables, validate: Callable[[Variables], float]) -> float:
+        """Keeps the variables where they are the best so far, says how they did, and returns the seconds that it took."""
+        began = time.perf_counter()
+        score = validate(variables)
+        took = self.clock.add("validating", began)
+        if score > self.best["score"]:
+            self.best, began = {"score": score, "step": step}, time.perf_counter()
+            self.bests.save(step, variables, self.best)
+            took += self.clock.add("saving", began)
+        best, seconds = self.best, round(self.clock.so_far(), 2)
+        self.metrics.write({"step": step, "val_score": score, "best_score": best["score"], "seconds": seconds})
+        so_far = f"best {best['score']:.4f} at step {best['step']}"
+        self.run.log(
+            f"step {step}  validation {score:.4f}  {so_far}  weights {checkpoints.weights_hash(variables)[:12]}"
+        )
+        return took
+
+    def wait(self) -> None:
+        """Returns when all that was to be saved is on disk."""
+        began = time.perf_counter()
+        self.bests.wait()
+        self.last.wait()
+        self.clock.add("saving", began)
+
+
+class Stopper:
+    """Says after which step to stop. Several processes stop after the same one."""
+
+    def __init__(self, stopping: Callable[[], bool]):
+        self.stopping, self.many = stopping, mesh.processes() > 1
+        self.asked: list[Array] = []  # whether a process was asked to stop, after the latest steps
+
+    def after(self, measured: dict[str, Array]) -> bool:
+        """Whether to stop after steps that measured this; takes the processes' own question out of it."""
+        if not self.many:
+            return self.stopping()
+        self.asked.append(measured.pop(ASKED))
+        # The answer is that of the step before, so that nobody waits for the step that has just begun.
+        return len(self.asked) > 1 and bool(self.asked.pop(0) > 0)
+
+
 def next_call(step: int, schedule: Schedule) -> int:
     """The number of steps of the next program: steps_per_call, or 1 if
     something is to be done before so many are over."""
@@ -186,137 +331,64 @@ def next_call(step: int, schedule: Schedule) -> int:
 
 
 def train(
-    method: Method,
-    tx: optax.GradientTransformation,
-    weak: augment.Weak,
+    learner: Learner,
     source: Source,
     plan_of: Callable[[int], Plan],
     state: TrainState,
-    seed: int,
     schedule: Schedule,
     validate: Callable[[Variables], float],
-    workdir: Path,
-    log: Callable[[str], None] = print,
-    stopping: Callable[[], bool] = lambda: False,
+    run: Run,
 ) -> Spent:
-    """Trains a method, with validation and checkpoints.
-
-    The newest state is kept in workdir/last, and the best variables in workdir/best. A state in last/ was saved before
-    the validation of its step, so a run that resumes begins with this validation.
-
-    On a mesh the tasks of a step are shared out over its devices. Of several processes, which all call this, the first
-    one alone reads and writes files, and all of them stop after the same step.
+    """Trains from the newest state in workdir/last, or else from this one. It raises NotFinite.
 
     Args:
-      tx: the optimiser.
-      weak: augmentation of all images.
       plan_of: step -> the Plan of its episodes.
-      state: to start from, if workdir/last has none.
-      seed: of augmentation and methods.
       validate: variables -> score. The largest score is the best, and of equal ones the earliest.
-      workdir: for checkpoints, and for metrics.jsonl with the progress.
-      stopping: once it returns True, the loop saves and returns.
-
-    Raises:
-      NotFinite: workdir/nonfinite.json then holds the plan of the step.
     """
-    augment.check_weak(weak)
     entered = time.perf_counter()
-    devices, many = source.mesh, mesh.processes() > 1
-    state, (best, seconds) = mesh.from_first(lambda: resume(workdir, state, log), like=state)
+    state, (best, earlier) = mesh.from_first(lambda: resume(run.workdir, state, run.log), like=state)
     step = start = int(state.step)
-    state = mesh.place(devices, state)
     if start:
-        log(f"resumed from step {start} of {schedule.steps}")
-    donated = 0 if backend.donates_state() else ()
-    calls = {n: functools.partial(train_call, method, tx, weak, source, n) for n in (1, schedule.steps_per_call)}
-    if devices:
-        lie = mesh.specs(source.resident)
-        calls = {steps: over_devices(call, devices, steps, lie, many) for steps, call in calls.items()}
-    programs = {steps: backend.jit(call, donate_argnums=donated) for steps, call in calls.items()}
-    key = jax.random.key(seed)
-    batches = source.own_batches(plan_of, start, schedule.steps)
-    waiting = validating = saving = starting = 0.0
-    started: set[int] = set()
-    with (
-        mesh.by_first(MetricsFile, workdir / "metrics.jsonl", start, schedule.tensorboard, log) as metrics_file,
-        mesh.by_first(checkpoints.Folder, workdir / "last") as last_folder,
-        mesh.by_first(checkpoints.Folder, workdir / "best", 3) as best_folder,  # 3: for the older states in last/
-    ):
-        meter, looping = Meter(start, schedule.steps), time.perf_counter()
-        asked: list[Array] = []  # whether a process was asked to stop, after the latest steps
-        opened = looping - seconds
-
-        def save(state: TrainState) -> float:
-            began = time.perf_counter()
-            best_folder.wait()  # the best that a state in last/ names must be on disk
-            last_folder.save(int(state.step), state, {"best": best, "seconds": began - opened})
-            return time.perf_counter() - began
-
+        run.log(f"resumed from step {start} of {schedule.steps}")
+    state = mesh.place(source.mesh, state)
+    programs, batches = Programs(learner, source, schedule, run), source.own_batches(plan_of, start, schedule.steps)
+    clock, meter, stopper, stop = Clock(earlier), Meter(start, schedule.steps), Stopper(run.stopping), False
+    with Saver(run, schedule, start, best, clock) as saver:
         while True:
-            if _due(step, schedule):
-                began = time.perf_counter()
-                score = validate(state.variables)
-                validating += time.perf_counter() - began
-                if score > best["score"]:
-                    best = {"score": score, "step": step}
-                    saving += _timed(best_folder.save, step, state.variables, best)
-                seconds = round(time.perf_counter() - opened, 2)
-                metrics_file.write({"step": step, "val_score": score, "best_score": best["score"], "seconds": seconds})
-                so_far = f"best {best['score']:.4f} at step {best['step']}"
-                weights = checkpoints.weights_hash(state.variables)[:12]
-                log(f"step {step}  validation {score:.4f}  {so_far}  weights {weights}")
-                meter.exclude(time.perf_counter() - began)
-            if step >= schedule.steps:
+            if _due(step, schedule) and not stop:
+                meter.exclude(saver.validate(step, state.variables, validate))
+            if stop or step >= schedule.steps:
                 break
             began, count, first = time.perf_counter(), next_call(step, schedule), step == start
-            batch = stack([next(batches) for _ in range(count)])
-            given = mesh.step_arguments(devices, batch, count, stopping)
-            waiting += (waited := time.perf_counter() - began)
-            if count in started:
-                state, measured = programs[count](state, source.resident, given[0], key, *given[1:])
-                meter.waited += waited
+            compiles, arguments = count not in programs.started, programs.arguments(batches, count)
+            waited = clock.add("waiting", began)
+            state, measured = programs(count, state, arguments)
+            if compiles:
+                meter.exclude(clock.add("starting", began), count)
             else:
-                with compiling("the training step", log):
-                    memory.insist_it_fits(programs[count], state, source.resident, given[0], key, *given[1:])
-                    state, measured = programs[count](state, source.resident, given[0], key, *given[1:])
-                    jax.block_until_ready(measured)
-                started.add(count)
-                starting += time.perf_counter() - began
-                meter.exclude(time.perf_counter() - began, count)
-            step += count
-            if many:
-                asked.append(measured.pop(ASKED))
+                meter.waited += waited
+            step, stop = step + count, stopper.after(measured)
             meter.add(measured)
-            saving_now = step % schedule.save_every == 0 or _due(step, schedule)
+            saving = stop or step % schedule.save_every == 0 or _due(step, schedule)
             logging = step % schedule.log_every == 0 or first or step == schedule.steps
-            # Of several processes: after the step before this one, so that nobody waits for the step that has just begun.
-            stop = stopping() if not many else len(asked) > 1 and bool(asked.pop(0) > 0)
-            if (saving_now or logging or stop) and not bool(state.finite):
-                save(state.replace(finite=jnp.array(True)))
-                raise _not_finite(int(state.step), plan_of, seed, workdir)
+            if (saving or logging) and not bool(state.finite):
+                saver.save(state.replace(finite=jnp.array(True)))
+                raise _not_finite(int(state.step), plan_of, run)
             if logging:
-                metrics_file.write({"step": step} | meter.read(step, schedule.tasks_per_step))
-                log(meter.line())
+                saver.metrics.write({"step": step} | meter.read(step, schedule.tasks_per_step))
+                run.log(meter.line())
             elif guess := meter.first_guess(step):
-                log(guess)
-            if saving_now or stop:
-                saving += (took := save(state))
-                meter.exclude(took)
-            if stop:
-                break
+                run.log(guess)
+            if saving:
+                meter.exclude(saver.save(state))
         jax.block_until_ready(state)
-        stepping = time.perf_counter() - looping - starting - validating - saving
-        saving += _timed(best_folder.wait) + _timed(last_folder.wait)
+        stepping = clock.stepping()
+        saver.wait()
     mesh.together()  # nobody goes on, or ends, before the first process has written all
-    steps, seconds, flops, moved = step - start, time.perf_counter() - entered, 0.0, 0
-    if steps:
-        batch = next(source.own_batches(plan_of, 0, 1))
-        given = mesh.step_arguments(devices, batch, 1, stopping)
-        flops = cost.flops(programs[1].lower(state, source.resident, given[0], key, *given[1:]))
-        moved = sum(leaf.nbytes for leaf in jax.tree.leaves(batch) if isinstance(leaf, np.ndarray))
-    speed = (steps - sum(started)) / max(stepping, 1e-9)
-    return Spent(steps, step >= schedule.steps, seconds, speed, waiting, validating, saving, flops, moved)
+    seconds, done = time.perf_counter() - entered, step - start
+    cost_of = programs.cost_of_step(source.own_batches(plan_of, 0, 1), state) if done else (0.0, 0)
+    speed = (done - sum(programs.started)) / max(stepping, 1e-9)
+    return Spent(done, step >= schedule.steps, seconds, speed, clock.waiting, clock.validating, clock.saving, *cost_of)
 
 
 def resume(
@@ -339,14 +411,9 @@ def _due(step: int, schedule: Schedule) -> bool:
     return step > 0 and (step % schedule.validate_every == 0 or step == schedule.steps)
 
 
-def _not_finite(step: int, plan_of: Callable[[int], Plan], seed: int, workdir: Path) -> NotFinite:
+def _not_finite(step: int, plan_of: Callable[[int], Plan], run: Run) -> NotFinite:
     plan = {name: np.asarray(rows).tolist() for name, rows in plan_of(step)._asdict().items()}
     if mesh.is_first():
-        files.write_text(workdir / "nonfinite.json", json.dumps({"step": step, "seed": seed, "plan": plan}) + "\n")
+        told = {"step": step, "seed": run.seed, "plan": plan}
+        files.write_text(run.workdir / "nonfinite.json", json.dumps(told) + "\n")
     return NotFinite(step)
-
-
-def _timed(work: Callable[..., Any], *arguments: Any) -> float:
-    began = time.perf_counter()
-    work(*arguments)
-    return time.perf_counter() - began

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the package need not be installed
 
 from cxda_jax import config  # noqa: E402
-from cxda_jax.report.making import report_runs  # noqa: E402
-from docs.study.evidence import APART, RECORDS  # noqa: E402
+from cxda_jax.results.reporting import report_runs  # noqa: E402
+from docs.study.tables import APART, RECORDS  # noqa: E402
 
 
 def of_root(name: str) -> str:

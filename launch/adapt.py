@@ -57,16 +57,14 @@ def main() -> None:
     model = cli.insist(_MODEL.value, "--model", "give a run of cxda train, or a model of the package such as glyphs")
     buffer = cli.insist(_BUFFER.value, "--buffer", "give a folder of images to adapt to")
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapted"))
+    asked = adapting.Asked(model, buffer, out, _METHOD.value, _CAPACITY.value, _ALWAYS.value)
     if _WATCH.value:
         for name, value in (("images", _IMAGES.value), ("labels", _LABELS.value)):
             if value:
                 raise UserError(f"--{name}={value}: --watch answers for the images of --buffer; leave it out")
-        watching.follow_folder(model, _METHOD.value, buffer, out, _CAPACITY.value, _ALWAYS.value, _IDLE.value)
-        return
+        return watching.follow_folder(asked, _IDLE.value)
     images = cli.insist(_IMAGES.value, "--images", "give a folder of images to answer for")
-    adapting.adapt_folder(
-        model, _METHOD.value, buffer, images, out, _LABELS.value, _CAPACITY.value, _ALWAYS.value
-    )  # fmt: skip
+    adapting.adapt_folder(asked, images, _LABELS.value)
 
 
 if __name__ == "__main__":

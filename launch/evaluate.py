@@ -67,7 +67,9 @@ def main() -> None:
     with cli.loading(changes=True):
         from cxda_jax import backend
         from cxda_jax.errors import UserError
-        from cxda_jax.study import settings, testing
+        from cxda_jax.results import settings
+        from cxda_jax.runs import testing
+        from cxda_jax.runs.finding import Request
     backend.keep_freed_memory()
     backend.keep_compiled()
     runs, wanted = cli.insist_on_runs(_RUNS.value), []
@@ -81,11 +83,11 @@ def main() -> None:
     ):  # fmt: skip
         wanted += settings.asked(kind, flag.value)
     with cli.joined():
-        testing.evaluate_runs(
-            runs, _METHODS.value, cli.CHANGES, wanted, cli.DATA_DIR.value, num_tasks=_NUM_TASKS.value,
-            against=_AGAINST.value, other_data=_OTHER_DATA.value, start=_FROM.value,
-            split="val" if _VALIDATION.value else "test",
+        request = Request(
+            _METHODS.value, cli.CHANGES, wanted or [settings.USUAL], _NUM_TASKS.value, _AGAINST.value, _FROM.value,
+            "val" if _VALIDATION.value else "test", _OTHER_DATA.value,
         )  # fmt: skip
+        testing.evaluate_runs(runs, request, cli.DATA_DIR.value)
 
 
 if __name__ == "__main__":

@@ -50,16 +50,15 @@ def main() -> None:
 
         from cxda_jax import backend
         from cxda_jax.config import choose
-        from cxda_jax.export.exporting import export
+        from cxda_jax.export.exporting import Check, export
         from cxda_jax.export.formats import FORMATS
     backend.keep_compiled()
     model = cli.insist(_MODEL.value, "--model", "give a run of cxda train, or a model of the package such as glyphs")
     kind = cli.insist(_FORMAT.value, "--format", f"choose from {', '.join(FORMATS)}, web")
     choose("--format", kind, (*FORMATS, "web"))
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=exported"))
-    export(
-        model, _METHOD.value, kind, out, _PLACES.value, cli.DATA_DIR.value, _CHECK_TASKS.value, _CHECK_IMAGES.value
-    )  # fmt: skip
+    check = Check(cli.DATA_DIR.value, _CHECK_TASKS.value, _CHECK_IMAGES.value)
+    export(model, _METHOD.value, kind, out, _PLACES.value, check)
 
 
 if __name__ == "__main__":

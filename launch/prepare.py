@@ -92,7 +92,7 @@ def main() -> None:
 
         from cxda_jax.config import renamed
         from cxda_jax.errors import UserError
-        from cxda_jax.study.preparing import prepare_benchmark, show_published
+        from cxda_jax.runs.preparing import prepare_benchmark, show_published
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=folder")
     raw_dir = Path(cli.insist(_RAW_DIR.value, "--raw_dir", "say where the downloads, or your images, are")).expanduser()
     name = _NAME.value or benchmark

@@ -64,11 +64,11 @@ _JOB = flags.DEFINE_string("job", "", "Do the job with this number or id alone, 
 
 def main() -> None:
     with cli.loading():
-        from cxda_jax.report.making import make_report
-        from cxda_jax.study import cells, estimate, local
-        from cxda_jax.study.jobs import find_job, listing, make_study, prepare_jobs
-        from cxda_jax.study.records import read
-        from cxda_jax.study.results import read_study
+        from cxda_jax.results.folders import read_study
+        from cxda_jax.results.records import read
+        from cxda_jax.results.reporting import make_report
+        from cxda_jax.runs import cells, estimate, local
+        from cxda_jax.runs.jobs import find_job, listing, make_study, prepare_jobs
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=glyphs")
     folder, only, seeds, tests = _STUDY.value, _ONLY.value, _SEEDS.value, _TESTS.value
     if _CELL.value:
@@ -77,7 +77,8 @@ def main() -> None:
         read(Path(_RECORDS.value))  # a missing or broken file is named before the training, not after it
         only, seeds, tests = [method], [seed], ["usual"]
         folder = folder or f"runs/again/{benchmark}_{method}_{seed}"
-    study = make_study(benchmark, folder, seeds, only, _SMOKE.value, _VARIANT.value, tests, _MOST_IMAGES.value)
+    study = make_study(benchmark, folder, seeds, only, _SMOKE.value, _VARIANT.value, tests)
+    study = study._replace(most_images=_MOST_IMAGES.value)
     if _DRY_RUN.value:
         return estimate.dry_run(study, cli.DATA_DIR.value)
     jobs = prepare_jobs(study, cli.DATA_DIR.value)

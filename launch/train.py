@@ -47,7 +47,7 @@ def main() -> None:
         from pathlib import Path
 
         from cxda_jax import backend, config
-        from cxda_jax.study import training
+        from cxda_jax.runs import training
     backend.keep_freed_memory()
     backend.keep_compiled()
     spec = cli.insist(_CONFIG.value, "--config", "name one, such as --config=glyphs:cxda")

@@ -11,7 +11,7 @@ import pytest
 from cxda_jax.config import read
 from cxda_jax.disk import manifest
 from cxda_jax.errors import UserError
-from cxda_jax.study import identity
+from cxda_jax.runs import identity
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 200

@@ -36,8 +36,8 @@ from cxda_jax.bench.measure import describe_machine
 from cxda_jax.disk import checkpoints, manifest, models, safetensors
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import open_data
-from cxda_jax.study import identity, testing, training
-from cxda_jax.study.results import read_results
+from cxda_jax.results.folders import read_results
+from cxda_jax.runs import identity, testing, training
 from launch import cli
 from launch import train as trainer
 

@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 
+from cxda_jax.device import page as module
+from cxda_jax.device.page import AdaptedPage, Answered, write_adapted
 from cxda_jax.disk.models import Gain
-from cxda_jax.report import adapted
-from cxda_jax.report.adapted import AdaptedPage, Answered, write_adapted
 from tests import test_report
 from tests.test_report import HOSTILE, Elements, embedded
 
@@ -71,7 +71,7 @@ def test_hostile_names_stay_text_and_odd_bytes_are_escaped(tmp_path):
 
 
 def test_a_large_buffer_shows_the_nearest_images_and_keeps_multiples_of_the_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(adapted, "SHOWN", 20)
+    monkeypatch.setattr(module, "SHOWN", 20)
     page = make_page(m=2, n=50, heads=1)
     text = written(tmp_path / "adapted.html", page)
     assert "30 more than these are not shown" in text and text.count('<li title="buffer_') == 20
@@ -86,7 +86,7 @@ def test_without_room_the_explorer_shows_a_part_and_pictures_stay(tmp_path, monk
     """The most that a page can hold fits: noise as photographs is the worst that can be compressed."""
     text = written(tmp_path / "most.html", make_page(m=200, n=600, shape=(64, 64, 3), heads=8))
     assert "data:image/jpeg" in text and "100 more than these are not shown" in text
-    monkeypatch.setattr(adapted, "WEIGHTS", 5 * 2 * 30)
+    monkeypatch.setattr(module, "WEIGHTS", 5 * 2 * 30)
     text = written(tmp_path / "part.html", make_page())
     assert "5 of the 12 answers above and 30 of the 30 images of the buffer" in text
     (task,) = embedded(text)

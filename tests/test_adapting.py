@@ -17,8 +17,8 @@ from PIL import Image
 import cxda_jax
 from cxda_jax.device import adapting, demo, watching
 from cxda_jax.device.model import Model
+from cxda_jax.device.page import Answered
 from cxda_jax.disk import manifest, models
-from cxda_jax.report.adapted import Answered
 from tests.commands import command, wait_until
 from tests.nets import build_method
 from tests.test_buffer import CARD

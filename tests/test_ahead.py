@@ -61,7 +61,7 @@ def test_the_precision_is_that_of_every_product_of_a_step(method, precision, pla
     e = build_on(config.read(f"femnist:{method},smoke", changes), sample_store("femnist"))
     with backend.target(platform):
         state = jax.eval_shape(lambda: train.init_state(e.method, e.optimizer, 0, e.example))
-        call = functools.partial(train.train_call, e.method, e.optimizer, e.weak, e.source, 1)
+        call = functools.partial(train.train_call, e.learner, e.source, 1)
         batch = next(iter(e.source.batches(e.train_plans, 0, 1)))
         text = jax.jit(call).lower(state, e.source.resident, batch, jax.random.key(0)).as_text()
     products = [line for line in text.splitlines() if re.search(r"stablehlo\.(dot_general|convolution)", line)]

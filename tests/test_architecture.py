@@ -31,17 +31,17 @@ methods: errors types augment backend config losses nets
 train: errors types augment backend cost data disk memory mesh progress
 evaluation: errors types backend data mesh metrics
 experiment: errors types augment backend config data methods metrics nets optimizers train
-study: LIBRARY pictures
-ahead: LIBRARY study
-bench: LIBRARY study
-device: errors types backend config data disk experiment progress report stops
+results: errors config data disk metrics experiment pictures progress
+runs: LIBRARY pictures results
+ahead: LIBRARY runs
+bench: LIBRARY runs
+device: errors types backend config data disk experiment pictures progress results stops
 export: LIBRARY pictures device
 pictures: errors disk data
-report: errors backend config data disk experiment metrics pictures progress study
 doctor: errors backend memory
 __main__: stops
 """
-LIBRARY = {line.partition(":")[0] for line in ALLOWED.partition("\nstudy:")[0].split("\n")} - {""}
+LIBRARY = {line.partition(":")[0] for line in ALLOWED.partition("\nresults:")[0].split("\n")} - {""}
 MAY = {}
 for part, others in (line.split(":") for line in ALLOWED.strip().splitlines()):
     MAY[part] = {part, "version", "__version__", *others.split()} | (LIBRARY if "LIBRARY" in others else set())

@@ -13,7 +13,7 @@ from cxda_jax.data.readers import archives
 from cxda_jax.data.readers.archives import extract
 from cxda_jax.data.store import open_store
 from cxda_jax.experiment import READERS
-from cxda_jax.study import preparing
+from cxda_jax.runs import preparing
 from tests import raw_fixtures as raws
 from tests.commands import command
 from tests.lines import contents, refused

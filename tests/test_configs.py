@@ -88,7 +88,7 @@ def test_every_method_is_traced(benchmark, method, tmp_path):
     its, key = e.method, jax.random.key(0)
     variables = shapes(its, e.store)
     if not its.trains_as:
-        call = functools.partial(train.train_call, its, e.optimizer, e.weak, e.source, 1)
+        call = functools.partial(train.train_call, e.learner, e.source, 1)
         state = train.TrainState(np.int32(0), variables, jax.eval_shape(e.optimizer.init, variables["params"]))
         batch = next(e.source.batches(e.train_plans, 0, 1))
         after, measured = jax.eval_shape(call, state, e.source.resident, batch, key)

@@ -11,11 +11,13 @@ import scipy.stats
 from cxda_jax import metrics
 from cxda_jax.config import read
 from cxda_jax.data.episodes import Context, EpisodeSpec, check_context, sample_plans
-from cxda_jax.report import contexts as report
-from cxda_jax.report import plots
-from cxda_jax.study.comparing import paired_differences
-from cxda_jax.study.contexts import AREA, area_weights, differences, draw_samples, find_curves, printed
-from cxda_jax.study.results import by_store, read_result
+from cxda_jax.results import curve_figures as report
+from cxda_jax.results import plots
+from cxda_jax.results.curves import AREA, area_weights, differences, find_curves
+from cxda_jax.results.folders import read_result
+from cxda_jax.results.result import by_store
+from cxda_jax.results.statistics import paired_differences, shared_scores
+from cxda_jax.results.text import context_curves
 from tests.commands import command
 from tests.lines import refused
 from tests.results import make_result, write_result
@@ -121,28 +123,29 @@ def test_the_area_is_the_mean_over_the_logarithm_and_needs_its_ends():
 
 
 def test_differences_are_those_of_any_paired_results_and_of_scipys_bootstrap(study):
-    samples = draw_samples(curves := find_curves(study, "context"))
-    assert not samples.faults
+    curves = find_curves(study, "context")
+    shared, faults = shared_scores([r for curve in curves for r in curve.results()])
+    assert not faults
     for against, base in (("", "{},context=0"), ("erm_iid", "erm_iid,context=0")):
-        found = differences(curves, samples, against)
+        found = differences(curves, shared, against)
         assert set(found) == {(m, n) for m in CHANCES for n in (*SIZES, AREA) if n or against}
-        for (label, size), scores in ((key, scores) for key, scores in found.items() if key[1] != AREA):
+        for (label, size), d in ((key, d) for key, d in found.items() if key[1] != AREA):
             pair = f"{label},context={size}", base.format(label)
             theirs = paired_differences([r for r in study if r.row["label"] in pair], pair[1])[0][pair]
-            np.testing.assert_allclose(scores["avg"][:3], theirs[:3], atol=1e-9)
-            assert scores["avg"].seeds == scores["w10"].seeds == theirs.seeds == (0, 1)
+            np.testing.assert_allclose(d.avg, theirs.avg, atol=1e-9)
+            assert d.of_seeds == theirs.of_seeds and d.seeds == (0, 1)
     for label, score in itertools.product(CHANCES, ("avg", "w10")):  # what uses no support is alike at all sizes
-        d, of_sizes = found[label, AREA][score], [np.mean(levels(study, label, score)[n]) for n in (0, 5, 100)]
+        d, of_sizes = getattr(found[label, AREA], score), [np.mean(levels(study, label, score)[n]) for n in (0, 5, 100)]
         area = scipy.integrate.trapezoid(of_sizes, np.log1p([0, 5, 100])) / np.log(101)
         assert d.mean == pytest.approx(area - np.mean(levels(study, "erm_iid", score)[0])) and d.low < d.mean < d.high
-    hits = [samples.scores[f"{m},context=0", s] for m in ("cxda_loo", "erm_iid") for s in (0, 1)]
+    hits = [shared[f"{m},context=0", s] for m in ("cxda_loo", "erm_iid") for s in (0, 1)]
 
     def statistic(*scores, axis):
         of = [np.sort(each, axis=axis)[..., :6].mean(axis) for each in scores]
         return 50 * (of[0] + of[1] - of[2] - of[3])
 
     theirs = scipy.stats.bootstrap(hits, statistic, paired=True, method="percentile", n_resamples=4000, rng=0)
-    ours, points = found["cxda_loo", 0]["w10"], [np.mean(levels(study, m, "w10")[0]) for m in ("cxda_loo", "erm_iid")]
+    ours, points = found["cxda_loo", 0].w10, [np.mean(levels(study, m, "w10")[0]) for m in ("cxda_loo", "erm_iid")]
     assert ours.mean == pytest.approx(points[0] - points[1])
     np.testing.assert_allclose((ours.low, ours.high), theirs.confidence_interval, atol=1.0)  # in steps of 0.33
 
@@ -151,14 +154,16 @@ def test_the_command_prints_a_table_and_differences(study, tmp_path):
     (late,) = [r for r in study if (r.row["label"], r.row["seed"]) == ("bn,context=5", 1)]
     finished, late = [r for r in study if r is not late], late._replace(row={**late.row, "reached_step": 4})
     other = write(tmp_path, "cml", 5, 0.5, query=1, uses_support=True)
-    text = "\n".join(printed([*finished, late, other], "erm_iid"))
+    text = "\n".join(context_curves([*finished, late, other], "erm_iid"))
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if " - " not in line}
     means = [np.mean(levels(study, "bn", score)[100]) for score in ("avg", "w10")]
     assert rows["method"] == ["0", "5", "100", "200", "area"] and rows["bn"][2] == "{:.1f}/{:.1f}".format(*means)
     assert len(rows["erm_iid"]) == 5 and len(set(rows["erm_iid"])) == 1
-    found = differences(curves := find_curves(finished, "context"), draw_samples(curves), "erm_iid")
+    curves = find_curves(finished, "context")
+    shared, _ = shared_scores([r for curve in curves for r in curve.results()])
+    found = differences(curves, shared, "erm_iid")
     for size, seeds in ((5, "0"), (100, "0,1")):
-        said = ["{:+.2f} [{:+.2f}, {:+.2f}]".format(*found["bn", size][score][:3]) for score in ("avg", "w10")]
+        said = ["{:+.2f}  [{:+.2f}, {:+.2f}]".format(*getattr(found["bn", size], score)) for score in ("avg", "w10")]
         assert f"\nbn,context={size} - erm_iid  Avg {said[0]}  W10% {said[1]}  seeds {seeds}\n" in text
     assert "left out: glyphs, bn,context=5 seed 1: unfinished, at step 4 of 9" in text
     assert f"left out: {other.folder}: not in the paired differences, since its tasks are not those" in text
@@ -173,15 +178,15 @@ def test_tables_and_a_figure_of_contexts(study):
     cell, values = dict(level.rows)["bn"][2], levels(study, "bn")[100]
     assert (cell.mean, cell.sem) == pytest.approx((np.mean(values), scipy.stats.sem(values)))
     (*_, area), cell = dict(level.rows)["bn"], dict(leads.rows)["bn"][1]
-    assert area.mean - dict(level.rows)["erm_iid"][-1].mean == pytest.approx(measured.leads["bn", AREA]["avg"].mean)
-    assert (cell.mean, *cell.interval) == measured.leads["bn", 5]["w10"][:3]
+    assert area.mean - dict(level.rows)["erm_iid"][-1].mean == pytest.approx(measured.leads["bn", AREA].avg.mean)
+    assert (cell.mean, *cell.interval) == measured.leads["bn", 5].w10
     (drawing,) = report.drawings([measured], plots.method_styles(study))
     axes = np.array(drawing.figure.axes).reshape(3, 2)
     for column, score in enumerate(("avg", "w10")):
         drawn = {c.get_label(): c[0].get_xydata() for c in axes[0, column].containers}
         np.testing.assert_allclose(drawn["bn"], [(n, np.mean(levels(study, "bn", score)[n])) for n in SIZES])
         for row, found, sizes in ((1, measured.gains, SIZES[1:]), (2, measured.leads, SIZES)):
-            bn, expected = axes[row, column].containers[0], [found["bn", n][score] for n in sizes]
+            bn, expected = axes[row, column].containers[0], [getattr(found["bn", n], score) for n in sizes]
             means = list(zip(sizes, (d.mean for d in expected), strict=True))
             np.testing.assert_allclose(bn[0].get_xydata().astype(float), means)
             ends = np.array(bn[2][0].get_segments())[:, :, 1]

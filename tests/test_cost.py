@@ -13,7 +13,7 @@ from cxda_jax import augment, backend, cost, train
 from cxda_jax.bench.cases import SHAPES, Case, make_runner, prepare
 from cxda_jax.data.episodes import sample_plans
 from cxda_jax.data.sources import device_source
-from cxda_jax.evaluation import compile_task, evaluate
+from cxda_jax.evaluation import Tasks, compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.nets.attention import CHUNK
 from tests.conftest import make_episode
@@ -96,7 +96,7 @@ def test_episodes_of_a_step_are_merged_into_one_convolution():
 
     def of(tasks):
         episodes = jax.tree.map(lambda *x: np.stack(x), *(make_episode(i) for i in range(tasks)))
-        step = jax.make_jaxpr(functools.partial(train.train_step, method, tx, augment.Weak()))
+        step = jax.make_jaxpr(functools.partial(train.train_step, train.Learner(method, tx, augment.Weak())))
         return [
             (np.prod(e.invars[0].aval.shape), e.params["feature_group_count"], e.params["batch_group_count"])
             for e in equations(step(state, episodes, KEY).jaxpr) if e.primitive.name == "conv_general_dilated"
@@ -136,5 +136,5 @@ def test_an_evaluation_compiles_once_whatever_its_length(fixed_store):
     evaluator, variables = compile_task(METHOD, counting), jax.jit(METHOD.init)(KEY, make_episode().support)
     plans = functools.partial(sample_plans, SPEC, fixed_store.offsets, fixed_store.domains("test"), 0)
     for tasks in (3, 7):
-        evaluate(evaluator, variables, counting, plans, tasks, "accuracy", per_call=2)
+        evaluate(evaluator, variables, counting, Tasks(plans, tasks, "accuracy", per_call=2))
     assert len(traced) == 1

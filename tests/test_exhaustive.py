@@ -11,10 +11,10 @@ from cxda_jax.data.episodes import EpisodeSpec, counting, exhaustive
 from cxda_jax.data.store import open_store, write_store
 from cxda_jax.evaluation import compile_task
 from cxda_jax.experiment import build_on
-from cxda_jax.study import testing
-from cxda_jax.study.identity import Record
-from cxda_jax.study.runs import Evaluation
-from cxda_jax.study.settings import count_tasks
+from cxda_jax.results.settings import count_tasks
+from cxda_jax.runs import testing
+from cxda_jax.runs.finding import Evaluation
+from cxda_jax.runs.identity import Record
 from tests.conftest import INFO, make_domains
 from tests.nets import fill
 

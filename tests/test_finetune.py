@@ -8,7 +8,7 @@ import pytest
 from cxda_jax import augment, backend
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.methods import cotta as cotta_module
-from cxda_jax.methods.cotta import cotta, restored
+from cxda_jax.methods.cotta import Teaching, cotta, restored
 from cxda_jax.methods.finetune import FineTuning, sf_ocda
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
@@ -141,7 +141,9 @@ def test_sf_ocda_draws_a_step_or_an_image_at_the_stated_rate(monkeypatch):
 def test_steps_of_cotta_equal_a_numpy_re_derivation(monkeypatch):
     """Gradients of the student come from jax; targets, optimiser, teacher, restoring and gate are derived again."""
     steps, copies, average, restore, masks, factors = 2, 2, 0.9, 0.2, [], []
-    method = cotta(TINY, tuning(steps=steps, statistics="support"), augment.Strong(noise=0.1), copies, average, restore)
+    method = cotta(
+        TINY, tuning(steps=steps, statistics="support"), augment.Strong(noise=0.1), Teaching(copies, average, restore)
+    )
 
     def recorded(key, params, anchor, probability):
         masks.append(restored(key, *(jax.tree.map(f, params) for f in (jnp.zeros_like, jnp.ones_like)), probability))
@@ -188,7 +190,9 @@ def test_steps_of_cotta_equal_a_numpy_re_derivation(monkeypatch):
 def test_the_threshold_is_a_quantile_of_what_the_gate_sees(statistics):
     """Of all images, or with the support's statistics of batches as large as it; an unfilled last one is left out."""
     images = nets.make_images((16, 16, 1), 35, 3).pixels
-    method = cotta(TINY, tuning(statistics=statistics), QUIET, copies=1, quantile=0.25, margin=0.1, support=15)
+    method = cotta(
+        TINY, tuning(statistics=statistics), QUIET, Teaching(copies=1, quantile=0.25, margin=0.1), support=15
+    )
     threshold = float(jax.jit(method.calibrate)(start(), images)["calibration"]["threshold"])
     plain = confidence(logits_of(start()["params"], images))
     batches = np.asarray(images)[:30].reshape(2, 15, 16, 16, 1)

@@ -17,9 +17,9 @@ from cxda_jax.data.store import Domain, open_store, write_store
 from cxda_jax.disk import files, manifest
 from cxda_jax.disk.reading import metrics_line
 from cxda_jax.errors import UserError
-from cxda_jax.study import identity
-from cxda_jax.study.comparing import summary
-from cxda_jax.study.results import read_results
+from cxda_jax.results.folders import read_results
+from cxda_jax.results.text import summary
+from cxda_jax.runs import identity
 from tests.commands import command
 from tests.conftest import INFO, make_domains
 from tests.lines import at_the_root, one_line, refused, write_config, write_run  # noqa: F401

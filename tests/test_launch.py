@@ -14,10 +14,11 @@ from cxda_jax.config import read
 from cxda_jax.disk.files import locked
 from cxda_jax.disk.reading import read_lines
 from cxda_jax.experiment import METHODS, open_data
-from cxda_jax.study.comparing import comparison, table
-from cxda_jax.study.identity import read_config, read_record
-from cxda_jax.study.results import Result, by_store, read_result, read_results
-from cxda_jax.study.settings import USUAL, Setting, reshaped
+from cxda_jax.results.folders import read_result, read_results
+from cxda_jax.results.result import Result, Tasks, by_store
+from cxda_jax.results.settings import USUAL, Setting, reshaped
+from cxda_jax.results.text import comparison, table
+from cxda_jax.runs.identity import read_config, read_record
 from tests.commands import command
 from tests.lines import refused, write_config
 
@@ -208,19 +209,11 @@ def test_settings_say_how_many_queries_there_are():
 # Results side by side
 
 
-class Made(Result):
-    """A result whose scores are at hand: one for each of four tasks of one query."""
-
-    def stored(self, name="predictions"):
-        right = np.array(self.row["scores"], int)[:, None]
-        plans = dict.fromkeys(("support", "query"), np.zeros((4, 1)))
-        return {"labels": np.ones_like(right), "predictions": right, **plans}
-
-
 def made(label="m", seed=0, scores=(1, 1, 0, 0), **other):
     row = {"benchmark": "b", "label": label, "seed": seed, "num_tasks": 5, "avg": 50.0, "w10": 10.0, "steps": 9,
-           "adapt_ms": 2, "predict_ms": 1, "metric": "accuracy", "scores": scores}  # fmt: skip
-    return Made(row | other, {}, Path(label), Path(label))
+           "adapt_ms": 2, "predict_ms": 1, "metric": "accuracy"}  # fmt: skip
+    tasks = Tasks(np.array(scores, float), np.ones(4), 1, "queries", "supports")
+    return Result({"method": label} | row | other, {}, Path(label), Path(label), tasks)
 
 
 def test_the_table_shows_mean_and_standard_error_and_differences_pair_the_seeds_that_both_have():

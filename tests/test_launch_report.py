@@ -14,8 +14,8 @@ import pytest
 from cxda_jax.config import read
 from cxda_jax.disk.reading import system_fault
 from cxda_jax.experiment import build
-from cxda_jax.report import making
-from cxda_jax.study.results import read_results
+from cxda_jax.results import reporting
+from cxda_jax.results.folders import read_results
 from tests.commands import command
 from tests.lines import contents, cut
 from tests.results import edit, make_result, write_result
@@ -51,7 +51,7 @@ def study(tmp_path_factory):
 
 def report(root, data, out, against="paper_stand_ins", unfinished=False):
     results, faults = read_results(p.parent for p in root.glob("*/*/config.json"))
-    making.make_report(out, results, faults, data, against, unfinished)
+    reporting.make_report(out, results, faults, data, against, unfinished)
     return (out / "report.html").read_text()
 
 
@@ -84,9 +84,9 @@ def test_a_report_holds_all_there_is(study, tmp_path, capsys):
 
 @gate
 def test_what_is_broken_is_named_and_the_rest_is_reported(study, tmp_path, monkeypatch):
-    for drawing in (making.plots, making.contexts):  # figures take most of the time
+    for drawing in (reporting.plots, reporting.curve_figures):  # figures take most of the time
         monkeypatch.setattr(drawing, "drawings", lambda *_: [])
-    monkeypatch.setattr(making.plots, "save", lambda figure, path: "<svg></svg>")
+    monkeypatch.setattr(reporting.plots, "save", lambda figure, path: "<svg></svg>")
     root, data = shutil.copytree(study[0], tmp_path / "study"), study[1]
     (root / "bn" / "0" / "result.json").unlink()  # as where the checkpoint was missing
     cut(root / "cxda_p2p" / "0" / "attention.npz", 200)

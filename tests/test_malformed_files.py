@@ -15,8 +15,8 @@ from cxda_jax.data.store import open_store
 from cxda_jax.disk import manifest
 from cxda_jax.experiment import build_on, open_data, start_from_weights
 from cxda_jax.nets.pretrained import read_weights
-from cxda_jax.study import identity
-from cxda_jax.study.results import read_results
+from cxda_jax.results.folders import read_results
+from cxda_jax.runs import identity
 from tests import lines
 from tests.conftest import make_store
 from tests.lines import HTML, refused

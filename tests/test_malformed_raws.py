@@ -11,7 +11,7 @@ import pytest
 from cxda_jax.data.readers.raw import read_pieces
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import READERS
-from cxda_jax.study import preparing
+from cxda_jax.runs import preparing
 from tests import raw_fixtures as raws
 from tests.lines import HTML, one_line, refused
 

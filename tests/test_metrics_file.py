@@ -9,7 +9,7 @@ import pytest
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import metrics_line, read_lines
 from cxda_jax.progress import MetricsFile
-from cxda_jax.study.runs import training_minutes
+from cxda_jax.runs.finding import training_minutes
 
 LINES = [
     {"step": 1, "loss": 1.25, "accuracy": 0.5},

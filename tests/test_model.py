@@ -14,7 +14,7 @@ import cxda_jax
 from cxda_jax.disk import manifest, models
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import open_data
-from cxda_jax.study.results import read_result
+from cxda_jax.results.folders import read_result
 from tests.commands import command
 
 gate = pytest.mark.gate

@@ -8,7 +8,7 @@ from cxda_jax import train
 from cxda_jax.config import read
 from cxda_jax.data.store import SPLITS, Domain, StoreInfo, write_store
 from cxda_jax.experiment import build
-from cxda_jax.study.testing import compiled, score
+from cxda_jax.runs.testing import compiled, score
 from tests.nets import fill
 
 CLASSES = ("$x_{", "", " ", "a/b", "\u754c", "\U0001f600", *map(str, range(294)))
@@ -31,7 +31,7 @@ def test_a_method_trains_and_is_tested(tmp_path):
     @jax.jit
     def step(state, resident, batch):
         episodes = e.source.assemble(resident, batch)
-        return train.train_step(e.method, e.optimizer, e.weak, state, episodes, jax.random.key(0))
+        return train.train_step(e.learner, state, episodes, jax.random.key(0))
 
     variables = step(state, e.source.resident, batch)[0].variables
     tasks = score(e, compiled(e), variables, "test", 2)

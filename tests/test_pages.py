@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import cxda_jax
+from cxda_jax.device.page import write_adapted
 from cxda_jax.export.pair import by_model
-from cxda_jax.report.adapted import write_adapted
-from cxda_jax.report.page import write_report
+from cxda_jax.results.page import write_report
 from tests import test_adapted_page as adapted
 from tests.chromium import asked, find, settled
 from tests.test_report import HOSTILE, make_report, make_task

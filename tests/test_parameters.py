@@ -28,7 +28,7 @@ TUNING = finetune.FineTuning(optax.sgd(0.1))
 PARAMETERS = [  # a call, what it says of its parameters, and their group
     (lambda: cxda.cxda(NET, momentum=0.5, prior=20.0), "momentum=0.5 and prior=20.0 both set", "batch_norm"),
     (lambda: finetune.ft_em(NET, TUNING._replace(steps=0)), "steps=0 .* at least 1", "finetune"),
-    (lambda: cotta.cotta(NET, TUNING, augment.Strong(), copies=0), "copies=0 .* at least 1", "cotta"),
+    (lambda: cotta.cotta(NET, TUNING, augment.Strong(), cotta.Teaching(copies=0)), "copies=0 .* at least 1", "cotta"),
     (lambda: augment.check_weak(augment.Weak(rotate=181)), "rotate=181 .* at most 180", "augment"),
     (lambda: augment.check_strong(augment.Strong(hue=1)), "hue=1 .* at most 0.5", "strong"),
     (lambda: attention.check_attention(16, 3, 2, "paper"), "heads=3 with ratio=2 .* divisors of 16", "attention"),
@@ -37,7 +37,7 @@ PARAMETERS = [  # a call, what it says of its parameters, and their group
 ]
 # Callables that take all fields of a group.
 WHOLE = [
-    ("batch_norm", erm.bn), ("cotta", cotta.cotta), ("sf_ocda", finetune.sf_ocda), ("strong", augment.Strong),
+    ("batch_norm", erm.bn), ("cotta", cotta.Teaching), ("sf_ocda", finetune.sf_ocda), ("strong", augment.Strong),
     ("augment", augment.Weak), ("bn_alpha", erm.bn_alpha), ("t3a", frozen.t3a), ("lame", frozen.lame),
     ("feature_shift", frozen.feature_shift), ("icrm", icrm.with_transformer), ("prior_shift", prior_shift),
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from cxda_jax.data.store import open_store
 from cxda_jax.pictures.attention import Answers, Example, draw_attention
 from cxda_jax.pictures.names import plain
 from cxda_jax.pictures.sheet import draw_strips
-from cxda_jax.report.attention import grid
+from cxda_jax.results.attention import grid
 from tests.commands import command
 
 pytestmark = pytest.mark.gate

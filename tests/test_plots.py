@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from cxda_jax.report import attention, plots
+from cxda_jax.results import attention, plots
 from tests.results import make_result
 
 pytestmark = pytest.mark.gate

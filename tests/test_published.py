@@ -9,7 +9,7 @@ from cxda_jax.bench.cases import SHAPES
 from cxda_jax.data.published import PUBLISHED, empty_store, sample_store
 from cxda_jax.data.store import SPLITS
 from cxda_jax.experiment import READERS
-from cxda_jax.study import preparing
+from cxda_jax.runs import preparing
 from tests import raw_fixtures
 from tests.commands import command
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cxda_jax.errors import UserError
-from cxda_jax.report import page as module
-from cxda_jax.report.page import ExplorerTask, Report, write_report
+from cxda_jax.results import page as module
+from cxda_jax.results.page import ExplorerTask, Report, write_report
 
 pytestmark = pytest.mark.gate
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"

@@ -15,8 +15,8 @@ import pytest
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS, open_data
-from cxda_jax.study import local
-from cxda_jax.study.jobs import Job, Study, find_job, listing, plan
+from cxda_jax.runs import local
+from cxda_jax.runs.jobs import Job, Study, find_job, listing, plan
 from tests.commands import command, wait_until
 from tests.lines import ROOT, refused
 

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from cxda_jax import augment, backend
+from cxda_jax import augment, backend, train
 from cxda_jax.data.episodes import EpisodeSpec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.disk import checkpoints, models
 from cxda_jax.disk.reading import read_lines
 from cxda_jax.errors import UserError
-from cxda_jax.evaluation import compile_task, evaluate
+from cxda_jax.evaluation import Tasks, compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.methods.erm import bn
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.normalisation import BatchNorm
 from cxda_jax.nets.resnet import LinearHead
 from cxda_jax.progress import Meter
-from cxda_jax.train import Schedule, init_state, next_call, train
+from cxda_jax.train import Learner, Schedule, init_state, next_call
 from cxda_jax.types import Images
 from tests.lines import refused
 
@@ -89,9 +89,9 @@ def run(
     compiled, validated, said = backend.jit, {}, [] if said is None else said
     state = init_state(method, TX, 0, Images(store.images[:2], np.zeros(2, np.int32)))
     schedule = Schedule(steps, 3, log_every, save_every, steps_per_call=steps_per_call)
-    parts = method, TX, augment.Weak(), source(store), plan_of, state, 0, schedule, validate, workdir
+    learner, place = Learner(method, TX, augment.Weak()), train.Run(workdir, 0, said.append, stopping)
     with mock.patch.object(backend, "jit", jit):
-        spent = train(*parts, log=said.append, stopping=stopping)
+        spent = train.train(learner, source(store), plan_of, state, schedule, validate, place)
     if checkpoints.steps(workdir / "last")[0] < steps:
         return None  # it was stopped
     last, _ = checkpoints.restore(workdir / "last", state)
@@ -231,7 +231,7 @@ def test_outputs_that_are_not_finite_are_no_answers(fixed_store):
     plan_of = functools.partial(sample_plans, SPEC, fixed_store.offsets, fixed_store.domains("test"), 0)
     variables = init_state(method, TX, 0, Images(fixed_store.images[:2], np.zeros(2, np.int32))).variables
     with refused("in 3 of 3 tasks the network's outputs are not finite"):
-        evaluate(compile_task(method, source), variables, source, plan_of, 3, "accuracy")
+        evaluate(compile_task(method, source), variables, source, Tasks(plan_of, 3, "accuracy"))
 
 
 @gate

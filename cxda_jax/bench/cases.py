@@ -81,7 +81,8 @@ def make_runner(case: Case, small: bool = False) -> Runner:
         answer: Any = compile_task(method, source).answer
         arguments = calibrated(method, state, episodes), episodes, jax.random.split(key, case.tasks)
         return Runner(repeated(lambda: answer(*arguments)), lambda: answer.lower(*arguments))
-    run = backend.jit(functools.partial(train.train_call, method, OPTIMIZER, UNCHANGED, source, case.steps))
+    learner = train.Learner(method, OPTIMIZER, UNCHANGED)
+    run = backend.jit(functools.partial(train.train_call, learner, source, case.steps))
     if case.steps > 1:
         episodes = jax.tree.map(lambda x: jnp.broadcast_to(x, (case.steps, *x.shape)), episodes)
     rest = (), episodes, key
@@ -137,7 +138,7 @@ def seeds_timing(case: Case, seeds: int, small: bool) -> Timing:
     method, episodes, state = prepare(case, small)
 
     def step(state: train.TrainState) -> Any:
-        return train.train_step(method, OPTIMIZER, UNCHANGED, state, episodes, jax.random.key(0))
+        return train.train_step(train.Learner(method, OPTIMIZER, UNCHANGED), state, episodes, jax.random.key(0))
 
     return chained(backend.jit(jax.vmap(step)), jax.tree.map(lambda x: jnp.stack([x] * seeds), state))
 

@@ -10,7 +10,7 @@ from cxda_jax.bench.cases import SHAPES, Case, random_store, tuning_forms
 from cxda_jax.bench.measure import interleave, show, spread
 from cxda_jax.bench.rows import Options, add_beside_peers, gemm_peaks, grow, grow_seeds, profile
 from cxda_jax.config import read
-from cxda_jax.evaluation import compile_task, evaluate
+from cxda_jax.evaluation import Tasks, compile_task, evaluate
 from cxda_jax.experiment import build_on
 
 
@@ -81,17 +81,18 @@ def add_training(o: Options, name: str, whole: bool = False) -> None:
     config["train"]["steps"], config["evaluation"]["every_steps"] = steps, every
     made = build_on(config, random_store(name, domains=24, images=8 if o.small else 500), ("train", "val"))
     evaluator, plans = compile_task(made.method, made.source), made.task_plans("val")
+    tasks = Tasks(plans, val_tasks, "accuracy", per_call=made.per_call)
 
     def validate(variables: Any) -> float:
-        return evaluate(evaluator, variables, made.source, plans, val_tasks, "accuracy", per_call=made.per_call).mean
+        return evaluate(evaluator, variables, made.source, tasks).mean
 
     state = train.init_state(made.method, made.optimizer, 0, made.example)
     validate(state.variables)  # compiles
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         spent = train.train(
-            made.method, made.optimizer, made.weak, made.source, made.train_plans, state, 0, made.schedule, validate,
-            Path(folder), log=lambda line: None,
+            made.learner, made.source, made.train_plans, state, made.schedule, validate,
+            train.Run(Path(folder), seed=0, log=lambda line: None),
         )  # fmt: skip
     seconds, validation = time.perf_counter() - began, spent.validating / (steps // every)
     reckoned = (shape.steps / spent.steps_per_s + shape.validations * validation) / 60

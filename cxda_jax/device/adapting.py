@@ -17,11 +17,11 @@ import numpy as np
 
 from cxda_jax.data.readers.raw import EXTENSIONS
 from cxda_jax.device.model import AT_ONCE, Answers, Model, load
+from cxda_jax.device.page import AdaptedPage, Answered, write_adapted
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import read_table, system_fault
 from cxda_jax.errors import UserError, brief, printable
 from cxda_jax.progress import Counter, replacing, say
-from cxda_jax.report.adapted import AdaptedPage, Answered, write_adapted
 
 SHOWN = 200  # answers on the page
 NEAREST = 5  # images of the buffer that are named for each answer
@@ -46,88 +46,6 @@ class Fitted(NamedTuple):
 
     pixels: np.ndarray
     paths: list[Path]
-
-
-def adapt_folder(
-    model: str, method: str, buffer: str, images: str, out: Path, labels: str = "", capacity: int = 500, always: bool = False,
-    is_locked: bool = False,
-) -> None:  # fmt: skip
-    """Writes predictions.csv and adapted.html into `out`, and says what adapting is expected to bring.
-
-    Args:
-      model: what load() takes; `method` likewise.
-      buffer: a folder of images to adapt to, whose newest `capacity` count.
-      images: a folder of images to answer for.
-      labels: a CSV file with the columns file and label.
-      always: answer adapted even where that is not expected to help.
-      is_locked: whether the caller holds the lock of `out`.
-    """
-    loaded, began, faults = load(model, method), time.perf_counter(), []
-    newest, queries = newest_images(Path(buffer), capacity, faults.append), listed(Path(images), faults.append)
-    if not queries:
-        raise UserError(f"{images}: no images in it; answered are files that end in {', '.join(EXTENSIONS)}")
-    known = matched(read_labels(labels, loaded), queries, Path(images), labels) if labels else {}
-    held = fitted(loaded, newest, faults, "  buffer")
-    say(f"adapting {loaded.method.name} ({loaded.card.data}) to {len(held.paths)} images of {buffer}")
-    adapted = loaded.adapt(held.pixels)
-    helps, advice = expected(loaded, len(held.paths))
-    say(advice)
-    warn_of_unlike(loaded, held.pixels, buffer)
-    use_adapted = helps or always
-    make_out(out)
-    shown: list[tuple[float, int, Row]] = []
-    tally = Tally()
-    with contextlib.nullcontext() if is_locked else files.locked(out):
-        rows = answered(loaded, adapted, queries, Path(images), known, faults)
-
-        def write(partial: Path) -> None:
-            with open(partial, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-                table = csv.writer(file)
-                table.writerow(COLUMNS)
-                for i, row in enumerate(rows):
-                    table.writerow(line_of(row, held.paths, use_adapted))
-                    tally.add(row, use_adapted)
-                    keep_most_moved(shown, i, row)
-
-        files.write_whole(out / "predictions.csv", write)
-        if not tally.count:
-            raise UserError(f"{images}: none of {len(queries)} could be read; the first: {faults[0]}")
-        summary = [
-            ("Model", f"{loaded.method.name} trained on {loaded.card.data}, step {loaded.card.step}"),
-            ("Buffer", f"{len(held.paths)} images of {buffer}"),
-            ("Images", f"{tally.count} of {images}"),
-            ("Answers that changed", f"{tally.changed} of {tally.count}"),
-            ("Which answer counts", f"{'after' if use_adapted else 'before'} adapting. {advice}"),
-            *tally.scores(),
-        ]
-        most = [row for _, _, row in sorted(shown, reverse=True)]
-        write_page(out / "adapted.html", loaded, most, tally.count, held, summary, faults)
-    for fault in faults[:FAULTS]:
-        say(f"left out: {fault}")
-    if len(faults) > FAULTS:
-        say(f"left out: {len(faults) - FAULTS} more, all on the page")
-    for what, said in summary[3:4] + summary[5:]:
-        say(f"{what}: {said}")
-    seconds = time.perf_counter() - began
-    say(f"{out}/predictions.csv and {out}/adapted.html: {tally.count} images in {seconds:.1f} s")
-
-
-def warn_of_unlike(model: Model, pixels: np.ndarray, where: str) -> None:
-    """Says where most of the images are too bright, dark, flat or hard to be
-    of the kind that the model was trained on."""
-    share = model.card.looks.unlike(pixels) if model.card.looks else 0.0
-    if share > 0.5:
-        what = (
-            f"{100 * share:.0f} % of the images are brighter, darker, flatter or harder than those of {model.card.data}"
-        )
-        say(f"warning: {where}: {what}, so neither the answers nor the gain can be relied on; look at them on the page")
-
-
-def make_out(out: Path) -> None:
-    """Makes the folder, in which nothing but what an earlier call wrote may be replaced."""
-    out.mkdir(parents=True, exist_ok=True)
-    replacing(",".join(COLUMNS[:3]), out / "predictions.csv")
-    replacing("What adapting changed", out / "adapted.html")
 
 
 class Tally:
@@ -155,6 +73,109 @@ class Tally:
         shares = 100 * right.mean(0)
         said = f"before {shares[0]:.1f} %, after {shares[1]:.1f} %; difference {100 * gap.mean():+.1f} +- {half:.1f} points (95 %)"
         return [(f"Right of {n} with labels", f"{said}; with the answer that counts {shares[2]:.1f} %")]
+
+
+class Asked(NamedTuple):
+    """The model and the folders of an adaptation.
+
+    Attributes:
+      model: what load() takes.
+      buffer: a folder of images to adapt to, whose newest `capacity` count.
+      out: the folder to write.
+      method: what load() takes.
+      always: answer adapted even where that is not expected to help.
+    """
+
+    model: str
+    buffer: str
+    out: Path
+    method: str = ""
+    capacity: int = 500
+    always: bool = False
+
+
+def adapt_folder(asked: Asked, images: str, labels: str = "", is_locked: bool = False) -> None:
+    """Writes predictions.csv and adapted.html, and says what adapting is expected to bring.
+
+    Args:
+      images: a folder of images to answer for.
+      labels: a CSV file with the columns file and label.
+      is_locked: whether the caller holds the lock of the folder to write.
+    """
+    loaded, began, faults, out = load(asked.model, asked.method), time.perf_counter(), [], asked.out
+    newest = newest_images(Path(asked.buffer), asked.capacity, faults.append)
+    queries = listed(Path(images), faults.append)
+    if not queries:
+        raise UserError(f"{images}: no images in it; answered are files that end in {', '.join(EXTENSIONS)}")
+    known = matched(read_labels(labels, loaded), queries, Path(images), labels) if labels else {}
+    held = fitted(loaded, newest, faults, "  buffer")
+    say(f"adapting {loaded.method.name} ({loaded.card.data}) to {len(held.paths)} images of {asked.buffer}")
+    adapted = loaded.adapt(held.pixels)
+    helps, advice = expected(loaded, len(held.paths))
+    say(advice)
+    warn_of_unlike(loaded, held.pixels, asked.buffer)
+    use_adapted, tally = helps or asked.always, Tally()
+    make_out(out)
+    with contextlib.nullcontext() if is_locked else files.locked(out):
+        rows = answered(loaded, adapted, queries, Path(images), known, faults)
+        most = write_answers(out / "predictions.csv", rows, held.paths, use_adapted, tally)
+        if not tally.count:
+            raise UserError(f"{images}: none of {len(queries)} could be read; the first: {faults[0]}")
+        changed, scores = ("Answers that changed", f"{tally.changed} of {tally.count}"), tally.scores()
+        summary = [
+            ("Model", f"{loaded.method.name} trained on {loaded.card.data}, step {loaded.card.step}"),
+            ("Buffer", f"{len(held.paths)} images of {asked.buffer}"),
+            ("Images", f"{tally.count} of {images}"),
+            changed,
+            ("Which answer counts", f"{'after' if use_adapted else 'before'} adapting. {advice}"),
+            *scores,
+        ]
+        write_page(out / "adapted.html", loaded, most, tally.count, held, summary, faults)
+    for fault in faults[:FAULTS]:
+        say(f"left out: {fault}")
+    if len(faults) > FAULTS:
+        say(f"left out: {len(faults) - FAULTS} more, all on the page")
+    for what, said in (changed, *scores):
+        say(f"{what}: {said}")
+    seconds = time.perf_counter() - began
+    say(f"{out}/predictions.csv and {out}/adapted.html: {tally.count} images in {seconds:.1f} s")
+
+
+def write_answers(
+    path: Path, rows: Iterable[Row], buffer: Sequence[Path], use_adapted: bool, tally: Tally
+) -> list[Row]:
+    """Writes a line for each row, counts it in the tally, and returns those that moved most."""
+    shown: list[tuple[float, int, Row]] = []
+
+    def write(partial: Path) -> None:
+        with open(partial, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+            table = csv.writer(file)
+            table.writerow(COLUMNS)
+            for i, row in enumerate(rows):
+                table.writerow(line_of(row, buffer, use_adapted))
+                tally.add(row, use_adapted)
+                keep_most_moved(shown, i, row)
+
+    files.write_whole(path, write)
+    return [row for _, _, row in sorted(shown, reverse=True)]
+
+
+def warn_of_unlike(model: Model, pixels: np.ndarray, where: str) -> None:
+    """Says where most of the images are too bright, dark, flat or hard to be
+    of the kind that the model was trained on."""
+    share = model.card.looks.unlike(pixels) if model.card.looks else 0.0
+    if share > 0.5:
+        what = (
+            f"{100 * share:.0f} % of the images are brighter, darker, flatter or harder than those of {model.card.data}"
+        )
+        say(f"warning: {where}: {what}, so neither the answers nor the gain can be relied on; look at them on the page")
+
+
+def make_out(out: Path) -> None:
+    """Makes the folder, in which nothing but what an earlier call wrote may be replaced."""
+    out.mkdir(parents=True, exist_ok=True)
+    replacing(",".join(COLUMNS[:3]), out / "predictions.csv")
+    replacing("What adapting changed", out / "adapted.html")
 
 
 def expected(model: Model, count: int) -> tuple[bool, str]:

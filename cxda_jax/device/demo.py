@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from cxda_jax.data import glyphs
-from cxda_jax.device.adapting import adapt_folder
+from cxda_jax.device.adapting import Asked, adapt_folder
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.progress import replacing, say
@@ -37,7 +37,7 @@ def demo(out: Path, seed: int = 0, show: bool = False) -> None:
         draw(out, seed)
         say(f"{WRITERS} new writers: {out}/buffer has {OF_EACH} unlabelled images of each, {out}/images {ASKED}")
         labels = str(out / "labels.csv")
-        adapt_folder("glyphs", "", str(out / "buffer"), str(out / "images"), out, labels, is_locked=True)
+        adapt_folder(Asked("glyphs", str(out / "buffer"), out), str(out / "images"), labels, is_locked=True)
     if show and sys.stdout.isatty():
         webbrowser.open((out / "adapted.html").resolve().as_uri())
 

@@ -5,12 +5,13 @@ import csv
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cxda_jax import stops
 from cxda_jax.device.adapting import (
     COLUMNS,
     SHOWN,
+    Asked,
     Fitted,
     Row,
     Tally,
@@ -38,88 +39,105 @@ class Stamp(NamedTuple):
     size: int
 
 
-def follow_folder(
-    model: str, method: str, buffer: str, out: Path, capacity: int = 500, always: bool = False, idle: float = 0.0
-) -> None:  # fmt: skip
-    """Answers for each image that comes into a folder, and then takes it into the buffer; until a signal,
+class Follower:
+    """Answers for the images of a folder as they come, each of which then goes into the buffer."""
+
+    def __init__(self, asked: Asked):
+        self.loaded, self.folder, self.always = load(asked.model, asked.method), Path(asked.buffer), asked.always
+        if not self.folder.is_dir():
+            raise UserError(f"{asked.buffer}: no such folder; make it, and put images into it")
+        self.held, self.tally = SupportBuffer(self.loaded, asked.capacity), Tally()
+        self.names: dict[int, Path] = {}  # by place in the buffer
+        self.rows: list[Row] = []  # those that moved most
+        self.faults: dict[Path, str] = {}
+        self.done: set[Stamp] = set()  # of files that were answered for, or could not be read as they were
+        self.since: dict[Stamp, float] = {}  # when others were first seen
+
+    def refused(self, line: str) -> None:
+        if line not in self.faults.values():
+            self.faults[Path(line)] = line
+            say(f"left out: {line}")
+
+    def ready(self, now: float) -> list[tuple[Stamp, Path]]:
+        """The files that count as whole, the oldest first."""
+        there = {stamp: path for path in listed(self.folder, self.refused) if (stamp := _stamp(path))}
+        self.done &= there.keys()
+        self.since = {stamp: self.since.get(stamp, now) for stamp in there.keys() - self.done}
+        whole = [stamp for stamp, first in self.since.items() if now - first >= QUIET]
+        return [(stamp, there[stamp]) for stamp in sorted(whole, key=lambda stamp: (stamp.written, there[stamp]))]
+
+    def answer(self, stamp: Stamp, path: Path) -> list[Any] | None:
+        """The line of predictions.csv for an image; None for one that cannot be read."""
+        self.done.add(stamp)
+        try:
+            pixels = self.loaded.fit(path)
+        except UserError as e:  # it is tried again once it has changed
+            self.faults[path] = str(e)
+            say(f"left out: {e}")
+            return None
+        self.faults.pop(path, None)
+        order = self.held.places()
+        adapted, helps = self.held.adapted(), expected(self.loaded, len(self.held))[0] or self.always
+        row = next(rows_of(self.loaded, adapted, [(path, pixels)], self.folder, {}, order))
+        line = line_of(row, [self.names[i] for i in order], helps)
+        self.tally.add(row, helps)
+        self.rows = sorted([*self.rows, row], key=lambda row: -row.answer.moved)[:SHOWN]
+        self.names[self.held.observe(pixels)] = path
+        a = row.answer
+        counts = a.after if helps else a.before
+        say(f"{a.file}: {counts}  (before {a.before}, after {a.after}; {len(self.held)} images in the buffer)")
+        return line
+
+    def write_page(self, path: Path) -> None:
+        kept = Fitted(self.held.images(), [self.names[i] for i in self.held.places()])
+        changed = f"{self.tally.changed} of {self.tally.count}"
+        summary = [("Images", f"{self.tally.count} of {self.folder}"), ("Answers that changed", changed)]
+        # The buffer has moved on since an answer, so no weights are shown.
+        plain = [Row(row.answer._replace(nearest=()), None) for row in self.rows]
+        write_page(path, self.loaded, plain, self.tally.count, kept, summary, list(self.faults.values()))
+
+
+def follow_folder(asked: Asked, idle: float = 0.0) -> None:
+    """Answers for each image that comes into the folder of the buffer, and then takes it in; until a signal,
     or `idle` seconds.
 
     Each line of predictions.csv is written at once. The page is written at the end.
     """
-    loaded, folder, out_file = load(model, method), Path(buffer), out / "predictions.csv"
-    if not folder.is_dir():
-        raise UserError(f"{buffer}: no such folder; make it, and put images into it")
-    held, names, rows, tally = SupportBuffer(loaded, capacity), {}, [], Tally()
-    faults: dict[Path, str] = {}
-    done: set[Stamp] = set()  # of files that were answered for, or could not be read as they were
-    since: dict[Stamp, float] = {}  # when others were first seen
-    vanished = ""
-
-    def refused(line: str) -> None:
-        if line not in faults.values():
-            faults[Path(line)] = line
-            say(f"left out: {line}")
-
-    make_out(out)
+    follower, out_file, vanished = Follower(asked), asked.out / "predictions.csv", ""
+    make_out(asked.out)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.suppress(stops.Stopped))  # a signal is how it ends
-        stack.enter_context(files.locked(out))
+        stack.enter_context(files.locked(asked.out))
         stopping = stack.enter_context(stops.deferred())
         file = stack.enter_context(open(out_file, "w", newline="", encoding="utf-8", errors="backslashreplace"))
         table, last = csv.writer(file), time.monotonic()
         table.writerow(COLUMNS)
-        say(f"following {folder}; Ctrl-C ends it")
+        say(f"following {asked.buffer}; Ctrl-C ends it")
         while not stopping() and not (idle and time.monotonic() - last > idle):
             listing = time.monotonic()
             try:
-                there = {stamp: path for path in listed(folder, refused) if (stamp := _stamp(path))}
+                ready = follower.ready(listing)
             except UserError as e:
                 vanished = str(e)
                 break
             pause = max(0.5, 10 * (time.monotonic() - listing))
-            done &= there.keys()
-            since = {stamp: since.get(stamp, listing) for stamp in there.keys() - done}
-            last = max([last, *since.values()])
-            ready = [stamp for stamp, first in since.items() if listing - first >= QUIET]
-            for stamp in sorted(ready, key=lambda stamp: (stamp.written, there[stamp])):
+            last = max([last, *follower.since.values()])
+            for stamp, path in ready:
                 if stopping():
                     break
-                path = there[stamp]
-                done.add(stamp)
-                try:
-                    pixels = loaded.fit(path)
-                except UserError as e:  # it is tried again once it has changed
-                    faults[path] = str(e)
-                    say(f"left out: {e}")
-                    continue
-                faults.pop(path, None)
-                order = held.places()
-                adapted, helps = held.adapted(), expected(loaded, len(held))[0] or always
-                row = next(rows_of(loaded, adapted, [(path, pixels)], folder, {}, order))
-                table.writerow(line_of(row, [names[i] for i in order], helps))
-                file.flush()
-                tally.add(row, helps)
-                rows = sorted([*rows, row], key=lambda row: -row.answer.moved)[:SHOWN]
-                names[held.observe(pixels)] = path
-                a = row.answer
-                counts = a.after if helps else a.before
-                say(f"{a.file}: {counts}  (before {a.before}, after {a.after}; {len(held)} images in the buffer)")
-                last = time.monotonic()  # only now: the first answer takes seconds, which are not idle
+                if line := follower.answer(stamp, path):
+                    table.writerow(line)
+                    file.flush()
+                    last = time.monotonic()  # only now: the first answer takes seconds, which are not idle
             if not stopping():
                 time.sleep(pause)
-        kept = Fitted(held.images(), [names[i] for i in held.places()])
-        summary = [
-            ("Images", f"{tally.count} of {folder}"),
-            ("Answers that changed", f"{tally.changed} of {tally.count}"),
-        ]
-        # The buffer has moved on since an answer, so no weights are shown.
-        plain = [Row(row.answer._replace(nearest=()), None) for row in rows]
+        count = follower.tally.count
         if not os.fstat(file.fileno()).st_nlink:
             raise UserError(
-                f"{out_file}: deleted while its {tally.count} answers were written; start again, and leave it there"
+                f"{out_file}: deleted while its {count} answers were written; start again, and leave it there"
             )
-        write_page(out / "adapted.html", loaded, plain, tally.count, kept, summary, list(faults.values()))
-        say(f"{out_file} and {out}/adapted.html: {tally.count} images")
+        follower.write_page(asked.out / "adapted.html")
+        say(f"{out_file} and {asked.out}/adapted.html: {count} images")
         if vanished:
             raise UserError(vanished)
 

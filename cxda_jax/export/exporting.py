@@ -39,18 +39,27 @@ class Task(NamedTuple):
     labels: np.ndarray | None
 
 
-def export(
-    path: str, method: str, kind: str, out: Path, places: int, data_dir: str, num_tasks: int, check_images: str
-) -> None:
+class Check(NamedTuple):
+    """The tasks on which programs are compared with the model.
+
+    Attributes:
+      data_dir: where the model's data set is, whose test tasks they are.
+      number: so many.
+      images: a folder of images to take in their place; "" for none.
+    """
+
+    data_dir: str
+    number: int
+    images: str = ""
+
+
+def export(path: str, method: str, kind: str, out: Path, places: int, check: Check) -> None:
     """Writes a model into the folder `out` in the format `kind`, and prints how the programs compare with the model.
 
     Args:
       path: of the model, as load() takes it.
       method: how to adapt, as load() takes it.
       places: of the buffer.
-      data_dir: where the model's data set is, on whose test tasks the programs are compared.
-      num_tasks: how many of them.
-      check_images: a folder of images to compare with in their place; "" for none.
     """
     if out.exists() and (strangers := {entry.name for entry in out.iterdir()} - claimed(out)):
         what = f"holds {brief(min(strangers), 40)}, which is not as an earlier export left it"
@@ -64,11 +73,10 @@ def export(
     insist_on(form.needs)
     model = load(path, method)
     pair = pair_of(model, places)
-    tasks = (
-        own_tasks(model, check_images, places, num_tasks)
-        if check_images
-        else test_tasks(model, data_dir, places, num_tasks)
-    )
+    if check.images:
+        tasks = own_tasks(model, check.images, places, check.number)
+    else:
+        tasks = test_tasks(model, check.data_dir, places, check.number)
     with replaced(out) as folder:
         print(f"writing {model.method.name} with {places} places as {kind}", flush=True)
         write(form, pair, folder, f"{kind}: {model.method.name} with the network {model.config['net']['name']}")

@@ -21,6 +21,7 @@ import numpy as np
 
 from cxda_jax import backend
 from cxda_jax.disk import files, safetensors
+from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError
 from cxda_jax.export.pair import Named, Pair, Shapes
 
@@ -47,6 +48,9 @@ class Format(NamedTuple):
     error: float
     same: float
     needs: dict[str, str] = {}
+
+
+NO_MATCH = "does not match JAX"
 
 
 def insist_on(needs: dict[str, str]) -> None:
@@ -138,12 +142,16 @@ def write_onnx(pair: Pair, folder: Path) -> None:
         with backend.target("gpu"), _quiet():  # the plain forms of all layers; those of CPUs are for XLA
             # Traced first, since the converter's own tracing replaces functions of JAX which Flax's loops need.
             traced = jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(in_order)(*taken.values()))
-            model = to_onnx(
-                lambda *arrays, traced=traced: tuple(traced(*arrays)),
-                list(taken.values()),
-                input_names=list(taken),
-                output_names=list(gives),
-            )
+            try:
+                model = to_onnx(
+                    lambda *arrays, traced=traced: tuple(traced(*arrays)),
+                    list(taken.values()),
+                    input_names=list(taken),
+                    output_names=list(gives),
+                )
+            except (AttributeError, ImportError) as e:  # it reads internals of JAX, which move
+                fix = "export in an environment with an older JAX, such as jax==0.10.2"
+                raise UserError(f"export: this jax2onnx {NO_MATCH} {jax.__version__} ({reason(e)}); {fix}") from None
         _shrink(model.graph)
         (folder / f"{part}.onnx").write_bytes(model.SerializeToString())
 

@@ -30,37 +30,40 @@ class StudentAndTeacher(NamedTuple):
     teacher: Variables
 
 
-def cotta(
-    net: Classifier,
-    tuning: FineTuning,
-    strong: augment.Strong,
-    copies: int = 32,
-    average: float = 0.999,
-    restore: float = 0.01,
-    quantile: float = 0.05,
-    margin: float = 0.05,
-    answer: str = "student",
-    support: int = 100,
-) -> Method:
-    """CoTTA, which starts from the checkpoint of erm.
+class Teaching(NamedTuple):
+    """The fields of cotta().
 
-    Args:
-      net: the network, on images of 1 or 3 channels.
-      tuning: the optimiser and the steps.
-      strong: how the teacher's copies are augmented.
+    Attributes:
       copies: augmented copies that the teacher averages over.
       average: a above, the share of itself that the teacher keeps at each step.
       restore: p above, the share of weights that return to the checkpoint's at each step.
       quantile: the threshold is this quantile of the confidences on training images ...
       margin: ... minus this.
       answer: "student" or "teacher", whose predictions count; the other's are in Method.also.
+    """
+
+    copies: int = 32
+    average: float = 0.999
+    restore: float = 0.01
+    quantile: float = 0.05
+    margin: float = 0.05
+    answer: str = "student"
+
+
+def cotta(
+    net: Classifier, tuning: FineTuning, strong: augment.Strong, teaching: Teaching, support: int = 100
+) -> Method:
+    """CoTTA, which starts from the checkpoint of erm.
+
+    Args:
+      net: the network, on images of 1 or 3 channels.
       support: images of a support set. calibrate() takes batches of this size, and where batches have statistics of
         their own it leaves out a smaller last batch.
     """
+    copies, average, restore, quantile, margin, answer = teaching
     if support < 1:
         raise UserError(f"support={support} must be at least 1")
-    config.check("cotta", copies=copies, average=average, restore=restore)
-    config.check("cotta", quantile=quantile, margin=margin, answer=answer)
+    config.check("cotta", **teaching._asdict())
     augment.check_strong(strong)
 
     def calibrate(variables: Variables, images: Array) -> Variables:
@@ -101,17 +104,17 @@ def cotta(
             teacher = jax.tree.map(lambda t, s: average * t + (1 - average) * s, teacher, student)
             return restored(restore_key, student, anchor, restore), teacher, state
 
-        start = (anchor, anchor, optimizer.init(anchor))
-        student, teacher, _ = repeat(step, start, jax.random.split(key, tuning.steps))
-        models = (with_statistics(net, tuning, {**source, "params": p}, support) for p in (student, teacher))
-        return StudentAndTeacher(*models)
-
-    def prediction(model: str) -> Any:
-        return lambda adapted, query: net.apply(getattr(adapted, model), query.pixels)
+        models = repeat(step, (anchor, anchor, optimizer.init(anchor)), jax.random.split(key, tuning.steps))[:2]
+        return StudentAndTeacher(*(with_statistics(net, tuning, {**source, "params": p}, support) for p in models))
 
     other = "student" if answer == "teacher" else "teacher"
-    base = starting_from_erm(net, tuning)._replace(predict=prediction(answer), also={other: prediction(other)})
+    base = starting_from_erm(net, tuning)._replace(predict=answer_of(net, answer), also={other: answer_of(net, other)})
     return base._replace(name="cotta", adapt=adapt, calibrate=calibrate, stochastic=True)
+
+
+def answer_of(net: Classifier, model: str) -> Any:
+    """The predict() of "student" or "teacher"."""
+    return lambda adapted, query: net.apply(getattr(adapted, model), query.pixels)
 
 
 def confidence(logits: Array) -> Array:

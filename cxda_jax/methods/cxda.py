@@ -50,7 +50,7 @@ def cxda(net: Classifier, **options: Any) -> Method:
         maps = net.map(pixels)
         return net.recall(maps, net.remember(maps))
 
-    return attending(net, remember, answer, touch_all, **options)._replace(name="cxda", attention=weights)
+    return attending(net, Parts(remember, answer, touch_all), **options)._replace(name="cxda", attention=weights)
 
 
 def cxda_p2p(net: Classifier, **options: Any) -> Method:
@@ -78,7 +78,7 @@ def cxda_supervised(net: Classifier, **options: Any) -> Method:
         maps = net.map(pixels)
         return net.mix(maps, jnp.ones((1, 1, 1)), net.remember_values(maps))
 
-    return attending(net, remember, answer, touch_all, **options)._replace(
+    return attending(net, Parts(remember, answer, touch_all), **options)._replace(
         name="cxda_supervised",
         attention=lambda adapted, query: domain_weights(query.domain, adapted),
         uses_domains=True,
@@ -99,23 +99,32 @@ def domain_weights(query: Array, adapted: WithMemory, leave_own_out: bool = Fals
     return (same / jnp.maximum(1, same.sum(-1, keepdims=True)))[:, None]
 
 
+class Parts(NamedTuple):
+    """The parts in which the methods of the cxda family differ.
+
+    Attributes:
+      remember: (variables, maps of the support) -> memory.
+      answer: (adapted, maps of queries, their domains, leave_own_out) -> logits.
+      touch_all: (net, pixels) -> anything that depends on all parameters.
+    """
+
+    remember: Any
+    answer: Any
+    touch_all: Any
+
+
 def attending(
     net: Classifier,
-    remember: Any,
-    answer: Any,
-    touch_all: Any,
+    parts: Parts,
     statistics: str = "flow",
     momentum: float = 1.0,
     support_loss: str = "none",
     prior: float = 0.0,
 ) -> Method:
-    """A method of the cxda family, from the parts in which they differ.
+    """A method of the cxda family.
 
     Args:
       net: a network with a CrossAttention.
-      remember: (variables, maps of the support) -> memory.
-      answer: (adapted, maps of queries, their domains, leave_own_out) -> logits.
-      touch_all: (net, pixels) -> anything that depends on all parameters.
       statistics: as in bn().
       momentum: as in bn().
       support_loss: "own": the support's labels teach too, each image classified without attention. "leave_one_out":
@@ -124,7 +133,7 @@ def attending(
     """
     config.check("batch_norm", statistics=statistics)
     config.check("train", support_loss=support_loss)
-    share = share_of(momentum, prior)
+    (remember, answer, touch_all), share = parts, share_of(momentum, prior)
 
     def init(key: Array, images: Images) -> Variables:
         return fresh(net, key, images.pixels, touch_all)

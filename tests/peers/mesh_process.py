@@ -23,7 +23,7 @@ from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.data.store import open_store
 from cxda_jax.disk.reading import read_lines
 from cxda_jax.disk.safetensors import named
-from cxda_jax.evaluation import compile_task, evaluate
+from cxda_jax.evaluation import Tasks, compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.nets import cnn
 from cxda_jax.types import Images
@@ -56,7 +56,7 @@ def run(store, folder, name, steps, source="device"):
     evaluator = compile_task(method, its)
 
     def score(variables):
-        return evaluate(evaluator, variables, its, tests, TESTS, "accuracy", per_call=1)
+        return evaluate(evaluator, variables, its, Tasks(tests, TESTS, "accuracy"))
 
     workdir = folder / name
     workdir.mkdir(exist_ok=True)
@@ -64,8 +64,8 @@ def run(store, folder, name, steps, source="device"):
     schedule = train.Schedule(steps, steps, 1, 5, TASKS)
     cost.flops = flops
     train.train(
-        method, tx, augment.Weak(), its, plan_of, state, 0, schedule, lambda v: score(v).mean, workdir,
-        log=functools.partial(print, flush=True),
+        train.Learner(method, tx, augment.Weak()), its, plan_of, state, schedule, lambda v: score(v).mean,
+        train.Run(workdir, 0, functools.partial(print, flush=True)),
     )  # fmt: skip
     state, _ = mesh.from_first(lambda: train.resume(workdir, state, print), like=state)
     answers = score(state.variables).predictions

@@ -13,7 +13,7 @@ A file's rows are five equal blocks, one for each severity. Two options replace 
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def find(raw_dir: Path, regenerate: bool = False, tfds: bool = False, seed: int 
         info = as_regenerated(INFO, "CIFAR-10-C")
         images, labels, _ = _tfds_images("cifar10", "train", raw_dir) if tfds else read_binary(raw_dir)
         for split in ("train", "val"):
-            pieces += regenerated(split, DOMAINS[split], images.__getitem__, labels, PER_CLASS, seed, "cifar")
+            pieces += regenerated(split, DOMAINS[split], Clean(images.__getitem__, labels), PER_CLASS, seed, "cifar")
     else:
         new = find_folder(raw_dir, "CIFAR-10-C-new")
         for split in ("train", "val"):
@@ -126,22 +126,28 @@ def hold_out(labels: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     return {"train": np.concatenate(train), "val": np.concatenate(val)}
 
 
+class Clean(NamedTuple):
+    """Images without corruption: rows -> their pixels, and the labels of all."""
+
+    take: Callable[[np.ndarray], np.ndarray]
+    labels: np.ndarray
+
+
 def regenerated(
     split: str,
     domains: list[tuple[str, int]],
-    take: Callable[[np.ndarray], np.ndarray],
-    labels: np.ndarray,
+    clean: Clean,
     per_class: int,
     seed: int,
     constants: str,
     saved_at: int = 0,
 ) -> Iterator[Piece]:
-    """Domains (corruption, severity). Clean images, whose pixels take(rows) gives, are drawn for each anew;
-    train and val share none.
+    """Domains (corruption, severity). Clean images are drawn for each anew; train and val share none.
 
-    `labels` are those of all clean images, and `constants` is a key of corruptions.SEVERITIES. The published images
-    went through JPEG files of the quality `saved_at`, or through none if it is 0.
+    `constants` is a key of corruptions.SEVERITIES. The published images went through JPEG files of the quality
+    `saved_at`, or through none if it is 0.
     """
+    take, labels = clean
     rows = np.arange(len(labels)) if split == "test" else hold_out(labels, seed)[split]
     classes, available = np.unique(labels[rows], return_counts=True)
     count = min(per_class, int(available.min()))

@@ -2,91 +2,59 @@
 
 import json
 import platform
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from cxda_jax import __version__, backend, memory, mesh
-from cxda_jax.config import Changes, config_hash
+from cxda_jax import __version__, backend, memory, mesh, metrics
+from cxda_jax.config import config_hash
 from cxda_jax.data.episodes import Context, Plan, check_context, counting
 from cxda_jax.disk import checkpoints, files
 from cxda_jax.errors import UserError, brief
-from cxda_jax.evaluation import Evaluator, TaskTable, compile_task, evaluate, time_task
+from cxda_jax.evaluation import Evaluator, Tasks, TaskTable, compile_task, evaluate, time_task
 from cxda_jax.experiment import Experiment, build, episode_spec
 from cxda_jax.fields import FIELDS, Group
 from cxda_jax.progress import Counter, announced, say
-from cxda_jax.study import identity
-from cxda_jax.study.comparing import comparison, summary, table
-from cxda_jax.study.contexts import printed
-from cxda_jax.study.examples import draw_example, keep_attention, without_support, write_arrays
-from cxda_jax.study.results import Result, averages, read_result
-from cxda_jax.study.runs import (
-    STARTS,
-    Evaluation,
-    find_evaluations,
-    find_runs,
-    in_one_line,
-    restore_best,
-    training_minutes,
-)
-from cxda_jax.study.settings import USUAL, Setting, count_tasks
+from cxda_jax.results.folders import averages, find_runs, read_result
+from cxda_jax.results.result import Result
+from cxda_jax.results.settings import USUAL, Setting, count_tasks
+from cxda_jax.results.text import comparison, context_curves, summary, table
+from cxda_jax.runs import identity
+from cxda_jax.runs.examples import draw_example, keep_attention, without_support, write_arrays
+from cxda_jax.runs.finding import Evaluation, Request, find_evaluations, in_one_line, restore_best, training_minutes
 from cxda_jax.types import Images, Variables
 
 
-def evaluate_runs(
-    patterns: Sequence[str],
-    methods: Sequence[str],
-    changes: Changes,
-    settings: Sequence[Setting],
-    data_dir: str | Path,
-    num_tasks: int | None,
-    against: str | None,
-    other_data: bool,
-    start: str = STARTS[0],
-    split: str = "test",
-) -> None:
-    """Tests what the patterns of runs name on a split, and prints each result, a table
-    and the paired differences to `against`.
+def evaluate_runs(patterns: Sequence[str], request: Request, data_dir: str | Path) -> None:
+    """Tests what the patterns of runs name, and prints each result, a table and paired differences.
 
-    Methods without a training of their own are tested on the runs of `start`. What fails is named, and the rest goes
-    on; a UserError at the end says how much failed.
+    What fails is named, and the rest goes on; a UserError at the end says how much failed.
     """
     can = sorted(name for name, entry in FIELDS.items() if isinstance(entry, Group) and entry.at_test)
-    for name, _ in changes:
+    for name, _ in request.changes:
         if name.partition(".")[0] not in can:
             raise UserError(f"--config.{brief(name)}: a trained run fixes it; this command can change {', '.join(can)}")
-    runs = find_runs(patterns)
-    evaluations, failures = find_evaluations(
-        runs, methods, changes, data_dir, settings or [USUAL], other_data, start, split
-    )
+    evaluations, failures = find_evaluations(find_runs(patterns), request, data_dir)
     for failure in failures:
         print(f"failed: {failure}", flush=True)
     total = len(evaluations) + len(failures)
-    missing = [name for name in methods if name not in ("all", *(e.config["method"] for e in evaluations))]
+    missing = [name for name in request.methods if name not in ("all", *(e.config["method"] for e in evaluations))]
     if missing and (evaluations or not failures):
         what = f"--runs={','.join(patterns)} holds no run to test it on"
-        raise UserError(f"--methods={missing[0]}: {what}; train one first, or change --from={start}")
-    if against and evaluations:
-        check_against(against, known_labels((e.label, e.setting) for e in evaluations))  # before anything is tested
+        raise UserError(f"--methods={missing[0]}: {what}; train one first, or change --from={request.start}")
+    if request.against and evaluations:
+        check_against(request.against, known_labels((e.label, e.setting) for e in evaluations))  # before any test
     tests = [[e.label, e.folder.name, e.split, config_hash(e.config)] for e in evaluations]
-    identity.insist_on_agreement({"package": __version__, "tests": tests, "num_tasks": num_tasks})
+    identity.insist_on_agreement({"package": __version__, "tests": tests, "num_tasks": request.num_tasks})
     results: list[Result] = []
-    kept: tuple[tuple[str, Context | None], Experiment, Evaluator] | None = None
+    programs = Programs(data_dir, request.split)
     for evaluation in evaluations:
-        shape, context = config_hash({**evaluation.config, "seed": 0}), evaluation.setting.context
         try:
-            if kept is None or kept[0] != (shape, context):  # seeds share one compiled program
-                same = kept[1] if kept and kept[0][0] == shape else None
-                experiment = same or build(evaluation.config, data_dir, splits=(split,), devices=mesh.mesh_of())
-                kept = (shape, context), experiment, compiled(experiment)
-            experiment = kept[1]._replace(config=evaluation.config, context=context)
-            identity.insist_on_agreement({"data": experiment.store.sha256})
-            if context:
-                check_context(context, episode_spec(evaluation.config), experiment.store, split)
-            result = tested(evaluation, experiment, kept[2], num_tasks)
+            result = tested(evaluation, *programs.of(evaluation), request.num_tasks)
         except Exception as e:
             if total == 1:
                 raise
@@ -97,15 +65,40 @@ def evaluate_runs(
                 results.append(result)
                 print(f"{evaluation.folder}: {summary(result.row)}", flush=True)
     if results:
-        print(table(results))
-        for text in printed(results, against):
-            print(text)
-    if against and results:
-        check_against(against, known_labels((r.row["label"], r.setting) for r in results))
-        if any(r.row["label"] == against for r in results):
-            print(comparison(results, against))
+        print("\n".join(said_of(results, request.against)))
     if failures:
         raise UserError(f"{len(failures)} of {total} evaluations failed; the first: {failures[0]}")
+
+
+class Programs:
+    """The experiment and the compiled test of the latest evaluation. Seeds share one compiled program."""
+
+    def __init__(self, data_dir: str | Path, split: str):
+        self.data_dir, self.split = data_dir, split
+        self.kept: tuple[tuple[str, Context | None], Experiment, Evaluator] | None = None
+
+    def of(self, evaluation: Evaluation) -> tuple[Experiment, Evaluator]:
+        shape, context = config_hash({**evaluation.config, "seed": 0}), evaluation.setting.context
+        if self.kept is None or self.kept[0] != (shape, context):
+            same = self.kept[1] if self.kept and self.kept[0][0] == shape else None
+            devices = mesh.mesh_of()
+            experiment = same or build(evaluation.config, self.data_dir, splits=(self.split,), devices=devices)
+            self.kept = (shape, context), experiment, compiled(experiment)
+        experiment = self.kept[1]._replace(config=evaluation.config, context=context)
+        identity.insist_on_agreement({"data": experiment.store.sha256})
+        if context:
+            check_context(context, episode_spec(evaluation.config), experiment.store, self.split)
+        return experiment, self.kept[2]
+
+
+def said_of(results: Sequence[Result], against: str | None) -> Iterator[str]:
+    """A table, context curves, and the paired differences to `against`."""
+    yield table(results)
+    yield from context_curves(results, against)
+    if against:
+        check_against(against, known_labels((r.row["label"], r.setting) for r in results))
+        if any(r.row["label"] == against for r in results):
+            yield comparison(results, against)
 
 
 def tested(
@@ -146,10 +139,8 @@ def score(experiment: Experiment, evaluator: Evaluator, variables: Variables, sp
     """Scores the first num_tasks tasks of a split."""
     config, source, plans = experiment.config["evaluation"], experiment.source, experiment.task_plans(split)
     counts = counting(plans(range(num_tasks)).query) if config["tasks"] == "exhaustive" else None
-    return evaluate(
-        evaluator, variables, source, plans, num_tasks, experiment.metric, config["seed"], experiment.per_call,
-        report=Counter(f"  {split} tasks", num_tasks), counts=counts,
-    )  # fmt: skip
+    asked = Tasks(plans, num_tasks, experiment.metric, config["seed"], experiment.per_call, counts)
+    return evaluate(evaluator, variables, source, asked, report=Counter(f"  {split} tasks", num_tasks))
 
 
 @memory.named("evaluation.per_call, episode.* or cotta.copies")
@@ -160,8 +151,7 @@ def evaluate_run(
 
     Several processes share the tasks; the first one alone writes, and has the result.
     """
-    config, method, info = evaluation.config, experiment.method, experiment.store.info
-    split, is_test = evaluation.split, evaluation.split == "test"
+    config, method, split = evaluation.config, experiment.method, evaluation.split
     if num_tasks and config["evaluation"]["tasks"] == "exhaustive":
         fix = "leave out one of them"
         raise UserError(f"--num_tasks={num_tasks}: evaluation.tasks=exhaustive tests every image; {fix}")
@@ -175,41 +165,10 @@ def evaluate_run(
         return None
     plan = experiment.task_plans(split)(range(num_tasks))
     adapt_ms, predict_ms = time_task(evaluator, variables, *first_images(experiment, plan))
-    row = {
-        "label": evaluation.label,
-        "setting": str(evaluation.setting),
-        "split": split,
-        "method": method.name,
-        "version": method.version,
-        "benchmark": config["benchmark"],
-        "smoke": config["smoke"],
-        "uses_support": method.uses_support,
-        "seed": config["seed"],
-        "metric": experiment.metric,
-        **averages(experiment.metric, tasks.predictions, tasks.labels),
-        "also": {name: averages(experiment.metric, p, tasks.labels) for name, p in tasks.also.items()},
-        "calibration": {name: float(x) for name, x in variables.get("calibration", {}).items() if not x.ndim},
-        "num_tasks": num_tasks,
-        "task_ms": tasks.task_ms,
-        "adapt_ms": adapt_ms,
-        "predict_ms": predict_ms,
-        "steps": experiment.schedule.steps,
-        "best_step": notes["step"],
-        "reached_step": evaluation.reached_step(),
-        "train_minutes": training_minutes(evaluation.run),
-        "config_hash": config_hash(config),
-        "started_from": config["net"]["weights"] or "random",
-        "weights_hash": weights_hash,
-        "data_name": info.name,
-        "data_hash": experiment.store.sha256,
-        "trained_on": evaluation.record.data_hash,
-        "data_marks": [*info.marks, *evaluation.marks],
-        "threads": evaluation.record.threads,
-        "device": device(),
-        "package": __version__,
-    }
+    row = row_of(evaluation, experiment, tasks, variables, notes["step"])
+    row |= {"weights_hash": weights_hash, "adapt_ms": adapt_ms, "predict_ms": predict_ms}
     answers = weights = None
-    if method.uses_support and evaluation.setting == USUAL and is_test:
+    if method.uses_support and evaluation.setting == USUAL and split == "test":
         answers = without_support(experiment, evaluator, variables, plan, tasks)
         row |= answers.counts()
     arrays: dict[str, Any] = {**plan._asdict(), "predictions": tasks.predictions, "labels": tasks.labels, **tasks.also}
@@ -221,6 +180,47 @@ def evaluate_run(
     if answers and weights is not None:
         draw_example(evaluation.folder / "attention.png", experiment, plan, answers, weights)
     return read_result(evaluation.run, evaluation.folder)
+
+
+def row_of(
+    evaluation: Evaluation, experiment: Experiment, tasks: TaskTable, variables: Variables, best_step: int
+) -> dict[str, Any]:
+    """The row of a result, but for what is measured apart."""
+    config, method, info, metric = evaluation.config, experiment.method, experiment.store.info, experiment.metric
+
+    def scored(predictions: np.ndarray) -> dict[str, float]:
+        return averages(metrics.scores(metric, predictions, tasks.labels), tasks.labels)
+
+    return {
+        "label": evaluation.label,
+        "setting": str(evaluation.setting),
+        "split": evaluation.split,
+        "method": method.name,
+        "version": method.version,
+        "benchmark": config["benchmark"],
+        "smoke": config["smoke"],
+        "uses_support": method.uses_support,
+        "seed": config["seed"],
+        "metric": metric,
+        **scored(tasks.predictions),
+        "also": {name: scored(predictions) for name, predictions in tasks.also.items()},
+        "calibration": {name: float(x) for name, x in variables.get("calibration", {}).items() if not x.ndim},
+        "num_tasks": len(tasks.labels),
+        "task_ms": tasks.task_ms,
+        "steps": experiment.schedule.steps,
+        "best_step": best_step,
+        "reached_step": evaluation.reached_step(),
+        "train_minutes": training_minutes(evaluation.run),
+        "config_hash": config_hash(config),
+        "started_from": config["net"]["weights"] or "random",
+        "data_name": info.name,
+        "data_hash": experiment.store.sha256,
+        "trained_on": evaluation.record.data_hash,
+        "data_marks": [*info.marks, *evaluation.marks],
+        "threads": evaluation.record.threads,
+        "device": device(),
+        "package": __version__,
+    }
 
 
 def first_images(experiment: Experiment, plan: Plan) -> tuple[Images, Images]:

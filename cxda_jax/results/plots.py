@@ -26,9 +26,9 @@ from matplotlib.transforms import Bbox
 from cxda_jax.disk import files
 from cxda_jax.metrics import mean_sem
 from cxda_jax.pictures.names import plain
-from cxda_jax.report.tables import ByCell
-from cxda_jax.study.results import Result
-from cxda_jax.study.settings import STEPS, Setting, parse, usual_number
+from cxda_jax.results.result import Result
+from cxda_jax.results.settings import STEPS, Setting, usual_number
+from cxda_jax.results.tables import ByCell
 
 AXES = {"num_domains": "number of support domains", "support_size": "number of support images"}
 # Okabe and Ito's colours. Grey replaces their yellow, which is hard to see on white paper; the last one is our own.
@@ -75,12 +75,13 @@ STYLES = {
 }  # fmt: skip
 
 
-def method_styles(results: Iterable[Result]) -> dict[str, Style]:
+def method_styles(results: Sequence[Result]) -> dict[str, Style]:
     """The styles of all methods, and one for each other label of the results, with a number as its marker."""
-    labels = {label for label, _ in _by_cell(results)} | {r.config.get("method", "erm") for r in results}
+    methods = {r.label: r.identity.method for r in results}
+    methods |= {name: name for name in (r.config.get("method", "erm") for r in results)}
     styles, colors = dict(STYLES), (BLACK, RED, BLUE, GREEN, ORANGE, PURPLE, SKY, GREY)
-    for i, label in enumerate(sorted(labels - set(STYLES))):
-        is_open = styles.get(label.split(",")[0], STYLES["erm"]).open
+    for i, label in enumerate(sorted(methods.keys() - STYLES.keys())):
+        is_open = styles.get(methods[label], STYLES["erm"]).open
         styles[label] = Style(colors[i % 8], f"${i + 1}$", (2 + i, 1.5, 2, 1.5, 1, 1.5), is_open)
     return styles
 
@@ -258,13 +259,10 @@ def _metric(results: Sequence[Result]) -> str:
 
 
 def _by_cell(results: Iterable[Result]) -> ByCell:
-    """Results by label and setting, the first of each seed. Unlike in tables, a number of steps is always a setting."""
+    """Results by label and setting, the first of each seed. Unlike in tables, a number of steps is a setting."""
     cells: dict[tuple[str, Setting], dict[int, Result]] = {}
     for result in results:
-        parts = result.label.split(",")
-        setting = next((parse(p) for p in parts if p.startswith(f"{STEPS}=")), result.setting)
-        key = ",".join(p for p in parts if p != str(setting)), setting
-        cells.setdefault(key, {}).setdefault(result.row["seed"], result)
+        cells.setdefault((result.label, result.setting), {}).setdefault(result.row["seed"], result)
     return {key: list(seeds.values()) for key, seeds in cells.items()}
 
 

@@ -8,12 +8,12 @@ import html
 import io
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from cxda_jax.report.tables import NAN, Cell, Column, Table, agreement
-from cxda_jax.study.results import Result, is_unfinished, named
+from cxda_jax.results.result import Result, is_unfinished, named
+from cxda_jax.results.tables import NAN, Cell, Column, Table, agreement
 
 CSV_COLUMNS = ("table", "benchmark", "method", "setting", "metric", "unit", "mean", "sem", "low", "high", "paper_mean",
                "paper_sem", "difference", "agreement", "seeds", "marks", "runs")  # fmt: skip
@@ -27,6 +27,19 @@ class CellText(NamedTuple):
     bold: bool
     letters: str  # of its marks
     paper: str  # the paper's figure and the difference, or nothing
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Rows of cells as lines of text. The first `left` columns begin at the left, the others end at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    line = "  ".join(f"{{:{'<' if i < left else '>'}{width}}}" for i, width in enumerate(widths))
+    return [line.format(*row).rstrip() for row in rows]
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str = "---") -> str:
+    """A table of cells that are Markdown already. `align` is the rule of all columns but the first."""
+    lines = [heads, ["---", *[align] * (len(heads) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def to_markdown(table: Table) -> str:
@@ -44,8 +57,8 @@ def to_markdown(table: Table) -> str:
 
     rows, notes = _texts(table)
     heads = [escape(f"{c.above} {_heading(c)}".strip()) for c in table.columns]
-    lines = [f"**{escape(table.title)}**", "", f"| method | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
-    lines += [f"| {escape(label)} | {' | '.join(map(write, texts))} |" for label, texts in rows]
+    cells = ([escape(label), *map(write, texts)] for label, texts in rows)
+    lines = [f"**{escape(table.title)}**", "", markdown(["method", *heads], cells, "---:")]
     lines += ["", *(f"{escape(note)}  " for note in notes)] if notes else []
     return "\n".join(lines) + "\n"
 

@@ -19,9 +19,9 @@ from cxda_jax.errors import UserError
 from cxda_jax.evaluation import compile_task
 from cxda_jax.experiment import build_on, make_schedule, open_data
 from cxda_jax.progress import duration
-from cxda_jax.study.jobs import Job, Study, is_done, plan
-from cxda_jax.study.settings import USUAL, Setting, count_tasks, reshaped
-from cxda_jax.study.testing import device, score
+from cxda_jax.results.settings import USUAL, Setting, count_tasks, reshaped
+from cxda_jax.runs.jobs import Job, Study, is_done, plan
+from cxda_jax.runs.testing import device, score
 
 TIMED = 3  # steps, or tasks
 START_S = 5.0  # of a process: imports and data
@@ -83,7 +83,7 @@ def time_method(
         say(f"compiling a training step, then {TIMED} of them")
 
         def step(state: Any, resident: Any, batch: Any) -> Any:
-            return train.train_step(method, tx, experiment.weak, state, source.assemble(resident, batch), key)
+            return train.train_step(experiment.learner, state, source.assemble(resident, batch), key)
 
         run, times = backend.jit(step), []
         for batch in source.batches(experiment.train_plans, 0, TIMED + 1):

@@ -4,13 +4,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from cxda_jax import metrics
 from cxda_jax.data.episodes import Context
 from cxda_jax.disk.models import Gain
 from cxda_jax.evaluation import compile_task
 from cxda_jax.experiment import Experiment
-from cxda_jax.study.settings import count_tasks, usual_number
-from cxda_jax.study.testing import score
+from cxda_jax.results.settings import count_tasks, usual_number
+from cxda_jax.results.statistics import measure
+from cxda_jax.runs.testing import score
 from cxda_jax.types import Array, Images, Method, Variables
 
 SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -26,14 +26,15 @@ def measure_gain(experiment: Experiment, variables: Variables) -> Gain | None:
     experiment = experiment._replace(context=Context(usual))  # all sizes see the beginning of the same order
     evaluator = compile_task(with_the_first_images(method), experiment.source)
     tables = [score(experiment, evaluator, {"own": variables, "count": jnp.asarray(n)}, "val", tasks) for n in sizes]
-    gaps = [100 * (table.scores - tables[0].scores) for table in tables]
-    intervals = [metrics.bootstrap_interval(gap).tolist() for gap in gaps]
+    scores = {n: table.scores for n, table in zip(sizes, tables, strict=True)}
+    gaps = measure(scores, {n: {0: {n: 1.0, 0: -1.0} if n else {0: 0.0}} for n in sizes})
+    spans = [gaps[n].avg for n in sizes]
     return Gain(
         sizes,
         score=tuple(round(100 * float(table.scores.mean()), 2) for table in tables),
-        mean=tuple(round(float(gap.mean()), 2) for gap in gaps),
-        low=tuple(round(low, 2) for low, _ in intervals),
-        high=tuple(round(high, 2) for _, high in intervals),
+        mean=tuple(round(span.mean, 2) for span in spans),
+        low=tuple(round(span.low, 2) for span in spans),
+        high=tuple(round(span.high, 2) for span in spans),
         tasks=tasks,
     )
 

@@ -17,7 +17,7 @@ from cxda_jax.data.readers.raw import cores
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.progress import duration
-from cxda_jax.study.jobs import Job, Study, is_done
+from cxda_jax.runs.jobs import Job, Study, is_done
 
 # A job must not outlive a killed study: the next start would run it a second time. So this code asks Linux to kill the job with
 # its parent, then becomes the job's command. A preexec_fn could do so too, but is not safe beside JAX's threads.

@@ -19,8 +19,8 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import BENCHMARKS, METHODS, build_method, episode_spec, open_data
-from cxda_jax.study.runs import STARTS
-from cxda_jax.study.settings import STEPS, USUAL, Setting, reshaped
+from cxda_jax.results.settings import STEPS, USUAL, Setting, reshaped
+from cxda_jax.runs.finding import STARTS
 
 TASKS = {
     "num_domains": (1, 2, 5, 10, 20),
@@ -198,7 +198,6 @@ def make_study(
     smoke: bool = False,
     variant: str = "",
     tests: Sequence[str] = (),
-    most_images: int = 0,
 ) -> Study:
     """The study that the command line asks for; what is empty stands for the usual."""
     lookup("--benchmark", benchmark, BENCHMARKS)
@@ -211,7 +210,7 @@ def make_study(
         raise UserError(f"--seeds={','.join(seeds)}: give whole numbers, such as 0,1,2")
     where = Path(folder or f"runs/study/{'_'.join(filter(None, [benchmark, variant, 'smoke' * smoke]))}")
     names, kinds = tuple(methods) or tuple(METHODS), tuple(tests) or TESTS
-    return Study(benchmark, where, tuple(map(int, seeds)), names, smoke, variant, kinds, most_images)
+    return Study(benchmark, where, tuple(map(int, seeds)), names, smoke, variant, kinds)
 
 
 def prepare_jobs(study: Study, data_dir: str) -> list[Job]:

@@ -1,16 +1,15 @@
 """One cell of a study again: what a method and a seed have now, beside what was recorded."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from cxda_jax.config import differences
 from cxda_jax.errors import UserError
-from cxda_jax.study import records
-from cxda_jax.study.comparing import paired_differences
-from cxda_jax.study.jobs import Study
-from cxda_jax.study.results import Result, read_results, read_study
-from cxda_jax.study.settings import USUAL
+from cxda_jax.results import records
+from cxda_jax.results.folders import read_study
+from cxda_jax.results.result import Identity, Result
+from cxda_jax.results.statistics import paired_differences
+from cxda_jax.runs.jobs import Study
 
 THEN, NOW = "recorded", "again"
 
@@ -36,26 +35,21 @@ def compare_cell(study: Study, path: Path) -> str:
     """
     (method,), (seed,) = study.methods, study.seeds
     cell = f"{study.benchmark}, {method}, seed {seed}"
-    with tempfile.TemporaryDirectory() as folder:
-        fresh = find(read_study(study.folder, study.benchmark)[0], method, seed)
-        if not fresh:
-            raise UserError(f"{study.folder}: no result of {cell}; a log in its folder jobs says why")
-        # As records both have the same stand-ins for their tasks where the tasks are the same.
-        records.write(Path(folder) / f"{NOW}.records", [fresh])
-        now = find(unpacked(Path(folder) / f"{NOW}.records", Path(folder) / NOW), method, seed)
-        recorded = [r for r in unpacked(path, Path(folder) / THEN) if r.row["data_hash"] == fresh.row["data_hash"]]
-        then = find(recorded, method, seed)
-        if not now or not then:
-            raise UserError(f"{path}: no result of {cell} on these data; give the file of records that holds it")
-        labelled = [r._replace(store="", row={**r.row, "label": name}) for name, r in ((THEN, then), (NOW, now))]
-        measured, tasks, _ = paired_differences(labelled, THEN)
+    now = find(read_study(study.folder, study.benchmark)[0], method, seed)
+    if not now:
+        raise UserError(f"{study.folder}: no result of {cell}; a log in its folder jobs says why")
+    then = find([r for r in records.read(path) if r.row["data_hash"] == now.row["data_hash"]], method, seed)
+    if not then:
+        raise UserError(f"{path}: no result of {cell} on these data; give the file of records that holds it")
+    labelled = [r._replace(row={**r.row, "label": name}) for name, r in ((THEN, then), (NOW, now))]
+    measured, tasks, _ = paired_differences(labelled, THEN)
     if not measured:
         raise UserError(f"{path}: {cell} was tested on other tasks; test it with the same config.evaluation")
     scores = [
         f"{r.row['label']:<9} Avg {r.row['avg']:.2f}  W10% {r.row['w10']:.2f}  {r.row['device']}" for r in labelled
     ]
-    d = measured[NOW, THEN]
-    interval = f"{NOW} - {THEN}: {d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}] on {tasks} tasks"
+    mean, low, high = measured[NOW, THEN].avg
+    interval = f"{NOW} - {THEN}: {mean:+.2f} [{low:+.2f}, {high:+.2f}] on {tasks} tasks"
     weights = (
         f"the weights are {'' if now.row['weights_hash'] == then.row['weights_hash'] else 'not '}equal, bit for bit"
     )
@@ -63,11 +57,7 @@ def compare_cell(study: Study, path: Path) -> str:
     return "\n".join([cell, *scores, interval, weights, *changed])
 
 
-def unpacked(path: Path, folder: Path) -> list[Result]:
-    return read_results(records.unpack(path, folder))[0]
-
-
 def find(results: Sequence[Result], method: str, seed: int) -> Result | None:
     """The result of a method on the usual tasks at a seed, if there is one."""
-    found = [r for r in results if r.label == method and r.row["seed"] == seed and r.setting == USUAL]
+    found = [r for r in results if r.identity == Identity(method) and r.row["seed"] == seed]
     return found[0] if found else None

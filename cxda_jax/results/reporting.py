@@ -2,19 +2,17 @@
 
 import itertools
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.progress import Counter, replacing, say
-from cxda_jax.report import attention, contexts, formats, plots
-from cxda_jax.report.page import Report, write_report
-from cxda_jax.report.tables import AGAINST, STAND_INS, build_tables, by_cell, paired_table, paper_name
-from cxda_jax.study import records
-from cxda_jax.study.results import Result, by_store, distinct, is_unfinished, read_results, unfinished_said
-from cxda_jax.study.runs import find_runs, matching
+from cxda_jax.results import attention, curve_figures, formats, plots, records
+from cxda_jax.results.folders import find_runs, matching, read_results
+from cxda_jax.results.page import Report, write_report
+from cxda_jax.results.result import Result, by_store, distinct, is_unfinished, unfinished_said
+from cxda_jax.results.tables import AGAINST, STAND_INS, build_tables, by_cell, paired_table, paper_name
 
 HEADING = "Feed-forward latent domain adaptation"
 EXPLORED = (6, 2)  # tasks in the explorer: of the first method that attends, and of each other one
@@ -33,25 +31,20 @@ def report_runs(
     if against not in ("", *AGAINST):
         known = ", ".join(AGAINST)
         raise UserError(f"--against={against}: a report compares with the paper alone; give {known}, or nothing")
-    runs, files_of_records = find_runs([pattern for pattern in patterns if not pattern.endswith(records.SUFFIX)]), []
+    places = find_runs([pattern for pattern in patterns if not pattern.endswith(records.SUFFIX)])
     for pattern in (pattern for pattern in patterns if pattern.endswith(records.SUFFIX)):
         if not (found := matching(pattern)):
             raise UserError(f"--runs={pattern}: nothing matches; name files that --record wrote")
-        files_of_records += [path for path in found if path not in files_of_records]
-    with tempfile.TemporaryDirectory(prefix="cxda_records_") as scratch:
-        for i, path in enumerate(files_of_records):
-            # Files of one name in different folders stay apart.
-            again = sum(path.stem == other.stem for other in files_of_records[:i])
-            runs += records.unpack(path, Path(scratch) / (path.stem + f"-{again}" * bool(again)))
-        print(f"reading {len(runs)} runs", flush=True)
-        results, faults = read_results(runs, Counter("  runs", len(runs)))
-        if not results:
-            raise UserError(f"--runs={','.join(patterns)}: nothing to report; the first fault: {faults[0]}")
-        make_report(Path(folder), results, faults, data_dir, against, unfinished)
-        if record:
-            replacing(records.RESULTS, Path(record))
-            records.write(Path(record), distinct(results)[0])
-            print(f"{record}: {Path(record).stat().st_size / 2**20:.2f} MB")
+        places += found
+    print(f"reading {len(places)} runs or files of records", flush=True)
+    results, faults = read_results(places, Counter("  read", len(places)))
+    if not results:
+        raise UserError(f"--runs={','.join(patterns)}: nothing to report; the first fault: {faults[0]}")
+    make_report(Path(folder), results, faults, data_dir, against, unfinished)
+    if record:
+        replacing(records.RESULTS, Path(record))
+        records.write(Path(record), distinct(results)[0])
+        print(f"{record}: {Path(record).stat().st_size / 2**20:.2f} MB")
 
 
 def make_report(
@@ -79,12 +72,12 @@ def make_report(
     replacing(HEADING, folder / "report.html")
     for store, of_store in by_store(results).items():
         pairs, unpaired = paired_table(of_store)
-        curves, unpaired_curves = contexts.measure(of_store)
+        curves, unpaired_curves = curve_figures.measure(of_store)
         tables += [pairs] if pairs else []
-        tables += [table for found in curves for table in contexts.context_tables(found, late.get(store, []))]
+        tables += [table for found in curves for table in curve_figures.context_tables(found, late.get(store, []))]
         kept, unshown = attention.kept_attention(of_store, data_dir)
         faults += unpaired + unpaired_curves + unshown
-        figures_of = plots.drawings(of_store, styles), contexts.drawings(curves, styles), attention.drawings(kept)
+        figures_of = plots.drawings(of_store, styles), curve_figures.drawings(curves, styles), attention.drawings(kept)
         drawings = [d for d in itertools.chain(*figures_of) if d.figure]
         notes = [f"{line}." for line in unfinished_lines(of_store)]
         for number, (name, title, caption, figure) in enumerate(drawings, 1):

@@ -17,9 +17,9 @@ import numpy as np
 
 from cxda_jax import metrics
 from cxda_jax.config import differences, read
-from cxda_jax.study.comparing import paired_differences
-from cxda_jax.study.results import Result, by_store, is_unfinished, unfinished_said
-from cxda_jax.study.settings import SHAPES, STEPS, USUAL, Setting, usual_number
+from cxda_jax.results.result import Result, by_store, is_unfinished, unfinished_said
+from cxda_jax.results.settings import SHAPES, STEPS, USUAL, Setting, usual_number
+from cxda_jax.results.statistics import paired_differences
 
 PAPER = Path(__file__).with_name("paper.csv")
 PAPER_SEEDS = 3
@@ -111,11 +111,10 @@ def by_cell(results: Iterable[Result]) -> ByCell:
         usual = result.setting.kind in ("", STEPS)
         key = (result.row["label"], USUAL) if usual else (result.label, result.setting)
         cells.setdefault(key, []).append(result)
-    return dict(sorted(cells.items(), key=lambda item: _rank(item[0][0])))
+    return dict(sorted(cells.items(), key=lambda item: _rank(item[0][0], item[1][0].identity.method)))
 
 
-def _rank(label: str) -> tuple[int, str]:
-    method = label.partition(",")[0]
+def _rank(label: str, method: str) -> tuple[int, str]:
     return ORDER.index(method) if method in ORDER else len(ORDER), label
 
 
@@ -162,7 +161,7 @@ def _tables_of(store: str, cells: ByCell, late: ByCell, against: str) -> Iterato
 def _fixed(result: Result) -> bool:
     """Whether its tasks have the usual number of queries, whatever their form."""
     its_runs = result.config.get("evaluation", {}).get("reshaped_queries")
-    return "evaluation.reshaped_queries=fixed" in result.label or its_runs == "fixed"
+    return "evaluation.reshaped_queries=fixed" in result.identity.changes or its_runs == "fixed"
 
 
 def _cell(table: str, label: str, column: Column, cells: ByCell, late: ByCell, against: str) -> Cell | None:
@@ -257,10 +256,10 @@ def paired_table(results: Sequence[Result]) -> tuple[Table | None, list[str]]:
         if is_unfinished(r.row)
     }
     cells = {}
-    for pair, (mean, low, high, seeds) in found.items():
-        of = [(label, seed) for label in pair for seed in seeds if (label, seed) in late]
+    for pair, d in found.items():
+        of = [(label, seed) for label in pair for seed in d.seeds if (label, seed) in late]
         marks = tuple(f"{label}, seed {seed} {late[label, seed]}" for label, seed in of)
-        cells[pair] = Cell(mean, NAN, seeds, (), marks=marks, interval=(low, high))
+        cells[pair] = Cell(d.avg.mean, NAN, d.seeds, (), marks=marks, interval=(d.avg.low, d.avg.high))
     compared = {label for pair in cells for label in pair}
     labels = [label for label in dict.fromkeys(r.row["label"] for r in usual) if label in compared]
     columns = tuple(Column(f"- {b}", f"mean_minus_{b}", "points", higher=None) for b in labels)

@@ -13,11 +13,13 @@ from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError, printable
 from cxda_jax.experiment import open_data
 from cxda_jax.pictures.names import plain
-from cxda_jax.report import plots
-from cxda_jax.report.page import ExplorerTask
-from cxda_jax.report.tables import by_cell
-from cxda_jax.study.results import Result
-from cxda_jax.study.settings import USUAL
+from cxda_jax.results import plots
+from cxda_jax.results.page import ExplorerTask
+from cxda_jax.results.result import Identity, Result
+from cxda_jax.results.settings import USUAL
+from cxda_jax.results.tables import by_cell
+
+PER_DOMAIN = 5  # images in each half of a row of grid()
 
 
 class KeptAttention(NamedTuple):
@@ -77,8 +79,8 @@ def explorer_tasks(kept: KeptAttention, results: Sequence[Result], count: int) -
     domains, classes = (tuple(map(printable, names)) for names in (store.domain_names, store.info.class_names))
     answers = {}
     for other in (r for seeds in by_cell(results).values() for r in seeds):
-        unchanged = other.row["label"] == other.row["method"] and other.setting == USUAL
-        if unchanged and other.row["seed"] == result.row["seed"]:
+        unchanged = other.identity == Identity(other.row["method"]) and other.row["seed"] == result.row["seed"]
+        if unchanged and (other.folder / "predictions.npz").is_file():
             theirs = other.stored()
             if np.array_equal(theirs["query"][:count], stored["query"][:count]):
                 answers[other.row["label"]] = theirs["predictions"]
@@ -169,7 +171,7 @@ def histogram(same: np.ndarray, other: np.ndarray, by_head: bool = False) -> Fig
 
 def grid(
     pixels: np.ndarray, domains: np.ndarray, weights: np.ndarray, own: int, query: np.ndarray, names: Sequence[str],
-    per_domain: int = 5, text: str = "",
+    text: str = "",
 ) -> Figure:  # fmt: skip
     """A query [h, w, c], and the images of each support domain that it attends to most and least, under their weights.
 
@@ -180,7 +182,7 @@ def grid(
     times, domains = np.asarray(weights, float) * len(weights), np.asarray(domains)
     rows = sorted(set(domains.tolist()), key=lambda d: (d != own, -times[domains == d].max()))
     left, step, high = 1.2, 0.54, 0.5 * pixels.shape[1] / pixels.shape[2]  # in inches, the units of these axes
-    width, height = left + step * (2 * per_domain + 1), (high + 0.2) * (len(rows) + 1) + 0.3
+    width, height = left + step * (2 * PER_DOMAIN + 1), (high + 0.2) * (len(rows) + 1) + 0.3
     figure = Figure(figsize=(width, height), layout="constrained")
     axes, font = figure.subplots(), {"fontsize": 7, "va": "center"}
 
@@ -193,15 +195,15 @@ def grid(
     said = [f"query of {plain(names[own])} *", *[plain(text)] * bool(text), "weights: multiples of uniform"]
     axes.text(left + 0.65, 0.1 + high / 2, "\n".join(said), **font)
     axes.text(left, high + 0.22, "most attended", **font)
-    axes.text(left + step * (per_domain + 1), high + 0.22, "least attended", **font)
+    axes.text(left + step * (PER_DOMAIN + 1), high + 0.22, "least attended", **font)
     for i, domain in enumerate(rows):
         y = (high + 0.2) * (i + 1) + 0.28
         name = f"{plain(names[int(domain)], 16, 3)}{' *' * (domain == own)}"
         axes.text(left - 0.1, y + high / 2, name, ha="right", **font)
         ranked = sorted(np.flatnonzero(domains == domain), key=lambda j: -times[j])
-        most = ranked[: min(per_domain, (len(ranked) + 1) // 2)]
-        least = ranked[len(most) :][-per_domain:]
-        for column, j in [*enumerate(most), *enumerate(least, per_domain + 1)]:
+        most = ranked[: min(PER_DOMAIN, (len(ranked) + 1) // 2)]
+        least = ranked[len(most) :][-PER_DOMAIN:]
+        for column, j in [*enumerate(most), *enumerate(least, PER_DOMAIN + 1)]:
             show(pixels[j], left + step * column, y)
             axes.text(left + step * column + 0.25, y - 0.07, f"{times[j]:.2f}", ha="center", **font)
     axes.set(aspect="auto", xlim=(0, width), ylim=(height, 0))

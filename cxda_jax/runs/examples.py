@@ -2,7 +2,7 @@
 what is attended to, kept for reports."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +71,3 @@ def write_arrays(path: Path, arrays: dict[str, Any]) -> str:
     """Writes a .npz file and returns its SHA-256."""
     files.write_whole(path, lambda partial: np.savez_compressed(partial, **arrays))
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def corrections(row: Mapping[str, Any], before: str = "") -> str:
-    """A line that says what adapting changed, for a method that adapts."""
-    if "compared" not in row:
-        return ""
-    return f"{before}of {row['compared']} queries, adapting corrected {row['corrected']} and spoiled {row['spoiled']}"

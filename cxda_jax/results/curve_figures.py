@@ -8,25 +8,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cxda_jax.metrics import mean_sem
-from cxda_jax.report.plots import Drawing, Style, above_legend, axis_of_sizes, finish_axes
-from cxda_jax.report.tables import NAN, ByCell, Cell, Column, Table, by_cell, own_marks
-from cxda_jax.study.comparing import Difference
-from cxda_jax.study.contexts import (
+from cxda_jax.results.curves import (
     AREA,
     LAST,
     ORDERS,
     SCORES,
     Curve,
     differences,
-    draw_samples,
     find_curves,
     sizes_of,
 )
-from cxda_jax.study.results import Result
-from cxda_jax.study.settings import Setting
+from cxda_jax.results.plots import Drawing, Style, above_legend, axis_of_sizes, finish_axes
+from cxda_jax.results.result import Result
+from cxda_jax.results.settings import Setting
+from cxda_jax.results.statistics import Difference, Span, shared_scores
+from cxda_jax.results.tables import NAN, ByCell, Cell, Column, Table, by_cell, own_marks
 
 RIVAL = "erm_iid"  # what a method that adapts has to beat; all others are compared with it
-Differences = Mapping[tuple[str, int], Mapping[str, Difference]]  # by label and size, then by score
+Differences = Mapping[tuple[str, int], Difference]  # by label and size
 
 
 class Measured(NamedTuple):
@@ -47,12 +46,12 @@ def measure(results: Sequence[Result]) -> tuple[list[Measured], list[str]]:
     for kind in ORDERS:
         if not (curves := find_curves(ordered, kind)):
             continue
-        samples = draw_samples(curves)
-        faults += samples.faults
+        scores, unlike = shared_scores([result for curve in curves for result in curve.results()])
+        faults += unlike
         has_rival = any(curve.label == RIVAL for curve in curves)
-        leads = differences(curves, samples, RIVAL) if has_rival else {}
+        leads = differences(curves, scores, RIVAL) if has_rival else {}
         first = curves[0].results()[0]
-        found.append(Measured(kind, first.store, first.row["metric"], curves, differences(curves, samples), leads))
+        found.append(Measured(kind, first.store, first.row["metric"], curves, differences(curves, scores), leads))
     return found, faults
 
 
@@ -81,7 +80,7 @@ def context_tables(measured: Measured, left_out: Sequence[Result] = ()) -> list[
             ("none", "n = 0", measured.gains),
             (RIVAL, f"{RIVAL} at the same n", measured.leads),
         ):
-            cells = {key: _difference(scores[score], levels[key]) for key, scores in found.items()}
+            cells = {key: _difference(getattr(d, score), d.seeds, levels[key]) for key, d in found.items()}
             title_of = f"{what}: differences to {than}"
             tables.append(_table(measured, f"{measured.kind}_minus_{kind}", title_of, f"{metric}_minus_{kind}", cells, paired, area))  # fmt: skip
     return [table for table in tables if table.rows]
@@ -117,9 +116,9 @@ def _level(kind: str, curve: Curve, size: int, score: str, late: ByCell) -> Cell
     return Cell(*mean_sem(np.array(list(values.values()))), tuple(values), folders, marks=marks)
 
 
-def _difference(found: Difference, level: Cell | None) -> Cell:
+def _difference(span: Span, seeds: tuple[int, ...], level: Cell | None) -> Cell:
     marks = level.marks if level else ()
-    return Cell(found.mean, NAN, found.seeds, (), marks=marks, interval=(found.low, found.high))
+    return Cell(span.mean, NAN, seeds, (), marks=marks, interval=(span.low, span.high))
 
 
 def drawings(measured: Sequence[Measured], styles: Mapping[str, Style]) -> Iterator[Drawing]:
@@ -152,8 +151,8 @@ def context_curves(measured: Measured, styles: Mapping[str, Style]) -> Figure:
             axes = panels[row, column]
             axes.axhline(0, color="0.4", lw=0.8)
             for label, style in used.items():
-                of_sizes = [(n, scores[score]) for (one, n), scores in found.items() if one == label and n != AREA]
-                points = [(n, d.mean, (d.mean - d.low, d.high - d.mean)) for n, d in of_sizes]
+                of_sizes = [(n, getattr(d, score)) for (one, n), d in found.items() if one == label and n != AREA]
+                points = [(n, s.mean, (s.mean - s.low, s.high - s.mean)) for n, s in of_sizes]
                 if points:
                     numbers, means, errors = zip(*points, strict=True)
                     _draw(axes, style, label, numbers, means, np.transpose(errors))

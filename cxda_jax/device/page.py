@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from cxda_jax.disk.models import Gain
 from cxda_jax.errors import printable
-from cxda_jax.report import plots
-from cxda_jax.report.page import (
+from cxda_jax.results import plots
+from cxda_jax.results.page import (
     ExplorerTask,
     Page,
     Section,

@@ -1,9 +1,7 @@
 """Finds what --runs names on the disk: runs with their configs and weights, and
 the evaluations that can be made of them."""
 
-import glob
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +15,11 @@ from cxda_jax.disk import checkpoints, manifest, models
 from cxda_jax.disk.reading import read_lines, reason, system_fault
 from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import METHODS, Experiment, build_method, open_data
-from cxda_jax.study.identity import Record, check_data, read_config, read_record
-from cxda_jax.study.settings import USUAL, Setting, reshaped
+from cxda_jax.results.result import Identity
+from cxda_jax.results.settings import USUAL, Setting, reshaped
+from cxda_jax.runs.identity import Record, check_data, read_config, read_record
 from cxda_jax.types import Variables
 
-COMMAS = 20  # in the path of a run, at most
 STARTS = (
     "erm",
     "erm_iid",
@@ -49,60 +47,48 @@ class Evaluation(NamedTuple):
         return max(reached)
 
 
+class Request(NamedTuple):
+    """The tests that are asked for.
+
+    Attributes:
+      methods: names, or "all"; each run's own where it is empty.
+      changes: of fields of the runs' configs.
+      settings: the forms of tasks; the usual one where it is empty.
+      num_tasks: in place of the config's.
+      against: the label that paired differences are taken to.
+      start: the method, one of STARTS, on whose runs those without a training of their own are tested; if it is not the
+        usual one, labels say so: t3a,from=erm_iid.
+      split: whose domains; the results of "val" have folders of their own.
+      other_data: whether a run may be tested on other data than it was trained on; its results are marked.
+    """
+
+    methods: Sequence[str] = ()
+    changes: Changes = ()
+    settings: Sequence[Setting] = (USUAL,)
+    num_tasks: int | None = None
+    against: str | None = None
+    start: str = STARTS[0]
+    split: str = "test"
+    other_data: bool = False
+
+
 def find_evaluations(
-    runs: Sequence[Path],
-    methods: Sequence[str],
-    changes: Changes,
-    data_dir: str | Path,
-    settings: Sequence[Setting],
-    other_data: bool,
-    start: str = STARTS[0],
-    split: str = "test",
+    runs: Sequence[Path], request: Request, data_dir: str | Path
 ) -> tuple[list[Evaluation], list[str]]:
     """One evaluation for each run, method that can be tested on it and setting, and a line for each fault.
 
-    `methods` are names, or "all"; each run's own where it is empty. Those without a training of their own are tested
-    on the runs of `start`, one of STARTS; if it is not the usual one, labels say so: t3a,from=erm_iid. Evaluations
-    of equal programs are neighbours. A run that cannot be tested is a fault; a single one is an error. The results
-    of split "val" have folders of their own.
+    Evaluations of equal programs are neighbours. A run that cannot be tested is a fault; a single one is an error.
     """
-    choose("--from", start, STARTS)
-    started = f"from={start}" * (start != STARTS[0])
-    for name in methods:
+    choose("--from", request.start, STARTS)
+    for name in request.methods:
         if name not in METHODS and name != "all":
             raise UserError(f"--methods={brief(name, 30)}: no such method; choose from all, {', '.join(METHODS)}")
     stores: dict[str, DomainStore] = {}
-
-    def of_run(run: Path) -> Iterator[Evaluation]:
-        stored = read_config(run)
-        own, data = stored["method"], json.dumps([stored["benchmark"], stored["data"]])
-        if data not in stores:
-            stores[data] = open_data(stored, data_dir)
-        record = read_record(run)
-        marks = check_data(run, record, stores[data], other_data)
-        for name in METHODS if "all" in methods else methods or [own]:
-            method = build_method(changed({**stored, "method": name}, changes), stores[data])
-            if (start if method.trains_as else name) != own:
-                continue
-            # What uses no support answers alike in every context, so an empty one is its only test.
-            alike = dict.fromkeys(
-                s._replace(number=0) if s.context and not method.uses_support else s for s in settings
-            )
-            for setting in alike:
-                if setting.changes and method.feed_forward:
-                    continue  # nothing to fine-tune
-                config = reshaped(changed({**stored, "method": name}, [*changes, *setting.changes]), setting)
-                parts = [name, started * bool(method.trains_as), *map("=".join, changes), str(setting)]
-                label = ",".join(filter(None, parts))
-                place = label + ",validation" * (split == "val")
-                folder = run if place == own else run / place
-                yield Evaluation(run, folder, label, config, record, marks, setting, split)
-
     evaluations: list[Evaluation] = []
     faults: list[str] = []
     for run in runs:
         try:
-            evaluations += of_run(run)
+            evaluations += _of_run(run, request, data_dir, stores)
         except Exception as e:  # a folder that somebody sent may hold anything
             if len(runs) == 1:
                 raise
@@ -111,39 +97,38 @@ def find_evaluations(
     return sorted(evaluations, key=lambda e: (methods_order.index(e.config["method"]), labels.index(e.label))), faults
 
 
+def _of_run(run: Path, asked: Request, data_dir: str | Path, stores: dict[str, DomainStore]) -> Iterator[Evaluation]:
+    """The evaluations of one run. `stores` are those opened before, by their configs."""
+    stored = read_config(run)
+    own, data = stored["method"], json.dumps([stored["benchmark"], stored["data"]])
+    if data not in stores:
+        stores[data] = open_data(stored, data_dir)
+    record = read_record(run)
+    marks = check_data(run, record, stores[data], asked.other_data)
+    for name in METHODS if "all" in asked.methods else asked.methods or [own]:
+        method = build_method(changed({**stored, "method": name}, asked.changes), stores[data])
+        if (asked.start if method.trains_as else name) != own:
+            continue
+        # What uses no support answers alike in every context, so an empty one is its only test.
+        alike = dict.fromkeys(
+            s._replace(number=0) if s.context and not method.uses_support else s for s in asked.settings
+        )
+        for setting in alike:
+            if setting.changes and method.feed_forward:
+                continue  # nothing to fine-tune
+            config = reshaped(changed({**stored, "method": name}, [*asked.changes, *setting.changes]), setting)
+            start = asked.start if method.trains_as and asked.start != STARTS[0] else ""
+            label = str(Identity(name, start, ",".join(map("=".join, asked.changes)), setting))
+            place = label + ",validation" * (asked.split == "val")
+            folder = run if place == own else run / place
+            yield Evaluation(run, folder, label, config, record, marks, setting, asked.split)
+
+
 def in_one_line(error: Exception) -> str:
     """An error that does not stop the others, as a line."""
     if isinstance(error, UserError):
         return str(error)
     return system_fault(error) if isinstance(error, OSError) else f"{type(error).__name__}: {reason(error)}"
-
-
-def find_runs(patterns: Sequence[str]) -> list[Path]:
-    """Directories that match and hold a config.json."""
-    folders: list[Path] = []
-    matches, rest = [], list(patterns)
-    while rest:
-        for count in range(min(len(rest), COMMAS + 1), 0, -1):  # the list was split at commas, which names may have too
-            matches = matching(",".join(rest[:count]))
-            if runs := [path for path in matches if (path / "config.json").exists()]:
-                break
-        else:
-            what = "nothing that matches holds a config.json" if matches else "nothing matches"
-            raise UserError(f"--runs={rest[0]}: {what}; name run directories that cxda train made")
-        folders += [run for run in runs if run not in folders]
-        del rest[:count]
-    return folders
-
-
-def matching(pattern: str) -> list[Path]:
-    """The paths that a pattern matches.
-
-    As far as it names what exists it is taken as it stands: names may have brackets too.
-    """
-    literal, parts = "", list(Path(pattern).parts or [pattern])
-    while parts and os.path.exists(os.path.join(literal, parts[0])):
-        literal = os.path.join(literal, parts.pop(0))
-    return [Path(p) for p in sorted(glob.glob(os.path.join(glob.escape(literal), *parts)))]
 
 
 def restore_best(run: Path, experiment: Experiment) -> tuple[Variables, dict[str, Any]]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from cxda_jax import __version__, backend, cost, memory, mesh, metrics, stops, train
+from cxda_jax import __version__, backend, cost, memory, mesh, stops, train
 from cxda_jax.config import Config, as_fields, config_hash
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.disk import checkpoints, files, models
@@ -21,14 +21,15 @@ from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS, Experiment, build, build_method, start_from_weights
 from cxda_jax.pictures.sheet import draw_strips
 from cxda_jax.progress import duration, say
-from cxda_jax.study import identity
-from cxda_jax.study.comparing import table
-from cxda_jax.study.examples import corrections
-from cxda_jax.study.gain import measure_gain
-from cxda_jax.study.results import Result, read_result
-from cxda_jax.study.runs import STARTS, Evaluation, restore_best
-from cxda_jax.study.settings import count_tasks
-from cxda_jax.study.testing import compiled, device, evaluate_run, score
+from cxda_jax.results.folders import read_result
+from cxda_jax.results.result import Result
+from cxda_jax.results.settings import count_tasks
+from cxda_jax.results.statistics import measure
+from cxda_jax.results.text import corrections, table
+from cxda_jax.runs import identity
+from cxda_jax.runs.finding import STARTS, Evaluation, restore_best
+from cxda_jax.runs.gain import measure_gain
+from cxda_jax.runs.testing import compiled, device, evaluate_run, score
 from cxda_jax.types import Variables
 
 
@@ -100,8 +101,8 @@ def run(
     say(f"{config['method']} on {store.info.name}: {what}; {steps} steps, seed {config['seed']}")
     with stops.deferred() as stopping:
         spent = train.train(
-            method, experiment.optimizer, experiment.weak, experiment.source, experiment.train_plans, state,
-            config["seed"], experiment.schedule, validate, workdir, log=say, stopping=stopping,
+            experiment.learner, experiment.source, experiment.train_plans, state, experiment.schedule, validate,
+            train.Run(workdir, config["seed"], say, stopping),
         )  # fmt: skip
     if not spent.finished:  # another process was asked to stop; this one would have ended above
         raise stops.Stopped(signal.SIGTERM)
@@ -168,14 +169,11 @@ def make_card(experiment: Experiment, step: int, result: Result, gain: models.Ga
 
 def with_intervals(result: Result) -> dict[str, float]:
     """The scores of a result and their 95 % bootstrap intervals over the tasks; see Card.test."""
-    row, stored = result.row, result.stored()
-    scores = 100 * metrics.scores(row["metric"], stored["predictions"], stored["labels"])
-    ends = {"avg": metrics.bootstrap_interval(scores)}
-    ends["w10"] = np.percentile(metrics.bootstrap_worst_decile(scores[None]), [2.5, 97.5])
-    found = {
-        f"{name}{end}": float(x) for name, of in ends.items() for end, x in zip(("_low", "_high"), of, strict=True)
-    }
-    return {name: round(x, 2) for name, x in found.items()} | {n: row[n] for n in ("avg", "w10", "num_tasks")}
+    scores = {"avg": result.tasks.weighted, "w10": result.tasks.scores}
+    found = measure(scores, {name: {0: {name: 1.0}} for name in scores}, worst=True)
+    spans = {name: getattr(difference, name) for name, difference in found.items()}
+    ends = {f"{name}_{end}": round(getattr(span, end), 2) for name, span in spans.items() for end in ("low", "high")}
+    return ends | {name: result.row[name] for name in ("avg", "w10", "num_tasks")}
 
 
 def commit() -> str:
@@ -217,7 +215,7 @@ def replay(config: Config, workdir: Path, data_dir: str | Path, other_data: bool
         raise UserError(f"--replay_step={step}: the run has {experiment.schedule.steps} steps, numbered from 0")
     state, _ = checkpoints.restore(workdir / "last", fresh) or (fresh, {})
     known, plans, source, store = int(state.step), experiment.train_plans, experiment.source, experiment.store
-    call = functools.partial(train.train_call, experiment.method, experiment.optimizer, experiment.weak, source, 1)
+    call = functools.partial(train.train_call, experiment.learner, source, 1)
     begun, key = state.replace(step=jnp.asarray(step, jnp.int32)), jax.random.key(experiment.config["seed"])
     batch = next(iter(source.batches(plans, step, step + 1)))
     after, measured = backend.jit(call)(begun, source.resident, batch, key)
