@@ -15,8 +15,8 @@ def get_config(argument=None):
     c.benchmark = "unipen"
     c.method, smoke, sizes = variant(argument, "sizes")
     c.data.name = "unipen_sizes" if sizes else "unipen"  # folder in --data_dir
-    # As configs/glyphs.py, which has the same classes, image size and look: a network that two cores train in minutes. The
-    # paper's width for FEMNIST is 128, with pooled features.
+    # As configs/glyphs.py, which has the same classes, image size and look: a network that two cores train in
+    # minutes. The paper's width for FEMNIST is 128, with pooled features.
     c.net.width = 16
     c.cml.width = 8  # half of the network's, as in the paper
     c.attention.features = "flat"

@@ -49,10 +49,12 @@ def variant(argument: str | None, *more: str) -> tuple[Any, ...]:
 # Learning rates of networks of 16 channels, which validation domains chose: docs/study/tuning.json has the scores.
 RATES: Mapping[str, Mapping[str, float]] = {
     "unipen": {
-        "erm_iid": 0.01, "cxda_any": 0.1, "icrm": 0.01, "cxda_loo": 0.03, "cxda": 0.03, "bn": 0.03, "erm": 0.03, "cml": 0.01,
+        "erm_iid": 0.01, "cxda_any": 0.1, "icrm": 0.01, "cxda_loo": 0.03, "cxda": 0.03, "bn": 0.03, "erm": 0.03,
+        "cml": 0.01,
     },
     "cifar10_c": {
-        "erm_iid": 0.03, "cxda_any": 0.03, "icrm": 0.03, "cxda_loo": 0.03, "cxda": 0.01, "bn": 0.01, "erm": 0.01, "cml": 0.01,
+        "erm_iid": 0.03, "cxda_any": 0.03, "icrm": 0.03, "cxda_loo": 0.03, "cxda": 0.01, "bn": 0.01, "erm": 0.01,
+        "cml": 0.01,
     },
 }  # fmt: skip
 LIKE = {"cxda_p2p": "cxda", "cxda_supervised": "cxda"}  # methods that have the rate of another one

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from cxda_jax.errors import UserError
 from cxda_jax.version import VERSION
 
-NEEDED = ("jax", "flax", "optax", "orbax-checkpoint", "ml_collections", "numpy", "scipy", "matplotlib", "pillow", "absl-py",
-          "safetensors")  # fmt: skip
+NEEDED = ("jax", "flax", "optax", "orbax-checkpoint", "ml_collections", "numpy", "scipy", "matplotlib", "pillow",
+          "absl-py", "safetensors")  # fmt: skip
 OPTIONAL = {
     "tensorflow": ("streams images larger than the device (train.source=tfdata)", "pip install '.[data]' in a clone"),
     "torch": ("reads .pth weights, and is the peer of cxda benchmark", "pip install torch"),

@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh
 
 from cxda_jax import augment, backend
-from cxda_jax.config import Config, as_fields, check_all, choose, lookup, refuse_unread
+from cxda_jax.config import Changes, Config, as_fields, check_all, choose, lookup, read, refuse_unread
 from cxda_jax.data import glyphs, glyphs_c
 from cxda_jax.data.episodes import (
     Context,
@@ -32,6 +32,7 @@ from cxda_jax.data.readers.raw import RawData
 from cxda_jax.data.sources import SOURCES, Source
 from cxda_jax.data.store import SPLITS, DomainStore, open_store
 from cxda_jax.errors import UserError, brief
+from cxda_jax.fields import FIELDS, Group
 from cxda_jax.methods.anytime import cxda_any
 from cxda_jax.methods.cml import cml
 from cxda_jax.methods.cotta import Teaching, cotta
@@ -52,41 +53,69 @@ from cxda_jax.optimizers import make_optimizer
 from cxda_jax.train import Learner, Schedule
 from cxda_jax.types import Array, Images, Method, Variables
 
-METHODS: dict[str, Callable[[Config, DomainStore], Method]] = {
-    "erm": lambda c, store: erm(build_net(c, store)),
-    "erm_iid": lambda c, store: erm_iid(build_net(c, store)),
-    "bn": lambda c, store: bn(build_net(c, store), **c["batch_norm"], support_loss=c["train"]["support_loss"]),
-    "cml": lambda c, store: cml(build_context_net(c, store)),
-    "cxda": lambda c, store: cxda(build_attending_net(c, store), **_attending(c)),
-    "cxda_p2p": lambda c, store: cxda_p2p(build_attending_net(c, store, "patch"), **_attending(c)),
-    "cxda_supervised": lambda c, store: cxda_supervised(build_attending_net(c, store), **_attending(c)),
-    "cxda_loo": lambda c, store: cxda_loo(build_attending_net(c, store), **_attending(c)),
-    "cxda_any": lambda c, store: cxda_any(
-        build_attending_net(
-            refuse_unread(c, "batch_norm.statistics", "batch_norm.momentum", "batch_norm.prior", "train.support_loss"),
-            store,
-            learned=c["cxda_any"]["learned"],
+ATTENDING = ("attention", "batch_norm")  # what the methods of the cxda family read
+
+
+class Entry(NamedTuple):
+    """A method in METHODS.
+
+    Attributes:
+      build: makes it from a config and a data set.
+      reads: the groups of fields that are for some methods alone and that this one reads.
+    """
+
+    build: Callable[[Config, DomainStore], Method]
+    reads: tuple[str, ...] = ()
+
+
+METHODS: dict[str, Entry] = {
+    "erm": Entry(lambda c, store: erm(build_net(c, store))),
+    "erm_iid": Entry(lambda c, store: erm_iid(build_net(c, store))),
+    "bn": Entry(
+        lambda c, store: bn(build_net(c, store), **c["batch_norm"], support_loss=c["train"]["support_loss"]),
+        ("batch_norm",),
+    ),
+    "cml": Entry(lambda c, store: cml(build_context_net(c, store)), ("cml",)),
+    "cxda": Entry(lambda c, store: cxda(build_attending_net(c, store), **_attending(c)), ATTENDING),
+    "cxda_p2p": Entry(lambda c, store: cxda_p2p(build_attending_net(c, store, "patch"), **_attending(c)), ATTENDING),
+    "cxda_supervised": Entry(
+        lambda c, store: cxda_supervised(build_attending_net(c, store), **_attending(c)), ATTENDING
+    ),
+    "cxda_loo": Entry(lambda c, store: cxda_loo(build_attending_net(c, store), **_attending(c)), ATTENDING),
+    "cxda_any": Entry(
+        lambda c, store: cxda_any(
+            build_attending_net(refuse_unread(c, "train.support_loss"), store, learned=c["cxda_any"]["learned"]),
+            c["cxda_any"]["full"],
+            c["cxda_any"]["prior"],
         ),
-        c["cxda_any"]["full"],
-        c["cxda_any"]["prior"],
+        ("attention", "cxda_any"),
     ),
-    "icrm": lambda c, store: icrm(with_transformer(build_net(c, store), **c["icrm"])),
-    "ft_em": lambda c, store: ft_em(build_net(c, store), _tuning(c)),
-    "ft_im": lambda c, store: ft_im(build_net(c, store), _tuning(c)),
-    "sf_ocda": lambda c, store: sf_ocda(build_net(c, store), _tuning(c), augment.Strong(**c["strong"]), **c["sf_ocda"]),
-    "cotta": lambda c, store: cotta(
-        build_net(c, store),
-        _tuning(c),
-        augment.Strong(**c["strong"]),
-        Teaching(**c["cotta"]),
-        support=c["episode"]["num_domains"] * c["episode"]["per_domain"],
+    "icrm": Entry(lambda c, store: icrm(with_transformer(build_net(c, store), **c["icrm"])), ("icrm",)),
+    "ft_em": Entry(lambda c, store: ft_em(build_net(c, store), _tuning(c)), ("finetune",)),
+    "ft_im": Entry(lambda c, store: ft_im(build_net(c, store), _tuning(c)), ("finetune",)),
+    "sf_ocda": Entry(
+        lambda c, store: sf_ocda(build_net(c, store), _tuning(c), augment.Strong(**c["strong"]), **c["sf_ocda"]),
+        ("finetune", "strong", "sf_ocda"),
     ),
-    "sla": lambda c, store: sla(build_net(c, store, **c["sla"])),
-    "bn_alpha": lambda c, store: bn_alpha(build_net(c, store), **c["bn_alpha"]),
-    "t3a": lambda c, store: t3a(build_net(c, store), **c["t3a"]),
-    "lame": lambda c, store: lame(build_net(c, store), **c["lame"]),
-    "feature_shift": lambda c, store: feature_shift(build_net(c, store), **c["feature_shift"]),
+    "cotta": Entry(
+        lambda c, store: cotta(
+            build_net(c, store),
+            _tuning(c),
+            augment.Strong(**c["strong"]),
+            Teaching(**c["cotta"]),
+            support=c["episode"]["num_domains"] * c["episode"]["per_domain"],
+        ),
+        ("finetune", "strong", "cotta"),
+    ),
+    "sla": Entry(lambda c, store: sla(build_net(c, store, **c["sla"])), ("sla",)),
+    "bn_alpha": Entry(lambda c, store: bn_alpha(build_net(c, store), **c["bn_alpha"]), ("bn_alpha",)),
+    "t3a": Entry(lambda c, store: t3a(build_net(c, store), **c["t3a"]), ("t3a",)),
+    "lame": Entry(lambda c, store: lame(build_net(c, store), **c["lame"]), ("lame",)),
+    "feature_shift": Entry(
+        lambda c, store: feature_shift(build_net(c, store), **c["feature_shift"]), ("feature_shift",)
+    ),
 }
+STARTS = ("erm", "erm_iid")  # from whose checkpoints a method without a training of its own may start; the usual first
 READERS: dict[str, Callable[..., RawData]] = {  # of raw files, for cxda prepare; see the find() of each
     "femnist": femnist.find,
     "cifar_c": cifar_c.find,
@@ -212,6 +241,33 @@ def build_on(
     )
 
 
+def groups_of_methods() -> set[str]:
+    """The groups of fields that some methods alone read."""
+    return {group for entry in METHODS.values() for group in entry.reads}
+
+
+def read_by_method(config: Config) -> Config:
+    """The config without the groups that its method does not read, so that no other method changes its hash."""
+    unread = groups_of_methods() - {*METHODS[config["method"]].reads}
+    return {name: value for name, value in config.items() if name not in unread}
+
+
+def read_config(spec: str, changes: Changes) -> Config:
+    """config.read(). A UserError for a change of a field that the method never reads.
+
+    A training that others start from may hold what they read, so that their tests need not say it again.
+    """
+    config = read(spec, changes)
+    method = config["method"]
+    for name, _ in changes:
+        group = name.partition(".")[0]
+        entry, readers = FIELDS.get(group), [m for m, of in METHODS.items() if group in of.reads]
+        kept = method in STARTS and isinstance(entry, Group) and entry.at_test
+        if readers and method not in readers and not kept:
+            raise UserError(f"--config.{name}: {method} does not read it, only {', '.join(readers)}; leave it out")
+    return config
+
+
 def open_data(config: Config, data_dir: str | Path) -> DomainStore:
     """The data set that the config names."""
     return lookup("benchmark", config["benchmark"], BENCHMARKS)(config, Path(data_dir))
@@ -244,7 +300,7 @@ def _generate(make: Callable[..., DomainStore], config: Config, data_dir: Path) 
 
 def build_method(config: Config, store: DomainStore) -> Method:
     """The method that the config names, for images of the store. A UserError names the first field that is wrong."""
-    make = lookup("method", config["method"], METHODS)
+    make = lookup("method", config["method"], METHODS).build
     check_all(config)
     with as_fields(config, config["method"], "strong", "train", "batch_norm"):
         return with_precision(make(config, store), config["net"]["precision"])

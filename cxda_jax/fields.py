@@ -57,17 +57,21 @@ FIELDS: dict[str, Field | Group] = {
     "smoke": Field(False, "All sizes are too small for useful results, and results say so."),
     "net": Group("The network.", {
         "name": Field("cnn", "The backbone.", choices=("cnn", "resnet50")),
-        "weights": Field("", "resnet50: file of PyTorch's weights to start from, .safetensors or .pth; '': random ones."),
+        "weights": Field("", "resnet50: file of PyTorch's weights to start from, .safetensors or .pth; '': random "
+                             "ones."),
         "dont_load": Field(("fc",), "Layers of that file to leave out, by the beginnings of their names."),
         "stages": Field((3, 4, 6, 3), "resnet50: blocks of each stage; published weights need these."),
         "width": Field(128, "cnn: channels.", Range(1, 8192)),
-        "padding": Field("arm", "cnn: arm pads its layers by 2, 0, 0 pixels; same by 2, 2, 2.", choices=("arm", "same")),
+        "padding": Field("arm", "cnn: arm pads its layers by 2, 0, 0 pixels; same by 2, 2, "
+                                "2.", choices=("arm", "same")),
         "dtype": Field("float32", "Of convolutions and products; bfloat16 is for accelerators.",
                        choices=("float32", "bfloat16")),
-        "precision": Field("default", "Of float32 products on accelerators: default is one pass of bfloat16 on TPUs and TF32 on GPUs; "
+        "precision": Field("default", "Of float32 products on accelerators: default is one pass of bfloat16 on TPUs "
+                                      "and TF32 on GPUs; "
                            "high three passes, TF32; highest six passes, float32. CPUs always have float32.",
                            choices=("default", "high", "highest"), optional=True),
-        "init": Field("torch", "Kernels and biases start as PyTorch's, U(-1, 1) / sqrt(fan_in), or as flax's, LeCun-normal and 0.",
+        "init": Field("torch", "Kernels and biases start as PyTorch's, U(-1, 1) / sqrt(fan_in), or as flax's, "
+                               "LeCun-normal and 0.",
                       choices=("torch", "flax"), optional=True),
     }),
     "attention": Group("Cross-attention of the cxda methods.", {
@@ -81,28 +85,37 @@ FIELDS: dict[str, Field | Group] = {
         "zero_out": Field(False, "The output layer starts at zero, so the network starts as one without attention."),
     }),
     "cxda_any": Group("Method cxda_any.", {
-        "full": Field(0.0, "Share of the training images that see all others; the rest see a random number of them.", SHARE),
-        "learned": Field(32, "Learned tokens, which each image attends to beside the support.", Range(0, 100_000), optional=True),
-        "prior": Field(20.0, "Number N in the share n / (n + N) of n support images in the statistics; 0: running ones alone.",
+        "full": Field(0.0, "Share of the training images that see all others; the rest see a random number of "
+                           "them.", SHARE),
+        "learned": Field(32, "Learned tokens, which each image attends to beside the "
+                             "support.", Range(0, 100_000), optional=True),
+        "prior": Field(20.0, "Number N in the share n / (n + N) of n support images in the statistics; 0: running "
+                             "ones alone.",
                        NOT_NEGATIVE, optional=True),
     }, optional=True),
     "batch_norm": Group("Batch normalisation of bn and the cxda methods.", {
-        "statistics": Field("flow", "Of training queries: flow the support's with gradients; stop without; own their own.",
+        "statistics": Field("flow", "Of training queries: flow the support's with gradients; stop without; own their "
+                                    "own.",
                             choices=("flow", "stop", "own")),
-        "momentum": Field(1.0, "Share of the support's statistics for the query; the rest are the running ones.", SHARE),
+        "momentum": Field(1.0, "Share of the support's statistics for the query; the rest are the running "
+                               "ones.", SHARE),
         "test_time_only": Field(False, "bn adapts the checkpoints of erm and has no training of its own."),
-        "prior": Field(0.0, "Above 0: n support images have the share n / (n + prior), in place of momentum.", NOT_NEGATIVE,
+        "prior": Field(0.0, "Above 0: n support images have the share n / (n + prior), in place of "
+                            "momentum.", NOT_NEGATIVE,
                        optional=True),
     }, at_test=True),
     "bn_alpha": Group("Method bn_alpha.", {
-        "prior": Field(16.0, "n support images have the share n / (n + prior) in the statistics; the rest are the running ones.",
+        "prior": Field(16.0, "n support images have the share n / (n + prior) in the statistics; the rest are the "
+                             "running ones.",
                        POSITIVE),
     }, at_test=True, optional=True),
     "t3a": Group("Method t3a.", {
-        "keep": Field(20, "Vectors that make a class's prototype, those of the lowest entropy; 0: all.", Range(0, 10_000)),
+        "keep": Field(20, "Vectors that make a class's prototype, those of the lowest entropy; 0: "
+                          "all.", Range(0, 10_000)),
     }, at_test=True, optional=True),
     "lame": Group("Method lame.", {
-        "affinity": Field("knn", "Of two images: knn 1 for neighbours, else 0; rbf a Gaussian of the distance; linear the cosine.",
+        "affinity": Field("knn", "Of two images: knn 1 for neighbours, else 0; rbf a Gaussian of the distance; "
+                                 "linear the cosine.",
                           choices=("knn", "rbf", "linear")),
         "neighbours": Field(5, "knn: neighbours of an image; rbf: the last of them gives the width.", COUNT),
         "steps": Field(50, "Fixed-point steps.", COUNT),
@@ -124,7 +137,8 @@ FIELDS: dict[str, Field | Group] = {
     "sla": Group("Method sla.", {
         "adapters": Field(2, "Adapters after each layer.", Range(1, 1000)),
         "zero_adapters": Field(False, "They start at zero, so the network starts as one without them."),
-        "all_convs": Field(False, "resnet50: adapters beside convolutions with kernels of one pixel too.", optional=True),
+        "all_convs": Field(False, "resnet50: adapters beside convolutions with kernels of one pixel "
+                                  "too.", optional=True),
     }),
     "finetune": Group("Methods ft_em, ft_im, sf_ocda and cotta.", {
         "steps": Field(10, "Gradient steps a task.", COUNT),
@@ -138,7 +152,8 @@ FIELDS: dict[str, Field | Group] = {
         "probability": Field(0.3, "Probability of augmented input.", SHARE),
         "draw": Field("step", "One decision for the whole support at each step, or one for each image.",
                       choices=("step", "image")),
-        "confidence": Field(0.0, "Images whose largest probability is below this do not teach.", Range(0, 1, (True, False))),
+        "confidence": Field(0.0, "Images whose largest probability is below this do not "
+                                 "teach.", Range(0, 1, (True, False))),
     }, at_test=True),
     "cotta": Group("Method cotta.", {
         "copies": Field(32, "Augmented copies that the teacher averages over.", COUNT),
@@ -152,7 +167,8 @@ FIELDS: dict[str, Field | Group] = {
         "brightness": Field(0.4, "Greatest change of brightness.", SHARE),
         "contrast": Field(0.3, "Greatest change of contrast.", SHARE),
         "saturation": Field(0.5, "Greatest change of saturation.", SHARE),
-        "hue": Field(0.06, "Greatest change of hue, in turns.", Range(0, 0.5)),  # half a turn to both sides is the circle
+        "hue": Field(0.06, "Greatest change of hue, in "
+                           "turns.", Range(0, 0.5)),  # half a turn to both sides is the circle
         "gamma": Field(0.3, "Greatest change of gamma.", SHARE),
         "rotate": Field(15.0, "Greatest rotation in degrees.", Range(0, 180)),
         "translate": Field(0.125, "Greatest shift, as a share of the side.", SHARE),
@@ -206,9 +222,11 @@ FIELDS: dict[str, Field | Group] = {
         "per_call": Field(0, "Tasks in one program; 0: 1 on CPUs, 16 elsewhere.", Range(0, 10_000)),
         "tasks": Field("random", "random: val_tasks or test_tasks are drawn; exhaustive: each image is a query once.",
                        choices=("random", "exhaustive"), optional=True),
-        "f1": Field("labels", "Macro-F1 is over the classes in a task's labels, or the union with those in its predictions.",
+        "f1": Field("labels", "Macro-F1 is over the classes in a task's labels, or the union with those in its "
+                              "predictions.",
                     choices=("labels", "union"), optional=True),
-        "reshaped_queries": Field("per_domain", "Of --num_domains, --support_size: as many queries as support images of a "
+        "reshaped_queries": Field("per_domain", "Of --num_domains, --support_size: as many queries as support images "
+                                                "of a "
                                   "domain; fixed: episode.num_query.", choices=("per_domain", "fixed"), optional=True),
     }, at_test=True),
     "data": Group("The benchmark's own fields; the config's file sets them.", {}),

@@ -47,9 +47,9 @@ _on_abort: Any = None  # kept, since ctypes would else free it
 def joined(coordinator: str = "", num_processes: int = -1, process_id: int = -1, quiet: bool = True) -> Iterator[None]:
     """Inside, this process works together with the others. Call it before anything asks JAX for its devices.
 
-    On Slurm and on Cloud TPUs JAX finds the others by itself. Elsewhere all three arguments say who they are: HOST:PORT of
-    process 0, how many processes there are, and the number of this one. With `quiet`, what the C++ parts of JAX say of peers
-    that end is left out.
+    On Slurm and on Cloud TPUs JAX finds the others by itself. Elsewhere all three arguments say who they are:
+    HOST:PORT of process 0, how many processes there are, and the number of this one. With `quiet`, what the C++ parts
+    of JAX say of peers that end is left out.
     """
     if quiet:
         _silence_cpp()

@@ -128,7 +128,10 @@ class Meter:
         m = self._last
         speed = "compiled"
         if "eta_s" in m:
-            speed = f"eta {duration(m['eta_s'])}  {m['episodes_per_s']:.1f} episodes/s  data_wait {m['data_wait_ms']:.2f} ms"
+            speed = (
+                f"eta {duration(m['eta_s'])}  {m['episodes_per_s']:.1f} episodes/s  "
+                f"data_wait {m['data_wait_ms']:.2f} ms"
+            )
         return f"step {self.step}/{self.total}  {speed}  loss {m['loss']:.3f}  accuracy {m['accuracy']:.3f}"
 
 

@@ -3,8 +3,9 @@
 A queue announces the end of a job's time by SIGUSR2. It may send SIGTERM several times, and SIGKILL when its patience
 ends. So inside a job of Slurm only a second SIGINT, which a person sends, ends the command at once.
 
-Python runs handlers of signals between its own instructions only, so not while XLA compiles or computes. So a thread reads
-the signals from a pipe too: it answers the first one at once, and ends the process at the second. No library does this.
+Python runs handlers of signals between its own instructions only, so not while XLA compiles or computes. So a thread
+reads the signals from a pipe too: it answers the first one at once, and ends the process at the second. No library
+does this.
 """
 
 import contextlib

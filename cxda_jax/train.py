@@ -7,8 +7,8 @@ finite, the program leaves the state as it was, and the run stops and names the 
 The newest state is kept in workdir/last, and the best variables in workdir/best. A state in last/ was saved before the
 validation of its step, so a run that resumes begins with this validation.
 
-On a mesh the tasks of a step are shared out over its devices. Of several processes, which all train, the first one alone
-reads and writes files, and all of them stop after the same step.
+On a mesh the tasks of a step are shared out over its devices. Of several processes, which all train, the first one
+alone reads and writes files, and all of them stop after the same step.
 """
 
 import contextlib
@@ -91,7 +91,8 @@ class Run(NamedTuple):
 
 
 class NotFinite(UserError):
-    """A step whose loss or gradients were not finite. The state was not changed; workdir/nonfinite.json has its plan."""
+    """A step whose loss or gradients were not finite. The state was not changed;
+    workdir/nonfinite.json has its plan."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"step {step}: the loss or its gradients are not finite; the state before it is kept")
@@ -176,7 +177,8 @@ def train_call(
 def over_devices(
     learner: Learner, source: Source, devices: Mesh, steps: int, resident: Any = mesh.WHOLE, asked: bool = False
 ) -> Callable[..., Stepped]:
-    """train_call() with its first three arguments given, as one program for all devices of a mesh with the axis "tasks".
+    """train_call() with its first three arguments given, as one program for all devices of a mesh with the axis
+    "tasks".
 
     The state is whole on each device; the tasks of a batch are shared out; `resident` says how the source's data lie.
     Devices exchange their mean gradients once a step, in float32. (If instead the compiler shares out the work, it may
@@ -282,7 +284,8 @@ class Saver:
         return self.clock.add("saving", began)
 
     def validate(self, step: int, variables: Variables, validate: Callable[[Variables], float]) -> float:
-        """Keeps the variables where they are the best so far, says how they did, and returns the seconds that it took."""
+        """Keeps the variables where they are the best so far, says how they did,
+        and returns the seconds that it took."""
         began = time.perf_counter()
         score = validate(variables)
         took = self.clock.add("validating", began)

@@ -6,23 +6,23 @@ cxda adapt --model=runs/glyphs/erm/0 --method=t3a --buffer=MY_PHOTOS --images=NE
 cxda adapt --model=glyphs --buffer=INCOMING --watch --out=OUT
 
 --model is a run of cxda train, its folder model/, or the name of a model that comes with the package. No data set is
-needed. Images may be of any size and of the formats JPEG, PNG, WebP, TIFF, BMP, GIF and PNM, and HEIC where pillow-heif is installed;
-they are brought to the model's size as its training images were. Folders inside a folder are read too. What cannot be read
-is named and left out.
+needed. Images may be of any size and of the formats JPEG, PNG, WebP, TIFF, BMP, GIF and PNM, and HEIC where
+pillow-heif is installed; they are brought to the model's size as its training images were. Folders inside a folder
+are read too. What cannot be read is named and left out.
 
 Writes into the folder of --out:
 
-    predictions.csv  for each image the answer, the one before and the one after adapting with their confidences, how far
-                     the probabilities moved (0 to 1), and the images of the buffer that it attended to most
-    adapted.html     one page for any browser: answers before and after, what gain to expect, the buffer, and an explorer of
-                     what each answer attended to
+    predictions.csv  for each image the answer, the one before and the one after adapting with their confidences, how
+                     far the probabilities moved (0 to 1), and the images of the buffer that it attended to most
+    adapted.html     one page for any browser: answers before and after, what gain to expect, the buffer, and an
+                     explorer of what each answer attended to
 
 The answer that counts is the adapted one where adapting helped in the validation of the model's own training, with so
 many images. With fewer images it is the answer without adapting, and the command says so. --always takes the adapted
 answer there too. --labels is a CSV file with the columns file and label, for scores.
 
---watch follows the folder of --buffer: each image that comes is answered for and then joins the buffer, until Ctrl-C or until
-none has come for --idle seconds.
+--watch follows the folder of --buffer: each image that comes is answered for and then joins the buffer, until Ctrl-C
+or until none has come for --idle seconds.
 """
 
 from absl import flags

@@ -2,7 +2,8 @@
 
 cxda benchmark --suite=step --out=docs/results/benchmark-cpu.json
 
-One unit of work is an episode of 100 support and 20 query images. Nothing is augmented, since the peers augment nothing.
+One unit of work is an episode of 100 support and 20 query images. Nothing is augmented, since the peers augment
+nothing.
 The suites:
   step  training steps and inference beside PyTorch, share of the matrix-product peak, memory, top operations
   gpu   everything that is promised of a GPU, whole trainings included, in 8 minutes and without TensorFlow
@@ -10,8 +11,8 @@ Rows of step:
   train flow   loss, gradients and the SGD update; gradients flow through the support's statistics, as by default
   train stop   the same without those gradients (--config.batch_norm.statistics=stop)
   infer        adapt to the support and predict the queries
-  exact        the peer that computes the same numbers; _channels_last: in that memory layout; _compiled: in that layout and
-               by torch.compile; _bf16: with autocast
+  exact        the peer that computes the same numbers; _channels_last: in that memory layout; _compiled: in that
+               layout and by torch.compile; _bf16: with autocast
   buffers      the peer with running buffers, as PyTorch users commonly write it; compare it with `stop`
 ratio = our median / the peer's: below 1 we are faster.
 

@@ -60,8 +60,8 @@ def define_other_data() -> Any:
 def define_distributed() -> None:
     """The flags that joined() reads."""
     flags.DEFINE_bool(
-        "distributed", False, "Work together with the same command in other processes: all that Slurm started, or one on each "
-        "host of a Cloud TPU slice, or those that the next three flags say.", allow_override=True,
+        "distributed", False, "Work together with the same command in other processes: all that Slurm started, "
+        "or one on each host of a Cloud TPU slice, or those that the next three flags say.", allow_override=True,
     )  # fmt: skip
     text = "HOST:PORT of process 0, where no Slurm and no Cloud TPU says it."
     flags.DEFINE_string("coordinator", "", text, allow_override=True)

@@ -11,7 +11,8 @@ accelerator is used, and no data: the sizes of the published data sets are known
 The passport says of the training step and of the evaluation, for each chip:
   fits               whether the chip's memory holds peak_bytes: arguments, results, temporary arrays and code
   flops              operations, as the compiler counts them; for GPUs as they are before compilation
-  bytes_accessed     bytes that it moves, as the compiler counts them, those in fast memory on the chip included; GPUs' counts none
+  bytes_accessed     bytes that it moves, as the compiler counts them, those in fast memory on the chip included;
+                     GPUs' counts none
   exchanges          what the chips exchange, with types and bytes
 Nothing here was measured on an accelerator.
 """
@@ -39,9 +40,10 @@ def main() -> None:
     with cli.loading(changes=True):
         from pathlib import Path
 
-        from cxda_jax import ahead, config
+        from cxda_jax import ahead
         from cxda_jax.disk.files import write_text
         from cxda_jax.errors import UserError
+        from cxda_jax.experiment import read_config
         from cxda_jax.progress import replacing
     spec = cli.insist(_CONFIG.value, "--config", "name one, such as --config=cifar_c:cxda")
     target = ahead.read_target(
@@ -52,7 +54,7 @@ def main() -> None:
         raise UserError(f"--out={out}: no folder {out.parent}; create it first")
     replacing('"topology"', out)
     changes = cli.CHANGES if _TASKS.value is None else [*cli.CHANGES, ("train.tasks_per_step", str(_TASKS.value))]
-    passport = ahead.passport(config.read(spec, changes), target, cli.DATA_DIR.value, print)
+    passport = ahead.passport(read_config(spec, changes), target, cli.DATA_DIR.value, print)
     write_text(out, json.dumps(passport, indent=1) + "\n")
     print(ahead.table(passport))
 

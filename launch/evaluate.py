@@ -18,17 +18,19 @@ method, or with changed fields, into a folder of its own there, such as runs/gly
 Methods without a training of their own start from the runs of erm, or with --from=erm_iid from those of erm_iid. Their
 label is then one such as t3a,from=erm_iid.
 
---num_domains and --support_size test, in place of the usual tasks, tasks of that many support domains (and as many support
-images as usual), or of that many support images; as many queries as there are support images of one domain. A program is
-compiled once for each method and shape; checkpoints are data. What fails is named, and the rest goes on.
+--num_domains and --support_size test, in place of the usual tasks, tasks of that many support domains (and as many
+support images as usual), or of that many support images; as many queries as there are support images of one domain. A
+program is compiled once for each method and shape; checkpoints are data. What fails is named, and the rest goes on.
 
---context tests the usual tasks when only their first n support images have arrived, for each n; the queries stay the same.
-The images arrive in random order, or domain after domain with --arrival=by_domain; the domain of the queries may be missing.
-Beyond the usual support, further images of the same domains arrive. A table shows the method's scores at each n and the area
-under them, and --against=erm_iid prints paired differences at each n. What uses no support is tested at n = 0 alone.
+--context tests the usual tasks when only their first n support images have arrived, for each n; the queries stay the
+same. The images arrive in random order, or domain after domain with --arrival=by_domain; the domain of the queries
+may be missing. Beyond the usual support, further images of the same domains arrive. A table shows the method's scores
+at each n and the area under them, and --against=erm_iid prints paired differences at each n. What uses no support is
+tested at n = 0 alone.
 
---validation tests on the validation domains, so that fields can be chosen before the test domains are seen. The results lie in
-folders of their own, such as runs/glyphs/erm/0/t3a,validation, and are shown apart from those on test domains.
+--validation tests on the validation domains, so that fields can be chosen before the test domains are seen. The
+results lie in folders of their own, such as runs/glyphs/erm/0/t3a,validation, and are shown apart from those on test
+domains.
 
 Several devices share the tasks. Several hosts do so with --distributed, as in cxda train;
 all of them must find the runs.
@@ -47,8 +49,8 @@ _OTHER_DATA = cli.define_other_data()
 flags.adopt_module_key_flags(cli)
 _METHODS = flags.DEFINE_list(
     "methods", [],
-    "What to test: names, or all. Methods without a training of their own start from the runs of erm; see --from. Each run's "
-    "own if empty.",
+    "What to test: names, or all. Methods without a training of their own start from the runs of erm; see --from. "
+    "Each run's own if empty.",
 )  # fmt: skip
 _FROM = flags.DEFINE_string("from", "erm", "What methods without a training of their own start from: erm or erm_iid.")
 _AGAINST = flags.DEFINE_string("against", None, "A method among the runs: print each one's paired difference to it.")

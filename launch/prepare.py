@@ -11,9 +11,9 @@ cxda prepare --benchmark=qmnist --raw_dir=DOWNLOADS --split=students
 cxda prepare --benchmark=cifar10_c --raw_dir=DOWNLOADS
 cxda prepare --benchmark=folder --raw_dir=MY_IMAGES --name=mine --size=64 --fit=crop
 
---raw_dir holds the downloads. Where a folder of this list is missing, an archive with its name (femnist.zip, CIFAR-10-C.tar) or
-with its published name (femnist-data.zip, tinyimagenet-c.zip) is extracted beside itself. An archive is refused if it holds
-links or names that lead out of its folder, or if it unpacks to far too much.
+--raw_dir holds the downloads. Where a folder of this list is missing, an archive with its name (femnist.zip,
+CIFAR-10-C.tar) or with its published name (femnist-data.zip, tinyimagenet-c.zip) is extracted beside itself. An
+archive is refused if it holds links or names that lead out of its folder, or if it unpacks to far too much.
   femnist           femnist/{train,val,test}/*.json, as LEAF writes them; also femnist-data/
   cifar_c           CIFAR-10-C/*.npy and CIFAR-10-C-new/{train,val}/*.npy
                     --regenerate: cifar-10-batches-bin/ in place of CIFAR-10-C-new
@@ -32,12 +32,12 @@ links or names that lead out of its folder, or if it unpacks to far too much.
 An image that cannot be read stops the command, which names it. --skip_bad=N
 leaves up to N such images out and names them.
 
-The store is written under another name, and renamed to --data_dir/--name when it is whole. Its sheet.png shows some images of
-some domains. A card of the splits is printed last: domains, images, classes, hash, and the paper's counts. Results on
-regenerated domains are not comparable with the paper's, and every result says so.
+The store is written under another name, and renamed to --data_dir/--name when it is whole. Its sheet.png shows some
+images of some domains. A card of the splits is printed last: domains, images, classes, hash, and the paper's counts.
+Results on regenerated domains are not comparable with the paper's, and every result says so.
 
---links prints the commands that fetch the published files which --raw_dir lacks, checks the size and the hash of those that
-are there, and ends. For a benchmark whose addresses are not known it says where its files come from.
+--links prints the commands that fetch the published files which --raw_dir lacks, checks the size and the hash of
+those that are there, and ends. For a benchmark whose addresses are not known it says where its files come from.
 """
 
 from absl import flags

@@ -12,14 +12,15 @@ Writes into the folder of --report:
     tables.md .tex .csv
     figures/        .png and .svg
 
---against=paper sets the paper's figure beside each of ours that was measured on the paper's data. It says the difference,
-whether this lies within the combined standard error, and what sets the two apart. --against=paper_stand_ins does so for data
-that replace the paper's too: glyphs and unipen for FEMNIST, glyphs_c and cifar10_c for CIFAR-C, smoke configs, and data with
-marks, such as regenerated domains.
+--against=paper sets the paper's figure beside each of ours that was measured on the paper's data. It says the
+difference, whether this lies within the combined standard error, and what sets the two apart.
+--against=paper_stand_ins does so for data that replace the paper's too: glyphs and unipen for FEMNIST, glyphs_c and
+cifar10_c for CIFAR-C, smoke configs, and data with marks, such as regenerated domains.
 
---record writes one small file beside the report: the row and the config of each result, and how many queries of each task are
-right. --runs takes such files too, and patterns of them. Then whoever has the files can make the tables, the score figures and
-the paired differences again, without the runs and without the data. It needs results whose metric is the accuracy.
+--record writes one small file beside the report: the row and the config of each result, and how many queries of each
+task are right. --runs takes such files too, and patterns of them. Then whoever has the files can make the tables, the
+score figures and the paired differences again, without the runs and without the data. It needs results whose metric
+is the accuracy.
 
 Runs that cannot be read are named, and the rest is reported. Seeds whose training is unfinished are marked and left out
 of all means; --unfinished takes them in, still marked. Different data sets of one name are told apart by their hashes.

@@ -16,14 +16,16 @@ command again does what is missing, wherever it was stopped. A job that fails is
 on. --dry_run lists the jobs and what they will take, from steps timed on this machine; while the data are missing, on
 made-up images, with the published numbers of domains and images.
 
---tests takes kinds of tests: usual (of methods that start from another's run), one_step (of fine-tuning), other_tasks (other
-numbers of domains and of support images), contexts (buffers of any size), other_starts (from erm_iid in place of erm).
+--tests takes kinds of tests: usual (of methods that start from another's run), one_step (of fine-tuning), other_tasks
+(other numbers of domains and of support images), contexts (buffers of any size), other_starts (from erm_iid in place
+of erm).
 --most_images=100 leaves out buffers of more images in other_tasks and contexts, where they take much of the time.
---cell trains and tests one method at one seed, and sets the result beside the one in a file of records, over the same tasks.
-It works in runs/again/BENCHMARK_METHOD_SEED unless --study is given. What is in that folder already is not trained again.
+--cell trains and tests one method at one seed, and sets the result beside the one in a file of records, over the same
+tasks. It works in runs/again/BENCHMARK_METHOD_SEED unless --study is given. What is in that folder already is not
+trained again.
 
---list shows the jobs by number, with what each one needs, and --job=NUMBER does one, once, however often it is asked for. So
-any queue can work a study off. The command without both then writes the report.
+--list shows the jobs by number, with what each one needs, and --job=NUMBER does one, once, however often it is asked
+for. So any queue can work a study off. The command without both then writes the report.
 
 STUDY/METHOD/SEED holds the runs and their results, STUDY/report the tables, the figures and report.html, with the
 paper's figures beside ours where the data are the paper's.

@@ -4,16 +4,17 @@ cxda train --config=glyphs:cxda --workdir=runs/glyphs/cxda/0
 cxda train --config=glyphs:bn --config.seed=1 --workdir=runs/glyphs/bn/1
 cxda train --config=glyphs:cxda,smoke --workdir=runs/smoke
 
-Several devices share the tasks of a step, if train.tasks_per_step is a multiple of their number. Several hosts do so with
---distributed, the same command on each of them; the first process alone writes. Where one of them ends, all end with one
-line within a minute, and the same command on all of them goes on:
+Several devices share the tasks of a step, if train.tasks_per_step is a multiple of their number. Several hosts do so
+with --distributed, the same command on each of them; the first process alone writes. Where one of them ends, all end
+with one line within a minute, and the same command on all of them goes on:
 srun --ntasks-per-node=1 cxda train --config=glyphs:cxda --workdir=RUN --config.train.tasks_per_step=16 --distributed
 
 The same command again resumes a run that was stopped, exactly. SIGTERM and Ctrl-C save and stop; a second one stops at
 once. Where a loss is not finite the run stops before it does harm; --replay_step=N shows the episode of any step. The
 workdir then holds:
   config.json      the resolved config; evaluation rebuilds everything from it
-  manifest.json    its hash, and the identity of the data and of the machine: other data are refused without --other_data
+  manifest.json    its hash, and the identity of the data and of the machine: other data are refused without
+                   --other_data
   metrics.jsonl    loss, accuracy, episodes/s, data_wait_ms; validation scores
   last/ best/      checkpoints: the newest state, and the weights that validated best, with SHA-256 hashes
   model/           the best weights alone, with a card: cxda adapt and cxda_jax.load need nothing else of the run
@@ -46,7 +47,8 @@ def main() -> None:
     with cli.loading(changes=True):
         from pathlib import Path
 
-        from cxda_jax import backend, config
+        from cxda_jax import backend
+        from cxda_jax.experiment import read_config
         from cxda_jax.runs import training
     backend.keep_freed_memory()
     backend.keep_compiled()
@@ -54,7 +56,7 @@ def main() -> None:
     workdir = cli.insist(
         _WORKDIR.value, "--workdir", "name the folder of the run, such as --workdir=runs/glyphs/cxda/0"
     )
-    run = config.read(spec, cli.CHANGES), Path(workdir), cli.DATA_DIR.value, _OTHER_DATA.value
+    run = read_config(spec, cli.CHANGES), Path(workdir), cli.DATA_DIR.value, _OTHER_DATA.value
     if _REPLAY.value is None:
         with cli.joined():
             training.train_run(*run)

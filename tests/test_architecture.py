@@ -30,7 +30,7 @@ data: errors types config disk memory mesh progress
 methods: errors types augment backend config losses nets
 train: errors types augment backend cost data disk memory mesh progress
 evaluation: errors types backend data mesh metrics
-experiment: errors types augment backend config data methods metrics nets optimizers train
+experiment: errors types augment backend config fields data methods metrics nets optimizers train
 results: errors config data disk metrics experiment pictures progress
 runs: LIBRARY pictures results
 ahead: LIBRARY runs

@@ -28,7 +28,7 @@ VALUE_REFUSED = [  # the method, the field, its text, what the line says
     ("bn", "batch_norm.momentum", "1.5", "=1.5 must be at least 0 and at most 1$"),
     ("bn", "train.support_loss", "leave_one_out", "='leave_one_out' is .* none, own"),
     ("cxda", "episode.num_domains", "4", "=4, but split 'train' of tiny has 3 domains; set episode.num_domains=3"),
-    ("cxda_any", "batch_norm.momentum", "0.5", "=0.5: cxda_any does not read it; leave it at 1.0"),
+    ("cxda_any", "train.support_loss", "own", "=.own.: cxda_any does not read it; leave it at .none."),
     ("erm", "episode.num_query", "9999", "has 30 images, episode.per_domain . episode.num_query needs 10009"),
     ("cxda", "attention.heads", "7", "=7 with attention.ratio=2 .* the divisors of 16"),
     ("icrm", "icrm.heads", "7", "=7 does not divide icrm.width=16; choose a divisor"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import optax
 import pytest
 
-from cxda_jax import augment
+from cxda_jax import augment, config, experiment
 from cxda_jax.config import as_fields, check_stored, default
 from cxda_jax.data import glyphs
 from cxda_jax.data.episodes import EpisodeSpec
@@ -100,3 +100,40 @@ def test_a_config_of_an_earlier_version_gets_the_defaults_of_what_it_lacks():
         stored(attention=own | {"sink": True})
     with refused(r"^config\.bn: this version has no such field; train again"):
         stored(bn={})
+
+
+class Noting(dict):
+    """A config that notes which groups are read."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.noted = set()
+
+    def __getitem__(self, name):
+        self.noted.add(name)
+        return super().__getitem__(name)
+
+
+def test_a_method_reads_the_groups_that_it_declares_and_no_other_moves_its_hash(fixed_store):
+    def hashes():
+        configs = (CONFIG | {"method": name} for name in before)
+        return [config.config_hash(experiment.read_by_method(json.loads(json.dumps(c)))) for c in configs]
+
+    before = list(experiment.METHODS)
+    for name in before:
+        noting = Noting(CONFIG | {"method": name})
+        experiment.METHODS[name].build(noting, fixed_store)
+        assert noting.noted & experiment.groups_of_methods() == {*experiment.METHODS[name].reads}, name
+    known = hashes()
+    with entries.registered():
+        CONFIG["prior_shift"] = {"steps": 20, "smoothing": 10.0}
+        try:
+            assert hashes() == known and "prior_shift" in experiment.groups_of_methods()
+        finally:
+            del CONFIG["prior_shift"]
+
+
+def test_a_field_that_the_method_never_reads_is_refused():
+    with refused(r"^--config\.batch_norm\.momentum: cxda_any does not read it, only bn, cxda, .*; leave it out"):
+        experiment.read_config("glyphs:cxda_any", [("batch_norm.momentum", "0.5")])
+    assert experiment.read_config("glyphs:erm", [("cotta.copies", "3")])["cotta"]["copies"] == 3, "for a test"

@@ -203,8 +203,8 @@ class Timer:
         self.prepared[name] = lambda: a @ a
 
     def episode(
-        self, name: str, net: str, shape: list[int], num_classes: int, width: int, counts: list[int], heads: int, train: bool,
-        attention: bool,
+        self, name: str, net: str, shape: list[int], num_classes: int, width: int, counts: list[int], heads: int,
+        train: bool, attention: bool,
     ) -> None:  # fmt: skip
         """Prepares a training step (forward, backward, SGD) or an inference, on counts = (support, query) images.
 

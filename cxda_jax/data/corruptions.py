@@ -1,7 +1,7 @@
 """The 19 common corruptions of Hendrycks and Dietterich (2019), for whole batches, from numpy, scipy and Pillow alone.
 
-The constants are those of the scripts that made CIFAR-10-C ("cifar") and Tiny-ImageNet-C ("tiny"). Each image has its own
-noise, angle, map or crop. No result equals the published files bit by bit: the random numbers differ, and
+The constants are those of the scripts that made CIFAR-10-C ("cifar") and Tiny-ImageNet-C ("tiny"). Each image has its
+own noise, angle, map or crop. No result equals the published files bit by bit: the random numbers differ, and
 
 - Frost: the original's photographs are not included. Generated textures of the same colours and contrast replace them.
 - Motion blur and the streaks of snow follow ImageMagick's formula, without its 16-bit arithmetic.

@@ -118,9 +118,10 @@ def zoom_blur(x: np.ndarray, c: float, rng: np.random.Generator) -> np.ndarray:
 def zoom_in(x: np.ndarray, zoom: float) -> np.ndarray:
     """The centre of images [..., side, side], enlarged to the same side.
 
-    It is a crop, enlarged by linear interpolation between its ends, and trimmed. Each sum of two products is written out,
-    since the rounding of a matrix product depends on the processor, and every machine has to make the same pixels. The
-    last product is in float64, as in a fused multiplication and addition: the recorded stores were made so.
+    It is a crop, enlarged by linear interpolation between its ends, and trimmed. Each sum of two products is written
+    out, since the rounding of a matrix product depends on the processor, and every machine has to make the same
+    pixels. The last product is in float64, as in a fused multiplication and addition: the recorded stores were made
+    so.
     """
     side = x.shape[-1]
     crop = math.ceil(side / zoom)

@@ -71,7 +71,10 @@ class Tally:
         gap = right[:, 1] - right[:, 0]
         half = 196 * gap.std() / np.sqrt(n)
         shares = 100 * right.mean(0)
-        said = f"before {shares[0]:.1f} %, after {shares[1]:.1f} %; difference {100 * gap.mean():+.1f} +- {half:.1f} points (95 %)"
+        said = (
+            f"before {shares[0]:.1f} %, after {shares[1]:.1f} %; "
+            f"difference {100 * gap.mean():+.1f} +- {half:.1f} points (95 %)"
+        )
         return [(f"Right of {n} with labels", f"{said}; with the answer that counts {shares[2]:.1f} %")]
 
 
@@ -354,6 +357,6 @@ def write_page(
     if rows and all(row.weights is not None for row in rows) and len(held.paths):
         weights = np.stack([np.asarray(row.weights) for row in rows])
     write_adapted(path, AdaptedPage(
-        f"What adapting changed: {printable(model.card.data)}", list(summary), [row.answer for row in rows], total, held.pixels,
-        tuple(p.name for p in held.paths), weights, gain, list(faults),
+        f"What adapting changed: {printable(model.card.data)}", list(summary), [row.answer for row in rows], total,
+        held.pixels, tuple(p.name for p in held.paths), weights, gain, list(faults),
     ))  # fmt: skip

@@ -26,10 +26,11 @@ MOST = 100_000  # images
 class SupportBuffer:
     """A fixed number of places for a device's own images, and a model that is adapted to them. Threads may share it.
 
-    Methods that normalise by the support's statistics would have to encode all images anew for each new one. `statistics` says
-    what is done instead:
+    Methods that normalise by the support's statistics would have to encode all images anew for each new one.
+    `statistics` says what is done instead:
 
-    exact   each answer is that of Model.adapt() on the images of the buffer. The first answer after a change adapts anew.
+    exact   each answer is that of Model.adapt() on the images of the buffer. The first answer after a change adapts
+            anew.
     lagged  a new image is encoded by the statistics at hand. After every `refresh` new images all are encoded anew.
     frozen  the image number `refresh` fixes the statistics, which are then those of the images that are held, for ever.
             Before it every answer is exact.

@@ -75,7 +75,10 @@ class Model:
     def __repr__(self) -> str:
         height, width, channels = self.card.shape
         takes = f"{len(self.card.class_names)} classes, images {height}x{width}x{channels}"
-        return f"<Model {self.method.name} of {self.card.data}: {takes}, {'adapted' if self._adapted is not None else 'not adapted'}>"
+        return (
+            f"<Model {self.method.name} of {self.card.data}: {takes}, "
+            f"{'adapted' if self._adapted is not None else 'not adapted'}>"
+        )
 
     @property
     def adapted(self) -> Any:
@@ -188,7 +191,8 @@ def load(path: str | Path, method: str = "") -> Model:
     built = build_method({**config, "method": name}, as_store(card))
     if name != card.method and card.method not in (built.trains_as, f"{built.trains_as}_iid"):
         raise UserError(
-            f"method={name!r}: {folder} was trained as {card.method}, from which it cannot start; give a model of {built.trains_as}"
+            f"method={name!r}: {folder} was trained as {card.method}, from which it cannot start; "
+            f"give a model of {built.trains_as}"
         )
     like = jax.eval_shape(built.init, jax.random.key(0), Images(jnp.zeros((2, *card.shape)), jnp.zeros(2, jnp.int32)))
     variables, _ = models.read_model(folder, like)

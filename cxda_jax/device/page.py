@@ -27,21 +27,23 @@ from cxda_jax.results.page import (
 SHOWN = 500  # images of the buffer
 WEIGHTS = 750_000  # of the explorer, which take 2 MB of the file
 ROW, NEAR, TILE = 48, 34, 64  # pixels of the longer side: in a row, near an answer, and in the sheet of the buffer
-EXPLAINED = """
-<p>For each of your images, the model weighs the images of your buffer. It adapts its features by those with much weight.
-Here a query is one of your images, and the support images are those of your buffer. Choose a query by a click, the arrow
-keys, Home or End. The answers before and after stand below its image. The support images are ranked by weight. The weight
-is a multiple of the average image's weight: 2.00 x is twice the average.</p>
-"""
+EXPLAINED = (
+    "\n<p>For each of your images, the model weighs the images of your buffer. "
+    "It adapts its features by those with much weight.\n"
+    "Here a query is one of your images, and the support images are those of your buffer. "
+    "Choose a query by a click, the arrow\nkeys, Home or End. "
+    "The answers before and after stand below its image. The support images are ranked by weight. "
+    "The weight\nis a multiple of the average image's weight: 2.00 x is twice the average.</p>\n"
+)
 
 
 class Answered(NamedTuple):
     """A user's image as the network saw it, uint8 [h, w, c] with 1 or 3 channels,
     and its class before and after adapting.
 
-    Confidences lie in 0..1. So does `moved`: half the sum of the absolute differences of the two distributions over the
-    classes. `nearest` has the places in the buffer of up to five images with most weight, and none where the method does
-    not attend. `label` is empty where nobody knows it.
+    Confidences lie in 0..1. So does `moved`: half the sum of the absolute differences of the two distributions over
+    the classes. `nearest` has the places in the buffer of up to five images with most weight, and none where the
+    method does not attend. `label` is empty where nobody knows it.
     """
 
     file: str
@@ -143,7 +145,8 @@ def _picture(pictures: Mapping[str, Any], i: int, wanted: int, name: str = "") -
 
 
 def _answers(
-    page: AdaptedPage, answers: Sequence[Answered], names: Sequence[str], kept: Sequence[int], pictures: Mapping[str, Any]
+    page: AdaptedPage, answers: Sequence[Answered], names: Sequence[str], kept: Sequence[int],
+    pictures: Mapping[str, Any],
 ) -> list[tuple[str, str]]:  # fmt: skip
     """The table of answers, or nothing where there are none."""
     if not answers:
@@ -176,7 +179,10 @@ def _answers(
         "Moved: how much of the probability went from some classes to others.",
         "Nearest: the images of the buffer with most weight; your browser shows a name when you point at one." * near,
     ]
-    table = f'<table class="sortable"><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>'
+    table = (
+        f'<table class="sortable"><caption>{caption}</caption><thead><tr>{head}</tr></thead>'
+        f"<tbody>\n{rows}</tbody></table>"
+    )
     return [table_part(1, f'{table}<p class="notes">{" ".join(filter(None, notes))}</p>')]
 
 
@@ -254,4 +260,7 @@ def _buffer(names: Sequence[str], kept: Sequence[int], pictures: Mapping[str, An
         for i, place in enumerate(kept)
     )
     sheet = f'<ul class="tiles" role="list">{"".join(tiles)}</ul>'
-    return f'<p>{said}</p><div class="scroll" role="region" tabindex="0" aria-label="Images of your buffer">{sheet}</div>\n'
+    return (
+        f'<p>{said}</p><div class="scroll" role="region" tabindex="0" '
+        f'aria-label="Images of your buffer">{sheet}</div>\n'
+    )

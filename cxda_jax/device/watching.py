@@ -47,7 +47,7 @@ class Follower:
         if not self.folder.is_dir():
             raise UserError(f"{asked.buffer}: no such folder; make it, and put images into it")
         self.held, self.tally = SupportBuffer(self.loaded, asked.capacity), Tally()
-        self.names: dict[int, Path] = {}  # by place in the buffer
+        self.names: dict[Any, Path] = {}  # by place in the buffer
         self.rows: list[Row] = []  # those that moved most
         self.faults: dict[Path, str] = {}
         self.done: set[Stamp] = set()  # of files that were answered for, or could not be read as they were

@@ -1,8 +1,8 @@
 """Checkpoints by orbax, with a manifest that holds the SHA-256 of every file.
 
-A run keeps two folders. last/ holds the newest two states of the training; best/ holds the variables of the best three
-validations. So if one checkpoint is damaged, another is left. The manifest is written in the background, into the temporary
-folder that orbax then renames: a checkpoint with its final name has all its files.
+A run keeps two folders. last/ holds the newest two states of the training; best/ holds the variables of the best
+three validations. So if one checkpoint is damaged, another is left. The manifest is written in the background, into
+the temporary folder that orbax then renames: a checkpoint with its final name has all its files.
 """
 
 import contextlib

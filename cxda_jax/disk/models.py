@@ -1,7 +1,8 @@
 """A trained model as plain files that need no data set: what a device gets.
 
 weights.safetensors      the variables
-calibration.safetensors  of a network that methods without a training start from: what they need to know of training images
+calibration.safetensors  of a network that methods without a training start from: what they need to know of training
+                         images
 config.json              the config of the training
 card.json                names of the classes, form of the images, scores, and what adapting brought; see Card
 README.md                the card in words
@@ -255,8 +256,9 @@ def in_words(card: Card) -> str:
     lines = [
         f"# {card.data}: {card.method}",
         "",
-        f"A classifier of {len(card.class_names)} classes ({some}) for images of {height}x{width} pixels and {channels} "
-        f"channel{'s' * (channels > 1)}, which cxda_jax {card.package} trained{f' (commit {card.commit})' * bool(card.commit)}.",
+        f"A classifier of {len(card.class_names)} classes ({some}) for images of {height}x{width} pixels and "
+        f"{channels} channel{'s' * (channels > 1)}, which cxda_jax {card.package} "
+        f"trained{f' (commit {card.commit})' * bool(card.commit)}.",
         "",
         f"- method: `{card.method}`, seed {card.seed}, weights of step {card.step}",
         f"- data: {card.data}, {card.provenance or 'of unknown origin'} (identity {card.data_hash[:12]})",
@@ -271,7 +273,8 @@ def in_words(card: Card) -> str:
         lines += ["", *gain_in_words(card.gain)]
     lines += [
         "",
-        "It knows the classes above and no others: it names one of them for every image. It was tested on domains of the data",
+        "It knows the classes above and no others: it names one of them for every image. "
+        "It was tested on domains of the data",
         "above. On images of another kind its answers, and what adapting brings, may be worse.",
         "",
         "```python",

@@ -78,8 +78,9 @@ def require(content: Any, fields: Mapping[str, Any], where: str, fix: str) -> No
 def read_lines(path: Path, damaged: Callable[[list[int]], None] = lambda numbers: None) -> list[dict[str, float]]:
     """The lines of a metrics.jsonl: objects of finite numbers, with a whole number "step".
 
-    A damaged line is left out, and `damaged` is called with the numbers of all such lines. A last line that is cut short is
-    no damage: a killed writer leaves one. Files of older versions have no checksums, so none is asked for there.
+    A damaged line is left out, and `damaged` is called with the numbers of all such lines. A last line that is cut
+    short is no damage: a killed writer leaves one. Files of older versions have no checksums, so none is asked for
+    there.
     """
     records, bad = [], []
     lines = path.read_bytes().split(b"\n")

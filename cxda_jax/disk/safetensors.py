@@ -17,8 +17,9 @@ from cxda_jax.errors import UserError, brief
 
 # The element types that the format names, but for those of eight bits that NumPy has not.
 TYPES = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jax.numpy.bfloat16, "I64": np.int64, "I32": np.int32,
-    "I16": np.int16, "I8": np.int8, "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jax.numpy.bfloat16,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
+    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
 NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
 

@@ -136,8 +136,8 @@ def test_tasks(model: Model, data_dir: str, places: int, count: int) -> list[Tas
         raise UserError(f"{e}; the programs are compared on test tasks of the model's data: {fix}") from None
     if experiment.store.sha256 != model.card.data_hash:
         raise UserError(
-            f"{experiment.store.info.name}: other data than the model was trained on; prepare them again, or give images of "
-            "your own in check_images"
+            f"{experiment.store.info.name}: other data than the model was trained on; prepare them again, or "
+            "give images of your own in check_images"
         )
     plan, images, labels = experiment.task_plans("test")(range(count)), experiment.store.images, experiment.store.labels
     return [
@@ -202,11 +202,13 @@ def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places:
     equal = float(np.concatenate(same).mean())
     if not (error <= form.error and equal >= form.same):
         raise UserError(
-            f"the programs do not agree with the model: logits differ by {error:.1e} of the largest (allowed {form.error:.0e}), "
+            f"the programs do not agree with the model: logits differ by {error:.1e} of the largest "
+            f"(allowed {form.error:.0e}), "
             f"{100 * equal:.1f} % of the classes are equal (needed {100 * form.same:.0f} %); nothing is written"
         )
     parity = {
-        "tasks": len(tasks), "queries": sum(len(task.query) for task in tasks), "images": sorted({len(t.support) for t in tasks}),
+        "tasks": len(tasks), "queries": sum(len(task.query) for task in tasks),
+        "images": sorted({len(t.support) for t in tasks}),
         "logits": error, "logits_allowed": form.error, "attention": attention, "same_classes": equal,
         "same_classes_needed": form.same,
         **{f"{part}_ms": round(1e3 * float(np.median(times[1:] or times)), 3) for part, times in seconds.items()},
@@ -237,7 +239,8 @@ def describe(model: Model, pair: Pair, kind: str, folder: Path, parity: Mapping[
         "predict": {"takes": shapes(pair.asked), "gives": shapes(pair.answers)} | weights,
         "parity": dict(parity),
         "files": {
-            path.name: {"bytes": path.stat().st_size, "sha256": files.hash_file(path)} for path in sorted(folder.iterdir())
+            path.name: {"bytes": path.stat().st_size, "sha256": files.hash_file(path)}
+            for path in sorted(folder.iterdir())
         },
         "versions": dict(versions()),
         "card": models.to_json(card),
@@ -257,8 +260,8 @@ def said(kind: str, out: Path, parity: Mapping[str, Any], written: Mapping[str, 
     if "accuracy" in parity:
         right = f"; right {parity['accuracy']:.1f} %, the model {parity['accuracy_of_the_model']:.1f} %"
     lines.append(
-        f"{kind}: logits differ by {parity['logits']:.1e} of the largest, {100 * parity['same_classes']:.1f} % of the classes of "
-        f"{parity['queries']} queries are equal{right}"
+        f"{kind}: logits differ by {parity['logits']:.1e} of the largest, {100 * parity['same_classes']:.1f} % "
+        f"of the classes of {parity['queries']} queries are equal{right}"
     )
     lines.append(f"{kind}: encode {parity['encode_ms']:.1f} ms, predict {parity['predict_ms']:.2f} ms on this machine")
     return "\n".join(

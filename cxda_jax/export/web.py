@@ -35,8 +35,8 @@ HANDS = LIVE / "hands.json"
 PAGE, PARITY = "index.html", "parity.json"
 FILLS, ASKED = (0, 1, 5, 100), 16  # numbers of images in the buffer, and of queries, that are compared with JAX
 TOLERANCE = 1e-4  # of logits, relative to the largest one; and of attention weights
-# What a query attends to: images normalised by the buffer's own statistics, by those blended with the running ones, a sequence
-# of images, or nothing.
+# What a query attends to: images normalised by the buffer's own statistics, by those blended with the running ones, a
+# sequence of images, or nothing.
 MEMORY = {
     "erm": "", "erm_iid": "", "bn": "", "bn_alpha": "", "cxda": "own", "cxda_loo": "own", "cxda_any": "blended",
     "icrm": "sequence",
@@ -245,8 +245,8 @@ def compare(model: Model, page: Path, hands: list[Hand], node: str) -> dict[str,
             f"web: the page does not agree with JAX ({said}; allowed {TOLERANCE:.0e} and 1); nothing is written"
         )
     return {
-        "compared": True, "fills": FILLS, "queries": len(queries), "logits": errors, "attention": attention, "pixels": ink,
-        "same_classes": equal, "tolerance": TOLERANCE, "node": found["node"],
+        "compared": True, "fills": FILLS, "queries": len(queries), "logits": errors, "attention": attention,
+        "pixels": ink, "same_classes": equal, "tolerance": TOLERANCE, "node": found["node"],
     }  # fmt: skip
 
 

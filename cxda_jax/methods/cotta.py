@@ -1,12 +1,14 @@
 """CoTTA (Wang et al., 2022): fine-tuning on the support towards a teacher, from ERM's checkpoint. At each step
 
-    L = CE(softmax(teacher's logits), student)     the teacher's logits are the mean over augmented copies of the support
-                                                   if the checkpoint is unsure of the clean support, else those of it
+    L = CE(softmax(teacher's logits), student)     the teacher's logits are the mean over augmented copies of the
+                                                   support if the checkpoint is unsure of the clean support, else
+                                                   those of it
     student <- a training step on L;  teacher <- a teacher + (1 - a) student
     every scalar of the student <- the checkpoint's with probability p
 
-Unsure means that the mean confidence is below a threshold. calibrate() takes the threshold from the checkpoint's confidences
-on training images. They are normalised as the support is: by the checkpoint's statistics, or in batches by their own.
+Unsure means that the mean confidence is below a threshold. calibrate() takes the threshold from the checkpoint's
+confidences on training images. They are normalised as the support is: by the checkpoint's statistics, or in batches
+by their own.
 """
 
 from typing import Any, NamedTuple

@@ -8,11 +8,13 @@ t3a            (Iwasawa and Matsuo, 2021) differs from ERM in: adapt, which repl
     S_k = w_k and h(x_s) for all support images with argmax p(x_s) = k; of these, the K with the lowest entropy of p
     c_k = unit(sum of unit(s) over S_k),  logits of the query = h(x_q) . c_k
 
-lame           (Boudiaf et al., 2022) differs from ERM in: predict, where the query joins the support; a_ij is their affinity
+lame           (Boudiaf et al., 2022) differs from ERM in: predict, where the query joins the support; a_ij is their
+               affinity
 
     z_i = p(x_i), then again and again  z_i <- softmax(log p(x_i) + sum_j a_ij z_j);  the query's z is its answer
 
-feature_shift  (FOA's activation shift, Niu et al., 2024) differs from ERM in: adapt, which moves the mean of the features
+feature_shift  (FOA's activation shift, Niu et al., 2024) differs from ERM in: adapt, which moves the mean of the
+               features
 
     logits of the query = W (h(x_q) + gamma (m - mean of h(x_s))) + b      m: mean of h over training images
 """

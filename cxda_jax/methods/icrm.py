@@ -82,7 +82,8 @@ def icrm(net: Classifier) -> Method:
         return weights if adapted.place is None else weights.at[..., adapted.place].get(mode="fill", fill_value=0)
 
     return erm(net)._replace(
-        name="icrm", version="2", attention=attention, init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True, takes_places=True, stochastic=True
+        name="icrm", version="2", attention=attention, init=init, loss=loss, adapt=adapt, predict=predict,
+        uses_support=True, takes_places=True, stochastic=True,
     )  # fmt: skip
 
 

@@ -64,9 +64,9 @@ def _in_pieces(padding: Padding, x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _backward(padding: Padding, saved: Any, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The input's gradient is `grad`, padded and convolved with the kernel rotated by 180 degrees. Near the border a part of
-    the kernel lies on the padding. So the output is cut into pieces: all pixels of a piece use the same part of the
-    kernel, and each piece is convolved with this part alone.
+    """The input's gradient is `grad`, padded and convolved with the kernel rotated by 180 degrees. Near the border a
+    part of the kernel lies on the padding. So the output is cut into pieces: all pixels of a piece use the same part
+    of the kernel, and each piece is convolved with this part alone.
     """
     (x, kernel), (kh, kw) = saved, saved[1].shape[:2]
     rotated = kernel[::-1, ::-1].swapaxes(2, 3)

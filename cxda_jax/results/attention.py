@@ -60,7 +60,8 @@ def _checked(kept: KeptAttention) -> KeptAttention:
         raise UserError(f"attention.npz: weights {shape} and its domains do not fit; evaluate again")
     if not np.isfinite(kept.weights).all() or not kept.weights.size or shape[0] > len(stored["query"]):
         raise UserError(
-            f"attention.npz: weights {shape} that are empty, not finite, or of more tasks than were tested; evaluate again"
+            f"attention.npz: weights {shape} that are empty, not finite, or of more tasks than were tested; "
+            "evaluate again"
         )
     images, classes = len(kept.store.labels), kept.store.num_classes
     for name, most in {"support": images, "query": images, "labels": classes, "predictions": classes}.items():
@@ -110,7 +111,10 @@ def drawings(kept: Sequence[KeptAttention]) -> Iterator[plots.Drawing]:
         mean = times.mean(2)
         if not mean[~own].any():
             continue  # all weight lies on the own domain: there is nothing to compare
-        said = f"{attention}; {len(times)} tasks. Densities of attention weights on support images of the query's own domain"
+        said = (
+            f"{attention}; {len(times)} tasks. "
+            "Densities of attention weights on support images of the query's own domain"
+        )
         yield plots.Drawing(
             f"attention_{label}", f"attention of {label}", f"{said} and of others, averaged over heads.",
             histogram(mean[own], mean[~own]),

@@ -82,7 +82,8 @@ def context_tables(measured: Measured, left_out: Sequence[Result] = ()) -> list[
         ):
             cells = {key: _difference(getattr(d, score), d.seeds, levels[key]) for key, d in found.items()}
             title_of = f"{what}: differences to {than}"
-            tables.append(_table(measured, f"{measured.kind}_minus_{kind}", title_of, f"{metric}_minus_{kind}", cells, paired, area))  # fmt: skip
+            key, of = f"{measured.kind}_minus_{kind}", f"{metric}_minus_{kind}"
+            tables.append(_table(measured, key, title_of, of, cells, paired, area))
     return [table for table in tables if table.rows]
 
 
@@ -125,8 +126,9 @@ def drawings(measured: Sequence[Measured], styles: Mapping[str, Style]) -> Itera
     """A figure for each order of arrival."""
     for curves in measured:
         caption = (
-            f"Avg and W10% against the number of support images, {ORDERS[curves.kind]}; the queries are the same. Means over "
-            "training seeds, with standard errors in the first row, and paired 95 % bootstrap intervals over the tasks below."
+            f"Avg and W10% against the number of support images, {ORDERS[curves.kind]}; the queries are the same. Means "
+            "over training seeds, with standard errors in the first row, and paired 95 % bootstrap intervals over the "
+            "tasks below."
         )
         yield Drawing(curves.kind, f"context curves, {ORDERS[curves.kind]}", caption, context_curves(curves, styles))
 

@@ -1,7 +1,8 @@
 """Results read back from the folders of runs. No device, no data set and no compiler is needed.
 
 A folder of results holds result.json (the row), predictions.npz (plans, labels, predictions) and, for methods that
-attend, attention.npz. A result that cannot be read, or contradicts itself, becomes a fault of one line; the rest goes on.
+attend, attention.npz. A result that cannot be read, or contradicts itself, becomes a fault of one line; the rest goes
+on.
 """
 
 import glob
@@ -141,5 +142,6 @@ def read_result(run: Path, folder: Path) -> Result:
 
 
 def averages(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The mean of the scores [tasks] of tasks with these labels [tasks, queries], and of their lowest tenth, in points."""
+    """The mean of the scores [tasks] of tasks with these labels [tasks, queries], and of their lowest tenth,
+    in points."""
     return {"avg": 100 * float((scores * metrics.shares(labels)).mean()), "w10": 100 * metrics.worst_decile(scores)}

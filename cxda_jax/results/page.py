@@ -188,7 +188,8 @@ def _own_ids(svg: str, name: str) -> str:
     svg = sized.sub(r'<svg style="min-width: calc(0.7 * \1)"', svg, count=1)
     svg = re.sub(r"(<style\b[^>]*>)\s*\*\s*\{", rf"\1:where(#{name} svg) * {{", svg)  # :where() lets other rules win
     svg = svg.replace('style="fill: #ffffff"', 'style="fill: none"')  # the white background: a page has its own
-    # A figure has many equal marks. Each style is written once, as a rule: styles were a third of a figure's bytes before.
+    # A figure has many equal marks. Each style is written once, as a rule: styles were a third of a figure's bytes
+    # before.
     classes: dict[str, str] = {}  # by style
 
     def with_class(style: re.Match[str]) -> str:

@@ -51,7 +51,8 @@ def write(path: Path, results: Sequence[Result]) -> None:
         table = tables.setdefault(shape := f"{len(right)}x{tasks.queries}", [])
         lines.append(
             {
-                "folder": _place(result), "run": _place(result, whole=False), "config": number, "table": shape, "line": len(table),
+                "folder": _place(result), "run": _place(result, whole=False), "config": number,
+                "table": shape, "line": len(table),
                 "row": {RECORDED: known} | {name: value for name, value in result.row.items() if name not in MADE},
             }
         )  # fmt: skip

@@ -30,8 +30,8 @@ def compare_cell(study: Study, path: Path) -> str:
       path: a file of records that holds the same cell.
 
     Returns:
-      both scores; their difference, with its 95 % interval over tasks; whether the weights are equal; and the fields of the
-      configs that differ.
+      both scores; their difference, with its 95 % interval over tasks; whether the weights are equal; and the fields
+      of the configs that differ.
     """
     (method,), (seed,) = study.methods, study.seeds
     cell = f"{study.benchmark}, {method}, seed {seed}"

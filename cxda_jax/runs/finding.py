@@ -14,16 +14,11 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import checkpoints, manifest, models
 from cxda_jax.disk.reading import read_lines, reason, system_fault
 from cxda_jax.errors import UserError, brief
-from cxda_jax.experiment import METHODS, Experiment, build_method, open_data
+from cxda_jax.experiment import METHODS, STARTS, Experiment, build_method, open_data
 from cxda_jax.results.result import Identity
 from cxda_jax.results.settings import USUAL, Setting, reshaped
 from cxda_jax.runs.identity import Record, check_data, read_config, read_record
 from cxda_jax.types import Variables
-
-STARTS = (
-    "erm",
-    "erm_iid",
-)  # whose checkpoints a method without a training of its own may start from; the usual one first
 
 
 class Evaluation(NamedTuple):

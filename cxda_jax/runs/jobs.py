@@ -1,8 +1,8 @@
 """A study as jobs: what there is to do, and what is done.
 
-A job is one command. Its id is a hash of all that its outcome follows from: configs, versions of methods, the data and the
-jobs it needs. It is marked done by a file of that name, so a changed config makes a new job and an equal one is never
-repeated.
+A job is one command. Its id is a hash of all that its outcome follows from: configs, versions of methods, the data
+and the jobs it needs. It is marked done by a file of that name, so a changed config makes a new job and an equal one
+is never repeated.
 """
 
 import contextlib
@@ -18,9 +18,8 @@ from cxda_jax.data.episodes import check_context, check_spec
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError, brief
-from cxda_jax.experiment import BENCHMARKS, METHODS, build_method, episode_spec, open_data
+from cxda_jax.experiment import BENCHMARKS, METHODS, STARTS, build_method, episode_spec, open_data, read_by_method
 from cxda_jax.results.settings import STEPS, USUAL, Setting, reshaped
-from cxda_jax.runs.finding import STARTS
 
 TASKS = {
     "num_domains": (1, 2, 5, 10, 20),
@@ -31,8 +30,8 @@ SMOKE_TASKS = {"num_domains": (2, 5), "support_size": (10, 100), "context": (0, 
 # The paper leaves latent and continual adaptation out of the tables of other tasks; so do we, and add our rows.
 VARIED = ("erm", "erm_iid", "bn", "cml", "cxda", "cxda_loo", "cxda_any", "icrm", "ft_em", "ft_im")
 ONE_STEP = ("ft_em", "ft_im")
-# What a study tests: the usual tasks of methods that start from another's run, one step of fine-tuning, other numbers of domains
-# and of support images, buffers of any size, and methods that start from erm_iid in place of erm.
+# What a study tests: the usual tasks of methods that start from another's run, one step of fine-tuning, other numbers
+# of domains and of support images, buffers of any size, and methods that start from erm_iid in place of erm.
 TESTS = ("usual", "one_step", "other_tasks", "contexts", "other_starts")
 
 
@@ -104,7 +103,7 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
         for name in trained:
             config, workdir = f"--config={study.config_flag(name)}", f"--workdir={study.run(name, seed)}"
             arguments = ["train", config, f"--config.seed={seed}", workdir]
-            identity = [study.config(name, seed), methods[name].version]
+            identity = [read_by_method(study.config(name, seed)), methods[name].version]
             trainings[name].append(add(f"train {name} seed {seed}", arguments, [name], [], identity))
     for start in trained:
         started = [name for name in METHODS if start_of[name] == start]
@@ -136,7 +135,7 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
                     numbers.setdefault(setting.kind.removeprefix("finetune."), []).append(str(setting.number))
             flags = flags + [f"--{kind}={','.join(texts)}" for kind, texts in numbers.items()]
             arguments = ["evaluate", f"--runs={runs}", f"--methods={','.join(names)}", *flags]
-            identity = [flags, [(study.config(name), methods[name].version) for name in names]]
+            identity = [flags, [(read_by_method(study.config(name)), methods[name].version) for name in names]]
             add(f"test {what} of {','.join(names)}", arguments, names, trainings[start], identity,
                 runs=len(study.seeds), settings=tuple(settings))  # fmt: skip
     return jobs

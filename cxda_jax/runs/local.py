@@ -19,8 +19,9 @@ from cxda_jax.errors import UserError
 from cxda_jax.progress import duration
 from cxda_jax.runs.jobs import Job, Study, is_done
 
-# A job must not outlive a killed study: the next start would run it a second time. So this code asks Linux to kill the job with
-# its parent, then becomes the job's command. A preexec_fn could do so too, but is not safe beside JAX's threads.
+# A job must not outlive a killed study: the next start would run it a second time. So this code asks Linux to kill
+# the job with its parent, then becomes the job's command. A preexec_fn could do so too, but is not safe beside JAX's
+# threads.
 ENDS_WITH_PARENT = """
 import ctypes, os, sys
 if sys.platform == "linux":

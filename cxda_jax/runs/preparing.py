@@ -43,10 +43,14 @@ PUBLISHED: dict[str, tuple[Download, ...]] = {"cifar_c": (CORRUPTED, CLEAN), "ci
 BY_HAND = {
     "femnist": "ARM's README links its split; fetch femnist-data.zip by hand into --raw_dir",
     "tiny_imagenet_c": "fetch Tiny-ImageNet-C.tar (Zenodo), tinyimagenet-c.zip (ARM's README) by hand into --raw_dir",
-    "iwildcam": "pip install '.[wilds]' in a clone; wilds.get_dataset('iwildcam', download=True, root_dir=RAW_DIR) in Python",
+    "iwildcam": (
+        "pip install '.[wilds]' in a clone; wilds.get_dataset('iwildcam', download=True, root_dir=RAW_DIR) in Python"
+    ),
     "unipen": "fetch train_r01_v07 from https://doi.org/10.5281/zenodo.1195803 by hand into --raw_dir",
-    "qmnist": "fetch qmnist-{train,test}-{images-idx3-ubyte,labels-idx2-int}.gz of github.com/facebookresearch/qmnist by hand "
-    "into --raw_dir",
+    "qmnist": (
+        "fetch qmnist-{train,test}-{images-idx3-ubyte,labels-idx2-int}.gz of github.com/facebookresearch/qmnist "
+        "by hand into --raw_dir"
+    ),
     "folder": "these are your own images; there is nothing to download",
 }
 

@@ -16,7 +16,7 @@ from cxda_jax.data.episodes import Context, Plan, check_context, counting
 from cxda_jax.disk import checkpoints, files
 from cxda_jax.errors import UserError, brief
 from cxda_jax.evaluation import Evaluator, Tasks, TaskTable, compile_task, evaluate, time_task
-from cxda_jax.experiment import Experiment, build, episode_spec
+from cxda_jax.experiment import Experiment, build, episode_spec, read_by_method
 from cxda_jax.fields import FIELDS, Group
 from cxda_jax.progress import Counter, announced, say
 from cxda_jax.results.folders import averages, find_runs, read_result
@@ -211,7 +211,7 @@ def row_of(
         "best_step": best_step,
         "reached_step": evaluation.reached_step(),
         "train_minutes": training_minutes(evaluation.run),
-        "config_hash": config_hash(config),
+        "config_hash": config_hash(read_by_method(config)),
         "started_from": config["net"]["weights"] or "random",
         "data_name": info.name,
         "data_hash": experiment.store.sha256,

@@ -18,7 +18,7 @@ from cxda_jax.config import Config, as_fields, config_hash
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.disk import checkpoints, files, models
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import METHODS, Experiment, build, build_method, start_from_weights
+from cxda_jax.experiment import METHODS, STARTS, Experiment, build, build_method, read_by_method, start_from_weights
 from cxda_jax.pictures.sheet import draw_strips
 from cxda_jax.progress import duration, say
 from cxda_jax.results.folders import read_result
@@ -27,7 +27,7 @@ from cxda_jax.results.settings import count_tasks
 from cxda_jax.results.statistics import measure
 from cxda_jax.results.text import corrections, table
 from cxda_jax.runs import identity
-from cxda_jax.runs.finding import STARTS, Evaluation, restore_best
+from cxda_jax.runs.finding import Evaluation, restore_best
 from cxda_jax.runs.gain import measure_gain
 from cxda_jax.runs.testing import compiled, device, evaluate_run, score
 from cxda_jax.types import Variables
@@ -112,7 +112,7 @@ def run(
         say(cost_line(passport))
     record = record._replace(steps=steps, reached_step=steps)
     variables, notes = restore_best(workdir, experiment)
-    hashes = {"config_hash": config_hash(config), "data_hash": store.sha256}
+    hashes = {"config_hash": config_hash(read_by_method(config)), "data_hash": store.sha256}
     write = mesh.by_first(
         functools.partial,
         models.write_model,
@@ -142,8 +142,10 @@ def tested_before(workdir: Path, experiment: Experiment) -> str:
     except (UserError, OSError, ValueError, ArithmeticError):
         return ""
     now = {
-        "config_hash": config_hash(config), "data_hash": store.sha256, "weights_hash": best and checkpoints.weights_hash(best[0]),
-        "reached_step": experiment.schedule.steps, "num_tasks": count_tasks(config, store, "test"), "package": __version__,
+        "config_hash": config_hash(read_by_method(config)), "data_hash": store.sha256,
+        "weights_hash": best and checkpoints.weights_hash(best[0]),
+        "reached_step": experiment.schedule.steps, "num_tasks": count_tasks(config, store, "test"),
+        "package": __version__,
     }  # fmt: skip
     same = card.commit == commit() and all(result.row[name] == value for name, value in now.items())
     return table([result]) if same else ""
@@ -159,9 +161,10 @@ def make_card(experiment: Experiment, step: int, result: Result, gain: models.Ga
     """The card of a model, with the scores of its test."""
     info, store = experiment.store.info, experiment.store
     return models.Card(
-        method=experiment.method.name, seed=experiment.config["seed"], step=step, data=info.name, data_hash=store.sha256,
-        provenance=info.provenance, licence=info.licence, class_names=info.class_names, shape=store.images.shape[1:],
-        fit=info.fit, background=info.background, mean=info.mean, std=info.std, metric=experiment.metric,
+        method=experiment.method.name, seed=experiment.config["seed"], step=step, data=info.name,
+        data_hash=store.sha256, provenance=info.provenance, licence=info.licence,
+        class_names=info.class_names, shape=store.images.shape[1:], fit=info.fit,
+        background=info.background, mean=info.mean, std=info.std, metric=experiment.metric,
         test=with_intervals(result), gain=gain, package=__version__, commit=commit(),
         looks=models.Looks.of(np.asarray(experiment.calibration_images())),
     )  # fmt: skip
@@ -230,7 +233,10 @@ def replay(config: Config, workdir: Path, data_dir: str | Path, other_data: bool
     files.write_whole(path, lambda partial: draw_strips(partial, strips))
     whose = "" if known == step else f", with the weights of step {known}"
     finite = "" if bool(after.finite) else "; it or its gradients are NOT FINITE"
-    return f"step {step}: loss {float(measured['loss']):.6g}, accuracy {float(measured['accuracy']):.3f}{whose}{finite}; {path}"
+    return (
+        f"step {step}: loss {float(measured['loss']):.6g}, accuracy {float(measured['accuracy']):.3f}"
+        f"{whose}{finite}; {path}"
+    )
 
 
 def describe_cost(spent: train.Spent, compilations: cost.Compilations, dtype: str) -> dict[str, Any]:

@@ -11,14 +11,16 @@ from typing import Any
 import jax.numpy as jnp
 
 from cxda_jax import experiment, fields
-from cxda_jax.experiment import build_net
+from cxda_jax.experiment import Entry, build_net
 from cxda_jax.fields import COUNT, POSITIVE, Field, Group
 from cxda_jax.nets.resnet import LinearHead
 from docs.examples.prior_shift import prior_shift
 from docs.examples.vit import ViTTrunk
 
 # In METHODS of experiment.py.
-METHODS = {"prior_shift": lambda c, store: prior_shift(build_net(c, store), **c["prior_shift"])}
+METHODS = {
+    "prior_shift": Entry(lambda c, store: prior_shift(build_net(c, store), **c["prior_shift"]), ("prior_shift",))
+}
 # In NETS of experiment.py. The name is also added to the choices of net.name in fields.py.
 NETS = {
     "vit": lambda c, num_classes: (

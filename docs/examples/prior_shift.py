@@ -1,7 +1,8 @@
 """Prior shift (Saerens, Latinne and Decaestecker, 2002): corrects for other shares
 of the classes. Differs from ERM in adapt:
 
-    r_s(k) = p_s(k) q(k) / t(k), divided by its sum over k;   q(k) <- (sum of r_s(k) over the support + a t(k)) / (n + a)
+    r_s(k) = p_s(k) q(k) / t(k), divided by its sum over k;
+    q(k) <- (sum of r_s(k) over the support + a t(k)) / (n + a)
 
 and so on from q = t. p_s are the checkpoint's probabilities for support image s, and t is their
 mean over training images. The query's logits get log q(k) - log t(k). Without a, the published

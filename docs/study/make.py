@@ -47,7 +47,8 @@ def leaderboard(studies: Studies) -> list[dict[str, Any]]:
         entry = {
             "benchmark": store, "data_hash": rows[0]["data_hash"], "method": label, "version": rows[0]["version"],
             "seeds": sorted(row["seed"] for row in rows), "tasks": rows[0]["num_tasks"],
-            "avg": round(float(level(study, label, "avg").mean()), 4), "w10": round(float(level(study, label, "w10").mean()), 4),
+            "avg": round(float(level(study, label, "avg").mean()), 4),
+            "w10": round(float(level(study, label, "w10").mean()), 4),
             "lead": [round(x, 4) for x in lead.avg] if lead else None,
             "train_minutes": round(float(np.mean([row["train_minutes"] or 0 for row in rows])), 1),
             "adapt_ms": round(float(np.median([row["adapt_ms"] for row in rows])), 2),
@@ -60,8 +61,8 @@ def leaderboard(studies: Studies) -> list[dict[str, Any]]:
 
 def results_csv(studies: Studies) -> str:
     """A line for each result on the usual tasks."""
-    fields = ("seed", "avg", "w10", "num_tasks", "train_minutes", "best_step", "steps", "adapt_ms", "predict_ms", "device", "package",
-              "config_hash", "data_hash", "weights_hash")  # fmt: skip
+    fields = ("seed", "avg", "w10", "num_tasks", "train_minutes", "best_step", "steps", "adapt_ms", "predict_ms",
+              "device", "package", "config_hash", "data_hash", "weights_hash")  # fmt: skip
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["study", "label", *fields, "commit"])

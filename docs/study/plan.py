@@ -53,13 +53,19 @@ PARTS = {
 }
 # One field of the paper's method changed, on unipen: by a name, the method and its fields.
 CHANGES = {
-    "patch": "cxda_p2p", "known_domains": "cxda_supervised", "pooled": "cxda --config.attention.features=pool",
-    "statistics_stop": "cxda --config.batch_norm.statistics=stop", "statistics_own": "cxda --config.batch_norm.statistics=own",
-    "statistics_blended": "cxda --config.batch_norm.prior=20", "statistics_running": "cxda --config.batch_norm.momentum=0",
-    "scale_head": "cxda --config.attention.scale=head_dim", "flips": "cxda --config.augment.flip=True",
+    "patch": "cxda_p2p",
+    "known_domains": "cxda_supervised",
+    "pooled": "cxda --config.attention.features=pool",
+    "statistics_stop": "cxda --config.batch_norm.statistics=stop",
+    "statistics_own": "cxda --config.batch_norm.statistics=own",
+    "statistics_blended": "cxda --config.batch_norm.prior=20",
+    "statistics_running": "cxda --config.batch_norm.momentum=0",
+    "scale_head": "cxda --config.attention.scale=head_dim",
+    "flips": "cxda --config.augment.flip=True",
     "four_tasks": "cxda --config.train.tasks_per_step=4 --config.train.steps=751 --config.evaluation.every_steps=188",
-    "labels_own": "cxda --config.train.support_loss=own", "icrm_small": "icrm --config.icrm.layers=2 --config.icrm.width=64",
-}  # fmt: skip
+    "labels_own": "cxda --config.train.support_loss=own",
+    "icrm_small": "icrm --config.icrm.layers=2 --config.icrm.width=64",
+}
 # Trainings of seed 0 again, each with one thing changed that should not matter.
 AGAIN = {"again": "cxda", "once more": "cxda", "one core": "taskset -c 0 cxda"}
 SEEDS = {name: len(part.tests) for name, part in PARTS.items()}
@@ -99,7 +105,10 @@ def commands(name: str, seed: int) -> Iterator[str]:
 def of_part(name: str, part: Part, seed: int) -> Iterator[str]:
     tests = part.tests[seed]
     most = " --most_images=100" * ("other_tasks" not in tests)  # larger buffers are shown in other tasks alone
-    study = f"cxda reproduce --benchmark={part.benchmark} --variant={part.variant} --seeds={seed} --study={part.folder} --data_dir=data"
+    study = (
+        f"cxda reproduce --benchmark={part.benchmark} --variant={part.variant} --seeds={seed} "
+        f"--study={part.folder} --data_dir=data"
+    )
     yield f"{study} --only={','.join(part.methods)} --tests={tests}{most}"
     if part.methods == TRAINED and "contexts" in tests:
         yield f"{study} --only={','.join((BASE, *UNTRAINED))} --tests=other_starts{most}"

@@ -27,7 +27,10 @@ SUMMARY = {
 }  # fmt: skip
 SIZES = (0, 1, 2, 5, 10, 20, 50, 100)
 SHOWN = (0, 1, 5, 20, 100)
-COMPARED = (*(("cxda", other) for other in ("bn", "erm", "cml", BASE)), *((m, BASE) for m in ("cxda_any", "icrm", "cxda_loo")))  # fmt: skip
+COMPARED = (
+    *(("cxda", other) for other in ("bn", "erm", "cml", BASE)),
+    *((m, BASE) for m in ("cxda_any", "icrm", "cxda_loo")),
+)
 Key = tuple[str, str]  # a label and a setting such as "context=5"; "" is the usual tasks
 Study = dict[Key, dict[int, Result]]  # of one store: by key and seed
 Studies = dict[str, Study]

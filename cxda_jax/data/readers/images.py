@@ -23,7 +23,8 @@ from cxda_jax.errors import UserError, brief
 
 Colour = tuple[int, int, int]
 Convert = Callable[[Image.Image], Image.Image]
-# The formats of phones: their brands, which stand at the beginning of a file, their suffixes, and the package to install.
+# The formats of phones: their brands, which stand at the beginning of a file, their suffixes, and the package to
+# install.
 _PHONES = {
     "AVIF": ({b"avif", b"avis"}, {".avif"}, "'pillow>=11.3'"),
     "HEIC": ({b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"}, {".heic", ".heif"}, "pillow-heif"),
@@ -88,7 +89,8 @@ def decode(path: Path, convert: Convert = lambda image: image) -> Image.Image:
         with Image.open(path, formats=_formats()) as opened:
             if opened.width * opened.height > MOST_PIXELS:
                 raise UserError(
-                    f"{path}: {opened.width} x {opened.height} pixels, at most {MOST_PIXELS:,} are read; make it smaller"
+                    f"{path}: {opened.width} x {opened.height} pixels, at most {MOST_PIXELS:,} are read; "
+                    "make it smaller"
                 )
             _load(opened)
             return convert(opened)

@@ -1,14 +1,17 @@
 """QMNIST: MNIST's digits with the ids of their writers. A domain is a writer.
 
-    <raw_dir>/qmnist-train-images-idx3-ubyte[.gz]    or MNIST's own train-images-idx3-ubyte[.gz], the same digits in the same order
+    <raw_dir>/qmnist-train-images-idx3-ubyte[.gz]    or MNIST's own train-images-idx3-ubyte[.gz], the same
+                                                     digits in the same order
     <raw_dir>/qmnist-train-labels-idx2-int[.gz]      class, series and writer of each digit
-    <raw_dir>/qmnist-test-images-idx3-ubyte[.gz]     60,000 digits; or MNIST's t10k-images-idx3-ubyte[.gz], the first 10,000 of them
+    <raw_dir>/qmnist-test-images-idx3-ubyte[.gz]     60,000 digits; or MNIST's t10k-images-idx3-ubyte[.gz],
+                                                     the first 10,000 of them
     <raw_dir>/qmnist-test-labels-idx2-int[.gz]
 
 The files may also lie in QMNIST/raw/, where torchvision puts them. `split` says who is tested:
 
     published    the writers of the test file, who wrote nothing in the train file
-    students     all high-school students (series 4). Train and val are the employees of the census bureau (series 0 and 1)
+    students     all high-school students (series 4). Train and val are the employees of the census bureau (series 0
+                 and 1)
 
 In both, a tenth of the other writers validate.
 """

@@ -3,8 +3,8 @@
     <raw_dir>/Tiny-ImageNet-C/<corruption>/<severity>/<wnid>/*                    test: the published files
     <raw_dir>/Tiny-ImageNet-C-new/{train,val}/<corruption>/<severity>/<wnid>/*    made by ARM's authors
 
-A label is the rank of its wnid (n and digits) among all wnids. A folder that lacks a class would shift the labels, so it is
-refused. With `regenerate`, train and val domains are made from the clean training images,
+A label is the rank of its wnid (n and digits) among all wnids. A folder that lacks a class would shift the labels, so
+it is refused. With `regenerate`, train and val domains are made from the clean training images,
 <raw_dir>/tiny-imagenet-200/train/<wnid>/images/*, by our own corruptions.
 """
 

@@ -11,8 +11,8 @@ component 15 are an "a". Points after .PEN_UP are not drawn.
 Images look like FEMNIST's: dark ink on white, 28x28. `scale` is the size of a character:
 
     box       it fills a box of 20 pixels on its longer side
-    writer    the characters of a writer keep their relative sizes; the median of their longer sides becomes 14 pixels. Then an
-              o and an O of one shape differ only for somebody who knows the writer
+    writer    the characters of a writer keep their relative sizes; the median of their longer sides becomes 14
+              pixels. Then an o and an O of one shape differ only for somebody who knows the writer
 
 `split` says what is held out for val and test: writers, or whole sites with their tablets.
 """
