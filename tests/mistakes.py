@@ -197,7 +197,8 @@ MISTAKES = (
     Mistake("commands", "hosts.py", "seen[number] = new, now", "seen[number] = new, when", ("mesh", "queue")),
     Mistake("commands", "launch/cli.py", 'removeprefix("config.").partition("=")',
             'removeprefix("config.").rpartition("=")', ("overrides", "cli", "launch")),
-    Mistake("commands", "launch/evaluate.py", " start=_FROM.value,", "", ("launch", "study", "cli", "contexts")),
+    Mistake("commands", "launch/evaluate.py", "_AGAINST.value, _FROM.value,", "_AGAINST.value, 'erm',",
+            ("launch", "study", "cli", "contexts")),
 )
 # fmt: on
 

@@ -126,9 +126,9 @@ def drawings(measured: Sequence[Measured], styles: Mapping[str, Style]) -> Itera
     """A figure for each order of arrival."""
     for curves in measured:
         caption = (
-            f"Avg and W10% against the number of support images, {ORDERS[curves.kind]}; the queries are the same. Means "
-            "over training seeds, with standard errors in the first row, and paired 95 % bootstrap intervals over the "
-            "tasks below."
+            f"Avg and W10% against the number of support images, {ORDERS[curves.kind]}; the queries are the same. "
+            "Means over training seeds, with standard errors in the first row, and paired 95 % bootstrap intervals "
+            "over the tasks below."
         )
         yield Drawing(curves.kind, f"context curves, {ORDERS[curves.kind]}", caption, context_curves(curves, styles))
 

@@ -27,8 +27,8 @@ BENCHMARKS = ("cifar_c", "femnist", "iwildcam", "tiny_imagenet_c")  # the paper'
 AGAINST = ("paper", "paper_stand_ins")
 # Other data, and the paper's benchmark that they replace.
 STAND_INS = {"glyphs": "femnist", "unipen": "femnist", "glyphs_c": "cifar_c", "cifar10_c": "cifar_c"}
-ORDER = ("erm", "erm_iid", "cml", "bn", "bn_alpha", "cxda", "cxda_loo", "cxda_any", "cxda_p2p", "cxda_supervised", "icrm",
-         "ft_em", "ft_im", "sf_ocda", "cotta", "sla", "t3a", "lame", "feature_shift")  # fmt: skip
+ORDER = ("erm", "erm_iid", "cml", "bn", "bn_alpha", "cxda", "cxda_loo", "cxda_any", "cxda_p2p", "cxda_supervised",
+         "icrm", "ft_em", "ft_im", "sf_ocda", "cotta", "sla", "t3a", "lame", "feature_shift")  # fmt: skip
 # Fields of a config that are not part of the protocol, or that have a mark of their own.
 NO_PROTOCOL = ("benchmark", "data.", "evaluation.per_call", "evaluation.seed", "evaluation.test_tasks", "method",
                "net.weights", "seed", "train.log_every", "train.save_every", "train.source",
@@ -266,7 +266,8 @@ def paired_table(results: Sequence[Result]) -> tuple[Table | None, list[str]]:
     rows = tuple((a, tuple(cells.get((a, b)) for b in labels)) for a in labels)
     note = (
         f"The row's Avg minus the column's, in points, over {tasks} shared tasks and the seeds both have; bold where "
-        "the 95 % bootstrap interval over the tasks leaves out 0. It speaks of other tasks, not of other training seeds."
+        "the 95 % bootstrap interval over the tasks leaves out 0. It speaks of other tasks, not of other training "
+        "seeds."
     )
     store = usual[0].store
     return Table("paired", store, f"{store}: paired differences", columns, rows, (note,)), faults
