@@ -27,7 +27,7 @@ class Ceiling(NamedTuple):
 CEILINGS = {
     "not gate and not exhaustive": Ceiling(100, 8),
     "gate": Ceiling(1150, 28),
-    "exhaustive": Ceiling(1100, 50),
+    "exhaustive": Ceiling(950, 50),
 }
 
 
