@@ -1,7 +1,7 @@
 """Whether the tests notice mistakes: makes one in a copy of the checkout, runs the tests of that place, and undoes it.
 
 python -m tests.mistakes --out=mistakes.json
-python -m tests.mistakes --rooms=methods,nets --jobs=2
+python -m tests.mistakes --jobs=2
 python -m tests.mistakes --numbers=3,7 --tree=ANOTHER_CHECKOUT
 python -m tests.mistakes --check
 python -m tests.mistakes --control
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parents[1]
-LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "runs", "site")
+LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info")
 CAUGHT, MISSED, HUNG, BROKEN = "caught", "missed", "hung", "broken"
 SCRIPT = uuid.uuid4().hex  # stands in the environment of all that this process starts
 FAILED, NO_TESTS = 1, 5  # exit codes of pytest
@@ -321,37 +321,31 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, f"{'all':<12}{caught:>8}{len(rows):>5}"])
 
 
-def chosen(rooms: str, numbers: str) -> dict[int, Mistake]:
-    """The mistakes that were asked for, by number."""
-    known = {mistake.room for mistake in MISTAKES}
-    if unknown := {*filter(None, rooms.split(","))} - known:
-        raise SystemExit(f"--rooms: no {min(unknown)}; choose from {', '.join(sorted(known))}")
-    wanted = {int(text) for text in numbers.split(",") if text}
+def chosen(numbers: str) -> dict[int, Mistake]:
+    """The mistakes of these numbers; all where there are none."""
+    wanted = {int(text) if text.isdecimal() else 0 for text in filter(None, numbers.split(","))}
     if not wanted <= {*range(1, len(MISTAKES) + 1)}:
         raise SystemExit(f"--numbers: give some of 1 to {len(MISTAKES)}")
-    every = enumerate(MISTAKES, 1)
-    return {n: m for n, m in every if (not rooms or m.room in rooms.split(",")) and (not wanted or n in wanted)}
+    return {n: mistake for n, mistake in enumerate(MISTAKES, 1) if not wanted or n in wanted}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mistakes", description=__doc__.splitlines()[0])
     parser.add_argument("--tree", type=Path, default=HERE, help="the checkout; this one unless given")
-    parser.add_argument("--rooms", default="", help="parts of the package; all unless given")
     parser.add_argument("--numbers", default="", help="numbers of mistakes; all unless given")
     parser.add_argument("--jobs", type=int, default=1, help="mistakes at once, each in a copy of its own")
     parser.add_argument("--out", type=Path, help="a JSON file of outcomes, which a later run goes on with")
     parser.add_argument("--seconds", type=float, default=600.0, help="how long the tests of a mistake may take")
-    parser.add_argument("--fresh", action="store_true", help="forget what --out holds")
     parser.add_argument("--check", action="store_true", help="only check that each mistake can be made")
     parser.add_argument("--control", action="store_true", help="run the tests of all these mistakes without any")
     flags = parser.parse_args()
-    tree, mistakes = flags.tree.resolve(), chosen(flags.rooms, flags.numbers)
+    tree, mistakes = flags.tree.resolve(), chosen(flags.numbers)
     check(tree)
     if flags.check:
         print(f"{len(MISTAKES)} mistakes can be made in {tree}")
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left running
-    rows = [] if flags.fresh else read(flags.out)
+    rows = read(flags.out)
     done, copies = {row["identity"] for row in rows if row["tree"] == str(tree)}, queue.SimpleQueue()
     left = {n: mistake for n, mistake in mistakes.items() if identity(mistake) not in done}
 

@@ -1,6 +1,8 @@
 """Three pages in headless Chromium: the report, the page of an adapted model, and the live page."""
 
 import re
+import urllib.parse
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,3 +153,25 @@ def test_live_the_last_change_of_the_buffer_counts(opened):
     )
     settled(opened)
     assert "After, with 7 images" in find(opened, "#said").text
+
+
+def test_live_long_drawings_cost_little_more_a_point(opened):
+    """Of equal scribbles, one with a hundred times as many points has lines a hundred times as short."""
+    script = """const times = [100, 10000].map((n) => { const scribble = [Array.from({length: n}, (_, i) =>
+      [Math.cos(20 * i / n) * i / n, Math.sin(20 * i / n) * i / n])]; const best = [];
+      for (let k = 0; k < 5; k++) { const began = performance.now(); draw(scribble, 28); best.push(performance.now() - began); }
+      return Math.min(...best); }); return times"""
+    few, many = opened.execute_script(script)
+    print(f"{few:.2f} and {many:.2f} ms")
+    assert many < 40 * few
+
+
+def test_a_hosts_policy_does_not_leave_the_page_without_a_word(browser, addresses):
+    policy = '<meta http-equiv="Content-Security-Policy" content="script-src \'self\'">'
+    page = Path(urllib.parse.urlparse(addresses["live"]).path)
+    (page.parent / "hosted.html").write_text(page.read_text().replace("<head>", f"<head>{policy}", 1))
+    for address, dead in ((addresses["live"], False), ((page.parent / "hosted.html").as_uri(), True)):
+        browser.get(address)
+        shown = browser.find_elements("css selector", "#dead")  # the page's script takes it away
+        assert [("Policy" in words.text) for words in shown] == [True] * dead
+    browser.get_log("browser")  # the refusals
