@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 from pathlib import Path
+from unittest import mock
 
 import optax
 import pytest
@@ -102,27 +103,17 @@ def test_a_config_of_an_earlier_version_gets_the_defaults_of_what_it_lacks():
         stored(bn={})
 
 
-class Noting(dict):
-    """A config that notes which groups are read."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.noted = set()
-
-    def __getitem__(self, name):
-        self.noted.add(name)
-        return super().__getitem__(name)
-
-
 def test_a_method_reads_the_groups_that_it_declares_and_no_other_moves_its_hash(fixed_store):
     def hashes(**more):
         return [config.config_hash(experiment.read_by_method({**CONFIG, **more, "method": name})) for name in before]
 
     before = list(experiment.METHODS)
     for name in before:
-        noting = Noting(CONFIG | {"method": name})
+        noting = mock.MagicMock()
+        noting.__getitem__.side_effect = (CONFIG | {"method": name}).__getitem__
         experiment.METHODS[name].build(noting, fixed_store)
-        assert noting.noted & experiment.groups_of_methods() == {*experiment.METHODS[name].reads}, name
+        noted = {call.args[0] for call in noting.__getitem__.call_args_list}
+        assert noted & experiment.groups_of_methods() == {*experiment.METHODS[name].reads}, name
     known = hashes()
     with entries.registered():
         assert hashes(prior_shift={"steps": 20}) == known and "prior_shift" in experiment.groups_of_methods()

@@ -25,8 +25,7 @@ def test_results_are_read_with_their_scores(tmp_path):
     results, faults = read_results(tmp_path.iterdir())
     assert not faults and [r.folder.name for r in results] == ["cxda,support_size=10", "0", "1"]
     for result in results[1:]:
-        stored = result.stored()
-        np.testing.assert_array_equal((stored["predictions"] == stored["labels"]).mean(1), scores[result.row["seed"]])
+        np.testing.assert_array_equal(result.tasks.scores, scores[result.row["seed"]])
         assert result.config["seed"] == result.row["seed"] and result.run == result.folder
     assert results[0].run == tmp_path / "0"
     assert [line.get("val_score") for line in results[0].curve()] == [None, 0.5]

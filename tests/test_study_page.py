@@ -99,8 +99,7 @@ def test_a_verdict_needs_the_interval_and_every_seed_and_more_than_seeds_move():
     assert tables.verdict("bn_alpha,from=erm_iid", gap, 9.0) == 1
 
 
-def test_configs_take_the_rates_that_were_chosen():
-    """The rate with the highest validation, of equal ones the smaller."""
+def test_configs_take_the_rates_with_the_highest_validation_of_equal_ones_the_smaller():
     told = json.loads((STUDY / "tuning.json").read_text())
     assert {data: {m: entry["rate"] for m, entry in of.items()} for data, of in told["rates"].items()} == config.RATES
     for entry in (entry for part in ("rates", "shares") for of in told[part].values() for entry in of.values()):
@@ -115,8 +114,7 @@ def test_configs_take_the_rates_that_were_chosen():
     assert config.read("cifar10_c:cxda")["optimizer"]["learning_rate"] == 0.01, "the paper's"
 
 
-def test_the_plan_has_a_command_for_each_record(capsys):
-    """Its configs and fields are those of the package."""
+def test_the_plan_has_a_command_for_each_record_and_knows_the_fields():
     for name, count in plan.SEEDS.items():
         for seed in range(count):
             lines = [*map(shlex.split, plan.commands(name, seed))]
