@@ -2,6 +2,8 @@
 
 import functools
 import re
+import time
+from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -13,7 +15,7 @@ from cxda_jax import augment, backend, cost, train
 from cxda_jax.bench.cases import SHAPES, Case, make_runner, prepare
 from cxda_jax.data.episodes import sample_plans
 from cxda_jax.data.sources import device_source
-from cxda_jax.evaluation import Tasks, compile_task, evaluate
+from cxda_jax.evaluation import PREDICTIONS, Evaluator, Tasks, compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.nets.attention import CHUNK
 from tests.conftest import make_episode
@@ -138,3 +140,13 @@ def test_an_evaluation_compiles_once_whatever_its_length(fixed_store):
     for tasks in (3, 7):
         evaluate(evaluator, variables, counting, Tasks(plans, tasks, "accuracy", per_call=2))
     assert len(traced) == 1
+
+
+def test_a_tasks_time_is_not_that_of_the_next_batch():
+    def batches(plans, start, stop):
+        yield from (time.sleep(0.05) for _ in range(start, stop))
+
+    zeros = jnp.zeros((1, 3), jnp.int32)
+    source = SimpleNamespace(mesh=None, resident=(), own_batches=batches)
+    evaluator = Evaluator(lambda *_: SimpleNamespace(label=zeros), None, None, lambda *_: {PREDICTIONS: zeros}, None)
+    assert evaluate(evaluator, {}, source, Tasks(lambda tasks: tasks, 6, "accuracy")).task_ms < 25

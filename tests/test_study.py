@@ -9,13 +9,14 @@ import textwrap
 import time
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import METHODS, open_data
-from cxda_jax.runs import local
+from cxda_jax.runs import jobs, local
 from cxda_jax.runs.jobs import Job, Study, find_job, listing, plan
 from tests.commands import command, wait_until
 from tests.lines import ROOT, refused
@@ -65,6 +66,9 @@ def test_ids_follow_configs_and_data_alone(store, tmp_path):
     assert ids == [job.id for job in plan(make_study(tmp_path / "b"), store, "elsewhere")]
     for study, data in ((make_study(tmp_path), store._replace(sha256="other")), (full, store)):
         assert not set(ids) & {job.id for job in plan(study, data, "data")}
+    built = jobs.build_method
+    with mock.patch.object(jobs, "build_method", lambda *given: built(*given)._replace(version="new")):
+        assert not set(ids) & {job.id for job in plan(make_study(tmp_path), store, "data")}
 
 
 class Script(Job):

@@ -49,25 +49,6 @@ def test_pages_hold_what_follows_from_the_records(studies):
     assert {table(tables.load(Path("none"))) for table in make.TABLES.values()} == {"Nothing is recorded yet."}
 
 
-def test_a_gap_is_a_mean_with_a_bootstrap_interval(studies, points):
-    pair = ("cxda", ""), ("erm_iid", "")
-    gap = tables.gaps(studies["unipen"], [pair], worst=True)[pair]
-    ours, theirs = (of_seeds(points, key[0]) for key in pair)
-    by_task = np.mean(ours, axis=0) - np.mean(theirs, axis=0)
-    assert gap.seeds == (0, 1, 2, 3, 4) and gap.avg.mean == pytest.approx(by_task.mean(), abs=1e-5)
-    each = [(a - b).mean() for a, b in zip(ours, theirs, strict=True)]
-    assert [*gap.of_seeds.values()] == pytest.approx(each, abs=1e-5)
-    half = 1.96 * by_task.std(ddof=1) / len(by_task) ** 0.5  # what the bootstrap's interval of a mean tends to
-    assert gap.avg[1:] == pytest.approx((by_task.mean() - half, by_task.mean() + half), abs=0.05)
-    rng, drawn = np.random.default_rng(1), []
-    for _ in range(500):
-        rows = rng.integers(0, len(by_task), len(by_task))
-        drawn.append(np.mean([lowest(a[rows]) - lowest(b[rows]) for a, b in zip(ours, theirs, strict=True)]))
-    assert gap.w10[1:] == pytest.approx(np.percentile(drawn, [2.5, 97.5]), abs=0.25)
-    middle = np.mean([lowest(a) - lowest(b) for a, b in zip(ours, theirs, strict=True)])
-    assert gap.w10.mean == pytest.approx(middle, abs=1e-5)
-
-
 def test_tables_hold_the_statistics_of_the_scores(studies, points):
     one = {"unipen": studies["unipen"]}
 

@@ -148,10 +148,10 @@ def test_the_first_finished_result_of_a_seed_counts_and_the_others_are_named():
     assert faults == [f"other: {said}", f"late: {said}"]
 
 
-def stored(folder, method, seed, hits, rows, **row):
+def stored(folder, method, seed, hits, rows, query=0, **row):
     """A result whose predictions are right at `hits` [tasks, queries], of the tasks with these support rows."""
     made = result(method, seed, **row)
-    return write_result(made, folder / method / str(seed), np.zeros_like(hits), 1 - hits, rows, rows)
+    return write_result(made, folder / method / str(seed), np.zeros_like(hits), 1 - hits, rows, rows + query)
 
 
 def test_paired_differences_match_scipy(tmp_path):
@@ -159,9 +159,11 @@ def test_paired_differences_match_scipy(tmp_path):
     chances = {("erm", 0): 0.5, ("erm", 1): 0.5, ("cxda", 0): 0.7, ("cxda", 1): 0.7, ("bn", 1): 0.71}
     hits = {key: (rng.random((100, 20)) < chance).astype(int) for key, chance in chances.items()}
     results = [stored(tmp_path, m, s, h, rows) for (m, s), h in hits.items()]
-    results.append(stored(tmp_path, "sla", 0, hits["erm", 0], rows + 1))
+    results.append(stored(tmp_path, "sla", 0, hits["erm", 0], rows, query=1))
+    results.append(stored(tmp_path, "cml", 0, hits["erm", 0], rows + 1, query=-1))
     table, faults = paired_table(results)
-    assert faults == [f"{tmp_path}/sla/0: not in the paired differences, since its tasks are not those of the others"]
+    said = "not in the paired differences, since its tasks are not those of the others"
+    assert sorted(faults) == [f"{tmp_path}/{method}/0: {said}" for method in ("cml", "sla")]
     assert [label for label, _ in table.rows] == ["erm", "bn", "cxda"]
     text = formats.to_markdown(table)
     for a, b, seeds, bold in [("cxda", "erm", (0, 1), True), ("cxda", "bn", (1,), False)]:
