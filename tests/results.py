@@ -7,7 +7,7 @@ import numpy as np
 
 from configs import cifar_c, femnist, iwildcam, tiny_imagenet_c
 from cxda_jax.config import resolve
-from cxda_jax.results.result import Result, Tasks, make_tasks
+from cxda_jax.results.result import Result, ScoredTasks, make_tasks
 
 PROTOCOL = {
     module.__name__.rpartition(".")[2]: resolve(module.get_config("cxda"))
@@ -28,7 +28,7 @@ def make_result(method="cxda", seed=0, benchmark="cifar_c", setting="", label=No
         "config_hash": "c0ffee", "weights_hash": "beef", "steps": 100, "package": "0.1.0", "device": "cpu x1",
     }  # fmt: skip
     folder = run if label == method else run / label
-    tasks = Tasks(np.zeros(1), np.ones(1), 1, "", "")
+    tasks = ScoredTasks(np.zeros(1), np.ones(1), 1, "", "")
     return Result({**filled, **row}, {**config, "seed": seed}, folder, run, tasks)
 
 
@@ -47,8 +47,7 @@ def write_result(result: Result, folder: Path, labels, predictions, support, que
         (run / "config.json").write_text(json.dumps({**result.config, "method": row["method"]}))
         curve = [{"step": step, "val_score": 0.1 * step} for step in (1, 2, 3)]
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
-    stored = {"labels": labels, "support": support, "query": query}
-    tasks = make_tasks(np.mean(predictions == labels, axis=1), stored)
+    tasks = make_tasks(np.mean(predictions == labels, axis=1), dict(labels=labels, support=support, query=query))
     return result._replace(row=row, folder=folder, run=run, tasks=tasks)
 
 

@@ -170,7 +170,7 @@ def test_the_command_prints_a_table_and_differences(study, tmp_path):
 
 
 def test_tables_and_a_figure_of_contexts(study):
-    (measured,), _ = report.measure(study)
+    (measured,), _ = report.measure_curves(study)
     level, gains, _, _, _, leads = report.context_tables(measured)  # of the mean, then of the worst tenth
     assert [column.title for column in level.columns] == ["0", *(column.title for column in gains.columns)]
     assert [column.title for column in gains.columns] == ["5", "100", "200", "area"]

@@ -15,7 +15,7 @@ from cxda_jax.disk.files import locked
 from cxda_jax.disk.reading import read_lines
 from cxda_jax.experiment import METHODS, open_data
 from cxda_jax.results.folders import read_result, read_results
-from cxda_jax.results.result import Result, Tasks, by_store
+from cxda_jax.results.result import Result, ScoredTasks, by_store
 from cxda_jax.results.settings import USUAL, Setting, reshaped
 from cxda_jax.results.text import comparison, table
 from cxda_jax.runs import training
@@ -202,7 +202,7 @@ def test_settings_say_how_many_queries_there_are():
 def made(label="m", seed=0, scores=(1, 1, 0, 0), **other):
     row = {"benchmark": "b", "label": label, "seed": seed, "num_tasks": 5, "avg": 50.0, "w10": 10.0, "steps": 9,
            "adapt_ms": 2, "predict_ms": 1, "metric": "accuracy"}  # fmt: skip
-    tasks = Tasks(np.array(scores, float), np.ones(4), 1, "queries", "supports")
+    tasks = ScoredTasks(np.array(scores, float), np.ones(4), 1, "queries", "supports")
     return Result({"method": label} | row | other, {}, Path(label), Path(label), tasks)
 
 

@@ -39,7 +39,7 @@ class Measured(NamedTuple):
     leads: Differences  # to RIVAL in the same context; empty where it was not tested
 
 
-def measure(results: Sequence[Result]) -> tuple[list[Measured], list[str]]:
+def measure_curves(results: Sequence[Result]) -> tuple[list[Measured], list[str]]:
     """The curves of all results of one store, and a fault for each result that could not be paired with the others."""
     ordered = [result for seeds in by_cell(results).values() for result in seeds]
     found, faults = [], []

@@ -21,7 +21,8 @@ from cxda_jax.config import config_hash
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError, brief
-from cxda_jax.results.result import Result, Tasks, check_row
+from cxda_jax.experiment import METHODS
+from cxda_jax.results.result import Result, ScoredTasks, check_row
 
 SUFFIX = ".records"
 RESULTS, CONFIGS, SCORES = "results.jsonl", "configs.json", "scores.npz"
@@ -81,9 +82,10 @@ def read(path: Path) -> list[Result]:
             row, config, known = line["row"], configs[line["config"]], line["row"][RECORDED]
             if fault := _fault_in(row, config, right, queries):
                 raise ValueError(f"result {number} {fault}")
-            row = check_row(row, config, path / line["folder"], "record it again")
-            tasks = Tasks(right / queries, np.ones(len(right)), queries, known["query"], known["support"])
-            found.append(Result(row, config, path / line["folder"], path / line["run"], tasks))
+            folder, run = (_inside(path, line[name]) for name in ("folder", "run"))
+            row = check_row(row, config, folder, "record it again")
+            tasks = ScoredTasks(right / queries, np.ones(len(right)), queries, known["query"], known["support"])
+            found.append(Result(row, config, folder, run, tasks))
         if not found:
             raise ValueError("it holds no result")
         return sorted(found, key=lambda r: r.folder / "result.json")  # as folders are read
@@ -96,8 +98,8 @@ def _fault_in(row: Mapping[str, Any], config: Mapping[str, Any], right: np.ndarr
       right: how many queries of each task are right, [tasks].
       queries: of a task.
     """
-    if row["seed"] != config["seed"]:
-        return f"is of seed {row['seed']!r}, which its config is not"
+    if row["method"] not in METHODS or row["seed"] != config["seed"]:
+        return f"is of {brief(repr(row['method']), 20)}, seed {row['seed']!r}, which its config is not"
     if right.shape != (row["num_tasks"],) or right.max(initial=0) > queries:
         most = f"{right.max(initial=0)} right answers of {queries} in a task"
         return f"has {most}, and {len(right)} of {row['num_tasks']} tasks"
@@ -123,6 +125,13 @@ def _place(result: Result, whole: bool = True) -> str:
     run = os.path.join(result.row.get("data_name") or result.row["benchmark"], *result.run.parts[-2:])
     inside = result.folder.relative_to(result.run)
     return os.path.join(run, *inside.parts) if whole else run
+
+
+def _inside(path: Path, name: str) -> Path:
+    """A place below the file, where nothing can lie; a ValueError for one elsewhere."""
+    if os.path.isabs(name) or ".." in Path(name).parts:
+        raise ValueError(f"{brief(name, 40)} leads outside")
+    return path / name
 
 
 def _commit(run: Path) -> str:

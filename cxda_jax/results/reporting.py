@@ -72,7 +72,7 @@ def make_report(
     replacing(HEADING, folder / "report.html")
     for store, of_store in by_store(results).items():
         pairs, unpaired = paired_table(of_store)
-        curves, unpaired_curves = curve_figures.measure(of_store)
+        curves, unpaired_curves = curve_figures.measure_curves(of_store)
         tables += [pairs] if pairs else []
         tables += [table for found in curves for table in curve_figures.context_tables(found, late.get(store, []))]
         kept, unshown = attention.kept_attention(of_store, data_dir)

@@ -76,7 +76,7 @@ def parse_identity(row: Mapping[str, Any]) -> Identity:
     return Identity(method, start, ",".join(parts), setting)
 
 
-class Tasks(NamedTuple):
+class ScoredTasks(NamedTuple):
     """The tasks of a result, and how it did.
 
     Attributes:
@@ -99,12 +99,12 @@ class Tasks(NamedTuple):
         return self.scores * self.shares
 
 
-def make_tasks(scores: np.ndarray, stored: Mapping[str, np.ndarray]) -> Tasks:
+def make_tasks(scores: np.ndarray, stored: Mapping[str, np.ndarray]) -> ScoredTasks:
     """The tasks with these scores [tasks], of the arrays that a test stored: labels, query and support."""
     labels = stored["labels"]
     query, support = (hashlib.sha256(stored[name].tobytes()).hexdigest()[:16] for name in ("query", "support"))
     whole = bool((labels >= 0).all())
-    return Tasks(scores, metrics.shares(labels), labels.shape[1] * whole, query, support)
+    return ScoredTasks(scores, metrics.shares(labels), labels.shape[1] * whole, query, support)
 
 
 def read_arrays(path: Path, told: str = "") -> dict[str, np.ndarray]:
@@ -139,7 +139,7 @@ class Result(NamedTuple):
     config: Mapping[str, Any]
     folder: Path
     run: Path
-    tasks: Tasks
+    tasks: ScoredTasks
     store: str = ""
 
     @property

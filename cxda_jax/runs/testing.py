@@ -51,10 +51,10 @@ def evaluate_runs(patterns: Sequence[str], request: Request, data_dir: str | Pat
     tests = [[e.label, e.folder.name, e.split, config_hash(e.config)] for e in evaluations]
     identity.insist_on_agreement({"package": __version__, "tests": tests, "num_tasks": request.num_tasks})
     results: list[Result] = []
-    programs = Programs(data_dir, request.split)
+    compiled_tests = CompiledTests(data_dir, request.split)
     for evaluation in evaluations:
         try:
-            result = tested(evaluation, *programs.of(evaluation), request.num_tasks)
+            result = tested(evaluation, *compiled_tests.of(evaluation), request.num_tasks)
         except Exception as e:
             if total == 1:
                 raise
@@ -70,7 +70,7 @@ def evaluate_runs(patterns: Sequence[str], request: Request, data_dir: str | Pat
         raise UserError(f"{len(failures)} of {total} evaluations failed; the first: {failures[0]}")
 
 
-class Programs:
+class CompiledTests:
     """The experiment and the compiled test of the latest evaluation. Seeds share one compiled program."""
 
     def __init__(self, data_dir: str | Path, split: str):
