@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cxda_jax import config
 from cxda_jax.errors import UserError
+from cxda_jax.fields import AUGMENT, SHARE, Field, Group, Range, check
 from cxda_jax.types import Array
 
 
@@ -29,7 +29,7 @@ class Weak(NamedTuple):
 
 def check_weak(options: Weak) -> None:
     """Raises a UserError that names the first wrong option."""
-    config.check("augment", **options._asdict())
+    check(AUGMENT, **options._asdict())
 
 
 def weak(key: Array, pixels: Array, options: Weak) -> Array:
@@ -106,11 +106,26 @@ class Strong(NamedTuple):
 
 
 SHARPEST = 0.001  # the sigma of a blur that changes nothing
+STRONG = Group("Augmentation in sf_ocda and cotta; 0 switches a part off.", {
+    "brightness": Field(0.4, "Greatest change of brightness.", SHARE),
+    "contrast": Field(0.3, "Greatest change of contrast.", SHARE),
+    "saturation": Field(0.5, "Greatest change of saturation.", SHARE),
+    "hue": Field(0.06, "Greatest change of hue, in turns.", Range(0, 0.5)),  # half a turn to both sides is the circle
+    "gamma": Field(0.3, "Greatest change of gamma.", SHARE),
+    "rotate": Field(15.0, "Greatest rotation in degrees.", Range(0, 180)),
+    "translate": Field(0.125, "Greatest shift, as a share of the side.", SHARE),
+    "scale": Field(0.1, "Greatest change of scale.", Range(0, 0.9)),
+    "blur": Field(0.5, "Greatest deviation of the Gaussian blur in pixels; 0, or from 0.001.",
+                  Range(0, 1)),  # the kernel of 5 pixels is too small for wider Gaussians
+    "flip": Field(True, "Flip half of the images."),
+    "noise": Field(0.005, "Deviation of Gaussian noise.", SHARE),
+    "invert": Field(False, "Augment 1 - pixels, for dark ink on white."),
+}, at_test=True)  # fmt: skip
 
 
 def check_strong(options: Strong) -> None:
     """Raises a UserError that names the first wrong option."""
-    config.check("strong", **options._asdict())
+    check(STRONG, **options._asdict())
     if 0 < options.blur < SHARPEST:
         raise UserError(f"blur={options.blur} must be at least {SHARPEST} and at most 1, or 0 to switch it off")
 

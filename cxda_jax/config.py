@@ -1,37 +1,35 @@
-"""Reads, changes, checks and shows configs. fields.py lists their fields."""
+"""Reads, changes, checks and shows configs. registry.schema() lists their fields."""
 
 import ast
 import contextlib
 import difflib
 import hashlib
 import json
-import math
 import os
-import re
 import runpy
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cxda_jax.errors import UserError, brief
-from cxda_jax.fields import FIELDS, Field, Group
+from cxda_jax.fields import FIELDS, Field, Group, check_value, renamed
+from cxda_jax.registry import METHODS, groups, held, readers, schema
 
 Config = Mapping[str, Any]  # nested dicts of plain values, as in a run's config.json
 Changes = Sequence[tuple[str, str]]  # dotted field, text of its new value
 
 
 def default() -> Any:
-    """The paper's protocol, as a ConfigDict. A benchmark's file sets what differs."""
+    """The paper's protocol, as a ConfigDict with the fields of all methods. A benchmark's file sets what differs."""
     from ml_collections import ConfigDict
 
-    return ConfigDict(
-        {
-            name: {n: field.default for n, field in entry.fields.items()} if isinstance(entry, Group) else entry.default
-            for name, entry in FIELDS.items()
-        }
-    )
+    return ConfigDict({name: _default_of(entry) for name, entry in schema().items()})
+
+
+def _default_of(entry: Field | Group) -> Any:
+    return entry.defaults() if isinstance(entry, Group) else entry.default
 
 
 def variant(argument: str | None, *more: str) -> tuple[Any, ...]:
@@ -69,12 +67,10 @@ def tuned_rate(data: str, method: str) -> float:
 def shrink(c: Any) -> None:
     """Changes a ConfigDict so that all programs run in seconds."""
     c.smoke = True
-    c.net.width = 16  # 8 heads of one channel each
-    c.net.stages = (1, 1, 1)
-    c.cml.width, c.cotta.copies, c.finetune.steps = 8, 2, 2
-    c.icrm.width, c.icrm.layers = 16, 2
-    c.train.steps, c.train.log_every = 20, 5
-    c.evaluation.every_steps, c.evaluation.val_tasks, c.evaluation.test_tasks = 10, 4, 10
+    for group, entry in schema().items():
+        for name, field in entry.fields.items() if isinstance(entry, Group) else ():
+            if field.smoke is not None:
+                c[group][name] = field.smoke
 
 
 def load(spec: str, changes: Changes = ()) -> Any:
@@ -100,10 +96,15 @@ def load(spec: str, changes: Changes = ()) -> Any:
         raise UserError(f"{flag}: {type(e).__name__}: {brief(said, 80)}; --debug shows where") from e
     if not get_config:
         raise UserError(f"{flag}: defines no get_config(argument); see configs/glyphs.py")
-    lacking = [name for name in FIELDS if not isinstance(config, ConfigDict) or name not in config]
-    if lacking:
+    if lacking := [name for name in FIELDS if not isinstance(config, ConfigDict) or name not in config]:
         what = f"a config without {lacking[0]}" if isinstance(config, ConfigDict) else f"a {type(config).__name__}"
         raise UserError(f"{flag}: get_config() returns {what}; start from cxda_jax.config.default()")
+    for text in [text for name, text in changes if name == "method"]:
+        override(config, "method", text)
+    if config.method in METHODS:  # build_method() says what is wrong with another name
+        kept = held(config.method, for_tests=True)
+        for unread in [name for name in config if name not in kept]:
+            del config[unread]
     for name, text in changes:
         override(config, name, text)
     return config
@@ -127,6 +128,17 @@ def changed(config: Config, changes: Changes) -> Config:
     for name, text in changes:
         override(fields, name, text)
     return fields.to_dict()
+
+
+def of_method(config: Config, method: str = "", for_tests: bool = False) -> dict[str, Any]:
+    """A resolved config for a method, or else for its own: with the groups that this one reads, and no others.
+
+    A group that the config lacks is as it is by default. `for_tests` is as in held().
+    """
+    method, fields = method or config["method"], schema()
+    kept = held(method, for_tests)
+    groups = {n: config[n] if n in config else _default_of(entry) for n, entry in fields.items() if n in kept}
+    return groups | {"method": method}
 
 
 def config_hash(config: Config) -> str:
@@ -160,6 +172,9 @@ def override(config: Any, name: str, text: str) -> None:
         lacks = f"no field {brief(repr(part), 30)}"
         if not isinstance(node, ConfigDict):
             raise UserError(f"{at} is a single value, it has {lacks}")
+        if not depth and part in groups() and part not in node:
+            only = ", ".join(readers(part))
+            raise UserError(f"--config.{brief(name)}: {config.method} does not read it, only {only}; leave it out")
         if part not in node:
             near = difflib.get_close_matches(part, list(node), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"fields: {', '.join(sorted(node))}"
@@ -201,83 +216,37 @@ def _value(name: str, text: str, present: Any) -> Any:
 
 def check_all(config: Config) -> None:
     """Raises a UserError that names the first field of a resolved config with a value that it may not have."""
-    for name, entry in FIELDS.items():
+    for name, entry in schema().items():
+        if name not in config:
+            continue
         for field_name, field in entry.fields.items() if isinstance(entry, Group) else [("", entry)]:
             value = config[name][field_name] if field_name else config[name]
             check_value(f"{name}.{field_name}" if field_name else name, value, field)
-
-
-def check(group: str, **values: Any) -> None:
-    """check_all() for parameters of a function that have the names of fields of this group."""
-    entry = FIELDS[group]
-    assert isinstance(entry, Group)
-    for name, value in values.items():
-        check_value(name, value, entry.fields[name])
-
-
-def check_value(name: str, value: Any, field: Field) -> None:
-    """Raises a UserError if the value is outside the field's range or choices."""
-    if field.choices:
-        choose(name, value, field.choices)
-    if field.within and not field.within.holds(value):
-        low, high = field.within.low, field.within.high
-        expected = f"{'at least' if field.within.closed[0] else 'above'} {low:.10g}"
-        if high < math.inf:
-            expected += f" and {'at most' if field.within.closed[1] else 'below'} {high:.10g}"
-        elif not math.isfinite(value):
-            expected = f"a finite number {expected}"
-        raise UserError(f"{name}={value} must be {expected}")
-
-
-def refuse_unread(config: Config, *fields: str) -> Config:
-    """The config.
-
-    Raises a UserError where one of the fields, which its method does not read, is not as it is by default.
-    """
-    for group, _, name in (field.partition(".") for field in fields):
-        entry = FIELDS[group]
-        assert isinstance(entry, Group)
-        if config[group][name] != (default := entry.fields[name].default):
-            method = config["method"]
-            raise UserError(
-                f"{group}.{name}={config[group][name]!r}: {method} does not read it; leave it at {default!r}"
-            )
-    return config
-
-
-def choose(name: str, value: Any, allowed: Any) -> Any:
-    """Returns the value if it is allowed. Otherwise raises a UserError that suggests the nearest one."""
-    if value not in allowed:
-        near = difflib.get_close_matches(str(value), map(str, allowed), n=1)
-        hint, known = f"did you mean {near[0]!r}? " if near else "", ", ".join(map(str, sorted(allowed)))
-        raise UserError(f"{name}={brief(repr(value), 30)} is unknown; {hint}choose from {brief(known, 100)}")
-    return value
-
-
-def lookup(name: str, key: str, table: Mapping[str, Any]) -> Any:
-    """The table's entry of this key. Raises a UserError that suggests the nearest key if there is none."""
-    return table[choose(name, key, table)]
 
 
 # Fields of earlier versions, and the value that runs may still hold.
 RETIRED = {"attention.sink": False, "cxda_any.plain": 0.5}
 
 
-def check_stored(config: Config, where: str, fix: str, fields: Mapping[str, Field | Group] = FIELDS) -> dict[str, Any]:
-    """A config from a file, with the defaults of optional groups and fields that it lacks.
+def check_stored(config: Config, where: str, fix: str) -> dict[str, Any]:
+    """A config from a file as this version would write it, with the defaults of optional fields that it lacks.
 
     Raises a UserError unless it has all fields, no others, and values of their types. The fields of `data` differ from
     benchmark to benchmark and are not checked. Messages begin with `where` and end with `fix`.
     """
+    there = {name: entry for name, entry in schema().items() if name in config or name in FIELDS}
+    return of_method(_stored_fields(config, where, fix, there), for_tests=True)
+
+
+def _stored_fields(config: Config, where: str, fix: str, fields: Mapping[str, Field | Group]) -> dict[str, Any]:
     config = {n: v for n, v in config.items() if (".".join(f"{where}.{n}".split(".")[-2:]), v) not in RETIRED.items()}
     for name in config:
         if name not in fields:
             raise UserError(f"{where}.{brief(name, 40)}: this version has no such field; {fix}")
     for name, entry in fields.items():
         at = f"{where}.{name}"
-        if name not in config and entry.optional:
-            grouped = isinstance(entry, Group)
-            config[name] = {n: f.default for n, f in entry.fields.items()} if grouped else entry.default
+        if name not in config and isinstance(entry, Field) and entry.optional:
+            config[name] = entry.default
         if name not in config:
             raise UserError(f"{at}: missing, though this version has that field; {fix}")
         value = config[name]
@@ -285,7 +254,7 @@ def check_stored(config: Config, where: str, fix: str, fields: Mapping[str, Fiel
             if not isinstance(value, dict):
                 raise UserError(f"{at}={brief(repr(value), 40)}: expected a group of fields; {fix}")
             if name != "data":
-                config[name] = check_stored(value, at, fix, entry.fields)
+                config[name] = _stored_fields(value, at, fix, entry.fields)
         elif not _is_like(value, entry.default):
             raise UserError(f"{at}={brief(repr(value), 40)}: expected {entry.default!r} or the like; {fix}")
     return config
@@ -298,31 +267,10 @@ def _is_like(value: Any, default: Any) -> bool:
     return type(value) in (int, float) if isinstance(default, float) else type(value) is type(default)
 
 
-# Names of parameters in messages.
-
-
 def as_fields(config: Config, *groups: str) -> contextlib.AbstractContextManager[None]:
     """A context in which a UserError about a parameter, momentum=2.0, names the field of these groups,
     batch_norm.momentum."""
     return renamed({name: f"{group}.{name}" for group in reversed(groups) for name in config.get(group, ())})
-
-
-@contextlib.contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """A context in which a UserError names parameters by other names.
-
-    A word counts as a parameter if the message begins with it, if = follows, or if it has an underscore.
-    """
-
-    def rename(word: re.Match[str]) -> str:
-        name, follows = word.groups()
-        is_parameter = name in names and (not word.start() or follows or "_" in name)
-        return f"{names[name]}{follows}" if is_parameter else word[0]
-
-    try:
-        yield
-    except UserError as e:
-        raise UserError(re.sub(r"(?<![\w.'\"=/-])(\w+)(=?)", rename, str(e))) from e
 
 
 # Showing the fields.
@@ -331,7 +279,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 def table() -> str:
     """All fields as a Markdown table. A * marks groups that evaluation may change."""
     lines = ["| field | default | may be | meaning |", "|---|---|---|---|"]
-    for name, entry in FIELDS.items():
+    for name, entry in schema().items():
         if isinstance(entry, Group):
             lines.append(f"| **{name}**{'*' * entry.at_test} | | | {entry.help} |")
         for field_name, field in entry.fields.items() if isinstance(entry, Group) else [("", entry)]:

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cxda_jax.config import lookup
 from cxda_jax.errors import UserError, brief
+from cxda_jax.fields import lookup
 
 OPTIMIZERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = {  # (learning rate, momentum)
     "sgd": lambda rate, momentum: optax.sgd(rate, momentum or None),

@@ -43,6 +43,24 @@ class Episode(struct.PyTreeNode):
     support_label: Array
 
 
+class Inputs(NamedTuple):
+    """The images of a data set, as far as a network must know them. It sees (pixels / 255 - mean) / std.
+
+    Attributes:
+      name: of the data set, for messages.
+      shape: height, width and channels of an image.
+      num_classes: of its labels.
+      mean: of each channel.
+      std: of each channel.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
 class Method(NamedTuple):
     """An adaptation method as a record of pure functions. A variant is written base._replace(...).
 

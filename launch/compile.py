@@ -41,9 +41,9 @@ def main() -> None:
         from pathlib import Path
 
         from cxda_jax import ahead
+        from cxda_jax.config import read
         from cxda_jax.disk.files import write_text
         from cxda_jax.errors import UserError
-        from cxda_jax.experiment import read_config
         from cxda_jax.progress import replacing
     spec = cli.insist(_CONFIG.value, "--config", "name one, such as --config=cifar_c:cxda")
     target = ahead.read_target(
@@ -54,7 +54,7 @@ def main() -> None:
         raise UserError(f"--out={out}: no folder {out.parent}; create it first")
     replacing('"topology"', out)
     changes = cli.CHANGES if _TASKS.value is None else [*cli.CHANGES, ("train.tasks_per_step", str(_TASKS.value))]
-    passport = ahead.passport(read_config(spec, changes), target, cli.DATA_DIR.value, print)
+    passport = ahead.passport(read(spec, changes), target, cli.DATA_DIR.value, print)
     write_text(out, json.dumps(passport, indent=1) + "\n")
     print(ahead.table(passport))
 

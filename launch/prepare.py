@@ -90,8 +90,8 @@ def main() -> None:
     with cli.loading():
         from pathlib import Path
 
-        from cxda_jax.config import renamed
         from cxda_jax.errors import UserError
+        from cxda_jax.fields import renamed
         from cxda_jax.runs.preparing import prepare_benchmark, show_published
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=folder")
     raw_dir = Path(cli.insist(_RAW_DIR.value, "--raw_dir", "say where the downloads, or your images, are")).expanduser()

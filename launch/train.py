@@ -48,7 +48,7 @@ def main() -> None:
         from pathlib import Path
 
         from cxda_jax import backend
-        from cxda_jax.experiment import read_config
+        from cxda_jax.config import read
         from cxda_jax.runs import training
     backend.keep_freed_memory()
     backend.keep_compiled()
@@ -56,7 +56,7 @@ def main() -> None:
     workdir = cli.insist(
         _WORKDIR.value, "--workdir", "name the folder of the run, such as --workdir=runs/glyphs/cxda/0"
     )
-    run = read_config(spec, cli.CHANGES), Path(workdir), cli.DATA_DIR.value, _OTHER_DATA.value
+    run = read(spec, cli.CHANGES), Path(workdir), cli.DATA_DIR.value, _OTHER_DATA.value
     if _REPLAY.value is None:
         with cli.joined():
             training.train_run(*run)

@@ -1,8 +1,10 @@
 """Small networks and methods, their inputs and weights, and how near to PyTorch's they must be."""
 
+import contextlib
 import functools
 import math
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import numpy as np
@@ -11,10 +13,13 @@ from cxda_jax import experiment
 from cxda_jax.config import default
 from cxda_jax.data.store import DomainStore
 from cxda_jax.nets.attention import CrossAttention
+from cxda_jax.nets.building import NETS
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
+from cxda_jax.registry import METHODS
 from cxda_jax.types import Episode, Images, Method
-from docs.examples import entries
+from docs.examples.prior_shift import PRIOR_SHIFT
+from docs.examples.vit import vit
 from tests import conftest
 
 FEMNIST, CIFAR = ((28, 28, 1), 62), ((32, 32, 3), 10)
@@ -61,12 +66,19 @@ def initialised(method, shape):
     return fill(jax.eval_shape(method.init, KEY, make_images(shape, 2)))
 
 
-ALL = (*experiment.METHODS, *entries.METHODS)  # with the documentation's example
+ALL = (*METHODS, "prior_shift")  # with the documentation's example
+
+
+@contextlib.contextmanager
+def with_examples():
+    """A context in which the package knows the documentation's examples."""
+    with mock.patch.dict(METHODS, prior_shift=PRIOR_SHIFT), mock.patch.dict(NETS, vit=vit):
+        yield
 
 
 def build_method(name, features="pool", **changes) -> Method:
     """A method at the size of a test; changes are written group__field=value."""
-    with entries.registered():
+    with with_examples():
         config = default()
         config.method, config.net.width, config.attention.features, config.attention.heads = name, 8, features, 2
         config.cml.width, config.finetune.steps, config.finetune.rate, config.cotta.copies = 4, 2, 5.0, 3

@@ -14,28 +14,29 @@ stops:
 types:
 cost: backend
 losses:
-fields:
-config: errors fields
+fields: errors
+registry: fields methods
+config: errors fields registry
 backend: errors
 memory: errors backend
 mesh: errors
 hosts: errors mesh progress stops
 metrics: errors
-optimizers: errors config
-augment: errors types config
+optimizers: errors fields
+augment: errors types fields
 disk: errors types
 progress: errors disk
-nets: errors types backend config disk
-data: errors types config disk memory mesh progress
-methods: errors types augment backend config losses nets
+nets: errors types backend fields disk
+data: errors types fields disk memory mesh progress
+methods: errors types augment backend fields losses nets optimizers
 train: errors types augment backend cost data disk memory mesh progress
 evaluation: errors types backend data mesh metrics
-experiment: errors types augment backend config fields data methods metrics nets optimizers train
-results: errors config data disk metrics experiment pictures progress
+experiment: errors types augment backend config fields registry data metrics nets optimizers train
+results: errors config registry methods data disk metrics experiment pictures progress
 runs: LIBRARY pictures results
 ahead: LIBRARY runs
 bench: LIBRARY runs
-device: errors types backend config data disk experiment pictures progress results stops
+device: errors types backend config fields registry data disk experiment pictures progress results stops
 export: LIBRARY pictures device
 pictures: errors disk data
 doctor: errors backend memory

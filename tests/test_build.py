@@ -1,25 +1,27 @@
 """What a config may ask for: a value out of range or that does not fit is named in one line, all others are built."""
 
 import contextlib
+import copy
 import math
 
 import jax
 import numpy as np
 import pytest
 
-from cxda_jax.config import check_all, load, override, read, resolve
+from cxda_jax.config import check_all, load, override, resolve
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import METHODS, build_method, build_on, start_from_weights
-from cxda_jax.fields import FIELDS, Group
+from cxda_jax.experiment import build_method, build_on, start_from_weights
+from cxda_jax.fields import Group
+from cxda_jax.registry import METHODS, schema
 from cxda_jax.types import Images
 from tests.conftest import INFO
 from tests.lines import one_line, refused
-from tests.test_overrides import NAMES, NUMBERS, TEXTS, TUPLES, VALUES, one_of
+from tests.test_overrides import BASE, NAMES, NUMBERS, TEXTS, TUPLES, VALUES, one_of
 
 IN_FIELDS = {
-    **{name: field for name, field in FIELDS.items() if not isinstance(field, Group)},
-    **{f"{g}.{n}": field for g, of in FIELDS.items() if isinstance(of, Group) for n, field in of.fields.items()},
+    **{name: field for name, field in schema().items() if not isinstance(field, Group)},
+    **{f"{g}.{n}": field for g, of in schema().items() if isinstance(of, Group) for n, field in of.fields.items()},
 }  # fmt: skip
 RANGES = {name: field.within for name, field in IN_FIELDS.items() if field.within}
 VALUE_REFUSED = [  # the method, the field, its text, what the line says
@@ -57,7 +59,7 @@ def shapes(method, store):
 
 
 def test_a_number_outside_its_range_is_named():
-    config = read("glyphs:cxda,smoke")
+    config = copy.deepcopy(BASE)
     for name, within in RANGES.items():
         kind, (group, _, field) = type(VALUES[name]), name.rpartition(".")
         ends = [x for x, closed in zip(within[:2], within.closed, strict=True) if closed and math.isfinite(x)]
@@ -74,7 +76,7 @@ def test_a_number_outside_its_range_is_named():
 
 
 def test_a_choice_that_there_is_not_is_named():
-    config = read("glyphs:cxda,smoke")
+    config = copy.deepcopy(BASE)
     for name in (name for name, field in IN_FIELDS.items() if field.choices):
         (group, _, field), choice = name.rpartition("."), IN_FIELDS[name].choices[-1]
         config[group][field] = type(choice)(99)

@@ -9,7 +9,8 @@ import pytest
 from cxda_jax import train
 from cxda_jax.config import read
 from cxda_jax.data.published import PUBLISHED, empty_store, sample_store
-from cxda_jax.experiment import BENCHMARKS, METHODS, READERS, build, build_method, build_on, make_schedule, open_data
+from cxda_jax.experiment import BENCHMARKS, READERS, build, build_method, build_on, make_schedule, open_data
+from cxda_jax.registry import METHODS
 from cxda_jax.types import Images
 from tests.lines import refused
 
@@ -34,9 +35,10 @@ def shapes(method, store):
 @pytest.mark.parametrize("benchmark", PAPER)
 def test_hyper_parameters_are_the_papers(benchmark):
     name, rate, momentum, decay, epochs, every, val, test, net, context, restore = PAPER[benchmark]
-    c = read(f"{benchmark}:cml")
-    assert all(read(f"{benchmark}:{method}") == c | {"method": method} for method in ROWS)
-    assert (c["benchmark"], c["method"], c["net"]["name"]) == (benchmark, "cml", net)
+    configs = [read(f"{benchmark}:{method}") for method in ROWS]
+    c = {field: value for config in configs for field, value in config.items()}
+    assert all(config | {"method": ""} == {field: c[field] for field in config} | {"method": ""} for config in configs)
+    assert (c["benchmark"], c["net"]["name"]) == (benchmark, net)
     optimizer = {"name": name, "learning_rate": rate, "momentum": momentum, "weight_decay": decay, "chain": ""}
     attention = {"features": "pool", "heads": 8, "ratio": 2, "scale": "paper", "shared_norm": True, "zero_out": False}
     fill = 1.0 if benchmark == "femnist" else 0.0  # white paper; 0 once it is 1 - x
@@ -61,7 +63,7 @@ def test_hyper_parameters_are_the_papers(benchmark):
     assert c["net"]["width"] == 128 and c["net"]["padding"] == "arm" and c["net"]["stages"] == [3, 4, 6, 3]
     if net == "cnn":  # the context has as many channels as the image
         store = sample_store(benchmark, 1, 2)
-        params = shapes(build_method(c, store), store)["params"]
+        params = shapes(build_method(c | {"method": "cml"}, store), store)["params"]
         assert params["context"]["out"]["kernel"].shape[-1] == context
         assert params["trunk"]["conv0"]["kernel"].shape[2] == 2 * context
 
@@ -104,7 +106,7 @@ def test_every_method_is_traced(benchmark, method, tmp_path):
 
 
 def test_rows_and_benchmarks_are_complete_and_unprepared_data_is_told_in_one_line(tmp_path):
-    assert tuple(METHODS) == ROWS and set(BENCHMARKS) == {*READERS, "glyphs", "glyphs_c"}
+    assert set(METHODS) == set(ROWS) and set(BENCHMARKS) == {*READERS, "glyphs", "glyphs_c"}
     assert set(READERS) == {*PAPER, "unipen", "qmnist", "cifar10_c", "folder"}
     for benchmark in READERS:
         with refused(f"no prepared data; .* --benchmark={benchmark} --raw_dir=DIR", tmp_path):

@@ -12,11 +12,11 @@ from PIL import Image
 
 import cxda_jax
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import METHODS
 from cxda_jax.export import exporting, formats
 from cxda_jax.export.exporting import Check, Task, compare, export
 from cxda_jax.export.formats import FORMATS, PLATFORMS
 from cxda_jax.export.pair import pair_of
+from cxda_jax.registry import METHODS
 from tests.commands import command
 from tests.test_web import random_model
 

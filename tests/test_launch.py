@@ -1,5 +1,6 @@
 """The commands that train and evaluate, as a user types them: what they leave behind, and what they print."""
 
+import csv
 import json
 import re
 import shutil
@@ -13,15 +14,18 @@ from cxda_jax import backend, metrics
 from cxda_jax.config import read
 from cxda_jax.disk.files import locked
 from cxda_jax.disk.reading import read_lines
-from cxda_jax.experiment import METHODS, open_data
+from cxda_jax.experiment import open_data
+from cxda_jax.registry import METHODS
 from cxda_jax.results.folders import read_result, read_results
 from cxda_jax.results.result import Result, ScoredTasks, by_store
 from cxda_jax.results.settings import USUAL, Setting, reshaped
 from cxda_jax.results.text import comparison, table
 from cxda_jax.runs import training
 from cxda_jax.runs.identity import read_config, read_record
+from docs.examples.prior_shift import PRIOR_SHIFT
 from tests.commands import command
 from tests.lines import refused, write_config
+from tests.nets import with_examples
 
 TIMES = ("task_ms", "adapt_ms", "predict_ms", "train_minutes", "seal")
 
@@ -128,18 +132,40 @@ def test_methods_that_start_from_erm_leave_it_untouched(erm_run, tmp_path):
     row, arrays = found["cotta"]
     teacher = metrics.scores("accuracy", arrays["teacher"], arrays["labels"])
     assert row["also"]["teacher"]["avg"] == pytest.approx(100 * teacher.mean()) and "teacher: " in output
-    changed = (f"--runs={erm}", "--methods=bn,t3a", "--config.batch_norm.test_time_only=True")
+    changed = (f"--runs={erm}", "--methods=bn", "--config.batch_norm.test_time_only=True")
     command("evaluate", *changed, *options)
     row, _ = result(erm / "bn,batch_norm.test_time_only=True")
     assert row["method"] == "bn" and row["weights_hash"] == alone["weights_hash"] and result(erm)[0] == alone
     both = f"--runs={erm},{iid}", "--methods=erm_iid,t3a", "--from=erm_iid", "--against=t3a,from=erm_iid"
     output = command("evaluate", *both, *options)
     assert "erm_iid - t3a,from=erm_iid  " in output and not (iid / "t3a").exists()
-    for folder in (erm / "t3a,batch_norm.test_time_only=True", iid / "t3a,from=erm_iid"):
-        row, arrays = result(folder)
-        jax.tree.map(np.testing.assert_array_equal, found["t3a"][1], arrays)
-        assert (row["label"], row["method"]) == (folder.name, "t3a")
+    row, arrays = result(iid / "t3a,from=erm_iid")
+    jax.tree.map(np.testing.assert_array_equal, found["t3a"][1], arrays)
+    assert (row["label"], row["method"]) == ("t3a,from=erm_iid", "t3a")
+    refused = command("evaluate", f"--runs={erm}", "--methods=t3a", changed[2], *options, code=2)
+    assert (
+        refused
+        == "error: --config.batch_norm.test_time_only: t3a does not read it, only bn, cxda, cxda_loo, cxda_p2p, cxda_supervised; leave it out\n"
+    )
     assert not list(erm.glob("*from*"))
+
+
+@pytest.mark.gate
+def test_a_new_method_of_one_file_is_tested_and_reported(erm_run, tmp_path):
+    """It has fields, a row after the others and a colour of its own, and no code but its file and its name knows it."""
+    shutil.copytree(erm_run, run := tmp_path / "erm" / "0", ignore=shutil.ignore_patterns("*,*", *METHODS))
+    data, changed = f"--data_dir={erm_run.parent}/data", "prior_shift,prior_shift.steps=3"
+    with with_examples():
+        command("evaluate", f"--runs={run}", "--methods=prior_shift,t3a", "--num_tasks=3", data)
+        command(
+            "evaluate", f"--runs={run}", "--methods=prior_shift", "--config.prior_shift.steps=3", "--num_tasks=3", data
+        )
+        command("report", f"--runs={tmp_path}/*/*", f"--report={tmp_path}/report", data)
+    with open(tmp_path / "report" / "tables.csv") as file:
+        rows = [line["method"] for line in csv.DictReader(file) if line["table"] == "main"]
+    assert list(dict.fromkeys(rows)) == ["erm", "t3a", "prior_shift", changed]
+    svg = next((tmp_path / "report" / "figures").glob("*accuracy_time.svg")).read_text()
+    assert PRIOR_SHIFT.style.color.lower() in svg.lower() and result(run / changed)[0]["config_hash"]
 
 
 @pytest.mark.gate

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from cxda_jax import hosts
-from cxda_jax.experiment import METHODS
+from cxda_jax.registry import METHODS
 from tests.commands import wait_until
 from tests.lines import ROOT
 from tests.nets import build_method

@@ -1,6 +1,7 @@
 """Config files and what a user may override in them: any text is taken or refused in one line."""
 
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,13 @@ from cxda_jax.experiment import BENCHMARKS, open_data
 from launch import cli
 from tests.lines import ROOT, cases, one_line, refused
 
-BASE = read("glyphs:cxda,smoke")
+
+def whole():
+    """A config with the fields of all methods."""
+    return runpy.run_path(str(ROOT / "configs" / "glyphs.py"))["get_config"]("cxda,smoke")
+
+
+BASE = resolve(whole())
 SYMBOLS = list("=.,:-+_()[]{}'\"\\ \t\n\0aeE019%$~é界\u2028\ud800\U0001f600")
 NUMBERS = [
     "0", "-0", "1", "-1", "2", "7", "0.5", "1.0", "-0.5", "1e-5", "1e-400", "1e400", "1e30", "nan", "inf", "infinity",
@@ -105,7 +112,7 @@ def some_value(rng, name):
 
 @pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.exhaustive)])
 def test_random_overrides_are_each_taken_or_refused_in_one_line(count):
-    rng, config = np.random.default_rng(0), load("configs/glyphs.py:cxda,smoke")
+    rng, config = np.random.default_rng(0), whole()
     present, taken = dict(flat(config.to_dict())), 0
     for _ in range(count):
         name = some_name(rng)

@@ -3,25 +3,25 @@
 import inspect
 import json
 import re
+import runpy
 from pathlib import Path
 from unittest import mock
 
 import optax
 import pytest
 
-from cxda_jax import augment, config, experiment
-from cxda_jax.config import as_fields, check_stored, default
+from cxda_jax import augment, registry
+from cxda_jax.config import as_fields, check_stored, config_hash, default, of_method, read
 from cxda_jax.data import glyphs
 from cxda_jax.data.episodes import EpisodeSpec
-from cxda_jax.fields import FIELDS, Group
 from cxda_jax.methods import anytime, cotta, cxda, erm, finetune, frozen, icrm
 from cxda_jax.nets import attention, cnn, context, pretrained, resnet, transformer
 from cxda_jax.optimizers import make_optimizer
+from cxda_jax.registry import METHODS, groups, schema
 from cxda_jax.train import Schedule
-from docs.examples import entries
 from docs.examples.prior_shift import prior_shift
 from tests.lines import refused
-from tests.nets import make_net
+from tests.nets import make_net, with_examples
 
 CONFIG = json.loads(json.dumps(default().to_dict()))
 NET = make_net((16, 16, 1), 4)
@@ -67,36 +67,39 @@ def test_a_parameter_becomes_a_field():
 @pytest.mark.parametrize("entry", [*WHOLE, *SOME], ids=lambda entry: f"{entry[0]}-{entry[1].__name__}")
 def test_defaults_of_signatures_are_those_of_the_schema(entry):
     group, make, *others = entry
-    with entries.registered():
-        fields = FIELDS[group].fields
+    with with_examples():
+        fields = schema()[group].fields
     defaults = {n: p.default for n, p in inspect.signature(make).parameters.items() if p.default is not p.empty}
     shared = {name for name in defaults if name in fields} - set(others)
     assert shared and {n: defaults[n] for n in shared} == {n: fields[n].default for n in shared}
     assert entry not in WHOLE or shared == set(fields)
 
 
-def stored(**groups):
+def stored(method="erm", **groups):
     """What check_stored() makes of the default config with these groups, or without those that are None."""
-    config = {name: group for name, group in (CONFIG | groups).items() if group is not None}
+    config = {name: group for name, group in (CONFIG | {"method": method} | groups).items() if group is not None}
     return check_stored(config, "config", "train again")
 
 
-def test_a_config_of_an_earlier_version_gets_the_defaults_of_what_it_lacks():
+def test_a_config_of_an_earlier_version_gets_the_defaults_of_what_it_lacks_and_keeps_what_its_method_reads():
     """A method or an optional field may be missing; a field that is gone may hold the value that changed nothing."""
-    assert stored() == CONFIG
-    with entries.registered():
-        assert stored() == CONFIG | {"prior_shift": {"steps": 20, "smoothing": 10.0}}
+    erm = stored()
+    assert erm.keys() == CONFIG.keys() - {"attention", "cxda_any", "icrm", "cml", "sla"}, "tests may start from it"
+    with with_examples():
+        assert stored() == erm | {"prior_shift": {"steps": 20, "smoothing": 10.0}}
         with refused(r"^config\.prior_shift\.smoothing: missing, .* train again"):
             stored(prior_shift={"steps": 3})
-    groups = {name: entry.fields for name, entry in FIELDS.items() if isinstance(entry, Group)}
-    optional = {name: {n for n, field in fields.items() if field.optional} for name, fields in groups.items()}
+    fields = {name: group.fields for name, group in schema().items() if name in CONFIG and hasattr(group, "fields")}
+    optional = {name: {n for n, field in of.items() if field.optional} for name, of in fields.items()}
     assert "init" in optional["net"] and "prior" in optional["batch_norm"]
     left = {group: {n: v for n, v in CONFIG[group].items() if n not in names} for group, names in optional.items()}
-    assert stored(**left) == stored(bn_alpha=None, t3a=None, lame=None, feature_shift=None, icrm=None) == CONFIG
+    assert stored(**left) == stored(bn_alpha=None, t3a=None, lame=None, feature_shift=None, icrm=None) == erm
     kept = stored(batch_norm=left["batch_norm"] | {"momentum": 0.7})["batch_norm"]
     assert kept == CONFIG["batch_norm"] | {"momentum": 0.7, "prior": 0}
     own = CONFIG["attention"]
-    assert stored(attention=own | {"sink": False}, cxda_any=CONFIG["cxda_any"] | {"plain": 0.5}) == CONFIG
+    loo = stored("cxda_loo")
+    assert loo.keys() & groups().keys() == {"attention", "batch_norm"}
+    assert stored("cxda_loo", attention=own | {"sink": False}, cxda_any=CONFIG["cxda_any"] | {"plain": 0.5}) == loo
     with refused(r"^config\.attention\.sink: this version has no such field; train again"):
         stored(attention=own | {"sink": True})
     with refused(r"^config\.bn: this version has no such field; train again"):
@@ -105,21 +108,32 @@ def test_a_config_of_an_earlier_version_gets_the_defaults_of_what_it_lacks():
 
 def test_a_method_reads_the_groups_that_it_declares_and_no_other_moves_its_hash(fixed_store):
     def hashes(**more):
-        return [config.config_hash(experiment.read_by_method({**CONFIG, **more, "method": name})) for name in before]
+        return [config_hash(of_method({**CONFIG, **more}, name)) for name in before]
 
-    before = list(experiment.METHODS)
+    before = list(METHODS)
     for name in before:
         noting = mock.MagicMock()
         noting.__getitem__.side_effect = (CONFIG | {"method": name}).__getitem__
-        experiment.METHODS[name].build(noting, fixed_store)
+        METHODS[name].build(noting, fixed_store.inputs)
         noted = {call.args[0] for call in noting.__getitem__.call_args_list}
-        assert noted & experiment.groups_of_methods() == {*experiment.METHODS[name].reads}, name
+        assert noted & groups().keys() == {*METHODS[name].groups}, name
     known = hashes()
-    with entries.registered():
-        assert hashes(prior_shift={"steps": 20}) == known and "prior_shift" in experiment.groups_of_methods()
+    with with_examples():
+        assert hashes(prior_shift={"steps": 20}) == known and "prior_shift" in groups()
+
+
+def test_another_package_adds_a_method_by_an_entry_point(tmp_path, monkeypatch):
+    (tmp_path / "mine-1.dist-info").mkdir()
+    text = "[cxda_jax.methods]\nshift = docs.examples.prior_shift:PRIOR_SHIFT\n"
+    (tmp_path / "mine-1.dist-info" / "entry_points.txt").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    known = runpy.run_path(registry.__file__)["METHODS"]
+    assert known.keys() - METHODS.keys() == {"shift"} and "steps" in known["shift"].groups["prior_shift"].fields
 
 
 def test_a_field_that_the_method_never_reads_is_refused():
     with refused(r"^--config\.batch_norm\.momentum: cxda_any does not read it, only bn, cxda, .*; leave it out"):
-        experiment.read_config("glyphs:cxda_any", [("batch_norm.momentum", "0.5")])
-    assert experiment.read_config("glyphs:erm", [("cotta.copies", "3")])["cotta"]["copies"] == 3, "for a test"
+        read("glyphs:cxda_any", [("batch_norm.momentum", "0.5")])
+    with refused(r"^--config\.icrm\.width: erm does not read it, only icrm; leave it out"):
+        read("glyphs:icrm", [("icrm.width", "8"), ("method", "erm")])
+    assert read("glyphs:erm", [("cotta.copies", "3")])["cotta"]["copies"] == 3, "for a test"

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from cxda_jax.registry import METHODS
 from cxda_jax.results import attention, plots
 from tests.results import make_result
 
@@ -15,7 +16,7 @@ SETTINGS = ["", ONE_STEP, *(f"num_domains={n}" for n in (1, 10, 20)), *(f"suppor
 
 
 def result(method="cxda", seed=0, setting="", avg=50.0, label=None, steps=10, **row):
-    trained = "erm" if plots.STYLES.get(method, plots.STYLES["erm"]).open else method
+    trained = "erm" if method in METHODS and METHODS[method].style.open else method
     config = {"method": trained, "finetune": {"steps": steps}, "episode": {"num_domains": 5, "per_domain": 20},
               "evaluation": {"test_tasks": 6}}  # fmt: skip
     row = {"avg": avg, "w10": avg - 20, "adapt_ms": 12.0} | row
@@ -32,7 +33,7 @@ def draw(results, name):
 SOME, WHOLE, RNG = ["erm", "cxda", "ft_em", "cotta"], [], np.random.default_rng(0)
 for one, form in itertools.product(SOME, SETTINGS):
     if form != ONE_STEP or one == "ft_em":
-        level, ms = 50 + 10 * RNG.random(), (400 if plots.STYLES[one].open else 12) + 10 * RNG.random()
+        level, ms = 50 + 10 * RNG.random(), (400 if METHODS[one].style.open else 12) + 10 * RNG.random()
         WHOLE += [result(one, seed, form, level + RNG.standard_normal(), adapt_ms=ms) for seed in range(3)]
 
 

@@ -11,8 +11,7 @@ from PIL import Image
 
 from cxda_jax.config import read, variant
 from cxda_jax.disk import checkpoints, models
-from cxda_jax.experiment import METHODS
-from cxda_jax.fields import FIELDS
+from cxda_jax.registry import METHODS, schema
 
 pytestmark = pytest.mark.gate
 
@@ -103,7 +102,7 @@ def test_commands_name_what_exists(command):
             assert read(f"{name}:cxda")["benchmark"] == name
         elif flag.startswith("config."):
             group, _, field = flag.removeprefix("config.").partition(".")
-            assert field in FIELDS[group].fields if field and group != "data" else group in FIELDS
+            assert field in schema()[group].fields if field and group != "data" else group in schema()
         else:
             off = flag.removeprefix("no")  # --noopen is --open=false
             assert re.search(rf'DEFINE_\w+\(\s*"{flag}"|DEFINE_bool\(\s*"{off}"', CODE), flag

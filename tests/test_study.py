@@ -15,7 +15,8 @@ import pytest
 
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import METHODS, open_data
+from cxda_jax.experiment import open_data
+from cxda_jax.registry import METHODS
 from cxda_jax.runs import jobs, local
 from cxda_jax.runs.jobs import Job, Study, find_job, listing, plan
 from tests.commands import command, wait_until

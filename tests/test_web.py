@@ -32,12 +32,11 @@ TOLERANCE = 1e-4
 def random_model(method: str, side: int = 20, **fields) -> Model:
     """A small model, none of whose parameters and statistics has its initial value. A field is group__name."""
     rng = np.random.default_rng(0)
-    config = copy.deepcopy(configs.read("glyphs:cxda,smoke"))
-    config["method"] = method
+    config = copy.deepcopy(configs.read(f"glyphs:{method},smoke"))
     for name, value in {"net__width": 6, "cxda_any__learned": 3, **fields}.items():
         group, field = name.split("__")
-        config[group][field] = value
-    config["attention"]["heads"] = 3 if config["net"]["name"] == "cnn" else 4
+        config.get(group, {})[field] = value
+    config.get("attention", {})["heads"] = 3 if config["net"]["name"] == "cnn" else 4
     card = CARD._replace(method=method, shape=(side, side, 1), mean=(0.9,), std=(-0.7,), class_names=tuple("abcdefg"))
     built = build_method(config, as_store(card))
     images = Images(np.zeros((2, *card.shape), np.float32), np.zeros(2, np.int32))

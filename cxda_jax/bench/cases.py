@@ -92,11 +92,11 @@ def make_runner(case: Case, small: bool = False) -> Runner:
 def prepare(case: Case, small: bool = False) -> tuple[Method, Episode, train.TrainState]:
     """The method of a case, random episodes and a state to start from."""
     config = read(f"{case.shape}:{case.method}")
-    config["net"] |= {"width": case.width, "dtype": case.dtype}
-    config["attention"]["heads"], config["batch_norm"]["statistics"] = case.heads, case.statistics
-    if small:
-        config["net"]["stages"] = (1, 1, 1)
-        config["finetune"]["steps"], config["cotta"]["copies"] = 1, 2
+    config["net"] |= {"width": case.width, "dtype": case.dtype} | ({"stages": (1, 1, 1)} if small else {})
+    chosen = {"attention": {"heads": case.heads}, "batch_norm": {"statistics": case.statistics}}
+    chosen |= {"finetune": {"steps": 1}, "cotta": {"copies": 2}} if small else {}
+    for group in chosen.keys() & config.keys():
+        config[group] |= chosen[group]
     method, episodes = build_method(config, random_store(case.shape, domains=3, images=1)), random_episodes(case, small)
     return method, episodes, train.init_state(method, OPTIMIZER, 0, jax.tree.map(lambda x: x[0, :2], episodes.query))
 

@@ -28,6 +28,7 @@ import numpy as np
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import NUMBER, read_object, require
 from cxda_jax.errors import UserError, brief
+from cxda_jax.types import Inputs
 
 FORMAT = 1
 SPLITS = ("train", "val", "test")
@@ -83,6 +84,12 @@ class DomainStore(NamedTuple):
     @property
     def num_classes(self) -> int:
         return len(self.info.class_names)
+
+    @property
+    def inputs(self) -> Inputs:
+        """Its images, as a network must know them."""
+        height, width, channels = self.images.shape[1:]
+        return Inputs(self.info.name, (height, width, channels), self.num_classes, self.info.mean, self.info.std)
 
     def domains(self, split: str) -> np.ndarray:
         """Ids of the domains of a split, ascending."""

@@ -12,13 +12,15 @@ import numpy as np
 from PIL import Image
 
 from cxda_jax import backend
-from cxda_jax.config import check_stored, lookup
+from cxda_jax.config import check_stored
 from cxda_jax.data.readers.images import as_image, fit_image
 from cxda_jax.data.store import DomainStore, StoreInfo, fault_of_images
 from cxda_jax.disk import models
 from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError, brief
-from cxda_jax.experiment import METHODS, build_method
+from cxda_jax.experiment import build_method
+from cxda_jax.fields import lookup
+from cxda_jax.registry import METHODS
 from cxda_jax.types import Array, Images, Method, Variables
 
 SHIPPED = Path(__file__).with_name("shipped")  # models that come with the package

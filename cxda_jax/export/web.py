@@ -27,7 +27,9 @@ from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError
 from cxda_jax.export.pair import by_model
 from cxda_jax.export.wasm import assemble
+from cxda_jax.nets.attention import ATTENTION
 from cxda_jax.nets.cnn import PADDINGS
+from cxda_jax.registry import METHODS
 from cxda_jax.version import VERSION
 
 LIVE = Path(__file__).with_name("live")
@@ -35,12 +37,6 @@ HANDS = LIVE / "hands.json"
 PAGE, PARITY = "index.html", "parity.json"
 FILLS, ASKED = (0, 1, 5, 100), 16  # numbers of images in the buffer, and of queries, that are compared with JAX
 TOLERANCE = 1e-4  # of logits, relative to the largest one; and of attention weights
-# What a query attends to: images normalised by the buffer's own statistics, by those blended with the running ones, a
-# sequence of images, or nothing.
-MEMORY = {
-    "erm": "", "erm_iid": "", "bn": "", "bn_alpha": "", "cxda": "own", "cxda_loo": "own", "cxda_any": "blended",
-    "icrm": "sequence",
-}  # fmt: skip
 
 
 class Hand(NamedTuple):
@@ -56,7 +52,7 @@ def write(model: Model, out: Path, hands: Path = HANDS, check: bool = True) -> d
     """Writes the page, and how it compares with JAX, into the folder `out`.
 
     Args:
-      model: a model of grey, square images, of a method in MEMORY.
+      model: a model of grey, square images, of a method whose entry has a `page`.
       out: a folder, which is made if it is missing.
       hands: recorded handwriting; see read_hands().
       check: compare with JAX, which needs Node.js. False: the page says that nobody has compared it.
@@ -89,22 +85,22 @@ def describe(model: Model) -> dict[str, Any]:
     A UserError names what the engine cannot run.
     """
     card, config, name = model.card, model.config, model.method.name
-    if name not in MEMORY:
-        raise UserError(f"web: method {name!r} does not run in the page; choose a model of {', '.join(MEMORY)}")
-    net, attention = config["net"], config["attention"]
-    tokens = config["icrm"] if name == "icrm" else attention
+    memory = METHODS[name].page
+    if memory is None:
+        able = ", ".join(other for other, entry in METHODS.items() if entry.page is not None)
+        raise UserError(f"web: method {name!r} does not run in the page; choose a model of {able}")
+    net, attention = config["net"], config.get("attention", ATTENTION.defaults())
+    tokens = config["icrm"] if memory == "sequence" else attention
     if net["name"] != "cnn":
         raise UserError(f"web: network {net['name']!r} does not run in the page; choose a model whose network is cnn")
-    if MEMORY[name] and tokens["features"] != "flat":
+    if memory and tokens["features"] != "flat":
         raise UserError(f"web: attention features {tokens['features']!r} do not run in the page; choose flat")
     height, width, channels = card.shape
     if height != width or channels != 1:
         raise UserError(f"web: the page draws square grey images, and the model's are {height}x{width}x{channels}")
-    momentum, prior = config["batch_norm"]["momentum"], config["batch_norm"]["prior"]
-    if name in ("erm", "erm_iid", "icrm"):
-        momentum = prior = 0.0
-    elif name in ("bn_alpha", "cxda_any"):
-        momentum, prior = 0.0, config[name]["prior"]
+    share = {"momentum": 0.0, "prior": 0.0}  # of the buffer's statistics; the others use the running ones
+    for group in METHODS[name].groups.keys() & {"batch_norm", "bn_alpha", "cxda_any"}:
+        share |= {part: config[group][part] for part in share if part in config[group]}
     features = height // 4 if net["padding"] == "same" else ((height - 4) // 2 - 4) // 2
     dim = features**2 * net["width"]
     heads = attention["heads"]
@@ -117,11 +113,11 @@ def describe(model: Model) -> dict[str, Any]:
         "fit": card.fit,
         "background": card.background,
         "layers": [{"pad": pad, "pool": i > 0} for i, pad in enumerate(PADDINGS[net["padding"]])],
-        "share": {"momentum": momentum, "prior": prior},
-        "memory": MEMORY[name],
+        "share": share,
+        "memory": memory,
         "learned": config["cxda_any"]["learned"] if name == "cxda_any" else 0,
         "sequence": {part: tokens[part] for part in ("layers", "width", "heads", "context")}
-        if name == "icrm"
+        if memory == "sequence"
         else None,
         "attention": {
             "heads": heads,

@@ -16,11 +16,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cxda_jax import config
+from cxda_jax.fields import NOT_NEGATIVE, SHARE, Field, Group, Range, check
 from cxda_jax.methods.cxda import WithMemory, cxda
+from cxda_jax.methods.entry import RED, Config, Entry, Style
 from cxda_jax.methods.erm import adapt_statistics, encode, outcome
+from cxda_jax.nets.attention import ATTENTION
+from cxda_jax.nets.building import build_attending_net
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Episode, Images, Method, Variables
+from cxda_jax.types import Array, Episode, Images, Inputs, Method, Variables
+
+CXDA_ANY_FIELDS = Group("Method cxda_any.", {
+    "full": Field(0.0, "Share of the training images that see all others; the rest see a random number of them.",
+                  SHARE),
+    "learned": Field(32, "Learned tokens, which each image attends to beside the support.", Range(0, 100_000),
+                     optional=True),
+    "prior": Field(20.0, "N in the share n / (n + N) of n support images in the statistics; 0: running ones alone.",
+                   NOT_NEGATIVE, optional=True),
+})  # fmt: skip
 
 
 def cxda_any(net: Classifier, full: float = 0.0, prior: float = 20.0) -> Method:
@@ -32,7 +44,7 @@ def cxda_any(net: Classifier, full: float = 0.0, prior: float = 20.0) -> Method:
         1 + n is log-uniform.
       prior: as how many images the running statistics count beside the support's, in adapt(); 0: they alone count.
     """
-    config.check("cxda_any", full=full, prior=prior)
+    check(CXDA_ANY_FIELDS, full=full, prior=prior)
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         both = jax.tree.map(lambda *x: jnp.concatenate(x), episode.query, episode.support)
@@ -63,3 +75,18 @@ def random_subsets(key: Array, n: int, full: float) -> Array:
     size = jnp.where(jax.random.bernoulli(full_key, full, (n,)), n - 1, size)
     order = jnp.where(jnp.eye(n, dtype=bool), 2.0, jax.random.uniform(order_key, (n, n)))  # oneself comes last
     return order.argsort(-1).argsort(-1) < size[:, None]
+
+
+def _build(config: Config, inputs: Inputs) -> Method:
+    options = config["cxda_any"]
+    net = build_attending_net(config, inputs, learned=options["learned"])
+    return cxda_any(net, options["full"], options["prior"])
+
+
+CXDA_ANY = Entry(
+    _build,
+    {"attention": ATTENTION, "cxda_any": CXDA_ANY_FIELDS},
+    style=Style(RED, (7, 1, 0), (12, 1)),
+    varied=True,
+    page="blended",
+)

@@ -9,9 +9,17 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from cxda_jax.fields import Field, Group, Range
+from cxda_jax.methods.entry import GREEN, Config, Entry, Style
 from cxda_jax.methods.erm import erm, outcome
+from cxda_jax.nets.building import build_context_net
 from cxda_jax.nets.classifier import Classifier, fresh
-from cxda_jax.types import Array, Episode, Images, Method, Variables
+from cxda_jax.types import Array, Episode, Images, Inputs, Method, Variables
+
+CML_FIELDS = Group("Method cml.", {
+    "width": Field(64, "Channels of the context network.", Range(1, 8192), smoke=8),
+    "convs": Field(3, "cnn: convolutions of the main network; 2 as ARM has.", choices=(2, 3)),
+})  # fmt: skip
 
 
 class WithContext(NamedTuple):
@@ -49,3 +57,10 @@ def cml(net: Classifier) -> Method:
     return erm(net)._replace(
         name="cml", init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True, takes_places=True
     )
+
+
+def _build(config: Config, inputs: Inputs) -> Method:
+    return cml(build_context_net(config, inputs, **config["cml"]))
+
+
+CML = Entry(_build, {"cml": CML_FIELDS}, style=Style(GREEN, "D", (5, 1.5, 1, 1.5)), varied=True)

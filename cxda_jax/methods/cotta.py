@@ -17,12 +17,33 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cxda_jax import augment, config
+from cxda_jax import augment
 from cxda_jax.errors import UserError
+from cxda_jax.fields import COUNT, SHARE, Field, Group, Range, check
 from cxda_jax.losses import consistency
-from cxda_jax.methods.finetune import FineTuning, forward, repeat, starting_from_erm, trained_part, with_statistics
+from cxda_jax.methods.entry import ORANGE, Config, Entry, Style
+from cxda_jax.methods.finetune import (
+    FINETUNE,
+    FineTuning,
+    build_tuning,
+    forward,
+    repeat,
+    starting_from_erm,
+    trained_part,
+    with_statistics,
+)
+from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Images, Method, Variables
+from cxda_jax.types import Array, Images, Inputs, Method, Variables
+
+COTTA_FIELDS = Group("Method cotta.", {
+    "copies": Field(32, "Augmented copies that the teacher averages over.", COUNT, smoke=2),
+    "average": Field(0.999, "The teacher keeps this share of itself at each step.", SHARE),
+    "restore": Field(0.01, "Share of weights that return to the checkpoint's at each step.", SHARE),
+    "quantile": Field(0.05, "The threshold is this quantile of the confidences on training images ...", SHARE),
+    "margin": Field(0.05, "... minus this.", Range(-1, 1)),
+    "answer": Field("student", "Whose predictions count.", choices=("student", "teacher")),
+}, at_test=True)  # fmt: skip
 
 
 class StudentAndTeacher(NamedTuple):
@@ -65,7 +86,7 @@ def cotta(
     copies, average, restore, quantile, margin, answer = teaching
     if support < 1:
         raise UserError(f"support={support} must be at least 1")
-    config.check("cotta", **teaching._asdict())
+    check(COTTA_FIELDS, **teaching._asdict())
     augment.check_strong(strong)
 
     def calibrate(variables: Variables, images: Array) -> Variables:
@@ -133,3 +154,16 @@ def restored(key: Array, params: Any, anchor: Any, probability: float) -> Any:
         return jnp.where(jax.random.bernoulli(key, probability, own.shape), other, own)
 
     return jax.tree.map(drawn, keys, params, anchor)
+
+
+def _build(config: Config, inputs: Inputs) -> Method:
+    support = config["episode"]["num_domains"] * config["episode"]["per_domain"]
+    strong, teaching = augment.Strong(**config["strong"]), Teaching(**config["cotta"])
+    return cotta(build_net(config, inputs), build_tuning(config), strong, teaching, support)
+
+
+COTTA = Entry(
+    _build,
+    {"finetune": FINETUNE, "strong": augment.STRONG, "cotta": COTTA_FIELDS},
+    style=Style(ORANGE, "d", (6, 1.5, 3, 1.5), open=True),
+)

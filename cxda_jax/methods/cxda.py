@@ -8,15 +8,21 @@ cxda_supervised  attention is 1/n on the n support images of the query's domain 
 cxda_loo         differs in its loss alone: each support image is a query to the others too (not in the paper)
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cxda_jax import config
-from cxda_jax.methods.erm import adapt_statistics, encode_both, erm, outcome, share_of
+from cxda_jax.fields import check, choose
+from cxda_jax.methods.entry import BLUE, PURPLE, RED, SKY, Config, Entry, Style
+from cxda_jax.methods.erm import BATCH_NORM, adapt_statistics, encode_both, erm, outcome, share_of
+from cxda_jax.nets.attention import ATTENTION
+from cxda_jax.nets.building import build_attending_net
 from cxda_jax.nets.classifier import Classifier, fresh
-from cxda_jax.types import Array, Episode, Images, Method, Variables
+from cxda_jax.types import Array, Episode, Images, Inputs, Method, Variables
+
+SUPPORT_LOSS = ("none", "own", "leave_one_out")
 
 
 class WithMemory(NamedTuple):
@@ -131,8 +137,8 @@ def attending(
         they teach, each image attending to the others.
       prior: as in bn().
     """
-    config.check("batch_norm", statistics=statistics)
-    config.check("train", support_loss=support_loss)
+    check(BATCH_NORM, statistics=statistics)
+    choose("support_loss", support_loss, SUPPORT_LOSS)
     (remember, answer, touch_all), share = parts, share_of(momentum, prior)
 
     def init(key: Array, images: Images) -> Variables:
@@ -170,3 +176,20 @@ def attending(
     return erm(net)._replace(
         init=init, loss=loss, adapt=adapt, predict=predict, remember=put, uses_support=True, takes_places=True
     )
+
+
+def _entry(make: Callable[..., Method], style: Style, features: str = "", **more: Any) -> Entry:
+    """An entry of the family. `features` is what its tokens always are; "" leaves that to the config."""
+
+    def build(config: Config, inputs: Inputs) -> Method:
+        norm = {name: value for name, value in config["batch_norm"].items() if name != "test_time_only"}
+        net = build_attending_net(config, inputs, features)
+        return make(net, **norm, support_loss=config["train"]["support_loss"])
+
+    return Entry(build, {"attention": ATTENTION, "batch_norm": BATCH_NORM}, style, support_loss=SUPPORT_LOSS, **more)
+
+
+CXDA = _entry(cxda, Style(RED, "*"), varied=True, page="own")
+CXDA_LOO = _entry(cxda_loo, Style(SKY, "p", (10, 2)), varied=True, page="own")
+CXDA_P2P = _entry(cxda_p2p, Style(PURPLE, "P", (9, 2, 1, 2)), features="patch")
+CXDA_SUPERVISED = _entry(cxda_supervised, Style(BLUE, "X", (9, 2, 1, 2, 1, 2)))

@@ -23,13 +23,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cxda_jax import backend, config
+from cxda_jax import backend
 from cxda_jax.errors import UserError
+from cxda_jax.fields import NOT_NEGATIVE, POSITIVE, SHARE, Field, Group, check, choose
 from cxda_jax.losses import cross_entropy
+from cxda_jax.methods.entry import BLACK, GREY, ORANGE, WINE, Config, Entry, Style
+from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier, fresh
-from cxda_jax.types import Array, Episode, Images, Method, Variables
+from cxda_jax.types import Array, Episode, Images, Inputs, Method, Variables
 
 RUNNING_RATE = 0.1  # running = 0.9 old + 0.1 batch
+BATCH_NORM = Group("Batch normalisation of bn and the cxda methods.", {
+    "statistics": Field("flow", "Of training queries: flow the support's with gradients; stop without; own their own.",
+                        choices=("flow", "stop", "own")),
+    "momentum": Field(1.0, "Share of the support's statistics for the query; the rest are the running ones.", SHARE),
+    "test_time_only": Field(False, "bn adapts the checkpoints of erm and has no training of its own."),
+    "prior": Field(0.0, "Above 0: n support images have the share n / (n + prior), in place of momentum.",
+                   NOT_NEGATIVE, optional=True),
+}, at_test=True)  # fmt: skip
+BN_ALPHA_FIELDS = Group("Method bn_alpha.", {
+    "prior": Field(16.0, "n support images have the share n / (n + prior) in the statistics; the rest are running.",
+                   POSITIVE),
+}, at_test=True)  # fmt: skip
 
 
 def erm(net: Classifier) -> Method:
@@ -75,9 +90,9 @@ def bn(
       test_time_only: adapt the checkpoints of erm, without a training of its own.
       prior: if above 0, the share of n support images is n / (n + prior), in place of `momentum`.
     """
-    config.check("batch_norm", statistics=statistics)
+    check(BATCH_NORM, statistics=statistics)
     share = share_of(momentum, prior)
-    config.choose("support_loss", support_loss, ("none", "own"))
+    choose("support_loss", support_loss, ("none", "own"))
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         maps, query_maps, exact, seen = encode_both(net, variables, episode, statistics, share)
@@ -94,13 +109,13 @@ def bn(
 
 def bn_alpha(net: Classifier, prior: float = 16.0) -> Method:
     """bn() on the checkpoint of erm, with the share n / (n + prior)."""
-    config.check("bn_alpha", prior=prior)
+    check(BN_ALPHA_FIELDS, prior=prior)
     return bn(net, prior=prior, test_time_only=True)._replace(name="bn_alpha")
 
 
 def share_of(momentum: float, prior: float) -> Callable[[int], float]:
     """A function of the number of support images: their share in the statistics that the query sees; see bn()."""
-    config.check("batch_norm", momentum=momentum, prior=prior)
+    check(BATCH_NORM, momentum=momentum, prior=prior)
     if prior and momentum != 1.0:
         raise UserError(
             f"momentum={momentum} and prior={prior} both set the support's share; leave momentum at 1 or prior at 0"
@@ -177,3 +192,26 @@ def training_statistics(adapted: Variables, statistics: str) -> Variables:
     if statistics != "stop":
         return adapted
     return {**adapted, "batch_stats": jax.lax.stop_gradient(adapted["batch_stats"])}
+
+
+def _bn(config: Config, inputs: Inputs) -> Method:
+    return bn(build_net(config, inputs), **config["batch_norm"], support_loss=config["train"]["support_loss"])
+
+
+def _bn_alpha(config: Config, inputs: Inputs) -> Method:
+    return bn_alpha(build_net(config, inputs), **config["bn_alpha"])
+
+
+ERM = Entry(
+    lambda config, inputs: erm(build_net(config, inputs)), style=Style(BLACK, "o", (1, 1)), varied=True, page=""
+)
+ERM_IID = ERM._replace(build=lambda config, inputs: erm_iid(build_net(config, inputs)), style=Style(GREY, "s", (1, 3)))
+BN = Entry(
+    _bn,
+    {"batch_norm": BATCH_NORM},
+    style=Style(ORANGE, "^", (5, 1.5)),
+    varied=True,
+    support_loss=("none", "own"),
+    page="",
+)
+BN_ALPHA = Entry(_bn_alpha, {"bn_alpha": BN_ALPHA_FIELDS}, style=Style(WINE, (3, 1, 0), (2, 1, 6, 1)), page="")

@@ -8,6 +8,7 @@ SF-OCDA  L = cross-entropy of the checkpoint's own labels for the clean support,
          probability 0.3                                           (after Zhao et al., 2022, as the paper uses it)
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,14 +16,34 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cxda_jax import augment, backend, config
+from cxda_jax import augment, backend
 from cxda_jax.errors import UserError
+from cxda_jax.fields import COUNT, NOT_NEGATIVE, SHARE, Field, Group, Range, check
 from cxda_jax.losses import cross_entropy, entropy, infomax
+from cxda_jax.methods.entry import BLUE, PURPLE, RED, Config, Entry, Style
 from cxda_jax.methods.erm import blend_statistics, encode, erm
+from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Images, Method, Variables
+from cxda_jax.optimizers import make_optimizer
+from cxda_jax.types import Array, Images, Inputs, Method, Variables
 
 Objective = Callable[[Variables, Array], Array]  # (variables, the step's key) -> loss
+
+FINETUNE = Group("Methods ft_em, ft_im, sf_ocda and cotta.", {
+    "steps": Field(10, "Gradient steps a task.", COUNT, smoke=2),
+    "rate": Field(0.1, "Share of optimizer.learning_rate.", NOT_NEGATIVE),
+    "trainable": Field("all", "batch_norm: scales and biases of normalisation layers alone.",
+                       choices=("all", "batch_norm")),
+    "statistics": Field("frozen", "Of normalisation layers: frozen the checkpoint's; support the support's.",
+                        choices=("frozen", "support")),
+}, at_test=True)  # fmt: skip
+SF_OCDA_FIELDS = Group("Method sf_ocda.", {
+    "probability": Field(0.3, "Probability of augmented input.", SHARE),
+    "draw": Field("step", "One decision for the whole support at each step, or one for each image.",
+                  choices=("step", "image")),
+    "confidence": Field(0.0, "Images whose largest probability is below this do not teach.",
+                        Range(0, 1, (True, False))),
+}, at_test=True)  # fmt: skip
 
 
 class FineTuning(NamedTuple):
@@ -70,7 +91,7 @@ def sf_ocda(
       draw: "step": one decision for the whole support at each step; "image": one for each image.
       confidence: support images whose largest probability in the checkpoint is below this do not teach.
     """
-    config.check("sf_ocda", probability=probability, draw=draw, confidence=confidence)
+    check(SF_OCDA_FIELDS, probability=probability, draw=draw, confidence=confidence)
     augment.check_strong(strong)
 
     def objective_on(variables: Variables, pixels: Array) -> Objective:
@@ -125,7 +146,7 @@ def _descending(net: Classifier, tuning: FineTuning, objective_on: Callable[[Var
 
 def starting_from_erm(net: Classifier, tuning: FineTuning) -> Method:
     """erm() as the base of a method that fine-tunes erm's checkpoint."""
-    config.check("finetune", steps=tuning.steps, trainable=tuning.trainable, statistics=tuning.statistics)
+    check(FINETUNE, steps=tuning.steps, trainable=tuning.trainable, statistics=tuning.statistics)
     return erm(net)._replace(trains_as="erm", feed_forward=False, uses_support=True)
 
 
@@ -163,3 +184,34 @@ def repeat(step: Callable[[Any, Array], Any], carried: Any, keys: Array) -> Any:
 
 def _parent(path: Any) -> str:
     return jax.tree_util.keystr(path[:-1])
+
+
+def build_tuning(config: Config) -> FineTuning:
+    """The options that a config asks for. The optimiser is that of the training, at a share of its rate."""
+    optimizer, options = config["optimizer"], dict(config["finetune"])
+    share = options.pop("rate")
+    if not optimizer["learning_rate"] * share < math.inf:
+        raise UserError(f"finetune.rate={share} makes the rate infinite; lower it or optimizer.learning_rate")
+    return FineTuning(make_optimizer(**optimizer, steps=options["steps"], share=share), **options)
+
+
+def _sf_ocda(config: Config, inputs: Inputs) -> Method:
+    strong = augment.Strong(**config["strong"])
+    return sf_ocda(build_net(config, inputs), build_tuning(config), strong, **config["sf_ocda"])
+
+
+FT_EM = Entry(
+    lambda config, inputs: ft_em(build_net(config, inputs), build_tuning(config)),
+    {"finetune": FINETUNE},
+    style=Style(BLUE, "v", (3, 3), open=True),
+    varied=True,
+)
+FT_IM = FT_EM._replace(
+    build=lambda config, inputs: ft_im(build_net(config, inputs), build_tuning(config)),
+    style=Style(PURPLE, "<", (3, 1.5, 1, 1.5, 1, 1.5), open=True),
+)
+SF_OCDA = Entry(
+    _sf_ocda,
+    {"finetune": FINETUNE, "strong": augment.STRONG, "sf_ocda": SF_OCDA_FIELDS},
+    style=Style(RED, ">", (6, 5), open=True),
+)

@@ -19,18 +19,36 @@ feature_shift  (FOA's activation shift, Niu et al., 2024) differs from ERM in: a
     logits of the query = W (h(x_q) + gamma (m - mean of h(x_s))) + b      m: mean of h over training images
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cxda_jax import config
+from cxda_jax.fields import COUNT, NOT_NEGATIVE, Field, Group, Range, check
+from cxda_jax.methods.entry import BLACK, GREEN, SKY, Config, Entry, Style
 from cxda_jax.methods.erm import erm
+from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Images, Method, Variables
+from cxda_jax.types import Array, Images, Inputs, Method, Variables
 
 FLOOR = 1e-10  # added to LAME's probabilities before the logarithm, as published
 BATCH = 100  # training images that calibrate() holds at once
+
+T3A_FIELDS = Group("Method t3a.", {
+    "keep": Field(20, "Vectors that make a class's prototype, those of the lowest entropy; 0: all.",
+                  Range(0, 10_000)),
+}, at_test=True)  # fmt: skip
+LAME_FIELDS = Group("Method lame.", {
+    "affinity": Field("knn", "Of two images: knn 1 for neighbours, else 0; rbf a Gaussian of the distance; "
+                             "linear the cosine.",
+                      choices=("knn", "rbf", "linear")),
+    "neighbours": Field(5, "knn: neighbours of an image; rbf: the last of them gives the width.", COUNT),
+    "steps": Field(50, "Fixed-point steps.", COUNT),
+}, at_test=True)  # fmt: skip
+FEATURE_SHIFT_FIELDS = Group("Method feature_shift.", {
+    "gamma": Field(1.0, "Share of the shift that is applied.", NOT_NEGATIVE),
+}, at_test=True)  # fmt: skip
 
 
 class WithSupport(NamedTuple):
@@ -50,7 +68,7 @@ def t3a(net: Classifier, keep: int = 20) -> Method:
       net: the network.
       keep: K above, how many vectors of a class make its prototype, its own weights among them; 0: all.
     """
-    config.check("t3a", keep=keep)
+    check(T3A_FIELDS, keep=keep)
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
         if not len(support.pixels):
@@ -100,7 +118,7 @@ def lame(net: Classifier, affinity: str = "knn", neighbours: int = 5, steps: int
       neighbours: of an image, for "knn" and "rbf".
       steps: how often all z are computed anew.
     """
-    config.check("lame", affinity=affinity, neighbours=neighbours, steps=steps)
+    check(LAME_FIELDS, affinity=affinity, neighbours=neighbours, steps=steps)
 
     def compare(variables: Variables, images: Images) -> tuple[Array, Array, Array]:
         features, logits = encode_and_classify(net, variables, images)
@@ -174,7 +192,7 @@ def feature_shift(net: Classifier, gamma: float = 1.0) -> Method:
       net: the network.
       gamma: the share of the shift that is applied.
     """
-    config.check("feature_shift", gamma=gamma)
+    check(FEATURE_SHIFT_FIELDS, gamma=gamma)
 
     def calibrate(variables: Variables, images: Array) -> Variables:
         def feature(pixels: Array) -> Array:
@@ -211,3 +229,15 @@ def encode_and_classify(net: Classifier, variables: Variables, images: Images) -
 def unit(vectors: Array, axis: int = -1) -> Array:
     """Vectors along an axis, each divided by its length; zeros stay zeros."""
     return vectors / jnp.maximum(1e-12, jnp.linalg.norm(vectors, axis=axis, keepdims=True))
+
+
+def _entry(make: Callable[..., Method], name: str, fields: Group, style: Style) -> Entry:
+    def build(config: Config, inputs: Inputs) -> Method:
+        return make(build_net(config, inputs), **config[name])
+
+    return Entry(build, {name: fields}, style)
+
+
+T3A = _entry(t3a, "t3a", T3A_FIELDS, Style(GREEN, "h", (3, 1, 3, 4)))
+LAME = _entry(lame, "lame", LAME_FIELDS, Style(SKY, "8", (1, 1, 1, 5)))
+FEATURE_SHIFT = _entry(feature_shift, "feature_shift", FEATURE_SHIFT_FIELDS, Style(BLACK, (6, 1, 0), (8, 1, 1, 1)))

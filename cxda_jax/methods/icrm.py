@@ -14,12 +14,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cxda_jax import config
+from cxda_jax.fields import COUNT, Field, Group, Range, check
+from cxda_jax.methods.entry import GREEN, Config, Entry, Style
 from cxda_jax.methods.erm import erm, outcome
+from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier, fresh
 from cxda_jax.nets.resnet import LinearHead
 from cxda_jax.nets.transformer import Cache, CausalTransformer, check_transformer
-from cxda_jax.types import Array, Episode, Images, Method, Variables
+from cxda_jax.types import Array, Episode, Images, Inputs, Method, Variables
+
+ICRM_FIELDS = Group("Method icrm.", {
+    "features": Field("flat", "Tokens: flat features of an image, or pooled ones.", choices=("flat", "pool")),
+    "width": Field(128, "Features of an image in the transformer.", Range(1, 8192), smoke=16),
+    "layers": Field(12, "Blocks of the transformer.", Range(1, 1000), smoke=2),
+    "heads": Field(4, "Attention heads of a block; they divide the width.", Range(1)),
+    "context": Field(100, "The most support images that count; of more, a random choice.", COUNT),
+})  # fmt: skip
 
 
 class WithPrefix(NamedTuple):
@@ -43,8 +53,8 @@ def with_transformer(
       heads: attention heads of a block.
       context: the most support images that count; of more, a random choice, or the last ones of its places.
     """
-    config.check("icrm", features=features)
-    check_transformer(width, layers, heads, context)
+    check(ICRM_FIELDS, features=features, width=width, layers=layers, heads=heads, context=context)
+    check_transformer(width, heads)
     head, dtype = LinearHead(net.head.num_classes, net.head.dtype, initial="xavier"), net.head.dtype
     return net.clone(head=head, features=features, transformer=CausalTransformer(width, layers, heads, context, dtype))
 
@@ -126,3 +136,10 @@ def weigh(net: Classifier, maps: Array, cache: Cache) -> Array:
 def extend(net: Classifier, maps: Array, cache: Cache) -> Cache:
     """The sequence with the one image of `maps` behind it."""
     return net.transformer.append(net.tokens(maps)[0], cache)
+
+
+def _build(config: Config, inputs: Inputs) -> Method:
+    return icrm(with_transformer(build_net(config, inputs), **config["icrm"]))
+
+
+ICRM = Entry(_build, {"icrm": ICRM_FIELDS}, style=Style(GREEN, (8, 1, 0), (7, 2, 3, 2)), varied=True, page="sequence")

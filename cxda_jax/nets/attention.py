@@ -13,18 +13,29 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cxda_jax import config
 from cxda_jax.errors import UserError
+from cxda_jax.fields import Field, Group, Range, check
 from cxda_jax.nets.initial import initialisers
 
 # The most scores in memory at once. More queries are processed in chunks, which the backward pass computes again.
 CHUNK = 1 << 23
 HIDDEN = -1e30  # a score; minus infinity would give no number where all is hidden
 
+ATTENTION = Group("Cross-attention of the cxda methods.", {
+    "features": Field("pool", "Tokens: pooled or flat features of an image, or its patches (always in cxda_p2p).",
+                      choices=("pool", "flat", "patch")),
+    "heads": Field(8, "Attention heads.", Range(1)),
+    "ratio": Field(2, "Attention has so many times fewer features than the network.", Range(1)),
+    "scale": Field("paper", "Scores are divided by: paper sqrt(C / heads); head_dim sqrt(C / ratio / heads).",
+                   choices=("paper", "head_dim")),
+    "shared_norm": Field(True, "Queries and support share one layer normalisation."),
+    "zero_out": Field(False, "The output layer starts at zero, so the network starts as one without attention."),
+})  # fmt: skip
+
 
 def check_attention(dim: int, heads: int, ratio: int, scale: str) -> None:
     """Raises a UserError if attention on `dim` features cannot have these options."""
-    config.check("attention", heads=heads, ratio=ratio, scale=scale)
+    check(ATTENTION, heads=heads, ratio=ratio, scale=scale)
     if dim % (ratio * heads):
         fix = f"choose heads * ratio among the divisors of {dim}"
         raise UserError(f"heads={heads} with ratio={ratio} does not divide the {dim} features; {fix}")

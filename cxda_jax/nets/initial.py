@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cxda_jax import config
+from cxda_jax.fields import choose
 
 XAVIER: Any = {"kernel_init": nn.initializers.xavier_uniform()}  # biases start at zero, as flax's do
 
@@ -21,7 +21,7 @@ def initialisers(initial: str, fan_in: int) -> dict[str, Any]:
       fan_in: the number of inputs.
     """
     known = {"torch": uniform(fan_in), "flax": {}, "xavier": XAVIER}
-    config.choose("init", initial, known)
+    choose("init", initial, known)
     return known[initial]
 
 

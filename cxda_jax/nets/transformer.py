@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cxda_jax import config
 from cxda_jax.errors import UserError
 from cxda_jax.nets.initial import XAVIER
 
@@ -26,9 +25,8 @@ class Cache(NamedTuple):
     held: jax.Array  # bool [places]: which ones hold an image, at most `context` of them
 
 
-def check_transformer(width: int, layers: int, heads: int, context: int) -> None:
+def check_transformer(width: int, heads: int) -> None:
     """Raises a UserError if a CausalTransformer cannot have these options."""
-    config.check("icrm", width=width, layers=layers, heads=heads, context=context)
     if width % heads:
         raise UserError(f"heads={heads} does not divide width={width}; choose a divisor")
 
@@ -89,7 +87,7 @@ class CausalTransformer(nn.Module):
     dtype: Any = jnp.float32
 
     def setup(self):
-        check_transformer(self.width, self.layers, self.heads, self.context)
+        check_transformer(self.width, self.heads)
         self.read_in = nn.Dense(self.width, dtype=self.dtype, **XAVIER)
         self.position = self.param("position", XAVIER["kernel_init"], (self.context + 1, self.width))
         # A loop over stacked parameters: a program of twelve written-out blocks takes three times as long to compile.

@@ -24,16 +24,15 @@ from matplotlib.ticker import LogLocator, NullLocator
 from matplotlib.transforms import Bbox
 
 from cxda_jax.disk import files
+from cxda_jax.methods.entry import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Style
 from cxda_jax.metrics import mean_sem
 from cxda_jax.pictures.names import plain
+from cxda_jax.registry import METHODS
 from cxda_jax.results.result import Result
 from cxda_jax.results.settings import STEPS, Setting, usual_number
 from cxda_jax.results.tables import ByCell
 
 AXES = {"num_domains": "number of support domains", "support_size": "number of support images"}
-# Okabe and Ito's colours. Grey replaces their yellow, which is hard to see on white paper; the last one is our own.
-BLACK, GREY, ORANGE, SKY, GREEN = "#000000", "#777777", "#E69F00", "#56B4E9", "#009E73"
-BLUE, RED, PURPLE, WINE = "#0072B2", "#D55E00", "#CC79A7", "#882255"
 
 
 class Drawing(NamedTuple):
@@ -45,43 +44,17 @@ class Drawing(NamedTuple):
     figure: Any  # None where there is nothing to draw
 
 
-class Style(NamedTuple):
-    """The look of a method: the lengths on, off, ... of its dashes (none: a solid line),
-    and whether its markers are open."""
-
-    color: str
-    marker: Any
-    dashes: Sequence[float] = ()
-    open: bool = False
-
-    def arguments(self, **others: Any) -> dict[str, Any]:
-        """The style as arguments of Axes.plot, together with other arguments."""
-        line = {"linestyle": (0, self.dashes) if self.dashes else "-", "marker": self.marker}
-        size = 6 if len(self.marker) == 1 and self.marker != "*" else 9
-        return line | {"color": self.color, "ms": size, "mfc": "white" if self.open else self.color} | others
-
-
-STYLES = {
-    "erm": Style(BLACK, "o", (1, 1)), "erm_iid": Style(GREY, "s", (1, 3)),
-    "bn": Style(ORANGE, "^", (5, 1.5)), "cml": Style(GREEN, "D", (5, 1.5, 1, 1.5)),
-    "cxda": Style(RED, "*"), "cxda_p2p": Style(PURPLE, "P", (9, 2, 1, 2)),
-    "cxda_supervised": Style(BLUE, "X", (9, 2, 1, 2, 1, 2)), "cxda_loo": Style(SKY, "p", (10, 2)),
-    "icrm": Style(GREEN, (8, 1, 0), (7, 2, 3, 2)), "cxda_any": Style(RED, (7, 1, 0), (12, 1)),
-    "ft_em": Style(BLUE, "v", (3, 3), open=True), "ft_im": Style(PURPLE, "<", (3, 1.5, 1, 1.5, 1, 1.5), open=True),
-    "sf_ocda": Style(RED, ">", (6, 5), open=True), "cotta": Style(ORANGE, "d", (6, 1.5, 3, 1.5), open=True),
-    "sla": Style(WINE, (4, 1, 0), (4, 1, 1, 4)), "bn_alpha": Style(WINE, (3, 1, 0), (2, 1, 6, 1)),
-    "t3a": Style(GREEN, "h", (3, 1, 3, 4)), "lame": Style(SKY, "8", (1, 1, 1, 5)),
-    "feature_shift": Style(BLACK, (6, 1, 0), (8, 1, 1, 1)),
-}  # fmt: skip
-
-
 def method_styles(results: Sequence[Result]) -> dict[str, Style]:
-    """The styles of all methods, and one for each other label of the results, with a number as its marker."""
+    """The styles of all methods that have one, and one for each other label of the results.
+
+    The marker of the others is a number.
+    """
     methods = {r.label: r.identity.method for r in results}
     methods |= {name: name for name in (r.config.get("method", "erm") for r in results)}
-    styles, colors = dict(STYLES), (BLACK, RED, BLUE, GREEN, ORANGE, PURPLE, SKY, GREY)
-    for i, label in enumerate(sorted(methods.keys() - STYLES.keys())):
-        is_open = styles.get(methods[label], STYLES["erm"]).open
+    own = {name: entry.style for name, entry in METHODS.items() if entry.style}
+    styles, colors = dict(own), (BLACK, RED, BLUE, GREEN, ORANGE, PURPLE, SKY, GREY)
+    for i, label in enumerate(sorted(methods.keys() - styles.keys())):
+        is_open = methods[label] in own and own[methods[label]].open
         styles[label] = Style(colors[i % 8], f"${i + 1}$", (2 + i, 1.5, 2, 1.5, 1, 1.5), is_open)
     return styles
 

@@ -21,7 +21,7 @@ from cxda_jax.config import config_hash
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError, brief
-from cxda_jax.experiment import METHODS
+from cxda_jax.registry import METHODS
 from cxda_jax.results.result import Result, ScoredTasks, check_row
 
 SUFFIX = ".records"

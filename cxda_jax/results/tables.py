@@ -17,6 +17,7 @@ import numpy as np
 
 from cxda_jax import metrics
 from cxda_jax.config import differences, read
+from cxda_jax.registry import METHODS
 from cxda_jax.results.result import Result, by_store, is_unfinished, unfinished_said
 from cxda_jax.results.settings import SHAPES, STEPS, USUAL, Setting, usual_number
 from cxda_jax.results.statistics import paired_differences
@@ -27,8 +28,6 @@ BENCHMARKS = ("cifar_c", "femnist", "iwildcam", "tiny_imagenet_c")  # the paper'
 AGAINST = ("paper", "paper_stand_ins")
 # Other data, and the paper's benchmark that they replace.
 STAND_INS = {"glyphs": "femnist", "unipen": "femnist", "glyphs_c": "cifar_c", "cifar10_c": "cifar_c"}
-ORDER = ("erm", "erm_iid", "cml", "bn", "bn_alpha", "cxda", "cxda_loo", "cxda_any", "cxda_p2p", "cxda_supervised",
-         "icrm", "ft_em", "ft_im", "sf_ocda", "cotta", "sla", "t3a", "lame", "feature_shift")  # fmt: skip
 # Fields of a config that are not part of the protocol, or that have a mark of their own.
 NO_PROTOCOL = ("benchmark", "data.", "evaluation.per_call", "evaluation.seed", "evaluation.test_tasks", "method",
                "net.weights", "seed", "train.log_every", "train.save_every", "train.source",
@@ -115,7 +114,8 @@ def by_cell(results: Iterable[Result]) -> ByCell:
 
 
 def _rank(label: str, method: str) -> tuple[int, str]:
-    return ORDER.index(method) if method in ORDER else len(ORDER), label
+    known = list(METHODS)
+    return known.index(method) if method in known else len(known), label
 
 
 def _tables_of(store: str, cells: ByCell, late: ByCell, against: str) -> Iterator[Table]:
@@ -198,7 +198,7 @@ def own_marks(seeds: Sequence[Result], left_out: Sequence[Result]) -> Iterator[s
         if len({r.row[field] for r in seeds}) > 1:
             yield f"mixed: the seeds differ in their {what}"
     unlike = [item for r in seeds for item in differences(seeds[0].config, r.config, "").items()]
-    fields = {name for name, (_, theirs) in unlike if theirs is not None and not name.startswith(NO_PROTOCOL)}
+    fields = {name for name, values in unlike if None not in values and not name.startswith(NO_PROTOCOL)}
     if fields:
         yield f"mixed: the seeds differ in {', '.join(sorted(fields))}"
     marked = [r.row["data_marks"] for r in seeds if r.row.get("data_marks")]

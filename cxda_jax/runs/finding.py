@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import jax
 
 from cxda_jax import mesh
-from cxda_jax.config import Changes, Config, changed, choose
+from cxda_jax.config import Changes, Config, changed, of_method
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import checkpoints, manifest, models
 from cxda_jax.disk.reading import read_lines, reason, system_fault
 from cxda_jax.errors import UserError, brief
-from cxda_jax.experiment import METHODS, STARTS, Experiment, build_method, open_data
+from cxda_jax.experiment import Experiment, build_method, open_data
+from cxda_jax.fields import choose
+from cxda_jax.registry import METHODS, STARTS, groups
 from cxda_jax.results.result import Identity
 from cxda_jax.results.settings import USUAL, Setting, reshaped
 from cxda_jax.runs.identity import Record, check_data, read_config, read_record
@@ -101,7 +103,10 @@ def _of_run(run: Path, asked: Request, data_dir: str | Path, stores: dict[str, D
     record = read_record(run)
     marks = check_data(run, record, stores[data], asked.other_data)
     for name in METHODS if "all" in asked.methods else asked.methods or [own]:
-        method = build_method(changed({**stored, "method": name}, asked.changes), stores[data])
+        others = groups().keys() - METHODS[name].groups.keys()
+        if "all" in asked.methods and any(field.partition(".")[0] in others for field, _ in asked.changes):
+            continue  # it does not read what is changed
+        method = build_method(changed(of_method(stored, name), asked.changes), stores[data])
         if (asked.start if method.trains_as else name) != own:
             continue
         # What uses no support answers alike in every context, so an empty one is its only test.
@@ -111,7 +116,7 @@ def _of_run(run: Path, asked: Request, data_dir: str | Path, stores: dict[str, D
         for setting in alike:
             if setting.changes and method.feed_forward:
                 continue  # nothing to fine-tune
-            config = reshaped(changed({**stored, "method": name}, [*asked.changes, *setting.changes]), setting)
+            config = reshaped(changed(of_method(stored, name), [*asked.changes, *setting.changes]), setting)
             start = asked.start if method.trains_as and asked.start != STARTS[0] else ""
             label = str(Identity(name, start, ",".join(map("=".join, asked.changes)), setting))
             place = label + ",validation" * (asked.split == "val")

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cxda_jax.config import Config, choose, config_hash, lookup, read
+from cxda_jax.config import Config, config_hash, of_method, read
 from cxda_jax.data.episodes import check_context, check_spec
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError, brief
-from cxda_jax.experiment import BENCHMARKS, METHODS, STARTS, build_method, episode_spec, open_data, read_by_method
+from cxda_jax.experiment import BENCHMARKS, build_method, episode_spec, open_data
+from cxda_jax.fields import choose, lookup
+from cxda_jax.registry import METHODS, STARTS
 from cxda_jax.results.settings import STEPS, USUAL, Setting, reshaped
 
 TASKS = {
@@ -27,9 +29,6 @@ TASKS = {
     "context": (0, 1, 2, 5, 10, 20, 50, 100, 200, 500),
 }
 SMOKE_TASKS = {"num_domains": (2, 5), "support_size": (10, 100), "context": (0, 10, 100)}
-# The paper leaves latent and continual adaptation out of the tables of other tasks; so do we, and add our rows.
-VARIED = ("erm", "erm_iid", "bn", "cml", "cxda", "cxda_loo", "cxda_any", "icrm", "ft_em", "ft_im")
-ONE_STEP = ("ft_em", "ft_im")
 # What a study tests: the usual tasks of methods that start from another's run, one step of fine-tuning, other numbers
 # of domains and of support images, buffers of any size, and methods that start from erm_iid in place of erm.
 TESTS = ("usual", "one_step", "other_tasks", "contexts", "other_starts")
@@ -103,18 +102,20 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
         for name in trained:
             config, workdir = f"--config={study.config_flag(name)}", f"--workdir={study.run(name, seed)}"
             arguments = ["train", config, f"--config.seed={seed}", workdir]
-            identity = [read_by_method(study.config(name, seed)), methods[name].version]
+            identity = [of_method(study.config(name, seed)), methods[name].version]
             trainings[name].append(add(f"train {name} seed {seed}", arguments, [name], [], identity))
     for start in trained:
         started = [name for name in METHODS if start_of[name] == start]
+        varied = [name for name in started if METHODS[name].varied]
+        tuned = [name for name in varied if not methods[name].feed_forward]
         # What fine-tunes is left out of contexts and of other starts: it would take days.
         forward = [name for name in started if methods[name].feed_forward]
         quick = [name for name in METHODS if methods[name].trains_as and methods[name].feed_forward]
         quick = quick if start in STARTS[1:] else []
         for kind, what, among, settings, flags in (
             ("usual", "the usual tasks", [name for name in started if name != start], [USUAL], []),
-            ("one_step", "one step", [name for name in ONE_STEP if name in started], [Setting(STEPS, 1)], []),
-            ("other_tasks", "other tasks", [name for name in VARIED if name in started], others, []),
+            ("one_step", "one step", tuned, [Setting(STEPS, 1)], []),
+            ("other_tasks", "other tasks", varied, others, []),
             ("contexts", "contexts", [name for name in forward if methods[name].uses_support], contexts, []),
             (
                 "contexts",
@@ -135,7 +136,7 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
                     numbers.setdefault(setting.kind.removeprefix("finetune."), []).append(str(setting.number))
             flags = flags + [f"--{kind}={','.join(texts)}" for kind, texts in numbers.items()]
             arguments = ["evaluate", f"--runs={runs}", f"--methods={','.join(names)}", *flags]
-            identity = [flags, [(read_by_method(study.config(name)), methods[name].version) for name in names]]
+            identity = [flags, [(of_method(study.config(name)), methods[name].version) for name in names]]
             add(f"test {what} of {','.join(names)}", arguments, names, trainings[start], identity,
                 runs=len(study.seeds), settings=tuple(settings))  # fmt: skip
     return jobs

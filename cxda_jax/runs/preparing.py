@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cxda_jax.config import lookup
 from cxda_jax.data.readers.archives import extract
 from cxda_jax.data.readers.raw import Check, Packed, RawData, cores, large_enough, read_pieces
 from cxda_jax.data.store import AGAIN, SPLITS, DomainStore, StoreInfo, open_store, write_store
@@ -19,6 +18,7 @@ from cxda_jax.disk import files
 from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError, brief, printable
 from cxda_jax.experiment import READERS
+from cxda_jax.fields import lookup
 from cxda_jax.pictures.sheet import draw_sheet
 from cxda_jax.progress import Counter, duration
 

@@ -11,14 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from cxda_jax import __version__, backend, memory, mesh, metrics
-from cxda_jax.config import config_hash
+from cxda_jax.config import config_hash, of_method
 from cxda_jax.data.episodes import Context, Plan, check_context, counting
 from cxda_jax.disk import checkpoints, files
 from cxda_jax.errors import UserError, brief
 from cxda_jax.evaluation import Evaluator, Tasks, TaskTable, compile_task, evaluate, time_task
-from cxda_jax.experiment import Experiment, build, episode_spec, read_by_method
-from cxda_jax.fields import FIELDS, Group
+from cxda_jax.experiment import Experiment, build, episode_spec
+from cxda_jax.fields import Group
 from cxda_jax.progress import Counter, announced, say
+from cxda_jax.registry import schema
 from cxda_jax.results.folders import averages, find_runs, read_result
 from cxda_jax.results.result import Result
 from cxda_jax.results.settings import USUAL, Setting, count_tasks
@@ -34,7 +35,7 @@ def evaluate_runs(patterns: Sequence[str], request: Request, data_dir: str | Pat
 
     What fails is named, and the rest goes on; a UserError at the end says how much failed.
     """
-    can = sorted(name for name, entry in FIELDS.items() if isinstance(entry, Group) and entry.at_test)
+    can = sorted(name for name, entry in schema().items() if isinstance(entry, Group) and entry.at_test)
     for name, _ in request.changes:
         if name.partition(".")[0] not in can:
             raise UserError(f"--config.{brief(name)}: a trained run fixes it; this command can change {', '.join(can)}")
@@ -211,7 +212,7 @@ def row_of(
         "best_step": best_step,
         "reached_step": evaluation.reached_step(),
         "train_minutes": training_minutes(evaluation.run),
-        "config_hash": config_hash(read_by_method(config)),
+        "config_hash": config_hash(of_method(config)),
         "started_from": config["net"]["weights"] or "random",
         "data_name": info.name,
         "data_hash": experiment.store.sha256,

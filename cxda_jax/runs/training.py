@@ -14,13 +14,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cxda_jax import __version__, backend, cost, memory, mesh, stops, train
-from cxda_jax.config import Config, as_fields, config_hash
+from cxda_jax.config import Config, as_fields, config_hash, of_method
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.disk import checkpoints, files, models
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import METHODS, STARTS, Experiment, build, build_method, read_by_method, start_from_weights
+from cxda_jax.experiment import Experiment, build, build_method, start_from_weights
 from cxda_jax.pictures.sheet import draw_strips
 from cxda_jax.progress import duration, say
+from cxda_jax.registry import METHODS, STARTS
 from cxda_jax.results.folders import read_result
 from cxda_jax.results.result import Result
 from cxda_jax.results.settings import count_tasks
@@ -112,7 +113,7 @@ def run(
         say(cost_line(passport))
     record = record._replace(steps=steps, reached_step=steps)
     variables, notes = restore_best(workdir, experiment)
-    hashes = {"config_hash": config_hash(read_by_method(config)), "data_hash": store.sha256}
+    hashes = {"config_hash": config_hash(of_method(config)), "data_hash": store.sha256}
     write = mesh.by_first(
         functools.partial,
         models.write_model,
@@ -142,7 +143,7 @@ def tested_before(workdir: Path, experiment: Experiment) -> str:
     except (UserError, OSError, ValueError, ArithmeticError):
         return ""
     now = {
-        "config_hash": config_hash(read_by_method(config)), "data_hash": store.sha256,
+        "config_hash": config_hash(of_method(config)), "data_hash": store.sha256,
         "weights_hash": best and checkpoints.weights_hash(best[0]),
         "reached_step": experiment.schedule.steps, "num_tasks": count_tasks(config, store, "test"),
         "package": __version__,
@@ -205,7 +206,7 @@ def calibrations(experiment: Experiment, variables: Variables) -> dict[str, Any]
     if experiment.method.name not in STARTS:
         return found
     for name in METHODS:
-        method = build_method({**config, "method": name}, experiment.store)
+        method = build_method(of_method(config, name), experiment.store)
         if method.trains_as and method.calibrate:
             images = experiment.calibration_images() if images is None else images
             found[name] = backend.jit(method.calibrate)(variables, images)["calibration"]

@@ -14,10 +14,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cxda_jax import config
+from cxda_jax.fields import COUNT, POSITIVE, Field, Group, check
+from cxda_jax.methods.entry import WINE, Config, Entry, Style
 from cxda_jax.methods.erm import erm
+from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Images, Method, Variables
+from cxda_jax.types import Array, Images, Inputs, Method, Variables
+
+FIELDS = Group("Method prior_shift.", {
+    "steps": Field(20, "How often the shares of the classes are computed anew.", COUNT),
+    "smoothing": Field(10.0, "The shares in training count like so many support images.", POSITIVE),
+}, at_test=True)  # fmt: skip
 
 
 def prior_shift(net: Classifier, steps: int = 20, smoothing: float = 10.0) -> Method:
@@ -28,7 +35,7 @@ def prior_shift(net: Classifier, steps: int = 20, smoothing: float = 10.0) -> Me
       steps: how often the shares of the classes are computed anew.
       smoothing: a above; the shares in training count like so many support images.
     """
-    config.check("prior_shift", steps=steps, smoothing=smoothing)
+    check(FIELDS, steps=steps, smoothing=smoothing)
 
     def probabilities(variables: Variables, pixels: Array) -> Array:
         logits: Any = net.apply(variables, pixels)
@@ -54,3 +61,10 @@ def prior_shift(net: Classifier, steps: int = 20, smoothing: float = 10.0) -> Me
 
     method = erm(net)._replace(name="prior_shift", adapt=adapt, calibrate=calibrate)
     return method._replace(uses_support=True, trains_as="erm")
+
+
+def _build(config: Config, inputs: Inputs) -> Method:
+    return prior_shift(build_net(config, inputs), **config["prior_shift"])
+
+
+PRIOR_SHIFT = Entry(_build, {"prior_shift": FIELDS}, style=Style(WINE, "D", (6, 2, 2, 2)))

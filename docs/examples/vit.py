@@ -5,6 +5,7 @@ dense on patches of 4x4 pixels + position; `depth` times: x + attention(LN(x)), 
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from cxda_jax.nets.initial import initialisers
+from cxda_jax.nets.resnet import LinearHead
 
 
 class ViTTrunk(nn.Module):
@@ -50,3 +52,9 @@ class ViTTrunk(nn.Module):
             y = nn.gelu(nn.Dense(2 * self.width, dtype=self.dtype, name=f"hidden{i}", **start(self.width))(y))
             x = x + nn.Dense(self.width, dtype=self.dtype, name=f"out{i}", **start(2 * self.width))(y)
         return nn.LayerNorm(name="norm")(x).reshape(n, h, w, self.width)
+
+
+def vit(net: Mapping[str, Any], num_classes: int) -> tuple[nn.Module, nn.Module]:
+    """Trunk and head, from the config's group net."""
+    dtype, initial = jnp.dtype(net["dtype"]), net["init"]
+    return ViTTrunk(net["width"], dtype=dtype, initial=initial), LinearHead(num_classes, dtype, initial=initial)
