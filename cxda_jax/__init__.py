@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
     from cxda_jax.methods.erm import bn, bn_alpha, erm, erm_iid
     from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
-    from cxda_jax.methods.frozen import feature_shift, lame, t3a
     from cxda_jax.methods.icrm import icrm, with_transformer
     from cxda_jax.methods.sla import sla
+    from cxda_jax.methods.training_free import feature_shift, lame, t3a
     from cxda_jax.types import Episode, Images, Method
 
 # Where each name lives. It is imported when it is first used: --help of a command must not wait for JAX.
@@ -38,7 +38,7 @@ _HOMES = {
     "methods.cxda": ("cxda", "cxda_loo", "cxda_p2p", "cxda_supervised"),
     "methods.erm": ("bn", "bn_alpha", "erm", "erm_iid"),
     "methods.finetune": ("FineTuning", "ft_em", "ft_im", "sf_ocda"),
-    "methods.frozen": ("feature_shift", "lame", "t3a"),
+    "methods.training_free": ("feature_shift", "lame", "t3a"),
     "methods.icrm": ("icrm", "with_transformer"),
     "methods.sla": ("sla",),
     "types": ("Episode", "Images", "Method"),

@@ -234,6 +234,9 @@ def check_stored(config: Config, where: str, fix: str) -> dict[str, Any]:
     Raises a UserError unless it has all fields, no others, and values of their types. The fields of `data` differ from
     benchmark to benchmark and are not checked. Messages begin with `where` and end with `fix`.
     """
+    own = config.get("cxda_any")
+    if isinstance(own, dict) and own.get("prior") == 0:  # once said that the running statistics alone count
+        config = {**config, "cxda_any": {**own, "prior": 20.0, "running": True}}
     there = {name: entry for name, entry in schema().items() if name in config or name in FIELDS}
     return of_method(_stored_fields(config, where, fix, there), for_tests=True)
 

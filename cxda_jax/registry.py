@@ -10,7 +10,7 @@ from collections.abc import Collection
 from importlib.metadata import entry_points
 
 from cxda_jax.fields import FIELDS, Field, Group
-from cxda_jax.methods import anytime, cml, cotta, cxda, erm, finetune, frozen, icrm, sla
+from cxda_jax.methods import anytime, cml, cotta, cxda, erm, finetune, icrm, sla, training_free
 from cxda_jax.methods.entry import Entry
 
 METHODS: dict[str, Entry] = {  # tables and figures have this order
@@ -30,9 +30,9 @@ METHODS: dict[str, Entry] = {  # tables and figures have this order
     "sf_ocda": finetune.SF_OCDA,
     "cotta": cotta.COTTA,
     "sla": sla.SLA,
-    "t3a": frozen.T3A,
-    "lame": frozen.LAME,
-    "feature_shift": frozen.FEATURE_SHIFT,
+    "t3a": training_free.T3A,
+    "lame": training_free.LAME,
+    "feature_shift": training_free.FEATURE_SHIFT,
 }
 METHODS |= {point.name: point.load() for point in entry_points(group="cxda_jax.methods")}
 STARTS = ("erm", "erm_iid")  # from whose checkpoints a method without a training of its own may start; the usual first

@@ -52,7 +52,7 @@ class Mistake(NamedTuple):
 MISTAKES = (
     # Methods.
     Mistake("methods", "methods/erm.py", "lambda o, n: (1 - rate) * o + rate * n,",
-            "lambda o, n: rate * o + (1 - rate) * n,", ("methods", "frozen", "anytime", "nets")),
+            "lambda o, n: rate * o + (1 - rate) * n,", ("methods", "training_free", "anytime", "nets")),
     Mistake("methods", "methods/erm.py", '"batch_stats": jax.lax.stop_gradient(adapted["batch_stats"])}',
             '"batch_stats": adapted["batch_stats"]}', ("methods", "nets", "support_loss")),
     Mistake("methods", "methods/cxda.py", "support_logits = answer(adapted, maps, support.domain, True)",
@@ -160,8 +160,8 @@ MISTAKES = (
             r'file.write(",".join(map(str, [*head, *texts, *tail])) + "\n")', ("tables", "launch_report", "contexts")),
     Mistake("results", "runs/identity.py", "if record.data_hash == store.sha256:",
             "if record.data_name == store.info.name:", ("identity", "launch", "exhaustive")),
-    Mistake("results", "runs/jobs.py", "identity = [read_by_method(study.config(name, seed)), methods[name].version]",
-            "identity = [read_by_method(study.config(name, seed))]", ("study", "study_commands", "cells", "published")),
+    Mistake("results", "runs/jobs.py", "identity = [of_method(study.config(name, seed)), methods[name].version]",
+            "identity = [of_method(study.config(name, seed))]", ("study", "study_commands", "cells", "published")),
     # A model on a device.
     Mistake("device", "device/buffer.py", "integers(self.seen)", "integers(self.capacity)",
             ("buffer", "adapting")),

@@ -14,7 +14,7 @@ from cxda_jax import augment, registry
 from cxda_jax.config import as_fields, check_stored, config_hash, default, of_method, read
 from cxda_jax.data import glyphs
 from cxda_jax.data.episodes import EpisodeSpec
-from cxda_jax.methods import anytime, cotta, cxda, erm, finetune, frozen, icrm
+from cxda_jax.methods import anytime, cotta, cxda, erm, finetune, icrm, training_free
 from cxda_jax.nets import attention, cnn, context, pretrained, resnet, transformer
 from cxda_jax.optimizers import make_optimizer
 from cxda_jax.registry import METHODS, groups, schema
@@ -39,8 +39,8 @@ PARAMETERS = [  # a call, what it says of its parameters, and their group
 # Callables that take all fields of a group.
 WHOLE = [
     ("batch_norm", erm.bn), ("cotta", cotta.Teaching), ("sf_ocda", finetune.sf_ocda), ("strong", augment.Strong),
-    ("augment", augment.Weak), ("bn_alpha", erm.bn_alpha), ("t3a", frozen.t3a), ("lame", frozen.lame),
-    ("feature_shift", frozen.feature_shift), ("icrm", icrm.with_transformer), ("prior_shift", prior_shift),
+    ("augment", augment.Weak), ("bn_alpha", erm.bn_alpha), ("t3a", training_free.t3a), ("lame", training_free.lame),
+    ("feature_shift", training_free.feature_shift), ("icrm", icrm.with_transformer), ("prior_shift", prior_shift),
 ]  # fmt: skip
 # Callables that take some, and those of their parameters that mean something else there.
 SOME = [
@@ -100,6 +100,10 @@ def test_a_config_of_an_earlier_version_gets_the_defaults_of_what_it_lacks_and_k
     loo = stored("cxda_loo")
     assert loo.keys() & groups().keys() == {"attention", "batch_norm"}
     assert stored("cxda_loo", attention=own | {"sink": False}, cxda_any=CONFIG["cxda_any"] | {"plain": 0.5}) == loo
+    earlier = {n: v for n, v in CONFIG["cxda_any"].items() if n != "running"}
+    for prior, expected in ((0.0, (20.0, True)), (7.0, (7.0, False))):
+        found = stored("cxda_any", cxda_any=earlier | {"prior": prior})["cxda_any"]
+        assert (found["prior"], found["running"]) == expected
     with refused(r"^config\.attention\.sink: this version has no such field; train again"):
         stored(attention=own | {"sink": True})
     with refused(r"^config\.bn: this version has no such field; train again"):

@@ -35,7 +35,7 @@ class SupportBuffer:
     frozen  the image number `refresh` fixes the statistics, which are then those of the images that are held, for ever.
             Before it every answer is exact.
 
-    For cxda_any with prior=0 all three give the same answers, and lagged takes an image in at the price of one.
+    For cxda_any with running=True all three give the same answers, and lagged takes an image in at the price of one.
     """
 
     def __init__(

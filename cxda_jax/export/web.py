@@ -100,7 +100,9 @@ def describe(model: Model) -> dict[str, Any]:
         raise UserError(f"web: the page draws square grey images, and the model's are {height}x{width}x{channels}")
     share = {"momentum": 0.0, "prior": 0.0}  # of the buffer's statistics; the others use the running ones
     for group in METHODS[name].groups.keys() & {"batch_norm", "bn_alpha", "cxda_any"}:
-        share |= {part: config[group][part] for part in share if part in config[group]}
+        share |= {part: config[group][part] for part in share.keys() & config[group].keys()}
+    if memory == "blended" and config["cxda_any"]["running"]:
+        share["prior"] = 0.0
     features = height // 4 if net["padding"] == "same" else ((height - 4) // 2 - 4) // 2
     dim = features**2 * net["width"]
     heads = attention["heads"]

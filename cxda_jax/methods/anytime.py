@@ -6,7 +6,7 @@ network  has learned tokens, which every image attends to beside the support, an
 loss     each labelled image attends to its own random subset of the others, from none of them to all
 adapt    statistics are a blend, (1 - a) running + a support, a = n / (n + N) for n support images; N: `prior`
 
-With prior=0 the running statistics alone normalise all images. What is kept of an image then depends
+With running=True the running statistics alone normalise all images. What is kept of an image then depends
 on that image alone: a buffer takes an image in or lets one go at the price of one image, and is
 exactly what adapt() makes of the same set.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.fields import NOT_NEGATIVE, SHARE, Field, Group, Range, check
+from cxda_jax.fields import POSITIVE, SHARE, Field, Group, Range, check
 from cxda_jax.methods.cxda import WithMemory, cxda
 from cxda_jax.methods.entry import RED, Config, Entry, Style
 from cxda_jax.methods.erm import adapt_statistics, encode, outcome
@@ -30,19 +30,20 @@ CXDA_ANY_FIELDS = Group("Method cxda_any.", {
                   SHARE),
     "learned": Field(32, "Learned tokens, which each image attends to beside the support.", Range(0, 100_000),
                      optional=True),
-    "prior": Field(20.0, "N in the share n / (n + N) of n support images in the statistics; 0: running ones alone.",
-                   NOT_NEGATIVE, optional=True),
+    "prior": Field(20.0, "N in the share n / (n + N) of n support images in the statistics.", POSITIVE, optional=True),
+    "running": Field(False, "The running statistics alone normalise all images; no prior then.", optional=True),
 })  # fmt: skip
 
 
-def cxda_any(net: Classifier, full: float = 0.0, prior: float = 20.0) -> Method:
+def cxda_any(net: Classifier, full: float = 0.0, prior: float = 20.0, running: bool = False) -> Method:
     """CXDA that is trained for each number of support images.
 
     Args:
       net: a network with a CrossAttention, which has learned tokens.
       full: share of the training images that see all others. The rest see a random number n of them:
         1 + n is log-uniform.
-      prior: as how many images the running statistics count beside the support's, in adapt(); 0: they alone count.
+      prior: as how many images the running statistics count beside the support's, in adapt().
+      running: the running statistics alone count.
     """
     check(CXDA_ANY_FIELDS, full=full, prior=prior)
 
@@ -56,7 +57,7 @@ def cxda_any(net: Classifier, full: float = 0.0, prior: float = 20.0) -> Method:
         return outcome(variables, exact, episode, logits[:queries], logits[queries:])
 
     def adapt(variables: Variables, support: Images, key: Array) -> WithMemory:
-        if prior:
+        if not running:
             variables = adapt_statistics(net, variables, support, lambda count: count / (count + prior))[1]
         maps = net.apply(variables, support.pixels, method="map")
         return WithMemory(variables, net.apply(variables, maps, method="remember"), support.domain, support.present)
@@ -80,7 +81,7 @@ def random_subsets(key: Array, n: int, full: float) -> Array:
 def _build(config: Config, inputs: Inputs) -> Method:
     options = config["cxda_any"]
     net = build_attending_net(config, inputs, learned=options["learned"])
-    return cxda_any(net, options["full"], options["prior"])
+    return cxda_any(net, options["full"], options["prior"], options["running"])
 
 
 CXDA_ANY = Entry(

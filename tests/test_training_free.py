@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax.methods.frozen import BATCH, affinities
+from cxda_jax.methods.training_free import BATCH, affinities
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from tests.conftest import make_episode
