@@ -189,7 +189,7 @@ MISTAKES = (
             'self.config["seed"], STREAMS.index(split)', ("configs", "episodes", "exhaustive", "launch")),
     Mistake("config", "experiment.py", "epoch = images // 100 // tasks", "epoch = images // 100",
             ("configs", "build", "published", "mesh")),
-    Mistake("config", "experiment.py", 'steps=options["steps"], share=share)', 'steps=options["steps"])',
+    Mistake("config", "methods/finetune.py", 'steps=options["steps"], share=share)', 'steps=options["steps"])',
             ("finetune", "configs", "parameters", "build")),
     # Commands, signals and hosts.
     Mistake("commands", "stops.py", "        _deferring = False\n    _raise_if_received()\n",
