@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -139,6 +140,13 @@ def test_the_page_of_the_documentation_is_the_shipped_models(tmp_path):
     page = ROOT / "docs" / "live" / "unipen" / "index.html"
     made = render(cxda_jax.load("unipen"), tmp_path).read_text()
     assert page.read_text() == made, f"{page} is older than the model or than cxda_jax/export/"
+
+
+@pytest.mark.skipif(not shutil.which("wat2wasm"), reason="no wat2wasm: apt-get install wabt")
+def test_the_kernels_bytes_are_those_of_its_text(tmp_path):
+    """Where this fails, make them again: wat2wasm kernel.wat."""
+    subprocess.run(["wat2wasm", web.LIVE / "kernel.wat", "-o", tmp_path / "it"], check=True)
+    assert (tmp_path / "it").read_bytes() == (web.LIVE / "kernel.wasm").read_bytes()
 
 
 def test_without_node_nothing_is_claimed(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """A model as a web page that needs no server, no network and no library: one file, index.html.
 
 The page holds the weights, recorded handwriting to start from, and a small engine (live/engine.js, sequence.js,
-kernel.wat). Visitors draw characters, fill the buffer, and see the answer before and after adapting. Before the page is
+kernel.wasm). Visitors draw characters, fill the buffer, and see the answer before and after adapting. Before the page is
 left behind, its own scripts run in Node.js, and their answers are compared with JAX.
 """
 
@@ -26,7 +26,6 @@ from cxda_jax.disk import files, safetensors
 from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError
 from cxda_jax.export.pair import by_model
-from cxda_jax.export.wasm import assemble
 from cxda_jax.nets.cnn import PADDINGS
 from cxda_jax.version import VERSION
 
@@ -161,8 +160,8 @@ def render(described: Mapping[str, Any], variables: Mapping[str, Any], hands: Pa
         names.append((short, start, len(values)))
         blocks.append(values)
         start += len(values)
-    kernel = assemble((LIVE / "kernel.wat").read_text(encoding="utf-8"))
-    known = {**described, "tensors": names, "kernel": _base64(kernel), "checked": checked}
+    kernel = _base64((LIVE / "kernel.wasm").read_bytes())
+    known = {**described, "tensors": names, "kernel": kernel, "checked": checked}
     scripts = {name: _script(f"{name}.js") for name in ("engine", "draw", "page")}
     scripts["engine"] += _script("sequence.js")
     digests = " ".join(f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in scripts.values())
