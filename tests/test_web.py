@@ -56,7 +56,7 @@ def random_model(method: str, side: int = 20, **fields) -> Model:
 def render(model: Model, folder: Path) -> Path:
     """The page of a model, as if somebody had compared it."""
     page = folder / "index.html"
-    page.write_text(web.render(web.describe(model), safetensors.named(model.variables), web.HANDS, checked=True))
+    page.write_text(web.render(web.describe(model), safetensors.named(model.variables), checked=True))
     return page
 
 
@@ -101,7 +101,7 @@ def test_the_engine_answers_as_jax_does(case, tmp_path):
 @pytest.mark.gate
 def test_strokes_become_the_same_pixels_as_in_training(tmp_path):
     """Of all recorded drawings, and of odd ones; one of 255 is allowed, since the order of sums may differ."""
-    hands = web.read_hands(web.HANDS)
+    hands = web.read_hands()
     assert len(hands) == 8 and {len(hand.drawings) for hand in hands} == {60}
     assert all(set(hand.labels) <= set(unipen.LABELS) for hand in hands)
     wild = [list(map(tuple, np.random.default_rng(2).uniform(0, 400, (n, 2)).round(3).tolist())) for n in (1, 2, 7, 30)]
