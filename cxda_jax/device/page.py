@@ -66,17 +66,18 @@ class AdaptedPage(NamedTuple):
 
 def write_adapted(path: Path, page: AdaptedPage) -> int:
     """Writes the page and returns its size in bytes. Where it would pass 5 MB, it has no explorer."""
-    order = np.argsort([-answer.moved for answer in page.answers], kind="stable")
-    answers = [page.answers[i] for i in order]
+    answers = sorted(page.answers, key=lambda answer: -answer.moved)
     names, kept = [printable(file) for file in page.buffer_files], _kept(page, answers)
     # The explorer's task begins with the same images in the same order, so that one sheet serves all of the page.
     images = [*page.buffer[kept], *(answer.image for answer in answers)]
     pictures = sheet(np.stack(images)) if images else {"data": ""}
     tasks, explained = [], EXPLAINED
-    if answers and kept and answers[0].weights is not None:
-        queries = answers[: max(1, WEIGHTS // answers[0].weights[:, kept].size)]
+    attending = [answer.weights[:, kept] for answer in answers if answer.weights is not None]
+    if attending and kept:
+        count = max(1, WEIGHTS // attending[0].size)
+        queries = answers[:count]
         # Multiples of uniform attention stay those of the whole buffer.
-        weights = np.stack([answer.weights[:, kept] for answer in queries], dtype=np.float64) * (len(names) / len(kept))
+        weights = np.stack(attending[:count], dtype=np.float64) * (len(names) / len(kept))
         tasks = [encode(_task(page.buffer[kept], [names[i] for i in kept], queries, weights), pictures)]
         if len(queries) < len(answers) or len(kept) < len(names):
             shown = f"{len(queries):,} of the {len(answers):,} answers above and {len(kept):,} of the {len(names):,}"
@@ -101,20 +102,16 @@ def _kept(page: AdaptedPage, answers: Sequence[Answered]) -> list[int]:
 
 def _task(support: np.ndarray, files: Sequence[str], answers: Sequence[Answered], weights: np.ndarray) -> ExplorerTask:
     """Answers as queries, and the images of the buffer that are shown as support."""
-    said = {
-        "Before": tuple(printable(answer.before) for answer in answers),
-        "After": tuple(printable(answer.after) for answer in answers),
-    }
+
+    def texts(field: str) -> tuple[str, ...]:
+        return tuple(printable(getattr(answer, field)) for answer in answers)
+
     query = np.stack([answer.image for answer in answers])
     return ExplorerTask(
         name="", support=support, support_domains=(), support_labels=(), query=query, query_domain="", query_labels=(),
-        answers=said, weights=weights, support_files=tuple(files),
-        query_files=tuple(printable(answer.file) for answer in answers),
+        answers={"Before": texts("before"), "After": texts("after")}, weights=weights, support_files=tuple(files),
+        query_files=texts("file"),
     )  # fmt: skip
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.1f} %"
 
 
 def _text(name: str) -> str:
@@ -162,7 +159,7 @@ def _answers(
     heads = ["Image", "File", "Before", "Confidence before", "After", "Confidence after", "Moved"]
     heads += ["Label"] * labelled
     head = "".join(f"<th>{text}</th>" for text in heads) + "<th data-unsorted>Nearest in the buffer</th>" * near
-    count, total = len(answers), max(page.total, len(answers))
+    count, total = len(answers), page.total
     caption = f"The {count:,} that moved most of {total:,}" if count < total else f"All {total:,}, most moved first"
     changes = sum(answer.before != answer.after for answer in answers)
     notes = [
@@ -178,7 +175,7 @@ def _answers(
 
 
 def _number(part: float) -> str:
-    return f'<td data-value="{part:.6f}">{_percent(part)}</td>'
+    return f'<td data-value="{part:.6f}">{100 * part:.1f} %</td>'
 
 
 def _verdicts(answer: Answered) -> str:
