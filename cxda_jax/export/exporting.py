@@ -98,18 +98,14 @@ def write(form: Format, pair: Pair, folder: Path, what: str) -> None:
 
 
 def claimed(out: Path) -> set[str]:
-    """Names of the files in a folder that are as an earlier export left them,
-    by the hashes that it wrote beside them."""
+    """Names of the files in a folder that are as an earlier export left them, by the hashes that it wrote."""
     found = set()
-    for report, hashes_of in (
-        (REPORT, lambda content: {name: facts["sha256"] for name, facts in content["files"].items()}),
-        (web.PARITY, lambda content: {web.PAGE: content["sha256"]}),
-    ):
-        with contextlib.suppress(
-            OSError, ValueError, LookupError, TypeError, AttributeError
-        ):  # it is no report of ours
-            hashes = hashes_of(json.loads((out / report).read_bytes()))
-            whole = {name for name, digest in hashes.items() if files.hash_file(out / name) == digest}
+    no_report_of_ours = OSError, ValueError, LookupError, TypeError, AttributeError
+    for report in (REPORT, web.PARITY):
+        with contextlib.suppress(*no_report_of_ours):
+            content = json.loads((out / report).read_bytes())
+            written = content["files"] if report == REPORT else {web.PAGE: content}
+            whole = {name for name, facts in written.items() if files.hash_file(out / name) == facts["sha256"]}
             found |= {report, *whole}
     return found
 
