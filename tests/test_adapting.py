@@ -129,12 +129,7 @@ def test_mistakes_are_one_line(model, folders, tmp_path):
         (images, bad, (), "none of 1 could be read; the first: "),
         (images, images, (f"--labels={labels}",), "line 2: label='house' is no class of the model"),
         (images, images, (f"--labels={tmp_path}/twice.csv",), "line 3: 'image000.png' is 'a' before and 'b' here"),
-        (
-            images,
-            images,
-            (f"--labels={tmp_path}/none.csv",),
-            "0 of 71 images have a label, by 2 lines; name the files as",
-        ),
+        (images, images, (f"--labels={tmp_path}/none.csv",), "0 of 71 images have a label, by 2 lines; name the files"),
     ):
         said = adapt(model, buffer, answered, tmp_path / "out", *flags, code=2)
         assert message in said and said.count("\n") == 1, said
@@ -174,6 +169,16 @@ def test_a_folder_that_fills_is_followed(model, tmp_path):
         assert rows[i]["after"] == loaded.adapt(made[:i]).predict([made[i]]).names[0]
     assert said.count("left out: ") == 2 and f"left out: {slow}" in said and "5 images in the buffer" in said
     assert "incoming: no such folder" in fault and (tmp_path / "out" / "adapted.html").exists()
+
+
+@pytest.mark.gate
+def test_the_nearest_images_of_a_stream_are_those_of_its_full_buffer(folders, tmp_path):
+    """Of icrm, whose memory is in the order of arrival."""
+    paths = sorted(folders[0].iterdir())[:6]
+    follower = watching.Follower(adapting.Asked("unipen", str(folders[0]), tmp_path / "out", capacity=3))
+    lines = [follower.answer(watching._stamp(path), path) for path in paths]
+    weights = cxda_jax.load("unipen").adapt(paths[2:5]).attention(paths[5:])[0].mean(0)
+    assert lines[5][7:10] == [paths[2 + i].name for i in np.argsort(-weights)]
 
 
 @pytest.mark.gate

@@ -255,15 +255,14 @@ def versions() -> Iterator[tuple[str, str]]:
 
 def said(kind: str, out: Path, parity: Mapping[str, Any], written: Mapping[str, Any]) -> str:
     """The lines that the command prints at its end."""
-    lines = [f"{out}/{name}: {facts['bytes']:,} bytes" for name, facts in written.items()]
     right = ""
     if "accuracy" in parity:
         right = f"; right {parity['accuracy']:.1f} %, the model {parity['accuracy_of_the_model']:.1f} %"
-    lines.append(
+    lines = [
+        *(f"{out}/{name}: {facts['bytes']:,} bytes" for name, facts in written.items()),
         f"{kind}: logits differ by {parity['logits']:.1e} of the largest, {100 * parity['same_classes']:.1f} % "
-        f"of the classes of {parity['queries']} queries are equal{right}"
-    )
-    lines.append(f"{kind}: encode {parity['encode_ms']:.1f} ms, predict {parity['predict_ms']:.2f} ms on this machine")
-    return "\n".join(
-        [*lines, f"{out}/{REPORT}: names and shapes of what the programs take and give, hashes, the comparison"]
-    )
+        f"of the classes of {parity['queries']} queries are equal{right}",
+        f"{kind}: encode {parity['encode_ms']:.1f} ms, predict {parity['predict_ms']:.2f} ms on this machine",
+        f"{out}/{REPORT}: names and shapes of what the programs take and give, hashes, the comparison",
+    ]
+    return "\n".join(lines)
