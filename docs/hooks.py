@@ -4,8 +4,7 @@ A page has a marker line, such as `<!-- config table -->`, where the text comes.
 study's page has its HTML report beside it.
 """
 
-import contextlib
-import io
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -39,30 +38,15 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return markdown
 
 
-def study_report() -> str:
-    """The page that `cxda report` makes of the study's records, in a minute."""
-    parts = {path: path.stem.rpartition("-")[0] for path in sorted(RECORDS.glob("*.records"))}
-    patterns = [str(path) for path, part in parts.items() if not part.endswith(APART)]
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        report_runs(patterns, folder, data_dir=folder, against="", unfinished=False)
-        return (Path(folder) / "report.html").read_text()
-
-
-class State:
-    """The command that mkdocs runs."""
-
-    serving = False  # shows pages while they are written
-
-
-def on_startup(command: str, **_: Any) -> None:
-    """Called by mkdocs first, with the name of its command."""
-    State.serving = command == "serve"
-
-
 def on_post_build(config: Any, **_: Any) -> None:
-    """Called by mkdocs when all pages are written.
+    """Called by mkdocs when all pages are written: the study's page gets the report of its records, in a minute.
 
     `mkdocs serve` shows changes at once, so it does without the report.
     """
-    if not State.serving:
-        (Path(config["site_dir"]) / "study" / "report.html").write_text(study_report())
+    if "serve" in sys.argv:
+        return
+    parts = {path: path.stem.rpartition("-")[0] for path in sorted(RECORDS.glob("*.records"))}
+    patterns = [str(path) for path, part in parts.items() if not part.endswith(APART)]
+    with tempfile.TemporaryDirectory() as folder:
+        report_runs(patterns, folder, data_dir=folder, against="", unfinished=False)
+        shutil.copy(Path(folder) / "report.html", Path(config["site_dir"]) / "study")

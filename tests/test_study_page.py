@@ -46,7 +46,6 @@ def test_pages_hold_what_follows_from_the_records(studies):
     """All tables that are made, README's, the leaderboard and the CSV."""
     for path, text in make.made(studies).items():
         assert path.read_text() == text, f"{path} differs from the records: python -m docs.study.make"
-    assert {table(tables.load(Path("none"))) for table in make.TABLES.values()} == {"Nothing is recorded yet."}
 
 
 def test_tables_hold_the_statistics_of_the_scores(studies, points):

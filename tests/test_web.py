@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def random_model(method: str, side: int = 20, **fields) -> Model:
 def render(model: Model, folder: Path) -> Path:
     """The page of a model, as if somebody had compared it."""
     page = folder / "index.html"
-    page.write_text(web.render(web.describe(model), safetensors.named(model.variables), web.HANDS, checked=True))
+    page.write_text(web.render(web.describe(model), safetensors.named(model.variables), checked=True))
     return page
 
 
@@ -102,7 +103,7 @@ def test_the_engine_answers_as_jax_does(case, tmp_path):
 @pytest.mark.gate
 def test_strokes_become_the_same_pixels_as_in_training(tmp_path):
     """Of all recorded drawings, and of odd ones; one of 255 is allowed, since the order of sums may differ."""
-    hands = web.read_hands(web.HANDS)
+    hands = web.read_hands()
     assert len(hands) == 8 and {len(hand.drawings) for hand in hands} == {60}
     assert all(set(hand.labels) <= set(unipen.LABELS) for hand in hands)
     wild = [list(map(tuple, np.random.default_rng(2).uniform(0, 400, (n, 2)).round(3).tolist())) for n in (1, 2, 7, 30)]
@@ -141,6 +142,13 @@ def test_the_page_of_the_documentation_is_the_shipped_models(tmp_path):
     page = ROOT / "docs" / "live" / "unipen" / "index.html"
     made = render(cxda_jax.load("unipen"), tmp_path).read_text()
     assert page.read_text() == made, f"{page} is older than the model or than cxda_jax/export/"
+
+
+@pytest.mark.skipif(not shutil.which("wat2wasm"), reason="no wat2wasm: apt-get install wabt")
+def test_the_kernels_bytes_are_those_of_its_text(tmp_path):
+    """Where this fails, make them again: wat2wasm kernel.wat."""
+    subprocess.run(["wat2wasm", web.LIVE / "kernel.wat", "-o", tmp_path / "it"], check=True)
+    assert (tmp_path / "it").read_bytes() == (web.LIVE / "kernel.wasm").read_bytes()
 
 
 def test_without_node_nothing_is_claimed(tmp_path, monkeypatch):

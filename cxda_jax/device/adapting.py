@@ -1,9 +1,6 @@
-"""Adapts a model to a folder of somebody's own images, and answers for
-another. launch/adapt.py says what is written."""
+"""Adapts a model to a folder of a user's own images, and answers for another. launch/adapt.py says what is written."""
 
-import contextlib
 import csv
-import heapq
 import itertools
 import os
 import re
@@ -16,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cxda_jax.data.readers.raw import EXTENSIONS
-from cxda_jax.device.model import AT_ONCE, Answers, Model, load
-from cxda_jax.device.page import AdaptedPage, Answered, write_adapted
+from cxda_jax.device.buffer import SupportBuffer
+from cxda_jax.device.model import AT_ONCE, Model, load
+from cxda_jax.device.page import NEAREST, AdaptedPage, Answered, write_adapted
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import read_table, system_fault
 from cxda_jax.errors import UserError, brief, printable
 from cxda_jax.progress import Counter, replacing, say
 
 SHOWN = 200  # answers on the page
-NEAREST = 5  # images of the buffer that are named for each answer
 PHONES = (".avif", ".heic", ".heif")  # read where a decoder is installed, else named
 FAULTS = 20  # lines about files that were left out
 FORMULA = re.compile(r"(?!-?[\d.]+$)[=+@\t\r-].")  # what a spreadsheet may take for a formula; a number is none
@@ -32,13 +29,6 @@ COLUMNS = [
     "file", "answer", "before", "before_confidence", "after", "after_confidence", "moved",
     *(f"nearest_{i}" for i in range(1, NEAREST + 1)), "label",
 ]  # fmt: skip
-
-
-class Row(NamedTuple):
-    """An answer, and its weights on the images of the buffer [heads, n], if the method attends."""
-
-    answer: Answered
-    weights: np.ndarray | None
 
 
 class Fitted(NamedTuple):
@@ -49,19 +39,23 @@ class Fitted(NamedTuple):
 
 
 class Tally:
-    """Counts answers: how many changed, and where labels are known how many were right before, after and in the end."""
+    """Counts answers: how many changed, and where labels are known how many were right before, after and in the end.
+
+    It keeps those that moved most.
+    """
 
     def __init__(self) -> None:
         self.count = self.changed = 0
         self.right: list[tuple[bool, bool, bool]] = []
+        self.most: list[Answered] = []
 
-    def add(self, row: Row, use_adapted: bool) -> None:
-        answer = row.answer
+    def add(self, answer: Answered, use_adapted: bool) -> None:
         self.count += 1
         self.changed += answer.before != answer.after
         if answer.label:
             right = answer.before == answer.label, answer.after == answer.label
             self.right.append((*right, right[use_adapted]))
+        self.most = sorted([*self.most, answer], key=lambda answer: -answer.moved)[:SHOWN]
 
     def scores(self) -> list[tuple[str, str]]:
         """Lines of the summary, none where no label is known."""
@@ -97,31 +91,30 @@ class Asked(NamedTuple):
     always: bool = False
 
 
-def adapt_folder(asked: Asked, images: str, labels: str = "", is_locked: bool = False) -> None:
+def adapt_folder(asked: Asked, images: str, labels: str = "") -> None:
     """Writes predictions.csv and adapted.html, and says what adapting is expected to bring.
 
     Args:
       images: a folder of images to answer for.
       labels: a CSV file with the columns file and label.
-      is_locked: whether the caller holds the lock of the folder to write.
     """
     loaded, began, faults, out = load(asked.model, asked.method), time.perf_counter(), [], asked.out
     newest = newest_images(Path(asked.buffer), asked.capacity, faults.append)
     queries = listed(Path(images), faults.append)
     if not queries:
         raise UserError(f"{images}: no images in it; answered are files that end in {', '.join(EXTENSIONS)}")
-    known = matched(read_labels(labels, loaded), queries, Path(images), labels) if labels else {}
+    known = read_labels(labels, loaded, queries, Path(images)) if labels else {}
     held = fitted(loaded, newest, faults, "  buffer")
     say(f"adapting {loaded.method.name} ({loaded.card.data}) to {len(held.paths)} images of {asked.buffer}")
     adapted = loaded.adapt(held.pixels)
     helps, advice = expected(loaded, len(held.paths))
     say(advice)
     warn_of_unlike(loaded, held.pixels, asked.buffer)
-    use_adapted, tally = helps or asked.always, Tally()
+    use_adapted = helps or asked.always
     make_out(out)
-    with contextlib.nullcontext() if is_locked else files.locked(out):
-        rows = answered(loaded, adapted, queries, Path(images), known, faults)
-        most = write_answers(out / "predictions.csv", rows, held.paths, use_adapted, tally)
+    with files.locked(out):
+        answers = answered(loaded, adapted, queries, Path(images), known, faults)
+        tally = write_answers(out / "predictions.csv", answers, held.paths, use_adapted)
         if not tally.count:
             raise UserError(f"{images}: none of {len(queries)} could be read; the first: {faults[0]}")
         changed, scores = ("Answers that changed", f"{tally.changed} of {tally.count}"), tally.scores()
@@ -133,7 +126,7 @@ def adapt_folder(asked: Asked, images: str, labels: str = "", is_locked: bool = 
             ("Which answer counts", f"{'after' if use_adapted else 'before'} adapting. {advice}"),
             *scores,
         ]
-        write_page(out / "adapted.html", loaded, most, tally.count, held, summary, faults)
+        write_page(out / "adapted.html", loaded, tally, held, summary, faults)
     for fault in faults[:FAULTS]:
         say(f"left out: {fault}")
     if len(faults) > FAULTS:
@@ -144,34 +137,30 @@ def adapt_folder(asked: Asked, images: str, labels: str = "", is_locked: bool = 
     say(f"{out}/predictions.csv and {out}/adapted.html: {tally.count} images in {seconds:.1f} s")
 
 
-def write_answers(
-    path: Path, rows: Iterable[Row], buffer: Sequence[Path], use_adapted: bool, tally: Tally
-) -> list[Row]:
-    """Writes a line for each row, counts it in the tally, and returns those that moved most."""
-    shown: list[tuple[float, int, Row]] = []
+def write_answers(path: Path, answers: Iterable[Answered], buffer: Sequence[Path], use_adapted: bool) -> Tally:
+    """Writes a line for each answer."""
+    tally = Tally()
 
     def write(partial: Path) -> None:
         with open(partial, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             table = csv.writer(file)
             table.writerow(COLUMNS)
-            for i, row in enumerate(rows):
-                table.writerow(line_of(row, buffer, use_adapted))
-                tally.add(row, use_adapted)
-                keep_most_moved(shown, i, row)
+            for answer in answers:
+                table.writerow(line_of(answer, buffer, use_adapted))
+                tally.add(answer, use_adapted)
 
     files.write_whole(path, write)
-    return [row for _, _, row in sorted(shown, reverse=True)]
+    return tally
 
 
 def warn_of_unlike(model: Model, pixels: np.ndarray, where: str) -> None:
-    """Says where most of the images are too bright, dark, flat or hard to be
-    of the kind that the model was trained on."""
+    """Says where most of the images are too bright, dark, flat or hard to be of the kind that the model knows."""
     share = model.card.looks.unlike(pixels) if model.card.looks else 0.0
     if share > 0.5:
-        what = (
-            f"{100 * share:.0f} % of the images are brighter, darker, flatter or harder than those of {model.card.data}"
+        say(
+            f"warning: {where}: {100 * share:.0f} % of the images are brighter, darker, flatter or harder than those "
+            f"of {model.card.data}, so neither the answers nor the gain can be relied on; look at them on the page"
         )
-        say(f"warning: {where}: {what}, so neither the answers nor the gain can be relied on; look at them on the page")
 
 
 def make_out(out: Path) -> None:
@@ -201,7 +190,7 @@ def expected(model: Model, count: int) -> tuple[bool, str]:
     return True, f"{in_validation}, so the adapted answer counts."
 
 
-def listed(folder: Path, fault: Callable[[str], Any] = lambda line: say(f"left out: {line}")) -> list[Path]:
+def listed(folder: Path, fault: Callable[[str], Any]) -> list[Path]:
     """The images in a folder and in its folders, by name.
 
     Hidden ones are left out; fault() gets a line for what has no right.
@@ -230,16 +219,8 @@ def newest_images(folder: Path, capacity: int, fault: Callable[[str], Any]) -> l
     found = listed(folder, fault)
     if len(found) > capacity:
         say(f"{folder}: the newest {capacity} of {len(found)} images count; --capacity takes more")
-        found = sorted(sorted(found, key=_age)[-capacity:])
+        found = sorted(sorted(found, key=lambda path: (path.stat().st_mtime, path))[-capacity:])
     return found
-
-
-def _age(path: Path) -> tuple[float, Path]:
-    """When a file was written, and its name; a file that has gone is the oldest."""
-    try:
-        return path.stat().st_mtime, path
-    except OSError:
-        return 0.0, path
 
 
 def fitted(model: Model, paths: Sequence[Path], faults: list[str], what: str) -> Fitted:
@@ -257,63 +238,47 @@ def fitted(model: Model, paths: Sequence[Path], faults: list[str], what: str) ->
 
 def answered(
     model: Model, adapted: Model, paths: Sequence[Path], folder: Path, labels: dict[str, str], faults: list[str]
-) -> Iterator[Row]:
-    """A row for each image that can be read, of which some at a time are in memory;
-    `faults` gets a line for each other one."""
+) -> Iterator[Answered]:
+    """Answers to the images that can be read, of which some at a time are in memory; `faults` gets a line for each
+    other one."""
     counter, waiting, done = Counter("  images", len(paths)), iter(paths), 0
     while some := list(itertools.islice(waiting, AT_ONCE)):
-        part = fitted(model, some, faults, "")
-        yield from rows_of(model, adapted, list(zip(part.paths, part.pixels, strict=True)), folder, labels)
+        yield from answers_to(model, adapted, fitted(model, some, faults, ""), folder, labels)
         done += len(some)
         counter(done)
 
 
-def rows_of(
-    model: Model, adapted: Model, some: Sequence[tuple[Path, np.ndarray]], folder: Path, labels: dict[str, str],
-    places: Sequence[int] | None = None,
-) -> Iterator[Row]:  # fmt: skip
-    """Rows of images that are in memory. `places` are those of the buffer's images, where it has free ones too."""
-    if not some:
-        return
-    pixels = [image for _, image in some]
+def answers_to(
+    model: Model, adapted: Model | SupportBuffer, images: Fitted, folder: Path, labels: dict[str, str]
+) -> Iterator[Answered]:
+    """Answers to images that are in memory."""
+    pixels = images.pixels
     before, after = model.predict(pixels), adapted.predict(pixels)
-    weights = adapted.attention(pixels) if model.method.attention else None
-    if weights is not None and places is not None:
-        weights = weights[..., list(places)]
+    weights = adapted.attention(pixels) if model.method.attention else [None] * len(pixels)
     moved = 0.5 * np.abs(after.probabilities - before.probabilities).sum(1)
-    for i, (path, image) in enumerate(some):
-        name, own = str(path.relative_to(folder)), None if weights is None else weights[i]
-        nearest = () if own is None else tuple(np.argsort(-own.mean(0), kind="stable")[:NEAREST].tolist())
-        yield Row(Answered(
-            name, image, before.names[i], _share(before, i), after.names[i], _share(after, i), float(moved[i]), nearest,
-            labels.get(name, ""),
-        ), own)  # fmt: skip
+    for i, path in enumerate(images.paths):
+        name = str(path.relative_to(folder))
+        yield Answered(
+            name, pixels[i], before.names[i], float(before.confidences[i]), after.names[i],
+            float(after.confidences[i]), float(moved[i]), weights[i], labels.get(name, ""),
+        )  # fmt: skip
 
 
-def _share(answers: Answers, i: int) -> float:
-    return float(answers.confidences[i])
-
-
-def line_of(row: Row, buffer: Sequence[Path], use_adapted: bool) -> list[Any]:
-    """The line of predictions.csv; see COLUMNS."""
-    a = row.answer
-    nearest = [buffer[i].name for i in a.nearest] + [""] * (NEAREST - len(a.nearest))
-    numbers = [f"{x:.4f}" for x in (a.before_confidence, a.after_confidence, a.moved)]
+def line_of(answer: Answered, buffer: Sequence[Path], use_adapted: bool) -> list[str]:
+    """The line of an answer in predictions.csv."""
+    a = answer
+    nearest = [buffer[i].name for i in a.nearest]
+    nearest += [""] * (NEAREST - len(nearest))
+    before, after, moved = (f"{x:.4f}" for x in (a.before_confidence, a.after_confidence, a.moved))
     counts = a.after if use_adapted else a.before
-    cells = [a.file, counts, a.before, numbers[0], a.after, numbers[1], numbers[2], *nearest, a.label]
+    cells = [a.file, counts, a.before, before, a.after, after, moved, *nearest, a.label]
     return ["'" + cell if FORMULA.match(cell) else cell for cell in cells]
 
 
-def keep_most_moved(shown: list[tuple[float, int, Row]], number: int, row: Row) -> None:
-    """Keeps the SHOWN rows that moved most in a heap."""
-    push: Callable[..., Any] = heapq.heappush if len(shown) < SHOWN else heapq.heappushpop
-    push(shown, (row.answer.moved, -number, row))
-
-
-def read_labels(path: str, model: Model) -> dict[str, str]:
-    """By file, the label of a CSV file with the columns file and label, of which none contradicts another."""
-    known, fix = {}, "give a CSV file with the columns file and label"
-    for number, row in read_table(Path(path), ("file", "label"), fix):
+def read_labels(path: str, model: Model, images: Sequence[Path], folder: Path) -> dict[str, str]:
+    """By image, as a path below the folder, its label in a CSV file with the columns file and label."""
+    known, names = {}, [str(image.relative_to(folder)) for image in images]
+    for number, row in read_table(Path(path), ("file", "label"), "give a CSV file with the columns file and label"):
         name, label = row["file"] or "", row["label"] or ""
         if label not in model.card.class_names:
             classes = brief(", ".join(model.card.class_names), 80)
@@ -323,40 +288,19 @@ def read_labels(path: str, model: Model) -> dict[str, str]:
         if known.setdefault(name, label) != label:
             both = f"{brief(repr(known[name]), 20)} before and {brief(repr(label), 20)} here"
             raise UserError(f"{path}, line {number}: {brief(repr(name), 40)} is {both}; leave the wrong line out")
+    found = len(known.keys() & {*names})
+    counted = f"{path}: {found} of {len(names)} images have a label, by {len(known)} lines"
+    if not found:
+        raise UserError(f"{counted}; name the files as below {folder}, such as {brief(names[0], 40)}")
+    say(counted)
     return known
 
 
-def matched(labels: dict[str, str], images: Sequence[Path], folder: Path, path: str) -> dict[str, str]:
-    """The labels of images by their names below the folder. A file of labels may name an image without its folders."""
-    found, used = {}, {}
-    for name in (str(image.relative_to(folder)) for image in images):
-        short = Path(name).name
-        key = name if name in labels else short
-        if key not in labels:
-            continue
-        if used.setdefault(key, name) != name:
-            both = f"{brief(used[key], 40)} and {brief(name, 40)}"
-            raise UserError(
-                f"{path}: {brief(repr(key), 40)} may be {both}; name them with their folders below {folder}"
-            )
-        found[name] = labels[key]
-    counted = f"{path}: {len(found)} of {len(images)} images have a label, by {len(labels)} lines"
-    if not found:
-        raise UserError(
-            f"{counted}; name the files as below {folder}, such as {brief(str(images[0].relative_to(folder)), 40)}"
-        )
-    say(counted)
-    return found
-
-
 def write_page(
-    path: Path, model: Model, rows: Sequence[Row], total: int, held: Fitted, summary: Iterable[tuple[str, str]],
-    faults: Sequence[str],
-) -> None:  # fmt: skip
-    gain, weights = model.card.gain if model.method.name == model.card.method else None, None
-    if rows and all(row.weights is not None for row in rows) and len(held.paths):
-        weights = np.stack([np.asarray(row.weights) for row in rows])
+    path: Path, model: Model, tally: Tally, held: Fitted, summary: Sequence[tuple[str, str]], faults: Sequence[str]
+) -> None:
+    gain = model.card.gain if model.method.name == model.card.method else None
     write_adapted(path, AdaptedPage(
-        f"What adapting changed: {printable(model.card.data)}", list(summary), [row.answer for row in rows], total,
-        held.pixels, tuple(p.name for p in held.paths), weights, gain, list(faults),
+        f"What adapting changed: {printable(model.card.data)}", summary, tally.most, tally.count, held.pixels,
+        [path.name for path in held.paths], gain, faults,
     ))  # fmt: skip

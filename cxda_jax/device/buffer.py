@@ -3,6 +3,7 @@
 One program serves every fill of the buffer.
 """
 
+import io
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from cxda_jax.device.model import Answers, Model
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError
+from cxda_jax.fields import choose
 from cxda_jax.types import Images
 
 KEEP = ("newest", "reservoir")
@@ -61,13 +63,11 @@ class SupportBuffer:
         method = model.method
         for name, value, least in (("capacity", capacity, 1), ("refresh", refresh, 1), ("seed", seed, 0)):
             insist_on_whole(name, value, least)
-        for name, value, known in (("keep", keep, KEEP), ("statistics", statistics, STATISTICS)):
-            if value not in known:
-                raise UserError(f"{name}={value!r} is not one of {', '.join(known)}")
+        choose("keep", keep, KEEP)
+        choose("statistics", statistics, STATISTICS)
         if method.uses_support and not method.takes_places:
-            raise UserError(
-                f"SupportBuffer: {method.name} has no program for every number of images; use Model.adapt()"
-            )
+            fix = "has no program for every number of images; use Model.adapt()"
+            raise UserError(f"SupportBuffer: {method.name} {fix}")
         if method.uses_domains:
             raise UserError(f"SupportBuffer: {method.name} must know the domain of each image; use Model.adapt()")
         if statistics != "exact" and not method.remember:
@@ -90,11 +90,6 @@ class SupportBuffer:
         """The images in the buffer, uint8 [n, h, w, c], the oldest first."""
         with self._lock:
             return self.pixels[self._order()]
-
-    def places(self) -> list[int]:
-        """Numbers of the places of images(), in its order."""
-        with self._lock:
-            return self._order().tolist()
 
     def observe(self, image: Any) -> int | None:
         """Takes an image in. Returns the number of its place, or None where the reservoir did not take it."""
@@ -163,7 +158,7 @@ class SupportBuffer:
                     self._adapted = adapted if (self.arrived == arrived).all() else None
 
     def save(self, path: str | Path) -> None:
-        """Writes the images, their order and all that later answers depend on to a file that ends in .npz."""
+        """Writes the images, their order and all that later answers depend on to a file of numpy's kind .npz."""
         with self._lock:
             held = self._order()
             arrays = {
@@ -173,15 +168,9 @@ class SupportBuffer:
             }  # fmt: skip
             if self._base:
                 arrays |= {"base_pixels": self._base[0], "base_arrived": self._base[1]}
-        path = Path(path)
-        if path.suffix != ".npz":
-            raise UserError(f"{path}: give a name that ends in .npz")
-
-        def write(partial: Path) -> None:
-            with open(partial, "wb") as file:
-                np.savez_compressed(file, **arrays)
-
-        files.write_whole(path, write)
+        archive = io.BytesIO()
+        np.savez_compressed(archive, **arrays)
+        files.write_bytes(Path(path), archive.getvalue())
 
     @classmethod
     def load(cls, path: str | Path, model: Model) -> "SupportBuffer":

@@ -1,9 +1,9 @@
 """A trained model by itself: load() needs its files alone, and no data set."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -50,6 +50,7 @@ class Programs(NamedTuple):
     remember: Callable[[Any, Array, Images], Any] | None
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Model:
     """A classifier that adapts to unlabelled images without changing itself.
 
@@ -61,18 +62,12 @@ class Model:
       config: of its training.
     """
 
-    def __init__(
-        self,
-        card: models.Card,
-        method: Method,
-        variables: Variables,
-        programs: Programs,
-        adapted: Any = None,
-        config: Mapping[str, Any] = MappingProxyType({}),
-    ):
-        self.card, self.method, self.variables, self.programs = card, method, variables, programs
-        self.config = config
-        self._adapted = adapted
+    card: models.Card
+    method: Method
+    variables: Variables
+    programs: Programs
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    _adapted: Any = None
 
     def __repr__(self) -> str:
         height, width, channels = self.card.shape
@@ -107,7 +102,7 @@ class Model:
 
     def adapted_to(self, adapted: Any) -> "Model":
         """The model with what the method's adapt() returned."""
-        return Model(self.card, self.method, self.variables, self.programs, adapted, self.config)
+        return dataclasses.replace(self, _adapted=adapted)
 
     def predict(self, images: Iterable[Any], domains: Sequence[int] | None = None) -> Answers:
         """The classes of images, each on its own; before adapt() the answers of the model as it was trained.
@@ -205,7 +200,7 @@ def load(path: str | Path, method: str = "") -> Model:
         variables = {**variables, "calibration": jax.tree.map(jnp.asarray, known)}
     optional = (backend.jit(f) if f else None for f in (built.attention, built.remember))
     programs = Programs(backend.jit(built.adapt), backend.jit(built.predict), *optional)
-    return Model(card, built, variables, programs, config=config)
+    return Model(card, built, variables, programs, config)
 
 
 def find_model(path: str | Path) -> Path:

@@ -1,5 +1,4 @@
-"""The page of one adaptation: answers before and after, the gain to expect,
-and the images that the model adapted to."""
+"""The page of one adaptation: answers before and after, the gain to expect, and the images of the buffer."""
 
 import html
 import itertools
@@ -13,19 +12,11 @@ from matplotlib.figure import Figure
 from cxda_jax.disk.models import Gain
 from cxda_jax.errors import printable
 from cxda_jax.results import plots
-from cxda_jax.results.page import (
-    ExplorerTask,
-    Page,
-    Section,
-    encode,
-    figure_part,
-    sheet,
-    table_part,
-    write_page,
-)
+from cxda_jax.results.page import ExplorerTask, Page, Section, encode, figure_part, sheet, table_part, write_page
 
 SHOWN = 500  # images of the buffer
 WEIGHTS = 750_000  # of the explorer, which take 2 MB of the file
+NEAREST = 5  # images of the buffer that are named for each answer
 ROW, NEAR, TILE = 48, 34, 64  # pixels of the longer side: in a row, near an answer, and in the sheet of the buffer
 EXPLAINED = (
     "\n<p>For each of your images, the model weighs the images of your buffer. "
@@ -38,55 +29,56 @@ EXPLAINED = (
 
 
 class Answered(NamedTuple):
-    """A user's image as the network saw it, uint8 [h, w, c] with 1 or 3 channels,
-    and its class before and after adapting.
+    """A user's image as the network saw it, and its class before and after adapting.
 
     Confidences lie in 0..1. So does `moved`: half the sum of the absolute differences of the two distributions over
-    the classes. `nearest` has the places in the buffer of up to five images with most weight, and none where the
-    method does not attend. `label` is empty where nobody knows it.
+    the classes. `label` is empty where nobody knows it.
     """
 
     file: str
-    image: np.ndarray
+    image: np.ndarray  # uint8 [h, w, c] with 1 or 3 channels
     before: str
     before_confidence: float
     after: str
     after_confidence: float
     moved: float
-    nearest: tuple[int, ...]
+    weights: np.ndarray | None  # [heads, n]: attention on the buffer, if the method attends
     label: str = ""
+
+    @property
+    def nearest(self) -> list[int]:
+        """Places in the buffer of the images with most weight."""
+        return [] if self.weights is None else np.argsort(-self.weights.mean(0), kind="stable")[:NEAREST].tolist()
 
 
 class AdaptedPage(NamedTuple):
-    """The content of the page: those m of all `total` answers that moved most, and a buffer of n images,
-    which may be 0."""
+    """The content of the page: of all `total` answers those that moved most, and a buffer of any size."""
 
     title: str
     summary: Sequence[tuple[str, str]]
     answers: Sequence[Answered]
     total: int
-    buffer: np.ndarray  # uint8 [n, h, w, c], of the answers' size
-    buffer_files: tuple[str, ...]
-    weights: np.ndarray | None  # [m, heads, n]: attention on the buffer, which sums to one or less over it
+    buffer: np.ndarray  # uint8 [n, h, w, c], of the answers' size; n may be 0
+    buffer_files: Sequence[str]
     gain: Gain | None
     faults: Sequence[str]  # a line for each thing that was left out
 
 
 def write_adapted(path: Path, page: AdaptedPage) -> int:
     """Writes the page and returns its size in bytes. Where it would pass 5 MB, it has no explorer."""
-    order = np.argsort([-answer.moved for answer in page.answers], kind="stable")
-    answers = [page.answers[i] for i in order]
+    answers = sorted(page.answers, key=lambda answer: -answer.moved)
     names, kept = [printable(file) for file in page.buffer_files], _kept(page, answers)
     # The explorer's task begins with the same images in the same order, so that one sheet serves all of the page.
     images = [*page.buffer[kept], *(answer.image for answer in answers)]
     pictures = sheet(np.stack(images)) if images else {"data": ""}
     tasks, explained = [], EXPLAINED
-    if page.weights is not None and page.weights[order][..., kept].size:
+    attending = [answer.weights[:, kept] for answer in answers if answer.weights is not None]
+    if attending and kept:
+        count = max(1, WEIGHTS // attending[0].size)
+        queries = answers[:count]
         # Multiples of uniform attention stay those of the whole buffer.
-        weights = page.weights[order][..., kept].astype(np.float64) * (len(names) / len(kept))
-        queries = answers[: max(1, WEIGHTS // weights[0].size)]
-        task = _task(page.buffer[kept], [names[i] for i in kept], queries, weights[: len(queries)])
-        tasks = [encode(task, pictures)]
+        weights = np.stack(attending[:count], dtype=np.float64) * (len(names) / len(kept))
+        tasks = [encode(_task(page.buffer[kept], [names[i] for i in kept], queries, weights), pictures)]
         if len(queries) < len(answers) or len(kept) < len(names):
             shown = f"{len(queries):,} of the {len(answers):,} answers above and {len(kept):,} of the {len(names):,}"
             explained += f"<p>For want of room, the explorer shows {shown} images of the buffer.</p>\n"
@@ -110,20 +102,16 @@ def _kept(page: AdaptedPage, answers: Sequence[Answered]) -> list[int]:
 
 def _task(support: np.ndarray, files: Sequence[str], answers: Sequence[Answered], weights: np.ndarray) -> ExplorerTask:
     """Answers as queries, and the images of the buffer that are shown as support."""
-    said = {
-        "Before": tuple(printable(answer.before) for answer in answers),
-        "After": tuple(printable(answer.after) for answer in answers),
-    }
+
+    def texts(field: str) -> tuple[str, ...]:
+        return tuple(printable(getattr(answer, field)) for answer in answers)
+
     query = np.stack([answer.image for answer in answers])
     return ExplorerTask(
         name="", support=support, support_domains=(), support_labels=(), query=query, query_domain="", query_labels=(),
-        answers=said, weights=weights, support_files=tuple(files),
-        query_files=tuple(printable(answer.file) for answer in answers),
+        answers={"Before": texts("before"), "After": texts("after")}, weights=weights, support_files=tuple(files),
+        query_files=texts("file"),
     )  # fmt: skip
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.1f} %"
 
 
 def _text(name: str) -> str:
@@ -171,7 +159,7 @@ def _answers(
     heads = ["Image", "File", "Before", "Confidence before", "After", "Confidence after", "Moved"]
     heads += ["Label"] * labelled
     head = "".join(f"<th>{text}</th>" for text in heads) + "<th data-unsorted>Nearest in the buffer</th>" * near
-    count, total = len(answers), max(page.total, len(answers))
+    count, total = len(answers), page.total
     caption = f"The {count:,} that moved most of {total:,}" if count < total else f"All {total:,}, most moved first"
     changes = sum(answer.before != answer.after for answer in answers)
     notes = [
@@ -187,7 +175,7 @@ def _answers(
 
 
 def _number(part: float) -> str:
-    return f'<td data-value="{part:.6f}">{_percent(part)}</td>'
+    return f'<td data-value="{part:.6f}">{100 * part:.1f} %</td>'
 
 
 def _verdicts(answer: Answered) -> str:

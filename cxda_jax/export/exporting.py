@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import build
 from cxda_jax.export import web
 from cxda_jax.export.formats import FORMATS, Format, Run, insist_on
-from cxda_jax.export.pair import Pair, Shapes, by_model, pair_of
+from cxda_jax.export.pair import Named, Pair, Shapes, by_model, pair_of
 from cxda_jax.progress import say
 
 REPORT = "export.json"
@@ -98,18 +98,14 @@ def write(form: Format, pair: Pair, folder: Path, what: str) -> None:
 
 
 def claimed(out: Path) -> set[str]:
-    """Names of the files in a folder that are as an earlier export left them,
-    by the hashes that it wrote beside them."""
+    """Names of the files in a folder that are as an earlier export left them, by the hashes that it wrote."""
     found = set()
-    for report, hashes_of in (
-        (REPORT, lambda content: {name: facts["sha256"] for name, facts in content["files"].items()}),
-        (web.PARITY, lambda content: {web.PAGE: content["sha256"]}),
-    ):
-        with contextlib.suppress(
-            OSError, ValueError, LookupError, TypeError, AttributeError
-        ):  # it is no report of ours
-            hashes = hashes_of(json.loads((out / report).read_bytes()))
-            whole = {name for name, digest in hashes.items() if files.hash_file(out / name) == digest}
+    no_report_of_ours = OSError, ValueError, LookupError, TypeError, AttributeError
+    for report in (REPORT, web.PARITY):
+        with contextlib.suppress(*no_report_of_ours):
+            content = json.loads((out / report).read_bytes())
+            written = content["files"] if report == REPORT else {web.PAGE: content}
+            whole = {name for name, facts in written.items() if files.hash_file(out / name) == facts["sha256"]}
             found |= {report, *whole}
     return found
 
@@ -171,35 +167,27 @@ def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places:
     Raises a UserError if they do not agree.
     """
     encode, predict = run
-    error = attention = 0.0
-    same, right, right_of_model, seconds = [], [], [], {"encode": [], "predict": []}
+    errors, attention, same, right, right_of_model = [], [0.0], [], [], []
+    encode_ms, predict_ms = [], []
     for task in tasks:
         logits, weights = by_model(model, task.support, task.query)
+        count = len(task.support)
         images = np.zeros((places, *model.card.shape), np.uint8)
-        images[: len(task.support)] = task.support
-        present = (np.arange(places) < len(task.support)).astype(np.float32)
-        began = time.perf_counter()
-        memory = encode({"images": images, "present": present})
-        seconds["encode"].append(time.perf_counter() - began)
-        answers = []
-        for image in task.query:
-            began = time.perf_counter()
-            answers.append(predict({**memory, "image": image[None]}))
-            seconds["predict"].append(time.perf_counter() - began)
+        images[:count] = task.support
+        present = (np.arange(places) < count).astype(np.float32)
+        memory = timed(encode_ms, encode, {"images": images, "present": present})
+        answers = [timed(predict_ms, predict, {**memory, "image": image[None]}) for image in task.query]
         theirs = np.concatenate([np.asarray(answer["logits"]) for answer in answers])
-        gap = np.abs(theirs - logits).max() / np.abs(logits).max()
-        error = max(error, float(gap) if np.isfinite(gap) else np.inf)
+        errors.append(np.abs(theirs - logits).max() / np.abs(logits).max())
         chosen = np.take_along_axis(logits, theirs.argmax(1)[:, None], 1)[:, 0]
         same.append(logits.max(1) - chosen <= TIE * np.abs(logits).max())
-        if weights is not None and len(task.support):
-            shown = np.concatenate([np.asarray(answer["attention"]) for answer in answers])[..., : len(task.support)]
-            attention = float(
-                np.maximum(attention, np.abs(shown - weights).max())
-            )  # of numpy, which keeps what is no number
+        if weights is not None and count:
+            shown = np.concatenate([np.asarray(answer["attention"]) for answer in answers])[..., :count]
+            attention.append(np.abs(shown - weights).max())
         if task.labels is not None:
             right.append(theirs.argmax(1) == task.labels)
             right_of_model.append(logits.argmax(1) == task.labels)
-    equal = float(np.concatenate(same).mean())
+    error, equal = float(np.max(errors)), float(np.concatenate(same).mean())  # of numpy, which keeps what is no number
     if not (error <= form.error and equal >= form.same):
         raise UserError(
             f"the programs do not agree with the model: logits differ by {error:.1e} of the largest "
@@ -209,14 +197,26 @@ def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places:
     parity = {
         "tasks": len(tasks), "queries": sum(len(task.query) for task in tasks),
         "images": sorted({len(t.support) for t in tasks}),
-        "logits": error, "logits_allowed": form.error, "attention": attention, "same_classes": equal,
-        "same_classes_needed": form.same,
-        **{f"{part}_ms": round(1e3 * float(np.median(times[1:] or times)), 3) for part, times in seconds.items()},
+        "logits": error, "logits_allowed": form.error, "attention": float(np.max(attention)), "same_classes": equal,
+        "same_classes_needed": form.same, "encode_ms": middle(encode_ms), "predict_ms": middle(predict_ms),
     }  # fmt: skip
     if right:
         rates = {"accuracy": right, "accuracy_of_the_model": right_of_model}
         parity |= {name: round(100 * float(np.concatenate(rows).mean()), 2) for name, rows in rates.items()}
     return parity
+
+
+def timed(times: list[float], program: Callable[[Named], Named], inputs: Named) -> Named:
+    """The program's results; `times` gets the milliseconds that it took."""
+    began = time.perf_counter()
+    results = program(inputs)
+    times.append(1e3 * (time.perf_counter() - began))
+    return results
+
+
+def middle(times: Sequence[float]) -> float:
+    """The median without the first call, which may compile."""
+    return round(float(np.median(times[1:] or times)), 3)
 
 
 def describe(model: Model, pair: Pair, kind: str, folder: Path, parity: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,15 +255,14 @@ def versions() -> Iterator[tuple[str, str]]:
 
 def said(kind: str, out: Path, parity: Mapping[str, Any], written: Mapping[str, Any]) -> str:
     """The lines that the command prints at its end."""
-    lines = [f"{out}/{name}: {facts['bytes']:,} bytes" for name, facts in written.items()]
     right = ""
     if "accuracy" in parity:
         right = f"; right {parity['accuracy']:.1f} %, the model {parity['accuracy_of_the_model']:.1f} %"
-    lines.append(
+    lines = [
+        *(f"{out}/{name}: {facts['bytes']:,} bytes" for name, facts in written.items()),
         f"{kind}: logits differ by {parity['logits']:.1e} of the largest, {100 * parity['same_classes']:.1f} % "
-        f"of the classes of {parity['queries']} queries are equal{right}"
-    )
-    lines.append(f"{kind}: encode {parity['encode_ms']:.1f} ms, predict {parity['predict_ms']:.2f} ms on this machine")
-    return "\n".join(
-        [*lines, f"{out}/{REPORT}: names and shapes of what the programs take and give, hashes, the comparison"]
-    )
+        f"of the classes of {parity['queries']} queries are equal{right}",
+        f"{kind}: encode {parity['encode_ms']:.1f} ms, predict {parity['predict_ms']:.2f} ms on this machine",
+        f"{out}/{REPORT}: names and shapes of what the programs take and give, hashes, the comparison",
+    ]
+    return "\n".join(lines)

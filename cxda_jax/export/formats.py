@@ -205,8 +205,7 @@ FORMATS = {
 
 def _tensorflow() -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet():
         import tensorflow as tf
         from jax.experimental import jax2tf
     tf.config.set_visible_devices([], "GPU")

@@ -1,12 +1,11 @@
 """A model as a web page that needs no server, no network and no library: one file, index.html.
 
-The page holds the weights, recorded handwriting to start from, and a small engine (live/engine.js, sequence.js,
-kernel.wat). Visitors draw characters, fill the buffer, and see the answer before and after adapting. Before the page is
-left behind, its own scripts run in Node.js, and their answers are compared with JAX.
+The page holds the weights, recorded handwriting to start from, and a small engine: live/engine.js, sequence.js and
+kernel.wasm. Visitors draw characters, fill the buffer, and see the answer before and after adapting. Before the page
+is left behind, its own scripts run in Node.js, and their answers are compared with JAX.
 """
 
 import base64
-import functools
 import hashlib
 import html
 import json
@@ -23,17 +22,14 @@ import numpy as np
 from cxda_jax.data.readers.unipen import draw
 from cxda_jax.device.model import Model
 from cxda_jax.disk import files, safetensors
-from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError
 from cxda_jax.export.pair import by_model
-from cxda_jax.export.wasm import assemble
 from cxda_jax.nets.attention import ATTENTION
 from cxda_jax.nets.cnn import PADDINGS
 from cxda_jax.registry import METHODS
 from cxda_jax.version import VERSION
 
 LIVE = Path(__file__).with_name("live")
-HANDS = LIVE / "hands.json"
 PAGE, PARITY = "index.html", "parity.json"
 FILLS, ASKED = (0, 1, 5, 100), 16  # numbers of images in the buffer, and of queries, that are compared with JAX
 TOLERANCE = 1e-4  # of logits, relative to the largest one; and of attention weights
@@ -43,32 +39,29 @@ class Hand(NamedTuple):
     """The drawings of one writer: strokes of each drawing as lists of points (x, y) in 0..255, y down,
     and the labels."""
 
-    name: str
     labels: str
     drawings: list[list[list[tuple[int, int]]]]
 
 
-def write(model: Model, out: Path, hands: Path = HANDS, check: bool = True) -> dict[str, Any]:
+def write(model: Model, out: Path, check: bool = True) -> dict[str, Any]:
     """Writes the page, and how it compares with JAX, into the folder `out`.
 
     Args:
       model: a model of grey, square images, of a method whose entry has a `page`.
       out: a folder, which is made if it is missing.
-      hands: recorded handwriting; see read_hands().
       check: compare with JAX, which needs Node.js. False: the page says that nobody has compared it.
 
     Returns:
       The content of parity.json.
     """
     described = describe(model)
-    recorded = read_hands(hands)
     node = shutil.which("node")
     if check and not node:
         raise UserError("web: node is missing, with which the page is compared with JAX; install Node.js 18 or newer")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / PAGE
-        files.write_text(page, render(described, safetensors.named(model.variables), hands, checked=check))
-        parity = compare(model, page, recorded, node) if check and node else {"compared": False}
+        files.write_text(page, render(described, safetensors.named(model.variables), checked=check))
+        parity = compare(model, page, node) if check and node else {"compared": False}
         parity = {
             "method": described["method"], "bytes": page.stat().st_size, "sha256": files.hash_file(page),
             "versions": {"cxda_jax": VERSION, "jax": jax.__version__}, **parity,
@@ -150,7 +143,7 @@ def facts(model: Model) -> list[tuple[str, str]]:
     return told
 
 
-def render(described: Mapping[str, Any], variables: Mapping[str, Any], hands: Path, checked: bool) -> str:
+def render(described: Mapping[str, Any], variables: Mapping[str, Any], checked: bool) -> str:
     """The page."""
     names, blocks, start = [], [], 0
     for name, array in variables.items():
@@ -159,35 +152,33 @@ def render(described: Mapping[str, Any], variables: Mapping[str, Any], hands: Pa
         names.append((short, start, len(values)))
         blocks.append(values)
         start += len(values)
-    kernel = assemble((LIVE / "kernel.wat").read_text(encoding="utf-8"))
-    known = {**described, "tensors": names, "kernel": _base64(kernel), "checked": checked}
-    scripts = {name: _script(f"{name}.js") for name in ("engine", "draw", "page")}
-    scripts["engine"] += _script("sequence.js")
+    kernel = _base64((LIVE / "kernel.wasm").read_bytes())
+    known = {**described, "tensors": names, "kernel": kernel, "checked": checked}
+    scripts = {name: _read(f"{name}.js") for name in ("engine", "draw", "page")}
+    scripts["engine"] += _read("sequence.js")
     digests = " ".join(f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in scripts.values())
     filled = {
         "title": html.escape(f"{described['method']}: draw, and see it adapt"),
-        "digests": digests,
-        "style": (LIVE / "page.css").read_text(encoding="utf-8"),
+        "style": _read("page.css"),
         "model": _json(known),
         "weights": _base64(np.concatenate(blocks).tobytes()),
-        "hands": _json(read_object(hands, "give a file of recorded hands")),
+        "hands": _json(json.loads(_read("hands.json"))),
         **scripts,
     }
-    text = (LIVE / "page.html").read_text(encoding="utf-8")
+    text = _read("page.html").replace("DIGESTS", digests, 1)
     for name, value in filled.items():
-        text = text.replace(f"<!--{name}-->", value, 1) if name != "digests" else text.replace("DIGESTS", value, 1)
+        text = text.replace(f"<!--{name}-->", value, 1)
     return text
 
 
-def read_hands(path: Path) -> list[Hand]:
-    """Recorded handwriting: {"hands": [{"name", "labels", "strokes"}]}.
+def read_hands() -> list[Hand]:
+    """The recorded handwriting in hands.json: {"hands": [{"name", "labels", "strokes"}]}.
 
     `strokes` is base64 of bytes: for each drawing the number of its strokes, for each stroke the number of its points,
     for each point x and y.
     """
-    again = "give a file of recorded hands"
     found = []
-    for entry in read_object(path, again).get("hands", []):
+    for entry in json.loads(_read("hands.json"))["hands"]:
         data, at, drawings = base64.b64decode(entry["strokes"]), 0, []
         while at < len(data):
             strokes, count = [], data[at]
@@ -197,11 +188,7 @@ def read_hands(path: Path) -> list[Hand]:
                 strokes.append(list(zip(numbers[::2], numbers[1::2], strict=True)))
                 at += 1 + len(numbers)
             drawings.append(strokes)
-        if len(drawings) != len(entry["labels"]):
-            raise UserError(
-                f"{path}: {entry['name']} has {len(drawings)} drawings and {len(entry['labels'])} labels; {again}"
-            )
-        found.append(Hand(entry["name"], entry["labels"], drawings))
+        found.append(Hand(entry["labels"], drawings))
     return found
 
 
@@ -212,16 +199,12 @@ def drawn(strokes: list[list[tuple[int, int]]], side: int) -> np.ndarray:
     return draw(turned, 18 * scale, side, 2 * scale)
 
 
-def compare(model: Model, page: Path, hands: list[Hand], node: str) -> dict[str, Any]:
+def compare(model: Model, page: Path, node: str) -> dict[str, Any]:
     """Compares the page's scripts, run in Node.js, with JAX. A UserError if they do not agree."""
     side = model.card.shape[0]
-    strokes = [drawing for hand in hands for drawing in hand.drawings]
+    strokes = [drawing for hand in read_hands() for drawing in hand.drawings]
     order = np.random.default_rng(0).permutation(len(strokes))[: FILLS[-1] + ASKED]
     chosen = [strokes[i] for i in order]
-    if len(chosen) < FILLS[-1] + ASKED:
-        raise UserError(
-            f"web: {len(strokes)} recorded drawings, of which {FILLS[-1] + ASKED} are needed to compare with JAX"
-        )
     pixels = np.stack([drawn(drawing, side) for drawing in chosen])[..., None]
     support, queries = pixels[: FILLS[-1]], pixels[FILLS[-1] :]
     found = run(node, page, support, queries, FILLS, chosen)
@@ -264,8 +247,7 @@ def run(
     return json.loads(done.stdout)
 
 
-@functools.cache
-def _script(name: str) -> str:
+def _read(name: str) -> str:
     return (LIVE / name).read_text(encoding="utf-8")
 
 

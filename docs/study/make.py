@@ -39,12 +39,10 @@ def usual(studies: Studies) -> Iterator[tuple[str, str, list[Result]]]:
 def leaderboard(studies: Studies) -> list[dict[str, Any]]:
     """An entry for each method and benchmark; leaderboard.schema.json says what the fields mean."""
     entries = []
-    for store, label, of in usual(studies):
+    for store, label, of in (part for part in usual(studies) if not part[0].endswith(APART)):
         study, rows, pair = studies[store], [r.row for r in of], ((label, ""), (BASE, ""))
-        if store.endswith(APART):
-            continue
         lead = gaps(study, [pair]).get(pair) if label != BASE else Difference(Span(0.0, 0.0, 0.0), None, {})
-        entry = {
+        entries.append({
             "benchmark": store, "data_hash": rows[0]["data_hash"], "method": label, "version": rows[0]["version"],
             "seeds": sorted(row["seed"] for row in rows), "tasks": rows[0]["num_tasks"],
             "avg": round(float(level(study, label, "avg").mean()), 4),
@@ -54,8 +52,7 @@ def leaderboard(studies: Studies) -> list[dict[str, Any]]:
             "adapt_ms": round(float(np.median([row["adapt_ms"] for row in rows])), 2),
             "config_hashes": sorted({row["config_hash"] for row in rows}),
             "commits": sorted({row["recorded"]["commit"] for row in rows}),
-        }  # fmt: skip
-        entries.append(entry)
+        })  # fmt: skip
     return sorted(entries, key=lambda e: (e["benchmark"], -e["avg"]))
 
 

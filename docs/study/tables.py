@@ -1,8 +1,6 @@
 """The study's records, and the tables of its page that follow from them, as Markdown."""
 
-import functools
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 from scipy import stats
@@ -36,10 +34,10 @@ Study = dict[Key, dict[int, Result]]  # of one store: by key and seed
 Studies = dict[str, Study]
 
 
-def load(folder: Path = RECORDS) -> Studies:
+def load() -> Studies:
     """The recorded results of each store, and of each part that is apart."""
     studies: Studies = {}
-    for path in sorted(folder.glob("*.records")):
+    for path in sorted(RECORDS.glob("*.records")):
         part = path.stem.rpartition("-")[0]
         for result in records.read(path):
             store = result.row["data_name"] + " (smoke)" * bool(result.row.get("smoke"))
@@ -68,10 +66,6 @@ def level(study: Study, label: str, score: str) -> np.ndarray:
     return np.array([result.row[score] for result in study[label, ""].values()])
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return markdown(head, rows) if rows else "Nothing is recorded yet."
-
-
 def signed(span: Span) -> str:
     """+1.6 (+1.1 to +2.0); bold where the interval leaves out zero."""
     text = "{:+.1f} ({:+.1f} to {:+.1f})".format(*span)
@@ -87,8 +81,8 @@ def called(label: str) -> str:
     return f"`{label.removesuffix(f',from={BASE}')}`"
 
 
-def many(count: int, what: str = "seed") -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def seeds_text(count: int) -> str:
+    return f"{count} seed{'s' * (count != 1)}"
 
 
 def at(label: str, n: int) -> Key:
@@ -98,7 +92,7 @@ def at(label: str, n: int) -> Key:
 
 def seeded(studies: Studies, names: Sequence[str]) -> list[str]:
     """Data sets as heads of columns, with their numbers of seeds."""
-    return [f"`{store}`, {many(len(studies[store].get((BASE, ''), {})))}" for store in names]
+    return [f"`{store}`, {seeds_text(len(studies[store].get((BASE, ''), {})))}" for store in names]
 
 
 def level_text(study: Study, label: str) -> str:
@@ -108,14 +102,14 @@ def level_text(study: Study, label: str) -> str:
     seeds = len(study[label, ""])
     scores = [mean_sem(level(study, label, score)) for score in ("avg", "w10")]
     text = " / ".join(f"{mean:.1f}" + f" ± {sem:.1f}" * (seeds > 2) for mean, sem in scores)
-    return text + f", {many(seeds)}" * (seeds < len(study.get((BASE, ""), {})))
+    return text + f", {seeds_text(seeds)}" * (seeds < len(study.get((BASE, ""), {})))
 
 
 def levels(studies: Studies) -> str:
     """Avg / W10% of methods on all data sets."""
     names = [store for store in STORES if store in studies]
     rows = [[called(label), *(level_text(studies[store], label) for store in names)] for label in LEVELS]
-    return table(["", *seeded(studies, names)], rows if names else [])
+    return markdown(["", *seeded(studies, names)], rows)
 
 
 def by_images(study: Study) -> dict[str, Difference]:
@@ -132,7 +126,7 @@ def summary(studies: Studies) -> str:
     for method, how in SUMMARY.items():
         cells = [(level_text(studies[store], method), signed_gap(images[store].get(method))) for store in names]
         rows.append([called(method), how, *(cell for pair in cells for cell in pair)])
-    return table(["method", "it uses the buffer by", *head], rows if names else [])
+    return markdown(["method", "it uses the buffer by", *head], rows)
 
 
 def own_images(studies: Studies) -> str:
@@ -140,7 +134,8 @@ def own_images(studies: Studies) -> str:
     names = [store for store in STORES if store in studies]
     images = {store: by_images(studies[store]) for store in names}
     rows = [[called(m), *(signed_gap(images[store].get(m)) for store in names)] for m in FORWARD]
-    return table(["100 images minus none, Avg", *(f"`{store}`" for store in names)], [r for r in rows if any(r[1:])])
+    head = ["100 images minus none, Avg", *(f"`{store}`" for store in names)]
+    return markdown(head, [row for row in rows if any(row[1:])])
 
 
 def buffers(studies: Studies) -> str:
@@ -154,13 +149,7 @@ def buffers(studies: Studies) -> str:
                 signs = {n: verdict(label, gap, moved[store]) for n, gap in of_sizes.items()}
                 ends = [", ".join(str(n) for n in signs if signs[n] == sign) or "nowhere" for sign in (1, -1)]
                 rows.append([f"`{store}`, {called(label)}", *(signed_gap(of_sizes.get(n)) for n in SHOWN), *ends])
-    return table([f"minus `{BASE}`, Avg", *(f"n = {n}" for n in SHOWN), "better at n", "worse at n"], rows)
-
-
-@functools.cache
-def quantile(degrees: int) -> float:
-    """Of Student's distribution, for a 95 % interval."""
-    return float(stats.t.ppf(0.975, degrees))
+    return markdown([f"minus `{BASE}`, Avg", *(f"n = {n}" for n in SHOWN), "better at n", "worse at n"], rows)
 
 
 def over_seeds(studies: Studies) -> str:
@@ -170,11 +159,11 @@ def over_seeds(studies: Studies) -> str:
         for (a, b), gap in gaps(studies[store], [((a, ""), (b, "")) for a, b in COMPARED]).items():
             each = [*gap.of_seeds.values()]
             if len(each) > 2:
-                mean, half = float(np.mean(each)), float(stats.sem(each)) * quantile(len(each) - 1)
-                interval = signed(Span(*(round(x, 6) for x in (mean, mean - half, mean + half))))
+                low, high = stats.t.interval(0.95, len(each) - 1, np.mean(each), stats.sem(each))
+                interval = signed(Span(*(round(float(x), 6) for x in (np.mean(each), low, high))))
                 told = ", ".join(f"{x:+.1f}" for x in each)
                 rows.append([f"`{store}`, {called(a[0])} minus {called(b[0])}", told, interval])
-    return table(["Avg", "at each seed", "mean, 95 % t interval over the seeds"], rows)
+    return markdown(["Avg", "at each seed", "mean, 95 % t interval over the seeds"], rows)
 
 
 def moved_by_seeds(studies: Studies) -> dict[str, float]:
@@ -185,11 +174,8 @@ def moved_by_seeds(studies: Studies) -> dict[str, float]:
         for store, study in studies.items()
         if store in STORES
     }
-    of_all = [square for of_store in squares.values() for square in of_store]
-    means = {
-        store: [float(np.mean(each)) for each in (of_store, of_all) if each] for store, of_store in squares.items()
-    }
-    return {store: max(each, default=0.0) ** 0.5 for store, each in means.items()}
+    of_all = float(np.mean([square for of_store in squares.values() for square in of_store]))
+    return {store: max(of_all, float(np.mean(each)) if each else 0.0) ** 0.5 for store, each in squares.items()}
 
 
 def verdict(label: str, gap: Difference, moved: float) -> int:
