@@ -77,8 +77,9 @@ def read_chain(field: str, text: str, steps: int) -> optax.GradientTransformatio
 def _functions() -> dict[str, Callable[..., Any]]:
     """Optax's public functions that return a transformation of gradients or a schedule, by name."""
     kinds = (optax.GradientTransformation, optax.GradientTransformationExtraArgs, optax.Schedule)
-    named = {name: f for name, f in vars(optax).items() if inspect.isfunction(f) or isinstance(f, functools.partial)}
-    return {name: f for name, f in named.items() if inspect.signature(f).return_annotation in kinds}
+    public = {name: f for name, f in vars(optax).items() if not name.startswith("_")}
+    callables = {n: f for n, f in public.items() if inspect.isfunction(f) or isinstance(f, functools.partial)}
+    return {name: f for name, f in callables.items() if inspect.signature(f).return_annotation in kinds}
 
 
 def _value(node: ast.expr | None, steps: int) -> Any:
