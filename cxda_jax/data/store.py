@@ -39,7 +39,6 @@ FIELDS = {"name": str, "class_names": list, "mean": list, "std": list, "shape": 
 IDENTITY = ("class_names", "mean", "std", "shape", "domains")
 OPTIONAL = {"metric": str, "provenance": str, "marks": list, "licence": str, "fit": str, "background": list}
 LARGEST = 2**16  # pixels of an image's side
-ABANDONED = 3600.0  # seconds without a write; after them, an unfinished folder is deleted
 
 
 class Domain(NamedTuple):
@@ -136,7 +135,7 @@ def written_whole(target: Path, proof: str = "", choose: Callable[[Path], Path] 
     target.parent.mkdir(parents=True, exist_ok=True)
     for other in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - max(f.stat().st_mtime for f in (other, *other.iterdir())) > ABANDONED:
+            if time.time() - max(f.stat().st_mtime for f in (other, *other.iterdir())) > files.ABANDONED:
                 shutil.rmtree(other, ignore_errors=True)
     partial = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:8]}")
     partial.mkdir()
