@@ -202,7 +202,7 @@ class Counter:
         now = time.perf_counter()
         if self._first is None:
             self._first = done, now
-        elif now - self._said >= self.every and done < self.total:
+        elif now - self._said >= self.every and self._first[0] < done < self.total:
             self._said = now
             left = (now - self._first[1]) / (done - self._first[0]) * (self.total - done)
             say(f"{self.what} {done}/{self.total}  eta {duration(left)}")
