@@ -73,13 +73,12 @@ W, JSON = "f0074_00", "femnist/train/all_data_0_niid_1_keep_100_train_9.json"
 FOG, SNOW = "CIFAR-10-C/fog.npy", "CIFAR-10-C-new/train/snow_labels.npy"
 CLEAN, TINY = "cifar-10-batches-bin/data_batch_1.bin", f"Tiny-ImageNet-C/fog/3/{raws.WNIDS[0]}/{raws.WNIDS[0]}_0.JPEG"
 META, MINE = "iwildcam_v2.0/metadata.csv", "site 1/kind0/00.png"
-DOUBLE = json.dumps({"users": [W], "num_samples": [1], "user_data": {W: {}}}).encode()
+DOUBLE = json.dumps({"users": [W], "user_data": {W: {"x": [[0] * 784], "y": [0]}}}).encode()
 DAMAGE = {  # benchmark: file, damage, what is said
     "femnist": [
         ("femnist", None, "/femnist: no such folder; .* holds femnist/"),
         (JSON, HTML, r"a web page \(HTML\).* fetch it again"),
-        (JSON, cut(2000), "not a LEAF file .*cut short.*; fetch or make it again"),
-        (JSON, leaf("num_samples", to=[4, 4]), "users and num_samples are not lists of one length"),
+        (JSON, cut(2000), "not a LEAF file .*; fetch or make it again"),
         (JSON, leaf("users", to=[1]), "users and user_data differ"),
         ("femnist/val/a.json", DOUBLE, f"/val/a.json: writer {W} is also in train/.*; .* keep one"),
         (JSON, leaf("user_data", W, to={"x": []}), rf"writer {W}: not readable \(no 'y'\); fetch or make"),
