@@ -36,9 +36,9 @@ INFO = StoreInfo(
 
 def find(raw_dir: Path) -> RawData:
     root = find_folder(raw_dir, "femnist", "femnist-data")
-    warnings, marks, seen = [], (), {}
+    warnings, marks = [], ()
     there = [split for split in SPLITS if split != "val" or (root / "val").is_dir()]
-    writers = {split: _writers_of_split(root / split, seen) for split in there}
+    writers = {split: _writers_of_split(root / split) for split in there}
     if "val" not in writers:
         count = min(VAL_WRITERS, len(writers["train"]) // 2)
         in_order = list(writers["train"].items())
@@ -54,18 +54,18 @@ def find(raw_dir: Path) -> RawData:
     return RawData(INFO._replace(marks=marks), pieces, checks, warnings)
 
 
-def _writers_of_split(folder: Path, seen: dict[str, Path]) -> dict[str, Rows]:
-    """The writers in all files of a split, in the order of the files. `seen` gets the file of each, for all splits."""
+def _writers_of_split(folder: Path) -> dict[str, Rows]:
+    """The writers in all files of a split, in the order of the files."""
     files = visible(folder.glob("*.json"))
     if not files:
         raise UserError(f"{folder}: no .json files; FEMNIST is read from femnist/train, femnist/val and femnist/test")
     writers = {}
     for file in files:
-        for user, rows in read(file).items():
-            if (other := seen.setdefault(user, file)) != file:
-                what = f"writer {brief(user, 20)} is also in {other.parent.name}/{other.name}"
-                raise UserError(f"{file}: {what}; a writer is in one file, keep one of the two")
-            writers[user] = rows
+        found = read(file)
+        if twice := found.keys() & writers.keys():
+            what = f"writer {brief(min(twice), 20)} is also in another file here"
+            raise UserError(f"{file}: {what}; keep one of the two")
+        writers |= found
     return writers
 
 
