@@ -67,10 +67,7 @@ def as_regenerated(info: StoreInfo, tested_on: str) -> StoreInfo:
 
 
 def _blocks(folder: Path, split: str, labels_of: str) -> Iterator[Piece]:
-    """Pieces of the .npy files in `folder`.
-
-    `labels_of` names a corruption's file of labels, such as "{}_labels.npy".
-    """
+    """Pieces of the .npy files in `folder`, of which `labels_of`, such as "{}_labels.npy", names those of labels."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; CIFAR-C is read from CIFAR-10-C and CIFAR-10-C-new/{{train,val}}")
     for corruption, severity in DOMAINS[split]:
@@ -113,10 +110,8 @@ def hold_out(labels: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     train, val = [], []
     for c in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == c))
-        cut = len(rows) // 5
-        if not cut:
-            what = f"{len(rows)} clean images of class {c}, at least 5 are needed"
-            raise UserError(f"regenerate: {what}; extract them again")
+        if not (cut := len(rows) // 5):
+            raise UserError(f"regenerate: {len(rows)} clean images of class {c}, at least 5 are needed; extract again")
         val.append(rows[:cut])
         train.append(rows[cut:])
     return {"train": np.concatenate(train), "val": np.concatenate(val)}

@@ -77,8 +77,7 @@ def read_pieces(
     skip_bad: int = 0,
     tell: Callable[[str], None] = print,
 ) -> Iterator[Domain]:
-    """Reads pieces on threads, a few at once, and yields them in order.
-    progress() gets the number of images read so far.
+    """Reads pieces on threads, a few at once, and yields them in order. progress() gets the number of images so far.
 
     So many bad images as `skip_bad` are left out, and tell() gets the fault of each. One more is an error.
     """
