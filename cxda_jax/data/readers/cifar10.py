@@ -33,10 +33,8 @@ def find(raw_dir: Path, seed: int = 0) -> RawData:
     clean, pieces = read_clean(raw_dir), []
     for split, per_class in zip(SPLITS, (cifar_c.PER_CLASS, cifar_c.PER_CLASS, len(clean["test"].labels)), strict=True):
         images, labels, _ = clean["test" if split == "test" else "train"]
-        domains = cifar_c.DOMAINS[split]
-        pieces += cifar_c.regenerated(
-            split, domains, cifar_c.Clean(images.__getitem__, labels), per_class, seed, "cifar"
-        )
+        own = cifar_c.Clean(images.__getitem__, labels)
+        pieces += cifar_c.regenerated(split, cifar_c.DOMAINS[split], own, per_class, seed)
     counts = PUBLISHED["cifar_c"]
     return RawData(INFO, pieces, split_checks(pieces, counts.domains, counts.images))
 

@@ -52,7 +52,7 @@ def find(raw_dir: Path, regenerate: bool = False, tfds: bool = False, seed: int 
         info = as_regenerated(INFO, "CIFAR-10-C")
         images, labels, _ = _tfds_images("cifar10", "train", raw_dir) if tfds else read_binary(raw_dir)
         for split in ("train", "val"):
-            pieces += regenerated(split, DOMAINS[split], Clean(images.__getitem__, labels), PER_CLASS, seed, "cifar")
+            pieces += regenerated(split, DOMAINS[split], Clean(images.__getitem__, labels), PER_CLASS, seed)
     else:
         new = find_folder(raw_dir, "CIFAR-10-C-new")
         for split in ("train", "val"):
@@ -118,27 +118,17 @@ def hold_out(labels: np.ndarray, seed: int) -> dict[str, np.ndarray]:
 
 
 class Clean(NamedTuple):
-    """Images without corruption: rows -> their pixels, and the labels of all."""
+    """Images without corruption, and what their published corruptions were made with."""
 
-    take: Callable[[np.ndarray], np.ndarray]
-    labels: np.ndarray
+    take: Callable[[np.ndarray], np.ndarray]  # rows -> their pixels
+    labels: np.ndarray  # of all
+    constants: str = "cifar"  # a key of corruptions.SEVERITIES
+    saved_at: int = 0  # the quality of the JPEG files through which the published images went; 0: none
 
 
-def regenerated(
-    split: str,
-    domains: list[tuple[str, int]],
-    clean: Clean,
-    per_class: int,
-    seed: int,
-    constants: str,
-    saved_at: int = 0,
-) -> Iterator[Piece]:
-    """Domains (corruption, severity). Clean images are drawn for each anew; train and val share none.
-
-    `constants` is a key of corruptions.SEVERITIES. The published images went through JPEG files of the quality
-    `saved_at`, or through none if it is 0.
-    """
-    take, labels = clean
+def regenerated(split: str, domains: list[tuple[str, int]], clean: Clean, per_class: int, seed: int) -> Iterator[Piece]:
+    """Domains (corruption, severity). Clean images are drawn for each anew; train and val share none."""
+    take, labels, constants, saved_at = clean
     rows = np.arange(len(labels)) if split == "test" else hold_out(labels, seed)[split]
     classes, available = np.unique(labels[rows], return_counts=True)
     count = min(per_class, int(available.min()))

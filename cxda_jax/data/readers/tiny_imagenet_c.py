@@ -56,7 +56,8 @@ def find(raw_dir: Path, regenerate: bool = False, seed: int = 0) -> RawData:
     for split, domains in DOMAINS.items():
         if clean_files and split != "test":
             labels = np.array([label for _, label in clean_files])
-            pieces += cifar_c.regenerated(split, domains, cifar_c.Clean(take, labels), PER_CLASS, seed, "tiny", QUALITY)
+            own = cifar_c.Clean(take, labels, "tiny", QUALITY)
+            pieces += cifar_c.regenerated(split, domains, own, PER_CLASS, seed)
             continue
         for c, s in domains:
             pieces += image_pieces(f"{c} {s}", split, labelled[folders[split, c, s]], SIDE, _as_rgb)
