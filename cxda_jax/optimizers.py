@@ -6,8 +6,7 @@ import difflib
 import functools
 import inspect
 import math
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +20,6 @@ OPTIMIZERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = 
     "sgd": lambda rate, momentum: optax.sgd(rate, momentum or None),
     "adam": lambda rate, momentum: optax.adam(rate),
 }
-STEPS = "steps"  # the name in a chain's text that stands for the number of steps
 _LONGEST = 1000  # characters of a chain's text; the parser needs much memory and stack for long ones
 
 
@@ -34,15 +32,10 @@ def make_optimizer(
     steps: int = 1,
     share: float = 1.0,
 ) -> optax.GradientTransformation:
-    """An optimiser of OPTIMIZERS, or read_chain()'s if there is a chain, which
-    then takes the place of all other options.
+    """An optimiser of OPTIMIZERS; or, if there is a chain, read_chain()'s, in place of all that comes before it.
 
     Args:
-      name: of the optimiser.
-      learning_rate: its rate.
-      momentum: of sgd.
       weight_decay: L2, which is added to the gradient as PyTorch does.
-      chain: as read_chain() takes it.
       steps: the number of steps that the chain may name.
       share: by which the rate, or each update of the chain, is multiplied.
     """
@@ -56,9 +49,9 @@ def make_optimizer(
 def read_chain(field: str, text: str, steps: int) -> optax.GradientTransformation:
     """The chain that a text such as 'clip_by_global_norm(1.0), adamw(cosine_decay_schedule(1e-3, steps))' names.
 
-    The text is parsed, not run. Each call names a function of optax that returns a transformation of
-    gradients. Arguments are numbers, texts, True, False, None, the name `steps`, calls of optax's
-    schedules, and lists, tuples and dicts of these.
+    The text is parsed, not run. Each call names a public function of optax that returns a transformation of gradients
+    or a schedule. Arguments are numbers, texts, True, False, None, the name `steps`, such calls, and lists, tuples and
+    dicts of these.
 
     Raises:
       UserError: it begins with the name `field`. The text is no such chain, or its updates need more than gradients and
@@ -67,71 +60,50 @@ def read_chain(field: str, text: str, steps: int) -> optax.GradientTransformatio
     try:
         if len(text) > _LONGEST:
             raise ValueError(f"{len(text)} characters, {_LONGEST} at most")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a message must stay one line
-            tree = ast.parse(text.strip(), mode="eval").body
-            calls = tree.elts if isinstance(tree, ast.Tuple) and tree.elts else [tree]
-            chain = optax.chain(*(_called(call, transformations(), "transformation", steps) for call in calls))
-            _try_out(chain)
-        # A training gives its state away to each step, so parameters that a chain's state remembers must be a copy.
-        return optax.GradientTransformation(lambda params: jax.tree.map(jnp.copy, chain.init(params)), chain.update)
+        value = _value(ast.parse(text.strip(), mode="eval").body, steps)
+        calls = value if type(value) is tuple else (value,)
+        if not all(isinstance(call, optax.GradientTransformation) for call in calls):
+            raise ValueError("it is not made of transformations of gradients alone")
+        chain = optax.chain(*calls)
+        _try_out(chain)
     except Exception as e:  # optax raises many kinds for wrong arguments
         said = brief(" ".join(str(e).split()) or type(e).__name__, 80)
         raise UserError(f"{field}={brief(repr(text), 40)}: {said}; write it as 'clip(1.0), adam(1e-3)'") from None
+    # A training gives its state away to each step, so parameters that a chain's state remembers must be a copy.
+    return optax.GradientTransformation(lambda params: jax.tree.map(jnp.copy, chain.init(params)), chain.update)
 
 
 @functools.cache
-def transformations() -> Mapping[str, Callable[..., Any]]:
-    """Optax's public functions that return a transformation of gradients, by name."""
-    return _that_return(optax.GradientTransformation, optax.GradientTransformationExtraArgs)
-
-
-@functools.cache
-def schedules() -> Mapping[str, Callable[..., Any]]:
-    """Optax's public functions that return a schedule, by name."""
-    return _that_return(optax.Schedule)
-
-
-def _that_return(*kinds: Any) -> Mapping[str, Callable[..., Any]]:
-    public = {name: value for name, value in vars(optax).items() if not name.startswith("_")}
+def _functions() -> dict[str, Callable[..., Any]]:
+    """Optax's public functions that return a transformation of gradients or a schedule, by name."""
+    kinds = (optax.GradientTransformation, optax.GradientTransformationExtraArgs, optax.Schedule)
+    public = {name: f for name, f in vars(optax).items() if not name.startswith("_")}
     callables = {n: f for n, f in public.items() if inspect.isfunction(f) or isinstance(f, functools.partial)}
     return {name: f for name, f in callables.items() if inspect.signature(f).return_annotation in kinds}
 
 
-def _called(node: ast.expr, functions: Mapping[str, Callable[..., Any]], what: str, steps: int) -> Any:
-    """The result of a call of one of these functions."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise ValueError(f"{_shown(node)} is no call")
-    name = node.func.id
-    if name not in functions:
-        near = "".join(difflib.get_close_matches(name, functions, n=1))
-        raise ValueError(f"optax has no {what} {brief(name, 30)}" + f", did you mean {near}?" * bool(near))
-    named = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise ValueError(f"**{_shown(keyword.value)} is no argument")
-        named[keyword.arg] = _argument(keyword.value, steps)
-    return functions[name](*(_argument(argument, steps) for argument in node.args), **named)
-
-
-def _argument(node: ast.expr, steps: int) -> Any:
-    if isinstance(node, ast.Call):
-        return _called(node, schedules(), "schedule", steps)
-    if isinstance(node, ast.Name) and node.id == STEPS:
-        return steps
-    if isinstance(node, ast.List | ast.Tuple):
-        values = [_argument(element, steps) for element in node.elts]
-        return values if isinstance(node, ast.List) else tuple(values)
-    if isinstance(node, ast.Dict) and all(node.keys):
-        keys = [_argument(key, steps) for key in node.keys if key]
-        return dict(zip(keys, (_argument(value, steps) for value in node.values), strict=True))
-    try:
-        value = ast.literal_eval(node)
-    except ValueError:
-        raise ValueError(f"{_shown(node)} is no number, text, {STEPS} or schedule") from None
-    if isinstance(value, int | float) and not abs(value) < math.inf:
-        raise ValueError(f"{_shown(node)} is not finite")
-    return value
+def _value(node: ast.expr | None, steps: int) -> Any:
+    """The value of a call of one of _functions(), of the name `steps`, of a literal, or of a collection of these."""
+    match node:
+        case ast.Call(ast.Name(name), arguments, keywords):
+            if name not in _functions():
+                near = "".join(difflib.get_close_matches(name, _functions(), n=1))
+                raise ValueError(f"optax has no {brief(name, 30)}" + f", did you mean {near}?" * bool(near))
+            named = {str(keyword.arg): _value(keyword.value, steps) for keyword in keywords}
+            return _functions()[name](*(_value(argument, steps) for argument in arguments), **named)
+        case ast.Name("steps"):
+            return steps
+        case ast.List(elements):
+            return [_value(element, steps) for element in elements]
+        case ast.Tuple(elements):
+            return tuple(_value(element, steps) for element in elements)
+        case ast.Dict(keys, values):
+            return {_value(key, steps): _value(value, steps) for key, value in zip(keys, values, strict=True)}
+        case ast.Constant(value) if value != math.inf:
+            return value
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)) if value != math.inf:
+            return -value
+    raise ValueError(f"{brief(ast.unparse(node), 30) if node else '**'} is no call of optax, finite number or text")
 
 
 def _try_out(chain: optax.GradientTransformation) -> None:
@@ -148,7 +120,3 @@ def _try_out(chain: optax.GradientTransformation) -> None:
     before = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), (params, state))
     if jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), jax.eval_shape(step, params, state)) != before:
         raise ValueError("a step changes the form of the parameters or of its state")
-
-
-def _shown(node: ast.expr) -> str:
-    return brief(ast.unparse(node), 30)

@@ -28,9 +28,8 @@ class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
 
     def __init__(self, path: Path, start: int, tensorboard: bool = False, log: Callable[[str], None] = print):
         def warn(numbers: list[int]) -> None:
-            some, more = ", ".join(map(str, numbers[:3])), f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
-            what = f"line {some} is" if len(numbers) == 1 else f"lines {some}{more} are"
-            log(f"warning: {path}: {what} damaged and left out")
+            more = f", as are {len(numbers) - 1} more" if len(numbers) > 1 else ""
+            log(f"warning: {path}: line {numbers[0]} is damaged and left out{more}")
 
         lines = read_lines(path, warn) if path.exists() else []
         kept = [line for line in lines if line["step"] < start or line["step"] == start and "val_score" not in line]
@@ -81,8 +80,7 @@ class Meter:
     def add(self, measured: dict[str, jax.Array]) -> None:
         """Keeps the numbers of a step, or of several, on the device: fetching them each step would stall it.
 
-        A CPU would be given steps without end, and a signal would wait for them
-        all. So two are under way there at most.
+        A CPU would take steps without end, and a signal would wait for them all. So two are under way there at most.
         """
         if self._measured and jax.default_backend() == "cpu":
             jax.block_until_ready(self._measured[-1])
@@ -94,10 +92,7 @@ class Meter:
         self.step += steps
 
     def read(self, step: int, tasks_per_step: int) -> dict[str, float]:
-        """Means since the last reading; waits for the device.
-
-        No speed where all that was done since then is left out.
-        """
+        """Means since the last reading; waits for the device. No speed where all that was done since is left out."""
         measured = jax.device_get(self._measured)
         now, steps = time.perf_counter(), step - self.step
         self._last = {name: float(np.mean(np.hstack([m[name] for m in measured]))) for name in measured[0]}
@@ -125,13 +120,10 @@ class Meter:
         return f"step {step}/{self.total}  eta {duration(left)}" + quicker * (left > LONG)
 
     def line(self) -> str:
-        m = self._last
-        speed = "compiled"
+        m, speed = self._last, "compiled"
         if "eta_s" in m:
-            speed = (
-                f"eta {duration(m['eta_s'])}  {m['episodes_per_s']:.1f} episodes/s  "
-                f"data_wait {m['data_wait_ms']:.2f} ms"
-            )
+            speed = f"eta {duration(m['eta_s'])}  {m['episodes_per_s']:.1f} episodes/s"
+            speed += f"  data_wait {m['data_wait_ms']:.2f} ms"
         return f"step {self.step}/{self.total}  {speed}  loss {m['loss']:.3f}  accuracy {m['accuracy']:.3f}"
 
 
@@ -168,10 +160,7 @@ def say_as(who: str) -> None:
 
 
 def say(line: str) -> None:
-    """Prints a line at once.
-
-    Once nobody reads (`| head -1`, a terminal that is gone), work goes on and its lines are lost.
-    """
+    """Prints a line at once. Once nobody reads (`| head -1`, a terminal that is gone), it is lost and work goes on."""
     shown = "\n".join(map(printable, line.split("\n")))
     try:
         print(_who + shown, flush=True)
@@ -182,17 +171,13 @@ def say(line: str) -> None:
 
 
 def replacing(mark: str, *paths: Path) -> None:
-    """Says which of the files a command is about to replace.
-
-    A UserError for one that holds no `mark`, as all that it wrote do.
-    """
+    """Says which of the files a command is about to replace. A UserError for one without the `mark` of its own."""
     for path in paths:
         if path.exists() and path.stat().st_size:
             with open(path, "rb") as file:
                 if mark.encode() not in file.read(8192):
-                    raise UserError(
-                        f"{path}: not written by this command, so not replaced; choose another name, or move it away"
-                    )
+                    what = "not written by this command, so not replaced"
+                    raise UserError(f"{path}: {what}; choose another name, or move it away")
             say(f"{path}: replaces that of an earlier call")
 
 
@@ -205,8 +190,8 @@ def duration(seconds: float) -> str:
 
 
 class Counter:
-    """Prints a line about every `every` seconds while `total` things are done, with the time left, of which
-    the first call, which compiles, is no part."""
+    """Prints a line each `every` seconds while `total` things are done, and the time left by the speed since the first,
+    which compiles."""
 
     def __init__(self, what: str, total: int, every: float = 10.0):
         self.what, self.total, self.every = what, total, every
@@ -217,7 +202,7 @@ class Counter:
         now = time.perf_counter()
         if self._first is None:
             self._first = done, now
-        elif now - self._said >= self.every and done < self.total:
+        elif now - self._said >= self.every and self._first[0] < done < self.total:
             self._said = now
             left = (now - self._first[1]) / (done - self._first[0]) * (self.total - done)
             say(f"{self.what} {done}/{self.total}  eta {duration(left)}")

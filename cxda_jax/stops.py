@@ -12,7 +12,6 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -53,8 +52,6 @@ def watch() -> None:
     os.set_blocking(_pipe, False)
     for number in SIGNALS:
         _handlers[number] = signal.signal(number, _handle)
-    _handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, _raise_if_received)
-    sys.unraisablehook = _swallowed
     signal.set_wakeup_fd(_pipe, warn_on_full_buffer=False)
     threading.Thread(target=_listen, args=(reading,), daemon=True).start()
 
@@ -64,7 +61,6 @@ def unwatch() -> None:
     global _pipe
     for number in list(_handlers):
         signal.signal(number, _handlers.pop(number) or signal.SIG_DFL)
-    sys.unraisablehook = sys.__unraisablehook__
     if _pipe >= 0:
         signal.set_wakeup_fd(-1)
         os.close(_pipe)  # which ends the thread
@@ -79,10 +75,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Callable[[], bool]]:
-    """Inside, a signal raises nothing.
-
-    It gives a function that says whether one has come, and raises Stopped at the end if so.
-    """
+    """Inside, a signal raises nothing. Gives a function that says whether one has come; its end raises Stopped then."""
     global _deferring
     _deferring = True
     try:
@@ -114,7 +107,7 @@ def before_second_signal(end: Callable[[], None]) -> Iterator[None]:
         _before_end.remove(end)
 
 
-def _raise_if_received(*_: object) -> None:
+def _raise_if_received() -> None:
     if _received and not _deferring:
         raise Stopped(_received)
 
@@ -126,17 +119,6 @@ def _handle(number: int, _: object) -> None:
         _raise_if_received()
 
 
-def _swallowed(unraisable: Any) -> None:
-    """Stopped that is raised inside a callback, such as the garbage collector's, reaches nobody.
-
-    A timer raises it again.
-    """
-    if issubclass(unraisable.exc_type, Stopped):
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
-    else:
-        sys.__unraisablehook__(unraisable)
-
-
 def _end(number: int, _: object) -> None:
     say(LINE.format(signal.Signals(number).name))
     os._exit(128 + number)
@@ -146,8 +128,6 @@ def _listen(reading: int) -> None:
     """Answers the first signal, and ends the process at the second."""
     came: list[int] = []
     while number := os.read(reading, 1):
-        if number[0] == signal.SIGALRM:
-            continue
         if came and number[0] != signal.SIGINT and "SLURM_JOB_ID" in os.environ:
             continue
         came.append(number[0])

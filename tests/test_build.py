@@ -25,7 +25,7 @@ IN_FIELDS = {
 }  # fmt: skip
 RANGES = {name: field.within for name, field in IN_FIELDS.items() if field.within}
 VALUE_REFUSED = [  # the method, the field, its text, what the line says
-    ("ft_em", "optimizer.chain", "sgdd(0.1)", "='sgdd.0.1.': optax has no transformation sgdd, did you mean sgd"),
+    ("ft_em", "optimizer.chain", "sgdd(0.1)", "='sgdd.0.1.': optax has no sgdd, did you mean sgd"),
     ("cxda", "optimizer.name", "adamw", "='adamw' is unknown; did you mean 'adam'. choose from adam, sgd$"),
     ("bn", "batch_norm.momentum", "1.5", "=1.5 must be at least 0 and at most 1$"),
     ("bn", "train.support_loss", "leave_one_out", "='leave_one_out' is .* none, own"),

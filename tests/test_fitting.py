@@ -103,7 +103,7 @@ def test_broken_and_missing_files(tmp_path):
 def test_what_is_no_image_is_named():
     for thing, said in (
         (np.zeros((5, 28, 28, 1), np.uint8), r"^one image at a time: got \(5, 28, 28, 1\)"),
-        ([[1, 2], [3, 4]], "got a list"),
+        ([[1, 2], [3, 4]], "got int64"),
         (np.zeros((28, 28), int), "got int64"),
         (np.full((2, 2), 255.0), r"float64 \(2, 2\) with values in 255..255"),
         (np.array([[0, np.nan]]), "with values in nan..nan"),

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import time
 from concurrent import futures
 
 import numpy as np
@@ -111,14 +112,13 @@ def test_nothing_is_written_through_a_link(tmp_path, monkeypatch):
 
 
 def test_writers_of_one_file_share_nothing_and_what_killed_ones_left_goes(tmp_path):
-    path, left, held = (tmp_path / name for name in ("a", f".cxda-{'0' * 16}.a", f".cxda-{'1' * 16}.a"))
-    left.write_bytes(b"half")
-    with open(held, "wb") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        for old in (left, held):
-            os.utime(old, (1000, 1000))
-        files.write_text(path, "猫\udce9")  # in a name that the system could not decode
-    assert path.read_bytes() == "猫\\udce9".encode() and sorted(tmp_path.iterdir()) == [held, path]
+    path, left, busy = (tmp_path / name for name in ("a", f".cxda-{'0' * 16}.a", f".cxda-{'1' * 16}.a"))
+    for file, age in ((left, 4000), (busy, 3000)):
+        file.write_bytes(b"half")
+        os.utime(file, (time.time() - age,) * 2)
+    files.write_text(path, "猫\udce9")  # in a name that the system could not decode
+    assert path.read_bytes() == "猫\\udce9".encode() and sorted(tmp_path.iterdir()) == [busy, path]
+    busy.unlink()
     files.write_text(path, "x" * 100_000)
     with futures.ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(lambda c: [files.write_text(path, c * 100_000) for _ in range(100)], c) for c in "xy"]

@@ -70,7 +70,7 @@ def test_a_damaged_line_is_named_and_left_out(path):
         assert resumed(path, 3) == (LINES, [f"warning: {path}: line 3 is damaged and left out"]), line[:40]
         assert resumed(path, 3) == (LINES, [])  # once
     path.write_bytes(b"junk\n" * 5000 + TEXT)
-    assert resumed(path, 3) == (LINES, [f"warning: {path}: lines 1, 2, 3 and 4997 more are damaged and left out"])
+    assert resumed(path, 3) == (LINES, [f"warning: {path}: line 1 is damaged and left out, as are 4999 more"])
 
 
 def test_no_flipped_bit_stops_a_resume_or_costs_another_line(path, monkeypatch):

@@ -88,10 +88,10 @@ def test_a_chain_replaces_the_other_fields_and_a_share_scales_its_updates():
 
 
 WRONG = {
-    "adamq(0.1)": "optax has no transformation adamq, did you mean adam",
+    "adamq(0.1)": "optax has no adamq, did you mean adam",
     "__import__('os').system('touch pwned')": "is no call",
-    "sgd(open('x'))": "optax has no schedule open",
-    "sgd(-1e999)": "not finite",
+    "sgd(open('x'))": "optax has no open",
+    "sgd(-1e999)": "is no call of optax, finite number",
     "sgd()": "missing 1 required positional argument: 'learning_rate'",
     "clip(1.0) adam(0.1)": "invalid syntax",
     "add_noise(0.1, 0.5, 3)": "random keys, which no checkpoint keeps",

@@ -45,10 +45,6 @@ def compute():  # outside Python's own instructions, as a compilation does
 def wait():
     print("begun", flush=True)
     time.sleep(30)
-class Swallows:  # a signal that comes inside it, as in a callback of the garbage collector
-    def __del__(self):
-        print("begun", flush=True)
-        time.sleep(0.5)
 try:
     stops.watch()
     {work}
@@ -65,7 +61,6 @@ ENDS = {number: stops.LINE.format(number.name) for number in (TERM, INT, USR2)}
 @pytest.mark.parametrize(("work", "job", "signals", "lines", "code"), [
     pytest.param(DEFERRED, "", [INT], [stops.SOON, "computed", ENDS[INT]], 130, id="answered before the work ends"),
     pytest.param("wait()", "", [TERM], [ENDS[TERM]], 143, id="what ends soon says so once"),
-    pytest.param("Swallows(); wait()", "", [TERM], [ENDS[TERM]], 143, id="swallowed, it comes again"),
     pytest.param("with stops.before_second_signal(lambda: stops.say('killed')): compute()", "", [INT, TERM],
                  ["killed"], 143, id="the second ends it after what must not outlive it"),
     # Slurm repeats SIGTERM while a job saves: there only a person hurries.

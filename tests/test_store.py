@@ -82,11 +82,11 @@ def test_what_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path):
     first, second, *_ = make_domains()
     images, labels = second.images, second.labels
     wrong = [
-        ({"split": "dev", "name": "d" * 300}, r"^domain d{40}\.\.\.d{17}: split 'dev' is not one of train, val, test$"),
-        ({"images": images.astype(np.float32)}, r"images are \w+ \(.*\), expected uint8"),
-        ({"images": images[1:]}, "29 images but 30 labels"),
+        ({"split": "dev"}, "^{tmp}/store: split 'dev' is not one of train, val, test; nothing was written$"),
+        ({"images": images.astype(np.float32)}, r"^domain d1: images float32 \(30, .* expected uint8 .* and integers"),
+        ({"images": images[1:]}, r"images uint8 \(29, .* and labels \w+ \(30,\), expected"),
+        ({"labels": labels + 0.5, "name": "d" * 300}, r"^domain d{40}\.\.\.d{17}: .*labels float64 \(30,\), expected"),
         *(({"labels": labels + one}, "outside 0..3") for one in (1, -1)),
-        ({"labels": labels + 0.5}, "expected integers"),
         ({"name": first.name, "split": "val"}, "'d0' is in train and in val"),
     ]  # fmt: skip
     empty = [d._replace(images=d.images[:0], labels=d.labels[:0]) for d in (first, second)]

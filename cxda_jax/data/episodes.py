@@ -14,18 +14,13 @@ from cxda_jax.errors import UserError, brief
 
 
 class EpisodeSpec(NamedTuple):
-    """The shape of a task: distinct domains, support images of each, and queries of one of them.
-
-    Attributes:
-      replacement: draw with replacement inside a domain, as ARM does. An image may then be in support and query.
-      mixed: there is no support, and the queries are distinct images of all domains.
-    """
+    """The shape of a task: distinct domains, support images of each, and queries of one of them."""
 
     num_domains: int = 5
     per_domain: int = 20
     num_query: int = 20
-    replacement: bool = False
-    mixed: bool = False
+    replacement: bool = False  # inside a domain, as ARM draws: an image may then be in support and query
+    mixed: bool = False  # there is no support, and the queries are distinct images of all domains
 
 
 class Plan(NamedTuple):
@@ -40,14 +35,10 @@ class Context(NamedTuple):
 
     Images arrive in rounds. The first round is the support of the task. Each further round has as many
     new images of each of the task's domains.
-
-    Attributes:
-      size: images that have arrived, which may be none, or more than the support of the task has.
-      by_domain: a round comes domain after domain, in the order in which the task drew them. Else its images are mixed.
     """
 
-    size: int
-    by_domain: bool = False
+    size: int  # images that have arrived, which may be none, or more than the support of the task has
+    by_domain: bool = False  # a round comes in the order in which the task drew its domains; else its images are mixed
 
 
 def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
@@ -56,23 +47,19 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
         if getattr(spec, field) < 1:
             raise UserError(f"{field}={getattr(spec, field)} must be at least 1")
     domains, where = store.domains(split), f"split {split!r} of {store.info.name}"
-    sizes = np.diff(store.offsets)[domains]
-    need = 1 if spec.replacement else spec.per_domain + spec.num_query
+    sizes, fix = np.diff(store.offsets)[domains], "lower num_domains, per_domain or num_query"
     if spec.mixed:
         if sizes.sum() < spec.num_query:
-            raise UserError(
-                f"{where} has {sizes.sum()} images, a mixed batch needs {spec.num_query}: "
-                "lower num_domains, per_domain or num_query"
-            )
-    elif len(domains) < spec.num_domains:
+            raise UserError(f"{where} has {sizes.sum()} images, a mixed batch needs {spec.num_query}: {fix}")
+        return
+    if len(domains) < spec.num_domains:
         fix = f"set num_domains={len(domains)}" if len(domains) else "give it some"
         raise UserError(f"num_domains={spec.num_domains}, but {where} has {len(domains)} domains; {fix}")
-    elif sizes.min() < need:
-        name = store.domain_names[domains[sizes.argmin()]]
-        raise UserError(
-            f"domain {brief(repr(name))} of split {split!r} has {sizes.min()} images, per_domain + num_query needs "
-            f"{need}; drop the domain or ask for fewer"
-        )
+    need = 1 if spec.replacement else spec.per_domain + spec.num_query
+    if sizes.min() < need:
+        smallest = brief(repr(store.domain_names[domains[sizes.argmin()]]))
+        what = f"has {sizes.min()} images, per_domain + num_query needs {need}"
+        raise UserError(f"domain {smallest} of split {split!r} {what}; drop the domain or ask for fewer")
 
 
 def check_context(context: Context, spec: EpisodeSpec, store: DomainStore, split: str) -> None:

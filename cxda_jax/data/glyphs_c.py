@@ -56,13 +56,9 @@ def draw_digits(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
     for face in np.unique(faces):
         mine = np.flatnonzero(faces == face)
         ranges = glyphs.Style(
-            rotation=(-0.4, 0.4),
-            shear=(-0.3, 0.3),
-            width=(0.75, 1.2),
-            height=(0.85, 1.2),
-            weight=(0, 1),
+            rotation=(-0.4, 0.4), shear=(-0.3, 0.3), width=(0.75, 1.2), height=(0.85, 1.2), weight=(0, 1),
             softness=(1, 1.6),
-        )
+        )  # fmt: skip
         style = glyphs.Style(*(rng.uniform(low, high, len(mine)) for low, high in ranges))
         coverage = glyphs.render(FACES[face], labels[mine], style, rng.uniform(-1, 1, (len(mine), 2)))
         for i, (row, column), one in zip(mine, corners[mine], coverage, strict=True):

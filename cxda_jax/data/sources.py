@@ -51,10 +51,8 @@ def device_source(store: DomainStore, devices: Mesh | None = None, by_rows: bool
     shared = left is not None and needed > left if by_rows is None else by_rows
     parts = devices.size if devices and shared else 1
     if left is not None and needed / parts > left:
-        raise UserError(
-            f"source='device': {len(store.labels)} images take {needed / parts / 1e9:.1f} GB and the device has "
-            f"{left / 1e9:.1f} GB left; source=tfdata streams them"
-        )
+        sizes = f"take {needed / parts / 1e9:.1f} GB and the device has {left / 1e9:.1f} GB left"
+        raise UserError(f"source='device': {len(store.labels)} images {sizes}; source=tfdata streams them")
 
     def batches(plan_of: Callable[[int], Plan], start: int, stop: int) -> Iterator[Plan]:
         return map(plan_of, range(start, stop))
@@ -82,12 +80,8 @@ def gather(store: DomainStore, take: Callable[[Array, Any], Array] = _take) -> C
 
     def assemble(resident: Any, plan: Plan) -> Episode:
         parts = [[take(array, rows) for array in resident] for rows in plan]
-        return _episode(
-            [
-                [pixels.reshape(*labels.shape, *store.images.shape[1:]), labels, domain]
-                for pixels, labels, domain in parts
-            ]
-        )
+        shape = store.images.shape[1:]
+        return _episode([(pixels.reshape(*y.shape, *shape), y, domain) for pixels, y, domain in parts])
 
     return assemble
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cxda_jax.disk import files
-from cxda_jax.disk.reading import NUMBER, read_object, require
+from cxda_jax.disk.reading import NUMBER, read_object, reason
 from cxda_jax.errors import UserError, brief
 from cxda_jax.types import Inputs
 
@@ -35,12 +35,9 @@ SPLITS = ("train", "val", "test")
 AGAIN = "delete the folder and prepare it again"
 # How an image of another form is brought to that of the data, and the word for it.
 FITS = {"squash": "squashed", "crop": "cropped in the middle", "pad": "padded"}
-# Fields of store.json. A store keeps its identity when its name, provenance, marks, licence, fit or background change.
-FIELDS = {"name": str, "class_names": list, "mean": list, "std": list, "shape": list, "domains": list, "sha256": dict}
+# The fields of store.json of which, with the metric, the data's identity is made: results depend on them.
 IDENTITY = ("class_names", "mean", "std", "shape", "domains")
-OPTIONAL = {"metric": str, "provenance": str, "marks": list, "licence": str, "fit": str, "background": list}
 LARGEST = 2**16  # pixels of an image's side
-ABANDONED = 3600.0  # seconds without a write; after them, an unfinished folder is deleted
 
 
 class Domain(NamedTuple):
@@ -143,7 +140,7 @@ def written_whole(target: Path, proof: str = "", choose: Callable[[Path], Path] 
     target.parent.mkdir(parents=True, exist_ok=True)
     for other in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - max(f.stat().st_mtime for f in (other, *other.iterdir())) > ABANDONED:
+            if time.time() - max(f.stat().st_mtime for f in (other, *other.iterdir())) > files.ABANDONED:
                 shutil.rmtree(other, ignore_errors=True)
     partial = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:8]}")
     partial.mkdir()
@@ -160,14 +157,11 @@ def written_whole(target: Path, proof: str = "", choose: Callable[[Path], Path] 
 
 def _refuse_bad(domain: Domain, shape: tuple[int, ...], num_classes: int) -> None:
     name, images, labels = brief(domain.name), domain.images, np.asarray(domain.labels)
-    if domain.split not in SPLITS:
-        raise UserError(f"domain {name}: split {brief(repr(domain.split))} is not one of {', '.join(SPLITS)}")
-    if images.dtype != np.uint8 or images.shape[1:] != shape or len(shape) != 3 or 0 in shape:
-        raise UserError(f"domain {name}: images are {images.dtype} {images.shape}, expected uint8 (n, *{shape})")
-    if labels.ndim != 1 or (labels.size and labels.dtype.kind not in "iu"):
-        raise UserError(f"domain {name}: labels are {labels.dtype} {labels.shape}, expected integers (n,)")
-    if len(images) != len(labels):
-        raise UserError(f"domain {name}: {len(images)} images but {len(labels)} labels")
+    whole = labels.ndim == 1 and (not labels.size or labels.dtype.kind in "iu")
+    fits = images.dtype == np.uint8 and images.shape == (*labels.shape, *shape) and len(shape) == 3 and 0 not in shape
+    if not whole or not fits:
+        what = f"images {images.dtype} {images.shape} and labels {labels.dtype} {labels.shape}"
+        raise UserError(f"domain {name}: {what}, expected uint8 (n, *{shape}) and integers (n,)")
     if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
         raise UserError(f"domain {name}: a label lies outside 0..{num_classes - 1}")
 
@@ -175,7 +169,26 @@ def _refuse_bad(domain: Domain, shape: tuple[int, ...], num_classes: int) -> Non
 def open_store(path: str | os.PathLike) -> DomainStore:
     """Opens a store. Its bytes are compared with their recorded SHA-256, which takes about a second per gigabyte."""
     path = Path(path)
-    card = _read_card(path)
+    if not os.path.exists(file := path / "store.json"):
+        raise UserError(f"{path}: not a data store (no store.json); prepare the data set first")
+    card = read_object(file, AGAIN)
+    if card.get("format") != FORMAT:
+        raise UserError(f"{path}: store format {card.get('format')}, this version reads {FORMAT}; prepare it again")
+    try:
+        return _opened(path, card)
+    except UserError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as e:  # with a seal, it was made so on purpose
+        raise UserError(f"{file}: not understood ({reason(e)}); {AGAIN}") from None
+
+
+def _opened(path: Path, card: dict[str, Any]) -> DomainStore:
+    if "card" in card["sha256"]:  # where older versions kept the same seal; the oldest wrote none
+        card[files.SEAL] = card["sha256"].pop("card")
+    if files.is_falsified(card):
+        raise UserError(f"{path}/store.json differs from its recorded hash; {AGAIN}")
+    if fault := _fault_in(card):
+        raise UserError(f"{path}/store.json: {fault}; {AGAIN}")
     rows = sum(d["rows"] for d in card["domains"])
     for file, size in {"images.u8": rows * math.prod(card["shape"]), "labels.i32": 4 * rows}.items():
         actual = (path / file).stat().st_size if (path / file).exists() else 0
@@ -183,42 +196,19 @@ def open_store(path: str | os.PathLike) -> DomainStore:
             raise UserError(f"{path}/{file}: {actual} bytes, expected {size}; {AGAIN}")
         if files.hash_file(path / file) != card["sha256"][file.partition(".")[0]]:
             raise UserError(f"{path}/{file} differs from its recorded hash; {AGAIN}")
-    images = np.memmap(path / "images.u8", np.uint8, "r", shape=(rows, *card["shape"]))
-    labels = np.fromfile(path / "labels.i32", "<i4")
-    if not 0 <= labels.min() <= labels.max() < len(card["class_names"]):
-        what = f"labels in {labels.min()}..{labels.max()}, but {len(card['class_names'])} classes in store.json"
-        raise UserError(f"{path}/labels.i32: {what}; {AGAIN}")
-    if files.is_falsified(card):
-        raise UserError(f"{path}/store.json differs from its recorded hash; {AGAIN}")
     about: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in card.items()}
     info = StoreInfo(**{name: about[name] for name in StoreInfo._fields if name in about})
-    facts = {name: card[name] for name in IDENTITY} | {"metric": info.metric}  # all that a result depends on
+    facts = {name: card[name] for name in IDENTITY} | {"metric": info.metric}
     identity = json.dumps([[card["sha256"]["images"], card["sha256"]["labels"]], facts], sort_keys=True)
     return DomainStore(
-        info, images, labels,
+        info,
+        images=np.memmap(path / "images.u8", np.uint8, "r", shape=(rows, *card["shape"])),
+        labels=np.fromfile(path / "labels.i32", "<i4"),
         offsets=np.cumsum([0] + [d["rows"] for d in card["domains"]]),
         split=tuple(d["split"] for d in card["domains"]),
         domain_names=tuple(d["name"] for d in card["domains"]),
         sha256=hashlib.sha256(identity.encode()).hexdigest(),
-    )  # fmt: skip
-
-
-def _read_card(path: Path) -> dict[str, Any]:
-    """The content of store.json. Every field that open_store() uses is there, and of its type."""
-    if not os.path.exists(file := path / "store.json"):
-        raise UserError(f"{path}: not a data store (no store.json); prepare the data set first")
-    card = read_object(file, AGAIN)
-    if card.get("format") != FORMAT:
-        raise UserError(f"{path}: store format {card.get('format')}, this version reads {FORMAT}; prepare it again")
-    require(card, FIELDS | {name: kind for name, kind in OPTIONAL.items() if name in card}, f"{file}", AGAIN)
-    require(card["sha256"], {"images": str, "labels": str}, f"{file}: sha256", AGAIN)
-    for domain in card["domains"]:
-        require(domain, {"name": str, "split": str, "rows": int}, f"{file}: domains", AGAIN)
-    if fault := _fault_in(card):
-        raise UserError(f"{file}: {fault}; {AGAIN}")
-    if "card" in card["sha256"]:  # where older versions kept the same seal; the oldest wrote none
-        card[files.SEAL] = card["sha256"].pop("card")
-    return card
+    )
 
 
 def fault_of_images(card: Mapping[str, Any]) -> str:

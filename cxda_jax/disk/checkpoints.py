@@ -1,9 +1,16 @@
-"""Checkpoints by orbax, with a manifest that holds the SHA-256 of every file.
+"""Checkpoints by orbax, as plain files that prove themselves.
 
 A run keeps two folders. last/ holds the newest two states of the training; best/ holds the variables of the best
-three validations. So if one checkpoint is damaged, another is left. The manifest is written in the background, into
-the temporary folder that orbax then renames: a checkpoint with its final name has all its files.
+three validations. So if one checkpoint is damaged, another is left.
 """
+
+# Orbax numbers the checkpoints, writes each on a thread of its own into a temporary folder, renames that folder when it
+# is whole, and deletes old checkpoints and what killed writers left. Three things here are beside it, since orbax 0.12
+# does not do them:
+# - The arrays go into one safetensors file. Orbax's own format takes several times as long and loses some memory for
+#   good in each save; see docs/reliability.md.
+# - A manifest holds the SHA-256 of the files that are read, and restore() compares them. Orbax restores flipped bits.
+# - In the place of a damaged checkpoint the one before it is taken. Orbax raises, or restores what it finds.
 
 import contextlib
 import dataclasses
@@ -11,7 +18,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +32,11 @@ from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError
 
 TREE, ARRAYS = "tree", "arrays.safetensors"
-SPARE = 2**20  # bytes, for what comes with the arrays
-READ = (f"{TREE}/{ARRAYS}", "notes/metadata")
-UNREAD = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes them after the manifest; restore() does without
+READ = (f"{TREE}/{ARRAYS}", "notes/metadata")  # what restore() reads of a checkpoint, and its manifest names
 
 
 class _Arrays(ocp.AsyncCheckpointHandler):
-    """Has orbax write arrays as one plain file: its own takes much longer (docs/reliability.md),
-    and some memory for good."""
+    """Has orbax write arrays as one plain file."""
 
     async def async_save(self, directory: Any, args: "_SaveArrays") -> list[Any]:
         async def write() -> None:
@@ -69,42 +73,35 @@ class Folder(contextlib.AbstractContextManager["Folder"]):
             create=False,  # orbax cannot, for one process alone
             async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal),
         )
-        _one_line(self.path, lambda: self.path.mkdir(parents=True, exist_ok=True))
-        self._manager = _one_line(self.path, lambda: ocp.CheckpointManager(self.path, options=options))
+        with _one_line(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._manager = ocp.CheckpointManager(self.path, options=options)
 
     def save(self, step: int, tree: Any, notes: dict[str, Any]) -> None:
-        """Writes a pytree and notes, of types that JSON has, as checkpoint `step`.
-
-        A step that is there already is kept.
-        """
+        """Writes a pytree, and notes of types that JSON has, as checkpoint `step`; none where it or a later one is."""
         self.wait()
         if not self.path.is_dir():
             raise UserError(f"{self.path}: the folder has vanished during training; bring it back, or train again")
-        if step in self._manager.all_steps():
-            return
-        leaves = safetensors.named(tree)
-        needed, free = sum(leaf.nbytes for leaf in leaves.values()), shutil.disk_usage(self.path).free
-        if free < 1.1 * needed + SPARE:
-            sizes = f"a checkpoint takes {needed / 1e6:.0f} MB and the disk has {free / 1e6:.0f} MB left"
-            raise UserError(f"{self.path}: {sizes}; free some space and run the same command again")
-        items = {TREE: _SaveArrays(jax.device_get(leaves), self), "notes": ocp.args.JsonSave(notes)}
-        _one_line(self.path, lambda: self._manager.save(step, args=ocp.args.Composite(**items)))
+        items = {
+            TREE: _SaveArrays(jax.device_get(safetensors.named(tree)), self),
+            "notes": ocp.args.JsonSave(notes),
+        }
+        with _one_line(self.path):
+            self._manager.save(step, args=ocp.args.Composite(**items))
 
     def wait(self) -> None:
         """Returns when all is on the disk. A failure to write is raised here."""
-        _one_line(self.path, self._manager.wait_until_finished)
+        with _one_line(self.path):
+            self._manager.wait_until_finished()
 
     def _seal(self) -> None:
         """Called by orbax when all files are written and before they get their final name."""
-        names = {p.relative_to(self.unsealed).as_posix() for p in self.unsealed.rglob("*") if p.is_file()}
-        manifest.write(self.unsealed, names.difference(UNREAD), {f"{TREE}/{ARRAYS}": self.written})
+        manifest.write(self.unsealed, READ, {READ[0]: self.written})
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        try:
-            _one_line(self.path, self._manager.close)
-        except UserError:
-            if kind is None:  # an exception that is on its way says more
-                raise
+        # An exception that is on its way says more.
+        with contextlib.suppress(UserError) if kind else contextlib.nullcontext(), _one_line(self.path):
+            self._manager.close()
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
@@ -122,17 +119,19 @@ def restore(path: Path, like: Any, damaged: Callable[[str], None] | None = None)
     One that differs from its manifest is an error. With `damaged`, which gets a line about it, it is renamed,
     and the one before it is taken.
     """
-    for step in steps(path):
+    found = steps(path)
+    for step in found:
         if not (fault := manifest.find_fault(path / str(step), READ)):
             return _load(path / str(step), like)
         if damaged is None:
             raise UserError(f"{path}/{step}: {fault}; copy it again from where it is whole, or train again")
-        damaged(f"{path}/{step} is damaged: {fault}; set aside as damaged-{step}")
-        names = (path / f"damaged-{step}{more}" for more in ("", *(f".{i}" for i in range(1, 1000))))
-        os.replace(path / str(step), next(name for name in names if not name.exists()))
-        if not steps(path):
-            what = "no good checkpoint is left; copy one back, or delete the folder to train from the start"
-            raise UserError(f"{path}: {what}")
+        aside = path / f"damaged-{step}"
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(path / str(step), aside)
+        damaged(f"{path}/{step} is damaged: {fault}; set aside as {aside.name}")
+    if found:
+        what = "no good checkpoint is left; copy one back, or delete the folder to train from the start"
+        raise UserError(f"{path}: {what}")
     return None
 
 
@@ -146,14 +145,15 @@ def _load(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
     arrays, _ = safetensors.read(arrays_file, str(arrays_file), "train again")
     try:
         return safetensors.fit(arrays, like), json.loads(notes_file.read_bytes())
-    except (ValueError, OSError) as e:  # its bytes are those that were written
+    except ValueError as e:  # its bytes are those that were written
         raise UserError(f"{path}: from another version or another network ({reason(e)}); train again") from e
 
 
-def _one_line(path: Path, work: Callable[[], Any]) -> Any:
-    """Runs `work`, and makes one line of an error of orbax or tensorstore, which may be pages long."""
+@contextlib.contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """Makes one line of an error of orbax, which may be pages long."""
     try:
-        return work()
+        yield
     except Exception as e:
         raise UserError(f"{path}: the checkpoint cannot be written ({reason(e)}); the last whole one stays") from e
 

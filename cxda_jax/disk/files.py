@@ -2,36 +2,37 @@
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import json
 import os
-import re
 import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cxda_jax.errors import UserError
 
 LOCK, SEAL = "lock", "seal"
-LEFT = 60.0  # seconds in which a writer surely locks the file that it has made
-_PARTIAL = re.compile(r"\.cxda-[0-9a-f]{16}\.(.+)", re.DOTALL)
+ABANDONED = 3600.0  # seconds without a write; after them, an unfinished file or folder is deleted
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Has write() make a file beside `path`, with the same suffix, and renames it to `path` when it is whole.
 
-    The file of each writer is its own, and locked. So what a killed writer left of `path` is known, and removed here.
+    The file of each writer is its own. What a killed writer of `path` left is removed here, an hour later.
     """
+    for left in path.parent.glob(f".cxda-*.{glob.escape(path.name)}"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.lstat().st_mtime > ABANDONED:
+                left.unlink()
     partial = path.with_name(f".cxda-{secrets.token_hex(8)}.{path.name}")
     try:
-        _remove_left(path)
-        with open(partial, "xb") as held:
-            _try_lock(held)
-            write(partial)
+        partial.touch(exist_ok=False)  # so it is no link
+        write(partial)
         with open(partial, "rb") as file:
             os.fsync(file.fileno())  # otherwise a power cut could leave an empty file of the new name
         os.replace(partial, path)
@@ -40,27 +41,6 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
         raise
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _remove_left(path: Path) -> None:
-    """Removes what writers of `path` left when they were killed: files with our names that nobody has locked."""
-    for entry in os.scandir(path.parent):
-        found = _PARTIAL.fullmatch(entry.name)
-        if found and found[1] == path.name and entry.is_file(follow_symlinks=False):
-            with contextlib.suppress(OSError), open(entry.path, "rb") as file:
-                if time.time() - entry.stat().st_mtime > LEFT and _try_lock(file):
-                    os.unlink(entry.path)
-
-
-def _try_lock(file: IO[Any]) -> bool | None:
-    """Whether this process has the lock of the file now; None where the file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
 
 
 def write_text(path: Path, text: str) -> None:
@@ -121,14 +101,14 @@ def locked(folder: Path) -> Iterator[None]:
     UserError until this one ends or is killed."""
     refuse_links(folder)
     with open(folder / LOCK, "a+") as file:
-        held = _try_lock(file)
-        if held is None:
-            yield
-            return
-        if not held:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             file.seek(0)
             holder = file.read(200).strip() or "another process"
-            raise UserError(f"{folder} is in use by {holder}; wait for it, stop it, or choose another folder")
+            raise UserError(f"{folder} is in use by {holder}; wait for it, stop it, or choose another folder") from None
+        except OSError:
+            pass  # the file system has no locks
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         file.flush()

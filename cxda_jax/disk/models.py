@@ -9,7 +9,6 @@ README.md                the card in words
 manifest.json            hashes of all
 """
 
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 
 from cxda_jax.disk import files, manifest, safetensors
 from cxda_jax.disk.reading import NUMBER, read_object, require
-from cxda_jax.errors import UserError, brief
+from cxda_jax.errors import UserError
 from cxda_jax.types import Variables
 
 WEIGHTS, CALIBRATION, CONFIG, CARD, README = (
@@ -32,22 +31,13 @@ FAR, LEAST_SPREAD = 4.0, 0.02  # standard deviations; and the least of them, of 
 
 
 class Gain(NamedTuple):
-    """The points that adapting brought in validation, by the number of support images; all but `sizes` in points.
+    """The points that adapting brought in validation, by the number of support images; all but `sizes` in points."""
 
-    Attributes:
-      sizes: numbers of support images, ascending from 0.
-      score: mean score of the tasks with so many.
-      mean: its difference to the score without any, paired over the tasks.
-      low: where the 95 % bootstrap interval of the difference begins.
-      high: where it ends.
-      tasks: how many tasks.
-    """
-
-    sizes: tuple[int, ...]
-    score: tuple[float, ...]
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
+    sizes: tuple[int, ...]  # numbers of support images, ascending from 0
+    score: tuple[float, ...]  # mean score of the tasks with so many
+    mean: tuple[float, ...]  # its difference to the score without any, paired over the tasks
+    low: tuple[float, ...]  # where the 95 % bootstrap interval of the difference begins
+    high: tuple[float, ...]  # where it ends
     tasks: int
 
     def helps_from(self) -> int | None:
@@ -56,12 +46,8 @@ class Gain(NamedTuple):
         A gain is sure where its 95 % interval lies above 0. At one size that is wrong
         for one model in forty that gains nothing.
         """
-        found = None
-        for size, low in zip(self.sizes[:0:-1], self.low[:0:-1], strict=True):
-            if low <= 0:
-                break
-            found = size
-        return found
+        unsure = [number for number, low in enumerate(self.low) if low <= 0 or not number]
+        return next(iter(self.sizes[max(unsure) + 1 :]), None)
 
 
 class Looks(NamedTuple):
@@ -90,50 +76,28 @@ def _looks(images: np.ndarray) -> np.ndarray:
 
 
 class Card(NamedTuple):
-    """The facts that one must know to use a model, and those that one should.
-
-    Attributes:
-      method: the name of the method that trained it.
-      seed: of the training.
-      step: of the training, after which the weights were taken.
-      data: the name of the data set.
-      data_hash: its identity.
-      provenance: where the data are from.
-      licence: of the data.
-      class_names: of all classes, in the order of the logits.
-      shape: of an image, (height, width, channels).
-      fit: how an image is brought to this shape, a key of FITS.
-      background: the colour under transparent images and beside padded ones.
-      mean: of each channel in 0..1, which is subtracted; std likewise, by which it is divided.
-      std: see mean.
-      metric: the name of the score.
-      test: of the test, {"avg", "w10"} in %, each with "_low" and "_high" of its 95 % interval, and "num_tasks";
-        None before it.
-      gain: None where it was not measured.
-      looks: of the training images; None in a card of an older version.
-      package: version of this package.
-      commit: of its repository, with "+" if files had changed since; "" where it was installed without one.
-    """
+    """The facts that one must know to use a model, and those that one should."""
 
     method: str
     seed: int
-    step: int
-    data: str
-    data_hash: str
+    step: int  # of the training, after which the weights were taken
+    data: str  # the name of the data set
+    data_hash: str  # its identity
     provenance: str
-    licence: str
-    class_names: tuple[str, ...]
-    shape: tuple[int, int, int]
-    fit: str
-    background: tuple[int, int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    licence: str  # of the data
+    class_names: tuple[str, ...]  # in the order of the logits
+    shape: tuple[int, int, int]  # of an image: height, width, channels
+    fit: str  # how an image is brought to this shape, a key of FITS
+    background: tuple[int, int, int]  # under transparent images and beside padded ones
+    mean: tuple[float, ...]  # of each channel in 0..1, which is subtracted
+    std: tuple[float, ...]  # by which it is then divided
     metric: str
+    # {"avg", "w10"} in %, each with "_low" and "_high" of its 95 % interval, and "num_tasks"; None before the test
     test: Mapping[str, float] | None
-    gain: Gain | None
-    package: str
-    commit: str
-    looks: Looks | None = None
+    gain: Gain | None  # None where it was not measured
+    package: str  # its version
+    commit: str  # of its repository, with "+" if files had changed since; "" where it was installed without one
+    looks: Looks | None = None  # of the training images; None in a card of an older version
 
 
 _TEST = (*(f"{score}{end}" for score in ("avg", "w10") for end in ("", "_low", "_high")), "num_tasks")
@@ -143,6 +107,11 @@ _KINDS = {
     ),
     **dict.fromkeys(("class_names", "shape", "background", "mean", "std"), list),
     **dict.fromkeys(("seed", "step"), int),
+}
+_PARTS = {  # of a card, each of which may be None: their types, and those of their fields
+    "test": (dict, dict.fromkeys(_TEST, NUMBER)),
+    "gain": (Gain, {**dict.fromkeys(Gain._fields[:-1], list), "tasks": int}),
+    "looks": (Looks, dict.fromkeys(Looks._fields, NUMBER)),
 }
 
 
@@ -223,26 +192,24 @@ def read_card(folder: Path) -> Card:
     _insist_on(folder, [CARD, CONFIG])
     content = read_object(folder / CARD, AGAIN)
     require(content, _KINDS, where, AGAIN)
-    values: dict[str, Any] = {
-        name: tuple(x) if isinstance(x, list) else x for name, x in content.items() if name in Card._fields
-    }
-    test, gain, looks = (values.pop(name, None) for name in ("test", "gain", "looks"))
-    if test is not None:
-        require(test, dict.fromkeys(_TEST, NUMBER), f"{where}: test", AGAIN)
-    if gain is not None:
-        require(gain, {name: list for name in Gain._fields[:-1]} | {"tasks": int}, f"{where}: gain", AGAIN)
-        gain = Gain(**{name: tuple(gain[name]) for name in Gain._fields[:-1]}, tasks=gain["tasks"])
-        numbers = [type(x) in NUMBER and math.isfinite(x) for column in gain[:-1] for x in column]
-        if len({len(column) for column in gain[:-1]}) > 1 or not all(numbers):
-            raise UserError(f"{where}: the columns of gain are not as many finite numbers each; {AGAIN}")
-        if gain.sizes[:1] != (0,) or any(a >= b for a, b in itertools.pairwise(gain.sizes)):
-            raise UserError(
-                f"{where}: gain has sizes={brief(repr(gain.sizes), 40)}, which do not ascend from 0; {AGAIN}"
-            )
-    if looks is not None:
-        require(looks, dict.fromkeys(Looks._fields, NUMBER), f"{where}: looks", AGAIN)
-        looks = Looks(**{name: looks[name] for name in Looks._fields})
-    return Card(**values, test=test, gain=gain, looks=looks)
+    for name, (kind, fields) in _PARTS.items():
+        if (part := content.setdefault(name, None)) is not None:
+            require(part, fields, f"{where}: {name}", AGAIN)
+            content[name] = kind(**{field: _as_tuple(part[field]) for field in fields})
+    if gain := content["gain"]:
+        sizes, *rest = columns = gain[:-1]
+        if (
+            not all(type(x) in NUMBER and math.isfinite(x) for column in columns for x in column)
+            or {len(column) for column in rest} != {len(sizes)}
+            or sizes[:1] != (0,)
+            or list(sizes) != sorted(set(sizes))
+        ):
+            raise UserError(f"{where}: gain is not of finite numbers for sizes that ascend from 0; {AGAIN}")
+    return Card(**{name: _as_tuple(content[name]) for name in Card._fields})
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def to_json(card: Card) -> dict[str, Any]:

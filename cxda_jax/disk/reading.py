@@ -23,8 +23,6 @@ _SYSTEM = {
     "Read-only file system": "choose a folder that can be written to",
     "Permission denied": "choose another folder, or change its rights",
     "No such file or directory": "make the folder that it should lie in, or bring it back",
-    "File too large": "",
-    "Input/output error": "",
 }
 
 

@@ -33,10 +33,8 @@ def find(raw_dir: Path, seed: int = 0) -> RawData:
     clean, pieces = read_clean(raw_dir), []
     for split, per_class in zip(SPLITS, (cifar_c.PER_CLASS, cifar_c.PER_CLASS, len(clean["test"].labels)), strict=True):
         images, labels, _ = clean["test" if split == "test" else "train"]
-        domains = cifar_c.DOMAINS[split]
-        pieces += cifar_c.regenerated(
-            split, domains, cifar_c.Clean(images.__getitem__, labels), per_class, seed, "cifar"
-        )
+        own = cifar_c.Clean(images.__getitem__, labels)
+        pieces += cifar_c.regenerated(split, cifar_c.DOMAINS[split], own, per_class, seed)
     counts = PUBLISHED["cifar_c"]
     return RawData(INFO, pieces, split_checks(pieces, counts.domains, counts.images))
 
@@ -47,11 +45,6 @@ def read_clean(raw_dir: Path) -> dict[str, Rows]:
     for folder in (raw_dir / "CIFAR-10-images", raw_dir):
         if (folder / "train").is_dir():
             return {part: _read_files(folder / part) for part in names}
-    if not any(raw_dir.glob("cifar-10-b*bin*")) and (
-        python := [*raw_dir.glob("cifar-10-*py*"), *raw_dir.glob("data_batch_1")]
-    ):
-        what = "the Python version of CIFAR-10 is a pickle, which could run code"
-        raise UserError(f"{python[0]}: {what}; fetch the binary version, cifar-10-binary.tar.gz, as --links shows")
     return {part: cifar_c.read_binary(raw_dir, names[part]) for part in names}
 
 

@@ -52,7 +52,7 @@ def find(raw_dir: Path, regenerate: bool = False, tfds: bool = False, seed: int 
         info = as_regenerated(INFO, "CIFAR-10-C")
         images, labels, _ = _tfds_images("cifar10", "train", raw_dir) if tfds else read_binary(raw_dir)
         for split in ("train", "val"):
-            pieces += regenerated(split, DOMAINS[split], Clean(images.__getitem__, labels), PER_CLASS, seed, "cifar")
+            pieces += regenerated(split, DOMAINS[split], Clean(images.__getitem__, labels), PER_CLASS, seed)
     else:
         new = find_folder(raw_dir, "CIFAR-10-C-new")
         for split in ("train", "val"):
@@ -67,22 +67,15 @@ def as_regenerated(info: StoreInfo, tested_on: str) -> StoreInfo:
 
 
 def _blocks(folder: Path, split: str, labels_of: str) -> Iterator[Piece]:
-    """Pieces of the .npy files in `folder`.
-
-    `labels_of` names a corruption's file of labels, such as "{}_labels.npy".
-    """
+    """Pieces of the .npy files in `folder`, of which `labels_of`, such as "{}_labels.npy", names those of labels."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; CIFAR-C is read from CIFAR-10-C and CIFAR-10-C-new/{{train,val}}")
     for corruption, severity in DOMAINS[split]:
         path, labels_path = folder / f"{corruption}.npy", folder / labels_of.format(corruption)
         images, labels = load_npy(path, "u", (32, 32, 3)), _labels(labels_path)
-        if len(images) % 5:
-            raise UserError(f"{path}: {len(images)} images, expected five equal blocks, by severity; fetch it again")
-        if len(labels) != len(images):
-            what = f"{len(labels)} labels for the {len(images)} images of {path.name}"
-            raise UserError(f"{labels_path}: {what}; one of the two is not whole, fetch both again")
-        if split == "test" and (labels.reshape(5, -1) != labels[: len(labels) // 5]).any():
-            raise UserError(f"{labels_path}: the labels are not one list five times over; fetch it again")
+        if len(images) % 5 or len(labels) != len(images):
+            what = f"{len(images)} images and {len(labels)} labels, expected five equal blocks, by severity"
+            raise UserError(f"{path}: {what}; fetch it and {labels_path.name} again")
         name, size = f"{corruption} {severity}", len(images) // 5
         mine = slice((severity - 1) * size, severity * size)
         yield Piece(name, split, size, lambda x=images[mine], y=labels[mine]: Rows(np.array(x), y))
@@ -117,37 +110,25 @@ def hold_out(labels: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     train, val = [], []
     for c in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == c))
-        cut = len(rows) // 5
-        if not cut:
-            what = f"{len(rows)} clean images of class {c}, at least 5 are needed"
-            raise UserError(f"regenerate: {what}; extract them again")
+        if not (cut := len(rows) // 5):
+            raise UserError(f"regenerate: {len(rows)} clean images of class {c}, at least 5 are needed; extract again")
         val.append(rows[:cut])
         train.append(rows[cut:])
     return {"train": np.concatenate(train), "val": np.concatenate(val)}
 
 
 class Clean(NamedTuple):
-    """Images without corruption: rows -> their pixels, and the labels of all."""
+    """Images without corruption, and what their published corruptions were made with."""
 
-    take: Callable[[np.ndarray], np.ndarray]
-    labels: np.ndarray
+    take: Callable[[np.ndarray], np.ndarray]  # rows -> their pixels
+    labels: np.ndarray  # of all
+    constants: str = "cifar"  # a key of corruptions.SEVERITIES
+    saved_at: int = 0  # the quality of the JPEG files through which the published images went; 0: none
 
 
-def regenerated(
-    split: str,
-    domains: list[tuple[str, int]],
-    clean: Clean,
-    per_class: int,
-    seed: int,
-    constants: str,
-    saved_at: int = 0,
-) -> Iterator[Piece]:
-    """Domains (corruption, severity). Clean images are drawn for each anew; train and val share none.
-
-    `constants` is a key of corruptions.SEVERITIES. The published images went through JPEG files of the quality
-    `saved_at`, or through none if it is 0.
-    """
-    take, labels = clean
+def regenerated(split: str, domains: list[tuple[str, int]], clean: Clean, per_class: int, seed: int) -> Iterator[Piece]:
+    """Domains (corruption, severity). Clean images are drawn for each anew; train and val share none."""
+    take, labels, constants, saved_at = clean
     rows = np.arange(len(labels)) if split == "test" else hold_out(labels, seed)[split]
     classes, available = np.unique(labels[rows], return_counts=True)
     count = min(per_class, int(available.min()))

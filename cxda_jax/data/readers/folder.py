@@ -37,7 +37,7 @@ def find(
     made, colour = lookup("fit", fit, FITS), read_colour(background)
     images, others = _images_and_others(raw_dir, split_csv)
     if not images:
-        but = f"; found {_kinds(others)}" if others else ""
+        but = f"; found {_some(others, raw_dir)}" if others else ""
         raise UserError(f"{raw_dir}: no images; expected DOMAIN/CLASS/IMAGE with {', '.join(EXTENSIONS)}{but}")
     class_names = sorted({path.parent.name for path in images})
     labels, files = {name: label for label, name in enumerate(class_names)}, collections.defaultdict(list)
@@ -45,8 +45,7 @@ def find(
         files[path.parent.parent.name].append((path, labels[path.parent.name]))
     warnings = []
     if others:
-        such = others[0].relative_to(raw_dir)
-        warnings.append(f"{raw_dir}: not read: {_kinds(others)}, such as {such}; read are images in DOMAIN/CLASS/")
+        warnings.append(f"{raw_dir}: not read: {_some(others, raw_dir)}; read are images in DOMAIN/CLASS/")
     for domain, labelled in files.items():
         if len(labelled) < min_images:
             warnings.append(f"{raw_dir / domain}: left out, {len(labelled)} images are fewer than {min_images}")
@@ -90,11 +89,8 @@ def _images_and_others(raw_dir: Path, split_csv: str) -> tuple[list[Path], list[
     return images, [p for p in others if not split_csv or p.resolve() != Path(split_csv).resolve()]
 
 
-def _kinds(paths: list[Path]) -> str:
-    """The number of files of each suffix, in words."""
-    counts = collections.Counter("folders" if p.is_dir() else brief(p.suffix.lower(), 10) or "others" for p in paths)
-    shown = [f"{count} {kind}" for kind, count in counts.most_common(4)]
-    return ", ".join(shown) + (" and more" if len(counts) > 4 else "")
+def _some(others: list[Path], raw_dir: Path) -> str:
+    return f"{len(others)} other files and folders, such as {brief(str(others[0].relative_to(raw_dir)))}"
 
 
 def _read_splits(path: Path, raw_dir: Path, domains: Container[str]) -> dict[str, str]:

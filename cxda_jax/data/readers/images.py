@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError, features
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from cxda_jax.data.store import FITS
 from cxda_jax.disk.reading import reason, refuse_html
@@ -23,17 +23,10 @@ from cxda_jax.fields import choose
 
 Colour = tuple[int, int, int]
 Convert = Callable[[Image.Image], Image.Image]
-# The formats of phones: their brands, which stand at the beginning of a file, their suffixes, and the package to
-# install.
-_PHONES = {
-    "AVIF": ({b"avif", b"avis"}, {".avif"}, "'pillow>=11.3'"),
-    "HEIC": ({b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"}, {".heic", ".heif"}, "pillow-heif"),
-}
+# The formats of phones, by the suffixes of files, and the package to install.
+_PHONES = {".avif": "'pillow>=11.3'", ".heic": "pillow-heif", ".heif": "pillow-heif"}
 MOST_PIXELS = 89_000_000
-STRIP = 2**18  # pixels that are computed with at a time
 _TAKEN = "give a path, a PIL image, or an array [h, w] or [h, w, 1, 3 or 4] of uint8 or of floats in 0..1"
-# PIL scales the pixels of a PNG of 2, 4 or 16 bits by these factors, but not the colour that stands for transparency.
-_SCALES = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}
 
 
 def as_image(thing: Any) -> Image.Image:
@@ -43,12 +36,9 @@ def as_image(thing: Any) -> Image.Image:
         return decode(Path(thing))
     if isinstance(thing, Image.Image):
         if thing.mode == "I" and not getattr(thing, "filename", ""):
-            raise UserError(
-                "image: PIL's mode I says no range of values; convert it to L for 0..255, or to I;16 for 0..65535"
-            )
+            what = "PIL's mode I says no range of values"
+            raise UserError(f"image: {what}; convert it to L for 0..255, or to I;16 for 0..65535")
         return thing
-    if not hasattr(thing, "__array__"):
-        raise UserError(f"image: got a {type(thing).__name__}; {_TAKEN}")
     try:
         array = np.asarray(thing)
     except Exception as e:  # arrays of other libraries raise exceptions of all kinds
@@ -56,14 +46,13 @@ def as_image(thing: Any) -> Image.Image:
     got = f"{brief(str(array.dtype), 30)} {array.shape}"
     if array.ndim == 4:
         raise UserError(f"one image at a time: got {array.shape}; {_TAKEN}")
-    if array.ndim not in (2, 3) or not array.size or array.ndim == 3 and array.shape[2] not in (1, 3, 4):
-        raise UserError(f"image: got {got}; {_TAKEN}")
-    if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+    has_form = array.size and (array.ndim == 2 or array.ndim == 3 and array.shape[2] in (1, 3, 4))
+    if has_form and (array.dtype.kind == "f" or array.dtype.name == "bfloat16"):
         array = array.astype(np.float64)
         if not (array.min() >= 0 and array.max() <= 1):  # so NaN is refused too
             raise UserError(f"image: got {got} with values in {array.min():g}..{array.max():g}; {_TAKEN}")
         array = np.rint(255 * array).astype(np.uint8)
-    if array.dtype != np.uint8:
+    if not has_form or array.dtype != np.uint8:
         raise UserError(f"image: got {got}; {_TAKEN}")
     return Image.fromarray(array[..., 0] if array.shape[2:] == (1,) else array)
 
@@ -88,21 +77,18 @@ def decode(path: Path, convert: Convert = lambda image: image) -> Image.Image:
     try:
         with Image.open(path, formats=_formats()) as opened:
             if opened.width * opened.height > MOST_PIXELS:
-                raise UserError(
-                    f"{path}: {opened.width} x {opened.height} pixels, at most {MOST_PIXELS:,} are read; "
-                    "make it smaller"
-                )
+                size = f"{opened.width} x {opened.height} pixels"
+                raise UserError(f"{path}: {size}, at most {MOST_PIXELS:,} are read; make it smaller")
             _load(opened)
             return convert(opened)
     except UserError:
         raise
     except Exception as e:  # PIL's many decoders raise exceptions of all kinds
         refuse_html(path, "give the name of a file that is there")
-        if needed := _missing_decoder(path):
-            raise UserError(f"{path}: {needed}, or save it as JPEG") from None
         known = {UnidentifiedImageError: "of no known format", Image.DecompressionBombError: "too many pixels"}
-        what = known.get(type(e)) or reason(e)
-        raise UserError(f"{path}: not readable as an image ({what}); fetch or extract it again") from None
+        what, package = known.get(type(e)) or reason(e), _PHONES.get(path.suffix.lower())
+        fix = f"pip install {package}, or save it as JPEG" if package else "fetch or extract it again"
+        raise UserError(f"{path}: not readable as an image ({what}); {fix}") from None
 
 
 @functools.cache
@@ -116,18 +102,6 @@ def _formats() -> list[str]:
     return [name for name in ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM", "AVIF", "HEIF") if name in Image.OPEN]
 
 
-def _missing_decoder(path: Path) -> str:
-    """The package to install for a file of a format that PIL does not decode on this machine, or nothing."""
-    with open(path, "rb") as file:
-        start = file.read(32)
-    said = {start[i : i + 4] for i in range(8, len(start), 4)} if start[4:8] == b"ftyp" else set()
-    here = {"AVIF": "avif" in features.get_supported_modules(), "HEIC": "HEIF" in _formats()}
-    for name, (brands, suffixes, package) in _PHONES.items():
-        if said & brands or not said and path.suffix.lower() in suffixes:  # an AVIF file has brands of HEIC too
-            return "" if here[name] else f"{name} needs a decoder: pip install {package}"
-    return ""
-
-
 def to_rgb(image: Image.Image, background: Colour) -> Image.Image:
     _load(image)
     with contextlib.suppress(Exception):  # a broken EXIF block raises exceptions of all kinds, and then turns nothing
@@ -135,28 +109,18 @@ def to_rgb(image: Image.Image, background: Colour) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
         image = _to_8_bits(image)
     if image.mode in ("LA", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-
-        def laid_over(pixels: np.ndarray) -> np.ndarray:
-            colour, alpha = pixels[..., :3].astype(np.int32), pixels[..., 3:].astype(np.int32)
-            return np.rint((colour * alpha + np.array(background) * (255 - alpha)) / 255).astype(np.uint8)
-
-        return _in_strips(image.convert("RGBA"), laid_over)
+        image = image.convert("RGBA")
+        flat = Image.new("RGB", image.size, background)
+        flat.paste(image, mask=image)
+        return flat
     return image.convert("RGB")
 
 
 def _load(image: Image.Image) -> None:
     """Reads all that an opened file says, so that it may be closed. Raises for faults in the pixels."""
-    _scale_key(image)
     image.load()
     with contextlib.suppress(Exception):  # as in to_rgb(); PIL keeps what it finds, and reads that of a TIFF here
         image.getexif()
-
-
-def _scale_key(image: Image.Image) -> None:
-    tiles, key = getattr(image, "tile", []), image.info.get("transparency")  # only an opened file has tiles
-    scale = _SCALES.get(str(tiles[0][3])) if tiles else None
-    if scale and key is not None:
-        image.info["transparency"] = tuple(int(k * scale) for k in key) if isinstance(key, tuple) else key * scale
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
@@ -168,19 +132,13 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
     if values.min() < low or values.max() > high:
         low, high = float(values.min()), float(values.max())
 
-    def grey_of(pixels: np.ndarray) -> np.ndarray:
-        grey = np.rint((pixels.astype(np.float64) - low) * (255 / ((high - low) or 1))).astype(np.uint8)
-        return grey if hidden is None else np.stack([grey, np.where(pixels == hidden, 0, 255).astype(np.uint8)], -1)
-
-    return _in_strips(image, grey_of)
-
-
-def _in_strips(image: Image.Image, work: Callable[[np.ndarray], np.ndarray]) -> Image.Image:
-    """The image that `work` makes of an image's pixels, of which it gets some rows at a time:
-    a large one has no room twice."""
-    pixels = np.asarray(image)
-    rows = max(1, STRIP // image.width)
-    return Image.fromarray(np.concatenate([work(pixels[top : top + rows]) for top in range(0, len(pixels), rows)]))
+    grey = values.astype(np.float64)
+    grey -= low
+    grey *= 255 / ((high - low) or 1)
+    grey = np.rint(grey, out=grey).astype(np.uint8)
+    if hidden is not None:
+        grey = np.stack([grey, np.where(values == hidden, 0, 255).astype(np.uint8)], -1)
+    return Image.fromarray(grey)
 
 
 def to_size(image: Image.Image, size: tuple[int, int], fit: str, background: Colour) -> Image.Image:

@@ -10,7 +10,6 @@ task needs 40. Images are squashed to `size` by an antialiased bilinear filter, 
 """
 
 import collections
-import itertools
 from pathlib import Path
 
 from PIL import Image
@@ -70,9 +69,6 @@ def _read_metadata(path: Path, images: Path) -> tuple[Cameras, int]:
         raise UserError(f"{path}: no lines; fetch it again")
     if present != set(range(len(present))):
         raise UserError(f"{path}: labels y are not 0..{len(present) - 1} without gaps; fetch it again")
-    for split, other in itertools.combinations(SPLITS, 2):
-        if shared := cameras[split].keys() & cameras[other].keys():
-            raise UserError(f"{path}: location {min(shared)} is in {split} and in {other}; fetch it again")
     return cameras, len(present)
 
 

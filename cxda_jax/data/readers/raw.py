@@ -77,8 +77,7 @@ def read_pieces(
     skip_bad: int = 0,
     tell: Callable[[str], None] = print,
 ) -> Iterator[Domain]:
-    """Reads pieces on threads, a few at once, and yields them in order.
-    progress() gets the number of images read so far.
+    """Reads pieces on threads, a few at once, and yields them in order. progress() gets the number of images so far.
 
     So many bad images as `skip_bad` are left out, and tell() gets the fault of each. One more is an error.
     """
@@ -168,17 +167,12 @@ def load_npy(path: Path, kinds: str, *shapes: tuple[int, ...]) -> np.ndarray:
     refuse_html(path)
     try:
         array = np.lib.format.open_memmap(path, mode="r")
-    except Exception as e:  # numpy raises exceptions of all kinds for a broken header
-        if "Python objects" in str(e):
-            what = "holds Python objects, not numbers; refused, since loading could run code"
-        else:
-            what = f"cut short or not a .npy file ({reason(e)}); fetch it again"
-        raise UserError(f"{path}: {what}") from None
+    except Exception as e:  # numpy raises exceptions of all kinds for a broken header, and refuses Python objects
+        raise UserError(f"{path}: cut short or not a .npy file of numbers ({reason(e)}); fetch it again") from None
     known = array.dtype == np.uint8 if kinds == "u" else array.dtype.kind in kinds
     if not known or not array.ndim or array.shape[1:] not in shapes or not len(array):
-        what = "uint8" if kinds == "u" else "whole numbers"
-        wanted = " or ".join(f"(n, {', '.join(map(str, shape))})" if shape else "(n,)" for shape in shapes)
-        raise UserError(f"{path}: holds {array.dtype} {array.shape}, expected {what} {wanted}; fetch it again")
+        what = f"{'uint8' if kinds == 'u' else 'whole numbers'} (n, *{shapes[0]})"
+        raise UserError(f"{path}: holds {array.dtype} {array.shape}, expected {what}; fetch it again")
     return array
 
 

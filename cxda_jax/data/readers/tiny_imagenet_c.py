@@ -8,7 +8,6 @@ it is refused. With `regenerate`, train and val domains are made from the clean 
 <raw_dir>/tiny-imagenet-200/train/<wnid>/images/*, by our own corruptions.
 """
 
-import collections
 import re
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def find(raw_dir: Path, regenerate: bool = False, seed: int = 0) -> RawData:
     files = {folder: _class_files(folder) for folder in folders.values()}
     if clean:
         files[clean] = _class_files(clean, "images")
-    wnids = _common_classes(files, roots["test"])
+    wnids = _common_classes(files)
     labelled = {f: [(path, y) for y, wnid in enumerate(wnids) for path in its[wnid]] for f, its in files.items()}
     clean_files = labelled[clean] if clean else []
 
@@ -57,7 +56,8 @@ def find(raw_dir: Path, regenerate: bool = False, seed: int = 0) -> RawData:
     for split, domains in DOMAINS.items():
         if clean_files and split != "test":
             labels = np.array([label for _, label in clean_files])
-            pieces += cifar_c.regenerated(split, domains, cifar_c.Clean(take, labels), PER_CLASS, seed, "tiny", QUALITY)
+            own = cifar_c.Clean(take, labels, "tiny", QUALITY)
+            pieces += cifar_c.regenerated(split, domains, own, PER_CLASS, seed)
             continue
         for c, s in domains:
             pieces += image_pieces(f"{c} {s}", split, labelled[folders[split, c, s]], SIDE, _as_rgb)
@@ -80,16 +80,13 @@ def _class_files(folder: Path, inner: str = "") -> Files:
     return files
 
 
-def _common_classes(folders: dict[Path, Files], root: Path) -> tuple[str, ...]:
-    """The classes that most folders have. A folder with other classes is refused."""
-    usual = collections.Counter(tuple(files) for files in folders.values() if files).most_common(1)
-    if not usual:
-        raise UserError(f"{root}: no class folders (n and digits) anywhere in it; extract the download again")
-    wnids = usual[0][0]
-    for folder, files in folders.items():
-        wrong = [f"{wnid} is missing" for wnid in wnids if wnid not in files]
-        wrong += [f"{wnid} is not in the others" for wnid in files if wnid not in wnids]
-        if wrong:
-            what = f"class folder {wrong[0]} ({len(files)} of {len(wnids)})"
-            raise UserError(f"{folder}: {what}; labels would shift, extract it again")
-    return wnids
+def _common_classes(folders: dict[Path, Files]) -> tuple[str, ...]:
+    """The classes of all folders, which have to be the same."""
+    first, files = next(iter(folders.items()))
+    if not files:
+        raise UserError(f"{first}: no class folders (n and digits) in it; extract the download again")
+    for folder, others in folders.items():
+        if odd := sorted(files.keys() ^ others.keys()):
+            what = f"class folder {odd[0]} is in one of it and {first}"
+            raise UserError(f"{folder}: {what}; labels would shift, extract both again")
+    return tuple(files)

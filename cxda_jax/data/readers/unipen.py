@@ -22,7 +22,6 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -55,18 +54,8 @@ _RANGE = re.compile(r"(\d+)(?::(\d+))?(?:-(\d+)(?::(\d+))?)?")
 _PER_MM = {"MM": 1.0, "INCH": 25.4}
 
 Stroke = np.ndarray  # float32 [points, 2] in millimetres: x to the right, y up
-
-
-class Recording(NamedTuple):
-    """The writing of one writer in one file: all components, each with its points and whether the pen was down."""
-
-    writer: str
-    components: list[tuple[Stroke, bool]]
-
-
-class Character(NamedTuple):
-    strokes: list[Stroke]
-    label: int
+Component = tuple[Stroke, bool]  # and whether the pen was down
+Character = tuple[list[Stroke], int]  # and its label
 
 
 def find(
@@ -110,19 +99,16 @@ def site_splits(writers: Iterable[str], seed: int) -> dict[str, str]:
 
 def _writers(root: Path) -> tuple[dict[str, list[Character]], list[str]]:
     """The characters of each writer, and warnings of what is left out."""
-    files = [
-        (file.relative_to(root / "data" / part), file)
-        for part in SETS
-        for file in (root / "data" / part).rglob("*.dat")
-    ]
+    folders = [root / "data" / part for part in SETS]
+    files = [(file.relative_to(folder), file) for folder in folders for file in folder.rglob("*.dat")]
     if not files:
         raise UserError(f"{root / 'data'}: no .dat files in 1a, 1b and 1c; extract the download again")
     writers: dict[str, list[Character]] = {}
     dots = others = 0
     for relative, file in sorted(files):
         writer, labelled = read_file(file, root / "include")
-        found = [Character(strokes, LABELS[label]) for strokes, label in labelled if label in LABELS]
-        drawn = [character for character in found if sum(map(len, character.strokes)) >= LEAST_POINTS]
+        found = [(strokes, LABELS[label]) for strokes, label in labelled if label in LABELS]
+        drawn = [(strokes, label) for strokes, label in found if sum(map(len, strokes)) >= LEAST_POINTS]
         others, dots = others + len(labelled) - len(found), dots + len(found) - len(drawn)
         writers.setdefault(f"{relative.parts[0]} {writer}", []).extend(drawn)
     left_out = {f"of fewer than {LEAST_POINTS} points": dots, "other than digits and letters": others}
@@ -131,28 +117,23 @@ def _writers(root: Path) -> tuple[dict[str, list[Character]], list[str]]:
 
 def read_file(file: Path, include: Path) -> tuple[str, list[tuple[list[Stroke], str]]]:
     """The writer of a file under data/, and its segments: the strokes and the label of each."""
-    names, segments = [], []
-    for keyword, text in _statements(file):
-        if keyword == "INCLUDE":
-            names.append(text.strip())
-        elif keyword == "SEGMENT":
-            segments.append(text)
-    recording = _read_recording(file, tuple(names), include)
+    statements = list(_statements(file))
+    names = [text.strip() for keyword, text in statements if keyword == "INCLUDE"]
+    writer, components = _read_recording(file, names, include)
     labelled = []
-    for text in segments:
-        match = _SEGMENT.fullmatch(text)
-        if not match:
-            raise _fault(file, "SEGMENT", text, 'expected CHARACTER COMPONENTS QUALITY "LABEL"')
-        hierarchy, components, label = match.groups()
-        if hierarchy == "CHARACTER":
-            try:
-                labelled.append((_strokes(components, recording.components), label))
-            except ValueError as e:
-                raise _fault(file, "SEGMENT", text, str(e)) from None
-    return recording.writer, labelled
+    for text in (text for keyword, text in statements if keyword == "SEGMENT"):
+        try:
+            if not (match := _SEGMENT.fullmatch(text)):
+                raise ValueError('expected CHARACTER COMPONENTS QUALITY "LABEL"')
+            if match[1] == "CHARACTER":
+                labelled.append((_strokes(match[2], components), match[3]))
+        except ValueError as e:
+            raise _fault(file, "SEGMENT", text, str(e)) from None
+    return writer, labelled
 
 
-def _read_recording(file: Path, names: tuple[str, ...], include: Path) -> Recording:
+def _read_recording(file: Path, names: Sequence[str], include: Path) -> tuple[str, list[Component]]:
+    """The writer of a file, and all components of what it includes."""
     writer, components, columns, per_mm = "", [], ["X", "Y"], {"X": 1.0, "Y": 1.0}
     for source, keyword, text in _included(file, names, include):
         try:
@@ -175,7 +156,7 @@ def _read_recording(file: Path, names: tuple[str, ...], include: Path) -> Record
             raise _fault(source, keyword, text, reason(e)) from None
     if not writer:
         raise UserError(f"{file}: no .WRITER_ID in it or in what it includes; extract the download again")
-    return Recording(writer, components)
+    return writer, components
 
 
 def _included(
@@ -202,7 +183,7 @@ def _statements(file: Path) -> Iterator[tuple[str, str]]:
         yield place[1], text[place.end() : following.start() if following else None]
 
 
-def _strokes(text: str, components: list[tuple[Stroke, bool]]) -> list[Stroke]:
+def _strokes(text: str, components: list[Component]) -> list[Stroke]:
     """The strokes of a list of components, such as 12:3-13,15. Ends belong to it."""
     strokes = []
     for part in text.split(","):
@@ -231,14 +212,14 @@ def _fault(file: Path, keyword: str, text: str, what: str) -> UserError:
 
 
 def _draw_all(characters: list[Character], scale: str) -> Rows:
-    sides = [longer_side(character.strokes) for character in characters]
+    sides = [longer_side(strokes) for strokes, _ in characters]
     if scale == "box":
         sizes = [BOX - PEN] * len(sides)
     else:
         per_mm = (MEDIAN - PEN) / max(float(np.median(sides)), 1e-6)
         sizes = [min(side * per_mm, LARGEST - PEN) for side in sides]
-    images = np.stack([draw(character.strokes, size) for character, size in zip(characters, sizes, strict=True)])
-    return Rows(images[..., None], np.array([character.label for character in characters], np.int32))
+    images = np.stack([draw(strokes, size) for (strokes, _), size in zip(characters, sizes, strict=True)])
+    return Rows(images[..., None], np.array([label for _, label in characters], np.int32))
 
 
 def longer_side(strokes: Sequence[Stroke]) -> float:
@@ -246,16 +227,13 @@ def longer_side(strokes: Sequence[Stroke]) -> float:
 
 
 def draw(strokes: Sequence[Stroke], size: float, side: int = SIDE, pen: float = PEN) -> np.ndarray:
-    """Draws a character in the middle of an image: dark ink on white, anti-aliased, with round ends.
+    """Draws a character in the middle of an image, dark on white, anti-aliased, with round ends: uint8 [side, side].
 
     Args:
         strokes: points [n, 2] of each, x to the right and y up, in any unit.
         size: pixels from the first to the last point along the longer side; the ink is wider by the pen.
         side: pixels of the image's sides.
         pen: pixels of the pen's width.
-
-    Returns:
-        uint8 [side, side].
     """
     points = np.concatenate(strokes)
     middle = (points.min(axis=0) + points.max(axis=0)) / 2
@@ -264,10 +242,8 @@ def draw(strokes: Sequence[Stroke], size: float, side: int = SIDE, pen: float = 
     lines = np.concatenate([np.stack([p[:-1], p[1:]]) if len(p) > 1 else np.stack([p, p]) for p in placed], axis=1)
     (x, y), (along_x, along_y) = lines[0].T[..., None, None], (lines[1] - lines[0]).T[..., None, None]
     centres = (np.arange(side * FINER, dtype=np.float32) + np.float32(0.5)) / np.float32(FINER)
-    to_x, to_y = (
-        centres - x,
-        centres[:, None] - y,
-    )  # [lines, 1, side] and [lines, side, 1]: from a line's start to a pixel
+    # From a line's start to a pixel: [lines, 1, side] and [lines, side, 1].
+    to_x, to_y = centres - x, centres[:, None] - y
     length = np.maximum(along_x**2 + along_y**2, np.float32(1e-12))
     nearest = np.clip((to_x * along_x + to_y * along_y) / length, 0, 1)  # how far along the line the nearest point is
     squares = (to_x - nearest * along_x) ** 2 + (to_y - nearest * along_y) ** 2
