@@ -90,7 +90,7 @@ DAMAGE = {  # benchmark: file, damage, what is said
         (FOG, None, f"/{FOG}: missing; extract the download again"),
         (FOG, cut(9), rf"/{FOG}: cut short or not a .npy file of numbers \(.*; fetch it again"),
         (FOG, changed(lambda a: a.astype(object)), f"/{FOG}: .* not a .npy file of numbers .*Python objects"),
-        (FOG, changed(np.uint16), r"holds \w+ \(.*\), expected uint8 \(n, \*\(32, 32, 3\)\); fetch"),
+        (FOG, changed(np.uint16), r"holds \w+ \(.*\), expected uint8 \(n, 32, 32, 3\); fetch"),
         (FOG, changed(lambda a: a[:-1]), f"/{FOG}: 24 images and 25 labels, expected five equal blocks, .*; fetch it"),
         (SNOW, changed(lambda a: a[:5]), "/snow.npy: 25 images and 5 labels, .*; fetch it and snow_labels.npy again"),
         *((SNOW, changed(lambda a, v=v: np.full(25, v)), f"/{SNOW}: a label is {v}, .* whole numbers in 0..9; fetch")

@@ -45,6 +45,9 @@ def read_clean(raw_dir: Path) -> dict[str, Rows]:
     for folder in (raw_dir / "CIFAR-10-images", raw_dir):
         if (folder / "train").is_dir():
             return {part: _read_files(folder / part) for part in names}
+    if not any(raw_dir.glob("cifar-10-b*bin*")) and (python := [*raw_dir.glob("cifar-10-*py*")]):
+        what = "the Python version of CIFAR-10 is a pickle, which could run code"
+        raise UserError(f"{python[0]}: {what}; fetch the binary version, cifar-10-binary.tar.gz, as --links shows")
     return {part: cifar_c.read_binary(raw_dir, names[part]) for part in names}
 
 

@@ -171,7 +171,7 @@ def load_npy(path: Path, kinds: str, *shapes: tuple[int, ...]) -> np.ndarray:
         raise UserError(f"{path}: cut short or not a .npy file of numbers ({reason(e)}); fetch it again") from None
     known = array.dtype == np.uint8 if kinds == "u" else array.dtype.kind in kinds
     if not known or not array.ndim or array.shape[1:] not in shapes or not len(array):
-        what = f"{'uint8' if kinds == 'u' else 'whole numbers'} (n, *{shapes[0]})"
+        what = f"{'uint8' if kinds == 'u' else 'whole numbers'} ({', '.join(['n', *map(str, shapes[0])])})"
         raise UserError(f"{path}: holds {array.dtype} {array.shape}, expected {what}; fetch it again")
     return array
 
