@@ -1,5 +1,5 @@
 "use strict";
-// Theme, sortable tables and the attention explorer of a report. All text goes through textContent.
+// Sortable tables and the attention explorer of a report. All text goes through textContent.
 
 const byId = (id) => document.getElementById(id);
 
@@ -9,20 +9,6 @@ function make(tag, { text, children = [], ...attributes } = {}) {
   if (text !== undefined) element.textContent = text;
   element.append(...children);
   return element;
-}
-
-function setUpTheme() {
-  const button = byId("theme");
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  const name = () => (button.textContent = isDark() ? "Light theme" : "Dark theme");
-  button.hidden = false;
-  button.addEventListener("click", () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    name();
-  });
-  system.addEventListener("change", name);
-  name();
 }
 
 // Tables
@@ -251,7 +237,6 @@ class Explorer {
   }
 }
 
-setUpTheme();
 document.querySelectorAll("table.sortable").forEach(setUpTable);
 const tasks = JSON.parse(byId("attended").textContent);
 if (tasks.length) new Explorer(tasks);
