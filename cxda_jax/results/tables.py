@@ -46,7 +46,6 @@ class Column(NamedTuple):
     metric: str
     unit: str = "%"
     setting: Setting = USUAL
-    above: str = ""  # a title over several columns
     higher: bool | None = True  # whether a higher mean is better; None: neither is
 
 
@@ -145,7 +144,7 @@ def _tables_of(store: str, cells: ByCell, late: ByCell, against: str) -> Iterato
         numbers = {setting.number for _, setting in cells if setting.kind == kind}
         numbers |= {usual_number(kind, seeds[0].config) for (_, setting), seeds in cells.items() if setting == USUAL}
         columns = [
-            Column(str(number), score.metric, setting=Setting(kind, number), above=score.title)
+            Column(f"{score.title} {number}", score.metric, setting=Setting(kind, number))
             for score in scores
             for number in sorted(numbers)
         ]
