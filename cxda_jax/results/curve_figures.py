@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cxda_jax.metrics import mean_sem
@@ -138,38 +137,32 @@ def context_curves(measured: Measured, styles: Mapping[str, Style]) -> Figure:
     and below these its leads over RIVAL."""
     labels = {curve.label for curve in measured.curves}
     used = {label: style for label, style in styles.items() if label in labels}
-    differences = [(found, than) for found, than in ((measured.gains, "n = 0"), (measured.leads, RIVAL)) if found]
+    differences = {than: found for than, found in (("n = 0", measured.gains), (RIVAL, measured.leads)) if found}
     figure, sizes = above_legend(used, 3.2 + 2.2 * len(differences)), sizes_of(measured.curves)
     panels = figure.subplots(1 + len(differences), 2, squeeze=False)
-    metric = measured.metric.replace("_", " ")
     for column, (score, title) in enumerate(SCORES.items()):
-        for label, style in used.items():
-            curve = next(c for c in measured.curves if c.label == label)
-            levels = {n: list(curve.level(n, score).values()) for n in sizes}
-            points = [(n, *mean_sem(np.array(seeds))) for n, seeds in levels.items() if seeds]
-            _draw(panels[0, column], style, label, *np.transpose(points))
-        _finish(panels[0, column], measured.store, f"{title} {metric} (%)", sizes)
-        for row, (found, than) in enumerate(differences, 1):
-            axes = panels[row, column]
-            axes.axhline(0, color="0.4", lw=0.8)
+        rows = {f"{title} {measured.metric.replace('_', ' ')} (%)": _levels(measured.curves, sizes, score)}
+        for than, found in differences.items():
+            spans = {key: getattr(difference, score) for key, difference in found.items()}
+            bars = {key: (s.mean, s.mean - s.low, s.high - s.mean) for key, s in spans.items()}
+            rows[f"{title} minus {than} (points)"] = bars
+        for axes, (y, points) in zip(panels[:, column], rows.items(), strict=True):
             for label, style in used.items():
-                of_sizes = [(n, getattr(d, score)) for (one, n), d in found.items() if one == label and n != AREA]
-                points = [(n, s.mean, (s.mean - s.low, s.high - s.mean)) for n, s in of_sizes]
-                if points:
-                    numbers, means, errors = zip(*points, strict=True)
-                    _draw(axes, style, label, numbers, means, np.transpose(errors))
-            _finish(axes, measured.store, f"{title} minus {than} (points)", sizes)
+                if of_sizes := [(n, *points[label, n]) for n in sizes if (label, n) in points]:
+                    numbers, means, *errors = np.transpose(of_sizes)
+                    axes.errorbar(
+                        numbers, means, errors, **style.arguments(lw=1.2, capsize=2, elinewidth=0.7, label=label)
+                    )
+            finish_axes(axes, measured.store, "number of support images", y)
+            axis_of_sizes(axes, sizes, sizes[-1])  # even in log(1 + n), over which the area is taken
+        for axes in panels[1:, column]:
+            axes.axhline(0, color="0.4", lw=0.8)
             axes.set_title("")
     return figure
 
 
-def _draw(
-    axes: Axes, style: Style, label: str, sizes: Sequence[int], means: Sequence[float], errors: np.ndarray
-) -> None:
-    axes.errorbar(sizes, means, errors, **style.arguments(lw=1.2, capsize=2, elinewidth=0.7, label=label))
-
-
-def _finish(axes: Axes, title: str, y: str, sizes: Sequence[int]) -> None:
-    """All panels have one axis of n. It is even in log(1 + n), over which the area is taken."""
-    finish_axes(axes, title, "number of support images", y)
-    axis_of_sizes(axes, sizes, sizes[-1])
+def _levels(curves: Sequence[Curve], sizes: Sequence[int], score: str) -> dict[tuple[str, int], tuple[float, ...]]:
+    """By label and size, the mean over the seeds, and its standard error below and above."""
+    seeds = {(curve.label, n): [*curve.level(n, score).values()] for curve in curves for n in sizes}
+    means = {key: mean_sem(np.array(of_seeds)) for key, of_seeds in seeds.items() if of_seeds}
+    return {key: (mean, sem, sem) for key, (mean, sem) in means.items()}
