@@ -23,7 +23,7 @@ from cxda_jax.results.settings import Setting
 from cxda_jax.results.statistics import Difference, Span, shared_scores
 from cxda_jax.results.tables import NAN, ByCell, Cell, Column, Table, by_cell, own_marks
 
-RIVAL = "erm_iid"  # what a method that adapts has to beat; all others are compared with it
+RIVAL = "erm_iid"  # a method that adapts has to beat it
 Differences = Mapping[tuple[str, int], Difference]  # by label and size
 
 
@@ -34,11 +34,12 @@ class Measured(NamedTuple):
     store: str
     metric: str
     curves: Sequence[Curve]
+    rival: str  # the label that the others are compared with
     gains: Differences  # to the same method in an empty context
-    leads: Differences  # to RIVAL in the same context; empty where it was not tested
+    leads: Differences  # to the rival in the same context; empty where it was not tested
 
 
-def measure_curves(results: Sequence[Result]) -> tuple[list[Measured], list[str]]:
+def measure_curves(results: Sequence[Result], rival: str = RIVAL) -> tuple[list[Measured], list[str]]:
     """The curves of all results of one store, and a fault for each result that could not be paired with the others."""
     ordered = [result for seeds in by_cell(results).values() for result in seeds]
     found, faults = [], []
@@ -47,10 +48,9 @@ def measure_curves(results: Sequence[Result]) -> tuple[list[Measured], list[str]
             continue
         scores, unlike = shared_scores([result for curve in curves for result in curve.results()])
         faults += unlike
-        has_rival = any(curve.label == RIVAL for curve in curves)
-        leads = differences(curves, scores, RIVAL) if has_rival else {}
-        first = curves[0].results()[0]
-        found.append(Measured(kind, first.store, first.row["metric"], curves, differences(curves, scores), leads))
+        leads = differences(curves, scores, rival) if rival in {curve.label for curve in curves} else {}
+        gains, first = differences(curves, scores), curves[0].results()[0]
+        found.append(Measured(kind, first.store, first.row["metric"], curves, rival, gains, leads))
     return found, faults
 
 
@@ -77,7 +77,7 @@ def context_tables(measured: Measured, left_out: Sequence[Result] = ()) -> list[
         tables.append(_table(measured, measured.kind, what, metric, levels, same, area, *alike))
         for kind, than, found in (
             ("none", "n = 0", measured.gains),
-            (RIVAL, f"{RIVAL} at the same n", measured.leads),
+            (measured.rival, f"{measured.rival} at the same n", measured.leads),
         ):
             cells = {key: _difference(getattr(d, score), d.seeds, levels[key]) for key, d in found.items()}
             title_of = f"{what}: differences to {than}"
@@ -134,10 +134,11 @@ def drawings(measured: Sequence[Measured], styles: Mapping[str, Style]) -> Itera
 
 def context_curves(measured: Measured, styles: Mapping[str, Style]) -> Figure:
     """Avg and W10% side by side against n: each curve, below it its gains over n = 0,
-    and below these its leads over RIVAL."""
+    and below these its leads over the rival."""
     labels = {curve.label for curve in measured.curves}
     used = {label: style for label, style in styles.items() if label in labels}
-    differences = {than: found for than, found in (("n = 0", measured.gains), (RIVAL, measured.leads)) if found}
+    compared = ("n = 0", measured.gains), (measured.rival, measured.leads)
+    differences = {than: found for than, found in compared if found}
     figure, sizes = above_legend(used, 3.2 + 2.2 * len(differences)), sizes_of(measured.curves)
     panels = figure.subplots(1 + len(differences), 2, squeeze=False)
     for column, (score, title) in enumerate(SCORES.items()):

@@ -1,4 +1,4 @@
-"""A table as text: Markdown, LaTeX, CSV, HTML.
+"""A table in all its forms: for a terminal, Markdown, LaTeX, CSV, HTML.
 
 The best mean of a column is bold. Letters at a cell point to its marks, which are explained below the table.
 """
@@ -39,6 +39,18 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str = "
     """A table of cells that are Markdown already. `align` is the rule of all columns but the first."""
     lines = [heads, ["---", *[align] * (len(heads) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def to_text(table: Table) -> str:
+    """As a terminal shows it. A star stands where other formats are bold."""
+
+    def write(text: CellText | None) -> str:
+        return f"{text.number}{'*' * text.bold}{text.letters and f' ({text.letters})'}" if text else "-"
+
+    rows, notes = _texts(table)
+    heads = ["method", *map(_heading, table.columns)]
+    cells = ([label, *map(write, texts)] for label, texts in rows)
+    return "\n".join([table.title, *aligned([heads, *cells]), *notes])
 
 
 def to_markdown(table: Table) -> str:
