@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk.reading import reason
@@ -98,62 +97,43 @@ def explorer_tasks(kept: KeptAttention, results: Sequence[Result], count: int) -
 
 
 def drawings(kept: Sequence[KeptAttention]) -> Iterator[plots.Drawing]:
-    """A histogram for each method; for the first one also a histogram of each head."""
+    """A histogram for each method."""
     for attention in kept:
         label = attention.result.row["label"]
-        times = attention.weights.astype(np.float32) * attention.weights.shape[-1]  # multiples of uniform
+        times = attention.weights.mean(2, dtype=np.float32) * attention.weights.shape[-1]  # multiples of uniform
         own = attention.query_domain[:, :, None] == attention.support_domain[:, None, :]  # [tasks, queries, support]
-        mean = times.mean(2)
-        if not mean[~own].any():
+        if not times[~own].any():
             continue  # all weight lies on the own domain: there is nothing to compare
-        said = (
-            f"{attention}; {len(times)} tasks. "
-            "Densities of attention weights on support images of the query's own domain"
+        caption = (
+            f"{attention}; {len(times)} tasks. Densities of attention weights on support images of the query's own "
+            "domain and of others, averaged over heads."
         )
-        yield plots.Drawing(
-            f"attention_{label}", f"attention of {label}", f"{said} and of others, averaged over heads.",
-            histogram(mean[own], mean[~own]),
-        )  # fmt: skip
-        if attention is not kept[0]:
-            continue
-        heads = np.moveaxis(times, 2, 0)
-        yield plots.Drawing(
-            f"attention_heads_{label}", f"attention of each head of {label}", f"{said} and of others, per head.",
-            histogram(heads[:, own], heads[:, ~own], by_head=True),
-        )  # fmt: skip
+        figure = histogram(times[own], times[~own])
+        yield plots.Drawing(f"attention_{label}", f"attention of {label}", caption, figure)
 
 
-def histogram(same: np.ndarray, other: np.ndarray, by_head: bool = False) -> Figure:
-    """Densities of weights on support images of the query's own domain and of other domains; medians marked.
+def histogram(same: np.ndarray, other: np.ndarray) -> Figure:
+    """Densities of weights [n] on support images of the query's own domain and of other domains; medians marked.
 
-    Weights are multiples of uniform attention, of any shape; `by_head` gives each head of [heads, n] a panel. Both axes
-    are logarithmic, since the two differ in their tails. Weights below a thousandth are drawn as a thousandth.
+    Weights are multiples of uniform attention. Both axes are logarithmic, since the two differ in their tails. Weights
+    below a thousandth are drawn as a thousandth.
     """
-    panels = {"": (same, other)}
-    if by_head:
-        panels = {f"head {head}\n": pair for head, pair in enumerate(zip(same, other, strict=True), 1)}
-    weights = [np.ravel(part) for pair in panels.values() for part in pair]
-    low, high = (max(1e-3, bound(np.concatenate(weights))) for bound in (np.min, np.max))
+    both = np.concatenate([same, other])
+    low, high = max(1e-3, both.min()), max(1e-3, both.max())
     edges = np.geomspace(low / 1.01, high * 1.01, 41)
     kinds = {"own domain": plots.Style(plots.BLUE, "o"), "other domains": plots.Style(plots.RED, "^", (3, 1.5))}
-    columns = max(c for c in (1, 2, 3, 4) if len(panels) % c == 0)
-    figure = plots.above_legend(kinds, max(4.5, 2.2 * len(panels) / columns))
-    subplots = figure.subplots(len(panels) // columns, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, (head, pair) in zip(subplots.flat, panels.items(), strict=True):
-        for part, style in zip(pair, kinds.values(), strict=True):
-            if not np.size(part):
-                continue
-            part = np.clip(part, low, None)
-            median = float(np.median(part))
-            density = np.histogram(np.log10(part), np.log10(edges), density=True)[0]
-            axes.stairs(density, edges, color=style.color, linestyle=style.arguments()["linestyle"], lw=1.3)
-            axes.axvline(median, **style.arguments(lw=0.8, marker=""))
-            axes.plot([median], density[[np.searchsorted(edges, median) - 1]], **style.arguments(mec="white"))
-        medians = ", ".join(f"{np.median(part):.2f}" for part in pair if np.size(part))
-        plots.finish_axes(axes, f"{head}medians {medians}", "weight / uniform", "density per decade")
-        axes.set(xscale="log", yscale="log")
-        if high / low < 10:  # powers of ten would be too few
-            ticks = [tick for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high]
-            axes.xaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator(), major_formatter="{x:g}")
-        axes.label_outer()
+    figure, medians = plots.above_legend(kinds), []
+    axes = figure.subplots()
+    for part, style in zip((same, other), kinds.values(), strict=True):
+        if not len(part):
+            continue
+        medians.append(f"{np.median(part):.2f}")
+        median = max(low, float(np.median(part)))
+        density = np.histogram(np.log10(np.clip(part, low, None)), np.log10(edges), density=True)[0]
+        axes.stairs(density, edges, color=style.color, linestyle=style.arguments()["linestyle"], lw=1.3)
+        axes.axvline(median, **style.arguments(lw=0.8, marker=""))
+        axes.plot([median], density[[np.searchsorted(edges, median) - 1]], **style.arguments(mec="white"))
+    plots.finish_axes(axes, f"medians {', '.join(medians)}", "weight / uniform", "density per decade")
+    axes.set(xscale="log", yscale="log")
+    plots.round_ticks(axes)
     return figure

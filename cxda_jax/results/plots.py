@@ -116,7 +116,7 @@ def accuracy_time(results: Sequence[Result], styles: Mapping[str, Style]) -> Fig
                 axes.annotate(words, point[:2], (5, 5), textcoords="offset points", size=7)
     axes.set_xscale("log")
     finish_axes(axes, results[0].store, "time of one task, adapting and predicting (ms)", f"Avg {_metric(results)} (%)")
-    axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
+    round_ticks(axes)
     return figure
 
 
@@ -206,6 +206,11 @@ def finish_axes(axes: Axes, title: str, x: str, y: str) -> None:
     axes.grid(color="0.9", lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
+
+
+def round_ticks(axes: Axes) -> None:
+    """Ticks of a logarithmic axis at 1, 2, 5, 10 and so on, which a narrow range has too."""
+    axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
 
 
 def axis_of_sizes(axes: Axes, sizes: Sequence[int], last: int) -> None:
