@@ -100,7 +100,6 @@ class Explorer {
     this.queries.addEventListener("keydown", (event) => this.onKey(event));
     this.chosen = make("div", { id: "chosen" });
     this.said = make("p", { id: "said", role: "status", "aria-live": "polite" });
-    this.legend = make("ul", { id: "legend", role: "list", "aria-label": "Domains of the support set" });
     this.ranking = make("ol", { id: "ranking", role: "list", "aria-label": "Support images by weight" });
     root.append(
       make("div", { class: "controls", children: [control("task", "Task")] }),
@@ -110,7 +109,6 @@ class Explorer {
       make("h3", { text: "Support images by weight" }),
       make("div", { class: "controls", children: [control("head", "Attention head"), control("domain", "Show")] }),
       this.said,
-      this.legend,
       this.ranking,
     );
     this.task.append(...tasks.map((task, i) => make("option", { value: i, text: task.name })));
@@ -138,9 +136,7 @@ class Explorer {
       make("option", { value, text: `${value ? "" : "★ "}${letter(value)} ${task.domains[value]} (${count})` }),
     );
     this.domain.replaceChildren(everything, ...options);
-    const entry = (i) => make("li", { children: [domainMark(task, i), make("span", { text: ` ${held[i]}` })] });
-    this.legend.replaceChildren(...held.map((_, i) => entry(i)), make("li", { text: "★ the query's own domain" }));
-    this.domain.parentElement.hidden = this.legend.hidden = !task.domains.length;
+    this.domain.parentElement.hidden = !task.domains.length;
     this.queries.replaceChildren(...Array.from({ length: task.query.count }, (_, i) => this.option(task, i)));
     this.choose(0, false);
   }
