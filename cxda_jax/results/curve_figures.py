@@ -20,7 +20,7 @@ from cxda_jax.results.curves import (
 from cxda_jax.results.plots import Drawing, Style, above_legend, axis_of_sizes, finish_axes
 from cxda_jax.results.result import Result
 from cxda_jax.results.settings import Setting
-from cxda_jax.results.statistics import Difference, Span, shared_scores
+from cxda_jax.results.statistics import Difference, shared_scores
 from cxda_jax.results.tables import NAN, ByCell, Cell, Column, Table, by_cell, own_marks
 
 RIVAL = "erm_iid"  # a method that adapts has to beat it
@@ -79,7 +79,11 @@ def context_tables(measured: Measured, left_out: Sequence[Result] = ()) -> list[
             ("none", "n = 0", measured.gains),
             (measured.rival, f"{measured.rival} at the same n", measured.leads),
         ):
-            cells = {key: _difference(getattr(d, score), d.seeds, levels[key]) for key, d in found.items()}
+            cells = {}
+            for key, difference in found.items():
+                mean, low, high = getattr(difference, score)
+                marks = level.marks if (level := levels[key]) else ()
+                cells[key] = Cell(mean, NAN, difference.seeds, (), marks=marks, interval=(low, high))
             title_of = f"{what}: differences to {than}"
             key, of = f"{measured.kind}_minus_{kind}", f"{metric}_minus_{kind}"
             tables.append(_table(measured, key, title_of, of, cells, paired, area))
@@ -114,11 +118,6 @@ def _level(kind: str, curve: Curve, size: int, score: str, late: ByCell) -> Cell
     marks = tuple(own_marks(seeds, left_out)) if seeds else ()
     folders = tuple(str(result.folder) for result in seeds)
     return Cell(*mean_sem(np.array(list(values.values()))), tuple(values), folders, marks=marks)
-
-
-def _difference(span: Span, seeds: tuple[int, ...], level: Cell | None) -> Cell:
-    marks = level.marks if level else ()
-    return Cell(span.mean, NAN, seeds, (), marks=marks, interval=(span.low, span.high))
 
 
 def drawings(measured: Sequence[Measured], styles: Mapping[str, Style]) -> Iterator[Drawing]:
