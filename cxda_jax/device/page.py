@@ -97,7 +97,9 @@ def write_adapted(path: Path, page: AdaptedPage) -> int:
     ]
     summary = [(name, printable(fact)) for name, fact in page.summary]
     faults = [printable(fault) for fault in page.faults]
-    whole = Page(printable(page.title), summary, faults, sections, explained, tasks, pictures["data"])
+    whole = Page(
+        printable(page.title), summary, faults, sections, tasks, explained=explained, sheet=pictures["data"]
+    )  # fmt: skip
     return write_page(path, whole)
 
 

@@ -54,17 +54,6 @@ class ExplorerTask(NamedTuple):
     query_files: tuple[str, ...] = ()
 
 
-class Report(NamedTuple):
-    """The content of a report. Tables are safe HTML: <table class="sortable"> followed by <p class="notes">."""
-
-    title: str
-    summary: Sequence[tuple[str, str]]
-    tables: Sequence[str]
-    figures: Sequence[tuple[str, str, str]]  # title, caption, and safe SVG whose ids no other figure has
-    tasks: Sequence[ExplorerTask]
-    faults: Sequence[str]
-
-
 class Section(NamedTuple):
     """A section of a page: its id, its title, and its parts. A part is safe HTML, after a link to it or nothing."""
 
@@ -74,25 +63,19 @@ class Section(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The content of an HTML file. Its tasks are those of the explorer, as `encode` gives them."""
+    """The content of an HTML file. Tasks are those of the explorer, as `encode` gives them.
+
+    Tables are safe HTML: <table class="sortable"> followed by <p class="notes">.
+    """
 
     title: str
     summary: Sequence[tuple[str, str]]
     faults: Sequence[str]
     sections: Sequence[Section]
-    explained: str  # safe HTML above the explorer
-    tasks: Sequence[str]
-    sheet: str = ""  # address of the sheet whose images the sections show
+    tasks: Sequence[str] = ()
     figures: Sequence[tuple[str, str]] = ()  # parts of a section of their own
-
-
-def write_report(path: Path, report: Report) -> int:
-    """Writes the report as `write_page` does. The folder beside it has all figures."""
-    tables = [table_part(i, table) for i, table in enumerate(report.tables, 1)]
-    figures = [figure_part(i, *figure) for i, figure in enumerate(report.figures, 1)]
-    sections, tasks = [Section("tables", "Tables", tables)], [encode(task) for task in report.tasks]
-    page = Page(report.title, report.summary, report.faults, sections, EXPLORER, tasks, figures=figures)
-    return write_page(path, page)
+    explained: str = EXPLORER  # safe HTML above the explorer
+    sheet: str = ""  # address of the sheet whose images the sections show
 
 
 def write_page(path: Path, page: Page) -> int:
@@ -164,7 +147,7 @@ def table_part(number: int, table: str) -> tuple[str, str]:
 
 
 def figure_part(number: int, title: str, caption: str, svg: str) -> tuple[str, str]:
-    """A link to a figure, and the figure."""
+    """A link to a figure, and the figure: safe SVG whose ids no other figure has."""
     name, title = f"figure-{number}", html.escape(title)
     plate = f'<div class="plate" role="img" tabindex="0" aria-label="{title}">{svg}</div>'
     shown = f"<h3>{title}</h3>{plate}<figcaption>{html.escape(caption)}</figcaption>"

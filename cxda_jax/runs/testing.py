@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +108,10 @@ def tested(
         return evaluate_run(evaluation, experiment, evaluator, num_tasks)
 
 
-def check_against(against: str, evaluations: Iterable[Evaluation]) -> None:
+def check_against(against: str, evaluations: Sequence[Evaluation]) -> None:
     """Checks that --against names a label that is tested, or that of context curves."""
-    labels = {e.setting.left_out_of(e.label) if e.setting.context else e.label for e in evaluations}
-    labels |= {e.label for e in evaluations}
+    labels = {e.label for e in evaluations}
+    labels |= {e.label.removesuffix(f",{e.setting}") for e in evaluations if e.setting.context}
     if against not in labels:
         known = brief(", ".join(sorted(labels)), 100)
         raise UserError(f"--against={brief(against, 30)}: no such method among the runs; choose from {known}")
