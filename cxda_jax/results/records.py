@@ -90,12 +90,7 @@ def read(path: Path) -> list[Result]:
 
 
 def _fault_in(row: Mapping[str, Any], config: Mapping[str, Any], right: np.ndarray, queries: int) -> str:
-    """A value that cannot be in a recorded result; "" where all can.
-
-    Args:
-      right: how many queries of each task are right, [tasks].
-      queries: of a task.
-    """
+    """A value that cannot be in a recorded result; "" where all can. `right` [tasks] are numbers of right queries."""
     if row["method"] not in METHODS or row["seed"] != config["seed"]:
         return f"is of {brief(repr(row['method']), 20)}, seed {row['seed']!r}, which its config is not"
     if right.shape != (row["num_tasks"],) or right.max(initial=0) > queries:
