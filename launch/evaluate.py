@@ -24,8 +24,8 @@ program is compiled once for each method and shape; checkpoints are data. What f
 
 --context tests the usual tasks when only their first n support images have arrived, for each n; the queries stay the
 same. The images arrive in random order, or domain after domain with --arrival=by_domain; the domain of the queries
-may be missing. Beyond the usual support, further images of the same domains arrive. A table shows the method's scores
-at each n and the area under them, and --against=erm_iid prints paired differences at each n. What uses no support is
+may be missing. Beyond the usual support, further images of the same domains arrive. Tables show the scores at each n
+and the area under them, and --against=erm_iid adds paired differences at each n. What uses no support is
 tested at n = 0 alone.
 
 --validation tests on the validation domains, so that fields can be chosen before the test domains are seen. The

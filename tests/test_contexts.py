@@ -1,6 +1,7 @@
 """Context curves: which images have arrived, how the curves are paired and measured, and what is shown."""
 
 import itertools
+import re
 import shutil
 
 import numpy as np
@@ -150,22 +151,23 @@ def test_differences_are_those_of_any_paired_results_and_of_scipys_bootstrap(stu
     np.testing.assert_allclose((ours.low, ours.high), theirs.confidence_interval, atol=1.0)  # in steps of 0.33
 
 
-def test_the_command_prints_a_table_and_differences(study, tmp_path):
+def test_the_command_prints_tables(study, tmp_path):
     (late,) = [r for r in study if (r.row["label"], r.row["seed"]) == ("bn,context=5", 1)]
     finished, late = [r for r in study if r is not late], late._replace(row={**late.row, "reached_step": 4})
     other = write(tmp_path, "cml", 5, 0.5, query=1, uses_support=True)
     text = "\n".join(context_curves([*finished, late, other], "erm_iid"))
-    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if " - " not in line}
-    means = [np.mean(levels(study, "bn", score)[100]) for score in ("avg", "w10")]
-    assert rows["method"] == ["0", "5", "100", "200", "area"] and rows["bn"][2] == "{:.1f}/{:.1f}".format(*means)
-    assert len(rows["erm_iid"]) == 5 and len(set(rows["erm_iid"])) == 1
-    curves = find_curves(finished, "context")
-    shared, _ = shared_scores([r for curve in curves for r in curve.results()])
-    found = differences(curves, shared, "erm_iid")
-    for size, seeds in ((5, "0"), (100, "0,1")):
-        said = ["{:+.2f}  [{:+.2f}, {:+.2f}]".format(*getattr(found["bn", size], score)) for score in ("avg", "w10")]
-        assert f"\nbn,context={size} - erm_iid  Avg {said[0]}  W10% {said[1]}  seeds {seeds}\n" in text
-    assert "left out: glyphs, bn,context=5 seed 1: unfinished, at step 4 of 9" in text
+    rows = [re.split("  +", line) for line in text.splitlines()]
+    assert rows[1] == ["method", "0", "5", "100", "200", "area"]
+    means = {row[0]: [cell.split(" ")[0] for cell in row[1:]] for row in rows[2:6]}
+    assert means["bn"][2] == f"{np.mean(levels(study, 'bn')[100]):.1f}"
+    assert len(means["erm_iid"]) == 5 and len(set(means["erm_iid"])) == 1
+    (measured,), _ = report.measure_curves(finished)
+    bn = [row for row in rows if row[0] == "bn"]
+    for row, score in ((bn[2], "avg"), (bn[5], "w10")):  # scores, gains and leads, of each score
+        found = [getattr(measured.leads["bn", size], score) for size in SIZES]
+        said = ["{:+.1f} [{:+.1f}, {:+.1f}]".format(*span) for span in found]
+        assert [re.sub(r"\*?( \(a\))?$", "", cell) for cell in row[1:5]] == said
+    assert "a: 1 of 2 seeds unfinished and left out: step 4 of 9" in text.splitlines()
     assert f"left out: {other.folder}: not in the paired differences, since its tasks are not those" in text
 
 
@@ -219,7 +221,7 @@ def test_runs_are_tested_in_contexts(smoke, erm_run, tmp_path):
     assert found == [200, (now & ~was).sum(), (was & ~now).sum()] and sum(found[1:]) > 0
     row = read_result(run, run / "cxda,context=100").row
     assert (row["label"], row["setting"], row["num_tasks"]) == ("cxda,context=100", "context=100", 10)
-    assert "\ncxda,context=100 - erm  Avg " in output and "\ncxda,area - erm  Avg " in output
+    assert "differences to erm at the same n\nmethod" in output
     command("evaluate", f"--runs={run}", options[1], "--num_tasks=2", "--context=30", "--arrival=by_domain")
     found = np.load(run / "cxda,by_domain=30" / "predictions.npz")["support"]
     np.testing.assert_array_equal(found, usual["support"][:2, :30])

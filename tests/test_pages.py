@@ -10,7 +10,7 @@ import pytest
 import cxda_jax
 from cxda_jax.device.page import write_adapted
 from cxda_jax.export.pair import by_model
-from cxda_jax.results.page import write_report
+from cxda_jax.results.page import write_page
 from tests import test_adapted_page as adapted
 from tests.chromium import asked, find, settled
 from tests.test_report import HOSTILE, make_report, make_task
@@ -27,7 +27,7 @@ def model():
 @pytest.fixture(scope="module")
 def addresses(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    write_report(folder / "report.html", make_report(HOSTILE))
+    write_page(folder / "report.html", make_report(HOSTILE))
     page = adapted.make_page(m=24, n=40, mark=HOSTILE)
     write_adapted(folder / "adapted.html", page)
     render(model, folder).rename(folder / "live.html")

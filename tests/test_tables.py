@@ -68,7 +68,7 @@ def test_usual_tasks_stand_in_at_their_number():
     rows += ("bn", "support_size=100", 31.0), ("cxda", "num_domains=1", 70.0), ("ft_em", "finetune.steps=1", 9.0)
     found = build([result(method, setting=setting, avg=avg) for method, setting, avg in rows])
     domains, images = found["num_domains"], found["support_size"]
-    assert [c.title for c in domains.columns] == ["1", "5", "10"] * 2
+    assert [c.title for c in domains.columns] == [f"{score} {n}" for score in ("W10%", "Avg") for n in (1, 5, 10)]
     assert [label for label, _ in domains.rows] == ["erm", "cxda"], "the others were tested on the usual tasks alone"
     assert cells(domains, setting="num_domains=5")["erm"].mean == 50
     assert cells(domains, setting="num_domains=1")["erm"] is cells(domains, setting="num_domains=5")["cxda"] is None
@@ -210,13 +210,13 @@ def test_hostile_names_stay_text():
     in_latex = r"""a\_b\textbar{}c*d\textless{}/td\textgreater{}\textless{}script\textgreater{}\&"'"""
     in_latex += r"\textbackslash{}\%\$\#\{\}\textasciitilde{}\textasciicircum{}"
     cell = Cell(1.0, 0.5, (0,), (hostile,), (2.0, 0.5), (hostile,))
-    column = Column(hostile, "mean_accuracy", hostile, above=hostile)
+    column = Column(hostile, "mean_accuracy", hostile)
     table = Table("main", hostile, hostile, (column,), ((hostile, (cell,)),), (hostile,))
     found = Elements(formats.to_html(table, lambda run: f"#{run}"))
     assert not {"script", "img"} & set(found.tags)
-    assert found.text.count(hostile) == 7, "caption, group, column with its unit, row, note, mark"
+    assert found.text.count(hostile) == 6, "caption, column with its unit, row, note, mark"
     tex = formats.to_latex(table)
-    assert tex.count(in_latex) == 7 and "a_b" not in tex
+    assert tex.count(in_latex) == 6 and "a_b" not in tex
     line = next(line for line in formats.to_markdown(table).splitlines() if line.startswith("| a"))
     assert line.replace("\\|", "").count("|") == 3 and "<script>" not in formats.to_markdown(table)
     (read,) = csv.DictReader(io.StringIO(formats.to_csv([table])))

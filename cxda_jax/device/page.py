@@ -89,8 +89,10 @@ def write_adapted(path: Path, page: AdaptedPage) -> int:
     ]
     summary = [(name, printable(fact)) for name, fact in page.summary]
     faults = [printable(fault) for fault in page.faults]
-    whole = Page(printable(page.title), summary, faults, sections, explained, tasks, pictures["data"])
-    return write_page(path, [whole])
+    whole = Page(
+        printable(page.title), summary, faults, sections, tasks, explained=explained, sheet=pictures["data"]
+    )  # fmt: skip
+    return write_page(path, whole)
 
 
 def _kept(page: AdaptedPage, answers: Sequence[Answered]) -> list[int]:

@@ -5,21 +5,16 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
-from PIL import Image
 
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError, printable
 from cxda_jax.experiment import open_data
-from cxda_jax.pictures.names import plain
 from cxda_jax.results import plots
 from cxda_jax.results.page import ExplorerTask
 from cxda_jax.results.result import Identity, Result
 from cxda_jax.results.settings import USUAL
 from cxda_jax.results.tables import by_cell
-
-PER_DOMAIN = 5  # images in each half of a row of grid()
 
 
 class KeptAttention(NamedTuple):
@@ -54,23 +49,22 @@ def kept_attention(results: Sequence[Result], data_dir: str) -> tuple[list[KeptA
 
 def _checked(kept: KeptAttention) -> KeptAttention:
     """Gives it back. Raises a UserError where its arrays do not fit each other or the data."""
-    shape, domains, stored = kept.weights.shape, len(kept.store.domain_names), kept.result.stored()
-    fits = len(shape) == 4 and kept.query_domain.shape == shape[:2] and kept.support_domain.shape == shape[::3]
-    if not fits or not all((d >= 0).all() and (d < domains).all() for d in (kept.support_domain, kept.query_domain)):
-        raise UserError(f"attention.npz: weights {shape} and its domains do not fit; evaluate again")
-    if not np.isfinite(kept.weights).all() or not kept.weights.size or shape[0] > len(stored["query"]):
-        raise UserError(
-            f"attention.npz: weights {shape} that are empty, not finite, or of more tasks than were tested; "
-            "evaluate again"
-        )
-    images, classes = len(kept.store.labels), kept.store.num_classes
-    for name, most in {"support": images, "query": images, "labels": classes, "predictions": classes}.items():
-        numbers = stored[name]
-        least = -1 if name == "labels" else 0  # -1: the query does not count
-        if numbers.dtype.kind not in "iu" or not ((numbers >= least) & (numbers < most)).all():
-            raise UserError(f"predictions.npz: {name} outside 0..{most - 1}, which the data hold; evaluate again")
-    if stored["support"].shape[1:] != shape[3:] or stored["query"].shape[1:] != shape[1:2]:
-        raise UserError(f"predictions.npz: tasks of another form than weights {shape}; evaluate again")
+    shape, stored, data = kept.weights.shape, kept.result.stored(), kept.store
+    shapes = kept.support_domain.shape, stored["support"].shape[1:], kept.query_domain.shape, stored["query"].shape[1:]
+    fits = shapes == (shape[::3], shape[3:], shape[:2], shape[1:2]) and shape[0] <= len(stored["query"])
+    if not fits or not kept.weights.size:
+        raise UserError(f"attention.npz: weights {shape} do not fit their domains or predictions.npz; evaluate again")
+    if not np.isfinite(kept.weights).all():
+        raise UserError(f"attention.npz: weights {shape} that are not all finite; evaluate again")
+    images, classes, domains = len(data.labels), data.num_classes, len(data.domain_names)
+    for name, numbers, least, end in (
+        ("support domains", kept.support_domain, 0, domains), ("query domains", kept.query_domain, 0, domains),
+        ("support", stored["support"], 0, images), ("query", stored["query"], 0, images),
+        ("predictions", stored["predictions"], 0, classes),
+        ("labels", stored["labels"], -1, classes),  # -1: the query does not count
+    ):  # fmt: skip
+        if numbers.dtype.kind not in "iu" or not ((numbers >= least) & (numbers < end)).all():
+            raise UserError(f"{name} outside 0..{end - 1}, which the data hold; evaluate again")
     return kept
 
 
@@ -103,113 +97,43 @@ def explorer_tasks(kept: KeptAttention, results: Sequence[Result], count: int) -
 
 
 def drawings(kept: Sequence[KeptAttention]) -> Iterator[plots.Drawing]:
-    """A histogram for each method; for the first one also a histogram of each head, and what a query attends to."""
+    """A histogram for each method."""
     for attention in kept:
         label = attention.result.row["label"]
-        times = attention.weights.astype(np.float32) * attention.weights.shape[-1]  # multiples of uniform
+        times = attention.weights.mean(2, dtype=np.float32) * attention.weights.shape[-1]  # multiples of uniform
         own = attention.query_domain[:, :, None] == attention.support_domain[:, None, :]  # [tasks, queries, support]
-        mean = times.mean(2)
-        if not mean[~own].any():
+        if not times[~own].any():
             continue  # all weight lies on the own domain: there is nothing to compare
-        said = (
-            f"{attention}; {len(times)} tasks. "
-            "Densities of attention weights on support images of the query's own domain"
+        caption = (
+            f"{attention}; {len(times)} tasks. Densities of attention weights on support images of the query's own "
+            "domain and of others, averaged over heads."
         )
-        yield plots.Drawing(
-            f"attention_{label}", f"attention of {label}", f"{said} and of others, averaged over heads.",
-            histogram(mean[own], mean[~own]),
-        )  # fmt: skip
-        if attention is not kept[0]:
-            continue
-        heads, stored, store = np.moveaxis(times, 2, 0), attention.result.stored(), attention.store
-        true, answer = (store.info.class_names[stored[name][0, 0]] for name in ("labels", "predictions"))
-        yield plots.Drawing(
-            f"attention_heads_{label}", f"attention of each head of {label}", f"{said} and of others, per head.",
-            histogram(heads[:, own], heads[:, ~own], by_head=True),
-        )  # fmt: skip
-        yield plots.Drawing(
-            f"attention_grid_{label}", f"what a query of {label} attends to",
-            f"{attention}: the first query of the first task, and of each support domain the five images it attends to "
-            "most and least.",
-            grid(store.images[stored["support"][0]], attention.support_domain[0],
-                 attention.weights[0, 0].astype(float).mean(0), int(attention.query_domain[0, 0]),
-                 store.images[stored["query"][0, 0]], store.domain_names, text=f"label {true}, answer {answer}"),
-        )  # fmt: skip
+        figure = histogram(times[own], times[~own])
+        yield plots.Drawing(f"attention_{label}", f"attention of {label}", caption, figure)
 
 
-def histogram(same: np.ndarray, other: np.ndarray, by_head: bool = False) -> Figure:
-    """Densities of weights on support images of the query's own domain and of other domains; medians marked.
+def histogram(same: np.ndarray, other: np.ndarray) -> Figure:
+    """Densities of weights [n] on support images of the query's own domain and of other domains; medians marked.
 
-    Weights are multiples of uniform attention, of any shape; `by_head` gives each head of [heads, n] a panel. Both axes
-    are logarithmic, since the two differ in their tails. Weights below a thousandth are drawn as a thousandth.
+    Weights are multiples of uniform attention. Both axes are logarithmic, since the two differ in their tails. Weights
+    below a thousandth are drawn as a thousandth.
     """
-    panels = {"": (same, other)}
-    if by_head:
-        panels = {f"head {head}\n": pair for head, pair in enumerate(zip(same, other, strict=True), 1)}
-    weights = [np.ravel(part) for pair in panels.values() for part in pair]
-    low, high = (max(1e-3, bound(np.concatenate(weights))) for bound in (np.min, np.max))
+    both = np.concatenate([same, other])
+    low, high = max(1e-3, both.min()), max(1e-3, both.max())
     edges = np.geomspace(low / 1.01, high * 1.01, 41)
     kinds = {"own domain": plots.Style(plots.BLUE, "o"), "other domains": plots.Style(plots.RED, "^", (3, 1.5))}
-    columns = max(c for c in (1, 2, 3, 4) if len(panels) % c == 0)
-    figure = plots.above_legend(kinds, max(4.5, 2.2 * len(panels) / columns))
-    subplots = figure.subplots(len(panels) // columns, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, (head, pair) in zip(subplots.flat, panels.items(), strict=True):
-        for part, style in zip(pair, kinds.values(), strict=True):
-            if not np.size(part):
-                continue
-            part = np.clip(part, low, None)
-            median = float(np.median(part))
-            density = np.histogram(np.log10(part), np.log10(edges), density=True)[0]
-            axes.stairs(density, edges, color=style.color, linestyle=style.arguments()["linestyle"], lw=1.3)
-            axes.axvline(median, **style.arguments(lw=0.8, marker=""))
-            axes.plot([median], density[[np.searchsorted(edges, median) - 1]], **style.arguments(mec="white"))
-        medians = ", ".join(f"{np.median(part):.2f}" for part in pair if np.size(part))
-        plots.finish_axes(axes, f"{head}medians {medians}", "weight / uniform", "density per decade")
-        axes.set(xscale="log", yscale="log")
-        if high / low < 10:  # powers of ten would be too few
-            ticks = [tick for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high]
-            axes.xaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator(), major_formatter="{x:g}")
-        axes.label_outer()
-    return figure
-
-
-def grid(
-    pixels: np.ndarray, domains: np.ndarray, weights: np.ndarray, own: int, query: np.ndarray, names: Sequence[str],
-    text: str = "",
-) -> Figure:  # fmt: skip
-    """A query [h, w, c], and the images of each support domain that it attends to most and least, under their weights.
-
-    Support images [n, h, w, c] have pixels of 0..255, domains [n] as places in `names`, and weights [n] that sum to 1,
-    shown as multiples of uniform attention. The query's `own` domain is starred and comes first; `text` stands beside
-    the query.
-    """
-    times, domains = np.asarray(weights, float) * len(weights), np.asarray(domains)
-    rows = sorted(set(domains.tolist()), key=lambda d: (d != own, -times[domains == d].max()))
-    left, step, high = 1.2, 0.54, 0.5 * pixels.shape[1] / pixels.shape[2]  # in inches, the units of these axes
-    width, height = left + step * (2 * PER_DOMAIN + 1), (high + 0.2) * (len(rows) + 1) + 0.3
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes, font = figure.subplots(), {"fontsize": 7, "va": "center"}
-
-    def show(image: np.ndarray, x: float, y: float) -> None:
-        small = Image.fromarray(np.asarray(image, np.uint8).squeeze())
-        small.thumbnail((128, 128))
-        axes.imshow(small, cmap="gray", vmin=0, vmax=255, extent=(x, x + 0.5, y + high, y), interpolation="none")
-
-    show(query, left, 0.1)
-    said = [f"query of {plain(names[own])} *", *[plain(text)] * bool(text), "weights: multiples of uniform"]
-    axes.text(left + 0.65, 0.1 + high / 2, "\n".join(said), **font)
-    axes.text(left, high + 0.22, "most attended", **font)
-    axes.text(left + step * (PER_DOMAIN + 1), high + 0.22, "least attended", **font)
-    for i, domain in enumerate(rows):
-        y = (high + 0.2) * (i + 1) + 0.28
-        name = f"{plain(names[int(domain)], 16, 3)}{' *' * (domain == own)}"
-        axes.text(left - 0.1, y + high / 2, name, ha="right", **font)
-        ranked = sorted(np.flatnonzero(domains == domain), key=lambda j: -times[j])
-        most = ranked[: min(PER_DOMAIN, (len(ranked) + 1) // 2)]
-        least = ranked[len(most) :][-PER_DOMAIN:]
-        for column, j in [*enumerate(most), *enumerate(least, PER_DOMAIN + 1)]:
-            show(pixels[j], left + step * column, y)
-            axes.text(left + step * column + 0.25, y - 0.07, f"{times[j]:.2f}", ha="center", **font)
-    axes.set(aspect="auto", xlim=(0, width), ylim=(height, 0))
-    axes.axis("off")
+    figure, medians = plots.above_legend(kinds), []
+    axes = figure.subplots()
+    for part, style in zip((same, other), kinds.values(), strict=True):
+        if not len(part):
+            continue
+        medians.append(f"{np.median(part):.2f}")
+        median = max(low, float(np.median(part)))
+        density = np.histogram(np.log10(np.clip(part, low, None)), np.log10(edges), density=True)[0]
+        axes.stairs(density, edges, color=style.color, linestyle=style.arguments()["linestyle"], lw=1.3)
+        axes.axvline(median, **style.arguments(lw=0.8, marker=""))
+        axes.plot([median], density[[np.searchsorted(edges, median) - 1]], **style.arguments(mec="white"))
+    plots.finish_axes(axes, f"medians {', '.join(medians)}", "weight / uniform", "density per decade")
+    axes.set(xscale="log", yscale="log")
+    plots.round_ticks(axes)
     return figure

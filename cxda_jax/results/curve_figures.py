@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cxda_jax.metrics import mean_sem
@@ -21,10 +20,10 @@ from cxda_jax.results.curves import (
 from cxda_jax.results.plots import Drawing, Style, above_legend, axis_of_sizes, finish_axes
 from cxda_jax.results.result import Result
 from cxda_jax.results.settings import Setting
-from cxda_jax.results.statistics import Difference, Span, shared_scores
+from cxda_jax.results.statistics import Difference, shared_scores
 from cxda_jax.results.tables import NAN, ByCell, Cell, Column, Table, by_cell, own_marks
 
-RIVAL = "erm_iid"  # what a method that adapts has to beat; all others are compared with it
+RIVAL = "erm_iid"  # a method that adapts has to beat it
 Differences = Mapping[tuple[str, int], Difference]  # by label and size
 
 
@@ -35,11 +34,12 @@ class Measured(NamedTuple):
     store: str
     metric: str
     curves: Sequence[Curve]
+    rival: str  # the label that the others are compared with
     gains: Differences  # to the same method in an empty context
-    leads: Differences  # to RIVAL in the same context; empty where it was not tested
+    leads: Differences  # to the rival in the same context; empty where it was not tested
 
 
-def measure_curves(results: Sequence[Result]) -> tuple[list[Measured], list[str]]:
+def measure_curves(results: Sequence[Result], rival: str = RIVAL) -> tuple[list[Measured], list[str]]:
     """The curves of all results of one store, and a fault for each result that could not be paired with the others."""
     ordered = [result for seeds in by_cell(results).values() for result in seeds]
     found, faults = [], []
@@ -48,10 +48,9 @@ def measure_curves(results: Sequence[Result]) -> tuple[list[Measured], list[str]
             continue
         scores, unlike = shared_scores([result for curve in curves for result in curve.results()])
         faults += unlike
-        has_rival = any(curve.label == RIVAL for curve in curves)
-        leads = differences(curves, scores, RIVAL) if has_rival else {}
-        first = curves[0].results()[0]
-        found.append(Measured(kind, first.store, first.row["metric"], curves, differences(curves, scores), leads))
+        leads = differences(curves, scores, rival) if rival in {curve.label for curve in curves} else {}
+        gains, first = differences(curves, scores), curves[0].results()[0]
+        found.append(Measured(kind, first.store, first.row["metric"], curves, rival, gains, leads))
     return found, faults
 
 
@@ -78,9 +77,13 @@ def context_tables(measured: Measured, left_out: Sequence[Result] = ()) -> list[
         tables.append(_table(measured, measured.kind, what, metric, levels, same, area, *alike))
         for kind, than, found in (
             ("none", "n = 0", measured.gains),
-            (RIVAL, f"{RIVAL} at the same n", measured.leads),
+            (measured.rival, f"{measured.rival} at the same n", measured.leads),
         ):
-            cells = {key: _difference(getattr(d, score), d.seeds, levels[key]) for key, d in found.items()}
+            cells = {}
+            for key, difference in found.items():
+                mean, low, high = getattr(difference, score)
+                marks = level.marks if (level := levels[key]) else ()
+                cells[key] = Cell(mean, NAN, difference.seeds, (), marks=marks, interval=(low, high))
             title_of = f"{what}: differences to {than}"
             key, of = f"{measured.kind}_minus_{kind}", f"{metric}_minus_{kind}"
             tables.append(_table(measured, key, title_of, of, cells, paired, area))
@@ -117,11 +120,6 @@ def _level(kind: str, curve: Curve, size: int, score: str, late: ByCell) -> Cell
     return Cell(*mean_sem(np.array(list(values.values()))), tuple(values), folders, marks=marks)
 
 
-def _difference(span: Span, seeds: tuple[int, ...], level: Cell | None) -> Cell:
-    marks = level.marks if level else ()
-    return Cell(span.mean, NAN, seeds, (), marks=marks, interval=(span.low, span.high))
-
-
 def drawings(measured: Sequence[Measured], styles: Mapping[str, Style]) -> Iterator[Drawing]:
     """A figure for each order of arrival."""
     for curves in measured:
@@ -135,41 +133,36 @@ def drawings(measured: Sequence[Measured], styles: Mapping[str, Style]) -> Itera
 
 def context_curves(measured: Measured, styles: Mapping[str, Style]) -> Figure:
     """Avg and W10% side by side against n: each curve, below it its gains over n = 0,
-    and below these its leads over RIVAL."""
+    and below these its leads over the rival."""
     labels = {curve.label for curve in measured.curves}
     used = {label: style for label, style in styles.items() if label in labels}
-    differences = [(found, than) for found, than in ((measured.gains, "n = 0"), (measured.leads, RIVAL)) if found]
+    compared = ("n = 0", measured.gains), (measured.rival, measured.leads)
+    differences = {than: found for than, found in compared if found}
     figure, sizes = above_legend(used, 3.2 + 2.2 * len(differences)), sizes_of(measured.curves)
     panels = figure.subplots(1 + len(differences), 2, squeeze=False)
-    metric = measured.metric.replace("_", " ")
     for column, (score, title) in enumerate(SCORES.items()):
-        for label, style in used.items():
-            curve = next(c for c in measured.curves if c.label == label)
-            levels = {n: list(curve.level(n, score).values()) for n in sizes}
-            points = [(n, *mean_sem(np.array(seeds))) for n, seeds in levels.items() if seeds]
-            _draw(panels[0, column], style, label, *np.transpose(points))
-        _finish(panels[0, column], measured.store, f"{title} {metric} (%)", sizes)
-        for row, (found, than) in enumerate(differences, 1):
-            axes = panels[row, column]
-            axes.axhline(0, color="0.4", lw=0.8)
+        rows = {f"{title} {measured.metric.replace('_', ' ')} (%)": _levels(measured.curves, sizes, score)}
+        for than, found in differences.items():
+            spans = {key: getattr(difference, score) for key, difference in found.items()}
+            bars = {key: (s.mean, s.mean - s.low, s.high - s.mean) for key, s in spans.items()}
+            rows[f"{title} minus {than} (points)"] = bars
+        for axes, (y, points) in zip(panels[:, column], rows.items(), strict=True):
             for label, style in used.items():
-                of_sizes = [(n, getattr(d, score)) for (one, n), d in found.items() if one == label and n != AREA]
-                points = [(n, s.mean, (s.mean - s.low, s.high - s.mean)) for n, s in of_sizes]
-                if points:
-                    numbers, means, errors = zip(*points, strict=True)
-                    _draw(axes, style, label, numbers, means, np.transpose(errors))
-            _finish(axes, measured.store, f"{title} minus {than} (points)", sizes)
+                if of_sizes := [(n, *points[label, n]) for n in sizes if (label, n) in points]:
+                    numbers, means, *errors = np.transpose(of_sizes)
+                    axes.errorbar(
+                        numbers, means, errors, **style.arguments(lw=1.2, capsize=2, elinewidth=0.7, label=label)
+                    )
+            finish_axes(axes, measured.store, "number of support images", y)
+            axis_of_sizes(axes, sizes, sizes[-1])  # even in log(1 + n), over which the area is taken
+        for axes in panels[1:, column]:
+            axes.axhline(0, color="0.4", lw=0.8)
             axes.set_title("")
     return figure
 
 
-def _draw(
-    axes: Axes, style: Style, label: str, sizes: Sequence[int], means: Sequence[float], errors: np.ndarray
-) -> None:
-    axes.errorbar(sizes, means, errors, **style.arguments(lw=1.2, capsize=2, elinewidth=0.7, label=label))
-
-
-def _finish(axes: Axes, title: str, y: str, sizes: Sequence[int]) -> None:
-    """All panels have one axis of n. It is even in log(1 + n), over which the area is taken."""
-    finish_axes(axes, title, "number of support images", y)
-    axis_of_sizes(axes, sizes, sizes[-1])
+def _levels(curves: Sequence[Curve], sizes: Sequence[int], score: str) -> dict[tuple[str, int], tuple[float, ...]]:
+    """By label and size, the mean over the seeds, and its standard error below and above."""
+    seeds = {(curve.label, n): [*curve.level(n, score).values()] for curve in curves for n in sizes}
+    means = {key: mean_sem(np.array(of_seeds)) for key, of_seeds in seeds.items() if of_seeds}
+    return {key: (mean, sem, sem) for key, (mean, sem) in means.items()}

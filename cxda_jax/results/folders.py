@@ -122,20 +122,20 @@ def read_result(run: Path, folder: Path) -> Result:
     row = check_row(row, config, folder, again)
     _check_run(row, run)
     stored = read_arrays(folder / "predictions.npz", row.get("predictions_sha256", ""))
-    lacking = [name for name in ("support", "query", "labels", "predictions") if name not in stored]
-    if lacking:
+    names = ("support", "query", "labels", "predictions")
+    if lacking := [name for name in names if name not in stored]:
         raise ValueError(f"predictions.npz: no {lacking[0]}")
-    shape = stored["labels"].shape
-    if len(shape) != 2 or 0 in shape or stored["predictions"].shape != shape:
-        raise ValueError(f"predictions.npz: predictions {stored['predictions'].shape} for labels {shape}")
-    if stored["query"].shape != shape or stored["support"].ndim != 2 or len(stored["support"]) != shape[0]:
-        raise ValueError(f"predictions.npz: queries {stored['query'].shape} for labels {shape}")
-    if stored["labels"].dtype.kind not in "biuf" or not (stored["labels"] >= 0).any(1).all():
+    support, query, labels, predictions = (stored[name] for name in names)
+    shape = labels.shape
+    if labels.ndim != 2 or predictions.shape != shape or query.shape != shape or support.shape[:-1] != shape[:1]:
+        shapes = f"predictions {predictions.shape} and query {query.shape} for labels {shape}"
+        raise ValueError(f"predictions.npz: {shapes} and support {support.shape}")
+    if labels.dtype.kind not in "biuf" or not labels.size or not (labels >= 0).any(1).all():
         raise ValueError("predictions.npz: a task has no label that is a class number")
-    if row["num_tasks"] != shape[0]:
-        raise ValueError(f"num_tasks is {row['num_tasks']}, but the predictions are of {shape[0]}")
-    scores = metrics.scores(row["metric"], stored["predictions"], stored["labels"])
-    for name, right in averages(scores, stored["labels"]).items():
+    if row["num_tasks"] != len(labels):
+        raise ValueError(f"num_tasks is {row['num_tasks']}, but the predictions are of {len(labels)}")
+    scores = metrics.scores(row["metric"], predictions, labels)
+    for name, right in averages(scores, labels).items():
         if not abs(row[name] - right) <= 1e-6:
             raise ValueError(f"{name} is {row[name]:.4f}, but the predictions give {right:.4f}")
     return Result(row, config, folder, run, make_tasks(scores, stored))

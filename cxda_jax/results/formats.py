@@ -1,4 +1,4 @@
-"""A table as text: Markdown, LaTeX, CSV, HTML.
+"""A table in all its forms: for a terminal, Markdown, LaTeX, CSV, HTML.
 
 The best mean of a column is bold. Letters at a cell point to its marks, which are explained below the table.
 """
@@ -9,7 +9,6 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from cxda_jax.results.result import Result, is_unfinished, named
@@ -42,6 +41,18 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str = "
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def to_text(table: Table) -> str:
+    """As a terminal shows it. A star stands where other formats are bold."""
+
+    def write(text: CellText | None) -> str:
+        return f"{text.number}{'*' * text.bold}{text.letters and f' ({text.letters})'}" if text else "-"
+
+    rows, notes = _texts(table)
+    heads = ["method", *map(_heading, table.columns)]
+    cells = ([label, *map(write, texts)] for label, texts in rows)
+    return "\n".join([table.title, *aligned([heads, *cells]), *notes])
+
+
 def to_markdown(table: Table) -> str:
     """As GitHub shows it: a title, a table and its notes."""
 
@@ -56,9 +67,9 @@ def to_markdown(table: Table) -> str:
         return number + (text.letters and f" <sup>{text.letters}</sup>") + (text.paper and f"<br>{text.paper}")
 
     rows, notes = _texts(table)
-    heads = [escape(f"{c.above} {_heading(c)}".strip()) for c in table.columns]
+    heads = ["method", *(escape(_heading(column)) for column in table.columns)]
     cells = ([escape(label), *map(write, texts)] for label, texts in rows)
-    lines = [f"**{escape(table.title)}**", "", markdown(["method", *heads], cells, "---:")]
+    lines = [f"**{escape(table.title)}**", "", markdown(heads, cells, "---:")]
     lines += ["", *(f"{escape(note)}  " for note in notes)] if notes else []
     return "\n".join(lines) + "\n"
 
@@ -83,9 +94,6 @@ def to_latex(table: Table) -> str:
     lines = [r"\begin{table}", r"\centering", f"\\caption{{{escape(table.title)}}}"]
     lines += [r"\resizebox{\textwidth}{!}{%"] * wide
     lines += [f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule"]
-    if spans := _spans(table):
-        above = (f"\\multicolumn{{{n}}}{{c}}{{{escape(title)}}}" for title, n in spans)
-        lines.append(" & ".join(["", *above]) + r" \\")
     lines += [" & ".join(["method", *(escape(_heading(c)) for c in table.columns)]) + r" \\", r"\midrule"]
     for label, texts in rows:
         start = "{}" * label.startswith(("[", "*"))  # LaTeX would take these for an argument of the line break above
@@ -129,9 +137,6 @@ def to_html(table: Table, link: Callable[[str], str] = lambda run: "") -> str:
 
     rows, notes = _texts(table)
     heads = "<tr><th>method</th>" + "".join(f"<th>{html.escape(_heading(c))}</th>" for c in table.columns) + "</tr>"
-    if spans := _spans(table):
-        above = "".join(f'<th colspan="{n}">{html.escape(title)}</th>' for title, n in spans)
-        heads = f"<tr><td></td>{above}</tr>\n{heads}"
     body = "\n".join(f"<tr><td>{html.escape(label)}</td>{''.join(map(write, texts))}</tr>" for label, texts in rows)
     return (
         f'<table class="sortable"><caption>{html.escape(table.title)}</caption>\n<thead>{heads}</thead>\n'
@@ -190,12 +195,6 @@ def _best(column: Column, cells: Iterable[Cell | None]) -> float | None:
     means = [round(cell.mean, 1) for cell in cells if cell]
     ordered = column.higher is not None and len(means) > 1
     return (max if column.higher else min)(means) if ordered else None
-
-
-def _spans(table: Table) -> list[tuple[str, int]]:
-    """The titles above the columns, and how many neighbours share each; nothing where no column has one."""
-    spans = [(title, len(list(columns))) for title, columns in groupby(table.columns, lambda column: column.above)]
-    return spans if any(title for title, _ in spans) else []
 
 
 def _heading(column: Column) -> str:

@@ -10,7 +10,7 @@ import html
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ LIMIT = 5 * 2**20  # bytes of a report
 THUMBNAIL = 48  # pixels of the longer side
 COLUMNS = 16  # of a sprite sheet
 LOSSLESS = 3 * 2**19  # bytes of a sheet as PNG; photographs in a larger one would leave no room for the rest
-DARK_PAGE, DARK_INK = np.array([0x1C, 0x20, 0x26]), np.array([0xE3, 0xE6, 0xE9])  # --card and --ink in report.css
 FOLDER = Path(__file__).parent
 EXPLORER = """
 <p>Each query image weighs the unlabelled images of its task's support set, which come from several domains, and adapts
@@ -55,17 +54,6 @@ class ExplorerTask(NamedTuple):
     query_files: tuple[str, ...] = ()
 
 
-class Report(NamedTuple):
-    """The content of a report. Tables are safe HTML: <table class="sortable"> followed by <p class="notes">."""
-
-    title: str
-    summary: Sequence[tuple[str, str]]
-    tables: Sequence[str]
-    figures: Sequence[tuple[str, str, str]]  # title, caption and safe SVG
-    tasks: Sequence[ExplorerTask]
-    faults: Sequence[str]
-
-
 class Section(NamedTuple):
     """A section of a page: its id, its title, and its parts. A part is safe HTML, after a link to it or nothing."""
 
@@ -75,53 +63,42 @@ class Section(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The content of an HTML file. Its tasks are those of the explorer, as `encode` gives them."""
+    """The content of an HTML file. Tasks are those of the explorer, as `encode` gives them.
+
+    Tables are safe HTML: <table class="sortable"> followed by <p class="notes">.
+    """
 
     title: str
     summary: Sequence[tuple[str, str]]
     faults: Sequence[str]
     sections: Sequence[Section]
-    explained: str  # safe HTML above the explorer
-    tasks: Sequence[str]
+    tasks: Sequence[str] = ()
+    figures: Sequence[tuple[str, str]] = ()  # parts of a section of their own
+    explained: str = EXPLORER  # safe HTML above the explorer
     sheet: str = ""  # address of the sheet whose images the sections show
 
 
-def write_report(path: Path, report: Report) -> int:
-    """Writes the report and returns its size in bytes.
+def write_page(path: Path, page: Page) -> int:
+    """Writes the page and returns its size in bytes.
 
-    Where it would pass 5 MB, tasks are left out from the end, then figures: the folder beside it has those too.
+    Where it would pass 5 MB, tasks are left out from the end, then figures, and it says so.
     """
-    tables = Section("tables", "Tables", [table_part(i, table) for i, table in enumerate(report.tables, 1)])
-    figures = [figure_part(i, *figure) for i, figure in enumerate(report.figures, 1)]
-    tasks = [encode(task) for task in report.tasks]
-
-    def page(kept: int) -> Page:
-        count = f"{len(figures) - kept} of {len(figures)} figures"
-        left = f"{count} left out: the file may have 5 MB at most; the report's folder has all under figures/"
-        faults = [*report.faults, *[left] * (kept < len(figures))]
-        sections = [tables, Section("figures", "Figures", figures[:kept])]
-        return Page(report.title, report.summary, faults, sections, EXPLORER, tasks)
-
-    return write_page(path, map(page, range(len(figures), -1, -1)))
-
-
-def write_page(path: Path, pages: Iterable[Page]) -> int:
-    """Writes the first of the pages that fits into 5 MB, without its last tasks if need be,
-    and returns its size in bytes."""
-    size = 0
-    for page in pages:
-        tasks = page.tasks
-        for kept in range(len(tasks), -1, -1):
-            if kept and sum(map(len, tasks[:kept])) > LIMIT:
-                continue
-            left = f"{len(tasks) - kept} of {len(tasks)} tasks left out of the explorer: the file may have 5 MB at most"
-            faults = [*page.faults, *[left] * (kept < len(tasks))]
-            data = _render(page._replace(tasks=tasks[:kept], faults=faults)).encode(errors="backslashreplace")
-            if (size := len(data)) <= LIMIT:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                files.write_bytes(path, data)
-                return size
-    raise UserError(f"{path}: {size / 2**20:.1f} MB without any task or figure, 5 MB at most; report fewer results")
+    shown, whole = page, {"tasks": page.tasks, "figures": page.figures}
+    kept: dict[str, Any] = {name: list(parts) for name, parts in whole.items()}
+    while len(data := _render(shown).encode(errors="backslashreplace")) > LIMIT:
+        if not (parts := kept["tasks"] or kept["figures"]):
+            size = f"{len(data) / 2**20:.1f} MB without any task or figure, 5 MB at most"
+            raise UserError(f"{path}: {size}; report fewer results")
+        parts.pop()
+        faults = [
+            f"{len(parts) - len(kept[name])} of {len(parts)} {name} left out: the file may have 5 MB at most"
+            for name, parts in whole.items()
+            if len(kept[name]) < len(parts)
+        ]
+        shown = page._replace(faults=[*page.faults, *faults], **kept)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_bytes(path, data)
+    return len(data)
 
 
 def _render(page: Page) -> str:
@@ -136,6 +113,7 @@ def _render(page: Page) -> str:
         Section("summary", "Summary", [("", f"<dl>{summary}</dl>")] * bool(summary)),
         Section("faults", "Faults and omissions", [("", f"<p>{html.escape(fault)}</p>") for fault in page.faults]),
         *page.sections,
+        Section("figures", "Figures", page.figures),
         Section("attention", "Attention explorer", [("", explorer)] * bool(page.tasks)),
     ):
         content, entries = "".join(part for _, part in parts), "".join(link for link, _ in parts)
@@ -149,7 +127,7 @@ base-uri 'none'; form-action 'none'; script-src 'sha256-{digest}'; style-src 'un
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
 <title>{title}</title><style>{style}</style></head><body>
 <a class="skip" href="#main">Skip to the content</a>
-<header><h1>{title}</h1><button id="theme" type="button" hidden></button></header>
+<header><h1>{title}</h1></header>
 <nav aria-label="Sections"><ol>{links}</ol></nav>
 <main id="main" tabindex="-1">
 <noscript><p>Without JavaScript, tables cannot be sorted and the attention explorer stays empty.</p></noscript>
@@ -169,57 +147,11 @@ def table_part(number: int, table: str) -> tuple[str, str]:
 
 
 def figure_part(number: int, title: str, caption: str, svg: str) -> tuple[str, str]:
-    """A link to a figure, and the figure."""
+    """A link to a figure, and the figure: safe SVG whose ids no other figure has."""
     name, title = f"figure-{number}", html.escape(title)
-    plate = f'<div class="plate" role="img" tabindex="0" aria-label="{title}">{_own_ids(svg, name)}</div>'
+    plate = f'<div class="plate" role="img" tabindex="0" aria-label="{title}">{svg}</div>'
     shown = f"<h3>{title}</h3>{plate}<figcaption>{html.escape(caption)}</figcaption>"
     return f'<li><a href="#{name}">{title}</a></li>', f'<figure id="{name}">{shown}</figure>\n'
-
-
-def _own_ids(svg: str, name: str) -> str:
-    """The <svg> element with ids and style rules of its own, and a colour for each theme.
-
-    Where its box has less than 70 % of its width, the figure shrinks no further, and the box scrolls.
-    """
-    svg = re.sub(r"<metadata\b.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
-    ids = re.compile(r"""(\s(?:id=|(?:xlink:)?href=["']#)["']?)""")
-    svg = re.sub(r"<[^<>]+>", lambda m: ids.sub(rf"\g<1>{name}-", m[0]), svg).replace("url(#", f"url(#{name}-")
-    sized = re.compile(r'<svg\b(?=[^>]*\swidth="([\d.]+(?:p[tx]|in))")')
-    svg = sized.sub(r'<svg style="min-width: calc(0.7 * \1)"', svg, count=1)
-    svg = re.sub(r"(<style\b[^>]*>)\s*\*\s*\{", rf"\1:where(#{name} svg) * {{", svg)  # :where() lets other rules win
-    svg = svg.replace('style="fill: #ffffff"', 'style="fill: none"')  # the white background: a page has its own
-    # A figure has many equal marks. Each style is written once, as a rule: styles were a third of a figure's bytes
-    # before.
-    classes: dict[str, str] = {}  # by style
-
-    def with_class(style: re.Match[str]) -> str:
-        return f' class="{classes.setdefault(style[1], f"{name}-style-{len(classes)}")}"'
-
-    svg = re.sub(r'\sstyle="([^"<&]*)"', with_class, svg)
-    colour = re.compile(r"(?<!\()#[0-9a-f]{6}\b")
-    themed = {style: colour.sub(lambda m: both_themes(m[0]), style) for style in classes}
-    rules = "".join(f".{class_name} {{{themed[style]}}}" for style, class_name in classes.items())
-    return f"<style>{rules}</style>{svg}"
-
-
-def both_themes(color: str) -> str:
-    """A colour for white paper and one for the dark page: a grey is inverted,
-    another made lighter until it stands out."""
-    rgb = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)], float)
-    grey = np.ptp(rgb) < 8
-    if grey:
-        rgb = DARK_INK + (DARK_PAGE - DARK_INK) * rgb / 255
-    while not grey and contrast(rgb, DARK_PAGE) < 4.5:
-        rgb = rgb + 0.05 * (255 - rgb)
-    return f"light-dark({color}, #{''.join(f'{round(c):02x}' for c in rgb)})"
-
-
-def contrast(one: np.ndarray, other: np.ndarray) -> float:
-    """The contrast of two colours, each [3] of 0..255, as WCAG defines it: 1 to 21."""
-    parts = np.stack([one, other]) / 255
-    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    dark, light = sorted(linear @ [0.2126, 0.7152, 0.0722])
-    return (light + 0.05) / (dark + 0.05)
 
 
 def encode(task: ExplorerTask, shared: Mapping[str, Any] | None = None) -> str:

@@ -7,7 +7,6 @@ alone. Open markers stand for methods that use back-propagation.
 
 import hashlib
 import io
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,10 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.path import Path as Line
-from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullLocator
-from matplotlib.transforms import Bbox
 
 from cxda_jax.disk import files
 from cxda_jax.methods.entry import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Style
@@ -81,20 +77,19 @@ def accuracy_time(results: Sequence[Result], styles: Mapping[str, Style]) -> Fig
     if not by_steps:
         return None
     used = {label: style for label, style in styles.items() if label in by_steps}
-    kinds = {("feed-forward", "back-propagating")[s.open]: Style(BLACK, "o", open=s.open) for s in used.values()}
-    figure = above_legend(kinds, linestyle="none")
-    axes, words, paths = figure.subplots(), [], []
+    figure = above_legend(used)
+    axes = figure.subplots()
     for label, style in used.items():
-        points = sorted(by_steps[label].items())
-        words += [plain(f"{label}, {n} step{'s' * (n > 1)}" if len(points) > 1 else label) for n, _ in points]
-        path = [(_mean(seeds, "adapt_ms", "predict_ms")[0], *_mean(seeds, "avg")) for _, seeds in points]
-        paths.append(np.array(path))
-        axes.errorbar(*paths[-1].T, **style.arguments(lw=1, capsize=3, elinewidth=1, label=label))
+        of_steps = sorted(by_steps[label].items())
+        points = [(_mean(seeds, "adapt_ms", "predict_ms")[0], *_mean(seeds, "avg")) for _, seeds in of_steps]
+        axes.errorbar(*np.transpose(points), **style.arguments(lw=1, capsize=3, elinewidth=1, label=label))
+        if len(points) > 1:
+            for (steps, _), point in zip(of_steps, points, strict=True):
+                words = f"{steps} step{'s' * (steps > 1)}"
+                axes.annotate(words, point[:2], (5, 5), textcoords="offset points", size=7)
     axes.set_xscale("log")
-    axes.margins(0.2, 0.15)
     finish_axes(axes, results[0].store, "time of one task, adapting and predicting (ms)", f"Avg {_metric(results)} (%)")
-    axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
-    _write_beside(axes, words, paths)
+    round_ticks(axes)
     return figure
 
 
@@ -169,43 +164,11 @@ def to_svg(figure: Figure) -> str:
     return re.sub(r'(\bid="|href="#|url\(#)', rf"\1f{mark}-", text)
 
 
-def _write_beside(axes: Axes, words: Sequence[str], paths: Sequence[np.ndarray]) -> None:
-    """Writes each text near its point, clear of all else; a thin line leads to a text that had to move.
-
-    A text tries places around its point, near ones first, and takes the one with the fewest overlaps. The paths are the
-    points [n, 3] of each line: x, y and the standard error of y.
-    """
-    figure: Any = axes.figure
-    points, to_pixels, pt = np.nan_to_num(np.concatenate(paths)), axes.transData.transform, figure.dpi / 72
-    arrow = {"arrowstyle": "-", "lw": 0.5, "color": "0.4", "shrinkA": 0, "shrinkB": 4}
-    font = {"textcoords": "offset points", "size": 8, "ha": "center", "va": "center", "in_layout": False}
-    texts: Any = [axes.annotate(w, p[:2], (0, 9), arrowprops=arrow, **font) for w, p in zip(words, points, strict=True)]
-    figure.draw_without_rendering()
-    halves = np.array([Text.get_window_extent(text).size for text in texts]) / 2 + 1.5 * pt
-    at, low, high = (to_pixels(points[:, :2] + sign * points[:, 2:] * [0, 1]) for sign in (0, -1, 1))
-    marks = [Bbox([a - 5 * pt, b + 5 * pt]) for a, b in zip(low, high, strict=True)]
-    joins = [Line(to_pixels(path[:, :2])) for path in paths]
-    boxes, leaders = [Bbox.null() for _ in words], [Line(xy[None]) for xy in at]
-    for i in [*range(len(words))] * 3:  # thrice, since a text that comes later moves too
-        others, lines, fewest = boxes[:i] + boxes[i + 1 :], joins + leaders[:i] + leaders[i + 1 :], (999, 0)
-        for reach, angle in itertools.product(np.geomspace(7, 116, 12), np.arange(16) * np.pi / 8):
-            middle = at[i] + np.round([np.cos(angle), np.sin(angle)], 6) * (reach * pt + halves[i])
-            box, leader = Bbox([middle - halves[i], middle + halves[i]]), Line([at[i], middle])
-            outside = not (axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max))
-            crossed = sum(leader.intersects_bbox(b, False) for b in others + marks[:i] + marks[i + 1 :])
-            crossed += sum(line.intersects_bbox(box, False) for line in lines) + box.count_overlaps(marks)
-            if (overlaps := (box.count_overlaps(others) + outside, crossed)) < fewest:
-                fewest, boxes[i], leaders[i], texts[i].xyann = overlaps, box, leader, (middle - at[i]) / pt
-                texts[i].arrow_patch.set_visible(reach > 10)
-            if fewest == (0, 0):
-                break
-
-
-def above_legend(styles: Mapping[str, Style], height: float = 4.5, **others: Any) -> Figure:
+def above_legend(styles: Mapping[str, Style], height: float = 4.5) -> Figure:
     """An empty figure above a legend of these styles. Its height grows with the legend."""
     columns = int(np.clip(85 // (min(60, max(map(len, styles))) + 10), 1, 5))
     figure = Figure(figsize=(7, height + 0.18 * ((len(styles) - 1) // columns)), layout="constrained")
-    handles = [Line2D([], [], **s.arguments(lw=1.5, label=plain(name), **others)) for name, s in styles.items()]
+    handles = [Line2D([], [], **s.arguments(lw=1.5, label=plain(name))) for name, s in styles.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8, handlelength=4)
     return figure
 
@@ -216,6 +179,11 @@ def finish_axes(axes: Axes, title: str, x: str, y: str) -> None:
     axes.grid(color="0.9", lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
+
+
+def round_ticks(axes: Axes) -> None:
+    """Ticks of a logarithmic axis at 1, 2, 5, 10 and so on, which a narrow range has too."""
+    axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
 
 
 def axis_of_sizes(axes: Axes, sizes: Sequence[int], last: int) -> None:

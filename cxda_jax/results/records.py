@@ -36,34 +36,32 @@ def write(path: Path, results: Sequence[Result]) -> None:
     """Writes the records of results whose metric is the accuracy. Equal results give the same bytes, in any order."""
     lines, configs, tables = [], {}, {}
     for result in sorted(results, key=lambda r: (r.row["benchmark"], str(r.folder))):
-        if result.row["metric"] != "accuracy":
-            raise UserError(
-                f"{result.folder}: {result.row['metric']} cannot be recorded by the task, only accuracy can"
-            )
-        tasks = result.tasks
-        if not tasks.queries:
-            raise UserError(
-                f"{result.folder}: its tasks differ in size (evaluation.tasks=exhaustive) and cannot be recorded"
-            )
+        tasks, row = result.tasks, result.row
+        if row["metric"] != "accuracy" or not tasks.queries:
+            what = "only accuracy can be recorded, and only of tasks of one size (evaluation.tasks=random)"
+            raise UserError(f"{result.folder}: {what}; leave it out of --runs")
         known = {"support": tasks.support, "query": tasks.query, "commit": _commit(result.run)}
         number = config_hash(result.config)[:16]
         configs[number] = result.config
         right = np.rint(tasks.scores * tasks.queries)
         table = tables.setdefault(shape := f"{len(right)}x{tasks.queries}", [])
-        lines.append(
-            {
-                "folder": _place(result), "run": _place(result, whole=False), "config": number,
-                "table": shape, "line": len(table),
-                "row": {RECORDED: known} | {name: value for name, value in result.row.items() if name not in MADE},
-            }
-        )  # fmt: skip
+        run = os.path.join(row.get("data_name") or row["benchmark"], *result.run.parts[-2:])
+        lines.append({
+            "folder": os.path.join(run, *result.folder.relative_to(result.run).parts), "run": run, "config": number,
+            "table": shape, "line": len(table),
+            "row": {RECORDED: known} | {name: value for name, value in row.items() if name not in MADE},
+        })  # fmt: skip
         table.append(right.astype(np.uint16))
     scores = io.BytesIO()
     arrays: Any = {name: np.stack(rows) for name, rows in tables.items()}
     np.savez_compressed(scores, **arrays)
     text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
     parts = {RESULTS: text.encode(), CONFIGS: json.dumps(configs, sort_keys=True).encode(), SCORES: scores.getvalue()}
-    files.write_bytes(path, _zipped(parts))
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, part in parts.items():
+            archive.writestr(zipfile.ZipInfo(name, _EARLY), part, zipfile.ZIP_DEFLATED)
+    files.write_bytes(path, data.getvalue())
 
 
 def read(path: Path) -> list[Result]:
@@ -92,12 +90,7 @@ def read(path: Path) -> list[Result]:
 
 
 def _fault_in(row: Mapping[str, Any], config: Mapping[str, Any], right: np.ndarray, queries: int) -> str:
-    """A value that cannot be in a recorded result; "" where all can.
-
-    Args:
-      right: how many queries of each task are right, [tasks].
-      queries: of a task.
-    """
+    """A value that cannot be in a recorded result; "" where all can. `right` [tasks] are numbers of right queries."""
     if row["method"] not in METHODS or row["seed"] != config["seed"]:
         return f"is of {brief(repr(row['method']), 20)}, seed {row['seed']!r}, which its config is not"
     if right.shape != (row["num_tasks"],) or right.max(initial=0) > queries:
@@ -120,13 +113,6 @@ def _explained(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: not a file of records ({reason(e)}); make it again by cxda report --record") from None
 
 
-def _place(result: Result, whole: bool = True) -> str:
-    """The folder of a result, or of its run, below that of its data set."""
-    run = os.path.join(result.row.get("data_name") or result.row["benchmark"], *result.run.parts[-2:])
-    inside = result.folder.relative_to(result.run)
-    return os.path.join(run, *inside.parts) if whole else run
-
-
 def _inside(path: Path, name: str) -> Path:
     """A place below the file, where nothing can lie; a ValueError for one elsewhere."""
     if os.path.isabs(name) or ".." in Path(name).parts:
@@ -141,11 +127,3 @@ def _commit(run: Path) -> str:
             card: Any = json.loads((run / name).read_text())
             return str(card.get("commit", ""))
     return ""
-
-
-def _zipped(parts: dict[str, bytes]) -> bytes:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, part in parts.items():
-            archive.writestr(zipfile.ZipInfo(name, _EARLY), part, zipfile.ZIP_DEFLATED)
-    return data.getvalue()

@@ -1,5 +1,5 @@
 "use strict";
-// Theme, sortable tables and the attention explorer of a report. All text goes through textContent.
+// Sortable tables and the attention explorer of a report. All text goes through textContent.
 
 const byId = (id) => document.getElementById(id);
 
@@ -9,20 +9,6 @@ function make(tag, { text, children = [], ...attributes } = {}) {
   if (text !== undefined) element.textContent = text;
   element.append(...children);
   return element;
-}
-
-function setUpTheme() {
-  const button = byId("theme");
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  const name = () => (button.textContent = isDark() ? "Light theme" : "Dark theme");
-  button.hidden = false;
-  button.addEventListener("click", () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    name();
-  });
-  system.addEventListener("change", name);
-  name();
 }
 
 // Tables
@@ -114,7 +100,6 @@ class Explorer {
     this.queries.addEventListener("keydown", (event) => this.onKey(event));
     this.chosen = make("div", { id: "chosen" });
     this.said = make("p", { id: "said", role: "status", "aria-live": "polite" });
-    this.legend = make("ul", { id: "legend", role: "list", "aria-label": "Domains of the support set" });
     this.ranking = make("ol", { id: "ranking", role: "list", "aria-label": "Support images by weight" });
     root.append(
       make("div", { class: "controls", children: [control("task", "Task")] }),
@@ -124,7 +109,6 @@ class Explorer {
       make("h3", { text: "Support images by weight" }),
       make("div", { class: "controls", children: [control("head", "Attention head"), control("domain", "Show")] }),
       this.said,
-      this.legend,
       this.ranking,
     );
     this.task.append(...tasks.map((task, i) => make("option", { value: i, text: task.name })));
@@ -152,9 +136,7 @@ class Explorer {
       make("option", { value, text: `${value ? "" : "★ "}${letter(value)} ${task.domains[value]} (${count})` }),
     );
     this.domain.replaceChildren(everything, ...options);
-    const entry = (i) => make("li", { children: [domainMark(task, i), make("span", { text: ` ${held[i]}` })] });
-    this.legend.replaceChildren(...held.map((_, i) => entry(i)), make("li", { text: "★ the query's own domain" }));
-    this.domain.parentElement.hidden = this.legend.hidden = !task.domains.length;
+    this.domain.parentElement.hidden = !task.domains.length;
     this.queries.replaceChildren(...Array.from({ length: task.query.count }, (_, i) => this.option(task, i)));
     this.choose(0, false);
   }
@@ -251,7 +233,6 @@ class Explorer {
   }
 }
 
-setUpTheme();
 document.querySelectorAll("table.sortable").forEach(setUpTable);
 const tasks = JSON.parse(byId("attended").textContent);
 if (tasks.length) new Explorer(tasks);

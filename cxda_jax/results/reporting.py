@@ -10,7 +10,7 @@ from cxda_jax.errors import UserError
 from cxda_jax.progress import Counter, replacing, say
 from cxda_jax.results import attention, curve_figures, formats, plots, records
 from cxda_jax.results.folders import find_runs, matching, read_results
-from cxda_jax.results.page import Report, write_report
+from cxda_jax.results.page import Page, Section, encode, figure_part, table_part, write_page
 from cxda_jax.results.result import Result, by_store, distinct, is_unfinished, unfinished_said
 from cxda_jax.results.tables import AGAINST, STAND_INS, build_tables, by_cell, paired_table, paper_name
 
@@ -83,19 +83,20 @@ def make_report(
         for number, (name, title, caption, figure) in enumerate(drawings, 1):
             print(f"{store}: figure {number}/{len(drawings)}, {title}", flush=True)
             svg = plots.save(figure, folder / "figures" / file_name(f"{store}_{name}", taken))
-            figures.append((f"{store}: {title}", " ".join([caption, *notes]), svg))
+            figures.append(figure_part(len(figures) + 1, f"{store}: {title}", " ".join([caption, *notes]), svg))
         for i, weights in enumerate(kept):
-            tasks += attention.explorer_tasks(weights, of_store, EXPLORED[min(i, 1)])
+            tasks += map(encode, attention.explorer_tasks(weights, of_store, EXPLORED[min(i, 1)]))
     print(f"writing {folder}", flush=True)
     facts = [*summary(loaded, faults), *([beside_paper(results, against)] if against else [])]
     heading = f"{HEADING} on {', '.join(by_store(loaded))}"
     places = {str(r.folder): f"#run-{i}" for i, r in enumerate(loaded)}
     shown = [formats.to_html(table, lambda run: places.get(run, "")) for table in tables]
-    page = Report(heading, facts, [*shown, formats.runs_html(loaded)], figures, tasks, faults)
+    parts = [table_part(i, table) for i, table in enumerate([*shown, formats.runs_html(loaded)], 1)]
+    page = Page(heading, facts, faults, [Section("tables", "Tables", parts)], tasks, figures)
     texts = {"md": "\n".join(map(formats.to_markdown, tables)), "tex": "\n".join(map(formats.to_latex, tables))}
     for kind, text in {**texts, "csv": formats.to_csv(tables)}.items():
         files.write_bytes(folder / f"tables.{kind}", text.encode(errors="replace"))
-    size = write_report(folder / "report.html", page)
+    size = write_page(folder / "report.html", page)
     for fault in faults:
         say(f"left out: {fault}")
     counts = f"{len(results)} results, {len(tables)} tables, {len(figures)} figures"

@@ -3,7 +3,7 @@
 import collections
 import hashlib
 import io
-import unicodedata
+import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +17,8 @@ from cxda_jax.errors import brief
 from cxda_jax.results.settings import STEPS, USUAL, Setting, parse
 
 METRICS = "metrics.jsonl"
-
-
 _DERIVED = ("avg", "w10")
+_UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 # Of result.json, what tables, figures and the page cannot do without.
 _FIELDS: dict[str, Any] = {
     **dict.fromkeys(("method", "version", "benchmark", "metric", "device", "package", "config_hash"), str),
@@ -34,6 +33,11 @@ _LATER: dict[str, Any] = {
     **dict.fromkeys(("trained_on", "attention_sha256", "split"), str),
     **dict.fromkeys(("best_step", "reached_step"), int),
     "data_marks": list,
+}
+_CHOICES: dict[str, Any] = {
+    "metric": tuple(metrics.METRICS),
+    "split": ("val", "test"),
+    **dict.fromkeys(("smoke", "uses_support"), (True, False)),
 }
 
 
@@ -178,28 +182,21 @@ def check_row(row: Mapping[str, Any], config: Mapping[str, Any], place: Path, fi
     require(row, _FIELDS | known, f"{place}/result.json", fix)
     require(config, {"method": str, "episode": dict}, f"{place}: config", fix)
     require(config["episode"], {"num_domains": int, "per_domain": int}, f"{place}: config.episode", fix)
-    require(config.get("finetune", {}), {}, f"{place}: config.finetune", fix)
-    require({"steps": 0} | config.get("finetune", {}), {"steps": int}, f"{place}: config.finetune", fix)
+    require(config.get("finetune", {"steps": 0}), {"steps": int}, f"{place}: config.finetune", fix)
     row = {"smoke": config.get("smoke", False)} | dict(row) | {"label": row.get("label") or row["method"]}
-    if row["metric"] not in metrics.METRICS:
-        raise ValueError(f"metric={brief(repr(row['metric']))} is not one of {', '.join(metrics.METRICS)}")
     for name, value in row.items():
-        said = f"{name}={brief(repr(value), 40)}"
         kind = (_FIELDS | _LATER).get(name)
-        if kind in (str, list) and any(unicodedata.category(c) in ("Cc", "Cs") for c in "".join(map(str, value))):
-            raise ValueError(f"{said} has characters that cannot be shown")  # terminals obey them, files refuse them
+        texts = {str: [value], list: value}.get(kind, ())
+        # Terminals obey such characters, and files refuse them.
+        if any(not isinstance(text, str) or _UNSHOWN.search(text) for text in texts):
+            raise ValueError(f"{name}={brief(repr(value), 40)} is no text that can be shown")
         if kind is int and not 0 <= value < 2**63:
-            raise ValueError(f"{said}, expected a whole number from 0 on")
+            raise ValueError(f"{name}={brief(repr(value), 40)}, expected a whole number from 0 on")
         if kind in (NUMBER, MAYBE) and name not in _DERIVED and not 0 <= (value or 0) < 1e18:
-            raise ValueError(f"{said}, expected a finite number from 0 on")
+            raise ValueError(f"{name}={brief(repr(value), 40)}, expected a finite number from 0 on")
+        if name in _CHOICES and value not in _CHOICES[name]:
+            raise ValueError(f"{name}={brief(repr(value), 40)} is not one of {', '.join(map(str, _CHOICES[name]))}")
     parse_identity(row)
-    if row.get("split", "test") not in ("val", "test"):
-        raise ValueError(f"split={brief(repr(row['split']), 40)}, expected val or test")
-    if not all(isinstance(mark, str) for mark in row.get("data_marks", [])):
-        raise ValueError(f"data_marks={brief(repr(row['data_marks']), 40)}, expected a list of texts")
-    for name in ("smoke", "uses_support"):
-        if not isinstance(row.get(name, False), bool):
-            raise ValueError(f"{name}={brief(repr(row[name]), 40)}, expected true or false")
     return row
 
 

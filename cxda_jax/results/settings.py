@@ -37,10 +37,6 @@ class Setting(NamedTuple):
         """The part of the support that has arrived; None for the whole of it."""
         return Context(self.number, self.kind == ARRIVALS["by_domain"]) if self.kind in CONTEXTS else None
 
-    def left_out_of(self, label: str) -> str:
-        """The label of a result without its setting: the method and what was changed."""
-        return ",".join(part for part in label.split(",") if part != str(self))
-
 
 USUAL = Setting()
 

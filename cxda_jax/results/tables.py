@@ -18,7 +18,7 @@ import numpy as np
 from cxda_jax import metrics
 from cxda_jax.config import differences, read
 from cxda_jax.registry import METHODS
-from cxda_jax.results.result import Result, by_store, is_unfinished, unfinished_said
+from cxda_jax.results.result import Result, by_store, unfinished_said
 from cxda_jax.results.settings import SHAPES, STEPS, USUAL, Setting, usual_number
 from cxda_jax.results.statistics import paired_differences
 
@@ -45,7 +45,6 @@ class Column(NamedTuple):
     metric: str
     unit: str = "%"
     setting: Setting = USUAL
-    above: str = ""  # a title over several columns
     higher: bool | None = True  # whether a higher mean is better; None: neither is
 
 
@@ -74,7 +73,7 @@ class Table(NamedTuple):
 
 @functools.cache
 def paper_figures() -> dict[tuple[str, ...], tuple[float, float]]:
-    """(table, benchmark, method, setting, metric) -> mean and standard error, as published."""
+    """The published means and standard errors, by table, benchmark, method, setting and metric."""
     with open(PAPER, newline="") as file:
         keys = ("table", "benchmark", "method", "setting", "metric")
         return {tuple(r[k] for k in keys): (float(r["mean"]), float(r["sem"])) for r in csv.DictReader(file)}
@@ -119,7 +118,7 @@ def _rank(label: str, method: str) -> tuple[int, str]:
 
 
 def _tables_of(store: str, cells: ByCell, late: ByCell, against: str) -> Iterator[Table]:
-    """The tables of a store; `late` are unfinished seeds that no mean holds."""
+    """Makes the tables of a store; `late` are unfinished seeds that no mean holds."""
     metric = next(iter(cells.values()))[0].row["metric"]
     name = metric.replace("macro_f1", "macro F1").replace("_", " ")
     usual = [label for label, setting in cells if setting == USUAL]
@@ -145,7 +144,7 @@ def _tables_of(store: str, cells: ByCell, late: ByCell, against: str) -> Iterato
         numbers = {setting.number for _, setting in cells if setting.kind == kind}
         numbers |= {usual_number(kind, seeds[0].config) for (_, setting), seeds in cells.items() if setting == USUAL}
         columns = [
-            Column(str(number), score.metric, setting=Setting(kind, number), above=score.title)
+            Column(f"{score.title} {number}", score.metric, setting=Setting(kind, number))
             for score in scores
             for number in sorted(numbers)
         ]
@@ -191,7 +190,7 @@ def _number(metric: str, row: Mapping[str, Any]) -> float | None:
 
 
 def own_marks(seeds: Sequence[Result], left_out: Sequence[Result]) -> Iterator[str]:
-    """Marks of what makes a mean over these seeds mean little, and those of their data."""
+    """Names what makes a mean over these seeds mean little, and what sets their data apart."""
     if said := unfinished_said([r.row for r in (*seeds, *left_out)], bool(left_out)):
         yield said
     for what, field in {"number of tasks": "num_tasks", "method's version": "version"}.items():
@@ -208,7 +207,7 @@ def own_marks(seeds: Sequence[Result], left_out: Sequence[Result]) -> Iterator[s
 
 
 def _unlike_paper(seeds: Sequence[Result], column: Column, benchmark: str) -> Iterator[str]:
-    """A mark for each thing that sets a cell apart from the paper's figure."""
+    """Names each thing that sets a cell apart from the paper's figure."""
     row, protocol = seeds[0].row, _read(f"{benchmark}:cxda")
     if row["benchmark"] != benchmark:
         yield f"data: {seeds[0].store}, this package's stand-in for {benchmark}"
@@ -250,15 +249,10 @@ def paired_table(results: Sequence[Result]) -> tuple[Table | None, list[str]]:
     found, tasks, faults = paired_differences(usual)
     if not found:
         return None, faults
-    late = {
-        (r.row["label"], r.row["seed"]): f"is unfinished: step {r.row['reached_step']} of {r.row['steps']}"
-        for r in usual
-        if is_unfinished(r.row)
-    }
     cells = {}
     for pair, d in found.items():
-        of = [(label, seed) for label in pair for seed in d.seeds if (label, seed) in late]
-        marks = tuple(f"{label}, seed {seed} {late[label, seed]}" for label, seed in of)
+        rows = {a: [r.row for r in usual if r.row["label"] == a and r.row["seed"] in d.seeds] for a in pair}
+        marks = tuple(f"{label}: {said}" for label, of in rows.items() if (said := unfinished_said(of)))
         cells[pair] = Cell(d.avg.mean, NAN, d.seeds, (), marks=marks, interval=(d.avg.low, d.avg.high))
     compared = {label for pair in cells for label in pair}
     labels = [label for label in dict.fromkeys(r.row["label"] for r in usual) if label in compared]

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 
 from cxda_jax import metrics
-from cxda_jax.results.curves import AREA, ORDERS, SCORES, Curve, differences, find_curves, sizes_of
-from cxda_jax.results.formats import aligned
+from cxda_jax.results.curve_figures import RIVAL, context_tables, measure_curves
+from cxda_jax.results.formats import aligned, to_text
 from cxda_jax.results.result import Result, by_store, is_unfinished, named
-from cxda_jax.results.settings import Setting
-from cxda_jax.results.statistics import Difference, Span, paired_differences, shared_scores
+from cxda_jax.results.statistics import paired_differences
 
 
 def summary(row: Mapping[str, Any]) -> str:
@@ -68,58 +67,22 @@ def comparison(results: Sequence[Result], against: str) -> str:
         left_out += [unfinished(r) for r in of_store if is_unfinished(r.row)]
         found, _, faults = paired_differences([r for r in of_store if not is_unfinished(r.row)], against)
         on = f"{store}: " * (len(stores) > 1)
-        lines += [f"{on}{label} - {against}  {said(d.avg)}  {seeds_of(d)}" for (label, _), d in found.items()]
+        for (label, _), d in found.items():
+            interval, seeds = "{:+.2f}  [{:+.2f}, {:+.2f}]".format(*d.avg), ",".join(map(str, d.seeds))
+            lines.append(f"{on}{label} - {against}  {interval}  seeds {seeds}")
         left_out += faults
     title = "paired differences, 95 % bootstrap interval over the shared tasks:"
     return "\n".join([title, *lines, *(f"left out: {fault}" for fault in left_out)])
 
 
-def said(span: Span) -> str:
-    return "{:+.2f}  [{:+.2f}, {:+.2f}]".format(*span)
-
-
-def seeds_of(difference: Difference) -> str:
-    return f"seeds {','.join(map(str, difference.seeds))}"
-
-
 def context_curves(results: Sequence[Result], against: str | None = None) -> Iterator[str]:
-    """The curves of each store: a table, and the paired differences to the curve `against`, if there is one.
+    """Tables of the curves of each store: the scores, and differences to n = 0 and to the curve `against`.
 
-    Unfinished seeds are left out.
+    Unfinished seeds are left out and marked.
     """
-    for store, of_store in by_store(results).items():
-        finished = [r for r in of_store if not is_unfinished(r.row)]
-        for kind, order in ORDERS.items():
-            curves = find_curves(finished, kind)
-            if not curves:
-                continue
-            late = [unfinished(r) for r in of_store if is_unfinished(r.row) and r.setting.kind == kind]
-            yield "\n".join([f"{store}: Avg/W10% against the number of support images, {order}", *_curve_table(curves)])
-            if against in (by_label := {curve.label: curve for curve in curves}):
-                scores, faults = shared_scores([result for curve in curves for result in curve.results()])
-                title = (
-                    f"{store}: paired differences to {against} in the same context, "
-                    "95 % bootstrap intervals over the tasks:"
-                )
-                alike = {c.label for c in curves if c.constant} if by_label[against].constant else ()
-                lines = [
-                    f"{label},{Setting(kind, n) if n != AREA else 'area'} - {against}  {_both(d)}  {seeds_of(d)}"
-                    for (label, n), d in differences(curves, scores, against).items()
-                    if label not in alike or n == 0  # the others would say the same
-                ]
-                yield "\n".join([title, *lines, *(f"left out: {fault}" for fault in (*late, *faults))])
-
-
-def _curve_table(curves: Sequence[Curve]) -> list[str]:
-    """A line for each curve, and a column for each size."""
-    sizes = (*sizes_of(curves), AREA)
-    rows = [["method", *(str(size) if size != AREA else "area" for size in sizes)]]
-    for curve in curves:
-        levels = [[curve.level(size, score).values() for score in SCORES] for size in sizes]
-        cells = ["/".join(f"{np.mean(list(seeds)):.1f}" for seeds in scores if seeds) for scores in levels]
-        rows.append([curve.label, *(cell or "-" for cell in cells)])
-    return aligned(rows)
-
-
-def _both(difference: Difference) -> str:
-    return "  ".join(f"{title} {said(getattr(difference, score))}" for score, title in SCORES.items())
+    for of_store in by_store(results).values():
+        late = [r for r in of_store if is_unfinished(r.row)]
+        found, faults = measure_curves([r for r in of_store if not is_unfinished(r.row)], against or RIVAL)
+        for measured in found:
+            yield from map(to_text, context_tables(measured, late))
+        yield from (f"left out: {fault}" for fault in faults)

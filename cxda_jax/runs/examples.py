@@ -24,7 +24,7 @@ def without_support(
     experiment: Experiment, evaluator: Evaluator, variables: Variables, plan: Plan, tasks: TaskTable
 ) -> Answers:
     """The answers to the first tasks' queries, beside those that the method gives without support images."""
-    images, first = _images(experiment), slice(ATTENTION_TASKS)
+    images, first = images_of(experiment), slice(ATTENTION_TASKS)
     unadapted = evaluator.adapt(variables, images(plan.support[0, :0]), jax.random.key(0))
     before = np.stack([np.asarray(evaluator.predict(unadapted, images(rows))) for rows in plan.query[first]])
     return Answers(tasks.labels[first], before, tasks.predictions[first])
@@ -51,7 +51,7 @@ def keep_attention(
 
     It returns them and the file's SHA-256.
     """
-    domains, images, weights = experiment.store.row_domains(), _images(experiment), []
+    domains, images, weights = experiment.store.row_domains(), images_of(experiment), []
     supports, queries = plan.support[:ATTENTION_TASKS], plan.query[:ATTENTION_TASKS]
     for support, query in zip(supports, queries, strict=True):
         adapted = evaluator.adapt(variables, images(support), jax.random.key(0))
@@ -61,7 +61,7 @@ def keep_attention(
     return kept["weights"], write_arrays(path, kept)
 
 
-def _images(experiment: Experiment) -> Callable[[np.ndarray], Images]:
+def images_of(experiment: Experiment) -> Callable[[np.ndarray], Images]:
     """The images of rows of the store."""
     store, domains = experiment.store, experiment.store.row_domains()
     return lambda rows: Images(jnp.asarray(store.images[rows]), jnp.asarray(domains[rows]))

@@ -55,10 +55,6 @@ def insist_on_agreement(facts: Mapping[str, Any]) -> None:
         raise UserError(f"process {which} was started with other facts than process 0, and says with which; {fix}")
 
 
-def new_record(store: DomainStore) -> Record:
-    return Record(store.info.name, store.sha256, backend.machine(), backend.threads(), __version__)
-
-
 def claim(
     workdir: Path, config: Config, store: DomainStore, other_data: bool = False, log: Callable[[str], None] = print
 ) -> Record:
@@ -67,7 +63,7 @@ def claim(
     A run that has saved nothing yet may begin again with another config. With `other_data` a run may go on with other
     data than it began with; the record is marked. `log` is called with warnings.
     """
-    now = new_record(store)
+    now = Record(store.info.name, store.sha256, backend.machine(), backend.threads(), __version__)
     if not any((workdir / "last").glob("*")) and not (workdir / "model").exists():
         if (workdir / CONFIG).exists() and manifest.find_fault(workdir, [CONFIG]):
             raise UserError(f"--workdir={workdir}: holds a {CONFIG} that no training wrote; choose another folder")

@@ -51,10 +51,8 @@ def run_job(study: Study, jobs: Sequence[Job], job: Job) -> str:
 def perform(study: Study, job: Job, environment: Mapping[str, str] = MappingProxyType({})) -> str:
     """Runs a job to its end and marks it done, or returns a line that says what was wrong; "" where nothing was.
 
-    A job that is marked already is not run. One that another process runs is at fault.
-
-    Args:
-      environment: holds more variables.
+    A job that is marked already is not run. One that another process runs is at fault. `environment` holds variables
+    beside those of this process.
     """
     place = study.folder / "jobs" / job.id
     place.mkdir(exist_ok=True)
@@ -140,12 +138,9 @@ def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[
 
 
 def seconds_left(took: list[float], ages: list[float], waiting: int, workers: int) -> float:
-    """The seconds that the jobs that run or wait will take, if each takes as long
-    as those that have ended did on average.
+    """The seconds that the jobs that run or wait will take, if each takes as long as those that have ended on average.
 
-    Args:
-      took: seconds of each job that has ended.
-      ages: seconds since each job that runs was started.
+    `took` has the seconds of each job that has ended, `ages` those since each job that runs was started.
     """
     mean = sum(took) / len(took)
     rests = [max(0.0, mean - age) for age in ages]

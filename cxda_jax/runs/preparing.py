@@ -1,6 +1,5 @@
 """Makes a store of raw downloads or of a user's own images. launch/prepare.py says what each benchmark takes."""
 
-import hashlib
 import inspect
 import json
 import shlex
@@ -80,7 +79,7 @@ def prepare_benchmark(
     }
     if split_csv := asked.get("split_csv"):
         asked["split_csv"] = (
-            f"{split_csv} ({_sha256(Path(split_csv))[:12]})" if Path(split_csv).is_file() else split_csv
+            f"{split_csv} ({files.hash_file(Path(split_csv))[:12]})" if Path(split_csv).is_file() else split_csv
         )
     if (target / "store.json").exists():
         insist_on_equal(target, asked)
@@ -134,17 +133,12 @@ def show_published(benchmark: str, raw_dir: Path) -> None:
             print(f"{raw_dir / folder}: is there")
         elif not path.is_file() or path.stat().st_size < size:
             print(f"curl -L -C - --create-dirs -o {shlex.quote(str(path))} {url}")  # goes on with a part of the file
-        elif path.stat().st_size != size or _sha256(path) != digest:
+        elif path.stat().st_size != size or files.hash_file(path) != digest:
             raise UserError(
                 f"{path}: not the published file of {size} bytes and its hash; delete it and fetch it again"
             )
         else:
             print(f"{path}: has the published size and hash")
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def unpacked(find: Callable[[], RawData]) -> RawData:

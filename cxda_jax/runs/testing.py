@@ -2,17 +2,16 @@
 
 import json
 import platform
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cxda_jax import __version__, backend, memory, mesh, metrics
 from cxda_jax.config import config_hash, of_method
-from cxda_jax.data.episodes import Context, Plan, check_context, counting
+from cxda_jax.data.episodes import Context, check_context, counting
 from cxda_jax.disk import checkpoints, files
 from cxda_jax.errors import UserError, brief
 from cxda_jax.evaluation import Evaluator, Tasks, TaskTable, compile_task, evaluate, time_task
@@ -22,12 +21,12 @@ from cxda_jax.progress import Counter, announced, say
 from cxda_jax.registry import schema
 from cxda_jax.results.folders import averages, find_runs, read_result
 from cxda_jax.results.result import Result
-from cxda_jax.results.settings import USUAL, Setting, count_tasks
+from cxda_jax.results.settings import USUAL, count_tasks
 from cxda_jax.results.text import comparison, context_curves, summary, table
 from cxda_jax.runs import identity
-from cxda_jax.runs.examples import draw_example, keep_attention, without_support, write_arrays
+from cxda_jax.runs.examples import draw_example, images_of, keep_attention, without_support, write_arrays
 from cxda_jax.runs.finding import Evaluation, Request, find_evaluations, in_one_line, restore_best, training_minutes
-from cxda_jax.types import Images, Variables
+from cxda_jax.types import Variables
 
 
 def evaluate_runs(patterns: Sequence[str], request: Request, data_dir: str | Path) -> None:
@@ -48,7 +47,7 @@ def evaluate_runs(patterns: Sequence[str], request: Request, data_dir: str | Pat
         what = f"--runs={','.join(patterns)} holds no run to test it on"
         raise UserError(f"--methods={missing[0]}: {what}; train one first, or change --from={request.start}")
     if request.against and evaluations:
-        check_against(request.against, known_labels((e.label, e.setting) for e in evaluations))  # before any test
+        check_against(request.against, evaluations)  # before any test
     tests = [[e.label, e.folder.name, e.split, config_hash(e.config)] for e in evaluations]
     identity.insist_on_agreement({"package": __version__, "tests": tests, "num_tasks": request.num_tasks})
     results: list[Result] = []
@@ -66,7 +65,9 @@ def evaluate_runs(patterns: Sequence[str], request: Request, data_dir: str | Pat
                 results.append(result)
                 print(f"{evaluation.folder}: {summary(result.row)}", flush=True)
     if results:
-        print("\n".join(said_of(results, request.against)))
+        print("\n".join([table(results), *context_curves(results, request.against)]))
+        if any(r.row["label"] == request.against for r in results):
+            print(comparison(results, request.against or ""))
     if failures:
         raise UserError(f"{len(failures)} of {total} evaluations failed; the first: {failures[0]}")
 
@@ -92,16 +93,6 @@ class CompiledTests:
         return experiment, self.kept[2]
 
 
-def said_of(results: Sequence[Result], against: str | None) -> Iterator[str]:
-    """A table, context curves, and the paired differences to `against`."""
-    yield table(results)
-    yield from context_curves(results, against)
-    if against:
-        check_against(against, known_labels((r.row["label"], r.setting) for r in results))
-        if any(r.row["label"] == against for r in results):
-            yield comparison(results, against)
-
-
 def tested(
     evaluation: Evaluation, experiment: Experiment, evaluator: Evaluator, num_tasks: int | None
 ) -> Result | None:
@@ -118,12 +109,10 @@ def tested(
         return evaluate_run(evaluation, experiment, evaluator, num_tasks)
 
 
-def known_labels(tested: Iterable[tuple[str, Setting]]) -> set[str]:
-    """The labels that --against may name: those that are tested with their settings, and those of context curves."""
-    return {name for label, s in tested for name in (label, s.left_out_of(label) if s.context else label)}
-
-
-def check_against(against: str, labels: Collection[str]) -> None:
+def check_against(against: str, evaluations: Sequence[Evaluation]) -> None:
+    """Checks that --against names a label that is tested, or that of context curves."""
+    labels = {e.label for e in evaluations}
+    labels |= {e.label.removesuffix(f",{e.setting}") for e in evaluations if e.setting.context}
     if against not in labels:
         known = brief(", ".join(sorted(labels)), 100)
         raise UserError(f"--against={brief(against, 30)}: no such method among the runs; choose from {known}")
@@ -165,7 +154,8 @@ def evaluate_run(
     if not mesh.is_first():
         return None
     plan = experiment.task_plans(split)(range(num_tasks))
-    adapt_ms, predict_ms = time_task(evaluator, variables, *first_images(experiment, plan))
+    images = images_of(experiment)
+    adapt_ms, predict_ms = time_task(evaluator, variables, images(plan.support[0]), images(plan.query[0]))
     row = row_of(evaluation, experiment, tasks, variables, notes["step"])
     row |= {"weights_hash": weights_hash, "adapt_ms": adapt_ms, "predict_ms": predict_ms}
     answers = weights = None
@@ -222,13 +212,6 @@ def row_of(
         "device": device(),
         "package": __version__,
     }
-
-
-def first_images(experiment: Experiment, plan: Plan) -> tuple[Images, Images]:
-    """The support and the queries of the first task of a plan, on one device."""
-    store, domains = experiment.store, experiment.store.row_domains()
-    support, query = (Images(jnp.asarray(store.images[r]), jnp.asarray(domains[r])) for r in (rows[0] for rows in plan))
-    return support, query
 
 
 def device() -> str:

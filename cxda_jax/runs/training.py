@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -189,15 +190,10 @@ def with_intervals(result: Result) -> dict[str, float]:
 def commit() -> str:
     """The commit of the clone that this package runs in; see Card.commit."""
     root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
+    if not (root / ".git").exists() or not shutil.which("git"):
         return ""
-    try:
-        said = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--match="], capture_output=True, text=True
-        )
-    except OSError:  # no git here
-        return ""
-    return said.stdout.strip()
+    describe = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--match="]
+    return subprocess.run(describe, capture_output=True, text=True).stdout.strip()
 
 
 def calibrations(experiment: Experiment, variables: Variables) -> dict[str, Any]:
