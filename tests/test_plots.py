@@ -123,3 +123,25 @@ def test_histograms_draw_densities_and_medians():
         share = np.histogram(weights, edges)[0] / weights.size
         np.testing.assert_allclose(density * np.diff(np.log10(edges)), share, atol=1e-12)
         assert np.median(weights) in [line.get_xdata()[0] for line in axes.lines]
+
+
+def attention_grid(images=100, **other):
+    rng = np.random.default_rng(0)
+    pixels, weights = rng.integers(0, 256, (images, 28, 28, 1), dtype=np.uint8), rng.dirichlet(np.ones(images))
+    of, names = np.arange(images) % 5, [f"test-{i:03d}" for i in range(6)]
+    return attention.grid(pixels, of, weights, 2, pixels[0], names, **other), pixels, weights, of
+
+
+def test_grid_shows_most_and_least_attended():
+    figure, pixels, weights, of = attention_grid(text="label 'a', answer 'b'")
+    (axes,) = figure.axes
+    pictures = axes.get_images()
+    assert len(pictures) == 1 + 5 * 10 and np.array_equal(pictures[0].get_array(), pixels[0, ..., 0])
+    ranked = np.flatnonzero(of == 2)[np.argsort(-weights[of == 2])]
+    chosen = [*ranked[:5], *ranked[-5:]]  # the query's own domain comes first
+    for picture, image in zip(pictures[1:11], chosen, strict=True):
+        assert np.array_equal(picture.get_array(), pixels[image, ..., 0])
+    texts = [text.get_text() for text in axes.texts]
+    start = texts.index(f"{100 * weights[chosen[0]]:.2f}")
+    assert texts[start : start + 10] == [f"{100 * weights[i]:.2f}" for i in chosen]
+    assert [text for text in texts if text.endswith("*")] == ["test-002 *"] and "label 'a', answer 'b'" in texts[0]
