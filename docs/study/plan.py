@@ -3,6 +3,7 @@
 python -m docs.study.plan                              # prints them all, seed 0 of every part first
 python -m docs.study.plan --only=unipen --seeds=0      # those of a part, at a seed
 python -m docs.study.plan --only=unipen | bash -e      # does them; each goes on where it was stopped
+python -m docs.study.plan --missing                    # those of parts and seeds that have no record yet
 
 Two parts are printed only where --only names them: unipen_cells, for a fresh install on another day, and
 cifar10_c_full with cifar10_c_curves, for a GPU. The rate of fine-tuning of the parts *_shares is what validation chose.
@@ -126,13 +127,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="parts; all if empty")
     parser.add_argument("--seeds", type=lambda text: [*map(int, text.split(","))], default=[], help="all if empty")
+    parser.add_argument("--missing", action="store_true", help="leave out what is recorded already")
     args = parser.parse_args()
     if unknown := set(args.only) - SEEDS.keys():
         parser.error(f"--only={','.join(sorted(unknown))}: no such part; choose from {', '.join(SEEDS)}")
     for seed in range(max(SEEDS.values())):
         for name, count in SEEDS.items():
             wanted = name in args.only or (not args.only and name not in ASKED_FOR)
-            if wanted and seed < count and (not args.seeds or seed in args.seeds):
+            known = args.missing and (RECORDS / f"{name}-{seed}.records").exists()
+            if wanted and not known and seed < count and (not args.seeds or seed in args.seeds):
                 print(f"# {name}, seed {seed}", *commands(name, seed), sep="\n")
 
 
