@@ -1,7 +1,6 @@
 """The means of cxda benchmark: contenders that take turns, PyTorch in a process of its own,
 and facts about the machine."""
 
-import collections
 import contextlib
 import importlib.util
 import json
@@ -11,7 +10,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
@@ -22,10 +20,9 @@ import jax
 
 from cxda_jax import backend
 from cxda_jax.errors import UserError
+from cxda_jax.runs.training import commit
 
 ROOT = Path(__file__).parents[2]
-CPU_THREADS = ("tf_XLAPjRtCpuClient", "tf_XLAExecute")  # names of the threads that run operations, in JAX 0.10 and 0.12
-WAITS = ("Await", "wait for completion", "ThreadpoolListener", "end: ")  # in names of events that are no operations
 SHORTEST = 0.1  # seconds; a call that takes less is made several times in a row
 
 Timing = Callable[[int], float]  # timing(calls) makes so many calls in a row and returns the mean seconds of one
@@ -47,15 +44,6 @@ def spread(seconds: list[float], units: int = 1) -> dict[str, float]:
     return {"median_ms": statistics.median(ms), "min_ms": min(ms), "max_ms": max(ms)}
 
 
-def show(label: str, row: dict[str, Any], ratio: float | None = None) -> dict[str, Any]:
-    """Prints a row of a record, and returns it: what spread() found, and its share of the peak where that is known."""
-    share = f" {row['of_gemm_peak']:4.0%} of GEMM" if "of_gemm_peak" in row else ""
-    beside = "" if ratio is None else f" ratio {ratio:.2f}"
-    times = f"{row['median_ms']:9.3f} ms ({row['min_ms']:.3f}-{row['max_ms']:.3f})"
-    print(f"{label:48} {times}{share}{beside}", flush=True)
-    return row
-
-
 def chained(call: Callable[[Any], tuple[Any, Any]], state: Any) -> Timing:
     """Times call(state) -> (state, answer). Each call starts from the state that the one before has left."""
     held = [state]
@@ -73,22 +61,6 @@ def chained(call: Callable[[Any], tuple[Any, Any]], state: Any) -> Timing:
 def repeated(call: Callable[[], Any]) -> Timing:
     """Times call() until its answer is there."""
     return chained(lambda _: (None, call()), None)
-
-
-def top_operations(timing: Timing, count: int = 12) -> list[dict[str, Any]]:
-    """The operations that a call spends most time in, the longest first; shares are of those on all threads."""
-    timing(1)  # compiles
-    found: collections.Counter[str] = collections.Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            timing(1)
-        for path in Path(folder).rglob("*.xplane.pb"):
-            for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
-                for line in plane.lines:
-                    if ("/device:" in plane.name and line.name == "XLA Ops") or line.name.startswith(CPU_THREADS):
-                        for event in line.events:
-                            found[event.name] += 0 if any(wait in event.name for wait in WAITS) else event.duration_ns
-    return [{"name": name, "ms": ns / 1e6, "share": ns / found.total()} for name, ns in found.most_common(count) if ns]
 
 
 class Peer:
@@ -132,12 +104,8 @@ def open_peer(wanted: bool) -> Iterator[Peer | None]:
 def describe_machine(peer: Peer | None) -> dict[str, Any]:
     """The part of a record about versions, the code's commit and the machine."""
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")}
-    commit = None
-    if (ROOT / ".git").exists():  # an installed package may lie inside another repository
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-        commit = found.stdout.strip() or None
     return {
-        "commit": commit,
+        "commit": commit(),
         "versions": versions | {"python": platform.python_version()},
         "platform": jax.default_backend(),
         "device": jax.devices()[0].device_kind,
