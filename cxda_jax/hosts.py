@@ -81,9 +81,11 @@ def joined(coordinator: str = "", num_processes: int = -1, process_id: int = -1,
 
 
 def _meet(coordinator: str, num_processes: int, process_id: int) -> None:
-    # Process-wide: else JAX ends all processes before the watch has told why.
+    # Process-wide: else each process waits for all others in JAX's shutdown(), and JAX ends all where one is late or
+    # gone. No test shows it, since the watch is faster there.
     jax.config.update("jax_enable_recoverability", True)
-    # Process-wide: else JAX's handler of SIGTERM takes the place of that of stops.py, and nothing is saved.
+    # Process-wide: else JAX takes SIGTERM for itself, so that nothing is saved. See
+    # test_a_signal_reaches_a_process_that_works_with_others in tests/test_mesh.py.
     jax.config.update("jax_enable_preemption_service", False)
     count, which = (None if number < 0 else number for number in (num_processes, process_id))
     try:
