@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from cxda_jax import augment, backend, cost, train
 from cxda_jax.config import Config
@@ -28,18 +27,20 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError, brief
 from cxda_jax.evaluation import compile_task
 from cxda_jax.experiment import CALIBRATION_IMAGES, build_method, episode_spec, make_optimizer, make_schedule, open_data
+from cxda_jax.mesh import AXIS, CUT, WHOLE
 from cxda_jax.progress import compiling
 from cxda_jax.runs.training import commit
-from cxda_jax.types import Images, Method
+from cxda_jax.types import Images
 from cxda_jax.version import VERSION
 
 # Bytes of the memory of one chip, as the makers state them.
 MEMORY = {"v4": 32 * 2**30, "v5e": 16 * 2**30, "v5p": 95 * 2**30, "v6e": 32 * 2**30, "h100": 80e9}
 SMALL = 1024  # bytes; smaller exchanges are not shown
+_TOPOLOGY = re.compile(r"(h100):([1-9]\d{0,3})|(v4|v5e|v5p|v6e):([1-9]\d{0,3}(?:x[1-9]\d{0,3}){1,2})")
 _COLLECTIVE = re.compile(
     r" = (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast)(?:-start)?\("
 )
-_ARRAY = re.compile(r"\b(pred|bf16|f16|f32|f64|[su]8|[su]16|[su]32|[su]64)\[([\d,]*)\]")
+_ARRAY = re.compile(r"\b(pred|(?:bf|f|s|u)(8|16|32|64))\[([\d,]*)\]")  # the type, its bits, the sides
 _NO_ROOM = re.compile(r"[Uu]sed ([\d.]+)([KMG]) of ([\d.]+)([KMG])")
 # What XLA needs to know of an H100 in order to compile for it without one.
 _H100 = """
@@ -76,23 +77,15 @@ class Program(NamedTuple):
     what: str  # "step" or "evaluation"
     lowered: Any
     tasks: int  # in one run, on all devices together
-    flops: float  # of one device, counted before compilation, where the device's compiler counts none; else 0
 
 
 def read_target(text: str) -> Target:
     """A text such as v5e:2x4 or h100:8, as a Target."""
-    found = re.fullmatch(r"(\w+):(\d{1,4}(?:x\d{1,4}){0,2})", text)
-    if not found or found[1] not in MEMORY:
-        known = ", ".join(MEMORY)
-        raise UserError(f"topology {brief(repr(text))}: expected KIND:SHAPE such as v5e:2x4 or h100:8; kinds: {known}")
-    sides = [int(side) for side in found[2].split("x")]
-    target = Target(text, found[1], math.prod(sides))
-    if not target.chips:
-        raise UserError(f"topology {brief(repr(text))} has no chips; write v5e:1x1 or h100:1 for a single one")
-    if (target.platform == "gpu") != (len(sides) == 1):
-        form = "h100:8, the number of GPUs" if target.platform == "gpu" else f"{found[1]}:2x4, the sides of the slice"
-        raise UserError(f"topology {brief(repr(text))}: expected such as {form}")
-    return target
+    if not (found := _TOPOLOGY.fullmatch(text)):
+        expected = "h100:8, the number of GPUs, or v5e:2x4, the sides of a slice of v4, v5e, v5p or v6e"
+        raise UserError(f"topology {brief(repr(text))}: expected such as {expected}")
+    kind, size = filter(None, found.groups())
+    return Target(text, kind, math.prod(map(int, size.split("x"))))
 
 
 def passport(config: Config, target: Target, data_dir: str, log: Callable[[str], None]) -> dict[str, Any]:
@@ -105,7 +98,7 @@ def passport(config: Config, target: Target, data_dir: str, log: Callable[[str],
     store = empty_store(benchmark) if benchmark in PUBLISHED and not prepared else open_data(config, data_dir)
     with devices(target) as mesh:
         log(f"lowering for {target.text}: {mesh.devices.flat[0].device_kind}")
-        for program in lower_all(config, store, mesh, target.platform != "gpu"):
+        for program in lower_all(config, store, mesh):
             with compiling(f"the {program.what} of {program.tasks} tasks", log):
                 programs[program.what] = examine(program, MEMORY[target.kind])
     return {
@@ -122,10 +115,10 @@ def passport(config: Config, target: Target, data_dir: str, log: Callable[[str],
 
 
 def examine(program: Program, memory: float) -> dict[str, Any]:
-    """Compiles a program, and says what the compiler tells of it. All figures but `tasks` are of one chip."""
-    began, refused = time.perf_counter(), None
+    """The compiler's account of a program. All figures but `tasks` are of one chip."""
+    began, lowered = time.perf_counter(), program.lowered
     try:
-        compiled = program.lowered.compile(backend.compiler_options())
+        compiled, refused = lowered.compile(backend.compiler_options()), None
     except jax.errors.JaxRuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
             raise
@@ -139,7 +132,7 @@ def examine(program: Program, memory: float) -> dict[str, Any]:
     return found | {
         "fits": peak <= memory,
         "peak_bytes": peak,
-        "flops": program.flops or counted.get("flops", 0.0),
+        "flops": counted.get("flops") or cost.flops(lowered),  # the compiler for GPUs counts none
         "bytes_accessed": counted.get("bytes accessed"),
         "exchanges": exchanges(compiled.as_text()),
     }
@@ -150,19 +143,12 @@ def exchanges(text: str) -> list[dict[str, Any]]:
     the largest first."""
     found = []
     for kinds, operation in _COLLECTIVE.findall(text):
-        arrays = _ARRAY.findall(kinds)
-        count = sum(
-            jnp.dtype(_dtype(name)).itemsize * math.prod(map(int, filter(None, sides.split(","))))
-            for name, sides in arrays
-        )
-        found.append({"operation": operation, "types": " ".join(sorted({name for name, _ in arrays})), "bytes": count})
+        types, count = set(), 0
+        for kind, bits, sides in _ARRAY.findall(kinds):
+            types.add(kind)
+            count += int(bits or 8) // 8 * math.prod(map(int, filter(None, sides.split(","))))
+        found.append({"operation": operation, "types": " ".join(sorted(types)), "bytes": count})
     return sorted(found, key=lambda exchange: -exchange["bytes"])
-
-
-def _dtype(name: str) -> str:
-    """XLA's name of a type as numpy's."""
-    whole = {"pred": "bool", "bf16": "bfloat16"}
-    return whole.get(name) or {"f": "float", "s": "int", "u": "uint"}[name[0]] + name[1:]
 
 
 def table(found: dict[str, Any]) -> str:
@@ -183,31 +169,30 @@ def table(found: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def devices(target: Target) -> Iterator[Any]:
+def devices(target: Target) -> Iterator[Mesh]:
     """A mesh with the axis "tasks" of the target's devices, for which programs can be compiled but not run.
 
     Within the context programs are traced for the target's platform.
     """
-    from jax.experimental import topologies
-
     describe = _describe_tpu if target.platform == "tpu" else _describe_gpu
     with backend.target(target.platform), _names_of_cuda():
         try:
-            topology = describe(topologies, target)
+            topology = describe(target)
         except UserError:
             raise
         except Exception as e:  # of several types, by the compiler's library
             said = brief(" ".join(str(e).split()), 160)
             raise UserError(f"topology {target.text!r}: the compiler refuses it: {said}") from e
-        yield jax.make_mesh((target.chips,), ("tasks",), (jax.sharding.AxisType.Auto,), devices=topology.devices)
+        yield jax.make_mesh((target.chips,), (AXIS,), (jax.sharding.AxisType.Auto,), devices=topology.devices)
 
 
-def _describe_tpu(topologies: Any, target: Target) -> Any:
-    # There is no TPU whose facts could be asked, no other host, and nothing that only one process may use.
-    for name, value in (
-        ("TPU_SKIP_MDS_QUERY", "1"), ("TPU_WORKER_HOSTNAMES", "localhost"), ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
-    ):  # fmt: skip
-        os.environ.setdefault(name, value)
+def _describe_tpu(target: Target) -> Any:
+    from jax.experimental import topologies
+
+    # Process-wide: else libtpu complains on several lines that it finds no TPU's hosts, and a second process that
+    # compiles at the same time is refused. Running the command twice at once shows it, and no test.
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     try:
         import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -215,7 +200,9 @@ def _describe_tpu(topologies: Any, target: Target) -> Any:
     return topologies.get_topology_desc(platform="tpu", topology_name=target.text)
 
 
-def _describe_gpu(topologies: Any, target: Target) -> Any:
+def _describe_gpu(target: Target) -> Any:
+    from jax.experimental import topologies
+
     try:
         import jax_plugins.xla_cuda12 as plugin  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -225,7 +212,8 @@ def _describe_gpu(topologies: Any, target: Target) -> Any:
         raise UserError(f"topology {target.text!r} needs the GPU compiler: pip install --no-deps {names}") from None
     from jax._src import xla_bridge
 
-    jax.devices()  # JAX looks for its plugins
+    # Private: JAX looks for its plugins with its devices, but keeps that of CUDA only where there is a GPU.
+    jax.devices()
     if "cuda" not in xla_bridge._topology_factories:
         plugin.initialize()
     return topologies.get_topology_desc(platform="cuda", target_config=_H100, topology=f"1x1x{target.chips}")
@@ -233,7 +221,8 @@ def _describe_gpu(topologies: Any, target: Target) -> Any:
 
 @contextlib.contextmanager
 def _names_of_cuda() -> Iterator[None]:
-    """Without a GPU JAX does not know that "gpu" means CUDA (its issue 23971)."""
+    """Within it JAX knows that "gpu" means CUDA, which it does not know on a machine without GPUs."""
+    # Private: JAX's issue 23971. Compiling for h100:1 shows it, and no test, since GPUs' compiler is not at hand there.
     from jax._src import xla_bridge
 
     before = xla_bridge.canonicalize_platform
@@ -244,93 +233,55 @@ def _names_of_cuda() -> Iterator[None]:
         xla_bridge.canonicalize_platform = before
 
 
-def lower_all(config: Config, store: DomainStore, mesh: Any, counts: bool) -> Iterator[Program]:
-    """The training step, unless the method trains as another one, and the evaluation. The context is devices().
-
-    `counts` says whether the target's compiler counts operations.
-    """
+def lower_all(config: Config, store: DomainStore, mesh: Mesh) -> Iterator[Program]:
+    """The training step, unless the method trains as another one, and the evaluation. The context is devices()."""
     method, chips, tasks = build_method(config, store), mesh.size, config["train"]["tasks_per_step"]
     if tasks % chips and not method.trains_as:
-        fix = f"make it a multiple of {chips}"
-        raise UserError(f"tasks_per_step={tasks} cannot be shared by {chips} chips; {fix}")
-    source = Source((), lambda *_: iter(()), gather(store))
-    image = store.images.shape[1:]
-    pixels: Any = jax.ShapeDtypeStruct((2, *image), jnp.uint8)
-    domains: Any = jax.ShapeDtypeStruct((2,), jnp.int32)
-    example = Images(pixels, domains)
-    variables = jax.eval_shape(method.init, _keys(()), example)
+        raise UserError(f"tasks_per_step={tasks} cannot be shared by {chips} chips; make it a multiple of {chips}")
+
+    def whole(tree: Any) -> Any:
+        return _placed(tree, NamedSharding(mesh, WHOLE))
+
+    def cut(tree: Any) -> Any:
+        return _placed(tree, NamedSharding(mesh, CUT))
+
+    source = Source((), lambda *_: iter(()), gather(store), mesh if chips > 1 else None)
+    resident, image, key = rows_of(store), store.images.shape[1:], jax.eval_shape(lambda: jax.random.key(0))
+    example: Any = Images(_array((2, *image), jnp.uint8), _array((2,)))
+    variables = jax.eval_shape(method.init, key, example)
     if not method.trains_as:
         optimizer = make_optimizer(**config["optimizer"], steps=make_schedule(config, store).steps)
         learner = train.Learner(method, optimizer, augment.Weak(**config["augment"]))
-        yield _step(config, learner, source, _shapes(rows_of(store)), variables, mesh, counts)
+        state = jax.eval_shape(lambda: train.init_state(method, optimizer, 0, example))
+        one = functools.partial(train.train_call, learner, source, 1)
+        step = backend.jit(train.over_devices(learner, source, mesh, 1) if chips > 1 else one, donate_argnums=0)
+        plan = _plan(config, tasks, method.trains_mixed)
+        yield Program("step", step.lower(whole(state), whole(resident), cut(plan), whole(key)), tasks)
     if method.calibrate:
-        images = jax.ShapeDtypeStruct((CALIBRATION_IMAGES, *image), jnp.uint8)
+        images = _array((CALIBRATION_IMAGES, *image), jnp.uint8)
         variables = jax.eval_shape(method.calibrate, variables, images)
-    yield _evaluation(config, method, source, _shapes(rows_of(store)), variables, mesh, counts)
-
-
-def _step(
-    config: Config, learner: train.Learner, source: Source, resident: Any, variables: Any, mesh: Any, counts: bool
-) -> Program:
-    method, tasks = learner.method, config["train"]["tasks_per_step"]
-    call = functools.partial(train.train_call, learner, source, 1)
-    flag: Any = jax.ShapeDtypeStruct((), jnp.bool_)
-    number: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    state = train.TrainState(number, variables, jax.eval_shape(learner.optimizer.init, variables["params"]), flag)
-    whole, cut = NamedSharding(mesh, jax.P()), NamedSharding(mesh, jax.P("tasks"))
-    step = backend.jit(train.over_devices(learner, source, mesh, 1) if mesh.size > 1 else call, donate_argnums=0)
-    batch = _plan(config, method, tasks)
-    lowered = step.lower(_at(whole, state), _at(whole, resident), _at(cut, batch), _at(whole, _keys(())))
-    own = _plan(config, method, tasks // mesh.size)
-    flops = 0.0 if counts else cost.flops(jax.jit(call).lower(state, resident, own, _keys(()))) or 0.0
-    return Program("step", lowered, tasks, flops)
-
-
-def _evaluation(
-    config: Config, method: Method, source: Source, resident: Any, variables: Any, mesh: Any, counts: bool
-) -> Program:
-    """The program that adapts to some tasks and answers, or for a method that
-    fine-tunes the one that adapts to a task."""
-    each = (config["evaluation"]["per_call"] or backend.default_tasks_per_call()) if method.feed_forward else 1
-    tasks, evaluator = each * mesh.size if method.feed_forward else 1, compile_task(method, source)
-    whole, cut = NamedSharding(mesh, jax.P()), NamedSharding(mesh, jax.P("tasks"))
-
-    def arguments(count: int) -> tuple[Any, Any]:
-        plan = _plan(config, method, count, training=False)
-        return jax.eval_shape(source.assemble, resident, plan), _keys((count,))
-
+    evaluator: Any = compile_task(method, source)
+    per_chip = config["evaluation"]["per_call"] or backend.default_tasks_per_call()
+    tasks = per_chip * chips if method.feed_forward else 1
+    episodes = jax.eval_shape(source.assemble, resident, _plan(config, tasks))
     if method.feed_forward:
-        program: Any = evaluator.answer
-        episodes, keys = arguments(tasks)
-        placed, plain = (_at(cut, episodes), _at(cut, keys)), arguments(each)
-    else:
-        program = evaluator.adapt
-        episodes, keys = arguments(1)
-        plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (episodes.support, keys))
-        placed = _at(whole, plain)
-    lowered = program.lower(_at(whole, variables), *placed)
-    flops = 0.0 if counts else cost.flops(program.lower(variables, *plain)) or 0.0
-    return Program("evaluation", lowered, tasks, flops)
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), tasks))
+        yield Program("evaluation", evaluator.answer.lower(whole(variables), cut(episodes), cut(keys)), tasks)
+    else:  # the program that adapts to a task
+        support = jax.tree.map(lambda x: _array(x.shape[1:], x.dtype), episodes.support)
+        yield Program("evaluation", evaluator.adapt.lower(whole(variables), whole(support), whole(key)), tasks)
 
 
-def _plan(config: Config, method: Method, tasks: int, training: bool = True) -> Plan:
+def _plan(config: Config, tasks: int, mixed: bool = False) -> Plan:
     """The shapes of a Plan of the config's tasks."""
-    spec = episode_spec(config)
-    spec = mixed_spec(spec) if training and method.trains_mixed else spec
-    rows = (spec.num_domains * spec.per_domain, spec.num_query)
-    shapes: list[Any] = [jax.ShapeDtypeStruct((tasks, count), jnp.int32) for count in rows]
-    return Plan(*shapes)
+    spec = mixed_spec(episode_spec(config)) if mixed else episode_spec(config)
+    return Plan(_array((tasks, spec.num_domains * spec.per_domain)), _array((tasks, spec.num_query)))
 
 
-def _keys(shape: tuple[int, ...]) -> Any:
-    """The shape of keys for random numbers."""
-    return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), shape) if shape else jax.random.key(0))
+def _array(shape: tuple[int, ...], dtype: Any = jnp.int32) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def _shapes(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), tree)
-
-
-def _at(sharding: NamedSharding, tree: Any) -> Any:
-    """The shapes of a tree, each placed so."""
+def _placed(tree: Any, sharding: NamedSharding) -> Any:
+    """The shapes of the arrays of a tree, each placed so."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

@@ -19,7 +19,8 @@ import jax
 
 from cxda_jax.errors import UserError
 
-# Without this option XLA's CPU backend expands each convolution into gigabytes of im2col: 2 to 3 times slower.
+# Experimental: else XLA's CPU backend expands each convolution into gigabytes of im2col, and a step takes 2 to 3 times
+# as long. test_a_training_step_moves_no_more_than_it_did_and_never_calls_the_host in tests/test_cost.py shows it.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 _deterministic = False  # of GPUs alone: on other devices all operations are deterministic
 _TARGET = contextvars.ContextVar("target", default="")
@@ -29,7 +30,9 @@ _TARGET = contextvars.ContextVar("target", default="")
 def target(platform: str) -> Iterator[None]:
     """Within it programs are traced for this platform ("cpu", "gpu" or "tpu"), which the machine need not have."""
     token = _TARGET.set(platform)
-    jax.clear_caches()  # JAX keeps what it traced, in the forms of another platform
+    # Process-wide: else JAX takes what it has traced in the forms of another platform. See
+    # test_a_step_in_the_form_of_gpus_equals_that_of_cpus in tests/test_layers.py.
+    jax.clear_caches()
     try:
         yield
     finally:
@@ -163,9 +166,10 @@ def threads() -> int:
 def keep_freed_memory() -> None:
     """Makes the C library keep large freed blocks for the next step, where it is glibc.
 
-    Otherwise it returns them to the system, and on CPUs each step fetches its activations again, page by page. Call
-    this before JAX starts its threads. Threads that exist already have memory pools of their own, which only grow.
+    Call it before JAX starts its threads. Threads that exist already have memory pools of their own, which only grow.
     """
+    # Process-wide: else a step on CPUs fetches its activations anew, 71,000 pages in place of 8,000 (docs/speed.md).
+    # No test shows it, since none measures time.
     if mallopt := _of_glibc("mallopt"):
         # M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD of malloc.h
         for option, value in ((-8, 1), (-4, 0), (-1, 2**31 - 1), (-2, 2**28)):
@@ -174,14 +178,10 @@ def keep_freed_memory() -> None:
 
 def freed_memory() -> int:
     """Bytes of freed blocks that the C library keeps for this process; 0 if it does not say."""
-    return heap().fordblks
-
-
-def heap() -> Any:
-    """The C library's account of this process's heap, with the fields of mallinfo2(); all 0 if it says nothing."""
-    if mallinfo := _of_glibc("mallinfo2"):
-        mallinfo.restype = _Mallinfo
-    return (mallinfo or _Mallinfo)()
+    if not (mallinfo := _of_glibc("mallinfo2")):
+        return 0
+    mallinfo.restype = _Mallinfo
+    return mallinfo().fordblks
 
 
 class _Mallinfo(ctypes.Structure):  # from malloc.h

@@ -5,6 +5,10 @@ of them and publishes a verdict once one is missing. A process that ends before 
 seconds to end for the same reason: after a signal all end so. A process that is left after that says in one line what
 happened, and ends. Nothing is lost: a checkpoint is either whole or not there, and the same command goes on from the
 newest one.
+
+What is private to JAX here, or concerns the whole process, has a comment that begins with "Private" or "Process-wide".
+Unless it names another test, test_a_lost_process_ends_all_with_one_line_and_loses_nothing of tests/test_mesh.py shows
+the failure.
 """
 
 import atexit
@@ -37,7 +41,7 @@ AGAIN = "nothing that was saved is lost; start all processes again with the same
 _FIRST_GONE = "process 0, through which all others meet, is gone"
 _BEATS, _ENDED, _VERDICT = "cxda/beat/", "cxda/ended/", "cxda/verdict"
 
-# What JAX says where it cannot reach the service. The last is what it makes of the call of _quiet_client()'s function.
+# JAX's words where it cannot reach the service. The last one comes from calling _quiet_client()'s function.
 _LOST = "DEADLINE_EXCEEDED", "UNAVAILABLE", "bad_cast"
 
 _on_abort: Any = None  # kept, since ctypes would else free it
@@ -47,9 +51,9 @@ _on_abort: Any = None  # kept, since ctypes would else free it
 def joined(coordinator: str = "", num_processes: int = -1, process_id: int = -1, quiet: bool = True) -> Iterator[None]:
     """Inside, this process works together with the others. Call it before anything asks JAX for its devices.
 
-    On Slurm and on Cloud TPUs JAX finds the others by itself. Elsewhere all three arguments say who they are:
-    HOST:PORT of process 0, how many processes there are, and the number of this one. With `quiet`, what the C++ parts
-    of JAX say of peers that end is left out.
+    On Slurm and on Cloud TPUs JAX finds the others by itself. Elsewhere all three arguments are needed: HOST:PORT of
+    process 0, the number of processes, and the number of this one. `quiet` leaves out the lines of JAX's C++ parts
+    about peers that end.
     """
     if quiet:
         _silence_cpp()
@@ -77,39 +81,38 @@ def joined(coordinator: str = "", num_processes: int = -1, process_id: int = -1,
 
 
 def _meet(coordinator: str, num_processes: int, process_id: int) -> None:
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_recoverability", True)  # or JAX ends all processes itself, with pages of its own
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
-    given: list[Any] = [x if given else None for x, given in (
-        (coordinator, coordinator), (num_processes, num_processes >= 0), (process_id, process_id >= 0),
-    )]  # fmt: skip
+    # Process-wide: else JAX takes SIGTERM for itself, so that nothing is saved. See
+    # test_a_signal_reaches_a_process_that_works_with_others in tests/test_mesh.py.
+    jax.config.update("jax_enable_preemption_service", False)
+    count, which = (None if number < 0 else number for number in (num_processes, process_id))
     try:
         with _quiet_client():
             jax.distributed.initialize(
-                *given, initialization_timeout=MEET, heartbeat_timeout_seconds=10 * MEET, shutdown_timeout_seconds=5
+                coordinator or None, count, which, initialization_timeout=MEET,
+                heartbeat_timeout_seconds=10 * MEET, shutdown_timeout_seconds=5,
             )  # fmt: skip
     except (ValueError, TypeError) as e:
         raise UserError(f"the processes cannot meet: {brief(str(e), 150)}") from e
     except RuntimeError as e:  # jax.errors.JaxRuntimeError is one too
         _forget()
         if any(word in str(e) for word in _LOST):
-            where = f" at {coordinator}" if coordinator else ""
-            what = f"not all processes came within {MEET} s{where}"
-            raise UserError(
-                f"{what}; check that each one was started and can reach process 0, and start all again"
-            ) from e
+            said = f"not all processes came within {MEET} s" + (f" at {coordinator}" if coordinator else "")
+            fix = "check that each one was started and can reach process 0, and start all again"
+            raise UserError(f"{said}; {fix}") from e
         raise UserError(f"the processes cannot meet: {brief(str(e), 150)}") from e
 
 
 def _forget() -> None:
-    """JAX would take its leave once more when the process ends, and say on many lines that it cannot."""
+    """Makes JAX forget its client of the service."""
+    # Private: else JAX shuts the client down once more when the process ends, and complains on many lines.
     distributed.global_state.client = None
 
 
 @contextlib.contextmanager
 def _quiet_client() -> Iterator[None]:
-    """Inside, JAX makes a client that does not end the process when it loses the service: the watch does,
-    in one line."""
+    """Inside, JAX makes a client that does not end the process when it cannot reach the service."""
+    # Private: else the process is aborted with pages of C++ where another one never comes, and no except is reached.
+    # See test_a_process_that_never_comes_ends_the_others_with_an_error in tests/test_mesh.py.
     from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
     make = getattr(_jax, "get_distributed_runtime_client", None)
@@ -124,10 +127,8 @@ def _quiet_client() -> Iterator[None]:
 
 
 def _silence_cpp() -> None:
-    """Only Python still writes to stderr.
-
-    The C++ parts of JAX say the loss of a peer on many lines, and the watch on one.
-    """
+    """Lets only Python still write to stderr."""
+    # Process-wide: the C++ parts of JAX tell the loss of a peer on many lines, and the watch on one.
     sys.stderr.flush()
     stops.stderr = os.dup(2)
     sys.stderr = open(stops.stderr, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115  # it is the stream of the whole process
@@ -135,11 +136,9 @@ def _silence_cpp() -> None:
 
 
 def _answer_abort() -> None:
-    """JAX's client aborts the process as soon as it loses process 0. Then one line says so.
-
-    Python's own handlers of signals would come too late: the system ends the process when the C handler returns. So the
-    handler is a C function that ctypes makes.
-    """
+    """Has one line say that JAX's client aborts the process, as it does as soon as it loses process 0."""
+    # Process-wide: a Python handler would come too late, since the system ends the process when the C handler returns.
+    # So the handler is a C function, which ctypes makes.
     global _on_abort
     faulthandler.disable()
     _on_abort = ctypes.CFUNCTYPE(None, ctypes.c_int)(_say_aborted)
@@ -159,7 +158,7 @@ def _say_aborted(_: int) -> None:
 
 
 class _Watch(threading.Thread):
-    """Gives this process's signs of life, and ends the process when another one is gone."""
+    """A thread that gives this process's signs of life, and ends the process when another one is gone."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -218,11 +217,12 @@ class _Watch(threading.Thread):
         os._exit(TEMPORARY)
 
     def end(self, reason: str, code: int) -> None:
-        """This process ends for a reason that the others are told. Process 0 alone then waits for them."""
+        """Tells the others why this process ends. When it ends, process 0 waits for them."""
         self._done.set()
         with contextlib.suppress(Exception):
             self._store.key_value_set(f"{_ENDED}{self._own}", reason, allow_overwrite=True)
-        atexit.register(self._exit, code)  # it runs before what JAX registered, which would wait for the others
+        # Process-wide: it runs before the handlers that JAX registered, which would wait for the others.
+        atexit.register(self._exit, code)
 
     def _exit(self, code: int) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -233,10 +233,7 @@ class _Watch(threading.Thread):
         os._exit(code)
 
     def _wait_for_the_others(self) -> None:
-        """The service ends with process 0.
-
-        So it stays until all others have said that they end, or GRACE has made them end.
-        """
+        """Waits until all others end, or GRACE has made them end, since the service ends with process 0."""
         until = time.monotonic() + GRACE + BEAT
         with contextlib.suppress(Exception):
             while time.monotonic() < until and len(self._store.key_value_dir_get(_ENDED)) < self._count:
@@ -244,7 +241,7 @@ class _Watch(threading.Thread):
         time.sleep(2 * BEAT)
 
     def leave(self) -> None:
-        """All processes are done."""
+        """Leaves the others, once the work of all is done."""
         mesh.together()
         self._done.set()
         self.join()

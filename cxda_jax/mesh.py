@@ -20,16 +20,17 @@ WHOLE, CUT = jax.P(), jax.P(AXIS)
 
 
 def processes() -> int:
+    """The number of processes."""
     return jax.process_count()
 
 
 def process() -> int:
-    """The number of this one."""
+    """The number of this process, from 0."""
     return jax.process_index()
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes."""
+    """Whether this process is the one that writes files."""
     return jax.process_index() == 0
 
 
@@ -59,8 +60,10 @@ def own_part(rows: np.ndarray) -> np.ndarray:
 
 
 def place(mesh: Mesh | None, tree: Any, spec: jax.sharding.PartitionSpec = WHOLE) -> Any:
-    """Arrays on the devices of the mesh: what is whole from the same array in each process,
-    what is cut from own parts."""
+    """Puts the arrays of a tree on the devices of the mesh; without a mesh, leaves them as they are.
+
+    For WHOLE each process gives the same array. For CUT each one gives the rows of its own devices.
+    """
     if mesh is None:
         return tree
 
@@ -74,7 +77,7 @@ def place(mesh: Mesh | None, tree: Any, spec: jax.sharding.PartitionSpec = WHOLE
 
 
 def place_rows(mesh: Mesh, array: np.ndarray, by_rows: bool) -> jax.Array:
-    """An array of the store on the mesh: whole on each device, or with its rows shared out and filled up with zeros."""
+    """Puts an array of the store on the mesh: whole on each device, or by rows, with zeros after the last one."""
     if not by_rows:
         return place(mesh, array)
     rows = -(-len(array) // mesh.size) * mesh.size
@@ -88,19 +91,19 @@ def place_rows(mesh: Mesh, array: np.ndarray, by_rows: bool) -> jax.Array:
 
 
 def specs(tree: Any) -> Any:
-    """The places of the arrays of a tree on their mesh."""
+    """The places of the arrays of a tree on their mesh: WHOLE, CUT and the like."""
     return jax.tree.map(lambda x: x.sharding.spec, tree)
 
 
 def over(mesh: Mesh | None, call: Callable[..., Any], inputs: Any, outputs: Any = CUT) -> Callable[..., Any]:
-    """The function on each device's part of its arguments. It is the function itself where there is no mesh."""
+    """A function that calls `call` on each device with the device's part of the arguments; without a mesh, `call`."""
     if mesh is None:
         return call
     return jax.shard_map(call, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
 
 
 def local(tree: Any) -> Any:
-    """The rows of arrays that are on the devices of this process, as arrays of the host."""
+    """Fetches the rows that lie on the devices of this process, as arrays of the host."""
 
     def fetch(x: Any) -> np.ndarray:
         if not isinstance(x, jax.Array) or x.is_fully_addressable:
@@ -114,28 +117,32 @@ def local(tree: Any) -> Any:
 
 
 def largest(array: np.ndarray) -> np.ndarray:
-    """The elementwise maximum of the arrays that the processes have; all must call this."""
-    return array if jax.process_count() == 1 else _gathered(array).max(0)
+    """The elementwise maximum of the arrays of all processes, which must all call this."""
+    if jax.process_count() == 1:
+        return array
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array)).max(0)
 
 
 def from_first(work: Callable[[], Any], like: Any = None) -> Any:
-    """The result that work() has in the first process, in all of them; a UserError there is one everywhere.
+    """Calls work() in the first process alone, and returns its result, or raises its UserError, in all processes.
 
-    It gives values that JSON can hold; or a pair of a tree of arrays that has the shapes of `like`, and such
-    values. None in place of the pair stays None.
+    The result consists of values that JSON can hold. With `like` it is a pair, or None in place of the pair: a tree of
+    arrays that has the shapes of `like`, and such values.
     """
     if jax.process_count() == 1:
         return work()
     from jax.experimental import multihost_utils
 
-    given, fault = None, ""
+    result, fault = None, ""
     if is_first():
         try:
-            given = work()
+            result = work()
         except UserError as e:
             fault = str(e)
-    tree, notes = given if like is not None and given is not None else (None, given)
-    fault, exists, notes = json.loads(_text_of_first(json.dumps([fault, given is not None, notes])))
+    tree, notes = result if like is not None and result is not None else (None, result)
+    fault, exists, notes = json.loads(_text_of_first(json.dumps([fault, result is not None, notes])))
     if fault:
         raise UserError(fault)
     if like is None or not exists:
@@ -144,35 +151,8 @@ def from_first(work: Callable[[], Any], like: Any = None) -> Any:
     return multihost_utils.broadcast_one_to_all(local(tree) if is_first() else empty), notes
 
 
-def together() -> None:
-    """Returns once all processes have come here."""
-    largest(np.zeros(1, np.int32))
-
-
-class NoWriter(contextlib.AbstractContextManager["NoWriter"]):
-    """In a process that writes no files: takes what it would write, and does nothing."""
-
-    def nothing(self, *_: Any) -> None:
-        pass
-
-    save = wait = write = __call__ = __exit__ = nothing
-
-
-def by_first(make: Callable[..., Any], *arguments: Any) -> Any:
-    """make(*arguments) in the process that writes."""
-    return make(*arguments) if is_first() else NoWriter()
-
-
-def step_arguments(devices: Mesh | None, batch: Any, steps: int, stopping: Callable[[], bool]) -> tuple[Any, ...]:
-    """The arguments of a program of so many steps: its batch on the devices; of several processes,
-    also who is asked to stop."""
-    batch = place(devices, batch, CUT if steps == 1 else jax.P(None, AXIS))
-    if devices is None or jax.process_count() == 1:
-        return (batch,)
-    return batch, place(devices, np.full(len(devices.local_devices), stopping(), np.int32), CUT)
-
-
 def _text_of_first(text: str) -> str:
+    """The text of the first process. Its length is sent before it, since the others do not know it."""
     from jax.experimental import multihost_utils
 
     data = np.frombuffer(text.encode(), np.uint8)
@@ -181,7 +161,31 @@ def _text_of_first(text: str) -> str:
     return bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8)).decode()
 
 
-def _gathered(array: np.ndarray) -> np.ndarray:
-    from jax.experimental import multihost_utils
+def together() -> None:
+    """Waits until all processes have called this."""
+    largest(np.zeros(1, np.int32))
 
-    return np.asarray(multihost_utils.process_allgather(array)).reshape(jax.process_count(), *array.shape)
+
+class NoWriter(contextlib.AbstractContextManager["NoWriter"]):
+    """Stands for the writer of files in a process that writes none: its methods do nothing."""
+
+    def nothing(self, *_: Any) -> None:
+        pass
+
+    save = wait = write = __call__ = __exit__ = nothing
+
+
+def by_first(make: Callable[..., Any], *arguments: Any) -> Any:
+    """The writer make(*arguments) in the first process, and a NoWriter in the others."""
+    return make(*arguments) if is_first() else NoWriter()
+
+
+def step_arguments(devices: Mesh | None, batch: Any, steps: int, stopping: Callable[[], bool]) -> tuple[Any, ...]:
+    """The batch on the devices, for a program of so many steps.
+
+    With several processes there is a second argument: whether this process is asked to stop, once for each device.
+    """
+    batch = place(devices, batch, CUT if steps == 1 else jax.P(None, AXIS))
+    if devices is None or jax.process_count() == 1:
+        return (batch,)
+    return batch, place(devices, np.full(len(devices.local_devices), stopping(), np.int32), CUT)

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from cxda_jax import augment, backend, cost, train
-from cxda_jax.bench.cases import SHAPES, Case, make_runner, prepare
+from cxda_jax.bench.cases import Case, make_runner, prepare
 from cxda_jax.data.episodes import sample_plans
+from cxda_jax.data.published import PUBLISHED
 from cxda_jax.data.sources import device_source
 from cxda_jax.evaluation import PREDICTIONS, Evaluator, Tasks, compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
@@ -55,7 +56,7 @@ def test_main_steps_do_the_operations_that_torch_counts(work, statistics, shape,
     from cxda_jax.bench import torch_peer as peer
 
     case = Case(shape, method, work, statistics)
-    (side, _, channels), classes = SHAPES[shape].image, SHAPES[shape].classes
+    (side, _, channels), classes = PUBLISHED[shape].image, PUBLISHED[shape].classes
     with torch.device("meta"):
         attention = peer.TorchAttention(128) if method == "cxda" else None
         of_peer = "buffers" if statistics == "stop" else "flow"

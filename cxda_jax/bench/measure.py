@@ -22,6 +22,7 @@ import jax
 
 from cxda_jax import backend
 from cxda_jax.errors import UserError
+from cxda_jax.runs.training import commit
 
 ROOT = Path(__file__).parents[2]
 CPU_THREADS = ("tf_XLAPjRtCpuClient", "tf_XLAExecute")  # names of the threads that run operations, in JAX 0.10 and 0.12
@@ -45,15 +46,6 @@ def spread(seconds: list[float], units: int = 1) -> dict[str, float]:
     """Median, least and most milliseconds of a unit of work, from the seconds of calls that do `units` of them."""
     ms = [1e3 * s / units for s in seconds]
     return {"median_ms": statistics.median(ms), "min_ms": min(ms), "max_ms": max(ms)}
-
-
-def show(label: str, row: dict[str, Any], ratio: float | None = None) -> dict[str, Any]:
-    """Prints a row of a record, and returns it: what spread() found, and its share of the peak where that is known."""
-    share = f" {row['of_gemm_peak']:4.0%} of GEMM" if "of_gemm_peak" in row else ""
-    beside = "" if ratio is None else f" ratio {ratio:.2f}"
-    times = f"{row['median_ms']:9.3f} ms ({row['min_ms']:.3f}-{row['max_ms']:.3f})"
-    print(f"{label:48} {times}{share}{beside}", flush=True)
-    return row
 
 
 def chained(call: Callable[[Any], tuple[Any, Any]], state: Any) -> Timing:
@@ -132,12 +124,8 @@ def open_peer(wanted: bool) -> Iterator[Peer | None]:
 def describe_machine(peer: Peer | None) -> dict[str, Any]:
     """The part of a record about versions, the code's commit and the machine."""
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")}
-    commit = None
-    if (ROOT / ".git").exists():  # an installed package may lie inside another repository
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-        commit = found.stdout.strip() or None
     return {
-        "commit": commit,
+        "commit": commit(),
         "versions": versions | {"python": platform.python_version()},
         "platform": jax.default_backend(),
         "device": jax.devices()[0].device_kind,

@@ -1,12 +1,13 @@
 """The parts that the suites of cxda benchmark share: their options, and rows of the record,
 which is written with each."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from cxda_jax import backend, cost
-from cxda_jax.bench.cases import SHAPES, Case, make_runner, seeds_timing
-from cxda_jax.bench.measure import Peer, Timing, interleave, repeated, show, spread, top_operations
+from cxda_jax.bench.cases import Case, make_runner
+from cxda_jax.bench.measure import Peer, Timing, interleave, repeated, spread
+from cxda_jax.data.published import PUBLISHED
 
 
 class Options(NamedTuple):
@@ -20,19 +21,12 @@ class Options(NamedTuple):
     gemm: int  # rows and columns of the matrices whose product gives the peak
     budget_s: float  # seconds after which the suite gpu begins no other part
     small: bool  # few images and steps: the suite only shows that it runs
-    shapes: Sequence[str]  # of the suite step
-    cases: Sequence[str]  # methods of the suite step
+    shapes: tuple[str, ...]  # of the suite step; all if empty
     only: tuple[str, ...]  # how the names of the parts of the suite gpu begin; all if empty
 
     def add(self, name: str, row: Any) -> None:
         """Adds a row to a list of the record, and writes the record."""
-        self.keep({name: [*self.record.get(name, ()), row]})
-
-
-def timed(work: Case | Timing, o: Options, units: int = 1) -> dict[str, float]:
-    """spread() of work that is timed alone, which does `units` of it in one call."""
-    timing = make_runner(work, o.small).timing if isinstance(work, Case) else work
-    return spread(interleave({"": timing}, o.repeats)[""], units)
+        self.keep({name: [*self.record[name], row]})
 
 
 def in_turn(o: Options, ours: dict[str, Timing], peers: Iterable[str], what: str, **how: Any) -> dict[str, list[float]]:
@@ -44,35 +38,37 @@ def in_turn(o: Options, ours: dict[str, Timing], peers: Iterable[str], what: str
     return seconds
 
 
-def add_beside_peers(o: Options, peaks: dict[str, float], peers: Iterable[str], *cases: Case) -> None:
-    """Adds the rows of cases that take turns with their peers. `peaks` are those of gemm_peaks()."""
-    for case in cases:
-        runner, shape = make_runner(case, o.small), SHAPES[case.shape]
-        seconds = in_turn(
-            o, {"ours": runner.timing}, peers, "episode", net=shape.net, shape=shape.image, num_classes=shape.classes,
-            width=case.width, heads=case.heads, counts=case.counts(o.small), train=case.work == "train",
-            attention=case.method == "cxda",
-        )  # fmt: skip
-        lowered = runner.lower()
-        gflop = (cost.flops(lowered) or 0.0) / case.tasks / 1e9  # XLA counts a loop's body once
-        found, ratio = {}, {}
-        for name, times in seconds.items():
-            ours = name == "ours"
-            found[name] = row = spread(times, case.tasks * case.steps if ours else 1)
-            row["gflop_per_s"] = 1e3 * gflop / row["median_ms"]
-            bf16 = case.dtype == "bfloat16" if ours else name.endswith("_bf16")
-            row["of_gemm_peak"] = row["gflop_per_s"] / peaks[("ours" if ours else "torch") + ("_bf16" if bf16 else "")]
-            if not ours:
-                ratio[name] = found["ours"]["median_ms"] / row["median_ms"]
-            show(f"{case.shape} {case.method} {case.work} {case.statistics} {case.dtype}: {name}", row, ratio.get(name))
-        memory = lowered.compile(backend.compiler_options()).memory_analysis()
-        o.add("rows", {
-            "case": case._asdict(), "gflop": gflop, "ours": found.pop("ours"), "peers": found, "ratio": ratio,
-            "temporary_bytes": int(memory.temp_size_in_bytes) if memory else None,
-        })  # fmt: skip
+def add_beside_peers(o: Options, peaks: dict[str, float], case: Case, peers: Iterable[str] = ()) -> None:
+    """Adds the row of a case that takes turns with its peers. `peaks` are those of gemm_peaks()."""
+    runner, shape = make_runner(case, o.small), PUBLISHED[case.shape]
+    seconds = in_turn(
+        o, {"ours": runner.timing}, peers, "episode", resnet=case.method == "erm_iid", image=shape.image,
+        classes=shape.classes, width=case.width, heads=case.heads if case.method == "cxda" else 0,
+        counts=case.counts(o.small), train=case.work == "train",
+    )  # fmt: skip
+    lowered = runner.lower()
+    gflop = (cost.flops(lowered) or 0.0) / case.tasks / 1e9  # XLA counts a loop's body once
+    found, ratio = {}, {}
+    for name, times in seconds.items():
+        ours = name == "ours"
+        found[name] = row = spread(times, case.tasks * case.steps if ours else 1)
+        row["gflop_per_s"] = 1e3 * gflop / row["median_ms"]
+        bf16 = case.dtype == "bfloat16" if ours else name.endswith("_bf16")
+        row["of_gemm_peak"] = row["gflop_per_s"] / peaks[("ours" if ours else "torch") + ("_bf16" if bf16 else "")]
+        said = f"{row['median_ms']:9.3f} ms ({row['min_ms']:.3f}-{row['max_ms']:.3f})"
+        said += f" {row['of_gemm_peak']:4.0%} of GEMM"
+        if not ours:
+            ratio[name] = found["ours"]["median_ms"] / row["median_ms"]
+            said += f" ratio {ratio[name]:.2f}"
+        print(f"{f'{case.shape} {case.method} {case.work} {case.dtype}: {name}':48} {said}", flush=True)
+    memory = lowered.compile(backend.compiler_options()).memory_analysis()
+    o.add("rows", {
+        "case": case._asdict(), "gflop": gflop, "ours": found.pop("ours"), "peers": found, "ratio": ratio,
+        "temporary_bytes": int(memory.temp_size_in_bytes) if memory else None,
+    })  # fmt: skip
 
 
-def gemm_peaks(o: Options, dtypes: Iterable[str] = ("float32",)) -> dict[str, float]:
+def gemm_peaks(o: Options, dtypes: Iterable[str]) -> dict[str, float]:
     """Best GFLOP/s of a matrix product: "ours" and "torch", with "_bf16" behind that for bfloat16."""
     print(f"timing matrix products of side {o.gemm}", flush=True)
     found = {}
@@ -82,20 +78,3 @@ def gemm_peaks(o: Options, dtypes: Iterable[str] = ("float32",)) -> dict[str, fl
         found |= {name: 2e-9 * o.gemm**3 / min(times) for name, times in seconds.items()}
     print("GFLOP/s: " + ", ".join(f"{name} {value:.0f}" for name, value in found.items()), flush=True)
     return found
-
-
-def profile(case: Case, small: bool) -> dict[str, Any]:
-    """The operations that a case spends most time in, as a record says it."""
-    return {"case": case._asdict(), "operations": top_operations(make_runner(case, small).timing)}
-
-
-def grow(o: Options, what: str, x: str, at: int, work: Case | Timing, units: int = 1) -> None:
-    """Adds the row of a kind of work whose size `x` is `at`, with `units` of it in one call."""
-    row = {"what": what, "x": x, "at": at, **timed(work, o, units)}
-    o.add("growth", show(f"{what}: {at} {x}", row))
-
-
-def grow_seeds(o: Options, case: Case, seeds: int) -> None:
-    """Adds the row of training steps of several models side by side."""
-    timing = seeds_timing(case, seeds, o.small)
-    grow(o, "bn training, a seed's step", "seeds in one program", seeds, timing, seeds)

@@ -10,7 +10,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -100,9 +100,7 @@ class TorchCXDA(nn.Module):
     def forward(self, support: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         """Support [n, c, h, w] and query [m, c, h, w] to the query's logits."""
         seen = None if self.statistics == "buffers" else []
-        # Without attention, the query depends on the support through the buffers alone, and these take no gradient.
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not (self.attention is None and seen is None)):
-            support_maps = self.net.train().map(support, seen=seen)
+        support_maps = self.net.train().map(support, seen=seen)
         if self.statistics == "stop":
             seen = [(mean.detach(), var.detach()) for mean, var in seen]
         query_maps = self.net.eval().map(query, given=seen)
@@ -180,6 +178,26 @@ def copy_weights(variables: Mapping[str, Any], module: nn.Module) -> nn.Module:
     return module
 
 
+class Work(NamedTuple):
+    """A training step or an inference on one episode."""
+
+    resnet: bool  # it takes queries alone: they normalise it in training, its buffers in inference
+    image: list[int]  # height, width, channels
+    classes: int
+    width: int  # channels of the CNN
+    heads: int  # of the attention; 0: no attention
+    counts: list[int]  # support and query images
+    train: bool
+
+
+def make_module(work: Work, statistics: str) -> nn.Module:
+    """The network of a work. `statistics` are those of TorchCXDA."""
+    if work.resnet:
+        return TorchResNet(work.classes).train(work.train)
+    attention = TorchAttention(work.width, work.heads) if work.heads else None
+    return TorchCXDA(TorchCNN(work.image[2], work.classes, work.width), attention, statistics=statistics)
+
+
 class Timer:
     """Times the work that it has prepared, by name."""
 
@@ -202,31 +220,25 @@ class Timer:
         a = torch.rand(size, size, device=self.device, dtype=getattr(torch, dtype))
         self.prepared[name] = lambda: a @ a
 
-    def episode(
-        self, name: str, net: str, shape: list[int], num_classes: int, width: int, counts: list[int], heads: int,
-        train: bool, attention: bool,
-    ) -> None:  # fmt: skip
-        """Prepares a training step (forward, backward, SGD) or an inference, on counts = (support, query) images.
+    def episode(self, name: str, **options: Any) -> None:
+        """Prepares a training step (forward, backward, SGD) or an inference. The options are fields of Work.
 
         The name says how it is written: "exact", the same numbers as ours, or "buffers" (see TorchCXDA). It goes on
         with any of "_channels_last" (that memory layout), "_compiled" (by torch.compile, in that layout) and "_bf16"
-        (autocast). The ResNet takes queries alone: they normalise it in training, its buffers in inference.
+        (autocast).
         """
         torch.manual_seed(0)
-        if net == "resnet50":
-            module: nn.Module = TorchResNet(num_classes).train(train)
-            counts = counts[1:]
-        else:
-            attending = TorchAttention(width, heads) if attention else None
-            statistics = "buffers" if name.startswith("buffers") else "flow"
-            module = TorchCXDA(TorchCNN(shape[2], num_classes, width), attending, statistics=statistics)
+        work = Work(**options)
         layout = torch.channels_last if "_channels_last" in name or "_compiled" in name else torch.contiguous_format
-        module = module.to(self.device, memory_format=layout)
-        images = [torch.rand(n, shape[2], *shape[:2], device=self.device).to(memory_format=layout) for n in counts]
+        statistics = "buffers" if name.startswith("buffers") else "flow"
+        module = make_module(work, statistics).to(self.device, memory_format=layout)
+        shape = work.image[2], *work.image[:2]
+        counts = work.counts[1:] if work.resnet else work.counts
+        images = [torch.rand(n, *shape, device=self.device).to(memory_format=layout) for n in counts]
         if "_compiled" in name:
             module = torch.compile(module)
         cast = torch.autocast(self.device, torch.bfloat16, enabled=name.endswith("_bf16"))
-        labels = torch.randint(num_classes, (counts[-1],), device=self.device)
+        labels = torch.randint(work.classes, (counts[-1],), device=self.device)
         sgd = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4)
 
         def step() -> None:
@@ -240,7 +252,7 @@ class Timer:
             with torch.no_grad(), cast:
                 return module(*images)
 
-        self.prepared[name] = step if train else infer
+        self.prepared[name] = step if work.train else infer
 
     def time(self, name: str, calls: int) -> float:
         """Mean seconds of `calls` calls in a row."""
