@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from cxda_jax import augment, backend, cost, train
+from cxda_jax import augment, train
 from cxda_jax.config import Config
 from cxda_jax.data.episodes import Plan, mixed_spec
 from cxda_jax.data.published import PUBLISHED, empty_store
@@ -27,7 +27,8 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError, brief
 from cxda_jax.evaluation import compile_task
 from cxda_jax.experiment import CALIBRATION_IMAGES, build_method, episode_spec, make_optimizer, make_schedule, open_data
-from cxda_jax.mesh import AXIS, CUT, WHOLE
+from cxda_jax.machine import backend, cost
+from cxda_jax.machine.mesh import AXIS, CUT, WHOLE
 from cxda_jax.progress import compiling
 from cxda_jax.runs.training import commit
 from cxda_jax.types import Images

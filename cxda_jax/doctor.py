@@ -54,7 +54,7 @@ def examine(data_dir: str | Path) -> Iterator[Finding]:
     )
     browser = next((name for name in BROWSERS if shutil.which(name)), "")
     yield Finding("browser", browser or "none on the path", "" if browser else "open report.html on another machine")
-    from cxda_jax import memory  # which needs the packages
+    from cxda_jax.machine import memory  # which needs the packages
 
     if (free := memory.available()) is not None:
         low = free < LEAST
@@ -94,7 +94,7 @@ def _data(folder: Path) -> Finding:
 
 
 def _cache() -> Finding:
-    from cxda_jax import backend
+    from cxda_jax.machine import backend
 
     try:
         folder = backend.keep_compiled()

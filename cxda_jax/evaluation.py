@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cxda_jax import backend, mesh, metrics
+from cxda_jax import metrics
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.sources import Source
 from cxda_jax.errors import UserError
+from cxda_jax.machine import backend, mesh
 from cxda_jax.types import Adapted, Array, Episode, Images, Method, Variables
 
 PREDICTIONS, LABELS = "predictions", "labels"  # names of tables

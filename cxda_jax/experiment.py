@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from cxda_jax import augment, backend
+from cxda_jax import augment
 from cxda_jax.config import Config, as_fields, check_all
 from cxda_jax.data import glyphs, glyphs_c
 from cxda_jax.data.episodes import (
@@ -32,6 +32,7 @@ from cxda_jax.data.sources import SOURCES, Source
 from cxda_jax.data.store import SPLITS, DomainStore, open_store
 from cxda_jax.errors import UserError, brief
 from cxda_jax.fields import choose, lookup
+from cxda_jax.machine import backend
 from cxda_jax.metrics import METRICS, metric_of
 from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.optimizers import make_optimizer

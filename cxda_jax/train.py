@@ -26,11 +26,12 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 
-from cxda_jax import augment, backend, cost, memory, mesh
+from cxda_jax import augment
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.sources import Source, stack
 from cxda_jax.disk import checkpoints, files, manifest
 from cxda_jax.errors import UserError
+from cxda_jax.machine import backend, cost, memory, mesh
 from cxda_jax.progress import Meter, MetricsFile, compiling
 from cxda_jax.types import Array, Episode, Images, Method, Variables
 

@@ -50,9 +50,9 @@ def main() -> None:
     with cli.loading():
         from pathlib import Path
 
-        from cxda_jax import backend
         from cxda_jax.device import adapting, watching
         from cxda_jax.errors import UserError
+        from cxda_jax.machine import backend
     backend.keep_compiled()
     model = cli.insist(_MODEL.value, "--model", "give a run of cxda train, or a model of the package such as glyphs")
     buffer = cli.insist(_BUFFER.value, "--buffer", "give a folder of images to adapt to")

@@ -45,9 +45,9 @@ def main() -> None:
     with cli.loading():
         from pathlib import Path
 
-        from cxda_jax import backend
         from cxda_jax.bench import suites
         from cxda_jax.errors import UserError
+        from cxda_jax.machine import backend
     backend.keep_freed_memory()
     out = Path(cli.insist(_OUT.value, "--out", "name the JSON file to write"))
     if not out.parent.is_dir():

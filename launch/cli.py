@@ -86,7 +86,7 @@ def joined() -> contextlib.AbstractContextManager[None]:
         raise UserError(f"--coordinator={where}: expected HOST:PORT of process 0, such as node1:8476")
     if given and not 0 <= which < count:
         raise UserError(f"--process_id={which}: expected 0 to {count - 1}, for --num_processes={count}")
-    from cxda_jax import hosts
+    from cxda_jax.machine import hosts
 
     return hosts.joined(flags.FLAGS.coordinator, count, which, quiet=not _DEBUG.value)
 
@@ -150,7 +150,7 @@ def loading(changes: bool = False) -> Iterator[None]:
         raise UserError(f"--config.{brief(CHANGES[0][0])}: this command changes no field of a config; leave it out")
     yield
     if _DETERMINISTIC.value:
-        from cxda_jax import backend
+        from cxda_jax.machine import backend
 
         backend.make_deterministic()
     stops.watch()

@@ -29,8 +29,8 @@ def main() -> None:
     with cli.loading():
         from pathlib import Path
 
-        from cxda_jax import backend
         from cxda_jax.device.demo import demo
+        from cxda_jax.machine import backend
     backend.keep_compiled()
     demo(Path(_OUT.value), _SEED.value or 0, _OPEN.value)
 

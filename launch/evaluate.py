@@ -67,8 +67,8 @@ _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's n
 
 def main() -> None:
     with cli.loading(changes=True):
-        from cxda_jax import backend
         from cxda_jax.errors import UserError
+        from cxda_jax.machine import backend
         from cxda_jax.results import settings
         from cxda_jax.runs import testing
         from cxda_jax.runs.finding import Request

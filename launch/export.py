@@ -48,10 +48,10 @@ def main() -> None:
     with cli.loading():
         from pathlib import Path
 
-        from cxda_jax import backend
         from cxda_jax.export.exporting import Check, export
         from cxda_jax.export.formats import FORMATS
         from cxda_jax.fields import choose
+        from cxda_jax.machine import backend
     backend.keep_compiled()
     model = cli.insist(_MODEL.value, "--model", "give a run of cxda train, or a model of the package such as glyphs")
     kind = cli.insist(_FORMAT.value, "--format", f"choose from {', '.join(FORMATS)}, web")

@@ -47,8 +47,8 @@ def main() -> None:
     with cli.loading(changes=True):
         from pathlib import Path
 
-        from cxda_jax import backend
         from cxda_jax.config import read
+        from cxda_jax.machine import backend
         from cxda_jax.runs import training
     backend.keep_freed_memory()
     backend.keep_compiled()

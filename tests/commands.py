@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 from absl.testing import flagsaver
 
-from cxda_jax import backend
+from cxda_jax.machine import backend
 from launch import cli
 
 

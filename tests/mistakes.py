@@ -170,11 +170,11 @@ MISTAKES = (
             "            order = np.arange(len(order))  # as _adapt() gave them\n",
             "", ("buffer", "icrm", "adapting")),
     Mistake("device", "device/model.py", "            start += len(some)\n", "", ("model", "adapting", "buffer")),
-    Mistake("device", "device/adapting.py", "sorted(found, key=_age)[-capacity:]", "sorted(found, key=_age)[:capacity]",
+    Mistake("device", "device/adapting.py", "path.stat().st_mtime, path))[-capacity:]", "path.stat().st_mtime, path))[:capacity]",
             ("adapting", "launch")),
     Mistake("device", "device/adapting.py", "if count < since:", "if count <= since:", ("adapting", "adapted_page")),
     # Exports.
-    Mistake("export", "export/exporting.py", "if files.hash_file(out / name) == digest", "if (out / name).exists()",
+    Mistake("export", "export/exporting.py", "if files.hash_file(out / name) == facts[\"sha256\"]", "if (out / name).exists()",
             ("export", "web")),
     Mistake("export", "export/exporting.py", "error <= form.error and equal >= form.same",
             "error <= form.error or equal >= form.same", ("export", "web")),
@@ -194,7 +194,7 @@ MISTAKES = (
     # Commands, signals and hosts.
     Mistake("commands", "stops.py", "        _deferring = False\n    _raise_if_received()\n",
             "        _deferring = False\n", ("stops", "reliability", "study", "launch")),
-    Mistake("commands", "hosts.py", "seen[number] = new, now", "seen[number] = new, when", ("mesh", "queue")),
+    Mistake("commands", "machine/hosts.py", "seen[number] = new, now", "seen[number] = new, when", ("mesh", "queue")),
     Mistake("commands", "launch/cli.py", 'removeprefix("config.").partition("=")',
             'removeprefix("config.").rpartition("=")', ("overrides", "cli", "launch")),
     Mistake("commands", "launch/evaluate.py", "_AGAINST.value, _FROM.value,", "_AGAINST.value, 'erm',",

@@ -31,11 +31,12 @@ from pathlib import Path
 
 import jax
 
-from cxda_jax import cost, stops, train
+from cxda_jax import stops, train
 from cxda_jax.bench.measure import describe_machine
 from cxda_jax.disk import checkpoints, manifest, models, safetensors
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import open_data
+from cxda_jax.machine import cost
 from cxda_jax.results.folders import read_results
 from cxda_jax.runs import identity, testing, training
 from launch import cli

@@ -10,9 +10,10 @@ import sys
 import jax
 import pytest
 
-from cxda_jax import ahead, backend, config, train
+from cxda_jax import ahead, config, train
 from cxda_jax.data.published import sample_store
 from cxda_jax.experiment import build_on
+from cxda_jax.machine import backend
 from tests.lines import ROOT
 
 gate = pytest.mark.gate

@@ -12,34 +12,30 @@ errors:
 version:
 stops:
 types:
-cost: backend
 losses:
 fields: errors
 registry: fields methods
 config: errors fields registry
-backend: errors
-memory: errors backend
-mesh: errors
-hosts: errors mesh progress stops
+machine: errors progress stops
 metrics: errors
 optimizers: errors fields
 augment: errors types fields
 disk: errors types
 progress: errors disk
-nets: errors types backend fields disk
-data: errors types fields disk memory mesh progress
-methods: errors types augment backend fields losses nets optimizers
-train: errors types augment backend cost data disk memory mesh progress
-evaluation: errors types backend data mesh metrics
-experiment: errors types augment backend config fields registry data metrics nets optimizers train
+nets: errors types machine fields disk
+data: errors types fields disk machine progress
+methods: errors types augment machine fields losses nets optimizers
+train: errors types augment machine data disk progress
+evaluation: errors types machine data metrics
+experiment: errors types augment machine config fields registry data metrics nets optimizers train
 results: errors config registry methods data disk metrics experiment pictures progress
 runs: LIBRARY pictures results
 ahead: LIBRARY runs
 bench: LIBRARY runs
-device: errors types backend config fields registry data disk experiment pictures progress results stops
+device: errors types machine config fields registry data disk experiment pictures progress results stops
 export: LIBRARY pictures device
 pictures: errors disk data
-doctor: errors backend memory
+doctor: errors machine
 __main__: stops
 """
 LIBRARY = {line.partition(":")[0] for line in ALLOWED.partition("\nresults:")[0].split("\n")} - {""}

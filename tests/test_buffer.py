@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import cxda_jax
-from cxda_jax import cost
 from cxda_jax.device.model import Model, Programs
 from cxda_jax.disk import models
+from cxda_jax.machine import cost
 from tests.conftest import CLASSES
 from tests.lines import cut, refused
 from tests.nets import build_method, case_of

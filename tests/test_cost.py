@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cxda_jax import augment, backend, cost, train
+from cxda_jax import augment, train
 from cxda_jax.bench.cases import Case, make_runner, prepare
 from cxda_jax.data.episodes import sample_plans
 from cxda_jax.data.published import PUBLISHED
 from cxda_jax.data.sources import device_source
 from cxda_jax.evaluation import PREDICTIONS, Evaluator, Tasks, compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
+from cxda_jax.machine import backend, cost
 from cxda_jax.nets.attention import CHUNK
 from tests.conftest import make_episode
 from tests.nets import build_method

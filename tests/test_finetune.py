@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cxda_jax import augment, backend
+from cxda_jax import augment
 from cxda_jax.experiment import make_optimizer
+from cxda_jax.machine import backend
 from cxda_jax.methods import cotta as cotta_module
 from cxda_jax.methods.cotta import Teaching, cotta, restored
 from cxda_jax.methods.finetune import FineTuning, sf_ocda

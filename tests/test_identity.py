@@ -12,12 +12,12 @@ from concurrent import futures
 import numpy as np
 import pytest
 
-from cxda_jax import backend, mesh
 from cxda_jax.config import read
 from cxda_jax.data.store import Domain, open_store, write_store
 from cxda_jax.disk import files, manifest
 from cxda_jax.disk.reading import metrics_line
 from cxda_jax.errors import UserError
+from cxda_jax.machine import backend, mesh
 from cxda_jax.results.folders import read_results
 from cxda_jax.results.text import summary
 from cxda_jax.runs import identity

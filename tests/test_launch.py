@@ -10,11 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax import backend, metrics
+from cxda_jax import metrics
 from cxda_jax.config import read
 from cxda_jax.disk.files import locked
 from cxda_jax.disk.reading import read_lines
 from cxda_jax.experiment import open_data
+from cxda_jax.machine import backend
 from cxda_jax.registry import METHODS
 from cxda_jax.results.folders import read_result, read_results
 from cxda_jax.results.result import Result, ScoredTasks, by_store

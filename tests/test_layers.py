@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cxda_jax import backend
 from cxda_jax.bench.cases import Case, prepare
+from cxda_jax.machine import backend
 from cxda_jax.nets import convolution
 from cxda_jax.nets.convolution import NUMBERS, convolve, max_pool
 from cxda_jax.nets.normalisation import BatchNorm, moments, scale_and_shift

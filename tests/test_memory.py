@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax import backend, cost, memory
 from cxda_jax.data.sources import device_source
 from cxda_jax.errors import UserError
+from cxda_jax.machine import backend, cost, memory
 from tests.commands import command
 from tests.lines import refused
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cxda_jax import hosts
+from cxda_jax.machine import hosts
 from cxda_jax.registry import METHODS
 from tests.commands import wait_until
 from tests.lines import ROOT
@@ -130,16 +130,14 @@ def test_a_lost_process_ends_all_with_one_line_and_loses_nothing(
 @exhaustive
 def test_a_process_that_never_comes_ends_the_others_with_an_error():
     for which in range(2):
-        code = (
-            f"from cxda_jax import hosts; hosts.MEET = 2\nwith hosts.joined('localhost:{free_port()}', 2, {which}): 1"
-        )
+        code = f"from cxda_jax.machine import hosts; hosts.MEET = 2\nwith hosts.joined('localhost:{free_port()}', 2, {which}): 1"
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
         assert "UserError: not all processes came within 2 s" in done.stderr.splitlines()[-1] and done.returncode == 1
 
 
 @exhaustive
 def test_a_signal_reaches_a_process_that_works_with_others():
-    code = "import os, signal, time; from cxda_jax import hosts, stops; stops.watch()\n"
+    code = "import os, signal, time; from cxda_jax import stops; from cxda_jax.machine import hosts; stops.watch()\n"
     code += f"with hosts.joined('localhost:{free_port()}', 1, 0): os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert "stops.Stopped: 15" in done.stderr, done.stderr

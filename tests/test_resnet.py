@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from cxda_jax import backend
 from cxda_jax.errors import UserError
 from cxda_jax.losses import cross_entropy
+from cxda_jax.machine import backend
 from cxda_jax.methods.erm import erm
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.pretrained import convert, read_weights, torch_name

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from cxda_jax import augment, backend, train
+from cxda_jax import augment, train
 from cxda_jax.data.episodes import EpisodeSpec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.disk import checkpoints, models
@@ -19,6 +19,7 @@ from cxda_jax.disk.reading import read_lines
 from cxda_jax.errors import UserError
 from cxda_jax.evaluation import Tasks, compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
+from cxda_jax.machine import backend
 from cxda_jax.methods.erm import bn
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.normalisation import BatchNorm

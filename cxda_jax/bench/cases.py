@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cxda_jax import augment, backend, train
+from cxda_jax import augment, train
 from cxda_jax.bench.measure import Timing, chained, repeated
 from cxda_jax.config import read
 from cxda_jax.data.published import PUBLISHED, sample_store
 from cxda_jax.data.sources import Source
 from cxda_jax.evaluation import compile_task
 from cxda_jax.experiment import build_method, make_optimizer
+from cxda_jax.machine import backend
 from cxda_jax.types import Array, Episode, Images, Method
 
 SUPPORT, QUERY = 100, 20  # images of an episode

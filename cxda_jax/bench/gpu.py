@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cxda_jax import cost, train
+from cxda_jax import train
 from cxda_jax.bench.cases import Case, make_runner
 from cxda_jax.bench.measure import top_operations
 from cxda_jax.bench.rows import Options, add_beside_peers, gemm_peaks
@@ -14,6 +14,7 @@ from cxda_jax.config import read
 from cxda_jax.data.published import empty_store, sample_store
 from cxda_jax.evaluation import Tasks, compile_task, evaluate
 from cxda_jax.experiment import build_on, make_schedule
+from cxda_jax.machine import cost
 
 # Minutes of CXDA's training on the paper's GPU.
 PAPER_MINUTES = {"cifar_c": 63.2, "femnist": 110, "tiny_imagenet_c": 168, "iwildcam": 492}

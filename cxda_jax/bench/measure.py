@@ -20,8 +20,8 @@ from typing import Any
 
 import jax
 
-from cxda_jax import backend
 from cxda_jax.errors import UserError
+from cxda_jax.machine import backend
 from cxda_jax.runs.training import commit
 
 ROOT = Path(__file__).parents[2]

@@ -4,10 +4,10 @@ which is written with each."""
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from cxda_jax import backend, cost
 from cxda_jax.bench.cases import Case, make_runner
 from cxda_jax.bench.measure import Peer, Timing, interleave, repeated, spread
 from cxda_jax.data.published import PUBLISHED
+from cxda_jax.machine import backend, cost
 
 
 class Options(NamedTuple):

@@ -5,12 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cxda_jax import backend
 from cxda_jax.bench.cases import QUERY, SUPPORT, Case
 from cxda_jax.bench.gpu import gpu_suite
 from cxda_jax.bench.measure import describe_machine, open_peer, watch_others
 from cxda_jax.bench.rows import Options, add_beside_peers, gemm_peaks
 from cxda_jax.fields import lookup
+from cxda_jax.machine import backend
 from cxda_jax.progress import replacing
 
 METHODS = {"femnist": ("bn", "cxda"), "cifar_c": ("bn", "cxda"), "tiny_imagenet_c": ("erm_iid",)}  # of the suite step

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from cxda_jax import memory, mesh
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
+from cxda_jax.machine import memory, mesh
 from cxda_jax.types import Array, Episode, Images
 
 PREFETCH = 4  # batches

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from cxda_jax import backend
 from cxda_jax.config import check_stored
 from cxda_jax.data.readers.images import as_image, fit_image
 from cxda_jax.data.store import DomainStore, StoreInfo, fault_of_images
@@ -20,6 +19,7 @@ from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import build_method
 from cxda_jax.fields import lookup
+from cxda_jax.machine import backend
 from cxda_jax.registry import METHODS
 from cxda_jax.types import Array, Images, Method, Variables
 

@@ -19,11 +19,11 @@ import jax
 import jax.extend
 import numpy as np
 
-from cxda_jax import backend
 from cxda_jax.disk import files, safetensors
 from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError
 from cxda_jax.export.pair import Named, Pair, Shapes
+from cxda_jax.machine import backend
 
 PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "tpu": "tpu"}  # as JAX names them in programs, and in backend.target()
 WEIGHTS, LITERT = "weights.safetensors", "model.tflite"

@@ -23,10 +23,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cxda_jax import backend
 from cxda_jax.errors import UserError
 from cxda_jax.fields import NOT_NEGATIVE, POSITIVE, SHARE, Field, Group, check, choose
 from cxda_jax.losses import cross_entropy
+from cxda_jax.machine import backend
 from cxda_jax.methods.entry import BLACK, GREY, ORANGE, WINE, Config, Entry, Style
 from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier, fresh

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from cxda_jax import backend
+from cxda_jax.machine import backend
 
 NARROW = 3  # an output with fewer pixels a side is computed as products of matrices
 FEW = 8  # channels; with fewer, cuDNN takes longer than a product with all pixels under the kernel

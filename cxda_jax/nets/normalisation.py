@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.custom_batching import custom_vmap
 
-from cxda_jax import backend
+from cxda_jax.machine import backend
 
 PARTIAL_SUMS = range(64, 129)  # how many there may be; a number that divides the count of rows saves a copy
 

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cxda_jax import backend, train
+from cxda_jax import train
 from cxda_jax.config import Config
 from cxda_jax.data.published import PUBLISHED, empty_store, sample_store
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.evaluation import compile_task
 from cxda_jax.experiment import build_on, make_schedule, open_data
+from cxda_jax.machine import backend
 from cxda_jax.progress import duration
 from cxda_jax.results.settings import USUAL, Setting, count_tasks, reshaped
 from cxda_jax.runs.jobs import Job, Study, is_done, plan

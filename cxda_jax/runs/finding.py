@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cxda_jax import mesh
 from cxda_jax.config import Changes, Config, changed, of_method
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import checkpoints, manifest, models
@@ -16,6 +15,7 @@ from cxda_jax.disk.reading import read_lines, reason, system_fault
 from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import Experiment, build_method, open_data
 from cxda_jax.fields import choose
+from cxda_jax.machine import mesh
 from cxda_jax.registry import METHODS, STARTS, groups
 from cxda_jax.results.result import Identity
 from cxda_jax.results.settings import USUAL, Setting, reshaped

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cxda_jax import __version__, backend, mesh
+from cxda_jax import __version__
 from cxda_jax.config import Config, check_stored, differences
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import checkpoints, files, manifest
@@ -20,6 +20,7 @@ from cxda_jax.disk.reading import read_object, require
 from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import BENCHMARKS
 from cxda_jax.fields import lookup
+from cxda_jax.machine import backend, mesh
 from cxda_jax.registry import METHODS
 
 CONFIG = "config.json"

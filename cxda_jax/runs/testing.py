@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cxda_jax import __version__, backend, memory, mesh, metrics
+from cxda_jax import __version__, metrics
 from cxda_jax.config import config_hash, of_method
 from cxda_jax.data.episodes import Context, check_context, counting
 from cxda_jax.disk import checkpoints, files
@@ -17,6 +17,7 @@ from cxda_jax.errors import UserError, brief
 from cxda_jax.evaluation import Evaluator, Tasks, TaskTable, compile_task, evaluate, time_task
 from cxda_jax.experiment import Experiment, build, episode_spec
 from cxda_jax.fields import Group
+from cxda_jax.machine import backend, memory, mesh
 from cxda_jax.progress import Counter, announced, say
 from cxda_jax.registry import schema
 from cxda_jax.results.folders import averages, find_runs, read_result

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from cxda_jax import __version__, backend, cost, memory, mesh, stops, train
+from cxda_jax import __version__, stops, train
 from cxda_jax.config import Config, as_fields, config_hash, of_method
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.disk import checkpoints, files, models
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import Experiment, build, build_method, start_from_weights
+from cxda_jax.machine import backend, cost, memory, mesh
 from cxda_jax.pictures.sheet import draw_strips
 from cxda_jax.progress import duration, say
 from cxda_jax.registry import METHODS, STARTS

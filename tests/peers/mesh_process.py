@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from flax import linen
 
-from cxda_jax import ahead, augment, backend, cost, hosts, mesh, train
+from cxda_jax import ahead, augment, train
 from cxda_jax.data.episodes import EpisodeSpec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.data.store import open_store
@@ -25,6 +25,7 @@ from cxda_jax.disk.reading import read_lines
 from cxda_jax.disk.safetensors import named
 from cxda_jax.evaluation import Tasks, compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
+from cxda_jax.machine import backend, cost, hosts, mesh
 from cxda_jax.nets import cnn
 from cxda_jax.types import Images
 

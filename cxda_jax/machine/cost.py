@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.backend import get_backend
 
-from cxda_jax import backend
+from cxda_jax.machine import backend
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # also sent when a program comes from the cache
 _FROM_CACHE = "/jax/compilation_cache/cache_hits"

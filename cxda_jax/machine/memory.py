@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from cxda_jax import backend
 from cxda_jax.errors import UserError
+from cxda_jax.machine import backend
 
 # The hierarchy of control groups (cgroups), which Slurm and containers make: its folder, and the file with the limit.
 _CGROUPS = {"0": ("/sys/fs/cgroup", "memory.max"), "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")}
