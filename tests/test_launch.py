@@ -155,18 +155,17 @@ def test_methods_that_start_from_erm_leave_it_untouched(erm_run, tmp_path):
 def test_a_new_method_of_one_file_is_tested_and_reported(erm_run, tmp_path):
     """It has fields, a row after the others and a colour of its own, and no code but its file and its name knows it."""
     shutil.copytree(erm_run, run := tmp_path / "erm" / "0", ignore=shutil.ignore_patterns("*,*", *METHODS))
-    data, changed = f"--data_dir={erm_run.parent}/data", "prior_shift,prior_shift.steps=3"
+    data, changed = f"--data_dir={erm_run.parent}/data", "prior_shift.steps=3"
+    evaluate = "evaluate", f"--runs={run}", "--num_tasks=3", data
     with with_examples():
-        command("evaluate", f"--runs={run}", "--methods=prior_shift,t3a", "--num_tasks=3", data)
-        command(
-            "evaluate", f"--runs={run}", "--methods=prior_shift", "--config.prior_shift.steps=3", "--num_tasks=3", data
-        )
+        command(*evaluate, "--methods=prior_shift,t3a")
+        command(*evaluate, "--methods=prior_shift", f"--config.{changed}")
         command("report", f"--runs={tmp_path}/*/*", f"--report={tmp_path}/report", data)
     with open(tmp_path / "report" / "tables.csv") as file:
         rows = [line["method"] for line in csv.DictReader(file) if line["table"] == "main"]
-    assert list(dict.fromkeys(rows)) == ["erm", "t3a", "prior_shift", changed]
+    assert list(dict.fromkeys(rows)) == ["erm", "t3a", "prior_shift", f"prior_shift,{changed}"]
     svg = next((tmp_path / "report" / "figures").glob("*accuracy_time.svg")).read_text()
-    assert PRIOR_SHIFT.style.color.lower() in svg.lower() and result(run / changed)[0]["config_hash"]
+    assert PRIOR_SHIFT.style.color.lower() in svg.lower()
 
 
 @pytest.mark.gate

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cxda_jax.data.store import open_store
-from cxda_jax.pictures.attention import Answers, Example, draw_attention
+from cxda_jax.pictures.attention import Example, draw_attention
 from cxda_jax.pictures.names import plain
 from cxda_jax.pictures.sheet import draw_strips
 from tests.commands import command
@@ -77,15 +77,3 @@ def test_the_picture_shows_both_answers_and_what_is_attended_to(monkeypatch, bef
             assert np.array_equal(axes.get_images()[0].get_array(), example.support[i, ..., 0])
             assert axes.get_title() == f"{support * weights[i]:.2f} x uniform"
             assert axes.get_xlabel() == f"{'* ' if i % 5 == 2 else ''}writer {i % 5}"
-
-
-def test_counts_and_the_query_chosen():
-    labels = np.array([[0, 1, 2], [3, 3, 3], [1, 1, 1]])
-    before = np.array([[0, 0, 2], [3, 0, 0], [0, 0, 0]])
-    after = np.array([[1, 1, 2], [0, 3, 3], [0, 0, 1]])
-    answers = Answers(labels, before, after)
-    assert answers.counts() == {"compared": 9, "corrected": 4, "spoiled": 2} and answers.example_place() == (1, 1)
-    assert {type(count) for count in answers.counts().values()} == {int}, "as JSON takes them"
-    assert answers._replace(before=labels, after=labels + 1 - np.eye(3, dtype=int)).example_place() == (0, 0)
-    assert answers._replace(before=labels, after=np.where(np.eye(3), 9, labels)).example_place() == (0, 1)
-    assert answers._replace(after=labels + 1).example_place() == (0, 0)

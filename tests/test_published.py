@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from cxda_jax.data.published import PUBLISHED, empty_store, sample_store
+from cxda_jax.data.published import PUBLISHED, empty_store
 from cxda_jax.data.store import SPLITS
 from cxda_jax.experiment import READERS
 from cxda_jax.runs import preparing
@@ -36,8 +36,6 @@ def test_a_store_of_those_counts_takes_no_memory(name):
     for split, domains, images in zip(SPLITS, PUBLISHED[name].domains, PUBLISHED[name].images, strict=True):
         assert len(store.domains(split)) == domains and sizes[store.domains(split)].sum() == images
         assert sizes[store.domains(split)].min() == PUBLISHED[name].smallest
-    sample = sample_store(name)
-    assert sample.images.std() > 70 and len(sample.images) == len(sample.labels) == sample.offsets[-1] < 2000
 
 
 def test_missing_files_get_a_command_and_others_are_checked(tmp_path, monkeypatch):
