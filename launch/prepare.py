@@ -26,7 +26,7 @@ archive is refused if it holds links or names that lead out of its folder, or if
                     --split=site: hold out whole donor sites, with their tablets
   qmnist            qmnist-{train,test}-labels-idx2-int.gz, and the images of QMNIST or of MNIST
                     --split=students: train on employees, test students
-  cifar10_c         cifar-10-batches-py/, cifar-10-batches-bin/ or {train,test}/CLASS/IMAGE; all corruptions are made
+  cifar10_c         cifar-10-batches-bin/ or {train,test}/CLASS/IMAGE; all corruptions are made
   folder            DOMAIN/CLASS/IMAGE; a warning counts other files
 
 An image that cannot be read stops the command, which names it. --skip_bad=N
@@ -45,7 +45,7 @@ from absl import flags
 from . import cli
 
 _BENCHMARK = flags.DEFINE_string(
-    "benchmark", None, "femnist, cifar_c, tiny_imagenet_c, iwildcam, unipen, qmnist, cifar10_c or folder."
+    "benchmark", None, "Such as femnist, cifar_c, tiny_imagenet_c, iwildcam, unipen, qmnist, cifar10_c or folder."
 )
 flags.adopt_module_key_flags(cli)
 _RAW_DIR = flags.DEFINE_string("raw_dir", None, "Where the downloads are.")

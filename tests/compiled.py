@@ -85,7 +85,7 @@ def keep(folder: Path, cache: Path | None = None) -> int:
 
 
 def share_programs():
-    """Equal programs of all tests and of the commands they start are compiled once. The first process makes the folder."""
+    """Equal programs of all tests and of their commands are compiled once. The first process makes the folder."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = Path(tempfile.mkdtemp(prefix="cxda_jax_compiled_"))
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)

@@ -147,7 +147,7 @@ def assert_close(ours, theirs, tolerance=1e-4):
 def assert_within_some_draw(error_of, tolerance=1e-4):
     """Asserts a small error on one of three draws of images.
 
-    Rounding may move an activation across zero before a ReLU, or change the largest of a window, on a few draws. A wrong
+    Rounding may move an activation across zero before a ReLU, or change the largest of a window, at times. A wrong
     gradient differs on all.
     """
     assert any(error_of(seed) < tolerance for seed in (2, 3, 4)), f"gradients differ by more than {tolerance}"

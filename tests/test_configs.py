@@ -103,7 +103,7 @@ def test_every_method_is_traced(benchmark, method, tmp_path):
 
 def test_rows_and_benchmarks_are_complete_and_unprepared_data_is_told_in_one_line(tmp_path):
     assert set(BENCHMARKS) == {*READERS, "glyphs", "glyphs_c"}
-    assert set(READERS) == {*PAPER, "unipen", "qmnist", "cifar10_c", "folder"}
+    assert {*PAPER} < {*READERS}
     for benchmark in READERS:
         with refused(f"no prepared data; .* --benchmark={benchmark} --raw_dir=DIR", tmp_path):
             open_data(read(f"{benchmark}:erm"), tmp_path)

@@ -144,10 +144,7 @@ def test_methods_that_start_from_erm_leave_it_untouched(erm_run, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found["t3a"][1], arrays)
     assert (row["label"], row["method"]) == ("t3a,from=erm_iid", "t3a")
     refused = command("evaluate", f"--runs={erm}", "--methods=t3a", changed[2], *options, code=2)
-    assert (
-        refused
-        == "error: --config.batch_norm.test_time_only: t3a does not read it, only bn, cxda, cxda_loo, cxda_p2p, cxda_supervised; leave it out\n"
-    )
+    assert "config.batch_norm.test_time_only: t3a does not read it, only bn, cxda" in refused
     assert not list(erm.glob("*from*"))
 
 

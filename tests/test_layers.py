@@ -172,7 +172,7 @@ def test_statistics_of_many_rows_are_those_of_float64():
 
 
 def test_a_step_in_the_form_of_gpus_equals_that_of_cpus():
-    """There support and query pass the network together, and the first layer is a product: the loss and all gradients."""
+    """There support and query pass the network together, and the first layer is a product: loss and gradients."""
     case = Case("femnist", "cxda", "train", width=8)
 
     def step():

@@ -88,7 +88,7 @@ DAMAGE = {  # benchmark: file, damage, what is said
     ],
     "cifar_c": [
         (FOG, None, f"/{FOG}: missing; extract the download again"),
-        (FOG, cut(9), rf"/{FOG}: cut short or not a .npy file of numbers \(.*; fetch it again"),
+        (FOG, cut(9), rf"/{FOG}: cut short or not a .npy file of numbers \(.*; fetch or make it"),
         (FOG, changed(lambda a: a.astype(object)), f"/{FOG}: .* not a .npy file of numbers .*Python objects"),
         (FOG, changed(np.uint16), r"holds \w+ \(.*\), expected uint8 \(n, 32, 32, 3\); fetch"),
         (FOG, changed(lambda a: a[:-1]), f"/{FOG}: 24 images and 25 labels, expected five equal blocks, .*; fetch it"),

@@ -130,7 +130,8 @@ def test_a_lost_process_ends_all_with_one_line_and_loses_nothing(
 @exhaustive
 def test_a_process_that_never_comes_ends_the_others_with_an_error():
     for which in range(2):
-        code = f"from cxda_jax.machine import hosts; hosts.MEET = 2\nwith hosts.joined('localhost:{free_port()}', 2, {which}): 1"
+        code = "from cxda_jax.machine import hosts; hosts.MEET = 2\n"
+        code += f"with hosts.joined('localhost:{free_port()}', 2, {which}): 1"
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
         assert "UserError: not all processes came within 2 s" in done.stderr.splitlines()[-1] and done.returncode == 1
 

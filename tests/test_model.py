@@ -129,7 +129,8 @@ def test_a_damaged_model_is_one_line(copy):
     gain = json.loads(whole)["gain"]
     for change in (
         {"class_names": None}, {"class_names": []}, {"std": []}, {"std": [0.0]}, {"mean": [1e999]}, {"shape": "28"},
-        {"shape": [28, 28]}, {"gain": {**gain, "sizes": gain["sizes"][::-1]}}, {"gain": {**gain, "low": [math.nan] * 8}},
+        {"shape": [28, 28]}, {"gain": {**gain, "sizes": gain["sizes"][::-1]}},
+        {"gain": {**gain, "low": [math.nan] * 8}},
     ):  # fmt: skip
         (copy / models.CARD).write_text(json.dumps({**json.loads(whole), **change}))
         manifest.write(copy, names)

@@ -158,7 +158,8 @@ def test_live_the_last_change_of_the_buffer_counts(opened):
 def test_live_a_line_costs_the_pixels_that_it_reaches(opened):
     """As many short lines as long ones, which reach all pixels, cost a fraction."""
     script = """return [300, 1].map((turns) => { const began = performance.now(); draw([Array.from({length: 4000},
-      (_, i) => turns > 1 ? [i / 4000, Math.sin(i / turns)] : [i % 2, i % 2])], 28); return performance.now() - began; })"""
+      (_, i) => turns > 1 ? [i / 4000, Math.sin(i / turns)] : [i % 2, i % 2])], 28);
+      return performance.now() - began; })"""
     times = np.array([opened.execute_script(script) for _ in range(3)]).min(0)
     assert times[0] < 0.3 * times[1]
 

@@ -42,7 +42,7 @@ def test_missing_files_get_a_command_and_others_are_checked(tmp_path, monkeypatc
     content, raw = b"data" * 100, tmp_path / "raw files"
     files = [preparing.Download(name, f"https://a/{name}.zip", 400, hashlib.sha256(content).hexdigest())
              for name in ("whole", "part", "extracted")]  # fmt: skip
-    monkeypatch.setattr(preparing, "PUBLISHED", {"femnist": files})
+    monkeypatch.setattr(preparing, "DOWNLOADS", {"femnist": files})
     (raw / "extracted").mkdir(parents=True)
     (raw / "whole.zip").write_bytes(content)
     (raw / "part.zip").write_bytes(content[:7])

@@ -59,7 +59,7 @@ def test_what_is_replaced_is_ours(tmp_path, photos, runs, data_dir):  # noqa: F8
 
 
 def test_a_second_call_says_what_it_does_with_the_first(tmp_path, photos, smoke, data_dir):
-    """With other arguments, in the same folder. Others are in the tests of their commands: demo, prepare, reproduce, export."""
+    """With other arguments, in the same folder. Tests of demo, prepare, reproduce and export have theirs."""
     folder, where = smoke[0], f"--data_dir={smoke[0]}/data"
     other = command("train", "--config=glyphs:cxda,smoke", "--config.seed=1", f"--workdir={folder}/run", where, code=2)
     assert "holds a run with config.seed=0, not 1; choose another --workdir or delete it" in other

@@ -132,7 +132,8 @@ def _silence_cpp() -> None:
     # Process-wide: the C++ parts of JAX tell the loss of a peer on many lines, and the watch on one.
     sys.stderr.flush()
     stops.stderr = os.dup(2)
-    sys.stderr = open(stops.stderr, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115  # it is the stream of the whole process
+    own: Any = {"buffering": 1, "errors": "backslashreplace", "closefd": False}
+    sys.stderr = open(stops.stderr, "w", **own)  # noqa: SIM115  # it is the stream of the whole process
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 

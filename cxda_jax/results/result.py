@@ -62,7 +62,7 @@ class Identity(NamedTuple):
         return ",".join(filter(None, [self.method, self.start and f"from={self.start}", self.changes]))
 
     def __str__(self) -> str:
-        """What a row has as its label, and a folder as its name."""
+        """The label of a row, and the name of a folder."""
         return ",".join(filter(None, [self.label, str(self.setting)]))
 
 

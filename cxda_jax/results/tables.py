@@ -186,7 +186,7 @@ def _number(metric: str, row: Mapping[str, Any]) -> float | None:
         return row["w10" if metric.startswith("worst10_") else "avg"]
     if metric == "pretrain_and_adapt":
         return None if row["train_minutes"] is None else row["train_minutes"] + row["num_tasks"] * row["task_ms"] / 6e4
-    return row["adapt_ms"] + (row["predict_ms"] if metric == "adapt_and_infer" else 0.0)
+    return {"adapt": row["adapt_ms"], "adapt_and_infer": row["adapt_ms"] + row["predict_ms"]}[metric]
 
 
 def own_marks(seeds: Sequence[Result], left_out: Sequence[Result]) -> Iterator[str]:

@@ -79,7 +79,8 @@ def find_evaluations(
     choose("--from", request.start, STARTS)
     for name in request.methods:
         if name not in METHODS and name != "all":
-            raise UserError(f"--methods={brief(name, 30)}: no such method; choose from all, {', '.join(METHODS)}")
+            known = brief(", ".join(METHODS), 100)
+            raise UserError(f"--methods={brief(name, 30)}: no such method; choose from all, {known}")
     stores: dict[str, DomainStore] = {}
     evaluations: list[Evaluation] = []
     faults: list[str] = []

@@ -38,7 +38,7 @@ CORRUPTED = Download("CIFAR-10-C", "https://zenodo.org/record/2535967/files/CIFA
                      "c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7")  # fmt: skip
 CLEAN = Download("cifar-10-batches-bin", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", 170052171,
                  "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd")  # fmt: skip
-PUBLISHED: dict[str, tuple[Download, ...]] = {"cifar_c": (CORRUPTED, CLEAN), "cifar10_c": (CLEAN,)}  # by benchmark
+DOWNLOADS: dict[str, tuple[Download, ...]] = {"cifar_c": (CORRUPTED, CLEAN), "cifar10_c": (CLEAN,)}  # by benchmark
 BY_HAND = {
     "femnist": "ARM's README links its split; fetch femnist-data.zip by hand into --raw_dir",
     "tiny_imagenet_c": "fetch Tiny-ImageNet-C.tar (Zenodo), tinyimagenet-c.zip (ARM's README) by hand into --raw_dir",
@@ -124,10 +124,10 @@ def insist_on_equal(target: Path, asked: Mapping[str, Any]) -> None:
 
 def show_published(benchmark: str, raw_dir: Path) -> None:
     """Prints how to fetch each published file that raw_dir lacks, and checks the size and the hash of those it has."""
-    if benchmark not in PUBLISHED:
+    if benchmark not in DOWNLOADS:
         what = BY_HAND.get(benchmark, "fetch its files by hand into --raw_dir; its reader's docstring names them")
         raise UserError(f"--links: no address of {benchmark} is known; {what}")
-    for folder, url, size, digest in PUBLISHED[benchmark]:
+    for folder, url, size, digest in DOWNLOADS[benchmark]:
         path = raw_dir / url.rpartition("/")[2]
         if (raw_dir / folder).is_dir():
             print(f"{raw_dir / folder}: is there")

@@ -51,16 +51,17 @@ def prior_shift(net: Classifier, steps: int = 20, smoothing: float = 10.0) -> Me
         if not len(support.pixels):
             return source
         trained, p = variables["calibration"]["shares"], probabilities(source, support.pixels)
+        there = jnp.ones(len(p), bool) if support.present is None else support.present
         shares = trained
         for _ in range(steps):
             r = p * shares / trained
-            counts = (r / r.sum(-1, keepdims=True)).sum(0)
-            shares = (counts + smoothing * trained) / (len(p) + smoothing)
+            counts = jnp.where(there[:, None], r / r.sum(-1, keepdims=True), 0).sum(0)
+            shares = (counts + smoothing * trained) / (there.sum() + smoothing)
         last = net.last_layer(source)
         return net.with_last_layer(source, {**last, "bias": last["bias"] + jnp.log(shares / trained)})
 
     method = erm(net)._replace(name="prior_shift", adapt=adapt, calibrate=calibrate)
-    return method._replace(uses_support=True, trains_as="erm")
+    return method._replace(uses_support=True, takes_places=True, trains_as="erm")
 
 
 def _build(config: Config, inputs: Inputs) -> Method:

@@ -3,7 +3,7 @@
 python -m docs.study.make
 python -m docs.study.make --check    # changes nothing, and says what differs from the records
 
-A table stands between two marks of a page, `<!-- NAME -->` and `<!-- end -->`.
+A table stands between two marks of a page, `<!-- NAME, and any words -->` and `<!-- end -->`.
 """
 
 import argparse
@@ -73,8 +73,8 @@ def results_csv(studies: Studies) -> str:
 def made(studies: Studies) -> dict[Path, str]:
     """The text of each file that follows from the records."""
     filling = {name: make(studies) for name, make in TABLES.items()}
-    mark = re.compile(r"<!-- (\w+) -->\n.*?<!-- end -->", re.S)
-    pages = {p: mark.sub(lambda m: f"<!-- {m[1]} -->\n{filling[m[1]]}\n<!-- end -->", p.read_text()) for p in PAGES}
+    mark = re.compile(r"(<!-- (\w+)[^>]*-->)\n.*?<!-- end -->", re.S)
+    pages = {p: mark.sub(lambda m: f"{m[1]}\n{filling[m[2]]}\n<!-- end -->", p.read_text()) for p in PAGES}
     board = json.dumps(leaderboard(studies), indent=1) + "\n"
     return {**pages, HERE / "leaderboard.json": board, HERE / "results.csv": results_csv(studies)}
 

@@ -69,6 +69,8 @@ def level(study: Study, label: str, score: str) -> np.ndarray:
 def signed(span: Span) -> str:
     """+1.6 (+1.1 to +2.0); bold where the interval leaves out zero."""
     text = "{:+.1f} ({:+.1f} to {:+.1f})".format(*span)
+    if span.sign and ("+0.0" in text or "-0.0" in text):  # one digit would hide why it is bold
+        text = "{:+.2f} ({:+.2f} to {:+.2f})".format(*span)
     return f"**{text}**" if span.sign else text
 
 
@@ -124,8 +126,12 @@ def summary(studies: Studies) -> str:
     images = {store: by_images(studies[store]) for store in names}
     rows = []
     for method, how in SUMMARY.items():
-        cells = [(level_text(studies[store], method), signed_gap(images[store].get(method))) for store in names]
-        rows.append([called(method), how, *(cell for pair in cells for cell in pair)])
+        cells = []
+        for store in names:
+            gap, seeds = images[store].get(method), len(studies[store].get((BASE, ""), {}))
+            fewer = f", {seeds_text(len(gap.seeds))}" if gap and len(gap.seeds) < seeds else ""
+            cells += [level_text(studies[store], method), signed_gap(gap) + fewer]
+        rows.append([called(method), how, *cells])
     return markdown(["method", "it uses the buffer by", *head], rows)
 
 

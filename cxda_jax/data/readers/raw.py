@@ -168,11 +168,13 @@ def load_npy(path: Path, kinds: str, *shapes: tuple[int, ...]) -> np.ndarray:
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except Exception as e:  # numpy raises exceptions of all kinds for a broken header, and refuses Python objects
-        raise UserError(f"{path}: cut short or not a .npy file of numbers ({reason(e)}); fetch it again") from None
+        raise UserError(
+            f"{path}: cut short or not a .npy file of numbers ({reason(e)}); fetch or make it again"
+        ) from None
     known = array.dtype == np.uint8 if kinds == "u" else array.dtype.kind in kinds
     if not known or not array.ndim or array.shape[1:] not in shapes or not len(array):
         what = f"{'uint8' if kinds == 'u' else 'whole numbers'} ({', '.join(['n', *map(str, shapes[0])])})"
-        raise UserError(f"{path}: holds {array.dtype} {array.shape}, expected {what}; fetch it again")
+        raise UserError(f"{path}: holds {array.dtype} {array.shape}, expected {what}; fetch or make it again")
     return array
 
 
