@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cxda_jax.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
+    from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, sample_plans
     from cxda_jax.data.store import DomainStore, open_store, write_store
     from cxda_jax.device.buffer import SupportBuffer
     from cxda_jax.device.model import Answers, Model, load
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Where each name lives. It is imported when it is first used: --help of a command must not wait for JAX.
 _HOMES = {
-    "data.episodes": ("EpisodeSpec", "Plan", "sample_plans"),
+    "data.episodes": ("Draw", "EpisodeSpec", "Plan", "sample_plans"),
     "data.store": ("DomainStore", "open_store", "write_store"),
     "device.buffer": ("SupportBuffer",),
     "device.model": ("Answers", "Model", "load"),
@@ -46,7 +46,7 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Answers", "DomainStore", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Model", "Plan",
+    "Answers", "DomainStore", "Draw", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Model", "Plan",
     "SupportBuffer", "UserError", "__version__", "bn", "bn_alpha", "cml", "cotta", "cxda", "cxda_any", "cxda_loo",
     "cxda_p2p", "cxda_supervised", "erm", "erm_iid", "evaluate", "feature_shift", "ft_em", "ft_im", "icrm", "lame",
     "load", "open_store", "sample_plans", "sf_ocda", "sla", "t3a", "with_transformer", "write_store",

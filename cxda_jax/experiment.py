@@ -18,6 +18,7 @@ from cxda_jax.config import Config, as_fields, check_all
 from cxda_jax.data import glyphs, glyphs_c
 from cxda_jax.data.episodes import (
     Context,
+    Draw,
     EpisodeSpec,
     Plan,
     check_spec,
@@ -85,16 +86,11 @@ class Experiment(NamedTuple):
 
     def task_plans(self, split: str) -> Callable[[Sequence[int]], Plan]:
         """The function task numbers -> Plan, which is the same for every method and training seed."""
-        spec, seed, stream = episode_spec(self.config), self.config["evaluation"]["seed"], STREAMS.index(split)
-        offsets, domains, context = self.store.offsets, self.store.domains(split), self.context
+        draw, context = draw_of(self.config, self.store, split), self.context
         if self.config["evaluation"]["tasks"] == "exhaustive":
-            plans = exhaustive(spec, offsets, domains, seed, stream)[1]
-            return (
-                plans
-                if not context
-                else lambda tasks: first_arrived(plans(tasks), context, spec, offsets, seed, tasks, stream)
-            )
-        return lambda tasks: sample_plans(spec, offsets, domains, seed, tasks, stream, context)
+            plans = exhaustive(draw)[1]
+            return plans if not context else lambda tasks: first_arrived(plans(tasks), context, draw, tasks)
+        return lambda tasks: sample_plans(draw, tasks, context)
 
     def calibration_images(self) -> Array:
         """Training images [n, h, w, c] for Method.calibrate(), the same for every method and training seed."""
@@ -102,7 +98,7 @@ class Experiment(NamedTuple):
         count = min(CALIBRATION_IMAGES, int(np.diff(self.store.offsets)[domains].sum()))
         spec = EpisodeSpec(num_domains=0, per_domain=0, num_query=count, mixed=True)
         seed, stream = self.config["evaluation"]["seed"], STREAMS.index("calibration")
-        plan = sample_plans(spec, self.store.offsets, domains, seed, [0], stream)
+        plan = sample_plans(Draw(spec, self.store.offsets, domains, seed, stream), [0])
         return jnp.asarray(self.store.images[plan.query[0]])
 
 
@@ -130,14 +126,18 @@ def build_on(
     for split in splits:
         with as_fields(config, "episode"):
             check_spec(train_spec if split == "train" else spec, store, split)
+    if config["evaluation"]["tasks"] == "exhaustive" and spec.shares != "natural":
+        what = f"episode.shares={spec.shares!r}"
+        raise UserError(f"{what}: evaluation.tasks=exhaustive asks every image, whatever its class; leave out one")
     schedule = make_schedule(config, store)
     with as_fields(config, "train"):
         source = SOURCES[config["train"]["source"]](store, devices)
-    tasks, domains, seed = schedule.tasks_per_step, store.domains("train"), config["seed"]
+    tasks, stream = schedule.tasks_per_step, STREAMS.index("training")
+    draw = Draw(train_spec, store.offsets, store.domains("train"), config["seed"], stream, store.labels)
 
     def train_plans(step: int) -> Plan:
         numbers = range(step * tasks, (step + 1) * tasks)
-        return sample_plans(train_spec, store.offsets, domains, seed, numbers, STREAMS.index("training"))
+        return sample_plans(draw, numbers)
 
     return Experiment(
         config=config,
@@ -239,6 +239,12 @@ def make_schedule(config: Config, store: DomainStore) -> Schedule:
         raise UserError(f"{given} gives an interval of {every} steps; set evaluation.every_steps")
     per_call = train["steps_per_call"] or backend.default_steps_per_call()
     return Schedule(steps, every, train["log_every"], train["save_every"], tasks, train["tensorboard"], per_call)
+
+
+def draw_of(config: Config, store: DomainStore, split: str) -> Draw:
+    """The draw of a config's tasks on a split, which is the same for every method and training seed."""
+    seed, stream = config["evaluation"]["seed"], STREAMS.index(split)
+    return Draw(episode_spec(config), store.offsets, store.domains(split), seed, stream, store.labels)
 
 
 def episode_spec(config: Config) -> EpisodeSpec:

@@ -94,6 +94,11 @@ FIELDS: dict[str, Field | Group] = {
         "per_domain": Field(20, "Support images of each domain.", COUNT),
         "num_query": Field(20, "Query images.", COUNT),
         "replacement": Field(False, "Draw images with replacement."),
+        "shares": Field("natural", "Of a domain's classes: natural its own; even; dirichlet drawn for each task; any "
+                                   "likewise, with a concentration that is drawn too, from 0.1 to 10.",
+                        choices=("natural", "even", "dirichlet", "any"), optional=True),
+        "concentration": Field(0.3, "Of dirichlet: 0.1 leaves a device few classes, 100 nearly equal shares.",
+                               Range(0.001, 1e6), optional=True),
     }, at_test=True),
     "augment": AUGMENT,
     "optimizer": Group("Optimizer of the training, at a constant rate unless a chain has a schedule.", {

@@ -87,8 +87,8 @@ MISTAKES = (
     Mistake("nets", "nets/pretrained.py", "value.transpose(2, 3, 1, 0)", "value.transpose(3, 2, 1, 0)",
             ("resnet", "malformed_files", "parameters")),
     # Episodes and sources.
-    Mistake("episodes", "data/episodes.py", "rng = _generator(seed, task, stream)\n        if spec.mixed:",
-            "rng = _generator(seed, i, stream)\n        if spec.mixed:",
+    Mistake("episodes", "data/episodes.py", "rng = _generator(draw.seed, task, draw.stream)\n        if spec.mixed:",
+            "rng = _generator(draw.seed, i, draw.stream)\n        if spec.mixed:",
             ("episodes", "properties", "configs", "train")),
     Mistake("episodes", "data/episodes.py", "drawn = rng.choice(ends[-1], spec.num_query, replace=False)",
             "drawn = rng.choice(ends[-1], spec.num_query)", ("episodes", "properties", "configs")),
@@ -160,8 +160,8 @@ MISTAKES = (
             r'file.write(",".join(map(str, [*head, *texts, *tail])) + "\n")', ("tables", "launch_report", "contexts")),
     Mistake("results", "runs/identity.py", "if record.data_hash == store.sha256:",
             "if record.data_name == store.info.name:", ("identity", "launch", "exhaustive")),
-    Mistake("results", "runs/jobs.py", "identity = [of_method(study.config(name, seed)), methods[name].version]",
-            "identity = [of_method(study.config(name, seed))]", ("study", "study_commands", "cells", "published")),
+    Mistake("results", "runs/jobs.py", "identity = [told(study.config(name, seed)), methods[name].version]",
+            "identity = [told(study.config(name, seed))]", ("study", "study_commands", "cells", "published")),
     # A model on a device.
     Mistake("device", "device/buffer.py", "integers(self.seen)", "integers(self.capacity)",
             ("buffer", "adapting")),
@@ -185,8 +185,8 @@ MISTAKES = (
     # Configs and what is built from them.
     Mistake("config", "fields.py", '"weight_decay": Field(1e-4,', '"weight_decay": Field(1e-3,',
             ("configs", "parameters", "build", "overrides")),
-    Mistake("config", "experiment.py", 'self.config["evaluation"]["seed"], STREAMS.index(split)',
-            'self.config["seed"], STREAMS.index(split)', ("configs", "episodes", "exhaustive", "launch")),
+    Mistake("config", "experiment.py", 'seed, stream = config["evaluation"]["seed"], STREAMS.index(split)',
+            'seed, stream = config["seed"], STREAMS.index(split)', ("configs", "episodes", "exhaustive", "launch")),
     Mistake("config", "experiment.py", "epoch = images // 100 // tasks", "epoch = images // 100",
             ("configs", "build", "published", "mesh")),
     Mistake("config", "methods/finetune.py", 'steps=options["steps"], share=share)', 'steps=options["steps"])',

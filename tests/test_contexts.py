@@ -11,7 +11,7 @@ import scipy.stats
 
 from cxda_jax import metrics
 from cxda_jax.config import read
-from cxda_jax.data.episodes import Context, EpisodeSpec, check_context, sample_plans
+from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_context, sample_plans
 from cxda_jax.results import curve_figures as report
 from cxda_jax.results import plots
 from cxda_jax.results.curves import AREA, area_weights, differences, find_curves
@@ -33,7 +33,7 @@ CHANCES = {"bn": (0.60, 0.50, 0.64, 0.66), "cxda_loo": (0.58, 0.66, 0.72, 0.74)}
 
 
 def plans(size=None, by_domain=False, tasks=range(40)):
-    return sample_plans(SPEC, OFFSETS, DOMAINS, 3, tasks, 2, None if size is None else Context(size, by_domain))
+    return sample_plans(Draw(SPEC, OFFSETS, DOMAINS, 3, 2), tasks, None if size is None else Context(size, by_domain))
 
 
 @pytest.mark.parametrize("by_domain", [False, True], ids=["mixed", "by_domain"])
@@ -69,7 +69,7 @@ def test_contexts_that_the_domains_cannot_give_are_refused(fixed_store):
     """Test domains have 30 images, of which 5 are queries: 6 rounds of 4."""
     most, domains = 6 * USUAL, fixed_store.domains("test")
     check_context(Context(most), SPEC, fixed_store, "test")
-    sample_plans(SPEC, fixed_store.offsets, domains, 0, [0], 0, Context(most))
+    sample_plans(Draw(SPEC, fixed_store.offsets, domains, 0), [0], Context(most))
     with refused(rf"{most + 1} images takes 28 of a domain beside 5 queries, and domain 'd6' has 30; .* most {most}$"):
         check_context(Context(most + 1, True), SPEC, fixed_store, "test")
 

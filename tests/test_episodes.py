@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cxda_jax.config import read
-from cxda_jax.data.episodes import EpisodeSpec, check_spec, mixed_spec, sample_plans
+from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_spec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, stack, tfdata_source
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.errors import UserError
@@ -34,7 +34,8 @@ def split_stores(draw):
     return DomainStore(INFO, images, labels, np.cumsum([0, *sizes]), tuple(splits), names, "")
 
 
-SPECS = st.builds(EpisodeSpec, st.integers(0, 4), st.integers(0, 4), st.integers(0, 4), st.booleans(), st.just(False))
+COUNTS = [st.integers(0, 4)] * 3
+SPECS = st.builds(EpisodeSpec, *COUNTS, st.booleans(), st.just(False), st.just("natural"), st.just(0.3))
 OF_THREE = SPECS.filter(lambda spec: min(spec[:3]) >= 1 and spec.num_domains <= 3)
 SIZES = st.lists(st.integers(8, 12), min_size=3, max_size=6)
 TASKS = st.lists(st.integers(0, 2**40), min_size=1, max_size=8)
@@ -63,7 +64,7 @@ def test_a_plan_is_what_its_spec_says_or_the_spec_is_refused(store, spec, mixed,
         one_line(refused.value)
         return
     check_spec(spec, store, split)
-    plan = sample_plans(spec, store.offsets, domains, seed, range(first, first + 3))
+    plan = sample_plans(Draw(spec, store.offsets, domains, seed), range(first, first + 3))
     assert plan.support.dtype == plan.query.dtype == np.int32
     assert plan.support.shape == (3, spec.num_domains * spec.per_domain) and plan.query.shape == (3, spec.num_query)
     for support, query in zip(*plan, strict=True):
@@ -83,10 +84,10 @@ def test_a_task_is_the_same_in_whatever_company(sizes, spec, mixed, seed, tasks)
     offsets, domains = np.cumsum([0, *sizes]), np.arange(len(sizes))
     if mixed:
         spec = mixed_spec(spec)._replace(num_query=min(mixed_spec(spec).num_query, sum(sizes)))
-    together = sample_plans(spec, offsets, domains, seed, tasks)
+    together = sample_plans(Draw(spec, offsets, domains, seed), tasks)
     for i, task in enumerate(tasks):
         first = (task // 2) * 2
-        beside = sample_plans(spec, offsets, domains, seed, range(first, first + 2))
+        beside = sample_plans(Draw(spec, offsets, domains, seed), range(first, first + 2))
         for found, expected in zip(beside, together, strict=True):
             np.testing.assert_array_equal(found[task - first], expected[i])
 
@@ -97,7 +98,7 @@ def test_every_draw_is_uniform(replacement):
     sizes, count = np.array([6, 9, 6, 12]), 6000
     spec = EpisodeSpec(num_domains=2, per_domain=2, num_query=2, replacement=replacement)
     offsets, domains = np.cumsum([0, *sizes]), np.array([0, 2, 3])
-    plan = sample_plans(spec, offsets, domains, 11, range(count))
+    plan = sample_plans(Draw(spec, offsets, domains, 11), range(count))
     owner = np.repeat(np.arange(4), sizes)
     pairs = owner[plan.support[:, [0, 2]]]
     place = (pairs[:, 1] == owner[plan.query[:, 0]]).astype(int)
@@ -123,7 +124,7 @@ def test_every_draw_is_uniform(replacement):
     if not replacement:
         np.fill_diagonal(chances, 0)
     compare(both * rows + plan.query[:, 1], chances.ravel())
-    mixed = sample_plans(mixed_spec(spec), offsets, domains, 12, range(count)).query
+    mixed = sample_plans(Draw(mixed_spec(spec), offsets, domains, 12), range(count)).query
     for rows in (mixed[:, 0], mixed[:, -1]):
         compare(rows, np.isin(owner, domains) / sizes[domains].sum())
 
@@ -131,7 +132,7 @@ def test_every_draw_is_uniform(replacement):
 def test_seeds_and_the_streams_of_one_seed_are_unrelated():
     """Over the same domains, so that equal draws would give equal tasks."""
     pairs = [(0, stream) for stream in range(5)] + [(1, 0)]  # seed and stream
-    drawn = [sample_plans(SPEC, np.arange(11) * 50, np.arange(10), seed, range(500), stream) for seed, stream in pairs]
+    drawn = [sample_plans(Draw(SPEC, np.arange(11) * 50, np.arange(10), *pair), range(500)) for pair in pairs]
     for one, other in itertools.combinations([plan.support for plan in drawn], 2):
         assert not (one == other).all(1).any()
         alike = (one[:, ::5] // 50 == other[:, ::5] // 50).mean()  # each place holds each of ten domains alike often
@@ -148,7 +149,7 @@ def test_training_validation_test_and_calibration_draw_from_streams_of_their_own
     draws.append(np.concatenate([experiment.train_plans(step).support for step in range(20)]))
     for one, other in itertools.combinations(draws, 2):
         assert ((one >= 0) & (one < 90)).all() and not (one == other).all(1).any()
-    usual = sample_plans(MIXED._replace(num_query=90), fixed_store.offsets, fixed_store.domains("train"), 3, [0])
+    usual = sample_plans(Draw(MIXED._replace(num_query=90), fixed_store.offsets, fixed_store.domains("train"), 3), [0])
     assert not np.array_equal(experiment.calibration_images(), fixed_store.images[usual.query[0]])
 
 
@@ -160,7 +161,7 @@ def test_both_sources_give_the_bytes_of_the_planned_rows(fixed_store, spec, monk
     many, owner = fixed_store, fixed_store.row_domains()
 
     def plan_of(step):
-        return sample_plans(spec, many.offsets, many.domains("train"), 0, range(6 * step, 6 * step + 6))
+        return sample_plans(Draw(spec, many.offsets, many.domains("train"), 0), range(6 * step, 6 * step + 6))
 
     device, stream = device_source(many), tfdata_source(many)
     assemble = jax.jit(device.assemble)
@@ -183,3 +184,46 @@ def test_both_sources_give_the_bytes_of_the_planned_rows(fixed_store, spec, monk
         assert all(len(part.label) == 2 for part in of_step)
         together = jax.tree.map(lambda *arrays: np.concatenate(arrays), *of_step)
         jax.tree.map(np.testing.assert_array_equal, episode, together)
+
+
+SKEWED = np.repeat(np.arange(4), [400, 200, 150, 250])  # labels of a domain
+SHARED = EpisodeSpec(2, 3, 3)
+
+
+def of_shares(shares, concentration=0.3, tasks=range(2000), context=None):
+    """The plans on three such domains, and the classes of their images."""
+    labels = np.tile(SKEWED, 3)
+    spec = SHARED._replace(shares=shares, concentration=concentration)
+    plan = sample_plans(Draw(spec, np.arange(4) * 1000, np.arange(3), 5, 2, labels), tasks, context)
+    return plan, labels[plan.support], labels[plan.query]
+
+
+@pytest.mark.parametrize("shares, concentration", [("even", 0.3), ("dirichlet", 0.3), ("dirichlet", 3.0)])
+def test_shares_are_those_of_their_distribution_in_support_and_query_alike(shares, concentration):
+    """Two images are of one class with the probability 1 / k, or (a + 1) / (k a + 1) for Dirichlet's concentration a."""
+    plan, support, query = of_shares(shares, concentration)
+    assert len({*plan.support[0], *plan.query[0]}) == 9
+    for classes in (support[:, 0], support[:, 5], query[:, 1]):
+        assert scipy.stats.chisquare(np.bincount(classes, minlength=4)).pvalue > 1e-3, "all classes are alike"
+    alike = 1 / 4 if shares == "even" else (concentration + 1) / (4 * concentration + 1)
+    own = plan.query[:, :1] // 1000 == plan.support[:, :1] // 1000
+    pairs = {
+        "in the support": support[:, 0] == support[:, 2],
+        "with the query": np.where(own, support[:, :3], support[:, 3:])[:, 0] == query[:, 0],
+    }
+    for what, same in pairs.items():
+        assert scipy.stats.binomtest(int(same.sum()), len(same), alike).pvalue > 1e-3, what
+    other = support[:, 0] == support[:, 3]
+    assert scipy.stats.binomtest(int(other.sum()), len(other), 1 / 4).pvalue > 1e-3, "domains draw by themselves"
+
+
+def test_a_device_keeps_its_shares_however_many_images_arrive():
+    usual = of_shares("any")[0]
+    sizes = {n: of_shares("any", context=Context(n))[0] for n in (2, 6, 60)}
+    for n, plan in sizes.items():
+        np.testing.assert_array_equal(plan.query, usual.query)
+        np.testing.assert_array_equal(plan.support[:, : min(n, 6)], sizes[60].support[:, : min(n, 6)])
+        assert all(len({*s, *q}) == n + 3 for s, q in zip(*plan, strict=True))
+    labels = np.tile(SKEWED, 3)[sizes[60].support]
+    first, last = (np.eye(4)[part].mean(1) for part in (labels[:, :6], labels[:, 6:]))
+    assert (first.argmax(1) == last.argmax(1)).mean() > 0.5, "the class that leads goes on to lead"

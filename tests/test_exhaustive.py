@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cxda_jax.config import read
-from cxda_jax.data.episodes import EpisodeSpec, counting, exhaustive
+from cxda_jax.data.episodes import Draw, EpisodeSpec, counting, exhaustive
 from cxda_jax.data.store import open_store, write_store
 from cxda_jax.evaluation import compile_task
 from cxda_jax.experiment import build_on
@@ -24,7 +24,7 @@ SIZES = (10, 11, 12, 13, 23, 30)  # of the domains, from the fewest images that 
 
 def drawn(spec=SPEC, seed=0, stream=2):
     offsets = np.concatenate([[0], np.cumsum(SIZES)])
-    count, plans = exhaustive(spec, offsets, np.arange(len(SIZES)), seed, stream)
+    count, plans = exhaustive(Draw(spec, offsets, np.arange(len(SIZES)), seed, stream))
     return offsets, count, plans
 
 

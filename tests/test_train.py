@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 
 from cxda_jax import augment, train
-from cxda_jax.data.episodes import EpisodeSpec, sample_plans
+from cxda_jax.data.episodes import Draw, EpisodeSpec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.disk import checkpoints, models
 from cxda_jax.disk.reading import read_lines
@@ -74,7 +74,7 @@ def run(
     def plan_of(step):
         if step == stop_at:
             raise KeyboardInterrupt
-        return sample_plans(SPEC, store.offsets, store.domains("train"), 0, [step])
+        return sample_plans(Draw(SPEC, store.offsets, store.domains("train"), 0), [step])
 
     def validate(variables):
         step = int(lines(workdir)[-1]["step"])
@@ -239,7 +239,7 @@ def test_outputs_that_are_not_finite_are_no_answers(fixed_store):
 @pytest.mark.parametrize("what, steps_per_call", [("loss", 2), ("gradient", 1)])
 def test_a_step_that_is_not_finite_is_not_taken(fixed_store, whole, tmp_path, what, steps_per_call):
     bad = 7  # of 12
-    plan = sample_plans(SPEC, fixed_store.offsets, fixed_store.domains("train"), 0, [bad])
+    plan = sample_plans(Draw(SPEC, fixed_store.offsets, fixed_store.domains("train"), 0), [bad])
     support_label, label = (fixed_store.labels[rows[0]] for rows in plan)
 
     def poisoned(variables, episode, key):

@@ -1,6 +1,16 @@
 """Episodes as row numbers. The images of a task are a pure function of (seed, stream, task number).
 
 No iterator has a state, so a run can resume at any step. Two readers of the same plan give episodes of equal bits.
+
+A domain's images come with the shares of their classes that the spec asks for. `natural` are the domain's own: each
+image is as likely as any other. Otherwise each task draws shares p for each of its domains. Images then come one after
+another, each with a probability in proportion to p(its class) / (images of its class in the domain), among those that
+are left. So a device keeps its shares from its first image to its last query, and a class that is used up leaves its
+place to the others.
+
+even       p is the same for all classes of the domain
+dirichlet  p is drawn from a Dirichlet distribution, symmetric with this concentration: 0.1 leaves few classes, 100 all
+any        as dirichlet, with a concentration that each task draws, log-uniform from 0.1 to 10
 """
 
 import functools
@@ -21,6 +31,8 @@ class EpisodeSpec(NamedTuple):
     num_query: int = 20
     replacement: bool = False  # inside a domain, as ARM draws: an image may then be in support and query
     mixed: bool = False  # there is no support, and the queries are distinct images of all domains
+    shares: str = "natural"  # of classes in a domain: natural, even, dirichlet or any
+    concentration: float = 0.3  # of dirichlet
 
 
 class Plan(NamedTuple):
@@ -28,6 +40,20 @@ class Plan(NamedTuple):
 
     support: np.ndarray  # int32 [tasks, n_support]
     query: np.ndarray  # int32 [tasks, n_query]
+
+
+class Draw(NamedTuple):
+    """The images that tasks are drawn from, and the random numbers that draw them.
+
+    Tasks of equal seed, number and stream draw alike, whatever the domains.
+    """
+
+    spec: EpisodeSpec
+    offsets: np.ndarray  # where each domain's rows begin in the store, and where the last ends: [domains + 1]
+    domains: np.ndarray  # numbers of the domains to draw from
+    seed: int
+    stream: int = 0  # sets apart the random numbers of different uses. Training has stream 0
+    labels: np.ndarray | None = None  # of all rows; only shares that are not natural need them
 
 
 class Context(NamedTuple):
@@ -46,6 +72,8 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
     for field in ("num_query",) if spec.mixed else ("num_domains", "per_domain", "num_query"):
         if getattr(spec, field) < 1:
             raise UserError(f"{field}={getattr(spec, field)} must be at least 1")
+    if spec.replacement and spec.shares != "natural":
+        raise UserError(f"shares={spec.shares!r}: images are drawn without replacement; leave replacement at False")
     domains, where = store.domains(split), f"split {split!r} of {store.info.name}"
     sizes, fix = np.diff(store.offsets)[domains], "lower num_domains, per_domain or num_query"
     if spec.mixed:
@@ -80,31 +108,17 @@ def mixed_spec(spec: EpisodeSpec) -> EpisodeSpec:
     return EpisodeSpec(num_domains=0, per_domain=0, num_query=images, mixed=True)
 
 
-def sample_plans(
-    spec: EpisodeSpec,
-    offsets: np.ndarray,
-    domains: np.ndarray,
-    seed: int,
-    tasks: Sequence[int],
-    stream: int = 0,
-    context: Context | None = None,
-) -> Plan:
-    """Draws the plans of numbered tasks. Domains are uniform and distinct; images are uniform inside their domain.
+def sample_plans(draw: Draw, tasks: Sequence[int], context: Context | None = None) -> Plan:
+    """Draws the plans of numbered tasks. Domains are uniform and distinct; images have the shares of the spec.
 
-    Tasks of equal seed, number and stream draw alike, whatever the domains.
-
-    Args:
-      offsets: where each domain's rows begin in the store, and where the last ends: [domains + 1].
-      domains: numbers of the domains to draw from.
-      tasks: their numbers.
-      stream: sets apart the random numbers of different uses. Training has stream 0.
-      context: the part of the support that has arrived; None: all of it. The queries are the same.
+    `context` is the part of the support that has arrived; without it all of it has. The queries are the same.
     """
+    spec, offsets, domains = draw[:3]
     support = np.empty((len(tasks), spec.num_domains * spec.per_domain), np.int32)
     query = np.empty((len(tasks), spec.num_query), np.int32)
     ends = np.cumsum(np.diff(offsets)[domains])
     for i, task in enumerate(tasks):
-        rng = _generator(seed, task, stream)
+        rng = _generator(draw.seed, task, draw.stream)
         if spec.mixed:
             drawn = rng.choice(ends[-1], spec.num_query, replace=False)
             which = np.searchsorted(ends, drawn, side="right")
@@ -115,28 +129,41 @@ def sample_plans(
         for j, domain in enumerate(chosen):
             start, stop = offsets[domain], offsets[domain + 1]
             count = spec.per_domain + (spec.num_query if j == asked else 0)
-            rows = start + rng.choice(stop - start, count, replace=spec.replacement)
+            if spec.shares == "natural":
+                rows = start + rng.choice(stop - start, count, replace=spec.replacement)
+            else:
+                rows = rng.permutation(in_shares(draw, task, domain)[:count])  # so that queries are like the support
             support[i, j * spec.per_domain : (j + 1) * spec.per_domain] = rows[: spec.per_domain]
             if j == asked:
                 query[i] = rows[spec.per_domain :]
     plan = Plan(support, query)
-    return plan if context is None else first_arrived(plan, context, spec, offsets, seed, tasks, stream)
+    return plan if context is None else first_arrived(plan, context, draw, tasks)
 
 
-def first_arrived(
-    plan: Plan,
-    context: Context,
-    spec: EpisodeSpec,
-    offsets: np.ndarray,
-    seed: int,
-    tasks: Sequence[int],
-    stream: int = 0,
-) -> Plan:
+def in_shares(draw: Draw, task: int, domain: int) -> np.ndarray:
+    """All rows of a domain, in the order in which they come to a task whose shares are not natural."""
+    rng, shares = _generator(draw.seed, task, draw.stream, use=4 + int(domain)), draw.spec.shares
+    rows = np.arange(draw.offsets[domain], draw.offsets[domain + 1])
+    assert draw.labels is not None
+    _, own, counts = np.unique(draw.labels[rows], return_inverse=True, return_counts=True)
+    log_p = np.zeros(len(counts))
+    if shares != "even":
+        of_task = _generator(draw.seed, task, draw.stream, use=3)
+        alpha = 10 ** of_task.uniform(-1, 1) if shares == "any" else draw.spec.concentration
+        # The logarithm of gamma variables, of which a small concentration would make zeros.
+        log_p = np.log(rng.gamma(alpha + 1, size=len(counts))) + np.log(rng.uniform(size=len(counts))) / alpha
+    # The largest of such sums come in the order of successive draws without replacement.
+    keys = (log_p - np.log(counts))[own] + rng.gumbel(size=len(rows))
+    return rows[np.argsort(-keys, kind="stable")]
+
+
+def first_arrived(plan: Plan, context: Context, draw: Draw, tasks: Sequence[int]) -> Plan:
     """The plans with the first images to arrive as their support, and with the same queries.
 
     A smaller context is the beginning of every larger one of the same order. After each whole round, both orders have
-    the same images. The other arguments are those that sample_plans() made the plan of.
+    the same images. The other arguments are those that the plan was made of.
     """
+    spec, seed, stream = draw.spec, draw.seed, draw.stream
     rounds = _rounds(context, plan.support.shape[1])
     support = np.empty((len(tasks), context.size), np.int32)
     for i, task in enumerate(tasks):
@@ -144,7 +171,7 @@ def first_arrived(
         if rounds > 1:
             rng, count = _generator(seed, task, stream, use=1), (rounds - 1) * spec.per_domain
             drawn = plan.support[i].reshape(spec.num_domains, spec.per_domain)
-            further = np.stack([_further(rows, plan.query[i], offsets, rng)[:count] for rows in drawn])
+            further = np.stack([_further(rows, plan.query[i], draw, task, rng)[:count] for rows in drawn])
             by_round = further.reshape(spec.num_domains, rounds - 1, spec.per_domain).swapaxes(0, 1)
             arrived = np.concatenate([arrived, by_round.reshape(rounds - 1, -1)])
         if not context.by_domain:
@@ -154,16 +181,15 @@ def first_arrived(
     return Plan(support, plan.query)
 
 
-def exhaustive(
-    spec: EpisodeSpec, offsets: np.ndarray, domains: np.ndarray, seed: int, stream: int = 0
-) -> tuple[int, Callable[[Sequence[int]], Plan]]:
+def exhaustive(draw: Draw) -> tuple[int, Callable[[Sequence[int]], Plan]]:
     """Tasks in which each image of the domains is a query once: how many there are, and the plans of numbered ones.
 
     The images of a domain are shuffled and split into the fewest tasks of at most `num_query` queries, whose sizes
     differ by one at most. A task with fewer queries than `num_query` repeats its first one in the remaining places;
     counting() tells them apart. The support is drawn as in sample_plans(), from the queries' own domain and distinct
-    others. The first tasks are of different domains. Arguments as in sample_plans().
+    others, with natural shares. The first tasks are of different domains.
     """
+    spec, offsets, domains, seed, stream, _ = draw
     sizes = np.diff(offsets)[domains]
     parts_of = -(-sizes // spec.num_query)  # how many tasks each domain has
     owner = np.repeat(np.arange(len(domains)), parts_of)
@@ -209,9 +235,13 @@ def _rounds(context: Context, usual: int) -> int:
     return max(1, -(-context.size // usual))
 
 
-def _further(rows: np.ndarray, query: np.ndarray, offsets: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """All other images of a domain, in random order. Here `rows` are the domain's own in the support."""
+def _further(rows: np.ndarray, query: np.ndarray, draw: Draw, task: int, rng: np.random.Generator) -> np.ndarray:
+    """All other images of a domain, in the order in which they come. `rows` are the domain's own in the support."""
+    offsets = draw.offsets
     domain = np.searchsorted(offsets, rows[0], side="right") - 1
+    if draw.spec.shares != "natural":
+        order = in_shares(draw, task, int(domain))
+        return order[~np.isin(order, [*rows, *query])]
     free, start = np.ones(offsets[domain + 1] - offsets[domain], bool), offsets[domain]
     for taken in (rows, query):
         taken = taken[(taken >= start) & (taken < offsets[domain + 1])]
@@ -222,6 +252,7 @@ def _further(rows: np.ndarray, query: np.ndarray, offsets: np.ndarray, rng: np.r
 def _generator(seed: int, task: int, stream: int, use: int = 0) -> np.random.Generator:
     """Random numbers of one task: use 0 for its plan, 1 for images beyond its support, 2 for the order of arrival.
 
-    Use 3 is for the order of a domain's images in exhaustive(), with the domain's number for the task's.
+    Use 3 is for the order of a domain's images in exhaustive(), with the domain's number for the task's, and for a
+    task's concentration. From 4 on each domain has a use of its own, for its shares.
     """
     return np.random.Generator(np.random.Philox(key=[seed, int(task)], counter=[0, 0, use, stream]))

@@ -18,7 +18,7 @@ import numpy as np
 from flax import linen
 
 from cxda_jax import ahead, augment, train
-from cxda_jax.data.episodes import EpisodeSpec, mixed_spec, sample_plans
+from cxda_jax.data.episodes import Draw, EpisodeSpec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.data.store import open_store
 from cxda_jax.disk.reading import read_lines
@@ -44,10 +44,12 @@ def run(store, folder, name, steps, source="device"):
     its = SOURCES[source](store, mesh.mesh_for(TASKS))
 
     def plan_of(step):
-        return sample_plans(spec, store.offsets, store.domains("train"), 0, range(step * TASKS, (step + 1) * TASKS))
+        return sample_plans(
+            Draw(spec, store.offsets, store.domains("train"), 0), range(step * TASKS, (step + 1) * TASKS)
+        )
 
     def tests(numbers):
-        return sample_plans(SPEC, store.offsets, store.domains("test"), 0, numbers, 2)
+        return sample_plans(Draw(SPEC, store.offsets, store.domains("test"), 0, 2), numbers)
 
     def flops(lowered):  # the loop asks for those of its step
         text = lowered.compile(backend.compiler_options()).as_text()
