@@ -141,18 +141,18 @@ def of_method(config: Config, method: str = "", for_tests: bool = False) -> dict
     return groups | {"method": method}
 
 
-def told(config: Config) -> dict[str, Any]:
+def hashed(config: Config) -> dict[str, Any]:
     """The part of a resolved config that its hash is made of.
 
     These are the fields that its method reads, but for optional ones that are as older versions had them. So a new
     method, or a new optional field, changes no hash.
     """
     kept, fields = of_method(config), schema()
-    return {name: _told(group, entry.fields) if isinstance(entry := fields[name], Group) else group
+    return {name: _hashed(group, entry.fields) if isinstance(entry := fields[name], Group) else group
             for name, group in kept.items()}  # fmt: skip
 
 
-def _told(group: Config, fields: Mapping[str, Field]) -> dict[str, Any]:
+def _hashed(group: Config, fields: Mapping[str, Field]) -> dict[str, Any]:
     usual = {name for name, field in fields.items() if field.optional and group.get(name) == field.default}
     return {name: value for name, value in group.items() if name not in usual}
 

@@ -160,8 +160,8 @@ MISTAKES = (
             r'file.write(",".join(map(str, [*head, *texts, *tail])) + "\n")', ("tables", "launch_report", "contexts")),
     Mistake("results", "runs/identity.py", "if record.data_hash == store.sha256:",
             "if record.data_name == store.info.name:", ("identity", "launch", "exhaustive")),
-    Mistake("results", "runs/jobs.py", "identity = [told(study.config(name, seed)), methods[name].version]",
-            "identity = [told(study.config(name, seed))]", ("study", "study_commands", "cells", "published")),
+    Mistake("results", "runs/jobs.py", "identity = [hashed(study.config(name, seed)), methods[name].version]",
+            "identity = [hashed(study.config(name, seed))]", ("study", "study_commands", "cells", "published")),
     # A model on a device.
     Mistake("device", "device/buffer.py", "integers(self.seen)", "integers(self.capacity)",
             ("buffer", "adapting")),

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from cxda_jax import augment, registry
-from cxda_jax.config import as_fields, check_stored, config_hash, default, of_method, read, told
+from cxda_jax.config import as_fields, check_stored, config_hash, default, hashed, of_method, read
 from cxda_jax.data import glyphs
 from cxda_jax.data.episodes import EpisodeSpec
 from cxda_jax.methods import anytime, cotta, cxda, erm, finetune, icrm, training_free
@@ -112,7 +112,7 @@ def test_a_config_of_an_earlier_version_gets_the_defaults_of_what_it_lacks_and_k
 
 def test_a_method_reads_the_groups_that_it_declares_and_no_other_moves_its_hash(fixed_store):
     def hashes(**more):
-        return [config_hash(told(of_method({**CONFIG, **more}, name))) for name in before]
+        return [config_hash(hashed(of_method({**CONFIG, **more}, name))) for name in before]
 
     before = list(METHODS)
     for name in before:

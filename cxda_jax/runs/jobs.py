@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cxda_jax.config import Config, config_hash, read, told
+from cxda_jax.config import Config, config_hash, hashed, read
 from cxda_jax.data.episodes import check_context, check_spec
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import files
@@ -102,7 +102,7 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
         for name in trained:
             config, workdir = f"--config={study.config_flag(name)}", f"--workdir={study.run(name, seed)}"
             arguments = ["train", config, f"--config.seed={seed}", workdir]
-            identity = [told(study.config(name, seed)), methods[name].version]
+            identity = [hashed(study.config(name, seed)), methods[name].version]
             trainings[name].append(add(f"train {name} seed {seed}", arguments, [name], [], identity))
     for start in trained:
         started = [name for name in METHODS if start_of[name] == start]
@@ -136,7 +136,7 @@ def plan(study: Study, store: DomainStore, data_dir: str) -> list[Job]:
                     numbers.setdefault(setting.kind.removeprefix("finetune."), []).append(str(setting.number))
             flags = flags + [f"--{kind}={','.join(texts)}" for kind, texts in numbers.items()]
             arguments = ["evaluate", f"--runs={runs}", f"--methods={','.join(names)}", *flags]
-            identity = [flags, [(told(study.config(name)), methods[name].version) for name in names]]
+            identity = [flags, [(hashed(study.config(name)), methods[name].version) for name in names]]
             add(f"test {what} of {','.join(names)}", arguments, names, trainings[start], identity,
                 runs=len(study.seeds), settings=tuple(settings))  # fmt: skip
     return jobs

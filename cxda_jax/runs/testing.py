@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from cxda_jax import __version__, metrics
-from cxda_jax.config import config_hash, told
+from cxda_jax.config import config_hash, hashed
 from cxda_jax.data.episodes import Context, check_context, counting
 from cxda_jax.disk import checkpoints, files
 from cxda_jax.errors import UserError, brief
@@ -203,7 +203,7 @@ def row_of(
         "best_step": best_step,
         "reached_step": evaluation.reached_step(),
         "train_minutes": training_minutes(evaluation.run),
-        "config_hash": config_hash(told(config)),
+        "config_hash": config_hash(hashed(config)),
         "started_from": config["net"]["weights"] or "random",
         "data_name": info.name,
         "data_hash": experiment.store.sha256,

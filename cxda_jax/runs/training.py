@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cxda_jax import __version__, stops, train
-from cxda_jax.config import Config, as_fields, config_hash, of_method, told
+from cxda_jax.config import Config, as_fields, config_hash, hashed, of_method
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.disk import checkpoints, files, models
 from cxda_jax.errors import UserError
@@ -115,7 +115,7 @@ def run(
         say(cost_line(passport))
     record = record._replace(steps=steps, reached_step=steps)
     variables, notes = restore_best(workdir, experiment)
-    hashes = {"config_hash": config_hash(told(config)), "data_hash": store.sha256}
+    hashes = {"config_hash": config_hash(hashed(config)), "data_hash": store.sha256}
     write = mesh.by_first(
         functools.partial,
         models.write_model,
@@ -145,7 +145,7 @@ def tested_before(workdir: Path, experiment: Experiment) -> str:
     except (UserError, OSError, ValueError, ArithmeticError):
         return ""
     now = {
-        "config_hash": config_hash(told(config)), "data_hash": store.sha256,
+        "config_hash": config_hash(hashed(config)), "data_hash": store.sha256,
         "weights_hash": best and checkpoints.weights_hash(best[0]),
         "reached_step": experiment.schedule.steps, "num_tasks": count_tasks(config, store, "test"),
         "package": __version__,
