@@ -13,7 +13,7 @@ import pytest
 
 from cxda_jax import augment, train
 from cxda_jax.bench.cases import Case, make_runner, prepare
-from cxda_jax.data.episodes import sample_plans
+from cxda_jax.data.episodes import Draw, sample_plans
 from cxda_jax.data.published import PUBLISHED
 from cxda_jax.data.sources import device_source
 from cxda_jax.evaluation import PREDICTIONS, Evaluator, Tasks, compile_task, evaluate
@@ -138,7 +138,7 @@ def test_an_evaluation_compiles_once_whatever_its_length(fixed_store):
 
     counting = source._replace(assemble=assemble)
     evaluator, variables = compile_task(METHOD, counting), jax.jit(METHOD.init)(KEY, make_episode().support)
-    plans = functools.partial(sample_plans, SPEC, fixed_store.offsets, fixed_store.domains("test"), 0)
+    plans = functools.partial(sample_plans, Draw(SPEC, fixed_store.offsets, fixed_store.domains("test"), 0))
     for tasks in (3, 7):
         evaluate(evaluator, variables, counting, Tasks(plans, tasks, "accuracy", per_call=2))
     assert len(traced) == 1

@@ -229,7 +229,7 @@ def test_outputs_that_are_not_finite_are_no_answers(fixed_store):
         METHOD._replace(predict=lambda *given: METHOD.predict(*given) * jax.numpy.nan),
         device_source(fixed_store),
     )
-    plan_of = functools.partial(sample_plans, SPEC, fixed_store.offsets, fixed_store.domains("test"), 0)
+    plan_of = functools.partial(sample_plans, Draw(SPEC, fixed_store.offsets, fixed_store.domains("test"), 0))
     variables = init_state(method, TX, 0, Images(fixed_store.images[:2], np.zeros(2, np.int32))).variables
     with refused("in 3 of 3 tasks the network's outputs are not finite"):
         evaluate(compile_task(method, source), variables, source, Tasks(plan_of, 3, "accuracy"))
