@@ -23,7 +23,8 @@ def test_a_method_trains_and_is_tested(tmp_path):
         for split in SPLITS
     ]
     write_store(tmp_path / "mine", StoreInfo("mine", CLASSES, (0.5,) * 4, (0.25,) * 4, "macro_f1"), domains)
-    e = build(read("folder:bn,smoke") | {"data": {"name": "mine"}, "episode": FEW}, tmp_path)
+    config = read("folder:bn,smoke", [(f"episode.{name}", str(value)) for name, value in FEW.items()])
+    e = build(config | {"data": {"name": "mine"}}, tmp_path)
     variables = fill(jax.eval_shape(e.method.init, jax.random.key(0), e.example))
     state = train.TrainState(np.int32(0), variables, jax.jit(e.optimizer.init)(variables["params"]))
     batch = next(e.source.batches(e.train_plans, 0, 1))
