@@ -187,6 +187,10 @@ def build_method(config: Config, store: DomainStore) -> Method:
     """The method that the config names, for images of the store. A UserError names the first field that is wrong."""
     name, teaches = config["method"], config["train"]["support_loss"]
     entry = lookup("method", name, METHODS)
+    if lacking := [group for group in entry.groups if group not in config]:
+        raise UserError(
+            f"config.{lacking[0]}: missing, though {name} reads it; read the config for {name}, such as :{name}"
+        )
     check_all(config)
     if teaches != "none" and entry.support_loss == ("none",):
         raise UserError(f"train.support_loss={teaches!r}: {name} does not read it; leave it at 'none'")
