@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from cxda_jax.errors import UserError, brief
-from cxda_jax.fields import FIELDS, Field, Group, check_value, renamed
+from cxda_jax.fields import FIELDS, Config, Field, Group, check_value, renamed
 from cxda_jax.registry import METHODS, groups, held, readers, schema
 
-Config = Mapping[str, Any]  # nested dicts of plain values, as in a run's config.json
 Changes = Sequence[tuple[str, str]]  # dotted field, text of its new value
 
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from cxda_jax.errors import UserError, brief
 
+Config = Mapping[str, Any]  # nested dicts of plain values, as in a run's config.json
+
 
 class Range(NamedTuple):
     """Numbers from low to high; `closed` says whether each end belongs to it."""

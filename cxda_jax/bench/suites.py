@@ -13,13 +13,13 @@ from cxda_jax.fields import lookup
 from cxda_jax.machine import backend
 from cxda_jax.progress import replacing
 
-METHODS = {"femnist": ("bn", "cxda"), "cifar_c": ("bn", "cxda"), "tiny_imagenet_c": ("erm_iid",)}  # of the suite step
+TIMED = {"femnist": ("bn", "cxda"), "cifar_c": ("bn", "cxda"), "tiny_imagenet_c": ("erm_iid",)}  # of the suite step
 EXACT = "exact", "exact_channels_last"  # torch_peer.py says what the peers' names mean
 
 
 def step_suite(o: Options) -> None:
     """Times training steps and inference beside PyTorch."""
-    pairs = [(shape, method) for shape in o.shapes or METHODS for method in lookup("shapes", shape, METHODS)]
+    pairs = [(shape, method) for shape in o.shapes or TIMED for method in lookup("shapes", shape, TIMED)]
     peaks = gemm_peaks(o, ["float32"])
     o.keep({"gemm_gflop_per_s": peaks, "rows": []})
     print("ms of an episode: median (min-max); ratio = ours / peer", flush=True)

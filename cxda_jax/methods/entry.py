@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cxda_jax.fields import Group
+from cxda_jax.fields import Config, Group
 from cxda_jax.types import Inputs, Method
 
-Config = Mapping[str, Any]  # nested dicts of plain values
 # Okabe and Ito's colours. Grey replaces their yellow, which is hard to see on white paper; the last one is our own.
 BLACK, GREY, ORANGE, SKY, GREEN = "#000000", "#777777", "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PURPLE, WINE = "#0072B2", "#D55E00", "#CC79A7", "#882255"

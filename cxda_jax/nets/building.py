@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from cxda_jax.errors import UserError, brief
-from cxda_jax.fields import lookup, renamed
+from cxda_jax.fields import Config, lookup, renamed
 from cxda_jax.nets.attention import ATTENTION, CrossAttention, check_attention
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
@@ -18,7 +18,6 @@ from cxda_jax.nets.context import ContextNet
 from cxda_jax.nets.resnet import LinearHead, ResNetTrunk
 from cxda_jax.types import Inputs
 
-Config = Mapping[str, Any]  # nested dicts of plain values
 SMALLEST = {"arm": 16, "same": 4}  # pixels a side of an image for the cnn, by its padding
 # (the config's group net, classes, options of the trunk if it takes any) -> trunk and head.
 # Another package adds its own by an entry point of the group cxda_jax.nets, as registry.py shows for methods.

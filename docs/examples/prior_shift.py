@@ -21,7 +21,7 @@ from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.types import Array, Images, Inputs, Method, Variables
 
-FIELDS = Group("Method prior_shift.", {
+PRIOR_SHIFT_FIELDS = Group("Method prior_shift.", {
     "steps": Field(20, "How often the shares of the classes are computed anew.", COUNT),
     "smoothing": Field(10.0, "The shares in training count like so many support images.", POSITIVE),
 }, at_test=True)  # fmt: skip
@@ -35,7 +35,7 @@ def prior_shift(net: Classifier, steps: int = 20, smoothing: float = 10.0) -> Me
       steps: how often the shares of the classes are computed anew.
       smoothing: a above; the shares in training count like so many support images.
     """
-    check(FIELDS, steps=steps, smoothing=smoothing)
+    check(PRIOR_SHIFT_FIELDS, steps=steps, smoothing=smoothing)
 
     def probabilities(variables: Variables, pixels: Array) -> Array:
         logits: Any = net.apply(variables, pixels)
@@ -68,4 +68,4 @@ def _build(config: Config, inputs: Inputs) -> Method:
     return prior_shift(build_net(config, inputs), **config["prior_shift"])
 
 
-PRIOR_SHIFT = Entry(_build, {"prior_shift": FIELDS}, style=Style(WINE, "D", (6, 2, 2, 2)))
+PRIOR_SHIFT = Entry(_build, {"prior_shift": PRIOR_SHIFT_FIELDS}, style=Style(WINE, "D", (6, 2, 2, 2)))
