@@ -126,9 +126,9 @@ def build_on(
     for split in splits:
         with as_fields(config, "episode"):
             check_spec(train_spec if split == "train" else spec, store, split)
-    if config["evaluation"]["tasks"] == "exhaustive" and spec.shares != "natural":
-        what = f"episode.shares={spec.shares!r}"
-        raise UserError(f"{what}: evaluation.tasks=exhaustive asks every image, whatever its class; leave out one")
+    if config["evaluation"]["tasks"] == "exhaustive" and (spec.shares, spec.mixture) != ("natural", "even"):
+        what = f"episode.shares={spec.shares}, episode.mixture={spec.mixture}"
+        raise UserError(f"{what}: evaluation.tasks=exhaustive asks every image in equal parts; leave out one of them")
     schedule = make_schedule(config, store)
     with as_fields(config, "train"):
         source = SOURCES[config["train"]["source"]](store, devices)

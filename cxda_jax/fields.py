@@ -101,6 +101,9 @@ FIELDS: dict[str, Field | Group] = {
                         choices=("natural", "even", "dirichlet", "any"), optional=True),
         "concentration": Field(0.3, "Of dirichlet: 0.1 leaves a device few classes, 100 nearly equal shares.",
                                Range(0.001, 1e6), optional=True),
+        "mixture": Field("even", "Parts of the support that domains have: even; any draws for each task how many of "
+                                 "its domains it has, from one to all, and their parts.",
+                         choices=("even", "any"), optional=True),
     }, at_test=True),
     "augment": AUGMENT,
     "optimizer": Group("Optimizer of the training, at a constant rate unless a chain has a schedule.", {

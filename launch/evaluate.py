@@ -23,10 +23,10 @@ support images as usual), or of that many support images; as many queries as the
 program is compiled once for each method and shape; checkpoints are data. What fails is named, and the rest goes on.
 
 --context tests the usual tasks when only their first n support images have arrived, for each n; the queries stay the
-same. The images arrive in random order, or domain after domain with --arrival=by_domain; the domain of the queries
-may be missing. Beyond the usual support, further images of the same domains arrive. Tables show the scores at each n
-and the area under them, and --against=erm_iid adds paired differences at each n. What uses no support is
-tested at n = 0 alone.
+same. The images arrive in random order, or with --arrival domain after domain (by_domain) or class after class
+(by_class); the domain of the queries may be missing. Beyond the usual support, further images of the same domains
+arrive. Tables show the scores at each n and the area under them, and --against=erm_iid adds paired differences at each
+n. What uses no support is tested at n = 0 alone.
 
 --validation tests on the validation domains, so that fields can be chosen before the test domains are seen. The
 results lie in folders of their own, such as runs/glyphs/erm/0/t3a,validation, and are shown apart from those on test
@@ -59,7 +59,7 @@ _SUPPORT_SIZE = flags.DEFINE_list("support_size", [], "Test with so many support
 _STEPS = flags.DEFINE_list("steps", [], "Test what fine-tunes with so many steps: 1,10.")
 _CONTEXT = flags.DEFINE_list("context", [], "Test with the first so many support images: 0,1,2,5,10,20,50,100,200,500.")
 _ARRIVAL = flags.DEFINE_enum(
-    "arrival", "mixed", ["mixed", "by_domain"], "The order in which the images of --context arrive."
+    "arrival", "mixed", ["mixed", "by_domain", "by_class"], "The order in which the images of --context arrive."
 )
 _VALIDATION = flags.DEFINE_boolean("validation", False, "Test on the validation domains.")
 _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's number unless given.", lower_bound=1)

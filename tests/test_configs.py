@@ -50,6 +50,7 @@ def test_hyper_parameters_are_the_papers(benchmark):
             "replacement": False,
             "shares": "natural",
             "concentration": 0.3,
+            "mixture": "even",
         },
         "augment": {"crop": True, "flip": True, "rotate": 30.0, "fill": fill, "probability": 0.5},
         "batch_norm": {"statistics": "flow", "momentum": 1.0, "test_time_only": False, "prior": 0.0},

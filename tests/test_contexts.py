@@ -32,15 +32,19 @@ SIZES = (0, 5, 100, 200)
 CHANCES = {"bn": (0.60, 0.50, 0.64, 0.66), "cxda_loo": (0.58, 0.66, 0.72, 0.74)}
 
 
-def plans(size=None, by_domain=False, tasks=range(40)):
-    return sample_plans(Draw(SPEC, OFFSETS, DOMAINS, 3, 2), tasks, None if size is None else Context(size, by_domain))
+LABELS = np.random.default_rng(0).integers(0, 3, OFFSETS[-1])
 
 
-@pytest.mark.parametrize("by_domain", [False, True], ids=["mixed", "by_domain"])
-def test_a_context_is_the_beginning_of_every_larger_one_whose_rounds_are_new_images(by_domain):
-    usual, largest = plans(), plans(60, by_domain)
+def plans(size=None, order="mixed", tasks=range(40), spec=SPEC):
+    draw = Draw(spec, OFFSETS, DOMAINS, 3, 2, LABELS)
+    return sample_plans(draw, tasks, None if size is None else Context(size, order))
+
+
+@pytest.mark.parametrize("order", ["mixed", "by_domain", "by_class"])
+def test_a_context_is_the_beginning_of_every_larger_one_whose_rounds_are_new_images(order):
+    usual, largest = plans(), plans(60, order)
     for size in (0, 1, 5, 11, 12, 13, 24, 59):
-        plan = plans(size, by_domain)
+        plan = plans(size, order)
         assert plan.support.dtype == plan.query.dtype == np.int32
         np.testing.assert_array_equal(plan.support, largest.support[:, :size])
         np.testing.assert_array_equal(plan.query, usual.query)
@@ -49,12 +53,16 @@ def test_a_context_is_the_beginning_of_every_larger_one_whose_rounds_are_new_ima
         assert len({*support, *query}) == 60 + 5, "no image twice, and none among the queries"
         for round_of in support.reshape(5, USUAL):
             np.testing.assert_array_equal(np.sort(OWNER[round_of]), np.sort(OWNER[first]))
-    other = plans(60, not by_domain).support.reshape(-1, 5, USUAL)
+    other = plans(60, "by_class" if order == "mixed" else "mixed").support.reshape(-1, 5, USUAL)
     np.testing.assert_array_equal(np.sort(other), np.sort(largest.support.reshape(-1, 5, USUAL)))
-    if by_domain:  # in the order of the task
+    if order == "by_class":
+        changes = (np.diff(LABELS[largest.support].reshape(-1, 5, USUAL)) != 0).sum(-1)
+        assert changes.max() == 2, "three classes, one after the other"
+        assert (np.bincount(LABELS[largest.support[:, 0]]) > 4).all(), "any class may come first"
+    if order == "by_domain":  # in the order of the task
         np.testing.assert_array_equal(largest.support[:, :USUAL], usual.support)
         np.testing.assert_array_equal(OWNER[largest.support], np.tile(OWNER[usual.support], 5))
-    np.testing.assert_array_equal(plans(60, by_domain, [17]).support[0], largest.support[17])  # in whatever company
+    np.testing.assert_array_equal(plans(60, order, [17]).support[0], largest.support[17])  # in whatever company
 
 
 def test_mixed_images_come_in_uniform_order():
@@ -71,7 +79,7 @@ def test_contexts_that_the_domains_cannot_give_are_refused(fixed_store):
     check_context(Context(most), SPEC, fixed_store, "test")
     sample_plans(Draw(SPEC, fixed_store.offsets, domains, 0), [0], Context(most))
     with refused(rf"{most + 1} images takes 28 of a domain beside 5 queries, and domain 'd6' has 30; .* most {most}$"):
-        check_context(Context(most + 1, True), SPEC, fixed_store, "test")
+        check_context(Context(most + 1), SPEC, fixed_store, "test")
 
 
 def write(folder, method, size, chance, seed=0, noise=0, query=0, **row):

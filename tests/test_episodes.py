@@ -35,8 +35,9 @@ def split_stores(draw):
 
 
 COUNTS = [st.integers(0, 4)] * 3
-SPECS = st.builds(EpisodeSpec, *COUNTS, st.booleans(), st.just(False), st.just("natural"), st.just(0.3))
-OF_THREE = SPECS.filter(lambda spec: min(spec[:3]) >= 1 and spec.num_domains <= 3)
+MIXTURES = st.sampled_from(["even", "any"])
+SPECS = st.builds(EpisodeSpec, *COUNTS, st.booleans(), st.just(False), st.just("natural"), st.just(0.3), MIXTURES)
+OF_THREE = SPECS.filter(lambda spec: fits(spec, [8] * 3))
 SIZES = st.lists(st.integers(8, 12), min_size=3, max_size=6)
 TASKS = st.lists(st.integers(0, 2**40), min_size=1, max_size=8)
 
@@ -45,7 +46,8 @@ def fits(spec, sizes):
     """Whether domains of these sizes hold such tasks."""
     if spec.mixed:
         return 1 <= spec.num_query <= sum(sizes)
-    need = 1 if spec.replacement else spec.per_domain + spec.num_query
+    support = spec.per_domain * (spec.num_domains if spec.mixture == "any" else 1)
+    need = 1 if spec.replacement else support + spec.num_query
     return min(spec[:3]) >= 1 and len(sizes) >= spec.num_domains and min(sizes) >= need
 
 
@@ -72,7 +74,10 @@ def test_a_plan_is_what_its_spec_says_or_the_spec_is_refused(store, spec, mixed,
         assert np.isin(owner[used], domains).all() and (used >= 0).all()
         if not spec.replacement or spec.mixed:
             assert len(set(used)) == len(used)
-        if not spec.mixed:
+        if spec.mixture == "any" and not spec.mixed:
+            assert len(set(owner[query])) == 1 and len(set(owner[support])) <= spec.num_domains
+            assert np.count_nonzero(np.diff(owner[support])) == len(set(owner[support])) - 1, "domain after domain"
+        elif not spec.mixed:
             blocks = owner[support].reshape(spec.num_domains, spec.per_domain)
             assert (blocks == blocks[:, :1]).all() and len(set(blocks[:, 0])) == spec.num_domains
             assert len(set(owner[query])) == 1 and owner[query[0]] in blocks[:, 0]
@@ -227,3 +232,22 @@ def test_a_device_keeps_its_shares_however_many_images_arrive():
     labels = np.tile(SKEWED, 3)[sizes[60].support]
     first, last = (np.eye(4)[part].mean(1) for part in (labels[:, :6], labels[:, 6:]))
     assert (first.argmax(1) == last.argmax(1)).mean() > 0.5, "the class that leads goes on to lead"
+
+
+def test_the_parts_of_a_mixture_are_uniform_and_queries_come_in_their_proportion():
+    """With k domains, one to three alike: an image and another one, or a query, are of one domain with 2 / (k + 1)."""
+    spec, tasks, grown = EpisodeSpec(3, 4, 3, mixture="any"), range(3000), range(50)
+    draw = Draw(spec, np.arange(6) * 100, np.arange(5), 5, 2)
+    plan = sample_plans(draw, tasks)
+    support, query = np.sort(plan.support // 100), plan.query[:, 0] // 100
+    assert scipy.stats.chisquare(np.bincount(query, minlength=5)).pvalue > 1e-3
+    picked = np.random.default_rng(0).permuted(plan.support // 100, axis=1)
+    alike = np.mean([2 / (k + 1) for k in (1, 2, 3)])
+    for what, same in {"images": picked[:, 0] == picked[:, 1], "query": picked[:, 2] == query}.items():
+        assert scipy.stats.binomtest(int(same.sum()), len(same), alike).pvalue > 1e-3, what
+    one = (support[:, :1] == support).all(1).mean()  # k = 1, or parts that gave all twelve to one domain
+    assert abs(one - (1 + 2 / 13 + 3 / 91) / 3) < 0.04
+    larger = sample_plans(draw, grown, Context(36))
+    for images, first in zip(larger.support, plan.support[: len(grown)], strict=True):
+        rounds = np.sort(images.reshape(3, 12) // 100)
+        assert (rounds == np.sort(first // 100)).all() and len(set(images)) == 36

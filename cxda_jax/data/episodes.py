@@ -11,6 +11,10 @@ place to the others.
 even       p is the same for all classes of the domain
 dirichlet  p is drawn from a Dirichlet distribution, symmetric with this concentration: 0.1 leaves few classes, 100 all
 any        as dirichlet, with a concentration that each task draws, log-uniform from 0.1 to 10
+
+The domains of a task have parts of its support, by `mixture`. `even` gives each of them equally many images. With `any`
+a task draws how many of its domains it has, from one to all, and parts from a flat Dirichlet distribution; its queries
+are of a domain with the probability of the domain's part.
 """
 
 import functools
@@ -33,6 +37,12 @@ class EpisodeSpec(NamedTuple):
     mixed: bool = False  # there is no support, and the queries are distinct images of all domains
     shares: str = "natural"  # of classes in a domain: natural, even, dirichlet or any
     concentration: float = 0.3  # of dirichlet
+    mixture: str = "even"  # the parts that domains have of the support: even or any
+
+    @property
+    def most(self) -> int:
+        """The images of one domain that the support may have."""
+        return self.per_domain * (self.num_domains if self.mixture == "any" else 1)
 
 
 class Plan(NamedTuple):
@@ -64,7 +74,7 @@ class Context(NamedTuple):
     """
 
     size: int  # images that have arrived, which may be none, or more than the support of the task has
-    by_domain: bool = False  # a round comes in the order in which the task drew its domains; else its images are mixed
+    order: str = "mixed"  # of a round; by_domain: as the task drew its domains; by_class: class after class
 
 
 def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
@@ -83,10 +93,11 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
     if len(domains) < spec.num_domains:
         fix = f"set num_domains={len(domains)}" if len(domains) else "give it some"
         raise UserError(f"num_domains={spec.num_domains}, but {where} has {len(domains)} domains; {fix}")
-    need = 1 if spec.replacement else spec.per_domain + spec.num_query
+    need = 1 if spec.replacement else spec.most + spec.num_query
     if sizes.min() < need:
         smallest = brief(repr(store.domain_names[domains[sizes.argmin()]]))
-        what = f"has {sizes.min()} images, per_domain + num_query needs {need}"
+        support = "num_domains * per_domain" if spec.mixture == "any" else "per_domain"
+        what = f"has {sizes.min()} images, {support} + num_query needs {need}"
         raise UserError(f"domain {smallest} of split {split!r} {what}; drop the domain or ask for fewer")
 
 
@@ -94,10 +105,10 @@ def check_context(context: Context, spec: EpisodeSpec, store: DomainStore, split
     """Raises a UserError if a domain of the split has too few images for the rounds of the context and the queries."""
     domains, usual = store.domains(split), spec.num_domains * spec.per_domain
     sizes, rounds = np.diff(store.offsets)[domains], _rounds(context, usual)
-    if rounds > 1 and sizes.min() < rounds * spec.per_domain + spec.num_query:
-        name, most = store.domain_names[domains[sizes.argmin()]], (sizes.min() - spec.num_query) // spec.per_domain
+    if rounds > 1 and sizes.min() < rounds * spec.most + spec.num_query:
+        name, most = store.domain_names[domains[sizes.argmin()]], (sizes.min() - spec.num_query) // spec.most
         raise UserError(
-            f"a context of {context.size} images takes {rounds * spec.per_domain} of a domain beside {spec.num_query} "
+            f"a context of {context.size} images takes {rounds * spec.most} of a domain beside {spec.num_query} "
             f"queries, and domain {brief(repr(name))} has {sizes.min()}; ask for at most {max(1, most) * usual}"
         )
 
@@ -125,19 +136,31 @@ def sample_plans(draw: Draw, tasks: Sequence[int], context: Context | None = Non
             query[i] = offsets[domains[which] + 1] - (ends[which] - drawn)
             continue
         chosen = domains[rng.choice(len(domains), spec.num_domains, replace=False)]
-        asked = rng.integers(spec.num_domains)
+        parts, asked = _parts(spec, rng)
+        ends_of = np.cumsum(parts)
         for j, domain in enumerate(chosen):
             start, stop = offsets[domain], offsets[domain + 1]
-            count = spec.per_domain + (spec.num_query if j == asked else 0)
+            count = parts[j] + (spec.num_query if j == asked else 0)
             if spec.shares == "natural":
                 rows = start + rng.choice(stop - start, count, replace=spec.replacement)
             else:
                 rows = rng.permutation(in_shares(draw, task, domain)[:count])  # so that queries are like the support
-            support[i, j * spec.per_domain : (j + 1) * spec.per_domain] = rows[: spec.per_domain]
+            support[i, ends_of[j] - parts[j] : ends_of[j]] = rows[: parts[j]]
             if j == asked:
-                query[i] = rows[spec.per_domain :]
+                query[i] = rows[parts[j] :]
     plan = Plan(support, query)
     return plan if context is None else first_arrived(plan, context, draw, tasks)
+
+
+def _parts(spec: EpisodeSpec, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """The support images of each domain of a task, and the place of the domain whose images are the queries."""
+    parts = np.full(spec.num_domains, spec.per_domain)
+    if spec.mixture == "even":
+        return parts, int(rng.integers(spec.num_domains))
+    shares = rng.dirichlet(np.ones(rng.integers(1, spec.num_domains + 1)))
+    asked = rng.choice(len(shares), p=shares)
+    drawn = rng.multinomial(parts.sum(), shares)
+    return np.append(drawn, np.zeros(spec.num_domains - len(shares), int)), int(asked)
 
 
 def in_shares(draw: Draw, task: int, domain: int) -> np.ndarray:
@@ -163,19 +186,27 @@ def first_arrived(plan: Plan, context: Context, draw: Draw, tasks: Sequence[int]
     A smaller context is the beginning of every larger one of the same order. After each whole round, both orders have
     the same images. The other arguments are those that the plan was made of.
     """
-    spec, seed, stream = draw.spec, draw.seed, draw.stream
+    seed, stream = draw.seed, draw.stream
     rounds = _rounds(context, plan.support.shape[1])
     support = np.empty((len(tasks), context.size), np.int32)
     for i, task in enumerate(tasks):
         arrived = plan.support[i][None]  # [rounds, images of a round]
         if rounds > 1:
-            rng, count = _generator(seed, task, stream, use=1), (rounds - 1) * spec.per_domain
-            drawn = plan.support[i].reshape(spec.num_domains, spec.per_domain)
-            further = np.stack([_further(rows, plan.query[i], draw, task, rng)[:count] for rows in drawn])
-            by_round = further.reshape(spec.num_domains, rounds - 1, spec.per_domain).swapaxes(0, 1)
-            arrived = np.concatenate([arrived, by_round.reshape(rounds - 1, -1)])
-        if not context.by_domain:
-            rng = _generator(seed, task, stream, use=2)
+            rng = _generator(seed, task, stream, use=1)
+            owners = np.searchsorted(draw.offsets, plan.support[i], side="right")
+            begin = np.flatnonzero(np.diff(owners, prepend=-1))
+            of_domains = [
+                _further(rows, plan.query[i], draw, task, rng)[: (rounds - 1) * len(rows)].reshape(rounds - 1, -1)
+                for rows in np.split(plan.support[i], begin[1:])
+            ]
+            arrived = np.concatenate([arrived, np.concatenate(of_domains, axis=1)])
+        rng = _generator(seed, task, stream, use=2)
+        if context.order == "by_class":
+            assert draw.labels is not None
+            classes = rng.permutation(draw.labels.max() + 1)
+            in_order = np.argsort(classes[draw.labels[arrived]], axis=1, kind="stable")
+            arrived = np.take_along_axis(arrived, in_order, axis=1)
+        elif context.order == "mixed":
             arrived = np.stack([rng.permutation(images) for images in arrived])
         support[i] = arrived.ravel()[: context.size]
     return Plan(support, plan.query)

@@ -12,7 +12,11 @@ from cxda_jax.results.statistics import Difference, measure
 SCORES = {"avg": "Avg", "w10": "W10%"}
 AREA = -1  # stands in place of a size for the area under a curve
 LAST = 100  # images; the area ends there
-ORDERS = {ARRIVALS["mixed"]: "arriving mixed", ARRIVALS["by_domain"]: "arriving domain after domain"}
+ORDERS = {
+    ARRIVALS["mixed"]: "arriving mixed",
+    ARRIVALS["by_domain"]: "arriving domain after domain",
+    ARRIVALS["by_class"]: "arriving class after class",
+}
 Key = tuple[str, int]  # a label with its setting, and a seed
 
 

@@ -12,7 +12,7 @@ from cxda_jax.errors import UserError, brief
 
 SHAPES = {"num_domains": "support domains", "support_size": "support images"}  # kinds that change the shape of a task
 # Kinds that let only the first images of a usual task's support arrive, by the order in which they do.
-ARRIVALS = {"mixed": "context", "by_domain": "by_domain"}
+ARRIVALS = {"mixed": "context", "by_domain": "by_domain", "by_class": "by_class"}
 CONTEXTS = tuple(ARRIVALS.values())
 STEPS = "finetune.steps"
 _TEXT = re.compile(rf"({'|'.join(map(re.escape, (*SHAPES, *CONTEXTS, STEPS)))})=([0-9]{{1,9}})")
@@ -35,7 +35,8 @@ class Setting(NamedTuple):
     @property
     def context(self) -> Context | None:
         """The part of the support that has arrived; None for the whole of it."""
-        return Context(self.number, self.kind == ARRIVALS["by_domain"]) if self.kind in CONTEXTS else None
+        orders = {kind: order for order, kind in ARRIVALS.items()}
+        return Context(self.number, orders[self.kind]) if self.kind in CONTEXTS else None
 
 
 USUAL = Setting()
