@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cxda_jax.methods.erm import bn, bn_alpha, erm, erm_iid
     from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
     from cxda_jax.methods.icrm import icrm, with_transformer
+    from cxda_jax.methods.label_shift import bbse, mlls, prior_shift
     from cxda_jax.methods.sla import sla
     from cxda_jax.methods.training_free import feature_shift, lame, t3a
     from cxda_jax.types import Episode, Images, Method
@@ -40,6 +41,7 @@ _HOMES = {
     "methods.finetune": ("FineTuning", "ft_em", "ft_im", "sf_ocda"),
     "methods.training_free": ("feature_shift", "lame", "t3a"),
     "methods.icrm": ("icrm", "with_transformer"),
+    "methods.label_shift": ("bbse", "mlls", "prior_shift"),
     "methods.sla": ("sla",),
     "types": ("Episode", "Images", "Method"),
 }
@@ -47,9 +49,10 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Answers", "DomainStore", "Draw", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Model", "Plan",
-    "SupportBuffer", "UserError", "__version__", "bn", "bn_alpha", "cml", "cotta", "cxda", "cxda_any", "cxda_loo",
-    "cxda_p2p", "cxda_supervised", "erm", "erm_iid", "evaluate", "feature_shift", "ft_em", "ft_im", "icrm", "lame",
-    "load", "open_store", "sample_plans", "sf_ocda", "sla", "t3a", "with_transformer", "write_store",
+    "SupportBuffer", "UserError", "__version__", "bbse", "bn", "bn_alpha", "cml", "cotta", "cxda", "cxda_any",
+    "cxda_loo", "cxda_p2p", "cxda_supervised", "erm", "erm_iid", "evaluate", "feature_shift", "ft_em", "ft_im",
+    "icrm", "lame", "load", "mlls", "open_store", "prior_shift", "sample_plans", "sf_ocda", "sla", "t3a",
+    "with_transformer", "write_store",
 ]  # fmt: skip
 
 

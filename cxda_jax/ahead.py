@@ -31,7 +31,7 @@ from cxda_jax.machine import backend, cost
 from cxda_jax.machine.mesh import AXIS, CUT, WHOLE
 from cxda_jax.progress import compiling
 from cxda_jax.runs.training import commit
-from cxda_jax.types import Images
+from cxda_jax.types import Images, Known
 from cxda_jax.version import VERSION
 
 # Bytes of the memory of one chip, as the makers state them.
@@ -259,8 +259,8 @@ def lower_all(config: Config, store: DomainStore, mesh: Mesh) -> Iterator[Progra
         plan = _plan(config, tasks, method.trains_mixed)
         yield Program("step", step.lower(whole(state), whole(resident), cut(plan), whole(key)), tasks)
     if method.calibrate:
-        images = _array((CALIBRATION_IMAGES, *image), jnp.uint8)
-        variables = jax.eval_shape(method.calibrate, variables, images)
+        images, labels = _array((CALIBRATION_IMAGES, *image), jnp.uint8), _array((CALIBRATION_IMAGES,))
+        variables = jax.eval_shape(method.calibrate, variables, Known(images, labels, images, labels))
     evaluator: Any = compile_task(method, source)
     per_chip = config["evaluation"]["per_call"] or backend.default_tasks_per_call()
     tasks = per_chip * chips if method.feed_forward else 1

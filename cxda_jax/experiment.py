@@ -39,7 +39,7 @@ from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.optimizers import make_optimizer
 from cxda_jax.registry import METHODS
 from cxda_jax.train import Learner, Schedule
-from cxda_jax.types import Array, Images, Method, Variables
+from cxda_jax.types import Images, Known, Method, Variables
 
 READERS: dict[str, Callable[..., RawData]] = {  # of raw files, for cxda prepare; see the find() of each
     "femnist": femnist.find,
@@ -92,14 +92,23 @@ class Experiment(NamedTuple):
             return plans if not context else lambda tasks: first_arrived(plans(tasks), context, draw, tasks)
         return lambda tasks: sample_plans(draw, tasks, context)
 
-    def calibration_images(self) -> Array:
-        """Training images [n, h, w, c] for Method.calibrate(), the same for every method and training seed."""
-        domains = self.store.domains("train")
+    def known_images(self) -> Known:
+        """Images for Method.calibrate(), the same for every method and training seed. Where no validation domain has
+        any, training images take their place."""
+        splits = ["train", "val" if len(self.store.domains("val")) else "train"]
+        rows = [self._some_rows(split) for split in splits]
+        (images, labels), (unseen, unseen_labels) = (
+            (jnp.asarray(self.store.images[of_split]), jnp.asarray(self.store.labels[of_split])) for of_split in rows
+        )
+        return Known(images, labels, unseen, unseen_labels)
+
+    def _some_rows(self, split: str) -> np.ndarray:
+        """Rows of a split for known_images(), spread over its domains."""
+        domains = self.store.domains(split)
         count = min(CALIBRATION_IMAGES, int(np.diff(self.store.offsets)[domains].sum()))
         spec = EpisodeSpec(num_domains=0, per_domain=0, num_query=count, mixed=True)
         seed, stream = self.config["evaluation"]["seed"], STREAMS.index("calibration")
-        plan = sample_plans(Draw(spec, self.store.offsets, domains, seed, stream), [0])
-        return jnp.asarray(self.store.images[plan.query[0]])
+        return sample_plans(Draw(spec, self.store.offsets, domains, seed, stream), [0]).query[0]
 
 
 def build(

@@ -3,14 +3,14 @@
 Another package adds a method without a change here. An entry point in its pyproject.toml has the method's name:
 
     [project.entry-points."cxda_jax.methods"]
-    prior_shift = "my_package.prior_shift:PRIOR_SHIFT"
+    counted_shares = "my_package.counted_shares:COUNTED_SHARES"
 """
 
 from collections.abc import Collection
 from importlib.metadata import entry_points
 
 from cxda_jax.fields import FIELDS, Field, Group
-from cxda_jax.methods import anytime, cml, cotta, cxda, erm, finetune, icrm, sla, training_free
+from cxda_jax.methods import anytime, cml, cotta, cxda, erm, finetune, icrm, label_shift, sla, training_free
 from cxda_jax.methods.entry import Entry
 
 METHODS: dict[str, Entry] = {  # tables and figures have this order
@@ -33,6 +33,9 @@ METHODS: dict[str, Entry] = {  # tables and figures have this order
     "t3a": training_free.T3A,
     "lame": training_free.LAME,
     "feature_shift": training_free.FEATURE_SHIFT,
+    "prior_shift": label_shift.PRIOR_SHIFT,
+    "mlls": label_shift.MLLS,
+    "bbse": label_shift.BBSE,
 }
 METHODS |= {point.name: point.load() for point in entry_points(group="cxda_jax.methods")}
 STARTS = ("erm", "erm_iid")  # from whose checkpoints a method without a training of its own may start; the usual first

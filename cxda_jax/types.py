@@ -43,6 +43,22 @@ class Episode(struct.PyTreeNode):
     support_label: Array
 
 
+class Known(NamedTuple):
+    """Labelled images that a method may be calibrated with, before it meets a device.
+
+    Attributes:
+      images: that training learnt from, [n, h, w, c]. So a network may know their labels by heart.
+      labels: of these, [n].
+      unseen: images of validation domains, [n', h, w, c].
+      unseen_labels: of these, [n'].
+    """
+
+    images: Array
+    labels: Array
+    unseen: Array
+    unseen_labels: Array
+
+
 class Inputs(NamedTuple):
     """The images of a data set, as far as a network must know them. It sees (pixels / 255 - mean) / std.
 
@@ -85,8 +101,8 @@ class Method(NamedTuple):
       uses_domains: it reads Images.domain.
       trains_as: the method whose checkpoint it starts from, if it has no training of its own.
       trains_mixed: it trains on shuffled images of all domains, as many a step as an episode holds.
-      calibrate: (variables, training images [n, h, w, c]) -> variables for adapt(), with what it needs to know of the
-        training data; None: adapt() takes the checkpoint.
+      calibrate: (variables, known images) -> variables for adapt(), with what it needs to know of them; None: adapt()
+        takes the checkpoint.
       takes_places: adapt() reads Images.present, so that one program adapts to every number of images.
       remember: (adapted, number of a place, one image) -> adapted with the image in that place, encoded by the
         statistics that `adapted` has; None: what is kept of one image cannot be told from the rest.
@@ -106,7 +122,7 @@ class Method(NamedTuple):
     uses_domains: bool = False
     trains_as: str = ""
     trains_mixed: bool = False
-    calibrate: Callable[[Variables, Array], Variables] | None = None
+    calibrate: Callable[[Variables, Known], Variables] | None = None
     takes_places: bool = False
     remember: Callable[[Adapted, Array, Images], Adapted] | None = None
     also: Mapping[str, Callable[[Adapted, Images], Array]] = MappingProxyType({})

@@ -21,7 +21,7 @@ from hypothesis import settings
 from cxda_jax.config import read
 from cxda_jax.data.store import SPLITS, Domain, StoreInfo, open_store, write_store
 from cxda_jax.experiment import open_data
-from cxda_jax.types import Episode, Images
+from cxda_jax.types import Episode, Images, Known
 from tests.chromium import browser  # noqa: F401
 
 CLASSES = 4
@@ -59,6 +59,12 @@ def make_episode(seed: int = 0) -> Episode:
         label=jax.numpy.asarray(label, jax.numpy.int32),
         support_label=jax.numpy.asarray(support_label, jax.numpy.int32),
     )
+
+
+def make_known(seed: int = 0) -> Known:
+    """The images of an episode for calibrate(): its queries, and its support as unseen ones."""
+    episode = make_episode(seed)
+    return Known(episode.query.pixels, episode.label, episode.support.pixels, episode.support_label)
 
 
 def make_domains(seed: int = 0, sizes=(30,) * 9) -> list[Domain]:

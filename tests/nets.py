@@ -18,7 +18,7 @@ from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from cxda_jax.registry import METHODS
 from cxda_jax.types import Episode, Images, Method
-from docs.examples.prior_shift import PRIOR_SHIFT
+from docs.examples.counted_shares import COUNTED_SHARES
 from docs.examples.vit import vit
 from tests import conftest
 
@@ -66,13 +66,13 @@ def initialised(method, shape):
     return fill(jax.eval_shape(method.init, KEY, make_images(shape, 2)))
 
 
-ALL = (*METHODS, "prior_shift")  # with the documentation's example
+ALL = (*METHODS, "counted_shares")  # with the documentation's example
 
 
 @contextlib.contextmanager
 def with_examples():
     """A context in which the package knows the documentation's examples."""
-    with mock.patch.dict(METHODS, prior_shift=PRIOR_SHIFT), mock.patch.dict(NETS, vit=vit):
+    with mock.patch.dict(METHODS, counted_shares=COUNTED_SHARES), mock.patch.dict(NETS, vit=vit):
         yield
 
 
@@ -128,7 +128,7 @@ def case_of(name, features="pool") -> Case:
     for seed in range(100, 120):
         variables["batch_stats"] = source(variables, conftest.make_episode(seed), KEY)[1]["batch_stats"]
     if method.calibrate:
-        variables = method.calibrate(variables, conftest.make_episode().query.pixels)
+        variables = method.calibrate(variables, conftest.make_known())
     return Case(method, fresh, variables, adapt, predict, loss, traced)
 
 

@@ -45,7 +45,7 @@ COMMANDS = [  # command, arguments, what the line says
     ("evaluate", (RUN, "--against=bm"), "--against=bm: no such method among the runs; choose from cxda"),
     ("evaluate", (RUN, "--support_size=3"), "--support_size=3: .*5 domains; ask for more images"),
     ("evaluate", (RUN, "--arrival=by_domain"), "--arrival=by_domain orders the images of --context; give it too"),
-    ("evaluate", (RUN, "--config.net.width=4"), "--config.net.width: a trained run fixes it; .*batch_norm, bn_alpha"),
+    ("evaluate", (RUN, "--config.net.width=4"), "--config.net.width: a trained run fixes it; .*batch_norm, .*bn_alpha"),
     ("report", (RUN, "--report={tmp}/r", "--config.seed=1"), "--config.seed: .*leave it out"),
     ("report", ("--runs={tmp}/bare", "--report={tmp}/r"), "nothing to report; .*{tmp}/bare: no result.json"),
     ("prepare", ("--benchmark=glyphs", PREPARE[1]), "--benchmark='glyphs' is unknown; choose from cifar10_c, cifar_c"),

@@ -101,7 +101,7 @@ def test_every_method_is_traced(benchmark, method, tmp_path):
         assert jax.tree.map(np.shape, after.variables) == jax.tree.map(np.shape, variables)
         assert measured["loss"].shape == ()
     if its.calibrate:
-        variables = jax.eval_shape(its.calibrate, variables, e.calibration_images())
+        variables = jax.eval_shape(its.calibrate, variables, e.known_images())
     tasks = jax.eval_shape(e.source.assemble, e.source.resident, e.task_plans("test")(range(1)))
     support, query = (jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), images) for images in
                       (tasks.support, tasks.query))  # fmt: skip

@@ -155,7 +155,7 @@ def test_training_validation_test_and_calibration_draw_from_streams_of_their_own
     for one, other in itertools.combinations(draws, 2):
         assert ((one >= 0) & (one < 90)).all() and not (one == other).all(1).any()
     usual = sample_plans(Draw(MIXED._replace(num_query=90), fixed_store.offsets, fixed_store.domains("train"), 3), [0])
-    assert not np.array_equal(experiment.calibration_images(), fixed_store.images[usual.query[0]])
+    assert not np.array_equal(experiment.known_images().images, fixed_store.images[usual.query[0]])
 
 
 @pytest.mark.gate

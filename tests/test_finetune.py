@@ -13,6 +13,7 @@ from cxda_jax.methods.cotta import Teaching, cotta, restored
 from cxda_jax.methods.finetune import FineTuning, sf_ocda
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
+from cxda_jax.types import Known
 from tests import nets
 from tests.conftest import make_episode
 from tests.nets import KEY, build_method, case_of, close
@@ -194,7 +195,7 @@ def test_the_threshold_is_a_quantile_of_what_the_gate_sees(statistics):
     method = cotta(
         TINY, tuning(statistics=statistics), QUIET, Teaching(copies=1, quantile=0.25, margin=0.1), support=15
     )
-    threshold = float(jax.jit(method.calibrate)(start(), images)["calibration"]["threshold"])
+    threshold = float(jax.jit(method.calibrate)(start(), Known(images, *[None] * 3))["calibration"]["threshold"])
     plain = confidence(logits_of(start()["params"], images))
     batches = np.asarray(images)[:30].reshape(2, 15, 16, 16, 1)
     own = confidence(np.concatenate([batched(start()["params"], batch) for batch in batches]))

@@ -23,7 +23,7 @@ from cxda_jax.results.settings import USUAL, Setting, reshaped
 from cxda_jax.results.text import comparison, table
 from cxda_jax.runs import training
 from cxda_jax.runs.identity import read_config, read_record
-from docs.examples.prior_shift import PRIOR_SHIFT
+from docs.examples.counted_shares import COUNTED_SHARES
 from tests.commands import command
 from tests.lines import refused, write_config
 from tests.nets import with_examples
@@ -152,17 +152,17 @@ def test_methods_that_start_from_erm_leave_it_untouched(erm_run, tmp_path):
 def test_a_new_method_of_one_file_is_tested_and_reported(erm_run, tmp_path):
     """It has fields, a row after the others and a colour of its own, and no code but its file and its name knows it."""
     shutil.copytree(erm_run, run := tmp_path / "erm" / "0", ignore=shutil.ignore_patterns("*,*", *METHODS))
-    data, changed = f"--data_dir={erm_run.parent}/data", "prior_shift.steps=3"
+    data, changed = f"--data_dir={erm_run.parent}/data", "counted_shares.strength=0.5"
     evaluate = "evaluate", f"--runs={run}", "--num_tasks=3", data
     with with_examples():
-        command(*evaluate, "--methods=prior_shift,t3a")
-        command(*evaluate, "--methods=prior_shift", f"--config.{changed}")
+        command(*evaluate, "--methods=counted_shares,t3a")
+        command(*evaluate, "--methods=counted_shares", f"--config.{changed}")
         command("report", f"--runs={tmp_path}/*/*", f"--report={tmp_path}/report", data)
     with open(tmp_path / "report" / "tables.csv") as file:
         rows = [line["method"] for line in csv.DictReader(file) if line["table"] == "main"]
-    assert list(dict.fromkeys(rows)) == ["erm", "t3a", "prior_shift", f"prior_shift,{changed}"]
+    assert list(dict.fromkeys(rows)) == ["erm", "t3a", "counted_shares", f"counted_shares,{changed}"]
     svg = next((tmp_path / "report" / "figures").glob("*accuracy_time.svg")).read_text()
-    assert PRIOR_SHIFT.style.color.lower() in svg.lower()
+    assert COUNTED_SHARES.style.color.lower() in svg.lower()
 
 
 @pytest.mark.gate

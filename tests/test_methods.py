@@ -9,7 +9,7 @@ import pytest
 
 from cxda_jax.config import default
 from cxda_jax.nets.building import NETS
-from tests.conftest import make_episode
+from tests.conftest import make_episode, make_known
 from tests.nets import ALL, KEY, build_method, case_of, close, fill
 
 # Of numpy, whose operations compile nothing.
@@ -147,7 +147,7 @@ def test_a_method_works_with_another_network(name, net):
         learn = jax.value_and_grad(lambda p: method.loss({**variables, "params": p}, episode, KEY), has_aux=True)
         learned = None if method.trains_as else learn(variables["params"])
         if method.calibrate:
-            variables = method.calibrate(variables, episode.query.pixels)
+            variables = method.calibrate(variables, make_known())
         supports = episode.support, jax.tree.map(lambda x: x[:0], episode.support)
         return learned, [method.predict(method.adapt(variables, own, KEY), episode.query) for own in supports]
 

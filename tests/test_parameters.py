@@ -14,12 +14,12 @@ from cxda_jax import augment, registry
 from cxda_jax.config import as_fields, check_stored, config_hash, default, hashed, of_method, read
 from cxda_jax.data import glyphs
 from cxda_jax.data.episodes import EpisodeSpec
-from cxda_jax.methods import anytime, cotta, cxda, erm, finetune, icrm, training_free
+from cxda_jax.methods import anytime, cotta, cxda, erm, finetune, icrm, label_shift, training_free
 from cxda_jax.nets import attention, cnn, context, pretrained, resnet, transformer
 from cxda_jax.optimizers import make_optimizer
 from cxda_jax.registry import METHODS, groups, schema
 from cxda_jax.train import Schedule
-from docs.examples.prior_shift import prior_shift
+from docs.examples.counted_shares import counted_shares
 from tests.lines import refused
 from tests.nets import make_net, with_examples
 
@@ -40,7 +40,8 @@ PARAMETERS = [  # a call, what it says of its parameters, and their group
 WHOLE = [
     ("batch_norm", erm.bn), ("cotta", cotta.Teaching), ("sf_ocda", finetune.sf_ocda), ("strong", augment.Strong),
     ("augment", augment.Weak), ("bn_alpha", erm.bn_alpha), ("t3a", training_free.t3a), ("lame", training_free.lame),
-    ("feature_shift", training_free.feature_shift), ("icrm", icrm.with_transformer), ("prior_shift", prior_shift),
+    ("feature_shift", training_free.feature_shift), ("icrm", icrm.with_transformer), ("counted_shares", counted_shares),
+    ("prior_shift", label_shift.prior_shift), ("mlls", label_shift.mlls), ("bbse", label_shift.bbse),
 ]  # fmt: skip
 # Callables that take some, and those of their parameters that mean something else there.
 SOME = [
@@ -86,9 +87,9 @@ def test_a_config_of_an_earlier_version_gets_the_defaults_of_what_it_lacks_and_k
     erm = stored()
     assert erm.keys() == CONFIG.keys() - {"attention", "cxda_any", "icrm", "cml", "sla"}, "tests may start from it"
     with with_examples():
-        assert stored() == erm | {"prior_shift": {"steps": 20, "smoothing": 10.0}}
-        with refused(r"^config\.prior_shift\.smoothing: missing, .* train again"):
-            stored(prior_shift={"steps": 3})
+        assert stored() == erm | {"counted_shares": {"strength": 1.0, "smoothing": 10.0}}
+        with refused(r"^config\.counted_shares\.smoothing: missing, .* train again"):
+            stored(counted_shares={"strength": 0.5})
     fields = {name: group.fields for name, group in schema().items() if name in CONFIG and hasattr(group, "fields")}
     optional = {name: {n for n, field in of.items() if field.optional} for name, of in fields.items()}
     assert "init" in optional["net"] and "prior" in optional["batch_norm"]
@@ -125,16 +126,16 @@ def test_a_method_reads_the_groups_that_it_declares_and_no_other_moves_its_hash(
     assert hashes(net={n: v for n, v in CONFIG["net"].items() if n != "init"}) == known, "as an older version had it"
     assert not {*known} & {*hashes(net=CONFIG["net"] | {"init": "flax"})}
     with with_examples():
-        assert hashes(prior_shift={"steps": 20}) == known and "prior_shift" in groups()
+        assert hashes(counted_shares={"strength": 1.0}) == known and "counted_shares" in groups()
 
 
 def test_another_package_adds_a_method_by_an_entry_point(tmp_path, monkeypatch):
     (tmp_path / "mine-1.dist-info").mkdir()
-    text = "[cxda_jax.methods]\nshift = docs.examples.prior_shift:PRIOR_SHIFT\n"
+    text = "[cxda_jax.methods]\nshift = docs.examples.counted_shares:COUNTED_SHARES\n"
     (tmp_path / "mine-1.dist-info" / "entry_points.txt").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     known = runpy.run_path(registry.__file__)["METHODS"]
-    assert known.keys() - METHODS.keys() == {"shift"} and "steps" in known["shift"].groups["prior_shift"].fields
+    assert known.keys() - METHODS.keys() == {"shift"} and "strength" in known["shift"].groups["counted_shares"].fields
 
 
 def test_a_field_that_the_method_never_reads_is_refused():

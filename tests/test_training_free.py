@@ -7,6 +7,7 @@ import pytest
 from cxda_jax.methods.training_free import BATCH, affinities
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
+from cxda_jax.types import Known
 from tests.conftest import make_episode
 from tests.nets import KEY, build_method, case_of, close, make_images
 
@@ -109,7 +110,7 @@ def test_feature_shift_moves_the_mean_of_the_features(support):
     images, training, gammas = first(EPISODE.support, support), make_images((16, 16, 1), 2 * BATCH + 7), (0.5, 1.0)
     (h, *_), (queries, _, kernel, bias), (trained, *_) = known(images), known(EPISODE.query), known(training)
     methods = [build_method("feature_shift", feature_shift__gamma=gamma) for gamma in gammas]
-    variables = jax.jit(methods[0].calibrate)(case_of("erm").variables, training.pixels)
+    variables = jax.jit(methods[0].calibrate)(case_of("erm").variables, Known(training.pixels, *[None] * 3))
     for gamma, ours in zip(gammas, answers(methods, images, variables), strict=True):
         close(ours, (queries + gamma * (trained.mean(0) - h.mean(0))) @ kernel + bias)
 

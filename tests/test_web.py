@@ -21,7 +21,7 @@ from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_method
 from cxda_jax.export import web
 from cxda_jax.export.pair import by_model
-from cxda_jax.types import Images
+from cxda_jax.types import Images, Known
 from tests.test_buffer import CARD
 
 ROOT = Path(__file__).parent.parent
@@ -46,7 +46,8 @@ def random_model(method: str, side: int = 20, **fields) -> Model:
     moved["batch_stats"] = jax.tree.map(lambda x: np.abs(x) + np.float32(0.1), moved["batch_stats"])
     moved = jax.device_put(moved)
     if built.calibrate:
-        moved = built.calibrate(moved, rng.integers(0, 256, (9, *card.shape), np.uint8))
+        images, labels = rng.integers(0, 256, (9, *card.shape), np.uint8), np.arange(9) % len(card.class_names)
+        moved = built.calibrate(moved, Known(images, labels, images, labels))
     adapt, predict, attention = (part and jax.jit(part) for part in (built.adapt, built.predict, built.attention))
     programs = Programs(adapt, predict, attention, None)
     return Model(card, built, moved, programs, config=config)

@@ -34,7 +34,7 @@ from cxda_jax.methods.finetune import (
 )
 from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Images, Inputs, Method, Variables
+from cxda_jax.types import Array, Images, Inputs, Known, Method, Variables
 
 COTTA_FIELDS = Group("Method cotta.", {
     "copies": Field(32, "Augmented copies that the teacher averages over.", COUNT, smoke=2),
@@ -89,8 +89,8 @@ def cotta(
     check(COTTA_FIELDS, **teaching._asdict())
     augment.check_strong(strong)
 
-    def calibrate(variables: Variables, images: Array) -> Variables:
-        size = min(support, len(images))
+    def calibrate(variables: Variables, known: Known) -> Variables:
+        images, size = known.images, min(support, len(known.images))
         whole = images[: len(images) // size * size]
         batches = whole.reshape(-1, size, *images.shape[1:])
         confidences = jax.lax.map(lambda batch: confidence(forward(net, tuning, variables, batch)), batches).ravel()
@@ -101,7 +101,7 @@ def cotta(
 
     def adapt(variables: Variables, support: Images, key: Array) -> StudentAndTeacher:
         if "calibration" not in variables:
-            raise ValueError("cotta adapts calibrated variables: method.calibrate(variables, training_images) first")
+            raise ValueError("cotta adapts calibrated variables: method.calibrate(variables, known images) first")
         source = {k: v for k, v in variables.items() if k != "calibration"}
         if not len(support.pixels):
             return StudentAndTeacher(source, source)

@@ -30,7 +30,7 @@ from cxda_jax.methods.entry import BLACK, GREEN, SKY, Config, Entry, Style
 from cxda_jax.methods.erm import erm
 from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Images, Inputs, Method, Variables
+from cxda_jax.types import Array, Images, Inputs, Known, Method, Variables
 
 FLOOR = 1e-10  # added to LAME's probabilities before the logarithm, as published
 BATCH = 100  # training images that calibrate() holds at once
@@ -194,17 +194,17 @@ def feature_shift(net: Classifier, gamma: float = 1.0) -> Method:
     """
     check(FEATURE_SHIFT_FIELDS, gamma=gamma)
 
-    def calibrate(variables: Variables, images: Array) -> Variables:
+    def calibrate(variables: Variables, known: Known) -> Variables:
         def feature(pixels: Array) -> Array:
             return encode_and_classify(net, variables, Images(pixels[None], jnp.zeros(1, jnp.int32)))[0][0]
 
-        mean = jax.lax.map(feature, images, batch_size=BATCH).mean(0)
+        mean = jax.lax.map(feature, known.images, batch_size=BATCH).mean(0)
         return {**variables, "calibration": {"mean": mean}}
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
         if "calibration" not in variables:
             raise ValueError(
-                "feature_shift adapts calibrated variables: method.calibrate(variables, training_images) first"
+                "feature_shift adapts calibrated variables: method.calibrate(variables, known images) first"
             )
         source = {k: v for k, v in variables.items() if k != "calibration"}
         if not len(support.pixels):

@@ -98,7 +98,7 @@ def time_method(config: Config, store: DomainStore, sample: DomainStore) -> Spee
             times.append(time.perf_counter() - began)
     variables = state.variables
     if method.calibrate:
-        variables = backend.jit(method.calibrate)(variables, experiment.calibration_images())
+        variables = backend.jit(method.calibrate)(variables, experiment.known_images())
     count = min(TIMED * experiment.per_call, count_tasks(config, sample, "test"))
     began = time.perf_counter()
     task_s = score(experiment, compile_task(method, source), variables, "test", count).task_ms / 1e3

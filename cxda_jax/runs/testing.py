@@ -149,7 +149,7 @@ def evaluate_run(
     variables, notes = restore_best(evaluation.run, experiment)
     weights_hash = checkpoints.weights_hash(variables)
     if method.calibrate:
-        variables = backend.jit(method.calibrate)(variables, experiment.calibration_images())
+        variables = backend.jit(method.calibrate)(variables, experiment.known_images())
     num_tasks = int(num_tasks or count_tasks(config, experiment.store, split))
     tasks = score(experiment, evaluator, variables, split, num_tasks)
     if not mesh.is_first():

@@ -175,7 +175,7 @@ def make_card(experiment: Experiment, step: int, result: Result, gain: models.Ga
         class_names=info.class_names, shape=store.images.shape[1:], fit=info.fit,
         background=info.background, mean=info.mean, std=info.std, metric=experiment.metric,
         test=with_intervals(result), gain=gain, package=__version__, commit=commit(),
-        looks=models.Looks.of(np.asarray(experiment.calibration_images())),
+        looks=models.Looks.of(np.asarray(experiment.known_images().images)),
     )  # fmt: skip
 
 
@@ -199,14 +199,14 @@ def commit() -> str:
 
 def calibrations(experiment: Experiment, variables: Variables) -> dict[str, Any]:
     """By name, what the methods that start from this training need to know of its images."""
-    found, config, images = {}, experiment.config, None
+    found, config, known = {}, experiment.config, None
     if experiment.method.name not in STARTS:
         return found
     for name in METHODS:
         method = build_method(of_method(config, name), experiment.store)
         if method.trains_as and method.calibrate:
-            images = experiment.calibration_images() if images is None else images
-            found[name] = backend.jit(method.calibrate)(variables, images)["calibration"]
+            known = known or experiment.known_images()
+            found[name] = backend.jit(method.calibrate)(variables, known)["calibration"]
     return found
 
 

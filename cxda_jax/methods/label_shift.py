@@ -1,0 +1,198 @@
+"""Prior shift, MLLS and BBSE: they start from ERM's checkpoint, estimate the shares of the classes on this device from
+the support, and correct the answers for them.
+
+p_s are the checkpoint's probabilities of support image s, t the shares of the classes among training images, and q
+those on the device. The query's logits get log q - log t.
+
+prior_shift    (Saerens, Latinne and Decaestecker, 2002) has q of maximum likelihood by EM, from q = t:
+
+    r_s(k) = p_s(k) q(k) / t(k), divided by its sum over k;  q(k) <- (sum of r_s(k) over the support + a t(k)) / (n + a)
+
+mlls           (Alexandari, Kundaje and Shrikumar, 2020) does so with calibrated p_s, and answers with them:
+
+    p = softmax(z / T + b)      z: logits; T and b have the least cross-entropy on images that training has not seen
+
+bbse           (Lipton, Wang and Smola, 2018) compares the mean m of p_s with the means C(k) of p over each class k:
+
+    q >= 0 of least |sum of q(k) C(k) - m|, divided by its sum; then (n q + a t) / (n + a)
+
+The unseen images, of which mlls has T and b, and bbse C, are those of validation domains.
+
+Without the term with a, the published form, a few images would rule out most classes.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from cxda_jax.fields import COUNT, NOT_NEGATIVE, Field, Group, check
+from cxda_jax.losses import cross_entropy
+from cxda_jax.methods.entry import BLUE, PURPLE, RED, Config, Entry, Style
+from cxda_jax.methods.erm import erm
+from cxda_jax.nets.building import build_net
+from cxda_jax.nets.classifier import Classifier
+from cxda_jax.types import Array, Images, Inputs, Known, Method, Variables
+
+FLOOR = 1e-6  # of shares that are divided by, or whose logarithm is taken
+STEPS = Field(50, "How often the shares of the classes are computed anew.", COUNT)
+SMOOTHING = Field(10.0, "The shares in training count like so many support images.", NOT_NEGATIVE)
+PRIOR_SHIFT_FIELDS = Group("Method prior_shift.", {"steps": STEPS, "smoothing": SMOOTHING}, at_test=True)
+MLLS_FIELDS = Group("Method mlls.", {"steps": STEPS, "smoothing": SMOOTHING}, at_test=True)
+BBSE_FIELDS = Group("Method bbse.", {"smoothing": SMOOTHING}, at_test=True)
+SMALLEST = 0.01  # as few images would turn into wild shares
+FITTING = 100  # steps of fit_temperature()
+BATCH = 100  # images that calibrate() holds at once
+
+
+def shares_by_em(p: Array, trained: Array, steps: int, smoothing: Any, weights: Array) -> Array:
+    """The shares [classes] of maximum likelihood: q above.
+
+    Args:
+      p: probabilities of images, [n, classes].
+      trained: t above, [classes].
+      steps: how often they are computed anew.
+      smoothing: a above.
+      weights: [n], as how many images each one counts.
+    """
+
+    def again(_: Any, shares: Array) -> Array:
+        r = p * (shares / trained)
+        r = r / jnp.maximum(r.sum(-1, keepdims=True), FLOOR)
+        return (weights @ r + smoothing * trained) / jnp.maximum(weights.sum() + smoothing, FLOOR)
+
+    return jax.lax.fori_loop(0, steps, again, trained)
+
+
+def shares_by_confusions(mean: Array, of_classes: Array) -> Array:
+    """The shares [classes] of least squares: bbse's without smoothing, for m [classes] and C [classes, classes].
+
+    What C can hardly tell apart, singular values below SMALLEST of the largest, does not count.
+    """
+    shares = jnp.maximum(0, jnp.linalg.pinv(of_classes.T, rtol=SMALLEST) @ mean)
+    return shares / jnp.maximum(shares.sum(), FLOOR)
+
+
+def fit_temperature(logits: Array, labels: Array) -> tuple[Array, Array]:
+    """The inverse temperature, and the bias [classes], of least cross-entropy: mlls's 1 / T and b."""
+    start = (jnp.ones(()), jnp.zeros(logits.shape[-1]))
+    optimizer = optax.lbfgs()
+
+    def objective(fitted: tuple[Array, Array]) -> Array:
+        return cross_entropy(logits * fitted[0] + fitted[1], labels)
+
+    def step(_: Any, carried: Any) -> Any:
+        fitted, state = carried
+        value, gradient = optax.value_and_grad_from_state(objective)(fitted, state=state)
+        updates, state = optimizer.update(gradient, state, fitted, value=value, grad=gradient, value_fn=objective)
+        return optax.apply_updates(fitted, updates), state
+
+    scale, bias = jax.lax.fori_loop(0, FITTING, step, (start, optimizer.init(start)))[0]
+    return scale, bias - bias.mean()
+
+
+def shares_of(labels: Array, classes: int) -> Array:
+    """The shares [classes] of labels [n]. A class without any has the share of half an image."""
+    counts = jnp.maximum(jnp.bincount(labels, length=classes), 0.5)
+    return counts / counts.sum()
+
+
+def prior_shift(net: Classifier, steps: int = 50, smoothing: float = 10.0) -> Method:
+    """Prior shift by EM; the arguments are the fields of its group."""
+    check(PRIOR_SHIFT_FIELDS, steps=steps, smoothing=smoothing)
+
+    def learn(logits: Callable[[Array], Array], known: Known, classes: int) -> dict[str, Array]:
+        return {"shares": shares_of(known.labels, classes)}
+
+    def estimate(p: Array, weights: Array, kept: Mapping[str, Array]) -> Array:
+        return shares_by_em(p, kept["shares"], steps, smoothing, weights)
+
+    return _correcting("prior_shift", net, learn, estimate)
+
+
+def mlls(net: Classifier, steps: int = 50, smoothing: float = 10.0) -> Method:
+    """Prior shift by EM with calibrated probabilities; the arguments are the fields of its group."""
+    check(MLLS_FIELDS, steps=steps, smoothing=smoothing)
+
+    def learn(logits: Callable[[Array], Array], known: Known, classes: int) -> dict[str, Array]:
+        scale, bias = fit_temperature(logits(known.unseen), known.unseen_labels)
+        return {"shares": shares_of(known.unseen_labels, classes), "scale": scale, "bias": bias}
+
+    def estimate(p: Array, weights: Array, kept: Mapping[str, Array]) -> Array:
+        return shares_by_em(p, kept["shares"], steps, smoothing, weights)
+
+    return _correcting("mlls", net, learn, estimate)
+
+
+def bbse(net: Classifier, smoothing: float = 10.0) -> Method:
+    """Black-box shift estimation with probabilities; the argument is the field of its group."""
+    check(BBSE_FIELDS, smoothing=smoothing)
+
+    def learn(logits: Callable[[Array], Array], known: Known, classes: int) -> dict[str, Array]:
+        members, p = jax.nn.one_hot(known.unseen_labels, classes), jax.nn.softmax(logits(known.unseen))
+        counts = members.sum(0)[:, None]
+        of_classes = jnp.where(counts > 0, members.T @ p / jnp.maximum(1, counts), jnp.eye(classes))
+        return {"shares": shares_of(known.labels, classes), "of_classes": of_classes}
+
+    def estimate(p: Array, weights: Array, kept: Mapping[str, Array]) -> Array:
+        count = weights.sum()
+        shares = shares_by_confusions(weights @ p / jnp.maximum(1, count), kept["of_classes"])
+        return (count * shares + smoothing * kept["shares"]) / jnp.maximum(FLOOR, count + smoothing)
+
+    return _correcting("bbse", net, learn, estimate)
+
+
+def _correcting(
+    name: str,
+    net: Classifier,
+    learn: Callable[[Callable[[Array], Array], Known, int], dict[str, Array]],
+    estimate: Callable[[Array, Array, Mapping[str, Array]], Array],
+) -> Method:
+    """A method whose adapt() corrects the last layer for estimated shares.
+
+    Args:
+      name: of the method.
+      net: the network.
+      learn: (images -> logits, known images, number of classes) -> what to keep: t as "shares"; and 1 / T as "scale"
+        and b as "bias" to calibrate with.
+      estimate: (p, weights [n] of the images, what was kept) -> q.
+    """
+
+    def calibrate(variables: Variables, known: Known) -> Variables:
+        def logits(images: Array) -> Array:
+            return jax.lax.map(lambda pixels: net.apply(variables, pixels[None])[0], images, batch_size=BATCH)
+
+        classes = len(net.last_layer(variables)["bias"])
+        return {**variables, "calibration": learn(logits, known, classes)}
+
+    def adapt(variables: Variables, support: Images, key: Array) -> Variables:
+        if "calibration" not in variables:
+            raise ValueError(f"{name} adapts calibrated variables: method.calibrate(variables, known images) first")
+        source, kept = {k: v for k, v in variables.items() if k != "calibration"}, variables["calibration"]
+        if not len(support.pixels):
+            return source
+        weights = jnp.ones(len(support.pixels)) if support.present is None else support.present.astype(jnp.float32)
+        scale, bias = kept.get("scale", 1.0), kept.get("bias", 0.0)
+        p = jax.nn.softmax(net.apply(source, support.pixels) * scale + bias)
+        shift = bias + jnp.log(jnp.maximum(FLOOR, estimate(p, weights, kept)) / kept["shares"])
+        last, some = net.last_layer(source), weights.any()
+        layer = {**last, "kernel": last["kernel"] * scale, "bias": last["bias"] * scale + shift}
+        layer = jax.tree.map(lambda new, old: jnp.where(some, new, old), layer, {**last})
+        return net.with_last_layer(source, layer)
+
+    method = erm(net)._replace(name=name, adapt=adapt, calibrate=calibrate)
+    return method._replace(uses_support=True, takes_places=True, trains_as="erm")
+
+
+def _entry(make: Callable[..., Method], name: str, fields: Group, style: Style) -> Entry:
+    def build(config: Config, inputs: Inputs) -> Method:
+        return make(build_net(config, inputs), **config[name])
+
+    return Entry(build, {name: fields}, style)
+
+
+PRIOR_SHIFT = _entry(prior_shift, "prior_shift", PRIOR_SHIFT_FIELDS, Style(BLUE, "D", (6, 2, 2, 2)))
+MLLS = _entry(mlls, "mlls", MLLS_FIELDS, Style(PURPLE, "D", (4, 1, 1, 1)))
+BBSE = _entry(bbse, "bbse", BBSE_FIELDS, Style(RED, "D", (2, 2, 6, 2)))
