@@ -10,7 +10,19 @@ from collections.abc import Collection
 from importlib.metadata import entry_points
 
 from cxda_jax.fields import FIELDS, Field, Group
-from cxda_jax.methods import anytime, cml, cotta, cxda, erm, finetune, icrm, label_shift, sla, training_free
+from cxda_jax.methods import (
+    anytime,
+    cml,
+    cotta,
+    cxda,
+    cxda_shares,
+    erm,
+    finetune,
+    icrm,
+    label_shift,
+    sla,
+    training_free,
+)
 from cxda_jax.methods.entry import Entry
 
 METHODS: dict[str, Entry] = {  # tables and figures have this order
@@ -22,6 +34,7 @@ METHODS: dict[str, Entry] = {  # tables and figures have this order
     "cxda": cxda.CXDA,
     "cxda_loo": cxda.CXDA_LOO,
     "cxda_any": anytime.CXDA_ANY,
+    "cxda_shares": cxda_shares.CXDA_SHARES,
     "cxda_p2p": cxda.CXDA_P2P,
     "cxda_supervised": cxda.CXDA_SUPERVISED,
     "icrm": icrm.ICRM,

@@ -100,6 +100,7 @@ class Method(NamedTuple):
       uses_support: adapt() looks at the support.
       uses_domains: it reads Images.domain.
       trains_as: the method whose checkpoint it starts from, if it has no training of its own.
+      trunk: the method whose training gives it a network that stays as it is while an adapter is trained; "": none.
       trains_mixed: it trains on shuffled images of all domains, as many a step as an episode holds.
       calibrate: (variables, known images) -> variables for adapt(), with what it needs to know of them; None: adapt()
         takes the checkpoint.
@@ -121,6 +122,7 @@ class Method(NamedTuple):
     uses_support: bool = True
     uses_domains: bool = False
     trains_as: str = ""
+    trunk: str = ""
     trains_mixed: bool = False
     calibrate: Callable[[Variables, Known], Variables] | None = None
     takes_places: bool = False

@@ -50,7 +50,7 @@ class Classifier(nn.Module):
             by those of the images where it is True.
           context: [h, w, channels], which the trunk gets as further channels of each image.
         """
-        x = self._normalise(pixels)
+        x = self.normalise(pixels)
         if context is not None:
             x = jnp.concatenate([x, jnp.broadcast_to(context, (*x.shape[:3], context.shape[-1]))], axis=-1)
         return self.trunk(x, batch)
@@ -58,8 +58,8 @@ class Classifier(nn.Module):
     def summarise(self, pixels: jax.Array, present: jax.Array | None = None) -> jax.Array:
         """Support images [n, h, w, c] to one context [h, w, channels], the mean over those that are `present` [n]."""
         if present is None:
-            return self.context(self._normalise(pixels)).mean(0)
-        contexts = self.context(self._normalise(pixels), present)
+            return self.context(self.normalise(pixels)).mean(0)
+        contexts = self.context(self.normalise(pixels), present)
         return jnp.where(present[:, None, None, None], contexts, 0).sum(0) / jnp.maximum(1, present.sum())
 
     def classify(self, maps: jax.Array) -> jax.Array:
@@ -121,7 +121,8 @@ class Classifier(nn.Module):
         weights = self.attention.weights(self.tokens(maps), memory, hidden)
         return weights.reshape(len(maps), tokens, weights.shape[1], -1, tokens).sum(-1).mean(1)
 
-    def _normalise(self, pixels: jax.Array) -> jax.Array:
+    def normalise(self, pixels: jax.Array) -> jax.Array:
+        """Images [n, h, w, c], uint8 or floats in 0..1, as the trunk gets them."""
         x = pixels.astype(jnp.float32) / 255 if pixels.dtype == jnp.uint8 else pixels
         return (x - jnp.asarray(self.mean)) / jnp.asarray(self.std)
 

@@ -1,0 +1,119 @@
+"""The adapter of cxda_shares: attention from a query to a buffer, whose values are class posteriors.
+
+z are the logits of an image and s its style: means and deviations of its early maps. k = W s are the keys. Image j of
+the buffer counts for the query q like
+
+    a_j = sigmoid(b - |k_q - k_j|^2)        images; N is the sum of all a_j
+
+The buffer's mean key, weighted by a, says how the network errs on such images. It moves the logits of buffer and query:
+
+    u = z / T + N / (N + n) (U mean(k) + c)
+
+EM finds the shares q of the classes on the device. It begins with t, the shares in training, which count like m images:
+
+    r_j(k) = softmax(u_j)(k) q(k) / t(k), divided by its sum over k;  q <- (sum of a_j r_j + m t) / (N + m)
+
+The query's answer is u_q + g (log q - log t). Learned are W, b, T, U, c, n, m and g. Without images it is z_q itself.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+NEAR, LARGEST = 0.2, 5.0  # deviation of keys at the start, so that all images count; and of style, which is clipped
+FLOOR = 1e-12
+
+
+class Described(NamedTuple):
+    """Images as the adapter knows them.
+
+    Attributes:
+      logits: of the trained network, [n, classes].
+      keys: [n, rank].
+    """
+
+    logits: jax.Array
+    keys: jax.Array
+
+
+class ShareAdapter(nn.Module):
+    """The adapter, for `classes` classes.
+
+    Attributes:
+      rank: numbers of a key.
+      steps: of EM.
+      most: buffer images that count for a query; of more, those that count most.
+    """
+
+    classes: int
+    rank: int = 16
+    steps: int = 5
+    most: int = 1000
+
+    def setup(self) -> None:
+        self.bias = self.param("bias", nn.initializers.zeros, (self.rank, self.classes))
+        self.offset = self.param("offset", nn.initializers.zeros, (self.classes,))
+        starts = {"near": 2.0, "log_t": 0.0, "log_n": 2.0, "log_m": 1.0, "strength": 0.0}
+        self.scalars = {name: self.param(name, nn.initializers.constant(x), ()) for name, x in starts.items()}
+        self.trained = self.variable("batch_stats", "shares", lambda: jnp.full(self.classes, 1 / self.classes))
+
+    @nn.compact
+    def keys(self, style: jax.Array) -> jax.Array:
+        """Style [n, d] to keys [n, rank]."""
+        d = style.shape[-1]
+        mean = self.variable("batch_stats", "mean", lambda: jnp.zeros(d))
+        std = self.variable("batch_stats", "std", lambda: jnp.ones(d))
+        kernel = self.param("kernel", nn.initializers.normal(NEAR / math.sqrt(d)), (d, self.rank))
+        return jnp.clip((style - mean.value) / std.value, -LARGEST, LARGEST) @ kernel
+
+    def weights(self, query: jax.Array, keys: jax.Array, present: jax.Array | None) -> jax.Array:
+        """How much each image of the buffer counts for each query: a above, [queries, n].
+
+        Args:
+          query: keys of queries.
+          keys: of the buffer.
+          present: bool [n], the places that hold an image; None: all do.
+        """
+        weights = jax.nn.sigmoid(self.scalars["near"] - jnp.square(query[:, None] - keys).sum(-1))
+        return weights if present is None else weights * present
+
+    def attention(self, query: jax.Array, keys: jax.Array, present: jax.Array | None) -> jax.Array:
+        """The part of each image in the shares of the classes, [queries, 1, n]. What training saw has the rest."""
+        weights = self.weights(query, keys, present)
+        return (weights / (weights.sum(-1, keepdims=True) + jnp.exp(self.scalars["log_m"])))[:, None]
+
+    def answer(self, query: Described, buffer: Described, present: jax.Array | None) -> jax.Array:
+        """Logits of queries [queries, classes]; `present` is as in weights()."""
+        if not len(buffer.keys):
+            return query.logits
+        weights = self.weights(query.keys, buffer.keys, present)
+        if len(buffer.keys) > self.most:  # each query has a choice of its own, so they come one after another
+            weights, chosen = jax.lax.top_k(weights, self.most)
+
+            def one(x: Any) -> jax.Array:
+                alone, its_weights, rows = x
+                near = jax.tree.map(lambda part: part[rows], buffer)
+                return self._answer(jax.tree.map(lambda part: part[None], alone), its_weights[None], near)[0]
+
+            adapted = jax.lax.map(one, (query, weights, chosen))
+        else:
+            adapted = self._answer(query, weights, buffer)
+        return adapted if present is None else jnp.where(present.any(), adapted, query.logits)
+
+    def _answer(self, query: Described, weights: jax.Array, buffer: Described) -> jax.Array:
+        x, t = self.scalars, self.trained.value
+        count = weights.sum(-1, keepdims=True)  # [queries, 1]
+        mean = weights @ buffer.keys / (count + FLOOR)
+        moved = count / (count + jnp.exp(x["log_n"])) * (mean @ self.bias + self.offset)
+        sharpness = jnp.exp(-x["log_t"])
+        p = jax.nn.softmax(buffer.logits * sharpness + moved[:, None])  # [queries, n, classes]
+        mass = jnp.exp(x["log_m"])
+        shares = jnp.broadcast_to(t, query.logits.shape)
+        for _ in range(self.steps):
+            r = p * (shares / t)[:, None]
+            r = r / (r.sum(-1, keepdims=True) + FLOOR)
+            shares = ((weights[..., None] * r).sum(1) + mass * t) / (count + mass)
+        return query.logits * sharpness + moved + 2 * jax.nn.sigmoid(x["strength"]) * jnp.log(shares / t)
