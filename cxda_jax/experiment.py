@@ -20,12 +20,15 @@ from cxda_jax.data.episodes import (
     Context,
     Draw,
     EpisodeSpec,
+    Part,
     Plan,
     check_spec,
+    domains_for,
     exhaustive,
     first_arrived,
     mixed_spec,
     sample_plans,
+    split_part,
 )
 from cxda_jax.data.readers import cifar10, cifar_c, femnist, folder, iwildcam, qmnist, tiny_imagenet_c, unipen
 from cxda_jax.data.readers.raw import RawData
@@ -34,10 +37,11 @@ from cxda_jax.data.store import SPLITS, DomainStore, open_store
 from cxda_jax.errors import UserError, brief
 from cxda_jax.fields import choose, lookup
 from cxda_jax.machine import backend
+from cxda_jax.methods.cxda_shares import ADAPTER
 from cxda_jax.metrics import METRICS, metric_of
 from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.optimizers import make_optimizer
-from cxda_jax.registry import METHODS
+from cxda_jax.registry import METHODS, STARTS
 from cxda_jax.train import Learner, Schedule
 from cxda_jax.types import Images, Known, Method, Variables
 
@@ -57,6 +61,7 @@ BENCHMARKS: dict[str, Callable[[Config, Path], DomainStore]] = {
     **{name: lambda c, data_dir: open_prepared(c, data_dir) for name in READERS},
 }
 CALIBRATION_IMAGES = 2000
+VALIDATIONS = 5  # of an adapter's training
 STREAMS = ("training", *SPLITS, "calibration")  # uses of plans; each has random numbers of its own
 
 
@@ -130,30 +135,34 @@ def build_on(
     """build() on an open store, instead of the data set that the config names."""
     choose(f"data set {brief(repr(store.info.name))}: metric", store.info.metric, METRICS)
     method = build_method(config, store)
-    spec = episode_spec(config)
+    spec, part = episode_spec(config), training_part(config, method, store)
     train_spec = mixed_spec(spec) if method.trains_mixed else spec
+    if method.frozen:
+        train_spec = adapter_spec(spec)
     for split in splits:
         with as_fields(config, "episode"):
-            check_spec(train_spec if split == "train" else spec, store, split)
+            check_spec(train_spec if split == "train" else spec, store, split, part if split == "train" else None)
     if config["evaluation"]["tasks"] == "exhaustive" and (spec.shares, spec.mixture) != ("natural", "even"):
         what = f"episode.shares={spec.shares}, episode.mixture={spec.mixture}"
         raise UserError(f"{what}: evaluation.tasks=exhaustive asks every image in equal parts; leave out one of them")
-    schedule = make_schedule(config, store)
+    schedule = make_schedule(config, store, method)
     with as_fields(config, "train"):
         source = SOURCES[config["train"]["source"]](store, devices)
     tasks, stream = schedule.tasks_per_step, STREAMS.index("training")
-    draw = Draw(train_spec, store.offsets, store.domains("train"), config["seed"], stream, store.labels)
+    rows = part.rows if part else np.arange(len(store.labels))
+    offsets, labels = (part.offsets, store.labels[part.rows]) if part else (store.offsets, store.labels)
+    draw = Draw(train_spec, offsets, domains_for(train_spec, store, "train", part)[0], config["seed"], stream, labels)
 
     def train_plans(step: int) -> Plan:
         numbers = range(step * tasks, (step + 1) * tasks)
-        return sample_plans(draw, numbers)
+        return Plan(*(rows[drawn] for drawn in sample_plans(draw, numbers)))
 
     return Experiment(
         config=config,
         store=store,
         source=source,
         method=method,
-        optimizer=make_optimizer(**config["optimizer"], steps=schedule.steps),
+        optimizer=method_optimizer(config, method, schedule.steps),
         weak=augment.Weak(**config["augment"]),
         schedule=schedule,
         train_plans=train_plans,
@@ -190,6 +199,18 @@ def _generate(make: Callable[..., DomainStore], config: Config, data_dir: Path) 
             raise UserError(f"data.{name}={brief(repr(value))}: expected {known[name]!r} or the like")
     with as_fields(config, "data"):
         return make(data_dir, **config["data"])
+
+
+def method_optimizer(config: Config, method: Method, steps: int) -> optax.GradientTransformation:
+    """The optimiser of a training. An adapter's own leaves the rest of the network as it is."""
+    if not method.frozen:
+        return make_optimizer(**config["optimizer"], steps=steps)
+    adam = optax.adam(optax.cosine_decay_schedule(config[method.name]["rate"], steps))
+
+    def mask(params: Any) -> Any:
+        return {name: name == ADAPTER for name in params}
+
+    return optax.masked(adam, mask)
 
 
 def build_method(config: Config, store: DomainStore) -> Method:
@@ -236,9 +257,33 @@ def start_from_weights(config: Config, variables: Variables) -> Variables:
         return convert(read_weights(Path(path)), variables, tuple(config["net"]["dont_load"]))
 
 
-def make_schedule(config: Config, store: DomainStore) -> Schedule:
+def training_part(config: Config, method: Method, store: DomainStore) -> Part | None:
+    """The training images that a method learns from; None: all. An adapter learns from those that its trunk does not.
+
+    They are the same for all methods of a training seed.
+    """
+    share = config[method.name]["held_out"] if method.frozen else config["train"]["held_out"]
+    if not method.frozen and share and method.name not in STARTS:
+        raise UserError(f"train.held_out={share}: {method.name} does not read it; leave it at 0")
+    return split_part(store, share, config["seed"], bool(method.frozen)) if share else None
+
+
+def adapter_spec(spec: EpisodeSpec) -> EpisodeSpec:
+    """The tasks that an adapter learns from: any shares of the classes and any mixture of domains."""
+    return spec._replace(shares="any", mixture="any", replacement=False)
+
+
+def tasks_per_step(config: Config) -> int:
+    """The tasks of a training step; an adapter has its own."""
+    return config.get(config["method"], {}).get("tasks_per_step") or config["train"]["tasks_per_step"]
+
+
+def make_schedule(config: Config, store: DomainStore, method: Method | None = None) -> Schedule:
     """Steps and intervals of the training. An epoch is (training images // 100) episodes."""
     train, evaluation = config["train"], config["evaluation"]
+    if method and method.frozen:
+        steps, tasks = config[method.name]["steps"], config[method.name]["tasks_per_step"]
+        return Schedule(steps, max(1, steps // VALIDATIONS), train["log_every"], train["save_every"], tasks)
     images, tasks = int(np.diff(store.offsets)[store.domains("train")].sum()), train["tasks_per_step"]
     epoch = images // 100 // tasks
     steps = train["steps"] or train["epochs"] * epoch
@@ -257,7 +302,8 @@ def make_schedule(config: Config, store: DomainStore) -> Schedule:
 def draw_of(config: Config, store: DomainStore, split: str) -> Draw:
     """The draw of a config's tasks on a split, which is the same for every method and training seed."""
     seed, stream = config["evaluation"]["seed"], STREAMS.index(split)
-    return Draw(episode_spec(config), store.offsets, store.domains(split), seed, stream, store.labels)
+    spec = episode_spec(config)
+    return Draw(spec, store.offsets, domains_for(spec, store, split)[0], seed, stream, store.labels)
 
 
 def episode_spec(config: Config) -> EpisodeSpec:

@@ -104,6 +104,7 @@ FIELDS: dict[str, Field | Group] = {
         "mixture": Field("even", "Parts of the support that domains have: even; any draws for each task how many of "
                                  "its domains it has, from one to all, and their parts.",
                          choices=("even", "any"), optional=True),
+        "skip_small": Field(False, "Leave out domains that have too few images for a task.", optional=True),
     }, at_test=True),
     "augment": AUGMENT,
     "optimizer": Group("Optimizer of the training, at a constant rate unless a chain has a schedule.", {
@@ -121,6 +122,8 @@ FIELDS: dict[str, Field | Group] = {
         "steps_per_call": Field(0, "Steps in one program; 0: 1 on CPUs, 20 elsewhere.", Range(0, 10_000)),
         "support_loss": Field("none", "The support's labels teach too: own in bn and cxda*, leave_one_out in cxda*.",
                               choices=("none", "own", "leave_one_out")),
+        "held_out": Field(0.0, "erm, erm_iid: the part of the training data, by domains, that they leave out.",
+                          Range(0, 1, (True, False)), optional=True),
         "source": Field("device", "device: images are in the device's memory; tfdata: they are streamed.",
                         choices=("device", "tfdata")),
         "log_every": Field(100, "Steps between lines.", Range(1, 2**31 - 1), smoke=5),

@@ -77,6 +77,23 @@ class Inputs(NamedTuple):
     std: tuple[float, ...]
 
 
+class Frozen(NamedTuple):
+    """The network beneath an adapter, and what the adapter's training needs of it.
+
+    Attributes:
+      trains_as: the method whose training gives the network.
+      describe: (variables, pixels) -> all that the adapter reads of the images, [n, d].
+      adapter: the method for images that are described already, whose pixels are [n, 1, 1, d].
+      measure: (variables, described images [n, d], class numbers of the network's training images) -> variables with
+        what the adapter knows of these before it is trained.
+    """
+
+    trains_as: str
+    describe: Callable[[Variables, Array], Array]
+    adapter: "Method"
+    measure: Callable[[Variables, Array, Array], Variables]
+
+
 class Method(NamedTuple):
     """An adaptation method as a record of pure functions. A variant is written base._replace(...).
 
@@ -100,7 +117,7 @@ class Method(NamedTuple):
       uses_support: adapt() looks at the support.
       uses_domains: it reads Images.domain.
       trains_as: the method whose checkpoint it starts from, if it has no training of its own.
-      trunk: the method whose training gives it a network that stays as it is while an adapter is trained; "": none.
+      frozen: it is an adapter on a network that stays as it is.
       trains_mixed: it trains on shuffled images of all domains, as many a step as an episode holds.
       calibrate: (variables, known images) -> variables for adapt(), with what it needs to know of them; None: adapt()
         takes the checkpoint.
@@ -122,7 +139,7 @@ class Method(NamedTuple):
     uses_support: bool = True
     uses_domains: bool = False
     trains_as: str = ""
-    trunk: str = ""
+    frozen: "Frozen | None" = None
     trains_mixed: bool = False
     calibrate: Callable[[Variables, Known], Variables] | None = None
     takes_places: bool = False

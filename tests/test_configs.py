@@ -51,6 +51,7 @@ def test_hyper_parameters_are_the_papers(benchmark):
             "shares": "natural",
             "concentration": 0.3,
             "mixture": "even",
+            "skip_small": False,
         },
         "augment": {"crop": True, "flip": True, "rotate": 30.0, "fill": fill, "probability": 0.5},
         "batch_norm": {"statistics": "flow", "momentum": 1.0, "test_time_only": False, "prior": 0.0},

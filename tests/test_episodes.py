@@ -36,7 +36,9 @@ def split_stores(draw):
 
 COUNTS = [st.integers(0, 4)] * 3
 MIXTURES = st.sampled_from(["even", "any"])
-SPECS = st.builds(EpisodeSpec, *COUNTS, st.booleans(), st.just(False), st.just("natural"), st.just(0.3), MIXTURES)
+SPECS = st.builds(
+    EpisodeSpec, *COUNTS, st.booleans(), st.just(False), st.just("natural"), st.just(0.3), MIXTURES, st.booleans()
+)
 OF_THREE = SPECS.filter(lambda spec: fits(spec, [8] * 3))
 SIZES = st.lists(st.integers(8, 12), min_size=3, max_size=6)
 TASKS = st.lists(st.integers(0, 2**40), min_size=1, max_size=8)
@@ -46,8 +48,9 @@ def fits(spec, sizes):
     """Whether domains of these sizes hold such tasks."""
     if spec.mixed:
         return 1 <= spec.num_query <= sum(sizes)
-    support = spec.per_domain * (spec.num_domains if spec.mixture == "any" else 1)
-    need = 1 if spec.replacement else support + spec.num_query
+    need = 1 if spec.replacement else spec.per_domain + spec.num_query
+    if spec.skip_small:
+        sizes = [size for size in sizes if size >= need] or [0]
     return min(spec[:3]) >= 1 and len(sizes) >= spec.num_domains and min(sizes) >= need
 
 

@@ -14,7 +14,7 @@ any        as dirichlet, with a concentration that each task draws, log-uniform 
 
 The domains of a task have parts of its support, by `mixture`. `even` gives each of them equally many images. With `any`
 a task draws how many of its domains it has, from one to all, and parts from a flat Dirichlet distribution; its queries
-are of a domain with the probability of the domain's part.
+are of a domain with the probability of the domain's part. A domain that has too few images leaves its part to others.
 """
 
 import functools
@@ -25,6 +25,8 @@ import numpy as np
 
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError, brief
+
+FEW = 10  # domains
 
 
 class EpisodeSpec(NamedTuple):
@@ -38,6 +40,12 @@ class EpisodeSpec(NamedTuple):
     shares: str = "natural"  # of classes in a domain: natural, even, dirichlet or any
     concentration: float = 0.3  # of dirichlet
     mixture: str = "even"  # the parts that domains have of the support: even or any
+    skip_small: bool = False  # domains with too few images for a task are left out
+
+    @property
+    def least(self) -> int:
+        """The images that each domain of a task must have."""
+        return 1 if self.replacement else self.per_domain + self.num_query
 
     @property
     def most(self) -> int:
@@ -50,6 +58,13 @@ class Plan(NamedTuple):
 
     support: np.ndarray  # int32 [tasks, n_support]
     query: np.ndarray  # int32 [tasks, n_query]
+
+
+class Part(NamedTuple):
+    """Rows of a store, as a store of their own."""
+
+    rows: np.ndarray  # ascending, [n]
+    offsets: np.ndarray  # where each domain's rows begin among these, and where the last ends: [domains + 1]
 
 
 class Draw(NamedTuple):
@@ -77,40 +92,71 @@ class Context(NamedTuple):
     order: str = "mixed"  # of a round; by_domain: as the task drew its domains; by_class: class after class
 
 
-def check_spec(spec: EpisodeSpec, store: DomainStore, split: str) -> None:
-    """Raises a UserError if a split of the store cannot give such tasks."""
+def domains_for(
+    spec: EpisodeSpec, store: DomainStore, split: str, part: Part | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The domains of a split that such tasks are drawn from, and how many images each of them has.
+
+    With a `part`, its images alone count.
+    """
+    domains = store.domains(split)
+    sizes = np.diff(part.offsets if part else store.offsets)[domains]
+    kept = sizes >= (spec.least if spec.skip_small and not spec.mixed else min(1, len(part.rows) if part else 0))
+    return domains[kept], sizes[kept]
+
+
+def check_spec(spec: EpisodeSpec, store: DomainStore, split: str, part: Part | None = None) -> None:
+    """Raises a UserError if a split of the store, or its images in a part of it, cannot give such tasks."""
     for field in ("num_query",) if spec.mixed else ("num_domains", "per_domain", "num_query"):
         if getattr(spec, field) < 1:
             raise UserError(f"{field}={getattr(spec, field)} must be at least 1")
     if spec.replacement and spec.shares != "natural":
         raise UserError(f"shares={spec.shares!r}: images are drawn without replacement; leave replacement at False")
-    domains, where = store.domains(split), f"split {split!r} of {store.info.name}"
-    sizes, fix = np.diff(store.offsets)[domains], "lower num_domains, per_domain or num_query"
+    domains, sizes = domains_for(spec, store, split, part)
+    where, fix = f"split {split!r} of {store.info.name}", "lower num_domains, per_domain or num_query"
     if spec.mixed:
         if sizes.sum() < spec.num_query:
             raise UserError(f"{where} has {sizes.sum()} images, a mixed batch needs {spec.num_query}: {fix}")
         return
     if len(domains) < spec.num_domains:
         fix = f"set num_domains={len(domains)}" if len(domains) else "give it some"
-        raise UserError(f"num_domains={spec.num_domains}, but {where} has {len(domains)} domains; {fix}")
-    need = 1 if spec.replacement else spec.most + spec.num_query
-    if sizes.min() < need:
+        large = f" with {spec.least} images" * spec.skip_small
+        raise UserError(f"num_domains={spec.num_domains}, but {where} has {len(domains)} domains{large}; {fix}")
+    if sizes.min() < spec.least:
         smallest = brief(repr(store.domain_names[domains[sizes.argmin()]]))
-        support = "num_domains * per_domain" if spec.mixture == "any" else "per_domain"
-        what = f"has {sizes.min()} images, {support} + num_query needs {need}"
+        what = f"has {sizes.min()} images, per_domain + num_query needs {spec.least}"
         raise UserError(f"domain {smallest} of split {split!r} {what}; drop the domain or ask for fewer")
 
 
 def check_context(context: Context, spec: EpisodeSpec, store: DomainStore, split: str) -> None:
     """Raises a UserError if a domain of the split has too few images for the rounds of the context and the queries."""
-    domains, usual = store.domains(split), spec.num_domains * spec.per_domain
-    sizes, rounds = np.diff(store.offsets)[domains], _rounds(context, usual)
+    usual, (domains, sizes) = spec.num_domains * spec.per_domain, domains_for(spec, store, split)
+    rounds = _rounds(context, usual)
     if rounds > 1 and sizes.min() < rounds * spec.most + spec.num_query:
         name, most = store.domain_names[domains[sizes.argmin()]], (sizes.min() - spec.num_query) // spec.most
         raise UserError(
             f"a context of {context.size} images takes {rounds * spec.most} of a domain beside {spec.num_query} "
             f"queries, and domain {brief(repr(name))} has {sizes.min()}; ask for at most {max(1, most) * usual}"
         )
+
+
+def split_part(store: DomainStore, held_out: float, seed: int, held: bool) -> Part:
+    """The training images that are held out, or the others.
+
+    They are whole domains where there are FEW or more of them. Of fewer, each domain is split by its images.
+    """
+    rng, domains = np.random.Generator(np.random.Philox(key=[seed, 0], counter=[0, 0, 8, 0])), store.domains("train")
+    chosen = np.zeros(len(store.labels), bool)
+    if len(domains) >= FEW:
+        some = domains[rng.permutation(len(domains)) < round(held_out * len(domains))]
+        chosen[np.isin(store.row_domains(), some)] = True
+    else:
+        for domain in domains:
+            size = store.offsets[domain + 1] - store.offsets[domain]
+            chosen[store.offsets[domain] + rng.permutation(size)[: round(held_out * int(size))]] = True
+    rows = np.flatnonzero((chosen if held else ~chosen) & np.isin(store.row_domains(), domains))
+    counts = np.bincount(store.row_domains()[rows], minlength=len(store.split))
+    return Part(rows, np.concatenate([[0], np.cumsum(counts)]))
 
 
 def mixed_spec(spec: EpisodeSpec) -> EpisodeSpec:
@@ -136,7 +182,7 @@ def sample_plans(draw: Draw, tasks: Sequence[int], context: Context | None = Non
             query[i] = offsets[domains[which] + 1] - (ends[which] - drawn)
             continue
         chosen = domains[rng.choice(len(domains), spec.num_domains, replace=False)]
-        parts, asked = _parts(spec, rng)
+        parts, asked = _parts(spec, np.diff(offsets)[chosen], rng)
         ends_of = np.cumsum(parts)
         for j, domain in enumerate(chosen):
             start, stop = offsets[domain], offsets[domain + 1]
@@ -152,15 +198,22 @@ def sample_plans(draw: Draw, tasks: Sequence[int], context: Context | None = Non
     return plan if context is None else first_arrived(plan, context, draw, tasks)
 
 
-def _parts(spec: EpisodeSpec, rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """The support images of each domain of a task, and the place of the domain whose images are the queries."""
+def _parts(spec: EpisodeSpec, sizes: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """The support images of each domain of a task, and the place of the domain whose images are the queries.
+
+    A domain of fewer images, by `sizes`, leaves its part to the others.
+    """
     parts = np.full(spec.num_domains, spec.per_domain)
     if spec.mixture == "even":
         return parts, int(rng.integers(spec.num_domains))
     shares = rng.dirichlet(np.ones(rng.integers(1, spec.num_domains + 1)))
-    asked = rng.choice(len(shares), p=shares)
-    drawn = rng.multinomial(parts.sum(), shares)
-    return np.append(drawn, np.zeros(spec.num_domains - len(shares), int)), int(asked)
+    asked, total = rng.choice(len(shares), p=shares), parts.sum()
+    drawn = np.append(rng.multinomial(total, shares), np.zeros(spec.num_domains - len(shares), int))
+    room = sizes - spec.num_query * (np.arange(spec.num_domains) == asked)
+    parts = drawn if spec.replacement else np.minimum(drawn, room)
+    for j in range(spec.num_domains):
+        parts[j] += min(total - parts.sum(), room[j] - parts[j]) if not spec.replacement else 0
+    return parts, int(asked)
 
 
 def in_shares(draw: Draw, task: int, domain: int) -> np.ndarray:

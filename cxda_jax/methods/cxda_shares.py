@@ -10,29 +10,30 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from cxda_jax.fields import COUNT, POSITIVE, Field, Group, Range, check
 from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.entry import RED, Config, Entry, Style
 from cxda_jax.methods.erm import erm
+from cxda_jax.methods.label_shift import shares_of
 from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.shares import Described, ShareAdapter
-from cxda_jax.types import Array, Episode, Images, Inputs, Method, Variables
+from cxda_jax.types import Array, Episode, Frozen, Images, Inputs, Method, Variables
 
 ADAPTER = "adapter"  # its name among the variables
+SMALLEST = 1e-6  # deviation of a style that divides
 CXDA_SHARES_FIELDS = Group("Method cxda_shares.", {
     "rank": Field(16, "Numbers of a key.", Range(1, 1024), smoke=4),
-    "depth": Field(3, "The first so many maps of the trunk whose means and deviations are an image's style.", COUNT),
+    "maps": Field(6, "So many maps of the trunk, spread over its depth, whose moments are an image's style.", COUNT),
     "em_steps": Field(5, "Steps of EM for the shares of the classes.", Range(1, 100)),
-})  # fmt: skip
-
-
-ADAPTER_FIELDS = Group("Training of an adapter on a network that stays as it is, by Adam with a cosine schedule.", {
-    "steps": Field(2000, "Training steps.", Range(1, 2**31 - 1), smoke=20),
-    "rate": Field(3e-3, "Learning rate at the start.", POSITIVE),
-    "tasks_per_step": Field(16, "Tasks of a step.", COUNT, smoke=2),
+    "held_out": Field(0.35, "The part of the training data, by domains, that the network is not trained on and the "
+                            "adapter is; 0: both are trained on all.", Range(0, 1, (True, False))),
+    "steps": Field(2000, "Steps of the adapter's training.", Range(1, 2**31 - 1), smoke=20),
+    "rate": Field(3e-3, "Adam's rate at the start of it; a cosine leads to 0.", POSITIVE),
+    "tasks_per_step": Field(16, "Tasks of such a step.", COUNT, smoke=2),
 })  # fmt: skip
 
 
@@ -44,50 +45,50 @@ class WithBuffer(NamedTuple):
     present: Array | None  # bool [n]: the places that hold an image; None: all do
 
 
-def cxda_shares(net: Classifier, rank: int = 16, depth: int = 3, em_steps: int = 5) -> Method:
+def cxda_shares(net: Classifier, rank: int = 16, maps: int = 6, em_steps: int = 5) -> Method:
     """CXDA for class shares.
 
     Args:
       net: the plain network.
       rank: numbers of a key.
-      depth: the first so many maps of the trunk whose moments are an image's style.
+      maps: so many of the trunk's maps, spread over its depth, whose moments are an image's style.
       em_steps: steps of EM for the shares of the classes.
     """
-    check(CXDA_SHARES_FIELDS, rank=rank, depth=depth, em_steps=em_steps)
-    adapter = ShareAdapter(net.head.num_classes, rank, em_steps)
+    check(CXDA_SHARES_FIELDS, rank=rank, maps=maps, em_steps=em_steps)
+    classes, adapter = net.head.num_classes, ShareAdapter(net.head.num_classes, rank, em_steps)
 
     def describe(variables: Variables, pixels: Array) -> tuple[Array, Array]:
-        return logits_and_style(net, variables, pixels, depth)
+        return logits_and_style(net, variables, pixels, maps)
 
-    def init(key: Array, images: Images) -> Variables:
-        plain = erm(net).init(key, images)
-        new = fresh_adapter(adapter, key, describe(plain, images.pixels)[1])
-        return {kind: {**tree, ADAPTER: new[kind]} for kind, tree in plain.items()}
-
-    return _attending(adapter, describe, init)
-
-
-def of_described(classes: int, rank: int = 16, em_steps: int = 5) -> Method:
-    """cxda_shares() on images that are described already: their pixels are [..., logits and style], one after another.
-
-    Of its variables the adapter's alone are read.
-    """
-    adapter = ShareAdapter(classes, rank, em_steps)
-
-    def describe(variables: Variables, pixels: Array) -> tuple[Array, Array]:
+    def described(variables: Variables, pixels: Array) -> tuple[Array, Array]:
         flat = pixels.reshape(len(pixels), -1)
         return flat[:, :classes], flat[:, classes:]
 
     def init(key: Array, images: Images) -> Variables:
-        new = fresh_adapter(adapter, key, describe({}, images.pixels)[1])
-        return {kind: {ADAPTER: tree} for kind, tree in new.items()}
+        plain = erm(net).init(key, images)
+        style = describe(plain, images.pixels)[1]
+        new = adapter.init(jax.random.fold_in(key, 1), style, method="keys")
+        return {kind: {**tree, ADAPTER: new[kind]} for kind, tree in plain.items()}
 
-    return _attending(adapter, describe, init)
+    def measure(variables: Variables, images: Array, labels: Array) -> Variables:
+        style, stats = images[:, classes:], variables["batch_stats"]
+        known = {"mean": style.mean(0), "std": style.std(0) + SMALLEST, "shares": shares_of(labels, classes)}
+        return {**variables, "batch_stats": {**stats, ADAPTER: known}}
+
+    frozen = Frozen(
+        "erm_iid",
+        lambda variables, pixels: jnp.concatenate(describe(variables, pixels), axis=-1),
+        _attending(adapter, described, init),
+        measure,
+    )
+    return _attending(adapter, describe, init)._replace(frozen=frozen)
 
 
-def logits_and_style(net: Classifier, variables: Variables, pixels: Array, depth: int) -> tuple[Any, Any]:
-    """Logits [n, classes] and style [n, d]: means and deviations over the places of the image and of the trunk's first
-    `depth` maps. A map is what a child of the trunk gives, but for convolutions and dense layers."""
+def logits_and_style(net: Classifier, variables: Variables, pixels: Array, maps: int) -> tuple[Any, Any]:
+    """Logits [n, classes] and style [n, d]: means and deviations over the places of the image, and of so many maps.
+
+    A map is what a child of the trunk gives, but for convolutions and dense layers.
+    """
 
     def is_map(module: nn.Module, _: str) -> bool:
         return module.path[:-1] == ("trunk",) and not isinstance(module, nn.Conv | nn.Dense)
@@ -95,17 +96,12 @@ def logits_and_style(net: Classifier, variables: Variables, pixels: Array, depth
     applied: Any = net.apply(variables, pixels, capture_intermediates=is_map, mutable=["intermediates"])
     logits, kept = applied
     outputs = [called["__call__"][0] for called in kept["intermediates"].get("trunk", {}).values()]
-    maps: Any = [net.apply(variables, pixels, method="normalise"), *outputs[:depth]]
+    chosen = dict.fromkeys(round(i) for i in np.linspace(0, len(outputs) - 1, min(maps, len(outputs))))
     moments = []
-    for x in maps:
+    for x in [net.apply(variables, pixels, method="normalise"), *(outputs[i] for i in chosen)]:
         x, places = x.astype(jnp.float32), tuple(range(1, x.ndim - 1))
         moments += [x.mean(places), x.std(places)]
     return logits, jnp.concatenate(moments, axis=-1)
-
-
-def fresh_adapter(adapter: ShareAdapter, key: Array, style: Array) -> Variables:
-    """New variables of the adapter alone."""
-    return {**adapter.init(jax.random.fold_in(key, 1), style, method="keys")}
 
 
 def _attending(
@@ -148,9 +144,7 @@ def _attending(
         keys, (variables, buffer, present) = known(adapted.variables, query.pixels).keys, adapted
         return adapter.apply(parts_of(variables), keys, buffer.keys, present, method="attention")
 
-    return Method(
-        "cxda_shares", "1", init, loss, adapt, predict, attention, takes_places=True, remember=put, trunk="erm_iid"
-    )
+    return Method("cxda_shares", "1", init, loss, adapt, predict, attention, takes_places=True, remember=put)
 
 
 def draw_present(key: Array, n: int) -> Array:
@@ -163,9 +157,8 @@ def draw_present(key: Array, n: int) -> Array:
 
 
 def _build(config: Config, inputs: Inputs) -> Method:
-    return cxda_shares(build_net(config, inputs), **config["cxda_shares"])
+    options = {name: config["cxda_shares"][name] for name in ("rank", "maps", "em_steps")}
+    return cxda_shares(build_net(config, inputs), **options)
 
 
-CXDA_SHARES = Entry(
-    _build, {"cxda_shares": CXDA_SHARES_FIELDS, "adapter": ADAPTER_FIELDS}, style=Style(RED, "s"), varied=True
-)
+CXDA_SHARES = Entry(_build, {"cxda_shares": CXDA_SHARES_FIELDS}, style=Style(RED, "s"), varied=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cxda_jax.config import Changes, Config
-from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, exhaustive
+from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, domains_for, exhaustive
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError, brief
 
@@ -69,7 +69,8 @@ def usual_number(kind: str, config: Config) -> int:
 def count_tasks(config: Config, store: DomainStore, split: str) -> int:
     """The number of tasks of a validation, on the split "val", or of a test, on "test"."""
     if config["evaluation"]["tasks"] == "exhaustive":
-        return exhaustive(Draw(EpisodeSpec(**config["episode"]), store.offsets, store.domains(split), seed=0))[0]
+        spec = EpisodeSpec(**config["episode"])
+        return exhaustive(Draw(spec, store.offsets, domains_for(spec, store, split)[0], seed=0))[0]
     return config["evaluation"][f"{split}_tasks"]
 
 

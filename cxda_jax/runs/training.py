@@ -19,7 +19,7 @@ from cxda_jax.config import Config, as_fields, config_hash, hashed, of_method
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.disk import checkpoints, files, models
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import Experiment, build, build_method, start_from_weights
+from cxda_jax.experiment import Experiment, build, build_method, build_on, start_from_weights, tasks_per_step
 from cxda_jax.machine import backend, cost, memory, mesh
 from cxda_jax.pictures.sheet import draw_strips
 from cxda_jax.progress import duration, say
@@ -29,11 +29,13 @@ from cxda_jax.results.result import Result
 from cxda_jax.results.settings import count_tasks
 from cxda_jax.results.statistics import measure
 from cxda_jax.results.text import corrections, table
-from cxda_jax.runs import identity
+from cxda_jax.runs import adapters, identity
 from cxda_jax.runs.finding import Evaluation, restore_best
 from cxda_jax.runs.gain import measure_gain
 from cxda_jax.runs.testing import compiled, device, evaluate_run, score
 from cxda_jax.types import Variables
+
+NETWORK = "network"  # the folder, in the run of an adapter, of the training of its network
 
 
 @memory.named("train.tasks_per_step, net.width, episode.* or evaluation.per_call")
@@ -44,17 +46,25 @@ def train_run(config: Config, workdir: Path, data_dir: str | Path, other_data: b
     """
     compilations = cost.Compilations()
     with as_fields(config, "train"):
-        devices = mesh.mesh_for(config["train"]["tasks_per_step"])
+        devices = mesh.mesh_for(tasks_per_step(config))
     experiment, state = prepared(config, data_dir, devices)
     facts = {"package": __version__, "commit": commit(), "data": experiment.store.sha256, "config": config}
     identity.insist_on_agreement(facts)
     mesh.from_first(lambda: insist_on_folder(workdir))
+    network = network_of(experiment, workdir / NETWORK, data_dir, other_data) if experiment.method.frozen else None
     with mesh.by_first(files.locked, workdir), as_fields(config, "train"):
         try:
-            run(experiment, state, workdir, compilations, other_data)
+            run(experiment, state, workdir, compilations, other_data, network)
         except train.NotFinite as e:
             advice = f"the same command with --replay_step={e.step} shows its episode"
             raise UserError(f"{e}; {advice}; a lower optimizer.learning_rate may help") from None
+
+
+def network_of(experiment: Experiment, workdir: Path, data_dir: str | Path, other_data: bool) -> Variables:
+    """The network that the adapter of an experiment takes: the best one of a training, which is a run in `workdir`."""
+    config = adapters.network_config(experiment.config, experiment.method)
+    train_run(config, workdir, data_dir, other_data)
+    return restore_best(workdir, build_on(config, experiment.store, ()))[0]
 
 
 def insist_on_folder(workdir: Path) -> None:
@@ -80,9 +90,14 @@ def prepared(config: Config, data_dir: str | Path, devices: Mesh | None = None) 
 
 
 def run(
-    experiment: Experiment, state: train.TrainState, workdir: Path, compilations: cost.Compilations, other_data: bool
+    experiment: Experiment,
+    state: train.TrainState,
+    workdir: Path,
+    compilations: cost.Compilations,
+    other_data: bool,
+    network: Variables | None = None,
 ) -> None:
-    """Trains, keeps the best weights as files of their own, and tests them."""
+    """Trains, keeps the best weights as files of their own, and tests them. An adapter is trained on a `network`."""
     config, method, store, steps = experiment.config, experiment.method, experiment.store, experiment.schedule.steps
     record, evaluator = claimed(workdir, config, store, other_data), compiled(experiment)
     if told := mesh.from_first(lambda: tested_before(workdir, experiment)):
@@ -92,7 +107,7 @@ def run(
     def validate(variables: Variables) -> float:
         # Several processes validate together; a signal to one of them then waits until all have ended it.
         with stops.interruptible() if mesh.processes() == 1 else contextlib.nullcontext():
-            tasks = score(experiment, evaluator, variables, "val", count_tasks(config, store, "val"))
+            tasks = score(learning, judge, variables, "val", count_tasks(config, store, "val"))
         return getattr(tasks, config["evaluation"]["select"])
 
     counts = ", ".join(f"{len(store.domains(split))} {split}" for split in SPLITS)
@@ -102,9 +117,15 @@ def run(
         say(f"on {used} of {there} devices: train.tasks_per_step={config['train']['tasks_per_step']}; {fix}")
     what = f"{len(store.labels)} images of {store.num_classes} classes; domains: {counts}"
     say(f"{config['method']} on {store.info.name}: {what}; {steps} steps, seed {config['seed']}")
+    learning, judge = experiment, evaluator
+    if network is not None:
+        learning, state, right = adapters.on_network(experiment, state, network)
+        say(str(right))
+        files.write_text(workdir / "right.json", json.dumps(right._asdict()) + "\n")
+        judge = compiled(learning)
     with stops.deferred() as stopping:
         spent = train.train(
-            experiment.learner, experiment.source, experiment.train_plans, state, experiment.schedule, validate,
+            learning.learner, learning.source, learning.train_plans, state, learning.schedule, validate,
             train.Run(workdir, config["seed"], say, stopping),
         )  # fmt: skip
     if not spent.finished:  # another process was asked to stop; this one would have ended above
