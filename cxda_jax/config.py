@@ -54,7 +54,7 @@ RATES: Mapping[str, Mapping[str, float]] = {
         "cml": 0.01,
     },
 }  # fmt: skip
-LIKE = {"cxda_p2p": "cxda", "cxda_supervised": "cxda", "cxda_shares": "erm_iid"}  # methods that have the rate of another one
+LIKE = {"cxda_p2p": "cxda", "cxda_supervised": "cxda", "cxda_shares": "erm_iid"}  # which have the rate of another
 
 
 def tuned_rate(data: str, method: str) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 from cxda_jax import experiment
 from cxda_jax.config import default
 from cxda_jax.data.store import DomainStore
+from cxda_jax.methods.cxda_shares import ADAPTER
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.building import NETS
 from cxda_jax.nets.classifier import Classifier
@@ -124,9 +125,13 @@ def case_of(name, features="pool") -> Case:
     variables = {**fresh}
     # Running statistics as after some training. With initial ones hardly any ReLU of so small a network is alive, and
     # most tests would compare constants.
-    source = loss if not method.trains_as else case_of(method.trains_as).loss
+    trainer = method.frozen.trains_as if method.frozen else method.trains_as
+    source, network = case_of(trainer).loss if trainer else loss, variables
+    if method.frozen:
+        network = {kind: {name: x for name, x in tree.items() if name != ADAPTER} for kind, tree in variables.items()}
     for seed in range(100, 120):
-        variables["batch_stats"] = source(variables, conftest.make_episode(seed), KEY)[1]["batch_stats"]
+        network = {**network, "batch_stats": source(network, conftest.make_episode(seed), KEY)[1]["batch_stats"]}
+    variables["batch_stats"] = {**variables["batch_stats"], **network["batch_stats"]}
     if method.calibrate:
         variables = method.calibrate(variables, conftest.make_known())
     return Case(method, fresh, variables, adapt, predict, loss, traced)

@@ -95,7 +95,7 @@ class ShareAdapter(nn.Module):
 
             def one(x: Any) -> jax.Array:
                 alone, its_weights, rows = x
-                near = jax.tree.map(lambda part: part[rows], buffer)
+                near = jax.tree.map(lambda part: jnp.take(part, rows, axis=0), buffer)
                 return self._answer(jax.tree.map(lambda part: part[None], alone), its_weights[None], near)[0]
 
             adapted = jax.lax.map(one, (query, weights, chosen))

@@ -98,6 +98,6 @@ def on_network(
         train_plans=train_plans,
         example=Images(jnp.asarray(data.images[:2]), jnp.zeros(2, jnp.int32)),
     )
-    variables = method.frozen.measure(variables, jnp.asarray(own), jnp.asarray(store.labels[learnt]))
+    variables = backend.jit(method.frozen.measure)(variables, jnp.asarray(own), jnp.asarray(store.labels[learnt]))
     state = state.replace(variables=variables)
     return learning, state, Right(right(known, some), right(own, rows))

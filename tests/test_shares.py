@@ -1,0 +1,188 @@
+"""cxda_shares against its formulas in numpy's float64, and its training on what the network says of the images."""
+
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from cxda_jax.config import read
+from cxda_jax.data.episodes import EpisodeSpec, check_spec, split_part
+from cxda_jax.errors import UserError
+from cxda_jax.experiment import build_on
+from cxda_jax.methods.cxda_shares import ADAPTER, draw_present
+from cxda_jax.nets.shares import Described, ShareAdapter
+from cxda_jax.results.folders import read_result
+from cxda_jax.runs.adapters import network_config, on_network
+from cxda_jax.train import init_state
+from tests.commands import command
+from tests.conftest import make_episode
+from tests.nets import KEY, build_method, case_of, close
+
+RNG = np.random.default_rng(0)
+CLASSES, RANK, STYLE, STEPS = 5, 3, 7, 4
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def softmax(x):
+    p = np.exp(x - x.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+def variables_of(adapter):
+    """With no parameter or statistic as it was at the start."""
+    fresh = jax.jit(functools.partial(adapter.init, method="keys"))(KEY, np.zeros((2, STYLE), np.float32))
+    moved = jax.tree.map(lambda x: np.asarray(x + RNG.normal(0, 0.3, x.shape), np.float32), fresh)
+    known = {
+        "mean": RNG.normal(size=STYLE),
+        "std": RNG.uniform(0.5, 2, STYLE),
+        "shares": softmax(RNG.normal(size=CLASSES)),
+    }
+    return {**moved, "batch_stats": {name: x.astype(np.float32) for name, x in known.items()}}
+
+
+def by_hand(variables, query, buffer, present):
+    """The answers to queries, one after another; images are pairs of logits and style."""
+    w, known = variables["params"], {name: x.astype(np.float64) for name, x in variables["batch_stats"].items()}
+    t, answers = known["shares"], []
+
+    def key(style):
+        return np.clip((style - known["mean"]) / known["std"], -5, 5) @ w["kernel"]
+
+    for z, style in zip(*query, strict=True):
+        k = key(style)
+        there = [(zj, key(sj)) for zj, sj, here in zip(*buffer, present, strict=True) if here]
+        a = [sigmoid(w["near"] - ((k - kj) ** 2).sum()) for _, kj in there]
+        total = sum(a)
+        mean = sum(aj * kj for aj, (_, kj) in zip(a, there, strict=True)) / total
+        moved = total / (total + np.exp(w["log_n"])) * (mean @ w["bias"] + w["offset"])
+        q = t
+        for _ in range(STEPS):
+            counts = np.exp(w["log_m"]) * t
+            for aj, (zj, _) in zip(a, there, strict=True):
+                r = softmax(zj / np.exp(w["log_t"]) + moved) * q / t
+                counts = counts + aj * r / r.sum()
+            q = counts / (total + np.exp(w["log_m"]))
+        answers.append(z / np.exp(w["log_t"]) + moved + 2 * sigmoid(w["strength"]) * np.log(q / t))
+    return np.array(answers)
+
+
+def test_answers_are_those_of_the_formula():
+    """With places that hold no image, with all of them, and with the nearest few of a large buffer."""
+    adapter = ShareAdapter(CLASSES, RANK, STEPS)
+    variables = variables_of(adapter)
+    query, buffer = ((RNG.normal(0, 2, (n, CLASSES)), RNG.normal(0, 2, (n, STYLE))) for n in (6, 20))
+    present = RNG.uniform(size=20) < 0.6
+
+    @functools.partial(jax.jit, static_argnames="most")
+    def answer(images, others, present, most=1000):
+        described = [Described(z, adapter.apply(variables, style, method="keys")) for z, style in (images, others)]
+        return adapter.clone(most=most).apply(variables, *described, present, method="answer")
+
+    close(answer(query, buffer, present), by_hand(variables, query, buffer, present), 1e-4)
+    close(answer(query, buffer, None), by_hand(variables, query, buffer, np.ones(20, bool)), 1e-4)
+    close(answer(query, buffer, present, most=15), by_hand(variables, query, buffer, present), 1e-4)
+    none = answer(query, buffer, np.zeros(20, bool))
+    np.testing.assert_array_equal(none, query[0].astype(np.float32))
+
+
+def test_a_buffer_fills_at_random():
+    draw = jax.jit(jax.vmap(functools.partial(draw_present, n=20)))
+    sizes = np.asarray(draw(jax.random.split(KEY, 400))).sum(1)
+    assert 0.4 < (sizes == 20).mean() < 0.6 and (sizes >= 1).all()
+    assert abs((sizes[sizes < 20] <= 4).mean() - np.log(5) / np.log(21)) < 0.1
+
+
+def test_a_part_is_held_out_by_domains_or_by_images(fixed_store):
+    """Of two domains it is images; both parts together are all training images."""
+    train = np.flatnonzero(np.isin(fixed_store.row_domains(), fixed_store.domains("train")))
+    many = fixed_store._replace(
+        offsets=np.arange(fixed_store.offsets[-1] // 5 + 1) * 5,
+        split=tuple(np.repeat(fixed_store.split, 6)), domain_names=tuple(map(str, range(54))),
+    )  # fmt: skip
+    for store, whole in ((fixed_store, False), (many, True)):
+        held, others = (split_part(store, 0.4, 7, held) for held in (True, False))
+        assert sorted([*held.rows, *others.rows]) == train.tolist()
+        for part in (held, others):
+            owner, sizes = store.row_domains()[part.rows], np.diff(part.offsets)
+            np.testing.assert_array_equal(np.bincount(owner, minlength=len(store.split)), sizes)
+            assert whole == set(sizes).issubset({0, 5})
+        assert abs(len(held.rows) / len(train) - 0.4) < 0.06
+        assert not np.array_equal(held.rows, split_part(store, 0.4, 8, True).rows)
+
+
+def test_small_domains_can_be_left_out(fixed_store):
+    spec = EpisodeSpec(1, 28, 5)
+    with pytest.raises(UserError, match="has 30 images, per_domain"):
+        check_spec(spec, fixed_store, "test")
+    with pytest.raises(UserError, match="0 domains with 33 images"):
+        check_spec(spec._replace(skip_small=True), fixed_store, "test")
+
+
+@pytest.mark.gate
+def test_the_adapter_learns_from_what_the_network_says_of_the_images(fixed_store):
+    """Loss and answers are those of the pixels; what it learns from are the very images that the replay of a step shows."""
+    config = read("glyphs:cxda_shares,smoke")
+    config["episode"] |= {"num_domains": 2, "per_domain": 4, "num_query": 3}
+    config["net"]["width"], config["net"]["padding"] = 8, "same"
+    experiment = build_on(config, fixed_store)
+    state = init_state(experiment.method, experiment.optimizer, 0, experiment.example)
+    own = {kind: {k: v for k, v in tree.items() if k != ADAPTER} for kind, tree in state.variables.items()}
+    learning, state, right = on_network(experiment, state, own)
+    plans = experiment.train_plans(3), learning.train_plans(3)
+    (pixels, said) = (
+        jax.tree.map(lambda x: x[0], e.source.assemble(e.source.resident, plan))
+        for e, plan in zip((experiment, learning), plans, strict=True)
+    )
+    np.testing.assert_array_equal(pixels.support_label, said.support_label)
+    np.testing.assert_array_equal(pixels.query.domain, said.query.domain)
+    both = [jax.jit(e.method.loss)(state.variables, x, KEY) for e, x in ((experiment, pixels), (learning, said))]
+    close(both[0][0], both[1][0])
+    close(both[0][1]["logits"], both[1][1]["logits"])
+    assert 0 <= right.others <= 1 and "left to ask the buffer" in str(right)
+    assert "warning" in str(right._replace(others=0.99))
+    held = split_part(fixed_store, 0.35, 0, True).rows
+    assert np.isin(np.concatenate([plans[0].support.ravel(), plans[0].query.ravel()]), held).all()
+    with pytest.raises(UserError, match=r"train.held_out=0.3: bn does not read it"):
+        build_on({**read("glyphs:bn,smoke"), "train": {**config["train"], "held_out": 0.3}}, fixed_store)
+
+
+@pytest.mark.gate
+def test_one_command_trains_the_network_and_the_adapter(tmp_path):
+    """The network's weights stay as its own run left them."""
+    run, data = tmp_path / "run", f"--data_dir={tmp_path}/data"
+    short = ("--config.train.steps=4", "--config.evaluation.every_steps=4", "--config.cxda_shares.steps=6")
+    train = ("train", "--config=glyphs:cxda_shares,smoke", f"--workdir={run}", data, *short)
+    said = command(*train)
+    assert "left to ask the buffer" in said
+    network, result = read_result(run / "network", run / "network"), read_result(run, run)
+    assert network.row["method"] == "erm_iid" and result.row["method"] == "cxda_shares"
+    assert network.config["train"]["held_out"] == result.config["cxda_shares"]["held_out"] == 0.35
+    own, whole = (load_file(folder / "model" / "weights.safetensors") for folder in (run / "network", run))
+    assert {name: x.tobytes() for name, x in own.items()}.items() <= {n: x.tobytes() for n, x in whole.items()}.items()
+    assert any(ADAPTER in name for name in whole)
+    assert set(json.loads((run / "right.json").read_text())) == {"learnt", "others"}
+
+
+def test_the_config_of_the_network_differs_by_the_method_alone():
+    config = read("unipen:cxda_shares")
+    network = network_config(config, build_method("cxda_shares"))
+    assert network["method"] == "erm_iid" and "cxda_shares" not in network
+    assert {k: v for k, v in network["train"].items() if k != "held_out"} == {
+        k: v for k, v in config["train"].items() if k != "held_out"
+    }
+    assert network["optimizer"] == config["optimizer"] and network["net"] == config["net"]
+
+
+def test_style_and_logits_leave_no_gradient_in_the_network():
+    case = case_of("cxda_shares")
+    episode = make_episode()
+    gradient = jax.jit(jax.grad(lambda p: case.method.loss({**case.variables, "params": p}, episode, KEY)[0]))
+    grads = jax.device_get(gradient(case.variables["params"]))
+    assert all(not x.any() for name, tree in grads.items() if name != ADAPTER for x in jax.tree.leaves(tree))
+    assert any(x.any() for x in jax.tree.leaves(grads[ADAPTER]))
