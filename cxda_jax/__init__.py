@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from cxda_jax.device.model import Answers, Model, load
     from cxda_jax.errors import UserError
     from cxda_jax.evaluation import evaluate
+    from cxda_jax.fitting import Adapter, fit
     from cxda_jax.methods.anytime import cxda_any
     from cxda_jax.methods.cml import cml
     from cxda_jax.methods.cotta import cotta
     from cxda_jax.methods.cxda import cxda, cxda_loo, cxda_p2p, cxda_supervised
+    from cxda_jax.methods.cxda_shares import cxda_shares
     from cxda_jax.methods.erm import bn, bn_alpha, erm, erm_iid
     from cxda_jax.methods.finetune import FineTuning, ft_em, ft_im, sf_ocda
     from cxda_jax.methods.icrm import icrm, with_transformer
@@ -33,9 +35,11 @@ _HOMES = {
     "device.model": ("Answers", "Model", "load"),
     "errors": ("UserError",),
     "evaluation": ("evaluate",),
+    "fitting": ("Adapter", "fit"),
     "methods.anytime": ("cxda_any",),
     "methods.cml": ("cml",),
     "methods.cotta": ("cotta",),
+    "methods.cxda_shares": ("cxda_shares",),
     "methods.cxda": ("cxda", "cxda_loo", "cxda_p2p", "cxda_supervised"),
     "methods.erm": ("bn", "bn_alpha", "erm", "erm_iid"),
     "methods.finetune": ("FineTuning", "ft_em", "ft_im", "sf_ocda"),
@@ -48,11 +52,11 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Answers", "DomainStore", "Draw", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Model", "Plan",
-    "SupportBuffer", "UserError", "__version__", "bbse", "bn", "bn_alpha", "cml", "cotta", "cxda", "cxda_any",
-    "cxda_loo", "cxda_p2p", "cxda_supervised", "erm", "erm_iid", "evaluate", "feature_shift", "ft_em", "ft_im",
-    "icrm", "lame", "load", "mlls", "open_store", "prior_shift", "sample_plans", "sf_ocda", "sla", "t3a",
-    "with_transformer", "write_store",
+    "Adapter", "Answers", "DomainStore", "Draw", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Model",
+    "Plan", "SupportBuffer", "UserError", "__version__", "bbse", "bn", "bn_alpha", "cml", "cotta", "cxda", "cxda_any",
+    "cxda_loo", "cxda_p2p", "cxda_shares", "cxda_supervised", "erm", "erm_iid", "evaluate", "feature_shift", "fit",
+    "ft_em", "ft_im", "icrm", "lame", "load", "mlls", "open_store", "prior_shift", "sample_plans", "sf_ocda", "sla",
+    "t3a", "with_transformer", "write_store",
 ]  # fmt: skip
 
 

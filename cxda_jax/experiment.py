@@ -202,15 +202,19 @@ def _generate(make: Callable[..., DomainStore], config: Config, data_dir: Path) 
 
 
 def method_optimizer(config: Config, method: Method, steps: int) -> optax.GradientTransformation:
-    """The optimiser of a training. An adapter's own leaves the rest of the network as it is."""
-    if not method.frozen:
-        return make_optimizer(**config["optimizer"], steps=steps)
-    adam = optax.adam(optax.cosine_decay_schedule(config[method.name]["rate"], steps))
+    """The optimiser of a training."""
+    if method.frozen:
+        return adapter_optimizer(config[method.name]["rate"], steps)
+    return make_optimizer(**config["optimizer"], steps=steps)
 
-    def mask(params: Any) -> Any:
+
+def adapter_optimizer(rate: float, steps: int) -> optax.GradientTransformation:
+    """Adam with a cosine schedule for an adapter, which leaves the rest of the network as it is."""
+
+    def adapters(params: Any) -> Any:
         return {name: name == ADAPTER for name in params}
 
-    return optax.masked(adam, mask)
+    return optax.masked(optax.adam(optax.cosine_decay_schedule(rate, steps)), adapters)
 
 
 def build_method(config: Config, store: DomainStore) -> Method:

@@ -77,6 +77,20 @@ class Inputs(NamedTuple):
     std: tuple[float, ...]
 
 
+class Described(NamedTuple):
+    """Images as an adapter learns from them.
+
+    Attributes:
+      images: all that it reads of them, [n, d].
+      labels: class numbers [n].
+      domains: domain numbers [n].
+    """
+
+    images: Any
+    labels: Any
+    domains: Any
+
+
 class Frozen(NamedTuple):
     """The network beneath an adapter, and what the adapter's training needs of it.
 
@@ -84,14 +98,14 @@ class Frozen(NamedTuple):
       trains_as: the method whose training gives the network.
       describe: (variables, pixels) -> all that the adapter reads of the images, [n, d].
       adapter: the method for images that are described already, whose pixels are [n, 1, 1, d].
-      measure: (variables, described images [n, d], class numbers of the network's training images) -> variables with
-        what the adapter knows of these before it is trained.
+      measure: (new variables, the images to learn from, class numbers of the network's training images) -> variables
+        to begin with. It runs once, and not inside a program.
     """
 
     trains_as: str
     describe: Callable[[Variables, Array], Array]
     adapter: "Method"
-    measure: Callable[[Variables, Array, Array], Variables]
+    measure: Callable[[Variables, Described, Any], Variables]
 
 
 class Method(NamedTuple):

@@ -13,7 +13,7 @@ from cxda_jax.data.episodes import EpisodeSpec, check_spec, split_part
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_on
 from cxda_jax.methods.cxda_shares import ADAPTER, draw_present
-from cxda_jax.nets.shares import Described, ShareAdapter
+from cxda_jax.nets.shares import Known, ShareAdapter
 from cxda_jax.results.folders import read_result
 from cxda_jax.runs.adapters import network_config, on_network
 from cxda_jax.train import init_state
@@ -52,7 +52,7 @@ def by_hand(variables, query, buffer, present):
     t, answers = known["shares"], []
 
     def key(style):
-        return np.clip((style - known["mean"]) / known["std"], -5, 5) @ w["kernel"]
+        return np.clip((style - known["mean"]) / known["std"], -5, 5) @ w["kernel"] / np.sqrt(STYLE)
 
     for z, style in zip(*query, strict=True):
         k = key(style)
@@ -81,7 +81,7 @@ def test_answers_are_those_of_the_formula():
 
     @functools.partial(jax.jit, static_argnames="most")
     def answer(images, others, present, most=1000):
-        described = [Described(z, adapter.apply(variables, style, method="keys")) for z, style in (images, others)]
+        described = [Known(z, adapter.apply(variables, style, method="keys")) for z, style in (images, others)]
         return adapter.clone(most=most).apply(variables, *described, present, method="answer")
 
     close(answer(query, buffer, present), by_hand(variables, query, buffer, present), 1e-4)

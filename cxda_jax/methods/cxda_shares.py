@@ -5,34 +5,38 @@ The network itself is that of a training of erm_iid and stays as it is. The adap
 images: those whose labels that training has not seen, since there is nothing to correct on images known by heart.
 """
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 from flax import linen as nn
 
 from cxda_jax.fields import COUNT, POSITIVE, Field, Group, Range, check
 from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.entry import RED, Config, Entry, Style
 from cxda_jax.methods.erm import erm
-from cxda_jax.methods.label_shift import shares_of
+from cxda_jax.methods.label_shift import fit_temperature, shares_of
 from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.nets.shares import Described, ShareAdapter
-from cxda_jax.types import Array, Episode, Frozen, Images, Inputs, Method, Variables
+from cxda_jax.nets.shares import LARGEST, Known, ShareAdapter
+from cxda_jax.types import Array, Described, Episode, Frozen, Images, Inputs, Method, Variables
 
 ADAPTER = "adapter"  # its name among the variables
-SMALLEST = 1e-6  # deviation of a style that divides
+SMALLEST = 1e-6  # of what divides
+RIDGE = 0.1
 CXDA_SHARES_FIELDS = Group("Method cxda_shares.", {
     "rank": Field(16, "Numbers of a key.", Range(1, 1024), smoke=4),
     "maps": Field(6, "So many maps of the trunk, spread over its depth, whose moments are an image's style.", COUNT),
     "em_steps": Field(5, "Steps of EM for the shares of the classes.", Range(1, 100)),
     "held_out": Field(0.35, "The part of the training data, by domains, that the network is not trained on and the "
                             "adapter is; 0: both are trained on all.", Range(0, 1, (True, False))),
-    "steps": Field(2000, "Steps of the adapter's training.", Range(1, 2**31 - 1), smoke=20),
-    "rate": Field(3e-3, "Adam's rate at the start of it; a cosine leads to 0.", POSITIVE),
+    "steps": Field(1500, "Steps of the adapter's training.", Range(1, 2**31 - 1), smoke=20),
+    "rate": Field(1e-2, "Adam's rate at the start of it; a cosine leads to 0.", POSITIVE),
     "tasks_per_step": Field(16, "Tasks of such a step.", COUNT, smoke=2),
 })  # fmt: skip
 
@@ -41,7 +45,7 @@ class WithBuffer(NamedTuple):
     """The result of adapt(): the variables, and the buffer as the adapter knows it."""
 
     variables: Variables
-    buffer: Described
+    buffer: Known
     present: Array | None  # bool [n]: the places that hold an image; None: all do
 
 
@@ -55,33 +59,92 @@ def cxda_shares(net: Classifier, rank: int = 16, maps: int = 6, em_steps: int = 
       em_steps: steps of EM for the shares of the classes.
     """
     check(CXDA_SHARES_FIELDS, rank=rank, maps=maps, em_steps=em_steps)
-    classes, adapter = net.head.num_classes, ShareAdapter(net.head.num_classes, rank, em_steps)
+    adapter = ShareAdapter(net.head.num_classes, rank, em_steps)
 
     def describe(variables: Variables, pixels: Array) -> tuple[Array, Array]:
         return logits_and_style(net, variables, pixels, maps)
 
-    def described(variables: Variables, pixels: Array) -> tuple[Array, Array]:
-        flat = pixels.reshape(len(pixels), -1)
-        return flat[:, :classes], flat[:, classes:]
+    def joined(variables: Variables, pixels: Array) -> Array:
+        return jnp.concatenate(describe(variables, pixels), axis=-1)
 
     def init(key: Array, images: Images) -> Variables:
         plain = erm(net).init(key, images)
-        style = describe(plain, images.pixels)[1]
-        new = adapter.init(jax.random.fold_in(key, 1), style, method="keys")
-        return {kind: {**tree, ADAPTER: new[kind]} for kind, tree in plain.items()}
+        new = fresh(adapter, key, describe(plain, images.pixels)[1])
+        return {kind: {**tree, **new[kind]} for kind, tree in plain.items()}
 
-    def measure(variables: Variables, images: Array, labels: Array) -> Variables:
-        style, stats = images[:, classes:], variables["batch_stats"]
-        known = {"mean": style.mean(0), "std": style.std(0) + SMALLEST, "shares": shares_of(labels, classes)}
-        return {**variables, "batch_stats": {**stats, ADAPTER: known}}
-
-    frozen = Frozen(
-        "erm_iid",
-        lambda variables, pixels: jnp.concatenate(describe(variables, pixels), axis=-1),
-        _attending(adapter, described, init),
-        measure,
-    )
+    frozen = Frozen("erm_iid", joined, on_described(net.head.num_classes, rank, em_steps), measure)
     return _attending(adapter, describe, init)._replace(frozen=frozen)
+
+
+def on_described(classes: int, rank: int = 16, em_steps: int = 5) -> Method:
+    """cxda_shares() for images that are described already: their pixels are logits and style, [n, 1, 1, classes + d].
+
+    It reads the variables of the adapter alone.
+    """
+    adapter = ShareAdapter(classes, rank, em_steps)
+
+    def describe(variables: Variables, pixels: Array) -> tuple[Array, Array]:
+        flat = pixels.reshape(len(pixels), pixels.shape[-1])
+        return flat[:, :classes], flat[:, classes:]
+
+    def init(key: Array, images: Images) -> Variables:
+        return fresh(adapter, key, describe({}, images.pixels)[1])
+
+    return _attending(adapter, describe, init)
+
+
+def measure(variables: Variables, described: Described, learnt: np.ndarray) -> Variables:
+    """The variables of cxda_shares() or on_described() as the adapter's training begins with them.
+
+    The keys tell its domains apart as well as a linear map of the style can (Fisher's discriminants), and the
+    temperature is that of the least cross-entropy. From random keys some trainings find nothing.
+
+    Args:
+      variables: new ones.
+      described: the images that the adapter will learn from.
+      learnt: class numbers of the network's training images, which give the shares in training.
+    """
+    own, stats = variables["params"][ADAPTER], variables["batch_stats"]
+    classes, rank = own["bias"].shape[1], own["bias"].shape[0]
+    logits, style = np.split(np.asarray(described.images, np.float64), [classes], axis=1)
+    mean, std = style.mean(0), style.std(0) + SMALLEST
+    scale, _ = jax.jit(fit_temperature)(jnp.asarray(logits, jnp.float32), jnp.asarray(described.labels))
+    kernel = np.array(own["kernel"])
+    directions = discriminants(np.clip((style - mean) / std, -LARGEST, LARGEST), described.domains, rank)
+    # Images of one domain then are apart by 1 on the average, squared.
+    kernel[:, : directions.shape[1]] = directions * math.sqrt(style.shape[1] / (2 * rank))
+    known = {"mean": mean, "std": std, "shares": np.asarray(shares_of(jnp.asarray(learnt), classes))}
+    as_floats = functools.partial(jnp.asarray, dtype=jnp.float32)
+    new = {**own, "kernel": as_floats(kernel), "log_t": -jnp.log(jnp.maximum(scale, SMALLEST))}
+    return {
+        "params": {**variables["params"], ADAPTER: new},
+        "batch_stats": {**stats, ADAPTER: jax.tree.map(as_floats, known)},
+    }
+
+
+def discriminants(style: np.ndarray, domains: np.ndarray, most: int) -> np.ndarray:
+    """Directions [d, at most `most`] in which the means of domains differ most, for a variance of 1 inside domains.
+
+    There are fewer of them than domains. RIDGE of the mean variance is added, as style has many dependent numbers.
+    """
+    _, domains = np.unique(domains, return_inverse=True)
+    counts = np.bincount(domains)
+    means = np.stack([style[domains == d].mean(0) for d in range(len(counts))])
+    apart, inside = means - style.mean(0), style - means[domains]
+    between = apart.T @ (counts[:, None] * apart) / len(style)
+    within = inside.T @ inside / len(style)
+    d = len(within)
+    within += np.eye(d) * max(RIDGE * np.trace(within) / d, SMALLEST)
+    some = min(most, len(counts) - 1, d)
+    if not some:
+        return np.zeros((d, 0))
+    return scipy.linalg.eigh(between, within, subset_by_index=[d - some, d - 1])[1][:, ::-1]
+
+
+def fresh(adapter: ShareAdapter, key: Array, style: Array) -> Variables:
+    """New variables of the adapter alone, under its name."""
+    new = adapter.init(jax.random.fold_in(key, 1), style, method="keys")
+    return {kind: {ADAPTER: tree} for kind, tree in new.items()}
 
 
 def logits_and_style(net: Classifier, variables: Variables, pixels: Array, maps: int) -> tuple[Any, Any]:
@@ -114,12 +177,12 @@ def _attending(
     def parts_of(variables: Variables) -> Variables:
         return {kind: tree[ADAPTER] for kind, tree in variables.items() if ADAPTER in tree}
 
-    def known(variables: Variables, pixels: Array) -> Described:
+    def known(variables: Variables, pixels: Array) -> Known:
         logits, style = jax.lax.stop_gradient(describe(variables, pixels))
         keys: Any = adapter.apply(parts_of(variables), style, method="keys")
-        return Described(logits, keys)
+        return Known(logits, keys)
 
-    def answer(variables: Variables, query: Described, buffer: Described, present: Array | None) -> Any:
+    def answer(variables: Variables, query: Known, buffer: Known, present: Array | None) -> Any:
         return adapter.apply(parts_of(variables), query, buffer, present, method="answer")
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:

@@ -27,7 +27,7 @@ NEAR, LARGEST = 0.2, 5.0  # deviation of keys at the start, so that all images c
 FLOOR = 1e-12
 
 
-class Described(NamedTuple):
+class Known(NamedTuple):
     """Images as the adapter knows them.
 
     Attributes:
@@ -66,8 +66,8 @@ class ShareAdapter(nn.Module):
         d = style.shape[-1]
         mean = self.variable("batch_stats", "mean", lambda: jnp.zeros(d))
         std = self.variable("batch_stats", "std", lambda: jnp.ones(d))
-        kernel = self.param("kernel", nn.initializers.normal(NEAR / math.sqrt(d)), (d, self.rank))
-        return jnp.clip((style - mean.value) / std.value, -LARGEST, LARGEST) @ kernel
+        kernel = self.param("kernel", nn.initializers.normal(NEAR), (d, self.rank))
+        return jnp.clip((style - mean.value) / std.value, -LARGEST, LARGEST) @ kernel / math.sqrt(d)
 
     def weights(self, query: jax.Array, keys: jax.Array, present: jax.Array | None) -> jax.Array:
         """How much each image of the buffer counts for each query: a above, [queries, n].
@@ -85,7 +85,7 @@ class ShareAdapter(nn.Module):
         weights = self.weights(query, keys, present)
         return (weights / (weights.sum(-1, keepdims=True) + jnp.exp(self.scalars["log_m"])))[:, None]
 
-    def answer(self, query: Described, buffer: Described, present: jax.Array | None) -> jax.Array:
+    def answer(self, query: Known, buffer: Known, present: jax.Array | None) -> jax.Array:
         """Logits of queries [queries, classes]; `present` is as in weights()."""
         if not len(buffer.keys):
             return query.logits
@@ -103,7 +103,7 @@ class ShareAdapter(nn.Module):
             adapted = self._answer(query, weights, buffer)
         return adapted if present is None else jnp.where(present.any(), adapted, query.logits)
 
-    def _answer(self, query: Described, weights: jax.Array, buffer: Described) -> jax.Array:
+    def _answer(self, query: Known, weights: jax.Array, buffer: Known) -> jax.Array:
         x, t = self.scalars, self.trained.value
         count = weights.sum(-1, keepdims=True)  # [queries, 1]
         mean = weights @ buffer.keys / (count + FLOOR)

@@ -17,7 +17,7 @@ from cxda_jax.errors import UserError
 from cxda_jax.experiment import Experiment, adapter_spec, episode_spec
 from cxda_jax.machine import backend
 from cxda_jax.progress import Counter
-from cxda_jax.types import Images, Method, Variables
+from cxda_jax.types import Described, Images, Method, Variables
 
 BATCH = 200  # images that pass the network at once
 LITTLE = 0.02  # wrong answers; with fewer an adapter has nothing to learn
@@ -98,6 +98,7 @@ def on_network(
         train_plans=train_plans,
         example=Images(jnp.asarray(data.images[:2]), jnp.zeros(2, jnp.int32)),
     )
-    variables = backend.jit(method.frozen.measure)(variables, jnp.asarray(own), jnp.asarray(store.labels[learnt]))
+    held = Described(own, store.labels[rows], store.row_domains()[rows])
+    variables = method.frozen.measure(variables, held, store.labels[learnt])
     state = state.replace(variables=variables)
     return learning, state, Right(right(known, some), right(own, rows))

@@ -1,0 +1,154 @@
+"""Adapting a wide, frozen network: what fit() gains beside what needs no training, on tasks of new domains.
+
+python -m docs.study.wide FEATURES.npz OUT.json [seeds]
+
+FEATURES.npz holds features [n, d] of a pretrained network (its last layer's input), style [n, d'], labels [n], domain
+[n] and split [n] (train, val or test). The head, two dense layers on the features, is trained on 36 of 56 training
+domains until it knows their images by heart; fit() has the other 20. docs/results.md says how the features were made.
+"""
+
+import json
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import cxda_jax
+from cxda_jax.data.episodes import Draw, EpisodeSpec, sample_plans
+from cxda_jax.methods.label_shift import fit_temperature, shares_by_confusions, shares_by_em
+from cxda_jax.methods.training_free import FLOOR, regularise, unit
+
+KINDS = [(domains, *shares) for domains in (1, 5) for shares in (
+    ("dirichlet", 0.1), ("dirichlet", 0.3), ("dirichlet", 1.0), ("even", 1.0))]  # fmt: skip
+TASKS, SEEN = 400, 36 / 56  # test tasks of a kind; the part of the training domains that the head learns from
+
+
+def train_head(x, labels, classes, seed, hidden=1024, epochs=20, batch=500):
+    """A function from features to logits, which has learnt these by heart."""
+    mean, std, rng = x.mean(0), x.std(0) + 1e-6, np.random.default_rng(seed)
+    one, two = jax.random.split(jax.random.key(seed))
+    first = jax.random.normal(one, (x.shape[1], hidden)) * np.sqrt(2 / x.shape[1])
+    params = [first, jnp.zeros(hidden), jax.random.normal(two, (hidden, classes)) / np.sqrt(hidden), jnp.zeros(classes)]
+    steps, data, targets = len(x) // batch, jnp.asarray((x - mean) / std), jnp.asarray(labels)
+    optimizer = optax.adam(optax.cosine_decay_schedule(1e-3, steps * epochs))
+
+    def logits_of(p, x):
+        return jax.nn.relu(x @ p[0] + p[1]) @ p[2] + p[3]
+
+    def loss(p, rows):
+        return optax.softmax_cross_entropy_with_integer_labels(logits_of(p, data[rows]), targets[rows]).mean()
+
+    def step(carried, rows):
+        updates, state = optimizer.update(jax.grad(loss)(carried[0], rows), carried[1])
+        return (optax.apply_updates(carried[0], updates), state), None
+
+    epoch, state = jax.jit(lambda carried, order: jax.lax.scan(step, carried, order)[0]), optimizer.init(params)
+    for _ in range(epochs):
+        params, state = epoch((params, state), rng.permutation(len(x))[: steps * batch].reshape(steps, batch))
+    return lambda x: np.asarray(logits_of(params, (x - mean) / std))
+
+
+def answers(z, features, plan, owner, labels, calibration):
+    """Logits of the queries [tasks, queries, classes], by the names of what needs no training. A star marks what no
+    device can know."""
+    scale, bias, of_classes = calibration
+    calm, even = z * scale + bias, np.full(z.shape[1], 1 / z.shape[1])
+    own = (owner[plan.support] == owner[plan.query[:, :1]]).astype(np.float32)
+    whole = np.ones_like(own)
+    by_em = jax.jit(jax.vmap(lambda p, w: shares_by_em(p, even, 50, 10.0, w)))
+
+    def moved(logits, weights):
+        shares = np.asarray(by_em(jax.nn.softmax(logits[plan.support]), weights))
+        return logits[plan.query] + np.log(shares / even)[:, None]
+
+    p = np.asarray(jax.nn.softmax(z))
+    undone = np.asarray(jax.jit(jax.vmap(shares_by_confusions, (0, None)))(p[plan.support].mean(1), of_classes))
+    blackbox = (100 * undone + 10 * even) / 110
+    counted = np.stack(
+        [np.bincount(labels[s][o > 0], minlength=len(even)) for s, o in zip(plan.support, own, strict=True)]
+    )
+    counted = (counted + 3 * even * 1.0) / (counted.sum(1, keepdims=True) + 3)
+
+    @jax.jit
+    def lame(support, query):
+        rows = jnp.concatenate([support, query[None]])
+        return regularise(unit(features[rows]), jnp.log(p[rows] + FLOOR), "knn", 5, 20)[-1]
+
+    return {
+        "no adaptation": z[plan.query],
+        "prior_shift": moved(z, whole),
+        "mlls": moved(calm, whole),
+        "bbse": z[plan.query] + np.log(blackbox / even)[:, None],
+        "lame": np.stack([np.asarray(jax.vmap(lame, (None, 0))(s, q)) for s, q in zip(*plan, strict=True)]),
+        "mlls, domains known*": moved(calm, own),
+        "labels of the own domain's buffer*": calm[plan.query] + np.log(counted / even)[:, None],
+    }
+
+
+def one_seed(data, seed):
+    """Scores of each task, by kind and row."""
+    domains, split = np.unique(data["domain"]), {}
+    for name in ("train", "test"):
+        split[name] = np.unique(data["domain"][data["split"] == name])
+    chosen = np.random.default_rng(seed).permutation(split["train"])[: round(SEEN * len(split["train"]))]
+    of_head = np.isin(data["domain"], chosen)
+    of_fit = np.isin(data["domain"], split["train"]) & ~of_head
+    labels, classes = data["labels"], int(data["labels"].max()) + 1
+    z = train_head(data["features"][of_head], labels[of_head], classes, seed)(data["features"])
+    right = {name: float((z[rows].argmax(1) == labels[rows]).mean()) for name, rows in
+             (("images of the head", of_head), ("images of fit()", of_fit))}  # fmt: skip
+    began = time.time()
+    told = {}
+    for name, rows in (("cxda_shares", of_fit), ("cxda_shares, images known by heart", of_head)):
+        told[name] = cxda_jax.fit(z[rows], labels[rows], data["domain"][rows], data["style"][rows], seed=seed)
+    minutes = (time.time() - began) / 60
+    p = np.asarray(jax.nn.softmax(z))
+    of_classes = np.stack([p[of_fit & (labels == k)].mean(0) for k in range(classes)])
+    calibration = (*map(np.asarray, jax.jit(fit_temperature)(z[of_fit], labels[of_fit])), of_classes)
+    owner = np.searchsorted(domains, data["domain"])
+    offsets, scores = np.searchsorted(owner, np.arange(len(domains) + 1)), {}
+    for number, shares, concentration in KINDS:
+        spec = EpisodeSpec(number, 100 // number, 20, shares=shares, concentration=concentration)
+        plan = sample_plans(Draw(spec, offsets, np.searchsorted(domains, split["test"]), 0, 2, labels), range(TASKS))
+        found = answers(z, data["features"], plan, owner, labels, calibration)
+        for name, adapter in told.items():
+            found[name] = np.stack([
+                adapter.adapt(z[s], data["style"][s]).predict_logits(z[q], data["style"][q])
+                for s, q in zip(*plan, strict=True)
+            ])  # fmt: skip
+        kind = f"{number} domain{'s' * (number > 1)}, {shares}" + f" {concentration}" * (shares == "dirichlet")
+        scores[kind] = {name: (x.argmax(-1) == labels[plan.query]).mean(1) for name, x in found.items()}
+        print(kind, {name: round(100 * float(x.mean()), 1) for name, x in scores[kind].items()}, flush=True)
+    return scores, {"seed": seed, "right": right, "minutes of two fits": round(minutes, 1)}
+
+
+def summary(of_seeds):
+    """By kind and row: mean, mean of the worst decile, and the paired difference to no adaptation with its interval."""
+    table, rng = {}, np.random.default_rng(0)
+    for kind, rows in of_seeds[0].items():
+        table[kind] = {}
+        for name in rows:
+            x, plain = (np.mean([scores[kind][n] for scores in of_seeds], axis=0) for n in (name, "no adaptation"))
+            drawn = rng.integers(len(x), size=(2000, len(x)))
+            low, high = np.percentile((x - plain)[drawn].mean(1), [2.5, 97.5])
+            worst = np.mean([np.sort(scores[kind][name])[: len(x) // 10].mean() for scores in of_seeds])
+            values = {"avg": x.mean(), "w10": worst, "gain": (x - plain).mean(), "low": low, "high": high}
+            table[kind][name] = {key: round(100 * float(value), 2) for key, value in values.items()}
+    return table
+
+
+def main():
+    order = np.argsort((loaded := np.load(sys.argv[1]))["domain"], kind="stable")
+    data = {name: loaded[name][order] for name in ("features", "style", "labels", "domain", "split")}
+    data["features"] = data["features"].astype(np.float32)
+    found = [one_seed(data, seed) for seed in range(int(sys.argv[3]) if len(sys.argv) > 3 else 3)]
+    told = {"runs": [notes for _, notes in found], "tasks": TASKS, "table": summary([scores for scores, _ in found])}
+    with open(sys.argv[2], "w") as file:
+        json.dump(told, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
