@@ -37,13 +37,12 @@ from cxda_jax.data.store import SPLITS, DomainStore, open_store
 from cxda_jax.errors import UserError, brief
 from cxda_jax.fields import choose, lookup
 from cxda_jax.machine import backend
-from cxda_jax.methods.cxda_shares import ADAPTER
 from cxda_jax.metrics import METRICS, metric_of
 from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.optimizers import make_optimizer
 from cxda_jax.registry import METHODS, STARTS
 from cxda_jax.train import Learner, Schedule
-from cxda_jax.types import Images, Known, Method, Variables
+from cxda_jax.types import ADAPTER, Images, Known, Method, Variables
 
 READERS: dict[str, Callable[..., RawData]] = {  # of raw files, for cxda prepare; see the find() of each
     "femnist": femnist.find,

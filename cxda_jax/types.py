@@ -9,6 +9,7 @@ from flax import struct
 
 Array = jax.Array
 Variables = Mapping[str, Any]  # {"params": ..., "batch_stats": ...}
+ADAPTER = "adapter"  # the name of an adapter's part in params and batch_stats
 Adapted = Any  # the pytree that a method's adapt() returns and its predict() takes; each method has its own
 
 

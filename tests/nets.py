@@ -12,13 +12,12 @@ import numpy as np
 from cxda_jax import experiment
 from cxda_jax.config import default
 from cxda_jax.data.store import DomainStore
-from cxda_jax.methods.cxda_shares import ADAPTER
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.building import NETS
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from cxda_jax.registry import METHODS
-from cxda_jax.types import Episode, Images, Method
+from cxda_jax.types import ADAPTER, Episode, Images, Method
 from docs.examples.counted_shares import COUNTED_SHARES
 from docs.examples.vit import vit
 from tests import conftest

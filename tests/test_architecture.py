@@ -30,6 +30,7 @@ evaluation: errors types machine data metrics
 experiment: errors types augment machine config fields registry data metrics nets optimizers train
 results: errors config registry methods data disk metrics experiment pictures progress
 runs: LIBRARY pictures results
+fitting: LIBRARY
 ahead: LIBRARY runs
 bench: LIBRARY runs
 device: errors types machine config fields registry data disk experiment pictures progress results stops

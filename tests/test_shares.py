@@ -12,11 +12,12 @@ from cxda_jax.config import read
 from cxda_jax.data.episodes import EpisodeSpec, check_spec, split_part
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_on
-from cxda_jax.methods.cxda_shares import ADAPTER, draw_present
+from cxda_jax.methods.cxda_shares import draw_present
 from cxda_jax.nets.shares import Known, ShareAdapter
 from cxda_jax.results.folders import read_result
 from cxda_jax.runs.adapters import network_config, on_network
 from cxda_jax.train import init_state
+from cxda_jax.types import ADAPTER
 from tests.commands import command
 from tests.conftest import make_episode
 from tests.nets import KEY, build_method, case_of, close
@@ -72,6 +73,7 @@ def by_hand(variables, query, buffer, present):
     return np.array(answers)
 
 
+@pytest.mark.gate
 def test_answers_are_those_of_the_formula():
     """With places that hold no image, with all of them, and with the nearest few of a large buffer."""
     adapter = ShareAdapter(CLASSES, RANK, STEPS)
@@ -179,6 +181,7 @@ def test_the_config_of_the_network_differs_by_the_method_alone():
     assert network["optimizer"] == config["optimizer"] and network["net"] == config["net"]
 
 
+@pytest.mark.gate
 def test_style_and_logits_leave_no_gradient_in_the_network():
     case = case_of("cxda_shares")
     episode = make_episode()

@@ -221,7 +221,9 @@ def in_shares(draw: Draw, task: int, domain: int) -> np.ndarray:
     rng, shares = _generator(draw.seed, task, draw.stream, use=4 + int(domain)), draw.spec.shares
     rows = np.arange(draw.offsets[domain], draw.offsets[domain + 1])
     assert draw.labels is not None
-    _, own, counts = np.unique(draw.labels[rows], return_inverse=True, return_counts=True)
+    labels = draw.labels[rows]
+    counts = np.bincount(labels)
+    own, counts = (np.cumsum(counts > 0) - 1)[labels], counts[counts > 0]
     log_p = np.zeros(len(counts))
     if shares != "even":
         of_task = _generator(draw.seed, task, draw.stream, use=3)

@@ -24,9 +24,8 @@ from cxda_jax.methods.label_shift import fit_temperature, shares_of
 from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.shares import LARGEST, Known, ShareAdapter
-from cxda_jax.types import Array, Described, Episode, Frozen, Images, Inputs, Method, Variables
+from cxda_jax.types import ADAPTER, Array, Described, Episode, Frozen, Images, Inputs, Method, Variables
 
-ADAPTER = "adapter"  # its name among the variables
 SMALLEST = 1e-6  # of what divides
 RIDGE = 0.1
 CXDA_SHARES_FIELDS = Group("Method cxda_shares.", {
