@@ -3,7 +3,7 @@
 cxda prepare --benchmark=cifar10_c --raw_dir=DOWNLOADS
 cxda train --config=cifar10_c:cxda --workdir=runs/cifar10_c/cxda/0
 
-`:cxda,small` is a network and a training that two cores manage in minutes.
+`:cxda,small` is a network and a training that two cores manage in minutes. With `:cxda,skewed` a device has few classes.
 
 Domains, severities, counts and hyper-parameters are the paper's for CIFAR-C. The published files differ in their random
 numbers and in the textures of frost. Images from JPEG files carry JPEG's traces before any corruption.
@@ -15,7 +15,7 @@ from cxda_jax.config import default, shrink, tuned_rate, variant
 def get_config(argument=None):
     c = default()
     c.benchmark = "cifar10_c"
-    c.method, smoke, small = variant(argument, "small")
+    c.method, smoke, small, skewed = variant(argument, "small", "skewed")
     c.data.name = "cifar10_c"  # folder in --data_dir
     c.optimizer.learning_rate = 1e-2
     c.train.epochs = 100
@@ -31,6 +31,8 @@ def get_config(argument=None):
         c.evaluation.every_epochs = 1
         c.evaluation.val_tasks = 100
         c.evaluation.test_tasks = 600
+    if skewed:
+        c.episode.shares = "dirichlet"
     if smoke:
         shrink(c)
     return c

@@ -72,6 +72,11 @@ def shrink(c: Any) -> None:
                 c[group][name] = field.smoke
 
 
+def own_images(c: Any) -> None:
+    """Changes a ConfigDict so that a task's images are of one domain, in the domain's own shares of the classes."""
+    c.episode.update(num_domains=1, per_domain=100, skip_small=True)
+
+
 def load(spec: str, changes: Changes = ()) -> Any:
     """The ConfigDict of `file.py:variant`, or of `name:variant` for configs of this package, with changes applied."""
     from ml_collections import ConfigDict

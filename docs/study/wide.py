@@ -72,17 +72,19 @@ def answers(z, features, plan, owner, labels, calibration):
     )
     counted = (counted + 3 * even * 1.0) / (counted.sum(1, keepdims=True) + 3)
 
-    @jax.jit
+    vectors, probabilities = jnp.asarray(features), jnp.asarray(p)
+
     def lame(support, query):
         rows = jnp.concatenate([support, query[None]])
-        return regularise(unit(features[rows]), jnp.log(p[rows] + FLOOR), "knn", 5, 20)[-1]
+        return regularise(unit(vectors[rows]), jnp.log(probabilities[rows] + FLOOR), "knn", 5, 20)[-1]
 
+    lames = jax.jit(jax.vmap(lame, (None, 0)))
     return {
         "no adaptation": z[plan.query],
         "prior_shift": moved(z, whole),
         "mlls": moved(calm, whole),
         "bbse": z[plan.query] + np.log(blackbox / even)[:, None],
-        "lame": np.stack([np.asarray(jax.vmap(lame, (None, 0))(s, q)) for s, q in zip(*plan, strict=True)]),
+        "lame": np.stack([np.asarray(lames(s, q)) for s, q in zip(*plan, strict=True)]),
         "mlls, domains known*": moved(calm, own),
         "labels of the own domain's buffer*": calm[plan.query] + np.log(counted / even)[:, None],
     }
