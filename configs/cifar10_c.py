@@ -3,7 +3,7 @@
 cxda prepare --benchmark=cifar10_c --raw_dir=DOWNLOADS
 cxda train --config=cifar10_c:cxda --workdir=runs/cifar10_c/cxda/0
 
-`:cxda,small` is a network and a training that two cores manage in minutes. With `:cxda,skewed` a device has few classes.
+`:cxda,small` is a network and a training that two cores manage in minutes. With `:cxda,skewed` classes are few.
 
 Domains, severities, counts and hyper-parameters are the paper's for CIFAR-C. The published files differ in their random
 numbers and in the textures of frost. Images from JPEG files carry JPEG's traces before any corruption.

@@ -10,6 +10,7 @@ from cxda_jax.version import VERSION
 COMMANDS = {
     "train": "train one method on one benchmark, and test it",
     "evaluate": "test trained runs, and compare them",
+    "diagnose": "say whether a buffer can help a classifier, and through what",
     "demo": "show in seconds what adapting does",
     "adapt": "adapt a model to your own images, and see what changed",
     "export": "write a model as programs for a device, or as a web page",

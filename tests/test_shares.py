@@ -10,16 +10,18 @@ from safetensors.numpy import load_file
 
 from cxda_jax.config import read
 from cxda_jax.data.episodes import EpisodeSpec, check_spec, split_part
+from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_on
 from cxda_jax.methods.cxda_shares import draw_present
 from cxda_jax.nets.shares import Known, ShareAdapter
 from cxda_jax.results.folders import read_result
 from cxda_jax.runs.adapters import network_config, on_network
+from cxda_jax.runs.diagnosis import SHARES, diagnose
 from cxda_jax.train import init_state
 from cxda_jax.types import ADAPTER
 from tests.commands import command
-from tests.conftest import make_episode
+from tests.conftest import INFO, make_episode
 from tests.nets import KEY, build_method, case_of, close
 
 RNG = np.random.default_rng(0)
@@ -189,3 +191,28 @@ def test_style_and_logits_leave_no_gradient_in_the_network():
     grads = jax.device_get(gradient(case.variables["params"]))
     assert all(not x.any() for name, tree in grads.items() if name != ADAPTER for x in jax.tree.leaves(tree))
     assert any(x.any() for x in jax.tree.leaves(grads[ADAPTER]))
+
+
+def test_a_diagnosis_tells_what_a_buffer_can_help_with():
+    """A classifier that hears little of the image gains by shares; one that is biased on each domain, by its errors."""
+    rng, domains, each, classes = np.random.default_rng(0), 8, 600, 4
+    labels, owner = rng.integers(0, classes, domains * each), np.repeat(np.arange(domains), each)
+    info = INFO._replace(class_names=tuple("abcd"))
+    store = DomainStore(
+        info, np.zeros((domains * each, 1, 1, 1), np.uint8), labels.astype(np.int32),
+        np.arange(domains + 1) * each, ("val",) * domains, tuple("01234567"), "",
+    )  # fmt: skip
+    weak = (1.2 * np.eye(classes)[labels] + rng.normal(0, 1, (len(labels), classes))).astype(np.float32)
+    found = diagnose(store, weak, 0.9)
+    skewed = "one domain, Dirichlet 0.3"
+    assert found.gain(skewed, SHARES) > 10 and found.gain(skewed, "mlls") > 5
+    assert found.gain(skewed, "mlls, domain known*") == pytest.approx(found.gain(skewed, "mlls"))
+    assert found.gain("five domains, Dirichlet 0.3", "mlls, domain known*") > found.gain(
+        "five domains, Dirichlet 0.3", "mlls"
+    )
+    assert "skewed shares" in found.verdict() and "errs on" not in found.verdict()
+    biased = weak + 3 * rng.normal(size=(domains, classes))[owner].astype(np.float32)
+    assert "errs on its domain" in diagnose(store, biased, 0.9).verdict()
+    sure = (9 * np.eye(classes)[labels]).astype(np.float32)
+    assert "next to nothing" in diagnose(store, sure, 0.999).verdict()
+    assert "learns nothing" in diagnose(store, sure, 0.999).verdict()

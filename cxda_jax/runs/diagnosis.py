@@ -1,0 +1,172 @@
+"""Says beforehand whether a buffer can help a classifier, and through what. Nothing is trained.
+
+Rows with a star know what no device can know. Their gain is the headroom: how much is there to be gained.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, domains_for, in_shares, sample_plans
+from cxda_jax.data.store import DomainStore
+from cxda_jax.errors import UserError
+from cxda_jax.experiment import build
+from cxda_jax.machine import backend
+from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_by_em
+from cxda_jax.progress import Counter
+from cxda_jax.results.formats import aligned
+from cxda_jax.runs.finding import restore_best
+from cxda_jax.runs.identity import check_data, read_config, read_record
+from cxda_jax.types import Array, Images
+
+PLAIN, SHARES, ERRORS = "no adaptation", "true shares*", "errors of the domain*"
+FIRST = 120  # images of a task of one domain
+KNOWN, BATCH = 2000, 200  # training images that are asked; images that are answered at once
+TASKS, STEPS, SMOOTHING, LEAST = 200, 50, 10.0, 1.0  # LEAST: points, below which a gain is none
+KINDS: Mapping[str, tuple[int, str]] = {  # domains of a task, and the shares of its classes
+    "one domain, its own shares": (1, "natural"),
+    "one domain, Dirichlet 0.3": (1, "dirichlet"),
+    "one domain, even shares": (1, "even"),
+    "five domains, Dirichlet 0.3": (5, "dirichlet"),
+    "five domains, even shares": (5, "even"),
+}
+
+
+class Diagnosis(NamedTuple):
+    """Mean accuracies in per cent by kind of task and row, and the share of training answers that are right."""
+
+    table: Mapping[str, Mapping[str, float]]
+    by_heart: float
+
+    def gain(self, kind: str, row: str) -> float:
+        """The points that a row gains; 0 for a kind that the data cannot give."""
+        return self.table[kind][row] - self.table[kind][PLAIN] if kind in self.table else 0.0
+
+    def __str__(self) -> str:
+        rows = list(next(iter(self.table.values())))
+        lines = [[kind, *(f"{scores[row]:.1f}" for row in rows)] for kind, scores in self.table.items()]
+        return "\n".join([*aligned([["accuracy, %", *rows], *lines]), "", self.verdict()])
+
+    def verdict(self) -> str:
+        """One sentence on whether a buffer can help, and one on what the classifier knows by heart."""
+        own, skewed = (max(0.0, self.gain(kind, SHARES)) for kind in list(KINDS)[:2])
+        errors = max(0.0, self.gain("one domain, even shares", ERRORS))
+        if max(own, skewed, errors) < LEAST:
+            said = "A buffer can tell next to nothing that an image does not tell itself."
+        else:
+            parts = [f"its own shares of the classes ({own:+.1f} points at most)"] * (own >= LEAST)
+            parts += [f"skewed shares, where a device has them ({skewed:+.1f})"] * (skewed >= LEAST)
+            parts += [f"how the classifier errs on its domain ({errors:+.1f})"] * (errors >= LEAST)
+            said = f"A buffer can help through {', and '.join(parts)}."
+        heart = f"The classifier is right on {self.by_heart:.1%} of its training images"
+        if self.by_heart > 0.98:
+            heart += ": an adapter learns nothing from these; hold other images out for it"
+        return f"{said} {heart}."
+
+
+def diagnose_run(run: Path, data_dir: str | Path, split: str = "val") -> Diagnosis:
+    """The diagnosis of a trained run's network, without any support."""
+    config = read_config(run)
+    experiment = build(config, data_dir, ())
+    store, method = experiment.store, experiment.method
+    check_data(run, read_record(run), store, False)
+    variables, empty = restore_best(run, experiment)[0], jax.tree.map(lambda x: x[:0], experiment.example)
+
+    def plain(pixels: Array) -> Array:
+        query = Images(pixels, jnp.zeros(len(pixels), jnp.int32))
+        return method.predict(method.adapt(variables, empty, jax.random.key(0)), query)
+
+    answer, logits = backend.jit(plain), np.zeros((len(store.labels), store.num_classes), np.float32)
+    training = np.flatnonzero(np.isin(store.row_domains(), store.domains("train")))
+    some = np.sort(np.random.default_rng(0).permutation(training)[:KNOWN])
+    rows = np.concatenate([some, np.flatnonzero(np.isin(store.row_domains(), store.domains(split)))])
+    count = Counter("  images", len(rows))
+    for start in range(0, len(rows), BATCH):  # the last batch repeats an image, so that one program takes all
+        chosen = rows[np.minimum(np.arange(start, start + BATCH), len(rows) - 1)]
+        logits[chosen] = answer(jnp.asarray(store.images[chosen]))
+        count(min(start + BATCH, len(rows)))
+    by_heart = float((logits[some].argmax(1) == store.labels[some]).mean())
+    return diagnose(store, logits, by_heart, split)
+
+
+def diagnose(store: DomainStore, logits: np.ndarray, by_heart: float, split: str = "val", seed: int = 0) -> Diagnosis:
+    """A diagnosis on the domains of a split.
+
+    Args:
+      store: the labels, domains and splits; its images are not read.
+      logits: of the classifier, [rows of the store, classes]; those of the split count.
+      by_heart: the share of training images on which the classifier is right.
+      split: which domains; the classifier must not have learnt from them.
+      seed: of the tasks.
+    """
+    table = {}
+    for kind, (number, shares) in KINDS.items():
+        spec = EpisodeSpec(number, 100 // number, 20, shares=shares, skip_small=True)
+        domains = domains_for(spec, store, split)[0]
+        if len(domains) >= max(2, number):
+            table[kind] = _rows(store, logits, Draw(spec, store.offsets, domains, seed, 2, store.labels))
+    if not table:
+        raise UserError(f"{store.info.name}: a diagnosis needs two domains of split {split!r} with {FIRST} images each")
+    return Diagnosis(table, by_heart)
+
+
+def _rows(store: DomainStore, logits: np.ndarray, draw: Draw) -> dict[str, float]:
+    """The rows of one kind of tasks. Each half of the domains is calibrated on the other half."""
+    owner, labels, classes = store.row_domains(), store.labels, store.num_classes
+    calm, prior = np.array(logits, np.float64), np.zeros((2, classes))
+    for half in (0, 1):
+        other = np.isin(owner, draw.domains[1 - half :: 2])
+        scale, bias = jax.jit(fit_temperature)(logits[other], labels[other])
+        calm[np.isin(owner, draw.domains[half::2])] *= float(scale)
+        calm[np.isin(owner, draw.domains[half::2])] += np.asarray(bias)
+        counts = np.bincount(labels[other], minlength=classes) + 0.5
+        prior[half] = counts / counts.sum()
+    plan = sample_plans(draw, range(TASKS))
+    asked = owner[plan.query[:, 0]]
+    t = prior[np.searchsorted(draw.domains, asked) % 2]
+    own = (owner[plan.support] == asked[:, None]).astype(np.float64)
+    by_em = jax.jit(jax.vmap(lambda p, t, w: shares_by_em(p, t, STEPS, SMOOTHING, w)))
+
+    def moved(z: np.ndarray, shares: np.ndarray, trained: np.ndarray) -> np.ndarray:
+        return z[plan.query] + np.log(np.maximum(shares, FLOOR) / trained)[:, None]
+
+    def estimated(z: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        return moved(z, np.asarray(by_em(jax.nn.softmax(z[plan.support]), t, weights)), t)
+
+    pairs = zip(plan.support, own, strict=True)
+    counted = np.stack([np.bincount(labels[s][w > 0], minlength=classes) for s, w in pairs])
+    smoothed = (counted + SMOOTHING * t) / (counted.sum(1, keepdims=True) + SMOOTHING)
+    answers = {
+        PLAIN: logits[plan.query],
+        "prior_shift": estimated(logits, np.ones_like(own)),
+        "mlls": estimated(calm, np.ones_like(own)),
+        "mlls, domain known*": estimated(calm, own),
+        "labels of its images*": moved(calm, smoothed, t),
+        SHARES: moved(calm, np.stack([_true_shares(draw, i, d, classes) for i, d in enumerate(asked)]), t),
+        ERRORS: logits[plan.query] + _errors(logits, labels, owner, plan, asked)[:, None],
+    }
+    return {name: 100 * float((z.argmax(-1) == labels[plan.query]).mean()) for name, z in answers.items()}
+
+
+def _true_shares(draw: Draw, task: int, domain: int, classes: int) -> np.ndarray:
+    """The shares of the classes among a domain's images, or where a task draws them, among its first ones."""
+    rows = np.arange(draw.offsets[domain], draw.offsets[domain + 1])
+    if draw.spec.shares != "natural":
+        rows = in_shares(draw, task, domain)[:FIRST]
+    assert draw.labels is not None
+    return np.bincount(draw.labels[rows], minlength=classes) / len(rows)
+
+
+def _errors(logits: np.ndarray, labels: np.ndarray, owner: np.ndarray, plan: Plan, asked: np.ndarray) -> np.ndarray:
+    """How much rarer each class is in the answers for a task's domain than in its labels, of images not in the task."""
+    p, classes = np.asarray(jax.nn.softmax(logits)), logits.shape[1]
+    found = []
+    for support, query, domain in zip(plan.support, plan.query, asked, strict=True):
+        rows = np.setdiff1d(np.flatnonzero(owner == domain), [*support, *query])
+        true, told = np.bincount(labels[rows], minlength=classes), p[rows].sum(0)
+        found.append(np.log((true + SMOOTHING / classes) / (told + SMOOTHING / classes)))
+    return np.stack(found)
