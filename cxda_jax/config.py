@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cxda_jax.errors import UserError, brief
-from cxda_jax.fields import FIELDS, Config, Field, Group, check_value, renamed
+from cxda_jax.fields import FIELDS, Config, Field, Group, check_value, choose, renamed
 from cxda_jax.registry import METHODS, groups, held, readers, schema
 
 Changes = Sequence[tuple[str, str]]  # dotted field, text of its new value
@@ -103,6 +103,8 @@ def load(spec: str, changes: Changes = ()) -> Any:
     if lacking := [name for name in FIELDS if not isinstance(config, ConfigDict) or name not in config]:
         what = f"a config without {lacking[0]}" if isinstance(config, ConfigDict) else f"a {type(config).__name__}"
         raise UserError(f"{flag}: get_config() returns {what}; start from cxda_jax.config.default()")
+    for name in config:
+        choose(f"{flag}: config", name, schema())
     for text in [text for name, text in changes if name == "method"]:
         override(config, "method", text)
     if config.method in METHODS:  # build_method() says what is wrong with another name

@@ -47,6 +47,9 @@ def flat(config, prefix=""):
 VALUES = dict(flat(BASE))
 NAMES, GROUPS = list(VALUES), [name for name, value in BASE.items() if isinstance(value, dict)]
 PART = "from ml_collections import ConfigDict\nget_config = lambda _: ConfigDict({'benchmark': 'x'})\n"
+MISTYPED = (
+    "from cxda_jax.config import default\ndef get_config(_):\n    c = default()\n    c.cxda_anny = {}\n    return c\n"
+)
 FILES = [  # text of mine.py, what follows --config=, what the line says
     ("missing", None, "xyz", "no file xyz; give a file's path, or one of .*glyphs"),
     ("unknown variant", None, "configs/glyphs.py:cxda,smok", "variant 'smok' is unknown; .* :cxda,smoke"),
@@ -54,6 +57,7 @@ FILES = [  # text of mine.py, what follows --config=, what the line says
     ("raises", "def get_config(_):\n    return 1 / 0\n", "mine.py:x", "ZeroDivisionError: division by zero; --debug"),
     ("takes no variant", "def get_config():\n    pass\n", "mine.py:cxda", "TypeError: get_config.* 0 positional"),
     ("returns a part", PART, "mine.py", "returns a config without .*; start from .*default"),
+    ("mistypes a group", MISTYPED, "mine.py", "config='cxda_anny' is unknown; did you mean 'cxda_any'"),
 ]
 
 
