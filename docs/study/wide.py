@@ -146,10 +146,12 @@ def main():
     order = np.argsort((loaded := np.load(sys.argv[1]))["domain"], kind="stable")
     data = {name: loaded[name][order] for name in ("features", "style", "labels", "domain", "split")}
     data["features"] = data["features"].astype(np.float32)
-    found = [one_seed(data, seed) for seed in range(int(sys.argv[3]) if len(sys.argv) > 3 else 3)]
-    told = {"runs": [notes for _, notes in found], "tasks": TASKS, "table": summary([scores for scores, _ in found])}
-    with open(sys.argv[2], "w") as file:
-        json.dump(told, file, indent=1)
+    found = []
+    for seed in range(int(sys.argv[3]) if len(sys.argv) > 3 else 3):
+        found.append(one_seed(data, seed))
+        runs, scores = [notes for _, notes in found], [scores for scores, _ in found]
+        with open(sys.argv[2], "w") as file:
+            json.dump({"runs": runs, "tasks": TASKS, "table": summary(scores)}, file, indent=1)
 
 
 if __name__ == "__main__":
