@@ -126,7 +126,7 @@ RESTORE = "run/config.json: .*; restore it or train again$"
 CONFIGS = [  # damage of a good run's config.json, what the line says, the fix
     (cut(9), "not readable as JSON", RESTORE),
     (leaf("method"), "no 'method'", RESTORE),
-    (leaf("method", to="cxdaa"), "method='cxdaa'.*did you mean 'cxda'.*choose from bn", "run/config.json"),
+    (leaf("method", to="cxdaa"), "method='cxdaa'.*did you mean 'cxda'.*choose from bbse, bn", "run/config.json"),
     (leaf("net", "width", to=True), "config.net.width=True: expected 128", RESTORE),
     (leaf("optimizer", "momentum"), "optimizer.momentum: missing", RESTORE),
     (leaf("data", "writers", to=[1, "2", 3]), r"data.writers=\[1, '2', 3\]: expected \(240", ""),

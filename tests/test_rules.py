@@ -32,7 +32,8 @@ def test_what_is_replaced_is_ours(tmp_path, photos, runs, data_dir):  # noqa: F8
     """Each command that writes meets a file of somebody else under the name of one of its own, and leaves it."""
     report = "report", f"--runs={tmp_path}/runs/*/*", f"--report={tmp_path}/out"
     compiled = "compile", "--config=cifar_c:cxda,smoke", "--topology=v5e:1x1"
-    walked = {"evaluate", "reproduce", "doctor"}  # the first two write into runs, whose lock and manifest are theirs
+    # The first two write into runs, whose lock and manifest are theirs; the others write nothing.
+    walked = {"evaluate", "reproduce", "doctor", "diagnose"}
     for name, arguments in (
         ("predictions.csv", adapting("glyphs", photos, tmp_path / "out")),
         ("adapted.html", adapting("glyphs", photos, tmp_path / "out")),
