@@ -67,6 +67,16 @@ def network_of(experiment: Experiment, workdir: Path, data_dir: str | Path, othe
     return restore_best(workdir, build_on(config, experiment.store, ()))[0]
 
 
+def on_descriptions(
+    experiment: Experiment, state: train.TrainState, workdir: Path, network: Variables
+) -> tuple[Experiment, train.TrainState]:
+    """The experiment in which an adapter learns, and its state at step 0. It says how often the network is right."""
+    learning, state, right = adapters.on_network(experiment, state, network)
+    say(str(right))
+    files.write_text(workdir / "right.json", json.dumps(right._asdict()) + "\n")
+    return learning, state
+
+
 def insist_on_folder(workdir: Path) -> None:
     try:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -90,16 +100,13 @@ def prepared(config: Config, data_dir: str | Path, devices: Mesh | None = None) 
 
 
 def run(
-    experiment: Experiment,
-    state: train.TrainState,
-    workdir: Path,
-    compilations: cost.Compilations,
-    other_data: bool,
+    experiment: Experiment, state: train.TrainState, workdir: Path, compilations: cost.Compilations, other_data: bool,
     network: Variables | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Trains, keeps the best weights as files of their own, and tests them. An adapter is trained on a `network`."""
     config, method, store, steps = experiment.config, experiment.method, experiment.store, experiment.schedule.steps
     record, evaluator = claimed(workdir, config, store, other_data), compiled(experiment)
+    learning, judge = experiment, evaluator  # of an adapter they are others
     if told := mesh.from_first(lambda: tested_before(workdir, experiment)):
         say(f"{workdir}: trained and tested already; cxda evaluate --runs={workdir} tests it again\n{told}")
         return
@@ -117,11 +124,8 @@ def run(
         say(f"on {used} of {there} devices: train.tasks_per_step={config['train']['tasks_per_step']}; {fix}")
     what = f"{len(store.labels)} images of {store.num_classes} classes; domains: {counts}"
     say(f"{config['method']} on {store.info.name}: {what}; {steps} steps, seed {config['seed']}")
-    learning, judge = experiment, evaluator
     if network is not None:
-        learning, state, right = adapters.on_network(experiment, state, network)
-        say(str(right))
-        files.write_text(workdir / "right.json", json.dumps(right._asdict()) + "\n")
+        learning, state = on_descriptions(experiment, state, workdir, network)
         judge = compiled(learning)
     with stops.deferred() as stopping:
         spent = train.train(
