@@ -193,6 +193,7 @@ def test_style_and_logits_leave_no_gradient_in_the_network():
     assert any(x.any() for x in jax.tree.leaves(grads[ADAPTER]))
 
 
+@pytest.mark.gate
 def test_a_diagnosis_tells_what_a_buffer_can_help_with():
     """A classifier that hears little of the image gains by shares; one that is biased on each domain, by its errors."""
     rng, domains, each, classes = np.random.default_rng(0), 8, 600, 4
