@@ -47,7 +47,7 @@ def run_of(runs, name):
 
 @pytest.mark.parametrize("name", [
     pytest.param("cxda", marks=gate), pytest.param("feature_shift", marks=gate),
-    *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("t3a", "cotta", "cxda_any", "cxda_supervised", "icrm")),
+    *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("t3a", "cotta", "cxda_any", "cxda_shares", "cxda_supervised", "icrm")),
 ])  # fmt: skip
 def test_a_loaded_model_answers_as_the_evaluation_does(runs, name):
     run, folder = run_of(runs, name)

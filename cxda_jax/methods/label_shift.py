@@ -66,13 +66,16 @@ def shares_by_em(p: Array, trained: Array, steps: int, smoothing: Any, weights: 
     return jax.lax.fori_loop(0, steps, again, trained)
 
 
-def shares_by_confusions(mean: Array, of_classes: Array) -> Array:
-    """The shares [classes] of least squares: bbse's without smoothing, for m [classes] and C [classes, classes].
-
-    What C can hardly tell apart, singular values below SMALLEST of the largest, does not count.
-    """
-    shares = jnp.maximum(0, jnp.linalg.pinv(of_classes.T, rtol=SMALLEST) @ mean)
+def shares_by_confusions(mean: Array, undo: Array) -> Array:
+    """The shares [classes] of least squares: bbse's without smoothing, for m [classes] and undoing() of C."""
+    shares = jnp.maximum(0, undo @ mean)
     return shares / jnp.maximum(shares.sum(), FLOOR)
+
+
+def undoing(of_classes: Array) -> Array:
+    """The inverse of C [classes, classes]. What it can hardly tell apart, singular values below SMALLEST of the
+    largest, does not count."""
+    return jnp.linalg.pinv(of_classes.T, rtol=SMALLEST)
 
 
 def fit_temperature(logits: Array, labels: Array) -> tuple[Array, Array]:
@@ -134,11 +137,11 @@ def bbse(net: Classifier, smoothing: float = 10.0) -> Method:
         members, p = jax.nn.one_hot(known.unseen_labels, classes), jax.nn.softmax(logits(known.unseen))
         counts = members.sum(0)[:, None]
         of_classes = jnp.where(counts > 0, members.T @ p / jnp.maximum(1, counts), jnp.eye(classes))
-        return {"shares": shares_of(known.labels, classes), "of_classes": of_classes}
+        return {"shares": shares_of(known.labels, classes), "undo": undoing(of_classes)}
 
     def estimate(p: Array, weights: Array, kept: Mapping[str, Array]) -> Array:
         count = weights.sum()
-        shares = shares_by_confusions(weights @ p / jnp.maximum(1, count), kept["of_classes"])
+        shares = shares_by_confusions(weights @ p / jnp.maximum(1, count), kept["undo"])
         return (count * shares + smoothing * kept["shares"]) / jnp.maximum(FLOOR, count + smoothing)
 
     return _correcting("bbse", net, learn, estimate)

@@ -18,7 +18,7 @@ import optax
 
 import cxda_jax
 from cxda_jax.data.episodes import Draw, EpisodeSpec, sample_plans
-from cxda_jax.methods.label_shift import fit_temperature, shares_by_confusions, shares_by_em
+from cxda_jax.methods.label_shift import fit_temperature, shares_by_confusions, shares_by_em, undoing
 from cxda_jax.methods.training_free import FLOOR, regularise, unit
 
 KINDS = [(domains, *shares) for domains in (1, 5) for shares in (
@@ -65,7 +65,9 @@ def answers(z, features, plan, owner, labels, calibration):
         return logits[plan.query] + np.log(shares / even)[:, None]
 
     p = np.asarray(jax.nn.softmax(z))
-    undone = np.asarray(jax.jit(jax.vmap(shares_by_confusions, (0, None)))(p[plan.support].mean(1), of_classes))
+    undone = np.asarray(
+        jax.jit(jax.vmap(shares_by_confusions, (0, None)))(p[plan.support].mean(1), undoing(of_classes))
+    )
     blackbox = (100 * undone + 10 * even) / 110
     counted = np.stack(
         [np.bincount(labels[s][o > 0], minlength=len(even)) for s, o in zip(plan.support, own, strict=True)]
