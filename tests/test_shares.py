@@ -14,7 +14,7 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_on
 from cxda_jax.methods.cxda_shares import draw_present
-from cxda_jax.nets.shares import Known, ShareAdapter
+from cxda_jax.nets.shares import Keyed, ShareAdapter
 from cxda_jax.results.folders import read_result
 from cxda_jax.runs.adapters import network_config, on_network
 from cxda_jax.runs.diagnosis import SHARES, diagnose
@@ -85,7 +85,7 @@ def test_answers_are_those_of_the_formula():
 
     @functools.partial(jax.jit, static_argnames="most")
     def answer(images, others, present, most=1000):
-        described = [Known(z, adapter.apply(variables, style, method="keys")) for z, style in (images, others)]
+        described = [Keyed(z, adapter.apply(variables, style, method="keys")) for z, style in (images, others)]
         return adapter.clone(most=most).apply(variables, *described, present, method="answer")
 
     close(answer(query, buffer, present), by_hand(variables, query, buffer, present), 1e-4)

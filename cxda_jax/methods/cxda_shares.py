@@ -23,11 +23,11 @@ from cxda_jax.methods.erm import erm
 from cxda_jax.methods.label_shift import fit_temperature, shares_of
 from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.nets.shares import LARGEST, Known, ShareAdapter
+from cxda_jax.nets.shares import LARGEST, Keyed, ShareAdapter
 from cxda_jax.types import ADAPTER, Array, Described, Episode, Frozen, Images, Inputs, Method, Variables
 
 SMALLEST = 1e-6  # of what divides
-RIDGE = 0.1
+RIDGE = 0.1  # see discriminants()
 CXDA_SHARES_FIELDS = Group("Method cxda_shares.", {
     "rank": Field(16, "Numbers of a key.", Range(1, 1024), smoke=4),
     "maps": Field(6, "So many maps of the trunk, spread over its depth, whose moments are an image's style.", COUNT),
@@ -44,7 +44,7 @@ class WithBuffer(NamedTuple):
     """The result of adapt(): the variables, and the buffer as the adapter knows it."""
 
     variables: Variables
-    buffer: Known
+    buffer: Keyed
     present: Array | None  # bool [n]: the places that hold an image; None: all do
 
 
@@ -176,12 +176,12 @@ def _attending(
     def parts_of(variables: Variables) -> Variables:
         return {kind: tree[ADAPTER] for kind, tree in variables.items() if ADAPTER in tree}
 
-    def known(variables: Variables, pixels: Array) -> Known:
+    def known(variables: Variables, pixels: Array) -> Keyed:
         logits, style = jax.lax.stop_gradient(describe(variables, pixels))
         keys: Any = adapter.apply(parts_of(variables), style, method="keys")
-        return Known(logits, keys)
+        return Keyed(logits, keys)
 
-    def answer(variables: Variables, query: Known, buffer: Known, present: Array | None) -> Any:
+    def answer(variables: Variables, query: Keyed, buffer: Keyed, present: Array | None) -> Any:
         return adapter.apply(parts_of(variables), query, buffer, present, method="answer")
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:

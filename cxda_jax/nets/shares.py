@@ -27,7 +27,7 @@ NEAR, LARGEST = 0.2, 5.0  # deviation of keys at the start, so that all images c
 FLOOR = 1e-12
 
 
-class Known(NamedTuple):
+class Keyed(NamedTuple):
     """Images as the adapter knows them.
 
     Attributes:
@@ -85,7 +85,7 @@ class ShareAdapter(nn.Module):
         weights = self.weights(query, keys, present)
         return (weights / (weights.sum(-1, keepdims=True) + jnp.exp(self.scalars["log_m"])))[:, None]
 
-    def answer(self, query: Known, buffer: Known, present: jax.Array | None) -> jax.Array:
+    def answer(self, query: Keyed, buffer: Keyed, present: jax.Array | None) -> jax.Array:
         """Logits of queries [queries, classes]; `present` is as in weights()."""
         if not len(buffer.keys):
             return query.logits
@@ -103,7 +103,7 @@ class ShareAdapter(nn.Module):
             adapted = self._answer(query, weights, buffer)
         return adapted if present is None else jnp.where(present.any(), adapted, query.logits)
 
-    def _answer(self, query: Known, weights: jax.Array, buffer: Known) -> jax.Array:
+    def _answer(self, query: Keyed, weights: jax.Array, buffer: Keyed) -> jax.Array:
         x, t = self.scalars, self.trained.value
         count = weights.sum(-1, keepdims=True)  # [queries, 1]
         mean = weights @ buffer.keys / (count + FLOOR)
