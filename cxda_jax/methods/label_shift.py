@@ -30,11 +30,11 @@ import optax
 
 from cxda_jax.fields import COUNT, NOT_NEGATIVE, Field, Group, check
 from cxda_jax.losses import cross_entropy
-from cxda_jax.methods.entry import BLUE, PURPLE, RED, Config, Entry, Style
+from cxda_jax.methods.entry import BLUE, PURPLE, RED, Style
 from cxda_jax.methods.erm import erm
-from cxda_jax.nets.building import build_net
+from cxda_jax.methods.training_free import BATCH, entry_of
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Images, Inputs, Known, Method, Variables
+from cxda_jax.types import Array, Images, Known, Method, Variables
 
 FLOOR = 1e-6  # of shares that are divided by, or whose logarithm is taken
 STEPS = Field(50, "How often the shares of the classes are computed anew.", COUNT)
@@ -44,7 +44,6 @@ MLLS_FIELDS = Group("Method mlls.", {"steps": STEPS, "smoothing": SMOOTHING}, at
 BBSE_FIELDS = Group("Method bbse.", {"smoothing": SMOOTHING}, at_test=True)
 SMALLEST = 0.01  # as few images would turn into wild shares
 FITTING = 100  # steps of fit_temperature()
-BATCH = 100  # images that calibrate() holds at once
 
 
 def shares_by_em(p: Array, trained: Array, steps: int, smoothing: Any, weights: Array) -> Array:
@@ -189,13 +188,6 @@ def _correcting(
     return method._replace(uses_support=True, takes_places=True, trains_as="erm")
 
 
-def _entry(make: Callable[..., Method], name: str, fields: Group, style: Style) -> Entry:
-    def build(config: Config, inputs: Inputs) -> Method:
-        return make(build_net(config, inputs), **config[name])
-
-    return Entry(build, {name: fields}, style)
-
-
-PRIOR_SHIFT = _entry(prior_shift, "prior_shift", PRIOR_SHIFT_FIELDS, Style(BLUE, "D", (6, 2, 2, 2)))
-MLLS = _entry(mlls, "mlls", MLLS_FIELDS, Style(PURPLE, "D", (4, 1, 1, 1)))
-BBSE = _entry(bbse, "bbse", BBSE_FIELDS, Style(RED, "D", (2, 2, 6, 2)))
+PRIOR_SHIFT = entry_of(prior_shift, "prior_shift", PRIOR_SHIFT_FIELDS, Style(BLUE, "D", (6, 2, 2, 2)))
+MLLS = entry_of(mlls, "mlls", MLLS_FIELDS, Style(PURPLE, "D", (4, 1, 1, 1)))
+BBSE = entry_of(bbse, "bbse", BBSE_FIELDS, Style(RED, "D", (2, 2, 6, 2)))

@@ -231,13 +231,15 @@ def unit(vectors: Array, axis: int = -1) -> Array:
     return vectors / jnp.maximum(1e-12, jnp.linalg.norm(vectors, axis=axis, keepdims=True))
 
 
-def _entry(make: Callable[..., Method], name: str, fields: Group, style: Style) -> Entry:
+def entry_of(make: Callable[..., Method], name: str, fields: Group, style: Style) -> Entry:
+    """The entry of a method that is made of a plain network and the fields of its own group."""
+
     def build(config: Config, inputs: Inputs) -> Method:
         return make(build_net(config, inputs), **config[name])
 
     return Entry(build, {name: fields}, style)
 
 
-T3A = _entry(t3a, "t3a", T3A_FIELDS, Style(GREEN, "h", (3, 1, 3, 4)))
-LAME = _entry(lame, "lame", LAME_FIELDS, Style(SKY, "8", (1, 1, 1, 5)))
-FEATURE_SHIFT = _entry(feature_shift, "feature_shift", FEATURE_SHIFT_FIELDS, Style(BLACK, (6, 1, 0), (8, 1, 1, 1)))
+T3A = entry_of(t3a, "t3a", T3A_FIELDS, Style(GREEN, "h", (3, 1, 3, 4)))
+LAME = entry_of(lame, "lame", LAME_FIELDS, Style(SKY, "8", (1, 1, 1, 5)))
+FEATURE_SHIFT = entry_of(feature_shift, "feature_shift", FEATURE_SHIFT_FIELDS, Style(BLACK, (6, 1, 0), (8, 1, 1, 1)))
