@@ -42,7 +42,7 @@ from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.optimizers import make_optimizer
 from cxda_jax.registry import METHODS, STARTS
 from cxda_jax.train import Learner, Schedule
-from cxda_jax.types import ADAPTER, Images, Known, Method, Variables
+from cxda_jax.types import ADAPTER, TRUNK, Array, Episode, Frozen, Images, Known, Method, Variables
 
 READERS: dict[str, Callable[..., RawData]] = {  # of raw files, for cxda prepare; see the find() of each
     "femnist": femnist.find,
@@ -136,7 +136,7 @@ def build_on(
     method = build_method(config, store)
     spec, part = episode_spec(config), training_part(config, method, store)
     train_spec = mixed_spec(spec) if method.trains_mixed else spec
-    if method.frozen:
+    if method.frozen and method.frozen.described:
         train_spec = adapter_spec(spec)
     for split in splits:
         with as_fields(config, "episode"):
@@ -202,18 +202,24 @@ def _generate(make: Callable[..., DomainStore], config: Config, data_dir: Path) 
 
 def method_optimizer(config: Config, method: Method, steps: int) -> optax.GradientTransformation:
     """The optimiser of a training."""
-    if method.frozen:
+    if method.frozen and method.frozen.described:
         return adapter_optimizer(config[method.name]["rate"], steps)
-    return make_optimizer(**config["optimizer"], steps=steps)
+    optimizer = make_optimizer(**config["optimizer"], steps=steps)
+    return only(optimizer, lambda part: part != TRUNK) if method.frozen else optimizer
 
 
 def adapter_optimizer(rate: float, steps: int) -> optax.GradientTransformation:
     """Adam with a cosine schedule for an adapter, which leaves the rest of the network as it is."""
+    return only(optax.adam(optax.cosine_decay_schedule(rate, steps)), lambda part: part == ADAPTER)
 
-    def adapters(params: Any) -> Any:
-        return {name: name == ADAPTER for name in params}
 
-    return optax.masked(optax.adam(optax.cosine_decay_schedule(rate, steps)), adapters)
+def only(optimizer: optax.GradientTransformation, learns: Callable[[str], bool]) -> optax.GradientTransformation:
+    """The optimiser for those parts of the network that learn. The others stay as they are."""
+
+    def labels(params: Any) -> Any:
+        return {name: "learns" if learns(name) else "stays" for name in params}
+
+    return optax.multi_transform({"learns": optimizer, "stays": optax.set_to_zero()}, labels)
 
 
 def build_method(config: Config, store: DomainStore) -> Method:
@@ -228,7 +234,19 @@ def build_method(config: Config, store: DomainStore) -> Method:
     if teaches != "none" and entry.support_loss == ("none",):
         raise UserError(f"train.support_loss={teaches!r}: {name} does not read it; leave it at 'none'")
     with as_fields(config, *entry.groups, "train"):
-        return with_precision(entry.build(config, store.inputs), config["net"]["precision"])
+        method = with_precision(entry.build(config, store.inputs), config["net"]["precision"])
+    return on_trunk(method) if entry.holds_out and config["train"]["held_out"] else method
+
+
+def on_trunk(method: Method) -> Method:
+    """The method on the trunk of a training of erm_iid, whose weights stay. All else learns."""
+
+    def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
+        params = variables["params"]
+        kept = {**params, TRUNK: jax.lax.stop_gradient(params[TRUNK])}  # so that no time is spent on its gradients
+        return method.loss({**variables, "params": kept}, episode, key)
+
+    return method._replace(loss=loss, frozen=Frozen("erm_iid"))
 
 
 def with_precision(method: Method, precision: Any) -> Method:
@@ -265,10 +283,15 @@ def training_part(config: Config, method: Method, store: DomainStore) -> Part | 
 
     They are the same for all methods of a training seed.
     """
-    share = config[method.name]["held_out"] if method.frozen else config["train"]["held_out"]
+    share = held_out(config, method)
     if not method.frozen and share and method.name not in STARTS:
         raise UserError(f"train.held_out={share}: {method.name} does not read it; leave it at 0")
     return split_part(store, share, config["seed"], bool(method.frozen)) if share else None
+
+
+def held_out(config: Config, method: Method) -> float:
+    """The part of the training data that the method learns from, and its network does not, or that it leaves out."""
+    return config[method.name if method.frozen and method.frozen.described else "train"]["held_out"]
 
 
 def adapter_spec(spec: EpisodeSpec) -> EpisodeSpec:
@@ -284,7 +307,7 @@ def tasks_per_step(config: Config) -> int:
 def make_schedule(config: Config, store: DomainStore, method: Method | None = None) -> Schedule:
     """Steps and intervals of the training. An epoch is (training images // 100) episodes."""
     train, evaluation = config["train"], config["evaluation"]
-    if method and method.frozen:
+    if method and method.frozen and method.frozen.described:
         steps, tasks = config[method.name]["steps"], config[method.name]["tasks_per_step"]
         return Schedule(steps, max(1, steps // VALIDATIONS), train["log_every"], train["save_every"], tasks)
     images, tasks = int(np.diff(store.offsets)[store.domains("train")].sum()), train["tasks_per_step"]

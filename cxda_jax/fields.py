@@ -122,7 +122,9 @@ FIELDS: dict[str, Field | Group] = {
         "steps_per_call": Field(0, "Steps in one program; 0: 1 on CPUs, 20 elsewhere.", Range(0, 10_000)),
         "support_loss": Field("none", "The support's labels teach too: own in bn and cxda*, leave_one_out in cxda*.",
                               choices=("none", "own", "leave_one_out")),
-        "held_out": Field(0.0, "erm, erm_iid: the part of the training data, by domains, that they leave out.",
+        "held_out": Field(0.0, "The part of the training data, by domains, that erm and erm_iid leave out. Of cxda, "
+                               "cxda_loo, cxda_any and icrm: that their trunk, a trained one that stays, was not "
+                               "trained on, and they are.",
                           Range(0, 1, (True, False)), optional=True),
         "source": Field("device", "device: images are in the device's memory; tfdata: they are streamed.",
                         choices=("device", "tfdata")),

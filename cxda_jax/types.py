@@ -9,7 +9,7 @@ from flax import struct
 
 Array = jax.Array
 Variables = Mapping[str, Any]  # {"params": ..., "batch_stats": ...}
-ADAPTER = "adapter"  # the name of an adapter's part in params and batch_stats
+TRUNK, ADAPTER = "trunk", "adapter"  # names of parts in params and batch_stats
 Adapted = Any  # the pytree that a method's adapt() returns and its predict() takes; each method has its own
 
 
@@ -92,21 +92,31 @@ class Described(NamedTuple):
     domains: Any
 
 
-class Frozen(NamedTuple):
-    """The network beneath an adapter, and what the adapter's training needs of it.
+class OnDescribed(NamedTuple):
+    """The training of an adapter on images that passed the network once.
 
     Attributes:
-      trains_as: the method whose training gives the network.
       describe: (variables, pixels) -> all that the adapter reads of the images, [n, d].
       adapter: the method for images that are described already, whose pixels are [n, 1, 1, d].
       measure: (new variables, the images to learn from, class numbers of the network's training images) -> variables
         to begin with. It runs once, and not inside a program.
     """
 
-    trains_as: str
     describe: Callable[[Variables, Array], Array]
     adapter: "Method"
     measure: Callable[[Variables, Described, Any], Variables]
+
+
+class Frozen(NamedTuple):
+    """The network that a method takes from another training, and leaves as it is.
+
+    Attributes:
+      trains_as: the method whose training gives the network.
+      described: None: the method trains on pixels as others do, only that the weights of its trunk stay.
+    """
+
+    trains_as: str
+    described: OnDescribed | None = None
 
 
 class Method(NamedTuple):
@@ -132,7 +142,7 @@ class Method(NamedTuple):
       uses_support: adapt() looks at the support.
       uses_domains: it reads Images.domain.
       trains_as: the method whose checkpoint it starts from, if it has no training of its own.
-      frozen: it is an adapter on a network that stays as it is.
+      frozen: the network that it takes from another training; None: it trains a network of its own.
       trains_mixed: it trains on shuffled images of all domains, as many a step as an episode holds.
       calibrate: (variables, known images) -> variables for adapt(), with what it needs to know of them; None: adapt()
         takes the checkpoint.

@@ -194,7 +194,8 @@ def test_both_sources_give_the_bytes_of_the_planned_rows(fixed_store, spec, monk
         jax.tree.map(np.testing.assert_array_equal, episode, together)
 
 
-SKEWED = np.repeat(np.arange(4), [400, 200, 150, 250])  # labels of a domain
+SKEWED_COUNTS = np.array([400, 200, 150, 250])
+SKEWED = np.repeat(np.arange(4), SKEWED_COUNTS)  # labels of a domain
 SHARED = EpisodeSpec(2, 3, 3)
 
 
@@ -223,6 +224,17 @@ def test_shares_are_those_of_their_distribution_in_support_and_query_alike(share
         assert scipy.stats.binomtest(int(same.sum()), len(same), alike).pvalue > 1e-3, what
     other = support[:, 0] == support[:, 3]
     assert scipy.stats.binomtest(int(other.sum()), len(other), 1 / 4).pvalue > 1e-3, "domains draw by themselves"
+
+
+def test_any_shares_are_natural_in_half_of_the_tasks():
+    """In the others Dirichlet's concentration is log-uniform from 0.1 to 10."""
+    _, support, query = of_shares("any")
+    natural, a = SKEWED_COUNTS / 1000, 10 ** np.linspace(-1, 1, 2001)
+    expected = (natural + 1 / 4) / 2
+    assert scipy.stats.chisquare(np.bincount(query[:, 1], minlength=4), 2000 * expected).pvalue > 1e-3
+    alike = ((natural**2).sum() + ((a + 1) / (4 * a + 1)).mean()) / 2
+    same = int((support[:, 0] == support[:, 2]).sum())
+    assert scipy.stats.binomtest(same, len(support), alike).pvalue > 1e-3
 
 
 def test_a_device_keeps_its_shares_however_many_images_arrive():

@@ -16,9 +16,9 @@ from cxda_jax.experiment import build_on
 from cxda_jax.methods.cxda_shares import draw_present
 from cxda_jax.nets.shares import Keyed, ShareAdapter
 from cxda_jax.results.folders import read_result
-from cxda_jax.runs.adapters import network_config, on_network
+from cxda_jax.runs.adapters import how_right, network_config, on_descriptions, on_trunk
 from cxda_jax.runs.diagnosis import SHARES, diagnose
-from cxda_jax.train import init_state
+from cxda_jax.train import init_state, train_step
 from cxda_jax.types import ADAPTER
 from tests.commands import command
 from tests.conftest import INFO, make_episode
@@ -137,7 +137,7 @@ def test_the_adapter_learns_from_what_the_network_says_of_the_images(fixed_store
     experiment = build_on(config, fixed_store)
     state = init_state(experiment.method, experiment.optimizer, 0, experiment.example)
     own = {kind: {k: v for k, v in tree.items() if k != ADAPTER} for kind, tree in state.variables.items()}
-    learning, state, right = on_network(experiment, state, own)
+    learning, state = on_descriptions(experiment, state, own)
     plans = experiment.train_plans(3), learning.train_plans(3)
     (pixels, said) = (
         jax.tree.map(lambda x: x[0], e.source.assemble(e.source.resident, plan))
@@ -148,12 +148,38 @@ def test_the_adapter_learns_from_what_the_network_says_of_the_images(fixed_store
     both = [jax.jit(e.method.loss)(state.variables, x, KEY) for e, x in ((experiment, pixels), (learning, said))]
     close(both[0][0], both[1][0])
     close(both[0][1]["logits"], both[1][1]["logits"])
-    assert 0 <= right.others <= 1 and "left to ask the buffer" in str(right)
-    assert "warning" in str(right._replace(others=0.99))
     held = split_part(fixed_store, 0.35, 0, True).rows
     assert np.isin(np.concatenate([plans[0].support.ravel(), plans[0].query.ravel()]), held).all()
     with pytest.raises(UserError, match=r"train.held_out=0.3: bn does not read it"):
         build_on({**read("glyphs:bn,smoke"), "train": {**config["train"], "held_out": 0.3}}, fixed_store)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("method", ["cxda_loo", "icrm"])
+def test_a_method_learns_on_a_trunk_that_stays(method, fixed_store):
+    """From images that the trunk's training left out; it begins with the parts of that network that it has too."""
+    config = read(f"glyphs:{method},smoke")
+    config["episode"] |= {"num_domains": 2, "per_domain": 4, "num_query": 3}
+    config["net"]["width"], config["net"]["padding"], config["train"]["held_out"] = 8, "same", 0.4
+    experiment = build_on(config, fixed_store)
+    training = build_on(network_config(config, experiment.method), fixed_store)
+    begun, other = (init_state(e.method, e.optimizer, seed, e.example) for seed, e in enumerate((experiment, training)))
+    network, before = jax.device_get(other.variables), jax.device_get(on_trunk(begun, other.variables).variables)
+    for kind, part in (("params", "trunk"), ("batch_stats", "trunk"), *[("params", "head")] * (method != "icrm")):
+        jax.tree.map(np.testing.assert_array_equal, before[kind][part], network[kind][part])
+    learner, plan = experiment.learner, experiment.train_plans(0)
+    assert np.isin(np.concatenate([*plan.support, *plan.query]), split_part(fixed_store, 0.4, 0, True).rows).all()
+    assert not np.isin(training.train_plans(0).query, split_part(fixed_store, 0.4, 0, True).rows).any()
+    batch = jax.tree.map(lambda x: x, experiment.source.assemble(experiment.source.resident, plan))
+    after = jax.device_get(jax.jit(functools.partial(train_step, learner))(on_trunk(begun, network), batch, KEY)[0])
+    for name, tree in after.variables["params"].items():
+        moved = [
+            not np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (tree, before["params"][name])), strict=True)
+        ]
+        assert not any(moved) if name == "trunk" else all(moved)
+    right = how_right(training, network)
+    assert 0 <= right.others <= 1 and "left to ask the buffer" in str(right)
+    assert "warning" in str(right._replace(others=0.99))
 
 
 @pytest.mark.gate

@@ -10,7 +10,8 @@ place to the others.
 
 even       p is the same for all classes of the domain
 dirichlet  p is drawn from a Dirichlet distribution, symmetric with this concentration: 0.1 leaves few classes, 100 all
-any        as dirichlet, with a concentration that each task draws, log-uniform from 0.1 to 10
+any        natural in half of the tasks; in others as dirichlet, with a concentration that each task draws, log-uniform
+           from 0.1 to 10
 
 The domains of a task have parts of its support, by `mixture`. `even` gives each of them equally many images. With `any`
 a task draws how many of its domains it has, from one to all, and parts from a flat Dirichlet distribution; its queries
@@ -225,8 +226,10 @@ def in_shares(draw: Draw, task: int, domain: int) -> np.ndarray:
     counts = np.bincount(labels)
     own, counts = (np.cumsum(counts > 0) - 1)[labels], counts[counts > 0]
     log_p = np.zeros(len(counts))
-    if shares != "even":
-        of_task = _generator(draw.seed, task, draw.stream, use=3)
+    of_task = _generator(draw.seed, task, draw.stream, use=3)
+    if shares == "any" and of_task.random() < 0.5:
+        log_p = np.log(counts)
+    elif shares != "even":
         alpha = 10 ** of_task.uniform(-1, 1) if shares == "any" else draw.spec.concentration
         # The logarithm of gamma variables, of which a small concentration would make zeros.
         log_p = np.log(rng.gamma(alpha + 1, size=len(counts))) + np.log(rng.uniform(size=len(counts))) / alpha

@@ -90,4 +90,5 @@ CXDA_ANY = Entry(
     style=Style(RED, (7, 1, 0), (12, 1)),
     varied=True,
     page="blended",
+    holds_out=True,
 )

@@ -189,7 +189,7 @@ def _entry(make: Callable[..., Method], style: Style, features: str = "", **more
     return Entry(build, {"attention": ATTENTION, "batch_norm": BATCH_NORM}, style, support_loss=SUPPORT_LOSS, **more)
 
 
-CXDA = _entry(cxda, Style(RED, "*"), varied=True, page="own")
-CXDA_LOO = _entry(cxda_loo, Style(SKY, "p", (10, 2)), varied=True, page="own")
+CXDA = _entry(cxda, Style(RED, "*"), varied=True, page="own", holds_out=True)
+CXDA_LOO = _entry(cxda_loo, Style(SKY, "p", (10, 2)), varied=True, page="own", holds_out=True)
 CXDA_P2P = _entry(cxda_p2p, Style(PURPLE, "P", (9, 2, 1, 2)), features="patch")
 CXDA_SUPERVISED = _entry(cxda_supervised, Style(BLUE, "X", (9, 2, 1, 2, 1, 2)))

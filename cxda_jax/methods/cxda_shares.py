@@ -24,7 +24,19 @@ from cxda_jax.methods.label_shift import fit_temperature, shares_of
 from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.shares import LARGEST, Keyed, ShareAdapter
-from cxda_jax.types import ADAPTER, Array, Described, Episode, Frozen, Images, Inputs, Method, Variables
+from cxda_jax.types import (
+    ADAPTER,
+    TRUNK,
+    Array,
+    Described,
+    Episode,
+    Frozen,
+    Images,
+    Inputs,
+    Method,
+    OnDescribed,
+    Variables,
+)
 
 SMALLEST = 1e-6  # of what divides
 RIDGE = 0.1  # see discriminants()
@@ -71,8 +83,8 @@ def cxda_shares(net: Classifier, rank: int = 16, maps: int = 6, em_steps: int = 
         new = fresh(adapter, key, describe(plain, images.pixels)[1])
         return {kind: {**tree, **new[kind]} for kind, tree in plain.items()}
 
-    frozen = Frozen("erm_iid", joined, on_described(net.head.num_classes, rank, em_steps), measure)
-    return _attending(adapter, describe, init)._replace(frozen=frozen)
+    on_images = OnDescribed(joined, on_described(net.head.num_classes, rank, em_steps), measure)
+    return _attending(adapter, describe, init)._replace(frozen=Frozen("erm_iid", on_images))
 
 
 def on_described(classes: int, rank: int = 16, em_steps: int = 5) -> Method:
@@ -153,11 +165,11 @@ def logits_and_style(net: Classifier, variables: Variables, pixels: Array, maps:
     """
 
     def is_map(module: nn.Module, _: str) -> bool:
-        return module.path[:-1] == ("trunk",) and not isinstance(module, nn.Conv | nn.Dense)
+        return module.path[:-1] == (TRUNK,) and not isinstance(module, nn.Conv | nn.Dense)
 
     applied: Any = net.apply(variables, pixels, capture_intermediates=is_map, mutable=["intermediates"])
     logits, kept = applied
-    outputs = [called["__call__"][0] for called in kept["intermediates"].get("trunk", {}).values()]
+    outputs = [called["__call__"][0] for called in kept["intermediates"].get(TRUNK, {}).values()]
     chosen = dict.fromkeys(round(i) for i in np.linspace(0, len(outputs) - 1, min(maps, len(outputs))))
     moments = []
     for x in [net.apply(variables, pixels, method="normalise"), *(outputs[i] for i in chosen)]:

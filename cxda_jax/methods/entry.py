@@ -46,6 +46,7 @@ class Entry(NamedTuple):
       page: what its queries attend to in the page that runs in a browser: "own", support images normalised by the
         statistics of all of them; "blended", by those and the running ones; "sequence", images in an order; "",
         nothing. None: the page cannot run it.
+      holds_out: whether train.held_out gives it the trunk of a training of erm_iid, whose weights then stay.
     """
 
     build: Callable[[Config, Inputs], Method]
@@ -54,3 +55,4 @@ class Entry(NamedTuple):
     varied: bool = False
     support_loss: tuple[str, ...] = ("none",)
     page: str | None = None
+    holds_out: bool = False

@@ -8,24 +8,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, domains_for, in_shares, sample_plans
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build
-from cxda_jax.machine import backend
 from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_by_em
-from cxda_jax.progress import Counter
 from cxda_jax.results.formats import aligned
 from cxda_jax.runs.finding import restore_best
 from cxda_jax.runs.identity import check_data, read_config, read_record
-from cxda_jax.types import Array, Images
+from cxda_jax.runs.passing import plain_answers
 
 PLAIN, SHARES, ERRORS = "no adaptation", "true shares*", "errors of the domain*"
 FIRST = 120  # images of a task of one domain
-KNOWN, BATCH = 2000, 200  # training images that are asked; images that are answered at once
+KNOWN = 2000  # training images that are asked
 TASKS, STEPS, SMOOTHING, LEAST = 200, 50, 10.0, 1.0  # LEAST: points, below which a gain is none
 KINDS: Mapping[str, tuple[int, str]] = {  # domains of a task, and the shares of its classes
     "one domain, its own shares": (1, "natural"),
@@ -72,23 +69,13 @@ def diagnose_run(run: Path, data_dir: str | Path, split: str = "val") -> Diagnos
     """The diagnosis of a trained run's network, without any support."""
     config = read_config(run)
     experiment = build(config, data_dir, ())
-    store, method = experiment.store, experiment.method
+    store = experiment.store
     check_data(run, read_record(run), store, False)
-    variables, empty = restore_best(run, experiment)[0], jax.tree.map(lambda x: x[:0], experiment.example)
-
-    def plain(pixels: Array) -> Array:
-        query = Images(pixels, jnp.zeros(len(pixels), jnp.int32))
-        return method.predict(method.adapt(variables, empty, jax.random.key(0)), query)
-
-    answer, logits = backend.jit(plain), np.zeros((len(store.labels), store.num_classes), np.float32)
+    variables, logits = restore_best(run, experiment)[0], np.zeros((len(store.labels), store.num_classes), np.float32)
     training = np.flatnonzero(np.isin(store.row_domains(), store.domains("train")))
     some = np.sort(np.random.default_rng(0).permutation(training)[:KNOWN])
     rows = np.concatenate([some, np.flatnonzero(np.isin(store.row_domains(), store.domains(split)))])
-    count = Counter("  images", len(rows))
-    for start in range(0, len(rows), BATCH):  # the last batch repeats an image, so that one program takes all
-        chosen = rows[np.minimum(np.arange(start, start + BATCH), len(rows) - 1)]
-        logits[chosen] = answer(jnp.asarray(store.images[chosen]))
-        count(min(start + BATCH, len(rows)))
+    logits[rows] = plain_answers(experiment, variables, rows)
     by_heart = float((logits[some].argmax(1) == store.labels[some]).mean())
     return diagnose(store, logits, by_heart, split)
 

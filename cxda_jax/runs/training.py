@@ -35,7 +35,7 @@ from cxda_jax.runs.gain import measure_gain
 from cxda_jax.runs.testing import compiled, device, evaluate_run, score
 from cxda_jax.types import Variables
 
-NETWORK = "network"  # the folder, in the run of an adapter, of the training of its network
+NETWORK = "network"  # the folder, in the run of a method on a network, of the training of that network
 
 
 @memory.named("train.tasks_per_step, net.width, episode.* or evaluation.per_call")
@@ -61,20 +61,19 @@ def train_run(config: Config, workdir: Path, data_dir: str | Path, other_data: b
 
 
 def network_of(experiment: Experiment, workdir: Path, data_dir: str | Path, other_data: bool) -> Variables:
-    """The network that the adapter of an experiment takes: the best one of a training, which is a run in `workdir`."""
+    """The network that the method of an experiment takes: the best one of a training, which is a run in `workdir`.
+
+    The folder around it gets right.json: how often that network is right.
+    """
     config = adapters.network_config(experiment.config, experiment.method)
     train_run(config, workdir, data_dir, other_data)
-    return restore_best(workdir, build_on(config, experiment.store, ()))[0]
-
-
-def on_descriptions(
-    experiment: Experiment, state: train.TrainState, workdir: Path, network: Variables
-) -> tuple[Experiment, train.TrainState]:
-    """The experiment in which an adapter learns, and its state at step 0. It says how often the network is right."""
-    learning, state, right = adapters.on_network(experiment, state, network)
+    training = build_on(config, experiment.store, ())
+    network = restore_best(workdir, training)[0]
+    right = adapters.how_right(training, network)
     say(str(right))
-    files.write_text(workdir / "right.json", json.dumps(right._asdict()) + "\n")
-    return learning, state
+    if mesh.is_first():
+        files.write_text(workdir.with_name("right.json"), json.dumps(right._asdict()) + "\n")
+    return network
 
 
 def insist_on_folder(workdir: Path) -> None:
@@ -103,7 +102,7 @@ def run(
     experiment: Experiment, state: train.TrainState, workdir: Path, compilations: cost.Compilations, other_data: bool,
     network: Variables | None = None,
 ) -> None:  # fmt: skip
-    """Trains, keeps the best weights as files of their own, and tests them. An adapter is trained on a `network`."""
+    """Trains, keeps the best weights as files of their own, and tests them. A method may be trained on a `network`."""
     config, method, store, steps = experiment.config, experiment.method, experiment.store, experiment.schedule.steps
     record, evaluator = claimed(workdir, config, store, other_data), compiled(experiment)
     learning, judge = experiment, evaluator  # of an adapter they are others
@@ -124,9 +123,11 @@ def run(
         say(f"on {used} of {there} devices: train.tasks_per_step={config['train']['tasks_per_step']}; {fix}")
     what = f"{len(store.labels)} images of {store.num_classes} classes; domains: {counts}"
     say(f"{config['method']} on {store.info.name}: {what}; {steps} steps, seed {config['seed']}")
-    if network is not None:
-        learning, state = on_descriptions(experiment, state, workdir, network)
+    if network is not None and method.frozen and method.frozen.described:
+        learning, state = adapters.on_descriptions(experiment, state, network)
         judge = compiled(learning)
+    elif network is not None:
+        state = adapters.on_trunk(state, network)
     with stops.deferred() as stopping:
         spent = train.train(
             learning.learner, learning.source, learning.train_plans, state, learning.schedule, validate,
