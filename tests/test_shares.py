@@ -237,6 +237,10 @@ def test_a_diagnosis_tells_what_a_buffer_can_help_with():
     assert found.gain("five domains, Dirichlet 0.3", "mlls, domain known*") > found.gain(
         "five domains, Dirichlet 0.3", "mlls"
     )
+    assert found.expected(skewed) == pytest.approx(found.gain(skewed, "mlls, domain known*"))
+    assert found.expected("one domain, even shares") == pytest.approx(
+        max(0, found.gain("one domain, even shares", "calibrated"))
+    )
     assert "skewed shares" in found.verdict() and "errs on" not in found.verdict()
     biased = weak + 3 * rng.normal(size=(domains, classes))[owner].astype(np.float32)
     assert "errs on its domain" in diagnose(store, biased, 0.9).verdict()

@@ -20,14 +20,16 @@ from cxda_jax.runs.finding import restore_best
 from cxda_jax.runs.identity import check_data, read_config, read_record
 from cxda_jax.runs.passing import plain_answers
 
-PLAIN, SHARES, ERRORS = "no adaptation", "true shares*", "errors of the domain*"
+PLAIN, CALIBRATED, KNOWN_DOMAIN = "no adaptation", "calibrated", "mlls, domain known*"
+SHARES, ERRORS = "true shares*", "errors of the domain*"
 FIRST = 120  # images of a task of one domain
-KNOWN = 2000  # training images that are asked
+ASKED = 2000  # training images that are asked
 TASKS, STEPS, SMOOTHING, LEAST = 200, 50, 10.0, 1.0  # LEAST: points, below which a gain is none
 KINDS: Mapping[str, tuple[int, str]] = {  # domains of a task, and the shares of its classes
     "one domain, its own shares": (1, "natural"),
     "one domain, Dirichlet 0.3": (1, "dirichlet"),
     "one domain, even shares": (1, "even"),
+    "five domains, their own shares": (5, "natural"),
     "five domains, Dirichlet 0.3": (5, "dirichlet"),
     "five domains, even shares": (5, "even"),
 }
@@ -45,8 +47,18 @@ class Diagnosis(NamedTuple):
 
     def __str__(self) -> str:
         rows = list(next(iter(self.table.values())))
-        lines = [[kind, *(f"{scores[row]:.1f}" for row in rows)] for kind, scores in self.table.items()]
-        return "\n".join([*aligned([["accuracy, %", *rows], *lines]), "", self.verdict()])
+        lines = [
+            [kind, *(f"{scores[row]:.1f}" for row in rows), f"{self.expected(kind):+.1f}"]
+            for kind, scores in self.table.items()
+        ]
+        return "\n".join([*aligned([["accuracy, %", *rows, "expected gain"], *lines]), "", self.verdict()])
+
+    def expected(self, kind: str) -> float:
+        """The points that an adapter can be expected to gain: what calibration gives, or EM on the domain's images.
+
+        An adapter learns to do both, and to do neither where they harm.
+        """
+        return max(0.0, self.gain(kind, CALIBRATED), self.gain(kind, KNOWN_DOMAIN))
 
     def verdict(self) -> str:
         """One sentence on whether a buffer can help, and one on what the classifier knows by heart."""
@@ -73,7 +85,7 @@ def diagnose_run(run: Path, data_dir: str | Path, split: str = "val") -> Diagnos
     check_data(run, read_record(run), store, False)
     variables, logits = restore_best(run, experiment)[0], np.zeros((len(store.labels), store.num_classes), np.float32)
     training = np.flatnonzero(np.isin(store.row_domains(), store.domains("train")))
-    some = np.sort(np.random.default_rng(0).permutation(training)[:KNOWN])
+    some = np.sort(np.random.default_rng(0).permutation(training)[:ASKED])
     rows = np.concatenate([some, np.flatnonzero(np.isin(store.row_domains(), store.domains(split)))])
     logits[rows] = plain_answers(experiment, variables, rows)
     by_heart = float((logits[some].argmax(1) == store.labels[some]).mean())
@@ -129,9 +141,10 @@ def _rows(store: DomainStore, logits: np.ndarray, draw: Draw) -> dict[str, float
     smoothed = (counted + SMOOTHING * t) / (counted.sum(1, keepdims=True) + SMOOTHING)
     answers = {
         PLAIN: logits[plan.query],
+        CALIBRATED: calm[plan.query],
         "prior_shift": estimated(logits, np.ones_like(own)),
         "mlls": estimated(calm, np.ones_like(own)),
-        "mlls, domain known*": estimated(calm, own),
+        KNOWN_DOMAIN: estimated(calm, own),
         "labels of its images*": moved(calm, smoothed, t),
         SHARES: moved(calm, np.stack([_true_shares(draw, i, d, classes) for i, d in enumerate(asked)]), t),
         ERRORS: logits[plan.query] + _errors(logits, labels, owner, plan, asked)[:, None],

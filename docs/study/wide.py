@@ -1,6 +1,8 @@
 """Adapting a wide, frozen network: what fit() gains beside what needs no training, on tasks of new domains.
 
 python -m docs.study.wide FEATURES.npz OUT.json [seeds]
+python -m docs.study.wide FEATURES.npz OUT.json heads     the gain on heads of other widths, which know less by heart
+python -m docs.study.wide OUT.json FIGURE.png             a figure of these
 
 FEATURES.npz holds features [n, d] of a pretrained network (its last layer's input), style [n, d'], labels [n], domain
 [n] and split [n] (train, val or test). The head, two dense layers on the features, is trained on 36 of 56 training
@@ -13,6 +15,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
@@ -23,11 +26,13 @@ from cxda_jax.methods.training_free import FLOOR, regularise, unit
 
 KINDS = [(domains, *shares) for domains in (1, 5) for shares in (
     ("dirichlet", 0.1), ("dirichlet", 0.3), ("dirichlet", 1.0), ("even", 1.0))]  # fmt: skip
+HEADS = [(16, 20), (64, 20), (256, 20), (1024, 1), (1024, 3), (1024, 20)]  # hidden features and epochs
+PLAIN, OURS = "no adaptation", ("cxda_shares", "cxda_shares, images known by heart")
 TASKS, SEEN = 400, 36 / 56  # test tasks of a kind; the part of the training domains that the head learns from
 
 
-def train_head(x, labels, classes, seed, hidden=1024, epochs=20, batch=500):
-    """A function from features to logits, which has learnt these by heart."""
+def train_head(x, labels, classes, seed, hidden, epochs, batch=500):
+    """A function from features to logits. With 1,024 hidden features and 20 epochs it has learnt these by heart."""
     mean, std, rng = x.mean(0), x.std(0) + 1e-6, np.random.default_rng(seed)
     one, two = jax.random.split(jax.random.key(seed))
     first = jax.random.normal(one, (x.shape[1], hidden)) * np.sqrt(2 / x.shape[1])
@@ -82,7 +87,7 @@ def answers(z, features, plan, owner, labels, calibration):
 
     lames = jax.jit(jax.vmap(lame, (None, 0)))
     return {
-        "no adaptation": z[plan.query],
+        PLAIN: z[plan.query],
         "prior_shift": moved(z, whole),
         "mlls": moved(calm, whole),
         "bbse": z[plan.query] + np.log(blackbox / even)[:, None],
@@ -92,8 +97,8 @@ def answers(z, features, plan, owner, labels, calibration):
     }
 
 
-def one_seed(data, seed):
-    """Scores of each task, by kind and row."""
+def one_seed(data, seed, hidden=1024, epochs=20, kinds=KINDS, others=True):
+    """Scores of each task, by kind and row; with `others`, of what needs no training too."""
     domains, split = np.unique(data["domain"]), {}
     for name in ("train", "test"):
         split[name] = np.unique(data["domain"][data["split"] == name])
@@ -101,12 +106,12 @@ def one_seed(data, seed):
     of_head = np.isin(data["domain"], chosen)
     of_fit = np.isin(data["domain"], split["train"]) & ~of_head
     labels, classes = data["labels"], int(data["labels"].max()) + 1
-    z = train_head(data["features"][of_head], labels[of_head], classes, seed)(data["features"])
+    z = train_head(data["features"][of_head], labels[of_head], classes, seed, hidden, epochs)(data["features"])
     right = {name: float((z[rows].argmax(1) == labels[rows]).mean()) for name, rows in
              (("images of the head", of_head), ("images of fit()", of_fit))}  # fmt: skip
     began = time.time()
     told = {}
-    for name, rows in (("cxda_shares", of_fit), ("cxda_shares, images known by heart", of_head)):
+    for name, rows in zip(OURS, (of_fit, of_head), strict=True):
         told[name] = cxda_jax.fit(z[rows], labels[rows], data["domain"][rows], data["style"][rows], seed=seed)
     minutes = (time.time() - began) / 60
     p = np.asarray(jax.nn.softmax(z))
@@ -114,10 +119,10 @@ def one_seed(data, seed):
     calibration = (*map(np.asarray, jax.jit(fit_temperature)(z[of_fit], labels[of_fit])), of_classes)
     owner = np.searchsorted(domains, data["domain"])
     offsets, scores = np.searchsorted(owner, np.arange(len(domains) + 1)), {}
-    for number, shares, concentration in KINDS:
+    for number, shares, concentration in kinds:
         spec = EpisodeSpec(number, 100 // number, 20, shares=shares, concentration=concentration)
         plan = sample_plans(Draw(spec, offsets, np.searchsorted(domains, split["test"]), 0, 2, labels), range(TASKS))
-        found = answers(z, data["features"], plan, owner, labels, calibration)
+        found = answers(z, data["features"], plan, owner, labels, calibration) if others else {PLAIN: z[plan.query]}
         for name, adapter in told.items():
             found[name] = np.stack([
                 adapter.adapt(z[s], data["style"][s]).predict_logits(z[q], data["style"][q])
@@ -135,7 +140,7 @@ def summary(of_seeds):
     for kind, rows in of_seeds[0].items():
         table[kind] = {}
         for name in rows:
-            x, plain = (np.mean([scores[kind][n] for scores in of_seeds], axis=0) for n in (name, "no adaptation"))
+            x, plain = (np.mean([scores[kind][n] for scores in of_seeds], axis=0) for n in (name, PLAIN))
             drawn = rng.integers(len(x), size=(2000, len(x)))
             low, high = np.percentile((x - plain)[drawn].mean(1), [2.5, 97.5])
             worst = np.mean([np.sort(scores[kind][name])[: len(x) // 10].mean() for scores in of_seeds])
@@ -144,10 +149,46 @@ def summary(of_seeds):
     return table
 
 
+def of_heads(data):
+    """The gains on heads of other widths and epochs, one seed each."""
+    found = []
+    for hidden, epochs in HEADS:
+        scores, notes = one_seed(data, 0, hidden, epochs, [k for k in KINDS if k[1:] == ("dirichlet", 0.3)], False)
+        found.append({"hidden": hidden, "epochs": epochs, **notes, "table": summary([scores])})
+    return {"tasks": TASKS, "heads": found}
+
+
+def draw(found, path):
+    """Gains against the head's width, and against the share of its training images that it knows by heart."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
+    by_heart = {id(head): 100 * head["right"]["images of the head"] for head in found["heads"]}
+    for axis, place in zip(axes, (lambda head: head["hidden"], lambda head: by_heart[id(head)]), strict=True):
+        shown = sorted((h for h in found["heads"] if axis is axes[1] or h["epochs"] == 20), key=place)
+        for kind, color in zip(shown[0]["table"], ("#D55E00", "#0072B2"), strict=True):
+            for name, line, said in zip(OURS, ("-o", "--s"), ("held-out images", "its training images"), strict=True):
+                points = [head["table"][kind][name] for head in shown]
+                ends = np.array([[p["gain"] - p["low"], p["high"] - p["gain"]] for p in points]).T
+                label = f"{kind.split(',')[0]}, adapter on {said}"
+                places = [place(head) for head in shown]
+                axis.errorbar(places, [p["gain"] for p in points], ends, fmt=line, color=color, label=label, capsize=2)
+        axis.axhline(0, color="black", lw=0.6)
+    axes[0].set(xscale="log", xlabel="hidden features of the head, 20 epochs", ylabel="gain of 100 images, points")
+    axes[1].set(xlabel="training images on which the head is right, %")
+    axes[1].legend(fontsize=7, frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
 def main():
+    if sys.argv[2].endswith(".png"):
+        with open(sys.argv[1]) as file:
+            return draw(json.load(file), sys.argv[2])
     order = np.argsort((loaded := np.load(sys.argv[1]))["domain"], kind="stable")
     data = {name: loaded[name][order] for name in ("features", "style", "labels", "domain", "split")}
     data["features"] = data["features"].astype(np.float32)
+    if sys.argv[3:] == ["heads"]:
+        with open(sys.argv[2], "w") as file:
+            return json.dump(of_heads(data), file, indent=1)
     found = []
     for seed in range(int(sys.argv[3]) if len(sys.argv) > 3 else 3):
         found.append(one_seed(data, seed))
