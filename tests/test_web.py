@@ -21,7 +21,7 @@ from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_method
 from cxda_jax.export import web
 from cxda_jax.export.pair import by_model
-from cxda_jax.types import Images, Known
+from cxda_jax.types import ADAPTER, Images, Known
 from tests.test_buffer import CARD
 
 ROOT = Path(__file__).parent.parent
@@ -44,6 +44,8 @@ def random_model(method: str, side: int = 20, **fields) -> Model:
     variables = jax.device_get(jax.jit(built.init)(jax.random.key(0), images))
     moved = jax.tree.map(lambda x: x + rng.normal(0, 0.15, x.shape).astype(np.float32), variables)
     moved["batch_stats"] = jax.tree.map(lambda x: np.abs(x) + np.float32(0.1), moved["batch_stats"])
+    if ADAPTER in moved["batch_stats"]:
+        moved["batch_stats"][ADAPTER]["std"] *= np.float32(0.1)  # a part of the style is clipped then
     moved = jax.device_put(moved)
     if built.calibrate:
         images, labels = rng.integers(0, 256, (9, *card.shape), np.uint8), np.arange(9) % len(card.class_names)
@@ -72,6 +74,7 @@ OTHERS: dict[str, tuple[str, Mapping]] = {
         {"cxda_any__running": True, "cxda_any__learned": 0, "net__padding": "same"},
     ),
     "icrm of a short sequence": ("icrm", {"icrm__layers": 3, "icrm__width": 24, "icrm__heads": 3, "icrm__context": 3}),
+    "shares of classes, by two of three maps": ("cxda_shares", {"cxda_shares__maps": 2, "cxda_shares__em_steps": 3}),
 }
 
 

@@ -1,8 +1,8 @@
 """A model as a web page that needs no server, no network and no library: one file, index.html.
 
-The page holds the weights, recorded handwriting to start from, and a small engine: live/engine.js, sequence.js and
-kernel.wasm. Visitors draw characters, fill the buffer, and see the answer before and after adapting. Before the page
-is left behind, its own scripts run in Node.js, and their answers are compared with JAX.
+The page holds the weights, recorded handwriting to start from, and a small engine: live/engine.js, sequence.js,
+shares.js and kernel.wasm. Visitors draw characters, fill the buffer, and see the answer before and after adapting.
+Before the page is left behind, its own scripts run in Node.js, and their answers are compared with JAX.
 """
 
 import base64
@@ -24,6 +24,7 @@ from cxda_jax.device.model import Model
 from cxda_jax.disk import files, safetensors
 from cxda_jax.errors import UserError
 from cxda_jax.export.pair import by_model
+from cxda_jax.methods.cxda_shares import spread
 from cxda_jax.nets.attention import ATTENTION
 from cxda_jax.nets.cnn import PADDINGS
 from cxda_jax.registry import METHODS
@@ -86,7 +87,7 @@ def describe(model: Model) -> dict[str, Any]:
     tokens = config["icrm"] if memory == "sequence" else attention
     if net["name"] != "cnn":
         raise UserError(f"web: network {net['name']!r} does not run in the page; choose a model whose network is cnn")
-    if memory and tokens["features"] != "flat":
+    if memory not in ("", "shares") and tokens["features"] != "flat":
         raise UserError(f"web: attention features {tokens['features']!r} do not run in the page; choose flat")
     height, width, channels = card.shape
     if height != width or channels != 1:
@@ -99,6 +100,7 @@ def describe(model: Model) -> dict[str, Any]:
     features = height // 4 if net["padding"] == "same" else ((height - 4) // 2 - 4) // 2
     dim = features**2 * net["width"]
     heads = attention["heads"]
+    layers = [{"pad": pad, "pool": i > 0} for i, pad in enumerate(PADDINGS[net["padding"]])]
     return {
         "method": name,
         "classes": card.class_names,
@@ -107,12 +109,15 @@ def describe(model: Model) -> dict[str, Any]:
         "std": card.std,
         "fit": card.fit,
         "background": card.background,
-        "layers": [{"pad": pad, "pool": i > 0} for i, pad in enumerate(PADDINGS[net["padding"]])],
+        "layers": layers,
         "share": share,
         "memory": memory,
         "learned": config["cxda_any"]["learned"] if name == "cxda_any" else 0,
         "sequence": {part: tokens[part] for part in ("layers", "width", "heads", "context")}
         if memory == "sequence"
+        else None,
+        "shares": {"maps": spread(config[name]["maps"], len(layers)), "steps": config[name]["em_steps"]}
+        if memory == "shares"
         else None,
         "attention": {
             "heads": heads,
@@ -155,7 +160,7 @@ def render(described: Mapping[str, Any], variables: Mapping[str, Any], checked: 
     kernel = _base64((LIVE / "kernel.wasm").read_bytes())
     known = {**described, "tensors": names, "kernel": kernel, "checked": checked}
     scripts = {name: _read(f"{name}.js") for name in ("engine", "draw", "page")}
-    scripts["engine"] += _read("sequence.js")
+    scripts["engine"] += _read("sequence.js") + _read("shares.js")
     digests = " ".join(f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in scripts.values())
     filled = {
         "title": html.escape(f"{described['method']}: draw, and see it adapt"),

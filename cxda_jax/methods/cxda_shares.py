@@ -170,12 +170,16 @@ def logits_and_style(net: Classifier, variables: Variables, pixels: Array, maps:
     applied: Any = net.apply(variables, pixels, capture_intermediates=is_map, mutable=["intermediates"])
     logits, kept = applied
     outputs = [called["__call__"][0] for called in kept["intermediates"].get(TRUNK, {}).values()]
-    chosen = dict.fromkeys(round(i) for i in np.linspace(0, len(outputs) - 1, min(maps, len(outputs))))
     moments = []
-    for x in [net.apply(variables, pixels, method="normalise"), *(outputs[i] for i in chosen)]:
+    for x in [net.apply(variables, pixels, method="normalise"), *(outputs[i] for i in spread(maps, len(outputs)))]:
         x, places = x.astype(jnp.float32), tuple(range(1, x.ndim - 1))
         moments += [x.mean(places), x.std(places)]
     return logits, jnp.concatenate(moments, axis=-1)
+
+
+def spread(maps: int, count: int) -> list[int]:
+    """The numbers of the chosen maps: so many of `count`, spread over the depth."""
+    return [round(i) for i in np.linspace(0, count - 1, min(maps, count))]
 
 
 def _attending(
@@ -235,4 +239,4 @@ def _build(config: Config, inputs: Inputs) -> Method:
     return cxda_shares(build_net(config, inputs), **options)
 
 
-CXDA_SHARES = Entry(_build, {"cxda_shares": CXDA_SHARES_FIELDS}, style=Style(RED, "s"), varied=True)
+CXDA_SHARES = Entry(_build, {"cxda_shares": CXDA_SHARES_FIELDS}, style=Style(RED, "s"), varied=True, page="shares")

@@ -44,8 +44,8 @@ class Entry(NamedTuple):
       varied: whether a study tests it on other numbers of domains and of support images too.
       support_loss: the values of train.support_loss that it knows.
       page: what its queries attend to in the page that runs in a browser: "own", support images normalised by the
-        statistics of all of them; "blended", by those and the running ones; "sequence", images in an order; "",
-        nothing. None: the page cannot run it.
+        statistics of all of them; "blended", by those and the running ones; "sequence", images in an order;
+        "shares", images that tell the shares of the classes; "", nothing. None: the page cannot run it.
       holds_out: whether train.held_out gives it the trunk of a training of erm_iid, whose weights then stay.
     """
 

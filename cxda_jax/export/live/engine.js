@@ -36,6 +36,7 @@ class Engine {
     for (const layer of this.layers) this.placeWeights(layer);
     this.running = this.layers.map(({ mean, variance }) => ({ mean, variance }));
     this.sequence = model.sequence ? new Sequence(model.sequence, this.tensors) : null;
+    this.shares = model.shares ? new Shares(model.shares, this) : null;
     this.learned = model.learned ? this.remember(this.tensors["attention/tokens"], model.learned) : null;
   }
 
@@ -105,13 +106,20 @@ class Engine {
     return made;
   }
 
-  /** The rest of layer i: normalisation by these statistics, ReLU, pooling. */
-  finished(i, raw, { mean, variance }) {
-    const { scale, shift, out, pool, rows, columns } = this.layers[i];
+  /** What convolved() gives, normalised by these statistics. In a layer without pooling, ReLU follows. */
+  normalised(i, raw, { mean, variance }) {
+    const { scale, shift, out, pool } = this.layers[i];
     const factor = scale.map((x, k) => x / Math.sqrt(variance[k] + EPSILON));
     const offset = shift.map((x, k) => x - mean[k] * factor[k]);
     const map = new Float32Array(raw.length);
-    for (let j = 0; j < raw.length; j++) map[j] = Math.max(0, raw[j] * factor[j % out] + offset[j % out]);
+    const least = pool ? -Infinity : 0;
+    for (let j = 0; j < raw.length; j++) map[j] = Math.max(least, raw[j] * factor[j % out] + offset[j % out]);
+    return map;
+  }
+
+  /** The rest of layer i: pooling and ReLU, if it pools. */
+  pooled(i, map) {
+    const { out, pool, rows, columns } = this.layers[i];
     if (!pool) return map;
     const [height, width] = [rows >> 1, columns >> 1];
     const pooled = new Float32Array(height * width * out);
@@ -120,9 +128,13 @@ class Engine {
         for (let k = 0; k < out; k++) {
           const at = (2 * y * columns + 2 * x) * out + k;
           const below = at + columns * out;
-          pooled[(y * width + x) * out + k] = Math.max(map[at], map[at + out], map[below], map[below + out]);
+          pooled[(y * width + x) * out + k] = Math.max(0, map[at], map[at + out], map[below], map[below + out]);
         }
     return pooled;
+  }
+
+  finished(i, raw, statistics) {
+    return this.pooled(i, this.normalised(i, raw, statistics));
   }
 
   /** The map of an image, given what the first convolution made of it. */
@@ -137,6 +149,7 @@ class Engine {
    * what it returns goes to predict().
    */
   *adapt(images) {
+    if (this.shares) return yield* this.shares.adapt(images);
     const { share, memory } = this.model;
     const count = images.length;
     const part = !count ? 0 : share.prior ? count / (count + share.prior) : share.momentum;
@@ -199,6 +212,7 @@ class Engine {
 
   /** Logits of an image, and weights [heads][images of the buffer]. */
   predict(adapted, pixels) {
+    if (this.shares) return this.shares.predict(adapted, pixels);
     const map = this.mapOf(this.convolved(0, this.normalise(pixels)), adapted.statistics);
     if (this.sequence) {
       const { features, weights } = this.sequence.read(map, adapted.memory);
@@ -206,11 +220,16 @@ class Engine {
       return { logits: this.dense("fc", features), weights: adapted.count ? weights.map((row) => [...unread, ...row]) : [] };
     }
     const { token, weights } = adapted.memory ? this.recall(map, adapted) : { token: map, weights: [] };
+    return { logits: this.classify(token), weights };
+  }
+
+  /** Logits of a map. */
+  classify(map) {
     const [height, width, channels] = this.mapShape;
     const pooled = new Float32Array(channels);
-    for (let j = 0; j < token.length; j++) pooled[j % channels] += token[j] / (height * width);
+    for (let j = 0; j < map.length; j++) pooled[j % channels] += map[j] / (height * width);
     const hidden = this.dense("hidden", pooled).map((x) => Math.max(0, x));
-    return { logits: this.dense("logits", hidden), weights };
+    return this.dense("logits", hidden);
   }
 
   /** A token plus what it finds in the memory and in the learned tokens. */

@@ -243,7 +243,7 @@ function showWeights(weights) {
     button.title = `${told.slice(2)}${told ? "; " : ""}press to remove`;
   }
   const looked = "A wide border marks what the answer looked at, and the star marks the most.";
-  const elsewhere = model.learned ? "what it learned in training" : model.sequence ? "the drawing itself" : "";
+  const elsewhere = model.learned || model.shares ? "what it learned in training" : model.sequence ? "the drawing itself" : "";
   const rest = elsewhere ? ` ${percent(1 - weights.reduce((a, b) => a + b, 0))} of its attention is on ${elsewhere}.` : "";
   const legend = !model.memory ? "This method does not look at single images." : weights.length && seenBy.length ? looked + rest : "";
   byId("legend").textContent = `${legend} Press an image to remove it.`.trim();

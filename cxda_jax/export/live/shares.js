@@ -1,0 +1,77 @@
+"use strict";
+// The adapter of cxda_shares: the buffer says which classes there are, and how the network errs on such images. The numbers
+// are those of cxda_jax/nets/shares.py for up to 1000 images; page.js keeps at most 500 in the buffer.
+
+const LARGEST = 5; // numbers of style are clipped there
+const FLOOR = 1e-12;
+
+class Shares {
+  /** sizes: { maps, steps }: the layers whose maps make the style, and the steps of EM. engine: the network. */
+  constructor(sizes, engine) {
+    Object.assign(this, sizes);
+    this.engine = engine;
+  }
+
+  part(name) {
+    return this.engine.tensors[`adapter/${name}`];
+  }
+
+  /** The network's logits of an image, and its key. Its style is that of logits_and_style() in cxda_shares.py. */
+  known(pixels) {
+    const { engine } = this;
+    let map = engine.normalise(pixels);
+    const found = [moments([map], engine.model.shape[2])];
+    for (const [i, statistics] of engine.running.entries()) {
+      const made = engine.normalised(i, engine.convolved(i, map), statistics);
+      if (this.maps.includes(i)) found.push(moments([made], engine.layers[i].out));
+      map = engine.pooled(i, made);
+    }
+    const style = found.flatMap(({ mean, variance }) => [...mean, ...variance.map(Math.sqrt)]);
+    const [mean, std, kernel] = ["mean", "std", "kernel"].map((name) => this.part(name));
+    const scaled = style.map((x, k) => Math.min(LARGEST, Math.max(-LARGEST, (x - mean[k]) / std[k])) / Math.sqrt(style.length));
+    return { logits: [...engine.classify(map)], key: [...times(scaled, kernel, kernel.length / style.length)] };
+  }
+
+  /** Stops after each image. */
+  *adapt(images) {
+    const buffer = [];
+    for (const pixels of images) {
+      buffer.push(this.known(pixels));
+      yield;
+    }
+    return buffer;
+  }
+
+  /** Logits of an image, and its weights [1][images of the buffer]. */
+  predict(buffer, pixels) {
+    const { logits, key } = this.known(pixels);
+    if (!buffer.length) return { logits, weights: [] };
+    const [near, logT, logN, logM, power] = ["near", "log_t", "log_n", "log_m", "strength"].map((name) => this.part(name)[0]);
+    const [sharpness, mass, strength] = [Math.exp(-logT), Math.exp(logM), 2 * sigmoid(power)];
+    const weights = buffer.map((image) => sigmoid(near - image.key.reduce((sum, x, j) => sum + (x - key[j]) ** 2, 0)));
+    const count = weights.reduce((a, b) => a + b);
+    const mean = times(weights, buffer.flatMap((image) => image.key), key.length).map((x) => x / (count + FLOOR));
+    const [offset, trained] = [this.part("offset"), this.part("shares")];
+    const part = count / (count + Math.exp(logN));
+    const moved = times(mean, this.part("bias"), logits.length).map((x, k) => part * (x + offset[k]));
+    const corrected = (given) => given.map((x, k) => x * sharpness + moved[k]);
+    const posteriors = buffer.map((image) => softmax(corrected(image.logits)));
+    let ratio = trained.map(() => 1); // of the shares to those in training
+    for (let step = 0; step < this.steps; step++) {
+      const rows = posteriors.flatMap((posterior) => {
+        const odds = posterior.map((p, k) => p * ratio[k]);
+        const sum = odds.reduce((a, b) => a + b) + FLOOR;
+        return odds.map((x) => x / sum);
+      });
+      ratio = times(weights, rows, ratio.length).map((x, k) => (x / trained[k] + mass) / (count + mass));
+    }
+    return {
+      logits: corrected(logits).map((x, k) => x + strength * Math.log(ratio[k])),
+      weights: [weights.map((a) => a / (count + mass))],
+    };
+  }
+}
+
+function sigmoid(x) {
+  return 1 / (1 + Math.exp(-x));
+}
