@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cxda_jax.methods.icrm import icrm, with_transformer
     from cxda_jax.methods.label_shift import bbse, mlls, prior_shift
     from cxda_jax.methods.sla import sla
+    from cxda_jax.methods.stata import stata
     from cxda_jax.methods.training_free import feature_shift, lame, t3a
     from cxda_jax.types import Episode, Images, Method
 
@@ -47,6 +48,7 @@ _HOMES = {
     "methods.icrm": ("icrm", "with_transformer"),
     "methods.label_shift": ("bbse", "mlls", "prior_shift"),
     "methods.sla": ("sla",),
+    "methods.stata": ("stata",),
     "types": ("Episode", "Images", "Method"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -56,7 +58,7 @@ __all__ = [
     "Plan", "SupportBuffer", "UserError", "__version__", "bbse", "bn", "bn_alpha", "cml", "cotta", "cxda", "cxda_any",
     "cxda_loo", "cxda_p2p", "cxda_shares", "cxda_supervised", "erm", "erm_iid", "evaluate", "feature_shift", "fit",
     "ft_em", "ft_im", "icrm", "lame", "load", "mlls", "open_store", "prior_shift", "sample_plans", "sf_ocda", "sla",
-    "t3a", "with_transformer", "write_store",
+    "stata", "t3a", "with_transformer", "write_store",
 ]  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from cxda_jax.methods import (
     icrm,
     label_shift,
     sla,
+    stata,
     training_free,
 )
 from cxda_jax.methods.entry import Entry
@@ -46,6 +47,7 @@ METHODS: dict[str, Entry] = {  # tables and figures have this order
     "t3a": training_free.T3A,
     "lame": training_free.LAME,
     "feature_shift": training_free.FEATURE_SHIFT,
+    "stata": stata.STATA,
     "prior_shift": label_shift.PRIOR_SHIFT,
     "mlls": label_shift.MLLS,
     "bbse": label_shift.BBSE,

@@ -14,7 +14,7 @@ from cxda_jax import augment, registry
 from cxda_jax.config import as_fields, check_stored, config_hash, default, hashed, of_method, read
 from cxda_jax.data import glyphs
 from cxda_jax.data.episodes import EpisodeSpec
-from cxda_jax.methods import anytime, cotta, cxda, erm, finetune, icrm, label_shift, training_free
+from cxda_jax.methods import anytime, cotta, cxda, erm, finetune, icrm, label_shift, stata, training_free
 from cxda_jax.nets import attention, cnn, context, pretrained, resnet, transformer
 from cxda_jax.optimizers import make_optimizer
 from cxda_jax.registry import METHODS, groups, schema
@@ -42,6 +42,7 @@ WHOLE = [
     ("augment", augment.Weak), ("bn_alpha", erm.bn_alpha), ("t3a", training_free.t3a), ("lame", training_free.lame),
     ("feature_shift", training_free.feature_shift), ("icrm", icrm.with_transformer), ("counted_shares", counted_shares),
     ("prior_shift", label_shift.prior_shift), ("mlls", label_shift.mlls), ("bbse", label_shift.bbse),
+    ("stata", stata.stata),
 ]  # fmt: skip
 # Callables that take some, and those of their parameters that mean something else there.
 SOME = [

@@ -1,9 +1,10 @@
-"""T3A, LAME, BN-alpha and FOA's activation shift against their published formulas, in numpy's float64."""
+"""T3A, LAME, BN-alpha, StatA and FOA's activation shift against their published formulas, in numpy's float64."""
 
 import jax
 import numpy as np
 import pytest
 
+from cxda_jax.methods.stata import stata
 from cxda_jax.methods.training_free import BATCH, affinities
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
@@ -124,3 +125,62 @@ def test_the_priors_share_is_that_of_the_count(support):
     blended, own = adapt(first(EPISODE.support, support))
     stored, share = variables["batch_stats"], support / (5 + support)
     close(blended, jax.tree.map(lambda r, s: (1 - share) * np.asarray(r) + share * np.asarray(s), stored, own))
+
+
+def log_normal(x, u, s):
+    return [-((x - u[k]) ** 2 / s[k] + np.log(s[k])).sum() / 2 for k in range(4)]
+
+
+def mixture_of(anchor, h, logits, alpha, neighbours, steps, temperature):
+    """StatA's Gaussians and z, one image and one class at a time, the neighbours of each image, and the shares b."""
+    n, (m, v), shares = len(h), anchor, np.empty(4)
+    near = [sorted((j for j in range(n) if j != i), key=lambda j, i=i: -h[i] @ h[j])[:neighbours] for i in range(n)]
+    pairs = np.array([[(i in near[j]) + (j in near[i]) for j in range(n)] for i in range(n)])
+    z, u, s = softmax(logits), m.copy(), np.tile(v, (4, 1))
+    for step in range(steps + 1):
+        given = [np.log(softmax(logits[i])) + np.array(log_normal(h[i], u, s)) / temperature for i in range(n)]
+        for _ in range(5):
+            z = softmax(np.array([given[i] + (pairs[i] * (h @ h[i])) @ z / (2 * neighbours) for i in range(n)]))
+        for k in range(4 if step < steps else 0):
+            size = (z.argmax(1) == k).sum()
+            b, weights = size / (size + alpha), z[:, k] / z[:, k].sum()
+            shares[k] = b
+            u[k] = b * sum(weights[i] * h[i] for i in range(n)) + (1 - b) * m[k]
+            s[k] = b * sum(weights[i] * (h[i] - u[k]) ** 2 for i in range(n)) + (1 - b) * (v + (m[k] - u[k]) ** 2)
+    return u, s, z, near, shares
+
+
+@ENDS
+def test_stata_equals_its_formula(support):
+    """Of training images that lack class 3. A class without support images keeps its anchor bit for bit."""
+    images, training, labels = first(EPISODE.support, support), EPISODE.query, np.arange(8) % 3
+    (h, logits, *_), (queries, plain, *_) = known(images), known(training)
+    h, queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (h, queries))
+    m = np.stack([*(queries[labels == k].mean(0) for k in range(3)), queries.mean(0)])
+    v = ((queries - m[labels]) ** 2).mean(0)
+    v = np.maximum(v, 0.01 * v.mean() + 1e-8)
+    options = [(1.0, 3, 10, 50.0), (0.3, 2, 4, 20.0), (5.0, 20, 1, 100.0)]
+    methods = [stata(TINY, *row) for row in options]
+
+    @jax.jit
+    def everything(variables, known, support, query):
+        kept = methods[0].calibrate(variables, known)
+        adapted = [method.adapt(kept, support, KEY) for method in methods]
+        return kept["calibration"], adapted, [i.predict(a, query) for i, a in zip(methods, adapted, strict=True)]
+
+    calibrated = Known(training.pixels, labels, None, None)
+    anchor, adapted, answers = everything(case_of("erm").variables, calibrated, images, EPISODE.query)
+    for (alpha, neighbours, steps, temperature), mixture, ours in zip(options, adapted, answers, strict=True):
+        u, s, z, near, shares = mixture_of((m, v), h, logits, alpha, neighbours, steps, temperature)
+        close([mixture.means, mixture.variances, mixture.z], [u, s, z], 1e-4)
+        absent = shares == 0
+        assert absent.any()
+        for found, kept in ((mixture.means, anchor["means"]), (mixture.variances, [anchor["variance"]] * 4)):
+            np.testing.assert_array_equal(found[absent], np.asarray(kept)[absent])
+        for x, scores, found in zip(queries, plain, ours, strict=True):
+            cosine, expected = h @ x, np.log(softmax(scores)) + np.array(log_normal(x, u, s)) / temperature
+            mine = np.argsort(-cosine)[:neighbours]
+            for j in range(support):
+                joins = len(near[j]) < neighbours or cosine[j] > min(h[j] @ h[i] for i in near[j])
+                expected += (int(j in mine) + int(joins)) * cosine[j] * z[j] / (2 * neighbours)
+            close(found, expected, 1e-4)
