@@ -138,8 +138,8 @@ def fit(
     state = train.init_state(method, optimizer, seed, Images(jnp.asarray(data.images[:2]), jnp.zeros(2, jnp.int32)))
     own = np.flatnonzero(np.isin(data.row_domains(), data.domains("train")))
     held = Described(data.images.reshape(len(data.images), -1)[own], data.labels[own], data.row_domains()[own])
-    # Nobody asks for the classifier's own training images, so the shares of the classes there are taken as equal.
-    state = state.replace(variables=measure(state.variables, held, np.arange(classes)))
+    # The classifier's own training images are not given. The classes are taken to have the same shares there.
+    state = state.replace(variables=measure(state.variables, held, held.labels))
 
     def train_plans(step: int) -> Plan:
         return sample_plans(draws["train"], range(step * TASKS, (step + 1) * TASKS))
