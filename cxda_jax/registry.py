@@ -52,6 +52,7 @@ METHODS: dict[str, Entry] = {  # tables and figures have this order
     "mlls": label_shift.MLLS,
     "bbse": label_shift.BBSE,
 }
+OWN = tuple(METHODS)  # without those of other packages
 METHODS |= {point.name: point.load() for point in entry_points(group="cxda_jax.methods")}
 STARTS = ("erm", "erm_iid")  # from whose checkpoints a method without a training of its own may start; the usual first
 
@@ -74,7 +75,8 @@ def readers(group: str) -> list[str]:
 def held(method: str, for_tests: bool = False) -> Collection[str]:
     """The names in schema() of what a config of the method holds.
 
-    With `for_tests`, a training that others start from has what their tests read too.
+    With `for_tests`, a training that others start from has what their tests read too. What a method of another package
+    reads is not among it, so that the training can be read where that package is missing.
     """
-    others = [name for name, group in groups().items() if for_tests and method in STARTS and group.at_test]
-    return {*FIELDS, *METHODS[method].groups, *others}
+    of_own = [item for name in OWN for item in METHODS[name].groups.items() if for_tests and method in STARTS]
+    return {*FIELDS, *METHODS[method].groups, *(name for name, group in of_own if group.at_test)}
