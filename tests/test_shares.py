@@ -197,6 +197,8 @@ def test_one_command_trains_the_network_and_the_adapter(tmp_path):
     assert {name: x.tobytes() for name, x in own.items()}.items() <= {n: x.tobytes() for n, x in whole.items()}.items()
     assert any(ADAPTER in name for name in whole)
     assert set(json.loads((run / "right.json").read_text())) == {"learnt", "others"}
+    other = command(*train, "--config.cxda_shares.held_out=0.5", code=2)
+    assert f"{run} holds a run with config.cxda_shares.held_out=0.35, not 0.5" in other
 
 
 def test_the_config_of_the_network_differs_by_the_method_alone():

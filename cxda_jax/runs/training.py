@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def train_run(config: Config, workdir: Path, data_dir: str | Path, other_data: b
     facts = {"package": __version__, "commit": commit(), "data": experiment.store.sha256, "config": config}
     identity.insist_on_agreement(facts)
     mesh.from_first(lambda: insist_on_folder(workdir))
-    network = network_of(experiment, workdir / NETWORK, data_dir, other_data) if experiment.method.frozen else None
+    network = functools.partial(network_of, experiment, workdir / NETWORK, data_dir, other_data)
     with mesh.by_first(files.locked, workdir), as_fields(config, "train"):
         try:
             run(experiment, state, workdir, compilations, other_data, network)
@@ -100,9 +101,9 @@ def prepared(config: Config, data_dir: str | Path, devices: Mesh | None = None) 
 
 def run(
     experiment: Experiment, state: train.TrainState, workdir: Path, compilations: cost.Compilations, other_data: bool,
-    network: Variables | None = None,
+    network: Callable[[], Variables],
 ) -> None:  # fmt: skip
-    """Trains, keeps the best weights as files of their own, and tests them. A method may be trained on a `network`."""
+    """Trains, keeps the best weights as files of their own, and tests them. network() gives that of a frozen method."""
     config, method, store, steps = experiment.config, experiment.method, experiment.store, experiment.schedule.steps
     record, evaluator = claimed(workdir, config, store, other_data), compiled(experiment)
     learning, judge = experiment, evaluator  # of an adapter they are others
@@ -123,11 +124,11 @@ def run(
         say(f"on {used} of {there} devices: train.tasks_per_step={config['train']['tasks_per_step']}; {fix}")
     what = f"{len(store.labels)} images of {store.num_classes} classes; domains: {counts}"
     say(f"{config['method']} on {store.info.name}: {what}; {steps} steps, seed {config['seed']}")
-    if network is not None and method.frozen and method.frozen.described:
-        learning, state = adapters.on_descriptions(experiment, state, network)
+    if method.frozen and method.frozen.described:
+        learning, state = adapters.on_descriptions(experiment, state, network())
         judge = compiled(learning)
-    elif network is not None:
-        state = adapters.on_trunk(state, network)
+    elif method.frozen:
+        state = adapters.on_trunk(state, network())
     with stops.deferred() as stopping:
         spent = train.train(
             learning.learner, learning.source, learning.train_plans, state, learning.schedule, validate,
