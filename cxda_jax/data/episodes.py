@@ -28,6 +28,7 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError, brief
 
 FEW = 10  # domains
+NONE = np.zeros(0, np.int64)  # rows
 
 
 class EpisodeSpec(NamedTuple):
@@ -191,7 +192,8 @@ def sample_plans(draw: Draw, tasks: Sequence[int], context: Context | None = Non
             if spec.shares == "natural":
                 rows = start + rng.choice(stop - start, count, replace=spec.replacement)
             else:
-                rows = rng.permutation(in_shares(draw, task, domain)[:count])  # so that queries are like the support
+                # Permuted, so that queries are like the support.
+                rows = rng.permutation(in_shares(draw, task, domain, count) if count else NONE)
             support[i, ends_of[j] - parts[j] : ends_of[j]] = rows[: parts[j]]
             if j == asked:
                 query[i] = rows[parts[j] :]
@@ -217,8 +219,11 @@ def _parts(spec: EpisodeSpec, sizes: np.ndarray, rng: np.random.Generator) -> tu
     return parts, int(asked)
 
 
-def in_shares(draw: Draw, task: int, domain: int) -> np.ndarray:
-    """All rows of a domain, in the order in which they come to a task whose shares are not natural."""
+def in_shares(draw: Draw, task: int, domain: int, most: int | None = None) -> np.ndarray:
+    """Rows of a domain, in the order in which they come to a task whose shares are not natural: the first ones, or all.
+
+    `most` is how many.
+    """
     rng, shares = _generator(draw.seed, task, draw.stream, use=4 + int(domain)), draw.spec.shares
     rows = np.arange(draw.offsets[domain], draw.offsets[domain + 1])
     assert draw.labels is not None
@@ -234,8 +239,9 @@ def in_shares(draw: Draw, task: int, domain: int) -> np.ndarray:
         # The logarithm of gamma variables, of which a small concentration would make zeros.
         log_p = np.log(rng.gamma(alpha + 1, size=len(counts))) + np.log(rng.uniform(size=len(counts))) / alpha
     # The largest of such sums come in the order of successive draws without replacement.
-    keys = (log_p - np.log(counts))[own] + rng.gumbel(size=len(rows))
-    return rows[np.argsort(-keys, kind="stable")]
+    keys = (np.log(counts) - log_p)[own] - rng.gumbel(size=len(rows))
+    first = np.arange(len(rows)) if most is None or most >= len(rows) else np.argpartition(keys, most)[:most]
+    return rows[first[np.argsort(keys[first], kind="stable")]]
 
 
 def first_arrived(plan: Plan, context: Context, draw: Draw, tasks: Sequence[int]) -> Plan:

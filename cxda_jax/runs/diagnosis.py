@@ -156,7 +156,7 @@ def _true_shares(draw: Draw, task: int, domain: int, classes: int) -> np.ndarray
     """The shares of the classes among a domain's images, or where a task draws them, among its first ones."""
     rows = np.arange(draw.offsets[domain], draw.offsets[domain + 1])
     if draw.spec.shares != "natural":
-        rows = in_shares(draw, task, domain)[:FIRST]
+        rows = in_shares(draw, task, domain, FIRST)
     assert draw.labels is not None
     return np.bincount(draw.labels[rows], minlength=classes) / len(rows)
 
