@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from cxda_jax.device.buffer import SupportBuffer
     from cxda_jax.device.model import Answers, Model, load
     from cxda_jax.errors import UserError
+    from cxda_jax.estimator import CXDAClassifier
     from cxda_jax.evaluation import evaluate
-    from cxda_jax.fitting import Adapter, fit
+    from cxda_jax.fitted import Adapter, Device, load_adapter
+    from cxda_jax.fitting import fit
     from cxda_jax.methods.anytime import cxda_any
     from cxda_jax.methods.cml import cml
     from cxda_jax.methods.cotta import cotta
@@ -35,8 +37,10 @@ _HOMES = {
     "device.buffer": ("SupportBuffer",),
     "device.model": ("Answers", "Model", "load"),
     "errors": ("UserError",),
+    "estimator": ("CXDAClassifier",),
     "evaluation": ("evaluate",),
-    "fitting": ("Adapter", "fit"),
+    "fitted": ("Adapter", "Device", "load_adapter"),
+    "fitting": ("fit",),
     "methods.anytime": ("cxda_any",),
     "methods.cml": ("cml",),
     "methods.cotta": ("cotta",),
@@ -54,10 +58,10 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Adapter", "Answers", "DomainStore", "Draw", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Model",
+    "Adapter", "Answers", "CXDAClassifier", "Device", "DomainStore", "Draw", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Model",
     "Plan", "SupportBuffer", "UserError", "__version__", "bbse", "bn", "bn_alpha", "cml", "cotta", "cxda", "cxda_any",
     "cxda_loo", "cxda_p2p", "cxda_shares", "cxda_supervised", "erm", "erm_iid", "evaluate", "feature_shift", "fit",
-    "ft_em", "ft_im", "icrm", "lame", "load", "mlls", "open_store", "prior_shift", "sample_plans", "sf_ocda", "sla",
+    "ft_em", "ft_im", "icrm", "lame", "load", "load_adapter", "mlls", "open_store", "prior_shift", "sample_plans", "sf_ocda", "sla",
     "stata", "t3a", "with_transformer", "write_store",
 ]  # fmt: skip
 

@@ -8,214 +8,256 @@ Logits are what the classifier gives before softmax. The style of an image is an
 and deviations of the channels of early maps do, and the last features hardly do.
 """
 
+import functools
 import math
-import tempfile
+import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from cxda_jax import augment, train
-from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, check_spec, domains_for, sample_plans
-from cxda_jax.data.sources import device_source
+from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
 from cxda_jax.data.store import DomainStore, StoreInfo
-from cxda_jax.disk import checkpoints
-from cxda_jax.errors import UserError
-from cxda_jax.evaluation import Tasks, compile_task, evaluate
-from cxda_jax.experiment import adapter_optimizer
+from cxda_jax.errors import UserError, brief
+from cxda_jax.fitted import CELLS, Adapter, as_array, as_numbers, method_of, standardised
+from cxda_jax.judging import FULL, TASKS, Judged, drift, headroom, in_words, judge
 from cxda_jax.machine import backend
-from cxda_jax.methods.cxda_shares import measure, on_described
-from cxda_jax.types import Adapted, Array, Described, Images, Variables
+from cxda_jax.methods.cxda_shares import measure
+from cxda_jax.types import ADAPTER, Described, Episode, Images, Variables
 
-VALIDATION, VAL_TASKS = 0.25, 200  # the part of the domains that chooses the best weights; tasks of a validation
-TASKS, RATE = 16, 1e-2  # tasks of a step; Adam's rate
-
-
-class Device(NamedTuple):
-    """A device that has adapted to its buffer."""
-
-    adapter: "Adapter"
-    adapted: Adapted
-
-    def predict_logits(self, logits: Any, style: Any = None) -> np.ndarray:
-        """The adapted logits [n, classes] of new images, each answered alone."""
-        query = self.adapter.images(logits, style)
-        return np.asarray(self.adapter.predict(self.adapted, query))[: len(logits)]
-
-    def predict_proba(self, logits: Any, style: Any = None) -> np.ndarray:
-        """The probabilities [n, classes] of new images."""
-        return np.asarray(jax.nn.softmax(self.predict_logits(logits, style)))
+VALIDATION, VALIDATIONS = 0.25, 5  # the part of the domains that chooses the best weights; how often it does
+TASKS_PER_STEP, RATE = 16, 1e-2  # Adam's rate at the start; a cosine leads to 0
+QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
+START = 2**23  # numbers of images, from which the training's start is measured
+TIMED = 5  # steps, after which the first guess of their number is made; later ones follow each EVERY steps
+EVERY = 50
+WITHOUT = {  # what it costs if the keys come from something else than a style
+    "features": "the keys come from the features: these tell domains apart worse than a style does, so a mixed buffer "
+    "helps less",
+    "logits": "the keys come from the logits: these hardly tell domains apart, so a mixed buffer helps little",
+}
 
 
-class Adapter(NamedTuple):
-    """An adapter for one classifier.
-
-    Attributes:
-      classes: of the classifier.
-      style: numbers of a style.
-      variables: what was learnt.
-      encode: the compiled part that adapts.
-      predict: the compiled part that answers.
-      accuracy: on tasks of validation domains, of the classifier alone and with a buffer of 100 images.
-    """
-
-    classes: int
-    style: int
-    variables: Variables
-    encode: Callable[[Variables, Images, Array], Adapted]
-    predict: Callable[[Adapted, Images], Array]
-    accuracy: tuple[float, float]
-
-    def __str__(self) -> str:
-        plain, adapted = self.accuracy
-        said = (
-            f"on tasks of validation domains {plain:.1%} are right without a buffer and {adapted:.1%} with 100 images"
-        )
-        return said if self.helps else f"{said}: it does not help, so it gives the classifier's own answers"
-
-    @property
-    def helps(self) -> bool:
-        """Whether validation domains gained. If not, the classifier's own answers stay."""
-        return self.accuracy[1] > self.accuracy[0]
-
-    def adapt(self, logits: Any, style: Any = None) -> Device:
-        """Adapts to a buffer of unlabelled images: their logits [n, classes] and styles [n, d]."""
-        images = self.images(logits, style)
-        if not self.helps:
-            images = images.replace(present=jnp.zeros(len(images.pixels), bool))
-        return Device(self, self.encode(self.variables, images, jax.random.key(0)))
-
-    def images(self, logits: Any, style: Any = None) -> Images:
-        """Images as the adapter reads them, in a power of two of places, so that few numbers are compiled for.
-
-        A UserError names what has another form than in fit().
-        """
-        logits, style = _arrays(logits, style)
-        for name, array, width in (("logits", logits, self.classes), ("style", style, self.style)):
-            if array.shape[1] != width:
-                raise UserError(
-                    f"{name}: {array.shape[1]} columns, fit() had {width}; give those of the same classifier"
-                )
-        places = 2 ** max(4, math.ceil(math.log2(max(1, len(logits)))))
-        pixels = np.zeros((places, 1, 1, self.classes + self.style), np.float32)
-        pixels[: len(logits), 0, 0] = np.concatenate([logits, style], axis=1)
-        return Images(jnp.asarray(pixels), jnp.zeros(places, jnp.int32), jnp.arange(places) < len(logits))
-
-
-def fit(
+def fit(  # noqa: PLR0913
     logits: Any,
     labels: Any,
     domains: Any,
     style: Any = None,
+    features: Any = None,
+    minutes: float = 2.0,
     steps: int = 1500,
     seed: int = 0,
     log: Callable[[str], None] = print,
 ) -> Adapter:
     """Learns to adapt a classifier, from images that it was not trained on.
 
+    A task has up to 100 images in its buffer. A step has 16 tasks of 20 queries for up to 65 classes. For more classes
+    it has fewer queries (5 at least), and then fewer tasks (4 at least), so that the arrays [tasks, queries, 100,
+    classes] of a step have two million numbers.
+
+    The result is a function of the arguments but for `minutes`, as long as no step is left out to keep to these.
+
     Args:
       logits: of the classifier, [n, classes].
       labels: class numbers [n].
       domains: numbers or names [n] of where each image comes from.
-      style: a vector of each image [n, d]; None: the logits take its place, and domains are hardly told apart.
-      steps: of the training.
+      style: a vector of each image [n, d] that tells domains apart.
+      features: what takes its place where there is none, [n, d]; None: the logits do. Domains are then told apart worse.
+      minutes: that it may take. Steps are left out to keep to them; compiling and judging are not.
+      steps: of the training, at most.
       seed: of all that is random.
       log: takes lines of progress.
     """
-    data = _store(*_checked(logits, labels, domains, style), seed)
-    classes, specs = data.num_classes, {split: _spec(len(data.domains(split))) for split in ("train", "val")}
-    for split, spec in specs.items():
-        check_spec(spec, data, split)
+    began = time.monotonic()
+    check_numbers(minutes, steps, seed)
+    keys = "style" if style is not None else "features" if features is not None else "logits"
+    judged = _checked(logits, labels, domains, {"style": style, "features": features}, seed)
+    if keys in WITHOUT:
+        log(WITHOUT[keys])
+    store, rows, classes = judged.store, judged.rows, judged.store.num_classes
+    right = float((rows[:, :classes].argmax(1) == store.labels).mean())
+    known = headroom(judged)
+    variables, taken = _train(judged, steps, began + 60 * minutes, log)
+    found, answers = judge(judged, variables)
+    stats = jax.device_get(variables["batch_stats"][ADAPTER])
+    told, means = drift(judged, standardised(rows[:, classes:], stats["mean"], stats["std"]))
+    domains_of = {split: len(store.domains(split)) for split in ("train", "val")}
+    sizes = {"images": len(rows), "right": right, "domains": domains_of, "steps": taken, "tasks": TASKS}
+    report = {**sizes, "headroom": known, **found, "drift": told}
+    log(in_words(report))
+    return Adapter(classes, rows.shape[1] - classes, keys, seed, variables, {**means, **answers}, report)
+
+
+def check_numbers(minutes: Any, steps: Any, seed: Any) -> None:
+    numbers = (("minutes", minutes, (int, float), 0, 1e6), ("steps", steps, int, 1, 2**31 - 1),
+               ("seed", seed, int, 0, 2**31 - 1))  # fmt: skip
+    for name, value, kind, low, high in numbers:
+        whole = isinstance(value, np.generic) and value.ndim == 0
+        value = value.item() if whole else value
+        if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+            what = "a whole number" if kind is int else "a number"
+            raise UserError(f"{name}={brief(repr(value), 40)}; give {what} from {low} to {high:g}")
+
+
+def load_of(classes: int) -> tuple[int, int]:
+    """The tasks of a step, and the queries of each, by the rule of fit()."""
+    room = CELLS // 2 // (FULL * classes)
+    queries = min(QUERIES, max(FEW_QUERIES, room // TASKS_PER_STEP))
+    return min(TASKS_PER_STEP, max(FEW_TASKS, room // queries)), queries
+
+
+class Pace:
+    """The steps of a training that keeps to a time. The cosine of its rate ends at 0, however many steps it has."""
+
+    def __init__(self, steps: int, until: float, log: Callable[[str], None]):
+        self.left, self.until, self.log = steps, until, log
+        self.taken, self.progress, self.began = 0, 0.0, 0.0
+        self.reserve = 0.0  # seconds of what follows the training
+
+    @property
+    def rate(self) -> float:
+        return RATE * (1 + math.cos(math.pi * self.progress)) / 2
+
+    def step(self, now: Callable[[], float]) -> bool:
+        """Counts a step, leaves out some where time is short, and returns whether a validation follows.
+
+        now() waits for the step.
+        """
+        before, self.progress = self.progress, self.progress + (1 - self.progress) / self.left
+        self.taken, self.left = self.taken + 1, self.left - 1
+        if self.taken == 1:  # it was compiled
+            self.began = now()
+        elif self.left and (self.taken == 1 + TIMED or self.taken % EVERY == 0):
+            time_now = now()
+            a_step = (time_now - self.began) / (self.taken - 1)
+            room = max(1, int((self.until - self.reserve - time_now) / max(a_step, 1e-9)))
+            if room < self.left:
+                self.log(f"time is short: {self.taken + room} steps in place of {self.taken + self.left}")
+                self.left = room
+        part = VALIDATIONS * self.progress + 1e-9
+        return not self.left or int(part) > int(VALIDATIONS * before + 1e-9)
+
+
+class Programs(NamedTuple):
+    """What all trainings of so many classes share."""
+
+    optimizer: optax.GradientTransformationExtraArgs
+    step: Callable[..., train.Stepped]
+
+
+@functools.cache
+def programs(classes: int) -> Programs:
+    optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=RATE)
+    learner = train.Learner(method_of(classes), optimizer, augment.Weak(crop=False, flip=False, rotate=0.0))
+    return Programs(optimizer, backend.jit(functools.partial(train.train_step, learner)))
+
+
+def _train(judged: Judged, steps: int, until: float, log: Callable[[str], None]) -> tuple[Variables, int]:
+    """The variables that are best on validation tasks, and the steps that were taken."""
+    store, rows, classes = judged.store, judged.rows, judged.store.num_classes
+    (optimizer, step), (tasks, _) = programs(classes), load_of(classes)
     draws = {
-        split: Draw(spec, data.offsets, domains_for(spec, data, split)[0], seed, stream, data.labels)
-        for stream, (split, spec) in enumerate(specs.items())
+        split: judged.draw(split, stream, _spec(judged, split)) for stream, split in enumerate(("train", "val"))
     }
-    method, source = on_described(classes), device_source(data)
-    optimizer, evaluator = adapter_optimizer(RATE, steps), compile_task(method, source)
-    state = train.init_state(method, optimizer, seed, Images(jnp.asarray(data.images[:2]), jnp.zeros(2, jnp.int32)))
-    own = np.flatnonzero(np.isin(data.row_domains(), data.domains("train")))
-    held = Described(data.images.reshape(len(data.images), -1)[own], data.labels[own], data.row_domains()[own])
-    # The classifier's own training images are not given. The classes are taken to have the same shares there.
-    state = state.replace(variables=measure(state.variables, held, held.labels))
+    asked = sample_plans(draws["val"], range(TASKS))
+    state = train.init_state(method_of(classes), optimizer, judged.seed, _images(rows[:2]))
+    state = state.replace(variables=_start(judged, state.variables))
 
-    def train_plans(step: int) -> Plan:
-        return sample_plans(draws["train"], range(step * TASKS, (step + 1) * TASKS))
+    def score(variables: Variables) -> float:
+        return float((judged.answers(variables, asked).argmax(-1) == store.labels[asked.query]).mean())
 
-    def accuracy(variables: Variables) -> float:
-        asked = Tasks(lambda tasks: sample_plans(draws["val"], tasks), VAL_TASKS, "accuracy", per_call=10)
-        return evaluate(evaluator, variables, source, asked).mean
-
-    schedule = train.Schedule(steps, max(1, steps // 5), max(1, steps // 10), steps, TASKS)
-    learner = train.Learner(method, optimizer, augment.Weak(crop=False, flip=False, rotate=0.0))
-    with tempfile.TemporaryDirectory() as folder:
-        run = train.Run(Path(folder), seed, log, lambda: False)
-        train.train(learner, source, train_plans, state, schedule, accuracy, run)
-        best, notes = checkpoints.restore(Path(folder) / "best", state.variables) or (state.variables, {"score": 0.0})
-    asked = sample_plans(draws["val"], range(VAL_TASKS)).query
-    right = data.images[..., :classes].reshape(-1, classes).argmax(1) == data.labels
-    found = (float(right[asked].mean()), notes["score"])
-    width = data.images.shape[-1] - classes
-    adapter = Adapter(classes, width, best, backend.jit(method.adapt), backend.jit(method.predict), found)
-    log(str(adapter))
-    return adapter
+    pace, key, best = Pace(steps, until, log), jax.random.key(judged.seed), (-1.0, state.variables)
+    times = [time.monotonic()]
+    for _ in range(2):  # the first call compiles
+        best = (score(state.variables), state.variables)
+        times.append(time.monotonic())
+    pace.reserve = 3 * (times[1] - times[0]) + 13 * (times[2] - times[1])  # of validations, and of judge()
+    while pace.left:
+        state.optimizer.hyperparams["learning_rate"] = jnp.float32(pace.rate)
+        plan = sample_plans(draws["train"], range(pace.taken * tasks, (pace.taken + 1) * tasks))
+        state, _ = step(state, _episodes(rows, store.labels, plan), key)
+        if pace.step(lambda state=state: float(jax.block_until_ready(state.step) * 0) + time.monotonic()):
+            scored = score(state.variables)
+            log(f"step {pace.taken}: {scored:.1%} of the validation answers are right")
+            if scored > best[0]:
+                best = (scored, state.variables)
+    return best[1], pace.taken
 
 
-def _spec(domains: int) -> EpisodeSpec:
+def _start(judged: Judged, variables: Variables) -> Variables:
+    """The variables with what is measured of training images, of which a part does where there are many.
+
+    The classifier's own training images are not given. The classes are taken to have the same shares there.
+    """
+    store, rows = judged.store, judged.rows
+    own = np.flatnonzero(np.isin(store.row_domains(), store.domains("train")))
+    some = np.sort(np.random.default_rng(judged.seed).permutation(own)[: max(1000, START // rows.shape[1])])
+    held = Described(rows[some], store.labels[some], store.row_domains()[some])
+    return measure(variables, held, store.labels[own])
+
+
+def _spec(judged: Judged, split: str) -> EpisodeSpec:
     """Tasks of any shares and mixture, of five domains or of as many as there are."""
-    number = max(1, min(5, domains))
-    return EpisodeSpec(number, 100 // number, 20, shares="any", mixture="any", skip_small=True)
+    number = judged.most_domains(split)
+    if not number:
+        most = np.diff(judged.store.offsets)[judged.store.domains(split)].max()
+        use, least = {"train": "train", "val": "validate"}[split], FULL + judged.queries
+        raise UserError(f"domains: those that {use} have at most {most} images each; give {least} images of each domain")
+    return EpisodeSpec(number, FULL // number, judged.queries, shares="any", mixture="any", skip_small=True)
 
 
-def _arrays(logits: Any, style: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and style as finite float32 [n, ...]; without a style the logits take its place."""
-    found = []
-    for name, given in (("logits", logits), ("style", logits if style is None else style)):
-        array = np.asarray(given)
-        if array.ndim != 2 or not np.issubdtype(array.dtype, np.number):
-            raise UserError(f"{name}: shape {array.shape} of {array.dtype}; give numbers [images, columns]")
-        if not np.isfinite(array).all():
-            raise UserError(
-                f"{name}: row {int(np.argwhere(~np.isfinite(array))[0][0])} is not finite; leave such images out"
-            )
-        found.append(array.astype(np.float32))
-    if len(found[0]) != len(found[1]):
-        raise UserError(f"style: {len(found[1])} rows, but logits has {len(found[0])}; give one for each image")
-    return found[0], found[1]
+def _images(rows: np.ndarray) -> Images:
+    return Images(rows[..., None, None, :], np.zeros(rows.shape[:-1], np.int32))
 
 
-def _checked(logits: Any, labels: Any, domains: Any, style: Any) -> tuple[Described, int]:
-    """The arguments of fit() as arrays, and the number of classes; a UserError names the first that is wrong."""
-    z, s = _arrays(logits, style)
-    y, d = np.asarray(labels), np.asarray(domains)
+def _episodes(rows: np.ndarray, labels: np.ndarray, plan: Plan) -> Episode:
+    support, query = plan
+    return Episode(_images(rows[support]), _images(rows[query]), labels[query], labels[support])
+
+
+def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], seed: int) -> Judged:
+    """The arguments of fit() as what is trained and judged on; a UserError names the first that is wrong."""
+    z = as_numbers("logits", logits)
+    if z.shape[1] < 2 or not len(z):
+        raise UserError(f"logits: shape {z.shape}; give at least one image, and a column for each of the classes")
+    given = {name: array for name, array in styles.items() if array is not None}
+    if len(given) > 1:
+        raise UserError("features: given beside style, which takes their place; give one of the two")
+    s = z
+    for name, array in given.items():
+        s = as_numbers(name, array, len(z))
+    y, d = as_array("labels", labels), as_array("domains", domains)
     for name, array in (("labels", y), ("domains", d)):
         if array.shape != (len(z),):
             raise UserError(f"{name}: shape {array.shape}, but logits has {len(z)} rows; give one for each image")
-    if not np.issubdtype(y.dtype, np.integer):
+    if y.dtype == object and all(isinstance(label, int | np.integer) for label in y):
+        y = y.astype(np.int64)
+    if y.dtype.kind not in "iu":
         raise UserError(f"labels: {y.dtype}; give class numbers as integers, the columns of logits")
-    if len(y) and not 0 <= y.min() <= y.max() < z.shape[1]:
+    if not 0 <= y.min() <= y.max() < z.shape[1]:
         wrong = y.min() if y.min() < 0 else y.max()
         raise UserError(f"labels: {wrong} is none of the {z.shape[1]} columns of logits; count classes from 0")
-    if len(z) and (z >= 0).all() and np.allclose(z.sum(1), 1, atol=1e-3):
+    if y.min() == y.max():
+        raise UserError(f"labels: all are {y[0]}; give images of two classes at least")
+    if (z >= 0).all() and np.allclose(z.sum(1), 1, atol=1e-3):
         raise UserError("logits: each row sums to 1, so they are probabilities; give np.log(probabilities)")
-    names = np.unique(d)
+    names, d = np.unique(d.astype(str) if d.dtype == object else d, return_inverse=True)
     if len(names) < 2:
         raise UserError(f"domains: {len(names)} of them; give images of two at least, of which one validates")
-    return Described(np.concatenate([z, s], axis=1), y.astype(np.int32), np.searchsorted(names, d)), z.shape[1]
+    return Judged(_store(z, s, y.astype(np.int32), d, seed), load_of(z.shape[1])[1], seed)
 
 
-def _store(given: Described, number: int, seed: int) -> DomainStore:
-    """The images as a data set of so many classes, sorted by domain. A part of the domains validates."""
-    images, labels, domains = given
+def _store(z: np.ndarray, s: np.ndarray, labels: np.ndarray, domains: np.ndarray, seed: int) -> DomainStore:
+    """The images as a data set, sorted by domain. A part of the domains validates."""
     order, count = np.argsort(domains, kind="stable"), int(domains.max()) + 1
     shuffled = np.random.Generator(np.random.Philox(key=[seed, 0])).permutation(count)
     validating = shuffled[: max(1, round(VALIDATION * count))]
-    classes = tuple(map(str, range(number)))
     offsets = np.concatenate([[0], np.cumsum(np.bincount(domains, minlength=count))])
     split = tuple("val" if d in validating else "train" for d in range(count))
-    info = StoreInfo("what fit() was given", classes, (0.0,), (1.0,))
-    return DomainStore(
-        info, images[order][:, None, None], labels[order], offsets, split, tuple(map(str, range(count))), ""
-    )
+    info = StoreInfo("what fit() was given", tuple(map(str, range(z.shape[1]))), (0.0,), (1.0,))
+    images = np.concatenate([z, s], axis=1)[order][:, None, None]
+    return DomainStore(info, images, labels[order], offsets, split, tuple(map(str, range(count))), "")

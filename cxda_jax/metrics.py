@@ -77,6 +77,19 @@ def mean_sem(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
+def expected_calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> float:
+    """How far confidences [n] are from the share of right answers, over bins of equal width [a, b), by their answers."""
+    which = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = np.bincount(which, confidence, bins) - np.bincount(which, right, bins)
+    return float(np.abs(gaps).sum() / len(right))
+
+
+def risk_at(coverage: float, confidence: np.ndarray, right: np.ndarray) -> float:
+    """The share of wrong answers among the most confident ones, which are this part of all [n]."""
+    kept = np.argsort(-confidence, kind="stable")[: max(1, round(coverage * len(right)))]
+    return float(1 - np.mean(right[kept]))
+
+
 def bootstrap_interval(values: np.ndarray, resamples: int = 10_000) -> np.ndarray:
     """The 95 % bootstrap interval of the mean of values [..., tasks] over the tasks: its ends [2, ...]."""
     tasks, by_task = values.shape[-1], np.moveaxis(values, -1, 0)

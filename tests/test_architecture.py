@@ -30,7 +30,10 @@ evaluation: errors types machine data metrics
 experiment: errors types augment machine config fields registry data metrics nets optimizers train
 results: errors config registry methods data disk metrics experiment pictures progress
 runs: LIBRARY pictures results
-fitting: LIBRARY
+fitted: errors types machine disk nets methods
+judging: errors types machine data metrics fitted runs
+fitting: LIBRARY fitted judging
+estimator: errors fitted fitting
 ahead: LIBRARY runs
 bench: LIBRARY runs
 device: errors types machine config fields registry data disk experiment pictures progress results stops

@@ -150,15 +150,16 @@ def is_model(folder: Path) -> bool:
 
 def read_model(folder: Path, like: Variables) -> tuple[Variables, dict[str, Any]]:
     """The variables, with the names, shapes and types of `like`, and the notes."""
-    arrays, notes = _read_arrays(folder, WEIGHTS)
+    arrays, notes = read_arrays(folder, WEIGHTS)
     try:
         return safetensors.fit(arrays, like), {name: json.loads(text) for name, text in notes.items()}
     except ValueError as e:
         raise UserError(f"{folder}/{WEIGHTS}: {e}; is {CONFIG} the model's own?") from None
 
 
-def _read_arrays(folder: Path, name: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    _insist_on(folder, [CONFIG, name])
+def read_arrays(folder: Path, name: str, beside: str = CONFIG) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays of a file, and its notes, where the file and that `beside` it are whole and all numbers are finite."""
+    _insist_on(folder, [beside, name])
     arrays, notes = safetensors.read(folder / name, f"{folder}/{name}", AGAIN)
     for which, array in arrays.items():
         if not np.isfinite(array).all():
@@ -179,7 +180,7 @@ def read_calibration(folder: Path, method: str) -> dict[str, np.ndarray]:
     {} if nothing was kept for it."""
     if not (folder / CALIBRATION).exists():
         return {}
-    arrays, _ = _read_arrays(folder, CALIBRATION)
+    arrays, _ = read_arrays(folder, CALIBRATION)
     split = {name: name.partition("/") for name in arrays}
     return {rest: arrays[name] for name, (whose, _, rest) in split.items() if whose == method}
 

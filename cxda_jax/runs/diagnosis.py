@@ -25,6 +25,7 @@ SHARES, ERRORS = "true shares*", "errors of the domain*"
 FIRST = 120  # images of a task of one domain
 ASKED = 2000  # training images that are asked
 TASKS, STEPS, SMOOTHING, LEAST = 200, 50, 10.0, 1.0  # LEAST: points, below which a gain is none
+BY_HEART = 0.98  # right answers, from which on an adapter learns nothing
 KINDS: Mapping[str, tuple[int, str]] = {  # domains of a task, and the shares of its classes
     "one domain, its own shares": (1, "natural"),
     "one domain, Dirichlet 0.3": (1, "dirichlet"),
@@ -60,21 +61,23 @@ class Diagnosis(NamedTuple):
         """
         return max(0.0, self.gain(kind, CALIBRATED), self.gain(kind, KNOWN_DOMAIN))
 
-    def verdict(self) -> str:
-        """One sentence on whether a buffer can help, and one on what the classifier knows by heart."""
+    def headroom(self) -> str:
+        """One sentence on whether a buffer can help."""
         own, skewed = (max(0.0, self.gain(kind, SHARES)) for kind in list(KINDS)[:2])
         errors = max(0.0, self.gain("one domain, even shares", ERRORS))
         if max(own, skewed, errors) < LEAST:
-            said = "A buffer can tell next to nothing that an image does not tell itself."
-        else:
-            parts = [f"its own shares of the classes ({own:+.1f} points at most)"] * (own >= LEAST)
-            parts += [f"skewed shares, where a device has them ({skewed:+.1f})"] * (skewed >= LEAST)
-            parts += [f"how the classifier errs on its domain ({errors:+.1f})"] * (errors >= LEAST)
-            said = f"A buffer can help through {', and '.join(parts)}."
+            return "A buffer can tell next to nothing that an image does not tell itself."
+        parts = [f"its own shares of the classes ({own:+.1f} points at most)"] * (own >= LEAST)
+        parts += [f"skewed shares, where a device has them ({skewed:+.1f})"] * (skewed >= LEAST)
+        parts += [f"how the classifier errs on its domain ({errors:+.1f})"] * (errors >= LEAST)
+        return f"A buffer can help through {', and '.join(parts)}."
+
+    def verdict(self) -> str:
+        """headroom(), and one sentence on what the classifier knows by heart."""
         heart = f"The classifier is right on {self.by_heart:.1%} of its training images"
-        if self.by_heart > 0.98:
+        if self.by_heart > BY_HEART:
             heart += ": an adapter learns nothing from these; hold other images out for it"
-        return f"{said} {heart}."
+        return f"{self.headroom()} {heart}."
 
 
 def diagnose_run(run: Path, data_dir: str | Path, split: str = "val") -> Diagnosis:

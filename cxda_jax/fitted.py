@@ -1,0 +1,273 @@
+"""What fit() gives: the adapter of a classifier, and devices that have adapted to their own images."""
+
+import functools
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+
+from cxda_jax.disk import files, manifest, models, safetensors
+from cxda_jax.disk.reading import read_object, reason, require
+from cxda_jax.errors import UserError, brief
+from cxda_jax.machine import backend
+from cxda_jax.methods.cxda_shares import on_described
+from cxda_jax.nets.shares import LARGEST, ShareAdapter
+from cxda_jax.types import ADAPTER, Adapted, Array, Images, Method, Variables
+from cxda_jax.version import VERSION
+
+SIZES = (0, 5, 20, 100)  # images of buffers on which the adapter was judged
+CELLS = 2**22  # numbers of an array [queries, buffer, classes] at a time
+STEP = 4096  # buffers above it have a multiple of it of places, smaller ones a power of two
+LIMIT = 1e9  # of numbers that are given; the squares of larger ones do not fit
+FEWEST = 50  # answers that a threshold is judged by
+HOLDS = {"holds": "adapter"}  # in the manifest
+_KINDS = {"classes": int, "style": int, "seed": int, "keys": str, "package": str, "report": dict}
+
+
+class Device(NamedTuple):
+    """A device and its buffer.
+
+    Nothing changes it, so threads may share it: observe() and forget() give another one.
+
+    Attributes:
+      adapter: that it was made by.
+      images: the buffer, logits and style [n, classes + style], the oldest first.
+      adapted: what answers read; None: the classifier's own answers stay.
+      distance: of the buffer's mean style from the domains of fit().
+    """
+
+    adapter: "Adapter"
+    images: np.ndarray
+    adapted: Adapted | None
+    distance: float
+
+    def observe(self, logits: Any, style: Any = None) -> "Device":
+        """The device with more images in its buffer."""
+        return _device(self.adapter, np.concatenate([self.images, self.adapter.rows(logits, style)]))
+
+    def forget(self, oldest: int | None = None) -> "Device":
+        """The device without so many of its oldest images; None: without any image."""
+        return _device(self.adapter, self.images[len(self.images) if oldest is None else max(0, oldest) :])
+
+    def predict_logits(self, logits: Any, style: Any = None) -> np.ndarray:
+        """The adapted logits [n, classes] of new images, each answered alone. No temperature changes them."""
+        rows, classes = self.adapter.rows(logits, style), self.adapter.classes
+        if self.adapted is None:
+            return rows[:, :classes].copy()
+        n = len(self.adapted.buffer.keys)
+        room = CELLS // max(n, min(n, ShareAdapter.most) * classes)
+        at_once = 2 ** int(math.log2(min(1024, max(1, room))))
+        answers = [np.zeros((0, classes), np.float32)]
+        for start in range(0, len(rows), at_once):
+            some = rows[start : start + at_once]
+            answers.append(np.asarray(programs(classes)[1](self.adapted, as_images(some, at_once)))[: len(some)])
+        return np.concatenate(answers)
+
+    def predict_proba(self, logits: Any, style: Any = None) -> np.ndarray:
+        """The probabilities [n, classes] of new images, at the temperature that validation chose for such a buffer.
+
+        It moves no answer: the largest probability is that of the largest logit.
+        """
+        count = 0 if self.adapted is None else len(self.images)
+        return probabilities(self.predict_logits(logits, style), self.adapter.temperature(count))
+
+    @property
+    def drift(self) -> str:
+        """In what the buffer is unlike all that fit() saw, so that the classifier's own answers stay; "" if it is not."""
+        limit = self.adapter.report["drift"]["limit"]
+        if limit is None or self.distance <= limit:
+            return ""
+        said = f"the buffer's mean style is {self.distance:.2f} deviations from the domains of fit()"
+        return f"{said}, whose own buffers are {limit:.2f} apart at most; the classifier's own answers stay"
+
+
+class Adapter(NamedTuple):
+    """An adapter for one classifier. Nothing changes it.
+
+    Attributes:
+      classes: of the classifier.
+      style: numbers of a style.
+      keys: what fit() had for a style: style, features or logits.
+      seed: of fit().
+      variables: what was learnt.
+      known: of training domains the `centre` of their mean styles, and the variances `between` and `within` them; of
+        validation answers their `confidence`, the largest first, and whether they were `right`.
+      report: what fit() found, as numbers that JSON can hold. docs/fit.md explains them.
+    """
+
+    classes: int
+    style: int
+    keys: str
+    seed: int
+    variables: Variables
+    known: Mapping[str, np.ndarray]
+    report: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        from cxda_jax.judging import in_words
+
+        return in_words(self.report)
+
+    @property
+    def helps(self) -> bool:
+        """Whether validation tasks surely gained with 100 images. If not, the classifier's own answers stay."""
+        return self.report["overall"][1] > 0
+
+    def adapt(self, logits: Any, style: Any = None) -> Device:
+        """Adapts to a buffer of unlabelled images: their logits [n, classes], and what fit() had for a style [n, d]."""
+        return _device(self, self.rows(logits, style))
+
+    def rows(self, logits: Any, style: Any = None) -> np.ndarray:
+        """Images as the adapter reads them, [n, classes + style]; a UserError names what has another form than in fit().
+        """
+        if (style is None) != (self.keys == "logits"):
+            told = "missing; give what fit() had for it" if style is None else "fit() had none; leave it out"
+            raise UserError(f"style: {told}")
+        z = as_numbers("logits", logits)
+        s = z if style is None else as_numbers("style", style, len(z))
+        for name, array, width in (("logits", z, self.classes), ("style", s, self.style)):
+            if array.shape[1] != width:
+                raise UserError(
+                    f"{name}: {array.shape[1]} columns, fit() had {width}; give those of the same classifier"
+                )
+        return np.concatenate([z, s], axis=1)
+
+    def temperature(self, count: int) -> float:
+        """By which logits of a buffer of so many images are divided: between those measured, linear in log(1 + n)."""
+        measured = [self.report["calibration"][str(n)]["temperature"] for n in SIZES]
+        return float(np.interp(math.log1p(count), np.log1p(SIZES), measured))
+
+    def threshold_for(self, risk: float = 0.05) -> float:
+        """The least confidence at which at most this part of the validation answers was wrong, of buffers of 100 images.
+
+        A device that gives no answer below it takes this risk. It is inf where no FEWEST answers have so little risk.
+        """
+        confidence, right = self.known["confidence"], self.known["right"]
+        ranks = np.arange(1, len(right) + 1)
+        ends = np.append(confidence[1:] < confidence[:-1], True)  # answers of equal confidence go together
+        allowed = np.flatnonzero(ends & (ranks >= FEWEST) & (np.cumsum(~right) <= risk * ranks))
+        return float(confidence[allowed[-1]]) if len(allowed) else math.inf
+
+    def distance(self, style: np.ndarray) -> float:
+        """How far the mean of styles [n, d] lies from those of training domains, in their deviations."""
+        stats = self.variables["batch_stats"][ADAPTER]
+        scaled = standardised(style, np.asarray(stats["mean"]), np.asarray(stats["std"]))
+        return apart(scaled, *(self.known[name] for name in ("centre", "between", "within")))
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Writes weights.safetensors, card.json and manifest.json; an adapter in the folder is replaced."""
+        folder = Path(folder)
+        if folder.exists() and any(folder.iterdir()) and not _is_adapter(folder):
+            raise UserError(f"{folder}: holds something else than an adapter; choose a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / manifest.NAME).unlink(missing_ok=True)
+        arrays = safetensors.named(jax.device_get({"variables": self.variables, "known": dict(self.known)}))
+        hashes = {models.WEIGHTS: files.write_hashed(folder / models.WEIGHTS, safetensors.pieces(arrays))}
+        card = {name: getattr(self, name) for name in _KINDS if name != "package"} | {"package": VERSION}
+        files.write_text(folder / models.CARD, json.dumps(card, indent=1) + "\n")
+        manifest.write(folder, [models.CARD, models.WEIGHTS], hashes, HOLDS)
+
+
+def load_adapter(folder: str | os.PathLike) -> Adapter:
+    """An adapter that save() wrote. It answers bit for bit as the one that was saved, on an equal machine."""
+    folder = Path(folder)
+    arrays, _ = models.read_arrays(folder, models.WEIGHTS, beside=models.CARD)
+    card = read_object(folder / models.CARD, models.AGAIN)
+    require(card, _KINDS, f"{folder}/{models.CARD}", models.AGAIN)
+    del card["package"]
+    parts: dict[str, dict[str, np.ndarray]] = {"variables": {}, "known": {}}
+    for name, array in arrays.items():
+        which, _, rest = name.partition("/")
+        parts[which][rest] = array
+    init = method_of(card["classes"]).init
+    like = jax.eval_shape(init, jax.random.key(0), as_images(np.zeros((1, card["classes"] + card["style"]), np.float32)))
+    try:
+        variables = safetensors.fit(parts["variables"], like)
+    except ValueError as e:
+        raise UserError(f"{folder}/{models.WEIGHTS}: {e}; {models.AGAIN}") from None
+    return Adapter(**card, variables=variables, known=parts["known"])
+
+
+def _is_adapter(folder: Path) -> bool:
+    try:
+        return read_object(folder / manifest.NAME, "").get("about") == HOLDS
+    except UserError:
+        return False
+
+
+def _device(adapter: Adapter, rows: np.ndarray) -> Device:
+    device = Device(adapter, rows, None, adapter.distance(rows[:, adapter.classes :]) if len(rows) else 0.0)
+    if not len(rows) or not adapter.helps or device.drift:
+        return device
+    adapted = programs(adapter.classes)[0](adapter.variables, as_images(rows), jax.random.key(0))
+    return device._replace(adapted=adapted)
+
+
+@functools.cache
+def method_of(classes: int) -> Method:
+    return on_described(classes)
+
+
+@functools.cache
+def programs(classes: int) -> tuple[Callable[[Variables, Images, Array], Adapted], Callable[[Adapted, Images], Array]]:
+    """The compiled parts that adapt and that answer. All adapters of so many classes share them."""
+    return backend.jit(method_of(classes).adapt), backend.jit(method_of(classes).predict)
+
+
+def as_images(rows: np.ndarray, most: int = STEP) -> Images:
+    """Rows as images, in one of few numbers of places, since a program is compiled for each.
+
+    It is a power of two up to `most`, and a multiple of `most` above.
+    """
+    n = len(rows)
+    places = -(-n // most) * most if n > most else min(most, 2 ** max(4, math.ceil(math.log2(max(1, n)))))
+    pixels = np.zeros((places, 1, 1, rows.shape[1]), np.float32)
+    pixels[:n, 0, 0] = rows
+    return Images(jnp.asarray(pixels), jnp.zeros(places, jnp.int32), jnp.asarray(np.arange(places) < n))
+
+
+def probabilities(logits: np.ndarray, temperature: float) -> np.ndarray:
+    return scipy.special.softmax(logits / np.float32(temperature), axis=-1)
+
+
+def standardised(style: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Styles [n, d] as the keys are made of them."""
+    return np.clip((style - mean) / std, -LARGEST, LARGEST)
+
+
+def apart(style: np.ndarray, centre: np.ndarray, between: np.ndarray, within: np.ndarray) -> float:
+    """How far the mean of standardised styles [n, d] lies from the centre of domains, in deviations of such means."""
+    spread = between + within / len(style) + 1e-6
+    return float(np.sqrt(np.mean(np.square(style.mean(0) - centre) / spread)))
+
+
+def as_numbers(name: str, given: Any, length: int | None = None) -> np.ndarray:
+    """What is given as float32 [n, columns]; a UserError says what is wrong with it."""
+    array = as_array(name, given)
+    if array.dtype == object:
+        array = as_array(name, array, np.float64)
+    if array.ndim != 2 or array.dtype.kind not in "iuf" or not array.shape[1]:
+        raise UserError(f"{name}: shape {array.shape} of {array.dtype}; give numbers [images, columns]")
+    if length is not None and len(array) != length:
+        raise UserError(f"{name}: {len(array)} rows, but logits has {length}; give one for each image")
+    with np.errstate(invalid="ignore"):
+        wrong = np.argwhere(~((array <= LIMIT) & (array >= -LIMIT)))
+    if len(wrong):
+        value = array[tuple(wrong[0])]
+        raise UserError(f"{name}: row {wrong[0][0]} has {value:g}; leave out images beyond {LIMIT:g} or without a number")
+    return np.ascontiguousarray(array, np.float32)
+
+
+def as_array(name: str, given: Any, kind: Any = None) -> np.ndarray:
+    try:
+        return np.asarray(given, kind)
+    except Exception as e:  # of whatever package it is
+        told = f"{brief(type(given).__name__)} is no array of numbers ({reason(e, 60)})"
+        raise UserError(f"{name}: {told}; give what np.asarray takes") from None
