@@ -58,11 +58,11 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Adapter", "Answers", "CXDAClassifier", "Device", "DomainStore", "Draw", "Episode", "EpisodeSpec", "FineTuning", "Images", "Method", "Model",
-    "Plan", "SupportBuffer", "UserError", "__version__", "bbse", "bn", "bn_alpha", "cml", "cotta", "cxda", "cxda_any",
-    "cxda_loo", "cxda_p2p", "cxda_shares", "cxda_supervised", "erm", "erm_iid", "evaluate", "feature_shift", "fit",
-    "ft_em", "ft_im", "icrm", "lame", "load", "load_adapter", "mlls", "open_store", "prior_shift", "sample_plans", "sf_ocda", "sla",
-    "stata", "t3a", "with_transformer", "write_store",
+    "Adapter", "Answers", "CXDAClassifier", "Device", "DomainStore", "Draw", "Episode", "EpisodeSpec", "FineTuning",
+    "Images", "Method", "Model", "Plan", "SupportBuffer", "UserError", "__version__", "bbse", "bn", "bn_alpha", "cml",
+    "cotta", "cxda", "cxda_any", "cxda_loo", "cxda_p2p", "cxda_shares", "cxda_supervised", "erm", "erm_iid", "evaluate",
+    "feature_shift", "fit", "ft_em", "ft_im", "icrm", "lame", "load", "load_adapter", "mlls", "open_store",
+    "prior_shift", "sample_plans", "sf_ocda", "sla", "stata", "t3a", "with_transformer", "write_store",
 ]  # fmt: skip
 
 

@@ -32,7 +32,7 @@ class Adapting:
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, sample_domain: Any = None) -> "Adapting":
-        """Trains the classifier and the adapter. Without `sample_domain`, the domain of each row, there is no adapter."""
+        """Trains the classifier, and an adapter where `sample_domain` has the domain of each row."""
         from sklearn.base import clone
         from sklearn.linear_model import LogisticRegression
         from sklearn.utils import check_random_state
@@ -42,7 +42,8 @@ class Adapting:
         X, y = validate_data(self, X, y)
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
-        seed, held = int(check_random_state(self.random_state).randint(2**31 - 1)), np.zeros(len(y), bool)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        held, domains = np.zeros(len(y), bool), np.zeros(0)
         if sample_domain is not None:
             names, domains = np.unique(np.asarray(sample_domain), return_inverse=True)
             count = max(3, round(self.held_out * len(names)))
@@ -50,7 +51,7 @@ class Adapting:
                 what = f"shape {np.shape(sample_domain)} with {len(names)} domains"
                 raise UserError(f"sample_domain: {what}; give that of each row, and four domains at least")
             held = np.isin(domains, np.random.default_rng(seed).permutation(len(names))[:count])
-        base = LogisticRegression() if self.base_estimator is None else clone(self.base_estimator)
+        base: Any = LogisticRegression() if self.base_estimator is None else clone(self.base_estimator)
         self.base_, self.adapter_, self.device_ = base.fit(X[~held], y[~held]), None, None
         if sample_domain is not None:
             told = {"minutes": self.minutes, "steps": self.steps, "seed": seed, "log": lambda line: None}
@@ -76,13 +77,15 @@ class Adapting:
         return device.predict_proba(logits, X)
 
     def predict(self, X: Any) -> np.ndarray:
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        numbers = self.predict_proba(X).argmax(1)  # first: it says where nothing was fitted
+        return self.classes_[numbers]
 
     def _checked(self, X: Any) -> np.ndarray:
         from sklearn.utils.validation import check_is_fitted, validate_data
 
         check_is_fitted(self)
-        return validate_data(self, X, reset=False)
+        checked: Any = validate_data(self, X, reset=False)
+        return checked
 
     def _logits(self, X: np.ndarray) -> np.ndarray:
         """What the classifier says of rows, with a column for each of classes_."""

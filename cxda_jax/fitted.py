@@ -80,7 +80,7 @@ class Device(NamedTuple):
 
     @property
     def drift(self) -> str:
-        """In what the buffer is unlike all that fit() saw, so that the classifier's own answers stay; "" if it is not."""
+        """In what the buffer is unlike all that fit() saw; "" if it is not. If it is, the classifier's answers stay."""
         limit = self.adapter.report["drift"]["limit"]
         if limit is None or self.distance <= limit:
             return ""
@@ -125,8 +125,7 @@ class Adapter(NamedTuple):
         return _device(self, self.rows(logits, style))
 
     def rows(self, logits: Any, style: Any = None) -> np.ndarray:
-        """Images as the adapter reads them, [n, classes + style]; a UserError names what has another form than in fit().
-        """
+        """Images as the adapter reads them, [n, classes + style]. A UserError names what is not as in fit()."""
         if (style is None) != (self.keys == "logits"):
             told = "missing; give what fit() had for it" if style is None else "fit() had none; leave it out"
             raise UserError(f"style: {told}")
@@ -145,7 +144,7 @@ class Adapter(NamedTuple):
         return float(np.interp(math.log1p(count), np.log1p(SIZES), measured))
 
     def threshold_for(self, risk: float = 0.05) -> float:
-        """The least confidence at which at most this part of the validation answers was wrong, of buffers of 100 images.
+        """The least confidence from which on at most this part of the validation answers is wrong, with 100 images.
 
         A device that gives no answer below it takes this risk. It is inf where no FEWEST answers have so little risk.
         """
@@ -186,8 +185,8 @@ def load_adapter(folder: str | os.PathLike) -> Adapter:
     for name, array in arrays.items():
         which, _, rest = name.partition("/")
         parts[which][rest] = array
-    init = method_of(card["classes"]).init
-    like = jax.eval_shape(init, jax.random.key(0), as_images(np.zeros((1, card["classes"] + card["style"]), np.float32)))
+    example = as_images(np.zeros((1, card["classes"] + card["style"]), np.float32))
+    like = jax.eval_shape(method_of(card["classes"]).init, jax.random.key(0), example)
     try:
         variables = safetensors.fit(parts["variables"], like)
     except ValueError as e:
@@ -260,8 +259,8 @@ def as_numbers(name: str, given: Any, length: int | None = None) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         wrong = np.argwhere(~((array <= LIMIT) & (array >= -LIMIT)))
     if len(wrong):
-        value = array[tuple(wrong[0])]
-        raise UserError(f"{name}: row {wrong[0][0]} has {value:g}; leave out images beyond {LIMIT:g} or without a number")
+        what = f"row {wrong[0][0]} has {array[tuple(wrong[0])]:g}"
+        raise UserError(f"{name}: {what}; leave such images out, and give no numbers beyond {LIMIT:g}")
     return np.ascontiguousarray(array, np.float32)
 
 

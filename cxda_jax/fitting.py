@@ -66,7 +66,7 @@ def fit(  # noqa: PLR0913
       labels: class numbers [n].
       domains: numbers or names [n] of where each image comes from.
       style: a vector of each image [n, d] that tells domains apart.
-      features: what takes its place where there is none, [n, d]; None: the logits do. Domains are then told apart worse.
+      features: what takes its place where there is none, [n, d]; None: the logits do. Both tell domains apart worse.
       minutes: that it may take. Steps are left out to keep to them; compiling and judging are not.
       steps: of the training, at most.
       seed: of all that is random.
@@ -160,9 +160,7 @@ def _train(judged: Judged, steps: int, until: float, log: Callable[[str], None])
     """The variables that are best on validation tasks, and the steps that were taken."""
     store, rows, classes = judged.store, judged.rows, judged.store.num_classes
     (optimizer, step), (tasks, _) = programs(classes), load_of(classes)
-    draws = {
-        split: judged.draw(split, stream, _spec(judged, split)) for stream, split in enumerate(("train", "val"))
-    }
+    draws = {split: judged.draw(split, i, _spec(judged, split)) for i, split in enumerate(("train", "val"))}
     asked = sample_plans(draws["val"], range(TASKS))
     state = train.init_state(method_of(classes), optimizer, judged.seed, _images(rows[:2]))
     state = state.replace(variables=_start(judged, state.variables))
@@ -206,17 +204,17 @@ def _spec(judged: Judged, split: str) -> EpisodeSpec:
     if not number:
         most = np.diff(judged.store.offsets)[judged.store.domains(split)].max()
         use, least = {"train": "train", "val": "validate"}[split], FULL + judged.queries
-        raise UserError(f"domains: those that {use} have at most {most} images each; give {least} images of each domain")
+        raise UserError(f"domains: those that {use} have at most {most} images each; give {least} of each domain")
     return EpisodeSpec(number, FULL // number, judged.queries, shares="any", mixture="any", skip_small=True)
 
 
 def _images(rows: np.ndarray) -> Images:
-    return Images(rows[..., None, None, :], np.zeros(rows.shape[:-1], np.int32))
+    return Images(jnp.asarray(rows[..., None, None, :]), jnp.zeros(rows.shape[:-1], jnp.int32))
 
 
 def _episodes(rows: np.ndarray, labels: np.ndarray, plan: Plan) -> Episode:
-    support, query = plan
-    return Episode(_images(rows[support]), _images(rows[query]), labels[query], labels[support])
+    (support, query), (support_label, label) = plan, (jnp.asarray(labels[part]) for part in plan)
+    return Episode(_images(rows[support]), _images(rows[query]), label, support_label)
 
 
 def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], seed: int) -> Judged:

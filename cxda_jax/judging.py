@@ -60,7 +60,7 @@ class Judged(NamedTuple):
 
 
 @functools.cache
-def _answering(classes: int) -> Callable[[Variables, Array, Array], Array]:
+def _answering(classes: int) -> Callable[..., Array]:
     method = method_of(classes)
 
     def answering(variables: Variables, support: Array, query: Array) -> Array:
@@ -155,9 +155,10 @@ def least_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
     def cross_entropy(log_t: float) -> float:
         scale = np.float32(np.exp(-log_t))
-        return float(np.mean(scipy.special.logsumexp(logits * scale, axis=1) - own * scale))
+        return float(np.mean(np.asarray(scipy.special.logsumexp(logits * scale, axis=1)) - own * scale))
 
-    return float(np.exp(scipy.optimize.minimize_scalar(cross_entropy, bounds=(-5, 5), method="bounded").x))
+    found: Any = scipy.optimize.minimize_scalar(cross_entropy, bounds=(-5, 5), method="bounded")
+    return float(np.exp(found.x))
 
 
 def drift(judged: Judged, scaled: np.ndarray) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -190,7 +191,8 @@ def in_words(report: Mapping[str, Any]) -> str:
     """A report as one paragraph."""
     gain, overall, cal = report["gain"], report["overall"], report["calibration"]
     known = report["headroom"]
-    said = [Diagnosis(known, 0.0).headroom() if known else f"Fewer than two domains have {FIRST} images: the headroom is not known."]
+    unknown = f"Fewer than two domains have {FIRST} images: the headroom is not known."
+    said = [Diagnosis(known, 0.0).headroom() if known else unknown]
     if report["right"] > BY_HEART:
         said.append(f"The classifier knows these images by heart: {report['right']:.1%} of its answers are right. "
                     "An adapter learns nothing from them; give images that it was not trained on.")  # fmt: skip

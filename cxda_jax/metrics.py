@@ -78,7 +78,7 @@ def mean_sem(values: np.ndarray) -> tuple[float, float]:
 
 
 def expected_calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> float:
-    """How far confidences [n] are from the share of right answers, over bins of equal width [a, b), by their answers."""
+    """How far confidences [n] are from the share of right answers, the mean over answers, in bins of equal width."""
     which = np.minimum((confidence * bins).astype(int), bins - 1)
     gaps = np.bincount(which, confidence, bins) - np.bincount(which, right, bins)
     return float(np.abs(gaps).sum() / len(right))

@@ -1,10 +1,22 @@
-"""fit() on what a classifier says: it gains on skewed devices, and says what is wrong with its arguments."""
+"""fit() on what a classifier says: what it gains and what it says of that, and what is wrong with its arguments."""
+
+import json
+import math
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import numpy as np
+import pandas
 import pytest
+import scipy.optimize
 
 import cxda_jax
-from tests.lines import refused
+from cxda_jax import fitted, metrics
+from cxda_jax.errors import UserError
+from cxda_jax.fitting import Pace, load_of
+from cxda_jax.judging import least_temperature
+from tests.lines import flip, one_line, refused
 
 CLASSES, STYLE = 6, 8
 
@@ -19,48 +31,270 @@ def made(seed=0, domains=16, each=130, strength=2.0):
     return 3 * logits, labels, owner, styles[owner] + rng.normal(0, 0.3, (len(labels), STYLE))
 
 
-@pytest.mark.gate
-def test_a_device_with_few_classes_gains():
-    """On new domains: with a buffer of its own images, and with those of two domains of which the style tells its own."""
+@pytest.fixture(scope="module")
+def fit():
+    """One adapter for all tests that use one, and what fit() said."""
     said = []
-    logits, labels, domains, style = made()
-    adapter = cxda_jax.fit(logits, labels, domains, style, steps=300, log=said.append)
-    assert adapter.helps and "with 100 images" in said[-1]
-    new = made(seed=1)
+    return cxda_jax.fit(*made(), minutes=60, steps=200, log=said.append), said
+
+
+@pytest.fixture(scope="module")
+def new():
+    """Images of other domains."""
+    return SimpleNamespace(**dict(zip(("logits", "labels", "domains", "style"), made(seed=1), strict=True)))
+
+
+@pytest.mark.gate
+def test_a_device_with_few_classes_gains(fit, new):
+    """On new domains: with a buffer of its own images, and with those of two domains of which the style tells its own."""
+    adapter, said = fit
+    assert adapter.helps and said[-1] == str(adapter)
     rng, right = np.random.default_rng(2), {"alone": [], "own": [], "two": [], "none": []}
     for _ in range(40):
         one, other = rng.choice(16, 2, replace=False)
         kinds = {domain: rng.choice(CLASSES, 2, replace=False) for domain in (one, other)}
-        rows = {d: rng.permutation(np.flatnonzero((new[2] == d) & np.isin(new[1], kinds[d]))) for d in (one, other)}
+        rows = {
+            d: rng.permutation(np.flatnonzero((new.domains == d) & np.isin(new.labels, kinds[d]))) for d in (one, other)
+        }
         query, own, others = rows[one][:8], rows[one][8:], rows[other]
         for name, buffer in (("own", own), ("two", np.concatenate([own, others])), ("none", own[:0])):
-            device = adapter.adapt(new[0][buffer], new[3][buffer])
-            proba = device.predict_proba(new[0][query], new[3][query])
+            device = adapter.adapt(new.logits[buffer], new.style[buffer])
+            proba = device.predict_proba(new.logits[query], new.style[query])
             np.testing.assert_allclose(proba.sum(1), 1, atol=1e-5)
-            right[name].append((proba.argmax(1) == new[1][query]).mean())
-        right["alone"].append((new[0][query].argmax(1) == new[1][query]).mean())
+            right[name].append((proba.argmax(1) == new.labels[query]).mean())
+        right["alone"].append((new.logits[query].argmax(1) == new.labels[query]).mean())
     means = {name: np.mean(values) for name, values in right.items()}
     assert means["none"] == means["alone"]
     assert means["own"] > means["alone"] + 0.1 and means["two"] > means["alone"] + 0.05, means
 
 
+@pytest.mark.gate
+def test_the_report_is_of_plain_numbers_and_says_what_was_found(fit):
+    adapter, said = fit
+    report = json.loads(json.dumps(adapter.report))
+    assert report == adapter.report and report["steps"] == 200
+    assert list(report["gain"])[::3] == ["1 domain, their own shares", "4 domains, their own shares"]
+    for row in report["gain"].values():
+        assert row["0"] == [0, 0, 0] and all(row[n][1] <= row[n][0] <= row[n][2] for n in ("5", "20", "100"))
+        assert f"{row['100'][0]:+.1f} ({row['100'][1]:+.1f} to {row['100'][2]:+.1f}) with 100 images" in said[-1]
+    before, after = report["calibration"]["0"]["ece"][0], report["calibration"]["100"]["ece"][1]
+    assert after < 0.05 < before
+    assert report["drift"]["false_alarms"] < 0.2 and "by heart" not in said[-1]
+    bad = {**report, "right": 0.99, "overall": [0.1, -0.1, 0.3]}
+    bad["gain"] = {"1 domain, even shares": {**row, "5": [-1.0, -1.5, -0.5]}}
+    told = str(adapter._replace(report=bad))
+    assert "give images that it was not trained on" in told and "does not surely help" in told
+    assert "harms 1 domain, even shares with 5 images." in told
+
+
+@pytest.mark.gate
+def test_probabilities_have_the_temperature_of_the_buffer_and_answers_have_none(fit, new):
+    adapter, few = fit[0], slice(0, 40)
+    own = {n: adapter.report["calibration"][str(n)]["temperature"] for n in fitted.SIZES}
+    between = own[5] + (own[20] - own[5]) * math.log(11 / 6) / math.log(21 / 6)
+    for n, temperature in ((0, own[0]), (5, own[5]), (10, between), (130, own[100])):
+        device = adapter.adapt(new.logits[:n], new.style[:n])
+        z = device.predict_logits(new.logits[few], new.style[few])
+        p = np.exp(z / temperature - (z / temperature).max(1, keepdims=True))
+        proba = device.predict_proba(new.logits[few], new.style[few])
+        np.testing.assert_allclose(proba, p / p.sum(1, keepdims=True), rtol=2e-5, atol=1e-7)
+        if not n:
+            np.testing.assert_array_equal(z, new.logits[few].astype(np.float32))
+
+
+@pytest.mark.gate
+def test_where_validation_does_not_gain_or_the_buffer_is_strange_the_classifier_answers(fit, new):
+    adapter, plain = fit[0], new.logits.astype(np.float32)
+    useless = adapter._replace(report={**adapter.report, "overall": [0.1, -0.2, 0.4]})
+    np.testing.assert_array_equal(useless.adapt(new.logits, new.style).predict_logits(new.logits, new.style), plain)
+    own, strange = (adapter.adapt(new.logits[:130], new.style[:130] + moved) for moved in (0, 4))
+    assert not own.drift and "deviations from the domains of fit()" in strange.drift
+    np.testing.assert_array_equal(strange.predict_logits(new.logits, new.style), plain)
+    stats, known = adapter.variables["batch_stats"]["adapter"], adapter.known
+    mean = np.clip((new.style[:130] - stats["mean"]) / stats["std"], -5, 5).mean(0)
+    by_hand = np.sqrt(((mean - known["centre"]) ** 2 / (known["between"] + known["within"] / 130)).mean())
+    assert own.distance == pytest.approx(by_hand, rel=1e-4)
+
+
+@pytest.mark.gate
+def test_a_threshold_keeps_to_the_risk(fit):
+    adapter = fit[0]
+    confidence, right = (adapter.known[name] for name in ("confidence", "right"))
+    for risk in (0.1, 0.3):
+        least = adapter.threshold_for(risk)
+        lower = np.unique(confidence)[::-1]
+        risks = np.array([1 - right[confidence >= c].mean() for c in lower[lower < least]])
+        assert 1 - right[confidence >= least].mean() <= risk < risks.min()
+    assert adapter._replace(known={**adapter.known, "right": ~right}).threshold_for(0.05) == math.inf
+
+
+@pytest.mark.gate
+def test_a_buffer_grows_and_shrinks_and_has_any_size(fit, new, monkeypatch):
+    adapter, z, s = fit[0], new.logits[:130], new.style[:130]
+    first = adapter.adapt(z[:60], s[:60])
+    grown, whole = first.observe(z[60:], s[60:]), adapter.adapt(z, s)
+    assert len(first.images) == 60 and not len(grown.forget().images)
+    for device, like in ((grown, whole), (grown.forget(60), adapter.adapt(z[60:], s[60:]))):
+        np.testing.assert_array_equal(device.predict_logits(z, s), like.predict_logits(z, s))
+    monkeypatch.setattr(fitted, "CELLS", 2**14)  # sixteen queries at a time
+    np.testing.assert_allclose(
+        whole.predict_logits(z, s), grown.predict_logits(z[::-1], s[::-1])[::-1], rtol=1e-4, atol=1e-4
+    )
+    assert whole.predict_logits(z[:0], s[:0]).shape == (0, CLASSES)
+    sizes = [len(fitted.as_images(np.zeros((n, 1))).pixels) for n in (0, 16, 17, 4096, 4097, 100_000)]
+    assert sizes == [16, 16, 32, 4096, 8192, 102_400]
+
+
+@pytest.mark.gate
+def test_a_saved_adapter_is_the_same_in_another_process_and_damage_is_named(fit, new, tmp_path):
+    adapter, folder = fit[0], tmp_path / "adapter"
+    adapter.save(folder)
+    adapter.save(folder)
+    np.savez(tmp_path / "new.npz", z=new.logits[:130], s=new.style[:130])
+    code = (
+        "import sys, numpy, cxda_jax; new = numpy.load('new.npz'); a = cxda_jax.load_adapter('adapter')\n"
+        "p = a.adapt(new['z'], new['s']).predict_proba(new['z'], new['s']); numpy.savez('told.npz', p=p, s=str(a))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    told, device = np.load(tmp_path / "told.npz"), adapter.adapt(new.logits[:130], new.style[:130])
+    np.testing.assert_array_equal(told["p"], device.predict_proba(new.logits[:130], new.style[:130]))
+    assert str(told["s"]) == str(adapter)
+    for name in ("weights.safetensors", "card.json", "manifest.json"):
+        flip(folder / name)
+        with refused(name, tmp_path):
+            cxda_jax.load_adapter(folder)
+        (folder / name).unlink()
+        with refused(name, tmp_path):
+            cxda_jax.load_adapter(folder)
+        adapter.save(folder) if name != "manifest.json" else None
+    with refused("holds something else", tmp_path):
+        adapter.save(tmp_path)
+
+
+@pytest.mark.gate
+def test_arguments_of_other_forms_are_read_and_of_another_width_refused(fit, new):
+    adapter, z, s = fit[0], new.logits[:16], new.style[:16]
+    torch = pytest.importorskip("torch")
+    told = adapter.adapt(z, s).predict_logits(z, s)
+    for form in (
+        np.asfortranarray, np.ndarray.tolist, pandas.DataFrame, torch.tensor, lambda x: x.astype(object),
+        lambda x: np.ascontiguousarray(x[::-1])[::-1], lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+    ):  # fmt: skip
+        np.testing.assert_array_equal(adapter.adapt(form(z), form(s)).predict_logits(form(z), form(s)), told)
+    half = adapter.adapt(z.astype(np.float16), s.astype(np.float16)).predict_logits(z, s)
+    np.testing.assert_allclose(half, told, atol=0.1)
+    device = adapter.adapt(z, s)
+    for ask in (adapter.adapt, device.observe, device.predict_logits, device.predict_proba):
+        for arguments, says in (
+            ((z[:, 1:], s), "logits: 5 columns, fit.. had 6"),
+            ((z, s[:, 1:]), "style: 7 columns, fit.. had 8"),
+            ((z,), "style: missing; give what fit"),
+        ):
+            with refused(f"^{says}"):
+                ask(*arguments)
+    with refused("^style: fit.. had none; leave it out"):
+        adapter._replace(keys="logits").adapt(z, s)
+
+
 def test_what_is_wrong_with_an_argument_is_said_in_one_line():
     z, y, d, s = made(domains=3, each=20)
     p = np.exp(z - z.max(1, keepdims=True))
-    for arguments, says in (
+    seventh = np.arange(60)[:, None] == 7
+    wrong = [
         ((z[0], y, d, s), r"logits: shape \(6,\)"),
         ((z.astype(str), y, d, s), "logits: shape .* give numbers"),
-        ((np.where(np.arange(60)[:, None] == 7, np.nan, z), y, d, s), "logits: row 7 is not finite"),
+        ((z.astype(complex), y, d, s), "logits: shape .* of complex128; give numbers"),
+        ((np.where(seventh, "a", z.astype(object)), y, d, s), "logits: ndarray is no array of numbers"),
+        (([[1.0, 2.0], [1.0]], y, d, s), "logits: list is no array of numbers"),
+        ((np.where(seventh, np.nan, z), y, d, s), "logits: row 7 has nan"),
+        ((np.where(seventh, 1e30, z), y, d, s), r"logits: row 7 has 1e\+30"),
+        ((z[:, :1], y * 0, d, s), r"logits: shape \(60, 1\); give at least one image, and a column"),
+        ((z, y, d, np.where(seventh, -np.inf, s)), "style: row 7 has -inf"),
         ((z, y, d, s[:-1]), "style: 59 rows, but logits has 60"),
+        ((z, y, d, s, s), "features: given beside style"),
+        ((z, y, d, None, s[0]), r"features: shape \(8,\)"),
         ((z, y[:-1], d, s), r"labels: shape \(59,\)"),
         ((z, y, d[:, None], s), r"domains: shape \(60, 1\)"),
         ((z, y * 0.5, d, s), "labels: float64; give class numbers"),
+        ((z, y.astype(str), d, s), "labels: <U21; give class numbers"),
+        ((z, y.astype(str).astype(object), d, s), "labels: object; give class numbers"),
+        ((z, y * 0 + 2, d, s), "labels: all are 2; give images of two classes"),
         ((z, y + 1, d, s), "labels: 6 is none of the 6 columns"),
         ((z, y - 1, d, s), "labels: -1 is none"),
         ((p / p.sum(1, keepdims=True), y, d, s), "logits: each row sums to 1"),
         ((z, y, np.zeros(60), s), "domains: 1 of them"),
-        ((z, y, d, s), "num_domains=2, but .* 0 domains with 70 images"),
-        ((z[:0], y[:0], d[:0], s[:0]), "domains: 0 of them"),
-    ):
-        with refused(f"^{says}"):
-            cxda_jax.fit(*arguments)
+        ((z, y, d, s), "domains: those that train have at most 20 images each; give 120 of each"),
+        ((z[:0], y[:0], d[:0], s[:0]), r"logits: shape \(0, 6\); give at least one image"),
+    ]
+    numbers = [("seed", x) for x in ("a", 1.5, -1, None, True)] + [("minutes", x) for x in ("a", -1, math.nan, True)]
+    for (arguments, says), options in [(row, {}) for row in wrong] + [
+        (((z, y, d, s), f"{name}="), {name: value}) for name, value in [*numbers, ("steps", 0)]
+    ]:
+        with pytest.raises(UserError, match=f"^{says}") as error:
+            cxda_jax.fit(*arguments, **options)
+        one_line(error.value)
+
+
+def test_steps_are_left_out_to_keep_to_the_time_and_the_cosine_ends_at_0():
+    rates = {}
+    for seconds in (1e6, 60):
+        said, clock = [], iter(range(10**6))
+        pace = Pace(1500, seconds, said.append)
+        rates[seconds], validations = [], 0
+        while pace.left:
+            rates[seconds].append(pace.rate)
+            validations += pace.step(lambda clock=clock: 4 * next(clock))  # seconds between two readings
+        assert validations == 5 and pace.rate < 1e-12
+        assert bool(said) == (seconds == 60)
+    steps = np.arange(1500)
+    np.testing.assert_allclose(rates[1e6], 1e-2 * (1 + np.cos(np.pi * steps / 1500)) / 2, atol=1e-9)
+    assert len(rates[60]) < 100 and said[0].endswith("steps in place of 1500")
+    assert [load_of(classes) for classes in (6, 65, 100, 1000, 10_000)] == [
+        (16, 20),
+        (16, 20),
+        (16, 13),
+        (4, 5),
+        (4, 5),
+    ]
+
+
+def test_calibration_against_formulas():
+    """The error as Guo et al. (2017) define it, in a loop; the temperature where its derivative is 0."""
+    rng = np.random.default_rng(0)
+    confidence, right = np.append(rng.uniform(0, 1, 999), 1.0), rng.random(1000) < 0.6
+    expected = 0.0
+    for low in np.arange(15) / 15:
+        inside = (confidence >= low) & ((confidence < low + 1 / 15) | (low == 14 / 15))
+        expected += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    assert metrics.expected_calibration_error(confidence, right) == pytest.approx(expected)
+    surest = confidence >= np.sort(confidence)[-500]
+    assert metrics.risk_at(0.5, confidence, right) == pytest.approx(1 - right[surest].mean())
+    labels = rng.integers(0, 4, 500)
+    z = 3 * (np.eye(4)[labels] + rng.normal(0, 1, (500, 4)))
+
+    def slope(scale):
+        p = np.exp(scale * z) / np.exp(scale * z).sum(1, keepdims=True)
+        return ((p * z).sum(1) - z[np.arange(500), labels]).mean()
+
+    assert least_temperature(z, labels) == pytest.approx(1 / scipy.optimize.brentq(slope, 0.01, 10), rel=1e-3)
+
+
+@pytest.mark.gate
+@pytest.mark.filterwarnings("ignore")  # of checks that scikit-learn skips
+def test_the_estimator_is_one_of_scikit_learn(fit):
+    from sklearn.base import clone
+    from sklearn.svm import LinearSVC
+    from sklearn.utils.estimator_checks import check_estimator
+
+    z, labels, domains, _ = made()
+    names = np.array(list("fedcba"))[labels]
+    check_estimator(cxda_jax.CXDAClassifier())  # none is expected to fail
+    model = clone(cxda_jax.CXDAClassifier(LinearSVC(), steps=10, random_state=0)).fit(z, names, domains)
+    before = model.predict_proba(z[:50])
+    assert (model.predict(z) == names).mean() > 0.5 and before.shape == (50, CLASSES)
+    after = model.adapt(z[domains == 3]).predict_proba(z[:50])
+    assert model.device_ is not None and after.shape == (50, CLASSES)
+    with refused("^sample_domain: fit.. had none"):
+        cxda_jax.CXDAClassifier().fit(z, names).adapt(z)
+    with refused("^sample_domain: shape .* four domains at least"):
+        cxda_jax.CXDAClassifier().fit(z, names, domains % 3)
