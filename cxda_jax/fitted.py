@@ -28,7 +28,7 @@ STEP = 4096  # buffers above it have a multiple of it of places, smaller ones a 
 LIMIT = 1e9  # of numbers that are given; the squares of larger ones do not fit
 FEWEST = 50  # answers that a threshold is judged by
 HOLDS = {"holds": "adapter"}  # in the manifest
-_KINDS = {"classes": int, "style": int, "seed": int, "keys": str, "package": str, "report": dict}
+_KINDS = {"classes": int, "style": int, "seed": int, "keys": str, "package": str, "report": dict, "said": str}
 
 
 class Device(NamedTuple):
@@ -100,6 +100,7 @@ class Adapter(NamedTuple):
       known: of training domains the `centre` of their mean styles, and the variances `between` and `within` them; of
         validation answers their `confidence`, the largest first, and whether they were `right`.
       report: what fit() found, as numbers that JSON can hold. docs/fit.md explains them.
+      said: the report as a paragraph.
     """
 
     classes: int
@@ -109,11 +110,10 @@ class Adapter(NamedTuple):
     variables: Variables
     known: Mapping[str, np.ndarray]
     report: Mapping[str, Any]
+    said: str
 
     def __str__(self) -> str:
-        from cxda_jax.judging import in_words
-
-        return in_words(self.report)
+        return self.said
 
     @property
     def helps(self) -> bool:
@@ -256,12 +256,13 @@ def as_numbers(name: str, given: Any, length: int | None = None) -> np.ndarray:
         raise UserError(f"{name}: shape {array.shape} of {array.dtype}; give numbers [images, columns]")
     if length is not None and len(array) != length:
         raise UserError(f"{name}: {len(array)} rows, but logits has {length}; give one for each image")
-    with np.errstate(invalid="ignore"):
-        wrong = np.argwhere(~((array <= LIMIT) & (array >= -LIMIT)))
+    with np.errstate(over="ignore"):
+        floats = np.ascontiguousarray(array, np.float32)
+    wrong = np.argwhere(~(np.abs(floats) <= LIMIT))
     if len(wrong):
         what = f"row {wrong[0][0]} has {array[tuple(wrong[0])]:g}"
         raise UserError(f"{name}: {what}; leave such images out, and give no numbers beyond {LIMIT:g}")
-    return np.ascontiguousarray(array, np.float32)
+    return floats
 
 
 def as_array(name: str, given: Any, kind: Any = None) -> np.ndarray:

@@ -32,7 +32,7 @@ from cxda_jax.types import ADAPTER, Described, Episode, Images, Variables
 VALIDATION, VALIDATIONS = 0.25, 5  # the part of the domains that chooses the best weights; how often it does
 TASKS_PER_STEP, RATE = 16, 1e-2  # Adam's rate at the start; a cosine leads to 0
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
-START = 2**23  # numbers of images, from which the training's start is measured
+START = 2**21  # numbers of images, from which the training's start is measured
 TIMED = 5  # steps, after which the first guess of their number is made; later ones follow each EVERY steps
 EVERY = 50
 WITHOUT = {  # what it costs if the keys come from something else than a style
@@ -88,8 +88,8 @@ def fit(  # noqa: PLR0913
     domains_of = {split: len(store.domains(split)) for split in ("train", "val")}
     sizes = {"images": len(rows), "right": right, "domains": domains_of, "steps": taken, "tasks": TASKS}
     report = {**sizes, "headroom": known, **found, "drift": told}
-    log(in_words(report))
-    return Adapter(classes, rows.shape[1] - classes, keys, seed, variables, {**means, **answers}, report)
+    log(said := in_words(report))
+    return Adapter(classes, rows.shape[1] - classes, keys, seed, variables, {**means, **answers}, report, said)
 
 
 def check_numbers(minutes: Any, steps: Any, seed: Any) -> None:

@@ -95,7 +95,9 @@ def diagnose_run(run: Path, data_dir: str | Path, split: str = "val") -> Diagnos
     return diagnose(store, logits, by_heart, split)
 
 
-def diagnose(store: DomainStore, logits: np.ndarray, by_heart: float, split: str = "val", seed: int = 0) -> Diagnosis:
+def diagnose(
+    store: DomainStore, logits: np.ndarray, by_heart: float, split: str = "val", seed: int = 0, tasks: int = TASKS
+) -> Diagnosis:
     """A diagnosis on the domains of a split.
 
     Args:
@@ -104,19 +106,20 @@ def diagnose(store: DomainStore, logits: np.ndarray, by_heart: float, split: str
       by_heart: the share of training images on which the classifier is right.
       split: which domains; the classifier must not have learnt from them.
       seed: of the tasks.
+      tasks: of a kind.
     """
     table = {}
     for kind, (number, shares) in KINDS.items():
         spec = EpisodeSpec(number, 100 // number, 20, shares=shares, skip_small=True)
         domains = domains_for(spec, store, split)[0]
         if len(domains) >= max(2, number):
-            table[kind] = _rows(store, logits, Draw(spec, store.offsets, domains, seed, 2, store.labels))
+            table[kind] = _rows(store, logits, Draw(spec, store.offsets, domains, seed, 2, store.labels), tasks)
     if not table:
         raise UserError(f"{store.info.name}: a diagnosis needs two domains of split {split!r} with {FIRST} images each")
     return Diagnosis(table, by_heart)
 
 
-def _rows(store: DomainStore, logits: np.ndarray, draw: Draw) -> dict[str, float]:
+def _rows(store: DomainStore, logits: np.ndarray, draw: Draw, tasks: int) -> dict[str, float]:
     """The rows of one kind of tasks. Each half of the domains is calibrated on the other half."""
     owner, labels, classes = store.row_domains(), store.labels, store.num_classes
     calm, prior = np.array(logits, np.float64), np.zeros((2, classes))
@@ -127,7 +130,7 @@ def _rows(store: DomainStore, logits: np.ndarray, draw: Draw) -> dict[str, float
         calm[np.isin(owner, draw.domains[half::2])] += np.asarray(bias)
         counts = np.bincount(labels[other], minlength=classes) + 0.5
         prior[half] = counts / counts.sum()
-    plan = sample_plans(draw, range(TASKS))
+    plan = sample_plans(draw, range(tasks))
     asked = owner[plan.query[:, 0]]
     t = prior[np.searchsorted(draw.domains, asked) % 2]
     own = (owner[plan.support] == asked[:, None]).astype(np.float64)

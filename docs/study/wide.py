@@ -129,7 +129,8 @@ def one_seed(data, seed, hidden=1024, epochs=20, kinds=KINDS, others=True):
     began = time.time()
     told = {}
     for name, rows in zip(OURS, (of_fit, of_head), strict=True):
-        told[name] = cxda_jax.fit(z[rows], labels[rows], data["domain"][rows], data["style"][rows], seed=seed)
+        given = z[rows], labels[rows], data["domain"][rows], data["style"][rows]
+        told[name] = cxda_jax.fit(*given, minutes=60, seed=seed)
     minutes = (time.time() - began) / 60
     p = np.asarray(jax.nn.softmax(z))
     of_classes = np.stack([p[of_fit & (labels == k)].mean(0) for k in range(classes)])
