@@ -14,6 +14,7 @@ COMMANDS = {
     "demo": "show in seconds what adapting does",
     "adapt": "adapt a model to your own images, and see what changed",
     "export": "write a model as programs for a device, or as a web page",
+    "features": "describe images by an encoder that you have, for cxda_jax.fit",
     "prepare": "make a data set of downloads or of your own images",
     "reproduce": "run the whole study of a benchmark",
     "report": "make tables, figures and a page of results",

@@ -34,6 +34,8 @@ fitted: errors types machine disk nets methods
 judging: errors types machine data metrics fitted runs
 fitting: LIBRARY fitted judging
 estimator: errors fitted fitting
+encoders: errors fields disk data methods
+features: errors stops disk progress data encoders
 ahead: LIBRARY runs
 bench: LIBRARY runs
 device: errors types machine config fields registry data disk experiment pictures progress results stops
@@ -46,7 +48,17 @@ LIBRARY = {line.partition(":")[0] for line in ALLOWED.partition("\nresults:")[0]
 MAY = {}
 for part, others in (line.split(":") for line in ALLOWED.strip().splitlines()):
     MAY[part] = {part, "version", "__version__", *others.split()} | (LIBRARY if "LIBRARY" in others else set())
-OPTIONAL = {"tensorflow", "tensorflow_datasets", "torch", "pillow_heif", "wilds", "sklearn", "pandas"}
+OPTIONAL = {
+    "tensorflow",
+    "tensorflow_datasets",
+    "torch",
+    "pillow_heif",
+    "wilds",
+    "sklearn",
+    "pandas",
+    "onnx",
+    "onnxruntime",
+}
 FILES = sorted((ROOT / "cxda_jax").rglob("*.py"))
 CONFIGS, COMMANDS = (sorted((ROOT / folder).glob("*.py")) for folder in ("configs", "launch"))
 

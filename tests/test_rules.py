@@ -45,6 +45,7 @@ def test_what_is_replaced_is_ours(tmp_path, photos, runs, data_dir):  # noqa: F8
         ("store.json", ("prepare", "--benchmark=folder", f"--raw_dir={tmp_path}", "--name=out")),
         ("report.html", report),
         ("a.records", (*report[:2], f"--report={tmp_path}/new", f"--record={tmp_path}/out/a.records")),
+        ("a.npz", ("features", "--encoder=math:floor", f"--images={photos.parent}", f"--out={tmp_path}/out/a.npz")),
         ("a.json", ("benchmark", "--suite=gpu", f"--out={tmp_path}/out/a.json")),
         ("a.json", (*compiled, f"--out={tmp_path}/out/a.json")),
     ):

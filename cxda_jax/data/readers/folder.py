@@ -35,9 +35,9 @@ def find(
     if not raw_dir.is_dir():
         raise UserError(f"raw_dir={raw_dir}: no such folder; give the one that holds DOMAIN/CLASS/IMAGE")
     made, colour = lookup("fit", fit, FITS), read_colour(background)
-    images, others = _images_and_others(raw_dir, split_csv)
+    images, others = images_and_others(raw_dir, split_csv)
     if not images:
-        but = f"; found {_some(others, raw_dir)}" if others else ""
+        but = f"; found {some_of(others, raw_dir)}" if others else ""
         raise UserError(f"{raw_dir}: no images; expected DOMAIN/CLASS/IMAGE with {', '.join(EXTENSIONS)}{but}")
     class_names = sorted({path.parent.name for path in images})
     labels, files = {name: label for label, name in enumerate(class_names)}, collections.defaultdict(list)
@@ -45,7 +45,7 @@ def find(
         files[path.parent.parent.name].append((path, labels[path.parent.name]))
     warnings = []
     if others:
-        warnings.append(f"{raw_dir}: not read: {_some(others, raw_dir)}; read are images in DOMAIN/CLASS/")
+        warnings.append(f"{raw_dir}: not read: {some_of(others, raw_dir)}; read are images in DOMAIN/CLASS/")
     for domain, labelled in files.items():
         if len(labelled) < min_images:
             warnings.append(f"{raw_dir / domain}: left out, {len(labelled)} images are fewer than {min_images}")
@@ -78,7 +78,7 @@ def random_splits(domains: list[str], seed: int) -> dict[str, str]:
     return {str(domain): split for split, mine in cuts.items() for domain in mine}
 
 
-def _images_and_others(raw_dir: Path, split_csv: str) -> tuple[list[Path], list[Path]]:
+def images_and_others(raw_dir: Path, split_csv: str = "") -> tuple[list[Path], list[Path]]:
     """The images in DOMAIN/CLASS/, sorted, and all else but the file of the splits."""
     entries, others = visible(raw_dir.iterdir()), []
     for _ in range(2):  # from the domains to their classes, and to what lies in those
@@ -89,7 +89,7 @@ def _images_and_others(raw_dir: Path, split_csv: str) -> tuple[list[Path], list[
     return images, [p for p in others if not split_csv or p.resolve() != Path(split_csv).resolve()]
 
 
-def _some(others: list[Path], raw_dir: Path) -> str:
+def some_of(others: list[Path], raw_dir: Path) -> str:
     return f"{len(others)} other files and folders, such as {brief(str(others[0].relative_to(raw_dir)))}"
 
 

@@ -1,0 +1,258 @@
+"""Encoders: a batch of images becomes logits, style and perhaps features, by an ONNX graph or a function of the user.
+
+The style of an image is the means and deviations, over its places, of the channels of the input and of some maps. The
+features are the input of the last dense layer.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cxda_jax.data.readers.raw import IMAGENET
+from cxda_jax.disk.files import hash_file
+from cxda_jax.disk.reading import reason
+from cxda_jax.errors import UserError, brief
+from cxda_jax.fields import choose
+from cxda_jax.methods.cxda_shares import spread
+
+SIDE, BATCH, MAPS = 224, 32, 6  # pixels where nothing says the size; images at once; maps of a style
+FLOATS = {1: np.float32, 10: np.float16}  # ONNX's numbers of types
+MOVE = ("Transpose", "Reshape", "Einsum")  # after these, channels may be another axis
+FINISH = (  # what these take is no finished map
+    "BatchNormalization", "Relu", "PRelu", "LeakyRelu", "Elu", "Celu", "Selu", "Clip", "Sigmoid", "HardSigmoid",
+    "HardSwish", "Gelu", "Erf", "Tanh", "Softplus", "Swish", "Mish",
+)  # fmt: skip
+
+
+class Encoder(NamedTuple):
+    """What turns images into arrays.
+
+    Attributes:
+      encode: `batch` images, uint8 [n, h, w, c] -> float32 logits [n, classes], style [n, d], maybe features [n, d].
+      shape: of an image, (h, w, c).
+      batch: images at once.
+      about: all that the arrays depend on, for JSON.
+    """
+
+    encode: Callable[[np.ndarray], dict[str, np.ndarray]]
+    shape: tuple[int, int, int]
+    batch: int
+    about: dict[str, Any]
+
+
+class Options(NamedTuple):
+    """What launch/features.py says of them. The last four are for ONNX alone."""
+
+    size: int | None = None
+    batch: int = BATCH
+    mean: Sequence[str] = ()
+    std: Sequence[str] = ()
+    logits: str = ""
+    maps: Sequence[str] = ()
+
+
+def open_encoder(name: str, options: Options) -> Encoder:
+    """The encoder in a file that ends in .onnx, or the one that module:function names."""
+    if name.endswith(".onnx"):
+        return _of_onnx(Path(name).expanduser(), options)
+    module, _, function = name.partition(":")
+    if not (module and function.isidentifier()):
+        raise UserError(f"encoder={brief(name)}: give a file that ends in .onnx, or module:function")
+    if given := [option for option in ("mean", "std", "logits", "maps") if getattr(options, option)]:
+        raise UserError(f"{given[0]} is for ONNX, and a function decides this itself; leave it out")
+    return _of_function(name, module, function, options)
+
+
+@contextlib.contextmanager
+def _faults(what: str, fix: str) -> Iterator[None]:
+    """Around code of others, which raises exceptions of all kinds."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as e:
+        raise UserError(f"encoder={brief(what)}: {reason(e)} ({type(e).__name__}); {fix}") from e
+
+
+def moments(maps: Iterable[tuple[Any, int]]) -> np.ndarray:
+    """Means and deviations [n, 2 * all channels] over the places of maps, each with the axis of its channels."""
+    found = []
+    for x, axis in maps:
+        x, places = x.astype(np.float32, copy=False), tuple(i for i in range(1, x.ndim) if i != axis % x.ndim)
+        found += [x.mean(places), x.std(places)]
+    return np.concatenate(found, axis=1)
+
+
+def _checked(given: Mapping[str, Any], count: int, name: str) -> dict[str, np.ndarray]:
+    """The arrays of so many images as float32. A UserError names the first that cannot be."""
+    for key in ("logits", "style"):
+        if key not in given:
+            raise UserError(f"encoder={name}: no {key!r}{' and no maps' * (key == 'style')} in its answer; add it")
+    for key, x in given.items():
+        if x.ndim != 2 or len(x) != count or x.dtype.kind not in "fiu" or x.shape[1] < (2 if key == "logits" else 1):
+            columns = "columns, at least 2" if key == "logits" else "columns"
+            raise UserError(f"encoder={name}: {key!r} is {x.dtype} {x.shape}; give numbers [{count}, {columns}]")
+    logits = given["logits"]
+    if (logits >= 0).all() and np.allclose(logits.sum(1, dtype=np.float64), 1, atol=1e-3):
+        fix = "give the values before the softmax"
+        raise UserError(f"encoder={name}: each row of 'logits' sums to 1, so they are probabilities; {fix}")
+    return {key: x.astype(np.float32) for key, x in given.items()}
+
+
+def _of_function(text: str, module: str, name: str, options: Options) -> Encoder:
+    sys.path.insert(0, os.getcwd())
+    with _faults(text, f"{module} must be a module of this folder, or an installed one"):
+        function = getattr(importlib.import_module(module), name, None)
+    if not callable(function):
+        raise UserError(f"encoder={brief(text)}: {module} has no function {name}; name one of that module")
+
+    def encode(pixels: np.ndarray) -> dict[str, np.ndarray]:
+        with _faults(text, "mend the function; --debug shows where"):
+            given: Any = function(pixels)
+            answer = {key: np.asarray(given[key]) for key in ("logits", "features", "style") if key in given}
+            if "maps" in given and "style" not in given:
+                maps = [pixels.astype(np.float32) / 255, *map(np.asarray, given["maps"])]
+                answer["style"] = moments((x, -1) for x in maps)
+        return _checked(answer, len(pixels), brief(text))
+
+    try:
+        source = hash_file(Path(inspect.getsourcefile(function) or ""))
+    except (TypeError, OSError):  # it was not written in a file of Python
+        source = ""
+    side, batch = options.size or SIDE, options.batch
+    about = {"encoder": text, "encoder_sha256": source, "size": side, "batch": batch}
+    return Encoder(encode, (side, side, 3), batch, about)
+
+
+def _of_onnx(path: Path, options: Options) -> Encoder:
+    try:
+        import onnx
+        import onnxruntime
+    except ImportError as e:
+        raise UserError(f"encoder={path}: {e.name} is not installed; pip install onnx onnxruntime") from None
+    if not path.is_file():
+        raise UserError(f"encoder={path}: no such file; give one that ends in .onnx, or module:function")
+    with _faults(str(path), "export it again"):
+        model = onnx.load(path)  # with weights that lie in files beside it
+        source, graph = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest(), model.graph
+        image, axis, side = _sized(graph, options.size)
+        del graph.value_info[:]  # of other sizes
+        known = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+        tensors = {v.name: v for v in (*known.input, *known.value_info, *known.output)}
+        shapes = {name: [d.dim_value for d in v.type.tensor_type.shape.dim] for name, v in tensors.items()}
+        logits = _logits(graph, shapes, options.logits)
+        nodes = _before(graph, logits)
+        features, axes = _features(nodes, shapes), _maps(nodes, shapes, options.maps)
+        names = list(dict.fromkeys([logits, *features.values(), *axes]))
+        del graph.output[:]
+        graph.output.extend(tensors[name] for name in names)
+        providers = onnxruntime.get_available_providers()
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=providers)
+    taken, channels = FLOATS[image.elem_type], image.shape.dim[axis].dim_value
+    mean, std = (
+        _numbers("mean", options.mean or IMAGENET[0], channels),
+        _numbers("std", options.std or IMAGENET[1], channels),
+    )
+    batch = image.shape.dim[0].dim_value or options.batch
+
+    def encode(pixels: np.ndarray) -> dict[str, np.ndarray]:
+        x = (pixels.astype(np.float32) / 255 - np.array(mean, np.float32)) / np.array(std, np.float32)
+        x = np.ascontiguousarray(np.moveaxis(x, -1, axis), taken)
+        with _faults(str(path), "give another --size, or export it again"):
+            found: Any = dict(zip(names, session.run(names, {session.get_inputs()[0].name: x}), strict=True))
+        style = moments([(x, axis), *((found[name], axes[name]) for name in axes)])
+        answer = {"logits": found[logits], "style": style} | {key: found[name] for key, name in features.items()}
+        return _checked(answer, len(pixels), str(path))
+
+    about = {"encoder": path.name, "encoder_sha256": source, "size": side, "batch": batch, "mean": mean, "std": std}
+    about |= {"logits": logits, "maps": list(axes), "onnxruntime": onnxruntime.__version__}
+    return Encoder(encode, (side, side, channels), batch, about)
+
+
+def _sized(graph: Any, size: int | None) -> tuple[Any, int, int]:
+    """The type of the graph's input, whose free sides it sets; the axis of the channels; the side of an image."""
+    weights = {weight.name for weight in graph.initializer}
+    inputs = [v.type.tensor_type for v in graph.input if v.name not in weights]
+    dims = inputs[0].shape.dim if len(inputs) == 1 else ()
+    axis = next((i for i in (1, 3) if len(dims) == 4 and dims[i].dim_value in (1, 3)), 0)
+    if not axis or inputs[0].elem_type not in FLOATS:
+        raise UserError("encoder: its input is not one of float images [n, 3, h, w] or [n, h, w, 3]; export it so")
+    places = [dims[i] for i in range(1, 4) if i != axis]
+    side = size or max(d.dim_value for d in places) or SIDE
+    if any(d.dim_value not in (0, side) for d in places):
+        fixed = " x ".join(str(d.dim_value) for d in places)
+        raise UserError(f"size={side}: the graph takes {fixed} pixels; give its side, or export it with a free size")
+    for d in places:
+        d.dim_value = side
+    return inputs[0], axis, side
+
+
+def _numbers(name: str, given: Sequence[Any], channels: int) -> list[float]:
+    """A number for each channel, such as 0.5 or 1/255; one stands for all."""
+    try:
+        numbers = [float(Fraction(each)) for each in given]
+    except (ValueError, ZeroDivisionError):
+        numbers = []
+    if len(numbers) not in (1, channels) or name == "std" and min(numbers) <= 0:
+        what = f"{name}={brief(','.join(map(str, given)), 40)}"
+        raise UserError(f"{what}: give one number, or one for each of {channels} channels{', above 0' * (name == 'std')}")
+    return numbers * (channels // len(numbers))
+
+
+def _logits(graph: Any, shapes: Mapping[str, list[int]], asked: str) -> str:
+    found = [v.name for v in graph.output if len(shapes[v.name]) == 2]
+    if not asked and len(found) != 1:
+        what = f"{len(found)} outputs have the form [n, classes] ({brief(', '.join(found))})"
+        raise UserError(f"logits: {what}; name a tensor of the graph")
+    return choose("logits", asked or found[0], shapes)
+
+
+def _before(graph: Any, name: str) -> list[Any]:
+    """The nodes on which a tensor depends, in their order."""
+    needed, nodes = {name}, []
+    for node in reversed(graph.node):
+        if needed & {*node.output}:
+            needed.update(node.input)
+            nodes.insert(0, node)
+    return nodes
+
+
+def _features(nodes: Sequence[Any], shapes: Mapping[str, list[int]]) -> dict[str, str]:
+    """The input [n, d] of the last dense layer; none where a convolution comes later."""
+    last = [node for node in nodes if node.op_type in ("Gemm", "MatMul", "Conv")][-1:]
+    inputs = [node.input[0] for node in last if node.op_type != "Conv"]
+    return {"features": inputs[0]} if inputs and len(shapes.get(inputs[0], ())) == 2 else {}
+
+
+def _maps(nodes: Sequence[Any], shapes: Mapping[str, list[int]], asked: Sequence[str]) -> dict[str, int]:
+    """Some maps spread over the depth, or those that are asked for, with the axis of their channels.
+
+    A map comes from a convolution, whose channels are axis 1, or from LayerNormalization, where they are the last one.
+    """
+    axes: dict[str, int] = {}
+    for node in nodes:
+        name, rank = node.output[0], len(shapes.get(node.output[0], ()))
+        before = [axes[i] for i in node.input if i in axes and len(shapes[i]) == rank]
+        if rank in (3, 4) and node.op_type in ("Conv", "LayerNormalization"):
+            axes[name] = 1 if node.op_type == "Conv" else rank - 1
+        elif before and node.op_type not in MOVE:
+            axes[name] = before[0]
+    if wrong := [name for name in asked if len(shapes[choose("maps", name, shapes)]) not in (3, 4)]:
+        raise UserError(f"maps={wrong[0]}: has the form {shapes[wrong[0]]}; name tensors of 3 or 4 axes")
+    if asked:
+        return {name: axes.get(name, 1 if len(shapes[name]) == 4 else 2) for name in asked}
+    unfinished = {node.input[0] for node in nodes if node.op_type in FINISH}
+    sizes = {name: np.prod([d for i, d in enumerate(shapes[name]) if i not in (0, axes[name])]) for name in axes}
+    found = [name for name in axes if name not in unfinished and sizes[name] > 1]
+    if not found:
+        raise UserError("encoder: no maps of channels are found in the graph; name some with --maps")
+    return {found[i]: axes[found[i]] for i in spread(MAPS, len(found))}

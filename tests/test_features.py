@@ -1,0 +1,169 @@
+"""cxda features: an ONNX graph beside PyTorch's layers with its weights, a function, what goes on, and mistakes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cxda_jax import stops
+from cxda_jax.encoders import Options, open_encoder
+from tests.commands import command
+from tests.lines import ROOT, cases, contents, flip
+
+RNG = np.random.default_rng(0)
+SIDE, CLASSES, MEAN, STD = 16, 3, np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
+FUNCTION = """
+import numpy as np
+def encoder(images):
+    means = images.mean((1, 2)) - 100
+    return {"logits": means, "features": means[:, :2], "maps": [images[:, ::2], images[:, :, :1] / 255]}
+def of(**answer):
+    return lambda images: {name: value[: len(images)] for name, value in answer.items()}
+logits, style = np.ones((99, 3)), np.ones((99, 5))
+nothing, no_style, tensor = of(style=style), of(logits=logits), of(logits=logits[:, :, None], style=style)
+few, shares, one = (lambda images: {"logits": logits, "style": style}), of(logits=logits / 3, style=style), of(logits=logits[:, :1], style=style)
+flat, not_finite = of(logits=logits, maps=style), of(logits=logits * np.nan, style=style)
+two = of(logits=logits[:, :2], style=style)
+def array(images): return logits
+def mistaken(images): return logits[images]
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder of the user, with 12 images of different sizes in 2 domains and 3 classes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    for i in range(12):
+        path = tmp_path / "images" / f"camera{i % 2}" / "abc"[i // 2 % 3] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(RNG.integers(0, 256, (10 + i, SIDE, 3), np.uint8)).save(path)
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+def features(*arguments, code=0, encoder="mine:encoder", images="images", out="f.npz"):
+    return command("features", f"--encoder={encoder}", f"--images={images}", f"--out={out}", *arguments, code=code)
+
+
+def read(path="f.npz"):
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def weights():
+    sizes = {"conv1": (4, 3, 3, 3), "scale": (4,), "shift": (4,), "mean": (4,), "var": (4,), "conv2": (6, 4, 3, 3),
+             "dense": (CLASSES, 6), "bias": (CLASSES,)}  # fmt: skip
+    made = {name: RNG.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    return made | {"var": np.abs(made["var"]) + 0.1}
+
+
+def save_onnx(path, w, channels_last=False, batch="n", side="side"):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    first = [node("Transpose", ["image"], ["x"], perm=[0, 3, 1, 2])] if channels_last else []
+    nodes = [
+        *first,
+        node("Conv", ["x" if channels_last else "image", "conv1"], ["c1"], pads=[1, 1, 1, 1]),
+        node("BatchNormalization", ["c1", "scale", "shift", "mean", "var"], ["b1"]),
+        node("Relu", ["b1"], ["r1"]),
+        node("Conv", ["r1", "conv2"], ["c2"], strides=[2, 2]),
+        node("GlobalAveragePool", ["c2"], ["pooled"]),
+        node("Flatten", ["pooled"], ["flat"]),
+        node("Gemm", ["flat", "dense", "bias"], ["answer"], transB=1),
+        node("Softmax", ["answer"], ["shares"]),
+    ]
+    form = [batch, side, side, 3] if channels_last else [batch, 3, side, side]
+    outputs = [info("answer", 1, [batch, CLASSES]), info("shares", 1, [batch, CLASSES])]
+    constants = [onnx.numpy_helper.from_array(value, name) for name, value in w.items()]
+    graph = onnx.helper.make_graph(nodes, "tiny", [info("image", 1, form)], outputs, constants)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+
+
+def by_torch(w, paths, fit_side=SIDE):
+    """Logits, features and style by PyTorch's layers and formulas of the images at these paths."""
+    torch = pytest.importorskip("torch")
+    f, w = torch.nn.functional, {name: torch.from_numpy(value) for name, value in w.items()}
+    pixels = [np.asarray(Image.open(path).resize((fit_side, fit_side), Image.Resampling.BILINEAR)) for path in paths]
+    x = torch.from_numpy((np.stack(pixels).astype(np.float32) / 255 - MEAN) / STD).permute(0, 3, 1, 2)
+    early = f.batch_norm(f.conv2d(x, w["conv1"], padding=1), w["mean"], w["var"], w["scale"], w["shift"]).relu()
+    late = f.conv2d(early, w["conv2"], stride=2)
+    style = [g(m) for m in (x, early, late) for g in (lambda m: m.mean((2, 3)), lambda m: m.std((2, 3), correction=0))]
+    flat = late.mean((2, 3))
+    return {"logits": f.linear(flat, w["dense"], w["bias"]), "features": flat, "style": torch.cat(style, 1)}
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("options", [{}, {"channels_last": True}, {"batch": 5}, {"side": SIDE}], ids=str)
+def test_a_graph_gives_what_pytorch_computes(options, here):
+    w = weights()
+    save_onnx("tiny.onnx", w, **options)
+    said = features("--logits=answer", "--size=16", encoder="tiny.onnx")
+    found = read()
+    assert "12 images of 2 domains, 0 left out" in said
+    expected = by_torch(w, [here / "images" / path for path in found["paths"]])
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-4)
+    about = json.loads(str(found["about"]))
+    assert about["maps"] == ["r1", "c2"] and about["size"] == SIDE  # neither c1 nor b1, which r1 follows
+    assert list(found["classes"]) == ["a", "b", "c"] and found["labels"].dtype.kind == "i"
+    for path, domain, label in zip(found["paths"], found["domains"], found["labels"], strict=True):
+        assert path.split("/")[:2] == [domain, "abc"[label]]
+
+
+def test_a_function_gives_what_it_gives():
+    assert "12 images" in features("--size=16", "--batch=5")
+    found = read()
+    images = np.stack([Image.open(f"images/{path}").resize((16, 16), Image.Resampling.BILINEAR) for path in found["paths"]])
+    np.testing.assert_allclose(found["logits"], images.mean((1, 2)) - 100, rtol=1e-5)
+    np.testing.assert_array_equal(found["features"], found["logits"][:, :2])
+    maps = images / 255, images[:, ::2], images[:, :, :1] / 255
+    style = np.concatenate([g(m, (1, 2)) for m in maps for g in (np.mean, np.std)], axis=1)
+    np.testing.assert_allclose(found["style"], style, rtol=1e-4)
+
+
+def test_a_list_and_a_folder_without_classes(here):
+    lines = [f"images/camera{i % 2}/{'abc'[i // 2 % 3]}/{i}.png,d{i},{'' if i else 2}" for i in range(12)]
+    (here / "list.csv").write_text("path,domain,label\n" + "\n".join(lines))
+    features(images="list.csv")
+    found = read()
+    assert list(found["labels"]) == [2, *[-1] * 11] and found["domains"][11] == "d11"
+    assert list(found["classes"]) == ["0", "1", "2"]
+    features(images="images/camera0", out="g.npz")  # its classes are domains here
+    assert set(read("g.npz")["labels"]) == {-1} and set(read("g.npz")["domains"]) == {*"abc"}
+    (here / "names.txt").write_text("z\nc\nb\n")
+    assert "label 'a' is none" in features("--classes=names.txt", out="h.npz", code=2)
+    (here / "names.txt").write_text("c\nb\na\n")
+    features("--classes=names.txt", out="i.npz")
+    assert read("i.npz")["labels"][read("i.npz")["paths"] == "camera0/a/0.png"] == [2]
+
+
+def test_what_cannot_be_read_is_named_and_left_out(here):
+    (here / "images/camera0/a/0.png").write_bytes(b"no image")
+    said = features()
+    assert "left out: images/camera0/a/0.png" in said and "11 images of 2 domains, 1 left out" in said
+    found = read()
+    assert len(found["logits"]) == len(found["paths"]) == 11 and "camera0/a/0.png" not in found["paths"]
+    assert json.loads(str(found["about"]))["left_out"] == ["camera0/a/0.png"]
+    for path in here.glob("images/*/*/*"):
+        path.write_bytes(b"no image")
+    assert "none of 12 images could be read; the first: images/camera0/a/0.png" in features(out="g.npz", code=2)
+
+
+def stop_after(batches):
+    """In place of deferred(): the signal comes during this batch, and ends the command as a kill would."""
+    answers = iter([False] * batches)
+    context = mock.MagicMock()
+    context.__enter__.return_value = lambda: next(answers, True)
+    context.__exit__.side_effect = lambda *_: (_ for _ in ()).throw(stops.Stopped(signal.SIGTERM))
+    return mock.patch.object(stops, "deferred", lambda: context)
