@@ -118,6 +118,9 @@ def _of_function(text: str, module: str, name: str, options: Options) -> Encoder
     def encode(pixels: np.ndarray) -> dict[str, np.ndarray]:
         with _faults(text, "mend the function; --debug shows where"):
             given: Any = function(pixels)
+            if not isinstance(given, Mapping):
+                what = f"it gives a {type(given).__name__}"
+                raise UserError(f"encoder={brief(text)}: {what}; give a dict with logits, and with style or maps")
             answer = {key: np.asarray(given[key]) for key in ("logits", "features", "style") if key in given}
             if "maps" in given and "style" not in given:
                 maps = [pixels.astype(np.float32) / 255, *map(np.asarray, given["maps"])]

@@ -130,7 +130,7 @@ def write_features(listing: Listing, encoder: Encoder, out: Path, fit: str, clas
 
 def _read_about(out: Path) -> dict[str, Any]:
     try:
-        with np.load(out, allow_pickle=False) as arrays:
+        with open(out, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(json.loads(str(arrays["about"])))
     except Exception:  # of all kinds, for what is no .npz file
         what = "not written by this command, so not replaced"

@@ -2,24 +2,23 @@
 
 import json
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from cxda_jax import stops
-from cxda_jax.encoders import Options, open_encoder
 from tests.commands import command
 from tests.lines import ROOT, cases, contents, flip
 
 RNG = np.random.default_rng(0)
 SIDE, CLASSES, MEAN, STD = 16, 3, np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
 FUNCTION = """
+import os
+from pathlib import Path
 import numpy as np
 def encoder(images):
     means = images.mean((1, 2)) - 100
@@ -31,6 +30,13 @@ nothing, no_style, tensor = of(style=style), of(logits=logits), of(logits=logits
 few, shares, one = (lambda images: {"logits": logits, "style": style}), of(logits=logits / 3, style=style), of(logits=logits[:, :1], style=style)
 flat, not_finite = of(logits=logits, maps=style), of(logits=logits * np.nan, style=style)
 two = of(logits=logits[:, :2], style=style)
+calls = []
+def stopped(images):
+    calls.append(1)
+    number, sent = map(int, Path("signal").read_text().split()) if os.path.exists("signal") else (0, 0)
+    if len(calls) == number:
+        os.kill(os.getpid(), sent)
+    return encoder(images)
 def array(images): return logits
 def mistaken(images): return logits[images]
 """
@@ -41,16 +47,17 @@ def here(tmp_path, monkeypatch):
     """A folder of the user, with 12 images of different sizes in 2 domains and 3 classes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "mine.py").write_text(FUNCTION)
     for i in range(12):
         path = tmp_path / "images" / f"camera{i % 2}" / "abc"[i // 2 % 3] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(RNG.integers(0, 256, (10 + i, SIDE, 3), np.uint8)).save(path)
-    yield tmp_path
-    sys.modules.pop("mine", None)
+    return tmp_path
 
 
 def features(*arguments, code=0, encoder="mine:encoder", images="images", out="f.npz"):
+    sys.modules.pop("mine", None)
     return command("features", f"--encoder={encoder}", f"--images={images}", f"--out={out}", *arguments, code=code)
 
 
@@ -124,7 +131,9 @@ def test_a_graph_gives_what_pytorch_computes(options, here):
 def test_a_function_gives_what_it_gives():
     assert "12 images" in features("--size=16", "--batch=5")
     found = read()
-    images = np.stack([Image.open(f"images/{path}").resize((16, 16), Image.Resampling.BILINEAR) for path in found["paths"]])
+    images = np.stack(
+        [Image.open(f"images/{path}").resize((16, 16), Image.Resampling.BILINEAR) for path in found["paths"]]
+    )
     np.testing.assert_allclose(found["logits"], images.mean((1, 2)) - 100, rtol=1e-5)
     np.testing.assert_array_equal(found["features"], found["logits"][:, :2])
     maps = images / 255, images[:, ::2], images[:, :, :1] / 255
@@ -160,10 +169,124 @@ def test_what_cannot_be_read_is_named_and_left_out(here):
     assert "none of 12 images could be read; the first: images/camera0/a/0.png" in features(out="g.npz", code=2)
 
 
-def stop_after(batches):
-    """In place of deferred(): the signal comes during this batch, and ends the command as a kill would."""
-    answers = iter([False] * batches)
-    context = mock.MagicMock()
-    context.__enter__.return_value = lambda: next(answers, True)
-    context.__exit__.side_effect = lambda *_: (_ for _ in ()).throw(stops.Stopped(signal.SIGTERM))
-    return mock.patch.object(stops, "deferred", lambda: context)
+@pytest.mark.gate
+def test_after_a_kill_the_same_bits(here):
+    (here / "signal").write_text(f"2 {int(signal.SIGKILL)}")  # in the second batch
+    arguments = "--encoder=mine:stopped", "--images=images", "--out=f.npz", "--batch=5"
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.features", *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == -signal.SIGKILL
+    with open("f.npz.part/rows.f32", "ab") as rows:
+        rows.write(b"torn")
+    (here / "signal").unlink()
+    assert "goes on after 5 images" in stopped()
+    stopped(out="g.npz")
+    assert (here / "f.npz").read_bytes() == (here / "g.npz").read_bytes() and not list(here.glob("*.part"))
+
+
+def stopped(*arguments, **options):
+    return features("--batch=5", *arguments, encoder="mine:stopped", **options)
+
+
+@pytest.fixture
+def halves(here):
+    """A finished f.npz, and the same as g.npz after a signal in its second batch of three."""
+    stopped()
+    (here / "signal").write_text(f"2 {int(signal.SIGTERM)}")
+    stopped(out="g.npz", code=143)
+    (here / "signal").unlink()
+
+
+def test_what_differs_from_an_earlier_call_is_refused(here, halves):
+    (here / "names.txt").write_text("a\nb\nc\n")
+    image, before = here / "images/camera0/a/0.png", contents(here)
+    times = image.stat().st_mtime_ns
+    for out in ("f.npz", "g.npz"):
+        for flag, said in (("--batch=6", "--batch=5, now 6"), ("--size=16", "--size=224, now 16"),
+                           ("--fit=pad", "squash.*now.*pad"), ("--classes=names.txt", r"--classes=\[\], now")):  # fmt: skip
+            assert re.search(f"{out}.*made with.*{said}.*choose another --out", stopped(flag, out=out, code=2))
+        image.unlink()
+        assert '--images="12 images' in stopped(out=out, code=2)
+        image.write_bytes(before["images/camera0/a/0.png"])
+        assert '--images="12 images' in stopped(out=out, code=2)
+        os.utime(image, ns=(times, times))
+        (here / "mine.py").write_text(FUNCTION + "#")
+        assert "made with encoder_sha256=" in stopped(out=out, code=2)
+        (here / "mine.py").write_text(FUNCTION)
+    assert "left as it is" in stopped()
+    assert contents(here) == before
+    assert "goes on after 10 images" in stopped(out="g.npz") and not (here / "g.npz.part").exists()
+    assert (here / "f.npz").read_bytes() == (here / "g.npz").read_bytes()
+
+
+def test_what_is_damaged_or_of_others_is_refused(here, halves):
+    for name in ("rows.f32", "state.json"):
+        kept = (here / "g.npz.part" / name).read_bytes()
+        flip(here / "g.npz.part" / name)
+        said = stopped(out="g.npz", code=2)
+        assert f"g.npz.part/{name}: " in said and "delete g.npz.part" in said
+        (here / "g.npz.part" / name).write_bytes(kept)
+    (here / "g.npz.part" / "state.json").unlink()
+    assert "rows.f32: not written by this command" in stopped(out="g.npz", code=2)
+    for content in (b"mine", (here / "f.npz").read_bytes()[:-300]):
+        (here / "f.npz").write_bytes(content)
+        assert "f.npz: not written by this command" in stopped(code=2)
+
+
+MISTAKES = [
+    ("no colon", {"encoder": "mine"}, "--encoder=mine: give a file that ends in .onnx, or module:function"),
+    ("no module", {"encoder": "nowhere:f"}, "--encoder=nowhere:f: No module named 'nowhere'"),
+    ("no function", {"encoder": "mine:g"}, "--encoder=mine:g: mine has no function g"),
+    ("no graph", {"encoder": "no.onnx"}, "--encoder=no.onnx: no such file"),
+    ("text", {"encoder": "text.onnx"}, "--encoder=text.onnx: Error parsing message"),
+    ("ONNX alone", {"flags": ["--mean=0"]}, "--mean is for ONNX"),
+    ("no folder", {"images": "nowhere"}, "--images=nowhere: no images; give a folder DOMAIN/CLASS/IMAGE"),
+    ("no column", {"images": "names.txt"}, "names.txt: no column 'path'"),
+    ("no array file", {"out": "f.csv"}, "--out=f.csv: give the name of a file that ends in .npz"),
+    ("no logits", {"encoder": "mine:nothing"}, "--encoder=mine:nothing: no 'logits' in its answer"),
+    ("no style", {"encoder": "mine:no_style"}, "--encoder=mine:no_style: no 'style' and no maps"),
+    ("three axes", {"encoder": "mine:tensor"}, "'logits' is float64 (32, 3, 1); give numbers [32, columns"),
+    ("other rows", {"encoder": "mine:few"}, "'logits' is float64 (99, 3); give numbers [32, columns"),
+    ("one column", {"encoder": "mine:one"}, "'logits' is float64 (32, 1); give numbers [32, columns, at least 2]"),
+    ("two columns", {"encoder": "mine:two"}, "--classes: 3 are known (a, b, c), but the logits have 2 columns"),
+    ("probabilities", {"encoder": "mine:shares"}, "sums to 1, so they are probabilities"),
+    ("no dict", {"encoder": "mine:array"}, "--encoder=mine:array: it gives a ndarray; give a dict"),
+    ("flat maps", {"encoder": "mine:flat"}, "mend the function; --debug shows where"),
+    ("a fault inside", {"encoder": "mine:mistaken"}, "(IndexError); mend the function; --debug shows where"),
+    ("not finite", {"encoder": "mine:not_finite"}, "camera0/a/0.png: logits of the encoder are not finite"),
+    ("empty classes", {"flags": ["--classes=empty"]}, "--classes=empty: it is empty, or a line is"),
+]
+GRAPHS = [
+    ("two outputs", "free", [], "--logits: 2 outputs have the form [n, classes] (answer, shares)"),
+    ("softmax", "free", ["--logits=shares"], "probabilities; give the values before the softmax"),
+    ("unknown tensor", "free", ["--logits=anser"], "--logits='anser' is unknown; did you mean 'answer'?"),
+    ("unknown map", "free", ["--logits=answer", "--maps=r1,flt"], "--maps='flt' is unknown; did you mean 'flat'?"),
+    ("no map", "free", ["--logits=answer", "--maps=flat"], "--maps=flat: has the form [0, 6]"),
+    ("means", "free", ["--logits=answer", "--mean=1,2"], "--mean=1,2: give one number, or one for each of 3 channels"),
+    (
+        "deviation",
+        "free",
+        ["--logits=answer", "--std=0"],
+        "--std=0: give one number, or one for each of 3 channels, above 0",
+    ),
+    ("size", "fixed", ["--logits=answer", "--size=32"], "--size=32: the graph takes 16 x 16 pixels"),
+]
+
+
+@cases(("wrong", "said"), MISTAKES)
+def test_a_mistake_costs_one_line(wrong, said, here):
+    (here / "empty").touch()
+    (here / "text.onnx").write_text("text")
+    (here / "names.txt").write_text("a\n")
+    wrong = dict(wrong)
+    line = features(*wrong.pop("flags", []), code=2, **wrong)
+    assert said in line and line.count("\n") == 1 and len(line) < 210
+
+
+@pytest.mark.gate
+@cases(("graph", "flags", "said"), GRAPHS)
+def test_a_mistake_with_a_graph_costs_one_line(graph, flags, said):
+    save_onnx(f"{graph}.onnx", weights(), side=SIDE if graph == "fixed" else "side")
+    line = features(*flags, code=2, encoder=f"{graph}.onnx")
+    assert said in line and line.count("\n") == 1 and len(line) < 210
