@@ -18,6 +18,7 @@ OPTIONAL = {
     "tensorflow": ("streams images larger than the device (train.source=tfdata)", "pip install '.[data]' in a clone"),
     "torch": ("reads .pth weights, and is the peer of cxda benchmark", "pip install torch"),
     "ai_edge_litert": ("runs exports to LiteRT", "pip install '.[export]' in a clone"),
+    "onnxruntime": ("runs encoders of cxda features", "pip install onnx onnxruntime"),
     "jax2onnx": ("exports to ONNX", "pip install jax2onnx onnxruntime"),
 }
 BROWSERS = ("chromium", "google-chrome", "chrome", "firefox", "safari", "microsoft-edge")

@@ -26,6 +26,7 @@ from cxda_jax.methods.cxda_shares import spread
 
 SIDE, BATCH, MAPS = 224, 32, 6  # pixels where nothing says the size; images at once; maps of a style
 FLOATS = {1: np.float32, 10: np.float16}  # ONNX's numbers of types
+RAW = ("Conv", "MatMul", "Sigmoid", "Erf")  # no map of theirs is taken where there are others
 MOVE = ("Transpose", "Reshape", "Einsum")  # after these, channels may be another axis
 FINISH = (  # what these take is no finished map
     "BatchNormalization", "Relu", "PRelu", "LeakyRelu", "Elu", "Celu", "Selu", "Clip", "Sigmoid", "HardSigmoid",
@@ -147,7 +148,7 @@ def _of_onnx(path: Path, options: Options) -> Encoder:
     with _faults(str(path), "export it again"):
         model = onnx.load(path)  # with weights that lie in files beside it
         source, graph = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest(), model.graph
-        image, axis, side = _sized(graph, options.size)
+        image, axis, side = _sized(graph, options)
         del graph.value_info[:]  # of other sizes
         known = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
         tensors = {v.name: v for v in (*known.input, *known.value_info, *known.output)}
@@ -165,7 +166,7 @@ def _of_onnx(path: Path, options: Options) -> Encoder:
         _numbers("mean", options.mean or IMAGENET[0], channels),
         _numbers("std", options.std or IMAGENET[1], channels),
     )
-    batch = image.shape.dim[0].dim_value or options.batch
+    batch = image.shape.dim[0].dim_value
 
     def encode(pixels: np.ndarray) -> dict[str, np.ndarray]:
         x = (pixels.astype(np.float32) / 255 - np.array(mean, np.float32)) / np.array(std, np.float32)
@@ -181,8 +182,8 @@ def _of_onnx(path: Path, options: Options) -> Encoder:
     return Encoder(encode, (side, side, channels), batch, about)
 
 
-def _sized(graph: Any, size: int | None) -> tuple[Any, int, int]:
-    """The type of the graph's input, whose free sides it sets; the axis of the channels; the side of an image."""
+def _sized(graph: Any, options: Options) -> tuple[Any, int, int]:
+    """The type of the graph's input, whose free axes it sets; the axis of the channels; the side of an image."""
     weights = {weight.name for weight in graph.initializer}
     inputs = [v.type.tensor_type for v in graph.input if v.name not in weights]
     dims = inputs[0].shape.dim if len(inputs) == 1 else ()
@@ -190,12 +191,13 @@ def _sized(graph: Any, size: int | None) -> tuple[Any, int, int]:
     if not axis or inputs[0].elem_type not in FLOATS:
         raise UserError("encoder: its input is not one of float images [n, 3, h, w] or [n, h, w, 3]; export it so")
     places = [dims[i] for i in range(1, 4) if i != axis]
-    side = size or max(d.dim_value for d in places) or SIDE
+    side = options.size or max(d.dim_value for d in places) or SIDE
     if any(d.dim_value not in (0, side) for d in places):
         fixed = " x ".join(str(d.dim_value) for d in places)
         raise UserError(f"size={side}: the graph takes {fixed} pixels; give its side, or export it with a free size")
     for d in places:
         d.dim_value = side
+    dims[0].dim_value = dims[0].dim_value or options.batch
     return inputs[0], axis, side
 
 
@@ -207,7 +209,9 @@ def _numbers(name: str, given: Sequence[Any], channels: int) -> list[float]:
         numbers = []
     if len(numbers) not in (1, channels) or name == "std" and min(numbers) <= 0:
         what = f"{name}={brief(','.join(map(str, given)), 40)}"
-        raise UserError(f"{what}: give one number, or one for each of {channels} channels{', above 0' * (name == 'std')}")
+        raise UserError(
+            f"{what}: give one number, or one for each of {channels} channels{', above 0' * (name == 'std')}"
+        )
     return numbers * (channels // len(numbers))
 
 
@@ -254,8 +258,10 @@ def _maps(nodes: Sequence[Any], shapes: Mapping[str, list[int]], asked: Sequence
     if asked:
         return {name: axes.get(name, 1 if len(shapes[name]) == 4 else 2) for name in asked}
     unfinished = {node.input[0] for node in nodes if node.op_type in FINISH}
+    kinds = {node.output[0]: node.op_type for node in nodes}
     sizes = {name: np.prod([d for i, d in enumerate(shapes[name]) if i not in (0, axes[name])]) for name in axes}
-    found = [name for name in axes if name not in unfinished and sizes[name] > 1]
+    wide = [name for name in axes if name not in unfinished and sizes[name] > 1]
+    found = [name for name in wide if kinds[name] not in RAW] or wide
     if not found:
         raise UserError("encoder: no maps of channels are found in the graph; name some with --maps")
     return {found[i]: axes[found[i]] for i in spread(MAPS, len(found))}

@@ -66,7 +66,7 @@ def listed(where: Path) -> Listing:
             labels, domains = [p.parent.name for p in images], [p.parent.parent.name for p in images]
         else:
             images = [p for p in others if p.suffix.lower() in EXTENSIONS and p.parent.parent == where]
-            others = [p for p in others if p not in images]
+            others = sorted({*others} - {*images})
             labels, domains = [""] * len(images), [p.parent.name for p in images]
         if images and others:
             say(f"warning: {where}: not read: {some_of(others, where)}")
@@ -117,6 +117,8 @@ def write_features(listing: Listing, encoder: Encoder, out: Path, fit: str, clas
         say(f"{out}: is there already, made of the same images in the same way; left as it is")
     else:
         part.mkdir(parents=True, exist_ok=True)
+        if "maps" in encoder.about:
+            say(f"style: means and deviations of the input and of {', '.join(encoder.about['maps'])}")
         with files.locked(part):
             state = _resumed(part, about)
             with stops.deferred() as stopping:
