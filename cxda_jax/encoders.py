@@ -99,14 +99,15 @@ def _checked(given: Mapping[str, Any], count: int, name: str) -> dict[str, np.nd
         if key not in given:
             raise UserError(f"encoder={name}: no {key!r}{' and no maps' * (key == 'style')} in its answer; add it")
     for key, x in given.items():
-        if x.ndim != 2 or len(x) != count or x.dtype.kind not in "fiu" or x.shape[1] < (2 if key == "logits" else 1):
-            columns = "columns, at least 2" if key == "logits" else "columns"
-            raise UserError(f"encoder={name}: {key!r} is {x.dtype} {x.shape}; give numbers [{count}, {columns}]")
+        least = 2 if key == "logits" else 1
+        if x.ndim != 2 or len(x) != count or x.shape[1] < least:
+            what = f"{key!r} has the form {list(x.shape)}"
+            raise UserError(f"encoder={name}: {what}; give [{count}, columns], with {least} columns or more")
     logits = given["logits"]
     if (logits >= 0).all() and np.allclose(logits.sum(1, dtype=np.float64), 1, atol=1e-3):
         fix = "give the values before the softmax"
         raise UserError(f"encoder={name}: each row of 'logits' sums to 1, so they are probabilities; {fix}")
-    return {key: x.astype(np.float32) for key, x in given.items()}
+    return {key: x.astype(np.float32, copy=False) for key, x in given.items()}
 
 
 def _of_function(text: str, module: str, name: str, options: Options) -> Encoder:
@@ -122,9 +123,15 @@ def _of_function(text: str, module: str, name: str, options: Options) -> Encoder
             if not isinstance(given, Mapping):
                 what = f"it gives a {type(given).__name__}"
                 raise UserError(f"encoder={brief(text)}: {what}; give a dict with logits, and with style or maps")
-            answer = {key: np.asarray(given[key]) for key in ("logits", "features", "style") if key in given}
+            names = [key for key in ("logits", "features", "style") if key in given]
+            answer = {key: np.asarray(given[key], np.float32) for key in names}
             if "maps" in given and "style" not in given:
                 maps = [pixels.astype(np.float32) / 255, *map(np.asarray, given["maps"])]
+                for x in maps:
+                    channels_first = x.ndim == 4 and x.shape[1] != x.shape[2] == x.shape[3]
+                    if x.ndim not in (3, 4) or len(x) != len(pixels) or channels_first:
+                        what = f"a map has the form {list(x.shape)}"
+                        raise UserError(f"encoder={brief(text)}: {what}; give [{len(pixels)}, h, w, channels]")
                 answer["style"] = moments((x, -1) for x in maps)
         return _checked(answer, len(pixels), brief(text))
 
@@ -171,7 +178,7 @@ def _of_onnx(path: Path, options: Options) -> Encoder:
     def encode(pixels: np.ndarray) -> dict[str, np.ndarray]:
         x = (pixels.astype(np.float32) / 255 - np.array(mean, np.float32)) / np.array(std, np.float32)
         x = np.ascontiguousarray(np.moveaxis(x, -1, axis), taken)
-        with _faults(str(path), "give another --size, or export it again"):
+        with _faults(str(path), "give another --size or --batch, or export it again"):
             found: Any = dict(zip(names, session.run(names, {session.get_inputs()[0].name: x}), strict=True))
         style = moments([(x, axis), *((found[name], axes[name]) for name in axes)])
         answer = {"logits": found[logits], "style": style} | {key: found[name] for key, name in features.items()}
@@ -186,7 +193,7 @@ def _sized(graph: Any, options: Options) -> tuple[Any, int, int]:
     """The type of the graph's input, whose free axes it sets; the axis of the channels; the side of an image."""
     weights = {weight.name for weight in graph.initializer}
     inputs = [v.type.tensor_type for v in graph.input if v.name not in weights]
-    dims = inputs[0].shape.dim if len(inputs) == 1 else ()
+    dims: Any = inputs[0].shape.dim if len(inputs) == 1 else ()
     axis = next((i for i in (1, 3) if len(dims) == 4 and dims[i].dim_value in (1, 3)), 0)
     if not axis or inputs[0].elem_type not in FLOATS:
         raise UserError("encoder: its input is not one of float images [n, 3, h, w] or [n, h, w, 3]; export it so")

@@ -109,6 +109,10 @@ MISTAKES = (
             "Rows((255 * x).astype(np.uint8)", ("prepare", "malformed_raws", "published")),
     Mistake("store", "data/readers/folder.py", "order = np.random.default_rng(seed)",
             "order = np.random.default_rng(0)", ("prepare", "images", "fitting")),
+    Mistake("store", "encoders.py", "if i != axis % x.ndim)", "if i != x.ndim - 1)", ("features",)),
+    Mistake("store", "features.py", "name: np.array(each)[kept] for", "name: np.array(each)[: len(kept)] for",
+            ("features",)),
+    Mistake("store", "features.py", "        file.truncate(4 * ", "        _ = (4 * ", ("features",)),
     # Pixels: what is drawn, and augmentation.
     Mistake("pixels", "data/glyphs.py", "repr((VERSION, seed, tuple(writers), drawings))",
             "repr((VERSION, seed, tuple(writers)))", ("glyphs", "build", "overrides", "configs")),

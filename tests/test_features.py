@@ -28,7 +28,9 @@ def of(**answer):
 logits, style = np.ones((99, 3)), np.ones((99, 5))
 nothing, no_style, tensor = of(style=style), of(logits=logits), of(logits=logits[:, :, None], style=style)
 few, shares, one = (lambda images: {"logits": logits, "style": style}), of(logits=logits / 3, style=style), of(logits=logits[:, :1], style=style)
-flat, not_finite = of(logits=logits, maps=style), of(logits=logits * np.nan, style=style)
+not_finite = of(logits=logits * np.nan, style=style)
+def first(images): return {"logits": logits[:32], "maps": [images.transpose(0, 3, 1, 2)]}
+def flat(images): return {"logits": logits[:32], "maps": [style[:32]]}
 two = of(logits=logits[:, :2], style=style)
 calls = []
 def stopped(images):
@@ -97,32 +99,38 @@ def save_onnx(path, w, channels_last=False, batch="n", side="side"):
     onnx.save(model, path)
 
 
-def by_torch(w, paths, fit_side=SIDE):
+def by_torch(w, paths, maps):
     """Logits, features and style by PyTorch's layers and formulas of the images at these paths."""
     torch = pytest.importorskip("torch")
     f, w = torch.nn.functional, {name: torch.from_numpy(value) for name, value in w.items()}
-    pixels = [np.asarray(Image.open(path).resize((fit_side, fit_side), Image.Resampling.BILINEAR)) for path in paths]
+    pixels = [np.asarray(Image.open(path).resize((SIDE, SIDE), Image.Resampling.BILINEAR)) for path in paths]
     x = torch.from_numpy((np.stack(pixels).astype(np.float32) / 255 - MEAN) / STD).permute(0, 3, 1, 2)
     early = f.batch_norm(f.conv2d(x, w["conv1"], padding=1), w["mean"], w["var"], w["scale"], w["shift"]).relu()
     late = f.conv2d(early, w["conv2"], stride=2)
-    style = [g(m) for m in (x, early, late) for g in (lambda m: m.mean((2, 3)), lambda m: m.std((2, 3), correction=0))]
+    chosen = [x, *({"r1": early, "c2": late}[name] for name in maps)]
+    style = [moment for m in chosen for moment in (m.mean((2, 3)), m.std((2, 3), correction=0))]
     flat = late.mean((2, 3))
     return {"logits": f.linear(flat, w["dense"], w["bias"]), "features": flat, "style": torch.cat(style, 1)}
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("options", [{}, {"channels_last": True}, {"batch": 5}, {"side": SIDE}], ids=str)
-def test_a_graph_gives_what_pytorch_computes(options, here):
+@pytest.mark.parametrize(
+    ("options", "maps"),
+    [({}, ["r1"]), ({"channels_last": True}, ["r1"]), ({"batch": 5}, ["r1", "c2"]), ({"side": SIDE}, ["r1", "c2"])],
+    ids=str,
+)
+def test_a_graph_gives_what_pytorch_computes(options, maps, here):
+    """Of its own choice r1 alone is a map: b1 and c1 become r1, and c2 is a convolution."""
     w = weights()
     save_onnx("tiny.onnx", w, **options)
-    said = features("--logits=answer", "--size=16", encoder="tiny.onnx")
+    asked = [f"--maps={','.join(maps)}"] * (len(maps) > 1)
+    assert "12 images of 2 domains, 0 left out" in features("--logits=answer", "--size=16", *asked, encoder="tiny.onnx")
     found = read()
-    assert "12 images of 2 domains, 0 left out" in said
-    expected = by_torch(w, [here / "images" / path for path in found["paths"]])
+    expected = by_torch(w, [here / "images" / path for path in found["paths"]], maps)
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-4)
     about = json.loads(str(found["about"]))
-    assert about["maps"] == ["r1", "c2"] and about["size"] == SIDE  # neither c1 nor b1, which r1 follows
+    assert about["maps"] == maps and about["size"] == SIDE and about["batch"] == options.get("batch", 32)
     assert list(found["classes"]) == ["a", "b", "c"] and found["labels"].dtype.kind == "i"
     for path, domain, label in zip(found["paths"], found["domains"], found["labels"], strict=True):
         assert path.split("/")[:2] == [domain, "abc"[label]]
@@ -246,13 +254,18 @@ MISTAKES = [
     ("no array file", {"out": "f.csv"}, "--out=f.csv: give the name of a file that ends in .npz"),
     ("no logits", {"encoder": "mine:nothing"}, "--encoder=mine:nothing: no 'logits' in its answer"),
     ("no style", {"encoder": "mine:no_style"}, "--encoder=mine:no_style: no 'style' and no maps"),
-    ("three axes", {"encoder": "mine:tensor"}, "'logits' is float64 (32, 3, 1); give numbers [32, columns"),
-    ("other rows", {"encoder": "mine:few"}, "'logits' is float64 (99, 3); give numbers [32, columns"),
-    ("one column", {"encoder": "mine:one"}, "'logits' is float64 (32, 1); give numbers [32, columns, at least 2]"),
+    ("three axes", {"encoder": "mine:tensor"}, "'logits' has the form [32, 3, 1]; give [32, columns]"),
+    ("other rows", {"encoder": "mine:few"}, "'logits' has the form [99, 3]; give [32, columns]"),
+    (
+        "one column",
+        {"encoder": "mine:one"},
+        "'logits' has the form [32, 1]; give [32, columns], with 2 columns or more",
+    ),
     ("two columns", {"encoder": "mine:two"}, "--classes: 3 are known (a, b, c), but the logits have 2 columns"),
     ("probabilities", {"encoder": "mine:shares"}, "sums to 1, so they are probabilities"),
     ("no dict", {"encoder": "mine:array"}, "--encoder=mine:array: it gives a ndarray; give a dict"),
-    ("flat maps", {"encoder": "mine:flat"}, "mend the function; --debug shows where"),
+    ("flat maps", {"encoder": "mine:flat"}, "a map has the form [32, 5]; give [32, h, w, channels]"),
+    ("channels first", {"encoder": "mine:first"}, "a map has the form [32, 3, 224, 224]; give [32, h, w, channels]"),
     ("a fault inside", {"encoder": "mine:mistaken"}, "(IndexError); mend the function; --debug shows where"),
     ("not finite", {"encoder": "mine:not_finite"}, "camera0/a/0.png: logits of the encoder are not finite"),
     ("empty classes", {"flags": ["--classes=empty"]}, "--classes=empty: it is empty, or a line is"),
@@ -262,7 +275,7 @@ GRAPHS = [
     ("softmax", "free", ["--logits=shares"], "probabilities; give the values before the softmax"),
     ("unknown tensor", "free", ["--logits=anser"], "--logits='anser' is unknown; did you mean 'answer'?"),
     ("unknown map", "free", ["--logits=answer", "--maps=r1,flt"], "--maps='flt' is unknown; did you mean 'flat'?"),
-    ("no map", "free", ["--logits=answer", "--maps=flat"], "--maps=flat: has the form [0, 6]"),
+    ("no map", "free", ["--logits=answer", "--maps=flat"], "--maps=flat: has the form [32, 6]"),
     ("means", "free", ["--logits=answer", "--mean=1,2"], "--mean=1,2: give one number, or one for each of 3 channels"),
     (
         "deviation",
