@@ -158,6 +158,8 @@ def _resumed(part: Path, about: dict[str, Any]) -> dict[str, Any]:
     state, crc = read_object(path, again), 0
     if files.SEAL not in state or files.is_falsified(state):
         raise UserError(f"{path}: damaged; {again}")
+    if not state["next"]:
+        state["about"] = about  # nothing is lost
     _refuse_other(part, state["about"], about)
     with open(part / ROWS, "ab+") as file:
         file.truncate(4 * (state["next"] - len(state["left_out"])) * sum(state["widths"].values()))

@@ -242,6 +242,13 @@ def test_what_is_damaged_or_of_others_is_refused(here, halves):
         assert "f.npz: not written by this command" in stopped(code=2)
 
 
+def test_a_mistake_that_is_mended_is_in_nobodys_way(here):
+    """All that an earlier call left is an empty f.npz.part."""
+    features(encoder="mine:two", code=2)
+    (here / "images/camera0/a/0.png").unlink()
+    assert "11 images" in features() and not (here / "f.npz.part").exists()
+
+
 MISTAKES = [
     ("no colon", {"encoder": "mine"}, "--encoder=mine: give a file that ends in .onnx, or module:function"),
     ("no module", {"encoder": "nowhere:f"}, "--encoder=nowhere:f: No module named 'nowhere'"),
