@@ -149,17 +149,16 @@ def _refuse_other(path: Path, found: dict[str, Any], about: dict[str, Any]) -> N
 def _resumed(part: Path, about: dict[str, Any]) -> dict[str, Any]:
     """The state that an earlier call left, with rows cut to those that it counts, or a new one."""
     path, again = part / STATE, f"delete {part}, and all images are read again"
+    new = {"about": about, "next": 0, "widths": {}, "crc32": 0, "left_out": []}
     if not path.exists():
         if others := [p for p in part.iterdir() if p.name != files.LOCK and not p.name.startswith(".cxda-")]:
             raise UserError(f"{others[0]}: not written by this command, so not replaced; move it away")
-        state = {"about": about, "next": 0, "widths": {}, "crc32": 0, "left_out": []}
-        files.write_text(path, json.dumps(files.sealed(state)))
-        return state
+        files.write_text(path, json.dumps(files.sealed(new)))
     state, crc = read_object(path, again), 0
     if files.SEAL not in state or files.is_falsified(state):
         raise UserError(f"{path}: damaged; {again}")
-    if not state["next"]:
-        state["about"] = about  # nothing is lost
+    if not state["widths"]:  # no row is lost
+        state = new
     _refuse_other(part, state["about"], about)
     with open(part / ROWS, "ab+") as file:
         file.truncate(4 * (state["next"] - len(state["left_out"])) * sum(state["widths"].values()))
@@ -252,7 +251,7 @@ def _finish(listing: Listing, out: Path, part: Path, state: dict[str, Any]) -> N
     files.write_whole(out, lambda partial: np.savez(partial, **arrays))
     known = arrays["labels"] >= 0
     right = arrays["logits"].argmax(1)[known] == arrays["labels"][known]
-    scored = f"; {right.mean():.1%} of {len(right)} labels are the encoder's own answers" if len(right) else ""
+    scored = f"; the encoder is right on {right.mean():.1%} of {len(right)} labels" if len(right) else ""
     say(f"{out}: {len(kept)} images of {len({*arrays['domains']})} domains, {len(left_out)} left out{scored}")
     for name, width in widths.items():
         say(f"  {name:<9}{width} columns")

@@ -175,6 +175,8 @@ def test_what_cannot_be_read_is_named_and_left_out(here):
     for path in here.glob("images/*/*/*"):
         path.write_bytes(b"no image")
     assert "none of 12 images could be read; the first: images/camera0/a/0.png" in features(out="g.npz", code=2)
+    Image.new("L", (9, 9)).save(here / "images/camera0/a/0.png")
+    assert "1 images of 1 domains, 11 left out" in features(out="g.npz")
 
 
 @pytest.mark.gate
