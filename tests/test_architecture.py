@@ -48,17 +48,8 @@ LIBRARY = {line.partition(":")[0] for line in ALLOWED.partition("\nresults:")[0]
 MAY = {}
 for part, others in (line.split(":") for line in ALLOWED.strip().splitlines()):
     MAY[part] = {part, "version", "__version__", *others.split()} | (LIBRARY if "LIBRARY" in others else set())
-OPTIONAL = {
-    "tensorflow",
-    "tensorflow_datasets",
-    "torch",
-    "pillow_heif",
-    "wilds",
-    "sklearn",
-    "pandas",
-    "onnx",
-    "onnxruntime",
-}
+OPTIONAL = {"tensorflow", "tensorflow_datasets", "torch", "pillow_heif", "wilds", "sklearn", "pandas", "onnx",
+            "onnxruntime"}  # fmt: skip
 FILES = sorted((ROOT / "cxda_jax").rglob("*.py"))
 CONFIGS, COMMANDS = (sorted((ROOT / folder).glob("*.py")) for folder in ("configs", "launch"))
 
