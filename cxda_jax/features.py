@@ -139,6 +139,19 @@ def _read_about(out: Path) -> dict[str, Any]:
         raise UserError(f"{out}: {what}; choose another name, or move it away") from None
 
 
+def read_labelled(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Logits, labels, domains and style of a written file's labelled images."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            known = arrays["labels"] >= 0
+            found = tuple(arrays[name][known] for name in ("logits", "labels", "domains", "style"))
+    except Exception as e:  # of all kinds, for what is no .npz file
+        raise UserError(f"{path}: not readable ({reason(e)}); cxda features writes such a file") from None
+    if not known.any():
+        raise UserError(f"{path}: no image has a label; give cxda features images in DOMAIN/CLASS/")
+    return found
+
+
 def _refuse_other(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:
     for name, value in about.items():
         if found.get(name) != value:

@@ -163,8 +163,7 @@ class Adapter(NamedTuple):
     def save(self, folder: str | os.PathLike) -> None:
         """Writes weights.safetensors, card.json and manifest.json; an adapter in the folder is replaced."""
         folder = Path(folder)
-        if folder.exists() and any(folder.iterdir()) and not _is_adapter(folder):
-            raise UserError(f"{folder}: holds something else than an adapter; choose a new folder")
+        insist_on_place(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / manifest.NAME).unlink(missing_ok=True)
         arrays = safetensors.named(jax.device_get({"variables": self.variables, "known": dict(self.known)}))
@@ -194,11 +193,16 @@ def load_adapter(folder: str | os.PathLike) -> Adapter:
     return Adapter(**card, variables=variables, known=parts["known"])
 
 
-def _is_adapter(folder: Path) -> bool:
+def insist_on_place(folder: Path) -> None:
+    """Raises a UserError unless save() may write there: in no folder, an empty one, or one with an adapter."""
+    if not folder.exists() or folder.is_dir() and not any(folder.iterdir()):
+        return
     try:
-        return read_object(folder / manifest.NAME, "").get("about") == HOLDS
+        if read_object(folder / manifest.NAME, "").get("about") == HOLDS:
+            return
     except UserError:
-        return False
+        pass
+    raise UserError(f"{folder}: holds something else than an adapter; choose a new folder")
 
 
 def _device(adapter: Adapter, rows: np.ndarray) -> Device:

@@ -16,6 +16,7 @@ from cxda_jax import fitted, metrics
 from cxda_jax.errors import UserError
 from cxda_jax.fitting import Pace, load_of
 from cxda_jax.judging import in_words, least_temperature
+from tests.commands import command
 from tests.lines import flip, one_line, refused
 
 CLASSES, STYLE = 6, 8
@@ -167,6 +168,27 @@ def test_a_saved_adapter_is_the_same_in_another_process_and_damage_is_named(fit,
         adapter.save(folder) if name != "manifest.json" else None
     with refused("holds something else", tmp_path):
         adapter.save(tmp_path)
+
+
+@pytest.mark.gate
+def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path):
+    z, labels, domains, style = made()
+    arrays = {"logits": z, "style": style, "domains": domains}
+    unknown = np.where(np.arange(len(z)) % 2, -1, labels)  # every other image
+    np.savez(
+        tmp_path / "f.npz",
+        labels=np.stack([labels, unknown], 1).ravel(),
+        **{k: np.repeat(x, 2, 0) for k, x in arrays.items()},
+    )
+    np.savez(tmp_path / "none.npz", labels=unknown[1::2], **{k: x[1::2] for k, x in arrays.items()})
+    asked = "fit", f"--out={tmp_path}/out", "--minutes=0"
+    assert "holds something else" in command("fit", f"--features={tmp_path}/f.npz", f"--out={tmp_path}", code=2)
+    assert "no image has a label" in command(*asked, f"--features={tmp_path}/none.npz", code=2)
+    assert "not readable" in command(*asked, f"--features={tmp_path}/out", code=2)
+    for _ in range(2):
+        assert "load_adapter" in command(*asked, f"--features={tmp_path}/f.npz")
+    adapter = cxda_jax.load_adapter(tmp_path / "out")
+    assert adapter.report["images"] == 2 * len(z) - len(z) // 2 and adapter.keys == "style"
 
 
 @pytest.mark.gate

@@ -46,6 +46,7 @@ def test_what_is_replaced_is_ours(tmp_path, photos, runs, data_dir):  # noqa: F8
         ("report.html", report),
         ("a.records", (*report[:2], f"--report={tmp_path}/new", f"--record={tmp_path}/out/a.records")),
         ("a.npz", ("features", "--encoder=math:floor", f"--images={photos.parent}", f"--out={tmp_path}/out/a.npz")),
+        ("card.json", ("fit", f"--features={tmp_path}/features.npz", f"--out={tmp_path}/out")),
         ("a.json", ("benchmark", "--suite=gpu", f"--out={tmp_path}/out/a.json")),
         ("a.json", (*compiled, f"--out={tmp_path}/out/a.json")),
     ):

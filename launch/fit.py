@@ -1,0 +1,37 @@
+"""Learns to adapt a classifier that you have, from what cxda features made of labelled images.
+
+cxda fit --features=features.npz --out=adapter
+cxda fit --features=features.npz --out=adapter --minutes=10 --seed=1
+
+The images must be others than those that the classifier was trained on, from two domains or more. --out gets the
+adapter and a card of what it gains; cxda_jax.load_adapter reads it. An adapter that is there is replaced.
+"""
+
+from absl import flags
+
+from . import cli
+
+flags.adopt_module_key_flags(cli)
+_FEATURES = flags.DEFINE_string("features", "", "The .npz file of cxda features.")
+_OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)
+_MINUTES = flags.DEFINE_float("minutes", 2.0, "That the training may take.", lower_bound=0.0)
+_SEED = flags.DEFINE_integer("seed", 0, "Of all that is random.", lower_bound=0, allow_override=True)
+
+
+def main() -> None:
+    with cli.loading():
+        from pathlib import Path
+
+        from cxda_jax.features import read_labelled
+        from cxda_jax.fitted import insist_on_place
+        from cxda_jax.fitting import fit
+        from cxda_jax.progress import say
+    path = Path(cli.insist(_FEATURES.value, "--features", "give the file of cxda features")).expanduser()
+    out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapter")).expanduser()
+    insist_on_place(out)  # before minutes are spent
+    fit(*read_labelled(path), minutes=_MINUTES.value, seed=_SEED.value, log=say).save(out)
+    say(f"{out}: adapter = cxda_jax.load_adapter({str(out)!r})")
+
+
+if __name__ == "__main__":
+    cli.run(main)
