@@ -201,7 +201,7 @@ def in_words(report: Mapping[str, Any]) -> str:
         sizes = [f"{_span(row[str(n)])} with {n}" for n in SIZES[1:]]
         said.append(f"{name}: {row['plain']:.1f} % are right without a buffer, {', '.join(sizes)} images.")
     harms = [f"{name} with {n} images" for name, row in gain.items() for n in SIZES[1:] if row[str(n)][2] < 0]
-    said.append(f"It harms {'; '.join(harms)}." if harms else "It surely harms nowhere.")
+    said.append(f"These surely lose: {'; '.join(harms)}." if harms else "No kind of task surely loses.")
     verdict = "it helps" if overall[1] > 0 else "it does not surely help, so it gives the classifier's own answers"
     said.append(f"Over all tasks with {FULL} images it gains {_span(overall)}: {verdict}.")
     plain, adapted = cal["0"], cal[str(FULL if overall[1] > 0 else 0)]

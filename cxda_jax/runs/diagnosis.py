@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from scipy.special import softmax
 
 from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, domains_for, in_shares, sample_plans
 from cxda_jax.data.store import DomainStore
@@ -19,6 +20,7 @@ from cxda_jax.results.formats import aligned
 from cxda_jax.runs.finding import restore_best
 from cxda_jax.runs.identity import check_data, read_config, read_record
 from cxda_jax.runs.passing import plain_answers
+from cxda_jax.types import Array
 
 PLAIN, CALIBRATED, KNOWN_DOMAIN = "no adaptation", "calibrated", "mlls, domain known*"
 SHARES, ERRORS = "true shares*", "errors of the domain*"
@@ -134,13 +136,12 @@ def _rows(store: DomainStore, logits: np.ndarray, draw: Draw, tasks: int) -> dic
     asked = owner[plan.query[:, 0]]
     t = prior[np.searchsorted(draw.domains, asked) % 2]
     own = (owner[plan.support] == asked[:, None]).astype(np.float64)
-    by_em = jax.jit(jax.vmap(lambda p, t, w: shares_by_em(p, t, STEPS, SMOOTHING, w)))
 
     def moved(z: np.ndarray, shares: np.ndarray, trained: np.ndarray) -> np.ndarray:
         return z[plan.query] + np.log(np.maximum(shares, FLOOR) / trained)[:, None]
 
     def estimated(z: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        return moved(z, np.asarray(by_em(jax.nn.softmax(z[plan.support]), t, weights)), t)
+        return moved(z, np.asarray(_by_em(softmax(z[plan.support], -1), t, weights)), t)
 
     pairs = zip(plan.support, own, strict=True)
     counted = np.stack([np.bincount(labels[s][w > 0], minlength=classes) for s, w in pairs])
@@ -158,6 +159,12 @@ def _rows(store: DomainStore, logits: np.ndarray, draw: Draw, tasks: int) -> dic
     return {name: 100 * float((z.argmax(-1) == labels[plan.query]).mean()) for name, z in answers.items()}
 
 
+@jax.jit
+@jax.vmap
+def _by_em(p: Array, trained: Array, weights: Array) -> Array:
+    return shares_by_em(p, trained, STEPS, SMOOTHING, weights)
+
+
 def _true_shares(draw: Draw, task: int, domain: int, classes: int) -> np.ndarray:
     """The shares of the classes among a domain's images, or where a task draws them, among its first ones."""
     rows = np.arange(draw.offsets[domain], draw.offsets[domain + 1])
@@ -169,7 +176,7 @@ def _true_shares(draw: Draw, task: int, domain: int, classes: int) -> np.ndarray
 
 def _errors(logits: np.ndarray, labels: np.ndarray, owner: np.ndarray, plan: Plan, asked: np.ndarray) -> np.ndarray:
     """How much rarer each class is in the answers for a task's domain than in its labels, of images not in the task."""
-    p, classes = np.asarray(jax.nn.softmax(logits)), logits.shape[1]
+    p, classes = softmax(logits, -1), logits.shape[1]
     found = []
     for support, query, domain in zip(plan.support, plan.query, asked, strict=True):
         rows = np.setdiff1d(np.flatnonzero(owner == domain), [*support, *query])
