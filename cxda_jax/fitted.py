@@ -202,7 +202,8 @@ def insist_on_place(folder: Path) -> None:
             return
     except UserError:
         pass
-    raise UserError(f"{folder}: holds something else than an adapter; choose a new folder")
+    found = min(folder.iterdir()) if folder.is_dir() else folder
+    raise UserError(f"{found}: {folder.name} holds something else than an adapter; choose a new folder")
 
 
 def _device(adapter: Adapter, rows: np.ndarray) -> Device:
