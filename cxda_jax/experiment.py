@@ -235,10 +235,10 @@ def build_method(config: Config, store: DomainStore) -> Method:
         raise UserError(f"train.support_loss={teaches!r}: {name} does not read it; leave it at 'none'")
     with as_fields(config, *entry.groups, "train"):
         method = with_precision(entry.build(config, store.inputs), config["net"]["precision"])
-    return on_trunk(method) if entry.holds_out and config["train"]["held_out"] else method
+    return with_frozen_trunk(method) if entry.holds_out and config["train"]["held_out"] else method
 
 
-def on_trunk(method: Method) -> Method:
+def with_frozen_trunk(method: Method) -> Method:
     """The method on the trunk of a training of erm_iid, whose weights stay. All else learns."""
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:

@@ -23,11 +23,11 @@ from cxda_jax import augment, train
 from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.errors import UserError, brief
-from cxda_jax.fitted import CELLS, Adapter, as_array, as_numbers, method_of, standardised
-from cxda_jax.judging import FULL, TASKS, Judged, drift, headroom, in_words, judge
+from cxda_jax.fitted import CELLS, Adapter, as_array, as_numbers, method_of
+from cxda_jax.judging import FULL, TASKS, Judged, headroom, in_words, report_on
 from cxda_jax.machine import backend
 from cxda_jax.methods.cxda_shares import measure
-from cxda_jax.types import ADAPTER, Described, Episode, Images, Variables
+from cxda_jax.types import Described, Episode, Images, Variables
 
 VALIDATION, VALIDATIONS = 0.25, 5  # the part of the domains that chooses the best weights; how often it does
 TASKS_PER_STEP, RATE = 16, 1e-2  # Adam's rate at the start; a cosine leads to 0
@@ -78,18 +78,12 @@ def fit(  # noqa: PLR0913
     judged = _checked(logits, labels, domains, {"style": style, "features": features}, seed)
     if keys in WITHOUT:
         log(WITHOUT[keys])
-    store, rows, classes = judged.store, judged.rows, judged.store.num_classes
-    right = float((rows[:, :classes].argmax(1) == store.labels).mean())
-    known = headroom(judged)
+    known = headroom(judged)  # before the time of the training is over
     variables, taken = _train(judged, steps, began + 60 * minutes, log)
-    found, answers = judge(judged, variables)
-    stats = jax.device_get(variables["batch_stats"][ADAPTER])
-    told, means = drift(judged, standardised(rows[:, classes:], stats["mean"], stats["std"]))
-    domains_of = {split: len(store.domains(split)) for split in ("train", "val")}
-    sizes = {"images": len(rows), "right": right, "domains": domains_of, "steps": taken, "tasks": TASKS}
-    report = {**sizes, "headroom": known, **found, "drift": told}
+    report, kept = report_on(judged, variables, taken, known)
     log(said := in_words(report))
-    return Adapter(classes, rows.shape[1] - classes, keys, seed, variables, {**means, **answers}, report, said)
+    classes = judged.store.num_classes
+    return Adapter(classes, judged.rows.shape[1] - classes, keys, seed, variables, kept, report, said)
 
 
 def check_numbers(minutes: Any, steps: Any, seed: Any) -> None:

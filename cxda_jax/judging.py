@@ -13,10 +13,10 @@ import scipy.special
 from cxda_jax import metrics
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, Plan, domains_for, in_shares, sample_plans
 from cxda_jax.data.store import DomainStore
-from cxda_jax.fitted import CELLS, SIZES, apart, method_of, probabilities
+from cxda_jax.fitted import CELLS, SIZES, apart, method_of, probabilities, standardised
 from cxda_jax.machine import backend
 from cxda_jax.runs.diagnosis import BY_HEART, FIRST, Diagnosis, diagnose
-from cxda_jax.types import Array, Images, Variables
+from cxda_jax.types import ADAPTER, Array, Images, Variables
 
 TASKS = 200  # of a kind
 FULL = SIZES[-1]
@@ -91,6 +91,20 @@ def headroom(judged: Judged) -> Mapping[str, Mapping[str, float]] | None:
     some = store._replace(images=store.images[:0], labels=store.labels[rows], offsets=offsets, split=("val",) * count)
     tasks = max(1, min(TASKS, CELLS // (FULL * store.num_classes)))
     return diagnose(some, judged.rows[rows, : store.num_classes], 0.0, seed=judged.seed, tasks=tasks).table
+
+
+def report_on(judged: Judged, variables: Variables, steps: int, known: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A report, and the arrays that an adapter keeps of what it was judged on; `known` is headroom()'s."""
+    store, classes = judged.store, judged.store.num_classes
+    found, answers = judge(judged, variables)
+    stats = jax.device_get(variables["batch_stats"][ADAPTER])
+    told, means = drift(judged, standardised(judged.rows[:, classes:], stats["mean"], stats["std"]))
+    return {
+        "images": len(judged.rows),
+        "right": float((judged.rows[:, :classes].argmax(1) == store.labels).mean()),
+        "domains": {split: len(store.domains(split)) for split in ("train", "val")},
+        "steps": steps, "tasks": TASKS, "headroom": known, **found, "drift": told,
+    }, {**means, **answers}  # fmt: skip
 
 
 def judge(judged: Judged, variables: Variables) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -28,7 +28,7 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError, brief
 
 FEW = 10  # domains
-NONE = np.zeros(0, np.int64)  # rows
+NO_ROWS = np.zeros(0, np.int64)
 
 
 class EpisodeSpec(NamedTuple):
@@ -193,7 +193,7 @@ def sample_plans(draw: Draw, tasks: Sequence[int], context: Context | None = Non
                 rows = start + rng.choice(stop - start, count, replace=spec.replacement)
             else:
                 # Permuted, so that queries are like the support.
-                rows = rng.permutation(in_shares(draw, task, domain, count) if count else NONE)
+                rows = rng.permutation(in_shares(draw, task, domain, count) if count else NO_ROWS)
             support[i, ends_of[j] - parts[j] : ends_of[j]] = rows[: parts[j]]
             if j == asked:
                 query[i] = rows[parts[j] :]
@@ -220,10 +220,7 @@ def _parts(spec: EpisodeSpec, sizes: np.ndarray, rng: np.random.Generator) -> tu
 
 
 def in_shares(draw: Draw, task: int, domain: int, most: int | None = None) -> np.ndarray:
-    """Rows of a domain, in the order in which they come to a task whose shares are not natural: the first ones, or all.
-
-    `most` is how many.
-    """
+    """Rows of a domain as they come to a task whose shares are not natural: the first `most` ones; None: all."""
     rng, shares = _generator(draw.seed, task, draw.stream, use=4 + int(domain)), draw.spec.shares
     rows = np.arange(draw.offsets[domain], draw.offsets[domain + 1])
     assert draw.labels is not None

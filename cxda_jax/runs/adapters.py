@@ -25,14 +25,16 @@ LITTLE = 0.02  # wrong answers; with fewer there is nothing to learn
 
 
 class Right(NamedTuple):
-    """A network's shares of right answers: on images that it learnt from, and on those that it left out."""
+    """A network's shares of right answers: on images that it learnt from, and on those that are learnt from next."""
 
     learnt: float
     others: float
 
     def __str__(self) -> str:
-        on = f"right on {self.learnt:.1%} of the images that it learnt from, on {self.others:.1%} of the others"
-        said = f"the network is {on}: {1 - self.others:.1%} of these are left to ask the buffer"
+        own, next_ones = f"{self.learnt:.1%} of its own images", f"{self.others:.1%} of those for the next training"
+        said = (
+            f"the network is right on {own}, on {next_ones}: {1 - self.others:.1%} of these are left to ask the buffer"
+        )
         if 1 - self.others < LITTLE:
             said += "; warning: nothing is learnt from images known by heart; raise held_out"
         return said
