@@ -15,7 +15,7 @@ flags.adopt_module_key_flags(cli)
 _FEATURES = flags.DEFINE_string("features", "", "The .npz file of cxda features.")
 _OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)
 _MINUTES = flags.DEFINE_float("minutes", 2.0, "That the training may take.", lower_bound=0.0)
-_SEED = flags.DEFINE_integer("seed", 0, "Of all that is random.", lower_bound=0, allow_override=True)
+_SEED = flags.DEFINE_integer("seed", None, "Of all that is random (0).", lower_bound=0, allow_override=True)
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     path = Path(cli.insist(_FEATURES.value, "--features", "give the file of cxda features")).expanduser()
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapter")).expanduser()
     insist_on_place(out)  # before minutes are spent
-    fit(*read_labelled(path), minutes=_MINUTES.value, seed=_SEED.value, log=say).save(out)
+    fit(*read_labelled(path), minutes=_MINUTES.value, seed=_SEED.value or 0, log=say).save(out)
     say(f"{out}: adapter = cxda_jax.load_adapter({str(out)!r})")
 
 
