@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, sample_plans
     from cxda_jax.data.store import DomainStore, open_store, write_store
     from cxda_jax.device.buffer import SupportBuffer
-    from cxda_jax.device.model import Answers, Model, load
+    from cxda_jax.device.loading import load
+    from cxda_jax.device.model import Answers, Model
     from cxda_jax.errors import UserError
     from cxda_jax.estimator import CXDAClassifier
     from cxda_jax.evaluation import evaluate
@@ -35,7 +36,8 @@ _HOMES = {
     "data.episodes": ("Draw", "EpisodeSpec", "Plan", "sample_plans"),
     "data.store": ("DomainStore", "open_store", "write_store"),
     "device.buffer": ("SupportBuffer",),
-    "device.model": ("Answers", "Model", "load"),
+    "device.loading": ("load",),
+    "device.model": ("Answers", "Model"),
     "errors": ("UserError",),
     "estimator": ("CXDAClassifier",),
     "evaluation": ("evaluate",),

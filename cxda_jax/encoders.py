@@ -144,10 +144,36 @@ def _of_function(text: str, module: str, name: str, options: Options) -> Encoder
     return Encoder(encode, (side, side, 3), batch, about)
 
 
-def _of_onnx(path: Path, options: Options) -> Encoder:
+class Graph(NamedTuple):
+    """An ONNX graph that gives what an encoder needs.
+
+    Attributes:
+      model: of onnx, whose outputs are `names`.
+      names: of the tensors, the logits first.
+      features: the name of the features, by "features"; {} where there are none.
+      maps: names of maps, each with the axis of its channels.
+      taken: the type of the input's numbers.
+      axis: of the input's channels.
+      shape: of an image, (h, w, c).
+      batch: images at once.
+      sha256: of the file's content.
+    """
+
+    model: Any
+    names: list[str]
+    features: dict[str, str]
+    maps: dict[str, int]
+    taken: Any
+    axis: int
+    shape: tuple[int, int, int]
+    batch: int
+    sha256: str
+
+
+def read_graph(path: Path, options: Options) -> Graph:
     try:
         import onnx
-        import onnxruntime
+        import onnxruntime  # noqa: F401
     except ImportError as e:
         raise UserError(f"encoder={path}: {e.name} is not installed; pip install onnx onnxruntime") from None
     if not path.is_file():
@@ -162,31 +188,42 @@ def _of_onnx(path: Path, options: Options) -> Encoder:
         shapes = {name: [d.dim_value for d in v.type.tensor_type.shape.dim] for name, v in tensors.items()}
         logits = _logits(graph, shapes, options.logits)
         nodes = _before(graph, logits)
-        features, axes = _features(nodes, shapes), _maps(nodes, shapes, options.maps)
-        names = list(dict.fromkeys([logits, *features.values(), *axes]))
+        features, maps = _features(nodes, shapes), _maps(nodes, shapes, options.maps)
+        names = list(dict.fromkeys([logits, *features.values(), *maps]))
         del graph.output[:]
         graph.output.extend(tensors[name] for name in names)
+    shape, batch = (side, side, image.shape.dim[axis].dim_value), image.shape.dim[0].dim_value
+    return Graph(model, names, features, maps, FLOATS[image.elem_type], axis, shape, batch, source)
+
+
+def normalisation(options: Options, channels: int) -> tuple[list[float], list[float]]:
+    """The mean and the deviation of each channel, of pixels of 0..1."""
+    mean, std = options.mean or IMAGENET[0], options.std or IMAGENET[1]
+    return _numbers("mean", mean, channels), _numbers("std", std, channels)
+
+
+def _of_onnx(path: Path, options: Options) -> Encoder:
+    found = read_graph(path, options)
+    import onnxruntime
+
+    with _faults(str(path), "export it again"):
         providers = onnxruntime.get_available_providers()
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=providers)
-    taken, channels = FLOATS[image.elem_type], image.shape.dim[axis].dim_value
-    mean, std = (
-        _numbers("mean", options.mean or IMAGENET[0], channels),
-        _numbers("std", options.std or IMAGENET[1], channels),
-    )
-    batch = image.shape.dim[0].dim_value
+        session = onnxruntime.InferenceSession(found.model.SerializeToString(), providers=providers)
+    mean, std = normalisation(options, found.shape[-1])
 
     def encode(pixels: np.ndarray) -> dict[str, np.ndarray]:
         x = (pixels.astype(np.float32) / 255 - np.array(mean, np.float32)) / np.array(std, np.float32)
-        x = np.ascontiguousarray(np.moveaxis(x, -1, axis), taken)
+        x = np.ascontiguousarray(np.moveaxis(x, -1, found.axis), found.taken)
         with _faults(str(path), "give another --size or --batch, or export it again"):
-            found: Any = dict(zip(names, session.run(names, {session.get_inputs()[0].name: x}), strict=True))
-        style = moments([(x, axis), *((found[name], axes[name]) for name in axes)])
-        answer = {"logits": found[logits], "style": style} | {key: found[name] for key, name in features.items()}
-        return _checked(answer, len(pixels), str(path))
+            told: Any = session.run(found.names, {session.get_inputs()[0].name: x})
+        by_name = dict(zip(found.names, told, strict=True))
+        style = moments([(x, found.axis), *((by_name[name], axis) for name, axis in found.maps.items())])
+        features = {key: by_name[name] for key, name in found.features.items()}
+        return _checked({"logits": told[0], "style": style} | features, len(pixels), str(path))
 
-    about = {"encoder": path.name, "encoder_sha256": source, "size": side, "batch": batch, "mean": mean, "std": std}
-    about |= {"logits": logits, "maps": list(axes), "onnxruntime": onnxruntime.__version__}
-    return Encoder(encode, (side, side, channels), batch, about)
+    about = {"encoder": path.name, "encoder_sha256": found.sha256, "size": found.shape[0], "batch": found.batch}
+    about |= {"mean": mean, "std": std, "logits": found.names[0], "maps": list(found.maps)}
+    return Encoder(encode, found.shape, found.batch, about | {"onnxruntime": onnxruntime.__version__})
 
 
 def _sized(graph: Any, options: Options) -> tuple[Any, int, int]:

@@ -139,17 +139,29 @@ def _read_about(out: Path) -> dict[str, Any]:
         raise UserError(f"{out}: {what}; choose another name, or move it away") from None
 
 
-def read_labelled(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Logits, labels, domains and style of a written file's labelled images."""
+class Labelled(NamedTuple):
+    """The arguments of fit(), and how the file says that they were made."""
+
+    logits: np.ndarray
+    labels: np.ndarray
+    domains: np.ndarray
+    style: np.ndarray
+    origin: dict[str, Any]
+
+
+def read_labelled(path: Path) -> Labelled:
+    """A written file's labelled images."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             known = arrays["labels"] >= 0
-            found = tuple(arrays[name][known] for name in ("logits", "labels", "domains", "style"))
+            logits, labels, domains, style = (arrays[name][known] for name in Labelled._fields[:-1])
+            origin = json.loads(str(arrays["about"])) | {"classes": arrays["classes"].tolist()}
     except Exception as e:  # of all kinds, for what is no .npz file
         raise UserError(f"{path}: not readable ({reason(e)}); cxda features writes such a file") from None
     if not known.any():
         raise UserError(f"{path}: no image has a label; give cxda features images in DOMAIN/CLASS/")
-    return found
+    origin = {name: value for name, value in origin.items() if name not in ("images", "left_out")}
+    return Labelled(logits, labels, domains, style, origin)
 
 
 def _refuse_other(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,8 @@ STEP = 4096  # buffers above it have a multiple of it of places, smaller ones a 
 LIMIT = 1e9  # of numbers that are given; the squares of larger ones do not fit
 FEWEST = 50  # answers that a threshold is judged by
 HOLDS = {"holds": "adapter"}  # in the manifest
-_KINDS = {"classes": int, "style": int, "seed": int, "keys": str, "package": str, "report": dict, "said": str}
+_KINDS = {"classes": int, "style": int, "seed": int, "keys": str, "package": str, "report": dict, "said": str,
+          "origin": dict}  # fmt: skip
 
 
 class Device(NamedTuple):
@@ -40,13 +42,13 @@ class Device(NamedTuple):
       adapter: that it was made by.
       images: the buffer, logits and style [n, classes + style], the oldest first.
       adapted: what answers read; None: the classifier's own answers stay.
-      distance: of the buffer's mean style from the domains of fit().
+      drift: in what the buffer is unlike all that fit() saw; "" if it is not. If it is, the classifier's answers stay.
     """
 
     adapter: "Adapter"
     images: np.ndarray
     adapted: Adapted | None
-    distance: float
+    drift: str
 
     def observe(self, logits: Any, style: Any = None) -> "Device":
         """The device with more images in its buffer."""
@@ -78,15 +80,6 @@ class Device(NamedTuple):
         count = 0 if self.adapted is None else len(self.images)
         return probabilities(self.predict_logits(logits, style), self.adapter.temperature(count))
 
-    @property
-    def drift(self) -> str:
-        """In what the buffer is unlike all that fit() saw; "" if it is not. If it is, the classifier's answers stay."""
-        limit = self.adapter.report["drift"]["limit"]
-        if limit is None or self.distance <= limit:
-            return ""
-        said = f"the buffer's mean style is {self.distance:.2f} deviations from the domains of fit()"
-        return f"{said}, whose own buffers are {limit:.2f} apart at most; the classifier's own answers stay"
-
 
 class Adapter(NamedTuple):
     """An adapter for one classifier. Nothing changes it.
@@ -101,6 +94,7 @@ class Adapter(NamedTuple):
         validation answers their `confidence`, the largest first, and whether they were `right`.
       report: what fit() found, as numbers that JSON can hold. docs/fit.md explains them.
       said: the report as a paragraph.
+      origin: how `cxda fit` got the arrays: the encoder, its options, the names of the classes; {} where it did not.
     """
 
     classes: int
@@ -111,6 +105,7 @@ class Adapter(NamedTuple):
     known: Mapping[str, np.ndarray]
     report: Mapping[str, Any]
     said: str
+    origin: Mapping[str, Any] = MappingProxyType({})
 
     def __str__(self) -> str:
         return self.said
@@ -118,7 +113,7 @@ class Adapter(NamedTuple):
     @property
     def helps(self) -> bool:
         """Whether validation tasks surely gained with 100 images. If not, the classifier's own answers stay."""
-        return self.report["overall"][1] > 0
+        return self.report["overall"][str(SIZES[-1])][1] > 0
 
     def adapt(self, logits: Any, style: Any = None) -> Device:
         """Adapts to a buffer of unlabelled images: their logits [n, classes], and what fit() had for a style [n, d]."""
@@ -154,11 +149,19 @@ class Adapter(NamedTuple):
         allowed = np.flatnonzero(ends & (ranks >= FEWEST) & (np.cumsum(~right) <= risk * ranks))
         return float(confidence[allowed[-1]]) if len(allowed) else math.inf
 
-    def distance(self, style: np.ndarray) -> float:
-        """How far the mean of styles [n, d] lies from those of training domains, in their deviations."""
+    def distance(self, rows: np.ndarray) -> float:
+        """How far the mean style of images [n, classes + style] lies from those of training domains, in deviations."""
         stats = self.variables["batch_stats"][ADAPTER]
-        scaled = standardised(style, np.asarray(stats["mean"]), np.asarray(stats["std"]))
+        scaled = standardised(rows[:, self.classes :], np.asarray(stats["mean"]), np.asarray(stats["std"]))
         return apart(scaled, *(self.known[name] for name in ("centre", "between", "within")))
+
+    def drift(self, rows: np.ndarray) -> str:
+        """In what images [n, classes + style] are unlike all that fit() saw; "" if they are not."""
+        limit = self.report["drift"]["limit"]
+        if limit is None or not len(rows) or (distance := self.distance(rows)) <= limit:
+            return ""
+        said = f"the buffer's mean style is {distance:.2f} deviations from the domains of fit()"
+        return f"{said}, whose own buffers are {limit:.2f} apart at most; the classifier's own answers stay"
 
     def save(self, folder: str | os.PathLike) -> None:
         """Writes weights.safetensors, card.json and manifest.json; an adapter in the folder is replaced."""
@@ -169,6 +172,7 @@ class Adapter(NamedTuple):
         arrays = safetensors.named(jax.device_get({"variables": self.variables, "known": dict(self.known)}))
         hashes = {models.WEIGHTS: files.write_hashed(folder / models.WEIGHTS, safetensors.pieces(arrays))}
         card = {name: getattr(self, name) for name in _KINDS if name != "package"} | {"package": VERSION}
+        card["origin"] = dict(self.origin)
         files.write_text(folder / models.CARD, json.dumps(card, indent=1) + "\n")
         manifest.write(folder, [models.CARD, models.WEIGHTS], hashes, HOLDS)
 
@@ -207,7 +211,7 @@ def insist_on_place(folder: Path) -> None:
 
 
 def _device(adapter: Adapter, rows: np.ndarray) -> Device:
-    device = Device(adapter, rows, None, adapter.distance(rows[:, adapter.classes :]) if len(rows) else 0.0)
+    device = Device(adapter, rows, None, adapter.drift(rows))
     if not len(rows) or not adapter.helps or device.drift:
         return device
     adapted = programs(adapter.classes)[0](adapter.variables, as_images(rows), jax.random.key(0))

@@ -23,8 +23,8 @@ from cxda_jax import augment, train
 from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.errors import UserError, brief
-from cxda_jax.fitted import CELLS, Adapter, as_array, as_numbers, method_of
-from cxda_jax.judging import FULL, TASKS, Judged, headroom, in_words, report_on
+from cxda_jax.fitted import CELLS, SIZES, Adapter, as_array, as_numbers, method_of
+from cxda_jax.judging import FULL, TASKS, Judged, headroom, in_words, judge, report_on, some_of
 from cxda_jax.machine import backend
 from cxda_jax.methods.cxda_shares import measure
 from cxda_jax.types import Described, Episode, Images, Variables
@@ -32,7 +32,6 @@ from cxda_jax.types import Described, Episode, Images, Variables
 VALIDATION, VALIDATIONS = 0.25, 5  # the part of the domains that chooses the best weights; how often it does
 TASKS_PER_STEP, RATE = 16, 1e-2  # Adam's rate at the start; a cosine leads to 0
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
-START = 2**21  # numbers of images, from which the training's start is measured
 TIMED = 5  # steps, after which the first guess of their number is made; later ones follow each EVERY steps
 EVERY = 50
 WITHOUT = {  # what it costs if the keys come from something else than a style
@@ -84,6 +83,23 @@ def fit(  # noqa: PLR0913
     log(said := in_words(report))
     classes = judged.store.num_classes
     return Adapter(classes, judged.rows.shape[1] - classes, keys, seed, variables, kept, report, said)
+
+
+def gains_on(adapter: Adapter, logits: Any, labels: Any, domains: Any, style: Any = None) -> dict[str, Any]:
+    """What an adapter gains on labelled images of other domains than fit() had, by parts of a report.
+
+    They are `images`, `right`, `headroom`, `gain`, `overall` and `calibration`; the temperatures are the adapter's own.
+
+    Args:
+      adapter: of fit().
+      logits: labels, domains and style: as in fit(), of one domain or more.
+    """
+    adapter.rows(logits, style)  # names what is not as in fit()
+    judged = _checked(logits, labels, domains, {adapter.keys: style}, adapter.seed, least=1)
+    temperatures = {n: adapter.temperature(n) for n in SIZES}
+    found, _ = judge(judged, adapter.variables, adapter.known, temperatures)
+    right = judged.rows[:, : adapter.classes].argmax(1) == judged.store.labels
+    return {"images": len(right), "right": float(right.mean()), "headroom": headroom(judged), **found}
 
 
 def check_numbers(minutes: Any, steps: Any, seed: Any) -> None:
@@ -187,7 +203,7 @@ def _start(judged: Judged, variables: Variables) -> Variables:
     """
     store, rows = judged.store, judged.rows
     own = np.flatnonzero(np.isin(store.row_domains(), store.domains("train")))
-    some = np.sort(np.random.default_rng(judged.seed).permutation(own)[: max(1000, START // rows.shape[1])])
+    some = some_of(own, judged)
     held = Described(rows[some], store.labels[some], store.row_domains()[some])
     return measure(variables, held, store.labels[own])
 
@@ -211,8 +227,11 @@ def _episodes(rows: np.ndarray, labels: np.ndarray, plan: Plan) -> Episode:
     return Episode(_images(rows[support]), _images(rows[query]), label, support_label)
 
 
-def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], seed: int) -> Judged:
-    """The arguments of fit() as what is trained and judged on; a UserError names the first that is wrong."""
+def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], seed: int, least: int = 2) -> Judged:
+    """The arguments of fit() as what is trained and judged on; a UserError names the first that is wrong.
+
+    There must be at least so many domains. If one does, all are judged on.
+    """
     z = as_numbers("logits", logits)
     if z.shape[1] < 2 or not len(z):
         raise UserError(f"logits: shape {z.shape}; give at least one image, and a column for each of the classes")
@@ -238,16 +257,19 @@ def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], see
     if (z >= 0).all() and np.allclose(z.sum(1), 1, atol=1e-3):
         raise UserError("logits: each row sums to 1, so they are probabilities; give np.log(probabilities)")
     names, d = np.unique(d.astype(str) if d.dtype == object else d, return_inverse=True)
-    if len(names) < 2:
+    if len(names) < least:
         raise UserError(f"domains: {len(names)} of them; give images of two at least, of which one validates")
-    return Judged(_store(z, s, y.astype(np.int32), d, seed), load_of(z.shape[1])[1], seed)
+    part = VALIDATION if least > 1 else 1.0
+    return Judged(_store(z, s, y.astype(np.int32), d, seed, part), load_of(z.shape[1])[1], seed)
 
 
-def _store(z: np.ndarray, s: np.ndarray, labels: np.ndarray, domains: np.ndarray, seed: int) -> DomainStore:
+def _store(
+    z: np.ndarray, s: np.ndarray, labels: np.ndarray, domains: np.ndarray, seed: int, part: float
+) -> DomainStore:
     """The images as a data set, sorted by domain. A part of the domains validates."""
     order, count = np.argsort(domains, kind="stable"), int(domains.max()) + 1
     shuffled = np.random.Generator(np.random.Philox(key=[seed, 0])).permutation(count)
-    validating = shuffled[: max(1, round(VALIDATION * count))]
+    validating = shuffled[: max(1, round(part * count))]
     offsets = np.concatenate([[0], np.cumsum(np.bincount(domains, minlength=count))])
     split = tuple("val" if d in validating else "train" for d in range(count))
     info = StoreInfo("what fit() was given", tuple(map(str, range(z.shape[1]))), (0.0,), (1.0,))

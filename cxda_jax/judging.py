@@ -13,12 +13,16 @@ import scipy.special
 from cxda_jax import metrics
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, Plan, domains_for, in_shares, sample_plans
 from cxda_jax.data.store import DomainStore
+from cxda_jax.errors import UserError
 from cxda_jax.fitted import CELLS, SIZES, apart, method_of, probabilities, standardised
 from cxda_jax.machine import backend
-from cxda_jax.runs.diagnosis import BY_HEART, FIRST, Diagnosis, diagnose
+from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_of
+from cxda_jax.results.formats import aligned
+from cxda_jax.runs.diagnosis import BY_HEART, FIRST, Diagnosis, by_em, diagnose
 from cxda_jax.types import ADAPTER, Array, Images, Variables
 
 TASKS = 200  # of a kind
+START = 2**21  # numbers of images, from which a calibration is measured, and the training's start
 FULL = SIZES[-1]
 SHARES = {"natural": "their own shares", "dirichlet": "Dirichlet 0.3", "even": "even shares"}
 COVERAGES = (1.0, 0.8, 0.5)
@@ -96,7 +100,8 @@ def headroom(judged: Judged) -> Mapping[str, Mapping[str, float]] | None:
 def report_on(judged: Judged, variables: Variables, steps: int, known: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """A report, and the arrays that an adapter keeps of what it was judged on; `known` is headroom()'s."""
     store, classes = judged.store, judged.store.num_classes
-    found, answers = judge(judged, variables)
+    rival = calibrated(judged)
+    found, answers = judge(judged, variables, rival)
     stats = jax.device_get(variables["batch_stats"][ADAPTER])
     told, means = drift(judged, standardised(judged.rows[:, classes:], stats["mean"], stats["std"]))
     return {
@@ -104,18 +109,42 @@ def report_on(judged: Judged, variables: Variables, steps: int, known: Any) -> t
         "right": float((judged.rows[:, :classes].argmax(1) == store.labels).mean()),
         "domains": {split: len(store.domains(split)) for split in ("train", "val")},
         "steps": steps, "tasks": TASKS, "headroom": known, **found, "drift": told,
-    }, {**means, **answers}  # fmt: skip
+    }, {**means, **answers, **rival}  # fmt: skip
 
 
-def judge(judged: Judged, variables: Variables) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def calibrated(judged: Judged) -> dict[str, np.ndarray]:
+    """What the rival knows of training domains: 1 / T, b and t of mlls() in methods/label_shift.py."""
+    own = np.flatnonzero(np.isin(judged.store.row_domains(), judged.store.domains("train")))
+    classes, some = judged.store.num_classes, some_of(own, judged)
+    scale, bias = jax.jit(fit_temperature)(judged.rows[some, :classes], judged.store.labels[some])
+    known = {"scale": scale, "bias": bias, "shares": shares_of(jnp.asarray(judged.store.labels[own]), classes)}
+    return {name: np.asarray(x, np.float32) for name, x in known.items()}
+
+
+def some_of(rows: np.ndarray, judged: Judged) -> np.ndarray:
+    """Rows, or a part of them where there are many."""
+    shuffled = np.random.default_rng(judged.seed).permutation(rows)
+    return np.sort(shuffled[: max(1000, START // judged.rows.shape[1])])
+
+
+def judge(
+    judged: Judged,
+    variables: Variables,
+    rival: Mapping[str, np.ndarray],
+    temperatures: Mapping[int, float] | None = None,
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Parts of a report: gains by kind of task and size of buffer, and calibration. With them, the answers that
     thresholds follow from.
 
-    Temperatures are those of even tasks, and all that is said of them is of odd tasks.
+    Args:
+      judged: on what.
+      variables: of the adapter.
+      rival: calibrated()'s.
+      temperatures: by size. None: that of no images is of all images, the others are of even tasks, and what is said of
+        these is of odd tasks.
     """
-    gain, answers, labels = {}, {n: [] for n in SIZES}, []
+    gain, answers, labels, rights = {}, {n: [] for n in SIZES}, [], []
     kinds = [(number, shares) for number in dict.fromkeys((1, judged.most_domains("val"))) for shares in SHARES]
-    by_task = []
     for stream, (number, shares) in enumerate(kinds, 2):
         spec = EpisodeSpec(number, FULL // number, judged.queries, shares=shares, skip_small=True)
         draw = judged.draw("val", stream, spec)
@@ -124,37 +153,60 @@ def judge(judged: Judged, variables: Variables) -> tuple[dict[str, Any], dict[st
         plan = sample_plans(draw, range(TASKS), Context(number * spec.per_domain))
         y = judged.store.labels[plan.query]
         found = {n: judged.answers(variables, Plan(plan.support[:, :n], plan.query)) for n in SIZES}
-        right = np.stack([(z.argmax(-1) == y).mean(1) for z in found.values()])
-        by_task.append(right - right[0])
-        spans = _spans(by_task[-1])
-        name = f"{number} domain{'s' * (number > 1)}, {SHARES[shares]}"
-        gain[name] = {"plain": 100 * float(right[0].mean()), **dict(zip(map(str, SIZES), spans, strict=True))}
+        given = [*found.values(), by_rival(judged, rival, plan)]
+        rights.append(np.stack([(z.argmax(-1) == y).mean(1) for z in given]))
+        gain[f"{number} domain{'s' * (number > 1)}, {SHARES[shares]}"] = _gain(rights[-1])
         labels.append(y)
         for n, z in found.items():
             answers[n].append(z)
-    overall = _spans(np.concatenate(by_task, axis=1)[-1:])[0]
+    if not rights:
+        raise UserError(f"domains: none has {FULL + judged.queries} images, so nothing can be judged; give more")
+    overall = _gain(np.concatenate(rights, axis=1))
     y, calibration, confident = np.stack(labels), {}, {}
+    if not temperatures:  # of the classifier alone, all domains tell
+        some = some_of(np.arange(len(judged.rows)), judged)
+        temperatures = {0: least_temperature(judged.rows[some, : judged.store.num_classes], judged.store.labels[some])}
     for n in SIZES:
-        calibration[str(n)], *confident[n] = _calibrated(np.stack(answers[n]), y)
-    confidence, right = confident[FULL if overall[1] > 0 else 0]
+        calibration[str(n)], *confident[n] = _calibrated(np.stack(answers[n]), y, temperatures.get(n))
+    confidence, right = confident[FULL if overall[str(FULL)][1] > 0 else 0]
     order = np.argsort(-confidence, kind="stable")
     return {"gain": gain, "overall": overall, "calibration": calibration}, {
         "confidence": confidence[order], "right": right[order],
     }  # fmt: skip
 
 
-def _spans(gains: np.ndarray) -> list[list[float]]:
-    """Mean and 95 % interval of gains [sizes, tasks], in points."""
-    ends = metrics.bootstrap_interval(gains)
-    return [[100 * float(x) for x in (mean, low, high)] for mean, low, high in zip(gains.mean(1), *ends, strict=True)]
+def by_rival(judged: Judged, rival: Mapping[str, np.ndarray], plan: Plan) -> np.ndarray:
+    """The logits [tasks, queries, classes] of the strongest rival without training: mlls with the whole buffer."""
+    z = judged.rows[:, : judged.store.num_classes] * rival["scale"] + rival["bias"]
+    trained = np.broadcast_to(rival["shares"], (len(plan.support), z.shape[1]))
+    p = scipy.special.softmax(z[plan.support], axis=-1)
+    shares = np.asarray(by_em(p, trained, np.ones(plan.support.shape, np.float32)))
+    return z[plan.query] + np.log(np.maximum(shares, FLOOR) / trained)[:, None]
 
 
-def _calibrated(logits: np.ndarray, labels: np.ndarray) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
-    """The calibration of answers [kinds, tasks, queries, classes]; and confidences and what is right of odd tasks."""
+def _gain(right: np.ndarray) -> dict[str, Any]:
+    """The accuracy of answers [SIZES + 1, tasks] without a buffer, and mean and 95 % interval of what is gained.
+
+    That is by size; "em": by the last row, the rival; "over_em": the gain with FULL images less the rival's.
+    """
+    gains = np.concatenate([right - right[0], right[-2:-1] - right[-1:]])
+    spans = 100 * np.stack([gains.mean(1), *metrics.bootstrap_interval(gains)], axis=1)
+    names = *map(str, SIZES), "em", "over_em"
+    return {"plain": 100 * float(right[0].mean()), **dict(zip(names, spans.tolist(), strict=True))}
+
+
+def _calibrated(
+    logits: np.ndarray, labels: np.ndarray, temperature: float | None
+) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+    """The calibration of answers [kinds, tasks, queries, classes]; and confidences, and what is right.
+
+    A temperature that is not given is that of even tasks, and the rest is of odd ones.
+    """
     (z, y), (held, of_held) = (
-        (logits[:, half::2].reshape(-1, logits.shape[-1]), labels[:, half::2].ravel()) for half in (0, 1)
+        (logits[:, start::step].reshape(-1, logits.shape[-1]), labels[:, start::step].ravel())
+        for start, step in ((0, 2), (0, 1) if temperature else (1, 2))
     )
-    temperature = least_temperature(z, y)
+    temperature = temperature or least_temperature(z, y)
     right = held.argmax(1) == of_held
     before, after = (probabilities(held, t).max(1) for t in (1.0, temperature))
     return {
@@ -202,9 +254,19 @@ def drift(judged: Judged, scaled: np.ndarray) -> tuple[dict[str, Any], dict[str,
     return {"limit": limit, "false_alarms": beyond}, {name: x.astype(np.float32) for name, x in known.items()}
 
 
+def as_table(report: Mapping[str, Any]) -> str:
+    """The gains of a report as lines of a table."""
+    head = ["accuracy, %", "plain", *(f"{n} images" for n in SIZES[1:]), f"EM, {FULL}", f"over EM, {FULL}"]
+    lines = [
+        [name, f"{row['plain']:.1f}", *(_span(row[column]) for column in (*map(str, SIZES[1:]), "em", "over_em"))]
+        for name, row in [*report["gain"].items(), ("all", report["overall"])]
+    ]
+    return "\n".join(aligned([head, *lines]))
+
+
 def in_words(report: Mapping[str, Any]) -> str:
     """A report as one paragraph."""
-    gain, overall, cal = report["gain"], report["overall"], report["calibration"]
+    gain, overall, cal = report["gain"], report["overall"][str(FULL)], report["calibration"]
     known = report["headroom"]
     unknown = f"Fewer than two domains have {FIRST} images: the headroom is not known."
     said = [Diagnosis(known, 0.0).headroom() if known else unknown]
@@ -213,7 +275,8 @@ def in_words(report: Mapping[str, Any]) -> str:
                     "An adapter learns nothing from them; give images that it was not trained on.")  # fmt: skip
     for name, row in gain.items():
         sizes = [f"{_span(row[str(n)])} with {n}" for n in SIZES[1:]]
-        said.append(f"{name}: {row['plain']:.1f} % are right without a buffer, {', '.join(sizes)} images.")
+        said.append(f"{name}: {row['plain']:.1f} % are right without a buffer, {', '.join(sizes)} images; "
+                    f"EM without training gives {_span(row['em'])} with {FULL}.")  # fmt: skip
     harms = [f"{name} with {n} images" for name, row in gain.items() for n in SIZES[1:] if row[str(n)][2] < 0]
     said.append(f"These surely lose: {'; '.join(harms)}." if harms else "No kind of task surely loses.")
     verdict = "it helps" if overall[1] > 0 else "it does not surely help, so it gives the classifier's own answers"

@@ -4,11 +4,13 @@ cxda adapt --model=runs/unipen/cxda_any/0 --buffer=MY_PHOTOS --images=NEW_PHOTOS
 cxda adapt --model=glyphs --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT --labels=labels.csv
 cxda adapt --model=runs/glyphs/erm/0 --method=t3a --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
 cxda adapt --model=glyphs --buffer=INCOMING --watch --out=OUT
+cxda adapt --model=ADAPTER --encoder=model.onnx --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
 
---model is a run of cxda train, its folder model/, or the name of a model that comes with the package. No data set is
-needed. Images may be of any size and of the formats JPEG, PNG, WebP, TIFF, BMP, GIF and PNM, and HEIC where
-pillow-heif is installed; they are brought to the model's size as its training images were. Folders inside a folder
-are read too. What cannot be read is named and left out.
+--model is a run of cxda train, its folder model/, the name of a model that comes with the package, or what cxda fit
+wrote; this last one needs the same --encoder as cxda features had. No data set is needed. Images may be of any size and
+of the formats JPEG, PNG, WebP, TIFF, BMP, GIF and PNM, and HEIC where pillow-heif is installed; they are brought to the
+model's size as its training images were. Folders inside a folder are read too. What cannot be read is named and left
+out.
 
 Writes into the folder of --out:
 
@@ -36,6 +38,9 @@ _MODEL = flags.DEFINE_string(
 _METHOD = flags.DEFINE_string(
     "method", "", "How to adapt, for a model of erm or erm_iid: t3a, lame, ...; else its own.", allow_override=True
 )
+_ENCODER = flags.DEFINE_string(
+    "encoder", "", "For an adapter of cxda fit: the classifier, as for cxda features.", allow_override=True
+)
 _BUFFER = flags.DEFINE_string("buffer", "", "A folder of images to adapt to.")
 _IMAGES = flags.DEFINE_string("images", "", "A folder of images to answer for.")
 _OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)
@@ -57,7 +62,7 @@ def main() -> None:
     model = cli.insist(_MODEL.value, "--model", "give a run of cxda train, or a model of the package such as glyphs")
     buffer = cli.insist(_BUFFER.value, "--buffer", "give a folder of images to adapt to")
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapted"))
-    asked = adapting.Asked(model, buffer, out, _METHOD.value, _CAPACITY.value, _ALWAYS.value)
+    asked = adapting.Asked(model, buffer, out, _METHOD.value, _CAPACITY.value, _ALWAYS.value, _ENCODER.value)
     if _WATCH.value:
         for name, value in (("images", _IMAGES.value), ("labels", _LABELS.value)):
             if value:

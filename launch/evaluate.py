@@ -1,4 +1,4 @@
-"""Tests the best checkpoint of each run and prints one table.
+"""Tests the best checkpoint of each run and prints one table; or an adapter of cxda fit, on described images.
 
 cxda evaluate --runs='runs/glyphs/*/*'
 cxda evaluate --runs='runs/glyphs/*/*' --methods=all
@@ -10,6 +10,7 @@ cxda evaluate --runs='runs/glyphs/erm/*' --methods=ft_em,ft_im --steps=1
 cxda evaluate --runs='runs/glyphs/erm_iid/*' --methods=t3a,lame --from=erm_iid
 cxda evaluate --runs='runs/glyphs/*/*' --context=0,1,2,5,10,20,50,100,200,500 --against=erm_iid
 cxda evaluate --runs='runs/glyphs/erm/*' --methods=t3a --config.t3a.keep=5 --validation
+cxda evaluate --adapter=ADAPTER --features=features.npz
 
 A run directory is all it needs: the config, the data set and the weights follow from it. Writes result.json,
 predictions.npz and, for methods that attend, attention.png into each run; what is tested on the checkpoint of another
@@ -34,6 +35,10 @@ domains.
 
 Several devices share the tasks. Several hosts do so with --distributed, as in cxda train;
 all of them must find the runs.
+
+--adapter is what cxda fit wrote, and --features what cxda features made of labelled images of other domains. The table
+shows, for devices of one domain and of several, the accuracy of the classifier and what a buffer of 5, 20 and 100
+images adds, beside EM, which needs no training. Nothing is written.
 
 Of methods that use the support, result.json also counts among the queries of the first 24 tasks (compared) those that
 are wrong without support images and right with them (corrected), and the reverse (spoiled).
@@ -65,7 +70,31 @@ _VALIDATION = flags.DEFINE_boolean("validation", False, "Test on the validation 
 _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's number unless given.", lower_bound=1)
 
 
+_ADAPTER = flags.DEFINE_string("adapter", "", "In place of --runs: the folder of an adapter.")
+_FEATURES = flags.DEFINE_string("features", "", "With --adapter: the .npz file of cxda features.", allow_override=True)
+
+
+def test_adapter() -> None:
+    with cli.loading():
+        from pathlib import Path
+
+        from cxda_jax.features import read_labelled
+        from cxda_jax.fitted import load_adapter
+        from cxda_jax.fitting import gains_on
+        from cxda_jax.judging import as_table
+    features = cli.insist(_FEATURES.value, "--features", "give the file of cxda features of the images to test on")
+    logits, labels, domains, style, _ = read_labelled(Path(features).expanduser())
+    adapter = load_adapter(_ADAPTER.value)
+    report = gains_on(adapter, logits, labels, domains, None if adapter.keys == "logits" else style)
+    print(as_table(report))
+    plain, adapted = (report["calibration"][n] for n in ("0", "100"))
+    print(f"calibration error: {plain['ece'][0]:.1%} before, {adapted['ece'][1]:.1%} after with 100 images")
+    print(f"wrong of the surest 80 % of answers: {plain['risk']['0.8']:.1%} before, {adapted['risk']['0.8']:.1%} after")
+
+
 def main() -> None:
+    if _ADAPTER.value:
+        return test_adapter()
     with cli.loading(changes=True):
         from cxda_jax.errors import UserError
         from cxda_jax.machine import backend

@@ -4,6 +4,8 @@ cxda export --model=glyphs --format=litert --out=exported
 cxda export --model=runs/unipen/cxda_any/0 --format=jax --out=exported --places=500
 cxda export --model=runs/mine/cxda_any/0 --format=litert_float16 --out=exported --check_images=MY_PHOTOS
 cxda export --model=unipen --format=web --out=page
+cxda export --model=ADAPTER --encoder=model.onnx --format=onnx --out=exported --check_images=MY_PHOTOS
+cxda export --model=ADAPTER --format=litert --out=exported --check_images=features.npz
 
 --format is one of:
 
@@ -13,6 +15,7 @@ cxda export --model=unipen --format=web --out=page
     litert_int8     the same, with weights of 8 bits in products; the last to try, since it differs most
     onnx            two .onnx files
     web             a page for browsers in one file; it says itself what it can do
+    javascript      of an adapter alone: one file for browsers and Node.js
 
 All but the page are made of two functions, encode(images, present) -> memory and predict(memory, image) -> logits,
 attention. The buffer has a fixed number of places; `present` says which of them hold an image, so one program serves
@@ -21,6 +24,9 @@ every fill. The file export.json beside the programs names and describes all tha
 Before anything is left in the folder of --out, the programs run on test tasks of the model's own data set, and their
 answers are compared with the model's. Programs that do not agree are not kept. --check_images takes a folder of your
 own images in place of the data set; they need no labels. --check_tasks says how many tasks are compared.
+
+Of an adapter of cxda fit, the programs take rows of logits and style, and --check_images is a file of cxda features.
+With --encoder, an ONNX file, both are written as one: images go in.
 
 pip install '.[export]' installs what all formats need; jax and web need nothing more,
 but web needs Node.js for the comparison.
@@ -37,7 +43,8 @@ _MODEL = flags.DEFINE_string(
 _METHOD = flags.DEFINE_string(
     "method", "", "How to adapt, for a model of erm or erm_iid: t3a, lame, ...; else its own.", allow_override=True
 )
-_FORMAT = flags.DEFINE_string("format", "", "jax, litert, litert_float16, litert_int8, onnx or web.")
+_ENCODER = flags.DEFINE_string("encoder", "", "For an adapter: the classifier, an ONNX file.", allow_override=True)
+_FORMAT = flags.DEFINE_string("format", "", "jax, litert, litert_float16, litert_int8, onnx, web or javascript.")
 _OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)
 _PLACES = flags.DEFINE_integer("places", 100, "Images in the buffer at most.", 1, 100_000)
 _CHECK_TASKS = flags.DEFINE_integer("check_tasks", 20, "Tasks to compare on.", 1, 10_000)
@@ -54,11 +61,11 @@ def main() -> None:
         from cxda_jax.machine import backend
     backend.keep_compiled()
     model = cli.insist(_MODEL.value, "--model", "give a run of cxda train, or a model of the package such as glyphs")
-    kind = cli.insist(_FORMAT.value, "--format", f"choose from {', '.join(FORMATS)}, web")
-    choose("--format", kind, (*FORMATS, "web"))
+    kind = cli.insist(_FORMAT.value, "--format", f"choose from {', '.join(FORMATS)}, web, javascript")
+    choose("--format", kind, (*FORMATS, "web", "javascript"))
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=exported"))
     check = Check(cli.DATA_DIR.value, _CHECK_TASKS.value, _CHECK_IMAGES.value)
-    export(model, _METHOD.value, kind, out, _PLACES.value, check)
+    export(model, _METHOD.value, kind, out, _PLACES.value, check, _ENCODER.value)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from absl import flags
 from . import cli
 
 flags.adopt_module_key_flags(cli)
-_ENCODER = flags.DEFINE_string("encoder", "", "A file that ends in .onnx, or module:function.")
+_ENCODER = flags.DEFINE_string("encoder", "", "A file that ends in .onnx, or module:function.", allow_override=True)
 _IMAGES = flags.DEFINE_string("images", "", "A folder of images, or a CSV file.", allow_override=True)
 _OUT = flags.DEFINE_string("out", "", "The .npz file to write.", allow_override=True)
 _CLASSES = flags.DEFINE_string("classes", "", "A text file with the name of each column of logits, one a line.")

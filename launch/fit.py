@@ -12,7 +12,7 @@ from absl import flags
 from . import cli
 
 flags.adopt_module_key_flags(cli)
-_FEATURES = flags.DEFINE_string("features", "", "The .npz file of cxda features.")
+_FEATURES = flags.DEFINE_string("features", "", "The .npz file of cxda features.", allow_override=True)
 _OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)
 _MINUTES = flags.DEFINE_float("minutes", 2.0, "That the training may take.", lower_bound=0.0)
 _SEED = flags.DEFINE_integer("seed", None, "Of all that is random (0).", lower_bound=0, allow_override=True)
@@ -29,7 +29,8 @@ def main() -> None:
     path = Path(cli.insist(_FEATURES.value, "--features", "give the file of cxda features")).expanduser()
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapter")).expanduser()
     insist_on_place(out)  # before minutes are spent
-    fit(*read_labelled(path), minutes=_MINUTES.value, seed=_SEED.value or 0, log=say).save(out)
+    *arrays, origin = read_labelled(path)
+    fit(*arrays, minutes=_MINUTES.value, seed=_SEED.value or 0, log=say)._replace(origin=origin).save(out)
     say(f"{out}: adapter = cxda_jax.load_adapter({str(out)!r})")
 
 

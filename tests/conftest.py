@@ -33,6 +33,12 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, databas
 settings.load_profile("repeatable")
 
 
+def pytest_collection_modifyitems(config, items):
+    """Of a test of the gate, parameters that are marked as exhaustive are not."""
+    if config.option.markexpr == "gate":
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
 @pytest.fixture
 def full_compilation():
     """For tests of what the compiler makes."""

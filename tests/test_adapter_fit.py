@@ -10,16 +10,18 @@ import numpy as np
 import pandas
 import pytest
 import scipy.optimize
+from scipy.special import softmax
 
 import cxda_jax
 from cxda_jax import fitted, metrics
+from cxda_jax.data.episodes import Plan
 from cxda_jax.errors import UserError
-from cxda_jax.fitting import Pace, load_of
-from cxda_jax.judging import in_words, least_temperature
+from cxda_jax.fitting import Pace, _checked, gains_on, load_of
+from cxda_jax.judging import as_table, by_rival, in_words, least_temperature
 from tests.commands import command
 from tests.lines import flip, one_line, refused
 
-CLASSES, STYLE = 6, 8
+CLASSES, STYLE, RNG = 6, 8, np.random.default_rng(7)
 
 
 def made(seed=0, domains=16, each=130, strength=2.0):
@@ -81,7 +83,7 @@ def test_the_report_is_of_plain_numbers_and_says_what_was_found(fit):
     before, after = report["calibration"]["0"]["ece"][0], report["calibration"]["100"]["ece"][1]
     assert after < 0.05 < before
     assert report["drift"]["false_alarms"] < 0.2 and "by heart" not in said[-1]
-    bad = {**report, "right": 0.99, "overall": [0.1, -0.1, 0.3]}
+    bad = {**report, "right": 0.99, "overall": {"100": [0.1, -0.1, 0.3]}}
     bad["gain"] = {"1 domain, even shares": {**row, "5": [-1.0, -1.5, -0.5]}}
     told = in_words(bad)
     assert "give images that it was not trained on" in told and "does not surely help" in told
@@ -106,7 +108,7 @@ def test_probabilities_have_the_temperature_of_the_buffer_and_answers_have_none(
 @pytest.mark.gate
 def test_where_validation_does_not_gain_or_the_buffer_is_strange_the_classifier_answers(fit, new):
     adapter, plain = fit[0], new.logits.astype(np.float32)
-    useless = adapter._replace(report={**adapter.report, "overall": [0.1, -0.2, 0.4]})
+    useless = adapter._replace(report={**adapter.report, "overall": {"100": [0.1, -0.2, 0.4]}})
     np.testing.assert_array_equal(useless.adapt(new.logits, new.style).predict_logits(new.logits, new.style), plain)
     own, strange = (adapter.adapt(new.logits[:130], new.style[:130] + moved) for moved in (0, 4))
     assert not own.drift and "deviations from the domains of fit()" in strange.drift
@@ -114,7 +116,29 @@ def test_where_validation_does_not_gain_or_the_buffer_is_strange_the_classifier_
     stats, known = adapter.variables["batch_stats"]["adapter"], adapter.known
     mean = np.clip((new.style[:130] - stats["mean"]) / stats["std"], -5, 5).mean(0)
     by_hand = np.sqrt(((mean - known["centre"]) ** 2 / (known["between"] + known["within"] / 130)).mean())
-    assert own.distance == pytest.approx(by_hand, rel=1e-4)
+    assert adapter.distance(own.images) == pytest.approx(by_hand, rel=1e-4)
+
+
+@pytest.mark.gate
+def test_another_domain_tells_the_gain_beside_em(fit, new):
+    adapter, only = fit[0], new.domains == 3
+    report = gains_on(adapter, *(x[only] for x in (new.logits, new.labels, new.domains, new.style)))
+    assert [*report["gain"]] == [
+        f"1 domain, {shares}" for shares in ("their own shares", "Dirichlet 0.3", "even shares")
+    ]
+    for row in report["gain"].values():
+        assert row["0"] == [0, 0, 0] and row["over_em"][0] == pytest.approx(row["100"][0] - row["em"][0])
+    assert "over EM" in as_table(report) and report["calibration"]["0"]["temperature"] == adapter.temperature(0)
+    judged = _checked(new.logits, new.labels, new.domains, {"style": new.style}, 0, 1)
+    plan = Plan(RNG.integers(0, 2000, (2, 30)), RNG.integers(0, 2000, (2, 4)))
+    known, found = adapter.known, by_rival(judged, adapter.known, plan)
+    z = judged.rows[:, :CLASSES] * known["scale"] + known["bias"]
+    for task, (support, query) in enumerate(zip(*plan, strict=True)):
+        q, p = known["shares"], softmax(z[support], -1)
+        for _ in range(50):
+            r = p * q / known["shares"]
+            q = ((r / r.sum(1, keepdims=True)).sum(0) + 10 * known["shares"]) / 40
+        np.testing.assert_allclose(found[task], z[query] + np.log(q / known["shares"]), atol=1e-3)
 
 
 @pytest.mark.gate
@@ -174,13 +198,15 @@ def test_a_saved_adapter_is_the_same_in_another_process_and_damage_is_named(fit,
 def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path):
     z, labels, domains, style = made()
     arrays = {"logits": z, "style": style, "domains": domains}
+    told = {"about": '{"encoder": "a.onnx"}', "classes": [*"abcdef"]}
     unknown = np.where(np.arange(len(z)) % 2, -1, labels)  # every other image
     np.savez(
         tmp_path / "f.npz",
         labels=np.stack([labels, unknown], 1).ravel(),
         **{k: np.repeat(x, 2, 0) for k, x in arrays.items()},
+        **told,
     )
-    np.savez(tmp_path / "none.npz", labels=unknown[1::2], **{k: x[1::2] for k, x in arrays.items()})
+    np.savez(tmp_path / "none.npz", labels=unknown[1::2], **{k: x[1::2] for k, x in arrays.items()}, **told)
     asked = "fit", f"--out={tmp_path}/out", "--minutes=0"
     assert "holds something else" in command("fit", f"--features={tmp_path}/f.npz", f"--out={tmp_path}", code=2)
     assert "no image has a label" in command(*asked, f"--features={tmp_path}/none.npz", code=2)
@@ -188,6 +214,7 @@ def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path):
     assert "load_adapter" in command(*asked, f"--features={tmp_path}/f.npz")
     adapter = cxda_jax.load_adapter(tmp_path / "out")
     assert adapter.report["images"] == 2 * len(z) - len(z) // 2 and adapter.keys == "style"
+    assert adapter.origin == {"encoder": "a.onnx", "classes": [*"abcdef"]}
 
 
 @pytest.mark.gate

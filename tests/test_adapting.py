@@ -198,13 +198,11 @@ def test_the_demo_gains_and_shows_a_page(tmp_path):
 
 def test_images_unlike_those_of_the_training_are_told():
     light, dark = (np.full((9, 28, 28, 1), value, np.uint8) for value in (200, 0))
-    looks, said = models.Looks(round(200 / 255, 4), 0.02, 0.0, 0.02), []
+    looks = models.Looks(round(200 / 255, 4), 0.02, 0.0, 0.02)
     assert models.Looks.of(light) == looks
     model = Model(CARD._replace(looks=looks), build_method("cxda"), None, None)
-    with mock.patch.object(adapting, "say", said.append):
-        adapting.warn_of_unlike(model, np.concatenate([light, dark[:8]]), "here")
-        adapting.warn_of_unlike(model, dark, "here")
-    assert len(said) == 1 and said[0].startswith("warning: here: 100 % of the images are brighter, darker, flatter")
+    assert model.unlike(np.concatenate([light, dark[:8]])) == ""
+    assert model.unlike(dark).startswith("100 % of the images are brighter, darker, flatter")
 
 
 def test_cells_that_a_spreadsheet_would_run_are_quoted():

@@ -95,7 +95,7 @@ def test_a_loop_equals_its_unrolled_form(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "statistics"), [
-    ("ft_em", "support"), ("ft_im", "frozen"), ("sf_ocda", "frozen")
+    ("ft_em", "support"), pytest.param("ft_im", "frozen", marks=pytest.mark.exhaustive), ("sf_ocda", "frozen")
 ])  # fmt: skip
 def test_a_chain_descends_on_the_methods_loss_at_its_share(name, statistics):
     """Over two steps, at half of the chain's rates of 1 and 0.5, in weights w: w - 0.5 g(w), and so on."""

@@ -19,7 +19,7 @@ RNG = np.random.default_rng(0)
 ROWS = {count: np.sort(RNG.permutation(COUNT)[:count]) for count in (4, 0)}  # of the support
 INNER = ("erm", "bn", "cxda")
 # They differ from another method in what other tests compare.
-TWINS = ("erm_iid", "cxda_loo", "cxda_p2p", "ft_im", "bn_alpha", "cxda-flat")
+TWINS = ("erm_iid", "cxda_loo", "cxda_p2p", "ft_im", "bn_alpha", "cxda-flat", "prior_shift", "bbse")
 
 
 def each(*names, rare=TWINS):

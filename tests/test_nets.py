@@ -33,7 +33,8 @@ def test_the_full_width_has_as_many_parameters_as_published(benchmark, count):
 
 @pytest.mark.gate
 @pytest.mark.parametrize(("benchmark", "features", "statistics"), [
-    (FEMNIST, "", "erm"), (CIFAR, "", "flow"), (FEMNIST, "pool", "flow"), (CIFAR, "flat", "stop"),
+    (FEMNIST, "", "erm"), pytest.param(CIFAR, "", "flow", marks=pytest.mark.exhaustive), (FEMNIST, "pool", "flow"),
+    (CIFAR, "flat", "stop"),
 ])  # fmt: skip
 def test_losses_gradients_and_answers_equal_torch(peer, benchmark, features, statistics):
     """Of erm, bn and cxda."""
@@ -155,7 +156,7 @@ def test_bytes_are_divided_by_255():
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("name", ["cxda", "cml", "sla", "resnet50"])
+@pytest.mark.parametrize("name", ["cxda", "cml", "sla", pytest.param("resnet50", marks=pytest.mark.exhaustive)])
 def test_layers_of_all_networks_start_as_torchs_or_as_flaxs(name):
     """PyTorch's are uniform within 1 / sqrt(fan_in). Flax's have LeCun-normal kernels, and biases of 0."""
     stats = pytest.importorskip("scipy.stats")

@@ -233,7 +233,7 @@ def test_a_diagnosis_tells_what_a_buffer_can_help_with():
         info, np.zeros((domains * each, 1, 1, 1), np.uint8), labels.astype(np.int32),
         np.arange(domains + 1) * each, ("val",) * domains, tuple("01234567"), "",
     )  # fmt: skip
-    told = functools.partial(diagnose, store, tasks=60)
+    told = functools.partial(diagnose, store, tasks=40)
     weak = (1.2 * np.eye(classes)[labels] + rng.normal(0, 1, (len(labels), classes))).astype(np.float32)
     found = told(weak, 0.9)
     skewed = "one domain, Dirichlet 0.3"
@@ -250,5 +250,5 @@ def test_a_diagnosis_tells_what_a_buffer_can_help_with():
     biased = weak + 3 * rng.normal(size=(domains, classes))[owner].astype(np.float32)
     assert "errs on its domain" in told(biased, 0.9).verdict()
     sure = (9 * np.eye(classes)[labels]).astype(np.float32)
-    assert "next to nothing" in told(sure, 0.999).verdict()
-    assert "learns nothing" in told(sure, 0.999).verdict()
+    verdict = told(sure, 0.999).verdict()
+    assert "next to nothing" in verdict and "learns nothing" in verdict

@@ -15,7 +15,7 @@ from tests.nets import KEY, build_method, case_of, close, make_images
 pytestmark = pytest.mark.gate
 EPISODE = jax.tree.map(np.asarray, make_episode())
 TINY = Classifier(CNNTrunk(8), CNNHead(4), (0.5,), (0.5,))  # the network of build_method()
-ENDS = pytest.mark.parametrize("support", [1, 15])
+ENDS = pytest.mark.parametrize("support", [pytest.param(1, marks=pytest.mark.exhaustive), 15])
 
 
 def first(images, count):

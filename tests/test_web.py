@@ -15,7 +15,8 @@ import pytest
 import cxda_jax
 from cxda_jax import config as configs
 from cxda_jax.data.readers import unipen
-from cxda_jax.device.model import Model, Programs, as_store
+from cxda_jax.device.loading import as_store
+from cxda_jax.device.model import Model, Programs
 from cxda_jax.disk import safetensors
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_method

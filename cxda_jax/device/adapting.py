@@ -14,7 +14,8 @@ import numpy as np
 
 from cxda_jax.data.readers.raw import EXTENSIONS
 from cxda_jax.device.buffer import SupportBuffer
-from cxda_jax.device.model import AT_ONCE, Model, load
+from cxda_jax.device.loading import load
+from cxda_jax.device.model import AT_ONCE, Model
 from cxda_jax.device.page import NEAREST, AdaptedPage, Answered, write_adapted
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import read_table, system_fault
@@ -81,6 +82,7 @@ class Asked(NamedTuple):
       out: the folder to write.
       method: what load() takes.
       always: answer adapted even where that is not expected to help.
+      encoder: what load() takes.
     """
 
     model: str
@@ -89,6 +91,7 @@ class Asked(NamedTuple):
     method: str = ""
     capacity: int = 500
     always: bool = False
+    encoder: str = ""
 
 
 def adapt_folder(asked: Asked, images: str, labels: str = "") -> None:
@@ -98,7 +101,7 @@ def adapt_folder(asked: Asked, images: str, labels: str = "") -> None:
       images: a folder of images to answer for.
       labels: a CSV file with the columns file and label.
     """
-    loaded, began, faults, out = load(asked.model, asked.method), time.perf_counter(), [], asked.out
+    loaded, began, faults, out = load(asked.model, asked.method, asked.encoder), time.perf_counter(), [], asked.out
     newest = newest_images(Path(asked.buffer), asked.capacity, faults.append)
     queries = listed(Path(images), faults.append)
     if not queries:
@@ -109,7 +112,8 @@ def adapt_folder(asked: Asked, images: str, labels: str = "") -> None:
     adapted = loaded.adapt(held.pixels)
     helps, advice = expected(loaded, len(held.paths))
     say(advice)
-    warn_of_unlike(loaded, held.pixels, asked.buffer)
+    if said := loaded.unlike(held.pixels):
+        say(f"warning: {asked.buffer}: {said}")
     use_adapted = helps or asked.always
     make_out(out)
     with files.locked(out):
@@ -151,16 +155,6 @@ def write_answers(path: Path, answers: Iterable[Answered], buffer: Sequence[Path
 
     files.write_whole(path, write)
     return tally
-
-
-def warn_of_unlike(model: Model, pixels: np.ndarray, where: str) -> None:
-    """Says where most of the images are too bright, dark, flat or hard to be of the kind that the model knows."""
-    share = model.card.looks.unlike(pixels) if model.card.looks else 0.0
-    if share > 0.5:
-        say(
-            f"warning: {where}: {100 * share:.0f} % of the images are brighter, darker, flatter or harder than those "
-            f"of {model.card.data}, so neither the answers nor the gain can be relied on; look at them on the page"
-        )
 
 
 def make_out(out: Path) -> None:

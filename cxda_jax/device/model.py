@@ -1,4 +1,4 @@
-"""A trained model by itself: load() needs its files alone, and no data set."""
+"""A trained model by itself, which needs no data set. loading.py gives it."""
 
 import dataclasses
 import itertools
@@ -11,19 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from cxda_jax.config import check_stored
 from cxda_jax.data.readers.images import as_image, fit_image
-from cxda_jax.data.store import DomainStore, StoreInfo, fault_of_images
 from cxda_jax.disk import models
-from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError, brief
-from cxda_jax.experiment import build_method
-from cxda_jax.fields import lookup
-from cxda_jax.machine import backend
-from cxda_jax.registry import METHODS
 from cxda_jax.types import Array, Images, Method, Variables
 
-SHIPPED = Path(__file__).with_name("shipped")  # models that come with the package
 AT_ONCE = 64  # images that one program classifies
 
 
@@ -76,6 +68,11 @@ class Model:
             f"<Model {self.method.name} of {self.card.data}: {takes}, "
             f"{'adapted' if self._adapted is not None else 'not adapted'}>"
         )
+
+    @property
+    def dtype(self) -> Any:
+        """Of images that are fitted."""
+        return np.uint8
 
     @property
     def adapted(self) -> Any:
@@ -132,7 +129,7 @@ class Model:
         """Fitted images as the method's functions take them."""
         images = several(images)
         pixels = [self.fit(image) for image in images]
-        stacked = np.stack(pixels) if pixels else np.zeros((0, *self.card.shape), np.uint8)
+        stacked = np.stack(pixels) if pixels else np.zeros((0, *self.card.shape), self.dtype)
         if domains is None and self.method.uses_domains and pixels:
             raise UserError(f"{self.method.name} needs the domain of each image: domains=[0, 0, 1, ...]")
         of = np.zeros(len(pixels)) if domains is None else np.asarray(domains)
@@ -143,6 +140,16 @@ class Model:
     def fit(self, image: Any) -> np.ndarray:
         """An image as the network takes it, uint8 [h, w, c]."""
         return fit_image(as_image(image), self.card.shape, self.card.fit, self.card.background)
+
+    def unlike(self, pixels: np.ndarray) -> str:
+        """In what images [n, h, w, c] are unlike those that the model knows; "" if they are not."""
+        share = self.card.looks.unlike(pixels) if self.card.looks else 0.0
+        if share <= 0.5:
+            return ""
+        return (
+            f"{100 * share:.0f} % of the images are brighter, darker, flatter or harder than those "
+            f"of {self.card.data}, so neither the answers nor the gain can be relied on; look at them on the page"
+        )
 
     def _of_each(self, program: Callable[[Any, Images], Array], images: Iterable[Any], domains: Any) -> Iterator[Array]:
         """The results of a program for the images, AT_ONCE or fewer at a time.
@@ -167,59 +174,3 @@ def several(images: Any) -> Iterable[Any]:
         what = f"an array {shape}" if shape is not None else brief(repr(images), 60)
         raise UserError(f"images={what}: give a list of images, or an array [n, h, w, c]; [image] for a single one")
     return images
-
-
-def load(path: str | Path, method: str = "") -> Model:
-    """A trained model.
-
-    Args:
-      path: the model/ of a run, or a run; or the name of a model that comes with the package, such as "glyphs".
-      method: how to adapt, for a model of erm or erm_iid: t3a, lame, bn_alpha, feature_shift, ft_em and the
-        like. The model's own method unless given.
-    """
-    folder = find_model(path)
-    card = models.read_card(folder)
-    if fault := fault_of_images(card._asdict()):
-        raise UserError(f"{folder}/{models.CARD}: {fault}; {models.AGAIN}")
-    where = f"{folder}/{models.CONFIG}"
-    config = {**check_stored(read_object(folder / models.CONFIG, models.AGAIN), f"{where}: config", models.AGAIN)}
-    name = method or card.method
-    lookup("method", name, METHODS)
-    built = build_method({**config, "method": name}, as_store(card))
-    if name != card.method and card.method not in (built.trains_as, f"{built.trains_as}_iid"):
-        raise UserError(
-            f"method={name!r}: {folder} was trained as {card.method}, from which it cannot start; "
-            f"give a model of {built.trains_as}"
-        )
-    like = jax.eval_shape(built.init, jax.random.key(0), Images(jnp.zeros((2, *card.shape)), jnp.zeros(2, jnp.int32)))
-    variables, _ = models.read_model(folder, like)
-    if built.calibrate:
-        known = models.read_calibration(folder, name)
-        if not known:
-            raise UserError(f"method={name!r}: {folder} lacks what it needs to know of the training images")
-        variables = {**variables, "calibration": jax.tree.map(jnp.asarray, known)}
-    optional = (backend.jit(f) if f else None for f in (built.attention, built.remember))
-    programs = Programs(backend.jit(built.adapt), backend.jit(built.predict), *optional)
-    return Model(card, built, variables, programs, config)
-
-
-def find_model(path: str | Path) -> Path:
-    """The folder of a model's files."""
-    given = Path(path)
-    shipped = {folder.name: folder for folder in sorted(SHIPPED.glob("*")) if models.is_model(folder)}
-    for folder in (given, given / "model", shipped.get(str(path), given)):
-        if models.is_model(folder):
-            return folder
-    known = f"; {', '.join(shipped)} come with the package" * bool(shipped)
-    what = "no model in it" if given.is_dir() else "no such folder"
-    raise UserError(f"{brief(str(path), 80)}: {what}; give a run of cxda train, or its model/{known}")
-
-
-def as_store(card: models.Card) -> DomainStore:
-    """A store without images that has all that a method is built from."""
-    info = StoreInfo(
-        card.data, card.class_names, card.mean, card.std, card.metric, card.provenance, fit=card.fit,
-        background=card.background, licence=card.licence,
-    )  # fmt: skip
-    nothing = np.zeros((0, *card.shape), np.uint8)
-    return DomainStore(info, nothing, np.zeros(0, np.int32), np.zeros(1, np.int64), (), (), card.data_hash)

@@ -20,7 +20,7 @@ from cxda_jax.device.adapting import (
     write_page,
 )
 from cxda_jax.device.buffer import SupportBuffer
-from cxda_jax.device.model import load
+from cxda_jax.device.loading import load
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.progress import say
@@ -40,7 +40,8 @@ class Follower:
     """Answers for the images of a folder as they come, each of which then goes into the buffer."""
 
     def __init__(self, asked: Asked):
-        self.loaded, self.folder, self.always = load(asked.model, asked.method), Path(asked.buffer), asked.always
+        self.loaded = load(asked.model, asked.method, asked.encoder)
+        self.folder, self.always = Path(asked.buffer), asked.always
         if not self.folder.is_dir():
             raise UserError(f"{asked.buffer}: no such folder; make it, and put images into it")
         self.buffer, self.tally = SupportBuffer(self.loaded, asked.capacity), Tally()

@@ -11,16 +11,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from cxda_jax.device.adapting import FAULTS, fitted, listed
-from cxda_jax.device.model import Model, load
+from cxda_jax.device.attached import Attached, attach
+from cxda_jax.device.loading import find_model, load
+from cxda_jax.device.model import Model
 from cxda_jax.disk import files, models
 from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import build
-from cxda_jax.export import web
+from cxda_jax.export import script, web
 from cxda_jax.export.formats import FORMATS, Format, Run, insist_on
+from cxda_jax.export.joining import join
 from cxda_jax.export.pair import Named, Pair, Shapes, by_model, pair_of
+from cxda_jax.features import read_labelled
 from cxda_jax.progress import say
 
 REPORT = "export.json"
@@ -53,38 +58,76 @@ class Check(NamedTuple):
     images: str = ""
 
 
-def export(path: str, method: str, kind: str, out: Path, places: int, check: Check) -> None:
+def export(path: str, method: str, kind: str, out: Path, places: int, check: Check, encoder: str = "") -> None:
     """Writes a model into the folder `out` in the format `kind`, and prints how the programs compare with the model.
 
     Args:
       path: of the model, as load() takes it.
       method: how to adapt, as load() takes it.
       places: of the buffer.
+      encoder: as load() takes it; it must be an ONNX file, and the format onnx.
     """
     if out.exists() and (strangers := {entry.name for entry in out.iterdir()} - claimed(out)):
         what = f"holds {brief(min(strangers), 40)}, which is not as an earlier export left it"
         raise UserError(f"--out={out}: {what}; name a new folder, or move it away")
     if kind == "web":
         with replaced(out) as folder:
-            report = web.write(load(path, method), folder)
+            report = web.write(load(path, method, encoder), folder)
         print(f"{out}/{web.PAGE}: {report['bytes'] / 2**20:.1f} MB, compared with JAX; {out}/{web.PARITY} says how")
         return
+    if kind == "javascript":
+        return export_script(load(path, method, encoder), out, places, check)
     form = FORMATS[kind]
     insist_on(form.needs)
-    model = load(path, method)
-    pair = pair_of(model, places)
-    if check.images:
+    model = load(path, method, encoder)
+    if encoder and not (kind == "onnx" and encoder.endswith(".onnx")):
+        raise UserError(f"encoder={brief(encoder)}: an ONNX file alone is exported with its adapter, and as onnx; "
+                        "leave the encoder out, and the programs take rows of logits and style")  # fmt: skip
+    alone = attach(find_model(path)) if encoder else None  # the adapter
+    pair = pair_of(alone or model, places)
+    if check.images.endswith(".npz"):
+        tasks = tasks_of_rows(model, check.images, places, check.number)
+    elif check.images:
         tasks = own_tasks(model, check.images, places, check.number)
     else:
         tasks = test_tasks(model, check.data_dir, places, check.number)
     with replaced(out) as folder:
         print(f"writing {model.method.name} with {places} places as {kind}", flush=True)
-        write(form, pair, folder, f"{kind}: {model.method.name} with the network {model.config['net']['name']}")
+        network = model.config["net"]["name"] if model.config else "of logits and style"
+        write(form, pair, folder, f"{kind}: {model.method.name} with the network {network}")
+        if alone:
+            join(alone.adapter.origin, Path(encoder).expanduser(), folder, places)
+            pair = of_images(pair, model)
         print(f"comparing it with the model on {len(tasks)} tasks", flush=True)
         parity = compare(model, form, form.run(pair, folder), tasks, places)
         report = describe(model, pair, kind, folder, parity)
         files.write_text(folder / REPORT, json.dumps(report, indent=1) + "\n")
     print(said(kind, out, parity, report["files"]))
+
+
+def export_script(model: Model, out: Path, places: int, check: Check) -> None:
+    """Writes an adapter as JavaScript, once it agrees with the model."""
+    if not isinstance(model, Attached) or model.encoder:
+        raise UserError("javascript: an adapter of cxda fit is written so, without an encoder; for images choose web")
+    tasks = tasks_of_rows(model, check.images, places, check.number)
+    with replaced(out) as folder:
+        script.write(model, folder)
+        asked = [(support[:, 0, 0], query[:, 0, 0]) for support, query, _ in tasks]
+        theirs, ours = script.answers(model, folder, asked), [by_model(model, *task[:2])[0] for task in tasks]
+        pairs = zip(theirs, ours, strict=True)
+        error = max(float(np.abs(found - logits).max() / np.abs(logits).max()) for found, logits in pairs)
+        if not error <= web.TOLERANCE:
+            raise UserError(f"javascript: logits differ by {error:.1e} of the largest (allowed {web.TOLERANCE:.0e})")
+        written = {script.SCRIPT: {"sha256": files.hash_file(folder / script.SCRIPT)}}
+        report = {"format": "javascript", "parity": {"tasks": len(tasks), "logits": error}, "files": written}
+        files.write_text(folder / REPORT, json.dumps(report, indent=1) + "\n")
+    print(f"{out}/{script.SCRIPT}: logits differ by {error:.1e} of the largest, over {len(tasks)} tasks")
+
+
+def of_images(pair: Pair, model: Model) -> Pair:
+    """What the programs of a pair take once an encoder is in front of them."""
+    images, image = (jax.ShapeDtypeStruct((n, *model.card.shape), np.uint8) for n in (*pair.buffer["present"].shape, 1))
+    return pair._replace(buffer={**pair.buffer, "images": images}, asked={**pair.asked, "image": image})
 
 
 def write(form: Format, pair: Pair, folder: Path, what: str) -> None:
@@ -123,8 +166,20 @@ def replaced(out: Path) -> Iterator[Path]:
         folder.rename(out)
 
 
+def tasks_of_rows(model: Model, file: str, places: int, count: int) -> list[Task]:
+    """Tasks drawn from a file of cxda features."""
+    if not file.endswith(".npz"):
+        raise UserError(f"check_images={brief(file)}: an adapter is compared on a file of cxda features; give one")
+    found = read_labelled(Path(file))
+    rows = np.concatenate([found.logits, found.style], axis=1, dtype=np.float32)
+    return drawn(np.stack([model.fit(row) for row in rows]), places, count)
+
+
 def test_tasks(model: Model, data_dir: str, places: int, count: int) -> list[Task]:
     """Test tasks of the model's own data set. Their buffers hold 0, 1, 5, 20 images and all, in turn."""
+    if not model.config:
+        fix = "give check_images, a folder of images, or without an encoder an .npz file of cxda features"
+        raise UserError(f"export: an adapter has no data set of its own to compare on; {fix}")
     try:
         experiment = build({**model.config, "method": model.method.name}, data_dir, splits=("test",))
     except UserError as e:
@@ -150,6 +205,10 @@ def own_tasks(model: Model, folder: str, places: int, count: int) -> list[Task]:
         say(f"left out: {fault}")
     if len(pixels) < 2:
         raise UserError(f"{folder}: {len(pixels)} images that can be read; give a folder of some hundred")
+    return drawn(pixels, places, count)
+
+
+def drawn(pixels: np.ndarray, places: int, count: int) -> list[Task]:
     rng, tasks = np.random.default_rng(0), []
     for i in range(count):
         rows = rng.permutation(len(pixels))
@@ -172,7 +231,7 @@ def compare(model: Model, form: Format, run: Run, tasks: Sequence[Task], places:
     for task in tasks:
         logits, weights = by_model(model, task.support, task.query)
         count = len(task.support)
-        images = np.zeros((places, *model.card.shape), np.uint8)
+        images = np.zeros((places, *model.card.shape), model.dtype)
         images[:count] = task.support
         present = (np.arange(places) < count).astype(np.float32)
         memory = timed(encode_ms, encode, {"images": images, "present": present})
@@ -232,7 +291,8 @@ def describe(model: Model, pair: Pair, kind: str, folder: Path, parity: Mapping[
         "method": model.method.name,
         "class_names": card.class_names,
         "images": {
-            "shape": card.shape, "dtype": "uint8", "range": "0 to 255", "fit": card.fit, "background": card.background,
+            "shape": card.shape, "dtype": str(np.dtype(model.dtype)), "range": "0 to 255", "fit": card.fit,
+            "background": card.background,
             "normalisation": "inside the programs", "mean": card.mean, "std": card.std,
         },
         "encode": {"takes": shapes(pair.buffer), "gives": shapes(pair.memory)} | weights,

@@ -57,7 +57,7 @@ def pair_of(model: Model, places: int) -> Pair:
         raise UserError(f"export: {method.name} has no program for every number of images; export another method")
     # A mask of floats: the runtimes of some formats know few operations on booleans.
     buffer = {
-        "images": jax.ShapeDtypeStruct((places, *card.shape), jnp.uint8),
+        "images": jax.ShapeDtypeStruct((places, *card.shape), model.dtype),
         "present": jax.ShapeDtypeStruct((places,), jnp.float32),
     }
 
@@ -99,7 +99,7 @@ def pair_of(model: Model, places: int) -> Pair:
         return answers
 
     memory = jax.eval_shape(encode, weights, buffer)
-    asked = {**memory, "image": jax.ShapeDtypeStruct((1, *card.shape), jnp.uint8)}
+    asked = {**memory, "image": jax.ShapeDtypeStruct((1, *card.shape), model.dtype)}
     return Pair(weights, encode, predict, buffer, memory, asked, jax.eval_shape(predict, weights, asked))
 
 

@@ -150,13 +150,7 @@ def facts(model: Model) -> list[tuple[str, str]]:
 
 def render(described: Mapping[str, Any], variables: Mapping[str, Any], checked: bool) -> str:
     """The page."""
-    names, blocks, start = [], [], 0
-    for name, array in variables.items():
-        values = np.asarray(array, "<f4").reshape(-1)
-        short = name.split("/", 1)[1]  # without params/ and batch_stats/
-        names.append((short, start, len(values)))
-        blocks.append(values)
-        start += len(values)
+    names, weights = packed(variables)
     kernel = _base64((LIVE / "kernel.wasm").read_bytes())
     known = {**described, "tensors": names, "kernel": kernel, "checked": checked}
     scripts = {name: _read(f"{name}.js") for name in ("engine", "draw", "page")}
@@ -166,7 +160,7 @@ def render(described: Mapping[str, Any], variables: Mapping[str, Any], checked: 
         "title": html.escape(f"{described['method']}: draw, and see it adapt"),
         "style": _read("page.css"),
         "model": _json(known),
-        "weights": _base64(np.concatenate(blocks).tobytes()),
+        "weights": weights,
         "hands": _json(json.loads(_read("hands.json"))),
         **scripts,
     }
@@ -174,6 +168,18 @@ def render(described: Mapping[str, Any], variables: Mapping[str, Any], checked: 
     for name, value in filled.items():
         text = text.replace(f"<!--{name}-->", value, 1)
     return text
+
+
+def packed(variables: Mapping[str, Any]) -> tuple[list[tuple[str, int, int]], str]:
+    """Names of tensors, where each begins and how many numbers it has; and these numbers, float32 in base64."""
+    names, blocks, start = [], [], 0
+    for name, array in variables.items():
+        values = np.asarray(array, "<f4").reshape(-1)
+        short = name.split("/", 1)[1]  # without params/ and batch_stats/
+        names.append((short, start, len(values)))
+        blocks.append(values)
+        start += len(values)
+    return names, _base64(np.concatenate(blocks).tobytes())
 
 
 def read_hands() -> list[Hand]:

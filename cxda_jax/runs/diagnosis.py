@@ -141,7 +141,7 @@ def _rows(store: DomainStore, logits: np.ndarray, draw: Draw, tasks: int) -> dic
         return z[plan.query] + np.log(np.maximum(shares, FLOOR) / trained)[:, None]
 
     def estimated(z: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        return moved(z, np.asarray(_by_em(softmax(z[plan.support], -1), t, weights)), t)
+        return moved(z, np.asarray(by_em(softmax(z[plan.support], -1), t, weights)), t)
 
     pairs = zip(plan.support, own, strict=True)
     counted = np.stack([np.bincount(labels[s][w > 0], minlength=classes) for s, w in pairs])
@@ -161,7 +161,8 @@ def _rows(store: DomainStore, logits: np.ndarray, draw: Draw, tasks: int) -> dic
 
 @jax.jit
 @jax.vmap
-def _by_em(p: Array, trained: Array, weights: Array) -> Array:
+def by_em(p: Array, trained: Array, weights: Array) -> Array:
+    """The shares [tasks, classes] of buffers: p [tasks, n, classes], trained [tasks, classes], weights [tasks, n]."""
     return shares_by_em(p, trained, STEPS, SMOOTHING, weights)
 
 

@@ -293,13 +293,6 @@ function moments(maps, channels) {
   return { mean: Float32Array.from(mean), variance: Float32Array.from(variance) };
 }
 
-/** A vector times a matrix [length, columns]. */
-function times(x, matrix, columns) {
-  const made = new Float64Array(columns);
-  for (let i = 0; i < x.length; i++) for (let j = 0; j < columns; j++) made[j] += x[i] * matrix[i * columns + j];
-  return Float32Array.from(made);
-}
-
 function dot(a, b, from, to) {
   let sum = 0;
   for (let j = from; j < to; j++) sum += a[j] * b[j];
@@ -312,22 +305,10 @@ function layerNorm(x, scale, shift) {
   return x.map((v, k) => ((v - mean) / Math.sqrt(variance + EPSILON)) * scale[k] + shift[k]);
 }
 
-function softmax(scores) {
-  const most = scores.reduce((a, b) => Math.max(a, b));
-  const odds = scores.map((x) => Math.exp(x - most));
-  const sum = odds.reduce((a, b) => a + b);
-  return odds.map((x) => x / sum);
-}
-
 /** Runs a generator to its end at once. */
 function finish(work) {
   for (;;) {
     const { done, value } = work.next();
     if (done) return value;
   }
-}
-
-/** The bytes of a text in base64. */
-function fromBase64(text) {
-  return Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer;
 }

@@ -1,6 +1,7 @@
 "use strict";
 // The adapter of cxda_shares: the buffer says which classes there are, and how the network errs on such images. The numbers
-// are those of cxda_jax/nets/shares.py for up to 1000 images; page.js keeps at most 500 in the buffer.
+// are those of cxda_jax/nets/shares.py for up to 1000 images; page.js keeps at most 500 in the buffer. Below it are functions
+// of all scripts.
 
 const LARGEST = 5; // numbers of style are clipped there
 const FLOOR = 1e-12;
@@ -26,10 +27,13 @@ class Shares {
       if (this.maps.includes(i)) found.push(moments([made], engine.layers[i].out));
       map = engine.pooled(i, made);
     }
-    const style = found.flatMap(({ mean, variance }) => [...mean, ...variance.map(Math.sqrt)]);
+    return this.keyed([...engine.classify(map)], found.flatMap(({ mean, variance }) => [...mean, ...variance.map(Math.sqrt)]));
+  }
+
+  keyed(logits, style) {
     const [mean, std, kernel] = ["mean", "std", "kernel"].map((name) => this.part(name));
     const scaled = style.map((x, k) => Math.min(LARGEST, Math.max(-LARGEST, (x - mean[k]) / std[k])) / Math.sqrt(style.length));
-    return { logits: [...engine.classify(map)], key: [...times(scaled, kernel, kernel.length / style.length)] };
+    return { logits, key: [...times(scaled, kernel, kernel.length / style.length)] };
   }
 
   /** Stops after each image. */
@@ -44,7 +48,10 @@ class Shares {
 
   /** Logits of an image, and its weights [1][images of the buffer]. */
   predict(buffer, pixels) {
-    const { logits, key } = this.known(pixels);
+    return this.attend(buffer, this.known(pixels));
+  }
+
+  attend(buffer, { logits, key }) {
     if (!buffer.length) return { logits, weights: [] };
     const [near, logT, logN, logM, power] = ["near", "log_t", "log_n", "log_m", "strength"].map((name) => this.part(name)[0]);
     const [sharpness, mass, strength] = [Math.exp(-logT), Math.exp(logM), 2 * sigmoid(power)];
@@ -74,4 +81,23 @@ class Shares {
 
 function sigmoid(x) {
   return 1 / (1 + Math.exp(-x));
+}
+
+/** A vector times a matrix [length, columns]. */
+function times(x, matrix, columns) {
+  const made = new Float64Array(columns);
+  for (let i = 0; i < x.length; i++) for (let j = 0; j < columns; j++) made[j] += x[i] * matrix[i * columns + j];
+  return Float32Array.from(made);
+}
+
+function softmax(scores) {
+  const most = scores.reduce((a, b) => Math.max(a, b));
+  const odds = scores.map((x) => Math.exp(x - most));
+  const sum = odds.reduce((a, b) => a + b);
+  return odds.map((x) => x / sum);
+}
+
+/** The bytes of a text in base64. */
+function fromBase64(text) {
+  return Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer;
 }

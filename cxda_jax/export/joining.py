@@ -1,0 +1,96 @@
+"""Puts the ONNX graph of a classifier in front of its adapter's, so that one file takes images."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cxda_jax.encoders import Graph, Options, normalisation, read_graph
+from cxda_jax.errors import UserError
+
+PIXELS, ROWS = "pixels", "rows"
+OURS, PREFIX = "described ", "encoder/"  # of the names of what is added, and then of all names of the classifier
+AXES_ARE_INPUTS = 18  # the operations of ONNX from which on ReduceMean takes its axes as an input
+
+
+def join(origin: Mapping[str, Any], file: Path, folder: Path, places: int) -> None:
+    """Rewrites encode.onnx and predict.onnx, which take rows, as graphs that take images.
+
+    Args:
+      origin: of the adapter.
+      file: of the encoder.
+      folder: of both graphs.
+      places: of the buffer.
+    """
+    import onnx
+
+    for part, name, count in (("encode", "images", places), ("predict", "image", 1)):
+        path = folder / f"{part}.onnx"
+        adapter = onnx.load(path)
+        options = Options(**{key: origin[key] for key in Options._fields})._replace(batch=count)
+        graph = read_graph(file, options)
+        if graph.batch != count:
+            raise UserError(f"encoder={file}: it takes {graph.batch} images at once; export it with a free number")
+        front = onnx.compose.add_prefix(fronted(graph, options), PREFIX)
+        front = onnx.version_converter.convert_version(front, adapter.opset_import[0].version)
+        front.ir_version = adapter.ir_version = max(front.ir_version, adapter.ir_version)
+        joined = onnx.compose.merge_models(front, adapter, [(PREFIX + OURS + ROWS, name)])
+        for node in joined.graph.node:
+            node.input[:] = [name if x == PREFIX + PIXELS else x for x in node.input]
+        for value in joined.graph.input:
+            value.name = name if value.name == PREFIX + PIXELS else value.name
+        onnx.checker.check_model(joined)
+        path.write_bytes(joined.SerializeToString())
+
+
+def fronted(graph: Graph, options: Options) -> Any:
+    """The graph as one from images, uint8 [n, h, w, c], to rows of logits and style, [n, 1, 1, columns]."""
+    import onnx
+
+    node, model, channels = onnx.helper.make_node, graph.model, graph.shape[-1]
+    opset = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    constants, before, after = [], [], []
+
+    def constant(name: str, value: Any) -> str:
+        constants.append(onnx.numpy_helper.from_array(np.array(value), OURS + name))
+        return OURS + name
+
+    def of(operation: str, name: str, *inputs: str, **options: Any) -> str:
+        (before if name.startswith("in ") else after).append(node(operation, list(inputs), [OURS + name], **options))
+        return OURS + name
+
+    def mean_over(places: list[int], name: str, x: str, keepdims: int) -> str:
+        if opset < AXES_ARE_INPUTS:
+            return of("ReduceMean", name, x, axes=places, keepdims=keepdims)
+        return of("ReduceMean", name, x, constant(f"places of {name}", np.array(places, np.int64)), keepdims=keepdims)
+
+    mean, std = (np.array(numbers, np.float32) for numbers in normalisation(options, channels))
+    x = of("Cast", "in floats", PIXELS, to=onnx.TensorProto.FLOAT)
+    x = of("Div", "in parts", x, constant("most", np.float32(255)))
+    x = of("Div", "in normal", of("Sub", "in centred", x, constant("mean", mean)), constant("std", std))
+    if graph.axis == 1:
+        x = of("Transpose", "in turned", x, perm=[0, 3, 1, 2])
+    weights = {each.name for each in model.graph.initializer}
+    image = next(value for value in model.graph.input if value.name not in weights)
+    x = of("Cast", "in image", x, to=image.type.tensor_type.elem_type)
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in model.graph.output}
+    columns = [of("Cast", "logits", graph.names[0], to=onnx.TensorProto.FLOAT)]
+    for i, (name, axis) in enumerate([(x, graph.axis), *graph.maps.items()]):
+        places = [place for place in range(1, ranks.get(name, 4)) if place != axis]
+        floats = of("Cast", f"map {i}", name, to=onnx.TensorProto.FLOAT)
+        apart = of("Sub", f"apart {i}", floats, mean_over(places, f"middle {i}", floats, 1))
+        variance = mean_over(places, f"variance {i}", of("Mul", f"square {i}", apart, apart), 0)
+        columns += [mean_over(places, f"mean {i}", floats, 0), of("Sqrt", f"std {i}", variance)]
+    joined = of("Concat", "columns", *columns, axis=1)
+    rows = of("Unsqueeze", ROWS, joined, constant("axes", np.array([1, 2], np.int64)))
+    for each in model.graph.node:
+        each.input[:] = [OURS + "in image" if name == image.name else name for name in each.input]
+    info = onnx.helper.make_tensor_value_info
+    pixels = info(PIXELS, onnx.TensorProto.UINT8, [graph.batch, *graph.shape])
+    ends = info(rows, onnx.TensorProto.FLOAT, [graph.batch, 1, 1, None])
+    made = onnx.helper.make_graph(
+        [*before, *model.graph.node, *after], "classifier", [pixels], [ends], [*model.graph.initializer, *constants]
+    )
+    opsets = [onnx.helper.make_opsetid(each.domain, each.version) for each in model.opset_import]
+    return onnx.helper.make_model(made, opset_imports=opsets, ir_version=model.ir_version)

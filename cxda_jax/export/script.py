@@ -1,0 +1,60 @@
+"""An adapter as one file of JavaScript, which takes what a classifier says of images."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cxda_jax.device.attached import Attached
+from cxda_jax.disk import files, safetensors
+from cxda_jax.errors import UserError
+from cxda_jax.export.web import LIVE, packed
+from cxda_jax.fitted import SIZES
+from cxda_jax.nets.shares import ShareAdapter
+
+SCRIPT = "adapter.js"
+ASK = """
+const { adapter } = require(process.argv[1]);
+const tasks = JSON.parse(require("node:fs").readFileSync(process.argv[2], "utf8"));
+const split = (row) => ({ logits: row.slice(0, CLASSES), style: row.slice(CLASSES) });
+console.log(JSON.stringify(tasks.map(([support, query]) => {
+  const buffer = adapter.remember(support.map(split));
+  return query.map((row) => adapter.answer(buffer, split(row)).logits);
+})));
+"""
+
+
+def write(model: Attached, folder: Path) -> None:
+    """Writes adapter.js into the folder."""
+    tensors, weights = packed(safetensors.named(model.variables))
+    known = {
+        "steps": ShareAdapter.steps, "tensors": tensors, "weights": weights, "classes": model.card.class_names,
+        "temperatures": [[n, model.adapter.temperature(n)] for n in SIZES],
+    }  # fmt: skip
+    scripts = [(LIVE / name).read_text(encoding="utf-8") for name in ("shares.js", "adapter.js")]
+    made = [
+        f"const adapter = new Adapter({json.dumps(known)});",
+        'if (typeof module === "object") module.exports = { adapter };\n',
+    ]
+    files.write_text(folder / SCRIPT, "\n".join([*scripts, *made]))
+
+
+def answers(model: Attached, folder: Path, tasks: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    """The logits of the script in Node.js for tasks of rows, support [n, columns] and query [m, columns]."""
+    node = shutil.which("node")
+    if not node:
+        raise UserError("javascript: node is missing, with which the script is compared; install Node.js 18 or newer")
+    with tempfile.TemporaryDirectory() as scratch:
+        questions = Path(scratch) / "questions.json"
+        questions.write_text(json.dumps([[part.tolist() for part in task] for task in tasks]), encoding="ascii")
+        ask = ASK.replace("CLASSES", str(model.adapter.classes))
+        command = [node, "-e", ask, (folder / SCRIPT).resolve(), questions]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"javascript: the script fails in node ({last}); Node.js 18 or newer is needed")
+    return [np.array(each) for each in json.loads(done.stdout)]

@@ -1,0 +1,136 @@
+"""A classifier that you have with its adapter as a model: its answers, its commands, and what programs of it answer."""
+
+import csv
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.special import softmax
+
+import cxda_jax
+from cxda_jax.encoders import Options, open_encoder
+from cxda_jax.fitted import Adapter, as_images, method_of
+from tests.commands import command
+from tests.lines import refused
+
+pytestmark = pytest.mark.gate
+CLASSES, SIDE, COUNT = 6, 8, 8  # and numbers of a style: two of each of the input's channels and of the map's
+TEMPERATURES = {0: 1.5, 5: 1.2, 20: 0.9, 100: 0.7}
+RNG = np.random.default_rng(5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An ONNX classifier, the adapter of it, and images of one domain."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    folder = tmp_path_factory.mktemp("pair")
+    node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    weights = {"conv": (1, 3, 3, 3), "dense": (CLASSES, 1), "bias": (CLASSES,)}
+    nodes = [
+        node("Conv", ["image", "conv"], ["c"]), node("Relu", ["c"], ["map"]),
+        node("GlobalAveragePool", ["map"], ["p"]), node("Flatten", ["p"], ["f"]),
+        node("Gemm", ["f", "dense", "bias"], ["logits"], transB=1),
+    ]  # fmt: skip
+    constants = [onnx.numpy_helper.from_array(RNG.normal(size=s).astype(np.float32), n) for n, s in weights.items()]
+    ends = [info("image", 1, ["n", 3, SIDE, SIDE])], [info("logits", 1, ["n", CLASSES])]
+    graph = onnx.helper.make_graph(nodes, "tiny", *ends, constants)
+    opset = onnx.helper.make_opsetid("", 17)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), folder / "m.onnx")
+    encoder = open_encoder(str(folder / "m.onnx"), Options())
+    origin = encoder.about | {"fit": "squash", "classes": [*"abcdef"]}
+    fresh = jax.jit(method_of(CLASSES).init)(jax.random.key(0), as_images(np.zeros((1, CLASSES + COUNT), np.float32)))
+    params = {n: x + RNG.normal(0, 0.5, x.shape).astype(np.float32) for n, x in fresh["params"]["adapter"].items()}
+    span = [2.0, 1.0, 3.0]
+    report = {
+        "overall": {"plain": 50.0, "0": [0.0] * 3, "5": span, "20": span, "100": span}, "steps": 1, "tasks": 200,
+        "calibration": {str(n): {"temperature": t} for n, t in TEMPERATURES.items()}, "drift": {"limit": None},
+    }  # fmt: skip
+    variables = {**fresh, "params": {"adapter": params}}
+    Adapter(CLASSES, COUNT, "style", 0, variables, {}, report, "made", origin).save(folder / "adapter")
+    for i in range(32):
+        path = folder / "images" / f"{i:02}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(RNG.integers(0, 256, (SIDE, SIDE, 3), np.uint8)).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def described(folder):
+    """The pixels, and what the encoder says of them."""
+    pixels = np.stack([np.asarray(Image.open(path)) for path in sorted((folder / "images").iterdir())])
+    return pixels, open_encoder(str(folder / "m.onnx"), Options()).encode(pixels)
+
+
+def test_it_answers_as_the_adapter_does(folder, described):
+    pixels, told = described
+    model, adapter = (
+        cxda_jax.load(folder / "adapter", encoder=str(folder / "m.onnx")),
+        cxda_jax.load_adapter(folder / "adapter"),
+    )
+    asked, encode = [], model.rows.encoder.encode
+    model.rows.encoder = model.encoder._replace(encode=lambda x: asked.append(len(x)) or encode(x))
+    before = model.predict(pixels)
+    np.testing.assert_allclose(before.probabilities, softmax(told["logits"] / 1.5, -1), atol=1e-6)
+    adapted, device = model.adapt(pixels[:20]), adapter.adapt(told["logits"][:20], told["style"][:20])
+    found = adapted.predict(pixels[20:])
+    expected = device.predict_proba(told["logits"][20:], told["style"][20:])
+    np.testing.assert_allclose(found.probabilities, expected, atol=1e-5)
+    assert np.abs(found.probabilities - before.probabilities[20:]).max() > 0.05
+    assert set(found.names) <= {*"abcdef"} and adapted.attention(pixels[:2]).shape == (2, 1, 20)
+    buffer = cxda_jax.SupportBuffer(model, capacity=25)
+    for image in pixels[:20]:
+        buffer.observe(image)
+    np.testing.assert_allclose(buffer.predict(pixels[20:]).probabilities, expected, atol=1e-5)
+    assert len(asked) == 1, "an image is described once"
+
+
+def test_rows_take_the_place_of_images(folder, described):
+    _, told = described
+    rows, model = np.concatenate([told["logits"], told["style"]], 1), cxda_jax.load(folder / "adapter")
+    device = cxda_jax.load_adapter(folder / "adapter").adapt(told["logits"][:9], told["style"][:9])
+    found = model.adapt([*rows[:9]]).predict([*rows])
+    np.testing.assert_allclose(found.probabilities, device.predict_proba(told["logits"], told["style"]), atol=1e-5)
+    with refused("row: 13 columns; give the 14"):
+        model.adapt([*rows[:, :13]])
+
+
+def test_the_commands_take_both(folder, tmp_path, described):
+    asked = "adapt", f"--model={folder}/adapter", f"--buffer={folder}/images", f"--out={tmp_path}/out"
+    pair = *asked, f"--encoder={folder}/m.onnx"
+    said = command(*pair, f"--images={folder}/images")
+    assert "With 20 images, adapting brought +2.0 points" in said
+    with open(tmp_path / "out" / "predictions.csv") as file:
+        table = [*csv.DictReader(file)]
+    _, told = described
+    device = cxda_jax.load_adapter(folder / "adapter").adapt(told["logits"], told["style"])
+    proba = device.predict_proba(told["logits"], told["style"])
+    assert [row["answer"] for row in table] == ["abcdef"[i] for i in proba.argmax(1)]
+    assert "00.png: " in command(*pair, "--watch", "--idle=2")
+    other = (folder / "m.onnx").read_bytes().replace(b"tiny", b"Tiny")
+    (tmp_path / "m.onnx").write_bytes(other)
+    for wrong, what in (
+        ((f"--encoder={tmp_path}/m.onnx",), "encoder_sha256=.*give that encoder, or fit again"),
+        ((f"--encoder={folder}/m.onnx", "--method=t3a"), "is an adapter, which has its own"),
+        ((f"--encoder={folder}/m.onnx", "--model=glyphs"), "is a model with a network of its own"),
+    ):
+        assert re.search(what, command(*asked, f"--images={folder}/images", *wrong, code=2))
+
+
+@pytest.mark.parametrize("kind", ["litert", "javascript", "joined"])
+def test_programs_answer_as_it_does(kind, folder, tmp_path, described):
+    _, told = described
+    labels = {"labels": np.zeros(32, int), "domains": ["x"] * 32, "classes": [*"abcdef"], "about": "{}"}
+    np.savez(tmp_path / "f.npz", logits=told["logits"], style=told["style"], **labels)
+    joined = kind == "joined"
+    check = folder / "images" if joined else tmp_path / "f.npz"
+    encoder = [f"--encoder={folder}/m.onnx"] * joined
+    asked = "export", f"--model={folder}/adapter", f"--format={'onnx' if joined else kind}", f"--out={tmp_path}/out"
+    assert "of the largest" in command(*asked, f"--check_images={check}", "--places=5", "--check_tasks=3", *encoder)
+    report = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert report["parity"]["logits"] < 1e-4
+    if joined:
+        assert report["encode"]["takes"]["images"] == {"shape": [5, SIDE, SIDE, 3], "dtype": "uint8"}
