@@ -21,7 +21,7 @@ from cxda_jax.results.formats import aligned
 from cxda_jax.runs.diagnosis import BY_HEART, FIRST, Diagnosis, by_em, diagnose
 from cxda_jax.types import ADAPTER, Array, Images, Variables
 
-TASKS = 200  # of a kind
+TASKS, RESAMPLES = 200, 2000  # of a kind; for an interval
 START = 2**21  # numbers of images, from which a calibration is measured, and the training's start
 FULL = SIZES[-1]
 SHARES = {"natural": "their own shares", "dirichlet": "Dirichlet 0.3", "even": "even shares"}
@@ -190,7 +190,7 @@ def _gain(right: np.ndarray) -> dict[str, Any]:
     That is by size; "em": by the last row, the rival; "over_em": the gain with FULL images less the rival's.
     """
     gains = np.concatenate([right - right[0], right[-2:-1] - right[-1:]])
-    spans = 100 * np.stack([gains.mean(1), *metrics.bootstrap_interval(gains)], axis=1)
+    spans = 100 * np.stack([gains.mean(1), *metrics.bootstrap_interval(gains, RESAMPLES)], axis=1)
     names = *map(str, SIZES), "em", "over_em"
     return {"plain": 100 * float(right[0].mean()), **dict(zip(names, spans.tolist(), strict=True))}
 
