@@ -194,18 +194,41 @@ def load_adapter(folder: str | os.PathLike) -> Adapter:
         variables = safetensors.fit(parts["variables"], like)
     except ValueError as e:
         raise UserError(f"{folder}/{models.WEIGHTS}: {e}; {models.AGAIN}") from None
+    _check(card, parts["known"], str(folder))
     return Adapter(**card, variables=variables, known=parts["known"])
+
+
+def _check(card: Mapping[str, Any], known: Mapping[str, np.ndarray], where: str) -> None:
+    """A UserError names what is not as in an adapter that fit() gave."""
+    report = card["report"]
+    for name, numbers, sizes in (
+        ("overall", lambda row: [float(x) for x in row][2], SIZES),
+        ("calibration", lambda row: math.log(row["temperature"]), SIZES),
+        ("drift", lambda limit: limit is None or float(limit), ("limit",)),
+    ):
+        try:
+            for size in sizes:
+                numbers(report[name][str(size)])
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise UserError(f"{where}: report.{name} is not as fit() writes it; {models.AGAIN}") from None
+    d, k, n = card["style"], card["classes"], known["right"].shape if "right" in known else (0,)
+    for name, shape in {"centre": (d,), "between": (d,), "within": (d,), "scale": (), "bias": (k,), "shares": (k,),
+                        "confidence": n, "right": n}.items():  # fmt: skip
+        if name not in known or known[name].shape != shape:
+            raise UserError(f"{where}: known/{name} is missing or of another shape; {models.AGAIN}")
+
+
+def is_adapter(folder: Path) -> bool:
+    try:
+        return read_object(folder / manifest.NAME, "").get("about") == HOLDS
+    except UserError:
+        return False
 
 
 def insist_on_place(folder: Path) -> None:
     """Raises a UserError unless save() may write there: in no folder, an empty one, or one with an adapter."""
-    if not folder.exists() or folder.is_dir() and not any(folder.iterdir()):
+    if not folder.exists() or folder.is_dir() and not any(folder.iterdir()) or is_adapter(folder):
         return
-    try:
-        if read_object(folder / manifest.NAME, "").get("about") == HOLDS:
-            return
-    except UserError:
-        pass
     found = min(folder.iterdir()) if folder.is_dir() else folder
     raise UserError(f"{found}: {folder.name} holds something else than an adapter; choose a new folder")
 

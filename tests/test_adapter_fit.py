@@ -179,7 +179,9 @@ def test_a_saved_adapter_is_the_same_in_another_process_and_damage_is_named(fit,
         "p = a.adapt(new['z'], new['s']).predict_proba(new['z'], new['s']); numpy.savez('told.npz', p=p, s=str(a))"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    told, device = np.load(tmp_path / "told.npz"), adapter.adapt(new.logits[:130], new.style[:130])
+    with np.load(tmp_path / "told.npz") as arrays:
+        told = dict(arrays)
+    device = adapter.adapt(new.logits[:130], new.style[:130])
     np.testing.assert_array_equal(told["p"], device.predict_proba(new.logits[:130], new.style[:130]))
     assert str(told["s"]) == str(adapter)
     for name in ("weights.safetensors", "card.json", "manifest.json"):

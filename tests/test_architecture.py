@@ -31,15 +31,15 @@ experiment: errors types augment machine config fields registry data metrics net
 results: errors config registry methods data disk metrics experiment pictures progress
 runs: LIBRARY pictures results
 fitted: errors types machine disk nets methods
-judging: errors types machine data metrics fitted runs
+judging: errors types machine methods data metrics results fitted runs
 fitting: LIBRARY fitted judging
 estimator: errors fitted fitting
 encoders: errors fields disk data methods
 features: errors stops disk progress data encoders
 ahead: LIBRARY runs
 bench: LIBRARY runs
-device: errors types machine config fields registry data disk experiment pictures progress results stops
-export: LIBRARY pictures device
+device: LIBRARY stops pictures progress results fitted encoders features
+export: LIBRARY pictures device fitted encoders features
 pictures: errors disk data
 doctor: errors machine
 __main__: stops

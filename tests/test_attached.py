@@ -50,7 +50,10 @@ def folder(tmp_path_factory):
         "calibration": {str(n): {"temperature": t} for n, t in TEMPERATURES.items()}, "drift": {"limit": None},
     }  # fmt: skip
     variables = {**fresh, "params": {"adapter": params}}
-    Adapter(CLASSES, COUNT, "style", 0, variables, {}, report, "made", origin).save(folder / "adapter")
+    shapes = {"scale": (), "right": 9, "confidence": 9, **dict.fromkeys(("bias", "shares"), CLASSES)}
+    known = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    known |= {name: np.ones(COUNT, np.float32) for name in ("centre", "between", "within")}
+    Adapter(CLASSES, COUNT, "style", 0, variables, known, report, "made", origin).save(folder / "adapter")
     for i in range(32):
         path = folder / "images" / f"{i:02}.png"
         path.parent.mkdir(exist_ok=True)
@@ -112,7 +115,15 @@ def test_the_commands_take_both(folder, tmp_path, described):
     assert "00.png: " in command(*pair, "--watch", "--idle=2")
     other = (folder / "m.onnx").read_bytes().replace(b"tiny", b"Tiny")
     (tmp_path / "m.onnx").write_bytes(other)
+    for missing in ("overall", "calibration", "drift"):
+        adapter = cxda_jax.load_adapter(folder / "adapter")
+        adapter._replace(report={**adapter.report, missing: {}}).save(tmp_path / "other")
+        said = command(*asked, f"--images={folder}/images", f"--model={tmp_path}/other", code=2)
+        assert f"report.{missing} is not as fit() writes it" in said
+    page = "export", f"--model={folder}/adapter", "--format=web", f"--out={tmp_path}/page"
+    assert "choose javascript" in command(*page, code=2)
     for wrong, what in (
+        ((), "sees images through its classifier alone; give --encoder"),
         ((f"--encoder={tmp_path}/m.onnx",), "encoder_sha256=.*give that encoder, or fit again"),
         ((f"--encoder={folder}/m.onnx", "--method=t3a"), "is an adapter, which has its own"),
         ((f"--encoder={folder}/m.onnx", "--model=glyphs"), "is a model with a network of its own"),

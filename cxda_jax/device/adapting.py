@@ -94,6 +94,13 @@ class Asked(NamedTuple):
     encoder: str = ""
 
 
+def model_of(asked: Asked) -> Model:
+    model = load(asked.model, asked.method, asked.encoder)
+    if model.dtype != np.uint8:
+        raise UserError(f"model={asked.model}: an adapter sees images through its classifier alone; give --encoder")
+    return model
+
+
 def adapt_folder(asked: Asked, images: str, labels: str = "") -> None:
     """Writes predictions.csv and adapted.html, and says what adapting is expected to bring.
 
@@ -101,7 +108,7 @@ def adapt_folder(asked: Asked, images: str, labels: str = "") -> None:
       images: a folder of images to answer for.
       labels: a CSV file with the columns file and label.
     """
-    loaded, began, faults, out = load(asked.model, asked.method, asked.encoder), time.perf_counter(), [], asked.out
+    loaded, began, faults, out = model_of(asked), time.perf_counter(), [], asked.out
     newest = newest_images(Path(asked.buffer), asked.capacity, faults.append)
     queries = listed(Path(images), faults.append)
     if not queries:

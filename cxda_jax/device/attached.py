@@ -89,10 +89,6 @@ class Rows:
         return np.concatenate(found)
 
 
-def is_adapter(folder: Path) -> bool:
-    return (folder / models.WEIGHTS).exists() and not (folder / models.CONFIG).exists()
-
-
 def attach(folder: Path, encoder: str = "") -> Attached:
     """The model of an adapter that save() wrote.
 

@@ -17,10 +17,10 @@ from cxda_jax.device.adapting import (
     line_of,
     listed,
     make_out,
+    model_of,
     write_page,
 )
 from cxda_jax.device.buffer import SupportBuffer
-from cxda_jax.device.loading import load
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.progress import say
@@ -40,7 +40,7 @@ class Follower:
     """Answers for the images of a folder as they come, each of which then goes into the buffer."""
 
     def __init__(self, asked: Asked):
-        self.loaded = load(asked.model, asked.method, asked.encoder)
+        self.loaded = model_of(asked)
         self.folder, self.always = Path(asked.buffer), asked.always
         if not self.folder.is_dir():
             raise UserError(f"{asked.buffer}: no such folder; make it, and put images into it")

@@ -79,6 +79,8 @@ def describe(model: Model) -> dict[str, Any]:
     A UserError names what the engine cannot run.
     """
     card, config, name = model.card, model.config, model.method.name
+    if not config:
+        raise UserError("web: an adapter has no network of its own to run in the page; choose javascript")
     memory = METHODS[name].page
     if memory is None:
         able = ", ".join(other for other, entry in METHODS.items() if entry.page is not None)
