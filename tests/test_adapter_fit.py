@@ -327,7 +327,7 @@ def test_calibration_against_formulas():
     assert least_temperature(z, labels) == pytest.approx(1 / scipy.optimize.brentq(slope, 0.01, 10), rel=1e-3)
 
 
-@pytest.mark.gate
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")  # of checks that scikit-learn skips
 def test_the_estimator_is_one_of_scikit_learn(fit):
     from sklearn.base import clone
