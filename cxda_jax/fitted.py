@@ -200,17 +200,28 @@ def load_adapter(folder: str | os.PathLike) -> Adapter:
 
 def _check(card: Mapping[str, Any], known: Mapping[str, np.ndarray], where: str) -> None:
     """A UserError names what is not as in an adapter that fit() gave."""
-    report = card["report"]
-    for name, numbers, sizes in (
-        ("overall", lambda row: [float(x) for x in row][2], SIZES),
-        ("calibration", lambda row: math.log(row["temperature"]), SIZES),
-        ("drift", lambda limit: limit is None or float(limit), ("limit",)),
-    ):
-        try:
-            for size in sizes:
-                numbers(report[name][str(size)])
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise UserError(f"{where}: report.{name} is not as fit() writes it; {models.AGAIN}") from None
+    report, name = card["report"], ""
+
+    def insist(is_so: Any) -> None:
+        if not is_so:
+            raise ValueError
+
+    try:
+        for name in ("steps", "tasks"):
+            insist(type(report[name]) is int)
+        for name in ("overall", "calibration"):
+            for n in map(str, SIZES):
+                row = report[name][n]
+                insist(math.isfinite(row["temperature"]) and row["temperature"] > 0 if name == "calibration" else
+                       len(row) == 3 and all(map(math.isfinite, row)))  # fmt: skip
+        insist(math.isfinite(report["overall"]["plain"]))
+        name = "drift"
+        insist(report[name]["limit"] is None or math.isfinite(report[name]["limit"]))
+        name = "classes"
+        insist(not card["origin"] or len(card["origin"][name]) == card["classes"])
+    except (KeyError, TypeError, ValueError):
+        part = "origin" if name == "classes" else "report"
+        raise UserError(f"{where}: {part}.{name} is not as cxda fit writes it; {models.AGAIN}") from None
     d, k, n = card["style"], card["classes"], known["right"].shape if "right" in known else (0,)
     for name, shape in {"centre": (d,), "between": (d,), "within": (d,), "scale": (), "bias": (k,), "shares": (k,),
                         "confidence": n, "right": n}.items():  # fmt: skip

@@ -95,7 +95,7 @@ def gains_on(adapter: Adapter, logits: Any, labels: Any, domains: Any, style: An
       logits: labels, domains and style: as in fit(), of one domain or more.
     """
     adapter.rows(logits, style)  # names what is not as in fit()
-    judged = _checked(logits, labels, domains, {adapter.keys: style}, adapter.seed, least=1)
+    judged = _checked(logits, labels, domains, {adapter.keys: style}, adapter.seed, part=1.0)
     temperatures = {n: adapter.temperature(n) for n in SIZES}
     found, _ = judge(judged, adapter.variables, adapter.known, temperatures)
     right = judged.rows[:, : adapter.classes].argmax(1) == judged.store.labels
@@ -227,10 +227,12 @@ def _episodes(rows: np.ndarray, labels: np.ndarray, plan: Plan) -> Episode:
     return Episode(_images(rows[support]), _images(rows[query]), label, support_label)
 
 
-def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], seed: int, least: int = 2) -> Judged:
+def _checked(
+    logits: Any, labels: Any, domains: Any, styles: dict[str, Any], seed: int, part: float = VALIDATION
+) -> Judged:
     """The arguments of fit() as what is trained and judged on; a UserError names the first that is wrong.
 
-    There must be at least so many domains. If one does, all are judged on.
+    `part` of the domains validates. If all do, one domain is enough.
     """
     z = as_numbers("logits", logits)
     if z.shape[1] < 2 or not len(z):
@@ -257,9 +259,8 @@ def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], see
     if (z >= 0).all() and np.allclose(z.sum(1), 1, atol=1e-3):
         raise UserError("logits: each row sums to 1, so they are probabilities; give np.log(probabilities)")
     names, d = np.unique(d.astype(str) if d.dtype == object else d, return_inverse=True)
-    if len(names) < least:
+    if len(names) < 2 and part < 1:
         raise UserError(f"domains: {len(names)} of them; give images of two at least, of which one validates")
-    part = VALIDATION if least > 1 else 1.0
     return Judged(_store(z, s, y.astype(np.int32), d, seed, part), load_of(z.shape[1])[1], seed)
 
 

@@ -68,24 +68,30 @@ _ARRIVAL = flags.DEFINE_enum(
 )
 _VALIDATION = flags.DEFINE_boolean("validation", False, "Test on the validation domains.")
 _NUM_TASKS = flags.DEFINE_integer("num_tasks", None, "Test tasks; the config's number unless given.", lower_bound=1)
-
-
 _ADAPTER = flags.DEFINE_string("adapter", "", "In place of --runs: the folder of an adapter.")
 _FEATURES = flags.DEFINE_string("features", "", "With --adapter: the .npz file of cxda features.", allow_override=True)
 
 
-def test_adapter() -> None:
+def evaluate_adapter() -> None:
     with cli.loading():
         from pathlib import Path
 
+        from cxda_jax.device.attached import insist_on_same
+        from cxda_jax.errors import UserError
         from cxda_jax.features import read_labelled
         from cxda_jax.fitted import load_adapter
         from cxda_jax.fitting import gains_on
         from cxda_jax.judging import as_table
     features = cli.insist(_FEATURES.value, "--features", "give the file of cxda features of the images to test on")
-    logits, labels, domains, style, _ = read_labelled(Path(features).expanduser())
-    adapter = load_adapter(_ADAPTER.value)
+    if _RUNS.value:
+        raise UserError(f"--runs={','.join(_RUNS.value)}: given beside --adapter; give one of the two")
+    logits, labels, domains, style, about = read_labelled(Path(features).expanduser())
+    adapter = load_adapter(folder := Path(_ADAPTER.value).expanduser())
+    if adapter.origin:
+        insist_on_same(about, adapter.origin, f"--features={features}", folder)
     report = gains_on(adapter, logits, labels, domains, None if adapter.keys == "logits" else style)
+    if not adapter.helps:
+        print("the adapter's own validation showed no sure gain, so devices keep the classifier's own answers")
     print(as_table(report))
     plain, adapted = (report["calibration"][n] for n in ("0", "100"))
     print(f"calibration error: {plain['ece'][0]:.1%} before, {adapted['ece'][1]:.1%} after with 100 images")
@@ -94,7 +100,7 @@ def test_adapter() -> None:
 
 def main() -> None:
     if _ADAPTER.value:
-        return test_adapter()
+        return evaluate_adapter()
     with cli.loading(changes=True):
         from cxda_jax.errors import UserError
         from cxda_jax.machine import backend

@@ -129,7 +129,7 @@ def test_another_domain_tells_the_gain_beside_em(fit, new):
     for row in report["gain"].values():
         assert row["0"] == [0, 0, 0] and row["over_em"][0] == pytest.approx(row["100"][0] - row["em"][0])
     assert "over EM" in as_table(report) and report["calibration"]["0"]["temperature"] == adapter.temperature(0)
-    judged = _checked(new.logits, new.labels, new.domains, {"style": new.style}, 0, 1)
+    judged = _checked(new.logits, new.labels, new.domains, {"style": new.style}, 0, 1.0)
     plan = Plan(RNG.integers(0, 2000, (2, 30)), RNG.integers(0, 2000, (2, 4)))
     known, found = adapter.known, by_rival(judged, adapter.known, plan)
     z = judged.rows[:, :CLASSES] * known["scale"] + known["bias"]

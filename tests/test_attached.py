@@ -11,6 +11,7 @@ from PIL import Image
 from scipy.special import softmax
 
 import cxda_jax
+from cxda_jax.device.attached import attach
 from cxda_jax.encoders import Options, open_encoder
 from cxda_jax.export import formats
 from cxda_jax.fitted import Adapter, as_images, method_of
@@ -90,6 +91,27 @@ def test_it_answers_as_the_adapter_does(folder, described):
         buffer.observe(image)
     np.testing.assert_allclose(buffer.predict(pixels[20:]).probabilities, expected, atol=1e-5)
     assert len(asked) == 1, "an image is described once"
+    nothing = model.adapt([])
+    np.testing.assert_array_equal(nothing.predict(pixels).probabilities, before.probabilities)
+    one = adapter.adapt(told["logits"][:1], told["style"][:1])
+    np.testing.assert_allclose(
+        model.adapt(pixels[:1]).predict(pixels).probabilities,
+        one.predict_proba(told["logits"], told["style"]),
+        atol=1e-5,
+    )
+
+
+def test_drift_keeps_the_plain_answers_and_exports_know_nothing_of_it(folder, described, tmp_path):
+    pixels, told = described
+    adapter = cxda_jax.load_adapter(folder / "adapter")
+    adapter._replace(report={**adapter.report, "drift": {"limit": 0.0}}).save(tmp_path / "strict")
+    model = cxda_jax.load(tmp_path / "strict", encoder=str(folder / "m.onnx"))
+    assert "the classifier's own answers stay" in model.unlike(pixels[:5]) and not model.unlike(pixels[:0])
+    plain, found = model.predict(pixels), model.adapt(pixels[:5]).predict(pixels)
+    np.testing.assert_array_equal(found.probabilities, plain.probabilities)
+    free = cxda_jax.load(folder / "adapter", encoder=str(folder / "m.onnx")).adapt(pixels[:5])
+    with_drift = attach(tmp_path / "strict", str(folder / "m.onnx"), tells_drift=False).adapt(pixels[:5])
+    np.testing.assert_array_equal(with_drift.predict(pixels).probabilities, free.predict(pixels).probabilities)
 
 
 def test_rows_take_the_place_of_images(folder, described):
@@ -120,12 +142,16 @@ def test_the_commands_take_both(folder, tmp_path, described):
         adapter = cxda_jax.load_adapter(folder / "adapter")
         adapter._replace(report={**adapter.report, missing: {}}).save(tmp_path / "other")
         said = command(*asked, f"--images={folder}/images", f"--model={tmp_path}/other", code=2)
-        assert f"report.{missing} is not as fit() writes it" in said
+        assert f"report.{missing} is not as cxda fit writes it" in said
+    bad = adapter._replace(origin={**adapter.origin, "classes": ["a"]})
+    bad.save(tmp_path / "other")
+    said = command(*asked, f"--images={folder}/images", f"--model={tmp_path}/other", code=2)
+    assert "origin.classes is not as cxda fit writes it" in said
     page = "export", f"--model={folder}/adapter", "--format=web", f"--out={tmp_path}/page"
     assert "choose javascript" in command(*page, code=2)
     for wrong, what in (
         ((), "sees images through its classifier alone; give --encoder"),
-        ((f"--encoder={tmp_path}/m.onnx",), "encoder_sha256=.*give that encoder, or fit again"),
+        ((f"--encoder={tmp_path}/m.onnx",), "encoder_sha256=.*or fit again"),
         ((f"--encoder={folder}/m.onnx", "--method=t3a"), "is an adapter, which has its own"),
         ((f"--encoder={folder}/m.onnx", "--model=glyphs"), "is a model with a network of its own"),
     ):

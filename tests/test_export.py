@@ -48,7 +48,8 @@ def parity_of(kind, model, folder, tasks):
         pytest.importorskip(name)
     pair = pair_of(model, PLACES)
     try:
-        exporting.write(FORMATS[kind], pair, folder, f"{kind}: {model.method.name}")
+        with exporting.converting(f"{kind}: {model.method.name}"):
+            FORMATS[kind].write(pair, folder)
     except UserError as e:
         if formats.NO_MATCH not in str(e):
             raise
@@ -151,8 +152,8 @@ def test_faults_are_one_line(photos, tmp_path):
         (KeyError("erf"), "^jax cannot be converted .KeyError."),
     ):
         form = FORMATS["jax"]._replace(write=mock.Mock(side_effect=error))
-        with pytest.raises((OSError, UserError), match=said):
-            exporting.write(form, None, tmp_path, "jax")
+        with pytest.raises((OSError, UserError), match=said), exporting.converting("jax"):
+            form.write(None, tmp_path)
     with pytest.raises(UserError, match="export: ft_em has no program"):
         pair_of(random_model("ft_em"), PLACES)
     given = f"--out={tmp_path}/out", "--model=glyphs", f"--check_images={photos}"

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cxda_jax import fitted
+from cxda_jax.data.store import fault_of_images
 from cxda_jax.device.model import Model, Programs
 from cxda_jax.disk import models
 from cxda_jax.encoders import Encoder, Options, open_encoder
@@ -26,7 +27,7 @@ from cxda_jax.types import Array, Images, Method, Variables
 from cxda_jax.version import VERSION
 
 KEPT = 5000  # images whose rows are kept
-ANYWHERE = ("encoder", "onnxruntime")  # facts on an encoder that may change: where it lies, and what runs it
+MAY_CHANGE = ("encoder", "batch", "onnxruntime", "cxda_jax")  # facts that do not change what images are described as
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
@@ -89,17 +90,22 @@ class Rows:
         return np.concatenate(found)
 
 
-def attach(folder: Path, encoder: str = "") -> Attached:
-    """The model of an adapter that save() wrote.
+def attach(folder: Path, encoder: str = "", tells_drift: bool = True) -> Attached:
+    """The model of an adapter that save() wrote. It adapts whether the adapter's own validation gained or not.
 
     Args:
       folder: of the adapter.
       encoder: as cxda features takes it; it must be the one that the adapter was fitted for. "": none.
+      tells_drift: keep the classifier's own answers where a buffer is unlike all that fit() saw.
     """
     adapter = fitted.load_adapter(folder)
+    if not tells_drift:
+        adapter = adapter._replace(report={**adapter.report, "drift": {"limit": None}})
     opened = open_again(encoder, adapter.origin, folder) if encoder else None
     rows = Rows(opened, adapter) if opened else _as_they_are
     method, card = _calibrated(adapter), card_of(adapter, opened)
+    if fault := fault_of_images({**card._asdict(), "mean": (0.0,) * card.shape[2], "std": (1.0,) * card.shape[2]}):
+        raise UserError(f"{folder}/{models.CARD}: origin: {fault}; {models.AGAIN}")
     programs = _programs(adapter, method, rows)
     return Attached(card, method, adapter.variables, programs, adapter=adapter, encoder=opened, rows=rows)
 
@@ -110,12 +116,17 @@ def open_again(name: str, origin: Mapping[str, Any], folder: Path) -> Encoder:
         raise UserError(f"encoder={brief(name)}: {folder} was fitted to arrays, so its encoder is not known; "
                         "fit it by cxda fit, or leave the encoder out")  # fmt: skip
     opened = open_encoder(name, Options(**{key: origin[key] for key in Options._fields if key in origin}))
-    for key in opened.about.keys() - {*ANYWHERE}:
-        if opened.about[key] != origin.get(key):
-            was, now = (brief(repr(each), 40) for each in (origin.get(key), opened.about[key]))
-            raise UserError(f"encoder={brief(name)}: {key}={now}, but {folder} was fitted with {was}; "
-                            "give that encoder, or fit again")  # fmt: skip
+    insist_on_same(opened.about, origin, f"encoder={brief(name)}", folder)
     return opened
+
+
+def insist_on_same(about: Mapping[str, Any], origin: Mapping[str, Any], what: str, folder: Path) -> None:
+    """Raises a UserError if images are described in another way than those of fit()."""
+    for key in sorted(about.keys() - {*MAY_CHANGE}):
+        if about[key] != origin.get(key):
+            was, now = (brief(repr(each), 40) for each in (origin.get(key), about[key]))
+            raise UserError(f"{what}: {key}={now}, but {folder} was fitted with {was}; "
+                            "give that, or fit again")  # fmt: skip
 
 
 def _as_they_are(pixels: np.ndarray) -> np.ndarray:

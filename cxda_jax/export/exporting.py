@@ -26,6 +26,7 @@ from cxda_jax.export.formats import FORMATS, Format, Run, insist_on
 from cxda_jax.export.joining import join
 from cxda_jax.export.pair import Named, Pair, Shapes, by_model, pair_of
 from cxda_jax.features import read_labelled
+from cxda_jax.fitted import is_adapter
 from cxda_jax.progress import say
 
 REPORT = "export.json"
@@ -72,20 +73,20 @@ def export(path: str, method: str, kind: str, out: Path, places: int, check: Che
         raise UserError(f"--out={out}: {what}; name a new folder, or move it away")
     if kind == "web":
         with replaced(out) as folder:
-            report = web.write(load(path, method, encoder), folder)
+            report = web.write(opened(path, method, encoder), folder)
         print(f"{out}/{web.PAGE}: {report['bytes'] / 2**20:.1f} MB, compared with JAX; {out}/{web.PARITY} says how")
         return
     if kind == "javascript":
-        return export_script(load(path, method, encoder), out, places, check)
+        return export_script(opened(path, method, encoder), out, places, check)
     form = FORMATS[kind]
     insist_on(form.needs)
-    model = load(path, method, encoder)
+    model = opened(path, method, encoder)
     if encoder and not (kind == "onnx" and encoder.endswith(".onnx")):
         raise UserError(f"encoder={brief(encoder)}: an ONNX file alone is exported with its adapter, and as onnx; "
                         "leave the encoder out, and the programs take rows of logits and style")  # fmt: skip
-    alone = attach(find_model(path)) if encoder else None  # the adapter
+    alone = attach(find_model(path), "", False) if encoder else None  # the adapter
     pair = pair_of(alone or model, places)
-    if check.images.endswith(".npz"):
+    if model.dtype != np.uint8:
         tasks = tasks_of_rows(model, check.images, places, check.number)
     elif check.images:
         tasks = own_tasks(model, check.images, places, check.number)
@@ -94,15 +95,22 @@ def export(path: str, method: str, kind: str, out: Path, places: int, check: Che
     with replaced(out) as folder:
         print(f"writing {model.method.name} with {places} places as {kind}", flush=True)
         network = model.config["net"]["name"] if model.config else "of logits and style"
-        write(form, pair, folder, f"{kind}: {model.method.name} with the network {network}")
-        if alone:
-            join(alone.adapter.origin, Path(encoder).expanduser(), folder, places)
-            pair = of_images(pair, model)
+        with converting(f"{kind}: {model.method.name} with the network {network}"):
+            form.write(pair, folder)
+            if alone:
+                join(alone.adapter.origin, Path(encoder).expanduser(), folder, places)
+                pair = of_images(pair, model)
         print(f"comparing it with the model on {len(tasks)} tasks", flush=True)
         parity = compare(model, form, form.run(pair, folder), tasks, places)
         report = describe(model, pair, kind, folder, parity)
         files.write_text(folder / REPORT, json.dumps(report, indent=1) + "\n")
     print(said(kind, out, parity, report["files"]))
+
+
+def opened(path: str, method: str, encoder: str) -> Model:
+    """The model. Of an adapter it tells no drift, since programs do not."""
+    folder = find_model(path)
+    return attach(folder, encoder, False) if is_adapter(folder) and not method else load(path, method, encoder)
 
 
 def export_script(model: Model, out: Path, places: int, check: Check) -> None:
@@ -130,10 +138,11 @@ def of_images(pair: Pair, model: Model) -> Pair:
     return pair._replace(buffer={**pair.buffer, "images": images}, asked={**pair.asked, "image": image})
 
 
-def write(form: Format, pair: Pair, folder: Path, what: str) -> None:
-    """The format's write(); a UserError where its converter does not know an operation."""
+@contextlib.contextmanager
+def converting(what: str) -> Iterator[None]:
+    """Around a format's converter: a UserError where it does not know an operation."""
     try:
-        form.write(pair, folder)
+        yield
     except (UserError, OSError):
         raise
     except Exception as e:  # converters raise errors of many kinds, with texts of many pages
@@ -178,7 +187,7 @@ def tasks_of_rows(model: Model, file: str, places: int, count: int) -> list[Task
 def test_tasks(model: Model, data_dir: str, places: int, count: int) -> list[Task]:
     """Test tasks of the model's own data set. Their buffers hold 0, 1, 5, 20 images and all, in turn."""
     if not model.config:
-        fix = "give check_images, a folder of images, or without an encoder an .npz file of cxda features"
+        fix = "give a folder of images in check_images"
         raise UserError(f"export: an adapter has no data set of its own to compare on; {fix}")
     try:
         experiment = build({**model.config, "method": model.method.name}, data_dir, splits=("test",))
@@ -285,16 +294,18 @@ def describe(model: Model, pair: Pair, kind: str, folder: Path, parity: Mapping[
         return {name: {"shape": list(like.shape), "dtype": str(like.dtype)} for name, like in of.items()}
 
     card = model.card
+    images = {
+        "shape": card.shape, "dtype": "uint8", "range": "0 to 255", "fit": card.fit, "background": card.background,
+        "normalisation": "inside the programs", "mean": card.mean, "std": card.std,
+    }  # fmt: skip
+    if model.dtype != np.uint8:
+        images = {"shape": card.shape, "dtype": "float32", "holds": "the logits, then the style"}
     weights = {"weights": "weights.safetensors"} if kind == "jax" else {}
     return {
         "format": kind,
         "method": model.method.name,
         "class_names": card.class_names,
-        "images": {
-            "shape": card.shape, "dtype": str(np.dtype(model.dtype)), "range": "0 to 255", "fit": card.fit,
-            "background": card.background,
-            "normalisation": "inside the programs", "mean": card.mean, "std": card.std,
-        },
+        "images": images,
         "encode": {"takes": shapes(pair.buffer), "gives": shapes(pair.memory)} | weights,
         "predict": {"takes": shapes(pair.asked), "gives": shapes(pair.answers)} | weights,
         "parity": dict(parity),

@@ -4,9 +4,9 @@ python -m docs.study.pacs FEATURES.npz OUT.json [seeds [images]]
 
 FEATURES.npz holds features [n, d] of a pretrained network (its last layer's input), style [n, d'], labels [n] and
 domain [n]. The classifier is a logistic regression on the features of three domains, and the fourth is the device.
-What fit() has of each of the three are the logits of a classifier that the other two trained, so that all of its
-domains are new ones. With `images` at the end it has those of half of the images of the domains that the classifier
-learnt from the other half, which are not.
+fit() has logits of these three. Each of them is described by a classifier that the other two trained, so it is new to
+that classifier. With `images` at the end, one half of the images trains the classifier and fit() has the other half;
+then no domain is new.
 """
 
 import json
@@ -45,11 +45,15 @@ def one_case(data, held_out, seed, by_domain):
     adapter = cxda_jax.fit(given[own], labels[own], domain[own], style[own], minutes=60, seed=seed)
     seconds = time.time() - began
     found = gains_on(adapter, z[device], labels[device], domain[device], style[device])
+    own_shares = np.bincount(labels[device]) / device.sum()
+    known_shares = z[device] + np.log(own_shares / (np.bincount(labels[learnt]) / learnt.sum()))
     told = Diagnosis(adapter.report["headroom"], 0.0)
     expected = {kind: told.expected(kind) for kind in told.table}
     return {
         "domain": DOMAINS[held_out], "seed": seed, "seconds of fit()": round(seconds), "right of its own": right,
-        "helps": adapter.helps, "validation": adapter.report["overall"], "expected": expected, **found,
+        "helps": adapter.helps, "validation": adapter.report["overall"], "expected": expected,
+        "effective classes": float(np.exp(-(own_shares * np.log(own_shares)).sum())),
+        "right with true shares*": float((known_shares.argmax(1) == labels[device]).mean()), **found,
     }  # fmt: skip
 
 
