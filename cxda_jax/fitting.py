@@ -26,12 +26,13 @@ from cxda_jax.errors import UserError, brief
 from cxda_jax.fitted import CELLS, SIZES, Adapter, as_array, as_numbers, method_of
 from cxda_jax.judging import FULL, TASKS, Judged, headroom, in_words, judge, report_on, some_of
 from cxda_jax.machine import backend
-from cxda_jax.methods.cxda_shares import measure
+from cxda_jax.methods.cxda_shares import measure, with_errors
 from cxda_jax.types import Described, Episode, Images, Variables
 
 VALIDATION, VALIDATIONS = 0.25, 5  # the part of the domains that chooses the best weights; how often it does
 TASKS_PER_STEP, RATE = 16, 1e-2  # Adam's rate at the start; a cosine leads to 0
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
+PARTS = (0.5, 0.25, 0.0)  # of the errors that training domains show; validation says how much of them others share
 TIMED = 5  # steps, after which the first guess of their number is made; later ones follow each EVERY steps
 EVERY = 50
 WITHOUT = {  # what it costs if the keys come from something else than a style
@@ -183,7 +184,8 @@ def _train(judged: Judged, steps: int, until: float, log: Callable[[str], None])
     for _ in range(2):  # the first call compiles
         best = (score(state.variables), state.variables)
         times.append(time.monotonic())
-    pace.reserve = 3 * (times[1] - times[0]) + 13 * (times[2] - times[1])  # of validations, and of judge()
+    # Of validations, and of judge():
+    pace.reserve = 3 * (times[1] - times[0]) + (13 + len(PARTS)) * (times[2] - times[1])
     while pace.left:
         state.optimizer.hyperparams["learning_rate"] = jnp.float32(pace.rate)
         plan = sample_plans(draws["train"], range(pace.taken * tasks, (pace.taken + 1) * tasks))
@@ -193,6 +195,10 @@ def _train(judged: Judged, steps: int, until: float, log: Callable[[str], None])
             log(f"step {pace.taken}: {scored:.1%} of the validation answers are right")
             if scored > best[0]:
                 best = (scored, state.variables)
+    full = best[1]
+    for part in PARTS:
+        less = with_errors(full, lambda errors, part=part: errors * part)
+        best = max(best, (score(less), less), key=lambda scored: scored[0])
     return best[1], pace.taken
 
 

@@ -1,9 +1,11 @@
 """fit() on what a classifier says: what it gains and what it says of that, and what is wrong with its arguments."""
 
+import functools
 import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,9 +38,26 @@ def made(seed=0, domains=16, each=130, strength=2.0):
 
 @pytest.fixture(scope="module")
 def fit():
-    """One adapter for all tests that use one, and what fit() said."""
-    said = []
-    return cxda_jax.fit(*made(), minutes=60, steps=200, log=said.append), said
+    """One adapter for all tests that use one, and what fit() said. The README's lines make it, word for word."""
+    said, (logits, labels, domains, style) = [], made()
+    lines = (Path(__file__).parent.parent / "README.md").read_text().split("```python\n")[2].split("```")[0]
+    fit_briefly = functools.partial(cxda_jax.fit, minutes=60, steps=200, log=said.append)
+    names = {
+        "cxda_jax": SimpleNamespace(fit=fit_briefly),
+        "logits": logits,
+        "labels": labels,
+        "domains": domains,
+        "style": style,
+    }
+    names |= {
+        "buffer_logits": logits[:5],
+        "buffer_style": style[:5],
+        "new_logits": logits[5:9],
+        "new_style": style[5:9],
+    }
+    exec(compile(lines, "README.md", "exec"), names)
+    assert names["proba"].shape == (4, CLASSES)
+    return names["adapter"], said
 
 
 @pytest.fixture(scope="module")

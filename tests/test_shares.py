@@ -49,8 +49,8 @@ def variables_of(adapter):
     return {**moved, "batch_stats": {name: x.astype(np.float32) for name, x in known.items()}}
 
 
-def by_hand(variables, query, buffer, present):
-    """The answers to queries, one after another; images are pairs of logits and style."""
+def by_hand(variables, query, buffer, present, labels=None):
+    """The answers to queries, one after another; images are pairs of logits and style. Labels tell the shares."""
     w, known = variables["params"], {name: x.astype(np.float64) for name, x in variables["batch_stats"].items()}
     t, answers = known["shares"], []
 
@@ -60,10 +60,15 @@ def by_hand(variables, query, buffer, present):
     for z, style in zip(*query, strict=True):
         k = key(style)
         there = [(zj, key(sj)) for zj, sj, here in zip(*buffer, present, strict=True) if here]
+        own = None if labels is None else np.eye(CLASSES)[labels][np.asarray(present, bool)]
         a = [sigmoid(w["near"] - ((k - kj) ** 2).sum()) for _, kj in there]
         total = sum(a)
         mean = sum(aj * kj for aj, (_, kj) in zip(a, there, strict=True)) / total
         moved = total / (total + np.exp(w["log_n"])) * (mean @ w["bias"] + w["offset"])
+        if own is not None:
+            q = (sum(aj * label for aj, label in zip(a, own, strict=True)) + t) / (total + 1)
+            answers.append(z / np.exp(w["log_t"]) + moved + np.log(q / t))
+            continue
         q = t
         for _ in range(STEPS):
             counts = np.exp(w["log_m"]) * t
@@ -91,6 +96,11 @@ def test_answers_are_those_of_the_formula():
     close(answer(query, buffer, present), by_hand(variables, query, buffer, present), 1e-4)
     close(answer(query, buffer, None), by_hand(variables, query, buffer, np.ones(20, bool)), 1e-4)
     close(answer(query, buffer, present, most=15), by_hand(variables, query, buffer, present), 1e-4)
+    labels = RNG.integers(CLASSES, size=20)
+    told = jax.jit(functools.partial(adapter.apply, variables, method="told"))
+    images, others = ([*part[:1], adapter.apply(variables, part[1], method="keys")] for part in (query, buffer))
+    answered = told(Keyed(*images), Keyed(*others), present, labels)
+    close(answered, by_hand(variables, query, buffer, present, labels), 1e-4)
     none = answer(query, buffer, np.zeros(20, bool))
     np.testing.assert_array_equal(none, query[0].astype(np.float32))
 

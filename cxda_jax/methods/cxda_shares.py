@@ -202,9 +202,11 @@ def _attending(
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         buffer, query = known(variables, episode.support.pixels), known(variables, episode.query.pixels)
-        present = draw_present(key, len(episode.support_label))
-        logits = answer(variables, query, buffer, present)
-        return cross_entropy(logits, episode.label), {"logits": logits, "batch_stats": variables["batch_stats"]}
+        present, told = draw_present(key, len(episode.support_label)), episode.support_label
+        where_known: Any = adapter.apply(parts_of(variables), query, buffer, present, told, method="told")
+        logits = answer(with_errors(variables, jax.lax.stop_gradient), query, buffer, present)
+        both = cross_entropy(logits, episode.label) + cross_entropy(where_known, episode.label)
+        return both, {"logits": logits, "batch_stats": variables["batch_stats"]}
 
     def adapt(variables: Variables, support: Images, key: Array) -> WithBuffer:
         return WithBuffer(variables, known(variables, support.pixels), support.present)
@@ -222,7 +224,14 @@ def _attending(
         keys, (variables, buffer, present) = known(adapted.variables, query.pixels).keys, adapted
         return adapter.apply(parts_of(variables), keys, buffer.keys, present, method="attention")
 
-    return Method("cxda_shares", "1", init, loss, adapt, predict, attention, takes_places=True, remember=put)
+    return Method("cxda_shares", "2", init, loss, adapt, predict, attention, takes_places=True, remember=put)
+
+
+def with_errors(variables: Variables, change: Callable[[Any], Any]) -> Variables:
+    """The variables with what moves the logits, U and c, changed."""
+    own = variables["params"][ADAPTER]
+    changed = {**own, **{name: change(own[name]) for name in ("bias", "offset")}}
+    return {**variables, "params": {**variables["params"], ADAPTER: changed}}
 
 
 def draw_present(key: Array, n: int) -> Array:

@@ -14,6 +14,9 @@ EM finds the shares q of the classes on the device. It begins with t, the shares
     r_j(k) = softmax(u_j)(k) q(k) / t(k), divided by its sum over k;  q <- (sum of a_j r_j + m t) / (N + m)
 
 The query's answer is u_q + g (log q - log t). Learned are W, b, T, U, c, n, m and g. Without images it is z_q itself.
+
+U and c learn from another answer, u_q + log q - log t, where q are the shares of the buffer's labels. Otherwise they
+would learn which classes each training domain has, and a device has others.
 """
 
 import math
@@ -103,12 +106,21 @@ class ShareAdapter(nn.Module):
             adapted = self._answer(query, weights, buffer)
         return adapted if present is None else jnp.where(present.any(), adapted, query.logits)
 
-    def _answer(self, query: Keyed, weights: jax.Array, buffer: Keyed) -> jax.Array:
-        x, t = self.scalars, self.trained.value
+    def told(self, query: Keyed, buffer: Keyed, present: jax.Array | None, labels: jax.Array) -> jax.Array:
+        """The answer where the labels of the buffer [n] tell the shares. t counts like one image."""
+        weights, t = self.weights(query.keys, buffer.keys, present), self.trained.value
+        seen = jax.lax.stop_gradient(weights)
+        shares = (seen @ jax.nn.one_hot(labels, self.classes) + t) / (seen.sum(-1, keepdims=True) + 1)
+        return query.logits * jnp.exp(-self.scalars["log_t"]) + self._moved(weights, buffer) + jnp.log(shares / t)
+
+    def _moved(self, weights: jax.Array, buffer: Keyed) -> jax.Array:
         count = weights.sum(-1, keepdims=True)  # [queries, 1]
         mean = weights @ buffer.keys / (count + FLOOR)
-        moved = count / (count + jnp.exp(x["log_n"])) * (mean @ self.bias + self.offset)
-        sharpness = jnp.exp(-x["log_t"])
+        return count / (count + jnp.exp(self.scalars["log_n"])) * (mean @ self.bias + self.offset)
+
+    def _answer(self, query: Keyed, weights: jax.Array, buffer: Keyed) -> jax.Array:
+        x, t, count = self.scalars, self.trained.value, weights.sum(-1, keepdims=True)
+        moved, sharpness = self._moved(weights, buffer), jnp.exp(-x["log_t"])
         p = jax.nn.softmax(buffer.logits * sharpness + moved[:, None])  # [queries, n, classes]
         mass = jnp.exp(x["log_m"])
         shares = jnp.broadcast_to(t, query.logits.shape)
