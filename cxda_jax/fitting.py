@@ -182,7 +182,7 @@ def _train(judged: Judged, steps: int, until: float, log: Callable[[str], None])
     pace, key, best = Pace(steps, until, log), jax.random.key(judged.seed), (-1.0, state.variables)
     times = [time.monotonic()]
     for _ in range(2):  # the first call compiles
-        best = (score(state.variables), state.variables)
+        untrained = (score(state.variables), state.variables)
         times.append(time.monotonic())
     # Of validations, and of judge():
     pace.reserve = 3 * (times[1] - times[0]) + (13 + len(PARTS)) * (times[2] - times[1])
@@ -195,11 +195,8 @@ def _train(judged: Judged, steps: int, until: float, log: Callable[[str], None])
             log(f"step {pace.taken}: {scored:.1%} of the validation answers are right")
             if scored > best[0]:
                 best = (scored, state.variables)
-    full = best[1]
-    for part in PARTS:
-        less = with_errors(full, lambda errors, part=part: errors * part)
-        best = max(best, (score(less), less), key=lambda scored: scored[0])
-    return best[1], pace.taken
+    parts = [with_errors(best[1], lambda errors, part=part: errors * part) for part in PARTS]
+    return max([best, *((score(less), less) for less in parts), untrained], key=lambda scored: scored[0])[1], pace.taken
 
 
 def _start(judged: Judged, variables: Variables) -> Variables:
