@@ -194,7 +194,7 @@ def draw(found, path):
         axis.axhline(0, color="black", lw=0.6)
     axes[0].set(xscale="log", xlabel="hidden features of the head, 20 epochs", ylabel="gain of 100 images, points")
     axes[1].set(xlabel="training images on which the head is right, %")
-    axes[1].legend(fontsize=7, frameon=False)
+    axes[1].legend(fontsize=7, frameon=False, loc=(0.01, 0.08))
     figure.tight_layout()
     figure.savefig(path, dpi=150)
 
