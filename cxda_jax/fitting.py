@@ -181,9 +181,10 @@ def _train(judged: Judged, steps: int, until: float, log: Callable[[str], None])
 
     pace, key, best = Pace(steps, until, log), jax.random.key(judged.seed), (-1.0, state.variables)
     times = [time.monotonic()]
-    for _ in range(2):  # the first call compiles
-        untrained = (score(state.variables), state.variables)
-        times.append(time.monotonic())
+    score(state.variables)  # compiles
+    times.append(time.monotonic())
+    untrained = (score(state.variables), state.variables)
+    times.append(time.monotonic())
     # Of validations, and of judge():
     pace.reserve = 3 * (times[1] - times[0]) + (13 + len(PARTS)) * (times[2] - times[1])
     while pace.left:
