@@ -196,8 +196,15 @@ def _train(judged: Judged, steps: int, until: float, log: Callable[[str], None])
             log(f"step {pace.taken}: {scored:.1%} of the validation answers are right")
             if scored > best[0]:
                 best = (scored, state.variables)
-    parts = [with_errors(best[1], lambda errors, part=part: errors * part) for part in PARTS]
-    return max([best, *((score(less), less) for less in parts), untrained], key=lambda scored: scored[0])[1], pace.taken
+    return max(*less_sure(*best, score), untrained, key=lambda scored: scored[0])[1], pace.taken
+
+
+def less_sure(
+    scored: float, variables: Variables, score: Callable[[Variables], float]
+) -> list[tuple[float, Variables]]:
+    """The variables with all of the errors that they know, and with each part of these, by their scores."""
+    parts = [with_errors(variables, lambda errors, part=part: errors * part) for part in PARTS]
+    return [(scored, variables), *((score(less), less) for less in parts)]
 
 
 def _start(judged: Judged, variables: Variables) -> Variables:

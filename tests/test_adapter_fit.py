@@ -15,11 +15,12 @@ import scipy.optimize
 from scipy.special import softmax
 
 import cxda_jax
-from cxda_jax import fitted, metrics
+from cxda_jax import fitted, fitting, metrics
 from cxda_jax.data.episodes import Plan
 from cxda_jax.errors import UserError
 from cxda_jax.fitting import Pace, _checked, gains_on, load_of
 from cxda_jax.judging import as_table, by_rival, in_words, least_temperature
+from cxda_jax.types import ADAPTER
 from tests.commands import command
 from tests.lines import flip, one_line, refused
 
@@ -39,7 +40,7 @@ def made(seed=0, domains=16, each=130, strength=2.0):
 @pytest.fixture(scope="module")
 def fit():
     """One adapter for all tests that use one, and what fit() said. The README's lines make it, word for word."""
-    said, (logits, labels, domains, style) = [], made()
+    said, tried, (logits, labels, domains, style) = [], [], made()
     lines = (Path(__file__).parent.parent / "README.md").read_text().split("```python\n")[2].split("```")[0]
     fit_briefly = functools.partial(cxda_jax.fit, minutes=60, steps=200, log=said.append)
     names = {
@@ -55,9 +56,12 @@ def fit():
         "new_logits": logits[5:9],
         "new_style": style[5:9],
     }
+    less_sure, watched = fitting.less_sure, pytest.MonkeyPatch()
+    watched.setattr(fitting, "less_sure", lambda *args: tried.extend(less_sure(*args)) or tried)
     exec(compile(lines, "README.md", "exec"), names)
+    watched.undo()
     assert names["proba"].shape == (4, CLASSES)
-    return names["adapter"], said
+    return names["adapter"], said, tried
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +73,7 @@ def new():
 @pytest.mark.gate
 def test_a_device_with_few_classes_gains(fit, new):
     """On new domains: with a buffer of its own images, and with those of two domains of which the style tells its own."""
-    adapter, said = fit
+    adapter, said, _ = fit
     assert adapter.helps and said[-1] == str(adapter)
     rng, right = np.random.default_rng(2), {"alone": [], "own": [], "two": [], "none": []}
     for _ in range(40):
@@ -91,8 +95,21 @@ def test_a_device_with_few_classes_gains(fit, new):
 
 
 @pytest.mark.gate
+def test_validation_says_how_much_of_the_errors_other_domains_share(fit):
+    adapter, _, tried = fit
+    (whole, *less), own = [v["params"][ADAPTER] for _, v in tried], adapter.variables["params"][ADAPTER]
+    assert np.abs(whole["bias"]).max() > 0
+    for part, params in zip((0.5, 0.25, 0), less, strict=True):
+        for name, x in params.items():
+            np.testing.assert_allclose(x, whole[name] * (part if name in ("bias", "offset") else 1), rtol=1e-6)
+    best = max(tried, key=lambda scored: scored[0])[1]["params"][ADAPTER]
+    for name, x in own.items():
+        np.testing.assert_array_equal(x, best[name])
+
+
+@pytest.mark.gate
 def test_the_report_is_of_plain_numbers_and_says_what_was_found(fit):
-    adapter, said = fit
+    adapter, said, _ = fit
     report = json.loads(json.dumps(adapter.report))
     assert report == adapter.report and report["steps"] == 200
     assert list(report["gain"])[::3] == ["1 domain, their own shares", "4 domains, their own shares"]

@@ -13,13 +13,13 @@ from cxda_jax.data.episodes import EpisodeSpec, check_spec, split_part
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import build_on
-from cxda_jax.methods.cxda_shares import draw_present
+from cxda_jax.methods.cxda_shares import draw_present, on_described
 from cxda_jax.nets.shares import Keyed, ShareAdapter
 from cxda_jax.results.folders import read_result
 from cxda_jax.runs.adapters import how_right, network_config, on_descriptions, on_trunk
 from cxda_jax.runs.diagnosis import SHARES, diagnose
 from cxda_jax.train import init_state, train_step
-from cxda_jax.types import ADAPTER
+from cxda_jax.types import ADAPTER, Episode, Images
 from tests.commands import command
 from tests.conftest import INFO, make_episode
 from tests.nets import KEY, build_method, case_of, close
@@ -103,6 +103,28 @@ def test_answers_are_those_of_the_formula():
     close(answered, by_hand(variables, query, buffer, present, labels), 1e-4)
     none = answer(query, buffer, np.zeros(20, bool))
     np.testing.assert_array_equal(none, query[0].astype(np.float32))
+
+
+@pytest.mark.gate
+def test_the_errors_learn_from_answers_whose_shares_are_known():
+    """The gradients of U and c are those of one of the two losses alone, by differences of the formula."""
+    method, rng = on_described(CLASSES, RANK, STEPS), np.random.default_rng(3)
+    rows = [rng.normal(0, 2, (n, CLASSES + STYLE)).astype(np.float32) for n in (20, 6)]
+    images = [Images(x[:, None, None], np.zeros(len(x), np.int32)) for x in rows]
+    episode = Episode(*images, rng.integers(CLASSES, size=6), rng.integers(CLASSES, size=20))
+    known = variables_of(ShareAdapter(CLASSES, RANK, STEPS))
+    variables = {kind: {ADAPTER: tree} for kind, tree in known.items()}
+    found = jax.jit(jax.grad(lambda v: method.loss(v, episode, KEY)[0]))(variables)["params"][ADAPTER]
+    query, buffer = ((x[:, :CLASSES], x[:, CLASSES:]) for x in rows[::-1])
+    present = np.asarray(jax.jit(draw_present, static_argnums=1)(KEY, 20))
+    for name, place in (("offset", (1,)), ("bias", (0, 2))):
+        losses = []
+        for step in (1e-5, -1e-5):
+            params = {k: x.astype(np.float64) for k, x in known["params"].items()}
+            params[name][place] += step
+            answers = by_hand({**known, "params": params}, query, buffer, present, episode.support_label)
+            losses.append(-np.log(softmax(answers)[np.arange(6), episode.label]).mean())
+        assert found[name][place] == pytest.approx((losses[0] - losses[1]) / 2e-5, rel=1e-3)
 
 
 def test_a_buffer_fills_at_random():
