@@ -12,6 +12,7 @@ import numpy as np
 import pandas
 import pytest
 import scipy.optimize
+from PIL import Image
 from scipy.special import softmax
 
 import cxda_jax
@@ -230,6 +231,35 @@ def test_a_saved_adapter_is_the_same_in_another_process_and_damage_is_named(fit,
         adapter.save(folder) if name != "manifest.json" else None
     with refused("holds something else", tmp_path):
         adapter.save(tmp_path)
+
+
+@pytest.mark.gate
+def test_the_notebook_runs_on_other_photographs(tmp_path, monkeypatch, capsys):
+    """In PACS's folders, with a stand-in for the encoder, and with fewer steps."""
+    root, rng = Path(__file__).parent.parent, np.random.default_rng(0)
+    for number, domain in enumerate(("art_painting", "cartoon", "photo", "sketch")):
+        for label in range(CLASSES):
+            (folder := tmp_path / "pacs" / "PACS" / domain / f"class {label}").mkdir(parents=True)
+            for i in range(40):
+                pixels = np.full((5, 5, 3), (40 * label, 60 * number, rng.integers(255)), np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+
+    def describe(images):
+        seen = images.mean((1, 2)) / 60 + rng.normal(0, 0.5, (len(images), 3))
+        return {"features": np.tile(seen[:, :1], 4), "style": np.resize(seen, (len(images), STYLE))}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cxda_jax, "fit", functools.partial(cxda_jax.fit, steps=5))
+    names = {"describe": describe, "cxda_jax": cxda_jax}
+    for cell in json.loads((root / "docs" / "examples" / "photographs.ipynb").read_text())["cells"]:
+        tags, code = cell["metadata"].get("tags", ()), "".join(cell["source"])
+        if "readme" in tags:
+            assert code in (root / "README.md").read_text()  # test_readme.py runs it
+        elif cell["cell_type"] == "code" and not tags:
+            exec(compile(code, "photographs.ipynb", "exec"), names)
+    said = capsys.readouterr().out
+    assert "960 images, 4 features, 8 numbers of style" in said and "right as a new domain" in said
+    assert "expected calibration error" in said and "right before" in said and len(names["axes"]) == 6
 
 
 @pytest.mark.gate
