@@ -16,7 +16,7 @@ from cxda_jax.errors import UserError
 from cxda_jax.machine import backend, mesh
 from cxda_jax.types import Adapted, Array, Episode, Images, Method, Variables
 
-PREDICTIONS, LABELS = "predictions", "labels"  # names of tables
+PREDICTIONS, CONFIDENCE, LABELS = "predictions", "confidence", "labels"  # names of tables
 NO_CLASS = -1  # where the outputs for a query are not finite
 STREAM = 2**32 - 1  # folded into the keys of tasks; a training with the same seed folds in its steps, which are fewer
 
@@ -27,6 +27,7 @@ class TaskTable(NamedTuple):
     predictions: np.ndarray  # class numbers, int32 [tasks, queries]
     labels: np.ndarray  # class numbers, int32 [tasks, queries]; -1: the query does not count
     scores: np.ndarray  # [tasks]
+    confidence: np.ndarray  # the probability of each prediction, float32 [tasks, queries]
     task_ms: float  # milliseconds of adapt and predict a task, the median over calls without compilation
     also: Mapping[str, np.ndarray] = MappingProxyType({})  # the method's other predictions by name
 
@@ -47,8 +48,8 @@ class Evaluator(NamedTuple):
 
     fetch: Callable[[Any, Any], Episode]
     adapt: Callable[[Variables, Images, Array], Adapted]  # one task
-    predict: Callable[[Adapted, Images], Array]  # one task: class numbers [queries]
-    answer: Callable[[Variables, Episode, Array], Mapping[str, Any]]  # class numbers [tasks, queries], by name
+    predict: Callable[[Adapted, Images], tuple[Array, Array]]  # one task: class numbers and probabilities [queries]
+    answer: Callable[[Variables, Episode, Array], Mapping[str, Any]]  # the same [tasks, queries], by name
     attention: Callable[[Adapted, Images], Array] | None  # one task: weights [queries, heads, support]
 
 
@@ -56,21 +57,26 @@ def compile_task(method: Method, source: Source) -> Evaluator:
     """The programs that evaluate a method on episodes of a source, on the source's mesh if it has one."""
     devices = source.mesh
 
-    def classes(predict: Callable[[Adapted, Images], Array]) -> Callable[[Adapted, Images], Array]:
-        def chosen(adapted: Adapted, query: Images) -> Array:
-            logits = predict(adapted, query)
-            return jnp.where(jnp.isfinite(logits).all(-1), logits.argmax(-1), NO_CLASS)
+    def classes(predict: Callable[[Adapted, Images], Array]) -> Callable[[Adapted, Images], tuple[Array, Array]]:
+        def chosen(adapted: Adapted, query: Images) -> tuple[Array, Array]:
+            logits = predict(adapted, query).astype(jnp.float32)
+            found = jnp.where(jnp.isfinite(logits).all(-1), logits.argmax(-1), NO_CLASS)
+            return found, jax.nn.softmax(logits).max(-1)
 
         return chosen
 
     answers_of = {name: classes(predict) for name, predict in {PREDICTIONS: method.predict, **method.also}.items()}
     adapt, compiled = backend.jit(method.adapt), {name: backend.jit(f) for name, f in answers_of.items()}
 
+    def all_of(programs: Mapping[str, Any], adapted: Adapted, query: Images) -> dict[str, Array]:
+        answers = {name: program(adapted, query) for name, program in programs.items()}
+        return {name: chosen for name, (chosen, _) in answers.items()} | {CONFIDENCE: answers[PREDICTIONS][1]}
+
     # Adapting and predicting are one program, in which the tasks of a call share their weights and vmap merges them
     # into one batch. Between two programs the weights would be copied for each task.
     def together(variables: Variables, episode: Episode, key: Array) -> dict[str, Array]:
         adapted = method.adapt(variables, episode.support, key)
-        return {name: answer(adapted, episode.query) for name, answer in answers_of.items()}
+        return all_of(answers_of, adapted, episode.query)
 
     # If each task has weights of its own, vmap makes a grouped convolution. That is several times slower than a loop.
     def one_by_one(variables: Variables, episodes: Episode, keys: Array) -> dict[str, np.ndarray]:
@@ -85,7 +91,7 @@ def compile_task(method: Method, source: Source) -> Evaluator:
             if devices is not None:
                 episode, key = jax.device_put((episode, key), own[i % len(own)])
             adapted = adapt(copies[i % len(own)], episode.support, key)
-            answers.append({name: answer(adapted, episode.query) for name, answer in compiled.items()})
+            answers.append(all_of(compiled, adapted, episode.query))
         return jax.tree.map(lambda *rows: np.stack(rows), *jax.device_get(answers))
 
     def batched(variables: Variables, episodes: Episode, keys: Array) -> dict[str, Array]:
@@ -155,23 +161,24 @@ def evaluate(
         began = time.perf_counter()
         answers = evaluator.answer(variables, episodes, keys)
         batch = next(batches, None)  # the host chooses the next tasks while the device works
-        chosen = time.perf_counter()
+        ready = time.perf_counter()
         answers = mesh.local(answers)
-        waited, took = time.perf_counter() - chosen, time.perf_counter() - began
+        waited, took = time.perf_counter() - ready, time.perf_counter() - began
         if call == 0 or batch is None or waited > 0.1 * took:  # else the device may have waited for the host
             seconds.append(took)
         for name, table in {**answers, LABELS: mesh.local(episodes.label)}.items():
-            rows = tables.setdefault(name, np.full((num_tasks, table.shape[1]), -1, np.int32))
+            rows = tables.setdefault(name, np.full((num_tasks, table.shape[1]), -1, table.dtype))
             rows[own] = table
         report(int(tasks[-1]) + 1)
     tables = {name: mesh.largest(rows) for name, rows in tables.items()}
-    if without := sum(int((rows == NO_CLASS).any(1).sum()) for name, rows in tables.items() if name != LABELS):
+    chosen = [rows for name, rows in tables.items() if name not in (LABELS, CONFIDENCE)]
+    if without := sum(int((rows == NO_CLASS).any(1).sum()) for rows in chosen):
         what = f"in {without} of {num_tasks} tasks the network's outputs are not finite, so it has no answer"
         raise UserError(f"{what}; its weights have grown too large: train anew with a lower optimizer.learning_rate")
     task_ms = 1e3 * float(np.median(seconds[1:] or seconds)) / together
-    predictions, labels = tables.pop(PREDICTIONS), tables.pop(LABELS)
+    predictions, confidence, labels = (tables.pop(name) for name in (PREDICTIONS, CONFIDENCE, LABELS))
     labels = labels if counts is None else np.where(counts, labels, np.int32(-1))
-    return TaskTable(predictions, labels, metrics.scores(metric, predictions, labels), task_ms, tables)
+    return TaskTable(predictions, labels, metrics.scores(metric, predictions, labels), confidence, task_ms, tables)
 
 
 def time_task(evaluator: Evaluator, variables: Variables, support: Images, query: Images) -> tuple[float, float]:

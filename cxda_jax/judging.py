@@ -25,7 +25,6 @@ TASKS, RESAMPLES = 200, 2000  # of a kind; for an interval
 START = 2**21  # numbers of images, from which a calibration is measured, and the training's start
 FULL = SIZES[-1]
 SHARES = {"natural": "their own shares", "dirichlet": "Dirichlet 0.3", "even": "even shares"}
-COVERAGES = (1.0, 0.8, 0.5)
 DRAWS, MOST_DOMAINS = 30, 100  # buffers of each domain, and the domains, that say what is no drift
 DIAGNOSED = 2**19  # logits that the diagnosis reads, as it takes minutes for more
 
@@ -212,7 +211,7 @@ def _calibrated(
     return {
         "temperature": temperature,
         "ece": [metrics.expected_calibration_error(confidence, right) for confidence in (before, after)],
-        "risk": {str(coverage): metrics.risk_at(coverage, after, right) for coverage in COVERAGES},
+        "risk": {str(coverage): metrics.risk_at(coverage, after, right) for coverage in metrics.COVERAGES},
     }, after, right  # fmt: skip
 
 

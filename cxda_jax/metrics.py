@@ -9,6 +9,8 @@ import numpy as np
 
 from cxda_jax.errors import UserError, brief
 
+COVERAGES = (1.0, 0.8, 0.5)  # parts of all answers, the surest ones, of which the risk is told
+
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
     """The share of correct predictions of one task; both arrays are class numbers [queries]."""

@@ -26,7 +26,7 @@ def without_support(
     """The answers to the first tasks' queries, beside those that the method gives without support images."""
     images, first = images_of(experiment), slice(ATTENTION_TASKS)
     unadapted = evaluator.adapt(variables, images(plan.support[0, :0]), jax.random.key(0))
-    before = np.stack([np.asarray(evaluator.predict(unadapted, images(rows))) for rows in plan.query[first]])
+    before = np.stack([np.asarray(evaluator.predict(unadapted, images(rows))[0]) for rows in plan.query[first]])
     return Answers(tasks.labels[first], before, tasks.predictions[first])
 
 

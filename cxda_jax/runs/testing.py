@@ -195,6 +195,7 @@ def row_of(
         "seed": config["seed"],
         "metric": metric,
         **scored(tasks.predictions),
+        **trust(tasks),
         "also": {name: scored(predictions) for name, predictions in tasks.also.items()},
         "calibration": {name: float(x) for name, x in variables.get("calibration", {}).items() if not x.ndim},
         "num_tasks": len(tasks.labels),
@@ -213,6 +214,14 @@ def row_of(
         "device": device(),
         "package": __version__,
     }
+
+
+def trust(tasks: TaskTable) -> dict[str, Any]:
+    """How well the probabilities of the answers to all queries say how many are right, without a temperature."""
+    counted = tasks.labels >= 0
+    confidence, right = tasks.confidence[counted], (tasks.predictions == tasks.labels)[counted]
+    risk = {str(coverage): metrics.risk_at(coverage, confidence, right) for coverage in metrics.COVERAGES}
+    return {"calibration_error": metrics.expected_calibration_error(confidence, right), "risk": risk}
 
 
 def device() -> str:
