@@ -23,15 +23,33 @@ COMMANDS = {
     "compile": "compile a training for accelerators that are not there",
     "doctor": "say what this machine has, and how to mend what is missing",
 }
+# For bash, and for zsh by its bashcompinit. The flags are those of the command's own --help; all else is a file.
+COMPLETION = r"""_cxda() {
+    local choices=""
+    if ((COMP_CWORD == 1)); then
+        choices="COMMANDS completion"
+    elif [[ $2 == -* ]]; then
+        choices=$("$1" "${COMP_WORDS[1]}" --help 2>/dev/null | sed -n 's/^  --\(\[no\]\)*\([a-z_]*\):.*/--\2/p')
+    fi
+    COMPREPLY=($(compgen -W "$choices" -- "$2"))
+}
+complete -o default -F _cxda cxda""".replace("COMMANDS", " ".join(COMMANDS))
+SHELLS = {"bash": COMPLETION, "zsh": f"autoload -Uz compinit bashcompinit && compinit && bashcompinit\n{COMPLETION}"}
 
 
 def main() -> None:
     name = sys.argv[1] if sys.argv[1:] else "--help"
     if name in ("--help", "-h", "help"):
         lines = [f"  {command:<11}{what}" for command, what in COMMANDS.items()]
-        print("usage: cxda COMMAND [--flag=value ...]", "", *lines, "", "cxda COMMAND --help says more.", sep="\n")
+        more = "cxda COMMAND --help says more; cxda completion bash prints what completes commands and flags by Tab."
+        print("usage: cxda COMMAND [--flag=value ...]", "", *lines, "", more, sep="\n")
     elif name == "--version":
         print(VERSION)
+    elif name == "completion" and (script := SHELLS.get(" ".join(sys.argv[2:]))):
+        print(script)
+    elif name == "completion":
+        print(f"error: cxda completion: give a shell, {' or '.join(SHELLS)}", file=sys.stderr)
+        sys.exit(2)
     elif name not in COMMANDS:
         print(f"error: {name!r} is no command; choose from {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)
