@@ -19,6 +19,7 @@ from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from cxda_jax.registry import METHODS
 from cxda_jax.types import ADAPTER, Episode, Images, Method
 from docs.examples.counted_shares import COUNTED_SHARES
+from docs.examples.nnx_net import nnx_net
 from docs.examples.vit import vit
 from tests import conftest
 
@@ -72,7 +73,7 @@ ALL = (*METHODS, "counted_shares")  # with the documentation's example
 @contextlib.contextmanager
 def with_examples():
     """A context in which the package knows the documentation's examples."""
-    with mock.patch.dict(METHODS, counted_shares=COUNTED_SHARES), mock.patch.dict(NETS, vit=vit):
+    with mock.patch.dict(METHODS, counted_shares=COUNTED_SHARES), mock.patch.dict(NETS, vit=vit, nnx_net=nnx_net):
         yield
 
 

@@ -132,8 +132,8 @@ def test_a_batch_of_episodes_equals_a_loop(name):
 
 OTHERS = [net for net in (*NETS, "vit") if net != default().net.name]
 PAIRS = [(name, "resnet50" if name == "sla" else OTHERS[i % len(OTHERS)]) for i, name in enumerate(ALL)]
-PAIRS += [("bn", "vit"), ("cml", "resnet50"), ("cxda_any", "vit")]
-RUN = {("bn", "vit"), ("cml", "resnet50"), ("cxda_any", "vit")}
+RUN = {("bn", "vit"), ("cml", "resnet50"), ("cxda_any", "vit"), ("cxda_loo", "nnx_net")}
+PAIRS += [*sorted(RUN), ("cml", "nnx_net"), ("cxda_shares", "nnx_net")]
 
 
 @pytest.mark.gate
