@@ -26,13 +26,15 @@ from cxda_jax.errors import UserError, brief
 from cxda_jax.fitted import CELLS, SIZES, Adapter, as_array, as_numbers, method_of
 from cxda_jax.judging import FULL, TASKS, Judged, headroom, in_words, judge, report_on, some_of
 from cxda_jax.machine import backend
-from cxda_jax.methods.cxda_shares import measure, with_errors
+from cxda_jax.methods.cxda_shares import ERRORS, changed, measure
 from cxda_jax.types import Described, Episode, Images, Variables
 
 VALIDATION, VALIDATIONS = 0.25, 5  # the part of the domains that chooses the best weights; how often it does
 TASKS_PER_STEP, RATE = 16, 1e-2  # Adam's rate at the start; a cosine leads to 0
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
 PARTS = (0.5, 0.25, 0.0)  # of the errors that training domains show; validation says how much of them others share
+MASSES = (1.0, 2.0, 4.0)  # times as many images are to outweigh the shares of training, where balanced mixtures lose
+BALANCED = 100  # a stream of tasks of its own
 TIMED = 5  # steps, after which the first guess of their number is made; later ones follow each EVERY steps
 EVERY = 50
 WITHOUT = {  # what it costs if the keys come from something else than a style
@@ -186,7 +188,7 @@ def _train(judged: Judged, steps: int, until: float, log: Callable[[str], None])
     untrained = (score(state.variables), state.variables)
     times.append(time.monotonic())
     # Of validations, and of judge():
-    pace.reserve = 3 * (times[1] - times[0]) + (13 + len(PARTS)) * (times[2] - times[1])
+    pace.reserve = 3 * (times[1] - times[0]) + (13 + len(PARTS) + len(MASSES)) * (times[2] - times[1])
     while pace.left:
         state.optimizer.hyperparams["learning_rate"] = jnp.float32(pace.rate)
         plan = sample_plans(draws["train"], range(pace.taken * tasks, (pace.taken + 1) * tasks))
@@ -196,15 +198,44 @@ def _train(judged: Judged, steps: int, until: float, log: Callable[[str], None])
             log(f"step {pace.taken}: {scored:.1%} of the validation answers are right")
             if scored > best[0]:
                 best = (scored, state.variables)
-    return max(*less_sure(*best, score), untrained, key=lambda scored: scored[0])[1], pace.taken
+    best = max(*less_sure(*best, score), untrained, key=lambda scored: scored[0])
+    return more_careful(best[1], _gain_of_balanced(judged)), pace.taken
 
 
 def less_sure(
     scored: float, variables: Variables, score: Callable[[Variables], float]
 ) -> list[tuple[float, Variables]]:
     """The variables with all of the errors that they know, and with each part of these, by their scores."""
-    parts = [with_errors(variables, lambda errors, part=part: errors * part) for part in PARTS]
+    parts = [changed(variables, ERRORS, lambda errors, part=part: errors * part) for part in PARTS]
     return [(scored, variables), *((score(less), less) for less in parts)]
+
+
+def more_careful(variables: Variables, gain: Callable[[Variables], float]) -> Variables:
+    """The first variables that do not lose of those that trust a buffer less and less, or those that lose least."""
+    tried = []
+    for mass in MASSES:
+        less = changed(variables, ("log_m",), lambda log_m, mass=mass: log_m + math.log(mass))
+        tried.append((gain(less), less))
+        if tried[-1][0] >= 0:
+            break
+    return max(tried, key=lambda scored: scored[0])[1]
+
+
+def _gain_of_balanced(judged: Judged) -> Callable[[Variables], float]:
+    """What a full buffer brings on validation tasks of even shares, of as many domains as a task can have."""
+    store, number = judged.store, judged.most_domains("val")
+    spec = EpisodeSpec(number, FULL // number, judged.queries, shares="even", skip_small=True)
+    draw = judged.draw("val", BALANCED, spec)
+    if len(draw.domains) < number:
+        return lambda variables: 0.0
+    plan = sample_plans(draw, range(TASKS))
+    support, query = plan
+    plain = judged.answers({}, Plan(support[:, :0], query))
+
+    def right(logits: np.ndarray) -> float:
+        return float((logits.argmax(-1) == store.labels[query]).mean())
+
+    return lambda variables: right(judged.answers(variables, plan)) - right(plain)
 
 
 def _start(judged: Judged, variables: Variables) -> Variables:

@@ -65,7 +65,7 @@ MISTAKES = (
             "jnp.quantile(confidences, 1 - quantile) - margin", ("finetune", "configs", "methods")),
     Mistake("methods", "methods/icrm.py", "ordered = episode.replace(support_label=episode.support_label[order])",
             "ordered = episode", ("icrm", "methods")),
-    Mistake("methods", "methods/cxda_shares.py", "answer(with_errors(variables, jax.lax.stop_gradient), query",
+    Mistake("methods", "methods/cxda_shares.py", "answer(changed(variables, ERRORS, jax.lax.stop_gradient), query",
             "answer(variables, query", ("shares",)),
     Mistake("methods", "fitting.py", "errors * part) for part in PARTS]", "errors) for part in PARTS]",
             ("adapter_fit",)),

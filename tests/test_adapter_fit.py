@@ -16,7 +16,7 @@ from PIL import Image
 from scipy.special import softmax
 
 import cxda_jax
-from cxda_jax import fitted, fitting, metrics
+from cxda_jax import fitted, fitting, judging, metrics
 from cxda_jax.data.episodes import Plan
 from cxda_jax.errors import UserError
 from cxda_jax.fitting import Pace, _checked, gains_on, load_of
@@ -38,8 +38,17 @@ def made(seed=0, domains=16, each=130, strength=2.0):
     return 3 * logits, labels, owner, styles[owner] + rng.normal(0, 0.3, (len(labels), STYLE))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def fewer_tasks():
+    """Judging takes more time than training."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (judging, fitting):
+            patch.setattr(module, "TASKS", 60)
+        yield
+
+
 @pytest.fixture(scope="module")
-def fit():
+def fit(fewer_tasks):
     """One adapter for all tests that use one, and what fit() said. The README's lines make it, word for word."""
     said, tried, (logits, labels, domains, style) = [], [], made()
     lines = (Path(__file__).parent.parent / "README.md").read_text().split("```python\n")[2].split("```")[0]
@@ -57,10 +66,10 @@ def fit():
         "new_logits": logits[5:9],
         "new_style": style[5:9],
     }
-    less_sure, watched = fitting.less_sure, pytest.MonkeyPatch()
-    watched.setattr(fitting, "less_sure", lambda *args: tried.extend(less_sure(*args)) or tried)
-    exec(compile(lines, "README.md", "exec"), names)
-    watched.undo()
+    less_sure = fitting.less_sure
+    with pytest.MonkeyPatch.context() as watched:
+        watched.setattr(fitting, "less_sure", lambda *args: tried.extend(less_sure(*args)) or tried)
+        exec(compile(lines, "README.md", "exec"), names)
     assert names["proba"].shape == (4, CLASSES)
     return names["adapter"], said, tried
 
@@ -106,6 +115,20 @@ def test_validation_says_how_much_of_the_errors_other_domains_share(fit):
     best = max(tried, key=lambda scored: scored[0])[1]["params"][ADAPTER]
     for name, x in own.items():
         np.testing.assert_array_equal(x, best[name])
+
+
+def test_where_balanced_mixtures_lose_a_buffer_is_trusted_less():
+    variables = {"params": {ADAPTER: {"log_m": np.float32(1.0), "bias": np.ones(3)}}}
+
+    def found(*gains):
+        left = iter(gains)
+        own = fitting.more_careful(variables, lambda _: next(left))["params"][ADAPTER]
+        np.testing.assert_array_equal(own["bias"], np.ones(3))
+        return round(math.exp(own["log_m"] - 1), 3), list(left)
+
+    assert found(0.0, 1.0) == (1, [1.0])
+    assert found(-0.1, 0.1, 1.0) == (2, [1.0])
+    assert found(-0.2, -0.1, -0.3) == (2, [])
 
 
 @pytest.mark.gate

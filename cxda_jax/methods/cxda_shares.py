@@ -7,7 +7,7 @@ images: those whose labels that training has not seen, since there is nothing to
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -50,6 +50,9 @@ CXDA_SHARES_FIELDS = Group("Method cxda_shares.", {
     "rate": Field(1e-2, "Adam's rate at the start of it; a cosine leads to 0.", POSITIVE),
     "tasks_per_step": Field(16, "Tasks of such a step.", COUNT, smoke=2),
 })  # fmt: skip
+
+
+ERRORS = ("bias", "offset")  # the adapter's parameters that move logits: U and c
 
 
 class WithBuffer(NamedTuple):
@@ -204,7 +207,7 @@ def _attending(
         buffer, query = known(variables, episode.support.pixels), known(variables, episode.query.pixels)
         present, told = draw_present(key, len(episode.support_label)), episode.support_label
         where_known: Any = adapter.apply(parts_of(variables), query, buffer, present, told, method="told")
-        logits = answer(with_errors(variables, jax.lax.stop_gradient), query, buffer, present)
+        logits = answer(changed(variables, ERRORS, jax.lax.stop_gradient), query, buffer, present)
         both = cross_entropy(logits, episode.label) + cross_entropy(where_known, episode.label)
         return both, {"logits": logits, "batch_stats": variables["batch_stats"]}
 
@@ -227,11 +230,11 @@ def _attending(
     return Method("cxda_shares", "2", init, loss, adapt, predict, attention, takes_places=True, remember=put)
 
 
-def with_errors(variables: Variables, change: Callable[[Any], Any]) -> Variables:
-    """The variables with what moves the logits, U and c, changed."""
+def changed(variables: Variables, names: Sequence[str], change: Callable[[Any], Any]) -> Variables:
+    """The variables with these parameters of the adapter changed."""
     own = variables["params"][ADAPTER]
-    changed = {**own, **{name: change(own[name]) for name in ("bias", "offset")}}
-    return {**variables, "params": {**variables["params"], ADAPTER: changed}}
+    own = {**own, **{name: change(own[name]) for name in names}}
+    return {**variables, "params": {**variables["params"], ADAPTER: own}}
 
 
 def draw_present(key: Array, n: int) -> Array:
