@@ -282,7 +282,7 @@ async function encode() {
 /** How many of the visitor's drawings were right when they were drawn, and whether the earlier ones helped. */
 function scoreOwn() {
   const own = buffer.filter((item) => item.label && item.right);
-  if (!own.length) return wanted || !buffer.length ? "" : "The page cannot say whether your drawings help, since it does not know what they are.";
+  if (!own.length) return wanted || !buffer.length ? "" : "The page does not know what you drew, so it cannot say whether it helps.";
   const [first, second] = [0, 1].map((i) => own.filter((item) => item.right[i]).length);
   const gain = second - first;
   const changed = own.filter(({ right }) => right[0] !== right[1]).length;
@@ -356,7 +356,8 @@ function rove(box, chosen) {
 
 const hands = JSON.parse(byId("hands").textContent).hands.map(({ name, labels, strokes: packed, button }) => {
   const drawings = drawingsOf(new Uint8Array(fromBase64(packed)));
-  return { name, button, items: () => drawings.map((drawing, i) => drawnItem(drawing, model.classes.includes(labels[i]) ? labels[i] : "")) };
+  const label = (i) => (model.classes.includes(labels[i]) ? labels[i] : "");
+  return { name, button, items: () => drawings.map((drawing, i) => drawnItem(drawing, label(i))) };
 });
 
 /** Names the next class to draw, if the visitor writes and wants to be asked. */
@@ -414,20 +415,20 @@ async function tour() {
   try {
     await choose(FIRST);
     const told = (item, adapted) => best(engine.predict(adapted, item.pixels).logits);
-    const item = questions.find((each) => told(each, before) !== each.label && told(each, after) === each.label) ?? questions[0];
-    const all = buffer;
+    const turned = (each) => told(each, before) !== each.label && told(each, after) === each.label;
+    const item = questions.find(turned) ?? questions[0];
     ask(item, true);
-    await change(all, 0);
-    await tell(8, "answers", `A person whom the model never saw drew this ${item.label}. The buffer is empty. The model says ${told(item, after)}.`);
+    await change(buffer, 0);
+    await tell(8, "answers", `The model never saw this hand. The buffer is empty. For ${item.label} it says ${told(item, after)}.`);
     for (const count of calm ? [FILLED] : [1, 2, 5, 10, 20, FILLED]) {
-      await change(all, count);
-      await tell(3, "answers", `With ${images(count)} of the same person in the buffer, the model says ${told(item, after)}. It does not know what they are.`);
+      await change(buffer, count);
+      await tell(3, "answers", `With ${images(count)} of this hand in the buffer, without labels, the model says ${told(item, after)}.`);
     }
     await tell(10, "answers", `${byId("score").textContent} Adapting helps some answers and harms others.`);
     await choose(hands.findIndex(({ button }) => button));
-    await tell(12, "answers", `Another person writes digits only. The model sees it in the buffer. ${byId("score").textContent}`);
+    await tell(12, "answers", `Another hand writes digits only, so the buffer holds no letters. ${byId("score").textContent}`);
     await choose("");
-    await tell(10, "asking", "Your turn: draw what the page asks for, and add it to the buffer. The page says whether your drawings help.");
+    await tell(10, "asking", "Your turn: draw what the page asks for, and add it. The page says whether your drawings help.");
   } catch (reason) {
     if (!signal.aborted) throw reason;
   } finally {
