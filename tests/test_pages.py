@@ -116,35 +116,104 @@ def test_live_answers_and_attention_are_those_of_jax(opened, model):
     labels = opened.execute_script("return live.state().questions.map((item) => item.label)")
     right = [(names[logits.argmax(1)] == labels).sum() for logits in (before, after)]
     settled(opened, "return byId('score').textContent")
-    said = f"Of the 20 recorded drawings above, {right[0]} are right before and {right[1]} after."
+    said = f"Of the 20 recorded drawings, {right[0]} are right before and {right[1]} after."
     assert find(opened, "#score").text == said
 
 
 SEVEN = [[(0.2, 0.2), (0.8, 0.2), (0.4, 0.85)], [(0.35, 0.5), (0.7, 0.5)]]
 
 
-def test_live_strokes_are_drawn_answered_and_kept(opened):
+def test_live_buttons_fill_the_buffer_with_one_kind(opened):
+    for text, kind in (("Write digits only", str.isdigit), ("Write small letters only", str.islower)):
+        opened.find_element("xpath", f"//button[.='{text}']").click()
+        settled(opened)
+        held, asked = (
+            opened.execute_script(f"return live.state().{part}.map((item) => item.label).join('')")
+            for part in ("buffer", "questions")
+        )
+        assert (len(held), len(asked)) == (40, 20) and kind(held + asked)
+
+
+def test_live_strokes_are_drawn_answered_counted_and_kept(opened):
     from selenium.webdriver.common.actions.action_builder import ActionBuilder
     from selenium.webdriver.common.actions.pointer_input import PointerInput
 
-    choose(opened, "hand", "")
-    opened.execute_script("byId('pad').scrollIntoView({block: 'center'})")
-    box = opened.execute_script("const b = byId('pad').getBoundingClientRect(); return [b.left, b.top, b.width]")
-    actions = ActionBuilder(opened, mouse=PointerInput("touch", "touch"), duration=0)
-    for stroke in SEVEN:
-        for i, (x, y) in enumerate(stroke):
-            actions.pointer_action.move_to_location(round(box[0] + x * box[2]), round(box[1] + y * box[2]))
-            if i == 0:
-                actions.pointer_action.pointer_down()
-        actions.pointer_action.pointer_up()
-    actions.perform()
+    def draw():
+        opened.execute_script("byId('pad').scrollIntoView({block: 'center'})")
+        box = opened.execute_script("const b = byId('pad').getBoundingClientRect(); return [b.left, b.top, b.width]")
+        actions = ActionBuilder(opened, mouse=PointerInput("touch", "touch"), duration=0)
+        for stroke in SEVEN:
+            for i, (x, y) in enumerate(stroke):
+                actions.pointer_action.move_to_location(round(box[0] + x * box[2]), round(box[1] + y * box[2]))
+                if i == 0:
+                    actions.pointer_action.pointer_down()
+            actions.pointer_action.pointer_up()
+        actions.perform()
+
+    opened.execute_script("Math.random = () => 0.75; byId('myself').click()")
+    draw()
     share = "stroke.map((p) => p.map((x) => x / byId('pad').width))"
     drawn = opened.execute_script(f"return live.state().query.strokes.map((stroke) => {share})")
     assert len(drawn) == 2 and all(np.allclose(*pair, atol=0.02) for pair in zip(drawn, SEVEN, strict=True))
-    assert find(opened, "#before .name").text == "7"
+    assert find(opened, "#before .name").text == "7✓ right"
+    assert find(opened, "#wanted").text == "Draw: digit 7"
+    opened.execute_script("Math.random = () => 0.15")
     find(opened, "#add").click()
     settled(opened)
     assert opened.execute_script("return live.state().buffer.length") == 1 and not find(opened, "#add").is_enabled()
+    assert find(opened, "#score").text.startswith("Of your 1 image, 1 were right before and 1 after.")
+    assert find(opened, "#wanted").text == "Draw: digit 1"
+    draw()
+    find(opened, "#add").click()
+    settled(opened)
+    assert find(opened, "#score").text.startswith("Of your 2 images, 1 were right before and 1 after.")
+
+
+def test_live_says_whether_the_visitors_drawings_helped(opened):
+    for gained, lost, said in (
+        (6, 0, "So far your drawings helped."),
+        (5, 0, "So far your drawings helped, but this may be chance."),
+        (1, 1, "So far your drawings did not help."),
+        (1, 8, "So far your drawings did harm, but this may be chance."),
+        (0, 6, "So far your drawings did harm."),
+    ):
+        items = [{"label": "1", "right": [False, True]}] * gained + [{"label": "1", "right": [True, False]}] * lost
+        told = opened.execute_script("buffer = arguments[0]; return scoreOwn()", items)
+        assert told == f"Of your {gained + lost} images, {lost} were right before and {gained} after. {said}"
+    assert "cannot say" in opened.execute_script("buffer = [{ label: '' }]; wanted = ''; return scoreOwn()")
+
+
+def test_live_tour_ends_with_the_visitor_and_at_any_key(opened):
+    opened.execute_script("live.second = 0; byId('play').click()")
+    settled(opened, "return !byId('play').hidden && byId('hand').value === ''")
+    assert not find(opened, "#tour").is_displayed() and find(opened, "#wanted").text
+    opened.execute_script("live.second = 1000; byId('play').click()")
+    settled(opened, "return !byId('tour').hidden && byId('tour').textContent.includes('buffer is empty')")
+    find(opened, "body").send_keys("x")
+    settled(opened, "return byId('tour').hidden")
+    assert opened.execute_script("return live.state().used") == 0
+
+
+def test_live_page_is_for_fingers_on_a_phone(opened):
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    opened.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    try:
+        opened.execute_script("byId('myself').click()")
+        box = opened.execute_script("const b = byId('pad').getBoundingClientRect(); return [b.left, b.top, b.width]")
+        for kind, share in (("touchStart", 0.8), ("touchMove", 0.5), ("touchMove", 0.2), ("touchEnd", None)):
+            points = [] if share is None else [{"x": box[0] + box[2] / 2, "y": box[1] + share * box[2]}]
+            opened.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        settled(opened, "return live.state().query")
+        assert opened.execute_script("return byId('pad').getBoundingClientRect().top") == box[1]
+        assert opened.execute_script("return document.documentElement.scrollWidth") == 390
+        small = opened.execute_script("""return [...document.querySelectorAll("button, select, input, .button, [role=option]")]
+          .filter((e) => e.offsetParent && e.type !== "file" && Math.min(e.offsetWidth, e.offsetHeight) < 44)
+          .map((e) => e.outerHTML)""")
+        assert small == []
+    finally:
+        opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        opened.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
 
 
 def test_live_the_last_change_of_the_buffer_counts(opened):

@@ -20,10 +20,13 @@ let strokes = []; // on the pad, in its own units
 let query = null;
 let buffer = []; // the newest last
 let questions = [];
+let wanted = ""; // the class that the visitor is asked to draw
 let used = 0; // so many of the newest images
 let after = before;
 let seenBy = []; // the images that `after` is adapted to
 let changes = 0;
+
+const best = (logits) => model.classes[logits.indexOf(Math.max(...logits))];
 
 function make(tag, { text, children = [], ...attributes } = {}) {
   const element = document.createElement(tag);
@@ -140,7 +143,7 @@ function setUpPad() {
   const end = (event) => {
     if (event.pointerId !== drawing) return;
     drawing = null;
-    ask(drawnItem(strokes));
+    ask(drawnItem(strokes, wanted));
   };
   pad.addEventListener("pointerup", end);
   pad.addEventListener("pointercancel", end);
@@ -219,6 +222,7 @@ function answer() {
   const [first, second] = [before, after].map((adapted) => engine.predict(adapted, query.pixels));
   live.predictMs = (performance.now() - start) / 2;
   live.logits = { before: [...first.logits], after: [...second.logits] };
+  query.right = [first, second].map(({ logits }) => best(logits) === query.label);
   const told = [["before", first], ["after", second]].map(([id, found]) => showAnswer(byId(id), odds(found.logits), query.label));
   byId("said").textContent = `Before: ${told[0]}. After, with ${images(seenBy.length)}: ${told[1]}.`;
   showWeights(second.weights.length ? attention(second.weights) : []);
@@ -240,9 +244,8 @@ function showWeights(weights) {
     button.classList.toggle("most", weight > 0 && weight === most);
     const told = weights.length && seenBy.includes(button.item) ? `, attention ${percent(weight)}` : "";
     button.setAttribute("aria-label", `Image ${buffer.indexOf(button.item) + 1} of the buffer${told}. Press to remove it`);
-    button.title = `${told.slice(2)}${told ? "; " : ""}press to remove`;
   }
-  const looked = "A wide border marks what the answer looked at, and the star marks the most.";
+  const looked = `A wide border marks what the answer looked at, and the star marks the most (${percent(most)}).`;
   const elsewhere = model.learned || model.shares ? "what it learned in training" : model.sequence ? "the drawing itself" : "";
   const rest = elsewhere ? ` ${percent(1 - weights.reduce((a, b) => a + b, 0))} of its attention is on ${elsewhere}.` : "";
   const legend = !model.memory ? "This method does not look at single images." : weights.length && seenBy.length ? looked + rest : "";
@@ -276,21 +279,33 @@ async function encode() {
   await score(mine);
 }
 
+/** How many of the visitor's drawings were right when they were drawn, and whether the earlier ones helped. */
+function scoreOwn() {
+  const own = buffer.filter((item) => item.label && item.right);
+  if (!own.length) return wanted || !buffer.length ? "" : "The page does not know what you drew, so it cannot say whether it helps.";
+  const [first, second] = [0, 1].map((i) => own.filter((item) => item.right[i]).length);
+  const gain = second - first;
+  const changed = own.filter(({ right }) => right[0] !== right[1]).length;
+  const verdict = gain > 0 ? "helped" : gain < 0 ? "did harm" : "did not help";
+  const chance = gain && (Math.abs(gain) - 1) ** 2 <= 4 * changed ? ", but this may be chance" : ""; // McNemar's test, 95 %
+  return `Of your ${images(own.length)}, ${first} were right before and ${second} after. So far your drawings ${verdict}${chance}.`;
+}
+
 /** How many recorded questions are right before and after. */
 async function score(mine) {
   const asked = questions.filter((item) => !buffer.includes(item));
-  byId("score").textContent = "";
+  byId("score").textContent = byId("hand").value ? "" : scoreOwn();
   if (!asked.length) return;
   const right = [0, 0];
   for (const item of asked) {
     for (const [i, adapted] of [before, after].entries()) {
       const { logits } = engine.predict(adapted, item.pixels);
-      right[i] += model.classes[logits.indexOf(Math.max(...logits))] === item.label;
+      right[i] += best(logits) === item.label;
     }
     await pause();
     if (mine !== changes) return;
   }
-  byId("score").textContent = `Of the ${asked.length} recorded drawings above, ${right[0]} are right before and ${right[1]} after.`;
+  byId("score").textContent = `Of the ${asked.length} recorded drawings, ${right[0]} are right before and ${right[1]} after.`;
 }
 
 function showBuffer() {
@@ -339,13 +354,31 @@ function rove(box, chosen) {
 
 // Recorded hands
 
-const hands = JSON.parse(byId("hands").textContent).hands.map(({ name, labels, strokes: packed }) => {
+const hands = JSON.parse(byId("hands").textContent).hands.map(({ name, labels, strokes: packed, button }) => {
   const drawings = drawingsOf(new Uint8Array(fromBase64(packed)));
-  return { name, items: () => drawings.map((drawing, i) => drawnItem(drawing, model.classes.includes(labels[i]) ? labels[i] : "")) };
+  const label = (i) => (model.classes.includes(labels[i]) ? labels[i] : "");
+  return { name, button, items: () => drawings.map((drawing, i) => drawnItem(drawing, label(i))) };
 });
+
+/** Names the next class to draw, if the visitor writes and wants to be asked. */
+function want() {
+  const kind = new RegExp(byId("kind").value);
+  const named = byId("hand").value ? [] : model.classes.filter((name) => kind.test(name));
+  wanted = named[Math.floor(Math.random() * named.length)] ?? "";
+  const sorts = { "digit ": /^\d$/, "small ": /^[a-z]$/, "capital ": /^[A-Z]$/ };
+  const sort = Object.keys(sorts).find((name) => sorts[name].test(wanted)) ?? "";
+  byId("wanted").textContent = wanted && `Draw: ${sort}${wanted}`;
+}
+
+function choose(value) {
+  byId("hand").value = value;
+  return chooseHand();
+}
 
 function chooseHand() {
   const hand = hands[byId("hand").value];
+  byId("guide").hidden = Boolean(hand);
+  want();
   const items = hand?.items() ?? [];
   questions = items.slice(FILLED);
   const options = questions.map((item, i) => {
@@ -361,16 +394,67 @@ function chooseHand() {
   return done;
 }
 
+// The tour
+
+/** Plays until somebody presses anything. Who wants less motion sees the buffer fill at once, and no scrolling. */
+async function tour() {
+  const stop = new AbortController();
+  const { signal } = stop;
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, () => stop.abort(), { signal, capture: true });
+  const tell = (seconds, id, text) => {
+    signal.throwIfAborted();
+    byId("tour").textContent = text;
+    byId(id).scrollIntoView({ behavior: calm ? "auto" : "smooth" });
+    return new Promise((resolve, reject) => {
+      signal.addEventListener("abort", reject);
+      setTimeout(resolve, seconds * live.second);
+    });
+  };
+  byId("tour").hidden = !(byId("play").hidden = true);
+  try {
+    await choose(FIRST);
+    const told = (item, adapted) => best(engine.predict(adapted, item.pixels).logits);
+    const turned = (each) => told(each, before) !== each.label && told(each, after) === each.label;
+    const item = questions.find(turned) ?? questions[0];
+    ask(item, true);
+    await change(buffer, 0);
+    await tell(8, "answers", `The model never saw this hand. The buffer is empty. For ${item.label} it says ${told(item, after)}.`);
+    for (const count of calm ? [FILLED] : [1, 2, 5, 10, 20, FILLED]) {
+      await change(buffer, count);
+      await tell(3, "answers", `With ${images(count)} of this hand in the buffer, without labels, the model says ${told(item, after)}.`);
+    }
+    await tell(10, "answers", `${byId("score").textContent} Adapting helps some answers and harms others.`);
+    await choose(hands.findIndex(({ button }) => button));
+    await tell(12, "answers", `Another hand writes digits only, so the buffer holds no letters. ${byId("score").textContent}`);
+    await choose("");
+    await tell(10, "asking", "Your turn: draw what the page asks for, and add it. The page says whether your drawings help.");
+  } catch (reason) {
+    if (!signal.aborted) throw reason;
+  } finally {
+    stop.abort();
+    byId("tour").hidden = !(byId("play").hidden = false);
+  }
+}
+
 function setUp() {
-  for (const [i, { name }] of hands.entries()) byId("hand").append(make("option", { value: i, text: `${name}, recorded` }));
+  for (const [i, { name, button }] of hands.entries()) {
+    byId("hand").append(make("option", { value: i, text: `${name}, recorded` }));
+    if (!button) continue;
+    byId("myself").before(make("button", { type: "button", text: button }));
+    byId("myself").previousSibling.addEventListener("click", () => choose(i));
+  }
   byId("hand").append(make("option", { value: "", text: "Myself: start with an empty buffer" }));
   byId("hand").value = Math.min(FIRST, hands.length - 1);
-  byId("hand").addEventListener("change", chooseHand);
+  for (const id of ["hand", "kind"]) byId(id).addEventListener("change", chooseHand);
+  byId("myself").addEventListener("click", () => choose("") && byId("asking").scrollIntoView());
+  byId("play").addEventListener("click", tour);
   byId("size").addEventListener("input", () => change(buffer, Number(byId("size").value)));
   byId("empty").addEventListener("click", () => change([], 0));
   byId("clear").addEventListener("click", () => ask(null));
   byId("add").addEventListener("click", () => {
     const added = query;
+    want();
     ask(null);
     remember([added]);
   });
@@ -390,8 +474,8 @@ function setUp() {
   for (const [name, value] of model.facts) byId("facts").append(make("dt", { text: name }), make("dd", { text: value }));
 }
 
-// For the console, and for tests.
-const live = { engine, state: () => ({ query, buffer, questions, used, encodedChange: live.encodedChange, changes }) };
+// For the console, and for tests. A second of the tour has 1000 ms.
+const live = { engine, second: 1000, state: () => ({ query, buffer, questions, used, encodedChange: live.encodedChange, changes }) };
 
 byId("dead").remove();
 setUp();
