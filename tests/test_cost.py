@@ -16,7 +16,7 @@ from cxda_jax.bench.cases import Case, make_runner, prepare
 from cxda_jax.data.episodes import Draw, sample_plans
 from cxda_jax.data.published import PUBLISHED
 from cxda_jax.data.sources import device_source
-from cxda_jax.evaluation import PREDICTIONS, Evaluator, Tasks, compile_task, evaluate
+from cxda_jax.evaluation import CONFIDENCE, PREDICTIONS, Evaluator, Tasks, compile_task, evaluate
 from cxda_jax.experiment import make_optimizer
 from cxda_jax.machine import backend, cost
 from cxda_jax.nets.attention import CHUNK
@@ -150,5 +150,6 @@ def test_a_tasks_time_is_not_that_of_the_next_batch():
 
     zeros = jnp.zeros((1, 3), jnp.int32)
     source = SimpleNamespace(mesh=None, resident=(), own_batches=batches)
-    evaluator = Evaluator(lambda *_: SimpleNamespace(label=zeros), None, None, lambda *_: {PREDICTIONS: zeros}, None)
+    answers = {PREDICTIONS: zeros, CONFIDENCE: zeros}
+    evaluator = Evaluator(lambda *_: SimpleNamespace(label=zeros), None, None, lambda *_: answers, None)
     assert evaluate(evaluator, {}, source, Tasks(lambda tasks: tasks, 6, "accuracy")).task_ms < 25
