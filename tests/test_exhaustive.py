@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+import scipy.special
 
 from cxda_jax.config import read
 from cxda_jax.data.episodes import Draw, EpisodeSpec, counting, exhaustive
@@ -84,7 +85,8 @@ def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven, tmp_
     test = slice(*uneven.offsets[[6, 9]])
     everything = experiment.example.replace(pixels=uneven.images[test])
     by_row = np.zeros(uneven.offsets[-1])
-    by_row[test] = np.asarray(jax.jit(method.predict)(variables, everything)).argmax(-1) == uneven.labels[test]
+    logits = np.asarray(jax.jit(method.predict)(variables, everything))
+    by_row[test] = logits.argmax(-1) == uneven.labels[test]
     assert 0 < by_row[test].mean() < 1 and tasks.mean == pytest.approx(by_row[test].mean(), abs=1e-12)
     plan = experiment.task_plans("test")(range(count))
     each = [by_row[np.unique(rows)].mean() for rows in plan.query]
@@ -93,6 +95,8 @@ def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven, tmp_
     counted = counting(plan.query)
     np.testing.assert_array_equal(tasks.labels[counted], uneven.labels[plan.query[counted]])
     assert ((tasks.labels >= 0) == counted).all() and counted.sum() == 58
+    sure = scipy.special.softmax(logits, -1).max(-1)[plan.query[counted] - test.start]
+    np.testing.assert_allclose(tasks.confidence[counted], sure, rtol=1e-4)
 
     monkeypatch.setattr(testing, "restore_best", lambda *_: (variables, {"step": 20}))
     experiment = experiment_on(uneven, f1="union")

@@ -5,6 +5,8 @@ import pytest
 
 from cxda_jax import metrics
 from cxda_jax.errors import UserError
+from cxda_jax.evaluation import TaskTable
+from cxda_jax.runs.testing import trust
 
 
 def test_each_task_has_a_score_of_a_metric_that_there_is():
@@ -29,3 +31,13 @@ def test_queries_that_do_not_count_change_no_score_and_their_tasks_count_less():
     of_all = (metrics.scores("accuracy", predictions, cut) * metrics.shares(cut)).mean()
     assert of_all == pytest.approx((predictions == labels)[cut >= 0].mean(), abs=1e-12)
     np.testing.assert_array_equal(metrics.shares(labels), 1)
+
+
+def test_a_result_says_how_far_the_surest_answers_are_right():
+    """Of five queries that count, in the order of confidence: right, wrong, right, wrong, right."""
+    predictions, labels = np.array([[1, 2, 3], [4, 5, 6]]), np.array([[1, 0, 3], [0, 5, -1]])
+    confidence = np.array([[0.95, 0.85, 0.75], [0.65, 0.55, 0.99]], np.float32)
+    found = trust(TaskTable(predictions, labels, np.zeros(2), confidence, 1.0))
+    assert found["risk"] == pytest.approx({"1.0": 2 / 5, "0.8": 2 / 4, "0.5": 1 / 2})
+    gaps = [0.05, 0.85, 0.25, 0.65, 0.45]  # each has a bin of its own
+    assert found["calibration_error"] == pytest.approx(np.mean(gaps))
