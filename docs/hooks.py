@@ -1,7 +1,7 @@
 """Fills the documentation's pages with what stands elsewhere, so that it cannot go stale.
 
 A page has a marker line, such as `<!-- config table -->`, where the text comes. The
-study's page has its HTML report beside it.
+page of results has the study's HTML report beside it.
 """
 
 import shutil
@@ -39,7 +39,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Called by mkdocs when all pages are written: the study's page gets the report of its records, in a minute.
+    """Called by mkdocs when all pages are written: the page of results gets the report of the study's records, in a minute.
 
     `mkdocs serve` shows changes at once, so it does without the report.
     """
@@ -49,4 +49,4 @@ def on_post_build(config: Any, **_: Any) -> None:
     patterns = [str(path) for path, part in parts.items() if not part.endswith(APART)]
     with tempfile.TemporaryDirectory() as folder:
         report_runs(patterns, folder, data_dir=folder, against="", unfinished=False)
-        shutil.copy(Path(folder) / "report.html", Path(config["site_dir"]) / "study")
+        shutil.copy(Path(folder) / "report.html", Path(config["site_dir"]) / "results")

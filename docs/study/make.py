@@ -1,4 +1,4 @@
-"""Makes tables of docs/study/index.md and README.md, the leaderboard and the CSV from docs/study/records. In a clone:
+"""Makes tables of docs/results.md and README.md, the leaderboard and the CSV from docs/study/records. In a clone:
 
 python -m docs.study.make
 python -m docs.study.make --check    # changes nothing, and says what differs from the records
@@ -25,7 +25,7 @@ from docs.study.tables import APART, BASE, Studies, gaps, level
 
 HERE = Path(__file__).parent
 TABLES = {f.__name__: f for f in (tables.summary, tables.levels, tables.buffers, tables.own_images, tables.over_seeds)}
-PAGES = (HERE / "index.md", HERE.parents[1] / "README.md")
+PAGES = (HERE.parent / "results.md", HERE.parents[1] / "README.md")
 
 
 def usual(studies: Studies) -> Iterator[tuple[str, str, list[Result]]]:
