@@ -24,12 +24,13 @@ from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.errors import UserError, brief
 from cxda_jax.fitted import CELLS, SIZES, Adapter, as_array, as_numbers, method_of
-from cxda_jax.judging import FULL, TASKS, Judged, headroom, in_words, judge, report_on, some_of
+from cxda_jax.judging import FULL, TASKS, Judged, calibrated, headroom, in_words, judge, report_on, some_of
 from cxda_jax.machine import backend
 from cxda_jax.methods.cxda_shares import ERRORS, changed, measure
 from cxda_jax.types import Described, Episode, Images, Variables
 
 VALIDATION, VALIDATIONS = 0.25, 5  # the part of the domains that chooses the best weights; how often it does
+TURN = 0.25  # of the steps, where each of few domains validates in turn
 TASKS_PER_STEP, RATE = 16, 1e-2  # Adam's rate at the start; a cosine leads to 0
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
 PARTS = (0.5, 0.25, 0.0)  # of the errors that training domains show; validation says how much of them others share
@@ -81,8 +82,13 @@ def fit(  # noqa: PLR0913
     if keys in WITHOUT:
         log(WITHOUT[keys])
     known = headroom(judged)  # before the time of the training is over
+    turns, of_turns = _turns(judged), []
+    for i, turn in enumerate(turns, 1):
+        log(f"another domain validates, {i} of {len(turns)}")
+        tried, _ = _train(turn, math.ceil(TURN * steps), began + 30 * minutes * i / len(turns), log)
+        of_turns.append(judge(turn, tried, calibrated(turn))[0]["overall"])
     variables, taken = _train(judged, steps, began + 60 * minutes, log)
-    report, kept = report_on(judged, variables, taken, known)
+    report, kept = report_on(judged, variables, taken, known, of_turns)
     log(said := in_words(report))
     classes = judged.store.num_classes
     return Adapter(classes, judged.rows.shape[1] - classes, keys, seed, variables, kept, report, said)
@@ -236,6 +242,16 @@ def _gain_of_balanced(judged: Judged) -> Callable[[Variables], float]:
         return float((logits.argmax(-1) == store.labels[query]).mean())
 
     return lambda variables: right(judged.answers(variables, plan)) - right(plain)
+
+
+def _turns(judged: Judged) -> list[Judged]:
+    """The same images with each other domain in the place of the one that validates, if it does so alone."""
+    store = judged.store
+    if len(store.domains("val")) > 1:
+        return []
+    split = np.where(np.eye(len(store.split), dtype=bool), "val", "train")[store.domains("train")]
+    turns = [judged._replace(store=store._replace(split=tuple(map(str, of_turn)))) for of_turn in split]
+    return [turn for turn in turns if turn.most_domains("val") and turn.most_domains("train")]
 
 
 def _start(judged: Judged, variables: Variables) -> Variables:

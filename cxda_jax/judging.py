@@ -1,7 +1,7 @@
 """Judges an adapter on validation tasks: what it gains, how sure it may be, and what it takes for drift."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -96,11 +96,16 @@ def headroom(judged: Judged) -> Mapping[str, Mapping[str, float]] | None:
     return diagnose(some, judged.rows[rows, : store.num_classes], 0.0, seed=judged.seed, tasks=tasks).table
 
 
-def report_on(judged: Judged, variables: Variables, steps: int, known: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A report, and the arrays that an adapter keeps of what it was judged on; `known` is headroom()'s."""
+def report_on(
+    judged: Judged, variables: Variables, steps: int, known: Any, turns: Sequence[dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A report, and the arrays that an adapter keeps of what it was judged on.
+
+    `known` is headroom()'s, and `turns` has what judge() found overall where other domains validated.
+    """
     store, classes = judged.store, judged.store.num_classes
     rival = calibrated(judged)
-    found, answers = judge(judged, variables, rival)
+    found, answers = judge(judged, variables, rival, turns=turns)
     stats = jax.device_get(variables["batch_stats"][ADAPTER])
     told, means = drift(judged, standardised(judged.rows[:, classes:], stats["mean"], stats["std"]))
     return {
@@ -131,6 +136,7 @@ def judge(
     variables: Variables,
     rival: Mapping[str, np.ndarray],
     temperatures: Mapping[int, float] | None = None,
+    turns: Sequence[dict[str, Any]] = (),
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Parts of a report: gains by kind of task and size of buffer, and calibration. With them, the answers that
     thresholds follow from.
@@ -141,6 +147,7 @@ def judge(
       rival: calibrated()'s.
       temperatures: by size. None: that of no images is of all images, the others are of even tasks, and what is said of
         these is of odd tasks.
+      turns: what was found overall where other domains validated.
     """
     gain, answers, labels, rights = {}, {n: [] for n in SIZES}, [], []
     kinds = [(number, shares) for number in dict.fromkeys((1, judged.most_domains("val"))) for shares in SHARES]
@@ -160,7 +167,8 @@ def judge(
             answers[n].append(z)
     if not rights:
         raise UserError(f"domains: none has {FULL + judged.queries} images, so nothing can be judged; give more")
-    overall = _gain(np.concatenate(rights, axis=1))
+    each = [_gain(np.concatenate(rights, axis=1)), *turns]
+    overall, of_turns = _over_turns(each), [turn[str(FULL)][0] for turn in each] if turns else []
     y, calibration, confident = np.stack(labels), {}, {}
     if not temperatures:  # of the classifier alone, all domains tell
         some = some_of(np.arange(len(judged.rows)), judged)
@@ -169,7 +177,7 @@ def judge(
         calibration[str(n)], *confident[n] = _calibrated(np.stack(answers[n]), y, temperatures.get(n))
     confidence, right = confident[FULL if overall[str(FULL)][1] > 0 else 0]
     order = np.argsort(-confidence, kind="stable")
-    return {"gain": gain, "overall": overall, "calibration": calibration}, {
+    return {"gain": gain, "overall": overall, "turns": of_turns, "calibration": calibration}, {
         "confidence": confidence[order], "right": right[order],
     }  # fmt: skip
 
@@ -192,6 +200,17 @@ def _gain(right: np.ndarray) -> dict[str, Any]:
     spans = 100 * np.stack([gains.mean(1), *metrics.bootstrap_interval(gains, RESAMPLES)], axis=1)
     names = *map(str, SIZES), "em", "over_em"
     return {"plain": 100 * float(right[0].mean()), **dict(zip(names, spans.tolist(), strict=True))}
+
+
+def _over_turns(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One domain's gains over all tasks. Of several, the mean, and the least and the largest instead of an interval."""
+    if len(each) == 1:
+        return each[0]
+    means = {name: np.array([turn[name][0] for turn in each]) for name in each[0] if name != "plain"}
+    return {
+        "plain": float(np.mean([turn["plain"] for turn in each])),
+        **{name: [float(x) for x in (gains.mean(), gains.min(), gains.max())] for name, gains in means.items()},
+    }
 
 
 def _calibrated(
@@ -279,6 +298,9 @@ def in_words(report: Mapping[str, Any]) -> str:
     harms = [f"{name} with {n} images" for name, row in gain.items() for n in SIZES[1:] if row[str(n)][2] < 0]
     said.append(f"These surely lose: {'; '.join(harms)}." if harms else "No kind of task surely loses.")
     verdict = "it helps" if overall[1] > 0 else "it does not surely help, so it gives the classifier's own answers"
+    if report["turns"]:
+        each = ", ".join(f"{gain:+.1f}" for gain in report["turns"])
+        said.append(f"Few domains: each validated in turn, and gained {each}. The next span has all of these.")
     said.append(f"Over all tasks with {FULL} images it gains {_span(overall)}: {verdict}.")
     plain, adapted = cal["0"], cal[str(FULL if overall[1] > 0 else 0)]
     said.append(
