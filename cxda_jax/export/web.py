@@ -146,7 +146,7 @@ def facts(model: Model) -> list[tuple[str, str]]:
         since, size = card.gain.helps_from(), card.gain.sizes[-1]
         gain = f"{card.gain.mean[-1]:+.1f} points ({card.gain.low[-1]:+.1f} to {card.gain.high[-1]:+.1f})"
         helps = f"from {since} image{'s' * (since > 1)} on" if since else "at no measured number of images"
-        told.append(("What adapting brings", f"{gain} with {size} images in validation; it helps {helps}"))
+        told.append(("What adapting brings", f"{gain} with {size} images in validation; in mixtures it helps {helps}"))
     return told
 
 

@@ -375,7 +375,23 @@ function choose(value) {
   return chooseHand();
 }
 
-function chooseHand() {
+/** Shows a part of the page, if it is out of sight. */
+function bring(id) {
+  byId(id).scrollIntoView({ block: "nearest", behavior: calm() ? "auto" : "smooth" });
+}
+
+/** Whether the visitor wants less motion. */
+function calm() {
+  return matchMedia("(prefers-reduced-motion: reduce)").matches;
+}
+
+/** A recorded drawing that adapting corrects, if there is one. */
+function corrected() {
+  const told = (item, adapted) => best(engine.predict(adapted, item.pixels).logits) === item.label;
+  return questions.find((item) => !told(item, before) && told(item, after));
+}
+
+async function chooseHand() {
   const hand = hands[byId("hand").value];
   byId("guide").hidden = Boolean(hand);
   want();
@@ -391,7 +407,10 @@ function chooseHand() {
   byId("asking").querySelector(".hint").hidden = byId("questions").hidden = !options.length;
   const done = change(items.slice(0, FILLED), FILLED);
   ask(questions[0] ?? null, true);
-  return done;
+  const asked = questions;
+  await done;
+  const example = asked === questions && query === asked[0] && corrected();
+  if (example) ask(example, true);
 }
 
 // The tour
@@ -400,12 +419,11 @@ function chooseHand() {
 async function tour() {
   const stop = new AbortController();
   const { signal } = stop;
-  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, () => stop.abort(), { signal, capture: true });
   const tell = (seconds, id, text) => {
     signal.throwIfAborted();
     byId("tour").textContent = text;
-    byId(id).scrollIntoView({ behavior: calm ? "auto" : "smooth" });
+    byId(id).scrollIntoView({ behavior: calm() ? "auto" : "smooth" });
     return new Promise((resolve, reject) => {
       signal.addEventListener("abort", reject);
       setTimeout(resolve, seconds * live.second);
@@ -415,12 +433,10 @@ async function tour() {
   try {
     await choose(FIRST);
     const told = (item, adapted) => best(engine.predict(adapted, item.pixels).logits);
-    const turned = (each) => told(each, before) !== each.label && told(each, after) === each.label;
-    const item = questions.find(turned) ?? questions[0];
-    ask(item, true);
+    const item = query;
     await change(buffer, 0);
     await tell(8, "answers", `The model never saw this hand. The buffer is empty. For ${item.label} it says ${told(item, after)}.`);
-    for (const count of calm ? [FILLED] : [1, 2, 5, 10, 20, FILLED]) {
+    for (const count of calm() ? [FILLED] : [1, 2, 5, 10, 20, FILLED]) {
       await change(buffer, count);
       await tell(3, "answers", `With ${images(count)} of this hand in the buffer, without labels, the model says ${told(item, after)}.`);
     }
@@ -434,6 +450,7 @@ async function tour() {
   } finally {
     stop.abort();
     byId("tour").hidden = !(byId("play").hidden = false);
+    if (byId("hand").value) change(buffer, buffer.length);
   }
 }
 
@@ -442,12 +459,12 @@ function setUp() {
     byId("hand").append(make("option", { value: i, text: `${name}, recorded` }));
     if (!button) continue;
     byId("myself").before(make("button", { type: "button", text: button }));
-    byId("myself").previousSibling.addEventListener("click", () => choose(i));
+    byId("myself").previousSibling.addEventListener("click", () => choose(i).then(() => bring("answers")));
   }
   byId("hand").append(make("option", { value: "", text: "Myself: start with an empty buffer" }));
   byId("hand").value = Math.min(FIRST, hands.length - 1);
   for (const id of ["hand", "kind"]) byId(id).addEventListener("change", chooseHand);
-  byId("myself").addEventListener("click", () => choose("") && byId("asking").scrollIntoView());
+  byId("myself").addEventListener("click", () => choose("").then(() => byId("asking").scrollIntoView()));
   byId("play").addEventListener("click", tour);
   byId("size").addEventListener("input", () => change(buffer, Number(byId("size").value)));
   byId("empty").addEventListener("click", () => change([], 0));
