@@ -88,7 +88,7 @@ def fit(  # noqa: PLR0913
         tried, _ = _train(turn, math.ceil(TURN * steps), began + 30 * minutes * i / len(turns), log)
         of_turns.append(judge(turn, tried, calibrated(turn))[0]["overall"])
     variables, taken = _train(judged, steps, began + 60 * minutes, log)
-    report, kept = report_on(judged, variables, taken, known, of_turns)
+    report, kept = report_on(judged, variables, {"steps": taken, "asked": steps}, known, of_turns)
     log(said := in_words(report))
     classes = judged.store.num_classes
     return Adapter(classes, judged.rows.shape[1] - classes, keys, seed, variables, kept, report, said)

@@ -97,11 +97,12 @@ def headroom(judged: Judged) -> Mapping[str, Mapping[str, float]] | None:
 
 
 def report_on(
-    judged: Judged, variables: Variables, steps: int, known: Any, turns: Sequence[dict[str, Any]]
+    judged: Judged, variables: Variables, steps: dict[str, int], known: Any, turns: Sequence[dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A report, and the arrays that an adapter keeps of what it was judged on.
 
-    `known` is headroom()'s, and `turns` has what judge() found overall where other domains validated.
+    `steps` has those that were taken and asked for, `known` is headroom()'s, and `turns` has what judge() found overall
+    where other domains validated.
     """
     store, classes = judged.store, judged.store.num_classes
     rival = calibrated(judged)
@@ -112,7 +113,7 @@ def report_on(
         "images": len(judged.rows),
         "right": float((judged.rows[:, :classes].argmax(1) == store.labels).mean()),
         "domains": {split: len(store.domains(split)) for split in ("train", "val")},
-        "steps": steps, "tasks": TASKS, "headroom": known, **found, "drift": told,
+        **steps, "tasks": TASKS, "headroom": known, **found, "drift": told,
     }, {**means, **answers, **rival}  # fmt: skip
 
 
@@ -149,7 +150,7 @@ def judge(
         these is of odd tasks.
       turns: what was found overall where other domains validated.
     """
-    gain, answers, labels, rights = {}, {n: [] for n in SIZES}, [], []
+    gain, answers, labels, rights, owners = {}, {n: [] for n in SIZES}, [], [], []
     kinds = [(number, shares) for number in dict.fromkeys((1, judged.most_domains("val"))) for shares in SHARES]
     for stream, (number, shares) in enumerate(kinds, 2):
         spec = EpisodeSpec(number, FULL // number, judged.queries, shares=shares, skip_small=True)
@@ -161,14 +162,18 @@ def judge(
         found = {n: judged.answers(variables, Plan(plan.support[:, :n], plan.query)) for n in SIZES}
         given = [*found.values(), by_rival(judged, rival, plan)]
         rights.append(np.stack([(z.argmax(-1) == y).mean(1) for z in given]))
-        gain[f"{number} domain{'s' * (number > 1)}, {SHARES[shares]}"] = _gain(rights[-1])
+        owners.append(judged.store.row_domains()[plan.query[:, 0]])
+        gain[f"{number} domain{'s' * (number > 1)}, {SHARES[shares]}"] = _gain(rights[-1], owners[-1])
         labels.append(y)
         for n, z in found.items():
             answers[n].append(z)
     if not rights:
         raise UserError(f"domains: none has {FULL + judged.queries} images, so nothing can be judged; give more")
-    each = [_gain(np.concatenate(rights, axis=1)), *turns]
-    overall, of_turns = _over_turns(each), [turn[str(FULL)][0] for turn in each] if turns else []
+    right, owner = np.concatenate(rights, axis=1), np.concatenate(owners)
+    each = [_gain(right, owner), *turns]
+    overall = _over_turns(each)
+    of_domains = [100 * float((right[-2] - right[0])[owner == d].mean()) for d in np.unique(owner)]
+    by_domain = [turn[str(FULL)][0] for turn in each] if turns else of_domains
     y, calibration, confident = np.stack(labels), {}, {}
     if not temperatures:  # of the classifier alone, all domains tell
         some = some_of(np.arange(len(judged.rows)), judged)
@@ -177,7 +182,7 @@ def judge(
         calibration[str(n)], *confident[n] = _calibrated(np.stack(answers[n]), y, temperatures.get(n))
     confidence, right = confident[FULL if overall[str(FULL)][1] > 0 else 0]
     order = np.argsort(-confidence, kind="stable")
-    return {"gain": gain, "overall": overall, "turns": of_turns, "calibration": calibration}, {
+    return {"gain": gain, "overall": overall, "by_domain": by_domain, "calibration": calibration}, {
         "confidence": confidence[order], "right": right[order],
     }  # fmt: skip
 
@@ -191,13 +196,14 @@ def by_rival(judged: Judged, rival: Mapping[str, np.ndarray], plan: Plan) -> np.
     return z[plan.query] + np.log(np.maximum(shares, FLOOR) / trained)[:, None]
 
 
-def _gain(right: np.ndarray) -> dict[str, Any]:
+def _gain(right: np.ndarray, owner: np.ndarray) -> dict[str, Any]:
     """The accuracy of answers [SIZES + 1, tasks] without a buffer, and mean and 95 % interval of what is gained.
 
-    That is by size; "em": by the last row, the rival; "over_em": the gain with FULL images less the rival's.
+    That is by size; "em": by the last row, the rival; "over_em": the gain with FULL images less the rival's. The
+    interval is over the domains of the queries [tasks] and over the tasks.
     """
     gains = np.concatenate([right - right[0], right[-2:-1] - right[-1:]])
-    spans = 100 * np.stack([gains.mean(1), *metrics.bootstrap_interval(gains, RESAMPLES)], axis=1)
+    spans = 100 * np.stack([gains.mean(1), *metrics.interval_over_groups(gains, owner, RESAMPLES)], axis=1)
     names = *map(str, SIZES), "em", "over_em"
     return {"plain": 100 * float(right[0].mean()), **dict(zip(names, spans.tolist(), strict=True))}
 
@@ -285,9 +291,17 @@ def as_table(report: Mapping[str, Any]) -> str:
 def in_words(report: Mapping[str, Any]) -> str:
     """A report as one paragraph."""
     gain, overall, cal = report["gain"], report["overall"][str(FULL)], report["calibration"]
-    known = report["headroom"]
+    known, verdict = report["headroom"], f"over all tasks with {FULL} images it gains {_span(overall)} points"
+    if overall[1] > 0:
+        said = [f"Trusted: {verdict}."]
+    else:
+        said = [f"Not trusted: {verdict}. So devices give the classifier's own answers. More domains help, a style of "
+                f"earlier maps, and more minutes where steps were left out: {report['steps']} of {report['asked']} are "
+                "done."]  # fmt: skip
+    least, most = min(report["by_domain"]), max(report["by_domain"])
+    said.append(f"By validation domain that is {least:+.1f} to {most:+.1f}.")
     unknown = f"Fewer than two domains have {FIRST} images: the headroom is not known."
-    said = [Diagnosis(known, 0.0).headroom() if known else unknown]
+    said.append(Diagnosis(known, 0.0).headroom() if known else unknown)
     if report["right"] > BY_HEART:
         said.append(f"The classifier knows these images by heart: {report['right']:.1%} of its answers are right. "
                     "An adapter learns nothing from them; give images that it was not trained on.")  # fmt: skip
@@ -297,11 +311,6 @@ def in_words(report: Mapping[str, Any]) -> str:
                     f"EM without training gives {_span(row['em'])} with {FULL}.")  # fmt: skip
     harms = [f"{name} with {n} images" for name, row in gain.items() for n in SIZES[1:] if row[str(n)][2] < 0]
     said.append(f"These surely lose: {'; '.join(harms)}." if harms else "No kind of task surely loses.")
-    verdict = "it helps" if overall[1] > 0 else "it does not surely help, so it gives the classifier's own answers"
-    if report["turns"]:
-        each = ", ".join(f"{gain:+.1f}" for gain in report["turns"])
-        said.append(f"Few domains: each validated in turn, and gained {each}. The next span has all of these.")
-    said.append(f"Over all tasks with {FULL} images it gains {_span(overall)}: {verdict}.")
     plain, adapted = cal["0"], cal[str(FULL if overall[1] > 0 else 0)]
     said.append(
         f"The calibration error is {plain['ece'][0]:.1%} for the classifier and {adapted['ece'][1]:.1%} for "

@@ -99,6 +99,18 @@ def bootstrap_interval(values: np.ndarray, resamples: int = 10_000) -> np.ndarra
     return np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)
 
 
+def interval_over_groups(values: np.ndarray, groups: np.ndarray, resamples: int) -> np.ndarray:
+    """The 95 % bootstrap interval of the means of values [rows, tasks], over groups and over the tasks of each."""
+    rng, (_, group) = np.random.default_rng(0), np.unique(groups, return_inverse=True)
+    sizes = np.bincount(group)
+    drawn = rng.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), resamples)
+    counts = np.zeros((resamples, len(group)))
+    for g, size in enumerate(sizes):
+        counts[:, group == g] = rng.multinomial(drawn[:, g] * size, np.full(size, 1 / size))
+    means = counts @ values.T / counts.sum(1, keepdims=True)
+    return np.percentile(means, [2.5, 97.5], axis=0)
+
+
 def bootstrap_worst_decile(scores: np.ndarray, resamples: int = 2_000) -> np.ndarray:
     """worst_decile() of each row of scores [rows, tasks] in bootstrap samples of the tasks: [rows, resamples].
 

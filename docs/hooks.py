@@ -39,7 +39,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Called by mkdocs when all pages are written: the page of results gets the report of the study's records, in a minute.
+    """Called by mkdocs when all pages are written: results get the report of the study's records, in a minute.
 
     `mkdocs serve` shows changes at once, so it does without the report.
     """

@@ -1,6 +1,7 @@
 """fit() on what a classifier says: what it gains and what it says of that, and what is wrong with its arguments."""
 
 import functools
+import itertools
 import json
 import math
 import subprocess
@@ -28,7 +29,7 @@ from tests.lines import flip, one_line, refused
 CLASSES, STYLE, RNG = 6, 8, np.random.default_rng(7)
 
 
-def made(seed=0, domains=16, each=130, strength=2.0):
+def made(seed=0, domains=24, each=130, strength=2.0):
     """Logits of a classifier that is sure of itself and errs in each domain in another way, labels, domains, styles."""
     rng = np.random.default_rng(seed)
     labels, owner = rng.integers(0, CLASSES, domains * each), np.repeat(np.arange(domains), each)
@@ -131,22 +132,45 @@ def test_where_balanced_mixtures_lose_a_buffer_is_trusted_less():
     assert found(-0.2, -0.1, -0.3) == (2, [])
 
 
+def test_each_of_few_domains_validates_in_turn():
+    logits, labels, domains, style = made(domains=3)
+    few, short = (
+        _checked(logits, labels, domains, {"style": style}, 0) for domains in (domains, np.minimum(domains, 1))
+    )
+    turns = fitting._turns(few)
+    assert {turn.store.split for turn in (few, *turns)} == {*itertools.permutations(("val", "train", "train"))}
+    assert all(turn.store.images is few.store.images and turn.queries == few.queries for turn in turns)
+    assert len(fitting._turns(short)) == 1
+    small = _checked(logits[:200], labels[:200], domains[:200], {"style": style[:200]}, 1)  # 130 images, and 70
+    assert [*fitting._turns(small)] == [] and small.most_domains("train") * small.most_domains("val") == 0
+    assert fitting._turns(_checked(*made()[:3], {"style": made()[3]}, 0)) == []
+
+    one = {"plain": 50.0, "100": [1.0, 0.5, 1.5], "em": [2.0, 1.0, 3.0]}
+    other = {"plain": 60.0, "100": [-3.0, -9.0, 0.0], "em": [4.0, 1.0, 9.0]}
+    assert judging._over_turns([one]) == one
+    assert judging._over_turns([one, other]) == {"plain": 55.0, "100": [-1.0, -3.0, 1.0], "em": [3.0, 2.0, 4.0]}
+
+
 @pytest.mark.gate
 def test_the_report_is_of_plain_numbers_and_says_what_was_found(fit):
     adapter, said, _ = fit
     report = json.loads(json.dumps(adapter.report))
     assert report == adapter.report and report["steps"] == 200
-    assert list(report["gain"])[::3] == ["1 domain, their own shares", "4 domains, their own shares"]
+    assert list(report["gain"])[::3] == ["1 domain, their own shares", "5 domains, their own shares"]
     for row in report["gain"].values():
         assert row["0"] == [0, 0, 0] and all(row[n][1] <= row[n][0] <= row[n][2] for n in ("5", "20", "100"))
         assert f"{row['100'][0]:+.1f} ({row['100'][1]:+.1f} to {row['100'][2]:+.1f}) with 100 images" in said[-1]
     before, after = report["calibration"]["0"]["ece"][0], report["calibration"]["100"]["ece"][1]
     assert after < 0.05 < before
     assert report["drift"]["false_alarms"] < 0.2 and "by heart" not in said[-1]
-    bad = {**report, "right": 0.99, "overall": {"100": [0.1, -0.1, 0.3]}}
+    assert report["asked"] == 200 and len(report["by_domain"]) == 6
+    assert said[-1].startswith("Trusted: ")
+    assert f"is {min(report['by_domain']):+.1f} to {max(report['by_domain']):+.1f}." in said[-1]
+    bad = {**report, "right": 0.99, "overall": {"100": [0.1, -0.1, 0.3]}, "steps": 150}
     bad["gain"] = {"1 domain, even shares": {**row, "5": [-1.0, -1.5, -0.5]}}
     told = in_words(bad)
-    assert "give images that it was not trained on" in told and "does not surely help" in told
+    assert "give images that it was not trained on" in told
+    assert told.startswith("Not trusted: ") and "150 of 200" in told
     assert "1 domain, even shares with 5 images" in told
 
 

@@ -41,3 +41,16 @@ def test_a_result_says_how_far_the_surest_answers_are_right():
     assert found["risk"] == pytest.approx({"1.0": 2 / 5, "0.8": 2 / 4, "0.5": 1 / 2})
     gaps = [0.05, 0.85, 0.25, 0.65, 0.45]  # each has a bin of its own
     assert found["calibration_error"] == pytest.approx(np.mean(gaps))
+
+
+def test_an_interval_over_groups_has_the_variance_of_groups_and_of_their_tasks():
+    rng = np.random.default_rng(0)
+    values = rng.normal(0, 1, (12, 1)) + rng.normal(0, 2, (12, 25))
+    groups = np.repeat(np.arange(12) * 7, 25)
+    within, between = values.var(1).mean(), values.mean(1).var()
+    half = 1.96 * np.sqrt((between + within / 25) / 12)
+    (low, other_low), (high, _) = metrics.interval_over_groups(np.stack([values.ravel()] * 2), groups, 4000)
+    np.testing.assert_allclose([low, high], values.mean() + np.array([-half, half]), atol=0.06 * half)
+    assert low == other_low
+    one = metrics.interval_over_groups(values[:1], np.zeros(25), 4000)[:, 0]  # the usual bootstrap over tasks
+    np.testing.assert_allclose(one, metrics.bootstrap_interval(values[0]), atol=0.1)
