@@ -1,11 +1,12 @@
 """Says whether a buffer of unlabelled images can help a trained classifier, and through what. Nothing is trained.
 
 cxda diagnose --run=runs/unipen/erm_iid/0
+cxda diagnose --features=features.npz    # your own classifier on images that are new to it, by cxda features
 
-The classifier answers the images of validation domains once. For devices of one domain and of five, with a domain's own
-shares of the classes, even ones and skewed ones, a table shows the accuracy without adaptation, with what needs no
-training (prior_shift; mlls, which is calibrated on one half of the domains and tested on the other), and with what no
-device can know, marked by a star:
+The classifier answers the images of validation domains once; those of a file are all taken for such. For devices of one
+domain and of five, with a domain's own shares of the classes, even ones and skewed ones, a table shows the accuracy
+without adaptation, with what needs no training (prior_shift; mlls, which is calibrated on one half of the domains and
+tested on the other), and with what no device can know, marked by a star:
 
     mlls, domain known*     mlls on the buffer's images of the query's own domain alone
     labels of its images*   the labels of these
@@ -21,6 +22,9 @@ from . import cli
 
 flags.adopt_module_key_flags(cli)
 _RUN = flags.DEFINE_string("run", "", "The run of a training; its plain network answers, without any support.")
+_FEATURES = flags.DEFINE_string(
+    "features", "", "In place of a run, the .npz file of cxda features.", allow_override=True
+)
 _SPLIT = flags.DEFINE_enum("split", "val", ["val", "test"], "Which domains to ask.")
 
 
@@ -28,10 +32,15 @@ def main() -> None:
     with cli.loading():
         from pathlib import Path
 
+        from cxda_jax.features import read_labelled
+        from cxda_jax.fitting import diagnosed
         from cxda_jax.machine import backend
         from cxda_jax.runs.diagnosis import diagnose_run
     backend.keep_compiled()
-    run = cli.insist(_RUN.value, "--run", "give a run of cxda train, such as runs/unipen/erm_iid/0")
+    if _FEATURES.value:
+        print(diagnosed(*read_labelled(Path(_FEATURES.value).expanduser())[:3]))
+        return
+    run = cli.insist(_RUN.value, "--run", "give a run of cxda train, such as runs/unipen/erm_iid/0, or --features")
     print(diagnose_run(Path(run), cli.DATA_DIR.value, _SPLIT.value))
 
 

@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -330,6 +331,9 @@ def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path):
     adapter = cxda_jax.load_adapter(tmp_path / "out")
     assert adapter.report["images"] == 2 * len(z) - len(z) // 2 and adapter.keys == "style"
     assert adapter.origin == {"encoder": "a.onnx", "classes": [*"abcdef"]}
+    told = command("diagnose", f"--features={tmp_path}/f.npz")
+    (kind, row), *_ = adapter.report["headroom"].items()
+    assert re.search(rf"{kind} +{row['no adaptation']:.1f} ", told) and "of these images" in told
 
 
 @pytest.mark.gate

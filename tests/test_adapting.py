@@ -105,7 +105,8 @@ def test_it_falls_back_below_the_size_where_adapting_helped_and_labels_give_scor
     assert f"Right of 20 with labels: before 100.0 %, after {right:.1f} %" in said
     assert sum(row["label"] != "" for row in rows) == 20
     assert {row[f"nearest_{i}"] for row in rows for i in range(1, 6)} - {""} == newest
-    adapt(model, buffer, images, tmp_path / "always", "--always", "--capacity=3")
+    said = adapt(model, buffer, images, tmp_path / "always", "--always", "--capacity=3")
+    assert "here are 3, but --always makes the adapted answer count." in said and "without it counts" not in said
     always = read(tmp_path / "always")
     assert [row["answer"] for row in always] == [row["after"] for row in always] == [row["after"] for row in rows]
     (tmp_path / "none").mkdir()

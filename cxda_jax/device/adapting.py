@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cxda_jax.data.readers.raw import EXTENSIONS
+from cxda_jax.device.attached import Attached
 from cxda_jax.device.buffer import SupportBuffer
 from cxda_jax.device.loading import load
 from cxda_jax.device.model import AT_ONCE, Model
@@ -117,20 +118,20 @@ def adapt_folder(asked: Asked, images: str, labels: str = "") -> None:
     held = fitted(loaded, newest, faults, "  buffer")
     say(f"adapting {loaded.method.name} ({loaded.card.data}) to {len(held.paths)} images of {asked.buffer}")
     adapted = loaded.adapt(held.pixels)
-    helps, advice = expected(loaded, len(held.paths))
+    use_adapted, advice = which_counts(loaded, len(held.paths), asked.always)
     say(advice)
     if said := loaded.unlike(held.pixels):
         say(f"warning: {asked.buffer}: {said}")
-    use_adapted = helps or asked.always
     make_out(out)
     with files.locked(out):
         answers = answered(loaded, adapted, queries, Path(images), known, faults)
         tally = write_answers(out / "predictions.csv", answers, held.paths, use_adapted)
         if not tally.count:
             raise UserError(f"{images}: none of {len(queries)} could be read; the first: {faults[0]}")
+        trained = "fitted to" if isinstance(loaded, Attached) else "trained on"
         changed, scores = ("Answers that changed", f"{tally.changed} of {tally.count}"), tally.scores()
         summary = [
-            ("Model", f"{loaded.method.name} trained on {loaded.card.data}, step {loaded.card.step}"),
+            ("Model", f"{loaded.method.name} {trained} {loaded.card.data}, step {loaded.card.step}"),
             ("Buffer", f"{len(held.paths)} images of {asked.buffer}"),
             ("Images", f"{tally.count} of {images}"),
             changed,
@@ -171,24 +172,33 @@ def make_out(out: Path) -> None:
     replacing("What adapting changed", out / "adapted.html")
 
 
+def which_counts(model: Model, count: int, always: bool) -> tuple[bool, str]:
+    """Whether the answer after adapting to so many images counts, and why."""
+    helps, why = expected(model, count)
+    counts = "so the adapted answer counts" if helps else "so the answer without it counts"
+    return (
+        helps or always,
+        f"{why}, {'but --always makes the adapted answer count' if always and not helps else counts}.",
+    )
+
+
 def expected(model: Model, count: int) -> tuple[bool, str]:
-    """Whether adapting to so many images is expected to help, by the model's own validation,
-    and a sentence about it."""
+    """Whether adapting to so many images is expected to help, by the model's own validation, and what that said."""
     gain, name = model.card.gain, model.method.name
     if not model.method.uses_support:
-        return False, f"{name} does not adapt, so both answers are the same."
+        return False, f"{name} does not adapt, so both answers are the same"
     if name != model.card.method or gain is None:
-        return True, f"What {name} brings was not measured when the model was trained, so the adapted answer counts."
+        return True, f"What {name} brings was not measured when the model was trained"
     since = gain.helps_from()
     nearest = max(i for i, size in enumerate(gain.sizes) if size <= count)
     measured = f"{gain.mean[nearest]:+.1f} points ({gain.low[nearest]:+.1f} to {gain.high[nearest]:+.1f})"
     in_validation = f"With {gain.sizes[nearest]} images, adapting brought {measured} in validation"
     if since is None:
-        return False, f"{in_validation}, no sure gain at the largest size, so the answer without it counts."
+        return False, f"{in_validation}, no sure gain at the largest size"
     if count < since:
-        few = f"It surely helps from {since} images on, here are {count}, so the answer without it counts."
+        few = f"It surely helps from {since} images on, here are {count}"
         return False, f"{in_validation}. {few}"
-    return True, f"{in_validation}, so the adapted answer counts."
+    return True, in_validation
 
 
 def listed(folder: Path, fault: Callable[[str], Any]) -> list[Path]:

@@ -13,11 +13,11 @@ from cxda_jax.device.adapting import (
     Fitted,
     Tally,
     answers_to,
-    expected,
     line_of,
     listed,
     make_out,
     model_of,
+    which_counts,
     write_page,
 )
 from cxda_jax.device.buffer import SupportBuffer
@@ -72,7 +72,7 @@ class Follower:
         except UserError as e:  # it is tried again once it has changed
             return self.leave_out(str(path), str(e))
         self.faults.pop(str(path), None)
-        helps = expected(self.loaded, len(self.buffer))[0] or self.always
+        helps = which_counts(self.loaded, len(self.buffer), self.always)[0]
         answer = next(answers_to(self.loaded, self.buffer, image, self.folder, {}))
         line = line_of(answer, self.files, helps)
         # The buffer moves on, so the page shows no weights.

@@ -110,7 +110,12 @@ def export(path: str, method: str, kind: str, out: Path, places: int, check: Che
 def opened(path: str, method: str, encoder: str) -> Model:
     """The model. Of an adapter it tells no drift, since programs do not."""
     folder = find_model(path)
-    return attach(folder, encoder, False) if is_adapter(folder) and not method else load(path, method, encoder)
+    if method or not is_adapter(folder):
+        return load(path, method, encoder)
+    model = attach(folder, encoder, False)
+    if not model.adapter.helps:
+        print(f"warning: fit() did not trust the adapter {folder}; programs adapt all the same", flush=True)
+    return model
 
 
 def export_script(model: Model, out: Path, places: int, check: Check) -> None:

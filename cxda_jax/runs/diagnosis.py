@@ -39,10 +39,11 @@ KINDS: Mapping[str, tuple[int, str]] = {  # domains of a task, and the shares of
 
 
 class Diagnosis(NamedTuple):
-    """Mean accuracies in per cent by kind of task and row, and the share of training answers that are right."""
+    """Mean accuracies in per cent by kind of task and row, and the share of right answers on `images`."""
 
     table: Mapping[str, Mapping[str, float]]
     by_heart: float
+    images: str = "its training images"
 
     def gain(self, kind: str, row: str) -> float:
         """The points that a row gains; 0 for a kind that the data cannot give."""
@@ -69,14 +70,14 @@ class Diagnosis(NamedTuple):
         errors = max(0.0, self.gain("one domain, even shares", ERRORS))
         if max(own, skewed, errors) < LEAST:
             return "A buffer can tell next to nothing that an image does not tell itself."
-        parts = [f"its own shares of the classes ({own:+.1f} points at most)"] * (own >= LEAST)
+        parts = [f"its own shares of the classes ({own:+.1f} points, if they were known)"] * (own >= LEAST)
         parts += [f"skewed shares, where a device has them ({skewed:+.1f})"] * (skewed >= LEAST)
         parts += [f"how the classifier errs on its domain ({errors:+.1f})"] * (errors >= LEAST)
         return f"A buffer can help through {', and '.join(parts)}."
 
     def verdict(self) -> str:
         """headroom(), and one sentence on what the classifier knows by heart."""
-        heart = f"The classifier is right on {self.by_heart:.1%} of its training images"
+        heart = f"The classifier is right on {self.by_heart:.1%} of {self.images}"
         if self.by_heart > BY_HEART:
             heart += ": an adapter learns nothing from these; hold other images out for it"
         return f"{self.headroom()} {heart}."
