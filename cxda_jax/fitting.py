@@ -24,10 +24,9 @@ from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.errors import UserError, brief
 from cxda_jax.fitted import CELLS, SIZES, Adapter, as_array, as_numbers, method_of
-from cxda_jax.judging import FULL, TASKS, Judged, calibrated, headroom, in_words, judge, report_on, some_of
+from cxda_jax.judging import FULL, TASKS, Judged, calibrated, diagnosis, headroom, in_words, judge, report_on, some_of
 from cxda_jax.machine import backend
 from cxda_jax.methods.cxda_shares import ERRORS, changed, measure
-from cxda_jax.runs.diagnosis import FIRST, Diagnosis
 from cxda_jax.types import Described, Episode, Images, Variables
 
 VALIDATION, VALIDATIONS = 0.25, 5  # the part of the domains that chooses the best weights; how often it does
@@ -112,13 +111,9 @@ def gains_on(adapter: Adapter, logits: Any, labels: Any, domains: Any, style: An
     return {"images": len(right), "right": float(right.mean()), "headroom": headroom(judged), **found}
 
 
-def diagnosed(logits: Any, labels: Any, domains: Any) -> Diagnosis:
+def diagnosed(logits: Any, labels: Any, domains: Any) -> str:
     """How much there is to gain for a classifier, from what it says of images that are new to it."""
-    judged = _checked(logits, labels, domains, {}, 0, part=1.0)
-    if not (known := headroom(judged)):
-        raise UserError(f"domains: fewer than two have {FIRST} images; give more of each")
-    right = judged.rows[:, : judged.store.num_classes].argmax(1) == judged.store.labels
-    return Diagnosis(known, float(right.mean()), "these images")
+    return diagnosis(_checked(logits, labels, domains, {}, 0, part=1.0))
 
 
 def check_numbers(minutes: Any, steps: Any, seed: Any) -> None:

@@ -96,6 +96,14 @@ def headroom(judged: Judged) -> Mapping[str, Mapping[str, float]] | None:
     return diagnose(some, judged.rows[rows, : store.num_classes], 0.0, seed=judged.seed, tasks=tasks).table
 
 
+def diagnosis(judged: Judged) -> str:
+    """headroom() as a table, and in words."""
+    if not (known := headroom(judged)):
+        raise UserError(f"domains: fewer than two have {FIRST} images; give more of each")
+    right = judged.rows[:, : judged.store.num_classes].argmax(1) == judged.store.labels
+    return str(Diagnosis(known, float(right.mean()), "these images"))
+
+
 def report_on(
     judged: Judged, variables: Variables, steps: dict[str, int], known: Any, turns: Sequence[dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
