@@ -50,13 +50,18 @@ class Device(NamedTuple):
     adapted: Adapted | None
     drift: str
 
+    def __repr__(self) -> str:
+        return f"Device({len(self.images)} images, {'not ' * (self.adapted is None)}adapted)"
+
     def observe(self, logits: Any, style: Any = None) -> "Device":
         """The device with more images in its buffer."""
         return _device(self.adapter, np.concatenate([self.images, self.adapter.rows(logits, style)]))
 
     def forget(self, oldest: int | None = None) -> "Device":
-        """The device without so many of its oldest images; None: without any image."""
-        return _device(self.adapter, self.images[len(self.images) if oldest is None else max(0, oldest) :])
+        """The device without so many of its oldest images, or all if it has fewer; None: without any image."""
+        if oldest is not None:
+            check_number("oldest", oldest, int, 0, math.inf)
+        return _device(self.adapter, self.images[len(self.images) if oldest is None else oldest :])
 
     def predict_logits(self, logits: Any, style: Any = None) -> np.ndarray:
         """The adapted logits [n, classes] of new images, each answered alone. No temperature changes them."""
@@ -107,6 +112,9 @@ class Adapter(NamedTuple):
     said: str
     origin: Mapping[str, Any] = MappingProxyType({})
 
+    def __repr__(self) -> str:
+        return f"Adapter({self.classes} classes, {self.keys} of {self.style}, {'not ' * (not self.helps)}trusted)"
+
     def __str__(self) -> str:
         return self.said
 
@@ -124,7 +132,7 @@ class Adapter(NamedTuple):
         if (style is None) != (self.keys == "logits"):
             told = "missing; give what fit() had for it" if style is None else "fit() had none; leave it out"
             raise UserError(f"style: {told}")
-        z = as_numbers("logits", logits)
+        z = as_logits(logits)
         s = z if style is None else as_numbers("style", style, len(z))
         for name, array, width in (("logits", z, self.classes), ("style", s, self.style)):
             if array.shape[1] != width:
@@ -143,6 +151,7 @@ class Adapter(NamedTuple):
 
         A device that gives no answer below it takes this risk. It is inf where no FEWEST answers have so little risk.
         """
+        check_number("risk", risk, (int, float), 0, 1)
         confidence, right = self.known["confidence"], self.known["right"]
         ranks = np.arange(1, len(right) + 1)
         ends = np.append(confidence[1:] < confidence[:-1], True)  # answers of equal confidence go together
@@ -180,6 +189,8 @@ class Adapter(NamedTuple):
 def load_adapter(folder: str | os.PathLike) -> Adapter:
     """An adapter that save() wrote. It answers bit for bit as the one that was saved, on an equal machine."""
     folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give one that holds an adapter")
     arrays, _ = models.read_arrays(folder, models.WEIGHTS, beside=models.CARD)
     card = read_object(folder / models.CARD, models.AGAIN)
     require(card, _KINDS, f"{folder}/{models.CARD}", models.AGAIN)
@@ -290,6 +301,22 @@ def apart(style: np.ndarray, centre: np.ndarray, between: np.ndarray, within: np
     return float(np.sqrt(np.mean(np.square(style.mean(0) - centre) / spread)))
 
 
+def check_number(name: str, value: Any, kind: Any, low: float, high: float) -> None:
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+        what = "a whole number" if kind is int else "a number"
+        raise UserError(f"{name}={brief(repr(value), 40)}; give {what} from {low} to {high:g}")
+
+
+def as_logits(given: Any) -> np.ndarray:
+    """Logits as float32 [n, columns]; a UserError says what is wrong with them."""
+    z = as_numbers("logits", given)
+    near = 1e-3 if len(z) > 1 else 1e-5  # one row of logits comes near 1 by chance
+    if len(z) and z.min() >= 0 and np.allclose(z.sum(1), 1, atol=near):
+        raise UserError("logits: each row sums to 1, so they are probabilities; give np.log(probabilities)")
+    return z
+
+
 def as_numbers(name: str, given: Any, length: int | None = None) -> np.ndarray:
     """What is given as float32 [n, columns]; a UserError says what is wrong with it."""
     array = as_array(name, given)
@@ -312,5 +339,8 @@ def as_array(name: str, given: Any, kind: Any = None) -> np.ndarray:
     try:
         return np.asarray(given, kind)
     except Exception as e:  # of whatever package it is
+        if hasattr(given, "detach"):
+            told = f"np.asarray does not take this {brief(type(given).__name__)}"
+            raise UserError(f"{name}: {told}; give its .detach().cpu().numpy(), of bfloat16 after .float()") from None
         told = f"{brief(type(given).__name__)} is no array of numbers ({reason(e, 60)})"
         raise UserError(f"{name}: {told}; give what np.asarray takes") from None

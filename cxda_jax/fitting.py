@@ -22,8 +22,8 @@ import optax
 from cxda_jax import augment, train
 from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
 from cxda_jax.data.store import DomainStore, StoreInfo
-from cxda_jax.errors import UserError, brief
-from cxda_jax.fitted import CELLS, SIZES, Adapter, as_array, as_numbers, method_of
+from cxda_jax.errors import UserError
+from cxda_jax.fitted import CELLS, SIZES, Adapter, as_array, as_logits, as_numbers, check_number, method_of
 from cxda_jax.judging import FULL, TASKS, Judged, calibrated, diagnosis, headroom, in_words, judge, report_on, some_of
 from cxda_jax.machine import backend
 from cxda_jax.methods.cxda_shares import ERRORS, changed, measure
@@ -117,14 +117,9 @@ def diagnosed(logits: Any, labels: Any, domains: Any) -> str:
 
 
 def check_numbers(minutes: Any, steps: Any, seed: Any) -> None:
-    numbers = (("minutes", minutes, (int, float), 0, 1e6), ("steps", steps, int, 1, 2**31 - 1),
-               ("seed", seed, int, 0, 2**31 - 1))  # fmt: skip
-    for name, value, kind, low, high in numbers:
-        whole = isinstance(value, np.generic) and value.ndim == 0
-        value = value.item() if whole else value
-        if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-            what = "a whole number" if kind is int else "a number"
-            raise UserError(f"{name}={brief(repr(value), 40)}; give {what} from {low} to {high:g}")
+    check_number("minutes", minutes, (int, float), 0, 1e6)
+    check_number("steps", steps, int, 1, 2**31 - 1)
+    check_number("seed", seed, int, 0, 2**31 - 1)
 
 
 def load_of(classes: int) -> tuple[int, int]:
@@ -297,7 +292,7 @@ def _checked(
 
     `part` of the domains validates. If all do, one domain is enough.
     """
-    z = as_numbers("logits", logits)
+    z = as_logits(logits)
     if z.shape[1] < 2 or not len(z):
         raise UserError(f"logits: shape {z.shape}; give at least one image, and a column for each of the classes")
     given = {name: array for name, array in styles.items() if array is not None}
@@ -319,8 +314,6 @@ def _checked(
         raise UserError(f"labels: {wrong} is none of the {z.shape[1]} columns of logits; count classes from 0")
     if y.min() == y.max():
         raise UserError(f"labels: all are {y[0]}; give images of two classes at least")
-    if (z >= 0).all() and np.allclose(z.sum(1), 1, atol=1e-3):
-        raise UserError("logits: each row sums to 1, so they are probabilities; give np.log(probabilities)")
     names, d = np.unique(d.astype(str) if d.dtype == object else d, return_inverse=True)
     if len(names) < 2 and part < 1:
         raise UserError(f"domains: {len(names)} of them; give images of two at least, of which one validates")

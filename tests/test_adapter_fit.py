@@ -86,7 +86,7 @@ def new():
 def test_a_device_with_few_classes_gains(fit, new):
     """On new domains: with a buffer of its own images, and with those of two domains of which the style tells its own."""
     adapter, said, _ = fit
-    assert adapter.helps and said[-1] == str(adapter)
+    assert adapter.helps and said[-1] == str(adapter) and repr(adapter) == "Adapter(6 classes, style of 8, trusted)"
     rng, right = np.random.default_rng(2), {"alone": [], "own": [], "two": [], "none": []}
     for _ in range(40):
         one, other = rng.choice(16, 2, replace=False)
@@ -196,6 +196,7 @@ def test_where_validation_does_not_gain_or_the_buffer_is_strange_the_classifier_
     useless = adapter._replace(report={**adapter.report, "overall": {"100": [0.1, -0.2, 0.4]}})
     np.testing.assert_array_equal(useless.adapt(new.logits, new.style).predict_logits(new.logits, new.style), plain)
     own, strange = (adapter.adapt(new.logits[:130], new.style[:130] + moved) for moved in (0, 4))
+    assert repr([own, strange]) == "[Device(130 images, adapted), Device(130 images, not adapted)]"
     assert not own.drift and "deviations from the domains of fit()" in strange.drift
     np.testing.assert_array_equal(strange.predict_logits(new.logits, new.style), plain)
     stats, known = adapter.variables["batch_stats"]["adapter"], adapter.known
@@ -234,6 +235,9 @@ def test_a_threshold_keeps_to_the_risk(fit):
         keeps = [c for c in np.unique(confidence) if (~right[confidence >= c]).sum() <= risk * (confidence >= c).sum()]
         assert adapter.threshold_for(risk) == min(c for c in keeps if (confidence >= c).sum() >= 50) < 1
     assert adapter._replace(known={**adapter.known, "right": ~right}).threshold_for(0.05) == math.inf
+    for risk in (5, -1, math.nan, "a"):
+        with refused("^risk=.*; give a number from 0 to 1"):
+            adapter.threshold_for(risk)
 
 
 @pytest.mark.gate
@@ -241,7 +245,10 @@ def test_a_buffer_grows_and_shrinks_and_has_any_size(fit, new, monkeypatch):
     adapter, z, s = fit[0], new.logits[:130], new.style[:130]
     first = adapter.adapt(z[:60], s[:60])
     grown, whole = first.observe(z[60:], s[60:]), adapter.adapt(z, s)
-    assert len(first.images) == 60 and not len(grown.forget().images)
+    assert len(first.images) == 60 and not len(grown.forget().images) and not len(grown.forget(131).images)
+    for oldest in (-1, 1.5, "a", True):
+        with refused("^oldest=.*; give a whole number from 0"):
+            first.forget(oldest)
     for device, like in ((grown, whole), (grown.forget(60), adapter.adapt(z[60:], s[60:]))):
         np.testing.assert_array_equal(device.predict_logits(z, s), like.predict_logits(z, s))
     monkeypatch.setattr(fitted, "CELLS", 2**14)  # sixteen queries at a time
@@ -277,6 +284,8 @@ def test_a_saved_adapter_is_the_same_in_another_process_and_damage_is_named(fit,
         with refused(name, tmp_path):
             cxda_jax.load_adapter(folder)
         adapter.save(folder) if name != "manifest.json" else None
+    with refused("nope: no such folder; give one that holds an adapter", tmp_path):
+        cxda_jax.load_adapter(tmp_path / "nope")
     with refused("holds something else", tmp_path):
         adapter.save(tmp_path)
 
@@ -354,6 +363,9 @@ def test_arguments_of_other_forms_are_read_and_of_another_width_refused(fit, new
             ((z[:, 1:], s), "logits: 5 columns, fit.. had 6"),
             ((z, s[:, 1:]), "style: 7 columns, fit.. had 8"),
             ((z,), "style: missing; give what fit"),
+            ((softmax(z, -1), s), "logits: each row sums to 1"),
+            ((softmax(z[:1], -1), s[:1]), "logits: each row sums to 1"),
+            ((torch.tensor(z, requires_grad=True), s), "logits: .* give its .detach..\\.cpu..\\.numpy.., of bfloat16"),
         ):
             with refused(f"^{says}"):
                 ask(*arguments)
@@ -362,6 +374,7 @@ def test_arguments_of_other_forms_are_read_and_of_another_width_refused(fit, new
 
 
 def test_what_is_wrong_with_an_argument_is_said_in_one_line():
+    assert len(fitted.as_logits([[0.3, 0.7004]])) == 1 and not len(fitted.as_logits(np.zeros((0, 5))))
     z, y, d, s = made(domains=3, each=20)
     p = np.exp(z - z.max(1, keepdims=True))
     seventh = np.arange(60)[:, None] == 7
