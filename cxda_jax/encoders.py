@@ -32,6 +32,7 @@ FINISH = (  # what these take is no finished map
     "BatchNormalization", "Relu", "PRelu", "LeakyRelu", "Elu", "Celu", "Selu", "Clip", "Sigmoid", "HardSigmoid",
     "HardSwish", "Gelu", "Erf", "Tanh", "Softplus", "Swish", "Mish",
 )  # fmt: skip
+Insist = Callable[[Mapping[str, Any]], None]
 
 
 class Encoder(NamedTuple):
@@ -61,10 +62,13 @@ class Options(NamedTuple):
     maps: Sequence[str] = ()
 
 
-def open_encoder(name: str, options: Options) -> Encoder:
-    """The encoder in a file that ends in .onnx, or the one that module:function names."""
+def open_encoder(name: str, options: Options, insist: Insist = lambda about: None) -> Encoder:
+    """The encoder in a file that ends in .onnx, or the one that module:function names.
+
+    insist() raises a UserError if a graph has another hash than it should. Only then is its content looked at.
+    """
     if name.endswith(".onnx"):
-        return _of_onnx(Path(name).expanduser(), options)
+        return _of_onnx(Path(name).expanduser(), options, insist)
     module, _, function = name.partition(":")
     if not (module and function.isidentifier()):
         raise UserError(f"encoder={brief(name)}: give a file that ends in .onnx, or module:function")
@@ -170,7 +174,7 @@ class Graph(NamedTuple):
     sha256: str
 
 
-def read_graph(path: Path, options: Options) -> Graph:
+def read_graph(path: Path, options: Options, insist: Insist = lambda about: None) -> Graph:
     try:
         import onnx
         import onnxruntime  # noqa: F401
@@ -181,6 +185,9 @@ def read_graph(path: Path, options: Options) -> Graph:
     with _faults(str(path), "export it again"):
         model = onnx.load(path)  # with weights that lie in files beside it
         source, graph = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest(), model.graph
+        insist({"encoder_sha256": source})
+        if given := {*options.maps} & {v.name for v in graph.input}:
+            raise UserError(f"maps={given.pop()}: the input's moments are in the style already; leave it out")
         image, axis, side = _sized(graph, options)
         del graph.value_info[:]  # of other sizes
         known = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
@@ -202,8 +209,8 @@ def normalisation(options: Options, channels: int) -> tuple[list[float], list[fl
     return _numbers("mean", mean, channels), _numbers("std", std, channels)
 
 
-def _of_onnx(path: Path, options: Options) -> Encoder:
-    found = read_graph(path, options)
+def _of_onnx(path: Path, options: Options, insist: Insist) -> Encoder:
+    found = read_graph(path, options, insist)
     import onnxruntime
 
     with _faults(str(path), "export it again"):
@@ -306,6 +313,4 @@ def _maps(nodes: Sequence[Any], shapes: Mapping[str, list[int]], asked: Sequence
     sizes = {name: np.prod([d for i, d in enumerate(shapes[name]) if i not in (0, axes[name])]) for name in axes}
     wide = [name for name in axes if name not in unfinished and sizes[name] > 1]
     found = [name for name in wide if kinds[name] not in RAW] or wide
-    if not found:
-        raise UserError("encoder: no maps of channels are found in the graph; name some with --maps")
     return {found[i]: axes[found[i]] for i in spread(MAPS, len(found))}

@@ -29,6 +29,7 @@ from cxda_jax.version import VERSION
 
 ROWS, STATE = "rows.f32", "state.json"
 WHITE = (255, 255, 255)
+ALONE = " alone, as the graph has no maps of channels, so domains are told apart worse; name maps with --maps"
 FAULTS = 20  # lines about images that are left out
 
 
@@ -118,7 +119,8 @@ def write_features(listing: Listing, encoder: Encoder, out: Path, fit: str, clas
     else:
         part.mkdir(parents=True, exist_ok=True)
         if "maps" in encoder.about:
-            say(f"style: means and deviations of the input and of {', '.join(encoder.about['maps'])}")
+            maps = ", ".join(encoder.about["maps"])
+            say(f"style: means and deviations of the input{f' and of {maps}' if maps else ALONE}")
         with files.locked(part):
             state = _resumed(part, about)
             with stops.deferred() as stopping:

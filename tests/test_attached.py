@@ -136,7 +136,7 @@ def test_the_commands_take_both(folder, tmp_path, described):
     proba = device.predict_proba(told["logits"], told["style"])
     assert [row["answer"] for row in table] == ["abcdef"[i] for i in proba.argmax(1)]
     assert "00.png: " in command(*pair, "--watch", "--idle=2")
-    other = (folder / "m.onnx").read_bytes().replace(b"tiny", b"Tiny")
+    other = (folder / "m.onnx").read_bytes().replace(b"map", b"mop")
     (tmp_path / "m.onnx").write_bytes(other)
     for missing in ("overall", "calibration", "drift"):
         adapter = cxda_jax.load_adapter(folder / "adapter")

@@ -75,7 +75,7 @@ def weights():
     return made | {"var": np.abs(made["var"]) + 0.1}
 
 
-def save_onnx(path, w, channels_last=False, batch="n", side="side"):
+def save_onnx(path, w, channels_last=False, batch="n", side="side", dense=False):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
@@ -87,7 +87,7 @@ def save_onnx(path, w, channels_last=False, batch="n", side="side"):
         node("Relu", ["b1"], ["r1"]),
         node("Conv", ["r1", "conv2"], ["c2"], strides=[2, 2]),
         node("GlobalAveragePool", ["c2"], ["pooled"]),
-        node("Flatten", ["pooled"], ["flat"]),
+        node("Flatten", ["image" if dense else "pooled"], ["flat"]),
         node("Gemm", ["flat", "dense", "bias"], ["answer"], transB=1),
         node("Softmax", ["answer"], ["shares"]),
     ]
@@ -109,22 +109,29 @@ def by_torch(w, paths, maps):
     late = f.conv2d(early, w["conv2"], stride=2)
     chosen = [x, *({"r1": early, "c2": late}[name] for name in maps)]
     style = [moment for m in chosen for moment in (m.mean((2, 3)), m.std((2, 3), correction=0))]
-    flat = late.mean((2, 3))
+    flat = late.mean((2, 3)) if maps else x.flatten(1)
     return {"logits": f.linear(flat, w["dense"], w["bias"]), "features": flat, "style": torch.cat(style, 1)}
 
 
 @pytest.mark.gate
 @pytest.mark.parametrize(
     ("options", "maps"),
-    [({}, ["r1"]), ({"channels_last": True}, ["r1"]), ({"batch": 5}, ["r1", "c2"]), ({"side": SIDE}, ["r1", "c2"])],
+    [
+        ({}, ["r1"]),
+        ({"channels_last": True}, ["r1"]),
+        ({"batch": 5}, ["r1", "c2"]),
+        ({"side": SIDE}, ["r1", "c2"]),
+        ({"dense": True}, []),
+    ],
     ids=str,
 )
 def test_a_graph_gives_what_pytorch_computes(options, maps, here):
     """Of its own choice r1 alone is a map: b1 and c1 become r1, and c2 is a convolution."""
-    w = weights()
+    w = weights() | ({} if maps else {"dense": np.ones((CLASSES, 3 * SIDE**2), np.float32) / SIDE})
     save_onnx("tiny.onnx", w, **options)
     asked = [f"--maps={','.join(maps)}"] * (len(maps) > 1)
-    assert "12 images of 2 domains, 0 left out" in features("--logits=answer", "--size=16", *asked, encoder="tiny.onnx")
+    said = features("--logits=answer", "--size=16", *asked, encoder="tiny.onnx")
+    assert "12 images of 2 domains, 0 left out" in said and ("of the input alone" in said) == (not maps)
     found = read()
     expected = by_torch(w, [here / "images" / path for path in found["paths"]], maps)
     for name, values in expected.items():
@@ -285,6 +292,7 @@ GRAPHS = [
     ("unknown tensor", "free", ["--logits=anser"], "--logits='anser' is unknown; did you mean 'answer'?"),
     ("unknown map", "free", ["--logits=answer", "--maps=r1,flt"], "--maps='flt' is unknown; did you mean 'flat'?"),
     ("no map", "free", ["--logits=answer", "--maps=flat"], "--maps=flat: has the form [32, 6]"),
+    ("input", "free", ["--logits=answer", "--maps=r1,image"], "--maps=image: the input's moments are in the style"),
     ("means", "free", ["--logits=answer", "--mean=1,2"], "--mean=1,2: give one number, or one for each of 3 channels"),
     (
         "deviation",

@@ -114,9 +114,13 @@ def open_again(name: str, origin: Mapping[str, Any], folder: Path) -> Encoder:
     """The encoder, with the options that the features of fit() were made with."""
     if not origin:
         raise UserError(f"encoder={brief(name)}: {folder} was fitted to arrays, so its encoder is not known; "
-                        "fit it by cxda fit, or leave the encoder out")  # fmt: skip
-    opened = open_encoder(name, Options(**{key: origin[key] for key in Options._fields if key in origin}))
-    insist_on_same(opened.about, origin, f"encoder={brief(name)}", folder)
+                        "fit it to a file of cxda features, or leave the encoder out")  # fmt: skip
+
+    def insist(about: Mapping[str, Any]) -> None:
+        insist_on_same(about, origin, f"encoder={brief(name)}", folder)
+
+    opened = open_encoder(name, Options(**{key: origin[key] for key in Options._fields if key in origin}), insist)
+    insist(opened.about)
     return opened
 
 
