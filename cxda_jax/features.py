@@ -152,18 +152,25 @@ class Labelled(NamedTuple):
 
 
 def read_labelled(path: Path) -> Labelled:
-    """A written file's labelled images."""
+    """A written file's labelled images, or all images of a file without `about`, which was made in another way."""
+    names = Labelled._fields[:-1]
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            known = arrays["labels"] >= 0
-            logits, labels, domains, style = (arrays[name][known] for name in Labelled._fields[:-1])
+            if missing := [name for name in names if name not in arrays]:
+                raise UserError(f"{path}: no array {missing[0]!r}; add it, of a row for each image")
+            logits, labels, domains, style = (arrays[name] for name in names)
+            if "about" not in arrays:
+                return Labelled(logits, labels, domains, style, {})
+            known = labels >= 0
             origin = json.loads(str(arrays["about"])) | {"classes": arrays["classes"].tolist()}
+    except UserError:
+        raise
     except Exception as e:  # of all kinds, for what is no .npz file
         raise UserError(f"{path}: not readable ({reason(e)}); cxda features writes such a file") from None
     if not known.any():
         raise UserError(f"{path}: no image has a label; give cxda features images in DOMAIN/CLASS/")
     origin = {name: value for name, value in origin.items() if name not in ("images", "left_out")}
-    return Labelled(logits, labels, domains, style, origin)
+    return Labelled(logits[known], labels[known], domains[known], style[known], origin)
 
 
 def _refuse_other(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ MASSES = (1.0, 2.0, 4.0)  # times as many images are to outweigh the shares of t
 BALANCED = 100  # a stream of tasks of its own
 TIMED = 5  # steps, after which the first guess of their number is made; later ones follow each EVERY steps
 EVERY = 50
+USE = {"train": "train", "val": "validate"}  # what the domains of a split do
 WITHOUT = {  # what it costs if the keys come from something else than a style
     "features": "the keys come from the features: these tell domains apart worse than a style does, so a mixed buffer "
     "helps less",
@@ -180,6 +181,10 @@ def _train(judged: Judged, steps: int, until: float, log: Callable[[str], None])
     store, rows, classes = judged.store, judged.rows, judged.store.num_classes
     (optimizer, step), (tasks, _) = programs(classes), load_of(classes)
     draws = {split: judged.draw(split, i, _spec(judged, split)) for i, split in enumerate(("train", "val"))}
+    for split, draw in draws.items():
+        if small := len(of_split := store.domains(split)) - len(draw.domains):
+            fewer = f"that {USE[split]} have fewer than {draw.spec.least} images"
+            log(f"{small} of the {len(of_split)} domains {fewer}, so no task is drawn from them")
     asked = sample_plans(draws["val"], range(TASKS))
     state = train.init_state(method_of(classes), optimizer, judged.seed, _images(rows[:2]))
     state = state.replace(variables=_start(judged, state.variables))
@@ -271,8 +276,8 @@ def _spec(judged: Judged, split: str) -> EpisodeSpec:
     number = judged.most_domains(split)
     if not number:
         most = np.diff(judged.store.offsets)[judged.store.domains(split)].max()
-        use, least = {"train": "train", "val": "validate"}[split], FULL + judged.queries
-        raise UserError(f"domains: those that {use} have at most {most} images each; give {least} of each domain")
+        what = f"those that {USE[split]} have at most {most} images each"
+        raise UserError(f"domains: {what}; give {FULL + judged.queries} of each domain")
     return EpisodeSpec(number, FULL // number, judged.queries, shares="any", mixture="any", skip_small=True)
 
 

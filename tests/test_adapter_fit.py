@@ -321,24 +321,26 @@ def test_the_notebook_runs_on_other_photographs(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.gate
 def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path):
-    z, labels, domains, style = made()
+    z, labels, domains, style = made(domains=17)
     arrays = {"logits": z, "style": style, "domains": domains}
     told = {"about": '{"encoder": "a.onnx"}', "classes": [*"abcdef"]}
     unknown = np.where(np.arange(len(z)) % 2, -1, labels)  # every other image
-    np.savez(
-        tmp_path / "f.npz",
-        labels=np.stack([labels, unknown], 1).ravel(),
-        **{k: np.repeat(x, 2, 0) for k, x in arrays.items()},
-        **told,
-    )
+    given = np.stack([labels, unknown], 1).ravel()
+    given[-240:] = -1  # few of the last domain, which trains, are known
+    np.savez(tmp_path / "f.npz", labels=given, **{k: np.repeat(x, 2, 0) for k, x in arrays.items()}, **told)
+    np.savez(tmp_path / "own.npz", labels=labels + 1, **arrays)
+    np.savez(tmp_path / "no_style.npz", labels=labels, logits=z, domains=domains)
     np.savez(tmp_path / "none.npz", labels=unknown[1::2], **{k: x[1::2] for k, x in arrays.items()}, **told)
     asked = "fit", f"--out={tmp_path}/out", "--minutes=0"
     assert "holds something else" in command("fit", f"--features={tmp_path}/f.npz", f"--out={tmp_path}", code=2)
     assert "no image has a label" in command(*asked, f"--features={tmp_path}/none.npz", code=2)
     assert "not readable" in command(*asked, f"--features={tmp_path}/out", code=2)
-    assert "load_adapter" in command(*asked, f"--features={tmp_path}/f.npz")
+    assert "labels: 6 is none of the 6" in command(*asked, f"--features={tmp_path}/own.npz", code=2)
+    assert "no array 'style'; add it" in command(*asked, f"--features={tmp_path}/no_style.npz", code=2)
+    said = command(*asked, f"--features={tmp_path}/f.npz")
+    assert "load_adapter" in said and "1 of the 13 domains that train have fewer than 40 images" in said
     adapter = cxda_jax.load_adapter(tmp_path / "out")
-    assert adapter.report["images"] == 2 * len(z) - len(z) // 2 and adapter.keys == "style"
+    assert adapter.report["images"] == (given >= 0).sum() and adapter.keys == "style"
     assert adapter.origin == {"encoder": "a.onnx", "classes": [*"abcdef"]}
     told = command("diagnose", f"--features={tmp_path}/f.npz")
     (kind, row), *_ = adapter.report["headroom"].items()
