@@ -48,6 +48,9 @@ def test_a_tree_by_its_paths():
     fitted = safetensors.fit(arrays, tree)
     assert jax.tree.structure(fitted) == jax.tree.structure(tree)
     jax.tree.map(np.testing.assert_array_equal, fitted, tree)
+    for place in (None, jax.devices()[0]):  # the restored state has the program of the fresh one
+        like = jax.device_put(tree, place)
+        assert {leaf.committed for leaf in jax.tree.leaves(safetensors.fit(arrays, like))} == {place is not None}
     for change, said in (
         ({"params/a": np.ones(3, np.float32)}, "params/a is missing or of another shape"),
         ({"params/a": np.ones(2, np.float16)}, "params/a is missing or of another shape"),

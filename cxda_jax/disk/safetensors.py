@@ -43,7 +43,9 @@ def fit(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
             raise ValueError(f"{name} is missing or of another shape")
     if extra := sorted(set(arrays) - set(wanted)):
         raise ValueError(f"the network has no {extra[0]}")
-    placed = [jax.device_put(arrays[name], getattr(leaf, "sharding", None)) for name, leaf in wanted.items()]
+    # Committed arrays would make JAX compile another program than those of a fresh state.
+    places = {name: leaf.sharding if getattr(leaf, "committed", False) else None for name, leaf in wanted.items()}
+    placed = [jax.device_put(arrays[name], place) for name, place in places.items()]
     return jax.tree.unflatten(jax.tree.structure(like), placed)
 
 
