@@ -98,7 +98,7 @@ def _cache() -> Finding:
     from cxda_jax.machine import backend
 
     try:
-        folder = backend.keep_compiled()
+        folder = backend.keep_compiled(warn=lambda _: None)
     except UserError as e:
         return Finding("cache", str(e), wrong=True)
     if folder is None:

@@ -12,7 +12,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
@@ -24,7 +23,7 @@ from cxda_jax.errors import UserError, brief, printable
 _DEBUG = flags.DEFINE_bool("debug", False, "Show a traceback with errors.")
 _HELP_CONFIG = flags.DEFINE_bool("help_config", False, "List the fields of configs, with what each may be, and end.")
 DATA_DIR = flags.DEFINE_string(
-    "data_dir", os.environ.get("CXDA_DATA_DIR") or str(Path.home() / ".cache" / "cxda_jax"),
+    "data_dir", os.environ.get("CXDA_DATA_DIR") or os.path.expanduser("~/.cache/cxda_jax"),
     "Where generated and prepared data sets are kept; $CXDA_DATA_DIR sets it too.",
 )  # fmt: skip
 _DETERMINISTIC = flags.DEFINE_bool(
@@ -112,6 +111,8 @@ def _parse(argv: Sequence[str]) -> Sequence[str]:
 
             print(config.table())
             sys.exit(0)
+        if DATA_DIR.value.startswith("~"):  # as the default does where no home is known
+            raise UserError(f"--data_dir={DATA_DIR.value}: no home folder; name a folder, here or in $CXDA_DATA_DIR")
     except (flags.Error, UserError) as e:
         _fail(str(e))
     except SystemExit:  # absl ends --help with 1

@@ -33,6 +33,7 @@ COMMANDS = [  # command, arguments, what the line says
     ("train", (*TRAIN, "--confg.seed=1"), "Unknown command line flag 'confg.seed'"),
     ("train", TRAIN[:1], "--workdir is missing; name the folder"),
     ("train", (*TRAIN, MADE, "--config.method=ft_em"), "method .ft_em. starts from the runs of .erm. and"),
+    ("train", (*TRAIN, "--data_dir=~/.cache/cxda_jax"), "--data_dir=~/.cache/cxda_jax: no home folder; name a folder"),
     ("train", (*TRAIN, "--config.seed"), "--config.seed has no value; write --config.seed=VALUE"),
     ("train", (*TRAIN, "--config.net.widht=3"), "--config.net.widht: .*; did you mean 'width'"),
     ("train", (*TRAIN, MADE, "--config.data.drawings=39"), "has 39 images, episode.per_domain .* needs 40"),

@@ -267,3 +267,6 @@ def test_compiled_programs_are_kept_where_others_cannot_write(tmp_path, monkeypa
     folder.chmod(0o777)
     with refused(r"^{tmp}/\S+: others can write", tmp_path):
         backend.keep_compiled()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/file")
+    assert backend.keep_compiled(warn=(said := []).append) is None and "every start compiles again" in said[0]

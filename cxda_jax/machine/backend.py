@@ -11,13 +11,14 @@ import hashlib
 import os
 import platform
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from cxda_jax.errors import UserError
+from cxda_jax.progress import say
 
 # Experimental: else XLA's CPU backend expands each convolution into gigabytes of im2col, and a step takes 2 to 3 times
 # as long. test_a_training_step_moves_no_more_than_it_did_and_never_calls_the_host in tests/test_cost.py shows it.
@@ -198,21 +199,23 @@ def _of_glibc(name: str) -> Any:
         return None
 
 
-def keep_compiled() -> Path | None:
+def keep_compiled(warn: Callable[[str], None] = say) -> Path | None:
     """Makes JAX keep compiled programs for later processes, in $JAX_COMPILATION_CACHE_DIR or the user's cache folder.
 
-    Programs from there are run, so the folder must not be writable for others. Returns the folder, or None on a machine
-    without a home folder, where each process compiles its programs again.
+    Programs from there are run, so the folder must not be writable for others. Returns the folder, or None where it
+    cannot be written. Then each process compiles its programs again, and a line warns of that.
     """
-    if named := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        folder = Path(named)
-    else:  # machines of different kinds may share a home folder, but not programs
-        kind = hashlib.sha256("".join([platform.machine(), *_processor_facts()]).encode()).hexdigest()[:12]
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cxda_jax" / "compiled" / kind
+    # Machines of different kinds may share a home folder, but not programs.
+    kind = hashlib.sha256("".join([platform.machine(), *_processor_facts()]).encode()).hexdigest()[:12]
+    own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "cxda_jax" / "compiled" / kind
+    folder = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or own)
     try:
+        folder = folder.expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
-    except OSError:
+    except (OSError, RuntimeError):  # the last where no home is known
+        fix = "name one in $JAX_COMPILATION_CACHE_DIR"
+        warn(f"warning: {folder} cannot be written, so every start compiles again; {fix}")
         return None
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UserError(
