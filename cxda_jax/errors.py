@@ -6,7 +6,15 @@ It imports nothing: commands load it first.
 
 class UserError(ValueError):
     """A mistake outside the code (a config field, a file, a command line): one line that names the field, the value
-    and the fix. Launchers print it without a traceback and exit with code 2."""
+    and the fix. Launchers print it without a traceback and exit with `code`."""
+
+    code = 2
+
+
+class TooEarly(UserError):
+    """Nothing is wrong, but what the command needs is not done: a queue may start it again later."""
+
+    code = 69  # EX_UNAVAILABLE of sysexits.h; 75 is that of a lost process, see machine/hosts.py
 
 
 def brief(text: str, most: int = 60) -> str:

@@ -91,7 +91,7 @@ def joined() -> contextlib.AbstractContextManager[None]:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Runs a command. A UserError or a wrong flag prints one line and exits with 2."""
+    """Runs a command. A UserError or a wrong flag prints one line and exits with its code, mostly 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the name of a file may hold any bytes
@@ -136,7 +136,7 @@ def _guarded(main: Callable[[], None]) -> None:
             sys.exit(128 + signal.SIGPIPE)
         if _DEBUG.value:
             traceback.print_exc()
-        _fail(system_fault(e) if isinstance(e, OSError) else str(e))
+        _fail(system_fault(e)) if isinstance(e, OSError) else _fail(str(e), e.code)
     finally:
         stops.unwatch()
 
@@ -199,7 +199,7 @@ def _pass_over_orbax(kind: type[BaseException], e: BaseException, trace: Any) ->
         sys.__excepthook__(kind, e, trace)
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, code: int = UserError.code) -> NoReturn:
     with contextlib.suppress(BrokenPipeError):
         print("error: " + printable(" ".join(message.split())), file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)

@@ -24,8 +24,9 @@ of erm).
 tasks. It works in runs/again/BENCHMARK_METHOD_SEED unless --study is given. What is in that folder already is not
 trained again.
 
---list shows the jobs by number, with what each one needs, and --job=NUMBER does one, once, however often it is asked
-for. So any queue can work a study off. The command without both then writes the report.
+--list shows the jobs by number, with what each one needs, also without data, and --job=NUMBER does one, once, however
+often it is asked for. It ends with 69 where a job that it needs is not done. So any queue can work a study off. The
+command without both then writes the report.
 
 STUDY/METHOD/SEED holds the runs and their results, STUDY/report the tables, the figures and report.html, with the
 paper's figures beside ours where the data are the paper's.
@@ -70,7 +71,7 @@ def main() -> None:
         from cxda_jax.results.records import read
         from cxda_jax.results.reporting import make_report
         from cxda_jax.runs import cells, estimate, local
-        from cxda_jax.runs.jobs import find_job, listing, make_study, prepare_jobs
+        from cxda_jax.runs.jobs import find_job, listing, make_study, planned, prepare_jobs
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=glyphs")
     folder, only, seeds, tests = _STUDY.value, _ONLY.value, _SEEDS.value, _TESTS.value
     if _CELL.value:
@@ -83,9 +84,9 @@ def main() -> None:
     study = study._replace(most_images=_MOST_IMAGES.value)
     if _DRY_RUN.value:
         return estimate.dry_run(study, cli.DATA_DIR.value)
-    jobs = prepare_jobs(study, cli.DATA_DIR.value)
     if _LIST.value:
-        return print(listing(study, jobs))
+        return print(listing(study, planned(study, cli.DATA_DIR.value)[1]))
+    jobs = prepare_jobs(study, cli.DATA_DIR.value)
     if _JOB.value:
         job = find_job(jobs, _JOB.value)
         if fault := local.run_job(study, jobs, job):

@@ -56,6 +56,17 @@ def test_the_examples_start_a_training_that_fits_their_devices(path):
     assert "workdir" in flags and ("distributed" in flags) == (path.name != "one_node.sbatch")
 
 
+def test_the_studies_in_queues_start_each_job_that_is_listed_before_there_are_data(tmp_path):
+    flags = f"--data_dir={tmp_path}", f"--study={tmp_path}/study"
+    listed = command("reproduce", "--benchmark=cifar_c", "--list", *flags).splitlines()
+    trainings, tests = re.fullmatch(r"trainings: (0-\d+); tests: (\d+-\d+)", listed[-1]).groups()
+    script = (FOLDER / "study.sbatch").read_text()
+    assert f"--array={trainings} " in script and f"--array={tests} " in script
+    spec = yaml.safe_load((FOLDER / "study.yaml").read_text())["spec"]
+    assert spec["completions"] == len(listed) - 2 and listed[-2].split()[0] == tests.partition("-")[2]
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
     """A Slurm of one node, with two processors."""
@@ -91,14 +102,16 @@ def test_a_slurm_queue_works_a_study_off_though_a_job_comes_to_its_time_limit(qu
     flags += [f"--study={tmp_path}/study", f"--data_dir={tmp_path}/data"]
     script = (FOLDER / "study.sbatch").read_text()
     for old, new in {
-        "--gpus-per-node=1 --time=240": f"--output={tmp_path}/%a.out", "=0-32": "=0-1", "=33-56": "=2",
-        "srun cxda reproduce --benchmark=cifar_c": f"srun {sys.executable} -m cxda_jax reproduce {' '.join(flags)}",
+        "--gpus-per-node=1 --cpus-per-task=2 --mem=16G --time=240": f"--output={tmp_path}/%a.out",
+        "=0-35": "=0-1", "=36-61": "=2",
+        "srun --cpus-per-task=2 cxda reproduce --benchmark=cifar_c":
+            f"srun {sys.executable} -m cxda_jax reproduce {' '.join(flags)}",
     }.items():  # fmt: skip
         assert old in script
         script = script.replace(old, new)
     (tmp_path / "study.sbatch").write_text(script)
     listed = command("reproduce", *flags, "--list").splitlines()
-    assert [line.split()[2:4] for line in listed] == [["to", "do"]] * 3 and listed[2].endswith("after 0")
+    assert [line.split()[2:4] for line in listed[:3]] == [["to", "do"]] * 3 and listed[2].endswith("after 0")
     ask("bash", tmp_path / "study.sbatch")
     log = tmp_path / "study" / "jobs" / f"{listed[0].split()[1]}.log"
     wait_until(lambda: log.exists() and "step 1" in log.read_text(), seconds=120)

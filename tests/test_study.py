@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from cxda_jax.disk import files
-from cxda_jax.errors import UserError
+from cxda_jax.errors import TooEarly, UserError
 from cxda_jax.experiment import open_data
 from cxda_jax.registry import METHODS
 from cxda_jax.runs import jobs, local
@@ -118,22 +118,25 @@ def test_jobs_run_in_order_once_each_with_a_gpu_of_its_own_and_failures_are_name
     assert json.loads((tmp_path / "jobs" / "e.done").read_text())["name"] == "e"
 
 
-def test_a_job_that_a_queue_asks_for_is_done_once_and_after_what_it_needs(tmp_path):
+def test_a_job_that_a_queue_asks_for_is_done_once_and_after_what_it_needs(tmp_path, data_dir):
     study, log = make_study(tmp_path), tmp_path / "log"
     jobs = [
         script(f"open({str(log)!r}, 'a').write({name!r})", *needs, name=name) for name, needs in (("a", ()), ("b", "a"))
     ]
-    assert "such as 'a'; start it again after them" in local.run_job(study, jobs, jobs[1])
+    with pytest.raises(TooEarly, match="such as 'a'; start it again after them"):
+        local.run_job(study, jobs, jobs[1])
     (study.folder / "jobs" / "a").mkdir()
     with files.locked(study.folder / "jobs" / "a"):
         assert "is in use by process" in local.run_job(study, jobs, jobs[0])
     assert [local.run_job(study, jobs, find_job(jobs, text)) for text in ("0", "a", "1")] == ["", "", ""]
-    assert log.read_text() == "ab" and [line.split()[2:4] for line in listing(study, jobs).splitlines()] == [
+    assert log.read_text() == "ab" and [line.split()[2:4] for line in listing(study, jobs).splitlines()[:-1]] == [
         ["done", "a"],
         ["done", "b"],
     ]
     with refused("--job=2: no such job; give a number from 0 to 1"):
         find_job(jobs, "2")
+    flags = ["--benchmark=glyphs", "--smoke", "--seeds=0", "--only=t3a", "--tests=usual", f"--study={tmp_path}/study"]
+    assert "such as 'train erm seed 0'" in command("reproduce", *flags, f"--data_dir={data_dir}", "--job=1", code=69)
 
 
 def test_jobs_that_share_a_gpu_share_its_memory(monkeypatch):

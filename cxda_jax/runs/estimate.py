@@ -2,22 +2,21 @@
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from cxda_jax import train
 from cxda_jax.config import Config
-from cxda_jax.data.published import PUBLISHED, empty_store, sample_store
+from cxda_jax.data.published import sample_store
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.evaluation import compile_task
-from cxda_jax.experiment import build_on, make_schedule, open_data
+from cxda_jax.experiment import build_on, make_schedule
 from cxda_jax.machine import backend
 from cxda_jax.progress import duration
 from cxda_jax.results.settings import USUAL, Setting, count_tasks, reshaped
-from cxda_jax.runs.jobs import Job, Study, is_done, plan
+from cxda_jax.runs.jobs import Job, Study, is_done, planned
 from cxda_jax.runs.testing import score
 
 TIMED = 3  # steps, or tasks
@@ -37,15 +36,10 @@ class Speed(NamedTuple):
 
 def dry_run(study: Study, data_dir: str) -> None:
     """Lists the jobs and their times, before the data are there too."""
-    config = study.config("erm")
-    if study.benchmark not in PUBLISHED or (Path(data_dir) / config["data"]["name"] / "store.json").exists():
-        store = sample = open_data(config, data_dir)
-        jobs = plan(study, store, data_dir)
-    else:
-        said = "numbers of domains and images are the published ones, and steps are timed on made-up images"
-        print(f"{study.benchmark}: no prepared data in {data_dir}; {said}", flush=True)
-        store, sample = empty_store(study.benchmark), sample_store(study.benchmark)
-        jobs = [job._replace(id="-" * len(job.id)) for job in plan(study, store, data_dir)]  # ids follow from the data
+    store, jobs = planned(study, data_dir)
+    sample = store if store.sha256 else sample_store(study.benchmark)
+    if not store.sha256:
+        print("steps are timed on made-up images", flush=True)
     methods = sorted({name for job in jobs if not is_done(study, job) for name in job.methods})
     speeds, began, eta = {}, time.monotonic(), ""
     for done, name in enumerate(methods, 1):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from cxda_jax.config import Config, config_hash, hashed, read
 from cxda_jax.data.episodes import check_context, check_spec
+from cxda_jax.data.published import PUBLISHED, empty_store
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError, brief
@@ -176,14 +177,16 @@ def find_job(jobs: Sequence[Job], text: str) -> Job:
 
 
 def listing(study: Study, jobs: Sequence[Job]) -> str:
-    """A line for each job: its number and id, either of which --job takes, its state, name,
-    and the numbers of what it needs."""
+    """A line for each job: its number and id, either of which --job takes, its state, name, and the numbers of what it
+    needs. The last line has the numbers of trainings and of tests, as sbatch's --array takes them."""
     numbers, lines = {job.id: number for number, job in enumerate(jobs)}, []
     for number, job in enumerate(jobs):
         needs = [numbers[need] for need in job.needs]
         after = f"  after {','.join(map(str, needs))}" * bool(needs)
         lines.append(f"{number:>4}  {job.id}  {'done' if is_done(study, job) else 'to do':<5}  {job.name}{after}")
-    return "\n".join(lines)
+    first = sum(job.trains for job in jobs)  # the trainings come first
+    spans = [f"{a}-{b - 1}" if b > a else "none" for a, b in ((0, first), (first, len(jobs)))]
+    return "\n".join([*lines, "trainings: {}; tests: {}".format(*spans)])
 
 
 def is_done(study: Study, job: Job) -> bool:
@@ -211,6 +214,19 @@ def make_study(
     where = Path(folder or f"runs/study/{'_'.join(filter(None, [benchmark, variant, 'smoke' * smoke]))}")
     names, kinds = tuple(methods) or tuple(METHODS), tuple(tests) or TESTS
     return Study(benchmark, where, tuple(map(int, seeds)), names, smoke, variant, kinds)
+
+
+def planned(study: Study, data_dir: str) -> tuple[DomainStore, list[Job]]:
+    """The data and all jobs. Where the data are missing, a store of the published size stands for them; ids, which
+    follow from the data, are blank then."""
+    config = study.config("erm")
+    if study.benchmark not in PUBLISHED or (Path(data_dir) / config["data"]["name"] / "store.json").exists():
+        return (store := open_data(config, data_dir)), plan(study, store, data_dir)
+    said = "numbers of domains and images are the published ones"
+    print(f"{study.benchmark}: no prepared data in {data_dir}; {said}", flush=True)
+    jobs = plan(study, store := empty_store(study.benchmark), data_dir)
+    blank = {job.id: f"{number:->12}" for number, job in enumerate(jobs)}
+    return store, [job._replace(id=blank[job.id], needs=tuple(blank[need] for need in job.needs)) for job in jobs]
 
 
 def prepare_jobs(study: Study, data_dir: str) -> list[Job]:

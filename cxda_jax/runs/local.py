@@ -15,7 +15,7 @@ from types import MappingProxyType
 from cxda_jax import stops
 from cxda_jax.data.readers.raw import cores
 from cxda_jax.disk import files
-from cxda_jax.errors import UserError
+from cxda_jax.errors import TooEarly, UserError
 from cxda_jax.progress import duration
 from cxda_jax.runs.jobs import Job, Study, is_done
 
@@ -43,7 +43,7 @@ def run_job(study: Study, jobs: Sequence[Job], job: Job) -> str:
     waits_for = [needed.name for needed in jobs if needed.id in job.needs and not is_done(study, needed)]
     if waits_for:
         what = f"{len(waits_for)} jobs that it needs are not done, such as '{waits_for[0]}'"
-        return f"{job.name}: {what}; start it again after them"
+        raise TooEarly(f"{job.name}: {what}; start it again after them")
     with stops.before_second_signal(_kill), futures.ThreadPoolExecutor(1) as pool, stopping_jobs():
         return pool.submit(perform, study, job).result()
 
