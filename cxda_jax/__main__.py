@@ -1,5 +1,6 @@
 """The command `cxda`: cxda COMMAND --help says what each of them does."""
 
+import difflib
 import runpy
 import sys
 from pathlib import Path
@@ -51,7 +52,9 @@ def main() -> None:
         print(f"error: cxda completion: give a shell, {' or '.join(SHELLS)}", file=sys.stderr)
         sys.exit(2)
     elif name not in COMMANDS:
-        print(f"error: {name!r} is no command; choose from {', '.join(COMMANDS)}", file=sys.stderr)
+        known = [*COMMANDS, "completion"]
+        near = [f"did you mean {name!r}?" for name in difflib.get_close_matches(name, known, 1)]
+        print(f"error: {name!r} is no command;", *near, f"choose from {', '.join(known)}", file=sys.stderr)
         sys.exit(2)
     else:
         stops.watch_imports()

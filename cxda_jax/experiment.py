@@ -34,6 +34,7 @@ from cxda_jax.data.readers import cifar10, cifar_c, femnist, folder, iwildcam, q
 from cxda_jax.data.readers.raw import RawData
 from cxda_jax.data.sources import SOURCES, Source
 from cxda_jax.data.store import SPLITS, DomainStore, open_store
+from cxda_jax.disk.reading import system_fault
 from cxda_jax.errors import UserError, brief
 from cxda_jax.fields import choose, lookup
 from cxda_jax.machine import backend
@@ -172,7 +173,11 @@ def build_on(
 
 def open_data(config: Config, data_dir: str | Path) -> DomainStore:
     """The data set that the config names."""
-    return lookup("benchmark", config["benchmark"], BENCHMARKS)(config, Path(data_dir))
+    make = lookup("benchmark", config["benchmark"], BENCHMARKS)
+    try:
+        return make(config, Path(data_dir))
+    except OSError as e:
+        raise UserError(system_fault(e, fix="name another folder in --data_dir or $CXDA_DATA_DIR")) from e
 
 
 def open_prepared(config: Config, data_dir: Path) -> DomainStore:
@@ -183,7 +188,7 @@ def open_prepared(config: Config, data_dir: Path) -> DomainStore:
     if not os.path.exists(data_dir / name / "store.json"):  # Path.exists() raises if a name is too long
         command = f"cxda prepare --benchmark={benchmark} --raw_dir=DIR"
         named = f" --name={brief(name, 30)}" if name != benchmark else ""
-        raise UserError(f"{data_dir / brief(name, 30)}: no prepared data; {command}{named}")
+        raise UserError(f"{data_dir / brief(name, 30)}: no prepared data; {command}{named}, or another --data_dir")
     return open_store(data_dir / name)
 
 

@@ -21,9 +21,10 @@ _who = ""  # what say() begins each line with
 
 
 class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
-    """Appends one JSON object a line. A resumed run first drops the lines of the steps, and the score, that it repeats.
+    """Appends one JSON object a line, with the seconds since 1970.
 
-    Damaged lines are dropped then too, with a warning. With `tensorboard`, the same numbers also go to event files.
+    A resumed run first drops the lines of the steps, and the score, that it repeats. Damaged lines are dropped
+    then too, with a warning. With `tensorboard`, the same numbers also go to event files.
     """
 
     def __init__(self, path: Path, start: int, tensorboard: bool = False, log: Callable[[str], None] = print):
@@ -38,7 +39,7 @@ class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
         self._events = _event_writer(path.parent) if tensorboard else None
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(metrics_line(record))
+        self._file.write(metrics_line(record | {"time": round(time.time())}))
         self._file.flush()
         if self._events:
             self._events(record)
@@ -52,7 +53,7 @@ def _event_writer(folder: Path) -> Any:
     try:
         import tensorflow as tf
     except ImportError:
-        raise UserError("tensorboard=True needs TensorFlow: pip install '.[data]' in a clone, or False") from None
+        raise UserError("tensorboard=True needs TensorFlow: pip install tensorflow-cpu, or False") from None
     # tf.summary.scalar would ask for the tensorboard package; this is all it adds.
     plugin = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
     metadata = tf.compat.v1.SummaryMetadata(plugin_data=plugin)
@@ -129,11 +130,12 @@ class Meter:
 
 @contextlib.contextmanager
 def compiling(what: str, log: Callable[[str], None]) -> Iterator[None]:
-    """Around the first call of a program: says that it is compiled, which may take long, and then how long it took."""
+    """Around the first call of a program: says that it is compiled, which may take long unless an earlier process kept
+    it, and then how long it took."""
     began = time.perf_counter()
-    log(f"compiling {what} (first time only) ...")
+    log(f"compiling {what}, or reading it from the cache ...")
     yield
-    log(f"compiled in {duration(time.perf_counter() - began)}")
+    log(f"ready in {duration(time.perf_counter() - began)}")
 
 
 def announced(work: Callable[..., Any], what: str, check: Callable[..., None]) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ data: errors types fields disk machine progress
 methods: errors types augment machine fields losses nets optimizers
 train: errors types augment machine data disk progress
 evaluation: errors types machine data metrics
-experiment: errors types augment machine config fields registry data metrics nets optimizers train
+experiment: errors types augment machine disk config fields registry data metrics nets optimizers train
 results: errors config registry methods data disk metrics experiment pictures progress
 runs: LIBRARY pictures results
 fitted: errors types machine disk nets methods

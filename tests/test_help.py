@@ -26,7 +26,7 @@ def cxda(*arguments, **environment):
 def test_the_command_knows_each_file_of_launch():
     assert set(COMMANDS) == set(FILES)
     wrong = cxda("trian")
-    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "train" in wrong.stderr
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "did you mean 'train'?" in wrong.stderr
 
 
 @pytest.mark.gate

@@ -8,7 +8,9 @@ import random
 import shutil
 import time
 from concurrent import futures
+from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ from cxda_jax.data.store import Domain, open_store, write_store
 from cxda_jax.disk import files, manifest
 from cxda_jax.disk.reading import metrics_line
 from cxda_jax.errors import UserError
-from cxda_jax.machine import backend, mesh
+from cxda_jax.machine import backend, hosts, mesh
 from cxda_jax.results.folders import read_results
 from cxda_jax.results.text import summary
 from cxda_jax.runs import identity
@@ -74,6 +76,8 @@ def test_a_run_goes_on_with_its_own_data_and_config_alone(tmp_path, store, confi
     assert "threads" in said[0] and "77" in said[0] and "abacus" in said[1]
     with refused("config.seed=0, not 1", tmp_path):
         claim({**config, "seed": 1}, other)
+    with refused("config.method='cxda', not 'bn'", tmp_path):
+        claim(read("glyphs:bn,smoke"), other)
     (tmp_path / "config.json").unlink()
     with refused("checkpoints without a config.json", tmp_path):
         claim(store=other)
@@ -93,6 +97,9 @@ def test_processes_that_were_started_with_other_facts_are_refused_by_all(config,
         monkeypatch.setattr(mesh, "largest", lambda array, heard=heard: np.maximum(array, heard))
         with refused(said) if said else contextlib.nullcontext():
             identity.insist_on_agreement(facts)
+    monkeypatch.setattr(jax.distributed, "initialize", mock.Mock(side_effect=ValueError("no address.")))
+    with refused("--distributed: .*: no address.; outside Slurm .* --coordinator=HOST:PORT --num_processes=N"):
+        hosts._meet("", -1, -1)
 
 
 def test_nothing_is_written_through_a_link(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from unittest import mock
 
 import pytest
@@ -39,7 +40,9 @@ def test_a_resumed_run_drops_the_lines_that_it_repeats(path):
     with MetricsFile(path, 2) as file:
         assert read_lines(path) == LINES[:2]
         file.write({"step": 3, "again": 1})
-    assert read_lines(path) == [*LINES[:2], {"step": 3, "again": 1}]
+    last = read_lines(path)[-1]
+    assert read_lines(path) == [*LINES[:2], {"step": 3, "again": 1, "time": last["time"]}]
+    assert abs(last["time"] - time.time()) < 60
 
 
 def test_what_a_killed_writer_or_an_older_version_left_is_no_damage(path):

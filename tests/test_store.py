@@ -103,10 +103,10 @@ def test_what_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path):
 
 
 def test_an_interrupted_writer_leaves_nothing_and_the_first_finished_store_stays(tmp_path):
-    def stopped():
+    def stopped(error=KeyboardInterrupt):
         yield make_domains()[0]
         assert not (tmp_path / "store").exists()
-        raise KeyboardInterrupt
+        raise error
 
     def slow():
         cached_store(tmp_path / "store", lambda: (INFO, make_domains(seed=1)))
@@ -114,6 +114,8 @@ def test_an_interrupted_writer_leaves_nothing_and_the_first_finished_store_stays
 
     with pytest.raises(KeyboardInterrupt):
         write_store(tmp_path / "store", INFO, stopped())
+    with pytest.raises(OSError, match=f"{tmp_path}/store"):
+        write_store(tmp_path / "store", INFO, stopped(OSError(28, "No space left on device")))
     assert not list(tmp_path.iterdir())
     write_store(tmp_path / "store", INFO, slow())  # a second writer that finishes later drops its own copy
     np.testing.assert_array_equal(open_store(tmp_path / "store").images[:30], make_domains(seed=1)[0].images)

@@ -209,9 +209,9 @@ def test_a_program_never_runs_past_what_is_to_be_done():
 
 def test_log_lines_tell_the_time_left_and_a_step_is_traced_once(whole):
     folder, (_, _, _, said, spent, _), traced = whole
-    assert said[0].startswith("compiling") and said[1].startswith("compiled in ")
+    assert said[0].startswith("compiling") and said[1].startswith("ready in ")
     assert "step 4/12  eta " in said[6] and "episodes/s" in said[6] and "data_wait" in said[6]
-    assert set(lines(folder)[1]) == {"step", "loss", "accuracy", "episodes_per_s", "data_wait_ms", "eta_s"}
+    assert set(lines(folder)[1]) == {"step", "loss", "accuracy", "episodes_per_s", "data_wait_ms", "eta_s", "time"}
     assert traced <= 1 and spent.finished and spent.steps == 12
     assert 0 <= spent.waiting + spent.saving + spent.validating <= spent.seconds and spent.steps_per_s > 0
 

@@ -102,7 +102,7 @@ def tfdata_source(store: DomainStore, devices: Mesh | None = None) -> Source:
     try:
         import tensorflow as tf
     except ImportError:
-        raise UserError("source='tfdata' needs TensorFlow: pip install '.[data]' in a clone, or use 'device'") from None
+        raise UserError("source='tfdata' needs TensorFlow: pip install tensorflow-cpu, or use 'device'") from None
     tf.config.set_visible_devices([], "GPU")
     domains, images = store.row_domains(), reader(store.images)
 

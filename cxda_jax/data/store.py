@@ -10,6 +10,7 @@ nothing that looks like a finished store.
 """
 
 import contextlib
+import errno
 import glob
 import hashlib
 import itertools
@@ -151,6 +152,10 @@ def written_whole(target: Path, proof: str = "", choose: Callable[[Path], Path] 
         except OSError:
             if not (target / proof).exists():
                 raise
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            e.filename = str(target)  # which such an error does not name
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -155,7 +155,8 @@ def _one_line(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        raise UserError(f"{path}: the checkpoint cannot be written ({reason(e)}); the last whole one stays") from e
+        fix = "free some space or mend the folder, and give the same command again: the last whole one stays"
+        raise UserError(f"{path}: the checkpoint cannot be written ({reason(e)}); {fix}") from e
 
 
 def weights_hash(variables: Any) -> str:

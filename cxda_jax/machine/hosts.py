@@ -93,7 +93,9 @@ def _meet(coordinator: str, num_processes: int, process_id: int) -> None:
                 heartbeat_timeout_seconds=10 * MEET, shutdown_timeout_seconds=5,
             )  # fmt: skip
     except (ValueError, TypeError) as e:
-        raise UserError(f"the processes cannot meet: {brief(str(e), 150)}") from e
+        flags = "; outside Slurm and Cloud TPU give --coordinator=HOST:PORT --num_processes=N --process_id=K"
+        said = f"--distributed: the processes cannot meet: {brief(str(e), 60)}"
+        raise UserError(said + flags * (not coordinator)) from e
     except RuntimeError as e:  # jax.errors.JaxRuntimeError is one too
         _forget()
         if any(word in str(e) for word in _LOST):

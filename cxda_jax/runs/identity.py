@@ -97,7 +97,9 @@ def _write(workdir: Path, config: Config, record: Record) -> None:
 
 
 def check_config(workdir: Path, config: Config) -> None:
-    for field, (old, new) in differences(read_config(workdir), config).items():
+    found = differences(read_config(workdir), config)
+    for field in sorted(found, key=lambda name: name != "config.method"):  # other fields follow from the method
+        old, new = found[field]
         raise UserError(
             f"--workdir={workdir} holds a run with {field}={old!r}, not {new!r}; choose another --workdir or delete it"
         )

@@ -302,7 +302,7 @@ def cost_line(c: dict[str, Any]) -> str:
         of_peak = f"{c['step_gflop']:.1f} GFLOP each: {c['of_peak']:.0%} of the {c['dtype']} matrix-product peak"
     return (
         f"cost: {duration(c['seconds'])} for {c['steps']} steps ({duration(c['validating_s'])} validating, "
-        f"{c['saving_s']:.1f}s saving, {c['waiting_for_data_s']:.1f}s waiting for data); compiled in "
+        f"{c['saving_s']:.1f}s saving, {c['waiting_for_data_s']:.1f}s waiting for data); compiling, before and in it: "
         f"{c['compiling_s']:.1f}s, {c['programs_from_cache']} of {c['programs']} programs from the cache\n"
         f"      {c['steps_per_s']:.1f} steps/s, {of_peak}; "
         f"{c['peak_memory_bytes'] / 1e9:.1f} GB of {c['memory_of']} memory at most; "
