@@ -5,6 +5,6 @@ COPY cxda_jax /source/cxda_jax
 COPY configs /source/configs
 COPY launch /source/launch
 RUN pip install --no-cache-dir /source 'jax[cuda12]' && rm -r /source
-ENV CXDA_DATA_DIR=/here/data
+ENV CXDA_DATA_DIR=/here/data JAX_COMPILATION_CACHE_DIR=/here/compiled HOME=/here
 WORKDIR /here
 ENTRYPOINT ["cxda"]
