@@ -15,7 +15,7 @@ from cxda_jax.version import VERSION
 NEEDED = ("jax", "flax", "optax", "orbax-checkpoint", "ml_collections", "numpy", "scipy", "matplotlib", "pillow",
           "absl-py", "safetensors")  # fmt: skip
 OPTIONAL = {
-    "tensorflow": ("streams images larger than the device (train.source=tfdata)", "pip install '.[data]' in a clone"),
+    "tensorflow": ("streams images larger than the device (train.source=tfdata)", "pip install tensorflow-cpu"),
     "torch": ("reads .pth weights, and is the peer of cxda benchmark", "pip install torch"),
     "ai_edge_litert": ("runs exports to LiteRT", "pip install '.[export]' in a clone"),
     "onnxruntime": ("runs encoders of cxda features", "pip install onnx onnxruntime"),
