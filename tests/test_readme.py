@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gate
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCS = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "docs" / "study" / "index.md"])
+DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *DOCS]
 CODE = "".join(path.read_text() for part in ("launch", "cxda_jax") for path in (ROOT / part).rglob("*.py"))
 COMMANDS = sorted({line for page in PAGES for line in re.findall(r"\bcxda [a-z]+ --[^`\n]+", page.read_text())})

@@ -43,9 +43,12 @@ def fit(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
             raise ValueError(f"{name} is missing or of another shape")
     if extra := sorted(set(arrays) - set(wanted)):
         raise ValueError(f"the network has no {extra[0]}")
-    # Committed arrays would make JAX compile another program than those of a fresh state.
-    places = {name: leaf.sharding if getattr(leaf, "committed", False) else None for name, leaf in wanted.items()}
-    placed = [jax.device_put(arrays[name], place) for name, place in places.items()]
+
+    def place(leaf: Any) -> Any:
+        """Where a leaf is. Committed arrays would make JAX compile another program than those of a fresh state."""
+        return getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
+
+    placed = [jax.device_put(arrays[name], place(leaf)) for name, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(like), placed)
 
 
