@@ -68,7 +68,7 @@ def test_the_page_on_own_images_runs_and_has_the_cards_gain(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (code,) = blocks(page, "python")
     names = execute(code)
-    assert len(names["buffer"]) == 3 and names["weights"].shape == (3, 8, 3)
+    assert len(names["buffer"]) == 3 and names["weights"].shape == (3, 4, 3)
     assert set(names["after"].names) <= set(names["model"].card.class_names)
     assert "\n".join(models.gain_in_words(names["model"].card.gain)[2:]) in page
 

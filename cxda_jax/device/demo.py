@@ -36,7 +36,7 @@ def demo(out: Path, seed: int = 0, show: bool = False) -> None:
             say(f"{out}: {earlier} images of an earlier demonstration are deleted")
         draw(out, seed)
         say(f"{WRITERS} new writers: {out}/buffer has {OF_EACH} unlabelled images of each, {out}/images {ASKED}")
-    adapt_folder(Asked("glyphs", str(out / "buffer"), out), str(out / "images"), str(out / "labels.csv"))
+    adapt_folder(Asked("glyphs_icrm", str(out / "buffer"), out), str(out / "images"), str(out / "labels.csv"))
     if show and sys.stdout.isatty():
         webbrowser.open((out / "adapted.html").resolve().as_uri())
 
