@@ -121,7 +121,11 @@ class Adapter(NamedTuple):
     @property
     def helps(self) -> bool:
         """Whether validation tasks surely gained with 100 images. If not, the classifier's own answers stay."""
-        return self.report["overall"][str(SIZES[-1])][1] > 0
+        return self.report.get("trusted", False) or self.report["overall"][str(SIZES[-1])][1] > 0
+
+    def trusted(self) -> "Adapter":
+        """The same adapter, but its devices adapt though validation did not surely gain."""
+        return self._replace(report={**self.report, "trusted": True})
 
     def adapt(self, logits: Any, style: Any = None) -> Device:
         """Adapts to a buffer of unlabelled images: their logits [n, classes], and what fit() had for a style [n, d]."""
