@@ -194,7 +194,9 @@ def test_probabilities_have_the_temperature_of_the_buffer_and_answers_have_none(
 def test_where_validation_does_not_gain_or_the_buffer_is_strange_the_classifier_answers(fit, new):
     adapter, plain = fit[0], new.logits.astype(np.float32)
     useless = adapter._replace(report={**adapter.report, "overall": {"100": [0.1, -0.2, 0.4]}})
-    assert not useless.helps and useless.trusted().helps and useless.trusted().adapt(new.logits[:9], new.style[:9]).adapted
+    assert (
+        not useless.helps and useless.trusted().helps and useless.trusted().adapt(new.logits[:9], new.style[:9]).adapted
+    )
     np.testing.assert_array_equal(useless.adapt(new.logits, new.style).predict_logits(new.logits, new.style), plain)
     own, strange = (adapter.adapt(new.logits[:130], new.style[:130] + moved) for moved in (0, 4))
     assert repr([own, strange]) == "[Device(130 images, adapted), Device(130 images, not adapted)]"
