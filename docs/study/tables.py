@@ -161,7 +161,7 @@ def buffers(studies: Studies) -> str:
 def over_seeds(studies: Studies) -> str:
     """Differences at each seed, and the interval that other seeds would give, where there are three seeds or more."""
     rows = []
-    for store in (store for store in STORES if store in studies):
+    for store in (store for store in MAIN if store in studies):
         for (a, b), gap in gaps(studies[store], [((a, ""), (b, "")) for a, b in COMPARED]).items():
             each = [*gap.of_seeds.values()]
             if len(each) > 2:
