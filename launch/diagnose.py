@@ -21,11 +21,13 @@ from absl import flags
 from . import cli
 
 flags.adopt_module_key_flags(cli)
-_RUN = flags.DEFINE_string("run", "", "The run of a training; its plain network answers, without any support.")
+_RUN = flags.DEFINE_string(
+    "run", "", "The run of a training; its plain network answers, without any support.", allow_override=True
+)
 _FEATURES = flags.DEFINE_string(
     "features", "", "In place of a run, the .npz file of cxda features.", allow_override=True
 )
-_SPLIT = flags.DEFINE_enum("split", "val", ["val", "test"], "Which domains to ask.")
+_SPLIT = flags.DEFINE_enum("split", "val", ["val", "test"], "Which domains to ask.", allow_override=True)
 
 
 def main() -> None:
