@@ -8,6 +8,7 @@ from unittest import mock
 
 import jax
 import numpy as np
+import pytest
 
 from cxda_jax import experiment
 from cxda_jax.config import default
@@ -163,14 +164,12 @@ def total(tree) -> int:
 
 
 def nchw(pixels):
-    import torch
-
+    torch = pytest.importorskip("torch")
     return torch.from_numpy(np.array(pixels).transpose(0, 3, 1, 2).copy())
 
 
 def tensor(x):
-    import torch
-
+    torch = pytest.importorskip("torch")
     return torch.from_numpy(np.array(x))
 
 
