@@ -100,6 +100,7 @@ class Adapter(NamedTuple):
       report: what fit() found, as numbers that JSON can hold. docs/fit.md explains them.
       said: the report as a paragraph.
       origin: how `cxda fit` got the arrays: the encoder, its options, the names of the classes; {} where it did not.
+      always: devices adapt whatever validation said.
     """
 
     classes: int
@@ -111,6 +112,7 @@ class Adapter(NamedTuple):
     report: Mapping[str, Any]
     said: str
     origin: Mapping[str, Any] = MappingProxyType({})
+    always: bool = False
 
     def __repr__(self) -> str:
         return f"Adapter({self.classes} classes, {self.keys} of {self.style}, {'not ' * (not self.helps)}trusted)"
@@ -120,12 +122,12 @@ class Adapter(NamedTuple):
 
     @property
     def helps(self) -> bool:
-        """Whether validation tasks surely gained with 100 images. If not, the classifier's own answers stay."""
-        return self.report.get("trusted", False) or self.report["overall"][str(SIZES[-1])][1] > 0
+        """Whether devices adapt: validation tasks surely gained with 100 images, or it is trusted() all the same."""
+        return self.always or self.report["overall"][str(SIZES[-1])][1] > 0
 
     def trusted(self) -> "Adapter":
-        """The same adapter, but its devices adapt though validation did not surely gain."""
-        return self._replace(report={**self.report, "trusted": True})
+        """The same adapter, but its devices adapt though validation did not surely gain. save() does not keep this."""
+        return self._replace(always=True)
 
     def adapt(self, logits: Any, style: Any = None) -> Device:
         """Adapts to a buffer of unlabelled images: their logits [n, classes], and what fit() had for a style [n, d]."""

@@ -83,11 +83,7 @@ def fit(  # noqa: PLR0913
     if keys in WITHOUT:
         log(WITHOUT[keys])
     known = headroom(judged)  # before the time of the training is over
-    turns, of_turns = _turns(judged), []
-    for i, turn in enumerate(turns, 1):
-        log(f"another domain validates, {i} of {len(turns)}")
-        tried, _ = _train(turn, math.ceil(TURN * steps), began + 30 * minutes * i / len(turns), log)
-        of_turns.append(judge(turn, tried, calibrated(turn))[0]["overall"])
+    of_turns = _of_turns(_turns(judged), math.ceil(TURN * steps), began, 30 * minutes, log)
     variables, taken = _train(judged, steps, began + 60 * minutes, log)
     report, kept = report_on(judged, variables, {"steps": taken, "asked": steps}, known, of_turns)
     log(said := in_words(report))
@@ -257,6 +253,18 @@ def _turns(judged: Judged) -> list[Judged]:
     split = np.where(np.eye(len(store.split), dtype=bool), "val", "train")[store.domains("train")]
     turns = [judged._replace(store=store._replace(split=tuple(map(str, of_turn)))) for of_turn in split]
     return [turn for turn in turns if turn.most_domains("val") and turn.most_domains("train")]
+
+
+def _of_turns(
+    turns: list[Judged], steps: int, began: float, seconds: float, log: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """What is gained overall in each turn, by an adapter of its own, within so many seconds for all."""
+    found = []
+    for i, turn in enumerate(turns, 1):
+        log(f"another domain validates, {i} of {len(turns)}")
+        variables, _ = _train(turn, steps, began + seconds * i / len(turns), log)
+        found.append(judge(turn, variables, calibrated(turn))[0]["overall"])
+    return found
 
 
 def _start(judged: Judged, variables: Variables) -> Variables:

@@ -18,6 +18,8 @@ The last lines say through which of them a buffer can help, and how many trainin
 
 from absl import flags
 
+from cxda_jax.errors import UserError
+
 from . import cli
 
 flags.adopt_module_key_flags(cli)
@@ -40,6 +42,8 @@ def main() -> None:
         from cxda_jax.runs.diagnosis import diagnose_run
     backend.keep_compiled()
     if _FEATURES.value:
+        if _RUN.value:
+            raise UserError("--run and --features: both are given; give the one that is to be asked")
         print(diagnosed(*read_labelled(Path(_FEATURES.value).expanduser())[:3]))
         return
     run = cli.insist(_RUN.value, "--run", "give a run of cxda train, such as runs/unipen/erm_iid/0, or --features")

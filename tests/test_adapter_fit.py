@@ -319,6 +319,7 @@ def test_the_notebook_runs_on_other_photographs(tmp_path, monkeypatch, capsys):
             exec(compile(code, "photographs.ipynb", "exec"), names)
     said = capsys.readouterr().out
     assert "960 images, 4 features, 8 numbers of style" in said and "right as a new domain" in said
+    assert len(names["adapter"].report["by_domain"]) == 3  # each of three domains validated in turn
     assert "expected calibration error" in said and "right before" in said and len(names["axes"]) == 6
 
 

@@ -176,10 +176,9 @@ def which_counts(model: Model, count: int, always: bool) -> tuple[bool, str]:
     """Whether the answer after adapting to so many images counts, and why."""
     helps, why = expected(model, count)
     counts = "so the adapted answer counts" if helps else "so the answer without it counts"
-    return (
-        helps or always,
-        f"{why}, {'but --always makes the adapted answer count' if always and not helps else counts}.",
-    )
+    if always and not helps:
+        counts = "but --always makes the adapted answer count"
+    return helps or always, f"{why}, {counts}."
 
 
 def expected(model: Model, count: int) -> tuple[bool, str]:
