@@ -133,6 +133,32 @@ def test_where_balanced_mixtures_lose_a_buffer_is_trusted_less():
     assert found(-0.2, -0.1, -0.3) == (2, [])
 
 
+def test_the_gain_of_balanced_mixtures_is_of_validation_tasks_with_even_shares():
+    plans = []
+
+    class Told(judging.Judged):
+        """Its adapted answers are the labels plus what the variables say."""
+
+        def answers(self, variables, plan):
+            if not plan.support.shape[1]:
+                return super().answers(variables, plan)
+            plans.append(plan)
+            return np.eye(CLASSES)[(self.store.labels[plan.query] + variables) % CLASSES]
+
+    logits, labels, domains, style = made(each=260)
+    kept = (labels > 0) | (np.arange(len(labels)) % 3 == 0)  # of the first class a third
+    logits, labels, domains, style = (x[kept] for x in (logits, labels, domains, style))
+    judged = Told(*_checked(logits, labels, domains, {"style": style}, 0))
+    gain = fitting._gain_of_balanced(judged)
+    best, worst = gain(0), gain(1)
+    support, query = plans[0]
+    assert best == pytest.approx(1 - (logits.argmax(1) == labels)[query].mean()) and worst == pytest.approx(best - 1)
+    assert all(len(np.unique(domains[task])) == 5 for task in support)
+    assert {judged.store.split[d] for d in np.unique(domains[support])} == {"val"}
+    shares = np.bincount(labels[np.concatenate([support, query], 1)].ravel()) / (60 * 120)
+    assert np.abs(shares - 1 / CLASSES).max() < 0.02 < 0.08 < 1 / CLASSES - (labels == 0).mean()
+
+
 def test_each_of_few_domains_validates_in_turn():
     logits, labels, domains, style = made(domains=3)
     few, short = (

@@ -14,6 +14,7 @@ import cxda_jax
 from cxda_jax.device.attached import attach
 from cxda_jax.encoders import Options, open_encoder
 from cxda_jax.export import formats
+from cxda_jax.export.exporting import opened
 from cxda_jax.fitted import Adapter, as_images, method_of
 from tests.commands import command
 from tests.lines import refused
@@ -112,6 +113,15 @@ def test_drift_keeps_the_plain_answers_and_exports_know_nothing_of_it(folder, de
     free = cxda_jax.load(folder / "adapter", encoder=str(folder / "m.onnx")).adapt(pixels[:5])
     with_drift = attach(tmp_path / "strict", str(folder / "m.onnx"), tells_drift=False).adapt(pixels[:5])
     np.testing.assert_array_equal(with_drift.predict(pixels).probabilities, free.predict(pixels).probabilities)
+
+
+def test_an_export_warns_where_the_adapter_is_not_trusted(folder, tmp_path, capsys):
+    adapter = cxda_jax.load_adapter(folder / "adapter")
+    unsure = {**adapter.report, "overall": {**adapter.report["overall"], "100": [0.1, -0.2, 0.4]}}
+    adapter._replace(report=unsure).save(tmp_path / "unsure")
+    for path, warned in ((folder / "adapter", False), (tmp_path / "unsure", True)):
+        opened(str(path), "", "")
+        assert (str(path) in capsys.readouterr().out) == warned
 
 
 def test_rows_take_the_place_of_images(folder, described):

@@ -37,6 +37,7 @@ class Speed(NamedTuple):
 def dry_run(study: Study, data_dir: str) -> None:
     """Lists the jobs and their times, before the data are there too."""
     store, jobs = planned(study, data_dir)
+    print(f"{len(jobs)} jobs; timing comes first, --list names them at once", flush=True)
     sample = store if store.sha256 else sample_store(study.benchmark)
     if not store.sha256:
         print("steps are timed on made-up images", flush=True)
