@@ -12,7 +12,7 @@ class UserError(ValueError):
 
 
 class TooEarly(UserError):
-    """Nothing is wrong, but what the command needs is not done: a queue may start it again later."""
+    """Nothing is wrong, but what the command needs is not done, or in use: a queue may start it again later."""
 
     code = 69  # EX_UNAVAILABLE of sysexits.h; 75 is that of a lost process, see machine/hosts.py
 

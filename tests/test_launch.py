@@ -83,7 +83,7 @@ def test_a_folder_in_use_is_refused_and_untouched(smoke):
     before = files(folder / "last")
     options = "--config=glyphs:cxda,smoke", f"--workdir={folder}", f"--data_dir={smoke[0]}/data"
     with locked(folder):
-        assert "run is in use by process" in command("train", *options, code=2)
+        assert "run is in use by process" in command("train", *options, code=69)
     assert files(folder / "last") == before
 
 

@@ -127,7 +127,11 @@ def test_a_job_that_a_queue_asks_for_is_done_once_and_after_what_it_needs(tmp_pa
         local.run_job(study, jobs, jobs[1])
     (study.folder / "jobs" / "a").mkdir()
     with files.locked(study.folder / "jobs" / "a"):
-        assert "is in use by process" in local.run_job(study, jobs, jobs[0])
+        with pytest.raises(TooEarly, match="is in use by process"):
+            local.run_job(study, jobs, jobs[0])
+        assert "a: " in (fault := local.run_jobs(study, jobs[:1], 1)[0]) and "is in use by process" in fault
+    with pytest.raises(TooEarly, match="c: RUN is in use"):  # by somebody who did not ask the queue
+        local.run_job(study, jobs, script("print('error: RUN is in use'); raise SystemExit(69)", name="c"))
     assert [local.run_job(study, jobs, find_job(jobs, text)) for text in ("0", "a", "1")] == ["", "", ""]
     assert log.read_text() == "ab" and [line.split()[2:4] for line in listing(study, jobs).splitlines()[:-1]] == [
         ["done", "a"],

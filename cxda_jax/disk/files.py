@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from cxda_jax.errors import UserError
+from cxda_jax.errors import TooEarly, UserError
 
 LOCK, SEAL = "lock", "seal"
 ABANDONED = 3600.0  # seconds without a write; after them, an unfinished file or folder is deleted
@@ -97,8 +97,8 @@ def refuse_links(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of `folder`, which may hold no link: a second process gets a
-    UserError until this one ends or is killed."""
+    """Holds the lock of `folder`, which may hold no link: a second process comes
+    TooEarly until this one ends or is killed."""
     refuse_links(folder)
     with open(folder / LOCK, "a+") as file:
         try:
@@ -106,7 +106,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             holder = file.read(200).strip() or "another process"
-            raise UserError(f"{folder} is in use by {holder}; wait for it, stop it, or choose another folder") from None
+            raise TooEarly(f"{folder} is in use by {holder}; wait for it, stop it, or choose another folder") from None
         except OSError:
             pass  # the file system has no locks
         file.truncate(0)

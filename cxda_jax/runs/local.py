@@ -39,7 +39,10 @@ _lock = threading.Lock()  # each command must get one signal only: a second one 
 
 
 def run_job(study: Study, jobs: Sequence[Job], job: Job) -> str:
-    """Runs one job of the study once, however often it is asked for; returns what was wrong, as perform() does."""
+    """Runs one job of the study once, however often it is asked for; returns what was wrong, as perform() does.
+
+    TooEarly: what it needs is not done, or another process runs it.
+    """
     waits_for = [needed.name for needed in jobs if needed.id in job.needs and not is_done(study, needed)]
     if waits_for:
         what = f"{len(waits_for)} jobs that it needs are not done, such as '{waits_for[0]}'"
@@ -51,14 +54,18 @@ def run_job(study: Study, jobs: Sequence[Job], job: Job) -> str:
 def perform(study: Study, job: Job, environment: Mapping[str, str] = MappingProxyType({})) -> str:
     """Runs a job to its end and marks it done, or returns a line that says what was wrong; "" where nothing was.
 
-    A job that is marked already is not run. One that another process runs is at fault. `environment` holds variables
-    beside those of this process.
+    A job that is marked already is not run. `environment` holds variables beside those of this process.
     """
     place = study.folder / "jobs" / job.id
     place.mkdir(exist_ok=True)
+    with files.locked(place):
+        return "" if is_done(study, job) else _perform(study, job, environment)
+
+
+def attempt(study: Study, job: Job, environment: Mapping[str, str]) -> str:
+    """perform(), to which a job that another process runs is at fault too."""
     try:
-        with files.locked(place):
-            return "" if is_done(study, job) else _perform(study, job, environment)
+        return perform(study, job, environment)
     except UserError as e:
         return f"{job.name}: {e}"
 
@@ -83,7 +90,10 @@ def _perform(study: Study, job: Job, environment: Mapping[str, str]) -> str:
         with _lock:
             _commands.discard(child)
     if code:
-        return f"{job.name}: {last_line(log, begun) or f'exit code {code}'} (log: {log})"
+        fault = f"{job.name}: {last_line(log, begun) or f'exit code {code}'} (log: {log})"
+        if code == TooEarly.code:
+            raise TooEarly(fault)
+        return fault
     record = {"name": job.name, "command": job.arguments, "seconds": round(time.monotonic() - began, 1)}
     files.write_text(study.mark(job), json.dumps(record, indent=1) + "\n")
     return ""
@@ -121,7 +131,7 @@ def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[
                 elif ready.issuperset(job.needs) and len(running) < workers:
                     todo.remove(job)
                     environment = free.pop()
-                    running[pool.submit(perform, study, job, environment)] = job, environment, time.monotonic()
+                    running[pool.submit(attempt, study, job, environment)] = job, environment, time.monotonic()
             for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
                 job, environment, began = running.pop(future)
                 free.append(environment)
