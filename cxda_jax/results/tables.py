@@ -231,9 +231,11 @@ def _unlike_paper(seeds: Sequence[Result], column: Column, benchmark: str) -> It
 
 
 def agreement(cell: Cell) -> str:
-    """Whether ours and the paper's lie within their combined standard error; '' where that cannot be said."""
+    """Whether ours and the paper's lie within their combined standard error, if they are of the same data."""
     if cell.paper is None:
         return ""
+    if any(mark.startswith("data: ") for mark in cell.marks):
+        return "other data"
     if math.isnan(cell.sem):
         return "one seed"
     within = abs(cell.mean - cell.paper[0]) <= math.hypot(cell.sem, cell.paper[1]) + 1e-9  # rounding
