@@ -58,8 +58,11 @@ def perform(study: Study, job: Job, environment: Mapping[str, str] = MappingProx
     """
     place = study.folder / "jobs" / job.id
     place.mkdir(exist_ok=True)
-    with files.locked(place):
-        return "" if is_done(study, job) else _perform(study, job, environment)
+    try:
+        with files.locked(place):
+            return "" if is_done(study, job) else _perform(study, job, environment)
+    except UserError as e:
+        raise type(e)(f"{job.name}: {e}") from None
 
 
 def attempt(study: Study, job: Job, environment: Mapping[str, str]) -> str:
@@ -67,7 +70,7 @@ def attempt(study: Study, job: Job, environment: Mapping[str, str]) -> str:
     try:
         return perform(study, job, environment)
     except UserError as e:
-        return f"{job.name}: {e}"
+        return str(e)
 
 
 def _perform(study: Study, job: Job, environment: Mapping[str, str]) -> str:
@@ -90,10 +93,10 @@ def _perform(study: Study, job: Job, environment: Mapping[str, str]) -> str:
         with _lock:
             _commands.discard(child)
     if code:
-        fault = f"{job.name}: {last_line(log, begun) or f'exit code {code}'} (log: {log})"
+        fault = f"{last_line(log, begun) or f'exit code {code}'} (log: {log})"
         if code == TooEarly.code:
             raise TooEarly(fault)
-        return fault
+        return f"{job.name}: {fault}"
     record = {"name": job.name, "command": job.arguments, "seconds": round(time.monotonic() - began, 1)}
     files.write_text(study.mark(job), json.dumps(record, indent=1) + "\n")
     return ""
