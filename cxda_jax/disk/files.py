@@ -97,7 +97,7 @@ def refuse_links(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of `folder`, which may hold no link: a second process comes
+    """Holds the lock of `folder`, which may hold no link: a second process gets
     TooEarly until this one ends or is killed."""
     refuse_links(folder)
     with open(folder / LOCK, "a+") as file:

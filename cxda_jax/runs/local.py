@@ -41,7 +41,7 @@ _lock = threading.Lock()  # each command must get one signal only: a second one 
 def run_job(study: Study, jobs: Sequence[Job], job: Job) -> str:
     """Runs one job of the study once, however often it is asked for; returns what was wrong, as perform() does.
 
-    TooEarly: what it needs is not done, or another process runs it.
+    It raises TooEarly where what the job needs is not done, or another process runs it.
     """
     waits_for = [needed.name for needed in jobs if needed.id in job.needs and not is_done(study, needed)]
     if waits_for:
@@ -54,7 +54,8 @@ def run_job(study: Study, jobs: Sequence[Job], job: Job) -> str:
 def perform(study: Study, job: Job, environment: Mapping[str, str] = MappingProxyType({})) -> str:
     """Runs a job to its end and marks it done, or returns a line that says what was wrong; "" where nothing was.
 
-    A job that is marked already is not run. `environment` holds variables beside those of this process.
+    A job that is marked already is not run; of one that another process runs it raises TooEarly. `environment` holds
+    variables beside those of this process.
     """
     place = study.folder / "jobs" / job.id
     place.mkdir(exist_ok=True)
@@ -66,7 +67,7 @@ def perform(study: Study, job: Job, environment: Mapping[str, str] = MappingProx
 
 
 def attempt(study: Study, job: Job, environment: Mapping[str, str]) -> str:
-    """perform(), to which a job that another process runs is at fault too."""
+    """perform() for a study that goes on: its errors are returned as faults."""
     try:
         return perform(study, job, environment)
     except UserError as e:

@@ -18,7 +18,7 @@ CHANGED = ("_changes", "_spread", "_cells")  # parts that hold a method several 
 APART = (*CHANGED, "cifar10_c_full", "cifar10_c_curves")  # parts that are not set beside the others of their store
 STARTED = tuple(f"{name},from={BASE}" for name in ("bn_alpha", "feature_shift", "lame", "t3a"))
 FORWARD = ("cxda_any", "icrm", "cxda_loo", "cxda", "bn", "cml", *STARTED)
-BY_SIZE = FORWARD[:5]  # the others lead nowhere; their sizes are in the records
+BY_SIZE = (*FORWARD[:5], STARTED[0])  # the sizes of the others are in the records
 LEVELS = (BASE, "erm", *FORWARD, "ft_em", "ft_im", "sf_ocda", "cotta", "sla")
 SUMMARY = {
     "bn": "its statistics", "cxda": "the paper's cross-attention", BASE: "not at all; trained on shuffled images",
