@@ -3,6 +3,7 @@
 scikit-learn is imported when CXDAClassifier is first asked for.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,17 @@ from cxda_jax.errors import UserError
 from cxda_jax.fitting import fit
 
 LEAST = 1e-12  # of probabilities whose logarithm is taken
+UNTRUSTED = (
+    "the adapter is not trusted, so the classifier was trained again on all domains and adapt() changes nothing; "
+    "print(model.adapter_) says why"
+)
 
 
 class Adapting:
     """A classifier that adapts to unlabelled rows of a new domain. The rows themselves are the style.
+
+    It is trained on a part of the domains, and the adapter on the others. If the adapter is not trusted, fit() warns
+    and trains the classifier again, on all domains; adapt() then changes nothing.
 
     Args:
       base_estimator: any classifier with predict_log_proba() or decision_function(); None: logistic regression.
@@ -56,6 +64,9 @@ class Adapting:
         if sample_domain is not None:
             told = {"minutes": self.minutes, "steps": self.steps, "seed": seed, "log": lambda line: None}
             self.adapter_ = fit(self._logits(X[held]), numbers[held], domains[held], X[held], **told)
+            if not self.adapter_.helps:
+                self.base_ = base.fit(X, y)
+                warnings.warn(UNTRUSTED, UserWarning, stacklevel=2)
         return self
 
     def adapt(self, X: Any) -> "Adapting":
@@ -63,14 +74,15 @@ class Adapting:
         X = self._checked(X)
         if self.adapter_ is None:
             raise UserError("sample_domain: fit() had none, so there is no adapter; give fit() the domain of each row")
-        self.device_ = self.adapter_.adapt(self._logits(X), X)
+        if self.adapter_.helps:
+            self.device_ = self.adapter_.adapt(self._logits(X), X)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probabilities of the classes_; before adapt() those of an empty buffer."""
         X = self._checked(X)
         logits = self._logits(X)
-        if self.adapter_ is None:
+        if self.adapter_ is None or not self.adapter_.helps:
             e = np.exp(logits - logits.max(1, keepdims=True))
             return e / e.sum(1, keepdims=True)
         device = self.device_ or self.adapter_.adapt(logits[:0], X[:0])

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
+from cxda_jax import metrics
 from cxda_jax.disk import files, manifest, models, safetensors
 from cxda_jax.disk.reading import read_object, reason, require
 from cxda_jax.errors import UserError, brief
@@ -27,7 +28,7 @@ SIZES = (0, 5, 20, 100)  # images of buffers on which the adapter was judged
 CELLS = 2**22  # numbers of an array [queries, buffer, classes] at a time
 STEP = 4096  # buffers above it have a multiple of it of places, smaller ones a power of two
 LIMIT = 1e9  # of numbers that are given; the squares of larger ones do not fit
-FEWEST = 50  # answers that a threshold is judged by
+CURVES = "thresholds", "accepted", "wrong"  # what thresholds follow from, without a buffer and with 100 images
 HOLDS = {"holds": "adapter"}  # in the manifest
 _KINDS = {"classes": int, "style": int, "seed": int, "keys": str, "package": str, "report": dict, "said": str,
           "origin": dict}  # fmt: skip
@@ -95,10 +96,10 @@ class Adapter(NamedTuple):
       keys: what fit() had for a style: style, features or logits.
       seed: of fit().
       variables: what was learnt.
-      known: of training domains the `centre` of their mean styles, and the variances `between` and `within` them; of
-        validation answers their `confidence`, the largest first, and whether they were `right`.
+      known: of all domains the `centre` of their mean styles, and the variances `between` and `within` them; how often
+        answers are `accepted` and `wrong` by domain at each of some `thresholds`; what EM knows.
       report: what fit() found, as numbers that JSON can hold. docs/fit.md explains them.
-      said: the report as a paragraph.
+      said: the report as text.
       origin: how `cxda fit` got the arrays: the encoder, its options, the names of the classes; {} where it did not.
       always: devices adapt whatever validation said.
     """
@@ -122,11 +123,11 @@ class Adapter(NamedTuple):
 
     @property
     def helps(self) -> bool:
-        """Whether devices adapt: validation tasks surely gained with 100 images, or it is trusted() all the same."""
+        """Whether devices adapt: new domains surely gain on average with 100 images, or trusted() says so."""
         return self.always or self.report["overall"][str(SIZES[-1])][1] > 0
 
     def trusted(self) -> "Adapter":
-        """The same adapter, but its devices adapt though validation did not surely gain. save() does not keep this."""
+        """The same adapter, but its devices adapt though no gain is sure. save() does not keep this."""
         return self._replace(always=True)
 
     def adapt(self, logits: Any, style: Any = None) -> Device:
@@ -153,16 +154,16 @@ class Adapter(NamedTuple):
         return float(np.interp(math.log1p(count), np.log1p(SIZES), measured))
 
     def threshold_for(self, risk: float = 0.05) -> float:
-        """The least confidence from which on at most this part of the validation answers is wrong, with 100 images.
+        """The least confidence from which on at most this part of the answers is wrong, with 100 images.
 
-        A device that gives no answer below it takes this risk. It is inf where no FEWEST answers have so little risk.
+        A device that gives no answer below it takes this risk: with 95 % confidence, on average over new domains and
+        the kinds of tasks of the report. A single domain may take more. It is inf where the images of fit() cannot show
+        so small a risk.
         """
         check_number("risk", risk, (int, float), 0, 1)
-        confidence, right = self.known["confidence"], self.known["right"]
-        ranks = np.arange(1, len(right) + 1)
-        ends = np.append(confidence[1:] < confidence[:-1], True)  # answers of equal confidence go together
-        allowed = np.flatnonzero(ends & (ranks >= FEWEST) & (np.cumsum(~right) <= risk * ranks))
-        return float(confidence[allowed[-1]]) if len(allowed) else math.inf
+        thresholds, accepted, wrong = (self.known[name][int(self.helps)] for name in CURVES)
+        surest = metrics.surest_within(risk, accepted, wrong)
+        return float(thresholds[surest - 1]) if surest else math.inf
 
     def distance(self, rows: np.ndarray) -> float:
         """How far the mean style of images [n, classes + style] lies from those of training domains, in deviations."""
@@ -239,9 +240,11 @@ def _check(card: Mapping[str, Any], known: Mapping[str, np.ndarray], where: str)
     except (KeyError, TypeError, ValueError):
         part = "origin" if name == "classes" else "report"
         raise UserError(f"{where}: {part}.{name} is not as cxda fit writes it; {models.AGAIN}") from None
-    d, k, n = card["style"], card["classes"], known["right"].shape if "right" in known else (0,)
+    d, k = card["style"], card["classes"]
+    counts = known["accepted"].shape if "accepted" in known else ()
+    levels = (*counts[:1], *counts[2:])
     for name, shape in {"centre": (d,), "between": (d,), "within": (d,), "scale": (), "bias": (k,), "shares": (k,),
-                        "confidence": n, "right": n}.items():  # fmt: skip
+                        "thresholds": levels, "accepted": counts, "wrong": counts}.items():  # fmt: skip
         if name not in known or known[name].shape != shape:
             raise UserError(f"{where}: known/{name} is missing or of another shape; {models.AGAIN}")
 

@@ -11,7 +11,7 @@ and deviations of the channels of early maps do, and the last features hardly do
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,14 +23,19 @@ from cxda_jax import augment, train
 from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.errors import UserError
+from cxda_jax.fit_report import in_words
 from cxda_jax.fitted import CELLS, SIZES, Adapter, as_array, as_logits, as_numbers, check_number, method_of
-from cxda_jax.judging import FULL, TASKS, Judged, calibrated, diagnosis, headroom, in_words, judge, report_on, some_of
+from cxda_jax.judging import FULL, TASKS, Judged, Turn, calibrated, diagnosis, headroom, judge, report_on, some_of
+from cxda_jax.labels_alone import Labelled, correct
 from cxda_jax.machine import backend
 from cxda_jax.methods.cxda_shares import ERRORS, changed, measure
+from cxda_jax.progress import duration
 from cxda_jax.types import Described, Episode, Images, Variables
 
-VALIDATION, VALIDATIONS = 0.25, 5  # the part of the domains that chooses the best weights; how often it does
-TURN = 0.25  # of the steps, where each of few domains validates in turn
+FEWEST = 3  # domains: one teaches, one chooses, one judges
+TURNS = 4  # adapters at most that are judged in the place of the returned one
+TURN = 0.25  # of the steps, for each of them
+CHOOSING, VALIDATIONS = 4, 5  # of so many domains one chooses the best weights; how often it does
 TASKS_PER_STEP, RATE = 16, 1e-2  # Adam's rate at the start; a cosine leads to 0
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
 PARTS = (0.5, 0.25, 0.0)  # of the errors that training domains show; validation says how much of them others share
@@ -38,7 +43,10 @@ MASSES = (1.0, 2.0, 4.0)  # times as many images are to outweigh the shares of t
 BALANCED = 100  # a stream of tasks of its own
 TIMED = 5  # steps, after which the first guess of their number is made; later ones follow each EVERY steps
 EVERY = 50
-USE = {"train": "train", "val": "validate"}  # what the domains of a split do
+LEAST_STEPS = 100  # with fewer an adapter learns next to nothing
+JUDGING = 10  # judging takes as long as so many validations
+SPOKEN = 10.0  # seconds between two lines of progress
+USE = {"train": "teach", "val": "choose"}  # what the domains of a split do
 WITHOUT = {  # what it costs if the keys come from something else than a style
     "features": "the keys come from the features: these tell domains apart worse than a style does, so a mixed buffer "
     "helps less",
@@ -59,6 +67,9 @@ def fit(  # noqa: PLR0913
 ) -> Adapter:
     """Learns to adapt a classifier, from images that it was not trained on.
 
+    The report is of what new domains get. The domains are dealt into turns; in each an adapter that learnt from the
+    other domains is judged, with a quarter of the steps. The adapter that is returned learns from all domains.
+
     A task has up to 100 images in its buffer. A step has 16 tasks of 20 queries for up to 65 classes. For more classes
     it has fewer queries (5 at least), and then fewer tasks (4 at least), so that the arrays [tasks, queries, 100,
     classes] of a step have two million numbers.
@@ -68,10 +79,11 @@ def fit(  # noqa: PLR0913
     Args:
       logits: of the classifier, [n, classes].
       labels: class numbers [n].
-      domains: numbers or names [n] of where each image comes from.
+      domains: numbers or names [n] of where each image comes from, three at least.
       style: a vector of each image [n, d] that tells domains apart.
       features: what takes its place where there is none, [n, d]; None: the logits do. Both tell domains apart worse.
-      minutes: that it may take. Steps are left out to keep to them; compiling and judging are not.
+      minutes: that it may take. Steps are left out to keep to them, but a UserError tells the minutes that are needed
+        if next to none would be left.
       steps: of the training, at most.
       seed: of all that is random.
       log: takes lines of progress.
@@ -79,13 +91,17 @@ def fit(  # noqa: PLR0913
     began = time.monotonic()
     check_numbers(minutes, steps, seed)
     keys = "style" if style is not None else "features" if features is not None else "logits"
-    judged = _checked(logits, labels, domains, {"style": style, "features": features}, seed)
+    judged = _checked(logits, labels, domains, {"style": style, "features": features}, seed, FEWEST)
     if keys in WITHOUT:
         log(WITHOUT[keys])
     known = headroom(judged)  # before the time of the training is over
-    of_turns = _of_turns(_turns(judged), math.ceil(TURN * steps), began, 30 * minutes, log)
-    variables, taken = _train(judged, steps, began + 60 * minutes, log)
-    report, kept = report_on(judged, variables, {"steps": taken, "asked": steps}, known, of_turns)
+    whole, *others = deal(judged)
+    _tell_of_small(whole, log)
+    weights = [math.ceil(TURN * steps)] * len(others) + [steps]
+    clock = Clock(began, 60 * minutes, weights, log)
+    turns = [_turn(turn, clock) for turn in others]
+    variables, taken = _train(whole, clock)
+    report, kept = report_on(judged, variables, turns, {"steps": taken, "asked": steps}, known)
     log(said := in_words(report))
     classes = judged.store.num_classes
     return Adapter(classes, judged.rows.shape[1] - classes, keys, seed, variables, kept, report, said)
@@ -94,23 +110,24 @@ def fit(  # noqa: PLR0913
 def gains_on(adapter: Adapter, logits: Any, labels: Any, domains: Any, style: Any = None) -> dict[str, Any]:
     """What an adapter gains on labelled images of other domains than fit() had, by parts of a report.
 
-    They are `images`, `right`, `headroom`, `gain`, `overall` and `calibration`; the temperatures are the adapter's own.
+    They are `images`, `right`, `headroom`, `gain`, `overall`, `by_domain` and `calibration`; the temperatures are the
+    adapter's own.
 
     Args:
       adapter: of fit().
       logits: labels, domains and style: as in fit(), of one domain or more.
     """
     adapter.rows(logits, style)  # names what is not as in fit()
-    judged = _checked(logits, labels, domains, {adapter.keys: style}, adapter.seed, part=1.0)
+    judged = _checked(logits, labels, domains, {adapter.keys: style}, adapter.seed)
     temperatures = {n: adapter.temperature(n) for n in SIZES}
-    found, _ = judge(judged, adapter.variables, adapter.known, temperatures)
-    right = judged.rows[:, : adapter.classes].argmax(1) == judged.store.labels
+    found, _ = judge([Turn(judged, adapter.variables, adapter.known)], temperatures)
+    right = judged.logits.argmax(1) == judged.store.labels
     return {"images": len(right), "right": float(right.mean()), "headroom": headroom(judged), **found}
 
 
 def diagnosed(logits: Any, labels: Any, domains: Any) -> str:
     """How much there is to gain for a classifier, from what it says of images that are new to it."""
-    return diagnosis(_checked(logits, labels, domains, {}, 0, part=1.0))
+    return diagnosis(_checked(logits, labels, domains, {}, 0))
 
 
 def check_numbers(minutes: Any, steps: Any, seed: Any) -> None:
@@ -126,17 +143,49 @@ def load_of(classes: int) -> tuple[int, int]:
     return min(TASKS_PER_STEP, max(FEW_TASKS, room // queries)), queries
 
 
-class Pace:
-    """The steps of a training that keeps to a time. The cosine of its rate ends at 0, however many steps it has."""
+class Clock:
+    """The time of several trainings, one after another, whose steps are asked for in `weights`."""
 
-    def __init__(self, steps: int, until: float, log: Callable[[str], None]):
-        self.left, self.until, self.log = steps, until, log
-        self.taken, self.progress, self.began = 0, 0.0, 0.0
-        self.reserve = 0.0  # seconds of what follows the training
+    def __init__(self, began: float, seconds: float, weights: Sequence[int], log: Callable[[str], None]):
+        self.began, self.end, self.weights, self.log = began, began + seconds, weights, log
+        self.training = self.taken = 0  # the number of this training; steps of all
+        self.spoken = began
+
+    def start(self) -> "Pace":
+        """The pace of the next training."""
+        self.training += 1
+        return Pace(self, self.weights[self.training - 1])
+
+    def share(self) -> float:
+        """The part of the time that is left which this training may take."""
+        return self.weights[self.training - 1] / sum(self.weights[self.training - 1 :])
+
+    def tell(self, line: str, now: float, left: float) -> None:
+        """Says a line of progress with the seconds that are left, unless one was said a moment ago."""
+        if now - self.spoken >= SPOKEN:
+            self.spoken = now
+            name = f"training {self.training} of {len(self.weights)}, " * (len(self.weights) > 1)
+            self.log(f"{name}{line}  eta {duration(max(1.0, left))}")
+
+
+class Pace:
+    """The steps of a training that keeps to its part of a clock. The cosine of its rate ends at 0, however many steps
+    it has."""
+
+    def __init__(self, clock: Clock, steps: int):
+        self.clock, self.asked, self.left = clock, steps, steps
+        self.taken, self.progress, self.began, self.until = 0, 0.0, 0.0, math.inf
+        self.a_step = 0.0
+        self.validation = 0.0  # seconds of one
 
     @property
     def rate(self) -> float:
         return RATE * (1 + math.cos(math.pi * self.progress)) / 2
+
+    @property
+    def reserve(self) -> float:
+        """Seconds of the validations to come."""
+        return self.validation * ((1 - self.progress) * VALIDATIONS + 1 + len(PARTS) + len(MASSES))
 
     def step(self, now: Callable[[], float]) -> bool:
         """Counts a step, leaves out some where time is short, and returns whether a validation follows.
@@ -147,15 +196,31 @@ class Pace:
         self.taken, self.left = self.taken + 1, self.left - 1
         if self.taken == 1:  # it was compiled
             self.began = now()
+            self.until = self.began + (self.clock.end - JUDGING * self.validation - self.began) * self.clock.share()
         elif self.left and (self.taken == 1 + TIMED or self.taken % EVERY == 0):
-            time_now = now()
-            a_step = (time_now - self.began) / (self.taken - 1)
-            room = max(1, int((self.until - self.reserve - time_now) / max(a_step, 1e-9)))
-            if room < self.left:
-                self.log(f"time is short: {self.taken + room} steps in place of {self.taken + self.left}")
-                self.left = room
+            self._keep_to_time(now())
         part = VALIDATIONS * self.progress + 1e-9
         return not self.left or int(part) > int(VALIDATIONS * before + 1e-9)
+
+    def _keep_to_time(self, now: float) -> None:
+        self.a_step = max(1e-9, (now - self.began) / (self.taken - 1))
+        room = int((self.until - self.reserve - now) / self.a_step)
+        if room < self.left:
+            if self.clock.training == 1 and self.taken + room < min(LEAST_STEPS, self.asked):
+                raise UserError(self._too_short(now, max(0, room)))
+            self.left = max(1, room)
+            told = f"time is short: {self.taken + self.left} of {self.asked} steps"
+            self.clock.log(f"{told}, in training {self.clock.training} of {len(self.clock.weights)}")
+        self.clock.tell(f"step {self.taken}/{self.taken + self.left}", now, self.clock.end - now)
+
+    def _too_short(self, now: float, room: int) -> str:
+        weights, each = self.clock.weights, VALIDATIONS + 1 + len(PARTS) + len(MASSES)
+        seconds = sum(weights) * self.a_step + (len(weights) * each + JUDGING) * self.validation
+        minutes = math.ceil(12 * (seconds + now - self.clock.began) / 60) / 10  # a fifth is to spare
+        told = (
+            f"minutes={(self.clock.end - self.clock.began) / 60:g}: only {self.taken + room} of {self.asked} steps fit"
+        )
+        return f"{told} on this machine; give minutes={minutes:g}, or {min(LEAST_STEPS, self.asked)} steps or fewer"
 
 
 class Programs(NamedTuple):
@@ -172,15 +237,11 @@ def programs(classes: int) -> Programs:
     return Programs(optimizer, backend.jit(functools.partial(train.train_step, learner)))
 
 
-def _train(judged: Judged, steps: int, until: float, log: Callable[[str], None]) -> tuple[Variables, int]:
-    """The variables that are best on validation tasks, and the steps that were taken."""
+def _train(judged: Judged, clock: Clock) -> tuple[Variables, int]:
+    """The variables that are best on tasks of the choosing domains, and the steps that were taken."""
     store, rows, classes = judged.store, judged.rows, judged.store.num_classes
     (optimizer, step), (tasks, _) = programs(classes), load_of(classes)
     draws = {split: judged.draw(split, i, _spec(judged, split)) for i, split in enumerate(("train", "val"))}
-    for split, draw in draws.items():
-        if small := len(of_split := store.domains(split)) - len(draw.domains):
-            fewer = f"that {USE[split]} have fewer than {draw.spec.least} images"
-            log(f"{small} of the {len(of_split)} domains {fewer}, so no task is drawn from them")
     asked = sample_plans(draws["val"], range(TASKS))
     state = train.init_state(method_of(classes), optimizer, judged.seed, _images(rows[:2]))
     state = state.replace(variables=_start(judged, state.variables))
@@ -188,21 +249,17 @@ def _train(judged: Judged, steps: int, until: float, log: Callable[[str], None])
     def score(variables: Variables) -> float:
         return float((judged.answers(variables, asked).argmax(-1) == store.labels[asked.query]).mean())
 
-    pace, key, best = Pace(steps, until, log), jax.random.key(judged.seed), (-1.0, state.variables)
-    times = [time.monotonic()]
+    pace, key, best = clock.start(), jax.random.key(judged.seed), (-1.0, state.variables)
     score(state.variables)  # compiles
-    times.append(time.monotonic())
+    begun = time.monotonic()
     untrained = (score(state.variables), state.variables)
-    times.append(time.monotonic())
-    # Of validations, and of judge():
-    pace.reserve = 3 * (times[1] - times[0]) + (13 + len(PARTS) + len(MASSES)) * (times[2] - times[1])
+    pace.validation = time.monotonic() - begun
     while pace.left:
         state.optimizer.hyperparams["learning_rate"] = jnp.float32(pace.rate)
         plan = sample_plans(draws["train"], range(pace.taken * tasks, (pace.taken + 1) * tasks))
         state, _ = step(state, _episodes(rows, store.labels, plan), key)
         if pace.step(lambda state=state: float(jax.block_until_ready(state.step) * 0) + time.monotonic()):
             scored = score(state.variables)
-            log(f"step {pace.taken}: {scored:.1%} of the validation answers are right")
             if scored > best[0]:
                 best = (scored, state.variables)
     best = max(*less_sure(*best, score), untrained, key=lambda scored: scored[0])
@@ -245,26 +302,44 @@ def _gain_of_balanced(judged: Judged) -> Callable[[Variables], float]:
     return lambda variables: right(judged.answers(variables, plan)) - right(plain)
 
 
-def _turns(judged: Judged) -> list[Judged]:
-    """The same images with each other domain in the place of the one that validates, if it does so alone."""
-    store = judged.store
-    if len(store.domains("val")) > 1:
-        return []
-    split = np.where(np.eye(len(store.split), dtype=bool), "val", "train")[store.domains("train")]
-    turns = [judged._replace(store=store._replace(split=tuple(map(str, of_turn)))) for of_turn in split]
-    return [turn for turn in turns if turn.most_domains("val") and turn.most_domains("train")]
+def deal(judged: Judged) -> list[Judged]:
+    """All images for the adapter that is returned, and then for each turn, in which some domains judge and the others
+    teach and choose. Each domain judges in one turn.
+
+    Domains with images enough for tasks of their own are dealt first, so that each part gets some.
+    """
+    store, count = judged.store, len(judged.store.split)
+    order = np.random.Generator(np.random.Philox(key=[judged.seed, 0])).permutation(count)
+    small = np.diff(store.offsets)[order] < FULL + judged.queries
+    order, large = order[np.argsort(small, kind="stable")], int((~small).sum())
+    number = max(FEWEST, min(TURNS, (large if large >= FEWEST else count) // 2))
+
+    def of(judging: Any) -> Judged:
+        others = order[~np.isin(order, judging)]
+        choosing = others[::CHOOSING]
+        split = ("test" if d in judging else "val" if d in choosing else "train" for d in range(count))
+        return judged._replace(store=store._replace(split=tuple(split)))
+
+    return [of([]), *(of(order[i::number]) for i in range(number))]
 
 
-def _of_turns(
-    turns: list[Judged], steps: int, began: float, seconds: float, log: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """What is gained overall in each turn, by an adapter of its own, within so many seconds for all."""
-    found = []
-    for i, turn in enumerate(turns, 1):
-        log(f"another domain validates, {i} of {len(turns)}")
-        variables, _ = _train(turn, steps, began + seconds * i / len(turns), log)
-        found.append(judge(turn, variables, calibrated(turn))[0]["overall"])
-    return found
+def _tell_of_small(judged: Judged, log: Callable[[str], None]) -> None:
+    for split, use in USE.items():
+        domains, spec = judged.store.domains(split), _spec(judged, split)
+        if small := len(domains) - len(judged.draw(split, 0, spec).domains):
+            fewer = f"that {use} have fewer than {spec.least} images"
+            log(f"{small} of the {len(domains)} domains {fewer}, so no task is drawn from them")
+
+
+def _turn(judged: Judged, clock: Clock) -> Turn:
+    """An adapter of the domains that teach and choose, and its rivals of the same."""
+    variables, _ = _train(judged, clock)
+    store, parts = judged.store, []
+    for split in ("train", "val"):
+        rows = some_of(judged.rows_of(split), judged)
+        style = judged.rows[rows, store.num_classes :]
+        parts.append(Labelled(judged.logits[rows], style, store.labels[rows], store.row_domains()[rows]))
+    return Turn(judged, variables, calibrated(judged, judged.rows_of("train", "val")), correct(*parts))
 
 
 def _start(judged: Judged, variables: Variables) -> Variables:
@@ -272,8 +347,7 @@ def _start(judged: Judged, variables: Variables) -> Variables:
 
     The classifier's own training images are not given. The classes are taken to have the same shares there.
     """
-    store, rows = judged.store, judged.rows
-    own = np.flatnonzero(np.isin(store.row_domains(), store.domains("train")))
+    store, rows, own = judged.store, judged.rows, judged.rows_of("train")
     some = some_of(own, judged)
     held = Described(rows[some], store.labels[some], store.row_domains()[some])
     return measure(variables, held, store.labels[own])
@@ -298,13 +372,8 @@ def _episodes(rows: np.ndarray, labels: np.ndarray, plan: Plan) -> Episode:
     return Episode(_images(rows[support]), _images(rows[query]), label, support_label)
 
 
-def _checked(
-    logits: Any, labels: Any, domains: Any, styles: dict[str, Any], seed: int, part: float = VALIDATION
-) -> Judged:
-    """The arguments of fit() as what is trained and judged on; a UserError names the first that is wrong.
-
-    `part` of the domains validates. If all do, one domain is enough.
-    """
+def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], seed: int, fewest: int = 1) -> Judged:
+    """The arguments of fit() as images whose domains all judge; a UserError names the first that is wrong."""
     z = as_logits(logits)
     if z.shape[1] < 2 or not len(z):
         raise UserError(f"logits: shape {z.shape}; give at least one image, and a column for each of the classes")
@@ -328,20 +397,18 @@ def _checked(
     if y.min() == y.max():
         raise UserError(f"labels: all are {y[0]}; give images of two classes at least")
     names, d = np.unique(d.astype(str) if d.dtype == object else d, return_inverse=True)
-    if len(names) < 2 and part < 1:
-        raise UserError(f"domains: {len(names)} of them; give images of two at least, of which one validates")
-    return Judged(_store(z, s, y.astype(np.int32), d, seed, part), load_of(z.shape[1])[1], seed)
+    if len(names) < fewest:
+        told = "one teaches, one chooses and one judges"
+        raise UserError(f"domains: {len(names)} of them; give images of {fewest} at least, of which {told}")
+    return Judged(_store(z, s, y.astype(np.int32), d, tuple(map(str, names))), load_of(z.shape[1])[1], seed)
 
 
 def _store(
-    z: np.ndarray, s: np.ndarray, labels: np.ndarray, domains: np.ndarray, seed: int, part: float
+    z: np.ndarray, s: np.ndarray, labels: np.ndarray, domains: np.ndarray, names: tuple[str, ...]
 ) -> DomainStore:
-    """The images as a data set, sorted by domain. A part of the domains validates."""
-    order, count = np.argsort(domains, kind="stable"), int(domains.max()) + 1
-    shuffled = np.random.Generator(np.random.Philox(key=[seed, 0])).permutation(count)
-    validating = shuffled[: max(1, round(part * count))]
+    """The images as a data set, sorted by domain."""
+    order, count = np.argsort(domains, kind="stable"), len(names)
     offsets = np.concatenate([[0], np.cumsum(np.bincount(domains, minlength=count))])
-    split = tuple("val" if d in validating else "train" for d in range(count))
     info = StoreInfo("what fit() was given", tuple(map(str, range(z.shape[1]))), (0.0,), (1.0,))
     images = np.concatenate([z, s], axis=1)[order][:, None, None]
-    return DomainStore(info, images, labels[order], offsets, split, tuple(map(str, range(count))), "")
+    return DomainStore(info, images, labels[order], offsets, ("test",) * count, names, "")

@@ -1,4 +1,8 @@
-"""Judges an adapter on validation tasks: what it gains, how sure it may be, and what it takes for drift."""
+"""Judges adapters on domains from which they learnt nothing: gains and how sure they are, calibration and drift.
+
+An adapter that fit() returns has learnt from all domains, so no domain is left to judge it. Its report is of others in
+its place: the domains are dealt into turns, and in each turn an adapter that learnt from the other domains is judged.
+"""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -15,22 +19,22 @@ from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, Plan, domains_for
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.fitted import CELLS, SIZES, apart, method_of, probabilities, standardised
+from cxda_jax.labels_alone import Correction
 from cxda_jax.machine import backend
 from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_of
-from cxda_jax.results.formats import aligned
-from cxda_jax.runs.diagnosis import BY_HEART, FIRST, Diagnosis, by_em, diagnose
+from cxda_jax.runs.diagnosis import FIRST, SHARES, Diagnosis, by_em, diagnose, kind_of
 from cxda_jax.types import ADAPTER, Array, Images, Variables
 
-TASKS, RESAMPLES = 200, 2000  # of a kind; for an interval
+TASKS, BLOCK = 200, 50  # of a kind; that a program answers at once
 START = 2**21  # numbers of images, from which a calibration is measured, and the training's start
 FULL = SIZES[-1]
-SHARES = {"natural": "their own shares", "dirichlet": "Dirichlet 0.3", "even": "even shares"}
+LEVELS = np.arange(1, 101) / 100  # parts of all answers, the surest ones, of which the errors by domain are kept
 DRAWS, MOST_DOMAINS = 30, 100  # buffers of each domain, and the domains, that say what is no drift
 DIAGNOSED = 2**19  # logits that the diagnosis reads, as it takes minutes for more
 
 
 class Judged(NamedTuple):
-    """What an adapter is judged on.
+    """Images for fit(). Domains of split "train" teach an adapter, those of "val" choose, and those of "test" judge.
 
     Attributes:
       store: whose images are logits and style, [n, 1, 1, classes + d].
@@ -46,6 +50,15 @@ class Judged(NamedTuple):
     def rows(self) -> np.ndarray:
         return self.store.images[:, 0, 0]
 
+    @property
+    def logits(self) -> np.ndarray:
+        return self.rows[:, : self.store.num_classes]
+
+    def rows_of(self, *splits: str) -> np.ndarray:
+        """The numbers of the images of some splits."""
+        domains = np.concatenate([self.store.domains(split) for split in splits])
+        return np.flatnonzero(np.isin(self.store.row_domains(), domains))
+
     def most_domains(self, split: str) -> int:
         """The most domains, up to five, that a task can have; 0 where none has images enough."""
         sizes = np.diff(self.store.offsets)[self.store.domains(split)]
@@ -58,8 +71,48 @@ class Judged(NamedTuple):
     def answers(self, variables: Variables, plan: Plan) -> np.ndarray:
         """The adapted logits [tasks, queries, classes]; without a support those of the classifier."""
         if not plan.support.shape[1]:
-            return self.rows[plan.query, : self.store.num_classes]
-        return np.asarray(_answering(self.store.num_classes)(variables, *(self.rows[part] for part in plan)))
+            return self.logits[plan.query]
+        found, program = [], _answering(self.store.num_classes)
+        for start in range(0, len(plan.query), BLOCK):  # all of one size, so that one program answers
+            of_block = (np.resize(part[start : start + BLOCK], (BLOCK, part.shape[1])) for part in plan)
+            found.append(np.asarray(program(variables, *(self.rows[part] for part in of_block))))
+        return np.concatenate(found)[: len(plan.query)]
+
+
+class Turn(NamedTuple):
+    """An adapter, and the domains of split "test" that judge it beside its rivals.
+
+    Attributes:
+      judged: on what.
+      variables: of the adapter.
+      rival: what EM knows, of calibrated().
+      correction: of the logits by style alone, learnt from the same labels; None: it is not compared.
+    """
+
+    judged: Judged
+    variables: Variables
+    rival: Mapping[str, np.ndarray]
+    correction: Correction | None = None
+
+
+class Asked(NamedTuple):
+    """Tasks of one kind, and what was answered.
+
+    Attributes:
+      query: rows [tasks, queries].
+      labels: [tasks, queries].
+      logits: of the adapter by size of the buffer, [tasks, queries, classes].
+      right: the right answers of each task, [answers, tasks]: of the adapter by size, of EM, of the correction.
+      owner: the domain of the queries, [tasks].
+      turn: the number of the turn, [tasks].
+    """
+
+    query: np.ndarray
+    labels: np.ndarray
+    logits: Mapping[int, np.ndarray]
+    right: np.ndarray
+    owner: np.ndarray
+    turn: np.ndarray
 
 
 @functools.cache
@@ -93,44 +146,47 @@ def headroom(judged: Judged) -> Mapping[str, Mapping[str, float]] | None:
     offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
     some = store._replace(images=store.images[:0], labels=store.labels[rows], offsets=offsets, split=("val",) * count)
     tasks = max(1, min(TASKS, CELLS // (FULL * store.num_classes)))
-    return diagnose(some, judged.rows[rows, : store.num_classes], 0.0, seed=judged.seed, tasks=tasks).table
+    return diagnose(some, judged.logits[rows], 0.0, seed=judged.seed, tasks=tasks).table
 
 
 def diagnosis(judged: Judged) -> str:
     """headroom() as a table, and in words."""
     if not (known := headroom(judged)):
         raise UserError(f"domains: fewer than two have {FIRST} images; give more of each")
-    right = judged.rows[:, : judged.store.num_classes].argmax(1) == judged.store.labels
+    right = judged.logits.argmax(1) == judged.store.labels
     return str(Diagnosis(known, float(right.mean()), "these images"))
 
 
 def report_on(
-    judged: Judged, variables: Variables, steps: dict[str, int], known: Any, turns: Sequence[dict[str, Any]]
+    judged: Judged, variables: Variables, turns: Sequence[Turn], steps: Mapping[str, int], known: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A report, and the arrays that an adapter keeps of what it was judged on.
 
-    `steps` has those that were taken and asked for, `known` is headroom()'s, and `turns` has what judge() found overall
-    where other domains validated.
+    Args:
+      judged: all images.
+      variables: of the adapter that fit() returns.
+      turns: that judge, and no domain judges in two of them.
+      steps: that were taken and asked for.
+      known: headroom()'s.
     """
-    store, classes = judged.store, judged.store.num_classes
-    rival = calibrated(judged)
-    found, answers = judge(judged, variables, rival, turns=turns)
+    rival = calibrated(judged, np.arange(len(judged.rows)))
+    found, kept = judge(turns)
     stats = jax.device_get(variables["batch_stats"][ADAPTER])
-    told, means = drift(judged, standardised(judged.rows[:, classes:], stats["mean"], stats["std"]))
+    scaled = standardised(judged.rows[:, judged.store.num_classes :], stats["mean"], stats["std"])
+    told, means = drift(judged, scaled, [turn.judged.store.domains("test") for turn in turns])
     return {
         "images": len(judged.rows),
-        "right": float((judged.rows[:, :classes].argmax(1) == store.labels).mean()),
-        "domains": {split: len(store.domains(split)) for split in ("train", "val")},
-        **steps, "tasks": TASKS, "headroom": known, **found, "drift": told,
-    }, {**means, **answers, **rival}  # fmt: skip
+        "right": float((judged.logits.argmax(1) == judged.store.labels).mean()),
+        "domains": len(judged.store.split),
+        "turns": len(turns), **steps, "tasks": TASKS, "headroom": known, **found, "drift": told,
+    }, {**means, **kept, **rival}  # fmt: skip
 
 
-def calibrated(judged: Judged) -> dict[str, np.ndarray]:
-    """What the rival knows of training domains: 1 / T, b and t of mlls() in methods/label_shift.py."""
-    own = np.flatnonzero(np.isin(judged.store.row_domains(), judged.store.domains("train")))
-    classes, some = judged.store.num_classes, some_of(own, judged)
-    scale, bias = jax.jit(fit_temperature)(judged.rows[some, :classes], judged.store.labels[some])
-    known = {"scale": scale, "bias": bias, "shares": shares_of(jnp.asarray(judged.store.labels[own]), classes)}
+def calibrated(judged: Judged, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """What the rival knows of such images: 1 / T, b and t of mlls() in methods/label_shift.py."""
+    some, labels = some_of(rows, judged), judged.store.labels
+    scale, bias = jax.jit(fit_temperature)(judged.logits[some], labels[some])
+    known = {"scale": scale, "bias": bias, "shares": shares_of(jnp.asarray(labels[rows]), judged.store.num_classes)}
     return {name: np.asarray(x, np.float32) for name, x in known.items()}
 
 
@@ -141,111 +197,132 @@ def some_of(rows: np.ndarray, judged: Judged) -> np.ndarray:
 
 
 def judge(
-    judged: Judged,
-    variables: Variables,
-    rival: Mapping[str, np.ndarray],
-    temperatures: Mapping[int, float] | None = None,
-    turns: Sequence[dict[str, Any]] = (),
+    turns: Sequence[Turn], temperatures: Mapping[int, float] | None = None
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Parts of a report: gains by kind of task and size of buffer, and calibration. With them, the answers that
-    thresholds follow from.
+    """Parts of a report: gains by kind of task and size of buffer, and calibration. With them, the errors by domain
+    and confidence, from which thresholds follow.
 
     Args:
-      judged: on what.
-      variables: of the adapter.
-      rival: calibrated()'s.
-      temperatures: by size. None: that of no images is of all images, the others are of even tasks, and what is said of
-        these is of odd tasks.
-      turns: what was found overall where other domains validated.
+      turns: that judge.
+      temperatures: by size. None: those of the least cross-entropy. What is said of a turn's answers is then by the
+        temperature of the other turns.
     """
-    gain, answers, labels, rights, owners = {}, {n: [] for n in SIZES}, [], [], []
-    kinds = [(number, shares) for number in dict.fromkeys((1, judged.most_domains("val"))) for shares in SHARES]
-    for stream, (number, shares) in enumerate(kinds, 2):
-        spec = EpisodeSpec(number, FULL // number, judged.queries, shares=shares, skip_small=True)
-        draw = judged.draw("val", stream, spec)
-        if len(draw.domains) < number:
-            continue
-        plan = sample_plans(draw, range(TASKS), Context(number * spec.per_domain))
-        y = judged.store.labels[plan.query]
-        found = {n: judged.answers(variables, Plan(plan.support[:, :n], plan.query)) for n in SIZES}
-        given = [*found.values(), by_rival(judged, rival, plan)]
-        rights.append(np.stack([(z.argmax(-1) == y).mean(1) for z in given]))
-        owners.append(judged.store.row_domains()[plan.query[:, 0]])
-        gain[f"{number} domain{'s' * (number > 1)}, {SHARES[shares]}"] = _gain(rights[-1], owners[-1])
-        labels.append(y)
-        for n, z in found.items():
-            answers[n].append(z)
-    if not rights:
-        raise UserError(f"domains: none has {FULL + judged.queries} images, so nothing can be judged; give more")
-    right, owner = np.concatenate(rights, axis=1), np.concatenate(owners)
-    each = [_gain(right, owner), *turns]
-    overall = _over_turns(each)
-    of_domains = [100 * float((right[-2] - right[0])[owner == d].mean()) for d in np.unique(owner)]
-    by_domain = [turn[str(FULL)][0] for turn in each] if turns else of_domains
-    y, calibration, confident = np.stack(labels), {}, {}
-    if not temperatures:  # of the classifier alone, all domains tell
-        some = some_of(np.arange(len(judged.rows)), judged)
-        temperatures = {0: least_temperature(judged.rows[some, : judged.store.num_classes], judged.store.labels[some])}
-    for n in SIZES:
-        calibration[str(n)], *confident[n] = _calibrated(np.stack(answers[n]), y, temperatures.get(n))
-    confidence, right = confident[FULL if overall[str(FULL)][1] > 0 else 0]
-    order = np.argsort(-confidence, kind="stable")
-    return {"gain": gain, "overall": overall, "by_domain": by_domain, "calibration": calibration}, {
-        "confidence": confidence[order], "right": right[order],
-    }  # fmt: skip
+    store = turns[0].judged.store
+    most = min(turn.judged.most_domains("test") for turn in turns)
+    asked: dict[str, Asked] = {}
+    for stream, (number, shares) in enumerate([(n, s) for n in dict.fromkeys((1, most)) for s in SHARES if n], 2):
+        found = [ask(turn, i, len(turns), stream, number, shares) for i, turn in enumerate(turns)]
+        if parts := [part for part in found if part]:
+            asked[kind_of(number, shares)] = _joined(parts)
+    if not asked:
+        what = f"{FULL + turns[0].judged.queries} images"
+        raise UserError(f"domains: too few have {what}, so nothing can be judged; give more images of each")
+    whole = _joined([*asked.values()])
+    calibration = {str(n): _calibrated(whole, n, temperatures[n] if temperatures else None) for n in SIZES}
+    overall = _gain(whole)
+    groups, which = np.unique(whole.owner, return_inverse=True)
+    gained = np.bincount(which, whole.right[SIZES.index(FULL)] - whole.right[0]) / np.bincount(which)
+    temperature = {n: calibration[str(n)]["temperature"] for n in (0, FULL)}
+    return {
+        "gain": {name: _gain(part) for name, part in asked.items()},
+        "overall": overall,
+        "expected": metrics.after_selection(overall[str(FULL)], len(groups)),
+        "by_domain": {store.domain_names[d]: 100 * float(x) for d, x in zip(groups, gained, strict=True)},
+        "calibration": calibration,
+    }, _curves(whole, temperature)  # fmt: skip
+
+
+def ask(turn: Turn, number_of_turn: int, turns: int, stream: int, number: int, shares: str) -> Asked | None:
+    """What is answered on tasks of one kind, so many as all turns have in all; None where too few domains have them."""
+    judged, spec = turn.judged, EpisodeSpec(number, FULL // number, turn.judged.queries, shares=shares, skip_small=True)
+    draw = judged.draw("test", stream, spec)
+    if len(draw.domains) < number:
+        return None
+    plan = sample_plans(draw, range(-(-TASKS // turns)), Context(number * spec.per_domain))
+    y = judged.store.labels[plan.query]
+    found = {n: judged.answers(turn.variables, Plan(plan.support[:, :n], plan.query)) for n in SIZES}
+    given = [*found.values(), by_rival(judged, turn.rival, plan)]
+    if turn.correction:
+        rows = judged.rows[plan.query]
+        given.append(turn.correction(rows[..., : judged.store.num_classes], rows[..., judged.store.num_classes :]))
+    right = np.stack([(z.argmax(-1) == y).mean(1) for z in given])
+    owner = judged.store.row_domains()[plan.query[:, 0]]
+    return Asked(plan.query, y, found, right, owner, np.full(len(y), number_of_turn))
+
+
+def _joined(parts: Sequence[Asked]) -> Asked:
+    def of(name: str, axis: int = 0) -> np.ndarray:
+        return np.concatenate([getattr(part, name) for part in parts], axis)
+
+    logits = {n: np.concatenate([part.logits[n] for part in parts]) for n in SIZES}
+    return Asked(of("query"), of("labels"), logits, of("right", 1), of("owner"), of("turn"))
 
 
 def by_rival(judged: Judged, rival: Mapping[str, np.ndarray], plan: Plan) -> np.ndarray:
     """The logits [tasks, queries, classes] of the strongest rival without training: mlls with the whole buffer."""
-    z = judged.rows[:, : judged.store.num_classes] * rival["scale"] + rival["bias"]
+    z = judged.logits * rival["scale"] + rival["bias"]
     trained = np.broadcast_to(rival["shares"], (len(plan.support), z.shape[1]))
     p = scipy.special.softmax(z[plan.support], axis=-1)
     shares = np.asarray(by_em(p, trained, np.ones(plan.support.shape, np.float32)))
     return z[plan.query] + np.log(np.maximum(shares, FLOOR) / trained)[:, None]
 
 
-def _gain(right: np.ndarray, owner: np.ndarray) -> dict[str, Any]:
-    """The accuracy of answers [SIZES + 1, tasks] without a buffer, and mean and 95 % interval of what is gained.
+def _gain(asked: Asked) -> dict[str, Any]:
+    """The accuracy without a buffer, and what is gained, each with its 95 % interval for the mean of new domains.
 
-    That is by size; "em": by the last row, the rival; "over_em": the gain with FULL images less the rival's. The
-    interval is over the domains of the queries [tasks] and over the tasks.
+    That is by size; "em": by EM with FULL images, "labels": by the correction that the same labels teach; "over_em" and
+    "over_labels": the gain with FULL images less the rival's.
     """
-    gains = np.concatenate([right - right[0], right[-2:-1] - right[-1:]])
-    spans = 100 * np.stack([gains.mean(1), *metrics.interval_over_groups(gains, owner, RESAMPLES)], axis=1)
-    names = *map(str, SIZES), "em", "over_em"
-    return {"plain": 100 * float(right[0].mean()), **dict(zip(names, spans.tolist(), strict=True))}
+    right, full = asked.right, asked.right[SIZES.index(FULL)]
+    rows = {str(n): right[i] - right[0] for i, n in enumerate(SIZES)}
+    for name, rival in zip(("em", "labels"), right[len(SIZES) :], strict=False):
+        rows |= {name: rival - right[0], f"over_{name}": full - rival}
+    spans = 100 * metrics.interval_over_groups(np.stack([right[0], *rows.values()]), asked.owner)
+    return {"plain": float(spans[0, 0]), **dict(zip(rows, spans[1:].tolist(), strict=True))}
 
 
-def _over_turns(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One domain's gains over all tasks. Of several, the mean, and the least and the largest instead of an interval."""
-    if len(each) == 1:
-        return each[0]
-    means = {name: np.array([turn[name][0] for turn in each]) for name in each[0] if name != "plain"}
-    return {
-        "plain": float(np.mean([turn["plain"] for turn in each])),
-        **{name: [float(x) for x in (gains.mean(), gains.min(), gains.max())] for name, gains in means.items()},
-    }
+def _calibrated(asked: Asked, size: int, given: float | None) -> dict[str, Any]:
+    """The calibration of the answers with a buffer of some size."""
+    z, y = asked.logits[size].reshape(-1, asked.logits[size].shape[-1]), asked.labels.ravel()
+    turn, right = np.repeat(asked.turn, asked.labels.shape[1]), z.argmax(1) == y
 
+    def least(rows: np.ndarray) -> float:
+        some = rows[:: max(1, rows.size * z.shape[1] // START)]
+        return least_temperature(z[some], y[some])
 
-def _calibrated(
-    logits: np.ndarray, labels: np.ndarray, temperature: float | None
-) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
-    """The calibration of answers [kinds, tasks, queries, classes]; and confidences, and what is right.
-
-    A temperature that is not given is that of even tasks, and the rest is of odd ones.
-    """
-    (z, y), (held, of_held) = (
-        (logits[:, start::step].reshape(-1, logits.shape[-1]), labels[:, start::step].ravel())
-        for start, step in ((0, 2), (0, 1) if temperature else (1, 2))
-    )
-    temperature = temperature or least_temperature(z, y)
-    right = held.argmax(1) == of_held
-    before, after = (probabilities(held, t).max(1) for t in (1.0, temperature))
+    temperature = given or least(np.arange(len(y)))
+    before, after = probabilities(z, 1.0).max(1), np.empty(len(y))
+    for i in np.unique(turn):
+        other = np.flatnonzero(turn != i)
+        after[turn == i] = probabilities(z[turn == i], given or least(other)).max(1)
     return {
         "temperature": temperature,
         "ece": [metrics.expected_calibration_error(confidence, right) for confidence in (before, after)],
         "risk": {str(coverage): metrics.risk_at(coverage, after, right) for coverage in metrics.COVERAGES},
-    }, after, right  # fmt: skip
+    }
+
+
+def _curves(asked: Asked, temperatures: Mapping[int, float]) -> dict[str, np.ndarray]:
+    """By number of images in the buffer (none, FULL), how often each domain's images are answered and wrong at each of
+    some `thresholds` [2, levels], which fall.
+
+    `accepted` and `wrong` [2, domains, levels] count images: one that was asked more than once counts as one.
+    """
+    owner, query = np.repeat(asked.owner, asked.query.shape[1]), asked.query.ravel()
+    (_, which, times), domains = np.unique(query, return_inverse=True, return_counts=True), np.unique(owner)
+    weight, group = 1 / times[which], np.searchsorted(domains, owner)
+    found: dict[str, list[Any]] = {"thresholds": [], "accepted": [], "wrong": []}
+    for size, temperature in temperatures.items():
+        z = asked.logits[size].reshape(len(query), -1)
+        confidence, wrong = probabilities(z, temperature).max(1), z.argmax(1) != asked.labels.ravel()
+        thresholds = np.quantile(confidence, 1 - LEVELS)
+        level = np.searchsorted(-thresholds, -confidence)  # the first at which it is accepted
+        for name, counted in (("accepted", weight), ("wrong", weight * wrong)):
+            counts = np.zeros((len(domains), len(LEVELS) + 1))
+            np.add.at(counts, (group, level), counted)
+            found[name].append(counts[:, :-1].cumsum(1))
+        found["thresholds"].append(thresholds)
+    return {name: np.array(x, np.float32) for name, x in found.items()}
 
 
 def least_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
@@ -260,77 +337,37 @@ def least_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(np.exp(found.x))
 
 
-def drift(judged: Judged, scaled: np.ndarray) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """A part of a report, and what an adapter knows of training domains, from standardised styles [n, d] of the store.
+def drift(
+    judged: Judged, scaled: np.ndarray, tests: Sequence[np.ndarray]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A part of a report, and what an adapter knows of its domains, from standardised styles [n, d] of the store.
 
-    The limit is the largest distance of a training domain's buffer from the others. Buffers have 5, 20 or 100 images
-    with any shares of the classes. Those of validation domains beyond the limit are false alarms.
+    The limit is the largest distance of a domain's buffer from the other domains. Buffers have 5, 20 or 100 images with
+    any shares of the classes. `tests` are domains by turn: their buffers beyond the limit of the other domains are
+    false alarms.
     """
-    offsets, limit, beyond = judged.store.offsets, None, None
-    training = judged.store.domains("train")[:MOST_DOMAINS]
-    means = np.stack([scaled[slice(*offsets[d : d + 2])].mean(0) for d in training])
-    within = np.mean([scaled[slice(*offsets[d : d + 2])].var(0) for d in training], axis=0)
-
-    draw = judged.draw("train", 1, EpisodeSpec(shares="any"))
+    offsets, chosen = judged.store.offsets, np.arange(len(judged.store.split))[:MOST_DOMAINS]
+    means = np.stack([scaled[slice(*offsets[d : d + 2])].mean(0) for d in chosen])
+    within = np.mean([scaled[slice(*offsets[d : d + 2])].var(0) for d in chosen], axis=0)
+    draw = judged.draw("test", 1, EpisodeSpec(shares="any"))
+    buffers = [[scaled[in_shares(draw, i, d)[: SIZES[1 + i % 3]]] for i in range(DRAWS)] for d in chosen]
 
     def distances(domain: int, others: np.ndarray) -> list[float]:
-        buffers = [scaled[in_shares(draw, i, domain)[: SIZES[1 + i % 3]]] for i in range(DRAWS)]
-        return [apart(buffer, others.mean(0), others.var(0, ddof=1), within) for buffer in buffers]
+        near = means[others]
+        return [apart(buffer, near.mean(0), near.var(0, ddof=1), within) for buffer in buffers[domain]]
 
-    if len(training) >= 4:
-        limit = max(max(distances(d, np.delete(means, i, axis=0))) for i, d in enumerate(training))
-        validating = judged.store.domains("val")[:MOST_DOMAINS]
-        beyond = float(np.mean([x > limit for d in validating for x in distances(d, means)]))
-    between = means.var(0, ddof=1) if len(means) > 1 else np.ones_like(within)
-    known = {"centre": means.mean(0), "between": between, "within": within}
-    return {"limit": limit, "false_alarms": beyond}, {name: x.astype(np.float32) for name, x in known.items()}
+    def limit_of(domains: np.ndarray) -> float:
+        return max(max(distances(d, domains[domains != d])) for d in domains)
 
-
-def as_table(report: Mapping[str, Any]) -> str:
-    """The gains of a report as lines of a table."""
-    head = ["accuracy, %", "plain", *(f"{n} images" for n in SIZES[1:]), f"EM, {FULL}", f"over EM, {FULL}"]
-    lines = [
-        [name, f"{row['plain']:.1f}", *(_span(row[column]) for column in (*map(str, SIZES[1:]), "em", "over_em"))]
-        for name, row in [*report["gain"].items(), ("all", report["overall"])]
-    ]
-    return "\n".join(aligned([head, *lines]))
-
-
-def in_words(report: Mapping[str, Any]) -> str:
-    """A report as one paragraph."""
-    gain, overall, cal = report["gain"], report["overall"][str(FULL)], report["calibration"]
-    known, verdict = report["headroom"], f"over all tasks with {FULL} images it gains {_span(overall)} points"
-    if overall[1] > 0:
-        said = [f"Trusted: {verdict}."]
-    else:
-        said = [f"Not trusted: {verdict}. So devices give the classifier's own answers. More domains help, a style of "
-                f"earlier maps, and more minutes where steps were left out: {report['steps']} of {report['asked']} are "
-                "done."]  # fmt: skip
-    least, most = min(report["by_domain"]), max(report["by_domain"])
-    said.append(f"By validation domain that is {least:+.1f} to {most:+.1f}.")
-    unknown = f"Fewer than two domains have {FIRST} images: the headroom is not known."
-    said.append(Diagnosis(known, 0.0).headroom() if known else unknown)
-    if report["right"] > BY_HEART:
-        said.append(f"The classifier knows these images by heart: {report['right']:.1%} of its answers are right. "
-                    "An adapter learns nothing from them; give images that it was not trained on.")  # fmt: skip
-    for name, row in gain.items():
-        sizes = [f"{_span(row[str(n)])} with {n}" for n in SIZES[1:]]
-        said.append(f"{name}: {row['plain']:.1f} % are right without a buffer, {', '.join(sizes)} images; "
-                    f"EM without training gives {_span(row['em'])} with {FULL}.")  # fmt: skip
-    harms = [f"{name} with {n} images" for name, row in gain.items() for n in SIZES[1:] if row[str(n)][2] < 0]
-    said.append(f"These surely lose: {'; '.join(harms)}." if harms else "No kind of task surely loses.")
-    plain, adapted = cal["0"], cal[str(FULL if overall[1] > 0 else 0)]
-    said.append(
-        f"The calibration error is {plain['ece'][0]:.1%} for the classifier and {adapted['ece'][1]:.1%} for "
-        f"predict_proba(); of the surest 80 % of answers {plain['risk']['0.8']:.1%} and {adapted['risk']['0.8']:.1%} "
-        "are wrong."
-    )
-    alarms = report["drift"]["false_alarms"]
-    said.append("Too few domains: drift is never told." if alarms is None else
-                f"{alarms:.1%} of the buffers of validation domains are taken for drift.")  # fmt: skip
-    return " ".join(said)
-
-
-def _span(numbers: list[float]) -> str:
-    mean, low, high = numbers
-    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+    told: dict[str, Any] = {"limit": None, "false_alarms": None}
+    if len(chosen) >= 4:
+        told["limit"] = limit_of(chosen)
+        beyond = []
+        for test in (np.intersect1d(test, chosen) for test in tests):
+            others = np.setdiff1d(chosen, test)
+            if len(test) and len(others) >= 3:
+                limit = limit_of(others)
+                beyond += [x > limit for d in test for x in distances(d, others)]
+        told["false_alarms"] = float(np.mean(beyond)) if beyond else None
+    known = {"centre": means.mean(0), "between": means.var(0, ddof=1), "within": within}
+    return told, {name: x.astype(np.float32) for name, x in known.items()}

@@ -3,12 +3,16 @@
 A label of -1 marks a query that does not count; see exhaustive() in data/episodes.py.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import scipy.optimize
+import scipy.stats
 
 from cxda_jax.errors import UserError, brief
 
+MARGIN = 3  # times as many images as prove a risk without any error, where thresholds begin to be tried
 COVERAGES = (1.0, 0.8, 0.5)  # parts of all answers, the surest ones, of which the risk is told
 
 
@@ -99,16 +103,68 @@ def bootstrap_interval(values: np.ndarray, resamples: int = 10_000) -> np.ndarra
     return np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)
 
 
-def interval_over_groups(values: np.ndarray, groups: np.ndarray, resamples: int) -> np.ndarray:
-    """The 95 % bootstrap interval of the means of values [rows, tasks], over groups and over the tasks of each."""
-    rng, (_, group) = np.random.default_rng(0), np.unique(groups, return_inverse=True)
+def interval_over_groups(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Of values [rows, tasks] in groups [tasks], such as domains: the mean, and the 95 % interval for the mean of new
+    groups, [rows, 3].
+
+    It is Student's interval over the means of the groups, since the tasks of one group tell nothing of other groups. Of
+    one group alone it is that over its tasks.
+    """
+    _, group = np.unique(groups, return_inverse=True)
     sizes = np.bincount(group)
-    drawn = rng.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), resamples)
-    counts = np.zeros((resamples, len(group)))
-    for g, size in enumerate(sizes):
-        counts[:, group == g] = rng.multinomial(drawn[:, g] * size, np.full(size, 1 / size))
-    means = counts @ values.T / counts.sum(1, keepdims=True)
-    return np.percentile(means, [2.5, 97.5], axis=0)
+    means = np.stack([np.bincount(group, row) / sizes for row in values]) if len(sizes) > 1 else values
+    mean, count = means.mean(1), means.shape[1]
+    half = means.std(1, ddof=1) / np.sqrt(count) * scipy.stats.t.ppf(0.975, count - 1) if count > 1 else np.inf
+    return np.stack([mean, mean - half, mean + half], axis=1)
+
+
+def after_selection(span: Sequence[float], groups: int) -> float:
+    """What a mean promises that is told because its interval lies above 0: the median-unbiased estimate among such.
+
+    Of many that are selected so, the means themselves are too large. Student's interval has 95 % over so many groups.
+    It is the mean where the interval does not lie above 0, and at least 0 where it does.
+    """
+    mean, low, high = span
+    if not low > 0:
+        return mean
+    freedom, limit = groups - 1, scipy.stats.t.ppf(0.975, groups - 1)
+    error = max((high - low) / 2 / float(limit), 1e-12)
+    found = mean / error
+
+    def beyond(shift: Any) -> Any:
+        """How likely the selected mean is above the found one, less 1/2, if the truth is so many errors above 0."""
+        selected = scipy.stats.nct.sf(limit, freedom, shift)
+        return scipy.stats.nct.sf(found, freedom, shift) / max(selected, 1e-300) - 0.5
+
+    if found > 30:  # selection is certain
+        return mean
+    if beyond(0.0) > 0:
+        return 0.0
+    shift: Any = scipy.optimize.brentq(beyond, 0.0, 2 * found)
+    return error * min(shift, found)
+
+
+def surest_within(risk: float, accepted: np.ndarray, wrong: np.ndarray) -> int:
+    """The number of levels [domains, levels] from the surest on at which no more than this part of the answers is wrong
+    on new domains, with 95 % confidence.
+
+    Two bounds must hold at a level: that of a ratio over domains, with Student's factor, and Clopper and Pearson's over
+    images. Levels are tried in their order, from the first that has images enough to allow for a few errors until
+    one fails, so trying many costs no confidence.
+    """
+    images, domains = accepted.sum(0), len(accepted)
+    if domains < 2 or not 0 < risk < 1:
+        return accepted.shape[1] if risk >= 1 and domains else 0
+    errors = wrong.sum(0)
+    found = errors / np.maximum(images, 1e-9)
+    spread = (wrong - found * accepted).std(0, ddof=1) * np.sqrt(domains) / np.maximum(images, 1e-9)
+    over_domains = found + spread * scipy.stats.t.ppf(0.975, domains - 1) <= risk
+    over_images = scipy.stats.beta.ppf(0.95, errors + 1, np.maximum(images - errors, 1e-9)) <= risk
+    need = np.log(0.05) / np.log1p(-risk)  # images that prove so small a risk if no answer is wrong
+    first = int(np.searchsorted(images, max(need, min(MARGIN * need, images[-1] / 4))))
+    held = (over_domains & over_images)[first:]
+    passed = len(held) if held.all() else int(np.argmin(held))
+    return first + passed if passed else 0
 
 
 def bootstrap_worst_decile(scores: np.ndarray, resamples: int = 2_000) -> np.ndarray:

@@ -79,9 +79,9 @@ def evaluate_adapter() -> None:
         from cxda_jax.device.attached import insist_on_same
         from cxda_jax.errors import UserError
         from cxda_jax.features import read_labelled
+        from cxda_jax.fit_report import as_table
         from cxda_jax.fitted import load_adapter
         from cxda_jax.fitting import gains_on
-        from cxda_jax.judging import as_table
     features = cli.insist(_FEATURES.value, "--features", "give the file of cxda features of the images to test on")
     if _RUNS.value:
         raise UserError(f"--runs={','.join(_RUNS.value)}: given beside --adapter; give one of the two")

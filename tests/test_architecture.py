@@ -30,9 +30,11 @@ evaluation: errors types machine data metrics
 experiment: errors types augment machine disk config fields registry data metrics nets optimizers train
 results: errors config registry methods data disk metrics experiment pictures progress
 runs: LIBRARY pictures results
-fitted: errors types machine disk nets methods
-judging: errors types machine methods data metrics results fitted runs
-fitting: LIBRARY fitted judging
+fitted: errors types machine disk metrics nets methods
+labels_alone: methods nets
+judging: errors types machine methods data metrics fitted labels_alone runs
+fit_report: results fitted runs
+fitting: LIBRARY fitted labels_alone judging fit_report
 estimator: errors fitted fitting
 encoders: errors fields disk data methods
 features: errors stops disk progress data encoders

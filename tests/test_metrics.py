@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from cxda_jax import metrics
 from cxda_jax.errors import UserError
@@ -43,14 +44,69 @@ def test_a_result_says_how_far_the_surest_answers_are_right():
     assert found["calibration_error"] == pytest.approx(np.mean(gaps))
 
 
-def test_an_interval_over_groups_has_the_variance_of_groups_and_of_their_tasks():
+def test_an_interval_over_groups_is_student_s_over_their_means():
     rng = np.random.default_rng(0)
-    values = rng.normal(0, 1, (12, 1)) + rng.normal(0, 2, (12, 25))
-    groups = np.repeat(np.arange(12) * 7, 25)
-    within, between = values.var(1).mean(), values.mean(1).var()
-    half = 1.96 * np.sqrt((between + within / 25) / 12)
-    (low, other_low), (high, _) = metrics.interval_over_groups(np.stack([values.ravel()] * 2), groups, 4000)
-    np.testing.assert_allclose([low, high], values.mean() + np.array([-half, half]), atol=0.06 * half)
-    assert low == other_low
-    one = metrics.interval_over_groups(values[:1], np.zeros(25), 4000)[:, 0]  # the usual bootstrap over tasks
-    np.testing.assert_allclose(one, metrics.bootstrap_interval(values[0]), atol=0.1)
+    groups = np.repeat(np.arange(6), rng.integers(5, 9, 6))
+    values = rng.normal(size=(2, len(groups))) + rng.normal(size=6)[groups]
+    means = np.array([[row[groups == g].mean() for g in range(6)] for row in values])
+    for found, of_row in zip(metrics.interval_over_groups(values, groups), means, strict=True):
+        span = scipy.stats.ttest_1samp(of_row, 0).confidence_interval(0.95)
+        np.testing.assert_allclose(found, [of_row.mean(), *span])
+    one = metrics.interval_over_groups(values[:1], np.zeros(len(groups)))[0]  # of one group, over its tasks
+    np.testing.assert_allclose(one[1:], scipy.stats.ttest_1samp(values[0], 0).confidence_interval(0.95))
+
+
+@pytest.mark.parametrize(("groups", "truth"), [(3, 4.0), (6, 1.5), (20, 1.0)])
+def test_what_is_told_because_it_is_sure_is_half_the_time_too_much(groups, truth):
+    """Means that were told since their interval lies above 0 are too large on average; the estimates are not."""
+    values = np.random.default_rng(0).normal(truth, 2, (1500, groups))
+    spans = np.stack([metrics.interval_over_groups(v[None], np.arange(groups))[0] for v in values])
+    told = spans[spans[:, 1] > 0][:300]
+    error = 2 / np.sqrt(groups)  # known here; the estimate has to guess it
+    found = np.array([metrics.after_selection(span, groups) for span in told])
+    assert len(told) > 100 and (told[:, 0] > truth).mean() > 0.6
+    assert (found > truth).mean() < 0.58 and found.mean() - truth < 0.1 * error and (found >= 0).all()
+    assert metrics.after_selection((0.5, -0.1, 1.1), 5) == 0.5  # it was not selected
+    assert metrics.after_selection((50.0, 49.0, 51.0), 20) == pytest.approx(50.0, abs=1e-6)
+
+
+def test_a_threshold_keeps_to_its_risk_on_new_domains():
+    """Of 200 draws of domains, whose errors differ, at most one in twenty passes the risk, give or take four."""
+    rng = np.random.default_rng(1)
+
+    def counted(domains, images):
+        surety = rng.normal(1.5, 1.8, (domains, images))
+        confidence = 1 / (1 + np.exp(-np.abs(surety)))
+        right = rng.random(surety.shape) < 1 / (1 + np.exp(-np.abs(surety) - rng.normal(0, 0.5, (domains, 1))))
+        return confidence, right
+
+    confidence, right = counted(4000, 100)
+    passed, used = 0, 0
+    for _ in range(200):
+        own, ok = counted(20, 100)
+        thresholds = np.quantile(own, 1 - np.arange(1, 101) / 100)
+        inside = own[:, :, None] >= thresholds
+        level = metrics.surest_within(0.05, inside.sum(1), (inside & ~ok[:, :, None]).sum(1))
+        if level:
+            given = confidence >= thresholds[level - 1]
+            passed, used = passed + ((given & ~right).sum() > 0.05 * given.sum()), used + 1
+    assert used > 150 and passed <= 14, (used, passed)
+
+
+def test_a_level_has_both_bounds_against_their_formulas():
+    accepted = np.array([[20, 40, 80, 160], [10, 30, 60, 160], [30, 50, 90, 160]])
+    wrong = np.array([[0, 0, 2, 20], [0, 1, 1, 30], [0, 0, 3, 40]])
+
+    def holds(risk, level):
+        images, errors = accepted[:, level].sum(), wrong[:, level].sum()
+        upper = scipy.stats.binomtest(int(errors), int(images)).proportion_ci(0.9, "exact").high  # 95 % on one side
+        rest = wrong[:, level] - errors / images * accepted[:, level]  # Cochran's variance of a ratio
+        ratio = errors / images + scipy.stats.t.ppf(0.975, 2) * np.sqrt((rest**2).sum() / 2 * 3) / images
+        return upper <= risk and ratio <= risk
+
+    for risk in (0.04, 0.05, 0.06, 0.07, 0.1, 0.3, 0.5):
+        held = [holds(risk, level) for level in range(4)]
+        found = metrics.surest_within(risk, accepted, wrong)
+        assert found == 0 or (held[found - 1] and (found == 4 or not held[found])), (risk, held, found)
+    assert metrics.surest_within(0.5, accepted, wrong) == 4 and metrics.surest_within(0.001, accepted, wrong) == 0
+    assert metrics.surest_within(1.0, accepted, wrong) == 4 and metrics.surest_within(0.0, accepted, wrong) == 0

@@ -23,19 +23,21 @@ from cxda_jax.runs.passing import plain_answers
 from cxda_jax.types import Array
 
 PLAIN, CALIBRATED, KNOWN_DOMAIN = "no adaptation", "calibrated", "mlls, domain known*"
-SHARES, ERRORS = "true shares*", "errors of the domain*"
+TRUE_SHARES, ERRORS = "true shares*", "errors of the domain*"
 FIRST = 120  # images of a task of one domain
 ASKED = 2000  # training images that are asked
 TASKS, STEPS, SMOOTHING, LEAST = 200, 50, 10.0, 1.0  # LEAST: points, below which a gain is none
 BY_HEART = 0.98  # right answers, from which on an adapter learns nothing
-KINDS: Mapping[str, tuple[int, str]] = {  # domains of a task, and the shares of its classes
-    "one domain, its own shares": (1, "natural"),
-    "one domain, Dirichlet 0.3": (1, "dirichlet"),
-    "one domain, even shares": (1, "even"),
-    "five domains, their own shares": (5, "natural"),
-    "five domains, Dirichlet 0.3": (5, "dirichlet"),
-    "five domains, even shares": (5, "even"),
-}
+SHARES = {"natural": "own shares", "dirichlet": "Dirichlet 0.3", "even": "even shares"}  # of a task's classes
+UNFORESEEN = "What follows the style of an image is not foreseen here: fit() measures it."
+
+
+def kind_of(number: int, shares: str) -> str:
+    """The name of a kind of tasks: of so many domains, with such shares of the classes."""
+    return f"{number} domain{'s' * (number > 1)}, {SHARES[shares]}"
+
+
+KINDS = {kind_of(number, shares): (number, shares) for number in (1, 5) for shares in SHARES}
 
 
 class Diagnosis(NamedTuple):
@@ -55,21 +57,21 @@ class Diagnosis(NamedTuple):
             [kind, *(f"{scores[row]:.1f}" for row in rows), f"{self.expected(kind):+.1f}"]
             for kind, scores in self.table.items()
         ]
-        return "\n".join([*aligned([["accuracy, %", *rows, "expected gain"], *lines]), "", self.verdict()])
+        return "\n".join([*aligned([["accuracy, %", *rows, "expected gain"], *lines]), "", self.verdict(), UNFORESEEN])
 
     def expected(self, kind: str) -> float:
         """The points that an adapter can be expected to gain: what calibration gives, or EM on the domain's images.
 
-        An adapter learns to do both, and to do neither where they harm.
+        An adapter learns to do both, and to do neither where they harm. It may gain more where errors follow the style.
         """
         return max(0.0, self.gain(kind, CALIBRATED), self.gain(kind, KNOWN_DOMAIN))
 
     def headroom(self) -> str:
         """One sentence on whether a buffer can help."""
-        own, skewed = (max(0.0, self.gain(kind, SHARES)) for kind in list(KINDS)[:2])
-        errors = max(0.0, self.gain("one domain, even shares", ERRORS))
+        own, skewed = (max(0.0, self.gain(kind_of(1, shares), TRUE_SHARES)) for shares in ("natural", "dirichlet"))
+        errors = max(0.0, self.gain(kind_of(1, "even"), ERRORS))
         if max(own, skewed, errors) < LEAST:
-            return "A buffer can tell next to nothing that an image does not tell itself."
+            return "Neither the shares of the classes nor the errors of a domain leave a buffer a point to gain."
         parts = [f"its own shares of the classes ({own:+.1f} points, if they were known)"] * (own >= LEAST)
         parts += [f"skewed shares, where a device has them ({skewed:+.1f})"] * (skewed >= LEAST)
         parts += [f"how the classifier errs on its domain ({errors:+.1f})"] * (errors >= LEAST)
@@ -154,7 +156,7 @@ def _rows(store: DomainStore, logits: np.ndarray, draw: Draw, tasks: int) -> dic
         "mlls": estimated(calm, np.ones_like(own)),
         KNOWN_DOMAIN: estimated(calm, own),
         "labels of its images*": moved(calm, smoothed, t),
-        SHARES: moved(calm, np.stack([_true_shares(draw, i, d, classes) for i, d in enumerate(asked)]), t),
+        TRUE_SHARES: moved(calm, np.stack([_true_shares(draw, i, d, classes) for i, d in enumerate(asked)]), t),
         ERRORS: logits[plan.query] + _errors(logits, labels, owner, plan, asked)[:, None],
     }
     return {name: 100 * float((z.argmax(-1) == labels[plan.query]).mean()) for name, z in answers.items()}

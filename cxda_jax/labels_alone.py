@@ -1,0 +1,95 @@
+"""What labels teach without any buffer: the logits of a classifier corrected by the style of the image alone.
+
+    z' = a z + b + s U
+
+z are the logits and s the standardised style of one image. a, b and U have the least cross-entropy on labelled images
+of some domains, plus a penalty on the squares of U; other domains choose the penalty, or that nothing is corrected.
+While they are learnt, log q - log t is added to z', where q are the shares of the classes in the image's domain and t
+those in all: otherwise U would learn which classes these domains have.
+
+It is the rival that tells whether a buffer is worth having where the same labels could simply be learnt from.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import scipy.optimize
+
+from cxda_jax.methods.cxda_shares import SMALLEST
+from cxda_jax.nets.shares import LARGEST
+
+PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the most careful on
+STEPS = 50  # of L-BFGS, for each of them
+
+
+class Correction(NamedTuple):
+    """z' of the formula, as a function of logits [..., classes] and style [..., d]."""
+
+    scale: float
+    bias: np.ndarray  # [classes]
+    weights: np.ndarray  # [d, classes]
+    mean: np.ndarray  # of the style, [d]
+    std: np.ndarray
+
+    def __call__(self, logits: np.ndarray, style: np.ndarray) -> np.ndarray:
+        s = np.clip((style - self.mean) / self.std, -LARGEST, LARGEST)
+        return self.scale * logits + self.bias + s @ self.weights
+
+
+class Labelled(NamedTuple):
+    """Images of some domains: logits [n, classes], style [n, d], labels [n], domains [n]."""
+
+    logits: np.ndarray
+    style: np.ndarray
+    labels: np.ndarray
+    domains: np.ndarray
+
+
+def correct(learn: Labelled, choose: Labelled) -> Correction:
+    """The correction that some domains teach and others choose."""
+    classes, d = learn.logits.shape[1], learn.style.shape[1]
+    mean, std = learn.style.mean(0), learn.style.std(0) + SMALLEST
+    style, offset = np.clip((learn.style - mean) / std, -LARGEST, LARGEST), told_shares(learn)
+    point = np.concatenate([[1.0], np.zeros(classes + d * classes)])
+    tried = [Correction(1.0, np.zeros(classes), np.zeros((d, classes)), mean, std)]  # corrects nothing
+    for penalty in PENALTIES:
+        objective = _objective(learn, style, offset, penalty)
+        point = scipy.optimize.minimize(objective, point, jac=True, method="L-BFGS-B", options={"maxiter": STEPS}).x
+        bias, weights = point[1 : 1 + classes], point[1 + classes :].reshape(d, classes)
+        tried.append(Correction(point[0], bias.astype(np.float32), weights.astype(np.float32), mean, std))
+    return max(tried, key=lambda found: float((found(*choose[:2]).argmax(1) == choose.labels).mean()))
+
+
+def told_shares(learn: Labelled) -> np.ndarray:
+    """log q - log t of each image's domain, [n, classes]; t counts like one image in q."""
+    classes = learn.logits.shape[1]
+    _, domains = np.unique(learn.domains, return_inverse=True)
+    counts = np.zeros((domains.max() + 1, classes))
+    np.add.at(counts, (domains, learn.labels), 1)
+    total = counts.sum(0) + 0.5
+    t = total / total.sum()
+    shares = (counts + t) / (counts.sum(1, keepdims=True) + 1)
+    return (np.log(shares) - np.log(t)).astype(np.float32)[domains]
+
+
+def _objective(
+    learn: Labelled, style: np.ndarray, offset: np.ndarray, penalty: float
+) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
+    """The cross-entropy with its penalty, and its gradient, of a, b and U in one vector."""
+    logits, labels, (n, classes) = learn.logits, learn.labels, learn.logits.shape
+    every = np.arange(n)
+
+    def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
+        scale, bias, weights = point[0], point[1 : 1 + classes], point[1 + classes :].reshape(-1, classes)
+        z = (scale * logits + bias + style @ weights.astype(style.dtype) + offset).astype(np.float64)
+        z -= z.max(1, keepdims=True)
+        total = np.log(np.exp(z).sum(1, keepdims=True))
+        p = np.exp(z - total)
+        loss = float(np.mean(total[:, 0] - z[every, labels])) + penalty / 2 * float(np.sum(weights**2))
+        p[every, labels] -= 1
+        p = (p / n).astype(style.dtype)
+        slope = [np.vdot(p, logits)], p.sum(0), (style.T @ p + penalty * weights).ravel()
+        return loss, np.concatenate(slope).astype(np.float64)
+
+    return objective
