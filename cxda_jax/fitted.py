@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -111,7 +110,7 @@ class Adapter(NamedTuple):
     known: Mapping[str, np.ndarray]
     report: Mapping[str, Any]
     said: str
-    origin: Mapping[str, Any] = MappingProxyType({})
+    origin: Mapping[str, Any] = {}  # nothing changes it; a MappingProxyType cannot be pickled
     always: bool = False
 
     def __repr__(self) -> str:

@@ -1,9 +1,11 @@
 """fit() on what a classifier says: what it gains and what it says of that, and what is wrong with its arguments."""
 
+import copy
 import functools
 import itertools
 import json
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -320,6 +322,16 @@ def test_a_saved_adapter_is_the_same_in_another_process_and_damage_is_named(fit,
 
 
 @pytest.mark.gate
+def test_copies_of_an_adapter_and_of_its_device_answer_alike(fit, new):
+    asked, device = (new.logits[:9], new.style[:9]), fit[0].adapt(new.logits[:60], new.style[:60])
+    for copied in (lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy):
+        adapter, own = copied(fit[0]), copied(device)
+        assert str(adapter) == str(fit[0]) and adapter.origin == {}
+        for same in (own, adapter.adapt(new.logits[:60], new.style[:60])):
+            np.testing.assert_array_equal(same.predict_proba(*asked), device.predict_proba(*asked))
+
+
+@pytest.mark.gate
 def test_the_notebook_runs_on_other_photographs(tmp_path, monkeypatch, capsys):
     """In PACS's folders, with a stand-in for the encoder, and with fewer steps."""
     root, rng = Path(__file__).parent.parent, np.random.default_rng(0)
@@ -509,6 +521,8 @@ def test_the_estimator_trains_on_some_domains_and_adapts_by_others():
     assert (model.predict(z) == names).mean() > 0.5 and before.shape == (50, CLASSES)
     after = model.adapt(z[domains == 3]).predict_proba(z[:50])
     assert model.device_ is not None and after.shape == (50, CLASSES)
+    for same in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        np.testing.assert_array_equal(same.predict_proba(z[:50]), after)
     with refused("^sample_domain: fit.. had none"):
         cxda_jax.CXDAClassifier().fit(z, names).adapt(z)
     with refused("^sample_domain: shape .* four domains at least"):
