@@ -56,11 +56,10 @@ class Device(NamedTuple):
         """The device with more images in its buffer."""
         return _device(self.adapter, np.concatenate([self.images, self.adapter.rows(logits, style)]))
 
-    def forget(self, oldest: int | None = None) -> "Device":
-        """The device without so many of its oldest images, or all if it has fewer; None: without any image."""
-        if oldest is not None:
-            check_number("oldest", oldest, int, 0, math.inf)
-        return _device(self.adapter, self.images[len(self.images) if oldest is None else oldest :])
+    def forget(self, n: int = 1) -> "Device":
+        """The device without its n oldest images, or without any if it has fewer."""
+        check_number("n", n, int, 0, math.inf)
+        return _device(self.adapter, self.images[n:])
 
     def predict_logits(self, logits: Any, style: Any = None) -> np.ndarray:
         """The adapted logits [n, classes] of new images, each answered alone. No temperature changes them."""

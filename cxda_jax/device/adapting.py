@@ -96,10 +96,11 @@ class Asked(NamedTuple):
 
 
 def model_of(asked: Asked) -> Model:
+    """The model, which adapts in any case; which_counts() says which answer counts."""
     model = load(asked.model, asked.method, asked.encoder)
     if model.dtype != np.uint8:
         raise UserError(f"model={asked.model}: an adapter sees images through its classifier alone; give --encoder")
-    return model
+    return model.trusted() if isinstance(model, Attached) else model
 
 
 def adapt_folder(asked: Asked, images: str, labels: str = "") -> None:
