@@ -34,7 +34,7 @@ fitted: errors types machine disk nets methods
 judging: errors types machine methods data metrics results fitted runs
 fitting: LIBRARY fitted judging
 estimator: errors fitted fitting
-encoders: errors fields disk data methods
+encoders: errors fields disk data methods fitted
 features: errors stops disk progress data encoders
 ahead: LIBRARY runs
 bench: LIBRARY runs

@@ -52,7 +52,7 @@ class Attached(Model):
     def fit(self, image: Any) -> np.ndarray:
         if self.encoder:
             return super().fit(image)
-        row = fitted.as_numbers("row", np.atleast_2d(np.asarray(image).squeeze()))
+        row = fitted.as_numbers("row", np.atleast_2d(fitted.as_array("row", image).squeeze()))
         if row.shape != (1, columns := self.adapter.classes + self.adapter.style):
             raise UserError(f"row: {row.shape[1]} columns; give the {columns} of logits and style, or an encoder")
         return row[:, None]
