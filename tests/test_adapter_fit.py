@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
@@ -419,7 +420,10 @@ def test_arguments_of_other_forms_are_read_and_of_another_width_refused(fit, new
 
 
 def test_what_is_wrong_with_an_argument_is_said_in_one_line():
-    assert len(fitted.as_logits([[0.3, 0.7004]])) == 1 and not len(fitted.as_logits(np.zeros((0, 5))))
+    for fine in ([[0.3, 0.7004]], np.zeros((0, 5)), [[0.2, 0.9]] * 99, RNG.normal(0.5, 0.5, (30, 2)), [[40.0, 61.0]]):
+        assert len(fitted.as_logits(fine)) == len(fine)
+    brain = np.asarray([[1.0, -2.5]], jnp.bfloat16)
+    assert fitted.as_logits(brain).tolist() == fitted.as_logits(jnp.asarray(brain)).tolist() == [[1.0, -2.5]]
     z, y, d, s = made(domains=3, each=20)
     p = np.exp(z - z.max(1, keepdims=True))
     seventh = np.arange(60)[:, None] == 7
@@ -444,7 +448,16 @@ def test_what_is_wrong_with_an_argument_is_said_in_one_line():
         ((z, y * 0 + 2, d, s), "labels: all are 2; give images of two classes"),
         ((z, y + 1, d, s), "labels: 6 is none of the 6 columns"),
         ((z, y - 1, d, s), "labels: -1 is none"),
+        ((np.pad(z, ((0, 0), (0, 1))), y + 1, d, s), r"labels: none is 0, .* on 12%, but on 60% of the labels less 1"),
+        ((z, y, np.where(seventh[:, 0], np.nan, d), s), "domains: row 7 has nan; give the domain"),
+        ((z, y, np.where(seventh[:, 0], None, d), s), "domains: row 7 has None; give the domain"),
+        ((np.ma.array(z, mask=seventh | (z > 1e9)), y, d, s), "logits: 6 values are masked"),
+        ((z, y, d, np.ma.masked_less(s, s.max())), "style: 479 values are masked"),
+        ((z, y, d, (1j * s).astype(object)), "style: ndarray is no array of numbers"),
         ((p / p.sum(1, keepdims=True), y, d, s), "logits: each row sums to 1"),
+        ((np.round(100 * p / p.sum(1, keepdims=True)), y, d, s), "logits: each row sums to 100"),
+        ((np.round(p / p.sum(1, keepdims=True), 2), y, d, s), "logits: each row sums to 1"),
+        ((1 / (1 + np.exp(-z)), y, d, s), "logits: all numbers lie in 0 to 1"),
         ((z, y, np.zeros(60), s), "domains: 1 of them"),
         ((z, y, d, s), "domains: those that train have at most 20 images each; give 120 of each"),
         ((z[:0], y[:0], d[:0], s[:0]), r"logits: shape \(0, 6\); give at least one image"),
@@ -526,5 +539,7 @@ def test_the_estimator_trains_on_some_domains_and_adapts_by_others():
         np.testing.assert_array_equal(same.predict_proba(z[:50]), after)
     with refused("^sample_domain: fit.. had none"):
         cxda_jax.CXDAClassifier().fit(z, names).adapt(z)
+    with refused("^sample_domain: row 3 has None"):
+        cxda_jax.CXDAClassifier().fit(z, names, np.where(np.arange(len(z)) == 3, None, domains))
     with refused("^sample_domain: shape .* four domains at least"):
         cxda_jax.CXDAClassifier().fit(z, names, domains % 3)
