@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas
@@ -423,7 +424,7 @@ def test_what_is_wrong_with_an_argument_is_said_in_one_line():
     for fine in ([[0.3, 0.7004]], np.zeros((0, 5)), [[0.2, 0.9]] * 99, RNG.normal(0.5, 0.5, (30, 2)), [[40.0, 61.0]]):
         assert len(fitted.as_logits(fine)) == len(fine)
     brain = np.asarray([[1.0, -2.5]], jnp.bfloat16)
-    assert fitted.as_logits(brain).tolist() == fitted.as_logits(jnp.asarray(brain)).tolist() == [[1.0, -2.5]]
+    assert fitted.as_logits(brain).tolist() == fitted.as_logits(jax.device_put(brain)).tolist() == [[1.0, -2.5]]
     z, y, d, s = made(domains=3, each=20)
     p = np.exp(z - z.max(1, keepdims=True))
     seventh = np.arange(60)[:, None] == 7
