@@ -22,6 +22,7 @@ from cxda_jax.disk.files import hash_file
 from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError, brief
 from cxda_jax.fields import choose
+from cxda_jax.fitted import as_array, as_probabilities
 from cxda_jax.methods.cxda_shares import spread
 
 SIDE, BATCH, MAPS = 224, 32, 6  # pixels where nothing says the size; images at once; maps of a style
@@ -32,7 +33,9 @@ FINISH = (  # what these take is no finished map
     "BatchNormalization", "Relu", "PRelu", "LeakyRelu", "Elu", "Celu", "Selu", "Clip", "Sigmoid", "HardSigmoid",
     "HardSwish", "Gelu", "Erf", "Tanh", "Softplus", "Swish", "Mish",
 )  # fmt: skip
+AGREE = 0.01  # of the largest number: by rounding alone, answers to the same image differ by less
 Insist = Callable[[Mapping[str, Any]], None]
+Encode = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 class Encoder(NamedTuple):
@@ -45,7 +48,7 @@ class Encoder(NamedTuple):
       about: all that the arrays depend on, for JSON.
     """
 
-    encode: Callable[[np.ndarray], dict[str, np.ndarray]]
+    encode: Encode
     shape: tuple[int, int, int]
     batch: int
     about: dict[str, Any]
@@ -107,11 +110,37 @@ def _checked(given: Mapping[str, Any], count: int, name: str) -> dict[str, np.nd
         if x.ndim != 2 or len(x) != count or x.shape[1] < least:
             what = f"{key!r} has the form {list(x.shape)}"
             raise UserError(f"encoder={name}: {what}; give [{count}, columns], with {least} columns or more")
-    logits = given["logits"]
-    if (logits >= 0).all() and np.allclose(logits.sum(1, dtype=np.float64), 1, atol=1e-3):
-        fix = "give the values before the softmax"
-        raise UserError(f"encoder={name}: each row of 'logits' sums to 1, so they are probabilities; {fix}")
+    if told := as_probabilities(given["logits"]):
+        raise UserError(f"encoder={name}: logits: {told}; give the values before the softmax or sigmoid")
     return {key: x.astype(np.float32, copy=False) for key, x in given.items()}
+
+
+def _steady(encode: Encode, name: str, fix: str) -> Encode:
+    """What encodes, and asks twice more for its first images: a UserError if they get other answers then."""
+    first = True
+
+    def insist(pixels: np.ndarray, answer: dict[str, np.ndarray]) -> None:
+        half = -(-len(pixels) // 2)
+        others = np.concatenate([255 - pixels[half:], pixels[:half]])
+        for asked, count, when in (
+            (pixels, len(pixels), "when it is asked for again"),
+            (others, half, "by the other images of its batch"),
+        ):
+            again = encode(asked)
+            for key, x in answer.items():
+                near = AGREE * np.abs(x[np.isfinite(x)]).max(initial=0)
+                if not np.allclose(x[:count], again[key][-count:], rtol=0, atol=near, equal_nan=True):
+                    raise UserError(f"encoder={name}: {key!r} of an image changes {when}; {fix}")
+
+    def steady(pixels: np.ndarray) -> dict[str, np.ndarray]:
+        nonlocal first
+        answer = encode(pixels)
+        if first:
+            insist(pixels, answer)
+        first = False
+        return answer
+
+    return steady
 
 
 def _of_function(text: str, module: str, name: str, options: Options) -> Encoder:
@@ -123,14 +152,16 @@ def _of_function(text: str, module: str, name: str, options: Options) -> Encoder
 
     def encode(pixels: np.ndarray) -> dict[str, np.ndarray]:
         with _faults(text, "mend the function; --debug shows where"):
-            given: Any = function(pixels)
+            given: Any = function(pixels.copy())  # which it may change
             if not isinstance(given, Mapping):
                 what = f"it gives a {type(given).__name__}"
                 raise UserError(f"encoder={brief(text)}: {what}; give a dict with logits, and with style or maps")
             names = [key for key in ("logits", "features", "style") if key in given]
-            answer = {key: np.asarray(given[key], np.float32) for key in names}
+            what = f"encoder={brief(text)}"
+            answer = {key: as_array(f"{what}: {key}", given[key], np.float32) for key in names}
             if "maps" in given and "style" not in given:
-                maps = [pixels.astype(np.float32) / 255, *map(np.asarray, given["maps"])]
+                own = [as_array(f"{what}: maps", x, np.float32) for x in given["maps"]]
+                maps = [pixels.astype(np.float32) / 255, *own]
                 for x in maps:
                     channels_first = x.ndim == 4 and x.shape[1] != x.shape[2] == x.shape[3]
                     if x.ndim not in (3, 4) or len(x) != len(pixels) or channels_first:
@@ -145,7 +176,7 @@ def _of_function(text: str, module: str, name: str, options: Options) -> Encoder
         source = ""
     side, batch = options.size or SIDE, options.batch
     about = {"encoder": text, "encoder_sha256": source, "size": side, "batch": batch}
-    return Encoder(encode, (side, side, 3), batch, about)
+    return Encoder(_steady(encode, brief(text), "call model.eval(), or its like"), (side, side, 3), batch, about)
 
 
 class Graph(NamedTuple):
@@ -230,7 +261,8 @@ def _of_onnx(path: Path, options: Options, insist: Insist) -> Encoder:
 
     about = {"encoder": path.name, "encoder_sha256": found.sha256, "size": found.shape[0], "batch": found.batch}
     about |= {"mean": mean, "std": std, "logits": found.names[0], "maps": list(found.maps)}
-    return Encoder(encode, found.shape, found.batch, about | {"onnxruntime": onnxruntime.__version__})
+    steady = _steady(encode, str(path), "export it in evaluation mode")
+    return Encoder(steady, found.shape, found.batch, about | {"onnxruntime": onnxruntime.__version__})
 
 
 def _sized(graph: Any, options: Options) -> tuple[Any, int, int]:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from cxda_jax.errors import UserError
-from cxda_jax.fitting import fit
+from cxda_jax.fitted import as_array
+from cxda_jax.fitting import domains_of, fit
 
 LEAST = 1e-12  # of probabilities whose logarithm is taken
 UNTRUSTED = (
@@ -53,7 +54,7 @@ class Adapting:
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         held, domains = np.zeros(len(y), bool), np.zeros(0)
         if sample_domain is not None:
-            names, domains = np.unique(np.asarray(sample_domain), return_inverse=True)
+            names, domains = domains_of("sample_domain", as_array("sample_domain", sample_domain))
             count = max(3, round(self.held_out * len(names)))
             if domains.shape != y.shape or count >= len(names):
                 what = f"shape {np.shape(sample_domain)} with {len(names)} domains"

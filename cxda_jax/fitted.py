@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +28,7 @@ CELLS = 2**22  # numbers of an array [queries, buffer, classes] at a time
 STEP = 4096  # buffers above it have a multiple of it of places, smaller ones a power of two
 LIMIT = 1e9  # of numbers that are given; the squares of larger ones do not fit
 CURVES = "thresholds", "accepted", "wrong"  # what thresholds follow from, without a buffer and with 100 images
+MANY = 20  # rows that differ, all of which look like probabilities by no chance
 HOLDS = {"holds": "adapter"}  # in the manifest
 _KINDS = {"classes": int, "style": int, "seed": int, "keys": str, "package": str, "report": dict, "said": str,
           "origin": dict}  # fmt: skip
@@ -58,11 +58,10 @@ class Device(NamedTuple):
         """The device with more images in its buffer."""
         return _device(self.adapter, np.concatenate([self.images, self.adapter.rows(logits, style)]))
 
-    def forget(self, oldest: int | None = None) -> "Device":
-        """The device without so many of its oldest images, or all if it has fewer; None: without any image."""
-        if oldest is not None:
-            check_number("oldest", oldest, int, 0, math.inf)
-        return _device(self.adapter, self.images[len(self.images) if oldest is None else oldest :])
+    def forget(self, n: int = 1) -> "Device":
+        """The device without its n oldest images, or without any if it has fewer."""
+        check_number("n", n, int, 0, math.inf)
+        return _device(self.adapter, self.images[n:])
 
     def predict_logits(self, logits: Any, style: Any = None) -> np.ndarray:
         """The adapted logits [n, classes] of new images, each answered alone. No temperature changes them."""
@@ -112,7 +111,7 @@ class Adapter(NamedTuple):
     known: Mapping[str, np.ndarray]
     report: Mapping[str, Any]
     said: str
-    origin: Mapping[str, Any] = MappingProxyType({})
+    origin: Mapping[str, Any] = {}  # nothing changes it; a MappingProxyType cannot be pickled
     always: bool = False
 
     def __repr__(self) -> str:
@@ -320,10 +319,22 @@ def check_number(name: str, value: Any, kind: Any, low: float, high: float) -> N
 def as_logits(given: Any) -> np.ndarray:
     """Logits as float32 [n, columns]; a UserError says what is wrong with them."""
     z = as_numbers("logits", given)
-    near = 1e-3 if len(z) > 1 else 1e-5  # one row of logits comes near 1 by chance
-    if len(z) and z.min() >= 0 and np.allclose(z.sum(1), 1, atol=near):
-        raise UserError("logits: each row sums to 1, so they are probabilities; give np.log(probabilities)")
+    if told := as_probabilities(z):
+        raise UserError(f"logits: {told}; give np.log(probabilities)")
     return z
+
+
+def as_probabilities(z: np.ndarray) -> str:
+    """What shows that numbers [n, columns] are probabilities, also in per cent, and no logits; "" if nothing does."""
+    if not len(z) or z.min() < 0 or z.max() > 101:
+        return ""
+    many = len(np.unique(z[: 10 * MANY], axis=0)) >= MANY
+    # Logits come near by chance: one row of them more than several, and many rows not even where they were rounded.
+    near = 0.05 if many else 1e-3 if len(z) > 1 else 1e-5
+    for whole in (1, 100):
+        if np.abs(z.sum(1, dtype=np.float64) / whole - 1).max() <= near:
+            return f"each row sums to {whole}, so they are probabilities"
+    return "all numbers lie in 0 to 1, as probabilities do" if many and z.max() <= 1 else ""
 
 
 def as_numbers(name: str, given: Any, length: int | None = None) -> np.ndarray:
@@ -331,6 +342,8 @@ def as_numbers(name: str, given: Any, length: int | None = None) -> np.ndarray:
     array = as_array(name, given)
     if array.dtype == object:
         array = as_array(name, array, np.float64)
+    elif array.dtype.kind == "V" and jnp.issubdtype(array.dtype, jnp.floating):  # bfloat16 and the like
+        array = array.astype(np.float32)
     if array.ndim != 2 or array.dtype.kind not in "iuf" or not array.shape[1]:
         raise UserError(f"{name}: shape {array.shape} of {array.dtype}; give numbers [images, columns]")
     if length is not None and len(array) != length:
@@ -345,8 +358,14 @@ def as_numbers(name: str, given: Any, length: int | None = None) -> np.ndarray:
 
 
 def as_array(name: str, given: Any, kind: Any = None) -> np.ndarray:
+    """What is given as an array, which loses nothing; a UserError says why it cannot be one."""
+    if np.ma.is_masked(given):
+        raise UserError(f"{name}: {np.ma.count_masked(given)} values are masked; leave such images out")
     try:
-        return np.asarray(given, kind)
+        array = np.asarray(given)
+        if kind and array.dtype.kind == "c":
+            raise TypeError(f"{array.dtype} has an imaginary part")
+        return array.astype(kind, copy=False) if kind else array
     except Exception as e:  # of whatever package it is
         if hasattr(given, "detach"):
             told = f"np.asarray does not take this {brief(type(given).__name__)}"

@@ -46,6 +46,7 @@ EVERY = 50
 LEAST_STEPS = 100  # with fewer an adapter learns next to nothing
 JUDGING = 10  # judging takes as long as so many validations
 SPOKEN = 10.0  # seconds between two lines of progress
+MISSING = ("None", "nan", "NaT", "<NA>")  # what unknown values of numpy and pandas print as
 USE = {"train": "teach", "val": "choose"}  # what the domains of a split do
 WITHOUT = {  # what it costs if the keys come from something else than a style
     "features": "the keys come from the features: these tell domains apart worse than a style does, so a mixed buffer "
@@ -394,13 +395,27 @@ def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], see
     if not 0 <= y.min() <= y.max() < z.shape[1]:
         wrong = y.min() if y.min() < 0 else y.max()
         raise UserError(f"labels: {wrong} is none of the {z.shape[1]} columns of logits; count classes from 0")
+    at, count = z.argmax(1), z.shape[1]
+    right, shifted = (at == y).mean(), (at == y - 1).mean()
+    by_chance = np.bincount(at, minlength=count)[:-1] @ np.bincount(y, minlength=count)[1:] / len(y) ** 2
+    if y.min() > 0 and shifted > max(2 * right, by_chance + 0.1):
+        what = f"none is 0, and the classifier is right on {right:.0%}, but on {shifted:.0%} of the labels less 1"
+        raise UserError(f"labels: {what}; count classes from 0")
     if y.min() == y.max():
         raise UserError(f"labels: all are {y[0]}; give images of two classes at least")
-    names, d = np.unique(d.astype(str) if d.dtype == object else d, return_inverse=True)
+    names, d = domains_of("domains", d)
     if len(names) < fewest:
         told = "one teaches, one chooses and one judges"
         raise UserError(f"domains: {len(names)} of them; give images of {fewest} at least, of which {told}")
     return Judged(_store(z, s, y.astype(np.int32), d, tuple(map(str, names))), load_of(z.shape[1])[1], seed)
+
+
+def domains_of(name: str, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The names of domains, and the number of each image's [n]; a UserError where one is unknown."""
+    for i, domain in enumerate(given.ravel().tolist()):
+        if not isinstance(domain, str) and str(domain) in MISSING:
+            raise UserError(f"{name}: row {i} has {domain}; give the domain of each image")
+    return np.unique(given.astype(str) if given.dtype == object else given, return_inverse=True)
 
 
 def _store(

@@ -14,7 +14,7 @@ out.
 
 Writes into the folder of --out:
 
-    predictions.csv  for each image the answer, the one before and the one after adapting with their confidences, how
+    predictions.csv  for each image the class that counts, those before and after adapting with their confidences, how
                      far the probabilities moved (0 to 1), and the images of the buffer that it attended to most
     adapted.html     one page for any browser: answers before and after, what gain to expect, the buffer, and an
                      explorer of what each answer attended to

@@ -24,17 +24,23 @@ def make_page(m=12, n=30, shape=(28, 28, 1), heads=2, mark="") -> AdaptedPage:
     weights, answers = rng.dirichlet(np.full(max(n, 1), 0.7), (m, heads))[..., :n], []
     for i in range(m):
         given = classes[i % 3], 0.5 + i / (4 * m), classes[i % 2], 0.75, rng.uniform()
-        label = "" if i % 3 else classes[0]
+        label = "" if i % 3 else classes[i // 6 % 2]
         answers.append(Answered(f"mine_{i:03d}{mark}.png", pixels[n + i], *given, weights[i], label))
     names, facts = tuple(f"buffer_{i:04d}{mark}.png" for i in range(n)), [("Model", f"cxda_any{mark}")]
     faults = [f"mine/broken{mark}.png: no image"]
     return AdaptedPage(f"Adapted{mark}", facts, answers, m, pixels[:n], names, GAIN, faults)
 
 
-def test_rows_come_ordered_by_how_far_they_moved_and_changes_are_said(tmp_path):
+def test_changed_answers_come_first_then_by_how_far_they_moved_and_changes_are_said(tmp_path):
     page = make_page()
     text = written(tmp_path / "new" / "adapted.html", page)
-    order = sorted(range(12), key=lambda i: -page.answers[i].moved)
+    kinds = {"corrected": [], "spoiled": [], "changed": [], "same": []}
+    for i in sorted(range(12), key=lambda i: -page.answers[i].moved):
+        before, after, label = (getattr(page.answers[i], name) for name in ("before", "after", "label"))
+        kind = "corrected" if after == label else "spoiled" if before == label else "changed"
+        kinds[kind if before != after else "same"].append(i)
+    order = sum(kinds.values(), [])
+    assert all(kinds.values())
     assert re.findall(r'<div class="file" title="[^"]*">(mine_\d+\.png)', text) == [page.answers[i].file for i in order]
     rows = re.findall(r"<tr.*?</tr>", text[text.index("<tbody>") : text.index("</tbody>")], re.S)
     for i, row in zip(order, rows, strict=True):

@@ -1,15 +1,19 @@
 """fit() on what a classifier says: what it gains and what it says of that, and what is wrong with its arguments."""
 
+import copy
 import functools
 import itertools
 import json
 import math
+import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
@@ -330,10 +334,11 @@ def test_a_buffer_grows_and_shrinks_and_has_any_size(fit, new, monkeypatch):
     adapter, z, s = fit[0], new.logits[:130], new.style[:130]
     first = adapter.adapt(z[:60], s[:60])
     grown, whole = first.observe(z[60:], s[60:]), adapter.adapt(z, s)
-    assert len(first.images) == 60 and not len(grown.forget().images) and not len(grown.forget(131).images)
-    for oldest in (-1, 1.5, "a", True):
-        with refused("^oldest=.*; give a whole number from 0"):
-            first.forget(oldest)
+    assert len(first.images) == 60 and not len(grown.forget(131).images)
+    np.testing.assert_array_equal(grown.forget().images, grown.images[1:])  # as of a SupportBuffer
+    for n in (-1, 1.5, "a", True):
+        with refused("^n=.*; give a whole number from 0"):
+            first.forget(n)
     for device, like in ((grown, whole), (grown.forget(60), adapter.adapt(z[60:], s[60:]))):
         np.testing.assert_array_equal(device.predict_logits(z, s), like.predict_logits(z, s))
     monkeypatch.setattr(fitted, "CELLS", 2**14)  # sixteen queries at a time
@@ -373,6 +378,16 @@ def test_a_saved_adapter_is_the_same_in_another_process_and_damage_is_named(fit,
         cxda_jax.load_adapter(tmp_path / "nope")
     with refused("holds something else", tmp_path):
         adapter.save(tmp_path)
+
+
+@pytest.mark.gate
+def test_copies_of_an_adapter_and_of_its_device_answer_alike(fit, new):
+    asked, device = (new.logits[:9], new.style[:9]), fit[0].adapt(new.logits[:60], new.style[:60])
+    for copied in (lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy):
+        adapter, own = copied(fit[0]), copied(device)
+        assert str(adapter) == str(fit[0]) and adapter.origin == {}
+        for same in (own, adapter.adapt(new.logits[:60], new.style[:60])):
+            np.testing.assert_array_equal(same.predict_proba(*asked), device.predict_proba(*asked))
 
 
 @pytest.mark.gate
@@ -463,7 +478,10 @@ def test_arguments_of_other_forms_are_read_and_of_another_width_refused(fit, new
 
 
 def test_what_is_wrong_with_an_argument_is_said_in_one_line():
-    assert len(fitted.as_logits([[0.3, 0.7004]])) == 1 and not len(fitted.as_logits(np.zeros((0, 5))))
+    for fine in ([[0.3, 0.7004]], np.zeros((0, 5)), [[0.2, 0.9]] * 99, RNG.normal(0.5, 0.5, (30, 2)), [[40.0, 61.0]]):
+        assert len(fitted.as_logits(fine)) == len(fine)
+    brain = np.asarray([[1.0, -2.5]], jnp.bfloat16)
+    assert fitted.as_logits(brain).tolist() == fitted.as_logits(jax.device_put(brain)).tolist() == [[1.0, -2.5]]
     z, y, d, s = made(domains=3, each=20)
     p = np.exp(z - z.max(1, keepdims=True))
     seventh = np.arange(60)[:, None] == 7
@@ -488,7 +506,16 @@ def test_what_is_wrong_with_an_argument_is_said_in_one_line():
         ((z, y * 0 + 2, d, s), "labels: all are 2; give images of two classes"),
         ((z, y + 1, d, s), "labels: 6 is none of the 6 columns"),
         ((z, y - 1, d, s), "labels: -1 is none"),
+        ((np.pad(z, ((0, 0), (0, 1))), y + 1, d, s), r"labels: none is 0, .* on 12%, but on 60% of the labels less 1"),
+        ((z, y, np.where(seventh[:, 0], np.nan, d), s), "domains: row 7 has nan; give the domain"),
+        ((z, y, np.where(seventh[:, 0], None, d), s), "domains: row 7 has None; give the domain"),
+        ((np.ma.array(z, mask=seventh | (z > 1e9)), y, d, s), "logits: 6 values are masked"),
+        ((z, y, d, np.ma.masked_less(s, s.max())), "style: 479 values are masked"),
+        ((z, y, d, (1j * s).astype(object)), "style: ndarray is no array of numbers"),
         ((p / p.sum(1, keepdims=True), y, d, s), "logits: each row sums to 1"),
+        ((np.round(100 * p / p.sum(1, keepdims=True)), y, d, s), "logits: each row sums to 100"),
+        ((np.round(p / p.sum(1, keepdims=True), 2), y, d, s), "logits: each row sums to 1"),
+        ((1 / (1 + np.exp(-z)), y, d, s), "logits: all numbers lie in 0 to 1"),
         ((z, y, np.minimum(d, 1), s), "domains: 2 of them"),
         ((z, y, d, s), "domains: those that teach have at most 20 images each; give 120 of each"),
         ((z[:0], y[:0], d[:0], s[:0]), r"logits: shape \(0, 6\); give at least one image"),
@@ -586,8 +613,12 @@ def test_the_estimator_trains_on_some_domains_and_adapts_by_others(monkeypatch):
     assert (model.predict(z) == names).mean() > 0.5 and before.shape == (50, CLASSES)
     after = model.adapt(z[domains == 3]).predict_proba(z[:50])
     assert model.device_ is not None and after.shape == (50, CLASSES)
+    for same in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        np.testing.assert_array_equal(same.predict_proba(z[:50]), after)
     with refused("^sample_domain: fit.. had none"):
         cxda_jax.CXDAClassifier().fit(z, names).adapt(z)
+    with refused("^sample_domain: row 3 has None"):
+        cxda_jax.CXDAClassifier().fit(z, names, np.where(np.arange(len(z)) == 3, None, domains))
     with refused("^sample_domain: shape .* four domains at least"):
         cxda_jax.CXDAClassifier().fit(z, names, domains % 3)
 

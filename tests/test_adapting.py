@@ -193,6 +193,8 @@ def test_the_demo_gains_and_shows_a_page(tmp_path):
     assert len(rows) == 300 and all(row["label"] for row in rows) and (tmp_path / "demo" / "adapted.html").exists()
     before, after = (sum(row[when] == row["label"] for row in rows) for when in ("before", "after"))
     assert after > before + 3
+    kinds = [(row["before"] == row["label"], row["after"] == row["label"]) for row in rows]
+    assert f"{kinds.count((False, True))} corrected and {kinds.count((True, False))} spoiled" in said
     (tmp_path / "demo" / "images" / "mine.png").symlink_to(tmp_path / "elsewhere")
     assert "mine.png: not of a demonstration" in command("demo", f"--out={tmp_path}/demo", code=2)
 

@@ -36,7 +36,7 @@ judging: errors types machine methods data metrics fitted labels_alone runs
 fit_report: results fitted runs
 fitting: LIBRARY fitted labels_alone judging fit_report
 estimator: errors fitted fitting
-encoders: errors fields disk data methods
+encoders: errors fields disk data methods fitted
 features: errors stops disk progress data encoders
 ahead: LIBRARY runs
 bench: LIBRARY runs

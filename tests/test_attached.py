@@ -115,6 +115,27 @@ def test_drift_keeps_the_plain_answers_and_exports_know_nothing_of_it(folder, de
     np.testing.assert_array_equal(with_drift.predict(pixels).probabilities, free.predict(pixels).probabilities)
 
 
+def test_a_model_of_an_adapter_that_is_not_trusted_adapts_if_it_is_asked_to(folder, described, tmp_path):
+    _, told = described
+    adapter = cxda_jax.load_adapter(folder / "adapter")
+    unsure = {**adapter.report, "overall": {**adapter.report["overall"], "100": [0.1, -0.2, 0.4]}}
+    adapter._replace(report=unsure).save(tmp_path / "unsure")
+    rows, model = [*np.concatenate([told["logits"], told["style"]], 1)], cxda_jax.load(tmp_path / "unsure")
+    plain, buffer = model.predict(rows), cxda_jax.SupportBuffer(model.trusted(), capacity=9)
+    np.testing.assert_array_equal(model.adapt(rows[:9]).predict(rows).probabilities, plain.probabilities)
+    for row in rows[:9]:
+        buffer.observe(row)
+    device = adapter.adapt(told["logits"][:9], told["style"][:9])
+    expected = device.predict_proba(told["logits"], told["style"])
+    for adapted in (model.trusted().adapt(rows[:9]), buffer):
+        np.testing.assert_allclose(adapted.predict(rows).probabilities, expected, atol=1e-5)
+    buffer.save(tmp_path / "it.npz")
+    again = cxda_jax.SupportBuffer.load(tmp_path / "it.npz", model)
+    np.testing.assert_array_equal(again.images()[:, 0, 0], rows[:9])
+    with refused("statistics='lagged': .* choose exact"):
+        cxda_jax.SupportBuffer(model, statistics="lagged")
+
+
 def test_an_export_warns_where_the_adapter_is_not_trusted(folder, tmp_path, capsys):
     adapter = cxda_jax.load_adapter(folder / "adapter")
     unsure = {**adapter.report, "overall": {**adapter.report["overall"], "100": [0.1, -0.2, 0.4]}}

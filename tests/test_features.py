@@ -39,6 +39,15 @@ def stopped(images):
     if len(calls) == number:
         os.kill(os.getpid(), sent)
     return encoder(images)
+def careless(images):
+    answer = encoder(images.copy())
+    images[:] = 0
+    return answer
+def centred(images):
+    answer = encoder(images)
+    return answer | {"logits": answer["logits"] - answer["logits"].mean(0)}
+def dropped(images): return encoder(images) | {"style": np.random.default_rng().random((len(images), 5))}
+masked, imaginary = of(logits=np.ma.masked_equal(2 * logits, 2), style=style), of(logits=logits, style=style * 1j)
 def array(images): return logits
 def mistaken(images): return logits[images]
 """
@@ -75,7 +84,7 @@ def weights():
     return made | {"var": np.abs(made["var"]) + 0.1}
 
 
-def save_onnx(path, w, channels_last=False, batch="n", side="side", dense=False):
+def save_onnx(path, w, channels_last=False, batch="n", side="side", dense=False, centred=False):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
@@ -88,7 +97,9 @@ def save_onnx(path, w, channels_last=False, batch="n", side="side", dense=False)
         node("Conv", ["r1", "conv2"], ["c2"], strides=[2, 2]),
         node("GlobalAveragePool", ["c2"], ["pooled"]),
         node("Flatten", ["image" if dense else "pooled"], ["flat"]),
-        node("Gemm", ["flat", "dense", "bias"], ["answer"], transB=1),
+        node("Gemm", ["flat", "dense", "bias"], ["linear"], transB=1),
+        node("ReduceMean", ["linear"], ["mean of all"], axes=[0]),
+        node("Sub" if centred else "Identity", ["linear", "mean of all"][: 1 + centred], ["answer"]),
         node("Softmax", ["answer"], ["shares"]),
     ]
     form = [batch, side, side, 3] if channels_last else [batch, 3, side, side]
@@ -156,6 +167,13 @@ def test_a_function_gives_what_it_gives():
     np.testing.assert_allclose(found["style"], style, rtol=1e-4)
 
 
+def test_a_function_may_change_its_input():
+    features("--size=16", "--batch=5")
+    features("--size=16", "--batch=5", encoder="mine:careless", out="g.npz")
+    for name in ("logits", "style"):
+        np.testing.assert_array_equal(read("g.npz")[name], read()[name])
+
+
 def test_a_list_and_a_folder_without_classes(here):
     lines = [f"images/camera{i % 2}/{'abc'[i // 2 % 3]}/{i}.png,d{i},{'' if i else 2}" for i in range(12)]
     (here / "list.csv").write_text("path,domain,label\n" + "\n".join(lines))
@@ -188,7 +206,7 @@ def test_what_cannot_be_read_is_named_and_left_out(here):
 
 @pytest.mark.gate
 def test_after_a_kill_the_same_bits(here):
-    (here / "signal").write_text(f"2 {int(signal.SIGKILL)}")  # in the second batch
+    (here / "signal").write_text(f"4 {int(signal.SIGKILL)}")  # in the second batch; the first is asked for thrice
     arguments = "--encoder=mine:stopped", "--images=images", "--out=f.npz", "--batch=5"
     done = subprocess.run(
         [sys.executable, "-m", "launch.features", *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -210,7 +228,7 @@ def stopped(*arguments, **options):
 def halves(here):
     """A finished f.npz, and the same as g.npz after a signal in its second batch of three."""
     stopped()
-    (here / "signal").write_text(f"2 {int(signal.SIGTERM)}")
+    (here / "signal").write_text(f"4 {int(signal.SIGTERM)}")
     stopped(out="g.npz", code=143)
     (here / "signal").unlink()
 
@@ -284,6 +302,22 @@ MISTAKES = [
     ("channels first", {"encoder": "mine:first"}, "a map has the form [32, 3, 224, 224]; give [32, h, w, channels]"),
     ("a fault inside", {"encoder": "mine:mistaken"}, "(IndexError); mend the function; --debug shows where"),
     ("not finite", {"encoder": "mine:not_finite"}, "camera0/a/0.png: logits of the encoder are not finite"),
+    (
+        "batch statistics",
+        {"encoder": "mine:centred"},
+        "'logits' of an image changes by the other images of its batch; call",
+    ),
+    (
+        "chance",
+        {"encoder": "mine:dropped"},
+        "'style' of an image changes when it is asked for again; call model.eval()",
+    ),
+    ("masked", {"encoder": "mine:masked"}, "--encoder=mine:masked: logits: 96 values are masked"),
+    (
+        "complex",
+        {"encoder": "mine:imaginary"},
+        "--encoder=mine:imaginary: style: ndarray is no array of numbers (complex",
+    ),
     ("empty classes", {"flags": ["--classes=empty"]}, "--classes=empty: it is empty, or a line is"),
 ]
 GRAPHS = [
@@ -299,6 +333,12 @@ GRAPHS = [
         "free",
         ["--logits=answer", "--std=0"],
         "--std=0: give one number, or one for each of 3 channels, above 0",
+    ),
+    (
+        "batch statistics",
+        "centred",
+        ["--logits=answer"],
+        "'logits' of an image changes by the other images of its batch",
     ),
     ("size", "fixed", ["--logits=answer", "--size=32"], "--size=32: the graph takes 16 x 16 pixels"),
 ]
@@ -317,6 +357,6 @@ def test_a_mistake_costs_one_line(wrong, said, here):
 @pytest.mark.gate
 @cases(("graph", "flags", "said"), GRAPHS)
 def test_a_mistake_with_a_graph_costs_one_line(graph, flags, said):
-    save_onnx(f"{graph}.onnx", weights(), side=SIDE if graph == "fixed" else "side")
+    save_onnx(f"{graph}.onnx", weights(), side=SIDE if graph == "fixed" else "side", centred=graph == "centred")
     line = features(*flags, code=2, encoder=f"{graph}.onnx")
     assert said in line and line.count("\n") == 1 and len(line) < 210

@@ -150,6 +150,17 @@ def mixture_of(anchor, h, logits, alpha, neighbours, steps, temperature):
     return u, s, z, near, shares
 
 
+def joined(x, scores, h, mixture, neighbours, temperature):
+    """StatA's logits of a query, which joins the support."""
+    u, s, z, near = mixture
+    cosine, logits = h @ x, np.log(softmax(scores)) + np.array(log_normal(x, u, s)) / temperature
+    mine = np.argsort(-cosine)[:neighbours]
+    for j in range(len(h)):
+        joins = len(near[j]) < neighbours or cosine[j] > min(h[j] @ h[i] for i in near[j])
+        logits += (int(j in mine) + int(joins)) * cosine[j] * z[j] / (2 * neighbours)
+    return logits
+
+
 @ENDS
 def test_stata_equals_its_formula(support):
     """Of training images that lack class 3. A class without support images keeps its anchor bit for bit."""
@@ -178,9 +189,30 @@ def test_stata_equals_its_formula(support):
         for found, kept in ((mixture.means, anchor["means"]), (mixture.variances, [anchor["variance"]] * 4)):
             np.testing.assert_array_equal(found[absent], np.asarray(kept)[absent])
         for x, scores, found in zip(queries, plain, ours, strict=True):
-            cosine, expected = h @ x, np.log(softmax(scores)) + np.array(log_normal(x, u, s)) / temperature
-            mine = np.argsort(-cosine)[:neighbours]
-            for j in range(support):
-                joins = len(near[j]) < neighbours or cosine[j] > min(h[j] @ h[i] for i in near[j])
-                expected += (int(j in mine) + int(joins)) * cosine[j] * z[j] / (2 * neighbours)
-            close(found, expected, 1e-4)
+            close(found, joined(x, scores, h, (u, s, z, near), neighbours, temperature), 1e-4)
+
+
+def test_in_places_fewer_images_than_neighbours_have_no_more_neighbours():
+    """Of LAME and StatA: an image is no neighbour of its own, and a free place is none."""
+    images, (queries, plain, *_) = first(EPISODE.support, 9), known(EPISODE.query)
+    h, logits, kernel, _ = known(EPISODE.support)
+    anchor = {"means": kernel.T / 10, "variance": np.full(len(kernel), 0.1)}
+    kept, of_lame = case_of("erm").variables, build_method("lame", lame__neighbours=3, lame__steps=7)
+    of_stata = stata(TINY, 1.0, 3, 4, 50.0)
+
+    @jax.jit
+    def both(variables, support, query):
+        adapted = (
+            of_lame.adapt(variables, support, KEY),
+            of_stata.adapt({**variables, "calibration": anchor}, support, KEY),
+        )
+        return [method.predict(x, query) for method, x in zip((of_lame, of_stata), adapted, strict=True)]
+
+    unit_h, unit_queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (h, queries))
+    for n in range(1, 6):
+        found = np.asarray(both(kept, images.replace(present=np.arange(9) < n), EPISODE.query), np.float64)
+        *mixture, _ = mixture_of([*anchor.values()], unit_h[:n], logits[:n], 1.0, 3, 4, 50.0)
+        for i, (x, scores) in enumerate(zip(queries, plain, strict=True)):
+            beside = np.vstack([h[:n], x]), np.vstack([logits[:n], scores])
+            close(softmax(found[0, i]), relaxed(*beside, "knn", 3, 7)[-1])
+            close(found[1, i], joined(unit_queries[i], scores, unit_h[:n], mixture, 3, 50.0), 1e-4)

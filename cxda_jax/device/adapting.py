@@ -43,13 +43,13 @@ class Fitted(NamedTuple):
 class Tally:
     """Counts answers: how many changed, and where labels are known how many were right before, after and in the end.
 
-    It keeps those that moved most.
+    It keeps those that the page shows.
     """
 
     def __init__(self) -> None:
         self.count = self.changed = 0
         self.right: list[tuple[bool, bool, bool]] = []
-        self.most: list[Answered] = []
+        self.shown: list[Answered] = []
 
     def add(self, answer: Answered, use_adapted: bool) -> None:
         self.count += 1
@@ -57,7 +57,7 @@ class Tally:
         if answer.label:
             right = answer.before == answer.label, answer.after == answer.label
             self.right.append((*right, right[use_adapted]))
-        self.most = sorted([*self.most, answer], key=lambda answer: -answer.moved)[:SHOWN]
+        self.shown = sorted([*self.shown, answer], key=lambda answer: answer.order)[:SHOWN]
 
     def scores(self) -> list[tuple[str, str]]:
         """Lines of the summary, none where no label is known."""
@@ -69,7 +69,8 @@ class Tally:
         shares = 100 * right.mean(0)
         said = (
             f"before {shares[0]:.1f} %, after {shares[1]:.1f} %; "
-            f"difference {100 * gap.mean():+.1f} +- {half:.1f} points (95 %)"
+            f"difference {100 * gap.mean():+.1f} +- {half:.1f} points (95 %), "
+            f"{(gap > 0).sum()} corrected and {(gap < 0).sum()} spoiled"
         )
         return [(f"Right of {n} with labels", f"{said}; with the answer that counts {shares[2]:.1f} %")]
 
@@ -96,10 +97,11 @@ class Asked(NamedTuple):
 
 
 def model_of(asked: Asked) -> Model:
+    """The model, which adapts in any case; which_counts() says which answer counts."""
     model = load(asked.model, asked.method, asked.encoder)
     if model.dtype != np.uint8:
         raise UserError(f"model={asked.model}: an adapter sees images through its classifier alone; give --encoder")
-    return model
+    return model.trusted() if isinstance(model, Attached) else model
 
 
 def adapt_folder(asked: Asked, images: str, labels: str = "") -> None:
@@ -311,6 +313,6 @@ def write_page(
 ) -> None:
     gain = model.card.gain if model.method.name == model.card.method else None
     write_adapted(path, AdaptedPage(
-        f"What adapting changed: {printable(model.card.data)}", summary, tally.most, tally.count, held.pixels,
+        f"What adapting changed: {printable(model.card.data)}", summary, tally.shown, tally.count, held.pixels,
         [path.name for path in held.paths], gain, faults,
     ))  # fmt: skip

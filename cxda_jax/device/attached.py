@@ -43,10 +43,16 @@ class Attached(Model):
     encoder: Encoder | None
     rows: Callable[[np.ndarray], np.ndarray]
 
+    def trusted(self) -> "Attached":
+        """The same model, adapted to nothing yet, but it adapts though validation did not surely gain."""
+        adapter = self.adapter.trusted()
+        programs = _programs(adapter, self.method, self.rows)
+        return dataclasses.replace(self, adapter=adapter, programs=programs, _adapted=None)
+
     def fit(self, image: Any) -> np.ndarray:
         if self.encoder:
             return super().fit(image)
-        row = fitted.as_numbers("row", np.atleast_2d(np.asarray(image).squeeze()))
+        row = fitted.as_numbers("row", np.atleast_2d(fitted.as_array("row", image).squeeze()))
         if row.shape != (1, columns := self.adapter.classes + self.adapter.style):
             raise UserError(f"row: {row.shape[1]} columns; give the {columns} of logits and style, or an encoder")
         return row[:, None]
@@ -91,7 +97,7 @@ class Rows:
 
 
 def attach(folder: Path, encoder: str = "", tells_drift: bool = True) -> Attached:
-    """The model of an adapter that save() wrote. It adapts whether the adapter's own validation gained or not.
+    """The model of an adapter that save() wrote. It adapts if the adapter is trusted.
 
     Args:
       folder: of the adapter.
@@ -162,7 +168,7 @@ def _calibrated(adapter: Adapter) -> Method:
         beyond = jnp.clip(jnp.log1p(jnp.float32(count)) - places[:-1], 0, np.diff(places))
         return method.predict(adapted, query) / (known[0] + (slopes * beyond).sum())
 
-    return method._replace(predict=predict)
+    return method._replace(predict=predict, remember=None)  # programs describe images first; see _programs()
 
 
 def _programs(adapter: Adapter, method: Method, rows: Callable[[np.ndarray], np.ndarray]) -> Programs:
@@ -178,7 +184,7 @@ def _programs(adapter: Adapter, method: Method, rows: Callable[[np.ndarray], np.
     def adapt(variables: Variables, images: Images, key: Array) -> Any:
         held = np.ones(len(images.pixels), bool) if images.present is None else np.array(images.present)
         given = described(images, held)
-        if adapter.drift(np.asarray(given.pixels)[held, 0, 0]):
+        if not adapter.helps or adapter.drift(np.asarray(given.pixels)[held, 0, 0]):
             held[:] = False
         return adapting(variables, given.replace(present=jnp.asarray(held)), key)
 

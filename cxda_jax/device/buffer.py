@@ -74,7 +74,7 @@ class SupportBuffer:
             raise UserError(f"statistics={statistics!r}: {method.name} keeps nothing of one image alone; choose exact")
         self.model, self.capacity, self.keep = model, capacity, keep
         self.statistics, self.refresh_every = statistics, refresh
-        self.pixels = np.zeros((capacity, *model.card.shape), np.uint8)
+        self.pixels = np.zeros((capacity, *model.card.shape), model.dtype)
         self.arrived = np.zeros(capacity, np.int64)  # the newer an image the larger; 0 marks a free place
         self.seen = 0  # images so far
         self._seed = seed
@@ -87,7 +87,7 @@ class SupportBuffer:
         return int((self.arrived > 0).sum())
 
     def images(self) -> np.ndarray:
-        """The images in the buffer, uint8 [n, h, w, c], the oldest first."""
+        """The images in the buffer [n, h, w, c] as the model takes them, the oldest first."""
         with self._lock:
             return self.pixels[self._order()]
 
@@ -135,7 +135,7 @@ class SupportBuffer:
             return self.model.adapted_to(self._adapted)
 
     def forget(self, n: int = 1) -> None:
-        """Lets the n oldest images go."""
+        """Lets the n oldest images go, or all if it has fewer."""
         insist_on_whole("n", n, 0)
         with self._lock:
             adapted, self._adapted = self._adapted, None
@@ -185,10 +185,9 @@ class SupportBuffer:
             options = {name: arrays[name].item() for name in ("capacity", "keep", "statistics", "refresh", "seed")}
             pixels, arrived, places = (arrays[name] for name in ("pixels", "arrived", "places"))
             buffer = cls(model, **options)
-            if pixels.shape[1:] != model.card.shape or pixels.dtype != np.uint8:
-                raise UserError(
-                    f"{path}: holds images {pixels.dtype} {pixels.shape[1:]}, the model takes {model.card.shape}"
-                )
+            if pixels.shape[1:] != model.card.shape or pixels.dtype != model.dtype:
+                takes = f"{np.dtype(model.dtype)} {model.card.shape}"
+                raise UserError(f"{path}: holds images {pixels.dtype} {pixels.shape[1:]}, the model takes {takes}")
             buffer.pixels[places], buffer.arrived[places] = pixels, arrived
             buffer.seen, buffer._stale = int(arrays["seen"]), int(arrays["stale"])
             if "base_pixels" in arrays:

@@ -46,13 +46,26 @@ class Answered(NamedTuple):
     label: str = ""
 
     @property
+    def corrected(self) -> bool:
+        return self.before != self.after == self.label
+
+    @property
+    def spoiled(self) -> bool:
+        return self.after != self.before == self.label
+
+    @property
+    def order(self) -> tuple[bool, bool, bool, float]:
+        """By which answers are shown: changed ones first, the corrected before the spoiled; then how far they moved."""
+        return self.before == self.after, not self.corrected, not self.spoiled, -self.moved
+
+    @property
     def nearest(self) -> list[int]:
         """Places in the buffer of the images with most weight."""
         return [] if self.weights is None else np.argsort(-self.weights.mean(0), kind="stable")[:NEAREST].tolist()
 
 
 class AdaptedPage(NamedTuple):
-    """The content of the page: of all `total` answers those that moved most, and a buffer of any size."""
+    """The content of the page: of all `total` answers the first in their order, and a buffer of any size."""
 
     title: str
     summary: Sequence[tuple[str, str]]
@@ -66,7 +79,7 @@ class AdaptedPage(NamedTuple):
 
 def write_adapted(path: Path, page: AdaptedPage) -> int:
     """Writes the page and returns its size in bytes. Where it would pass 5 MB, it has no explorer."""
-    answers = sorted(page.answers, key=lambda answer: -answer.moved)
+    answers = sorted(page.answers, key=lambda answer: answer.order)
     names, kept = [printable(file) for file in page.buffer_files], _kept(page, answers)
     # The explorer's task begins with the same images in the same order, so that one sheet serves all of the page.
     images = [*page.buffer[kept], *(answer.image for answer in answers)]
@@ -162,10 +175,14 @@ def _answers(
     heads += ["Label"] * labelled
     head = "".join(f"<th>{text}</th>" for text in heads) + "<th data-unsorted>Nearest in the buffer</th>" * near
     count, total = len(answers), page.total
-    caption = f"The {count:,} that moved most of {total:,}" if count < total else f"All {total:,}, most moved first"
+    shown = f"The first {count:,} of {total:,} answers" if count < total else f"All {total:,} answers"
+    kinds = " (the corrected before the spoiled)" * labelled
+    caption = f"{shown}: those that changed{kinds}, then the others, each by how far they moved"
     changes = sum(answer.before != answer.after for answer in answers)
     notes = [
         f"{changes:,} of these {count:,} answers changed; their rows say so.",
+        f"By the labels {sum(a.corrected for a in answers):,} of these were corrected and "
+        f"{sum(a.spoiled for a in answers):,} spoiled." * labelled,
         "Moved: how much of the probability went from some classes to others.",
         "Nearest: the images of the buffer with most weight; your browser shows a name when you point at one." * near,
     ]

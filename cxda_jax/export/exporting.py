@@ -108,14 +108,14 @@ def export(path: str, method: str, kind: str, out: Path, places: int, check: Che
 
 
 def opened(path: str, method: str, encoder: str) -> Model:
-    """The model. Of an adapter it tells no drift, since programs do not."""
+    """The model. Of an adapter it tells no drift and always adapts, as programs do."""
     folder = find_model(path)
     if method or not is_adapter(folder):
         return load(path, method, encoder)
     model = attach(folder, encoder, False)
     if not model.adapter.helps:
         print(f"warning: fit() did not trust the adapter {folder}; programs adapt all the same", flush=True)
-    return model
+    return model.trusted()
 
 
 def export_script(model: Model, out: Path, places: int, check: Check) -> None:

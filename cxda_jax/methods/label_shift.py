@@ -14,7 +14,7 @@ mlls           (Alexandari, Kundaje and Shrikumar, 2020) does so with calibrated
 
 bbse           (Lipton, Wang and Smola, 2018) compares the mean m of p_s with the means C(k) of p over each class k:
 
-    q >= 0 of least |sum of q(k) C(k) - m|, divided by its sum; then (n q + a t) / (n + a)
+    q of least |sum of q(k) C(k) - m|, cut off at 0 and divided by its sum; then (n q + a t) / (n + a)
 
 The unseen images, of which mlls has T and b, and bbse C, are those of validation domains.
 
@@ -66,7 +66,8 @@ def shares_by_em(p: Array, trained: Array, steps: int, smoothing: Any, weights: 
 
 
 def shares_by_confusions(mean: Array, undo: Array) -> Array:
-    """The shares [classes] of least squares: bbse's without smoothing, for m [classes] and undoing() of C."""
+    """The shares [classes] of least squares, cut off at 0: bbse's without smoothing, for m [classes] and undoing() of
+    C."""
     shares = jnp.maximum(0, undo @ mean)
     return shares / jnp.maximum(shares.sum(), FLOOR)
 

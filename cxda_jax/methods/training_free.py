@@ -179,7 +179,9 @@ def affinities(features: Array, affinity: str, neighbours: int, present: Array |
     others = jnp.where(jnp.eye(len(features), dtype=bool) | ~both, jnp.inf, distances)
     nearest, which = jax.lax.top_k(-others, min(neighbours, len(features) - 1))
     if affinity == "knn":
-        return (both & (which[..., None] == jnp.arange(len(features))).any(1)).astype(jnp.float32)
+        among = (which[..., None] == jnp.arange(len(features))).any(1)
+        # Of too few others, the nearest are the image itself and free places too.
+        return (among & jnp.isfinite(others)).astype(jnp.float32)
     last = -nearest[:, jnp.minimum(neighbours, there.sum() - 1) - 1, None]  # to the last neighbour
     width = jnp.sqrt(last[:, 0]).mean(where=there)
     return jnp.where(both, jnp.exp(-distances / jnp.maximum(2 * width**2, 1e-12)), 0)
