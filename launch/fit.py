@@ -3,8 +3,8 @@
 cxda fit --features=features.npz --out=adapter
 cxda fit --features=features.npz --out=adapter --minutes=10 --seed=1
 
-The images must be others than those that the classifier was trained on, from two domains or more. --out gets the
-adapter and a card of what it gains; cxda_jax.load_adapter reads it. An adapter that is there is replaced.
+The images must be others than those that the classifier was trained on, from three domains or more. --out gets the
+adapter, and report.html: what it gains on new domains. cxda_jax.load_adapter reads the folder. An adapter that is there is replaced.
 
 A file of your own will do, as of numpy.savez, with the arrays logits, labels, domains and style.
 """

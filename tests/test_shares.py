@@ -17,7 +17,7 @@ from cxda_jax.methods.cxda_shares import draw_present, on_described
 from cxda_jax.nets.shares import Keyed, ShareAdapter
 from cxda_jax.results.folders import read_result
 from cxda_jax.runs.adapters import how_right, network_config, on_descriptions, on_trunk
-from cxda_jax.runs.diagnosis import TRUE_SHARES, diagnose, kind_of
+from cxda_jax.runs.diagnosis import TRUE_SHARES, UNFORESEEN, diagnose, kind_of
 from cxda_jax.train import init_state, train_step
 from cxda_jax.types import ADAPTER, Episode, Images
 from tests.commands import command
@@ -274,7 +274,7 @@ def test_a_diagnosis_tells_what_a_buffer_can_help_with():
     assert found.gain(mixed, "mlls, domain known*") > found.gain(mixed, "mlls")
     assert found.expected(skewed) == pytest.approx(found.gain(skewed, "mlls, domain known*"))
     assert found.expected(even) == pytest.approx(max(0, found.gain(even, "calibrated")))
-    assert "skewed shares" in found.verdict() and "errs on" not in found.verdict()
+    assert UNFORESEEN in str(found) and "skewed shares" in found.verdict() and "errs on" not in found.verdict()
     biased = weak + 3 * rng.normal(size=(domains, classes))[owner].astype(np.float32)
     assert "errs on its domain" in told(biased, 0.9).verdict()
     sure = (9 * np.eye(classes)[labels]).astype(np.float32)
