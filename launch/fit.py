@@ -4,7 +4,8 @@ cxda fit --features=features.npz --out=adapter
 cxda fit --features=features.npz --out=adapter --minutes=10 --seed=1
 
 The images must be others than those that the classifier was trained on, from three domains or more. --out gets the
-adapter, and report.html: what it gains on new domains. cxda_jax.load_adapter reads the folder. An adapter that is there is replaced.
+adapter, and report.html: what it gains on new domains. cxda_jax.load_adapter reads the folder. An adapter that is
+there is replaced.
 
 A file of your own will do, as of numpy.savez, with the arrays logits, labels, domains and style.
 """
