@@ -30,6 +30,7 @@ from cxda_jax.fitting import Clock, _checked, deal, gains_on, load_of
 from cxda_jax.judging import by_rival, least_temperature
 from cxda_jax.labels_alone import Labelled, correct, told_shares
 from cxda_jax.types import ADAPTER
+from docs.study import promises
 from tests.commands import command
 from tests.lines import flip, one_line, refused
 
@@ -636,3 +637,15 @@ def test_an_estimator_without_a_trusted_adapter_is_its_classifier_trained_on_all
     plain = LogisticRegression(max_iter=500).fit(z, labels)
     for adapted in (model, model.adapt(z[domains == 3])):
         np.testing.assert_allclose(adapted.predict_proba(z[:50]), plain.predict_proba(z[:50]), atol=1e-6)
+
+
+@pytest.mark.exhaustive
+def test_what_fit_promises_is_what_new_domains_get():
+    for row in promises.intervals(1000):
+        assert all(row[f"coverage at {gain:g}"] > 0.93 for gain in promises.GAINS), row
+        assert row["trusted at 0"] < 0.04 and row["optimism"] < 0.5, row
+    for row in promises.thresholds(100):
+        assert row["passed"] <= 0.15, row
+    assert np.mean([row["passed"] for row in promises.thresholds(100)]) < 0.06
+    found = [promises.fits("skewed", seed, steps=200) for seed in (0, 1)]
+    assert all(row["trusted"] and row["expected"] < row["found"][0] + 2 for row in found), found
