@@ -69,6 +69,13 @@ MISTAKES = (
             "answer(variables, query", ("shares",)),
     Mistake("methods", "fitting.py", "errors * part) for part in PARTS]", "errors) for part in PARTS]",
             ("adapter_fit",)),
+    Mistake("adapter", "fitting.py", "others = order[~np.isin(order, judging)]", "others = order", ("adapter_fit",)),
+    Mistake("adapter", "judging.py", "other = np.flatnonzero(turn != i)", "other = np.flatnonzero(turn == i)",
+            ("adapter_fit",)),
+    Mistake("adapter", "judging.py", "weight, group = 1 / times[which]", "weight, group = 1.0 + 0 * times[which]",
+            ("adapter_fit",)),
+    Mistake("adapter", "metrics.py", "scipy.stats.t.ppf(0.975, count - 1)", "scipy.stats.norm.ppf(0.975)", ("metrics",)),
+    Mistake("adapter", "labels_alone.py", "+ offset).astype", ").astype", ("adapter_fit",)),
     # Networks.
     Mistake("nets", "nets/attention.py", "scores /= math.sqrt(width)", "scores /= width",
             ("nets", "anytime", "web", "methods")),

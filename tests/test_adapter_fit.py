@@ -592,6 +592,21 @@ def test_calibration_against_formulas():
     assert least_temperature(z, labels) == pytest.approx(1 / scipy.optimize.brentq(slope, 0.01, 10), rel=1e-3)
 
 
+def test_the_calibration_of_a_turn_is_by_the_temperature_of_the_other_turns():
+    rng, turn = np.random.default_rng(0), np.repeat([0, 1], 40)
+    z = 2 * rng.normal(size=(80, 20, 4))
+    p = softmax(z, -1)
+    labels = (p.cumsum(-1) < rng.random((80, 20, 1))).sum(-1)  # so z is calibrated
+    z[turn == 1] *= 3
+    asked = judging.Asked(labels, labels, {0: z}, np.zeros((4, 80)), turn, turn)
+    told = judging._calibrated(asked, 0, None)
+    own = [softmax(z[turn == i] / (1, 3)[1 - i], -1).max(-1) for i in (0, 1)]  # each has the other's temperature
+    right = z.argmax(-1) == labels
+    expected = metrics.expected_calibration_error(np.concatenate(own).ravel(), right.ravel())
+    assert told["ece"][1] == pytest.approx(expected, abs=0.02) and told["ece"][1] > 0.1 and 1 < told["temperature"] < 3
+    assert judging._calibrated(asked, 0, 1.0)["ece"][0] == judging._calibrated(asked, 0, 1.0)["ece"][1]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")  # of checks that scikit-learn skips
 def test_the_estimator_is_one_of_scikit_learn():
