@@ -11,7 +11,7 @@ and deviations of the channels of early maps do, and the last features hardly do
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +34,6 @@ from cxda_jax.types import Described, Episode, Images, Variables
 
 FEWEST = 3  # domains: one teaches, one chooses, one judges
 TURNS = 4  # adapters at most that are judged in the place of the returned one
-TURN = 0.25  # of the steps, for each of them
 CHOOSING, VALIDATIONS = 4, 5  # of so many domains one chooses the best weights; how often it does
 TASKS_PER_STEP, RATE = 16, 1e-2  # Adam's rate at the start; a cosine leads to 0
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
@@ -62,14 +61,14 @@ def fit(  # noqa: PLR0913
     style: Any = None,
     features: Any = None,
     minutes: float = 2.0,
-    steps: int = 1500,
+    steps: int = 1000,
     seed: int = 0,
     log: Callable[[str], None] = print,
 ) -> Adapter:
     """Learns to adapt a classifier, from images that it was not trained on.
 
     The report is of what new domains get. The domains are dealt into turns; in each an adapter that learnt from the
-    other domains is judged, with a quarter of the steps. The adapter that is returned learns from all domains.
+    other domains is judged. The adapter that is returned learns from all domains.
 
     A task has up to 100 images in its buffer. A step has 16 tasks of 20 queries for up to 65 classes. For more classes
     it has fewer queries (5 at least), and then fewer tasks (4 at least), so that the arrays [tasks, queries, 100,
@@ -85,7 +84,7 @@ def fit(  # noqa: PLR0913
       features: what takes its place where there is none, [n, d]; None: the logits do. Both tell domains apart worse.
       minutes: that it may take. Steps are left out to keep to them, but a UserError tells the minutes that are needed
         if next to none would be left.
-      steps: of the training, at most.
+      steps: of each training, at most: one for each turn, and one for the adapter that is returned.
       seed: of all that is random.
       log: takes lines of progress.
     """
@@ -98,8 +97,7 @@ def fit(  # noqa: PLR0913
     known = headroom(judged)  # before the time of the training is over
     whole, *others = deal(judged)
     _tell_of_small(whole, log)
-    weights = [math.ceil(TURN * steps)] * len(others) + [steps]
-    clock = Clock(began, 60 * minutes, weights, log)
+    clock = Clock(began, 60 * minutes, len(others) + 1, steps, log)
     turns = [_turn(turn, clock) for turn in others]
     variables, taken = _train(whole, clock)
     report, kept = report_on(judged, variables, turns, {"steps": taken, "asked": steps}, known)
@@ -145,28 +143,23 @@ def load_of(classes: int) -> tuple[int, int]:
 
 
 class Clock:
-    """The time of several trainings, one after another, whose steps are asked for in `weights`."""
+    """The time of several trainings of so many steps, one after another."""
 
-    def __init__(self, began: float, seconds: float, weights: Sequence[int], log: Callable[[str], None]):
-        self.began, self.end, self.weights, self.log = began, began + seconds, weights, log
-        self.training = self.taken = 0  # the number of this training; steps of all
+    def __init__(self, began: float, seconds: float, trainings: int, steps: int, log: Callable[[str], None]):
+        self.began, self.end, self.trainings, self.steps, self.log = began, began + seconds, trainings, steps, log
+        self.training = 0  # the number of this one
         self.spoken = began
 
     def start(self) -> "Pace":
         """The pace of the next training."""
         self.training += 1
-        return Pace(self, self.weights[self.training - 1])
-
-    def share(self) -> float:
-        """The part of the time that is left which this training may take."""
-        return self.weights[self.training - 1] / sum(self.weights[self.training - 1 :])
+        return Pace(self, self.steps)
 
     def tell(self, line: str, now: float, left: float) -> None:
         """Says a line of progress with the seconds that are left, unless one was said a moment ago."""
         if now - self.spoken >= SPOKEN:
             self.spoken = now
-            name = f"training {self.training} of {len(self.weights)}, " * (len(self.weights) > 1)
-            self.log(f"{name}{line}  eta {duration(max(1.0, left))}")
+            self.log(f"training {self.training} of {self.trainings}, {line}  eta {duration(max(1.0, left))}")
 
 
 class Pace:
@@ -183,10 +176,9 @@ class Pace:
     def rate(self) -> float:
         return RATE * (1 + math.cos(math.pi * self.progress)) / 2
 
-    @property
-    def reserve(self) -> float:
-        """Seconds of the validations to come."""
-        return self.validation * ((1 - self.progress) * VALIDATIONS + 1 + len(PARTS) + len(MASSES))
+    def validations(self, progress: float) -> float:
+        """The number of those to come in a training."""
+        return (1 - progress) * VALIDATIONS + 1 + len(PARTS) + len(MASSES)
 
     def step(self, now: Callable[[], float]) -> bool:
         """Counts a step, leaves out some where time is short, and returns whether a validation follows.
@@ -197,7 +189,8 @@ class Pace:
         self.taken, self.left = self.taken + 1, self.left - 1
         if self.taken == 1:  # it was compiled
             self.began = now()
-            self.until = self.began + (self.clock.end - JUDGING * self.validation - self.began) * self.clock.share()
+            share = 1 / (self.clock.trainings + 1 - self.clock.training)
+            self.until = self.began + (self.clock.end - JUDGING * self.validation - self.began) * share
         elif self.left and (self.taken == 1 + TIMED or self.taken % EVERY == 0):
             self._keep_to_time(now())
         part = VALIDATIONS * self.progress + 1e-9
@@ -205,18 +198,24 @@ class Pace:
 
     def _keep_to_time(self, now: float) -> None:
         self.a_step = max(1e-9, (now - self.began) / (self.taken - 1))
-        room = int((self.until - self.reserve - now) / self.a_step)
+        reserve = self.validations(self.progress) * self.validation
+        room = int((self.until - reserve - now) / self.a_step)
         if room < self.left:
             if self.clock.training == 1 and self.taken + room < min(LEAST_STEPS, self.asked):
                 raise UserError(self._too_short(now, max(0, room)))
             self.left = max(1, room)
             told = f"time is short: {self.taken + self.left} of {self.asked} steps"
-            self.clock.log(f"{told}, in training {self.clock.training} of {len(self.clock.weights)}")
-        self.clock.tell(f"step {self.taken}/{self.taken + self.left}", now, self.clock.end - now)
+            self.clock.log(f"{told}, in training {self.clock.training} of {self.clock.trainings}")
+        left = self.left + (self.clock.trainings - self.clock.training) * self.asked
+        validations = self.validations(self.progress) + self.validations(0) * (
+            self.clock.trainings - self.clock.training
+        )
+        seconds = left * self.a_step + (validations + JUDGING) * self.validation
+        self.clock.tell(f"step {self.taken}/{self.taken + self.left}", now, min(seconds, self.clock.end - now))
 
     def _too_short(self, now: float, room: int) -> str:
-        weights, each = self.clock.weights, VALIDATIONS + 1 + len(PARTS) + len(MASSES)
-        seconds = sum(weights) * self.a_step + (len(weights) * each + JUDGING) * self.validation
+        each = self.asked * self.a_step + self.validations(0) * self.validation
+        seconds = self.clock.trainings * each + JUDGING * self.validation
         minutes = math.ceil(12 * (seconds + now - self.clock.began) / 60) / 10  # a fifth is to spare
         told = (
             f"minutes={(self.clock.end - self.clock.began) / 60:g}: only {self.taken + room} of {self.asked} steps fit"

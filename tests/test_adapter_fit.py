@@ -54,7 +54,6 @@ def fewer_tasks():
         for module in (judging, fitting):
             patch.setattr(module, "TASKS", 60)
         patch.setattr(judging, "BLOCK", 20)
-        patch.setattr(fitting, "TURN", 0.5)
         yield
 
 
@@ -63,7 +62,7 @@ def fit(fewer_tasks):
     """One adapter for all tests that use one, and what fit() said. The README's lines make it, word for word."""
     said, tried, (logits, labels, domains, style) = [], [], made()
     lines = (Path(__file__).parent.parent / "README.md").read_text().split("```python\n")[2].split("```")[0]
-    fit_briefly = functools.partial(cxda_jax.fit, minutes=60, steps=200, log=said.append)
+    fit_briefly = functools.partial(cxda_jax.fit, minutes=60, steps=120, log=said.append)
     names = {
         "cxda_jax": SimpleNamespace(fit=fit_briefly),
         "logits": logits,
@@ -191,7 +190,7 @@ def test_each_domain_judges_once_and_never_an_adapter_that_it_taught_or_chose(co
 def test_the_report_is_of_plain_numbers_and_says_what_was_found(fit):
     adapter, said, _ = fit
     report = json.loads(json.dumps(adapter.report))
-    assert report == adapter.report and report["steps"] == report["asked"] == 200
+    assert report == adapter.report and report["steps"] == report["asked"] == 120
     assert [*report["gain"]] == [*report["headroom"]]  # one name for one kind of tasks
     for row in (*report["gain"].values(), report["overall"]):
         assert row["0"] == [0, 0, 0] and all(row[n][1] <= row[n][0] <= row[n][2] for n in ("5", "20", "100"))
@@ -206,11 +205,11 @@ def test_the_report_is_of_plain_numbers_and_says_what_was_found(fit):
     np.testing.assert_allclose(report["overall"]["100"], span)
     assert report["expected"] == metrics.after_selection(report["overall"]["100"], 24) <= span[0]
     assert said[-1].startswith("Trusted. ")
-    bad = {**report, "right": 0.99, "overall": {**report["overall"], "100": [0.1, -0.1, 0.3]}, "steps": 150}
+    bad = {**report, "right": 0.99, "overall": {**report["overall"], "100": [0.1, -0.1, 0.3]}, "steps": 90}
     bad["gain"] = {"1 domain, <even> shares": {**row, "5": [-1.0, -1.5, -0.5]}}
     told, page = in_words(bad), as_html(bad)
     assert "give images that it was not trained on" in told
-    assert told.startswith("Not trusted. ") and "150 of 200" in told
+    assert told.startswith("Not trusted. ") and "90 of 120" in told
     assert "1 domain, <even> shares with 5 images" in told and "&lt;even&gt;" in page and "<even>" not in page
     assert page.count("<tr>") == 3 and page.count("<td>") == 2 * page.count("<th>")
 
@@ -534,21 +533,21 @@ def test_steps_are_left_out_to_keep_to_the_time_and_the_cosine_ends_at_0():
     rates = {}
     for minutes in (1e6, 20):
         said, taken = [], itertools.count(1)  # a second a step
-        clock = Clock(0, 60 * minutes, [375, 1500], said.append)
-        for steps in (375, 1500):
-            pace, rates[minutes, steps], validations = clock.start(), [], 0
+        clock = Clock(0, 60 * minutes, 2, 1000, said.append)
+        for training in (1, 2):
+            pace, rates[minutes, training], validations = clock.start(), [], 0
             pace.validation = 2.0
             while pace.left:
-                rates[minutes, steps].append(pace.rate)
+                rates[minutes, training].append(pace.rate)
                 seconds = next(taken)
                 validations += pace.step(lambda seconds=seconds: seconds)
-            assert validations == 5 and pace.rate < 1e-12 and pace.asked == steps
+            assert validations == 5 and pace.rate < 1e-12 and pace.asked == 1000
         assert any("time is short" in line for line in said) == (minutes == 20)
-        assert any(re.search(r"training 2 of 2, step \d+/1500  eta ", line) for line in said) == (minutes == 1e6)
-    steps = np.arange(1500)
-    np.testing.assert_allclose(rates[1e6, 1500], 1e-2 * (1 + np.cos(np.pi * steps / 1500)) / 2, atol=1e-9)
-    first, last = len(rates[20, 375]), len(rates[20, 1500])
-    assert 100 <= first < 375 and first < last < 1500  # each has its part of the time
+        assert any(re.search(r"training 2 of 2, step \d+/1000  eta ", line) for line in said) == (minutes == 1e6)
+    steps = np.arange(1000)
+    np.testing.assert_allclose(rates[1e6, 2], 1e-2 * (1 + np.cos(np.pi * steps / 1000)) / 2, atol=1e-9)
+    first, last = len(rates[20, 1]), len(rates[20, 2])
+    assert 500 < first < 600 and 500 < last < 600 and first + last < 20 * 60 - 20  # seconds; and for judging
     assert [load_of(classes) for classes in (6, 65, 100, 1000, 10_000)] == [
         (16, 20),
         (16, 20),
@@ -560,7 +559,7 @@ def test_steps_are_left_out_to_keep_to_the_time_and_the_cosine_ends_at_0():
 
 def test_a_machine_too_slow_for_the_minutes_is_told_those_that_it_needs():
     def steps_in(minutes):
-        pace = Clock(0, 60 * minutes, [100, 400], lambda line: None).start()
+        pace = Clock(0, 60 * minutes, 5, 100, lambda line: None).start()
         pace.validation = 3.0
         while pace.left:  # a second a step, after half a minute of compiling
             pace.step(lambda: 30.0 + pace.taken)

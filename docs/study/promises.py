@@ -101,7 +101,7 @@ def world(name, seed, first=0, domains=None):
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def fits(name, seed, steps=1500):
+def fits(name, seed, steps=1000):
     """What fit() says of a world, and what forty new domains get."""
     logits, labels, domain, style = world(name, seed)
     began = time.time()
