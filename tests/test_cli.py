@@ -91,7 +91,7 @@ def test_what_the_system_refuses_is_one_line():
     ("print('a')", 0, ""),  # all work was done
     ("print('a', flush=True); print('b', flush=True)", 141, ""),
     ("say('a'); say('b'); raise UserError('wrong\\n  indeed')", 2, "error: wrong indeed\n"),  # what says so goes on
-    ("print('a'); raise stops.Stopped(15)", 143, stops.LINE.format("SIGTERM") + "\n"),
+    ("print('a'); raise stops.Stopped(15)", 143, stops.ANEW.format("SIGTERM") + "\n"),
     ("raise AssertionError('it is the flag that counts')", 141, ""),
     ("print('full')", 2, "error: a file: No space left on device; free some space and run the same command again\n"),
 ])  # fmt: skip
