@@ -157,7 +157,7 @@ def read_labelled(path: Path) -> Labelled:
     """A written file's labelled images, or all images of a file without `about`, which was made in another way."""
     names = Labelled._fields[:-1]
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:  # numpy leaves a broken one open
             if missing := [name for name in names if name not in arrays]:
                 raise UserError(f"{path}: no array {missing[0]!r}; add it, of a row for each image")
             logits, labels, domains, style = (arrays[name] for name in names)

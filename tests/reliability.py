@@ -8,7 +8,7 @@ python -m tests.reliability kill --times=200 --out=docs/results/reliability-kill
   flip    flips one bit of one file of a run (of any file) or of a data set: it must be noticed, or change nothing
   disk    fills a disk; it mounts one, so start it under unshare --mount
   save    kills writers of adapters, models, exports, results, features and buffers at random times: the old one or the
-          new one is there, whole, and the same call goes on; half of the folders also hold a note of the user
+          new one is there, whole, and the same call goes on; half of the writers stand in the folder
   refuse  limits the size of files, and fills a disk of one megabyte where we may mount one, while those are saved
   damage  flips a bit of one of these files, or cuts it: it must be noticed, or change nothing
 
@@ -304,7 +304,8 @@ def read_model(place):
 
 def save_export(place, number):
     """As the command writes programs."""
-    exporting.insist_on_place(place)
+    with contextlib.redirect_stdout(None):
+        exporting.insist_on_place(place)
     with folders.replaced(place, exporting.claimed) as new:
         for name in ("encode.bin", "predict.bin", f"{number}.bin"):
             (new / name).write_text(f"{number}" * 999)
@@ -402,6 +403,8 @@ class Saver(FORKS.Process):
 
     def run(self):
         os.nice(10)
+        if self.place.name.endswith("1"):
+            os.chdir(self.place)  # which is then not exchanged
         with open(self.done, "ab", buffering=0) as done, open(os.devnull, "w") as sys.stdout:
             for number in itertools.count(self.first):
                 SAVES[self.kind][0](self.place, number)
@@ -417,8 +420,6 @@ def kill_saves(folder, times):
         try:
             if not place.exists():
                 save(place, 1)
-            if place.name.endswith("1") and kind != "export":
-                (place / "note").touch()  # so the folders cannot be exchanged
             first = read(place) + 1
             saver = Saver(kind, place, first, folder / "done")
             while saver.is_alive() and not saver.done.stat().st_size:
@@ -453,7 +454,7 @@ def refuse_saves(folder, times):
     def full_disk():
         there = os.statvfs(folder)
         (filler := folder / ".cxda-filler").write_bytes(
-            bytes(there.f_bsize * max(0, there.f_bavail - rng.randrange(12)))
+            bytes(there.f_bsize * max(0, there.f_bavail - int(10 ** rng.uniform(0, 1.7))))
         )
         yield
         filler.unlink()
@@ -467,7 +468,7 @@ def refuse_saves(folder, times):
                     save(place, number)
                     outcome = "room enough"
                 except (UserError, OSError):
-                    outcome = refusing.__name__
+                    outcome = refusing.__name__.replace("_", " ")
             counts[f"{kind}: {outcome}"] += 1
             try:
                 assert read(place) in (number - 1, number)

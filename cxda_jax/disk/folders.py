@@ -24,7 +24,7 @@ from cxda_jax.errors import TooEarly, UserError
 
 HIDDEN = ".cxda-"  # begins the name of all that is not of the folder's content
 NEXT, LOCK = f"{HIDDEN}next", f"{HIDDEN}lock"
-TRIED = 2**20  # bytes that must find room before work begins
+TRIED = 2**16  # bytes that must find room before work begins
 READS = 20  # at most, of a folder that is replaced again and again
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux, for renameat2
 T = TypeVar("T")
