@@ -118,6 +118,7 @@ def test_a_second_writer_waits_its_turn_and_a_reader_mixes_nothing(tmp_path, mon
         write(*arguments)
 
     with monkeypatch.context() as patched:
+        patched.setattr(folders, "PATIENCE", 0.1)
         patched.setattr(manifest, "write", write_late)
         tiny_adapter(2).save(folder)
     assert cxda_jax.load_adapter(folder).seed == 2

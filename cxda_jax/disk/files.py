@@ -96,16 +96,21 @@ def refuse_links(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
+def locked(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
     """Holds the lock of `folder`, which may hold no link: a second process gets
-    TooEarly until this one ends or is killed."""
+    TooEarly until this one ends or is killed, after so many seconds of `patience`."""
     refuse_links(folder)
+    until = time.monotonic() + patience
     with contextlib.ExitStack() as stack:
         while True:
             file = stack.enter_context(open(folder / name, "a+"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                if time.monotonic() < until:
+                    file.close()
+                    time.sleep(0.02)
+                    continue
                 file.seek(0)
                 holder = file.read(200).strip() or "another process"
                 fix = "wait for it, stop it, or choose another folder"

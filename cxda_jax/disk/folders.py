@@ -25,6 +25,7 @@ from cxda_jax.errors import TooEarly, UserError
 HIDDEN = ".cxda-"  # begins the name of all that is not of the folder's content
 NEXT, LOCK = f"{HIDDEN}next", f"{HIDDEN}lock"
 TRIED = 2**16  # bytes that must find room before work begins
+PATIENCE = 10.0  # seconds that a writer waits for another: what took minutes to make is written in less than one
 READS = 20  # at most, of a folder that is replaced again and again
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux, for renameat2
 T = TypeVar("T")
@@ -87,7 +88,7 @@ def insist_on_writable(folder: Path, flag: str) -> None:
 def replaced(folder: Path, ours: Callable[[Path], Collection[str]]) -> Iterator[Path]:
     """Gives an empty folder, whose files take the place of those in `folder` at the end, if nothing fails.
 
-    One process at a time: another one gets TooEarly.
+    One process at a time: another one waits, and gets TooEarly where that takes long.
 
     Args:
       folder: is made if it is missing.
@@ -98,7 +99,7 @@ def replaced(folder: Path, ours: Callable[[Path], Collection[str]]) -> Iterator[
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / _hidden()
     try:
-        with files.locked(folder, LOCK):
+        with files.locked(folder, LOCK, PATIENCE):
             _complete(folder, ours)
             _sweep(folder)
             new.mkdir()
