@@ -39,7 +39,7 @@ COMMANDS = [  # command, arguments, what the line says
     ("train", (*TRAIN, "--config.seed"), "--config.seed has no value; write --config.seed=VALUE"),
     ("train", (*TRAIN, "--config.net.widht=3"), "--config.net.widht: .*; did you mean 'width'"),
     ("train", (*TRAIN, MADE, "--config.data.drawings=39"), "has 39 images, episode.per_domain .* needs 40"),
-    ("train", (TRAIN[0], *OF_RUN, "--workdir={tmp}/run/lock"), "--workdir={tmp}/run/lock: .*File exists.*; choose"),
+    ("train", (TRAIN[0], *OF_RUN, "--workdir={tmp}/run/lock"), "--workdir={tmp}/run/lock: .*Not a directory.*; choose"),
     ("train", (TRAIN[0], *OF_RUN, "--config.seed=3", "--workdir={tmp}/held"), "a run with config.seed=0, not 3"),
     ("evaluate", (RUN, "--num_tasks=-4"), "flag --num_tasks=-4: .*positive"),
     ("evaluate", (RUN, "--config.evaluation.tasks=exhaustive", "--num_tasks=9"), "--num_tasks=9: .* tests every image"),
