@@ -353,7 +353,7 @@ def save_features(place, number):
 
 def read_features(place):
     newest = 0
-    for path in place.glob("*.npz"):
+    for path in place.glob("[0-9]*.npz"):
         found = features.read_labelled(path)
         assert len(found.logits) == 6
         newest = max(newest, only(found.logits, found.style, found.origin["number"], path.stem))
