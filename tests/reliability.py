@@ -266,7 +266,8 @@ def tiny_adapter(number):
         "overall": {"plain": 1.0, **dict.fromkeys(map(str, fitted.SIZES), [1.0] * 3)}, "steps": number, "tasks": 1,
         "calibration": dict.fromkeys(map(str, fitted.SIZES), {"temperature": 1.0}), "drift": {"limit": None},
     }  # fmt: skip
-    shapes = {"scale": (), "right": 9, "confidence": 9, "bias": 3, "shares": 3, "centre": 2, "between": 2, "within": 2}
+    shapes = {"scale": (), "bias": 3, "shares": 3, **dict.fromkeys(("centre", "between", "within"), 2)}
+    shapes |= {"thresholds": (2, 9), **dict.fromkeys(("accepted", "wrong"), (2, 4, 9))}
     known = {name: np.full(shape, number, np.float32) for name, shape in shapes.items()}
     variables = jax.tree.map(lambda leaf: np.full(leaf.shape, number, leaf.dtype), like_of_tiny())
     return fitted.Adapter(3, 2, "style", number, variables, known, report, "tiny")
