@@ -21,6 +21,7 @@ from cxda_jax.data.readers.folder import images_and_others, some_of
 from cxda_jax.data.readers.images import as_image, fit_image
 from cxda_jax.data.readers.raw import EXTENSIONS, cores
 from cxda_jax.disk import files
+from cxda_jax.disk.folders import insist_on_writable
 from cxda_jax.disk.reading import read_object, read_table, reason
 from cxda_jax.encoders import Encoder
 from cxda_jax.errors import UserError, brief
@@ -117,6 +118,7 @@ def write_features(listing: Listing, encoder: Encoder, out: Path, fit: str, clas
         _refuse_other(out, _read_about(out), about)
         say(f"{out}: is there already, made of the same images in the same way; left as it is")
     else:
+        insist_on_writable(part, "out")
         part.mkdir(parents=True, exist_ok=True)
         if "maps" in encoder.about:
             maps = ", ".join(encoder.about["maps"])
@@ -155,18 +157,22 @@ def read_labelled(path: Path) -> Labelled:
     """A written file's labelled images, or all images of a file without `about`, which was made in another way."""
     names = Labelled._fields[:-1]
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:  # numpy leaves a broken one open
             if missing := [name for name in names if name not in arrays]:
                 raise UserError(f"{path}: no array {missing[0]!r}; add it, of a row for each image")
             logits, labels, domains, style = (arrays[name] for name in names)
             if "about" not in arrays:
                 return Labelled(logits, labels, domains, style, {})
             known = labels >= 0
-            origin = json.loads(str(arrays["about"])) | {"classes": arrays["classes"].tolist()}
+            classes = arrays["classes"]
+            origin = json.loads(str(arrays["about"])) | {"classes": classes.tolist()}
     except UserError:
         raise
     except Exception as e:  # of all kinds, for what is no .npz file
         raise UserError(f"{path}: not readable ({reason(e)}); cxda features writes such a file") from None
+    if logits.ndim == 2 and (classes.dtype.kind != "U" or classes.shape != logits.shape[1:]):  # fit() says the rest
+        what = f"{classes.dtype} {classes.shape} for {logits.shape[1]} columns of logits"
+        raise UserError(f"{path}: classes: {what}; name each column, in cxda features by --classes")
     if not known.any():
         raise UserError(f"{path}: no image has a label; give cxda features images in DOMAIN/CLASS/")
     origin = {name: value for name, value in origin.items() if name not in ("images", "left_out")}

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.special
 
 from cxda_jax import metrics
-from cxda_jax.disk import files, manifest, models, safetensors
+from cxda_jax.disk import files, folders, manifest, models, safetensors
 from cxda_jax.disk.reading import read_object, reason, require
 from cxda_jax.errors import UserError, brief
 from cxda_jax.machine import backend
@@ -182,14 +182,13 @@ class Adapter(NamedTuple):
         """Writes weights.safetensors, card.json and manifest.json; an adapter in the folder is replaced."""
         folder = Path(folder)
         insist_on_place(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / manifest.NAME).unlink(missing_ok=True)
         arrays = safetensors.named(jax.device_get({"variables": self.variables, "known": dict(self.known)}))
-        hashes = {models.WEIGHTS: files.write_hashed(folder / models.WEIGHTS, safetensors.pieces(arrays))}
         card = {name: getattr(self, name) for name in _KINDS if name != "package"} | {"package": VERSION}
         card["origin"] = dict(self.origin)
-        files.write_text(folder / models.CARD, json.dumps(card, indent=1) + "\n")
-        manifest.write(folder, [models.CARD, models.WEIGHTS], hashes, HOLDS)
+        with folders.replaced(folder, lambda _: (models.WEIGHTS, models.CARD, manifest.NAME)) as new:
+            hashes = {models.WEIGHTS: files.write_hashed(new / models.WEIGHTS, safetensors.pieces(arrays))}
+            files.write_text(new / models.CARD, json.dumps(card, indent=1) + "\n")
+            manifest.write(new, [models.CARD, models.WEIGHTS], hashes, HOLDS)
 
 
 def load_adapter(folder: str | os.PathLike) -> Adapter:
@@ -197,8 +196,13 @@ def load_adapter(folder: str | os.PathLike) -> Adapter:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give one that holds an adapter")
-    arrays, _ = models.read_arrays(folder, models.WEIGHTS, beside=models.CARD)
-    card = read_object(folder / models.CARD, models.AGAIN)
+    (arrays, _), card = folders.read(
+        folder,
+        lambda where: (
+            models.read_arrays(where, models.WEIGHTS, beside=models.CARD),
+            read_object(where / models.CARD, models.AGAIN),
+        ),
+    )
     require(card, _KINDS, f"{folder}/{models.CARD}", models.AGAIN)
     del card["package"]
     parts: dict[str, dict[str, np.ndarray]] = {"variables": {}, "known": {}}
@@ -250,16 +254,17 @@ def _check(card: Mapping[str, Any], known: Mapping[str, np.ndarray], where: str)
 
 def is_adapter(folder: Path) -> bool:
     try:
-        return read_object(folder / manifest.NAME, "").get("about") == HOLDS
+        return folders.read(folder, lambda where: read_object(where / manifest.NAME, "")).get("about") == HOLDS
     except UserError:
         return False
 
 
 def insist_on_place(folder: Path) -> None:
     """Raises a UserError unless save() may write there: in no folder, an empty one, or one with an adapter."""
-    if not folder.exists() or folder.is_dir() and not any(folder.iterdir()) or is_adapter(folder):
+    others = folders.entries(folder)
+    if not folder.exists() or folder.is_dir() and not others or is_adapter(folder):
         return
-    found = min(folder.iterdir()) if folder.is_dir() else folder
+    found = folder / min(others) if others else folder
     raise UserError(f"{found}: {folder.name} holds something else than an adapter; choose a new folder")
 
 

@@ -180,7 +180,11 @@ def replacing(mark: str, *paths: Path) -> None:
                 if mark.encode() not in file.read(8192):
                     what = "not written by this command, so not replaced"
                     raise UserError(f"{path}: {what}; choose another name, or move it away")
-            say(f"{path}: replaces that of an earlier call")
+            replaces(path)
+
+
+def replaces(path: Path) -> None:
+    say(f"{path}: replaces that of an earlier call")
 
 
 def duration(seconds: float) -> str:

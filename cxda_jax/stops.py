@@ -20,6 +20,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 GRACE = 0.3  # seconds; a command that ends within them does not first say that it will stop
 SOON = "stopping as soon as nothing is lost by it; again to stop at once"
 LINE = "stopped by {}; nothing that was saved is lost, the same command goes on from there"
+ANEW = "stopped by {}; nothing that was saved is lost, the same command begins anew"
+EARLY = "stopped by {} before anything was begun"
 
 stderr = 2  # the file that say() writes to
 _before_end: list[Callable[[], None]] = []  # called before the second signal ends this process
@@ -120,7 +122,7 @@ def _handle(number: int, _: object) -> None:
 
 
 def _end(number: int, _: object) -> None:
-    say(LINE.format(signal.Signals(number).name))
+    say(EARLY.format(signal.Signals(number).name))
     os._exit(128 + number)
 
 

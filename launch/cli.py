@@ -29,6 +29,7 @@ DATA_DIR = flags.DEFINE_string(
 _DETERMINISTIC = flags.DEFINE_bool(
     "deterministic", False, "On GPUs, give the same bits in every run, more slowly; CPUs always do."
 )
+_goes_on = False
 CHANGES: list[tuple[str, str]] = []  # --config.field=value of the command line
 
 
@@ -129,7 +130,7 @@ def _guarded(main: Callable[[], None]) -> None:
     try:
         main()
     except stops.Stopped as e:
-        stops.say(stops.LINE.format(e.name))
+        stops.say((stops.LINE if _goes_on else stops.ANEW).format(e.name))
         sys.exit(e.code)
     except (UserError, OSError) as e:
         if isinstance(e, BrokenPipeError) and _is_unread():
@@ -142,11 +143,17 @@ def _guarded(main: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def loading(changes: bool = False) -> Iterator[None]:
+def loading(changes: bool = False, goes_on: bool = False) -> Iterator[None]:
     """Around a command's imports, which take seconds.
 
     Until they end a signal ends the process at once; then it is watched.
+
+    Args:
+      changes: the command takes --config.field=value.
+      goes_on: once it was stopped, the same command goes on from what it saved.
     """
+    global _goes_on
+    _goes_on = goes_on
     if CHANGES and not changes:
         raise UserError(f"--config.{brief(CHANGES[0][0])}: this command changes no field of a config; leave it out")
     yield

@@ -42,7 +42,7 @@ _OPTIONS = [
 
 
 def main() -> None:
-    with cli.loading():
+    with cli.loading(goes_on=True):
         from pathlib import Path
 
         from cxda_jax.encoders import Options, open_encoder

@@ -25,14 +25,18 @@ def main() -> None:
     with cli.loading():
         from pathlib import Path
 
+        from cxda_jax.disk import folders
         from cxda_jax.features import read_labelled
-        from cxda_jax.fitted import insist_on_place
+        from cxda_jax.fitted import insist_on_place, is_adapter
         from cxda_jax.fitting import fit
-        from cxda_jax.progress import say
+        from cxda_jax.progress import replaces, say
     path = Path(cli.insist(_FEATURES.value, "--features", "give the file of cxda features")).expanduser()
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapter")).expanduser()
     insist_on_place(out)  # before minutes are spent
+    folders.insist_on_writable(out, "--out")
     *arrays, origin = read_labelled(path)
+    if is_adapter(out):
+        replaces(out)
     fit(*arrays, minutes=_MINUTES.value, seed=_SEED.value or 0, log=say)._replace(origin=origin).save(out)
     say(f"{out}: adapter = cxda_jax.load_adapter({str(out)!r})")
 

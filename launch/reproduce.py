@@ -66,7 +66,7 @@ _JOB = flags.DEFINE_string("job", "", "Do the job with this number or id alone, 
 
 
 def main() -> None:
-    with cli.loading():
+    with cli.loading(goes_on=True):
         from cxda_jax.results.folders import read_study
         from cxda_jax.results.records import read
         from cxda_jax.results.reporting import make_report

@@ -44,7 +44,7 @@ _REPLAY = flags.DEFINE_integer(
 
 
 def main() -> None:
-    with cli.loading(changes=True):
+    with cli.loading(changes=True, goes_on=True):
         from pathlib import Path
 
         from cxda_jax.config import read

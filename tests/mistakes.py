@@ -145,6 +145,8 @@ MISTAKES = (
             'line["step"] <= start', ("metrics_file", "train", "identity")),
     Mistake("train", "disk/files.py", "write_whole(path, lambda partial: partial.write_bytes(data))",
             "path.write_bytes(data)", ("checkpoints", "identity", "reliability", "launch")),
+    Mistake("train", "disk/folders.py", "            if at == _version(folder):\n                return found",
+            "            return found", ("folders", "adapter_fit")),
     Mistake("train", "disk/checkpoints.py",
             'sorted((int(p.name) for p in path.glob("*") if p.name.isdecimal()), reverse=True)',
             '[int(n) for n in sorted((p.name for p in path.glob("*")), reverse=True) if n.isdecimal()]',
@@ -178,7 +180,7 @@ MISTAKES = (
     Mistake("results", "runs/jobs.py", "identity = [hashed(study.config(name, seed)), methods[name].version]",
             "identity = [hashed(study.config(name, seed))]", ("study", "study_commands", "cells", "published")),
     # A model on a device.
-    Mistake("device", "device/buffer.py", "integers(self.seen)", "integers(self.capacity)",
+    Mistake("device", "device/buffer.py", "integers(self._drawn_from)", "integers(self.seen)",
             ("buffer", "adapting")),
     Mistake("device", "device/buffer.py",
             "        if self.model.method.stochastic:\n"

@@ -7,6 +7,10 @@ python -m tests.reliability kill --times=200 --out=docs/results/reliability-kill
   stop    the same with SIGTERM and SIGINT while a run compiles, trains, validates and saves; checks codes and lines
   flip    flips one bit of one file of a run (of any file) or of a data set: it must be noticed, or change nothing
   disk    fills a disk; it mounts one, so start it under unshare --mount
+  save    kills writers of adapters, models, exports, results, features and buffers at random times: the old one or the
+          new one is there, whole, and the same call goes on; half of the writers stand in the folder
+  refuse  limits the size of files, and fills a disk of one megabyte where we may mount one, while those are saved
+  damage  flips a bit of one of these files, or cuts it: it must be noticed, or change nothing
 
 Each ends with an exit code other than 0 if anything was lost or wrong. Runs are forked from a process that has imported
 everything and has started no thread. JAX starts its threads in the child. So a start takes no six seconds.
@@ -15,11 +19,14 @@ everything and has started no thread. JAX starts its threads in the child. So a 
 import argparse
 import collections
 import contextlib
+import functools
+import itertools
 import json
 import multiprocessing
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -30,15 +37,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
+import numpy as np
+from PIL import Image
 
-from cxda_jax import stops, train
+import cxda_jax
+from cxda_jax import features, fitted, stops, train
 from cxda_jax.bench.measure import describe_machine
-from cxda_jax.disk import checkpoints, manifest, models, safetensors
+from cxda_jax.disk import checkpoints, files, folders, manifest, models, safetensors
+from cxda_jax.disk.reading import read_object
+from cxda_jax.encoders import Encoder
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import open_data
+from cxda_jax.export import exporting
 from cxda_jax.machine import cost
 from cxda_jax.results.folders import read_results
+from cxda_jax.results.result import read_arrays
 from cxda_jax.runs import identity, testing, training
+from cxda_jax.runs.examples import write_arrays
 from launch import cli
 from launch import train as trainer
 
@@ -239,9 +254,280 @@ def fill_disk(folder):
     subprocess.run(["umount", str(run)], check=True)
 
 
+@functools.cache
+def like_of_tiny():
+    example = fitted.as_images(np.zeros((1, 5), np.float32))
+    return jax.eval_shape(fitted.method_of(3).init, jax.random.key(0), example)
+
+
+def tiny_adapter(number):
+    """An adapter of three classes and two numbers of a style, in which every number is this one."""
+    report = {
+        "overall": {"plain": 1.0, **dict.fromkeys(map(str, fitted.SIZES), [1.0] * 3)}, "steps": number, "tasks": 1,
+        "calibration": dict.fromkeys(map(str, fitted.SIZES), {"temperature": 1.0}), "drift": {"limit": None},
+    }  # fmt: skip
+    shapes = {"scale": (), "bias": 3, "shares": 3, **dict.fromkeys(("centre", "between", "within"), 2)}
+    shapes |= {"thresholds": (2, 9), **dict.fromkeys(("accepted", "wrong"), (2, 4, 9))}
+    known = {name: np.full(shape, number, np.float32) for name, shape in shapes.items()}
+    variables = jax.tree.map(lambda leaf: np.full(leaf.shape, number, leaf.dtype), like_of_tiny())
+    return fitted.Adapter(3, 2, "style", number, variables, known, report, "tiny")
+
+
+def only(*found):
+    """The number that all numbers are; an AssertionError where they mix."""
+    numbers = {int(x) for each in found for x in np.unique(np.asarray(each))}
+    assert len(numbers) == 1, numbers
+    return numbers.pop()
+
+
+def read_adapter(place):
+    found = cxda_jax.load_adapter(place)
+    return only(found.seed, found.report["steps"], *jax.tree.leaves([dict(found.known), found.variables]))
+
+
+def save_model(place, number):
+    calibration = {"bn": {"a": np.full(9, number)}} if number % 2 else {}
+    models.write_model(place, {"a": np.full(999, number)}, {"seed": number}, {"step": number}, calibration=calibration)
+
+
+def read_model(place):
+    def parts(where):
+        (tree, notes), config = (
+            models.read_model(where, {"a": np.zeros(999, int)}),
+            read_object(where / models.CONFIG, ""),
+        )
+        known = models.read_calibration(where, "bn")
+        assert len(known) == notes["step"] % 2
+        return tree["a"], notes["step"], config["seed"], *known.values()
+
+    return only(*folders.read(place, parts))
+
+
+def save_export(place, number):
+    """As the command writes programs."""
+    with contextlib.redirect_stdout(None):
+        exporting.insist_on_place(place)
+    with folders.replaced(place, exporting.claimed) as new:
+        for name in ("encode.bin", "predict.bin", f"{number}.bin"):
+            (new / name).write_text(f"{number}" * 999)
+        written = {path.name: {"sha256": files.hash_file(path)} for path in new.iterdir()}
+        files.write_text(new / exporting.REPORT, json.dumps({"files": written, "number": number}))
+
+
+def read_export(place):
+    where = folders.current(place)
+    number = read_object(where / exporting.REPORT, "")["number"]
+    if lost := {exporting.REPORT, "encode.bin", "predict.bin", f"{number}.bin"} - exporting.claimed(where):
+        raise UserError(f"{lost}: not as it was written")
+    return number
+
+
+def save_record(place, number):
+    """As a test writes its result."""
+    with folders.replaced(place, lambda _: testing.FILES) as new:
+        digest = write_arrays(new / "predictions.npz", {"a": np.full(999, number)})
+        row = files.sealed({"number": number, "predictions_sha256": digest})
+        files.write_text(new / "result.json", json.dumps(row))
+
+
+def read_record(place):
+    where = folders.current(place)
+    row = read_object(where / "result.json", "")
+    if files.is_falsified(row):
+        raise UserError("result.json differs from its seal")
+    return only(row["number"], read_arrays(where / "predictions.npz", row["predictions_sha256"])["a"])
+
+
+def save_features(place, number):
+    """A file of its own for each number, since none is replaced."""
+    for i in range(6):
+        path = place / "images" / "d" / "c" / f"{i}.png"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8)).save(path)
+    about = {"encoder": "tiny", "number": number}
+    answer = {name: np.full((2, 1), number, np.float32) for name in ("logits", "style")}
+    encoder = Encoder(lambda _: answer, (8, 8, 3), 2, about)
+    with contextlib.redirect_stdout(None):
+        features.write_features(features.listed(place / "images"), encoder, place / f"{number}.npz", "squash", ["c"])
+
+
+def read_features(place):
+    newest = 0
+    for path in place.glob("[0-9]*.npz"):
+        found = features.read_labelled(path)
+        assert len(found.logits) == 6
+        newest = max(newest, only(found.logits, found.style, found.origin["number"], path.stem))
+    return newest
+
+
+@functools.cache
+def buffer_model():
+    return cxda_jax.load("glyphs")
+
+
+def save_buffer(place, number):
+    place.mkdir(parents=True, exist_ok=True)
+    buffer = cxda_jax.SupportBuffer(buffer_model(), 3, keep="reservoir", seed=number)
+    for _ in range(4):
+        buffer.observe(np.full((28, 28, 1), number % 256, np.uint8))
+    buffer.save(place / "it.npz")
+
+
+def read_buffer(place):
+    buffer = cxda_jax.SupportBuffer.load(place / "it.npz", buffer_model())
+    assert (len(buffer), buffer.seen, buffer._drawn_from, only(buffer.images())) == (3, 4, 4, buffer._seed % 256)
+    return buffer._seed
+
+
+SAVES = {  # by what is saved: how the one with a number is written into a folder, and how the number is read from it
+    "adapter": (lambda place, number: tiny_adapter(number).save(place), read_adapter),
+    "model": (save_model, read_model),
+    "export": (save_export, read_export),
+    "record": (save_record, read_record),
+    "features": (save_features, read_features),
+    "buffer": (save_buffer, read_buffer),
+}
+
+
+WRONG = AssertionError, OSError, ValueError, LookupError
+
+
+class Saver(FORKS.Process):
+    """Saves one number after the other, from a first one on, and appends a byte to a file after each."""
+
+    def __init__(self, kind, place, first, done):
+        super().__init__(daemon=True)
+        self.kind, self.place, self.first, self.done = kind, place, first, done
+        done.write_bytes(b"")
+        self.start()
+
+    def run(self):
+        os.nice(10)
+        if self.place.name.endswith("1"):
+            os.chdir(self.place)  # which is then not exchanged
+        with open(self.done, "ab", buffering=0) as done, open(os.devnull, "w") as sys.stdout:
+            for number in itertools.count(self.first):
+                SAVES[self.kind][0](self.place, number)
+                done.write(b".")
+
+
+def kill_saves(folder, times):
+    """Kills writers: how many of each kind, and what was lost."""
+    rng, counts, faults = random.Random(0), collections.Counter(), []
+    for trial in range(times):
+        kind = list(SAVES)[trial % len(SAVES)]
+        (save, read), place = SAVES[kind], folder / f"{kind}{trial // len(SAVES) % 2}"
+        try:
+            if not place.exists():
+                save(place, 1)
+            first = read(place) + 1
+            saver = Saver(kind, place, first, folder / "done")
+            while saver.is_alive() and not saver.done.stat().st_size:
+                time.sleep(0.002)
+            time.sleep(rng.uniform(0, 0.2))
+            saver.kill()
+            saver.join()
+            saved, found = first + saver.done.stat().st_size, read(place)
+            assert saver.exitcode == -signal.SIGKILL and saved > first, saver.exitcode
+            assert found in (saved - 1, saved), f"{found} after {saved - 1} was saved"
+            save(place, found + 1)
+            assert read(place) == found + 1
+        except WRONG as e:
+            faults.append(f"{kind} {trial}: {e!r}")
+            shutil.rmtree(place, ignore_errors=True)
+        counts[kind] += 1
+    return counts, faults
+
+
+def refuse_saves(folder, times):
+    """Saves while files may not grow beyond some size, and then on a full disk: what came of it, and what was lost."""
+    rng, counts, faults = random.Random(0), collections.Counter(), []
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    @contextlib.contextmanager
+    def short_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(10 ** rng.uniform(1, 4)), limits[1]))
+        yield
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    @contextlib.contextmanager
+    def full_disk():
+        there = os.statvfs(folder)
+        (filler := folder / ".cxda-filler").write_bytes(
+            bytes(there.f_bsize * max(0, there.f_bavail - int(10 ** rng.uniform(0, 1.7))))
+        )
+        yield
+        filler.unlink()
+
+    def attempt(kind, place, refusing):
+        save, read = SAVES[kind]
+        save(place, 1)
+        for number in range(2, 2 + times):
+            with refusing():
+                try:
+                    save(place, number)
+                    outcome = "room enough"
+                except (UserError, OSError):
+                    outcome = refusing.__name__.replace("_", " ")
+            counts[f"{kind}: {outcome}"] += 1
+            try:
+                assert read(place) in (number - 1, number)
+                save(place, number)
+                assert read(place) == number
+            except WRONG as e:
+                faults.append(f"{kind}, {outcome}: {e!r}")
+
+    for kind in SAVES:
+        attempt(kind, folder / "files" / kind, short_files)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        return counts, faults
+    for kind in SAVES:
+        for place in (folder / kind, folder):  # the disk itself can be exchanged with nothing
+            attempt(kind, place, full_disk)
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    subprocess.run(["umount", str(folder)], check=True)
+    return counts, faults
+
+
+def damage_saves(folder, times):
+    """Flips bits of saved files and cuts them: how often what came of it, and what was wrong."""
+    rng, outcomes, faults = random.Random(0), collections.Counter(), []
+    for kind, (save, _) in SAVES.items():
+        save(folder / kind, 7)
+    for trial in range(times):
+        kind = list(SAVES)[trial % len(SAVES)]
+        path = rng.choice(sorted(p for p in (folder / kind).glob("*") if p.is_file()))
+        kept = path.read_bytes()
+        bit, changed = rng.randrange(8 * len(kept)), bytearray(kept)
+        if is_cut := rng.random() < 0.3:
+            del changed[bit // 8 :]
+        else:
+            changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            outcome = "without effect" if SAVES[kind][1](folder / kind) == 7 else "silently wrong"
+        except AssertionError:
+            outcome = "silently wrong"
+        except (UserError, ValueError, LookupError):
+            outcome = "noticed"
+        except Exception as e:
+            outcome = repr(e)[:200]
+        outcomes[outcome] += 1
+        if outcome not in ("noticed", "without effect"):
+            faults.append(f"{'cut at ' * is_cut}bit {bit} of {path.relative_to(folder)}: {outcome}")
+        path.write_bytes(kept)
+    return outcomes, faults
+
+
+OF_SAVES = {"save": kill_saves, "refuse": refuse_saves, "damage": damage_saves}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["kill", "stop", "flip", "disk"])
+    parser.add_argument("what", choices=["kill", "stop", "flip", "disk", *OF_SAVES])
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--out", type=Path, help="the JSON file to write")
     a = parser.parse_args()
@@ -252,6 +538,8 @@ def main():
         folder = Path(name)
         if a.what in ("kill", "stop"):
             counts, faults = disturb(a.what, folder, a.times)
+        elif a.what in OF_SAVES:
+            counts, faults = OF_SAVES[a.what](folder, a.times)
         elif a.what == "flip":
             Run(folder / "run", "--config=glyphs:cxda,smoke").ends(0)
             counts, faults = flip(folder, a.times)

@@ -142,6 +142,29 @@ def test_a_reservoir_holds_each_image_as_likely(tmp_path):
 
 
 @pytest.mark.gate
+@pytest.mark.parametrize(("forgotten", "rest"), [(5, 0), (2, 3)])
+def test_after_forget_a_reservoir_is_a_sample_of_the_rest_and_of_what_came_since(forgotten, rest, tmp_path):
+    """Each is held with the probability of a uniform sample, 5 of 12 and 5 of 15, within four standard errors."""
+    model, times, since = Model(CARD, build_method("bn"), None, None), 600, 12
+    held, left = np.zeros(since), 0
+    for seed in range(times):
+        buffer = cxda_jax.SupportBuffer(model, 5, keep="reservoir", seed=seed)
+        for _ in range(15):
+            buffer.observe(IMAGES[since])
+        buffer.forget(forgotten)
+        if seed < 3:  # a saved one goes on as it would
+            buffer.save(tmp_path / "it.npz")
+            buffer = cxda_jax.SupportBuffer.load(tmp_path / "it.npz", model)
+        for image in IMAGES[:since]:
+            buffer.observe(image)
+        kept = (buffer.images()[:, None] == np.array(IMAGES[:since])).all((2, 3, 4))
+        held, left = held + kept.any(0), left + 5 - kept.sum()
+    chance = 5 / (since + rest)
+    error = 4 * np.sqrt(chance * (1 - chance) / times)
+    assert np.abs(held / times - chance).max() < error and abs(left / times - chance * rest) <= error * rest
+
+
+@pytest.mark.gate
 def test_a_saved_buffer_is_the_same_again(tmp_path):
     model, path = make("cxda_any"), tmp_path / "it.npz"
     buffer = cxda_jax.SupportBuffer(model, 3, statistics="lagged", refresh=7)

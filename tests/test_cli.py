@@ -3,12 +3,14 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from cxda_jax import stops
+from cxda_jax import fitting, stops
 from cxda_jax.config import read
 from cxda_jax.disk.reading import system_fault
 from cxda_jax.experiment import open_data
@@ -37,7 +39,7 @@ COMMANDS = [  # command, arguments, what the line says
     ("train", (*TRAIN, "--config.seed"), "--config.seed has no value; write --config.seed=VALUE"),
     ("train", (*TRAIN, "--config.net.widht=3"), "--config.net.widht: .*; did you mean 'width'"),
     ("train", (*TRAIN, MADE, "--config.data.drawings=39"), "has 39 images, episode.per_domain .* needs 40"),
-    ("train", (TRAIN[0], *OF_RUN, "--workdir={tmp}/run/lock"), "--workdir={tmp}/run/lock: .*File exists.*; choose"),
+    ("train", (TRAIN[0], *OF_RUN, "--workdir={tmp}/run/lock"), "--workdir={tmp}/run/lock: .*Not a directory.*; choose"),
     ("train", (TRAIN[0], *OF_RUN, "--config.seed=3", "--workdir={tmp}/held"), "a run with config.seed=0, not 3"),
     ("evaluate", (RUN, "--num_tasks=-4"), "flag --num_tasks=-4: .*positive"),
     ("evaluate", (RUN, "--config.evaluation.tasks=exhaustive", "--num_tasks=9"), "--num_tasks=9: .* tests every image"),
@@ -91,7 +93,7 @@ def test_what_the_system_refuses_is_one_line():
     ("print('a')", 0, ""),  # all work was done
     ("print('a', flush=True); print('b', flush=True)", 141, ""),
     ("say('a'); say('b'); raise UserError('wrong\\n  indeed')", 2, "error: wrong indeed\n"),  # what says so goes on
-    ("print('a'); raise stops.Stopped(15)", 143, stops.LINE.format("SIGTERM") + "\n"),
+    ("print('a'); raise stops.Stopped(15)", 143, stops.ANEW.format("SIGTERM") + "\n"),
     ("raise AssertionError('it is the flag that counts')", 141, ""),
     ("print('full')", 2, "error: a file: No space left on device; free some space and run the same command again\n"),
 ])  # fmt: skip
@@ -110,3 +112,27 @@ def test_a_closed_output_ends_a_command_quietly_and_a_full_disk_with_a_line(body
             cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": ""},
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_what_cannot_end_well_is_said_before_the_training_and_a_signal_does_not_promise_to_go_on(
+    tmp_path, monkeypatch, capfd
+):
+    """Of cxda fit: a place that cannot be written, and names that are not those of the columns."""
+    arrays = {"logits": np.zeros((2, 3)), "labels": [0, 1], "domains": [0, 1], "style": np.zeros((2, 1))}
+    for name, classes in (("good", [*"abc"]), ("few", [*"ab"]), ("numbers", [1, 2, 3])):
+        np.savez(tmp_path / f"{name}.npz", **arrays, about="{}", classes=classes)
+
+    def fit(*arrays, **options):
+        raise stops.Stopped(signal.SIGINT)
+
+    monkeypatch.setattr(fitting, "fit", fit)
+    for name, out, code, said in (
+        ("good", "good.npz/adapter", 2, "--out=.*: cannot be written"),
+        ("few", "adapter", 2, "few.npz: classes: .*for 3 columns"),
+        ("numbers", "adapter", 2, "numbers.npz: classes: .*for 3 columns"),
+        ("good", "adapter", 130, stops.ANEW.format("SIGINT")),
+    ):
+        error = command("fit", f"--features={tmp_path}/{name}.npz", f"--out={tmp_path}/{out}", code=code)
+        assert (
+            re.search(said, one_line(error or capfd.readouterr().err, tmp_path)) and not (tmp_path / "adapter").exists()
+        )

@@ -106,7 +106,11 @@ def test_the_command_writes_programs_and_says_how_they_compare(photos, tmp_path)
     flags = "--model=glyphs", f"--out={out}", f"--check_images={photos}", f"--places={PLACES}"
     said = command("export", "--format=jax", *flags)
     known = json.loads((out / exporting.REPORT).read_text())
-    assert f"{out}/encode.tpu.jax" in said and "100.0 % of the classes of 400 queries are equal" in said
+    assert (
+        f"{out}: replaces" in said
+        and f"{out}/encode.tpu.jax" in said
+        and "100.0 % of the classes of 400 queries are equal" in said
+    )
     assert {path.name for path in out.iterdir()} == {exporting.REPORT, *known["files"]} and len(known["files"]) == 7
     for name, facts in known["files"].items():
         data = (out / name).read_bytes()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cxda_jax import stops
 from tests.commands import command
 from tests.lines import ROOT, cases, contents, flip
 
@@ -225,11 +226,12 @@ def stopped(*arguments, **options):
 
 
 @pytest.fixture
-def halves(here):
+def halves(here, capfd):
     """A finished f.npz, and the same as g.npz after a signal in its second batch of three."""
     stopped()
     (here / "signal").write_text(f"4 {int(signal.SIGTERM)}")
     stopped(out="g.npz", code=143)
+    assert stops.LINE.format("SIGTERM") in capfd.readouterr().err  # the same command does go on
     (here / "signal").unlink()
 
 

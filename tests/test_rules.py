@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import cxda_jax
+from cxda_jax import fitting
 from cxda_jax.__main__ import COMMANDS
 from cxda_jax.disk import manifest, models
 from tests.commands import command
 from tests.lines import flip, write_run
+from tests.reliability import tiny_adapter
 from tests.test_records import runs  # noqa: F401
 
 pytestmark = pytest.mark.gate
@@ -61,7 +64,7 @@ def test_what_is_replaced_is_ours(tmp_path, photos, runs, data_dir):  # noqa: F8
     assert walked == set(COMMANDS)
 
 
-def test_a_second_call_says_what_it_does_with_the_first(tmp_path, photos, smoke, data_dir):
+def test_a_second_call_says_what_it_does_with_the_first(tmp_path, photos, smoke, data_dir, monkeypatch):
     """With other arguments, in the same folder. Tests of demo, prepare, reproduce and export have theirs."""
     folder, where = smoke[0], f"--data_dir={smoke[0]}/data"
     other = command("train", "--config=glyphs:cxda,smoke", "--config.seed=1", f"--workdir={folder}/run", where, code=2)
@@ -71,6 +74,11 @@ def test_a_second_call_says_what_it_does_with_the_first(tmp_path, photos, smoke,
     command(*adapting("glyphs", photos, tmp_path / "out"))
     again = command(*adapting("unipen", photos, tmp_path / "out"))
     assert all(f"{tmp_path}/out/{name}: replaces" in again for name in ("predictions.csv", "adapted.html"))
+    tiny_adapter(1).save(tmp_path / "adapter")
+    np.savez(tmp_path / "f.npz", **dict.fromkeys(("logits", "labels", "domains", "style"), np.zeros(1)))
+    monkeypatch.setattr(fitting, "fit", lambda *arrays, **options: tiny_adapter(2))
+    again = command("fit", f"--features={tmp_path}/f.npz", f"--out={tmp_path}/adapter")
+    assert f"{tmp_path}/adapter: replaces" in again and cxda_jax.load_adapter(tmp_path / "adapter").seed == 2
     report = "report", f"--runs={copied}", f"--report={tmp_path}/report"
     command(*report)
     assert f"{tmp_path}/report/report.html: replaces" in command(*report, "--against=paper")

@@ -32,7 +32,7 @@ def test_a_signal_while_imports_run_is_one_line(tmp_path):
         cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (128 + sent, "")
-    assert done.stderr == stops.LINE.format(sent.name) + "\n"
+    assert done.stderr == stops.EARLY.format(sent.name) + "\n"
 
 
 BUSY = """

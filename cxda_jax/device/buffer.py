@@ -55,7 +55,7 @@ class SupportBuffer:
           model: from load().
           capacity: places.
           keep: what a full buffer does with a new image. "newest": the oldest one goes. "reservoir": of all
-            images so far, each is as likely to be held.
+            images so far, each is as likely to be held; see forget().
           statistics: see above.
           refresh: see above.
           seed: of the reservoir.
@@ -77,6 +77,7 @@ class SupportBuffer:
         self.pixels = np.zeros((capacity, *model.card.shape), model.dtype)
         self.arrived = np.zeros(capacity, np.int64)  # the newer an image the larger; 0 marks a free place
         self.seen = 0  # images so far
+        self._drawn_from = 0  # images that the reservoir is a sample of: those held at the last forget(), and all since
         self._seed = seed
         self._lock, self._refreshing = threading.RLock(), threading.Lock()
         self._adapted: Any = None  # None: the buffer has changed since
@@ -98,7 +99,7 @@ class SupportBuffer:
             # Work that is broken off from here on leaves nothing adapted, so the
             # next answer adapts to what is held then.
             adapted, self._adapted = self._adapted, None
-            self.seen += 1
+            self.seen, self._drawn_from = self.seen + 1, self._drawn_from + 1
             place = self._choose_place()
             if place is not None:
                 self.pixels[place], self.arrived[place] = pixels, self.seen
@@ -135,12 +136,17 @@ class SupportBuffer:
             return self.model.adapted_to(self._adapted)
 
     def forget(self, n: int = 1) -> None:
-        """Lets the n oldest images go, or all if it has fewer."""
+        """Lets the n oldest images go, or all if it has fewer.
+
+        A reservoir begins anew with the rest: each of these and of the images to come is as likely to be held.
+        """
         insist_on_whole("n", n, 0)
         with self._lock:
             adapted, self._adapted = self._adapted, None
             places = self._order()[:n]
             self.pixels[places], self.arrived[places] = 0, 0
+            if len(places):
+                self._drawn_from = len(self)
             if self._base and adapted is not None:
                 self._adapted = _without(adapted, places)
 
@@ -164,7 +170,7 @@ class SupportBuffer:
             arrays = {
                 "pixels": self.pixels[held], "arrived": self.arrived[held], "places": held, "capacity": self.capacity,
                 "keep": self.keep, "statistics": self.statistics, "refresh": self.refresh_every, "seen": self.seen,
-                "seed": self._seed, "stale": self._stale,
+                "drawn_from": self._drawn_from, "seed": self._seed, "stale": self._stale,
             }  # fmt: skip
             if self._base:
                 arrays |= {"base_pixels": self._base[0], "base_arrived": self._base[1]}
@@ -190,6 +196,8 @@ class SupportBuffer:
                 raise UserError(f"{path}: holds images {pixels.dtype} {pixels.shape[1:]}, the model takes {takes}")
             buffer.pixels[places], buffer.arrived[places] = pixels, arrived
             buffer.seen, buffer._stale = int(arrays["seen"]), int(arrays["stale"])
+            drawn_from = arrays["seen"] if len(places) == buffer.capacity else len(places)  # of an earlier version
+            buffer._drawn_from = int(arrays.get("drawn_from", drawn_from))
             if "base_pixels" in arrays:
                 buffer._base = arrays["base_pixels"], arrays["base_arrived"]
         except (UserError, FileNotFoundError):
@@ -207,7 +215,7 @@ class SupportBuffer:
         """For the image number `seen`."""
         if self.keep == "newest" or len(self) < self.capacity:
             return int(self.arrived.argmin())  # a free one, or the oldest
-        chosen = int(np.random.default_rng([self._seed, self.seen]).integers(self.seen))
+        chosen = int(np.random.default_rng([self._seed, self.seen]).integers(self._drawn_from))
         return chosen if chosen < self.capacity else None
 
     def _fixes_statistics(self) -> bool:

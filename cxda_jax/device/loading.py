@@ -10,7 +10,7 @@ from cxda_jax.config import check_stored
 from cxda_jax.data.store import DomainStore, StoreInfo, fault_of_images
 from cxda_jax.device.attached import attach
 from cxda_jax.device.model import Model, Programs
-from cxda_jax.disk import models
+from cxda_jax.disk import folders, models
 from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import build_method
@@ -40,6 +40,10 @@ def load(path: str | Path, method: str = "", encoder: str = "") -> Model:
         return attach(folder, encoder)
     if encoder:
         raise UserError(f"encoder={brief(encoder)}: {folder} is a model with a network of its own; leave it out")
+    return folders.read(folder, lambda where: _trained(where, method))
+
+
+def _trained(folder: Path, method: str) -> Model:
     card = models.read_card(folder)
     if fault := fault_of_images(card._asdict()):
         raise UserError(f"{folder}/{models.CARD}: {fault}; {models.AGAIN}")

@@ -96,19 +96,30 @@ def refuse_links(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
     """Holds the lock of `folder`, which may hold no link: a second process gets
-    TooEarly until this one ends or is killed."""
+    TooEarly until this one ends or is killed, after so many seconds of `patience`."""
     refuse_links(folder)
-    with open(folder / LOCK, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read(200).strip() or "another process"
-            raise TooEarly(f"{folder} is in use by {holder}; wait for it, stop it, or choose another folder") from None
-        except OSError:
-            pass  # the file system has no locks
+    until = time.monotonic() + patience
+    with contextlib.ExitStack() as stack:
+        while True:
+            file = stack.enter_context(open(folder / name, "a+"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < until:
+                    file.close()
+                    time.sleep(0.02)
+                    continue
+                file.seek(0)
+                holder = file.read(200).strip() or "another process"
+                fix = "wait for it, stop it, or choose another folder"
+                raise TooEarly(f"{folder} is in use by {holder}; {fix}") from None
+            except OSError:
+                break  # the file system has no locks
+            with contextlib.suppress(FileNotFoundError):  # who held it may have deleted it, or replaced the folder
+                if os.path.samestat(os.fstat(file.fileno()), (folder / name).lstat()):
+                    break
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         file.flush()

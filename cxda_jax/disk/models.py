@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cxda_jax.disk import files, manifest, safetensors
+from cxda_jax.disk import files, folders, manifest, safetensors
 from cxda_jax.disk.reading import NUMBER, read_object, require
 from cxda_jax.errors import UserError
 from cxda_jax.types import Variables
@@ -26,6 +26,7 @@ from cxda_jax.types import Variables
 WEIGHTS, CALIBRATION, CONFIG, CARD, README = (
     "weights.safetensors", "calibration.safetensors", "config.json", "card.json", "README.md",
 )  # fmt: skip
+FILES = (WEIGHTS, CALIBRATION, CONFIG, CARD, README, manifest.NAME)
 AGAIN = "copy it again from where it is whole"
 FAR, LEAST_SPREAD = 4.0, 0.02  # standard deviations; and the least of them, of looks
 
@@ -128,24 +129,23 @@ def write_model(
 
     `calibration` is by method. Without a card it can be tested on its data set, but not be used without it.
     """
-    folder.mkdir(exist_ok=True)
-    (folder / manifest.NAME).unlink(missing_ok=True)
     told = {name: json.dumps(value) for name, value in notes.items()}
-    hashes = {}
-    for name, tree in {WEIGHTS: variables, **({CALIBRATION: calibration} if calibration else {})}.items():
-        hashes[name] = files.write_hashed(
-            folder / name, safetensors.pieces(jax.device_get(safetensors.named(tree)), told)
-        )
+    trees = {WEIGHTS: variables, **({CALIBRATION: calibration} if calibration else {})}
     texts = {CONFIG: json.dumps(config, indent=1)}
     if card:
         texts |= {CARD: json.dumps(to_json(card), indent=1), README: in_words(card)}
-    for name, text in texts.items():
-        files.write_text(folder / name, text + "\n")
-    manifest.write(folder, [*hashes, *texts], hashes, about)
+    with folders.replaced(folder, lambda _: FILES) as new:
+        hashes = {
+            name: files.write_hashed(new / name, safetensors.pieces(jax.device_get(safetensors.named(tree)), told))
+            for name, tree in trees.items()
+        }
+        for name, text in texts.items():
+            files.write_text(new / name, text + "\n")
+        manifest.write(new, [*hashes, *texts], hashes, about)
 
 
 def is_model(folder: Path) -> bool:
-    return (folder / WEIGHTS).exists()
+    return (folders.current(folder) / WEIGHTS).exists()
 
 
 def read_model(folder: Path, like: Variables) -> tuple[Variables, dict[str, Any]]:

@@ -20,6 +20,7 @@ _KINDS = {str: "a text", int: "a whole number", list: "a list", dict: "an object
 _SYSTEM = {
     "No space left on device": "free some space and run the same command again",
     "Disk quota exceeded": "free some space and run the same command again",
+    "File too large": "raise the limit on the size of files (ulimit -f), or choose another folder",
     "Read-only file system": "choose a folder that can be written to",
     "Permission denied": "choose another folder, or change its rights",
     "No such file or directory": "make the folder that it should lie in, or bring it back",

@@ -4,8 +4,6 @@ and keeps it only if they agree."""
 import contextlib
 import importlib.metadata
 import json
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +16,7 @@ from cxda_jax.device.adapting import FAULTS, fitted, listed
 from cxda_jax.device.attached import Attached, attach
 from cxda_jax.device.loading import find_model, load
 from cxda_jax.device.model import Model
-from cxda_jax.disk import files, models
+from cxda_jax.disk import files, folders, models
 from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import build
 from cxda_jax.export import script, web
@@ -27,7 +25,7 @@ from cxda_jax.export.joining import join
 from cxda_jax.export.pair import Named, Pair, Shapes, by_model, pair_of
 from cxda_jax.features import read_labelled
 from cxda_jax.fitted import is_adapter
-from cxda_jax.progress import say
+from cxda_jax.progress import replaces, say
 
 REPORT = "export.json"
 FILLS = (0, 1, 5, 20)  # images in the buffer, of one compared task after the other; then all places
@@ -68,11 +66,9 @@ def export(path: str, method: str, kind: str, out: Path, places: int, check: Che
       places: of the buffer.
       encoder: as load() takes it; it must be an ONNX file, and the format onnx.
     """
-    if out.exists() and (strangers := {entry.name for entry in out.iterdir()} - claimed(out)):
-        what = f"holds {brief(min(strangers), 40)}, which is not as an earlier export left it"
-        raise UserError(f"--out={out}: {what}; name a new folder, or move it away")
+    insist_on_place(out)
     if kind == "web":
-        with replaced(out) as folder:
+        with folders.replaced(out, claimed) as folder:
             report = web.write(opened(path, method, encoder), folder)
         print(f"{out}/{web.PAGE}: {report['bytes'] / 2**20:.1f} MB, compared with JAX; {out}/{web.PARITY} says how")
         return
@@ -92,7 +88,7 @@ def export(path: str, method: str, kind: str, out: Path, places: int, check: Che
         tasks = own_tasks(model, check.images, places, check.number)
     else:
         tasks = test_tasks(model, check.data_dir, places, check.number)
-    with replaced(out) as folder:
+    with folders.replaced(out, claimed) as folder:
         print(f"writing {model.method.name} with {places} places as {kind}", flush=True)
         network = model.config["net"]["name"] if model.config else "of logits and style"
         with converting(f"{kind}: {model.method.name} with the network {network}"):
@@ -123,7 +119,7 @@ def export_script(model: Model, out: Path, places: int, check: Check) -> None:
     if not isinstance(model, Attached) or model.encoder:
         raise UserError("javascript: an adapter of cxda fit is written so, without an encoder; for images choose web")
     tasks = tasks_of_rows(model, check.images, places, check.number)
-    with replaced(out) as folder:
+    with folders.replaced(out, claimed) as folder:
         script.write(model, folder)
         asked = [(support[:, 0, 0], query[:, 0, 0]) for support, query, _ in tasks]
         theirs, ours = script.answers(model, folder, asked), [by_model(model, *task[:2])[0] for task in tasks]
@@ -154,6 +150,17 @@ def converting(what: str) -> Iterator[None]:
         raise UserError(f"{what} cannot be converted ({type(e).__name__}); choose another format, such as jax") from e
 
 
+def insist_on_place(out: Path) -> None:
+    """Raises a UserError unless an export may be written there; says so where it replaces an earlier one."""
+    found = folders.entries(out)
+    if strangers := found - claimed(out):
+        what = f"holds {brief(min(strangers), 40)}, which is not as an earlier export left it"
+        raise UserError(f"--out={out}: {what}; name a new folder, or move it away")
+    folders.insist_on_writable(out, "--out")
+    if found:
+        replaces(out)
+
+
 def claimed(out: Path) -> set[str]:
     """Names of the files in a folder that are as an earlier export left them, by the hashes that it wrote."""
     found = set()
@@ -165,19 +172,6 @@ def claimed(out: Path) -> set[str]:
             whole = {name for name, facts in written.items() if files.hash_file(out / name) == facts["sha256"]}
             found |= {report, *whole}
     return found
-
-
-@contextlib.contextmanager
-def replaced(out: Path) -> Iterator[Path]:
-    """Gives a new folder, which takes the place of `out` at the end if nothing fails."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}") as scratch:
-        folder = Path(scratch) / out.name
-        folder.mkdir()
-        yield folder
-        if out.exists():
-            shutil.rmtree(out)
-        folder.rename(out)
 
 
 def tasks_of_rows(model: Model, file: str, places: int, count: int) -> list[Task]:

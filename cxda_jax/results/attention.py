@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cxda_jax.data.store import DomainStore
+from cxda_jax.disk.folders import current
 from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError, printable
 from cxda_jax.experiment import open_data
@@ -39,7 +40,7 @@ def kept_attention(results: Sequence[Result], data_dir: str) -> tuple[list[KeptA
     kept, faults = [], []
     for seeds in by_cell(r for r in results if r.setting == USUAL).values():
         first = seeds[0]
-        if not (first.folder / "attention.npz").exists():
+        if not (current(first.folder) / "attention.npz").exists():
             continue
         try:
             arrays, store = first.stored("attention"), open_data(first.config, data_dir)
@@ -79,7 +80,7 @@ def explorer_tasks(kept: KeptAttention, results: Sequence[Result], count: int) -
     answers = {}
     for other in (r for seeds in by_cell(results).values() for r in seeds):
         unchanged = other.identity == Identity(other.row["method"]) and other.row["seed"] == result.row["seed"]
-        if unchanged and (other.folder / "predictions.npz").is_file():
+        if unchanged and (current(other.folder) / "predictions.npz").is_file():
             theirs = other.stored()
             if np.array_equal(theirs["query"][:count], stored["query"][:count]):
                 answers[other.row["label"]] = theirs["predictions"]

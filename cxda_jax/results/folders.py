@@ -15,6 +15,7 @@ import numpy as np
 
 from cxda_jax import metrics
 from cxda_jax.disk import files, manifest
+from cxda_jax.disk.folders import HIDDEN, current
 from cxda_jax.disk.reading import read_lines, read_object, reason
 from cxda_jax.errors import UserError
 from cxda_jax.results import records
@@ -64,7 +65,7 @@ def read_results(
         if run.suffix == records.SUFFIX and run.is_file():
             results += records.read(run)
             continue
-        paths = sorted(run.glob("**/result.json"))
+        paths = [path for path in sorted(run.glob("**/result.json")) if not path.parent.name.startswith(HIDDEN)]
         damaged: list[int] = []
         if (run / METRICS).is_file():
             read_lines(run / METRICS, damaged.extend)
@@ -116,12 +117,13 @@ def _again(run: Path) -> str:
 def read_result(run: Path, folder: Path) -> Result:
     """The result in a folder of a run, of which every number is checked against what is stored beside it."""
     again = _again(run)
-    row, config = read_object(folder / "result.json", again), read_object(run / "config.json", again)
+    where = current(folder)
+    row, config = read_object(where / "result.json", again), read_object(run / "config.json", again)
     if files.is_falsified(row):
         raise ValueError("result.json differs from its recorded hash")
     row = check_row(row, config, folder, again)
     _check_run(row, run)
-    stored = read_arrays(folder / "predictions.npz", row.get("predictions_sha256", ""))
+    stored = read_arrays(where / "predictions.npz", row.get("predictions_sha256", ""))
     names = ("support", "query", "labels", "predictions")
     if lacking := [name for name in names if name not in stored]:
         raise ValueError(f"predictions.npz: no {lacking[0]}")

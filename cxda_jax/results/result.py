@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cxda_jax import metrics
+from cxda_jax.disk.folders import current
 from cxda_jax.disk.reading import MAYBE, NUMBER, read_lines, reason, require
 from cxda_jax.errors import brief
 from cxda_jax.results.settings import STEPS, USUAL, Setting, parse
@@ -162,7 +163,7 @@ class Result(NamedTuple):
 
     def stored(self, name: str = "predictions") -> dict[str, np.ndarray]:
         """The arrays of NAME.npz, whose hash must be the one in the row, if the row has one."""
-        return read_arrays(self.folder / f"{name}.npz", self.row.get(f"{name}_sha256", ""))
+        return read_arrays(current(self.folder) / f"{name}.npz", self.row.get(f"{name}_sha256", ""))
 
     def curve(self) -> list[dict[str, float]]:
         """The lines of metrics.jsonl; none where they did not come along."""

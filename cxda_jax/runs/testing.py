@@ -12,13 +12,13 @@ import numpy as np
 from cxda_jax import __version__, metrics
 from cxda_jax.config import config_hash, hashed
 from cxda_jax.data.episodes import Context, check_context, counting
-from cxda_jax.disk import checkpoints, files
+from cxda_jax.disk import checkpoints, files, folders
 from cxda_jax.errors import UserError, brief
 from cxda_jax.evaluation import Evaluator, Tasks, TaskTable, compile_task, evaluate, time_task
 from cxda_jax.experiment import Experiment, build, episode_spec
 from cxda_jax.fields import Group
 from cxda_jax.machine import backend, memory, mesh
-from cxda_jax.progress import Counter, announced, say
+from cxda_jax.progress import Counter, announced, replaces
 from cxda_jax.registry import schema
 from cxda_jax.results.folders import averages, find_runs, read_result
 from cxda_jax.results.result import Result
@@ -28,6 +28,8 @@ from cxda_jax.runs import identity
 from cxda_jax.runs.examples import draw_example, images_of, keep_attention, without_support, write_arrays
 from cxda_jax.runs.finding import Evaluation, Request, find_evaluations, in_one_line, restore_best, training_minutes
 from cxda_jax.types import Variables
+
+FILES = ("predictions.npz", "attention.npz", "result.json")  # of a result
 
 
 def evaluate_runs(patterns: Sequence[str], request: Request, data_dir: str | Path) -> None:
@@ -104,7 +106,7 @@ def tested(
         evaluation.folder.mkdir(exist_ok=True)
 
     if mesh.is_first() and (evaluation.folder / "result.json").exists():
-        say(f"{evaluation.folder}/result.json: replaces that of an earlier call")
+        replaces(evaluation.folder / "result.json")
     mesh.from_first(make)
     with mesh.by_first(files.locked, evaluation.folder):
         return evaluate_run(evaluation, experiment, evaluator, num_tasks)
@@ -164,11 +166,12 @@ def evaluate_run(
         answers = without_support(experiment, evaluator, variables, plan, tasks)
         row |= answers.counts()
     arrays: dict[str, Any] = {**plan._asdict(), "predictions": tasks.predictions, "labels": tasks.labels, **tasks.also}
-    row["predictions_sha256"] = write_arrays(evaluation.folder / "predictions.npz", arrays)
-    if evaluator.attention and answers:
-        path = evaluation.folder / "attention.npz"
-        weights, row["attention_sha256"] = keep_attention(path, experiment, evaluator, variables, plan)
-    files.write_text(evaluation.folder / "result.json", json.dumps(files.sealed(row), indent=1) + "\n")
+    with folders.replaced(evaluation.folder, lambda _: FILES) as new:
+        row["predictions_sha256"] = write_arrays(new / "predictions.npz", arrays)
+        if evaluator.attention and answers:
+            path = new / "attention.npz"
+            weights, row["attention_sha256"] = keep_attention(path, experiment, evaluator, variables, plan)
+        files.write_text(new / "result.json", json.dumps(files.sealed(row), indent=1) + "\n")
     if answers and weights is not None:
         draw_example(evaluation.folder / "attention.png", experiment, plan, answers, weights)
     return read_result(evaluation.run, evaluation.folder)

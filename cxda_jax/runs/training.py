@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from cxda_jax import __version__, stops, train
 from cxda_jax.config import Config, as_fields, config_hash, hashed, of_method
 from cxda_jax.data.store import SPLITS, DomainStore
-from cxda_jax.disk import checkpoints, files, models
+from cxda_jax.disk import checkpoints, files, folders, models
 from cxda_jax.errors import UserError
 from cxda_jax.experiment import Experiment, build, build_method, build_on, start_from_weights, tasks_per_step
 from cxda_jax.machine import backend, cost, memory, mesh
@@ -78,12 +78,8 @@ def network_of(experiment: Experiment, workdir: Path, data_dir: str | Path, othe
 
 
 def insist_on_folder(workdir: Path) -> None:
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        files.write_text(workdir / ".writable", "")
-        (workdir / ".writable").unlink(missing_ok=True)
-    except OSError as e:
-        raise UserError(f"--workdir={workdir}: cannot be written ({e.strerror}); choose another") from None
+    folders.insist_on_writable(workdir, "--workdir")
+    workdir.mkdir(parents=True, exist_ok=True)
 
 
 def prepared(config: Config, data_dir: str | Path, devices: Mesh | None = None) -> tuple[Experiment, train.TrainState]:
