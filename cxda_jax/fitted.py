@@ -29,7 +29,7 @@ STEP = 4096  # buffers above it have a multiple of it of places, smaller ones a 
 LIMIT = 1e9  # of numbers that are given; the squares of larger ones do not fit
 CURVES = "thresholds", "accepted", "wrong"  # what thresholds follow from, without a buffer and with 100 images
 MANY = 20  # rows that differ, all of which look like probabilities by no chance
-HOLDS = {"holds": "adapter"}  # in the manifest
+HOLDS, PAGE = {"holds": "adapter"}, "report.html"  # in the manifest; beside it
 _KINDS = {"classes": int, "style": int, "seed": int, "keys": str, "package": str, "report": dict, "said": str,
           "origin": dict}  # fmt: skip
 
@@ -178,16 +178,21 @@ class Adapter(NamedTuple):
         said = f"the buffer's mean style is {distance:.2f} deviations from the domains of fit()"
         return f"{said}, whose own buffers are {limit:.2f} apart at most; the classifier's own answers stay"
 
-    def save(self, folder: str | os.PathLike) -> None:
-        """Writes weights.safetensors, card.json and manifest.json; an adapter in the folder is replaced."""
+    def save(self, folder: str | os.PathLike, page: str = "") -> None:
+        """Writes weights.safetensors, card.json and manifest.json; an adapter in the folder is replaced.
+
+        `page` is HTML that shows the report, for report.html.
+        """
         folder = Path(folder)
         insist_on_place(folder)
         arrays = safetensors.named(jax.device_get({"variables": self.variables, "known": dict(self.known)}))
         card = {name: getattr(self, name) for name in _KINDS if name != "package"} | {"package": VERSION}
         card["origin"] = dict(self.origin)
-        with folders.replaced(folder, lambda _: (models.WEIGHTS, models.CARD, manifest.NAME)) as new:
+        with folders.replaced(folder, lambda _: (models.WEIGHTS, models.CARD, PAGE, manifest.NAME)) as new:
             hashes = {models.WEIGHTS: files.write_hashed(new / models.WEIGHTS, safetensors.pieces(arrays))}
             files.write_text(new / models.CARD, json.dumps(card, indent=1) + "\n")
+            if page:
+                files.write_text(new / PAGE, page)
             manifest.write(new, [models.CARD, models.WEIGHTS], hashes, HOLDS)
 
 

@@ -27,7 +27,8 @@ def main() -> None:
 
         from cxda_jax.disk import folders
         from cxda_jax.features import read_labelled
-        from cxda_jax.fitted import insist_on_place, is_adapter
+        from cxda_jax.fit_report import as_html
+        from cxda_jax.fitted import PAGE, insist_on_place, is_adapter
         from cxda_jax.fitting import fit
         from cxda_jax.progress import replaces, say
     path = Path(cli.insist(_FEATURES.value, "--features", "give the file of cxda features")).expanduser()
@@ -37,8 +38,9 @@ def main() -> None:
     *arrays, origin = read_labelled(path)
     if is_adapter(out):
         replaces(out)
-    fit(*arrays, minutes=_MINUTES.value, seed=_SEED.value or 0, log=say)._replace(origin=origin).save(out)
-    say(f"{out}: adapter = cxda_jax.load_adapter({str(out)!r})")
+    adapter = fit(*arrays, minutes=_MINUTES.value, seed=_SEED.value or 0, log=say)._replace(origin=origin)
+    adapter.save(out, as_html(adapter.report))
+    say(f"{out}: adapter = cxda_jax.load_adapter({str(out)!r}); {out}/{PAGE} shows what it gains")
 
 
 if __name__ == "__main__":

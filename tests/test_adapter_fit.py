@@ -442,6 +442,7 @@ def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path, monkeypat
     said = command(*asked, f"--features={tmp_path}/f.npz")
     assert "load_adapter" in said and re.search("1 of the .* domains that .* have fewer than [0-9]+ images", said)
     adapter = cxda_jax.load_adapter(tmp_path / "out")
+    assert (tmp_path / "out" / "report.html").read_text() == as_html(adapter.report)
     assert adapter.report["images"] == (given >= 0).sum() and adapter.keys == "style"
     assert adapter.origin == {"encoder": "a.onnx", "classes": [*"abcdef"]}
     told = command("diagnose", f"--features={tmp_path}/f.npz")

@@ -53,7 +53,8 @@ def folder(tmp_path_factory):
         "calibration": {str(n): {"temperature": t} for n, t in TEMPERATURES.items()}, "drift": {"limit": None},
     }  # fmt: skip
     variables = {**fresh, "params": {"adapter": params}}
-    shapes = {"scale": (), "right": 9, "confidence": 9, **dict.fromkeys(("bias", "shares"), CLASSES)}
+    shapes = {"scale": (), "thresholds": (2, 9), "accepted": (2, 3, 9), "wrong": (2, 3, 9)}
+    shapes |= dict.fromkeys(("bias", "shares"), CLASSES)
     known = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     known |= {name: np.ones(COUNT, np.float32) for name in ("centre", "between", "within")}
     Adapter(CLASSES, COUNT, "style", 0, variables, known, report, "made", origin).save(folder / "adapter")
