@@ -191,9 +191,12 @@ def calibrated(judged: Judged, rows: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def some_of(rows: np.ndarray, judged: Judged) -> np.ndarray:
-    """Rows, or a part of them where there are many."""
+    """Rows, or a part of them where there are many. Some come twice, to reach one of few numbers of rows: the turns
+    then share their programs."""
     shuffled = np.random.default_rng(judged.seed).permutation(rows)
-    return np.sort(shuffled[: max(1000, START // judged.rows.shape[1])])
+    shuffled = shuffled[: max(1000, START // judged.rows.shape[1])]
+    grain = max(1, 2 ** (len(shuffled).bit_length() - 3))
+    return np.sort(np.resize(shuffled, -(-len(shuffled) // grain) * grain))
 
 
 def judge(

@@ -10,14 +10,20 @@ those in all: otherwise U would learn which classes these domains have.
 It is the rival that tells whether a buffer is worth having where the same labels could simply be learnt from.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
 
+from cxda_jax.losses import cross_entropy
+from cxda_jax.machine import backend
 from cxda_jax.methods.cxda_shares import SMALLEST
 from cxda_jax.nets.shares import LARGEST
+from cxda_jax.types import Array
 
 PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the most careful on
 STEPS = 50  # of L-BFGS, for each of them
@@ -54,8 +60,14 @@ def correct(learn: Labelled, choose: Labelled) -> Correction:
     point = np.concatenate([[1.0], np.zeros(classes + d * classes)])
     tried = [Correction(1.0, np.zeros(classes), np.zeros((d, classes)), mean, std)]  # corrects nothing
     for penalty in PENALTIES:
-        objective = _objective(learn, style, offset, penalty)
-        point = scipy.optimize.minimize(objective, point, jac=True, method="L-BFGS-B", options={"maxiter": STEPS}).x
+
+        def objective(x: np.ndarray, penalty: float = penalty) -> tuple[float, np.ndarray]:
+            given = style, learn.logits, learn.labels, offset, np.float32(penalty)
+            loss, slope = _objective()(x.astype(np.float32), *given)
+            return float(loss), np.asarray(slope, np.float64)
+
+        options = {"maxiter": STEPS, "ftol": 1e-6}
+        point = scipy.optimize.minimize(objective, point, jac=True, method="L-BFGS-B", options=options).x
         bias, weights = point[1 : 1 + classes], point[1 + classes :].reshape(d, classes)
         tried.append(Correction(point[0], bias.astype(np.float32), weights.astype(np.float32), mean, std))
     return max(tried, key=lambda found: float((found(*choose[:2]).argmax(1) == choose.labels).mean()))
@@ -73,23 +85,14 @@ def told_shares(learn: Labelled) -> np.ndarray:
     return (np.log(shares) - np.log(t)).astype(np.float32)[domains]
 
 
-def _objective(
-    learn: Labelled, style: np.ndarray, offset: np.ndarray, penalty: float
-) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
+@functools.cache
+def _objective() -> Callable[..., tuple[Array, Array]]:
     """The cross-entropy with its penalty, and its gradient, of a, b and U in one vector."""
-    logits, labels, (n, classes) = learn.logits, learn.labels, learn.logits.shape
-    every = np.arange(n)
 
-    def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
+    def objective(point: Array, style: Array, logits: Array, labels: Array, offset: Array, penalty: Array) -> Array:
+        classes = logits.shape[1]
         scale, bias, weights = point[0], point[1 : 1 + classes], point[1 + classes :].reshape(-1, classes)
-        z = (scale * logits + bias + style @ weights.astype(style.dtype) + offset).astype(np.float64)
-        z -= z.max(1, keepdims=True)
-        total = np.log(np.exp(z).sum(1, keepdims=True))
-        p = np.exp(z - total)
-        loss = float(np.mean(total[:, 0] - z[every, labels])) + penalty / 2 * float(np.sum(weights**2))
-        p[every, labels] -= 1
-        p = (p / n).astype(style.dtype)
-        slope = [np.vdot(p, logits)], p.sum(0), (style.T @ p + penalty * weights).ravel()
-        return loss, np.concatenate(slope).astype(np.float64)
+        z = scale * logits + bias + style @ weights + offset
+        return cross_entropy(z, labels) + penalty / 2 * jnp.square(weights).sum()
 
-    return objective
+    return backend.jit(jax.value_and_grad(objective))

@@ -31,7 +31,7 @@ experiment: errors types augment machine disk config fields registry data metric
 results: errors config registry methods data disk metrics experiment pictures progress
 runs: LIBRARY pictures results
 fitted: errors types machine disk metrics nets methods
-labels_alone: methods nets
+labels_alone: types machine losses methods nets
 judging: errors types machine methods data metrics fitted labels_alone runs
 fit_report: results fitted runs
 fitting: LIBRARY fitted labels_alone judging fit_report
