@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from scipy.special import softmax
 import cxda_jax
 from cxda_jax.device.attached import attach
 from cxda_jax.encoders import Options, open_encoder
-from cxda_jax.export import formats
+from cxda_jax.export import formats, script
 from cxda_jax.export.exporting import opened
 from cxda_jax.fitted import Adapter, as_images, method_of
 from tests.commands import command
@@ -211,3 +212,19 @@ def test_programs_answer_as_it_does(kind, folder, tmp_path, described):
     assert report["parity"]["logits"] < 1e-4
     if joined:
         assert report["encode"]["takes"]["images"] == {"shape": [5, SIDE, SIDE, 3], "dtype": "uint8"}
+
+
+def test_a_script_reads_the_images_that_count_most(folder, tmp_path):
+    """Of more than 1000. Half of them are alike and far from every query, so the first of these count, as in lax.top_k."""
+    if not shutil.which("node"):
+        pytest.skip("no node")
+    rng, model = np.random.default_rng(1), cxda_jax.load(folder / "adapter")
+    rows = rng.normal(0, 0.5, (1100, CLASSES + COUNT)).astype(np.float32)
+    rows[::2, CLASSES:] = 1
+    rows[700:, :CLASSES] += 4 * np.eye(CLASSES, dtype=np.float32)[2]
+    query = rows[1:17:2] + np.float32(0.1)
+    script.write(model, tmp_path)
+    found = script.answers(model, tmp_path, [(rows, query)])[0]
+    device = model.adapter.adapt(rows[:, :CLASSES], rows[:, CLASSES:])
+    expected = device.predict_logits(query[:, :CLASSES], query[:, CLASSES:]) / model.adapter.temperature(1100)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
