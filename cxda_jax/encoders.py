@@ -65,13 +65,14 @@ class Options(NamedTuple):
     maps: Sequence[str] = ()
 
 
-def open_encoder(name: str, options: Options, insist: Insist = lambda about: None) -> Encoder:
+def open_encoder(name: str, options: Options, insist: Insist = lambda about: None, *, plain: bool = False) -> Encoder:
     """The encoder in a file that ends in .onnx, or the one that module:function names.
 
     insist() raises a UserError if a graph has another hash than it should. Only then is its content looked at.
+    plain: one thread of the CPU computes a graph as it is written, with no operations joined.
     """
     if name.endswith(".onnx"):
-        return _of_onnx(Path(name).expanduser(), options, insist)
+        return _of_onnx(Path(name).expanduser(), options, insist, plain)
     module, _, function = name.partition(":")
     if not (module and function.isidentifier()):
         raise UserError(f"encoder={brief(name)}: give a file that ends in .onnx, or module:function")
@@ -240,13 +241,16 @@ def normalisation(options: Options, channels: int) -> tuple[list[float], list[fl
     return _numbers("mean", mean, channels), _numbers("std", std, channels)
 
 
-def _of_onnx(path: Path, options: Options, insist: Insist) -> Encoder:
+def _of_onnx(path: Path, options: Options, insist: Insist, plain: bool) -> Encoder:
     found = read_graph(path, options, insist)
     import onnxruntime
 
     with _faults(str(path), "export it again"):
-        providers = onnxruntime.get_available_providers()
-        session = onnxruntime.InferenceSession(found.model.SerializeToString(), providers=providers)
+        providers, computing = onnxruntime.get_available_providers(), onnxruntime.SessionOptions()
+        if plain:
+            providers, computing.intra_op_num_threads = ["CPUExecutionProvider"], 1
+            computing.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = onnxruntime.InferenceSession(found.model.SerializeToString(), computing, providers=providers)
     mean, std = normalisation(options, found.shape[-1])
 
     def encode(pixels: np.ndarray) -> dict[str, np.ndarray]:

@@ -46,7 +46,9 @@ _IMAGES = flags.DEFINE_string("images", "", "A folder of images to answer for.")
 _OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)
 _LABELS = flags.DEFINE_string("labels", "", "A CSV file with the columns file and label.")
 _CAPACITY = flags.DEFINE_integer("capacity", 500, "How many images of the buffer count, the newest.", 1, 100_000)
-_ALWAYS = flags.DEFINE_bool("always", False, "Take the adapted answer even where adapting is not expected to help.")
+_ALWAYS = flags.DEFINE_bool(
+    "always", False, "Take the adapted answer even where adapting is not expected to help.", allow_override=True
+)
 _WATCH = flags.DEFINE_bool("watch", False, "Follow a folder that fills.")
 _IDLE = flags.DEFINE_float("idle", 0.0, "With --watch: end after so many seconds without an image; 0: never.", 0.0)
 

@@ -193,8 +193,8 @@ MISTAKES = (
     # Exports.
     Mistake("export", "export/exporting.py", "if files.hash_file(out / name) == facts[\"sha256\"]", "if (out / name).exists()",
             ("export", "web")),
-    Mistake("export", "export/exporting.py", "error <= form.error and equal >= form.same",
-            "error <= form.error or equal >= form.same", ("export", "web")),
+    Mistake("export", "export/exporting.py", "error <= allowed.error and equal >= allowed.same",
+            "error <= allowed.error or equal >= allowed.same", ("export", "web")),
     Mistake("export", "export/web.py", r'ensure_ascii=True).replace("<", "\\u003c")', "ensure_ascii=True)",
             ("web", "live_page")),
     Mistake("export", "export/web.py", 'dim / heads / (1 if attention["scale"] == "paper" else attention["ratio"])',

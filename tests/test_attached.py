@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,9 +15,10 @@ from scipy.special import softmax
 import cxda_jax
 from cxda_jax.device.attached import attach
 from cxda_jax.encoders import Options, open_encoder
-from cxda_jax.export import formats
-from cxda_jax.export.exporting import opened
-from cxda_jax.fitted import Adapter, as_images, method_of
+from cxda_jax.export import formats, script
+from cxda_jax.export.exporting import Source, opened
+from cxda_jax.fitted import Adapter, as_images, method_of, programs
+from cxda_jax.types import Images
 from tests.commands import command
 from tests.lines import refused
 
@@ -137,13 +140,26 @@ def test_a_model_of_an_adapter_that_is_not_trusted_adapts_if_it_is_asked_to(fold
         cxda_jax.SupportBuffer(model, statistics="lagged")
 
 
-def test_an_export_warns_where_the_adapter_is_not_trusted(folder, tmp_path, capsys):
+def test_an_adapter_that_is_not_trusted_is_exported_with_always_alone(folder, tmp_path):
     adapter = cxda_jax.load_adapter(folder / "adapter")
     unsure = {**adapter.report, "overall": {**adapter.report["overall"], "100": [0.1, -0.2, 0.4]}}
     adapter._replace(report=unsure).save(tmp_path / "unsure")
-    for path, warned in ((folder / "adapter", False), (tmp_path / "unsure", True)):
-        opened(str(path), "", "")
-        assert (str(path) in capsys.readouterr().out) == warned
+    assert opened(Source(str(folder / "adapter"))).adapter.helps
+    asked = "export", f"--model={tmp_path}/unsure", "--format=jax", f"--out={tmp_path}/out", "--check_images=none"
+    assert re.search(f"model={tmp_path}/unsure: .*--always", command(*asked, code=2))
+    assert "check_images=none" in command(*asked, "--always", code=2)
+
+
+def test_litert_is_refused_where_each_query_chooses_images(folder, tmp_path):
+    asked = (
+        "export",
+        f"--model={folder}/adapter",
+        "--format=litert_int8",
+        f"--out={tmp_path}/out",
+        "--check_images=none",
+    )
+    assert re.search("places=1001: .*1000 or fewer, .*onnx", command(*asked, "--places=1001", code=2))
+    assert "check_images=none" in command(*asked, "--places=1000", code=2)
 
 
 def test_rows_take_the_place_of_images(folder, described):
@@ -190,24 +206,67 @@ def test_the_commands_take_both(folder, tmp_path, described):
         assert re.search(what, command(*asked, f"--images={folder}/images", *wrong, code=2))
 
 
-@pytest.mark.parametrize("kind", ["litert", "javascript", "joined"])
-def test_programs_answer_as_it_does(kind, folder, tmp_path, described):
-    _, told = described
-    labels = {"labels": np.zeros(32, int), "domains": ["x"] * 32, "classes": [*"abcdef"], "about": "{}"}
-    np.savez(tmp_path / "f.npz", logits=told["logits"], style=told["style"], **labels)
-    if joined := kind == "joined":
-        pytest.importorskip("jax2onnx")
-    check = folder / "images" if joined else tmp_path / "f.npz"
-    encoder = [f"--encoder={folder}/m.onnx"] * joined
-    asked = "export", f"--model={folder}/adapter", f"--format={'onnx' if joined else kind}", f"--out={tmp_path}/out"
+def exported(*flags):
+    """What the command says. A test is skipped where the converter does not match this JAX."""
     try:
-        said = command(*asked, f"--check_images={check}", "--places=5", "--check_tasks=3", *encoder)
+        return command("export", *flags)
     except AssertionError as e:
         if formats.NO_MATCH not in str(e):
             raise
         pytest.skip(str(e))
-    assert "of the largest" in said
-    report = json.loads((tmp_path / "out" / "export.json").read_text())
-    assert report["parity"]["logits"] < 1e-4
-    if joined:
-        assert report["encode"]["takes"]["images"] == {"shape": [5, SIDE, SIDE, 3], "dtype": "uint8"}
+
+
+@pytest.mark.parametrize(("kind", "allowed"), [("litert", 1e-4), ("javascript", 0.25)])
+def test_programs_answer_as_it_does(kind, allowed, folder, tmp_path, described):
+    """With no image, one and all, however few tasks are asked for."""
+    _, told = described
+    labels = {"labels": np.zeros(32, int), "domains": ["x"] * 32, "classes": [*"abcdef"], "about": "{}"}
+    np.savez(tmp_path / "f.npz", logits=told["logits"], style=told["style"], **labels)
+    asked = f"--model={folder}/adapter", f"--format={kind}", f"--out={tmp_path}/out", "--places=5", "--check_tasks=1"
+    tolerance = [f"--tolerance={allowed}"] * (kind == "javascript")
+    said = exported(*asked, f"--check_images={tmp_path}/f.npz", *tolerance)
+    assert "of the largest" in said and "100.0 % of the classes of 60 queries are equal" in said
+    parity = json.loads((tmp_path / "out" / "export.json").read_text())["parity"]
+    assert parity["logits"] < 1e-4 and parity["images"] == [0, 1, 5] and parity["logits_allowed"] == allowed
+
+
+def test_three_programs_of_a_pair_answer_as_the_device(folder, tmp_path, described):
+    """As docs/export.md calls them: with 0 to 5 images, which are all, and with those that took the place of the oldest."""
+    pytest.importorskip("jax2onnx")
+    pixels, told = described
+    adapter = cxda_jax.load_adapter(folder / "adapter")
+    asked = f"--model={folder}/adapter", f"--encoder={folder}/m.onnx", "--format=onnx", f"--out={tmp_path}/exported"
+    exported(*asked, f"--check_images={folder}/images", "--places=5", "--check_tasks=1")
+    report = json.loads((tmp_path / "exported" / "export.json").read_text())
+    parity, row = report["parity"], [1, 1, CLASSES + COUNT]
+    assert parity["images"] == [0, 1, 5] and parity["logits_allowed"] == max(1e-4, 4 * parity["noise"])
+    assert report["describe"]["takes"]["image"] == {"shape": [1, SIDE, SIDE, 3], "dtype": "uint8"}
+    assert report["describe"]["gives"]["row"] == report["predict"]["takes"]["image"]
+    assert report["encode"]["takes"]["images"]["shape"] == [5, *row] and report["rows"]["shape"] == row
+    page = (Path(formats.__file__).parents[2] / "docs" / "export.md").read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "onnxruntime" in block)
+    known = {}
+    exec(code.replace("exported/", f"{tmp_path}/exported/"), known)
+    for i in range(8):
+        logits, first = known["answer"](pixels[i]), max(0, i - 5)
+        device = adapter.adapt(told["logits"][first:i], told["style"][first:i])
+        expected = device.predict_proba(told["logits"], told["style"])[i : i + 1]
+        np.testing.assert_allclose(softmax(logits, -1), expected, atol=1e-5)
+
+
+def test_a_script_reads_the_images_that_count_most(folder, tmp_path):
+    """Of more than 1000. Half of them are alike and far from every query, so the first of these count, as in lax.top_k."""
+    if not shutil.which("node"):
+        pytest.skip("no node")
+    rng, model = np.random.default_rng(1), cxda_jax.load(folder / "adapter")
+    rows = rng.normal(0, 0.5, (1100, CLASSES + COUNT)).astype(np.float32)
+    rows[::2, CLASSES:] = 1
+    rows[700:, :CLASSES] += 4 * np.eye(CLASSES, dtype=np.float32)[2]
+    query = rows[1:17:2] + np.float32(0.1)
+    script.write(model, tmp_path)
+    found = script.answers(model, tmp_path, [(rows, query)])[0]
+    adapt, predict = programs(CLASSES)
+    buffer, asked = (Images(x[:, None, None], np.zeros(len(x), np.int32)) for x in (rows, query))
+    told = np.asarray(predict(adapt(model.variables, buffer, jax.random.key(0)), asked))
+    expected = told / model.adapter.temperature(1100)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())

@@ -9,11 +9,12 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.special import expit
 
 import cxda_jax
 from cxda_jax.errors import UserError
 from cxda_jax.export import exporting, formats
-from cxda_jax.export.exporting import Check, Task, compare, export
+from cxda_jax.export.exporting import Allowed, Check, Source, Task, agreement, compare, export
 from cxda_jax.export.formats import FORMATS, PLATFORMS
 from cxda_jax.export.pair import pair_of
 from cxda_jax.registry import METHODS
@@ -54,8 +55,8 @@ def parity_of(kind, model, folder, tasks):
         if formats.NO_MATCH not in str(e):
             raise
         pytest.skip(str(e))
-    form = FORMATS[kind]._replace(error=max(FORMATS[kind].error, RANDOM))
-    return compare(model, form, FORMATS[kind].run(pair, folder), tasks, PLACES)
+    allowed = Allowed(max(FORMATS[kind].error, RANDOM), FORMATS[kind].same)
+    return compare(model, allowed, FORMATS[kind].run(pair, folder), tasks, tasks, PLACES)
 
 
 @pytest.mark.parametrize(("kind", "method"), CASES)
@@ -131,7 +132,7 @@ def test_test_tasks_of_the_models_own_data_are_the_usual_check_and_what_disagree
 ):
     folder, form = smoke[0], FORMATS["jax"]
     monkeypatch.setattr(formats, "PLATFORMS", {"cpu": "cpu"})
-    given = str(folder / "run"), "", "jax"
+    given = Source(str(folder / "run")), "jax"
     export(*given, tmp_path / "out", 20, Check(str(folder / "data"), 5))
     known = json.loads((tmp_path / "out" / exporting.REPORT).read_text())
     parity = known["parity"]
@@ -147,6 +148,34 @@ def test_test_tasks_of_the_models_own_data_are_the_usual_check_and_what_disagree
         export(*given, tmp_path / "no", 20, Check(str(folder / "data"), 5))
     assert not (tmp_path / "no").exists() and not list(tmp_path.glob(".no*"))
     capsys.readouterr()
+
+
+def test_programs_agree_where_logits_and_answers_do():
+    """A class counts as the model's where its own two likeliest are as near as the noise."""
+    ours = [np.float32([[4, 1, 0], [0, 2, 1.99]])]
+    assert agreement([ours[0] * 1.01], ours, Allowed(0.1)) == {"logits": pytest.approx(0.01), "same_classes": 1}
+    swapped = [ours[0][:, [0, 2, 1]]]
+    assert agreement(swapped, ours, Allowed(0.5, tie=0.01))["same_classes"] == 1
+    with pytest.raises(UserError, match="50.0 % of the classes are equal .*; nothing is written$"):
+        agreement(swapped, ours, Allowed(0.5))
+    with pytest.raises(UserError, match=r"differ by 1.0e-02 .*allowed 1.0e-03.*--tolerance=2e-02"):
+        agreement([ours[0] * 1.01], ours, Allowed(1e-3))
+    with pytest.raises(UserError, match="differ by nan"):
+        agreement([ours[0] * np.nan], ours, Allowed(0.5))
+
+
+@gate
+def test_small_sigmoids_are_right_in_onnx(tmp_path):
+    """To rounding, which onnxruntime's own are not."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    ends = (onnx.helper.make_tensor_value_info(name, 1, [61]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Sigmoid", ["x"], ["y"])], "g", *([end] for end in ends))
+    formats._spell_sigmoids(graph)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    x = np.linspace(-30, 30, 61, dtype=np.float32)
+    np.testing.assert_allclose(formats.open_onnx(tmp_path / "m.onnx")({"x": x})["y"], expit(np.float64(x)), rtol=1e-6)
 
 
 @gate

@@ -32,7 +32,8 @@ def write(model: Attached, folder: Path) -> None:
     """Writes adapter.js into the folder."""
     tensors, weights = packed(safetensors.named(model.variables))
     known = {
-        "steps": ShareAdapter.steps, "tensors": tensors, "weights": weights, "classes": model.card.class_names,
+        "steps": ShareAdapter.steps, "most": ShareAdapter.most, "tensors": tensors, "weights": weights,
+        "classes": model.card.class_names,
         "temperatures": [[n, model.adapter.temperature(n)] for n in SIZES],
     }  # fmt: skip
     scripts = [(LIVE / name).read_text(encoding="utf-8") for name in ("shares.js", "adapter.js")]

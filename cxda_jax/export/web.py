@@ -27,6 +27,7 @@ from cxda_jax.export.pair import by_model
 from cxda_jax.methods.cxda_shares import spread
 from cxda_jax.nets.attention import ATTENTION
 from cxda_jax.nets.cnn import PADDINGS
+from cxda_jax.nets.shares import ShareAdapter
 from cxda_jax.registry import METHODS
 from cxda_jax.version import VERSION
 
@@ -118,7 +119,11 @@ def describe(model: Model) -> dict[str, Any]:
         "sequence": {part: tokens[part] for part in ("layers", "width", "heads", "context")}
         if memory == "sequence"
         else None,
-        "shares": {"maps": spread(config[name]["maps"], len(layers)), "steps": config[name]["em_steps"]}
+        "shares": {
+            "maps": spread(config[name]["maps"], len(layers)),
+            "steps": config[name]["em_steps"],
+            "most": ShareAdapter.most,
+        }
         if memory == "shares"
         else None,
         "attention": {

@@ -4,12 +4,12 @@
 //   const { logits, weights } = adapter.answer(buffer, image);
 
 class Adapter extends Shares {
-  /** model: { steps, tensors: [name, start, length], weights: base64 of float32, temperatures: [images, temperature] }. */
+  /** model: { steps, most, tensors: [name, start, length], weights: base64 of float32, temperatures: [images, temperature] }. */
   constructor(model) {
     const weights = fromBase64(model.weights);
     const tensors = {};
     for (const [name, start, length] of model.tensors) tensors[name] = new Float32Array(weights, 4 * start, length);
-    super({ maps: [], steps: model.steps }, { tensors });
+    super({ maps: [], steps: model.steps, most: model.most }, { tensors });
     this.temperatures = model.temperatures;
   }
 

@@ -1,13 +1,13 @@
 "use strict";
 // The adapter of cxda_shares: the buffer says which classes there are, and how the network errs on such images. The numbers
-// are those of cxda_jax/nets/shares.py for up to 1000 images; page.js keeps at most 500 in the buffer. Below it are functions
-// of all scripts.
+// are those of cxda_jax/nets/shares.py. Below it are functions of all scripts.
 
 const LARGEST = 5; // numbers of style are clipped there
 const FLOOR = 1e-12;
 
 class Shares {
-  /** sizes: { maps, steps }: the layers whose maps make the style, and the steps of EM. engine: the network. */
+  /** sizes: { maps, steps, most }: the layers whose maps make the style; the steps of EM; of more images in the buffer, so
+   * many count for a query. engine: the network. */
   constructor(sizes, engine) {
     Object.assign(this, sizes);
     this.engine = engine;
@@ -51,13 +51,25 @@ class Shares {
     return this.attend(buffer, this.known(pixels));
   }
 
+  /** All images of the buffer have a weight. Of those that weigh the same, the first ones are chosen, as lax.top_k does. */
   attend(buffer, { logits, key }) {
     if (!buffer.length) return { logits, weights: [] };
-    const [near, logT, logN, logM, power] = ["near", "log_t", "log_n", "log_m", "strength"].map((name) => this.part(name)[0]);
+    const [near, mass] = [this.part("near")[0], Math.exp(this.part("log_m")[0])];
+    const weights = buffer.map((image) => Math.fround(sigmoid(near - image.key.reduce((sum, x, j) => sum + (x - key[j]) ** 2, 0))));
+    const order = weights.map((_, i) => i);
+    const chosen = order.length > this.most ? order.sort((i, j) => weights[j] - weights[i] || i - j).slice(0, this.most) : order;
+    const total = weights.reduce((a, b) => a + b) + mass;
+    return {
+      logits: this.adapted(chosen.map((i) => buffer[i]), chosen.map((i) => weights[i]), logits),
+      weights: [weights.map((a) => a / total)],
+    };
+  }
+
+  adapted(buffer, weights, logits) {
+    const [logT, logN, logM, power] = ["log_t", "log_n", "log_m", "strength"].map((name) => this.part(name)[0]);
     const [sharpness, mass, strength] = [Math.exp(-logT), Math.exp(logM), 2 * sigmoid(power)];
-    const weights = buffer.map((image) => sigmoid(near - image.key.reduce((sum, x, j) => sum + (x - key[j]) ** 2, 0)));
     const count = weights.reduce((a, b) => a + b);
-    const mean = times(weights, buffer.flatMap((image) => image.key), key.length).map((x) => x / (count + FLOOR));
+    const mean = times(weights, buffer.flatMap((image) => image.key), buffer[0].key.length).map((x) => x / (count + FLOOR));
     const [offset, trained] = [this.part("offset"), this.part("shares")];
     const part = count / (count + Math.exp(logN));
     const moved = times(mean, this.part("bias"), logits.length).map((x, k) => part * (x + offset[k]));
@@ -72,10 +84,7 @@ class Shares {
       });
       ratio = times(weights, rows, ratio.length).map((x, k) => (x / trained[k] + mass) / (count + mass));
     }
-    return {
-      logits: corrected(logits).map((x, k) => x + strength * Math.log(ratio[k])),
-      weights: [weights.map((a) => a / (count + mass))],
-    };
+    return corrected(logits).map((x, k) => x + strength * Math.log(ratio[k]));
   }
 }
 

@@ -1,4 +1,7 @@
-"""Puts the ONNX graph of a classifier in front of its adapter's, so that one file takes images."""
+"""The ONNX graph of a classifier as a program that gives what the adapter's programs take: a row of logits and style.
+
+describe(image) -> row      once for each image, which is asked for, joins the buffer, or both
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,39 +12,42 @@ import numpy as np
 from cxda_jax.encoders import Graph, Options, normalisation, read_graph
 from cxda_jax.errors import UserError
 
+DESCRIBE = "describe"
 PIXELS, ROWS = "pixels", "rows"
 OURS, PREFIX = "described ", "encoder/"  # of the names of what is added, and then of all names of the classifier
 AXES_ARE_INPUTS = 18  # the operations of ONNX from which on ReduceMean takes its axes as an input
 
 
-def join(origin: Mapping[str, Any], file: Path, folder: Path, places: int) -> None:
-    """Rewrites encode.onnx and predict.onnx, which take rows, as graphs that take images.
+def options_of(origin: Mapping[str, Any]) -> Options:
+    """The options of an adapter's encoder, for one image at a time."""
+    return Options(**{key: origin[key] for key in Options._fields})._replace(batch=1)
+
+
+def write_describe(origin: Mapping[str, Any], file: Path, folder: Path) -> None:
+    """Writes describe.onnx.
 
     Args:
       origin: of the adapter.
       file: of the encoder.
-      folder: of both graphs.
-      places: of the buffer.
+      folder: of the programs.
     """
     import onnx
 
-    for part, name, count in (("encode", "images", places), ("predict", "image", 1)):
-        path = folder / f"{part}.onnx"
-        adapter = onnx.load(path)
-        options = Options(**{key: origin[key] for key in Options._fields})._replace(batch=count)
-        graph = read_graph(file, options)
-        if graph.batch != count:
-            raise UserError(f"encoder={file}: it takes {graph.batch} images at once; export it with a free number")
-        front = onnx.compose.add_prefix(fronted(graph, options), PREFIX)
-        front = onnx.version_converter.convert_version(front, adapter.opset_import[0].version)
-        front.ir_version = adapter.ir_version = max(front.ir_version, adapter.ir_version)
-        joined = onnx.compose.merge_models(front, adapter, [(PREFIX + OURS + ROWS, name)])
-        for node in joined.graph.node:
-            node.input[:] = [name if x == PREFIX + PIXELS else x for x in node.input]
-        for value in joined.graph.input:
-            value.name = name if value.name == PREFIX + PIXELS else value.name
-        onnx.checker.check_model(joined)
-        path.write_bytes(joined.SerializeToString())
+    options = options_of(origin)
+    graph = read_graph(file, options)
+    if graph.batch != 1:
+        raise UserError(
+            f"encoder={file}: it takes {graph.batch} images at once; export it with a free number, or for 1"
+        )
+    model = onnx.compose.add_prefix(fronted(graph, options), PREFIX)
+    names = {PREFIX + PIXELS: "image", PREFIX + OURS + ROWS: "row"}
+    for node in model.graph.node:
+        for ends in (node.input, node.output):
+            ends[:] = [names.get(end, end) for end in ends]
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = names[value.name]
+    onnx.checker.check_model(model)
+    (folder / f"{DESCRIBE}.onnx").write_bytes(model.SerializeToString())
 
 
 def fronted(graph: Graph, options: Options) -> Any:
