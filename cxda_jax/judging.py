@@ -173,12 +173,13 @@ def report_on(
     found, kept = judge(turns)
     stats = jax.device_get(variables["batch_stats"][ADAPTER])
     scaled = standardised(judged.rows[:, judged.store.num_classes :], stats["mean"], stats["std"])
+    expected = metrics.after_selection(found["overall"][str(FULL)], len(found["by_domain"]))
     told, means = drift(judged, scaled, [turn.judged.store.domains("test") for turn in turns])
     return {
         "images": len(judged.rows),
         "right": float((judged.logits.argmax(1) == judged.store.labels).mean()),
         "domains": len(judged.store.split),
-        "turns": len(turns), **steps, "tasks": TASKS, "headroom": known, **found, "drift": told,
+        "turns": len(turns), **steps, "tasks": TASKS, "headroom": known, **found, "expected": expected, "drift": told,
     }, {**means, **kept, **rival}  # fmt: skip
 
 
@@ -229,7 +230,6 @@ def judge(
     return {
         "gain": {name: _gain(part) for name, part in asked.items()},
         "overall": overall,
-        "expected": metrics.after_selection(overall[str(FULL)], len(groups)),
         "by_domain": {store.domain_names[d]: 100 * float(x) for d, x in zip(groups, gained, strict=True)},
         "calibration": calibration,
     }, _curves(whole, temperature)  # fmt: skip

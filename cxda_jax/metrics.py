@@ -125,7 +125,7 @@ def after_selection(span: Sequence[float], groups: int) -> float:
     It is the mean where the interval does not lie above 0, and at least 0 where it does.
     """
     mean, low, high = span
-    if not low > 0:
+    if not low > 0 or groups < 2:
         return mean
     freedom, limit = groups - 1, scipy.stats.t.ppf(0.975, groups - 1)
     error = max((high - low) / 2 / float(limit), 1e-12)

@@ -280,6 +280,7 @@ def test_where_validation_does_not_gain_or_the_buffer_is_strange_the_classifier_
 def test_another_domain_tells_the_gain_beside_em(fit, new):
     adapter, only = fit[0], new.domains == 3
     report = gains_on(adapter, *(x[only] for x in (new.logits, new.labels, new.domains, new.style)))
+    assert [*report["by_domain"]] == ["3"] and "expected" not in report
     assert [*report["gain"]] == [f"1 domain, {shares}" for shares in ("own shares", "Dirichlet 0.3", "even shares")]
     for row in report["gain"].values():
         assert row["0"] == [0, 0, 0] and row["over_em"][0] == pytest.approx(row["100"][0] - row["em"][0])
