@@ -110,7 +110,7 @@ def export(source: Source, kind: str, out: Path, places: int, check: Check) -> N
         return export_script(opened(source), out, places, check)
     model, form = opened(source), FORMATS[kind]
     insist_on_operations(model, source, kind, places)
-    insist_on(form.needs)
+    insist_on(kind)
     alone = attach(find_model(source.path), "", False).trusted() if source.encoder else None  # the adapter
     pair = pair_of(alone or model, places)
     tasks = tasks_of(model, places, check)
