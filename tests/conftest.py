@@ -1,17 +1,20 @@
 """Small, seeded fixtures shared by the tests."""
 
+import gc
 import os
 
 from tests.budget import pytest_configure, start_counting  # noqa: F401
 from tests.compiled import share_programs
 
 start_counting()
+gc.set_threshold(50_000)  # tracing makes many objects that stay; the usual 700 costs a twentieth of the time
 # TensorFlow's start-up chatter would otherwise drown a failure.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Threads of OpenMP (PyTorch, scikit-learn) spin while they wait for each other, which starves the other test processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 share_programs()
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # a twentieth too: no test reads a program's source lines
 
 import jax
 import numpy as np
