@@ -1,9 +1,11 @@
 """Small, seeded fixtures shared by the tests."""
 
+import contextlib
 import fcntl
 import gc
 import os
 import shutil
+from unittest import mock
 
 from tests.budget import pytest_configure, start_counting  # noqa: F401
 from tests.compiled import share_programs
@@ -46,12 +48,19 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
 
 
+@contextlib.contextmanager
+def fully_compiled():
+    """For tests of what the compiler makes, and for those that compute more than they compile."""
+    with mock.patch.dict(os.environ, JAX_DISABLE_MOST_OPTIMIZATIONS="0"):  # of the processes that they start
+        jax.config.update("jax_disable_most_optimizations", False)
+        yield
+        jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture
 def full_compilation():
-    """For tests of what the compiler makes."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
+    with fully_compiled():
+        yield
 
 
 def make_episode(seed: int = 0) -> Episode:
