@@ -15,11 +15,12 @@ from cxda_jax.version import VERSION
 NEEDED = ("jax", "flax", "optax", "orbax-checkpoint", "ml_collections", "numpy", "scipy", "matplotlib", "pillow",
           "absl-py", "safetensors")  # fmt: skip
 OPTIONAL = {
-    "tensorflow": ("streams images larger than the device (train.source=tfdata)", "pip install tensorflow-cpu"),
-    "torch": ("reads .pth weights, and is the peer of cxda benchmark", "pip install torch"),
-    "ai_edge_litert": ("runs exports to LiteRT", "pip install '.[export]' in a clone"),
-    "onnxruntime": ("runs encoders of cxda features", "pip install onnx onnxruntime"),
-    "jax2onnx": ("exports to ONNX", "pip install jax2onnx onnxruntime"),
+    "tensorflow": ("streams images larger than the device (train.source=tfdata)", "pip install 'cxda_jax[data]'"),
+    "torch": ("reads .pth weights, and is the peer of cxda benchmark", "pip install 'cxda_jax[torch]'"),
+    "ai_edge_litert": ("runs exports to LiteRT", "pip install 'cxda_jax[export]'"),
+    "onnxruntime": ("runs encoders of cxda features", "pip install 'cxda_jax[onnx]'"),
+    "sklearn": ("is what cxda_jax.CXDAClassifier fits in", "pip install 'cxda_jax[sklearn]'"),
+    "jax2onnx": ("exports to ONNX", "pip install 'cxda_jax[export]'"),
 }
 BROWSERS = ("chromium", "google-chrome", "chrome", "firefox", "safari", "microsoft-edge")
 GB, LEAST = 1e9, 2e9  # bytes; the least of memory, and on the disk of the data sets

@@ -20,7 +20,7 @@ import numpy as np
 from cxda_jax.data.readers.raw import IMAGENET
 from cxda_jax.disk.files import hash_file
 from cxda_jax.disk.reading import reason
-from cxda_jax.errors import UserError, brief
+from cxda_jax.errors import UserError, brief, needing
 from cxda_jax.fields import choose
 from cxda_jax.fitted import as_array, as_probabilities
 from cxda_jax.methods.cxda_shares import spread
@@ -207,11 +207,9 @@ class Graph(NamedTuple):
 
 
 def read_graph(path: Path, options: Options, insist: Insist = lambda about: None) -> Graph:
-    try:
+    with needing(f"encoder={path}", "onnx"):
         import onnx
         import onnxruntime  # noqa: F401
-    except ImportError as e:
-        raise UserError(f"encoder={path}: {e.name} is not installed; pip install onnx onnxruntime") from None
     if not path.is_file():
         raise UserError(f"encoder={path}: no such file; give one that ends in .onnx, or module:function")
     with _faults(str(path), "export it again"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cxda_jax.errors import UserError
+from cxda_jax.errors import UserError, needing
 from cxda_jax.fitted import as_array
 from cxda_jax.fitting import domains_of, fit
 
@@ -115,7 +115,8 @@ class Adapting:
 def __getattr__(name: str) -> Any:
     if name != "CXDAClassifier":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from sklearn.base import BaseEstimator, ClassifierMixin
+    with needing(name, "sklearn"):
+        from sklearn.base import BaseEstimator, ClassifierMixin
 
     about = {"__module__": __name__, "__doc__": Adapting.__doc__}
     return globals().setdefault(name, type(name, (Adapting, ClassifierMixin, BaseEstimator), about))

@@ -14,7 +14,7 @@ import numpy as np
 
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import metrics_line, read_lines
-from cxda_jax.errors import UserError, printable
+from cxda_jax.errors import UserError, needing, printable
 
 LONG = 3600.0  # seconds of training; where more are left, the first guess says what is quicker
 _who = ""  # what say() begins each line with
@@ -35,8 +35,8 @@ class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
         lines = read_lines(path, warn) if path.exists() else []
         kept = [line for line in lines if line["step"] < start or line["step"] == start and "val_score" not in line]
         files.write_text(path, "".join(map(metrics_line, kept)))
-        self._file = path.open("a")
         self._events = _event_writer(path.parent) if tensorboard else None
+        self._file = path.open("a")
 
     def write(self, record: dict[str, Any]) -> None:
         self._file.write(metrics_line(record | {"time": round(time.time())}))
@@ -50,10 +50,8 @@ class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
 
 def _event_writer(folder: Path) -> Any:
     """write(record) into TensorBoard event files."""
-    try:
+    with needing("tensorboard=True", "data", ", or give False"):
         import tensorflow as tf
-    except ImportError:
-        raise UserError("tensorboard=True needs TensorFlow: pip install tensorflow-cpu, or False") from None
     # tf.summary.scalar would ask for the tensorboard package; this is all it adds.
     plugin = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
     metadata = tf.compat.v1.SummaryMetadata(plugin_data=plugin)

@@ -30,7 +30,7 @@ Of an adapter of cxda fit, the programs take rows of logits and style, and --che
 With --encoder, an ONNX file, and a folder of images, there is a third program, describe(image) -> row. An adapter that
 cxda fit did not trust is exported with --always alone.
 
-pip install '.[export]' installs what all formats need; jax and web need nothing more,
+pip install 'cxda_jax[export]' installs what all formats need; jax and web need nothing more,
 but web needs Node.js for the comparison.
 """
 

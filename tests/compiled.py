@@ -86,6 +86,8 @@ def keep(folder: Path, cache: Path | None = None) -> int:
 
 def share_programs():
     """Equal programs of all tests and of their commands are compiled once. The first process makes the folder."""
+    # Else a program's name depends on that folder, and no later run finds it.
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = Path(tempfile.mkdtemp(prefix="cxda_jax_compiled_"))
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)

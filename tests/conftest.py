@@ -1,17 +1,26 @@
 """Small, seeded fixtures shared by the tests."""
 
+import contextlib
+import fcntl
+import gc
 import os
+import shutil
+from unittest import mock
 
 from tests.budget import pytest_configure, start_counting  # noqa: F401
 from tests.compiled import share_programs
 
 start_counting()
+gc.set_threshold(50_000)  # tracing makes many objects that stay; the usual 700 costs a twentieth of the time
 # TensorFlow's start-up chatter would otherwise drown a failure.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Threads of OpenMP (PyTorch, scikit-learn) spin while they wait for each other, which starves the other test processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 share_programs()
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault(
+    "JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0"
+)  # a twentieth too: no test reads a program's source lines
 
 import jax
 import numpy as np
@@ -39,12 +48,19 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
 
 
+@contextlib.contextmanager
+def fully_compiled():
+    """For tests of what the compiler makes, and for those that compute more than they compile."""
+    with mock.patch.dict(os.environ, JAX_DISABLE_MOST_OPTIMIZATIONS="0"):  # of the processes that they start
+        jax.config.update("jax_disable_most_optimizations", False)
+        yield
+        jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture
 def full_compilation():
-    """For tests of what the compiler makes."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
+    with fully_compiled():
+        yield
 
 
 def make_episode(seed: int = 0) -> Episode:
@@ -124,23 +140,41 @@ def peer():
 
 
 @pytest.fixture(scope="session")
-def smoke(tmp_path_factory):
-    """A folder with a finished smoke run of cxda and its data, and what the command printed."""
+def trained(tmp_path_factory):
+    """A function that trains into a folder and gives what the command printed. One process trains, the others copy."""
     from tests.commands import command
 
-    folder = tmp_path_factory.mktemp("smoke")
-    where = f"--workdir={folder}/run", f"--data_dir={folder}/data"
-    return folder, command("train", "--config=glyphs:cxda,smoke", *where)
+    own = tmp_path_factory.getbasetemp()
+    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "trained"
+
+    def train(run, *arguments):
+        kept, shown, data = shared / run.name, shared / f"{run.name}.txt", run.parent / "data"
+        shared.mkdir(exist_ok=True)
+        with open(shared / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if shown.exists():
+                shutil.copytree(kept, run)
+                shutil.copytree(shared / "data", data, dirs_exist_ok=True)
+            else:
+                printed = command("train", f"--workdir={run}", f"--data_dir={data}", *arguments)
+                shutil.copytree(run, kept)
+                shutil.copytree(data, shared / "data", dirs_exist_ok=True)
+                shown.write_text(printed)
+            return shown.read_text()
+
+    return train
 
 
 @pytest.fixture(scope="session")
-def erm_run(smoke):
-    """A finished smoke run of erm beside the one of cxda."""
-    from tests.commands import command
+def smoke(tmp_path_factory, trained):
+    """A folder with a finished smoke run of cxda and its data, and what the command printed."""
+    folder = tmp_path_factory.mktemp("smoke")
+    return folder, trained(folder / "run", "--config=glyphs:cxda,smoke")
 
-    folder, _ = smoke
-    command(
-        "train", "--config=glyphs:erm,smoke", f"--workdir={folder}/erm", f"--data_dir={folder}/data",
-        "--config.cotta.copies=2", "--config.finetune.steps=2", "--config.finetune.rate=1.0",
-    )  # fmt: skip
-    return folder / "erm"
+
+@pytest.fixture(scope="session")
+def erm_run(smoke, trained):
+    """A finished smoke run of erm beside the one of cxda."""
+    changes = "--config.cotta.copies=2", "--config.finetune.steps=2", "--config.finetune.rate=1.0"
+    trained(smoke[0] / "erm", "--config=glyphs:erm,smoke", *changes)
+    return smoke[0] / "erm"

@@ -32,6 +32,7 @@ from cxda_jax.labels_alone import Labelled, correct, told_shares
 from cxda_jax.types import ADAPTER
 from docs.study import promises
 from tests.commands import command
+from tests.conftest import fully_compiled
 from tests.lines import flip, one_line, refused
 
 CLASSES, STYLE, RNG = 6, 8, np.random.default_rng(7)
@@ -49,8 +50,8 @@ def made(seed=0, domains=24, each=130, strength=2.0):
 
 @pytest.fixture(scope="module", autouse=True)
 def fewer_tasks():
-    """Judging takes more time than training."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Judging takes more time than training, and both take more than compiling them."""
+    with pytest.MonkeyPatch.context() as patch, fully_compiled():
         for module in (judging, fitting):
             patch.setattr(module, "TASKS", 60)
         patch.setattr(judging, "BLOCK", 20)

@@ -134,10 +134,13 @@ OTHERS = [net for net in (*NETS, "vit") if net != default().net.name]
 PAIRS = [(name, "resnet50" if name == "sla" else OTHERS[i % len(OTHERS)]) for i, name in enumerate(ALL)]
 RUN = {("bn", "vit"), ("cml", "resnet50"), ("cxda_any", "vit"), ("cxda_loo", "nnx_net")}
 PAIRS += [*sorted(RUN), ("cml", "nnx_net"), ("cxda_shares", "nnx_net")]
+# Of each network one method of each kind: statistics, attention, a sequence, adaptive losses, shares, steps of training.
+OFTEN = RUN | {(name, net) for name, net in PAIRS if name in ("sla", "icrm", "cml", "cxda_shares", "ft_em")}
 
 
-@pytest.mark.gate
-@pytest.mark.parametrize(("name", "net"), PAIRS)
+@pytest.mark.parametrize(("name", "net"), [
+    pytest.param(*pair, marks=pytest.mark.gate if pair in OFTEN else pytest.mark.exhaustive) for pair in PAIRS
+])  # fmt: skip
 def test_a_method_works_with_another_network(name, net):
     """Most are traced alone, which compiles nothing."""
     method = build_method(name, net__name=net, net__stages=(1, 1) if name == "sla" else (1,), finetune__steps=1)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.store import DomainStore
-from cxda_jax.errors import UserError
+from cxda_jax.errors import UserError, needing
 from cxda_jax.machine import memory, mesh
 from cxda_jax.types import Array, Episode, Images
 
@@ -99,10 +99,8 @@ def _take_from_all(array: Array, rows: Any) -> Array:
 
 def tfdata_source(store: DomainStore, devices: Mesh | None = None) -> Source:
     """Images that tf.data reads from disk, in parallel and ahead; for stores larger than the memory."""
-    try:
+    with needing("source='tfdata'", "data", ", or use 'device'"):
         import tensorflow as tf
-    except ImportError:
-        raise UserError("source='tfdata' needs TensorFlow: pip install tensorflow-cpu, or use 'device'") from None
     tf.config.set_visible_devices([], "GPU")
     domains, images = store.row_domains(), reader(store.images)
 

@@ -108,9 +108,9 @@ def export(source: Source, kind: str, out: Path, places: int, check: Check) -> N
         return
     if kind == "javascript":
         return export_script(opened(source), out, places, check)
+    insist_on(kind)
     model, form = opened(source), FORMATS[kind]
     insist_on_operations(model, source, kind, places)
-    insist_on(form.needs)
     alone = attach(find_model(source.path), "", False).trusted() if source.encoder else None  # the adapter
     pair = pair_of(alone or model, places)
     tasks = tasks_of(model, places, check)

@@ -21,7 +21,7 @@ import numpy as np
 
 from cxda_jax.disk import files, safetensors
 from cxda_jax.disk.reading import reason
-from cxda_jax.errors import UserError
+from cxda_jax.errors import UserError, needing
 from cxda_jax.export.pair import Named, Pair, Shapes
 from cxda_jax.machine import backend
 
@@ -40,28 +40,24 @@ class Format(NamedTuple):
       run: (pair, folder) -> encode and predict, read from these files.
       error: largest difference of logits to the model's that is accepted, relative to the largest logit.
       same: smallest share of equal classes that is accepted.
-      needs: packages to import -> the names to install them by.
+      needs: packages to import.
     """
 
     write: Callable[[Pair, Path], None]
     run: Callable[[Pair, Path], Run]
     error: float
     same: float
-    needs: dict[str, str] = {}
+    needs: tuple[str, ...] = ()
 
 
 NO_MATCH = "does not match JAX"
 
 
-def insist_on(needs: dict[str, str]) -> None:
-    """A UserError that says how to install what is missing."""
-    for name in needs:
-        try:
+def insist_on(kind: str) -> None:
+    """A UserError where the format needs what is not installed."""
+    with needing(f"--format={kind}", "export"):
+        for name in FORMATS[kind].needs:
             importlib.import_module(name)
-        except ImportError:
-            extra = ", or '.[export]' in a clone" * (needs is _LITERT)
-            fix = f"pip install {' '.join(needs.values())}{extra}"
-            raise UserError(f"export: {name} is missing; {fix}") from None
 
 
 def write_jax(pair: Pair, folder: Path) -> None:
@@ -150,7 +146,7 @@ def write_onnx(pair: Pair, folder: Path) -> None:
                     output_names=list(gives),
                 )
             except (AttributeError, ImportError) as e:  # it reads internals of JAX, which move
-                fix = "export in an environment with an older JAX, such as jax==0.10.2"
+                fix = "pip install 'cxda_jax[export]' brings an older JAX"
                 raise UserError(f"export: this jax2onnx {NO_MATCH} {jax.__version__} ({reason(e)}); {fix}") from None
         _shrink(model.graph)
         _spell_sigmoids(model.graph)
@@ -217,13 +213,13 @@ def open_onnx(file: Path) -> Callable[[Named], Named]:
     )
 
 
-_LITERT = {"tensorflow": "tensorflow", "ai_edge_litert": "ai-edge-litert"}
+_LITERT = "ai_edge_litert", "tensorflow"
 FORMATS = {
     "jax": Format(write_jax, run_jax, 1e-4, 1.0),
     "litert": Format(write_litert, run_litert, 1e-4, 1.0, _LITERT),
     "litert_float16": Format(functools.partial(write_litert, kind="float16"), run_litert, 1e-2, 0.99, _LITERT),
     "litert_int8": Format(functools.partial(write_litert, kind="int8"), run_litert, 5e-2, 0.97, _LITERT),
-    "onnx": Format(write_onnx, run_onnx, 1e-4, 1.0, {"jax2onnx": "jax2onnx", "onnxruntime": "onnxruntime"}),
+    "onnx": Format(write_onnx, run_onnx, 1e-4, 1.0, ("jax2onnx", "onnxruntime")),
 }
 
 

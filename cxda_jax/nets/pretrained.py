@@ -15,7 +15,7 @@ import numpy as np
 
 from cxda_jax.disk import safetensors
 from cxda_jax.disk.reading import reason, refuse_html
-from cxda_jax.errors import UserError, brief
+from cxda_jax.errors import UserError, brief, needing
 
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 
@@ -28,10 +28,8 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         return safetensors.read(path, f"weights={path}", "fetch it again")[0]
     if path.suffix not in (".pth", ".pt"):
         raise UserError(f"weights={path}: {path.suffix or 'no suffix'} is not .safetensors, .pth or .pt")
-    try:
+    with needing(f"weights={path}", "torch", ", or give a .safetensors"):
         import torch
-    except ImportError:
-        raise UserError(f"weights={path}: .pth needs PyTorch: pip install torch, or give a .safetensors") from None
     refuse_html(path)
     try:
         with warnings.catch_warnings():

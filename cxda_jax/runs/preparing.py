@@ -43,7 +43,7 @@ BY_HAND = {
     "femnist": "ARM's README links its split; fetch femnist-data.zip by hand into --raw_dir",
     "tiny_imagenet_c": "fetch Tiny-ImageNet-C.tar (Zenodo), tinyimagenet-c.zip (ARM's README) by hand into --raw_dir",
     "iwildcam": (
-        "pip install '.[wilds]' in a clone; wilds.get_dataset('iwildcam', download=True, root_dir=RAW_DIR) in Python"
+        "pip install 'cxda_jax[wilds]'; wilds.get_dataset('iwildcam', download=True, root_dir=RAW_DIR) in Python"
     ),
     "unipen": "fetch train_r01_v07 from https://doi.org/10.5281/zenodo.1195803 by hand into --raw_dir",
     "qmnist": (

@@ -22,7 +22,7 @@ from cxda_jax.data.published import PUBLISHED
 from cxda_jax.data.readers.raw import IMAGENET, Piece, RawData, Rows, find_folder, load_npy, split_checks
 from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.disk.reading import reason, refuse_html
-from cxda_jax.errors import UserError
+from cxda_jax.errors import UserError, needing
 
 SEVERITIES = (1, 2, 3, 4, 5)
 TRAINED = ("gaussian_noise", "shot_noise", "defocus_blur", "glass_blur", "zoom_blur", "snow", "frost", "brightness",
@@ -158,10 +158,8 @@ def _tfds_images(name: str, split: str, raw_dir: Path) -> Rows:
 
 
 def _tfds_builder(name: str, raw_dir: Path) -> Any:
-    try:
+    with needing("tfds=True", "data"):
         import tensorflow_datasets as tfds
-    except ImportError:
-        raise UserError("tfds needs tensorflow-datasets: pip install '.[data]' in a clone") from None
     builder = tfds.builder(name, data_dir=str(raw_dir))
     try:
         builder.download_and_prepare()
