@@ -5,21 +5,25 @@ features are the input of the last dense layer.
 """
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cxda_jax import stops
 from cxda_jax.data.readers.raw import IMAGENET
 from cxda_jax.disk.files import hash_file
-from cxda_jax.disk.reading import reason
+from cxda_jax.disk.reading import insist_on_file, reason
 from cxda_jax.errors import UserError, brief, needing
 from cxda_jax.fields import choose
 from cxda_jax.fitted import as_array, as_probabilities
@@ -34,6 +38,8 @@ FINISH = (  # what these take is no finished map
     "HardSwish", "Gelu", "Erf", "Tanh", "Softplus", "Swish", "Mish",
 )  # fmt: skip
 AGREE = 0.01  # of the largest number: by rounding alone, answers to the same image differ by less
+MOST = 2**27  # pixels at once, of which a batch and its maps fit into memory
+PATIENCE = 1.0  # seconds that a batch may take after a signal
 Insist = Callable[[Mapping[str, Any]], None]
 Encode = Callable[[np.ndarray], dict[str, np.ndarray]]
 
@@ -176,6 +182,7 @@ def _of_function(text: str, module: str, name: str, options: Options) -> Encoder
     except (TypeError, OSError):  # it was not written in a file of Python
         source = ""
     side, batch = options.size or SIDE, options.batch
+    _insist_on_size(side, batch)
     about = {"encoder": text, "encoder_sha256": source, "size": side, "batch": batch}
     return Encoder(_steady(encode, brief(text), "call model.eval(), or its like"), (side, side, 3), batch, about)
 
@@ -213,7 +220,9 @@ def read_graph(path: Path, options: Options, insist: Insist = lambda about: None
     if not path.is_file():
         raise UserError(f"encoder={path}: no such file; give one that ends in .onnx, or module:function")
     with _faults(str(path), "export it again"):
-        model = onnx.load(path)  # with weights that lie in files beside it
+        model = onnx.load(path, load_external_data=False)
+        _insist_on_beside(model, path.parent)
+        onnx.load_external_data_for_model(model, str(path.parent))
         source, graph = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest(), model.graph
         insist({"encoder_sha256": source})
         if given := {*options.maps} & {v.name for v in graph.input}:
@@ -233,6 +242,49 @@ def read_graph(path: Path, options: Options, insist: Insist = lambda about: None
     return Graph(model, names, features, maps, FLOATS[image.elem_type], axis, shape, batch, source)
 
 
+def _insist_on_beside(model: Any, folder: Path) -> None:
+    """Raises a UserError unless all weights outside of the graph are plain files in its folder."""
+    for tensor in _tensors(model):
+        for place in (entry.value for entry in tensor.external_data if entry.key == "location"):
+            path = folder / place
+            steps = [path, *path.parents][: len(Path(place).parts)]
+            if os.path.isabs(place) or ".." in Path(place).parts or any(step.is_symlink() for step in steps):
+                what = f"the weights {brief(repr(place), 60)} of the graph lie outside its folder, or are a link"
+                raise UserError(f"encoder: {what}; put the file itself beside the graph, or export it again")
+            insist_on_file(path, "put it back, or export the graph again")
+
+
+def _tensors(message: Any) -> Iterator[Any]:
+    """All tensors in a message of ONNX, at any depth."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        yield message
+    for field, value in message.ListFields():
+        if field.message_type:
+            for inner in [value] if hasattr(value, "DESCRIPTOR") else value:
+                yield from _tensors(inner)
+
+
+def _interruptible(work: Callable[[], Any], stop: Callable[[], None]) -> Any:
+    """What work() gives. Python hears no signal while code of others computes, so another thread does it; a signal
+    calls stop(), and nobody waits for that thread any more."""
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as e:  # the waiting thread raises it
+            done.set_exception(e)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        while not wait([done], PATIENCE / 5).done:
+            stops.raise_if_late(PATIENCE)
+    except BaseException:
+        stop()
+        raise
+    return done.result()
+
+
 def normalisation(options: Options, channels: int) -> tuple[list[float], list[float]]:
     """The mean and the deviation of each channel, of pixels of 0..1."""
     mean, std = options.mean or IMAGENET[0], options.std or IMAGENET[1]
@@ -248,14 +300,20 @@ def _of_onnx(path: Path, options: Options, insist: Insist, plain: bool) -> Encod
         if plain:
             providers, computing.intra_op_num_threads = ["CPUExecutionProvider"], 1
             computing.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = onnxruntime.InferenceSession(found.model.SerializeToString(), computing, providers=providers)
+        content = found.model.SerializeToString()
+        opening = functools.partial(onnxruntime.InferenceSession, content, computing, providers=providers)
+        session = _interruptible(opening, lambda: None)
     mean, std = normalisation(options, found.shape[-1])
 
     def encode(pixels: np.ndarray) -> dict[str, np.ndarray]:
         x = (pixels.astype(np.float32) / 255 - np.array(mean, np.float32)) / np.array(std, np.float32)
         x = np.ascontiguousarray(np.moveaxis(x, -1, found.axis), found.taken)
         with _faults(str(path), "give another --size or --batch, or export it again"):
-            told: Any = session.run(found.names, {session.get_inputs()[0].name: x})
+            running, given = onnxruntime.RunOptions(), {session.get_inputs()[0].name: x}
+            running.log_severity_level = 4  # what fails is raised
+            told: Any = _interruptible(
+                lambda: session.run(found.names, given, running), lambda: setattr(running, "terminate", True)
+            )
         by_name = dict(zip(found.names, told, strict=True))
         style = moments([(x, found.axis), *((by_name[name], axis) for name, axis in found.maps.items())])
         features = {key: by_name[name] for key, name in found.features.items()}
@@ -283,7 +341,14 @@ def _sized(graph: Any, options: Options) -> tuple[Any, int, int]:
     for d in places:
         d.dim_value = side
     dims[0].dim_value = dims[0].dim_value or options.batch
+    _insist_on_size(side, dims[0].dim_value)
     return inputs[0], axis, side
+
+
+def _insist_on_size(side: int, batch: int) -> None:
+    if not 0 < batch * side**2 <= MOST:
+        what = f"size={side}: {batch} images of {side} x {side} pixels at once are more than {MOST:,} pixels"
+        raise UserError(f"{what}; give a smaller size or a smaller batch, or export the graph for one")
 
 
 def _numbers(name: str, given: Sequence[Any], channels: int) -> list[float]:

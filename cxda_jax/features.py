@@ -22,7 +22,7 @@ from cxda_jax.data.readers.images import as_image, fit_image
 from cxda_jax.data.readers.raw import EXTENSIONS, cores
 from cxda_jax.disk import files
 from cxda_jax.disk.folders import insist_on_writable
-from cxda_jax.disk.reading import read_object, read_table, reason
+from cxda_jax.disk.reading import Kind, insist_on_file, read_object, read_table, reason, require
 from cxda_jax.encoders import Encoder
 from cxda_jax.errors import UserError, brief
 from cxda_jax.progress import Counter, say
@@ -32,6 +32,15 @@ ROWS, STATE = "rows.f32", "state.json"
 WHITE = (255, 255, 255)
 ALONE = " alone, as the graph has no maps of channels, so domains are told apart worse; name maps with --maps"
 FAULTS = 20  # lines about images that are left out
+_NUMBERS = "iuf"
+_ARRAYS = {  # of a file of features; fit() checks the numbers
+    "logits": Kind(_NUMBERS, shape=("images", "columns")),
+    "labels": Kind("iu", shape=("images",)),
+    "domains": Kind("biufUS", shape=("images",)),
+    "style": Kind(_NUMBERS, shape=("images", "d")),
+    "about": Kind("U", shape=(), absent=True),
+    "classes": Kind("U", shape=("columns",), absent=True),
+}
 
 
 class Listing(NamedTuple):
@@ -81,6 +90,7 @@ def listed(where: Path) -> Listing:
 def read_classes(path: Path) -> list[str]:
     """The lines of a text file, each the name of a column of logits."""
     fix = "give a text file in UTF-8 with a name for each column, one a line"
+    insist_on_file(path, fix)
     try:
         names = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as e:
@@ -136,6 +146,7 @@ def write_features(listing: Listing, encoder: Encoder, out: Path, fit: str, clas
 
 def _read_about(out: Path) -> dict[str, Any]:
     try:
+        insist_on_file(out, "")
         with open(out, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(json.loads(str(arrays["about"])))
     except Exception:  # of all kinds, for what is no .npz file
@@ -155,28 +166,29 @@ class Labelled(NamedTuple):
 
 def read_labelled(path: Path) -> Labelled:
     """A written file's labelled images, or all images of a file without `about`, which was made in another way."""
-    names = Labelled._fields[:-1]
+    fix = "give what cxda features writes, or arrays of a row for each image"
+    insist_on_file(path, fix)
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:  # numpy leaves a broken one open
-            if missing := [name for name in names if name not in arrays]:
-                raise UserError(f"{path}: no array {missing[0]!r}; add it, of a row for each image")
-            logits, labels, domains, style = (arrays[name] for name in names)
-            if "about" not in arrays:
-                return Labelled(logits, labels, domains, style, {})
-            known = labels >= 0
-            classes = arrays["classes"]
-            origin = json.loads(str(arrays["about"])) | {"classes": classes.tolist()}
-    except UserError:
-        raise
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:  # numpy leaves a broken one open
+            arrays = {name: file[name] for name in _ARRAYS if name in file}
     except Exception as e:  # of all kinds, for what is no .npz file
-        raise UserError(f"{path}: not readable ({reason(e)}); cxda features writes such a file") from None
-    if logits.ndim == 2 and (classes.dtype.kind != "U" or classes.shape != logits.shape[1:]):  # fit() says the rest
-        what = f"{classes.dtype} {classes.shape} for {logits.shape[1]} columns of logits"
-        raise UserError(f"{path}: classes: {what}; name each column, in cxda features by --classes")
+        raise UserError(f"{path}: not readable ({reason(e)}); {fix}") from None
+    require(arrays, _ARRAYS, str(path), fix)
+    given = {name: arrays[name] for name in Labelled._fields[:-1]}
+    if "about" not in arrays:
+        return Labelled(**given, origin={})
+    try:
+        origin: Any = json.loads(str(arrays["about"]))
+    except (ValueError, RecursionError):
+        origin = ""
+    require({"about": origin}, {"about": dict}, str(path), fix)
+    known = arrays["labels"] >= 0
     if not known.any():
         raise UserError(f"{path}: no image has a label; give cxda features images in DOMAIN/CLASS/")
     origin = {name: value for name, value in origin.items() if name not in ("images", "left_out")}
-    return Labelled(logits[known], labels[known], domains[known], style[known], origin)
+    if "classes" in arrays:
+        origin["classes"] = arrays["classes"].tolist()
+    return Labelled(**{name: array[known] for name, array in given.items()}, origin=origin)
 
 
 def _refuse_other(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:

@@ -104,7 +104,7 @@ def _rivals(overall: Mapping[str, Any]) -> Iterator[str]:
     best = max(said, key=lambda name: overall[name][0])
     gains = " and ".join(f"{text} {_span(overall[name])}" for name, text in said.items())
     line = f"Rivals: {gains}. The adapter's gain over the better one is {_span(overall[f'over_{best}'])}."
-    if best == "labels" and overall[f"over_{best}"][0] < 0:
+    if best == "labels" and overall["labels"][1] > 0 and overall["over_labels"][0] < 0:
         line += " If you can train the classifier on these labels, do that instead."
     yield line
 

@@ -15,8 +15,9 @@ import scipy.special
 
 from cxda_jax import metrics
 from cxda_jax.disk import files, folders, manifest, models, safetensors
-from cxda_jax.disk.reading import read_object, reason, require
+from cxda_jax.disk.reading import NUMBER, Kind, read_object, reason, require
 from cxda_jax.errors import UserError, brief
+from cxda_jax.fields import SEED, SHARE, Range
 from cxda_jax.machine import backend
 from cxda_jax.methods.cxda_shares import on_described
 from cxda_jax.nets.shares import LARGEST, ShareAdapter
@@ -30,8 +31,54 @@ LIMIT = 1e9  # of numbers that are given; the squares of larger ones do not fit
 CURVES = "thresholds", "accepted", "wrong"  # what thresholds follow from, without a buffer and with 100 images
 MANY = 20  # rows that differ, all of which look like probabilities by no chance
 HOLDS, PAGE = {"holds": "adapter"}, "report.html"  # in the manifest; beside it
-_KINDS = {"classes": int, "style": int, "seed": int, "keys": str, "package": str, "report": dict, "said": str,
-          "origin": dict}  # fmt: skip
+_COUNT, _POINTS = Kind(int, Range(0, 2**31 - 1)), Kind(NUMBER, Range(-100, 100))
+_REPORT = {  # what is read of it; save() writes all that fit() found
+    "steps": _COUNT,
+    "tasks": _COUNT,
+    "overall": {"plain": Kind(NUMBER, Range(0, 100))} | {str(n): Kind(list, each=_POINTS, shape=(3,)) for n in SIZES},
+    "calibration": {str(n): {"temperature": Kind(NUMBER, Range(1e-3, 1e3))} for n in SIZES},
+    "drift": {"limit": Kind(NUMBER, Range(0, LIMIT), null=True)},
+}
+_ORIGIN = {
+    "classes": Kind(list, each=str, shape=("classes",), absent=True),
+    **dict.fromkeys(("encoder", "encoder_sha256", "fit", "logits"), Kind(str, absent=True)),
+    **dict.fromkeys(("size", "batch"), Kind(int, Range(1, 2**16), absent=True)),
+    **dict.fromkeys(("mean", "std"), Kind(list, each=NUMBER, absent=True)),
+    "maps": Kind(list, each=str, absent=True),
+}
+_KINDS = {
+    "classes": Kind(int, Range(2, 2**24)),
+    "style": Kind(int, Range(1, 2**24)),
+    "seed": Kind(int, SEED),
+    "keys": Kind(str, choices=("style", "features", "logits")),
+    "package": str,
+    "said": str,
+    "report": _REPORT,
+    "origin": _ORIGIN,
+}
+# Within these nothing overflows for numbers within LIMIT: keys stay below 1e14 and scaled logits below 1e31, whose
+# squares or sums fit, and nothing that divides, or whose logarithm is taken, comes near 0. What is left are numbers so
+# large that their rounding errors do not fit into exp(); predict_logits() refuses these.
+_WIDE, _EXPONENT, _PART = Range(-LIMIT, LIMIT), Range(-50, 50), Range(1e-12, 1)
+_KNOWN = {
+    "centre": Kind("f", _WIDE, shape=("style",)),
+    **dict.fromkeys(("between", "within"), Kind("f", Range(0, LIMIT), shape=("style",))),
+    "scale": Kind("f", _WIDE, shape=()),
+    "bias": Kind("f", _WIDE, shape=("classes",)),
+    "shares": Kind("f", _PART, shape=("classes",)),
+    "thresholds": Kind("f", SHARE, shape=(2, "levels"), order="falls"),
+    **dict.fromkeys(("accepted", "wrong"), Kind("f", Range(0, LIMIT), shape=(2, "domains", "levels"))),
+}
+_VARIABLES = {
+    f"params/{ADAPTER}/kernel": Kind("f", _WIDE, shape=("style", ShareAdapter.rank)),
+    f"params/{ADAPTER}/bias": Kind("f", _WIDE, shape=(ShareAdapter.rank, "classes")),
+    f"params/{ADAPTER}/offset": Kind("f", _WIDE, shape=("classes",)),
+    **{f"params/{ADAPTER}/{name}": Kind("f", _WIDE, shape=()) for name in ("near", "strength")},
+    **{f"params/{ADAPTER}/{name}": Kind("f", _EXPONENT, shape=()) for name in ("log_t", "log_n", "log_m")},
+    f"batch_stats/{ADAPTER}/mean": Kind("f", _WIDE, shape=("style",)),
+    f"batch_stats/{ADAPTER}/std": Kind("f", Range(1e-7, 10 * LIMIT), shape=("style",)),
+    f"batch_stats/{ADAPTER}/shares": Kind("f", _PART, shape=("classes",)),
+}
 
 
 class Device(NamedTuple):
@@ -75,7 +122,10 @@ class Device(NamedTuple):
         for start in range(0, len(rows), at_once):
             some = rows[start : start + at_once]
             answers.append(np.asarray(programs(classes)[1](self.adapted, as_images(some, at_once)))[: len(some)])
-        return np.concatenate(answers)
+        found = np.concatenate(answers)
+        if not np.isfinite(found).all():
+            raise UserError("logits: the adapted answers are not finite; give smaller numbers, or fit again")
+        return found
 
     def predict_proba(self, logits: Any, style: Any = None) -> np.ndarray:
         """The probabilities [n, classes] of new images, at the temperature that validation chose for such a buffer.
@@ -208,53 +258,23 @@ def load_adapter(folder: str | os.PathLike) -> Adapter:
             read_object(where / models.CARD, models.AGAIN),
         ),
     )
-    require(card, _KINDS, f"{folder}/{models.CARD}", models.AGAIN)
-    del card["package"]
-    parts: dict[str, dict[str, np.ndarray]] = {"variables": {}, "known": {}}
-    for name, array in arrays.items():
-        which, _, rest = name.partition("/")
-        parts[which][rest] = array
+    require(card, _KINDS, f"{folder}/{models.CARD}", models.AGAIN, card)
+    card = {name: card[name] for name in _KINDS if name != "package"}
+    if card["keys"] == "logits" and card["style"] != card["classes"]:
+        raise UserError(f"{folder}/{models.CARD}: style={card['style']}, but keys=logits; {models.AGAIN}")
+    named = [(name.partition("/"), array) for name, array in arrays.items()]
+    variables, known = ({n: x for (part, _, n), x in named if part == each} for each in ("variables", "known"))
+    where = f"{folder}/{models.WEIGHTS}"
+    for part, kinds in ((variables, _VARIABLES), (known, _KNOWN)):
+        require(part, kinds, where, models.AGAIN, card)
+    if not known["accepted"].size or (known["wrong"] > known["accepted"]).any():
+        raise UserError(f"{where}: known/wrong is more than known/accepted, or nothing; {models.AGAIN}")
     example = as_images(np.zeros((1, card["classes"] + card["style"]), np.float32))
     like = jax.eval_shape(method_of(card["classes"]).init, jax.random.key(0), example)
     try:
-        variables = safetensors.fit(parts["variables"], like)
+        return Adapter(**card, variables=safetensors.fit(variables, like), known=known)
     except ValueError as e:
-        raise UserError(f"{folder}/{models.WEIGHTS}: {e}; {models.AGAIN}") from None
-    _check(card, parts["known"], str(folder))
-    return Adapter(**card, variables=variables, known=parts["known"])
-
-
-def _check(card: Mapping[str, Any], known: Mapping[str, np.ndarray], where: str) -> None:
-    """A UserError names what is not as in an adapter that fit() gave."""
-    report, name = card["report"], ""
-
-    def insist(is_so: Any) -> None:
-        if not is_so:
-            raise ValueError
-
-    try:
-        for name in ("steps", "tasks"):
-            insist(type(report[name]) is int)
-        for name in ("overall", "calibration"):
-            for n in map(str, SIZES):
-                row = report[name][n]
-                insist(math.isfinite(row["temperature"]) and row["temperature"] > 0 if name == "calibration" else
-                       len(row) == 3 and all(map(math.isfinite, row)))  # fmt: skip
-        insist(math.isfinite(report["overall"]["plain"]))
-        name = "drift"
-        insist(report[name]["limit"] is None or math.isfinite(report[name]["limit"]))
-        name = "classes"
-        insist(not card["origin"] or len(card["origin"][name]) == card["classes"])
-    except (KeyError, TypeError, ValueError):
-        part = "origin" if name == "classes" else "report"
-        raise UserError(f"{where}: {part}.{name} is not as cxda fit writes it; {models.AGAIN}") from None
-    d, k = card["style"], card["classes"]
-    counts = known["accepted"].shape if "accepted" in known else ()
-    levels = (*counts[:1], *counts[2:])
-    for name, shape in {"centre": (d,), "between": (d,), "within": (d,), "scale": (), "bias": (k,), "shares": (k,),
-                        "thresholds": levels, "accepted": counts, "wrong": counts}.items():  # fmt: skip
-        if name not in known or known[name].shape != shape:
-            raise UserError(f"{where}: known/{name} is missing or of another shape; {models.AGAIN}")
+        raise UserError(f"{where}: {e}; {models.AGAIN}") from None
 
 
 def is_adapter(folder: Path) -> bool:

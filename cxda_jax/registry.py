@@ -7,8 +7,8 @@ Another package adds a method without a change here. An entry point in its pypro
 """
 
 from collections.abc import Collection
-from importlib.metadata import entry_points
 
+from cxda_jax.extensions import added
 from cxda_jax.fields import FIELDS, Field, Group
 from cxda_jax.methods import (
     anytime,
@@ -53,7 +53,7 @@ METHODS: dict[str, Entry] = {  # tables and figures have this order
     "bbse": label_shift.BBSE,
 }
 OWN = tuple(METHODS)  # without those of other packages
-METHODS |= {point.name: point.load() for point in entry_points(group="cxda_jax.methods")}
+METHODS |= added("cxda_jax.methods", OWN, lambda entry: isinstance(entry, Entry))
 STARTS = ("erm", "erm_iid")  # from whose checkpoints a method without a training of its own may start; the usual first
 
 

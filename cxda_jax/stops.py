@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,7 +26,7 @@ EARLY = "stopped by {} before anything was begun"
 
 stderr = 2  # the file that say() writes to
 _before_end: list[Callable[[], None]] = []  # called before the second signal ends this process
-_received = 0  # the first signal that came
+_received, _since = 0, 0.0  # the first signal that came, and when
 _pipe = -1  # the end of the pipe into which the system writes signals for the thread
 _deferring = False  # whether we are inside deferred()
 _handlers: dict[int, Any] = {}  # the handlers of signals that watch() replaced
@@ -109,15 +110,21 @@ def before_second_signal(end: Callable[[], None]) -> Iterator[None]:
         _before_end.remove(end)
 
 
+def raise_if_late(seconds: float) -> None:
+    """Inside deferred(), raises Stopped where a signal has waited for longer than that. Long work calls it."""
+    if _received and time.monotonic() - _since > seconds:
+        raise Stopped(_received)
+
+
 def _raise_if_received() -> None:
     if _received and not _deferring:
         raise Stopped(_received)
 
 
 def _handle(number: int, _: object) -> None:
-    global _received
+    global _received, _since
     if not _received:
-        _received = number
+        _received, _since = number, time.monotonic()
         _raise_if_received()
 
 

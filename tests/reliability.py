@@ -260,16 +260,19 @@ def like_of_tiny():
     return jax.eval_shape(fitted.method_of(3).init, jax.random.key(0), example)
 
 
+PART = 2**-20  # so that shares are below 1
+
+
 def tiny_adapter(number):
-    """An adapter of three classes and two numbers of a style, in which every number is this one."""
+    """An adapter of three classes and two numbers of a style, in which every number is this one, or this PART of 1."""
     report = {
         "overall": {"plain": 1.0, **dict.fromkeys(map(str, fitted.SIZES), [1.0] * 3)}, "steps": number, "tasks": 1,
         "calibration": dict.fromkeys(map(str, fitted.SIZES), {"temperature": 1.0}), "drift": {"limit": None},
     }  # fmt: skip
     shapes = {"scale": (), "bias": 3, "shares": 3, **dict.fromkeys(("centre", "between", "within"), 2)}
     shapes |= {"thresholds": (2, 9), **dict.fromkeys(("accepted", "wrong"), (2, 4, 9))}
-    known = {name: np.full(shape, number, np.float32) for name, shape in shapes.items()}
-    variables = jax.tree.map(lambda leaf: np.full(leaf.shape, number, leaf.dtype), like_of_tiny())
+    known = {name: np.full(shape, number * PART, np.float32) for name, shape in shapes.items()}
+    variables = jax.tree.map(lambda leaf: np.full(leaf.shape, number * PART, leaf.dtype), like_of_tiny())
     return fitted.Adapter(3, 2, "style", number, variables, known, report, "tiny")
 
 
@@ -282,7 +285,8 @@ def only(*found):
 
 def read_adapter(place):
     found = cxda_jax.load_adapter(place)
-    return only(found.seed, found.report["steps"], *jax.tree.leaves([dict(found.known), found.variables]))
+    leaves = (np.asarray(leaf) / PART for leaf in jax.tree.leaves([dict(found.known), found.variables]))
+    return only(found.seed, found.report["steps"], *leaves)
 
 
 def save_model(place, number):

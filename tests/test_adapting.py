@@ -232,3 +232,11 @@ def test_a_folder_without_rights_is_named_and_the_others_are_read(folders, monke
     walk, told, no = os.walk, [], PermissionError(13, "Permission denied", "b")
     monkeypatch.setattr(os, "walk", lambda top, onerror: [onerror(no)] and walk(top))
     assert len(adapting.listed(folders[0], told.append)) == 12 and told[0].startswith("b: Permission denied; ")
+
+
+def test_what_a_terminal_obeys_is_written_as_its_escape():
+    name, odd = "a\x1b[2J\u202e\r\nb.png", "\t=1+1"
+    answer = Answered(name, None, odd, 0.5, "\x9b", 0.5, 0.0, np.ones((1, 1)), "é")
+    line = adapting.line_of(answer, [Path("\x07.png")], True)
+    assert all(cell.isprintable() for cell in line)
+    assert line[0] == r"a\x1b[2J\u202e\r\nb.png" and line[1] == r"\x9b" and line[-1] == "é" and r"\x07.png" in line

@@ -13,31 +13,32 @@ version:
 stops:
 types:
 losses:
+extensions: errors
 fields: errors
-registry: fields methods
+registry: extensions fields methods
 config: errors fields registry
 machine: errors progress stops
 metrics: errors
 optimizers: errors fields
 augment: errors types fields
-disk: errors types
+disk: errors types fields
 progress: errors disk
-nets: errors types machine fields disk
+nets: errors extensions types machine fields disk
 data: errors types fields disk machine progress
 methods: errors types augment machine fields losses nets optimizers
 train: errors types augment machine data disk progress
 evaluation: errors types machine data metrics
 experiment: errors types augment machine disk config fields registry data metrics nets optimizers train
-results: errors config registry methods data disk metrics experiment pictures progress
+results: errors fields config registry methods data disk metrics experiment pictures progress
 runs: LIBRARY pictures results
-fitted: errors types machine disk metrics nets methods
+fitted: errors fields types machine disk metrics nets methods
 labels_alone: types machine losses methods nets
 judging: errors types machine methods data metrics fitted labels_alone runs
 fit_report: results fitted runs
 fitting: LIBRARY fitted labels_alone judging fit_report
 estimator: errors fitted fitting
-encoders: errors fields disk data methods fitted
-features: errors stops disk progress data encoders
+encoders: errors fields stops disk data methods fitted
+features: errors fields stops disk progress data encoders
 ahead: LIBRARY runs
 bench: LIBRARY runs
 device: LIBRARY stops pictures progress results fitted encoders features

@@ -190,11 +190,11 @@ def test_the_commands_take_both(folder, tmp_path, described):
         adapter = cxda_jax.load_adapter(folder / "adapter")
         adapter._replace(report={**adapter.report, missing: {}}).save(tmp_path / "other")
         said = command(*asked, f"--images={folder}/images", f"--model={tmp_path}/other", code=2)
-        assert f"report.{missing} is not as cxda fit writes it" in said
+        assert f"report.{missing}." in said
     bad = adapter._replace(origin={**adapter.origin, "classes": ["a"]})
     bad.save(tmp_path / "other")
     said = command(*asked, f"--images={folder}/images", f"--model={tmp_path}/other", code=2)
-    assert "origin.classes is not as cxda fit writes it" in said
+    assert "origin.classes=" in said
     page = "export", f"--model={folder}/adapter", "--format=web", f"--out={tmp_path}/page"
     assert "choose javascript" in command(*page, code=2)
     for wrong, what in (

@@ -128,8 +128,8 @@ def test_what_cannot_end_well_is_said_before_the_training_and_a_signal_does_not_
     monkeypatch.setattr(fitting, "fit", fit)
     for name, out, code, said in (
         ("good", "good.npz/adapter", 2, "--out=.*: cannot be written"),
-        ("few", "adapter", 2, "few.npz: classes: .*for 3 columns"),
-        ("numbers", "adapter", 2, "numbers.npz: classes: .*for 3 columns"),
+        ("few", "adapter", 2, "few.npz: classes=.*columns=3"),
+        ("numbers", "adapter", 2, "numbers.npz: classes=.*columns=3"),
         ("good", "adapter", 130, stops.ANEW.format("SIGINT")),
     ):
         error = command("fit", f"--features={tmp_path}/{name}.npz", f"--out={tmp_path}/{out}", code=code)

@@ -1,17 +1,21 @@
 """cxda features: an ONNX graph beside PyTorch's layers with its weights, a function, what goes on, and mistakes."""
 
+import contextlib
+import functools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from cxda_jax import stops
+from cxda_jax import encoders, stops
 from tests.commands import command
 from tests.lines import ROOT, cases, contents, flip
 
@@ -343,6 +347,9 @@ GRAPHS = [
         "'logits' of an image changes by the other images of its batch",
     ),
     ("size", "fixed", ["--logits=answer", "--size=32"], "--size=32: the graph takes 16 x 16 pixels"),
+    ("a large size", "free", ["--logits=answer", "--size=100000"], "--size=100000: 32 images of 100000 x 100000"),
+    ("a large graph", "large", ["--logits=answer"], "--size=100000: 32 images of 100000 x 100000"),
+    ("a large batch", "free", ["--logits=answer", "--batch=100000"], "--size=224: 100000 images of 224 x 224"),
 ]
 
 
@@ -359,6 +366,67 @@ def test_a_mistake_costs_one_line(wrong, said, here):
 @pytest.mark.gate
 @cases(("graph", "flags", "said"), GRAPHS)
 def test_a_mistake_with_a_graph_costs_one_line(graph, flags, said):
-    save_onnx(f"{graph}.onnx", weights(), side=SIDE if graph == "fixed" else "side", centred=graph == "centred")
+    sides = {"fixed": SIDE, "large": 100_000}
+    save_onnx(f"{graph}.onnx", weights(), side=sides.get(graph, "side"), centred=graph == "centred")
     line = features(*flags, code=2, encoder=f"{graph}.onnx")
     assert said in line and line.count("\n") == 1 and len(line) < 210
+
+
+@pytest.mark.gate
+def test_weights_beside_a_graph_are_files_of_its_own_folder(here):
+    onnx = pytest.importorskip("onnx")
+    save_onnx("whole.onnx", weights())
+    (here / "pair").mkdir()
+    onnx.save(onnx.load("whole.onnx"), "pair/m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    ask = functools.partial(features, "--logits=answer", "--size=16", encoder="pair/m.onnx")
+    assert "12 images" in ask()
+    shutil.move(here / "pair" / "w.bin", here / "w.bin")
+    (here / "pair" / "w.bin").symlink_to(here / "w.bin")
+    assert "'w.bin' of the graph lie outside its folder" in ask(out="g.npz", code=2)
+    (here / "inner").mkdir()
+    shutil.copy(here / "w.bin", here / "inner")
+    (here / "pair" / "sub").symlink_to(here / "inner")
+    for place in ("../w.bin", f"{here}/w.bin", "sub/w.bin", "sub/../../w.bin"):
+        model = onnx.load(here / "pair" / "m.onnx", load_external_data=False)
+        for tensor in model.graph.initializer:
+            next(entry for entry in tensor.external_data if entry.key == "location").value = place
+        (here / "pair" / "m.onnx").write_bytes(model.SerializeToString())
+        line = ask(out="g.npz", code=2)
+        assert "outside its folder" in line and line.count("\n") == 1
+    (here / "pair" / "sub").unlink()
+    os.mkfifo(here / "pair" / "sub")
+    for tensor in model.graph.initializer:
+        next(entry for entry in tensor.external_data if entry.key == "location").value = "sub"
+    (here / "pair" / "m.onnx").write_bytes(model.SerializeToString())
+    assert "pair/sub: a pipe, not a file" in ask(out="g.npz", code=2)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_graph_without_end_hears_a_signal(deferred, monkeypatch):
+    """Also where a signal waits for the end of a batch, as in cxda features."""
+    onnx, node = pytest.importorskip("onnx"), pytest.importorskip("onnx").helper.make_node
+    info, array = onnx.helper.make_tensor_value_info, onnx.numpy_helper.from_array
+    going = [node("Identity", ["c"], ["d"]), node("Identity", ["v"], ["w"])]
+    ends = [info("i", 7, []), info("c", 9, []), info("v", 1, [])], [info("d", 9, []), info("w", 1, [])]
+    body = onnx.helper.make_graph(going, "body", *ends)
+    nodes = [
+        node("GlobalAveragePool", ["image"], ["p"]), node("Flatten", ["p"], ["f"]),
+        node("ReduceMax", ["f"], ["m"], keepdims=0), node("Loop", ["n", "t", "m"], ["l"], body=body),
+        node("Mul", ["f", "l"], ["logits"]),
+    ]  # fmt: skip
+    ends = [info("image", 1, ["n", 3, 16, 16])], [info("logits", 1, ["n", 3])]
+    constants = [array(np.array(2**62), "n"), array(np.array(True), "t")]
+    graph = onnx.helper.make_graph(nodes, "g", *ends, constants)
+    opset = onnx.helper.make_opsetid("", 17)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), "loop.onnx")
+    encoder = encoders.open_encoder("loop.onnx", encoders.Options())
+    monkeypatch.setattr(encoders, "PATIENCE", 0.1)
+    monkeypatch.setattr(stops, "say", lambda text: None)
+    stops.watch()
+    try:
+        threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+        with pytest.raises(stops.Stopped), stops.deferred() if deferred else contextlib.nullcontext():
+            encoder.encode(np.zeros((32, 16, 16, 3), np.uint8))
+    finally:
+        stops.unwatch()

@@ -163,6 +163,11 @@ NPZ = "predictions.npz"
 RESULTS = [  # file of a good run, damage, what the line says before the fix
     ("result.json", leaf("seed"), "result.json: no 'seed'"),
     ("result.json", leaf("avg", to=99.0), "avg is 99.0000, but the predictions give 37.5000"),
+    ("result.json", leaf("risk", to={"0.8": 99.5}), "result.json: risk.0.8=99.5, .*0, 1"),
+    ("result.json", leaf("calibration_error", to=99.5), "result.json: calibration_error=99.5, .*0, 1"),
+    ("result.json", leaf("reached_step", to=21), "result.json: reached_step=21 .*steps=20"),
+    ("result.json", leaf("also", to={"a": {"avg": 1}}), "result.json: no 'also.a.w10'"),
+    ("result.json", leaf("device", to="\x1b[2J"), "result.json: device="),
     (NPZ, None, f"{NPZ}: missing"),
     (NPZ, pickle.dumps(Bomb()), f"{NPZ}: cut short, or no such file"),
     (NPZ, arrays(labels=lambda a: np.array([[Bomb()]], object)), f"{NPZ}: Object arrays"),

@@ -283,7 +283,7 @@ def line_of(answer: Answered, buffer: Sequence[Path], use_adapted: bool) -> list
     nearest += [""] * (NEAREST - len(nearest))
     before, after, moved = (f"{x:.4f}" for x in (a.before_confidence, a.after_confidence, a.moved))
     counts = a.after if use_adapted else a.before
-    cells = [a.file, counts, a.before, before, a.after, after, moved, *nearest, a.label]
+    cells = map(printable, [a.file, counts, a.before, before, a.after, after, moved, *nearest, a.label])
     return ["'" + cell if FORMULA.match(cell) else cell for cell in cells]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from cxda_jax.device.model import Answers, Model
 from cxda_jax.disk import files
-from cxda_jax.disk.reading import reason
+from cxda_jax.disk.reading import insist_on_file, reason
 from cxda_jax.errors import UserError
 from cxda_jax.fields import choose
 from cxda_jax.types import Images
@@ -184,6 +184,7 @@ class SupportBuffer:
 
         It goes on as the saved one would.
         """
+        insist_on_file(Path(path), "give a file that save() wrote")
         try:
             with open(path, "rb") as file:  # numpy leaves a broken file open
                 earlier = dict.fromkeys(("seed", "stale"), np.array(0))  # an earlier version did not save them
@@ -200,7 +201,7 @@ class SupportBuffer:
             buffer._drawn_from = int(arrays.get("drawn_from", drawn_from))
             if "base_pixels" in arrays:
                 buffer._base = arrays["base_pixels"], arrays["base_arrived"]
-        except (UserError, FileNotFoundError):
+        except UserError:
             raise
         except Exception as e:  # whatever numpy and its archives make of a broken file
             raise UserError(f"{path}: not a buffer that save() wrote ({reason(e)}); begin with a new one") from None

@@ -111,6 +111,9 @@ class Model:
         logits = [np.asarray(part) for part in self._of_each(self.programs.predict, images, domains)]
         classes = len(self.card.class_names)
         scores = np.concatenate(logits, dtype=np.float64) if logits else np.zeros((0, classes))
+        if not np.isfinite(scores).all():
+            what = "its answers are not finite"
+            raise UserError(f"model {brief(self.card.data)}: {what}; copy its files again from where they are whole")
         odds = np.exp(scores - scores.max(1, keepdims=True, initial=-np.inf))
         shares = odds / odds.sum(1, keepdims=True)
         names = tuple(self.card.class_names[i] for i in scores.argmax(1)) if len(scores) else ()

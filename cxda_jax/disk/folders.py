@@ -62,6 +62,8 @@ def read(folder: Path, work: Callable[[Path], T]) -> T:
 def _version(folder: Path) -> tuple[Path, int, bytes]:
     """Where its files are, and what tells them from others."""
     where = current(folder)
+    if not (where / manifest.NAME).is_file():  # a pipe is never opened
+        return where, 0, b""
     try:
         with open(where / manifest.NAME, "rb") as file:
             return where, os.fstat(file.fileno()).st_ino, file.read()

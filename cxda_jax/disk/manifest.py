@@ -6,9 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from cxda_jax.disk import files
+from cxda_jax.disk.reading import Kind, read_object, require
+from cxda_jax.errors import UserError
 
 NAME = "manifest.json"
 FORMAT = 1
+_FIELDS = {
+    "format": Kind(int, choices=(FORMAT,)), "sha256": Kind(dict, each=str), "about": Kind(dict, absent=True),
+    files.SEAL: Kind(str, absent=True),
+}  # fmt: skip
 
 
 def write(folder: Path, names: Iterable[str], known: Mapping[str, str] = {}, about: Mapping[str, Any] = {}) -> None:
@@ -26,25 +32,23 @@ def find_fault(folder: Path, names: Iterable[str]) -> str:
 
     `names` are of all files that will be read: a manifest that may come from somewhere else does not choose them.
     """
-    try:
-        content = json.loads((folder / NAME).read_bytes())
-    except FileNotFoundError:
+    if not (folder / NAME).exists():
         return f"it has no {NAME}, so nothing proves that it is whole"
-    except ValueError:
-        content = {}
-    told = content.get("sha256") if isinstance(content, dict) and content.get("format") == FORMAT else None
-    if not isinstance(told, dict):
+    try:
+        content = read_object(folder / NAME, "")
+        require(content, _FIELDS, NAME, "")
+    except UserError:
         return f"{NAME} is unreadable"
     if files.is_falsified(content):
         return f"{NAME} differs from its recorded hash"
     for name in names:
         if not (folder / name).is_file():
             return f"{name} is missing"
-        if files.hash_file(folder / name) != told.get(name):
+        if files.hash_file(folder / name) != content["sha256"].get(name):
             return f"{name} differs from its recorded hash"
     return ""
 
 
 def read_about(folder: Path) -> dict[str, Any]:
     """The facts in a manifest, which find_fault() has checked before. A manifest of an older version has none."""
-    return json.loads((folder / NAME).read_bytes()).get("about", {})
+    return read_object(folder / NAME, "bring it back").get("about", {})

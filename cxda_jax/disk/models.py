@@ -10,7 +10,6 @@ manifest.json            hashes of all
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +18,9 @@ import jax
 import numpy as np
 
 from cxda_jax.disk import files, folders, manifest, safetensors
-from cxda_jax.disk.reading import NUMBER, read_object, require
+from cxda_jax.disk.reading import NUMBER, Kind, is_within, read_object, reason, require
 from cxda_jax.errors import UserError
+from cxda_jax.fields import NOT_NEGATIVE, POSITIVE, SEED, Range
 from cxda_jax.types import Variables
 
 WEIGHTS, CALIBRATION, CONFIG, CARD, README = (
@@ -29,6 +29,8 @@ WEIGHTS, CALIBRATION, CONFIG, CARD, README = (
 FILES = (WEIGHTS, CALIBRATION, CONFIG, CARD, README, manifest.NAME)
 AGAIN = "copy it again from where it is whole"
 FAR, LEAST_SPREAD = 4.0, 0.02  # standard deviations; and the least of them, of looks
+WHOLE = Range(0, 2**31 - 1)
+WEIGHTS_WITHIN = Range(-1e18, 1e18)  # the squares of larger ones do not fit
 
 
 class Gain(NamedTuple):
@@ -101,19 +103,30 @@ class Card(NamedTuple):
     looks: Looks | None = None  # of the training images; None in a card of an older version
 
 
-_TEST = (*(f"{score}{end}" for score in ("avg", "w10") for end in ("", "_low", "_high")), "num_tasks")
-_KINDS = {
+_TEST = tuple(f"{score}{end}" for score in ("avg", "w10") for end in ("", "_low", "_high"))
+_POINTS, _OF_SIZES = Range(-1000, 1000), ("sizes",)
+_PIXEL, _OF_CHANNELS = Range(-1e6, 1e6), ("channels",)
+_FIELDS = {
     **dict.fromkeys(
         ("method", "data", "data_hash", "provenance", "licence", "fit", "metric", "package", "commit"), str
     ),
-    **dict.fromkeys(("class_names", "shape", "background", "mean", "std"), list),
-    **dict.fromkeys(("seed", "step"), int),
-}
-_PARTS = {  # of a card, each of which may be None: their types, and those of their fields
-    "test": (dict, dict.fromkeys(_TEST, NUMBER)),
-    "gain": (Gain, {**dict.fromkeys(Gain._fields[:-1], list), "tasks": int}),
-    "looks": (Looks, dict.fromkeys(Looks._fields, NUMBER)),
-}
+    "class_names": Kind(list, each=str),
+    "shape": Kind(list, each=int, shape=(3,)),
+    "background": Kind(list, each=int, shape=(3,)),
+    **dict.fromkeys(("mean", "std"), Kind(list, each=Kind(NUMBER, _PIXEL), shape=_OF_CHANNELS)),
+    "seed": Kind(int, SEED),
+    "step": Kind(int, WHOLE),
+    "test": Kind(dict, null=True, absent=True, each={
+        **dict.fromkeys(_TEST, Kind(NUMBER, _POINTS)), "num_tasks": Kind(NUMBER, POSITIVE),
+    }),
+    "gain": Kind(dict, null=True, absent=True, each={
+        "sizes": Kind(list, each=Kind(int, WHOLE), shape=_OF_SIZES, order="rises"),
+        **dict.fromkeys(Gain._fields[1:-1], Kind(list, each=Kind(NUMBER, _POINTS), shape=_OF_SIZES)),
+        "tasks": Kind(int, WHOLE),
+    }),
+    "looks": Kind(dict, null=True, absent=True, each=dict.fromkeys(Looks._fields, Kind(NUMBER, NOT_NEGATIVE))),
+}  # fmt: skip
+_PARTS = {"gain": Gain, "looks": Looks}
 
 
 def write_model(
@@ -153,8 +166,8 @@ def read_model(folder: Path, like: Variables) -> tuple[Variables, dict[str, Any]
     arrays, notes = read_arrays(folder, WEIGHTS)
     try:
         return safetensors.fit(arrays, like), {name: json.loads(text) for name, text in notes.items()}
-    except ValueError as e:
-        raise UserError(f"{folder}/{WEIGHTS}: {e}; is {CONFIG} the model's own?") from None
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{folder}/{WEIGHTS}: {reason(e)}; is {CONFIG} the model's own?") from None
 
 
 def read_arrays(folder: Path, name: str, beside: str = CONFIG) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -162,10 +175,9 @@ def read_arrays(folder: Path, name: str, beside: str = CONFIG) -> tuple[dict[str
     _insist_on(folder, [beside, name])
     arrays, notes = safetensors.read(folder / name, f"{folder}/{name}", AGAIN)
     for which, array in arrays.items():
-        if not np.isfinite(array).all():
-            raise UserError(
-                f"{folder}/{name}: {which} has values that are not finite, so it can answer nothing; train again"
-            )
+        if not is_within(array, WEIGHTS_WITHIN):
+            what = f"{which} has values that are not finite, or too large to answer with"
+            raise UserError(f"{folder}/{name}: {what}; train again")
     return arrays, notes
 
 
@@ -192,21 +204,13 @@ def read_card(folder: Path) -> Card:
         raise UserError(f"{where}: missing; models of older versions have none: go on with the training's command")
     _insist_on(folder, [CARD, CONFIG])
     content = read_object(folder / CARD, AGAIN)
-    require(content, _KINDS, where, AGAIN)
-    for name, (kind, fields) in _PARTS.items():
-        if (part := content.setdefault(name, None)) is not None:
-            require(part, fields, f"{where}: {name}", AGAIN)
-            content[name] = kind(**{field: _as_tuple(part[field]) for field in fields})
-    if gain := content["gain"]:
-        sizes, *rest = columns = gain[:-1]
-        if (
-            not all(type(x) in NUMBER and math.isfinite(x) for column in columns for x in column)
-            or {len(column) for column in rest} != {len(sizes)}
-            or sizes[:1] != (0,)
-            or list(sizes) != sorted(set(sizes))
-        ):
-            raise UserError(f"{where}: gain is not of finite numbers for sizes that ascend from 0; {AGAIN}")
-    return Card(**{name: _as_tuple(content[name]) for name in Card._fields})
+    require(content, _FIELDS, where, AGAIN)
+    for name, kind in _PARTS.items():
+        if part := content.get(name):
+            content[name] = kind(**{field: _as_tuple(part[field]) for field in kind._fields})
+    if (gain := content.get("gain")) and gain.sizes[:1] != (0,):
+        raise UserError(f"{where}: gain.sizes={gain.sizes[:3]}, expected sizes from 0 on; {AGAIN}")
+    return Card(**{name: _as_tuple(content.get(name)) for name in Card._fields})
 
 
 def _as_tuple(value: Any) -> Any:

@@ -17,6 +17,7 @@ from cxda_jax.device.attached import Attached, Rows, attach
 from cxda_jax.device.loading import find_model, load
 from cxda_jax.device.model import Model
 from cxda_jax.disk import files, folders, models
+from cxda_jax.disk.reading import read_object
 from cxda_jax.encoders import open_encoder
 from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import build
@@ -203,7 +204,7 @@ def claimed(out: Path) -> set[str]:
     no_report_of_ours = OSError, ValueError, LookupError, TypeError, AttributeError
     for report in (REPORT, web.PARITY):
         with contextlib.suppress(*no_report_of_ours):
-            content = json.loads((out / report).read_bytes())
+            content = read_object(out / report, "")
             written = content["files"] if report == REPORT else {web.PAGE: content}
             whole = {name for name, facts in written.items() if files.hash_file(out / name) == facts["sha256"]}
             found |= {report, *whole}

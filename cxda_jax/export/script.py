@@ -12,7 +12,7 @@ import numpy as np
 from cxda_jax.device.attached import Attached
 from cxda_jax.disk import files, safetensors
 from cxda_jax.errors import UserError
-from cxda_jax.export.web import LIVE, packed
+from cxda_jax.export.web import LIVE, in_script, packed
 from cxda_jax.fitted import SIZES
 from cxda_jax.nets.shares import ShareAdapter
 
@@ -38,7 +38,7 @@ def write(model: Attached, folder: Path) -> None:
     }  # fmt: skip
     scripts = [(LIVE / name).read_text(encoding="utf-8") for name in ("shares.js", "adapter.js")]
     made = [
-        f"const adapter = new Adapter({json.dumps(known)});",
+        f"const adapter = new Adapter({in_script(known)});",
         'if (typeof module === "object") module.exports = { adapter };\n',
     ]
     files.write_text(folder / SCRIPT, "\n".join([*scripts, *made]))

@@ -166,9 +166,9 @@ def render(described: Mapping[str, Any], variables: Mapping[str, Any], checked: 
     filled = {
         "title": html.escape(f"{described['method']}: draw, and see it adapt"),
         "style": _read("page.css"),
-        "model": _json(known),
+        "model": in_script(known),
         "weights": weights,
-        "hands": _json(json.loads(_read("hands.json"))),
+        "hands": in_script(json.loads(_read("hands.json"))),
         **scripts,
     }
     text = _read("page.html").replace("DIGESTS", digests, 1)
@@ -269,7 +269,7 @@ def _read(name: str) -> str:
     return (LIVE / name).read_text(encoding="utf-8")
 
 
-def _json(value: Any) -> str:
+def in_script(value: Any) -> str:
     """JSON that is safe inside a <script> element."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
 

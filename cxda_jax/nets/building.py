@@ -3,13 +3,13 @@
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from cxda_jax.errors import UserError, brief
+from cxda_jax.extensions import added
 from cxda_jax.fields import Config, lookup, renamed
 from cxda_jax.nets.attention import ATTENTION, CrossAttention, check_attention
 from cxda_jax.nets.classifier import Classifier
@@ -31,7 +31,7 @@ NETS: dict[str, Callable[..., tuple[Any, Any]]] = {
         LinearHead(num_classes, **_shared(c)),
     ),
 }
-NETS |= {point.name: point.load() for point in entry_points(group="cxda_jax.nets")}
+NETS |= added("cxda_jax.nets", tuple(NETS), callable)
 
 
 def build_net(config: Config, inputs: Inputs, **options: Any) -> Classifier:

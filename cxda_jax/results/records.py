@@ -19,7 +19,7 @@ import numpy as np
 from cxda_jax import metrics
 from cxda_jax.config import config_hash
 from cxda_jax.disk import files
-from cxda_jax.disk.reading import reason
+from cxda_jax.disk.reading import read_object, reason
 from cxda_jax.errors import UserError, brief
 from cxda_jax.registry import METHODS
 from cxda_jax.results.result import Result, ScoredTasks, check_row
@@ -124,6 +124,5 @@ def _commit(run: Path) -> str:
     """The commit that a run was trained at, if its model's card knows it."""
     for name in CARDS:
         with contextlib.suppress(OSError, ValueError):
-            card: Any = json.loads((run / name).read_text())
-            return str(card.get("commit", ""))
+            return str(read_object(run / name, "").get("commit", ""))
     return ""

@@ -3,7 +3,6 @@
 import collections
 import hashlib
 import io
-import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,32 +12,41 @@ import numpy as np
 
 from cxda_jax import metrics
 from cxda_jax.disk.folders import current
-from cxda_jax.disk.reading import MAYBE, NUMBER, read_lines, reason, require
-from cxda_jax.errors import brief
+from cxda_jax.disk.reading import NUMBER, Kind, insist_on_file, read_lines, reason, require
+from cxda_jax.errors import UserError
+from cxda_jax.fields import SHARE, Range
 from cxda_jax.results.settings import STEPS, USUAL, Setting, parse
 
 METRICS = "metrics.jsonl"
-_DERIVED = ("avg", "w10")
-_UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-# Of result.json, what tables, figures and the page cannot do without.
+_TEXT, _LATER_TEXT = Kind(str, shown=True), Kind(str, shown=True, absent=True)
+_COUNT = Kind(int, Range(0, 2**63 - 1))
+_TIME, _POINTS = Kind(NUMBER, Range(0, 1e18)), Kind(NUMBER)  # the predictions tell the points
+_SHARES = {str(coverage): Kind(NUMBER, SHARE, absent=True) for coverage in metrics.COVERAGES}
+# Of result.json, what tables, figures and the page cannot do without; and what older results lack.
 _FIELDS: dict[str, Any] = {
-    **dict.fromkeys(("method", "version", "benchmark", "metric", "device", "package", "config_hash"), str),
-    **dict.fromkeys(("weights_hash", "data_hash"), str),
-    **dict.fromkeys(("seed", "num_tasks", "steps"), int),
-    **dict.fromkeys((*_DERIVED, "task_ms", "adapt_ms", "predict_ms"), NUMBER),
-    "train_minutes": MAYBE,
+    **dict.fromkeys(("method", "version", "benchmark", "device", "package"), _TEXT),
+    **dict.fromkeys(("config_hash", "weights_hash", "data_hash"), _TEXT),
+    "metric": Kind(str, choices=tuple(metrics.METRICS)),
+    **dict.fromkeys(("seed", "num_tasks", "steps"), _COUNT),
+    **dict.fromkeys(("avg", "w10"), _POINTS),
+    **dict.fromkeys(("task_ms", "adapt_ms", "predict_ms"), _TIME),
+    "train_minutes": _TIME._replace(null=True),
+    **dict.fromkeys(("label", "setting", "data_name", "started_from", "predictions_sha256"), _LATER_TEXT),
+    **dict.fromkeys(("trained_on", "attention_sha256"), _LATER_TEXT),
+    "split": Kind(str, choices=("val", "test"), absent=True),
+    **dict.fromkeys(("best_step", "reached_step", "compared", "corrected", "spoiled"), _COUNT._replace(absent=True)),
+    **dict.fromkeys(("smoke", "uses_support"), Kind(bool, absent=True)),
+    "data_marks": Kind(list, each=_TEXT, absent=True),
+    "calibration_error": Kind(NUMBER, SHARE, absent=True),
+    "risk": Kind(dict, each=_SHARES, absent=True),
+    "calibration": Kind(dict, each=NUMBER, absent=True),
+    "also": Kind(dict, each=Kind(dict, each={"avg": _POINTS, "w10": _POINTS}), absent=True),
 }
-# What older results lack.
-_LATER: dict[str, Any] = {
-    **dict.fromkeys(("label", "setting", "data_name", "started_from", "predictions_sha256"), str),
-    **dict.fromkeys(("trained_on", "attention_sha256", "split"), str),
-    **dict.fromkeys(("best_step", "reached_step"), int),
-    "data_marks": list,
-}
-_CHOICES: dict[str, Any] = {
-    "metric": tuple(metrics.METRICS),
-    "split": ("val", "test"),
-    **dict.fromkeys(("smoke", "uses_support"), (True, False)),
+_OF_CONFIG = {
+    "method": str,
+    "episode": Kind(dict, each={"num_domains": int, "per_domain": int}),
+    "finetune": Kind(dict, each={"steps": int}, absent=True),
+    "smoke": Kind(bool, absent=True),
 }
 
 
@@ -114,6 +122,8 @@ def make_tasks(scores: np.ndarray, stored: Mapping[str, np.ndarray]) -> ScoredTa
 
 def read_arrays(path: Path, told: str = "") -> dict[str, np.ndarray]:
     """The arrays of an .npz file, whose SHA-256 must be the one told, if one is."""
+    if path.exists():
+        insist_on_file(path, "test again")
     try:
         data = path.read_bytes()
         if not zipfile.is_zipfile(io.BytesIO(data)):
@@ -179,24 +189,12 @@ def check_row(row: Mapping[str, Any], config: Mapping[str, Any], place: Path, fi
       place: the folder of the result.
       fix: what helps.
     """
-    known = {name: kind for name, kind in _LATER.items() if name in row}
-    require(row, _FIELDS | known, f"{place}/result.json", fix)
-    require(config, {"method": str, "episode": dict}, f"{place}: config", fix)
-    require(config["episode"], {"num_domains": int, "per_domain": int}, f"{place}: config.episode", fix)
-    require(config.get("finetune", {"steps": 0}), {"steps": int}, f"{place}: config.finetune", fix)
+    require(row, _FIELDS, f"{place}/result.json", fix)
+    require(config, _OF_CONFIG, f"{place}: config", fix)
+    for name in ("best_step", "reached_step"):
+        if row.get(name, 0) > row["steps"]:
+            raise UserError(f"{place}/result.json: {name}={row[name]} is above steps={row['steps']}; {fix}")
     row = {"smoke": config.get("smoke", False)} | dict(row) | {"label": row.get("label") or row["method"]}
-    for name, value in row.items():
-        kind = (_FIELDS | _LATER).get(name)
-        texts = {str: [value], list: value}.get(kind, ())
-        # Terminals obey such characters, and files refuse them.
-        if any(not isinstance(text, str) or _UNSHOWN.search(text) for text in texts):
-            raise ValueError(f"{name}={brief(repr(value), 40)} is no text that can be shown")
-        if kind is int and not 0 <= value < 2**63:
-            raise ValueError(f"{name}={brief(repr(value), 40)}, expected a whole number from 0 on")
-        if kind in (NUMBER, MAYBE) and name not in _DERIVED and not 0 <= (value or 0) < 1e18:
-            raise ValueError(f"{name}={brief(repr(value), 40)}, expected a finite number from 0 on")
-        if name in _CHOICES and value not in _CHOICES[name]:
-            raise ValueError(f"{name}={brief(repr(value), 40)} is not one of {', '.join(map(str, _CHOICES[name]))}")
     parse_identity(row)
     return row
 

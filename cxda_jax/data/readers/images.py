@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from cxda_jax.data.store import FITS
-from cxda_jax.disk.reading import reason, refuse_html
+from cxda_jax.disk.reading import insist_on_file, reason, refuse_html
 from cxda_jax.errors import UserError, brief
 from cxda_jax.fields import choose
 
@@ -74,6 +74,7 @@ def fit_image(image: Image.Image, shape: tuple[int, int, int], fit: str, backgro
 
 def decode(path: Path, convert: Convert = lambda image: image) -> Image.Image:
     """The image in a file, or what convert() makes of it. What PIL cannot read is a UserError of one line."""
+    insist_on_file(path, "give the name of a file that is there")
     try:
         with Image.open(path, formats=_formats()) as opened:
             if opened.width * opened.height > MOST_PIXELS:
@@ -84,7 +85,7 @@ def decode(path: Path, convert: Convert = lambda image: image) -> Image.Image:
     except UserError:
         raise
     except Exception as e:  # PIL's many decoders raise exceptions of all kinds
-        refuse_html(path, "give the name of a file that is there")
+        refuse_html(path)
         known = {UnidentifiedImageError: "of no known format", Image.DecompressionBombError: "too many pixels"}
         what, package = known.get(type(e)) or reason(e), _PHONES.get(path.suffix.lower())
         fix = f"pip install {package}, or save it as JPEG" if package else "fetch or extract it again"
