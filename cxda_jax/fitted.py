@@ -31,7 +31,7 @@ LIMIT = 1e9  # of numbers that are given; the squares of larger ones do not fit
 CURVES = "thresholds", "accepted", "wrong"  # what thresholds follow from, without a buffer and with 100 images
 MANY = 20  # rows that differ, all of which look like probabilities by no chance
 HOLDS, PAGE = {"holds": "adapter"}, "report.html"  # in the manifest; beside it
-_COUNT, _POINTS = Kind(int, Range(0, 2**31 - 1)), Kind(NUMBER, Range(-100, 100))
+_COUNT, _POINTS = Kind(int, Range(0, 2**31 - 1)), Kind(NUMBER, Range(-1e4, 1e4))  # of few domains, intervals are wide
 _REPORT = {  # what is read of it; save() writes all that fit() found
     "steps": _COUNT,
     "tasks": _COUNT,

@@ -107,6 +107,8 @@ def test_a_card_of_an_adapter_is_read_within_its_ranges_alone(tmp_path):
         named = places[-1] if places[-1] not in ("classes", "style") else "classes|style|kernel"
         with refused(f"(card.json|weights.safetensors): .*({named})", tmp_path):
             cxda_jax.load_adapter(tmp_path)
+    wide = changed(MADE, "report", "overall", "100", to=[-20.0, -300.0, 260.0])  # of three domains
+    assert not cxda_jax.load_adapter(write_adapter(tmp_path, wide)).helps
     for name in MADE:
         write_adapter(tmp_path, {other: value for other, value in MADE.items() if other != name})
         with refused(f"card.json: no '{name}'", tmp_path):
