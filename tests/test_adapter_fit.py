@@ -442,9 +442,9 @@ def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path, monkeypat
     asked = "fit", f"--out={tmp_path}/out"
     assert "holds something else" in command("fit", f"--features={tmp_path}/f.npz", f"--out={tmp_path}", code=2)
     assert "no image has a label" in command(*asked, f"--features={tmp_path}/none.npz", code=2)
-    assert "not readable" in command(*asked, f"--features={tmp_path}/out", code=2)
+    assert "out: missing" in command(*asked, f"--features={tmp_path}/out", code=2)
     assert "labels: 6 is none of the 6" in command(*asked, f"--features={tmp_path}/own.npz", code=2)
-    assert "no array 'style'; add it" in command(*asked, f"--features={tmp_path}/no_style.npz", code=2)
+    assert "no 'style'" in command(*asked, f"--features={tmp_path}/no_style.npz", code=2)
     said = command(*asked, f"--features={tmp_path}/f.npz")
     assert "load_adapter" in said and re.search("1 of the .* domains that .* have fewer than [0-9]+ images", said)
     adapter = cxda_jax.load_adapter(tmp_path / "out")
