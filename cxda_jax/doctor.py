@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 
     def __str__(self) -> str:
         mark = "WRONG" if self.wrong else "missing" if self.fix else "ok"
-        return f"{mark:<8}{self.name:<14}{self.found}" + (f"; {self.fix}" if self.fix else "")
+        return f"{mark:<8}{self.name:<15}{self.found}" + (f"; {self.fix}" if self.fix else "")
 
 
 def examine(data_dir: str | Path) -> Iterator[Finding]:
