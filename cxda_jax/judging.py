@@ -187,7 +187,7 @@ def calibrated(judged: Judged, rows: np.ndarray) -> dict[str, np.ndarray]:
     """What the rival knows of such images: 1 / T, b and t of mlls() in methods/label_shift.py."""
     some, labels = some_of(rows, judged), judged.store.labels
     scale, bias = jax.jit(fit_temperature)(judged.logits[some], labels[some])
-    known = {"scale": scale, "bias": bias, "shares": shares_of(jnp.asarray(labels[rows]), judged.store.num_classes)}
+    known = {"scale": scale, "bias": bias, "shares": shares_of(labels[rows], judged.store.num_classes)}
     return {name: np.asarray(x, np.float32) for name, x in known.items()}
 
 

@@ -127,7 +127,7 @@ def measure(variables: Variables, described: Described, learnt: np.ndarray) -> V
     directions = discriminants(np.clip((style - mean) / std, -LARGEST, LARGEST), described.domains, rank)
     # Images of one domain then are apart by 1 on the average, squared.
     kernel[:, : directions.shape[1]] = directions * math.sqrt(style.shape[1] / (2 * rank))
-    known = {"mean": mean, "std": std, "shares": np.asarray(shares_of(jnp.asarray(learnt), classes))}
+    known = {"mean": mean, "std": std, "shares": np.asarray(shares_of(learnt, classes))}
     as_floats = functools.partial(jnp.asarray, dtype=jnp.float32)
     new = {**own, "kernel": as_floats(kernel), "log_t": -jnp.log(jnp.maximum(scale, SMALLEST))}
     return {

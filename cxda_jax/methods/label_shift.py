@@ -21,6 +21,7 @@ The unseen images, of which mlls has T and b, and bbse C, are those of validatio
 Without the term with a, the published form, a few images would rule out most classes.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,7 +97,8 @@ def fit_temperature(logits: Array, labels: Array) -> tuple[Array, Array]:
     return scale, bias - bias.mean()
 
 
-def shares_of(labels: Array, classes: int) -> Array:
+@functools.partial(jax.jit, static_argnums=1)
+def shares_of(labels: Any, classes: int) -> Array:
     """The shares [classes] of labels [n]. A class without any has the share of half an image."""
     counts = jnp.maximum(jnp.bincount(labels, length=classes), 0.5)
     return counts / counts.sum()
