@@ -206,21 +206,17 @@ class Pace:
             self.left = max(1, room)
             told = f"time is short: {self.taken + self.left} of {self.asked} steps"
             self.clock.log(f"{told}, in training {self.clock.training} of {self.clock.trainings}")
-        left = self.left + (self.clock.trainings - self.clock.training) * self.asked
-        validations = self.validations(self.progress) + self.validations(0) * (
-            self.clock.trainings - self.clock.training
-        )
-        seconds = left * self.a_step + (validations + JUDGING) * self.validation
+        others = self.clock.trainings - self.clock.training
+        validations = self.validations(self.progress) + others * self.validations(0) + JUDGING
+        seconds = (self.left + others * self.asked) * self.a_step + validations * self.validation
         self.clock.tell(f"step {self.taken}/{self.taken + self.left}", now, min(seconds, self.clock.end - now))
 
     def _too_short(self, now: float, room: int) -> str:
         each = self.asked * self.a_step + self.validations(0) * self.validation
-        seconds = self.clock.trainings * each + JUDGING * self.validation
-        minutes = math.ceil(12 * (seconds + now - self.clock.began) / 60) / 10  # a fifth is to spare
-        told = (
-            f"minutes={(self.clock.end - self.clock.began) / 60:g}: only {self.taken + room} of {self.asked} steps fit"
-        )
-        return f"{told} on this machine; give minutes={minutes:g}, or {min(LEAST_STEPS, self.asked)} steps or fewer"
+        seconds = now - self.clock.began + self.clock.trainings * each + JUDGING * self.validation
+        given, needed = (self.clock.end - self.clock.began) / 60, math.ceil(12 * seconds / 60) / 10  # a fifth to spare
+        fit = f"only {self.taken + room} of {self.asked} steps of each training fit on this machine"
+        return f"minutes={given:g}: {fit}; give minutes={needed:g}"
 
 
 class Programs(NamedTuple):
