@@ -22,7 +22,8 @@ from cxda_jax.data.readers.images import as_image, fit_image
 from cxda_jax.data.readers.raw import EXTENSIONS, cores
 from cxda_jax.disk import files
 from cxda_jax.disk.folders import insist_on_writable
-from cxda_jax.disk.reading import Kind, insist_on_file, read_object, read_table, reason, require
+from cxda_jax.disk.kinds import Kind, require
+from cxda_jax.disk.reading import insist_on_file, read_object, read_table, reason
 from cxda_jax.encoders import Encoder
 from cxda_jax.errors import UserError, brief
 from cxda_jax.progress import Counter, say

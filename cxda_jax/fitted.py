@@ -15,7 +15,8 @@ import scipy.special
 
 from cxda_jax import metrics
 from cxda_jax.disk import files, folders, manifest, models, safetensors
-from cxda_jax.disk.reading import NUMBER, Kind, read_object, reason, require
+from cxda_jax.disk.kinds import NUMBER, Kind, require
+from cxda_jax.disk.reading import read_object, reason
 from cxda_jax.errors import UserError, brief
 from cxda_jax.fields import SEED, SHARE, Range
 from cxda_jax.machine import backend

@@ -75,8 +75,15 @@ def test_a_second_call_says_what_it_does_with_the_first(tmp_path, photos, smoke,
     again = command(*adapting("unipen", photos, tmp_path / "out"))
     assert all(f"{tmp_path}/out/{name}: replaces" in again for name in ("predictions.csv", "adapted.html"))
     tiny_adapter(1).save(tmp_path / "adapter")
-    np.savez(tmp_path / "f.npz", **dict.fromkeys(("logits", "labels", "domains", "style"), np.zeros(1)))
+    arrays = {
+        "logits": np.zeros((1, 2)),
+        "labels": np.zeros(1, int),
+        "domains": np.zeros(1, int),
+        "style": np.zeros((1, 2)),
+    }
+    np.savez(tmp_path / "f.npz", **arrays)
     monkeypatch.setattr(fitting, "fit", lambda *arrays, **options: tiny_adapter(2))
+    monkeypatch.setattr("cxda_jax.fit_report.as_html", lambda report: "what it gains")
     again = command("fit", f"--features={tmp_path}/f.npz", f"--out={tmp_path}/adapter")
     assert f"{tmp_path}/adapter: replaces" in again and cxda_jax.load_adapter(tmp_path / "adapter").seed == 2
     report = "report", f"--runs={copied}", f"--report={tmp_path}/report"

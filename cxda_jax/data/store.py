@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cxda_jax.disk import files
-from cxda_jax.disk.reading import NUMBER, read_object, reason
+from cxda_jax.disk.kinds import NUMBER
+from cxda_jax.disk.reading import read_object, reason
 from cxda_jax.errors import UserError, brief
 from cxda_jax.types import Inputs
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cxda_jax.disk import files
-from cxda_jax.disk.reading import Kind, read_object, require
+from cxda_jax.disk.kinds import Kind, require
+from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError
 
 NAME = "manifest.json"

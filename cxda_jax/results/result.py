@@ -12,7 +12,8 @@ import numpy as np
 
 from cxda_jax import metrics
 from cxda_jax.disk.folders import current
-from cxda_jax.disk.reading import NUMBER, Kind, insist_on_file, read_lines, reason, require
+from cxda_jax.disk.kinds import NUMBER, Kind, require
+from cxda_jax.disk.reading import insist_on_file, read_lines, reason
 from cxda_jax.errors import UserError
 from cxda_jax.fields import SHARE, Range
 from cxda_jax.results.settings import STEPS, USUAL, Setting, parse

@@ -16,7 +16,8 @@ from cxda_jax import __version__
 from cxda_jax.config import Config, check_stored, differences
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import checkpoints, files, manifest
-from cxda_jax.disk.reading import read_object, require
+from cxda_jax.disk.kinds import require
+from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError, brief
 from cxda_jax.experiment import BENCHMARKS
 from cxda_jax.fields import lookup
