@@ -61,7 +61,7 @@ def test_a_run_leaves_what_it_promises(smoke):
         "config.json", "metrics.jsonl", "last", "best", "result.json", "predictions.npz", "attention.png",
         "attention.npz", "cost.json", "model", "lock", "manifest.json",
     }  # fmt: skip
-    row, stored = row_of(folder), np.load(folder / "predictions.npz")
+    row, stored = row_of(folder), dict(np.load(folder / "predictions.npz"))
     scores = (stored["predictions"] == stored["labels"]).mean(1)
     assert row["avg"] == pytest.approx(100 * scores.mean()) and row["w10"] == pytest.approx(100 * scores.min())
     assert stored["support"].shape == (10, 100) and stored["query"].shape == (10, 20)
@@ -70,7 +70,7 @@ def test_a_run_leaves_what_it_promises(smoke):
     assert f"of 200 queries, adapting corrected {row['corrected']} and spoiled {row['spoiled']}" in output
     passport = json.loads((folder / "cost.json").read_text())
     assert passport["steps"] == 20 and passport["steps_per_s"] > 0 and passport["step_gflop"] > 0.1
-    kept = np.load(folder / "attention.npz")
+    kept = dict(np.load(folder / "attention.npz"))
     assert kept["weights"].shape == (10, 20, 8, 100)
     np.testing.assert_allclose(kept["weights"].astype(float).sum(-1), 1, atol=2e-2)  # float16
     domains = open_data(read_config(folder), smoke[0] / "data").row_domains()

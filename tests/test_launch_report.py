@@ -77,7 +77,7 @@ def test_a_report_holds_all_there_is(study, tmp_path, capsys):
     tasks = embedded(page)
     assert [task["name"] for task in tasks[:2]] == [f"glyphs (smoke): task {i} (cxda, seed 0)" for i in (1, 2)]
     assert len(tasks) == 10
-    stored, answers = np.load(root / "cxda" / "0" / "predictions.npz"), dict(tasks[0]["query"]["answers"])
+    stored, answers = dict(np.load(root / "cxda" / "0" / "predictions.npz")), dict(tasks[0]["query"]["answers"])
     right = [a == label for a, label in zip(answers["cxda"], tasks[0]["query"]["labels"], strict=True)]
     assert set(answers) == set(METHODS) and right == (stored["predictions"][0] == stored["labels"][0]).tolist()
 
