@@ -29,7 +29,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     if path.suffix not in (".pth", ".pt"):
         raise UserError(f"weights={path}: {path.suffix or 'no suffix'} is not .safetensors, .pth or .pt")
     with needing(f"weights={path}", "torch", ", or give a .safetensors"):
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]  # optional
     refuse_html(path)
     try:
         with warnings.catch_warnings():
