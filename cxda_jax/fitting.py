@@ -68,7 +68,7 @@ def fit(  # noqa: PLR0913
     """Learns to adapt a classifier, from images that it was not trained on.
 
     The report is of what new domains get. The domains are dealt into turns; in each an adapter that learnt from the
-    other domains is judged. The adapter that is returned learns from all domains.
+    other domains is judged. The adapter that is returned has all domains: a quarter of them choose, the others teach.
 
     A task has up to 100 images in its buffer. A step has 16 tasks of 20 queries for up to 65 classes. For more classes
     it has fewer queries (5 at least), and then fewer tasks (4 at least), so that the arrays [tasks, queries, 100,
