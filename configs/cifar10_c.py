@@ -9,7 +9,7 @@ Domains, severities, counts and hyper-parameters are the paper's for CIFAR-C. Th
 numbers and in the textures of frost. Images from JPEG files carry JPEG's traces before any corruption.
 """
 
-from cxda_jax.config import default, shrink, tuned_rate, variant
+from cxda_jax.config.reading import default, shrink, tuned_rate, variant
 
 
 def get_config(argument=None):

@@ -3,7 +3,7 @@
 cxda train --config=femnist:cxda --workdir=runs/femnist/cxda/0
 """
 
-from cxda_jax.config import default, shrink, variant
+from cxda_jax.config.reading import default, shrink, variant
 
 
 def get_config(argument=None):

@@ -9,7 +9,7 @@ cxda train --config=folder:cxda --config.data.name=mine --config.net.name=resnet
 images that were prepared with --size=32.
 """
 
-from cxda_jax.config import default, shrink, variant
+from cxda_jax.config.reading import default, shrink, variant
 
 
 def get_config(argument=None):

@@ -6,7 +6,7 @@ cxda train --config=glyphs:bn,smoke --workdir=runs/smoke
 cxda evaluate --runs='runs/glyphs/*/*'
 """
 
-from cxda_jax.config import default, shrink, tuned_rate, variant
+from cxda_jax.config.reading import default, shrink, tuned_rate, variant
 
 
 def get_config(argument=None):

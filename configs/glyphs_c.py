@@ -3,7 +3,7 @@
 cxda train --config=glyphs_c:cxda --workdir=runs/glyphs_c/cxda/0
 """
 
-from cxda_jax.config import default, shrink, tuned_rate, variant
+from cxda_jax.config.reading import default, shrink, tuned_rate, variant
 
 
 def get_config(argument=None):

@@ -6,7 +6,7 @@ cxda train --config=iwildcam:cxda --config.net.weights=resnet50-0676ba61.pth \
     --workdir=runs/iwildcam/cxda/0
 """
 
-from cxda_jax.config import default, shrink, variant
+from cxda_jax.config.reading import default, shrink, variant
 
 
 def get_config(argument=None):

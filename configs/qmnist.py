@@ -4,7 +4,7 @@ cxda prepare --benchmark=qmnist --raw_dir=DOWNLOADS --split=students
 cxda train --config=qmnist:cxda --workdir=runs/qmnist/cxda/0
 """
 
-from cxda_jax.config import default, shrink, tuned_rate, variant
+from cxda_jax.config.reading import default, shrink, tuned_rate, variant
 
 
 def get_config(argument=None):

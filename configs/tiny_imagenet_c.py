@@ -6,7 +6,7 @@ cxda train --config=tiny_imagenet_c:cxda --config.net.weights=resnet50-0676ba61.
     --workdir=runs/tiny_imagenet_c/cxda/0
 """
 
-from cxda_jax.config import default, shrink, variant
+from cxda_jax.config.reading import default, shrink, variant
 
 
 def get_config(argument=None):

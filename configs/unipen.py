@@ -10,7 +10,7 @@ With `--scale=writer --name=unipen_sizes` for prepare and `:cxda,sizes` for trai
 S, c and C differ only for somebody who knows the writer.
 """
 
-from cxda_jax.config import default, own_images, shrink, tuned_rate, variant
+from cxda_jax.config.reading import default, own_images, shrink, tuned_rate, variant
 
 
 def get_config(argument=None):

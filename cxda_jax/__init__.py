@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 from cxda_jax.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from cxda_jax.adapter.adapter import Adapter, Device, load_adapter
+    from cxda_jax.adapter.fit import fit
+    from cxda_jax.adapter.sklearn import CXDAClassifier
     from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, sample_plans
     from cxda_jax.data.store import DomainStore, open_store, write_store
     from cxda_jax.device.buffer import SupportBuffer
     from cxda_jax.device.loading import load
     from cxda_jax.device.model import Answers, Model
     from cxda_jax.errors import UserError
-    from cxda_jax.estimator import CXDAClassifier
-    from cxda_jax.evaluation import evaluate
-    from cxda_jax.fitted import Adapter, Device, load_adapter
-    from cxda_jax.fitting import fit
     from cxda_jax.methods.anytime import cxda_any
     from cxda_jax.methods.cml import cml
     from cxda_jax.methods.cotta import cotta
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from cxda_jax.methods.sla import sla
     from cxda_jax.methods.stata import stata
     from cxda_jax.methods.training_free import feature_shift, lame, t3a
+    from cxda_jax.training.evaluation import evaluate
     from cxda_jax.types import Episode, Images, Method
 
 # Where each name lives. It is imported when it is first used: --help of a command must not wait for JAX.
@@ -39,10 +39,10 @@ _HOMES = {
     "device.loading": ("load",),
     "device.model": ("Answers", "Model"),
     "errors": ("UserError",),
-    "estimator": ("CXDAClassifier",),
-    "evaluation": ("evaluate",),
-    "fitted": ("Adapter", "Device", "load_adapter"),
-    "fitting": ("fit",),
+    "adapter.sklearn": ("CXDAClassifier",),
+    "training.evaluation": ("evaluate",),
+    "adapter.adapter": ("Adapter", "Device", "load_adapter"),
+    "adapter.fit": ("fit",),
     "methods.anytime": ("cxda_any",),
     "methods.cml": ("cml",),
     "methods.cotta": ("cotta",),

@@ -5,7 +5,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from cxda_jax import stops
+from cxda_jax.machine import stops
 from cxda_jax.version import VERSION
 
 COMMANDS = {
@@ -20,8 +20,6 @@ COMMANDS = {
     "prepare": "make a data set of downloads or of your own images",
     "reproduce": "run the whole study of a benchmark",
     "report": "make tables, figures and a page of results",
-    "benchmark": "measure speed beside PyTorch",
-    "compile": "compile a training for accelerators that are not there",
     "doctor": "say what this machine has, and how to mend what is missing",
 }
 # For bash, and for zsh by its bashcompinit. The flags are those of the command's own --help; all else is a file.

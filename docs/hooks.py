@@ -13,8 +13,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the package need not be installed
 
-from cxda_jax import config  # noqa: E402
-from cxda_jax.results.reporting import report_runs  # noqa: E402
+from cxda_jax.config import reading  # noqa: E402
+from cxda_jax.studies.reporting import report_runs  # noqa: E402
 from docs.study.tables import APART, RECORDS  # noqa: E402
 
 
@@ -24,7 +24,7 @@ def of_root(name: str) -> str:
 
 
 TEXTS = {
-    "<!-- config table -->": config.table(),
+    "<!-- config table -->": reading.table(),
     "<!-- contributing -->": of_root("CONTRIBUTING.md"),
     "<!-- changelog -->": of_root("CHANGELOG.md"),
     "<!-- study report -->": '<a href="report.html">The report of all parts</a> is published with these pages.',
@@ -49,4 +49,4 @@ def on_post_build(config: Any, **_: Any) -> None:
     patterns = [str(path) for path, part in parts.items() if not part.endswith(APART)]
     with tempfile.TemporaryDirectory() as folder:
         report_runs(patterns, folder, data_dir=folder, against="", unfinished=False)
-        shutil.copy(Path(folder) / "report.html", Path(config["site_dir"]) / "results")
+        shutil.copy(Path(folder) / "report.html", Path(reading["site_dir"]) / "results")

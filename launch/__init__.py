@@ -2,7 +2,7 @@
 
 import sys
 
-from cxda_jax import stops
+from cxda_jax.machine import stops
 
 if sys.argv[:1] == ["-m"]:  # while Python looks for the module that it will run
     stops.watch_imports()

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from cxda_jax import stops
 from cxda_jax.disk.reading import system_fault
 from cxda_jax.errors import UserError, brief, printable
+from cxda_jax.machine import stops
 
 _DEBUG = flags.DEFINE_bool("debug", False, "Show a traceback with errors.")
 _HELP_CONFIG = flags.DEFINE_bool("help_config", False, "List the fields of configs, with what each may be, and end.")
@@ -108,9 +108,9 @@ def _parse(argv: Sequence[str]) -> Sequence[str]:
     try:
         rest = flags.FLAGS(take_changes(argv))
         if _HELP_CONFIG.value:
-            from cxda_jax import config
+            from cxda_jax.config import reading
 
-            print(config.table())
+            print(reading.table())
             sys.exit(0)
         if DATA_DIR.value.startswith("~"):  # as the default does where no home is known
             raise UserError(f"--data_dir={DATA_DIR.value}: no home folder; name a folder, here or in $CXDA_DATA_DIR")

@@ -37,10 +37,10 @@ def main() -> None:
     with cli.loading():
         from pathlib import Path
 
-        from cxda_jax.features import read_labelled
-        from cxda_jax.fitting import diagnosed
+        from cxda_jax.adapter.features import read_labelled
+        from cxda_jax.adapter.fit import diagnosed
         from cxda_jax.machine import backend
-        from cxda_jax.runs.diagnosis import diagnose_run
+        from cxda_jax.studies.diagnosing import diagnose_run
     backend.keep_compiled()
     if _FEATURES.value:
         if _RUN.value:

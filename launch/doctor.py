@@ -17,7 +17,7 @@ flags.adopt_module_key_flags(cli)
 
 def main() -> None:
     with cli.loading():
-        from cxda_jax.doctor import examine
+        from cxda_jax.machine.doctor import examine
     wrong = False
     for finding in examine(cli.DATA_DIR.value):
         print(finding, flush=True)

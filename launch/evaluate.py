@@ -76,12 +76,12 @@ def evaluate_adapter() -> None:
     with cli.loading():
         from pathlib import Path
 
+        from cxda_jax.adapter.adapter import load_adapter
+        from cxda_jax.adapter.features import read_labelled
+        from cxda_jax.adapter.fit import gains_on
+        from cxda_jax.adapter.report import as_table
         from cxda_jax.device.attached import insist_on_same
         from cxda_jax.errors import UserError
-        from cxda_jax.features import read_labelled
-        from cxda_jax.fit_report import as_table
-        from cxda_jax.fitted import load_adapter
-        from cxda_jax.fitting import gains_on
     features = cli.insist(_FEATURES.value, "--features", "give the file of cxda features of the images to test on")
     if _RUNS.value:
         raise UserError(f"--runs={','.join(_RUNS.value)}: given beside --adapter; give one of the two")
@@ -104,9 +104,8 @@ def main() -> None:
     with cli.loading(changes=True):
         from cxda_jax.errors import UserError
         from cxda_jax.machine import backend
-        from cxda_jax.results import settings
-        from cxda_jax.runs import testing
-        from cxda_jax.runs.finding import Request
+        from cxda_jax.studies import settings, testing
+        from cxda_jax.studies.finding import Request
     backend.keep_freed_memory()
     backend.keep_compiled()
     runs, wanted = cli.insist_on_runs(_RUNS.value), []

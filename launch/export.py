@@ -63,9 +63,9 @@ def main() -> None:
     with cli.loading():
         from pathlib import Path
 
+        from cxda_jax.config.fields import choose
         from cxda_jax.export.exporting import Check, Source, export
         from cxda_jax.export.formats import FORMATS
-        from cxda_jax.fields import choose
         from cxda_jax.machine import backend
     backend.keep_compiled()
     model = cli.insist(_MODEL.value, "--model", "give a run of cxda train, or a model of the package such as glyphs")

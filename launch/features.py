@@ -45,9 +45,9 @@ def main() -> None:
     with cli.loading(goes_on=True):
         from pathlib import Path
 
-        from cxda_jax.encoders import Options, open_encoder
-        from cxda_jax.features import listed, read_classes, write_features
-        from cxda_jax.fields import renamed
+        from cxda_jax.adapter.encoders import Options, open_encoder
+        from cxda_jax.adapter.features import listed, read_classes, write_features
+        from cxda_jax.config.fields import renamed
     name = cli.insist(_ENCODER.value, "--encoder", "give a file that ends in .onnx, or module:function")
     images = Path(cli.insist(_IMAGES.value, "--images", "give a folder DOMAIN/CLASS/IMAGE, or a CSV file")).expanduser()
     out = Path(cli.insist(_OUT.value, "--out", "name the file to write, such as --out=features.npz")).expanduser()

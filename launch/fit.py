@@ -25,12 +25,12 @@ def main() -> None:
     with cli.loading():
         from pathlib import Path
 
+        from cxda_jax.adapter.adapter import PAGE, insist_on_place, is_adapter
+        from cxda_jax.adapter.features import read_labelled
+        from cxda_jax.adapter.fit import fit
+        from cxda_jax.adapter.report import as_html
         from cxda_jax.disk import folders
-        from cxda_jax.features import read_labelled
-        from cxda_jax.fit_report import as_html
-        from cxda_jax.fitted import PAGE, insist_on_place, is_adapter
-        from cxda_jax.fitting import fit
-        from cxda_jax.progress import replaces, say
+        from cxda_jax.machine.progress import replaces, say
     path = Path(cli.insist(_FEATURES.value, "--features", "give the file of cxda features")).expanduser()
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapter")).expanduser()
     insist_on_place(out)  # before minutes are spent

@@ -90,9 +90,9 @@ def main() -> None:
     with cli.loading():
         from pathlib import Path
 
+        from cxda_jax.config.fields import renamed
         from cxda_jax.errors import UserError
-        from cxda_jax.fields import renamed
-        from cxda_jax.runs.preparing import prepare_benchmark, show_published
+        from cxda_jax.studies.preparing import prepare_benchmark, show_published
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=folder")
     raw_dir = Path(cli.insist(_RAW_DIR.value, "--raw_dir", "say where the downloads, or your images, are")).expanduser()
     name = _NAME.value or benchmark

@@ -46,7 +46,7 @@ _UNFINISHED = flags.DEFINE_bool(
 
 def main() -> None:
     with cli.loading():
-        from cxda_jax.results.reporting import report_runs
+        from cxda_jax.studies.reporting import report_runs
     runs = cli.insist_on_runs(_RUNS.value)
     folder = cli.insist(_REPORT.value, "--report", "name the folder to write, such as --report=runs/report")
     if _RECORD.value and not _RECORD.value.endswith(".records"):

@@ -67,11 +67,11 @@ _JOB = flags.DEFINE_string("job", "", "Do the job with this number or id alone, 
 
 def main() -> None:
     with cli.loading(goes_on=True):
-        from cxda_jax.results.folders import read_study
-        from cxda_jax.results.records import read
-        from cxda_jax.results.reporting import make_report
-        from cxda_jax.runs import cells, estimate, local
-        from cxda_jax.runs.jobs import find_job, listing, make_study, planned, prepare_jobs
+        from cxda_jax.studies import cells, estimate, local
+        from cxda_jax.studies.folders import read_study
+        from cxda_jax.studies.jobs import find_job, listing, make_study, planned, prepare_jobs
+        from cxda_jax.studies.records import read
+        from cxda_jax.studies.reporting import make_report
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=glyphs")
     folder, only, seeds, tests = _STUDY.value, _ONLY.value, _SEEDS.value, _TESTS.value
     if _CELL.value:

@@ -47,9 +47,9 @@ def main() -> None:
     with cli.loading(changes=True, goes_on=True):
         from pathlib import Path
 
-        from cxda_jax.config import read
+        from cxda_jax.config.reading import read
         from cxda_jax.machine import backend
-        from cxda_jax.runs import training
+        from cxda_jax.studies import training
     backend.keep_freed_memory()
     backend.keep_compiled()
     spec = cli.insist(_CONFIG.value, "--config", "name one, such as --config=glyphs:cxda")

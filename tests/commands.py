@@ -13,10 +13,14 @@ from absl.testing import flagsaver
 from cxda_jax.machine import backend
 from launch import cli
 
+TOOLS = "ahead", "bench"  # which are commands too
+
 
 def command(name, *arguments, code=0) -> str:
     """What a command prints, or what it writes to stderr where its exit code is not 0."""
-    main = importlib.import_module(f"launch.{name}").main  # first: flagsaver would forget its flags
+    main = importlib.import_module(
+        f"tools.{name}.__main__" if name in TOOLS else f"launch.{name}"
+    ).main  # first: flagsaver would forget its flags
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(sys, "argv", [name, *map(str, arguments)]),

@@ -27,9 +27,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from cxda_jax.config import read
+from cxda_jax.config.reading import read
 from cxda_jax.data.store import SPLITS, Domain, StoreInfo, open_store, write_store
-from cxda_jax.experiment import open_data
+from cxda_jax.training.experiment import open_data
 from cxda_jax.types import Episode, Images, Known
 from tests.chromium import browser  # noqa: F401
 
@@ -134,7 +134,7 @@ def data_dir(tmp_path_factory):
 @pytest.fixture
 def peer():
     pytest.importorskip("torch")
-    from cxda_jax.bench import torch_peer
+    from tools.bench import torch_peer
 
     return torch_peer
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cxda_jax.config import read
+from cxda_jax.config.reading import read
 from cxda_jax.disk import manifest
 from cxda_jax.errors import UserError
-from cxda_jax.runs import identity
+from cxda_jax.studies import identity
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 200

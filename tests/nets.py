@@ -10,14 +10,14 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax import experiment
-from cxda_jax.config import default
+from cxda_jax.config.reading import default
+from cxda_jax.config.registry import METHODS
 from cxda_jax.data.store import DomainStore
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.building import NETS
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
-from cxda_jax.registry import METHODS
+from cxda_jax.training import experiment
 from cxda_jax.types import ADAPTER, Episode, Images, Method
 from docs.examples.counted_shares import COUNTED_SHARES
 from docs.examples.nnx_net import nnx_net

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from configs import cifar_c, femnist, iwildcam, tiny_imagenet_c
-from cxda_jax.config import resolve
-from cxda_jax.results.result import Result, ScoredTasks, make_tasks
+from cxda_jax.config.reading import resolve
+from cxda_jax.studies.result import Result, ScoredTasks, make_tasks
 
 PROTOCOL = {
     module.__name__.rpartition(".")[2]: resolve(module.get_config("cxda"))

@@ -22,13 +22,16 @@ from PIL import Image
 from scipy.special import softmax
 
 import cxda_jax
-from cxda_jax import fitted, fitting, judging, labels_alone, metrics
+from cxda_jax.adapter import adapter as adapters
+from cxda_jax.adapter import correction, judge
+from cxda_jax.adapter import fit as fitting
+from cxda_jax.adapter.correction import Labelled, correct, told_shares
+from cxda_jax.adapter.fit import Clock, _checked, deal, gains_on, load_of
+from cxda_jax.adapter.judge import by_rival, least_temperature
+from cxda_jax.adapter.report import as_html, as_table, in_words
 from cxda_jax.data.episodes import Plan
 from cxda_jax.errors import UserError
-from cxda_jax.fit_report import as_html, as_table, in_words
-from cxda_jax.fitting import Clock, _checked, deal, gains_on, load_of
-from cxda_jax.judging import by_rival, least_temperature
-from cxda_jax.labels_alone import Labelled, correct, told_shares
+from cxda_jax.training import metrics
 from cxda_jax.types import ADAPTER
 from docs.study import promises
 from tests.commands import command
@@ -52,9 +55,9 @@ def made(seed=0, domains=24, each=130, strength=2.0):
 def fewer_tasks():
     """Judging takes more time than training, and both take more than compiling them."""
     with pytest.MonkeyPatch.context() as patch, fully_compiled():
-        for module in (judging, fitting):
+        for module in (judge, fitting):
             patch.setattr(module, "TASKS", 60)
-        patch.setattr(judging, "BLOCK", 20)
+        patch.setattr(judge, "BLOCK", 20)
         yield
 
 
@@ -150,7 +153,7 @@ def test_where_balanced_mixtures_lose_a_buffer_is_trusted_less():
 def test_the_gain_of_balanced_mixtures_is_of_validation_tasks_with_even_shares():
     plans = []
 
-    class Told(judging.Judged):
+    class Told(judge.Judged):
         """Its adapted answers are the labels plus what the variables say."""
 
         def answers(self, variables, plan):
@@ -239,7 +242,7 @@ def test_the_same_labels_without_a_buffer_are_a_rival_that_learns_errors_and_no_
     z = point[0] * learn.logits[few] + point[1:7] + learn.style[few] @ point[7:].reshape(STYLE, CLASSES) + offset[few]
     expected = -np.log(softmax(z, -1)[np.arange(40), learn.labels[few]]).mean() + 0.05 * (point[7:] ** 2).sum()
     given = (point, learn.style, learn.logits, learn.labels, offset)
-    loss, _ = labels_alone._objective()(*(x if x is point else x[few] for x in given), 0.1)
+    loss, _ = correction._objective()(*(x if x is point else x[few] for x in given), 0.1)
     assert loss == pytest.approx(expected, rel=1e-5)
     assert not correct(learn, choose._replace(labels=choose.logits.argmax(1))).weights.any()  # nothing to correct
 
@@ -247,7 +250,7 @@ def test_the_same_labels_without_a_buffer_are_a_rival_that_learns_errors_and_no_
 @pytest.mark.gate
 def test_probabilities_have_the_temperature_of_the_buffer_and_answers_have_none(fit, new):
     adapter, few = fit[0], slice(0, 40)
-    own = {n: adapter.report["calibration"][str(n)]["temperature"] for n in fitted.SIZES}
+    own = {n: adapter.report["calibration"][str(n)]["temperature"] for n in adapters.SIZES}
     between = own[5] + (own[20] - own[5]) * math.log(11 / 6) / math.log(21 / 6)
     for n, temperature in ((0, own[0]), (5, own[5]), (10, between), (130, own[100])):
         device = adapter.adapt(new.logits[:n], new.style[:n])
@@ -303,7 +306,7 @@ def test_another_domain_tells_the_gain_beside_em(fit, new):
 @pytest.mark.gate
 def test_a_threshold_follows_from_the_errors_by_domain(fit):
     adapter = fit[0]
-    thresholds, accepted, wrong = (adapter.known[name] for name in fitted.CURVES)
+    thresholds, accepted, wrong = (adapter.known[name] for name in adapters.CURVES)
     assert accepted.shape == (2, 24, 100) and (wrong <= accepted).all() and (np.diff(thresholds) <= 0).all()
     for risk in (0.3, 0.5):
         level = metrics.surest_within(risk, accepted[1], wrong[1])
@@ -321,8 +324,8 @@ def test_an_image_counts_once_in_the_errors_by_domain():
     query = np.array([[0, 1, 0], [4, 5, 5]])  # of domains 0 and 1
     z = np.log(np.array([[[9.0, 1], [2, 8], [6, 4]], [[3, 7], [5.1, 4.9], [8, 2]]]))
     labels = np.array([[0, 0, 0], [1, 1, 1]])
-    asked = judging.Asked(query, labels, {0: z, 100: z}, np.zeros((4, 2)), np.array([0, 1]), np.zeros(2, int))
-    found = judging._curves(asked, {0: 1.0, 100: 1.0})
+    asked = judge.Asked(query, labels, {0: z, 100: z}, np.zeros((4, 2)), np.array([0, 1]), np.zeros(2, int))
+    found = judge._curves(asked, {0: 1.0, 100: 1.0})
     for level, threshold in enumerate(found["thresholds"][0]):
         for domain in (0, 1):
             accepted, wrong = 0.0, 0.0
@@ -347,12 +350,12 @@ def test_a_buffer_grows_and_shrinks_and_has_any_size(fit, new, monkeypatch):
             first.forget(n)
     for device, like in ((grown, whole), (grown.forget(60), adapter.adapt(z[60:], s[60:]))):
         np.testing.assert_array_equal(device.predict_logits(z, s), like.predict_logits(z, s))
-    monkeypatch.setattr(fitted, "CELLS", 2**14)  # sixteen queries at a time
+    monkeypatch.setattr(adapters, "CELLS", 2**14)  # sixteen queries at a time
     np.testing.assert_allclose(
         whole.predict_logits(z, s), grown.predict_logits(z[::-1], s[::-1])[::-1], rtol=1e-4, atol=1e-4
     )
     assert whole.predict_logits(z[:0], s[:0]).shape == (0, CLASSES)
-    sizes = [len(fitted.as_images(np.zeros((n, 1))).pixels) for n in (0, 16, 17, 4096, 4097, 100_000)]
+    sizes = [len(adapters.as_images(np.zeros((n, 1))).pixels) for n in (0, 16, 17, 4096, 4097, 100_000)]
     assert sizes == [16, 16, 32, 4096, 8192, 102_400]
 
 
@@ -486,9 +489,9 @@ def test_arguments_of_other_forms_are_read_and_of_another_width_refused(fit, new
 
 def test_what_is_wrong_with_an_argument_is_said_in_one_line():
     for fine in ([[0.3, 0.7004]], np.zeros((0, 5)), [[0.2, 0.9]] * 99, RNG.normal(0.5, 0.5, (30, 2)), [[40.0, 61.0]]):
-        assert len(fitted.as_logits(fine)) == len(fine)
+        assert len(adapters.as_logits(fine)) == len(fine)
     brain = np.asarray([[1.0, -2.5]], jnp.bfloat16)
-    assert fitted.as_logits(brain).tolist() == fitted.as_logits(jax.device_put(brain)).tolist() == [[1.0, -2.5]]
+    assert adapters.as_logits(brain).tolist() == adapters.as_logits(jax.device_put(brain)).tolist() == [[1.0, -2.5]]
     z, y, d, s = made(domains=3, each=20)
     p = np.exp(z - z.max(1, keepdims=True))
     seventh = np.arange(60)[:, None] == 7
@@ -604,13 +607,13 @@ def test_the_calibration_of_a_turn_is_by_the_temperature_of_the_other_turns():
     p = softmax(z, -1)
     labels = (p.cumsum(-1) < rng.random((80, 20, 1))).sum(-1)  # so z is calibrated
     z[turn == 1] *= 3
-    asked = judging.Asked(labels, labels, {0: z}, np.zeros((4, 80)), turn, turn)
-    told = judging._calibrated(asked, 0, None)
+    asked = judge.Asked(labels, labels, {0: z}, np.zeros((4, 80)), turn, turn)
+    told = judge._calibrated(asked, 0, None)
     own = [softmax(z[turn == i] / (1, 3)[1 - i], -1).max(-1) for i in (0, 1)]  # each has the other's temperature
     right = z.argmax(-1) == labels
     expected = metrics.expected_calibration_error(np.concatenate(own).ravel(), right.ravel())
     assert told["ece"][1] == pytest.approx(expected, abs=0.02) and told["ece"][1] > 0.1 and 1 < told["temperature"] < 3
-    assert judging._calibrated(asked, 0, 1.0)["ece"][0] == judging._calibrated(asked, 0, 1.0)["ece"][1]
+    assert judge._calibrated(asked, 0, 1.0)["ece"][0] == judge._calibrated(asked, 0, 1.0)["ece"][1]
 
 
 @pytest.mark.exhaustive
@@ -626,7 +629,7 @@ def test_the_estimator_trains_on_some_domains_and_adapts_by_others(monkeypatch):
     from sklearn.base import clone
     from sklearn.svm import LinearSVC
 
-    monkeypatch.setattr(fitted.Adapter, "helps", True)  # after so few steps
+    monkeypatch.setattr(adapters.Adapter, "helps", True)  # after so few steps
     z, labels, domains, _ = made()
     names = np.array(list("fedcba"))[labels]
     model = clone(cxda_jax.CXDAClassifier(LinearSVC(), steps=10, random_state=0))
@@ -652,7 +655,7 @@ def test_an_estimator_without_a_trusted_adapter_is_its_classifier_trained_on_all
     z, labels, domains, _ = made(domains=8)
     overall = {**fit[0].report["overall"], "100": [0.5, -0.5, 1.5]}
     untrusted = fit[0]._replace(report={**fit[0].report, "overall": overall})
-    monkeypatch.setattr("cxda_jax.estimator.fit", lambda *args, **options: untrusted)
+    monkeypatch.setattr("cxda_jax.adapter.sklearn.fit", lambda *args, **options: untrusted)
     with pytest.warns(UserWarning, match="trained again on all domains"):
         model = cxda_jax.CXDAClassifier(LogisticRegression(max_iter=500)).fit(z, labels, domains)
     plain = LogisticRegression(max_iter=500).fit(z, labels)

@@ -10,11 +10,13 @@ import sys
 import jax
 import pytest
 
-from cxda_jax import ahead, config, train
+from cxda_jax.config import reading
 from cxda_jax.data.published import sample_store
-from cxda_jax.experiment import build_on
 from cxda_jax.machine import backend
+from cxda_jax.training import loop
+from cxda_jax.training.experiment import build_on
 from tests.lines import ROOT
+from tools.ahead import passport as ahead
 
 gate = pytest.mark.gate
 SIZES = {"net.width": "16", "episode.per_domain": "2", "episode.num_query": "4", "evaluation.per_call": "1"}
@@ -27,7 +29,7 @@ def test_a_tpu_step_exchanges_its_float32_gradients_once(tmp_path):
     if subprocess.run([sys.executable, "-c", "import libtpu"], env=environment, capture_output=True).returncode:
         pytest.skip("the TPU compiler is not there: pip install --no-deps --target=DIR libtpu; CXDA_TEST_LIBTPU=DIR")
     line = [
-        sys.executable, "-m", "cxda_jax", "compile", "--config=femnist:bn,smoke", "--topology=v5e:2x2",
+        sys.executable, "-m", "tools.ahead", "--config=femnist:bn,smoke", "--topology=v5e:2x2",
         *(f"--config.{name}={value}" for name, value in SIZES.items()), "--tasks_per_step=4",
         "--config.net.dtype=bfloat16", f"--out={tmp_path}/passport.json", f"--data_dir={tmp_path}",
     ]  # fmt: skip
@@ -36,8 +38,8 @@ def test_a_tpu_step_exchanges_its_float32_gradients_once(tmp_path):
     step = said["programs"]["step"]
     (large,) = [x for x in step["exchanges"] if x["bytes"] > ahead.SMALL]
     assert large["operation"] == "all-reduce" and large["types"] == "f32"
-    e = build_on(config.read("femnist:bn,smoke", [*SIZES.items()]), sample_store("femnist"))
-    variables = jax.eval_shape(lambda: train.init_state(e.method, e.optimizer, 0, e.example)).variables
+    e = build_on(reading.read("femnist:bn,smoke", [*SIZES.items()]), sample_store("femnist"))
+    variables = jax.eval_shape(lambda: loop.init_state(e.method, e.optimizer, 0, e.example)).variables
     whole = sum(4 * leaf.size for leaf in jax.tree.leaves(variables))
     assert whole <= large["bytes"] < whole + ahead.SMALL
     assert not said["programs"]["evaluation"]["exchanges"] and step["fits"] and step["bytes_accessed"] > whole
@@ -59,10 +61,10 @@ def test_the_target_is_a_context_and_leaves_nothing_behind(monkeypatch):
 def test_the_precision_is_that_of_every_product_of_a_step(method, precision, platform):
     """Those of gradients too, as JAX hands the program to the compiler."""
     changes = [*SIZES.items(), ("net.precision", precision), *[("icrm.layers", "2")] * (method == "icrm")]
-    e = build_on(config.read(f"femnist:{method},smoke", changes), sample_store("femnist"))
+    e = build_on(reading.read(f"femnist:{method},smoke", changes), sample_store("femnist"))
     with backend.target(platform):
-        state = jax.eval_shape(lambda: train.init_state(e.method, e.optimizer, 0, e.example))
-        call = functools.partial(train.train_call, e.learner, e.source, 1)
+        state = jax.eval_shape(lambda: loop.init_state(e.method, e.optimizer, 0, e.example))
+        call = functools.partial(loop.train_call, e.learner, e.source, 1)
         batch = next(iter(e.source.batches(e.train_plans, 0, 1)))
         text = jax.jit(call).lower(state, e.source.resident, batch, jax.random.key(0)).as_text()
     products = [line for line in text.splitlines() if re.search(r"stablehlo\.(dot_general|convolution)", line)]

@@ -12,8 +12,8 @@ import pytest
 from cxda_jax.data.readers import archives
 from cxda_jax.data.readers.archives import extract
 from cxda_jax.data.store import open_store
-from cxda_jax.experiment import READERS
-from cxda_jax.runs import preparing
+from cxda_jax.studies import preparing
+from cxda_jax.training.experiment import READERS
 from tests import raw_fixtures as raws
 from tests.commands import command
 from tests.lines import contents, refused

@@ -13,11 +13,11 @@ from PIL import Image
 from scipy.special import softmax
 
 import cxda_jax
+from cxda_jax.adapter.adapter import Adapter, as_images, method_of, programs
+from cxda_jax.adapter.encoders import Options, open_encoder
 from cxda_jax.device.attached import attach
-from cxda_jax.encoders import Options, open_encoder
 from cxda_jax.export import formats, script
 from cxda_jax.export.exporting import Source, opened
-from cxda_jax.fitted import Adapter, as_images, method_of, programs
 from cxda_jax.types import Images
 from tests.commands import command
 from tests.lines import refused

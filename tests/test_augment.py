@@ -10,8 +10,8 @@ import pytest
 import scipy.ndimage
 from PIL import Image, ImageEnhance
 
-from cxda_jax import augment
-from cxda_jax.augment import Strong, Weak, strong
+from cxda_jax.data import augment
+from cxda_jax.data.augment import Strong, Weak, strong
 from cxda_jax.errors import UserError
 from tests.nets import assert_close as close
 

@@ -8,7 +8,7 @@ import pytest
 
 from cxda_jax.data.readers import iwildcam
 from cxda_jax.data.store import open_store
-from cxda_jax.runs import preparing
+from cxda_jax.studies import preparing
 from tests import raw_fixtures as raws
 from tests.commands import command
 

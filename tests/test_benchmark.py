@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from cxda_jax.bench import suites
-from cxda_jax.bench.measure import interleave
 from tests.commands import command
+from tools.bench import suites
+from tools.bench.measure import interleave
 
 gate, exhaustive = pytest.mark.gate, pytest.mark.exhaustive
 
@@ -35,7 +35,7 @@ def test_the_command_leaves_a_record_with_peers(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)  # the peer answers wherever the command is started
     few = "--shapes=femnist", "--small", "--width=4", "--repeats=1", "--gemm=64"
-    command("benchmark", "--suite=step", "--out=record.json", *few)
+    command("bench", "--suite=step", "--out=record.json", *few)
     found = load(tmp_path / "record.json")
     check(found, rows=4)
     assert set(found["gemm_gflop_per_s"]) == {"ours", "torch"}

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax.config import check_all, load, override, resolve
+from cxda_jax.config.fields import Group
+from cxda_jax.config.reading import check_all, load, override, resolve
+from cxda_jax.config.registry import METHODS, schema
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import build_method, build_on, start_from_weights
-from cxda_jax.fields import Group
-from cxda_jax.registry import METHODS, schema
+from cxda_jax.training.experiment import build_method, build_on, start_from_weights
 from cxda_jax.types import Images
 from tests.conftest import INFO
 from tests.lines import one_line, refused

@@ -10,10 +10,10 @@ import sys
 import numpy as np
 import pytest
 
-from cxda_jax import fitting, stops
-from cxda_jax.config import read
+from cxda_jax.config.reading import read
 from cxda_jax.disk.reading import system_fault
-from cxda_jax.experiment import open_data
+from cxda_jax.machine import stops
+from cxda_jax.training.experiment import open_data
 from launch import cli
 from tests.commands import command
 from tests.lines import ROOT, cases, one_line, write_run
@@ -101,7 +101,7 @@ def test_a_closed_output_ends_a_command_quietly_and_a_full_disk_with_a_line(body
     lines = (
         "from launch import cli, stops",
         "from cxda_jax.errors import UserError",
-        "from cxda_jax.progress import say",
+        "from cxda_jax.machine.progress import say",
     )
     script = "\n".join([*lines, f"def main(): {body}", "cli.run(main)"])
     reading, closed = os.pipe()
@@ -125,7 +125,7 @@ def test_what_cannot_end_well_is_said_before_the_training_and_a_signal_does_not_
     def fit(*arrays, **options):
         raise stops.Stopped(signal.SIGINT)
 
-    monkeypatch.setattr(fitting, "fit", fit)
+    monkeypatch.setattr("cxda_jax.adapter.fit.fit", fit)
     for name, out, code, said in (
         ("good", "good.npz/adapter", 2, "--out=.*: cannot be written"),
         ("few", "adapter", 2, "few.npz: classes=.*columns=3"),

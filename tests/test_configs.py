@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax import train
-from cxda_jax.config import read
+from cxda_jax.config.reading import read
+from cxda_jax.config.registry import METHODS
 from cxda_jax.data.published import PUBLISHED, empty_store, sample_store
-from cxda_jax.experiment import BENCHMARKS, READERS, build, build_method, build_on, make_schedule, open_data
-from cxda_jax.registry import METHODS
+from cxda_jax.training import loop
+from cxda_jax.training.experiment import BENCHMARKS, READERS, build, build_method, build_on, make_schedule, open_data
 from cxda_jax.types import Images
 from tests.lines import refused
 
@@ -95,8 +95,8 @@ def test_every_method_is_traced(benchmark, method, tmp_path):
     its, key = e.method, jax.random.key(0)
     variables = shapes(its, e.store)
     if not its.trains_as:
-        call = functools.partial(train.train_call, e.learner, e.source, 1)
-        state = train.TrainState(np.int32(0), variables, jax.eval_shape(e.optimizer.init, variables["params"]))
+        call = functools.partial(loop.train_call, e.learner, e.source, 1)
+        state = loop.TrainState(np.int32(0), variables, jax.eval_shape(e.optimizer.init, variables["params"]))
         batch = next(e.source.batches(e.train_plans, 0, 1))
         after, measured = jax.eval_shape(call, state, e.source.resident, batch, key)
         assert jax.tree.map(np.shape, after.variables) == jax.tree.map(np.shape, variables)

@@ -9,16 +9,16 @@ import pytest
 import scipy.integrate
 import scipy.stats
 
-from cxda_jax import metrics
-from cxda_jax.config import read
+from cxda_jax.config.reading import read
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_context, sample_plans
-from cxda_jax.results import curve_figures as report
-from cxda_jax.results import plots
-from cxda_jax.results.curves import AREA, area_weights, differences, find_curves
-from cxda_jax.results.folders import read_result
-from cxda_jax.results.result import by_store
-from cxda_jax.results.statistics import paired_differences, shared_scores
-from cxda_jax.results.text import context_curves
+from cxda_jax.studies import curve_figures as report
+from cxda_jax.studies import plots
+from cxda_jax.studies.curves import AREA, area_weights, differences, find_curves
+from cxda_jax.studies.folders import read_result
+from cxda_jax.studies.result import by_store
+from cxda_jax.studies.statistics import paired_differences, shared_scores
+from cxda_jax.studies.text import context_curves
+from cxda_jax.training import metrics
 from tests.commands import command
 from tests.lines import refused
 from tests.results import make_result, write_result

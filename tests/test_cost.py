@@ -11,18 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cxda_jax import augment, train
-from cxda_jax.bench.cases import Case, make_runner, prepare
+from cxda_jax.data import augment
 from cxda_jax.data.episodes import Draw, sample_plans
 from cxda_jax.data.published import PUBLISHED
 from cxda_jax.data.sources import device_source
-from cxda_jax.evaluation import CONFIDENCE, PREDICTIONS, Evaluator, Tasks, compile_task, evaluate
-from cxda_jax.experiment import make_optimizer
 from cxda_jax.machine import backend, cost
 from cxda_jax.nets.attention import CHUNK
+from cxda_jax.training import loop
+from cxda_jax.training.evaluation import CONFIDENCE, PREDICTIONS, Evaluator, Tasks, compile_task, evaluate
+from cxda_jax.training.experiment import make_optimizer
 from tests.conftest import make_episode
 from tests.nets import build_method
 from tests.test_train import METHOD, SPEC
+from tools.bench.cases import Case, make_runner, prepare
 
 pytestmark, KEY = pytest.mark.gate, jax.random.key(0)
 
@@ -37,11 +38,11 @@ def state_of_shapes(method, tx, seed, example):
     """In place of train.init_state, for programs that are lowered alone."""
     variables = jax.eval_shape(method.init, KEY, example)
     step, finite = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
-    return train.TrainState(step, variables, jax.eval_shape(tx.init, variables["params"]), finite)
+    return loop.TrainState(step, variables, jax.eval_shape(tx.init, variables["params"]), finite)
 
 
 def lowered(*case, **options):
-    with mock.patch.object(train, "init_state", state_of_shapes):
+    with mock.patch.object(loop, "init_state", state_of_shapes):
         return make_runner(Case(*case, **options)).lower()
 
 
@@ -54,7 +55,7 @@ def test_main_steps_do_the_operations_that_torch_counts(work, statistics, shape,
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    from cxda_jax.bench import torch_peer as peer
+    from tools.bench import torch_peer as peer
 
     case = Case(shape, method, work, statistics)
     (side, _, channels), classes = PUBLISHED[shape].image, PUBLISHED[shape].classes
@@ -100,7 +101,7 @@ def test_episodes_of_a_step_are_merged_into_one_convolution():
 
     def of(tasks):
         episodes = jax.tree.map(lambda *x: np.stack(x), *(make_episode(i) for i in range(tasks)))
-        step = jax.make_jaxpr(functools.partial(train.train_step, train.Learner(method, tx, augment.Weak())))
+        step = jax.make_jaxpr(functools.partial(loop.train_step, loop.Learner(method, tx, augment.Weak())))
         return [
             (np.prod(e.invars[0].aval.shape), e.params["feature_group_count"], e.params["batch_group_count"])
             for e in equations(step(state, episodes, KEY).jaxpr) if e.primitive.name == "conv_general_dilated"
@@ -119,7 +120,7 @@ def test_what_adapts_to_nothing_never_touches_the_support():
 
 
 def test_patch_to_patch_attention_never_holds_all_scores():
-    with mock.patch.object(train, "init_state", state_of_shapes):
+    with mock.patch.object(loop, "init_state", state_of_shapes):
         method, episodes, _ = prepare(Case("femnist", "cxda_p2p", "infer", width=16, support=1000))
     episode = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), episodes)
     variables = jax.eval_shape(method.init, KEY, episode.query)

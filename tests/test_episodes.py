@@ -10,12 +10,12 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cxda_jax.config import read
+from cxda_jax.config.reading import read
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_spec, in_shares, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, stack, tfdata_source
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import build_on
+from cxda_jax.training.experiment import build_on
 from tests.conftest import INFO
 from tests.lines import one_line
 

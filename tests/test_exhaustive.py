@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import scipy.special
 
-from cxda_jax.config import read
+from cxda_jax.config.reading import read
 from cxda_jax.data.episodes import Draw, EpisodeSpec, counting, exhaustive
 from cxda_jax.data.store import open_store, write_store
-from cxda_jax.evaluation import compile_task
-from cxda_jax.experiment import build_on
-from cxda_jax.results.settings import count_tasks
-from cxda_jax.runs import testing
-from cxda_jax.runs.finding import Evaluation
-from cxda_jax.runs.identity import Record
+from cxda_jax.studies import testing
+from cxda_jax.studies.finding import Evaluation
+from cxda_jax.studies.identity import Record
+from cxda_jax.studies.settings import count_tasks
+from cxda_jax.training.evaluation import compile_task
+from cxda_jax.training.experiment import build_on
 from tests.conftest import INFO, make_domains
 from tests.nets import fill
 

@@ -12,12 +12,12 @@ from PIL import Image
 from scipy.special import expit
 
 import cxda_jax
+from cxda_jax.config.registry import METHODS
 from cxda_jax.errors import UserError
 from cxda_jax.export import exporting, formats
 from cxda_jax.export.exporting import Allowed, Check, Source, Task, agreement, compare, export
 from cxda_jax.export.formats import FORMATS, PLATFORMS
 from cxda_jax.export.pair import pair_of
-from cxda_jax.registry import METHODS
 from tests.commands import command
 from tests.test_web import random_model
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cxda_jax import encoders, stops
+from cxda_jax.adapter import encoders
+from cxda_jax.machine import stops
 from tests.commands import command
 from tests.lines import ROOT, cases, contents, flip
 

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cxda_jax import augment
-from cxda_jax.experiment import make_optimizer
+from cxda_jax.data import augment
 from cxda_jax.machine import backend
 from cxda_jax.methods import cotta as cotta_module
 from cxda_jax.methods.cotta import Teaching, cotta, restored
 from cxda_jax.methods.finetune import FineTuning, sf_ocda
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
+from cxda_jax.training.experiment import make_optimizer
 from cxda_jax.types import Known
 from tests import nets
 from tests.conftest import make_episode

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import cxda_jax
-from cxda_jax import fitted
+from cxda_jax.adapter import adapter as adapters
 from cxda_jax.disk import files, folders, manifest, models
 from cxda_jax.errors import TooEarly, UserError
 from cxda_jax.export import exporting
-from tests.reliability import PART, SAVES, tiny_adapter
+from tools.reliability import PART, SAVES, tiny_adapter
 
 STEPS = ("rename", "replace", "link", "unlink", "mkdir", "rmdir", "fsync", "open")  # of os: what a writer does
 
@@ -109,7 +109,7 @@ def test_a_file_that_may_not_grow_leaves_the_old_adapter_and_no_folder_where_the
 
 
 def test_a_second_writer_waits_its_turn_and_a_reader_mixes_nothing(tmp_path, monkeypatch):
-    folder, write, read = tmp_path / "it", manifest.write, fitted.read_object
+    folder, write, read = tmp_path / "it", manifest.write, adapters.read_object
     tiny_adapter(1).save(folder)
 
     def write_late(*arguments):
@@ -130,7 +130,7 @@ def test_a_second_writer_waits_its_turn_and_a_reader_mixes_nothing(tmp_path, mon
             newer.pop().save(folder)
         return read(path, fix)
 
-    monkeypatch.setattr(fitted, "read_object", read_late)
+    monkeypatch.setattr(adapters, "read_object", read_late)
     found = cxda_jax.load_adapter(folder)
     assert found.seed == 4 == found.known["scale"] / PART
 

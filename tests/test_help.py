@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from cxda_jax.__main__ import COMMANDS
-from cxda_jax.config import table
+from cxda_jax.config.reading import table
 from tests.commands import command
 from tests.lines import ROOT
 

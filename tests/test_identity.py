@@ -14,15 +14,15 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax.config import read
+from cxda_jax.config.reading import read
 from cxda_jax.data.store import Domain, open_store, write_store
 from cxda_jax.disk import files, manifest
 from cxda_jax.disk.reading import metrics_line
 from cxda_jax.errors import UserError
 from cxda_jax.machine import backend, hosts, mesh
-from cxda_jax.results.folders import read_results
-from cxda_jax.results.text import summary
-from cxda_jax.runs import identity
+from cxda_jax.studies import identity
+from cxda_jax.studies.folders import read_results
+from cxda_jax.studies.text import summary
 from tests.commands import command
 from tests.conftest import INFO, make_domains
 from tests.lines import at_the_root, one_line, refused, write_config, write_run  # noqa: F401

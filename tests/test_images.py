@@ -13,7 +13,7 @@ from cxda_jax.data.readers import images
 from cxda_jax.data.readers.images import as_image, fit_image, to_rgb
 from cxda_jax.data.store import open_store
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import READERS
+from cxda_jax.training.experiment import READERS
 from tests import raw_fixtures as raws
 from tests.commands import command
 from tests.lines import refused

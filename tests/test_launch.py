@@ -10,19 +10,19 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax import metrics
-from cxda_jax.config import read
+from cxda_jax.config.reading import read
+from cxda_jax.config.registry import METHODS
 from cxda_jax.disk.files import locked
 from cxda_jax.disk.reading import read_lines
-from cxda_jax.experiment import open_data
 from cxda_jax.machine import backend
-from cxda_jax.registry import METHODS
-from cxda_jax.results.folders import read_result, read_results
-from cxda_jax.results.result import Result, ScoredTasks, by_store
-from cxda_jax.results.settings import USUAL, Setting, reshaped
-from cxda_jax.results.text import comparison, table
-from cxda_jax.runs import training
-from cxda_jax.runs.identity import read_config, read_record
+from cxda_jax.studies import training
+from cxda_jax.studies.folders import read_result, read_results
+from cxda_jax.studies.identity import read_config, read_record
+from cxda_jax.studies.result import Result, ScoredTasks, by_store
+from cxda_jax.studies.settings import USUAL, Setting, reshaped
+from cxda_jax.studies.text import comparison, table
+from cxda_jax.training import metrics
+from cxda_jax.training.experiment import open_data
 from docs.examples.counted_shares import COUNTED_SHARES
 from tests.commands import command
 from tests.lines import refused, write_config

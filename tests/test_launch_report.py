@@ -11,11 +11,11 @@ import shutil
 import numpy as np
 import pytest
 
-from cxda_jax.config import read
+from cxda_jax.config.reading import read
 from cxda_jax.disk.reading import system_fault
-from cxda_jax.experiment import build
-from cxda_jax.results import reporting
-from cxda_jax.results.folders import read_results
+from cxda_jax.studies import reporting
+from cxda_jax.studies.folders import read_results
+from cxda_jax.training.experiment import build
 from tests.commands import command
 from tests.lines import contents, cut
 from tests.results import edit, make_result, write_result

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cxda_jax.bench.cases import Case, prepare
 from cxda_jax.machine import backend
 from cxda_jax.nets import convolution
 from cxda_jax.nets.convolution import NUMBERS, convolve, max_pool
 from cxda_jax.nets.normalisation import BatchNorm, moments, scale_and_shift
 from tests.nets import assert_close, nchw, tensor
+from tools.bench.cases import Case, prepare
 
 pytestmark = pytest.mark.gate
 RNG = np.random.default_rng(0)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors
 
-from cxda_jax.config import as_fields
+from cxda_jax.config.reading import as_fields
 from cxda_jax.data.store import open_store
 from cxda_jax.disk import files, manifest
-from cxda_jax.experiment import build_on, open_data, start_from_weights
 from cxda_jax.nets.pretrained import read_weights
-from cxda_jax.results.folders import read_results
-from cxda_jax.runs import identity
+from cxda_jax.studies import identity
+from cxda_jax.studies.folders import read_results
+from cxda_jax.training.experiment import build_on, open_data, start_from_weights
 from tests import lines
 from tests.conftest import make_store
 from tests.lines import HTML, refused

@@ -10,8 +10,8 @@ import pytest
 
 from cxda_jax.data.readers.raw import read_pieces
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import READERS
-from cxda_jax.runs import preparing
+from cxda_jax.studies import preparing
+from cxda_jax.training.experiment import READERS
 from tests import raw_fixtures as raws
 from tests.lines import HTML, one_line, refused
 

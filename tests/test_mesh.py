@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from cxda_jax.config.registry import METHODS
 from cxda_jax.machine import hosts
-from cxda_jax.registry import METHODS
 from tests.commands import wait_until
 from tests.lines import ROOT
 from tests.nets import build_method

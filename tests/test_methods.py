@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cxda_jax.config import default
+from cxda_jax.config.reading import default
 from cxda_jax.nets.building import NETS
 from tests.conftest import make_episode, make_known
 from tests.nets import ALL, KEY, build_method, case_of, close, fill

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from cxda_jax import metrics
 from cxda_jax.errors import UserError
-from cxda_jax.evaluation import TaskTable
-from cxda_jax.runs.testing import trust
+from cxda_jax.studies.testing import trust
+from cxda_jax.training import metrics
+from cxda_jax.training.evaluation import TaskTable
 
 
 def test_each_task_has_a_score_of_a_metric_that_there_is():

@@ -9,8 +9,8 @@ import pytest
 
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import metrics_line, read_lines
-from cxda_jax.progress import MetricsFile
-from cxda_jax.runs.finding import training_minutes
+from cxda_jax.machine.progress import MetricsFile
+from cxda_jax.studies.finding import training_minutes
 
 LINES = [
     {"step": 1, "loss": 1.25, "accuracy": 0.5},

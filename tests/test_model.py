@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 import cxda_jax
 from cxda_jax.disk import manifest, models
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import open_data
-from cxda_jax.results.folders import read_result
+from cxda_jax.studies.folders import read_result
+from cxda_jax.training.experiment import open_data
 from tests.commands import command
 
 gate = pytest.mark.gate

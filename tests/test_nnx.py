@@ -8,7 +8,7 @@ import optax
 import pytest
 from flax import nnx
 
-from cxda_jax.config import default
+from cxda_jax.config.reading import default
 from cxda_jax.methods.erm import bn, erm
 from cxda_jax.nets import building
 from cxda_jax.nets.classifier import Classifier

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from cxda_jax.optimizers import make_optimizer, read_chain
+from cxda_jax.methods.optimizers import make_optimizer, read_chain
 from tests.lines import refused
 
 STEPS = 30

@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax import train
-from cxda_jax.config import read
+from cxda_jax.config.reading import read
 from cxda_jax.data.store import SPLITS, Domain, StoreInfo, write_store
-from cxda_jax.experiment import build
-from cxda_jax.runs.testing import compiled, score
+from cxda_jax.studies.testing import compiled, score
+from cxda_jax.training import loop
+from cxda_jax.training.experiment import build
 from tests.nets import fill
 
 CLASSES = ("$x_{", "", " ", "a/b", "\u754c", "\U0001f600", *map(str, range(294)))
@@ -26,13 +26,13 @@ def test_a_method_trains_and_is_tested(tmp_path):
     config = read("folder:bn,smoke", [(f"episode.{name}", str(value)) for name, value in FEW.items()])
     e = build(config | {"data": {"name": "mine"}}, tmp_path)
     variables = fill(jax.eval_shape(e.method.init, jax.random.key(0), e.example))
-    state = train.TrainState(np.int32(0), variables, jax.jit(e.optimizer.init)(variables["params"]))
+    state = loop.TrainState(np.int32(0), variables, jax.jit(e.optimizer.init)(variables["params"]))
     batch = next(e.source.batches(e.train_plans, 0, 1))
 
     @jax.jit
     def step(state, resident, batch):
         episodes = e.source.assemble(resident, batch)
-        return train.train_step(e.learner, state, episodes, jax.random.key(0))
+        return loop.train_step(e.learner, state, episodes, jax.random.key(0))
 
     variables = step(state, e.source.resident, batch)[0].variables
     tasks = score(e, compiled(e), variables, "test", 2)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from absl import flags
 
-from cxda_jax.config import load, override, read, resolve
+from cxda_jax.config.reading import load, override, read, resolve
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import BENCHMARKS, open_data
+from cxda_jax.training.experiment import BENCHMARKS, open_data
 from launch import cli
 from tests.lines import ROOT, cases, one_line, refused
 

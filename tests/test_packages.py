@@ -5,11 +5,12 @@ import sys
 import tomllib
 
 import cxda_jax
-from cxda_jax import doctor, estimator
+from cxda_jax.adapter import sklearn
 from cxda_jax.data.readers import cifar_c
 from cxda_jax.data.sources import tfdata_source
+from cxda_jax.machine import doctor
+from cxda_jax.machine.progress import MetricsFile
 from cxda_jax.nets.pretrained import read_weights
-from cxda_jax.progress import MetricsFile
 from tests.commands import command
 from tests.lines import ROOT, cases, one_line, refused
 
@@ -43,7 +44,7 @@ def test_a_command_names_the_extra_that_brings_what_is_missing(arguments, field,
 ])  # fmt: skip
 def test_so_does_python(call, field, missing, extra, tmp_path, monkeypatch):
     (tmp_path / "a.pth").touch()
-    monkeypatch.delitem(vars(estimator), "CXDAClassifier", raising=False)
+    monkeypatch.delitem(vars(sklearn), "CXDAClassifier", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with refused(rf"^{re.escape(field)}: {missing} is not installed; .*cxda_jax\[{extra}\]", tmp_path):
         call(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 import cxda_jax
 from cxda_jax.device.page import write_adapted
 from cxda_jax.export.pair import by_model
-from cxda_jax.results.page import write_page
+from cxda_jax.studies.page import write_page
 from tests import test_adapted_page as adapted
 from tests.chromium import asked, find, settled
 from tests.test_report import HOSTILE, make_report, make_task

@@ -10,15 +10,15 @@ from unittest import mock
 import optax
 import pytest
 
-from cxda_jax import augment, registry
-from cxda_jax.config import as_fields, check_stored, config_hash, default, hashed, of_method, read
-from cxda_jax.data import glyphs
+from cxda_jax.config import registry
+from cxda_jax.config.reading import as_fields, check_stored, config_hash, default, hashed, of_method, read
+from cxda_jax.config.registry import METHODS, groups, schema
+from cxda_jax.data import augment, glyphs
 from cxda_jax.data.episodes import EpisodeSpec
 from cxda_jax.methods import anytime, cotta, cxda, erm, finetune, icrm, label_shift, stata, training_free
+from cxda_jax.methods.optimizers import make_optimizer
 from cxda_jax.nets import attention, cnn, context, pretrained, resnet, transformer
-from cxda_jax.optimizers import make_optimizer
-from cxda_jax.registry import METHODS, groups, schema
-from cxda_jax.train import Schedule
+from cxda_jax.training.loop import Schedule
 from docs.examples.counted_shares import counted_shares
 from tests.lines import refused
 from tests.nets import make_net, with_examples

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cxda_jax.data.store import open_store
-from cxda_jax.pictures.attention import Example, draw_attention
-from cxda_jax.pictures.names import plain
-from cxda_jax.pictures.sheet import draw_strips
+from cxda_jax.studies.attention_maps import Example, draw_attention
+from cxda_jax.studies.names import plain
+from cxda_jax.studies.sheet import draw_strips
 from tests.commands import command
 
 pytestmark = pytest.mark.gate

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from cxda_jax.registry import METHODS
-from cxda_jax.results import attention, plots
+from cxda_jax.config.registry import METHODS
+from cxda_jax.studies import attention, plots
 from tests.results import make_result
 
 pytestmark = pytest.mark.gate

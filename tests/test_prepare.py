@@ -12,8 +12,8 @@ from cxda_jax.data.readers import cifar_c, tiny_imagenet_c
 from cxda_jax.data.readers.folder import random_splits
 from cxda_jax.data.readers.raw import Piece, Rows, read_pieces
 from cxda_jax.data.store import SPLITS, open_store
-from cxda_jax.experiment import READERS
-from cxda_jax.runs import preparing
+from cxda_jax.studies import preparing
+from cxda_jax.training.experiment import READERS
 from tests import raw_fixtures as raws
 from tests.commands import command
 

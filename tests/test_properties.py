@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cxda_jax import augment, metrics
-from cxda_jax.fields import Group, check
-from cxda_jax.registry import schema
+from cxda_jax.config.fields import Group, check
+from cxda_jax.config.registry import schema
+from cxda_jax.data import augment
+from cxda_jax.training import metrics
 from tests.lines import refused
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -7,8 +7,8 @@ import pytest
 
 from cxda_jax.data.published import PUBLISHED, empty_store
 from cxda_jax.data.store import SPLITS
-from cxda_jax.experiment import READERS
-from cxda_jax.runs import preparing
+from cxda_jax.studies import preparing
+from cxda_jax.training.experiment import READERS
 from tests import raw_fixtures
 from tests.commands import command
 

@@ -11,7 +11,7 @@ import time
 import pytest
 import yaml
 
-from cxda_jax.config import read
+from cxda_jax.config.reading import read
 from tests.commands import command, wait_until
 from tests.lines import ROOT
 from tests.test_mesh import free_port

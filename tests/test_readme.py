@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cxda_jax.config import read, variant
+from cxda_jax.config.reading import read, variant
+from cxda_jax.config.registry import METHODS, schema
 from cxda_jax.disk import checkpoints, models
-from cxda_jax.registry import METHODS, schema
 
 pytestmark = pytest.mark.gate
 

@@ -15,10 +15,10 @@ from matplotlib.path import Path as Outline
 from matplotlib.transforms import IdentityTransform
 from PIL import Image
 
-from cxda_jax.config import read
+from cxda_jax.config.reading import read
 from cxda_jax.data.readers import cifar10, cifar_c, qmnist, unipen
 from cxda_jax.data.readers.raw import read_pieces
-from cxda_jax.experiment import open_data
+from cxda_jax.training.experiment import open_data
 from tests.commands import command
 from tests.lines import HTML, refused
 

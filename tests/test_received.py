@@ -17,14 +17,15 @@ import pytest
 from safetensors.numpy import save_file
 
 import cxda_jax
-from cxda_jax import fitted, registry
+from cxda_jax.adapter import adapter as adapters
+from cxda_jax.adapter.features import read_classes, read_labelled
+from cxda_jax.config import registry
 from cxda_jax.device import loading
 from cxda_jax.device.model import Model, Programs
 from cxda_jax.disk import manifest, models
 from cxda_jax.disk.reading import read_lines, read_table
 from cxda_jax.errors import UserError
 from cxda_jax.export import script
-from cxda_jax.features import read_classes, read_labelled
 from cxda_jax.methods.erm import ERM
 from cxda_jax.nets import building
 from tests.lines import refused
@@ -61,7 +62,7 @@ def write_adapter(folder, card=MADE, arrays=WEIGHTS):
     folder.mkdir(exist_ok=True)
     (folder / models.CARD).write_text(json.dumps(card))
     save_file(arrays, folder / models.WEIGHTS)
-    manifest.write(folder, [models.CARD, models.WEIGHTS], about=fitted.HOLDS)
+    manifest.write(folder, [models.CARD, models.WEIGHTS], about=adapters.HOLDS)
     return folder
 
 
@@ -151,7 +152,7 @@ def test_weights_of_an_adapter_are_read_within_their_ranges_alone(tmp_path):
 def test_within_these_ranges_an_answer_is_finite_or_refused(tmp_path):
     """At their ends, in several tensors at once, for the largest numbers that an image may have."""
     rng, report = np.random.default_rng(0), changed(REPORT, "drift", "limit", to=None)
-    kinds, answered = fitted._VARIABLES, 0
+    kinds, answered = adapters._VARIABLES, 0
     for _ in range(40):
         arrays = dict(WEIGHTS)
         for name in rng.permutation([*kinds])[: rng.integers(len(kinds) + 1)]:
@@ -159,7 +160,7 @@ def test_within_these_ranges_an_answer_is_finite_or_refused(tmp_path):
             ends = np.nextafter(low, high), np.nextafter(high, low)
             arrays[f"variables/{name}"] = rng.choice(ends, np.shape(arrays[f"variables/{name}"])).astype(np.float32)
         adapter = cxda_jax.load_adapter(write_adapter(tmp_path, {**MADE, "report": report}, arrays))
-        rows = rng.choice([-fitted.LIMIT, 0, 1, fitted.LIMIT], (16, CLASSES + STYLE))
+        rows = rng.choice([-adapters.LIMIT, 0, 1, adapters.LIMIT], (16, CLASSES + STYLE))
         z, s = np.split(rows, [CLASSES], axis=1)
         buffer = slice(rng.integers(1, 17))
         device = adapter.adapt(z[buffer], s[buffer])
@@ -228,11 +229,11 @@ def test_a_manifest_is_an_object_of_hashes(tmp_path):
         assert manifest.find_fault(tmp_path, ["card.json"]) == "manifest.json is unreadable"
     path.unlink()
     path.mkdir()
-    assert manifest.find_fault(tmp_path, ["card.json"]) == "manifest.json is unreadable" and not fitted.is_adapter(
+    assert manifest.find_fault(tmp_path, ["card.json"]) == "manifest.json is unreadable" and not adapters.is_adapter(
         tmp_path
     )
     with refused("manifest.json is unreadable", tmp_path):
-        fitted.load_adapter(tmp_path)
+        adapters.load_adapter(tmp_path)
 
 
 def test_no_pipe_is_waited_for(tmp_path):

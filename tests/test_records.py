@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from cxda_jax.errors import UserError
-from cxda_jax.results import formats, records, reporting
-from cxda_jax.results.folders import read_results
-from cxda_jax.results.statistics import paired_differences
-from cxda_jax.results.tables import build_tables
-from cxda_jax.results.text import context_curves
-from cxda_jax.runs import local
-from cxda_jax.runs.cells import compare_cell
-from cxda_jax.runs.jobs import Study
+from cxda_jax.studies import formats, local, records, reporting
+from cxda_jax.studies.cells import compare_cell
+from cxda_jax.studies.folders import read_results
+from cxda_jax.studies.jobs import Study
+from cxda_jax.studies.statistics import paired_differences
+from cxda_jax.studies.tables import build_tables
+from cxda_jax.studies.text import context_curves
 from tests.commands import command
 from tests.results import PROTOCOL, make_result, write_result
 

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cxda_jax.errors import UserError
-from cxda_jax.results import page as module
-from cxda_jax.results.page import ExplorerTask, Page, Section, encode, figure_part, table_part, write_page
-from cxda_jax.results.plots import to_svg
+from cxda_jax.studies import page as module
+from cxda_jax.studies.page import ExplorerTask, Page, Section, encode, figure_part, table_part, write_page
+from cxda_jax.studies.plots import to_svg
 
 pytestmark = pytest.mark.gate
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"

@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 
-from cxda_jax.results.folders import read_results
-from cxda_jax.results.settings import USUAL
+from cxda_jax.studies.folders import read_results
+from cxda_jax.studies.settings import USUAL
 from tests.results import edit, make_result, write_result
 
 

@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 
 import cxda_jax
-from cxda_jax import fitting
 from cxda_jax.__main__ import COMMANDS
+from cxda_jax.adapter import fit
 from cxda_jax.disk import manifest, models
 from tests.commands import command
 from tests.lines import flip, write_run
-from tests.reliability import tiny_adapter
 from tests.test_records import runs  # noqa: F401
+from tools.reliability import tiny_adapter
 
 pytestmark = pytest.mark.gate
 
@@ -34,7 +34,7 @@ def adapting(model, photos, out):
 def test_what_is_replaced_is_ours(tmp_path, photos, runs, data_dir):  # noqa: F811
     """Each command that writes meets a file of somebody else under the name of one of its own, and leaves it."""
     report = "report", f"--runs={tmp_path}/runs/*/*", f"--report={tmp_path}/out"
-    compiled = "compile", "--config=cifar_c:cxda,smoke", "--topology=v5e:1x1"
+    compiled = "ahead", "--config=cifar_c:cxda,smoke", "--topology=v5e:1x1"
     # The first two write into runs, whose lock and manifest are theirs; the others write nothing.
     walked = {"evaluate", "reproduce", "doctor", "diagnose"}
     for name, arguments in (
@@ -50,7 +50,7 @@ def test_what_is_replaced_is_ours(tmp_path, photos, runs, data_dir):  # noqa: F8
         ("a.records", (*report[:2], f"--report={tmp_path}/new", f"--record={tmp_path}/out/a.records")),
         ("a.npz", ("features", "--encoder=math:floor", f"--images={photos.parent}", f"--out={tmp_path}/out/a.npz")),
         ("card.json", ("fit", f"--features={tmp_path}/features.npz", f"--out={tmp_path}/out")),
-        ("a.json", ("benchmark", "--suite=gpu", f"--out={tmp_path}/out/a.json")),
+        ("a.json", ("bench", "--suite=gpu", f"--out={tmp_path}/out/a.json")),
         ("a.json", (*compiled, f"--out={tmp_path}/out/a.json")),
     ):
         path = tmp_path / "out" / name
@@ -82,8 +82,8 @@ def test_a_second_call_says_what_it_does_with_the_first(tmp_path, photos, smoke,
         "style": np.zeros((1, 2)),
     }
     np.savez(tmp_path / "f.npz", **arrays)
-    monkeypatch.setattr(fitting, "fit", lambda *arrays, **options: tiny_adapter(2))
-    monkeypatch.setattr("cxda_jax.fit_report.as_html", lambda report: "what it gains")
+    monkeypatch.setattr(fit, "fit", lambda *arrays, **options: tiny_adapter(2))
+    monkeypatch.setattr("cxda_jax.adapter.report.as_html", lambda report: "what it gains")
     again = command("fit", f"--features={tmp_path}/f.npz", f"--out={tmp_path}/adapter")
     assert f"{tmp_path}/adapter: replaces" in again and cxda_jax.load_adapter(tmp_path / "adapter").seed == 2
     report = "report", f"--runs={copied}", f"--report={tmp_path}/report"

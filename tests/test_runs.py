@@ -2,8 +2,8 @@
 
 from absl import flags
 
-from cxda_jax.results.folders import find_runs
-from cxda_jax.runs.jobs import listed
+from cxda_jax.studies.folders import find_runs
+from cxda_jax.studies.jobs import listed
 from tests.lines import refused
 
 NAMES = ["a,b[1]/x", "a,b[1]/y", "a", "b", "c*", "cd", "e[12]", "e1", 'q"r, s']

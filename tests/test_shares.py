@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cxda_jax.config import read
+from cxda_jax.adapter.diagnosis import TRUE_SHARES, UNFORESEEN, diagnose, kind_of
+from cxda_jax.config.reading import read
 from cxda_jax.data.episodes import EpisodeSpec, check_spec, split_part
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import build_on
 from cxda_jax.methods.cxda_shares import draw_present, on_described
 from cxda_jax.nets.shares import Keyed, ShareAdapter
-from cxda_jax.results.folders import read_result
-from cxda_jax.runs.adapters import how_right, network_config, on_descriptions, on_trunk
-from cxda_jax.runs.diagnosis import TRUE_SHARES, UNFORESEEN, diagnose, kind_of
-from cxda_jax.train import init_state, train_step
+from cxda_jax.studies.folders import read_result
+from cxda_jax.training.experiment import build_on
+from cxda_jax.training.frozen import how_right, network_config, on_descriptions, on_trunk
+from cxda_jax.training.loop import init_state, train_step
 from cxda_jax.types import ADAPTER, Episode, Images
 from tests.commands import command
 from tests.conftest import INFO, make_episode

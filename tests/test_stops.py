@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from cxda_jax import stops
+from cxda_jax.machine import stops
 from tests.lines import ROOT
 
 

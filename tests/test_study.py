@@ -13,12 +13,12 @@ from unittest import mock
 
 import pytest
 
+from cxda_jax.config.registry import METHODS
 from cxda_jax.disk import files
 from cxda_jax.errors import TooEarly, UserError
-from cxda_jax.experiment import open_data
-from cxda_jax.registry import METHODS
-from cxda_jax.runs import jobs, local
-from cxda_jax.runs.jobs import Job, Study, find_job, listing, plan
+from cxda_jax.studies import jobs, local
+from cxda_jax.studies.jobs import Job, Study, find_job, listing, plan
+from cxda_jax.training.experiment import open_data
 from tests.commands import command, wait_until
 from tests.lines import ROOT, refused
 from tests.nets import build_method

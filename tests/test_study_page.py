@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cxda_jax import config
-from cxda_jax.results.statistics import Difference, Span
+from cxda_jax.config import reading
+from cxda_jax.studies.statistics import Difference, Span
 from docs.study import make, plan, tables
 
 STUDY = Path(make.__file__).parent
@@ -81,7 +81,7 @@ def test_a_verdict_needs_the_interval_and_every_seed_and_more_than_seeds_move():
 
 def test_configs_take_the_rates_with_the_highest_validation_of_equal_ones_the_smaller():
     told = json.loads((STUDY / "tuning.json").read_text())
-    assert {data: {m: entry["rate"] for m, entry in of.items()} for data, of in told["rates"].items()} == config.RATES
+    assert {data: {m: entry["rate"] for m, entry in of.items()} for data, of in told["rates"].items()} == reading.RATES
     for entry in (entry for part in ("rates", "shares") for of in told[part].values() for entry in of.values()):
         tried = {float(rate): scores["val"] for rate, scores in entry["tried"].items()}
         assert entry["rate"] == min(tried, key=lambda rate: (-tried[rate], rate))
@@ -90,8 +90,8 @@ def test_configs_take_the_rates_with_the_highest_validation_of_equal_ones_the_sm
         ("glyphs:ft_em", "unipen", "erm"),
         ("cifar10_c:cml,small", "cifar10_c", "cml"),
     ):
-        assert config.read(spec)["optimizer"]["learning_rate"] == config.RATES[data][method]
-    assert config.read("cifar10_c:cxda")["optimizer"]["learning_rate"] == 0.01, "the paper's"
+        assert reading.read(spec)["optimizer"]["learning_rate"] == reading.RATES[data][method]
+    assert reading.read("cifar10_c:cxda")["optimizer"]["learning_rate"] == 0.01, "the paper's"
 
 
 def test_the_plan_has_a_command_for_each_record_and_knows_the_fields():
@@ -102,4 +102,4 @@ def test_the_plan_has_a_command_for_each_record_and_knows_the_fields():
             for line in (line for line in lines if "train" in line):
                 (spec,) = (flag.removeprefix("--config=") for flag in line if flag.startswith("--config="))
                 changed = [flag.removeprefix("--config.").split("=") for flag in line if flag.startswith("--config.")]
-                config.read(spec, [(field, value) for field, value in changed])
+                reading.read(spec, [(field, value) for field, value in changed])

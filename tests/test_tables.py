@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import scipy.stats as scipy
 
-from cxda_jax.config import read
-from cxda_jax.results import formats, tables
-from cxda_jax.results.result import by_store, distinct
-from cxda_jax.results.tables import Cell, Column, Table, agreement, build_tables, paired_table, paper_figures
+from cxda_jax.config.reading import read
+from cxda_jax.studies import formats, tables
+from cxda_jax.studies.result import by_store, distinct
+from cxda_jax.studies.tables import Cell, Column, Table, agreement, build_tables, paired_table, paper_figures
 from tests.results import PROTOCOL, write_result
 from tests.results import make_result as result
 from tests.test_report import Elements

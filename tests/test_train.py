@@ -11,21 +11,22 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from cxda_jax import augment, train
+from cxda_jax.data import augment
 from cxda_jax.data.episodes import Draw, EpisodeSpec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.disk import checkpoints, models
 from cxda_jax.disk.reading import read_lines
 from cxda_jax.errors import UserError
-from cxda_jax.evaluation import Tasks, compile_task, evaluate
-from cxda_jax.experiment import make_optimizer
 from cxda_jax.machine import backend
+from cxda_jax.machine.progress import Meter
 from cxda_jax.methods.erm import bn
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.normalisation import BatchNorm
 from cxda_jax.nets.resnet import LinearHead
-from cxda_jax.progress import Meter
-from cxda_jax.train import Learner, Schedule, init_state, next_call
+from cxda_jax.training import loop
+from cxda_jax.training.evaluation import Tasks, compile_task, evaluate
+from cxda_jax.training.experiment import make_optimizer
+from cxda_jax.training.loop import Learner, Schedule, init_state, next_call
 from cxda_jax.types import Images
 from tests.lines import refused
 
@@ -90,9 +91,9 @@ def run(
     compiled, validated, said = backend.jit, {}, [] if said is None else said
     state = init_state(method, TX, 0, Images(store.images[:2], np.zeros(2, np.int32)))
     schedule = Schedule(steps, 3, log_every, save_every, steps_per_call=steps_per_call)
-    learner, place = Learner(method, TX, augment.Weak()), train.Run(workdir, 0, said.append, stopping)
+    learner, place = Learner(method, TX, augment.Weak()), loop.Run(workdir, 0, said.append, stopping)
     with mock.patch.object(backend, "jit", jit):
-        spent = train.train(learner, source(store), plan_of, state, schedule, validate, place)
+        spent = loop.train(learner, source(store), plan_of, state, schedule, validate, place)
     if checkpoints.steps(workdir / "last")[0] < steps:
         return None  # it was stopped
     last, _ = checkpoints.restore(workdir / "last", state)

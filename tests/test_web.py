@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import cxda_jax
-from cxda_jax import config as configs
+from cxda_jax.config import reading as configs
 from cxda_jax.data.readers import unipen
 from cxda_jax.device.loading import as_store
 from cxda_jax.device.model import Model, Programs
 from cxda_jax.disk import safetensors
 from cxda_jax.errors import UserError
-from cxda_jax.experiment import build_method
 from cxda_jax.export import web
 from cxda_jax.export.pair import by_model
+from cxda_jax.training.experiment import build_method
 from cxda_jax.types import ADAPTER, Images, Known
 from tests.test_buffer import CARD
 

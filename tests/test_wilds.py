@@ -6,8 +6,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from cxda_jax import metrics
 from cxda_jax.data import store
+from cxda_jax.training import metrics
 from tests import raw_fixtures as raws
 from tests.commands import command
 

@@ -24,9 +24,9 @@ import io
 import numpy as np
 from PIL import Image
 
+from cxda_jax.config.fields import choose
 from cxda_jax.data import noise_blur, weather_digital
 from cxda_jax.errors import UserError
-from cxda_jax.fields import choose
 
 VERSION = 1  # goes up whenever a pixel changes
 _CIFAR: dict[str, tuple] = {

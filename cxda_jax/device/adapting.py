@@ -21,7 +21,7 @@ from cxda_jax.device.page import NEAREST, AdaptedPage, Answered, write_adapted
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import read_table, system_fault
 from cxda_jax.errors import UserError, brief, printable
-from cxda_jax.progress import Counter, replacing, say
+from cxda_jax.machine.progress import Counter, replacing, say
 
 SHOWN = 200  # answers on the page
 PHONES = (".avif", ".heic", ".heif")  # read where a decoder is installed, else named

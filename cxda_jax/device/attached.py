@@ -13,14 +13,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from cxda_jax import fitted
+from cxda_jax.adapter import adapter as adapters
+from cxda_jax.adapter.adapter import SIZES, Adapter
+from cxda_jax.adapter.encoders import Encoder, Options, open_encoder
+from cxda_jax.adapter.features import WHITE
 from cxda_jax.data.store import fault_of_images
 from cxda_jax.device.model import Model, Programs
 from cxda_jax.disk import models
-from cxda_jax.encoders import Encoder, Options, open_encoder
 from cxda_jax.errors import UserError, brief
-from cxda_jax.features import WHITE
-from cxda_jax.fitted import SIZES, Adapter
 from cxda_jax.machine import backend
 from cxda_jax.methods.cxda_shares import WithBuffer
 from cxda_jax.types import Array, Images, Method, Variables
@@ -52,7 +52,7 @@ class Attached(Model):
     def fit(self, image: Any) -> np.ndarray:
         if self.encoder:
             return super().fit(image)
-        row = fitted.as_numbers("row", np.atleast_2d(fitted.as_array("row", image).squeeze()))
+        row = adapters.as_numbers("row", np.atleast_2d(adapters.as_array("row", image).squeeze()))
         if row.shape != (1, columns := self.adapter.classes + self.adapter.style):
             raise UserError(f"row: {row.shape[1]} columns; give the {columns} of logits and style, or an encoder")
         return row[:, None]
@@ -104,7 +104,7 @@ def attach(folder: Path, encoder: str = "", tells_drift: bool = True) -> Attache
       encoder: as cxda features takes it; it must be the one that the adapter was fitted for. "": none.
       tells_drift: keep the classifier's own answers where a buffer is unlike all that fit() saw.
     """
-    adapter = fitted.load_adapter(folder)
+    adapter = adapters.load_adapter(folder)
     if not tells_drift:
         adapter = adapter._replace(report={**adapter.report, "drift": {"limit": None}})
     opened = open_again(encoder, adapter.origin, folder) if encoder else None
@@ -159,7 +159,7 @@ def card_of(adapter: Adapter, encoder: Encoder | None) -> models.Card:
 
 def _calibrated(adapter: Adapter) -> Method:
     """The method of an adapter, whose logits have the temperature of the images in the buffer."""
-    method, places = fitted.method_of(adapter.classes), np.log1p(np.array(SIZES, np.float32))
+    method, places = adapters.method_of(adapter.classes), np.log1p(np.array(SIZES, np.float32))
     known = np.array([adapter.temperature(n) for n in SIZES], np.float32)
     slopes = np.diff(known) / np.diff(places)
 

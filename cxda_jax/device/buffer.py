@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cxda_jax.config.fields import choose
 from cxda_jax.device.model import Answers, Model
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import insist_on_file, reason
 from cxda_jax.errors import UserError
-from cxda_jax.fields import choose
 from cxda_jax.types import Images
 
 KEEP = ("newest", "reservoir")

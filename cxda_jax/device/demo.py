@@ -14,7 +14,7 @@ from cxda_jax.data import glyphs
 from cxda_jax.device.adapting import Asked, adapt_folder
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
-from cxda_jax.progress import replacing, say
+from cxda_jax.machine.progress import replacing, say
 
 WRITERS = 5
 OF_EACH, ASKED = 20, 60  # images of each writer: in the buffer, and to answer for

@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cxda_jax.config import check_stored
+from cxda_jax.adapter.adapter import is_adapter
+from cxda_jax.config.fields import lookup
+from cxda_jax.config.reading import check_stored
+from cxda_jax.config.registry import METHODS
 from cxda_jax.data.store import DomainStore, StoreInfo, fault_of_images
 from cxda_jax.device.attached import attach
 from cxda_jax.device.model import Model, Programs
 from cxda_jax.disk import folders, models
 from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError, brief
-from cxda_jax.experiment import build_method
-from cxda_jax.fields import lookup
-from cxda_jax.fitted import is_adapter
 from cxda_jax.machine import backend
-from cxda_jax.registry import METHODS
+from cxda_jax.training.experiment import build_method
 from cxda_jax.types import Images
 
 SHIPPED = Path(__file__).with_name("shipped")  # models that come with the package

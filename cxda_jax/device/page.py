@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from cxda_jax.disk.models import Gain
 from cxda_jax.errors import printable
-from cxda_jax.results import plots
-from cxda_jax.results.page import ExplorerTask, Page, Section, encode, figure_part, sheet, table_part, write_page
+from cxda_jax.studies import plots
+from cxda_jax.studies.page import ExplorerTask, Page, Section, encode, figure_part, sheet, table_part, write_page
 
 SHOWN = 500  # images of the buffer
 WEIGHTS = 750_000  # of the explorer, which take 2 MB of the file

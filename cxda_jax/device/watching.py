@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from cxda_jax import stops
 from cxda_jax.device.adapting import (
     COLUMNS,
     Asked,
@@ -23,7 +22,8 @@ from cxda_jax.device.adapting import (
 from cxda_jax.device.buffer import SupportBuffer
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
-from cxda_jax.progress import say
+from cxda_jax.machine import stops
+from cxda_jax.machine.progress import say
 
 QUIET = 1.0  # seconds without a change, after which a file that came counts as whole
 

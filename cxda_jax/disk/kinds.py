@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cxda_jax.config.fields import Range
 from cxda_jax.disk.reading import MOST
 from cxda_jax.errors import UserError, brief
-from cxda_jax.fields import Range
 
 NUMBER = (int, float)
 FINITE = Range(-MOST, MOST)

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cxda_jax.config.fields import NOT_NEGATIVE, POSITIVE, SEED, Range
 from cxda_jax.disk import files, folders, manifest, safetensors
 from cxda_jax.disk.kinds import NUMBER, Kind, is_within, require
 from cxda_jax.disk.reading import read_object, reason
 from cxda_jax.errors import UserError
-from cxda_jax.fields import NOT_NEGATIVE, POSITIVE, SEED, Range
 from cxda_jax.types import Variables
 
 WEIGHTS, CALIBRATION, CONFIG, CARD, README = (

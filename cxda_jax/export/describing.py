@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cxda_jax.encoders import Graph, Options, normalisation, read_graph
+from cxda_jax.adapter.encoders import Graph, Options, normalisation, read_graph
 from cxda_jax.errors import UserError
 
 DESCRIBE = "describe"

@@ -12,23 +12,23 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cxda_jax.adapter.adapter import is_adapter
+from cxda_jax.adapter.encoders import open_encoder
+from cxda_jax.adapter.features import read_labelled
 from cxda_jax.device.adapting import FAULTS, fitted, listed
 from cxda_jax.device.attached import Attached, Rows, attach
 from cxda_jax.device.loading import find_model, load
 from cxda_jax.device.model import Model
 from cxda_jax.disk import files, folders, models
 from cxda_jax.disk.reading import read_object
-from cxda_jax.encoders import open_encoder
 from cxda_jax.errors import UserError, brief
-from cxda_jax.experiment import build
 from cxda_jax.export import script, web
 from cxda_jax.export.describing import DESCRIBE, options_of, write_describe
 from cxda_jax.export.formats import FORMATS, PARTS, Run, insist_on, open_onnx
 from cxda_jax.export.pair import Named, Pair, Shapes, by_model, pair_of
-from cxda_jax.features import read_labelled
-from cxda_jax.fitted import is_adapter
+from cxda_jax.machine.progress import replaces, say
 from cxda_jax.nets.shares import ShareAdapter
-from cxda_jax.progress import replaces, say
+from cxda_jax.training.experiment import build
 
 REPORT = "export.json"
 FILLS = (5, 20)  # images in the buffer of compared tasks, after 0, 1 and all places

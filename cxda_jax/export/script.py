@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from cxda_jax.adapter.adapter import SIZES
 from cxda_jax.device.attached import Attached
 from cxda_jax.disk import files, safetensors
 from cxda_jax.errors import UserError
 from cxda_jax.export.web import LIVE, in_script, packed
-from cxda_jax.fitted import SIZES
 from cxda_jax.nets.shares import ShareAdapter
 
 SCRIPT = "adapter.js"

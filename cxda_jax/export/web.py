@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cxda_jax.config.registry import METHODS
 from cxda_jax.data.readers.unipen import draw
 from cxda_jax.device.model import Model
 from cxda_jax.disk import files, safetensors
@@ -28,7 +29,6 @@ from cxda_jax.methods.cxda_shares import spread
 from cxda_jax.nets.attention import ATTENTION
 from cxda_jax.nets.cnn import PADDINGS
 from cxda_jax.nets.shares import ShareAdapter
-from cxda_jax.registry import METHODS
 from cxda_jax.version import VERSION
 
 LIVE = Path(__file__).with_name("live")

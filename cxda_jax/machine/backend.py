@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from cxda_jax.errors import UserError
-from cxda_jax.progress import say
+from cxda_jax.machine.progress import say
 
 # Experimental: else XLA's CPU backend expands each convolution into gigabytes of im2col, and a step takes 2 to 3 times
 # as long. test_a_training_step_moves_no_more_than_it_did_and_never_calls_the_host in tests/test_cost.py shows it.

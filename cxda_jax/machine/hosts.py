@@ -29,9 +29,8 @@ from typing import Any
 import jax
 from jax._src import distributed
 
-from cxda_jax import progress, stops
 from cxda_jax.errors import UserError, brief
-from cxda_jax.machine import mesh
+from cxda_jax.machine import mesh, progress, stops
 
 MEET = 60  # seconds for all processes to come
 BEAT = 2.0  # seconds between signs of life

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.fields import POSITIVE, SHARE, Field, Group, Range, check
+from cxda_jax.config.fields import POSITIVE, SHARE, Field, Group, Range, check
 from cxda_jax.methods.cxda import WithMemory, cxda
 from cxda_jax.methods.entry import RED, Config, Entry, Style
 from cxda_jax.methods.erm import adapt_statistics, encode, outcome

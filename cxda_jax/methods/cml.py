@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from cxda_jax.fields import Field, Group, Range
+from cxda_jax.config.fields import Field, Group, Range
 from cxda_jax.methods.entry import GREEN, Config, Entry, Style
 from cxda_jax.methods.erm import erm, outcome
 from cxda_jax.nets.building import build_context_net

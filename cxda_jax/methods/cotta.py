@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cxda_jax import augment
+from cxda_jax.config.fields import COUNT, SHARE, Field, Group, Range, check
+from cxda_jax.data import augment
 from cxda_jax.errors import UserError
-from cxda_jax.fields import COUNT, SHARE, Field, Group, Range, check
 from cxda_jax.losses import consistency
 from cxda_jax.methods.entry import ORANGE, Config, Entry, Style
 from cxda_jax.methods.finetune import (

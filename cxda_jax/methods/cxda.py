@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.fields import check, choose
+from cxda_jax.config.fields import check, choose
 from cxda_jax.methods.entry import BLUE, PURPLE, RED, SKY, Config, Entry, Style
 from cxda_jax.methods.erm import BATCH_NORM, adapt_statistics, encode_both, erm, outcome, share_of
 from cxda_jax.nets.attention import ATTENTION

@@ -16,7 +16,7 @@ import numpy as np
 import scipy.linalg
 from flax import linen as nn
 
-from cxda_jax.fields import COUNT, POSITIVE, Field, Group, Range, check
+from cxda_jax.config.fields import COUNT, POSITIVE, Field, Group, Range, check
 from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.entry import RED, Config, Entry, Style
 from cxda_jax.methods.erm import erm

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cxda_jax.fields import Config, Group
+from cxda_jax.config.fields import Config, Group
 from cxda_jax.types import Inputs, Method
 
 # Okabe and Ito's colours. Grey replaces their yellow, which is hard to see on white paper; the last one is our own.

@@ -23,8 +23,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cxda_jax.config.fields import NOT_NEGATIVE, POSITIVE, SHARE, Field, Group, check, choose
 from cxda_jax.errors import UserError
-from cxda_jax.fields import NOT_NEGATIVE, POSITIVE, SHARE, Field, Group, check, choose
 from cxda_jax.losses import cross_entropy
 from cxda_jax.machine import backend
 from cxda_jax.methods.entry import BLACK, GREY, ORANGE, WINE, Config, Entry, Style

@@ -16,16 +16,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cxda_jax import augment
+from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, SHARE, Field, Group, Range, check
+from cxda_jax.data import augment
 from cxda_jax.errors import UserError
-from cxda_jax.fields import COUNT, NOT_NEGATIVE, SHARE, Field, Group, Range, check
 from cxda_jax.losses import cross_entropy, entropy, infomax
 from cxda_jax.machine import backend
 from cxda_jax.methods.entry import BLUE, PURPLE, RED, Config, Entry, Style
 from cxda_jax.methods.erm import blend_statistics, encode, erm
+from cxda_jax.methods.optimizers import make_optimizer
 from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.optimizers import make_optimizer
 from cxda_jax.types import Array, Images, Inputs, Method, Variables
 
 Objective = Callable[[Variables, Array], Array]  # (variables, the step's key) -> loss

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.fields import COUNT, Field, Group, Range, check
+from cxda_jax.config.fields import COUNT, Field, Group, Range, check
 from cxda_jax.methods.entry import GREEN, Config, Entry, Style
 from cxda_jax.methods.erm import erm, outcome
 from cxda_jax.nets.building import build_net

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cxda_jax.fields import COUNT, NOT_NEGATIVE, Field, Group, check
+from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, Field, Group, check
 from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.entry import BLUE, PURPLE, RED, Style
 from cxda_jax.methods.erm import erm

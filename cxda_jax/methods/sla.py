@@ -5,7 +5,7 @@
 All parts are trained on ERM's loss. The support is not used.
 """
 
-from cxda_jax.fields import Field, Group, Range
+from cxda_jax.config.fields import Field, Group, Range
 from cxda_jax.methods.entry import WINE, Config, Entry, Style
 from cxda_jax.methods.erm import erm
 from cxda_jax.nets.building import build_net

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.fields import COUNT, POSITIVE, Field, Group, Range, check
+from cxda_jax.config.fields import COUNT, POSITIVE, Field, Group, Range, check
 from cxda_jax.methods.entry import GREY, Style
 from cxda_jax.methods.erm import erm
 from cxda_jax.methods.training_free import BATCH, affinities, encode_and_classify, entry_of, unit

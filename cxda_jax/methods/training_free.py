@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.fields import COUNT, NOT_NEGATIVE, Field, Group, Range, check
+from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, Field, Group, Range, check
 from cxda_jax.methods.entry import BLACK, GREEN, SKY, Config, Entry, Style
 from cxda_jax.methods.erm import erm
 from cxda_jax.nets.building import build_net

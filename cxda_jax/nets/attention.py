@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from cxda_jax.config.fields import Field, Group, Range, check
 from cxda_jax.errors import UserError
-from cxda_jax.fields import Field, Group, Range, check
 from cxda_jax.nets.initial import initialisers
 
 # The most scores in memory at once. More queries are processed in chunks, which the backward pass computes again.

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cxda_jax.config.extensions import added
+from cxda_jax.config.fields import Config, lookup, renamed
 from cxda_jax.errors import UserError, brief
-from cxda_jax.extensions import added
-from cxda_jax.fields import Config, lookup, renamed
 from cxda_jax.nets.attention import ATTENTION, CrossAttention, check_attention
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk

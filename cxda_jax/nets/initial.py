@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cxda_jax.fields import choose
+from cxda_jax.config.fields import choose
 
 XAVIER: Any = {"kernel_init": nn.initializers.xavier_uniform()}  # biases start at zero, as flax's do
 

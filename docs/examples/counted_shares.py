@@ -10,7 +10,7 @@ logits get c (log q - log t).
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.fields import POSITIVE, Field, Group, check
+from cxda_jax.config.fields import POSITIVE, Field, Group, check
 from cxda_jax.methods.entry import WINE, Config, Entry, Style
 from cxda_jax.methods.erm import erm
 from cxda_jax.nets.building import build_net

@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 import cxda_jax
-from cxda_jax.fitting import gains_on
+from cxda_jax.adapter.fit import gains_on
 
 KINDS = ((0.0, 1.55), (0.5, 1.1))  # bias and noise of a classifier that errs alike everywhere, and of one that does not
 

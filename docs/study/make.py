@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from cxda_jax.disk.files import write_text
-from cxda_jax.results.result import Result
-from cxda_jax.results.statistics import Difference, Span
+from cxda_jax.studies.result import Result
+from cxda_jax.studies.statistics import Difference, Span
 from docs.study import tables
 from docs.study.tables import APART, BASE, Studies, gaps, level
 

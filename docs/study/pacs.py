@@ -17,8 +17,8 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 import cxda_jax
-from cxda_jax.fitting import gains_on
-from cxda_jax.runs.diagnosis import Diagnosis
+from cxda_jax.adapter.diagnosis import Diagnosis
+from cxda_jax.adapter.fit import gains_on
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 

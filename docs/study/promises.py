@@ -13,8 +13,8 @@ import time
 import numpy as np
 
 import cxda_jax
-from cxda_jax import metrics
-from cxda_jax.fitting import gains_on
+from cxda_jax.adapter.fit import gains_on
+from cxda_jax.training import metrics
 
 DOMAINS, SPREADS, GAINS = (3, 5, 10, 20, 40), (0.0, 3.0, 6.0), (0.0, 1.0, 5.0)
 LEVELS = np.arange(1, 101) / 100

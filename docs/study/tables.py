@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy import stats
 
-from cxda_jax.metrics import mean_sem
-from cxda_jax.results import records
-from cxda_jax.results.formats import markdown
-from cxda_jax.results.result import Result
-from cxda_jax.results.statistics import Difference, Span, measure, pairs
+from cxda_jax.studies import records
+from cxda_jax.studies.formats import markdown
+from cxda_jax.studies.result import Result
+from cxda_jax.studies.statistics import Difference, Span, measure, pairs
+from cxda_jax.training.metrics import mean_sem
 from docs.study.plan import BASE, RECORDS, TRAINED
 
 MAIN = ("unipen", "cifar10_c")

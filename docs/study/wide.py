@@ -21,11 +21,11 @@ import numpy as np
 import optax
 
 import cxda_jax
+from cxda_jax.adapter.diagnosis import diagnose
 from cxda_jax.data.episodes import FEW, Draw, EpisodeSpec, sample_plans
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.methods.label_shift import fit_temperature, shares_by_confusions, shares_by_em, undoing
 from cxda_jax.methods.training_free import FLOOR, regularise, unit
-from cxda_jax.runs.diagnosis import diagnose
 
 KINDS = [(domains, *shares) for domains in (1, 5) for shares in (
     ("dirichlet", 0.1), ("dirichlet", 0.3), ("dirichlet", 1.0), ("even", 1.0))]  # fmt: skip

@@ -17,17 +17,19 @@ from pathlib import Path
 import numpy as np
 from flax import linen
 
-from cxda_jax import ahead, augment, train
+from cxda_jax.data import augment
 from cxda_jax.data.episodes import Draw, EpisodeSpec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.data.store import open_store
 from cxda_jax.disk.reading import read_lines
 from cxda_jax.disk.safetensors import named
-from cxda_jax.evaluation import Tasks, compile_task, evaluate
-from cxda_jax.experiment import make_optimizer
 from cxda_jax.machine import backend, cost, hosts, mesh
 from cxda_jax.nets import cnn
+from cxda_jax.training import loop
+from cxda_jax.training.evaluation import Tasks, compile_task, evaluate
+from cxda_jax.training.experiment import make_optimizer
 from cxda_jax.types import Images
+from tools.ahead import passport as ahead
 
 TASKS, TESTS = 8, 11
 SPEC = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
@@ -63,14 +65,14 @@ def run(store, folder, name, steps, source="device"):
 
     workdir = folder / name
     workdir.mkdir(exist_ok=True)
-    state = train.init_state(method, tx, 0, Images(store.images[:2], np.zeros(2, np.int32)))
-    schedule = train.Schedule(steps, steps, 1, 5, TASKS)
+    state = loop.init_state(method, tx, 0, Images(store.images[:2], np.zeros(2, np.int32)))
+    schedule = loop.Schedule(steps, steps, 1, 5, TASKS)
     cost.flops = flops
-    train.train(
-        train.Learner(method, tx, augment.Weak()), its, plan_of, state, schedule, lambda v: score(v).mean,
-        train.Run(workdir, 0, functools.partial(print, flush=True)),
+    loop.train(
+        loop.Learner(method, tx, augment.Weak()), its, plan_of, state, schedule, lambda v: score(v).mean,
+        loop.Run(workdir, 0, functools.partial(print, flush=True)),
     )  # fmt: skip
-    state, _ = mesh.from_first(lambda: train.resume(workdir, state, print), like=state)
+    state, _ = mesh.from_first(lambda: loop.resume(workdir, state, print), like=state)
     answers = score(state.variables).predictions
     if mesh.is_first():
         losses = [line["loss"] for line in read_lines(workdir / "metrics.jsonl") if "loss" in line]

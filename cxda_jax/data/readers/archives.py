@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple
 from cxda_jax.data.store import SPLITS, written_whole
 from cxda_jax.disk.reading import reason, refuse_html, system_fault
 from cxda_jax.errors import UserError, brief
-from cxda_jax.progress import Counter
+from cxda_jax.machine.progress import Counter
 
 LIMIT = 100 * 2**30  # bytes; iWildCam, the largest data set, has about 25 GB
 MEMBERS = 5_000_000

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from cxda_jax.config.fields import lookup
 from cxda_jax.data.readers.images import read_colour, to_rgb, to_size
 from cxda_jax.data.readers.raw import EXTENSIONS, IMAGENET, RawData, image_pieces, visible
 from cxda_jax.data.store import FITS, SPLITS, StoreInfo
 from cxda_jax.disk.reading import read_table
 from cxda_jax.errors import UserError, brief
-from cxda_jax.fields import lookup
 
 FRACTIONS = (0.7, 0.1, 0.2)
 NEEDED = 5  # domains of each split, for tasks of the usual form

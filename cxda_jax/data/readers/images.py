@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from cxda_jax.config.fields import choose
 from cxda_jax.data.store import FITS
 from cxda_jax.disk.reading import insist_on_file, reason, refuse_html
 from cxda_jax.errors import UserError, brief
-from cxda_jax.fields import choose
 
 Colour = tuple[int, int, int]
 Convert = Callable[[Image.Image], Image.Image]

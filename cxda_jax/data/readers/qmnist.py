@@ -22,12 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
+from cxda_jax.config.fields import choose
 from cxda_jax.data.readers.folder import FRACTIONS
 from cxda_jax.data.readers.raw import Piece, RawData, Rows
 from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.disk.reading import reason, refuse_html
 from cxda_jax.errors import UserError
-from cxda_jax.fields import choose
 
 STUDENTS = 4  # the series of NIST's digits that students wrote
 TYPES = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}  # by the third byte of an idx file

@@ -25,12 +25,12 @@ from pathlib import Path
 
 import numpy as np
 
+from cxda_jax.config.fields import choose
 from cxda_jax.data.readers.folder import FRACTIONS, random_splits
 from cxda_jax.data.readers.raw import Piece, RawData, Rows, find_folder
 from cxda_jax.data.store import SPLITS, StoreInfo
 from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError, brief
-from cxda_jax.fields import choose
 
 SETS = ("1a", "1b", "1c")
 LABELS = {c: i for i, c in enumerate(string.digits + string.ascii_uppercase + string.ascii_lowercase)}

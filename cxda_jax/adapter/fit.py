@@ -1,0 +1,425 @@
+"""Adapts the classifier that you already have: fit() learns from what it says of labelled images.
+
+    adapter = cxda_jax.fit(logits, labels, domains, style=style)    # images that the classifier was not trained on
+    device = adapter.adapt(buffer_logits, style=buffer_style)       # unlabelled images of a device, any number
+    proba = device.predict_proba(new_logits, style=new_style)
+
+Logits are what the classifier gives before softmax. The style of an image is any vector that tells domains apart: means
+and deviations of the channels of early maps do, and the last features hardly do.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from cxda_jax.adapter.adapter import CELLS, SIZES, Adapter, as_array, as_logits, as_numbers, check_number, method_of
+from cxda_jax.adapter.correction import Labelled, correct
+from cxda_jax.adapter.judge import FULL, TASKS, Judged, Turn, calibrated, diagnosis, headroom, judge, report_on, some_of
+from cxda_jax.adapter.report import in_words
+from cxda_jax.data import augment
+from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
+from cxda_jax.data.store import DomainStore, StoreInfo
+from cxda_jax.errors import UserError
+from cxda_jax.machine import backend
+from cxda_jax.machine.progress import duration
+from cxda_jax.methods.cxda_shares import ERRORS, changed, measure
+from cxda_jax.training import loop
+from cxda_jax.types import Described, Episode, Images, Variables
+
+FEWEST = 3  # domains: one teaches, one chooses, one judges
+TURNS = 4  # adapters at most that are judged in the place of the returned one
+CHOOSING, VALIDATIONS = 4, 5  # of so many domains one chooses the best weights; how often it does
+TASKS_PER_STEP, RATE = 16, 1e-2  # Adam's rate at the start; a cosine leads to 0
+QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
+PARTS = (0.5, 0.25, 0.0)  # of the errors that training domains show; validation says how much of them others share
+MASSES = (1.0, 2.0, 4.0)  # times as many images are to outweigh the shares of training, where balanced mixtures lose
+BALANCED = 100  # a stream of tasks of its own
+TIMED = 5  # steps, after which the first guess of their number is made; later ones follow each EVERY steps
+EVERY = 50
+LEAST_STEPS = 100  # with fewer an adapter learns next to nothing
+JUDGING = 10  # judging takes as long as so many validations
+SPOKEN = 10.0  # seconds between two lines of progress
+MISSING = ("None", "nan", "NaT", "<NA>")  # what unknown values of numpy and pandas print as
+USE = {"train": "teach", "val": "choose"}  # what the domains of a split do
+WITHOUT = {  # what it costs if the keys come from something else than a style
+    "features": "the keys come from the features: these tell domains apart worse than a style does, so a mixed buffer "
+    "helps less",
+    "logits": "the keys come from the logits: these hardly tell domains apart, so a mixed buffer helps little",
+}
+
+
+def fit(  # noqa: PLR0913
+    logits: Any,
+    labels: Any,
+    domains: Any,
+    style: Any = None,
+    features: Any = None,
+    minutes: float = 2.0,
+    steps: int = 1000,
+    seed: int = 0,
+    log: Callable[[str], None] = print,
+) -> Adapter:
+    """Learns to adapt a classifier, from images that it was not trained on.
+
+    The report is of what new domains get. The domains are dealt into turns; in each an adapter that learnt from the
+    other domains is judged. The adapter that is returned has all domains: a quarter of them choose, the others teach.
+
+    A task has up to 100 images in its buffer. A step has 16 tasks of 20 queries for up to 65 classes. For more classes
+    it has fewer queries (5 at least), and then fewer tasks (4 at least), so that the arrays [tasks, queries, 100,
+    classes] of a step have two million numbers.
+
+    The result is a function of the arguments but for `minutes`, as long as no step is left out to keep to these.
+
+    Args:
+      logits: of the classifier, [n, classes].
+      labels: class numbers [n].
+      domains: numbers or names [n] of where each image comes from, three at least.
+      style: a vector of each image [n, d] that tells domains apart.
+      features: what takes its place where there is none, [n, d]; None: the logits do. Both tell domains apart worse.
+      minutes: that it may take. Steps are left out to keep to them, but a UserError tells the minutes that are needed
+        if next to none would be left.
+      steps: of each training, at most: one for each turn, and one for the adapter that is returned.
+      seed: of all that is random.
+      log: takes lines of progress.
+    """
+    began = time.monotonic()
+    check_numbers(minutes, steps, seed)
+    keys = "style" if style is not None else "features" if features is not None else "logits"
+    judged = _checked(logits, labels, domains, {"style": style, "features": features}, seed, FEWEST)
+    if keys in WITHOUT:
+        log(WITHOUT[keys])
+    known = headroom(judged)  # before the time of the training is over
+    whole, *others = deal(judged)
+    _tell_of_small(whole, log)
+    clock = Clock(began, 60 * minutes, len(others) + 1, steps, log)
+    turns = [_turn(turn, clock) for turn in others]
+    variables, taken = _train(whole, clock)
+    report, kept = report_on(judged, variables, turns, {"steps": taken, "asked": steps}, known)
+    log(said := in_words(report))
+    classes = judged.store.num_classes
+    return Adapter(classes, judged.rows.shape[1] - classes, keys, seed, variables, kept, report, said)
+
+
+def gains_on(adapter: Adapter, logits: Any, labels: Any, domains: Any, style: Any = None) -> dict[str, Any]:
+    """What an adapter gains on labelled images of other domains than fit() had, by parts of a report.
+
+    They are `images`, `right`, `headroom`, `gain`, `overall`, `by_domain` and `calibration`; the temperatures are the
+    adapter's own.
+
+    Args:
+      adapter: of fit().
+      logits: labels, domains and style: as in fit(), of one domain or more.
+    """
+    adapter.rows(logits, style)  # names what is not as in fit()
+    judged = _checked(logits, labels, domains, {adapter.keys: style}, adapter.seed)
+    temperatures = {n: adapter.temperature(n) for n in SIZES}
+    found, _ = judge([Turn(judged, adapter.variables, adapter.known)], temperatures)
+    right = judged.logits.argmax(1) == judged.store.labels
+    return {"images": len(right), "right": float(right.mean()), "headroom": headroom(judged), **found}
+
+
+def diagnosed(logits: Any, labels: Any, domains: Any) -> str:
+    """How much there is to gain for a classifier, from what it says of images that are new to it."""
+    return diagnosis(_checked(logits, labels, domains, {}, 0))
+
+
+def check_numbers(minutes: Any, steps: Any, seed: Any) -> None:
+    check_number("minutes", minutes, (int, float), 0, 1e6)
+    check_number("steps", steps, int, 1, 2**31 - 1)
+    check_number("seed", seed, int, 0, 2**31 - 1)
+
+
+def load_of(classes: int) -> tuple[int, int]:
+    """The tasks of a step, and the queries of each, by the rule of fit()."""
+    room = CELLS // 2 // (FULL * classes)
+    queries = min(QUERIES, max(FEW_QUERIES, room // TASKS_PER_STEP))
+    return min(TASKS_PER_STEP, max(FEW_TASKS, room // queries)), queries
+
+
+class Clock:
+    """The time of several trainings of so many steps, one after another."""
+
+    def __init__(self, began: float, seconds: float, trainings: int, steps: int, log: Callable[[str], None]):
+        self.began, self.end, self.trainings, self.steps, self.log = began, began + seconds, trainings, steps, log
+        self.training = 0  # the number of this one
+        self.spoken = began
+
+    def start(self) -> "Pace":
+        """The pace of the next training."""
+        self.training += 1
+        return Pace(self, self.steps)
+
+    def tell(self, line: str, now: float, left: float) -> None:
+        """Says a line of progress with the seconds that are left, unless one was said a moment ago."""
+        if now - self.spoken >= SPOKEN:
+            self.spoken = now
+            self.log(f"training {self.training} of {self.trainings}, {line}  eta {duration(max(1.0, left))}")
+
+
+class Pace:
+    """The steps of a training that keeps to its part of a clock. The cosine of its rate ends at 0, however many steps
+    it has."""
+
+    def __init__(self, clock: Clock, steps: int):
+        self.clock, self.asked, self.left = clock, steps, steps
+        self.taken, self.progress, self.began, self.until = 0, 0.0, 0.0, math.inf
+        self.a_step = 0.0
+        self.validation = 0.0  # seconds of one
+
+    @property
+    def rate(self) -> float:
+        return RATE * (1 + math.cos(math.pi * self.progress)) / 2
+
+    def validations(self, progress: float) -> float:
+        """The number of those to come in a training."""
+        return (1 - progress) * VALIDATIONS + 1 + len(PARTS) + len(MASSES)
+
+    def step(self, now: Callable[[], float]) -> bool:
+        """Counts a step, leaves out some where time is short, and returns whether a validation follows.
+
+        now() waits for the step.
+        """
+        before, self.progress = self.progress, self.progress + (1 - self.progress) / self.left
+        self.taken, self.left = self.taken + 1, self.left - 1
+        if self.taken == 1:  # it was compiled
+            self.began = now()
+            share = 1 / (self.clock.trainings + 1 - self.clock.training)
+            self.until = self.began + (self.clock.end - JUDGING * self.validation - self.began) * share
+        elif self.left and (self.taken == 1 + TIMED or self.taken % EVERY == 0):
+            self._keep_to_time(now())
+        part = VALIDATIONS * self.progress + 1e-9
+        return not self.left or int(part) > int(VALIDATIONS * before + 1e-9)
+
+    def _keep_to_time(self, now: float) -> None:
+        self.a_step = max(1e-9, (now - self.began) / (self.taken - 1))
+        reserve = self.validations(self.progress) * self.validation
+        room = int((self.until - reserve - now) / self.a_step)
+        if room < self.left:
+            if self.clock.training == 1 and self.taken + room < min(LEAST_STEPS, self.asked):
+                raise UserError(self._too_short(now, max(0, room)))
+            self.left = max(1, room)
+            told = f"time is short: {self.taken + self.left} of {self.asked} steps"
+            self.clock.log(f"{told}, in training {self.clock.training} of {self.clock.trainings}")
+        others = self.clock.trainings - self.clock.training
+        validations = self.validations(self.progress) + others * self.validations(0) + JUDGING
+        seconds = (self.left + others * self.asked) * self.a_step + validations * self.validation
+        self.clock.tell(f"step {self.taken}/{self.taken + self.left}", now, min(seconds, self.clock.end - now))
+
+    def _too_short(self, now: float, room: int) -> str:
+        each = self.asked * self.a_step + self.validations(0) * self.validation
+        seconds = now - self.clock.began + self.clock.trainings * each + JUDGING * self.validation
+        given, needed = (self.clock.end - self.clock.began) / 60, math.ceil(12 * seconds / 60) / 10  # a fifth to spare
+        fit = f"only {self.taken + room} of {self.asked} steps of each training fit on this machine"
+        return f"minutes={given:g}: {fit}; give minutes={needed:g}"
+
+
+class Programs(NamedTuple):
+    """What all trainings of so many classes share."""
+
+    optimizer: optax.GradientTransformationExtraArgs
+    step: Callable[..., loop.Stepped]
+
+
+@functools.cache
+def programs(classes: int) -> Programs:
+    optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=RATE)
+    learner = loop.Learner(method_of(classes), optimizer, augment.Weak(crop=False, flip=False, rotate=0.0))
+    return Programs(optimizer, backend.jit(functools.partial(loop.train_step, learner)))
+
+
+def _train(judged: Judged, clock: Clock) -> tuple[Variables, int]:
+    """The variables that are best on tasks of the choosing domains, and the steps that were taken."""
+    store, rows, classes = judged.store, judged.rows, judged.store.num_classes
+    (optimizer, step), (tasks, _) = programs(classes), load_of(classes)
+    draws = {split: judged.draw(split, i, _spec(judged, split)) for i, split in enumerate(("train", "val"))}
+    asked = sample_plans(draws["val"], range(TASKS))
+    state = loop.init_state(method_of(classes), optimizer, judged.seed, _images(rows[:2]))
+    state = state.replace(variables=_start(judged, state.variables))
+
+    def score(variables: Variables) -> float:
+        return float((judged.answers(variables, asked).argmax(-1) == store.labels[asked.query]).mean())
+
+    pace, key, best = clock.start(), jax.random.key(judged.seed), (-1.0, state.variables)
+    score(state.variables)  # compiles
+    begun = time.monotonic()
+    untrained = (score(state.variables), state.variables)
+    pace.validation = time.monotonic() - begun
+    while pace.left:
+        state.optimizer.hyperparams["learning_rate"] = jnp.float32(pace.rate)
+        plan = sample_plans(draws["train"], range(pace.taken * tasks, (pace.taken + 1) * tasks))
+        state, _ = step(state, _episodes(rows, store.labels, plan), key)
+        if pace.step(lambda state=state: float(jax.block_until_ready(state.step) * 0) + time.monotonic()):
+            scored = score(state.variables)
+            if scored > best[0]:
+                best = (scored, state.variables)
+    best = max(*less_sure(*best, score), untrained, key=lambda scored: scored[0])
+    return more_careful(best[1], _gain_of_balanced(judged)), pace.taken
+
+
+def less_sure(
+    scored: float, variables: Variables, score: Callable[[Variables], float]
+) -> list[tuple[float, Variables]]:
+    """The variables with all of the errors that they know, and with each part of these, by their scores."""
+    parts = [changed(variables, ERRORS, lambda errors, part=part: errors * part) for part in PARTS]
+    return [(scored, variables), *((score(less), less) for less in parts)]
+
+
+def more_careful(variables: Variables, gain: Callable[[Variables], float]) -> Variables:
+    """The first variables that do not lose of those that trust a buffer less and less, or those that lose least."""
+    tried = []
+    for mass in MASSES:
+        less = changed(variables, ("log_m",), lambda log_m, mass=mass: log_m + math.log(mass))
+        tried.append((gain(less), less))
+        if tried[-1][0] >= 0:
+            break
+    return max(tried, key=lambda scored: scored[0])[1]
+
+
+def _gain_of_balanced(judged: Judged) -> Callable[[Variables], float]:
+    """What a full buffer brings on validation tasks of even shares, of as many domains as a task can have."""
+    store, number = judged.store, judged.most_domains("val")
+    spec = EpisodeSpec(number, FULL // number, judged.queries, shares="even", skip_small=True)
+    draw = judged.draw("val", BALANCED, spec)
+    if len(draw.domains) < number:
+        return lambda variables: 0.0
+    plan = sample_plans(draw, range(TASKS))
+    support, query = plan
+    plain = judged.answers({}, Plan(support[:, :0], query))
+
+    def right(logits: np.ndarray) -> float:
+        return float((logits.argmax(-1) == store.labels[query]).mean())
+
+    return lambda variables: right(judged.answers(variables, plan)) - right(plain)
+
+
+def deal(judged: Judged) -> list[Judged]:
+    """All images for the adapter that is returned, and then for each turn, in which some domains judge and the others
+    teach and choose. Each domain judges in one turn.
+
+    Domains with images enough for tasks of their own are dealt first, so that each part gets some.
+    """
+    store, count = judged.store, len(judged.store.split)
+    order = np.random.Generator(np.random.Philox(key=[judged.seed, 0])).permutation(count)
+    small = np.diff(store.offsets)[order] < FULL + judged.queries
+    order, large = order[np.argsort(small, kind="stable")], int((~small).sum())
+    number = max(FEWEST, min(TURNS, (large if large >= FEWEST else count) // 2))
+
+    def of(judging: Any) -> Judged:
+        others = order[~np.isin(order, judging)]
+        choosing = others[::CHOOSING]
+        split = ("test" if d in judging else "val" if d in choosing else "train" for d in range(count))
+        return judged._replace(store=store._replace(split=tuple(split)))
+
+    return [of([]), *(of(order[i::number]) for i in range(number))]
+
+
+def _tell_of_small(judged: Judged, log: Callable[[str], None]) -> None:
+    for split, use in USE.items():
+        domains, spec = judged.store.domains(split), _spec(judged, split)
+        if small := len(domains) - len(judged.draw(split, 0, spec).domains):
+            fewer = f"that {use} have fewer than {spec.least} images"
+            log(f"{small} of the {len(domains)} domains {fewer}, so no task is drawn from them")
+
+
+def _turn(judged: Judged, clock: Clock) -> Turn:
+    """An adapter of the domains that teach and choose, and its rivals of the same."""
+    variables, _ = _train(judged, clock)
+    store, parts = judged.store, []
+    for split in ("train", "val"):
+        rows = some_of(judged.rows_of(split), judged)
+        style = judged.rows[rows, store.num_classes :]
+        parts.append(Labelled(judged.logits[rows], style, store.labels[rows], store.row_domains()[rows]))
+    return Turn(judged, variables, calibrated(judged, judged.rows_of("train", "val")), correct(*parts))
+
+
+def _start(judged: Judged, variables: Variables) -> Variables:
+    """The variables with what is measured of training images, of which a part does where there are many.
+
+    The classifier's own training images are not given. The classes are taken to have the same shares there.
+    """
+    store, rows, own = judged.store, judged.rows, judged.rows_of("train")
+    some = some_of(own, judged)
+    held = Described(rows[some], store.labels[some], store.row_domains()[some])
+    return measure(variables, held, store.labels[own])
+
+
+def _spec(judged: Judged, split: str) -> EpisodeSpec:
+    """Tasks of any shares and mixture, of five domains or of as many as there are."""
+    number = judged.most_domains(split)
+    if not number:
+        most = np.diff(judged.store.offsets)[judged.store.domains(split)].max()
+        what = f"those that {USE[split]} have at most {most} images each"
+        raise UserError(f"domains: {what}; give {FULL + judged.queries} of each domain")
+    return EpisodeSpec(number, FULL // number, judged.queries, shares="any", mixture="any", skip_small=True)
+
+
+def _images(rows: np.ndarray) -> Images:
+    return Images(jnp.asarray(rows[..., None, None, :]), jnp.zeros(rows.shape[:-1], jnp.int32))
+
+
+def _episodes(rows: np.ndarray, labels: np.ndarray, plan: Plan) -> Episode:
+    (support, query), (support_label, label) = plan, (jnp.asarray(labels[part]) for part in plan)
+    return Episode(_images(rows[support]), _images(rows[query]), label, support_label)
+
+
+def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], seed: int, fewest: int = 1) -> Judged:
+    """The arguments of fit() as images whose domains all judge; a UserError names the first that is wrong."""
+    z = as_logits(logits)
+    if z.shape[1] < 2 or not len(z):
+        raise UserError(f"logits: shape {z.shape}; give at least one image, and a column for each of the classes")
+    given = {name: array for name, array in styles.items() if array is not None}
+    if len(given) > 1:
+        raise UserError("features: given beside style, which takes their place; give one of the two")
+    s = z
+    for name, array in given.items():
+        s = as_numbers(name, array, len(z))
+    y, d = as_array("labels", labels), as_array("domains", domains)
+    for name, array in (("labels", y), ("domains", d)):
+        if array.shape != (len(z),):
+            raise UserError(f"{name}: shape {array.shape}, but logits has {len(z)} rows; give one for each image")
+    if y.dtype == object and all(isinstance(label, int | np.integer) for label in y):
+        y = y.astype(np.int64)
+    if y.dtype.kind not in "iu":
+        raise UserError(f"labels: {y.dtype}; give class numbers as integers, the columns of logits")
+    if not 0 <= y.min() <= y.max() < z.shape[1]:
+        wrong = y.min() if y.min() < 0 else y.max()
+        raise UserError(f"labels: {wrong} is none of the {z.shape[1]} columns of logits; count classes from 0")
+    at, count = z.argmax(1), z.shape[1]
+    right, shifted = (at == y).mean(), (at == y - 1).mean()
+    by_chance = np.bincount(at, minlength=count)[:-1] @ np.bincount(y, minlength=count)[1:] / len(y) ** 2
+    if y.min() > 0 and shifted > max(2 * right, by_chance + 0.1):
+        what = f"none is 0, and the classifier is right on {right:.0%}, but on {shifted:.0%} of the labels less 1"
+        raise UserError(f"labels: {what}; count classes from 0")
+    if y.min() == y.max():
+        raise UserError(f"labels: all are {y[0]}; give images of two classes at least")
+    names, d = domains_of("domains", d)
+    if len(names) < fewest:
+        told = "one teaches, one chooses and one judges"
+        raise UserError(f"domains: {len(names)} of them; give images of {fewest} at least, of which {told}")
+    return Judged(_store(z, s, y.astype(np.int32), d, tuple(map(str, names))), load_of(z.shape[1])[1], seed)
+
+
+def domains_of(name: str, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The names of domains, and the number of each image's [n]; a UserError where one is unknown."""
+    for i, domain in enumerate(given.ravel().tolist()):
+        if not isinstance(domain, str) and str(domain) in MISSING:
+            raise UserError(f"{name}: row {i} has {domain}; give the domain of each image")
+    return np.unique(given.astype(str) if given.dtype == object else given, return_inverse=True)
+
+
+def _store(
+    z: np.ndarray, s: np.ndarray, labels: np.ndarray, domains: np.ndarray, names: tuple[str, ...]
+) -> DomainStore:
+    """The images as a data set, sorted by domain."""
+    order, count = np.argsort(domains, kind="stable"), len(names)
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(domains, minlength=count))])
+    info = StoreInfo("what fit() was given", tuple(map(str, range(z.shape[1]))), (0.0,), (1.0,))
+    images = np.concatenate([z, s], axis=1)[order][:, None, None]
+    return DomainStore(info, images, labels[order], offsets, ("test",) * count, names, "")

@@ -1,0 +1,376 @@
+"""Judges adapters on domains from which they learnt nothing: gains and how sure they are, calibration and drift.
+
+An adapter that fit() returns has learnt from all domains, so no domain is left to judge it. Its report is of others in
+its place: the domains are dealt into turns, and in each turn an adapter that learnt from the other domains is judged.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.optimize
+import scipy.special
+
+from cxda_jax.adapter.adapter import CELLS, SIZES, apart, method_of, probabilities, standardised
+from cxda_jax.adapter.correction import Correction
+from cxda_jax.adapter.diagnosis import FIRST, SHARES, Diagnosis, by_em, diagnose, kind_of
+from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, Plan, domains_for, in_shares, sample_plans
+from cxda_jax.data.store import DomainStore
+from cxda_jax.errors import UserError
+from cxda_jax.machine import backend
+from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_of
+from cxda_jax.training import metrics
+from cxda_jax.types import ADAPTER, Array, Images, Variables
+
+TASKS, BLOCK = 200, 50  # of a kind; that a program answers at once
+START = 2**21  # numbers of images, from which a calibration is measured, and the training's start
+FULL = SIZES[-1]
+LEVELS = np.arange(1, 101) / 100  # parts of all answers, the surest ones, of which the errors by domain are kept
+DRAWS, MOST_DOMAINS = 30, 100  # buffers of each domain, and the domains, that say what is no drift
+DIAGNOSED = 2**19  # logits that the diagnosis reads, as it takes minutes for more
+
+
+class Judged(NamedTuple):
+    """Images for fit(). Domains of split "train" teach an adapter, those of "val" choose, and those of "test" judge.
+
+    Attributes:
+      store: whose images are logits and style, [n, 1, 1, classes + d].
+      queries: of a task.
+      seed: of the tasks.
+    """
+
+    store: DomainStore
+    queries: int
+    seed: int
+
+    @property
+    def rows(self) -> np.ndarray:
+        return self.store.images[:, 0, 0]
+
+    @property
+    def logits(self) -> np.ndarray:
+        return self.rows[:, : self.store.num_classes]
+
+    def rows_of(self, *splits: str) -> np.ndarray:
+        """The numbers of the images of some splits."""
+        domains = np.concatenate([self.store.domains(split) for split in splits])
+        return np.flatnonzero(np.isin(self.store.row_domains(), domains))
+
+    def most_domains(self, split: str) -> int:
+        """The most domains, up to five, that a task can have; 0 where none has images enough."""
+        sizes = np.diff(self.store.offsets)[self.store.domains(split)]
+        return max(k * int((sizes >= FULL // k + self.queries).sum() >= k) for k in range(1, 6))
+
+    def draw(self, split: str, stream: int, spec: EpisodeSpec) -> Draw:
+        domains = domains_for(spec, self.store, split)[0]
+        return Draw(spec, self.store.offsets, domains, self.seed, stream, self.store.labels)
+
+    def answers(self, variables: Variables, plan: Plan) -> np.ndarray:
+        """The adapted logits [tasks, queries, classes]; without a support those of the classifier."""
+        if not plan.support.shape[1]:
+            return self.logits[plan.query]
+        found, program = [], _answering(self.store.num_classes)
+        for start in range(0, len(plan.query), BLOCK):  # all of one size, so that one program answers
+            of_block = (np.resize(part[start : start + BLOCK], (BLOCK, part.shape[1])) for part in plan)
+            found.append(np.asarray(program(variables, *(self.rows[part] for part in of_block))))
+        return np.concatenate(found)[: len(plan.query)]
+
+
+class Turn(NamedTuple):
+    """An adapter, and the domains of split "test" that judge it beside its rivals.
+
+    Attributes:
+      judged: on what.
+      variables: of the adapter.
+      rival: what EM knows, of calibrated().
+      correction: of the logits by style alone, learnt from the same labels; None: it is not compared.
+    """
+
+    judged: Judged
+    variables: Variables
+    rival: Mapping[str, np.ndarray]
+    correction: Correction | None = None
+
+
+class Asked(NamedTuple):
+    """Tasks of one kind, and what was answered.
+
+    Attributes:
+      query: rows [tasks, queries].
+      labels: [tasks, queries].
+      logits: of the adapter by size of the buffer, [tasks, queries, classes].
+      right: the right answers of each task, [answers, tasks]: of the adapter by size, of EM, of the correction.
+      owner: the domain of the queries, [tasks].
+      turn: the number of the turn, [tasks].
+    """
+
+    query: np.ndarray
+    labels: np.ndarray
+    logits: Mapping[int, np.ndarray]
+    right: np.ndarray
+    owner: np.ndarray
+    turn: np.ndarray
+
+
+@functools.cache
+def _answering(classes: int) -> Callable[..., Array]:
+    method = method_of(classes)
+
+    def answering(variables: Variables, support: Array, query: Array) -> Array:
+        def one(task: tuple[Array, Array]) -> Array:
+            support, query = (Images(x[:, None, None], jnp.zeros(len(x), jnp.int32)) for x in task)
+            return method.predict(method.adapt(variables, support, jax.random.key(0)), query)
+
+        cells = query.shape[1] * support.shape[1] * classes
+        return jax.lax.map(one, (support, query), batch_size=min(len(query), max(1, CELLS // cells)))
+
+    return backend.jit(answering)
+
+
+def headroom(judged: Judged) -> Mapping[str, Mapping[str, float]] | None:
+    """The table of a diagnosis on all domains, as the classifier was trained on none. Of many images it reads some.
+
+    None where fewer than two domains have the images for it.
+    """
+    store, rng = judged.store, np.random.default_rng(judged.seed)
+    domains = rng.permutation(np.flatnonzero(np.diff(store.offsets) >= FIRST))
+    domains = domains[: max(5, DIAGNOSED // (store.num_classes * (FIRST + 10)))]
+    each = max(FIRST + 10, DIAGNOSED // (store.num_classes * max(1, len(domains))))
+    parts = [rng.permutation(np.arange(*store.offsets[d : d + 2]))[:each] for d in domains]
+    if len(parts) < 2:
+        return None
+    rows, count = np.concatenate(parts), len(parts)
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+    some = store._replace(images=store.images[:0], labels=store.labels[rows], offsets=offsets, split=("val",) * count)
+    tasks = max(1, min(TASKS, CELLS // (FULL * store.num_classes)))
+    return diagnose(some, judged.logits[rows], 0.0, seed=judged.seed, tasks=tasks).table
+
+
+def diagnosis(judged: Judged) -> str:
+    """headroom() as a table, and in words."""
+    if not (known := headroom(judged)):
+        raise UserError(f"domains: fewer than two have {FIRST} images; give more of each")
+    right = judged.logits.argmax(1) == judged.store.labels
+    return str(Diagnosis(known, float(right.mean()), "these images"))
+
+
+def report_on(
+    judged: Judged, variables: Variables, turns: Sequence[Turn], steps: Mapping[str, int], known: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A report, and the arrays that an adapter keeps of what it was judged on.
+
+    Args:
+      judged: all images.
+      variables: of the adapter that fit() returns.
+      turns: that judge, and no domain judges in two of them.
+      steps: that were taken and asked for.
+      known: headroom()'s.
+    """
+    rival = calibrated(judged, np.arange(len(judged.rows)))
+    found, kept = judge(turns)
+    stats = jax.device_get(variables["batch_stats"][ADAPTER])
+    scaled = standardised(judged.rows[:, judged.store.num_classes :], stats["mean"], stats["std"])
+    expected = metrics.after_selection(found["overall"][str(FULL)], len(found["by_domain"]))
+    told, means = drift(judged, scaled, [turn.judged.store.domains("test") for turn in turns])
+    return {
+        "images": len(judged.rows),
+        "right": float((judged.logits.argmax(1) == judged.store.labels).mean()),
+        "domains": len(judged.store.split),
+        "turns": len(turns), **steps, "tasks": TASKS, "headroom": known, **found, "expected": expected, "drift": told,
+    }, {**means, **kept, **rival}  # fmt: skip
+
+
+def calibrated(judged: Judged, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """What the rival knows of such images: 1 / T, b and t of mlls() in methods/label_shift.py."""
+    some, labels = some_of(rows, judged), judged.store.labels
+    scale, bias = jax.jit(fit_temperature)(judged.logits[some], labels[some])
+    known = {"scale": scale, "bias": bias, "shares": shares_of(labels[rows], judged.store.num_classes)}
+    return {name: np.asarray(x, np.float32) for name, x in known.items()}
+
+
+def some_of(rows: np.ndarray, judged: Judged) -> np.ndarray:
+    """Rows, or a part of them where there are many. Some come twice, to reach one of few numbers of rows: the turns
+    then share their programs."""
+    shuffled = np.random.default_rng(judged.seed).permutation(rows)
+    shuffled = shuffled[: max(1000, START // judged.rows.shape[1])]
+    grain = max(1, 2 ** (len(shuffled).bit_length() - 3))
+    return np.sort(np.resize(shuffled, -(-len(shuffled) // grain) * grain))
+
+
+def judge(
+    turns: Sequence[Turn], temperatures: Mapping[int, float] | None = None
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Parts of a report: gains by kind of task and size of buffer, and calibration. With them, the errors by domain
+    and confidence, from which thresholds follow.
+
+    Args:
+      turns: that judge.
+      temperatures: by size. None: those of the least cross-entropy. What is said of a turn's answers is then by the
+        temperature of the other turns.
+    """
+    store = turns[0].judged.store
+    most = min(turn.judged.most_domains("test") for turn in turns)
+    asked: dict[str, Asked] = {}
+    for stream, (number, shares) in enumerate([(n, s) for n in dict.fromkeys((1, most)) for s in SHARES if n], 2):
+        found = [ask(turn, i, len(turns), stream, number, shares) for i, turn in enumerate(turns)]
+        if parts := [part for part in found if part]:
+            asked[kind_of(number, shares)] = _joined(parts)
+    if not asked:
+        what = f"{FULL + turns[0].judged.queries} images"
+        raise UserError(f"domains: too few have {what}, so nothing can be judged; give more images of each")
+    whole = _joined([*asked.values()])
+    calibration = {str(n): _calibrated(whole, n, temperatures[n] if temperatures else None) for n in SIZES}
+    overall = _gain(whole)
+    groups, which = np.unique(whole.owner, return_inverse=True)
+    gained = np.bincount(which, whole.right[SIZES.index(FULL)] - whole.right[0]) / np.bincount(which)
+    temperature = {n: calibration[str(n)]["temperature"] for n in (0, FULL)}
+    return {
+        "gain": {name: _gain(part) for name, part in asked.items()},
+        "overall": overall,
+        "by_domain": {store.domain_names[d]: 100 * float(x) for d, x in zip(groups, gained, strict=True)},
+        "calibration": calibration,
+    }, _curves(whole, temperature)  # fmt: skip
+
+
+def ask(turn: Turn, number_of_turn: int, turns: int, stream: int, number: int, shares: str) -> Asked | None:
+    """What is answered on tasks of one kind, so many as all turns have in all; None where too few domains have them."""
+    judged, spec = turn.judged, EpisodeSpec(number, FULL // number, turn.judged.queries, shares=shares, skip_small=True)
+    draw = judged.draw("test", stream, spec)
+    if len(draw.domains) < number:
+        return None
+    plan = sample_plans(draw, range(-(-TASKS // turns)), Context(number * spec.per_domain))
+    y = judged.store.labels[plan.query]
+    found = {n: judged.answers(turn.variables, Plan(plan.support[:, :n], plan.query)) for n in SIZES}
+    given = [*found.values(), by_rival(judged, turn.rival, plan)]
+    if turn.correction:
+        rows = judged.rows[plan.query]
+        given.append(turn.correction(rows[..., : judged.store.num_classes], rows[..., judged.store.num_classes :]))
+    right = np.stack([(z.argmax(-1) == y).mean(1) for z in given])
+    owner = judged.store.row_domains()[plan.query[:, 0]]
+    return Asked(plan.query, y, found, right, owner, np.full(len(y), number_of_turn))
+
+
+def _joined(parts: Sequence[Asked]) -> Asked:
+    def of(name: str, axis: int = 0) -> np.ndarray:
+        return np.concatenate([getattr(part, name) for part in parts], axis)
+
+    logits = {n: np.concatenate([part.logits[n] for part in parts]) for n in SIZES}
+    return Asked(of("query"), of("labels"), logits, of("right", 1), of("owner"), of("turn"))
+
+
+def by_rival(judged: Judged, rival: Mapping[str, np.ndarray], plan: Plan) -> np.ndarray:
+    """The logits [tasks, queries, classes] of the strongest rival without training: mlls with the whole buffer."""
+    z = judged.logits * rival["scale"] + rival["bias"]
+    trained = np.broadcast_to(rival["shares"], (len(plan.support), z.shape[1]))
+    p = scipy.special.softmax(z[plan.support], axis=-1)
+    shares = np.asarray(by_em(p, trained, np.ones(plan.support.shape, np.float32)))
+    return z[plan.query] + np.log(np.maximum(shares, FLOOR) / trained)[:, None]
+
+
+def _gain(asked: Asked) -> dict[str, Any]:
+    """The accuracy without a buffer, and what is gained, each with its 95 % interval for the mean of new domains.
+
+    That is by size; "em": by EM with FULL images, "labels": by the correction that the same labels teach; "over_em" and
+    "over_labels": the gain with FULL images less the rival's.
+    """
+    right, full = asked.right, asked.right[SIZES.index(FULL)]
+    rows = {str(n): right[i] - right[0] for i, n in enumerate(SIZES)}
+    for name, rival in zip(("em", "labels"), right[len(SIZES) :], strict=False):
+        rows |= {name: rival - right[0], f"over_{name}": full - rival}
+    spans = 100 * metrics.interval_over_groups(np.stack([right[0], *rows.values()]), asked.owner)
+    return {"plain": float(spans[0, 0]), **dict(zip(rows, spans[1:].tolist(), strict=True))}
+
+
+def _calibrated(asked: Asked, size: int, given: float | None) -> dict[str, Any]:
+    """The calibration of the answers with a buffer of some size."""
+    z, y = asked.logits[size].reshape(-1, asked.logits[size].shape[-1]), asked.labels.ravel()
+    turn, right = np.repeat(asked.turn, asked.labels.shape[1]), z.argmax(1) == y
+
+    def least(rows: np.ndarray) -> float:
+        some = rows[:: max(1, rows.size * z.shape[1] // START)]
+        return least_temperature(z[some], y[some])
+
+    temperature = given or least(np.arange(len(y)))
+    before, after = probabilities(z, 1.0).max(1), np.empty(len(y))
+    for i in np.unique(turn):
+        other = np.flatnonzero(turn != i)
+        after[turn == i] = probabilities(z[turn == i], given or least(other)).max(1)
+    return {
+        "temperature": temperature,
+        "ece": [metrics.expected_calibration_error(confidence, right) for confidence in (before, after)],
+        "risk": {str(coverage): metrics.risk_at(coverage, after, right) for coverage in metrics.COVERAGES},
+    }
+
+
+def _curves(asked: Asked, temperatures: Mapping[int, float]) -> dict[str, np.ndarray]:
+    """By number of images in the buffer (none, FULL), how often each domain's images are answered and wrong at each of
+    some `thresholds` [2, levels], which fall.
+
+    `accepted` and `wrong` [2, domains, levels] count images: one that was asked more than once counts as one.
+    """
+    owner, query = np.repeat(asked.owner, asked.query.shape[1]), asked.query.ravel()
+    (_, which, times), domains = np.unique(query, return_inverse=True, return_counts=True), np.unique(owner)
+    weight, group = 1 / times[which], np.searchsorted(domains, owner)
+    found: dict[str, list[Any]] = {"thresholds": [], "accepted": [], "wrong": []}
+    for size, temperature in temperatures.items():
+        z = asked.logits[size].reshape(len(query), -1)
+        confidence, wrong = probabilities(z, temperature).max(1), z.argmax(1) != asked.labels.ravel()
+        thresholds = np.quantile(confidence, 1 - LEVELS)
+        level = np.searchsorted(-thresholds, -confidence)  # the first at which it is accepted
+        for name, counted in (("accepted", weight), ("wrong", weight * wrong)):
+            counts = np.zeros((len(domains), len(LEVELS) + 1))
+            np.add.at(counts, (group, level), counted)
+            found[name].append(counts[:, :-1].cumsum(1))
+        found["thresholds"].append(thresholds)
+    return {name: np.array(x, np.float32) for name, x in found.items()}
+
+
+def least_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The temperature of the least cross-entropy, between exp(-5) and exp(5)."""
+    own = logits[np.arange(len(labels)), labels]
+
+    def cross_entropy(log_t: float) -> float:
+        scale = np.float32(np.exp(-log_t))
+        return float(np.mean(np.asarray(scipy.special.logsumexp(logits * scale, axis=1)) - own * scale))
+
+    found: Any = scipy.optimize.minimize_scalar(cross_entropy, bounds=(-5, 5), method="bounded")
+    return float(np.exp(found.x))
+
+
+def drift(
+    judged: Judged, scaled: np.ndarray, tests: Sequence[np.ndarray]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A part of a report, and what an adapter knows of its domains, from standardised styles [n, d] of the store.
+
+    The limit is the largest distance of a domain's buffer from the other domains. Buffers have 5, 20 or 100 images with
+    any shares of the classes. `tests` are domains by turn: their buffers beyond the limit of the other domains are
+    false alarms.
+    """
+    offsets, chosen = judged.store.offsets, np.arange(len(judged.store.split))[:MOST_DOMAINS]
+    means = np.stack([scaled[slice(*offsets[d : d + 2])].mean(0) for d in chosen])
+    within = np.mean([scaled[slice(*offsets[d : d + 2])].var(0) for d in chosen], axis=0)
+    draw = judged.draw("test", 1, EpisodeSpec(shares="any"))
+    buffers = [[scaled[in_shares(draw, i, d)[: SIZES[1 + i % 3]]] for i in range(DRAWS)] for d in chosen]
+
+    def distances(domain: int, others: np.ndarray) -> list[float]:
+        near = means[others]
+        return [apart(buffer, near.mean(0), near.var(0, ddof=1), within) for buffer in buffers[domain]]
+
+    def limit_of(domains: np.ndarray) -> float:
+        return max(max(distances(d, domains[domains != d])) for d in domains)
+
+    told: dict[str, Any] = {"limit": None, "false_alarms": None}
+    if len(chosen) >= 4:
+        told["limit"] = limit_of(chosen)
+        beyond = []
+        for test in (np.intersect1d(test, chosen) for test in tests):
+            others = np.setdiff1d(chosen, test)
+            if len(test) and len(others) >= 3:
+                limit = limit_of(others)
+                beyond += [x > limit for d in test for x in distances(d, others)]
+        told["false_alarms"] = float(np.mean(beyond)) if beyond else None
+    known = {"centre": means.mean(0), "between": means.var(0, ddof=1), "within": within}
+    return told, {name: x.astype(np.float32) for name, x in known.items()}

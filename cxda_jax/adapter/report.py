@@ -1,0 +1,114 @@
+"""A report of fit() as text and as a page. judging.py finds its numbers, and docs/fit.md explains them."""
+
+import html
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cxda_jax.adapter.adapter import SIZES
+from cxda_jax.adapter.diagnosis import BY_HEART, FIRST, Diagnosis
+from cxda_jax.machine.progress import aligned
+
+FULL = str(SIZES[-1])
+COLUMNS: Mapping[str, str] = {  # of a row of gains
+    **{str(n): f"{n} images" for n in SIZES[1:]},
+    "em": f"EM, {FULL} images",
+    "labels": "labels alone",
+}
+STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; display: block; overflow-x: auto } th, td { padding: .3rem .7rem; text-align: right;
+border-bottom: 1px solid #8884; white-space: nowrap } th:first-child, td:first-child { text-align: left }
+:root { color-scheme: light dark }"""
+
+
+def in_words(report: Mapping[str, Any]) -> str:
+    """The verdict, the table of gains, and a line on each other part."""
+    lines = list(_sentences(report))
+    return "\n".join([lines[0], "", as_table(report), "", *lines[1:]])
+
+
+def as_html(report: Mapping[str, Any]) -> str:
+    """The same as a page of its own."""
+    (head, *rows), sentences = _cells(report), list(_sentences(report))
+    table = _row("th", head) + "".join(_row("td", row) for row in rows)
+    title, *notes = (html.escape(sentence) for sentence in sentences)
+    body = f"<h1>What adapting gains</h1><p><b>{title}</b></p><table>{table}</table>"
+    body += "".join(f"<p>{note}</p>" for note in notes)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>What adapting gains</title>'
+        f"<style>{STYLE}</style><body>{body}</body></html>\n"
+    )
+
+
+def as_table(report: Mapping[str, Any]) -> str:
+    """The gains of a report as lines of a table."""
+    return "\n".join(aligned(_cells(report)))
+
+
+def _row(kind: str, cells: list[str]) -> str:
+    return f"<tr>{''.join(f'<{kind}>{html.escape(cell)}</{kind}>' for cell in cells)}</tr>"
+
+
+def _cells(report: Mapping[str, Any]) -> list[list[str]]:
+    rows = [*report["gain"].items(), ("all", report["overall"])]
+    columns = [name for name in COLUMNS if name in report["overall"]]
+    head = ["gain in points (95 % interval)", "right, %", *(COLUMNS[name] for name in columns)]
+    return [head, *([name, f"{row['plain']:.1f}", *(_span(row[c]) for c in columns)] for name, row in rows)]
+
+
+def _sentences(report: Mapping[str, Any]) -> Iterator[str]:
+    overall, steps = report["overall"][FULL], f"{report['steps']} of {report['asked']} steps"
+    gain = f"With {FULL} images the adapter gains {_span(overall)} points on new domains"
+    if overall[1] > 0:
+        yield f"Trusted. {gain}; expect {report['expected']:+.1f}."
+    else:
+        yield f"Not trusted. {gain}, so it may lose. Devices keep the classifier's own answers."
+    yield (
+        f"Each of the {len(report['by_domain'])} domains that judge was kept from the adapter that it judges "
+        f"({report['turns']} turns). The adapter itself learnt from all {report['domains']} domains in {steps}."
+    )
+    if overall[1] <= 0:
+        yield (
+            "What may help: more domains; a style of earlier maps; more minutes, if steps were left out. "
+            "adapter.trusted() adapts all the same."
+        )
+    name, least = min(report["by_domain"].items(), key=lambda gained: gained[1])
+    losing = sum(gain < 0 for gain in report["by_domain"].values())
+    yield f"{losing} of {len(report['by_domain'])} domains lose; the least gain is {least:+.1f}, on domain {name}."
+    yield from _rivals(report["overall"])
+    known = report["headroom"]
+    yield Diagnosis(known, 0.0).headroom() if known else f"Fewer than two domains have {FIRST} images: no headroom."
+    if report["right"] > BY_HEART:
+        yield (
+            f"The classifier knows these images by heart: {report['right']:.1%} of its answers are right. "
+            "An adapter learns nothing from them; give images that it was not trained on."
+        )
+    harms = [f"{name} with {n} images" for name, row in report["gain"].items() for n in SIZES[1:] if row[str(n)][2] < 0]
+    yield f"These surely lose: {'; '.join(harms)}." if harms else "No kind of task surely loses."
+    plain, adapted = report["calibration"]["0"], report["calibration"][FULL if overall[1] > 0 else "0"]
+    yield (
+        f"Calibration error: {plain['ece'][0]:.1%} for the classifier, {adapted['ece'][1]:.1%} for predict_proba(). "
+        f"Of the surest 80 % of answers {plain['risk']['0.8']:.1%} and {adapted['risk']['0.8']:.1%} are wrong."
+    )
+    alarms = report["drift"]["false_alarms"]
+    yield (
+        "Drift is never told: that takes four domains."
+        if alarms is None
+        else f"Drift is told falsely of {alarms:.1%} of the buffers of domains that judge."
+    )
+
+
+def _rivals(overall: Mapping[str, Any]) -> Iterator[str]:
+    """What the rivals gain, and what the adapter gains over the best of them."""
+    said = {"em": "EM without training", "labels": "the same labels without any buffer (logits corrected by style)"}
+    said = {name: text for name, text in said.items() if name in overall}
+    best = max(said, key=lambda name: overall[name][0])
+    gains = " and ".join(f"{text} {_span(overall[name])}" for name, text in said.items())
+    line = f"Rivals: {gains}. The adapter's gain over the better one is {_span(overall[f'over_{best}'])}."
+    if best == "labels" and overall["labels"][1] > 0 and overall["over_labels"][0] < 0:
+        line += " If you can train the classifier on these labels, do that instead."
+    yield line
+
+
+def _span(numbers: list[float]) -> str:
+    mean, low, high = numbers
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"

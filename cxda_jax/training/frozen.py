@@ -1,0 +1,118 @@
+"""The training of a method on a network that stays as it is: the network first, then the method.
+
+An adapter learns from what the network says of the images, each of which passes the network once. That takes a minute.
+Other methods begin with the trunk of the network, and with its head where theirs has the same form.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cxda_jax.config.reading import Config, of_method
+from cxda_jax.data import augment
+from cxda_jax.data.episodes import Draw, Plan, domains_for, sample_plans, split_part
+from cxda_jax.data.sources import device_source
+from cxda_jax.errors import UserError
+from cxda_jax.machine import backend
+from cxda_jax.training import loop
+from cxda_jax.training.experiment import Experiment, adapter_spec, episode_spec, held_out
+from cxda_jax.training.passing import in_batches, plain_answers
+from cxda_jax.types import Described, Images, Method, Variables
+
+ASKED = 2000  # images of each kind that say how often the network is right
+LITTLE = 0.02  # wrong answers; with fewer there is nothing to learn
+
+
+class Right(NamedTuple):
+    """A network's shares of right answers: on images that it learnt from, and on those that are learnt from next."""
+
+    learnt: float
+    others: float
+
+    def __str__(self) -> str:
+        own, next_ones = f"{self.learnt:.1%} of its own images", f"{self.others:.1%} of those for the next training"
+        said = (
+            f"the network is right on {own}, on {next_ones}: {1 - self.others:.1%} of these are left to ask the buffer"
+        )
+        if 1 - self.others < LITTLE:
+            said += "; warning: nothing is learnt from images known by heart; raise held_out"
+        return said
+
+
+def network_config(config: Config, method: Method) -> Config:
+    """The config of the training whose network the method takes."""
+    assert method.frozen
+    own = of_method(config, method.frozen.trains_as, for_tests=True)
+    return {**own, "train": {**own["train"], "held_out": held_out(config, method)}}
+
+
+def how_right(experiment: Experiment, network: Variables) -> Right:
+    """How often a network is right, by the experiment of its own training."""
+    store, seed = experiment.store, experiment.config["seed"]
+    share, found = experiment.config["train"]["held_out"], []
+    for held in (False, bool(share)):
+        rows = split_part(store, share, seed, held).rows
+        rows = np.sort(np.random.default_rng(seed).permutation(rows)[:ASKED])
+        said = plain_answers(experiment, network, rows, "images that show what is left to ask")
+        found.append(float((said.argmax(1) == store.labels[rows]).mean()))
+    return Right(*found)
+
+
+def on_trunk(state: loop.TrainState, network: Variables) -> loop.TrainState:
+    """The state at step 0 of a method that takes the trunk of the network, and other parts of the same form."""
+    taken = {}
+    for kind, new in state.variables.items():
+        alike = {name: tree for name, tree in network[kind].items() if name in new and same_form(tree, new[name])}
+        taken[kind] = {**new, **jax.tree.map(jnp.asarray, alike)}
+    return state.replace(variables=taken)
+
+
+def same_form(a: Any, b: Any) -> bool:
+    return jax.tree.map(jnp.shape, a) == jax.tree.map(jnp.shape, b)
+
+
+def on_descriptions(
+    experiment: Experiment, state: loop.TrainState, network: Variables
+) -> tuple[Experiment, loop.TrainState]:
+    """The experiment in which an adapter learns, and its state at step 0.
+
+    Its data are what the network says of the images. Its tasks are of any shares and mixture, in validation too.
+    """
+    config, store, method = experiment.config, experiment.store, experiment.method
+    assert method.frozen and method.frozen.described
+    (describe, adapter, measure), share = method.frozen.described, held_out(config, method)
+    if not len(store.domains("val")):
+        raise UserError(f"{method.name}: {store.info.name} has no validation domains, which choose its best weights")
+    learnt = split_part(store, share, config["seed"], held=False).rows
+    rows = split_part(store, share, config["seed"], held=True).rows if share else learnt
+    kept = np.sort(np.concatenate([rows, np.flatnonzero(np.isin(store.row_domains(), store.domains("val")))]))
+    variables = jax.tree.map(jnp.asarray, {k: {**state.variables[k], **network[k]} for k in network})
+    describing = backend.jit(describe)
+    images = in_batches(lambda pixels: describing(variables, pixels), store, kept, "images for the adapter")
+    own = images[np.isin(kept, rows)]
+    counts = np.bincount(store.row_domains()[kept], minlength=len(store.split))
+    data = store._replace(
+        images=images[:, None, None],
+        labels=store.labels[kept],
+        offsets=np.concatenate([[0], np.cumsum(counts)]),
+        split=tuple(name if n and name != "test" else "" for name, n in zip(store.split, counts, strict=True)),
+    )
+    tasks, spec = experiment.schedule.tasks_per_step, adapter_spec(episode_spec(config))
+    draw = Draw(spec, data.offsets, domains_for(spec, data, "train")[0], config["seed"], 0, data.labels)
+
+    def train_plans(step: int) -> Plan:
+        return sample_plans(draw, range(step * tasks, (step + 1) * tasks))
+
+    learning = experiment._replace(
+        config={**config, "episode": {**config["episode"], "shares": "any", "mixture": "any", "replacement": False}},
+        store=data,
+        source=device_source(data, experiment.source.mesh),
+        method=adapter,
+        weak=augment.Weak(crop=False, flip=False, rotate=0.0),
+        train_plans=train_plans,
+        example=Images(jnp.asarray(data.images[:2]), jnp.zeros(2, jnp.int32)),
+    )
+    held = Described(own, store.labels[rows], store.row_domains()[rows])
+    return learning, state.replace(variables=measure(variables, held, store.labels[learnt]))

@@ -1,0 +1,423 @@
+"""The training loop: episodic meta-training with validation, checkpoints and exact resume.
+
+It knows no method, network or data set. Step t is a pure function of the state, the seed and t. So a run that was
+killed and started again ends with the same parameters as a run that was not killed. If a loss or a gradient is not
+finite, the program leaves the state as it was, and the run stops and names the episode.
+
+The newest state is kept in workdir/last, and the best variables in workdir/best. A state in last/ was saved before the
+validation of its step, so a run that resumes begins with this validation.
+
+On a mesh the tasks of a step are shared out over its devices. Of several processes, which all train, the first one
+alone reads and writes files, and all of them stop after the same step.
+"""
+
+import contextlib
+import functools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from jax.sharding import Mesh
+
+from cxda_jax.data import augment
+from cxda_jax.data.episodes import Plan
+from cxda_jax.data.sources import Source, stack
+from cxda_jax.disk import checkpoints, files, manifest
+from cxda_jax.errors import UserError
+from cxda_jax.machine import backend, cost, memory, mesh
+from cxda_jax.machine.progress import Meter, MetricsFile, compiling
+from cxda_jax.types import Array, Episode, Images, Method, Variables
+
+ASKED = "asked"  # among what a step measures: whether a process is asked to stop
+
+
+class TrainState(struct.PyTreeNode):
+    """All that a step changes."""
+
+    step: Array  # steps so far
+    variables: Variables
+    optimizer: Any
+    finite: Any = np.True_  # whether all losses and gradients were; if not, further steps change nothing
+
+
+Stepped = tuple[TrainState, dict[str, Array]]  # the state after steps, and their measured loss and accuracy
+
+
+class Learner(NamedTuple):
+    """The rule of a training's steps.
+
+    Attributes:
+      weak: the augmentation of all images.
+      axis: of the mesh over whose devices the tasks of a step are shared out; "" where one has them all.
+    """
+
+    method: Method
+    optimizer: optax.GradientTransformation
+    weak: augment.Weak
+    axis: str = ""
+
+
+class Schedule(NamedTuple):
+    """The length of a training, and the times of what is done between steps. Intervals are in steps."""
+
+    steps: int
+    validate_every: int
+    log_every: int
+    save_every: int
+    tasks_per_step: int = 1
+    tensorboard: bool = False  # whether to write event files too
+    steps_per_call: int = 1  # in one program, if nothing is to be done between them
+
+
+class Run(NamedTuple):
+    """The place and the surroundings of a training.
+
+    Attributes:
+      workdir: for checkpoints, and for metrics.jsonl with the progress.
+      seed: of augmentation and methods.
+      stopping: once it returns True, the loop saves and returns.
+    """
+
+    workdir: Path
+    seed: int
+    log: Callable[[str], None] = print
+    stopping: Callable[[], bool] = lambda: False
+
+
+class NotFinite(UserError):
+    """A step whose loss or gradients were not finite. The state was not changed;
+    workdir/nonfinite.json has its plan."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"step {step}: the loss or its gradients are not finite; the state before it is kept")
+        self.step = step
+
+
+class Spent(NamedTuple):
+    """The time that this process spent on a training."""
+
+    steps: int
+    finished: bool  # or stopped
+    seconds: float
+    steps_per_s: float  # without compilation, validation and saving
+    waiting: float  # seconds, for data
+    validating: float
+    saving: float
+    step_flops: float | None  # of one step, as XLA counts them; None where nothing does
+    step_bytes: int  # moved to the device for one step
+
+
+def init_state(method: Method, tx: optax.GradientTransformation, seed: int, example: Images) -> TrainState:
+    """The state before the first step, for images of the example's shape."""
+    init, key = jax.jit(method.init), jax.random.key(seed)  # without jit each layer would be compiled alone
+    memory.insist_it_fits(init, key, example)
+    variables = init(key, example)
+    return TrainState(jnp.zeros((), jnp.int32), variables, tx.init(variables["params"]), jnp.array(True))
+
+
+def train_step(learner: Learner, state: TrainState, episodes: Episode, key: Array) -> Stepped:
+    """One step of the training, on episodes [tasks, ...]. The key is the run's, the same for all steps.
+
+    Where the learner has the axis of over_devices(), each device has an equal part of the tasks.
+    """
+    (method, tx, weak, axis), own = learner, len(episodes.label)
+    keys = jax.random.split(jax.random.fold_in(key, state.step), own * (jax.lax.axis_size(axis) if axis else 1))
+    if axis:
+        keys = jax.lax.dynamic_slice_in_dim(keys, own * jax.lax.axis_index(axis), own)
+
+    def task_loss(params: Any, episode: Episode, key: Array) -> tuple[Array, Any]:
+        support_key, query_key, method_key = jax.random.split(key, 3)
+        support, query = episode.support, episode.query
+        episode = episode.replace(
+            support=support.replace(pixels=augment.weak(support_key, support.pixels, weak)),
+            query=query.replace(pixels=augment.weak(query_key, query.pixels, weak)),
+        )
+        return method.loss({**state.variables, "params": params}, episode, method_key)
+
+    def objective(params: Any) -> tuple[Array, Any]:
+        if len(keys) == 1:  # a batch axis of one would only make the program slower
+            loss, aux = task_loss(params, *jax.tree.map(lambda x: x[0], (episodes, keys)))
+            return loss, jax.tree.map(lambda x: x[None], aux)
+        losses, aux = jax.vmap(task_loss, in_axes=(None, 0, 0))(params, episodes, keys)
+        return losses.mean(), aux
+
+    (loss, aux), grads = jax.value_and_grad(objective, has_aux=True)(state.variables["params"])
+    stats = jax.tree.map(lambda s: s.mean(0), aux["batch_stats"])  # the only place where episodes' statistics meet
+    accuracy = (aux["logits"].argmax(-1) == episodes.label).mean()
+    if axis:  # the only place where devices meet: all is float32 here, whatever the type of products
+        loss, grads, stats, accuracy = jax.lax.pmean((loss, grads, stats, accuracy), axis)
+    updates, optimizer = tx.update(grads, state.optimizer, state.variables["params"])
+    params = optax.apply_updates(state.variables["params"], updates)
+    finite = jax.tree.reduce(lambda so_far, x: so_far & jnp.isfinite(x).all(), (loss, grads), state.finite)
+    after = TrainState(state.step + 1, {"params": params, "batch_stats": stats}, optimizer, finite)
+    state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state.replace(finite=finite))
+    return state, {"loss": loss, "accuracy": accuracy}
+
+
+def train_call(
+    learner: Learner, source: Source, steps: int, state: TrainState, resident: Any, batch: Any, key: Array
+) -> Stepped:
+    """train_step() for one or several steps in one program, with a source's `resident` and `batch` instead of episodes.
+
+    For several `steps`, `batch` is stack() of theirs, and the measured values have a step axis.
+    """
+
+    def one(state: TrainState, batch: Any) -> Stepped:
+        return train_step(learner, state, source.assemble(resident, batch), key)
+
+    return one(state, batch) if steps == 1 else jax.lax.scan(one, state, batch)
+
+
+def over_devices(
+    learner: Learner, source: Source, devices: Mesh, steps: int, resident: Any = mesh.WHOLE, asked: bool = False
+) -> Callable[..., Stepped]:
+    """train_call() with its first three arguments given, as one program for all devices of a mesh with the axis
+    "tasks".
+
+    The state is whole on each device; the tasks of a batch are shared out; `resident` says how the source's data lie.
+    Devices exchange their mean gradients once a step, in float32. (If instead the compiler shares out the work, it may
+    sum bfloat16 gradients.) With `asked` the program has a fifth argument, a number of each device. Their sum is
+    measured too: so all processes know, after the same step, whether one of them is asked to stop.
+    """
+    cut = mesh.CUT if steps == 1 else jax.P(None, mesh.AXIS)
+    call = functools.partial(train_call, learner._replace(axis=mesh.AXIS), source, steps)
+
+    def with_asked(state: TrainState, resident: Any, batch: Any, key: Array, stop: Array) -> Stepped:
+        state, measured = call(state, resident, batch, key)
+        return state, measured | {ASKED: jax.lax.psum(stop.sum(), mesh.AXIS)}
+
+    inputs = (mesh.WHOLE, resident, cut, mesh.WHOLE)
+    if asked:
+        return mesh.over(devices, with_asked, (*inputs, mesh.CUT), mesh.WHOLE)
+    return mesh.over(devices, call, inputs, mesh.WHOLE)
+
+
+class Programs:
+    """The compiled steps of a training: one step, and several in one program."""
+
+    def __init__(self, learner: Learner, source: Source, schedule: Schedule, run: Run):
+        augment.check_weak(learner.weak)
+        self.source, self.run, self.key = source, run, jax.random.key(run.seed)
+        self.started: set[int] = set()  # the numbers of steps whose programs have run
+        donated = 0 if backend.donates_state() else ()
+        calls: dict[int, Callable[..., Stepped]] = {
+            n: functools.partial(train_call, learner, source, n) for n in (1, schedule.steps_per_call)
+        }
+        if devices := source.mesh:
+            lie, asked = mesh.specs(source.resident), mesh.processes() > 1
+            calls = {n: over_devices(learner, source, devices, n, lie, asked) for n in calls}
+        self.programs = {n: backend.jit(call, donate_argnums=donated) for n, call in calls.items()}
+
+    def arguments(self, batches: Iterator[Any], steps: int) -> tuple[Any, ...]:
+        """The arguments of the program of so many steps, but for the state."""
+        batch = stack([next(batches) for _ in range(steps)])
+        given = mesh.step_arguments(self.source.mesh, batch, steps, self.run.stopping)
+        return self.source.resident, given[0], self.key, *given[1:]
+
+    def __call__(self, steps: int, state: TrainState, arguments: tuple[Any, ...]) -> Stepped:
+        """The state after the steps. The first call compiles, and waits for the result."""
+        program = self.programs[steps]
+        if steps in self.started:
+            return program(state, *arguments)
+        with compiling("the training step", self.run.log):
+            memory.insist_it_fits(program, state, *arguments)
+            state, measured = jax.block_until_ready(program(state, *arguments))
+        self.started.add(steps)
+        return state, measured
+
+    def cost_of_step(self, batches: Iterator[Any], state: TrainState) -> tuple[float | None, int]:
+        """The operations of one step, and the bytes that it moves to the device."""
+        batch = next(batches)
+        flops = cost.flops(self.programs[1].lower(state, *self.arguments(iter([batch]), 1)))
+        return flops, sum(leaf.nbytes for leaf in jax.tree.leaves(batch) if isinstance(leaf, np.ndarray))
+
+
+class Clock:
+    """Counts the seconds of a training by what they go to."""
+
+    def __init__(self, earlier: float):
+        self.earlier, self.began = earlier, time.perf_counter()  # earlier: seconds of the runs before this one
+        self.waiting = self.validating = self.saving = self.starting = 0.0  # for data; starting: of programs
+
+    def add(self, what: str, began: float) -> float:
+        """Counts the seconds since `began` for `what`, and returns them."""
+        took = time.perf_counter() - began
+        setattr(self, what, getattr(self, what) + took)
+        return took
+
+    def so_far(self) -> float:
+        """The seconds since the training began, over all its resumptions."""
+        return self.earlier + time.perf_counter() - self.began
+
+    def stepping(self) -> float:
+        return time.perf_counter() - self.began - self.starting - self.validating - self.saving
+
+
+class Saver:
+    """Keeps the newest state and the best variables of a training, and writes its metrics."""
+
+    def __init__(self, run: Run, schedule: Schedule, start: int, best: dict[str, Any], clock: Clock):
+        self.run, self.best, self.clock, self.stack = run, best, clock, contextlib.ExitStack()
+        opened = functools.partial(mesh.by_first, MetricsFile, run.workdir / "metrics.jsonl")
+        self.metrics = self.stack.enter_context(opened(start, schedule.tensorboard, run.log))
+        self.last = self.stack.enter_context(mesh.by_first(checkpoints.Folder, run.workdir / "last"))
+        # Three, for the older states in last/.
+        self.bests = self.stack.enter_context(mesh.by_first(checkpoints.Folder, run.workdir / "best", 3))
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
+
+    def save(self, state: TrainState) -> float:
+        """Saves the state, and returns the seconds that it took."""
+        began = time.perf_counter()
+        self.bests.wait()  # the best that a state in last/ names must be on disk
+        self.last.save(int(state.step), state, {"best": self.best, "seconds": self.clock.so_far()})
+        return self.clock.add("saving", began)
+
+    def validate(self, step: int, variables: Variables, validate: Callable[[Variables], float]) -> float:
+        """Keeps the variables where they are the best so far, says how they did,
+        and returns the seconds that it took."""
+        began = time.perf_counter()
+        score = validate(variables)
+        took = self.clock.add("validating", began)
+        if score > self.best["score"]:
+            self.best, began = {"score": score, "step": step}, time.perf_counter()
+            self.bests.save(step, variables, self.best)
+            took += self.clock.add("saving", began)
+        best, seconds = self.best, round(self.clock.so_far(), 2)
+        self.metrics.write({"step": step, "val_score": score, "best_score": best["score"], "seconds": seconds})
+        so_far = f"best {best['score']:.4f} at step {best['step']}"
+        self.run.log(
+            f"step {step}  validation {score:.4f}  {so_far}  weights {checkpoints.weights_hash(variables)[:12]}"
+        )
+        return took
+
+    def wait(self) -> None:
+        """Returns when all that was to be saved is on disk."""
+        began = time.perf_counter()
+        self.bests.wait()
+        self.last.wait()
+        self.clock.add("saving", began)
+
+
+class Stopper:
+    """Says after which step to stop. Several processes stop after the same one."""
+
+    def __init__(self, stopping: Callable[[], bool]):
+        self.stopping, self.many = stopping, mesh.processes() > 1
+        self.asked: list[Array] = []  # whether a process was asked to stop, after the latest steps
+
+    def after(self, measured: dict[str, Array]) -> bool:
+        """Whether to stop after steps that measured this; takes the processes' own question out of it."""
+        if not self.many:
+            return self.stopping()
+        self.asked.append(measured.pop(ASKED))
+        # The answer is that of the step before, so that nobody waits for the step that has just begun.
+        return len(self.asked) > 1 and bool(self.asked.pop(0) > 0)
+
+
+def next_call(step: int, schedule: Schedule) -> int:
+    """The number of steps of the next program: steps_per_call, or 1 if
+    something is to be done before so many are over."""
+    intervals = (schedule.log_every, schedule.save_every, schedule.validate_every)
+    stop = min(schedule.steps, *(step // every * every + every for every in intervals))
+    return schedule.steps_per_call if step + schedule.steps_per_call <= stop else 1
+
+
+def train(
+    learner: Learner,
+    source: Source,
+    plan_of: Callable[[int], Plan],
+    state: TrainState,
+    schedule: Schedule,
+    validate: Callable[[Variables], float],
+    run: Run,
+) -> Spent:
+    """Trains from the newest state in workdir/last, or else from this one. It raises NotFinite.
+
+    Args:
+      plan_of: step -> the Plan of its episodes.
+      validate: variables -> score. The largest score is the best, and of equal ones the earliest.
+    """
+    entered = time.perf_counter()
+    state, (best, earlier) = mesh.from_first(lambda: resume(run.workdir, state, run.log), like=state)
+    step = start = int(state.step)
+    if start:
+        run.log(f"resumed from step {start} of {schedule.steps}")
+    state = mesh.place(source.mesh, state)
+    programs, batches = Programs(learner, source, schedule, run), source.own_batches(plan_of, start, schedule.steps)
+    clock, meter, stopper, stop = Clock(earlier), Meter(start, schedule.steps), Stopper(run.stopping), False
+    with Saver(run, schedule, start, best, clock) as saver:
+        while True:
+            if _due(step, schedule) and not stop:
+                meter.exclude(saver.validate(step, state.variables, validate))
+            if stop or step >= schedule.steps:
+                break
+            began, count, first = time.perf_counter(), next_call(step, schedule), step == start
+            compiles, arguments = count not in programs.started, programs.arguments(batches, count)
+            waited = clock.add("waiting", began)
+            state, measured = programs(count, state, arguments)
+            if compiles:
+                meter.exclude(clock.add("starting", began), count)
+            else:
+                meter.waited += waited
+            step, stop = step + count, stopper.after(measured)
+            meter.add(measured)
+            saving = stop or step % schedule.save_every == 0 or _due(step, schedule)
+            logging = step % schedule.log_every == 0 or first or step == schedule.steps
+            if (saving or logging) and not bool(state.finite):
+                saver.save(state.replace(finite=jnp.array(True)))
+                raise _not_finite(int(state.step), plan_of, run)
+            if logging:
+                saver.metrics.write({"step": step} | meter.read(step, schedule.tasks_per_step))
+                run.log(meter.line())
+            elif guess := meter.first_guess(step):
+                run.log(guess)
+            if saving:
+                meter.exclude(saver.save(state))
+        jax.block_until_ready(state)
+        stepping = clock.stepping()
+        saver.wait()
+    mesh.together()  # nobody goes on, or ends, before the first process has written all
+    seconds, done = time.perf_counter() - entered, step - start
+    cost_of = programs.cost_of_step(source.own_batches(plan_of, 0, 1), state) if done else (0.0, 0)
+    speed = (done - sum(programs.started)) / max(stepping, 1e-9)
+    return Spent(done, step >= schedule.steps, seconds, speed, clock.waiting, clock.validating, clock.saving, *cost_of)
+
+
+def resume(
+    workdir: Path, fresh: TrainState, log: Callable[[str], None]
+) -> tuple[TrainState, tuple[dict[str, Any], float]]:
+    """The newest undamaged state of a run, or `fresh`; its best validation {"score", "step"},
+    and the seconds spent so far."""
+    restored = checkpoints.restore(workdir / "last", fresh, damaged=lambda text: log(f"warning: {text}"))
+    if not restored:
+        return fresh, ({"score": -1.0, "step": 0}, 0.0)
+    state, notes = restored
+    step = notes["best"]["step"]
+    if step and (fault := manifest.find_fault(workdir / "best" / str(step), checkpoints.READ)):
+        raise UserError(f"{workdir}/best/{step}: {fault}; copy it back, or delete {workdir} to train again")
+    return state, (notes["best"], notes["seconds"])
+
+
+def _due(step: int, schedule: Schedule) -> bool:
+    """Whether a validation follows this step."""
+    return step > 0 and (step % schedule.validate_every == 0 or step == schedule.steps)
+
+
+def _not_finite(step: int, plan_of: Callable[[int], Plan], run: Run) -> NotFinite:
+    plan = {name: np.asarray(rows).tolist() for name, rows in plan_of(step)._asdict().items()}
+    if mesh.is_first():
+        told = {"step": step, "seed": run.seed, "plan": plan}
+        files.write_text(run.workdir / "nonfinite.json", json.dumps(told) + "\n")
+    return NotFinite(step)
