@@ -42,10 +42,13 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, databas
 settings.load_profile("repeatable")
 
 
-def pytest_collection_modifyitems(config, items):
-    """Of a test of the gate, parameters that are marked as exhaustive are not."""
-    if config.option.markexpr == "gate":
-        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """A test belongs to the ring of its folder; a case of it may be marked for a later ring."""
+    for item in items:
+        ring = item.path.parent.name
+        if ring != "fast" and not item.get_closest_marker("weekly"):
+            item.add_marker(ring)
 
 
 @contextlib.contextmanager

@@ -225,7 +225,7 @@ def place(tree: Path, mistake: Mistake) -> Path:
 
 
 def files_of_tests(tree: Path, mistake: Mistake) -> list[str]:
-    names = (f"tests/test_{name}.py" for name in mistake.tests)
+    names = (f"tests/{ring}/test_{name}.py" for name in mistake.tests for ring in ("fast", "slow"))
     return [name for name in names if (tree / name).is_file()]
 
 
@@ -282,7 +282,7 @@ def run_tests(tree: Path, names: Sequence[str], seconds: float) -> tuple[str, st
         "env": {**os.environ, "PYTHONPATH": str(tree), "STARTED_BY": mark},
         "start_new_session": True,
     }
-    options = ["-x", "-q", "-m", "not exhaustive", "-p", "no:cacheprovider"]
+    options = ["-x", "-q", "-m", "not weekly", "-p", "no:cacheprovider"]
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         streams = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": subprocess.STDOUT}
         process = subprocess.Popen([sys.executable, "-m", "pytest", *options, *names], **around, **streams)

@@ -21,7 +21,7 @@ from cxda_jax.errors import UserError
 from cxda_jax.machine.progress import say
 
 # Experimental: else XLA's CPU backend expands each convolution into gigabytes of im2col, and a step takes 2 to 3 times
-# as long. test_a_training_step_moves_no_more_than_it_did_and_never_calls_the_host in tests/test_cost.py shows it.
+# as long. test_a_training_step_moves_no_more_than_it_did_and_never_calls_the_host in tests/slow/test_cost.py shows it.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 _deterministic = False  # of GPUs alone: on other devices all operations are deterministic
 _TARGET = contextvars.ContextVar("target", default="")
@@ -32,7 +32,7 @@ def target(platform: str) -> Iterator[None]:
     """Within it programs are traced for this platform ("cpu", "gpu" or "tpu"), which the machine need not have."""
     token = _TARGET.set(platform)
     # Process-wide: else JAX takes what it has traced in the forms of another platform. See
-    # test_a_step_in_the_form_of_gpus_equals_that_of_cpus in tests/test_layers.py.
+    # test_a_step_in_the_form_of_gpus_equals_that_of_cpus in tests/slow/test_layers.py.
     jax.clear_caches()
     try:
         yield

@@ -46,7 +46,7 @@ def flops(lowered: Any) -> float | None:
 def _analysis_on_cpu(lowered: Any) -> dict[str, float]:
     """The same count by the CPU's part of XLA; empty where this cannot be had."""
     # Private: JAX gives no counts for GPUs and TPUs, so a training there told zero operations. See
-    # test_operations_of_a_product_are_counted_on_gpus_and_tpus_too in tests/test_cost.py.
+    # test_operations_of_a_product_are_counted_on_gpus_and_tpus_too in tests/slow/test_cost.py.
     try:
         from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 

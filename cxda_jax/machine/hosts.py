@@ -7,7 +7,7 @@ happened, and ends. Nothing is lost: a checkpoint is either whole or not there, 
 newest one.
 
 What is private to JAX here, or concerns the whole process, has a comment that begins with "Private" or "Process-wide".
-Unless it names another test, test_a_lost_process_ends_all_with_one_line_and_loses_nothing of tests/test_mesh.py shows
+Unless it names another test, test_a_lost_process_ends_all_with_one_line_and_loses_nothing of tests/slow/test_mesh.py shows
 the failure.
 """
 
@@ -82,7 +82,7 @@ def joined(coordinator: str = "", num_processes: int = -1, process_id: int = -1,
 
 def _meet(coordinator: str, num_processes: int, process_id: int) -> None:
     # Process-wide: else JAX takes SIGTERM for itself, so that nothing is saved. See
-    # test_a_signal_reaches_a_process_that_works_with_others in tests/test_mesh.py.
+    # test_a_signal_reaches_a_process_that_works_with_others in tests/slow/test_mesh.py.
     jax.config.update("jax_enable_preemption_service", False)
     count, which = (None if number < 0 else number for number in (num_processes, process_id))
     try:
@@ -114,7 +114,7 @@ def _forget() -> None:
 def _quiet_client() -> Iterator[None]:
     """Inside, JAX makes a client that does not end the process when it cannot reach the service."""
     # Private: else the process is aborted with pages of C++ where another one never comes, and no except is reached.
-    # See test_a_process_that_never_comes_ends_the_others_with_an_error in tests/test_mesh.py.
+    # See test_a_process_that_never_comes_ends_the_others_with_an_error in tests/slow/test_mesh.py.
     from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
     make = getattr(_jax, "get_distributed_runtime_client", None)

@@ -1,0 +1,284 @@
+"""fit() on what a classifier says: what it gains and what it says of that, and what is wrong with its arguments."""
+
+import itertools
+import math
+import re
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+from scipy.special import softmax
+
+import cxda_jax
+from cxda_jax.adapter import adapter as adapters
+from cxda_jax.adapter import correction, judge
+from cxda_jax.adapter import fit as fitting
+from cxda_jax.adapter.correction import Labelled, correct, told_shares
+from cxda_jax.adapter.fit import Clock, _checked, deal, load_of
+from cxda_jax.adapter.judge import least_temperature
+from cxda_jax.errors import UserError
+from cxda_jax.training import metrics
+from cxda_jax.types import ADAPTER
+from tests.conftest import fully_compiled
+from tests.lines import one_line
+
+CLASSES, STYLE, RNG = 6, 8, np.random.default_rng(7)
+
+
+def made(seed=0, domains=24, each=130, strength=2.0):
+    """Logits of a classifier that is sure of itself and errs in each domain in another way, labels, domains, styles."""
+    rng = np.random.default_rng(seed)
+    labels, owner = rng.integers(0, CLASSES, domains * each), np.repeat(np.arange(domains), each)
+    logits = strength * np.eye(CLASSES)[labels] + rng.normal(0, 1.2, (len(labels), CLASSES))
+    styles = rng.normal(0, 1, (domains, STYLE))
+    logits += 0.8 * (styles[:, :CLASSES])[owner]  # its bias follows from the style
+    return 3 * logits, labels, owner, styles[owner] + rng.normal(0, 0.3, (len(labels), STYLE))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fewer_tasks():
+    """Judging takes more time than training, and both take more than compiling them."""
+    with pytest.MonkeyPatch.context() as patch, fully_compiled():
+        for module in (judge, fitting):
+            patch.setattr(module, "TASKS", 60)
+        patch.setattr(judge, "BLOCK", 20)
+        yield
+
+
+@pytest.fixture(scope="module")
+def new():
+    """Images of other domains."""
+    return SimpleNamespace(**dict(zip(("logits", "labels", "domains", "style"), made(seed=1), strict=True)))
+
+
+def test_where_balanced_mixtures_lose_a_buffer_is_trusted_less():
+    variables = {"params": {ADAPTER: {"log_m": np.float32(1.0), "bias": np.ones(3)}}}
+
+    def found(*gains):
+        left = iter(gains)
+        own = fitting.more_careful(variables, lambda _: next(left))["params"][ADAPTER]
+        np.testing.assert_array_equal(own["bias"], np.ones(3))
+        return round(math.exp(own["log_m"] - 1), 3), list(left)
+
+    assert found(0.0, 1.0) == (1, [1.0])
+    assert found(-0.1, 0.1, 1.0) == (2, [1.0])
+    assert found(-0.2, -0.1, -0.3) == (2, [])
+
+
+def test_the_gain_of_balanced_mixtures_is_of_validation_tasks_with_even_shares():
+    plans = []
+
+    class Told(judge.Judged):
+        """Its adapted answers are the labels plus what the variables say."""
+
+        def answers(self, variables, plan):
+            if not plan.support.shape[1]:
+                return super().answers(variables, plan)
+            plans.append(plan)
+            return np.eye(CLASSES)[(self.store.labels[plan.query] + variables) % CLASSES]
+
+    logits, labels, domains, style = made(each=260)
+    kept = (labels > 0) | (np.arange(len(labels)) % 3 == 0)  # of the first class a third
+    logits, labels, domains, style = (x[kept] for x in (logits, labels, domains, style))
+    judged = Told(*deal(_checked(logits, labels, domains, {"style": style}, 0))[0])
+    gain = fitting._gain_of_balanced(judged)
+    best, worst = gain(0), gain(1)
+    support, query = plans[0]
+    assert best == pytest.approx(1 - (logits.argmax(1) == labels)[query].mean()) and worst == pytest.approx(best - 1)
+    assert all(len(np.unique(domains[task])) == 5 for task in support)
+    assert {judged.store.split[d] for d in np.unique(domains[support])} == {"val"}
+    shares = np.bincount(labels[np.concatenate([support, query], 1)].ravel()) / (60 * 120)
+    assert np.abs(shares - 1 / CLASSES).max() < 0.03 < 0.08 < 1 / CLASSES - (labels == 0).mean()
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 6, 8, 13, 40])
+def test_each_domain_judges_once_and_never_an_adapter_that_it_taught_or_chose(count):
+    logits, labels, domains, style = made(domains=count)
+    judged = _checked(logits, labels, domains, {"style": style}, 0)
+    whole, *turns = deal(judged)
+    assert len(turns) == (3 if count < 8 else 4) and {*whole.store.split} == {"train", "val"}
+    judges = np.concatenate([turn.store.domains("test") for turn in turns])
+    assert sorted(judges) == [*range(count)]
+    for turn in turns:
+        assert {*turn.store.split} == {"train", "val", "test"} and turn.store.images is judged.store.images
+        of = {split: {*turn.rows_of(split)} for split in ("train", "val", "test")}
+        assert sum(map(len, of.values())) == len(labels) and not of["test"] & (of["train"] | of["val"])
+    small = np.isin(domains, np.arange(count - 3)) & (np.arange(len(labels)) % 13 > 0)  # all but three have 10 images
+    dealt = deal(_checked(logits[~small], labels[~small], domains[~small], {"style": style[~small]}, 0))
+    for turn in dealt[1:]:
+        assert all(turn.most_domains(split) for split in ("train", "val", "test"))
+
+
+def test_the_same_labels_without_a_buffer_are_a_rival_that_learns_errors_and_no_shares():
+    """Beside scipy's numerical gradient; on skewed domains whose errors follow the style."""
+    logits, labels, domains, style = made(seed=3, domains=30)
+    kept = RNG.random(len(labels)) < np.where((labels + domains) % CLASSES < 2, 1.0, 0.2)  # other shares in each domain
+    arrays = [x[kept].astype(np.float32) for x in (logits, style)] + [x[kept] for x in (labels, domains)]
+    first = arrays[3] < 24
+    learn, choose = (Labelled(*(x[of] for x in arrays)) for of in (first, ~first))
+    found = correct(learn, choose)
+    new = domains >= 24  # with all images of these domains
+    right = [(z[new].argmax(1) == labels[new]).mean() for z in (logits, found(logits, style))]
+    assert right[1] > right[0] + 0.05, right
+    offset = told_shares(learn)
+    for domain in range(24):
+        of, t = learn.domains == domain, np.bincount(learn.labels, minlength=CLASSES) + 0.5
+        q = (np.bincount(learn.labels[of], minlength=CLASSES) + t / t.sum()) / (of.sum() + 1)
+        np.testing.assert_allclose(offset[of], np.tile(np.log(q) - np.log(t / t.sum()), (of.sum(), 1)), atol=1e-5)
+    point, few = RNG.normal(0, 0.3, 1 + CLASSES + STYLE * CLASSES), slice(0, 40)
+    z = point[0] * learn.logits[few] + point[1:7] + learn.style[few] @ point[7:].reshape(STYLE, CLASSES) + offset[few]
+    expected = -np.log(softmax(z, -1)[np.arange(40), learn.labels[few]]).mean() + 0.05 * (point[7:] ** 2).sum()
+    given = (point, learn.style, learn.logits, learn.labels, offset)
+    loss, _ = correction._objective()(*(x if x is point else x[few] for x in given), 0.1)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert not correct(learn, choose._replace(labels=choose.logits.argmax(1))).weights.any()  # nothing to correct
+
+
+def test_an_image_counts_once_in_the_errors_by_domain():
+    query = np.array([[0, 1, 0], [4, 5, 5]])  # of domains 0 and 1
+    z = np.log(np.array([[[9.0, 1], [2, 8], [6, 4]], [[3, 7], [5.1, 4.9], [8, 2]]]))
+    labels = np.array([[0, 0, 0], [1, 1, 1]])
+    asked = judge.Asked(query, labels, {0: z, 100: z}, np.zeros((4, 2)), np.array([0, 1]), np.zeros(2, int))
+    found = judge._curves(asked, {0: 1.0, 100: 1.0})
+    for level, threshold in enumerate(found["thresholds"][0]):
+        for domain in (0, 1):
+            accepted, wrong = 0.0, 0.0
+            for i, j in itertools.product([domain], range(3)):
+                p = np.exp(z[i, j])
+                if p.max() / p.sum() >= threshold - 1e-6:
+                    times = (query[i] == query[i, j]).sum()
+                    accepted, wrong = accepted + 1 / times, wrong + (p.argmax() != labels[i, j]) / times
+            assert found["accepted"][1, domain, level] == pytest.approx(accepted)
+            assert found["wrong"][1, domain, level] == pytest.approx(wrong)
+
+
+def test_what_is_wrong_with_an_argument_is_said_in_one_line():
+    for fine in ([[0.3, 0.7004]], np.zeros((0, 5)), [[0.2, 0.9]] * 99, RNG.normal(0.5, 0.5, (30, 2)), [[40.0, 61.0]]):
+        assert len(adapters.as_logits(fine)) == len(fine)
+    brain = np.asarray([[1.0, -2.5]], jnp.bfloat16)
+    assert adapters.as_logits(brain).tolist() == adapters.as_logits(jax.device_put(brain)).tolist() == [[1.0, -2.5]]
+    z, y, d, s = made(domains=3, each=20)
+    p = np.exp(z - z.max(1, keepdims=True))
+    seventh = np.arange(60)[:, None] == 7
+    wrong = [
+        ((z[0], y, d, s), r"logits: shape \(6,\)"),
+        ((z.astype(str), y, d, s), "logits: shape .* give numbers"),
+        ((z.astype(complex), y, d, s), "logits: shape .* of complex128; give numbers"),
+        ((np.where(seventh, "a", z.astype(object)), y, d, s), "logits: ndarray is no array of numbers"),
+        (([[1.0, 2.0], [1.0]], y, d, s), "logits: list is no array of numbers"),
+        ((np.where(seventh, np.nan, z), y, d, s), "logits: row 7 has nan"),
+        ((np.where(seventh, 1e30, z), y, d, s), r"logits: row 7 has 1e\+30"),
+        ((z[:, :1], y * 0, d, s), r"logits: shape \(60, 1\); give at least one image, and a column"),
+        ((z, y, d, np.where(seventh, -np.inf, s)), "style: row 7 has -inf"),
+        ((z, y, d, s[:-1]), "style: 59 rows, but logits has 60"),
+        ((z, y, d, s, s), "features: given beside style"),
+        ((z, y, d, None, s[0]), r"features: shape \(8,\)"),
+        ((z, y[:-1], d, s), r"labels: shape \(59,\)"),
+        ((z, y, d[:, None], s), r"domains: shape \(60, 1\)"),
+        ((z, y * 0.5, d, s), "labels: float64; give class numbers"),
+        ((z, y.astype(str), d, s), "labels: <U21; give class numbers"),
+        ((z, y.astype(str).astype(object), d, s), "labels: object; give class numbers"),
+        ((z, y * 0 + 2, d, s), "labels: all are 2; give images of two classes"),
+        ((z, y + 1, d, s), "labels: 6 is none of the 6 columns"),
+        ((z, y - 1, d, s), "labels: -1 is none"),
+        ((np.pad(z, ((0, 0), (0, 1))), y + 1, d, s), r"labels: none is 0, .* on 12%, but on 60% of the labels less 1"),
+        ((z, y, np.where(seventh[:, 0], np.nan, d), s), "domains: row 7 has nan; give the domain"),
+        ((z, y, np.where(seventh[:, 0], None, d), s), "domains: row 7 has None; give the domain"),
+        ((np.ma.array(z, mask=seventh | (z > 1e9)), y, d, s), "logits: 6 values are masked"),
+        ((z, y, d, np.ma.masked_less(s, s.max())), "style: 479 values are masked"),
+        ((z, y, d, (1j * s).astype(object)), "style: ndarray is no array of numbers"),
+        ((p / p.sum(1, keepdims=True), y, d, s), "logits: each row sums to 1"),
+        ((np.round(100 * p / p.sum(1, keepdims=True)), y, d, s), "logits: each row sums to 100"),
+        ((np.round(p / p.sum(1, keepdims=True), 2), y, d, s), "logits: each row sums to 1"),
+        ((1 / (1 + np.exp(-z)), y, d, s), "logits: all numbers lie in 0 to 1"),
+        ((z, y, np.minimum(d, 1), s), "domains: 2 of them"),
+        ((z, y, d, s), "domains: those that teach have at most 20 images each; give 120 of each"),
+        ((z[:0], y[:0], d[:0], s[:0]), r"logits: shape \(0, 6\); give at least one image"),
+    ]
+    numbers = [("seed", x) for x in ("a", 1.5, -1, None, True)] + [("minutes", x) for x in ("a", -1, math.nan, True)]
+    for (arguments, says), options in [(row, {}) for row in wrong] + [
+        (((z, y, d, s), f"{name}="), {name: value}) for name, value in [*numbers, ("steps", 0)]
+    ]:
+        with pytest.raises(UserError, match=f"^{says}") as error:
+            cxda_jax.fit(*arguments, **options)
+        one_line(error.value)
+
+
+def test_steps_are_left_out_to_keep_to_the_time_and_the_cosine_ends_at_0():
+    rates = {}
+    for minutes in (1e6, 20):
+        said, taken = [], itertools.count(1)  # a second a step
+        clock = Clock(0, 60 * minutes, 2, 1000, said.append)
+        for training in (1, 2):
+            pace, rates[minutes, training], validations = clock.start(), [], 0
+            pace.validation = 2.0
+            while pace.left:
+                rates[minutes, training].append(pace.rate)
+                seconds = next(taken)
+                validations += pace.step(lambda seconds=seconds: seconds)
+            assert validations == 5 and pace.rate < 1e-12 and pace.asked == 1000
+        assert any("time is short" in line for line in said) == (minutes == 20)
+        assert any(re.search(r"training 2 of 2, step \d+/1000  eta ", line) for line in said) == (minutes == 1e6)
+    steps = np.arange(1000)
+    np.testing.assert_allclose(rates[1e6, 2], 1e-2 * (1 + np.cos(np.pi * steps / 1000)) / 2, atol=1e-9)
+    first, last = len(rates[20, 1]), len(rates[20, 2])
+    assert 500 < first < 600 and 500 < last < 600 and first + last < 20 * 60 - 20  # seconds; and for judging
+    assert [load_of(classes) for classes in (6, 65, 100, 1000, 10_000)] == [
+        (16, 20),
+        (16, 20),
+        (16, 13),
+        (4, 5),
+        (4, 5),
+    ]
+
+
+def test_a_machine_too_slow_for_the_minutes_is_told_those_that_it_needs():
+    def steps_in(minutes):
+        pace = Clock(0, 60 * minutes, 5, 100, lambda line: None).start()
+        pace.validation = 3.0
+        while pace.left:  # a second a step, after half a minute of compiling
+            pace.step(lambda: 30.0 + pace.taken)
+        return pace.taken
+
+    with pytest.raises(UserError, match="^minutes=2: only [0-9]+ of 100 steps") as error:
+        steps_in(2)
+    assert steps_in(float(re.search("give minutes=([0-9.]+)", one_line(error.value))[1])) == 100
+
+
+def test_calibration_against_formulas():
+    """The error as Guo et al. (2017) define it, in a loop; the temperature where its derivative is 0."""
+    rng = np.random.default_rng(0)
+    confidence, right = np.append(rng.uniform(0, 1, 999), 1.0), rng.random(1000) < 0.6
+    expected = 0.0
+    for low in np.arange(15) / 15:
+        inside = (confidence >= low) & ((confidence < low + 1 / 15) | (low == 14 / 15))
+        expected += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    assert metrics.expected_calibration_error(confidence, right) == pytest.approx(expected)
+    surest = confidence >= np.sort(confidence)[-500]
+    assert metrics.risk_at(0.5, confidence, right) == pytest.approx(1 - right[surest].mean())
+    labels = rng.integers(0, 4, 500)
+    z = 3 * (np.eye(4)[labels] + rng.normal(0, 1, (500, 4)))
+
+    def slope(scale):
+        p = np.exp(scale * z) / np.exp(scale * z).sum(1, keepdims=True)
+        return ((p * z).sum(1) - z[np.arange(500), labels]).mean()
+
+    assert least_temperature(z, labels) == pytest.approx(1 / scipy.optimize.brentq(slope, 0.01, 10), rel=1e-3)
+
+
+def test_the_calibration_of_a_turn_is_by_the_temperature_of_the_other_turns():
+    rng, turn = np.random.default_rng(0), np.repeat([0, 1], 40)
+    z = 2 * rng.normal(size=(80, 20, 4))
+    p = softmax(z, -1)
+    labels = (p.cumsum(-1) < rng.random((80, 20, 1))).sum(-1)  # so z is calibrated
+    z[turn == 1] *= 3
+    asked = judge.Asked(labels, labels, {0: z}, np.zeros((4, 80)), turn, turn)
+    told = judge._calibrated(asked, 0, None)
+    own = [softmax(z[turn == i] / (1, 3)[1 - i], -1).max(-1) for i in (0, 1)]  # each has the other's temperature
+    right = z.argmax(-1) == labels
+    expected = metrics.expected_calibration_error(np.concatenate(own).ravel(), right.ravel())
+    assert told["ece"][1] == pytest.approx(expected, abs=0.02) and told["ece"][1] > 0.1 and 1 < told["temperature"] < 3
+    assert judge._calibrated(asked, 0, 1.0)["ece"][0] == judge._calibrated(asked, 0, 1.0)["ece"][1]

@@ -1,0 +1,25 @@
+"""SupportBuffer: equal to adapting to what it holds, by one program for every fill, from several threads."""
+
+import cxda_jax
+from cxda_jax.device.model import Model
+from cxda_jax.disk import models
+from tests.lines import refused
+from tests.nets import build_method
+
+CARD = models.Card(
+    **dict.fromkeys(("method", "data_hash", "provenance", "licence", "package", "commit"), ""), seed=0, step=0,
+    data="tiny", class_names=tuple("abcd"), shape=(16, 16, 1), fit="pad", background=(255, 255, 255), mean=(0.5,),
+    std=(0.5,), metric="accuracy", test=None, gain=None,
+)  # fmt: skip
+
+
+def test_what_cannot_be_is_one_line():
+    for name, options, message in [
+        ("ft_em", {}, "ft_em has no program for every number of images; use Model.adapt"),
+        ("cxda_supervised", {}, "cxda_supervised must know the domain of each image"),
+        ("bn", {"statistics": "lagged"}, "statistics='lagged': bn keeps nothing of one image alone; choose exact"),
+        ("cxda", {"capacity": 2.5}, "capacity=2.5: give a whole number from 1"),
+        ("cxda", {"seed": -1}, "seed=-1: give a whole number from 0"),
+    ]:
+        with refused(message):
+            cxda_jax.SupportBuffer(Model(CARD, build_method(name), None, None), **options)

@@ -1,0 +1,168 @@
+"""What is on disk is what was written, or somebody says so."""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+import types
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from cxda_jax.disk import checkpoints, files, manifest, models
+from cxda_jax.errors import UserError
+from tests.fast.test_train import assert_equal_trees
+from tests.lines import flip, refused
+
+TREE = {"params": {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": {"c": np.linspace(0, 1, 5, dtype="f")}}}
+
+
+def plus(number):
+    return jax.tree.map(lambda x: x + np.float32(number), TREE)
+
+
+def save(path, *steps, keep=2):
+    with checkpoints.Folder(path, keep) as folder:
+        for step in steps:
+            folder.save(step, plus(step), {"step": step})
+
+
+def rot(folder):
+    """One bit of the largest file that a manifest names."""
+    paths = [folder / name for name in json.loads((folder / "manifest.json").read_text())["sha256"]]
+    flip(max(paths, key=lambda p: p.stat().st_size))
+
+
+def test_the_newest_two_stay_and_every_file_that_is_read_is_in_the_manifest(tmp_path):
+    assert checkpoints.restore(tmp_path / "none", TREE) is None
+    save(tmp_path, 1, 2, 3)
+    assert checkpoints.steps(tmp_path) == [3, 2]
+    assert [manifest.find_fault(tmp_path / s, checkpoints.READ) for s in "32"] == ["", ""]
+    folder = tmp_path / "3"
+    told = json.loads((folder / "manifest.json").read_text())["sha256"]
+    for name, digest in told.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+    for file in [*folder.rglob("*")]:  # are indeed not read
+        if file.is_file() and file.relative_to(folder).as_posix() not in {*told, "manifest.json"}:
+            file.unlink()
+    tree, notes = checkpoints.restore(tmp_path, TREE)
+    assert notes == {"step": 3}
+    assert_equal_trees(tree, plus(3))
+
+
+def test_damage_is_an_error_that_names_the_file(tmp_path):
+    save(tmp_path / "best", 1, 2)
+    changed = "differs from its recorded hash"
+    for number, (harm, fault) in enumerate([
+        (rot, f"arrays.safetensors {changed}"),
+        (lambda f: (f / "manifest.json").unlink(), "it has no manifest.json"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json is unreadable"),
+        (lambda f: (f / "notes" / "metadata").unlink(), "notes/metadata is missing"),
+    ]):  # fmt: skip
+        copied = tmp_path / f"{number}"
+        shutil.copytree(tmp_path / "best", copied)
+        harm(copied / "2")
+        assert fault in manifest.find_fault(copied / "2", checkpoints.READ)
+        with refused(f"^{{tmp}}/{number}/2: .*{fault}.*; copy it again from where it is whole, or train", tmp_path):
+            checkpoints.restore(copied, TREE)
+
+
+def test_with_no_good_checkpoint_nothing_is_taken_for_one(tmp_path):
+    save(tmp_path, 1, 2)
+    rot(tmp_path / "1")
+    rot(tmp_path / "2")
+    said = []
+    with refused("no good checkpoint is left; copy one back, or delete the folder", tmp_path):
+        checkpoints.restore(tmp_path, TREE, damaged=said.append)
+    assert len(said) == 2 and "2 is damaged" in said[0] and "set aside as damaged-2" in said[0]
+    assert {p.name for p in tmp_path.iterdir()} == {"damaged-1", "damaged-2"}
+
+
+def test_a_folder_that_vanishes_is_one_line(tmp_path):
+    folder = checkpoints.Folder(tmp_path / "last")
+    folder.save(1, TREE, {})
+    folder.wait()
+    shutil.rmtree(tmp_path / "last")
+    with refused("^{tmp}/last: the folder has vanished during training; bring it back, or train again", tmp_path):
+        folder.save(2, TREE, {})
+
+
+def test_a_checkpoint_of_another_network_is_one_line(tmp_path):
+    save(tmp_path, 1)
+    with refused(r"from another version or another network \(params/a is missing or of another shape\)", tmp_path):
+        checkpoints.restore(tmp_path, {"params": {"a": np.ones((2, 2), np.float32)}})
+
+
+def test_no_thread_that_trains_or_writes_hashes_so_a_disk_that_writes_something_else_is_noticed(tmp_path, monkeypatch):
+    seen = []
+
+    def noted(hashed):
+        return lambda *args: (seen.append(threading.current_thread()), hashed(*args))[1]
+
+    its = types.SimpleNamespace(sha256=noted(hashlib.sha256), file_digest=noted(hashlib.file_digest))
+    write_whole = files.write_whole
+
+    def write_badly(path, write):
+        write_whole(path, write)
+        if path.name == "arrays.safetensors":
+            path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+    monkeypatch.setattr(files, "hashlib", its)
+    monkeypatch.setattr(files, "write_whole", write_badly)
+    save(tmp_path, 1)
+    assert len(seen) > 1 and threading.main_thread() not in seen
+    assert seen[0] not in seen[1:]  # that of the arrays is not done by the thread that writes, either
+    with pytest.raises(UserError, match="1: tree/arrays.safetensors differs from its recorded hash"):
+        checkpoints.restore(tmp_path, TREE)
+
+
+def test_a_model_is_plain_files_that_others_can_read_and_other_networks_refuse(tmp_path):
+    notes = {"step": 7, "score": 0.25, "name": 'a "quoted" ü'}
+    models.write_model(tmp_path / "model", TREE, {"seed": 0}, notes)
+    assert {p.name for p in (tmp_path / "model").iterdir()} == {"weights.safetensors", "config.json", "manifest.json"}
+    tree, found = models.read_model(tmp_path / "model", TREE)
+    assert_equal_trees(tree, TREE)
+    assert found == notes
+    theirs = load_file(tmp_path / "model" / "weights.safetensors")
+    assert_equal_trees(theirs, {"params/a": TREE["params"]["a"], "params/b/c": TREE["params"]["b"]["c"]})
+    with refused("params/d is missing or of another", tmp_path):
+        models.read_model(tmp_path / "model", {"params": {**TREE["params"], "d": np.ones(2)}})
+    rot(tmp_path / "model")
+    with refused("differs from its recorded hash; copy it again", tmp_path):
+        models.read_model(tmp_path / "model", TREE)
+
+
+def test_weights_hash_sees_one_bit():
+    arrays = plus(0)
+    before = checkpoints.weights_hash(arrays)
+    assert before == checkpoints.weights_hash(jax.device_put(arrays))
+    arrays["params"]["b"]["c"].view(np.uint8)[0] ^= 1
+    assert checkpoints.weights_hash(arrays) != before
+
+
+def test_one_process_at_a_time_writes_to_a_folder_and_a_file_is_whole_or_not_there(tmp_path):
+    def fail(partial):
+        partial.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    in_use = pytest.raises(UserError, match=f"{tmp_path} is in use by process {os.getpid()} on .* since 20")
+    with files.locked(tmp_path), in_use, files.locked(tmp_path):
+        pass
+    with files.locked(tmp_path):  # is free again
+        files.write_text(tmp_path / "a.json", "old")
+        with pytest.raises(OSError):
+            files.write_whole(tmp_path / "a.json", fail)
+    assert {p.name for p in tmp_path.iterdir()} == {"a.json", "lock"} and (tmp_path / "a.json").read_text() == "old"
+
+
+def test_what_killed_writers_left_stops_no_later_save(tmp_path):
+    save(tmp_path, 2)
+    for name in ("4.orbax-checkpoint-tmp", "4.orbax-checkpoint-tmp-17", "4.orbax-checkpoint-tmp-1700000000000000"):
+        (tmp_path / name / "tree").mkdir(parents=True)
+        (tmp_path / name / "tree" / checkpoints.ARRAYS).write_bytes(b"half")
+    save(tmp_path, 4)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["2", "4"]
+    assert_equal_trees(checkpoints.restore(tmp_path, TREE)[0], plus(4))

@@ -1,0 +1,108 @@
+"""What is written on command lines, and how what went wrong becomes one line."""
+
+import re
+import shutil
+import signal
+
+import numpy as np
+
+from cxda_jax.config.reading import read
+from cxda_jax.disk.reading import system_fault
+from cxda_jax.machine import stops
+from cxda_jax.training.experiment import open_data
+from launch import cli
+from tests.commands import command
+from tests.lines import cases, one_line, write_run
+
+
+def test_changes_are_taken_with_and_without_equals():
+    arguments = ["x", "--config=a", "--config.seed=1", "--config.net.width", "8", "--debug"]
+    assert cli.take_changes(arguments) == ["x", "--config=a", "--debug"]
+    assert cli.CHANGES == [("seed", "1"), ("net.width", "8")]
+    assert cli.take_changes(["x"]) == ["x"] and cli.CHANGES == []
+
+
+TRAIN = ("--config=glyphs:cxda,smoke", "--workdir={tmp}/w")
+OF_RUN = ("--config.data.writers=(5, 5, 5)", "--config.data.drawings=41")  # the data of the run
+MADE = "--data_dir={tmp}/made"
+PREPARE = ("--benchmark=folder", "--raw_dir={tmp}/raw")
+RUN, STUDY = "--runs={tmp}/run", ("--study={tmp}/w", "--smoke")
+COMMANDS = [  # command, arguments, what the line says
+    ("train", (*TRAIN, "--confg.seed=1"), "Unknown command line flag 'confg.seed'"),
+    ("train", TRAIN[:1], "--workdir is missing; name the folder"),
+    ("train", (*TRAIN, MADE, "--config.method=ft_em"), "method .ft_em. starts from the runs of .erm. and"),
+    ("train", (*TRAIN, "--data_dir=~/.cache/cxda_jax"), "--data_dir=~/.cache/cxda_jax: no home folder; name a folder"),
+    ("train", (*TRAIN, "--config.seed"), "--config.seed has no value; write --config.seed=VALUE"),
+    ("train", (*TRAIN, "--config.net.widht=3"), "--config.net.widht: .*; did you mean 'width'"),
+    ("train", (*TRAIN, MADE, "--config.data.drawings=39"), "has 39 images, episode.per_domain .* needs 40"),
+    ("train", (TRAIN[0], *OF_RUN, "--workdir={tmp}/run/lock"), "--workdir={tmp}/run/lock: .*Not a directory.*; choose"),
+    ("train", (TRAIN[0], *OF_RUN, "--config.seed=3", "--workdir={tmp}/held"), "a run with config.seed=0, not 3"),
+    ("evaluate", (RUN, "--num_tasks=-4"), "flag --num_tasks=-4: .*positive"),
+    ("evaluate", (RUN, "--config.evaluation.tasks=exhaustive", "--num_tasks=9"), "--num_tasks=9: .* tests every image"),
+    ("evaluate", (RUN, "--methods=cxda,exda"), "--methods=exda: no such method; choose from all, erm"),
+    ("evaluate", (RUN, "--from=cxda"), "--from='cxda' is unknown; choose from erm, erm_iid"),
+    ("evaluate", (RUN, "--against=bm"), "--against=bm: no such method among the runs; choose from cxda"),
+    ("evaluate", (RUN, "--support_size=3"), "--support_size=3: .*5 domains; ask for more images"),
+    ("evaluate", (RUN, "--arrival=by_domain"), "--arrival=by_domain orders the images of --context; give it too"),
+    ("evaluate", (RUN, "--config.net.width=4"), "--config.net.width: a trained run fixes it; .*batch_norm, .*bn_alpha"),
+    ("report", (RUN, "--report={tmp}/r", "--config.seed=1"), "--config.seed: .*leave it out"),
+    ("report", ("--runs={tmp}/bare", "--report={tmp}/r"), "nothing to report; .*{tmp}/bare: no result.json"),
+    ("prepare", ("--benchmark=glyphs", PREPARE[1]), "--benchmark='glyphs' is unknown; choose from cifar10_c, cifar_c"),
+    ("prepare", (*PREPARE, "--regenerate"), "--regenerate: folder has no such option; see --help"),
+    ("reproduce", (*STUDY, "--benchmark=cifar_c"), "cifar_c: no prepared data; .*prepare --benchmark=cifar_c"),
+]  # fmt: skip
+
+
+@cases("name, arguments, said", [(f"{row[0]} {' '.join(row[1][-1:])}", *row) for row in COMMANDS])
+def test_a_mistake_costs_one_line_and_exit_code_2(tmp_path, data_dir, name, arguments, said):
+    config = read("glyphs:cxda,smoke", [flag.removeprefix("--config.").split("=") for flag in OF_RUN])
+    write_run(tmp_path / "run", open_data(config, data_dir).sha256)
+    shutil.copytree(tmp_path / "run", tmp_path / "held")
+    (tmp_path / "run" / "lock").touch()
+    (tmp_path / "held" / "last" / "5").mkdir(parents=True)  # it has saved something
+    (tmp_path / "bare").mkdir()
+    for file in ("config.json", "manifest.json"):
+        shutil.copy(tmp_path / "run" / file, tmp_path / "bare")
+    arguments = [a.replace("{tmp}", str(tmp_path)) for a in arguments]
+    error = command(name, f"--data_dir={data_dir}", *arguments, code=2)
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert re.search(said, line := one_line(error.removeprefix("error: "), tmp_path)), line
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_traceback_is_for_those_who_ask():
+    assert "Traceback" not in command("evaluate", "--runs=nowhere", code=2)
+    error = command("evaluate", "--runs=nowhere", "--debug", code=2)
+    assert error.startswith("Traceback") and error.splitlines()[-1].startswith("error: --runs=nowhere: ")
+
+
+def test_what_the_system_refuses_is_one_line():
+    for error, line in (
+        (OSError(28, "No space left on device", "runs/a"), "runs/a: No space left on device; free some space"),
+        (PermissionError(13, "Permission denied", "c"), "c: Permission denied; choose another folder"),
+    ):
+        assert re.match(line, system_fault(error))
+
+
+def test_what_cannot_end_well_is_said_before_the_training_and_a_signal_does_not_promise_to_go_on(
+    tmp_path, monkeypatch, capfd
+):
+    """Of cxda fit: a place that cannot be written, and names that are not those of the columns."""
+    arrays = {"logits": np.zeros((2, 3)), "labels": [0, 1], "domains": [0, 1], "style": np.zeros((2, 1))}
+    for name, classes in (("good", [*"abc"]), ("few", [*"ab"]), ("numbers", [1, 2, 3])):
+        np.savez(tmp_path / f"{name}.npz", **arrays, about="{}", classes=classes)
+
+    def fit(*arrays, **options):
+        raise stops.Stopped(signal.SIGINT)
+
+    monkeypatch.setattr("cxda_jax.adapter.fit.fit", fit)
+    for name, out, code, said in (
+        ("good", "good.npz/adapter", 2, "--out=.*: cannot be written"),
+        ("few", "adapter", 2, "few.npz: classes=.*columns=3"),
+        ("numbers", "adapter", 2, "numbers.npz: classes=.*columns=3"),
+        ("good", "adapter", 130, stops.ANEW.format("SIGINT")),
+    ):
+        error = command("fit", f"--features={tmp_path}/{name}.npz", f"--out={tmp_path}/{out}", code=code)
+        assert (
+            re.search(said, one_line(error or capfd.readouterr().err, tmp_path)) and not (tmp_path / "adapter").exists()
+        )

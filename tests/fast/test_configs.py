@@ -1,0 +1,125 @@
+"""Each benchmark's config is the paper's, and its smoke twin takes every method."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from cxda_jax.config.reading import read
+from cxda_jax.config.registry import METHODS
+from cxda_jax.data.published import PUBLISHED, empty_store, sample_store
+from cxda_jax.training import loop
+from cxda_jax.training.experiment import BENCHMARKS, READERS, build, build_method, build_on, make_schedule, open_data
+from cxda_jax.types import Images
+from tests.lines import refused
+
+# Of the paper's appendix and ARM's and WILDS's code: optimiser, rate, momentum, decay, epochs, epochs per validation,
+# validation and test tasks, network, context channels, CoTTA's restoring.
+PAPER = {
+    "femnist": ("sgd", 1e-4, 0.9, 1e-4, 200, 10, 420, 420, "cnn", 1, 0.01),
+    "cifar_c": ("sgd", 1e-2, 0.9, 1e-4, 100, 10, 850, 11_000, "cnn", 3, 0.01),
+    "tiny_imagenet_c": ("sgd", 1e-2, 0.9, 1e-4, 50, 5, 1700, 11_000, "resnet50", 3, 0.001),
+    "iwildcam": ("adam", 3e-5, 0.0, 0.0, 50, 5, 745, 2125, "resnet50", 3, 0.001),
+}
+
+
+def shapes(method, store):
+    return jax.eval_shape(method.init, jax.random.key(0), Images(store.images[:2], np.zeros(2, np.int32)))
+
+
+@pytest.mark.parametrize("benchmark", PAPER)
+def test_hyper_parameters_are_the_papers(benchmark):
+    name, rate, momentum, decay, epochs, every, val, test, net, context, restore = PAPER[benchmark]
+    configs = [read(f"{benchmark}:{method}") for method in METHODS]
+    c = {field: value for config in configs for field, value in config.items()}
+    assert all(config | {"method": ""} == {field: c[field] for field in config} | {"method": ""} for config in configs)
+    assert (c["benchmark"], c["net"]["name"]) == (benchmark, net)
+    optimizer = {"name": name, "learning_rate": rate, "momentum": momentum, "weight_decay": decay, "chain": ""}
+    attention = {"features": "pool", "heads": 8, "ratio": 2, "scale": "paper", "shared_norm": True, "zero_out": False}
+    fill = 1.0 if benchmark == "femnist" else 0.0  # white paper; 0 once it is 1 - x
+    cotta = {"copies": 32, "average": 0.999, "restore": restore, "quantile": 0.05, "margin": 0.05, "answer": "student"}
+    expected = {
+        "optimizer": optimizer,
+        "attention": attention,
+        "cotta": cotta,
+        "episode": {
+            "num_domains": 5,
+            "per_domain": 20,
+            "num_query": 20,
+            "replacement": False,
+            "shares": "natural",
+            "concentration": 0.3,
+            "mixture": "even",
+            "skip_small": False,
+        },
+        "augment": {"crop": True, "flip": True, "rotate": 30.0, "fill": fill, "probability": 0.5},
+        "batch_norm": {"statistics": "flow", "momentum": 1.0, "test_time_only": False, "prior": 0.0},
+        "cml": {"width": 64, "convs": 3},
+        "sla": {"adapters": 2, "zero_adapters": False, "all_convs": False},
+        "finetune": {"steps": 10, "rate": 0.1, "trainable": "all", "statistics": "frozen"},
+        "sf_ocda": {"probability": 0.3, "draw": "step", "confidence": 0.0},
+    }
+    assert {group: c[group] for group in expected} == expected
+    assert (c["train"]["epochs"], c["train"]["steps"], c["train"]["tasks_per_step"]) == (epochs, 0, 1)
+    assert (c["evaluation"]["every_epochs"], c["evaluation"]["every_steps"]) == (every, 0)
+    assert [c["evaluation"][field] for field in ("val_tasks", "test_tasks", "select")] == [val, test, "mean"]
+    assert c["train"]["support_loss"] == "none"
+    assert c["net"]["width"] == 128 and c["net"]["padding"] == "arm" and c["net"]["stages"] == [3, 4, 6, 3]
+    if net == "cnn":  # the context has as many channels as the image
+        store = sample_store(benchmark, 1, 2)
+        params = shapes(build_method(c | {"method": "cml"}, store), store)["params"]
+        assert params["context"]["out"]["kernel"].shape[-1] == context
+        assert params["trunk"]["conv0"]["kernel"].shape[2] == 2 * context
+
+
+def test_epochs_are_counted_in_images():
+    """N_train // 100 episodes: CIFAR-C's 56,000 images give 560 steps."""
+    schedule = make_schedule(read("cifar_c:erm"), empty_store("cifar_c"))
+    assert (schedule.steps, schedule.validate_every) == (100 * 560, 10 * 560)
+
+
+# Each method once, and each benchmark twice or more. Those of the gate are other ways from the store to the logits.
+KINDS = ("glyphs", "glyphs_c", "femnist", "cifar_c", "tiny_imagenet_c", "glyphs", "iwildcam")
+PAIRS = [(KINDS[i % len(KINDS)], method) for i, method in enumerate(METHODS)]
+FAST = {"cml", "icrm", "sla", "cotta", "feature_shift"}
+
+
+@pytest.mark.parametrize(("benchmark", "method"), [
+    pytest.param(*pair, marks=pytest.mark.slow if pair[1] in FAST else pytest.mark.weekly) for pair in PAIRS
+])  # fmt: skip
+def test_every_method_is_traced(benchmark, method, tmp_path):
+    """All shapes fit, from the images in the store to the logits."""
+    config = read(f"{benchmark}:{method},smoke")
+    e = build_on(config, sample_store(benchmark)) if benchmark in PUBLISHED else build(config, tmp_path)
+    its, key = e.method, jax.random.key(0)
+    variables = shapes(its, e.store)
+    if not its.trains_as:
+        call = functools.partial(loop.train_call, e.learner, e.source, 1)
+        state = loop.TrainState(np.int32(0), variables, jax.eval_shape(e.optimizer.init, variables["params"]))
+        batch = next(e.source.batches(e.train_plans, 0, 1))
+        after, measured = jax.eval_shape(call, state, e.source.resident, batch, key)
+        assert jax.tree.map(np.shape, after.variables) == jax.tree.map(np.shape, variables)
+        assert measured["loss"].shape == ()
+    if its.calibrate:
+        variables = jax.eval_shape(its.calibrate, variables, e.known_images())
+    tasks = jax.eval_shape(e.source.assemble, e.source.resident, e.task_plans("test")(range(1)))
+    support, query = (jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), images) for images in
+                      (tasks.support, tasks.query))  # fmt: skip
+    logits = jax.eval_shape(its.predict, jax.eval_shape(its.adapt, variables, support, key), query)
+    assert logits.shape == (20, e.store.num_classes) and logits.dtype == np.float32
+
+
+def test_rows_and_benchmarks_are_complete_and_unprepared_data_is_told_in_one_line(tmp_path):
+    assert set(BENCHMARKS) == {*READERS, "glyphs", "glyphs_c"}
+    assert {*PAPER} < {*READERS}
+    for benchmark in READERS:
+        with refused(f"no prepared data; .* --benchmark={benchmark} --raw_dir=DIR", tmp_path):
+            open_data(read(f"{benchmark}:erm"), tmp_path)
+
+
+def test_devices_of_one_writer_or_of_few_classes_have_variants():
+    own, skewed = read("unipen:cxda_shares,own")["episode"], read("cifar10_c:cxda_shares,small,skewed")["episode"]
+    assert (own["num_domains"], own["per_domain"], own["shares"], own["skip_small"]) == (1, 100, "natural", True)
+    assert (skewed["num_domains"], skewed["shares"], skewed["concentration"]) == (5, "dirichlet", 0.3)
+    assert read("unipen:cxda_shares")["optimizer"] == read("unipen:erm_iid")["optimizer"], "they are for its network"

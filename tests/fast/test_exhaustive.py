@@ -1,0 +1,71 @@
+"""Evaluation in which each image of a split is a query once, and the forms of scores that a config may choose."""
+
+import numpy as np
+import pytest
+
+from cxda_jax.config.reading import read
+from cxda_jax.data.episodes import Draw, EpisodeSpec, counting, exhaustive
+from cxda_jax.data.store import open_store, write_store
+from cxda_jax.studies.settings import count_tasks
+from cxda_jax.training.experiment import build_on
+from tests.conftest import INFO, make_domains
+
+SPEC = EpisodeSpec(num_domains=3, per_domain=4, num_query=6)
+SIZES = (10, 11, 12, 13, 23, 30)  # of the domains, from the fewest images that a task needs
+
+
+def drawn(spec=SPEC, seed=0, stream=2):
+    offsets = np.concatenate([[0], np.cumsum(SIZES)])
+    count, plans = exhaustive(Draw(spec, offsets, np.arange(len(SIZES)), seed, stream))
+    return offsets, count, plans
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_each_image_is_a_query_once_and_the_support_is_drawn_as_usual(replacement):
+    offsets, count, plans = drawn(SPEC._replace(replacement=replacement))
+    plan = plans(range(count))
+    counts, owner = counting(plan.query), np.repeat(np.arange(len(SIZES)), SIZES)
+    assert count == sum(-(-size // 6) for size in SIZES)
+    np.testing.assert_array_equal(np.sort(plan.query[counts]), np.arange(offsets[-1]))
+    assert (plan.query[~counts] == np.repeat(plan.query[:, 0], (~counts).sum(1))).all() and not counts.all()
+    for domain, size in enumerate(SIZES):
+        of_domain = counts[owner[plan.query[:, 0]] == domain].sum(1)
+        assert of_domain.sum() == size and of_domain.max() - of_domain.min() <= 1
+    for support, query in zip(plan.support, plan.query, strict=True):
+        blocks = owner[support].reshape(3, 4)
+        assert (blocks == blocks[:, :1]).all() and len(set(blocks[:, 0])) == 3
+        assert set(owner[query]) <= set(blocks[:, 0]) and len(set(owner[query])) == 1
+        assert replacement or not set(support) & set(query) and len(set(support)) == 12
+    assert {*owner[plan.query[: len(SIZES), 0]]} == {*range(len(SIZES))}  # the first tasks are of different domains
+
+
+def test_a_task_depends_on_seed_stream_and_number_alone():
+    _, count, plans = drawn()
+    whole, again = plans(range(count)), drawn()[2]
+    for ours, theirs in zip(again([5, 0]), whole, strict=True):
+        np.testing.assert_array_equal(ours, theirs[[5, 0]])
+    for other in (drawn(seed=1)[2], drawn(stream=1)[2]):
+        assert not any((ours == theirs).all(1).any() for ours, theirs in zip(other(range(count)), whole, strict=True))
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uneven")
+    info = INFO._replace(metric="macro_f1")
+    write_store(folder / "store", info, make_domains(sizes=(12,) * 6 + (10, 17, 31)))
+    return open_store(folder / "store")
+
+
+def experiment_on(store, **evaluation):
+    config = read("glyphs:erm,smoke")
+    config["episode"] |= SPEC._asdict()
+    del config["episode"]["mixed"]
+    config["evaluation"] |= {"tasks": "exhaustive", "per_call": 3, **evaluation}
+    return build_on(config, store)
+
+
+def test_validation_and_test_are_of_their_own_splits(uneven):
+    experiment = experiment_on(uneven)
+    for split, first, last in (("val", 36, 72), ("test", 72, 130)):
+        rows = experiment.task_plans(split)(range(count_tasks(experiment.config, uneven, split))).query
+        np.testing.assert_array_equal(np.unique(rows), np.arange(first, last))

@@ -1,0 +1,174 @@
+"""The training loop: resume bit by bit, validation, checkpoints, and what it says and counts."""
+
+import functools
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from cxda_jax.data import augment
+from cxda_jax.data.episodes import Draw, EpisodeSpec, sample_plans
+from cxda_jax.data.sources import device_source
+from cxda_jax.disk import checkpoints
+from cxda_jax.disk.reading import read_lines
+from cxda_jax.machine import backend
+from cxda_jax.machine.progress import Meter
+from cxda_jax.methods.erm import bn
+from cxda_jax.nets.classifier import Classifier
+from cxda_jax.nets.normalisation import BatchNorm
+from cxda_jax.nets.resnet import LinearHead
+from cxda_jax.training import loop
+from cxda_jax.training.evaluation import Tasks, compile_task, evaluate
+from cxda_jax.training.experiment import make_optimizer
+from cxda_jax.training.loop import Learner, Schedule, init_state, next_call
+from cxda_jax.types import Images
+from tests.lines import refused
+
+SPEC = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
+MEASURED = ("step", "loss", "accuracy", "val_score", "best_score")
+
+
+class Small(nn.Module):
+    """One convolution: the program of a step is compiled in a third of the time that the smallest CNN takes."""
+
+    statistics: bool = True
+
+    @nn.compact
+    def __call__(self, x, batch=False):
+        x = nn.Conv(8, (4, 4), (4, 4), name="conv0")(x)
+        return nn.relu(BatchNorm(name="norm0")(x, batch) if self.statistics else x)
+
+
+TRACED = []
+NORMED, PLAIN = (bn(Classifier(Small(statistics), LinearHead(4), (0.5,), (0.5,))) for statistics in (True, False))
+METHOD = NORMED._replace(loss=lambda *arguments: (TRACED.append(1), NORMED.loss(*arguments))[1])
+TX = make_optimizer("sgd", 0.01, 0.9, 1e-4)
+SCORES = (0.1, 0.2, 0.3, 0.3)  # of the validations, of which the third one is the best
+PROGRAMS = {}
+
+
+class Run(NamedTuple):
+    last: Any  # state
+    best: Any  # variables
+    notes: Any  # of the best
+    said: list[str]
+    spent: Any
+    validated: dict[int, Any]  # variables by step
+
+
+def run(
+    store, workdir, stop_at=None, steps=12, log_every=1, steps_per_call=1, stopping=lambda: False,
+    save_every=2, stop_validating=None, method=METHOD, source=device_source, said=None,
+):  # fmt: skip
+    """Trains 12 steps, validating every 3; `stop_at` breaks off before that step, `stop_validating` in its validation.
+
+    Runs of one method and source share their programs, so each is compiled once.
+    """
+
+    def plan_of(step):
+        if step == stop_at:
+            raise KeyboardInterrupt
+        return sample_plans(Draw(SPEC, store.offsets, store.domains("train"), 0), [step])
+
+    def validate(variables):
+        step = int(lines(workdir)[-1]["step"])
+        if step == stop_validating:
+            raise KeyboardInterrupt
+        validated[step] = variables
+        return SCORES[step // 3 - 1]
+
+    def jit(call, **options):
+        return PROGRAMS.setdefault((method.loss, source, call.args[-1]), compiled(call, **options))
+
+    workdir.mkdir(exist_ok=True)
+    compiled, validated, said = backend.jit, {}, [] if said is None else said
+    state = init_state(method, TX, 0, Images(store.images[:2], np.zeros(2, np.int32)))
+    schedule = Schedule(steps, 3, log_every, save_every, steps_per_call=steps_per_call)
+    learner, place = Learner(method, TX, augment.Weak()), loop.Run(workdir, 0, said.append, stopping)
+    with mock.patch.object(backend, "jit", jit):
+        spent = loop.train(learner, source(store), plan_of, state, schedule, validate, place)
+    if checkpoints.steps(workdir / "last")[0] < steps:
+        return None  # it was stopped
+    last, _ = checkpoints.restore(workdir / "last", state)
+    best, notes = checkpoints.restore(workdir / "best", state.variables)
+    return Run(last, best, notes, said, spent, validated)
+
+
+def lines(workdir):
+    return read_lines(workdir / "metrics.jsonl")
+
+
+def timeless(workdir):
+    return [{k: v for k, v in line.items() if k in MEASURED} for line in lines(workdir)]
+
+
+def assert_equal_trees(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.fixture(scope="module")
+def whole(fixed_store, tmp_path_factory):
+    """The folder of a run that nothing broke off, what run() returns, and how often its step was traced."""
+    folder, before = tmp_path_factory.mktemp("whole"), len(TRACED)
+    return folder, run(fixed_store, folder), len(TRACED) - before
+
+
+def test_a_run_that_is_broken_off_again_and_again_ends_bit_for_bit_as_the_whole(fixed_store, whole, tmp_path):
+    assert len(jax.tree.leaves(whole[1].last.optimizer)) > 0  # the momentum is part of what must come back
+    for stop_at in (0, 5, 11):
+        with pytest.raises(KeyboardInterrupt):
+            run(fixed_store, tmp_path, stop_at)
+    resumed = run(fixed_store, tmp_path)
+    assert resumed.said[0] == "resumed from step 10 of 12"
+    for ended in (resumed, run(fixed_store, tmp_path)):  # a finished run validates once more, and stays as it is
+        assert_equal_trees(whole[1][:3], ended[:3])
+        assert timeless(whole[0]) == timeless(tmp_path)
+
+
+def test_the_earlier_of_equal_best_scores_is_kept_beside_the_last(whole):
+    folder, (last, best, notes, _, _, validated), _ = whole
+    assert notes == {"step": 9, "score": 0.3} and int(last.step) == 12
+    assert checkpoints.steps(folder / "best") == [9, 6, 3]
+    assert_equal_trees(best, validated[9])
+    assert_equal_trees(last.variables, validated[12])
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(best), jax.tree.leaves(last.variables), strict=True))
+
+
+def test_a_program_never_runs_past_what_is_to_be_done():
+    schedule = Schedule(steps=23, validate_every=10, log_every=4, save_every=7, steps_per_call=3)
+    calls, step = [], 0
+    while step < schedule.steps:
+        calls.append(next_call(step, schedule))
+        step += calls[-1]
+    assert calls == [3, 1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 1, 1, 1, 1]  # stops at multiples of 4, 7 and 10, and at 23
+
+
+def test_log_lines_tell_the_time_left_and_a_step_is_traced_once(whole):
+    folder, (_, _, _, said, spent, _), traced = whole
+    assert said[0].startswith("compiling") and said[1].startswith("ready in ")
+    assert "step 4/12  eta " in said[6] and "episodes/s" in said[6] and "data_wait" in said[6]
+    assert set(lines(folder)[1]) == {"step", "loss", "accuracy", "episodes_per_s", "data_wait_ms", "eta_s", "time"}
+    assert traced <= 1 and spent.finished and spent.steps == 12
+    assert 0 <= spent.waiting + spent.saving + spent.validating <= spent.seconds and spent.steps_per_s > 0
+
+
+def test_few_steps_are_under_way_and_the_time_left_is_told_early(fixed_store, whole, tmp_path):
+    waited, meter = [], Meter(0, 9)
+    for i in range(4):
+        meter.add({"loss": mock.Mock(block_until_ready=lambda i=i: waited.append(i))})
+    assert waited == [0, 1, 2], "a signal waits for no more than two steps"
+    assert any(line.startswith("step 3/12  eta ") for line in run(fixed_store, tmp_path, log_every=12).said)
+
+
+def test_outputs_that_are_not_finite_are_no_answers(fixed_store):
+    method, source = (
+        METHOD._replace(predict=lambda *given: METHOD.predict(*given) * jax.numpy.nan),
+        device_source(fixed_store),
+    )
+    plan_of = functools.partial(sample_plans, Draw(SPEC, fixed_store.offsets, fixed_store.domains("test"), 0))
+    variables = init_state(method, TX, 0, Images(fixed_store.images[:2], np.zeros(2, np.int32))).variables
+    with refused("in 3 of 3 tasks the network's outputs are not finite"):
+        evaluate(compile_task(method, source), variables, source, Tasks(plan_of, 3, "accuracy"))

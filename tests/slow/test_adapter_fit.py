@@ -1,0 +1,374 @@
+"""fit() on what a classifier says: what it gains and what it says of that, and what is wrong with its arguments."""
+
+import copy
+import functools
+import json
+import math
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas
+import pytest
+from PIL import Image
+from scipy.special import softmax
+
+import cxda_jax
+from cxda_jax.adapter import adapter as adapters
+from cxda_jax.adapter import fit as fitting
+from cxda_jax.adapter.fit import _checked, gains_on
+from cxda_jax.adapter.judge import by_rival
+from cxda_jax.adapter.report import as_html, as_table, in_words
+from cxda_jax.data.episodes import Plan
+from cxda_jax.training import metrics
+from cxda_jax.types import ADAPTER
+from tests.commands import command
+from tests.fast.test_adapter_fit import CLASSES, RNG, STYLE, fewer_tasks, made, new  # noqa: F401
+from tests.lines import flip, refused
+
+
+@pytest.fixture(scope="module")
+def fit(fewer_tasks):
+    """One adapter for all tests that use one, and what fit() said. The README's lines make it, word for word."""
+    said, tried, (logits, labels, domains, style) = [], [], made()
+    lines = (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")[2].split("```")[0]
+    fit_briefly = functools.partial(cxda_jax.fit, minutes=60, steps=120, log=said.append)
+    names = {
+        "cxda_jax": SimpleNamespace(fit=fit_briefly),
+        "logits": logits,
+        "labels": labels,
+        "domains": domains,
+        "style": style,
+    }
+    names |= {
+        "buffer_logits": logits[:5],
+        "buffer_style": style[:5],
+        "new_logits": logits[5:9],
+        "new_style": style[5:9],
+    }
+    less_sure = fitting.less_sure
+
+    def kept(*args):
+        tried[:] = less_sure(*args)  # the adapter that is returned learns last
+        return tried
+
+    with pytest.MonkeyPatch.context() as watched:
+        watched.setattr(fitting, "less_sure", kept)
+        exec(compile(lines, "README.md", "exec"), names)
+    assert names["proba"].shape == (4, CLASSES)
+    return names["adapter"], said, tried
+
+
+def test_a_device_with_few_classes_gains(fit, new):
+    """On new domains: with a buffer of its own images, and with those of two domains of which the style tells its own."""
+    adapter, said, _ = fit
+    assert adapter.helps and said[-1] == str(adapter) and repr(adapter) == "Adapter(6 classes, style of 8, trusted)"
+    rng, right = np.random.default_rng(2), {"alone": [], "own": [], "two": [], "none": []}
+    for _ in range(40):
+        one, other = rng.choice(16, 2, replace=False)
+        kinds = {domain: rng.choice(CLASSES, 2, replace=False) for domain in (one, other)}
+        rows = {
+            d: rng.permutation(np.flatnonzero((new.domains == d) & np.isin(new.labels, kinds[d]))) for d in (one, other)
+        }
+        query, own, others = rows[one][:8], rows[one][8:], rows[other]
+        for name, buffer in (("own", own), ("two", np.concatenate([own, others])), ("none", own[:0])):
+            device = adapter.adapt(new.logits[buffer], new.style[buffer])
+            proba = device.predict_proba(new.logits[query], new.style[query])
+            np.testing.assert_allclose(proba.sum(1), 1, atol=1e-5)
+            right[name].append((proba.argmax(1) == new.labels[query]).mean())
+        right["alone"].append((new.logits[query].argmax(1) == new.labels[query]).mean())
+    means = {name: np.mean(values) for name, values in right.items()}
+    assert means["none"] == means["alone"]
+    assert means["own"] > means["alone"] + 0.1 and means["two"] > means["alone"] + 0.05, means
+
+
+def test_validation_says_how_much_of_the_errors_other_domains_share(fit):
+    adapter, _, tried = fit
+    (whole, *less), own = [v["params"][ADAPTER] for _, v in tried], adapter.variables["params"][ADAPTER]
+    assert np.abs(whole["bias"]).max() > 0
+    for part, params in zip((0.5, 0.25, 0), less, strict=True):
+        for name, x in params.items():
+            np.testing.assert_allclose(x, whole[name] * (part if name in ("bias", "offset") else 1), rtol=1e-6)
+    best = max(tried, key=lambda scored: scored[0])[1]["params"][ADAPTER]
+    for name, x in own.items():
+        np.testing.assert_array_equal(x, best[name])
+
+
+def test_the_report_is_of_plain_numbers_and_says_what_was_found(fit):
+    adapter, said, _ = fit
+    report = json.loads(json.dumps(adapter.report))
+    assert report == adapter.report and report["steps"] == report["asked"] == 120
+    assert [*report["gain"]] == [*report["headroom"]]  # one name for one kind of tasks
+    for row in (*report["gain"].values(), report["overall"]):
+        assert row["0"] == [0, 0, 0] and all(row[n][1] <= row[n][0] <= row[n][2] for n in ("5", "20", "100"))
+        assert row["over_labels"][0] == pytest.approx(row["100"][0] - row["labels"][0])
+        assert f"{row['100'][0]:+.1f} ({row['100'][1]:+.1f} to {row['100'][2]:+.1f})" in said[-1]
+    before, after = report["calibration"]["0"]["ece"][0], report["calibration"]["100"]["ece"][1]
+    assert after < 0.05 < before
+    assert report["drift"]["false_alarms"] < 0.2 and "by heart" not in said[-1]
+    assert {*report["by_domain"]} == {*map(str, range(24))}
+    gained = list(report["by_domain"].values())
+    span = metrics.interval_over_groups(np.array([gained]), np.arange(24))[0]
+    np.testing.assert_allclose(report["overall"]["100"], span)
+    assert report["expected"] == metrics.after_selection(report["overall"]["100"], 24) <= span[0]
+    assert said[-1].startswith("Trusted. ")
+    bad = {**report, "right": 0.99, "overall": {**report["overall"], "100": [0.1, -0.1, 0.3]}, "steps": 90}
+    bad["gain"] = {"1 domain, <even> shares": {**row, "5": [-1.0, -1.5, -0.5]}}
+    told, page = in_words(bad), as_html(bad)
+    assert "give images that it was not trained on" in told
+    assert told.startswith("Not trusted. ") and "90 of 120" in told
+    assert "1 domain, <even> shares with 5 images" in told and "&lt;even&gt;" in page and "<even>" not in page
+    assert page.count("<tr>") == 3 and page.count("<td>") == 2 * page.count("<th>")
+
+
+def test_probabilities_have_the_temperature_of_the_buffer_and_answers_have_none(fit, new):
+    adapter, few = fit[0], slice(0, 40)
+    own = {n: adapter.report["calibration"][str(n)]["temperature"] for n in adapters.SIZES}
+    between = own[5] + (own[20] - own[5]) * math.log(11 / 6) / math.log(21 / 6)
+    for n, temperature in ((0, own[0]), (5, own[5]), (10, between), (130, own[100])):
+        device = adapter.adapt(new.logits[:n], new.style[:n])
+        z = device.predict_logits(new.logits[few], new.style[few])
+        p = np.exp(z / temperature - (z / temperature).max(1, keepdims=True))
+        proba = device.predict_proba(new.logits[few], new.style[few])
+        np.testing.assert_allclose(proba, p / p.sum(1, keepdims=True), rtol=2e-5, atol=1e-7)
+        if not n:
+            np.testing.assert_array_equal(z, new.logits[few].astype(np.float32))
+
+
+def test_where_validation_does_not_gain_or_the_buffer_is_strange_the_classifier_answers(fit, new):
+    adapter, plain = fit[0], new.logits.astype(np.float32)
+    useless = adapter._replace(report={**adapter.report, "overall": {"100": [0.1, -0.2, 0.4]}})
+    assert (
+        not useless.helps and useless.trusted().helps and useless.trusted().adapt(new.logits[:9], new.style[:9]).adapted
+    )
+    np.testing.assert_array_equal(useless.adapt(new.logits, new.style).predict_logits(new.logits, new.style), plain)
+    own, strange = (adapter.adapt(new.logits[:130], new.style[:130] + moved) for moved in (0, 4))
+    assert repr([own, strange]) == "[Device(130 images, adapted), Device(130 images, not adapted)]"
+    assert not own.drift and "deviations from the domains of fit()" in strange.drift
+    np.testing.assert_array_equal(strange.predict_logits(new.logits, new.style), plain)
+    stats, known = adapter.variables["batch_stats"]["adapter"], adapter.known
+    mean = np.clip((new.style[:130] - stats["mean"]) / stats["std"], -5, 5).mean(0)
+    by_hand = np.sqrt(((mean - known["centre"]) ** 2 / (known["between"] + known["within"] / 130)).mean())
+    assert adapter.distance(own.images) == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_another_domain_tells_the_gain_beside_em(fit, new):
+    adapter, only = fit[0], new.domains == 3
+    report = gains_on(adapter, *(x[only] for x in (new.logits, new.labels, new.domains, new.style)))
+    assert [*report["by_domain"]] == ["3"] and "expected" not in report
+    assert [*report["gain"]] == [f"1 domain, {shares}" for shares in ("own shares", "Dirichlet 0.3", "even shares")]
+    for row in report["gain"].values():
+        assert row["0"] == [0, 0, 0] and row["over_em"][0] == pytest.approx(row["100"][0] - row["em"][0])
+    assert f"{row['em'][0]:+.1f}" in as_table(report) and report["calibration"]["0"][
+        "temperature"
+    ] == adapter.temperature(0)
+    judged = _checked(new.logits, new.labels, new.domains, {"style": new.style}, 0)
+    plan = Plan(RNG.integers(0, 2000, (2, 30)), RNG.integers(0, 2000, (2, 4)))
+    known, found = adapter.known, by_rival(judged, adapter.known, plan)
+    z = judged.rows[:, :CLASSES] * known["scale"] + known["bias"]
+    for task, (support, query) in enumerate(zip(*plan, strict=True)):
+        q, p = known["shares"], softmax(z[support], -1)
+        for _ in range(50):
+            r = p * q / known["shares"]
+            q = ((r / r.sum(1, keepdims=True)).sum(0) + 10 * known["shares"]) / 40
+        np.testing.assert_allclose(found[task], z[query] + np.log(q / known["shares"]), atol=1e-3)
+
+
+def test_a_threshold_follows_from_the_errors_by_domain(fit):
+    adapter = fit[0]
+    thresholds, accepted, wrong = (adapter.known[name] for name in adapters.CURVES)
+    assert accepted.shape == (2, 24, 100) and (wrong <= accepted).all() and (np.diff(thresholds) <= 0).all()
+    for risk in (0.3, 0.5):
+        level = metrics.surest_within(risk, accepted[1], wrong[1])
+        assert level and adapter.threshold_for(risk) == thresholds[1, level - 1] < 1
+    plain = adapter._replace(report={**adapter.report, "overall": {"100": [0.1, -0.2, 0.4]}})
+    assert plain.threshold_for(0.5) == thresholds[0, metrics.surest_within(0.5, accepted[0], wrong[0]) - 1]
+    assert plain.trusted().threshold_for(0.5) == adapter.threshold_for(0.5) != plain.threshold_for(0.5)
+    assert adapter._replace(known={**adapter.known, "wrong": accepted}).threshold_for(0.05) == math.inf
+    for risk in (5, -1, math.nan, "a"):
+        with refused("^risk=.*; give a number from 0 to 1"):
+            adapter.threshold_for(risk)
+
+
+def test_a_buffer_grows_and_shrinks_and_has_any_size(fit, new, monkeypatch):
+    adapter, z, s = fit[0], new.logits[:130], new.style[:130]
+    first = adapter.adapt(z[:60], s[:60])
+    grown, whole = first.observe(z[60:], s[60:]), adapter.adapt(z, s)
+    assert len(first.images) == 60 and not len(grown.forget(131).images)
+    np.testing.assert_array_equal(grown.forget().images, grown.images[1:])  # as of a SupportBuffer
+    for n in (-1, 1.5, "a", True):
+        with refused("^n=.*; give a whole number from 0"):
+            first.forget(n)
+    for device, like in ((grown, whole), (grown.forget(60), adapter.adapt(z[60:], s[60:]))):
+        np.testing.assert_array_equal(device.predict_logits(z, s), like.predict_logits(z, s))
+    monkeypatch.setattr(adapters, "CELLS", 2**14)  # sixteen queries at a time
+    np.testing.assert_allclose(
+        whole.predict_logits(z, s), grown.predict_logits(z[::-1], s[::-1])[::-1], rtol=1e-4, atol=1e-4
+    )
+    assert whole.predict_logits(z[:0], s[:0]).shape == (0, CLASSES)
+    sizes = [len(adapters.as_images(np.zeros((n, 1))).pixels) for n in (0, 16, 17, 4096, 4097, 100_000)]
+    assert sizes == [16, 16, 32, 4096, 8192, 102_400]
+
+
+def test_a_saved_adapter_is_the_same_in_another_process_and_damage_is_named(fit, new, tmp_path):
+    adapter, folder = fit[0], tmp_path / "adapter"
+    adapter.save(folder)
+    adapter.save(folder)
+    np.savez(tmp_path / "new.npz", z=new.logits[:130], s=new.style[:130])
+    code = (
+        "import sys, numpy, cxda_jax; new = numpy.load('new.npz'); a = cxda_jax.load_adapter('adapter')\n"
+        "p = a.adapt(new['z'], new['s']).predict_proba(new['z'], new['s']); numpy.savez('told.npz', p=p, s=str(a))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    with np.load(tmp_path / "told.npz") as arrays:
+        told = dict(arrays)
+    device = adapter.adapt(new.logits[:130], new.style[:130])
+    np.testing.assert_array_equal(told["p"], device.predict_proba(new.logits[:130], new.style[:130]))
+    assert str(told["s"]) == str(adapter)
+    for name in ("weights.safetensors", "card.json", "manifest.json"):
+        flip(folder / name)
+        with refused(name, tmp_path):
+            cxda_jax.load_adapter(folder)
+        (folder / name).unlink()
+        with refused(name, tmp_path):
+            cxda_jax.load_adapter(folder)
+        adapter.save(folder) if name != "manifest.json" else None
+    with refused("nope: no such folder; give one that holds an adapter", tmp_path):
+        cxda_jax.load_adapter(tmp_path / "nope")
+    with refused("holds something else", tmp_path):
+        adapter.save(tmp_path)
+
+
+def test_copies_of_an_adapter_and_of_its_device_answer_alike(fit, new):
+    asked, device = (new.logits[:9], new.style[:9]), fit[0].adapt(new.logits[:60], new.style[:60])
+    for copied in (lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy):
+        adapter, own = copied(fit[0]), copied(device)
+        assert str(adapter) == str(fit[0]) and adapter.origin == {}
+        for same in (own, adapter.adapt(new.logits[:60], new.style[:60])):
+            np.testing.assert_array_equal(same.predict_proba(*asked), device.predict_proba(*asked))
+
+
+def test_the_notebook_runs_on_other_photographs(tmp_path, monkeypatch, capsys):
+    """In PACS's folders, with a stand-in for the encoder, and with fewer steps."""
+    root, rng = Path(__file__).parents[2], np.random.default_rng(0)
+    for number, domain in enumerate(("art_painting", "cartoon", "photo", "sketch")):
+        for label in range(CLASSES):
+            (folder := tmp_path / "pacs" / "PACS" / domain / f"class {label}").mkdir(parents=True)
+            for i in range(40):
+                pixels = np.full((5, 5, 3), (40 * label, 60 * number, rng.integers(255)), np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+
+    def describe(images):
+        seen = images.mean((1, 2)) / 60 + rng.normal(0, 0.5, (len(images), 3))
+        return {"features": np.tile(seen[:, :1], 4), "style": np.resize(seen, (len(images), STYLE))}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cxda_jax, "fit", functools.partial(cxda_jax.fit, steps=5))
+    names = {"describe": describe, "cxda_jax": cxda_jax}
+    for cell in json.loads((root / "docs" / "examples" / "photographs.ipynb").read_text())["cells"]:
+        tags, code = cell["metadata"].get("tags", ()), "".join(cell["source"])
+        if "readme" in tags:
+            assert code in (root / "README.md").read_text()  # test_readme.py runs it
+        elif cell["cell_type"] == "code" and not tags:
+            exec(compile(code, "photographs.ipynb", "exec"), names)
+    said = capsys.readouterr().out
+    assert "960 images, 4 features, 8 numbers of style" in said and "right as a new domain" in said
+    assert len(names["adapter"].report["by_domain"]) == 3  # each of three domains judged
+    assert "expected calibration error" in said and "right before" in said and len(names["axes"]) == 6
+
+
+def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "fit", functools.partial(fitting.fit, steps=5))
+    z, labels, domains, style = made(domains=17)
+    arrays = {"logits": z, "style": style, "domains": domains}
+    told = {"about": '{"encoder": "a.onnx"}', "classes": [*"abcdef"]}
+    unknown = np.where(np.arange(len(z)) % 2, -1, labels)  # every other image
+    given = np.stack([labels, unknown], 1).ravel()
+    given[-240:] = -1  # few of the last domain, which trains, are known
+    np.savez(tmp_path / "f.npz", labels=given, **{k: np.repeat(x, 2, 0) for k, x in arrays.items()}, **told)
+    np.savez(tmp_path / "own.npz", labels=labels + 1, **arrays)
+    np.savez(tmp_path / "no_style.npz", labels=labels, logits=z, domains=domains)
+    np.savez(tmp_path / "none.npz", labels=unknown[1::2], **{k: x[1::2] for k, x in arrays.items()}, **told)
+    asked = "fit", f"--out={tmp_path}/out"
+    assert "holds something else" in command("fit", f"--features={tmp_path}/f.npz", f"--out={tmp_path}", code=2)
+    assert "no image has a label" in command(*asked, f"--features={tmp_path}/none.npz", code=2)
+    assert "out: missing" in command(*asked, f"--features={tmp_path}/out", code=2)
+    assert "labels: 6 is none of the 6" in command(*asked, f"--features={tmp_path}/own.npz", code=2)
+    assert "no 'style'" in command(*asked, f"--features={tmp_path}/no_style.npz", code=2)
+    said = command(*asked, f"--features={tmp_path}/f.npz")
+    assert "load_adapter" in said and re.search("1 of the .* domains that .* have fewer than [0-9]+ images", said)
+    adapter = cxda_jax.load_adapter(tmp_path / "out")
+    assert (tmp_path / "out" / "report.html").read_text() == as_html(adapter.report)
+    assert adapter.report["images"] == (given >= 0).sum() and adapter.keys == "style"
+    assert adapter.origin == {"encoder": "a.onnx", "classes": [*"abcdef"]}
+    told = command("diagnose", f"--features={tmp_path}/f.npz")
+    (kind, row), *_ = adapter.report["headroom"].items()
+    assert re.search(rf"{kind} +{row['no adaptation']:.1f} ", told) and "of these images" in told
+
+
+def test_arguments_of_other_forms_are_read_and_of_another_width_refused(fit, new):
+    adapter, z, s = fit[0], new.logits[:16], new.style[:16]
+    torch = pytest.importorskip("torch")
+    told = adapter.adapt(z, s).predict_logits(z, s)
+    for form in (
+        np.asfortranarray, np.ndarray.tolist, pandas.DataFrame, torch.tensor, lambda x: x.astype(object),
+        lambda x: np.ascontiguousarray(x[::-1])[::-1], lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+    ):  # fmt: skip
+        np.testing.assert_array_equal(adapter.adapt(form(z), form(s)).predict_logits(form(z), form(s)), told)
+    half = adapter.adapt(z.astype(np.float16), s.astype(np.float16)).predict_logits(z, s)
+    np.testing.assert_allclose(half, told, atol=0.1)
+    device = adapter.adapt(z, s)
+    for ask in (adapter.adapt, device.observe, device.predict_logits, device.predict_proba):
+        for arguments, says in (
+            ((z[:, 1:], s), "logits: 5 columns, fit.. had 6"),
+            ((z, s[:, 1:]), "style: 7 columns, fit.. had 8"),
+            ((z,), "style: missing; give what fit"),
+            ((softmax(z, -1), s), "logits: each row sums to 1"),
+            ((softmax(z[:1], -1), s[:1]), "logits: each row sums to 1"),
+            ((torch.tensor(z, requires_grad=True), s), "logits: .* give its .detach..\\.cpu..\\.numpy.., of bfloat16"),
+        ):
+            with refused(f"^{says}"):
+                ask(*arguments)
+    with refused("^style: fit.. had none; leave it out"):
+        adapter._replace(keys="logits").adapt(z, s)
+
+
+def test_the_estimator_trains_on_some_domains_and_adapts_by_others(monkeypatch):
+    from sklearn.base import clone
+    from sklearn.svm import LinearSVC
+
+    monkeypatch.setattr(adapters.Adapter, "helps", True)  # after so few steps
+    z, labels, domains, _ = made()
+    names = np.array(list("fedcba"))[labels]
+    model = clone(cxda_jax.CXDAClassifier(LinearSVC(), steps=10, random_state=0))
+    model.fit(z, names, domains)
+    before = model.predict_proba(z[:50])
+    assert (model.predict(z) == names).mean() > 0.5 and before.shape == (50, CLASSES)
+    after = model.adapt(z[domains == 3]).predict_proba(z[:50])
+    assert model.device_ is not None and after.shape == (50, CLASSES)
+    for same in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        np.testing.assert_array_equal(same.predict_proba(z[:50]), after)
+    with refused("^sample_domain: fit.. had none"):
+        cxda_jax.CXDAClassifier().fit(z, names).adapt(z)
+    with refused("^sample_domain: row 3 has None"):
+        cxda_jax.CXDAClassifier().fit(z, names, np.where(np.arange(len(z)) == 3, None, domains))
+    with refused("^sample_domain: shape .* four domains at least"):
+        cxda_jax.CXDAClassifier().fit(z, names, domains % 3)
+
+
+def test_an_estimator_without_a_trusted_adapter_is_its_classifier_trained_on_all_domains(fit, monkeypatch):
+    from sklearn.linear_model import LogisticRegression
+
+    z, labels, domains, _ = made(domains=8)
+    overall = {**fit[0].report["overall"], "100": [0.5, -0.5, 1.5]}
+    untrusted = fit[0]._replace(report={**fit[0].report, "overall": overall})
+    monkeypatch.setattr("cxda_jax.adapter.sklearn.fit", lambda *args, **options: untrusted)
+    with pytest.warns(UserWarning, match="trained again on all domains"):
+        model = cxda_jax.CXDAClassifier(LogisticRegression(max_iter=500)).fit(z, labels, domains)
+    plain = LogisticRegression(max_iter=500).fit(z, labels)
+    for adapted in (model, model.adapt(z[domains == 3])):
+        np.testing.assert_allclose(adapted.predict_proba(z[:50]), plain.predict_proba(z[:50]), atol=1e-6)

@@ -1,0 +1,158 @@
+"""`cxda adapt` and `cxda demo`: what they write and leave out, when they fall back, and what a user gets wrong."""
+
+import csv
+import os
+import re
+import shutil
+import threading
+import time
+from unittest import mock
+
+import numpy as np
+
+import cxda_jax
+from cxda_jax.device import adapting, demo, watching
+from tests.commands import command, wait_until
+from tests.fast.test_adapting import GAIN, folders, model, write_images  # noqa: F401
+
+
+def read(out):
+    with open(out / "predictions.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def adapt(model, buffer, images, out, *flags, code=0):
+    return command(
+        "adapt", f"--model={model}", f"--buffer={buffer}", f"--images={images}", f"--out={out}", *flags, code=code
+    )
+
+
+def test_the_csv_says_what_the_model_says_and_what_cannot_be_read_is_left_out(model, folders, tmp_path):
+    buffer, images = folders
+    (images / "folder").mkdir()
+    shutil.copy(images / "image000.png", images / "folder" / "inner.png")
+    files, held = [images / "folder" / "inner.png", *sorted(images.glob("image*"))], sorted(buffer.iterdir())
+    (images / "broken.jpg").write_bytes((images / "image001.jpg").read_bytes()[:200])
+    (images / "notes.txt").write_text("no image")
+    said = adapt(model, buffer, images, tmp_path / "out")
+    rows, loaded = read(tmp_path / "out"), cxda_jax.load(model)
+    assert [row["file"] for row in rows] == [str(path.relative_to(images)) for path in files] and len(rows) == 71
+    before, adapted = loaded.predict(files), loaded.adapt(held)
+    after, weights = adapted.predict(files), adapted.attention(files).mean(1)
+    moved = 0.5 * np.abs(before.probabilities - after.probabilities).sum(1)
+    for i, row in enumerate(rows):
+        assert (row["before"], row["after"], row["answer"]) == (before.names[i], after.names[i], after.names[i])
+        numbers = {"before_confidence": before.confidences, "after_confidence": after.confidences, "moved": moved}
+        assert all(abs(float(row[name]) - values[i]) < 1e-4 for name, values in numbers.items())
+        assert row["nearest_1"] == held[weights[i].argmax()].name
+    assert "With 5 images, adapting brought +0.5 points" in said and "so the adapted answer counts" in said
+    assert re.search(r"left out: .*broken.jpg: not readable as an image", said)
+    page = (tmp_path / "out" / "adapted.html").read_text()
+    assert all(path.name in page for path in (*files, *held)) and "broken.jpg" in page
+
+
+def test_it_falls_back_below_the_size_where_adapting_helped_and_labels_give_scores(model, folders, tmp_path):
+    """Of a large buffer the newest images count: here three."""
+    (buffer, images), labels = folders, tmp_path / "labels.csv"
+    for i, path in enumerate(sorted(buffer.iterdir())):
+        os.utime(path, (1000 + (i * 5) % 12, 1000 + (i * 5) % 12))
+    newest = {path.name for path in sorted(buffer.iterdir(), key=lambda p: p.stat().st_mtime)[-3:]}
+    names = cxda_jax.load(model).predict(sorted(images.iterdir())[:20]).names  # right before adapting
+    known = zip(sorted(images.iterdir()), names, strict=False)
+    labels.write_text("file,label\n" + "".join(f"{path.name},{name}\n" for path, name in known))
+    given = f"--labels={labels}", "--capacity=3"
+    said, rows = adapt(model, buffer, images, tmp_path / "out", *given), read(tmp_path / "out")
+    assert "It surely helps from 5 images on, here are 3, so the answer without it counts" in said
+    assert all(row["answer"] == row["before"] for row in rows) and "the newest 3 of 12 images count" in said
+    right = 100 * np.mean([row["before"] == row["after"] for row in rows[:20]])
+    assert f"Right of 20 with labels: before 100.0 %, after {right:.1f} %" in said
+    assert sum(row["label"] != "" for row in rows) == 20
+    assert {row[f"nearest_{i}"] for row in rows for i in range(1, 6)} - {""} == newest
+    said = adapt(model, buffer, images, tmp_path / "always", "--always", "--capacity=3")
+    assert "here are 3, but --always makes the adapted answer count." in said and "without it counts" not in said
+    always = read(tmp_path / "always")
+    assert [row["answer"] for row in always] == [row["after"] for row in always] == [row["after"] for row in rows]
+    (tmp_path / "none").mkdir()
+    assert "here are 0" in adapt(model, tmp_path / "none", images, tmp_path / "empty")
+    assert all(row["moved"] == "0.0000" and row["nearest_1"] == "" for row in read(tmp_path / "empty"))
+
+
+def test_mistakes_are_one_line(model, folders, tmp_path):
+    images, bad, none, labels = folders[1], tmp_path / "bad", tmp_path / "none", tmp_path / "labels.csv"
+    bad.mkdir()
+    (bad / "it.png").write_bytes(b"nothing")
+    labels.write_text("file,label\na.png,house\n")
+    (images / "folder").mkdir()
+    shutil.copy(images / "image000.png", images / "folder")
+    tables = {"twice": "image000.png,a\nimage000.png,b\n", "none": "a.png,a\nb.png,b\n"}
+    for name, text in tables.items():
+        (tmp_path / f"{name}.csv").write_text(f"file,label\n{text}")
+    for buffer, answered, flags, message in (
+        (none, images, (), "none: no such folder; give one that holds images"),
+        (images, bad, (), "none of 1 could be read; the first: "),
+        (images, images, (f"--labels={labels}",), "line 2: label='house' is no class of the model"),
+        (images, images, (f"--labels={tmp_path}/twice.csv",), "line 3: 'image000.png' is 'a' before and 'b' here"),
+        (images, images, (f"--labels={tmp_path}/none.csv",), "0 of 71 images have a label, by 2 lines; name the files"),
+    ):
+        said = adapt(model, buffer, answered, tmp_path / "out", *flags, code=2)
+        assert message in said and said.count("\n") == 1, said
+
+
+def test_a_folder_that_fills_is_followed(model, tmp_path):
+    """What comes slowly is answered for once it is whole."""
+    incoming, made = tmp_path / "incoming", sorted(write_images(tmp_path / "made", 5, 7).iterdir())
+    incoming.mkdir()
+    slow = incoming / made[4].name
+    slow.write_bytes(made[4].read_bytes()[:60])
+    (incoming / "=broken.png").write_bytes(b"nothing")
+
+    said = []
+
+    def fill():
+        wait_until(lambda: sum("left out" in line for line in said) == 2)
+        for count, path in enumerate(made, 1):
+            shutil.copy(path, incoming)
+            wait_until(lambda count=count: sum("before" in line for line in said) == count)
+        (incoming / made[0].name).rename(incoming / f"={made[0].name}")  # no new image
+        time.sleep(2)
+        shutil.copy(made[1], incoming / made[2].name)  # a new image under a name that is known
+        wait_until(lambda: sum("before" in line for line in said) == 6)
+        shutil.rmtree(incoming)
+
+    thread, where = threading.Thread(target=fill), f"--out={tmp_path}/out"
+    thread.start()
+    with mock.patch.object(watching, "say", said.append):
+        fault = command("adapt", f"--model={model}", f"--buffer={incoming}", "--watch", where, code=2)
+    thread.join()
+    rows, loaded, said = read(tmp_path / "out"), cxda_jax.load(model), "\n".join(said)
+    assert [row["file"] for row in rows] == [path.name for path in [*made, made[2]]]
+    assert all(row["answer"] == row["before"] for row in rows[:5]), "so few images do not help this model"
+    for i in (0, 2, 4):  # each is answered for with those before it
+        assert rows[i]["after"] == loaded.adapt(made[:i]).predict([made[i]]).names[0]
+    assert said.count("left out: ") == 2 and f"left out: {slow}" in said and "5 images in the buffer" in said
+    assert "incoming: no such folder" in fault and (tmp_path / "out" / "adapted.html").exists()
+
+
+def test_the_nearest_images_of_a_stream_are_those_of_its_full_buffer(folders, tmp_path):
+    """Of icrm, whose memory is in the order of arrival."""
+    paths = sorted(folders[0].iterdir())[:6]
+    follower = watching.Follower(adapting.Asked("unipen", str(folders[0]), tmp_path / "out", capacity=3))
+    lines = [follower.answer(watching._stamp(path), path) for path in paths]
+    weights = cxda_jax.load("unipen").adapt(paths[2:5]).attention(paths[5:])[0].mean(0)
+    assert lines[5][7:10] == [paths[2 + i].name for i in np.argsort(-weights)]
+
+
+def test_the_demo_gains_and_shows_a_page(tmp_path):
+    with mock.patch.object(demo, "adapt_folder"):
+        command("demo", f"--out={tmp_path}/demo", "--seed=3")
+    said, rows = command("demo", f"--out={tmp_path}/demo"), read(tmp_path / "demo")
+    assert "400 images of an earlier demonstration are deleted" in said
+    assert len([*(tmp_path / "demo" / "buffer").iterdir()]) == 100
+    assert "Right of 300 with labels: before" in said and "left out" not in said
+    assert len(rows) == 300 and all(row["label"] for row in rows) and (tmp_path / "demo" / "adapted.html").exists()
+    before, after = (sum(row[when] == row["label"] for row in rows) for when in ("before", "after"))
+    assert after > before + 3
+    kinds = [(row["before"] == row["label"], row["after"] == row["label"]) for row in rows]
+    assert f"{kinds.count((False, True))} corrected and {kinds.count((True, False))} spoiled" in said
+    (tmp_path / "demo" / "images" / "mine.png").symlink_to(tmp_path / "elsewhere")
+    assert "mine.png: not of a demonstration" in command("demo", f"--out={tmp_path}/demo", code=2)

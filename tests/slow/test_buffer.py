@@ -1,0 +1,190 @@
+"""SupportBuffer: equal to adapting to what it holds, by one program for every fill, from several threads."""
+
+import functools
+from concurrent import futures
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+import cxda_jax
+from cxda_jax.device.model import Model, Programs
+from cxda_jax.machine import cost
+from tests.conftest import CLASSES
+from tests.fast.test_buffer import CARD
+from tests.lines import cut, refused
+from tests.nets import build_method, case_of
+
+RNG = np.random.default_rng(0)
+IMAGES = [RNG.integers(0, 256, (16, 16, 1), np.uint8) for _ in range(20)]
+QUERIES = IMAGES[12:]
+
+
+@functools.cache
+def programs_of(name):
+    """Each traced once for all tests."""
+    case = case_of(name)
+    rest = (jax.jit(f) if f else None for f in (case.method.attention, case.method.remember))
+    return Programs(case.adapt, case.predict, *rest)
+
+
+def make(name) -> Model:
+    case = case_of(name)
+    return Model(CARD._replace(method=name), case.method, case.variables, programs_of(name))
+
+
+def answers(model, held=None) -> np.ndarray:
+    """Those of a buffer, or of a model that is adapted to some of the images."""
+    found = (model if held is None else model.adapt([IMAGES[i] for i in held])).predict(QUERIES).probabilities
+    assert found.shape == (len(QUERIES), CLASSES)
+    return found
+
+
+def close(ours, theirs, tolerance=1e-5):
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["cxda_any", "icrm"])
+def test_it_equals_adapting_to_what_it_holds_and_compiles_once(name):
+    """Answers, and attention to the images in their order. tests/test_methods.py has the programs of all methods."""
+    places, model = 3, make(name)
+    buffer, held, compiled = cxda_jax.SupportBuffer(model, places), [], []
+    empty = answers(buffer)
+    for i in range(places + 2):
+        assert buffer.observe(IMAGES[i]) == i % places
+        held = [*held, i][-places:]
+        programs = cost.Compilations()
+        found = answers(buffer)
+        compiled.append(programs.programs)
+        if len(held) != 1:  # each number of images costs model.adapt() a program
+            close(found, answers(model, held))
+        np.testing.assert_array_equal(buffer.images(), [IMAGES[j] for j in held])
+    assert not any(compiled[1:]), "nothing is compiled after the first answer"
+    close(buffer.attention(QUERIES), model.adapt([IMAGES[i] for i in held]).attention(QUERIES))
+    buffer.forget()
+    close(answers(buffer), answers(model, held[1:]))
+    assert buffer.observe(IMAGES[0]) == 2 and len(buffer) == places
+    close(answers(buffer), answers(model, [*held[1:], 0]))
+    buffer.forget(100)
+    assert len(buffer) == 0
+    close(answers(buffer), empty)
+
+
+def test_lagged_and_frozen_statistics_are_those_of_their_times():
+    model, places, found = make("cxda"), 3, []
+    kinds = ("exact", "lagged", "frozen")
+    buffers = _, lagged, _ = [cxda_jax.SupportBuffer(model, places, statistics=kind, refresh=4) for kind in kinds]
+    for i in range(10):
+        for buffer in buffers:
+            buffer.observe(IMAGES[i])
+        found.append([answers(buffer) for buffer in buffers])
+    gaps = np.array([[np.abs(other - of[0]).max() for other in of[1:]] for of in found])
+    assert (gaps[:4, 1] < 1e-6).all(), "frozen is exact until it freezes"
+    assert (gaps[4:, 1] > 1e-5).all()
+    assert (gaps[[4, 8], 0] < 1e-5).all(), "lagged is exact after each refresh"
+    assert (gaps[[1, 2, 3, 5, 6, 7, 9], 0] > 1e-5).all()
+    # By hand: the newcomer under the statistics of the images before it.
+    support = model.as_images(IMAGES[:1] * places).replace(present=np.arange(places) == 0)
+    adapted = model.programs.adapt(model.variables, support, jax.random.key(0))
+    adapted = model.programs.remember(adapted, 1, model.as_images(IMAGES[1:2]))
+    close(found[1][1], answers(model.adapted_to(adapted)))
+    lagged.refresh()
+    close(answers(lagged), found[-1][0])
+    lagged.forget(1)
+    assert len(lagged) == places - 1 and lagged.attention(QUERIES).shape[::2] == (len(QUERIES), places - 1)
+
+
+def test_frozen_statistics_are_those_of_the_image_that_freezes_them(tmp_path, monkeypatch):
+    """Whether anybody asked before, after a save, and after work that was broken off."""
+    model = make("cxda")
+    asked, silent = (cxda_jax.SupportBuffer(model, 3, statistics="frozen", refresh=4) for _ in range(2))
+    for image in IMAGES[:7]:
+        for buffer in (asked, silent):
+            buffer.observe(image)
+        answers(asked)
+    close(answers(silent), answers(asked))
+    asked.save(tmp_path / "it.npz")
+    again = cxda_jax.SupportBuffer.load(tmp_path / "it.npz", model)
+    close(answers(again), answers(asked), 1e-6)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(model, "programs", model.programs._replace(remember=mock.Mock(side_effect=KeyboardInterrupt)))
+        again.observe(IMAGES[7])
+    asked.observe(IMAGES[7])
+    close(answers(again), answers(asked), 1e-6)
+
+
+def test_a_reservoir_holds_each_image_as_likely(tmp_path):
+    model, held = Model(CARD, build_method("bn"), None, None), np.zeros(20)
+    for seed in range(200):
+        buffer = cxda_jax.SupportBuffer(model, 5, keep="reservoir", seed=seed)
+        places = [buffer.observe(image) for image in IMAGES]
+        if seed == 0:  # a save after each image changes nothing
+            again = cxda_jax.SupportBuffer(model, 5, keep="reservoir")
+            for image in IMAGES:
+                again.observe(image)
+                again.save(tmp_path / "it.npz")
+                again = cxda_jax.SupportBuffer.load(tmp_path / "it.npz", model)
+            np.testing.assert_array_equal(again.images(), buffer.images())
+        kept = [i for i, image in enumerate(IMAGES) if (buffer.images() == image).all((1, 2, 3)).any()]
+        assert len(buffer) == 5 == len(kept) and {*kept} <= {i for i, p in enumerate(places) if p is not None}
+        held[kept] += 1
+    assert np.abs(held / 200 - 5 / 20).max() < 4 * np.sqrt(0.25 * 0.75 / 200)
+
+
+@pytest.mark.parametrize(("forgotten", "rest"), [(5, 0), (2, 3)])
+def test_after_forget_a_reservoir_is_a_sample_of_the_rest_and_of_what_came_since(forgotten, rest, tmp_path):
+    """Each is held with the probability of a uniform sample, 5 of 12 and 5 of 15, within four standard errors."""
+    model, times, since = Model(CARD, build_method("bn"), None, None), 600, 12
+    held, left = np.zeros(since), 0
+    for seed in range(times):
+        buffer = cxda_jax.SupportBuffer(model, 5, keep="reservoir", seed=seed)
+        for _ in range(15):
+            buffer.observe(IMAGES[since])
+        buffer.forget(forgotten)
+        if seed < 3:  # a saved one goes on as it would
+            buffer.save(tmp_path / "it.npz")
+            buffer = cxda_jax.SupportBuffer.load(tmp_path / "it.npz", model)
+        for image in IMAGES[:since]:
+            buffer.observe(image)
+        kept = (buffer.images()[:, None] == np.array(IMAGES[:since])).all((2, 3, 4))
+        held, left = held + kept.any(0), left + 5 - kept.sum()
+    chance = 5 / (since + rest)
+    error = 4 * np.sqrt(chance * (1 - chance) / times)
+    assert np.abs(held / times - chance).max() < error and abs(left / times - chance * rest) <= error * rest
+
+
+def test_a_saved_buffer_is_the_same_again(tmp_path):
+    model, path = make("cxda_any"), tmp_path / "it.npz"
+    buffer = cxda_jax.SupportBuffer(model, 3, statistics="lagged", refresh=7)
+    for i in range(5):
+        buffer.observe(IMAGES[i])
+    buffer.save(path)
+    again = cxda_jax.SupportBuffer.load(path, model)
+    close(answers(again), answers(buffer), 1e-6)
+    for both in (buffer, again):
+        both.observe(IMAGES[9])
+    np.testing.assert_array_equal(again.images(), buffer.images())
+    assert (again.capacity, again.statistics, again.refresh_every, again.seen) == (3, "lagged", 7, 6)
+    model.card = CARD._replace(shape=(8, 8, 1))
+    with refused(r"holds images uint8 \(16, 16, 1\), the model takes uint8 \(8, 8, 1\)", tmp_path):
+        cxda_jax.SupportBuffer.load(path, model)
+    cut(path, 100)
+    with refused(r"it.npz: not a buffer that save\(\) wrote", tmp_path):
+        cxda_jax.SupportBuffer.load(path, model)
+
+
+def test_threads_may_share_it():
+    """Two write, one asks and one refreshes; afterwards it equals adapting to what it holds."""
+    model = make("cxda_any")
+    buffer = cxda_jax.SupportBuffer(model, 3, statistics="lagged", refresh=5)
+    works = [
+        (lambda i: buffer.observe(IMAGES[i % 20]), 150), (lambda i: buffer.observe(IMAGES[-i % 20]), 150),
+        (lambda i: buffer.predict(QUERIES[:1]), 100), (lambda i: buffer.refresh(), 20), (lambda i: buffer.forget(), 30),
+    ]  # fmt: skip
+    with futures.ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(lambda what, rounds: [*map(what, range(rounds))], *each) for each in works]:
+            done.result()
+    assert buffer.seen == 300
+    buffer.refresh()
+    close(answers(buffer), answers(model.adapt(buffer.images())))

@@ -1,0 +1,56 @@
+"""--help of every command: quick and complete, and the command `cxda`, which leads to all of them."""
+
+import ast
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cxda_jax.__main__ import COMMANDS
+from tests.lines import ROOT
+
+FILES = {path.stem: path.read_text() for path in (ROOT / "launch").glob("*.py") if "cli.run(main)" in path.read_text()}
+
+
+def cxda(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "cxda_jax", *arguments],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def test_the_command_knows_each_file_of_launch():
+    assert set(COMMANDS) == set(FILES)
+    wrong = cxda("trian")
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "did you mean 'train'?" in wrong.stderr
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_help_imports_nothing_heavy_and_tells_every_flag(name, tmp_path):
+    for heavy in ("jax", "numpy", "ml_collections", "matplotlib"):
+        (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} is imported')")
+    done = cxda(name, "--help", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    defined = [n for n in ast.walk(ast.parse(FILES[name])) if isinstance(n, ast.Call) and ".DEFINE_" in ast.unparse(n)]
+    shared = {"define_runs": "runs", "define_distributed": "coordinator", "define_other_data": "other_data"}
+    known = [flag for definition, flag in shared.items() if definition in FILES[name]]
+    for flag in ("data_dir", "debug", *known, *(call.args[0].value for call in defined)):
+        assert f"--{flag}:" in done.stdout or f"--[no]{flag}:" in done.stdout
+
+
+def test_bash_completes_commands_and_their_flags():
+    asked = """cxda() { "$PYTHON" -m cxda_jax "$@"; }
+    eval "$(cxda completion bash)"
+    for COMP_LINE in "cxda ev" "cxda adapt --bu" "cxda adapt --al" "cxda adapt ph"; do
+        COMP_WORDS=($COMP_LINE) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        _cxda cxda "${COMP_WORDS[COMP_CWORD]}"
+        echo "${COMPREPLY[*]}"
+    done
+    cxda completion fish 2>&1 || echo $?"""
+    done = subprocess.run(
+        ["bash", "-c", asked],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": ""},
+    )  # fmt: skip
+    fish = "error: cxda completion: give a shell, bash or zsh"
+    assert (done.stderr, done.stdout.splitlines()) == ("", ["evaluate", "--buffer", "--always", "", fish, "2"])

@@ -1,0 +1,173 @@
+"""Your own images, as a viewer shows them: each kind beside another computation."""
+
+import io
+import shutil
+import tracemalloc
+from unittest import mock
+
+import numpy as np
+import pytest
+from PIL import EpsImagePlugin, Image
+
+from cxda_jax.data.readers import images
+from cxda_jax.data.readers.images import as_image, fit_image, to_rgb
+from cxda_jax.data.store import open_store
+from cxda_jax.errors import UserError
+from cxda_jax.training.experiment import READERS
+from tests import raw_fixtures as raws
+from tests.commands import command
+from tests.lines import refused
+
+SIDE = 16
+WHITE = 255, 255, 255
+RNG = np.random.default_rng(0)
+COLOURS, WIDE = RNG.integers(0, 256, (SIDE, SIDE, 3), np.uint8), RNG.integers(0, 256, (16, 30, 3), np.uint8)
+ALPHA = RNG.integers(0, 256, (SIDE, SIDE), np.uint8)
+ALPHA[:4], ALPHA[4:8] = 0, 255
+# Levels that lie just above the middle between two of 8 bits.
+DEEP = (np.arange(SIDE * SIDE) * 257 + 129).clip(max=65535).reshape(SIDE, SIDE).astype(np.uint16)
+
+
+def read(tmp_path, image, name="a.png", size=SIDE, options=None, **saving):
+    """What the reader of folders makes of an image."""
+    file = tmp_path / "raw" / "domain" / "class" / name
+    shutil.rmtree(file.parent, ignore_errors=True)
+    file.parent.mkdir(parents=True)
+    image.save(file, **saving)
+    (piece,) = READERS["folder"](tmp_path / "raw", size=size, min_images=1, **options or {}).pieces
+    images, _, *faults = piece.read()
+    if faults and faults[0]:
+        raise UserError(faults[0][0])
+    return images[0]
+
+
+def three(grey):
+    return np.stack([grey] * 3, -1)
+
+
+def over(colours, alpha, background=WHITE):
+    share = alpha[..., None] / 255
+    return np.rint(colours * share + np.array(background) * (1 - share))
+
+
+def test_integers_of_16_and_32_bits(tmp_path):
+    for name, pixels in (("a.png", DEEP), ("a.tif", DEEP // 16), ("a.pgm", DEEP)):  # by the range of their type
+        found = read(tmp_path, Image.fromarray(pixels), name)
+        np.testing.assert_array_equal(found, three(np.rint(pixels / 65535 * 255)))
+    big = Image.frombytes("I;16B", (SIDE, SIDE), DEEP.astype(">u2").tobytes())
+    wide = DEEP.astype(np.int32)
+    for image in (big, Image.fromarray(wide)):
+        np.testing.assert_array_equal(read(tmp_path, image, "a.tif"), three(np.rint(DEEP / 257)))
+
+
+def test_what_is_wider_is_scaled_by_its_own_range_and_refused_without_one(tmp_path):
+    unit = RNG.uniform(0.2, 0.7, (SIDE, SIDE)).astype(np.float32)
+    found = read(tmp_path, Image.fromarray(unit), "a.tif")
+    np.testing.assert_array_equal(found, three(np.rint(255 * unit.astype(np.float64))))
+    for wide in (1000 * unit - 400, DEEP.astype(np.int32) * 30_000 - 10**9):
+        exact = wide.astype(np.float64)
+        expected = three(np.rint((exact - exact.min()) / np.ptp(exact) * 255))
+        np.testing.assert_array_equal(read(tmp_path, Image.fromarray(wide), "a.tif"), expected)
+    assert (read(tmp_path, Image.fromarray(np.full_like(unit, 7)), "a.tif") == 0).all()
+    unit[3, 5] = np.nan
+    with refused(r"/a\.tif: .*NaN or infinite pixels", tmp_path):
+        read(tmp_path, Image.fromarray(unit), "a.tif")
+
+
+def test_nothing_but_images_is_opened_and_a_large_one_needs_little_memory(tmp_path, monkeypatch):
+    path = tmp_path / "photo.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(ran) print\n")
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", mock.Mock(side_effect=AssertionError("a program runs it")))
+    with refused("/photo.png: not readable as an image .of no known format", tmp_path):
+        fit_image(as_image(path), (8, 8, 3), "pad", (0, 0, 0))
+    with pytest.raises(UserError, match="mode I says no range of values"):
+        as_image(Image.fromarray(np.zeros((8, 8), np.int32)))
+    large = Image.new("RGBA", (2000, 2000), (9, 9, 9, 100))
+    tracemalloc.start()
+    assert (np.asarray(to_rgb(large, (255, 255, 255))) == 159).all()
+    assert tracemalloc.get_traced_memory()[1] < 24 * large.width * large.height
+    tracemalloc.stop()
+    monkeypatch.setattr(images, "MOST_PIXELS", 10**6)
+    large.save(path)
+    with refused("photo.png: 2000 x 2000 pixels, at most 1,000,000 are read; make it smaller", tmp_path):
+        as_image(path)
+
+
+def test_what_transparent_pixels_hide_stays_hidden(tmp_path):
+    for colour, background in [(None, WHITE), ("black", (0, 0, 0)), ("10,200,30", (10, 200, 30))]:
+        options, grey = {"background": colour} if colour else {}, COLOURS[..., 0]
+        for pixels, opaque in ((COLOURS, COLOURS), (grey, three(grey))):
+            image = Image.fromarray(np.dstack([pixels, ALPHA]))
+            np.testing.assert_array_equal(read(tmp_path, image, options=options), over(opaque, ALPHA, background))
+        hidden = np.zeros((SIDE, 30, 4), np.uint8)
+        found = read(tmp_path, Image.fromarray(hidden), options=options)  # laid over before it is made smaller
+        np.testing.assert_array_equal(found, np.broadcast_to(background, found.shape))
+
+
+def test_palettes(tmp_path):
+    palette = RNG.integers(0, 256, (4, 3), np.uint8)
+    index = RNG.integers(0, 4, (SIDE, SIDE), np.uint8)
+    image = Image.fromarray(index).convert("P")
+    image.putpalette(palette.tobytes())
+    alpha = np.array([0, 90, 255, 255], np.uint8)
+    expected = over(palette[index], alpha[index])
+    np.testing.assert_array_equal(read(tmp_path, image, transparency=alpha.tobytes()), expected)
+    np.testing.assert_array_equal(read(tmp_path, image), palette[index])
+    expected = over(palette[index], np.where(index == 2, 0, 255))
+    np.testing.assert_array_equal(read(tmp_path, image, "b.gif", transparency=2), expected)
+
+
+def test_colours_of_pngs_that_stand_for_transparency():
+    for bits, kind, data, key, expected in [
+        (1, 0, bytes([0b01010000]), [1], [0, 255, 0, 255]),
+        (8, 0, bytes([0, 100, 7, 255]), [100], [0, 255, 7, 255]),
+    ]:
+        image = Image.open(io.BytesIO(raws.png(4, 1, bits, kind, b"\0" + data, key)))
+        assert np.asarray(to_rgb(image, WHITE))[0].tolist() == [[grey] * 3 for grey in expected]
+
+
+TURNS = {  # by EXIF's number of the orientation
+    1: lambda a: a, 2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1), 6: lambda a: np.rot90(a, -1), 7: lambda a: a[::-1, ::-1].swapaxes(0, 1), 8: np.rot90,
+}  # fmt: skip
+
+
+def test_images_stand_as_the_camera_says(tmp_path):
+    for orientation, turn in TURNS.items():
+        exif = Image.Exif()
+        exif[274] = orientation
+        np.testing.assert_array_equal(read(tmp_path, Image.fromarray(COLOURS), exif=exif), turn(COLOURS))
+        tall = np.zeros((2 * SIDE, SIDE, 3), np.uint8)
+        tall[SIDE:] = 255  # turned before it is brought to a square
+        found = read(tmp_path, Image.fromarray(tall), exif=exif)
+        dark = turn(np.repeat([[0], [255]], SIDE // 2, 0) * np.ones((SIDE, SIDE)))
+        assert np.abs(found[..., 0] - dark).mean() < 30
+
+
+def test_fits(tmp_path):
+    for pixels, turned in ((WIDE, False), (WIDE.swapaxes(0, 1), True)):
+        image, back = Image.fromarray(np.ascontiguousarray(pixels)), lambda a, t=turned: a.swapaxes(0, 1) if t else a
+        np.testing.assert_array_equal(back(read(tmp_path, image, options={"fit": "crop"})), WIDE[:, 7:23])
+        found = back(read(tmp_path, image, size=30, options={"fit": "pad", "background": "1,2,3"}))
+        np.testing.assert_array_equal(found[7:23], WIDE)
+        assert (np.concatenate([found[:7], found[23:]]) == (1, 2, 3)).all()
+        squashed = image.resize((24, 24), Image.Resampling.BILINEAR)
+        np.testing.assert_array_equal(read(tmp_path, image, size=24), squashed)
+
+
+def test_the_store_says_its_name_and_how_images_were_made_square(tmp_path):
+    raws.write_folder(tmp_path / "mine", domains=4)
+    arguments = ("--benchmark=folder", f"--raw_dir={tmp_path}/mine", f"--data_dir={tmp_path}/data", "--size=8")
+    stores = {}
+    for fit, words in {"squash": "squashed", "crop": "cropped", "pad": "padded"}.items():
+        command("prepare", *arguments, f"--fit={fit}", "--background=0,0,255", f"--name={fit}")
+        stores[fit] = open_store(tmp_path / "data" / fit)
+        assert words in stores[fit].info.provenance and "over 0,0,255" in stores[fit].info.provenance
+        assert stores[fit].info[-2:] == (fit, (0, 0, 255))
+        file = min((tmp_path / "mine" / stores[fit].domain_names[0]).glob("*/[!.]*.*"))
+        np.testing.assert_array_equal(fit_image(as_image(file), (8, 8, 3), fit, (0, 0, 255)), stores[fit].images[0])
+        assert stores[fit].info.name == fit
+    assert stores["crop"].sha256 != stores["pad"].sha256
+    said = command("prepare", *arguments, "--fit=crop", "--background=0,0,255", "--name=pad", code=2)
+    assert f"--fit=crop: {tmp_path}/data/pad was prepared with 'pad'; choose another --name, or delete it" in said
+    assert "give the name of one folder" in command("prepare", *arguments, "--name=../x", code=2)

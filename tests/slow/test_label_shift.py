@@ -1,0 +1,101 @@
+"""Prior shift, MLLS and BBSE against their published formulas, in numpy's float64, SciPy's optimiser among it."""
+
+import jax
+import numpy as np
+import pytest
+import scipy.optimize
+
+from cxda_jax.methods.label_shift import fit_temperature, shares_by_confusions, shares_by_em, undoing
+from cxda_jax.types import Known
+from tests.conftest import make_episode
+from tests.nets import KEY, build_method, case_of, close, make_images
+
+RNG = np.random.default_rng(0)
+LABELS = RNG.choice(4, 300, p=[0.55, 0.3, 0.1, 0.05])
+LOGITS = (2 * RNG.normal(size=(300, 4)) + 2.5 * np.eye(4)[LABELS] + [0.5, 0, -0.5, 0]).astype(np.float32)
+TRAINED = np.array([0.4, 0.2, 0.2, 0.2])
+
+
+def softmax(logits):
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+def em(p, trained, smoothing, weights, steps=50):
+    shares = trained
+    for _ in range(steps):
+        counts = np.zeros(len(trained))
+        for row, weight in zip(p, weights, strict=True):
+            r = row * shares / trained
+            counts += weight * r / r.sum()
+        shares = (counts + smoothing * trained) / (weights.sum() + smoothing)
+    return shares
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 10.0])
+def test_em_finds_the_shares_of_greatest_likelihood(smoothing):
+    p, weights = softmax(LOGITS.astype(np.float64)), RNG.uniform(0, 1, 300)
+    ours = np.asarray(jax.jit(shares_by_em, static_argnums=(2, 3))(p, TRAINED, 2000, smoothing, weights))
+    close(ours, em(p, TRAINED, smoothing, weights, 2000), 1e-4)
+
+    def loss(free):
+        shares = softmax(np.append(free, 0))
+        likelihood = (weights * np.log(p @ (shares / TRAINED))).sum()
+        return -likelihood - smoothing * (TRAINED * np.log(shares)).sum()
+
+    best = scipy.optimize.minimize(loss, np.zeros(3), tol=1e-10).x
+    np.testing.assert_allclose(ours, softmax(np.append(best, 0)), atol=2e-4)
+
+
+def test_the_temperature_and_the_biases_have_the_least_cross_entropy():
+    def loss(x):
+        return -np.log(softmax(LOGITS * x[0] + x[1:])[np.arange(300), LABELS]).mean()
+
+    best = scipy.optimize.minimize(loss, [1, 0, 0, 0, 0], tol=1e-12).x
+    scale, bias = jax.jit(fit_temperature)(LOGITS, LABELS)
+    np.testing.assert_allclose(scale, best[0], atol=2e-3)
+    np.testing.assert_allclose(bias, best[1:] - best[1:].mean(), atol=5e-3)
+
+
+def test_confusions_are_undone():
+    """Exactly where the mean is that of a mixture, and with no share below zero elsewhere."""
+    of_classes, shares = softmax(RNG.normal(size=(4, 4)) + 2 * np.eye(4)), np.array([0.7, 0.0, 0.2, 0.1])
+    undo = jax.jit(lambda mean, of_classes: shares_by_confusions(mean, undoing(of_classes)))
+    np.testing.assert_allclose(undo(shares @ of_classes, of_classes), shares, atol=1e-5)
+    outside = np.array([0.97, 0.01, 0.01, 0.01])
+    expected = np.maximum(0, np.linalg.solve(of_classes.T, outside))
+    np.testing.assert_allclose(undo(outside, of_classes), expected / expected.sum(), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["prior_shift", "mlls", "bbse"])
+def test_the_answers_are_corrected_for_the_shares(name):
+    """By what calibrate() knows of training images and of unseen ones, in which class 3 is absent."""
+    seen, unseen = make_images((16, 16, 1), 40, 1), make_images((16, 16, 1), 50, 2)
+    labels, unseen_labels = np.arange(40) % 4 // 2 * 2, np.arange(50) % 3
+    method, variables, episode = build_method(name), case_of("erm").variables, make_episode()
+    predict = case_of("erm").predict
+    known = Known(seen.pixels, labels, unseen.pixels, unseen_labels)
+
+    @jax.jit
+    def everything(variables, known, support, query):
+        kept = method.calibrate(variables, known)
+        return method.predict(method.adapt(kept, support, KEY), query)
+
+    ours = everything(variables, known, episode.support, episode.query)
+    of_support, of_unseen, logits = (
+        np.asarray(predict(variables, images), np.float64) for images in (episode.support, unseen, episode.query)
+    )
+    counts = np.maximum(0.5, np.bincount(labels if name != "mlls" else unseen_labels, minlength=4))
+    trained, scale, bias = counts / counts.sum(), 1.0, 0.0
+    if name == "mlls":
+        scale, bias = jax.jit(fit_temperature)(of_unseen.astype(np.float32), unseen_labels)
+    p = softmax(of_support * scale + bias)
+    if name == "bbse":
+        of_classes = np.eye(4)
+        for k in range(3):
+            of_classes[k] = softmax(of_unseen)[unseen_labels == k].mean(0)
+        shares = np.maximum(0, np.linalg.lstsq(of_classes.T, p.mean(0), rcond=0.01)[0])
+        shares = (15 * shares / shares.sum() + 10 * trained) / 25
+    else:
+        shares = em(p, trained, 10.0, np.ones(15))
+    close(ours, logits * scale + bias + np.log(shares / trained), 1e-4)

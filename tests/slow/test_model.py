@@ -1,0 +1,114 @@
+"""A trained model by itself: its files, its card, and answers that are those of the evaluation."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+import cxda_jax
+from cxda_jax.disk import manifest, models
+from cxda_jax.errors import UserError
+from cxda_jax.studies.folders import read_result
+from tests.commands import command
+from tests.fast.test_model import runs  # noqa: F401
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture
+def copy(runs, tmp_path):
+    """Of the model of cxda, for damages."""
+    return shutil.copytree(runs / "run" / "model", tmp_path / "it")
+
+
+def test_a_model_alone_in_a_folder_is_enough(copy):
+    model = cxda_jax.load(copy)
+    assert repr(model) == "<Model cxda of glyphs: 62 classes, images 28x28x1, not adapted>" and "load" in dir(cxda_jax)
+    assert model.card.class_names[:3] == ("0", "1", "2") and model.card.shape == (28, 28, 1)
+    assert (model.card.fit, model.card.background) == ("pad", (255, 255, 255))
+    images = [RNG.integers(0, 256, (28, 28, 1), np.uint8) for _ in range(5)]
+    before, after = model.predict(images), model.adapt(images[:3]).predict(images)
+    assert np.abs(before.probabilities - after.probabilities).max() > 1e-4
+    for same in (model, model.adapt([])):
+        np.testing.assert_array_equal(same.predict(images).probabilities, before.probabilities)
+    assert model.predict([]).names == () and model.predict([]).probabilities.shape == (0, 62)
+    many = model.predict(images * 30)  # more than one program takes at once
+    np.testing.assert_allclose(many.probabilities, np.tile(before.probabilities, (30, 1)), atol=1e-6)
+    one = [model.predict([image]).probabilities[0] for image in images]
+    np.testing.assert_allclose(one, before.probabilities, atol=1e-6)
+
+
+def test_the_card_says_what_was_trained_and_what_adapting_brought(runs):
+    """The gain is measured by one program with places. It equals what --context measures by a program of its own."""
+    result, card = read_result(runs / "run", runs / "run"), models.read_card(runs / "run" / "model")
+    row, stored, gain, test = result.row, result.stored(), card.gain, card.test
+    assert (card.method, card.seed, card.data_hash, card.step) == ("cxda", 0, row["data_hash"], row["best_step"])
+    assert gain.sizes == (0, 1, 2, 5, 10, 20, 50, 100) and gain.tasks == 4
+    assert gain.mean[0] == gain.low[0] == gain.high[0] == 0
+    assert all(low <= mean <= high for low, mean, high in zip(gain.low, gain.mean, gain.high, strict=True))
+    np.testing.assert_allclose(np.subtract(gain.score, gain.score[0]), gain.mean, atol=0.011)
+    command(
+        "evaluate", f"--runs={runs}/run", "--validation", "--context=10", "--num_tasks=4", f"--data_dir={runs}/data"
+    )
+    measured = json.loads((runs / "run" / "cxda,context=10,validation" / "result.json").read_text())
+    assert abs(measured["avg"] - gain.score[gain.sizes.index(10)]) < 0.01
+    scores = 100 * (stored["predictions"] == stored["labels"]).mean(1)
+    assert test["num_tasks"] == len(scores) == row["num_tasks"]
+    assert abs(test["avg"] - scores.mean()) < 1e-6 and test["w10"] == row["w10"]
+    assert test["w10_low"] <= test["w10_high"]
+    half = 1.96 * scores.std() / np.sqrt(len(scores))  # the normal approximation
+    assert abs(test["avg_high"] - test["avg_low"] - 2 * half) < half
+
+
+def test_a_damaged_model_is_one_line(copy):
+    for name, damage, message in (
+        ("weights.safetensors", b"no", "weights.safetensors differs from its recorded hash"),
+        ("manifest.json", None, "no manifest.json"),
+        ("weights.safetensors", None, "no model in it; give a run of cxda train"),
+    ):
+        whole = (copy / name).read_bytes()
+        (copy / name).unlink() if damage is None else (copy / name).write_bytes(damage)
+        with pytest.raises(UserError, match=message):
+            cxda_jax.load(copy)
+        (copy / name).write_bytes(whole)
+    whole, weights = (copy / models.CARD).read_bytes(), copy / models.WEIGHTS
+    names = [path.name for path in copy.iterdir() if path.name != manifest.NAME]
+    gain = json.loads(whole)["gain"]
+    for change in (
+        {"class_names": None}, {"class_names": []}, {"std": []}, {"std": [0.0]}, {"mean": [1e999]}, {"shape": "28"},
+        {"shape": [28, 28]}, {"gain": {**gain, "sizes": gain["sizes"][::-1]}},
+        {"gain": {**gain, "low": [math.nan] * 8}},
+    ):  # fmt: skip
+        (copy / models.CARD).write_text(json.dumps({**json.loads(whole), **change}))
+        manifest.write(copy, names)
+        with pytest.raises(UserError, match=f"card.json: .*{[*change][0]}"):
+            cxda_jax.load(copy)
+    (copy / models.CARD).write_bytes(whole)
+    arrays = load_file(weights)
+    save_file({name: np.full_like(array, np.nan) for name, array in arrays.items()}, weights)
+    manifest.write(copy, names)
+    with pytest.raises(UserError, match="has values that are not finite"):
+        cxda_jax.load(copy)
+    manifest.write(copy, [models.CARD, models.CONFIG])  # a manifest does not choose what is checked
+    with pytest.raises(UserError, match="weights.safetensors differs"):
+        cxda_jax.load(copy)
+
+
+def test_images_of_any_kind_are_fitted_and_wrong_ones_are_one_line(runs, tmp_path):
+    model, own, file = cxda_jax.load(runs / "run"), RNG.integers(0, 256, (28, 28, 1), np.uint8), tmp_path / "it.png"
+    Image.fromarray(own[..., 0]).save(file)
+    for same in (own, own[..., 0], file, str(file), Image.open(file), own / 255):
+        np.testing.assert_array_equal(model.fit(same), own)
+    fitted = model.fit(np.zeros((10, 40, 3), np.uint8))
+    assert fitted.shape == (28, 28, 1) and (fitted[0] == 255).all() and (fitted[14] == 0).all()  # padded with paper
+    for wrong, message in (
+        ([tmp_path / "none.png"], "none.png: missing"),
+        ([own[None]], "one image at a time"),
+        ([own.astype(float)], r"0\.\.1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            model.predict(wrong)

@@ -1,0 +1,181 @@
+"""Raw downloads to stores: every value from its place."""
+
+import json
+import shutil
+import time
+
+import numpy as np
+
+from cxda_jax.data import corruptions
+from cxda_jax.data.readers import cifar_c, tiny_imagenet_c
+from cxda_jax.data.readers.folder import random_splits
+from cxda_jax.data.readers.raw import Piece, Rows, read_pieces
+from cxda_jax.data.store import SPLITS, open_store
+from cxda_jax.studies import preparing
+from cxda_jax.training.experiment import READERS
+from tests import raw_fixtures as raws
+from tests.commands import command
+
+
+def stored(raw_dir, benchmark, **options):
+    """The store that a benchmark's raw files give."""
+    target = raw_dir / f"store {len(list(raw_dir.iterdir()))}"
+    preparing.prepare(READERS[benchmark](raw_dir, **options), target, workers=2)
+    return open_store(target)
+
+
+def names(found, split):
+    return [found.domain_names[d] for d in found.domains(split)]
+
+
+def rows(found, domain, split):
+    (d,) = [i for i, name in enumerate(found.domain_names) if (name, found.split[i]) == (domain, split)]
+    at = slice(found.offsets[d], found.offsets[d + 1])
+    return found.images[at], found.labels[at]
+
+
+def test_femnist_value_by_value(tmp_path):
+    raws.write_femnist(tmp_path)
+    found = stored(tmp_path, "femnist")
+    assert found.info.mean == (1.0,) and found.info.std == (-1.0,) and found.num_classes == 62
+    assert found.images.shape == (18 * 6, 28, 28, 1) and not found.info.marks
+    pixels = (found.images[:1] / 255 - found.info.mean) / found.info.std
+    assert pixels[0, 27, 27, 0] == 0.0  # white paper is 0 to the network
+    for split in SPLITS:
+        files = sorted((tmp_path / "femnist" / split).glob("all*.json"))
+        first, second = (json.loads(file.read_text()) for file in files)
+        users = first["user_data"] | second["user_data"]
+        for user, data in users.items():
+            images, labels = rows(found, user, split)
+            np.testing.assert_array_equal(images.reshape(6, 784), np.rint(np.array(data["x"]) * 255))
+            np.testing.assert_array_equal(labels, data["y"])
+        assert list(users) != sorted(users) == names(found, split)
+        # LEAF since 2021 writes all writers of a split into one file.
+        merged = {name: first[name] + second[name] for name in ("users", "num_samples")}
+        files[0].write_text(json.dumps({"user_data": second["user_data"] | first["user_data"]} | merged, indent=2))
+        files[1].unlink()
+    assert stored(tmp_path, "femnist").sha256 == found.sha256
+
+
+def test_femnist_without_val_takes_the_first_writers_in_file_order(tmp_path):
+    raws.write_femnist(tmp_path)
+    shutil.rmtree(tmp_path / "femnist" / "val")
+    train = sorted((tmp_path / "femnist" / "train").glob("all*.json"))
+    order = [user for file in train for user in json.loads(file.read_text())["users"]]
+    output = command("prepare", "--benchmark=femnist", f"--raw_dir={tmp_path}", f"--data_dir={tmp_path}/data")
+    assert "warning" in output and "the first 3 writers of train/ in file order validate" in output
+    found = open_store(tmp_path / "data" / "femnist")
+    assert names(found, "val") == sorted(order[:3]) and names(found, "train") == sorted(order[3:])
+    assert found.info.marks == ("val from train",)
+
+
+def test_cifar_c_value_by_value(tmp_path):
+    """And the card compares with the paper."""
+    assert raws.arms_domains("spatter") == cifar_c.DOMAINS and raws.arms_domains("frost") == tiny_imagenet_c.DOMAINS
+    raws.write_cifar_c(tmp_path)
+    output = command("prepare", "--benchmark=cifar_c", f"--raw_dir={tmp_path}", f"--data_dir={tmp_path}")
+    found = open_store(tmp_path / "cifar_c")
+    assert found.info.mean == (0.485, 0.456, 0.406) and found.info.std == (0.229, 0.224, 0.225)
+    for split, folder in raws.CIFAR.items():
+        assert names(found, split) == [f"{c} {s}" for c, s in cifar_c.DOMAINS[split]]
+        for corruption, severity in cifar_c.DOMAINS[split]:
+            images, labels = raws.cifar_blocks(raws.cifar_number(folder, corruption), 5)
+            ours, our_labels = rows(found, f"{corruption} {severity}", split)
+            assert (ours[:, 0, 0, 1] == 40 * severity).all() and (ours[:, 0, 0, 2] == np.arange(5)).all()
+            block = slice(5 * (severity - 1), 5 * severity)
+            np.testing.assert_array_equal(ours, images[block])
+            np.testing.assert_array_equal(our_labels, np.arange(5) * 7 % 10 if split == "test" else labels[block])
+    lines = output.splitlines()
+    counts = "train         56      280       10   5 to 5", "test          22      110        5   5 to 5"
+    assert {*counts, "train domains: 56, as in the paper", "test images: 110, the paper's: 220000"} <= {*lines}
+    assert f"sha256 {found.sha256}" in lines
+    assert (tmp_path / "cifar_c" / "sheet.png").exists()
+
+
+def test_tiny_imagenet_c_value_by_value(tmp_path):
+    raws.write_tiny_imagenet_c(tmp_path)
+    found = stored(tmp_path, "tiny_imagenet_c")
+    assert found.info.class_names == raws.WNIDS and found.images.shape[1:] == (64, 64, 3)
+    for split in SPLITS:
+        assert names(found, split) == [f"{c} {s}" for c, s in tiny_imagenet_c.DOMAINS[split]]
+        for corruption, severity in tiny_imagenet_c.DOMAINS[split]:
+            images, labels = rows(found, f"{corruption} {severity}", split)
+            np.testing.assert_array_equal(labels, np.repeat(np.arange(4), 2))
+            for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+                grey = corruption == "fog" and i % 2 == 0  # a grey file has become RGB
+                wanted = (90, 90, 90) if grey else raws.tiny_colour(corruption, severity, label)
+                assert np.abs(image.astype(int) - wanted).max() <= 3  # JPEG
+
+
+def test_folder_value_by_value(tmp_path):
+    raws.write_folder(tmp_path / "mine")
+    lines = [f"site {d},{SPLITS[d % 3]}" for d in range(7)]
+    table = "\r\n".join(["domain,split", *lines])
+    (tmp_path / "split.csv").write_text(table, encoding="utf-8-sig")  # spreadsheets begin their UTF-8 with a mark
+    arguments = ("--benchmark=folder", f"--raw_dir={tmp_path}/mine", f"--data_dir={tmp_path}/data", "--size=16")
+    output = command("prepare", *arguments, f"--split_csv={tmp_path}/split.csv")
+    assert "site 0: left out, 9 images are fewer than 40" in output and "val: 2 domains; tasks of 5 need more" in output
+    found = open_store(tmp_path / "data" / "folder")
+    where = dict(zip(found.domain_names, found.split, strict=True))
+    assert where == {f"site {d}": SPLITS[d % 3] for d in range(1, 7)}  # the file leaves site 7 out
+    for name, split in where.items():
+        images, labels = rows(found, name, split)
+        np.testing.assert_array_equal(labels, np.repeat(np.arange(3), 14))
+        colour = np.stack([np.full(42, 20 * int(name.split()[1])), 60 * labels, np.tile(np.arange(14), 3)], 1)
+        np.testing.assert_array_equal(images, np.broadcast_to(colour[:, None, None], images.shape))
+    again = command("prepare", *arguments, f"--split_csv={tmp_path}/split.csv")
+    assert "is there already" in again and found.sha256 in again
+
+
+def test_folder_splits_follow_the_seed():
+    domains = [f"d{i}" for i in range(50)]
+    splits = random_splits(domains, 0)
+    counts = [list(splits.values()).count(split) for split in SPLITS]
+    assert counts == [35, 5, 10] and splits == random_splits(domains, 0) != random_splits(domains, 1)
+
+
+def test_cifar_c_regenerated(tmp_path, monkeypatch):
+    """With a few of its domains."""
+    few = {split: domains[:9] for split, domains in cifar_c.DOMAINS.items()}
+    monkeypatch.setattr(cifar_c, "DOMAINS", few)
+    raws.write_cifar_c(tmp_path)
+    shutil.rmtree(tmp_path / "CIFAR-10-C-new")
+    clean, labels = raws.write_cifar_binary(tmp_path)
+    arguments = ("--benchmark=cifar_c", f"--raw_dir={tmp_path}", "--regenerate", f"--data_dir={tmp_path}")
+    output = command("prepare", *arguments, "--seed=1")
+    assert "regenerated" in output
+    found = open_store(tmp_path / "cifar_c")
+    assert found.info.marks == ("regenerated",) and "corruptions of clean training images" in found.info.provenance
+    np.testing.assert_array_equal(cifar_c.read_binary(tmp_path).images, clean)
+    held = cifar_c.hold_out(labels, 1)
+    assert sorted(np.concatenate([held["train"], held["val"]])) == list(range(100))  # without overlap
+    for s, (split, per_class) in enumerate({"train": 8, "val": 2}.items()):  # of 10 images of each class
+        for number, (corruption, severity) in enumerate(cifar_c.DOMAINS[split]):
+            images, got = rows(found, f"{corruption} {severity}", split)
+            assert (np.bincount(got) == per_class).all()
+            if number in (0, 7):  # one with all its images, whichever way they were drawn
+                rng = np.random.default_rng([corruptions.VERSION, 1, s, number])
+                of_class = [held[split][labels[held[split]] == c] for c in range(10)]
+                mine = np.concatenate([rng.choice(of_one, per_class, replace=False) for of_one in of_class])
+                np.testing.assert_array_equal(images, corruptions.corrupt(clean[mine], corruption, severity, rng))
+                np.testing.assert_array_equal(got, labels[mine])
+    command("prepare", *arguments, "--seed=1", "--name=again", "--workers=1")
+    assert open_store(tmp_path / "again").sha256 == found.sha256  # whatever the number of threads
+    assert not np.array_equal(cifar_c.hold_out(labels, 2)["val"], held["val"])
+
+
+def test_pieces_come_in_order_and_few_are_read_ahead():
+    """A slow reader must not let the rest of a data set pile up in memory, nor change its order."""
+    started, taken = [], 0
+
+    def read(i):
+        started.append(i)
+        time.sleep(0.003 * (i % 3))
+        return Rows(np.full((64, 2, 2, 1), i, np.uint8), np.zeros(64, int))
+
+    pieces = [Piece("one", "train", 64, lambda i=i: read(i)) for i in range(60)]
+    for i, domain in enumerate(read_pieces(pieces, 3, lambda done: None)):
+        assert (domain.images == i).all()
+        taken += 1
+        assert len(started) <= taken + 6
+    assert taken == 60

@@ -1,0 +1,106 @@
+"""What the README and the documentation say runs, leads somewhere and names what exists."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cxda_jax.config.reading import read, variant
+from cxda_jax.config.registry import METHODS, schema
+from cxda_jax.disk import checkpoints, models
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *DOCS]
+CODE = "".join(path.read_text() for part in ("launch", "cxda_jax") for path in (ROOT / part).rglob("*.py"))
+COMMANDS = sorted({line for page in PAGES for line in re.findall(r"\bcxda [a-z]+ --[^`\n]+", page.read_text())})
+
+
+def blocks(text, language):
+    return [code for name, code in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.S | re.M) if name == language]
+
+
+def execute(code):
+    names = {"__name__": "page"}
+    exec(compile(code, "page", "exec"), names)
+    return names
+
+
+def anchors(path):
+    """Of a page's headings, as mkdocs and GitHub name them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+    return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading).lower()) for heading in headings}
+
+
+def test_the_first_page_prints_what_it_says(capsys):
+    (code, _), (expected,) = blocks(README, "python"), blocks(README, "")  # test_adapter_fit.py runs the other one
+    execute(code)
+    assert capsys.readouterr().out == expected
+
+
+def test_a_trained_run_is_used_as_the_api_page_says(smoke, tmp_path, monkeypatch):
+    for place, target in (("runs/glyphs/cxda/0", "run"), (".cache/cxda_jax", "data")):
+        (tmp_path / place).parent.mkdir(parents=True)
+        (tmp_path / place).symlink_to(smoke[0] / target)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks((ROOT / "docs" / "api.md").read_text(), "python")
+    names, result = execute(code), json.loads((smoke[0] / "run" / "result.json").read_text())
+    assert checkpoints.weights_hash(names["variables"]) == result["weights_hash"]
+    store, example = names["experiment"].store, names["experiment"].example
+    assert names["logits"].shape == (len(example.pixels), len(store.info.class_names))
+    assert np.isfinite(names["logits"]).all()
+
+
+def test_the_page_on_own_images_runs_and_has_the_cards_gain(tmp_path, monkeypatch, capsys):
+    page, rng = (ROOT / "docs" / "device.md").read_text(), np.random.default_rng(0)
+    for folder in ("MY_PHOTOS", "NEW_PHOTOS"):
+        (tmp_path / folder).mkdir()
+        for i in range(3):
+            Image.fromarray(rng.integers(0, 256, (30, 20), np.uint8)).save(tmp_path / folder / f"{i}.png")
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks(page, "python")
+    names = execute(code)
+    assert len(names["buffer"]) == 3 and names["weights"].shape == (3, 4, 3)
+    assert set(names["after"].names) <= set(names["model"].card.class_names)
+    assert "\n".join(models.gain_in_words(names["model"].card.gain)[2:]) in page
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            if not link.startswith("https://"):
+                assert target.exists() and (not anchor or anchor in anchors(target)), (page, link)
+
+
+def test_each_page_is_in_the_menu_and_each_marker_is_filled():
+    menu = re.findall(r"^  - \w+: ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert sorted(menu) == sorted(str(page.relative_to(ROOT / "docs")) for page in DOCS)
+    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+    filled = {page.name: hooks["on_page_markdown"](page.read_text(), page=None) for page in DOCS}
+    assert "| optimizer.learning_rate | `0.01` |" in filled["config.md"]
+    assert not [name for name, text in filled.items() for marker in hooks["TEXTS"] if marker in text]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_name_what_exists(command):
+    assert (ROOT / "launch" / f"{command.split()[1]}.py").exists()
+    for flag, value in re.findall(r"--([\w.]+)(?:=('[^']*'|\S+))?", command):
+        if flag == "config":
+            name, _, argument = value.partition(":")
+            method = variant(argument)[0]
+            assert method in METHODS or method.startswith("$")
+            assert read(f"{name}:cxda")["benchmark"] == name
+        elif flag.startswith("config."):
+            group, _, field = flag.removeprefix("config.").partition(".")
+            assert field in schema()[group].fields if field and group != "data" else group in schema()
+        else:
+            off = flag.removeprefix("no")  # --noopen is --open=false
+            assert re.search(rf'DEFINE_\w+\(\s*"{flag}"|DEFINE_bool\(\s*"{off}"', CODE), flag

@@ -1,0 +1,148 @@
+"""The HTML report: what its bytes hold."""
+
+import base64
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from cxda_jax.errors import UserError
+from cxda_jax.studies import page as module
+from cxda_jax.studies.page import ExplorerTask, Page, Section, encode, figure_part, table_part, write_page
+from cxda_jax.studies.plots import to_svg
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"
+TABLE = """<table class="sortable"><caption>Accuracy of {0}</caption>
+<thead><tr><th>Method</th><th>Average</th><th>Worst 10 %</th></tr></thead><tbody>
+<tr><td>erm</td><td data-value="61.5">61.5 ± 0.2</td><td data-value="9.5">9.5</td></tr>
+<tr><td>cotta</td><td>–</td><td data-value="">–</td></tr>
+<tr><td>cml</td><td data-value="7.25">7.2 ± 0.1</td><td data-value="40">40.0</td></tr>
+<tr><td>cxda</td><td data-value="61.5">61.5 ± 0.4</td><td data-value="41">41.0</td></tr>
+</tbody></table><p class="notes">Mean over three seeds. Every cell is the mean over the same 300 tasks.</p>"""
+
+
+def make_task(seed=0, name="task 1", shape=(28, 28, 1), n=40, m=12, heads=4, mark="") -> ExplorerTask:
+    rng = np.random.default_rng(seed)
+    names = [f"domain {mark}{c}" for c in ("north", "south", "by the river in the evening", "east")]
+    domains, labels = rng.integers(0, 4, n), rng.integers(0, 5, n + m)
+    pixels = rng.integers(0, 90, (n + m, *shape), np.uint8)
+    words, weights = tuple(f"class {mark}{label}" for label in labels), rng.dirichlet(np.full(n, 0.7), (m, heads))
+    answers = {f"{method}{mark}": tuple(rng.permutation(words[n:])) for method in ("erm", "cml")}
+    answers[f"cxda{mark}"] = words[n:]
+    support = pixels[:n], tuple(names[d] for d in domains), words[:n]
+    return ExplorerTask(name + mark, *support, pixels[n:], names[1], words[n:], answers, weights)
+
+
+def make_figure(title="Accuracy", mark="") -> tuple[str, str, str]:
+    plot = Figure(figsize=(6, 3.2), layout="constrained")
+    axes = plot.subplots()
+    axes.plot([1, 2, 3], [3, 1, 2], "o-", label="cxda")
+    axes.set(xlabel="step", ylabel="accuracy in %", title=title)
+    axes.legend()
+    return title + mark, f"Accuracy on unseen domains after each step, over three seeds.{mark}", to_svg(plot)
+
+
+def make_report(mark="") -> Page:
+    tables = [table_part(i, TABLE.format(of)) for i, of in enumerate(("all methods", "two"), 1)]
+    tasks = [make_task(mark=mark), make_task(1, "task 2", (32, 32, 3), n=20, m=5, heads=2),
+             make_task(2, "task 3", (112, 112, 3), n=18, m=5)]  # fmt: skip
+    return Page(
+        title=f"Latent domain adaptation on glyphs{mark}",
+        summary=[("Benchmarks", f"glyphs{mark}"), ("Methods", "erm, cotta, cml, cxda"), ("Seeds", "0, 1, 2")],
+        faults=[f"runs/glyphs/cotta/2{mark}: no result.json; evaluate it: python -m launch.evaluate --runs=..."],
+        sections=[Section("tables", "Tables", tables)],
+        tasks=[*map(encode, tasks)],
+        figures=[figure_part(1, *make_figure(mark=mark)), figure_part(2, *make_figure("Loss"))],
+    )
+
+
+class Elements(HTMLParser):
+    """All elements of a page as (tag, attributes)."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.elements, self.text = [], ""
+        self.feed(page)
+        self.close()
+        self.tags = [tag for tag, _ in self.elements]
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def written(path, page, write=write_page) -> str:
+    assert write(path, page) == path.stat().st_size <= 5 * 2**20
+    return path.read_text()
+
+
+def embedded(page: str) -> list[dict]:
+    return json.loads(re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.S)[0])
+
+
+def test_a_report_asks_for_nothing_from_elsewhere_and_ids_of_a_figure_are_its_own(tmp_path):
+    """No id is there twice, and each reference holds."""
+    found = Elements(page := written(tmp_path / "new" / "report.html", make_report()))
+    links = ("src", "href", "xlink:href", "action")
+    addresses = [value for _, attributes in found.elements for key, value in attributes.items() if key in links]
+    assert addresses and all(address.startswith(("#", "data:")) for address in addresses)
+    assert not re.search(r"url\(\s*[\"']?(?!#|data:|\$)", page) and "@import" not in page
+    assert not {"iframe", "object", "embed", "form", "base", "image"} & set(found.tags)
+    policy = next(a["content"] for _, a in found.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy and "img-src data:" in policy and "http" not in policy
+    ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
+    references = {*re.findall(r"url\(#([^)]+)\)", page), *re.findall(r'href="#([^"]+)"', page)}
+    assert len(ids) == len(set(ids)) and references <= set(ids)
+    assert len(references) > 20, "figures have some"
+
+
+def test_hostile_names_stay_text_and_what_is_not_there_has_no_section(tmp_path):
+    found = Elements(page := written(tmp_path / "report.html", make_report(HOSTILE)))
+    assert found.tags == Elements(written(tmp_path / "plain.html", make_report())).tags
+    assert not any(name.startswith("on") for _, attributes in found.elements for name in attributes)
+    for text in (f"glyphs{HOSTILE}", f"runs/glyphs/cotta/2{HOSTILE}", f"over three seeds.{HOSTILE}"):
+        assert text in found.text
+    task = embedded(page)[0]
+    assert task["name"] == f"task 1{HOSTILE}" and task["domains"][0] == f"domain {HOSTILE}south"
+    page = written(tmp_path / "none.html", Page("Nothing \udcff", (), (), ()))
+    assert not set(Elements(page).tags) & {"section", "table", "figure", "h2"} and embedded(page) == []
+
+
+def test_tasks_are_left_out_from_the_end_until_the_report_fits(tmp_path, monkeypatch):
+    report = make_report()
+    assert module.LIMIT == 5 * 2**20
+    whole = write_page(tmp_path / "whole.html", report)
+    monkeypatch.setattr(module, "LIMIT", whole - 1)
+    page = written(tmp_path / "less.html", report)
+    assert [task["name"] for task in embedded(page)] == ["task 1", "task 2"]
+    assert "1 of 3 tasks left out" in page and 'id="attention"' in page
+    monkeypatch.setattr(module, "LIMIT", 1000)
+    with pytest.raises(UserError, match=r"never.html: 0\.\d MB without any task or figure, 5 MB at most"):
+        write_page(tmp_path / "never.html", report)
+    assert not (tmp_path / "never.html").exists()
+
+
+@pytest.mark.parametrize("shape, size", [((28, 28, 1), (28, 28)), ((60, 120, 3), (24, 48))])
+def test_sprites_hold_the_pixels_and_weights_are_read_back(tmp_path, shape, size):
+    task = make_task(shape=shape, n=21, m=5)
+    (read,) = embedded(written(tmp_path / "report.html", Page("t", (), (), (), [encode(task)])))
+    sheet, weights = read["sheet"], read["weights"]
+    numbers = np.frombuffer(base64.b64decode(weights["data"]), "<u2").reshape(task.weights.shape)
+    np.testing.assert_allclose(numbers * weights["scale"], task.weights, atol=1e-5)
+    assert (sheet["height"], sheet["width"]) == size and sheet["tiny"] == (shape[:2] == size)
+    whole = Image.open(io.BytesIO(base64.b64decode(sheet["data"].removeprefix("data:image/png;base64,"))))
+    for i, image in enumerate([*task.support, *task.query]):
+        row, column = divmod(i, sheet["columns"])
+        x, y = column * (size[1] + 2) + 1, row * (size[0] + 2) + 1
+        padded = np.asarray(whole.crop((x - 1, y - 1, x + size[1] + 1, y + size[0] + 1)))
+        tile = padded[1:-1, 1:-1]
+        original = Image.fromarray(image.squeeze())
+        np.testing.assert_array_equal(tile, np.asarray(original.resize(size[::-1], Image.Resampling.LANCZOS)))
+        np.testing.assert_array_equal(padded[0, 1:-1], tile[0])

@@ -1,0 +1,203 @@
+"""cxda_shares against its formulas in numpy's float64, and its training on what the network says of the images."""
+
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from cxda_jax.adapter.diagnosis import TRUE_SHARES, UNFORESEEN, diagnose, kind_of
+from cxda_jax.config.reading import read
+from cxda_jax.data.episodes import split_part
+from cxda_jax.data.store import DomainStore
+from cxda_jax.errors import UserError
+from cxda_jax.methods.cxda_shares import draw_present, on_described
+from cxda_jax.nets.shares import Keyed, ShareAdapter
+from cxda_jax.studies.folders import read_result
+from cxda_jax.training.experiment import build_on
+from cxda_jax.training.frozen import on_descriptions
+from cxda_jax.training.loop import init_state
+from cxda_jax.types import ADAPTER, Episode, Images
+from tests.commands import command
+from tests.conftest import INFO, make_episode
+from tests.nets import KEY, case_of, close
+
+RNG = np.random.default_rng(0)
+CLASSES, RANK, STYLE, STEPS = 5, 3, 7, 4
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def softmax(x):
+    p = np.exp(x - x.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+def variables_of(adapter):
+    """With no parameter or statistic as it was at the start."""
+    fresh = jax.jit(functools.partial(adapter.init, method="keys"))(KEY, np.zeros((2, STYLE), np.float32))
+    moved = jax.tree.map(lambda x: np.asarray(x + RNG.normal(0, 0.3, x.shape), np.float32), fresh)
+    known = {
+        "mean": RNG.normal(size=STYLE),
+        "std": RNG.uniform(0.5, 2, STYLE),
+        "shares": softmax(RNG.normal(size=CLASSES)),
+    }
+    return {**moved, "batch_stats": {name: x.astype(np.float32) for name, x in known.items()}}
+
+
+def by_hand(variables, query, buffer, present, labels=None):
+    """The answers to queries, one after another; images are pairs of logits and style. Labels tell the shares."""
+    w, known = variables["params"], {name: x.astype(np.float64) for name, x in variables["batch_stats"].items()}
+    t, answers = known["shares"], []
+
+    def key(style):
+        return np.clip((style - known["mean"]) / known["std"], -5, 5) @ w["kernel"] / np.sqrt(STYLE)
+
+    for z, style in zip(*query, strict=True):
+        k = key(style)
+        there = [(zj, key(sj)) for zj, sj, here in zip(*buffer, present, strict=True) if here]
+        own = None if labels is None else np.eye(CLASSES)[labels][np.asarray(present, bool)]
+        a = [sigmoid(w["near"] - ((k - kj) ** 2).sum()) for _, kj in there]
+        total = sum(a)
+        mean = sum(aj * kj for aj, (_, kj) in zip(a, there, strict=True)) / total
+        moved = total / (total + np.exp(w["log_n"])) * (mean @ w["bias"] + w["offset"])
+        if own is not None:
+            q = (sum(aj * label for aj, label in zip(a, own, strict=True)) + t) / (total + 1)
+            answers.append(z / np.exp(w["log_t"]) + moved + np.log(q / t))
+            continue
+        q = t
+        for _ in range(STEPS):
+            counts = np.exp(w["log_m"]) * t
+            for aj, (zj, _) in zip(a, there, strict=True):
+                r = softmax(zj / np.exp(w["log_t"]) + moved) * q / t
+                counts = counts + aj * r / r.sum()
+            q = counts / (total + np.exp(w["log_m"]))
+        answers.append(z / np.exp(w["log_t"]) + moved + 2 * sigmoid(w["strength"]) * np.log(q / t))
+    return np.array(answers)
+
+
+def test_answers_are_those_of_the_formula():
+    """With places that hold no image, with all of them, and with the nearest few of a large buffer."""
+    adapter = ShareAdapter(CLASSES, RANK, STEPS)
+    variables = variables_of(adapter)
+    query, buffer = ((RNG.normal(0, 2, (n, CLASSES)), RNG.normal(0, 2, (n, STYLE))) for n in (6, 20))
+    present = RNG.uniform(size=20) < 0.6
+
+    @functools.partial(jax.jit, static_argnames="most")
+    def answer(images, others, present, most=1000):
+        described = [Keyed(z, adapter.apply(variables, style, method="keys")) for z, style in (images, others)]
+        return adapter.clone(most=most).apply(variables, *described, present, method="answer")
+
+    close(answer(query, buffer, present), by_hand(variables, query, buffer, present), 1e-4)
+    close(answer(query, buffer, None), by_hand(variables, query, buffer, np.ones(20, bool)), 1e-4)
+    close(answer(query, buffer, present, most=15), by_hand(variables, query, buffer, present), 1e-4)
+    labels = RNG.integers(CLASSES, size=20)
+    told = jax.jit(functools.partial(adapter.apply, variables, method="told"))
+    images, others = ([*part[:1], adapter.apply(variables, part[1], method="keys")] for part in (query, buffer))
+    answered = told(Keyed(*images), Keyed(*others), present, labels)
+    close(answered, by_hand(variables, query, buffer, present, labels), 1e-4)
+    none = answer(query, buffer, np.zeros(20, bool))
+    np.testing.assert_array_equal(none, query[0].astype(np.float32))
+
+
+def test_the_errors_learn_from_answers_whose_shares_are_known():
+    """The gradients of U and c are those of one of the two losses alone, by differences of the formula."""
+    method, rng = on_described(CLASSES, RANK, STEPS), np.random.default_rng(3)
+    rows = [rng.normal(0, 2, (n, CLASSES + STYLE)).astype(np.float32) for n in (20, 6)]
+    images = [Images(x[:, None, None], np.zeros(len(x), np.int32)) for x in rows]
+    episode = Episode(*images, rng.integers(CLASSES, size=6), rng.integers(CLASSES, size=20))
+    known = variables_of(ShareAdapter(CLASSES, RANK, STEPS))
+    variables = {kind: {ADAPTER: tree} for kind, tree in known.items()}
+    found = jax.jit(jax.grad(lambda v: method.loss(v, episode, KEY)[0]))(variables)["params"][ADAPTER]
+    query, buffer = ((x[:, :CLASSES], x[:, CLASSES:]) for x in rows[::-1])
+    present = np.asarray(jax.jit(draw_present, static_argnums=1)(KEY, 20))
+    for name, place in (("offset", (1,)), ("bias", (0, 2))):
+        losses = []
+        for step in (1e-5, -1e-5):
+            params = {k: x.astype(np.float64) for k, x in known["params"].items()}
+            params[name][place] += step
+            answers = by_hand({**known, "params": params}, query, buffer, present, episode.support_label)
+            losses.append(-np.log(softmax(answers)[np.arange(6), episode.label]).mean())
+        assert found[name][place] == pytest.approx((losses[0] - losses[1]) / 2e-5, rel=1e-3)
+
+
+def test_the_adapter_learns_from_what_the_network_says_of_the_images(fixed_store):
+    """Loss and answers are those of the pixels; what it learns from are the very images that the replay of a step shows."""
+    config = read("glyphs:cxda_shares,smoke")
+    config["episode"] |= {"num_domains": 2, "per_domain": 4, "num_query": 3}
+    config["net"]["width"], config["net"]["padding"] = 8, "same"
+    experiment = build_on(config, fixed_store)
+    state = init_state(experiment.method, experiment.optimizer, 0, experiment.example)
+    own = {kind: {k: v for k, v in tree.items() if k != ADAPTER} for kind, tree in state.variables.items()}
+    learning, state = on_descriptions(experiment, state, own)
+    plans = experiment.train_plans(3), learning.train_plans(3)
+    (pixels, said) = (
+        jax.tree.map(lambda x: x[0], e.source.assemble(e.source.resident, plan))
+        for e, plan in zip((experiment, learning), plans, strict=True)
+    )
+    np.testing.assert_array_equal(pixels.support_label, said.support_label)
+    np.testing.assert_array_equal(pixels.query.domain, said.query.domain)
+    both = [jax.jit(e.method.loss)(state.variables, x, KEY) for e, x in ((experiment, pixels), (learning, said))]
+    close(both[0][0], both[1][0])
+    close(both[0][1]["logits"], both[1][1]["logits"])
+    held = split_part(fixed_store, 0.35, 0, True).rows
+    assert np.isin(np.concatenate([plans[0].support.ravel(), plans[0].query.ravel()]), held).all()
+    with pytest.raises(UserError, match=r"train.held_out=0.3: bn does not read it"):
+        build_on({**read("glyphs:bn,smoke"), "train": {**config["train"], "held_out": 0.3}}, fixed_store)
+
+
+def test_one_command_trains_the_network_and_the_adapter(tmp_path):
+    """The network's weights stay as its own run left them."""
+    run, data = tmp_path / "run", f"--data_dir={tmp_path}/data"
+    short = ("--config.train.steps=4", "--config.evaluation.every_steps=4", "--config.cxda_shares.steps=6")
+    train = ("train", "--config=glyphs:cxda_shares,smoke", f"--workdir={run}", data, *short)
+    said = command(*train)
+    assert "left to ask the buffer" in said
+    network, result = read_result(run / "network", run / "network"), read_result(run, run)
+    assert network.row["method"] == "erm_iid" and result.row["method"] == "cxda_shares"
+    assert network.config["train"]["held_out"] == result.config["cxda_shares"]["held_out"] == 0.35
+    own, whole = (load_file(folder / "model" / "weights.safetensors") for folder in (run / "network", run))
+    assert {name: x.tobytes() for name, x in own.items()}.items() <= {n: x.tobytes() for n, x in whole.items()}.items()
+    assert any(ADAPTER in name for name in whole)
+    assert set(json.loads((run / "right.json").read_text())) == {"learnt", "others"}
+    other = command(*train, "--config.cxda_shares.held_out=0.5", code=2)
+    assert f"{run} holds a run with config.cxda_shares.held_out=0.35, not 0.5" in other
+
+
+def test_style_and_logits_leave_no_gradient_in_the_network():
+    case = case_of("cxda_shares")
+    episode = make_episode()
+    gradient = jax.jit(jax.grad(lambda p: case.method.loss({**case.variables, "params": p}, episode, KEY)[0]))
+    grads = jax.device_get(gradient(case.variables["params"]))
+    assert all(not x.any() for name, tree in grads.items() if name != ADAPTER for x in jax.tree.leaves(tree))
+    assert any(x.any() for x in jax.tree.leaves(grads[ADAPTER]))
+
+
+def test_a_diagnosis_tells_what_a_buffer_can_help_with():
+    """A classifier that hears little of the image gains by shares; one that is biased on each domain, by its errors."""
+    rng, domains, each, classes = np.random.default_rng(0), 8, 600, 4
+    labels, owner = rng.integers(0, classes, domains * each), np.repeat(np.arange(domains), each)
+    info = INFO._replace(class_names=tuple("abcd"))
+    store = DomainStore(
+        info, np.zeros((domains * each, 1, 1, 1), np.uint8), labels.astype(np.int32),
+        np.arange(domains + 1) * each, ("val",) * domains, tuple("01234567"), "",
+    )  # fmt: skip
+    told = functools.partial(diagnose, store, tasks=40)
+    weak = (1.2 * np.eye(classes)[labels] + rng.normal(0, 1, (len(labels), classes))).astype(np.float32)
+    found = told(weak, 0.9)
+    skewed, mixed, even = kind_of(1, "dirichlet"), kind_of(5, "dirichlet"), kind_of(1, "even")
+    assert found.gain(skewed, TRUE_SHARES) > 10 and found.gain(skewed, "mlls") > 5
+    assert found.gain(skewed, "mlls, domain known*") == pytest.approx(found.gain(skewed, "mlls"))
+    assert found.gain(mixed, "mlls, domain known*") > found.gain(mixed, "mlls")
+    assert found.expected(skewed) == pytest.approx(found.gain(skewed, "mlls, domain known*"))
+    assert found.expected(even) == pytest.approx(max(0, found.gain(even, "calibrated")))
+    assert UNFORESEEN in str(found) and "skewed shares" in found.verdict() and "errs on" not in found.verdict()
+    biased = weak + 3 * rng.normal(size=(domains, classes))[owner].astype(np.float32)
+    assert "errs on its domain" in told(biased, 0.9).verdict()
+    sure = (9 * np.eye(classes)[labels]).astype(np.float32)
+    verdict = told(sure, 0.999).verdict()
+    assert "leave a buffer" in verdict and "learns nothing" in verdict
