@@ -38,7 +38,8 @@ SOURCES = {"device": device_source, "rows": functools.partial(device_source, by_
 
 def run(store, folder, name, steps, source="device"):
     """Trains and tests on all devices there are."""
-    from tests import nets, test_train  # they ask for a device, so not before the processes have met
+    from tests import nets
+    from tests.fast import test_train  # they ask for a device, so not before the processes have met
 
     method = test_train.METHOD if name.startswith("small") else nets.build_method(name)
     tx, exchanges = make_optimizer("sgd", 0.01, 0.9, 1e-4), []

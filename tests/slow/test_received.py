@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 import cxda_jax
 from cxda_jax.adapter import adapter as adapters
 from cxda_jax.adapter.features import read_classes, read_labelled
-from cxda_jax.config import registry
+from cxda_jax.config import extensions, registry
 from cxda_jax.device import loading
 from cxda_jax.device.model import Model, Programs
 from cxda_jax.disk import manifest, models
@@ -290,8 +290,7 @@ def test_packages_of_others_break_themselves_alone(monkeypatch, capsys):
               ("theirs", lambda: ERM), ("theirs", broken)]  # fmt: skip
     found = [SimpleNamespace(name=n, load=load, dist=SimpleNamespace(name=f"of-{n}"), module="m") for n, load in points]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found)
-    with contextlib.suppress(AttributeError):
-        monkeypatch.setattr(cxda_jax.extensions, "entry_points", lambda group: found)
+    monkeypatch.setattr(extensions, "entry_points", lambda group: found)
     for module, table in ((registry, "METHODS"), (building, "NETS")):
         spec = importlib.util.spec_from_file_location(f"{module.__name__}_again", module.__file__)
         again = importlib.util.module_from_spec(spec)

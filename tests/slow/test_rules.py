@@ -11,7 +11,7 @@ import cxda_jax
 from cxda_jax.__main__ import COMMANDS
 from cxda_jax.adapter import fit
 from cxda_jax.disk import manifest, models
-from tests.commands import command
+from tests.commands import TOOLS, command
 from tests.fast.test_records import runs  # noqa: F401
 from tests.lines import flip, write_run
 from tools.reliability import tiny_adapter
@@ -59,7 +59,7 @@ def test_what_is_replaced_is_ours(tmp_path, photos, runs, data_dir):
         assert path.name in said and path.read_text() == "mine", said
         walked.add(arguments[0])
         shutil.rmtree(tmp_path / "out")
-    assert walked == set(COMMANDS)
+    assert walked == {*COMMANDS, *TOOLS}
 
 
 def test_a_second_call_says_what_it_does_with_the_first(tmp_path, photos, smoke, data_dir, monkeypatch):
