@@ -19,7 +19,7 @@ from cxda_jax.disk.kinds import NUMBER, Kind, require
 from cxda_jax.disk.reading import read_object, reason
 from cxda_jax.errors import UserError, brief
 from cxda_jax.machine import backend
-from cxda_jax.methods.cxda_shares import on_described
+from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS, on_described
 from cxda_jax.nets.shares import LARGEST, ShareAdapter
 from cxda_jax.training import metrics
 from cxda_jax.types import ADAPTER, Adapted, Array, Images, Method, Variables
@@ -71,8 +71,8 @@ _KNOWN = {
     **dict.fromkeys(("accepted", "wrong"), Kind("f", Range(0, LIMIT), shape=(2, "domains", "levels"))),
 }
 _VARIABLES = {
-    f"params/{ADAPTER}/kernel": Kind("f", _WIDE, shape=("style", ShareAdapter.rank)),
-    f"params/{ADAPTER}/bias": Kind("f", _WIDE, shape=(ShareAdapter.rank, "classes")),
+    f"params/{ADAPTER}/kernel": Kind("f", _WIDE, shape=("style", ADAPTER_DEFAULTS.rank)),
+    f"params/{ADAPTER}/bias": Kind("f", _WIDE, shape=(ADAPTER_DEFAULTS.rank, "classes")),
     f"params/{ADAPTER}/offset": Kind("f", _WIDE, shape=("classes",)),
     **{f"params/{ADAPTER}/{name}": Kind("f", _WIDE, shape=()) for name in ("near", "strength")},
     **{f"params/{ADAPTER}/{name}": Kind("f", _EXPONENT, shape=()) for name in ("log_t", "log_n", "log_m")},

@@ -9,10 +9,9 @@ and deviations of the channels of early maps do, and the last features hardly do
 """
 
 import functools
-import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,27 +24,21 @@ from cxda_jax.adapter.judge import FULL, TASKS, Judged, Turn, calibrated, diagno
 from cxda_jax.adapter.report import in_words
 from cxda_jax.data import augment
 from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
+from cxda_jax.data.sources import AS_GIVEN
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.errors import UserError
-from cxda_jax.machine import backend
-from cxda_jax.machine.progress import duration
-from cxda_jax.methods.cxda_shares import ERRORS, changed, measure
+from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS, VALIDATIONS, measure
 from cxda_jax.training import loop
+from cxda_jax.training.pace import Pace, TimeLimit
+from cxda_jax.training.selection import CHOICES, Selection
 from cxda_jax.types import Described, Episode, Images, Variables
 
 FEWEST = 3  # domains: one teaches, one chooses, one judges
 TURNS = 4  # adapters at most that are judged in the place of the returned one
-CHOOSING, VALIDATIONS = 4, 5  # of so many domains one chooses the best weights; how often it does
-TASKS_PER_STEP, RATE = 16, 1e-2  # Adam's rate at the start; a cosine leads to 0
+CHOOSING = 4  # of so many domains one chooses the best weights
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
-PARTS = (0.5, 0.25, 0.0)  # of the errors that training domains show; validation says how much of them others share
-MASSES = (1.0, 2.0, 4.0)  # times as many images are to outweigh the shares of training, where balanced mixtures lose
 BALANCED = 100  # a stream of tasks of its own
-TIMED = 5  # steps, after which the first guess of their number is made; later ones follow each EVERY steps
-EVERY = 50
-LEAST_STEPS = 100  # with fewer an adapter learns next to nothing
 JUDGING = 10  # judging takes as long as so many validations
-SPOKEN = 10.0  # seconds between two lines of progress
 MISSING = ("None", "nan", "NaT", "<NA>")  # what unknown values of numpy and pandas print as
 USE = {"train": "teach", "val": "choose"}  # what the domains of a split do
 WITHOUT = {  # what it costs if the keys come from something else than a style
@@ -62,7 +55,7 @@ def fit(  # noqa: PLR0913
     style: Any = None,
     features: Any = None,
     minutes: float = 2.0,
-    steps: int = 1000,
+    steps: int = ADAPTER_DEFAULTS.steps,
     seed: int = 0,
     log: Callable[[str], None] = print,
 ) -> Adapter:
@@ -98,9 +91,9 @@ def fit(  # noqa: PLR0913
     known = headroom(judged)  # before the time of the training is over
     whole, *others = deal(judged)
     _tell_of_small(whole, log)
-    clock = Clock(began, 60 * minutes, len(others) + 1, steps, log)
-    turns = [_turn(turn, clock) for turn in others]
-    variables, taken = _train(whole, clock)
+    limit = TimeLimit(began, 60 * minutes, len(others) + 1, JUDGING, log)
+    turns = [_turn(turn, limit, steps) for turn in others]
+    variables, taken = _train(whole, limit, steps)
     report, kept = report_on(judged, variables, turns, {"steps": taken, "asked": steps}, known)
     log(said := in_words(report))
     classes = judged.store.num_classes
@@ -139,147 +132,48 @@ def check_numbers(minutes: Any, steps: Any, seed: Any) -> None:
 def load_of(classes: int) -> tuple[int, int]:
     """The tasks of a step, and the queries of each, by the rule of fit()."""
     room = CELLS // 2 // (FULL * classes)
-    queries = min(QUERIES, max(FEW_QUERIES, room // TASKS_PER_STEP))
-    return min(TASKS_PER_STEP, max(FEW_TASKS, room // queries)), queries
-
-
-class Clock:
-    """The time of several trainings of so many steps, one after another."""
-
-    def __init__(self, began: float, seconds: float, trainings: int, steps: int, log: Callable[[str], None]):
-        self.began, self.end, self.trainings, self.steps, self.log = began, began + seconds, trainings, steps, log
-        self.training = 0  # the number of this one
-        self.spoken = began
-
-    def start(self) -> "Pace":
-        """The pace of the next training."""
-        self.training += 1
-        return Pace(self, self.steps)
-
-    def tell(self, line: str, now: float, left: float) -> None:
-        """Says a line of progress with the seconds that are left, unless one was said a moment ago."""
-        if now - self.spoken >= SPOKEN:
-            self.spoken = now
-            self.log(f"training {self.training} of {self.trainings}, {line}  eta {duration(max(1.0, left))}")
-
-
-class Pace:
-    """The steps of a training that keeps to its part of a clock. The cosine of its rate ends at 0, however many steps
-    it has."""
-
-    def __init__(self, clock: Clock, steps: int):
-        self.clock, self.asked, self.left = clock, steps, steps
-        self.taken, self.progress, self.began, self.until = 0, 0.0, 0.0, math.inf
-        self.a_step = 0.0
-        self.validation = 0.0  # seconds of one
-
-    @property
-    def rate(self) -> float:
-        return RATE * (1 + math.cos(math.pi * self.progress)) / 2
-
-    def validations(self, progress: float) -> float:
-        """The number of those to come in a training."""
-        return (1 - progress) * VALIDATIONS + 1 + len(PARTS) + len(MASSES)
-
-    def step(self, now: Callable[[], float]) -> bool:
-        """Counts a step, leaves out some where time is short, and returns whether a validation follows.
-
-        now() waits for the step.
-        """
-        before, self.progress = self.progress, self.progress + (1 - self.progress) / self.left
-        self.taken, self.left = self.taken + 1, self.left - 1
-        if self.taken == 1:  # it was compiled
-            self.began = now()
-            share = 1 / (self.clock.trainings + 1 - self.clock.training)
-            self.until = self.began + (self.clock.end - JUDGING * self.validation - self.began) * share
-        elif self.left and (self.taken == 1 + TIMED or self.taken % EVERY == 0):
-            self._keep_to_time(now())
-        part = VALIDATIONS * self.progress + 1e-9
-        return not self.left or int(part) > int(VALIDATIONS * before + 1e-9)
-
-    def _keep_to_time(self, now: float) -> None:
-        self.a_step = max(1e-9, (now - self.began) / (self.taken - 1))
-        reserve = self.validations(self.progress) * self.validation
-        room = int((self.until - reserve - now) / self.a_step)
-        if room < self.left:
-            if self.clock.training == 1 and self.taken + room < min(LEAST_STEPS, self.asked):
-                raise UserError(self._too_short(now, max(0, room)))
-            self.left = max(1, room)
-            told = f"time is short: {self.taken + self.left} of {self.asked} steps"
-            self.clock.log(f"{told}, in training {self.clock.training} of {self.clock.trainings}")
-        others = self.clock.trainings - self.clock.training
-        validations = self.validations(self.progress) + others * self.validations(0) + JUDGING
-        seconds = (self.left + others * self.asked) * self.a_step + validations * self.validation
-        self.clock.tell(f"step {self.taken}/{self.taken + self.left}", now, min(seconds, self.clock.end - now))
-
-    def _too_short(self, now: float, room: int) -> str:
-        each = self.asked * self.a_step + self.validations(0) * self.validation
-        seconds = now - self.clock.began + self.clock.trainings * each + JUDGING * self.validation
-        given, needed = (self.clock.end - self.clock.began) / 60, math.ceil(12 * seconds / 60) / 10  # a fifth to spare
-        fit = f"only {self.taken + room} of {self.asked} steps of each training fit on this machine"
-        return f"minutes={given:g}: {fit}; give minutes={needed:g}"
-
-
-class Programs(NamedTuple):
-    """What all trainings of so many classes share."""
-
-    optimizer: optax.GradientTransformationExtraArgs
-    step: Callable[..., loop.Stepped]
+    most = ADAPTER_DEFAULTS.tasks_per_step
+    queries = min(QUERIES, max(FEW_QUERIES, room // most))
+    return min(most, max(FEW_TASKS, room // queries)), queries
 
 
 @functools.cache
-def programs(classes: int) -> Programs:
-    optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=RATE)
-    learner = loop.Learner(method_of(classes), optimizer, augment.Weak(crop=False, flip=False, rotate=0.0))
-    return Programs(optimizer, backend.jit(functools.partial(loop.train_step, learner)))
+def optimizer() -> Any:
+    """Adam, whose rate a Pace sets."""
+    return optax.inject_hyperparams(optax.adam)(learning_rate=ADAPTER_DEFAULTS.rate)
 
 
-def _train(judged: Judged, clock: Clock) -> tuple[Variables, int]:
-    """The variables that are best on tasks of the choosing domains, and the steps that were taken."""
+@functools.cache
+def programs(classes: int) -> loop.Programs:
+    """The compiled step that all trainings of so many classes share."""
+    learner = loop.Learner(method_of(classes), optimizer(), augment.Weak(crop=False, flip=False, rotate=0.0))
+    return loop.Programs(learner, AS_GIVEN)
+
+
+def _train(judged: Judged, limit: TimeLimit, steps: int) -> tuple[Variables, int]:
+    """The variables that the choosing domains choose, and the steps that were taken."""
     store, rows, classes = judged.store, judged.rows, judged.store.num_classes
-    (optimizer, step), (tasks, _) = programs(classes), load_of(classes)
+    tasks, _ = load_of(classes)
     draws = {split: judged.draw(split, i, _spec(judged, split)) for i, split in enumerate(("train", "val"))}
     asked = sample_plans(draws["val"], range(TASKS))
-    state = loop.init_state(method_of(classes), optimizer, judged.seed, _images(rows[:2]))
+    state = loop.init_state(method_of(classes), optimizer(), judged.seed, _images(rows[:2]))
     state = state.replace(variables=_start(judged, state.variables))
 
     def score(variables: Variables) -> float:
         return float((judged.answers(variables, asked).argmax(-1) == store.labels[asked.query]).mean())
 
-    pace, key, best = clock.start(), jax.random.key(judged.seed), (-1.0, state.variables)
+    def episodes(step: int) -> Episode:
+        return _episodes(rows, store.labels, sample_plans(draws["train"], range(step * tasks, (step + 1) * tasks)))
+
     score(state.variables)  # compiles
-    begun = time.monotonic()
-    untrained = (score(state.variables), state.variables)
-    pace.validation = time.monotonic() - begun
-    while pace.left:
-        state.optimizer.hyperparams["learning_rate"] = jnp.float32(pace.rate)
-        plan = sample_plans(draws["train"], range(pace.taken * tasks, (pace.taken + 1) * tasks))
-        state, _ = step(state, _episodes(rows, store.labels, plan), key)
-        if pace.step(lambda state=state: float(jax.block_until_ready(state.step) * 0) + time.monotonic()):
-            scored = score(state.variables)
-            if scored > best[0]:
-                best = (scored, state.variables)
-    best = max(*less_sure(*best, score), untrained, key=lambda scored: scored[0])
-    return more_careful(best[1], _gain_of_balanced(judged)), pace.taken
-
-
-def less_sure(
-    scored: float, variables: Variables, score: Callable[[Variables], float]
-) -> list[tuple[float, Variables]]:
-    """The variables with all of the errors that they know, and with each part of these, by their scores."""
-    parts = [changed(variables, ERRORS, lambda errors, part=part: errors * part) for part in PARTS]
-    return [(scored, variables), *((score(less), less) for less in parts)]
-
-
-def more_careful(variables: Variables, gain: Callable[[Variables], float]) -> Variables:
-    """The first variables that do not lose of those that trust a buffer less and less, or those that lose least."""
-    tried = []
-    for mass in MASSES:
-        less = changed(variables, ("log_m",), lambda log_m, mass=mass: log_m + math.log(mass))
-        tried.append((gain(less), less))
-        if tried[-1][0] >= 0:
-            break
-    return max(tried, key=lambda scored: scored[0])[1]
+    began = time.monotonic()
+    untrained = state.variables, score(state.variables)
+    seconds = time.monotonic() - began
+    pace = Pace(limit, steps, ADAPTER_DEFAULTS.rate, VALIDATIONS, CHOICES, seconds)
+    validation = loop.Validation(score, Selection(score, _gain_of_balanced(judged), untrained))
+    run = loop.Run(None, judged.seed, log=lambda line: None)  # the time limit tells of the progress of all trainings
+    spent = loop.train(programs(classes), episodes, state, pace, validation, run)
+    return jax.tree.map(jnp.asarray, spent.best), pace.taken
 
 
 def _gain_of_balanced(judged: Judged) -> Callable[[Variables], float]:
@@ -328,9 +222,9 @@ def _tell_of_small(judged: Judged, log: Callable[[str], None]) -> None:
             log(f"{small} of the {len(domains)} domains {fewer}, so no task is drawn from them")
 
 
-def _turn(judged: Judged, clock: Clock) -> Turn:
+def _turn(judged: Judged, limit: TimeLimit, steps: int) -> Turn:
     """An adapter of the domains that teach and choose, and its rivals of the same."""
-    variables, _ = _train(judged, clock)
+    variables, _ = _train(judged, limit, steps)
     store, parts = judged.store, []
     for split in ("train", "val"):
         rows = some_of(judged.rows_of(split), judged)

@@ -148,6 +148,8 @@ def stack(batches: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves), *batches)
 
 
+# Of episodes that the host has made already: its plan_of(step) gives them themselves.
+AS_GIVEN = Source((), lambda plan_of, start, stop: map(plan_of, range(start, stop)), lambda resident, episode: episode)
 SOURCES: dict[str, Callable[[DomainStore, Mesh | None], Source]] = {"device": device_source, "tfdata": tfdata_source}
 
 

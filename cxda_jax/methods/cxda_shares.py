@@ -40,15 +40,32 @@ from cxda_jax.types import (
 
 SMALLEST = 1e-6  # of what divides
 RIDGE = 0.1  # see discriminants()
+VALIDATIONS = 5  # of an adapter's training
+
+
+class AdapterSpec(NamedTuple):
+    """What an adapter is, and how it is trained. CXDA_SHARES_FIELDS says what each number means and may be."""
+
+    rank: int = 16
+    maps: int = 6
+    em_steps: int = 5
+    held_out: float = 0.35
+    steps: int = 1000
+    rate: float = 1e-2
+    tasks_per_step: int = 16
+
+
+ADAPTER_DEFAULTS = AdapterSpec()
 CXDA_SHARES_FIELDS = Group("Method cxda_shares.", {
-    "rank": Field(16, "Numbers of a key.", Range(1, 1024), smoke=4),
-    "maps": Field(6, "So many maps of the trunk, spread over its depth, whose moments are an image's style.", COUNT),
-    "em_steps": Field(5, "Steps of EM for the shares of the classes.", Range(1, 100)),
-    "held_out": Field(0.35, "The part of the training data, by domains, that the network is not trained on and the "
-                            "adapter is; 0: both are trained on all.", Range(0, 1, (True, False))),
-    "steps": Field(1500, "Steps of the adapter's training.", Range(1, 2**31 - 1), smoke=20),
-    "rate": Field(1e-2, "Adam's rate at the start of it; a cosine leads to 0.", POSITIVE),
-    "tasks_per_step": Field(16, "Tasks of such a step.", COUNT, smoke=2),
+    "rank": Field(ADAPTER_DEFAULTS.rank, "Numbers of a key.", Range(1, 1024), smoke=4),
+    "maps": Field(ADAPTER_DEFAULTS.maps, "So many maps of the trunk, spread over its depth, whose moments are an "
+                                         "image's style.", COUNT),
+    "em_steps": Field(ADAPTER_DEFAULTS.em_steps, "Steps of EM for the shares of the classes.", Range(1, 100)),
+    "held_out": Field(ADAPTER_DEFAULTS.held_out, "The part of the training data, by domains, that the network is not "
+                      "trained on and the adapter is; 0: both are trained on all.", Range(0, 1, (True, False))),
+    "steps": Field(ADAPTER_DEFAULTS.steps, "Steps of the adapter's training.", Range(1, 2**31 - 1), smoke=20),
+    "rate": Field(ADAPTER_DEFAULTS.rate, "Adam's rate at the start of it; a cosine leads to 0.", POSITIVE),
+    "tasks_per_step": Field(ADAPTER_DEFAULTS.tasks_per_step, "Tasks of such a step.", COUNT, smoke=2),
 })  # fmt: skip
 
 
@@ -63,7 +80,12 @@ class WithBuffer(NamedTuple):
     present: Array | None  # bool [n]: the places that hold an image; None: all do
 
 
-def cxda_shares(net: Classifier, rank: int = 16, maps: int = 6, em_steps: int = 5) -> Method:
+def cxda_shares(
+    net: Classifier,
+    rank: int = ADAPTER_DEFAULTS.rank,
+    maps: int = ADAPTER_DEFAULTS.maps,
+    em_steps: int = ADAPTER_DEFAULTS.em_steps,
+) -> Method:
     """CXDA for class shares.
 
     Args:
@@ -90,7 +112,7 @@ def cxda_shares(net: Classifier, rank: int = 16, maps: int = 6, em_steps: int = 
     return _attending(adapter, describe, init)._replace(frozen=Frozen("erm_iid", on_images))
 
 
-def on_described(classes: int, rank: int = 16, em_steps: int = 5) -> Method:
+def on_described(classes: int, rank: int = ADAPTER_DEFAULTS.rank, em_steps: int = ADAPTER_DEFAULTS.em_steps) -> Method:
     """cxda_shares() for images that are described already: their pixels are logits and style, [n, 1, 1, classes + d].
 
     It reads the variables of the adapter alone.
@@ -227,7 +249,7 @@ def _attending(
         keys, (variables, buffer, present) = known(adapted.variables, query.pixels).keys, adapted
         return adapter.apply(parts_of(variables), keys, buffer.keys, present, method="attention")
 
-    return Method("cxda_shares", "2", init, loss, adapt, predict, attention, takes_places=True, remember=put)
+    return Method("cxda_shares", "3", init, loss, adapt, predict, attention, takes_places=True, remember=put)
 
 
 def changed(variables: Variables, names: Sequence[str], change: Callable[[Any], Any]) -> Variables:

@@ -52,8 +52,8 @@ class ShareAdapter(nn.Module):
     """
 
     classes: int
-    rank: int = 16
-    steps: int = 5
+    rank: int
+    steps: int
     most: int = 1000
 
     def setup(self) -> None:

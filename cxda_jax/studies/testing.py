@@ -206,7 +206,9 @@ def row_of(
         "task_ms": tasks.task_ms,
         "steps": experiment.schedule.steps,
         "best_step": best_step,
-        "reached_step": evaluation.reached_step(),
+        "reached_step": min(
+            evaluation.reached_step(), experiment.schedule.steps
+        ),  # what is chosen comes after the last
         "train_minutes": training_minutes(evaluation.run),
         "config_hash": config_hash(hashed(config)),
         "started_from": config["net"]["weights"] or "random",

@@ -103,7 +103,7 @@ def run(
     """Trains, keeps the best weights as files of their own, and tests them. network() gives that of a frozen method."""
     config, method, store, steps = experiment.config, experiment.method, experiment.store, experiment.schedule.steps
     record, evaluator = claimed(workdir, config, store, other_data), compiled(experiment)
-    learning, judge = experiment, evaluator  # of an adapter they are others
+    learning, judge, choose = experiment, evaluator, None  # of an adapter they are others
     if told := mesh.from_first(lambda: tested_before(workdir, experiment)):
         say(f"{workdir}: trained and tested already; cxda evaluate --runs={workdir} tests it again\n{told}")
         return
@@ -124,17 +124,23 @@ def run(
     if method.frozen and method.frozen.described:
         learning, state = frozen.on_descriptions(experiment, state, network())
         judge = compiled(learning)
+        tasks = count_tasks(config, store, "val")
+        choose = frozen.selection(
+            learning, state.variables, validate, lambda given, variables: score(given, judge, variables, "val", tasks)
+        )
     elif method.frozen:
         state = frozen.on_trunk(state, network())
+    programs = loop.Programs(learning.learner, learning.source, learning.schedule.steps_per_call)
     with stops.deferred() as stopping:
         spent = loop.train(
-            learning.learner, learning.source, learning.train_plans, state, learning.schedule, validate,
+            programs, learning.train_plans, state, learning.schedule, loop.Validation(validate, choose),
             loop.Run(workdir, config["seed"], say, stopping),
         )  # fmt: skip
     if not spent.finished:  # another process was asked to stop; this one would have ended above
         raise stops.Stopped(signal.SIGTERM)
     if spent.steps and mesh.is_first():
-        passport = describe_cost(spent, compilations, config["net"]["dtype"])
+        of_step = programs.cost_of_step(learning.train_plans, state)
+        passport = describe_cost(spent, of_step, compilations, config["net"]["dtype"])
         files.write_text(workdir / "cost.json", json.dumps(passport, indent=1) + "\n")
         say(cost_line(passport))
     record = record._replace(steps=steps, reached_step=steps)
@@ -267,10 +273,12 @@ def replay(config: Config, workdir: Path, data_dir: str | Path, other_data: bool
     )
 
 
-def describe_cost(spent: loop.Spent, compilations: cost.Compilations, dtype: str) -> dict[str, Any]:
+def describe_cost(
+    spent: loop.Spent, of_step: tuple[float | None, int], compilations: cost.Compilations, dtype: str
+) -> dict[str, Any]:
     """The cost of the training of this process, and the share of the machine's
     matrix-product peak that its steps reached."""
-    peak, counted = cost.matmul_peak(dtype=jnp.dtype(dtype)), spent.step_flops
+    peak, (counted, moved) = cost.matmul_peak(dtype=jnp.dtype(dtype)), of_step
     memory, where = cost.peak_memory()
     return {
         "seconds": spent.seconds,
@@ -285,7 +293,7 @@ def describe_cost(spent: loop.Spent, compilations: cost.Compilations, dtype: str
         "step_gflop": None if counted is None else counted / 1e9,
         "peak_gflop_per_s": peak / 1e9,
         "of_peak": None if counted is None else counted * spent.steps_per_s / peak,
-        "bytes_to_device_per_step": spent.step_bytes,
+        "bytes_to_device_per_step": moved,
         "peak_memory_bytes": memory,
         "memory_of": where,
         "dtype": dtype,

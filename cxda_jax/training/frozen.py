@@ -4,6 +4,7 @@ An adapter learns from what the network says of the images, each of which passes
 Other methods begin with the trunk of the network, and with its head where theirs has the same form.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,13 +13,15 @@ import numpy as np
 
 from cxda_jax.config.reading import Config, of_method
 from cxda_jax.data import augment
-from cxda_jax.data.episodes import Draw, Plan, domains_for, sample_plans, split_part
+from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, check_spec, domains_for, sample_plans, split_part
 from cxda_jax.data.sources import device_source
 from cxda_jax.errors import UserError
 from cxda_jax.machine import backend
 from cxda_jax.training import loop
+from cxda_jax.training.evaluation import TaskTable
 from cxda_jax.training.experiment import Experiment, adapter_spec, episode_spec, held_out
 from cxda_jax.training.passing import in_batches, plain_answers
+from cxda_jax.training.selection import Selection
 from cxda_jax.types import Described, Images, Method, Variables
 
 ASKED = 2000  # images of each kind that say how often the network is right
@@ -116,3 +119,36 @@ def on_descriptions(
     )
     held = Described(own, store.labels[rows], store.row_domains()[rows])
     return learning, state.replace(variables=measure(variables, held, store.labels[learnt]))
+
+
+def selection(
+    learning: Experiment,
+    untrained: Variables,
+    score: Callable[[Variables], float],
+    tested: Callable[[Experiment, Variables], TaskTable],
+) -> Selection:
+    """The choice of the weights of an adapter that learns by on_descriptions().
+
+    Args:
+      learning: its experiment.
+      untrained: the variables at step 0.
+      score: of validation.
+      tested: what an experiment with the same store finds on its validation tasks.
+    """
+    store, classes = learning.store, learning.store.num_classes
+    even = {**learning.config["episode"], "shares": "even", "mixture": "even", "skip_small": True}
+    asked = {**learning.config["evaluation"], "tasks": "random"}
+    balanced = learning._replace(config={**learning.config, "episode": even, "evaluation": asked})
+
+    def gain(variables: Variables) -> float:
+        try:
+            check_spec(EpisodeSpec(**even), store, "val")
+        except UserError:
+            return 0.0  # no domain has the images for it
+        found = tested(balanced, variables)
+        query = balanced.task_plans("val")(range(len(found.labels))).query
+        plain = store.images[query, 0, 0, :classes].argmax(-1)
+        counted = found.labels >= 0
+        return float((found.predictions == found.labels)[counted].mean() - (plain == found.labels)[counted].mean())
+
+    return Selection(score, gain, (untrained, score(untrained)))

@@ -5,7 +5,8 @@ killed and started again ends with the same parameters as a run that was not kil
 finite, the program leaves the state as it was, and the run stops and names the episode.
 
 The newest state is kept in workdir/last, and the best variables in workdir/best. A state in last/ was saved before the
-validation of its step, so a run that resumes begins with this validation.
+validation of its step, so a run that resumes begins with this validation. A training without a workdir, such as those
+of cxda_jax.fit, writes no file and keeps its best variables in memory.
 
 On a mesh the tasks of a step are shared out over its devices. Of several processes, which all train, the first one
 alone reads and writes files, and all of them stop after the same step.
@@ -17,7 +18,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,9 @@ from cxda_jax.errors import UserError
 from cxda_jax.machine import backend, cost, memory, mesh
 from cxda_jax.machine.progress import Meter, MetricsFile, compiling
 from cxda_jax.types import Array, Episode, Images, Method, Variables
+
+if TYPE_CHECKING:
+    from cxda_jax.training.pace import Pace
 
 ASKED = "asked"  # among what a step measures: whether a process is asked to stop
 
@@ -65,7 +69,10 @@ class Learner(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The length of a training, and the times of what is done between steps. Intervals are in steps."""
+    """The length of a training, and the times of what is done between steps. Intervals are in steps.
+
+    A Pace, in pace.py, is one whose end comes nearer where time is short.
+    """
 
     steps: int
     validate_every: int
@@ -75,17 +82,47 @@ class Schedule(NamedTuple):
     tensorboard: bool = False  # whether to write event files too
     steps_per_call: int = 1  # in one program, if nothing is to be done between them
 
+    def due(self, step: int) -> bool:
+        """Whether a validation follows this step."""
+        return step > 0 and (step % self.validate_every == 0 or step == self.steps)
+
+    def next_call(self, step: int) -> int:
+        """The number of steps of the next program: steps_per_call, or 1 if something is to be done before so many are
+        over."""
+        intervals = (self.log_every, self.save_every, self.validate_every)
+        stop = min(self.steps, *(step // every * every + every for every in intervals))
+        return self.steps_per_call if step + self.steps_per_call <= stop else 1
+
+    def prepare(self, state: TrainState) -> TrainState:
+        """The state with what the schedule changes in it before a step."""
+        return state
+
+    def heed(self, step: int, wait: Callable[[], Any]) -> None:
+        """Hears that so many steps are taken; wait() returns when they are done."""
+
+
+class Validation(NamedTuple):
+    """How the best variables of a training are found.
+
+    Attributes:
+      score: variables -> score. The largest one is the best, and of equal ones the earliest.
+      choose: (the best variables, their score) -> those that are kept in their place, once the last step is over.
+    """
+
+    score: Callable[[Variables], float]
+    choose: Callable[[Variables, float], Variables] | None = None
+
 
 class Run(NamedTuple):
     """The place and the surroundings of a training.
 
     Attributes:
-      workdir: for checkpoints, and for metrics.jsonl with the progress.
+      workdir: for checkpoints, and for metrics.jsonl with the progress; None: no file is written.
       seed: of augmentation and methods.
       stopping: once it returns True, the loop saves and returns.
     """
 
-    workdir: Path
+    workdir: Path | None
     seed: int
     log: Callable[[str], None] = print
     stopping: Callable[[], bool] = lambda: False
@@ -110,8 +147,7 @@ class Spent(NamedTuple):
     waiting: float  # seconds, for data
     validating: float
     saving: float
-    step_flops: float | None  # of one step, as XLA counts them; None where nothing does
-    step_bytes: int  # moved to the device for one step
+    best: Variables | None  # of a training without files that came to its end
 
 
 def init_state(method: Method, tx: optax.GradientTransformation, seed: int, example: Images) -> TrainState:
@@ -202,40 +238,45 @@ def over_devices(
 class Programs:
     """The compiled steps of a training: one step, and several in one program."""
 
-    def __init__(self, learner: Learner, source: Source, schedule: Schedule, run: Run):
+    def __init__(self, learner: Learner, source: Source, steps_per_call: int = 1):
         augment.check_weak(learner.weak)
-        self.source, self.run, self.key = source, run, jax.random.key(run.seed)
+        self.source = source
         self.started: set[int] = set()  # the numbers of steps whose programs have run
         donated = 0 if backend.donates_state() else ()
         calls: dict[int, Callable[..., Stepped]] = {
-            n: functools.partial(train_call, learner, source, n) for n in (1, schedule.steps_per_call)
+            n: functools.partial(train_call, learner, source, n) for n in (1, steps_per_call)
         }
         if devices := source.mesh:
             lie, asked = mesh.specs(source.resident), mesh.processes() > 1
             calls = {n: over_devices(learner, source, devices, n, lie, asked) for n in calls}
         self.programs = {n: backend.jit(call, donate_argnums=donated) for n, call in calls.items()}
 
-    def arguments(self, batches: Iterator[Any], steps: int) -> tuple[Any, ...]:
-        """The arguments of the program of so many steps, but for the state."""
+    def arguments(
+        self, batches: Iterator[Any], steps: int, key: Array, stopping: Callable[[], bool] = lambda: False
+    ) -> tuple[Any, ...]:
+        """The arguments of the program of so many steps, but for the state. The key is the run's."""
         batch = stack([next(batches) for _ in range(steps)])
-        given = mesh.step_arguments(self.source.mesh, batch, steps, self.run.stopping)
-        return self.source.resident, given[0], self.key, *given[1:]
+        given = mesh.step_arguments(self.source.mesh, batch, steps, stopping)
+        return self.source.resident, given[0], key, *given[1:]
 
-    def __call__(self, steps: int, state: TrainState, arguments: tuple[Any, ...]) -> Stepped:
+    def __call__(
+        self, steps: int, state: TrainState, arguments: tuple[Any, ...], log: Callable[[str], None]
+    ) -> Stepped:
         """The state after the steps. The first call compiles, and waits for the result."""
         program = self.programs[steps]
         if steps in self.started:
             return program(state, *arguments)
-        with compiling("the training step", self.run.log):
+        with compiling("the training step", log):
             memory.insist_it_fits(program, state, *arguments)
             state, measured = jax.block_until_ready(program(state, *arguments))
         self.started.add(steps)
         return state, measured
 
-    def cost_of_step(self, batches: Iterator[Any], state: TrainState) -> tuple[float | None, int]:
-        """The operations of one step, and the bytes that it moves to the device."""
-        batch = next(batches)
-        flops = cost.flops(self.programs[1].lower(state, *self.arguments(iter([batch]), 1)))
+    def cost_of_step(self, plan_of: Callable[[int], Plan], state: TrainState) -> tuple[float | None, int]:
+        """The operations of one step, as XLA counts them, None where nothing does; and the bytes that it moves to the
+        device."""
+        batch = next(self.source.own_batches(plan_of, 0, 1))
+        flops = cost.flops(self.programs[1].lower(state, *self.arguments(iter([batch]), 1, jax.random.key(0))))
         return flops, sum(leaf.nbytes for leaf in jax.tree.leaves(batch) if isinstance(leaf, np.ndarray))
 
 
@@ -263,13 +304,18 @@ class Clock:
 class Saver:
     """Keeps the newest state and the best variables of a training, and writes its metrics."""
 
-    def __init__(self, run: Run, schedule: Schedule, start: int, best: dict[str, Any], clock: Clock):
+    def __init__(self, run: Run, schedule: "Schedule | Pace", start: int, best: dict[str, Any], clock: Clock):
         self.run, self.best, self.clock, self.stack = run, best, clock, contextlib.ExitStack()
-        opened = functools.partial(mesh.by_first, MetricsFile, run.workdir / "metrics.jsonl")
-        self.metrics = self.stack.enter_context(opened(start, schedule.tensorboard, run.log))
-        self.last = self.stack.enter_context(mesh.by_first(checkpoints.Folder, run.workdir / "last"))
-        # Three, for the older states in last/.
-        self.bests = self.stack.enter_context(mesh.by_first(checkpoints.Folder, run.workdir / "best", 3))
+        self.variables: Variables | None = None  # the best that this process has found
+        self.metrics: Any = mesh.NoWriter()
+        self.last: Any = mesh.NoWriter()
+        self.bests: Any = mesh.NoWriter()
+        if run.workdir:
+            opened = functools.partial(mesh.by_first, MetricsFile, run.workdir / "metrics.jsonl")
+            self.metrics = self.stack.enter_context(opened(start, schedule.tensorboard, run.log))
+            self.last = self.stack.enter_context(mesh.by_first(checkpoints.Folder, run.workdir / "last"))
+            # Three, for the older states in last/.
+            self.bests = self.stack.enter_context(mesh.by_first(checkpoints.Folder, run.workdir / "best", 3))
 
     def __enter__(self) -> "Saver":
         return self
@@ -284,16 +330,20 @@ class Saver:
         self.last.save(int(state.step), state, {"best": self.best, "seconds": self.clock.so_far()})
         return self.clock.add("saving", began)
 
-    def validate(self, step: int, variables: Variables, validate: Callable[[Variables], float]) -> float:
+    def validate(self, step: int, variables: Variables, validation: Validation) -> float:
         """Keeps the variables where they are the best so far, says how they did,
         and returns the seconds that it took."""
         began = time.perf_counter()
-        score = validate(variables)
+        score = validation.score(variables)
         took = self.clock.add("validating", began)
         if score > self.best["score"]:
             self.best, began = {"score": score, "step": step}, time.perf_counter()
             self.bests.save(step, variables, self.best)
+            if validation.choose or not self.run.workdir:
+                self.variables = mesh.local(variables)  # a later step may write into these arrays
             took += self.clock.add("saving", began)
+        if not self.run.workdir:
+            return took
         best, seconds = self.best, round(self.clock.so_far(), 2)
         self.metrics.write({"step": step, "val_score": score, "best_score": best["score"], "seconds": seconds})
         so_far = f"best {best['score']:.4f} at step {best['step']}"
@@ -301,6 +351,18 @@ class Saver:
             f"step {step}  validation {score:.4f}  {so_far}  weights {checkpoints.weights_hash(variables)[:12]}"
         )
         return took
+
+    def choose(self, choose: Callable[[Variables, float], Variables], last: int, like: Variables) -> None:
+        """Keeps what is chosen in place of the best variables, in best/ under a number above that of the last step."""
+        best = self.variables
+        if best is None and self.run.workdir:  # an earlier process has found them
+            folder = self.run.workdir / "best"
+            best = mesh.from_first(lambda: checkpoints.restore(folder, mesh.local(like)), like=like)[0]
+        assert best is not None  # the last step has a validation
+        began = time.perf_counter()
+        self.variables = choose(best, self.best["score"])
+        self.clock.add("validating", began)
+        self.bests.save(last + 1, self.variables, self.best)
 
     def wait(self) -> None:
         """Returns when all that was to be saved is on disk."""
@@ -326,54 +388,46 @@ class Stopper:
         return len(self.asked) > 1 and bool(self.asked.pop(0) > 0)
 
 
-def next_call(step: int, schedule: Schedule) -> int:
-    """The number of steps of the next program: steps_per_call, or 1 if
-    something is to be done before so many are over."""
-    intervals = (schedule.log_every, schedule.save_every, schedule.validate_every)
-    stop = min(schedule.steps, *(step // every * every + every for every in intervals))
-    return schedule.steps_per_call if step + schedule.steps_per_call <= stop else 1
-
-
 def train(
-    learner: Learner,
-    source: Source,
-    plan_of: Callable[[int], Plan],
+    programs: Programs,
+    plan_of: Callable[[int], Any],
     state: TrainState,
-    schedule: Schedule,
-    validate: Callable[[Variables], float],
+    schedule: "Schedule | Pace",
+    validation: Validation,
     run: Run,
 ) -> Spent:
     """Trains from the newest state in workdir/last, or else from this one. It raises NotFinite.
 
     Args:
-      plan_of: step -> the Plan of its episodes.
-      validate: variables -> score. The largest score is the best, and of equal ones the earliest.
+      programs: of the learner and its source.
+      plan_of: step -> the Plan of its episodes, or what else the source makes its batches of.
     """
-    entered = time.perf_counter()
+    entered, source = time.perf_counter(), programs.source
     state, (best, earlier) = mesh.from_first(lambda: resume(run.workdir, state, run.log), like=state)
     step = start = int(state.step)
     if start:
         run.log(f"resumed from step {start} of {schedule.steps}")
-    state = mesh.place(source.mesh, state)
-    programs, batches = Programs(learner, source, schedule, run), source.own_batches(plan_of, start, schedule.steps)
+    state, key = mesh.place(source.mesh, state), jax.random.key(run.seed)
+    batches, started = source.own_batches(plan_of, start, schedule.steps), sum(programs.started)
     clock, meter, stopper, stop = Clock(earlier), Meter(start, schedule.steps), Stopper(run.stopping), False
     with Saver(run, schedule, start, best, clock) as saver:
         while True:
-            if _due(step, schedule) and not stop:
-                meter.exclude(saver.validate(step, state.variables, validate))
+            if schedule.due(step) and not stop:
+                meter.exclude(saver.validate(step, state.variables, validation))
             if stop or step >= schedule.steps:
                 break
-            began, count, first = time.perf_counter(), next_call(step, schedule), step == start
-            compiles, arguments = count not in programs.started, programs.arguments(batches, count)
+            began, count, first = time.perf_counter(), schedule.next_call(step), step == start
+            compiles, arguments = count not in programs.started, programs.arguments(batches, count, key, run.stopping)
             waited = clock.add("waiting", began)
-            state, measured = programs(count, state, arguments)
+            state, measured = programs(count, schedule.prepare(state), arguments, run.log)
             if compiles:
                 meter.exclude(clock.add("starting", began), count)
             else:
                 meter.waited += waited
             step, stop = step + count, stopper.after(measured)
             meter.add(measured)
-            saving = stop or step % schedule.save_every == 0 or _due(step, schedule)
+            schedule.heed(step, functools.partial(jax.block_until_ready, state.step))
+            saving = stop or step % schedule.save_every == 0 or schedule.due(step)
             logging = step % schedule.log_every == 0 or first or step == schedule.steps
             if (saving or logging) and not bool(state.finite):
                 saver.save(state.replace(finite=jnp.array(True)))
@@ -386,22 +440,24 @@ def train(
             if saving:
                 meter.exclude(saver.save(state))
         jax.block_until_ready(state)
-        stepping = clock.stepping()
+        stepping, finished = clock.stepping(), step >= schedule.steps
+        if finished and validation.choose:
+            saver.choose(validation.choose, step, state.variables)
         saver.wait()
     mesh.together()  # nobody goes on, or ends, before the first process has written all
     seconds, done = time.perf_counter() - entered, step - start
-    cost_of = programs.cost_of_step(source.own_batches(plan_of, 0, 1), state) if done else (0.0, 0)
-    speed = (done - sum(programs.started)) / max(stepping, 1e-9)
-    return Spent(done, step >= schedule.steps, seconds, speed, clock.waiting, clock.validating, clock.saving, *cost_of)
+    speed = (done - sum(programs.started) + started) / max(stepping, 1e-9)
+    kept = saver.variables if finished and not run.workdir else None
+    return Spent(done, finished, seconds, speed, clock.waiting, clock.validating, clock.saving, kept)
 
 
 def resume(
-    workdir: Path, fresh: TrainState, log: Callable[[str], None]
+    workdir: Path | None, fresh: TrainState, log: Callable[[str], None]
 ) -> tuple[TrainState, tuple[dict[str, Any], float]]:
     """The newest undamaged state of a run, or `fresh`; its best validation {"score", "step"},
     and the seconds spent so far."""
-    restored = checkpoints.restore(workdir / "last", fresh, damaged=lambda text: log(f"warning: {text}"))
-    if not restored:
+    restored = workdir and checkpoints.restore(workdir / "last", fresh, damaged=lambda text: log(f"warning: {text}"))
+    if not workdir or not restored:
         return fresh, ({"score": -1.0, "step": 0}, 0.0)
     state, notes = restored
     step = notes["best"]["step"]
@@ -410,14 +466,9 @@ def resume(
     return state, (notes["best"], notes["seconds"])
 
 
-def _due(step: int, schedule: Schedule) -> bool:
-    """Whether a validation follows this step."""
-    return step > 0 and (step % schedule.validate_every == 0 or step == schedule.steps)
-
-
 def _not_finite(step: int, plan_of: Callable[[int], Plan], run: Run) -> NotFinite:
-    plan = {name: np.asarray(rows).tolist() for name, rows in plan_of(step)._asdict().items()}
-    if mesh.is_first():
+    if run.workdir and mesh.is_first():
+        plan = {name: np.asarray(rows).tolist() for name, rows in plan_of(step)._asdict().items()}
         told = {"step": step, "seed": run.seed, "plan": plan}
         files.write_text(run.workdir / "nonfinite.json", json.dumps(told) + "\n")
     return NotFinite(step)

@@ -17,10 +17,12 @@ from cxda_jax.adapter import adapter as adapters
 from cxda_jax.adapter import correction, judge
 from cxda_jax.adapter import fit as fitting
 from cxda_jax.adapter.correction import Labelled, correct, told_shares
-from cxda_jax.adapter.fit import Clock, _checked, deal, load_of
+from cxda_jax.adapter.fit import JUDGING, _checked, deal, load_of
 from cxda_jax.adapter.judge import least_temperature
 from cxda_jax.errors import UserError
 from cxda_jax.training import metrics
+from cxda_jax.training.pace import Pace, TimeLimit
+from cxda_jax.training.selection import CHOICES, Selection
 from cxda_jax.types import ADAPTER
 from tests.conftest import fully_compiled
 from tests.lines import one_line
@@ -59,7 +61,8 @@ def test_where_balanced_mixtures_lose_a_buffer_is_trusted_less():
 
     def found(*gains):
         left = iter(gains)
-        own = fitting.more_careful(variables, lambda _: next(left))["params"][ADAPTER]
+        choice = Selection(lambda _: 0.0, lambda _: next(left), (variables, 0.0))
+        own = choice.more_careful(variables)["params"][ADAPTER]
         np.testing.assert_array_equal(own["bias"], np.ones(3))
         return round(math.exp(own["log_m"] - 1), 3), list(left)
 
@@ -210,15 +213,16 @@ def test_what_is_wrong_with_an_argument_is_said_in_one_line():
 def test_steps_are_left_out_to_keep_to_the_time_and_the_cosine_ends_at_0():
     rates = {}
     for minutes in (1e6, 20):
-        said, taken = [], itertools.count(1)  # a second a step
-        clock = Clock(0, 60 * minutes, 2, 1000, said.append)
+        said, seconds = [], 0
+        limit = TimeLimit(0, 60 * minutes, 2, JUDGING, said.append)
         for training in (1, 2):
-            pace, rates[minutes, training], validations = clock.start(), [], 0
-            pace.validation = 2.0
+            pace, rates[minutes, training], validations = Pace(limit, 1000, 1e-2, 5, CHOICES, 2.0), [], 0
             while pace.left:
                 rates[minutes, training].append(pace.rate)
-                seconds = next(taken)
-                validations += pace.step(lambda seconds=seconds: seconds)
+                seconds += 1  # a step
+                limit.now = lambda seconds=seconds: seconds
+                pace.heed(pace.taken + 1, lambda: None)
+                validations += pace.due(pace.taken)
             assert validations == 5 and pace.rate < 1e-12 and pace.asked == 1000
         assert any("time is short" in line for line in said) == (minutes == 20)
         assert any(re.search(r"training 2 of 2, step \d+/1000  eta ", line) for line in said) == (minutes == 1e6)
@@ -237,10 +241,11 @@ def test_steps_are_left_out_to_keep_to_the_time_and_the_cosine_ends_at_0():
 
 def test_a_machine_too_slow_for_the_minutes_is_told_those_that_it_needs():
     def steps_in(minutes):
-        pace = Clock(0, 60 * minutes, 5, 100, lambda line: None).start()
-        pace.validation = 3.0
-        while pace.left:  # a second a step, after half a minute of compiling
-            pace.step(lambda: 30.0 + pace.taken)
+        limit = TimeLimit(0, 60 * minutes, 5, JUDGING, lambda line: None)
+        pace = Pace(limit, 100, 1e-2, 5, CHOICES, 3.0)
+        limit.now = lambda: 30.0 + pace.taken  # a second a step, after half a minute of compiling
+        while pace.left:
+            pace.heed(pace.taken + 1, lambda: None)
         return pace.taken
 
     with pytest.raises(UserError, match="^minutes=2: only [0-9]+ of 100 steps") as error:

@@ -23,7 +23,7 @@ from cxda_jax.nets.resnet import LinearHead
 from cxda_jax.training import loop
 from cxda_jax.training.evaluation import Tasks, compile_task, evaluate
 from cxda_jax.training.experiment import make_optimizer
-from cxda_jax.training.loop import Learner, Schedule, init_state, next_call
+from cxda_jax.training.loop import Learner, Schedule, init_state
 from cxda_jax.types import Images
 from tests.lines import refused
 
@@ -89,7 +89,8 @@ def run(
     schedule = Schedule(steps, 3, log_every, save_every, steps_per_call=steps_per_call)
     learner, place = Learner(method, TX, augment.Weak()), loop.Run(workdir, 0, said.append, stopping)
     with mock.patch.object(backend, "jit", jit):
-        spent = loop.train(learner, source(store), plan_of, state, schedule, validate, place)
+        programs = loop.Programs(learner, source(store), steps_per_call)
+        spent = loop.train(programs, plan_of, state, schedule, loop.Validation(validate), place)
     if checkpoints.steps(workdir / "last")[0] < steps:
         return None  # it was stopped
     last, _ = checkpoints.restore(workdir / "last", state)
@@ -141,7 +142,7 @@ def test_a_program_never_runs_past_what_is_to_be_done():
     schedule = Schedule(steps=23, validate_every=10, log_every=4, save_every=7, steps_per_call=3)
     calls, step = [], 0
     while step < schedule.steps:
-        calls.append(next_call(step, schedule))
+        calls.append(schedule.next_call(step))
         step += calls[-1]
     assert calls == [3, 1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 1, 1, 1, 1]  # stops at multiples of 4, 7 and 10, and at 23
 

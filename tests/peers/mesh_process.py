@@ -70,8 +70,8 @@ def run(store, folder, name, steps, source="device"):
     schedule = loop.Schedule(steps, steps, 1, 5, TASKS)
     cost.flops = flops
     loop.train(
-        loop.Learner(method, tx, augment.Weak()), its, plan_of, state, schedule, lambda v: score(v).mean,
-        loop.Run(workdir, 0, functools.partial(print, flush=True)),
+        loop.Programs(loop.Learner(method, tx, augment.Weak()), its), plan_of, state, schedule,
+        loop.Validation(lambda v: score(v).mean), loop.Run(workdir, 0, functools.partial(print, flush=True)),
     )  # fmt: skip
     state, _ = mesh.from_first(lambda: loop.resume(workdir, state, print), like=state)
     answers = score(state.variables).predictions

@@ -25,6 +25,7 @@ from cxda_jax.adapter.judge import by_rival
 from cxda_jax.adapter.report import as_html, as_table, in_words
 from cxda_jax.data.episodes import Plan
 from cxda_jax.training import metrics
+from cxda_jax.training.selection import Selection
 from cxda_jax.types import ADAPTER
 from tests.commands import command
 from tests.fast.test_adapter_fit import CLASSES, RNG, STYLE, fewer_tasks, made, new  # noqa: F401
@@ -50,14 +51,14 @@ def fit(fewer_tasks):
         "new_logits": logits[5:9],
         "new_style": style[5:9],
     }
-    less_sure = fitting.less_sure
+    call = Selection.__call__
 
-    def kept(*args):
-        tried[:] = less_sure(*args)  # the adapter that is returned learns last
-        return tried
+    def kept(choice, best, scored):  # the adapter that is returned learns last
+        tried[:] = [(scored, best), *((score, less) for less, score in choice.less_sure(best))]
+        return call(choice, best, scored)
 
     with pytest.MonkeyPatch.context() as watched:
-        watched.setattr(fitting, "less_sure", kept)
+        watched.setattr(Selection, "__call__", kept)
         exec(compile(lines, "README.md", "exec"), names)
     assert names["proba"].shape == (4, CLASSES)
     return names["adapter"], said, tried

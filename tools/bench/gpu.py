@@ -85,8 +85,8 @@ def add_training(o: Options, name: str, whole: bool = False) -> None:
     validate(state.variables)  # compiles
     with tempfile.TemporaryDirectory() as folder:
         spent = loop.train(
-            made.learner, made.source, made.train_plans, state, made.schedule, validate,
-            loop.Run(Path(folder), seed=0, log=lambda line: None),
+            loop.Programs(made.learner, made.source, made.schedule.steps_per_call), made.train_plans, state,
+            made.schedule, loop.Validation(validate), loop.Run(Path(folder), seed=0, log=lambda line: None),
         )  # fmt: skip
     validation = spent.validating / (steps // every)
     reckoned = (paper.steps / spent.steps_per_s + validations * validation) / 60
@@ -95,7 +95,7 @@ def add_training(o: Options, name: str, whole: bool = False) -> None:
           f"{validations} validations take {reckoned:.1f} min (paper {PAPER_MINUTES[name]:.0f})"
           + (f"; measured whole: {spent.seconds / 60:.1f} min" if whole else ""), flush=True)  # fmt: skip
     o.add("trainings", {
-        "benchmark": name, "dtype": "bfloat16", "whole": whole, **spent._asdict(), "validation_s": validation,
+        "benchmark": name, "dtype": "bfloat16", "whole": whole, **spent._replace(best=None)._asdict(), "validation_s": validation,
         "reckoned_minutes": reckoned, "paper_minutes": PAPER_MINUTES[name], "paper_steps": paper.steps,
         "paper_validations": validations, "peak_memory_bytes": memory, "memory_of": where,
     })  # fmt: skip
