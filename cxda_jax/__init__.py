@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from cxda_jax.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from cxda_jax.adapter.adapter import Adapter, Device, load_adapter
+    from cxda_jax.adapter.adapter import Adapter, load_adapter
+    from cxda_jax.adapter.device import Device
     from cxda_jax.adapter.fit import fit
     from cxda_jax.adapter.sklearn import CXDAClassifier
     from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, sample_plans
@@ -41,7 +42,8 @@ _HOMES = {
     "errors": ("UserError",),
     "adapter.sklearn": ("CXDAClassifier",),
     "training.evaluation": ("evaluate",),
-    "adapter.adapter": ("Adapter", "Device", "load_adapter"),
+    "adapter.adapter": ("Adapter", "load_adapter"),
+    "adapter.device": ("Device",),
     "adapter.fit": ("fit",),
     "methods.anytime": ("cxda_any",),
     "methods.cml": ("cml",),

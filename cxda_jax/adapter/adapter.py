@@ -1,33 +1,29 @@
-"""What fit() gives: the adapter of a classifier, and devices that have adapted to their own images."""
+"""What fit() gives: the adapter of a classifier."""
 
-import functools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
 
+from cxda_jax.adapter.device import Device, as_images, check_number, make_device, method_of
 from cxda_jax.config.fields import SEED, SHARE, Range
 from cxda_jax.disk import files, folders, manifest, models, safetensors
 from cxda_jax.disk.kinds import NUMBER, Kind, require
 from cxda_jax.disk.reading import read_object, reason
 from cxda_jax.errors import UserError, brief
-from cxda_jax.machine import backend
-from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS, on_described
-from cxda_jax.nets.shares import LARGEST, ShareAdapter
+from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS
+from cxda_jax.nets.shares import LARGEST
 from cxda_jax.training import metrics
-from cxda_jax.types import ADAPTER, Adapted, Array, Images, Method, Variables
+from cxda_jax.types import ADAPTER, Variables
 from cxda_jax.version import VERSION
 
 SIZES = (0, 5, 20, 100)  # images of buffers on which the adapter was judged
-CELLS = 2**22  # numbers of an array [queries, buffer, classes] at a time
-STEP = 4096  # buffers above it have a multiple of it of places, smaller ones a power of two
 LIMIT = 1e9  # of numbers that are given; the squares of larger ones do not fit
 CURVES = "thresholds", "accepted", "wrong"  # what thresholds follow from, without a buffer and with 100 images
 MANY = 20  # rows that differ, all of which look like probabilities by no chance
@@ -82,61 +78,6 @@ _VARIABLES = {
 }
 
 
-class Device(NamedTuple):
-    """A device and its buffer.
-
-    Nothing changes it, so threads may share it: observe() and forget() give another one.
-
-    Attributes:
-      adapter: that it was made by.
-      images: the buffer, logits and style [n, classes + style], the oldest first.
-      adapted: what answers read; None: the classifier's own answers stay.
-      drift: in what the buffer is unlike all that fit() saw; "" if it is not. If it is, the classifier's answers stay.
-    """
-
-    adapter: "Adapter"
-    images: np.ndarray
-    adapted: Adapted | None
-    drift: str
-
-    def __repr__(self) -> str:
-        return f"Device({len(self.images)} images, {'not ' * (self.adapted is None)}adapted)"
-
-    def observe(self, logits: Any, style: Any = None) -> "Device":
-        """The device with more images in its buffer."""
-        return _device(self.adapter, np.concatenate([self.images, self.adapter.rows(logits, style)]))
-
-    def forget(self, n: int = 1) -> "Device":
-        """The device without its n oldest images, or without any if it has fewer."""
-        check_number("n", n, int, 0, math.inf)
-        return _device(self.adapter, self.images[n:])
-
-    def predict_logits(self, logits: Any, style: Any = None) -> np.ndarray:
-        """The adapted logits [n, classes] of new images, each answered alone. No temperature changes them."""
-        rows, classes = self.adapter.rows(logits, style), self.adapter.classes
-        if self.adapted is None:
-            return rows[:, :classes].copy()
-        n = len(self.adapted.buffer.keys)
-        room = CELLS // max(n, min(n, ShareAdapter.most) * classes)
-        at_once = 2 ** int(math.log2(min(1024, max(1, room))))
-        answers = [np.zeros((0, classes), np.float32)]
-        for start in range(0, len(rows), at_once):
-            some = rows[start : start + at_once]
-            answers.append(np.asarray(programs(classes)[1](self.adapted, as_images(some, at_once)))[: len(some)])
-        found = np.concatenate(answers)
-        if not np.isfinite(found).all():
-            raise UserError("logits: the adapted answers are not finite; give smaller numbers, or fit again")
-        return found
-
-    def predict_proba(self, logits: Any, style: Any = None) -> np.ndarray:
-        """The probabilities [n, classes] of new images, at the temperature that validation chose for such a buffer.
-
-        It moves no answer: the largest probability is that of the largest logit.
-        """
-        count = 0 if self.adapted is None else len(self.images)
-        return probabilities(self.predict_logits(logits, style), self.adapter.temperature(count))
-
-
 class Adapter(NamedTuple):
     """An adapter for one classifier. Nothing changes it.
 
@@ -182,7 +123,7 @@ class Adapter(NamedTuple):
 
     def adapt(self, logits: Any, style: Any = None) -> Device:
         """Adapts to a buffer of unlabelled images: their logits [n, classes], and what fit() had for a style [n, d]."""
-        return _device(self, self.rows(logits, style))
+        return make_device(self, self.rows(logits, style))
 
     def rows(self, logits: Any, style: Any = None) -> np.ndarray:
         """Images as the adapter reads them, [n, classes + style]. A UserError names what is not as in fit()."""
@@ -294,41 +235,6 @@ def insist_on_place(folder: Path) -> None:
     raise UserError(f"{found}: {folder.name} holds something else than an adapter; choose a new folder")
 
 
-def _device(adapter: Adapter, rows: np.ndarray) -> Device:
-    device = Device(adapter, rows, None, adapter.drift(rows))
-    if not len(rows) or not adapter.helps or device.drift:
-        return device
-    adapted = programs(adapter.classes)[0](adapter.variables, as_images(rows), jax.random.key(0))
-    return device._replace(adapted=adapted)
-
-
-@functools.cache
-def method_of(classes: int) -> Method:
-    return on_described(classes)
-
-
-@functools.cache
-def programs(classes: int) -> tuple[Callable[[Variables, Images, Array], Adapted], Callable[[Adapted, Images], Array]]:
-    """The compiled parts that adapt and that answer. All adapters of so many classes share them."""
-    return backend.jit(method_of(classes).adapt), backend.jit(method_of(classes).predict)
-
-
-def as_images(rows: np.ndarray, most: int = STEP) -> Images:
-    """Rows as images, in one of few numbers of places, since a program is compiled for each.
-
-    It is a power of two up to `most`, and a multiple of `most` above.
-    """
-    n = len(rows)
-    places = -(-n // most) * most if n > most else min(most, 2 ** max(4, math.ceil(math.log2(max(1, n)))))
-    pixels = np.zeros((places, 1, 1, rows.shape[1]), np.float32)
-    pixels[:n, 0, 0] = rows
-    return Images(jnp.asarray(pixels), jnp.zeros(places, jnp.int32), jnp.asarray(np.arange(places) < n))
-
-
-def probabilities(logits: np.ndarray, temperature: float) -> np.ndarray:
-    return scipy.special.softmax(logits / np.float32(temperature), axis=-1)
-
-
 def standardised(style: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
     """Styles [n, d] as the keys are made of them."""
     return np.clip((style - mean) / std, -LARGEST, LARGEST)
@@ -338,13 +244,6 @@ def apart(style: np.ndarray, centre: np.ndarray, between: np.ndarray, within: np
     """How far the mean of standardised styles [n, d] lies from the centre of domains, in deviations of such means."""
     spread = between + within / len(style) + 1e-6
     return float(np.sqrt(np.mean(np.square(style.mean(0) - centre) / spread)))
-
-
-def check_number(name: str, value: Any, kind: Any, low: float, high: float) -> None:
-    value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-        what = "a whole number" if kind is int else "a number"
-        raise UserError(f"{name}={brief(repr(value), 40)}; give {what} from {low} to {high:g}")
 
 
 def as_logits(given: Any) -> np.ndarray:

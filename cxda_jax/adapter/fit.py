@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cxda_jax.adapter.adapter import CELLS, SIZES, Adapter, as_array, as_logits, as_numbers, check_number, method_of
+from cxda_jax.adapter.adapter import SIZES, Adapter, as_array, as_logits, as_numbers
 from cxda_jax.adapter.correction import Labelled, correct
+from cxda_jax.adapter.device import CELLS, check_number, method_of
 from cxda_jax.adapter.judge import FULL, TASKS, Judged, Turn, calibrated, diagnosis, headroom, judge, report_on, some_of
 from cxda_jax.adapter.report import in_words
 from cxda_jax.data import augment

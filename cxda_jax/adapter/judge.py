@@ -14,8 +14,9 @@ import numpy as np
 import scipy.optimize
 import scipy.special
 
-from cxda_jax.adapter.adapter import CELLS, SIZES, apart, method_of, probabilities, standardised
+from cxda_jax.adapter.adapter import SIZES, apart, standardised
 from cxda_jax.adapter.correction import Correction
+from cxda_jax.adapter.device import CELLS, method_of, probabilities
 from cxda_jax.adapter.diagnosis import FIRST, SHARES, Diagnosis, by_em, diagnose, kind_of
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, Plan, domains_for, in_shares, sample_plans
 from cxda_jax.data.store import DomainStore

@@ -19,6 +19,7 @@ from scipy.special import softmax
 
 import cxda_jax
 from cxda_jax.adapter import adapter as adapters
+from cxda_jax.adapter import device as devices
 from cxda_jax.adapter import fit as fitting
 from cxda_jax.adapter.fit import _checked, gains_on
 from cxda_jax.adapter.judge import by_rival
@@ -206,12 +207,12 @@ def test_a_buffer_grows_and_shrinks_and_has_any_size(fit, new, monkeypatch):
             first.forget(n)
     for device, like in ((grown, whole), (grown.forget(60), adapter.adapt(z[60:], s[60:]))):
         np.testing.assert_array_equal(device.predict_logits(z, s), like.predict_logits(z, s))
-    monkeypatch.setattr(adapters, "CELLS", 2**14)  # sixteen queries at a time
+    monkeypatch.setattr(devices, "CELLS", 2**14)  # sixteen queries at a time
     np.testing.assert_allclose(
         whole.predict_logits(z, s), grown.predict_logits(z[::-1], s[::-1])[::-1], rtol=1e-4, atol=1e-4
     )
     assert whole.predict_logits(z[:0], s[:0]).shape == (0, CLASSES)
-    sizes = [len(adapters.as_images(np.zeros((n, 1))).pixels) for n in (0, 16, 17, 4096, 4097, 100_000)]
+    sizes = [len(devices.as_images(np.zeros((n, 1))).pixels) for n in (0, 16, 17, 4096, 4097, 100_000)]
     assert sizes == [16, 16, 32, 4096, 8192, 102_400]
 
 

@@ -13,7 +13,8 @@ from PIL import Image
 from scipy.special import softmax
 
 import cxda_jax
-from cxda_jax.adapter.adapter import Adapter, as_images, method_of, programs
+from cxda_jax.adapter.adapter import Adapter
+from cxda_jax.adapter.device import as_images, method_of, programs
 from cxda_jax.adapter.encoders import Options, open_encoder
 from cxda_jax.device.attached import attach
 from cxda_jax.export import formats, script

@@ -1,0 +1,120 @@
+"""A device that adapts to its own images: rows of logits and style, which an adapter of fit() reads."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+
+from cxda_jax.errors import UserError, brief
+from cxda_jax.machine import backend
+from cxda_jax.methods.cxda_shares import on_described
+from cxda_jax.nets.shares import ShareAdapter
+from cxda_jax.types import Adapted, Array, Images, Method, Variables
+
+if TYPE_CHECKING:
+    from cxda_jax.adapter.adapter import Adapter
+
+CELLS = 2**22  # numbers of an array [queries, buffer, classes] at a time
+STEP = 4096  # buffers above it have a multiple of it of places, smaller ones a power of two
+
+
+class Device(NamedTuple):
+    """A device and its buffer.
+
+    Nothing changes it, so threads may share it: observe() and forget() give another one.
+
+    Attributes:
+      adapter: that it was made by.
+      images: the buffer, logits and style [n, classes + style], the oldest first.
+      adapted: what answers read; None: the classifier's own answers stay.
+      drift: in what the buffer is unlike all that fit() saw; "" if it is not. If it is, the classifier's answers stay.
+    """
+
+    adapter: "Adapter"
+    images: np.ndarray
+    adapted: Adapted | None
+    drift: str
+
+    def __repr__(self) -> str:
+        return f"Device({len(self.images)} images, {'not ' * (self.adapted is None)}adapted)"
+
+    def observe(self, logits: Any, style: Any = None) -> "Device":
+        """The device with more images in its buffer."""
+        return make_device(self.adapter, np.concatenate([self.images, self.adapter.rows(logits, style)]))
+
+    def forget(self, n: int = 1) -> "Device":
+        """The device without its n oldest images, or without any if it has fewer."""
+        check_number("n", n, int, 0, math.inf)
+        return make_device(self.adapter, self.images[n:])
+
+    def predict_logits(self, logits: Any, style: Any = None) -> np.ndarray:
+        """The adapted logits [n, classes] of new images, each answered alone. No temperature changes them."""
+        rows, classes = self.adapter.rows(logits, style), self.adapter.classes
+        if self.adapted is None:
+            return rows[:, :classes].copy()
+        n = len(self.adapted.buffer.keys)
+        room = CELLS // max(n, min(n, ShareAdapter.most) * classes)
+        at_once = 2 ** int(math.log2(min(1024, max(1, room))))
+        answers = [np.zeros((0, classes), np.float32)]
+        for start in range(0, len(rows), at_once):
+            some = rows[start : start + at_once]
+            answers.append(np.asarray(programs(classes)[1](self.adapted, as_images(some, at_once)))[: len(some)])
+        found = np.concatenate(answers)
+        if not np.isfinite(found).all():
+            raise UserError("logits: the adapted answers are not finite; give smaller numbers, or fit again")
+        return found
+
+    def predict_proba(self, logits: Any, style: Any = None) -> np.ndarray:
+        """The probabilities [n, classes] of new images, at the temperature that validation chose for such a buffer.
+
+        It moves no answer: the largest probability is that of the largest logit.
+        """
+        count = 0 if self.adapted is None else len(self.images)
+        return probabilities(self.predict_logits(logits, style), self.adapter.temperature(count))
+
+
+def make_device(adapter: "Adapter", rows: np.ndarray) -> Device:
+    device = Device(adapter, rows, None, adapter.drift(rows))
+    if not len(rows) or not adapter.helps or device.drift:
+        return device
+    adapted = programs(adapter.classes)[0](adapter.variables, as_images(rows), jax.random.key(0))
+    return device._replace(adapted=adapted)
+
+
+@functools.cache
+def method_of(classes: int) -> Method:
+    return on_described(classes)
+
+
+@functools.cache
+def programs(classes: int) -> tuple[Callable[[Variables, Images, Array], Adapted], Callable[[Adapted, Images], Array]]:
+    """The compiled parts that adapt and that answer. All adapters of so many classes share them."""
+    return backend.jit(method_of(classes).adapt), backend.jit(method_of(classes).predict)
+
+
+def as_images(rows: np.ndarray, most: int = STEP) -> Images:
+    """Rows as images, in one of few numbers of places, since a program is compiled for each.
+
+    It is a power of two up to `most`, and a multiple of `most` above.
+    """
+    n = len(rows)
+    places = -(-n // most) * most if n > most else min(most, 2 ** max(4, math.ceil(math.log2(max(1, n)))))
+    pixels = np.zeros((places, 1, 1, rows.shape[1]), np.float32)
+    pixels[:n, 0, 0] = rows
+    return Images(jnp.asarray(pixels), jnp.zeros(places, jnp.int32), jnp.asarray(np.arange(places) < n))
+
+
+def probabilities(logits: np.ndarray, temperature: float) -> np.ndarray:
+    return scipy.special.softmax(logits / np.float32(temperature), axis=-1)
+
+
+def check_number(name: str, value: Any, kind: Any, low: float, high: float) -> None:
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+        what = "a whole number" if kind is int else "a number"
+        raise UserError(f"{name}={brief(repr(value), 40)}; give {what} from {low} to {high:g}")
