@@ -9,7 +9,7 @@ cxda report --runs='docs/study/records/unipen-*.records' --report=again
 Writes into the folder of --report:
 
     report.html     one file with all of the below, each run, and an explorer of what queries attend to, for any browser
-    tables.md .tex .csv
+    tables.md .csv
     figures/        .png and .svg
 
 --against=paper sets the paper's figure beside each of ours that was measured on the paper's data. It says the

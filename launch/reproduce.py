@@ -4,8 +4,6 @@ cxda reproduce --benchmark=glyphs
 cxda reproduce --benchmark=glyphs --seeds=0 --only=erm,cxda,ft_em
 cxda reproduce --benchmark=glyphs --smoke --workers=2
 cxda reproduce --benchmark=unipen --variant=sizes --tests=usual,contexts
-cxda reproduce --benchmark=glyphs --cell=cxda/1 --records=study.records --study=again
-cxda reproduce --benchmark=cifar_c --dry_run
 cxda reproduce --benchmark=cifar_c --list
 cxda reproduce --benchmark=cifar_c --job=3
 
@@ -13,16 +11,12 @@ The study is a list of jobs: one training for each method and seed, and evaluati
 start from erm, other numbers of domains and of support images, one step of fine-tuning). A job that ended well is
 marked under STUDY/jobs and never repeated while its config, its data and its method stay what they are; the same
 command again does what is missing, wherever it was stopped. A job that fails is named, with its log, and the rest goes
-on. --dry_run lists the jobs and what they will take, from steps timed on this machine; while the data are missing, on
-made-up images, with the published numbers of domains and images.
+on.
 
 --tests takes kinds of tests: usual (of methods that start from another's run), one_step (of fine-tuning), other_tasks
 (other numbers of domains and of support images), contexts (buffers of any size), other_starts (from erm_iid in place
 of erm).
 --most_images=100 leaves out buffers of more images in other_tasks and contexts, where they take much of the time.
---cell trains and tests one method at one seed, and sets the result beside the one in a file of records, over the same
-tasks. It works in runs/again/BENCHMARK_METHOD_SEED unless --study is given. What is in that folder already is not
-trained again.
 
 --list shows the jobs by number, with what each one needs, also without data, and --job=NUMBER does one, once, however
 often it is asked for. It ends with 69 where a job that it needs is not done. So any queue can work a study off. The
@@ -31,8 +25,6 @@ command without both then writes the report.
 STUDY/METHOD/SEED holds the runs and their results, STUDY/report the tables, the figures and report.html, with the
 paper's figures beside ours where the data are the paper's.
 """
-
-from pathlib import Path
 
 from absl import flags
 
@@ -52,12 +44,9 @@ _TESTS = flags.DEFINE_list("tests", [], "Kinds of tests; all if empty.")
 _MOST_IMAGES = flags.DEFINE_integer(
     "most_images", 0, "The largest buffer of other_tasks and contexts; as large as the data give if 0.", lower_bound=0
 )
-_CELL = flags.DEFINE_string("cell", "", "One method and seed to do again, such as cxda/1; with --records.")
-_RECORDS = flags.DEFINE_string("records", "", "With --cell: a file that `cxda report --record` wrote.")
 _SMOKE = flags.DEFINE_bool(
     "smoke", False, "The whole study in minutes, with networks and data too small to mean anything."
 )
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "List the jobs, time some steps, and estimate what the study takes.")
 _WORKERS = flags.DEFINE_integer(
     "workers", None, "Jobs at once; one for each GPU, or for two CPU cores.", lower_bound=1, allow_override=True
 )
@@ -67,23 +56,13 @@ _JOB = flags.DEFINE_string("job", "", "Do the job with this number or id alone, 
 
 def main() -> None:
     with cli.loading(goes_on=True):
-        from cxda_jax.studies import cells, estimate, local
+        from cxda_jax.studies import local
         from cxda_jax.studies.folders import read_study
         from cxda_jax.studies.jobs import find_job, listing, make_study, planned, prepare_jobs
-        from cxda_jax.studies.records import read
         from cxda_jax.studies.reporting import make_report
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=glyphs")
-    folder, only, seeds, tests = _STUDY.value, _ONLY.value, _SEEDS.value, _TESTS.value
-    if _CELL.value:
-        cli.insist(_RECORDS.value, "--records", "name the file that holds the cell, such as --records=study.records")
-        method, seed = cells.parse_cell(_CELL.value)
-        read(Path(_RECORDS.value))  # a missing or broken file is named before the training, not after it
-        only, seeds, tests = [method], [seed], ["usual"]
-        folder = folder or f"runs/again/{benchmark}_{method}_{seed}"
-    study = make_study(benchmark, folder, seeds, only, _SMOKE.value, _VARIANT.value, tests)
+    study = make_study(benchmark, _STUDY.value, _SEEDS.value, _ONLY.value, _SMOKE.value, _VARIANT.value, _TESTS.value)
     study = study._replace(most_images=_MOST_IMAGES.value)
-    if _DRY_RUN.value:
-        return estimate.dry_run(study, cli.DATA_DIR.value)
     if _LIST.value:
         return print(listing(study, planned(study, cli.DATA_DIR.value)[1]))
     jobs = prepare_jobs(study, cli.DATA_DIR.value)
@@ -100,8 +79,6 @@ def main() -> None:
         make_report(study.folder / "report", results, [*faults, *failures], cli.DATA_DIR.value, against="paper")
     if failures:
         raise UserError(f"{len(failures)} of {len(jobs)} jobs failed or were left out; the first: {failures[0]}")
-    if _CELL.value:
-        print(cells.compare_cell(study, Path(_RECORDS.value)))
 
 
 if __name__ == "__main__":

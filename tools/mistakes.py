@@ -178,7 +178,7 @@ MISTAKES = (
     Mistake("results", "studies/identity.py", "if record.data_hash == store.sha256:",
             "if record.data_name == store.info.name:", ("identity", "launch", "exhaustive")),
     Mistake("results", "studies/jobs.py", "identity = [hashed(study.config(name, seed)), methods[name].version]",
-            "identity = [hashed(study.config(name, seed))]", ("study", "study_commands", "cells", "published")),
+            "identity = [hashed(study.config(name, seed))]", ("study", "study_commands", "published")),
     # A model on a device.
     Mistake("device", "device/buffer.py", "integers(self._drawn_from)", "integers(self.seen)",
             ("buffer", "adapting")),

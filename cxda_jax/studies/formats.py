@@ -1,4 +1,4 @@
-"""A table in all its forms: for a terminal, Markdown, LaTeX, CSV, HTML.
+"""A table in all its forms: for a terminal, Markdown, CSV, HTML.
 
 The best mean of a column is bold. Letters at a cell point to its marks, which are explained below the table.
 """
@@ -66,35 +66,6 @@ def to_markdown(table: Table) -> str:
     lines = [f"**{escape(table.title)}**", "", markdown(heads, cells, "---:")]
     lines += ["", *(f"{escape(note)}  " for note in notes)] if notes else []
     return "\n".join(lines) + "\n"
-
-
-def to_latex(table: Table) -> str:
-    """A table environment. It needs the package booktabs, and graphicx for more than six columns."""
-
-    def escape(text: str) -> str:
-        names = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
-        signs = {sign: f"\\text{name}{{}}" for sign, name in names.items()} | {"±": r"$\pm$"}
-        text = re.sub(r"[\\±~^<>|&%$#_{}]", lambda m: signs.get(m[0], f"\\{m[0]}"), _one_line(text))
-        return re.sub(r"(?<![\w.])-(?=\d)", "$-$", text)  # a minus sign
-
-    def write(text: CellText | None) -> str:
-        if text is None:
-            return "--"
-        number = f"\\textbf{{{escape(text.number)}}}" if text.bold else escape(text.number)
-        number += text.letters and f"$^{{{text.letters}}}$"
-        return f"\\shortstack[r]{{{number}\\\\{{\\scriptsize {escape(text.paper)}}}}}" if text.paper else number
-
-    (rows, notes), wide = _texts(table), len(table.columns) > 6
-    lines = [r"\begin{table}", r"\centering", f"\\caption{{{escape(table.title)}}}"]
-    lines += [r"\resizebox{\textwidth}{!}{%"] * wide
-    lines += [f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule"]
-    lines += [" & ".join(["method", *(escape(_heading(c)) for c in table.columns)]) + r" \\", r"\midrule"]
-    for label, texts in rows:
-        start = "{}" * label.startswith(("[", "*"))  # LaTeX would take these for an argument of the line break above
-        lines.append(" & ".join([start + escape(label), *map(write, texts)]) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}" + "}" * wide]
-    lines += [f"\\par\\footnotesize {escape(note)}" for note in notes]
-    return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
 def to_csv(tables: Iterable[Table]) -> str:

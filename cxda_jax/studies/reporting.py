@@ -93,8 +93,7 @@ def make_report(
     shown = [formats.to_html(table, lambda run: places.get(run, "")) for table in tables]
     parts = [table_part(i, table) for i, table in enumerate([*shown, formats.runs_html(loaded)], 1)]
     page = Page(heading, facts, faults, [Section("tables", "Tables", parts)], tasks, figures)
-    texts = {"md": "\n".join(map(formats.to_markdown, tables)), "tex": "\n".join(map(formats.to_latex, tables))}
-    for kind, text in {**texts, "csv": formats.to_csv(tables)}.items():
+    for kind, text in {"md": "\n".join(map(formats.to_markdown, tables)), "csv": formats.to_csv(tables)}.items():
         files.write_bytes(folder / f"tables.{kind}", text.encode(errors="replace"))
     size = write_page(folder / "report.html", page)
     for fault in faults:

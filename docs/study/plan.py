@@ -91,8 +91,8 @@ def commands(name: str, seed: int) -> Iterator[str]:
                 yield f"{start} train --config=unipen:{method} --workdir={workdir} --data_dir=data"
     elif name == "unipen_cells":
         for method in ("cxda_any", "icrm", "bn"):
-            flags = f"--cell={method}/{seed} --records={RECORDS / f'unipen-{seed}.records'}"
-            yield f"cxda reproduce --benchmark=unipen {flags} --study=runs/study/{name}/{method} --data_dir=data"
+            flags = f"--only={method} --seeds={seed} --tests=usual --study=runs/study/{name}/{method}"
+            yield f"cxda reproduce --benchmark=unipen {flags} --data_dir=data"
         runs = f"runs/study/{name}/*/*/{seed}"
     else:  # cifar10_c_curves: models of cifar10_c_full with fewer images
         for method, sizes in ((BASE, ""), ("cxda_any", "--context=0,1,5,20 ")):

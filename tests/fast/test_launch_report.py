@@ -52,7 +52,7 @@ def test_a_report_holds_all_there_is(study, tmp_path, capsys):
     assert page.count("<figure ") == 5 and page.count('<table class="sortable">') == 6
     assert len(list((tmp_path / "figures").iterdir())) == 10
     assert "paper 78.3 ± 0.0" in page and 'id="run-11"' in page and "Faults" not in page
-    assert r"cxda\_supervised &" in (tmp_path / "tables.tex").read_text()
+    assert r"| cxda\_supervised |" in (tmp_path / "tables.md").read_text()
     tasks = embedded(page)
     assert [task["name"] for task in tasks[:2]] == [f"glyphs (smoke): task {i} (cxda, seed 0)" for i in (1, 2)]
     assert len(tasks) == 10

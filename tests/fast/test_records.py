@@ -1,4 +1,4 @@
-"""Records: results in one small file, from which the same tables follow, and one cell of a study again beside it."""
+"""Records: results in one small file, from which the same tables follow."""
 
 import io
 import json
@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 
 from cxda_jax.errors import UserError
-from cxda_jax.studies import formats, local, records, reporting
-from cxda_jax.studies.cells import compare_cell
+from cxda_jax.studies import formats, records, reporting
 from cxda_jax.studies.folders import read_results
-from cxda_jax.studies.jobs import Study
 from cxda_jax.studies.statistics import paired_differences
 from cxda_jax.studies.tables import build_tables
 from cxda_jax.studies.text import context_curves
-from tests.commands import command
 from tests.results import PROTOCOL, make_result, write_result
 
 TASKS, QUERIES = 30, 20
@@ -119,66 +116,3 @@ def test_what_is_broken_or_changed_or_cannot_be_recorded_costs_one_line(runs, tm
         assert str(e.value).startswith(f"{path}: not a file of records (") and "\n" not in str(e.value)
     with pytest.raises(UserError, match="only accuracy can"):
         records.write(path, [results[0]._replace(row={**results[0].row, "metric": "macro_f1"})])
-
-
-def written(folder, share=0.6, **row):
-    """The study of one run of bn, seed 1, that is right in this share of the queries of each task."""
-    rng, config = np.random.default_rng(0), PROTOCOL["cifar_c"]
-    labels, query = rng.integers(0, 10, (40, QUERIES)), rng.integers(0, 999, (40, QUERIES))
-    support = rng.integers(0, 999, (40, 100))
-    right = np.arange(QUERIES) < np.round(np.broadcast_to(share, 40) * QUERIES)[:, None]
-    result = make_result("bn", 1, "glyphs", config={**config, "method": "bn"}, **row)
-    moved = query + row.get("queries", 0)
-    write_result(
-        result, folder / "bn" / "1", labels, np.where(right, labels, -1), support + row.get("images", 0), moved
-    )
-    return Study("glyphs", folder, (1,), ("bn",), False)
-
-
-@pytest.fixture
-def then(tmp_path):
-    """A record of such a run."""
-    written(tmp_path / "then")
-    records.write(tmp_path / "a.records", read_results([tmp_path / "then" / "bn" / "1"])[0])
-    return tmp_path / "a.records"
-
-
-def test_a_cell_is_done_again_by_one_command_and_the_difference_is_the_closed_form(
-    then, tmp_path, data_dir, monkeypatch
-):
-    monkeypatch.setattr(reporting, "make_report", lambda *_, **__: None)
-
-    def again(name, *result, **row):
-        def run_jobs(study, jobs, workers):
-            assert [job.name for job in jobs] == ["train bn seed 1"] and study.folder == tmp_path / name
-            written(study.folder, *result, **row)
-            return []
-
-        monkeypatch.setattr(local, "run_jobs", run_jobs)
-        flags = "--benchmark=glyphs", "--smoke", "--cell=bn/1", f"--records={then}", f"--study={tmp_path / name}"
-        return command("reproduce", *flags, f"--data_dir={data_dir}").splitlines()[-5:]
-
-    same = again("same")
-    assert same[-2].startswith("again - recorded: +0.00 [+0.00, +0.00] on")
-    assert same[-1] == "the weights are equal, bit for bit", "and no field of the config differs"
-    heading, was, now, interval, weights = again("now", 0.6 + 0.1 * (np.arange(40) % 2), weights_hash="other")
-    assert heading == "glyphs, bn, seed 1" and weights == "the weights are not equal, bit for bit"
-    assert was.startswith("recorded  Avg 60.00  W10% 60.00") and now.startswith("again     Avg 65.00  W10% 60.00")
-    # Differences of 0 and 10 points, half and half: the mean of 40 of them has a standard error of 10 / 2 / sqrt(40).
-    low, high = (float(x) for x in interval.split("[")[1].split("]")[0].split(","))
-    assert interval.startswith("again - recorded: +5.00 ") and interval.endswith("on 40 tasks")
-    assert abs((high - low) / 2 - 1.96 * 5 / 40**0.5) < 0.2
-
-
-def test_what_cannot_be_compared_costs_one_line(then, tmp_path):
-    for row, message in (
-        ({"queries": 1}, "glyphs, bn, seed 1 was tested on other tasks"),
-        ({"images": 1}, "glyphs, bn, seed 1 was tested on other tasks"),
-        ({"data_hash": "2e4b"}, "no result of glyphs, bn, seed 1 on these data"),
-    ):
-        with pytest.raises(UserError, match=message):
-            compare_cell(written(tmp_path / str(row), **row), then)
-    with pytest.raises(UserError, match="no result of glyphs, bn, seed 2; a log"):
-        compare_cell(written(tmp_path / "now")._replace(seeds=(2,)), then)
-    said = command("reproduce", "--benchmark=glyphs", "--cell=cxda/1", f"--data_dir={tmp_path}", code=2)
-    assert "--records is missing; name the file that holds the cell" in said
