@@ -1,0 +1,87 @@
+"""Lines of code by room: how many there may be, and how many there are.
+
+python -m tests.rooms       prints the table of today's numbers, as it stands below
+
+A line of code holds a token that is neither a comment nor a docstring.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+# Whoever raises a number adds to its line what was bought for it.
+CEILINGS = {
+    "configs": 199,
+    "cxda_jax": 220,
+    "cxda_jax/adapter": 1710,
+    "cxda_jax/config": 458,
+    "cxda_jax/data": 2360,
+    "cxda_jax/device": 1087,
+    "cxda_jax/disk": 820,
+    "cxda_jax/export": 882,
+    "cxda_jax/export (js)": 941,
+    "cxda_jax/machine": 843,
+    "cxda_jax/methods": 1269,
+    "cxda_jax/nets": 839,
+    "cxda_jax/studies": 3166,
+    "cxda_jax/studies (js)": 206,
+    "cxda_jax/training": 870,
+    "docs": 962,
+    "launch": 608,
+    "tests": 11248,  # 10,500 is the aim
+    "tools": 1623,
+}
+
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+           tokenize.ENDMARKER}  # fmt: skip
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def code_lines(path: Path) -> int:
+    """The lines of code of a file of Python or JavaScript."""
+    text = path.read_text()
+    if path.suffix == ".js":
+        plain = re.sub(r"/\*.*?\*/|^\s*//.*?$", "", text, flags=re.DOTALL | re.MULTILINE)
+        return sum(1 for line in plain.splitlines() if line.strip())
+    without = set()  # the lines of docstrings
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            without |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    lines = {n for t in tokens if t.type not in NO_CODE for n in range(t.start[0], t.end[0] + 1)}
+    return len(lines - without)
+
+
+def room_of(path: Path) -> str:
+    """The room of a file, such as cxda_jax/data, and the language where it is not Python."""
+    first, *others = path.relative_to(ROOT).parts
+    room = f"{first}/{others[0]}" if first == "cxda_jax" and len(others) > 1 else first
+    return f"{room} (js)" if path.suffix == ".js" else room
+
+
+def counted() -> dict[str, int]:
+    """The lines of code of each room."""
+    rooms = Counter()
+    for top in ("cxda_jax", "launch", "configs", "tools", "docs", "tests"):
+        for path in (*(ROOT / top).rglob("*.py"), *(ROOT / top).rglob("*.js")):
+            rooms[room_of(path)] += code_lines(path)
+    return dict(rooms)
+
+
+def excess(rooms: dict[str, int], ceilings: dict[str, int]) -> list[str]:
+    """A line for each room that has more lines of code than it may."""
+    fix = "delete as many, or raise its number in tests/rooms.py and say beside it what was bought"
+    return [
+        f"{room} has {count} lines of code, at most {ceilings.get(room, 0)} are allowed: {fix}"
+        for room, count in rooms.items()
+        if count > ceilings.get(room, 0)
+    ]
+
+
+if __name__ == "__main__":
+    print("\n".join(f'    "{room}": {count},' for room, count in sorted(counted().items())))
