@@ -44,11 +44,12 @@ settings.load_profile("repeatable")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """A test belongs to the ring of its folder; a case of it may be marked for a later ring."""
+    """A test belongs to the ring of its folder; a test of it, or a case of a test, may be marked for a later one."""
     for item in items:
-        ring = item.path.parent.name
-        if ring != "fast" and not item.get_closest_marker("weekly"):
-            item.add_marker(ring)
+        if item.get_closest_marker("weekly"):
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
+        elif item.path.parent.name != "fast":
+            item.add_marker(item.path.parent.name)
 
 
 @contextlib.contextmanager

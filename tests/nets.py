@@ -1,6 +1,7 @@
 """Small networks and methods, their inputs and weights, and how near to PyTorch's they must be."""
 
 import contextlib
+import copy
 import functools
 import math
 from typing import Any, NamedTuple
@@ -10,15 +11,18 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax.config.reading import default
+from cxda_jax.config.reading import default, read
 from cxda_jax.config.registry import METHODS
 from cxda_jax.data.store import DomainStore
+from cxda_jax.device.loading import as_store
+from cxda_jax.device.model import Model, Programs
+from cxda_jax.disk import models
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.building import NETS
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from cxda_jax.training import experiment
-from cxda_jax.types import ADAPTER, Episode, Images, Method
+from cxda_jax.types import ADAPTER, Episode, Images, Known, Method
 from docs.examples.counted_shares import COUNTED_SHARES
 from docs.examples.nnx_net import nnx_net
 from docs.examples.vit import vit
@@ -183,3 +187,39 @@ def torch_named(tree, name=".".join) -> dict[str, Any]:
         value = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T
         found[f"{name(layers)}.{kinds.get(kind, kind)}"] = tensor(np.ascontiguousarray(value))
     return found
+
+
+CARD = models.Card(
+    **dict.fromkeys(("method", "data_hash", "provenance", "licence", "package", "commit"), ""), seed=0, step=0,
+    data="tiny", class_names=tuple("abcd"), shape=(16, 16, 1), fit="pad", background=(255, 255, 255), mean=(0.5,),
+    std=(0.5,), metric="accuracy", test=None, gain=None,
+)  # fmt: skip
+
+
+def random_model(method: str, side: int = 20, **fields) -> Model:
+    """A small model, none of whose parameters and statistics has its initial value. A field is group__name."""
+    rng = np.random.default_rng(0)
+    config = copy.deepcopy(read(f"glyphs:{method},smoke"))
+    for name, value in {"net__width": 6, "cxda_any__learned": 3, **fields}.items():
+        group, field = name.split("__")
+        config.get(group, {})[field] = value
+    config.get("attention", {})["heads"] = 3 if config["net"]["name"] == "cnn" else 4
+    card = CARD._replace(method=method, shape=(side, side, 1), mean=(0.9,), std=(-0.7,), class_names=tuple("abcdefg"))
+    built = experiment.build_method(config, as_store(card))
+    images = Images(np.zeros((2, *card.shape), np.float32), np.zeros(2, np.int32))
+    variables = jax.device_get(jax.jit(built.init)(jax.random.key(0), images))
+    moved = jax.tree.map(lambda x: x + rng.normal(0, 0.15, x.shape).astype(np.float32), variables)
+    moved["batch_stats"] = jax.tree.map(lambda x: np.abs(x) + np.float32(0.1), moved["batch_stats"])
+    if ADAPTER in moved["batch_stats"]:
+        moved["batch_stats"][ADAPTER]["std"] *= np.float32(0.1)  # a part of the style is clipped then
+    moved = jax.device_put(moved)
+    if built.calibrate:
+        images, labels = rng.integers(0, 256, (9, *card.shape), np.uint8), np.arange(9) % len(card.class_names)
+        moved = built.calibrate(moved, Known(images, labels, images, labels))
+    adapt, predict, attention = (part and jax.jit(part) for part in (built.adapt, built.predict, built.attention))
+    programs = Programs(adapt, predict, attention, None)
+    return Model(card, built, moved, programs, config=config)
+
+
+def assert_equal_trees(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)

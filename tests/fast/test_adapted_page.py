@@ -9,11 +9,13 @@ import pytest
 from cxda_jax.device import page as module
 from cxda_jax.device.page import AdaptedPage, Answered, write_adapted
 from cxda_jax.disk.models import Gain
-from tests.slow import test_report
-from tests.slow.test_report import HOSTILE, Elements, embedded
+from tests import pages
+from tests.pages import HOSTILE, Elements, embedded
 
-written = functools.partial(test_report.written, write=write_adapted)
+written = functools.partial(pages.written, write=write_adapted)
+
 MEAN, LOW, HIGH = (0.0, 0.4, 1.9, 3.1, 3.6), (0.0, -0.3, 1.1, 2.2, 2.7), (0.0, 1.1, 2.7, 4.0, 4.5)
+
 GAIN = Gain((0, 1, 4, 16, 64), (70.0, 70.4, 71.9, 73.1, 73.6), MEAN, LOW, HIGH, tasks=100)
 
 
@@ -87,3 +89,15 @@ def test_a_large_buffer_shows_the_nearest_images_and_keeps_multiples_of_the_whol
     assert len(places) == 20 and {place for a in page.answers for place in a.nearest} <= set(places)
     most = max(a.weights[:, places].max() for a in page.answers)
     assert task["weights"]["scale"] * 65535 * 20 == pytest.approx(most * 50, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_without_room_the_explorer_shows_a_part_and_pictures_stay(tmp_path, monkeypatch):
+    """The most that a page can hold fits: noise as photographs is the worst that can be compressed."""
+    text = written(tmp_path / "most.html", make_page(m=200, n=600, shape=(64, 64, 3), heads=8))
+    assert "data:image/jpeg" in text and "100 more than these are not shown" in text
+    monkeypatch.setattr(module, "WEIGHTS", 5 * 2 * 30)
+    text = written(tmp_path / "part.html", make_page())
+    assert "5 of the 12 answers above and 30 of the 30 images of the buffer" in text
+    (task,) = embedded(text)
+    assert task["query"]["count"] == len(task["query"]["files"]) == 5

@@ -13,8 +13,7 @@ from cxda_jax.device import adapting
 from cxda_jax.device.model import Model
 from cxda_jax.device.page import Answered
 from cxda_jax.disk import manifest, models
-from tests.fast.test_buffer import CARD
-from tests.nets import build_method
+from tests.nets import CARD, build_method
 
 GAIN = {**dict.fromkeys(("score", "mean", "low", "high"), (0.0, -1.0, 0.5, 2.0)), "sizes": (0, 1, 5, 100), "tasks": 4}
 

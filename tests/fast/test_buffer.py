@@ -2,15 +2,8 @@
 
 import cxda_jax
 from cxda_jax.device.model import Model
-from cxda_jax.disk import models
 from tests.lines import refused
-from tests.nets import build_method
-
-CARD = models.Card(
-    **dict.fromkeys(("method", "data_hash", "provenance", "licence", "package", "commit"), ""), seed=0, step=0,
-    data="tiny", class_names=tuple("abcd"), shape=(16, 16, 1), fit="pad", background=(255, 255, 255), mean=(0.5,),
-    std=(0.5,), metric="accuracy", test=None, gain=None,
-)  # fmt: skip
+from tests.nets import CARD, build_method
 
 
 def test_what_cannot_be_is_one_line():

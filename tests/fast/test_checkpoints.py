@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 from cxda_jax.disk import checkpoints, files, manifest, models
 from cxda_jax.errors import UserError
-from tests.fast.test_train import assert_equal_trees
-from tests.lines import flip, refused
+from tests.lines import refused, rot
+from tests.nets import assert_equal_trees
 
 TREE = {"params": {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": {"c": np.linspace(0, 1, 5, dtype="f")}}}
 
@@ -28,12 +28,6 @@ def save(path, *steps, keep=2):
     with checkpoints.Folder(path, keep) as folder:
         for step in steps:
             folder.save(step, plus(step), {"step": step})
-
-
-def rot(folder):
-    """One bit of the largest file that a manifest names."""
-    paths = [folder / name for name in json.loads((folder / "manifest.json").read_text())["sha256"]]
-    flip(max(paths, key=lambda p: p.stat().st_size))
 
 
 def test_the_newest_two_stay_and_every_file_that_is_read_is_in_the_manifest(tmp_path):

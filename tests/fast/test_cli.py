@@ -1,10 +1,14 @@
 """What is written on command lines, and how what went wrong becomes one line."""
 
+import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 
 import numpy as np
+import pytest
 
 from cxda_jax.config.reading import read
 from cxda_jax.disk.reading import system_fault
@@ -12,7 +16,7 @@ from cxda_jax.machine import stops
 from cxda_jax.training.experiment import open_data
 from launch import cli
 from tests.commands import command
-from tests.lines import cases, one_line, write_run
+from tests.lines import ROOT, cases, one_line, write_run
 
 
 def test_changes_are_taken_with_and_without_equals():
@@ -23,10 +27,15 @@ def test_changes_are_taken_with_and_without_equals():
 
 
 TRAIN = ("--config=glyphs:cxda,smoke", "--workdir={tmp}/w")
+
 OF_RUN = ("--config.data.writers=(5, 5, 5)", "--config.data.drawings=41")  # the data of the run
+
 MADE = "--data_dir={tmp}/made"
+
 PREPARE = ("--benchmark=folder", "--raw_dir={tmp}/raw")
+
 RUN, STUDY = "--runs={tmp}/run", ("--study={tmp}/w", "--smoke")
+
 COMMANDS = [  # command, arguments, what the line says
     ("train", (*TRAIN, "--confg.seed=1"), "Unknown command line flag 'confg.seed'"),
     ("train", TRAIN[:1], "--workdir is missing; name the folder"),
@@ -106,3 +115,29 @@ def test_what_cannot_end_well_is_said_before_the_training_and_a_signal_does_not_
         assert (
             re.search(said, one_line(error or capfd.readouterr().err, tmp_path)) and not (tmp_path / "adapter").exists()
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("body", "code", "said"), [
+    ("print('a')", 0, ""),  # all work was done
+    ("print('a', flush=True); print('b', flush=True)", 141, ""),
+    ("say('a'); say('b'); raise UserError('wrong\\n  indeed')", 2, "error: wrong indeed\n"),  # what says so goes on
+    ("print('a'); raise stops.Stopped(15)", 143, stops.ANEW.format("SIGTERM") + "\n"),
+    ("raise AssertionError('it is the flag that counts')", 141, ""),
+    ("print('full')", 2, "error: a file: No space left on device; free some space and run the same command again\n"),
+])  # fmt: skip
+def test_a_closed_output_ends_a_command_quietly_and_a_full_disk_with_a_line(body, code, said):
+    lines = (
+        "from launch import cli, stops",
+        "from cxda_jax.errors import UserError",
+        "from cxda_jax.machine.progress import say",
+    )
+    script = "\n".join([*lines, f"def main(): {body}", "cli.run(main)"])
+    reading, closed = os.pipe()
+    os.close(reading)
+    with open("/dev/full" if "full" in body else closed, "w") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *["--help_config"] * ("flag" in body)],
+            cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": ""},
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (code, said)

@@ -1,7 +1,9 @@
 """Plans are a pure function of seed, stream and task, uniform and distinct. Sources give the bytes of a plan's rows."""
 
+import functools
 import itertools
 
+import jax
 import numpy as np
 import pytest
 import scipy.stats
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from cxda_jax.config.reading import read
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_spec, in_shares, mixed_spec, sample_plans
+from cxda_jax.data.sources import device_source, stack, tfdata_source
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.training.experiment import build_on
@@ -17,7 +20,9 @@ from tests.conftest import INFO
 from tests.lines import one_line
 
 SPEC = EpisodeSpec(num_domains=3, per_domain=5, num_query=7)
+
 MIXED = mixed_spec(SPEC)
+
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -32,12 +37,17 @@ def split_stores(draw):
 
 
 COUNTS = [st.integers(0, 4)] * 3
+
 MIXTURES = st.sampled_from(["even", "any"])
+
 SPECS = st.builds(
     EpisodeSpec, *COUNTS, st.booleans(), st.just(False), st.just("natural"), st.just(0.3), MIXTURES, st.booleans()
 )
+
 OF_THREE = SPECS.filter(lambda spec: fits(spec, [8] * 3))
+
 SIZES = st.lists(st.integers(8, 12), min_size=3, max_size=6)
+
 TASKS = st.lists(st.integers(0, 2**40), min_size=1, max_size=8)
 
 
@@ -159,7 +169,9 @@ def test_training_validation_test_and_calibration_draw_from_streams_of_their_own
 
 
 SKEWED_COUNTS = np.array([400, 200, 150, 250])
+
 SKEWED = np.repeat(np.arange(4), SKEWED_COUNTS)  # labels of a domain
+
 SHARED = EpisodeSpec(2, 3, 3)
 
 
@@ -241,3 +253,36 @@ def test_the_parts_of_a_mixture_are_uniform_and_queries_come_in_their_proportion
     for images, first in zip(larger.support, plan.support[: len(grown)], strict=True):
         rounds = np.sort(images.reshape(3, 12) // 100)
         assert (rounds == np.sort(first // 100)).all() and len(set(images)) == 36
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [SPEC, MIXED])
+def test_both_sources_give_the_bytes_of_the_planned_rows(fixed_store, spec, monkeypatch):
+    """Each process reads its own tasks alone; together they are the step."""
+    pytest.importorskip("tensorflow")
+    many, owner = fixed_store, fixed_store.row_domains()
+
+    def plan_of(step):
+        return sample_plans(Draw(spec, many.offsets, many.domains("train"), 0), range(6 * step, 6 * step + 6))
+
+    device, stream = device_source(many), tfdata_source(many)
+    assemble = jax.jit(device.assemble)
+    whole = [*stream.own_batches(plan_of, 3, 6)]
+    for plan, batch, step in zip(device.batches(plan_of, 3, 6), whole, (3, 4, 5), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, plan, plan_of(step))
+        ours, theirs = assemble(device.resident, plan), stream.assemble((), batch)
+        parts = (ours.support, ours.support_label), (ours.query, ours.label)
+        for (images, label), rows in zip(parts, plan, strict=True):
+            for array, column in ((images.pixels, many.images), (images.domain, owner), (label, many.labels)):
+                np.testing.assert_array_equal(array, column[rows])
+        jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), ours, theirs)
+    np.testing.assert_array_equal(stack(whole).label, np.stack([episode.label for episode in whole]))
+    on_a_mesh, parts = stream._replace(mesh="of all processes"), []
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    for which in range(3):
+        monkeypatch.setattr(jax, "process_index", lambda which=which: which)
+        parts.append([*on_a_mesh.own_batches(plan_of, 3, 6)])
+    for episode, *of_step in zip(whole, *parts, strict=True):
+        assert all(len(part.label) == 2 for part in of_step)
+        together = jax.tree.map(lambda *arrays: np.concatenate(arrays), *of_step)
+        jax.tree.map(np.testing.assert_array_equal, episode, together)

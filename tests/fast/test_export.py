@@ -12,7 +12,7 @@ from cxda_jax.export import exporting, formats
 from cxda_jax.export.exporting import Allowed, Task, agreement, compare
 from cxda_jax.export.formats import FORMATS
 from cxda_jax.export.pair import pair_of
-from tests.slow.test_web import random_model
+from tests.nets import random_model
 
 PLACES = 6
 RANDOM = 1e-3  # differences of random networks, which may blow up the last bits; trained ones have 1e-6

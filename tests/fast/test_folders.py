@@ -3,6 +3,7 @@
 import itertools
 import os
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from cxda_jax.adapter import adapter as adapters
 from cxda_jax.disk import files, folders, manifest, models
 from cxda_jax.errors import TooEarly, UserError
 from cxda_jax.export import exporting
-from tools.reliability import PART, tiny_adapter
+from tools.reliability import PART, SAVES, tiny_adapter
 
 STEPS = ("rename", "replace", "link", "unlink", "mkdir", "rmdir", "fsync", "open")  # of os: what a writer does
 
@@ -139,3 +140,32 @@ def test_where_nothing_can_be_written_is_said_before_the_work(tmp_path):
             exporting.insist_on_place(place)
     folders.insist_on_writable(tmp_path / "a" / "b", "--out")
     assert [*tmp_path.iterdir()] == [tmp_path / "file"] and files.LOCK not in os.listdir(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["exchanged", "beside a note", "where it is"])
+@pytest.mark.parametrize("kind", ["adapter", "model", "export", "record"])
+def test_wherever_a_writer_is_killed_the_old_or_the_new_is_there_and_the_same_call_goes_on(
+    kind, how, tmp_path, monkeypatch
+):
+    save, read = SAVES[kind]
+    before, seen = tmp_path / "before" / kind, set()
+    save(before, 1)
+    if how == "beside a note" and kind != "export":
+        (before / "note.txt").write_text("mine")
+    for step in itertools.count():
+        shutil.copytree(tmp_path / "before", tmp_path / str(step))
+        place = tmp_path / str(step) / kind
+        monkeypatch.chdir(place if how == "where it is" else tmp_path)
+        was_killed = killed_at(monkeypatch, step, lambda place=place: save(place, 2))
+        seen.add(found := read(place))
+        assert found in (1, 2)
+        save(place, 3)
+        assert read(place) == 3
+        assert not (place / "note.txt").exists() or (place / "note.txt").read_text() == "mine"
+        assert len(folders.entries(place)) == len([*before.iterdir()]) and not (place / folders.NEXT).exists()
+        if not was_killed:
+            break
+        monkeypatch.chdir(tmp_path)
+        shutil.rmtree(tmp_path / str(step))
+    assert seen == {1, 2} and step > 10

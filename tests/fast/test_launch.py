@@ -1,6 +1,9 @@
 """The commands that train and evaluate, as a user types them: what they leave behind, and what they print."""
 
+import csv
 import json
+import re
+import shutil
 from pathlib import Path
 
 import jax
@@ -8,15 +11,22 @@ import numpy as np
 import pytest
 
 from cxda_jax.config.reading import read
+from cxda_jax.config.registry import METHODS
 from cxda_jax.disk.files import locked
+from cxda_jax.disk.reading import read_lines
 from cxda_jax.machine import backend
-from cxda_jax.studies.identity import read_config
-from cxda_jax.studies.result import Result, ScoredTasks
+from cxda_jax.studies import training
+from cxda_jax.studies.folders import read_result, read_results
+from cxda_jax.studies.identity import read_config, read_record
+from cxda_jax.studies.result import Result, ScoredTasks, by_store
 from cxda_jax.studies.settings import USUAL, Setting, reshaped
 from cxda_jax.studies.text import comparison, table
+from cxda_jax.training import metrics
 from cxda_jax.training.experiment import open_data
+from docs.examples.counted_shares import COUNTED_SHARES
 from tests.commands import command
-from tests.lines import refused
+from tests.lines import refused, write_config
+from tests.nets import with_examples
 
 
 @pytest.fixture
@@ -124,3 +134,140 @@ def test_compiled_programs_are_kept_where_others_cannot_write(tmp_path, monkeypa
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/file")
     assert backend.keep_compiled(warn=(said := []).append) is None and "every start compiles again" in said[0]
+
+
+TIMES = ("task_ms", "adapt_ms", "predict_ms", "train_minutes", "seal")
+
+
+@pytest.fixture
+def copied(folder, tmp_path):
+    """A run of one's own, and the flag of its data."""
+    shutil.copytree(folder / "run", tmp_path / "run")
+    return tmp_path, f"--data_dir={folder}/data"
+
+
+def result(folder):
+    return {k: v for k, v in row_of(folder).items() if k not in TIMES}, dict(np.load(folder / "predictions.npz"))
+
+
+@pytest.mark.slow
+def test_a_run_that_is_trained_and_tested_is_left_alone_until_its_test_is_damaged(copied, monkeypatch):
+    monkeypatch.setattr(training, "has_changes", lambda commit: False)  # whatever this clone holds
+    folder, data = copied[0] / "run", copied[1]
+    again = "train", "--config=glyphs:cxda,smoke", f"--workdir={folder}", data
+    before = files(folder)
+    assert "trained and tested already" in command(*again)
+    assert {path: data for path, data in files(folder).items() if path.name != "lock"}.items() <= before.items()
+    (folder / "predictions.npz").write_bytes(b"cut")
+    assert "already" not in command(*again) and row_of(folder)["avg"] == result(folder)[0]["avg"]
+    assert (folder / "predictions.npz").read_bytes() == before[folder / "predictions.npz"]
+
+
+@pytest.mark.slow
+def test_a_run_and_its_model_alone_are_tested_again_with_the_same_row(folder, tmp_path):
+    """In a folder whose name holds what patterns and lists are made of, with nothing but its weights."""
+    copy, model = tmp_path / "co,py[1]", tmp_path / "model"
+    gone = shutil.ignore_patterns("result.json", "predictions.npz", "attention.png", "metrics.jsonl", "last")
+    shutil.copytree(folder / "run", copy, ignore=gone)
+    shutil.copytree(folder / "run" / "model", model)
+    output = command("evaluate", f"--runs={copy},{model}", f"--data_dir={folder}/data")
+    (before, arrays), (after, same) = result(folder / "run"), result(copy)
+    assert before == after and row_of(folder / "run")["train_minutes"] > 0 and row_of(copy)["train_minutes"] is None
+    jax.tree.map(np.testing.assert_array_equal, arrays, same)
+    for field in ("avg", "w10", "weights_hash", "best_step", "config_hash", "data_hash", "predictions_sha256"):
+        assert row_of(model)[field] == before[field]
+    assert f"weights {before['weights_hash'][:12]}" in output
+
+
+@pytest.mark.slow
+def test_methods_that_start_from_erm_leave_it_untouched(erm_run, tmp_path):
+    """Each is tested in a folder of its own, as are changed fields and a start from erm_iid, here of equal weights."""
+    names, erm, data = ["cotta", "t3a"], tmp_path / "erm", f"--data_dir={erm_run.parent}/data"
+    shutil.copytree(erm_run, erm)
+    shutil.copytree(erm_run, iid := tmp_path / "iid", ignore=shutil.ignore_patterns("*,*", *METHODS))
+    write_config(iid, {**read_config(erm_run), "method": "erm_iid"}, read_record(erm_run).data_hash)
+    weights, (trained, arrays) = files(erm / "best"), result(erm)
+    options = (data, "--num_tasks=3")
+    output = command("evaluate", f"--runs={erm}", f"--methods=erm,{','.join(names)}", *options)
+    alone, alone_arrays = result(erm)
+    assert weights == files(erm / "best") and alone["weights_hash"] == trained["weights_hash"]
+    np.testing.assert_array_equal(alone_arrays["predictions"], arrays["predictions"][:3])
+    found = {name: result(erm / name) for name in names}
+    row, arrays = found["cotta"]
+    teacher = metrics.scores("accuracy", arrays["teacher"], arrays["labels"])
+    assert row["also"]["teacher"]["avg"] == pytest.approx(100 * teacher.mean()) and "teacher: " in output
+    changed = (f"--runs={erm}", "--methods=bn", "--config.batch_norm.test_time_only=True")
+    command("evaluate", *changed, *options)
+    row, _ = result(erm / "bn,batch_norm.test_time_only=True")
+    assert row["method"] == "bn" and row["weights_hash"] == alone["weights_hash"] and result(erm)[0] == alone
+    both = f"--runs={erm},{iid}", "--methods=erm_iid,t3a", "--from=erm_iid", "--against=t3a,from=erm_iid"
+    output = command("evaluate", *both, *options)
+    assert "erm_iid - t3a,from=erm_iid  " in output and not (iid / "t3a").exists()
+    row, arrays = result(iid / "t3a,from=erm_iid")
+    jax.tree.map(np.testing.assert_array_equal, found["t3a"][1], arrays)
+    assert (row["label"], row["method"]) == ("t3a,from=erm_iid", "t3a")
+    refused = command("evaluate", f"--runs={erm}", "--methods=t3a", changed[2], *options, code=2)
+    assert "config.batch_norm.test_time_only: t3a does not read it, only bn, cxda" in refused
+    assert not list(erm.glob("*from*"))
+
+
+@pytest.mark.slow
+def test_a_new_method_of_one_file_is_tested_and_reported(erm_run, tmp_path):
+    """It has fields, a row after the others and a colour of its own, and no code but its file and its name knows it."""
+    shutil.copytree(erm_run, run := tmp_path / "erm" / "0", ignore=shutil.ignore_patterns("*,*", *METHODS))
+    data, changed = f"--data_dir={erm_run.parent}/data", "counted_shares.strength=0.5"
+    evaluate = "evaluate", f"--runs={run}", "--num_tasks=3", data
+    with with_examples():
+        command(*evaluate, "--methods=counted_shares,t3a")
+        command(*evaluate, "--methods=counted_shares", f"--config.{changed}")
+        command("report", f"--runs={tmp_path}/*/*", f"--report={tmp_path}/report", data)
+    with open(tmp_path / "report" / "tables.csv") as file:
+        rows = [line["method"] for line in csv.DictReader(file) if line["table"] == "main"]
+    assert list(dict.fromkeys(rows)) == ["erm", "t3a", "counted_shares", f"counted_shares,{changed}"]
+    svg = next((tmp_path / "report" / "figures").glob("*accuracy_time.svg")).read_text()
+    assert COUNTED_SHARES.style.color.lower() in svg.lower()
+
+
+@pytest.mark.slow
+def test_other_tasks_and_what_fails_among_them(copied):
+    here, data = copied
+    shutil.copytree(here / "run", here / "broken", ignore=shutil.ignore_patterns("best"))
+    runs = (f"--runs={here}/run,{here}/broken", data)
+    error = command("evaluate", *runs, "--num_domains=2", "--support_size=10", "--num_tasks=4", code=2)
+    first = "error: 2 of 4 evaluations failed; the first: cxda,num_domains=2 of "
+    assert error.count("\n") == 1 and error.startswith(first) and "no checkpoint in best/" in error
+    for label, shape in {"num_domains=2": (100, 50), "support_size=10": (10, 2)}.items():
+        row, stored = result(here / "run" / f"cxda,{label}")
+        assert (row["label"], row["setting"], row["num_tasks"]) == (f"cxda,{label}", label, 4)
+        assert (stored["support"].shape, stored["query"].shape) == ((4, shape[0]), (4, shape[1]))
+        assert row["avg"] == pytest.approx(100 * np.mean(stored["predictions"] == stored["labels"]))
+
+
+@pytest.mark.slow
+def test_validation_domains_are_tested_apart(copied):
+    """With the score that the training had there, in a folder and a line of their own."""
+    here, data = copied
+    output = command("evaluate", f"--runs={here}/run", data, "--validation")
+    row, arrays = result(here / "run" / "cxda,validation")
+    best = max(line["val_score"] for line in read_lines(here / "run" / "metrics.jsonl") if "val_score" in line)
+    assert row["avg"] == pytest.approx(100 * best) and (row["label"], row["split"]) == ("cxda", "val")
+    assert re.search(r"^glyphs \(smoke\) \(validation\) +cxda ", output, re.MULTILINE)
+    store = open_data(read_config(here / "run"), data.partition("=")[2])
+    assert set(store.row_domains()[arrays["query"]].ravel()) <= set(store.domains("val"))
+    results, faults = read_results([here / "run"])
+    assert not faults and sorted(by_store(results)) == ["glyphs (smoke)", "glyphs (smoke) (validation)"]
+
+
+@pytest.mark.slow
+def test_every_image_is_tested_once(copied):
+    """600 of them; tasks of 18 queries do not divide the 120 of a writer."""
+    here, data = copied
+    changes = "--config.episode.num_query=18", "--config.evaluation.tasks=exhaustive"
+    command("evaluate", f"--runs={here}/run", data, *changes)
+    result = read_result(here / "run", here / "run" / "cxda,episode.num_query=18,evaluation.tasks=exhaustive")
+    row, stored = result.row, result.stored()
+    counts = stored["labels"] >= 0
+    assert counts.shape == (35, 18) and counts.sum() == len(np.unique(stored["query"])) == 600
+    hits = (stored["predictions"] == stored["labels"])[counts]
+    assert row["avg"] == pytest.approx(100 * hits.mean()) and row["num_tasks"] == 35
+    assert row["compared"] == counts[:24].sum() < 24 * 18

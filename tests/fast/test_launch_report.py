@@ -9,8 +9,8 @@ from cxda_jax.config.reading import read
 from cxda_jax.studies import reporting
 from cxda_jax.studies.folders import read_results
 from cxda_jax.training.experiment import build
+from tests.pages import embedded
 from tests.results import make_result, write_result
-from tests.slow.test_report import embedded
 
 METHODS = {"erm": 0.4, "bn": 0.5, "cxda": 0.7, "cxda_supervised": 0.6, "cxda_p2p": 0.65, "ft_em": 0.3}
 

@@ -14,10 +14,15 @@ from tests.nets import ALL, KEY, build_method, case_of, close, fill
 
 # Of numpy, whose operations compile nothing.
 EPISODE, OTHER, *MORE = (jax.tree.map(np.asarray, make_episode(seed)) for seed in (0, 7, 1, 2))
+
 COUNT = len(EPISODE.support_label)
+
 RNG = np.random.default_rng(0)
+
 ROWS = {count: np.sort(RNG.permutation(COUNT)[:count]) for count in (4, 0)}  # of the support
+
 INNER = ("erm", "bn", "cxda")
+
 # They differ from another method in what other tests compare.
 TWINS = ("erm_iid", "cxda_loo", "cxda_p2p", "ft_im", "bn_alpha", "cxda-flat", "prior_shift", "bbse")
 
@@ -129,14 +134,13 @@ def test_a_batch_of_episodes_equals_a_loop(name):
 
 
 # The tests above are of the default network. Of the others each method meets one, and some meet both.
-
 OTHERS = [net for net in (*NETS, "vit") if net != default().net.name]
+
 PAIRS = [(name, "resnet50" if name == "sla" else OTHERS[i % len(OTHERS)]) for i, name in enumerate(ALL)]
+
 RUN = {("bn", "vit"), ("cml", "resnet50"), ("cxda_any", "vit"), ("cxda_loo", "nnx_net")}
 
-
 PAIRS += [*sorted(RUN), ("cml", "nnx_net"), ("cxda_shares", "nnx_net")]
-
 
 # Of each network one method of each kind: statistics, attention, a sequence, adaptive losses, shares, steps of training.
 OFTEN = RUN | {(name, net) for name, net in PAIRS if name in ("sla", "icrm", "cml", "cxda_shares", "ft_em")}
@@ -166,3 +170,19 @@ def test_a_method_works_with_another_network(name, net):
         leaves = jax.tree_util.tree_leaves_with_path(grads)
         assert all(np.abs(leaf).max() > 0 for path, leaf in leaves if path[-1].key == "kernel")
         assert np.array_equal(logits, plain) is (name == "bn")  # vit has no statistics
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bn", "cxda"])
+def test_a_share_of_the_supports_statistics_counts(name):
+    """As `momentum` says; and a tenth of them moves the running ones in training."""
+    case, variables = case_of(name), case_of(name).fresh
+    half = build_method(name, batch_norm__momentum=0.5)
+
+    def statistics(adapted):
+        return (adapted if name == "bn" else adapted.variables)["batch_stats"]
+
+    found, plain = jax.jit(half.adapt)(variables, EPISODE.support, KEY), case.loss(variables, EPISODE, KEY)
+    exact, stored = statistics(case.adapt(variables, EPISODE.support, KEY)), variables["batch_stats"]
+    for share, blended in ((0.5, statistics(found)), (0.1, plain[1]["batch_stats"])):
+        close(blended, jax.tree.map(lambda o, e, a=share: (1 - a) * np.asarray(o) + a * np.asarray(e), stored, exact))

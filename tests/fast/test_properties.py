@@ -3,6 +3,7 @@
 import math
 
 import hypothesis.extra.numpy as hnp
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 
 from cxda_jax.config.fields import Group, check
 from cxda_jax.config.registry import schema
+from cxda_jax.data import augment
 from cxda_jax.training import metrics
 from tests.lines import refused
 
 SEEDS = st.integers(0, 2**32 - 1)
+
 ANSWERS = st.tuples(st.integers(1, 6), st.integers(1, 40)).flatmap(
     lambda drawn: hnp.arrays(np.int32, (2, drawn[1]), elements=st.integers(0, drawn[0]))
 )
@@ -67,3 +70,24 @@ def test_a_number_is_accepted_inside_its_range_alone():
                     for value in wrong:
                         with refused(f"^{name}={value} must be .*{low:.10g}"):
                             check(entry, **{name: value})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("augmented", [
+    lambda key, pixels: augment.weak(key, pixels, augment.Weak(True, True, 90.0, 0.5, 0.7)),
+    lambda key, pixels: augment.strong(key, pixels, augment.Strong()),
+], ids=["weak", "strong"])  # fmt: skip
+def test_augmented_images_are_in_range_and_each_is_drawn_by_itself(augmented):
+    augmented, rng = jax.jit(augmented), np.random.default_rng(0)
+    for seed in range(4):
+        images = rng.uniform(-0.1, 1.1, (5, 8, 8, 3)).clip(0, 1).astype(np.float32)  # with exact blacks and whites
+        images[4] = images[3]
+        key, neighbour = jax.random.key(seed), seed % 5
+        out = np.asarray(augmented(key, images))
+        assert out.shape == images.shape and out.dtype == np.float32
+        assert out.min() >= -1e-5 and out.max() <= 1 + 1e-5 and (out[3] != out[4]).any()
+        np.testing.assert_array_equal(out, augmented(key, images))
+        others = 1 - images
+        others[neighbour] = images[neighbour]
+        np.testing.assert_array_equal(np.asarray(augmented(key, others))[neighbour], out[neighbour])
+        assert (out != np.asarray(augmented(jax.random.key(seed + 100), images))).any()

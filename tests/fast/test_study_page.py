@@ -96,3 +96,10 @@ def test_the_plan_has_a_command_for_each_record_and_knows_the_fields():
                 (spec,) = (flag.removeprefix("--config=") for flag in line if flag.startswith("--config="))
                 changed = [flag.removeprefix("--config.").split("=") for flag in line if flag.startswith("--config.")]
                 reading.read(spec, [(field, value) for field, value in changed])
+
+
+@pytest.mark.weekly
+def test_pages_hold_what_follows_from_the_records(studies):
+    """All tables that are made, README's, the leaderboard and the CSV."""
+    for path, text in make.made(studies).items():
+        assert path.read_text() == text, f"{path} differs from the records: python -m docs.study.make"

@@ -16,9 +16,9 @@ from cxda_jax.config.reading import read
 from cxda_jax.studies import formats, tables
 from cxda_jax.studies.result import by_store, distinct
 from cxda_jax.studies.tables import Cell, Column, Table, agreement, build_tables, paired_table, paper_figures
+from tests.pages import Elements
 from tests.results import PROTOCOL, write_result
 from tests.results import make_result as result
-from tests.slow.test_report import Elements
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

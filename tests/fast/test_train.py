@@ -1,6 +1,8 @@
 """The training loop: resume bit by bit, validation, checkpoints, and what it says and counts."""
 
+import contextlib
 import functools
+import json
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -11,9 +13,10 @@ from flax import linen as nn
 
 from cxda_jax.data import augment
 from cxda_jax.data.episodes import Draw, EpisodeSpec, sample_plans
-from cxda_jax.data.sources import device_source
-from cxda_jax.disk import checkpoints
+from cxda_jax.data.sources import device_source, tfdata_source
+from cxda_jax.disk import checkpoints, models
 from cxda_jax.disk.reading import read_lines
+from cxda_jax.errors import UserError
 from cxda_jax.machine import backend
 from cxda_jax.machine.progress import Meter
 from cxda_jax.methods.erm import bn
@@ -25,9 +28,12 @@ from cxda_jax.training.evaluation import Tasks, compile_task, evaluate
 from cxda_jax.training.experiment import make_optimizer
 from cxda_jax.training.loop import Learner, Schedule, init_state
 from cxda_jax.types import Images
-from tests.lines import refused
+from tests.conftest import make_episode
+from tests.lines import refused, rot
+from tests.nets import KEY, assert_equal_trees
 
 SPEC = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
+
 MEASURED = ("step", "loss", "accuracy", "val_score", "best_score")
 
 
@@ -43,10 +49,15 @@ class Small(nn.Module):
 
 
 TRACED = []
+
 NORMED, PLAIN = (bn(Classifier(Small(statistics), LinearHead(4), (0.5,), (0.5,))) for statistics in (True, False))
+
 METHOD = NORMED._replace(loss=lambda *arguments: (TRACED.append(1), NORMED.loss(*arguments))[1])
+
 TX = make_optimizer("sgd", 0.01, 0.9, 1e-4)
+
 SCORES = (0.1, 0.2, 0.3, 0.3)  # of the validations, of which the third one is the best
+
 PROGRAMS = {}
 
 
@@ -104,10 +115,6 @@ def lines(workdir):
 
 def timeless(workdir):
     return [{k: v for k, v in line.items() if k in MEASURED} for line in lines(workdir)]
-
-
-def assert_equal_trees(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +180,123 @@ def test_outputs_that_are_not_finite_are_no_answers(fixed_store):
     variables = init_state(method, TX, 0, Images(fixed_store.images[:2], np.zeros(2, np.int32))).variables
     with refused("in 3 of 3 tasks the network's outputs are not finite"):
         evaluate(compile_task(method, source), variables, source, Tasks(plan_of, 3, "accuracy"))
+
+
+def assert_close(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5, rtol=1e-4), a, b)
+
+
+@pytest.mark.slow
+def test_what_is_stopped_while_validating_goes_on_with_that_validation(fixed_store, whole, tmp_path):
+    for begun, at in ((0, 3), (3, 12), (12, None)):
+        said = []
+        with pytest.raises(KeyboardInterrupt) if at else contextlib.nullcontext():
+            resumed = run(fixed_store, tmp_path, stop_validating=at, said=said)
+        assert at is None or checkpoints.steps(tmp_path / "last")[0] == at  # nothing of the interval is lost
+        if begun:
+            assert said[0] == f"resumed from step {begun} of 12"
+            assert said[1].startswith(f"step {begun}  validation {SCORES[begun // 3 - 1]:.4f}")
+    assert_equal_trees(whole[1][:3], resumed[:3])
+    assert timeless(whole[0]) == timeless(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_state_in_last_names_a_best_that_is_there(fixed_store, whole, tmp_path):
+    """Of the two states the older one too, from which a run goes on where the newer is damaged."""
+    with pytest.raises(KeyboardInterrupt):
+        run(fixed_store, tmp_path, stop_at=11, save_every=100)
+    assert checkpoints.steps(tmp_path / "last") == [9, 6]
+    (tmp_path / "last" / "9" / "manifest.json").unlink()
+    resumed = run(fixed_store, tmp_path, save_every=100)
+    assert "resumed from step 6 of 12" in resumed.said
+    assert_equal_trees(whole[1][:3], resumed[:3])
+
+
+@pytest.mark.slow
+def test_a_network_without_statistics_resumes_and_becomes_a_model(fixed_store, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(fixed_store, tmp_path, 5, method=PLAIN, steps=6)
+    resumed = run(fixed_store, tmp_path, method=PLAIN, steps=6)
+    assert resumed.last.variables["batch_stats"] == {} and int(resumed.last.step) == 6
+    models.write_model(tmp_path / "model", resumed.best, {}, {})
+    assert_equal_trees(models.read_model(tmp_path / "model", resumed.best)[0], resumed.best)
+
+
+@pytest.mark.slow
+def test_streamed_images_train_the_same_parameters(fixed_store, whole, tmp_path):
+    pytest.importorskip("tensorflow")
+    assert_equal_trees(whole[1].last, run(fixed_store, tmp_path, source=tfdata_source, log_every=6).last)
+
+
+@pytest.mark.slow
+def test_several_steps_in_one_program_train_the_same_parameters(fixed_store, whole, tmp_path):
+    several = run(fixed_store, tmp_path, log_every=6, steps_per_call=2)
+    assert int(several.last.step) == 12
+    assert_close(whole[1].last.variables, several.last.variables)
+    alone, found = ([line for line in timeless(folder) if "loss" in line] for folder in (whole[0], tmp_path))
+    assert [line["step"] for line in found] == [2, 6, 12]
+    for line, start in zip(found, (0, 2, 6), strict=True):  # a line has the means since the one before
+        for name in ("loss", "accuracy"):
+            assert line[name] == pytest.approx(np.mean([a[name] for a in alone[start : line["step"]]]), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what, steps_per_call", [("loss", 2), ("gradient", 1)])
+def test_a_step_that_is_not_finite_is_not_taken(fixed_store, whole, tmp_path, what, steps_per_call):
+    bad = 7  # of 12
+    plan = sample_plans(Draw(SPEC, fixed_store.offsets, fixed_store.domains("train"), 0), [bad])
+    support_label, label = (fixed_store.labels[rows[0]] for rows in plan)
+
+    def poisoned(variables, episode, key):
+        loss, aux = METHOD.loss(variables, episode, key)
+        hit = (episode.support_label == support_label).all() & (episode.label == label).all()
+        if what == "loss":
+            return loss * jax.numpy.where(hit, jax.numpy.inf, 1.0), aux
+        zero = sum(x.sum() - jax.lax.stop_gradient(x.sum()) for x in jax.tree.leaves(variables["params"]))
+        return loss + jax.numpy.sqrt(jax.numpy.where(hit, zero, 1.0)) - 1.0, aux  # at 0 its slope is infinite
+
+    options = {"log_every": 6, "steps_per_call": steps_per_call}
+    with pytest.raises(UserError, match=f"^step {bad}: .* not finite"):
+        run(fixed_store, tmp_path, method=METHOD._replace(loss=poisoned), **options)
+    told = json.loads((tmp_path / "nonfinite.json").read_text())
+    assert told == {"step": bad, "seed": 0, "plan": {"support": plan.support.tolist(), "query": plan.query.tolist()}}
+    # What is kept is the state that the whole run passes through, so a run of a mended program ends as that does.
+    mended = run(fixed_store, tmp_path, **options)
+    assert mended.said[0] == f"resumed from step {bad} of 12"
+    assert_close(mended.last, whole[1].last)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_and_damaged_ends_as_the_whole_run(fixed_store, tmp_path):
+    """It is stopped at steps 1, 3, where it validates, and 5. It then goes on from the one before a damaged one."""
+    whole, begun = run(fixed_store, tmp_path / "whole", steps=6), 0
+    for at in (1, 3, 5):
+        asked = iter([False] * (at - begun - 1) + [True])
+        assert run(fixed_store, tmp_path / "run", steps=6, stopping=lambda asked=asked: next(asked)) is None
+        assert checkpoints.steps(tmp_path / "run" / "last")[0] == at
+        begun = at
+    rot(tmp_path / "run" / "best" / "3")
+    with pytest.raises(UserError, match="best/3: .* differs from its recorded hash; copy it back, or delete"):
+        run(fixed_store, tmp_path / "run", steps=6)
+    rot(tmp_path / "run" / "best" / "3")  # the bit is back
+    rot(tmp_path / "run" / "last" / "5")
+    resumed = run(fixed_store, tmp_path / "run", steps=6)
+    assert_equal_trees(whole[:2], resumed[:2])
+    assert resumed.notes == whole.notes
+    assert "last/5 is damaged" in resumed.said[0] and "resumed from step 4" in resumed.said[1]
+    assert [line["step"] for line in lines(tmp_path / "run") if "val_score" in line] == [3, 6]
+
+
+def test_an_evaluation_compiles_once_whatever_its_length(fixed_store):
+    traced, source = [], device_source(fixed_store)
+
+    def assemble(resident, batch):
+        traced.append(1)
+        return source.assemble(resident, batch)
+
+    counting = source._replace(assemble=assemble)
+    evaluator, variables = compile_task(METHOD, counting), jax.jit(METHOD.init)(KEY, make_episode().support)
+    plans = functools.partial(sample_plans, Draw(SPEC, fixed_store.offsets, fixed_store.domains("test"), 0))
+    for tasks in (3, 7):
+        evaluate(evaluator, variables, counting, Tasks(plans, tasks, "accuracy", per_call=2))
+    assert len(traced) == 1

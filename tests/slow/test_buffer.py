@@ -12,9 +12,8 @@ import cxda_jax
 from cxda_jax.device.model import Model, Programs
 from cxda_jax.machine import cost
 from tests.conftest import CLASSES
-from tests.fast.test_buffer import CARD
 from tests.lines import cut, refused
-from tests.nets import build_method, case_of
+from tests.nets import CARD, build_method, case_of
 
 RNG = np.random.default_rng(0)
 IMAGES = [RNG.integers(0, 256, (16, 16, 1), np.uint8) for _ in range(20)]

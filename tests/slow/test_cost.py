@@ -12,16 +12,13 @@ import numpy as np
 import pytest
 
 from cxda_jax.data import augment
-from cxda_jax.data.episodes import Draw, sample_plans
 from cxda_jax.data.published import PUBLISHED
-from cxda_jax.data.sources import device_source
 from cxda_jax.machine import backend, cost
 from cxda_jax.nets.attention import CHUNK
 from cxda_jax.training import loop
-from cxda_jax.training.evaluation import CONFIDENCE, PREDICTIONS, Evaluator, Tasks, compile_task, evaluate
+from cxda_jax.training.evaluation import CONFIDENCE, PREDICTIONS, Evaluator, Tasks, evaluate
 from cxda_jax.training.experiment import make_optimizer
 from tests.conftest import make_episode
-from tests.fast.test_train import METHOD, SPEC
 from tests.nets import build_method
 from tools.bench.cases import Case, make_runner, prepare
 
@@ -128,21 +125,6 @@ def test_patch_to_patch_attention_never_holds_all_scores():
     program = jax.make_jaxpr(method.predict)(adapted, episode.query).jaxpr
     largest = max(v.aval.size for e in equations(program) for v in e.outvars if hasattr(v.aval, "size"))
     assert largest <= 1.1 * CHUNK < 20 * 16 * 8 * 16 * 1000
-
-
-def test_an_evaluation_compiles_once_whatever_its_length(fixed_store):
-    traced, source = [], device_source(fixed_store)
-
-    def assemble(resident, batch):
-        traced.append(1)
-        return source.assemble(resident, batch)
-
-    counting = source._replace(assemble=assemble)
-    evaluator, variables = compile_task(METHOD, counting), jax.jit(METHOD.init)(KEY, make_episode().support)
-    plans = functools.partial(sample_plans, Draw(SPEC, fixed_store.offsets, fixed_store.domains("test"), 0))
-    for tasks in (3, 7):
-        evaluate(evaluator, variables, counting, Tasks(plans, tasks, "accuracy", per_call=2))
-    assert len(traced) == 1
 
 
 def test_a_tasks_time_is_not_that_of_the_next_batch():

@@ -18,7 +18,7 @@ from cxda_jax.export.formats import FORMATS, PLATFORMS
 from cxda_jax.export.pair import pair_of
 from tests.commands import command
 from tests.fast.test_export import PLACES, RANDOM, parity_of, tasks_of  # noqa: F401
-from tests.slow.test_web import random_model
+from tests.nets import random_model
 
 
 @pytest.mark.parametrize(("kind", "least", "most"), [("litert", 1.0, 1.5), ("litert_int8", 0.25, 0.45)])

@@ -8,7 +8,14 @@ import sys
 import pytest
 
 from cxda_jax.__main__ import COMMANDS
+from cxda_jax.config.reading import table
+from tests.commands import command
 from tests.lines import ROOT
+
+
+def test_the_fields_of_configs_are_listed():
+    assert command("train", "--help_config") == table() + "\n"
+
 
 FILES = {path.stem: path.read_text() for path in (ROOT / "launch").glob("*.py") if "cli.run(main)" in path.read_text()}
 

@@ -16,8 +16,8 @@ from cxda_jax.studies import reporting
 from tests.commands import command
 from tests.fast.test_launch_report import METHODS, report, study  # noqa: F401
 from tests.lines import contents, cut
+from tests.pages import embedded
 from tests.results import edit
-from tests.slow.test_report import embedded
 
 
 def few(study, folder, *left):

@@ -28,9 +28,8 @@ from cxda_jax.errors import UserError
 from cxda_jax.export import script
 from cxda_jax.methods.erm import ERM
 from cxda_jax.nets import building
-from tests.fast.test_buffer import CARD
 from tests.lines import refused
-from tests.nets import build_method
+from tests.nets import CARD, build_method
 
 CLASSES, STYLE = 6, 8
 SPAN = [2.0, 1.0, 3.0]

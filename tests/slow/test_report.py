@@ -2,9 +2,7 @@
 
 import base64
 import io
-import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -15,8 +13,8 @@ from cxda_jax.errors import UserError
 from cxda_jax.studies import page as module
 from cxda_jax.studies.page import ExplorerTask, Page, Section, encode, figure_part, table_part, write_page
 from cxda_jax.studies.plots import to_svg
+from tests.pages import HOSTILE, Elements, embedded, written
 
-HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"
 TABLE = """<table class="sortable"><caption>Accuracy of {0}</caption>
 <thead><tr><th>Method</th><th>Average</th><th>Worst 10 %</th></tr></thead><tbody>
 <tr><td>erm</td><td data-value="61.5">61.5 ± 0.2</td><td data-value="9.5">9.5</td></tr>
@@ -59,32 +57,6 @@ def make_report(mark="") -> Page:
         tasks=[*map(encode, tasks)],
         figures=[figure_part(1, *make_figure(mark=mark)), figure_part(2, *make_figure("Loss"))],
     )
-
-
-class Elements(HTMLParser):
-    """All elements of a page as (tag, attributes)."""
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.elements, self.text = [], ""
-        self.feed(page)
-        self.close()
-        self.tags = [tag for tag, _ in self.elements]
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.text += data
-
-
-def written(path, page, write=write_page) -> str:
-    assert write(path, page) == path.stat().st_size <= 5 * 2**20
-    return path.read_text()
-
-
-def embedded(page: str) -> list[dict]:
-    return json.loads(re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.S)[0])
 
 
 def test_a_report_asks_for_nothing_from_elsewhere_and_ids_of_a_figure_are_its_own(tmp_path):

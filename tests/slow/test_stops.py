@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -28,8 +29,11 @@ except stops.Stopped as e:
     stops.say(stops.LINE.format(e.name))
     sys.exit(e.code)
 """
+
 DEFERRED = "with stops.deferred(): compute()"
+
 TERM, INT, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR2
+
 ENDS = {number: stops.LINE.format(number.name) for number in (TERM, INT, USR2)}
 
 
@@ -52,3 +56,25 @@ def test_signals_are_answered_in_lines(work, job, signals, lines, code):
             time.sleep(0.1)
             process.send_signal(sent)
         assert (process.communicate(timeout=60)[1].splitlines(), process.returncode) == (lines, code)
+
+
+@pytest.mark.weekly
+def test_a_signal_while_imports_run_is_one_line(tmp_path):
+    """Also where the import swallows whatever is raised in it."""
+    sent = signal.SIGTERM
+    code = f"""
+        import os, time
+        try:
+            os.kill(os.getpid(), {int(sent)})
+            time.sleep(1)
+        except BaseException:
+            pass
+        raise SystemExit("the signal was swallowed")
+    """
+    (tmp_path / "jax.py").write_text(textwrap.dedent(code))
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.train", "--config=configs/glyphs.py:cxda,smoke", f"--workdir={tmp_path}/w"],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (128 + sent, "")
+    assert done.stderr == stops.EARLY.format(sent.name) + "\n"

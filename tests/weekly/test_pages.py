@@ -13,8 +13,8 @@ from cxda_jax.export.pair import by_model
 from cxda_jax.studies.page import write_page
 from tests.chromium import asked, find, settled
 from tests.fast import test_adapted_page as adapted
-from tests.fast.test_web import render
-from tests.slow.test_report import HOSTILE, make_report, make_task
+from tests.pages import HOSTILE, render
+from tests.slow.test_report import make_report, make_task
 
 
 @pytest.fixture(scope="module")
