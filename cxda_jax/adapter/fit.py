@@ -21,7 +21,18 @@ import optax
 from cxda_jax.adapter.adapter import SIZES, Adapter, as_array, as_logits, as_numbers
 from cxda_jax.adapter.correction import Labelled, correct
 from cxda_jax.adapter.device import CELLS, check_number, method_of
-from cxda_jax.adapter.judge import FULL, TASKS, Judged, Turn, calibrated, diagnosis, headroom, judge, report_on, some_of
+from cxda_jax.adapter.judge import (
+    FULL,
+    TASKS,
+    FitData,
+    Turn,
+    calibrated,
+    diagnosis,
+    headroom,
+    judge,
+    report_on,
+    some_of,
+)
 from cxda_jax.adapter.report import in_words
 from cxda_jax.data import augment
 from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
@@ -151,7 +162,7 @@ def programs(classes: int) -> loop.Programs:
     return loop.Programs(learner, AS_GIVEN)
 
 
-def _train(judged: Judged, limit: TimeLimit, steps: int) -> tuple[Variables, int]:
+def _train(judged: FitData, limit: TimeLimit, steps: int) -> tuple[Variables, int]:
     """The variables that the choosing domains choose, and the steps that were taken."""
     store, rows, classes = judged.store, judged.rows, judged.store.num_classes
     tasks, _ = load_of(classes)
@@ -177,7 +188,7 @@ def _train(judged: Judged, limit: TimeLimit, steps: int) -> tuple[Variables, int
     return jax.tree.map(jnp.asarray, spent.best), pace.taken
 
 
-def _gain_of_balanced(judged: Judged) -> Callable[[Variables], float]:
+def _gain_of_balanced(judged: FitData) -> Callable[[Variables], float]:
     """What a full buffer brings on validation tasks of even shares, of as many domains as a task can have."""
     store, number = judged.store, judged.most_domains("val")
     spec = EpisodeSpec(number, FULL // number, judged.queries, shares="even", skip_small=True)
@@ -194,7 +205,7 @@ def _gain_of_balanced(judged: Judged) -> Callable[[Variables], float]:
     return lambda variables: right(judged.answers(variables, plan)) - right(plain)
 
 
-def deal(judged: Judged) -> list[Judged]:
+def deal(judged: FitData) -> list[FitData]:
     """All images for the adapter that is returned, and then for each turn, in which some domains judge and the others
     teach and choose. Each domain judges in one turn.
 
@@ -206,7 +217,7 @@ def deal(judged: Judged) -> list[Judged]:
     order, large = order[np.argsort(small, kind="stable")], int((~small).sum())
     number = max(FEWEST, min(TURNS, (large if large >= FEWEST else count) // 2))
 
-    def of(judging: Any) -> Judged:
+    def of(judging: Any) -> FitData:
         others = order[~np.isin(order, judging)]
         choosing = others[::CHOOSING]
         split = ("test" if d in judging else "val" if d in choosing else "train" for d in range(count))
@@ -215,7 +226,7 @@ def deal(judged: Judged) -> list[Judged]:
     return [of([]), *(of(order[i::number]) for i in range(number))]
 
 
-def _tell_of_small(judged: Judged, log: Callable[[str], None]) -> None:
+def _tell_of_small(judged: FitData, log: Callable[[str], None]) -> None:
     for split, use in USE.items():
         domains, spec = judged.store.domains(split), _spec(judged, split)
         if small := len(domains) - len(judged.draw(split, 0, spec).domains):
@@ -223,7 +234,7 @@ def _tell_of_small(judged: Judged, log: Callable[[str], None]) -> None:
             log(f"{small} of the {len(domains)} domains {fewer}, so no task is drawn from them")
 
 
-def _turn(judged: Judged, limit: TimeLimit, steps: int) -> Turn:
+def _turn(judged: FitData, limit: TimeLimit, steps: int) -> Turn:
     """An adapter of the domains that teach and choose, and its rivals of the same."""
     variables, _ = _train(judged, limit, steps)
     store, parts = judged.store, []
@@ -234,7 +245,7 @@ def _turn(judged: Judged, limit: TimeLimit, steps: int) -> Turn:
     return Turn(judged, variables, calibrated(judged, judged.rows_of("train", "val")), correct(*parts))
 
 
-def _start(judged: Judged, variables: Variables) -> Variables:
+def _start(judged: FitData, variables: Variables) -> Variables:
     """The variables with what is measured of training images, of which a part does where there are many.
 
     The classifier's own training images are not given. The classes are taken to have the same shares there.
@@ -245,7 +256,7 @@ def _start(judged: Judged, variables: Variables) -> Variables:
     return measure(variables, held, store.labels[own])
 
 
-def _spec(judged: Judged, split: str) -> EpisodeSpec:
+def _spec(judged: FitData, split: str) -> EpisodeSpec:
     """Tasks of any shares and mixture, of five domains or of as many as there are."""
     number = judged.most_domains(split)
     if not number:
@@ -264,7 +275,7 @@ def _episodes(rows: np.ndarray, labels: np.ndarray, plan: Plan) -> Episode:
     return Episode(_images(rows[support]), _images(rows[query]), label, support_label)
 
 
-def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], seed: int, fewest: int = 1) -> Judged:
+def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], seed: int, fewest: int = 1) -> FitData:
     """The arguments of fit() as images whose domains all judge; a UserError names the first that is wrong."""
     z = as_logits(logits)
     if z.shape[1] < 2 or not len(z):
@@ -298,7 +309,7 @@ def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], see
     if len(names) < fewest:
         told = "one teaches, one chooses and one judges"
         raise UserError(f"domains: {len(names)} of them; give images of {fewest} at least, of which {told}")
-    return Judged(_store(z, s, y.astype(np.int32), d, tuple(map(str, names))), load_of(z.shape[1])[1], seed)
+    return FitData(_store(z, s, y.astype(np.int32), d, tuple(map(str, names))), load_of(z.shape[1])[1], seed)
 
 
 def domains_of(name: str, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -34,7 +34,7 @@ DRAWS, MOST_DOMAINS = 30, 100  # buffers of each domain, and the domains, that s
 DIAGNOSED = 2**19  # logits that the diagnosis reads, as it takes minutes for more
 
 
-class Judged(NamedTuple):
+class FitData(NamedTuple):
     """Images for fit(). Domains of split "train" teach an adapter, those of "val" choose, and those of "test" judge.
 
     Attributes:
@@ -90,13 +90,13 @@ class Turn(NamedTuple):
       correction: of the logits by style alone, learnt from the same labels; None: it is not compared.
     """
 
-    judged: Judged
+    judged: FitData
     variables: Variables
     rival: Mapping[str, np.ndarray]
     correction: Correction | None = None
 
 
-class Asked(NamedTuple):
+class AnsweredTasks(NamedTuple):
     """Tasks of one kind, and what was answered.
 
     Attributes:
@@ -131,7 +131,7 @@ def _answering(classes: int) -> Callable[..., Array]:
     return backend.jit(answering)
 
 
-def headroom(judged: Judged) -> Mapping[str, Mapping[str, float]] | None:
+def headroom(judged: FitData) -> Mapping[str, Mapping[str, float]] | None:
     """The table of a diagnosis on all domains, as the classifier was trained on none. Of many images it reads some.
 
     None where fewer than two domains have the images for it.
@@ -150,7 +150,7 @@ def headroom(judged: Judged) -> Mapping[str, Mapping[str, float]] | None:
     return diagnose(some, judged.logits[rows], 0.0, seed=judged.seed, tasks=tasks).table
 
 
-def diagnosis(judged: Judged) -> str:
+def diagnosis(judged: FitData) -> str:
     """headroom() as a table, and in words."""
     if not (known := headroom(judged)):
         raise UserError(f"domains: fewer than two have {FIRST} images; give more of each")
@@ -159,7 +159,7 @@ def diagnosis(judged: Judged) -> str:
 
 
 def report_on(
-    judged: Judged, variables: Variables, turns: Sequence[Turn], steps: Mapping[str, int], known: Any
+    judged: FitData, variables: Variables, turns: Sequence[Turn], steps: Mapping[str, int], known: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A report, and the arrays that an adapter keeps of what it was judged on.
 
@@ -184,7 +184,7 @@ def report_on(
     }, {**means, **kept, **rival}  # fmt: skip
 
 
-def calibrated(judged: Judged, rows: np.ndarray) -> dict[str, np.ndarray]:
+def calibrated(judged: FitData, rows: np.ndarray) -> dict[str, np.ndarray]:
     """What the rival knows of such images: 1 / T, b and t of mlls() in methods/label_shift.py."""
     some, labels = some_of(rows, judged), judged.store.labels
     scale, bias = jax.jit(fit_temperature)(judged.logits[some], labels[some])
@@ -192,7 +192,7 @@ def calibrated(judged: Judged, rows: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.asarray(x, np.float32) for name, x in known.items()}
 
 
-def some_of(rows: np.ndarray, judged: Judged) -> np.ndarray:
+def some_of(rows: np.ndarray, judged: FitData) -> np.ndarray:
     """Rows, or a part of them where there are many. Some come twice, to reach one of few numbers of rows: the turns
     then share their programs."""
     shuffled = np.random.default_rng(judged.seed).permutation(rows)
@@ -214,7 +214,7 @@ def judge(
     """
     store = turns[0].judged.store
     most = min(turn.judged.most_domains("test") for turn in turns)
-    asked: dict[str, Asked] = {}
+    asked: dict[str, AnsweredTasks] = {}
     for stream, (number, shares) in enumerate([(n, s) for n in dict.fromkeys((1, most)) for s in SHARES if n], 2):
         found = [ask(turn, i, len(turns), stream, number, shares) for i, turn in enumerate(turns)]
         if parts := [part for part in found if part]:
@@ -236,7 +236,7 @@ def judge(
     }, _curves(whole, temperature)  # fmt: skip
 
 
-def ask(turn: Turn, number_of_turn: int, turns: int, stream: int, number: int, shares: str) -> Asked | None:
+def ask(turn: Turn, number_of_turn: int, turns: int, stream: int, number: int, shares: str) -> AnsweredTasks | None:
     """What is answered on tasks of one kind, so many as all turns have in all; None where too few domains have them."""
     judged, spec = turn.judged, EpisodeSpec(number, FULL // number, turn.judged.queries, shares=shares, skip_small=True)
     draw = judged.draw("test", stream, spec)
@@ -251,18 +251,18 @@ def ask(turn: Turn, number_of_turn: int, turns: int, stream: int, number: int, s
         given.append(turn.correction(rows[..., : judged.store.num_classes], rows[..., judged.store.num_classes :]))
     right = np.stack([(z.argmax(-1) == y).mean(1) for z in given])
     owner = judged.store.row_domains()[plan.query[:, 0]]
-    return Asked(plan.query, y, found, right, owner, np.full(len(y), number_of_turn))
+    return AnsweredTasks(plan.query, y, found, right, owner, np.full(len(y), number_of_turn))
 
 
-def _joined(parts: Sequence[Asked]) -> Asked:
+def _joined(parts: Sequence[AnsweredTasks]) -> AnsweredTasks:
     def of(name: str, axis: int = 0) -> np.ndarray:
         return np.concatenate([getattr(part, name) for part in parts], axis)
 
     logits = {n: np.concatenate([part.logits[n] for part in parts]) for n in SIZES}
-    return Asked(of("query"), of("labels"), logits, of("right", 1), of("owner"), of("turn"))
+    return AnsweredTasks(of("query"), of("labels"), logits, of("right", 1), of("owner"), of("turn"))
 
 
-def by_rival(judged: Judged, rival: Mapping[str, np.ndarray], plan: Plan) -> np.ndarray:
+def by_rival(judged: FitData, rival: Mapping[str, np.ndarray], plan: Plan) -> np.ndarray:
     """The logits [tasks, queries, classes] of the strongest rival without training: mlls with the whole buffer."""
     z = judged.logits * rival["scale"] + rival["bias"]
     trained = np.broadcast_to(rival["shares"], (len(plan.support), z.shape[1]))
@@ -271,7 +271,7 @@ def by_rival(judged: Judged, rival: Mapping[str, np.ndarray], plan: Plan) -> np.
     return z[plan.query] + np.log(np.maximum(shares, FLOOR) / trained)[:, None]
 
 
-def _gain(asked: Asked) -> dict[str, Any]:
+def _gain(asked: AnsweredTasks) -> dict[str, Any]:
     """The accuracy without a buffer, and what is gained, each with its 95 % interval for the mean of new domains.
 
     That is by size; "em": by EM with FULL images, "labels": by the correction that the same labels teach; "over_em" and
@@ -285,7 +285,7 @@ def _gain(asked: Asked) -> dict[str, Any]:
     return {"plain": float(spans[0, 0]), **dict(zip(rows, spans[1:].tolist(), strict=True))}
 
 
-def _calibrated(asked: Asked, size: int, given: float | None) -> dict[str, Any]:
+def _calibrated(asked: AnsweredTasks, size: int, given: float | None) -> dict[str, Any]:
     """The calibration of the answers with a buffer of some size."""
     z, y = asked.logits[size].reshape(-1, asked.logits[size].shape[-1]), asked.labels.ravel()
     turn, right = np.repeat(asked.turn, asked.labels.shape[1]), z.argmax(1) == y
@@ -306,7 +306,7 @@ def _calibrated(asked: Asked, size: int, given: float | None) -> dict[str, Any]:
     }
 
 
-def _curves(asked: Asked, temperatures: Mapping[int, float]) -> dict[str, np.ndarray]:
+def _curves(asked: AnsweredTasks, temperatures: Mapping[int, float]) -> dict[str, np.ndarray]:
     """By number of images in the buffer (none, FULL), how often each domain's images are answered and wrong at each of
     some `thresholds` [2, levels], which fall.
 
@@ -342,7 +342,7 @@ def least_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def drift(
-    judged: Judged, scaled: np.ndarray, tests: Sequence[np.ndarray]
+    judged: FitData, scaled: np.ndarray, tests: Sequence[np.ndarray]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """A part of a report, and what an adapter knows of its domains, from standardised styles [n, d] of the store.
 

@@ -71,7 +71,7 @@ def network_of(experiment: Experiment, workdir: Path, data_dir: str | Path, othe
     train_run(config, workdir, data_dir, other_data)
     training = build_on(config, experiment.store, ())
     network = restore_best(workdir, training)[0]
-    right = frozen.how_right(training, network)
+    right = frozen.network_accuracy(training, network)
     say(str(right))
     if mesh.is_first():
         files.write_text(workdir.with_name("right.json"), json.dumps(right._asdict()) + "\n")

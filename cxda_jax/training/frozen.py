@@ -18,17 +18,17 @@ from cxda_jax.data.sources import device_source
 from cxda_jax.errors import UserError
 from cxda_jax.machine import backend
 from cxda_jax.training import loop
+from cxda_jax.training.answers import in_batches, plain_answers
 from cxda_jax.training.evaluation import TaskTable
 from cxda_jax.training.experiment import Experiment, adapter_spec, episode_spec, held_out
-from cxda_jax.training.passing import in_batches, plain_answers
 from cxda_jax.training.selection import Selection
 from cxda_jax.types import Described, Images, Method, Variables
 
-ASKED = 2000  # images of each kind that say how often the network is right
+SAMPLED = 2000  # images of each kind that say how often the network is right
 LITTLE = 0.02  # wrong answers; with fewer there is nothing to learn
 
 
-class Right(NamedTuple):
+class NetworkAccuracy(NamedTuple):
     """A network's shares of right answers: on images that it learnt from, and on those that are learnt from next."""
 
     learnt: float
@@ -51,16 +51,16 @@ def network_config(config: Config, method: Method) -> Config:
     return {**own, "train": {**own["train"], "held_out": held_out(config, method)}}
 
 
-def how_right(experiment: Experiment, network: Variables) -> Right:
+def network_accuracy(experiment: Experiment, network: Variables) -> NetworkAccuracy:
     """How often a network is right, by the experiment of its own training."""
     store, seed = experiment.store, experiment.config["seed"]
     share, found = experiment.config["train"]["held_out"], []
     for held in (False, bool(share)):
         rows = split_part(store, share, seed, held).rows
-        rows = np.sort(np.random.default_rng(seed).permutation(rows)[:ASKED])
+        rows = np.sort(np.random.default_rng(seed).permutation(rows)[:SAMPLED])
         said = plain_answers(experiment, network, rows, "images that show what is left to ask")
         found.append(float((said.argmax(1) == store.labels[rows]).mean()))
-    return Right(*found)
+    return NetworkAccuracy(*found)
 
 
 def on_trunk(state: loop.TrainState, network: Variables) -> loop.TrainState:

@@ -39,7 +39,7 @@ from cxda_jax.types import Array, Episode, Images, Method, Variables
 if TYPE_CHECKING:
     from cxda_jax.training.pace import Pace
 
-ASKED = "asked"  # among what a step measures: whether a process is asked to stop
+STOP = "stop"  # among what a step measures: the number of devices whose process is asked to stop
 
 
 class TrainState(struct.PyTreeNode):
@@ -227,7 +227,7 @@ def over_devices(
 
     def with_asked(state: TrainState, resident: Any, batch: Any, key: Array, stop: Array) -> Stepped:
         state, measured = call(state, resident, batch, key)
-        return state, measured | {ASKED: jax.lax.psum(stop.sum(), mesh.AXIS)}
+        return state, measured | {STOP: jax.lax.psum(stop.sum(), mesh.AXIS)}
 
     inputs = (mesh.WHOLE, resident, cut, mesh.WHOLE)
     if asked:
@@ -383,7 +383,7 @@ class Stopper:
         """Whether to stop after steps that measured this; takes the processes' own question out of it."""
         if not self.many:
             return self.stopping()
-        self.asked.append(measured.pop(ASKED))
+        self.asked.append(measured.pop(STOP))
         # The answer is that of the step before, so that nobody waits for the step that has just begun.
         return len(self.asked) > 1 and bool(self.asked.pop(0) > 0)
 

@@ -74,7 +74,7 @@ def test_where_balanced_mixtures_lose_a_buffer_is_trusted_less():
 def test_the_gain_of_balanced_mixtures_is_of_validation_tasks_with_even_shares():
     plans = []
 
-    class Told(judge.Judged):
+    class Told(judge.FitData):
         """Its adapted answers are the labels plus what the variables say."""
 
         def answers(self, variables, plan):
@@ -144,7 +144,7 @@ def test_an_image_counts_once_in_the_errors_by_domain():
     query = np.array([[0, 1, 0], [4, 5, 5]])  # of domains 0 and 1
     z = np.log(np.array([[[9.0, 1], [2, 8], [6, 4]], [[3, 7], [5.1, 4.9], [8, 2]]]))
     labels = np.array([[0, 0, 0], [1, 1, 1]])
-    asked = judge.Asked(query, labels, {0: z, 100: z}, np.zeros((4, 2)), np.array([0, 1]), np.zeros(2, int))
+    asked = judge.AnsweredTasks(query, labels, {0: z, 100: z}, np.zeros((4, 2)), np.array([0, 1]), np.zeros(2, int))
     found = judge._curves(asked, {0: 1.0, 100: 1.0})
     for level, threshold in enumerate(found["thresholds"][0]):
         for domain in (0, 1):
@@ -280,7 +280,7 @@ def test_the_calibration_of_a_turn_is_by_the_temperature_of_the_other_turns():
     p = softmax(z, -1)
     labels = (p.cumsum(-1) < rng.random((80, 20, 1))).sum(-1)  # so z is calibrated
     z[turn == 1] *= 3
-    asked = judge.Asked(labels, labels, {0: z}, np.zeros((4, 80)), turn, turn)
+    asked = judge.AnsweredTasks(labels, labels, {0: z}, np.zeros((4, 80)), turn, turn)
     told = judge._calibrated(asked, 0, None)
     own = [softmax(z[turn == i] / (1, 3)[1 - i], -1).max(-1) for i in (0, 1)]  # each has the other's temperature
     right = z.argmax(-1) == labels
