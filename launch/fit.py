@@ -17,7 +17,7 @@ from . import cli
 flags.adopt_module_key_flags(cli)
 _FEATURES = flags.DEFINE_string("features", "", "The .npz file of cxda features.", allow_override=True)
 _OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)
-_MINUTES = flags.DEFINE_float("minutes", 2.0, "That the training may take.", lower_bound=0.0)
+_MINUTES = flags.DEFINE_float("minutes", None, "That the training may take, if not two.", lower_bound=0.0)
 _SEED = flags.DEFINE_integer("seed", None, "Of all that is random (0).", lower_bound=0, allow_override=True)
 
 
@@ -38,7 +38,8 @@ def main() -> None:
     *arrays, origin = read_labelled(path)
     if is_adapter(out):
         replaces(out)
-    adapter = fit(*arrays, minutes=_MINUTES.value, seed=_SEED.value or 0, log=say)._replace(origin=origin)
+    given = {name: value for name, value in (("minutes", _MINUTES.value), ("seed", _SEED.value)) if value is not None}
+    adapter = fit(*arrays, **given, log=say)._replace(origin=origin)
     adapter.save(out, as_html(adapter.report))
     say(f"{out}: adapter = cxda_jax.load_adapter({str(out)!r}); {out}/{PAGE} shows what it gains")
 

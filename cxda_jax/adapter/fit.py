@@ -45,6 +45,7 @@ from cxda_jax.training.pace import Pace, TimeLimit
 from cxda_jax.training.selection import CHOICES, Selection
 from cxda_jax.types import Described, Episode, Images, Variables
 
+MINUTES = 2.0
 FEWEST = 3  # domains: one teaches, one chooses, one judges
 TURNS = 4  # adapters at most that are judged in the place of the returned one
 CHOOSING = 4  # of so many domains one chooses the best weights
@@ -66,7 +67,7 @@ def fit(  # noqa: PLR0913
     domains: Any,
     style: Any = None,
     features: Any = None,
-    minutes: float = 2.0,
+    minutes: float = MINUTES,
     steps: int = ADAPTER_DEFAULTS.steps,
     seed: int = 0,
     log: Callable[[str], None] = print,
