@@ -17,7 +17,7 @@ from cxda_jax.methods.cxda_shares import draw_present, on_described
 from cxda_jax.nets.shares import Keyed, ShareAdapter
 from cxda_jax.studies.folders import read_result
 from cxda_jax.training.experiment import build_on
-from cxda_jax.training.frozen import how_right, network_config, on_descriptions, on_trunk
+from cxda_jax.training.frozen import network_accuracy, network_config, on_descriptions, on_trunk
 from cxda_jax.training.loop import init_state, train_step
 from cxda_jax.types import ADAPTER, Episode, Images
 from tests.commands import command
@@ -83,7 +83,7 @@ def test_a_method_learns_on_a_trunk_that_stays(method, fixed_store):
             not np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (tree, before["params"][name])), strict=True)
         ]
         assert not any(moved) if name == "trunk" else all(moved)
-    right = how_right(training, network)
+    right = network_accuracy(training, network)
     assert 0 <= right.others <= 1 and "left to ask the buffer" in str(right)
     assert "warning" in str(right._replace(others=0.99))
 
