@@ -127,9 +127,9 @@ def insist_on_file(path: Path, fix: str) -> None:
         raise UserError(f"{path}: {what}, not a file; {fix}")
 
 
-def refuse_html(path: Path, fix: str = "extract the download again") -> None:
+def refuse_html(path: Path) -> None:
     """Raises a UserError where a path is no file, or holds the web page that a dead link serves in its place."""
-    insist_on_file(path, fix)
+    insist_on_file(path, "extract the download again")
     try:
         with open(path, "rb") as file:
             start = file.read(512).lstrip().lower()

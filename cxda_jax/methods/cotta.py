@@ -161,8 +161,5 @@ def _build(config: Config, inputs: Inputs) -> Method:
     return cotta(build_net(config, inputs), build_tuning(config), strong, teaching, support)
 
 
-COTTA = Entry(
-    _build,
-    {"finetune": FINETUNE, "strong": augment.STRONG, "cotta": COTTA_FIELDS},
-    style=Style(ORANGE, "d", (6, 1.5, 3, 1.5), open=True),
-)
+_GROUPS = {"finetune": FINETUNE, "strong": augment.STRONG, "cotta": COTTA_FIELDS}
+COTTA = Entry(_build, _GROUPS, Style(ORANGE, "d", (6, 1.5, 3, 1.5), open=True))
