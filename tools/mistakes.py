@@ -53,8 +53,8 @@ MISTAKES = (
     # Methods.
     Mistake("methods", "methods/erm.py", "lambda o, n: (1 - rate) * o + rate * n,",
             "lambda o, n: rate * o + (1 - rate) * n,", ("methods", "training_free", "anytime", "nets")),
-    Mistake("methods", "methods/erm.py", '"batch_stats": jax.lax.stop_gradient(adapted["batch_stats"])}',
-            '"batch_stats": adapted["batch_stats"]}', ("methods", "nets", "support_loss")),
+    Mistake("methods", "methods/erm.py", '"batch_stats": jax.lax.stop_gradient(seen["batch_stats"])}',
+            '"batch_stats": seen["batch_stats"]}', ("methods", "nets", "support_loss")),
     Mistake("methods", "methods/cxda.py", "support_logits = answer(adapted, maps, support.domain, True)",
             "support_logits = answer(adapted, maps, support.domain)", ("support_loss", "methods", "anytime")),
     Mistake("methods", "methods/anytime.py", "jnp.where(jnp.eye(n, dtype=bool), 2.0, jax",
@@ -112,7 +112,7 @@ MISTAKES = (
     # Stores and readers.
     Mistake("store", "data/store.py", 'IDENTITY = ("class_names", "mean", "std", "shape", "domains")',
             'IDENTITY = ("class_names", "mean", "std", "shape")', ("store", "store_properties", "identity", "prepare")),
-    Mistake("store", "data/store.py", "if time.time() - max(f.stat()", "if time.time() - min(f.stat()",
+    Mistake("store", "disk/files.py", "time.time() - max(f.lstat()", "time.time() - min(f.lstat()",
             ("store", "archives", "store_properties", "bad_images")),
     Mistake("store", "data/readers/cifar_c.py", "train.append(rows[cut:])", "train.append(rows)",
             ("prepare", "malformed_raws", "configs")),

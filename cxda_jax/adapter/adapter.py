@@ -214,7 +214,7 @@ def load_adapter(folder: str | os.PathLike) -> Adapter:
     example = as_images(np.zeros((1, card["classes"] + card["style"]), np.float32))
     like = jax.eval_shape(method_of(card["classes"]).init, jax.random.key(0), example)
     try:
-        return Adapter(**card, variables=safetensors.fit(variables, like), known=known)
+        return Adapter(**card, variables=safetensors.as_tree(variables, like), known=known)
     except ValueError as e:
         raise UserError(f"{where}: {e}; {models.AGAIN}") from None
 

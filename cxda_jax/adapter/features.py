@@ -18,14 +18,15 @@ import numpy as np
 
 from cxda_jax.adapter.encoders import Encoder
 from cxda_jax.data.readers.folder import images_and_others, some_of
-from cxda_jax.data.readers.images import as_image, fit_image
-from cxda_jax.data.readers.raw import EXTENSIONS, cores
+from cxda_jax.data.readers.images import as_image, as_pixels
+from cxda_jax.data.readers.raw import EXTENSIONS
 from cxda_jax.disk import files
 from cxda_jax.disk.folders import insist_on_writable
 from cxda_jax.disk.kinds import Kind, require
 from cxda_jax.disk.reading import insist_on_file, read_object, read_table, reason
 from cxda_jax.errors import UserError, brief
 from cxda_jax.machine import stops
+from cxda_jax.machine.backend import cores
 from cxda_jax.machine.progress import Counter, say
 from cxda_jax.version import VERSION
 
@@ -234,7 +235,7 @@ def _encode(
     def read(i: int) -> Any:
         """The pixels of an image, or its fault."""
         try:
-            return fit_image(as_image(listing.root / listing.paths[i]), encoder.shape, state["about"]["fit"], WHITE)
+            return as_pixels(as_image(listing.root / listing.paths[i]), encoder.shape, state["about"]["fit"], WHITE)
         except UserError as e:
             return str(e)
 

@@ -132,7 +132,7 @@ def jitter(rng: np.random.Generator, style: Style, n: int) -> Style:
 def render(face: str, labels: np.ndarray, style: Style, shift: np.ndarray) -> np.ndarray:
     """Ink coverage in 0..1 [n, 28, 28] of characters, each in its own style and shifted by pixels [n, 2]."""
     fields, extents = distance_fields(face)
-    shrink, half = fit(style, extents[labels])
+    shrink, half = keep_inside(style, extents[labels])
     shift = np.clip(shift, -(SIDE / 2 - _MARGIN - half), SIDE / 2 - _MARGIN - half)
     offsets = np.indices((SIDE, SIDE))[:, None] - (SIDE - 1) / 2 - shift.T[:, :, None, None]
     inverse = np.linalg.inv(matrices(style) * shrink[:, None, None]) * (_EM / _EM_OUT)
@@ -151,7 +151,7 @@ def matrices(style: Style) -> np.ndarray:
     return np.einsum("ijn,jkn->nik", turn, slant)
 
 
-def fit(style: Style, extents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def keep_inside(style: Style, extents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Factors [n] that shrink what would leave the image, and the half sizes (y, x) [n, 2] that result."""
     corners = extents[:, None] * np.array([[1, 1], [1, -1]])  # half sizes on the canvas; the rest by symmetry
     reach = np.abs(np.einsum("nij,ncj->nci", matrices(style), corners)).max(1) * (_EM_OUT / _EM)

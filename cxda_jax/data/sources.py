@@ -121,8 +121,9 @@ def tfdata_source(store: DomainStore, devices: Mesh | None = None) -> Source:
 def reader(images: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """A function that returns rows of images.
 
-    If they are a mapped file that the memory cannot hold, the system hears of all the rows before the first is touched.
-    Otherwise it reads them from the disk one after another, each with 128 kB around it; that pays only if all can stay.
+    Where they are a mapped file larger than the free memory, the system is told all rows before it needs the first, so
+    that it reads them at the same time. By itself it would read one after another, each with the 128 kB around it.
+    That pays only where the whole file stays in memory.
     """
     mapped: Any = images.base
     room = memory.available()

@@ -18,7 +18,6 @@ import json
 import math
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -140,10 +139,7 @@ def written_whole(target: Path, proof: str = "", choose: Callable[[Path], Path] 
     Nothing stays after an error. If another process made `target`, with the file `proof` in it, first, its copy stays.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    for other in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - max(f.stat().st_mtime for f in (other, *other.iterdir())) > files.ABANDONED:
-                shutil.rmtree(other, ignore_errors=True)
+    files.delete_abandoned(target.parent.glob(f".{glob.escape(target.name)}.partial-*"))
     partial = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:8]}")
     partial.mkdir()
     try:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from cxda_jax.data.readers.images import as_image, fit_image
+from cxda_jax.data.readers.images import as_image, as_pixels
 from cxda_jax.disk import models
 from cxda_jax.errors import UserError, brief
 from cxda_jax.types import Array, Images, Method, Variables
@@ -142,7 +142,7 @@ class Model:
 
     def fit(self, image: Any) -> np.ndarray:
         """An image as the network takes it, uint8 [h, w, c]."""
-        return fit_image(as_image(image), self.card.shape, self.card.fit, self.card.background)
+        return as_pixels(as_image(image), self.card.shape, self.card.fit, self.card.background)
 
     def unlike(self, pixels: np.ndarray) -> str:
         """In what images [n, h, w, c] are unlike those that the model knows; "" if they are not."""

@@ -144,7 +144,7 @@ def _load(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
     arrays_file, notes_file = (path / name for name in READ)
     arrays, _ = safetensors.read(arrays_file, str(arrays_file), "train again")
     try:
-        return safetensors.fit(arrays, like), json.loads(notes_file.read_bytes())
+        return safetensors.as_tree(arrays, like), json.loads(notes_file.read_bytes())
     except ValueError as e:  # its bytes are those that were written
         raise UserError(f"{path}: from another version or another network ({reason(e)}); train again") from e
 

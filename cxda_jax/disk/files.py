@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,7 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
 
     The file of each writer is its own. What a killed writer of `path` left is removed here, an hour later.
     """
-    for left in path.parent.glob(f".cxda-*.{glob.escape(path.name)}"):
-        with contextlib.suppress(OSError):
-            if time.time() - left.lstat().st_mtime > ABANDONED:
-                left.unlink()
+    delete_abandoned(path.parent.glob(f".cxda-*.{glob.escape(path.name)}"))
     partial = path.with_name(f".cxda-{secrets.token_hex(8)}.{path.name}")
     try:
         partial.touch(exist_ok=False)  # so it is no link
@@ -41,6 +39,16 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def delete_abandoned(left: Iterable[Path]) -> None:
+    """Deletes those files and folders, of a writer that may have been killed, to which nobody wrote for an hour."""
+    for path in left:
+        with contextlib.suppress(OSError):
+            is_folder = path.is_dir() and not path.is_symlink()
+            written = [path, *path.iterdir()] if is_folder else [path]
+            if time.time() - max(f.lstat().st_mtime for f in written) > ABANDONED:
+                shutil.rmtree(path, ignore_errors=True) if is_folder else path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -92,7 +100,7 @@ def refuse_links(folder: Path) -> None:
     """Raises a UserError if `folder` holds a link: writing through it could change a file elsewhere."""
     for path in sorted(folder.iterdir()):
         if path.is_symlink():
-            raise UserError(f"{path}: a link, through which nothing is written; put what it points to in its place")
+            raise UserError(f"{path}: a link, and nothing is written through links; put its target in its place")
 
 
 @contextlib.contextmanager

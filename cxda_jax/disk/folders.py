@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -103,7 +102,8 @@ def replaced(folder: Path, ours: Callable[[Path], Collection[str]]) -> Iterator[
     try:
         with files.locked(folder, LOCK, PATIENCE):
             _complete(folder, ours)
-            _sweep(folder)
+            left = (*folder.glob(f"{HIDDEN}*"), *folder.parent.glob(f"{HIDDEN}*.{glob.escape(folder.name)}"))
+            files.delete_abandoned(path for path in left if path.name != LOCK)
             new.mkdir()
             try:
                 yield new
@@ -179,14 +179,6 @@ def _put(file: Path, place: Path) -> None:
         files.write_whole(place, lambda copy: shutil.copyfile(file, copy))
     else:
         os.replace(partial, place)
-
-
-def _sweep(folder: Path) -> None:
-    """Deletes what killed writers left in the folder and beside it, an hour later."""
-    for left in (*folder.glob(f"{HIDDEN}*"), *folder.parent.glob(f"{HIDDEN}*.{glob.escape(folder.name)}")):
-        with contextlib.suppress(OSError):
-            if left.name != LOCK and time.time() - left.lstat().st_mtime > files.ABANDONED:
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
 
 def _sync(folder: Path) -> None:

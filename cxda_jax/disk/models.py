@@ -166,9 +166,9 @@ def read_model(folder: Path, like: Variables) -> tuple[Variables, dict[str, Any]
     """The variables, with the names, shapes and types of `like`, and the notes."""
     arrays, notes = read_arrays(folder, WEIGHTS)
     try:
-        return safetensors.fit(arrays, like), {name: json.loads(text) for name, text in notes.items()}
+        return safetensors.as_tree(arrays, like), {name: json.loads(text) for name, text in notes.items()}
     except (ValueError, RecursionError) as e:
-        raise UserError(f"{folder}/{WEIGHTS}: {reason(e)}; is {CONFIG} the model's own?") from None
+        raise UserError(f"{folder}/{WEIGHTS}: {reason(e)}; was {CONFIG} copied from another model?") from None
 
 
 def read_arrays(folder: Path, name: str, beside: str = CONFIG) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -202,7 +202,7 @@ def read_card(folder: Path) -> Card:
     """The card of a model, once it and the config are whole."""
     where = f"{folder}/{CARD}"
     if not (folder / CARD).exists():
-        raise UserError(f"{where}: missing; models of older versions have none: go on with the training's command")
+        raise UserError(f"{where}: missing; models of older versions have none: give the training's command once more")
     _insist_on(folder, [CARD, CONFIG])
     content = read_object(folder / CARD, AGAIN)
     require(content, _FIELDS, where, AGAIN)

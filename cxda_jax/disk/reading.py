@@ -29,7 +29,7 @@ _SYSTEM = {
 
 
 def reason(error: BaseException, most: int = 80) -> str:
-    """The text of an exception, on one line; of a library's pages only the system's words,
+    """The text of an exception on one line. Of a library's long message only the system's own words stay,
     such as "No space left on device"."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -44,7 +44,7 @@ def reason(error: BaseException, most: int = 80) -> str:
 
 
 def system_fault(error: OSError, path: Path | None = None, fix: str = "") -> str:
-    """A line that says what the system refused, where, and what helps. `fix` helps unless the disk is full."""
+    """A line that names the path, what the system refused there, and a fix: `fix`, unless the disk is full."""
     if not fix or error.errno in (errno.ENOSPC, errno.EDQUOT):
         fix = _SYSTEM.get(error.strerror or "", "") or "--debug shows where"
     return f"{path or error.filename or 'a file'}: {reason(error)}; {fix}"
@@ -127,9 +127,9 @@ def insist_on_file(path: Path, fix: str) -> None:
         raise UserError(f"{path}: {what}, not a file; {fix}")
 
 
-def refuse_html(path: Path, fix: str = "extract the download again") -> None:
+def refuse_html(path: Path) -> None:
     """Raises a UserError where a path is no file, or holds the web page that a dead link serves in its place."""
-    insist_on_file(path, fix)
+    insist_on_file(path, "extract the download again")
     try:
         with open(path, "rb") as file:
             start = file.read(512).lstrip().lower()

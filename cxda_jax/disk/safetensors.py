@@ -34,7 +34,7 @@ def named(tree: Any) -> dict[str, Any]:
     return found
 
 
-def fit(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
+def as_tree(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
     """The arrays as a tree with the structure and the devices of `like`; a
     ValueError names the first that is not as there."""
     wanted = named(like)

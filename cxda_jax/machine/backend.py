@@ -157,11 +157,15 @@ def _processor_facts() -> list[str]:
     return [line for line in lines if line.startswith(("model name", "flags"))][:2]
 
 
+def cores() -> int:
+    """The number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def threads() -> int:
     """The number of threads of XLA's CPU backend. The rounding of its sums depends on this number."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     setting = os.environ.get("NPROC", "")
-    return int(setting) if setting.isdecimal() and int(setting) else usable
+    return int(setting) if setting.isdecimal() and int(setting) else cores()
 
 
 def keep_freed_memory() -> None:

@@ -84,11 +84,5 @@ def _build(config: Config, inputs: Inputs) -> Method:
     return cxda_any(net, options["full"], options["prior"], options["running"])
 
 
-CXDA_ANY = Entry(
-    _build,
-    {"attention": ATTENTION, "cxda_any": CXDA_ANY_FIELDS},
-    style=Style(RED, (7, 1, 0), (12, 1)),
-    varied=True,
-    page="blended",
-    holds_out=True,
-)
+_GROUPS = {"attention": ATTENTION, "cxda_any": CXDA_ANY_FIELDS}
+CXDA_ANY = Entry(_build, _GROUPS, Style(RED, (7, 1, 0), (12, 1)), varied=True, page="blended", holds_out=True)

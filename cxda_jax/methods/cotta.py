@@ -22,6 +22,7 @@ from cxda_jax.data import augment
 from cxda_jax.errors import UserError
 from cxda_jax.losses import consistency
 from cxda_jax.methods.entry import ORANGE, Config, Entry, Style
+from cxda_jax.methods.erm import calibrated
 from cxda_jax.methods.finetune import (
     FINETUNE,
     FineTuning,
@@ -100,14 +101,12 @@ def cotta(
         return {**variables, "calibration": {"threshold": jnp.quantile(confidences, quantile) - margin}}
 
     def adapt(variables: Variables, support: Images, key: Array) -> StudentAndTeacher:
-        if "calibration" not in variables:
-            raise ValueError("cotta adapts calibrated variables: method.calibrate(variables, known images) first")
-        source = {k: v for k, v in variables.items() if k != "calibration"}
+        source, kept = calibrated("cotta", variables)
         if not len(support.pixels):
             return StudentAndTeacher(source, source)
         clean, anchor = augment.as_floats(support.pixels), source["params"]
         # Neither the checkpoint nor the support changes, so one decision holds for all steps.
-        unsure = confidence(forward(net, tuning, source, clean)).mean() < variables["calibration"]["threshold"]
+        unsure = confidence(forward(net, tuning, source, clean)).mean() < kept["threshold"]
         optimizer = trained_part(tuning, source)
 
         def logits_of(params: Any, pixels: Array) -> Any:
@@ -162,8 +161,5 @@ def _build(config: Config, inputs: Inputs) -> Method:
     return cotta(build_net(config, inputs), build_tuning(config), strong, teaching, support)
 
 
-COTTA = Entry(
-    _build,
-    {"finetune": FINETUNE, "strong": augment.STRONG, "cotta": COTTA_FIELDS},
-    style=Style(ORANGE, "d", (6, 1.5, 3, 1.5), open=True),
-)
+_GROUPS = {"finetune": FINETUNE, "strong": augment.STRONG, "cotta": COTTA_FIELDS}
+COTTA = Entry(_build, _GROUPS, Style(ORANGE, "d", (6, 1.5, 3, 1.5), open=True))

@@ -17,7 +17,7 @@ for n support images:
     (1 - a) running + a support,  a = n / (n + N)        N: `prior`, as how many images the running statistics count
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -143,7 +143,9 @@ def encode_both(
         maps, exact = net.apply(variables, both, batch=count, mutable=["batch_stats"], method="map")
         return maps[:count], maps[count:], exact, blend_statistics(variables, exact, 1.0)
     maps, exact = encode(net, variables, support)
-    seen = training_statistics(blend_statistics(variables, exact, share(count)), statistics)
+    seen = blend_statistics(variables, exact, share(count))
+    if statistics == "stop":
+        seen = {**seen, "batch_stats": jax.lax.stop_gradient(seen["batch_stats"])}
     query_maps = net.apply(seen, query.pixels, batch=statistics == "own", mutable=["batch_stats"], method="map")[0]
     return maps, query_maps, exact, seen
 
@@ -179,39 +181,43 @@ def outcome(
 def blend_statistics(variables: Variables, exact: Variables, rate: Any) -> Variables:
     """Variables with the statistics (1 - rate) * stored + rate * exact, for `exact` as encode() gives it."""
     old, new = variables["batch_stats"], exact.get("batch_stats", {})
-    stats = (
-        new
-        if isinstance(rate, float) and rate == 1.0
-        else jax.tree.map(lambda o, n: (1 - rate) * o + rate * n, old, new)
-    )
-    return {**variables, "batch_stats": stats}
+    if not isinstance(rate, float) or rate != 1.0:
+        new = jax.tree.map(lambda o, n: (1 - rate) * o + rate * n, old, new)
+    return {**variables, "batch_stats": new}
 
 
-def training_statistics(adapted: Variables, statistics: str) -> Variables:
-    """Adapted variables as a training query uses them: "stop" cuts gradients through their statistics; see bn()."""
-    if statistics != "stop":
-        return adapted
-    return {**adapted, "batch_stats": jax.lax.stop_gradient(adapted["batch_stats"])}
+def on_erm(net: Classifier, name: str, **parts: Any) -> Method:
+    """A method that adapts the checkpoint of erm() to the support, and differs from it in these parts."""
+    return erm(net)._replace(name=name, uses_support=True, takes_places=True, trains_as="erm", **parts)
+
+
+def calibrated(name: str, variables: Variables) -> tuple[Variables, Any]:
+    """The checkpoint's variables, and what the method's calibrate() added to them."""
+    if "calibration" not in variables:
+        raise ValueError(f"{name} adapts calibrated variables: method.calibrate(variables, known images) first")
+    return {k: v for k, v in variables.items() if k != "calibration"}, variables["calibration"]
+
+
+def places(support: Images) -> Array:
+    """bool [n], the places of a support that hold an image."""
+    return jnp.ones(len(support.pixels), bool) if support.present is None else support.present
 
 
 def _bn(config: Config, inputs: Inputs) -> Method:
     return bn(build_net(config, inputs), **config["batch_norm"], support_loss=config["train"]["support_loss"])
 
 
-def _bn_alpha(config: Config, inputs: Inputs) -> Method:
-    return bn_alpha(build_net(config, inputs), **config["bn_alpha"])
+def entry_of(make: Callable[..., Method], groups: Mapping[str, Group], style: Style, **more: Any) -> Entry:
+    """The entry of a method that is made of a plain network and the fields of its groups."""
+
+    def build(config: Config, inputs: Inputs) -> Method:
+        fields = {name: value for group in groups for name, value in config[group].items()}
+        return make(build_net(config, inputs), **fields)
+
+    return Entry(build, groups, style, **more)
 
 
-ERM = Entry(
-    lambda config, inputs: erm(build_net(config, inputs)), style=Style(BLACK, "o", (1, 1)), varied=True, page=""
-)
-ERM_IID = ERM._replace(build=lambda config, inputs: erm_iid(build_net(config, inputs)), style=Style(GREY, "s", (1, 3)))
-BN = Entry(
-    _bn,
-    {"batch_norm": BATCH_NORM},
-    style=Style(ORANGE, "^", (5, 1.5)),
-    varied=True,
-    support_loss=("none", "own"),
-    page="",
-)
-BN_ALPHA = Entry(_bn_alpha, {"bn_alpha": BN_ALPHA_FIELDS}, style=Style(WINE, (3, 1, 0), (2, 1, 6, 1)), page="")
+ERM = entry_of(erm, {}, Style(BLACK, "o", (1, 1)), varied=True, page="")
+ERM_IID = entry_of(erm_iid, {}, Style(GREY, "s", (1, 3)), varied=True, page="")
+BN = Entry(_bn, {"batch_norm": BATCH_NORM}, Style(ORANGE, "^", (5, 1.5)), True, ("none", "own"), page="")
+BN_ALPHA = entry_of(bn_alpha, {"bn_alpha": BN_ALPHA_FIELDS}, Style(WINE, (3, 1, 0), (2, 1, 6, 1)), page="")

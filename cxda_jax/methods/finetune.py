@@ -211,8 +211,5 @@ FT_IM = FT_EM._replace(
     build=lambda config, inputs: ft_im(build_net(config, inputs), build_tuning(config)),
     style=Style(PURPLE, "<", (3, 1.5, 1, 1.5, 1, 1.5), open=True),
 )
-SF_OCDA = Entry(
-    _sf_ocda,
-    {"finetune": FINETUNE, "strong": augment.STRONG, "sf_ocda": SF_OCDA_FIELDS},
-    style=Style(RED, ">", (6, 5), open=True),
-)
+_GROUPS = {"finetune": FINETUNE, "strong": augment.STRONG, "sf_ocda": SF_OCDA_FIELDS}
+SF_OCDA = Entry(_sf_ocda, _GROUPS, Style(RED, ">", (6, 5), open=True))

@@ -142,11 +142,5 @@ def _build(config: Config, inputs: Inputs) -> Method:
     return icrm(with_transformer(build_net(config, inputs), **config["icrm"]))
 
 
-ICRM = Entry(
-    _build,
-    {"icrm": ICRM_FIELDS},
-    style=Style(GREEN, (8, 1, 0), (7, 2, 3, 2)),
-    varied=True,
-    page="sequence",
-    holds_out=True,
-)
+_STYLE = Style(GREEN, (8, 1, 0), (7, 2, 3, 2))
+ICRM = Entry(_build, {"icrm": ICRM_FIELDS}, _STYLE, varied=True, page="sequence", holds_out=True)

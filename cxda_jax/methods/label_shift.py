@@ -32,8 +32,8 @@ import optax
 from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, Field, Group, check
 from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.entry import BLUE, PURPLE, RED, Style
-from cxda_jax.methods.erm import erm
-from cxda_jax.methods.training_free import BATCH, entry_of
+from cxda_jax.methods.erm import calibrated, entry_of, on_erm, places
+from cxda_jax.methods.training_free import BATCH
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.types import Array, Images, Known, Method, Variables
 
@@ -64,6 +64,10 @@ def shares_by_em(p: Array, trained: Array, steps: int, smoothing: Any, weights: 
         return (weights @ r + smoothing * trained) / jnp.maximum(weights.sum() + smoothing, FLOOR)
 
     return jax.lax.fori_loop(0, steps, again, trained)
+
+
+def _by_em(steps: int, smoothing: float) -> Callable[[Array, Array, Mapping[str, Array]], Array]:
+    return lambda p, weights, kept: shares_by_em(p, kept["shares"], steps, smoothing, weights)
 
 
 def shares_by_confusions(mean: Array, undo: Array) -> Array:
@@ -111,10 +115,7 @@ def prior_shift(net: Classifier, steps: int = 50, smoothing: float = 10.0) -> Me
     def learn(logits: Callable[[Array], Array], known: Known, classes: int) -> dict[str, Array]:
         return {"shares": shares_of(known.labels, classes)}
 
-    def estimate(p: Array, weights: Array, kept: Mapping[str, Array]) -> Array:
-        return shares_by_em(p, kept["shares"], steps, smoothing, weights)
-
-    return _correcting("prior_shift", net, learn, estimate)
+    return _correcting("prior_shift", net, learn, _by_em(steps, smoothing))
 
 
 def mlls(net: Classifier, steps: int = 50, smoothing: float = 10.0) -> Method:
@@ -125,10 +126,7 @@ def mlls(net: Classifier, steps: int = 50, smoothing: float = 10.0) -> Method:
         scale, bias = fit_temperature(logits(known.unseen), known.unseen_labels)
         return {"shares": shares_of(known.unseen_labels, classes), "scale": scale, "bias": bias}
 
-    def estimate(p: Array, weights: Array, kept: Mapping[str, Array]) -> Array:
-        return shares_by_em(p, kept["shares"], steps, smoothing, weights)
-
-    return _correcting("mlls", net, learn, estimate)
+    return _correcting("mlls", net, learn, _by_em(steps, smoothing))
 
 
 def bbse(net: Classifier, smoothing: float = 10.0) -> Method:
@@ -173,12 +171,10 @@ def _correcting(
         return {**variables, "calibration": learn(logits, known, classes)}
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
-        if "calibration" not in variables:
-            raise ValueError(f"{name} adapts calibrated variables: method.calibrate(variables, known images) first")
-        source, kept = {k: v for k, v in variables.items() if k != "calibration"}, variables["calibration"]
+        source, kept = calibrated(name, variables)
         if not len(support.pixels):
             return source
-        weights = jnp.ones(len(support.pixels)) if support.present is None else support.present.astype(jnp.float32)
+        weights = places(support).astype(jnp.float32)
         scale, bias = kept.get("scale", 1.0), kept.get("bias", 0.0)
         p = jax.nn.softmax(net.apply(source, support.pixels) * scale + bias)
         shift = bias + jnp.log(jnp.maximum(FLOOR, estimate(p, weights, kept)) / kept["shares"])
@@ -187,10 +183,9 @@ def _correcting(
         layer = jax.tree.map(lambda new, old: jnp.where(some, new, old), layer, {**last})
         return net.with_last_layer(source, layer)
 
-    method = erm(net)._replace(name=name, adapt=adapt, calibrate=calibrate)
-    return method._replace(uses_support=True, takes_places=True, trains_as="erm")
+    return on_erm(net, name, adapt=adapt, calibrate=calibrate)
 
 
-PRIOR_SHIFT = entry_of(prior_shift, "prior_shift", PRIOR_SHIFT_FIELDS, Style(BLUE, "D", (6, 2, 2, 2)))
-MLLS = entry_of(mlls, "mlls", MLLS_FIELDS, Style(PURPLE, "D", (4, 1, 1, 1)))
-BBSE = entry_of(bbse, "bbse", BBSE_FIELDS, Style(RED, "D", (2, 2, 6, 2)))
+PRIOR_SHIFT = entry_of(prior_shift, {"prior_shift": PRIOR_SHIFT_FIELDS}, Style(BLUE, "D", (6, 2, 2, 2)))
+MLLS = entry_of(mlls, {"mlls": MLLS_FIELDS}, Style(PURPLE, "D", (4, 1, 1, 1)))
+BBSE = entry_of(bbse, {"bbse": BBSE_FIELDS}, Style(RED, "D", (2, 2, 6, 2)))

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 
 from cxda_jax.config.fields import COUNT, POSITIVE, Field, Group, Range, check
 from cxda_jax.methods.entry import GREY, Style
-from cxda_jax.methods.erm import erm
-from cxda_jax.methods.training_free import BATCH, affinities, encode_and_classify, entry_of, unit
+from cxda_jax.methods.erm import calibrated, entry_of, erm, on_erm, places
+from cxda_jax.methods.training_free import BATCH, affinities, encode_and_classify, unit
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.types import Array, Images, Known, Method, Variables
 
@@ -70,12 +70,10 @@ def stata(
         return {**variables, "calibration": anchors(features, known.labels, classes)}
 
     def adapt(variables: Variables, support: Images, key: Array) -> Any:
-        if "calibration" not in variables:
-            raise ValueError("stata adapts calibrated variables: method.calibrate(variables, known images) first")
-        source, anchor = {k: v for k, v in variables.items() if k != "calibration"}, variables["calibration"]
+        source, anchor = calibrated("stata", variables)
         if not len(support.pixels):
             return source
-        present = jnp.ones(len(support.pixels), bool) if support.present is None else support.present
+        present = places(support)
         features, logits = describe(source, support.pixels)
         scores, (weights, reach) = jax.nn.log_softmax(logits), neighbourhood(features, present, neighbours)
 
@@ -101,8 +99,7 @@ def stata(
         return jnp.where(adapted.present.any(), jax.nn.log_softmax(logits) + density + shared, logits)
 
     plain = erm(net)
-    method = plain._replace(name="stata", adapt=adapt, predict=predict, calibrate=calibrate)
-    return method._replace(uses_support=True, takes_places=True, trains_as="erm")
+    return on_erm(net, "stata", adapt=adapt, predict=predict, calibrate=calibrate)
 
 
 def neighbourhood(features: Array, present: Array, neighbours: int) -> tuple[Array, Array]:
@@ -146,4 +143,4 @@ def fit_gaussians(features: Array, z: Array, anchor: Mapping[str, Array], alpha:
     return means, b * spread + (1 - b) * (anchor["variance"] + (anchor["means"] - means) ** 2)
 
 
-STATA = entry_of(stata, "stata", STATA_FIELDS, Style(GREY, "D", (1, 2, 5, 2)))
+STATA = entry_of(stata, {"stata": STATA_FIELDS}, Style(GREY, "D", (1, 2, 5, 2)))

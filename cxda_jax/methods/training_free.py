@@ -19,18 +19,16 @@ feature_shift  (FOA's activation shift, Niu et al., 2024) differs from ERM in: a
     logits of the query = W (h(x_q) + gamma (m - mean of h(x_s))) + b      m: mean of h over training images
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, Field, Group, Range, check
-from cxda_jax.methods.entry import BLACK, GREEN, SKY, Config, Entry, Style
-from cxda_jax.methods.erm import erm
-from cxda_jax.nets.building import build_net
+from cxda_jax.methods.entry import BLACK, GREEN, SKY, Style
+from cxda_jax.methods.erm import calibrated, entry_of, on_erm, places
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Images, Inputs, Known, Method, Variables
+from cxda_jax.types import Array, Images, Known, Method, Variables
 
 FLOOR = 1e-10  # added to LAME's probabilities before the logarithm, as published
 BATCH = 100  # training images that calibrate() holds at once
@@ -82,7 +80,7 @@ def t3a(net: Classifier, keep: int = 20) -> Method:
             adapted = jax.tree.map(lambda new, old: jnp.where(some, new, old), adapted, {**last})
         return net.with_last_layer(variables, adapted)
 
-    return erm(net)._replace(name="t3a", adapt=adapt, uses_support=True, takes_places=True, trains_as="erm")
+    return on_erm(net, "t3a", adapt=adapt)
 
 
 def prototypes(features: Array, kernel: Array, bias: Array, keep: int, present: Array | None = None) -> Array:
@@ -141,9 +139,7 @@ def lame(net: Classifier, affinity: str = "knn", neighbours: int = 5, steps: int
         found = jax.vmap(answer)(features, scores)
         return found if adapted.present is None else jnp.where(adapted.present.any(), found, logits)
 
-    return erm(net)._replace(
-        name="lame", adapt=adapt, predict=predict, uses_support=True, takes_places=True, trains_as="erm"
-    )
+    return on_erm(net, "lame", adapt=adapt, predict=predict)
 
 
 def regularise(
@@ -204,22 +200,17 @@ def feature_shift(net: Classifier, gamma: float = 1.0) -> Method:
         return {**variables, "calibration": {"mean": mean}}
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
-        if "calibration" not in variables:
-            raise ValueError(
-                "feature_shift adapts calibrated variables: method.calibrate(variables, known images) first"
-            )
-        source = {k: v for k, v in variables.items() if k != "calibration"}
+        source, kept = calibrated("feature_shift", variables)
         if not len(support.pixels):
             return source
         last, (features, _) = net.last_layer(source), encode_and_classify(net, source, support)
         # The last layer is linear, so a shift of its input is a shift of its bias.
-        there = jnp.ones(len(features), bool) if support.present is None else support.present
+        there = places(support)
         mean = jnp.where(there[:, None], features, 0).sum(0) / jnp.maximum(1, there.sum())
-        shift = jnp.where(there.any(), gamma * (variables["calibration"]["mean"] - mean), 0.0)
+        shift = jnp.where(there.any(), gamma * (kept["mean"] - mean), 0.0)
         return net.with_last_layer(source, {**last, "bias": last["bias"] + shift @ last["kernel"]})
 
-    shifting = erm(net)._replace(name="feature_shift", adapt=adapt, calibrate=calibrate)
-    return shifting._replace(uses_support=True, takes_places=True, trains_as="erm")
+    return on_erm(net, "feature_shift", adapt=adapt, calibrate=calibrate)
 
 
 def encode_and_classify(net: Classifier, variables: Variables, images: Images) -> tuple[Any, Any]:
@@ -233,15 +224,6 @@ def unit(vectors: Array, axis: int = -1) -> Array:
     return vectors / jnp.maximum(1e-12, jnp.linalg.norm(vectors, axis=axis, keepdims=True))
 
 
-def entry_of(make: Callable[..., Method], name: str, fields: Group, style: Style) -> Entry:
-    """The entry of a method that is made of a plain network and the fields of its own group."""
-
-    def build(config: Config, inputs: Inputs) -> Method:
-        return make(build_net(config, inputs), **config[name])
-
-    return Entry(build, {name: fields}, style)
-
-
-T3A = entry_of(t3a, "t3a", T3A_FIELDS, Style(GREEN, "h", (3, 1, 3, 4)))
-LAME = entry_of(lame, "lame", LAME_FIELDS, Style(SKY, "8", (1, 1, 1, 5)))
-FEATURE_SHIFT = entry_of(feature_shift, "feature_shift", FEATURE_SHIFT_FIELDS, Style(BLACK, (6, 1, 0), (8, 1, 1, 1)))
+T3A = entry_of(t3a, {"t3a": T3A_FIELDS}, Style(GREEN, "h", (3, 1, 3, 4)))
+LAME = entry_of(lame, {"lame": LAME_FIELDS}, Style(SKY, "8", (1, 1, 1, 5)))
+FEATURE_SHIFT = entry_of(feature_shift, {"feature_shift": FEATURE_SHIFT_FIELDS}, Style(BLACK, (6, 1, 0), (8, 1, 1, 1)))

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from cxda_jax.data.readers.raw import cores
 from cxda_jax.disk import files
 from cxda_jax.errors import TooEarly, UserError
 from cxda_jax.machine import stops
+from cxda_jax.machine.backend import cores
 from cxda_jax.machine.progress import duration
 from cxda_jax.studies.jobs import Job, Study, is_done
 

@@ -12,11 +12,12 @@ import numpy as np
 
 from cxda_jax.config.fields import lookup
 from cxda_jax.data.readers.archives import extract
-from cxda_jax.data.readers.raw import Check, Packed, RawData, cores, large_enough, read_pieces
+from cxda_jax.data.readers.raw import Check, Packed, RawData, large_enough, read_pieces
 from cxda_jax.data.store import AGAIN, SPLITS, DomainStore, StoreInfo, open_store, write_store
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError, brief, printable
+from cxda_jax.machine.backend import cores
 from cxda_jax.machine.progress import Counter, duration
 from cxda_jax.studies.sheet import draw_sheet
 from cxda_jax.training.experiment import READERS

@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from cxda_jax.config.fields import POSITIVE, Field, Group, check
-from cxda_jax.methods.entry import WINE, Config, Entry, Style
-from cxda_jax.methods.erm import erm
-from cxda_jax.nets.building import build_net
+from cxda_jax.methods.entry import WINE, Style
+from cxda_jax.methods.erm import calibrated, entry_of, on_erm, places
 from cxda_jax.nets.classifier import Classifier
-from cxda_jax.types import Array, Images, Inputs, Known, Method, Variables
+from cxda_jax.types import Array, Images, Known, Method, Variables
 
 COUNTED_SHARES_FIELDS = Group("Method counted_shares.", {
     "strength": Field(1.0, "Share of the correction that is applied.", POSITIVE),
@@ -39,21 +38,16 @@ def counted_shares(net: Classifier, strength: float = 1.0, smoothing: float = 10
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
         del key
-        source = {k: v for k, v in variables.items() if k != "calibration"}
+        source, kept = calibrated("counted_shares", variables)
         if not len(support.pixels):
             return source
-        trained, p = variables["calibration"]["shares"], jax.nn.softmax(net.apply(source, support.pixels))
-        there = jnp.ones(len(p)) if support.present is None else support.present.astype(jnp.float32)
+        trained, p = kept["shares"], jax.nn.softmax(net.apply(source, support.pixels))
+        there = places(support).astype(jnp.float32)
         shares = (there @ p + smoothing * trained) / (there.sum() + smoothing)
         last = net.last_layer(source)
         return net.with_last_layer(source, {**last, "bias": last["bias"] + strength * jnp.log(shares / trained)})
 
-    method = erm(net)._replace(name="counted_shares", adapt=adapt, calibrate=calibrate)
-    return method._replace(uses_support=True, takes_places=True, trains_as="erm")
+    return on_erm(net, "counted_shares", adapt=adapt, calibrate=calibrate)
 
 
-def _build(config: Config, inputs: Inputs) -> Method:
-    return counted_shares(build_net(config, inputs), **config["counted_shares"])
-
-
-COUNTED_SHARES = Entry(_build, {"counted_shares": COUNTED_SHARES_FIELDS}, style=Style(WINE, "D", (6, 2, 2, 2)))
+COUNTED_SHARES = entry_of(counted_shares, {"counted_shares": COUNTED_SHARES_FIELDS}, Style(WINE, "D", (6, 2, 2, 2)))

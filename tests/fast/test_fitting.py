@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 
 from cxda_jax.data import glyphs, glyphs_c
 from cxda_jax.data.readers import cifar10, cifar_c, femnist, iwildcam, qmnist, tiny_imagenet_c, unipen
-from cxda_jax.data.readers.images import as_image, fit_image
+from cxda_jax.data.readers.images import as_image, as_pixels
 from cxda_jax.data.store import FITS
 from tests.lines import refused
 
@@ -20,7 +20,7 @@ WHITE, BLUE = (255, 255, 255), (10, 20, 200)
 
 
 def fitted(thing, shape, fit="squash", background=WHITE):
-    made = fit_image(as_image(thing), shape, fit, background)
+    made = as_pixels(as_image(thing), shape, fit, background)
     assert made.shape == shape and made.dtype == np.uint8 and made.flags.writeable
     return made
 
@@ -111,6 +111,6 @@ def test_what_is_no_image_is_named():
         with refused(f"{said}.*; give a path, a PIL image, or an array"):
             as_image(thing)
     with refused(r"shape=\(8, 8, 4\): .*1 or 3 channels"):
-        fit_image(as_image(GREY), (8, 8, 4), "squash", WHITE)
+        as_pixels(as_image(GREY), (8, 8, 4), "squash", WHITE)
     with refused("fit='stretch'"):
-        fit_image(as_image(GREY), (8, 8, 1), "stretch", WHITE)
+        as_pixels(as_image(GREY), (8, 8, 1), "stretch", WHITE)

@@ -45,18 +45,18 @@ def test_a_tree_by_its_paths():
     tree = {"params": {"a": np.ones(2, np.float32)}, "list": [np.zeros(1, np.float32), np.True_]}
     arrays = {name: np.asarray(leaf) for name, leaf in safetensors.named(tree).items()}
     assert list(arrays) == ["list/0", "list/1", "params/a"]
-    fitted = safetensors.fit(arrays, tree)
+    fitted = safetensors.as_tree(arrays, tree)
     assert jax.tree.structure(fitted) == jax.tree.structure(tree)
     jax.tree.map(np.testing.assert_array_equal, fitted, tree)
     for place in (None, jax.devices()[0]):  # the restored state has the program of the fresh one
         like = jax.device_put(tree, place)
-        assert {leaf.committed for leaf in jax.tree.leaves(safetensors.fit(arrays, like))} == {place is not None}
+        assert {leaf.committed for leaf in jax.tree.leaves(safetensors.as_tree(arrays, like))} == {place is not None}
     for change, said in (
         ({"params/a": np.ones(3, np.float32)}, "params/a is missing or of another shape"),
         ({"params/a": np.ones(2, np.float16)}, "params/a is missing or of another shape"),
         ({"more": np.ones(3)}, "the network has no more"),
     ):
         with pytest.raises(ValueError, match=f"^{said}$"):
-            safetensors.fit(arrays | change, tree)
+            safetensors.as_tree(arrays | change, tree)
     with refused("^extra/state: key<fry> cannot be saved; keep an array, of a random key its key_data"):
         safetensors.named({"extra": {"state": jax.random.key(0)}})

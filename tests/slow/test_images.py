@@ -10,7 +10,7 @@ import pytest
 from PIL import EpsImagePlugin, Image
 
 from cxda_jax.data.readers import images
-from cxda_jax.data.readers.images import as_image, fit_image, to_rgb
+from cxda_jax.data.readers.images import as_image, as_pixels, to_rgb
 from cxda_jax.data.store import open_store
 from cxda_jax.errors import UserError
 from cxda_jax.training.experiment import READERS
@@ -79,7 +79,7 @@ def test_nothing_but_images_is_opened_and_a_large_one_needs_little_memory(tmp_pa
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(ran) print\n")
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", mock.Mock(side_effect=AssertionError("a program runs it")))
     with refused("/photo.png: not readable as an image .of no known format", tmp_path):
-        fit_image(as_image(path), (8, 8, 3), "pad", (0, 0, 0))
+        as_pixels(as_image(path), (8, 8, 3), "pad", (0, 0, 0))
     with pytest.raises(UserError, match="mode I says no range of values"):
         as_image(Image.fromarray(np.zeros((8, 8), np.int32)))
     large = Image.new("RGBA", (2000, 2000), (9, 9, 9, 100))
@@ -165,7 +165,7 @@ def test_the_store_says_its_name_and_how_images_were_made_square(tmp_path):
         assert words in stores[fit].info.provenance and "over 0,0,255" in stores[fit].info.provenance
         assert stores[fit].info[-2:] == (fit, (0, 0, 255))
         file = min((tmp_path / "mine" / stores[fit].domain_names[0]).glob("*/[!.]*.*"))
-        np.testing.assert_array_equal(fit_image(as_image(file), (8, 8, 3), fit, (0, 0, 255)), stores[fit].images[0])
+        np.testing.assert_array_equal(as_pixels(as_image(file), (8, 8, 3), fit, (0, 0, 255)), stores[fit].images[0])
         assert stores[fit].info.name == fit
     assert stores["crop"].sha256 != stores["pad"].sha256
     said = command("prepare", *arguments, "--fit=crop", "--background=0,0,255", "--name=pad", code=2)

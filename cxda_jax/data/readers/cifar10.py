@@ -18,9 +18,10 @@ import numpy as np
 
 from cxda_jax.data.published import PUBLISHED
 from cxda_jax.data.readers import cifar_c
-from cxda_jax.data.readers.raw import EXTENSIONS, RawData, Rows, cores, read_image, split_checks, visible
+from cxda_jax.data.readers.raw import EXTENSIONS, RawData, Rows, read_image, split_checks, visible
 from cxda_jax.data.store import SPLITS
 from cxda_jax.errors import UserError
+from cxda_jax.machine.backend import cores
 
 INFO = cifar_c.INFO._replace(
     name="cifar10_c",
@@ -59,5 +60,5 @@ def _read_files(folder: Path) -> Rows:
             raise UserError(f"{folder / name}: no images; CIFAR-10's ten classes are expected in {folder}")
         files += [(path, label) for path in mine]
     with ThreadPoolExecutor(cores()) as pool:
-        images = list(pool.map(lambda file: read_image(file[0], 32, lambda image: image.convert("RGB")), files))
+        images = list(pool.map(lambda file: read_image(file[0], 32), files))
     return Rows(np.stack(images), np.array([label for _, label in files]))

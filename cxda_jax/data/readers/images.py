@@ -57,8 +57,11 @@ def as_image(thing: Any) -> Image.Image:
     return Image.fromarray(array[..., 0] if array.shape[2:] == (1,) else array)
 
 
-def fit_image(image: Image.Image, shape: tuple[int, int, int], fit: str, background: Colour) -> np.ndarray:
-    """An image as uint8 of a shape [h, w, c], with c of 1 or 3. One that has this shape and 8 bits keeps its pixels."""
+def as_pixels(image: Image.Image, shape: tuple[int, int, int], fit: str, background: Colour) -> np.ndarray:
+    """An image as uint8 of a shape [h, w, c], with c of 1 or 3. One that has this shape and 8 bits keeps its pixels.
+
+    `fit` says how another one gets the shape: a key of FITS.
+    """
     height, width, channels = shape
     choose("fit", fit, FITS)
     if channels not in (1, 3):

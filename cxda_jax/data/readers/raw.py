@@ -7,13 +7,13 @@ time. So the memory in use depends neither on the size of the data set nor on th
 import collections
 import functools
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from cxda_jax.data.readers.images import Convert, decode
 from cxda_jax.data.store import SPLITS, Domain, StoreInfo, repeated
@@ -129,8 +129,12 @@ def split_checks(
     return checks + [Check(f"{s} images // 20", rows[s] // 20, n) for s, n in zip(SPLITS[1:], tasks, strict=False)]
 
 
+def as_rgb(image: Image.Image) -> Image.Image:
+    return image.convert("RGB")
+
+
 def image_pieces(
-    domain: str, split: str, files: Sequence[tuple[Path, int]], side: int, convert: Convert
+    domain: str, split: str, files: Sequence[tuple[Path, int]], side: int, convert: Convert = as_rgb
 ) -> Iterator[Piece]:
     """Pieces of a domain whose images are files, each with its label; see read_image()."""
     rows = max(1, PIECE // (3 * side**2))
@@ -151,7 +155,7 @@ def _read_files(files: Sequence[tuple[Path, int]], side: int, convert: Convert) 
     return Rows(pixels, np.array(labels, np.int32), tuple(faults))
 
 
-def read_image(path: Path, side: int, convert: Convert) -> np.ndarray:
+def read_image(path: Path, side: int, convert: Convert = as_rgb) -> np.ndarray:
     """The image in a file after convert(), uint8 [side, side, 3]."""
     image = decode(path, convert)
     if image.size != (side, side):
@@ -199,7 +203,3 @@ def find_folder(raw_dir: Path, *names: str, packed: Sequence[str] = ()) -> Path:
 def visible(paths: Iterable[Path]) -> list[Path]:
     """The paths by name, without hidden files, which archivers add (.DS_Store, ._x.json)."""
     return sorted(path for path in paths if not path.name.startswith("."))
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,7 +12,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from cxda_jax.data.published import PUBLISHED
 from cxda_jax.data.readers import cifar_c
@@ -50,7 +49,7 @@ def find(raw_dir: Path, regenerate: bool = False, seed: int = 0) -> RawData:
     clean_files = labelled[clean] if clean else []
 
     def take(rows: np.ndarray) -> np.ndarray:
-        return np.stack([read_image(clean_files[row][0], SIDE, _as_rgb) for row in rows])
+        return np.stack([read_image(clean_files[row][0], SIDE) for row in rows])
 
     pieces = []
     for split, domains in DOMAINS.items():
@@ -60,13 +59,9 @@ def find(raw_dir: Path, regenerate: bool = False, seed: int = 0) -> RawData:
             pieces += cifar_c.regenerated(split, domains, own, PER_CLASS, seed)
             continue
         for c, s in domains:
-            pieces += image_pieces(f"{c} {s}", split, labelled[folders[split, c, s]], SIDE, _as_rgb)
+            pieces += image_pieces(f"{c} {s}", split, labelled[folders[split, c, s]], SIDE)
     checks = split_checks(pieces, PUBLISHED["tiny_imagenet_c"].domains, PUBLISHED["tiny_imagenet_c"].images)
     return RawData(info._replace(class_names=wnids), pieces, checks)
-
-
-def _as_rgb(image: Image.Image) -> Image.Image:
-    return image.convert("RGB")
 
 
 def _class_files(folder: Path, inner: str = "") -> Files:
