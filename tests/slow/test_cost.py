@@ -2,8 +2,6 @@
 
 import functools
 import re
-import time
-from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -16,7 +14,6 @@ from cxda_jax.data.published import PUBLISHED
 from cxda_jax.machine import backend, cost
 from cxda_jax.nets.attention import CHUNK
 from cxda_jax.training import loop
-from cxda_jax.training.evaluation import CONFIDENCE, PREDICTIONS, Evaluator, Tasks, evaluate
 from cxda_jax.training.experiment import make_optimizer
 from tests.conftest import make_episode
 from tests.nets import build_method
@@ -125,14 +122,3 @@ def test_patch_to_patch_attention_never_holds_all_scores():
     program = jax.make_jaxpr(method.predict)(adapted, episode.query).jaxpr
     largest = max(v.aval.size for e in equations(program) for v in e.outvars if hasattr(v.aval, "size"))
     assert largest <= 1.1 * CHUNK < 20 * 16 * 8 * 16 * 1000
-
-
-def test_a_tasks_time_is_not_that_of_the_next_batch():
-    def batches(plans, start, stop):
-        yield from (time.sleep(0.05) or () for _ in range(start, stop))
-
-    zeros = jnp.zeros((1, 3), jnp.int32)
-    source = SimpleNamespace(mesh=None, resident=(), own_batches=batches)
-    answers = {PREDICTIONS: zeros, CONFIDENCE: zeros}
-    evaluator = Evaluator(lambda *_: SimpleNamespace(label=zeros), None, None, lambda *_: answers, None)
-    assert evaluate(evaluator, {}, source, Tasks(lambda tasks: tasks, 6, "accuracy")).task_ms < 25

@@ -3,7 +3,6 @@
 import collections
 import functools
 import gzip
-import re
 import shutil
 import struct
 import tarfile
@@ -20,7 +19,6 @@ from cxda_jax.data.readers import cifar10, cifar_c, qmnist, unipen
 from cxda_jax.data.readers.raw import read_pieces
 from cxda_jax.training.experiment import open_data
 from tests.commands import command
-from tests.lines import HTML, refused
 
 DOCUMENT = ".VERSION 1.0\n.HIERARCHY CHARACTER\n.COORD {coord}\n.SETUP words of\n  .PEN_DOWN and .PEN_UP.\n{units}"
 STROKES = """.INCLUDE {site}/{site}.doc
@@ -198,27 +196,6 @@ def test_clean_images_are_equal_in_all_forms_and_all_domains_are_made(tmp_path, 
     assert collections.Counter(piece.split for piece in pieces) == {"train": 56, "val": 17, "test": 22}
     (fog,) = [p.read() for p in pieces if (p.domain, p.split) == ("fog 3", "test")]
     assert np.bincount(fog.labels).tolist() == [12] * 10  # all test images, under each corruption
-
-
-SEGMENTS, STROKES_OF, LABELS = "data/1c/s1/few.dat", "include/s1/data/few.dat", "qmnist-train-labels-idx2-int.gz"
-
-
-@pytest.mark.parametrize(("file", "change", "message"), [
-    (SEGMENTS, lambda old: old.replace(b'"b"', b'"b'), 'SEGMENT CHARACTER 1 ? "b: expected CHARACTER COMPONENTS'),
-    (SEGMENTS, lambda old: old.replace(b"1 ?", b"1:0-1:3 ?"), "point 3 of component 1, which has 3"),
-    (STROKES_OF, lambda old: old + b".INCLUDE s1/data/few.dat\n", "includes itself"),
-    (LABELS, lambda old: gzip.compress(gzip.decompress(old)[:-4]), "cut short"),
-    (LABELS, lambda old: HTML, "a web page"),
-])  # fmt: skip
-def test_a_fault_of_a_file_is_one_line(tmp_path, file, change, message):
-    write, find, root = {
-        LABELS: (write_qmnist, qmnist.find, tmp_path),
-    }.get(file, (write_unipen, unipen.find, tmp_path / "train_r01_v07"))
-    write(tmp_path)
-    path = root / file
-    path.write_bytes(change(path.read_bytes()))
-    with refused(rf"{path.name}: .*{re.escape(message)}", tmp_path):
-        find(tmp_path)
 
 
 def write_cifar10_packed(raw):

@@ -6,14 +6,6 @@ import pytest
 
 from tests.commands import command
 from tools.bench import suites
-from tools.bench.measure import interleave
-
-
-def test_contenders_take_turns():
-    called = []
-    contenders = {name: lambda calls, name=name: called.append(name) or 1.0 for name in "ab"}
-    assert interleave(contenders, repeats=3) == {"a": [1.0] * 3, "b": [1.0] * 3}
-    assert called == ["a", "a", "b", "b", *["a", "b"] * 3]
 
 
 def run_gpu(out, only, budget_s):
