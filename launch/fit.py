@@ -10,6 +10,8 @@ there is replaced.
 A file of your own will do, as of numpy.savez, with the arrays logits, labels, domains and style.
 """
 
+from typing import Any
+
 from absl import flags
 
 from . import cli
@@ -38,7 +40,9 @@ def main() -> None:
     *arrays, origin = read_labelled(path)
     if is_adapter(out):
         replaces(out)
-    given = {name: value for name, value in (("minutes", _MINUTES.value), ("seed", _SEED.value)) if value is not None}
+    given: Any = {
+        name: value for name, value in (("minutes", _MINUTES.value), ("seed", _SEED.value)) if value is not None
+    }
     adapter = fit(*arrays, **given, log=say)._replace(origin=origin)
     adapter.save(out, as_html(adapter.report))
     say(f"{out}: adapter = cxda_jax.load_adapter({str(out)!r}); {out}/{PAGE} shows what it gains")
