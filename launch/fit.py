@@ -37,13 +37,14 @@ def main() -> None:
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapter")).expanduser()
     insist_on_place(out)  # before minutes are spent
     folders.insist_on_writable(out, "--out")
-    *arrays, origin = read_labelled(path)
+    found = read_labelled(path)
     if is_adapter(out):
         replaces(out)
     given: Any = {
         name: value for name, value in (("minutes", _MINUTES.value), ("seed", _SEED.value)) if value is not None
     }
-    adapter = fit(*arrays, **given, log=say)._replace(origin=origin)
+    adapter = fit(found.logits, found.labels, found.domains, found.style, **given, log=say)
+    adapter = adapter._replace(origin=found.origin)
     adapter.save(out, as_html(adapter.report))
     say(f"{out}: adapter = cxda_jax.load_adapter({str(out)!r}); {out}/{PAGE} shows what it gains")
 

@@ -32,7 +32,7 @@ CEILINGS = {
     "cxda_jax/studies (js)": 206,
     "cxda_jax/training": 1036,
     "docs": 907,
-    "launch": 596,
+    "launch": 597,
     "tests": 10658,  # 10,500 is the aim
     "tools": 1623,
 }

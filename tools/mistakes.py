@@ -67,7 +67,7 @@ MISTAKES = (
             "ordered = episode", ("icrm", "methods")),
     Mistake("methods", "methods/cxda_shares.py", "answer(changed(variables, ERRORS, jax.lax.stop_gradient), query",
             "answer(variables, query", ("shares",)),
-    Mistake("methods", "adapter/fit.py", "errors * part) for part in PARTS]", "errors) for part in PARTS]",
+    Mistake("methods", "training/selection.py", "errors * part) for part in PARTS]", "errors) for part in PARTS]",
             ("adapter_fit",)),
     Mistake("adapter", "adapter/fit.py", "others = order[~np.isin(order, judging)]", "others = order", ("adapter_fit",)),
     Mistake("adapter", "adapter/judge.py", "other = np.flatnonzero(turn != i)", "other = np.flatnonzero(turn == i)",
