@@ -140,7 +140,10 @@ class Adapter(NamedTuple):
         return np.concatenate([z, s], axis=1)
 
     def temperature(self, count: int) -> float:
-        """By which logits of a buffer of so many images are divided: between those measured, linear in log(1 + n)."""
+        """The temperature that divides the logits where the buffer has so many images.
+
+        Between the sizes at which it was measured it is linear in log(1 + count).
+        """
         measured = [self.report["calibration"][str(n)]["temperature"] for n in SIZES]
         return float(np.interp(math.log1p(count), np.log1p(SIZES), measured))
 
@@ -163,7 +166,7 @@ class Adapter(NamedTuple):
         return apart(scaled, *(self.known[name] for name in ("centre", "between", "within")))
 
     def drift(self, rows: np.ndarray) -> str:
-        """In what images [n, classes + style] are unlike all that fit() saw; "" if they are not."""
+        """What to tell a user of images [n, classes + style] that lie beyond the domains of fit(); "" if they do not."""
         limit = self.report["drift"]["limit"]
         if limit is None or not len(rows) or (distance := self.distance(rows)) <= limit:
             return ""

@@ -50,7 +50,7 @@ FEWEST = 3  # domains: one teaches, one chooses, one judges
 TURNS = 4  # adapters at most that are judged in the place of the returned one
 CHOOSING = 4  # of so many domains one chooses the best weights
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
-BALANCED = 100  # a stream of tasks of its own
+BALANCED = 100  # the number of the random stream of balanced tasks
 JUDGING = 10  # judging takes as long as so many validations
 MISSING = ("None", "nan", "NaT", "<NA>")  # what unknown values of numpy and pandas print as
 USE = {"train": "teach", "val": "choose"}  # what the domains of a split do
@@ -247,9 +247,10 @@ def _turn(judged: FitData, limit: TimeLimit, steps: int) -> Turn:
 
 
 def _start(judged: FitData, variables: Variables) -> Variables:
-    """The variables with what is measured of training images, of which a part does where there are many.
+    """The variables with which the training begins: keys, temperature and class shares are measured on the images that
+    teach, or on some of them where there are many.
 
-    The classifier's own training images are not given. The classes are taken to have the same shares there.
+    The classifier's own training images are unknown. Their classes are taken to have the same shares.
     """
     store, rows, own = judged.store, judged.rows, judged.rows_of("train")
     some = some_of(own, judged)

@@ -26,12 +26,14 @@ from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_of
 from cxda_jax.training import metrics
 from cxda_jax.types import ADAPTER, Array, Images, Variables
 
-TASKS, BLOCK = 200, 50  # of a kind; that a program answers at once
-START = 2**21  # numbers of images, from which a calibration is measured, and the training's start
+TASKS = 200  # of a kind
+BLOCK = 50  # tasks that one program answers at once
+START = 2**21  # numbers in the arrays from which a calibration, and the start of the training, are measured
 FULL = SIZES[-1]
-LEVELS = np.arange(1, 101) / 100  # parts of all answers, the surest ones, of which the errors by domain are kept
-DRAWS, MOST_DOMAINS = 30, 100  # buffers of each domain, and the domains, that say what is no drift
-DIAGNOSED = 2**19  # logits that the diagnosis reads, as it takes minutes for more
+LEVELS = np.arange(1, 101) / 100  # coverages, surest answers first, at which errors are counted by domain
+DRAWS = 30  # buffers that are drawn of each domain, to find the limit of drift
+MOST_DOMAINS = 100  # from which that limit follows
+DIAGNOSED = 2**19  # logits that the diagnosis reads at most: more would take it minutes
 
 
 class FitData(NamedTuple):
@@ -193,8 +195,8 @@ def calibrated(judged: FitData, rows: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def some_of(rows: np.ndarray, judged: FitData) -> np.ndarray:
-    """Rows, or a part of them where there are many. Some come twice, to reach one of few numbers of rows: the turns
-    then share their programs."""
+    """The rows, or a random part of them where there are many. A few are repeated, so that their number is one of few,
+    and the turns share compiled programs."""
     shuffled = np.random.default_rng(judged.seed).permutation(rows)
     shuffled = shuffled[: max(1000, START // judged.rows.shape[1])]
     grain = max(1, 2 ** (len(shuffled).bit_length() - 3))
@@ -237,7 +239,7 @@ def judge(
 
 
 def ask(turn: Turn, number_of_turn: int, turns: int, stream: int, number: int, shares: str) -> AnsweredTasks | None:
-    """What is answered on tasks of one kind, so many as all turns have in all; None where too few domains have them."""
+    """The answers of a turn to its part of the tasks of one kind; None where too few of its domains have the images."""
     judged, spec = turn.judged, EpisodeSpec(number, FULL // number, turn.judged.queries, shares=shares, skip_small=True)
     draw = judged.draw("test", stream, spec)
     if len(draw.domains) < number:
@@ -307,10 +309,10 @@ def _calibrated(asked: AnsweredTasks, size: int, given: float | None) -> dict[st
 
 
 def _curves(asked: AnsweredTasks, temperatures: Mapping[int, float]) -> dict[str, np.ndarray]:
-    """By number of images in the buffer (none, FULL), how often each domain's images are answered and wrong at each of
-    some `thresholds` [2, levels], which fall.
+    """How many images of each domain are answered, and how many of these wrongly, at falling thresholds of confidence.
 
-    `accepted` and `wrong` [2, domains, levels] count images: one that was asked more than once counts as one.
+    The first axis is without a buffer, and with a full one: `thresholds` [2, levels], `accepted` and `wrong` [2,
+    domains, levels]. An image that was asked more than once counts as one.
     """
     owner, query = np.repeat(asked.owner, asked.query.shape[1]), asked.query.ravel()
     (_, which, times), domains = np.unique(query, return_inverse=True, return_counts=True), np.unique(owner)
