@@ -166,7 +166,7 @@ class Adapter(NamedTuple):
         return apart(scaled, *(self.known[name] for name in ("centre", "between", "within")))
 
     def drift(self, rows: np.ndarray) -> str:
-        """What to tell a user of images [n, classes + style] that lie beyond the domains of fit(); "" if they do not."""
+        """What to tell of images [n, classes + style] that lie beyond the domains of fit(); "" if they do not."""
         limit = self.report["drift"]["limit"]
         if limit is None or not len(rows) or (distance := self.distance(rows)) <= limit:
             return ""
