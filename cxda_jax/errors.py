@@ -3,21 +3,50 @@
 It imports nothing heavy: commands load it first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import PurePath
+from typing import Any
 
 
 class UserError(ValueError):
     """A mistake outside the code (a config field, a file, a command line): one line that names the field, the value
-    and the fix. Launchers print it without a traceback and exit with `code`."""
+    and the fix. Launchers print it without a traceback and exit with `code`.
+
+    Attributes:
+      told: what is wrong; or the whole line, where there is no field.
+      field: what was given: a field of a config, such as train.steps, a flag or a parameter.
+      value: of the field; None: it has none, or it is not shown.
+      fix: what to do.
+    """
 
     code = 2
+
+    def __init__(self, told: str, field: str = "", value: Any = None, fix: str = ""):
+        super().__init__(told)
+        self.told, self.field, self.value, self.fix = told, field, value, fix
+
+    def __str__(self) -> str:
+        as_typed = isinstance(self.value, PurePath) or self.field.startswith("--")
+        shown = brief(str(self.value) if as_typed else repr(self.value), 120 if as_typed else 60)
+        given = self.field if self.value is None else f"{self.field}={shown}"
+        return ": ".join(filter(None, [given, "; ".join(filter(None, [self.told, self.fix]))]))
 
 
 class TooEarly(UserError):
     """Nothing is wrong, but what the command needs is not done, or in use: a queue may start it again later."""
 
     code = 69  # EX_UNAVAILABLE of sysexits.h; 75 is that of a lost process, see machine/hosts.py
+
+
+@contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """A context in which a UserError about a parameter is one about what the user gave, such as a flag."""
+    try:
+        yield
+    except UserError as e:
+        e.field = names.get(e.field, e.field)
+        raise
 
 
 @contextmanager

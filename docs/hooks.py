@@ -49,4 +49,4 @@ def on_post_build(config: Any, **_: Any) -> None:
     patterns = [str(path) for path, part in parts.items() if not part.endswith(APART)]
     with tempfile.TemporaryDirectory() as folder:
         report_runs(patterns, folder, data_dir=folder, against="", unfinished=False)
-        shutil.copy(Path(folder) / "report.html", Path(reading["site_dir"]) / "results")
+        shutil.copy(Path(folder) / "report.html", Path(config["site_dir"]) / "results")

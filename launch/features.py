@@ -47,11 +47,11 @@ def main() -> None:
 
         from cxda_jax.adapter.encoders import Options, open_encoder
         from cxda_jax.adapter.features import listed, read_classes, write_features
-        from cxda_jax.config.fields import renamed
+        from cxda_jax.errors import naming
     name = cli.insist(_ENCODER.value, "--encoder", "give a file that ends in .onnx, or module:function")
     images = Path(cli.insist(_IMAGES.value, "--images", "give a folder DOMAIN/CLASS/IMAGE, or a CSV file")).expanduser()
     out = Path(cli.insist(_OUT.value, "--out", "name the file to write, such as --out=features.npz")).expanduser()
-    with renamed({flag.name: f"--{flag.name}" for flag in (_ENCODER, _IMAGES, _OUT, _CLASSES, *_OPTIONS)}):
+    with naming({flag.name: f"--{flag.name}" for flag in (_ENCODER, _IMAGES, _OUT, _CLASSES, *_OPTIONS)}):
         classes = read_classes(Path(_CLASSES.value).expanduser()) if _CLASSES.value else []
         encoder = open_encoder(name, Options(**{flag.name: flag.value for flag in _OPTIONS}))
         write_features(listed(images), encoder, out, _FIT.value or "squash", classes)

@@ -90,8 +90,7 @@ def main() -> None:
     with cli.loading():
         from pathlib import Path
 
-        from cxda_jax.config.fields import renamed
-        from cxda_jax.errors import UserError
+        from cxda_jax.errors import UserError, naming
         from cxda_jax.studies.preparing import prepare_benchmark, show_published
     benchmark = cli.insist(_BENCHMARK.value, "--benchmark", "name one, such as --benchmark=folder")
     raw_dir = Path(cli.insist(_RAW_DIR.value, "--raw_dir", "say where the downloads, or your images, are")).expanduser()
@@ -102,7 +101,7 @@ def main() -> None:
     options = {flag.name: flag.value for flag in _OPTIONS if flag.value is not None}
     if _LINKS.value:
         return show_published(benchmark, raw_dir)
-    with renamed({flag.name: f"--{flag.name}" for flag in (_RAW_DIR, _SKIP_BAD, *_OPTIONS)}):  # parameters of readers
+    with naming({flag.name: f"--{flag.name}" for flag in (_RAW_DIR, _SKIP_BAD, *_OPTIONS)}):  # parameters of readers
         prepare_benchmark(benchmark, raw_dir, target, options, _STRICT.value, _SKIP_BAD.value, _WORKERS.value)
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from cxda_jax.config.reading import read
+from cxda_jax.config.reading import read, replaced
 from cxda_jax.data.store import SPLITS, Domain, StoreInfo, open_store, write_store
 from cxda_jax.training.experiment import open_data
 from cxda_jax.types import Episode, Images, Known
@@ -129,8 +129,7 @@ def fixed_store(tmp_path_factory):
 def data_dir(tmp_path_factory):
     """The smoke config's data set in its place, of other images."""
     folder = tmp_path_factory.mktemp("data")
-    config = read("glyphs:cxda,smoke")
-    config["data"] |= {"writers": [5, 5, 5], "drawings": 41}
+    config = replaced(read("glyphs:cxda,smoke"), data={"writers": [5, 5, 5], "drawings": 41})
     open_data(config, folder)
     return folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cxda_jax.config.reading import read
+from cxda_jax.config.reading import read, replaced
 from cxda_jax.disk import manifest
 from cxda_jax.errors import UserError
 from cxda_jax.studies import identity
@@ -69,8 +69,7 @@ def write_run(folder, data_hash="1"):
     """A run and its result, of random predictions."""
     rng = np.random.default_rng(0)
     labels, predictions = rng.integers(0, 3, (2, 10, 4))
-    config = read("glyphs:cxda,smoke")
-    config["data"] |= {"writers": [5, 5, 5], "drawings": 41}
+    config = replaced(read("glyphs:cxda,smoke"), data={"writers": [5, 5, 5], "drawings": 41})
     folder.mkdir(parents=True)
     write_config(folder, config, data_hash)
     scores = np.sort((labels == predictions).mean(1))

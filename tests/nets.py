@@ -1,7 +1,6 @@
 """Small networks and methods, their inputs and weights, and how near to PyTorch's they must be."""
 
 import contextlib
-import copy
 import functools
 import math
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax.config.reading import default, read
+from cxda_jax.config.reading import checked, default, read, replaced, resolve
 from cxda_jax.config.registry import METHODS
 from cxda_jax.data.store import DomainStore
 from cxda_jax.device.loading import as_store
@@ -95,7 +94,7 @@ def build_method(name, features="pool", **changes) -> Method:
         images = np.zeros((2, 16, 16, 1), np.uint8)
         offsets = np.array([0, 2])
         store = DomainStore(conftest.INFO, images, np.zeros(2, np.int32), offsets, ("train",), ("d0",), "")
-        return experiment.build_method(config.to_dict(), store)
+        return experiment.build_method(checked(resolve(config)), store)
 
 
 class Case(NamedTuple):
@@ -199,11 +198,12 @@ CARD = models.Card(
 def random_model(method: str, side: int = 20, **fields) -> Model:
     """A small model, none of whose parameters and statistics has its initial value. A field is group__name."""
     rng = np.random.default_rng(0)
-    config = copy.deepcopy(read(f"glyphs:{method},smoke"))
-    for name, value in {"net__width": 6, "cxda_any__learned": 3, **fields}.items():
+    config = read(f"glyphs:{method},smoke")
+    heads = 3 if fields.get("net__name", "cnn") == "cnn" else 4
+    for name, value in {"net__width": 6, "cxda_any__learned": 3, **fields, "attention__heads": heads}.items():
         group, field = name.split("__")
-        config.get(group, {})[field] = value
-    config.get("attention", {})["heads"] = 3 if config["net"]["name"] == "cnn" else 4
+        if group in config:
+            config = replaced(config, **{group: {field: value}})
     card = CARD._replace(method=method, shape=(side, side, 1), mean=(0.9,), std=(-0.7,), class_names=tuple("abcdefg"))
     built = experiment.build_method(config, as_store(card))
     images = Images(np.zeros((2, *card.shape), np.float32), np.zeros(2, np.int32))

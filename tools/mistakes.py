@@ -151,8 +151,10 @@ MISTAKES = (
             'sorted((int(p.name) for p in path.glob("*") if p.name.isdecimal()), reverse=True)',
             '[int(n) for n in sorted((p.name for p in path.glob("*")), reverse=True) if n.isdecimal()]',
             ("checkpoints", "train", "identity")),
-    Mistake("train", "methods/optimizers.py", "return optax.chain(optax.add_decayed_weights(weight_decay), optimizer)",
-            "return optax.chain(optimizer, optax.add_decayed_weights(-learning_rate * share * weight_decay))",
+    Mistake("train", "methods/optimizers.py",
+            "return optax.chain(optax.add_decayed_weights(weight_decay), OPTIMIZERS[name](learning_rate, momentum))",
+            "return optax.chain(OPTIMIZERS[name](learning_rate, momentum), "
+            "optax.add_decayed_weights(-learning_rate * weight_decay))",
             ("optimizer", "finetune", "train")),
     # Evaluation, scores and losses.
     Mistake("evaluation", "training/metrics.py", "np.sort(scores)[: max(1, len(scores) // 10)]",
@@ -202,11 +204,11 @@ MISTAKES = (
     # Configs and what is built from them.
     Mistake("config", "config/fields.py", '"weight_decay": Field(1e-4,', '"weight_decay": Field(1e-3,',
             ("configs", "parameters", "build", "overrides")),
-    Mistake("config", "training/experiment.py", 'seed, stream = config["evaluation"]["seed"], STREAMS.index(split)',
-            'seed, stream = config["seed"], STREAMS.index(split)', ("configs", "episodes", "exhaustive", "launch")),
+    Mistake("config", "training/experiment.py", "domains, evaluation.seed, stream, self.store.labels)",
+            "domains, self.config.seed, stream, self.store.labels)", ("configs", "episodes", "exhaustive", "launch")),
     Mistake("config", "training/experiment.py", "epoch = images // 100 // tasks", "epoch = images // 100",
             ("configs", "build", "published", "mesh")),
-    Mistake("config", "methods/finetune.py", 'steps=options["steps"], share=share)', 'steps=options["steps"])',
+    Mistake("config", "methods/finetune.py", 'make_optimizer(**{**training, "learning_rate": rate})', "make_optimizer(**training)",
             ("finetune", "configs", "parameters", "build")),
     # Commands, signals and hosts.
     Mistake("commands", "machine/stops.py", "        _deferring = False\n    _raise_if_received()\n",

@@ -81,9 +81,9 @@ def open_encoder(name: str, options: Options, insist: Insist = lambda about: Non
         return _of_onnx(Path(name).expanduser(), options, insist, plain)
     module, _, function = name.partition(":")
     if not (module and function.isidentifier()):
-        raise UserError(f"encoder={brief(name)}: give a file that ends in .onnx, or module:function")
+        raise UserError("give a file that ends in .onnx, or module:function", "encoder", name)
     if given := [option for option in ("mean", "std", "logits", "maps") if getattr(options, option)]:
-        raise UserError(f"{given[0]} is for ONNX, and a function decides this itself; leave it out")
+        raise UserError("for ONNX, and a function decides this itself", given[0], fix="leave it out")
     return _of_function(name, module, function, options)
 
 
@@ -95,7 +95,7 @@ def _faults(what: str, fix: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as e:
-        raise UserError(f"encoder={brief(what)}: {reason(e)} ({type(e).__name__}); {fix}") from e
+        raise UserError(f"{reason(e)} ({type(e).__name__}); {fix}", "encoder", what) from e
 
 
 def moments(maps: Iterable[tuple[Any, int]]) -> np.ndarray:
@@ -111,14 +111,14 @@ def _checked(given: Mapping[str, Any], count: int, name: str) -> dict[str, np.nd
     """The arrays of so many images as float32. A UserError names the first that cannot be."""
     for key in ("logits", "style"):
         if key not in given:
-            raise UserError(f"encoder={name}: no {key!r}{' and no maps' * (key == 'style')} in its answer; add it")
+            raise UserError(f"no {key!r}{' and no maps' * (key == 'style')} in its answer; add it", "encoder", name)
     for key, x in given.items():
         least = 2 if key == "logits" else 1
         if x.ndim != 2 or len(x) != count or x.shape[1] < least:
             what = f"{key!r} has the form {list(x.shape)}"
-            raise UserError(f"encoder={name}: {what}; give [{count}, columns], with {least} columns or more")
+            raise UserError(f"{what}; give [{count}, columns], with {least} columns or more", "encoder", name)
     if told := as_probabilities(given["logits"]):
-        raise UserError(f"encoder={name}: logits: {told}; give the values before the softmax or sigmoid")
+        raise UserError(f"logits: {told}; give the values before the softmax or sigmoid", "encoder", name)
     return {key: x.astype(np.float32, copy=False) for key, x in given.items()}
 
 
@@ -137,7 +137,7 @@ def _steady(encode: Encode, name: str, fix: str) -> Encode:
             for key, x in answer.items():
                 near = AGREE * np.abs(x[np.isfinite(x)]).max(initial=0)
                 if not np.allclose(x[:count], again[key][-count:], rtol=0, atol=near, equal_nan=True):
-                    raise UserError(f"encoder={name}: {key!r} of an image changes {when}; {fix}")
+                    raise UserError(f"{key!r} of an image changes {when}; {fix}", "encoder", name)
 
     def steady(pixels: np.ndarray) -> dict[str, np.ndarray]:
         nonlocal first
@@ -155,16 +155,16 @@ def _of_function(text: str, module: str, name: str, options: Options) -> Encoder
     with _faults(text, f"{module} must be a module of this folder, or an installed one"):
         function = getattr(importlib.import_module(module), name, None)
     if not callable(function):
-        raise UserError(f"encoder={brief(text)}: {module} has no function {name}; name one of that module")
+        raise UserError(f"{module} has no function {name}; name one of that module", "encoder", text)
 
     def encode(pixels: np.ndarray) -> dict[str, np.ndarray]:
         with _faults(text, "mend the function; --debug shows where"):
             given: Any = function(pixels.copy())  # which it may change
             if not isinstance(given, Mapping):
                 what = f"it gives a {type(given).__name__}"
-                raise UserError(f"encoder={brief(text)}: {what}; give a dict with logits, and with style or maps")
+                raise UserError(f"{what}; give a dict with logits, and with style or maps", "encoder", text)
             names = [key for key in ("logits", "features", "style") if key in given]
-            what = f"encoder={brief(text)}"
+            what = f"--encoder={brief(text)}"
             answer = {key: as_array(f"{what}: {key}", given[key], np.float32) for key in names}
             if "maps" in given and "style" not in given:
                 own = [as_array(f"{what}: maps", x, np.float32) for x in given["maps"]]
@@ -173,7 +173,7 @@ def _of_function(text: str, module: str, name: str, options: Options) -> Encoder
                     channels_first = x.ndim == 4 and x.shape[1] != x.shape[2] == x.shape[3]
                     if x.ndim not in (3, 4) or len(x) != len(pixels) or channels_first:
                         what = f"a map has the form {list(x.shape)}"
-                        raise UserError(f"encoder={brief(text)}: {what}; give [{len(pixels)}, h, w, channels]")
+                        raise UserError(f"{what}; give [{len(pixels)}, h, w, channels]", "encoder", text)
                 answer["style"] = moments((x, -1) for x in maps)
         return _checked(answer, len(pixels), brief(text))
 
@@ -214,11 +214,11 @@ class Graph(NamedTuple):
 
 
 def read_graph(path: Path, options: Options, insist: Insist = lambda about: None) -> Graph:
-    with needing(f"encoder={path}", "onnx"):
+    with needing(f"--encoder={path}", "onnx"):
         import onnx
         import onnxruntime  # noqa: F401
     if not path.is_file():
-        raise UserError(f"encoder={path}: no such file; give one that ends in .onnx, or module:function")
+        raise UserError("no such file; give one that ends in .onnx, or module:function", "encoder", path)
     with _faults(str(path), "export it again"):
         model = onnx.load(path, load_external_data=False)
         _insist_on_beside(model, path.parent)
@@ -226,7 +226,7 @@ def read_graph(path: Path, options: Options, insist: Insist = lambda about: None
         source, graph = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest(), model.graph
         insist({"encoder_sha256": source})
         if given := {*options.maps} & {v.name for v in graph.input}:
-            raise UserError(f"maps={given.pop()}: the input's moments are in the style already; leave it out")
+            raise UserError("the input's moments are in the style already; leave it out", "maps", given.pop())
         image, axis, side = _sized(graph, options)
         del graph.value_info[:]  # of other sizes
         known = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
@@ -250,7 +250,7 @@ def _insist_on_beside(model: Any, folder: Path) -> None:
             steps = [path, *path.parents][: len(Path(place).parts)]
             if os.path.isabs(place) or ".." in Path(place).parts or any(step.is_symlink() for step in steps):
                 what = f"the weights {brief(repr(place), 60)} of the graph lie outside its folder, or are a link"
-                raise UserError(f"encoder: {what}; put the file itself beside the graph, or export it again")
+                raise UserError(f"{what}; put the file itself beside the graph, or export it again", "encoder")
             insist_on_file(path, "put it back, or export the graph again")
 
 
@@ -332,12 +332,12 @@ def _sized(graph: Any, options: Options) -> tuple[Any, int, int]:
     dims: Any = inputs[0].shape.dim if len(inputs) == 1 else ()
     axis = next((i for i in (1, 3) if len(dims) == 4 and dims[i].dim_value in (1, 3)), 0)
     if not axis or inputs[0].elem_type not in FLOATS:
-        raise UserError("encoder: its input is not one of float images [n, 3, h, w] or [n, h, w, 3]; export it so")
+        raise UserError("its input is not one of float images [n, 3, h, w] or [n, h, w, 3]; export it so", "encoder")
     places = [dims[i] for i in range(1, 4) if i != axis]
     side = options.size or max(d.dim_value for d in places) or SIDE
     if any(d.dim_value not in (0, side) for d in places):
         fixed = " x ".join(str(d.dim_value) for d in places)
-        raise UserError(f"size={side}: the graph takes {fixed} pixels; give its side, or export it with a free size")
+        raise UserError(f"the graph takes {fixed} pixels; give its side, or export it with a free size", "size", side)
     for d in places:
         d.dim_value = side
     dims[0].dim_value = dims[0].dim_value or options.batch
@@ -347,8 +347,8 @@ def _sized(graph: Any, options: Options) -> tuple[Any, int, int]:
 
 def _insist_on_size(side: int, batch: int) -> None:
     if not 0 < batch * side**2 <= MOST:
-        what = f"size={side}: {batch} images of {side} x {side} pixels at once are more than {MOST:,} pixels"
-        raise UserError(f"{what}; give a smaller size or a smaller batch, or export the graph for one")
+        told = f"{batch} images of {side} x {side} pixels at once are more than {MOST:,} pixels"
+        raise UserError(told, "size", side, "give a smaller size or a smaller batch, or export the graph for one")
 
 
 def _numbers(name: str, given: Sequence[Any], channels: int) -> list[float]:
@@ -358,10 +358,8 @@ def _numbers(name: str, given: Sequence[Any], channels: int) -> list[float]:
     except (ValueError, ZeroDivisionError):
         numbers = []
     if len(numbers) not in (1, channels) or name == "std" and min(numbers) <= 0:
-        what = f"{name}={brief(','.join(map(str, given)), 40)}"
-        raise UserError(
-            f"{what}: give one number, or one for each of {channels} channels{', above 0' * (name == 'std')}"
-        )
+        told = f"give one number, or one for each of {channels} channels{', above 0' * (name == 'std')}"
+        raise UserError(told, name, ",".join(map(str, given)))
     return numbers * (channels // len(numbers))
 
 
@@ -369,7 +367,7 @@ def _logits(graph: Any, shapes: Mapping[str, list[int]], asked: str) -> str:
     found = [v.name for v in graph.output if len(shapes[v.name]) == 2]
     if not asked and len(found) != 1:
         what = f"{len(found)} outputs have the form [n, classes] ({brief(', '.join(found))})"
-        raise UserError(f"logits: {what}; name a tensor of the graph")
+        raise UserError(f"{what}; name a tensor of the graph", "logits")
     return choose("logits", asked or found[0], shapes)
 
 
@@ -404,7 +402,7 @@ def _maps(nodes: Sequence[Any], shapes: Mapping[str, list[int]], asked: Sequence
         elif before and node.op_type not in MOVE:
             axes[name] = before[0]
     if wrong := [name for name in asked if len(shapes[choose("maps", name, shapes)]) not in (3, 4)]:
-        raise UserError(f"maps={wrong[0]}: has the form {shapes[wrong[0]]}; name tensors of 3 or 4 axes")
+        raise UserError(f"has the form {shapes[wrong[0]]}; name tensors of 3 or 4 axes", "maps", wrong[0])
     if asked:
         return {name: axes.get(name, 1 if len(shapes[name]) == 4 else 2) for name in asked}
     unfinished = {node.input[0] for node in nodes if node.op_type in FINISH}

@@ -85,7 +85,7 @@ def listed(where: Path) -> Listing:
             say(f"warning: {where}: not read: {some_of(others, where)}")
         found = Listing(where, [str(p.relative_to(where)) for p in images], domains, labels)
     if not found.paths:
-        raise UserError(f"images={where}: no images; give a folder DOMAIN/CLASS/IMAGE or DOMAIN/IMAGE, or a CSV file")
+        raise UserError("no images; give a folder DOMAIN/CLASS/IMAGE or DOMAIN/IMAGE, or a CSV file", "images", where)
     return found
 
 
@@ -96,9 +96,9 @@ def read_classes(path: Path) -> list[str]:
     try:
         names = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"classes={path}: not readable ({reason(e)}); {fix}") from None
+        raise UserError(f"not readable ({reason(e)}); {fix}", "classes", path) from None
     if not names or "" in names or len({*names}) < len(names):
-        raise UserError(f"classes={path}: it is empty, or a line is, or two are equal; {fix}")
+        raise UserError(f"it is empty, or a line is, or two are equal; {fix}", "classes", path)
     return names
 
 
@@ -108,10 +108,11 @@ def class_numbers(listing: Listing, classes: list[str], columns: int) -> tuple[l
     names = classes or (given if given and not listing.are_numbers else [str(i) for i in range(columns)])
     if len(names) != columns:
         what = f"{len(names)} are known ({brief(', '.join(names), 40)}), but the logits have {columns} columns"
-        raise UserError(f"classes: {what}; give a file that names each column, one a line")
+        raise UserError(f"{what}; give a file that names each column, one a line", "classes")
     numbers = {"": -1} | {name: i for i, name in enumerate(names)}
     if unknown := [label for label in given if label not in numbers]:
-        raise UserError(f"classes: the label {brief(repr(unknown[0]), 40)} is none of the {columns}; mend one of them")
+        told = f"the label {brief(repr(unknown[0]), 40)} is none of the {columns}"
+        raise UserError(told, "classes", fix="mend one of them")
     return names, np.array([numbers[label] for label in listing.labels])
 
 
@@ -123,7 +124,7 @@ def write_features(listing: Listing, encoder: Encoder, out: Path, fit: str, clas
       classes: names of the columns of logits; if empty, the sorted labels.
     """
     if out.suffix != ".npz":
-        raise UserError(f"out={out}: give the name of a file that ends in .npz")
+        raise UserError("give the name of a file that ends in .npz", "out", out)
     part = out.with_name(f"{out.name}.part")
     about = {"cxda_jax": VERSION, **encoder.about, "fit": fit, "classes": classes, "images": listing.fingerprint()}
     if out.exists():
@@ -281,9 +282,8 @@ def _checked(answer: dict[str, np.ndarray], paths: list[str], listing: Listing, 
         class_numbers(listing, state["about"]["classes"], widths["logits"])  # so that it is refused at once
         state["widths"] = widths
     if widths != state["widths"]:
-        raise UserError(
-            f"encoder: gives {widths} columns, before {state['widths']}; they must be the same for all images"
-        )
+        told = f"gives {widths} columns, before {state['widths']}; they must be the same for all images"
+        raise UserError(told, "encoder")
     return np.concatenate([*answer.values()], axis=1).tobytes()
 
 

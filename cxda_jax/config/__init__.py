@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cxda_jax.config.reading import default, read, shrink, variant
+    from cxda_jax.config.reading import default, read, replaced, shrink, variant
 
-__all__ = ["default", "read", "shrink", "variant"]
+__all__ = ["default", "read", "replaced", "shrink", "variant"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,20 +1,66 @@
-"""Fields of a config: default, range or choices, help, and whether a value is allowed.
+"""Fields of a config: default, range or choices, help; and the values that they have.
 
 FIELDS holds those of every config. A method declares its own groups in its file, and registry.schema() is the table of
 all. The config files, --config.field=value, all checks, --help_config and the documentation follow from it. A default
 of 0 or '' may stand for a value that is derived elsewhere; the help then says so.
 """
 
-import contextlib
 import difflib
 import math
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cxda_jax.errors import UserError, brief
 
-Config = Mapping[str, Any]  # nested dicts of plain values, as in a run's config.json
+
+class Values(dict[str, Any]):
+    """Values that fields have, as JSON has them. They are attributes too, and cannot be changed."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        super().__init__({name: Values(v) if isinstance(v, Mapping) else v for name, v in values.items()})
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("a config cannot be changed; cxda_jax.config.reading.replaced() gives another one")
+
+    __setattr__ = __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse  # pyright: ignore
+
+    def __reduce__(self) -> Any:
+        return type(self), (dict(self),)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"no field {name!r} here; fields: {', '.join(self)}")
+        return self[name]
+
+
+class Config(Values):
+    """A config, once each of its values is in its range: checked() of reading.py makes it.
+
+    Attributes:
+      hash: of the fields that its method reads; see hashed().
+    """
+
+    hash: str
+
+    def __init__(self, values: Mapping[str, Any], hash: str):
+        super().__init__(values)
+        vars(self)["hash"] = hash
+
+    def __reduce__(self) -> Any:
+        return Config, (dict(self), self.hash)
+
+    if TYPE_CHECKING:
+        benchmark: str
+        method: str
+        seed: int
+        smoke: bool
+        net: Values
+        episode: Values
+        augment: Values
+        optimizer: Values
+        train: Values
+        evaluation: Values
+        data: Values
 
 
 class Range(NamedTuple):
@@ -27,6 +73,13 @@ class Range(NamedTuple):
     def holds(self, number: float) -> bool:
         above = self.low <= number if self.closed[0] else self.low < number
         return above and (number <= self.high if self.closed[1] else number < self.high)
+
+    @property
+    def expected(self) -> str:
+        """In words."""
+        least = f"{'at least' if self.closed[0] else 'above'} {self.low:.10g}"
+        most = f" and {'at most' if self.closed[1] else 'below'} {self.high:.10g}"
+        return least + most * math.isfinite(self.high)
 
     def __str__(self) -> str:
         end = "]" if self.closed[1] and self.high < float("inf") else ")"
@@ -42,6 +95,14 @@ class Field(NamedTuple):
     choices: tuple[Any, ...] = ()
     optional: bool = False  # a run that lacks the field gets its default, so a new field leaves older runs usable
     smoke: Any = None  # its value where all programs run in seconds; None: the config's own
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises a UserError if the value is outside the range or the choices; `name` is that of the field."""
+        if self.choices:
+            choose(name, value, self.choices)
+        if self.within and not self.within.holds(value):
+            fault = "must be" if math.isfinite(value) or math.isfinite(self.within.high) else "must be a finite number"
+            raise UserError(f"{fault} {self.within.expected}", name, value)
 
 
 class Group(NamedTuple):
@@ -107,13 +168,11 @@ FIELDS: dict[str, Field | Group] = {
         "skip_small": Field(False, "Leave out domains that have too few images for a task.", optional=True),
     }, at_test=True),
     "augment": AUGMENT,
-    "optimizer": Group("Optimizer of the training, at a constant rate unless a chain has a schedule.", {
+    "optimizer": Group("Optimizer of the training, at a constant rate.", {
         "name": Field("sgd", "The optimizer.", choices=("sgd", "adam")),
         "learning_rate": Field(1e-2, "Learning rate.", POSITIVE),
         "momentum": Field(0.9, "Momentum of sgd.", Range(0, 1, (True, False))),
         "weight_decay": Field(1e-4, "L2, which is added to the gradient as PyTorch does.", NOT_NEGATIVE),
-        "chain": Field("", "optax's calls in place of the fields above, such as clip(1.0), adamw(1e-3); '': none.",
-                       optional=True),
     }),
     "train": Group("The training.", {
         "epochs": Field(100, "Epochs of (training images // 100) episodes each.", Range(0, 100_000)),
@@ -152,53 +211,15 @@ FIELDS: dict[str, Field | Group] = {
 }  # fmt: skip
 
 
-def check(group: Group, **values: Any) -> None:
-    """Raises a UserError for the first of these values that its field of the group may not have."""
-    for name, value in values.items():
-        check_value(name, value, group.fields[name])
-
-
-def check_value(name: str, value: Any, field: Field) -> None:
-    """Raises a UserError if the value is outside the field's range or choices."""
-    if field.choices:
-        choose(name, value, field.choices)
-    if field.within and not field.within.holds(value):
-        low, high = field.within.low, field.within.high
-        expected = f"{'at least' if field.within.closed[0] else 'above'} {low:.10g}"
-        if high < math.inf:
-            expected += f" and {'at most' if field.within.closed[1] else 'below'} {high:.10g}"
-        elif not math.isfinite(value):
-            expected = f"a finite number {expected}"
-        raise UserError(f"{name}={value} must be {expected}")
-
-
 def choose(name: str, value: Any, allowed: Any) -> Any:
     """Returns the value if it is allowed. Otherwise raises a UserError that suggests the nearest one."""
     if value not in allowed:
         near = difflib.get_close_matches(str(value), map(str, allowed), n=1)
         hint, known = f"did you mean {near[0]!r}? " if near else "", ", ".join(map(str, sorted(allowed)))
-        raise UserError(f"{name}={brief(repr(value), 30)} is unknown; {hint}choose from {brief(known, 100)}")
+        raise UserError("unknown", name, value, f"{hint}choose from {brief(known, 100)}")
     return value
 
 
 def lookup(name: str, key: str, table: Mapping[str, Any]) -> Any:
     """The table's entry of this key. Raises a UserError that suggests the nearest key if there is none."""
     return table[choose(name, key, table)]
-
-
-@contextlib.contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """A context in which a UserError names parameters by other names.
-
-    A word counts as a parameter if the message begins with it, if = follows, or if it has an underscore.
-    """
-
-    def rename(word: re.Match[str]) -> str:
-        name, follows = word.groups()
-        is_parameter = name in names and (not word.start() or follows or "_" in name)
-        return f"{names[name]}{follows}" if is_parameter else word[0]
-
-    try:
-        yield
-    except UserError as e:
-        raise UserError(re.sub(r"(?<![\w.'\"=/-])(\w+)(=?)", rename, str(e))) from e

@@ -1,7 +1,6 @@
 """Reads, changes, checks and shows configs. registry.schema() lists their fields."""
 
 import ast
-import contextlib
 import difflib
 import hashlib
 import json
@@ -13,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cxda_jax.config.fields import FIELDS, Config, Field, Group, check_value, choose, renamed
+from cxda_jax.config.fields import FIELDS, Config, Field, Group, choose, lookup
 from cxda_jax.config.registry import METHODS, groups, held, readers, schema
 from cxda_jax.errors import UserError, brief
+from cxda_jax.methods.entry import Entry
 
 Changes = Sequence[tuple[str, str]]  # dotted field, text of its new value
 
@@ -107,7 +107,7 @@ def load(spec: str, changes: Changes = ()) -> Any:
         choose(f"{flag}: config", name, schema())
     for text in [text for name, text in changes if name == "method"]:
         override(config, "method", text)
-    if config.method in METHODS:  # build_method() says what is wrong with another name
+    if config.method in METHODS:  # checked() says what is wrong with another name
         kept = held(config.method, for_tests=True)
         for unread in [name for name in config if name not in kept]:
             del config[unread]
@@ -121,54 +121,95 @@ def resolve(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(config.to_dict()))
 
 
-def read(spec: str, changes: Changes = ()) -> dict[str, Any]:
-    """load() and resolve()."""
-    return resolve(load(spec, changes))
+def read(spec: str, changes: Changes = ()) -> Config:
+    """load(), resolve() and checked()."""
+    return checked(resolve(load(spec, changes)))
+
+
+def checked(fields: Mapping[str, Any]) -> Config:
+    """The config of these values, which are plain ones in nested dicts.
+
+    A UserError names the first field that lacks, or whose value it may not have, alone or beside others.
+    """
+    method = lookup("method", fields["method"], METHODS)
+    for name, entry in (FIELDS | groups()).items():
+        if name not in fields and (name in FIELDS or name in method.groups):
+            raise UserError("missing", name, fix=f"read the config for {fields['method']}, such as :{fields['method']}")
+        for field_name, field in entry.fields.items() if isinstance(entry, Group) and name in fields else ():
+            field.check(f"{name}.{field_name}", fields[name][field_name])
+        if isinstance(entry, Field):
+            entry.check(name, fields[name])
+    _check_together(config := Config(fields, config_hash(hashed(fields))), method)
+    return config
+
+
+def _check_together(config: Config, method: Entry) -> None:
+    """Raises a UserError where values do not go together."""
+    teaches, episode, norm = config.train.support_loss, config.episode, config.get("batch_norm")
+    if teaches not in method.support_loss:
+        known = ", ".join(method.support_loss)
+        raise UserError(f"{config.method} does not know it", "train.support_loss", teaches, f"choose from {known}")
+    if config.evaluation.tasks == "exhaustive" and (episode.shares, episode.mixture) != ("natural", "even"):
+        name = "mixture" if episode.shares == "natural" else "shares"
+        told = "evaluation.tasks=exhaustive asks every image in equal parts"
+        raise UserError(told, f"episode.{name}", episode[name], "leave out one of them")
+    if norm and norm.prior and norm.momentum != 1.0:
+        told = f"batch_norm.momentum={norm.momentum} sets the support's share too"
+        raise UserError(told, "batch_norm.prior", norm.prior, "leave momentum at 1 or prior at 0")
+
+
+def replaced(config: Config, **values: Any) -> Config:
+    """The config with other values: replaced(config, seed=1, train={"steps": 20})."""
+    new = {name: {**config[name], **v} if isinstance(v, Mapping) else v for name, v in values.items()}
+    return checked({**config, **new})
 
 
 def changed(config: Config, changes: Changes) -> Config:
-    """A copy of a resolved config with changes applied."""
+    """The config with changes applied."""
     from ml_collections import ConfigDict
 
-    fields = ConfigDict(config, convert_dict=True)
+    fields = ConfigDict(json.loads(json.dumps(config)))
     for name, text in changes:
         override(fields, name, text)
-    return fields.to_dict()
+    return checked(fields.to_dict())
 
 
-def of_method(config: Config, method: str = "", for_tests: bool = False) -> dict[str, Any]:
-    """A resolved config for a method, or else for its own: with the groups that this one reads, and no others.
+def of_method(config: Mapping[str, Any], method: str = "", for_tests: bool = False) -> Config:
+    """The config for a method, or else for its own: with the groups that this one reads, and no others.
 
-    A group that the config lacks is as it is by default. `for_tests` is as in held().
+    A group that it lacks is as it is by default. `for_tests` is as in held().
     """
-    method, fields = method or config["method"], schema()
-    kept = held(method, for_tests)
+    return checked(_read_by(config, method or config["method"], for_tests))
+
+
+def _read_by(config: Mapping[str, Any], method: str, for_tests: bool = False) -> dict[str, Any]:
+    fields, kept = schema(), held(method, for_tests)
     groups = {n: config[n] if n in config else _default_of(entry) for n, entry in fields.items() if n in kept}
     return groups | {"method": method}
 
 
-def hashed(config: Config) -> dict[str, Any]:
-    """The part of a resolved config that its hash is made of.
+def hashed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a config that its hash is made of.
 
     These are the fields that its method reads, but for optional ones that are as older versions had them. So a new
     method, or a new optional field, changes no hash.
     """
-    kept, fields = of_method(config), schema()
+    kept, fields = _read_by(config, config["method"]), schema()
     return {name: _hashed(group, entry.fields) if isinstance(entry := fields[name], Group) else group
             for name, group in kept.items()}  # fmt: skip
 
 
-def _hashed(group: Config, fields: Mapping[str, Field]) -> dict[str, Any]:
+def _hashed(group: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
     usual = {name for name, field in fields.items() if field.optional and group.get(name) == field.default}
     return {name: value for name, value in group.items() if name not in usual}
 
 
-def config_hash(config: Config) -> str:
-    """A hash of a resolved config."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+def config_hash(values: Any) -> str:
+    """A hash of values that JSON can hold."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def differences(a: Config, b: Config, prefix: str = "config.") -> dict[str, tuple[Any, Any]]:
+def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "config.") -> dict[str, tuple[Any, Any]]:
     """Dotted fields in which two configs differ, with both values."""
     differing = {}
     for name in sorted({*a, *b}):
@@ -188,22 +229,22 @@ def override(config: Any, name: str, text: str) -> None:
     from ml_collections import ConfigDict
 
     parent = node = config
-    parts = name.split(".")
+    parts, flag = name.split("."), f"--config.{brief(name)}"
     for depth, part in enumerate(parts):
-        at = f"--config.{brief(name)}: {'.'.join(['config', *parts[:depth]])}"
+        at = ".".join(["config", *parts[:depth]])
         lacks = f"no field {brief(repr(part), 30)}"
         if not isinstance(node, ConfigDict):
-            raise UserError(f"{at} is a single value, it has {lacks}")
+            raise UserError(f"{at} is a single value, it has {lacks}", flag)
         if not depth and part in groups() and part not in node:
             only = ", ".join(readers(part))
-            raise UserError(f"--config.{brief(name)}: {config.method} does not read it, only {only}; leave it out")
+            raise UserError(f"{config.method} does not read it, only {only}", flag, fix="leave it out")
         if part not in node:
             near = difflib.get_close_matches(part, list(node), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"fields: {', '.join(sorted(node))}"
-            raise UserError(textwrap.shorten(f"{at} has {lacks}; {hint}", 200, placeholder=" ..."))
+            raise UserError(f"{at} has {lacks}", flag, fix=textwrap.shorten(hint, 80, placeholder=" ..."))
         parent, node = node, node[part]
     if isinstance(node, ConfigDict):
-        raise UserError(f"--config.{name} is a group; set one of its fields: {', '.join(sorted(node))}")
+        raise UserError("it is a group", flag, fix=f"set one of its fields: {', '.join(sorted(node))}")
     parent[parts[-1]] = _value(name, text, node)
 
 
@@ -228,60 +269,54 @@ def _value(name: str, text: str, present: Any) -> Any:
         return value
     except (KeyError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         what = "finite float" if kind is float else kind.__name__
-        raise UserError(
-            f"--config.{name}={brief(text)}: expected {'an' if what == 'int' else 'a'} {what} such as {present!r}"
-        ) from None
+        expected = f"expected {'an' if what == 'int' else 'a'} {what} such as {present!r}"
+        raise UserError(expected, f"--config.{name}", brief(text)) from None
 
 
-# Checking values.
-
-
-def check_all(config: Config) -> None:
-    """Raises a UserError that names the first field of a resolved config with a value that it may not have."""
-    for name, entry in schema().items():
-        if name not in config:
-            continue
-        for field_name, field in entry.fields.items() if isinstance(entry, Group) else [("", entry)]:
-            value = config[name][field_name] if field_name else config[name]
-            check_value(f"{name}.{field_name}" if field_name else name, value, field)
-
+# Configs of earlier versions.
 
 # Fields of earlier versions, and the value that runs may still hold.
-RETIRED = {"attention.sink": False, "cxda_any.plain": 0.5}
+RETIRED = {"attention.sink": False, "cxda_any.plain": 0.5, "optimizer.chain": ""}
 
 
-def check_stored(config: Config, where: str, fix: str) -> dict[str, Any]:
+def check_stored(config: Mapping[str, Any], where: str, fix: str) -> Config:
     """A config from a file as this version would write it, with the defaults of optional fields that it lacks.
 
-    Raises a UserError unless it has all fields, no others, and values of their types. The fields of `data` differ from
-    benchmark to benchmark and are not checked. Messages begin with `where` and end with `fix`.
+    Raises a UserError unless it has all fields, no others, and values that they may have. The fields of `data` differ
+    from benchmark to benchmark and are not checked. Messages begin with `where` and end with `fix`.
     """
     own = config.get("cxda_any")
     if isinstance(own, dict) and own.get("prior") == 0:  # once said that the running statistics alone count
         config = {**config, "cxda_any": {**own, "prior": 20.0, "running": True}}
     there = {name: entry for name, entry in schema().items() if name in config or name in FIELDS}
-    return of_method(_stored_fields(config, where, fix, there), for_tests=True)
+    whole = _stored_fields(config, where, fix, there)
+    try:
+        return of_method(whole, for_tests=True)
+    except UserError as e:
+        raise UserError(e.told, f"{where}.{e.field}", e.value, fix) from None
 
 
-def _stored_fields(config: Config, where: str, fix: str, fields: Mapping[str, Field | Group]) -> dict[str, Any]:
+def _stored_fields(
+    config: Mapping[str, Any], where: str, fix: str, fields: Mapping[str, Field | Group]
+) -> dict[str, Any]:
     config = {n: v for n, v in config.items() if (".".join(f"{where}.{n}".split(".")[-2:]), v) not in RETIRED.items()}
     for name in config:
         if name not in fields:
-            raise UserError(f"{where}.{brief(name, 40)}: this version has no such field; {fix}")
+            raise UserError("this version has no such field", f"{where}.{brief(name, 40)}", fix=fix)
     for name, entry in fields.items():
         at = f"{where}.{name}"
         if name not in config and isinstance(entry, Field) and entry.optional:
             config[name] = entry.default
         if name not in config:
-            raise UserError(f"{at}: missing, though this version has that field; {fix}")
+            raise UserError("missing, though this version has that field", at, fix=fix)
         value = config[name]
         if isinstance(entry, Group):
             if not isinstance(value, dict):
-                raise UserError(f"{at}={brief(repr(value), 40)}: expected a group of fields; {fix}")
+                raise UserError("expected a group of fields", at, value, fix)
             if name != "data":
                 config[name] = _stored_fields(value, at, fix, entry.fields)
         elif not _is_like(value, entry.default):
-            raise UserError(f"{at}={brief(repr(value), 40)}: expected {entry.default!r} or the like; {fix}")
+            raise UserError(f"expected {entry.default!r} or the like", at, value, fix)
     return config
 
 
@@ -290,12 +325,6 @@ def _is_like(value: Any, default: Any) -> bool:
     if isinstance(default, tuple):
         return isinstance(value, list | tuple) and all(type(v) is type(default[0]) for v in value)
     return type(value) in (int, float) if isinstance(default, float) else type(value) is type(default)
-
-
-def as_fields(config: Config, *groups: str) -> contextlib.AbstractContextManager[None]:
-    """A context in which a UserError about a parameter, momentum=2.0, names the field of these groups,
-    batch_norm.momentum."""
-    return renamed({name: f"{group}.{name}" for group in reversed(groups) for name in config.get(group, ())})
 
 
 # Showing the fields.

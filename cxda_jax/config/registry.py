@@ -9,7 +9,7 @@ Another package adds a method without a change here. An entry point in its pypro
 from collections.abc import Collection
 
 from cxda_jax.config.extensions import added
-from cxda_jax.config.fields import FIELDS, Field, Group
+from cxda_jax.config.fields import FIELDS, Field, Group, lookup
 from cxda_jax.methods import (
     anytime,
     cml,
@@ -78,5 +78,6 @@ def held(method: str, for_tests: bool = False) -> Collection[str]:
     With `for_tests`, a training that others start from has what their tests read too. What a method of another package
     reads is not among it, so that the training can be read where that package is missing.
     """
+    own = lookup("method", method, METHODS).groups
     of_own = [item for name in OWN for item in METHODS[name].groups.items() if for_tests and method in STARTS]
-    return {*FIELDS, *METHODS[method].groups, *(name for name, group in of_own if group.at_test)}
+    return {*FIELDS, *own, *(name for name, group in of_own if group.at_test)}

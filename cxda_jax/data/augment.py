@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.config.fields import AUGMENT, SHARE, Field, Group, Range, check
+from cxda_jax.config.fields import SHARE, Field, Group, Range
 from cxda_jax.errors import UserError
 from cxda_jax.types import Array
 
@@ -25,11 +25,6 @@ class Weak(NamedTuple):
     rotate: float = 30.0  # degrees, uniform in -rotate..rotate; 0 switches it off
     fill: float = 0.0  # the value in 0..1 of pixels from outside the image
     probability: float = 0.5  # of each part
-
-
-def check_weak(options: Weak) -> None:
-    """Raises a UserError that names the first wrong option."""
-    check(AUGMENT, **options._asdict())
 
 
 def weak(key: Array, pixels: Array, options: Weak) -> Array:
@@ -124,10 +119,9 @@ STRONG = Group("Augmentation in sf_ocda and cotta; 0 switches a part off.", {
 
 
 def check_strong(options: Strong) -> None:
-    """Raises a UserError that names the first wrong option."""
-    check(STRONG, **options._asdict())
+    """Raises a UserError for a blur that no kernel has."""
     if 0 < options.blur < SHARPEST:
-        raise UserError(f"blur={options.blur} must be at least {SHARPEST} and at most 1, or 0 to switch it off")
+        raise UserError(f"must be at least {SHARPEST}, or 0 to switch it off", "strong.blur", options.blur)
 
 
 def strong(key: Array, pixels: Array, options: Strong) -> Array:

@@ -111,22 +111,24 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str, part: Part | N
     """Raises a UserError if a split of the store, or its images in a part of it, cannot give such tasks."""
     for field in ("num_query",) if spec.mixed else ("num_domains", "per_domain", "num_query"):
         if getattr(spec, field) < 1:
-            raise UserError(f"{field}={getattr(spec, field)} must be at least 1")
+            raise UserError("must be at least 1", f"episode.{field}", getattr(spec, field))
     if spec.replacement and spec.shares != "natural":
-        raise UserError(f"shares={spec.shares!r}: images are drawn without replacement; leave replacement at False")
+        told, fix = "images are drawn without replacement", "leave episode.replacement at False"
+        raise UserError(told, "episode.shares", spec.shares, fix)
     domains, sizes = domains_for(spec, store, split, part)
-    where, fix = f"split {split!r} of {store.info.name}", "lower num_domains, per_domain or num_query"
+    where, fix = f"split {split!r} of {store.info.name}", "lower episode.num_domains, per_domain or num_query"
     if spec.mixed:
         if sizes.sum() < spec.num_query:
             raise UserError(f"{where} has {sizes.sum()} images, a mixed batch needs {spec.num_query}: {fix}")
         return
     if len(domains) < spec.num_domains:
-        fix = f"set num_domains={len(domains)}" if len(domains) else "give it some"
+        fix = f"set episode.num_domains={len(domains)}" if len(domains) else "give it some"
         large = f" with {spec.least} images" * spec.skip_small
-        raise UserError(f"num_domains={spec.num_domains}, but {where} has {len(domains)} domains{large}; {fix}")
+        told = f"{where} has {len(domains)} domains{large}"
+        raise UserError(told, "episode.num_domains", spec.num_domains, fix)
     if sizes.min() < spec.least:
         smallest = brief(repr(store.domain_names[domains[sizes.argmin()]]))
-        what = f"has {sizes.min()} images, per_domain + num_query needs {spec.least}"
+        what = f"has {sizes.min()} images, episode.per_domain + episode.num_query needs {spec.least}"
         raise UserError(f"domain {smallest} of split {split!r} {what}; drop the domain or ask for fewer")
 
 

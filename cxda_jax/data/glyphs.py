@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
 from cxda_jax.data.store import Domain, DomainStore, StoreInfo, cached_store
-from cxda_jax.errors import UserError, brief
+from cxda_jax.errors import UserError
 
 VERSION = 1  # goes up whenever a pixel changes
 SIDE = 28
@@ -73,8 +73,7 @@ def open_glyphs(
         drawings: Of each writer.
     """
     if len(writers) != 3 or min(writers) < 1:
-        counts = brief(repr(tuple(writers)))
-        raise UserError(f"writers={counts}: give three counts of at least 1, for train, val and test")
+        raise UserError("expected three counts of at least 1, for train, val and test", "writers", tuple(writers))
     check(seed, writers=max(writers), drawings=drawings)
     tag = hashlib.sha256(repr((VERSION, seed, tuple(writers), drawings)).encode()).hexdigest()[:10]
     store = cached_store(Path(data_dir) / f"glyphs-{tag}", lambda: (INFO, domains(seed, tuple(writers), drawings)))
@@ -94,10 +93,10 @@ def domains(seed: int = 0, writers: tuple[int, ...] = (240, 40, 60), drawings: i
 def check(seed: int, **counts: int) -> None:
     """Raises a UserError unless the seed is one and the counts lie in 1..MOST."""
     if seed < 0:
-        raise UserError(f"seed={seed} must not be negative")
+        raise UserError("must not be negative", "seed", seed)
     for field, count in counts.items():
         if not 1 <= count <= MOST:
-            raise UserError(f"{field}={count} must be at least 1 and at most {MOST}")
+            raise UserError(f"must be at least 1 and at most {MOST}", field, count)
 
 
 def draw_characters(rng: np.random.Generator, face: str, labels: np.ndarray) -> np.ndarray:

@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cxda_jax.adapter.adapter import is_adapter
-from cxda_jax.config.fields import lookup
-from cxda_jax.config.reading import check_stored
-from cxda_jax.config.registry import METHODS
+from cxda_jax.config.reading import check_stored, of_method
 from cxda_jax.data.store import DomainStore, StoreInfo, fault_of_images
 from cxda_jax.device.attached import attach
 from cxda_jax.device.model import Model, Programs
@@ -48,10 +46,9 @@ def _trained(folder: Path, method: str) -> Model:
     if fault := fault_of_images(card._asdict()):
         raise UserError(f"{folder}/{models.CARD}: {fault}; {models.AGAIN}")
     where = f"{folder}/{models.CONFIG}"
-    config = {**check_stored(read_object(folder / models.CONFIG, models.AGAIN), f"{where}: config", models.AGAIN)}
+    config = check_stored(read_object(folder / models.CONFIG, models.AGAIN), f"{where}: config", models.AGAIN)
     name = method or card.method
-    lookup("method", name, METHODS)
-    built = build_method({**config, "method": name}, as_store(card))
+    built = build_method(of_method(config, name), as_store(card))
     if name != card.method and card.method not in (built.trains_as, f"{built.trains_as}_iid"):
         raise UserError(
             f"method={name!r}: {folder} was trained as {card.method}, from which it cannot start; "

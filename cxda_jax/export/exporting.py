@@ -15,6 +15,7 @@ import numpy as np
 from cxda_jax.adapter.adapter import is_adapter
 from cxda_jax.adapter.encoders import open_encoder
 from cxda_jax.adapter.features import read_labelled
+from cxda_jax.config.reading import of_method
 from cxda_jax.device.adapting import FAULTS, fitted, listed
 from cxda_jax.device.attached import Attached, Rows, attach
 from cxda_jax.device.loading import find_model, load
@@ -234,7 +235,7 @@ def test_tasks(model: Model, data_dir: str, places: int, count: int) -> list[Tas
         fix = "give a folder of images in check_images"
         raise UserError(f"export: an adapter has no data set of its own to compare on; {fix}")
     try:
-        experiment = build({**model.config, "method": model.method.name}, data_dir, splits=("test",))
+        experiment = build(of_method(model.config, model.method.name), data_dir, splits=("test",))
     except UserError as e:
         fix = "give the folder of its data, or images of your own in check_images"
         raise UserError(f"{e}; the programs are compared on test tasks of the model's data: {fix}") from None

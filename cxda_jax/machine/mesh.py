@@ -44,7 +44,8 @@ def mesh_for(tasks: int) -> Mesh | None:
         return mesh_of(max(n for n in range(1, count + 1) if tasks % n == 0))
     if tasks % count:
         of = f"{count} devices of {jax.process_count()} processes"
-        raise UserError(f"tasks_per_step={tasks} cannot be shared by {of}; make it a multiple of {count}")
+        fix = f"make it a multiple of {count}"
+        raise UserError(f"{of} cannot share them", "train.tasks_per_step", tasks, fix)
     return mesh_of(count)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.config.fields import POSITIVE, SHARE, Field, Group, Range, check
+from cxda_jax.config.fields import POSITIVE, SHARE, Field, Group, Range
 from cxda_jax.methods.cxda import WithMemory, cxda
 from cxda_jax.methods.entry import RED, Config, Entry, Style
 from cxda_jax.methods.erm import adapt_statistics, encode, outcome
@@ -45,7 +45,6 @@ def cxda_any(net: Classifier, full: float = 0.0, prior: float = 20.0, running: b
       prior: as how many images the running statistics count beside the support's, in adapt().
       running: the running statistics alone count.
     """
-    check(CXDA_ANY_FIELDS, full=full, prior=prior)
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         both = jax.tree.map(lambda *x: jnp.concatenate(x), episode.query, episode.support)
@@ -79,7 +78,7 @@ def random_subsets(key: Array, n: int, full: float) -> Array:
 
 
 def _build(config: Config, inputs: Inputs) -> Method:
-    options = config["cxda_any"]
+    options = config.cxda_any
     net = build_attending_net(config, inputs, learned=options["learned"])
     return cxda_any(net, options["full"], options["prior"], options["running"])
 

@@ -60,7 +60,7 @@ def cml(net: Classifier) -> Method:
 
 
 def _build(config: Config, inputs: Inputs) -> Method:
-    return cml(build_context_net(config, inputs, **config["cml"]))
+    return cml(build_context_net(config, inputs, **config.cml))
 
 
 CML = Entry(_build, {"cml": CML_FIELDS}, style=Style(GREEN, "D", (5, 1.5, 1, 1.5)), varied=True)

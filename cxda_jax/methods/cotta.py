@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cxda_jax.config.fields import COUNT, SHARE, Field, Group, Range, check
+from cxda_jax.config.fields import COUNT, SHARE, Field, Group, Range
 from cxda_jax.data import augment
-from cxda_jax.errors import UserError
 from cxda_jax.losses import consistency
 from cxda_jax.methods.entry import ORANGE, Config, Entry, Style
 from cxda_jax.methods.erm import calibrated
@@ -85,9 +84,6 @@ def cotta(
         their own it leaves out a smaller last batch.
     """
     copies, average, restore, quantile, margin, answer = teaching
-    if support < 1:
-        raise UserError(f"support={support} must be at least 1")
-    check(COTTA_FIELDS, **teaching._asdict())
     augment.check_strong(strong)
 
     def calibrate(variables: Variables, known: Known) -> Variables:
@@ -156,8 +152,8 @@ def restored(key: Array, params: Any, anchor: Any, probability: float) -> Any:
 
 
 def _build(config: Config, inputs: Inputs) -> Method:
-    support = config["episode"]["num_domains"] * config["episode"]["per_domain"]
-    strong, teaching = augment.Strong(**config["strong"]), Teaching(**config["cotta"])
+    support = config.episode.num_domains * config.episode.per_domain
+    strong, teaching = augment.Strong(**config.strong), Teaching(**config.cotta)
     return cotta(build_net(config, inputs), build_tuning(config), strong, teaching, support)
 
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.config.fields import check, choose
 from cxda_jax.methods.entry import BLUE, PURPLE, RED, SKY, Config, Entry, Style
 from cxda_jax.methods.erm import BATCH_NORM, adapt_statistics, encode_both, erm, outcome, share_of
 from cxda_jax.nets.attention import ATTENTION
@@ -137,8 +136,6 @@ def attending(
         they teach, each image attending to the others.
       prior: as in bn().
     """
-    check(BATCH_NORM, statistics=statistics)
-    choose("support_loss", support_loss, SUPPORT_LOSS)
     (remember, answer, touch_all), share = parts, share_of(momentum, prior)
 
     def init(key: Array, images: Images) -> Variables:
@@ -182,9 +179,9 @@ def _entry(make: Callable[..., Method], style: Style, features: str = "", **more
     """An entry of the family. `features` is what its tokens always are; "" leaves that to the config."""
 
     def build(config: Config, inputs: Inputs) -> Method:
-        norm = {name: value for name, value in config["batch_norm"].items() if name != "test_time_only"}
+        norm = {name: value for name, value in config.batch_norm.items() if name != "test_time_only"}
         net = build_attending_net(config, inputs, features)
-        return make(net, **norm, support_loss=config["train"]["support_loss"])
+        return make(net, **norm, support_loss=config.train.support_loss)
 
     return Entry(build, {"attention": ATTENTION, "batch_norm": BATCH_NORM}, style, support_loss=SUPPORT_LOSS, **more)
 

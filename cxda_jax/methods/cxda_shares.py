@@ -16,7 +16,7 @@ import numpy as np
 import scipy.linalg
 from flax import linen as nn
 
-from cxda_jax.config.fields import COUNT, POSITIVE, Field, Group, Range, check
+from cxda_jax.config.fields import COUNT, POSITIVE, Field, Group, Range
 from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.entry import RED, Config, Entry, Style
 from cxda_jax.methods.erm import erm
@@ -94,7 +94,6 @@ def cxda_shares(
       maps: so many of the trunk's maps, spread over its depth, whose moments are an image's style.
       em_steps: steps of EM for the shares of the classes.
     """
-    check(CXDA_SHARES_FIELDS, rank=rank, maps=maps, em_steps=em_steps)
     adapter = ShareAdapter(net.head.num_classes, rank, em_steps)
 
     def describe(variables: Variables, pixels: Array) -> tuple[Array, Array]:
@@ -269,7 +268,7 @@ def draw_present(key: Array, n: int) -> Array:
 
 
 def _build(config: Config, inputs: Inputs) -> Method:
-    options = {name: config["cxda_shares"][name] for name in ("rank", "maps", "em_steps")}
+    options = {name: config.cxda_shares[name] for name in ("rank", "maps", "em_steps")}
     return cxda_shares(build_net(config, inputs), **options)
 
 

@@ -23,8 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.config.fields import NOT_NEGATIVE, POSITIVE, SHARE, Field, Group, check, choose
-from cxda_jax.errors import UserError
+from cxda_jax.config.fields import NOT_NEGATIVE, POSITIVE, SHARE, Field, Group
 from cxda_jax.losses import cross_entropy
 from cxda_jax.machine import backend
 from cxda_jax.methods.entry import BLACK, GREY, ORANGE, WINE, Config, Entry, Style
@@ -90,9 +89,7 @@ def bn(
       test_time_only: adapt the checkpoints of erm, without a training of its own.
       prior: if above 0, the share of n support images is n / (n + prior), in place of `momentum`.
     """
-    check(BATCH_NORM, statistics=statistics)
     share = share_of(momentum, prior)
-    choose("support_loss", support_loss, ("none", "own"))
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
         maps, query_maps, exact, seen = encode_both(net, variables, episode, statistics, share)
@@ -109,17 +106,11 @@ def bn(
 
 def bn_alpha(net: Classifier, prior: float = 16.0) -> Method:
     """bn() on the checkpoint of erm, with the share n / (n + prior)."""
-    check(BN_ALPHA_FIELDS, prior=prior)
     return bn(net, prior=prior, test_time_only=True)._replace(name="bn_alpha")
 
 
 def share_of(momentum: float, prior: float) -> Callable[[int], float]:
     """A function of the number of support images: their share in the statistics that the query sees; see bn()."""
-    check(BATCH_NORM, momentum=momentum, prior=prior)
-    if prior and momentum != 1.0:
-        raise UserError(
-            f"momentum={momentum} and prior={prior} both set the support's share; leave momentum at 1 or prior at 0"
-        )
     return lambda count: count / (count + prior) if prior else momentum
 
 
@@ -204,7 +195,7 @@ def places(support: Images) -> Array:
 
 
 def _bn(config: Config, inputs: Inputs) -> Method:
-    return bn(build_net(config, inputs), **config["batch_norm"], support_loss=config["train"]["support_loss"])
+    return bn(build_net(config, inputs), **config.batch_norm, support_loss=config.train.support_loss)
 
 
 def entry_of(make: Callable[..., Method], groups: Mapping[str, Group], style: Style, **more: Any) -> Entry:

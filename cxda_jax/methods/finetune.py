@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, SHARE, Field, Group, Range, check
+from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, SHARE, Field, Group, Range
 from cxda_jax.data import augment
 from cxda_jax.errors import UserError
 from cxda_jax.losses import cross_entropy, entropy, infomax
@@ -92,7 +92,6 @@ def sf_ocda(
       draw: "step": one decision for the whole support at each step; "image": one for each image.
       confidence: support images whose largest probability in the checkpoint is below this do not teach.
     """
-    check(SF_OCDA_FIELDS, probability=probability, draw=draw, confidence=confidence)
     augment.check_strong(strong)
 
     def objective_on(variables: Variables, pixels: Array) -> Objective:
@@ -147,7 +146,6 @@ def _descending(net: Classifier, tuning: FineTuning, objective_on: Callable[[Var
 
 def starting_from_erm(net: Classifier, tuning: FineTuning) -> Method:
     """erm() as the base of a method that fine-tunes erm's checkpoint."""
-    check(FINETUNE, steps=tuning.steps, trainable=tuning.trainable, statistics=tuning.statistics)
     return erm(net)._replace(trains_as="erm", feed_forward=False, uses_support=True)
 
 
@@ -169,7 +167,8 @@ def trained_part(tuning: FineTuning, variables: Variables) -> optax.GradientTran
         return tuning.optimizer
     normalised = {_parent(path) for path, _ in jax.tree_util.tree_leaves_with_path(variables["batch_stats"])}
     if not normalised:
-        raise UserError("trainable='batch_norm': the network has no batch normalisation to train; take 'all'")
+        told = "the network has no batch normalisation to train"
+        raise UserError(told, "finetune.trainable", "batch_norm", "take 'all'")
     labels = jax.tree_util.tree_map_with_path(lambda path, _: _parent(path) in normalised, variables["params"])
     return optax.multi_transform({True: tuning.optimizer, False: optax.set_to_zero()}, labels)
 
@@ -189,16 +188,17 @@ def _parent(path: Any) -> str:
 
 def build_tuning(config: Config) -> FineTuning:
     """The options that a config asks for. The optimiser is that of the training, at a share of its rate."""
-    optimizer, options = config["optimizer"], dict(config["finetune"])
-    share = options.pop("rate")
-    if not optimizer["learning_rate"] * share < math.inf:
-        raise UserError(f"finetune.rate={share} makes the rate infinite; lower it or optimizer.learning_rate")
-    return FineTuning(make_optimizer(**optimizer, steps=options["steps"], share=share), **options)
+    training, tuning = config.optimizer, config.finetune
+    if not (rate := training.learning_rate * tuning.rate) < math.inf:
+        told = f"times optimizer.learning_rate={training.learning_rate} it is infinite"
+        raise UserError(told, "finetune.rate", tuning.rate, "lower one of them")
+    optimizer = make_optimizer(**{**training, "learning_rate": rate})
+    return FineTuning(optimizer, tuning.steps, tuning.trainable, tuning.statistics)
 
 
 def _sf_ocda(config: Config, inputs: Inputs) -> Method:
-    strong = augment.Strong(**config["strong"])
-    return sf_ocda(build_net(config, inputs), build_tuning(config), strong, **config["sf_ocda"])
+    strong = augment.Strong(**config.strong)
+    return sf_ocda(build_net(config, inputs), build_tuning(config), strong, **config.sf_ocda)
 
 
 FT_EM = Entry(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.config.fields import COUNT, Field, Group, Range, check
+from cxda_jax.config.fields import COUNT, Field, Group, Range
 from cxda_jax.methods.entry import GREEN, Config, Entry, Style
 from cxda_jax.methods.erm import erm, outcome
 from cxda_jax.nets.building import build_net
@@ -53,7 +53,6 @@ def with_transformer(
       heads: attention heads of a block.
       context: the most support images that count; of more, a random choice, or the last ones of its places.
     """
-    check(ICRM_FIELDS, features=features, width=width, layers=layers, heads=heads, context=context)
     check_transformer(width, heads)
     head, dtype = LinearHead(net.head.num_classes, net.head.dtype, initial="xavier"), net.head.dtype
     return net.clone(head=head, features=features, transformer=CausalTransformer(width, layers, heads, context, dtype))
@@ -139,7 +138,7 @@ def extend(net: Classifier, maps: Array, cache: Cache) -> Cache:
 
 
 def _build(config: Config, inputs: Inputs) -> Method:
-    return icrm(with_transformer(build_net(config, inputs), **config["icrm"]))
+    return icrm(with_transformer(build_net(config, inputs), **config.icrm))
 
 
 _STYLE = Style(GREEN, (8, 1, 0), (7, 2, 3, 2))

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, Field, Group, check
+from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, Field, Group
 from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.entry import BLUE, PURPLE, RED, Style
 from cxda_jax.methods.erm import calibrated, entry_of, on_erm, places
@@ -110,7 +110,6 @@ def shares_of(labels: Any, classes: int) -> Array:
 
 def prior_shift(net: Classifier, steps: int = 50, smoothing: float = 10.0) -> Method:
     """Prior shift by EM; the arguments are the fields of its group."""
-    check(PRIOR_SHIFT_FIELDS, steps=steps, smoothing=smoothing)
 
     def learn(logits: Callable[[Array], Array], known: Known, classes: int) -> dict[str, Array]:
         return {"shares": shares_of(known.labels, classes)}
@@ -120,7 +119,6 @@ def prior_shift(net: Classifier, steps: int = 50, smoothing: float = 10.0) -> Me
 
 def mlls(net: Classifier, steps: int = 50, smoothing: float = 10.0) -> Method:
     """Prior shift by EM with calibrated probabilities; the arguments are the fields of its group."""
-    check(MLLS_FIELDS, steps=steps, smoothing=smoothing)
 
     def learn(logits: Callable[[Array], Array], known: Known, classes: int) -> dict[str, Array]:
         scale, bias = fit_temperature(logits(known.unseen), known.unseen_labels)
@@ -131,7 +129,6 @@ def mlls(net: Classifier, steps: int = 50, smoothing: float = 10.0) -> Method:
 
 def bbse(net: Classifier, smoothing: float = 10.0) -> Method:
     """Black-box shift estimation with probabilities; the argument is the field of its group."""
-    check(BBSE_FIELDS, smoothing=smoothing)
 
     def learn(logits: Callable[[Array], Array], known: Known, classes: int) -> dict[str, Array]:
         members, p = jax.nn.one_hot(known.unseen_labels, classes), jax.nn.softmax(logits(known.unseen))

@@ -25,7 +25,7 @@ def sla(net: Classifier) -> Method:
 
 
 def _build(config: Config, inputs: Inputs) -> Method:
-    return sla(build_net(config, inputs, **config["sla"]))
+    return sla(build_net(config, inputs, **config.sla))
 
 
 SLA = Entry(_build, {"sla": SLA_FIELDS}, style=Style(WINE, (4, 1, 0), (4, 1, 1, 4)))

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.config.fields import COUNT, POSITIVE, Field, Group, Range, check
+from cxda_jax.config.fields import COUNT, POSITIVE, Field, Group, Range
 from cxda_jax.methods.entry import GREY, Style
 from cxda_jax.methods.erm import calibrated, entry_of, erm, on_erm, places
 from cxda_jax.methods.training_free import BATCH, affinities, encode_and_classify, unit
@@ -58,7 +58,6 @@ def stata(
     net: Classifier, alpha: float = 1.0, neighbours: int = 3, steps: int = 10, temperature: float = 50.0
 ) -> Method:
     """StatA on the support, whose Gaussians answer each query; the arguments are the fields of its group."""
-    check(STATA_FIELDS, alpha=alpha, neighbours=neighbours, steps=steps, temperature=temperature)
 
     def describe(variables: Variables, pixels: Array) -> tuple[Array, Array]:
         features, logits = encode_and_classify(net, variables, Images(pixels, jnp.zeros(len(pixels), jnp.int32)))

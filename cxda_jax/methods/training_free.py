@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, Field, Group, Range, check
+from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, Field, Group, Range
 from cxda_jax.methods.entry import BLACK, GREEN, SKY, Style
 from cxda_jax.methods.erm import calibrated, entry_of, on_erm, places
 from cxda_jax.nets.classifier import Classifier
@@ -66,7 +66,6 @@ def t3a(net: Classifier, keep: int = 20) -> Method:
       net: the network.
       keep: K above, how many vectors of a class make its prototype, its own weights among them; 0: all.
     """
-    check(T3A_FIELDS, keep=keep)
 
     def adapt(variables: Variables, support: Images, key: Array) -> Variables:
         if not len(support.pixels):
@@ -116,7 +115,6 @@ def lame(net: Classifier, affinity: str = "knn", neighbours: int = 5, steps: int
       neighbours: of an image, for "knn" and "rbf".
       steps: how often all z are computed anew.
     """
-    check(LAME_FIELDS, affinity=affinity, neighbours=neighbours, steps=steps)
 
     def compare(variables: Variables, images: Images) -> tuple[Array, Array, Array]:
         features, logits = encode_and_classify(net, variables, images)
@@ -190,7 +188,6 @@ def feature_shift(net: Classifier, gamma: float = 1.0) -> Method:
       net: the network.
       gamma: the share of the shift that is applied.
     """
-    check(FEATURE_SHIFT_FIELDS, gamma=gamma)
 
     def calibrate(variables: Variables, known: Known) -> Variables:
         def feature(pixels: Array) -> Array:

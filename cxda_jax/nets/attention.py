@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cxda_jax.config.fields import Field, Group, Range, check
+from cxda_jax.config.fields import Field, Group, Range
 from cxda_jax.errors import UserError
 from cxda_jax.nets.initial import initialisers
 
@@ -33,12 +33,11 @@ ATTENTION = Group("Cross-attention of the cxda methods.", {
 })  # fmt: skip
 
 
-def check_attention(dim: int, heads: int, ratio: int, scale: str) -> None:
+def check_attention(dim: int, heads: int, ratio: int) -> None:
     """Raises a UserError if attention on `dim` features cannot have these options."""
-    check(ATTENTION, heads=heads, ratio=ratio, scale=scale)
     if dim % (ratio * heads):
-        fix = f"choose heads * ratio among the divisors of {dim}"
-        raise UserError(f"heads={heads} with ratio={ratio} does not divide the {dim} features; {fix}")
+        told = f"times attention.ratio={ratio} it does not divide the {dim} features"
+        raise UserError(told, "attention.heads", heads, f"choose heads * ratio among the divisors of {dim}")
 
 
 class Memory(NamedTuple):
@@ -75,7 +74,7 @@ class CrossAttention(nn.Module):
     initial: str = "torch"
 
     def setup(self):
-        check_attention(self.dim, self.heads, self.ratio, self.scale)
+        check_attention(self.dim, self.heads, self.ratio)
         self.norm = nn.LayerNorm(epsilon=1e-5)
         self.norm_query = self.norm if self.shared_norm else nn.LayerNorm(epsilon=1e-5)
         inner = self.dim // self.ratio

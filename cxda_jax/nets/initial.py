@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cxda_jax.config.fields import choose
-
 XAVIER: Any = {"kernel_init": nn.initializers.xavier_uniform()}  # biases start at zero, as flax's do
 
 
@@ -20,9 +18,7 @@ def initialisers(initial: str, fan_in: int) -> dict[str, Any]:
         fan_in (LeCun's), biases of 0. "xavier": uniform kernels of variance 2 / (fan_in + features), biases of 0.
       fan_in: the number of inputs.
     """
-    known = {"torch": uniform(fan_in), "flax": {}, "xavier": XAVIER}
-    choose("init", initial, known)
-    return known[initial]
+    return {"torch": uniform(fan_in), "flax": {}, "xavier": XAVIER}[initial]
 
 
 def uniform(fan_in: int) -> dict[str, Any]:

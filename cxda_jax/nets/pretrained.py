@@ -15,20 +15,21 @@ import numpy as np
 
 from cxda_jax.disk import safetensors
 from cxda_jax.disk.reading import reason, refuse_html
-from cxda_jax.errors import UserError, brief, needing
+from cxda_jax.errors import UserError, needing
 
+FIELD = "net.weights"
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file by name. A .pth may hold tensors alone: a pickle with other objects is refused."""
     if not os.path.isfile(path):  # Path's own raises where a name is too long
-        raise UserError(f"weights={brief(str(path), 100)}: no such file; give a .safetensors or .pth file, or ''")
+        raise UserError("no such file", FIELD, str(path), "give a .safetensors or .pth file, or ''")
     if path.suffix == ".safetensors":
-        return safetensors.read(path, f"weights={path}", "fetch it again")[0]
+        return safetensors.read(path, f"{FIELD}={path}", "fetch it again")[0]
     if path.suffix not in (".pth", ".pt"):
-        raise UserError(f"weights={path}: {path.suffix or 'no suffix'} is not .safetensors, .pth or .pt")
-    with needing(f"weights={path}", "torch", ", or give a .safetensors"):
+        raise UserError(f"{path.suffix or 'no suffix'} is not .safetensors, .pth or .pt", FIELD, str(path))
+    with needing(f"{FIELD}={path}", "torch", ", or give a .safetensors"):
         import torch  # pyright: ignore[reportMissingImports]  # optional
     refuse_html(path)
     try:
@@ -45,7 +46,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         # torch's own message tells how to load a refused pickle all the same. That would run the code in it.
         known = {pickle.UnpicklingError: "other objects than tensors, or no pickle", EOFError: "an empty file"}
         what = known.get(type(e)) or reason(e)
-        raise UserError(f"weights={path}: holds no plain weights ({what}); save a model's state_dict()") from None
+        raise UserError(f"holds no plain weights ({what})", FIELD, str(path), "save a model's state_dict()") from None
 
 
 def convert(
@@ -65,21 +66,22 @@ def convert(
         if room not in ("trunk", "head") or "adapters" in name or name.startswith(dont_load):
             return leaf
         if name not in weights:
-            raise UserError(f"weights: {name} is missing; are these the weights of a ResNet-50?")
+            raise UserError(f"{name} is missing", FIELD, fix="are these the weights of a ResNet-50?")
         left.discard(name)
         value = np.asarray(weights[name], leaf.dtype)
         if not np.isfinite(value).all():
-            raise UserError(f"weights: {name} holds nan or infinity; fetch the file again")
+            raise UserError(f"{name} holds nan or infinity", FIELD, fix="fetch the file again")
         value = value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T
         if name == "conv1.weight" and value.ndim == 4 and value.shape[2] < leaf.shape[2]:
             value = value[:, :, np.arange(leaf.shape[2]) % value.shape[2]]
         if value.shape != leaf.shape:
-            raise UserError(f"weights: {name} is {value.shape} in our layout, the network's is {leaf.shape}")
+            raise UserError(f"{name} is {value.shape} in our layout, the network's is {leaf.shape}", FIELD)
         return jax.numpy.asarray(value)
 
     loaded = jax.tree_util.tree_map_with_path(load, {k: variables[k] for k in ("params", "batch_stats")})
     if left:
-        raise UserError(f"weights: the network has no {min(left)} ({len(left)} such); add its layer to dont_load")
+        told = f"the network has no {min(left)} ({len(left)} such)"
+        raise UserError(told, FIELD, fix="add its layer to net.dont_load")
     return {**variables, **loaded}
 
 

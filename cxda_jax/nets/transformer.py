@@ -28,7 +28,7 @@ class Cache(NamedTuple):
 def check_transformer(width: int, heads: int) -> None:
     """Raises a UserError if a CausalTransformer cannot have these options."""
     if width % heads:
-        raise UserError(f"heads={heads} does not divide width={width}; choose a divisor")
+        raise UserError(f"it does not divide icrm.width={width}", "icrm.heads", heads, "choose a divisor")
 
 
 class Block(nn.Module):

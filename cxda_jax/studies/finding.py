@@ -80,7 +80,7 @@ def find_evaluations(
     for name in request.methods:
         if name not in METHODS and name != "all":
             known = brief(", ".join(METHODS), 100)
-            raise UserError(f"--methods={brief(name, 30)}: no such method; choose from all, {known}")
+            raise UserError("no such method", "--methods", name, f"choose from all, {known}")
     stores: dict[str, DomainStore] = {}
     evaluations: list[Evaluation] = []
     faults: list[str] = []
@@ -92,13 +92,13 @@ def find_evaluations(
                 raise
             faults.append(f"{run}: {in_one_line(e)}")
     methods_order, labels = list(METHODS), [e.label for e in evaluations]
-    return sorted(evaluations, key=lambda e: (methods_order.index(e.config["method"]), labels.index(e.label))), faults
+    return sorted(evaluations, key=lambda e: (methods_order.index(e.config.method), labels.index(e.label))), faults
 
 
 def _of_run(run: Path, asked: Request, data_dir: str | Path, stores: dict[str, DomainStore]) -> Iterator[Evaluation]:
     """The evaluations of one run. `stores` are those opened before, by their configs."""
     stored = read_config(run)
-    own, data = stored["method"], json.dumps([stored["benchmark"], stored["data"]])
+    own, data = stored.method, json.dumps([stored.benchmark, stored.data])
     if data not in stores:
         stores[data] = open_data(stored, data_dir)
     record = read_record(run)

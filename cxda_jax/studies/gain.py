@@ -6,7 +6,6 @@ import jax.numpy as jnp
 
 from cxda_jax.data.episodes import Context
 from cxda_jax.disk.models import Gain
-from cxda_jax.studies.settings import count_tasks, usual_number
 from cxda_jax.studies.statistics import measure
 from cxda_jax.studies.testing import score
 from cxda_jax.training.evaluation import compile_task
@@ -18,10 +17,10 @@ SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 def measure_gain(experiment: Experiment, variables: Variables) -> Gain | None:
     """The gain on the validation tasks, whose images arrive in random order; None for a method that no places fit."""
-    config, method = experiment.config, experiment.method
-    if not (method.uses_support and method.takes_places) or config["evaluation"]["tasks"] == "exhaustive":
+    method, spec, tasks = experiment.method, experiment.spec, experiment.num_tasks["val"]
+    if not (method.uses_support and method.takes_places) or experiment.config.evaluation.tasks == "exhaustive":
         return None
-    usual, tasks = usual_number("support_size", config), count_tasks(config, experiment.store, "val")
+    usual = spec.num_domains * spec.per_domain
     sizes = (*(n for n in SIZES if n < usual), usual)
     experiment = experiment._replace(context=Context(usual))  # all sizes see the beginning of the same order
     evaluator = compile_task(with_the_first_images(method), experiment.source)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cxda_jax import __version__
-from cxda_jax.config.fields import lookup
-from cxda_jax.config.reading import Config, check_stored, differences
+from cxda_jax.config.fields import Config, lookup
+from cxda_jax.config.reading import check_stored, differences
 from cxda_jax.config.registry import METHODS
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import checkpoints, files, manifest

@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cxda_jax.config.fields import choose, lookup
-from cxda_jax.config.reading import Config, config_hash, hashed, read
+from cxda_jax.config.fields import Config, choose, lookup
+from cxda_jax.config.reading import config_hash, hashed, read, replaced
 from cxda_jax.config.registry import METHODS, STARTS
-from cxda_jax.data.episodes import check_context, check_spec
+from cxda_jax.data.episodes import EpisodeSpec, check_context, check_spec
 from cxda_jax.data.published import PUBLISHED, empty_store
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError, brief
 from cxda_jax.studies.settings import STEPS, USUAL, Setting, reshaped
-from cxda_jax.training.experiment import BENCHMARKS, build_method, episode_spec, open_data
+from cxda_jax.training.experiment import BENCHMARKS, build_method, open_data
 
 TASKS = {
     "num_domains": (1, 2, 5, 10, 20),
@@ -71,7 +71,7 @@ class Study(NamedTuple):
         return f"{self.benchmark}:{','.join(filter(None, [method, self.variant, 'smoke' * self.smoke]))}"
 
     def config(self, method: str, seed: int = 0) -> Config:
-        return {**read(self.config_flag(method)), "seed": seed}
+        return replaced(read(self.config_flag(method)), seed=seed)
 
     def run(self, method: str, seed: int) -> Path:
         return self.folder / method / str(seed)
@@ -158,7 +158,7 @@ def possible_settings(study: Study, store: DomainStore) -> list[Setting]:
         wanted = [n for n in numbers if kind == "num_domains" or not study.most_images or n <= study.most_images]
         for setting in (Setting(kind, number) for number in wanted):
             with contextlib.suppress(UserError):
-                spec = episode_spec(reshaped(config, setting))
+                spec = EpisodeSpec(**reshaped(config, setting).episode)
                 check_spec(spec, store, "test")
                 if setting.context:
                     check_context(setting.context, spec, store, "test")
@@ -220,7 +220,7 @@ def planned(study: Study, data_dir: str) -> tuple[DomainStore, list[Job]]:
     """The data and all jobs. Where the data are missing, a store of the published size stands for them; ids, which
     follow from the data, are blank then."""
     config = study.config("erm")
-    if study.benchmark not in PUBLISHED or (Path(data_dir) / config["data"]["name"] / "store.json").exists():
+    if study.benchmark not in PUBLISHED or (Path(data_dir) / config.data.name / "store.json").exists():
         return (store := open_data(config, data_dir)), plan(study, store, data_dir)
     said = "numbers of domains and images are the published ones"
     print(f"{study.benchmark}: no prepared data in {data_dir}; {said}", flush=True)

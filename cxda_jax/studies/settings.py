@@ -1,13 +1,12 @@
-"""The number of tasks that a config asks for, and tests of another form than its own: other tasks, the first images of
-their support, or other fine-tuning steps."""
+"""Tests of another form than a config's own: other tasks, the first images of their support, or other fine-tuning
+steps."""
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from cxda_jax.config.reading import Changes, Config
-from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, domains_for, exhaustive
-from cxda_jax.data.store import DomainStore
+from cxda_jax.config.reading import Changes, Config, replaced
+from cxda_jax.data.episodes import Context
 from cxda_jax.errors import UserError, brief
 
 SHAPES = {"num_domains": "support domains", "support_size": "support images"}  # kinds that change the shape of a task
@@ -60,31 +59,22 @@ def parse(text: str) -> Setting:
     return Setting(parts[1], int(parts[2])) if parts else USUAL
 
 
-def usual_number(kind: str, config: Config) -> int:
-    """The number of support domains, or of images, in the config's own tasks."""
+def usual_number(kind: str, config: Mapping[str, Any]) -> int:
+    """The number of support domains, or of images, in a config's own tasks; a result's config may be an old one."""
     episode = {"num_domains": 5, "per_domain": 20} | dict(config.get("episode", {}))
     return episode["num_domains"] * (episode["per_domain"] if kind == "support_size" else 1)
-
-
-def count_tasks(config: Config, store: DomainStore, split: str) -> int:
-    """The number of tasks of a validation, on the split "val", or of a test, on "test"."""
-    if config["evaluation"]["tasks"] == "exhaustive":
-        spec = EpisodeSpec(**config["episode"])
-        return exhaustive(Draw(spec, store.offsets, domains_for(spec, store, split)[0], seed=0))[0]
-    return config["evaluation"][f"{split}_tasks"]
 
 
 def reshaped(config: Config, setting: Setting) -> Config:
     """The config with tasks of the setting's shape. evaluation.reshaped_queries says how many queries they have."""
     if setting.kind not in SHAPES:
         return config
-    episode = config["episode"]
+    episode = config.episode
     support = setting.number if setting.kind == "support_size" else usual_number("support_size", config)
-    domains = setting.number if setting.kind == "num_domains" else episode["num_domains"]
+    domains = setting.number if setting.kind == "num_domains" else episode.num_domains
     if support < domains:
-        raise UserError(
-            f"--{setting}: {support} support images cannot come from {domains} domains; ask for more images"
-        )
+        told = f"{support} support images cannot come from {domains} domains"
+        raise UserError(told, f"--{setting.kind}", setting.number, "ask for more images")
     each = support // domains
-    queries = episode["num_query"] if config["evaluation"]["reshaped_queries"] == "fixed" else each
-    return {**config, "episode": {**episode, "num_domains": domains, "per_domain": each, "num_query": queries}}
+    queries = episode.num_query if config.evaluation.reshaped_queries == "fixed" else each
+    return replaced(config, episode={"num_domains": domains, "per_domain": each, "num_query": queries})

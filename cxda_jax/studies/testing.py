@@ -11,7 +11,7 @@ import numpy as np
 
 from cxda_jax import __version__
 from cxda_jax.config.fields import Group
-from cxda_jax.config.reading import config_hash, hashed
+from cxda_jax.config.reading import config_hash
 from cxda_jax.config.registry import schema
 from cxda_jax.data.episodes import Context, check_context, counting
 from cxda_jax.disk import checkpoints, files, folders
@@ -23,11 +23,11 @@ from cxda_jax.studies.examples import draw_example, images_of, keep_attention, w
 from cxda_jax.studies.finding import Evaluation, Request, find_evaluations, in_one_line, restore_best, training_minutes
 from cxda_jax.studies.folders import averages, find_runs, read_result
 from cxda_jax.studies.result import Result
-from cxda_jax.studies.settings import USUAL, count_tasks
+from cxda_jax.studies.settings import USUAL
 from cxda_jax.studies.text import comparison, context_curves, summary, table
 from cxda_jax.training import metrics
 from cxda_jax.training.evaluation import Evaluator, Tasks, TaskTable, compile_task, evaluate, time_task
-from cxda_jax.training.experiment import Experiment, build, episode_spec
+from cxda_jax.training.experiment import Experiment, build
 from cxda_jax.types import Variables
 
 FILES = ("predictions.npz", "attention.npz", "result.json")  # of a result
@@ -46,7 +46,7 @@ def evaluate_runs(patterns: Sequence[str], request: Request, data_dir: str | Pat
     for failure in failures:
         print(f"failed: {failure}", flush=True)
     total = len(evaluations) + len(failures)
-    missing = [name for name in request.methods if name not in ("all", *(e.config["method"] for e in evaluations))]
+    missing = [name for name in request.methods if name not in ("all", *(e.config.method for e in evaluations))]
     if missing and (evaluations or not failures):
         what = f"--runs={','.join(patterns)} holds no run to test it on"
         raise UserError(f"--methods={missing[0]}: {what}; train one first, or change --from={request.start}")
@@ -93,7 +93,7 @@ class CompiledTests:
         experiment = self.kept[1]._replace(config=evaluation.config, context=context)
         identity.insist_on_agreement({"data": experiment.store.sha256})
         if context:
-            check_context(context, episode_spec(evaluation.config), experiment.store, self.split)
+            check_context(context, experiment.spec, experiment.store, self.split)
         return experiment, self.kept[2]
 
 
@@ -131,9 +131,9 @@ def compiled(experiment: Experiment) -> Evaluator:
 
 def score(experiment: Experiment, evaluator: Evaluator, variables: Variables, split: str, num_tasks: int) -> TaskTable:
     """Scores the first num_tasks tasks of a split."""
-    config, source, plans = experiment.config["evaluation"], experiment.source, experiment.task_plans(split)
-    counts = counting(plans(range(num_tasks)).query) if config["tasks"] == "exhaustive" else None
-    asked = Tasks(plans, num_tasks, experiment.metric, config["seed"], experiment.per_call, counts)
+    evaluation, source, plans = experiment.config.evaluation, experiment.source, experiment.task_plans(split)
+    counts = counting(plans(range(num_tasks)).query) if evaluation.tasks == "exhaustive" else None
+    asked = Tasks(plans, num_tasks, experiment.metric, evaluation.seed, experiment.per_call, counts)
     return evaluate(evaluator, variables, source, asked, report=Counter(f"  {split} tasks", num_tasks))
 
 
@@ -146,14 +146,14 @@ def evaluate_run(
     Several processes share the tasks; the first one alone writes, and has the result.
     """
     config, method, split = evaluation.config, experiment.method, evaluation.split
-    if num_tasks and config["evaluation"]["tasks"] == "exhaustive":
+    if num_tasks and config.evaluation.tasks == "exhaustive":
         fix = "leave out one of them"
         raise UserError(f"--num_tasks={num_tasks}: evaluation.tasks=exhaustive tests every image; {fix}")
     variables, notes = restore_best(evaluation.run, experiment)
     weights_hash = checkpoints.weights_hash(variables)
     if method.calibrate:
         variables = backend.jit(method.calibrate)(variables, experiment.known_images())
-    num_tasks = int(num_tasks or count_tasks(config, experiment.store, split))
+    num_tasks = int(num_tasks or experiment.num_tasks[split])
     tasks = score(experiment, evaluator, variables, split, num_tasks)
     if not mesh.is_first():
         return None
@@ -193,10 +193,10 @@ def row_of(
         "split": evaluation.split,
         "method": method.name,
         "version": method.version,
-        "benchmark": config["benchmark"],
-        "smoke": config["smoke"],
+        "benchmark": config.benchmark,
+        "smoke": config.smoke,
         "uses_support": method.uses_support,
-        "seed": config["seed"],
+        "seed": config.seed,
         "metric": metric,
         **scored(tasks.predictions),
         **trust(tasks),
@@ -210,8 +210,8 @@ def row_of(
             evaluation.reached_step(), experiment.schedule.steps
         ),  # what is chosen comes after the last
         "train_minutes": training_minutes(evaluation.run),
-        "config_hash": config_hash(hashed(config)),
-        "started_from": config["net"]["weights"] or "random",
+        "config_hash": config.hash,
+        "started_from": config.net.weights or "random",
         "data_name": info.name,
         "data_hash": experiment.store.sha256,
         "trained_on": evaluation.record.data_hash,

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cxda_jax import __version__
-from cxda_jax.config.reading import Config, as_fields, config_hash, hashed, of_method
+from cxda_jax.config.reading import Config, of_method
 from cxda_jax.config.registry import METHODS, STARTS
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.disk import checkpoints, files, folders, models
@@ -28,7 +28,6 @@ from cxda_jax.studies.finding import Evaluation, restore_best
 from cxda_jax.studies.folders import read_result
 from cxda_jax.studies.gain import measure_gain
 from cxda_jax.studies.result import Result
-from cxda_jax.studies.settings import count_tasks
 from cxda_jax.studies.sheet import draw_strips
 from cxda_jax.studies.statistics import measure
 from cxda_jax.studies.testing import compiled, device, evaluate_run, score
@@ -47,14 +46,12 @@ def train_run(config: Config, workdir: Path, data_dir: str | Path, other_data: b
     With `other_data` a run goes on with other data than it was begun with; its results are marked.
     """
     compilations = cost.Compilations()
-    with as_fields(config, "train"):
-        devices = mesh.mesh_for(tasks_per_step(config))
-    experiment, state = prepared(config, data_dir, devices)
+    experiment, state = prepared(config, data_dir, mesh.mesh_for(tasks_per_step(config)))
     facts = {"package": __version__, "commit": commit(), "data": experiment.store.sha256, "config": config}
     identity.insist_on_agreement(facts)
     mesh.from_first(lambda: insist_on_folder(workdir))
     network = functools.partial(network_of, experiment, workdir / NETWORK, data_dir, other_data)
-    with mesh.by_first(files.locked, workdir), as_fields(config, "train"):
+    with mesh.by_first(files.locked, workdir):
         try:
             run(experiment, state, workdir, compilations, other_data, network)
         except loop.NotFinite as e:
@@ -92,8 +89,8 @@ def prepared(config: Config, data_dir: str | Path, devices: Mesh | None = None) 
             f"method {method.name!r} starts from the runs of {method.trains_as!r} and trains nothing; train that, then "
             f"cxda evaluate --runs=... --methods={method.name}"
         )
-    state = loop.init_state(method, experiment.optimizer, config["seed"], experiment.example)
-    return experiment, state.replace(variables=start_from_weights(config, state.variables))
+    state = loop.init_state(method, experiment.optimizer, config.seed, experiment.example)
+    return experiment, state.replace(variables=start_from_weights(config.net, state.variables))
 
 
 def run(
@@ -111,20 +108,20 @@ def run(
     def validate(variables: Variables) -> float:
         # Several processes validate together; a signal to one of them then waits until all have ended it.
         with stops.interruptible() if mesh.processes() == 1 else contextlib.nullcontext():
-            tasks = score(learning, judge, variables, "val", count_tasks(config, store, "val"))
-        return getattr(tasks, config["evaluation"]["select"])
+            tasks = score(learning, judge, variables, "val", experiment.num_tasks["val"])
+        return getattr(tasks, config.evaluation.select)
 
     counts = ", ".join(f"{len(store.domains(split))} {split}" for split in SPLITS)
     used, there = (experiment.source.mesh.size if experiment.source.mesh else 1), jax.device_count()
     if used < there:
         fix = f"a multiple of {there} uses all"
-        say(f"on {used} of {there} devices: train.tasks_per_step={config['train']['tasks_per_step']}; {fix}")
+        say(f"on {used} of {there} devices: train.tasks_per_step={config.train.tasks_per_step}; {fix}")
     what = f"{len(store.labels)} images of {store.num_classes} classes; domains: {counts}"
-    say(f"{config['method']} on {store.info.name}: {what}; {steps} steps, seed {config['seed']}")
+    say(f"{method.name} on {store.info.name}: {what}; {steps} steps, seed {config.seed}")
     if method.frozen and method.frozen.described:
         learning, state = frozen.on_descriptions(experiment, state, network())
         judge = compiled(learning)
-        tasks = count_tasks(config, store, "val")
+        tasks = experiment.num_tasks["val"]
         choose = frozen.selection(
             learning, state.variables, validate, lambda given, variables: score(given, judge, variables, "val", tasks)
         )
@@ -134,18 +131,18 @@ def run(
     with stops.deferred() as stopping:
         spent = loop.train(
             programs, learning.train_plans, state, learning.schedule, loop.Validation(validate, choose),
-            loop.Run(workdir, config["seed"], say, stopping),
+            loop.Run(workdir, config.seed, say, stopping),
         )  # fmt: skip
     if not spent.finished:  # another process was asked to stop; this one would have ended above
         raise stops.Stopped(signal.SIGTERM)
     if spent.steps and mesh.is_first():
         of_step = programs.cost_of_step(learning.train_plans, state)
-        passport = describe_cost(spent, of_step, compilations, config["net"]["dtype"])
+        passport = describe_cost(spent, of_step, compilations, config.net.dtype)
         files.write_text(workdir / "cost.json", json.dumps(passport, indent=1) + "\n")
         say(cost_line(passport))
     record = record._replace(steps=steps, reached_step=steps)
     variables, notes = restore_best(workdir, experiment)
-    hashes = {"config_hash": config_hash(hashed(config)), "data_hash": store.sha256}
+    hashes = {"config_hash": config.hash, "data_hash": store.sha256}
     write = mesh.by_first(
         functools.partial,
         models.write_model,
@@ -175,9 +172,9 @@ def tested_before(workdir: Path, experiment: Experiment) -> str:
     except (UserError, OSError, ValueError, ArithmeticError):
         return ""
     now = {
-        "config_hash": config_hash(hashed(config)), "data_hash": store.sha256,
+        "config_hash": config.hash, "data_hash": store.sha256,
         "weights_hash": best and checkpoints.weights_hash(best[0]),
-        "reached_step": experiment.schedule.steps, "num_tasks": count_tasks(config, store, "test"),
+        "reached_step": experiment.schedule.steps, "num_tasks": experiment.num_tasks["test"],
         "package": __version__,
     }  # fmt: skip
     known = card.commit == commit() and not has_changes(card.commit)
@@ -200,7 +197,7 @@ def make_card(experiment: Experiment, step: int, result: Result, gain: models.Ga
     """The card of a model, with the scores of its test."""
     info, store = experiment.store.info, experiment.store
     return models.Card(
-        method=experiment.method.name, seed=experiment.config["seed"], step=step, data=info.name,
+        method=experiment.method.name, seed=experiment.config.seed, step=step, data=info.name,
         data_hash=store.sha256, provenance=info.provenance, licence=info.licence,
         class_names=info.class_names, shape=store.images.shape[1:], fit=info.fit,
         background=info.background, mean=info.mean, std=info.std, metric=experiment.metric,
@@ -253,7 +250,7 @@ def replay(config: Config, workdir: Path, data_dir: str | Path, other_data: bool
     state, _ = checkpoints.restore(workdir / "last", fresh) or (fresh, {})
     known, plans, source, store = int(state.step), experiment.train_plans, experiment.source, experiment.store
     call = functools.partial(loop.train_call, experiment.learner, source, 1)
-    begun, key = state.replace(step=jnp.asarray(step, jnp.int32)), jax.random.key(experiment.config["seed"])
+    begun, key = state.replace(step=jnp.asarray(step, jnp.int32)), jax.random.key(experiment.config.seed)
     batch = next(iter(source.batches(plans, step, step + 1)))
     after, measured = backend.jit(call)(begun, source.resident, batch, key)
     strips, domains = [], store.row_domains()

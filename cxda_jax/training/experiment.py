@@ -3,7 +3,7 @@
 import functools
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from cxda_jax.config.fields import choose, lookup
-from cxda_jax.config.reading import Config, as_fields, check_all
+from cxda_jax.config.fields import Config, Values, lookup
 from cxda_jax.config.registry import METHODS, STARTS
 from cxda_jax.data import augment, glyphs, glyphs_c
 from cxda_jax.data.episodes import (
@@ -36,12 +35,12 @@ from cxda_jax.data.readers.raw import RawData
 from cxda_jax.data.sources import SOURCES, Source
 from cxda_jax.data.store import SPLITS, DomainStore, open_store
 from cxda_jax.disk.reading import system_fault
-from cxda_jax.errors import UserError, brief
+from cxda_jax.errors import UserError, brief, naming
 from cxda_jax.machine import backend
 from cxda_jax.methods.optimizers import make_optimizer
 from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.training.loop import Learner, Schedule
-from cxda_jax.training.metrics import METRICS, metric_of
+from cxda_jax.training.metrics import metric_of
 from cxda_jax.types import ADAPTER, TRUNK, Array, Episode, Frozen, Images, Known, Method, Variables
 
 READERS: dict[str, Callable[..., RawData]] = {  # of raw files, for cxda prepare; see the find() of each
@@ -54,10 +53,11 @@ READERS: dict[str, Callable[..., RawData]] = {  # of raw files, for cxda prepare
     "cifar10_c": cifar10.find,
     "folder": folder.find,
 }
-BENCHMARKS: dict[str, Callable[[Config, Path], DomainStore]] = {
-    "glyphs": lambda c, data_dir: _generate(glyphs.open_glyphs, c, data_dir),
-    "glyphs_c": lambda c, data_dir: _generate(glyphs_c.open_glyphs_c, c, data_dir),
-    **{name: lambda c, data_dir: open_prepared(c, data_dir) for name in READERS},
+# (name of the benchmark, fields of the config's group data, folder of all data) -> data set
+BENCHMARKS: dict[str, Callable[[str, Mapping[str, Any], Path], DomainStore]] = {
+    "glyphs": lambda *given: _generate(glyphs.open_glyphs, *given),
+    "glyphs_c": lambda *given: _generate(glyphs_c.open_glyphs_c, *given),
+    **{name: lambda *given: open_prepared(*given) for name in READERS},
 }
 CALIBRATION_IMAGES = 2000
 VALIDATIONS = 5  # of an adapter's training
@@ -69,6 +69,9 @@ class Experiment(NamedTuple):
 
     config: Config
     store: DomainStore
+    spec: EpisodeSpec  # the shape of an evaluation task
+    metric: str  # the name in METRICS of what scores one
+    num_tasks: dict[str, int]  # of a validation, "val", and of a test, "test"
     source: Source
     method: Method
     optimizer: optax.GradientTransformation
@@ -83,15 +86,12 @@ class Experiment(NamedTuple):
     def learner(self) -> Learner:
         return Learner(self.method, self.optimizer, self.weak)
 
-    @property
-    def metric(self) -> str:
-        """The name in METRICS of what scores a task."""
-        return metric_of(self.store.info.metric, self.config["evaluation"]["f1"])
-
     def task_plans(self, split: str) -> Callable[[Sequence[int]], Plan]:
         """The function task numbers -> Plan, which is the same for every method and training seed."""
-        draw, context = draw_of(self.config, self.store, split), self.context
-        if self.config["evaluation"]["tasks"] == "exhaustive":
+        evaluation, context = self.config.evaluation, self.context
+        domains, stream = domains_for(self.spec, self.store, split)[0], STREAMS.index(split)
+        draw = Draw(self.spec, self.store.offsets, domains, evaluation.seed, stream, self.store.labels)
+        if evaluation.tasks == "exhaustive":
             plans = exhaustive(draw)[1]
             return plans if not context else lambda tasks: first_arrived(plans(tasks), context, draw, tasks)
         return lambda tasks: sample_plans(draw, tasks, context)
@@ -111,20 +111,18 @@ class Experiment(NamedTuple):
         domains = self.store.domains(split)
         count = min(CALIBRATION_IMAGES, int(np.diff(self.store.offsets)[domains].sum()))
         spec = EpisodeSpec(num_domains=0, per_domain=0, num_query=count, mixed=True)
-        seed, stream = self.config["evaluation"]["seed"], STREAMS.index("calibration")
+        seed, stream = self.config.evaluation.seed, STREAMS.index("calibration")
         return sample_plans(Draw(spec, self.store.offsets, domains, seed, stream), [0]).query[0]
 
 
 def build(
     config: Config, data_dir: str | Path, splits: Sequence[str] = SPLITS, devices: Mesh | None = None
 ) -> Experiment:
-    """Builds an experiment from a config of plain values, as config.read() gives,
-    or raises a UserError that names a field.
+    """Builds an experiment from a config, or raises a UserError that names a field.
 
     Tasks will be drawn from `splits`. They are shared out over a mesh of `devices`;
     without one they all run on one device.
     """
-    choose("method", config["method"], METHODS)  # before a data set is made for it
     return build_on(config, open_data(config, data_dir), splits, devices)
 
 
@@ -132,25 +130,19 @@ def build_on(
     config: Config, store: DomainStore, splits: Sequence[str] = SPLITS, devices: Mesh | None = None
 ) -> Experiment:
     """build() on an open store, instead of the data set that the config names."""
-    choose(f"data set {brief(repr(store.info.name))}: metric", store.info.metric, METRICS)
+    metric = metric_of(store.info.metric, config.evaluation.f1)
     method = build_method(config, store)
-    spec, part = episode_spec(config), training_part(config, method, store)
+    spec, part = EpisodeSpec(**config.episode), training_part(config, method, store)
     train_spec = mixed_spec(spec) if method.trains_mixed else spec
     if method.frozen and method.frozen.described:
         train_spec = adapter_spec(spec)
     for split in splits:
-        with as_fields(config, "episode"):
-            check_spec(train_spec if split == "train" else spec, store, split, part if split == "train" else None)
-    if config["evaluation"]["tasks"] == "exhaustive" and (spec.shares, spec.mixture) != ("natural", "even"):
-        what = f"episode.shares={spec.shares}, episode.mixture={spec.mixture}"
-        raise UserError(f"{what}: evaluation.tasks=exhaustive asks every image in equal parts; leave out one of them")
+        check_spec(train_spec if split == "train" else spec, store, split, part if split == "train" else None)
     schedule = make_schedule(config, store, method)
-    with as_fields(config, "train"):
-        source = SOURCES[config["train"]["source"]](store, devices)
     tasks, stream = schedule.tasks_per_step, STREAMS.index("training")
     rows = part.rows if part else np.arange(len(store.labels))
     offsets, labels = (part.offsets, store.labels[part.rows]) if part else (store.offsets, store.labels)
-    draw = Draw(train_spec, offsets, domains_for(train_spec, store, "train", part)[0], config["seed"], stream, labels)
+    draw = Draw(train_spec, offsets, domains_for(train_spec, store, "train", part)[0], config.seed, stream, labels)
 
     def train_plans(step: int) -> Plan:
         numbers = range(step * tasks, (step + 1) * tasks)
@@ -159,31 +151,41 @@ def build_on(
     return Experiment(
         config=config,
         store=store,
-        source=source,
+        spec=spec,
+        metric=metric,
+        num_tasks={split: count_tasks(config.evaluation, spec, store, split) for split in splits if split != "train"},
+        source=SOURCES[config.train.source](store, devices),
         method=method,
         optimizer=method_optimizer(config, method, schedule.steps),
-        weak=augment.Weak(**config["augment"]),
+        weak=augment.Weak(**config.augment),
         schedule=schedule,
         train_plans=train_plans,
         example=Images(jnp.asarray(store.images[:2]), jnp.zeros(2, jnp.int32)),
-        per_call=config["evaluation"]["per_call"] or backend.default_tasks_per_call(),
+        per_call=config.evaluation.per_call or backend.default_tasks_per_call(),
     )
 
 
-def open_data(config: Config, data_dir: str | Path) -> DomainStore:
-    """The data set that the config names."""
+def count_tasks(evaluation: Values, spec: EpisodeSpec, store: DomainStore, split: str) -> int:
+    """The number of tasks of a validation, on the split "val", or of a test, on "test"."""
+    if evaluation.tasks == "exhaustive":
+        return exhaustive(Draw(spec, store.offsets, domains_for(spec, store, split)[0], seed=0))[0]
+    return evaluation[f"{split}_tasks"]
+
+
+def open_data(config: Mapping[str, Any], data_dir: str | Path) -> DomainStore:
+    """The data set that a config names, or what is kept of one beside a result."""
     make = lookup("benchmark", config["benchmark"], BENCHMARKS)
     try:
-        return make(config, Path(data_dir))
+        return make(config["benchmark"], config["data"], Path(data_dir))
     except OSError as e:
         raise UserError(system_fault(e, fix="name another folder in --data_dir or $CXDA_DATA_DIR")) from e
 
 
-def open_prepared(config: Config, data_dir: Path) -> DomainStore:
+def open_prepared(benchmark: str, fields: Mapping[str, Any], data_dir: Path) -> DomainStore:
     """A data set that cxda prepare made."""
-    name, benchmark = config["data"].get("name"), config["benchmark"]
+    name = fields.get("name")
     if not isinstance(name, str):
-        raise UserError(f"data.name={brief(repr(name))}: expected a folder in --data_dir, such as {benchmark!r}")
+        raise UserError(f"expected a folder in --data_dir, such as {benchmark!r}", "data.name", name)
     if not os.path.exists(data_dir / name / "store.json"):  # Path.exists() raises if a name is too long
         command = f"cxda prepare --benchmark={benchmark} --raw_dir=DIR"
         named = f" --name={brief(name, 30)}" if name != benchmark else ""
@@ -191,24 +193,27 @@ def open_prepared(config: Config, data_dir: Path) -> DomainStore:
     return open_store(data_dir / name)
 
 
-def _generate(make: Callable[..., DomainStore], config: Config, data_dir: Path) -> DomainStore:
-    """A data set that `make` generates; the fields of `data` are its arguments."""
+def _generate(
+    make: Callable[..., DomainStore], benchmark: str, fields: Mapping[str, Any], data_dir: Path
+) -> DomainStore:
+    """A data set that `make` generates; the fields are its arguments."""
     known = {k: p.default for k, p in inspect.signature(make).parameters.items() if p.default is not p.empty}
-    for name, value in config["data"].items():
+    for name, value in fields.items():
         if name not in known:
-            raise UserError(f"data.{brief(name)}: {config['benchmark']} has no such field; fields: {', '.join(known)}")
+            fix = f"fields: {', '.join(known)}"
+            raise UserError(f"{benchmark} has no such field", f"data.{brief(name)}", fix=fix)
         many = isinstance(known[name], tuple)
         if isinstance(value, list | tuple) != many or not all(type(n) is int for n in (value if many else [value])):
-            raise UserError(f"data.{name}={brief(repr(value))}: expected {known[name]!r} or the like")
-    with as_fields(config, "data"):
-        return make(data_dir, **config["data"])
+            raise UserError(f"expected {known[name]!r} or the like", f"data.{name}", value)
+    with naming({name: f"data.{name}" for name in known}):
+        return make(data_dir, **fields)
 
 
 def method_optimizer(config: Config, method: Method, steps: int) -> optax.GradientTransformation:
     """The optimiser of a training."""
     if method.frozen and method.frozen.described:
-        return adapter_optimizer(config[method.name]["rate"], steps)
-    optimizer = make_optimizer(**config["optimizer"], steps=steps)
+        return adapter_optimizer(config[method.name].rate, steps)
+    optimizer = make_optimizer(**config.optimizer)
     return only(optimizer, lambda part: part != TRUNK) if method.frozen else optimizer
 
 
@@ -227,19 +232,10 @@ def only(optimizer: optax.GradientTransformation, learns: Callable[[str], bool])
 
 
 def build_method(config: Config, store: DomainStore) -> Method:
-    """The method that the config names, for images of the store. A UserError names the first field that is wrong."""
-    name, teaches = config["method"], config["train"]["support_loss"]
-    entry = lookup("method", name, METHODS)
-    if lacking := [group for group in entry.groups if group not in config]:
-        raise UserError(
-            f"config.{lacking[0]}: missing, though {name} reads it; read the config for {name}, such as :{name}"
-        )
-    check_all(config)
-    if teaches != "none" and entry.support_loss == ("none",):
-        raise UserError(f"train.support_loss={teaches!r}: {name} does not read it; leave it at 'none'")
-    with as_fields(config, *entry.groups, "train"):
-        method = with_precision(entry.build(config, store.inputs), config["net"]["precision"])
-    return with_frozen_trunk(method) if entry.holds_out and config["train"]["held_out"] else method
+    """The method that the config names, for images of the store."""
+    entry = METHODS[config.method]
+    method = with_precision(entry.build(config, store.inputs), config.net.precision)
+    return with_frozen_trunk(method) if entry.holds_out and config.train.held_out else method
 
 
 def with_frozen_trunk(method: Method) -> Method:
@@ -271,15 +267,13 @@ def with_precision(method: Method, precision: Any) -> Method:
     return method._replace(**functions, also={name: within(function) for name, function in method.also.items()})
 
 
-def start_from_weights(config: Config, variables: Variables) -> Variables:
+def start_from_weights(net: Values, variables: Variables) -> Variables:
     """The variables, in which the weights of the file net.weights replace the new ones, if the field is set."""
-    path = config["net"]["weights"]
-    if not path:
+    if not net.weights:
         return variables
-    if (name := config["net"]["name"]) != "resnet50":
-        raise UserError(f"net.weights={brief(path)}: only resnet50 starts from a file; net.name={name!r}")
-    with as_fields(config, "net"):
-        return convert(read_weights(Path(path)), variables, tuple(config["net"]["dont_load"]))
+    if net.name != "resnet50":
+        raise UserError(f"only resnet50 starts from a file; net.name={net.name!r}", "net.weights", net.weights)
+    return convert(read_weights(Path(net.weights)), variables, tuple(net.dont_load))
 
 
 def training_part(config: Config, method: Method, store: DomainStore) -> Part | None:
@@ -289,13 +283,13 @@ def training_part(config: Config, method: Method, store: DomainStore) -> Part | 
     """
     share = held_out(config, method)
     if not method.frozen and share and method.name not in STARTS:
-        raise UserError(f"train.held_out={share}: {method.name} does not read it; leave it at 0")
-    return split_part(store, share, config["seed"], bool(method.frozen)) if share else None
+        raise UserError(f"{method.name} does not read it", "train.held_out", share, "leave it at 0")
+    return split_part(store, share, config.seed, bool(method.frozen)) if share else None
 
 
 def held_out(config: Config, method: Method) -> float:
     """The part of the training data that the method learns from, and its network does not, or that it leaves out."""
-    return config[method.name if method.frozen and method.frozen.described else "train"]["held_out"]
+    return config[method.name if method.frozen and method.frozen.described else "train"].held_out
 
 
 def adapter_spec(spec: EpisodeSpec) -> EpisodeSpec:
@@ -305,37 +299,25 @@ def adapter_spec(spec: EpisodeSpec) -> EpisodeSpec:
 
 def tasks_per_step(config: Config) -> int:
     """The tasks of a training step; an adapter has its own."""
-    return config.get(config["method"], {}).get("tasks_per_step") or config["train"]["tasks_per_step"]
+    return config.get(config.method, {}).get("tasks_per_step") or config.train.tasks_per_step
 
 
 def make_schedule(config: Config, store: DomainStore, method: Method | None = None) -> Schedule:
     """Steps and intervals of the training. An epoch is (training images // 100) episodes."""
-    train, evaluation = config["train"], config["evaluation"]
+    train, evaluation = config.train, config.evaluation
     if method and method.frozen and method.frozen.described:
-        steps, tasks = config[method.name]["steps"], config[method.name]["tasks_per_step"]
-        return Schedule(steps, max(1, steps // VALIDATIONS), train["log_every"], train["save_every"], tasks)
-    images, tasks = int(np.diff(store.offsets)[store.domains("train")].sum()), train["tasks_per_step"]
+        own = config[method.name]
+        every = max(1, own.steps // VALIDATIONS)
+        return Schedule(own.steps, every, train.log_every, train.save_every, own.tasks_per_step)
+    images, tasks = int(np.diff(store.offsets)[store.domains("train")].sum()), train.tasks_per_step
     epoch = images // 100 // tasks
-    steps = train["steps"] or train["epochs"] * epoch
-    every = evaluation["every_steps"] or evaluation["every_epochs"] * epoch
+    steps = train.steps or train.epochs * epoch
+    every = evaluation.every_steps or evaluation.every_epochs * epoch
     if steps < 1:
-        raise UserError(
-            f"train.epochs={train['epochs']} of {images} training images gives {steps} steps; set train.steps"
-        )
+        told = f"of {images} training images gives {steps} steps"
+        raise UserError(told, "train.epochs", train.epochs, "set train.steps")
     if every < 1:
-        given = f"evaluation.every_epochs={evaluation['every_epochs']}"
-        raise UserError(f"{given} gives an interval of {every} steps; set evaluation.every_steps")
-    per_call = train["steps_per_call"] or backend.default_steps_per_call()
-    return Schedule(steps, every, train["log_every"], train["save_every"], tasks, train["tensorboard"], per_call)
-
-
-def draw_of(config: Config, store: DomainStore, split: str) -> Draw:
-    """The draw of a config's tasks on a split, which is the same for every method and training seed."""
-    seed, stream = config["evaluation"]["seed"], STREAMS.index(split)
-    spec = episode_spec(config)
-    return Draw(spec, store.offsets, domains_for(spec, store, split)[0], seed, stream, store.labels)
-
-
-def episode_spec(config: Config) -> EpisodeSpec:
-    """The shape of the config's tasks."""
-    return EpisodeSpec(**config["episode"])
+        told = f"gives an interval of {every} steps"
+        raise UserError(told, "evaluation.every_epochs", evaluation.every_epochs, "set evaluation.every_steps")
+    per_call = train.steps_per_call or backend.default_steps_per_call()
+    return Schedule(steps, every, train.log_every, train.save_every, tasks, train.tensorboard, per_call)

@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cxda_jax.config.reading import Config, of_method
+from cxda_jax.config.reading import Config, of_method, replaced
 from cxda_jax.data import augment
-from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, check_spec, domains_for, sample_plans, split_part
+from cxda_jax.data.episodes import Draw, Plan, check_spec, domains_for, sample_plans, split_part
 from cxda_jax.data.sources import device_source
 from cxda_jax.errors import UserError
 from cxda_jax.machine import backend
 from cxda_jax.training import loop
 from cxda_jax.training.answers import in_batches, plain_answers
 from cxda_jax.training.evaluation import TaskTable
-from cxda_jax.training.experiment import Experiment, adapter_spec, episode_spec, held_out
+from cxda_jax.training.experiment import Experiment, adapter_spec, held_out
 from cxda_jax.training.selection import Selection
 from cxda_jax.types import Described, Images, Method, Variables
 
@@ -48,13 +48,13 @@ def network_config(config: Config, method: Method) -> Config:
     """The config of the training whose network the method takes."""
     assert method.frozen
     own = of_method(config, method.frozen.trains_as, for_tests=True)
-    return {**own, "train": {**own["train"], "held_out": held_out(config, method)}}
+    return replaced(own, train={"held_out": held_out(config, method)})
 
 
 def network_accuracy(experiment: Experiment, network: Variables) -> NetworkAccuracy:
     """How often a network is right, by the experiment of its own training."""
-    store, seed = experiment.store, experiment.config["seed"]
-    share, found = experiment.config["train"]["held_out"], []
+    store, seed = experiment.store, experiment.config.seed
+    share, found = experiment.config.train.held_out, []
     for held in (False, bool(share)):
         rows = split_part(store, share, seed, held).rows
         rows = np.sort(np.random.default_rng(seed).permutation(rows)[:SAMPLED])
@@ -88,8 +88,8 @@ def on_descriptions(
     (describe, adapter, measure), share = method.frozen.described, held_out(config, method)
     if not len(store.domains("val")):
         raise UserError(f"{method.name}: {store.info.name} has no validation domains, which choose its best weights")
-    learnt = split_part(store, share, config["seed"], held=False).rows
-    rows = split_part(store, share, config["seed"], held=True).rows if share else learnt
+    learnt = split_part(store, share, config.seed, held=False).rows
+    rows = split_part(store, share, config.seed, held=True).rows if share else learnt
     kept = np.sort(np.concatenate([rows, np.flatnonzero(np.isin(store.row_domains(), store.domains("val")))]))
     variables = jax.tree.map(jnp.asarray, {k: {**state.variables[k], **network[k]} for k in network})
     describing = backend.jit(describe)
@@ -102,15 +102,15 @@ def on_descriptions(
         offsets=np.concatenate([[0], np.cumsum(counts)]),
         split=tuple(name if n and name != "test" else "" for name, n in zip(store.split, counts, strict=True)),
     )
-    tasks, spec = experiment.schedule.tasks_per_step, adapter_spec(episode_spec(config))
-    draw = Draw(spec, data.offsets, domains_for(spec, data, "train")[0], config["seed"], 0, data.labels)
+    tasks, spec = experiment.schedule.tasks_per_step, adapter_spec(experiment.spec)
+    draw = Draw(spec, data.offsets, domains_for(spec, data, "train")[0], config.seed, 0, data.labels)
 
     def train_plans(step: int) -> Plan:
         return sample_plans(draw, range(step * tasks, (step + 1) * tasks))
 
     learning = experiment._replace(
-        config={**config, "episode": {**config["episode"], "shares": "any", "mixture": "any", "replacement": False}},
         store=data,
+        spec=spec,
         source=device_source(data, experiment.source.mesh),
         method=adapter,
         weak=augment.Weak(crop=False, flip=False, rotate=0.0),
@@ -136,13 +136,12 @@ def selection(
       tested: what an experiment with the same store finds on its validation tasks.
     """
     store, classes = learning.store, learning.store.num_classes
-    even = {**learning.config["episode"], "shares": "even", "mixture": "even", "skip_small": True}
-    asked = {**learning.config["evaluation"], "tasks": "random"}
-    balanced = learning._replace(config={**learning.config, "episode": even, "evaluation": asked})
+    even = learning.spec._replace(shares="even", mixture="even", skip_small=True)
+    balanced = learning._replace(config=replaced(learning.config, evaluation={"tasks": "random"}), spec=even)
 
     def gain(variables: Variables) -> float:
         try:
-            check_spec(EpisodeSpec(**even), store, "val")
+            check_spec(even, store, "val")
         except UserError:
             return 0.0  # no domain has the images for it
         found = tested(balanced, variables)

@@ -239,7 +239,6 @@ class Programs:
     """The compiled steps of a training: one step, and several in one program."""
 
     def __init__(self, learner: Learner, source: Source, steps_per_call: int = 1):
-        augment.check_weak(learner.weak)
         self.source = source
         self.started: set[int] = set()  # the numbers of steps whose programs have run
         donated = 0 if backend.donates_state() else ()

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.optimize
 import scipy.stats
 
-from cxda_jax.errors import UserError, brief
+from cxda_jax.errors import UserError
 
 MARGIN = 3  # times as many images as prove a risk without any error, where thresholds begin to be tried
 COVERAGES = (1.0, 0.8, 0.5)  # parts of all answers, the surest ones, of which the risk is told
@@ -49,13 +49,18 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 def metric_of(metric: str, f1: str) -> str:
     """A data set's metric in the form that is asked for: `f1` is "labels" or "union", the classes of macro-F1."""
+    insist_on_known(metric)
     return "macro_f1_union" if metric == "macro_f1" and f1 == "union" else metric
+
+
+def insist_on_known(metric: str) -> None:
+    if metric not in METRICS:
+        raise UserError("unknown", "metric of the data set", metric, f"choose from {', '.join(METRICS)}")
 
 
 def scores(metric: str, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Scores [tasks] of a metric in METRICS, from predictions and labels [tasks, queries]."""
-    if metric not in METRICS:
-        raise UserError(f"metric={brief(repr(metric))} is not one of {', '.join(METRICS)}")
+    insist_on_known(metric)
     counts = labels >= 0
     if metric == "accuracy":  # of all tasks at once: a report scores millions
         return ((predictions == labels) & counts).sum(1) / counts.sum(1)

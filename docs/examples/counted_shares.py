@@ -10,7 +10,7 @@ logits get c (log q - log t).
 import jax
 import jax.numpy as jnp
 
-from cxda_jax.config.fields import POSITIVE, Field, Group, check
+from cxda_jax.config.fields import POSITIVE, Field, Group
 from cxda_jax.methods.entry import WINE, Style
 from cxda_jax.methods.erm import calibrated, entry_of, on_erm, places
 from cxda_jax.nets.classifier import Classifier
@@ -30,7 +30,6 @@ def counted_shares(net: Classifier, strength: float = 1.0, smoothing: float = 10
       strength: c above; the share of the correction that is applied.
       smoothing: a above; the shares in training count like so many support images.
     """
-    check(COUNTED_SHARES_FIELDS, strength=strength, smoothing=smoothing)
 
     def calibrate(variables: Variables, known: Known) -> Variables:
         counts = 1 + jnp.bincount(known.labels, length=len(net.last_layer(variables)["bias"]))

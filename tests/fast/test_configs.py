@@ -35,7 +35,7 @@ def test_hyper_parameters_are_the_papers(benchmark):
     c = {field: value for config in configs for field, value in config.items()}
     assert all(config | {"method": ""} == {field: c[field] for field in config} | {"method": ""} for config in configs)
     assert (c["benchmark"], c["net"]["name"]) == (benchmark, net)
-    optimizer = {"name": name, "learning_rate": rate, "momentum": momentum, "weight_decay": decay, "chain": ""}
+    optimizer = {"name": name, "learning_rate": rate, "momentum": momentum, "weight_decay": decay}
     attention = {"features": "pool", "heads": 8, "ratio": 2, "scale": "paper", "shared_norm": True, "zero_out": False}
     fill = 1.0 if benchmark == "femnist" else 0.0  # white paper; 0 once it is 1 - x
     cotta = {"copies": 32, "average": 0.999, "restore": restore, "quantile": 0.05, "margin": 0.05, "answer": "student"}
@@ -68,7 +68,7 @@ def test_hyper_parameters_are_the_papers(benchmark):
     assert c["net"]["width"] == 128 and c["net"]["padding"] == "arm" and c["net"]["stages"] == [3, 4, 6, 3]
     if net == "cnn":  # the context has as many channels as the image
         store = sample_store(benchmark, 1, 2)
-        params = shapes(build_method(c | {"method": "cml"}, store), store)["params"]
+        params = shapes(build_method(read(f"{benchmark}:cml"), store), store)["params"]
         assert params["context"]["out"]["kernel"].shape[-1] == context
         assert params["trunk"]["conv0"]["kernel"].shape[2] == 2 * context
 

@@ -10,7 +10,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cxda_jax.config.reading import read
+from cxda_jax.config.reading import read, replaced
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_spec, in_shares, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, stack, tfdata_source
 from cxda_jax.data.store import SPLITS, DomainStore
@@ -156,9 +156,9 @@ def test_seeds_and_the_streams_of_one_seed_are_unrelated():
 
 def test_training_validation_test_and_calibration_draw_from_streams_of_their_own(fixed_store):
     """At equal seeds and over domains of equal sizes, where task n was the same draw for all of them."""
-    config = read("glyphs:erm,smoke")
-    config["episode"] |= dict(zip(SPEC._fields[:3], SPEC[:3], strict=True))
-    experiment = build_on(config | {"seed": 3, "evaluation": config["evaluation"] | {"seed": 3}}, fixed_store)
+    episode = dict(zip(SPEC._fields[:3], SPEC[:3], strict=True))
+    config = replaced(read("glyphs:erm,smoke"), episode=episode, seed=3, evaluation={"seed": 3})
+    experiment = build_on(config, fixed_store)
     plans = {split: experiment.task_plans(split)(range(20)) for split in ("train", "val", "test")}
     draws = [plans[split].support - first for split, first in (("train", 0), ("val", 90), ("test", 180))]
     draws.append(np.concatenate([experiment.train_plans(step).support for step in range(20)]))

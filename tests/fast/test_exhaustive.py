@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import scipy.special
 
-from cxda_jax.config.reading import read
+from cxda_jax.config.reading import read, replaced
 from cxda_jax.data.episodes import Draw, EpisodeSpec, counting, exhaustive
 from cxda_jax.data.store import open_store, write_store
 from cxda_jax.studies import testing
 from cxda_jax.studies.finding import Evaluation
 from cxda_jax.studies.identity import Record
-from cxda_jax.studies.settings import count_tasks
 from cxda_jax.training.evaluation import compile_task
 from cxda_jax.training.experiment import build_on
 from tests.conftest import INFO, make_domains
@@ -67,17 +66,15 @@ def uneven(tmp_path_factory):
 
 
 def experiment_on(store, **evaluation):
-    config = read("glyphs:erm,smoke")
-    config["episode"] |= SPEC._asdict()
-    del config["episode"]["mixed"]
-    config["evaluation"] |= {"tasks": "exhaustive", "per_call": 3, **evaluation}
-    return build_on(config, store)
+    episode = {name: value for name, value in SPEC._asdict().items() if name != "mixed"}
+    evaluation = {"tasks": "exhaustive", "per_call": 3, **evaluation}
+    return build_on(replaced(read("glyphs:erm,smoke"), episode=episode, evaluation=evaluation), store)
 
 
 def test_validation_and_test_are_of_their_own_splits(uneven):
     experiment = experiment_on(uneven)
     for split, first, last in (("val", 36, 72), ("test", 72, 130)):
-        rows = experiment.task_plans(split)(range(count_tasks(experiment.config, uneven, split))).query
+        rows = experiment.task_plans(split)(range(experiment.num_tasks[split])).query
         np.testing.assert_array_equal(np.unique(rows), np.arange(first, last))
 
 
@@ -86,7 +83,7 @@ def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven, tmp_
     """ERM answers an image alone, so all test images in one batch have the same answers."""
     sklearn = pytest.importorskip("sklearn.metrics")
     experiment = experiment_on(uneven._replace(info=uneven.info._replace(metric="accuracy")))
-    method, count = experiment.method, count_tasks(experiment.config, uneven, "test")
+    method, count = experiment.method, experiment.num_tasks["test"]
     variables = fill(jax.eval_shape(method.init, jax.random.key(0), experiment.example))
     evaluator = compile_task(method, experiment.source)
     tasks = testing.score(experiment, evaluator, variables, "test", count)

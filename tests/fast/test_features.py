@@ -154,9 +154,9 @@ def test_what_differs_from_an_earlier_call_is_refused(here, halves):
         for flag in ("--batch=6", "--size=16", "--fit=pad", "--classes=names.txt"):
             assert re.search(f"{out}.*{flag[2:].partition('=')[0]}=.*, now ", stopped(flag, out=out, code=2))
         image.unlink()
-        assert '--images="12 images' in stopped(out=out, code=2)
+        assert 'images="12 images' in stopped(out=out, code=2)
         image.write_bytes(before["images/camera0/a/0.png"])
-        assert '--images="12 images' in stopped(out=out, code=2)
+        assert 'images="12 images' in stopped(out=out, code=2)
         os.utime(image, ns=(times, times))
         (here / "mine.py").write_text(FUNCTION + "#")
         assert "made with encoder_sha256=" in stopped(out=out, code=2)

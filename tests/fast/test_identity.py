@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax.config.reading import read
+from cxda_jax.config.reading import read, replaced
 from cxda_jax.data.store import Domain, open_store, write_store
 from cxda_jax.disk import files, manifest
 from cxda_jax.disk.reading import metrics_line
@@ -58,7 +58,7 @@ def test_a_run_goes_on_with_its_own_data_and_config_alone(tmp_path, store, confi
     def claim(config=config, store=store, **more):
         return identity.claim(tmp_path, config, store, log=said.append, **more)
 
-    claim({**config, "seed": 1})  # it saves nothing, so another config may follow
+    claim(replaced(config, seed=1))  # it saves nothing, so another config may follow
     assert claim().data_hash == store.sha256 and identity.read_config(tmp_path) == config
     (tmp_path / "last" / "5").mkdir(parents=True)
     record = claim()
@@ -75,7 +75,7 @@ def test_a_run_goes_on_with_its_own_data_and_config_alone(tmp_path, store, confi
     claim(store=other)
     assert "threads" in said[0] and "77" in said[0] and "abacus" in said[1]
     with refused("config.seed=0, not 1", tmp_path):
-        claim({**config, "seed": 1}, other)
+        claim(replaced(config, seed=1), other)
     with refused("config.method='cxda', not 'bn'", tmp_path):
         claim(read("glyphs:bn,smoke"), other)
     (tmp_path / "config.json").unlink()
@@ -205,7 +205,7 @@ def test_what_cannot_be_tested_is_named_and_the_rest_goes_on(copied, config):
     (sent / "last").rename(copied / "elsewhere")
     (sent / "last").symlink_to(copied / "elsewhere")
     (copied / "run" / "result.json").unlink()
-    config["train"]["steps"] = 40
+    config = replaced(config, train={"steps": 40})
     shutil.rmtree(copied / "run" / "model")
     write_config(copied / "run", config, open_store(store_of(copied)).sha256)
     with open(held / "lock", "a") as lock:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax.config.reading import read
+from cxda_jax.config.reading import read, replaced
 from cxda_jax.config.registry import METHODS
 from cxda_jax.disk.files import locked
 from cxda_jax.disk.reading import read_lines
@@ -185,7 +185,7 @@ def test_methods_that_start_from_erm_leave_it_untouched(erm_run, tmp_path):
     names, erm, data = ["cotta", "t3a"], tmp_path / "erm", f"--data_dir={erm_run.parent}/data"
     shutil.copytree(erm_run, erm)
     shutil.copytree(erm_run, iid := tmp_path / "iid", ignore=shutil.ignore_patterns("*,*", *METHODS))
-    write_config(iid, {**read_config(erm_run), "method": "erm_iid"}, read_record(erm_run).data_hash)
+    write_config(iid, replaced(read_config(erm_run), method="erm_iid"), read_record(erm_run).data_hash)
     weights, (trained, arrays) = files(erm / "best"), result(erm)
     options = (data, "--num_tasks=3")
     output = command("evaluate", f"--runs={erm}", f"--methods=erm,{','.join(names)}", *options)

@@ -57,7 +57,7 @@ FILES = [  # text of mine.py, what follows --config=, what the line says
     ("raises", "def get_config(_):\n    return 1 / 0\n", "mine.py:x", "ZeroDivisionError: division by zero; --debug"),
     ("takes no variant", "def get_config():\n    pass\n", "mine.py:cxda", "TypeError: get_config.* 0 positional"),
     ("returns a part", PART, "mine.py", "returns a config without .*; start from .*default"),
-    ("mistypes a group", MISTYPED, "mine.py", "config='cxda_anny' is unknown; did you mean 'cxda_any'"),
+    ("mistypes a group", MISTYPED, "mine.py", "config=cxda_anny: unknown; did you mean 'cxda_any'"),
 ]
 
 
@@ -84,15 +84,15 @@ def test_a_text_is_read_as_the_fields_kind():
 REFUSED = [  # --config.NAME=TEXT, what the line says after its first part --config.NAME
     ("optimizer.learning_rat", "1", "config.optimizer has no field 'learning_rat'; did you mean 'learning_rate'"),
     ("zzz", "1", "config has no field 'zzz'; fields: attention, augment, batch_norm, .*"),
-    ("episode", "5", "is a group; set one of its fields: concentration, .*num_domains, num_query, .*, shares"),
+    ("episode", "5", ": it is a group; set one of its fields: concentration, .*num_domains, num_query, .*, shares"),
     *[("train.steps", text, f"={text}: expected an int such as") for text in ("ten", "1e3", "", "1.0", "9" * 20)],
     *[("optimizer.learning_rate", t, f"={t}: expected a finite float such as") for t in ("nan", "inf", "0.01,")],
     *[("data.writers", t, r": expected a tuple such as \(6, 5, 5\)") for t in ("7", "(1, 2.5, 3)", "__import__('os')")],
 ]
 DATA = [  # benchmark, the field, its text, what the line says
-    ("glyphs", "data.writers", "(6, 5)", "data.writers=.*: give three counts of at least 1"),
-    ("glyphs_c", "data.images", "-3", "data.images=-3 must be at least 1"),
-    ("glyphs", "benchmark", "glyphs_d", "benchmark='glyphs_d' is unknown; did you mean 'glyphs_c'"),
+    ("glyphs", "data.writers", "(6, 5)", "data.writers=.*: expected three counts of at least 1"),
+    ("glyphs_c", "data.images", "-3", "data.images=-3: must be at least 1"),
+    ("glyphs", "benchmark", "glyphs_d", "benchmark='glyphs_d': unknown; did you mean 'glyphs_c'"),
     ("folder", "data.name", "mine", "{tmp}/mine: no prepared data; .*prepare --benchmark=folder .*--name=mine"),
     ("femnist", "data.name", "../elsewhere", r"{tmp}/\.\./elsewhere: no prepared data; .*--name=\.\./elsewhere"),
 ]
@@ -147,5 +147,5 @@ def test_texts_that_no_field_takes_data_options_and_absurd_numbers(tmp_path):
             open_data(read(f"{benchmark}:cxda,smoke", [(name, text)]), tmp_path)
     for benchmark, data in (("glyphs", {"drawings": 2**62}), ("glyphs", {"writers": (1, 0, 1)})):
         with refused(f"data.{next(iter(data))}="):
-            BENCHMARKS[benchmark]({"benchmark": benchmark, "data": data}, tmp_path)
+            BENCHMARKS[benchmark](benchmark, data, tmp_path)
     assert not list(tmp_path.iterdir())

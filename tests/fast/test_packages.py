@@ -37,9 +37,9 @@ def test_a_command_names_the_extra_that_brings_what_is_missing(arguments, field,
 
 @cases("call, field, missing, extra", [
     ("scikit-learn", lambda _: cxda_jax.CXDAClassifier, "CXDAClassifier", "sklearn.base", "sklearn"),
-    ("weights", lambda tmp: read_weights(tmp / "a.pth"), "weights={tmp}/a.pth", "torch", "torch"),
+    ("weights", lambda tmp: read_weights(tmp / "a.pth"), "net.weights={tmp}/a.pth", "torch", "torch"),
     ("tfdata", lambda _: tfdata_source(None), "source='tfdata'", "tensorflow", "data"),
-    ("tfds", lambda tmp: cifar_c._tfds_builder("cifar10", tmp), "tfds=True", "tensorflow_datasets", "data"),
+    ("tfds", lambda tmp: cifar_c._tfds_builder("cifar10", tmp), "--tfds=True", "tensorflow_datasets", "data"),
     ("tensorboard", lambda tmp: MetricsFile(tmp / "m.jsonl", 0, True), "tensorboard=True", "tensorflow", "data"),
 ])  # fmt: skip
 def test_so_does_python(call, field, missing, extra, tmp_path, monkeypatch):

@@ -1,41 +1,26 @@
-"""Parameters of the library and fields of a config: their names in messages, and their equal defaults."""
+"""Parameters of the library and fields of a config: their equal defaults, and who reads them."""
 
 import inspect
 import json
-import re
+import pickle
 import runpy
-from pathlib import Path
-from unittest import mock
 
-import optax
 import pytest
 
 from cxda_jax.config import registry
-from cxda_jax.config.reading import as_fields, check_stored, config_hash, default, hashed, of_method, read
+from cxda_jax.config.fields import Config
+from cxda_jax.config.reading import check_stored, config_hash, default, hashed, of_method, read, replaced
 from cxda_jax.config.registry import METHODS, groups, schema
-from cxda_jax.data import augment, glyphs
+from cxda_jax.data import augment
 from cxda_jax.data.episodes import EpisodeSpec
 from cxda_jax.methods import anytime, cotta, cxda, erm, finetune, icrm, label_shift, stata, training_free
-from cxda_jax.methods.optimizers import make_optimizer
-from cxda_jax.nets import attention, cnn, context, pretrained, resnet, transformer
+from cxda_jax.nets import attention, cnn, context, resnet, transformer
 from cxda_jax.training.loop import Schedule
 from docs.examples.counted_shares import counted_shares
 from tests.lines import refused
-from tests.nets import make_net, with_examples
+from tests.nets import with_examples
 
 CONFIG = json.loads(json.dumps(default().to_dict()))
-NET = make_net((16, 16, 1), 4)
-TUNING = finetune.FineTuning(optax.sgd(0.1))
-PARAMETERS = [  # a call, what it says of its parameters, and their group
-    (lambda: cxda.cxda(NET, momentum=0.5, prior=20.0), "momentum=0.5 and prior=20.0 both set", "batch_norm"),
-    (lambda: finetune.ft_em(NET, TUNING._replace(steps=0)), "steps=0 .* at least 1", "finetune"),
-    (lambda: cotta.cotta(NET, TUNING, augment.Strong(), cotta.Teaching(copies=0)), "copies=0 .* at least 1", "cotta"),
-    (lambda: augment.check_weak(augment.Weak(rotate=181)), "rotate=181 .* at most 180", "augment"),
-    (lambda: augment.check_strong(augment.Strong(hue=1)), "hue=1 .* at most 0.5", "strong"),
-    (lambda: attention.check_attention(16, 3, 2, "paper"), "heads=3 with ratio=2 .* divisors of 16", "attention"),
-    (lambda: pretrained.read_weights(Path("a/weights=b.txt")), "weights=a/weights=b.txt:", "net"),
-    (lambda: glyphs.open_glyphs("unused", seed=-1), "seed=-1 must", "data"),
-]
 # Callables that take all fields of a group.
 WHOLE = [
     ("batch_norm", erm.bn), ("cotta", cotta.Teaching), ("sf_ocda", finetune.sf_ocda), ("strong", augment.Strong),
@@ -51,19 +36,9 @@ SOME = [
     ("finetune", finetune.FineTuning), ("episode", EpisodeSpec), ("attention", attention.CrossAttention),
     ("cml", context.ContextNet), ("net", cnn.CNNTrunk, "dtype", "name"), ("cml", cnn.CNNTrunk, "width"),
     ("sla", cnn.CNNTrunk, "adapters"), ("net", resnet.ResNetTrunk, "dtype", "name", "width"),
-    ("sla", resnet.ResNetTrunk, "adapters"), ("optimizer", make_optimizer), ("cxda_any", anytime.cxda_any),
+    ("sla", resnet.ResNetTrunk, "adapters"), ("cxda_any", anytime.cxda_any),
     ("icrm", transformer.CausalTransformer),
 ]  # fmt: skip
-
-
-def test_a_parameter_becomes_a_field():
-    for call, says, group in PARAMETERS:
-        with refused(f"^{says}"):
-            call()
-        field = re.sub(r"( and | with |^)(\w+[=:])", rf"\1{group}.\2", says)
-        groups = (group, "train") if group == "finetune" else (group,)  # both have `steps`; the first counts
-        with refused(f"^{field}"), as_fields(CONFIG | {"data": {"seed": -1}}, *groups):
-            call()
 
 
 @pytest.mark.parametrize("entry", [*WHOLE, *SOME], ids=lambda entry: f"{entry[0]}-{entry[1].__name__}")
@@ -101,29 +76,43 @@ def test_a_config_of_an_earlier_version_gets_the_defaults_of_what_it_lacks_and_k
     own = CONFIG["attention"]
     loo = stored("cxda_loo")
     assert loo.keys() & groups().keys() == {"attention", "batch_norm"}
-    assert stored("cxda_loo", attention=own | {"sink": False}, cxda_any=CONFIG["cxda_any"] | {"plain": 0.5}) == loo
+    gone = {"attention": own | {"sink": False}, "optimizer": CONFIG["optimizer"] | {"chain": ""}}
+    assert stored("cxda_loo", **gone, cxda_any=CONFIG["cxda_any"] | {"plain": 0.5}) == loo
     earlier = {n: v for n, v in CONFIG["cxda_any"].items() if n != "running"}
     for prior, expected in ((0.0, (20.0, True)), (7.0, (7.0, False))):
         found = stored("cxda_any", cxda_any=earlier | {"prior": prior})["cxda_any"]
         assert (found["prior"], found["running"]) == expected
     with refused(r"^config\.attention\.sink: this version has no such field; train again"):
         stored(attention=own | {"sink": True})
+    with refused(r"^config\.optimizer\.chain: this version has no such field; train again"):
+        stored(optimizer=CONFIG["optimizer"] | {"chain": "sgd(0.1)"})
     with refused(r"^config\.bn: this version has no such field; train again"):
         stored(bn={})
 
 
+class Noting(Config):
+    """A config that notes which of its groups are read."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        vars(self)["noted"] = set()
+
+    def __getitem__(self, name):
+        self.noted.add(name)
+        return super().__getitem__(name)
+
+
 def test_a_method_reads_the_groups_that_it_declares_and_no_other_moves_its_hash(fixed_store):
     def hashes(**more):
-        return [config_hash(hashed(of_method({**CONFIG, **more}, name))) for name in before]
+        return [config_hash(hashed({**CONFIG, **more, "method": name})) for name in before]
 
     before = list(METHODS)
     for name in before:
-        noting = mock.MagicMock()
-        noting.__getitem__.side_effect = (CONFIG | {"method": name}).__getitem__
-        METHODS[name].build(noting, fixed_store.inputs)
-        noted = {call.args[0] for call in noting.__getitem__.call_args_list}
-        assert noted & groups().keys() == {*METHODS[name].groups}, name
+        config = Noting(CONFIG | {"method": name}, "")
+        METHODS[name].build(config, fixed_store.inputs)
+        assert config.noted & groups().keys() == {*METHODS[name].groups}, name
     known = hashes()
+    assert known == [of_method(CONFIG, name).hash for name in before]
     assert hashes(net={n: v for n, v in CONFIG["net"].items() if n != "init"}) == known, "as an older version had it"
     assert not {*known} & {*hashes(net=CONFIG["net"] | {"init": "flax"})}
     with with_examples():
@@ -145,3 +134,17 @@ def test_a_field_that_the_method_never_reads_is_refused():
     with refused(r"^--config\.icrm\.width: erm does not read it, only icrm; leave it out"):
         read("glyphs:icrm", [("icrm.width", "8"), ("method", "erm")])
     assert read("glyphs:erm", [("cotta.copies", "3")])["cotta"]["copies"] == 3, "for a test"
+
+
+def test_a_config_cannot_be_changed_and_values_go_together():
+    config = read("glyphs:cxda,smoke")
+    for change in (lambda: config.update(seed=1), lambda: setattr(config.net, "width", 1), lambda: config.pop("net")):
+        with pytest.raises(TypeError, match="replaced"):
+            change()
+    other = replaced(config, train={"steps": 7})
+    assert other.train == {**config.train, "steps": 7} and other.hash != config.hash == read("glyphs:cxda,smoke").hash
+    assert pickle.loads(pickle.dumps(other)) == other == json.loads(json.dumps(other)) and config.train.steps == 20
+    with refused(r"batch_norm.momentum=0.5 sets .* too; leave momentum at 1", field="batch_norm.prior"):
+        replaced(config, batch_norm={"momentum": 0.5, "prior": 20.0})
+    with refused(r"^episode.shares='even': evaluation.tasks=exhaustive asks", field="episode.shares"):
+        replaced(config, episode={"shares": "even"}, evaluation={"tasks": "exhaustive"})

@@ -96,8 +96,8 @@ def test_a_loop_equals_its_unrolled_form(monkeypatch):
 @pytest.mark.parametrize(("name", "statistics"), [
     ("ft_em", "support"), pytest.param("ft_im", "frozen", marks=pytest.mark.weekly), ("sf_ocda", "frozen")
 ])  # fmt: skip
-def test_a_chain_descends_on_the_methods_loss_at_its_share(name, statistics):
-    """Over two steps, at half of the chain's rates of 1 and 0.5, in weights w: w - 0.5 g(w), and so on."""
+def test_sgd_descends_on_the_methods_loss_at_its_share_of_the_rate(name, statistics):
+    """Over two steps, at half of the training's rate of 1, in weights w: w - 0.5 g(w), and so on."""
     own = np.eye(4)[np.argmax(logits_of(start()["params"], SUPPORT.pixels), -1)]  # sf_ocda teaches itself
     answer = batched if statistics == "support" else logits_of
 
@@ -111,10 +111,11 @@ def test_a_chain_descends_on_the_methods_loss_at_its_share(name, statistics):
         return losses.get(name, -(own * log_p).sum(-1).mean())
 
     options = {"finetune__steps": 2, "finetune__rate": 0.5, "finetune__statistics": statistics}
-    chain, plain = "sgd(linear_schedule(1.0, 0.0, steps))", {"sf_ocda__probability": 0.0}
-    adapt, expected = jax.jit(build_method(name, optimizer__chain=chain, **options, **plain).adapt), start()["params"]
-    for rate in (0.5, 0.25):
-        expected = jax.tree.map(lambda p, g, rate=rate: p - rate * np.asarray(g), expected, descent(single(expected)))
+    training = {"learning_rate": 1.0, "momentum": 0.0, "weight_decay": 0.0}
+    options |= {f"optimizer__{field}": value for field, value in training.items()} | {"sf_ocda__probability": 0.0}
+    adapt, expected = jax.jit(build_method(name, **options).adapt), start()["params"]
+    for _ in range(2):
+        expected = jax.tree.map(lambda p, g: p - 0.5 * np.asarray(g), expected, descent(single(expected)))
     found = adapt(start(), SUPPORT, KEY)
     close(found["params"], expected, 1e-5)
     assert largest_difference(found["params"], start()["params"]) > 1e-4

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors
 
-from cxda_jax.config.reading import as_fields
+from cxda_jax.config.fields import Values
 from cxda_jax.data.store import open_store
 from cxda_jax.disk import files, manifest
 from cxda_jax.nets.pretrained import read_weights
@@ -83,7 +83,7 @@ def test_weights(tmp_path, monkeypatch):
     others = ("weights.h5", b"x"), ("a.safetensors", HTML), *(("a.safetensors", data) for data in HEADERS)
     for name, data in (*others, *(("a.pth", bomb) for bomb in bombs)):
         (tmp_path / name).write_bytes(data)
-        with as_fields({"net": {"weights": name}}, "net"), refused("", tmp_path, field=name):
+        with refused("", tmp_path, field=name):
             read_weights(tmp_path / name)
         assert not (tmp_path / "exploded").exists()
 
@@ -103,13 +103,13 @@ def test_layers_of_weights(tmp_path, monkeypatch):
     ]:  # fmt: skip
         safetensors.save_file(arrays, "a.safetensors")
         with refused("^net.weights", field=named):
-            start_from_weights({"net": options}, variables)
+            start_from_weights(Values(options), variables)
 
 
 CONFIGS = [  # damage of a good run's config.json, what the line names
     (cut(9), "config.json"), (leaf("method"), "'method'"), (leaf("method", to="cxdaa"), "method='cxdaa'"),
     (leaf("net", "width", to=True), "net.width=True"), (leaf("optimizer", "momentum"), "optimizer.momentum"),
-    (leaf("data", "writers", to=[1, "2", 3]), "data.writers="), (leaf("benchmark", to="folder"), "data.name="),
+    (leaf("data", "writers", to=[1, "2", 3]), "data.writers="), (leaf("benchmark", to="folder"), "data.name:"),
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from cxda_jax.config.reading import read
+from cxda_jax.config.reading import read, replaced
 from cxda_jax.data.store import SPLITS, Domain, StoreInfo, write_store
 from cxda_jax.studies.testing import compiled, score
 from cxda_jax.training import loop
@@ -22,7 +22,7 @@ def test_a_method_trains_and_is_tested(tmp_path):
     ]
     write_store(tmp_path / "mine", StoreInfo("mine", CLASSES, (0.5,) * 4, (0.25,) * 4, "macro_f1"), domains)
     config = read("folder:bn,smoke", [(f"episode.{name}", str(value)) for name, value in FEW.items()])
-    e = build(config | {"data": {"name": "mine"}}, tmp_path)
+    e = build(replaced(config, data={"name": "mine"}), tmp_path)
     variables = fill(jax.eval_shape(e.method.init, jax.random.key(0), e.example))
     state = loop.TrainState(np.int32(0), variables, jax.jit(e.optimizer.init)(variables["params"]))
     batch = next(e.source.batches(e.train_plans, 0, 1))

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from cxda_jax.adapter.diagnosis import TRUE_SHARES, UNFORESEEN, diagnose, kind_of
-from cxda_jax.config.reading import read
+from cxda_jax.config.reading import read, replaced
 from cxda_jax.data.episodes import EpisodeSpec, check_spec, split_part
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
@@ -64,9 +64,8 @@ def test_small_domains_can_be_left_out(fixed_store):
 )
 def test_a_method_learns_on_a_trunk_that_stays(method, fixed_store):
     """From images that the trunk's training left out; it begins with the parts of that network that it has too."""
-    config = read(f"glyphs:{method},smoke")
-    config["episode"] |= {"num_domains": 2, "per_domain": 4, "num_query": 3}
-    config["net"]["width"], config["net"]["padding"], config["train"]["held_out"] = 8, "same", 0.4
+    few, net = {"num_domains": 2, "per_domain": 4, "num_query": 3}, {"width": 8, "padding": "same"}
+    config = replaced(read(f"glyphs:{method},smoke"), episode=few, net=net, train={"held_out": 0.4})
     experiment = build_on(config, fixed_store)
     training = build_on(network_config(config, experiment.method), fixed_store)
     begun, other = (init_state(e.method, e.optimizer, seed, e.example) for seed, e in enumerate((experiment, training)))
@@ -202,9 +201,8 @@ def test_the_errors_learn_from_answers_whose_shares_are_known():
 
 def test_the_adapter_learns_from_what_the_network_says_of_the_images(fixed_store):
     """Loss and answers are those of the pixels; what it learns from are the very images that the replay of a step shows."""
-    config = read("glyphs:cxda_shares,smoke")
-    config["episode"] |= {"num_domains": 2, "per_domain": 4, "num_query": 3}
-    config["net"]["width"], config["net"]["padding"] = 8, "same"
+    few = {"num_domains": 2, "per_domain": 4, "num_query": 3}
+    config = replaced(read("glyphs:cxda_shares,smoke"), episode=few, net={"width": 8, "padding": "same"})
     experiment = build_on(config, fixed_store)
     state = init_state(experiment.method, experiment.optimizer, 0, experiment.example)
     own = {kind: {k: v for k, v in tree.items() if k != ADAPTER} for kind, tree in state.variables.items()}
@@ -222,7 +220,7 @@ def test_the_adapter_learns_from_what_the_network_says_of_the_images(fixed_store
     held = split_part(fixed_store, 0.35, 0, True).rows
     assert np.isin(np.concatenate([plans[0].support.ravel(), plans[0].query.ravel()]), held).all()
     with pytest.raises(UserError, match=r"train.held_out=0.3: bn does not read it"):
-        build_on({**read("glyphs:bn,smoke"), "train": {**config["train"], "held_out": 0.3}}, fixed_store)
+        build_on(read("glyphs:bn,smoke", [("train.held_out", "0.3")]), fixed_store)
 
 
 def test_one_command_trains_the_network_and_the_adapter(tmp_path):

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from cxda_jax.config.reading import Config
 from cxda_jax.data import augment
-from cxda_jax.data.episodes import Plan, mixed_spec
+from cxda_jax.data.episodes import EpisodeSpec, Plan, mixed_spec
 from cxda_jax.data.published import PUBLISHED, empty_store
 from cxda_jax.data.sources import Source, gather, rows_of
 from cxda_jax.data.store import DomainStore
@@ -34,9 +34,7 @@ from cxda_jax.training.evaluation import compile_task
 from cxda_jax.training.experiment import (
     CALIBRATION_IMAGES,
     build_method,
-    episode_spec,
     make_optimizer,
-    make_schedule,
     open_data,
 )
 from cxda_jax.types import Images, Known
@@ -102,8 +100,8 @@ def passport(config: Config, target: Target, data_dir: str, log: Callable[[str],
 
     A published data set that is not prepared has black images.
     """
-    benchmark, programs = config["benchmark"], {}
-    prepared = (Path(data_dir) / str(config["data"].get("name")) / "store.json").exists()
+    benchmark, programs = config.benchmark, {}
+    prepared = (Path(data_dir) / str(config.data.get("name")) / "store.json").exists()
     store = empty_store(benchmark) if benchmark in PUBLISHED and not prepared else open_data(config, data_dir)
     with devices(target) as mesh:
         log(f"lowering for {target.text}: {mesh.devices.flat[0].device_kind}")
@@ -113,11 +111,11 @@ def passport(config: Config, target: Target, data_dir: str, log: Callable[[str],
     return {
         "commit": commit(),
         "benchmark": benchmark,
-        "method": config["method"],
-        "dtype": config["net"]["dtype"],
-        "precision": config["net"]["precision"],
+        "method": config.method,
+        "dtype": config.net.dtype,
+        "precision": config.net.precision,
         "topology": target.text,
-        "tasks_per_step": config["train"]["tasks_per_step"],
+        "tasks_per_step": config.train.tasks_per_step,
         "versions": {"cxda_jax": VERSION, "jax": jax.__version__},
         "programs": programs,
     }
@@ -244,7 +242,7 @@ def _names_of_cuda() -> Iterator[None]:
 
 def lower_all(config: Config, store: DomainStore, mesh: Mesh) -> Iterator[Program]:
     """The training step, unless the method trains as another one, and the evaluation. The context is devices()."""
-    method, chips, tasks = build_method(config, store), mesh.size, config["train"]["tasks_per_step"]
+    method, chips, tasks = build_method(config, store), mesh.size, config.train.tasks_per_step
     if tasks % chips and not method.trains_as:
         raise UserError(f"tasks_per_step={tasks} cannot be shared by {chips} chips; make it a multiple of {chips}")
 
@@ -259,8 +257,8 @@ def lower_all(config: Config, store: DomainStore, mesh: Mesh) -> Iterator[Progra
     example: Any = Images(_array((2, *image), jnp.uint8), _array((2,)))
     variables = jax.eval_shape(method.init, key, example)
     if not method.trains_as:
-        optimizer = make_optimizer(**config["optimizer"], steps=make_schedule(config, store).steps)
-        learner = loop.Learner(method, optimizer, augment.Weak(**config["augment"]))
+        optimizer = make_optimizer(**config.optimizer)
+        learner = loop.Learner(method, optimizer, augment.Weak(**config.augment))
         state = jax.eval_shape(lambda: loop.init_state(method, optimizer, 0, example))
         one = functools.partial(loop.train_call, learner, source, 1)
         step = backend.jit(loop.over_devices(learner, source, mesh, 1) if chips > 1 else one, donate_argnums=0)
@@ -270,7 +268,7 @@ def lower_all(config: Config, store: DomainStore, mesh: Mesh) -> Iterator[Progra
         images, labels = _array((CALIBRATION_IMAGES, *image), jnp.uint8), _array((CALIBRATION_IMAGES,))
         variables = jax.eval_shape(method.calibrate, variables, Known(images, labels, images, labels))
     evaluator: Any = compile_task(method, source)
-    per_chip = config["evaluation"]["per_call"] or backend.default_tasks_per_call()
+    per_chip = config.evaluation.per_call or backend.default_tasks_per_call()
     tasks = per_chip * chips if method.feed_forward else 1
     episodes = jax.eval_shape(source.assemble, resident, _plan(config, tasks))
     if method.feed_forward:
@@ -283,7 +281,8 @@ def lower_all(config: Config, store: DomainStore, mesh: Mesh) -> Iterator[Progra
 
 def _plan(config: Config, tasks: int, mixed: bool = False) -> Plan:
     """The shapes of a Plan of the config's tasks."""
-    spec = mixed_spec(episode_spec(config)) if mixed else episode_spec(config)
+    spec = EpisodeSpec(**config.episode)
+    spec = mixed_spec(spec) if mixed else spec
     return Plan(_array((tasks, spec.num_domains * spec.per_domain)), _array((tasks, spec.num_query)))
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cxda_jax.config.reading import read
+from cxda_jax.config.reading import read, replaced
 from cxda_jax.data import augment
 from cxda_jax.data.published import PUBLISHED, sample_store
 from cxda_jax.data.sources import Source
@@ -74,10 +74,9 @@ def make_runner(case: Case, small: bool = False) -> Runner:
 def prepare(case: Case, small: bool = False) -> tuple[Method, Episode, loop.TrainState]:
     """The method of a case, random episodes and a state to start from."""
     config = read(f"{case.shape}:{case.method}")
-    config["net"] |= {"width": case.width, "dtype": case.dtype} | ({"stages": (1, 1, 1)} if small else {})
-    for group, chosen in {"attention": {"heads": case.heads}, "batch_norm": {"statistics": case.statistics}}.items():
-        if group in config:
-            config[group] |= chosen
+    net = {"width": case.width, "dtype": case.dtype} | ({"stages": (1, 1, 1)} if small else {})
+    others = {"attention": {"heads": case.heads}, "batch_norm": {"statistics": case.statistics}}
+    config = replaced(config, net=net, **{group: of for group, of in others.items() if group in config})
     method, episodes = build_method(config, sample_store(case.shape, 1, 1)), random_episodes(case, small)
     return method, episodes, loop.init_state(method, OPTIMIZER, 0, jax.tree.map(lambda x: x[0, :2], episodes.query))
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cxda_jax.config.reading import read
+from cxda_jax.config.reading import read, replaced
 from cxda_jax.data.published import empty_store, sample_store
 from cxda_jax.machine import cost
 from cxda_jax.training import loop
@@ -65,15 +65,15 @@ def add_training(o: Options, name: str, whole: bool = False) -> None:
     `whole` trains the paper's steps. Otherwise a part of them is trained, from which the minutes of all are reckoned.
     """
     config = read(f"{name}:cxda", [("net.dtype", "bfloat16"), ("net.width", str(o.width))])
-    paper, val_tasks = make_schedule(config, empty_store(name)), config["evaluation"]["val_tasks"]
+    paper, val_tasks = make_schedule(config, empty_store(name)), config.evaluation.val_tasks
     validations = paper.steps // paper.validate_every
-    steps = paper.steps if whole else 1000 if config["net"]["name"] == "cnn" else 300
+    steps = paper.steps if whole else 1000 if config.net.name == "cnn" else 300
     if o.small:
         steps = val_tasks = 4
-        config["net"]["stages"], config["attention"]["heads"] = (1, 1, 1), 1
-        config["episode"] |= {"num_domains": 2, "per_domain": 2, "num_query": 2}
+        few = {"num_domains": 2, "per_domain": 2, "num_query": 2}
+        config = replaced(config, net={"stages": (1, 1, 1)}, attention={"heads": 1}, episode=few)
     every = paper.validate_every if whole and not o.small else steps
-    config["train"]["steps"], config["evaluation"]["every_steps"] = steps, every
+    config = replaced(config, train={"steps": steps}, evaluation={"every_steps": every})
     made = build_on(config, sample_store(name, images=8 if o.small else 500), ("train", "val"))
     evaluator = compile_task(made.method, made.source)
     tasks = Tasks(made.task_plans("val"), val_tasks, "accuracy", per_call=made.per_call)

@@ -71,7 +71,7 @@ def extract(archive: Path, target: Path) -> None:
             what = f"damaged, cut short or not an archive ({reason(e)})"
             raise UserError(f"{archive}: {what}; fetch it again") from None
         path = archive if e.filename == str(archive) else target
-        raise UserError(system_fault(e, path, f"extract {archive.name} by hand, and point raw_dir there")) from None
+        raise UserError(system_fault(e, path, f"extract {archive.name} by hand, and point --raw_dir there")) from None
 
 
 def _unwrapped(folder: Path, name: str) -> Path:

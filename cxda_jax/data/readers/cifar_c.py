@@ -111,7 +111,7 @@ def hold_out(labels: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     for c in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == c))
         if not (cut := len(rows) // 5):
-            raise UserError(f"regenerate: {len(rows)} clean images of class {c}, at least 5 are needed; extract again")
+            raise UserError(f"{len(rows)} clean images of class {c}, not 5", "regenerate", fix="extract again")
         val.append(rows[:cut])
         train.append(rows[cut:])
     return {"train": np.concatenate(train), "val": np.concatenate(val)}
@@ -158,11 +158,11 @@ def _tfds_images(name: str, split: str, raw_dir: Path) -> Rows:
 
 
 def _tfds_builder(name: str, raw_dir: Path) -> Any:
-    with needing("tfds=True", "data"):
+    with needing("--tfds=True", "data"):
         import tensorflow_datasets as tfds
     builder = tfds.builder(name, data_dir=str(raw_dir))
     try:
         builder.download_and_prepare()
     except Exception as e:  # downloads raise exceptions of all kinds
-        raise UserError(f"tfds: {name} is not in {raw_dir} and could not be fetched ({reason(e)})") from None
+        raise UserError(f"{name} is not in {raw_dir} and could not be fetched ({reason(e)})", "tfds") from None
     return builder

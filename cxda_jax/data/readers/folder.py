@@ -33,7 +33,7 @@ def find(
     seed: int = 0,
 ) -> RawData:
     if not raw_dir.is_dir():
-        raise UserError(f"raw_dir={raw_dir}: no such folder; give the one that holds DOMAIN/CLASS/IMAGE")
+        raise UserError("no such folder", "raw_dir", raw_dir, "give the one that holds DOMAIN/CLASS/IMAGE")
     made, colour = lookup("fit", fit, FITS), read_colour(background)
     images, others = images_and_others(raw_dir, split_csv)
     if not images:
@@ -64,7 +64,7 @@ def find(
         for domain in mine:
             pieces += image_pieces(domain, split, files[domain], size, convert)
     if not pieces:
-        raise UserError(f"{raw_dir}: no domain has {min_images} images; add images or lower min_images")
+        raise UserError(f"{raw_dir}: no domain has {min_images} images; add images or lower --min_images")
     provenance = f"images of {raw_dir.name}, {made} to a square, transparency over {background}"
     info = StoreInfo(name, tuple(class_names), *IMAGENET, provenance=provenance, fit=fit, background=colour)
     return RawData(info, pieces, warnings=warnings, least=min_images)
@@ -97,7 +97,7 @@ def _read_splits(path: Path, raw_dir: Path, domains: Container[str]) -> dict[str
     """The split of each domain that the file names."""
     fix = "give a CSV file with the columns domain and split, in UTF-8"
     if not path.exists():
-        raise UserError(f"split_csv={path}: No such file or directory; {fix}")
+        raise UserError("No such file or directory", "split_csv", path, fix)
     splits = {}
     for line, row in read_table(path, ("domain", "split"), fix):
         domain, split = row["domain"], row["split"]

@@ -65,7 +65,7 @@ def as_pixels(image: Image.Image, shape: tuple[int, int, int], fit: str, backgro
     height, width, channels = shape
     choose("fit", fit, FITS)
     if channels not in (1, 3):
-        raise UserError(f"shape={shape}: images become grey or RGB; give a shape of 1 or 3 channels")
+        raise UserError("images become grey or RGB", "shape", shape, "give a shape of 1 or 3 channels")
     try:
         colours = to_rgb(image, background)
     except Exception as e:  # PIL decodes an image when its pixels are first needed
@@ -169,5 +169,5 @@ def read_colour(text: str) -> Colour:
     parts = {"white": "255,255,255", "black": "0,0,0"}.get(text, text).split(",")
     if len(parts) == 3 and all(part.strip().isdecimal() and int(part) <= 255 for part in parts):
         return int(parts[0]), int(parts[1]), int(parts[2])
-    shown = brief(repr(text), 40)
-    raise UserError(f"background={shown}: give white, black, or three numbers up to 255 such as 128,128,128")
+    fix = "give white, black, or three numbers up to 255 such as 128,128,128"
+    raise UserError("not a colour", "background", text, fix)

@@ -47,7 +47,7 @@ def find(raw_dir: Path, name: str = "qmnist", split: str = "published", min_imag
     choose("split", split, ("published", "students"))
     folders = [folder for folder in (raw_dir / "QMNIST" / "raw", raw_dir) if folder.is_dir()]
     if not folders:
-        raise UserError(f"raw_dir={raw_dir}: no such folder; give the one that holds qmnist-train-labels-idx2-int.gz")
+        raise UserError("no such folder", "raw_dir", raw_dir, "give the one that holds qmnist-train-labels-idx2-int.gz")
     parts = [read_part(folders[0], part) for part in ("train", "test")]
     images, rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     labels, series, writers = rows[:, 0].astype(np.int32), rows[:, 1], rows[:, 2]
@@ -86,7 +86,7 @@ def read_idx(folder: Path, axes: int, *names: str) -> np.ndarray:
     """The array of the first file that is there, by its names, packed by gzip or not."""
     path = next((path for name in names for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
     if path is None:
-        raise UserError(f"{folder / names[0]}.gz: missing; fetch it into raw_dir")
+        raise UserError(f"{folder / names[0]}.gz: missing; fetch it into --raw_dir")
     refuse_html(path)
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

@@ -96,7 +96,7 @@ def read_pieces(
                 for fault in rows.faults:
                     bad += 1
                     if bad > skip_bad:
-                        raise UserError(f"{fault}; or give skip_bad={bad} ({bad} bad of {done} so far)")
+                        raise UserError(f"{fault}; or give --skip_bad={bad} ({bad} bad of {done} so far)")
                     tell(fault)
                 progress(done)
                 yield Domain(piece.domain, piece.split, rows.images, rows.labels)
@@ -188,7 +188,7 @@ def find_folder(raw_dir: Path, *names: str, packed: Sequence[str] = ()) -> Path:
     It has one of the names. Its archive has one of them, or one of `packed`. If only that is there, Packed is raised.
     """
     if not raw_dir.is_dir():
-        raise UserError(f"raw_dir={raw_dir}: no such folder; give the one that holds {names[0]}/")
+        raise UserError("no such folder", "raw_dir", raw_dir, f"give the one that holds {names[0]}/")
     archives = (*names, *packed)
     places = [raw_dir / outer / name for name in names for outer in archives]
     places += [folder for name in names for folder in (raw_dir / name, raw_dir) if folder.name == name]
@@ -197,7 +197,7 @@ def find_folder(raw_dir: Path, *names: str, packed: Sequence[str] = ()) -> Path:
     files = (raw_dir / f"{name}{suffix}" for name in archives for suffix in ARCHIVES)
     if archive := next(filter(Path.is_file, files), None):
         raise Packed(archive, raw_dir / names[0])
-    raise UserError(f"{raw_dir / names[0]}: no such folder; raw_dir is the folder that holds {names[0]}/")
+    raise UserError(f"{raw_dir / names[0]}: no such folder; --raw_dir is the folder that holds {names[0]}/")
 
 
 def visible(paths: Iterable[Path]) -> list[Path]:
