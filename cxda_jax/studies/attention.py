@@ -32,7 +32,7 @@ class KeptAttention(NamedTuple):
     query_domain: np.ndarray  # [tasks, queries]
 
     def __str__(self) -> str:
-        return f"{self.result.row['label']}, seed {self.result.row['seed']}"
+        return f"{self.result.label}, seed {self.result.seed}"
 
 
 def kept_attention(results: Sequence[Result], data_dir: str) -> tuple[list[KeptAttention], list[str]]:
@@ -44,7 +44,7 @@ def kept_attention(results: Sequence[Result], data_dir: str) -> tuple[list[KeptA
             continue
         try:
             arrays, store = first.stored("attention"), open_data(first.config, data_dir)
-            if store.sha256 != first.row["data_hash"]:
+            if store.sha256 != first.data_hash:
                 raise UserError(f"the data in --data_dir={data_dir} is not what it was tested on")
             kept.append(_checked(KeptAttention(first, store, **arrays)))
         except Exception as e:  # files and configs from elsewhere may raise anything
@@ -79,11 +79,11 @@ def explorer_tasks(kept: KeptAttention, results: Sequence[Result], count: int) -
     domains, classes = (tuple(map(printable, names)) for names in (store.domain_names, store.info.class_names))
     answers = {}
     for other in (r for seeds in by_cell(results).values() for r in seeds):
-        unchanged = other.identity == Identity(other.row["method"]) and other.row["seed"] == result.row["seed"]
+        unchanged = other.identity == Identity(other.method) and other.seed == result.seed
         if unchanged and (current(other.folder) / "predictions.npz").is_file():
             theirs = other.stored()
             if np.array_equal(theirs["query"][:count], stored["query"][:count]):
-                answers[other.row["label"]] = theirs["predictions"]
+                answers[other.label] = theirs["predictions"]
 
     def words(numbers: np.ndarray) -> tuple[str, ...]:
         return tuple(classes[i] if 0 <= i < len(classes) else f"{i}, no class" for i in numbers.astype(int))
@@ -104,7 +104,7 @@ def explorer_tasks(kept: KeptAttention, results: Sequence[Result], count: int) -
 def drawings(kept: Sequence[KeptAttention]) -> Iterator[plots.Drawing]:
     """A histogram for each method; for the first one also what a query attends to, as the paper shows both."""
     for attention in kept:
-        label = attention.result.row["label"]
+        label = attention.result.label
         times = attention.weights.mean(2, dtype=np.float32) * attention.weights.shape[-1]  # multiples of uniform
         own = attention.query_domain[:, :, None] == attention.support_domain[:, None, :]  # [tasks, queries, support]
         if not times[~own].any():
