@@ -98,6 +98,9 @@ def tested(
     evaluation: Evaluation, experiment: Experiment, evaluator: Evaluator, num_tasks: int | None
 ) -> Result | None:
     """The result of an evaluation, kept in its folder, which the process that writes makes and locks."""
+    if num_tasks and evaluation.config["evaluation"]["tasks"] == "exhaustive":
+        fix = "leave out one of them"
+        raise UserError(f"--num_tasks={num_tasks}: evaluation.tasks=exhaustive tests every image; {fix}")
 
     def make() -> None:
         files.refuse_links(evaluation.run)
@@ -149,9 +152,6 @@ def evaluate_run(
     Several processes share the tasks; the first one alone has the result.
     """
     config, method, split = evaluation.config, experiment.method, evaluation.split
-    if num_tasks and config["evaluation"]["tasks"] == "exhaustive":
-        fix = "leave out one of them"
-        raise UserError(f"--num_tasks={num_tasks}: evaluation.tasks=exhaustive tests every image; {fix}")
     trained, best_step = best
     variables = trained
     if method.calibrate:
