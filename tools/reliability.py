@@ -50,9 +50,8 @@ from cxda_jax.errors import UserError
 from cxda_jax.export import exporting
 from cxda_jax.machine import cost, stops
 from cxda_jax.studies import identity, testing, training
-from cxda_jax.studies.examples import write_arrays
-from cxda_jax.studies.folders import read_results
-from cxda_jax.studies.result import read_arrays
+from cxda_jax.studies.folders import FILES, read_results, write_arrays
+from cxda_jax.studies.result import read_arrays, to_row
 from cxda_jax.training import loop
 from cxda_jax.training.experiment import open_data
 from launch import cli
@@ -205,7 +204,7 @@ def read(folder, likes):
     if faults:
         raise UserError(faults[0])
     try:
-        found += [results[0].stored(), results[0].stored("attention"), results[0].row, results[0].curve()]
+        found += [results[0].stored(), results[0].stored("attention"), to_row(results[0]), results[0].curve()]
     except ValueError as e:
         raise UserError(str(e)) from e
     data = open_data(config, folder / "data")
@@ -330,7 +329,7 @@ def read_export(place):
 
 def save_record(place, number):
     """As a test writes its result."""
-    with folders.replaced(place, lambda _: testing.FILES) as new:
+    with folders.replaced(place, lambda _: FILES) as new:
         digest = write_arrays(new / "predictions.npz", {"a": np.full(999, number)})
         row = files.sealed({"number": number, "predictions_sha256": digest})
         files.write_text(new / "result.json", json.dumps(row))

@@ -102,7 +102,7 @@ def load(spec: str, changes: Changes = ()) -> Any:
         raise UserError(f"{flag}: defines no get_config(argument); see configs/glyphs.py")
     if lacking := [name for name in FIELDS if not isinstance(config, ConfigDict) or name not in config]:
         what = f"a config without {lacking[0]}" if isinstance(config, ConfigDict) else f"a {type(config).__name__}"
-        raise UserError(f"{flag}: get_config() returns {what}; start from cxda_jax.config.reading.default()")
+        raise UserError(f"{flag}: get_config() returns {what}; start from cxda_jax.config.default()")
     for name in config:
         choose(f"{flag}: config", name, schema())
     for text in [text for name, text in changes if name == "method"]:

@@ -5,21 +5,17 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from PIL import Image
 
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk.folders import current
 from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError, printable
 from cxda_jax.studies import plots
-from cxda_jax.studies.names import plain
 from cxda_jax.studies.page import ExplorerTask
 from cxda_jax.studies.result import Identity, Result
 from cxda_jax.studies.settings import USUAL
 from cxda_jax.studies.tables import by_cell
 from cxda_jax.training.experiment import open_data
-
-PER_DOMAIN = 5  # images in each half of a row of grid()
 
 
 class KeptAttention(NamedTuple):
@@ -32,7 +28,7 @@ class KeptAttention(NamedTuple):
     query_domain: np.ndarray  # [tasks, queries]
 
     def __str__(self) -> str:
-        return f"{self.result.row['label']}, seed {self.result.row['seed']}"
+        return f"{self.result.label}, seed {self.result.seed}"
 
 
 def kept_attention(results: Sequence[Result], data_dir: str) -> tuple[list[KeptAttention], list[str]]:
@@ -44,7 +40,7 @@ def kept_attention(results: Sequence[Result], data_dir: str) -> tuple[list[KeptA
             continue
         try:
             arrays, store = first.stored("attention"), open_data(first.config, data_dir)
-            if store.sha256 != first.row["data_hash"]:
+            if store.sha256 != first.data_hash:
                 raise UserError(f"the data in --data_dir={data_dir} is not what it was tested on")
             kept.append(_checked(KeptAttention(first, store, **arrays)))
         except Exception as e:  # files and configs from elsewhere may raise anything
@@ -79,11 +75,11 @@ def explorer_tasks(kept: KeptAttention, results: Sequence[Result], count: int) -
     domains, classes = (tuple(map(printable, names)) for names in (store.domain_names, store.info.class_names))
     answers = {}
     for other in (r for seeds in by_cell(results).values() for r in seeds):
-        unchanged = other.identity == Identity(other.row["method"]) and other.row["seed"] == result.row["seed"]
+        unchanged = other.identity == Identity(other.method) and other.seed == result.seed
         if unchanged and (current(other.folder) / "predictions.npz").is_file():
             theirs = other.stored()
             if np.array_equal(theirs["query"][:count], stored["query"][:count]):
-                answers[other.row["label"]] = theirs["predictions"]
+                answers[other.label] = theirs["predictions"]
 
     def words(numbers: np.ndarray) -> tuple[str, ...]:
         return tuple(classes[i] if 0 <= i < len(classes) else f"{i}, no class" for i in numbers.astype(int))
@@ -102,9 +98,9 @@ def explorer_tasks(kept: KeptAttention, results: Sequence[Result], count: int) -
 
 
 def drawings(kept: Sequence[KeptAttention]) -> Iterator[plots.Drawing]:
-    """A histogram for each method; for the first one also what a query attends to, as the paper shows both."""
+    """A histogram for each method."""
     for attention in kept:
-        label = attention.result.row["label"]
+        label = attention.result.label
         times = attention.weights.mean(2, dtype=np.float32) * attention.weights.shape[-1]  # multiples of uniform
         own = attention.query_domain[:, :, None] == attention.support_domain[:, None, :]  # [tasks, queries, support]
         if not times[~own].any():
@@ -115,10 +111,6 @@ def drawings(kept: Sequence[KeptAttention]) -> Iterator[plots.Drawing]:
         )
         figure = histogram(times[own], times[~own])
         yield plots.Drawing(f"attention_{label}", f"attention of {label}", caption, figure)
-        if attention is kept[0]:
-            caption = f"{attention}: a query, and of each support domain the five images it attends to most and least."
-            name, title = f"attention_grid_{label}", f"what a query of {label} attends to"
-            yield plots.Drawing(name, title, caption, _of_task(kept[0]))
 
 
 def histogram(same: np.ndarray, other: np.ndarray) -> Figure:
@@ -145,57 +137,4 @@ def histogram(same: np.ndarray, other: np.ndarray) -> Figure:
     plots.finish_axes(axes, f"medians {', '.join(medians)}", "weight / uniform", "density per decade")
     axes.set(xscale="log", yscale="log")
     plots.round_ticks(axes)
-    return figure
-
-
-def _of_task(kept: KeptAttention) -> Figure:
-    """grid() of the first query of the first task."""
-    stored, store = kept.result.stored(), kept.store
-    true, answer = (store.info.class_names[stored[name][0, 0]] for name in ("labels", "predictions"))
-    return grid(
-        store.images[stored["support"][0]], kept.support_domain[0], kept.weights[0, 0].astype(float).mean(0),
-        int(kept.query_domain[0, 0]), store.images[stored["query"][0, 0]], store.domain_names,
-        text=f"label {true}, answer {answer}",
-    )  # fmt: skip
-
-
-def grid(
-    pixels: np.ndarray, domains: np.ndarray, weights: np.ndarray, own: int, query: np.ndarray, names: Sequence[str],
-    text: str = "",
-) -> Figure:  # fmt: skip
-    """A query [h, w, c], and the images of each support domain that it attends to most and least, under their weights.
-
-    Support images [n, h, w, c] have pixels of 0..255, domains [n] as places in `names`, and weights [n] that sum to 1,
-    shown as multiples of uniform attention. The query's `own` domain is starred and comes first; `text` stands beside
-    the query.
-    """
-    times, domains = np.asarray(weights, float) * len(weights), np.asarray(domains)
-    rows = sorted(set(domains.tolist()), key=lambda d: (d != own, -times[domains == d].max()))
-    left, step, high = 1.2, 0.54, 0.5 * pixels.shape[1] / pixels.shape[2]  # in inches, the units of these axes
-    width, height = left + step * (2 * PER_DOMAIN + 1), (high + 0.2) * (len(rows) + 1) + 0.3
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes, font = figure.subplots(), {"fontsize": 7, "va": "center"}
-
-    def show(image: np.ndarray, x: float, y: float) -> None:
-        small = Image.fromarray(np.asarray(image, np.uint8).squeeze())
-        small.thumbnail((128, 128))
-        axes.imshow(small, cmap="gray", vmin=0, vmax=255, extent=(x, x + 0.5, y + high, y), interpolation="none")
-
-    show(query, left, 0.1)
-    said = [f"query of {plain(names[own])} *", *[plain(text)] * bool(text), "weights: multiples of uniform"]
-    axes.text(left + 0.65, 0.1 + high / 2, "\n".join(said), **font)
-    axes.text(left, high + 0.22, "most attended", **font)
-    axes.text(left + step * (PER_DOMAIN + 1), high + 0.22, "least attended", **font)
-    for i, domain in enumerate(rows):
-        y = (high + 0.2) * (i + 1) + 0.28
-        name = f"{plain(names[int(domain)], 16, 3)}{' *' * (domain == own)}"
-        axes.text(left - 0.1, y + high / 2, name, ha="right", **font)
-        ranked = sorted(np.flatnonzero(domains == domain), key=lambda j: -times[j])
-        most = ranked[: min(PER_DOMAIN, (len(ranked) + 1) // 2)]
-        least = ranked[len(most) :][-PER_DOMAIN:]
-        for column, j in [*enumerate(most), *enumerate(least, PER_DOMAIN + 1)]:
-            show(pixels[j], left + step * column, y)
-            axes.text(left + step * column + 0.25, y - 0.07, f"{times[j]:.2f}", ha="center", **font)
-    axes.set(aspect="auto", xlim=(0, width), ylim=(height, 0))
-    axes.axis("off")
     return figure

@@ -50,7 +50,7 @@ def measure_curves(results: Sequence[Result], rival: str = RIVAL) -> tuple[list[
         faults += unlike
         leads = differences(curves, scores, rival) if rival in {curve.label for curve in curves} else {}
         gains, first = differences(curves, scores), curves[0].results()[0]
-        found.append(Measured(kind, first.store, first.row["metric"], curves, rival, gains, leads))
+        found.append(Measured(kind, first.store, first.metric, curves, rival, gains, leads))
     return found, faults
 
 

@@ -46,14 +46,14 @@ class Curve(NamedTuple):
         found = {}
         for seed in {seed: None for of_seeds in self.points.values() for seed in of_seeds}:
             used = [(weight, self.points.get(n, {}).get(seed)) for n, weight in weights.items()]
-            terms = {(r.row["label"], seed): weight for weight, r in used if r}
+            terms = {(r.label, seed): weight for weight, r in used if r}
             if terms and len(terms) == len(weights):
                 found[seed] = terms
         return found
 
     def level(self, size: int, score: str) -> dict[int, float]:
         """By seed, avg or w10 in a context of this size; for AREA, the area under it."""
-        values = {(r.row["label"], r.row["seed"]): r.row[score] for r in self.results()}
+        values = {(r.label, r.seed): getattr(r, score) for r in self.results()}
         of_seeds = self.terms(size).items()
         return {seed: sum(weight * values[key] for key, weight in terms.items()) for seed, terms in of_seeds}
 
@@ -83,11 +83,11 @@ def find_curves(results: Sequence[Result], kind: str) -> list[Curve]:
     found: dict[str, dict[int, dict[int, Result]]] = {}
     for result in results:
         if result.setting.kind == kind:
-            of_size = found.setdefault(result.label, {}).setdefault(result.setting.number, {})
-            of_size.setdefault(result.row["seed"], result)
+            of_size = found.setdefault(result.variant, {}).setdefault(result.setting.number, {})
+            of_size.setdefault(result.seed, result)
     curves = []
     for label, points in found.items():
-        constant = not any(r.row.get("uses_support", True) for seeds in points.values() for r in seeds.values())
+        constant = not any(r.uses_support for seeds in points.values() for r in seeds.values())
         curves.append(Curve(label, dict(sorted(points.items())), constant))
     return curves if not all(curve.constant for curve in curves) else []
 

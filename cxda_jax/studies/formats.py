@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from cxda_jax.machine.progress import aligned
-from cxda_jax.studies.result import Result, is_unfinished, named
+from cxda_jax.studies.result import Result, named
 from cxda_jax.studies.tables import NAN, Cell, Column, Table, agreement
 
 CSV_COLUMNS = ("table", "benchmark", "method", "setting", "metric", "unit", "mean", "sem", "low", "high", "paper_mean",
@@ -113,14 +113,13 @@ def runs_html(results: Iterable[Result]) -> str:
     """A table of all results, folded away: where each lies and what made it. Row N has the id run-N."""
     heads = rows = ""
     for i, result in enumerate(named(results)):
-        row = result.row
-        minutes = "" if row["train_minutes"] is None else f", {row['train_minutes']:.1f} min"
-        steps = f"unfinished: {row['reached_step']} of {row['steps']}" if is_unfinished(row) else row["steps"]
+        minutes = "" if result.train_minutes is None else f", {result.train_minutes:.1f} min"
+        steps = f"unfinished: {result.reached_step} of {result.steps}" if result.unfinished else result.steps
         entries = {
-            "folder": result.folder, "data set": result.store, "method": row["label"], "seed": row["seed"],
-            "tasks": row["num_tasks"], "training": f"{steps} steps{minutes}",
-            **{name: row[f"{name}_hash"][:12] for name in ("config", "weights", "data")},
-            "version": f"{row['package']}, method {row['version']}", "device": row["device"],
+            "folder": result.folder, "data set": result.store, "method": result.label, "seed": result.seed,
+            "tasks": result.num_tasks, "training": f"{steps} steps{minutes}", "config": result.config_hash[:12],
+            "weights": result.weights_hash[:12], "data": result.data_hash[:12],
+            "version": f"{result.package}, method {result.version}", "device": result.device,
         }  # fmt: skip
         heads = "".join(f"<th>{name}</th>" for name in entries)
         cells = "".join(f"<td>{html.escape(str(entry))}</td>" for entry in entries.values())

@@ -45,7 +45,7 @@ def method_styles(results: Sequence[Result]) -> dict[str, Style]:
 
     The marker of the others is a number.
     """
-    methods = {r.label: r.identity.method for r in results}
+    methods = {r.variant: r.identity.method for r in results}
     methods |= {name: name for name in (r.config.get("method", "erm") for r in results)}
     own = {name: entry.style for name, entry in METHODS.items() if entry.style}
     styles, colors = dict(own), (BLACK, RED, BLUE, GREEN, ORANGE, PURPLE, SKY, GREY)
@@ -81,7 +81,7 @@ def accuracy_time(results: Sequence[Result], styles: Mapping[str, Style]) -> Fig
     axes = figure.subplots()
     for label, style in used.items():
         of_steps = sorted(by_steps[label].items())
-        points = [(_mean(seeds, "adapt_ms", "predict_ms")[0], *_mean(seeds, "avg")) for _, seeds in of_steps]
+        points = [(_mean(seeds, "answer_ms")[0], *_mean(seeds, "avg")) for _, seeds in of_steps]
         axes.errorbar(*np.transpose(points), **style.arguments(lw=1, capsize=3, elinewidth=1, label=label))
         if len(points) > 1:
             for (steps, _), point in zip(of_steps, points, strict=True):
@@ -121,7 +121,7 @@ def variable(results: Sequence[Result], kind: str, styles: Mapping[str, Style]) 
 
 def learning_curves(results: Sequence[Result], styles: Mapping[str, Style]) -> Figure | None:
     """Validation score against training step: a thin line for each seed, a bold one for their mean at shared steps."""
-    runs = {(r.config["method"], r.row["seed"]): r for r in reversed(results)}
+    runs = {(r.config["method"], r.seed): r for r in reversed(results)}
     curves: dict[str, list[dict[int, float]]] = {}
     for (method, _), run in sorted(runs.items()):
         if curve := {int(line["step"]): 100 * line["val_score"] for line in run.curve() if "val_score" in line}:
@@ -196,17 +196,17 @@ def axis_of_sizes(axes: Axes, sizes: Sequence[int], last: int) -> None:
 
 
 def _metric(results: Sequence[Result]) -> str:
-    return results[0].row["metric"].replace("_", " ")
+    return results[0].metric.replace("_", " ")
 
 
 def _by_cell(results: Iterable[Result]) -> ByCell:
     """Results by label and setting, the first of each seed. Unlike in tables, a number of steps is a setting."""
     cells: dict[tuple[str, Setting], dict[int, Result]] = {}
     for result in results:
-        cells.setdefault((result.label, result.setting), {}).setdefault(result.row["seed"], result)
+        cells.setdefault((result.variant, result.setting), {}).setdefault(result.seed, result)
     return {key: list(seeds.values()) for key, seeds in cells.items()}
 
 
-def _mean(seeds: Iterable[Result], *fields: str) -> tuple[float, float]:
-    """Mean and standard error over seeds of a sum of fields."""
-    return mean_sem(np.array([sum(r.row[field] for field in fields) for r in seeds]))
+def _mean(seeds: Iterable[Result], field: str) -> tuple[float, float]:
+    """Mean and standard error of a field over seeds."""
+    return mean_sem(np.array([getattr(r, field) for r in seeds]))

@@ -6,6 +6,7 @@ scores and paired differences need. Single predictions, attention and training c
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -21,35 +22,34 @@ from cxda_jax.config.registry import METHODS
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import read_object, reason
 from cxda_jax.errors import UserError, brief
-from cxda_jax.studies.result import Result, ScoredTasks, check_row
+from cxda_jax.studies.result import Result, ScoredTasks, from_row, to_row
 from cxda_jax.training import metrics
 
 SUFFIX = ".records"
 RESULTS, CONFIGS, SCORES = "results.jsonl", "configs.json", "scores.npz"
 CARDS = "model/card.json", "card.json"  # of a run, and of a model that is tested as a run
-RECORDED = "recorded"  # in a row: hashes of the tasks, and the commit of the training
-MADE = (files.SEAL, "predictions_sha256")  # in a row, of files that a record does not hold
+RECORDED = "recorded"  # beside the fields of a result: hashes of the tasks, and the commit of the training
 _EARLY = (1980, 1, 1, 0, 0, 0)  # of all entries, so that equal results give equal files
 
 
 def write(path: Path, results: Sequence[Result]) -> None:
     """Writes the records of results whose metric is the accuracy. Equal results give the same bytes, in any order."""
     lines, configs, tables = [], {}, {}
-    for result in sorted(results, key=lambda r: (r.row["benchmark"], str(r.folder))):
-        tasks, row = result.tasks, result.row
-        if row["metric"] != "accuracy" or not tasks.queries:
+    for result in sorted(results, key=lambda r: (r.benchmark, str(r.folder))):
+        tasks = result.tasks
+        if result.metric != "accuracy" or not tasks.queries:
             what = "only accuracy can be recorded, and only of tasks of one size (evaluation.tasks=random)"
             raise UserError(f"{result.folder}: {what}; leave it out of --runs")
-        known = {"support": tasks.support, "query": tasks.query, "commit": _commit(result.run)}
+        known = {"support": tasks.support, "query": tasks.query, "commit": result.commit or _commit(result.run)}
         number = config_hash(result.config)[:16]
         configs[number] = result.config
         right = np.rint(tasks.scores * tasks.queries)
         table = tables.setdefault(shape := f"{len(right)}x{tasks.queries}", [])
-        run = os.path.join(row.get("data_name") or row["benchmark"], *result.run.parts[-2:])
+        run = os.path.join(result.data_name or result.benchmark, *result.run.parts[-2:])
         lines.append({
             "folder": os.path.join(run, *result.folder.relative_to(result.run).parts), "run": run, "config": number,
             "table": shape, "line": len(table),
-            "row": {RECORDED: known} | {name: value for name, value in row.items() if name not in MADE},
+            "row": {RECORDED: known} | to_row(dataclasses.replace(result, predictions_sha256=None)),
         })  # fmt: skip
         table.append(right.astype(np.uint16))
     scores = io.BytesIO()
@@ -81,9 +81,9 @@ def read(path: Path) -> list[Result]:
             if fault := _fault_in(row, config, right, queries):
                 raise ValueError(f"result {number} {fault}")
             folder, run = (_inside(path, line[name]) for name in ("folder", "run"))
-            row = check_row(row, config, folder, "record it again")
             tasks = ScoredTasks(right / queries, np.ones(len(right)), queries, known["query"], known["support"])
-            found.append(Result(row, config, folder, run, tasks))
+            told = from_row(row, config, folder, "record it again") | {"commit": known.get("commit", "")}
+            found.append(Result(**told, config=config, folder=folder, run=run, tasks=tasks))
         if not found:
             raise ValueError("it holds no result")
         return sorted(found, key=lambda r: r.folder / "result.json")  # as folders are read

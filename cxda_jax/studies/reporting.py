@@ -11,7 +11,7 @@ from cxda_jax.machine.progress import Counter, replacing, say
 from cxda_jax.studies import attention, curve_figures, formats, plots, records
 from cxda_jax.studies.folders import find_runs, matching, read_results
 from cxda_jax.studies.page import Page, Section, encode, figure_part, table_part, write_page
-from cxda_jax.studies.result import Result, by_store, distinct, is_unfinished, unfinished_said
+from cxda_jax.studies.result import Result, by_store, distinct, unfinished_said
 from cxda_jax.studies.tables import AGAINST, STAND_INS, build_tables, by_cell, paired_table, paper_name
 
 HEADING = "Feed-forward latent domain adaptation"
@@ -60,8 +60,8 @@ def make_report(
     """
     loaded, duplicates = distinct(results)
     faults = faults + duplicates
-    results = [r for r in loaded if unfinished or not is_unfinished(r.row)]
-    left_out = [] if unfinished else [r for r in loaded if is_unfinished(r.row)]
+    results = [r for r in loaded if unfinished or not r.unfinished]
+    left_out = [] if unfinished else [r for r in loaded if r.unfinished]
     advice = "left out of all means; train on and evaluate again, or take them in with --unfinished"
     faults += [f"{line}; {advice}" for line in unfinished_lines(loaded)] if left_out else []
     print(f"comparing {len(results)} results", flush=True)
@@ -117,7 +117,7 @@ def unfinished_lines(results: Sequence[Result]) -> list[str]:
         f"{store}, {', '.join(filter(None, map(str, cell)))}: {said}"
         for store, of_store in by_store(results).items()
         for cell, seeds in by_cell(of_store).items()
-        if (said := unfinished_said([r.row for r in seeds]))
+        if (said := unfinished_said(seeds))
     ]
 
 
@@ -137,21 +137,21 @@ def summary(results: Sequence[Result], faults: Sequence[str]) -> list[tuple[str,
     """Lines of the summary: what they tell, and the text."""
 
     def all_of(field: str) -> str:
-        return ", ".join(dict.fromkeys(str(r.row[field]) for r in results))
+        return ", ".join(dict.fromkeys(str(getattr(r, field)) for r in results))
 
-    minutes = {r.run: r.row["train_minutes"] or 0.0 for r in results}
-    stores = {store: of_store[0].row for store, of_store in by_store(results).items()}
-    replaced = {store: STAND_INS.get(row["benchmark"]) for store, row in stores.items()}
+    minutes = {r.run: r.train_minutes or 0.0 for r in results}
+    stores = {store: of_store[0] for store, of_store in by_store(results).items()}
+    replaced = {store: STAND_INS.get(of.benchmark) for store, of in stores.items()}
     stand_ins = [f"{store} stands in for {name}" for store, name in replaced.items() if name]
-    marks = dict.fromkeys(f"{r.store}: {mark}" for r in results for mark in r.row.get("data_marks", []))
+    marks = dict.fromkeys(f"{r.store}: {mark}" for r in results for mark in r.data_marks)
     return [
         ("Benchmarks", "; ".join([", ".join(stores), *stand_ins, *marks])),
         ("Methods", all_of("method")),
-        ("Training seeds", ", ".join(map(str, sorted({r.row["seed"] for r in results})))),
+        ("Training seeds", ", ".join(map(str, sorted({r.seed for r in results})))),
         ("Tasks of a test", all_of("num_tasks")),
         ("Trainings", f"{len(minutes)}, {sum(minutes.values()):.0f} minutes in all"),
         ("Tests", f"{len(results)}; {len(faults)} faults and omissions"),
         ("Device", all_of("device")),
         ("Version", all_of("package")),
-        ("Data", ", ".join(f"{store} {row['data_hash'][:12]}" for store, row in stores.items())),
+        ("Data", ", ".join(f"{store} {of.data_hash[:12]}" for store, of in stores.items())),
     ]

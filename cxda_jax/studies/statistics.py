@@ -115,7 +115,7 @@ def shared_scores(results: Iterable[Result]) -> tuple[dict[tuple[str, int], np.n
             said = "not in the paired differences, since its tasks are not those of the others"
             faults.append(f"{result.folder}: {said}")
             continue
-        scores[result.row["label"], result.row["seed"]] = tasks.weighted
+        scores[result.label, result.seed] = tasks.weighted
     return scores, faults
 
 
@@ -142,7 +142,7 @@ def paired_differences(
 
     A result whose tasks are not those of the others is left out and becomes a fault of one line.
     """
-    scores, faults = shared_scores(sorted(results, key=lambda r: r.row["label"] != against))
+    scores, faults = shared_scores(sorted(results, key=lambda r: r.label != against))
     labels = dict.fromkeys(label for label, _ in scores)
     wanted = [(a, b) for a in labels for b in labels if a != b and against in ("", b)]
     found = measure(scores, pairs(scores, wanted))

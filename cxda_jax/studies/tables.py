@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -96,18 +96,18 @@ def paper_name(results: Sequence[Result], against: str) -> str:
 
     That is the benchmark of their data. Against paper_stand_ins it is also the one that other data replace.
     """
-    benchmark = results[0].row["benchmark"]
+    benchmark = results[0].benchmark
     name = STAND_INS.get(benchmark, benchmark)
-    is_papers = name == benchmark and not any(r.row.get("data_marks") or r.row.get("smoke") for r in results)
+    is_papers = name == benchmark and not any(r.data_marks or r.smoke for r in results)
     return name if name in BENCHMARKS and against in (AGAINST if is_papers else AGAINST[1:]) else ""
 
 
 def by_cell(results: Iterable[Result]) -> ByCell:
     """Results of one store by label and setting, seeds ascending. A number of fine-tuning steps stays in the label."""
     cells: dict[tuple[str, Setting], list[Result]] = {}
-    for result in sorted(results, key=lambda r: r.row["seed"]):
+    for result in sorted(results, key=lambda r: r.seed):
         usual = result.setting.kind in ("", STEPS)
-        key = (result.row["label"], USUAL) if usual else (result.label, result.setting)
+        key = (result.label, USUAL) if usual else (result.variant, result.setting)
         cells.setdefault(key, []).append(result)
     return dict(sorted(cells.items(), key=lambda item: _rank(item[0][0], item[1][0].identity.method)))
 
@@ -119,7 +119,7 @@ def _rank(label: str, method: str) -> tuple[int, str]:
 
 def _tables_of(store: str, cells: ByCell, late: ByCell, against: str) -> Iterator[Table]:
     """Makes the tables of a store; `late` are unfinished seeds that no mean holds."""
-    metric = next(iter(cells.values()))[0].row["metric"]
+    metric = next(iter(cells.values()))[0].metric
     name = metric.replace("macro_f1", "macro F1").replace("_", " ")
     usual = [label for label, setting in cells if setting == USUAL]
     scores = [Column("W10%", f"worst10_{metric}"), Column("Avg", f"mean_{metric}")]
@@ -165,14 +165,14 @@ def _fixed(result: Result) -> bool:
 
 def _cell(table: str, label: str, column: Column, cells: ByCell, late: ByCell, against: str) -> Cell | None:
     seeds, left_out = (_seeds(of, label, column.setting) for of in (cells, late))
-    numbers = [_number(column.metric, r.row) for r in seeds]
+    numbers = [_number(column.metric, r) for r in seeds]
     if None in numbers or not seeds:
         return None
     benchmark = paper_name(seeds, against)
     paper = paper_figures().get((table, benchmark, label, str(column.setting), column.metric))
     marks = (*own_marks(seeds, left_out), *(_unlike_paper(seeds, column, benchmark) if paper else ()))
     runs = tuple(str(r.folder) for r in seeds)
-    return Cell(*metrics.mean_sem(np.array(numbers)), tuple(r.row["seed"] for r in seeds), runs, paper, marks)
+    return Cell(*metrics.mean_sem(np.array(numbers)), tuple(r.seed for r in seeds), runs, paper, marks)
 
 
 def _seeds(cells: ByCell, label: str, setting: Setting) -> list[Result]:
@@ -181,26 +181,34 @@ def _seeds(cells: ByCell, label: str, setting: Setting) -> list[Result]:
     return cells.get((label, setting)) or [r for r in usual if usual_number(setting.kind, r.config) == setting.number]
 
 
-def _number(metric: str, row: Mapping[str, Any]) -> float | None:
-    if metric.startswith(("worst10_", "mean_")):
-        return row["w10" if metric.startswith("worst10_") else "avg"]
-    if metric == "pretrain_and_adapt":
-        return None if row["train_minutes"] is None else row["train_minutes"] + row["num_tasks"] * row["task_ms"] / 6e4
-    return {"adapt": row["adapt_ms"], "adapt_and_infer": row["adapt_ms"] + row["predict_ms"]}[metric]
+def _number(metric: str, result: Result) -> float | None:
+    """What a column shows of one seed; None where it is not known."""
+    if metric.startswith("worst10_"):
+        return result.w10
+    if metric.startswith("mean_"):
+        return result.avg
+    if metric == "adapt":
+        return result.adapt_ms
+    if metric == "adapt_and_infer":
+        return result.answer_ms
+    assert metric == "pretrain_and_adapt"
+    minutes = result.num_tasks * result.task_ms / 6e4
+    return None if result.train_minutes is None else result.train_minutes + minutes
 
 
 def own_marks(seeds: Sequence[Result], left_out: Sequence[Result]) -> Iterator[str]:
     """Names what makes a mean over these seeds mean little, and what sets their data apart."""
-    if said := unfinished_said([r.row for r in (*seeds, *left_out)], bool(left_out)):
+    if said := unfinished_said([*seeds, *left_out], bool(left_out)):
         yield said
-    for what, field in {"number of tasks": "num_tasks", "method's version": "version"}.items():
-        if len({r.row[field] for r in seeds}) > 1:
-            yield f"mixed: the seeds differ in their {what}"
+    if len({r.num_tasks for r in seeds}) > 1:
+        yield "mixed: the seeds differ in their number of tasks"
+    if len({r.version for r in seeds}) > 1:
+        yield "mixed: the seeds differ in their method's version"
     unlike = [item for r in seeds for item in differences(seeds[0].config, r.config, "").items()]
     fields = {name for name, values in unlike if None not in values and not name.startswith(NO_PROTOCOL)}
     if fields:
         yield f"mixed: the seeds differ in {', '.join(sorted(fields))}"
-    marked = [r.row["data_marks"] for r in seeds if r.row.get("data_marks")]
+    marked = [r.data_marks for r in seeds if r.data_marks]
     if marked:
         some = f" ({len(marked)} of {len(seeds)} seeds)" if len(marked) < len(seeds) else ""
         yield f"data: {', '.join(dict.fromkeys(itertools.chain(*marked)))}{some}"
@@ -208,26 +216,26 @@ def own_marks(seeds: Sequence[Result], left_out: Sequence[Result]) -> Iterator[s
 
 def _unlike_paper(seeds: Sequence[Result], column: Column, benchmark: str) -> Iterator[str]:
     """Names each thing that sets a cell apart from the paper's figure."""
-    row, protocol = seeds[0].row, _read(f"{benchmark}:cxda")
-    if row["benchmark"] != benchmark:
-        yield f"data: {seeds[0].store}, this package's stand-in for {benchmark}"
-    if protocol["net"]["name"] == "resnet50" and row.get("started_from", "random") == "random":
+    first, protocol = seeds[0], _read(f"{benchmark}:cxda")
+    if first.benchmark != benchmark:
+        yield f"data: {first.store}, this package's stand-in for {benchmark}"
+    if protocol["net"]["name"] == "resnet50" and (first.started_from or "random") == "random":
         yield "weights: from a random start; the paper's from ImageNet"
     skipped = NO_PROTOCOL + (("episode.",) if column.setting.kind in SHAPES else ())
     skipped += ("net.stages",) if protocol["net"]["name"] == "cnn" else ()  # of the other network
     unlike = [
         f"{field} {ours} for {theirs}"
-        for field, (ours, theirs) in differences(seeds[0].config, protocol, "").items()
+        for field, (ours, theirs) in differences(first.config, protocol, "").items()
         if not field.startswith(skipped) and ours is not None and theirs is not None
     ]
-    if row["num_tasks"] != protocol["evaluation"]["test_tasks"]:
-        unlike.append(f"test tasks {row['num_tasks']} for {protocol['evaluation']['test_tasks']}")
+    if first.num_tasks != protocol["evaluation"]["test_tasks"]:
+        unlike.append(f"test tasks {first.num_tasks} for {protocol['evaluation']['test_tasks']}")
     if unlike:
         yield f"protocol: {', '.join(unlike)}"
     if len(seeds) != PAPER_SEEDS:
         yield f"seeds: {len(seeds)} for {PAPER_SEEDS}"
     if column.unit != "%":
-        yield f"hardware: {row['device']}; the paper does not name its own"
+        yield f"hardware: {first.device}; the paper does not name its own"
 
 
 def agreement(cell: Cell) -> str:
@@ -253,11 +261,11 @@ def paired_table(results: Sequence[Result]) -> tuple[Table | None, list[str]]:
         return None, faults
     cells = {}
     for pair, d in found.items():
-        rows = {a: [r.row for r in usual if r.row["label"] == a and r.row["seed"] in d.seeds] for a in pair}
-        marks = tuple(f"{label}: {said}" for label, of in rows.items() if (said := unfinished_said(of)))
+        pooled = {label: [r for r in usual if r.label == label and r.seed in d.seeds] for label in pair}
+        marks = tuple(f"{label}: {said}" for label, of in pooled.items() if (said := unfinished_said(of)))
         cells[pair] = Cell(d.avg.mean, NAN, d.seeds, (), marks=marks, interval=(d.avg.low, d.avg.high))
     compared = {label for pair in cells for label in pair}
-    labels = [label for label in dict.fromkeys(r.row["label"] for r in usual) if label in compared]
+    labels = [label for label in dict.fromkeys(r.label for r in usual) if label in compared]
     columns = tuple(Column(f"- {b}", f"mean_minus_{b}", "points", higher=None) for b in labels)
     rows = tuple((a, tuple(cells.get((a, b)) for b in labels)) for a in labels)
     note = (

@@ -1,36 +1,33 @@
 """Tests the best checkpoints of runs. launch/evaluate.py says what is written."""
 
-import json
 import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from cxda_jax import __version__
 from cxda_jax.config.fields import Group
 from cxda_jax.config.reading import config_hash
 from cxda_jax.config.registry import schema
-from cxda_jax.data.episodes import Context, check_context, counting
-from cxda_jax.disk import checkpoints, files, folders
+from cxda_jax.data.episodes import Context, Plan, check_context, counting
+from cxda_jax.data.store import DomainStore
+from cxda_jax.disk import checkpoints, files
 from cxda_jax.errors import UserError, brief
 from cxda_jax.machine import backend, memory, mesh
 from cxda_jax.machine.progress import Counter, announced, replaces
 from cxda_jax.studies import identity
-from cxda_jax.studies.examples import draw_example, images_of, keep_attention, without_support, write_arrays
+from cxda_jax.studies.examples import draw_example, images_of, with_examples
 from cxda_jax.studies.finding import Evaluation, Request, find_evaluations, in_one_line, restore_best, training_minutes
-from cxda_jax.studies.folders import averages, find_runs, read_result
-from cxda_jax.studies.result import Result
+from cxda_jax.studies.folders import averages, find_runs, write_result
+from cxda_jax.studies.result import Result, make_tasks
 from cxda_jax.studies.settings import USUAL
 from cxda_jax.studies.text import comparison, context_curves, summary, table
 from cxda_jax.training import metrics
 from cxda_jax.training.evaluation import Evaluator, Tasks, TaskTable, compile_task, evaluate, time_task
 from cxda_jax.training.experiment import Experiment, build
 from cxda_jax.types import Variables
-
-FILES = ("predictions.npz", "attention.npz", "result.json")  # of a result
 
 
 def evaluate_runs(patterns: Sequence[str], request: Request, data_dir: str | Path) -> None:
@@ -67,10 +64,10 @@ def evaluate_runs(patterns: Sequence[str], request: Request, data_dir: str | Pat
         else:
             if result:
                 results.append(result)
-                print(f"{evaluation.folder}: {summary(result.row)}", flush=True)
+                print(f"{evaluation.folder}: {summary(result)}", flush=True)
     if results:
         print("\n".join([table(results), *context_curves(results, request.against)]))
-        if any(r.row["label"] == request.against for r in results):
+        if any(r.label == request.against for r in results):
             print(comparison(results, request.against or ""))
     if failures:
         raise UserError(f"{len(failures)} of {total} evaluations failed; the first: {failures[0]}")
@@ -100,7 +97,10 @@ class CompiledTests:
 def tested(
     evaluation: Evaluation, experiment: Experiment, evaluator: Evaluator, num_tasks: int | None
 ) -> Result | None:
-    """evaluate_run() with the evaluation's folder made and locked by the process that writes."""
+    """The result of an evaluation, kept in its folder, which the process that writes makes and locks."""
+    if num_tasks and evaluation.config.evaluation.tasks == "exhaustive":
+        fix = "leave out one of them"
+        raise UserError(f"--num_tasks={num_tasks}: evaluation.tasks=exhaustive tests every image; {fix}")
 
     def make() -> None:
         files.refuse_links(evaluation.run)
@@ -110,7 +110,9 @@ def tested(
         replaces(evaluation.folder / "result.json")
     mesh.from_first(make)
     with mesh.by_first(files.locked, evaluation.folder):
-        return evaluate_run(evaluation, experiment, evaluator, num_tasks)
+        variables, notes = restore_best(evaluation.run, experiment)
+        result = evaluate_run(evaluation, experiment, evaluator, (variables, notes["step"]), num_tasks)
+        return result and keep(result, experiment.store)
 
 
 def check_against(against: str, evaluations: Sequence[Evaluation]) -> None:
@@ -139,87 +141,85 @@ def score(experiment: Experiment, evaluator: Evaluator, variables: Variables, sp
 
 @memory.named("evaluation.per_call, episode.* or cotta.copies")
 def evaluate_run(
-    evaluation: Evaluation, experiment: Experiment, evaluator: Evaluator, num_tasks: int | None = None
+    evaluation: Evaluation,
+    experiment: Experiment,
+    evaluator: Evaluator,
+    best: tuple[Variables, int],
+    num_tasks: int | None = None,
 ) -> Result | None:
-    """Tests a method on its run's best checkpoint, writes the result into its folder, and reads it back.
+    """Tests a method on the best variables of its run and their step, and writes nothing.
 
-    Several processes share the tasks; the first one alone writes, and has the result.
+    Several processes share the tasks; the first one alone has the result.
     """
-    config, method, split = evaluation.config, experiment.method, evaluation.split
-    if num_tasks and config.evaluation.tasks == "exhaustive":
-        fix = "leave out one of them"
-        raise UserError(f"--num_tasks={num_tasks}: evaluation.tasks=exhaustive tests every image; {fix}")
-    variables, notes = restore_best(evaluation.run, experiment)
-    weights_hash = checkpoints.weights_hash(variables)
+    method, split = experiment.method, evaluation.split
+    trained, best_step = best
+    variables = trained
     if method.calibrate:
         variables = backend.jit(method.calibrate)(variables, experiment.known_images())
     num_tasks = int(num_tasks or experiment.num_tasks[split])
     tasks = score(experiment, evaluator, variables, split, num_tasks)
     if not mesh.is_first():
         return None
-    plan = experiment.task_plans(split)(range(num_tasks))
-    images = images_of(experiment)
+    plan, images = experiment.task_plans(split)(range(num_tasks)), images_of(experiment)
     adapt_ms, predict_ms = time_task(evaluator, variables, images(plan.support[0]), images(plan.query[0]))
-    row = row_of(evaluation, experiment, tasks, variables, notes["step"])
-    row |= {"weights_hash": weights_hash, "adapt_ms": adapt_ms, "predict_ms": predict_ms}
-    answers = weights = None
+    result = result_of(
+        evaluation, experiment, plan, tasks, adapt_ms=adapt_ms, predict_ms=predict_ms, best_step=best_step,
+        weights_hash=checkpoints.weights_hash(trained),
+        calibration={name: float(x) for name, x in variables.get("calibration", {}).items() if not x.ndim},
+    )  # fmt: skip
     if method.uses_support and evaluation.setting == USUAL and split == "test":
-        answers = without_support(experiment, evaluator, variables, plan, tasks)
-        row |= answers.counts()
-    arrays: dict[str, Any] = {**plan._asdict(), "predictions": tasks.predictions, "labels": tasks.labels, **tasks.also}
-    with folders.replaced(evaluation.folder, lambda _: FILES) as new:
-        row["predictions_sha256"] = write_arrays(new / "predictions.npz", arrays)
-        if evaluator.attention and answers:
-            path = new / "attention.npz"
-            weights, row["attention_sha256"] = keep_attention(path, experiment, evaluator, variables, plan)
-        files.write_text(new / "result.json", json.dumps(files.sealed(row), indent=1) + "\n")
-    if answers and weights is not None:
-        draw_example(evaluation.folder / "attention.png", experiment, plan, answers, weights)
-    return read_result(evaluation.run, evaluation.folder)
+        return with_examples(result, experiment, evaluator, variables, plan)
+    return result
 
 
-def row_of(
-    evaluation: Evaluation, experiment: Experiment, tasks: TaskTable, variables: Variables, best_step: int
-) -> dict[str, Any]:
-    """The row of a result, but for what is measured apart."""
+def result_of(evaluation: Evaluation, experiment: Experiment, plan: Plan, tasks: TaskTable, **measured: Any) -> Result:
+    """The result of these tasks; `measured` are the fields that neither they nor the experiment tell."""
     config, method, info, metric = evaluation.config, experiment.method, experiment.store.info, experiment.metric
-
-    def scored(predictions: np.ndarray) -> dict[str, float]:
-        return averages(metrics.scores(metric, predictions, tasks.labels), tasks.labels)
-
-    return {
-        "label": evaluation.label,
-        "setting": str(evaluation.setting),
-        "split": evaluation.split,
-        "method": method.name,
-        "version": method.version,
-        "benchmark": config.benchmark,
-        "smoke": config.smoke,
-        "uses_support": method.uses_support,
-        "seed": config.seed,
-        "metric": metric,
-        **scored(tasks.predictions),
+    answers = {**plan._asdict(), "predictions": tasks.predictions, "labels": tasks.labels, **tasks.also}
+    others = {name: metrics.scores(metric, predictions, tasks.labels) for name, predictions in tasks.also.items()}
+    return Result(
+        label=evaluation.label,
+        setting=evaluation.setting,
+        split=evaluation.split,
+        method=method.name,
+        version=method.version,
+        benchmark=config.benchmark,
+        smoke=config.smoke,
+        uses_support=method.uses_support,
+        seed=config.seed,
+        metric=metric,
+        **averages(tasks.scores, tasks.labels),
         **trust(tasks),
-        "also": {name: scored(predictions) for name, predictions in tasks.also.items()},
-        "calibration": {name: float(x) for name, x in variables.get("calibration", {}).items() if not x.ndim},
-        "num_tasks": len(tasks.labels),
-        "task_ms": tasks.task_ms,
-        "steps": experiment.schedule.steps,
-        "best_step": best_step,
-        "reached_step": min(
-            evaluation.reached_step(), experiment.schedule.steps
-        ),  # what is chosen comes after the last
-        "train_minutes": training_minutes(evaluation.run),
-        "config_hash": config.hash,
-        "started_from": config.net.weights or "random",
-        "data_name": info.name,
-        "data_hash": experiment.store.sha256,
-        "trained_on": evaluation.record.data_hash,
-        "data_marks": [*info.marks, *evaluation.marks],
-        "threads": evaluation.record.threads,
-        "device": device(),
-        "package": __version__,
-    }
+        also={name: averages(scores, tasks.labels) for name, scores in others.items()},
+        num_tasks=len(tasks.labels),
+        task_ms=tasks.task_ms,
+        steps=experiment.schedule.steps,
+        reached_step=min(evaluation.reached_step(), experiment.schedule.steps),  # a choice comes after the last
+        train_minutes=training_minutes(evaluation.run),
+        config_hash=config.hash,
+        started_from=config.net.weights or "random",
+        data_name=info.name,
+        data_hash=experiment.store.sha256,
+        trained_on=evaluation.record.data_hash,
+        data_marks=(*info.marks, *evaluation.marks),
+        threads=evaluation.record.threads,
+        device=device(),
+        package=__version__,
+        config=config,
+        folder=evaluation.folder,
+        run=evaluation.run,
+        tasks=make_tasks(tasks.scores, answers),
+        arrays={"predictions": answers},
+        **measured,
+    )
+
+
+def keep(result: Result, store: DomainStore) -> Result:
+    """Writes a result into its folder, with a picture of a query if it has attention; returns it as it lies there."""
+    written = write_result(result)
+    if "attention" in result.arrays:
+        draw_example(result.folder / "attention.png", result, store)
+    return written
 
 
 def trust(tasks: TaskTable) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from cxda_jax.studies.gain import measure_gain
 from cxda_jax.studies.result import Result
 from cxda_jax.studies.sheet import draw_strips
 from cxda_jax.studies.statistics import measure
-from cxda_jax.studies.testing import compiled, device, evaluate_run, score
+from cxda_jax.studies.testing import compiled, device, evaluate_run, keep, score
 from cxda_jax.studies.text import corrections, table
 from cxda_jax.training import frozen, loop
 from cxda_jax.training.experiment import Experiment, build, build_method, build_on, start_from_weights, tasks_per_step
@@ -154,11 +154,13 @@ def run(
     )
     write()  # a test that is broken off leaves a model that can be tested
     evaluation = Evaluation(workdir, workdir, method.name, config, record, record.marks)
-    result = evaluate_run(evaluation, experiment, evaluator)
+    result = evaluate_run(evaluation, experiment, evaluator, (variables, notes["step"]))
+    if result:
+        keep(result, store)
     gain = measure_gain(experiment, variables)
     if result:
         write(make_card(experiment, notes["step"], result, gain), calibrations(experiment, variables))
-        say("\n".join(filter(None, [table([result]), corrections(result.row)])))
+        say("\n".join(filter(None, [table([result]), corrections(result)])))
 
 
 def tested_before(workdir: Path, experiment: Experiment) -> str:
@@ -178,7 +180,7 @@ def tested_before(workdir: Path, experiment: Experiment) -> str:
         "package": __version__,
     }  # fmt: skip
     known = card.commit == commit() and not has_changes(card.commit)
-    same = known and all(result.row[name] == value for name, value in now.items())
+    same = known and all(getattr(result, name) == value for name, value in now.items())
     return table([result]) if same else ""
 
 
@@ -212,7 +214,7 @@ def with_intervals(result: Result) -> dict[str, float]:
     found = measure(scores, {name: {0: {name: 1.0}} for name in scores}, worst=True)
     spans = {name: getattr(difference, name) for name, difference in found.items()}
     ends = {f"{name}_{end}": round(getattr(span, end), 2) for name, span in spans.items() for end in ("low", "high")}
-    return ends | {name: result.row[name] for name in ("avg", "w10", "num_tasks")}
+    return ends | {name: getattr(result, name) for name in ("avg", "w10", "num_tasks")}
 
 
 def commit() -> str:

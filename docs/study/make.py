@@ -40,18 +40,18 @@ def leaderboard(studies: Studies) -> list[dict[str, Any]]:
     """An entry for each method and benchmark; leaderboard.schema.json says what the fields mean."""
     entries = []
     for store, label, of in (part for part in usual(studies) if not part[0].endswith(APART)):
-        study, rows, pair = studies[store], [r.row for r in of], ((label, ""), (BASE, ""))
+        study, first, pair = studies[store], of[0], ((label, ""), (BASE, ""))
         lead = gaps(study, [pair]).get(pair) if label != BASE else Difference(Span(0.0, 0.0, 0.0), None, {})
         entries.append({
-            "benchmark": store, "data_hash": rows[0]["data_hash"], "method": label, "version": rows[0]["version"],
-            "seeds": sorted(row["seed"] for row in rows), "tasks": rows[0]["num_tasks"],
+            "benchmark": store, "data_hash": first.data_hash, "method": label, "version": first.version,
+            "seeds": sorted(r.seed for r in of), "tasks": first.num_tasks,
             "avg": round(float(level(study, label, "avg").mean()), 4),
             "w10": round(float(level(study, label, "w10").mean()), 4),
             "lead": [round(x, 4) for x in lead.avg] if lead else None,
-            "train_minutes": round(float(np.mean([row["train_minutes"] or 0 for row in rows])), 1),
-            "adapt_ms": round(float(np.median([row["adapt_ms"] for row in rows])), 2),
-            "config_hashes": sorted({row["config_hash"] for row in rows}),
-            "commits": sorted({row["recorded"]["commit"] for row in rows}),
+            "train_minutes": round(float(np.mean([r.train_minutes or 0 for r in of])), 1),
+            "adapt_ms": round(float(np.median([r.adapt_ms for r in of])), 2),
+            "config_hashes": sorted({r.config_hash for r in of}),
+            "commits": sorted({r.commit for r in of}),
         })  # fmt: skip
     return sorted(entries, key=lambda e: (e["benchmark"], -e["avg"]))
 
@@ -64,9 +64,9 @@ def results_csv(studies: Studies) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["study", "label", *fields, "commit"])
     for store, label, of in usual(studies):
-        for row in (r.row for r in of):
-            cells = [f"{x:.4f}" if isinstance(x := row.get(name, ""), float) else x for name in fields]
-            writer.writerow([store, label, *cells, row["recorded"]["commit"]])
+        for result in of:
+            cells = [f"{x:.4f}" if isinstance(x := getattr(result, name), float) else x for name in fields]
+            writer.writerow([store, label, *cells, result.commit])
     return text.getvalue()
 
 

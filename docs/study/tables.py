@@ -41,13 +41,13 @@ def load() -> Studies:
     for path in sorted(RECORDS.glob("*.records")):
         part = path.stem.rpartition("-")[0]
         for result in records.read(path):
-            store = result.row["data_name"] + " (smoke)" * bool(result.row.get("smoke"))
-            label = result.run.parts[-2] if part.endswith(CHANGED) else result.label
+            store = result.data_name + " (smoke)" * result.smoke
+            label = result.run.parts[-2] if part.endswith(CHANGED) else result.variant
             seeds = studies.setdefault(part if part.endswith(APART) else store, {}).setdefault(
                 (label, str(result.setting)), {}
             )
             # Records that others send may hold what is there already. The first count.
-            seeds.setdefault(result.row["seed"], result)
+            seeds.setdefault(result.seed, result)
     return studies
 
 
@@ -64,7 +64,7 @@ def gaps(study: Study, wanted: Iterable[tuple[Key, Key]], worst: bool = False) -
 
 def level(study: Study, label: str, score: str) -> np.ndarray:
     """avg or w10 of each seed on the usual tasks."""
-    return np.array([result.row[score] for result in study[label, ""].values()])
+    return np.array([getattr(result, score) for result in study[label, ""].values()])
 
 
 def signed(span: Span) -> str:

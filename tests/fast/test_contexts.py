@@ -1,5 +1,6 @@
 """Context curves: which images have arrived, how the curves are paired and measured, and what is shown."""
 
+import dataclasses
 import itertools
 import re
 
@@ -84,7 +85,7 @@ def write(folder, method, size, chance, seed=0, noise=0, query=0, **row):
     queries, support = query + np.arange(300).reshape(60, 5), np.full((60, size), size)
     config, setting = read("glyphs:cxda"), f"context={size}"
     made = make_result(method, seed, "glyphs", setting, config=config, steps=9, reached_step=9, **row)
-    target = folder / made.row["label"] / str(seed)
+    target = folder / made.label / str(seed)
     return write_result(made, target, np.zeros_like(hits, int), 1 - hits.astype(int), support, queries)
 
 
@@ -102,8 +103,8 @@ def study(tmp_path_factory):
 
 def levels(study, label, score="avg"):
     """By size, the scores of both seeds."""
-    found = [r for r in study if r.label == label]
-    return {r.setting.number: [o.row[score] for o in found if o.setting == r.setting] for r in found}
+    found = [r for r in study if r.variant == label]
+    return {r.setting.number: [getattr(o, score) for o in found if o.setting == r.setting] for r in found}
 
 
 def test_the_worst_tenth_of_bootstrap_samples_is_that_of_repeated_tasks():
@@ -135,7 +136,7 @@ def test_differences_are_those_of_any_paired_results_and_of_scipys_bootstrap(stu
         assert set(found) == {(m, n) for m in CHANCES for n in (*SIZES, AREA) if n or against}
         for (label, size), d in ((key, d) for key, d in found.items() if key[1] != AREA):
             pair = f"{label},context={size}", base.format(label)
-            theirs = paired_differences([r for r in study if r.row["label"] in pair], pair[1])[0][pair]
+            theirs = paired_differences([r for r in study if r.label in pair], pair[1])[0][pair]
             np.testing.assert_allclose(d.avg, theirs.avg, atol=1e-9)
             assert d.of_seeds == theirs.of_seeds and d.seeds == (0, 1)
     for label, score in itertools.product(CHANCES, ("avg", "w10")):  # what uses no support is alike at all sizes
@@ -155,8 +156,8 @@ def test_differences_are_those_of_any_paired_results_and_of_scipys_bootstrap(stu
 
 
 def test_the_command_prints_tables(study, tmp_path):
-    (late,) = [r for r in study if (r.row["label"], r.row["seed"]) == ("bn,context=5", 1)]
-    finished, late = [r for r in study if r is not late], late._replace(row={**late.row, "reached_step": 4})
+    (late,) = [r for r in study if (r.label, r.seed) == ("bn,context=5", 1)]
+    finished, late = [r for r in study if r is not late], dataclasses.replace(late, reached_step=4)
     other = write(tmp_path, "cml", 5, 0.5, query=1, uses_support=True)
     text = "\n".join(context_curves([*finished, late, other], "erm_iid"))
     rows = [re.split("  +", line) for line in text.splitlines()]

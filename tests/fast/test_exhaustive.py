@@ -12,6 +12,7 @@ from cxda_jax.data.episodes import Draw, EpisodeSpec, counting, exhaustive
 from cxda_jax.data.store import open_store, write_store
 from cxda_jax.studies import testing
 from cxda_jax.studies.finding import Evaluation
+from cxda_jax.studies.folders import read_result
 from cxda_jax.studies.identity import Record
 from cxda_jax.training.evaluation import compile_task
 from cxda_jax.training.experiment import build_on
@@ -79,7 +80,7 @@ def test_validation_and_test_are_of_their_own_splits(uneven):
 
 
 @pytest.mark.slow
-def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven, tmp_path, monkeypatch):
+def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven, tmp_path):
     """ERM answers an image alone, so all test images in one batch have the same answers."""
     sklearn = pytest.importorskip("sklearn.metrics")
     experiment = experiment_on(uneven._replace(info=uneven.info._replace(metric="accuracy")))
@@ -103,17 +104,17 @@ def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven, tmp_
     sure = scipy.special.softmax(logits, -1).max(-1)[plan.query[counted] - test.start]
     np.testing.assert_allclose(tasks.confidence[counted], sure, rtol=1e-4)
 
-    monkeypatch.setattr(testing, "restore_best", lambda *_: (variables, {"step": 20}))
     experiment = experiment_on(uneven, f1="union")
     (tmp_path / "config.json").write_text(json.dumps(experiment.config))
     record = Record("tiny", uneven.sha256, "cpu", 2, "0")
     evaluation = Evaluation(tmp_path, tmp_path, "erm", experiment.config, record)
-    result = testing.evaluate_run(evaluation, experiment, evaluator)
+    assert testing.keep(testing.evaluate_run(evaluation, experiment, evaluator, (variables, 20)), uneven)
+    result = read_result(tmp_path, tmp_path)
     stored, scores, sizes = result.stored(), [], []
     for predictions, labels in zip(stored["predictions"], stored["labels"], strict=True):
         kept = labels >= 0
         sizes.append(kept.sum())
         scores.append(sklearn.f1_score(labels[kept], predictions[kept], average="macro", zero_division=0))
-    assert result.row["metric"] == "macro_f1_union" and result.row["num_tasks"] == len(sizes) == 11
-    assert result.row["avg"] == pytest.approx(100 * np.average(scores, weights=sizes))
-    assert result.row["w10"] == pytest.approx(100 * min(scores))
+    assert result.metric == "macro_f1_union" and result.num_tasks == len(sizes) == 11
+    assert result.avg == pytest.approx(100 * np.average(scores, weights=sizes))
+    assert result.w10 == pytest.approx(100 * min(scores))

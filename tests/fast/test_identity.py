@@ -217,4 +217,4 @@ def test_what_cannot_be_tested_is_named_and_the_rest_goes_on(copied, config):
     row = row_of(copied)
     assert (row["reached_step"], row["steps"]) == (20, 40) and row["best_step"] <= 20
     (result,), _ = read_results([copied / "run"])
-    assert "UNFINISHED: step 20 of 40" in summary(result.row)
+    assert "UNFINISHED: step 20 of 40" in summary(result)

@@ -1,10 +1,10 @@
 """The commands that train and evaluate, as a user types them: what they leave behind, and what they print."""
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from cxda_jax.machine import backend
 from cxda_jax.studies import training
 from cxda_jax.studies.folders import read_result, read_results
 from cxda_jax.studies.identity import read_config, read_record
-from cxda_jax.studies.result import Result, ScoredTasks, by_store
+from cxda_jax.studies.result import ScoredTasks, by_store
 from cxda_jax.studies.settings import USUAL, Setting, reshaped
 from cxda_jax.studies.text import comparison, table
 from cxda_jax.training import metrics
@@ -27,6 +27,7 @@ from docs.examples.counted_shares import COUNTED_SHARES
 from tests.commands import command
 from tests.lines import refused, write_config
 from tests.nets import with_examples
+from tests.results import make_result
 
 
 @pytest.fixture
@@ -87,10 +88,9 @@ def test_settings_say_how_many_queries_there_are():
 
 
 def made(label="m", seed=0, scores=(1, 1, 0, 0), **other):
-    row = {"benchmark": "b", "label": label, "seed": seed, "num_tasks": 5, "avg": 50.0, "w10": 10.0, "steps": 9,
-           "adapt_ms": 2, "predict_ms": 1, "metric": "accuracy"}  # fmt: skip
+    row = {"num_tasks": 5, "avg": 50.0, "w10": 10.0, "steps": 9}
     tasks = ScoredTasks(np.array(scores, float), np.ones(4), 1, "queries", "supports")
-    return Result({"method": label} | row | other, {}, Path(label), Path(label), tasks)
+    return dataclasses.replace(make_result(label, seed, "b", **row | other), tasks=tasks)
 
 
 def test_the_table_shows_mean_and_standard_error_and_differences_pair_the_seeds_that_both_have():
@@ -265,9 +265,9 @@ def test_every_image_is_tested_once(copied):
     changes = "--config.episode.num_query=18", "--config.evaluation.tasks=exhaustive"
     command("evaluate", f"--runs={here}/run", data, *changes)
     result = read_result(here / "run", here / "run" / "cxda,episode.num_query=18,evaluation.tasks=exhaustive")
-    row, stored = result.row, result.stored()
+    stored = result.stored()
     counts = stored["labels"] >= 0
     assert counts.shape == (35, 18) and counts.sum() == len(np.unique(stored["query"])) == 600
     hits = (stored["predictions"] == stored["labels"])[counts]
-    assert row["avg"] == pytest.approx(100 * hits.mean()) and row["num_tasks"] == 35
-    assert row["compared"] == counts[:24].sum() < 24 * 18
+    assert result.avg == pytest.approx(100 * hits.mean()) and result.num_tasks == 35
+    assert result.compared == counts[:24].sum() < 24 * 18

@@ -1,5 +1,6 @@
 """Records: results in one small file, from which the same tables follow."""
 
+import dataclasses
 import io
 import json
 import zipfile
@@ -10,6 +11,8 @@ import pytest
 from cxda_jax.errors import UserError
 from cxda_jax.studies import formats, records, reporting
 from cxda_jax.studies.folders import read_results
+from cxda_jax.studies.result import to_row
+from cxda_jax.studies.settings import USUAL
 from cxda_jax.studies.statistics import paired_differences
 from cxda_jax.studies.tables import build_tables
 from cxda_jax.studies.text import context_curves
@@ -30,7 +33,7 @@ def runs(tmp_path):
             for setting, size in (("", 100), ("context=0", 0), ("context=10", 10)):
                 predictions = np.where(rng.random(labels.shape) < 0.6, labels, -1)
                 result = make_result(method, seed, config=config, setting=setting)
-                folder = run / result.row["label"] if setting else run
+                folder = run / result.label if setting else run
                 write_result(result, folder, labels, predictions, support[:, :size], query, run)
             (run / "config.json").write_text(json.dumps({**config, "method": method, "seed": seed}))
     return sorted((tmp_path / "runs").glob("*/*"))
@@ -38,7 +41,7 @@ def runs(tmp_path):
 
 def said(results):
     """All that is said of results, but where they lie."""
-    usual = [r for r in results if not r.row["setting"]]
+    usual = [r for r in results if r.setting == USUAL]
     tables = [formats.to_markdown(table) for table in build_tables(results, "", [])]
     return tables, paired_differences(usual)[0], list(context_curves(results, "erm_iid"))
 
@@ -54,10 +57,10 @@ def test_records_say_what_the_results_say(runs, tmp_path):
     assert len(results) == len(read) == 12 and not faults and said(read) == said(results)
     for ours, theirs in zip(read, results, strict=True):
         assert dict(ours.config) == dict(theirs.config)
-        assert {k: v for k, v in ours.row.items() if k != records.RECORDED} == dict(theirs.row)
+        assert to_row(ours) == to_row(theirs)
         assert ours.tasks[2:] == theirs.tasks[2:], "so both can be paired"
         np.testing.assert_array_equal(ours.tasks.weighted, theirs.tasks.weighted)
-    commits = {one.run: one.row["recorded"]["commit"] for one in read}
+    commits = {one.run: one.commit for one in read}
     assert [*commits.values()] == ["of a run", "of a bare model", "", ""]
     records.write(tmp_path / "b.records", read[::-1])
     assert (tmp_path / "a.records").read_bytes() == (tmp_path / "b.records").read_bytes()
@@ -115,4 +118,4 @@ def test_what_is_broken_or_changed_or_cannot_be_recorded_costs_one_line(runs, tm
             read_results([path])
         assert str(e.value).startswith(f"{path}: not a file of records (") and "\n" not in str(e.value)
     with pytest.raises(UserError, match="only accuracy can"):
-        records.write(path, [results[0]._replace(row={**results[0].row, "metric": "macro_f1"})])
+        records.write(path, [dataclasses.replace(results[0], metric="macro_f1")])

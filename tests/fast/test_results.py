@@ -25,8 +25,8 @@ def test_results_are_read_with_their_scores(tmp_path):
     results, faults = read_results(tmp_path.iterdir())
     assert not faults and [r.folder.name for r in results] == ["cxda,support_size=10", "0", "1"]
     for result in results[1:]:
-        np.testing.assert_array_equal(result.tasks.scores, scores[result.row["seed"]])
-        assert result.config["seed"] == result.row["seed"] and result.run == result.folder
+        np.testing.assert_array_equal(result.tasks.scores, scores[result.seed])
+        assert result.config["seed"] == result.seed and result.run == result.folder
     assert results[0].run == tmp_path / "0"
     assert [line.get("val_score") for line in results[0].curve()] == [None, 0.5]
 
@@ -37,7 +37,7 @@ def test_results_of_older_versions_lack_fields(tmp_path):
     older = {field: row[field] for field in row if field not in ("label", "setting", "started_from", "data_marks")}
     (tmp_path / "result.json").write_text(json.dumps(older))
     (result,), faults = read_results([tmp_path])
-    assert not faults and result.row["label"] == result.label == "cxda" and result.setting == USUAL
+    assert not faults and result.label == result.variant == "cxda" and result.setting == USUAL
 
 
 def test_what_is_broken_is_named_and_the_rest_is_read(tmp_path):
@@ -61,7 +61,7 @@ def test_what_is_broken_is_named_and_the_rest_is_read(tmp_path):
             write(folder / str(seed), seed)
         spoil(folder / "0")
         results, faults = read_results(folder.iterdir())
-        assert [r.row["seed"] for r in results] == [1]
+        assert [r.seed for r in results] == [1]
         assert len(faults) == 1 and faults[0].startswith(f"{folder}/{message}") and "\n" not in faults[0]
 
 

@@ -4,6 +4,7 @@ After a wanted change of format: UPDATE_GOLDEN=1 pytest tests/test_tables.py, an
 """
 
 import csv
+import dataclasses
 import io
 import os
 from pathlib import Path
@@ -140,8 +141,8 @@ def test_unfinished_seeds_are_marked_and_in_no_mean():
 
 
 def test_the_first_finished_result_of_a_seed_counts_and_the_others_are_named():
-    late = result(steps=2880, reached_step=500)._replace(folder=Path("late"))
-    other = result()._replace(folder=Path("other"))
+    late = dataclasses.replace(result(steps=2880, reached_step=500), folder=Path("late"))
+    other = dataclasses.replace(result(), folder=Path("other"))
     kept, faults = distinct([late, result(), other, result(seed=1)])
     assert [str(r.folder) for r in kept] == ["runs/cifar_c/cxda/0", "runs/cifar_c/cxda/1"]
     said = "left out, since runs/cifar_c/cxda/0 has the same method, setting and seed"

@@ -108,4 +108,4 @@ def test_the_command_writes_the_same_report(study, tmp_path):
     root, data, out = few(study, tmp_path / "study"), study[1], tmp_path / "r"
     report(root, data, tmp_path / "here", "")
     assert "6 results, 3 tables" in command("report", f"--runs={root}/*/*", f"--report={out}", f"--data_dir={data}")
-    assert contents(out) == contents(tmp_path / "here") and len(contents(out)) == 8
+    assert contents(out) == contents(tmp_path / "here") and len(contents(out)) == 7

@@ -91,8 +91,8 @@ def test_a_model_alone_in_a_folder_is_enough(copy):
 def test_the_card_says_what_was_trained_and_what_adapting_brought(runs):
     """The gain is measured by one program with places. It equals what --context measures by a program of its own."""
     result, card = read_result(runs / "run", runs / "run"), models.read_card(runs / "run" / "model")
-    row, stored, gain, test = result.row, result.stored(), card.gain, card.test
-    assert (card.method, card.seed, card.data_hash, card.step) == ("cxda", 0, row["data_hash"], row["best_step"])
+    stored, gain, test = result.stored(), card.gain, card.test
+    assert (card.method, card.seed, card.data_hash, card.step) == ("cxda", 0, result.data_hash, result.best_step)
     assert gain.sizes == (0, 1, 2, 5, 10, 20, 50, 100) and gain.tasks == 4
     assert gain.mean[0] == gain.low[0] == gain.high[0] == 0
     assert all(low <= mean <= high for low, mean, high in zip(gain.low, gain.mean, gain.high, strict=True))
@@ -103,8 +103,8 @@ def test_the_card_says_what_was_trained_and_what_adapting_brought(runs):
     measured = json.loads((runs / "run" / "cxda,context=10,validation" / "result.json").read_text())
     assert abs(measured["avg"] - gain.score[gain.sizes.index(10)]) < 0.01
     scores = 100 * (stored["predictions"] == stored["labels"]).mean(1)
-    assert test["num_tasks"] == len(scores) == row["num_tasks"]
-    assert abs(test["avg"] - scores.mean()) < 1e-6 and test["w10"] == row["w10"]
+    assert test["num_tasks"] == len(scores) == result.num_tasks
+    assert abs(test["avg"] - scores.mean()) < 1e-6 and test["w10"] == result.w10
     assert test["w10_low"] <= test["w10_high"]
     half = 1.96 * scores.std() / np.sqrt(len(scores))  # the normal approximation
     assert abs(test["avg_high"] - test["avg_low"] - 2 * half) < half

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cxda_jax.data.store import open_store
-from cxda_jax.studies.attention_maps import Example, draw_attention
+from cxda_jax.studies.examples import Example, draw_attention
 from cxda_jax.studies.names import plain
 from cxda_jax.studies.sheet import draw_strips
 from tests.commands import command

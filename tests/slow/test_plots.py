@@ -18,7 +18,7 @@ def result(method="cxda", seed=0, setting="", avg=50.0, label=None, steps=10, **
     config = {"method": trained, "finetune": {"steps": steps}, "episode": {"num_domains": 5, "per_domain": 20},
               "evaluation": {"test_tasks": 6}}  # fmt: skip
     row = {"avg": avg, "w10": avg - 20, "adapt_ms": 12.0} | row
-    return make_result(method, seed, "glyphs", setting, label, config, **row)._replace(store="glyphs")
+    return make_result(method, seed, "glyphs", setting, label, config, store="glyphs", **row)
 
 
 def draw(results, name):
@@ -36,7 +36,7 @@ for one, form in itertools.product(SOME, SETTINGS):
 
 
 def of(method, setting="", field="avg"):
-    return [r.row[field] for r in WHOLE if r.row["method"] == method and r.row["setting"] == setting]
+    return [getattr(r, field) for r in WHOLE if r.method == method and str(r.setting) == setting]
 
 
 def assert_means(y, heights, values):

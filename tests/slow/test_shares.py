@@ -231,7 +231,7 @@ def test_one_command_trains_the_network_and_the_adapter(tmp_path):
     said = command(*train)
     assert "left to ask the buffer" in said
     network, result = read_result(run / "network", run / "network"), read_result(run, run)
-    assert network.row["method"] == "erm_iid" and result.row["method"] == "cxda_shares"
+    assert network.method == "erm_iid" and result.method == "cxda_shares"
     assert network.config["train"]["held_out"] == result.config["cxda_shares"]["held_out"] == 0.35
     own, whole = (load_file(folder / "model" / "weights.safetensors") for folder in (run / "network", run))
     assert {name: x.tobytes() for name, x in own.items()}.items() <= {n: x.tobytes() for n, x in whole.items()}.items()
