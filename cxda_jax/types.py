@@ -147,8 +147,6 @@ class Method(NamedTuple):
       calibrate: (variables, known images) -> variables for adapt(), with what it needs to know of them; None: adapt()
         takes the checkpoint.
       takes_places: adapt() reads Images.present, so that one program adapts to every number of images.
-      remember: (adapted, number of a place, one image) -> adapted with the image in that place, encoded by the
-        statistics that `adapted` has; None: what is kept of one image cannot be told from the rest.
       also: further predictions (adapted, query) -> logits that get scores too, by name.
     """
 
@@ -168,5 +166,4 @@ class Method(NamedTuple):
     trains_mixed: bool = False
     calibrate: Callable[[Variables, Known], Variables] | None = None
     takes_places: bool = False
-    remember: Callable[[Adapted, Array, Images], Adapted] | None = None
     also: Mapping[str, Callable[[Adapted, Images], Array]] = MappingProxyType({})

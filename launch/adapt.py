@@ -3,7 +3,6 @@
 cxda adapt --model=runs/unipen/cxda_any/0 --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
 cxda adapt --model=glyphs --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT --labels=labels.csv
 cxda adapt --model=runs/glyphs/erm/0 --method=t3a --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
-cxda adapt --model=glyphs --buffer=INCOMING --watch --out=OUT
 cxda adapt --model=ADAPTER --encoder=model.onnx --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
 
 --model is a run of cxda train, its folder model/, the name of a model that comes with the package, or what cxda fit
@@ -22,9 +21,6 @@ Writes into the folder of --out:
 The answer that counts is the adapted one where adapting helped in the validation of the model's own training, with so
 many images. With fewer images it is the answer without adapting, and the command says so. --always takes the adapted
 answer there too. --labels is a CSV file with the columns file and label, for scores.
-
---watch follows the folder of --buffer: each image that comes is answered for and then joins the buffer, until Ctrl-C
-or until none has come for --idle seconds.
 """
 
 from absl import flags
@@ -49,27 +45,19 @@ _CAPACITY = flags.DEFINE_integer("capacity", 500, "How many images of the buffer
 _ALWAYS = flags.DEFINE_bool(
     "always", False, "Take the adapted answer even where adapting is not expected to help.", allow_override=True
 )
-_WATCH = flags.DEFINE_bool("watch", False, "Follow a folder that fills.")
-_IDLE = flags.DEFINE_float("idle", 0.0, "With --watch: end after so many seconds without an image; 0: never.", 0.0)
 
 
 def main() -> None:
     with cli.loading():
         from pathlib import Path
 
-        from cxda_jax.device import adapting, watching
-        from cxda_jax.errors import UserError
+        from cxda_jax.device import adapting
         from cxda_jax.machine import backend
     backend.keep_compiled()
     model = cli.insist(_MODEL.value, "--model", "give a run of cxda train, or a model of the package such as glyphs")
     buffer = cli.insist(_BUFFER.value, "--buffer", "give a folder of images to adapt to")
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapted"))
     asked = adapting.Asked(model, buffer, out, _METHOD.value, _CAPACITY.value, _ALWAYS.value, _ENCODER.value)
-    if _WATCH.value:
-        for name, value in (("images", _IMAGES.value), ("labels", _LABELS.value)):
-            if value:
-                raise UserError(f"--{name}={value}: --watch answers for the images of --buffer; leave it out")
-        return watching.follow_folder(asked, _IDLE.value)
     images = cli.insist(_IMAGES.value, "--images", "give a folder of images to answer for")
     adapting.adapt_folder(asked, images, _LABELS.value)
 

@@ -14,7 +14,7 @@ from cxda_jax.config.reading import checked, default, read, replaced, resolve
 from cxda_jax.config.registry import METHODS
 from cxda_jax.data.store import DomainStore
 from cxda_jax.device.loading import as_store
-from cxda_jax.device.model import Model, Programs
+from cxda_jax.device.model import CompiledMethod, Model
 from cxda_jax.disk import models
 from cxda_jax.nets.attention import CrossAttention
 from cxda_jax.nets.building import NETS
@@ -217,7 +217,7 @@ def random_model(method: str, side: int = 20, **fields) -> Model:
         images, labels = rng.integers(0, 256, (9, *card.shape), np.uint8), np.arange(9) % len(card.class_names)
         moved = built.calibrate(moved, Known(images, labels, images, labels))
     adapt, predict, attention = (part and jax.jit(part) for part in (built.adapt, built.predict, built.attention))
-    programs = Programs(adapt, predict, attention, None)
+    programs = CompiledMethod(adapt, predict, attention)
     return Model(card, built, moved, programs, config=config)
 
 

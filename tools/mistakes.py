@@ -182,11 +182,11 @@ MISTAKES = (
     Mistake("results", "studies/jobs.py", "identity = [hashed(study.config(name, seed)), methods[name].version]",
             "identity = [hashed(study.config(name, seed))]", ("study", "study_commands", "published")),
     # A model on a device.
-    Mistake("device", "device/buffer.py", "integers(self._drawn_from)", "integers(self.seen)",
-            ("buffer", "adapting")),
+    Mistake("device", "adapter/buffer.py", "integers(self._drawn_from + number + 1)", "integers(self.seen + number + 1)",
+            ("buffer",)),
     Mistake("device", "device/buffer.py",
             "        if self.model.method.stochastic:\n"
-            "            order = np.arange(len(order))  # as _adapt() gave them\n",
+            "            order = np.arange(len(order))  # as adapted() gave them\n",
             "", ("buffer", "icrm", "adapting")),
     Mistake("device", "device/model.py", "            start += len(some)\n", "", ("model", "adapting", "buffer")),
     Mistake("device", "device/adapting.py", "path.stat().st_mtime, path))[-capacity:]", "path.stat().st_mtime, path))[:capacity]",

@@ -381,8 +381,8 @@ def save_buffer(place, number):
 
 def read_buffer(place):
     buffer = cxda_jax.SupportBuffer.load(place / "it.npz", buffer_model())
-    assert (len(buffer), buffer.seen, buffer._drawn_from, only(buffer.images())) == (3, 4, 4, buffer._seed % 256)
-    return buffer._seed
+    assert (len(buffer), buffer.seen, buffer._drawn_from, only(buffer.images())) == (3, 4, 4, buffer.seed % 256)
+    return buffer.seed
 
 
 SAVES = {  # by what is saved: how the one with a number is written into a folder, and how the number is read from it

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cxda_jax.adapter.device import Device, as_images, check_number, make_device, method_of
+from cxda_jax.adapter.buffer import check_number
+from cxda_jax.adapter.device import Device, as_images, make_device, method_of
 from cxda_jax.config.fields import SEED, SHARE, Range
 from cxda_jax.disk import files, folders, manifest, models, safetensors
 from cxda_jax.disk.kinds import NUMBER, Kind, require

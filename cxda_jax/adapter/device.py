@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
-from cxda_jax.errors import UserError, brief
+from cxda_jax.adapter.buffer import Buffer
+from cxda_jax.errors import UserError
 from cxda_jax.machine import backend
 from cxda_jax.methods.cxda_shares import on_described
 from cxda_jax.nets.shares import ShareAdapter
@@ -30,27 +31,35 @@ class Device(NamedTuple):
 
     Attributes:
       adapter: that it was made by.
-      images: the buffer, logits and style [n, classes + style], the oldest first.
+      buffer: rows of logits and style [classes + style], as many as it was given.
       adapted: what answers read; None: the classifier's own answers stay.
       drift: in what the buffer is unlike all that fit() saw; "" if it is not. If it is, the classifier's answers stay.
     """
 
     adapter: "Adapter"
-    images: np.ndarray
+    buffer: Buffer
     adapted: Adapted | None
     drift: str
 
     def __repr__(self) -> str:
-        return f"Device({len(self.images)} images, {'not ' * (self.adapted is None)}adapted)"
+        return f"Device({len(self.buffer)} images, {'not ' * (self.adapted is None)}adapted)"
+
+    @property
+    def images(self) -> np.ndarray:
+        """What the buffer holds, logits and style [n, classes + style], the oldest first."""
+        return self.buffer.images()
 
     def observe(self, logits: Any, style: Any = None) -> "Device":
         """The device with more images in its buffer."""
-        return make_device(self.adapter, np.concatenate([self.images, self.adapter.rows(logits, style)]))
+        buffer = self.buffer.copy()
+        buffer.take(self.adapter.rows(logits, style))
+        return _adapt(self.adapter, buffer)
 
     def forget(self, n: int = 1) -> "Device":
         """The device without its n oldest images, or without any if it has fewer."""
-        check_number("n", n, int, 0, math.inf)
-        return make_device(self.adapter, self.images[n:])
+        buffer = self.buffer.copy()
+        buffer.forget(n)
+        return _adapt(self.adapter, buffer)
 
     def predict_logits(self, logits: Any, style: Any = None) -> np.ndarray:
         """The adapted logits [n, classes] of new images, each answered alone. No temperature changes them."""
@@ -74,12 +83,20 @@ class Device(NamedTuple):
 
         It moves no answer: the largest probability is that of the largest logit.
         """
-        count = 0 if self.adapted is None else len(self.images)
+        count = 0 if self.adapted is None else len(self.buffer)
         return probabilities(self.predict_logits(logits, style), self.adapter.temperature(count))
 
 
 def make_device(adapter: "Adapter", rows: np.ndarray) -> Device:
-    device = Device(adapter, rows, None, adapter.drift(rows))
+    """The device whose buffer has these images."""
+    buffer = Buffer(rows.shape[1:], np.float32)
+    buffer.take(rows)
+    return _adapt(adapter, buffer)
+
+
+def _adapt(adapter: "Adapter", buffer: Buffer) -> Device:
+    rows = buffer.images()
+    device = Device(adapter, buffer, None, adapter.drift(rows))
     if not len(rows) or not adapter.helps or device.drift:
         return device
     adapted = programs(adapter.classes)[0](adapter.variables, as_images(rows), jax.random.key(0))
@@ -111,10 +128,3 @@ def as_images(rows: np.ndarray, most: int = STEP) -> Images:
 
 def probabilities(logits: np.ndarray, temperature: float) -> np.ndarray:
     return scipy.special.softmax(logits / np.float32(temperature), axis=-1)
-
-
-def check_number(name: str, value: Any, kind: Any, low: float, high: float) -> None:
-    value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-        what = "a whole number" if kind is int else "a number"
-        raise UserError(f"{name}={brief(repr(value), 40)}; give {what} from {low} to {high:g}")

@@ -19,8 +19,9 @@ import numpy as np
 import optax
 
 from cxda_jax.adapter.adapter import SIZES, Adapter, as_array, as_logits, as_numbers
+from cxda_jax.adapter.buffer import check_number
 from cxda_jax.adapter.correction import Labelled, correct
-from cxda_jax.adapter.device import CELLS, check_number, method_of
+from cxda_jax.adapter.device import CELLS, method_of
 from cxda_jax.adapter.judge import (
     FULL,
     TASKS,

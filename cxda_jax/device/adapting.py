@@ -240,7 +240,7 @@ def fitted(model: Model, paths: Sequence[Path], faults: list[str], what: str) ->
     counter, pixels, good = Counter(what, len(paths)), [], []
     for i, path in enumerate(paths, 1):
         try:
-            pixels.append(model.fit(path))
+            pixels.append(model.as_pixels(path))
             good.append(path)
         except UserError as e:
             faults.append(str(e))

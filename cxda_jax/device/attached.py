@@ -18,7 +18,7 @@ from cxda_jax.adapter.adapter import SIZES, Adapter
 from cxda_jax.adapter.encoders import Encoder, Options, open_encoder
 from cxda_jax.adapter.features import WHITE
 from cxda_jax.data.store import fault_of_images
-from cxda_jax.device.model import Model, Programs
+from cxda_jax.device.model import CompiledMethod, Model
 from cxda_jax.disk import models
 from cxda_jax.errors import UserError, brief
 from cxda_jax.machine import backend
@@ -49,9 +49,9 @@ class Attached(Model):
         programs = _programs(adapter, self.method, self.rows)
         return dataclasses.replace(self, adapter=adapter, programs=programs, _adapted=None)
 
-    def fit(self, image: Any) -> np.ndarray:
+    def as_pixels(self, image: Any) -> np.ndarray:
         if self.encoder:
-            return super().fit(image)
+            return super().as_pixels(image)
         row = adapters.as_numbers("row", np.atleast_2d(adapters.as_array("row", image).squeeze()))
         if row.shape != (1, columns := self.adapter.classes + self.adapter.style):
             raise UserError(f"row: {row.shape[1]} columns; give the {columns} of logits and style, or an encoder")
@@ -168,10 +168,10 @@ def _calibrated(adapter: Adapter) -> Method:
         beyond = jnp.clip(jnp.log1p(jnp.float32(count)) - places[:-1], 0, np.diff(places))
         return method.predict(adapted, query) / (known[0] + (slopes * beyond).sum())
 
-    return method._replace(predict=predict, remember=None)  # programs describe images first; see _programs()
+    return method._replace(predict=predict)
 
 
-def _programs(adapter: Adapter, method: Method, rows: Callable[[np.ndarray], np.ndarray]) -> Programs:
+def _programs(adapter: Adapter, method: Method, rows: Callable[[np.ndarray], np.ndarray]) -> CompiledMethod:
     adapting, answering, attending = map(backend.jit, (method.adapt, method.predict, method.attention))
 
     def described(images: Images, held: np.ndarray) -> Images:
@@ -191,4 +191,4 @@ def _programs(adapter: Adapter, method: Method, rows: Callable[[np.ndarray], np.
     def of_each(program: Any) -> Callable[[Any, Images], Array]:
         return lambda adapted, query: program(adapted, described(query, np.ones(len(query.pixels), bool)))
 
-    return Programs(adapt, of_each(answering), of_each(attending), None)
+    return CompiledMethod(adapt, of_each(answering), of_each(attending))

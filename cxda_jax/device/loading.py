@@ -10,7 +10,7 @@ from cxda_jax.adapter.adapter import is_adapter
 from cxda_jax.config.reading import check_stored, of_method
 from cxda_jax.data.store import DomainStore, StoreInfo, fault_of_images
 from cxda_jax.device.attached import attach
-from cxda_jax.device.model import Model, Programs
+from cxda_jax.device.model import CompiledMethod, Model
 from cxda_jax.disk import folders, models
 from cxda_jax.disk.reading import read_object
 from cxda_jax.errors import UserError, brief
@@ -61,8 +61,8 @@ def _trained(folder: Path, method: str) -> Model:
         if not known:
             raise UserError(f"method={name!r}: {folder} lacks what it needs to know of the training images")
         variables = {**variables, "calibration": jax.tree.map(jnp.asarray, known)}
-    optional = (backend.jit(f) if f else None for f in (built.attention, built.remember))
-    programs = Programs(backend.jit(built.adapt), backend.jit(built.predict), *optional)
+    attention = backend.jit(built.attention) if built.attention else None
+    programs = CompiledMethod(backend.jit(built.adapt), backend.jit(built.predict), attention)
     return Model(card, built, variables, programs, config)
 
 

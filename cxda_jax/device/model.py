@@ -33,20 +33,19 @@ class Answers(NamedTuple):
     probabilities: np.ndarray
 
 
-class Programs(NamedTuple):
+class CompiledMethod(NamedTuple):
     """A method's functions, compiled once for each shape of their arguments."""
 
     adapt: Callable[[Variables, Images, Array], Any]
     predict: Callable[[Any, Images], Array]
     attention: Callable[[Any, Images], Array] | None
-    remember: Callable[[Any, Array, Images], Any] | None
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Model:
     """A classifier that adapts to unlabelled images without changing itself.
 
-    Images are paths, PIL images or arrays, of any size; they are fitted as the training images were.
+    Images are paths, PIL images or arrays, of any size; they are brought to size as the training images were.
 
     Attributes:
       card: what it was trained on, and its scores.
@@ -57,7 +56,7 @@ class Model:
     card: models.Card
     method: Method
     variables: Variables
-    programs: Programs
+    programs: CompiledMethod
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     _adapted: Any = None
 
@@ -71,7 +70,7 @@ class Model:
 
     @property
     def dtype(self) -> Any:
-        """Of images that are fitted."""
+        """Of images as as_pixels() gives them."""
         return np.uint8
 
     @property
@@ -129,9 +128,9 @@ class Model:
         return np.concatenate(weights) if weights else np.zeros((0, 1, 0), np.float32)
 
     def as_images(self, images: Iterable[Any], domains: Sequence[int] | None = None) -> Images:
-        """Fitted images as the method's functions take them."""
+        """Images as the method's functions take them."""
         images = several(images)
-        pixels = [self.fit(image) for image in images]
+        pixels = [self.as_pixels(image) for image in images]
         stacked = np.stack(pixels) if pixels else np.zeros((0, *self.card.shape), self.dtype)
         if domains is None and self.method.uses_domains and pixels:
             raise UserError(f"{self.method.name} needs the domain of each image: domains=[0, 0, 1, ...]")
@@ -140,7 +139,7 @@ class Model:
             raise UserError(f"domains: {len(of)} for {len(pixels)} images; give one for each image")
         return Images(jnp.asarray(stacked), jnp.asarray(of, jnp.int32))
 
-    def fit(self, image: Any) -> np.ndarray:
+    def as_pixels(self, image: Any) -> np.ndarray:
         """An image as the network takes it, uint8 [h, w, c]."""
         return as_pixels(as_image(image), self.card.shape, self.card.fit, self.card.background)
 

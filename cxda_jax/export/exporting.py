@@ -226,7 +226,7 @@ def tasks_of_rows(model: Model, file: str, places: int, count: int) -> list[Task
         raise UserError(f"check_images={brief(file)}: an adapter is compared on a file of cxda features; give one")
     found = read_labelled(Path(file))
     rows = np.concatenate([found.logits, found.style], axis=1, dtype=np.float32)
-    return drawn(np.stack([model.fit(row) for row in rows]), places, count)
+    return drawn(np.stack([model.as_pixels(row) for row in rows]), places, count)
 
 
 def test_tasks(model: Model, data_dir: str, places: int, count: int) -> list[Task]:

@@ -11,7 +11,6 @@ cxda_loo         differs in its loss alone: each support image is a query to the
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from cxda_jax.methods.entry import BLUE, PURPLE, RED, SKY, Config, Entry, Style
@@ -157,22 +156,10 @@ def attending(
         maps, seen = adapt_statistics(net, variables, support, share)
         return WithMemory(seen, remember(variables, maps), support.domain, support.present)
 
-    def put(adapted: WithMemory, place: Array, image: Images) -> WithMemory:
-        one = remember(adapted.variables, net.apply(adapted.variables, image.pixels, method="map"))
-
-        def replaced(places: Array, new: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(places, new, place * len(new), 0)
-
-        present = None if adapted.present is None else adapted.present.at[place].set(True)
-        memory, domain = jax.tree.map(replaced, adapted.memory, one), adapted.domain.at[place].set(image.domain[0])
-        return WithMemory(adapted.variables, memory, domain, present)
-
     def predict(adapted: WithMemory, query: Images) -> Array:
         return answer(adapted, net.apply(adapted.variables, query.pixels, method="map"), query.domain)
 
-    return erm(net)._replace(
-        init=init, loss=loss, adapt=adapt, predict=predict, remember=put, uses_support=True, takes_places=True
-    )
+    return erm(net)._replace(init=init, loss=loss, adapt=adapt, predict=predict, uses_support=True, takes_places=True)
 
 
 def _entry(make: Callable[..., Method], style: Style, features: str = "", **more: Any) -> Entry:

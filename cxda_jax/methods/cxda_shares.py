@@ -235,12 +235,6 @@ def _attending(
     def adapt(variables: Variables, support: Images, key: Array) -> WithBuffer:
         return WithBuffer(variables, known(variables, support.pixels), support.present)
 
-    def put(adapted: WithBuffer, place: Array, image: Images) -> WithBuffer:
-        one = known(adapted.variables, image.pixels)
-        buffer = jax.tree.map(lambda places, new: places.at[place].set(new[0]), adapted.buffer, one)
-        present = None if adapted.present is None else adapted.present.at[place].set(True)
-        return WithBuffer(adapted.variables, buffer, present)
-
     def predict(adapted: WithBuffer, query: Images) -> Any:
         return answer(adapted.variables, known(adapted.variables, query.pixels), adapted.buffer, adapted.present)
 
@@ -248,7 +242,7 @@ def _attending(
         keys, (variables, buffer, present) = known(adapted.variables, query.pixels).keys, adapted
         return adapter.apply(parts_of(variables), keys, buffer.keys, present, method="attention")
 
-    return Method("cxda_shares", "3", init, loss, adapt, predict, attention, takes_places=True, remember=put)
+    return Method("cxda_shares", "3", init, loss, adapt, predict, attention, takes_places=True)
 
 
 def changed(variables: Variables, names: Sequence[str], change: Callable[[Any], Any]) -> Variables:

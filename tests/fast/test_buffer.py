@@ -10,9 +10,8 @@ def test_what_cannot_be_is_one_line():
     for name, options, message in [
         ("ft_em", {}, "ft_em has no program for every number of images; use Model.adapt"),
         ("cxda_supervised", {}, "cxda_supervised must know the domain of each image"),
-        ("bn", {"statistics": "lagged"}, "statistics='lagged': bn keeps nothing of one image alone; choose exact"),
-        ("cxda", {"capacity": 2.5}, "capacity=2.5: give a whole number from 1"),
-        ("cxda", {"seed": -1}, "seed=-1: give a whole number from 0"),
+        ("cxda", {"capacity": 2.5}, "capacity=2.5; give a whole number from 1"),
+        ("cxda", {"seed": -1}, "seed=-1; give a whole number from 0"),
     ]:
         with refused(message):
             cxda_jax.SupportBuffer(Model(CARD, build_method(name), None, None), **options)

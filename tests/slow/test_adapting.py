@@ -4,15 +4,13 @@ import csv
 import os
 import re
 import shutil
-import threading
-import time
 from unittest import mock
 
 import numpy as np
 
 import cxda_jax
-from cxda_jax.device import adapting, demo, watching
-from tests.commands import command, wait_until
+from cxda_jax.device import demo
+from tests.commands import command
 from tests.fast.test_adapting import GAIN, folders, model, write_images  # noqa: F401
 
 
@@ -96,50 +94,6 @@ def test_mistakes_are_one_line(model, folders, tmp_path):
     ):
         said = adapt(model, buffer, answered, tmp_path / "out", *flags, code=2)
         assert message in said and said.count("\n") == 1, said
-
-
-def test_a_folder_that_fills_is_followed(model, tmp_path):
-    """What comes slowly is answered for once it is whole."""
-    incoming, made = tmp_path / "incoming", sorted(write_images(tmp_path / "made", 5, 7).iterdir())
-    incoming.mkdir()
-    slow = incoming / made[4].name
-    slow.write_bytes(made[4].read_bytes()[:60])
-    (incoming / "=broken.png").write_bytes(b"nothing")
-
-    said = []
-
-    def fill():
-        wait_until(lambda: sum("left out" in line for line in said) == 2)
-        for count, path in enumerate(made, 1):
-            shutil.copy(path, incoming)
-            wait_until(lambda count=count: sum("before" in line for line in said) == count)
-        (incoming / made[0].name).rename(incoming / f"={made[0].name}")  # no new image
-        time.sleep(2)
-        shutil.copy(made[1], incoming / made[2].name)  # a new image under a name that is known
-        wait_until(lambda: sum("before" in line for line in said) == 6)
-        shutil.rmtree(incoming)
-
-    thread, where = threading.Thread(target=fill), f"--out={tmp_path}/out"
-    thread.start()
-    with mock.patch.object(watching, "say", said.append):
-        fault = command("adapt", f"--model={model}", f"--buffer={incoming}", "--watch", where, code=2)
-    thread.join()
-    rows, loaded, said = read(tmp_path / "out"), cxda_jax.load(model), "\n".join(said)
-    assert [row["file"] for row in rows] == [path.name for path in [*made, made[2]]]
-    assert all(row["answer"] == row["before"] for row in rows[:5]), "so few images do not help this model"
-    for i in (0, 2, 4):  # each is answered for with those before it
-        assert rows[i]["after"] == loaded.adapt(made[:i]).predict([made[i]]).names[0]
-    assert said.count("left out: ") == 2 and f"left out: {slow}" in said and "5 images in the buffer" in said
-    assert "incoming: no such folder" in fault and (tmp_path / "out" / "adapted.html").exists()
-
-
-def test_the_nearest_images_of_a_stream_are_those_of_its_full_buffer(folders, tmp_path):
-    """Of icrm, whose memory is in the order of arrival."""
-    paths = sorted(folders[0].iterdir())[:6]
-    follower = watching.Follower(adapting.Asked("unipen", str(folders[0]), tmp_path / "out", capacity=3))
-    lines = [follower.answer(watching._stamp(path), path) for path in paths]
-    weights = cxda_jax.load("unipen").adapt(paths[2:5]).attention(paths[5:])[0].mean(0)
-    assert lines[5][7:10] == [paths[2 + i].name for i in np.argsort(-weights)]
 
 
 def test_the_demo_gains_and_shows_a_page(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cxda_jax
-from cxda_jax.device.model import Model, Programs
+from cxda_jax.device.model import CompiledMethod, Model
 from cxda_jax.machine import cost
 from tests.conftest import CLASSES
 from tests.lines import cut, refused
@@ -24,8 +24,7 @@ QUERIES = IMAGES[12:]
 def programs_of(name):
     """Each traced once for all tests."""
     case = case_of(name)
-    rest = (jax.jit(f) if f else None for f in (case.method.attention, case.method.remember))
-    return Programs(case.adapt, case.predict, *rest)
+    return CompiledMethod(case.adapt, case.predict, jax.jit(case.method.attention))
 
 
 def make(name) -> Model:
@@ -70,49 +69,6 @@ def test_it_equals_adapting_to_what_it_holds_and_compiles_once(name):
     close(answers(buffer), empty)
 
 
-def test_lagged_and_frozen_statistics_are_those_of_their_times():
-    model, places, found = make("cxda"), 3, []
-    kinds = ("exact", "lagged", "frozen")
-    buffers = _, lagged, _ = [cxda_jax.SupportBuffer(model, places, statistics=kind, refresh=4) for kind in kinds]
-    for i in range(10):
-        for buffer in buffers:
-            buffer.observe(IMAGES[i])
-        found.append([answers(buffer) for buffer in buffers])
-    gaps = np.array([[np.abs(other - of[0]).max() for other in of[1:]] for of in found])
-    assert (gaps[:4, 1] < 1e-6).all(), "frozen is exact until it freezes"
-    assert (gaps[4:, 1] > 1e-5).all()
-    assert (gaps[[4, 8], 0] < 1e-5).all(), "lagged is exact after each refresh"
-    assert (gaps[[1, 2, 3, 5, 6, 7, 9], 0] > 1e-5).all()
-    # By hand: the newcomer under the statistics of the images before it.
-    support = model.as_images(IMAGES[:1] * places).replace(present=np.arange(places) == 0)
-    adapted = model.programs.adapt(model.variables, support, jax.random.key(0))
-    adapted = model.programs.remember(adapted, 1, model.as_images(IMAGES[1:2]))
-    close(found[1][1], answers(model.adapted_to(adapted)))
-    lagged.refresh()
-    close(answers(lagged), found[-1][0])
-    lagged.forget(1)
-    assert len(lagged) == places - 1 and lagged.attention(QUERIES).shape[::2] == (len(QUERIES), places - 1)
-
-
-def test_frozen_statistics_are_those_of_the_image_that_freezes_them(tmp_path, monkeypatch):
-    """Whether anybody asked before, after a save, and after work that was broken off."""
-    model = make("cxda")
-    asked, silent = (cxda_jax.SupportBuffer(model, 3, statistics="frozen", refresh=4) for _ in range(2))
-    for image in IMAGES[:7]:
-        for buffer in (asked, silent):
-            buffer.observe(image)
-        answers(asked)
-    close(answers(silent), answers(asked))
-    asked.save(tmp_path / "it.npz")
-    again = cxda_jax.SupportBuffer.load(tmp_path / "it.npz", model)
-    close(answers(again), answers(asked), 1e-6)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(model, "programs", model.programs._replace(remember=mock.Mock(side_effect=KeyboardInterrupt)))
-        again.observe(IMAGES[7])
-    asked.observe(IMAGES[7])
-    close(answers(again), answers(asked), 1e-6)
-
-
 def test_a_reservoir_holds_each_image_as_likely(tmp_path):
     model, held = Model(CARD, build_method("bn"), None, None), np.zeros(20)
     for seed in range(200):
@@ -155,16 +111,19 @@ def test_after_forget_a_reservoir_is_a_sample_of_the_rest_and_of_what_came_since
 
 def test_a_saved_buffer_is_the_same_again(tmp_path):
     model, path = make("cxda_any"), tmp_path / "it.npz"
-    buffer = cxda_jax.SupportBuffer(model, 3, statistics="lagged", refresh=7)
+    buffer = cxda_jax.SupportBuffer(model, 3)
     for i in range(5):
         buffer.observe(IMAGES[i])
     buffer.save(path)
-    again = cxda_jax.SupportBuffer.load(path, model)
-    close(answers(again), answers(buffer), 1e-6)
+    saved = dict(np.load(path))
+    for earlier in ({}, {"statistics": "lagged", "refresh": 7, "stale": 2, "base_pixels": saved["pixels"]}):
+        np.savez(path, **saved, **earlier)  # an earlier version could answer by statistics of images before
+        again = cxda_jax.SupportBuffer.load(path, model)
+        np.testing.assert_array_equal(answers(again), answers(buffer))
     for both in (buffer, again):
         both.observe(IMAGES[9])
     np.testing.assert_array_equal(again.images(), buffer.images())
-    assert (again.capacity, again.statistics, again.refresh_every, again.seen) == (3, "lagged", 7, 6)
+    assert (again.capacity, again.seen) == (3, 6)
     model.card = CARD._replace(shape=(8, 8, 1))
     with refused(r"holds images uint8 \(16, 16, 1\), the model takes uint8 \(8, 8, 1\)", tmp_path):
         cxda_jax.SupportBuffer.load(path, model)
@@ -173,17 +132,27 @@ def test_a_saved_buffer_is_the_same_again(tmp_path):
         cxda_jax.SupportBuffer.load(path, model)
 
 
-def test_threads_may_share_it():
-    """Two write, one asks and one refreshes; afterwards it equals adapting to what it holds."""
+def test_work_that_is_broken_off_is_done_by_the_next_answer(monkeypatch):
     model = make("cxda_any")
-    buffer = cxda_jax.SupportBuffer(model, 3, statistics="lagged", refresh=5)
+    buffer, like = (cxda_jax.SupportBuffer(model, 3) for _ in range(2))
+    for both in (buffer, like):
+        both.observe(IMAGES[0])
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(model, "programs", model.programs._replace(adapt=mock.Mock(side_effect=KeyboardInterrupt)))
+        buffer.predict(QUERIES)
+    np.testing.assert_array_equal(answers(buffer), answers(like))
+
+
+def test_threads_may_share_it():
+    """Two write, one forgets and one asks; afterwards it equals adapting to what it holds."""
+    model = make("cxda_any")
+    buffer = cxda_jax.SupportBuffer(model, 3)
     works = [
         (lambda i: buffer.observe(IMAGES[i % 20]), 150), (lambda i: buffer.observe(IMAGES[-i % 20]), 150),
-        (lambda i: buffer.predict(QUERIES[:1]), 100), (lambda i: buffer.refresh(), 20), (lambda i: buffer.forget(), 30),
+        (lambda i: buffer.predict(QUERIES[:1]), 100), (lambda i: buffer.forget(), 30),
     ]  # fmt: skip
     with futures.ThreadPoolExecutor(len(works)) as pool:
         for done in [pool.submit(lambda what, rounds: [*map(what, range(rounds))], *each) for each in works]:
             done.result()
     assert buffer.seen == 300
-    buffer.refresh()
     close(answers(buffer), answers(model.adapt(buffer.images())))

@@ -148,8 +148,8 @@ def test_images_of_any_kind_are_fitted_and_wrong_ones_are_one_line(runs, tmp_pat
     model, own, file = cxda_jax.load(runs / "run"), RNG.integers(0, 256, (28, 28, 1), np.uint8), tmp_path / "it.png"
     Image.fromarray(own[..., 0]).save(file)
     for same in (own, own[..., 0], file, str(file), Image.open(file), own / 255):
-        np.testing.assert_array_equal(model.fit(same), own)
-    fitted = model.fit(np.zeros((10, 40, 3), np.uint8))
+        np.testing.assert_array_equal(model.as_pixels(same), own)
+    fitted = model.as_pixels(np.zeros((10, 40, 3), np.uint8))
     assert fitted.shape == (28, 28, 1) and (fitted[0] == 255).all() and (fitted[14] == 0).all()  # padded with paper
     for wrong, message in (
         ([tmp_path / "none.png"], "none.png: missing"),

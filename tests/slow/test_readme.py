@@ -64,9 +64,8 @@ def test_the_page_on_own_images_runs_and_has_the_cards_gain(tmp_path, monkeypatc
         for i in range(3):
             Image.fromarray(rng.integers(0, 256, (30, 20), np.uint8)).save(tmp_path / folder / f"{i}.png")
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks(page, "python")
-    names = execute(code)
-    assert len(names["buffer"]) == 3 and names["weights"].shape == (3, 4, 3)
+    names = execute("\n".join(blocks(page, "python")))
+    assert len(names["buffer"]) == 6 and names["weights"].shape == (3, 4, 3)
     assert set(names["after"].names) <= set(names["model"].card.class_names)
     assert "\n".join(models.gain_in_words(names["model"].card.gain)[2:]) in page
 

@@ -17,7 +17,7 @@ import cxda_jax
 from cxda_jax.adapter import adapter as adapters
 from cxda_jax.adapter.features import read_classes, read_labelled
 from cxda_jax.device import loading
-from cxda_jax.device.model import Model, Programs
+from cxda_jax.device.model import CompiledMethod, Model
 from cxda_jax.disk import manifest, models
 from cxda_jax.disk.reading import read_lines, read_table
 from cxda_jax.errors import UserError
@@ -160,7 +160,7 @@ def test_a_card_of_a_model_is_read_within_its_ranges_alone(tmp_path):
 
 
 def test_an_answer_that_is_not_finite_is_no_answer():
-    programs = Programs(lambda *_: 0, lambda _, query: np.full((len(query.pixels), 10), np.nan), None, None)
+    programs = CompiledMethod(lambda *_: 0, lambda _, query: np.full((len(query.pixels), 10), np.nan), None)
     model = dataclasses.replace(Model(CARD, build_method("erm"), {}, programs), _adapted=0)
     with refused("its answers are not finite"):
         model.predict(np.zeros((2, *CARD.shape), np.uint8))
@@ -194,7 +194,7 @@ def test_no_pipe_is_waited_for(tmp_path):
         (adapter / name, lambda _: cxda_jax.load(adapter)) for name in (models.CARD, models.WEIGHTS, manifest.NAME)
     ]
     places += [(model / name, lambda _: cxda_jax.load(model)) for name in (models.CARD, models.CONFIG, manifest.NAME)]
-    buffer = Model(CARD, build_method("bn"), {}, Programs(*[lambda *_: 0] * 2, None, None))
+    buffer = Model(CARD, build_method("bn"), {}, CompiledMethod(*[lambda *_: 0] * 2, None))
     places += [
         (tmp_path / name, reader)
         for name, reader in (
@@ -202,7 +202,7 @@ def test_no_pipe_is_waited_for(tmp_path):
             ("names.txt", read_classes),
             ("a.csv", lambda path: list(read_table(path, ("a",), ""))),
             ("metrics.jsonl", read_lines),
-            ("a.png", lambda path: buffer.fit(path)),
+            ("a.png", lambda path: buffer.as_pixels(path)),
             ("b.npz", lambda path: cxda_jax.SupportBuffer.load(path, buffer)),
         )
     ]
