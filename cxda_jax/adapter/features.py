@@ -25,8 +25,7 @@ from cxda_jax.disk.folders import insist_on_writable
 from cxda_jax.disk.kinds import Kind, require
 from cxda_jax.disk.reading import insist_on_file, read_object, read_table, reason
 from cxda_jax.errors import UserError, brief
-from cxda_jax.machine import stops
-from cxda_jax.machine.backend import cores
+from cxda_jax.machine import backend, stops
 from cxda_jax.machine.progress import Counter, say
 from cxda_jax.version import VERSION
 
@@ -248,7 +247,7 @@ def _encode(
                 yield list(waiting.popleft())
         yield from map(list, waiting)
 
-    with ThreadPoolExecutor(cores()) as pool, open(part / ROWS, "ab") as file:
+    with ThreadPoolExecutor(backend.cores()) as pool, open(part / ROWS, "ab") as file:
         for given in read_ahead():
             if stopping():
                 return

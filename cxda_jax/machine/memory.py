@@ -80,6 +80,4 @@ def _limits() -> list[int]:
 def left_on_device() -> int | None:
     """Bytes that the first device has left; None if it does not say, as on CPUs."""
     stats = jax.local_devices()[0].memory_stats() or {}
-    if not {"bytes_limit", "bytes_in_use"} <= set(stats):
-        return None
-    return stats["bytes_limit"] - stats["bytes_in_use"]
+    return stats["bytes_limit"] - stats["bytes_in_use"] if {"bytes_limit", "bytes_in_use"} <= stats.keys() else None

@@ -14,8 +14,7 @@ from types import MappingProxyType
 
 from cxda_jax.disk import files
 from cxda_jax.errors import TooEarly, UserError
-from cxda_jax.machine import stops
-from cxda_jax.machine.backend import cores
+from cxda_jax.machine import backend, stops
 from cxda_jax.machine.progress import duration
 from cxda_jax.studies.jobs import Job, Study, is_done
 
@@ -113,7 +112,7 @@ def run_jobs(study: Study, jobs: list[Job], workers: int | None = None) -> list[
     """Runs what is not done, `workers` jobs at once; returns a line for each that failed or was left out."""
     gpus = visible_gpus()
     # A smoke job compiles, on one core, more than it computes.
-    workers = workers or len(gpus) or (cores() if study.smoke else max(1, cores() // 2))
+    workers = workers or len(gpus) or (backend.cores() if study.smoke else max(1, backend.cores() // 2))
     free = environments(gpus, workers)
     todo = [job for job in jobs if not is_done(study, job)]
     print(f"{study.folder}: {len(jobs)} jobs, {len(jobs) - len(todo)} done before, {workers} at once", flush=True)

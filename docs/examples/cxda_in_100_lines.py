@@ -1,13 +1,13 @@
 """CXDA, the method of Feed-Forward Latent Domain Adaptation (Bohdal et al., WACV 2024), from jax, flax and optax alone.
 
-A device has unlabelled images of several unknown domains, the support x_s. It classifies a query x_q of one of them,
+A device has unlabelled images of several unknown domains: the support x_s. It adapts to them by forward passes alone.
+This is how it classifies a query x_q, an image of one of these domains:
 
     z = f(x_q) + MCA(LN f(x_s); LN f(x_q)),    y = h(z)
 
-f is a small convolutional network, whose batch normalisation uses the support's own mean and variance, and h are two
-dense layers. MCA is attention of several heads, by which a query finds the support images that help it. Nothing is
-trained on the device. All of it has learned before, from simulated tasks. Each has a support without labels, and
-labelled queries of one of its domains. The device's domains are not among those of training.
+f is a small convolutional network, whose batch normalisation takes mean and variance from the support. MCA is attention
+of several heads, in which the query looks for support images that help it. h are two dense layers. All of them learn
+beforehand, from simulated tasks, each a support without labels and queries with labels. The test has other domains.
 
     python docs/examples/cxda_in_100_lines.py           # some minutes on two CPU cores
     python docs/examples/cxda_in_100_lines.py 0 1 2     # with these seeds
@@ -34,7 +34,11 @@ START = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # PyTorch'
 
 
 class Trunk(nn.Module):
-    """f, of images [n, 28, 28, 1] to maps [n, 4, 4, width]. It normalises by their own statistics, and stores these."""
+    """f, from images [n, 28, 28, 1] to maps [n, 4, 4, width].
+
+    With `own_statistics` the images are normalised by their own mean and variance, which Flax stores in "batch_stats".
+    Otherwise the stored ones count. Momentum 0 means that nothing older is mixed in.
+    """
 
     width: int
 
@@ -48,7 +52,10 @@ class Trunk(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """The query's C features [m, C] plus what it reads in the support's [n, C]."""
+    """Queries [m, C] and support [n, C] to  x_q + softmax(q k^T / sqrt(C / heads)) v W  for each query.
+
+    q = LN(x_q) W_q, k = LN(x_s) W_k and v = LN(x_s) W_v have C / 2 features, which the heads share out.
+    """
 
     features: int
     heads: int
@@ -73,7 +80,7 @@ class CrossAttention(nn.Module):
 
 
 class CXDA(nn.Module):
-    """adapt() once to a support, then predict() for any query."""
+    """The whole network. A device calls adapt() once for its support, and then predict() for each query."""
 
     classes: int = 62
     width: int = 16
@@ -84,11 +91,13 @@ class CXDA(nn.Module):
         self.hidden, self.logits = nn.Dense(200, kernel_init=START), nn.Dense(self.classes, kernel_init=START)
 
     def adapt(self, support):
+        """Keys and values of the support, whose statistics are stored on the way."""
         maps = self.trunk(support, own_statistics=True)
         return self.attention.remember(maps.reshape(len(maps), -1))
 
     def predict(self, query, keys, values):
-        maps = self.trunk(query, own_statistics=False)  # but the support's
+        """Logits of queries [m, classes]."""
+        maps = self.trunk(query, own_statistics=False)  # normalised as the support was
         z = self.attention.recall(maps.reshape(len(maps), -1), keys, values)
         return self.logits(nn.relu(self.hidden(z.reshape(maps.shape).mean((1, 2)))))
 
@@ -97,7 +106,7 @@ class CXDA(nn.Module):
 
 
 class Task(NamedTuple):
-    """Images of a support and queries with their labels."""
+    """Images [n, 28, 28, 1] of a support, and of queries with their labels."""
 
     support: np.ndarray
     query: np.ndarray
@@ -105,7 +114,7 @@ class Task(NamedTuple):
 
 
 def sample(rng, store, split):
-    """A random task of the domains of a split."""
+    """A random task: 5 domains of a split are the support's, and one of these is the queries'."""
     domains = rng.choice(store.domains(split), DOMAINS, replace=False)
     rows = [rng.choice(np.arange(*store.offsets[d : d + 2]), SHOTS + QUERIES, replace=False) for d in domains]
     support, query = np.concatenate([r[:SHOTS] for r in rows]), rows[rng.integers(DOMAINS)][SHOTS:]
@@ -115,7 +124,7 @@ def sample(rng, store, split):
 
 @partial(jax.jit, static_argnames="net")
 def answer(net, params, support, query):
-    """Logits of queries, by a pass of the support and one of the query; gradients flow through both."""
+    """Logits of queries. In training, gradients flow through the support's statistics, keys and values too."""
     return net.apply({"params": params}, support, query, mutable="batch_stats")[0]
 
 
@@ -127,7 +136,7 @@ def start(net, seed, task):
 
 @partial(jax.jit, static_argnames="net")
 def train_step(net, params, state, tasks):
-    """A step on the mean loss of tasks, whose arrays have a further first axis."""
+    """One step on the mean loss of several tasks, which are stacked along a new first axis."""
 
     def loss(params, task):
         logits = answer(net, params, task.support, task.query)
