@@ -33,6 +33,7 @@ from cxda_jax.studies.statistics import measure
 from cxda_jax.studies.testing import compiled, device, evaluate_run, keep, score
 from cxda_jax.studies.text import corrections, table
 from cxda_jax.training import frozen, loop
+from cxda_jax.training.evaluation import TaskTable
 from cxda_jax.training.experiment import Experiment, build, build_method, build_on, start_from_weights, tasks_per_step
 from cxda_jax.types import Variables
 
@@ -64,7 +65,7 @@ def network_of(experiment: Experiment, workdir: Path, data_dir: str | Path, othe
 
     The folder around it gets right.json: how often that network is right.
     """
-    config = frozen.network_config(experiment.config, experiment.method)
+    config = frozen.network_config(experiment.config, experiment.method, experiment.recipe.held_out)
     train_run(config, workdir, data_dir, other_data)
     training = build_on(config, experiment.store, ())
     network = restore_best(workdir, training)[0]
@@ -89,7 +90,7 @@ def prepared(config: Config, data_dir: str | Path, devices: Mesh | None = None) 
             f"method {method.name!r} starts from the runs of {method.trains_as!r} and trains nothing; train that, then "
             f"cxda evaluate --runs=... --methods={method.name}"
         )
-    state = loop.init_state(method, experiment.optimizer, config.seed, experiment.example)
+    state = loop.init_state(method, experiment.recipe.optimizer, config.seed, experiment.example)
     return experiment, state.replace(variables=start_from_weights(config.net, state.variables))
 
 
@@ -100,16 +101,17 @@ def run(
     """Trains, keeps the best weights as files of their own, and tests them. network() gives that of a frozen method."""
     config, method, store, steps = experiment.config, experiment.method, experiment.store, experiment.schedule.steps
     record, evaluator = claimed(workdir, config, store, other_data), compiled(experiment)
-    learning, judge, choose = experiment, evaluator, None  # of an adapter they are others
     if told := mesh.from_first(lambda: tested_before(workdir, experiment)):
         say(f"{workdir}: trained and tested already; cxda evaluate --runs={workdir} tests it again\n{told}")
         return
 
-    def validate(variables: Variables) -> float:
+    def validated(of: Experiment, variables: Variables) -> TaskTable:
         # Several processes validate together; a signal to one of them then waits until all have ended it.
         with stops.interruptible() if mesh.processes() == 1 else contextlib.nullcontext():
-            tasks = score(learning, judge, variables, "val", experiment.num_tasks["val"])
-        return getattr(tasks, config.evaluation.select)
+            return score(of, judge, variables, "val", experiment.num_tasks["val"])
+
+    def validate(variables: Variables) -> float:
+        return getattr(validated(learning, variables), config.evaluation.select)
 
     counts = ", ".join(f"{len(store.domains(split))} {split}" for split in SPLITS)
     used, there = (experiment.source.mesh.size if experiment.source.mesh else 1), jax.device_count()
@@ -118,15 +120,11 @@ def run(
         say(f"on {used} of {there} devices: train.tasks_per_step={config.train.tasks_per_step}; {fix}")
     what = f"{len(store.labels)} images of {store.num_classes} classes; domains: {counts}"
     say(f"{method.name} on {store.info.name}: {what}; {steps} steps, seed {config.seed}")
-    if method.frozen and method.frozen.described:
-        learning, state = frozen.on_descriptions(experiment, state, network())
+    learning, state = frozen.begin(experiment, state, network)
+    judge, choose = evaluator, None
+    if learning is not experiment:
         judge = compiled(learning)
-        tasks = experiment.num_tasks["val"]
-        choose = frozen.selection(
-            learning, state.variables, validate, lambda given, variables: score(given, judge, variables, "val", tasks)
-        )
-    elif method.frozen:
-        state = frozen.on_trunk(state, network())
+        choose = frozen.selection(learning, state.variables, validate, validated)
     programs = loop.Programs(learning.learner, learning.source, learning.schedule.steps_per_call)
     with stops.deferred() as stopping:
         spent = loop.train(

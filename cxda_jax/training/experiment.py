@@ -37,6 +37,7 @@ from cxda_jax.data.store import SPLITS, DomainStore, open_store
 from cxda_jax.disk.reading import system_fault
 from cxda_jax.errors import UserError, brief, naming
 from cxda_jax.machine import backend
+from cxda_jax.methods.cxda_shares import VALIDATIONS
 from cxda_jax.methods.optimizers import make_optimizer
 from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.training.loop import Learner, Schedule
@@ -60,8 +61,22 @@ BENCHMARKS: dict[str, Callable[[str, Mapping[str, Any], Path], DomainStore]] = {
     **{name: lambda *given: open_prepared(*given) for name in READERS},
 }
 CALIBRATION_IMAGES = 2000
-VALIDATIONS = 5  # of an adapter's training
 STREAMS = ("training", *SPLITS, "calibration")  # uses of plans; each has random numbers of its own
+
+
+class Recipe(NamedTuple):
+    """How a method is trained.
+
+    Attributes:
+      held_out: the part of the training data that the method learns from, and its network does not, or that it leaves
+        out.
+      spec: the shape of a training task.
+    """
+
+    held_out: float
+    spec: EpisodeSpec
+    optimizer: optax.GradientTransformation
+    schedule: Schedule
 
 
 class Experiment(NamedTuple):
@@ -74,9 +89,8 @@ class Experiment(NamedTuple):
     num_tasks: dict[str, int]  # of a validation, "val", and of a test, "test"
     source: Source
     method: Method
-    optimizer: optax.GradientTransformation
+    recipe: Recipe
     weak: augment.Weak  # augmentation in training
-    schedule: Schedule
     train_plans: Callable[[int], Plan]  # step -> plans of its episodes
     example: Images  # two images, for shapes
     per_call: int  # evaluation tasks in one program
@@ -84,7 +98,11 @@ class Experiment(NamedTuple):
 
     @property
     def learner(self) -> Learner:
-        return Learner(self.method, self.optimizer, self.weak)
+        return Learner(self.method, self.recipe.optimizer, self.weak)
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.recipe.schedule
 
     def task_plans(self, split: str) -> Callable[[Sequence[int]], Plan]:
         """The function task numbers -> Plan, which is the same for every method and training seed."""
@@ -132,17 +150,15 @@ def build_on(
     """build() on an open store, instead of the data set that the config names."""
     metric = metric_of(store.info.metric, config.evaluation.f1)
     method = build_method(config, store)
-    spec, part = EpisodeSpec(**config.episode), training_part(config, method, store)
-    train_spec = mixed_spec(spec) if method.trains_mixed else spec
-    if method.frozen and method.frozen.described:
-        train_spec = adapter_spec(spec)
+    spec = EpisodeSpec(**config.episode)
+    recipe = recipe_of(config, method, store, spec)
+    part = training_part(config, method, recipe.held_out, store)
     for split in splits:
-        check_spec(train_spec if split == "train" else spec, store, split, part if split == "train" else None)
-    schedule = make_schedule(config, store, method)
-    tasks, stream = schedule.tasks_per_step, STREAMS.index("training")
+        check_spec(recipe.spec if split == "train" else spec, store, split, part if split == "train" else None)
+    tasks, stream = recipe.schedule.tasks_per_step, STREAMS.index("training")
     rows = part.rows if part else np.arange(len(store.labels))
     offsets, labels = (part.offsets, store.labels[part.rows]) if part else (store.offsets, store.labels)
-    draw = Draw(train_spec, offsets, domains_for(train_spec, store, "train", part)[0], config.seed, stream, labels)
+    draw = Draw(recipe.spec, offsets, domains_for(recipe.spec, store, "train", part)[0], config.seed, stream, labels)
 
     def train_plans(step: int) -> Plan:
         numbers = range(step * tasks, (step + 1) * tasks)
@@ -156,9 +172,8 @@ def build_on(
         num_tasks={split: count_tasks(config.evaluation, spec, store, split) for split in splits if split != "train"},
         source=SOURCES[config.train.source](store, devices),
         method=method,
-        optimizer=method_optimizer(config, method, schedule.steps),
+        recipe=recipe,
         weak=augment.Weak(**config.augment),
-        schedule=schedule,
         train_plans=train_plans,
         example=Images(jnp.asarray(store.images[:2]), jnp.zeros(2, jnp.int32)),
         per_call=config.evaluation.per_call or backend.default_tasks_per_call(),
@@ -209,17 +224,26 @@ def _generate(
         return make(data_dir, **fields)
 
 
-def method_optimizer(config: Config, method: Method, steps: int) -> optax.GradientTransformation:
-    """The optimiser of a training."""
+def recipe_of(config: Config, method: Method, store: DomainStore, spec: EpisodeSpec) -> Recipe:
+    """How the method is trained, where `spec` is the shape of an evaluation task.
+
+    An adapter learns from what a network says of the images: by Adam with a cosine, from tasks of any shares of the
+    classes and any mixture of domains. The network stays as it is.
+    """
+    train = config.train
     if method.frozen and method.frozen.described:
-        return adapter_optimizer(config[method.name].rate, steps)
+        own = config[method.name]
+        schedule = Schedule(
+            own.steps, max(1, own.steps // VALIDATIONS), train.log_every, train.save_every, own.tasks_per_step
+        )
+        optimizer = only(optax.adam(optax.cosine_decay_schedule(own.rate, own.steps)), lambda part: part == ADAPTER)
+        any_tasks = spec._replace(shares="any", mixture="any", replacement=False)
+        return Recipe(own.held_out, any_tasks, optimizer, schedule)
     optimizer = make_optimizer(**config.optimizer)
-    return only(optimizer, lambda part: part != TRUNK) if method.frozen else optimizer
-
-
-def adapter_optimizer(rate: float, steps: int) -> optax.GradientTransformation:
-    """Adam with a cosine schedule for an adapter, which leaves the rest of the network as it is."""
-    return only(optax.adam(optax.cosine_decay_schedule(rate, steps)), lambda part: part == ADAPTER)
+    if method.frozen:
+        optimizer = only(optimizer, lambda part: part != TRUNK)
+    spec = mixed_spec(spec) if method.trains_mixed else spec
+    return Recipe(train.held_out, spec, optimizer, make_schedule(config, store))
 
 
 def only(optimizer: optax.GradientTransformation, learns: Callable[[str], bool]) -> optax.GradientTransformation:
@@ -276,25 +300,14 @@ def start_from_weights(net: Values, variables: Variables) -> Variables:
     return convert(read_weights(Path(net.weights)), variables, tuple(net.dont_load))
 
 
-def training_part(config: Config, method: Method, store: DomainStore) -> Part | None:
+def training_part(config: Config, method: Method, share: float, store: DomainStore) -> Part | None:
     """The training images that a method learns from; None: all. An adapter learns from those that its trunk does not.
 
     They are the same for all methods of a training seed.
     """
-    share = held_out(config, method)
     if not method.frozen and share and method.name not in STARTS:
         raise UserError(f"{method.name} does not read it", "train.held_out", share, "leave it at 0")
     return split_part(store, share, config.seed, bool(method.frozen)) if share else None
-
-
-def held_out(config: Config, method: Method) -> float:
-    """The part of the training data that the method learns from, and its network does not, or that it leaves out."""
-    return config[method.name if method.frozen and method.frozen.described else "train"].held_out
-
-
-def adapter_spec(spec: EpisodeSpec) -> EpisodeSpec:
-    """The tasks that an adapter learns from: any shares of the classes and any mixture of domains."""
-    return spec._replace(shares="any", mixture="any", replacement=False)
 
 
 def tasks_per_step(config: Config) -> int:
@@ -302,13 +315,9 @@ def tasks_per_step(config: Config) -> int:
     return config.get(config.method, {}).get("tasks_per_step") or config.train.tasks_per_step
 
 
-def make_schedule(config: Config, store: DomainStore, method: Method | None = None) -> Schedule:
+def make_schedule(config: Config, store: DomainStore) -> Schedule:
     """Steps and intervals of the training. An epoch is (training images // 100) episodes."""
     train, evaluation = config.train, config.evaluation
-    if method and method.frozen and method.frozen.described:
-        own = config[method.name]
-        every = max(1, own.steps // VALIDATIONS)
-        return Schedule(own.steps, every, train.log_every, train.save_every, own.tasks_per_step)
     images, tasks = int(np.diff(store.offsets)[store.domains("train")].sum()), train.tasks_per_step
     epoch = images // 100 // tasks
     steps = train.steps or train.epochs * epoch

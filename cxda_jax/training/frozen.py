@@ -20,7 +20,7 @@ from cxda_jax.machine import backend
 from cxda_jax.training import loop
 from cxda_jax.training.answers import in_batches, plain_answers
 from cxda_jax.training.evaluation import TaskTable
-from cxda_jax.training.experiment import Experiment, adapter_spec, held_out
+from cxda_jax.training.experiment import Experiment
 from cxda_jax.training.selection import Selection
 from cxda_jax.types import Described, Images, Method, Variables
 
@@ -44,11 +44,25 @@ class NetworkAccuracy(NamedTuple):
         return said
 
 
-def network_config(config: Config, method: Method) -> Config:
-    """The config of the training whose network the method takes."""
+def network_config(config: Config, method: Method, held_out: float) -> Config:
+    """The config of the training whose network the method takes, and which leaves so much of its data out."""
     assert method.frozen
     own = of_method(config, method.frozen.trains_as, for_tests=True)
-    return replaced(own, train={"held_out": held_out(config, method)})
+    return replaced(own, train={"held_out": held_out})
+
+
+def begin(
+    experiment: Experiment, state: loop.TrainState, network: Callable[[], Variables]
+) -> tuple[Experiment, loop.TrainState]:
+    """The experiment in which a method learns, which is another one for an adapter, and its state at step 0.
+
+    network() gives the network that the method takes. Where it takes none, nothing changes.
+    """
+    if not experiment.method.frozen:
+        return experiment, state
+    if experiment.method.frozen.described:
+        return on_descriptions(experiment, state, network())
+    return experiment, on_trunk(state, network())
 
 
 def network_accuracy(experiment: Experiment, network: Variables) -> NetworkAccuracy:
@@ -85,7 +99,7 @@ def on_descriptions(
     """
     config, store, method = experiment.config, experiment.store, experiment.method
     assert method.frozen and method.frozen.described
-    (describe, adapter, measure), share = method.frozen.described, held_out(config, method)
+    (describe, adapter, measure), share = method.frozen.described, experiment.recipe.held_out
     if not len(store.domains("val")):
         raise UserError(f"{method.name}: {store.info.name} has no validation domains, which choose its best weights")
     learnt = split_part(store, share, config.seed, held=False).rows
@@ -102,7 +116,7 @@ def on_descriptions(
         offsets=np.concatenate([[0], np.cumsum(counts)]),
         split=tuple(name if n and name != "test" else "" for name, n in zip(store.split, counts, strict=True)),
     )
-    tasks, spec = experiment.schedule.tasks_per_step, adapter_spec(experiment.spec)
+    tasks, spec = experiment.schedule.tasks_per_step, experiment.recipe.spec
     draw = Draw(spec, data.offsets, domains_for(spec, data, "train")[0], config.seed, 0, data.labels)
 
     def train_plans(step: int) -> Plan:

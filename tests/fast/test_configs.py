@@ -96,7 +96,7 @@ def test_every_method_is_traced(benchmark, method, tmp_path):
     variables = shapes(its, e.store)
     if not its.trains_as:
         call = functools.partial(loop.train_call, e.learner, e.source, 1)
-        state = loop.TrainState(np.int32(0), variables, jax.eval_shape(e.optimizer.init, variables["params"]))
+        state = loop.TrainState(np.int32(0), variables, jax.eval_shape(e.recipe.optimizer.init, variables["params"]))
         batch = next(e.source.batches(e.train_plans, 0, 1))
         after, measured = jax.eval_shape(call, state, e.source.resident, batch, key)
         assert jax.tree.map(np.shape, after.variables) == jax.tree.map(np.shape, variables)

@@ -37,7 +37,7 @@ def test_the_precision_is_that_of_every_product_of_a_step(method, precision, pla
     changes = [*SIZES.items(), ("net.precision", precision), *[("icrm.layers", "2")] * (method == "icrm")]
     e = build_on(reading.read(f"femnist:{method},smoke", changes), sample_store("femnist"))
     with backend.target(platform):
-        state = jax.eval_shape(lambda: loop.init_state(e.method, e.optimizer, 0, e.example))
+        state = jax.eval_shape(lambda: loop.init_state(e.method, e.recipe.optimizer, 0, e.example))
         call = functools.partial(loop.train_call, e.learner, e.source, 1)
         batch = next(iter(e.source.batches(e.train_plans, 0, 1)))
         text = jax.jit(call).lower(state, e.source.resident, batch, jax.random.key(0)).as_text()
@@ -63,7 +63,7 @@ def test_a_tpu_step_exchanges_its_float32_gradients_once(tmp_path):
     (large,) = [x for x in step["exchanges"] if x["bytes"] > ahead.SMALL]
     assert large["operation"] == "all-reduce" and large["types"] == "f32"
     e = build_on(reading.read("femnist:bn,smoke", [*SIZES.items()]), sample_store("femnist"))
-    variables = jax.eval_shape(lambda: loop.init_state(e.method, e.optimizer, 0, e.example)).variables
+    variables = jax.eval_shape(lambda: loop.init_state(e.method, e.recipe.optimizer, 0, e.example)).variables
     whole = sum(4 * leaf.size for leaf in jax.tree.leaves(variables))
     assert whole <= large["bytes"] < whole + ahead.SMALL
     assert not said["programs"]["evaluation"]["exchanges"] and step["fits"] and step["bytes_accessed"] > whole

@@ -24,7 +24,7 @@ def test_a_method_trains_and_is_tested(tmp_path):
     config = read("folder:bn,smoke", [(f"episode.{name}", str(value)) for name, value in FEW.items()])
     e = build(replaced(config, data={"name": "mine"}), tmp_path)
     variables = fill(jax.eval_shape(e.method.init, jax.random.key(0), e.example))
-    state = loop.TrainState(np.int32(0), variables, jax.jit(e.optimizer.init)(variables["params"]))
+    state = loop.TrainState(np.int32(0), variables, jax.jit(e.recipe.optimizer.init)(variables["params"]))
     batch = next(e.source.batches(e.train_plans, 0, 1))
 
     @jax.jit

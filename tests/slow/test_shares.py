@@ -52,7 +52,7 @@ def test_a_part_is_held_out_by_domains_or_by_images(fixed_store):
 
 def test_small_domains_can_be_left_out(fixed_store):
     spec = EpisodeSpec(1, 28, 5)
-    with pytest.raises(UserError, match="has 30 images, per_domain"):
+    with pytest.raises(UserError, match="has 30 images"):
         check_spec(spec, fixed_store, "test")
     with pytest.raises(UserError, match="0 domains with 33 images"):
         check_spec(spec._replace(skip_small=True), fixed_store, "test")
@@ -67,8 +67,10 @@ def test_a_method_learns_on_a_trunk_that_stays(method, fixed_store):
     few, net = {"num_domains": 2, "per_domain": 4, "num_query": 3}, {"width": 8, "padding": "same"}
     config = replaced(read(f"glyphs:{method},smoke"), episode=few, net=net, train={"held_out": 0.4})
     experiment = build_on(config, fixed_store)
-    training = build_on(network_config(config, experiment.method), fixed_store)
-    begun, other = (init_state(e.method, e.optimizer, seed, e.example) for seed, e in enumerate((experiment, training)))
+    training = build_on(network_config(config, experiment.method, 0.4), fixed_store)
+    begun, other = (
+        init_state(e.method, e.recipe.optimizer, seed, e.example) for seed, e in enumerate((experiment, training))
+    )
     network, before = jax.device_get(other.variables), jax.device_get(on_trunk(begun, other.variables).variables)
     for kind, part in (("params", "trunk"), ("batch_stats", "trunk"), *[("params", "head")] * (method != "icrm")):
         jax.tree.map(np.testing.assert_array_equal, before[kind][part], network[kind][part])
@@ -89,7 +91,7 @@ def test_a_method_learns_on_a_trunk_that_stays(method, fixed_store):
 
 def test_the_config_of_the_network_differs_by_the_method_alone():
     config = read("unipen:cxda_shares")
-    network = network_config(config, build_method("cxda_shares"))
+    network = network_config(config, build_method("cxda_shares"), 0.35)
     assert network["method"] == "erm_iid" and "cxda_shares" not in network
     assert {k: v for k, v in network["train"].items() if k != "held_out"} == {
         k: v for k, v in config["train"].items() if k != "held_out"
@@ -204,7 +206,7 @@ def test_the_adapter_learns_from_what_the_network_says_of_the_images(fixed_store
     few = {"num_domains": 2, "per_domain": 4, "num_query": 3}
     config = replaced(read("glyphs:cxda_shares,smoke"), episode=few, net={"width": 8, "padding": "same"})
     experiment = build_on(config, fixed_store)
-    state = init_state(experiment.method, experiment.optimizer, 0, experiment.example)
+    state = init_state(experiment.method, experiment.recipe.optimizer, 0, experiment.example)
     own = {kind: {k: v for k, v in tree.items() if k != ADAPTER} for kind, tree in state.variables.items()}
     learning, state = on_descriptions(experiment, state, own)
     plans = experiment.train_plans(3), learning.train_plans(3)

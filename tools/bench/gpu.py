@@ -81,7 +81,7 @@ def add_training(o: Options, name: str, whole: bool = False) -> None:
     def validate(variables: Any) -> float:
         return evaluate(evaluator, variables, made.source, tasks).mean
 
-    state = loop.init_state(made.method, made.optimizer, 0, made.example)
+    state = loop.init_state(made.method, made.recipe.optimizer, 0, made.example)
     validate(state.variables)  # compiles
     with tempfile.TemporaryDirectory() as folder:
         spent = loop.train(
