@@ -131,7 +131,7 @@ def run(
     with stops.deferred() as stopping:
         spent = loop.train(
             programs, learning.train_plans, state, learning.schedule, loop.Validation(validate, choose),
-            loop.Run(workdir, config.seed, say, stopping),
+            loop.Run(workdir, say, stopping), config.seed,
         )  # fmt: skip
     if not spent.finished:  # another process was asked to stop; this one would have ended above
         raise stops.Stopped(signal.SIGTERM)

@@ -17,10 +17,10 @@ from cxda_jax.config.fields import Config, Values, lookup
 from cxda_jax.config.registry import METHODS, STARTS
 from cxda_jax.data import augment, glyphs, glyphs_c
 from cxda_jax.data.episodes import (
+    NO_ROWS,
     Context,
     Draw,
     EpisodeSpec,
-    Part,
     Plan,
     check_spec,
     domains_for,
@@ -71,6 +71,7 @@ class Experiment(NamedTuple):
     store: DomainStore
     spec: EpisodeSpec  # the shape of an evaluation task
     metric: str  # the name in METRICS of what scores one
+    exhaustive: bool  # whether each image of a split is a query once; else tasks are drawn
     num_tasks: dict[str, int]  # of a validation, "val", and of a test, "test"
     source: Source
     method: Method
@@ -88,10 +89,10 @@ class Experiment(NamedTuple):
 
     def task_plans(self, split: str) -> Callable[[Sequence[int]], Plan]:
         """The function task numbers -> Plan, which is the same for every method and training seed."""
-        evaluation, context = self.config.evaluation, self.context
+        seed, context = self.config.evaluation.seed, self.context
         domains, stream = domains_for(self.spec, self.store, split)[0], STREAMS.index(split)
-        draw = Draw(self.spec, self.store.offsets, domains, evaluation.seed, stream, self.store.labels)
-        if evaluation.tasks == "exhaustive":
+        draw = Draw(self.spec, self.store.offsets, domains, seed, stream, self.store.labels)
+        if self.exhaustive:
             plans = exhaustive(draw)[1]
             return plans if not context else lambda tasks: first_arrived(plans(tasks), context, draw, tasks)
         return lambda tasks: sample_plans(draw, tasks, context)
@@ -132,17 +133,23 @@ def build_on(
     """build() on an open store, instead of the data set that the config names."""
     metric = metric_of(store.info.metric, config.evaluation.f1)
     method = build_method(config, store)
-    spec, part = EpisodeSpec(**config.episode), training_part(config, method, store)
-    train_spec = mixed_spec(spec) if method.trains_mixed else spec
-    if method.frozen and method.frozen.described:
-        train_spec = adapter_spec(spec)
-    for split in splits:
-        check_spec(train_spec if split == "train" else spec, store, split, part if split == "train" else None)
-    schedule = make_schedule(config, store, method)
+    schedule, share = make_schedule(config, store, method), training_share(config, method)
+    optimizer = method_optimizer(config, method, schedule.steps)
+    spec, every = EpisodeSpec(**config.episode), config.evaluation.tasks == "exhaustive"
+    train_spec = adapter_spec(spec) if method.frozen and method.frozen.described else spec
+    if method.trains_mixed:
+        train_spec = mixed_spec(spec)
+    part = split_part(store, share, config.seed, bool(method.frozen)) if share else None
+    learnt = check_spec(train_spec, store, "train", part) if "train" in splits else NO_ROWS
+    domains = {split: check_spec(spec, store, split) for split in splits if split != "train"}
+    num_tasks = {
+        split: exhaustive(Draw(spec, store.offsets, found, 0))[0] if every else config.evaluation[f"{split}_tasks"]
+        for split, found in domains.items()
+    }
     tasks, stream = schedule.tasks_per_step, STREAMS.index("training")
     rows = part.rows if part else np.arange(len(store.labels))
     offsets, labels = (part.offsets, store.labels[part.rows]) if part else (store.offsets, store.labels)
-    draw = Draw(train_spec, offsets, domains_for(train_spec, store, "train", part)[0], config.seed, stream, labels)
+    draw = Draw(train_spec, offsets, learnt, config.seed, stream, labels)
 
     def train_plans(step: int) -> Plan:
         numbers = range(step * tasks, (step + 1) * tasks)
@@ -153,23 +160,17 @@ def build_on(
         store=store,
         spec=spec,
         metric=metric,
-        num_tasks={split: count_tasks(config.evaluation, spec, store, split) for split in splits if split != "train"},
+        exhaustive=every,
+        num_tasks=num_tasks,
         source=SOURCES[config.train.source](store, devices),
         method=method,
-        optimizer=method_optimizer(config, method, schedule.steps),
+        optimizer=optimizer,
         weak=augment.Weak(**config.augment),
         schedule=schedule,
         train_plans=train_plans,
         example=Images(jnp.asarray(store.images[:2]), jnp.zeros(2, jnp.int32)),
         per_call=config.evaluation.per_call or backend.default_tasks_per_call(),
     )
-
-
-def count_tasks(evaluation: Values, spec: EpisodeSpec, store: DomainStore, split: str) -> int:
-    """The number of tasks of a validation, on the split "val", or of a test, on "test"."""
-    if evaluation.tasks == "exhaustive":
-        return exhaustive(Draw(spec, store.offsets, domains_for(spec, store, split)[0], seed=0))[0]
-    return evaluation[f"{split}_tasks"]
 
 
 def open_data(config: Mapping[str, Any], data_dir: str | Path) -> DomainStore:
@@ -276,15 +277,15 @@ def start_from_weights(net: Values, variables: Variables) -> Variables:
     return convert(read_weights(Path(net.weights)), variables, tuple(net.dont_load))
 
 
-def training_part(config: Config, method: Method, store: DomainStore) -> Part | None:
-    """The training images that a method learns from; None: all. An adapter learns from those that its trunk does not.
+def training_share(config: Config, method: Method) -> float:
+    """The part of the training data that a training leaves out; or, of a method on a trunk that stays, that it has.
 
-    They are the same for all methods of a training seed.
+    It is the same for all methods of a training seed.
     """
     share = held_out(config, method)
     if not method.frozen and share and method.name not in STARTS:
         raise UserError(f"{method.name} does not read it", "train.held_out", share, "leave it at 0")
-    return split_part(store, share, config.seed, bool(method.frozen)) if share else None
+    return share
 
 
 def held_out(config: Config, method: Method) -> float:
