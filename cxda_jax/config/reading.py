@@ -145,8 +145,8 @@ def checked(fields: Mapping[str, Any]) -> Config:
         fix = "leave it out, or episode.shares and episode.mixture"
         raise UserError("it asks every image in equal parts", "evaluation.tasks", "exhaustive", fix)
     if norm and norm.prior and norm.momentum != 1.0:
-        told = f"batch_norm.momentum={norm.momentum} sets the support's share too"
-        raise UserError(told, "batch_norm.prior", norm.prior, "leave momentum at 1 or prior at 0")
+        fault = f"batch_norm.momentum={norm.momentum} sets the support's share too"
+        raise UserError(fault, "batch_norm.prior", norm.prior, "leave momentum at 1 or prior at 0")
     return config
 
 
@@ -282,7 +282,7 @@ def check_stored(config: Mapping[str, Any], where: str, fix: str) -> Config:
     try:
         return of_method(whole, for_tests=True)
     except UserError as e:
-        raise UserError(e.told, f"{where}.{e.field}", e.value, fix) from None
+        raise UserError(e.fault, f"{where}.{e.field}", e.value, fix) from None
 
 
 def _stored_fields(

@@ -114,8 +114,8 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str, part: Part | N
         if getattr(spec, field) < 1:
             raise UserError("must be at least 1", f"episode.{field}", getattr(spec, field))
     if spec.replacement and spec.shares != "natural":
-        told, fix = "images are drawn without replacement", "leave episode.replacement at False"
-        raise UserError(told, "episode.shares", spec.shares, fix)
+        fault, fix = "images are drawn without replacement", "leave episode.replacement at False"
+        raise UserError(fault, "episode.shares", spec.shares, fix)
     domains, sizes = domains_for(spec, store, split, part)
     where, fix = f"split {split!r} of {store.info.name}", "lower episode.num_domains, per_domain or num_query"
     if spec.mixed:
@@ -125,8 +125,8 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str, part: Part | N
     if len(domains) < spec.num_domains:
         fix = f"set episode.num_domains={len(domains)}" if len(domains) else "give it some"
         large = f" with {spec.least} images" * spec.skip_small
-        told = f"{where} has {len(domains)} domains{large}"
-        raise UserError(told, "episode.num_domains", spec.num_domains, fix)
+        fault = f"{where} has {len(domains)} domains{large}"
+        raise UserError(fault, "episode.num_domains", spec.num_domains, fix)
     if sizes.min() < spec.least:
         smallest = brief(repr(store.domain_names[domains[sizes.argmin()]]))
         what = f"has {sizes.min()} images, episode.per_domain + episode.num_query needs {spec.least}"

@@ -101,8 +101,8 @@ def run(
     config, method, store, steps = experiment.config, experiment.method, experiment.store, experiment.schedule.steps
     record, evaluator = claimed(workdir, config, store, other_data), compiled(experiment)
     learning, judge, choose = experiment, evaluator, None  # of an adapter they are others
-    if told := mesh.from_first(lambda: tested_before(workdir, experiment)):
-        say(f"{workdir}: trained and tested already; cxda evaluate --runs={workdir} tests it again\n{told}")
+    if earlier := mesh.from_first(lambda: tested_before(workdir, experiment)):
+        say(f"{workdir}: trained and tested already; cxda evaluate --runs={workdir} tests it again\n{earlier}")
         return
 
     def validate(variables: Variables) -> float:

@@ -315,10 +315,10 @@ def make_schedule(config: Config, store: DomainStore, method: Method | None = No
     steps = train.steps or train.epochs * epoch
     every = evaluation.every_steps or evaluation.every_epochs * epoch
     if steps < 1:
-        told = f"of {images} training images gives {steps} steps"
-        raise UserError(told, "train.epochs", train.epochs, "set train.steps")
+        fault = f"of {images} training images gives {steps} steps"
+        raise UserError(fault, "train.epochs", train.epochs, "set train.steps")
     if every < 1:
-        told = f"gives an interval of {every} steps"
-        raise UserError(told, "evaluation.every_epochs", evaluation.every_epochs, "set evaluation.every_steps")
+        fault = f"gives an interval of {every} steps"
+        raise UserError(fault, "evaluation.every_epochs", evaluation.every_epochs, "set evaluation.every_steps")
     per_call = train.steps_per_call or backend.default_steps_per_call()
     return Schedule(steps, every, train.log_every, train.save_every, tasks, train.tensorboard, per_call)
