@@ -14,7 +14,7 @@ class UserError(ValueError):
     and the fix. Launchers print it without a traceback and exit with `code`.
 
     Attributes:
-      told: what is wrong; or the whole line, where there is no field.
+      fault: what is wrong; or the whole line, where there is no field.
       field: what was given: a field of a config, such as train.steps, a flag or a parameter.
       value: of the field; None: it has none, or it is not shown.
       fix: what to do.
@@ -22,15 +22,15 @@ class UserError(ValueError):
 
     code = 2
 
-    def __init__(self, told: str, field: str = "", value: Any = None, fix: str = ""):
-        super().__init__(told)
-        self.told, self.field, self.value, self.fix = told, field, value, fix
+    def __init__(self, fault: str, field: str = "", value: Any = None, fix: str = ""):
+        super().__init__(fault)
+        self.fault, self.field, self.value, self.fix = fault, field, value, fix
 
     def __str__(self) -> str:
         as_typed = isinstance(self.value, PurePath) or self.field.startswith("--")
         shown = brief(str(self.value) if as_typed else repr(self.value), 120 if as_typed else 60)
         given = self.field if self.value is None else f"{self.field}={shown}"
-        return ": ".join(filter(None, [given, "; ".join(filter(None, [self.told, self.fix]))]))
+        return ": ".join(filter(None, [given, "; ".join(filter(None, [self.fault, self.fix]))]))
 
 
 class TooEarly(UserError):

@@ -117,7 +117,7 @@ def main() -> None:
     for kind, flag in (
         ("num_domains", _NUM_DOMAINS), ("support_size", _SUPPORT_SIZE), (context, _CONTEXT), (settings.STEPS, _STEPS),
     ):  # fmt: skip
-        wanted += settings.asked(kind, flag.value)
+        wanted += settings.of_flag(kind, flag.value)
     with cli.joined():
         request = Request(
             _METHODS.value, cli.CHANGES, wanted or [settings.USUAL], _NUM_TASKS.value, _AGAINST.value, _FROM.value,

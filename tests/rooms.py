@@ -19,7 +19,7 @@ CEILINGS = {
     "configs": 199,
     "cxda_jax": 238,
     "cxda_jax/adapter": 1753,
-    "cxda_jax/config": 495,
+    "cxda_jax/config": 477,
     "cxda_jax/data": 2354,
     "cxda_jax/device": 873,
     "cxda_jax/disk": 820,

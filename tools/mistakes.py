@@ -204,8 +204,8 @@ MISTAKES = (
     # Configs and what is built from them.
     Mistake("config", "config/fields.py", '"weight_decay": Field(1e-4,', '"weight_decay": Field(1e-3,',
             ("configs", "parameters", "build", "overrides")),
-    Mistake("config", "training/experiment.py", "domains, evaluation.seed, stream, self.store.labels)",
-            "domains, self.config.seed, stream, self.store.labels)", ("configs", "episodes", "exhaustive", "launch")),
+    Mistake("config", "training/experiment.py", "seed, context = self.config.evaluation.seed, self.context",
+            "seed, context = self.config.seed, self.context", ("configs", "episodes", "exhaustive", "launch")),
     Mistake("config", "training/experiment.py", "epoch = images // 100 // tasks", "epoch = images // 100",
             ("configs", "build", "published", "mesh")),
     Mistake("config", "methods/finetune.py", 'make_optimizer(**{**training, "learning_rate": rate})', "make_optimizer(**training)",

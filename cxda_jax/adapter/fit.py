@@ -185,8 +185,8 @@ def _train(judged: FitData, limit: TimeLimit, steps: int) -> tuple[Variables, in
     seconds = time.monotonic() - began
     pace = Pace(limit, steps, ADAPTER_DEFAULTS.rate, VALIDATIONS, CHOICES, seconds)
     validation = loop.Validation(score, Selection(score, _gain_of_balanced(judged), untrained))
-    run = loop.Run(None, judged.seed, log=lambda line: None)  # the time limit tells of the progress of all trainings
-    spent = loop.train(programs(classes), episodes, state, pace, validation, run)
+    run = loop.Run(None, log=lambda line: None)  # the time limit tells of the progress of all trainings
+    spent = loop.train(programs(classes), episodes, state, pace, validation, run, judged.seed)
     return jax.tree.map(jnp.asarray, spent.best), pace.taken
 
 

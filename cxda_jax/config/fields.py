@@ -8,7 +8,7 @@ of 0 or '' may stand for a value that is derived elsewhere; the help then says s
 import difflib
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from cxda_jax.errors import UserError, brief
 
@@ -16,21 +16,22 @@ from cxda_jax.errors import UserError, brief
 class Values(dict[str, Any]):
     """Values that fields have, as JSON has them. They are attributes too, and cannot be changed."""
 
-    def __init__(self, values: Mapping[str, Any]):
+    def __init__(self, values: Mapping[str, Any], **about: Any):
         super().__init__({name: Values(v) if isinstance(v, Mapping) else v for name, v in values.items()})
+        vars(self).update(about)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise TypeError("a config cannot be changed; cxda_jax.config.reading.replaced() gives another one")
 
     __setattr__ = __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse  # pyright: ignore
 
-    def __reduce__(self) -> Any:
-        return type(self), (dict(self),)
-
     def __getattr__(self, name: str) -> Any:
         if name not in self:
             raise AttributeError(f"no field {name!r} here; fields: {', '.join(self)}")
         return self[name]
+
+    def __deepcopy__(self, memo: Any) -> "Values":
+        return self
 
 
 class Config(Values):
@@ -41,26 +42,10 @@ class Config(Values):
     """
 
     hash: str
-
-    def __init__(self, values: Mapping[str, Any], hash: str):
-        super().__init__(values)
-        vars(self)["hash"] = hash
-
-    def __reduce__(self) -> Any:
-        return Config, (dict(self), self.hash)
-
-    if TYPE_CHECKING:
-        benchmark: str
-        method: str
-        seed: int
-        smoke: bool
-        net: Values
-        episode: Values
-        augment: Values
-        optimizer: Values
-        train: Values
-        evaluation: Values
-        data: Values
+    benchmark: str
+    method: str
+    seed: int
+    smoke: bool
 
 
 class Range(NamedTuple):

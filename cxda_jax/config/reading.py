@@ -15,7 +15,6 @@ from typing import Any
 from cxda_jax.config.fields import FIELDS, Config, Field, Group, choose, lookup
 from cxda_jax.config.registry import METHODS, groups, held, readers, schema
 from cxda_jax.errors import UserError, brief
-from cxda_jax.methods.entry import Entry
 
 Changes = Sequence[tuple[str, str]]  # dotted field, text of its new value
 
@@ -122,40 +121,33 @@ def resolve(config: Any) -> dict[str, Any]:
 
 
 def read(spec: str, changes: Changes = ()) -> Config:
-    """load(), resolve() and checked()."""
-    return checked(resolve(load(spec, changes)))
+    """The config that load() gives, with all that its method reads."""
+    return of_method(resolve(load(spec, changes)), for_tests=True)
 
 
 def checked(fields: Mapping[str, Any]) -> Config:
-    """The config of these values, which are plain ones in nested dicts.
+    """The config of these values, which are plain ones in nested dicts and whole.
 
-    A UserError names the first field that lacks, or whose value it may not have, alone or beside others.
+    A UserError names the first field with a value that it may not have, alone or beside others.
     """
     method = lookup("method", fields["method"], METHODS)
-    for name, entry in (FIELDS | groups()).items():
-        if name not in fields and (name in FIELDS or name in method.groups):
-            raise UserError("missing", name, fix=f"read the config for {fields['method']}, such as :{fields['method']}")
+    for name, entry in schema().items():
         for field_name, field in entry.fields.items() if isinstance(entry, Group) and name in fields else ():
             field.check(f"{name}.{field_name}", fields[name][field_name])
         if isinstance(entry, Field):
             entry.check(name, fields[name])
-    _check_together(config := Config(fields, config_hash(hashed(fields))), method)
-    return config
-
-
-def _check_together(config: Config, method: Entry) -> None:
-    """Raises a UserError where values do not go together."""
+    config = Config(fields, hash=config_hash(hashed(fields)))
     teaches, episode, norm = config.train.support_loss, config.episode, config.get("batch_norm")
     if teaches not in method.support_loss:
-        known = ", ".join(method.support_loss)
-        raise UserError(f"{config.method} does not know it", "train.support_loss", teaches, f"choose from {known}")
+        fix = f"choose from {', '.join(method.support_loss)}"
+        raise UserError(f"{config.method} does not know it", "train.support_loss", teaches, fix)
     if config.evaluation.tasks == "exhaustive" and (episode.shares, episode.mixture) != ("natural", "even"):
-        name = "mixture" if episode.shares == "natural" else "shares"
-        told = "evaluation.tasks=exhaustive asks every image in equal parts"
-        raise UserError(told, f"episode.{name}", episode[name], "leave out one of them")
+        fix = "leave it out, or episode.shares and episode.mixture"
+        raise UserError("it asks every image in equal parts", "evaluation.tasks", "exhaustive", fix)
     if norm and norm.prior and norm.momentum != 1.0:
-        told = f"batch_norm.momentum={norm.momentum} sets the support's share too"
-        raise UserError(told, "batch_norm.prior", norm.prior, "leave momentum at 1 or prior at 0")
+        fault = f"batch_norm.momentum={norm.momentum} sets the support's share too"
+        raise UserError(fault, "batch_norm.prior", norm.prior, "leave momentum at 1 or prior at 0")
+    return config
 
 
 def replaced(config: Config, **values: Any) -> Config:
@@ -168,7 +160,7 @@ def changed(config: Config, changes: Changes) -> Config:
     """The config with changes applied."""
     from ml_collections import ConfigDict
 
-    fields = ConfigDict(json.loads(json.dumps(config)))
+    fields = ConfigDict(config, convert_dict=True)
     for name, text in changes:
         override(fields, name, text)
     return checked(fields.to_dict())
@@ -179,13 +171,10 @@ def of_method(config: Mapping[str, Any], method: str = "", for_tests: bool = Fal
 
     A group that it lacks is as it is by default. `for_tests` is as in held().
     """
-    return checked(_read_by(config, method or config["method"], for_tests))
-
-
-def _read_by(config: Mapping[str, Any], method: str, for_tests: bool = False) -> dict[str, Any]:
-    fields, kept = schema(), held(method, for_tests)
+    method, fields = method or config["method"], schema()
+    kept = held(method, for_tests)
     groups = {n: config[n] if n in config else _default_of(entry) for n, entry in fields.items() if n in kept}
-    return groups | {"method": method}
+    return checked(groups | {"method": method})
 
 
 def hashed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,7 +183,7 @@ def hashed(config: Mapping[str, Any]) -> dict[str, Any]:
     These are the fields that its method reads, but for optional ones that are as older versions had them. So a new
     method, or a new optional field, changes no hash.
     """
-    kept, fields = _read_by(config, config["method"]), schema()
+    kept, fields = {name: config[name] for name in held(config["method"])}, schema()
     return {name: _hashed(group, entry.fields) if isinstance(entry := fields[name], Group) else group
             for name, group in kept.items()}  # fmt: skip
 
@@ -293,7 +282,7 @@ def check_stored(config: Mapping[str, Any], where: str, fix: str) -> Config:
     try:
         return of_method(whole, for_tests=True)
     except UserError as e:
-        raise UserError(e.told, f"{where}.{e.field}", e.value, fix) from None
+        raise UserError(e.fault, f"{where}.{e.field}", e.value, fix) from None
 
 
 def _stored_fields(

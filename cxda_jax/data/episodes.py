@@ -107,29 +107,31 @@ def domains_for(
     return domains[kept], sizes[kept]
 
 
-def check_spec(spec: EpisodeSpec, store: DomainStore, split: str, part: Part | None = None) -> None:
-    """Raises a UserError if a split of the store, or its images in a part of it, cannot give such tasks."""
+def check_spec(spec: EpisodeSpec, store: DomainStore, split: str, part: Part | None = None) -> np.ndarray:
+    """The domains that such tasks are drawn from; a UserError if the split, or its images in a part of the store,
+    cannot give them."""
     for field in ("num_query",) if spec.mixed else ("num_domains", "per_domain", "num_query"):
         if getattr(spec, field) < 1:
             raise UserError("must be at least 1", f"episode.{field}", getattr(spec, field))
     if spec.replacement and spec.shares != "natural":
-        told, fix = "images are drawn without replacement", "leave episode.replacement at False"
-        raise UserError(told, "episode.shares", spec.shares, fix)
+        fault, fix = "images are drawn without replacement", "leave episode.replacement at False"
+        raise UserError(fault, "episode.shares", spec.shares, fix)
     domains, sizes = domains_for(spec, store, split, part)
     where, fix = f"split {split!r} of {store.info.name}", "lower episode.num_domains, per_domain or num_query"
     if spec.mixed:
         if sizes.sum() < spec.num_query:
             raise UserError(f"{where} has {sizes.sum()} images, a mixed batch needs {spec.num_query}: {fix}")
-        return
+        return domains
     if len(domains) < spec.num_domains:
         fix = f"set episode.num_domains={len(domains)}" if len(domains) else "give it some"
         large = f" with {spec.least} images" * spec.skip_small
-        told = f"{where} has {len(domains)} domains{large}"
-        raise UserError(told, "episode.num_domains", spec.num_domains, fix)
+        fault = f"{where} has {len(domains)} domains{large}"
+        raise UserError(fault, "episode.num_domains", spec.num_domains, fix)
     if sizes.min() < spec.least:
         smallest = brief(repr(store.domain_names[domains[sizes.argmin()]]))
         what = f"has {sizes.min()} images, episode.per_domain + episode.num_query needs {spec.least}"
         raise UserError(f"domain {smallest} of split {split!r} {what}; drop the domain or ask for fewer")
+    return domains
 
 
 def check_context(context: Context, spec: EpisodeSpec, store: DomainStore, split: str) -> None:

@@ -52,8 +52,8 @@ def device_source(store: DomainStore, devices: Mesh | None = None, by_rows: bool
     parts = devices.size if devices and shared else 1
     if left is not None and needed / parts > left:
         sizes = f"take {needed / parts / 1e9:.1f} GB and the device has {left / 1e9:.1f} GB left"
-        told = f"{len(store.labels)} images {sizes}"
-        raise UserError(told, "train.source", "device", "train.source=tfdata streams them")
+        fault = f"{len(store.labels)} images {sizes}"
+        raise UserError(fault, "train.source", "device", "train.source=tfdata streams them")
 
     def batches(plan_of: Callable[[int], Plan], start: int, stop: int) -> Iterator[Plan]:
         return map(plan_of, range(start, stop))

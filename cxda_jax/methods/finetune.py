@@ -167,8 +167,8 @@ def trained_part(tuning: FineTuning, variables: Variables) -> optax.GradientTran
         return tuning.optimizer
     normalised = {_parent(path) for path, _ in jax.tree_util.tree_leaves_with_path(variables["batch_stats"])}
     if not normalised:
-        told = "the network has no batch normalisation to train"
-        raise UserError(told, "finetune.trainable", "batch_norm", "take 'all'")
+        fault = "the network has no batch normalisation to train"
+        raise UserError(fault, "finetune.trainable", "batch_norm", "take 'all'")
     labels = jax.tree_util.tree_map_with_path(lambda path, _: _parent(path) in normalised, variables["params"])
     return optax.multi_transform({True: tuning.optimizer, False: optax.set_to_zero()}, labels)
 
@@ -190,8 +190,8 @@ def build_tuning(config: Config) -> FineTuning:
     """The options that a config asks for. The optimiser is that of the training, at a share of its rate."""
     training, tuning = config.optimizer, config.finetune
     if not (rate := training.learning_rate * tuning.rate) < math.inf:
-        told = f"times optimizer.learning_rate={training.learning_rate} it is infinite"
-        raise UserError(told, "finetune.rate", tuning.rate, "lower one of them")
+        fault = f"times optimizer.learning_rate={training.learning_rate} it is infinite"
+        raise UserError(fault, "finetune.rate", tuning.rate, "lower one of them")
     optimizer = make_optimizer(**{**training, "learning_rate": rate})
     return FineTuning(optimizer, tuning.steps, tuning.trainable, tuning.statistics)
 

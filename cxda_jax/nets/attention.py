@@ -36,8 +36,8 @@ ATTENTION = Group("Cross-attention of the cxda methods.", {
 def check_attention(dim: int, heads: int, ratio: int) -> None:
     """Raises a UserError if attention on `dim` features cannot have these options."""
     if dim % (ratio * heads):
-        told = f"times attention.ratio={ratio} it does not divide the {dim} features"
-        raise UserError(told, "attention.heads", heads, f"choose heads * ratio among the divisors of {dim}")
+        fault = f"times attention.ratio={ratio} it does not divide the {dim} features"
+        raise UserError(fault, "attention.heads", heads, f"choose heads * ratio among the divisors of {dim}")
 
 
 class Memory(NamedTuple):

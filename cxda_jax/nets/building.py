@@ -45,9 +45,9 @@ def build_net(config: Config, inputs: Inputs, **options: Any) -> Classifier:
         raise UserError(f"it has no {next(iter(options))}", "net.name", name, fix)
     if name == "cnn" and min(height, width) < SMALLEST[padding]:
         least, sides = SMALLEST[padding], f"{height}x{width}"
-        told = f"takes images from {least} pixels a side, those of {brief(inputs.name)} are {sides}"
+        fault = f"takes images from {least} pixels a side, those of {brief(inputs.name)} are {sides}"
         fix = f"'same' takes them from {SMALLEST['same']}, resnet50 all"
-        raise UserError(told, "net.padding", padding, fix)
+        raise UserError(fault, "net.padding", padding, fix)
     trunk, head = make(net, inputs.num_classes, **options)
     return Classifier(trunk, head, inputs.mean, inputs.std)
 

@@ -80,8 +80,8 @@ def convert(
 
     loaded = jax.tree_util.tree_map_with_path(load, {k: variables[k] for k in ("params", "batch_stats")})
     if left:
-        told = f"the network has no {min(left)} ({len(left)} such)"
-        raise UserError(told, FIELD, fix="add its layer to net.dont_load")
+        fault = f"the network has no {min(left)} ({len(left)} such)"
+        raise UserError(fault, FIELD, fix="add its layer to net.dont_load")
     return {**variables, **loaded}
 
 

@@ -18,7 +18,7 @@ SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 def measure_gain(experiment: Experiment, variables: Variables) -> Gain | None:
     """The gain on the validation tasks, whose images arrive in random order; None for a method that no places fit."""
     method, spec, tasks = experiment.method, experiment.spec, experiment.num_tasks["val"]
-    if not (method.uses_support and method.takes_places) or experiment.config.evaluation.tasks == "exhaustive":
+    if not (method.uses_support and method.takes_places) or experiment.exhaustive:
         return None
     usual = spec.num_domains * spec.per_domain
     sizes = (*(n for n in SIZES if n < usual), usual)

@@ -22,7 +22,7 @@ from cxda_jax.machine.progress import Counter, duration
 from cxda_jax.studies.sheet import draw_sheet
 from cxda_jax.training.experiment import READERS
 
-ASKED = "asked.json"  # in the folder of a store: the options that it was prepared with
+OPTIONS_FILE = "asked.json"  # in the folder of a store: the options that it was prepared with
 
 
 class Download(NamedTuple):
@@ -64,10 +64,15 @@ def prepare_benchmark(
     skip_bad: int,
     workers: int | None,
 ) -> None:
-    """Makes the store `target` of what lies in `raw_dir`, and prints its card; of a store that is there,
-    the card alone.
+    """Reads the raw files in `raw_dir`, writes them as the store `target` and prints its card.
 
-    `options` are those of the reader, the rest as cxda prepare says.
+    A store that is there already is left as it is, and its card is printed.
+
+    Args:
+      options: arguments of the benchmark's reader; those that are missing have its defaults.
+      strict: whether counts that differ from the paper's are an error.
+      skip_bad: how many images that cannot be read are left out before it is an error.
+      workers: threads; None: one for each core.
     """
     find = lookup("--benchmark", benchmark, READERS)
     takes = inspect.signature(find).parameters
@@ -97,7 +102,7 @@ def prepare_benchmark(
             what = f"{check.what}: {check.found}, but the paper's {check.expected}"
             raise UserError(f"--strict: {what}; fetch the files again")
     prepare(raw, target, workers or cores(), skip_bad)
-    files.write_text(target / ASKED, json.dumps(files.sealed({"asked": asked}), indent=1) + "\n")
+    files.write_text(target / OPTIONS_FILE, json.dumps(files.sealed({"asked": asked}), indent=1) + "\n")
     store, shown = open_store(target), []
     for domains in map(store.domains, SPLITS):  # the first of a split, the last and what lies evenly between
         shown += np.unique(domains[np.linspace(0, len(domains) - 1, 4).astype(int)]).tolist() if len(domains) else []
@@ -111,12 +116,12 @@ def insist_on_equal(target: Path, asked: Mapping[str, Any]) -> None:
 
     A store of an older version does not say its own.
     """
-    if not (target / ASKED).exists():
+    if not (target / OPTIONS_FILE).exists():
         return
-    content = read_object(target / ASKED, AGAIN)
+    content = read_object(target / OPTIONS_FILE, AGAIN)
     before = content.get("asked")
     if files.is_falsified(content) or not isinstance(before, dict):
-        raise UserError(f"{target / ASKED} differs from its recorded hash; {AGAIN}")
+        raise UserError(f"{target / OPTIONS_FILE} differs from its recorded hash; {AGAIN}")
     for name, value in asked.items():
         if before.get(name) != value:
             was = f"{target} was prepared with {brief(repr(before.get(name)), 60)}"

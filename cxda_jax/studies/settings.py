@@ -41,7 +41,7 @@ class Setting(NamedTuple):
 USUAL = Setting()
 
 
-def asked(kind: str, numbers: Sequence[str]) -> list[Setting]:
+def of_flag(kind: str, numbers: Sequence[str]) -> list[Setting]:
     """The settings of a flag such as --num_domains=1,10."""
     least = 0 if kind in CONTEXTS else 1
     for text in numbers:
@@ -73,8 +73,8 @@ def reshaped(config: Config, setting: Setting) -> Config:
     support = setting.number if setting.kind == "support_size" else usual_number("support_size", config)
     domains = setting.number if setting.kind == "num_domains" else episode.num_domains
     if support < domains:
-        told = f"{support} support images cannot come from {domains} domains"
-        raise UserError(told, f"--{setting.kind}", setting.number, "ask for more images")
+        fault = f"{support} support images cannot come from {domains} domains"
+        raise UserError(fault, f"--{setting.kind}", setting.number, "ask for more images")
     each = support // domains
     queries = episode.num_query if config.evaluation.reshaped_queries == "fixed" else each
     return replaced(config, episode={"num_domains": domains, "per_domain": each, "num_query": queries})

@@ -134,7 +134,7 @@ def compiled(experiment: Experiment) -> Evaluator:
 def score(experiment: Experiment, evaluator: Evaluator, variables: Variables, split: str, num_tasks: int) -> TaskTable:
     """Scores the first num_tasks tasks of a split."""
     evaluation, source, plans = experiment.config.evaluation, experiment.source, experiment.task_plans(split)
-    counts = counting(plans(range(num_tasks)).query) if evaluation.tasks == "exhaustive" else None
+    counts = counting(plans(range(num_tasks)).query) if experiment.exhaustive else None
     asked = Tasks(plans, num_tasks, experiment.metric, evaluation.seed, experiment.per_call, counts)
     return evaluate(evaluator, variables, source, asked, report=Counter(f"  {split} tasks", num_tasks))
 

@@ -101,8 +101,8 @@ def run(
     """Trains, keeps the best weights as files of their own, and tests them. network() gives that of a frozen method."""
     config, method, store, steps = experiment.config, experiment.method, experiment.store, experiment.schedule.steps
     record, evaluator = claimed(workdir, config, store, other_data), compiled(experiment)
-    if told := mesh.from_first(lambda: tested_before(workdir, experiment)):
-        say(f"{workdir}: trained and tested already; cxda evaluate --runs={workdir} tests it again\n{told}")
+    if earlier := mesh.from_first(lambda: tested_before(workdir, experiment)):
+        say(f"{workdir}: trained and tested already; cxda evaluate --runs={workdir} tests it again\n{earlier}")
         return
 
     def validated(of: Experiment, variables: Variables) -> TaskTable:
@@ -129,7 +129,7 @@ def run(
     with stops.deferred() as stopping:
         spent = loop.train(
             programs, learning.train_plans, state, learning.schedule, loop.Validation(validate, choose),
-            loop.Run(workdir, config.seed, say, stopping),
+            loop.Run(workdir, say, stopping), config.seed,
         )  # fmt: skip
     if not spent.finished:  # another process was asked to stop; this one would have ended above
         raise stops.Stopped(signal.SIGTERM)

@@ -17,10 +17,10 @@ from cxda_jax.config.fields import Config, Values, lookup
 from cxda_jax.config.registry import METHODS, STARTS
 from cxda_jax.data import augment, glyphs, glyphs_c
 from cxda_jax.data.episodes import (
+    NO_ROWS,
     Context,
     Draw,
     EpisodeSpec,
-    Part,
     Plan,
     check_spec,
     domains_for,
@@ -86,6 +86,7 @@ class Experiment(NamedTuple):
     store: DomainStore
     spec: EpisodeSpec  # the shape of an evaluation task
     metric: str  # the name in METRICS of what scores one
+    exhaustive: bool  # whether each image of a split is a query once; else tasks are drawn
     num_tasks: dict[str, int]  # of a validation, "val", and of a test, "test"
     source: Source
     method: Method
@@ -106,10 +107,10 @@ class Experiment(NamedTuple):
 
     def task_plans(self, split: str) -> Callable[[Sequence[int]], Plan]:
         """The function task numbers -> Plan, which is the same for every method and training seed."""
-        evaluation, context = self.config.evaluation, self.context
+        seed, context = self.config.evaluation.seed, self.context
         domains, stream = domains_for(self.spec, self.store, split)[0], STREAMS.index(split)
-        draw = Draw(self.spec, self.store.offsets, domains, evaluation.seed, stream, self.store.labels)
-        if evaluation.tasks == "exhaustive":
+        draw = Draw(self.spec, self.store.offsets, domains, seed, stream, self.store.labels)
+        if self.exhaustive:
             plans = exhaustive(draw)[1]
             return plans if not context else lambda tasks: first_arrived(plans(tasks), context, draw, tasks)
         return lambda tasks: sample_plans(draw, tasks, context)
@@ -150,15 +151,20 @@ def build_on(
     """build() on an open store, instead of the data set that the config names."""
     metric = metric_of(store.info.metric, config.evaluation.f1)
     method = build_method(config, store)
-    spec = EpisodeSpec(**config.episode)
+    spec, every = EpisodeSpec(**config.episode), config.evaluation.tasks == "exhaustive"
     recipe = recipe_of(config, method, store, spec)
-    part = training_part(config, method, recipe.held_out, store)
-    for split in splits:
-        check_spec(recipe.spec if split == "train" else spec, store, split, part if split == "train" else None)
+    share = recipe.held_out
+    part = split_part(store, share, config.seed, bool(method.frozen)) if share else None
+    learnt = check_spec(recipe.spec, store, "train", part) if "train" in splits else NO_ROWS
+    domains = {split: check_spec(spec, store, split) for split in splits if split != "train"}
+    num_tasks = {
+        split: exhaustive(Draw(spec, store.offsets, found, 0))[0] if every else config.evaluation[f"{split}_tasks"]
+        for split, found in domains.items()
+    }
     tasks, stream = recipe.schedule.tasks_per_step, STREAMS.index("training")
     rows = part.rows if part else np.arange(len(store.labels))
     offsets, labels = (part.offsets, store.labels[part.rows]) if part else (store.offsets, store.labels)
-    draw = Draw(recipe.spec, offsets, domains_for(recipe.spec, store, "train", part)[0], config.seed, stream, labels)
+    draw = Draw(recipe.spec, offsets, learnt, config.seed, stream, labels)
 
     def train_plans(step: int) -> Plan:
         numbers = range(step * tasks, (step + 1) * tasks)
@@ -169,7 +175,8 @@ def build_on(
         store=store,
         spec=spec,
         metric=metric,
-        num_tasks={split: count_tasks(config.evaluation, spec, store, split) for split in splits if split != "train"},
+        exhaustive=every,
+        num_tasks=num_tasks,
         source=SOURCES[config.train.source](store, devices),
         method=method,
         recipe=recipe,
@@ -178,13 +185,6 @@ def build_on(
         example=Images(jnp.asarray(store.images[:2]), jnp.zeros(2, jnp.int32)),
         per_call=config.evaluation.per_call or backend.default_tasks_per_call(),
     )
-
-
-def count_tasks(evaluation: Values, spec: EpisodeSpec, store: DomainStore, split: str) -> int:
-    """The number of tasks of a validation, on the split "val", or of a test, on "test"."""
-    if evaluation.tasks == "exhaustive":
-        return exhaustive(Draw(spec, store.offsets, domains_for(spec, store, split)[0], seed=0))[0]
-    return evaluation[f"{split}_tasks"]
 
 
 def open_data(config: Mapping[str, Any], data_dir: str | Path) -> DomainStore:
@@ -242,6 +242,8 @@ def recipe_of(config: Config, method: Method, store: DomainStore, spec: EpisodeS
     optimizer = make_optimizer(**config.optimizer)
     if method.frozen:
         optimizer = only(optimizer, lambda part: part != TRUNK)
+    if train.held_out and not method.frozen and method.name not in STARTS:
+        raise UserError(f"{method.name} does not read it", "train.held_out", train.held_out, "leave it at 0")
     spec = mixed_spec(spec) if method.trains_mixed else spec
     return Recipe(train.held_out, spec, optimizer, make_schedule(config, store))
 
@@ -300,16 +302,6 @@ def start_from_weights(net: Values, variables: Variables) -> Variables:
     return convert(read_weights(Path(net.weights)), variables, tuple(net.dont_load))
 
 
-def training_part(config: Config, method: Method, share: float, store: DomainStore) -> Part | None:
-    """The training images that a method learns from; None: all. An adapter learns from those that its trunk does not.
-
-    They are the same for all methods of a training seed.
-    """
-    if not method.frozen and share and method.name not in STARTS:
-        raise UserError(f"{method.name} does not read it", "train.held_out", share, "leave it at 0")
-    return split_part(store, share, config.seed, bool(method.frozen)) if share else None
-
-
 def tasks_per_step(config: Config) -> int:
     """The tasks of a training step; an adapter has its own."""
     return config.get(config.method, {}).get("tasks_per_step") or config.train.tasks_per_step
@@ -323,10 +315,10 @@ def make_schedule(config: Config, store: DomainStore) -> Schedule:
     steps = train.steps or train.epochs * epoch
     every = evaluation.every_steps or evaluation.every_epochs * epoch
     if steps < 1:
-        told = f"of {images} training images gives {steps} steps"
-        raise UserError(told, "train.epochs", train.epochs, "set train.steps")
+        fault = f"of {images} training images gives {steps} steps"
+        raise UserError(fault, "train.epochs", train.epochs, "set train.steps")
     if every < 1:
-        told = f"gives an interval of {every} steps"
-        raise UserError(told, "evaluation.every_epochs", evaluation.every_epochs, "set evaluation.every_steps")
+        fault = f"gives an interval of {every} steps"
+        raise UserError(fault, "evaluation.every_epochs", evaluation.every_epochs, "set evaluation.every_steps")
     per_call = train.steps_per_call or backend.default_steps_per_call()
     return Schedule(steps, every, train.log_every, train.save_every, tasks, train.tensorboard, per_call)

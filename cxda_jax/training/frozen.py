@@ -151,7 +151,7 @@ def selection(
     """
     store, classes = learning.store, learning.store.num_classes
     even = learning.spec._replace(shares="even", mixture="even", skip_small=True)
-    balanced = learning._replace(config=replaced(learning.config, evaluation={"tasks": "random"}), spec=even)
+    balanced = learning._replace(spec=even, exhaustive=False)
 
     def gain(variables: Variables) -> float:
         try:

@@ -118,12 +118,10 @@ class Run(NamedTuple):
 
     Attributes:
       workdir: for checkpoints, and for metrics.jsonl with the progress; None: no file is written.
-      seed: of augmentation and methods.
       stopping: once it returns True, the loop saves and returns.
     """
 
     workdir: Path | None
-    seed: int
     log: Callable[[str], None] = print
     stopping: Callable[[], bool] = lambda: False
 
@@ -394,19 +392,21 @@ def train(
     schedule: "Schedule | Pace",
     validation: Validation,
     run: Run,
+    seed: int = 0,
 ) -> Spent:
     """Trains from the newest state in workdir/last, or else from this one. It raises NotFinite.
 
     Args:
       programs: of the learner and its source.
       plan_of: step -> the Plan of its episodes, or what else the source makes its batches of.
+      seed: of augmentation and methods.
     """
     entered, source = time.perf_counter(), programs.source
     state, (best, earlier) = mesh.from_first(lambda: resume(run.workdir, state, run.log), like=state)
     step = start = int(state.step)
     if start:
         run.log(f"resumed from step {start} of {schedule.steps}")
-    state, key = mesh.place(source.mesh, state), jax.random.key(run.seed)
+    state, key = mesh.place(source.mesh, state), jax.random.key(seed)
     batches, started = source.own_batches(plan_of, start, schedule.steps), sum(programs.started)
     clock, meter, stopper, stop = Clock(earlier), Meter(start, schedule.steps), Stopper(run.stopping), False
     with Saver(run, schedule, start, best, clock) as saver:
@@ -430,7 +430,7 @@ def train(
             logging = step % schedule.log_every == 0 or first or step == schedule.steps
             if (saving or logging) and not bool(state.finite):
                 saver.save(state.replace(finite=jnp.array(True)))
-                raise _not_finite(int(state.step), plan_of, run)
+                raise _not_finite(int(state.step), plan_of, run, seed)
             if logging:
                 saver.metrics.write({"step": step} | meter.read(step, schedule.tasks_per_step))
                 run.log(meter.line())
@@ -465,9 +465,9 @@ def resume(
     return state, (notes["best"], notes["seconds"])
 
 
-def _not_finite(step: int, plan_of: Callable[[int], Plan], run: Run) -> NotFinite:
+def _not_finite(step: int, plan_of: Callable[[int], Plan], run: Run, seed: int) -> NotFinite:
     if run.workdir and mesh.is_first():
         plan = {name: np.asarray(rows).tolist() for name, rows in plan_of(step)._asdict().items()}
-        told = {"step": step, "seed": run.seed, "plan": plan}
+        told = {"step": step, "seed": seed, "plan": plan}
         files.write_text(run.workdir / "nonfinite.json", json.dumps(told) + "\n")
     return NotFinite(step)

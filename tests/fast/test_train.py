@@ -98,7 +98,7 @@ def run(
     compiled, validated, said = backend.jit, {}, [] if said is None else said
     state = init_state(method, TX, 0, Images(store.images[:2], np.zeros(2, np.int32)))
     schedule = Schedule(steps, 3, log_every, save_every, steps_per_call=steps_per_call)
-    learner, place = Learner(method, TX, augment.Weak()), loop.Run(workdir, 0, said.append, stopping)
+    learner, place = Learner(method, TX, augment.Weak()), loop.Run(workdir, said.append, stopping)
     with mock.patch.object(backend, "jit", jit):
         programs = loop.Programs(learner, source(store), steps_per_call)
         spent = loop.train(programs, plan_of, state, schedule, loop.Validation(validate), place)

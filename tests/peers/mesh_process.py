@@ -71,7 +71,7 @@ def run(store, folder, name, steps, source="device"):
     cost.flops = flops
     loop.train(
         loop.Programs(loop.Learner(method, tx, augment.Weak()), its), plan_of, state, schedule,
-        loop.Validation(lambda v: score(v).mean), loop.Run(workdir, 0, functools.partial(print, flush=True)),
+        loop.Validation(lambda v: score(v).mean), loop.Run(workdir, functools.partial(print, flush=True)),
     )  # fmt: skip
     state, _ = mesh.from_first(lambda: loop.resume(workdir, state, print), like=state)
     answers = score(state.variables).predictions

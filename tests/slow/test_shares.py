@@ -52,7 +52,7 @@ def test_a_part_is_held_out_by_domains_or_by_images(fixed_store):
 
 def test_small_domains_can_be_left_out(fixed_store):
     spec = EpisodeSpec(1, 28, 5)
-    with pytest.raises(UserError, match="has 30 images"):
+    with pytest.raises(UserError, match="has 30 images, episode.per_domain"):
         check_spec(spec, fixed_store, "test")
     with pytest.raises(UserError, match="0 domains with 33 images"):
         check_spec(spec._replace(skip_small=True), fixed_store, "test")

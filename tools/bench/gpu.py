@@ -86,7 +86,7 @@ def add_training(o: Options, name: str, whole: bool = False) -> None:
     with tempfile.TemporaryDirectory() as folder:
         spent = loop.train(
             loop.Programs(made.learner, made.source, made.schedule.steps_per_call), made.train_plans, state,
-            made.schedule, loop.Validation(validate), loop.Run(Path(folder), seed=0, log=lambda line: None),
+            made.schedule, loop.Validation(validate), loop.Run(Path(folder), log=lambda line: None),
         )  # fmt: skip
     validation = spent.validating / (steps // every)
     reckoned = (paper.steps / spent.steps_per_s + validations * validation) / 60
