@@ -14,6 +14,7 @@ from cxda_jax.device.attached import Attached
 from cxda_jax.disk import files, safetensors
 from cxda_jax.errors import UserError
 from cxda_jax.export.web import LIVE, in_script, packed
+from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS
 from cxda_jax.nets.shares import ShareAdapter
 
 SCRIPT = "adapter.js"
@@ -32,7 +33,7 @@ def write(model: Attached, folder: Path) -> None:
     """Writes adapter.js into the folder."""
     tensors, weights = packed(safetensors.named(model.variables))
     known = {
-        "steps": ShareAdapter.steps, "most": ShareAdapter.most, "tensors": tensors, "weights": weights,
+        "steps": ADAPTER_DEFAULTS.em_steps, "most": ShareAdapter.most, "tensors": tensors, "weights": weights,
         "classes": model.card.class_names,
         "temperatures": [[n, model.adapter.temperature(n)] for n in SIZES],
     }  # fmt: skip
