@@ -58,11 +58,8 @@ def main() -> None:
     buffer = cli.insist(_BUFFER.value, "--buffer", "give a folder of images to adapt to")
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapted"))
     images = cli.insist(_IMAGES.value, "--images", "give a folder of images to answer for")
-    adapting.adapt_folder(
-        adapting.Adaptation(
-            model, buffer, images, out, _LABELS.value, _METHOD.value, _CAPACITY.value, _ALWAYS.value, _ENCODER.value
-        )
-    )
+    options = _METHOD.value, _CAPACITY.value, _ALWAYS.value, _ENCODER.value
+    adapting.adapt_folder(adapting.Adaptation(model, buffer, images, out, _LABELS.value, *options))
 
 
 if __name__ == "__main__":
