@@ -57,9 +57,9 @@ def main() -> None:
     model = cli.insist(_MODEL.value, "--model", "give a run of cxda train, or a model of the package such as glyphs")
     buffer = cli.insist(_BUFFER.value, "--buffer", "give a folder of images to adapt to")
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapted"))
-    asked = adapting.Asked(model, buffer, out, _METHOD.value, _CAPACITY.value, _ALWAYS.value, _ENCODER.value)
     images = cli.insist(_IMAGES.value, "--images", "give a folder of images to answer for")
-    adapting.adapt_folder(asked, images, _LABELS.value)
+    options = _METHOD.value, _CAPACITY.value, _ALWAYS.value, _ENCODER.value
+    adapting.adapt_folder(adapting.Adaptation(model, buffer, images, out, _LABELS.value, *options))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 cxda doctor
 
-One line each: the package, its libraries, JAX's devices, optional packages, a browser, free memory, the data folder and
+One line each: the package, its libraries, JAX's devices, optional packages, free memory, the data folder and
 the folder of compiled programs. It exits with 1 where something that every command needs is wrong.
 """
 

@@ -42,5 +42,5 @@ def embedded(page: str) -> list[dict]:
 def render(model: Model, folder: Path) -> Path:
     """The page of a model, as if somebody had compared it."""
     page = folder / "index.html"
-    page.write_text(web.render(web.describe(model), safetensors.named(model.variables), checked=True))
+    page.write_text(web.render(web.describe(model), safetensors.named(model.variables)))
     return page

@@ -1,7 +1,6 @@
 """Adapts a model to a folder of a user's own images, and answers for another. launch/adapt.py says what is written."""
 
 import csv
-import itertools
 import os
 import re
 import stat
@@ -14,7 +13,6 @@ import numpy as np
 
 from cxda_jax.data.readers.raw import EXTENSIONS
 from cxda_jax.device.attached import Attached
-from cxda_jax.device.buffer import SupportBuffer
 from cxda_jax.device.loading import load
 from cxda_jax.device.model import AT_ONCE, Model
 from cxda_jax.device.page import NEAREST, AdaptedPage, Answered, write_adapted
@@ -33,7 +31,7 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-class Fitted(NamedTuple):
+class ReadImages(NamedTuple):
     """Images that could be read, uint8 [n, h, w, c], and their files."""
 
     pixels: np.ndarray
@@ -63,92 +61,99 @@ class Tally:
         """Lines of the summary, none where no label is known."""
         if not self.right:
             return []
-        right, n = np.array(self.right, float), len(self.right)
+        right = np.array(self.right, float)
         gap = right[:, 1] - right[:, 0]
-        half = 196 * gap.std() / np.sqrt(n)
-        shares = 100 * right.mean(0)
-        said = (
-            f"before {shares[0]:.1f} %, after {shares[1]:.1f} %; "
+        half = 196 * gap.std() / np.sqrt(len(right))
+        before, after, counted = 100 * right.mean(0)
+        scores = (
+            f"before {before:.1f} %, after {after:.1f} %; "
             f"difference {100 * gap.mean():+.1f} +- {half:.1f} points (95 %), "
-            f"{(gap > 0).sum()} corrected and {(gap < 0).sum()} spoiled"
+            f"{(gap > 0).sum()} corrected and {(gap < 0).sum()} spoiled; with the answer that counts {counted:.1f} %"
         )
-        return [(f"Right of {n} with labels", f"{said}; with the answer that counts {shares[2]:.1f} %")]
+        return [(f"Right of {len(right)} with labels", scores)]
 
 
-class Asked(NamedTuple):
+class Adaptation(NamedTuple):
     """The model and the folders of an adaptation.
 
     Attributes:
       model: what load() takes.
       buffer: a folder of images to adapt to, whose newest `capacity` count.
+      images: a folder of images to answer for.
       out: the folder to write.
+      labels: a CSV file with the columns file and label; "" for none.
       method: what load() takes.
+      capacity: see above.
       always: answer adapted even where that is not expected to help.
       encoder: what load() takes.
     """
 
     model: str
     buffer: str
+    images: str
     out: Path
+    labels: str = ""
     method: str = ""
     capacity: int = 500
     always: bool = False
     encoder: str = ""
 
 
-def model_of(asked: Asked) -> Model:
-    """The model, which adapts in any case; which_counts() says which answer counts."""
+def adapt_folder(asked: Adaptation) -> None:
+    """Writes predictions.csv and adapted.html, and says what adapting is expected to bring."""
+    began, faults, out, folder = time.perf_counter(), [], asked.out, Path(asked.images)
     model = load(asked.model, asked.method, asked.encoder)
     if model.dtype != np.uint8:
         raise UserError(f"model={asked.model}: an adapter sees images through its classifier alone; give --encoder")
-    return model.trusted() if isinstance(model, Attached) else model
-
-
-def adapt_folder(asked: Asked, images: str, labels: str = "") -> None:
-    """Writes predictions.csv and adapted.html, and says what adapting is expected to bring.
-
-    Args:
-      images: a folder of images to answer for.
-      labels: a CSV file with the columns file and label.
-    """
-    loaded, began, faults, out = model_of(asked), time.perf_counter(), [], asked.out
+    if isinstance(model, Attached):
+        model = model.trusted()  # which_counts() says whether its answers count
     newest = newest_images(Path(asked.buffer), asked.capacity, faults.append)
-    queries = listed(Path(images), faults.append)
+    queries = listed(folder, faults.append)
     if not queries:
-        raise UserError(f"{images}: no images in it; answered are files that end in {', '.join(EXTENSIONS)}")
-    known = read_labels(labels, loaded, queries, Path(images)) if labels else {}
-    held = fitted(loaded, newest, faults, "  buffer")
-    say(f"adapting {loaded.method.name} ({loaded.card.data}) to {len(held.paths)} images of {asked.buffer}")
-    adapted = loaded.adapt(held.pixels)
-    use_adapted, advice = which_counts(loaded, len(held.paths), asked.always)
+        raise UserError(f"{folder}: no images in it; answered are files that end in {', '.join(EXTENSIONS)}")
+    known = read_labels(asked.labels, model, queries, folder) if asked.labels else {}
+    held = read_images(model, newest, faults, "  buffer")
+    say(f"adapting {model.method.name} ({model.card.data}) to {len(held.paths)} images of {asked.buffer}")
+    adapted = model.adapt(held.pixels)
+    use_adapted, advice = which_counts(model, len(held.paths), asked.always)
     say(advice)
-    if said := loaded.unlike(held.pixels):
-        say(f"warning: {asked.buffer}: {said}")
-    make_out(out)
+    if difference := model.unlike(held.pixels):
+        say(f"warning: {asked.buffer}: {difference}")
+    out.mkdir(parents=True, exist_ok=True)
+    replacing(",".join(COLUMNS[:3]), out / "predictions.csv")
+    replacing("What adapting changed", out / "adapted.html")
     with files.locked(out):
-        answers = answered(loaded, adapted, queries, Path(images), known, faults)
+        answers = answered(model, adapted, queries, folder, known, faults)
         tally = write_answers(out / "predictions.csv", answers, held.paths, use_adapted)
         if not tally.count:
-            raise UserError(f"{images}: none of {len(queries)} could be read; the first: {faults[0]}")
-        trained = "fitted to" if isinstance(loaded, Attached) else "trained on"
-        changed, scores = ("Answers that changed", f"{tally.changed} of {tally.count}"), tally.scores()
+            raise UserError(f"{folder}: none of {len(queries)} could be read; the first: {faults[0]}")
+        trained = "fitted to" if isinstance(model, Attached) else "trained on"
+        results = [("Answers that changed", f"{tally.changed} of {tally.count}"), *tally.scores()]
         summary = [
-            ("Model", f"{loaded.method.name} {trained} {loaded.card.data}, step {loaded.card.step}"),
+            ("Model", f"{model.method.name} {trained} {model.card.data}, step {model.card.step}"),
             ("Buffer", f"{len(held.paths)} images of {asked.buffer}"),
-            ("Images", f"{tally.count} of {images}"),
-            changed,
+            ("Images", f"{tally.count} of {folder}"),
+            results[0],
             ("Which answer counts", f"{'after' if use_adapted else 'before'} adapting. {advice}"),
-            *scores,
+            *results[1:],
         ]
-        write_page(out / "adapted.html", loaded, tally, held, summary, faults)
+        gain = model.card.gain if model.method.name == model.card.method else None
+        title, names = f"What adapting changed: {printable(model.card.data)}", [path.name for path in held.paths]
+        page = AdaptedPage(title, summary, tally.shown, tally.count, held.pixels, names, gain, faults)
+        write_adapted(out / "adapted.html", page)
+    say_faults(faults, ", all on the page")
+    for what, found in results:
+        say(f"{what}: {found}")
+    seconds = time.perf_counter() - began
+    say(f"{out}/predictions.csv and {out}/adapted.html: {tally.count} images in {seconds:.1f} s")
+
+
+def say_faults(faults: Sequence[str], rest: str = "") -> None:
+    """Says what was left out, the first FAULTS of it. `rest` tells where the others stand."""
     for fault in faults[:FAULTS]:
         say(f"left out: {fault}")
     if len(faults) > FAULTS:
-        say(f"left out: {len(faults) - FAULTS} more, all on the page")
-    for what, said in (changed, *scores):
-        say(f"{what}: {said}")
-    seconds = time.perf_counter() - began
-    say(f"{out}/predictions.csv and {out}/adapted.html: {tally.count} images in {seconds:.1f} s")
+        say(f"left out: {len(faults) - FAULTS} more{rest}")
 
 
 def write_answers(path: Path, answers: Iterable[Answered], buffer: Sequence[Path], use_adapted: bool) -> Tally:
@@ -165,13 +170,6 @@ def write_answers(path: Path, answers: Iterable[Answered], buffer: Sequence[Path
 
     files.write_whole(path, write)
     return tally
-
-
-def make_out(out: Path) -> None:
-    """Makes the folder, in which nothing but what an earlier call wrote may be replaced."""
-    out.mkdir(parents=True, exist_ok=True)
-    replacing(",".join(COLUMNS[:3]), out / "predictions.csv")
-    replacing("What adapting changed", out / "adapted.html")
 
 
 def which_counts(model: Model, count: int, always: bool) -> tuple[bool, str]:
@@ -235,7 +233,7 @@ def newest_images(folder: Path, capacity: int, fault: Callable[[str], Any]) -> l
     return found
 
 
-def fitted(model: Model, paths: Sequence[Path], faults: list[str], what: str) -> Fitted:
+def read_images(model: Model, paths: Sequence[Path], faults: list[str], what: str) -> ReadImages:
     """The images of the paths; `faults` gets a line for each that cannot be read."""
     counter, pixels, good = Counter(what, len(paths)), [], []
     for i, path in enumerate(paths, 1):
@@ -245,7 +243,7 @@ def fitted(model: Model, paths: Sequence[Path], faults: list[str], what: str) ->
         except UserError as e:
             faults.append(str(e))
         counter(i)
-    return Fitted(np.array(pixels, np.uint8).reshape(-1, *model.card.shape), good)
+    return ReadImages(np.array(pixels, np.uint8).reshape(-1, *model.card.shape), good)
 
 
 def answered(
@@ -253,27 +251,19 @@ def answered(
 ) -> Iterator[Answered]:
     """Answers to the images that can be read, of which some at a time are in memory; `faults` gets a line for each
     other one."""
-    counter, waiting, done = Counter("  images", len(paths)), iter(paths), 0
-    while some := list(itertools.islice(waiting, AT_ONCE)):
-        yield from answers_to(model, adapted, fitted(model, some, faults, ""), folder, labels)
-        done += len(some)
-        counter(done)
-
-
-def answers_to(
-    model: Model, adapted: Model | SupportBuffer, images: Fitted, folder: Path, labels: dict[str, str]
-) -> Iterator[Answered]:
-    """Answers to images that are in memory."""
-    pixels = images.pixels
-    before, after = model.predict(pixels), adapted.predict(pixels)
-    weights = adapted.attention(pixels) if model.method.attention else [None] * len(pixels)
-    moved = 0.5 * np.abs(after.probabilities - before.probabilities).sum(1)
-    for i, path in enumerate(images.paths):
-        name = str(path.relative_to(folder))
-        yield Answered(
-            name, pixels[i], before.names[i], float(before.confidences[i]), after.names[i],
-            float(after.confidences[i]), float(moved[i]), weights[i], labels.get(name, ""),
-        )  # fmt: skip
+    counter = Counter("  images", len(paths))
+    for start in range(0, len(paths), AT_ONCE):
+        pixels, good = read_images(model, paths[start : start + AT_ONCE], faults, "")
+        before, after = model.predict(pixels), adapted.predict(pixels)
+        weights = adapted.attention(pixels) if model.method.attention else [None] * len(pixels)
+        moved = 0.5 * np.abs(after.probabilities - before.probabilities).sum(1)
+        for i, path in enumerate(good):
+            name = str(path.relative_to(folder))
+            yield Answered(
+                name, pixels[i], before.names[i], float(before.confidences[i]), after.names[i],
+                float(after.confidences[i]), float(moved[i]), weights[i], labels.get(name, ""),
+            )  # fmt: skip
+        counter(min(start + AT_ONCE, len(paths)))
 
 
 def line_of(answer: Answered, buffer: Sequence[Path], use_adapted: bool) -> list[str]:
@@ -306,13 +296,3 @@ def read_labels(path: str, model: Model, images: Sequence[Path], folder: Path) -
         raise UserError(f"{counted}; name the files as below {folder}, such as {brief(names[0], 40)}")
     say(counted)
     return known
-
-
-def write_page(
-    path: Path, model: Model, tally: Tally, held: Fitted, summary: Sequence[tuple[str, str]], faults: Sequence[str]
-) -> None:
-    gain = model.card.gain if model.method.name == model.card.method else None
-    write_adapted(path, AdaptedPage(
-        f"What adapting changed: {printable(model.card.data)}", summary, tally.shown, tally.count, held.pixels,
-        [path.name for path in held.paths], gain, faults,
-    ))  # fmt: skip

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cxda_jax.adapter.buffer import Buffer
-from cxda_jax.device.model import Answers, Model
+from cxda_jax.device.model import Answers, Model, insist_on_places
 from cxda_jax.disk.reading import insist_on_file, reason
 from cxda_jax.errors import UserError
 from cxda_jax.types import Images
@@ -35,12 +35,7 @@ class SupportBuffer(Buffer):
           keep: "newest" or "reservoir"; see Buffer.
           seed: of the reservoir.
         """
-        method = model.method
-        if method.uses_support and not method.takes_places:
-            fix = "has no program for every number of images; use Model.adapt()"
-            raise UserError(f"SupportBuffer: {method.name} {fix}")
-        if method.uses_domains:
-            raise UserError(f"SupportBuffer: {method.name} must know the domain of each image; use Model.adapt()")
+        insist_on_places(model.method, "SupportBuffer", "use Model.adapt()")
         super().__init__(model.card.shape, model.dtype, capacity, keep, seed)
         self.model = model
         self._lock = threading.RLock()

@@ -11,13 +11,13 @@ import numpy as np
 from PIL import Image
 
 from cxda_jax.data import glyphs
-from cxda_jax.device.adapting import Asked, adapt_folder
+from cxda_jax.device.adapting import Adaptation, adapt_folder
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.machine.progress import replacing, say
 
 WRITERS = 5
-OF_EACH, ASKED = 20, 60  # images of each writer: in the buffer, and to answer for
+IN_BUFFER, TO_ANSWER = 20, 60  # images of each writer
 FIRST_SEED = 1000  # training has 0
 FOLDERS = "buffer", "images"
 OURS = re.compile(r"\d{6}-writer\d+-\d{3}\.png")  # names of images in them
@@ -35,8 +35,9 @@ def demo(out: Path, seed: int = 0, show: bool = False) -> None:
         if earlier := sum(empty(out / folder) for folder in FOLDERS):
             say(f"{out}: {earlier} images of an earlier demonstration are deleted")
         draw(out, seed)
-        say(f"{WRITERS} new writers: {out}/buffer has {OF_EACH} unlabelled images of each, {out}/images {ASKED}")
-    adapt_folder(Asked("glyphs_icrm", str(out / "buffer"), out), str(out / "images"), str(out / "labels.csv"))
+        say(f"{WRITERS} new writers: {out}/buffer has {IN_BUFFER} unlabelled images of each, {out}/images {TO_ANSWER}")
+    buffer, images, labels = (str(out / name) for name in (*FOLDERS, "labels.csv"))
+    adapt_folder(Adaptation("glyphs_icrm", buffer, images, out, labels))
     if show and sys.stdout.isatty():
         webbrowser.open((out / "adapted.html").resolve().as_uri())
 
@@ -61,10 +62,10 @@ def draw(out: Path, seed: int) -> None:
     rng, labels = np.random.default_rng(seed), io.StringIO()
     table = csv.writer(labels)
     table.writerow(("file", "label"))
-    for writer, domain in enumerate(glyphs.domains(FIRST_SEED + seed, (0, 0, WRITERS), OF_EACH + ASKED)):
+    for writer, domain in enumerate(glyphs.domains(FIRST_SEED + seed, (0, 0, WRITERS), IN_BUFFER + TO_ANSWER)):
         for i, pixels in enumerate(domain.images[..., 0]):
             name = f"{rng.integers(10**6):06d}-writer{writer}-{i:03d}.png"  # in no order of writers
-            Image.fromarray(pixels).save(out / FOLDERS[i >= OF_EACH] / name)
-            if i >= OF_EACH:
+            Image.fromarray(pixels).save(out / FOLDERS[i >= IN_BUFFER] / name)
+            if i >= IN_BUFFER:
                 table.writerow((name, glyphs.CHARACTERS[domain.labels[i]]))
     files.write_text(out / "labels.csv", labels.getvalue())

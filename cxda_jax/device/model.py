@@ -176,3 +176,12 @@ def several(images: Any) -> Iterable[Any]:
         what = f"an array {shape}" if shape is not None else brief(repr(images), 60)
         raise UserError(f"images={what}: give a list of images, or an array [n, h, w, c]; [image] for a single one")
     return images
+
+
+def insist_on_places(method: Method, purpose: str, fix: str) -> None:
+    """Raises a UserError unless one program of the method serves a buffer however many of its places hold an image."""
+    if method.uses_domains:
+        raise UserError(f"{purpose}: {method.name} must know the domain of each image, which a device does not; {fix}")
+    if method.uses_support and not method.takes_places:
+        why = "would need another program for each number of images in the buffer"
+        raise UserError(f"{purpose}: {method.name} {why}; {fix}")

@@ -16,7 +16,7 @@ from cxda_jax.adapter.adapter import is_adapter
 from cxda_jax.adapter.encoders import open_encoder
 from cxda_jax.adapter.features import read_labelled
 from cxda_jax.config.reading import of_method
-from cxda_jax.device.adapting import FAULTS, fitted, listed
+from cxda_jax.device.adapting import listed, read_images, say_faults
 from cxda_jax.device.attached import Attached, Rows, attach
 from cxda_jax.device.loading import find_model, load
 from cxda_jax.device.model import Model
@@ -27,7 +27,7 @@ from cxda_jax.export import script, web
 from cxda_jax.export.describing import DESCRIBE, options_of, write_describe
 from cxda_jax.export.formats import FORMATS, PARTS, Run, insist_on, open_onnx
 from cxda_jax.export.pair import Named, Pair, Shapes, by_model, pair_of
-from cxda_jax.machine.progress import replaces, say
+from cxda_jax.machine.progress import replaces
 from cxda_jax.nets.shares import ShareAdapter
 from cxda_jax.training.experiment import build
 
@@ -254,9 +254,8 @@ def test_tasks(model: Model, data_dir: str, places: int, count: int) -> list[Tas
 def own_tasks(model: Model, folder: str, places: int, count: int) -> list[Task]:
     """Tasks whose buffers and queries are drawn from a folder of images without labels."""
     faults: list[str] = []
-    pixels = fitted(model, listed(Path(folder), faults.append), faults, "  images").pixels
-    for fault in faults[:FAULTS]:
-        say(f"left out: {fault}")
+    pixels = read_images(model, listed(Path(folder), faults.append), faults, "  images").pixels
+    say_faults(faults)
     if len(pixels) < 2:
         raise UserError(f"{folder}: {len(pixels)} images that can be read; give a folder of some hundred")
     return drawn(pixels, places, count)

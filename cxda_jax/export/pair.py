@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cxda_jax.device.model import Model
+from cxda_jax.device.model import Model, insist_on_places
 from cxda_jax.disk.safetensors import named
-from cxda_jax.errors import UserError
 from cxda_jax.types import Array, Images, Variables
 
 Named = dict[str, Any]
@@ -51,10 +50,7 @@ class Pair(NamedTuple):
 def pair_of(model: Model, places: int) -> Pair:
     """The two functions of a model whose buffer has so many places. A UserError names a method that has none."""
     method, card = model.method, model.card
-    if method.uses_domains:
-        raise UserError(f"export: {method.name} must know the domain of each image, which a device does not")
-    if method.uses_support and not method.takes_places:
-        raise UserError(f"export: {method.name} has no program for every number of images; export another method")
+    insist_on_places(method, "export", "export another method")
     # A mask of floats: the runtimes of some formats know few operations on booleans.
     buffer = {
         "images": jax.ShapeDtypeStruct((places, *card.shape), model.dtype),

@@ -1,9 +1,5 @@
 """An adapter as one file of JavaScript, which takes what a classifier says of images."""
 
-import json
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +8,8 @@ import numpy as np
 from cxda_jax.adapter.adapter import SIZES
 from cxda_jax.device.attached import Attached
 from cxda_jax.disk import files, safetensors
-from cxda_jax.errors import UserError
-from cxda_jax.export.web import LIVE, in_script, packed
+from cxda_jax.export.web import LIVE, ask_node, in_script, packed
+from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS
 from cxda_jax.nets.shares import ShareAdapter
 
 SCRIPT = "adapter.js"
@@ -32,7 +28,7 @@ def write(model: Attached, folder: Path) -> None:
     """Writes adapter.js into the folder."""
     tensors, weights = packed(safetensors.named(model.variables))
     known = {
-        "steps": ShareAdapter.steps, "most": ShareAdapter.most, "tensors": tensors, "weights": weights,
+        "steps": ADAPTER_DEFAULTS.em_steps, "most": ShareAdapter.most, "tensors": tensors, "weights": weights,
         "classes": model.card.class_names,
         "temperatures": [[n, model.adapter.temperature(n)] for n in SIZES],
     }  # fmt: skip
@@ -46,16 +42,6 @@ def write(model: Attached, folder: Path) -> None:
 
 def answers(model: Attached, folder: Path, tasks: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
     """The logits of the script in Node.js for tasks of rows, support [n, columns] and query [m, columns]."""
-    node = shutil.which("node")
-    if not node:
-        raise UserError("javascript: node is missing, with which the script is compared; install Node.js 18 or newer")
-    with tempfile.TemporaryDirectory() as scratch:
-        questions = Path(scratch) / "questions.json"
-        questions.write_text(json.dumps([[part.tolist() for part in task] for task in tasks]), encoding="ascii")
-        ask = ASK.replace("CLASSES", str(model.adapter.classes))
-        command = [node, "-e", ask, (folder / SCRIPT).resolve(), questions]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UserError(f"javascript: the script fails in node ({last}); Node.js 18 or newer is needed")
-    return [np.array(each) for each in json.loads(done.stdout)]
+    questions = [[part.tolist() for part in task] for task in tasks]
+    ask = ASK.replace("CLASSES", str(model.adapter.classes))
+    return [np.array(each) for each in ask_node("javascript", ["-e", ask, (folder / SCRIPT).resolve()], questions)]

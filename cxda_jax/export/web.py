@@ -12,7 +12,7 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,9 @@ from cxda_jax.version import VERSION
 
 LIVE = Path(__file__).with_name("live")
 PAGE, PARITY = "index.html", "parity.json"
-FILLS, ASKED = (0, 1, 5, 100), 16  # numbers of images in the buffer, and of queries, that are compared with JAX
+FILLS = 0, 1, 5, 100  # images in the buffer where the page is compared with JAX
+QUERIES = 16  # images that are asked there
+OLDEST = "18 or newer"  # of Node.js
 TOLERANCE = 1e-4  # of logits, relative to the largest one; and of attention weights
 
 
@@ -45,28 +47,24 @@ class Hand(NamedTuple):
     drawings: list[list[list[tuple[int, int]]]]
 
 
-def write(model: Model, out: Path, check: bool = True) -> dict[str, Any]:
+def write(model: Model, out: Path) -> dict[str, Any]:
     """Writes the page, and how it compares with JAX, into the folder `out`.
 
     Args:
       model: a model of grey, square images, of a method whose entry has a `page`.
       out: a folder, which is made if it is missing.
-      check: compare with JAX, which needs Node.js. False: the page says that nobody has compared it.
 
     Returns:
       The content of parity.json.
     """
     described = describe(model)
-    node = shutil.which("node")
-    if check and not node:
-        raise UserError("web: node is missing, with which the page is compared with JAX; install Node.js 18 or newer")
+    find_node("web")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / PAGE
-        files.write_text(page, render(described, safetensors.named(model.variables), checked=check))
-        parity = compare(model, page, node) if check and node else {"compared": False}
+        files.write_text(page, render(described, safetensors.named(model.variables)))
         parity = {
             "method": described["method"], "bytes": page.stat().st_size, "sha256": files.hash_file(page),
-            "versions": {"cxda_jax": VERSION, "jax": jax.__version__}, **parity,
+            "versions": {"cxda_jax": VERSION, "jax": jax.__version__}, **compare(model, page),
         }  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
         files.write_bytes(out / PAGE, page.read_bytes())
@@ -138,7 +136,7 @@ def describe(model: Model) -> dict[str, Any]:
 def facts(model: Model) -> list[tuple[str, str]]:
     """The texts about the model on the page."""
     card = model.card
-    told = [
+    found = [
         ("Method", f"{model.method.name}, seed {card.seed}, cxda_jax {card.package} {card.commit}".strip()),
         ("Data", card.provenance or card.data),
         ("Licence of the data", card.licence or "not recorded"),
@@ -146,20 +144,20 @@ def facts(model: Model) -> list[tuple[str, str]]:
     if card.test:
         spread = f"{card.test['avg_low']:.1f} to {card.test['avg_high']:.1f}"
         tasks = f"{card.test['num_tasks']:.0f} tasks of people whom training did not see"
-        told.append(("Test accuracy", f"{card.test['avg']:.1f} % ({spread}), over {tasks}"))
+        found.append(("Test accuracy", f"{card.test['avg']:.1f} % ({spread}), over {tasks}"))
     if card.gain:
         since, size = card.gain.helps_from(), card.gain.sizes[-1]
         gain = f"{card.gain.mean[-1]:+.1f} points ({card.gain.low[-1]:+.1f} to {card.gain.high[-1]:+.1f})"
         helps = f"from {since} image{'s' * (since > 1)} on" if since else "at no measured number of images"
-        told.append(("What adapting brings", f"{gain} with {size} images in validation; in mixtures it helps {helps}"))
-    return told
+        found.append(("What adapting brings", f"{gain} with {size} images in validation; in mixtures it helps {helps}"))
+    return found
 
 
-def render(described: Mapping[str, Any], variables: Mapping[str, Any], checked: bool) -> str:
+def render(described: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
     """The page."""
     names, weights = packed(variables)
     kernel = _base64((LIVE / "kernel.wasm").read_bytes())
-    known = {**described, "tensors": names, "kernel": kernel, "checked": checked}
+    known = {**described, "tensors": names, "kernel": kernel, "checked": True}  # write() keeps no other page
     scripts = {name: _read(f"{name}.js") for name in ("engine", "draw", "page")}
     scripts["engine"] += _read("sequence.js") + _read("shares.js")
     digests = " ".join(f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in scripts.values())
@@ -217,15 +215,15 @@ def drawn(strokes: list[list[tuple[int, int]]], side: int) -> np.ndarray:
     return draw(turned, 18 * scale, side, 2 * scale)
 
 
-def compare(model: Model, page: Path, node: str) -> dict[str, Any]:
+def compare(model: Model, page: Path) -> dict[str, Any]:
     """Compares the page's scripts, run in Node.js, with JAX. A UserError if they do not agree."""
     side = model.card.shape[0]
     strokes = [drawing for hand in read_hands() for drawing in hand.drawings]
-    order = np.random.default_rng(0).permutation(len(strokes))[: FILLS[-1] + ASKED]
+    order = np.random.default_rng(0).permutation(len(strokes))[: FILLS[-1] + QUERIES]
     chosen = [strokes[i] for i in order]
     pixels = np.stack([drawn(drawing, side) for drawing in chosen])[..., None]
     support, queries = pixels[: FILLS[-1]], pixels[FILLS[-1] :]
-    found = run(node, page, support, queries, FILLS, chosen)
+    found = run(page, support, queries, FILLS, chosen)
     given = np.stack([np.frombuffer(base64.b64decode(text), np.uint8) for text in found["drawn"]])
     ink = int(np.abs(given.reshape(pixels.shape).astype(int) - pixels).max())
     errors = {kind: 0.0 for kind in found["answers"]}
@@ -249,19 +247,30 @@ def compare(model: Model, page: Path, node: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(
-    node: str, page: Path, support: np.ndarray, queries: np.ndarray, fills: Any, strokes: Any = ()
-) -> dict[str, Any]:
+def run(page: Path, support: np.ndarray, queries: np.ndarray, fills: Any, strokes: Any = ()) -> dict[str, Any]:
     """The answers of the page's scripts to images, in Node.js; see check.js."""
     images, asked = ([_base64(image.tobytes()) for image in part] for part in (support, queries))
     asks = {"images": images, "queries": asked, "fills": list(fills), "strokes": list(strokes)}
+    return ask_node("web", [LIVE / "check.js", page], asks)
+
+
+def find_node(kind: str) -> str:
+    """The program of Node.js; a UserError of the format where there is none."""
+    if node := shutil.which("node"):
+        return node
+    raise UserError(f"{kind}: node is missing, with which the scripts are compared with JAX; install Node.js {OLDEST}")
+
+
+def ask_node(kind: str, arguments: Sequence[str | Path], questions: Any) -> Any:
+    """What a script prints in Node.js, as JSON. Its last argument is a file that has the questions."""
+    node = find_node(kind)
     with tempfile.TemporaryDirectory() as folder:
-        questions = Path(folder) / "questions.json"
-        questions.write_text(json.dumps(asks), encoding="ascii")
-        done = subprocess.run([node, LIVE / "check.js", page, questions], capture_output=True, text=True, check=False)
+        file = Path(folder) / "questions.json"
+        file.write_text(json.dumps(questions), encoding="ascii")
+        done = subprocess.run([node, *arguments, file], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UserError(f"web: the page's scripts fail in node ({last}); Node.js 18 or newer is needed")
+        raise UserError(f"{kind}: the scripts fail in node ({last}); Node.js {OLDEST} is needed")
     return json.loads(done.stdout)
 
 

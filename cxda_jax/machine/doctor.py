@@ -22,7 +22,6 @@ OPTIONAL = {
     "sklearn": ("is what cxda_jax.CXDAClassifier fits in", "pip install 'cxda_jax[sklearn]'"),
     "jax2onnx": ("exports to ONNX", "pip install 'cxda_jax[export]'"),
 }
-BROWSERS = ("chromium", "google-chrome", "chrome", "firefox", "safari", "microsoft-edge")
 GB, LEAST = 1e9, 2e9  # bytes; the least of memory, and on the disk of the data sets
 
 
@@ -41,7 +40,7 @@ class Finding(NamedTuple):
 
 def examine(data_dir: str | Path) -> Iterator[Finding]:
     """Looks at one thing after another. `data_dir` is where data sets are kept."""
-    yield Finding("cxda_jax", f"{VERSION} in {Path(__file__).parent}, Python {platform.python_version()}")
+    yield Finding("cxda_jax", f"{VERSION} in {Path(__file__).parents[1]}, Python {platform.python_version()}")
     if missing := [name for name in NEEDED if not _version(name)]:
         yield Finding("packages", f"no {', '.join(missing)}", f"pip install {' '.join(missing)}", wrong=True)
         return
@@ -54,8 +53,6 @@ def examine(data_dir: str | Path) -> Iterator[Finding]:
     yield Finding(
         "node", node or "is not there; it checks pages that cxda export writes", "" if node else "install Node.js 18"
     )
-    browser = next((name for name in BROWSERS if shutil.which(name)), "")
-    yield Finding("browser", browser or "none on the path", "" if browser else "open report.html on another machine")
     from cxda_jax.machine import memory  # which needs the packages
 
     if (free := memory.available()) is not None:

@@ -115,7 +115,7 @@ def test_faults_are_one_line(photos, tmp_path):
         form = FORMATS["jax"]._replace(write=mock.Mock(side_effect=error))
         with pytest.raises((OSError, UserError), match=said), exporting.converting("jax"):
             form.write(None, tmp_path)
-    with pytest.raises(UserError, match="export: ft_em has no program"):
+    with pytest.raises(UserError, match="export: ft_em would need another program for each number"):
         pair_of(random_model("ft_em"), PLACES)
     given = f"--out={tmp_path}/out", "--model=glyphs", f"--check_images={photos}"
     assert "--format='tflite'" in command("export", *given, "--format=tflite", code=2)
