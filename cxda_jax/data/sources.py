@@ -5,6 +5,7 @@ inside the step's program. On a mesh each process makes the batches of its own t
 runs on each device for the device's own tasks.
 """
 
+import functools
 import mmap
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -72,8 +73,7 @@ def rows_of(store: DomainStore) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return store.images.reshape(len(store.images), -1), store.labels, store.row_domains()
 
 
-def _take(array: Array, rows: Any) -> Array:
-    return jnp.take(array, rows, axis=0)
+_take = functools.partial(jnp.take, axis=0)
 
 
 def gather(store: DomainStore, take: Callable[[Array, Any], Array] = _take) -> Callable[[Any, Plan], Episode]:

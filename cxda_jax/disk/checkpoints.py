@@ -65,11 +65,13 @@ class Folder(contextlib.AbstractContextManager["Folder"]):
     written = ""  # SHA-256 of its arrays
 
     def __init__(self, path: Path, keep: int = 2) -> None:
-        self.path = path.absolute()
+        self.path, own = path.absolute(), jax.process_index()
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
             cleanup_tmp_directories=True,  # which killed writers left
-            multiprocessing_options=_alone(),
+            multiprocessing_options=ocp.options.MultiprocessingOptions(  # each folder is written by one process
+                primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process{own}"
+            ),
             create=False,  # orbax cannot, for one process alone
             async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal),
         )
@@ -102,14 +104,6 @@ class Folder(contextlib.AbstractContextManager["Folder"]):
         # An exception that is on its way says more.
         with contextlib.suppress(UserError) if kind else contextlib.nullcontext(), _one_line(self.path):
             self._manager.close()
-
-
-def _alone() -> ocp.options.MultiprocessingOptions:
-    """Has orbax wait for no other process: each folder is written by one process."""
-    own = jax.process_index()
-    return ocp.options.MultiprocessingOptions(
-        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process{own}"
-    )
 
 
 def restore(path: Path, like: Any, damaged: Callable[[str], None] | None = None) -> tuple[Any, dict[str, Any]] | None:

@@ -14,18 +14,13 @@ def initialisers(initial: str, fan_in: int) -> dict[str, Any]:
     **initialisers(i, c)).
 
     Args:
-      initial: "torch": uniform(). "flax": none, so the layer has flax's: truncated normal kernels of variance 1 /
-        fan_in (LeCun's), biases of 0. "xavier": uniform kernels of variance 2 / (fan_in + features), biases of 0.
+      initial: "torch": U(-1, 1) / sqrt(fan_in). "flax": none, so the layer has flax's: truncated normal kernels of
+        variance 1 / fan_in (LeCun's), biases of 0. "xavier": uniform kernels of variance
+        2 / (fan_in + features), biases of 0.
       fan_in: the number of inputs.
     """
-    return {"torch": uniform(fan_in), "flax": {}, "xavier": XAVIER}[initial]
 
-
-def uniform(fan_in: int) -> dict[str, Any]:
-    """PyTorch's initialisers for a flax layer, each output of which depends on fan_in inputs: nn.Dense(n,
-    **uniform(c))."""
-
-    def sample(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
+    def uniform(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
         return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
 
-    return {"kernel_init": sample, "bias_init": sample}
+    return {"torch": {"kernel_init": uniform, "bias_init": uniform}, "flax": {}, "xavier": XAVIER}[initial]
