@@ -1,8 +1,7 @@
 """Context curves: which images have arrived, how the curves are paired and measured, and what is shown."""
 
-import dataclasses
 import itertools
-import re
+import shutil
 
 import numpy as np
 import pytest
@@ -11,13 +10,12 @@ import scipy.stats
 
 from cxda_jax.config.reading import read
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_context, sample_plans
-from cxda_jax.studies import curve_figures as report
-from cxda_jax.studies import plots
 from cxda_jax.studies.curves import AREA, area_weights, differences, find_curves
+from cxda_jax.studies.folders import read_result
 from cxda_jax.studies.result import by_store
 from cxda_jax.studies.statistics import paired_differences, shared_scores
-from cxda_jax.studies.text import context_curves
 from cxda_jax.training import metrics
+from tests.commands import command
 from tests.lines import refused
 from tests.results import make_result, write_result
 
@@ -74,7 +72,7 @@ def test_contexts_that_the_domains_cannot_give_are_refused(fixed_store):
     most, domains = 6 * USUAL, fixed_store.domains("test")
     check_context(Context(most), SPEC, fixed_store, "test")
     sample_plans(Draw(SPEC, fixed_store.offsets, domains, 0), [0], Context(most))
-    with refused(rf"{most + 1} images takes 28 of a domain beside 5 queries, and domain 'd6' has 30; .* most {most}$"):
+    with refused(f"{most + 1} images .*'d6' has 30.* {most}$"):
         check_context(Context(most + 1), SPEC, fixed_store, "test")
 
 
@@ -155,45 +153,33 @@ def test_differences_are_those_of_any_paired_results_and_of_scipys_bootstrap(stu
     np.testing.assert_allclose((ours.low, ours.high), theirs.confidence_interval, atol=1.0)  # in steps of 0.33
 
 
-def test_the_command_prints_tables(study, tmp_path):
-    (late,) = [r for r in study if (r.label, r.seed) == ("bn,context=5", 1)]
-    finished, late = [r for r in study if r is not late], dataclasses.replace(late, reached_step=4)
-    other = write(tmp_path, "cml", 5, 0.5, query=1, uses_support=True)
-    text = "\n".join(context_curves([*finished, late, other], "erm_iid"))
-    rows = [re.split("  +", line) for line in text.splitlines()]
-    assert rows[1] == ["method", "0", "5", "100", "200", "area"]
-    means = {row[0]: [cell.split(" ")[0] for cell in row[1:]] for row in rows[2:6]}
-    assert means["bn"][2] == f"{np.mean(levels(study, 'bn')[100]):.1f}"
-    assert len(means["erm_iid"]) == 5 and len(set(means["erm_iid"])) == 1
-    (measured,), _ = report.measure_curves(finished)
-    bn = [row for row in rows if row[0] == "bn"]
-    for row, score in ((bn[2], "avg"), (bn[5], "w10")):  # scores, gains and leads, of each score
-        found = [getattr(measured.leads["bn", size], score) for size in SIZES]
-        said = ["{:+.1f} [{:+.1f}, {:+.1f}]".format(*span) for span in found]
-        assert [re.sub(r"\*?( \(a\))?$", "", cell) for cell in row[1:5]] == said
-    assert "a: 1 of 2 seeds unfinished and left out: step 4 of 9" in text.splitlines()
-    assert f"left out: {other.folder}: not in the paired differences, since its tasks are not those" in text
-
-
-def test_tables_and_a_figure_of_contexts(study):
-    (measured,), _ = report.measure_curves(study)
-    level, gains, _, _, _, leads = report.context_tables(measured)  # of the mean, then of the worst tenth
-    assert [column.title for column in level.columns] == ["0", *(column.title for column in gains.columns)]
-    assert [column.title for column in gains.columns] == ["5", "100", "200", "area"]
-    assert [label for label, _ in level.rows] == ["erm_iid", "bn", "cxda_loo"]
-    cell, values = dict(level.rows)["bn"][2], levels(study, "bn")[100]
-    assert (cell.mean, cell.sem) == pytest.approx((np.mean(values), scipy.stats.sem(values)))
-    (*_, area), cell = dict(level.rows)["bn"], dict(leads.rows)["bn"][1]
-    assert area.mean - dict(level.rows)["erm_iid"][-1].mean == pytest.approx(measured.leads["bn", AREA].avg.mean)
-    assert (cell.mean, *cell.interval) == measured.leads["bn", 5].w10
-    (drawing,) = report.drawings([measured], plots.method_styles(study))
-    axes = np.array(drawing.figure.axes).reshape(3, 2)
-    for column, score in enumerate(("avg", "w10")):
-        drawn = {c.get_label(): c[0].get_xydata() for c in axes[0, column].containers}
-        np.testing.assert_allclose(drawn["bn"], [(n, np.mean(levels(study, "bn", score)[n])) for n in SIZES])
-        for row, found, sizes in ((1, measured.gains, SIZES[1:]), (2, measured.leads, SIZES)):
-            bn, expected = axes[row, column].containers[0], [getattr(found["bn", n], score) for n in sizes]
-            means = list(zip(sizes, (d.mean for d in expected), strict=True))
-            np.testing.assert_allclose(bn[0].get_xydata().astype(float), means)
-            ends = np.array(bn[2][0].get_segments())[:, :, 1]
-            np.testing.assert_allclose(ends, [(d.low, d.high) for d in expected], atol=1e-9)
+@pytest.mark.slow
+def test_runs_are_tested_in_contexts(smoke, erm_run, tmp_path):
+    """Each n has the queries of the usual test, and n = 0 the answers without any support that a row compares with."""
+    for source in (smoke[0] / "run", erm_run):  # other tests share these
+        shutil.copytree(source, tmp_path / source.name)
+    run, options = tmp_path / "run", (f"--runs={tmp_path}/*r*", f"--data_dir={smoke[0]}/data")
+    output = command("evaluate", *options, "--context=0,100,200", "--against=erm")
+    assert {p.name for p in (tmp_path / "erm").iterdir() if "context" in p.name} == {"erm,context=0"}
+    usual = dict(np.load(run / "predictions.npz"))
+    stored = {n: dict(np.load(run / f"cxda,context={n}" / "predictions.npz")) for n in (0, 100, 200)}
+    erm = dict(np.load(tmp_path / "erm" / "erm,context=0" / "predictions.npz"))
+    for arrays in (*stored.values(), erm):
+        for name in ("query", "labels"):
+            np.testing.assert_array_equal(arrays[name], usual[name])
+    for n, arrays in stored.items():
+        assert arrays["support"].shape == (10, n)
+        np.testing.assert_array_equal(arrays["support"], stored[200]["support"][:, :n])
+    np.testing.assert_array_equal(np.sort(stored[100]["support"]), np.sort(usual["support"]))
+    assert (stored[100]["predictions"] == usual["predictions"]).mean() > 0.95  # the order only changes rounding
+    np.testing.assert_array_equal(erm["predictions"], np.load(erm_run / "predictions.npz")["predictions"])
+    alone, result = stored[0]["predictions"], read_result(run, run)
+    was, now = (x == usual["labels"] for x in (alone, usual["predictions"]))
+    found = [result.compared, result.corrected, result.spoiled]
+    assert found == [200, (now & ~was).sum(), (was & ~now).sum()] and sum(found[1:]) > 0
+    result = read_result(run, run / "cxda,context=100")
+    assert (result.label, str(result.setting), result.num_tasks) == ("cxda,context=100", "context=100", 10)
+    assert "differences to erm at the same n\nmethod" in output
+    command("evaluate", f"--runs={run}", options[1], "--num_tasks=2", "--context=30", "--arrival=by_domain")
+    found = np.load(run / "cxda,by_domain=30" / "predictions.npz")["support"]
+    np.testing.assert_array_equal(found, usual["support"][:2, :30])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cxda_jax.config.reading import read, replaced
-from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_spec, in_shares, mixed_spec, sample_plans
+from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_spec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, stack, tfdata_source
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.errors import UserError
@@ -20,9 +20,7 @@ from tests.conftest import INFO
 from tests.lines import one_line
 
 SPEC = EpisodeSpec(num_domains=3, per_domain=5, num_query=7)
-
 MIXED = mixed_spec(SPEC)
-
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -37,17 +35,12 @@ def split_stores(draw):
 
 
 COUNTS = [st.integers(0, 4)] * 3
-
 MIXTURES = st.sampled_from(["even", "any"])
-
 SPECS = st.builds(
     EpisodeSpec, *COUNTS, st.booleans(), st.just(False), st.just("natural"), st.just(0.3), MIXTURES, st.booleans()
 )
-
 OF_THREE = SPECS.filter(lambda spec: fits(spec, [8] * 3))
-
 SIZES = st.lists(st.integers(8, 12), min_size=3, max_size=6)
-
 TASKS = st.lists(st.integers(0, 2**40), min_size=1, max_size=8)
 
 
@@ -169,9 +162,7 @@ def test_training_validation_test_and_calibration_draw_from_streams_of_their_own
 
 
 SKEWED_COUNTS = np.array([400, 200, 150, 250])
-
 SKEWED = np.repeat(np.arange(4), SKEWED_COUNTS)  # labels of a domain
-
 SHARED = EpisodeSpec(2, 3, 3)
 
 
@@ -200,28 +191,6 @@ def test_shares_are_those_of_their_distribution_in_support_and_query_alike(share
         assert scipy.stats.binomtest(int(same.sum()), len(same), alike).pvalue > 1e-3, what
     other = support[:, 0] == support[:, 3]
     assert scipy.stats.binomtest(int(other.sum()), len(other), 1 / 4).pvalue > 1e-3, "domains draw by themselves"
-
-
-def test_any_shares_are_natural_in_half_of_the_tasks():
-    """In the others Dirichlet's concentration is log-uniform from 0.1 to 10."""
-    _, support, query = of_shares("any")
-    natural, a = SKEWED_COUNTS / 1000, 10 ** np.linspace(-1, 1, 2001)
-    expected = (natural + 1 / 4) / 2
-    assert scipy.stats.chisquare(np.bincount(query[:, 1], minlength=4), 2000 * expected).pvalue > 1e-3
-    alike = ((natural**2).sum() + ((a + 1) / (4 * a + 1)).mean()) / 2
-    same = int((support[:, 0] == support[:, 2]).sum())
-    assert scipy.stats.binomtest(same, len(support), alike).pvalue > 1e-3
-
-
-def test_the_first_images_of_a_domain_are_those_of_all():
-    labels = np.tile(SKEWED, 3)
-    for shares in ("even", "dirichlet", "any"):
-        draw = Draw(SHARED._replace(shares=shares), np.arange(4) * 1000, np.arange(3), 5, 2, labels)
-        for task in range(20):
-            whole = in_shares(draw, task, 1)
-            assert sorted(whole) == list(range(1000, 2000))
-            for most in (1, 7, 999, 1000):
-                np.testing.assert_array_equal(in_shares(draw, task, 1, most), whole[:most])
 
 
 def test_a_device_keeps_its_shares_however_many_images_arrive():

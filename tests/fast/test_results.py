@@ -4,9 +4,12 @@ import hashlib
 import json
 
 import numpy as np
+from absl import flags
 
-from cxda_jax.studies.folders import read_results
+from cxda_jax.studies.folders import find_runs, read_results
+from cxda_jax.studies.jobs import listed
 from cxda_jax.studies.settings import USUAL
+from tests.lines import refused
 from tests.results import edit, make_result, write_result
 
 
@@ -40,31 +43,6 @@ def test_results_of_older_versions_lack_fields(tmp_path):
     assert not faults and result.label == result.variant == "cxda" and result.setting == USUAL
 
 
-def test_what_is_broken_is_named_and_the_rest_is_read(tmp_path):
-    def load(folder):
-        return (folder / "predictions.npz").read_bytes()
-
-    def pickled(folder):
-        np.savez(folder / "predictions.npz", labels=np.array([{}], object), predictions=np.zeros((1, 5)))
-
-    cases = (
-        (lambda f: (f / "result.json").unlink(), "0: no result.json; evaluate it: cxda evaluate --runs="),
-        (lambda f: (f / "result.json").write_text("{"), "0/result.json: not readable as JSON (Expecting property name"),
-        (lambda f: (f / "predictions.npz").write_bytes(load(f)[:-90]), "0: not readable ("),
-        (pickled, "0: not readable (predictions.npz: Object arrays cannot be loaded"),
-        (lambda f: (f / "config.json").unlink(), "0/config.json: missing; evaluate again: "),
-        (lambda f: (f / "predictions.npz").write_bytes(load(f.parent / "1")), "0: not readable (avg is "),
-    )
-    for i, (spoil, message) in enumerate(cases):
-        folder = tmp_path / str(i)
-        for seed in (0, 1):
-            write(folder / str(seed), seed)
-        spoil(folder / "0")
-        results, faults = read_results(folder.iterdir())
-        assert [r.seed for r in results] == [1]
-        assert len(faults) == 1 and faults[0].startswith(f"{folder}/{message}") and "\n" not in faults[0]
-
-
 def test_predictions_of_another_evaluation_are_not_taken_for_its_own(tmp_path):
     write(tmp_path)
     path = tmp_path / "predictions.npz"
@@ -74,3 +52,27 @@ def test_predictions_of_another_evaluation_are_not_taken_for_its_own(tmp_path):
         np.savez(path, **{**arrays, "support": arrays["support"] + 1})  # the same answers to other images
     results, (fault,) = read_results([tmp_path])
     assert not results and "predictions.npz: differs from the hash in result.json); evaluate again" in fault
+
+
+NAMES = ["a,b[1]/x", "a,b[1]/y", "a", "b", "c*", "cd", "e[12]", "e1", 'q"r, s']
+FOUND = {
+    "a,b[1]/*": ["a,b[1]/x", "a,b[1]/y"], "?": ["a", "b"], "[ab],a": ["a", "b"], "./a/,b": ["a", "b"],
+    "c*": ["c*"],  # a name that stands there comes before what it would match
+    listed(NAMES): NAMES,  # a list that we write is read as it was
+}  # fmt: skip
+
+
+def test_runs_are_found_by_patterns_and_by_odd_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in NAMES:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").touch()
+    (tmp_path / "empty").mkdir()
+
+    def find(text):
+        return [str(path) for path in find_runs(flags.ListParser().parse(text))]
+
+    assert {given: find(given) for given in FOUND} == FOUND
+    for given, said in {"a,none,b": "none: nothing matches", "empty": "empty: nothing that matches holds"}.items():
+        with refused(f"^--runs={said}"):
+            find(given)

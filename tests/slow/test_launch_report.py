@@ -1,7 +1,6 @@
 """Reports from files: everything is shown; what is broken is named and does not stop the rest."""
 
 import contextlib
-import csv
 import html
 import itertools
 import re
@@ -11,63 +10,67 @@ import shutil
 import numpy as np
 import pytest
 
+from cxda_jax.config.reading import read
 from cxda_jax.disk.reading import system_fault
 from cxda_jax.studies import reporting
-from tests.commands import command
-from tests.fast.test_launch_report import METHODS, report, study  # noqa: F401
-from tests.lines import contents, cut
+from cxda_jax.studies.folders import read_results
+from cxda_jax.training.experiment import build
+from tests.lines import contents
 from tests.pages import embedded
-from tests.results import edit
+from tests.results import edit, make_result, write_result
+
+METHODS = {"erm": 0.4, "bn": 0.5, "cxda": 0.7, "cxda_supervised": 0.6, "cxda_p2p": 0.65, "ft_em": 0.3}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A study whose predictions are right with a given chance; and where the data lie."""
+    root, data = tmp_path_factory.mktemp("study"), str(tmp_path_factory.mktemp("data"))
+    config = read("glyphs:cxda,smoke")
+    experiment = build(config, data, splits=("test",))
+    store, plan = experiment.store, experiment.task_plans("test")(range(6))
+    rng, domains, labels = np.random.default_rng(0), store.row_domains(), store.labels[plan.query]
+    for (method, chance), seed in itertools.product(METHODS.items(), (0, 1)):
+        run, attention = root / ("erm" if method == "ft_em" else method) / str(seed), {}
+        if method.startswith("cxda"):
+            support, query = domains[plan.support], domains[plan.query]
+            same = query[:, :, None, None] == support[:, None, None, :]
+            raw = rng.random((*query.shape, 8, support.shape[1])) * np.where(same, 2, method != "cxda_supervised")
+            weights = (raw / raw.sum(-1, keepdims=True)).astype(np.float16)
+            attention = {"weights": weights, "support_domain": support, "query_domain": query}
+        predictions = np.where(rng.random(labels.shape) < chance, labels, (labels + 1) % 62)
+        row = {"data_hash": store.sha256, "data_name": "glyphs", "smoke": True}
+        result = make_result(method, seed, "glyphs", config=config, **row)
+        folder = run / "ft_em" if method == "ft_em" else run
+        write_result(result, folder, labels, predictions, **plan._asdict(), run=run, **attention)
+    return root, data
+
+
+def report(root, data, out, against="paper_stand_ins", unfinished=False):
+    results, faults = read_results(p.parent for p in root.glob("*/*/config.json"))
+    reporting.make_report(out, results, faults, data, against, unfinished)
+    return (out / "report.html").read_text()
+
+
+def test_a_report_holds_all_there_is(study, tmp_path, capsys):
+    root, data = study
+    page = report(root, data, tmp_path)
+    assert f"\n{tmp_path}/report.html: 12 results, 5 tables, 4 figures, " in capsys.readouterr().out
+    assert page.count("<figure ") == 4 and page.count('<table class="sortable">') == 6
+    assert len(list((tmp_path / "figures").iterdir())) == 8
+    assert "paper 78.3 ± 0.0" in page and 'id="run-11"' in page and "Faults" not in page
+    assert r"| cxda\_supervised |" in (tmp_path / "tables.md").read_text()
+    tasks = embedded(page)
+    assert [task["name"] for task in tasks[:2]] == [f"glyphs (smoke): task {i} (cxda, seed 0)" for i in (1, 2)]
+    assert len(tasks) == 10
+    stored, answers = dict(np.load(root / "cxda" / "0" / "predictions.npz")), dict(tasks[0]["query"]["answers"])
+    right = [a == label for a, label in zip(answers["cxda"], tasks[0]["query"]["labels"], strict=True)]
+    assert set(answers) == set(METHODS) and right == (stored["predictions"][0] == stored["labels"][0]).tolist()
 
 
 def few(study, folder, *left):
     """A copy of the study with few methods and nothing to explore, which is drawn in no time."""
     return shutil.copytree(study[0], folder, ignore=shutil.ignore_patterns("cxda_*", "ft_em", "attention*", *left))
-
-
-def seeds_of(folder):
-    """The seeds of each method in the CSV's main table."""
-    lines = csv.DictReader((folder / "tables.csv").read_text().splitlines())
-    return {line["method"]: line["seeds"] for line in lines if line["table"] == "main"}
-
-
-def test_what_is_broken_is_named_and_the_rest_is_reported(study, tmp_path, monkeypatch):
-    for drawing in (reporting.plots, reporting.curve_figures):  # figures take most of the time
-        monkeypatch.setattr(drawing, "drawings", lambda *_: [])
-    monkeypatch.setattr(reporting.plots, "save", lambda figure, path: "<svg></svg>")
-    root, data = shutil.copytree(study[0], tmp_path / "study"), study[1]
-    (root / "bn" / "0" / "result.json").unlink()  # as where the checkpoint was missing
-    cut(root / "cxda_p2p" / "0" / "attention.npz", 200)
-    for seed in "01":
-        edit(root / "cxda_supervised" / seed / "result.json", data_hash="0" * 64)
-    shutil.copytree(root / "erm" / "1", root / "erm" / "2")
-    run = shutil.copytree(root / "cxda" / "0", root / "cxda_nan" / "0")
-    edit(run / "result.json", method="cxda_nan", label="cxda_nan")
-    attention = dict(np.load(run / "attention.npz"))
-    np.savez(run / "attention.npz", **{**attention, "weights": attention["weights"] * np.nan})
-    page = report(root, data, tmp_path / "report")
-    for fault in (
-        f"{root}/bn/0: no result.json; evaluate it: cxda evaluate --runs={root}/bn/0",
-        f"{root}/cxda_p2p/0: no attention shown (",
-        f"{root}/cxda_nan/0: no attention shown (attention.npz: weights (6, ",
-        f"{root}/erm/2: left out, since {root}/erm/1 has the same method, setting and seed",
-        f"{root}/cxda_supervised/0: no attention shown (the data in --data_dir={data} is not what it was tested on)",
-    ):
-        assert fault in page
-    assert seeds_of(tmp_path / "report") == dict.fromkeys(METHODS, "0 1") | {"bn": "1", "cxda_nan": "0"}
-    assert {task["name"].partition("(cxda")[2] for task in embedded(page)} == {", seed 0)"}, "of cxda alone"
-
-
-def test_unfinished_runs_are_left_out_unless_asked_for(study, tmp_path):
-    root = few(study, tmp_path / "study")
-    for path in (root / "erm" / "1" / "result.json", *root.glob("bn/*/result.json")):
-        edit(path, steps=2880, reached_step=500, step=500)
-    page = report(root, study[1], tmp_path / "left", "paper")
-    assert seeds_of(tmp_path / "left") == {"erm": "0", "cxda": "0 1"}
-    assert "glyphs (smoke), bn: 2 of 2 seeds unfinished: step 500 of 2880; left out of all means; train on" in page
-    assert "paper 78.3" not in page, "these are not the paper's data"
-    page = report(root, study[1], tmp_path / "in", "paper", unfinished=True)
-    assert seeds_of(tmp_path / "in") == dict.fromkeys(("erm", "bn", "cxda"), "0 1") and "Faults" not in page
 
 
 def test_a_full_disk_leaves_the_previous_report(study, tmp_path, capsys):
@@ -102,10 +105,3 @@ def test_names_of_files_stay_in_the_reports_folder(study, tmp_path):
     assert len(drawn) == 2 * page.count("<figure ") >= 12, "each figure has its own files"
     assert all(re.fullmatch(r"[A-Za-z0-9_][\w.,=+-]{0,110}\.(png|svg)", path.name) for path in drawn)
     assert html.escape(hostile[2]) in page and "<b>&" not in page
-
-
-def test_the_command_writes_the_same_report(study, tmp_path):
-    root, data, out = few(study, tmp_path / "study"), study[1], tmp_path / "r"
-    report(root, data, tmp_path / "here", "")
-    assert "6 results, 3 tables" in command("report", f"--runs={root}/*/*", f"--report={out}", f"--data_dir={data}")
-    assert contents(out) == contents(tmp_path / "here") and len(contents(out)) == 7

@@ -1,6 +1,7 @@
-"""What may be wrong with a user's stores, weights and runs: each costs one line that names the fault and the fix."""
+"""What may be wrong with a user's raw files, stores, weights and runs: one line names the file and what is wrong in it."""
 
 import io
+import json
 import os
 import pickle
 import re
@@ -10,17 +11,71 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors
 
-from cxda_jax.config.fields import Values
+from cxda_jax.data.readers.raw import read_pieces
 from cxda_jax.data.store import open_store
 from cxda_jax.disk import files, manifest
+from cxda_jax.errors import UserError
 from cxda_jax.nets.pretrained import read_weights
 from cxda_jax.studies import identity
 from cxda_jax.studies.folders import read_results
-from cxda_jax.training.experiment import build_on, open_data, start_from_weights
+from cxda_jax.training.experiment import READERS, build_on, open_data
 from tests import lines
+from tests import raw_fixtures as raws
 from tests.conftest import make_store
-from tests.lines import HTML, refused
-from tests.slow.test_malformed_raws import cut, leaf, put
+from tests.lines import HTML, one_line, refused
+
+
+def leaf(*places, to=...):
+    """The JSON with another value at content[place][place]..., or without it."""
+
+    def damage(old):
+        inner = content = json.loads(old)
+        for place in places[:-1]:
+            inner = inner[place]
+        inner[places[-1]] = to
+        if to is ...:
+            del inner[places[-1]]
+        return json.dumps(content).encode()
+
+    return damage
+
+
+def put(path, damage, old):
+    """What is damaged: other bytes, changed ones, or nothing for None."""
+    if damage is not None:
+        path.write_bytes(damage(old) if callable(damage) else damage)
+
+
+def cut(count):
+    return lambda old: old[:-count]
+
+
+FILL = {
+    "femnist": lambda raw: raws.write_femnist(raw, images=4, writers=2), "cifar_c": raws.write_cifar_c,
+    "regenerated": lambda raw: raws.write_cifar_binary(raw, per_class=1), "folder": raws.write_folder,
+    "tiny_imagenet_c": lambda raw: raws.write_tiny_imagenet_c(raw, per_class=1), "split_csv": raws.write_folder,
+    "iwildcam": lambda raw: raws.write_iwildcam(raw, {"train": (40,)}),
+}  # fmt: skip
+FIND = READERS | {
+    "regenerated": lambda raw: READERS["cifar_c"](raw, regenerate=True),
+    "split_csv": lambda raw: READERS["folder"](raw, split_csv=f"{raw}/split.csv"),
+}
+
+
+def changed(change):
+    """A .npy file of the changed array."""
+
+    def damage(old):
+        np.save(file := io.BytesIO(), change(np.load(io.BytesIO(old))))
+        return file.getvalue()
+
+    return damage
+
+
+def rows(*lines):
+    """metadata.csv with its header and a line for each split, place, label and file."""
+    written = (f"0,{split},{place},1,0,s0,{y},0,2013,{name},a\n".encode() for split, place, y, name in lines)
+    return lambda old: old[: old.index(b"\n") + 1] + b"".join(written)
 
 
 def flipped(old):
@@ -52,7 +107,7 @@ def test_data_stores(tmp_path):
     for name, damage, said in STORES:
         make_store(tmp_path)
         damaged(tmp_path / "store" / name, damage)
-        with refused("; (delete the folder and )?prepare ", tmp_path, field=said):
+        with refused("; (delete the folder and )?prepare ", tmp_path, named=said):
             open_store(tmp_path / "store")
         shutil.rmtree(tmp_path / "store")
 
@@ -83,27 +138,9 @@ def test_weights(tmp_path, monkeypatch):
     others = ("weights.h5", b"x"), ("a.safetensors", HTML), *(("a.safetensors", data) for data in HEADERS)
     for name, data in (*others, *(("a.pth", bomb) for bomb in bombs)):
         (tmp_path / name).write_bytes(data)
-        with refused("", tmp_path, field=name):
+        with refused("", tmp_path, named=name):
             read_weights(tmp_path / name)
         assert not (tmp_path / "exploded").exists()
-
-
-def test_layers_of_weights(tmp_path, monkeypatch):
-    """Of a network with a first convolution and a head."""
-    monkeypatch.chdir(tmp_path)
-    variables = {"params": {"trunk": {"conv1": {"kernel": np.zeros((7, 7, 3, 4), np.float32)}}}, "batch_stats": {}}
-    first, options = (
-        np.ones((4, 3, 7, 7), np.float32),
-        {"name": "resnet50", "weights": "a.safetensors", "dont_load": ("fc",)},
-    )
-    for arrays, named in [
-        ({"conv2.weight": first}, "conv1.weight is missing"), ({"conv1.weight": first[:1]}, "conv1.weight is (7"),
-        ({"conv1.weight": first, "extra.weight": first}, "extra.weight"),
-        ({"conv1.weight": first * np.float32("nan")}, "conv1.weight holds nan"),
-    ]:  # fmt: skip
-        safetensors.save_file(arrays, "a.safetensors")
-        with refused("^net.weights", field=named):
-            start_from_weights(Values(options), variables)
 
 
 CONFIGS = [  # damage of a good run's config.json, what the line names
@@ -120,7 +157,7 @@ def test_configs_of_runs(tmp_path, data_dir):
         lines.write_run(run)
         damaged(run / "config.json", damage)
         manifest.write(run, ["config.json"], about=manifest.read_about(run))  # as if it had been trained so
-        with refused("", tmp_path, field=named):
+        with refused("", tmp_path, named=named):
             found = identity.read_config(run)
             build_on(found, open_data(found, data_dir), splits=("test",))
         shutil.rmtree(run)
@@ -164,3 +201,54 @@ def test_results_of_runs(tmp_path, monkeypatch):
         assert re.search("^{tmp}/run.*--runs={tmp}/run$", line) and said in line, line
         assert not (tmp_path / "exploded").exists()
         shutil.rmtree(tmp_path / "run")
+
+
+W, JSON = "f0074_00", "femnist/train/all_data_0_niid_1_keep_100_train_9.json"
+FOG, SNOW = "CIFAR-10-C/fog.npy", "CIFAR-10-C-new/train/snow_labels.npy"
+CLEAN, TINY = "cifar-10-batches-bin/data_batch_1.bin", f"Tiny-ImageNet-C/fog/3/{raws.WNIDS[0]}/{raws.WNIDS[0]}_0.JPEG"
+META, MINE = "iwildcam_v2.0/metadata.csv", "site 1/kind0/00.png"
+DOUBLE = json.dumps({"users": [W], "user_data": {W: {"x": [[0] * 784], "y": [0]}}}).encode()
+DAMAGE = {  # benchmark: file, damage, what the line names beside the file
+    "femnist": [
+        (JSON, HTML, "web page"), (JSON, cut(2000), "not a LEAF file"), (JSON, leaf("users", to=[1]), "users"),
+        ("femnist/train/a.json", DOUBLE, f"writer {W} is also in another file"),
+        (JSON, leaf("user_data", W, "x", to=[[0.5] * 784] * 3), f"writer {W}: .*3, 784"),
+        (JSON, leaf("user_data", W, "x", 0, to=[float("nan")] * 784), "nan"),
+        *((JSON, leaf("user_data", W, "y", 0, to=y), f"writer {W}.*labels") for y in (62, 1.5, -1)),
+    ],
+    "cifar_c": [
+        (FOG, cut(9), ".npy"), (FOG, changed(np.uint16), "uint8"), (FOG, changed(lambda a: a[:-1]), "24 images"),
+        *((SNOW, changed(lambda a, v=v: np.full(25, v)), f"a label is {v}") for v in (1.5, -1, 10)),
+    ],
+    "regenerated": [(CLEAN, cut(100), "30630 bytes"), (CLEAN, cut(3073), r"regenerate: 4 clean images of class \d")],
+    "tiny_imagenet_c": [
+        (TINY.rpartition("/")[0], None, "/fog/3: class folder"), (TINY, None, "/fog/3/n01443537: no images"),
+        (TINY, raws.png(32, 32, 8, 0, bytes(32 * 33)), "32x32"),
+    ],
+    "iwildcam": [
+        (META, rows(("test", 1, 0, "../../a.jpg")), "line 2 .*filename='../../a.jpg'"),
+        (META, rows(("test", 1, 1, "a.jpg")), "labels y"),
+    ],
+    "folder": [(MINE, raws.png(40_000, 40_000, 8, 2, b"\0" * 1000), "too many pixels")],
+    "split_csv": [("split.csv", b"domain,split\nsite 1,val\nsite 1,test", "line 3: 'site 1'")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("benchmark", DAMAGE)
+def test_damaged_files_are_named(tmp_path, benchmark):
+    FILL[benchmark](raw := tmp_path / "raw")
+    for name, damage, message in DAMAGE[benchmark]:
+        good = {path: path.rename(tmp_path / f"{i}") for i, path in enumerate([*raw.glob(name)])}
+        for path in (good or [raw / name]) if damage else ():
+            put(path, damage, good[path].read_bytes() if good else b"")
+        with pytest.raises(UserError) as error:
+            list(read_pieces(FIND[benchmark](raw).pieces, 2, lambda done: None))
+        line = one_line(str(error.value).partition("; or give skip_bad=1 (1 bad of ")[0], tmp_path)
+        assert re.search("{tmp}/raw|^regenerate: ", line) and re.search(message, line), f"{name}: {line}"
+        (raw / name).unlink(missing_ok=True)
+        for path, kept in good.items():
+            kept.rename(path)
+    shutil.rmtree(raw)
+    raw.write_text("")
+    with refused("{tmp}/raw.*: no such folder|split_csv={tmp}", tmp_path):
+        FIND[benchmark](raw)
