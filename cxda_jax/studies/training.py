@@ -133,8 +133,8 @@ def run(
         )  # fmt: skip
     if not spent.finished:  # another process was asked to stop; this one would have ended above
         raise stops.Stopped(signal.SIGTERM)
-    if spent.steps and mesh.is_first():
-        of_step = programs.cost_of_step(learning.train_plans, state)
+    of_step = programs.cost_of_step(learning.train_plans, state) if spent.steps else None
+    if of_step and mesh.is_first():
         passport = describe_cost(spent, of_step, compilations, config.net.dtype)
         files.write_text(workdir / "cost.json", json.dumps(passport, indent=1) + "\n")
         say(cost_line(passport))

@@ -273,7 +273,8 @@ class Programs:
         """The operations of one step, as XLA counts them, None where nothing does; and the bytes that it moves to the
         device."""
         batch = next(self.source.own_batches(plan_of, 0, 1))
-        flops = cost.flops(self.programs[1].lower(state, *self.arguments(iter([batch]), 1, jax.random.key(0))))
+        form = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)  # a step may have taken its arrays
+        flops = cost.flops(self.programs[1].lower(form, *self.arguments(iter([batch]), 1, jax.random.key(0))))
         return flops, sum(leaf.nbytes for leaf in jax.tree.leaves(batch) if isinstance(leaf, np.ndarray))
 
 

@@ -54,7 +54,7 @@ def run(store, folder, name, steps, source="device"):
     def tests(numbers):
         return sample_plans(Draw(SPEC, store.offsets, store.domains("test"), 0, 2), numbers)
 
-    def flops(lowered):  # the loop asks for those of its step
+    def flops(lowered):
         text = lowered.compile(backend.compiler_options()).as_text()
         exchanges.extend(f"{exchange['operation']} {exchange['types']}" for exchange in ahead.exchanges(text))
         return 0.0
@@ -68,11 +68,13 @@ def run(store, folder, name, steps, source="device"):
     workdir.mkdir(exist_ok=True)
     state = loop.init_state(method, tx, 0, Images(store.images[:2], np.zeros(2, np.int32)))
     schedule = loop.Schedule(steps, steps, 1, 5, TASKS)
-    cost.flops = flops
+    programs = loop.Programs(loop.Learner(method, tx, augment.Weak()), its)
     loop.train(
-        loop.Programs(loop.Learner(method, tx, augment.Weak()), its), plan_of, state, schedule,
+        programs, plan_of, state, schedule,
         loop.Validation(lambda v: score(v).mean), loop.Run(workdir, functools.partial(print, flush=True)),
     )  # fmt: skip
+    cost.flops = flops
+    programs.cost_of_step(plan_of, state)
     state, _ = mesh.from_first(lambda: loop.resume(workdir, state, print), like=state)
     answers = score(state.variables).predictions
     if mesh.is_first():
