@@ -4,9 +4,7 @@ import functools
 import re
 
 import numpy as np
-import pytest
 
-from cxda_jax.device import page as module
 from cxda_jax.device.page import AdaptedPage, Answered, write_adapted
 from cxda_jax.disk.models import Gain
 from tests import pages
@@ -58,46 +56,9 @@ def test_changed_answers_come_first_then_by_how_far_they_moved_and_changes_are_s
     assert embedded(text)[0]["query"]["files"] == [page.answers[i].file for i in order]
 
 
-def test_an_empty_buffer_and_what_is_not_known_have_no_section(tmp_path):
-    empty = make_page(n=0)
-    text = written(tmp_path / "empty.html", empty)
-    assert embedded(text) == [] and "Your buffer is empty" in text
-    written(tmp_path / "nothing.html", AdaptedPage("t", (), (), 0, empty.buffer, (), None, ()))
-
-
-def test_the_gain_is_that_of_the_buffers_size_where_it_was_measured(tmp_path):
-    for size, said in ((16, "(+2.2 to +4.0)"), (8, "+2.5 points"), (65, "No buffer of that size was measured.")):
-        text = written(tmp_path / f"{size}.html", make_page(m=3, n=size))
-        assert f"your buffer of {size} images" in text and said in text
-
-
 def test_hostile_names_stay_text_and_odd_bytes_are_escaped(tmp_path):
     found = Elements(written(tmp_path / "adapted.html", make_page(mark=HOSTILE)))
     assert found.tags == Elements(written(tmp_path / "plain.html", make_page())).tags
     assert f"mine_000{HOSTILE}.png" in found.text and f"class {HOSTILE}a" in found.text
     odd, shown = written(tmp_path / "odd.html", make_page(mark="\udcff\x1b\n\u202e")), r"\udcff\x1b\n\u202e"
     assert f"mine_000{shown}.png" in odd and "\x1b" not in odd and "\u202e" not in odd
-
-
-def test_a_large_buffer_shows_the_nearest_images_and_keeps_multiples_of_the_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "SHOWN", 20)
-    page = make_page(m=2, n=50, heads=1)
-    text = written(tmp_path / "adapted.html", page)
-    assert "30 more than these are not shown" in text and text.count('<li title="buffer_') == 20
-    (task,) = embedded(text)
-    places = [int(name[7:11]) for name in task["support"]["files"]]
-    assert len(places) == 20 and {place for a in page.answers for place in a.nearest} <= set(places)
-    most = max(a.weights[:, places].max() for a in page.answers)
-    assert task["weights"]["scale"] * 65535 * 20 == pytest.approx(most * 50, rel=1e-6)
-
-
-@pytest.mark.slow
-def test_without_room_the_explorer_shows_a_part_and_pictures_stay(tmp_path, monkeypatch):
-    """The most that a page can hold fits: noise as photographs is the worst that can be compressed."""
-    text = written(tmp_path / "most.html", make_page(m=200, n=600, shape=(64, 64, 3), heads=8))
-    assert "data:image/jpeg" in text and "100 more than these are not shown" in text
-    monkeypatch.setattr(module, "WEIGHTS", 5 * 2 * 30)
-    text = written(tmp_path / "part.html", make_page())
-    assert "5 of the 12 answers above and 30 of the 30 images of the buffer" in text
-    (task,) = embedded(text)
-    assert task["query"]["count"] == len(task["query"]["files"]) == 5

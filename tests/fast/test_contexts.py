@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import re
 
 import numpy as np
 import pytest
@@ -11,12 +10,9 @@ import scipy.stats
 
 from cxda_jax.config.reading import read
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_context, sample_plans
-from cxda_jax.studies import curve_figures as report
-from cxda_jax.studies import plots
 from cxda_jax.studies.curves import AREA, area_weights, differences, find_curves
 from cxda_jax.studies.result import by_store
 from cxda_jax.studies.statistics import paired_differences, shared_scores
-from cxda_jax.studies.text import context_curves
 from cxda_jax.training import metrics
 from tests.lines import refused
 from tests.results import make_result, write_result
@@ -153,47 +149,3 @@ def test_differences_are_those_of_any_paired_results_and_of_scipys_bootstrap(stu
     ours, points = found["cxda_loo", 0].w10, [np.mean(levels(study, m, "w10")[0]) for m in ("cxda_loo", "erm_iid")]
     assert ours.mean == pytest.approx(points[0] - points[1])
     np.testing.assert_allclose((ours.low, ours.high), theirs.confidence_interval, atol=1.0)  # in steps of 0.33
-
-
-def test_the_command_prints_tables(study, tmp_path):
-    (late,) = [r for r in study if (r.label, r.seed) == ("bn,context=5", 1)]
-    finished, late = [r for r in study if r is not late], dataclasses.replace(late, reached_step=4)
-    other = write(tmp_path, "cml", 5, 0.5, query=1, uses_support=True)
-    text = "\n".join(context_curves([*finished, late, other], "erm_iid"))
-    rows = [re.split("  +", line) for line in text.splitlines()]
-    assert rows[1] == ["method", "0", "5", "100", "200", "area"]
-    means = {row[0]: [cell.split(" ")[0] for cell in row[1:]] for row in rows[2:6]}
-    assert means["bn"][2] == f"{np.mean(levels(study, 'bn')[100]):.1f}"
-    assert len(means["erm_iid"]) == 5 and len(set(means["erm_iid"])) == 1
-    (measured,), _ = report.measure_curves(finished)
-    bn = [row for row in rows if row[0] == "bn"]
-    for row, score in ((bn[2], "avg"), (bn[5], "w10")):  # scores, gains and leads, of each score
-        found = [getattr(measured.leads["bn", size], score) for size in SIZES]
-        said = ["{:+.1f} [{:+.1f}, {:+.1f}]".format(*span) for span in found]
-        assert [re.sub(r"\*?( \(a\))?$", "", cell) for cell in row[1:5]] == said
-    assert "a: 1 of 2 seeds unfinished and left out: step 4 of 9" in text.splitlines()
-    assert f"left out: {other.folder}: not in the paired differences, since its tasks are not those" in text
-
-
-def test_tables_and_a_figure_of_contexts(study):
-    (measured,), _ = report.measure_curves(study)
-    level, gains, _, _, _, leads = report.context_tables(measured)  # of the mean, then of the worst tenth
-    assert [column.title for column in level.columns] == ["0", *(column.title for column in gains.columns)]
-    assert [column.title for column in gains.columns] == ["5", "100", "200", "area"]
-    assert [label for label, _ in level.rows] == ["erm_iid", "bn", "cxda_loo"]
-    cell, values = dict(level.rows)["bn"][2], levels(study, "bn")[100]
-    assert (cell.mean, cell.sem) == pytest.approx((np.mean(values), scipy.stats.sem(values)))
-    (*_, area), cell = dict(level.rows)["bn"], dict(leads.rows)["bn"][1]
-    assert area.mean - dict(level.rows)["erm_iid"][-1].mean == pytest.approx(measured.leads["bn", AREA].avg.mean)
-    assert (cell.mean, *cell.interval) == measured.leads["bn", 5].w10
-    (drawing,) = report.drawings([measured], plots.method_styles(study))
-    axes = np.array(drawing.figure.axes).reshape(3, 2)
-    for column, score in enumerate(("avg", "w10")):
-        drawn = {c.get_label(): c[0].get_xydata() for c in axes[0, column].containers}
-        np.testing.assert_allclose(drawn["bn"], [(n, np.mean(levels(study, "bn", score)[n])) for n in SIZES])
-        for row, found, sizes in ((1, measured.gains, SIZES[1:]), (2, measured.leads, SIZES)):
-            bn, expected = axes[row, column].containers[0], [getattr(found["bn", n], score) for n in sizes]
-            means = list(zip(sizes, (d.mean for d in expected), strict=True))
-            np.testing.assert_allclose(bn[0].get_xydata().astype(float), means)
-            ends = np.array(bn[2][0].get_segments())[:, :, 1]
-            np.testing.assert_allclose(ends, [(d.low, d.high) for d in expected], atol=1e-9)

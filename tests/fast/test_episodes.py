@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cxda_jax.config.reading import read, replaced
-from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_spec, in_shares, mixed_spec, sample_plans
+from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_spec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, stack, tfdata_source
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.errors import UserError
@@ -211,17 +211,6 @@ def test_any_shares_are_natural_in_half_of_the_tasks():
     alike = ((natural**2).sum() + ((a + 1) / (4 * a + 1)).mean()) / 2
     same = int((support[:, 0] == support[:, 2]).sum())
     assert scipy.stats.binomtest(same, len(support), alike).pvalue > 1e-3
-
-
-def test_the_first_images_of_a_domain_are_those_of_all():
-    labels = np.tile(SKEWED, 3)
-    for shares in ("even", "dirichlet", "any"):
-        draw = Draw(SHARED._replace(shares=shares), np.arange(4) * 1000, np.arange(3), 5, 2, labels)
-        for task in range(20):
-            whole = in_shares(draw, task, 1)
-            assert sorted(whole) == list(range(1000, 2000))
-            for most in (1, 7, 999, 1000):
-                np.testing.assert_array_equal(in_shares(draw, task, 1, most), whole[:most])
 
 
 def test_a_device_keeps_its_shares_however_many_images_arrive():

@@ -16,7 +16,7 @@ from cxda_jax.disk.files import locked
 from cxda_jax.disk.reading import read_lines
 from cxda_jax.machine import backend
 from cxda_jax.studies import training
-from cxda_jax.studies.folders import read_result, read_results
+from cxda_jax.studies.folders import read_results
 from cxda_jax.studies.identity import read_config, read_record
 from cxda_jax.studies.result import ScoredTasks, by_store
 from cxda_jax.studies.settings import USUAL, Setting, reshaped
@@ -98,27 +98,6 @@ def test_the_table_shows_mean_and_standard_error_and_differences_pair_the_seeds_
     assert "52.0 +- 1.2" in table(results) and "0,1,2" in table(results) and "nan" not in table(results[:1])
     results = [made("bn", 0), made("bn", 1, (0, 0, 0, 0)), made("cxda", 1, (1, 1, 1, 1)), made("cxda", 2)]
     assert "\ncxda - bn  +100.00  [+100.00, +100.00]  seeds 1" in comparison(results, "bn")
-
-
-def test_two_stores_of_one_name_are_never_averaged_or_compared():
-    results = [made(label, seed, scores, data_name="mine", data_hash=digest, avg=avg)
-               for digest, avg in (("1" * 64, 10.0), ("2" * 64, 90.0)) for seed in (0, 1)
-               for label, scores in (("bn", (0, 0, 0, 0)), ("cxda", (avg > 50,) * 4))]  # fmt: skip
-    lines = table(results).splitlines()
-    assert [line.split("  ")[0] for line in lines[1:]] == ["mine [11111111]"] * 2 + ["mine [22222222]"] * 2
-    assert "10.0 +- 0.0" in lines[1] and "90.0 +- 0.0" in lines[3]
-    first, second = comparison(results, "bn").splitlines()[1:]
-    assert first == "mine [11111111]: cxda - bn  +0.00  [+0.00, +0.00]  seeds 0,1"
-    assert second == "mine [22222222]: cxda - bn  +100.00  [+100.00, +100.00]  seeds 0,1"
-
-
-def test_unfinished_seeds_have_a_line_of_their_own():
-    results = [made("cxda", s, steps=2880, reached_step=2880 if s else 500, avg=50.0 * s) for s in range(3)]
-    lines = table(results).splitlines()
-    assert lines[1].startswith("b ") and "cxda†" in lines[1] and "cxda  " in lines[2] and "75.0 +- 25.0" in lines[2]
-    assert lines[3] == "† b, cxda seed 0: unfinished, at step 500 of 2880; in no mean with finished seeds"
-    told = comparison([*results, made("bn", 0)], "bn")
-    assert "cxda - bn" not in told and "left out: b, cxda seed 0: unfinished, at step 500 of 2880" in told
 
 
 def test_compiled_programs_are_kept_where_others_cannot_write(tmp_path, monkeypatch):
@@ -256,18 +235,3 @@ def test_validation_domains_are_tested_apart(copied):
     assert set(store.row_domains()[arrays["query"]].ravel()) <= set(store.domains("val"))
     results, faults = read_results([here / "run"])
     assert not faults and sorted(by_store(results)) == ["glyphs (smoke)", "glyphs (smoke) (validation)"]
-
-
-@pytest.mark.slow
-def test_every_image_is_tested_once(copied):
-    """600 of them; tasks of 18 queries do not divide the 120 of a writer."""
-    here, data = copied
-    changes = "--config.episode.num_query=18", "--config.evaluation.tasks=exhaustive"
-    command("evaluate", f"--runs={here}/run", data, *changes)
-    result = read_result(here / "run", here / "run" / "cxda,episode.num_query=18,evaluation.tasks=exhaustive")
-    stored = result.stored()
-    counts = stored["labels"] >= 0
-    assert counts.shape == (35, 18) and counts.sum() == len(np.unique(stored["query"])) == 600
-    hits = (stored["predictions"] == stored["labels"])[counts]
-    assert result.avg == pytest.approx(100 * hits.mean()) and result.num_tasks == 35
-    assert result.compared == counts[:24].sum() < 24 * 18

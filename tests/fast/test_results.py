@@ -40,31 +40,6 @@ def test_results_of_older_versions_lack_fields(tmp_path):
     assert not faults and result.label == result.variant == "cxda" and result.setting == USUAL
 
 
-def test_what_is_broken_is_named_and_the_rest_is_read(tmp_path):
-    def load(folder):
-        return (folder / "predictions.npz").read_bytes()
-
-    def pickled(folder):
-        np.savez(folder / "predictions.npz", labels=np.array([{}], object), predictions=np.zeros((1, 5)))
-
-    cases = (
-        (lambda f: (f / "result.json").unlink(), "0: no result.json; evaluate it: cxda evaluate --runs="),
-        (lambda f: (f / "result.json").write_text("{"), "0/result.json: not readable as JSON (Expecting property name"),
-        (lambda f: (f / "predictions.npz").write_bytes(load(f)[:-90]), "0: not readable ("),
-        (pickled, "0: not readable (predictions.npz: Object arrays cannot be loaded"),
-        (lambda f: (f / "config.json").unlink(), "0/config.json: missing; evaluate again: "),
-        (lambda f: (f / "predictions.npz").write_bytes(load(f.parent / "1")), "0: not readable (avg is "),
-    )
-    for i, (spoil, message) in enumerate(cases):
-        folder = tmp_path / str(i)
-        for seed in (0, 1):
-            write(folder / str(seed), seed)
-        spoil(folder / "0")
-        results, faults = read_results(folder.iterdir())
-        assert [r.seed for r in results] == [1]
-        assert len(faults) == 1 and faults[0].startswith(f"{folder}/{message}") and "\n" not in faults[0]
-
-
 def test_predictions_of_another_evaluation_are_not_taken_for_its_own(tmp_path):
     write(tmp_path)
     path = tmp_path / "predictions.npz"

@@ -144,17 +144,6 @@ def test_a_job_that_a_queue_asks_for_is_done_once_and_after_what_it_needs(tmp_pa
     assert "such as 'train erm seed 0'" in command("reproduce", *flags, f"--data_dir={data_dir}", "--job=1", code=69)
 
 
-def test_jobs_that_share_a_gpu_share_its_memory(monkeypatch):
-    monkeypatch.delenv(local.MEMORY, raising=False)
-    found = local.environments(["3", "5"], 3)
-    for gpu in ("3", "5"):
-        parts = [float(of[local.MEMORY]) for of in found if of["CUDA_VISIBLE_DEVICES"] == gpu]
-        assert len(parts) == 2 and 0.8 < sum(parts) < 1
-    monkeypatch.setenv(local.MEMORY, "0.2")  # the user's own word counts
-    assert local.environments(["3"], 2) == [{"CUDA_VISIBLE_DEVICES": "3"}] * 2
-    assert local.environments([], 2) == [{}, {}]
-
-
 def tables(folder):
     """All cells but those that hold times or places."""
     cells = csv.DictReader((folder / "report" / "tables.csv").read_text().splitlines())

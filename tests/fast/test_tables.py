@@ -16,7 +16,7 @@ import scipy.stats as scipy
 from cxda_jax.config.reading import read
 from cxda_jax.studies import formats, tables
 from cxda_jax.studies.result import by_store, distinct
-from cxda_jax.studies.tables import Cell, Column, Table, agreement, build_tables, paired_table, paper_figures
+from cxda_jax.studies.tables import Cell, Column, Table, build_tables, paired_table, paper_figures
 from tests.pages import Elements
 from tests.results import PROTOCOL, write_result
 from tests.results import make_result as result
@@ -55,30 +55,6 @@ def test_results_like_the_papers_give_the_papers_figures_back():
         assert (float(line["paper_mean"]), float(line["paper_sem"])) == figures[key]
         assert (float(line["mean"]), float(line["sem"])) == pytest.approx(figures[key], abs=1e-4)
         assert abs(float(line["difference"])) < 1e-4 and line["agreement"] == "within s.e."
-
-
-def test_runtime_is_that_of_a_task_and_of_the_whole():
-    runtime = build([result(num_tasks=11_000), result("sla", train_minutes=None)])["runtime"]
-    whole = cells(runtime, "pretrain_and_adapt")
-    assert cells(runtime, "adapt")["cxda"].mean == 12 and whole["cxda"].mean == pytest.approx(20 + 11_000 * 6 / 60_000)
-    assert whole["sla"] is None, "its metrics did not come along"
-
-
-def test_usual_tasks_stand_in_at_their_number():
-    rows = ("erm", "", 50.0), ("erm", "num_domains=10", 40.0), ("bn", "", 50.0), ("bn", "support_size=20", 30.0)
-    rows += ("bn", "support_size=100", 31.0), ("cxda", "num_domains=1", 70.0), ("ft_em", "finetune.steps=1", 9.0)
-    found = build([result(method, setting=setting, avg=avg) for method, setting, avg in rows])
-    domains, images = found["num_domains"], found["support_size"]
-    assert [c.title for c in domains.columns] == [f"{score} {n}" for score in ("W10%", "Avg") for n in (1, 5, 10)]
-    assert [label for label, _ in domains.rows] == ["erm", "cxda"], "the others were tested on the usual tasks alone"
-    assert cells(domains, setting="num_domains=5")["erm"].mean == 50
-    assert cells(domains, setting="num_domains=1")["erm"] is cells(domains, setting="num_domains=5")["cxda"] is None
-    assert {label: cell.mean for label, cell in cells(images, setting="support_size=100").items()} == {"bn": 31}
-
-
-def test_agreement_is_the_combined_standard_error():
-    for ours, sem, said in [(71.51, 0.4, "within s.e."), (71.49, 0.4, "outside s.e."), (72.0, np.nan, "one seed")]:
-        assert agreement(Cell(ours, sem, (0,), (), (72.0, 0.3))) == said
 
 
 def marks(*results, table="main", setting=""):

@@ -60,7 +60,7 @@ def test_a_whole_archive_is_extracted(tmp_path, suffix):
     assert contents(target) == FILES
     assert [p.name for p in (tmp_path / "raw").iterdir()] == ["data"]
     assert not any(p.stat().st_mode & 0o7111 for p in target.rglob("*") if p.is_file())
-    with refused(field=f"data{suffix}"):
+    with refused(named=f"data{suffix}"):
         extract(archive, target)
 
 

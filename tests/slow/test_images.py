@@ -1,6 +1,5 @@
 """Your own images, as a viewer shows them: each kind beside another computation."""
 
-import io
 import shutil
 import tracemalloc
 from unittest import mock
@@ -11,11 +10,8 @@ from PIL import EpsImagePlugin, Image
 
 from cxda_jax.data.readers import images
 from cxda_jax.data.readers.images import as_image, as_pixels, to_rgb
-from cxda_jax.data.store import open_store
 from cxda_jax.errors import UserError
 from cxda_jax.training.experiment import READERS
-from tests import raw_fixtures as raws
-from tests.commands import command
 from tests.lines import refused
 
 SIDE = 16
@@ -117,15 +113,6 @@ def test_palettes(tmp_path):
     np.testing.assert_array_equal(read(tmp_path, image, "b.gif", transparency=2), expected)
 
 
-def test_colours_of_pngs_that_stand_for_transparency():
-    for bits, kind, data, key, expected in [
-        (1, 0, bytes([0b01010000]), [1], [0, 255, 0, 255]),
-        (8, 0, bytes([0, 100, 7, 255]), [100], [0, 255, 7, 255]),
-    ]:
-        image = Image.open(io.BytesIO(raws.png(4, 1, bits, kind, b"\0" + data, key)))
-        assert np.asarray(to_rgb(image, WHITE))[0].tolist() == [[grey] * 3 for grey in expected]
-
-
 TURNS = {  # by EXIF's number of the orientation
     1: lambda a: a, 2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1],
     5: lambda a: a.swapaxes(0, 1), 6: lambda a: np.rot90(a, -1), 7: lambda a: a[::-1, ::-1].swapaxes(0, 1), 8: np.rot90,
@@ -155,19 +142,4 @@ def test_fits(tmp_path):
         np.testing.assert_array_equal(read(tmp_path, image, size=24), squashed)
 
 
-def test_the_store_says_its_name_and_how_images_were_made_square(tmp_path):
-    raws.write_folder(tmp_path / "mine", domains=4)
-    arguments = ("--benchmark=folder", f"--raw_dir={tmp_path}/mine", f"--data_dir={tmp_path}/data", "--size=8")
-    stores = {}
-    for fit, words in {"squash": "squashed", "crop": "cropped", "pad": "padded"}.items():
-        command("prepare", *arguments, f"--fit={fit}", "--background=0,0,255", f"--name={fit}")
-        stores[fit] = open_store(tmp_path / "data" / fit)
-        assert words in stores[fit].info.provenance and "over 0,0,255" in stores[fit].info.provenance
-        assert stores[fit].info[-2:] == (fit, (0, 0, 255))
-        file = min((tmp_path / "mine" / stores[fit].domain_names[0]).glob("*/[!.]*.*"))
-        np.testing.assert_array_equal(as_pixels(as_image(file), (8, 8, 3), fit, (0, 0, 255)), stores[fit].images[0])
-        assert stores[fit].info.name == fit
-    assert stores["crop"].sha256 != stores["pad"].sha256
-    said = command("prepare", *arguments, "--fit=crop", "--background=0,0,255", "--name=pad", code=2)
-    assert f"--fit=crop: {tmp_path}/data/pad was prepared with 'pad'; choose another --name, or delete it" in said
-    assert "give the name of one folder" in command("prepare", *arguments, "--name=../x", code=2)
+from cxda_jax.data.readers.images import as_image, as_pixels, to_rgb

@@ -13,7 +13,6 @@ import pytest
 
 from cxda_jax.disk.reading import system_fault
 from cxda_jax.studies import reporting
-from tests.commands import command
 from tests.fast.test_launch_report import METHODS, report, study  # noqa: F401
 from tests.lines import contents, cut
 from tests.pages import embedded
@@ -58,18 +57,6 @@ def test_what_is_broken_is_named_and_the_rest_is_reported(study, tmp_path, monke
     assert {task["name"].partition("(cxda")[2] for task in embedded(page)} == {", seed 0)"}, "of cxda alone"
 
 
-def test_unfinished_runs_are_left_out_unless_asked_for(study, tmp_path):
-    root = few(study, tmp_path / "study")
-    for path in (root / "erm" / "1" / "result.json", *root.glob("bn/*/result.json")):
-        edit(path, steps=2880, reached_step=500, step=500)
-    page = report(root, study[1], tmp_path / "left", "paper")
-    assert seeds_of(tmp_path / "left") == {"erm": "0", "cxda": "0 1"}
-    assert "glyphs (smoke), bn: 2 of 2 seeds unfinished: step 500 of 2880; left out of all means; train on" in page
-    assert "paper 78.3" not in page, "these are not the paper's data"
-    page = report(root, study[1], tmp_path / "in", "paper", unfinished=True)
-    assert seeds_of(tmp_path / "in") == dict.fromkeys(("erm", "bn", "cxda"), "0 1") and "Faults" not in page
-
-
 def test_a_full_disk_leaves_the_previous_report(study, tmp_path, capsys):
     """The fixture capsys keeps what is printed in memory: a file of it could not grow either."""
     root, out = few(study, tmp_path / "study", "cxda", "bn"), tmp_path / "r"
@@ -102,10 +89,3 @@ def test_names_of_files_stay_in_the_reports_folder(study, tmp_path):
     assert len(drawn) == 2 * page.count("<figure ") >= 12, "each figure has its own files"
     assert all(re.fullmatch(r"[A-Za-z0-9_][\w.,=+-]{0,110}\.(png|svg)", path.name) for path in drawn)
     assert html.escape(hostile[2]) in page and "<b>&" not in page
-
-
-def test_the_command_writes_the_same_report(study, tmp_path):
-    root, data, out = few(study, tmp_path / "study"), study[1], tmp_path / "r"
-    report(root, data, tmp_path / "here", "")
-    assert "6 results, 3 tables" in command("report", f"--runs={root}/*/*", f"--report={out}", f"--data_dir={data}")
-    assert contents(out) == contents(tmp_path / "here") and len(contents(out)) == 7

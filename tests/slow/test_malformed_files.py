@@ -52,7 +52,7 @@ def test_data_stores(tmp_path):
     for name, damage, said in STORES:
         make_store(tmp_path)
         damaged(tmp_path / "store" / name, damage)
-        with refused("; (delete the folder and )?prepare ", tmp_path, field=said):
+        with refused("; (delete the folder and )?prepare ", tmp_path, named=said):
             open_store(tmp_path / "store")
         shutil.rmtree(tmp_path / "store")
 
@@ -83,7 +83,7 @@ def test_weights(tmp_path, monkeypatch):
     others = ("weights.h5", b"x"), ("a.safetensors", HTML), *(("a.safetensors", data) for data in HEADERS)
     for name, data in (*others, *(("a.pth", bomb) for bomb in bombs)):
         (tmp_path / name).write_bytes(data)
-        with refused("", tmp_path, field=name):
+        with refused("", tmp_path, named=name):
             read_weights(tmp_path / name)
         assert not (tmp_path / "exploded").exists()
 
@@ -102,7 +102,7 @@ def test_layers_of_weights(tmp_path, monkeypatch):
         ({"conv1.weight": first * np.float32("nan")}, "conv1.weight holds nan"),
     ]:  # fmt: skip
         safetensors.save_file(arrays, "a.safetensors")
-        with refused("^net.weights", field=named):
+        with refused("^net.weights", named=named):
             start_from_weights(Values(options), variables)
 
 
@@ -120,7 +120,7 @@ def test_configs_of_runs(tmp_path, data_dir):
         lines.write_run(run)
         damaged(run / "config.json", damage)
         manifest.write(run, ["config.json"], about=manifest.read_about(run))  # as if it had been trained so
-        with refused("", tmp_path, field=named):
+        with refused("", tmp_path, named=named):
             found = identity.read_config(run)
             build_on(found, open_data(found, data_dir), splits=("test",))
         shutil.rmtree(run)

@@ -2,14 +2,12 @@
 
 import json
 import shutil
-import time
 
 import numpy as np
 
 from cxda_jax.data import corruptions
 from cxda_jax.data.readers import cifar_c, tiny_imagenet_c
 from cxda_jax.data.readers.folder import random_splits
-from cxda_jax.data.readers.raw import Piece, Rows, read_pieces
 from cxda_jax.data.store import SPLITS, open_store
 from cxda_jax.studies import preparing
 from cxda_jax.training.experiment import READERS
@@ -162,20 +160,3 @@ def test_cifar_c_regenerated(tmp_path, monkeypatch):
     command("prepare", *arguments, "--seed=1", "--name=again", "--workers=1")
     assert open_store(tmp_path / "again").sha256 == found.sha256  # whatever the number of threads
     assert not np.array_equal(cifar_c.hold_out(labels, 2)["val"], held["val"])
-
-
-def test_pieces_come_in_order_and_few_are_read_ahead():
-    """A slow reader must not let the rest of a data set pile up in memory, nor change its order."""
-    started, taken = [], 0
-
-    def read(i):
-        started.append(i)
-        time.sleep(0.003 * (i % 3))
-        return Rows(np.full((64, 2, 2, 1), i, np.uint8), np.zeros(64, int))
-
-    pieces = [Piece("one", "train", 64, lambda i=i: read(i)) for i in range(60)]
-    for i, domain in enumerate(read_pieces(pieces, 3, lambda done: None)):
-        assert (domain.images == i).all()
-        taken += 1
-        assert len(started) <= taken + 6
-    assert taken == 60

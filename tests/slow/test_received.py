@@ -98,7 +98,7 @@ def test_a_card_of_an_adapter_is_read_within_its_ranges_alone(tmp_path):
     assert not cxda_jax.load_adapter(write_adapter(tmp_path, wide)).helps
     for name in MADE:
         write_adapter(tmp_path, {other: value for other, value in MADE.items() if other != name})
-        with refused("card.json", tmp_path, field=f"'{name}'"):
+        with refused("card.json", tmp_path, named=f"'{name}'"):
             cxda_jax.load_adapter(tmp_path)
 
 
@@ -113,12 +113,12 @@ def test_weights_of_an_adapter_are_read_within_their_ranges_alone(tmp_path):
     ]  # fmt: skip
     for name, array in wrong:
         write_adapter(tmp_path, arrays={**WEIGHTS, name: array})
-        with refused("weights.safetensors", tmp_path, field=name.partition("/")[2]):
+        with refused("weights.safetensors", tmp_path, named=name.partition("/")[2]):
             cxda_jax.load_adapter(tmp_path)
     for name in WEIGHTS:
         arrays = {other: x for other, x in WEIGHTS.items() if other != name}
         write_adapter(tmp_path, arrays={**arrays, f"other{name}": WEIGHTS[name]})
-        with refused("weights.safetensors", tmp_path, field=name.partition("/")[2]):
+        with refused("weights.safetensors", tmp_path, named=name.partition("/")[2]):
             cxda_jax.load_adapter(tmp_path)
 
 

@@ -9,9 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from cxda_jax.errors import UserError
-from cxda_jax.studies import page as module
-from cxda_jax.studies.page import ExplorerTask, Page, Section, encode, figure_part, table_part, write_page
+from cxda_jax.studies.page import ExplorerTask, Page, Section, encode, figure_part, table_part
 from cxda_jax.studies.plots import to_svg
 from tests.pages import HOSTILE, Elements, embedded, written
 
@@ -85,20 +83,6 @@ def test_hostile_names_stay_text_and_what_is_not_there_has_no_section(tmp_path):
     assert task["name"] == f"task 1{HOSTILE}" and task["domains"][0] == f"domain {HOSTILE}south"
     page = written(tmp_path / "none.html", Page("Nothing \udcff", (), (), ()))
     assert not set(Elements(page).tags) & {"section", "table", "figure", "h2"} and embedded(page) == []
-
-
-def test_tasks_are_left_out_from_the_end_until_the_report_fits(tmp_path, monkeypatch):
-    report = make_report()
-    assert module.LIMIT == 5 * 2**20
-    whole = write_page(tmp_path / "whole.html", report)
-    monkeypatch.setattr(module, "LIMIT", whole - 1)
-    page = written(tmp_path / "less.html", report)
-    assert [task["name"] for task in embedded(page)] == ["task 1", "task 2"]
-    assert "1 of 3 tasks left out" in page and 'id="attention"' in page
-    monkeypatch.setattr(module, "LIMIT", 1000)
-    with pytest.raises(UserError, match=r"never.html: 0\.\d MB without any task or figure, 5 MB at most"):
-        write_page(tmp_path / "never.html", report)
-    assert not (tmp_path / "never.html").exists()
 
 
 @pytest.mark.parametrize("shape, size", [((28, 28, 1), (28, 28)), ((60, 120, 3), (24, 48))])
