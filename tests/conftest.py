@@ -31,7 +31,6 @@ from cxda_jax.config.reading import read, replaced
 from cxda_jax.data.store import SPLITS, Domain, StoreInfo, open_store, write_store
 from cxda_jax.training.experiment import open_data
 from cxda_jax.types import Episode, Images, Known
-from tests.chromium import browser  # noqa: F401
 
 CLASSES = 4
 # Tests, and the commands that they start, compile more than they compute.

@@ -82,22 +82,17 @@ def test_what_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path):
     first, second, *_ = make_domains()
     images, labels = second.images, second.labels
     wrong = [
-        ({"split": "dev"}, "^{tmp}/store: split 'dev' is not one of train, val, test; nothing was written$"),
-        ({"images": images.astype(np.float32)}, r"^domain d1: images float32 \(30, .* expected uint8 .* and integers"),
-        ({"images": images[1:]}, r"images uint8 \(29, .* and labels \w+ \(30,\), expected"),
-        ({"labels": labels + 0.5, "name": "d" * 300}, r"^domain d{40}\.\.\.d{17}: .*labels float64 \(30,\), expected"),
-        *(({"labels": labels + one}, "outside 0..3") for one in (1, -1)),
-        ({"name": first.name, "split": "val"}, "'d0' is in train and in val"),
+        ({"split": "dev"}, "'dev'"), ({"images": images.astype(np.float32)}, "d1: images float32"),
+        ({"images": images[1:]}, "(29, "), ({"labels": labels + 0.5}, "labels float64"), ({"labels": labels + 1}, "0..3"),
+        ({"labels": labels - 1}, "0..3"), ({"name": first.name, "split": "val"}, "'d0'"),
     ]  # fmt: skip
     empty = [d._replace(images=d.images[:0], labels=d.labels[:0]) for d in (first, second)]
-    for info, domains, said in [
-        *((INFO, [first, second._replace(**change)], said) for change, said in wrong),
-        (INFO._replace(std=(math.nan,)), [first], "std="),
-        (INFO, [first, second, first], "'d0' is twice in train"),
-        (INFO, [], "no domains to store"),
-        (INFO, empty, "its domains have no rows"),
-    ]:
-        with refused(said, tmp_path):
+    for info, domains, named in [
+        *((INFO, [first, second._replace(**change)], named) for change, named in wrong),
+        (INFO._replace(std=(math.nan,)), [first], "std="), (INFO, [first, second, first], "'d0'"), (INFO, [], "domains"),
+        (INFO, empty, "rows"),
+    ]:  # fmt: skip
+        with refused("", tmp_path, named=named):
             write_store(tmp_path / "store", info, domains)
         assert not list(tmp_path.iterdir())
 

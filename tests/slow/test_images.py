@@ -140,6 +140,3 @@ def test_fits(tmp_path):
         assert (np.concatenate([found[:7], found[23:]]) == (1, 2, 3)).all()
         squashed = image.resize((24, 24), Image.Resampling.BILINEAR)
         np.testing.assert_array_equal(read(tmp_path, image, size=24), squashed)
-
-
-from cxda_jax.data.readers.images import as_image, as_pixels, to_rgb
