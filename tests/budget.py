@@ -31,8 +31,6 @@ CEILINGS = {
     "slow": Ceiling(1500, 22),
     "weekly": Ceiling(950, 50),
 }
-
-
 RINGS = {"not slow and not weekly": "fast", "slow": "slow", "weekly": "weekly"}  # by what -m says
 
 

@@ -13,7 +13,6 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-
 # Whoever raises a number adds to its line what was bought for it.
 CEILINGS = {
     "configs": 199,
@@ -36,7 +35,6 @@ CEILINGS = {
     "tests": 10539,  # 10,500 is the aim
     "tools": 1622,
 }
-
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
            tokenize.ENDMARKER}  # fmt: skip
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

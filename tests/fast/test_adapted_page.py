@@ -11,9 +11,7 @@ from tests import pages
 from tests.pages import HOSTILE, Elements, embedded
 
 written = functools.partial(pages.written, write=write_adapted)
-
 MEAN, LOW, HIGH = (0.0, 0.4, 1.9, 3.1, 3.6), (0.0, -0.3, 1.1, 2.2, 2.7), (0.0, 1.1, 2.7, 4.0, 4.5)
-
 GAIN = Gain((0, 1, 4, 16, 64), (70.0, 70.4, 71.9, 73.1, 73.6), MEAN, LOW, HIGH, tasks=100)
 
 

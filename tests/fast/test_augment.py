@@ -12,20 +12,14 @@ from PIL import Image, ImageEnhance
 
 from cxda_jax.data import augment
 from cxda_jax.data.augment import Strong, Weak, strong
-from cxda_jax.errors import UserError
 from tests.nets import assert_close as close
 
 KEY = jax.random.key(3)
-
 COUNT = 6000
-
 NONE = Weak(False, False, 0.0)
-
 NAMES = list(augment.ADJUSTMENTS)
-
 # Each is compiled once for all tests.
 WARP = jax.jit(augment.warp)
-
 MOVE = jax.jit(lambda image, drawn: augment.move(image, drawn, Strong()))
 
 
@@ -162,15 +156,21 @@ def test_off_is_the_identity_and_each_part_alone_is_not():
 
 
 @pytest.mark.slow
-def test_grey_images_and_inverted_ones_are_augmented_as_their_negatives():
-    images = make((9, 9, 1), 5)
-    images[-1] = 1
-    close(adjusted(images[0], 0.5)["contrast"], np.clip(0.5 * images[0] + 0.5 * images[0].mean(), 0, 1), 2e-6)
-    assert [NAMES[i] for i in augment.adjustments(images[0].shape, Strong())] == ["brightness", "contrast", "gamma"]
-    options = Strong(noise=0)
-    both = jax.jit(lambda x: (strong(KEY, x, options._replace(invert=True)), 1 - strong(KEY, 1 - x, options)))
-    inverted, negative = both(images)
-    close(inverted, negative, 1e-6)
-    close(inverted[-1], images[-1], 1e-6)  # white
-    with pytest.raises(UserError, match="1 or 3 channels, not 2"):
-        strong(KEY, make((9, 9, 2)), Strong())
+@pytest.mark.parametrize("augmented", [
+    lambda key, pixels: augment.weak(key, pixels, augment.Weak(True, True, 90.0, 0.5, 0.7)),
+    lambda key, pixels: augment.strong(key, pixels, augment.Strong()),
+], ids=["weak", "strong"])  # fmt: skip
+def test_augmented_images_are_in_range_and_each_is_drawn_by_itself(augmented):
+    augmented, rng = jax.jit(augmented), np.random.default_rng(0)
+    for seed in range(4):
+        images = rng.uniform(-0.1, 1.1, (5, 8, 8, 3)).clip(0, 1).astype(np.float32)  # with exact blacks and whites
+        images[4] = images[3]
+        key, neighbour = jax.random.key(seed), seed % 5
+        out = np.asarray(augmented(key, images))
+        assert out.shape == images.shape and out.dtype == np.float32
+        assert out.min() >= -1e-5 and out.max() <= 1 + 1e-5 and (out[3] != out[4]).any()
+        np.testing.assert_array_equal(out, augmented(key, images))
+        others = 1 - images
+        others[neighbour] = images[neighbour]
+        np.testing.assert_array_equal(np.asarray(augmented(key, others))[neighbour], out[neighbour])
+        assert (out != np.asarray(augmented(jax.random.key(seed + 100), images))).any()

@@ -75,15 +75,6 @@ def test_with_no_good_checkpoint_nothing_is_taken_for_one(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"damaged-1", "damaged-2"}
 
 
-def test_a_folder_that_vanishes_is_one_line(tmp_path):
-    folder = checkpoints.Folder(tmp_path / "last")
-    folder.save(1, TREE, {})
-    folder.wait()
-    shutil.rmtree(tmp_path / "last")
-    with refused("^{tmp}/last: the folder has vanished during training; bring it back, or train again", tmp_path):
-        folder.save(2, TREE, {})
-
-
 def test_a_checkpoint_of_another_network_is_one_line(tmp_path):
     save(tmp_path, 1)
     with refused(r"from another version or another network \(params/a is missing or of another shape\)", tmp_path):

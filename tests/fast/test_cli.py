@@ -27,15 +27,10 @@ def test_changes_are_taken_with_and_without_equals():
 
 
 TRAIN = ("--config=glyphs:cxda,smoke", "--workdir={tmp}/w")
-
 OF_RUN = ("--config.data.writers=(5, 5, 5)", "--config.data.drawings=41")  # the data of the run
-
 MADE = "--data_dir={tmp}/made"
-
 PREPARE = ("--benchmark=folder", "--raw_dir={tmp}/raw")
-
 RUN, STUDY = "--runs={tmp}/run", ("--study={tmp}/w", "--smoke")
-
 COMMANDS = [  # command, arguments, what the line names
     ("train", (*TRAIN, "--confg.seed=1"), "confg.seed"), ("train", TRAIN[:1], "--workdir"),
     ("train", (*TRAIN, MADE, "--config.method=ft_em"), "'ft_em' .*'erm'"),

@@ -20,9 +20,7 @@ from tests.conftest import INFO
 from tests.lines import one_line
 
 SPEC = EpisodeSpec(num_domains=3, per_domain=5, num_query=7)
-
 MIXED = mixed_spec(SPEC)
-
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -37,17 +35,12 @@ def split_stores(draw):
 
 
 COUNTS = [st.integers(0, 4)] * 3
-
 MIXTURES = st.sampled_from(["even", "any"])
-
 SPECS = st.builds(
     EpisodeSpec, *COUNTS, st.booleans(), st.just(False), st.just("natural"), st.just(0.3), MIXTURES, st.booleans()
 )
-
 OF_THREE = SPECS.filter(lambda spec: fits(spec, [8] * 3))
-
 SIZES = st.lists(st.integers(8, 12), min_size=3, max_size=6)
-
 TASKS = st.lists(st.integers(0, 2**40), min_size=1, max_size=8)
 
 
@@ -169,9 +162,7 @@ def test_training_validation_test_and_calibration_draw_from_streams_of_their_own
 
 
 SKEWED_COUNTS = np.array([400, 200, 150, 250])
-
 SKEWED = np.repeat(np.arange(4), SKEWED_COUNTS)  # labels of a domain
-
 SHARED = EpisodeSpec(2, 3, 3)
 
 

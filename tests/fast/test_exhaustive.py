@@ -20,7 +20,6 @@ from tests.conftest import INFO, make_domains
 from tests.nets import fill
 
 SPEC = EpisodeSpec(num_domains=3, per_domain=4, num_query=6)
-
 SIZES = (10, 11, 12, 13, 23, 30)  # of the domains, from the fewest images that a task needs
 
 

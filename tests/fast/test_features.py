@@ -18,9 +18,7 @@ from tests.commands import command
 from tests.lines import ROOT, contents, flip
 
 RNG = np.random.default_rng(0)
-
 SIDE, CLASSES, MEAN, STD = 16, 3, np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
-
 FUNCTION = """
 import os
 from pathlib import Path
@@ -93,13 +91,6 @@ def test_a_function_gives_what_it_gives():
     maps = images / 255, images[:, ::2], images[:, :, :1] / 255
     style = np.concatenate([g(m, (1, 2)) for m in maps for g in (np.mean, np.std)], axis=1)
     np.testing.assert_allclose(found["style"], style, rtol=1e-4)
-
-
-def test_a_function_may_change_its_input():
-    features("--size=16", "--batch=5")
-    features("--size=16", "--batch=5", encoder="mine:careless", out="g.npz")
-    for name in ("logits", "style"):
-        np.testing.assert_array_equal(read("g.npz")[name], read()[name])
 
 
 def test_a_list_and_a_folder_without_classes(here):
@@ -179,13 +170,6 @@ def test_what_is_damaged_or_of_others_is_refused(here, halves):
     for content in (b"mine", (here / "f.npz").read_bytes()[:-300]):
         (here / "f.npz").write_bytes(content)
         assert "f.npz: not written by this command" in stopped(code=2)
-
-
-def test_a_mistake_that_is_mended_is_in_nobodys_way(here):
-    """All that an earlier call left is an empty f.npz.part."""
-    features(encoder="mine:two", code=2)
-    (here / "images/camera0/a/0.png").unlink()
-    assert "11 images" in features() and not (here / "f.npz.part").exists()
 
 
 FAULTS = {  # of a function: what the line names of its answer

@@ -14,15 +14,10 @@ from tests.nets import ALL, KEY, build_method, case_of, close, fill
 
 # Of numpy, whose operations compile nothing.
 EPISODE, OTHER, *MORE = (jax.tree.map(np.asarray, make_episode(seed)) for seed in (0, 7, 1, 2))
-
 COUNT = len(EPISODE.support_label)
-
 RNG = np.random.default_rng(0)
-
 ROWS = {count: np.sort(RNG.permutation(COUNT)[:count]) for count in (4, 0)}  # of the support
-
 INNER = ("erm", "bn", "cxda")
-
 # They differ from another method in what other tests compare.
 TWINS = ("erm_iid", "cxda_loo", "cxda_p2p", "ft_im", "bn_alpha", "cxda-flat", "prior_shift", "bbse")
 
@@ -135,9 +130,7 @@ def test_a_batch_of_episodes_equals_a_loop(name):
 
 # The tests above are of the default network. Of the others each method meets one, and some meet both.
 OTHERS = [net for net in (*NETS, "vit") if net != default().net.name]
-
 PAIRS = [(name, "resnet50" if name == "sla" else OTHERS[i % len(OTHERS)]) for i, name in enumerate(ALL)]
-
 RUN = {("bn", "vit"), ("cml", "resnet50"), ("cxda_any", "vit"), ("cxda_loo", "nnx_net")}
 
 PAIRS += [*sorted(RUN), ("cml", "nnx_net"), ("cxda_shares", "nnx_net")]

@@ -1,8 +1,13 @@
 """Scores of tasks and their intervals; test_properties.py has those of a task, of the worst ones and over seeds."""
 
+import math
+
+import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cxda_jax.errors import UserError
 from cxda_jax.studies.testing import trust
@@ -110,3 +115,41 @@ def test_a_level_has_both_bounds_against_their_formulas():
         assert found == 0 or (held[found - 1] and (found == 4 or not held[found])), (risk, held, found)
     assert metrics.surest_within(0.5, accepted, wrong) == 4 and metrics.surest_within(0.001, accepted, wrong) == 0
     assert metrics.surest_within(1.0, accepted, wrong) == 4 and metrics.surest_within(0.0, accepted, wrong) == 0
+
+
+SEEDS = st.integers(0, 2**32 - 1)
+ANSWERS = st.tuples(st.integers(1, 6), st.integers(1, 40)).flatmap(
+    lambda drawn: hnp.arrays(np.int32, (2, drawn[1]), elements=st.integers(0, drawn[0]))
+)
+
+
+@settings(max_examples=60)
+@given(ANSWERS, SEEDS)
+def test_scores_equal_scikit_learns_and_ignore_the_order_of_queries(answers, seed):
+    sklearn = pytest.importorskip("sklearn.metrics")
+    predictions, labels = answers
+    theirs = {
+        "accuracy": sklearn.accuracy_score(labels, predictions),
+        "macro_f1": sklearn.f1_score(labels, predictions, labels=np.unique(labels), average="macro", zero_division=0),
+        "macro_f1_union": sklearn.f1_score(labels, predictions, average="macro", zero_division=0),
+    }
+    order = np.random.default_rng(seed).permutation(len(labels))
+    for name, score in metrics.METRICS.items():
+        found = score(predictions, labels)
+        assert found == pytest.approx(theirs[name], abs=1e-12) and 0 <= found <= 1
+        assert score(predictions[order], labels[order]) == pytest.approx(found, abs=1e-12)
+        np.testing.assert_array_equal(metrics.scores(name, predictions[None], labels[None]), [found])
+
+
+@given(hnp.arrays(float, st.integers(1, 60), elements=st.floats(0, 1)))
+def test_the_worst_decile_is_the_mean_of_the_lowest_tenth(scores):
+    count = max(1, math.floor(len(scores) / 10))
+    assert metrics.worst_decile(scores) == pytest.approx(np.partition(scores, count - 1)[:count].mean(), abs=1e-12)
+
+
+@given(hnp.arrays(float, st.integers(1, 30), elements=st.floats(-1e6, 1e6)))
+def test_mean_and_standard_error_equal_scipys(values):
+    scipy = pytest.importorskip("scipy.stats")
+    mean, error = metrics.mean_sem(values)
+    assert mean == pytest.approx(math.fsum(values) / len(values), rel=1e-9, abs=1e-6)
+    assert error == pytest.approx(scipy.sem(values) if len(values) > 1 else math.nan, rel=1e-9, abs=1e-6, nan_ok=True)

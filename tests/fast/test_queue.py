@@ -11,7 +11,6 @@ from tests.commands import command
 from tests.lines import ROOT
 
 FOLDER = ROOT / "docs" / "examples" / "cluster"
-
 EXAMPLES = sorted(path for path in FOLDER.iterdir() if path.stem != "study")
 
 

@@ -33,7 +33,6 @@ from tests.lines import refused, rot
 from tests.nets import KEY, assert_equal_trees
 
 SPEC = EpisodeSpec(num_domains=2, per_domain=4, num_query=4)
-
 MEASURED = ("step", "loss", "accuracy", "val_score", "best_score")
 
 
@@ -49,15 +48,10 @@ class Small(nn.Module):
 
 
 TRACED = []
-
 NORMED, PLAIN = (bn(Classifier(Small(statistics), LinearHead(4), (0.5,), (0.5,))) for statistics in (True, False))
-
 METHOD = NORMED._replace(loss=lambda *arguments: (TRACED.append(1), NORMED.loss(*arguments))[1])
-
 TX = make_optimizer("sgd", 0.01, 0.9, 1e-4)
-
 SCORES = (0.1, 0.2, 0.3, 0.3)  # of the validations, of which the third one is the best
-
 PROGRAMS = {}
 
 

@@ -44,9 +44,7 @@ def test_without_node_nothing_is_claimed(tmp_path, monkeypatch):
 
 
 NODE = shutil.which("node")
-
 needs_node = pytest.mark.skipif(not NODE, reason="no Node.js: apt-get install nodejs")
-
 TOLERANCE = 1e-4
 
 

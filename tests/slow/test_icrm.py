@@ -13,10 +13,8 @@ from tests import nets
 from tests.nets import FEMNIST, KEY, assert_close, close, fill, make_episode, tensor, torch_named
 
 SMALL = {"width": 16, "layers": 3, "heads": 4, "context": 10}
-
 # The method, with 14 support images of which its context holds 10.
 BUILT = with_transformer(nets.make_net(*FEMNIST, 8), **SMALL)
-
 METHOD = icrm(BUILT)
 
 
@@ -27,11 +25,8 @@ def test_the_layer_that_reads_out_starts_as_published():
 
 
 LENGTH = SMALL["context"]
-
 NET = CausalTransformer(**SMALL)
-
 TOKENS = np.random.default_rng(3).normal(size=(14, 12)).astype(np.float32)  # more than a sequence and the next
-
 apply = jax.jit(NET.apply, static_argnames=("length", "method"))
 
 
@@ -127,9 +122,7 @@ def test_a_cached_sequence_answers_as_the_whole_pass_at_every_length(known):
 
 
 EPISODE = jax.tree.map(np.asarray, make_episode(*FEMNIST, support=14, query=5))
-
 SUPPORT = EPISODE.support
-
 adapt, predict, attention = (jax.jit(f) for f in (METHOD.adapt, METHOD.predict, METHOD.attention))
 
 

@@ -143,20 +143,6 @@ def test_a_signal_reaches_a_process_that_works_with_others():
 
 
 @pytest.mark.weekly
-def test_processes_that_were_started_with_other_seeds_end_before_they_train(smoke, tmp_path):
-    port, started = free_port(), []
-    for number in range(2):
-        own = [f"--config.seed={number}", f"--process_id={number}", "--num_processes=2", "--distributed"]
-        own += [f"--coordinator=localhost:{port}", "--config.train.tasks_per_step=2", f"--data_dir={smoke[0]}/data"]
-        line = [sys.executable, "-m", "launch.train", "--config=glyphs:bn,smoke", f"--workdir={tmp_path}/run", *own]
-        started.append(subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, text=True))
-    said = [process.communicate(timeout=120)[1] for process in started]
-    assert "process 1 was started with other facts" in said[0]
-    assert "config.seed: 1 in process 1, 0 in process 0" in said[1]
-    assert [process.returncode for process in started] == [2, 2] and not (tmp_path / "run").exists()
-
-
-@pytest.mark.weekly
 @pytest.mark.parametrize(("names", "layout"), [
     (",".join(name for name in METHODS if not build_method(name).trains_as), (1, 4, "rows")),
     ("cxda,erm_iid", (2, 2, "tfdata")),

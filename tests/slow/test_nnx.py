@@ -1,7 +1,5 @@
 """The documentation's network in NNX, against plain NNX with its own train and eval mode, losses and gradients."""
 
-import runpy
-
 import jax
 import numpy as np
 import optax
@@ -10,7 +8,6 @@ from flax import nnx
 
 from cxda_jax.config.reading import default
 from cxda_jax.methods.erm import bn, erm
-from cxda_jax.nets import building
 from cxda_jax.nets.classifier import Classifier
 from docs.examples.nnx_net import Layers, nnx_net
 from tests.conftest import CLASSES, make_episode
@@ -86,11 +83,3 @@ def test_answers_gradients_and_statistics_equal_plain_nnx(net):
     found, expected = ours(variables), theirs(variables)
     close(found, expected, 1e-5)
     assert np.ptp([np.asarray(x) for x in expected[2]], axis=0).max() > 0.01, "the three answers differ"
-
-
-def test_another_package_adds_it_by_an_entry_point(tmp_path, monkeypatch):
-    (tmp_path / "mine-1.dist-info").mkdir()
-    text = "[cxda_jax.nets]\nmine = docs.examples.nnx_net:nnx_net\n"
-    (tmp_path / "mine-1.dist-info" / "entry_points.txt").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert runpy.run_path(building.__file__)["NETS"]["mine"] is nnx_net

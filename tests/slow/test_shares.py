@@ -100,7 +100,6 @@ def test_the_config_of_the_network_differs_by_the_method_alone():
 
 
 RNG = np.random.default_rng(0)
-
 CLASSES, RANK, STYLE, STEPS = 5, 3, 7, 4
 
 
