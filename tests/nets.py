@@ -9,6 +9,7 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
+import scipy.special
 
 from cxda_jax.config.reading import checked, default, read, replaced, resolve
 from cxda_jax.config.registry import METHODS
@@ -30,6 +31,7 @@ from tests import conftest
 FEMNIST, CIFAR = ((28, 28, 1), 62), ((32, 32, 3), 10)
 KEY = jax.random.key(0)
 put = jax.device_put  # compiles nothing, unlike jnp.asarray
+softmax = functools.partial(scipy.special.softmax, axis=-1)
 
 
 def make_net(shape, classes, width=16, **options) -> Classifier:

@@ -180,7 +180,7 @@ MISTAKES = (
     Mistake("results", "studies/identity.py", "if record.data_hash == store.sha256:",
             "if record.data_name == store.info.name:", ("identity", "launch", "exhaustive")),
     Mistake("results", "studies/jobs.py", "identity = [hashed(study.config(name, seed)), methods[name].version]",
-            "identity = [hashed(study.config(name, seed))]", ("study")),
+            "identity = [hashed(study.config(name, seed))]", ("study",)),
     # A model on a device.
     Mistake("device", "adapter/buffer.py", "integers(self._drawn_from + number + 1)", "integers(self.seen + number + 1)",
             ("buffer",)),

@@ -174,12 +174,12 @@ def test_runs_are_tested_in_contexts(smoke, erm_run, tmp_path):
     np.testing.assert_array_equal(np.sort(stored[100]["support"]), np.sort(usual["support"]))
     assert (stored[100]["predictions"] == usual["predictions"]).mean() > 0.95  # the order only changes rounding
     np.testing.assert_array_equal(erm["predictions"], np.load(erm_run / "predictions.npz")["predictions"])
-    alone, row = stored[0]["predictions"], read_result(run, run).row
+    alone, result = stored[0]["predictions"], read_result(run, run)
     was, now = (x == usual["labels"] for x in (alone, usual["predictions"]))
-    found = [row[name] for name in ("compared", "corrected", "spoiled")]
+    found = [result.compared, result.corrected, result.spoiled]
     assert found == [200, (now & ~was).sum(), (was & ~now).sum()] and sum(found[1:]) > 0
-    row = read_result(run, run / "cxda,context=100").row
-    assert (row["label"], row["setting"], row["num_tasks"]) == ("cxda,context=100", "context=100", 10)
+    result = read_result(run, run / "cxda,context=100")
+    assert (result.label, str(result.setting), result.num_tasks) == ("cxda,context=100", "context=100", 10)
     assert "differences to erm at the same n\nmethod" in output
     command("evaluate", f"--runs={run}", options[1], "--num_tasks=2", "--context=30", "--arrival=by_domain")
     found = np.load(run / "cxda,by_domain=30" / "predictions.npz")["support"]

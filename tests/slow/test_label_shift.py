@@ -8,17 +8,12 @@ import scipy.optimize
 from cxda_jax.methods.label_shift import fit_temperature, shares_by_confusions, shares_by_em, undoing
 from cxda_jax.types import Known
 from tests.conftest import make_episode
-from tests.nets import KEY, build_method, case_of, close, make_images
+from tests.nets import KEY, build_method, case_of, close, make_images, softmax
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.choice(4, 300, p=[0.55, 0.3, 0.1, 0.05])
 LOGITS = (2 * RNG.normal(size=(300, 4)) + 2.5 * np.eye(4)[LABELS] + [0.5, 0, -0.5, 0]).astype(np.float32)
 TRAINED = np.array([0.4, 0.2, 0.2, 0.2])
-
-
-def softmax(logits):
-    p = np.exp(logits - logits.max(-1, keepdims=True))
-    return p / p.sum(-1, keepdims=True)
 
 
 def em(p, trained, smoothing, weights, steps=50):

@@ -129,9 +129,9 @@ def report(root, data, out, against="paper_stand_ins", unfinished=False):
 def test_a_report_holds_all_there_is(study, tmp_path, capsys):
     root, data = study
     page = report(root, data, tmp_path)
-    assert f"\n{tmp_path}/report.html: 12 results, 5 tables, 5 figures, " in capsys.readouterr().out
-    assert page.count("<figure ") == 5 and page.count('<table class="sortable">') == 6
-    assert len(list((tmp_path / "figures").iterdir())) == 10
+    assert f"\n{tmp_path}/report.html: 12 results, 5 tables, 4 figures, " in capsys.readouterr().out
+    assert page.count("<figure ") == 4 and page.count('<table class="sortable">') == 6
+    assert len(list((tmp_path / "figures").iterdir())) == 8
     assert "paper 78.3 ± 0.0" in page and 'id="run-11"' in page and "Faults" not in page
     assert r"| cxda\_supervised |" in (tmp_path / "tables.md").read_text()
     tasks = embedded(page)

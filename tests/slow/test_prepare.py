@@ -17,7 +17,7 @@ from cxda_jax.data.readers import cifar_c, iwildcam, tiny_imagenet_c
 from cxda_jax.data.readers.folder import random_splits
 from cxda_jax.data.store import SPLITS, open_store
 from cxda_jax.studies import preparing
-from cxda_jax.studies.attention_maps import Example, draw_attention
+from cxda_jax.studies.examples import Example, draw_attention
 from cxda_jax.studies.sheet import draw_strips
 from cxda_jax.training.experiment import READERS
 from tests import raw_fixtures

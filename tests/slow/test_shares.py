@@ -22,7 +22,7 @@ from cxda_jax.training.loop import init_state, train_step
 from cxda_jax.types import ADAPTER, Episode, Images
 from tests.commands import command
 from tests.conftest import INFO, make_episode
-from tests.nets import KEY, build_method, case_of, close
+from tests.nets import KEY, build_method, case_of, close, softmax
 
 
 def test_a_buffer_fills_at_random():
@@ -105,11 +105,6 @@ CLASSES, RANK, STYLE, STEPS = 5, 3, 7, 4
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
-
-
-def softmax(x):
-    p = np.exp(x - x.max(-1, keepdims=True))
-    return p / p.sum(-1, keepdims=True)
 
 
 def variables_of(adapter):

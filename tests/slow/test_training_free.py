@@ -10,7 +10,7 @@ from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from cxda_jax.types import Known
 from tests.conftest import make_episode
-from tests.nets import KEY, build_method, case_of, close, make_images
+from tests.nets import KEY, build_method, case_of, close, make_images, softmax
 
 EPISODE = jax.tree.map(np.asarray, make_episode())
 TINY = Classifier(CNNTrunk(8), CNNHead(4), (0.5,), (0.5,))  # the network of build_method()
@@ -39,11 +39,6 @@ def answers(methods, support, variables=None):
     return jax.jit(lambda v, s, q: [m.predict(m.adapt(v, s, KEY), q) for m in methods])(
         variables or case_of(methods[0].name).variables, support, EPISODE.query
     )
-
-
-def softmax(logits):
-    p = np.exp(logits - logits.max(-1, keepdims=True))
-    return p / p.sum(-1, keepdims=True)
 
 
 def unit(vector):
