@@ -28,8 +28,8 @@ def one_line(error, *folders) -> str:
 
 
 @contextlib.contextmanager
-def refused(match="", *folders, named="", field=None):
-    """The block raises a UserError of one short line, about this field, that names this part, such as a value.
+def refused(match="", *folders, named="", field=None, value=None):
+    """The block raises a UserError about this field and value, in one short line that names this part.
 
     Where a word of it is a promise, a regular expression says which.
     """
@@ -37,7 +37,7 @@ def refused(match="", *folders, named="", field=None):
         yield
     line = one_line(error.value, *folders)
     assert re.search(match, line) and named in line, line
-    assert field in (None, getattr(error.value, "field", None)), line
+    assert field in (None, error.value.field) and value in (None, error.value.value), line
 
 
 def cases(arguments, rows):

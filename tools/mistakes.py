@@ -126,7 +126,7 @@ MISTAKES = (
     Mistake("store", "adapter/features.py", "        file.truncate(4 * ", "        _ = (4 * ", ("features",)),
     # Pixels: what is drawn, and augmentation.
     Mistake("pixels", "data/glyphs.py", "repr((VERSION, seed, tuple(writers), drawings))",
-            "repr((VERSION, seed, tuple(writers)))", ("glyphs", "build", "overrides", "configs")),
+            "repr((VERSION, seed, tuple(writers)))", ("glyphs", "build", "configs")),
     Mistake("pixels", "data/glyphs.py", "np.random.default_rng([VERSION, seed, s, number])",
             "np.random.default_rng([VERSION, seed, number])", ("glyphs", "configs", "adapting")),
     Mistake("pixels", "data/augment.py", "jnp.where(flip, w - 1 - column, column)", "jnp.where(flip, w - column, column)",
@@ -203,7 +203,7 @@ MISTAKES = (
             "dim / heads", ("web", "live_page")),
     # Configs and what is built from them.
     Mistake("config", "config/fields.py", '"weight_decay": Field(1e-4,', '"weight_decay": Field(1e-3,',
-            ("configs", "parameters", "build", "overrides")),
+            ("configs", "parameters", "build")),
     Mistake("config", "training/experiment.py", "seed, context = self.config.evaluation.seed, self.context",
             "seed, context = self.config.seed, self.context", ("configs", "episodes", "exhaustive", "launch")),
     Mistake("config", "training/experiment.py", "epoch = images // 100 // tasks", "epoch = images // 100",
@@ -215,7 +215,7 @@ MISTAKES = (
             "        _deferring = False\n", ("stops", "reliability", "study", "launch")),
     Mistake("commands", "machine/hosts.py", "seen[number] = new, now", "seen[number] = new, when", ("mesh", "queue")),
     Mistake("commands", "launch/cli.py", 'removeprefix("config.").partition("=")',
-            'removeprefix("config.").rpartition("=")', ("overrides", "cli", "launch")),
+            'removeprefix("config.").rpartition("=")', ("cli", "launch")),
     Mistake("commands", "launch/evaluate.py", "_AGAINST.value, _FROM.value,", "_AGAINST.value, 'erm',",
             ("launch", "study", "cli", "contexts")),
 )

@@ -1,39 +1,33 @@
-"""What a config may ask for: a value out of range or that does not fit is named in one line, all others are built."""
+"""What a config may ask for: any text is taken or refused by its field, and what is taken is built."""
 
 import contextlib
 import copy
+import json
 import math
+import runpy
 
 import jax
 import numpy as np
 import pytest
+from absl import flags
 
 from cxda_jax.config.fields import Group
-from cxda_jax.config.reading import checked, load, resolve
+from cxda_jax.config.reading import checked, load, override, read, resolve
 from cxda_jax.config.registry import schema
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
-from cxda_jax.training.experiment import build_method, build_on, start_from_weights
+from cxda_jax.training.experiment import build_method, build_on, open_data
 from cxda_jax.types import Images
 from tests.conftest import INFO
-from tests.fast.test_overrides import BASE, VALUES
-from tests.lines import one_line, refused
+from tests.lines import ROOT, one_line, refused
 
-IN_FIELDS = {
-    **{name: field for name, field in schema().items() if not isinstance(field, Group)},
-    **{f"{g}.{n}": field for g, of in schema().items() if isinstance(of, Group) for n, field in of.fields.items()},
-}  # fmt: skip
-RANGES = {name: field.within for name, field in IN_FIELDS.items() if field.within}
-VALUE_REFUSED = [  # the method, the field, its text, what the line says
-    ("cxda", "optimizer.name", "adamw", "='adamw': unknown; did you mean 'adam'. choose from adam, sgd$"),
-    ("bn", "batch_norm.momentum", "1.5", "=1.5: must be at least 0 and at most 1$"),
-    ("bn", "train.support_loss", "leave_one_out", "='leave_one_out': bn does not know it; choose from none, own"),
-    ("cxda", "episode.num_domains", "4", "=4: split 'train' of tiny has 3 domains; set episode.num_domains=3"),
-    ("cxda_any", "train.support_loss", "own", "=.own.: cxda_any does not know it; choose from none"),
-    ("erm", "episode.num_query", "9999", "has 30 images, episode.per_domain . episode.num_query needs 10009"),
-    ("cxda", "attention.heads", "7", "=7: times attention.ratio=2 .* the divisors of 16"),
-    ("icrm", "icrm.heads", "7", "=7: it does not divide icrm.width=16; choose a divisor"),
-    *[("erm", "net.stages", t, "=.*; give one to six counts of 1 to 100 blocks") for t in ("()", "(0, 2)", "(101,)")],
+WHOLE = runpy.run_path(str(ROOT / "configs" / "glyphs.py"))["get_config"]("cxda,smoke")  # the fields of all methods
+BASE = resolve(WHOLE)
+FIELDS = {f"{g}.{n}": field for g, of in schema().items() if isinstance(of, Group) for n, field in of.fields.items()}
+TEXTS = [
+    "0", "-1", "7", "0.5", "1e-5", "1e400", "nan", "1_0", "0x10", "²", "9" * 5000, "", "true", "None", "cxda", "sgd", "../..",
+    "a\0b", "\x1b[31m", "\ud800", "x" * 300, "a=b", "()", "(1,)", "(1, 2, 3)", "(-1, 2)", "(1.5,)", "('fc',)", "{[]}",
+    "(" * 500 + ")" * 500, "-" * 90_000 + "1", "(__import__('os'),)", "(10**10**10,)", "lambda: 0", "#",
 ]  # fmt: skip
 
 
@@ -42,62 +36,105 @@ def small_config(method, *changes):
     return load(f"configs/glyphs.py:{method},smoke", [*small.items(), *changes])
 
 
-def built(fields, store):
-    """The experiment and the start of its run, or None where a UserError of one line says why not."""
-    try:
-        experiment = build_on(config := checked(fields), store)
-        start_from_weights(config.net, {"params": {}, "batch_stats": {}})
-    except UserError as e:
-        one_line(e)
-        return None
-    return experiment
-
-
 def shapes(method, store):
     return jax.eval_shape(method.init, jax.random.key(0), Images(store.images[:2], np.zeros(2, np.int32)))
 
 
-def test_a_number_outside_its_range_is_named():
-    config = copy.deepcopy(BASE)
-    for name, within in RANGES.items():
-        kind, (group, _, field) = type(VALUES[name]), name.rpartition(".")
-        ends = [x for x, closed in zip(within[:2], within.closed, strict=True) if closed and math.isfinite(x)]
-        outside = {within.low - 1, within.high + 1, 2**62, -(2**62), math.nan, *within[:2]} - set(ends)
-        for value in [*ends, *outside]:
-            if kind is int and not math.isfinite(value):
+def flat(config, prefix=""):
+    for name, value in config.items():
+        yield from flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+
+
+@pytest.mark.parametrize(("text", "spec"), [
+    (None, "xyz"), (None, "configs/glyphs.py:cxda,smok"), ("def get_config(:\n", "mine.py"),
+    ("def get_config(_):\n    return 1 / 0\n", "mine.py:x"), ("def get_config():\n    pass\n", "mine.py:cxda"),
+])  # fmt: skip
+def test_a_config_file_that_gives_no_config_is_named(tmp_path, monkeypatch, text, spec):
+    monkeypatch.chdir(tmp_path if text else ROOT)
+    if text:
+        (tmp_path / "mine.py").write_text(text)
+    flags.FLAGS.mark_as_parsed()  # --debug is looked at
+    with refused("", tmp_path, named=f"--config={spec}"):
+        load(spec)
+
+
+def test_a_text_is_read_as_the_fields_kind():
+    for name, text, value in (
+        ("seed", "3", 3), ("optimizer.learning_rate", "3e-3", 0.003), ("augment.crop", "false", False),
+        ("net.dtype", "bfloat16", "bfloat16"), ("data.writers", "(4, 3, 2)", (4, 3, 2)), ("net.dont_load", "('fc',)", ("fc",)),
+    ):  # fmt: skip
+        found = dict(flat(load("configs/glyphs.py:cxda", [(name, text)]).to_dict()))[name]
+        assert found == value and type(found) is type(value)
+
+
+def test_any_text_is_taken_or_refused_by_its_field_and_never_run(tmp_path, monkeypatch):
+    """A text that is taken keeps the field's kind and can be written as JSON; one that is refused changes nothing."""
+    monkeypatch.chdir(tmp_path)
+    config, taken = copy.deepcopy(WHOLE), 0
+    present = dict(flat(config.to_dict()))
+    for name, before in present.items():
+        for text in TEXTS:
+            try:
+                override(config, name, text)
+            except UserError as e:
+                assert name in one_line(e)
                 continue
-            (config[group] if group else config)[field] = kind(value)
-            taken = value in ends or within.low < value < within.high
-            said = rf"^{name}=\S+ must be (at least|above|at most|below|a finite number) "
-            with contextlib.nullcontext() if taken else refused(said, field=name):
-                checked(config)
-        (config[group] if group else config)[field] = VALUES[name]
+            found, taken = dict(flat(config.to_dict()))[name], taken + 1
+            assert type(found) is type(before) and json.dumps(resolve(config), allow_nan=False)
+            config.update_from_flattened_dict({name: before})
+    assert resolve(config) == BASE and taken > len(present) and not [*tmp_path.iterdir()]
+    for name in ("optimizer.learning_rat", "zzz", "episode"):
+        with refused(named=name):
+            override(config, name, "5")
 
 
-def test_a_choice_that_there_is_not_is_named():
+def test_a_number_outside_its_range_and_a_choice_that_there_is_not_are_named():
     config = copy.deepcopy(BASE)
-    for name in (name for name, field in IN_FIELDS.items() if field.choices):
-        (group, _, field), choice = name.rpartition("."), IN_FIELDS[name].choices[-1]
-        config[group][field] = type(choice)(99)
-        with refused(f"^{name}='?99'?: unknown; .*choose from .*{choice}", field=name):
+    for name, field in FIELDS.items():
+        group, _, leaf = name.partition(".")
+        present, accepted, wrong = config[group][leaf], [], []
+        if field.within:
+            low, high, closed = field.within
+            ends = {x for x, inside in zip((low, high), closed, strict=True) if inside and math.isfinite(x)}
+            beyond = {low - 1, high + 1, 2**62, -(2**62), math.nan, low, high} - ends
+            kind = type(present)
+            accepted, wrong = ([kind(x) for x in xs if kind is float or math.isfinite(x)] for xs in (ends, beyond))
+            wrong = [x for x in wrong if x != x or not low < x < high]
+        elif field.choices:
+            wrong = [type(field.choices[-1])(99)]
+        for value in wrong:
+            config[group][leaf] = value
+            with refused(field=name):
+                checked(config)
+        for value in accepted:
+            config[group][leaf] = value
             checked(config)
-        config[group][field] = choice
-        with contextlib.suppress(UserError):  # of values that do not go together
-            checked(config)
+        config[group][leaf] = present
 
 
-def test_values_that_do_not_fit_together(fixed_store):
-    for method, name, text, said in VALUE_REFUSED:
+def test_values_that_do_not_fit_together_or_the_data_are_named(fixed_store, tmp_path):
+    for method, name, text in (
+        ("bn", "train.support_loss", "leave_one_out"), ("cxda_any", "train.support_loss", "own"),
+        ("cxda", "episode.num_domains", "4"), ("erm", "episode.num_query", "9999"), ("cxda", "attention.heads", "7"),
+        ("icrm", "icrm.heads", "7"), ("erm", "net.stages", "(0, 2)"),
+    ):  # fmt: skip
         config = small_config(method, ("episode.per_domain", "10"), ("episode.num_query", "20"), (name, text))
         config.net.name = "resnet50" if name == "net.stages" else config.net.name
-        with refused(f"^(?=.*{name}).*{said}"):
+        with refused(named=name):
             build_on(checked(resolve(config)), fixed_store)
+    for benchmark, name, text in (
+        ("glyphs", "data.writers", "(6, 5)"), ("glyphs_c", "data.images", "-3"), ("folder", "data.name", "mine"),
+        ("femnist", "data.name", "../elsewhere"),
+    ):  # fmt: skip
+        with refused("", tmp_path, named=text if name == "data.name" else name):
+            open_data(read(f"{benchmark}:cxda,smoke", [(name, text)]), tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_largest_networks_have_shapes(fixed_store):
     for method, name in (("erm", "net.width"), ("cml", "cml.width"), ("sla", "sla.adapters")):
-        config = small_config(method, (name, str(RANGES[name].high)))
-        assert "params" in shapes(built(resolve(config), fixed_store).method, fixed_store)
+        config = small_config(method, (name, str(FIELDS[name].within.high)))
+        assert "params" in shapes(build_on(checked(resolve(config)), fixed_store).method, fixed_store)
 
 
 @pytest.mark.parametrize(("padding", "least", "method"), [("arm", 16, "cxda"), ("same", 4, "cml")])
@@ -106,6 +143,5 @@ def test_images_too_small_for_the_network_are_refused(padding, least, method):
     for shape in ((least, least + 3, 1), (least + 3, least - 1, 1)):
         images = np.zeros((2, *shape), np.uint8)
         store = DomainStore(INFO, images, np.zeros(2), np.array([0, 2]), ("train",), ("a",), "")
-        said = f"net.padding='{padding}': takes images from {least} pixels"
-        with contextlib.nullcontext() if min(shape[:2]) >= least else refused(said):
+        with contextlib.nullcontext() if min(shape[:2]) >= least else refused(field="net.padding", value=padding):
             assert "params" in shapes(build_method(config, store), store)

@@ -20,9 +20,9 @@ from tests.lines import ROOT, cases, one_line, write_run
 
 
 def test_changes_are_taken_with_and_without_equals():
-    arguments = ["x", "--config=a", "--config.seed=1", "--config.net.width", "8", "--debug"]
+    arguments = ["x", "--config=a", "--config.data.name=a=b", "--config.net.width", "8", "--debug"]
     assert cli.take_changes(arguments) == ["x", "--config=a", "--debug"]
-    assert cli.CHANGES == [("seed", "1"), ("net.width", "8")]
+    assert cli.CHANGES == [("data.name", "a=b"), ("net.width", "8")]
     assert cli.take_changes(["x"]) == ["x"] and cli.CHANGES == []
 
 
