@@ -1,6 +1,5 @@
 """Context curves: which images have arrived, how the curves are paired and measured, and what is shown."""
 
-import dataclasses
 import itertools
 import shutil
 
