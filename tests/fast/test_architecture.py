@@ -2,9 +2,13 @@
 
 import ast
 import functools
+import re
+import sys
 import tomllib
 
-from tests.lines import ROOT
+from cxda_jax.machine import doctor
+from tests.commands import command
+from tests.lines import ROOT, cases, one_line
 
 # Each room may import those named here, and itself. registry.py and reading.py of config/ know the methods, whose files
 # need its fields.
@@ -27,8 +31,10 @@ export: errors types losses config data disk machine nets methods training adapt
 __main__: machine
 """
 MAY = {}
+
 for room, others in (line.split(":") for line in ALLOWED.strip().splitlines()):
     MAY[room] = {room, "version", "__version__", *others.split()}
+
 OPTIONAL = {"tensorflow", "tensorflow_datasets", "torch", "pillow_heif", "wilds", "sklearn", "pandas", "onnx",
             "onnxruntime"}  # fmt: skip
 FILES = sorted((ROOT / "cxda_jax").rglob("*.py"))
@@ -78,3 +84,42 @@ def test_nothing_that_is_read_is_run():
             assert called not in ("eval", "exec", "pickle.load", "pickle.loads", "joblib.load", "yaml.load"), path
             assert options.get("allow_pickle", "False") == "False", path
             assert called != "torch.load" or options.get("weights_only") == "True", path
+
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+EXTRA = re.compile(r"pip install (?:-q )?(?:-e )?'(?:cxda_jax|\.)\[([\w,]+)\]'")
+FEATURES = "features", "--encoder=model.onnx", "--images=x", "--out=x.npz"
+EXPORT = "export", "--out=x", "--model=glyphs"
+
+
+@cases("arguments, field, missing, extra", [
+    ("features", FEATURES, FEATURES[1], "onnx", "onnx"),
+    ("features that run", FEATURES, FEATURES[1], "onnxruntime", "onnx"),
+    ("export", (*EXPORT, "--format=onnx"), "--format=onnx", "jax2onnx", "export"),
+    ("export to LiteRT", (*EXPORT, "--format=litert"), "--format=litert", "ai_edge_litert", "export"),
+    ("export in 8 bits", (*EXPORT, "--format=litert_int8"), "--format=litert_int8", "tensorflow", "export"),
+])  # fmt: skip
+def test_a_command_names_the_extra_that_brings_what_is_missing(arguments, field, missing, extra, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, missing, None)
+    error = command(*arguments, code=2)
+    assert error.count("\n") == 1 and EXTRA.findall(line := one_line(error)) == [extra], error
+    assert line.startswith(f"error: {field}: {missing} is not installed")
+
+
+def test_each_extra_that_is_named_is_there_and_brings_what_it_is_named_for():
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("launch/*.py"), *ROOT.glob("cxda_jax/**/*.py")]
+    named = {extra for file in files for both in EXTRA.findall(file.read_text()) for extra in both.split(",")}
+    assert named <= {*EXTRAS} and {"onnx", "export", "sklearn", "dev"} <= named
+    for module, (_, fix) in doctor.OPTIONAL.items():
+        project = {"sklearn": "scikit-learn", "tensorflow": "tensorflow-cpu"}.get(module, module.replace("_", "-"))
+        (extra,) = EXTRA.findall(fix)
+        assert project in {re.split(r"[<>=]", asked)[0] for asked in brought(extra)}
+
+
+def brought(extra):
+    for asked in EXTRAS[extra]:
+        for own in re.findall(r"^cxda_jax\[([\w,]+)\]", asked):
+            for each in own.split(","):
+                yield from brought(each)
+        yield asked

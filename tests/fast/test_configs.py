@@ -101,10 +101,3 @@ def test_rows_and_benchmarks_are_complete_and_unprepared_data_is_told_in_one_lin
     for benchmark in READERS:
         with refused(f"--benchmark={benchmark}", tmp_path):
             open_data(read(f"{benchmark}:erm"), tmp_path)
-
-
-def test_devices_of_one_writer_or_of_few_classes_have_variants():
-    own, skewed = read("unipen:cxda_shares,own")["episode"], read("cifar10_c:cxda_shares,small,skewed")["episode"]
-    assert (own["num_domains"], own["per_domain"], own["shares"], own["skip_small"]) == (1, 100, "natural", True)
-    assert (skewed["num_domains"], skewed["shares"], skewed["concentration"]) == (5, "dirichlet", 0.3)
-    assert read("unipen:cxda_shares")["optimizer"] == read("unipen:erm_iid")["optimizer"], "they are for its network"

@@ -193,17 +193,6 @@ def test_shares_are_those_of_their_distribution_in_support_and_query_alike(share
     assert scipy.stats.binomtest(int(other.sum()), len(other), 1 / 4).pvalue > 1e-3, "domains draw by themselves"
 
 
-def test_any_shares_are_natural_in_half_of_the_tasks():
-    """In the others Dirichlet's concentration is log-uniform from 0.1 to 10."""
-    _, support, query = of_shares("any")
-    natural, a = SKEWED_COUNTS / 1000, 10 ** np.linspace(-1, 1, 2001)
-    expected = (natural + 1 / 4) / 2
-    assert scipy.stats.chisquare(np.bincount(query[:, 1], minlength=4), 2000 * expected).pvalue > 1e-3
-    alike = ((natural**2).sum() + ((a + 1) / (4 * a + 1)).mean()) / 2
-    same = int((support[:, 0] == support[:, 2]).sum())
-    assert scipy.stats.binomtest(same, len(support), alike).pvalue > 1e-3
-
-
 def test_a_device_keeps_its_shares_however_many_images_arrive():
     usual = of_shares("any")[0]
     sizes = {n: of_shares("any", context=Context(n))[0] for n in (2, 6, 60)}

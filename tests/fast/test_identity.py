@@ -1,12 +1,8 @@
 """What happens between two commands: another config, other data, another machine, links, and unfinished runs."""
 
 import contextlib
-import fcntl
 import json
-import os
 import shutil
-import time
-from concurrent import futures
 from unittest import mock
 
 import jax
@@ -21,7 +17,6 @@ from cxda_jax.errors import UserError
 from cxda_jax.machine import backend, hosts, mesh
 from cxda_jax.studies import identity
 from cxda_jax.studies.folders import read_results
-from cxda_jax.studies.text import summary
 from tests.commands import command
 from tests.conftest import INFO, make_domains
 from tests.lines import at_the_root, one_line, refused, write_config, write_run  # noqa: F401  # noqa: F401
@@ -99,22 +94,6 @@ def test_nothing_is_written_through_a_link(tmp_path, monkeypatch):
     assert (tmp_path / "precious").read_text() == "kept"
 
 
-def test_writers_of_one_file_share_nothing_and_what_killed_ones_left_goes(tmp_path):
-    path, left, busy = (tmp_path / name for name in ("a", f".cxda-{'0' * 16}.a", f".cxda-{'1' * 16}.a"))
-    for file, age in ((left, 4000), (busy, 3000)):
-        file.write_bytes(b"half")
-        os.utime(file, (time.time() - age,) * 2)
-    files.write_text(path, "猫\udce9")  # in a name that the system could not decode
-    assert path.read_bytes() == "猫\\udce9".encode() and sorted(tmp_path.iterdir()) == [busy, path]
-    busy.unlink()
-    files.write_text(path, "x" * 100_000)
-    with futures.ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(lambda c: [files.write_text(path, c * 100_000) for _ in range(100)], c) for c in "xy"]
-        while not all(job.done() for job in jobs):
-            assert path.read_text() in ("x" * 100_000, "y" * 100_000)
-    assert [*tmp_path.iterdir()] == [path] and [job.result() for job in jobs]
-
-
 def test_a_report_names_what_rotted_or_was_trained_on_other_data(tmp_path):
     """And shows none of it."""
     run = tmp_path / "run"
@@ -173,29 +152,3 @@ def test_other_data_are_refused_by_training_and_by_tests(copied):
     command(*test, f"--runs={copied}/run", "--other_data")
     row = row_of(copied)
     assert (row["trained_on"], row["data_hash"]) == (old, new) and row["data_marks"] == [identity.MARK]
-
-
-@pytest.mark.slow
-def test_what_cannot_be_tested_is_named_and_the_rest_goes_on(copied, config):
-    """The rest is a run that was not finished, and is called so."""
-    foreign, held, sent = (copied / name for name in ("foreign", "held", "sent"))
-    foreign.mkdir()
-    (foreign / "config.json").write_text('{"compilerOptions": {}}')
-    for folder in (held, sent):
-        shutil.copytree(copied / "run", folder)
-    (sent / "last").rename(copied / "elsewhere")
-    (sent / "last").symlink_to(copied / "elsewhere")
-    (copied / "run" / "result.json").unlink()
-    config = replaced(config, train={"steps": 40})
-    shutil.rmtree(copied / "run" / "model")
-    write_config(copied / "run", config, open_store(store_of(copied)).sha256)
-    with open(held / "lock", "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        runs = ",".join(map(str, (foreign, held, sent, copied / "run")))
-        error = command("evaluate", f"--runs={runs}", f"--data_dir={copied}/data", code=2)
-    assert error.count("\n") == 1 and "3 of 4 evaluations failed; the first: " in error
-    assert "foreign/config.json: no 'method'" in error
-    row = row_of(copied)
-    assert (row["reached_step"], row["steps"]) == (20, 40) and row["best_step"] <= 20
-    (result,), _ = read_results([copied / "run"])
-    assert "UNFINISHED: step 20 of 40" in summary(result)

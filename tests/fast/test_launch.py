@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax.config.reading import read, replaced
+from cxda_jax.config.reading import replaced
 from cxda_jax.config.registry import METHODS
 from cxda_jax.disk.files import locked
 from cxda_jax.disk.reading import read_lines
@@ -19,7 +19,6 @@ from cxda_jax.studies import training
 from cxda_jax.studies.folders import read_results
 from cxda_jax.studies.identity import read_config, read_record
 from cxda_jax.studies.result import ScoredTasks, by_store
-from cxda_jax.studies.settings import USUAL, Setting, reshaped
 from cxda_jax.studies.text import comparison, table
 from cxda_jax.training import metrics
 from cxda_jax.training.experiment import open_data
@@ -73,18 +72,6 @@ def test_a_folder_in_use_is_refused_and_untouched(smoke):
     with locked(folder):
         assert "run is in use by process" in command("train", *options, code=69)
     assert files(folder / "last") == before
-
-
-def test_settings_say_how_many_queries_there_are():
-    """As many as images of a domain, or as usual where the config says so."""
-    config = read("glyphs:cxda")
-    fixed = read("glyphs:cxda", [("evaluation.reshaped_queries", "fixed"), ("episode.num_query", "15")])
-    for setting, (*shape, queries) in {
-        Setting("num_domains", 10): (10, 10, 10), Setting("support_size", 10): (5, 2, 2), USUAL: (5, 20, 20),
-    }.items():  # fmt: skip
-        for of, expected in ((config, queries), (fixed, 15)):
-            episode = reshaped(of, setting)["episode"]
-            assert [episode[name] for name in ("num_domains", "per_domain", "num_query")] == [*shape, expected]
 
 
 def made(label="m", seed=0, scores=(1, 1, 0, 0), **other):

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import shutil
 
 import jax
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from cxda_jax.data.sources import device_source
 from cxda_jax.errors import UserError
 from cxda_jax.machine import backend, cost, memory
-from tests.commands import command
 from tests.lines import refused
 
 XLA, FIELDS, OUT = jax.errors.JaxRuntimeError, "net.width or episode.*", "RESOURCE_EXHAUSTED: Out of memory"
@@ -37,23 +35,6 @@ def test_a_store_larger_than_the_device_names_its_size_the_room_and_the_way_out(
     monkeypatch.setattr(memory, "left_on_device", lambda: needed - 1)
     with refused(r"source='device'.* 270 images.*0\.0 GB and the device has 0\.0 GB.*source=tfdata"):
         device_source(fixed_store)
-
-
-@pytest.mark.slow
-def test_training_and_testing_say_what_to_lower(smoke, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 0)
-    monkeypatch.setattr(backend, "freed_memory", lambda: 0)
-    shutil.copytree(smoke[0] / "run", tmp_path / "run")
-    (tmp_path / "run" / "predictions.npz").unlink()
-    train = "train", "--config=glyphs:cxda,smoke", f"--workdir={tmp_path}/new"
-    test = "evaluate", f"--runs={tmp_path}/run"
-    for line, fields in (
-        (train, "train.tasks_per_step, net.width, episode.* or evaluation.per_call"),
-        (test, "evaluation.per_call, episode.* or cotta.copies"),
-    ):
-        said = command(*line, f"--data_dir={smoke[0]}/data", code=2)
-        told = rf"error: out of memory: a program needs 0\.\d GB, 0\.0 GB are free; lower {re.escape(fields)}\n"
-        assert re.fullmatch(told, said), said
 
 
 @pytest.mark.slow

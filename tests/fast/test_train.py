@@ -14,11 +14,10 @@ from flax import linen as nn
 from cxda_jax.data import augment
 from cxda_jax.data.episodes import Draw, EpisodeSpec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
-from cxda_jax.disk import checkpoints, models
+from cxda_jax.disk import checkpoints
 from cxda_jax.disk.reading import read_lines
 from cxda_jax.errors import UserError
 from cxda_jax.machine import backend
-from cxda_jax.machine.progress import Meter
 from cxda_jax.methods.erm import bn
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.normalisation import BatchNorm
@@ -157,14 +156,6 @@ def test_log_lines_tell_the_time_left_and_a_step_is_traced_once(whole):
     assert 0 <= spent.waiting + spent.saving + spent.validating <= spent.seconds and spent.steps_per_s > 0
 
 
-def test_few_steps_are_under_way_and_the_time_left_is_told_early(fixed_store, whole, tmp_path):
-    waited, meter = [], Meter(0, 9)
-    for i in range(4):
-        meter.add({"loss": mock.Mock(block_until_ready=lambda i=i: waited.append(i))})
-    assert waited == [0, 1, 2], "a signal waits for no more than two steps"
-    assert any(line.startswith("step 3/12  eta ") for line in run(fixed_store, tmp_path, log_every=12).said)
-
-
 def test_outputs_that_are_not_finite_are_no_answers(fixed_store):
     method, source = (
         METHOD._replace(predict=lambda *given: METHOD.predict(*given) * jax.numpy.nan),
@@ -204,16 +195,6 @@ def test_a_state_in_last_names_a_best_that_is_there(fixed_store, whole, tmp_path
     resumed = run(fixed_store, tmp_path, save_every=100)
     assert "resumed from step 6 of 12" in resumed.said
     assert_equal_trees(whole[1][:3], resumed[:3])
-
-
-@pytest.mark.slow
-def test_a_network_without_statistics_resumes_and_becomes_a_model(fixed_store, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run(fixed_store, tmp_path, 5, method=PLAIN, steps=6)
-    resumed = run(fixed_store, tmp_path, method=PLAIN, steps=6)
-    assert resumed.last.variables["batch_stats"] == {} and int(resumed.last.step) == 6
-    models.write_model(tmp_path / "model", resumed.best, {}, {})
-    assert_equal_trees(models.read_model(tmp_path / "model", resumed.best)[0], resumed.best)
 
 
 @pytest.mark.slow

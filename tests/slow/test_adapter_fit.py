@@ -228,15 +228,6 @@ def test_a_saved_adapter_is_the_same_in_another_process_and_damage_is_named(fit,
         adapter.save(tmp_path)
 
 
-def test_copies_of_an_adapter_and_of_its_device_answer_alike(fit, new):
-    asked, device = (new.logits[:9], new.style[:9]), fit[0].adapt(new.logits[:60], new.style[:60])
-    for copied in (lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy):
-        adapter, own = copied(fit[0]), copied(device)
-        assert str(adapter) == str(fit[0]) and adapter.origin == {}
-        for same in (own, adapter.adapt(new.logits[:60], new.style[:60])):
-            np.testing.assert_array_equal(same.predict_proba(*asked), device.predict_proba(*asked))
-
-
 def test_the_notebook_runs_on_other_photographs(tmp_path, monkeypatch, capsys):
     """In PACS's folders, with a stand-in for the encoder, and with fewer steps."""
     root, rng = Path(__file__).parents[2], np.random.default_rng(0)

@@ -156,3 +156,14 @@ def test_threads_may_share_it():
             done.result()
     assert buffer.seen == 300
     close(answers(buffer), answers(model.adapt(buffer.images())))
+
+
+def test_what_cannot_be_is_one_line():
+    for name, options, message in [
+        ("ft_em", {}, "ft_em has no program for every number of images; use Model.adapt"),
+        ("cxda_supervised", {}, "cxda_supervised must know the domain of each image"),
+        ("cxda", {"capacity": 2.5}, "capacity=2.5; give a whole number from 1"),
+        ("cxda", {"seed": -1}, "seed=-1; give a whole number from 0"),
+    ]:
+        with refused(message):
+            cxda_jax.SupportBuffer(Model(CARD, build_method(name), None, None), **options)

@@ -44,20 +44,3 @@ def test_help_imports_nothing_heavy_and_tells_every_flag(name, tmp_path):
     known = [flag for definition, flag in shared.items() if definition in FILES[name]]
     for flag in ("data_dir", "debug", *known, *(call.args[0].value for call in defined)):
         assert f"--{flag}:" in done.stdout or f"--[no]{flag}:" in done.stdout
-
-
-def test_bash_completes_commands_and_their_flags():
-    asked = """cxda() { "$PYTHON" -m cxda_jax "$@"; }
-    eval "$(cxda completion bash)"
-    for COMP_LINE in "cxda ev" "cxda adapt --bu" "cxda adapt --al" "cxda adapt ph"; do
-        COMP_WORDS=($COMP_LINE) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
-        _cxda cxda "${COMP_WORDS[COMP_CWORD]}"
-        echo "${COMPREPLY[*]}"
-    done
-    cxda completion fish 2>&1 || echo $?"""
-    done = subprocess.run(
-        ["bash", "-c", asked],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": ""},
-    )  # fmt: skip
-    fish = "error: cxda completion: give a shell, bash or zsh"
-    assert (done.stderr, done.stdout.splitlines()) == ("", ["evaluate", "--buffer", "--always", "", fish, "2"])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors
 
-from cxda_jax.config.fields import Values
 from cxda_jax.data.readers.raw import read_pieces
 from cxda_jax.data.store import open_store
 from cxda_jax.disk import files, manifest
@@ -19,7 +18,7 @@ from cxda_jax.errors import UserError
 from cxda_jax.nets.pretrained import read_weights
 from cxda_jax.studies import identity
 from cxda_jax.studies.folders import read_results
-from cxda_jax.training.experiment import READERS, build_on, open_data, start_from_weights
+from cxda_jax.training.experiment import READERS, build_on, open_data
 from tests import lines
 from tests import raw_fixtures as raws
 from tests.conftest import make_store
@@ -142,24 +141,6 @@ def test_weights(tmp_path, monkeypatch):
         with refused("", tmp_path, named=name):
             read_weights(tmp_path / name)
         assert not (tmp_path / "exploded").exists()
-
-
-def test_layers_of_weights(tmp_path, monkeypatch):
-    """Of a network with a first convolution and a head."""
-    monkeypatch.chdir(tmp_path)
-    variables = {"params": {"trunk": {"conv1": {"kernel": np.zeros((7, 7, 3, 4), np.float32)}}}, "batch_stats": {}}
-    first, options = (
-        np.ones((4, 3, 7, 7), np.float32),
-        {"name": "resnet50", "weights": "a.safetensors", "dont_load": ("fc",)},
-    )
-    for arrays, named in [
-        ({"conv2.weight": first}, "conv1.weight is missing"), ({"conv1.weight": first[:1]}, "conv1.weight is (7"),
-        ({"conv1.weight": first, "extra.weight": first}, "extra.weight"),
-        ({"conv1.weight": first * np.float32("nan")}, "conv1.weight holds nan"),
-    ]:  # fmt: skip
-        safetensors.save_file(arrays, "a.safetensors")
-        with refused("^net.weights", named=named):
-            start_from_weights(Values(options), variables)
 
 
 CONFIGS = [  # damage of a good run's config.json, what the line names

@@ -6,7 +6,6 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 import cxda_jax
@@ -126,15 +125,3 @@ def test_a_damaged_model_is_one_line(copy):
     manifest.write(copy, [models.CARD, models.CONFIG])  # a manifest does not choose what is checked
     with pytest.raises(UserError, match="weights.safetensors differs"):
         cxda_jax.load(copy)
-
-
-def test_images_of_any_kind_are_fitted_and_wrong_ones_are_one_line(runs, tmp_path):
-    model, own, file = cxda_jax.load(runs / "run"), RNG.integers(0, 256, (28, 28, 1), np.uint8), tmp_path / "it.png"
-    Image.fromarray(own[..., 0]).save(file)
-    for same in (own, own[..., 0], file, str(file), Image.open(file), own / 255):
-        np.testing.assert_array_equal(model.as_pixels(same), own)
-    fitted = model.as_pixels(np.zeros((10, 40, 3), np.uint8))
-    assert fitted.shape == (28, 28, 1) and (fitted[0] == 255).all() and (fitted[14] == 0).all()  # padded with paper
-    for wrong in (tmp_path / "none.png", own[None], own.astype(float)):
-        with pytest.raises(UserError):
-            model.predict([wrong])

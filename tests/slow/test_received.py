@@ -187,36 +187,27 @@ def test_arrays_of_features_are_rows_of_the_same_images(tmp_path):
 
 
 def test_no_pipe_is_waited_for(tmp_path):
-    """Nor is a folder, a socket or a device read."""
-    model, adapter = shutil.copytree(loading.SHIPPED / "glyphs", tmp_path / "model"), tmp_path / "adapter"
-    write_adapter(adapter)
-    places = [
-        (adapter / name, lambda _: cxda_jax.load(adapter)) for name in (models.CARD, models.WEIGHTS, manifest.NAME)
-    ]
-    places += [(model / name, lambda _: cxda_jax.load(model)) for name in (models.CARD, models.CONFIG, manifest.NAME)]
+    """Nor is a folder read."""
+    model, adapter = (
+        shutil.copytree(loading.SHIPPED / "glyphs", tmp_path / "model"),
+        write_adapter(tmp_path / "adapter"),
+    )
     buffer = Model(CARD, build_method("bn"), {}, CompiledMethod(*[lambda *_: 0] * 2, None))
-    places += [
-        (tmp_path / name, reader)
-        for name, reader in (
-            ("f.npz", read_labelled),
-            ("names.txt", read_classes),
-            ("a.csv", lambda path: list(read_table(path, ("a",), ""))),
-            ("metrics.jsonl", read_lines),
-            ("a.png", lambda path: buffer.as_pixels(path)),
-            ("b.npz", lambda path: cxda_jax.SupportBuffer.load(path, buffer)),
-        )
-    ]
-    for path, reader in places:
+    readers = {
+        **{adapter / name: lambda _: cxda_jax.load(adapter) for name in (models.CARD, models.WEIGHTS, manifest.NAME)},
+        **{model / name: lambda _: cxda_jax.load(model) for name in (models.CARD, models.CONFIG, manifest.NAME)},
+        tmp_path / "f.npz": read_labelled, tmp_path / "names.txt": read_classes, tmp_path / "metrics.jsonl": read_lines,
+        tmp_path / "a.csv": lambda path: list(read_table(path, ("a",), "")), tmp_path / "a.png": buffer.as_pixels,
+        tmp_path / "b.npz": lambda path: cxda_jax.SupportBuffer.load(path, buffer),
+    }  # fmt: skip
+    for path, reader in readers.items():
         kept = path.read_bytes() if path.exists() else None
-        path.unlink(missing_ok=True)
-        os.mkfifo(path)
-        with refused(re.escape(path.name), tmp_path):
-            reader(path)
-        path.unlink()
-        path.mkdir()
-        with refused(re.escape(path.name), tmp_path):
-            reader(path)
-        path.rmdir()
+        for make, remove in ((os.mkfifo, os.unlink), (os.mkdir, os.rmdir)):
+            path.unlink(missing_ok=True)
+            make(path)
+            with refused("", tmp_path, named=path.name):
+                reader(path)
+            remove(path)
         if kept is not None:
             path.write_bytes(kept)
 

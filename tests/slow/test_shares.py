@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from cxda_jax.adapter.diagnosis import TRUE_SHARES, UNFORESEEN, diagnose, kind_of
 from cxda_jax.config.reading import read, replaced
-from cxda_jax.data.episodes import EpisodeSpec, check_spec, split_part
+from cxda_jax.data.episodes import split_part
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.methods.cxda_shares import draw_present, on_described
@@ -22,7 +22,7 @@ from cxda_jax.training.loop import init_state, train_step
 from cxda_jax.types import ADAPTER, Episode, Images
 from tests.commands import command
 from tests.conftest import INFO, make_episode
-from tests.nets import KEY, build_method, case_of, close, softmax
+from tests.nets import KEY, case_of, close, softmax
 
 
 def test_a_buffer_fills_at_random():
@@ -48,14 +48,6 @@ def test_a_part_is_held_out_by_domains_or_by_images(fixed_store):
             assert whole == set(sizes).issubset({0, 5})
         assert abs(len(held.rows) / len(train) - 0.4) < 0.06
         assert not np.array_equal(held.rows, split_part(store, 0.4, 8, True).rows)
-
-
-def test_small_domains_can_be_left_out(fixed_store):
-    spec = EpisodeSpec(1, 28, 5)
-    with pytest.raises(UserError, match="has 30 images, episode.per_domain"):
-        check_spec(spec, fixed_store, "test")
-    with pytest.raises(UserError, match="0 domains with 33 images"):
-        check_spec(spec._replace(skip_small=True), fixed_store, "test")
 
 
 @pytest.mark.parametrize(
@@ -87,16 +79,6 @@ def test_a_method_learns_on_a_trunk_that_stays(method, fixed_store):
     right = network_accuracy(training, network)
     assert 0 <= right.others <= 1 and "left to ask the buffer" in str(right)
     assert "warning" in str(right._replace(others=0.99))
-
-
-def test_the_config_of_the_network_differs_by_the_method_alone():
-    config = read("unipen:cxda_shares")
-    network = network_config(config, build_method("cxda_shares"), 0.35)
-    assert network["method"] == "erm_iid" and "cxda_shares" not in network
-    assert {k: v for k, v in network["train"].items() if k != "held_out"} == {
-        k: v for k, v in config["train"].items() if k != "held_out"
-    }
-    assert network["optimizer"] == config["optimizer"] and network["net"] == config["net"]
 
 
 RNG = np.random.default_rng(0)

@@ -5,12 +5,6 @@ import json
 import pytest
 
 from tests.commands import command
-from tools.bench import suites
-
-
-def run_gpu(out, only, budget_s):
-    suites.run("gpu", out, False, 64, width=4, repeats=1, small=True, budget_s=budget_s, shapes=(), only=only)
-    return load(out)
 
 
 def load(path):
@@ -37,14 +31,3 @@ def test_the_command_leaves_a_record_with_peers(tmp_path, monkeypatch):
     assert set(found["gemm_gflop_per_s"]) == {"ours", "torch"}
     for row in found["rows"]:
         assert "exact" in row["peers"] and ("buffers" in row["peers"]) == (row["case"]["work"] == "infer")
-
-
-def test_the_gpu_suite_runs_on_what_there_is_and_names_what_it_left_out(tmp_path):
-    out, only = tmp_path / "record.json", ("step bfloat16", "training cifar_c")
-    found = run_gpu(out, only, budget_s=480)
-    check(found, rows=1)
-    (row,) = found["trainings"]
-    assert not found["left_out"] and row["benchmark"] == "cifar_c" and row["whole"]
-    assert (row["paper_steps"], row["paper_validations"]) == (56_000, 10)
-    assert row["reckoned_minutes"] == pytest.approx((56_000 / row["steps_per_s"] + 10 * row["validation_s"]) / 60)
-    assert len(run_gpu(out, only, budget_s=0)["left_out"]) == 2
