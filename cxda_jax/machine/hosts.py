@@ -7,7 +7,7 @@ happened, and ends. Nothing is lost: a checkpoint is either whole or not there, 
 newest one.
 
 What is private to JAX here, or concerns the whole process, has a comment that begins with "Private" or "Process-wide".
-Unless it names another test, test_a_lost_process_ends_all_with_one_line_and_loses_nothing of tests/fast/test_mesh.py
+Unless it names another test, test_a_lost_process_ends_all_with_one_line_and_loses_nothing of tests/slow/test_mesh.py
 shows the failure.
 """
 

@@ -17,12 +17,11 @@ from cxda_jax.adapter import correction, judge
 from cxda_jax.adapter.correction import Labelled, correct, told_shares
 from cxda_jax.adapter.fit import JUDGING, _checked, deal, load_of
 from cxda_jax.adapter.judge import least_temperature
-from cxda_jax.errors import UserError
 from cxda_jax.training import metrics
 from cxda_jax.training.pace import Pace, TimeLimit
 from cxda_jax.training.selection import CHOICES, Selection
 from cxda_jax.types import ADAPTER
-from tests.lines import one_line, refused
+from tests.lines import refused
 from tests.logits import CLASSES, RNG, STYLE, fewer_tasks, made  # noqa: F401
 
 
@@ -165,20 +164,6 @@ def test_steps_are_left_out_to_keep_to_the_time_and_the_cosine_ends_at_0():
     first, last = len(rates[20, 1]), len(rates[20, 2])
     assert 500 < first < 600 and 500 < last < 600 and first + last < 20 * 60 - 20  # seconds; and for judging
     assert [load_of(classes) for classes in (6, 100, 1000, 10_000)] == [(16, 20), (16, 13), (4, 5), (4, 5)]
-
-
-def test_a_machine_too_slow_for_the_minutes_is_told_those_that_it_needs():
-    def steps_in(minutes):
-        limit = TimeLimit(0, 60 * minutes, 5, JUDGING, lambda line: None)
-        pace = Pace(limit, 100, 1e-2, 5, CHOICES, 3.0)
-        limit.now = lambda: 30.0 + pace.taken  # a second a step, after half a minute of compiling
-        while pace.left:
-            pace.heed(pace.taken + 1, lambda: None)
-        return pace.taken
-
-    with pytest.raises(UserError, match="^minutes=2: only [0-9]+ of 100 steps") as error:
-        steps_in(2)
-    assert steps_in(float(re.search("give minutes=([0-9.]+)", one_line(error.value))[1])) == 100
 
 
 def test_calibration_against_formulas():

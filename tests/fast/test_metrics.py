@@ -1,4 +1,4 @@
-"""Scores of tasks and their intervals; test_properties.py has those of a task, of the worst ones and over seeds."""
+"""Scores of tasks and their intervals, beside scikit-learn, SciPy and formulas."""
 
 import math
 

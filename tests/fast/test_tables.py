@@ -1,6 +1,6 @@
 """Tables of results, beside the paper's; each format against a file that was read by eye.
 
-After a wanted change of format: UPDATE_GOLDEN=1 pytest tests/test_tables.py, and look at the difference.
+After a wanted change of format: UPDATE_GOLDEN=1 pytest tests/fast/test_tables.py, and look at the difference.
 """
 
 import csv

@@ -45,7 +45,7 @@ def close(ours, theirs, tolerance=1e-5):
 
 @pytest.mark.parametrize("name", ["cxda_any", "icrm"])
 def test_it_equals_adapting_to_what_it_holds_and_compiles_once(name):
-    """Answers, and attention to the images in their order. tests/test_methods.py has the programs of all methods."""
+    """Answers, and attention to the images in their order. tests/fast/test_methods.py has the programs of all methods."""
     places, model = 3, make(name)
     buffer, held, compiled = cxda_jax.SupportBuffer(model, places), [], []
     empty = answers(buffer)

@@ -27,7 +27,7 @@ SUPPORT = EPISODE.support
 
 @pytest.fixture(autouse=True)
 def cheap_augmentation(monkeypatch):
-    """Another darkness for each key. tests/test_augment.py has the real one, which is slow to compile."""
+    """Another darkness for each key. tests/fast/test_augment.py has the real one, which is slow to compile."""
     case_of("erm")  # outside of any trace
     monkeypatch.setattr(augment, "strong", lambda key, pixels, options: pixels * jax.random.uniform(key))
 
