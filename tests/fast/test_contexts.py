@@ -72,7 +72,7 @@ def test_contexts_that_the_domains_cannot_give_are_refused(fixed_store):
     most, domains = 6 * USUAL, fixed_store.domains("test")
     check_context(Context(most), SPEC, fixed_store, "test")
     sample_plans(Draw(SPEC, fixed_store.offsets, domains, 0), [0], Context(most))
-    with refused(rf"{most + 1} images takes 28 of a domain beside 5 queries, and domain 'd6' has 30; .* most {most}$"):
+    with refused(f"{most + 1} images .*'d6' has 30.* {most}$"):
         check_context(Context(most + 1), SPEC, fixed_store, "test")
 
 

@@ -33,7 +33,6 @@ nothing, no_style, tensor = of(style=style), of(logits=logits), of(logits=logits
 few, shares, one = (lambda images: {"logits": logits, "style": style}), of(logits=logits / 3, style=style), of(logits=logits[:, :1], style=style)
 not_finite = of(logits=logits * np.nan, style=style)
 def first(images): return {"logits": logits[:32], "maps": [images.transpose(0, 3, 1, 2)]}
-def flat(images): return {"logits": logits[:32], "maps": [style[:32]]}
 two = of(logits=logits[:, :2], style=style)
 calls = []
 def stopped(images):
@@ -42,10 +41,6 @@ def stopped(images):
     if len(calls) == number:
         os.kill(os.getpid(), sent)
     return encoder(images)
-def careless(images):
-    answer = encoder(images.copy())
-    images[:] = 0
-    return answer
 def centred(images):
     answer = encoder(images)
     return answer | {"logits": answer["logits"] - answer["logits"].mean(0)}

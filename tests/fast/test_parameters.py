@@ -82,11 +82,11 @@ def test_a_config_of_an_earlier_version_gets_the_defaults_of_what_it_lacks_and_k
     for prior, expected in ((0.0, (20.0, True)), (7.0, (7.0, False))):
         found = stored("cxda_any", cxda_any=earlier | {"prior": prior})["cxda_any"]
         assert (found["prior"], found["running"]) == expected
-    with refused(r"^config\.attention\.sink: this version has no such field; train again"):
+    with refused("^config.attention.sink: "):
         stored(attention=own | {"sink": True})
-    with refused(r"^config\.optimizer\.chain: this version has no such field; train again"):
+    with refused("^config.optimizer.chain: "):
         stored(optimizer=CONFIG["optimizer"] | {"chain": "sgd(0.1)"})
-    with refused(r"^config\.bn: this version has no such field; train again"):
+    with refused("^config.bn: "):
         stored(bn={})
 
 
@@ -125,9 +125,9 @@ def test_another_package_adds_a_method_by_an_entry_point(tmp_path, monkeypatch):
 
 
 def test_a_field_that_the_method_never_reads_is_refused():
-    with refused(r"^--config\.batch_norm\.momentum: cxda_any does not read it, only bn, cxda, .*; leave it out"):
+    with refused("^--config.batch_norm.momentum: cxda_any .* bn, cxda"):
         read("glyphs:cxda_any", [("batch_norm.momentum", "0.5")])
-    with refused(r"^--config\.icrm\.width: erm does not read it, only icrm; leave it out"):
+    with refused("^--config.icrm.width: erm .*icrm"):
         read("glyphs:icrm", [("icrm.width", "8"), ("method", "erm")])
     assert read("glyphs:erm", [("cotta.copies", "3")])["cotta"]["copies"] == 3, "for a test"
 
@@ -140,7 +140,7 @@ def test_a_config_cannot_be_changed_and_values_go_together():
     other = replaced(config, train={"steps": 7})
     assert other.train == {**config.train, "steps": 7} and other.hash != config.hash == read("glyphs:cxda,smoke").hash
     assert copy.deepcopy(other) == other == json.loads(json.dumps(other)) and config.train.steps == 20
-    with refused(r"batch_norm.momentum=0.5 sets .* too; leave momentum at 1", field="batch_norm.prior"):
+    with refused("batch_norm.momentum=0.5", field="batch_norm.prior"):
         replaced(config, batch_norm={"momentum": 0.5, "prior": 20.0})
-    with refused(r"^evaluation.tasks='exhaustive': it asks", field="evaluation.tasks"):
+    with refused(field="evaluation.tasks"):
         replaced(config, episode={"shares": "even"}, evaluation={"tasks": "exhaustive"})

@@ -38,16 +38,14 @@ MEASURED = ("step", "loss", "accuracy", "val_score", "best_score")
 class Small(nn.Module):
     """One convolution: the program of a step is compiled in a third of the time that the smallest CNN takes."""
 
-    statistics: bool = True
-
     @nn.compact
     def __call__(self, x, batch=False):
         x = nn.Conv(8, (4, 4), (4, 4), name="conv0")(x)
-        return nn.relu(BatchNorm(name="norm0")(x, batch) if self.statistics else x)
+        return nn.relu(BatchNorm(name="norm0")(x, batch))
 
 
 TRACED = []
-NORMED, PLAIN = (bn(Classifier(Small(statistics), LinearHead(4), (0.5,), (0.5,))) for statistics in (True, False))
+NORMED = bn(Classifier(Small(), LinearHead(4), (0.5,), (0.5,)))
 METHOD = NORMED._replace(loss=lambda *arguments: (TRACED.append(1), NORMED.loss(*arguments))[1])
 TX = make_optimizer("sgd", 0.01, 0.9, 1e-4)
 SCORES = (0.1, 0.2, 0.3, 0.3)  # of the validations, of which the third one is the best
@@ -163,7 +161,7 @@ def test_outputs_that_are_not_finite_are_no_answers(fixed_store):
     )
     plan_of = functools.partial(sample_plans, Draw(SPEC, fixed_store.offsets, fixed_store.domains("test"), 0))
     variables = init_state(method, TX, 0, Images(fixed_store.images[:2], np.zeros(2, np.int32))).variables
-    with refused("in 3 of 3 tasks the network's outputs are not finite"):
+    with refused(named="3 of 3 tasks"):
         evaluate(compile_task(method, source), variables, source, Tasks(plan_of, 3, "accuracy"))
 
 
@@ -251,7 +249,7 @@ def test_a_run_that_is_stopped_and_damaged_ends_as_the_whole_run(fixed_store, tm
         assert checkpoints.steps(tmp_path / "run" / "last")[0] == at
         begun = at
     rot(tmp_path / "run" / "best" / "3")
-    with pytest.raises(UserError, match="best/3: .* differs from its recorded hash; copy it back, or delete"):
+    with pytest.raises(UserError, match="best/3: "):
         run(fixed_store, tmp_path / "run", steps=6)
     rot(tmp_path / "run" / "best" / "3")  # the bit is back
     rot(tmp_path / "run" / "last" / "5")

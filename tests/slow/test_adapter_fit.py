@@ -175,7 +175,7 @@ def test_a_threshold_follows_from_the_errors_by_domain(fit):
     assert plain.trusted().threshold_for(0.5) == adapter.threshold_for(0.5) != plain.threshold_for(0.5)
     assert adapter._replace(known={**adapter.known, "wrong": accepted}).threshold_for(0.05) == math.inf
     for risk in (5, -1, math.nan, "a"):
-        with refused("^risk=.*; give a number from 0 to 1"):
+        with refused("^risk="):
             adapter.threshold_for(risk)
 
 
@@ -186,7 +186,7 @@ def test_a_buffer_grows_and_shrinks_and_has_any_size(fit, new, monkeypatch):
     assert len(first.images) == 60 and not len(grown.forget(131).images)
     np.testing.assert_array_equal(grown.forget().images, grown.images[1:])  # as of a SupportBuffer
     for n in (-1, 1.5, "a", True):
-        with refused("^n=.*; give a whole number from 0"):
+        with refused("^n="):
             first.forget(n)
     for device, like in ((grown, whole), (grown.forget(60), adapter.adapt(z[60:], s[60:]))):
         np.testing.assert_array_equal(device.predict_logits(z, s), like.predict_logits(z, s))
@@ -222,7 +222,7 @@ def test_a_saved_adapter_is_the_same_in_another_process_and_damage_is_named(fit,
         with refused(name, tmp_path):
             cxda_jax.load_adapter(folder)
         adapter.save(folder) if name != "manifest.json" else None
-    with refused("nope: no such folder; give one that holds an adapter", tmp_path):
+    with refused(named="nope: "):
         cxda_jax.load_adapter(tmp_path / "nope")
     with refused("holds something else", tmp_path):
         adapter.save(tmp_path)

@@ -78,9 +78,9 @@ def test_programs_agree_where_logits_and_answers_do():
     assert agreement([ours[0] * 1.01], ours, Allowed(0.1)) == {"logits": pytest.approx(0.01), "same_classes": 1}
     swapped = [ours[0][:, [0, 2, 1]]]
     assert agreement(swapped, ours, Allowed(0.5, tie=0.01))["same_classes"] == 1
-    with pytest.raises(UserError, match="50.0 % of the classes are equal .*; nothing is written$"):
+    with pytest.raises(UserError, match="50.0 %"):
         agreement(swapped, ours, Allowed(0.5))
-    with pytest.raises(UserError, match=r"differ by 1.0e-02 .*allowed 1.0e-03.*--tolerance=2e-02"):
+    with pytest.raises(UserError, match="1.0e-02 .*1.0e-03.*--tolerance=2e-02"):
         agreement([ours[0] * 1.01], ours, Allowed(1e-3))
     with pytest.raises(UserError, match="differ by nan"):
         agreement([ours[0] * np.nan], ours, Allowed(0.5))
@@ -153,7 +153,7 @@ def test_test_tasks_of_the_models_own_data_are_the_usual_check_and_what_disagree
         form.write(pair._replace(weights={**pair.weights, head: pair.weights[head] * 1.01}), folder)
 
     monkeypatch.setitem(FORMATS, "jax", form._replace(write=write))
-    with pytest.raises(UserError, match="do not agree with the model: logits differ by .*; nothing is written"):
+    with pytest.raises(UserError, match="logits differ"):
         export(*given, tmp_path / "no", 20, Check(str(folder / "data"), 5))
     assert not (tmp_path / "no").exists() and not list(tmp_path.glob(".no*"))
     capsys.readouterr()

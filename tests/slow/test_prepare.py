@@ -23,7 +23,6 @@ from cxda_jax.studies.examples import Example, draw_attention
 from cxda_jax.studies.sheet import draw_strips
 from cxda_jax.training import metrics
 from cxda_jax.training.experiment import READERS
-from tests import raw_fixtures
 from tests import raw_fixtures as raws
 from tests.commands import command
 
@@ -263,7 +262,7 @@ def test_missing_files_get_a_command_and_others_are_checked(tmp_path, monkeypatc
     ("iwildcam", ((112, 112, 3), 182), (243, 32, 48, 129_809, 14_961, 42_791, 182), (745, 2125)),
 ])  # fmt: skip
 def test_readers_compare_with_the_papers_counts(name, form, counts, tasks, tmp_path):
-    getattr(raw_fixtures, f"write_{name}")(tmp_path)
+    getattr(raws, f"write_{name}")(tmp_path)
     assert tuple(check.expected for check in READERS[name](tmp_path).checks) == counts + tasks
     assert PUBLISHED[name][:2] == form
     assert [images // 20 for images in PUBLISHED[name].images[1:] if tasks] == pytest.approx(tasks, rel=0.01)

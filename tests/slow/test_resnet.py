@@ -87,7 +87,7 @@ def test_a_head_stays_where_it_is_not_loaded_and_further_channels_repeat(small):
     jax.tree.map(np.testing.assert_array_equal, loaded["params"]["head"], variables["params"]["head"])
     kernel = loaded["params"]["trunk"]["layer2_0"]["downsample_conv"]["kernel"]
     np.testing.assert_array_equal(kernel, weights["layer2.0.downsample.0.weight"].transpose(2, 3, 1, 0))
-    with pytest.raises(UserError, match=r"fc.bias is \(1000,\) in our layout, the network's is \(5,\)"):
+    with pytest.raises(UserError, match=r"fc.bias is \(1000,"):
         convert(weights, variables, dont_load=())
     kernel = convert(small, variables_of(make_net(channels=6, **SMALL)))["params"]["trunk"]["conv1"]["kernel"]
     np.testing.assert_array_equal(kernel, np.tile(small["conv1.weight"].transpose(2, 3, 1, 0), (1, 1, 2, 1)))
