@@ -280,7 +280,7 @@ def test_after_a_kill_the_same_bits(here):
 
 GRAPHS = [  # what the line names
     ("free", [], "--logits"), ("free", ["--logits=shares"], "probabilities"), ("free", ["--logits=anser"], "answer"),
-    ("free", ["--logits=answer", "--maps=r1,flt"], "--maps='flt'"), ("free", ["--logits=answer", "--maps=flat"], "--maps=flat"),
+    ("free", ["--logits=answer", "--maps=r1,flt"], "--maps=flt"), ("free", ["--logits=answer", "--maps=flat"], "--maps=flat"),
     ("free", ["--logits=answer", "--maps=r1,image"], "--maps=image"), ("free", ["--logits=answer", "--mean=1,2"], "--mean=1,2"),
     ("free", ["--logits=answer", "--std=0"], "--std=0"), ("centred", ["--logits=answer"], "'logits'"),
     ("fixed", ["--logits=answer", "--size=32"], "--size=32"), ("free", ["--logits=answer", "--size=100000"], "--size=100000"),

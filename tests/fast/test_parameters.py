@@ -140,7 +140,7 @@ def test_a_config_cannot_be_changed_and_values_go_together():
     other = replaced(config, train={"steps": 7})
     assert other.train == {**config.train, "steps": 7} and other.hash != config.hash == read("glyphs:cxda,smoke").hash
     assert copy.deepcopy(other) == other == json.loads(json.dumps(other)) and config.train.steps == 20
-    with refused(r"batch_norm.momentum=0.5 sets .* too; leave momentum at 1", field="batch_norm.prior"):
+    with refused("batch_norm.momentum=0.5", field="batch_norm.prior"):
         replaced(config, batch_norm={"momentum": 0.5, "prior": 20.0})
-    with refused(r"^evaluation.tasks='exhaustive': it asks", field="evaluation.tasks"):
+    with refused(field="evaluation.tasks"):
         replaced(config, episode={"shares": "even"}, evaluation={"tasks": "exhaustive"})
