@@ -21,6 +21,7 @@ from cxda_jax.data.episodes import (
     Context,
     Draw,
     EpisodeSpec,
+    Part,
     Plan,
     check_spec,
     domains_for,
