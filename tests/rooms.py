@@ -29,7 +29,7 @@ CEILINGS = {
     "cxda_jax/nets": 832,
     "cxda_jax/studies": 3028,
     "cxda_jax/studies (js)": 206,
-    "cxda_jax/training": 1024,
+    "cxda_jax/training": 1037,  # one recipe of a training; tasks that are counted once
     "docs": 906,
     "launch": 588,
     "tests": 10539,  # 10,500 is the aim
