@@ -19,7 +19,7 @@ CEILINGS = {
     "cxda_jax": 238,
     "cxda_jax/adapter": 1753,
     "cxda_jax/config": 477,
-    "cxda_jax/data": 2354,
+    "cxda_jax/data": 2355,
     "cxda_jax/device": 865,
     "cxda_jax/disk": 820,
     "cxda_jax/export": 868,
