@@ -21,7 +21,6 @@ from cxda_jax.data.episodes import (
     Context,
     Draw,
     EpisodeSpec,
-    Part,
     Plan,
     check_spec,
     domains_for,
