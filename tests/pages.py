@@ -8,7 +8,7 @@ from pathlib import Path
 from cxda_jax.device.model import Model
 from cxda_jax.disk import safetensors
 from cxda_jax.export import web
-from cxda_jax.studies.page import write_page
+from cxda_jax.pages.page import write_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"
 

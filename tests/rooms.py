@@ -17,22 +17,23 @@ ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "configs": 199,
     "cxda_jax": 238,
-    "cxda_jax/adapter": 1753,
+    "cxda_jax/adapter": 1749,
     "cxda_jax/config": 477,
     "cxda_jax/data": 2355,
-    "cxda_jax/device": 865,
+    "cxda_jax/device": 866,
     "cxda_jax/disk": 817,
-    "cxda_jax/export": 868,
-    "cxda_jax/export (js)": 941,
+    "cxda_jax/export": 867,
+    "cxda_jax/export (js)": 932,
     "cxda_jax/machine": 840,
     "cxda_jax/methods": 1128,
     "cxda_jax/nets": 830,
-    "cxda_jax/studies": 3025,
-    "cxda_jax/studies (js)": 206,
-    "cxda_jax/training": 1036,
+    "cxda_jax/pages": 222,  # from studies/, which device/ needs no more
+    "cxda_jax/pages (js)": 206,
+    "cxda_jax/studies": 2823,
+    "cxda_jax/training": 1037,
     "docs": 906,
     "launch": 588,
-    "tests": 9204,  # 10,500 is the aim
+    "tests": 9211,  # 10,500 is the aim
     "tools": 1622,
 }
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

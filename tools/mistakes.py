@@ -197,8 +197,8 @@ MISTAKES = (
             ("export", "web")),
     Mistake("export", "export/exporting.py", "error <= allowed.error and equal >= allowed.same",
             "error <= allowed.error or equal >= allowed.same", ("export", "web")),
-    Mistake("export", "export/web.py", r'ensure_ascii=True).replace("<", "\\u003c")', "ensure_ascii=True)",
-            ("web", "live_page")),
+    Mistake("export", "pages/document.py", r'separators=(",", ":")).replace("<", "\\u003c")', 'separators=(",", ":"))',
+            ("web", "live_page", "report")),
     Mistake("export", "export/web.py", 'dim / heads / (1 if attention["scale"] == "paper" else attention["ratio"])',
             "dim / heads", ("web", "live_page")),
     # Configs and what is built from them.

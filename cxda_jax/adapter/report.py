@@ -7,6 +7,7 @@ from typing import Any
 from cxda_jax.adapter.adapter import SIZES
 from cxda_jax.adapter.diagnosis import BY_HEART, FIRST, Diagnosis
 from cxda_jax.machine.progress import aligned
+from cxda_jax.pages.document import document
 
 FULL = str(SIZES[-1])
 COLUMNS: Mapping[str, str] = {  # of a row of gains
@@ -14,10 +15,6 @@ COLUMNS: Mapping[str, str] = {  # of a row of gains
     "em": f"EM, {FULL} images",
     "labels": "labels alone",
 }
-STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; display: block; overflow-x: auto } th, td { padding: .3rem .7rem; text-align: right;
-border-bottom: 1px solid #8884; white-space: nowrap } th:first-child, td:first-child { text-align: left }
-:root { color-scheme: light dark }"""
 
 
 def in_words(report: Mapping[str, Any]) -> str:
@@ -30,13 +27,10 @@ def as_html(report: Mapping[str, Any]) -> str:
     """The same as a page of its own."""
     (head, *rows), sentences = _cells(report), list(_sentences(report))
     table = _row("th", head) + "".join(_row("td", row) for row in rows)
-    title, *notes = (html.escape(sentence) for sentence in sentences)
-    body = f"<h1>What adapting gains</h1><p><b>{title}</b></p><table>{table}</table>"
-    body += "".join(f"<p>{note}</p>" for note in notes)
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>What adapting gains</title>'
-        f"<style>{STYLE}</style><body>{body}</body></html>\n"
-    )
+    verdict, *notes = (html.escape(sentence) for sentence in sentences)
+    title = "What adapting gains"
+    body = f'<h1>{title}</h1><p><b>{verdict}</b></p><div class="scroll"><table>{table}</table></div>'
+    return document(title, body + "".join(f"<p>{note}</p>" for note in notes))
 
 
 def as_table(report: Mapping[str, Any]) -> str:
@@ -45,7 +39,9 @@ def as_table(report: Mapping[str, Any]) -> str:
 
 
 def _row(kind: str, cells: list[str]) -> str:
-    return f"<tr>{''.join(f'<{kind}>{html.escape(cell)}</{kind}>' for cell in cells)}</tr>"
+    name, *others = (html.escape(cell) for cell in cells)
+    numbers = "".join(f'<{kind} class="number">{number}</{kind}>' for number in others)
+    return f"<tr><{kind}>{name}</{kind}>{numbers}</tr>"
 
 
 def _cells(report: Mapping[str, Any]) -> list[list[str]]:

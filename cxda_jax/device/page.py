@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 
 from cxda_jax.disk.models import Gain
 from cxda_jax.errors import printable
-from cxda_jax.studies import plots
-from cxda_jax.studies.page import ExplorerTask, Page, Section, encode, figure_part, sheet, table_part, write_page
+from cxda_jax.methods.entry import BLUE, RED, Style
+from cxda_jax.pages import figures
+from cxda_jax.pages.page import ExplorerTask, Page, Section, encode, figure_part, sheet, table_part, write_page
 
 SHOWN = 500  # images of the buffer
 WEIGHTS = 750_000  # of the explorer, which take 2 MB of the file
@@ -229,26 +230,26 @@ def _gain(gain: Gain, size: int) -> list[tuple[str, str]]:
         caption += f", where the expected gain is {mean:+.1f} points ({low:+.1f} to {high:+.1f})."
     else:
         caption += ". No buffer of that size was measured."
-    svg = plots.to_svg(gain_figure(gain, size))
+    svg = figures.to_svg(gain_figure(gain, size))
     return [figure_part(1, "Gain against the number of images", caption, svg)]
 
 
 def gain_figure(gain: Gain, size: int) -> Figure:
     """The gain against the buffer's size, with its interval. A line marks the present size."""
     styles = {
-        "expected gain": plots.Style(plots.BLUE, "o"),
-        f"your buffer of {_images(size)}": plots.Style(plots.RED, "", (5, 2)),
+        "expected gain": Style(BLUE, "o"),
+        f"your buffer of {_images(size)}": Style(RED, "", (5, 2)),
     }
     (expected, mean), (present, line) = styles.items()
-    figure = plots.above_legend(styles, 3.6)
+    figure = figures.above_legend(styles, 3.6)
     axes, values = figure.subplots(), np.array([gain.mean, gain.low, gain.high])
     axes.axhline(0, color="0.4", lw=0.8)
     axes.axvline(size, **line.arguments(lw=1.5, label=present))
     errors = np.maximum([values[0] - values[1], values[2] - values[0]], 0)
     axes.errorbar(gain.sizes, values[0], errors, **mean.arguments(lw=1.2, capsize=2, elinewidth=0.7, label=expected))
-    plots.finish_axes(axes, "gain", "number of images in the buffer", "gain (points)")
+    figures.finish_axes(axes, "gain", "number of images in the buffer", "gain (points)")
     axes.set_title("")  # the page has it
-    plots.axis_of_sizes(axes, gain.sizes, max(gain.sizes[-1], size))
+    figures.axis_of_sizes(axes, gain.sizes, max(gain.sizes[-1], size))
     return figure
 
 

@@ -8,9 +8,10 @@ import numpy as np
 from cxda_jax.adapter.adapter import SIZES
 from cxda_jax.device.attached import Attached
 from cxda_jax.disk import files, safetensors
-from cxda_jax.export.web import LIVE, ask_node, in_script, packed
+from cxda_jax.export.web import LIVE, ask_node, packed
 from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS
 from cxda_jax.nets.shares import ShareAdapter
+from cxda_jax.pages.document import in_script
 
 SCRIPT = "adapter.js"
 ASK = """

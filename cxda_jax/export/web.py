@@ -29,6 +29,7 @@ from cxda_jax.methods.cxda_shares import spread
 from cxda_jax.nets.attention import ATTENTION
 from cxda_jax.nets.cnn import PADDINGS
 from cxda_jax.nets.shares import ShareAdapter
+from cxda_jax.pages.document import as_base64, in_script, part
 from cxda_jax.version import VERSION
 
 LIVE = Path(__file__).with_name("live")
@@ -156,14 +157,15 @@ def facts(model: Model) -> list[tuple[str, str]]:
 def render(described: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
     """The page."""
     names, weights = packed(variables)
-    kernel = _base64((LIVE / "kernel.wasm").read_bytes())
+    kernel = as_base64((LIVE / "kernel.wasm").read_bytes())
     known = {**described, "tensors": names, "kernel": kernel, "checked": True}  # write() keeps no other page
     scripts = {name: _read(f"{name}.js") for name in ("engine", "draw", "page")}
+    scripts["page"] = part("shared.js") + scripts["page"]
     scripts["engine"] += _read("sequence.js") + _read("shares.js")
-    digests = " ".join(f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in scripts.values())
+    digests = " ".join(f"'sha256-{as_base64(hashlib.sha256(text.encode()).digest())}'" for text in scripts.values())
     filled = {
         "title": html.escape(f"{described['method']}: draw, and see it adapt"),
-        "style": _read("page.css"),
+        "style": part("shared.css") + _read("page.css"),
         "model": in_script(known),
         "weights": weights,
         "hands": in_script(json.loads(_read("hands.json"))),
@@ -184,7 +186,7 @@ def packed(variables: Mapping[str, Any]) -> tuple[list[tuple[str, int, int]], st
         names.append((short, start, len(values)))
         blocks.append(values)
         start += len(values)
-    return names, _base64(np.concatenate(blocks).tobytes())
+    return names, as_base64(np.concatenate(blocks).tobytes())
 
 
 def read_hands() -> list[Hand]:
@@ -249,7 +251,7 @@ def compare(model: Model, page: Path) -> dict[str, Any]:
 
 def run(page: Path, support: np.ndarray, queries: np.ndarray, fills: Any, strokes: Any = ()) -> dict[str, Any]:
     """The answers of the page's scripts to images, in Node.js; see check.js."""
-    images, asked = ([_base64(image.tobytes()) for image in part] for part in (support, queries))
+    images, asked = ([as_base64(image.tobytes()) for image in part] for part in (support, queries))
     asks = {"images": images, "queries": asked, "fills": list(fills), "strokes": list(strokes)}
     return ask_node("web", [LIVE / "check.js", page], asks)
 
@@ -276,12 +278,3 @@ def ask_node(kind: str, arguments: Sequence[str | Path], questions: Any) -> Any:
 
 def _read(name: str) -> str:
     return (LIVE / name).read_text(encoding="utf-8")
-
-
-def in_script(value: Any) -> str:
-    """JSON that is safe inside a <script> element."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()

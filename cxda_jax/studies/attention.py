@@ -10,8 +10,10 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.disk.folders import current
 from cxda_jax.disk.reading import reason
 from cxda_jax.errors import UserError, printable
-from cxda_jax.studies import plots
-from cxda_jax.studies.page import ExplorerTask
+from cxda_jax.methods.entry import BLUE, RED, Style
+from cxda_jax.pages import figures
+from cxda_jax.pages.page import ExplorerTask
+from cxda_jax.studies.plots import Drawing
 from cxda_jax.studies.result import Identity, Result
 from cxda_jax.studies.settings import USUAL
 from cxda_jax.studies.tables import by_cell
@@ -97,7 +99,7 @@ def explorer_tasks(kept: KeptAttention, results: Sequence[Result], count: int) -
     return tasks
 
 
-def drawings(kept: Sequence[KeptAttention]) -> Iterator[plots.Drawing]:
+def drawings(kept: Sequence[KeptAttention]) -> Iterator[Drawing]:
     """A histogram for each method."""
     for attention in kept:
         label = attention.result.label
@@ -110,7 +112,7 @@ def drawings(kept: Sequence[KeptAttention]) -> Iterator[plots.Drawing]:
             "domain and of others, averaged over heads."
         )
         figure = histogram(times[own], times[~own])
-        yield plots.Drawing(f"attention_{label}", f"attention of {label}", caption, figure)
+        yield Drawing(f"attention_{label}", f"attention of {label}", caption, figure)
 
 
 def histogram(same: np.ndarray, other: np.ndarray) -> Figure:
@@ -122,8 +124,8 @@ def histogram(same: np.ndarray, other: np.ndarray) -> Figure:
     both = np.concatenate([same, other])
     low, high = max(1e-3, both.min()), max(1e-3, both.max())
     edges = np.geomspace(low / 1.01, high * 1.01, 41)
-    kinds = {"own domain": plots.Style(plots.BLUE, "o"), "other domains": plots.Style(plots.RED, "^", (3, 1.5))}
-    figure, medians = plots.above_legend(kinds), []
+    kinds = {"own domain": Style(BLUE, "o"), "other domains": Style(RED, "^", (3, 1.5))}
+    figure, medians = figures.above_legend(kinds), []
     axes = figure.subplots()
     for part, style in zip((same, other), kinds.values(), strict=True):
         if not len(part):
@@ -134,7 +136,7 @@ def histogram(same: np.ndarray, other: np.ndarray) -> Figure:
         axes.stairs(density, edges, color=style.color, linestyle=style.arguments()["linestyle"], lw=1.3)
         axes.axvline(median, **style.arguments(lw=0.8, marker=""))
         axes.plot([median], density[[np.searchsorted(edges, median) - 1]], **style.arguments(mec="white"))
-    plots.finish_axes(axes, f"medians {', '.join(medians)}", "weight / uniform", "density per decade")
+    figures.finish_axes(axes, f"medians {', '.join(medians)}", "weight / uniform", "density per decade")
     axes.set(xscale="log", yscale="log")
-    plots.round_ticks(axes)
+    figures.round_ticks(axes)
     return figure

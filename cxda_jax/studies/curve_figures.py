@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from cxda_jax.methods.entry import Style
+from cxda_jax.pages.figures import above_legend, axis_of_sizes, finish_axes
 from cxda_jax.studies.curves import (
     AREA,
     LAST,
@@ -16,7 +18,7 @@ from cxda_jax.studies.curves import (
     find_curves,
     sizes_of,
 )
-from cxda_jax.studies.plots import Drawing, Style, above_legend, axis_of_sizes, finish_axes
+from cxda_jax.studies.plots import Drawing
 from cxda_jax.studies.result import Result
 from cxda_jax.studies.settings import Setting
 from cxda_jax.studies.statistics import Difference, shared_scores

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import files
-from cxda_jax.studies.names import plain
+from cxda_jax.pages.figures import plain
 from cxda_jax.studies.result import Result
 from cxda_jax.studies.sheet import show
 from cxda_jax.training.evaluation import Evaluator

@@ -1,28 +1,20 @@
-"""Figures of the results of one store, and how all figures of a report look and are saved.
+"""Figures of the results of one store.
 
 A function that draws returns None where there is nothing to draw. All figures of a report share the styles of
 method_styles, so that a method looks the same in each of them. Methods differ in marker and line style, not in colour
 alone. Open markers stand for methods that use back-propagation.
 """
 
-import hashlib
-import io
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
 from cxda_jax.config.registry import METHODS
-from cxda_jax.disk import files
 from cxda_jax.methods.entry import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Style
-from cxda_jax.studies.names import plain
+from cxda_jax.pages.figures import above_legend, finish_axes, round_ticks
 from cxda_jax.studies.result import Result
 from cxda_jax.studies.settings import STEPS, Setting, usual_number
 from cxda_jax.studies.tables import ByCell
@@ -139,60 +131,6 @@ def learning_curves(results: Sequence[Result], styles: Mapping[str, Style]) -> F
         axes.plot(steps, means, **style.arguments(lw=1.9, markevery=max(1, len(steps) // 8), label=method))
     finish_axes(axes, results[0].store, "training step", "validation score (%)")
     return figure
-
-
-def save(figure: Figure, path: Path) -> str:
-    """Writes PATH.png and PATH.svg, and returns the text of the second, which `to_svg` describes."""
-    png, text = io.BytesIO(), to_svg(figure)
-    figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
-    files.write_bytes(Path(f"{path}.png"), png.getvalue())
-    files.write_bytes(Path(f"{path}.svg"), text.encode(errors="replace"))
-    return text
-
-
-def to_svg(figure: Figure) -> str:
-    """The figure as an <svg> element, which is the same for equal figures.
-
-    It has text as paths, no date, nothing from elsewhere, and ids that no other figure has.
-    """
-    svg, unknown = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "cxda", "image.composite_image": False}):
-        figure.savefig(svg, format="svg", metadata=unknown)
-    text = svg.getvalue()[svg.getvalue().index("<svg") :]
-    text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)  # equal images share it, and nothing refers to it
-    mark = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\1f{mark}-", text)
-
-
-def above_legend(styles: Mapping[str, Style], height: float = 4.5) -> Figure:
-    """An empty figure above a legend of these styles. Its height grows with the legend."""
-    columns = int(np.clip(85 // (min(60, max(map(len, styles))) + 10), 1, 5))
-    figure = Figure(figsize=(7, height + 0.18 * ((len(styles) - 1) // columns)), layout="constrained")
-    handles = [Line2D([], [], **s.arguments(lw=1.5, label=plain(name))) for name, s in styles.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8, handlelength=4)
-    return figure
-
-
-def finish_axes(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title("\n".join(plain(line, 80) for line in title.split("\n")), fontsize=9)
-    axes.set(xlabel=x, ylabel=y, axisbelow=True)
-    axes.grid(color="0.9", lw=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
-
-
-def round_ticks(axes: Axes) -> None:
-    """Ticks of a logarithmic axis at 1, 2, 5, 10 and so on, which a narrow range has too."""
-    axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
-
-
-def axis_of_sizes(axes: Axes, sizes: Sequence[int], last: int) -> None:
-    """An axis of numbers of images up to the last, even in log(1 + n), so that n = 0 has a place. Sizes get ticks."""
-    axes.set_xscale("function", functions=(np.log1p, np.expm1))
-    width = max(1.0, float(np.log1p(last)))
-    axes.set_xlim(*np.expm1([-0.05 * width, 1.05 * width]))
-    axes.set_xticks(sizes)
-    axes.xaxis.set(minor_locator=NullLocator(), major_formatter="{x:g}")
 
 
 def _metric(results: Sequence[Result]) -> str:

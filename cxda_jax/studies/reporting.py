@@ -8,9 +8,10 @@ from pathlib import Path
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.machine.progress import Counter, replacing, say
+from cxda_jax.pages.figures import save
+from cxda_jax.pages.page import Page, Section, encode, figure_part, table_part, write_page
 from cxda_jax.studies import attention, curve_figures, formats, plots, records
 from cxda_jax.studies.folders import find_runs, matching, read_results
-from cxda_jax.studies.page import Page, Section, encode, figure_part, table_part, write_page
 from cxda_jax.studies.result import Result, by_store, distinct, unfinished_said
 from cxda_jax.studies.tables import AGAINST, STAND_INS, build_tables, by_cell, paired_table, paper_name
 
@@ -82,7 +83,7 @@ def make_report(
         notes = [f"{line}." for line in unfinished_lines(of_store)]
         for number, (name, title, caption, figure) in enumerate(drawings, 1):
             print(f"{store}: figure {number}/{len(drawings)}, {title}", flush=True)
-            svg = plots.save(figure, folder / "figures" / file_name(f"{store}_{name}", taken))
+            svg = save(figure, folder / "figures" / file_name(f"{store}_{name}", taken))
             figures.append(figure_part(len(figures) + 1, f"{store}: {title}", " ".join([caption, *notes]), svg))
         for i, weights in enumerate(kept):
             tasks += map(encode, attention.explorer_tasks(weights, of_store, EXPLORED[min(i, 1)]))

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cxda_jax.data.store import DomainStore
-from cxda_jax.studies.names import plain
+from cxda_jax.pages.figures import plain
 
 
 def draw_sheet(store: DomainStore, path: str | Path, domains: Sequence[int], per_domain: int = 24) -> None:

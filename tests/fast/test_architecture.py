@@ -23,11 +23,12 @@ machine: errors disk
 nets: errors types config disk machine
 data: errors types config disk machine
 methods: errors types losses config data machine nets
+pages: errors disk methods
 training: errors types losses config data disk machine nets methods
-adapter: errors types losses config data disk machine nets methods training
-studies: errors types losses config data disk machine nets methods training adapter
-device: errors types losses config data disk machine nets methods training adapter studies
-export: errors types losses config data disk machine nets methods training adapter device
+adapter: errors types losses config data disk machine nets methods training pages
+studies: errors types losses config data disk machine nets methods training adapter pages
+device: errors types losses config data disk machine nets methods training adapter pages
+export: errors types losses config data disk machine nets methods training adapter device pages
 __main__: machine
 """
 MAY = {}

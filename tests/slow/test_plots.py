@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from cxda_jax.pages import figures
 from cxda_jax.studies import plots
 from tests.results import make_result
 
@@ -52,8 +53,8 @@ def test_points_are_means_over_seeds_and_bars_their_standard_errors(name, field,
 def test_files_are_the_same_again_and_share_no_ids(tmp_path):
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
-        plots.save(draw("accuracy_time"), folder / "times.of")
-        plots.save(draw("num_domains"), folder / "domains.of")
+        figures.save(draw("accuracy_time"), folder / "times.of")
+        figures.save(draw("num_domains"), folder / "domains.of")
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes() and path.stat().st_size > 1000
     texts = [path.read_text() for path in (tmp_path / "a").glob("*.of.svg")]

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from cxda_jax.studies.page import ExplorerTask, Page, Section, encode, figure_part, table_part
-from cxda_jax.studies.plots import to_svg
+from cxda_jax.pages.figures import to_svg
+from cxda_jax.pages.page import ExplorerTask, Page, Section, encode, figure_part, table_part
 from tests.pages import HOSTILE, Elements, embedded, written
 
 TABLE = """<table class="sortable"><caption>Accuracy of {0}</caption>

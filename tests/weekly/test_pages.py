@@ -10,7 +10,7 @@ import pytest
 import cxda_jax
 from cxda_jax.device.page import write_adapted
 from cxda_jax.export.pair import by_model
-from cxda_jax.studies.page import write_page
+from cxda_jax.pages.page import write_page
 from tests.fast.test_adapted_page import make_page
 from tests.pages import HOSTILE, render
 from tests.slow.test_report import make_report

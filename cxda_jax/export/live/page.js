@@ -1,8 +1,6 @@
-"use strict";
 // The live page: a pad to draw on, recorded hands, the buffer, and the answers before and after adapting.
 // An item is an image: its strokes if it was drawn, its pixels, and its label if it is known.
 
-const byId = (id) => document.getElementById(id);
 const percent = (x) => `${(100 * x).toFixed(1)} %`;
 const images = (count) => `${count} ${count === 1 ? "image" : "images"}`;
 const SLICE = 12; // milliseconds of work before the page can do other things
@@ -27,14 +25,6 @@ let seenBy = []; // the images that `after` is adapted to
 let changes = 0;
 
 const best = (logits) => model.classes[logits.indexOf(Math.max(...logits))];
-
-function make(tag, { text, children = [], ...attributes } = {}) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  if (text !== undefined) element.textContent = text;
-  element.append(...children);
-  return element;
-}
 
 /** Lets the browser do what waits. */
 function pause() {

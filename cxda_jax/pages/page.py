@@ -4,11 +4,8 @@ Style, script, images and weights lie inside the file, and its content policy fo
 Tables and figures are not: they must be safe already.
 """
 
-import base64
-import hashlib
 import html
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,12 +16,12 @@ from PIL import Image
 
 from cxda_jax.disk import files
 from cxda_jax.errors import UserError
+from cxda_jax.pages.document import as_base64, document, in_script, part
 
 LIMIT = 5 * 2**20  # bytes of a report
 THUMBNAIL = 48  # pixels of the longer side
 COLUMNS = 16  # of a sprite sheet
 LOSSLESS = 3 * 2**19  # bytes of a sheet as PNG; photographs in a larger one would leave no room for the rest
-FOLDER = Path(__file__).parent
 EXPLORER = """
 <p>Each query image weighs the unlabelled images of its task's support set, which come from several domains, and adapts
 its own features by those with much weight. Choose a task and a query (click, arrow keys, Home, End): the support images
@@ -102,8 +99,7 @@ def write_page(path: Path, page: Page) -> int:
 
 
 def _render(page: Page) -> str:
-    style, script = ((FOLDER / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    digest = _base64(hashlib.sha256(script.encode()).digest())
+    style = part("report.css")
     if page.sheet:  # a rule, since a browser reads a variable's address anew for each image
         style += f".picture {{ background-image: url({page.sheet}); }}"
     summary = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in page.summary)
@@ -120,20 +116,14 @@ def _render(page: Page) -> str:
         if parts:
             body += f'<section id="{name}"><h2>{title}</h2>\n{content}</section>\n'
             links += f'<li><a href="#{name}">{title}</a>{f"<ol>{entries}</ol>" if entries else ""}</li>'
-    title, data = html.escape(page.title), ",".join(page.tasks)
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src 'none';
-base-uri 'none'; form-action 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:">
-<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
-<title>{title}</title><style>{style}</style></head><body>
-<a class="skip" href="#main">Skip to the content</a>
-<header><h1>{title}</h1></header>
+    content = f"""<a class="skip" href="#main">Skip to the content</a>
+<header><h1>{html.escape(page.title)}</h1></header>
 <nav aria-label="Sections"><ol>{links}</ol></nav>
 <main id="main" tabindex="-1">
 <noscript><p>Without JavaScript, tables cannot be sorted and the attention explorer stays empty.</p></noscript>
-{body}</main>
-<script type="application/json" id="attended">[{data}]</script><script>{script}</script></body></html>
-"""
+{body}</main>"""
+    data = f'<script type="application/json" id="attended">[{",".join(page.tasks)}]</script>'
+    return document(page.title, content, style, part("report.js"), data)
 
 
 def table_part(number: int, table: str) -> tuple[str, str]:
@@ -180,9 +170,9 @@ def encode(task: ExplorerTask, shared: Mapping[str, Any] | None = None) -> str:
             "files": task.query_files,
         },
         "sheet": {**shared, "data": ""} if shared else sheet(np.concatenate([task.support, task.query])),
-        "weights": {"heads": weights.shape[1], "scale": scale, "data": _base64(numbers.tobytes())},
+        "weights": {"heads": weights.shape[1], "scale": scale, "data": as_base64(numbers.tobytes())},
     }
-    return json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
+    return in_script(values)
 
 
 def sheet(images: np.ndarray) -> dict[str, Any]:
@@ -201,9 +191,5 @@ def sheet(images: np.ndarray) -> dict[str, Any]:
     if len(file.getvalue()) > LOSSLESS:
         file, kind = io.BytesIO(), "jpeg"
         whole.save(file, kind, quality=85, subsampling=0)
-    data = f"data:image/{kind};base64,{_base64(file.getvalue())}"
+    data = f"data:image/{kind};base64,{as_base64(file.getvalue())}"
     return {"data": data, "width": size[0], "height": size[1], "columns": COLUMNS, "tiny": ratio == 1}
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()

@@ -1,15 +1,4 @@
-"use strict";
-// Sortable tables and the attention explorer of a report. All text goes through textContent.
-
-const byId = (id) => document.getElementById(id);
-
-function make(tag, { text, children = [], ...attributes } = {}) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  if (text !== undefined) element.textContent = text;
-  element.append(...children);
-  return element;
-}
+// Sortable tables and the attention explorer of a report.
 
 // Tables
 
