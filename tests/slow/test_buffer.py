@@ -160,7 +160,7 @@ def test_threads_may_share_it():
 
 def test_what_cannot_be_is_one_line():
     for name, options, message in [
-        ("ft_em", {}, "ft_em has no program for every number of images; use Model.adapt"),
+        ("ft_em", {}, "ft_em would need another program for each number of images in the buffer; use Model.adapt"),
         ("cxda_supervised", {}, "cxda_supervised must know the domain of each image"),
         ("cxda", {"capacity": 2.5}, "capacity=2.5; give a whole number from 1"),
         ("cxda", {"seed": -1}, "seed=-1; give a whole number from 0"),
