@@ -33,7 +33,7 @@ CEILINGS = {
     "cxda_jax/training": 1037,
     "docs": 906,
     "launch": 588,
-    "tests": 9211,  # 10,500 is the aim
+    "tests": 9230,  # 10,500 is the aim
     "tools": 1622,
 }
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

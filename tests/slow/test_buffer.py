@@ -158,21 +158,10 @@ def test_threads_may_share_it():
     close(answers(buffer), answers(model.adapt(buffer.images())))
 
 
-<<<<<<< HEAD
 def test_what_cannot_be_is_named():
     for name, options, named in [
         ("ft_em", {}, "ft_em"), ("cxda_supervised", {}, "cxda_supervised"), ("cxda", {"capacity": 2.5}, "capacity=2.5"),
         ("cxda", {"seed": -1}, "seed=-1"),
     ]:  # fmt: skip
         with refused(named=named):
-=======
-def test_what_cannot_be_is_one_line():
-    for name, options, message in [
-        ("ft_em", {}, "ft_em would need another program for each number of images in the buffer; use Model.adapt"),
-        ("cxda_supervised", {}, "cxda_supervised must know the domain of each image"),
-        ("cxda", {"capacity": 2.5}, "capacity=2.5; give a whole number from 1"),
-        ("cxda", {"seed": -1}, "seed=-1; give a whole number from 0"),
-    ]:
-        with refused(message):
->>>>>>> device
             cxda_jax.SupportBuffer(Model(CARD, build_method(name), None, None), **options)

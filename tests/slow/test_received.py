@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,12 +17,14 @@ from safetensors.numpy import save_file
 import cxda_jax
 from cxda_jax.adapter import adapter as adapters
 from cxda_jax.adapter.features import read_classes, read_labelled
+from cxda_jax.config import extensions, registry
 from cxda_jax.device import loading
 from cxda_jax.device.model import CompiledMethod, Model
 from cxda_jax.disk import manifest, models
 from cxda_jax.disk.reading import read_lines, read_table
 from cxda_jax.errors import UserError
 from cxda_jax.export import script
+from cxda_jax.methods.entry import Entry
 from tests.lines import refused
 from tests.nets import CARD, build_method
 
@@ -220,3 +223,25 @@ def test_a_script_may_stand_in_a_page(tmp_path):
     text = (tmp_path / script.SCRIPT).read_text()
     known = text.partition("new Adapter(")[2].partition(");\n")[0]
     assert not re.search("</script|<!--", text) and json.loads(known)["classes"] == [*origin["classes"]]
+
+
+def test_packages_of_others_break_themselves_alone(monkeypatch, capsys):
+    """One that cannot be imported, one that ends the process, one whose method is none, and two that take a name."""
+
+    def broken():
+        raise RuntimeError("\x1b[31mno\nluck")
+
+    def ends():
+        raise SystemExit(3)
+
+    points = [
+        ("broken", broken), ("left", ends), ("number", lambda: 5), ("icrm", lambda: registry.METHODS["erm"]),
+        ("theirs", lambda: registry.METHODS["erm"]), ("theirs", broken),
+    ]  # fmt: skip
+    found = [SimpleNamespace(name=n, load=load, dist=SimpleNamespace(name=f"of-{n}"), module="m") for n, load in points]
+    monkeypatch.setattr(extensions, "entry_points", lambda group: found)
+    added = extensions.added("cxda_jax.methods", registry.OWN, lambda entry: isinstance(entry, Entry))
+    assert [*added] == ["theirs"] and registry.METHODS["icrm"] is not registry.METHODS["erm"]
+    lines = capsys.readouterr().err.splitlines()
+    for line, (name, _) in zip(lines, [*points[:4], points[5]], strict=True):
+        assert line.isprintable() and len(line) <= 200 and f"of-{name}" in line
