@@ -45,8 +45,8 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     except Exception as e:  # torch raises many kinds
         # torch's own message tells how to load a refused pickle all the same. That would run the code in it.
         known = {pickle.UnpicklingError: "other objects than tensors, or no pickle", EOFError: "an empty file"}
-        what = known.get(type(e)) or reason(e)
-        raise UserError(f"holds no plain weights ({what})", FIELD, str(path), "save a model's state_dict()") from None
+        what = known.get(type(e)) or reason(e, 60)
+        raise UserError(f"holds no plain weights ({what})", FIELD, path, "save a model's state_dict()") from None
 
 
 def convert(
