@@ -23,7 +23,7 @@ CEILINGS = {
     "cxda_jax/device": 866,
     "cxda_jax/disk": 817,
     "cxda_jax/export": 867,
-    "cxda_jax/export (js)": 932,
+    "cxda_jax/export (js)": 931,
     "cxda_jax/machine": 840,
     "cxda_jax/methods": 1128,
     "cxda_jax/nets": 830,
@@ -33,7 +33,7 @@ CEILINGS = {
     "cxda_jax/training": 1037,
     "docs": 906,
     "launch": 588,
-    "tests": 9230,  # 10,500 is the aim
+    "tests": 9231,  # 10,500 is the aim
     "tools": 1622,
 }
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

@@ -158,7 +158,7 @@ def render(described: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
     """The page."""
     names, weights = packed(variables)
     kernel = as_base64((LIVE / "kernel.wasm").read_bytes())
-    known = {**described, "tensors": names, "kernel": kernel, "checked": True}  # write() keeps no other page
+    known = {**described, "tensors": names, "kernel": kernel}
     scripts = {name: _read(f"{name}.js") for name in ("engine", "draw", "page")}
     scripts["page"] = part("shared.js") + scripts["page"]
     scripts["engine"] += _read("sequence.js") + _read("shares.js")

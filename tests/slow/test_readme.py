@@ -18,7 +18,8 @@ README = (ROOT / "README.md").read_text()
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *DOCS]
 CODE = "".join(path.read_text() for part in ("launch", "cxda_jax") for path in (ROOT / part).rglob("*.py"))
-COMMANDS = sorted({line for page in PAGES for line in re.findall(r"\bcxda [a-z]+ --[^`\n]+", page.read_text())})
+NOW = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which tells of commands that are gone
+COMMANDS = sorted({line for page in NOW for line in re.findall(r"\bcxda [a-z]+ --[^`\n]+", page.read_text())})
 
 
 def blocks(text, language):

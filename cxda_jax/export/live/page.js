@@ -221,8 +221,7 @@ function answer() {
 
 function showSpeed() {
   const encoded = live.encodeMs === undefined ? "" : `encoding ${images(live.encoded)} took ${live.encodeMs.toFixed(0)} ms, `;
-  const checked = model.checked ? "" : " Nobody has compared this page's engine with the original.";
-  byId("speed").textContent = `Here, in ${engine.kind}: ${encoded}an answer ${live.predictMs.toFixed(1)} ms.${checked}`;
+  byId("speed").textContent = `Here, in ${engine.kind}: ${encoded}an answer ${live.predictMs.toFixed(1)} ms.`;
 }
 
 /** A wide border marks an image of the buffer that the answer looked at. */
