@@ -33,7 +33,7 @@ from cxda_jax.studies.statistics import measure
 from cxda_jax.studies.testing import compiled, device, evaluate_run, keep, score
 from cxda_jax.studies.text import corrections, table
 from cxda_jax.training import frozen, loop
-from cxda_jax.training.evaluation import TaskTable
+from cxda_jax.training.evaluation import Evaluator, TaskTable
 from cxda_jax.training.experiment import Experiment, build, build_method, build_on, start_from_weights, tasks_per_step
 from cxda_jax.types import Variables
 
@@ -99,11 +99,36 @@ def run(
     network: Callable[[], Variables],
 ) -> None:  # fmt: skip
     """Trains, keeps the best weights as files of their own, and tests them. network() gives that of a frozen method."""
-    config, method, store, steps = experiment.config, experiment.method, experiment.store, experiment.schedule.steps
-    record, evaluator = claimed(workdir, config, store, other_data), compiled(experiment)
+    record = claimed(workdir, experiment.config, experiment.store, other_data)
     if earlier := mesh.from_first(lambda: tested_before(workdir, experiment)):
         say(f"{workdir}: trained and tested already; cxda evaluate --runs={workdir} tests it again\n{earlier}")
         return
+    evaluator, steps = compiled(experiment), experiment.schedule.steps
+    announce(experiment)
+    learn(experiment, state, workdir, evaluator, network, compilations)
+    prove(experiment, workdir, evaluator, record._replace(steps=steps, reached_step=steps))
+
+
+def announce(experiment: Experiment) -> None:
+    config, store = experiment.config, experiment.store
+    counts = ", ".join(f"{len(store.domains(split))} {split}" for split in SPLITS)
+    used, there = (experiment.source.mesh.size if experiment.source.mesh else 1), jax.device_count()
+    if used < there:
+        fix = f"a multiple of {there} uses all"
+        say(f"on {used} of {there} devices: train.tasks_per_step={config.train.tasks_per_step}; {fix}")
+    what = f"{len(store.labels)} images of {store.num_classes} classes; domains: {counts}"
+    steps = experiment.schedule.steps
+    say(f"{experiment.method.name} on {store.info.name}: {what}; {steps} steps, seed {config.seed}")
+
+
+def learn(
+    experiment: Experiment, state: loop.TrainState, workdir: Path, evaluator: Evaluator,
+    network: Callable[[], Variables], compilations: cost.Compilations,
+) -> None:  # fmt: skip
+    """Trains, and keeps the best variables in workdir/best and what it cost in cost.json."""
+    config = experiment.config
+    learning, state = frozen.begin(experiment, state, network)
+    judge = evaluator if learning is experiment else compiled(learning)
 
     def validated(of: Experiment, variables: Variables) -> TaskTable:
         # Several processes validate together; a signal to one of them then waits until all have ended it.
@@ -113,18 +138,8 @@ def run(
     def validate(variables: Variables) -> float:
         return getattr(validated(learning, variables), config.evaluation.select)
 
-    counts = ", ".join(f"{len(store.domains(split))} {split}" for split in SPLITS)
-    used, there = (experiment.source.mesh.size if experiment.source.mesh else 1), jax.device_count()
-    if used < there:
-        fix = f"a multiple of {there} uses all"
-        say(f"on {used} of {there} devices: train.tasks_per_step={config.train.tasks_per_step}; {fix}")
-    what = f"{len(store.labels)} images of {store.num_classes} classes; domains: {counts}"
-    say(f"{method.name} on {store.info.name}: {what}; {steps} steps, seed {config.seed}")
-    learning, state = frozen.begin(experiment, state, network)
-    judge, choose = evaluator, None
-    if learning is not experiment:
-        judge = compiled(learning)
-        choose = frozen.selection(learning, state.variables, validate, validated)
+    chosen_at_the_end = learning is not experiment
+    choose = frozen.selection(learning, state.variables, validate, validated) if chosen_at_the_end else None
     programs = loop.Programs(learning.learner, learning.source, learning.schedule.steps_per_call)
     with stops.deferred() as stopping:
         spent = loop.train(
@@ -138,20 +153,18 @@ def run(
         passport = describe_cost(spent, of_step, compilations, config.net.dtype)
         files.write_text(workdir / "cost.json", json.dumps(passport, indent=1) + "\n")
         say(cost_line(passport))
-    record = record._replace(steps=steps, reached_step=steps)
+
+
+def prove(experiment: Experiment, workdir: Path, evaluator: Evaluator, record: identity.Record) -> None:
+    """Tests the best variables of a training, and writes them with their scores to workdir/model."""
+    config, store = experiment.config, experiment.store
     variables, notes = restore_best(workdir, experiment)
-    hashes = {"config_hash": config.hash, "data_hash": store.sha256}
+    known = {**notes, "config_hash": config.hash, "data_hash": store.sha256}
     write = mesh.by_first(
-        functools.partial,
-        models.write_model,
-        workdir / "model",
-        variables,
-        config,
-        {**notes, **hashes},
-        record._asdict(),
+        functools.partial, models.write_model, workdir / "model", variables, config, known, record._asdict()
     )
     write()  # a test that is broken off leaves a model that can be tested
-    evaluation = Evaluation(workdir, workdir, method.name, config, record, record.marks)
+    evaluation = Evaluation(workdir, workdir, experiment.method.name, config, record, record.marks)
     result = evaluate_run(evaluation, experiment, evaluator, (variables, notes["step"]))
     if result:
         keep(result, store)
