@@ -29,11 +29,11 @@ CEILINGS = {
     "cxda_jax/nets": 830,
     "cxda_jax/pages": 222,  # from studies/, which device/ needs no more
     "cxda_jax/pages (js)": 206,
-    "cxda_jax/studies": 2828,
+    "cxda_jax/studies": 2833,
     "cxda_jax/training": 1037,
     "docs": 906,
     "launch": 588,
-    "tests": 9231,  # 10,500 is the aim
+    "tests": 9239,  # 10,500 is the aim
     "tools": 1622,
 }
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

@@ -38,7 +38,9 @@ def evaluate_runs(patterns: Sequence[str], request: Request, data_dir: str | Pat
     can = sorted(name for name, entry in schema().items() if isinstance(entry, Group) and entry.at_test)
     for name, _ in request.changes:
         if name.partition(".")[0] not in can:
-            raise UserError(f"--config.{brief(name)}: a trained run fixes it; here you can change {', '.join(can)}")
+            raise UserError(
+                f"--config.{brief(name)}: a trained run fixes it; here you can change {brief(', '.join(can), 100)}"
+            )
     evaluations, failures = find_evaluations(find_runs(patterns), request, data_dir)
     for failure in failures:
         print(f"failed: {failure}", flush=True)

@@ -243,7 +243,10 @@ def calibrations(experiment: Experiment, variables: Variables) -> dict[str, Any]
     if experiment.method.name not in STARTS:
         return found
     for name in METHODS:
-        method = build_method(of_method(config, name), experiment.store)
+        try:
+            method = build_method(of_method(config, name), experiment.store)
+        except UserError:  # its network has no place for the method
+            continue
         if method.trains_as and method.calibrate:
             known = known or experiment.known_images()
             found[name] = backend.jit(method.calibrate)(variables, known)["calibration"]

@@ -6,12 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from cxda_jax.config.reading import read
+from cxda_jax.config.reading import read, replaced
 from cxda_jax.config.registry import METHODS
 from cxda_jax.data.published import PUBLISHED, empty_store, sample_store
+from cxda_jax.nets.building import NETS
+from cxda_jax.studies import training
 from cxda_jax.training import loop
 from cxda_jax.training.experiment import BENCHMARKS, READERS, build, build_method, build_on, make_schedule, open_data
 from cxda_jax.types import Images
+from docs.examples.vit import vit
 from tests.lines import refused
 
 # Of the paper's appendix and ARM's and WILDS's code: optimiser, rate, momentum, decay, epochs, epochs per validation,
@@ -101,3 +104,11 @@ def test_rows_and_benchmarks_are_complete_and_unprepared_data_is_told_in_one_lin
     for benchmark in READERS:
         with refused(f"--benchmark={benchmark}", tmp_path):
             open_data(read(f"{benchmark}:erm"), tmp_path)
+
+
+def test_a_network_without_a_place_for_adapters_loses_no_training(data_dir, monkeypatch):
+    """sla, which needs such a place, is left out of what the methods learn from a training of erm."""
+    monkeypatch.setitem(NETS, "vit", vit)
+    monkeypatch.setattr(training, "METHODS", {name: METHODS[name] for name in ("erm", "sla")})
+    experiment = build(replaced(read("glyphs:erm,smoke"), net={"name": "vit"}), data_dir, ())
+    assert training.calibrations(experiment, {}) == {}
