@@ -73,7 +73,8 @@ def test_weak_draws_follow_the_probabilities_and_ranges(drawn):
     three = 3 * np.sqrt(0.25 / COUNT)
     assert abs(flip.mean() - 0.5) < three and abs((angle != 0).mean() - 0.5) < three
     assert abs(shift.any(1).mean() - 0.5 * 80 / 81) < three  # a shift of 0 is one of 81
-    assert np.unique(shift).tolist() == [*range(-4, 5)] and 29.9 < np.abs(np.rad2deg(angle)).max() <= 30.001
+    assert np.unique(shift).tolist() == [*range(-4, 5)]
+    assert -30.001 <= np.rad2deg(angle).min() < -29.9 and 29.9 < np.rad2deg(angle).max() <= 30.001
     assert np.abs(np.corrcoef([flip, angle != 0, shift.any(1)]) - np.eye(3)).max() < 0.1
     assert not any(map(np.any, drawn[1]))
 
