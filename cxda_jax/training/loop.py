@@ -302,8 +302,12 @@ class Clock:
 class Saver:
     """Keeps the newest state and the best variables of a training, and writes its metrics."""
 
-    def __init__(self, run: Run, schedule: "Schedule | Pace", start: int, best: dict[str, Any], clock: Clock):
-        self.run, self.best, self.clock, self.stack = run, best, clock, contextlib.ExitStack()
+    def __init__(
+        self, run: Run, schedule: "Schedule | Pace", validation: Validation, start: int, best: dict[str, Any],
+        clock: Clock,
+    ):  # fmt: skip
+        self.run, self.validation, self.best, self.clock = run, validation, best, clock
+        self.stack = contextlib.ExitStack()
         self.variables: Variables | None = None  # the best that this process has found
         self.metrics: Any = mesh.NoWriter()
         self.last: Any = mesh.NoWriter()
@@ -312,8 +316,9 @@ class Saver:
             opened = functools.partial(mesh.by_first, MetricsFile, run.workdir / "metrics.jsonl")
             self.metrics = self.stack.enter_context(opened(start, schedule.tensorboard, run.log))
             self.last = self.stack.enter_context(mesh.by_first(checkpoints.Folder, run.workdir / "last"))
-            # Three, for the older states in last/.
-            self.bests = self.stack.enter_context(mesh.by_first(checkpoints.Folder, run.workdir / "best", 3))
+            # Three, for the older states in last/, and what is chosen in the end.
+            keep = 4 if validation.choose else 3
+            self.bests = self.stack.enter_context(mesh.by_first(checkpoints.Folder, run.workdir / "best", keep))
 
     def __enter__(self) -> "Saver":
         return self
@@ -328,16 +333,16 @@ class Saver:
         self.last.save(int(state.step), state, {"best": self.best, "seconds": self.clock.so_far()})
         return self.clock.add("saving", began)
 
-    def validate(self, step: int, variables: Variables, validation: Validation) -> float:
+    def validate(self, step: int, variables: Variables) -> float:
         """Keeps the variables where they are the best so far, says how they did,
         and returns the seconds that it took."""
         began = time.perf_counter()
-        score = validation.score(variables)
+        score = self.validation.score(variables)
         took = self.clock.add("validating", began)
         if score > self.best["score"]:
             self.best, began = {"score": score, "step": step}, time.perf_counter()
             self.bests.save(step, variables, self.best)
-            if validation.choose or not self.run.workdir:
+            if self.validation.choose or not self.run.workdir:
                 self.variables = mesh.local(variables)  # a later step may write into these arrays
             took += self.clock.add("saving", began)
         if not self.run.workdir:
@@ -350,9 +355,11 @@ class Saver:
         )
         return took
 
-    def choose(self, choose: Callable[[Variables, float], Variables], last: int, like: Variables) -> None:
+    def choose(self, last: int, like: Variables) -> None:
         """Keeps what is chosen in place of the best variables, in best/ under a number above that of the last step."""
-        best = self.variables
+        best, choose = self.variables, self.validation.choose
+        if not choose:
+            return
         if best is None and self.run.workdir:  # an earlier process has found them
             folder = self.run.workdir / "best"
             best = mesh.from_first(lambda: checkpoints.restore(folder, mesh.local(like)), like=like)[0]
@@ -410,10 +417,10 @@ def train(
     state, key = mesh.place(source.mesh, state), jax.random.key(seed)
     batches, started = source.own_batches(plan_of, start, schedule.steps), sum(programs.started)
     clock, meter, stopper, stop = Clock(earlier), Meter(start, schedule.steps), Stopper(run.stopping), False
-    with Saver(run, schedule, start, best, clock) as saver:
+    with Saver(run, schedule, validation, start, best, clock) as saver:
         while True:
             if schedule.due(step) and not stop:
-                meter.exclude(saver.validate(step, state.variables, validation))
+                meter.exclude(saver.validate(step, state.variables))
             if stop or step >= schedule.steps:
                 break
             began, count, first = time.perf_counter(), schedule.next_call(step), step == start
@@ -441,8 +448,8 @@ def train(
                 meter.exclude(saver.save(state))
         jax.block_until_ready(state)
         stepping, finished = clock.stepping(), step >= schedule.steps
-        if finished and validation.choose:
-            saver.choose(validation.choose, step, state.variables)
+        if finished:
+            saver.choose(step, state.variables)
         saver.wait()
     mesh.together()  # nobody goes on, or ends, before the first process has written all
     seconds, done = time.perf_counter() - entered, step - start

@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
 def run(
     store, workdir, stop_at=None, steps=12, log_every=1, steps_per_call=1, stopping=lambda: False,
-    save_every=2, stop_validating=None, method=METHOD, source=device_source, said=None,
+    save_every=2, stop_validating=None, method=METHOD, source=device_source, said=None, choose=None,
 ):  # fmt: skip
     """Trains 12 steps, validating every 3; `stop_at` breaks off before that step, `stop_validating` in its validation.
 
@@ -92,7 +92,7 @@ def run(
     learner, place = Learner(method, TX, augment.Weak()), loop.Run(workdir, said.append, stopping)
     with mock.patch.object(backend, "jit", jit):
         programs = loop.Programs(learner, source(store), steps_per_call)
-        spent = loop.train(programs, plan_of, state, schedule, loop.Validation(validate), place)
+        spent = loop.train(programs, plan_of, state, schedule, loop.Validation(validate, choose), place)
     if checkpoints.steps(workdir / "last")[0] < steps:
         return None  # it was stopped
     last, _ = checkpoints.restore(workdir / "last", state)
@@ -134,6 +134,22 @@ def test_the_earlier_of_equal_best_scores_is_kept_beside_the_last(whole):
     assert_equal_trees(best, validated[9])
     assert_equal_trees(last.variables, validated[12])
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(best), jax.tree.leaves(last.variables), strict=True))
+
+
+def test_what_is_chosen_in_the_end_takes_the_place_of_the_best(fixed_store, whole, tmp_path):
+    """Also where an earlier process has found the best; and once it is there, the same command leaves it."""
+    scores = []
+
+    def half(variables, score):
+        scores.append(score)
+        return jax.tree.map(lambda x: x / 2, variables)
+
+    run(fixed_store, tmp_path)
+    for _ in range(2):
+        chosen = run(fixed_store, tmp_path, choose=half)
+        assert checkpoints.steps(tmp_path / "best") == [13, 9, 6, 3]
+        assert chosen.notes == {"step": 9, "score": 0.3} and scores[0] == 0.3
+        assert_equal_trees(chosen.best, jax.tree.map(lambda x: x / 2, whole[1].best))
 
 
 def test_a_program_never_runs_past_what_is_to_be_done():
