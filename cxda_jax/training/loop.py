@@ -93,11 +93,11 @@ class Schedule(NamedTuple):
         stop = min(self.steps, *(step // every * every + every for every in intervals))
         return self.steps_per_call if step + self.steps_per_call <= stop else 1
 
-    def prepare(self, state: TrainState) -> TrainState:
+    def before_step(self, state: TrainState) -> TrainState:
         """The state with what the schedule changes in it before a step."""
         return state
 
-    def heed(self, step: int, wait: Callable[[], Any]) -> None:
+    def after_step(self, step: int, wait: Callable[[], Any]) -> None:
         """Hears that so many steps are taken; wait() returns when they are done."""
 
 
@@ -426,14 +426,14 @@ def train(
             began, count, first = time.perf_counter(), schedule.next_call(step), step == start
             compiles, arguments = count not in programs.started, programs.arguments(batches, count, key, run.stopping)
             waited = clock.add("waiting", began)
-            state, measured = programs(count, schedule.prepare(state), arguments, run.log)
+            state, measured = programs(count, schedule.before_step(state), arguments, run.log)
             if compiles:
                 meter.exclude(clock.add("starting", began), count)
             else:
                 meter.waited += waited
             step, stop = step + count, stopper.after(measured)
             meter.add(measured)
-            schedule.heed(step, functools.partial(jax.block_until_ready, state.step))
+            schedule.after_step(step, functools.partial(jax.block_until_ready, state.step))
             saving = stop or step % schedule.save_every == 0 or schedule.due(step)
             logging = step % schedule.log_every == 0 or first or step == schedule.steps
             if (saving or logging) and not bool(state.finite):

@@ -81,11 +81,11 @@ class Pace:
     def next_call(self, step: int) -> int:
         return 1
 
-    def prepare(self, state: TrainState) -> TrainState:
+    def before_step(self, state: TrainState) -> TrainState:
         state.optimizer.hyperparams["learning_rate"] = jnp.float32(self.rate)
         return state
 
-    def heed(self, step: int, wait: Callable[[], Any]) -> None:
+    def after_step(self, step: int, wait: Callable[[], Any]) -> None:
         """Counts a step, and leaves out some of those to come where time is short."""
         before, self.progress = self.progress, self.progress + (1 - self.progress) / self.left
         self.taken, self.left = self.taken + 1, self.left - 1

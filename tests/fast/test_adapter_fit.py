@@ -154,7 +154,7 @@ def test_steps_are_left_out_to_keep_to_the_time_and_the_cosine_ends_at_0():
                 rates[minutes, training].append(pace.rate)
                 seconds += 1  # a step
                 limit.now = lambda seconds=seconds: seconds
-                pace.heed(pace.taken + 1, lambda: None)
+                pace.after_step(pace.taken + 1, lambda: None)
                 validations += pace.due(pace.taken)
             assert validations == 5 and pace.rate < 1e-12 and pace.asked == 1000
         assert any("time is short" in line for line in said) == (minutes == 20)
