@@ -142,14 +142,14 @@ def test_what_is_chosen_in_the_end_takes_the_place_of_the_best(fixed_store, whol
 
     def half(variables, score):
         scores.append(score)
-        return jax.tree.map(lambda x: x / 2, variables)
+        return jax.tree.map(lambda x: np.asarray(x) / 2, variables)
 
     run(fixed_store, tmp_path)
     for _ in range(2):
         chosen = run(fixed_store, tmp_path, choose=half)
         assert checkpoints.steps(tmp_path / "best") == [13, 9, 6, 3]
         assert chosen.notes == {"step": 9, "score": 0.3} and scores[0] == 0.3
-        assert_equal_trees(chosen.best, jax.tree.map(lambda x: x / 2, whole[1].best))
+        assert_equal_trees(chosen.best, jax.tree.map(lambda x: np.asarray(x) / 2, whole[1].best))
 
 
 def test_a_program_never_runs_past_what_is_to_be_done():
