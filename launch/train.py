@@ -59,7 +59,8 @@ def main() -> None:
     run = read(spec, cli.CHANGES), Path(workdir), cli.DATA_DIR.value, _OTHER_DATA.value
     if _REPLAY.value is None:
         with cli.joined():
-            training.train_run(*run)
+            if trained := training.train_run(*run):
+                training.test_run(trained)
     else:
         print(training.replay(*run, step=_REPLAY.value))
 

@@ -198,18 +198,6 @@ def config_hash(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "config.") -> dict[str, tuple[Any, Any]]:
-    """Dotted fields in which two configs differ, with both values."""
-    differing = {}
-    for name in sorted({*a, *b}):
-        x, y = a.get(name), b.get(name)
-        if isinstance(x, dict) and isinstance(y, dict):
-            differing |= differences(x, y, f"{prefix}{name}.")
-        elif x != y:
-            differing[prefix + name] = (x, y)
-    return differing
-
-
 # Setting a field from a text. ml_collections' config_flags can do this too, but its errors are long tracebacks.
 
 

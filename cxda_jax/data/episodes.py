@@ -128,9 +128,9 @@ def check_spec(spec: EpisodeSpec, store: DomainStore, split: str, part: Part | N
         fault = f"{where} has {len(domains)} domains{large}"
         raise UserError(fault, "episode.num_domains", spec.num_domains, fix)
     if sizes.min() < spec.least:
-        smallest = brief(repr(store.domain_names[domains[sizes.argmin()]]))
-        what = f"has {sizes.min()} images, episode.per_domain + episode.num_query needs {spec.least}"
-        raise UserError(f"domain {smallest} of split {split!r} {what}; drop the domain or ask for fewer")
+        fault = f"has {sizes.min()} images, episode.per_domain + episode.num_query needs {spec.least}"
+        smallest = store.domain_names[domains[sizes.argmin()]]
+        raise UserError(fault, f"domain of split {split}", smallest, "drop the domain or ask for fewer")
     return domains
 
 

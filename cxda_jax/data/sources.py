@@ -143,13 +143,6 @@ def reader(images: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return read
 
 
-def stack(batches: list[Any]) -> Any:
-    """The batches of several steps, stacked along a new first axis; a single batch stays as it is."""
-    if len(batches) == 1:
-        return batches[0]
-    return jax.tree.map(lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves), *batches)
-
-
 # Of episodes that the host has made already: its plan_of(step) gives them themselves.
 AS_GIVEN = Source((), lambda plan_of, start, stop: map(plan_of, range(start, stop)), lambda resident, episode: episode)
 SOURCES: dict[str, Callable[[DomainStore, Mesh | None], Source]] = {"device": device_source, "tfdata": tfdata_source}

@@ -38,6 +38,7 @@ AGAIN = "delete the folder and prepare it again"
 FITS = {"squash": "squashed", "crop": "cropped in the middle", "pad": "padded"}
 # The fields of store.json of which, with the metric, the data's identity is made: results depend on them.
 IDENTITY = ("class_names", "mean", "std", "shape", "domains")
+METRICS = ("accuracy", "macro_f1")  # what may score the tasks of a data set
 LARGEST = 2**16  # pixels of an image's side
 
 
@@ -237,6 +238,8 @@ def fault_of_images(card: Mapping[str, Any]) -> str:
 def _fault_in(card: Mapping[str, Any]) -> str:
     if fault := fault_of_images(card):
         return fault
+    if card.get("metric", StoreInfo._field_defaults["metric"]) not in METRICS:
+        return f"metric={brief(repr(card['metric']))} is not one of {', '.join(METRICS)}"
     for domain in card["domains"]:
         if domain["split"] not in SPLITS:
             return f"split {brief(repr(domain['split']))} is not one of {', '.join(SPLITS)}"

@@ -6,10 +6,11 @@ its own devices on the host. No other module asks how many devices or processes 
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -181,12 +182,19 @@ def by_first(make: Callable[..., Any], *arguments: Any) -> Any:
     return make(*arguments) if is_first() else NoWriter()
 
 
-def step_arguments(devices: Mesh | None, batch: Any, steps: int, stopping: Callable[[], bool]) -> tuple[Any, ...]:
-    """The batch on the devices, for a program of so many steps.
+def step_arguments(devices: Mesh | None, batches: Sequence[Any], stopping: Callable[[], bool]) -> tuple[Any, ...]:
+    """The batches on the devices, for a program of so many steps. Several are stacked along a new first axis.
 
     With several processes there is a second argument: whether this process is asked to stop, once for each device.
     """
-    batch = place(devices, batch, CUT if steps == 1 else jax.P(None, AXIS))
+    batch, spec = batches[0], CUT
+    if len(batches) > 1:
+        batch, spec = jax.tree.map(_stacked, *batches), jax.P(None, AXIS)
+    batch = place(devices, batch, spec)
     if devices is None or jax.process_count() == 1:
         return (batch,)
     return batch, place(devices, np.full(len(devices.local_devices), stopping(), np.int32), CUT)
+
+
+def _stacked(*arrays: Any) -> Any:
+    return (np if isinstance(arrays[0], np.ndarray) else jnp).stack(arrays)

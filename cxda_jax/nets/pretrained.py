@@ -16,9 +16,20 @@ import numpy as np
 from cxda_jax.disk import safetensors
 from cxda_jax.disk.reading import reason, refuse_html
 from cxda_jax.errors import UserError, needing
+from cxda_jax.types import Variables
 
 FIELD = "net.weights"
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+
+
+def start_from_weights(net: Any, variables: Variables) -> Variables:
+    """The variables, in which the weights of the file net.weights replace the new ones, if that field of the config's
+    group `net` is set."""
+    if not net.weights:
+        return variables
+    if net.name != "resnet50":
+        raise UserError(f"only resnet50 starts from a file; net.name={net.name!r}", FIELD, net.weights)
+    return convert(read_weights(Path(net.weights)), variables, tuple(net.dont_load))
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:

@@ -146,7 +146,7 @@ def read_result(run: Path, folder: Path) -> Result:
     _check_run(result)
     if result.num_tasks != len(scores):
         raise ValueError(f"num_tasks is {result.num_tasks}, but the predictions are of {len(scores)}")
-    for name, right in averages(scores, stored["labels"]).items():
+    for name, right in metrics.averages(scores, stored["labels"]).items():
         if not abs(getattr(result, name) - right) <= 1e-6:
             raise ValueError(f"{name} is {getattr(result, name):.4f}, but the predictions give {right:.4f}")
     return result
@@ -165,9 +165,3 @@ def _scores(stored: Mapping[str, np.ndarray], metric: str) -> np.ndarray:
     if labels.dtype.kind not in "biuf" or not labels.size or not (labels >= 0).any(1).all():
         raise ValueError("predictions.npz: a task has no label that is a class number")
     return metrics.scores(metric, predictions, labels)
-
-
-def averages(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The mean of the scores [tasks] of tasks with these labels [tasks, queries], and of their lowest tenth,
-    in points."""
-    return {"avg": 100 * float((scores * metrics.shares(labels)).mean()), "w10": 100 * metrics.worst_decile(scores)}

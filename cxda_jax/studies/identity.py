@@ -14,7 +14,7 @@ import numpy as np
 
 from cxda_jax import __version__
 from cxda_jax.config.fields import Config, lookup
-from cxda_jax.config.reading import check_stored, differences
+from cxda_jax.config.reading import check_stored
 from cxda_jax.config.registry import METHODS
 from cxda_jax.data.store import DomainStore
 from cxda_jax.disk import checkpoints, files, manifest
@@ -55,6 +55,18 @@ def insist_on_agreement(facts: Mapping[str, Any]) -> None:
         raise UserError(f"{name}: {values}; {fix}")
     if which:
         raise UserError(f"process {which} was started with other facts than process 0, and says with which; {fix}")
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "config.") -> dict[str, tuple[Any, Any]]:
+    """Dotted fields in which two configs differ, with both values."""
+    differing = {}
+    for name in sorted({*a, *b}):
+        x, y = a.get(name), b.get(name)
+        if isinstance(x, dict) and isinstance(y, dict):
+            differing |= differences(x, y, f"{prefix}{name}.")
+        elif x != y:
+            differing[prefix + name] = (x, y)
+    return differing
 
 
 def claim(

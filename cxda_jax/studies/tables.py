@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cxda_jax.config.reading import differences, read
+from cxda_jax.config.reading import read
 from cxda_jax.config.registry import METHODS
+from cxda_jax.studies.identity import differences
 from cxda_jax.studies.result import Result, by_store, unfinished_said
 from cxda_jax.studies.settings import SHAPES, STEPS, USUAL, Setting, usual_number
 from cxda_jax.studies.statistics import paired_differences

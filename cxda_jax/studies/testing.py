@@ -20,7 +20,7 @@ from cxda_jax.machine.progress import Counter, announced, replaces
 from cxda_jax.studies import identity
 from cxda_jax.studies.examples import draw_example, images_of, with_examples
 from cxda_jax.studies.finding import Evaluation, Request, find_evaluations, in_one_line, restore_best, training_minutes
-from cxda_jax.studies.folders import averages, find_runs, write_result
+from cxda_jax.studies.folders import find_runs, write_result
 from cxda_jax.studies.result import Result, make_tasks
 from cxda_jax.studies.settings import USUAL
 from cxda_jax.studies.text import comparison, context_curves, summary, table
@@ -190,9 +190,9 @@ def result_of(evaluation: Evaluation, experiment: Experiment, plan: Plan, tasks:
         uses_support=method.uses_support,
         seed=config.seed,
         metric=metric,
-        **averages(tasks.scores, tasks.labels),
-        **trust(tasks),
-        also={name: averages(scores, tasks.labels) for name, scores in others.items()},
+        **metrics.averages(tasks.scores, tasks.labels),
+        **metrics.trust(tasks.predictions, tasks.labels, tasks.confidence),
+        also={name: metrics.averages(scores, tasks.labels) for name, scores in others.items()},
         num_tasks=len(tasks.labels),
         task_ms=tasks.task_ms,
         steps=experiment.schedule.steps,
@@ -222,14 +222,6 @@ def keep(result: Result, store: DomainStore) -> Result:
     if "attention" in result.arrays:
         draw_example(result.folder / "attention.png", result, store)
     return written
-
-
-def trust(tasks: TaskTable) -> dict[str, Any]:
-    """How well the probabilities of the answers to all queries say how many are right, without a temperature."""
-    counted = tasks.labels >= 0
-    confidence, right = tasks.confidence[counted], (tasks.predictions == tasks.labels)[counted]
-    risk = {str(coverage): metrics.risk_at(coverage, confidence, right) for coverage in metrics.COVERAGES}
-    return {"calibration_error": metrics.expected_calibration_error(confidence, right), "risk": risk}
 
 
 def device() -> str:

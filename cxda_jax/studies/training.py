@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,12 @@ from jax.sharding import Mesh
 from cxda_jax import __version__
 from cxda_jax.config.reading import Config, of_method
 from cxda_jax.config.registry import METHODS, STARTS
-from cxda_jax.data.store import SPLITS, DomainStore
+from cxda_jax.data.store import SPLITS
 from cxda_jax.disk import checkpoints, files, folders, models
 from cxda_jax.errors import UserError
 from cxda_jax.machine import backend, cost, memory, mesh, stops
 from cxda_jax.machine.progress import duration, say
+from cxda_jax.nets.pretrained import start_from_weights
 from cxda_jax.studies import identity
 from cxda_jax.studies.finding import Evaluation, restore_best
 from cxda_jax.studies.folders import read_result
@@ -34,17 +35,27 @@ from cxda_jax.studies.testing import compiled, device, evaluate_run, keep, score
 from cxda_jax.studies.text import corrections, table
 from cxda_jax.training import frozen, loop
 from cxda_jax.training.evaluation import Evaluator, TaskTable
-from cxda_jax.training.experiment import Experiment, build, build_method, build_on, start_from_weights, tasks_per_step
+from cxda_jax.training.experiment import Experiment, build, build_method, build_on, tasks_per_step
 from cxda_jax.types import Variables
 
 NETWORK = "network"  # the folder, in the run of a method on a network, of the training of that network
 
 
-@memory.named("train.tasks_per_step, net.width, episode.* or evaluation.per_call")
-def train_run(config: Config, workdir: Path, data_dir: str | Path, other_data: bool = False) -> None:
-    """Trains what the config says in `workdir`, or goes on with the training that is there, and tests the best weights.
+class Trained(NamedTuple):
+    """A training that is over, and what its test needs."""
 
-    With `other_data` a run goes on with other data than it was begun with; its results are marked.
+    experiment: Experiment
+    workdir: Path
+    evaluator: Evaluator
+    record: identity.Record
+
+
+@memory.named("train.tasks_per_step, net.width, episode.* or evaluation.per_call")
+def train_run(config: Config, workdir: Path, data_dir: str | Path, other_data: bool = False) -> Trained | None:
+    """Trains what the config says in `workdir`, or goes on with the training that is there.
+
+    It returns what test_run() takes; None where a finished run was tested already. With `other_data` a run goes on with
+    other data than it was begun with; its results are marked.
     """
     compilations = cost.Compilations()
     experiment, state = prepared(config, data_dir, mesh.mesh_for(tasks_per_step(config)))
@@ -54,7 +65,7 @@ def train_run(config: Config, workdir: Path, data_dir: str | Path, other_data: b
     network = functools.partial(network_of, experiment, workdir / NETWORK, data_dir, other_data)
     with mesh.by_first(files.locked, workdir):
         try:
-            run(experiment, state, workdir, compilations, other_data, network)
+            return run(experiment, state, workdir, compilations, other_data, network)
         except loop.NotFinite as e:
             advice = f"the same command with --replay_step={e.step} shows its episode"
             raise UserError(f"{e}; {advice}; a lower optimizer.learning_rate may help") from None
@@ -66,7 +77,8 @@ def network_of(experiment: Experiment, workdir: Path, data_dir: str | Path, othe
     The folder around it gets right.json: how often that network is right.
     """
     config = frozen.network_config(experiment.config, experiment.method, experiment.recipe.held_out)
-    train_run(config, workdir, data_dir, other_data)
+    if trained := train_run(config, workdir, data_dir, other_data):
+        test_run(trained)
     training = build_on(config, experiment.store, ())
     network = restore_best(workdir, training)[0]
     right = frozen.network_accuracy(training, network)
@@ -97,16 +109,17 @@ def prepared(config: Config, data_dir: str | Path, devices: Mesh | None = None) 
 def run(
     experiment: Experiment, state: loop.TrainState, workdir: Path, compilations: cost.Compilations, other_data: bool,
     network: Callable[[], Variables],
-) -> None:  # fmt: skip
-    """Trains, keeps the best weights as files of their own, and tests them. network() gives that of a frozen method."""
-    record = claimed(workdir, experiment.config, experiment.store, other_data)
-    if earlier := mesh.from_first(lambda: tested_before(workdir, experiment)):
+) -> Trained | None:  # fmt: skip
+    """Trains in a folder that this process has locked. network() gives the network of a frozen method."""
+    record, earlier = mesh.from_first(lambda: claimed(experiment, workdir, other_data))
+    record = identity.Record(**{**record, "marks": tuple(record["marks"])})
+    if earlier:
         say(f"{workdir}: trained and tested already; cxda evaluate --runs={workdir} tests it again\n{earlier}")
-        return
+        return None
     evaluator, steps = compiled(experiment), experiment.schedule.steps
     announce(experiment)
     learn(experiment, state, workdir, evaluator, network, compilations)
-    prove(experiment, workdir, evaluator, record._replace(steps=steps, reached_step=steps))
+    return Trained(experiment, workdir, evaluator, record._replace(steps=steps, reached_step=steps))
 
 
 def announce(experiment: Experiment) -> None:
@@ -148,15 +161,20 @@ def learn(
         )  # fmt: skip
     if not spent.finished:  # another process was asked to stop; this one would have ended above
         raise stops.Stopped(signal.SIGTERM)
-    of_step = programs.cost_of_step(learning.train_plans, state) if spent.steps else None
+    of_step = programs.cost_of_step(state) if spent.steps else None
     if of_step and mesh.is_first():
         passport = describe_cost(spent, of_step, compilations, config.net.dtype)
         files.write_text(workdir / "cost.json", json.dumps(passport, indent=1) + "\n")
         say(cost_line(passport))
 
 
-def prove(experiment: Experiment, workdir: Path, evaluator: Evaluator, record: identity.Record) -> None:
+def test_run(trained: Trained) -> None:
     """Tests the best variables of a training, and writes them with their scores to workdir/model."""
+    with mesh.by_first(files.locked, trained.workdir):
+        _test(*trained)
+
+
+def _test(experiment: Experiment, workdir: Path, evaluator: Evaluator, record: identity.Record) -> None:
     config, store = experiment.config, experiment.store
     variables, notes = restore_best(workdir, experiment)
     known = {**notes, "config_hash": config.hash, "data_hash": store.sha256}
@@ -200,10 +218,10 @@ def has_changes(commit: str) -> bool:
     return commit.endswith("+")
 
 
-def claimed(workdir: Path, config: Config, store: DomainStore, other_data: bool) -> identity.Record:
-    """identity.claim() by the process that writes, for all."""
-    record = mesh.from_first(lambda: identity.claim(workdir, config, store, other_data, say)._asdict())
-    return identity.Record(**{**record, "marks": tuple(record["marks"])})
+def claimed(experiment: Experiment, workdir: Path, other_data: bool) -> tuple[dict[str, Any], str]:
+    """The fields of the record that identity.claim() returns, and what tested_before() does."""
+    record = identity.claim(workdir, experiment.config, experiment.store, other_data, say)
+    return record._asdict(), tested_before(workdir, experiment)
 
 
 def make_card(experiment: Experiment, step: int, result: Result, gain: models.Gain | None) -> models.Card:

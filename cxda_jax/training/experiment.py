@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from cxda_jax.config.fields import Config, Values, lookup
+from cxda_jax.config.fields import Config, lookup
 from cxda_jax.config.registry import METHODS, STARTS
 from cxda_jax.data import augment, glyphs, glyphs_c
 from cxda_jax.data.episodes import (
@@ -39,7 +39,6 @@ from cxda_jax.errors import UserError, brief, naming
 from cxda_jax.machine import backend
 from cxda_jax.methods.cxda_shares import VALIDATIONS
 from cxda_jax.methods.optimizers import make_optimizer
-from cxda_jax.nets.pretrained import convert, read_weights
 from cxda_jax.training.loop import Learner, Schedule
 from cxda_jax.training.metrics import metric_of
 from cxda_jax.types import ADAPTER, TRUNK, Array, Episode, Frozen, Images, Known, Method, Variables
@@ -85,7 +84,6 @@ class Experiment(NamedTuple):
     config: Config
     store: DomainStore
     spec: EpisodeSpec  # the shape of an evaluation task
-    metric: str  # the name in METRICS of what scores one
     exhaustive: bool  # whether each image of a split is a query once; else tasks are drawn
     num_tasks: dict[str, int]  # of a validation, "val", and of a test, "test"
     source: Source
@@ -96,6 +94,11 @@ class Experiment(NamedTuple):
     example: Images  # two images, for shapes
     per_call: int  # evaluation tasks in one program
     context: Context | None = None  # the part of each evaluation task's support that has arrived; None: all of it
+
+    @property
+    def metric(self) -> str:
+        """The name in METRICS of what scores an evaluation task."""
+        return metric_of(self.store.info.metric, self.config.evaluation.f1)
 
     @property
     def learner(self) -> Learner:
@@ -149,7 +152,6 @@ def build_on(
     config: Config, store: DomainStore, splits: Sequence[str] = SPLITS, devices: Mesh | None = None
 ) -> Experiment:
     """build() on an open store, instead of the data set that the config names."""
-    metric = metric_of(store.info.metric, config.evaluation.f1)
     method = build_method(config, store)
     spec, every = EpisodeSpec(**config.episode), config.evaluation.tasks == "exhaustive"
     recipe = recipe_of(config, method, store, spec)
@@ -174,7 +176,6 @@ def build_on(
         config=config,
         store=store,
         spec=spec,
-        metric=metric,
         exhaustive=every,
         num_tasks=num_tasks,
         source=SOURCES[config.train.source](store, devices),
@@ -291,15 +292,6 @@ def with_precision(method: Method, precision: Any) -> Method:
 
     functions = {name: within(of) for name, of in method._asdict().items() if callable(of)}
     return method._replace(**functions, also={name: within(function) for name, function in method.also.items()})
-
-
-def start_from_weights(net: Values, variables: Variables) -> Variables:
-    """The variables, in which the weights of the file net.weights replace the new ones, if the field is set."""
-    if not net.weights:
-        return variables
-    if net.name != "resnet50":
-        raise UserError(f"only resnet50 starts from a file; net.name={net.name!r}", "net.weights", net.weights)
-    return convert(read_weights(Path(net.weights)), variables, tuple(net.dont_load))
 
 
 def tasks_per_step(config: Config) -> int:

@@ -105,13 +105,8 @@ def on_descriptions(
     learnt = split_part(store, share, config.seed, held=False).rows
     rows = split_part(store, share, config.seed, held=True).rows if share else learnt
     kept = np.sort(np.concatenate([rows, np.flatnonzero(np.isin(store.row_domains(), store.domains("val")))]))
-    variables = jax.tree.map(jnp.asarray, {k: {**state.variables[k], **network[k]} for k in network})
-    describing = backend.jit(describe)
-    images = in_batches(lambda pixels: describing(variables, pixels), store, kept, "images for the adapter")
-    own = images[np.isin(kept, rows)]
     counts = np.bincount(store.row_domains()[kept], minlength=len(store.split))
     data = store._replace(
-        images=images[:, None, None],
         labels=store.labels[kept],
         offsets=np.concatenate([[0], np.cumsum(counts)]),
         split=tuple(name if n and name != "test" else "" for name, n in zip(store.split, counts, strict=True)),
@@ -122,6 +117,10 @@ def on_descriptions(
     def train_plans(step: int) -> Plan:
         return sample_plans(draw, range(step * tasks, (step + 1) * tasks))
 
+    variables = jax.tree.map(jnp.asarray, {k: {**state.variables[k], **network[k]} for k in network})
+    describing = backend.jit(describe)
+    images = in_batches(lambda pixels: describing(variables, pixels), store, kept, "images for the adapter")
+    own, data = images[np.isin(kept, rows)], data._replace(images=images[:, None, None])
     learning = experiment._replace(
         store=data,
         spec=spec,

@@ -29,7 +29,7 @@ from jax.sharding import Mesh
 
 from cxda_jax.data import augment
 from cxda_jax.data.episodes import Plan
-from cxda_jax.data.sources import Source, stack
+from cxda_jax.data.sources import Source
 from cxda_jax.disk import checkpoints, files, manifest
 from cxda_jax.errors import UserError
 from cxda_jax.machine import backend, cost, memory, mesh
@@ -200,7 +200,7 @@ def train_call(
 ) -> Stepped:
     """train_step() for one or several steps in one program, with a source's `resident` and `batch` instead of episodes.
 
-    For several `steps`, `batch` is stack() of theirs, and the measured values have a step axis.
+    For several `steps`, `batch` has theirs stacked along a first axis, and so are the measured values.
     """
 
     def one(state: TrainState, batch: Any) -> Stepped:
@@ -238,6 +238,7 @@ class Programs:
 
     def __init__(self, learner: Learner, source: Source, steps_per_call: int = 1):
         self.source = source
+        self.batch: Any = None  # the latest
         self.started: set[int] = set()  # the numbers of steps whose programs have run
         donated = 0 if backend.donates_state() else ()
         calls: dict[int, Callable[..., Stepped]] = {
@@ -252,8 +253,8 @@ class Programs:
         self, batches: Iterator[Any], steps: int, key: Array, stopping: Callable[[], bool] = lambda: False
     ) -> tuple[Any, ...]:
         """The arguments of the program of so many steps, but for the state. The key is the run's."""
-        batch = stack([next(batches) for _ in range(steps)])
-        given = mesh.step_arguments(self.source.mesh, batch, steps, stopping)
+        drawn = [next(batches) for _ in range(steps)]
+        self.batch, given = drawn[0], mesh.step_arguments(self.source.mesh, drawn, stopping)
         return self.source.resident, given[0], key, *given[1:]
 
     def __call__(
@@ -269,10 +270,10 @@ class Programs:
         self.started.add(steps)
         return state, measured
 
-    def cost_of_step(self, plan_of: Callable[[int], Plan], state: TrainState) -> tuple[float | None, int]:
+    def cost_of_step(self, state: TrainState) -> tuple[float | None, int]:
         """The operations of one step, as XLA counts them, None where nothing does; and the bytes that it moves to the
-        device."""
-        batch = next(self.source.own_batches(plan_of, 0, 1))
+        device. For programs that have run."""
+        batch = self.batch
         form = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)  # a step may have taken its arrays
         flops = cost.flops(self.programs[1].lower(form, *self.arguments(iter([batch]), 1, jax.random.key(0))))
         return flops, sum(leaf.nbytes for leaf in jax.tree.leaves(batch) if isinstance(leaf, np.ndarray))

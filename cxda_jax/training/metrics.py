@@ -10,8 +10,6 @@ import numpy as np
 import scipy.optimize
 import scipy.stats
 
-from cxda_jax.errors import UserError
-
 MARGIN = 3  # times as many images as prove a risk without any error, where thresholds begin to be tried
 COVERAGES = (1.0, 0.8, 0.5)  # parts of all answers, the surest ones, of which the risk is told
 
@@ -49,18 +47,11 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 def metric_of(metric: str, f1: str) -> str:
     """A data set's metric in the form that is asked for: `f1` is "labels" or "union", the classes of macro-F1."""
-    insist_on_known(metric)
     return "macro_f1_union" if metric == "macro_f1" and f1 == "union" else metric
-
-
-def insist_on_known(metric: str) -> None:
-    if metric not in METRICS:
-        raise UserError("unknown", "metric of the data set", metric, f"choose from {', '.join(METRICS)}")
 
 
 def scores(metric: str, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Scores [tasks] of a metric in METRICS, from predictions and labels [tasks, queries]."""
-    insist_on_known(metric)
     counts = labels >= 0
     if metric == "accuracy":  # of all tasks at once: a report scores millions
         return ((predictions == labels) & counts).sum(1) / counts.sum(1)
@@ -82,6 +73,12 @@ def worst_decile(scores: np.ndarray) -> float:
     return float(np.sort(scores)[: max(1, len(scores) // 10)].mean())
 
 
+def averages(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """The mean of the scores [tasks] of tasks with these labels [tasks, queries], and of their lowest tenth,
+    in points."""
+    return {"avg": 100 * float((scores * shares(labels)).mean()), "w10": 100 * worst_decile(scores)}
+
+
 def mean_sem(values: np.ndarray) -> tuple[float, float]:
     """Mean and standard error (sample deviation / sqrt(n)) of values [n]; the standard error of one value is nan."""
     values = np.asarray(values, float)
@@ -99,6 +96,14 @@ def risk_at(coverage: float, confidence: np.ndarray, right: np.ndarray) -> float
     """The share of wrong answers among the most confident ones, which are this part of all [n]."""
     kept = np.argsort(-confidence, kind="stable")[: max(1, round(coverage * len(right)))]
     return float(1 - np.mean(right[kept]))
+
+
+def trust(predictions: np.ndarray, labels: np.ndarray, confidence: np.ndarray) -> dict[str, Any]:
+    """How well the probabilities of the answers to all queries say how many are right, without a temperature."""
+    counted = labels >= 0
+    sure, right = confidence[counted], (predictions == labels)[counted]
+    risk = {str(coverage): risk_at(coverage, sure, right) for coverage in COVERAGES}
+    return {"calibration_error": expected_calibration_error(sure, right), "risk": risk}
 
 
 def bootstrap_interval(values: np.ndarray, resamples: int = 10_000) -> np.ndarray:

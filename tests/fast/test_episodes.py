@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from cxda_jax.config.reading import read, replaced
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_spec, mixed_spec, sample_plans
-from cxda_jax.data.sources import device_source, stack, tfdata_source
+from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.errors import UserError
+from cxda_jax.machine import mesh
 from cxda_jax.training.experiment import build_on
 from tests.conftest import INFO
 from tests.lines import one_line
@@ -245,7 +246,8 @@ def test_both_sources_give_the_bytes_of_the_planned_rows(fixed_store, spec, monk
             for array, column in ((images.pixels, many.images), (images.domain, owner), (label, many.labels)):
                 np.testing.assert_array_equal(array, column[rows])
         jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), ours, theirs)
-    np.testing.assert_array_equal(stack(whole).label, np.stack([episode.label for episode in whole]))
+    (stacked,) = mesh.step_arguments(None, whole, lambda: False)
+    np.testing.assert_array_equal(stacked.label, np.stack([episode.label for episode in whole]))
     on_a_mesh, parts = stream._replace(mesh="of all processes"), []
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     for which in range(3):

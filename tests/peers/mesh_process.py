@@ -69,12 +69,13 @@ def run(store, folder, name, steps, source="device"):
     state = loop.init_state(method, tx, 0, Images(store.images[:2], np.zeros(2, np.int32)))
     schedule = loop.Schedule(steps, steps, 1, 5, TASKS)
     programs = loop.Programs(loop.Learner(method, tx, augment.Weak()), its)
-    loop.train(
+    spent = loop.train(
         programs, plan_of, state, schedule,
         loop.Validation(lambda v: score(v).mean), loop.Run(workdir, functools.partial(print, flush=True)),
     )  # fmt: skip
     cost.flops = flops
-    programs.cost_of_step(plan_of, state)
+    if spent.steps:
+        programs.cost_of_step(state)
     state, _ = mesh.from_first(lambda: loop.resume(workdir, state, print), like=state)
     answers = score(state.variables).predictions
     if mesh.is_first():
