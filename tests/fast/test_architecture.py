@@ -9,6 +9,7 @@ import tomllib
 from cxda_jax.machine import doctor
 from tests.commands import command
 from tests.lines import ROOT, cases, one_line
+from tools import mistakes
 
 # Each room may import those named here, and itself. registry.py and reading.py of config/ know the methods, whose files
 # need its fields.
@@ -76,6 +77,10 @@ def test_every_package_and_what_is_no_code_is_installed():
     installed = {path for folder, patterns in places for pattern in patterns for path in folder.glob(pattern)}
     others = {p for p in (ROOT / "cxda_jax").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
     assert others and others <= installed
+
+
+def test_each_mistake_that_tests_should_notice_can_still_be_made():
+    mistakes.check(ROOT)
 
 
 def test_nothing_that_is_read_is_run():

@@ -62,9 +62,11 @@ def test_hyper_parameters_are_the_papers(benchmark):
 
 
 def test_epochs_are_counted_in_images():
-    """N_train // 100 episodes: CIFAR-C's 56,000 images give 560 steps."""
-    schedule = make_schedule(read("cifar_c:erm"), empty_store("cifar_c"))
-    assert (schedule.steps, schedule.validate_every) == (100 * 560, 10 * 560)
+    """N_train // 100 episodes: CIFAR-C's 56,000 images give 560 steps of one task, or 140 of four."""
+    for tasks, steps in (1, 560), (4, 140):
+        config = replaced(read("cifar_c:erm"), train={"tasks_per_step": tasks})
+        schedule = make_schedule(config, empty_store("cifar_c"))
+        assert (schedule.steps, schedule.validate_every) == (100 * steps, 10 * steps)
 
 
 # Each method once, and each benchmark twice or more. Those of the gate are other ways from the store to the logits.

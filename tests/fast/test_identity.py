@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -76,6 +77,15 @@ def test_processes_that_were_started_with_other_facts_are_refused_by_all(config,
     monkeypatch.setattr(jax.distributed, "initialize", mock.Mock(side_effect=ValueError("no address.")))
     with refused("--distributed: .* --coordinator=HOST:PORT --num_processes=N"):
         hosts._meet("", -1, -1)
+
+
+def test_a_process_is_gone_once_it_has_given_no_sign_of_life_for_a_while(monkeypatch):
+    """However long it has given some before. Process 0 looks at these seconds, and finds this sign of process 1."""
+    watch, seen = hosts._Watch(), {1: ("", 0.0)}
+    assert hosts.SILENT == 20
+    for now, sign, gone in (0, "1", False), (15, "2", False), (30, "3", False), (49, "3", False), (51, "3", True):
+        monkeypatch.setattr(hosts, "time", SimpleNamespace(monotonic=lambda now=now: now))
+        assert watch._silent({"cxda/beat/1": sign}, seen).startswith("process 1 of ") is gone
 
 
 def test_nothing_is_written_through_a_link(tmp_path, monkeypatch):
