@@ -29,29 +29,19 @@ def make_page(m=12, n=30, shape=(28, 28, 1), heads=2, mark="") -> AdaptedPage:
     return AdaptedPage(f"Adapted{mark}", facts, answers, m, pixels[:n], names, GAIN, faults)
 
 
-def test_changed_answers_come_first_then_by_how_far_they_moved_and_changes_are_said(tmp_path):
-    page = make_page()
+def test_corrected_spoiled_and_changed_answers_come_first_and_of_each_kind_those_that_moved_most(tmp_path):
+    page, kinds = make_page(), {"corrected": [], "spoiled": [], "changed": [], "same": []}
     text = written(tmp_path / "new" / "adapted.html", page)
-    kinds = {"corrected": [], "spoiled": [], "changed": [], "same": []}
-    for i in sorted(range(12), key=lambda i: -page.answers[i].moved):
-        before, after, label = (getattr(page.answers[i], name) for name in ("before", "after", "label"))
-        kind = "corrected" if after == label else "spoiled" if before == label else "changed"
-        kinds[kind if before != after else "same"].append(i)
-    order = sum(kinds.values(), [])
+    for answer in sorted(page.answers, key=lambda answer: -answer.moved):
+        changed = (
+            "corrected" if answer.after == answer.label else "spoiled" if answer.before == answer.label else "changed"
+        )
+        kinds[changed if answer.before != answer.after else "same"].append(answer.file)
     assert all(kinds.values())
-    assert re.findall(r'<div class="file" title="[^"]*">(mine_\d+\.png)', text) == [page.answers[i].file for i in order]
-    rows = re.findall(r"<tr.*?</tr>", text[text.index("<tbody>") : text.index("</tbody>")], re.S)
-    for i, row in zip(order, rows, strict=True):
-        answer = page.answers[i]
-        changed = answer.before != answer.after
-        assert row.startswith('<tr class="changed">') == ("≠ changed" in row) == changed
-        places = answer.weights.mean(0).argsort()[::-1][:5]
-        assert re.findall(r'title="(buffer_\d+)', row) == [f"buffer_{place:04d}" for place in places]
-        if answer.label:
-            marks = ["✓ right" if given == answer.label else "✗ wrong" for given in (answer.before, answer.after)]
-            assert re.findall("[✓✗] [a-z]+", row) == marks
-    assert f"{sum(answer.before != answer.after for answer in page.answers)} of these 12 answers changed" in text
-    assert embedded(text)[0]["query"]["files"] == [page.answers[i].file for i in order]
+    order = sum(kinds.values(), [])
+    assert re.findall(r'<div class="file" title="[^"]*">(mine_\d+\.png)', text) == order
+    assert embedded(text)[0]["query"]["files"] == order
+    assert f"{12 - len(kinds['same'])} of these 12 answers changed" in text
 
 
 def test_hostile_names_stay_text_and_odd_bytes_are_escaped(tmp_path):

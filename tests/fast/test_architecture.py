@@ -6,7 +6,6 @@ import re
 import sys
 import tomllib
 
-from cxda_jax.machine import doctor
 from tests.commands import command
 from tests.lines import ROOT, cases, one_line
 from tools import mistakes
@@ -113,19 +112,7 @@ def test_a_command_names_the_extra_that_brings_what_is_missing(arguments, field,
     assert line.startswith(f"error: {field}: {missing} is not installed")
 
 
-def test_each_extra_that_is_named_is_there_and_brings_what_it_is_named_for():
+def test_each_extra_that_is_named_is_there():
     files = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("launch/*.py"), *ROOT.glob("cxda_jax/**/*.py")]
     named = {extra for file in files for both in EXTRA.findall(file.read_text()) for extra in both.split(",")}
     assert named <= {*EXTRAS} and {"onnx", "export", "sklearn", "dev"} <= named
-    for module, (_, fix) in doctor.OPTIONAL.items():
-        project = {"sklearn": "scikit-learn", "tensorflow": "tensorflow-cpu"}.get(module, module.replace("_", "-"))
-        (extra,) = EXTRA.findall(fix)
-        assert project in {re.split(r"[<>=]", asked)[0] for asked in brought(extra)}
-
-
-def brought(extra):
-    for asked in EXTRAS[extra]:
-        for own in re.findall(r"^cxda_jax\[([\w,]+)\]", asked):
-            for each in own.split(","):
-                yield from brought(each)
-        yield asked

@@ -61,9 +61,7 @@ def stored(method="erm", **groups):
 def test_a_config_of_an_earlier_version_gets_the_defaults_of_what_it_lacks_and_keeps_what_its_method_reads():
     """A method or an optional field may be missing; a field that is gone may hold the value that changed nothing."""
     erm = stored()
-    assert erm.keys() == CONFIG.keys() - {"attention", "cxda_any", "cxda_shares", "icrm", "cml", "sla"}, (
-        "tests may start from it"
-    )
+    assert erm.keys() == CONFIG.keys() - {"attention", "cxda_any", "cxda_shares", "icrm", "cml", "sla"}  # for tests
     with with_examples():
         assert stored() == erm, "a training can be read where another package's method is gone"
     fields = {name: group.fields for name, group in schema().items() if name in CONFIG and hasattr(group, "fields")}
@@ -132,11 +130,8 @@ def test_a_field_that_the_method_never_reads_is_refused():
     assert read("glyphs:erm", [("cotta.copies", "3")])["cotta"]["copies"] == 3, "for a test"
 
 
-def test_a_config_cannot_be_changed_and_values_go_together():
+def test_a_changed_config_is_another_one_and_values_go_together():
     config = read("glyphs:cxda,smoke")
-    for change in (lambda: config.update(seed=1), lambda: setattr(config.net, "width", 1), lambda: config.pop("net")):
-        with pytest.raises(TypeError, match="replaced"):
-            change()
     other = replaced(config, train={"steps": 7})
     assert other.train == {**config.train, "steps": 7} and other.hash != config.hash == read("glyphs:cxda,smoke").hash
     assert copy.deepcopy(other) == other == json.loads(json.dumps(other)) and config.train.steps == 20

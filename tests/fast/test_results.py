@@ -21,19 +21,6 @@ def write(folder, seed=0, run=None):
     return (labels == predictions).mean(1)
 
 
-def test_results_are_read_with_their_scores(tmp_path):
-    scores = {seed: write(tmp_path / str(seed), seed) for seed in (0, 1)}
-    write(tmp_path / "0" / "cxda,support_size=10", 5, run=tmp_path / "0")
-    (tmp_path / "0" / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 1, "val_score": 0.5}\n')
-    results, faults = read_results(tmp_path.iterdir())
-    assert not faults and [r.folder.name for r in results] == ["cxda,support_size=10", "0", "1"]
-    for result in results[1:]:
-        np.testing.assert_array_equal(result.tasks.scores, scores[result.seed])
-        assert result.config["seed"] == result.seed and result.run == result.folder
-    assert results[0].run == tmp_path / "0"
-    assert [line.get("val_score") for line in results[0].curve()] == [None, 0.5]
-
-
 def test_results_of_older_versions_lack_fields(tmp_path):
     write(tmp_path)
     row = json.loads((tmp_path / "result.json").read_text())

@@ -129,10 +129,8 @@ def test_a_job_that_a_queue_asks_for_is_done_once_and_after_what_it_needs(tmp_pa
         with pytest.raises(TooEarly, match="^a: exit code 69 "):
             local.run_job(study, jobs, jobs[0])
     assert [local.run_job(study, jobs, find_job(jobs, text)) for text in ("0", "a", "1")] == ["", "", ""]
-    assert log.read_text() == "ab" and [line.split()[2:4] for line in listing(study, jobs).splitlines()[:-1]] == [
-        ["done", "a"],
-        ["done", "b"],
-    ]
+    assert log.read_text() == "ab"
+    assert [line.split()[2:4] for line in listing(study, jobs).splitlines()[:-1]] == [["done", "a"], ["done", "b"]]
     with refused(named="--job=2"):
         find_job(jobs, "2")
     flags = ["--benchmark=glyphs", "--smoke", "--seeds=0", "--only=t3a", "--tests=usual", f"--study={tmp_path}/study"]

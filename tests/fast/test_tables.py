@@ -194,11 +194,3 @@ def test_hostile_names_stay_text():
     assert line.replace("\\|", "").count("|") == 3 and "<script>" not in formats.to_markdown(table)
     (read,) = csv.DictReader(io.StringIO(formats.to_csv([table])))
     assert read["method"] == read["marks"] == read["runs"] == hostile
-
-
-def test_methods_that_start_from_erm_iid_have_rows_of_their_own_and_never_the_papers_figures():
-    labels = ["cxda,attention.heads=4", "cxda", "ft_em,from=erm_iid", "ft_em", "bn"]
-    results = [result(label.split(",")[0], avg=50.0 + i, label=label) for i, label in enumerate(labels)]
-    main = cells(build(distinct(results)[0], "paper")["main"])
-    assert {label: cell.mean for label, cell in main.items()} == {label: 50.0 + i for i, label in enumerate(labels)}
-    assert main["ft_em"].paper and not main["ft_em,from=erm_iid"].paper

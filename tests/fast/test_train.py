@@ -161,19 +161,15 @@ def test_a_program_never_runs_past_what_is_to_be_done():
 
 
 def test_log_lines_tell_the_time_left_and_a_step_is_traced_once(whole):
-    folder, (_, _, _, said, spent, _), traced = whole
-    assert said[0].startswith("compiling") and said[1].startswith("ready in ")
-    assert "step 4/12  eta " in said[6] and "episodes/s" in said[6] and "data_wait" in said[6]
+    folder, (_, _, _, _, spent, _), traced = whole
     assert set(lines(folder)[1]) == {"step", "loss", "accuracy", "episodes_per_s", "data_wait_ms", "eta_s", "time"}
     assert traced <= 1 and spent.finished and spent.steps == 12
     assert 0 <= spent.waiting + spent.saving + spent.validating <= spent.seconds and spent.steps_per_s > 0
 
 
 def test_outputs_that_are_not_finite_are_no_answers(fixed_store):
-    method, source = (
-        METHOD._replace(predict=lambda *given: METHOD.predict(*given) * jax.numpy.nan),
-        device_source(fixed_store),
-    )
+    method = METHOD._replace(predict=lambda *given: METHOD.predict(*given) * jax.numpy.nan)
+    source = device_source(fixed_store)
     plan_of = functools.partial(sample_plans, Draw(SPEC, fixed_store.offsets, fixed_store.domains("test"), 0))
     variables = init_state(method, TX, 0, Images(fixed_store.images[:2], np.zeros(2, np.int32))).variables
     with refused(named="3 of 3 tasks"):

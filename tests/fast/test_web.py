@@ -53,10 +53,7 @@ OTHERS: dict[str, tuple[str, Mapping]] = {
     "two norms, usual scale": ("cxda", {"attention__shared_norm": False, "attention__scale": "head_dim"}),
     "statistics by a prior": ("cxda_loo", {"batch_norm__prior": 7.0}),
     "learned tokens": ("cxda_any", {}),
-    "running statistics alone": (
-        "cxda_any",
-        {"cxda_any__running": True, "cxda_any__learned": 0, "net__padding": "same"},
-    ),
+    "running statistics alone": ("cxda_any", {"cxda_any__running": True, "cxda_any__learned": 0}),
     "icrm of a short sequence": ("icrm", {"icrm__layers": 3, "icrm__width": 24, "icrm__heads": 3, "icrm__context": 3}),
     "shares of classes, by two of three maps": ("cxda_shares", {"cxda_shares__maps": 2, "cxda_shares__em_steps": 3}),
 }
