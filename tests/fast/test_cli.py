@@ -78,12 +78,8 @@ def test_a_traceback_is_for_those_who_ask():
     ("print('full')", 2, "error: a file: No space left on device; free some space and run the same command again\n"),
 ])  # fmt: skip
 def test_a_closed_output_ends_a_command_quietly_and_a_full_disk_with_a_line(body, code, said):
-    lines = (
-        "from launch import cli, stops",
-        "from cxda_jax.errors import UserError",
-        "from cxda_jax.machine.progress import say",
-    )
-    script = "\n".join([*lines, f"def main(): {body}", "cli.run(main)"])
+    imported = "from launch import cli, stops; from cxda_jax.errors import UserError; from cxda_jax.machine.progress import say"
+    script = f"{imported}\ndef main(): {body}\ncli.run(main)"
     reading, closed = os.pipe()
     os.close(reading)
     with open("/dev/full" if "full" in body else closed, "w") as out:

@@ -9,7 +9,7 @@ import scipy.stats
 
 from cxda_jax.config.reading import read
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_context, sample_plans
-from cxda_jax.studies.curves import AREA, area_weights, differences, find_curves
+from cxda_jax.studies.curves import AREA, differences, find_curves
 from cxda_jax.studies.result import by_store
 from cxda_jax.studies.statistics import paired_differences, shared_scores
 from cxda_jax.training import metrics
@@ -110,16 +110,6 @@ def test_the_worst_tenth_of_bootstrap_samples_is_that_of_repeated_tasks():
     for row, drawn in zip(scores, found, strict=True):
         expected = [metrics.worst_decile(np.repeat(row, times)) for times in counts]
         np.testing.assert_allclose(drawn[:100], expected, atol=1e-12)
-
-
-def test_the_area_is_the_mean_over_the_logarithm_and_needs_its_ends():
-    for sizes in ((0, 100), (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)):
-        weights, inside = area_weights(sizes), [n for n in sizes if n <= 100]
-        values = np.random.default_rng(0).random(len(inside))
-        assert list(weights) == inside and sum(weights.values()) == pytest.approx(1)
-        area = scipy.integrate.trapezoid(values, np.log1p(inside)) / np.log(101)
-        assert np.dot(list(weights.values()), values) == pytest.approx(area)
-    assert area_weights([0, 10, 200]) == area_weights([1, 100]) == area_weights([]) == {}
 
 
 def test_differences_are_those_of_any_paired_results_and_of_scipys_bootstrap(study):

@@ -42,7 +42,7 @@ def test_a_run_leaves_what_it_promises(smoke):
     assert row["avg"] == pytest.approx(100 * scores.mean()) and row["w10"] == pytest.approx(100 * scores.min())
     assert stored["support"].shape == (10, 100) and stored["query"].shape == (10, 20)
     assert (row["method"], row["seed"]) == ("cxda", 0) and row["device"].startswith(f"{backend.machine()} x1 (")
-    assert f"{row['avg']:.1f}" in output and "eta" in output and "validation" in output and "\ncost: " in output
+    assert f"{row['avg']:.1f}" in output
     assert f"of 200 queries, adapting corrected {row['corrected']} and spoiled {row['spoiled']}" in output
     passport = json.loads((folder / "cost.json").read_text())
     assert passport["steps"] == 20 and passport["steps_per_s"] > 0 and passport["step_gflop"] > 0.1

@@ -80,12 +80,12 @@ def test_a_config_of_an_earlier_version_gets_the_defaults_of_what_it_lacks_and_k
     for prior, expected in ((0.0, (20.0, True)), (7.0, (7.0, False))):
         found = stored("cxda_any", cxda_any=earlier | {"prior": prior})["cxda_any"]
         assert (found["prior"], found["running"]) == expected
-    with refused("^config.attention.sink: "):
-        stored(attention=own | {"sink": True})
-    with refused("^config.optimizer.chain: "):
-        stored(optimizer=CONFIG["optimizer"] | {"chain": "sgd(0.1)"})
-    with refused("^config.bn: "):
-        stored(bn={})
+    for name, wrong in (
+        ("attention.sink", {"attention": own | {"sink": True}}), ("bn", {"bn": {}}),
+        ("optimizer.chain", {"optimizer": CONFIG["optimizer"] | {"chain": "sgd(0.1)"}}),
+    ):  # fmt: skip
+        with refused(f"^config.{name}: "):
+            stored(**wrong)
 
 
 class Noting(Config):

@@ -119,10 +119,8 @@ def test_a_job_that_a_queue_asks_for_is_done_once_and_after_what_it_needs(tmp_pa
     with pytest.raises(TooEarly, match="such as 'a'"):
         local.run_job(study, jobs, jobs[1])
     (study.folder / "jobs" / "a").mkdir()
-    with files.locked(study.folder / "jobs" / "a"):
-        with pytest.raises(TooEarly, match="is in use by process"):
-            local.run_job(study, jobs, jobs[0])
-        assert "a: " in (fault := local.run_jobs(study, jobs[:1], 1)[0]) and "is in use by process" in fault
+    with files.locked(study.folder / "jobs" / "a"), pytest.raises(TooEarly, match="is in use by process"):
+        local.run_job(study, jobs, jobs[0])
     with monkeypatch.context() as patch:  # the run's folder is in use by somebody who did not ask the queue
         patch.setattr(local.subprocess, "Popen", started := mock.MagicMock())
         started.return_value.__enter__.return_value.wait.return_value = TooEarly.code

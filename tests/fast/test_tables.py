@@ -15,7 +15,7 @@ import scipy.stats as scipy
 
 from cxda_jax.config.reading import read
 from cxda_jax.studies import formats, tables
-from cxda_jax.studies.result import by_store, distinct
+from cxda_jax.studies.result import distinct
 from cxda_jax.studies.tables import Cell, Column, Table, build_tables, paired_table, paper_figures
 from tests.pages import Elements
 from tests.results import PROTOCOL, write_result
@@ -150,16 +150,6 @@ def test_paired_differences_match_scipy(tmp_path):
         assert cell.seeds == seeds and cell.mean == pytest.approx(each.mean())
         np.testing.assert_allclose(cell.interval, interval, atol=0.25)  # in steps of 0.05
         assert (f"**{cell.mean:+.1f} [" in text) == bold != (cell.interval[0] <= 0 <= cell.interval[1])
-
-
-def test_only_what_was_tested_on_the_same_data_and_seed_is_paired(tmp_path):
-    hits, rows, mine = np.ones((10, 4), int), np.arange(10), {"benchmark": "folder", "data_name": "mine"}
-    found = [("a", "erm", 0, "1"), ("a", "bn", 0, "1"), ("b", "cxda", 0, "2"), ("b", "erm", 1, "2")]
-    results = [stored(tmp_path / f, m, s, hits, rows, data_hash=h, **mine) for f, m, s, h in found]
-    one, two = by_store(results).values()
-    table, faults = paired_table(one)
-    assert table.benchmark == "mine [1]" and [label for label, _ in table.rows] == ["erm", "bn"] and not faults
-    assert paired_table(two) == (None, []), "they share no seed"
 
 
 def test_formats():
