@@ -113,7 +113,7 @@ MISTAKES = (
     Mistake("store", "data/store.py", 'IDENTITY = ("class_names", "mean", "std", "shape", "domains")',
             'IDENTITY = ("class_names", "mean", "std", "shape")', ("store", "identity", "prepare")),
     Mistake("store", "disk/files.py", "time.time() - max(f.lstat()", "time.time() - min(f.lstat()",
-            ("store", "archives")),
+            ("folders", "archives")),
     Mistake("store", "data/readers/cifar_c.py", "train.append(rows[cut:])", "train.append(rows)",
             ("prepare", "malformed_files", "configs")),
     Mistake("store", "data/readers/femnist.py", "Rows(np.rint(255 * x).astype(np.uint8)",

@@ -121,12 +121,6 @@ def test_values_that_do_not_fit_together_or_the_data_are_named(fixed_store, tmp_
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_largest_networks_have_shapes(fixed_store):
-    for method, name in (("erm", "net.width"), ("cml", "cml.width"), ("sla", "sla.adapters")):
-        config = small_config(method, (name, str(FIELDS[name].within.high)))
-        assert "params" in shapes(build_on(checked(resolve(config)), fixed_store).method, fixed_store)
-
-
 @pytest.mark.parametrize(("padding", "least", "method"), [("arm", 16, "cxda"), ("same", 4, "cml")])
 def test_images_too_small_for_the_network_are_refused(padding, least, method):
     config = checked(resolve(small_config(method, ("net.padding", padding))))

@@ -36,11 +36,8 @@ COMMANDS = [  # command, arguments, what the line names
     ("train", (TRAIN[0], *OF_RUN, "--config.seed=3", "--workdir={tmp}/held"), "config.seed=0, not 3"),
     ("evaluate", (RUN, "--num_tasks=-4"), "--num_tasks=-4"), ("evaluate", (RUN, "--methods=cxda,exda"), "--methods=exda"),
     ("evaluate", (RUN, "--from=cxda"), "--from=cxda"), ("evaluate", (RUN, "--against=bm"), "--against=bm"),
-    ("evaluate", (RUN, "--support_size=3"), "--support_size=3"), ("evaluate", (RUN, "--arrival=by_domain"), "--arrival"),
-    ("evaluate", (RUN, "--config.net.width=4"), "--config.net.width"),
-    ("report", ("--runs={tmp}/bare", "--report={tmp}/r"), "{tmp}/bare"),
-    ("prepare", ("--benchmark=glyphs", PREPARE[1]), "--benchmark=glyphs"),
-    ("prepare", (*PREPARE, "--regenerate"), "--regenerate"),
+    ("evaluate", (RUN, "--support_size=3"), "--support_size=3"), ("evaluate", (RUN, "--config.net.width=4"), "net.width"),
+    ("report", ("--runs={tmp}/bare", "--report={tmp}/r"), "{tmp}/bare"), ("prepare", (*PREPARE, "--regenerate"), "--regenerate"),
     ("reproduce", (*STUDY, "--benchmark=cifar_c"), "--benchmark=cifar_c"),
 ]  # fmt: skip
 

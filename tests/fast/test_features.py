@@ -170,17 +170,13 @@ def test_an_answer_that_is_no_description_of_each_image_is_named(function, said)
 
 
 def test_a_flag_that_is_wrong_is_named_with_its_value(here):
-    (here / "empty").touch()
     (here / "text.onnx").write_text("text")
-    (here / "names.txt").write_text("a\n")
     for flag, value in (
-        ("encoder", "mine"), ("encoder", "nowhere:f"), ("encoder", "mine:g"), ("encoder", "no.onnx"),
-        ("encoder", "text.onnx"), ("images", "nowhere"), ("out", "f.csv"),
+        ("encoder", "mine"), ("encoder", "nowhere:f"), ("encoder", "mine:g"), ("encoder", "text.onnx"),
+        ("images", "nowhere"), ("out", "f.csv"),
     ):  # fmt: skip
         assert features(code=2, **{flag: value}).startswith(f"error: --{flag}={value}: ")
-    assert "names.txt: " in features(images="names.txt", code=2)
-    for given in ("--mean=0", "--classes=empty"):
-        assert given.partition("=")[0] in features(given, code=2)
+    assert "--mean" in features("--mean=0", code=2)
 
 
 def weights():

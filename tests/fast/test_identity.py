@@ -128,37 +128,21 @@ def test_a_report_names_what_rotted_or_was_trained_on_other_data(tmp_path):
         shutil.rmtree(run)
 
 
-@pytest.fixture
-def copied(smoke, tmp_path):
-    """A finished run and its data, to be spoiled."""
-    for name in ("run", "data"):
-        shutil.copytree(smoke[0] / name, tmp_path / name)
-    return tmp_path
-
-
-def store_of(copied):
-    return next(p for p in (copied / "data").iterdir() if (p / "store.json").exists())
-
-
-def row_of(copied):
-    return json.loads((copied / "run" / "result.json").read_text())
-
-
 @pytest.mark.slow
-def test_other_data_are_refused_by_training_and_by_tests(copied):
-    store = open_store(path := store_of(copied))
+def test_other_data_are_refused_by_training_and_by_tests(smoke, tmp_path):
+    run, data = (shutil.copytree(smoke[0] / name, tmp_path / name) for name in ("run", "data"))
+    store = open_store(path := next(p for p in data.iterdir() if (p / "store.json").exists()))
     rows = zip(store.domain_names, store.split, store.offsets, store.offsets[1:], strict=False)
     domains = [Domain(name, split, 255 - np.array(store.images[a:b]), store.labels[a:b]) for name, split, a, b in rows]
     shutil.rmtree(path)
     write_store(path, store.info, domains)  # other images under the same name
     old, new = store.sha256, open_store(path).sha256
-    data, before = f"--data_dir={copied}/data", row_of(copied)
-    train, test = ("train", "--config=glyphs:cxda,smoke", f"--workdir={copied}/run", data), ("evaluate", data)
-    model = (*test, f"--runs={copied}/run/model")  # its plain files know their data too
-    for arguments in (train, (*train, "--replay_step=1"), (*test, f"--runs={copied}/run"), model):
-        error = command(*arguments, code=2)
+    before = (run / "result.json").read_text()
+    train, test = ("train", "--config=glyphs:cxda,smoke", f"--workdir={run}"), ("evaluate", f"--runs={run}")
+    for arguments in (train, (*train, "--replay_step=1"), test, ("evaluate", f"--runs={run}/model")):
+        error = command(*arguments, f"--data_dir={data}", code=2)
         assert error.count("\n") == 1 and old[:12] in error and new[:12] in error and "--other_data" in error
-    assert row_of(copied) == before
-    command(*test, f"--runs={copied}/run", "--other_data")
-    row = row_of(copied)
+    assert (run / "result.json").read_text() == before
+    command(*test, f"--data_dir={data}", "--other_data")
+    row = json.loads((run / "result.json").read_text())
     assert (row["trained_on"], row["data_hash"]) == (old, new) and row["data_marks"] == [identity.MARK]

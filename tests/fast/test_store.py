@@ -3,13 +3,11 @@
 import hashlib
 import json
 import math
-import os
-import time
 
 import numpy as np
 import pytest
 
-from cxda_jax.data.store import SPLITS, Domain, StoreInfo, cached_store, open_store, write_store, written_whole
+from cxda_jax.data.store import SPLITS, Domain, StoreInfo, cached_store, open_store, write_store
 from tests.conftest import INFO, make_domains
 from tests.lines import refused
 
@@ -111,15 +109,3 @@ def test_an_interrupted_writer_leaves_nothing_and_the_first_finished_store_stays
     write_store(tmp_path / "store", INFO, slow())  # a second writer that finishes later drops its own copy
     np.testing.assert_array_equal(open_store(tmp_path / "store").images[:30], make_domains(seed=1)[0].images)
     assert [p.name for p in tmp_path.iterdir()] == ["store"]
-
-
-def test_an_unfinished_folder_goes_an_hour_after_its_last_write(tmp_path):
-    for name, age in (("old", 2), ("busy", 0)):
-        folder = tmp_path / f".it.partial-{name}"
-        folder.mkdir()
-        (folder / "images.u8").touch()
-        for path, hours in ((folder / "images.u8", age), (folder, 2)):
-            os.utime(path, (time.time() - 3600 * hours,) * 2)
-    with written_whole(tmp_path / "it"):
-        pass
-    assert {path.name for path in tmp_path.iterdir()} == {"it", ".it.partial-busy"}
