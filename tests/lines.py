@@ -46,11 +46,6 @@ def cases(arguments, rows):
     return pytest.mark.parametrize(arguments, [pytest.param(*row[1:], id=row[0].replace(" ", "_")) for row in rows])
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 def contents(folder):
     """The bytes of all files in a folder, by name."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -73,9 +73,6 @@ def test_any_text_is_taken_or_refused_by_its_field_and_never_run(tmp_path, monke
             assert type(found) is type(before) and json.dumps(resolve(config), allow_nan=False)
             config.update_from_flattened_dict({name: before})
     assert resolve(config) == BASE and taken > len(present) and not [*tmp_path.iterdir()]
-    for name in ("optimizer.learning_rat", "zzz", "episode"):
-        with refused(named=name):
-            override(config, name, "5")
 
 
 def test_a_number_outside_its_range_and_a_choice_that_there_is_not_are_named():

@@ -59,12 +59,6 @@ def test_a_mistake_costs_one_line_and_exit_code_2(tmp_path, data_dir, name, argu
     assert not (tmp_path / "w").exists()
 
 
-def test_a_traceback_is_for_those_who_ask():
-    assert "Traceback" not in command("evaluate", "--runs=nowhere", code=2)
-    error = command("evaluate", "--runs=nowhere", "--debug", code=2)
-    assert error.startswith("Traceback") and error.splitlines()[-1].startswith("error: --runs=nowhere: ")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("body", "code", "said"), [
     ("print('a')", 0, ""),  # all work was done

@@ -230,8 +230,7 @@ def test_the_parts_of_a_mixture_are_uniform_and_queries_come_in_their_proportion
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [SPEC, MIXED])
-def test_both_sources_give_the_bytes_of_the_planned_rows(fixed_store, spec, monkeypatch):
-    """Each process reads its own tasks alone; together they are the step."""
+def test_both_sources_give_the_bytes_of_the_planned_rows(fixed_store, spec):
     pytest.importorskip("tensorflow")
     many, owner = fixed_store, fixed_store.row_domains()
 
@@ -250,12 +249,3 @@ def test_both_sources_give_the_bytes_of_the_planned_rows(fixed_store, spec, monk
                 np.testing.assert_array_equal(array, column[rows])
         jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), ours, theirs)
     np.testing.assert_array_equal(stack(whole).label, np.stack([episode.label for episode in whole]))
-    on_a_mesh, parts = stream._replace(mesh="of all processes"), []
-    monkeypatch.setattr(jax, "process_count", lambda: 3)
-    for which in range(3):
-        monkeypatch.setattr(jax, "process_index", lambda which=which: which)
-        parts.append([*on_a_mesh.own_batches(plan_of, 3, 6)])
-    for episode, *of_step in zip(whole, *parts, strict=True):
-        assert all(len(part.label) == 2 for part in of_step)
-        together = jax.tree.map(lambda *arrays: np.concatenate(arrays), *of_step)
-        jax.tree.map(np.testing.assert_array_equal, episode, together)

@@ -92,9 +92,6 @@ def test_a_list_and_a_folder_without_classes(here):
     assert list(found["classes"]) == ["0", "1", "2"]
     features(images="images/camera0", out="g.npz")  # its classes are domains here
     assert set(read("g.npz")["labels"]) == {-1} and set(read("g.npz")["domains"]) == {*"abc"}
-    (here / "names.txt").write_text("c\nb\na\n")
-    features("--classes=names.txt", out="i.npz")
-    assert read("i.npz")["labels"][read("i.npz")["paths"] == "camera0/a/0.png"] == [2]
 
 
 def test_what_cannot_be_read_is_named_and_left_out(here):

@@ -20,7 +20,7 @@ from cxda_jax.studies import identity
 from cxda_jax.studies.folders import read_results
 from tests.commands import command
 from tests.conftest import INFO, make_domains
-from tests.lines import at_the_root, one_line, refused, write_config, write_run  # noqa: F401  # noqa: F401
+from tests.lines import one_line, refused, write_run
 
 
 @pytest.fixture

@@ -49,9 +49,6 @@ def test_a_run_leaves_what_it_promises(smoke):
     kept = dict(np.load(folder / "attention.npz"))
     assert kept["weights"].shape == (10, 20, 8, 100)
     np.testing.assert_allclose(kept["weights"].astype(float).sum(-1), 1, atol=2e-2)  # float16
-    domains = open_data(read_config(folder), smoke[0] / "data").row_domains()
-    for name in ("support", "query"):
-        np.testing.assert_array_equal(kept[f"{name}_domain"], domains[stored[name]])
 
 
 def test_compiled_programs_are_kept_where_others_cannot_write(tmp_path, monkeypatch):
@@ -64,9 +61,6 @@ def test_compiled_programs_are_kept_where_others_cannot_write(tmp_path, monkeypa
     folder.chmod(0o777)
     with refused(r"^{tmp}/\S+: others can write", tmp_path):
         backend.keep_compiled()
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/file")
-    assert backend.keep_compiled(warn=(said := []).append) is None and "every start compiles again" in said[0]
 
 
 TIMES = ("task_ms", "adapt_ms", "predict_ms", "train_minutes", "seal")

@@ -1,14 +1,12 @@
 """What evaluations left, read back; what is broken is named and the rest is read."""
 
 import hashlib
-import json
 
 import numpy as np
 from absl import flags
 
 from cxda_jax.studies.folders import find_runs, read_results
 from cxda_jax.studies.jobs import listed
-from cxda_jax.studies.settings import USUAL
 from tests.lines import refused
 from tests.results import edit, make_result, write_result
 
@@ -19,15 +17,6 @@ def write(folder, seed=0, run=None):
     plans = dict.fromkeys(("support", "query"), np.zeros((30, 5), np.int32))
     write_result(make_result(seed=seed), folder, labels, predictions, **plans, run=run)
     return (labels == predictions).mean(1)
-
-
-def test_results_of_older_versions_lack_fields(tmp_path):
-    write(tmp_path)
-    row = json.loads((tmp_path / "result.json").read_text())
-    older = {field: row[field] for field in row if field not in ("label", "setting", "started_from", "data_marks")}
-    (tmp_path / "result.json").write_text(json.dumps(older))
-    (result,), faults = read_results([tmp_path])
-    assert not faults and result.label == result.variant == "cxda" and result.setting == USUAL
 
 
 def test_predictions_of_another_evaluation_are_not_taken_for_its_own(tmp_path):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import cxda_jax
-from cxda_jax.data.readers import unipen
 from cxda_jax.errors import UserError
 from cxda_jax.export import web
 from cxda_jax.export.pair import by_model
@@ -84,8 +83,6 @@ def test_strokes_become_the_same_pixels_as_in_training(tmp_path):
     """Of all recorded drawings, and of odd ones; one of 255 is allowed, since the order of sums may differ."""
     hands = web.read_hands()
     assert len(hands) == 10 and {len(hand.drawings) for hand in hands} == {60}
-    assert hands[8].labels.isdigit() and hands[9].labels.islower()
-    assert all(set(hand.labels) <= set(unipen.LABELS) for hand in hands)
     wild = [list(map(tuple, np.random.default_rng(2).uniform(0, 400, (n, 2)).round(3).tolist())) for n in (1, 2, 7, 30)]
     odd = [*([stroke] for stroke in wild), wild, [[(3, 3), (3, 3)]], [[(5, 5)], [(5, 9)]]]
     drawings, none = [*(d for hand in hands for d in hand.drawings), *odd], np.zeros((0, 28, 28, 1), np.uint8)
