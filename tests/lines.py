@@ -12,6 +12,7 @@ from cxda_jax.config.reading import read, replaced
 from cxda_jax.disk import manifest
 from cxda_jax.errors import UserError
 from cxda_jax.studies import identity
+from tests import results
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 200
@@ -45,11 +46,6 @@ def cases(arguments, rows):
     return pytest.mark.parametrize(arguments, [pytest.param(*row[1:], id=row[0].replace(" ", "_")) for row in rows])
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 def contents(folder):
     """The bytes of all files in a folder, by name."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -68,20 +64,13 @@ def flip(path):
 
 def write_run(folder, data_hash="1"):
     """A run and its result, of random predictions."""
-    rng = np.random.default_rng(0)
-    labels, predictions = rng.integers(0, 3, (2, 10, 4))
+    labels, predictions = np.random.default_rng(0).integers(0, 3, (2, 10, 4))
     config = replaced(read("glyphs:cxda,smoke"), data={"writers": [5, 5, 5], "drawings": 41})
-    folder.mkdir(parents=True)
+    result = results.make_result(benchmark="glyphs", config=config, steps=20, data_hash="1")
+    plans = {"support": np.zeros((10, 6), int), "query": np.zeros((10, 4), int)}
+    results.write_result(result, folder, labels, predictions, **plans)
+    (folder / "metrics.jsonl").unlink()
     write_config(folder, config, data_hash)
-    scores = np.sort((labels == predictions).mean(1))
-    texts = dict.fromkeys(("version", "device", "package", "config_hash", "weights_hash", "data_hash"), "1")
-    row = {
-        "label": "cxda", "method": "cxda", "benchmark": "glyphs", "metric": "accuracy", "seed": 0, "num_tasks": 10,
-        "steps": 20, "avg": 100 * scores.mean(), "w10": 100 * scores[0], "train_minutes": None, "task_ms": 1.0,
-        "adapt_ms": 1.0, "predict_ms": 1.0, **texts,
-    }  # fmt: skip
-    (folder / "result.json").write_text(json.dumps(row))
-    save(folder, labels=labels, predictions=predictions, support=np.zeros((10, 6), int), query=np.zeros((10, 4), int))
 
 
 def write_config(folder, config, data_hash):
@@ -89,10 +78,6 @@ def write_config(folder, config, data_hash):
     (folder / "config.json").write_text(json.dumps(config))
     record = identity.Record("glyphs", data_hash, "cpu", 2, "0")
     manifest.write(folder, ["config.json"], about=record._asdict())
-
-
-def save(folder, **arrays):
-    np.savez(folder / "predictions.npz", **arrays)
 
 
 def rot(folder):

@@ -113,7 +113,7 @@ MISTAKES = (
     Mistake("store", "data/store.py", 'IDENTITY = ("class_names", "mean", "std", "shape", "domains")',
             'IDENTITY = ("class_names", "mean", "std", "shape")', ("store", "identity", "prepare")),
     Mistake("store", "disk/files.py", "time.time() - max(f.lstat()", "time.time() - min(f.lstat()",
-            ("store", "archives")),
+            ("folders", "archives")),
     Mistake("store", "data/readers/cifar_c.py", "train.append(rows[cut:])", "train.append(rows)",
             ("prepare", "malformed_files", "configs")),
     Mistake("store", "data/readers/femnist.py", "Rows(np.rint(255 * x).astype(np.uint8)",
@@ -165,7 +165,7 @@ MISTAKES = (
     Mistake("evaluation", "losses.py", "return entropy(logits) + (jnp.exp(log_mean)",
             "return entropy(logits) - (jnp.exp(log_mean)", ("losses", "finetune")),
     Mistake("evaluation", "training/evaluation.py", "lambda task: jax.random.fold_in(key, task))(own)",
-            "lambda task: jax.random.fold_in(key, task))(np.arange(len(own)))", ("icrm", "episodes", "mesh", "model")),
+            "lambda task: jax.random.fold_in(key, task))(np.arange(len(own)))", ("train", "icrm", "mesh", "model")),
     # Results, their comparison, tables and the jobs of a study.
     Mistake("results", "studies/statistics.py",
             "return np.mean([_sum(values, terms) for terms in sums.values()], axis=0)",
@@ -213,7 +213,7 @@ MISTAKES = (
     # Commands, signals and hosts.
     Mistake("commands", "machine/stops.py", "        _deferring = False\n    _raise_if_received()\n",
             "        _deferring = False\n", ("stops", "reliability", "study", "launch")),
-    Mistake("commands", "machine/hosts.py", "seen[number] = new, now", "seen[number] = new, when", ("mesh", "queue")),
+    Mistake("commands", "machine/hosts.py", "seen[number] = new, now", "seen[number] = new, when", ("identity", "mesh")),
     Mistake("commands", "launch/cli.py", 'removeprefix("config.").partition("=")',
             'removeprefix("config.").rpartition("=")', ("cli", "launch")),
     Mistake("commands", "launch/evaluate.py", "_AGAINST.value, _FROM.value,", "_AGAINST.value, 'erm',",

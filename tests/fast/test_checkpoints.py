@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import threading
-import types
 
 import jax
 import numpy as np
@@ -76,19 +74,7 @@ def test_with_no_good_checkpoint_nothing_is_taken_for_one(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"damaged-1", "damaged-2"}
 
 
-def test_a_checkpoint_of_another_network_is_one_line(tmp_path):
-    save(tmp_path, 1)
-    with refused("", tmp_path, named="params/a"):
-        checkpoints.restore(tmp_path, {"params": {"a": np.ones((2, 2), np.float32)}})
-
-
-def test_no_thread_that_trains_or_writes_hashes_so_a_disk_that_writes_something_else_is_noticed(tmp_path, monkeypatch):
-    seen = []
-
-    def noted(hashed):
-        return lambda *args: (seen.append(threading.current_thread()), hashed(*args))[1]
-
-    its = types.SimpleNamespace(sha256=noted(hashlib.sha256), file_digest=noted(hashlib.file_digest))
+def test_a_disk_that_writes_something_else_is_noticed(tmp_path, monkeypatch):
     write_whole = files.write_whole
 
     def write_badly(path, write):
@@ -96,12 +82,9 @@ def test_no_thread_that_trains_or_writes_hashes_so_a_disk_that_writes_something_
         if path.name == "arrays.safetensors":
             path.write_bytes(path.read_bytes()[:-1] + b"x")
 
-    monkeypatch.setattr(files, "hashlib", its)
     monkeypatch.setattr(files, "write_whole", write_badly)
     save(tmp_path, 1)
-    assert len(seen) > 1 and threading.main_thread() not in seen
-    assert seen[0] not in seen[1:]  # that of the arrays is not done by the thread that writes, either
-    with pytest.raises(UserError, match="1: tree/arrays.safetensors"):
+    with refused("1: tree/arrays.safetensors", tmp_path):
         checkpoints.restore(tmp_path, TREE)
 
 
@@ -197,12 +180,8 @@ def test_a_tree_by_its_paths():
     for place in (None, jax.devices()[0]):  # the restored state has the program of the fresh one
         like = jax.device_put(tree, place)
         assert {leaf.committed for leaf in jax.tree.leaves(safetensors.as_tree(arrays, like))} == {place is not None}
-    for change, said in (
-        ({"params/a": np.ones(3, np.float32)}, "params/a is missing or of another shape"),
-        ({"params/a": np.ones(2, np.float16)}, "params/a is missing or of another shape"),
-        ({"more": np.ones(3)}, "the network has no more"),
-    ):
-        with pytest.raises(ValueError, match=f"^{said}$"):
+    for change in {"params/a": np.ones(3, np.float32)}, {"params/a": np.ones(2, np.float16)}, {"more": np.ones(3)}:
+        with pytest.raises(ValueError, match=f"{[*change][0]}"):
             safetensors.as_tree(arrays | change, tree)
     with refused("^extra/state: key<fry>"):
         safetensors.named({"extra": {"state": jax.random.key(0)}})

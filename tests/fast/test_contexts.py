@@ -1,7 +1,6 @@
 """Context curves: which images have arrived, how the curves are paired and measured, and what is shown."""
 
 import itertools
-import shutil
 
 import numpy as np
 import pytest
@@ -10,12 +9,10 @@ import scipy.stats
 
 from cxda_jax.config.reading import read
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_context, sample_plans
-from cxda_jax.studies.curves import AREA, area_weights, differences, find_curves
-from cxda_jax.studies.folders import read_result
+from cxda_jax.studies.curves import AREA, differences, find_curves
 from cxda_jax.studies.result import by_store
 from cxda_jax.studies.statistics import paired_differences, shared_scores
 from cxda_jax.training import metrics
-from tests.commands import command
 from tests.lines import refused
 from tests.results import make_result, write_result
 
@@ -115,16 +112,6 @@ def test_the_worst_tenth_of_bootstrap_samples_is_that_of_repeated_tasks():
         np.testing.assert_allclose(drawn[:100], expected, atol=1e-12)
 
 
-def test_the_area_is_the_mean_over_the_logarithm_and_needs_its_ends():
-    for sizes in ((0, 100), (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)):
-        weights, inside = area_weights(sizes), [n for n in sizes if n <= 100]
-        values = np.random.default_rng(0).random(len(inside))
-        assert list(weights) == inside and sum(weights.values()) == pytest.approx(1)
-        area = scipy.integrate.trapezoid(values, np.log1p(inside)) / np.log(101)
-        assert np.dot(list(weights.values()), values) == pytest.approx(area)
-    assert area_weights([0, 10, 200]) == area_weights([1, 100]) == area_weights([]) == {}
-
-
 def test_differences_are_those_of_any_paired_results_and_of_scipys_bootstrap(study):
     curves = find_curves(study, "context")
     shared, faults = shared_scores([r for curve in curves for r in curve.results()])
@@ -151,35 +138,3 @@ def test_differences_are_those_of_any_paired_results_and_of_scipys_bootstrap(stu
     ours, points = found["cxda_loo", 0].w10, [np.mean(levels(study, m, "w10")[0]) for m in ("cxda_loo", "erm_iid")]
     assert ours.mean == pytest.approx(points[0] - points[1])
     np.testing.assert_allclose((ours.low, ours.high), theirs.confidence_interval, atol=1.0)  # in steps of 0.33
-
-
-@pytest.mark.slow
-def test_runs_are_tested_in_contexts(smoke, erm_run, tmp_path):
-    """Each n has the queries of the usual test, and n = 0 the answers without any support that a row compares with."""
-    for source in (smoke[0] / "run", erm_run):  # other tests share these
-        shutil.copytree(source, tmp_path / source.name)
-    run, options = tmp_path / "run", (f"--runs={tmp_path}/*r*", f"--data_dir={smoke[0]}/data")
-    output = command("evaluate", *options, "--context=0,100,200", "--against=erm")
-    assert {p.name for p in (tmp_path / "erm").iterdir() if "context" in p.name} == {"erm,context=0"}
-    usual = dict(np.load(run / "predictions.npz"))
-    stored = {n: dict(np.load(run / f"cxda,context={n}" / "predictions.npz")) for n in (0, 100, 200)}
-    erm = dict(np.load(tmp_path / "erm" / "erm,context=0" / "predictions.npz"))
-    for arrays in (*stored.values(), erm):
-        for name in ("query", "labels"):
-            np.testing.assert_array_equal(arrays[name], usual[name])
-    for n, arrays in stored.items():
-        assert arrays["support"].shape == (10, n)
-        np.testing.assert_array_equal(arrays["support"], stored[200]["support"][:, :n])
-    np.testing.assert_array_equal(np.sort(stored[100]["support"]), np.sort(usual["support"]))
-    assert (stored[100]["predictions"] == usual["predictions"]).mean() > 0.95  # the order only changes rounding
-    np.testing.assert_array_equal(erm["predictions"], np.load(erm_run / "predictions.npz")["predictions"])
-    alone, result = stored[0]["predictions"], read_result(run, run)
-    was, now = (x == usual["labels"] for x in (alone, usual["predictions"]))
-    found = [result.compared, result.corrected, result.spoiled]
-    assert found == [200, (now & ~was).sum(), (was & ~now).sum()] and sum(found[1:]) > 0
-    result = read_result(run, run / "cxda,context=100")
-    assert (result.label, str(result.setting), result.num_tasks) == ("cxda,context=100", "context=100", 10)
-    assert "differences to erm at the same n\nmethod" in output
-    command("evaluate", f"--runs={run}", options[1], "--num_tasks=2", "--context=30", "--arrival=by_domain")
-    found = np.load(run / "cxda,by_domain=30" / "predictions.npz")["support"]
-    np.testing.assert_array_equal(found, usual["support"][:2, :30])

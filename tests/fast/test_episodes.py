@@ -160,6 +160,10 @@ def test_training_validation_test_and_calibration_draw_from_streams_of_their_own
         assert ((one >= 0) & (one < 90)).all() and not (one == other).all(1).any()
     usual = sample_plans(Draw(MIXED._replace(num_query=90), fixed_store.offsets, fixed_store.domains("train"), 3), [0])
     assert not np.array_equal(experiment.known_images().images, fixed_store.images[usual.query[0]])
+    other = build_on(replaced(config, seed=4), fixed_store)  # another training, tested on the same tasks
+    for split, plan in plans.items():
+        jax.tree.map(np.testing.assert_array_equal, other.task_plans(split)(range(20)), plan)
+    assert not np.array_equal(other.train_plans(0).support, experiment.train_plans(0).support)
 
 
 SKEWED_COUNTS = np.array([400, 200, 150, 250])
@@ -228,7 +232,6 @@ def test_the_parts_of_a_mixture_are_uniform_and_queries_come_in_their_proportion
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [SPEC, MIXED])
 def test_both_sources_give_the_bytes_of_the_planned_rows(fixed_store, spec, monkeypatch):
-    """Each process reads its own tasks alone; together they are the step."""
     pytest.importorskip("tensorflow")
     many, owner = fixed_store, fixed_store.row_domains()
 

@@ -29,9 +29,8 @@ def encoder(images):
 def of(**answer):
     return lambda images: {name: value[: len(images)] for name, value in answer.items()}
 logits, style = np.ones((99, 3)), np.ones((99, 5))
-nothing, no_style, tensor = of(style=style), of(logits=logits), of(logits=logits[:, :, None], style=style)
-few, shares, one = (lambda images: {"logits": logits, "style": style}), of(logits=logits / 3, style=style), of(logits=logits[:, :1], style=style)
-not_finite = of(logits=logits * np.nan, style=style)
+nothing, tensor, shares = of(style=style), of(logits=logits[:, :, None], style=style), of(logits=logits / 3, style=style)
+few, not_finite = (lambda images: {"logits": logits, "style": style}), of(logits=logits * np.nan, style=style)
 def first(images): return {"logits": logits[:32], "maps": [images.transpose(0, 3, 1, 2)]}
 two = of(logits=logits[:, :2], style=style)
 calls = []
@@ -45,8 +44,6 @@ def centred(images):
     answer = encoder(images)
     return answer | {"logits": answer["logits"] - answer["logits"].mean(0)}
 def dropped(images): return encoder(images) | {"style": np.random.default_rng().random((len(images), 5))}
-masked, imaginary = of(logits=np.ma.masked_equal(2 * logits, 2), style=style), of(logits=logits, style=style * 1j)
-def array(images): return logits
 def mistaken(images): return logits[images]
 """
 
@@ -78,9 +75,7 @@ def read(path="f.npz"):
 def test_a_function_gives_what_it_gives():
     assert "12 images" in features("--size=16", "--batch=5")
     found = read()
-    images = np.stack(
-        [Image.open(f"images/{path}").resize((16, 16), Image.Resampling.BILINEAR) for path in found["paths"]]
-    )
+    images = np.stack([Image.open(f"images/{p}").resize((16, 16), Image.Resampling.BILINEAR) for p in found["paths"]])
     np.testing.assert_allclose(found["logits"], images.mean((1, 2)) - 100, rtol=1e-5)
     np.testing.assert_array_equal(found["features"], found["logits"][:, :2])
     maps = images / 255, images[:, ::2], images[:, :, :1] / 255
@@ -97,11 +92,6 @@ def test_a_list_and_a_folder_without_classes(here):
     assert list(found["classes"]) == ["0", "1", "2"]
     features(images="images/camera0", out="g.npz")  # its classes are domains here
     assert set(read("g.npz")["labels"]) == {-1} and set(read("g.npz")["domains"]) == {*"abc"}
-    (here / "names.txt").write_text("z\nc\nb\n")
-    assert "label 'a' is none" in features("--classes=names.txt", out="h.npz", code=2)
-    (here / "names.txt").write_text("c\nb\na\n")
-    features("--classes=names.txt", out="i.npz")
-    assert read("i.npz")["labels"][read("i.npz")["paths"] == "camera0/a/0.png"] == [2]
 
 
 def test_what_cannot_be_read_is_named_and_left_out(here):
@@ -114,8 +104,6 @@ def test_what_cannot_be_read_is_named_and_left_out(here):
     for path in here.glob("images/*/*/*"):
         path.write_bytes(b"no image")
     assert "none of 12 images could be read; the first: images/camera0/a/0.png" in features(out="g.npz", code=2)
-    Image.new("L", (9, 9)).save(here / "images/camera0/a/0.png")
-    assert "1 images of 1 domains, 11 left out" in features(out="g.npz")
 
 
 def stopped(*arguments, **options):
@@ -167,32 +155,25 @@ def test_what_is_damaged_or_of_others_is_refused(here, halves):
         assert "f.npz: not written by this command" in stopped(code=2)
 
 
-FAULTS = {  # of a function: what the line names of its answer
-    "nothing": "logits", "no_style": "style", "tensor": "logits", "few": "logits", "one": "logits", "two": "--classes",
-    "shares": "probabilities", "array": "dict", "first": "map", "mistaken": "IndexError", "not_finite": "0.png: logits",
-    "centred": "logits", "dropped": "style", "masked": "logits", "imaginary": "style",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("function", FAULTS)
-def test_an_answer_that_is_no_description_of_each_image_is_named(function):
+@pytest.mark.parametrize(("function", "said"), [
+    ("nothing", "logits"), ("tensor", "logits"), ("few", "logits"), ("two", "--classes"), ("shares", "probabilities"),
+    ("first", "map"), ("mistaken", "IndexError"), ("not_finite", "0.png: logits"), ("centred", "logits"),
+    ("dropped", "style"),
+])  # fmt: skip
+def test_an_answer_that_is_no_description_of_each_image_is_named(function, said):
     """Such as one that changes with the other images of a batch, or by chance."""
     line = features(encoder=f"mine:{function}", code=2)
-    assert FAULTS[function] in line and line.count("\n") == 1 and len(line) < 210
+    assert said in line and line.count("\n") == 1 and len(line) < 210
 
 
 def test_a_flag_that_is_wrong_is_named_with_its_value(here):
-    (here / "empty").touch()
     (here / "text.onnx").write_text("text")
-    (here / "names.txt").write_text("a\n")
     for flag, value in (
-        ("encoder", "mine"), ("encoder", "nowhere:f"), ("encoder", "mine:g"), ("encoder", "no.onnx"),
-        ("encoder", "text.onnx"), ("images", "nowhere"), ("out", "f.csv"),
+        ("encoder", "mine"), ("encoder", "nowhere:f"), ("encoder", "mine:g"), ("encoder", "text.onnx"),
+        ("images", "nowhere"), ("out", "f.csv"),
     ):  # fmt: skip
         assert features(code=2, **{flag: value}).startswith(f"error: --{flag}={value}: ")
-    assert "names.txt: " in features(images="names.txt", code=2)
-    for given in ("--mean=0", "--classes=empty"):
-        assert given.partition("=")[0] in features(given, code=2)
+    assert "--mean" in features("--mean=0", code=2)
 
 
 def weights():
@@ -202,7 +183,7 @@ def weights():
     return made | {"var": np.abs(made["var"]) + 0.1}
 
 
-def save_onnx(path, w, channels_last=False, batch="n", side="side", dense=False, centred=False):
+def save_onnx(path, w, channels_last=False, batch="n", side="side", dense=False):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
@@ -212,13 +193,11 @@ def save_onnx(path, w, channels_last=False, batch="n", side="side", dense=False,
         node("BatchNormalization", ["c1", "scale", "shift", "mean", "var"], ["b1"]), node("Relu", ["b1"], ["r1"]),
         node("Conv", ["r1", "conv2"], ["c2"], strides=[2, 2]), node("GlobalAveragePool", ["c2"], ["pooled"]),
         node("Flatten", ["image" if dense else "pooled"], ["flat"]),
-        node("Gemm", ["flat", "dense", "bias"], ["linear"], transB=1),
-        node("ReduceMean", ["linear"], ["mean of all"], axes=[0]),
-        node("Sub" if centred else "Identity", ["linear", "mean of all"][: 1 + centred], ["answer"]),
+        node("Gemm", ["flat", "dense", "bias"], ["answer"], transB=1),
         node("Softmax", ["answer"], ["shares"]),
     ]  # fmt: skip
     form = [batch, side, side, 3] if channels_last else [batch, 3, side, side]
-    outputs = [info("answer", 1, [batch, CLASSES]), info("shares", 1, [batch, CLASSES])]
+    outputs = [info(name, 1, [batch, CLASSES]) for name in ("answer", "shares")]
     constants = [onnx.numpy_helper.from_array(value, name) for name, value in w.items()]
     graph = onnx.helper.make_graph(nodes, "tiny", [info("image", 1, form)], outputs, constants)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
@@ -278,23 +257,17 @@ def test_after_a_kill_the_same_bits(here):
     assert (here / "f.npz").read_bytes() == (here / "g.npz").read_bytes() and not list(here.glob("*.part"))
 
 
-GRAPHS = [  # what the line names
-    ("free", [], "--logits"), ("free", ["--logits=shares"], "probabilities"), ("free", ["--logits=anser"], "answer"),
-    ("free", ["--logits=answer", "--maps=r1,flt"], "--maps=flt"), ("free", ["--logits=answer", "--maps=flat"], "--maps=flat"),
-    ("free", ["--logits=answer", "--maps=r1,image"], "--maps=image"), ("free", ["--logits=answer", "--mean=1,2"], "--mean=1,2"),
-    ("free", ["--logits=answer", "--std=0"], "--std=0"), ("centred", ["--logits=answer"], "'logits'"),
-    ("fixed", ["--logits=answer", "--size=32"], "--size=32"), ("free", ["--logits=answer", "--size=100000"], "--size=100000"),
-    ("large", ["--logits=answer"], "--size=100000"), ("free", ["--logits=answer", "--batch=100000"], "100000 images"),
-]  # fmt: skip
-
-
 @pytest.mark.slow
 def test_a_flag_that_does_not_fit_the_graph_is_named():
-    sides = {"fixed": SIDE, "large": 100_000}
-    for graph, flags, said in GRAPHS:
-        save_onnx(f"{graph}.onnx", weights(), side=sides.get(graph, "side"), centred=graph == "centred")
-        line = features(*flags, code=2, encoder=f"{graph}.onnx")
-        assert said in line and line.count("\n") == 1 and len(line) < 210
+    save_onnx("tiny.onnx", weights(), side=SIDE)
+    for flags, named in (
+        ((), "--logits"), (("--logits=anser",), "anser"), (("--logits=answer", "--maps=r1,flt"), "--maps=flt"),
+        (("--logits=answer", "--maps=flat"), "--maps=flat"), (("--logits=answer", "--mean=1,2"), "--mean=1,2"),
+        (("--logits=answer", "--std=0"), "--std=0"), (("--logits=answer", "--size=32"), "--size=32"),
+        (("--logits=answer", "--batch=1000000"), "1000000 images"),
+    ):  # fmt: skip
+        line = features(*flags, code=2, encoder="tiny.onnx")
+        assert named in line and line.count("\n") == 1 and len(line) < 210
 
 
 @pytest.mark.slow
@@ -307,11 +280,8 @@ def test_weights_beside_a_graph_are_files_of_its_own_folder(here):
     assert "12 images" in ask()
     shutil.move(here / "pair" / "w.bin", here / "w.bin")
     (here / "pair" / "w.bin").symlink_to(here / "w.bin")
-    assert "'w.bin' of the graph lie outside its folder" in ask(out="g.npz", code=2)
-    (here / "inner").mkdir()
-    shutil.copy(here / "w.bin", here / "inner")
-    (here / "pair" / "sub").symlink_to(here / "inner")
-    for place in ("../w.bin", f"{here}/w.bin", "sub/w.bin", "sub/../../w.bin"):
+    (here / "pair" / "sub").symlink_to(here)
+    for place in ("w.bin", "../w.bin", f"{here}/w.bin", "sub/w.bin", "sub/../w.bin"):
         model = onnx.load(here / "pair" / "m.onnx", load_external_data=False)
         for tensor in model.graph.initializer:
             next(entry for entry in tensor.external_data if entry.key == "location").value = place

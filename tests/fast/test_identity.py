@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -19,7 +20,7 @@ from cxda_jax.studies import identity
 from cxda_jax.studies.folders import read_results
 from tests.commands import command
 from tests.conftest import INFO, make_domains
-from tests.lines import at_the_root, one_line, refused, write_config, write_run  # noqa: F401  # noqa: F401
+from tests.lines import one_line, refused, write_run
 
 
 @pytest.fixture
@@ -78,6 +79,15 @@ def test_processes_that_were_started_with_other_facts_are_refused_by_all(config,
         hosts._meet("", -1, -1)
 
 
+def test_a_process_is_gone_once_it_has_given_no_sign_of_life_for_a_while(monkeypatch):
+    """However long it has given some before. Process 0 looks at these seconds, and finds this sign of process 1."""
+    watch, seen = hosts._Watch(), {1: ("", 0.0)}
+    assert hosts.SILENT == 20
+    for now, sign, gone in (0, "1", False), (15, "2", False), (30, "3", False), (49, "3", False), (51, "3", True):
+        monkeypatch.setattr(hosts, "time", SimpleNamespace(monotonic=lambda now=now: now))
+        assert watch._silent({"cxda/beat/1": sign}, seen).startswith("process 1 of ") is gone
+
+
 def test_nothing_is_written_through_a_link(tmp_path, monkeypatch):
     (tmp_path / "precious").write_text("kept")
     monkeypatch.setattr(files.secrets, "token_hex", lambda _: "7" * 16)
@@ -118,37 +128,21 @@ def test_a_report_names_what_rotted_or_was_trained_on_other_data(tmp_path):
         shutil.rmtree(run)
 
 
-@pytest.fixture
-def copied(smoke, tmp_path):
-    """A finished run and its data, to be spoiled."""
-    for name in ("run", "data"):
-        shutil.copytree(smoke[0] / name, tmp_path / name)
-    return tmp_path
-
-
-def store_of(copied):
-    return next(p for p in (copied / "data").iterdir() if (p / "store.json").exists())
-
-
-def row_of(copied):
-    return json.loads((copied / "run" / "result.json").read_text())
-
-
 @pytest.mark.slow
-def test_other_data_are_refused_by_training_and_by_tests(copied):
-    store = open_store(path := store_of(copied))
+def test_other_data_are_refused_by_training_and_by_tests(smoke, tmp_path):
+    run, data = (shutil.copytree(smoke[0] / name, tmp_path / name) for name in ("run", "data"))
+    store = open_store(path := next(p for p in data.iterdir() if (p / "store.json").exists()))
     rows = zip(store.domain_names, store.split, store.offsets, store.offsets[1:], strict=False)
     domains = [Domain(name, split, 255 - np.array(store.images[a:b]), store.labels[a:b]) for name, split, a, b in rows]
     shutil.rmtree(path)
     write_store(path, store.info, domains)  # other images under the same name
     old, new = store.sha256, open_store(path).sha256
-    data, before = f"--data_dir={copied}/data", row_of(copied)
-    train, test = ("train", "--config=glyphs:cxda,smoke", f"--workdir={copied}/run", data), ("evaluate", data)
-    model = (*test, f"--runs={copied}/run/model")  # its plain files know their data too
-    for arguments in (train, (*train, "--replay_step=1"), (*test, f"--runs={copied}/run"), model):
-        error = command(*arguments, code=2)
+    before = (run / "result.json").read_text()
+    train, test = ("train", "--config=glyphs:cxda,smoke", f"--workdir={run}"), ("evaluate", f"--runs={run}")
+    for arguments in (train, (*train, "--replay_step=1"), test, ("evaluate", f"--runs={run}/model")):
+        error = command(*arguments, f"--data_dir={data}", code=2)
         assert error.count("\n") == 1 and old[:12] in error and new[:12] in error and "--other_data" in error
-    assert row_of(copied) == before
-    command(*test, f"--runs={copied}/run", "--other_data")
-    row = row_of(copied)
+    assert (run / "result.json").read_text() == before
+    command(*test, f"--data_dir={data}", "--other_data")
+    row = json.loads((run / "result.json").read_text())
     assert (row["trained_on"], row["data_hash"]) == (old, new) and row["data_marks"] == [identity.MARK]

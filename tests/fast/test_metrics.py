@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from cxda_jax.training import metrics
 
 
-def test_each_task_has_a_score_of_a_metric():
-    predictions, labels = np.array([[1, 2, 3, 4], [0, 0, 0, 0]]), np.array([[1, 2, 0, 0], [1, 1, 1, 1]])
-    np.testing.assert_array_equal(metrics.scores("accuracy", predictions, labels), [0.5, 0])
-    unlike = metrics.scores("macro_f1", predictions, labels), metrics.scores("macro_f1_union", predictions, labels)
-    np.testing.assert_allclose(unlike, [[(1 + 1 + 0) / 3, 0], [(1 + 1 + 0 + 0 + 0) / 5, 0]])
+def test_macro_f1_has_the_form_of_a_config():
     for metric, forms in {"macro_f1": ["macro_f1", "macro_f1_union"], "accuracy": ["accuracy"] * 2}.items():
         assert [metrics.metric_of(metric, f1) for f1 in ("labels", "union")] == forms
 

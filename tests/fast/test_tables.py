@@ -15,7 +15,7 @@ import scipy.stats as scipy
 
 from cxda_jax.config.reading import read
 from cxda_jax.studies import formats, tables
-from cxda_jax.studies.result import by_store, distinct
+from cxda_jax.studies.result import distinct
 from cxda_jax.studies.tables import Cell, Column, Table, build_tables, paired_table, paper_figures
 from tests.pages import Elements
 from tests.results import PROTOCOL, write_result
@@ -152,16 +152,6 @@ def test_paired_differences_match_scipy(tmp_path):
         assert (f"**{cell.mean:+.1f} [" in text) == bold != (cell.interval[0] <= 0 <= cell.interval[1])
 
 
-def test_only_what_was_tested_on_the_same_data_and_seed_is_paired(tmp_path):
-    hits, rows, mine = np.ones((10, 4), int), np.arange(10), {"benchmark": "folder", "data_name": "mine"}
-    found = [("a", "erm", 0, "1"), ("a", "bn", 0, "1"), ("b", "cxda", 0, "2"), ("b", "erm", 1, "2")]
-    results = [stored(tmp_path / f, m, s, hits, rows, data_hash=h, **mine) for f, m, s, h in found]
-    one, two = by_store(results).values()
-    table, faults = paired_table(one)
-    assert table.benchmark == "mine [1]" and [label for label, _ in table.rows] == ["erm", "bn"] and not faults
-    assert paired_table(two) == (None, []), "they share no seed"
-
-
 def test_formats():
     """Of a small study whose cells show all there is to show."""
     glyphs = read("femnist:cxda", [("net.width", "16")])
@@ -194,11 +184,3 @@ def test_hostile_names_stay_text():
     assert line.replace("\\|", "").count("|") == 3 and "<script>" not in formats.to_markdown(table)
     (read,) = csv.DictReader(io.StringIO(formats.to_csv([table])))
     assert read["method"] == read["marks"] == read["runs"] == hostile
-
-
-def test_methods_that_start_from_erm_iid_have_rows_of_their_own_and_never_the_papers_figures():
-    labels = ["cxda,attention.heads=4", "cxda", "ft_em,from=erm_iid", "ft_em", "bn"]
-    results = [result(label.split(",")[0], avg=50.0 + i, label=label) for i, label in enumerate(labels)]
-    main = cells(build(distinct(results)[0], "paper")["main"])
-    assert {label: cell.mean for label, cell in main.items()} == {label: 50.0 + i for i, label in enumerate(labels)}
-    assert main["ft_em"].paper and not main["ft_em,from=erm_iid"].paper

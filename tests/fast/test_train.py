@@ -27,7 +27,6 @@ from cxda_jax.training.evaluation import Tasks, compile_task, evaluate
 from cxda_jax.training.experiment import make_optimizer
 from cxda_jax.training.loop import Learner, Schedule, init_state
 from cxda_jax.types import Images
-from tests.conftest import make_episode
 from tests.lines import refused, rot
 from tests.nets import KEY, assert_equal_trees
 
@@ -161,24 +160,30 @@ def test_a_program_never_runs_past_what_is_to_be_done():
     assert calls == [3, 1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 1, 1, 1, 1]  # stops at multiples of 4, 7 and 10, and at 23
 
 
-def test_log_lines_tell_the_time_left_and_a_step_is_traced_once(whole):
-    folder, (_, _, _, said, spent, _), traced = whole
-    assert said[0].startswith("compiling") and said[1].startswith("ready in ")
-    assert "step 4/12  eta " in said[6] and "episodes/s" in said[6] and "data_wait" in said[6]
+def test_a_step_is_traced_once_and_its_line_and_the_time_spent_are_complete(whole):
+    folder, (_, _, _, _, spent, _), traced = whole
+    assert traced <= 1 and spent.finished and spent.steps == 12 and spent.steps_per_s > 0
     assert set(lines(folder)[1]) == {"step", "loss", "accuracy", "episodes_per_s", "data_wait_ms", "eta_s", "time"}
-    assert traced <= 1 and spent.finished and spent.steps == 12
-    assert 0 <= spent.waiting + spent.saving + spent.validating <= spent.seconds and spent.steps_per_s > 0
+    assert 0 <= spent.waiting + spent.saving + spent.validating <= spent.seconds
 
 
 def test_outputs_that_are_not_finite_are_no_answers(fixed_store):
-    method, source = (
-        METHOD._replace(predict=lambda *given: METHOD.predict(*given) * jax.numpy.nan),
-        device_source(fixed_store),
-    )
+    method = METHOD._replace(predict=lambda *given: METHOD.predict(*given) * jax.numpy.nan)
+    source = device_source(fixed_store)
     plan_of = functools.partial(sample_plans, Draw(SPEC, fixed_store.offsets, fixed_store.domains("test"), 0))
     variables = init_state(method, TX, 0, Images(fixed_store.images[:2], np.zeros(2, np.int32))).variables
     with refused(named="3 of 3 tasks"):
         evaluate(compile_task(method, source), variables, source, Tasks(plan_of, 3, "accuracy"))
+
+
+def test_each_step_has_a_key_of_its_own(fixed_store, whole):
+    """So its images are augmented in another way than those of the step before."""
+    program, source = PROGRAMS[METHOD.loss, device_source, 1], device_source(fixed_store)
+    state = init_state(METHOD, TX, 0, Images(fixed_store.images[:2], np.zeros(2, np.int32)))
+    plan = sample_plans(Draw(SPEC, fixed_store.offsets, fixed_store.domains("train"), 0), [0])
+    steps = (0, 1, 2, 0)
+    losses = [float(program(state.replace(step=np.int32(n)), source.resident, plan, KEY)[1]["loss"]) for n in steps]
+    assert len(set(losses)) == 3 and losses[3] == losses[0]
 
 
 def assert_close(a, b):
@@ -276,16 +281,22 @@ def test_a_run_that_is_stopped_and_damaged_ends_as_the_whole_run(fixed_store, tm
     assert [line["step"] for line in lines(tmp_path / "run") if "val_score" in line] == [3, 6]
 
 
-def test_an_evaluation_compiles_once_whatever_its_length(fixed_store):
+def test_an_evaluation_compiles_once_whatever_its_length_and_a_task_draws_by_its_number(fixed_store):
+    """A method that answers by chance, so that an answer tells the key of its task."""
     traced, source = [], device_source(fixed_store)
 
     def assemble(resident, batch):
         traced.append(1)
         return source.assemble(resident, batch)
 
+    drawing = METHOD._replace(
+        adapt=lambda variables, support, key: key,
+        predict=lambda key, query: jax.random.normal(key, (len(query.pixels), 4)),
+    )
     counting = source._replace(assemble=assemble)
-    evaluator, variables = compile_task(METHOD, counting), jax.jit(METHOD.init)(KEY, make_episode().support)
+    evaluator = compile_task(drawing, counting)
     plans = functools.partial(sample_plans, Draw(SPEC, fixed_store.offsets, fixed_store.domains("test"), 0))
-    for tasks in (3, 7):
-        evaluate(evaluator, variables, counting, Tasks(plans, tasks, "accuracy", per_call=2))
+    few, many = (evaluate(evaluator, {}, counting, Tasks(plans, n, "accuracy", per_call=2)).confidence for n in (3, 7))
     assert len(traced) == 1
+    assert len(np.unique(many)) == many.size
+    np.testing.assert_array_equal(few, many[:3])

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import cxda_jax
-from cxda_jax.data.readers import unipen
 from cxda_jax.errors import UserError
 from cxda_jax.export import web
 from cxda_jax.export.pair import by_model
 from tests.nets import random_model
-from tests.pages import HOSTILE, render
+from tests.pages import render
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,12 +34,6 @@ def test_the_kernels_bytes_are_those_of_its_text(tmp_path):
     assert (tmp_path / "it").read_bytes() == (web.LIVE / "kernel.wasm").read_bytes()
 
 
-def test_hostile_names_of_classes_stay_text(tmp_path):
-    model = cxda_jax.load("unipen")
-    model.card = model.card._replace(class_names=(HOSTILE, *model.card.class_names[1:]))
-    assert "</script><img" not in render(model, tmp_path).read_text()
-
-
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(not NODE, reason="no Node.js: apt-get install nodejs")
 TOLERANCE = 1e-4
@@ -53,10 +46,7 @@ OTHERS: dict[str, tuple[str, Mapping]] = {
     "two norms, usual scale": ("cxda", {"attention__shared_norm": False, "attention__scale": "head_dim"}),
     "statistics by a prior": ("cxda_loo", {"batch_norm__prior": 7.0}),
     "learned tokens": ("cxda_any", {}),
-    "running statistics alone": (
-        "cxda_any",
-        {"cxda_any__running": True, "cxda_any__learned": 0, "net__padding": "same"},
-    ),
+    "running statistics alone": ("cxda_any", {"cxda_any__running": True, "cxda_any__learned": 0}),
     "icrm of a short sequence": ("icrm", {"icrm__layers": 3, "icrm__width": 24, "icrm__heads": 3, "icrm__context": 3}),
     "shares of classes, by two of three maps": ("cxda_shares", {"cxda_shares__maps": 2, "cxda_shares__em_steps": 3}),
 }
@@ -93,8 +83,6 @@ def test_strokes_become_the_same_pixels_as_in_training(tmp_path):
     """Of all recorded drawings, and of odd ones; one of 255 is allowed, since the order of sums may differ."""
     hands = web.read_hands()
     assert len(hands) == 10 and {len(hand.drawings) for hand in hands} == {60}
-    assert hands[8].labels.isdigit() and hands[9].labels.islower()
-    assert all(set(hand.labels) <= set(unipen.LABELS) for hand in hands)
     wild = [list(map(tuple, np.random.default_rng(2).uniform(0, 400, (n, 2)).round(3).tolist())) for n in (1, 2, 7, 30)]
     odd = [*([stroke] for stroke in wild), wild, [[(3, 3), (3, 3)]], [[(5, 5)], [(5, 9)]]]
     drawings, none = [*(d for hand in hands for d in hand.drawings), *odd], np.zeros((0, 28, 28, 1), np.uint8)
