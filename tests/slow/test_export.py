@@ -165,6 +165,15 @@ def test_small_sigmoids_are_right_in_onnx(tmp_path):
     np.testing.assert_allclose(formats.open_onnx(tmp_path / "m.onnx")({"x": x})["y"], expit(np.float64(x)), rtol=1e-6)
 
 
+def test_what_is_not_as_an_earlier_export_left_it_stays(tmp_path):
+    """Neither a file that has changed since, nor a report that says nothing, is an earlier export's."""
+    for name, now in (("a.jax", "a"), ("b.jax", "mine"), ("parity.json", "{}")):
+        (tmp_path / name).write_text(now)
+    left = {f"{name}.jax": {"sha256": hashlib.sha256(name.encode()).hexdigest()} for name in "ab"}
+    (tmp_path / exporting.REPORT).write_text(json.dumps({"files": left}))
+    assert exporting.claimed(tmp_path) == {exporting.REPORT, "a.jax"}
+
+
 def test_a_method_that_trains_on_the_device_is_not_exported():
     with pytest.raises(UserError, match="ft_em"):
         pair_of(random_model("ft_em"), PLACES)
