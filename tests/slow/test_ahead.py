@@ -15,16 +15,6 @@ from cxda_jax.training.experiment import build_on
 SIZES = {"net.width": "16", "episode.per_domain": "2", "episode.num_query": "4", "evaluation.per_call": "1"}
 
 
-def test_the_target_is_a_context_and_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(backend, "_deterministic", False)
-    before = backend.platform_name(), backend.compiler_options()
-    backend.make_deterministic()
-    for platform, options in (("tpu", None), ("gpu", {"xla_gpu_deterministic_ops": True})):
-        with backend.target(platform):
-            assert (backend.platform_name(), backend.compiler_options()) == (platform, options)
-    assert (backend.platform_name(), backend.compiler_options()) == before
-
-
 @pytest.mark.parametrize(("method", "precision", "platform"), [("cml", "highest", "tpu"), ("icrm", "high", "gpu")])
 def test_the_precision_is_that_of_every_product_of_a_step(method, precision, platform):
     """Those of gradients too, as JAX hands the program to the compiler."""

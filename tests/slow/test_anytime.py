@@ -19,10 +19,6 @@ def make(features="flat", learned=3, **options):
     return net, method, initialised(method, SHAPE)
 
 
-def rows_of(images, rows):
-    return jax.tree.map(lambda x: x[np.array(rows, int)], images)
-
-
 def test_subsets_leave_oneself_out_and_have_the_sizes_that_are_promised():
     full, n, rounds = 0.4, 120, 200
     draw = jax.vmap(random_subsets, (0, None, None))
@@ -105,7 +101,7 @@ def test_the_statistics_are_a_blend_by_the_number_of_support_images():
         return adapted, net.apply(adapted.variables, maps, method="remember"), encode(net, variables, support)[1]
 
     for count in (N, 1):
-        adapted, memory, own = made(rows_of(SUPPORT, range(count)))
+        adapted, memory, own = made(jax.tree.map(lambda x, n=count: x[:n], SUPPORT))
         stored, share = variables["batch_stats"], count / (count + 5.0)
         blend = jax.tree.map(lambda a, b, s=share: (1 - s) * np.asarray(a) + s * b, stored, own["batch_stats"])
         close(adapted.variables["batch_stats"], blend)

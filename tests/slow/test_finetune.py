@@ -16,7 +16,7 @@ from cxda_jax.training.experiment import make_optimizer
 from cxda_jax.types import Known
 from tests import nets
 from tests.conftest import make_episode
-from tests.nets import KEY, build_method, case_of, close
+from tests.nets import KEY, build_method, case_of, close, softmax
 
 TINY = Classifier(CNNTrunk(8), CNNHead(4), (0.5,), (0.5,))  # the network of build_method()
 QUIET = augment.Strong(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0)
@@ -56,13 +56,8 @@ def batched(params, pixels):
     return TINY.apply({**start(), "params": params}, pixels, batch=True)
 
 
-def probabilities(logits):
-    odds = np.exp(np.asarray(logits, np.float64) - np.max(logits, -1, keepdims=True))
-    return odds / odds.sum(-1, keepdims=True)
-
-
 def confidence(logits):
-    return probabilities(logits).max(-1)
+    return softmax(np.float64(logits)).max(-1)
 
 
 def single(params):
@@ -143,9 +138,8 @@ def test_sf_ocda_draws_a_step_or_an_image_at_the_stated_rate(monkeypatch):
 def test_steps_of_cotta_equal_a_numpy_re_derivation(monkeypatch):
     """Gradients of the student come from jax; targets, optimiser, teacher, restoring and gate are derived again."""
     steps, copies, average, restore, masks, factors = 2, 2, 0.9, 0.2, [], []
-    method = cotta(
-        TINY, tuning(steps=steps, statistics="support"), augment.Strong(noise=0.1), Teaching(copies, average, restore)
-    )
+    tuned, teaching = tuning(steps=steps, statistics="support"), Teaching(copies, average, restore)
+    method = cotta(TINY, tuned, augment.Strong(noise=0.1), teaching)
 
     def recorded(key, params, anchor, probability):
         masks.append(restored(key, *(jax.tree.map(f, params) for f in (jnp.zeros_like, jnp.ones_like)), probability))
@@ -176,7 +170,7 @@ def test_steps_of_cotta_equal_a_numpy_re_derivation(monkeypatch):
         student, teacher, velocity = anchor, anchor, jax.tree.map(np.zeros_like, anchor)
         for step in range(steps):
             shown = [pixels * np.float32(f) for f in by[step * copies : (step + 1) * copies]] if unsure else [pixels]
-            target = probabilities(np.mean([batched(single(teacher), x) for x in shown], axis=0))
+            target = softmax(np.mean([batched(single(teacher), x) for x in shown], axis=0))
             grads = gradient(single(student), np.float32(target))
             velocity = jax.tree.map(lambda v, g, p: MOMENTUM * v + np.float64(g) + DECAY * p, velocity, grads, student)
             student = jax.tree.map(lambda p, v: p - RATE * v, student, velocity)
@@ -192,9 +186,8 @@ def test_steps_of_cotta_equal_a_numpy_re_derivation(monkeypatch):
 def test_the_threshold_is_a_quantile_of_what_the_gate_sees(statistics):
     """Of all images, or with the support's statistics of batches as large as it; an unfilled last one is left out."""
     images = nets.make_images((16, 16, 1), 35, 3).pixels
-    method = cotta(
-        TINY, tuning(statistics=statistics), QUIET, Teaching(copies=1, quantile=0.25, margin=0.1), support=15
-    )
+    teaching = Teaching(copies=1, quantile=0.25, margin=0.1)
+    method = cotta(TINY, tuning(statistics=statistics), QUIET, teaching, support=15)
     threshold = float(jax.jit(method.calibrate)(start(), Known(images, *[None] * 3))["calibration"]["threshold"])
     plain = confidence(logits_of(start()["params"], images))
     batches = np.asarray(images)[:30].reshape(2, 15, 16, 16, 1)

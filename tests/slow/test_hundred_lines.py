@@ -6,9 +6,7 @@ import numpy as np
 from cxda_jax.data.glyphs import open_glyphs
 from cxda_jax.methods.cxda import cxda
 from docs.examples import cxda_in_100_lines as script
-from tests.lines import ROOT
 from tests.nets import FEMNIST, KEY, initialised, make_attending, make_episode
-from tests.rooms import code_lines
 
 
 def test_it_answers_as_the_package_does_on_equal_weights():
@@ -39,7 +37,3 @@ def test_it_learns(data_dir, capsys):
     assert min((own == task.label).mean() for own, task in zip(answers, tasks, strict=True)) > 0.5
     scores = script.main(net, store, steps=6, tasks_per_step=2, val_tasks=2, test_tasks=10)[1]
     assert len(scores) == 10 and capsys.readouterr().out.count("on validation domains") == 6
-
-
-def test_it_has_a_hundred_lines():
-    assert code_lines(ROOT / "docs/examples/cxda_in_100_lines.py") <= 100

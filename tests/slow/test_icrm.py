@@ -54,12 +54,10 @@ def theirs(known):
     width = SMALL["width"]
     gelu = functools.partial(torch.nn.functional.gelu, approximate="tanh")
     options = {"layer_norm_eps": 1e-5, "batch_first": True, "norm_first": True}
-    layers = [
-        torch.nn.TransformerEncoderLayer(width, SMALL["heads"], 4 * width, 0.0, gelu, **options)
-        for _ in range(SMALL["layers"])
-    ]
+    layer = functools.partial(torch.nn.TransformerEncoderLayer, width, SMALL["heads"], 4 * width, 0.0, gelu, **options)
     module = torch.nn.Module()
-    module.layers, module.norm = torch.nn.ModuleList(layers), torch.nn.LayerNorm(width, 1e-5)
+    module.layers = torch.nn.ModuleList(layer() for _ in range(SMALL["layers"]))
+    module.norm = torch.nn.LayerNorm(width, 1e-5)
     module.read_in = torch.nn.Linear(TOKENS.shape[1], width)
     module.place = torch.nn.Parameter(torch.zeros(LENGTH + 1, width))
     module.load_state_dict(torch_names(known["params"]))
@@ -114,10 +112,8 @@ def test_a_cached_sequence_answers_as_the_whole_pass_at_every_length(known):
     assert [program._cache_size() for program in (following, append_to)] == [1, 1] and cache.held.all()
     jax.tree.map(np.testing.assert_array_equal, append_to(TOKENS[11], cache), cache)  # it is full
     few = apply(known, TOKENS[:3], np.ones(3, bool), method="encode")  # which has no place to spare
-    close(
-        apply(known, TOKENS[4:6], append_to(TOKENS[3], few), method="next"),
-        apply(known, TOKENS[4:6], apply(known, TOKENS[:4], method="encode"), method="next"),
-    )
+    for_two = functools.partial(apply, known, TOKENS[4:6], method="next")
+    close(for_two(append_to(TOKENS[3], few)), for_two(apply(known, TOKENS[:4], method="encode")))
     close(apply(known, TOKENS[:LENGTH], method="encode"), cache)
 
 

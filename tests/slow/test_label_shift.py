@@ -19,11 +19,8 @@ TRAINED = np.array([0.4, 0.2, 0.2, 0.2])
 def em(p, trained, smoothing, weights, steps=50):
     shares = trained
     for _ in range(steps):
-        counts = np.zeros(len(trained))
-        for row, weight in zip(p, weights, strict=True):
-            r = row * shares / trained
-            counts += weight * r / r.sum()
-        shares = (counts + smoothing * trained) / (weights.sum() + smoothing)
+        r = p * shares / trained
+        shares = (weights @ (r / r.sum(1, keepdims=True)) + smoothing * trained) / (weights.sum() + smoothing)
     return shares
 
 
@@ -77,9 +74,8 @@ def test_the_answers_are_corrected_for_the_shares(name):
         return method.predict(method.adapt(kept, support, KEY), query)
 
     ours = everything(variables, known, episode.support, episode.query)
-    of_support, of_unseen, logits = (
-        np.asarray(predict(variables, images), np.float64) for images in (episode.support, unseen, episode.query)
-    )
+    asked = episode.support, unseen, episode.query
+    of_support, of_unseen, logits = (np.asarray(predict(variables, images), np.float64) for images in asked)
     counts = np.maximum(0.5, np.bincount(labels if name != "mlls" else unseen_labels, minlength=4))
     trained, scale, bias = counts / counts.sum(), 1.0, 0.0
     if name == "mlls":

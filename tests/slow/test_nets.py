@@ -97,18 +97,6 @@ def test_losses_gradients_and_answers_equal_torch(peer, benchmark, features, sta
     nets.assert_within_some_draw(error_of)
 
 
-def make_attention(dim=32, n=11, m=5, **options):
-    rng = np.random.default_rng(3)
-    support, query = (rng.normal(1, 2, (k, dim)).astype(np.float32) for k in (n, m))
-    module = CrossAttention(dim, **options)
-
-    def both(module, query, support):
-        return module.recall(query, module.remember(support))
-
-    variables = nets.fill(jax.eval_shape(lambda *x: module.init(KEY, *x, method=both), query, support))
-    return module, both, variables, query, support
-
-
 def torch_attention(peer, params, query, support, *options):
     """Adapted query tokens, and weights [heads, queries, support]."""
     attention = peer.TorchAttention(query.shape[1], *options)
@@ -120,13 +108,17 @@ def torch_attention(peer, params, query, support, *options):
     ("heads", "ratio", "scale", "shared"), [(8, 2, "paper", True), (8, 2, "head_dim", False), (4, 1, "paper", False)]
 )
 def test_attention_equals_the_paper(peer, heads, ratio, scale, shared):
-    module, both, variables, query, support = make_attention(heads=heads, ratio=ratio, scale=scale, shared_norm=shared)
-    expected = torch_attention(peer, variables["params"], query, support, heads, ratio, scale, shared)
+    rng = np.random.default_rng(3)
+    support, query = (rng.normal(1, 2, (n, 32)).astype(np.float32) for n in (11, 5))
+    module = CrossAttention(32, heads=heads, ratio=ratio, scale=scale, shared_norm=shared)
 
     def everything(module, query, support):
-        weights = module.weights(query, module.remember(support))
-        return weights, module.mix(query, weights, module.remember_values(support)), both(module, query, support)
+        memory = module.remember(support)
+        weights = module.weights(query, memory)
+        return weights, module.mix(query, weights, module.remember_values(support)), module.recall(query, memory)
 
+    variables = nets.fill(jax.eval_shape(lambda *x: module.init(KEY, *x, method=everything), query, support))
+    expected = torch_attention(peer, variables["params"], query, support, heads, ratio, scale, shared)
     weights, *answers = jax.jit(lambda *x: module.apply(*x, method=everything))(variables, query, support)
     assert_close(weights, expected[1].swapaxes(0, 1), 1e-5)
     for answer in answers:
@@ -143,9 +135,8 @@ def test_patch_attention_is_that_of_all_positions(peer):
         return net.recall(query, memory), net.weights(query, memory), net.classify(z)
 
     variables = nets.fill(jax.eval_shape(lambda: net.init(KEY, support, query, query, method=everything)))
-    z, by_position = torch_attention(
-        peer, variables["params"]["attention"], query.reshape(-1, 8), support.reshape(-1, 8), 2
-    )
+    tokens = query.reshape(-1, 8), support.reshape(-1, 8)
+    z, by_position = torch_attention(peer, variables["params"]["attention"], *tokens, 2)
     given = support, query, z.reshape(query.shape)
     logits, weights, expected = jax.jit(lambda *x: net.apply(*x, method=everything))(variables, *given)
     assert_close(logits, expected, 1e-5)

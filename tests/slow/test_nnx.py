@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import optax
-import pytest
 from flax import nnx
 
 from cxda_jax.config.reading import default
@@ -32,11 +31,6 @@ class Plain(Layers):
         return self.fc(x.mean((1, 2)))
 
 
-@pytest.fixture(scope="module")
-def net():
-    return Classifier(*nnx_net({**default().net, "width": WIDTH}, CLASSES), (0.4,), (0.2,))
-
-
 def with_weights(variables, momentum):
     plain = Plain(momentum)
     nnx.update(plain, {**variables["params"]["trunk"]["layers"], "fc": variables["params"]["head"]["fc"]})
@@ -44,7 +38,8 @@ def with_weights(variables, momentum):
     return plain
 
 
-def test_answers_gradients_and_statistics_equal_plain_nnx(net):
+def test_answers_gradients_and_statistics_equal_plain_nnx():
+    net = Classifier(*nnx_net({**default().net, "width": WIDTH}, CLASSES), (0.4,), (0.2,))
     variables = fill(jax.eval_shape(erm(net).init, KEY, EPISODE.support))
     support, query = EPISODE.support, EPISODE.query
     some = jax.tree.map(lambda x: x[:SOME], support)

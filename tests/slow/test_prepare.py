@@ -1,9 +1,7 @@
 """Raw downloads to stores: every value from its place."""
 
 import collections
-import hashlib
 import json
-import os
 import re
 import shutil
 import sys
@@ -11,16 +9,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from cxda_jax.data import corruptions, store
-from cxda_jax.data.published import PUBLISHED
 from cxda_jax.data.readers import cifar_c, iwildcam, tiny_imagenet_c
 from cxda_jax.data.readers.folder import random_splits
 from cxda_jax.data.store import SPLITS, open_store
 from cxda_jax.studies import preparing
-from cxda_jax.studies.examples import Example, draw_attention
-from cxda_jax.studies.sheet import draw_strips
 from cxda_jax.training import metrics
 from cxda_jax.training.experiment import READERS
 from tests import raw_fixtures as raws
@@ -206,66 +200,6 @@ def test_bad_images_are_left_out_as_far_as_allowed(tmp_path):
         kept[whole.offsets[whole.domain_names.index(f"location {row['location_remapped']}")] + place] = False
     np.testing.assert_array_equal(found.images, whole.images[kept])
     np.testing.assert_array_equal(found.labels, whole.labels[kept])
-
-
-COUNTS = {"compared": 480, "corrected": 61, "spoiled": 12}
-DOMAINS = ("$x_{", b"caf\xe9", "日本", "\U0001fae0 face", "a\x1b[31m\n\tb", "long" * 60, " ", "$a$ & <b>")
-CLASSES = ("$\\frac$", "_{", b"na\xefve", "猫")
-
-
-def test_a_data_set_with_any_names_is_prepared_and_drawn(tmp_path):
-    root = tmp_path / os.fsdecode(b"caf\xe9")
-    for d, domain in enumerate([*DOMAINS, b"left $\xff out"]):
-        for label, name in enumerate(CLASSES):
-            folder = os.path.join(os.fsencode(root), b"raw", os.fsencode(domain), os.fsencode(name))
-            os.makedirs(folder)
-            for i in range(2 if d < len(DOMAINS) else 1):
-                Image.new("L", (8, 8), 20 * d + 50 * label).save(os.path.join(os.fsdecode(folder), f"{i}.png"))
-    arguments = (f"--raw_dir={root}/raw", f"--data_dir={root}/data", "--size=8", "--min_images=8", "--name=names")
-    printed, store = command("prepare", "--benchmark=folder", *arguments), open_store(root / "data" / "names")
-    domains, classes = store.domain_names, store.info.class_names
-    assert set(domains) == set(map(os.fsdecode, DOMAINS)) and set(classes) == set(map(os.fsdecode, CLASSES))
-    assert "left $\\udcff out: left out, 4 images are fewer than 8" in printed and f"sha256 {store.sha256}" in printed
-    names = [classes[label] for label in store.labels[:8]]
-    draw_strips(tmp_path / "step1.png", [(f"query, {domain}", store.images[:8], names) for domain in domains])
-    weights, of = np.full(len(store.labels), 1 / len(store.labels)), store.row_domains()
-    for own in range(len(classes)):
-        example = Example(store.images[own], own, own, 0, 3, store.images[:1], of[:1], weights[:1])
-        draw_attention(tmp_path / f"{own}.png", example, COUNTS, domains, classes, f"on {name}")
-    pictures = [root / "data" / "names" / "sheet.png", *tmp_path.glob("*.png")]
-    assert len(pictures) == 6 and all(path.stat().st_size > 1000 for path in pictures)
-
-
-def test_missing_files_get_a_command_and_others_are_checked(tmp_path, monkeypatch):
-    content, raw = b"data" * 100, tmp_path / "raw files"
-    files = [preparing.Download(name, f"https://a/{name}.zip", 400, hashlib.sha256(content).hexdigest())
-             for name in ("whole", "part", "extracted")]  # fmt: skip
-    monkeypatch.setattr(preparing, "DOWNLOADS", {"femnist": files})
-    (raw / "extracted").mkdir(parents=True)
-    (raw / "whole.zip").write_bytes(content)
-    (raw / "part.zip").write_bytes(content[:7])
-    arguments = ("--benchmark=femnist", "--links", f"--raw_dir={raw}")
-    assert command("prepare", *arguments).splitlines() == [
-        f"{raw}/whole.zip: has the published size and hash",
-        f"curl -L -C - --create-dirs -o '{raw}/part.zip' https://a/part.zip",
-        f"{raw}/extracted: is there",
-    ]
-    (raw / "whole.zip").write_bytes(content[:-1] + b"!")
-    assert "whole.zip: not the published file" in command("prepare", *arguments, code=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name, form, counts, tasks", [
-    ("femnist", ((28, 28, 1), 62), (262, 50, 35), (420, 420)),
-    ("cifar_c", ((32, 32, 3), 10), (56, 17, 22, 56_000, 17_000, 220_000), ()),
-    ("tiny_imagenet_c", ((64, 64, 3), 200), (51, 17, 22, 102_000, 34_000, 220_000), ()),
-    ("iwildcam", ((112, 112, 3), 182), (243, 32, 48, 129_809, 14_961, 42_791, 182), (745, 2125)),
-])  # fmt: skip
-def test_readers_compare_with_the_papers_counts(name, form, counts, tasks, tmp_path):
-    getattr(raws, f"write_{name}")(tmp_path)
-    assert tuple(check.expected for check in READERS[name](tmp_path).checks) == counts + tasks
-    assert PUBLISHED[name][:2] == form
-    assert [images // 20 for images in PUBLISHED[name].images[1:] if tasks] == pytest.approx(tasks, rel=0.01)
 
 
 # torchvision has no build for CPUs in the registry; wilds imports these modules of it, for detection alone.

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import cxda_jax
 from cxda_jax.adapter import adapter as adapters
@@ -147,7 +147,7 @@ def test_within_these_ranges_an_answer_is_finite_or_refused(tmp_path):
     assert answered > 30
 
 
-def test_a_card_of_a_model_is_read_within_its_ranges_alone(tmp_path):
+def test_a_model_is_read_within_its_ranges_alone(tmp_path):
     folder = shutil.copytree(loading.SHIPPED / "glyphs", tmp_path / "model")
     names = [path.name for path in folder.iterdir() if path.name != manifest.NAME]
     card = json.loads((folder / models.CARD).read_text())
@@ -160,6 +160,12 @@ def test_a_card_of_a_model_is_read_within_its_ranges_alone(tmp_path):
         manifest.write(folder, names)
         with refused(f"card.json: .*{places[-1]}", tmp_path):
             cxda_jax.load(folder)
+    (folder / models.CARD).write_text(json.dumps(card))
+    weights = load_file(folder / models.WEIGHTS)
+    save_file({name: np.full_like(array, np.nan) for name, array in weights.items()}, folder / models.WEIGHTS)
+    manifest.write(folder, names)
+    with refused("finite", tmp_path):
+        cxda_jax.load(folder)
 
 
 def test_an_answer_that_is_not_finite_is_no_answer():
@@ -191,10 +197,8 @@ def test_arrays_of_features_are_rows_of_the_same_images(tmp_path):
 
 def test_no_pipe_is_waited_for(tmp_path):
     """Nor is a folder read."""
-    model, adapter = (
-        shutil.copytree(loading.SHIPPED / "glyphs", tmp_path / "model"),
-        write_adapter(tmp_path / "adapter"),
-    )
+    model = shutil.copytree(loading.SHIPPED / "glyphs", tmp_path / "model")
+    adapter = write_adapter(tmp_path / "adapter")
     buffer = Model(CARD, build_method("bn"), {}, CompiledMethod(*[lambda *_: 0] * 2, None))
     readers = {
         **{adapter / name: lambda _: cxda_jax.load(adapter) for name in (models.CARD, models.WEIGHTS, manifest.NAME)},

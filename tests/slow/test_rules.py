@@ -73,13 +73,8 @@ def test_a_second_call_says_what_it_does_with_the_first(tmp_path, photos, smoke,
     again = command(*adapting("unipen", photos, tmp_path / "out"))
     assert all(f"{tmp_path}/out/{name}: replaces" in again for name in ("predictions.csv", "adapted.html"))
     tiny_adapter(1).save(tmp_path / "adapter")
-    arrays = {
-        "logits": np.zeros((1, 2)),
-        "labels": np.zeros(1, int),
-        "domains": np.zeros(1, int),
-        "style": np.zeros((1, 2)),
-    }
-    np.savez(tmp_path / "f.npz", **arrays)
+    one, two = np.zeros(1, int), np.zeros((1, 2))
+    np.savez(tmp_path / "f.npz", logits=two, labels=one, domains=one, style=two)
     monkeypatch.setattr(fit, "fit", lambda *arrays, **options: tiny_adapter(2))
     monkeypatch.setattr("cxda_jax.adapter.report.as_html", lambda report: "what it gains")
     again = command("fit", f"--features={tmp_path}/f.npz", f"--out={tmp_path}/adapter")

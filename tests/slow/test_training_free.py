@@ -36,9 +36,8 @@ def known(images):
 
 def answers(methods, support, variables=None):
     """Those of several methods, by one program."""
-    return jax.jit(lambda v, s, q: [m.predict(m.adapt(v, s, KEY), q) for m in methods])(
-        variables or case_of(methods[0].name).variables, support, EPISODE.query
-    )
+    program = jax.jit(lambda v, s, q: [m.predict(m.adapt(v, s, KEY), q) for m in methods])
+    return program(variables or case_of(methods[0].name).variables, support, EPISODE.query)
 
 
 def unit(vector):
@@ -65,10 +64,10 @@ def relaxed(h, logits, kind, neighbours, steps):
     """LAME's z for all images, from distances taken one at a time."""
     h, n = np.stack([unit(vector) for vector in h]), len(h)
     distance = np.array([[np.linalg.norm(a - b) for b in h] for a in h])
-    nearest = [
-        sorted((j for j in range(n) if j != i), key=lambda j, i=i: distance[i, j])[:neighbours] for i in range(n)
-    ]
-    width = np.mean([distance[i, nearest[i][-1]] for i in range(n)])
+    np.fill_diagonal(distance, np.inf)  # an image is no neighbour of its own
+    nearest = np.argsort(distance, axis=1)[:, : min(neighbours, n - 1)]
+    width = np.take_along_axis(distance, nearest[:, -1:], 1).mean()
+    np.fill_diagonal(distance, 0)
     affinity = {
         "knn": np.array([[float(j in nearest[i]) for j in range(n)] for i in range(n)]),
         "rbf": np.exp(-(distance**2) / (2 * width**2)),
@@ -196,11 +195,9 @@ def test_in_places_fewer_images_than_neighbours_have_no_more_neighbours():
 
     @jax.jit
     def both(variables, support, query):
-        adapted = (
-            of_lame.adapt(variables, support, KEY),
-            of_stata.adapt({**variables, "calibration": anchor}, support, KEY),
-        )
-        return [method.predict(x, query) for method, x in zip((of_lame, of_stata), adapted, strict=True)]
+        anchored = {**variables, "calibration": anchor}
+        adapted = of_lame.adapt(variables, support, KEY), of_stata.adapt(anchored, support, KEY)
+        return of_lame.predict(adapted[0], query), of_stata.predict(adapted[1], query)
 
     unit_h, unit_queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (h, queries))
     for n in range(1, 6):

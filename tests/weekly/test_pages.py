@@ -81,14 +81,6 @@ def test_nothing_is_asked_of_anybody(opened, addresses, name):
     assert opened.execute_script("return document.images.length") == 0
 
 
-def test_report_tables_are_sorted_with_missing_values_last(opened):
-    column = find(opened, "#table-1 th:nth-child(2) button")
-    for order in (["cml", "erm", "cxda", "cotta"], ["erm", "cxda", "cml", "cotta"]):
-        column.click()
-        first = opened.find_elements("css selector", "#table-1 tbody td:first-child")
-        assert [cell.text for cell in first] == order
-
-
 def pixels(page, script) -> np.ndarray:
     """Images of the page, as JAX takes them."""
     lists = page.execute_script(f"return {script}.map((item) => Array.from(item.bytes))")
@@ -110,10 +102,3 @@ def test_live_answers_and_attention_are_those_of_jax(opened, model):
         labels = opened.execute_script("return [...byId('buffer').children].map((b) => b.ariaLabel)")
         shown = [float(re.search(r"attention ([\d.]+)", label)[1]) for label in labels]
         assert shown == pytest.approx(100 * weights[i].mean(0), abs=0.051)
-
-
-def test_live_the_last_change_of_the_buffer_counts(opened):
-    change = "byId('size').value = n; byId('size').dispatchEvent(new Event('input'));"
-    opened.execute_script(f"for (const n of [40, 3, 39, 7]) {{ {change} }}")
-    settled(opened)
-    assert opened.execute_script("return live.state().used") == 7
