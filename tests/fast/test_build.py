@@ -9,7 +9,6 @@ import runpy
 import jax
 import numpy as np
 import pytest
-from absl import flags
 
 from cxda_jax.config.fields import Group
 from cxda_jax.config.reading import checked, load, override, read, resolve
@@ -43,18 +42,6 @@ def shapes(method, store):
 def flat(config, prefix=""):
     for name, value in config.items():
         yield from flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
-
-
-def test_a_config_file_that_gives_no_config_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags.FLAGS.mark_as_parsed()  # --debug is looked at
-    for text, spec in (
-        ("", "xyz"), ("def get_config(:\n", "mine.py"), ("def get_config(_):\n    return 1 / 0\n", "mine.py:x"),
-        ("def get_config():\n    pass\n", "mine.py:cxda"),
-    ):  # fmt: skip
-        (tmp_path / "mine.py").write_text(text)
-        with refused("", tmp_path, named=f"--config={spec}"):
-            load(spec)
 
 
 def test_any_text_is_taken_or_refused_by_its_field_and_never_run(tmp_path, monkeypatch):

@@ -166,16 +166,6 @@ def test_an_answer_that_is_no_description_of_each_image_is_named(function, said)
     assert said in line and line.count("\n") == 1 and len(line) < 210
 
 
-def test_a_flag_that_is_wrong_is_named_with_its_value(here):
-    (here / "text.onnx").write_text("text")
-    for flag, value in (
-        ("encoder", "mine"), ("encoder", "nowhere:f"), ("encoder", "mine:g"), ("encoder", "text.onnx"),
-        ("images", "nowhere"), ("out", "f.csv"),
-    ):  # fmt: skip
-        assert features(code=2, **{flag: value}).startswith(f"error: --{flag}={value}: ")
-    assert "--mean" in features("--mean=0", code=2)
-
-
 def weights():
     sizes = {"conv1": (4, 3, 3, 3), "scale": (4,), "shift": (4,), "mean": (4,), "var": (4,), "conv2": (6, 4, 3, 3),
              "dense": (CLASSES, 6), "bias": (CLASSES,)}  # fmt: skip
@@ -255,19 +245,6 @@ def test_after_a_kill_the_same_bits(here):
     assert "goes on after 5 images" in stopped()
     stopped(out="g.npz")
     assert (here / "f.npz").read_bytes() == (here / "g.npz").read_bytes() and not list(here.glob("*.part"))
-
-
-@pytest.mark.slow
-def test_a_flag_that_does_not_fit_the_graph_is_named():
-    save_onnx("tiny.onnx", weights(), side=SIDE)
-    for flags, named in (
-        ((), "--logits"), (("--logits=anser",), "anser"), (("--logits=answer", "--maps=r1,flt"), "--maps=flt"),
-        (("--logits=answer", "--maps=flat"), "--maps=flat"), (("--logits=answer", "--mean=1,2"), "--mean=1,2"),
-        (("--logits=answer", "--std=0"), "--std=0"), (("--logits=answer", "--size=32"), "--size=32"),
-        (("--logits=answer", "--batch=1000000"), "1000000 images"),
-    ):  # fmt: skip
-        line = features(*flags, code=2, encoder="tiny.onnx")
-        assert named in line and line.count("\n") == 1 and len(line) < 210
 
 
 @pytest.mark.slow

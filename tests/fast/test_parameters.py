@@ -8,7 +8,7 @@ import pytest
 
 from cxda_jax.config import registry
 from cxda_jax.config.fields import Config
-from cxda_jax.config.reading import check_stored, config_hash, default, hashed, of_method, read, replaced
+from cxda_jax.config.reading import check_stored, config_hash, default, hashed, of_method
 from cxda_jax.config.registry import METHODS, groups, schema
 from cxda_jax.data import augment
 from cxda_jax.methods import cotta, erm, finetune, icrm, label_shift, stata, training_free
@@ -103,19 +103,3 @@ def test_another_package_adds_a_method_by_an_entry_point(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     known = runpy.run_path(registry.__file__)["METHODS"]
     assert known.keys() - METHODS.keys() == {"shift"} and "strength" in known["shift"].groups["counted_shares"].fields
-
-
-def test_a_field_that_the_method_never_reads_is_refused():
-    with refused("^--config.batch_norm.momentum: cxda_any .* bn, cxda"):
-        read("glyphs:cxda_any", [("batch_norm.momentum", "0.5")])
-    with refused("^--config.icrm.width: erm .*icrm"):
-        read("glyphs:icrm", [("icrm.width", "8"), ("method", "erm")])
-    assert read("glyphs:erm", [("cotta.copies", "3")])["cotta"]["copies"] == 3, "for a test"
-
-
-def test_values_of_several_fields_go_together():
-    config = read("glyphs:cxda,smoke")
-    with refused("batch_norm.momentum=0.5", field="batch_norm.prior"):
-        replaced(config, batch_norm={"momentum": 0.5, "prior": 20.0})
-    with refused(field="evaluation.tasks"):
-        replaced(config, episode={"shares": "even"}, evaluation={"tasks": "exhaustive"})

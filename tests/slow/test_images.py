@@ -177,17 +177,6 @@ def test_each_fit_is_what_pil_computes():
             np.testing.assert_array_equal(grey[..., 0], expected[fit].convert("L"))
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (3, 2)])
-def test_one_pixel_and_long_thin_images(size):
-    scale = min(8 / size[1], 32 / size[0])
-    padded = tuple(max(1, round(n * scale)) for n in size[::-1])
-    for fit in FITS:
-        made = fitted(Image.new("RGB", size, BLUE), (8, 32, 3), fit, (0, 0, 0))
-        ink = made.any(-1)
-        assert (made[ink] == BLUE).all()
-        assert (ink.any(1).sum(), ink.any(0).sum()) == (padded if fit == "pad" else (8, 32))
-
-
 def test_what_is_no_image_is_named():
     for thing, said in (
         (np.zeros((5, 28, 28, 1), np.uint8), r"^one image at a time: got \(5, 28, 28, 1\)"),

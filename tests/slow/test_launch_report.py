@@ -1,21 +1,17 @@
 """Reports from files: everything is shown; what is broken is named and does not stop the rest."""
 
-import contextlib
 import html
 import itertools
 import re
-import resource
 import shutil
 
 import numpy as np
 import pytest
 
 from cxda_jax.config.reading import read
-from cxda_jax.disk.reading import system_fault
 from cxda_jax.studies import reporting
 from cxda_jax.studies.folders import read_results
 from cxda_jax.training.experiment import build
-from tests.lines import contents
 from tests.pages import embedded
 from tests.results import edit, make_result, write_result
 
@@ -71,24 +67,6 @@ def test_a_report_holds_all_there_is(study, tmp_path, capsys):
 def few(study, folder, *left):
     """A copy of the study with few methods and nothing to explore, which is drawn in no time."""
     return shutil.copytree(study[0], folder, ignore=shutil.ignore_patterns("cxda_*", "ft_em", "attention*", *left))
-
-
-def test_a_full_disk_leaves_the_previous_report(study, tmp_path, capsys):
-    """The fixture capsys keeps what is printed in memory: a file of it could not grow either."""
-    root, out = few(study, tmp_path / "study", "cxda", "bn"), tmp_path / "r"
-    report(root, study[1], out)
-    before = contents(out)
-    edit(root / "erm" / "0" / "result.json", device="another")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    largest = max(len(content) for name, content in before.items() if not name.endswith(".html"))
-    with contextlib.ExitStack() as stack, pytest.raises(OSError) as error:
-        stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
-        report(root, study[1], out)
-    assert system_fault(error.value).startswith(f"{out}/report.html: File too large")
-    after = contents(out)
-    assert after.keys() == before.keys() and after["report.html"] == before["report.html"]
-    assert all(len(content) >= len(before[name]) for name, content in after.items()), "nothing half-written is left"
 
 
 def test_names_of_files_stay_in_the_reports_folder(study, tmp_path):

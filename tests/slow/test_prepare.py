@@ -15,7 +15,6 @@ from cxda_jax.data.readers import cifar_c, iwildcam, tiny_imagenet_c
 from cxda_jax.data.readers.folder import random_splits
 from cxda_jax.data.store import SPLITS, open_store
 from cxda_jax.studies import preparing
-from cxda_jax.training import metrics
 from cxda_jax.training.experiment import READERS
 from tests import raw_fixtures as raws
 from tests.commands import command
@@ -238,15 +237,3 @@ def test_splits_cameras_labels_and_pixels_are_those_of_wilds(tmp_path, wilds_cla
                 pixels = np.asarray(image.convert("RGB").resize((60, 60), 2))  # bilinear, as torchvision's Resize
                 np.testing.assert_array_equal(ours.images[row], pixels)
                 assert ours.labels[row] == label
-
-
-def test_macro_f1_is_that_of_wilds(wilds_class):
-    """Over the classes that the labels have; one that only predictions have counts through their precision alone."""
-    import torch
-    from wilds.common.metrics.all_metrics import F1
-
-    theirs, rng = F1(average="macro"), np.random.default_rng(0)
-    for _ in range(50):
-        labels, predictions = rng.integers(0, 6, (2, 20))
-        expected = theirs.compute(torch.from_numpy(predictions), torch.from_numpy(labels), return_dict=False)
-        assert metrics.macro_f1(predictions, labels) == pytest.approx(float(expected), abs=1e-6)
