@@ -152,11 +152,9 @@ def write_folder(raw: Path, domains: int = 8, images: int = 14, classes: int = 3
         (raw / f"site {d}" / ".hidden").mkdir()
 
 
-def png(width: int, height: int, bits: int, kind: int, data: bytes, key: tuple = ()) -> bytes:
-    """A file of any depth, also of those that PIL reads but does not write; `key` stands for transparency."""
+def png(width: int, height: int, bits: int, kind: int, data: bytes) -> bytes:
+    """A file of any depth, also of those that PIL reads but does not write."""
     chunks = {b"IHDR": struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)}
-    if key:
-        chunks[b"tRNS"] = struct.pack(f">{len(key)}H", *key)
     chunks |= {b"IDAT": zlib.compress(data), b"IEND": b""}
     parts = (struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in chunks.items())
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)

@@ -3,11 +3,9 @@
 import ast
 import functools
 import re
-import sys
 import tomllib
 
-from tests.commands import command
-from tests.lines import ROOT, cases, one_line
+from tests.lines import ROOT
 from tools import mistakes
 
 # Each room may import those named here, and itself. registry.py and reading.py of config/ know the methods, whose files
@@ -93,20 +91,6 @@ def test_nothing_that_is_read_is_run():
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 EXTRA = re.compile(r"pip install (?:-q )?(?:-e )?'(?:cxda_jax|\.)\[([\w,]+)\]'")
-FEATURES = "features", "--encoder=model.onnx", "--images=x", "--out=x.npz"
-EXPORT = "export", "--out=x", "--model=glyphs", "--format=litert"
-
-
-@cases("arguments, field, missing, extra", [
-    ("features", FEATURES, FEATURES[1], "onnx", "onnx"),
-    ("export to LiteRT", EXPORT, EXPORT[-1], "ai_edge_litert", "export"),
-])  # fmt: skip
-def test_a_command_names_the_extra_that_brings_what_is_missing(arguments, field, missing, extra, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, missing, None)
-    error = command(*arguments, code=2)
-    assert error.count("\n") == 1 and EXTRA.findall(line := one_line(error)) == [extra], error
-    assert line.startswith(f"error: {field}: {missing} is not installed")
 
 
 def test_each_extra_that_is_named_is_there():

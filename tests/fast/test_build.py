@@ -1,23 +1,15 @@
 """What a config may ask for: any text is taken or refused by its field, and what is taken is built."""
 
-import contextlib
 import copy
 import json
 import math
 import runpy
 
-import jax
-import numpy as np
-import pytest
-
 from cxda_jax.config.fields import Group
 from cxda_jax.config.reading import checked, load, override, read, resolve
 from cxda_jax.config.registry import schema
-from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
-from cxda_jax.training.experiment import build_method, build_on, open_data
-from cxda_jax.types import Images
-from tests.conftest import INFO
+from cxda_jax.training.experiment import build_on, open_data
 from tests.lines import ROOT, one_line, refused
 
 WHOLE = runpy.run_path(str(ROOT / "configs" / "glyphs.py"))["get_config"]("cxda,smoke")  # the fields of all methods
@@ -33,10 +25,6 @@ TEXTS = [
 def small_config(method, *changes):
     small = {"episode.num_domains": "3", "episode.per_domain": "4", "episode.num_query": "5"}
     return load(f"configs/glyphs.py:{method},smoke", [*small.items(), *changes])
-
-
-def shapes(method, store):
-    return jax.eval_shape(method.init, jax.random.key(0), Images(store.images[:2], np.zeros(2, np.int32)))
 
 
 def flat(config, prefix=""):
@@ -103,13 +91,3 @@ def test_values_that_do_not_fit_together_or_the_data_are_named(fixed_store, tmp_
         with refused("", tmp_path, named=text if name == "data.name" else name):
             open_data(read(f"{benchmark}:cxda,smoke", [(name, text)]), tmp_path)
     assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize(("padding", "least", "method"), [("arm", 16, "cxda"), ("same", 4, "cml")])
-def test_images_too_small_for_the_network_are_refused(padding, least, method):
-    config = checked(resolve(small_config(method, ("net.padding", padding))))
-    for shape in ((least, least + 3, 1), (least + 3, least - 1, 1)):
-        images = np.zeros((2, *shape), np.uint8)
-        store = DomainStore(INFO, images, np.zeros(2), np.array([0, 2]), ("train",), ("a",), "")
-        with contextlib.nullcontext() if min(shape[:2]) >= least else refused(field="net.padding", value=padding):
-            assert "params" in shapes(build_method(config, store), store)

@@ -1,19 +1,13 @@
 """What is written on command lines, and how what went wrong becomes one line."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
-
-import pytest
 
 from cxda_jax.config.reading import read
-from cxda_jax.machine import stops
 from cxda_jax.training.experiment import open_data
 from launch import cli
 from tests.commands import command
-from tests.lines import ROOT, cases, one_line, write_run
+from tests.lines import cases, one_line, write_run
 
 
 def test_changes_are_taken_with_and_without_equals():
@@ -57,25 +51,3 @@ def test_a_mistake_costs_one_line_and_exit_code_2(tmp_path, data_dir, name, argu
     assert error.startswith("error: ") and error.count("\n") == 1
     assert re.search(said, line := one_line(error.removeprefix("error: "), tmp_path)), line
     assert not (tmp_path / "w").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("body", "code", "said"), [
-    ("print('a')", 0, ""),  # all work was done
-    ("print('a', flush=True); print('b', flush=True)", 141, ""),
-    ("say('a'); say('b'); raise UserError('wrong\\n  indeed')", 2, "error: wrong indeed\n"),  # what says so goes on
-    ("print('a'); raise stops.Stopped(15)", 143, stops.ANEW.format("SIGTERM") + "\n"),
-    ("raise AssertionError('it is the flag that counts')", 141, ""),
-    ("print('full')", 2, "error: a file: No space left on device; free some space and run the same command again\n"),
-])  # fmt: skip
-def test_a_closed_output_ends_a_command_quietly_and_a_full_disk_with_a_line(body, code, said):
-    imported = "from launch import cli, stops; from cxda_jax.errors import UserError; from cxda_jax.machine.progress import say"
-    script = f"{imported}\ndef main(): {body}\ncli.run(main)"
-    reading, closed = os.pipe()
-    os.close(reading)
-    with open("/dev/full" if "full" in body else closed, "w") as out:
-        done = subprocess.run(
-            [sys.executable, "-c", script, *["--help_config"] * ("flag" in body)],
-            cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": ""},
-        )  # fmt: skip
-    assert (done.returncode, done.stderr) == (code, said)

@@ -9,10 +9,9 @@ from cxda_jax.config.registry import METHODS
 from cxda_jax.data.published import empty_store, sample_store
 from cxda_jax.nets.building import NETS
 from cxda_jax.studies import training
-from cxda_jax.training.experiment import READERS, build, build_method, make_schedule, open_data
+from cxda_jax.training.experiment import build, build_method, make_schedule
 from cxda_jax.types import Images
 from docs.examples.vit import vit
-from tests.lines import refused
 
 # Of the paper's appendix and ARM's and WILDS's code: optimiser, rate, momentum, decay, epochs, epochs per validation,
 # validation and test tasks, network, context channels, CoTTA's restoring.
@@ -64,12 +63,6 @@ def test_epochs_are_counted_in_images():
         config = replaced(read("cifar_c:erm"), train={"tasks_per_step": tasks})
         schedule = make_schedule(config, empty_store("cifar_c"))
         assert (schedule.steps, schedule.validate_every) == (100 * steps, 10 * steps)
-
-
-def test_unprepared_data_is_told_in_one_line(tmp_path):
-    for benchmark in READERS:
-        with refused(f"--benchmark={benchmark}", tmp_path):
-            open_data(read(f"{benchmark}:erm"), tmp_path)
 
 
 def test_a_network_without_a_place_for_adapters_loses_no_training(data_dir, monkeypatch):

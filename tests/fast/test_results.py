@@ -3,11 +3,8 @@
 import hashlib
 
 import numpy as np
-from absl import flags
 
-from cxda_jax.studies.folders import find_runs, read_results
-from cxda_jax.studies.jobs import listed
-from tests.lines import refused
+from cxda_jax.studies.folders import read_results
 from tests.results import edit, make_result, write_result
 
 
@@ -28,20 +25,3 @@ def test_predictions_of_another_evaluation_are_not_taken_for_its_own(tmp_path):
         np.savez(path, **{**arrays, "support": arrays["support"] + 1})  # the same answers to other images
     results, (fault,) = read_results([tmp_path])
     assert not results and "predictions.npz: differs from the hash in result.json); evaluate again" in fault
-
-
-def test_runs_are_found_by_patterns_and_by_odd_names(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = ["a,b[1]/x", "a,b[1]/y", "a", "b", "c*", "cd", 'q"r, s']
-    for name in names:
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.json").touch()
-
-    def find(text):
-        return [str(path) for path in find_runs(flags.ListParser().parse(text))]
-
-    assert find("a,b[1]/*") == names[:2] and find("./a/,b") == ["a", "b"]
-    assert find("c*") == ["c*"], "a name that stands there comes before what it would match"
-    assert find(listed(names)) == names, "a list that we write is read as it was"
-    with refused("^--runs=none: "):
-        find("a,none,b")

@@ -136,23 +136,6 @@ def test_it_falls_back_below_the_size_where_adapting_helped_and_labels_give_scor
     assert [row["answer"] for row in always] == [row["after"] for row in always] == [row["after"] for row in rows]
 
 
-def test_mistakes_are_one_line(model, folders, tmp_path):
-    images, bad = folders[1], tmp_path / "bad"
-    bad.mkdir()
-    (bad / "it.png").write_bytes(b"nothing")
-    tables = {"class": "a.png,house\n", "twice": "image000.png,a\nimage000.png,b\n", "none": "a.png,a\nb.png,b\n"}
-    for name, text in tables.items():
-        (tmp_path / f"{name}.csv").write_text(f"file,label\n{text}")
-    for buffer, answered, flags, named in (
-        (tmp_path / "none", images, (), "none: "), (images, bad, (), "it.png"),
-        (images, images, (f"--labels={tmp_path}/class.csv",), "'house'"),
-        (images, images, (f"--labels={tmp_path}/twice.csv",), "'image000.png'"),
-        (images, images, (f"--labels={tmp_path}/none.csv",), "0 of 70 images"),
-    ):  # fmt: skip
-        said = adapt(model, buffer, answered, tmp_path / "out", *flags, code=2)
-        assert named in said and said.count("\n") == 1, said
-
-
 def test_the_demo_gains_and_shows_a_page(tmp_path):
     with mock.patch.object(demo, "adapt_folder"):
         command("demo", f"--out={tmp_path}/demo", "--seed=3")

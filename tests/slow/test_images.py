@@ -175,19 +175,3 @@ def test_each_fit_is_what_pil_computes():
             np.testing.assert_array_equal(fitted(image, (*size[::-1], 3), fit, BLUE), expected[fit])
             grey = fitted(image, (*size[::-1], 1), fit, BLUE)
             np.testing.assert_array_equal(grey[..., 0], expected[fit].convert("L"))
-
-
-def test_what_is_no_image_is_named():
-    for thing, said in (
-        (np.zeros((5, 28, 28, 1), np.uint8), r"^one image at a time: got \(5, 28, 28, 1\)"),
-        ([[1, 2], [3, 4]], "got int64"),
-        (np.zeros((28, 28), int), "got int64"),
-        (np.full((2, 2), 255.0), r"float64 \(2, 2\) with values in 255..255"),
-        (np.array([[0, np.nan]]), "with values in nan..nan"),
-    ):
-        with refused(said):
-            as_image(thing)
-    with refused(named="shape=(8, 8, 4)"):
-        as_pixels(as_image(GREY), (8, 8, 4), "squash", WHITE)
-    with refused("fit='stretch'"):
-        as_pixels(as_image(GREY), (8, 8, 1), "stretch", WHITE)

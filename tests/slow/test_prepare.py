@@ -60,18 +60,6 @@ def test_femnist_value_by_value(tmp_path):
     assert stored(tmp_path, "femnist").sha256 == found.sha256
 
 
-def test_femnist_without_val_takes_the_first_writers_in_file_order(tmp_path):
-    raws.write_femnist(tmp_path)
-    shutil.rmtree(tmp_path / "femnist" / "val")
-    train = sorted((tmp_path / "femnist" / "train").glob("all*.json"))
-    order = [user for file in train for user in json.loads(file.read_text())["users"]]
-    output = command("prepare", "--benchmark=femnist", f"--raw_dir={tmp_path}", f"--data_dir={tmp_path}/data")
-    assert "warning" in output and "the first 3 writers of train/ in file order validate" in output
-    found = open_store(tmp_path / "data" / "femnist")
-    assert names(found, "val") == sorted(order[:3]) and names(found, "train") == sorted(order[3:])
-    assert found.info.marks == ("val from train",)
-
-
 def test_cifar_c_value_by_value(tmp_path):
     """And the card compares with the paper."""
     assert raws.arms_domains("spatter") == cifar_c.DOMAINS and raws.arms_domains("frost") == tiny_imagenet_c.DOMAINS
