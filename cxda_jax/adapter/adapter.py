@@ -19,22 +19,24 @@ from cxda_jax.disk.kinds import NUMBER, Kind, require
 from cxda_jax.disk.reading import read_object, reason
 from cxda_jax.errors import UserError, brief
 from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS
-from cxda_jax.nets.shares import LARGEST
+from cxda_jax.nets.shares import EVIDENCE, HIDDEN, LARGEST, OWN
 from cxda_jax.training import metrics
 from cxda_jax.types import ADAPTER, Variables
 from cxda_jax.version import VERSION
 
 SIZES = (0, 5, 20, 100)  # images of buffers on which the adapter was judged
+PLAIN = "plain"  # in a report, the classifier's own answers
 LIMIT = 1e9  # of numbers that are given; the squares of larger ones do not fit
 CURVES = "thresholds", "accepted", "wrong"  # what thresholds follow from, without a buffer and with 100 images
 MANY = 20  # rows that differ, all of which look like probabilities by no chance
 HOLDS, PAGE = {"holds": "adapter"}, "report.html"  # in the manifest; beside it
 _COUNT, _POINTS = Kind(int, Range(0, 2**31 - 1)), Kind(NUMBER, Range(-1e4, 1e4))  # of few domains, intervals are wide
+_TEMPERATURE = Kind(dict, each={"temperature": Kind(NUMBER, Range(1e-3, 1e3))})
 _REPORT = {  # what is read of it; save() writes all that fit() found
     "steps": _COUNT,
     "tasks": _COUNT,
     "overall": {"plain": Kind(NUMBER, Range(0, 100))} | {str(n): Kind(list, each=_POINTS, shape=(3,)) for n in SIZES},
-    "calibration": {str(n): {"temperature": Kind(NUMBER, Range(1e-3, 1e3))} for n in SIZES},
+    "calibration": {str(n): _TEMPERATURE for n in SIZES} | {PLAIN: _TEMPERATURE._replace(absent=True)},
     "drift": {"limit": Kind(NUMBER, Range(0, LIMIT), null=True)},
 }
 _ORIGIN = {
@@ -63,6 +65,8 @@ _KNOWN = {
     **dict.fromkeys(("between", "within"), Kind("f", Range(0, LIMIT), shape=("style",))),
     "scale": Kind("f", _WIDE, shape=()),
     "bias": Kind("f", _WIDE, shape=("classes",)),
+    "own_scale": Kind("f", _WIDE, shape=(), absent=True),
+    "own_bias": Kind("f", _WIDE, shape=("classes",), absent=True),
     "shares": Kind("f", _PART, shape=("classes",)),
     "thresholds": Kind("f", SHARE, shape=(2, "levels"), order="falls"),
     **dict.fromkeys(("accepted", "wrong"), Kind("f", Range(0, LIMIT), shape=(2, "domains", "levels"))),
@@ -73,9 +77,21 @@ _VARIABLES = {
     f"params/{ADAPTER}/offset": Kind("f", _WIDE, shape=("classes",)),
     **{f"params/{ADAPTER}/{name}": Kind("f", _WIDE, shape=()) for name in ("near", "strength")},
     **{f"params/{ADAPTER}/{name}": Kind("f", _EXPONENT, shape=()) for name in ("log_t", "log_n", "log_m")},
+    f"params/{ADAPTER}/evidence_kernel": Kind("f", _WIDE, shape=(EVIDENCE, HIDDEN), absent=True),
+    **{f"params/{ADAPTER}/{n}": Kind("f", _WIDE, shape=(HIDDEN,), absent=True) for n in ("evidence_bias", "belief")},
     f"batch_stats/{ADAPTER}/mean": Kind("f", _WIDE, shape=("style",)),
     f"batch_stats/{ADAPTER}/std": Kind("f", Range(1e-7, 10 * LIMIT), shape=("style",)),
     f"batch_stats/{ADAPTER}/shares": Kind("f", _PART, shape=("classes",)),
+}
+_OWN = {  # of an adapter that corrects by the own style
+    f"batch_stats/{ADAPTER}/{OWN}/{name}": kind
+    for name, kind in {
+        "scale": Kind("f", Range(-1e3, 1e3), shape=()),
+        "bias": Kind("f", _WIDE, shape=("classes",)),
+        "weights": Kind("f", _WIDE, shape=("style", "classes")),
+        "mean": Kind("f", _WIDE, shape=("style",)),
+        "std": Kind("f", Range(1e-7, 10 * LIMIT), shape=("style",)),
+    }.items()
 }
 
 
@@ -89,7 +105,8 @@ class Adapter(NamedTuple):
       seed: of fit().
       variables: what was learnt.
       known: of all domains the `centre` of their mean styles, and the variances `between` and `within` them; how often
-        answers are `accepted` and `wrong` by domain at each of some `thresholds`; what EM knows.
+        answers are `accepted` and `wrong` by domain at each of some `thresholds`; what EM knows of the classifier's
+        answers, and of those corrected by the own style.
       report: what fit() found, as numbers that JSON can hold. docs/fit.md explains them.
       said: the report as text.
       origin: how `cxda fit` got the arrays: the encoder, its options, the names of the classes; {} where it did not.
@@ -140,11 +157,19 @@ class Adapter(NamedTuple):
                 )
         return np.concatenate([z, s], axis=1)
 
-    def temperature(self, count: int) -> float:
-        """The temperature that divides the logits where the buffer has so many images.
+    @property
+    def corrects(self) -> bool:
+        """Whether it corrects answers by the image's own style, which needs no buffer."""
+        return OWN in self.variables["batch_stats"][ADAPTER]
+
+    def temperature(self, count: int | None) -> float:
+        """The temperature that divides the logits where the buffer has so many images; None: of the classifier alone.
 
         Between the sizes at which it was measured it is linear in log(1 + count).
         """
+        if count is None:
+            calibration = self.report["calibration"]
+            return calibration.get(PLAIN, calibration[str(SIZES[0])])["temperature"]
         measured = [self.report["calibration"][str(n)]["temperature"] for n in SIZES]
         return float(np.interp(math.log1p(count), np.log1p(SIZES), measured))
 
@@ -211,14 +236,22 @@ def load_adapter(folder: str | os.PathLike) -> Adapter:
     named = [(name.partition("/"), array) for name, array in arrays.items()]
     variables, known = ({n: x for (part, _, n), x in named if part == each} for each in ("variables", "known"))
     where = f"{folder}/{models.WEIGHTS}"
-    for part, kinds in ((variables, _VARIABLES), (known, _KNOWN)):
+    corrects = bool(_OWN.keys() & variables.keys())
+    for part, kinds in ((variables, _VARIABLES | _OWN if corrects else _VARIABLES), (known, _KNOWN)):
         require(part, kinds, where, models.AGAIN, card)
     if not known["accepted"].size or (known["wrong"] > known["accepted"]).any():
         raise UserError(f"{where}: known/wrong is more than known/accepted, or nothing; {models.AGAIN}")
+    own = {name.rpartition("/")[2]: variables.pop(name) for name in _OWN if corrects}
     example = as_images(np.zeros((1, card["classes"] + card["style"]), np.float32))
     like = jax.eval_shape(method_of(card["classes"]).init, jax.random.key(0), example)
+    for name, x in like["params"][ADAPTER].items():  # older adapters do not weigh evidence
+        if getattr(_VARIABLES[f"params/{ADAPTER}/{name}"], "absent", False):
+            variables.setdefault(f"params/{ADAPTER}/{name}", np.zeros(x.shape, np.float32))
     try:
-        return Adapter(**card, variables=safetensors.as_tree(variables, like), known=known)
+        tree = safetensors.as_tree(variables, like)
+        if own:
+            tree["batch_stats"][ADAPTER][OWN] = own
+        return Adapter(**card, variables=tree, known=known)
     except ValueError as e:
         raise UserError(f"{where}: {e}; {models.AGAIN}") from None
 

@@ -83,7 +83,7 @@ class Device(NamedTuple):
 
         It moves no answer: the largest probability is that of the largest logit.
         """
-        count = 0 if self.adapted is None else len(self.buffer)
+        count = None if self.adapted is None else len(self.buffer)
         return probabilities(self.predict_logits(logits, style), self.adapter.temperature(count))
 
 
@@ -97,7 +97,7 @@ def make_device(adapter: "Adapter", rows: np.ndarray) -> Device:
 def _adapt(adapter: "Adapter", buffer: Buffer) -> Device:
     rows = buffer.images()
     device = Device(adapter, buffer, None, adapter.drift(rows))
-    if not len(rows) or not adapter.helps or device.drift:
+    if not adapter.helps or device.drift or not (len(rows) or adapter.corrects):
         return device
     adapted = programs(adapter.classes)[0](adapter.variables, as_images(rows), jax.random.key(0))
     return device._replace(adapted=adapted)
@@ -105,7 +105,7 @@ def _adapt(adapter: "Adapter", buffer: Buffer) -> Device:
 
 @functools.cache
 def method_of(classes: int) -> Method:
-    return on_described(classes)
+    return on_described(classes, weighs=True)
 
 
 @functools.cache

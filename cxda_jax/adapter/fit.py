@@ -10,7 +10,7 @@ and deviations of the channels of early maps do, and the last features hardly do
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,13 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cxda_jax.adapter.adapter import SIZES, Adapter, as_array, as_logits, as_numbers
+from cxda_jax.adapter.adapter import PLAIN, SIZES, Adapter, as_array, as_logits, as_numbers
 from cxda_jax.adapter.buffer import check_number
-from cxda_jax.adapter.correction import Labelled, correct
+from cxda_jax.adapter.correction import added, correction_in
 from cxda_jax.adapter.device import CELLS, method_of
 from cxda_jax.adapter.judge import (
     FULL,
+    RIVALS,
     TASKS,
+    WAYS,
     FitData,
     Turn,
     calibrated,
@@ -32,8 +34,10 @@ from cxda_jax.adapter.judge import (
     headroom,
     judge,
     report_on,
+    settled,
     some_of,
 )
+from cxda_jax.adapter.own_style import LARGEST, OwnStyle
 from cxda_jax.adapter.report import in_words
 from cxda_jax.data import augment
 from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
@@ -43,10 +47,11 @@ from cxda_jax.errors import UserError
 from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS, VALIDATIONS, measure
 from cxda_jax.training import loop
 from cxda_jax.training.pace import Pace, TimeLimit
-from cxda_jax.training.selection import CHOICES, Selection
+from cxda_jax.training.selection import CHOICES, Selection, by_em, without_shares
 from cxda_jax.types import Described, Episode, Images, Variables
 
 MINUTES = 2.0
+PARTS = ("style", "shares")
 FEWEST = 3  # domains: one teaches, one chooses, one judges
 TURNS = 4  # adapters at most that are judged in the place of the returned one
 CHOOSING = 4  # of so many domains one chooses the best weights
@@ -71,6 +76,7 @@ def fit(  # noqa: PLR0913
     minutes: float = MINUTES,
     steps: int = ADAPTER_DEFAULTS.steps,
     seed: int = 0,
+    parts: Sequence[str] = PARTS,
     log: Callable[[str], None] = print,
 ) -> Adapter:
     """Learns to adapt a classifier, from images that it was not trained on.
@@ -94,10 +100,13 @@ def fit(  # noqa: PLR0913
         if next to none would be left.
       steps: of each training, at most: one for each turn, and one for the adapter that is returned.
       seed: of all that is random.
+      parts: what may be learnt: "style", a correction of the logits by the image's own style, which needs no buffer;
+        "shares", what the buffer tells. Held-out domains say which of these pay.
       log: takes lines of progress.
     """
     began = time.monotonic()
     check_numbers(minutes, steps, seed)
+    check_parts(parts)
     keys = "style" if style is not None else "features" if features is not None else "logits"
     judged = _checked(logits, labels, domains, {"style": style, "features": features}, seed, FEWEST)
     if keys in WITHOUT:
@@ -106,9 +115,15 @@ def fit(  # noqa: PLR0913
     whole, *others = deal(judged)
     _tell_of_small(whole, log)
     limit = TimeLimit(began, 60 * minutes, len(others) + 1, JUDGING, log)
-    turns = [_turn(turn, limit, steps) for turn in others]
-    variables, taken = _train(whole, limit, steps)
-    report, kept = report_on(judged, variables, turns, {"steps": taken, "asked": steps}, known)
+    steps = steps if "shares" in parts else 0
+    own = OwnStyle(judged) if "style" in parts and _has_room(judged, log) else None
+    (corrected, correction), *found = [own.of(turn) if own else (turn, None) for turn in (whole, *others)]
+    made = [_turn(turn, of_turn, limit, steps) for turn, (of_turn, _) in zip(others, found, strict=True)]
+    turns, chosen = settled(made)
+    ways, taken = _train(corrected, limit, steps)
+    variables = added(ways[chosen], correction)
+    facts = {"steps": taken, "asked": steps, "corrects": bool(correction), "shares": chosen}
+    report, kept = report_on(judged, corrected, variables, turns, facts, known)
     log(said := in_words(report))
     classes = judged.store.num_classes
     return Adapter(classes, judged.rows.shape[1] - classes, keys, seed, variables, kept, report, said)
@@ -126,8 +141,15 @@ def gains_on(adapter: Adapter, logits: Any, labels: Any, domains: Any, style: An
     """
     adapter.rows(logits, style)  # names what is not as in fit()
     judged = _checked(logits, labels, domains, {adapter.keys: style}, adapter.seed)
-    temperatures = {n: adapter.temperature(n) for n in SIZES}
-    found, _ = judge([Turn(judged, adapter.variables, adapter.known)], temperatures)
+    temperatures = {PLAIN: adapter.temperature(None)} | {str(n): adapter.temperature(n) for n in SIZES}
+    corrected, correction = judged, correction_in(adapter.variables)
+    if correction:
+        images, classes = judged.store.images.copy(), judged.store.num_classes
+        images[:, 0, 0, :classes] = correction(judged.logits, judged.rows[:, classes:])
+        corrected = judged._replace(store=judged.store._replace(images=images))
+    own = {name: adapter.known.get(f"own_{name}", adapter.known[name]) for name in ("scale", "bias")}
+    rivals: dict[str, Any] = {"em": adapter.known, "own_em": {**adapter.known, **own}}
+    found, _ = judge([Turn(corrected, judged, added(adapter.variables, None), rivals)], temperatures)
     right = judged.logits.argmax(1) == judged.store.labels
     return {"images": len(right), "right": float(right.mean()), "headroom": headroom(judged), **found}
 
@@ -141,6 +163,11 @@ def check_numbers(minutes: Any, steps: Any, seed: Any) -> None:
     check_number("minutes", minutes, (int, float), 0, 1e6)
     check_number("steps", steps, int, 1, 2**31 - 1)
     check_number("seed", seed, int, 0, 2**31 - 1)
+
+
+def check_parts(parts: Any) -> None:
+    if isinstance(parts, str) or not parts or not {*parts} <= {*PARTS}:
+        raise UserError(f"choose from {', '.join(map(repr, PARTS))}", "parts", parts)
 
 
 def load_of(classes: int) -> tuple[int, int]:
@@ -164,14 +191,16 @@ def programs(classes: int) -> loop.Programs:
     return loop.Programs(learner, AS_GIVEN)
 
 
-def _train(judged: FitData, limit: TimeLimit, steps: int) -> tuple[Variables, int]:
-    """The variables that the choosing domains choose, and the steps that were taken."""
+def _train(judged: FitData, limit: TimeLimit, steps: int) -> tuple[dict[str, Variables], int]:
+    """The variables by the name in WAYS of how they take shares from a buffer, and the steps that were taken."""
     store, rows, classes = judged.store, judged.rows, judged.store.num_classes
     tasks, _ = load_of(classes)
     draws = {split: judged.draw(split, i, _spec(judged, split)) for i, split in enumerate(("train", "val"))}
     asked = sample_plans(draws["val"], range(TASKS))
     state = loop.init_state(method_of(classes), optimizer(), judged.seed, _images(rows[:2]))
     state = state.replace(variables=_start(judged, state.variables))
+    if not steps:
+        return dict.fromkeys(WAYS, without_shares(state.variables)), 0
 
     def score(variables: Variables) -> float:
         return float((judged.answers(variables, asked).argmax(-1) == store.labels[asked.query]).mean())
@@ -184,10 +213,13 @@ def _train(judged: FitData, limit: TimeLimit, steps: int) -> tuple[Variables, in
     untrained = state.variables, score(state.variables)
     seconds = time.monotonic() - began
     pace = Pace(limit, steps, ADAPTER_DEFAULTS.rate, VALIDATIONS, CHOICES, seconds)
-    validation = loop.Validation(score, Selection(score, _gain_of_balanced(judged), untrained))
+    selection = Selection(score, _gain_of_balanced(judged), untrained)
+    validation = loop.Validation(score, selection.likeliest)
     run = loop.Run(None, log=lambda line: None)  # the time limit tells of the progress of all trainings
     spent = loop.train(programs(classes), episodes, state, pace, validation, run, judged.seed)
-    return jax.tree.map(jnp.asarray, spent.best), pace.taken
+    best = jax.tree.map(jnp.asarray, spent.best)
+    found = (best, selection.more_careful(best), by_em(best), without_shares(best))
+    return dict(zip(WAYS, found, strict=True)), pace.taken
 
 
 def _gain_of_balanced(judged: FitData) -> Callable[[Variables], float]:
@@ -236,15 +268,21 @@ def _tell_of_small(judged: FitData, log: Callable[[str], None]) -> None:
             log(f"{small} of the {len(domains)} domains {fewer}, so no task is drawn from them")
 
 
-def _turn(judged: FitData, limit: TimeLimit, steps: int) -> Turn:
+def _has_room(judged: FitData, log: Callable[[str], None]) -> bool:
+    """Whether a correction by the own style is small enough to be learnt."""
+    classes = judged.store.num_classes
+    size = classes * (judged.rows.shape[1] - classes)
+    if size > LARGEST:
+        log(f"no correction by the own style is tried: style times classes are {size:,} numbers, more than {LARGEST:,}")
+    return size <= LARGEST
+
+
+def _turn(plain: FitData, judged: FitData, limit: TimeLimit, steps: int) -> Turn:
     """An adapter of the domains that teach and choose, and its rivals of the same."""
-    variables, _ = _train(judged, limit, steps)
-    store, parts = judged.store, []
-    for split in ("train", "val"):
-        rows = some_of(judged.rows_of(split), judged)
-        style = judged.rows[rows, store.num_classes :]
-        parts.append(Labelled(judged.logits[rows], style, store.labels[rows], store.row_domains()[rows]))
-    return Turn(judged, variables, calibrated(judged, judged.rows_of("train", "val")), correct(*parts))
+    ways, _ = _train(judged, limit, steps)
+    rows = plain.rows_of("train", "val")
+    rivals = {name: calibrated(data, rows) for name, data in zip(RIVALS, (plain, judged), strict=True)}
+    return Turn(judged, plain, {}, rivals, ways)
 
 
 def _start(judged: FitData, variables: Variables) -> Variables:

@@ -14,8 +14,7 @@ import numpy as np
 import scipy.optimize
 import scipy.special
 
-from cxda_jax.adapter.adapter import SIZES, apart, standardised
-from cxda_jax.adapter.correction import Correction
+from cxda_jax.adapter.adapter import PLAIN, SIZES, apart, standardised
 from cxda_jax.adapter.device import CELLS, method_of, probabilities
 from cxda_jax.adapter.diagnosis import FIRST, SHARES, Diagnosis, by_em, diagnose, kind_of
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, Plan, domains_for, in_shares, sample_plans
@@ -30,6 +29,9 @@ TASKS = 200  # of a kind
 BLOCK = 50  # tasks that one program answers at once
 START = 2**21  # numbers in the arrays from which a calibration, and the start of the training, are measured
 FULL = SIZES[-1]
+WAYS = ("learnt", "careful", "em", "none")  # how shares are taken from a buffer, the one to prefer first
+ANSWERS = (PLAIN, *map(str, SIZES))
+RIVALS = ("em", "own_em")  # EM with FULL images, of the classifier's answers and of those corrected by the own style
 LEVELS = np.arange(1, 101) / 100  # coverages, surest answers first, at which errors are counted by domain
 DRAWS = 30  # buffers that are drawn of each domain, to find the limit of drift
 MOST_DOMAINS = 100  # from which that limit follows
@@ -86,16 +88,20 @@ class Turn(NamedTuple):
     """An adapter, and the domains of split "test" that judge it beside its rivals.
 
     Attributes:
-      judged: on what.
-      variables: of the adapter.
-      rival: what EM knows, of calibrated().
-      correction: of the logits by style alone, learnt from the same labels; None: it is not compared.
+      judged: on what. If its logits are corrected by the own style, those of the other domains are by what others
+        taught.
+      plain: the same with the classifier's own logits.
+      variables: of the adapter, without a correction.
+      rivals: what EM knows of each of the two, by calibrated(): "em" of the classifier's own logits, "own_em" of
+        the corrected ones.
+      ways: variables by WAYS, of which settled() chooses.
     """
 
     judged: FitData
+    plain: FitData
     variables: Variables
-    rival: Mapping[str, np.ndarray]
-    correction: Correction | None = None
+    rivals: Mapping[str, Mapping[str, np.ndarray]]
+    ways: Mapping[str, Variables] = {}
 
 
 class AnsweredTasks(NamedTuple):
@@ -104,15 +110,15 @@ class AnsweredTasks(NamedTuple):
     Attributes:
       query: rows [tasks, queries].
       labels: [tasks, queries].
-      logits: of the adapter by size of the buffer, [tasks, queries, classes].
-      right: the right answers of each task, [answers, tasks]: of the adapter by size, of EM, of the correction.
+      logits: [tasks, queries, classes]: of the classifier alone, PLAIN, and of the adapter by size of the buffer.
+      right: the right answers of each task, [answers, tasks]: of `logits`, and then of RIVALS.
       owner: the domain of the queries, [tasks].
       turn: the number of the turn, [tasks].
     """
 
     query: np.ndarray
     labels: np.ndarray
-    logits: Mapping[int, np.ndarray]
+    logits: Mapping[str, np.ndarray]
     right: np.ndarray
     owner: np.ndarray
     turn: np.ndarray
@@ -161,18 +167,24 @@ def diagnosis(judged: FitData) -> str:
 
 
 def report_on(
-    judged: FitData, variables: Variables, turns: Sequence[Turn], steps: Mapping[str, int], known: Any
+    judged: FitData,
+    corrected: FitData,
+    variables: Variables,
+    turns: Sequence[Turn],
+    facts: Mapping[str, Any],
+    known: Any,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A report, and the arrays that an adapter keeps of what it was judged on.
 
     Args:
       judged: all images.
+      corrected: the same, corrected by the own style if that pays.
       variables: of the adapter that fit() returns.
       turns: that judge, and no domain judges in two of them.
-      steps: that were taken and asked for.
+      facts: of the training, which the report repeats.
       known: headroom()'s.
     """
-    rival = calibrated(judged, np.arange(len(judged.rows)))
+    rival, own = (calibrated(data, np.arange(len(data.rows))) for data in (judged, corrected))
     found, kept = judge(turns)
     stats = jax.device_get(variables["batch_stats"][ADAPTER])
     scaled = standardised(judged.rows[:, judged.store.num_classes :], stats["mean"], stats["std"])
@@ -182,8 +194,8 @@ def report_on(
         "images": len(judged.rows),
         "right": float((judged.logits.argmax(1) == judged.store.labels).mean()),
         "domains": len(judged.store.split),
-        "turns": len(turns), **steps, "tasks": TASKS, "headroom": known, **found, "expected": expected, "drift": told,
-    }, {**means, **kept, **rival}  # fmt: skip
+        "turns": len(turns), **facts, "tasks": TASKS, "headroom": known, **found, "expected": expected, "drift": told,
+    }, {**means, **kept, **rival, **{f"own_{name}": own[name] for name in ("scale", "bias")}}  # fmt: skip
 
 
 def calibrated(judged: FitData, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -194,42 +206,36 @@ def calibrated(judged: FitData, rows: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.asarray(x, np.float32) for name, x in known.items()}
 
 
-def some_of(rows: np.ndarray, judged: FitData) -> np.ndarray:
-    """The rows, or a random part of them where there are many. A few are repeated, so that their number is one of few,
-    and the turns share compiled programs."""
+def some_of(rows: np.ndarray, judged: FitData, most: int = 0) -> np.ndarray:
+    """The rows, or a random part of them where there are more than `most`; 0: as many as START allows. A few are
+    repeated, so that their number is one of few, and the turns share compiled programs."""
     shuffled = np.random.default_rng(judged.seed).permutation(rows)
-    shuffled = shuffled[: max(1000, START // judged.rows.shape[1])]
+    shuffled = shuffled[: most or max(1000, START // judged.rows.shape[1])]
     grain = max(1, 2 ** (len(shuffled).bit_length() - 3))
     return np.sort(np.resize(shuffled, -(-len(shuffled) // grain) * grain))
 
 
 def judge(
-    turns: Sequence[Turn], temperatures: Mapping[int, float] | None = None
+    turns: Sequence[Turn], temperatures: Mapping[str, float] | None = None
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Parts of a report: gains by kind of task and size of buffer, and calibration. With them, the errors by domain
     and confidence, from which thresholds follow.
 
     Args:
       turns: that judge.
-      temperatures: by size. None: those of the least cross-entropy. What is said of a turn's answers is then by the
-        temperature of the other turns.
+      temperatures: by name of ANSWERS. None: those of the least cross-entropy. What is said of a turn's answers is then
+        by the temperature of the other turns.
     """
     store = turns[0].judged.store
-    most = min(turn.judged.most_domains("test") for turn in turns)
-    asked: dict[str, AnsweredTasks] = {}
-    for stream, (number, shares) in enumerate([(n, s) for n in dict.fromkeys((1, most)) for s in SHARES if n], 2):
-        found = [ask(turn, i, len(turns), stream, number, shares) for i, turn in enumerate(turns)]
-        if parts := [part for part in found if part]:
-            asked[kind_of(number, shares)] = _joined(parts)
-    if not asked:
-        what = f"{FULL + turns[0].judged.queries} images"
-        raise UserError(f"domains: too few have {what}, so nothing can be judged; give more images of each")
+    asked = {
+        kind: _joined([ask(turns[i], plan, i) for i, plan in plans.items()]) for kind, plans in planned(turns).items()
+    }
     whole = _joined([*asked.values()])
-    calibration = {str(n): _calibrated(whole, n, temperatures[n] if temperatures else None) for n in SIZES}
+    calibration = {name: _calibrated(whole, name, (temperatures or {}).get(name)) for name in ANSWERS}
     overall = _gain(whole)
     groups, which = np.unique(whole.owner, return_inverse=True)
-    gained = np.bincount(which, whole.right[SIZES.index(FULL)] - whole.right[0]) / np.bincount(which)
-    temperature = {n: calibration[str(n)]["temperature"] for n in (0, FULL)}
+    gained = np.bincount(which, whole.right[ANSWERS.index(str(FULL))] - whole.right[0]) / np.bincount(which)
+    temperature = {name: calibration[name]["temperature"] for name in (PLAIN, str(FULL))}
     return {
         "gain": {name: _gain(part) for name, part in asked.items()},
         "overall": overall,
@@ -238,19 +244,48 @@ def judge(
     }, _curves(whole, temperature)  # fmt: skip
 
 
-def ask(turn: Turn, number_of_turn: int, turns: int, stream: int, number: int, shares: str) -> AnsweredTasks | None:
-    """The answers of a turn to its part of the tasks of one kind; None where too few of its domains have the images."""
-    judged, spec = turn.judged, EpisodeSpec(number, FULL // number, turn.judged.queries, shares=shares, skip_small=True)
-    draw = judged.draw("test", stream, spec)
-    if len(draw.domains) < number:
-        return None
-    plan = sample_plans(draw, range(-(-TASKS // turns)), Context(number * spec.per_domain))
+def planned(turns: Sequence[Turn]) -> dict[str, dict[int, Plan]]:
+    """The tasks that turns judge by, by kind and number of the turn, where its domains have the images for them."""
+    most = min(turn.judged.most_domains("test") for turn in turns)
+    plans: dict[str, dict[int, Plan]] = {}
+    for stream, (number, shares) in enumerate([(n, s) for n in dict.fromkeys((1, most)) for s in SHARES if n], 2):
+        for i, turn in enumerate(turns):
+            spec = EpisodeSpec(number, FULL // number, turn.judged.queries, shares=shares, skip_small=True)
+            draw = turn.judged.draw("test", stream, spec)
+            if len(draw.domains) >= number:
+                tasks = range(-(-TASKS // len(turns)))
+                plan = sample_plans(draw, tasks, Context(number * spec.per_domain))
+                plans.setdefault(kind_of(number, shares), {})[i] = plan
+    if not plans:
+        what = f"{FULL + turns[0].judged.queries} images"
+        raise UserError(f"domains: too few have {what}, so nothing can be judged; give more images of each")
+    return plans
+
+
+def settled(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
+    """The turns with the way to take shares that is best on the domains of all other turns, and that which is best on
+    all domains, of full buffers."""
+    plans, scores = planned(turns), np.zeros((len(turns), len(WAYS)))
+    for of_kind in plans.values():
+        for i, plan in of_kind.items():
+            labels = turns[i].judged.store.labels[plan.query]
+            for w, way in enumerate(WAYS):
+                answers = turns[i].judged.answers(turns[i].ways[way], plan)
+                scores[i, w] += (answers.argmax(-1) == labels).mean() / len(of_kind)
+    chosen = [WAYS[int(np.delete(scores, i, 0).sum(0).argmax())] for i in range(len(turns))]
+    settled = [turn._replace(variables=turn.ways[way]) for turn, way in zip(turns, chosen, strict=True)]
+    return settled, WAYS[int(scores.sum(0).argmax())]
+
+
+def ask(turn: Turn, plan: Plan, number_of_turn: int) -> AnsweredTasks:
+    """The answers of a turn to tasks."""
+    judged = turn.judged
     y = judged.store.labels[plan.query]
-    found = {n: judged.answers(turn.variables, Plan(plan.support[:, :n], plan.query)) for n in SIZES}
-    given = [*found.values(), by_rival(judged, turn.rival, plan)]
-    if turn.correction:
-        rows = judged.rows[plan.query]
-        given.append(turn.correction(rows[..., : judged.store.num_classes], rows[..., judged.store.num_classes :]))
+    found = {PLAIN: turn.plain.logits[plan.query]}
+    found |= {str(n): judged.answers(turn.variables, Plan(plan.support[:, :n], plan.query)) for n in SIZES}
+    logits = (turn.plain.logits, judged.logits)
+    rivals = [by_rival(z, turn.rivals[name], plan) for name, z in zip(RIVALS, logits, strict=True)]
+    given = [*found.values(), *rivals]
     right = np.stack([(z.argmax(-1) == y).mean(1) for z in given])
     owner = judged.store.row_domains()[plan.query[:, 0]]
     return AnsweredTasks(plan.query, y, found, right, owner, np.full(len(y), number_of_turn))
@@ -260,13 +295,13 @@ def _joined(parts: Sequence[AnsweredTasks]) -> AnsweredTasks:
     def of(name: str, axis: int = 0) -> np.ndarray:
         return np.concatenate([getattr(part, name) for part in parts], axis)
 
-    logits = {n: np.concatenate([part.logits[n] for part in parts]) for n in SIZES}
+    logits = {name: np.concatenate([part.logits[name] for part in parts]) for name in ANSWERS}
     return AnsweredTasks(of("query"), of("labels"), logits, of("right", 1), of("owner"), of("turn"))
 
 
-def by_rival(judged: FitData, rival: Mapping[str, np.ndarray], plan: Plan) -> np.ndarray:
+def by_rival(logits: np.ndarray, rival: Mapping[str, np.ndarray], plan: Plan) -> np.ndarray:
     """The logits [tasks, queries, classes] of the strongest rival without training: mlls with the whole buffer."""
-    z = judged.logits * rival["scale"] + rival["bias"]
+    z = logits * rival["scale"] + rival["bias"]
     trained = np.broadcast_to(rival["shares"], (len(plan.support), z.shape[1]))
     p = scipy.special.softmax(z[plan.support], axis=-1)
     shares = np.asarray(by_em(p, trained, np.ones(plan.support.shape, np.float32)))
@@ -274,22 +309,22 @@ def by_rival(judged: FitData, rival: Mapping[str, np.ndarray], plan: Plan) -> np
 
 
 def _gain(asked: AnsweredTasks) -> dict[str, Any]:
-    """The accuracy without a buffer, and what is gained, each with its 95 % interval for the mean of new domains.
+    """The accuracy of the classifier alone, and what is gained, with their 95 % intervals for the mean of new domains.
 
-    That is by size; "em": by EM with FULL images, "labels": by the correction that the same labels teach; "over_em" and
-    "over_labels": the gain with FULL images less the rival's.
+    That is by size, and by RIVALS; "over_em" and "over_own_em": the gain with FULL images less the rival's; "over_0":
+    less that without a buffer.
     """
-    right, full = asked.right, asked.right[SIZES.index(FULL)]
-    rows = {str(n): right[i] - right[0] for i, n in enumerate(SIZES)}
-    for name, rival in zip(("em", "labels"), right[len(SIZES) :], strict=False):
-        rows |= {name: rival - right[0], f"over_{name}": full - rival}
+    rows = {name: x - asked.right[0] for name, x in zip((*ANSWERS, *RIVALS), asked.right, strict=True)}
+    right, full = asked.right, rows[str(FULL)]
+    rows |= {f"over_{name}": full - rows[name] for name in ("0", *RIVALS)}
+    del rows[PLAIN]
     spans = 100 * metrics.interval_over_groups(np.stack([right[0], *rows.values()]), asked.owner)
     return {"plain": float(spans[0, 0]), **dict(zip(rows, spans[1:].tolist(), strict=True))}
 
 
-def _calibrated(asked: AnsweredTasks, size: int, given: float | None) -> dict[str, Any]:
-    """The calibration of the answers with a buffer of some size."""
-    z, y = asked.logits[size].reshape(-1, asked.logits[size].shape[-1]), asked.labels.ravel()
+def _calibrated(asked: AnsweredTasks, name: str, given: float | None) -> dict[str, Any]:
+    """The calibration of the answers of this name in ANSWERS."""
+    z, y = asked.logits[name].reshape(-1, asked.logits[name].shape[-1]), asked.labels.ravel()
     turn, right = np.repeat(asked.turn, asked.labels.shape[1]), z.argmax(1) == y
 
     def least(rows: np.ndarray) -> float:
@@ -308,25 +343,25 @@ def _calibrated(asked: AnsweredTasks, size: int, given: float | None) -> dict[st
     }
 
 
-def _curves(asked: AnsweredTasks, temperatures: Mapping[int, float]) -> dict[str, np.ndarray]:
+def _curves(asked: AnsweredTasks, temperatures: Mapping[str, float]) -> dict[str, np.ndarray]:
     """How many images of each domain are answered, and how many of these wrongly, at falling thresholds of confidence.
 
-    The first axis is without a buffer, and with a full one: `thresholds` [2, levels], `accepted` and `wrong` [2,
-    domains, levels]. An image that was asked more than once counts as one.
+    The first axis is of the classifier alone, and with a full buffer: `thresholds` [2, levels], `accepted` and `wrong`
+    [2, domains, levels]. An image that was asked more than once counts as one.
     """
     owner, query = np.repeat(asked.owner, asked.query.shape[1]), asked.query.ravel()
     (_, which, times), domains = np.unique(query, return_inverse=True, return_counts=True), np.unique(owner)
     weight, group = 1 / times[which], np.searchsorted(domains, owner)
     found: dict[str, list[Any]] = {"thresholds": [], "accepted": [], "wrong": []}
-    for size, temperature in temperatures.items():
-        z = asked.logits[size].reshape(len(query), -1)
+    for name, temperature in temperatures.items():
+        z = asked.logits[name].reshape(len(query), -1)
         confidence, wrong = probabilities(z, temperature).max(1), z.argmax(1) != asked.labels.ravel()
         thresholds = np.quantile(confidence, 1 - LEVELS)
         level = np.searchsorted(-thresholds, -confidence)  # the first at which it is accepted
-        for name, counted in (("accepted", weight), ("wrong", weight * wrong)):
+        for what, counted in (("accepted", weight), ("wrong", weight * wrong)):
             counts = np.zeros((len(domains), len(LEVELS) + 1))
             np.add.at(counts, (group, level), counted)
-            found[name].append(counts[:, :-1].cumsum(1))
+            found[what].append(counts[:, :-1].cumsum(1))
         found["thresholds"].append(thresholds)
     return {name: np.array(x, np.float32) for name, x in found.items()}
 

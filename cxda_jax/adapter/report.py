@@ -4,16 +4,17 @@ import html
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cxda_jax.adapter.adapter import SIZES
+from cxda_jax.adapter.adapter import PLAIN, SIZES
 from cxda_jax.adapter.diagnosis import BY_HEART, FIRST, Diagnosis
 from cxda_jax.machine.progress import aligned
 from cxda_jax.pages.document import document
 
 FULL = str(SIZES[-1])
 COLUMNS: Mapping[str, str] = {  # of a row of gains
+    "0": "own style",
     **{str(n): f"{n} images" for n in SIZES[1:]},
     "em": f"EM, {FULL} images",
-    "labels": "labels alone",
+    "own_em": "own style, EM",
 }
 
 
@@ -46,7 +47,7 @@ def _row(kind: str, cells: list[str]) -> str:
 
 def _cells(report: Mapping[str, Any]) -> list[list[str]]:
     rows = [*report["gain"].items(), ("all", report["overall"])]
-    columns = [name for name in COLUMNS if name in report["overall"]]
+    columns = [name for name in COLUMNS if _corrects(report) or name not in ("0", "own_em")]
     head = ["gain in points (95 % interval)", "right, %", *(COLUMNS[name] for name in columns)]
     return [head, *([name, f"{row['plain']:.1f}", *(_span(row[c]) for c in columns)] for name, row in rows)]
 
@@ -70,7 +71,7 @@ def _sentences(report: Mapping[str, Any]) -> Iterator[str]:
     name, least = min(report["by_domain"].items(), key=lambda gained: gained[1])
     losing = sum(gain < 0 for gain in report["by_domain"].values())
     yield f"{losing} of {len(report['by_domain'])} domains lose; the least gain is {least:+.1f}, on domain {name}."
-    yield from _rivals(report["overall"])
+    yield from _parts(report)
     known = report["headroom"]
     yield Diagnosis(known, 0.0).headroom() if known else f"Fewer than two domains have {FIRST} images: no headroom."
     if report["right"] > BY_HEART:
@@ -80,7 +81,8 @@ def _sentences(report: Mapping[str, Any]) -> Iterator[str]:
         )
     harms = [f"{name} with {n} images" for name, row in report["gain"].items() for n in SIZES[1:] if row[str(n)][2] < 0]
     yield f"These surely lose: {'; '.join(harms)}." if harms else "No kind of task surely loses."
-    plain, adapted = report["calibration"]["0"], report["calibration"][FULL if overall[1] > 0 else "0"]
+    plain = report["calibration"][PLAIN]
+    adapted = report["calibration"][FULL] if overall[1] > 0 else plain
     yield (
         f"Calibration error: {plain['ece'][0]:.1%} for the classifier, {adapted['ece'][1]:.1%} for predict_proba(). "
         f"Of the surest 80 % of answers {plain['risk']['0.8']:.1%} and {adapted['risk']['0.8']:.1%} are wrong."
@@ -93,16 +95,25 @@ def _sentences(report: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _rivals(overall: Mapping[str, Any]) -> Iterator[str]:
-    """What the rivals gain, and what the adapter gains over the best of them."""
-    said = {"em": "EM without training", "labels": "the same labels without any buffer (logits corrected by style)"}
-    said = {name: text for name, text in said.items() if name in overall}
-    best = max(said, key=lambda name: overall[name][0])
-    gains = " and ".join(f"{text} {_span(overall[name])}" for name, text in said.items())
-    line = f"Rivals: {gains}. The adapter's gain over the better one is {_span(overall[f'over_{best}'])}."
-    if best == "labels" and overall["labels"][1] > 0 and overall["over_labels"][0] < 0:
-        line += " If you can train the classifier on these labels, do that instead."
-    yield line
+def _parts(report: Mapping[str, Any]) -> Iterator[str]:
+    """What the parts of the adapter gain, what EM does, and what the adapter gains over the best of these."""
+    overall, best = report["overall"], "em"
+    line = f"EM without training gains {_span(overall['em'])}."
+    if _corrects(report):
+        best = max(("0", "em", "own_em"), key=lambda name: overall[name][0])
+        line = (
+            f"The image's own style, without any buffer, gains {_span(overall['0'])}; EM {_span(overall['em'])}; "
+            f"one after the other {_span(overall['own_em'])}."
+        )
+    others = "the best of these" if _corrects(report) else "it"
+    yield f"{line} The adapter gains {_span(overall[f'over_{best}'])} more than {others}."
+    if not _corrects(report):
+        yield "Correcting by the own style does not surely gain on domains that did not teach it: it is left out."
+
+
+def _corrects(report: Mapping[str, Any]) -> bool:
+    """Whether answers without a buffer were others than the classifier's, in any turn."""
+    return any(report["overall"]["0"])
 
 
 def _span(numbers: list[float]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from cxda_jax.adapter import adapter as adapters
 from cxda_jax.adapter.adapter import SIZES, Adapter
+from cxda_jax.adapter.correction import added, correction_in
 from cxda_jax.adapter.encoders import Encoder, Options, open_encoder
 from cxda_jax.adapter.features import WHITE
 from cxda_jax.data.store import fault_of_images
@@ -171,8 +172,19 @@ def _calibrated(adapter: Adapter) -> Method:
     return method._replace(predict=predict)
 
 
+def _answering_plainly(adapter: Adapter) -> Variables:
+    """The adapter's variables, with which an empty buffer leaves the classifier's own answers, at their temperature."""
+    found = correction_in(adapter.variables)
+    if not found:
+        return adapter.variables
+    scale = adapter.temperature(0) / adapter.temperature(None)  # the method divides by the former
+    nothing = found._replace(scale=scale, bias=found.bias * 0, weights=found.weights * 0)
+    return added(adapter.variables, nothing)
+
+
 def _programs(adapter: Adapter, method: Method, rows: Callable[[np.ndarray], np.ndarray]) -> CompiledMethod:
     adapting, answering, attending = map(backend.jit, (method.adapt, method.predict, method.attention))
+    silent = _answering_plainly(adapter)
 
     def described(images: Images, held: np.ndarray) -> Images:
         """Images as rows; those that are not held are zeros."""
@@ -185,7 +197,7 @@ def _programs(adapter: Adapter, method: Method, rows: Callable[[np.ndarray], np.
         held = np.ones(len(images.pixels), bool) if images.present is None else np.array(images.present)
         given = described(images, held)
         if not adapter.helps or adapter.drift(np.asarray(given.pixels)[held, 0, 0]):
-            held[:] = False
+            held[:], variables = False, silent
         return adapting(variables, given.replace(present=jnp.asarray(held)), key)
 
     def of_each(program: Any) -> Callable[[Any, Images], Array]:

@@ -111,12 +111,17 @@ def cxda_shares(
     return _attending(adapter, describe, init)._replace(frozen=Frozen("erm_iid", on_images))
 
 
-def on_described(classes: int, rank: int = ADAPTER_DEFAULTS.rank, em_steps: int = ADAPTER_DEFAULTS.em_steps) -> Method:
+def on_described(
+    classes: int,
+    rank: int = ADAPTER_DEFAULTS.rank,
+    em_steps: int = ADAPTER_DEFAULTS.em_steps,
+    weighs: bool = False,
+) -> Method:
     """cxda_shares() for images that are described already: their pixels are logits and style, [n, 1, 1, classes + d].
 
-    It reads the variables of the adapter alone.
+    It reads the variables of the adapter alone. `weighs`: whether it weighs evidence, as that of cxda_jax.fit does.
     """
-    adapter = ShareAdapter(classes, rank, em_steps)
+    adapter = ShareAdapter(classes, rank, em_steps, weighs=weighs)
 
     def describe(variables: Variables, pixels: Array) -> tuple[Array, Array]:
         flat = pixels.reshape(len(pixels), pixels.shape[-1])
@@ -218,13 +223,15 @@ def _attending(
 
     def known(variables: Variables, pixels: Array) -> Keyed:
         logits, style = jax.lax.stop_gradient(describe(variables, pixels))
-        keys: Any = adapter.apply(parts_of(variables), style, method="keys")
-        return Keyed(logits, keys)
+        found: Any = adapter.apply(parts_of(variables), logits, style, method="known")
+        return found
 
     def answer(variables: Variables, query: Keyed, buffer: Keyed, present: Array | None) -> Any:
         return adapter.apply(parts_of(variables), query, buffer, present, method="answer")
 
     def loss(variables: Variables, episode: Episode, key: Array) -> tuple[Array, Any]:
+        if adapter.weighs:  # learnt keys would know the domains that teach, and make the evidence look surer than it is
+            variables = changed(variables, ("kernel",), jax.lax.stop_gradient)
         buffer, query = known(variables, episode.support.pixels), known(variables, episode.query.pixels)
         present, told = draw_present(key, len(episode.support_label)), episode.support_label
         where_known: Any = adapter.apply(parts_of(variables), query, buffer, present, told, method="told")

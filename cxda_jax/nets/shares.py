@@ -1,7 +1,8 @@
 """The adapter of cxda_shares: attention from a query to a buffer, whose values are class posteriors.
 
-z are the logits of an image and s its style: means and deviations of its early maps. k = W s are the keys. Image j of
-the buffer counts for the query q like
+z are the logits of an image and s its style: means and deviations of its early maps. Where cxda_jax.fit found that it
+pays, the logits are first corrected by the image's own style, a z + b + s V. k = W s are the keys. Image j of the
+buffer counts for the query q like
 
     a_j = sigmoid(b - |k_q - k_j|^2)        images; N is the sum of all a_j
 
@@ -15,8 +16,11 @@ EM finds the shares q of the classes on the device. It begins with t, the shares
 
 The query's answer is u_q + g (log q - log t). Learned are W, b, T, U, c, n, m and g. Without images it is z_q itself.
 
+An adapter that weighs evidence has a g of each query, from a small network of what the buffer looks like: a classifier
+that errs on a new domain looks like a device with few classes, and the evidence tells the two apart, see evidence().
+
 U and c learn from another answer, u_q + log q - log t, where q are the shares of the buffer's labels. Otherwise they
-would learn which classes each training domain has, and a device has others.
+would learn which classes each training domain has, and a device has others. The own correction is learnt before.
 """
 
 import math
@@ -28,13 +32,16 @@ from flax import linen as nn
 
 NEAR, LARGEST = 0.2, 5.0  # deviation of keys at the start, so that all images count; and of style, which is clipped
 FLOOR = 1e-12
+SMALLEST = 1e-6  # of what divides, or whose logarithm is taken, where gradients pass
+EVIDENCE, HIDDEN = 6, 16  # numbers that tell how far to believe the buffer, and units of the network that reads them
+OWN = "own"  # among the adapter's batch_stats: the correction by the own style; nothing is corrected where it is absent
 
 
 class Keyed(NamedTuple):
     """Images as the adapter knows them.
 
     Attributes:
-      logits: of the trained network, [n, classes].
+      logits: of the trained network, [n, classes], after the correction by the own style if there is one.
       keys: [n, rank].
     """
 
@@ -49,18 +56,24 @@ class ShareAdapter(nn.Module):
       rank: numbers of a key.
       steps: of EM.
       most: buffer images that count for a query; of more, those that count most.
+      weighs: whether it weighs evidence.
     """
 
     classes: int
     rank: int
     steps: int
     most: int = 1000
+    weighs: bool = False
 
     def setup(self) -> None:
         self.bias = self.param("bias", nn.initializers.zeros, (self.rank, self.classes))
         self.offset = self.param("offset", nn.initializers.zeros, (self.classes,))
         starts = {"near": 2.0, "log_t": 0.0, "log_n": 2.0, "log_m": 1.0, "strength": 0.0}
         self.scalars = {name: self.param(name, nn.initializers.constant(x), ()) for name, x in starts.items()}
+        if self.weighs:
+            shapes = {"evidence_kernel": (EVIDENCE, HIDDEN), "evidence_bias": (HIDDEN,), "belief": (HIDDEN,)}
+            starts = {"evidence_kernel": nn.initializers.normal(0.3)}
+            self.belief = {n: self.param(n, starts.get(n, nn.initializers.zeros), of) for n, of in shapes.items()}
         self.trained = self.variable("batch_stats", "shares", lambda: jnp.full(self.classes, 1 / self.classes))
 
     @nn.compact
@@ -71,6 +84,15 @@ class ShareAdapter(nn.Module):
         std = self.variable("batch_stats", "std", lambda: jnp.ones(d))
         kernel = self.param("kernel", nn.initializers.normal(NEAR), (d, self.rank))
         return jnp.clip((style - mean.value) / std.value, -LARGEST, LARGEST) @ kernel / math.sqrt(d)
+
+    def known(self, logits: jax.Array, style: jax.Array) -> Keyed:
+        """Images with logits [n, classes] and style [n, d], as the adapter knows them."""
+        keys = self.keys(style)
+        if not self.has_variable("batch_stats", OWN):
+            return Keyed(logits, keys)
+        own = self.get_variable("batch_stats", OWN)
+        scaled = jnp.clip((style - own["mean"]) / own["std"], -LARGEST, LARGEST)
+        return Keyed(own["scale"] * logits + own["bias"] + scaled @ own["weights"], keys)
 
     def weights(self, query: jax.Array, keys: jax.Array, present: jax.Array | None) -> jax.Array:
         """How much each image of the buffer counts for each query: a above, [queries, n].
@@ -128,4 +150,37 @@ class ShareAdapter(nn.Module):
             r = p * (shares / t)[:, None]
             r = r / (r.sum(-1, keepdims=True) + FLOOR)
             shares = ((weights[..., None] * r).sum(1) + mass * t) / (count + mass)
-        return query.logits * sharpness + moved + 2 * jax.nn.sigmoid(x["strength"]) * jnp.log(shares / t)
+        strength = x["strength"]
+        if self.weighs:
+            kernel, bias, belief = self.belief.values()
+            strength += (jnp.tanh(evidence(p, shares, t, weights) @ kernel + bias) @ belief)[:, None]
+        return query.logits * sharpness + moved + 2 * jax.nn.sigmoid(strength) * jnp.log(shares / t)
+
+
+def evidence(p: jax.Array, shares: jax.Array, trained: jax.Array, weights: jax.Array) -> jax.Array:
+    """What the buffer of each query looks like, [queries, EVIDENCE], in numbers of about -1 to 1.
+
+    They are the logarithm of the number of images; how far the estimated shares are from those in training, and by how
+    much they make the buffer's answers likelier; how far the mean answer is from the shares in training; the sums of
+    the squares of an answer and of the shares, which say how sure they are. (A maximum would say so too. But its
+    gradient is not finite where the compiler computes it twice, with other last bits.)
+
+    Args:
+      p: posteriors of the buffer, [queries, n, classes].
+      shares: as EM finds them, [queries, classes].
+      trained: in training, [classes].
+      weights: how much each image of the buffer counts, [queries, n].
+    """
+    count, whole = weights.sum(-1), math.log(len(trained))
+
+    def mean(x: jax.Array) -> jax.Array:
+        return (weights * x).sum(-1) / jnp.maximum(count, SMALLEST)
+
+    answer = (weights[..., None] * p).sum(1) / jnp.maximum(count, SMALLEST)[:, None]
+    likelier = mean(jnp.log((p * (shares / trained)[:, None]).sum(-1) + SMALLEST))
+    apart, answered = ((q * jnp.log(q / trained + SMALLEST)).sum(-1) / whole for q in (shares, answer))
+    found = (
+        jnp.log1p(count) - 3, 2 * apart - 1, 8 * likelier / whole - 1, 4 * answered,
+        4 * mean(jnp.square(p).sum(-1)) - 2, 2 * jnp.square(shares).sum(-1) - 1,
+    )  # fmt: skip
+    return jnp.stack(found, -1)

@@ -10,6 +10,8 @@ from cxda_jax.types import Variables
 
 PARTS = (0.5, 0.25, 0.0)  # of the errors that training domains show; validation says how much of them others share
 MASSES = (1.0, 2.0, 4.0)  # times as many images are to outweigh the shares of training, where balanced mixtures lose
+SMOOTHING = 10.0  # images that the shares of training count like in plain EM
+OFF, ALL = -50.0, 50.0  # of the strength of the shares, and of the nearness from which on all images count
 CHOICES = len(PARTS) + len(MASSES)  # validations that a selection takes, at most
 
 
@@ -28,8 +30,12 @@ class Selection(NamedTuple):
 
     def __call__(self, best: Variables, scored: float) -> Variables:
         """What is kept instead of the best variables, which scored so."""
+        return self.more_careful(self.likeliest(best, scored))
+
+    def likeliest(self, best: Variables, scored: float) -> Variables:
+        """Of the best variables, those that are less sure of what they know, and the untrained ones, the best."""
         candidates = [(best, scored), *self.less_sure(best), self.untrained]
-        return self.more_careful(max(candidates, key=lambda candidate: candidate[1])[0])
+        return max(candidates, key=lambda candidate: candidate[1])[0]
 
     def less_sure(self, variables: Variables) -> list[tuple[Variables, float]]:
         """The variables with each part of the errors that they know, and their scores."""
@@ -45,3 +51,18 @@ class Selection(NamedTuple):
             if tried[-1][1] >= 0:
                 break
         return max(tried, key=lambda candidate: candidate[1])[0]
+
+
+def by_em(variables: Variables) -> Variables:
+    """The variables with which all images of the buffer count alike: EM at the learnt temperature."""
+    errors = changed(variables, ERRORS, lambda errors: errors * 0)
+    given = {"near": ALL, "strength": 0.0, "log_m": math.log(SMOOTHING)}
+    for name, value in given.items():
+        errors = changed(errors, (name,), lambda old, value=value: old * 0 + value)
+    return errors
+
+
+def without_shares(variables: Variables) -> Variables:
+    """The variables with which the buffer changes no answer."""
+    errors = changed(variables, ERRORS, lambda errors: errors * 0)
+    return changed(errors, ("strength",), lambda old: old * 0 + OFF)

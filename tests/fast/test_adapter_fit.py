@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,11 @@ from scipy.special import softmax
 
 import cxda_jax
 from cxda_jax.adapter import adapter as adapters
-from cxda_jax.adapter import correction, judge
-from cxda_jax.adapter.correction import Labelled, correct, told_shares
+from cxda_jax.adapter import correction, judge, own_style
+from cxda_jax.adapter.correction import Labelled, correct, mean_of, told_shares
 from cxda_jax.adapter.fit import JUDGING, _checked, deal, load_of
 from cxda_jax.adapter.judge import least_temperature
+from cxda_jax.data.episodes import Plan
 from cxda_jax.training import metrics
 from cxda_jax.training.pace import Pace, TimeLimit
 from cxda_jax.training.selection import CHOICES, Selection
@@ -65,7 +67,8 @@ def test_the_same_labels_without_a_buffer_are_a_rival_that_learns_errors_and_no_
     arrays = [x[kept].astype(np.float32) for x in (logits, style)] + [x[kept] for x in (labels, domains)]
     first = arrays[3] < 24
     learn, choose = (Labelled(*(x[of] for x in arrays)) for of in (first, ~first))
-    found = correct(learn, choose)
+    moments = learn.style.mean(0), learn.style.std(0)
+    found = correct(learn, choose, *moments)
     new = domains >= 24  # with all images of these domains
     right = [(z[new].argmax(1) == labels[new]).mean() for z in (logits, found(logits, style))]
     assert right[1] > right[0] + 0.05, right
@@ -80,15 +83,72 @@ def test_the_same_labels_without_a_buffer_are_a_rival_that_learns_errors_and_no_
     given = (point, learn.style, learn.logits, learn.labels, offset)
     loss, _ = correction._objective()(*(x if x is point else x[few] for x in given), 0.1)
     assert loss == pytest.approx(expected, rel=1e-5)
-    assert not correct(learn, choose._replace(labels=choose.logits.argmax(1))).weights.any()  # nothing to correct
+    assert not correct(
+        learn, choose._replace(labels=choose.logits.argmax(1)), *moments
+    ).weights.any()  # nothing is wrong
+    others = found._replace(scale=found.scale + 1, bias=found.bias * 2, weights=found.weights * 3)
+    both = (found(logits, style) + others(logits, style)) / 2
+    np.testing.assert_allclose(mean_of([found, others])(logits, style), both, rtol=1e-4, atol=1e-4)
+
+
+def test_images_are_corrected_by_what_other_domains_taught(monkeypatch):
+    """Each correction adds a number of its own to the logits of the first class; here it always pays."""
+    logits, labels, domains, style = made(domains=12)
+    taught = []
+
+    def number(learn, choose, mean, std):
+        taught.append({*learn.domains, *choose.domains})
+        assert not {*learn.domains} & {*choose.domains}
+        bias = np.eye(CLASSES)[0] * len(taught)
+        return correction.Correction(1.0, bias, np.zeros((STYLE, CLASSES)), mean, std)
+
+    monkeypatch.setattr(own_style, "correct", number)
+    monkeypatch.setattr(own_style, "interval_over_groups", lambda *_: [(1.0, 1.0, 1.0)])
+    judged = _checked(logits, labels, domains, {"style": style}, 0)
+    turn = deal(judged)[1]
+    corrected, mean = own_style.OwnStyle(judged).of(turn)
+    judging = {*turn.store.domains("test")}
+    assert len(taught) == own_style.FOLDS and not judging & set.union(*taught) and mean.bias[0] == 3
+    for domain in range(12):
+        rows = domains == domain
+        moved = (corrected.logits[rows] - judged.logits[rows])[:, 0]
+        if domain in judging:
+            np.testing.assert_allclose(moved, 3, rtol=1e-5)
+        else:
+            (which,) = {*moved.round(3)}
+            assert domain not in taught[int(which) - 1]
+    monkeypatch.undo()
+    useless = own_style.OwnStyle(judged)
+    monkeypatch.setattr(useless, "taught", lambda _: correction.Correction(-1.0, 0, np.zeros((STYLE, CLASSES)), 0, 1))
+    assert useless.of(turn) == (turn, None)
+
+
+def test_the_way_to_take_shares_is_chosen_by_the_domains_of_other_turns(monkeypatch):
+    """The part of right answers is that which each way stands for."""
+    ways = [(0.9, 0, 0, 0.5), (0.1, 0, 0.2, 0.5), (0.3, 0.2, 0.1, 0.3)]
+
+    def answers(variables, plan):
+        return np.eye(2)[(np.arange(100) >= 100 * variables).astype(int)][None]
+
+    store = SimpleNamespace(labels=np.zeros(100, int))
+    turns = [
+        judge.Turn(SimpleNamespace(store=store, answers=answers), None, {}, {}, dict(zip(judge.WAYS, of, strict=True)))
+        for of in ways
+    ]
+    plan = Plan(np.zeros((1, 0), int), np.arange(100)[None])
+    monkeypatch.setattr(judge, "planned", lambda _: {"any": dict.fromkeys(range(3), plan)})
+    settled, chosen = judge.settled(turns)
+    assert [turn.variables for turn in settled] == [0.5, 0.1, 0.3] and chosen == "learnt"
 
 
 def test_an_image_counts_once_in_the_errors_by_domain():
     query = np.array([[0, 1, 0], [4, 5, 5]])  # of domains 0 and 1
     z = np.log(np.array([[[9.0, 1], [2, 8], [6, 4]], [[3, 7], [5.1, 4.9], [8, 2]]]))
     labels = np.array([[0, 0, 0], [1, 1, 1]])
-    asked = judge.AnsweredTasks(query, labels, {0: z, 100: z}, np.zeros((4, 2)), np.array([0, 1]), np.zeros(2, int))
-    found = judge._curves(asked, {0: 1.0, 100: 1.0})
+    asked = judge.AnsweredTasks(
+        query, labels, {"plain": z, "100": z}, np.zeros((4, 2)), np.array([0, 1]), np.zeros(2, int)
+    )
+    found = judge._curves(asked, {"plain": 1.0, "100": 1.0})
     for level, threshold in enumerate(found["thresholds"][0]):
         for domain in (0, 1):
             accepted, wrong = 0.0, 0.0
@@ -179,10 +239,10 @@ def test_the_calibration_of_a_turn_is_by_the_temperature_of_the_other_turns():
     p = softmax(z, -1)
     labels = (p.cumsum(-1) < rng.random((80, 20, 1))).sum(-1)  # so z is calibrated
     z[turn == 1] *= 3
-    asked = judge.AnsweredTasks(labels, labels, {0: z}, np.zeros((4, 80)), turn, turn)
-    told = judge._calibrated(asked, 0, None)
+    asked = judge.AnsweredTasks(labels, labels, {"0": z}, np.zeros((4, 80)), turn, turn)
+    told = judge._calibrated(asked, "0", None)
     own = [softmax(z[turn == i] / (1, 3)[1 - i], -1).max(-1) for i in (0, 1)]  # each has the other's temperature
     right = z.argmax(-1) == labels
     expected = metrics.expected_calibration_error(np.concatenate(own).ravel(), right.ravel())
     assert told["ece"][1] == pytest.approx(expected, abs=0.02) and told["ece"][1] > 0.1 and 1 < told["temperature"] < 3
-    assert judge._calibrated(asked, 0, 1.0)["ece"][0] == judge._calibrated(asked, 0, 1.0)["ece"][1]
+    assert judge._calibrated(asked, "0", 1.0)["ece"][0] == judge._calibrated(asked, "0", 1.0)["ece"][1]

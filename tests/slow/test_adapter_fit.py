@@ -20,6 +20,7 @@ import cxda_jax
 from cxda_jax.adapter import adapter as adapters
 from cxda_jax.adapter import device as devices
 from cxda_jax.adapter import fit as fitting
+from cxda_jax.adapter.correction import correction_in
 from cxda_jax.adapter.fit import _checked, gains_on
 from cxda_jax.adapter.judge import by_rival
 from cxda_jax.adapter.report import as_html, in_words
@@ -36,23 +37,24 @@ from tests.logits import CLASSES, RNG, STYLE, fewer_tasks, made, new  # noqa: F4
 @pytest.fixture(scope="module")
 def fit(fewer_tasks):
     """One adapter for all tests that use one, and what fit() said. The README's lines make it, word for word."""
-    said, tried, (logits, labels, domains, style) = [], [], made()
+    said, tried, kept_of, (logits, labels, domains, style) = [], [], [], made()
     lines = (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")[2].split("```")[0]
     fit_briefly = functools.partial(cxda_jax.fit, minutes=60, steps=120, log=said.append)
     names = {"cxda_jax": SimpleNamespace(fit=fit_briefly), "labels": labels, "domains": domains}
     for name, array in (("logits", logits), ("style", style)):
         names |= {name: array, f"buffer_{name}": array[:5], f"new_{name}": array[5:9]}
-    call = Selection.__call__
+    call = Selection.likeliest
 
     def kept(choice, best, scored):  # the adapter that is returned learns last
         tried[:] = [(scored, best), *((score, less) for less, score in choice.less_sure(best))]
-        return call(choice, best, scored)
+        kept_of.append(call(choice, best, scored))
+        return kept_of[-1]
 
     with pytest.MonkeyPatch.context() as watched:
-        watched.setattr(Selection, "__call__", kept)
+        watched.setattr(Selection, "likeliest", kept)
         exec(compile(lines, "README.md", "exec"), names)
     assert names["proba"].shape == (4, CLASSES)
-    return names["adapter"], said, tried
+    return names["adapter"], said, (tried, kept_of[-1])
 
 
 def test_a_device_with_few_classes_gains(fit, new):
@@ -74,13 +76,13 @@ def test_a_device_with_few_classes_gains(fit, new):
             right[name].append((proba.argmax(1) == new.labels[query]).mean())
         right["alone"].append((new.logits[query].argmax(1) == new.labels[query]).mean())
     means = {name: np.mean(values) for name, values in right.items()}
-    assert means["none"] == means["alone"]
-    assert means["own"] > means["alone"] + 0.1 and means["two"] > means["alone"] + 0.05, means
+    assert means["none"] > means["alone"]  # by the image's own style
+    assert means["own"] > max(means["none"], means["alone"] + 0.05) and means["two"] > means["alone"] + 0.05, means
 
 
 def test_validation_says_how_much_of_the_errors_other_domains_share(fit):
-    adapter, _, tried = fit
-    (whole, *less), own = [v["params"][ADAPTER] for _, v in tried], adapter.variables["params"][ADAPTER]
+    tried, kept = fit[2]
+    (whole, *less), own = [v["params"][ADAPTER] for _, v in tried], kept["params"][ADAPTER]
     assert np.abs(whole["bias"]).max() > 0
     for part, params in zip((0.5, 0.25, 0), less, strict=True):
         for name, x in params.items():
@@ -96,10 +98,11 @@ def test_the_report_is_of_plain_numbers_and_says_what_was_found(fit):
     assert report == adapter.report and report["steps"] == report["asked"] == 120
     assert [*report["gain"]] == [*report["headroom"]]  # one name for one kind of tasks
     for row in (*report["gain"].values(), report["overall"]):
-        assert row["0"] == [0, 0, 0] and all(row[n][1] <= row[n][0] <= row[n][2] for n in ("5", "20", "100"))
-        assert row["over_labels"][0] == pytest.approx(row["100"][0] - row["labels"][0])
+        assert all(row[n][1] <= row[n][0] <= row[n][2] for n in ("0", "5", "20", "100"))
+        for rival in ("0", "em", "own_em"):
+            assert row[f"over_{rival}"][0] == pytest.approx(row["100"][0] - row[rival][0])
         assert f"{row['100'][0]:+.1f} ({row['100'][1]:+.1f} to {row['100'][2]:+.1f})" in said[-1]
-    assert report["calibration"]["100"]["ece"][1] < 0.05 < report["calibration"]["0"]["ece"][0]
+    assert report["calibration"]["100"]["ece"][1] < 0.05 < report["calibration"]["plain"]["ece"][0]
     assert report["drift"]["false_alarms"] < 0.2 and {*report["by_domain"]} == {*map(str, range(24))}
     span = metrics.interval_over_groups(np.array([[*report["by_domain"].values()]]), np.arange(24))[0]
     np.testing.assert_allclose(report["overall"]["100"], span)
@@ -119,7 +122,15 @@ def test_probabilities_have_the_temperature_of_the_buffer_and_answers_have_none(
         proba = device.predict_proba(new.logits[few], new.style[few])
         np.testing.assert_allclose(proba, p / p.sum(1, keepdims=True), rtol=2e-5, atol=1e-7)
         if not n:
-            np.testing.assert_array_equal(z, new.logits[few].astype(np.float32))
+            own_style = correction_in(adapter.variables)
+            np.testing.assert_allclose(z, own_style(new.logits[few], new.style[few]), rtol=1e-4, atol=1e-4)
+    silent = adapter._replace(report={**adapter.report, "overall": {"100": [0.0, -1.0, 1.0]}}).adapt(
+        new.logits[:5], new.style[:5]
+    )
+    z = new.logits[few] / adapter.report["calibration"]["plain"]["temperature"]
+    np.testing.assert_allclose(
+        silent.predict_proba(new.logits[few], new.style[few]), softmax(z, -1), rtol=1e-4, atol=1e-7
+    )
 
 
 def test_where_validation_does_not_gain_or_the_buffer_is_strange_the_classifier_answers(fit, new):
@@ -143,11 +154,11 @@ def test_another_domain_tells_the_gain_beside_em(fit, new):
     assert [*report["by_domain"]] == ["3"] and "expected" not in report
     assert [*report["gain"]] == [f"1 domain, {shares}" for shares in ("own shares", "Dirichlet 0.3", "even shares")]
     for row in report["gain"].values():
-        assert row["0"] == [0, 0, 0] and row["over_em"][0] == pytest.approx(row["100"][0] - row["em"][0])
+        assert row["0"][0] and row["over_em"][0] == pytest.approx(row["100"][0] - row["em"][0])
     assert report["calibration"]["0"]["temperature"] == adapter.temperature(0)
     judged = _checked(new.logits, new.labels, new.domains, {"style": new.style}, 0)
     plan = Plan(RNG.integers(0, 2000, (2, 30)), RNG.integers(0, 2000, (2, 4)))
-    known, found = adapter.known, by_rival(judged, adapter.known, plan)
+    known, found = adapter.known, by_rival(judged.logits, adapter.known, plan)
     z = judged.rows[:, :CLASSES] * known["scale"] + known["bias"]
     for task, (support, query) in enumerate(zip(*plan, strict=True)):
         q, p = known["shares"], softmax(z[support], -1)

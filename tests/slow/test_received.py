@@ -44,6 +44,10 @@ ARRAYS = {
     **{f"params/adapter/{name}": () for name in ("near", "strength", "log_t", "log_n", "log_m")},
     "batch_stats/adapter/mean": STYLE, "batch_stats/adapter/std": STYLE, "batch_stats/adapter/shares": CLASSES,
 }  # fmt: skip
+OWN = {"scale": (), "bias": CLASSES, "weights": (STYLE, CLASSES), "mean": STYLE, "std": STYLE}
+EVIDENCE = {"evidence_kernel": (6, 16), "evidence_bias": 16, "belief": 16}  # older adapters have none
+ARRAYS |= {f"batch_stats/adapter/own/{name}": shape for name, shape in OWN.items()}
+ARRAYS |= {f"params/adapter/{name}": shape for name, shape in EVIDENCE.items()}
 KNOWN = {"centre": STYLE, "between": STYLE, "within": STYLE, "scale": (), "bias": CLASSES, "shares": CLASSES}
 WEIGHTS = {
     **{f"variables/{name}": np.full(shape, 0.2, np.float32) for name, shape in ARRAYS.items()},
@@ -118,7 +122,7 @@ def test_weights_of_an_adapter_are_read_within_their_ranges_alone(tmp_path):
         write_adapter(tmp_path, arrays={**WEIGHTS, name: array})
         with refused("weights.safetensors", tmp_path, named=name.partition("/")[2]):
             cxda_jax.load_adapter(tmp_path)
-    for name in WEIGHTS:
+    for name in (name for name in WEIGHTS if name.rpartition("/")[2] not in EVIDENCE):
         arrays = {other: x for other, x in WEIGHTS.items() if other != name}
         write_adapter(tmp_path, arrays={**arrays, f"other{name}": WEIGHTS[name]})
         with refused("weights.safetensors", tmp_path, named=name.partition("/")[2]):
@@ -128,7 +132,7 @@ def test_weights_of_an_adapter_are_read_within_their_ranges_alone(tmp_path):
 def test_within_these_ranges_an_answer_is_finite_or_refused(tmp_path):
     """At their ends, in several tensors at once, for the largest numbers that an image may have."""
     rng, report = np.random.default_rng(0), changed(REPORT, "drift", "limit", to=None)
-    kinds, answered = adapters._VARIABLES, 0
+    kinds, answered = adapters._VARIABLES | adapters._OWN, 0
     for _ in range(40):
         arrays = dict(WEIGHTS)
         for name in rng.permutation([*kinds])[: rng.integers(len(kinds) + 1)]:

@@ -14,6 +14,7 @@ from cxda_jax.data.episodes import split_part
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.methods.cxda_shares import draw_present, on_described
+from cxda_jax.nets import shares
 from cxda_jax.nets.shares import Keyed, ShareAdapter
 from cxda_jax.studies.folders import read_result
 from cxda_jax.training.experiment import build_on
@@ -138,6 +139,47 @@ def test_answers_are_those_of_the_formula():
     close(answered, by_hand(variables, query, buffer, present, labels), 1e-4)
     none = answer(query, buffer, np.zeros(20, bool))
     np.testing.assert_array_equal(none, query[0].astype(np.float32))
+
+
+def test_evidence_moves_the_strength_of_the_shares():
+    """Beside its formula in numpy, and beside an adapter without it that has the moved strength."""
+    weighing, plain = ShareAdapter(CLASSES, RANK, STEPS, weighs=True), ShareAdapter(CLASSES, RANK, STEPS)
+    variables = variables_of(weighing)
+    own = variables["params"]
+    t = np.asarray(variables["batch_stats"]["shares"])
+    query, buffer = (Keyed(RNG.normal(0, 2, (n, CLASSES)), RNG.normal(0, 0.5, (n, RANK))) for n in (3, 20))
+    seen, evidence = [], shares.evidence
+
+    def kept(*given):
+        seen.append(given)
+        return evidence(*given)
+
+    @jax.jit
+    def answer(query, buffer):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shares, "evidence", kept)
+            return weighing.apply(variables, query, buffer, None, method="answer"), seen[-1], evidence(*seen[-1])
+
+    answers, (p, q, _, a), found = jax.device_get(answer(query, buffer))
+    apply = jax.jit(lambda variables: plain.apply(variables, query, buffer, None, method="answer"))
+    for i in range(3):
+        n, answer = a[i].sum(), a[i] @ p[i] / a[i].sum()
+        apart, answered = ((x * np.log(x / t)).sum() / np.log(CLASSES) for x in (q[i], answer))
+        likelier = a[i] @ np.log(p[i] @ (q[i] / t)) / n / np.log(CLASSES)
+        sure = a[i] @ (p[i] ** 2).sum(1) / n
+        expected = [
+            np.log1p(n) - 3,
+            2 * apart - 1,
+            8 * likelier - 1,
+            4 * answered,
+            4 * sure - 2,
+            2 * (q[i] ** 2).sum() - 1,
+        ]
+        close(found[i], np.array(expected), 1e-3)
+        belief = np.tanh(expected @ own["evidence_kernel"] + own["evidence_bias"]) @ own["belief"]
+        without = {name: x for name, x in own.items() if name not in ("evidence_kernel", "evidence_bias", "belief")}
+        moved = {**variables, "params": {**without, "strength": own["strength"] + belief}}
+        close(apply(moved)[i], answers[i], 1e-3)
 
 
 def test_the_errors_learn_from_answers_whose_shares_are_known():

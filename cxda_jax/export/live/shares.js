@@ -4,6 +4,7 @@
 
 const LARGEST = 5; // numbers of style are clipped there
 const FLOOR = 1e-12;
+const SMALLEST = 1e-6; // of what divides, or whose logarithm is taken, in evidence
 
 class Shares {
   /** sizes: { maps, steps, most }: the layers whose maps make the style; the steps of EM; of more images in the buffer, so
@@ -33,7 +34,16 @@ class Shares {
   keyed(logits, style) {
     const [mean, std, kernel] = ["mean", "std", "kernel"].map((name) => this.part(name));
     const scaled = style.map((x, k) => Math.min(LARGEST, Math.max(-LARGEST, (x - mean[k]) / std[k])) / Math.sqrt(style.length));
-    return { logits, key: [...times(scaled, kernel, kernel.length / style.length)] };
+    return { logits: this.corrected(logits, style), key: [...times(scaled, kernel, kernel.length / style.length)] };
+  }
+
+  /** The logits after the correction by the image's own style, if there is one. */
+  corrected(logits, style) {
+    const [scale, bias, weights, mean, std] = ["scale", "bias", "weights", "mean", "std"].map((name) => this.part(`own/${name}`));
+    if (!scale) return logits;
+    const scaled = style.map((x, k) => Math.min(LARGEST, Math.max(-LARGEST, (x - mean[k]) / std[k])));
+    const moved = times(scaled, weights, logits.length);
+    return logits.map((x, k) => x * scale[0] + bias[k] + moved[k]);
   }
 
   /** Stops after each image. */
@@ -67,7 +77,7 @@ class Shares {
 
   adapted(buffer, weights, logits) {
     const [logT, logN, logM, power] = ["log_t", "log_n", "log_m", "strength"].map((name) => this.part(name)[0]);
-    const [sharpness, mass, strength] = [Math.exp(-logT), Math.exp(logM), 2 * sigmoid(power)];
+    const [sharpness, mass] = [Math.exp(-logT), Math.exp(logM)];
     const count = weights.reduce((a, b) => a + b);
     const mean = times(weights, buffer.flatMap((image) => image.key), buffer[0].key.length).map((x) => x / (count + FLOOR));
     const [offset, trained] = [this.part("offset"), this.part("shares")];
@@ -84,7 +94,27 @@ class Shares {
       });
       ratio = times(weights, rows, ratio.length).map((x, k) => (x / trained[k] + mass) / (count + mass));
     }
+    const strength = 2 * sigmoid(power + this.belief(posteriors, weights, ratio, trained));
     return corrected(logits).map((x, k) => x + strength * Math.log(ratio[k]));
+  }
+
+  /** How far the evidence moves the strength of the shares, as in evidence() of shares.py; 0 where it is not weighed. */
+  belief(posteriors, weights, ratio, trained) {
+    const [kernel, bias, out] = ["evidence_kernel", "evidence_bias", "belief"].map((name) => this.part(name));
+    if (!kernel) return 0;
+    const [classes, whole] = [trained.length, Math.log(trained.length)];
+    const count = weights.reduce((a, b) => a + b);
+    const mean = (of) => posteriors.reduce((sum, p, i) => sum + weights[i] * of(p), 0) / Math.max(count, SMALLEST);
+    const answer = times(weights, posteriors.flat(), classes).map((x) => x / Math.max(count, SMALLEST));
+    const shares = trained.map((x, k) => x * ratio[k]);
+    const apart = (q) => q.reduce((sum, x, k) => sum + x * Math.log(x / trained[k] + SMALLEST), 0) / whole;
+    const likelier = mean((p) => Math.log(p.reduce((sum, x, k) => sum + x * ratio[k], 0) + SMALLEST));
+    const squares = (p) => p.reduce((sum, x) => sum + x * x, 0);
+    const found = [
+      Math.log1p(count) - 3, 2 * apart(shares) - 1, (8 * likelier) / whole - 1, 4 * apart(answer), 4 * mean(squares) - 2,
+      2 * squares(shares) - 1,
+    ];
+    return times(found, kernel, bias.length).reduce((sum, x, i) => sum + Math.tanh(x + bias[i]) * out[i], 0);
   }
 }
 
