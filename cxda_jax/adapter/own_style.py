@@ -9,7 +9,7 @@ from cxda_jax.training.metrics import interval_over_groups
 
 FOLDS, CHOOSING = 5, 5  # of domains; of so many that teach one chooses
 LARGEST = 2**17  # numbers [style, classes] of a correction; a larger one would take minutes and is not tried
-CELLS, FEWEST = 2**25, 2000  # numbers [images, style, classes] that a correction learns from, and images at least
+CELLS, FEWEST = 2**27, 2000  # numbers [images, style, classes] that a correction learns from, and images at least
 
 
 class OwnStyle:
