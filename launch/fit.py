@@ -19,7 +19,7 @@ from . import cli
 flags.adopt_module_key_flags(cli)
 _FEATURES = flags.DEFINE_string("features", "", "The .npz file of cxda features.", allow_override=True)
 _OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)
-_MINUTES = flags.DEFINE_float("minutes", None, "That the training may take, if not two.", lower_bound=0.0)
+_MINUTES = flags.DEFINE_float("minutes", None, "That the training may take, if not five.", lower_bound=0.0)
 _SEED = flags.DEFINE_integer("seed", None, "Of all that is random (0).", lower_bound=0, allow_override=True)
 
 

@@ -50,7 +50,7 @@ from cxda_jax.training.pace import Pace, TimeLimit
 from cxda_jax.training.selection import CHOICES, Selection, by_em, without_shares
 from cxda_jax.types import Described, Episode, Images, Variables
 
-MINUTES = 2.0
+MINUTES = 5.0
 PARTS = ("style", "shares")
 FEWEST = 3  # domains: one teaches, one chooses, one judges
 TURNS = 4  # adapters at most that are judged in the place of the returned one
