@@ -1,4 +1,4 @@
-"""A report of fit() as text and as a page. judging.py finds its numbers, and docs/fit.md explains them."""
+"""A report of fit() as text and as a page. judge.py finds its numbers, and docs/fit.md explains them."""
 
 import html
 from collections.abc import Iterator, Mapping

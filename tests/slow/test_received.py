@@ -122,6 +122,9 @@ def test_weights_of_an_adapter_are_read_within_their_ranges_alone(tmp_path):
         write_adapter(tmp_path, arrays={**WEIGHTS, name: array})
         with refused("weights.safetensors", tmp_path, named=name.partition("/")[2]):
             cxda_jax.load_adapter(tmp_path)
+    older = {name: x for name, x in WEIGHTS.items() if "/own/" not in name and name.rpartition("/")[2] not in EVIDENCE}
+    adapter = cxda_jax.load_adapter(write_adapter(tmp_path, arrays=older))
+    assert not adapter.corrects and not adapter.variables["params"]["adapter"]["belief"].any()
     for name in (name for name in WEIGHTS if name.rpartition("/")[2] not in EVIDENCE):
         arrays = {other: x for other, x in WEIGHTS.items() if other != name}
         write_adapter(tmp_path, arrays={**arrays, f"other{name}": WEIGHTS[name]})
