@@ -77,6 +77,7 @@ _VARIABLES = {
     f"params/{ADAPTER}/offset": Kind("f", _WIDE, shape=("classes",)),
     **{f"params/{ADAPTER}/{name}": Kind("f", _WIDE, shape=()) for name in ("near", "strength")},
     **{f"params/{ADAPTER}/{name}": Kind("f", _EXPONENT, shape=()) for name in ("log_t", "log_n", "log_m")},
+    f"params/{ADAPTER}/log_l": Kind("f", _EXPONENT, shape=(), absent=True),
     f"params/{ADAPTER}/evidence_kernel": Kind("f", _WIDE, shape=(EVIDENCE, HIDDEN), absent=True),
     **{f"params/{ADAPTER}/{n}": Kind("f", _WIDE, shape=(HIDDEN,), absent=True) for n in ("evidence_bias", "belief")},
     f"batch_stats/{ADAPTER}/mean": Kind("f", _WIDE, shape=("style",)),
@@ -88,7 +89,8 @@ _OWN = {  # of an adapter that corrects by the own style
     for name, kind in {
         "scale": Kind("f", Range(-1e3, 1e3), shape=()),
         "bias": Kind("f", _WIDE, shape=("classes",)),
-        "weights": Kind("f", _WIDE, shape=("style", "classes")),
+        **dict.fromkeys(("weights", "common"), Kind("f", _WIDE, shape=("style", "classes"))),
+        "content": Kind("f", _WIDE, shape=("classes", "classes")),
         "mean": Kind("f", _WIDE, shape=("style",)),
         "std": Kind("f", Range(1e-7, 10 * LIMIT), shape=("style",)),
     }.items()

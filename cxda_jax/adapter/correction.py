@@ -2,10 +2,16 @@
 
     z' = a z + b + s U
 
-z are the logits and s the standardised style of one image. a, b and U have the least cross-entropy on labelled images
-of some domains, plus a penalty on the squares of U; other domains choose the penalty, or that nothing is corrected.
-While they are learnt, log q - log t is added to z', where q are the shares of the classes in the image's domain and t
-those in all: otherwise U would learn which classes these domains have.
+z are the logits and s the standardised style of one image. Of a device's images there is more to know: the part p of
+their styles that all have in common, whatever their classes. It is the mean of s less what the classes explain, y M,
+where M are the means of the classes if each domain has a mean of its own. Where p is known, other weights are for it:
+
+    z' = a z + b + (s - p) U + p V = a z + b + s U - p W        W = U - V
+
+nets/shares.py finds p W in a buffer, by W and C = M W. a, b, U and V have the least cross-entropy on labelled images of
+some domains, of both formulas alike, plus a penalty on the squares of U and V. While they are learnt, log q - log t is
+added to z', where q are the shares of the classes in the image's domain and t those in all: otherwise they would learn
+which classes these domains have.
 
 An adapter must not learn from logits that were corrected by their own labels, since new domains have no such logits.
 So the domains lie in groups, and each group is corrected by what the other groups taught. New domains get the mean of
@@ -13,7 +19,7 @@ all these corrections.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -21,13 +27,16 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
 
-from cxda_jax.losses import cross_entropy
+from cxda_jax.adapter.adapter import standardised
 from cxda_jax.machine import backend
-from cxda_jax.nets.shares import LARGEST, OWN
+from cxda_jax.methods.cxda_shares import SMALLEST
+from cxda_jax.nets.shares import OWN
 from cxda_jax.types import ADAPTER, Array, Variables
 
 PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the most careful on
-STEPS = 50  # of L-BFGS, for each of them
+STEPS = 15  # of L-BFGS, for each of them
+ROUNDS = 10  # in which the means of classes and of domains are found in turn
+CURVATURE = 0.1  # of the cross-entropy in a logit, about
 
 
 class Correction(NamedTuple):
@@ -35,13 +44,18 @@ class Correction(NamedTuple):
 
     scale: float
     bias: np.ndarray  # [classes]
-    weights: np.ndarray  # [d, classes]
+    weights: np.ndarray  # U, [d, classes]
+    common: np.ndarray  # W, [d, classes]
+    content: np.ndarray  # C, [classes, classes]
     mean: np.ndarray  # of the style, [d]
     std: np.ndarray
 
     def __call__(self, logits: np.ndarray, style: np.ndarray) -> np.ndarray:
-        s = np.clip((style - self.mean) / self.std, -LARGEST, LARGEST)
-        return self.scale * logits + self.bias + s @ self.weights
+        return self.scale * logits + self.bias + standardised(style, self.mean, self.std) @ self.weights
+
+    def moves(self, style: np.ndarray) -> np.ndarray:
+        """s W, [..., classes]."""
+        return standardised(style, self.mean, self.std) @ self.common
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -50,7 +64,7 @@ class Correction(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """Images of some domains: logits [n, classes], style [n, d], labels [n], domains [n]."""
+    """Images of some domains: logits [n, classes], style [n, d], labels [n], and the numbers of their domains [n]."""
 
     logits: np.ndarray
     style: np.ndarray
@@ -58,24 +72,57 @@ class Labelled(NamedTuple):
     domains: np.ndarray
 
 
-def correct(learn: Labelled, choose: Labelled, mean: np.ndarray, std: np.ndarray) -> Correction:
-    """The correction that some domains teach and others choose, for styles of this mean and deviation."""
-    classes, d = learn.logits.shape[1], learn.style.shape[1]
-    style, offset = np.clip((learn.style - mean) / std, -LARGEST, LARGEST), told_shares(learn)
-    point = np.concatenate([[1.0], np.zeros(classes + d * classes)])
-    tried = [Correction(1.0, np.zeros(classes), np.zeros((d, classes)), mean, std)]  # corrects nothing
+def corrections(images: Labelled, teach: np.ndarray, mean: np.ndarray, std: np.ndarray) -> Iterator[list[Correction]]:
+    """For each of PENALTIES what some domains teach, for styles of this mean and deviation.
+
+    L-BFGS learns all of a penalty at once, along the axes of the styles and in steps that fit the curvature there.
+
+    Args:
+      images: of all domains.
+      teach: which domains teach each of the corrections, bool [corrections, domains].
+      mean: of the style, [d].
+      std: of the style, [d].
+    """
+    s, classes, count = standardised(images.style, mean, std).astype(np.float32), images.logits.shape[1], len(teach)
+    spread, axes = np.linalg.eigh(s.T @ s / len(s))
+    cells = counts_of(images, teach.shape[1])
+    sums = np.zeros((*cells.shape, s.shape[1]))
+    np.add.at(sums, (images.domains, images.labels), s)
+    content, parts = common_parts(sums, cells, teach)
+    unit = float(images.logits.std()) + SMALLEST  # of logits, so that a, b and U have steps of one size
+    shares = np.stack([told_shares(cells, own) for own in teach], 1)
+    weight = teach / (teach @ cells.sum(1))[:, None]
+    as_floats = functools.partial(jnp.asarray, dtype=jnp.float32)
+    shown = _Shown(
+        *map(as_floats, (s @ axes, images.logits / unit, shares, parts @ axes, weight)),
+        *map(jnp.asarray, (images.labels, images.domains)),
+    )
+    of_parts = np.square(shown.parts).mean((0, 1))
+    a, b, u = np.full((count, 1), unit), np.zeros((count, classes)), np.zeros((count, 2, s.shape[1], classes))
     for penalty in PENALTIES:
+        root = np.sqrt(CURVATURE * np.maximum([spread, of_parts], 0) + penalty)[..., None]
+        start = np.concatenate([a, b, (u * root).reshape(count, -1)], 1)
 
-        def objective(x: np.ndarray, penalty: float = penalty) -> tuple[float, np.ndarray]:
-            given = style, learn.logits, learn.labels, offset, np.float32(penalty)
-            loss, slope = _objective()(x.astype(np.float32), *given)
-            return float(loss), np.asarray(slope, np.float64)
+        def objective(x: np.ndarray, root: np.ndarray = root, penalty: float = penalty) -> tuple[float, np.ndarray]:
+            point = as_floats(x.reshape(count, -1))
+            loss, slope = _objective()(point, shown, as_floats(root), np.float32(penalty))
+            return float(loss), np.asarray(slope, np.float64).ravel()
 
-        options = {"maxiter": STEPS, "ftol": 1e-6}
-        point = scipy.optimize.minimize(objective, point, jac=True, method="L-BFGS-B", options=options).x
-        bias, weights = point[1 : 1 + classes], point[1 + classes :].reshape(d, classes)
-        tried.append(Correction(point[0], bias.astype(np.float32), weights.astype(np.float32), mean, std))
-    return max(tried, key=lambda found: float((found(*choose[:2]).argmax(1) == choose.labels).mean()))
+        options = {"maxiter": STEPS, "ftol": 1e-5}
+        found = scipy.optimize.minimize(objective, start.ravel(), jac=True, method="L-BFGS-B", options=options).x
+        a, b, u = np.split(found.reshape(count, -1), [1, 1 + classes], axis=1)
+        u = u.reshape(count, 2, -1, classes) / root
+        weights, others = np.moveaxis((axes @ u).astype(np.float32), 1, 0)
+        given = a[:, 0] / unit, b.astype(np.float32), weights, weights - others
+        yield [
+            Correction(*of, m @ of[-1], mean, std) for m, *of in zip(content.astype(np.float32), *given, strict=True)
+        ]
+
+
+def nothing(classes: int, mean: np.ndarray, std: np.ndarray) -> Correction:
+    """The correction that changes nothing."""
+    weights = np.zeros((len(mean), classes))
+    return Correction(1.0, np.zeros(classes), weights, weights, np.zeros((classes, classes)), mean, std)
 
 
 def added(variables: Variables, correction: Correction | None) -> Variables:
@@ -93,32 +140,71 @@ def correction_in(variables: Variables) -> Correction | None:
 
 def mean_of(corrections: Sequence[Correction]) -> Correction:
     """The correction whose answers are the means of those of these, which have one mean and deviation of styles."""
-    first = corrections[0]
-    scale = float(np.mean([each.scale for each in corrections]))
-    bias, weights = (np.mean([getattr(each, name) for each in corrections], axis=0) for name in ("bias", "weights"))
-    return Correction(scale, bias, weights, first.mean, first.std)
+    scale, *others = (np.mean([getattr(each, name) for each in corrections], axis=0) for name in Correction._fields[:5])
+    return Correction(float(scale), *others, corrections[0].mean, corrections[0].std)
 
 
-def told_shares(learn: Labelled) -> np.ndarray:
-    """log q - log t of each image's domain, [n, classes]; t counts like one image in q."""
-    classes = learn.logits.shape[1]
-    _, domains = np.unique(learn.domains, return_inverse=True)
-    counts = np.zeros((domains.max() + 1, classes))
-    np.add.at(counts, (domains, learn.labels), 1)
-    total = counts.sum(0) + 0.5
+def counts_of(images: Labelled, domains: int) -> np.ndarray:
+    """How many images each domain has of each class, [domains, classes]."""
+    counts = np.zeros((domains, images.logits.shape[1]))
+    np.add.at(counts, (images.domains, images.labels), 1)
+    return counts
+
+
+def told_shares(counts: np.ndarray, teach: np.ndarray) -> np.ndarray:
+    """log q - log t of each domain, [domains, classes], where t are the shares in those that teach. t counts like one
+    image in q."""
+    total = counts[teach].sum(0) + 0.5
     t = total / total.sum()
-    shares = (counts + t) / (counts.sum(1, keepdims=True) + 1)
-    return (np.log(shares) - np.log(t)).astype(np.float32)[domains]
+    return np.log((counts + t) / (counts.sum(1, keepdims=True) + 1)) - np.log(t)
+
+
+def common_parts(sums: np.ndarray, counts: np.ndarray, teach: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What the images of a class have in common within domains, [corrections, classes, d], by the domains that teach
+    each, and what those of a domain have in common beyond their classes, [domains, corrections, d].
+
+    Args:
+      sums: of the standardised styles of each class in each domain, [domains, classes, d].
+      counts: of its images, [domains, classes].
+      teach: as in corrections().
+    """
+    of_class = np.zeros((len(teach), *sums.shape[1:]))
+    of_domain = np.zeros((len(sums), len(teach), sums.shape[2]))
+    for i, own in enumerate(teach):
+        for _ in range(ROUNDS):
+            left = (sums[own] - counts[own][..., None] * of_domain[own, i][:, None]).sum(0)
+            of_class[i] = left / (counts[own].sum(0)[:, None] + 1)
+            of_class[i] -= of_class[i].mean(0)
+            of_domain[:, i] = (sums.sum(1) - counts @ of_class[i]) / np.maximum(counts.sum(1), 1)[:, None]
+    return of_class, of_domain
+
+
+class _Shown(NamedTuple):
+    """What corrections learn from: images, and what is known of their domains."""
+
+    s: Array  # [n, d], along the axes of the styles
+    logits: Array  # [n, classes], of about one size
+    shares: Array  # told_shares() of each correction, [domains, corrections, classes]
+    parts: Array  # common to the images of a domain, [domains, corrections, d]
+    weight: Array  # of an image, [corrections, domains]
+    labels: Array  # [n]
+    domains: Array  # [n]
 
 
 @functools.cache
 def _objective() -> Callable[..., tuple[Array, Array]]:
-    """The cross-entropy with its penalty, and its gradient, of a, b and U in one vector."""
+    """The sum over corrections of their cross-entropies with penalties, and its gradient, of a, b, U and V
+    [corrections, 1 + classes + 2 d classes]."""
 
-    def objective(point: Array, style: Array, logits: Array, labels: Array, offset: Array, penalty: Array) -> Array:
+    def objective(point: Array, shown: _Shown, root: Array, penalty: Array) -> Array:
+        s, logits, shares, parts, weight, labels, domains = shown
         classes = logits.shape[1]
-        scale, bias, weights = point[0], point[1 : 1 + classes], point[1 + classes :].reshape(-1, classes)
-        z = scale * logits + bias + style @ weights + offset
-        return cross_entropy(z, labels) + penalty / 2 * jnp.square(weights).sum()
+        a, b = point[:, :1], point[:, 1 : 1 + classes]
+        both = point[:, 1 + classes :].reshape(len(point), 2, -1, classes) / root
+        u, v = both[:, 0], both[:, 1]
+        z = a * logits[:, None] + b + jnp.einsum("nd,fdk->nfk", s, u) + shares[domains]
+        known = z - jnp.einsum("mfd,fdk->mfk", parts, u - v)[domains]
+        likely = [jnp.take_along_axis(jax.nn.log_softmax(x), labels[:, None, None], -1)[..., 0] for x in (z, known)]
+        return -(sum(likely) * weight.T[domains]).sum() / 2 + penalty / 2 * jnp.square(both).sum()
 
     return backend.jit(jax.value_and_grad(objective))

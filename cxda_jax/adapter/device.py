@@ -104,8 +104,8 @@ def _adapt(adapter: "Adapter", buffer: Buffer) -> Device:
 
 
 @functools.cache
-def method_of(classes: int) -> Method:
-    return on_described(classes, weighs=True)
+def method_of(classes: int, corrected: bool = False) -> Method:
+    return on_described(classes, weighs=True, corrected=corrected)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ import optax
 
 from cxda_jax.adapter.adapter import PLAIN, SIZES, Adapter, as_array, as_logits, as_numbers
 from cxda_jax.adapter.buffer import check_number
-from cxda_jax.adapter.correction import added, correction_in
+from cxda_jax.adapter.correction import Correction, added, correction_in
 from cxda_jax.adapter.device import CELLS, method_of
 from cxda_jax.adapter.judge import (
     FULL,
@@ -37,7 +37,7 @@ from cxda_jax.adapter.judge import (
     settled,
     some_of,
 )
-from cxda_jax.adapter.own_style import LARGEST, OwnStyle
+from cxda_jax.adapter.own_style import MOST, WIDEST, OwnStyle, corrected_by
 from cxda_jax.adapter.report import in_words
 from cxda_jax.data import augment
 from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
@@ -47,12 +47,13 @@ from cxda_jax.errors import UserError
 from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS, VALIDATIONS, measure
 from cxda_jax.training import loop
 from cxda_jax.training.pace import Pace, TimeLimit
-from cxda_jax.training.selection import CHOICES, Selection, by_em, without_shares
+from cxda_jax.training.selection import CHOICES, Selection, by_em, by_style, without_buffer
 from cxda_jax.types import Described, Episode, Images, Variables
 
 MINUTES = 5.0
 PARTS = ("style", "shares")
 FEWEST = 3  # domains: one teaches, one chooses, one judges
+STEPS = 250  # of a training: the keys do not learn, so a quarter of those of cxda_shares are enough
 TURNS = 4  # adapters at most that are judged in the place of the returned one
 CHOOSING = 4  # of so many domains one chooses the best weights
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
@@ -74,7 +75,7 @@ def fit(  # noqa: PLR0913
     style: Any = None,
     features: Any = None,
     minutes: float = MINUTES,
-    steps: int = ADAPTER_DEFAULTS.steps,
+    steps: int = STEPS,
     seed: int = 0,
     parts: Sequence[str] = PARTS,
     log: Callable[[str], None] = print,
@@ -101,7 +102,7 @@ def fit(  # noqa: PLR0913
       steps: of each training, at most: one for each turn, and one for the adapter that is returned.
       seed: of all that is random.
       parts: what may be learnt: "style", a correction of the logits by the image's own style, which needs no buffer;
-        "shares", what the buffer tells. Held-out domains say which of these pay.
+        "shares", what the buffer tells. Held-out domains say what of these pays.
       log: takes lines of progress.
     """
     began = time.monotonic()
@@ -118,11 +119,11 @@ def fit(  # noqa: PLR0913
     steps = steps if "shares" in parts else 0
     own = OwnStyle(judged) if "style" in parts and _has_room(judged, log) else None
     (corrected, correction), *found = [own.of(turn) if own else (turn, None) for turn in (whole, *others)]
-    made = [_turn(turn, of_turn, limit, steps) for turn, (of_turn, _) in zip(others, found, strict=True)]
+    made = [_turn(turn, *of_turn, limit, steps) for turn, of_turn in zip(others, found, strict=True)]
     turns, chosen = settled(made)
-    ways, taken = _train(corrected, limit, steps)
-    variables = added(ways[chosen], correction)
-    facts = {"steps": taken, "asked": steps, "corrects": bool(correction), "shares": chosen}
+    ways, taken = _train(corrected, correction, limit, steps)
+    variables = ways[chosen]
+    facts = {"steps": taken, "asked": steps, "corrects": bool(correction), "takes": chosen}
     report, kept = report_on(judged, corrected, variables, turns, facts, known)
     log(said := in_words(report))
     classes = judged.store.num_classes
@@ -142,14 +143,10 @@ def gains_on(adapter: Adapter, logits: Any, labels: Any, domains: Any, style: An
     adapter.rows(logits, style)  # names what is not as in fit()
     judged = _checked(logits, labels, domains, {adapter.keys: style}, adapter.seed)
     temperatures = {PLAIN: adapter.temperature(None)} | {str(n): adapter.temperature(n) for n in SIZES}
-    corrected, correction = judged, correction_in(adapter.variables)
-    if correction:
-        images, classes = judged.store.images.copy(), judged.store.num_classes
-        images[:, 0, 0, :classes] = correction(judged.logits, judged.rows[:, classes:])
-        corrected = judged._replace(store=judged.store._replace(images=images))
+    corrected = corrected_by(judged, correction_in(adapter.variables))
     own = {name: adapter.known.get(f"own_{name}", adapter.known[name]) for name in ("scale", "bias")}
     rivals: dict[str, Any] = {"em": adapter.known, "own_em": {**adapter.known, **own}}
-    found, _ = judge([Turn(corrected, judged, added(adapter.variables, None), rivals)], temperatures)
+    found, _ = judge([Turn(corrected, judged, adapter.variables, rivals)], temperatures)
     right = judged.logits.argmax(1) == judged.store.labels
     return {"images": len(right), "right": float(right.mean()), "headroom": headroom(judged), **found}
 
@@ -185,22 +182,25 @@ def optimizer() -> Any:
 
 
 @functools.cache
-def programs(classes: int) -> loop.Programs:
+def programs(classes: int, corrected: bool) -> loop.Programs:
     """The compiled step that all trainings of so many classes share."""
-    learner = loop.Learner(method_of(classes), optimizer(), augment.Weak(crop=False, flip=False, rotate=0.0))
+    learner = loop.Learner(method_of(classes, corrected), optimizer(), augment.Weak(crop=False, flip=False, rotate=0.0))
     return loop.Programs(learner, AS_GIVEN)
 
 
-def _train(judged: FitData, limit: TimeLimit, steps: int) -> tuple[dict[str, Variables], int]:
+def _train(
+    judged: FitData, correction: Correction | None, limit: TimeLimit, steps: int
+) -> tuple[dict[str, Variables], int]:
     """The variables by the name in WAYS of how they take shares from a buffer, and the steps that were taken."""
     store, rows, classes = judged.store, judged.rows, judged.store.num_classes
+    method = method_of(classes, judged.corrected)
     tasks, _ = load_of(classes)
     draws = {split: judged.draw(split, i, _spec(judged, split)) for i, split in enumerate(("train", "val"))}
     asked = sample_plans(draws["val"], range(TASKS))
-    state = loop.init_state(method_of(classes), optimizer(), judged.seed, _images(rows[:2]))
-    state = state.replace(variables=_start(judged, state.variables))
+    state = loop.init_state(method, optimizer(), judged.seed, _images(rows[:2]))
+    state = state.replace(variables=added(_start(judged, state.variables), correction))
     if not steps:
-        return dict.fromkeys(WAYS, without_shares(state.variables)), 0
+        return dict.fromkeys(WAYS, without_buffer(state.variables)), 0
 
     def score(variables: Variables) -> float:
         return float((judged.answers(variables, asked).argmax(-1) == store.labels[asked.query]).mean())
@@ -216,9 +216,9 @@ def _train(judged: FitData, limit: TimeLimit, steps: int) -> tuple[dict[str, Var
     selection = Selection(score, _gain_of_balanced(judged), untrained)
     validation = loop.Validation(score, selection.likeliest)
     run = loop.Run(None, log=lambda line: None)  # the time limit tells of the progress of all trainings
-    spent = loop.train(programs(classes), episodes, state, pace, validation, run, judged.seed)
+    spent = loop.train(programs(classes, judged.corrected), episodes, state, pace, validation, run, judged.seed)
     best = jax.tree.map(jnp.asarray, spent.best)
-    found = (best, selection.more_careful(best), by_em(best), without_shares(best))
+    found = (best, selection.more_careful(best), by_em(best), by_style(best), without_buffer(best))
     return dict(zip(WAYS, found, strict=True)), pace.taken
 
 
@@ -270,16 +270,18 @@ def _tell_of_small(judged: FitData, log: Callable[[str], None]) -> None:
 
 def _has_room(judged: FitData, log: Callable[[str], None]) -> bool:
     """Whether a correction by the own style is small enough to be learnt."""
-    classes = judged.store.num_classes
-    size = classes * (judged.rows.shape[1] - classes)
-    if size > LARGEST:
-        log(f"no correction by the own style is tried: style times classes are {size:,} numbers, more than {LARGEST:,}")
-    return size <= LARGEST
+    d, classes = judged.style.shape[1], judged.store.num_classes
+    most = min(WIDEST, MOST // classes)
+    if d > most:
+        log(
+            f"no correction by the own style is tried: {d:,} numbers are more than {most:,}, the most for these classes"
+        )
+    return d <= most
 
 
-def _turn(plain: FitData, judged: FitData, limit: TimeLimit, steps: int) -> Turn:
+def _turn(plain: FitData, judged: FitData, correction: Correction | None, limit: TimeLimit, steps: int) -> Turn:
     """An adapter of the domains that teach and choose, and its rivals of the same."""
-    ways, _ = _train(judged, limit, steps)
+    ways, _ = _train(judged, correction, limit, steps)
     rows = plain.rows_of("train", "val")
     rivals = {name: calibrated(data, rows) for name, data in zip(RIVALS, (plain, judged), strict=True)}
     return Turn(judged, plain, {}, rivals, ways)
@@ -291,9 +293,10 @@ def _start(judged: FitData, variables: Variables) -> Variables:
 
     The classifier's own training images are unknown. Their classes are taken to have the same shares.
     """
-    store, rows, own = judged.store, judged.rows, judged.rows_of("train")
+    store, own = judged.store, judged.rows_of("train")
     some = some_of(own, judged)
-    held = Described(rows[some], store.labels[some], store.row_domains()[some])
+    rows = np.concatenate([judged.logits[some], judged.style[some]], axis=1)
+    held = Described(rows, store.labels[some], store.row_domains()[some])
     return measure(variables, held, store.labels[own])
 
 

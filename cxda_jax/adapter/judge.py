@@ -29,7 +29,7 @@ TASKS = 200  # of a kind
 BLOCK = 50  # tasks that one program answers at once
 START = 2**21  # numbers in the arrays from which a calibration, and the start of the training, are measured
 FULL = SIZES[-1]
-WAYS = ("learnt", "careful", "em", "none")  # how shares are taken from a buffer, the one to prefer first
+WAYS = ("learnt", "careful", "em", "style", "none")  # what is taken from a buffer, the one to prefer first
 ANSWERS = (PLAIN, *map(str, SIZES))
 RIVALS = ("em", "own_em")  # EM with FULL images, of the classifier's answers and of those corrected by the own style
 LEVELS = np.arange(1, 101) / 100  # coverages, surest answers first, at which errors are counted by domain
@@ -45,11 +45,14 @@ class FitData(NamedTuple):
       store: whose images are logits and style, [n, 1, 1, classes + d].
       queries: of a task.
       seed: of the tasks.
+      corrected: whether the logits are corrected by the own style. Then Correction.moves() stands before the style,
+        [n, 1, 1, 2 classes + d].
     """
 
     store: DomainStore
     queries: int
     seed: int
+    corrected: bool = False
 
     @property
     def rows(self) -> np.ndarray:
@@ -58,6 +61,10 @@ class FitData(NamedTuple):
     @property
     def logits(self) -> np.ndarray:
         return self.rows[:, : self.store.num_classes]
+
+    @property
+    def style(self) -> np.ndarray:
+        return self.rows[:, (1 + self.corrected) * self.store.num_classes :]
 
     def rows_of(self, *splits: str) -> np.ndarray:
         """The numbers of the images of some splits."""
@@ -77,7 +84,7 @@ class FitData(NamedTuple):
         """The adapted logits [tasks, queries, classes]; without a support those of the classifier."""
         if not plan.support.shape[1]:
             return self.logits[plan.query]
-        found, program = [], _answering(self.store.num_classes)
+        found, program = [], _answering(self.store.num_classes, self.corrected)
         for start in range(0, len(plan.query), BLOCK):  # all of one size, so that one program answers
             of_block = (np.resize(part[start : start + BLOCK], (BLOCK, part.shape[1])) for part in plan)
             found.append(np.asarray(program(variables, *(self.rows[part] for part in of_block))))
@@ -91,7 +98,7 @@ class Turn(NamedTuple):
       judged: on what. If its logits are corrected by the own style, those of the other domains are by what others
         taught.
       plain: the same with the classifier's own logits.
-      variables: of the adapter, without a correction.
+      variables: of the adapter.
       rivals: what EM knows of each of the two, by calibrated(): "em" of the classifier's own logits, "own_em" of
         the corrected ones.
       ways: variables by WAYS, of which settled() chooses.
@@ -125,8 +132,8 @@ class AnsweredTasks(NamedTuple):
 
 
 @functools.cache
-def _answering(classes: int) -> Callable[..., Array]:
-    method = method_of(classes)
+def _answering(classes: int, corrected: bool) -> Callable[..., Array]:
+    method = method_of(classes, corrected)
 
     def answering(variables: Variables, support: Array, query: Array) -> Array:
         def one(task: tuple[Array, Array]) -> Array:
@@ -187,7 +194,7 @@ def report_on(
     rival, own = (calibrated(data, np.arange(len(data.rows))) for data in (judged, corrected))
     found, kept = judge(turns)
     stats = jax.device_get(variables["batch_stats"][ADAPTER])
-    scaled = standardised(judged.rows[:, judged.store.num_classes :], stats["mean"], stats["std"])
+    scaled = standardised(judged.style, stats["mean"], stats["std"])
     expected = metrics.after_selection(found["overall"][str(FULL)], len(found["by_domain"]))
     told, means = drift(judged, scaled, [turn.judged.store.domains("test") for turn in turns])
     return {
@@ -263,18 +270,26 @@ def planned(turns: Sequence[Turn]) -> dict[str, dict[int, Plan]]:
 
 
 def settled(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
-    """The turns with the way to take shares that is best on the domains of all other turns, and that which is best on
-    all domains, of full buffers."""
-    plans, scores = planned(turns), np.zeros((len(turns), len(WAYS)))
-    for of_kind in plans.values():
-        for i, plan in of_kind.items():
-            labels = turns[i].judged.store.labels[plan.query]
-            for w, way in enumerate(WAYS):
-                answers = turns[i].judged.answers(turns[i].ways[way], plan)
-                scores[i, w] += (answers.argmax(-1) == labels).mean() / len(of_kind)
-    chosen = [WAYS[int(np.delete(scores, i, 0).sum(0).argmax())] for i in range(len(turns))]
+    """The turns with the way to take something from a full buffer that is best by the domains of all other turns, and
+    that which is best by all domains.
+
+    Best is the largest lower bound of what a way gains over taking nothing; a way that loses has one below 0.
+    """
+    gains, owners, numbers = [], [], []
+    for i, plan in [given for of_kind in planned(turns).values() for given in of_kind.items()]:
+        judged, labels = turns[i].judged, turns[i].judged.store.labels[plan.query]
+        right = [(judged.answers(turns[i].ways[way], plan).argmax(-1) == labels).mean(1) for way in WAYS]
+        gains.append(np.array(right) - right[-1])
+        owners.append(judged.store.row_domains()[plan.query[:, 0]])
+        numbers.append(np.full(len(labels), i))
+    gained, owner, number = np.concatenate(gains, 1), np.concatenate(owners), np.concatenate(numbers)
+
+    def best(tasks: np.ndarray) -> str:
+        return WAYS[int(metrics.interval_over_groups(gained[:, tasks], owner[tasks])[:, 1].argmax())]
+
+    chosen = [best(number != i) for i in range(len(turns))]
     settled = [turn._replace(variables=turn.ways[way]) for turn, way in zip(turns, chosen, strict=True)]
-    return settled, WAYS[int(scores.sum(0).argmax())]
+    return settled, best(number >= 0)
 
 
 def ask(turn: Turn, plan: Plan, number_of_turn: int) -> AnsweredTasks:

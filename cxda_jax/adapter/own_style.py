@@ -1,15 +1,17 @@
 """The correction by the image's own style in fit(): which domains teach it, and whether it pays."""
 
+from collections.abc import Callable
+
 import numpy as np
 
-from cxda_jax.adapter.correction import Correction, Labelled, correct, mean_of
+from cxda_jax.adapter.correction import Correction, Labelled, corrections, mean_of
 from cxda_jax.adapter.judge import FitData, some_of
 from cxda_jax.methods.cxda_shares import SMALLEST
 from cxda_jax.training.metrics import interval_over_groups
 
-FOLDS, CHOOSING = 5, 5  # of domains; of so many that teach one chooses
-LARGEST = 2**17  # numbers [style, classes] of a correction; a larger one would take minutes and is not tried
-CELLS, FEWEST = 2**27, 2000  # numbers [images, style, classes] that a correction learns from, and images at least
+FOLDS = 5  # of domains
+WIDEST, MOST = 2048, 2**17  # numbers of a style, and numbers [style, classes]; more would take minutes: none is tried
+CELLS, FEWEST = 2**27, 2000  # numbers [images, style, classes] that corrections learn from, and images at least
 
 
 class OwnStyle:
@@ -21,17 +23,7 @@ class OwnStyle:
 
     def __init__(self, judged: FitData):
         self.judged = judged
-        style = judged.rows[:, judged.store.num_classes :]
-        self.mean, self.std = style.mean(0), style.std(0) + SMALLEST
-
-    def taught(self, domains: np.ndarray) -> Correction:
-        """The correction that these domains teach, one in CHOOSING of which chooses."""
-        choosing = domains[::CHOOSING]
-        learn, choose = (self._labelled(some) for some in (np.setdiff1d(domains, choosing), choosing))
-        if len(learn.labels):
-            return correct(learn, choose, self.mean, self.std)
-        d, classes = len(self.mean), self.judged.store.num_classes  # one domain cannot do both
-        return Correction(1.0, np.zeros(classes), np.zeros((d, classes)), self.mean, self.std)
+        self.mean, self.std = judged.style.mean(0), judged.style.std(0) + SMALLEST
 
     def of(self, turn: FitData) -> tuple[FitData, Correction | None]:
         """The data of a turn, corrected, and the correction for new domains; None where it does not surely gain on
@@ -39,30 +31,48 @@ class OwnStyle:
 
         Domains that judge teach nothing, and are corrected as new domains are.
         """
-        store, classes = turn.store, turn.store.num_classes
+        store = turn.store
         own = np.concatenate([store.domains(split) for split in ("train", "val")])
         own = np.random.Generator(np.random.Philox(key=[turn.seed, 1])).permutation(own)
         folds = [own[i::FOLDS] for i in range(min(FOLDS, len(own)))]
-        found = [self.taught(np.setdiff1d(own, fold)) for fold in folds]
-        mean, images, gains = mean_of(found), store.images.copy(), []
-        for domain in range(len(store.split)):
-            rows = images[slice(*store.offsets[domain : domain + 2]), 0, 0]
-            labels = store.labels[slice(*store.offsets[domain : domain + 2])]
-            by = next((each for fold, each in zip(folds, found, strict=True) if domain in fold), None)
-            corrected = (by or mean)(rows[:, :classes], rows[:, classes:])
-            if by:
-                gains.append((corrected.argmax(1) == labels).mean() - (rows[:, :classes].argmax(1) == labels).mean())
-            rows[:, :classes] = corrected
-        _, low, _ = interval_over_groups(np.array([gains]), np.arange(len(gains)))[0]
-        if not low > 0:
+        fold_of = np.full(len(store.split), len(folds))  # those that judge are in none
+        for i, fold in enumerate(folds):
+            fold_of[fold] = i
+        teach = np.stack([(fold_of != i) & (fold_of < len(folds)) for i in range(len(folds))])
+        rows, owner = turn.rows_of("train", "val"), store.row_domains()
+        right = turn.logits[rows].argmax(1) == store.labels[rows]
+        best, gains = None, np.zeros(len(rows))
+        for found in corrections(self._labelled(rows), teach, self.mean, self.std):
+            answers = _corrected(turn, lambda domain, found=found: found[fold_of[domain]], own).logits[rows].argmax(1)
+            gained = (answers == store.labels[rows]).astype(float) - right
+            if gained.mean() > gains.mean():
+                best, gains = found, gained
+            elif best:  # more careful ones were better
+                break
+        _, low, _ = interval_over_groups(gains[None], owner[rows])[0]
+        if best is None or not low > 0:
             return turn, None
-        return turn._replace(store=store._replace(images=images)), mean
+        for_new = mean_of(best)
+        return _corrected(turn, lambda domain: [*best, for_new][fold_of[domain]]), for_new
 
-    def _labelled(self, domains: np.ndarray) -> Labelled:
+    def _labelled(self, rows: np.ndarray) -> Labelled:
         judged, store = self.judged, self.judged.store
-        rows = np.flatnonzero(np.isin(store.row_domains(), domains))
-        most = max(FEWEST, CELLS // (len(self.mean) * store.num_classes))
-        rows = some_of(rows, judged, most) if len(rows) else rows
-        return Labelled(
-            judged.logits[rows], judged.rows[rows, store.num_classes :], store.labels[rows], store.row_domains()[rows]
-        )
+        rows = some_of(rows, judged, max(FEWEST, CELLS // (len(self.mean) * store.num_classes)))
+        return Labelled(judged.logits[rows], judged.style[rows], store.labels[rows], store.row_domains()[rows])
+
+
+def corrected_by(data: FitData, correction: Correction | None) -> FitData:
+    """The data as new domains are corrected."""
+    return _corrected(data, lambda domain: correction) if correction else data
+
+
+def _corrected(data: FitData, by: Callable[[int], Correction], domains: np.ndarray | None = None) -> FitData:
+    """Data whose images have three parts: corrected logits, Correction.moves() and style; `by` tells the correction of
+    each domain. Where `domains` are given, the images of others stay zeros."""
+    store, classes = data.store, data.store.num_classes
+    images = np.zeros((len(store.images), 1, 1, store.images.shape[-1] + classes), np.float32)
+    for domain in range(len(store.split)) if domains is None else domains:
+        of, correction = slice(*store.offsets[domain : domain + 2]), by(domain)
+        style = data.style[of]
+        images[of, 0, 0] = np.concatenate([correction(data.logits[of], style), correction.moves(style), style], axis=1)
+    return data._replace(store=store._replace(images=images), corrected=True)

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from cxda_jax.adapter.adapter import as_array
-from cxda_jax.adapter.fit import MINUTES, domains_of, fit
+from cxda_jax.adapter.fit import MINUTES, STEPS, domains_of, fit
 from cxda_jax.errors import UserError, needing
-from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS
 
 LEAST = 1e-12  # of probabilities whose logarithm is taken
 UNTRUSTED = (
@@ -35,7 +34,7 @@ class Adapting:
     """
 
     def __init__(
-        self, base_estimator=None, held_out=0.5, minutes=MINUTES, steps=ADAPTER_DEFAULTS.steps, random_state=None
+        self, base_estimator=None, held_out=0.5, minutes=MINUTES, steps=STEPS, random_state=None
     ):
         self.base_estimator = base_estimator
         self.held_out = held_out

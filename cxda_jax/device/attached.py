@@ -15,7 +15,7 @@ import numpy as np
 
 from cxda_jax.adapter import adapter as adapters
 from cxda_jax.adapter.adapter import SIZES, Adapter
-from cxda_jax.adapter.correction import added, correction_in
+from cxda_jax.adapter.correction import added, correction_in, nothing
 from cxda_jax.adapter.encoders import Encoder, Options, open_encoder
 from cxda_jax.adapter.features import WHITE
 from cxda_jax.data.store import fault_of_images
@@ -178,8 +178,8 @@ def _answering_plainly(adapter: Adapter) -> Variables:
     if not found:
         return adapter.variables
     scale = adapter.temperature(0) / adapter.temperature(None)  # the method divides by the former
-    nothing = found._replace(scale=scale, bias=found.bias * 0, weights=found.weights * 0)
-    return added(adapter.variables, nothing)
+    plain = nothing(adapter.classes, found.mean, found.std)._replace(scale=scale)
+    return added(adapter.variables, plain)
 
 
 def _programs(adapter: Adapter, method: Method, rows: Callable[[np.ndarray], np.ndarray]) -> CompiledMethod:

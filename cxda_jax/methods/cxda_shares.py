@@ -116,16 +116,26 @@ def on_described(
     rank: int = ADAPTER_DEFAULTS.rank,
     em_steps: int = ADAPTER_DEFAULTS.em_steps,
     weighs: bool = False,
+    corrected: bool = False,
 ) -> Method:
     """cxda_shares() for images that are described already: their pixels are logits and style, [n, 1, 1, classes + d].
 
-    It reads the variables of the adapter alone. `weighs`: whether it weighs evidence, as that of cxda_jax.fit does.
+    It reads the variables of the adapter alone.
+
+    Args:
+      classes: of the network.
+      rank: numbers of a key.
+      em_steps: steps of EM for the shares of the classes.
+      weighs: whether it weighs evidence, and may correct by the own style, as that of cxda_jax.fit does.
+      corrected: whether the logits were corrected by the own style before. Then each image has three parts: logits,
+        `moves` of Keyed, and style, [n, 1, 1, 2 classes + d].
     """
     adapter = ShareAdapter(classes, rank, em_steps, weighs=weighs)
 
-    def describe(variables: Variables, pixels: Array) -> tuple[Array, Array]:
+    def describe(variables: Variables, pixels: Array) -> tuple[Array, ...]:
         flat = pixels.reshape(len(pixels), pixels.shape[-1])
-        return flat[:, :classes], flat[:, classes:]
+        parts = jnp.split(flat, [classes, 2 * classes] if corrected else [classes], axis=1)
+        return parts[0], parts[-1], *parts[1:-1]
 
     def init(key: Array, images: Images) -> Variables:
         return fresh(adapter, key, describe({}, images.pixels)[1])
@@ -213,17 +223,17 @@ def spread(maps: int, count: int) -> list[int]:
 
 def _attending(
     adapter: ShareAdapter,
-    describe: Callable[[Variables, Array], tuple[Array, Array]],
+    describe: Callable[[Variables, Array], tuple[Array, ...]],
     init: Callable[[Array, Images], Variables],
 ) -> Method:
-    """The method whose images are described so: (variables, pixels) -> logits and style."""
+    """The method whose images are described so: (variables, pixels) -> logits, style, and perhaps `moves` of Keyed."""
 
     def parts_of(variables: Variables) -> Variables:
         return {kind: tree[ADAPTER] for kind, tree in variables.items() if ADAPTER in tree}
 
     def known(variables: Variables, pixels: Array) -> Keyed:
-        logits, style = jax.lax.stop_gradient(describe(variables, pixels))
-        found: Any = adapter.apply(parts_of(variables), logits, style, method="known")
+        described = jax.lax.stop_gradient(describe(variables, pixels))
+        found: Any = adapter.apply(parts_of(variables), *described, method="known")
         return found
 
     def answer(variables: Variables, query: Keyed, buffer: Keyed, present: Array | None) -> Any:

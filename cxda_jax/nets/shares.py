@@ -1,8 +1,7 @@
 """The adapter of cxda_shares: attention from a query to a buffer, whose values are class posteriors.
 
-z are the logits of an image and s its style: means and deviations of its early maps. Where cxda_jax.fit found that it
-pays, the logits are first corrected by the image's own style, a z + b + s V. k = W s are the keys. Image j of the
-buffer counts for the query q like
+z are the logits of an image and s its style: means and deviations of its early maps. k = W s are the keys. Image j of
+the buffer counts for the query q like
 
     a_j = sigmoid(b - |k_q - k_j|^2)        images; N is the sum of all a_j
 
@@ -15,6 +14,14 @@ EM finds the shares q of the classes on the device. It begins with t, the shares
     r_j(k) = softmax(u_j)(k) q(k) / t(k), divided by its sum over k;  q <- (sum of a_j r_j + m t) / (N + m)
 
 The query's answer is u_q + g (log q - log t). Learned are W, b, T, U, c, n, m and g. Without images it is z_q itself.
+
+Where cxda_jax.fit found that it pays, z are logits that were corrected by the image's own style, a z + b + s V. Then
+the buffer shows which part of the styles its domain has in all images, whatever their classes, and what it moves is
+taken from the logits of buffer and query. EM then finds the shares anew, with r of EM before:
+
+    (sum of a_j s_j W - sum of a_j r_j C) / (N + l)
+
+C is what the classes explain of s W, and l is learned; adapter/correction.py finds the rest.
 
 An adapter that weighs evidence has a g of each query, from a small network of what the buffer looks like: a classifier
 that errs on a new domain looks like a device with few classes, and the evidence tells the two apart, see evidence().
@@ -43,10 +50,12 @@ class Keyed(NamedTuple):
     Attributes:
       logits: of the trained network, [n, classes], after the correction by the own style if there is one.
       keys: [n, rank].
+      moves: s W above, [n, classes]; None where nothing is corrected.
     """
 
     logits: jax.Array
     keys: jax.Array
+    moves: jax.Array | None = None
 
 
 class ShareAdapter(nn.Module):
@@ -56,7 +65,7 @@ class ShareAdapter(nn.Module):
       rank: numbers of a key.
       steps: of EM.
       most: buffer images that count for a query; of more, those that count most.
-      weighs: whether it weighs evidence.
+      weighs: whether it weighs evidence, and may correct by the own style.
     """
 
     classes: int
@@ -71,6 +80,7 @@ class ShareAdapter(nn.Module):
         starts = {"near": 2.0, "log_t": 0.0, "log_n": 2.0, "log_m": 1.0, "strength": 0.0}
         self.scalars = {name: self.param(name, nn.initializers.constant(x), ()) for name, x in starts.items()}
         if self.weighs:
+            self.common = self.param("log_l", nn.initializers.constant(2.0), ())
             shapes = {"evidence_kernel": (EVIDENCE, HIDDEN), "evidence_bias": (HIDDEN,), "belief": (HIDDEN,)}
             starts = {"evidence_kernel": nn.initializers.normal(0.3)}
             self.belief = {n: self.param(n, starts.get(n, nn.initializers.zeros), of) for n, of in shapes.items()}
@@ -85,14 +95,17 @@ class ShareAdapter(nn.Module):
         kernel = self.param("kernel", nn.initializers.normal(NEAR), (d, self.rank))
         return jnp.clip((style - mean.value) / std.value, -LARGEST, LARGEST) @ kernel / math.sqrt(d)
 
-    def known(self, logits: jax.Array, style: jax.Array) -> Keyed:
-        """Images with logits [n, classes] and style [n, d], as the adapter knows them."""
+    def known(self, logits: jax.Array, style: jax.Array, moves: jax.Array | None = None) -> Keyed:
+        """Images with logits [n, classes] and style [n, d], as the adapter knows them.
+
+        `moves` [n, classes] are those of Keyed, for logits that are corrected already.
+        """
         keys = self.keys(style)
-        if not self.has_variable("batch_stats", OWN):
-            return Keyed(logits, keys)
+        if moves is not None or not self.has_variable("batch_stats", OWN):
+            return Keyed(logits, keys, moves)
         own = self.get_variable("batch_stats", OWN)
         scaled = jnp.clip((style - own["mean"]) / own["std"], -LARGEST, LARGEST)
-        return Keyed(own["scale"] * logits + own["bias"] + scaled @ own["weights"], keys)
+        return Keyed(own["scale"] * logits + own["bias"] + scaled @ own["weights"], keys, scaled @ own["common"])
 
     def weights(self, query: jax.Array, keys: jax.Array, present: jax.Array | None) -> jax.Array:
         """How much each image of the buffer counts for each query: a above, [queries, n].
@@ -131,30 +144,49 @@ class ShareAdapter(nn.Module):
     def told(self, query: Keyed, buffer: Keyed, present: jax.Array | None, labels: jax.Array) -> jax.Array:
         """The answer where the labels of the buffer [n] tell the shares. t counts like one image."""
         weights, t = self.weights(query.keys, buffer.keys, present), self.trained.value
-        seen = jax.lax.stop_gradient(weights)
-        shares = (seen @ jax.nn.one_hot(labels, self.classes) + t) / (seen.sum(-1, keepdims=True) + 1)
-        return query.logits * jnp.exp(-self.scalars["log_t"]) + self._moved(weights, buffer) + jnp.log(shares / t)
+        seen, classes = jax.lax.stop_gradient(weights), jax.nn.one_hot(labels, self.classes)
+        shares = (seen @ classes + t) / (seen.sum(-1, keepdims=True) + 1)
+        z = query.logits - self._common(weights, buffer.moves, weights @ classes)
+        return z * jnp.exp(-self.scalars["log_t"]) + self._moved(weights, buffer) + jnp.log(shares / t)
 
     def _moved(self, weights: jax.Array, buffer: Keyed) -> jax.Array:
         count = weights.sum(-1, keepdims=True)  # [queries, 1]
         mean = weights @ buffer.keys / (count + FLOOR)
         return count / (count + jnp.exp(self.scalars["log_n"])) * (mean @ self.bias + self.offset)
 
-    def _answer(self, query: Keyed, weights: jax.Array, buffer: Keyed) -> jax.Array:
-        x, t, count = self.scalars, self.trained.value, weights.sum(-1, keepdims=True)
-        moved, sharpness = self._moved(weights, buffer), jnp.exp(-x["log_t"])
-        p = jax.nn.softmax(buffer.logits * sharpness + moved[:, None])  # [queries, n, classes]
-        mass = jnp.exp(x["log_m"])
-        shares = jnp.broadcast_to(t, query.logits.shape)
+    def _common(self, weights: jax.Array, moves: jax.Array | None, counts: jax.Array) -> jax.Array:
+        """What the common part of the styles moves, [queries, classes], where the buffer has `counts` images of
+        each class, [queries, classes]."""
+        if moves is None:
+            return jnp.zeros(())
+        found = weights @ moves - counts @ self.get_variable("batch_stats", OWN)["content"]
+        return found / (weights.sum(-1, keepdims=True) + jnp.exp(self.common))
+
+    def _estimated(self, p: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The shares of the classes by EM, and how many images the buffer has of each by them, [queries, classes]."""
+        t, mass, counts = self.trained.value, jnp.exp(self.scalars["log_m"]), jnp.zeros(())
+        shares = jnp.broadcast_to(t, (len(p), self.classes))
         for _ in range(self.steps):
             r = p * (shares / t)[:, None]
             r = r / (r.sum(-1, keepdims=True) + FLOOR)
-            shares = ((weights[..., None] * r).sum(1) + mass * t) / (count + mass)
+            counts = (weights[..., None] * r).sum(1)
+            shares = (counts + mass * t) / (weights.sum(-1, keepdims=True) + mass)
+        return shares, counts
+
+    def _answer(self, query: Keyed, weights: jax.Array, buffer: Keyed) -> jax.Array:
+        x, t, moved = self.scalars, self.trained.value, self._moved(weights, buffer)
+        sharpness, common = jnp.exp(-x["log_t"]), jnp.zeros(())
+        p = jax.nn.softmax(buffer.logits * sharpness + moved[:, None])  # [queries, n, classes]
+        shares, counts = self._estimated(p, weights)
+        if buffer.moves is not None:
+            common = sharpness * self._common(weights, buffer.moves, counts)
+            p = jax.nn.softmax(buffer.logits * sharpness + (moved - common)[:, None])
+            shares, _ = self._estimated(p, weights)
         strength = x["strength"]
         if self.weighs:
             kernel, bias, belief = self.belief.values()
             strength += (jnp.tanh(evidence(p, shares, t, weights) @ kernel + bias) @ belief)[:, None]
-        return query.logits * sharpness + moved + 2 * jax.nn.sigmoid(strength) * jnp.log(shares / t)
+        return query.logits * sharpness + moved - common + 2 * jax.nn.sigmoid(strength) * jnp.log(shares / t)
 
 
 def evidence(p: jax.Array, shares: jax.Array, trained: jax.Array, weights: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 believes a buffer, is said by domains that it did not learn from."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from cxda_jax.methods.cxda_shares import ERRORS, changed
@@ -11,7 +11,7 @@ from cxda_jax.types import Variables
 PARTS = (0.5, 0.25, 0.0)  # of the errors that training domains show; validation says how much of them others share
 MASSES = (1.0, 2.0, 4.0)  # times as many images are to outweigh the shares of training, where balanced mixtures lose
 SMOOTHING = 10.0  # images that the shares of training count like in plain EM
-OFF, ALL = -50.0, 50.0  # of the strength of the shares, and of the nearness from which on all images count
+OFF, ALL = -50.0, 50.0  # of the strength of the shares; of the nearness from which on all images count, and of log l
 CHOICES = len(PARTS) + len(MASSES)  # validations that a selection takes, at most
 
 
@@ -55,14 +55,22 @@ class Selection(NamedTuple):
 
 def by_em(variables: Variables) -> Variables:
     """The variables with which all images of the buffer count alike: EM at the learnt temperature."""
-    errors = changed(variables, ERRORS, lambda errors: errors * 0)
-    given = {"near": ALL, "strength": 0.0, "log_m": math.log(SMOOTHING)}
-    for name, value in given.items():
-        errors = changed(errors, (name,), lambda old, value=value: old * 0 + value)
-    return errors
+    given = {"near": ALL, "strength": 0.0, "belief": 0.0, "log_m": math.log(SMOOTHING)}
+    return _set(without_buffer(variables), given)
 
 
-def without_shares(variables: Variables) -> Variables:
+def by_style(variables: Variables) -> Variables:
+    """The variables with which the buffer tells nothing but what the style moves in all images of a domain."""
+    return _set(variables, {**dict.fromkeys(ERRORS, 0.0), "strength": OFF, "belief": 0.0})
+
+
+def without_buffer(variables: Variables) -> Variables:
     """The variables with which the buffer changes no answer."""
-    errors = changed(variables, ERRORS, lambda errors: errors * 0)
-    return changed(errors, ("strength",), lambda old: old * 0 + OFF)
+    return _set(by_style(variables), {"log_l": ALL})
+
+
+def _set(variables: Variables, values: Mapping[str, float]) -> Variables:
+    """The variables with all numbers of these parameters of the adapter set so."""
+    for name, value in values.items():
+        variables = changed(variables, (name,), lambda old, value=value: old * 0 + value)
+    return variables

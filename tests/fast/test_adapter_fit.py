@@ -15,7 +15,7 @@ from scipy.special import softmax
 import cxda_jax
 from cxda_jax.adapter import adapter as adapters
 from cxda_jax.adapter import correction, judge, own_style
-from cxda_jax.adapter.correction import Labelled, correct, mean_of, told_shares
+from cxda_jax.adapter.correction import Labelled, common_parts, corrections, counts_of, mean_of, told_shares
 from cxda_jax.adapter.fit import JUDGING, _checked, deal, load_of
 from cxda_jax.adapter.judge import least_temperature
 from cxda_jax.data.episodes import Plan
@@ -60,85 +60,120 @@ def test_each_domain_judges_once_and_never_an_adapter_that_it_taught_or_chose(co
         assert all(turn.most_domains(split) for split in ("train", "val", "test"))
 
 
-def test_the_same_labels_without_a_buffer_are_a_rival_that_learns_errors_and_no_shares():
-    """Beside scipy's numerical gradient; on skewed domains whose errors follow the style."""
-    logits, labels, domains, style = made(seed=3, domains=30)
-    kept = RNG.random(len(labels)) < np.where((labels + domains) % CLASSES < 2, 1.0, 0.2)  # other shares in each domain
-    arrays = [x[kept].astype(np.float32) for x in (logits, style)] + [x[kept] for x in (labels, domains)]
-    first = arrays[3] < 24
-    learn, choose = (Labelled(*(x[of] for x in arrays)) for of in (first, ~first))
-    moments = learn.style.mean(0), learn.style.std(0)
-    found = correct(learn, choose, *moments)
-    new = domains >= 24  # with all images of these domains
-    right = [(z[new].argmax(1) == labels[new]).mean() for z in (logits, found(logits, style))]
+def skewed(seed=3, count=30):
+    """Labelled images of domains that have other shares each, and err in ways that follow the style."""
+    logits, labels, domains, style = made(seed=seed, domains=count)
+    kept = RNG.random(len(labels)) < np.where((labels + domains) % CLASSES < 2, 1.0, 0.2)
+    return Labelled(*(x[kept].astype(np.float32) for x in (logits, style)), labels[kept], domains[kept])
+
+
+def test_a_correction_learns_errors_and_neither_shares_nor_what_a_domain_has_in_common():
+    """Its loss beside the formula in numpy; what domains and classes have in common, beside least squares."""
+    images, teach = skewed(), np.ones((2, 30), bool)
+    teach[0, 24:], teach[1, :6] = False, False
+    cells = counts_of(images, 30)
+    s = adapters.standardised(images.style, *(moments := (images.style.mean(0), images.style.std(0))))
+    sums = np.stack(
+        [np.stack([s[(images.domains == d) & (images.labels == k)].sum(0) for k in range(CLASSES)]) for d in range(30)]
+    )
+    content, parts = common_parts(sums, cells, teach)
+    own = teach[0][images.domains]
+    dummies = np.eye(30)[images.domains], np.eye(CLASSES)[images.labels]
+    found = np.linalg.lstsq(np.concatenate(dummies, 1)[own], s[own], rcond=None)[0][30:]
+    np.testing.assert_allclose(content[0], found - found.mean(0), atol=0.03)  # which counts one image more
+    left = s - content[0][images.labels]
+    np.testing.assert_allclose(parts[7, 0], left[images.domains == 7].mean(0), atol=1e-6)
+    offset = told_shares(cells, teach[0])
+    for domain in range(30):
+        t = cells[:24].sum(0) + 0.5
+        q = (cells[domain] + t / t.sum()) / (cells[domain].sum() + 1)
+        np.testing.assert_allclose(offset[domain], np.log(q) - np.log(t / t.sum()), atol=1e-9)
+    point, root = RNG.normal(0, 0.3, (2, 1 + CLASSES + 2 * STYLE * CLASSES)), RNG.uniform(0.5, 2, (2, STYLE, 1))
+    offsets, expected = np.stack([told_shares(cells, each) for each in teach], 1), 0.0
+    for i, each in enumerate(teach):
+        (u, v), of, common = (
+            point[i, 7:].reshape(2, STYLE, CLASSES) / root,
+            each[images.domains],
+            parts[images.domains, i],
+        )
+        z = point[i, 0] * images.logits + point[i, 1:7] + offsets[images.domains, i]
+        for moved in (z + s @ u, z + (s - common) @ u + common @ v):
+            expected -= np.log(softmax(moved, -1)[np.arange(len(z)), images.labels])[of].mean() / 2
+        expected += 0.05 * (u**2).sum() + 0.05 * (v**2).sum()
+    weight = teach / (teach @ cells.sum(1))[:, None]
+    shown = correction._Shown(s, images.logits, offsets, parts, weight, images.labels, images.domains)
+    assert correction._objective()(point, shown, root, 0.1)[0] == pytest.approx(expected, rel=1e-5)
+    for of_penalty in corrections(images, teach, *moments):
+        for each, found in zip(teach, of_penalty, strict=True):
+            new = ~each[images.domains]
+            right = [
+                (z[new].argmax(1) == images.labels[new]).mean()
+                for z in (images.logits, found(images.logits, images.style))
+            ]
+            assert right[1] > right[0] - 0.01 and np.shape(found.content) == (CLASSES, CLASSES)
     assert right[1] > right[0] + 0.05, right
-    offset = told_shares(learn)
-    for domain in range(24):
-        of, t = learn.domains == domain, np.bincount(learn.labels, minlength=CLASSES) + 0.5
-        q = (np.bincount(learn.labels[of], minlength=CLASSES) + t / t.sum()) / (of.sum() + 1)
-        np.testing.assert_allclose(offset[of], np.tile(np.log(q) - np.log(t / t.sum()), (of.sum(), 1)), atol=1e-5)
-    point, few = RNG.normal(0, 0.3, 1 + CLASSES + STYLE * CLASSES), slice(0, 40)
-    z = point[0] * learn.logits[few] + point[1:7] + learn.style[few] @ point[7:].reshape(STYLE, CLASSES) + offset[few]
-    expected = -np.log(softmax(z, -1)[np.arange(40), learn.labels[few]]).mean() + 0.05 * (point[7:] ** 2).sum()
-    given = (point, learn.style, learn.logits, learn.labels, offset)
-    loss, _ = correction._objective()(*(x if x is point else x[few] for x in given), 0.1)
-    assert loss == pytest.approx(expected, rel=1e-5)
-    assert not correct(
-        learn, choose._replace(labels=choose.logits.argmax(1)), *moments
-    ).weights.any()  # nothing is wrong
     others = found._replace(scale=found.scale + 1, bias=found.bias * 2, weights=found.weights * 3)
-    both = (found(logits, style) + others(logits, style)) / 2
-    np.testing.assert_allclose(mean_of([found, others])(logits, style), both, rtol=1e-4, atol=1e-4)
+    both = (found(images.logits, images.style) + others(images.logits, images.style)) / 2
+    np.testing.assert_allclose(mean_of([found, others])(images.logits, images.style), both, rtol=1e-4, atol=1e-4)
 
 
 def test_images_are_corrected_by_what_other_domains_taught(monkeypatch):
     """Each correction adds a number of its own to the logits of the first class; here it always pays."""
     logits, labels, domains, style = made(domains=12)
-    taught = []
+    judged, taught = _checked(logits, labels, domains, {"style": style}, 0), []
 
-    def number(learn, choose, mean, std):
-        taught.append({*learn.domains, *choose.domains})
-        assert not {*learn.domains} & {*choose.domains}
-        bias = np.eye(CLASSES)[0] * len(taught)
-        return correction.Correction(1.0, bias, np.zeros((STYLE, CLASSES)), mean, std)
+    def numbers(images, teach, mean, std):
+        taught.extend({*np.flatnonzero(each)} for each in teach)
+        assert {*images.domains} == set.union(*taught)
+        plain = correction.nothing(CLASSES, mean, std)
+        yield [plain._replace(bias=np.eye(CLASSES)[0] * (i + 1), scale=-1.0) for i in range(len(teach))]  # harms
+        yield [plain] * len(teach)
 
-    monkeypatch.setattr(own_style, "correct", number)
-    monkeypatch.setattr(own_style, "interval_over_groups", lambda *_: [(1.0, 1.0, 1.0)])
-    judged = _checked(logits, labels, domains, {"style": style}, 0)
+    monkeypatch.setattr(own_style, "corrections", numbers)
     turn = deal(judged)[1]
-    corrected, mean = own_style.OwnStyle(judged).of(turn)
+    useless = own_style.OwnStyle(judged)
+    assert useless.of(turn) == (turn, None)
+    judged.store.labels[:] = judged.logits.argmin(1)  # now it pays
+    taught.clear()
+    corrected, mean = useless.of(turn)
     judging = {*turn.store.domains("test")}
     assert len(taught) == own_style.FOLDS and not judging & set.union(*taught) and mean.bias[0] == 3
     for domain in range(12):
         rows = domains == domain
-        moved = (corrected.logits[rows] - judged.logits[rows])[:, 0]
+        moved = (corrected.logits[rows] + judged.logits[rows])[:, 0]
         if domain in judging:
             np.testing.assert_allclose(moved, 3, rtol=1e-5)
         else:
             (which,) = {*moved.round(3)}
             assert domain not in taught[int(which) - 1]
-    monkeypatch.undo()
-    useless = own_style.OwnStyle(judged)
-    monkeypatch.setattr(useless, "taught", lambda _: correction.Correction(-1.0, 0, np.zeros((STYLE, CLASSES)), 0, 1))
-    assert useless.of(turn) == (turn, None)
+    np.testing.assert_array_equal(corrected.style, judged.style)
+    assert not corrected.rows[:, CLASSES : 2 * CLASSES].any()  # the style moves nothing
 
 
-def test_the_way_to_take_shares_is_chosen_by_the_domains_of_other_turns(monkeypatch):
-    """The part of right answers is that which each way stands for."""
-    ways = [(0.9, 0, 0, 0.5), (0.1, 0, 0.2, 0.5), (0.3, 0.2, 0.1, 0.3)]
-
-    def answers(variables, plan):
-        return np.eye(2)[(np.arange(100) >= 100 * variables).astype(int)][None]
-
-    store = SimpleNamespace(labels=np.zeros(100, int))
-    turns = [
-        judge.Turn(SimpleNamespace(store=store, answers=answers), None, {}, {}, dict(zip(judge.WAYS, of, strict=True)))
-        for of in ways
+def test_what_is_taken_from_a_buffer_surely_gains_on_the_domains_of_other_turns(monkeypatch):
+    """Each turn has two domains, on which each way has its own part of right answers; "none" has half of them."""
+    ways = [  # in the order of WAYS
+        ((0.9, 0.9), (0.6, 0.6), (0, 0), (0, 0)),
+        ((0.4, 0.6), (0.6, 0.6), (0, 0), (0.9, 0.9)),
+        ((0.55, 0.45), (0.6, 0.6), (0, 0), (0.1, 0.1)),
     ]
-    plan = Plan(np.zeros((1, 0), int), np.arange(100)[None])
-    monkeypatch.setattr(judge, "planned", lambda _: {"any": dict.fromkeys(range(3), plan)})
+    images = SimpleNamespace(labels=np.zeros(600, int), row_domains=lambda: np.repeat(np.arange(6), 100))
+
+    def turn(i, rights):
+        def answers(variables, plan):
+            return np.stack([np.eye(2)[(np.arange(100) >= 100 * right).astype(int)] for right in variables])
+
+        given = dict(zip(judge.WAYS, (*rights, (0.5, 0.5)), strict=True))
+        return judge.Turn(SimpleNamespace(store=images, answers=answers), None, {}, {}, given)
+
+    turns = [turn(i, rights) for i, rights in enumerate(ways)]
+    rows = np.arange(600).reshape(3, 2, 100)
+    monkeypatch.setattr(judge, "planned", lambda _: {"any": {i: Plan(rows[i, :, :0], rows[i]) for i in range(3)}})
     settled, chosen = judge.settled(turns)
-    assert [turn.variables for turn in settled] == [0.5, 0.1, 0.3] and chosen == "learnt"
+    assert [turn.variables for turn in settled] == [(0.6, 0.6), (0.6, 0.6), (0.6, 0.6)] and chosen == "careful"
+    turns[1] = turn(1, [(0.9, 0.9), *[(0.1, 0.1)] * 3])
+    settled, chosen = judge.settled(turns)  # none, careful and learnt
+    assert [turn.variables for turn in settled] == [(0.5, 0.5), (0.1, 0.1), (0.55, 0.45)]
 
 
 def test_an_image_counts_once_in_the_errors_by_domain():

@@ -44,8 +44,11 @@ ARRAYS = {
     **{f"params/adapter/{name}": () for name in ("near", "strength", "log_t", "log_n", "log_m")},
     "batch_stats/adapter/mean": STYLE, "batch_stats/adapter/std": STYLE, "batch_stats/adapter/shares": CLASSES,
 }  # fmt: skip
-OWN = {"scale": (), "bias": CLASSES, "weights": (STYLE, CLASSES), "mean": STYLE, "std": STYLE}
-EVIDENCE = {"evidence_kernel": (6, 16), "evidence_bias": 16, "belief": 16}  # older adapters have none
+OWN = {
+    "scale": (), "bias": CLASSES, "content": (CLASSES,) * 2, "mean": STYLE, "std": STYLE,
+    **dict.fromkeys(("weights", "common"), (STYLE, CLASSES)),
+}  # fmt: skip
+EVIDENCE = {"log_l": (), "evidence_kernel": (6, 16), "evidence_bias": 16, "belief": 16}  # older adapters have none
 ARRAYS |= {f"batch_stats/adapter/own/{name}": shape for name, shape in OWN.items()}
 ARRAYS |= {f"params/adapter/{name}": shape for name, shape in EVIDENCE.items()}
 KNOWN = {"centre": STYLE, "between": STYLE, "within": STYLE, "scale": (), "bias": CLASSES, "shares": CLASSES}

@@ -15,7 +15,7 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.methods.cxda_shares import draw_present, on_described
 from cxda_jax.nets import shares
-from cxda_jax.nets.shares import Keyed, ShareAdapter
+from cxda_jax.nets.shares import HIDDEN, Keyed, ShareAdapter
 from cxda_jax.studies.folders import read_result
 from cxda_jax.training.experiment import build_on
 from cxda_jax.training.frozen import network_accuracy, network_config, on_descriptions, on_trunk
@@ -95,24 +95,37 @@ def variables_of(adapter):
 
 def by_hand(variables, query, buffer, present, labels=None):
     """The answers to queries, one after another; images are pairs of logits and style. Labels tell the shares."""
-    w, known = variables["params"], {name: x.astype(np.float64) for name, x in variables["batch_stats"].items()}
-    t, m, answers = known["shares"], np.exp(w["log_m"]), []
-    logits, styles = (x[np.asarray(present, bool)] for x in buffer)
+    w, known = variables["params"], jax.tree.map(np.float64, variables["batch_stats"])
+    t, m, answers, places = known["shares"], np.exp(w["log_m"]), [], np.asarray(present, bool)
+    own = known.pop("own", None)
+    (logits, styles), (asked, of_asked) = (x[places] for x in buffer), query
 
     def key(style):
         return np.clip((style - known["mean"]) / known["std"], -5, 5) @ w["kernel"] / np.sqrt(STYLE)
 
-    for z, style in zip(*query, strict=True):
-        a = sigmoid(w["near"] - ((key(style) - key(styles)) ** 2).sum(1))  # of each image of the buffer
-        moved = a.sum() / (a.sum() + np.exp(w["log_n"])) * (a / a.sum() @ key(styles) @ w["bias"] + w["offset"])
-        if labels is not None:
-            counts = a @ np.eye(CLASSES)[labels][np.asarray(present, bool)]
-            answers.append(z / np.exp(w["log_t"]) + moved + np.log((counts + t) / (a.sum() + 1) / t))
-            continue
+    def moves(style, name="common"):
+        return np.clip((style - own["mean"]) / own["std"], -5, 5) @ own[name]
+
+    def estimated(logits):
         q = t
         for _ in range(STEPS):
             r = softmax(logits / np.exp(w["log_t"]) + moved) * q / t
-            q = (a @ (r / r.sum(1, keepdims=True)) + m * t) / (a.sum() + m)
+            counts = a @ (r / r.sum(1, keepdims=True))
+            q = (counts + m * t) / (a.sum() + m)
+        return q, counts
+
+    if own:
+        logits, asked = ((own["scale"] * z + own["bias"] + moves(s, "weights")) for z, s in ((logits, styles), query))
+    for z, style in zip(asked, of_asked, strict=True):
+        a = sigmoid(w["near"] - ((key(style) - key(styles)) ** 2).sum(1))  # of each image of the buffer
+        moved = a.sum() / (a.sum() + np.exp(w["log_n"])) * (a / a.sum() @ key(styles) @ w["bias"] + w["offset"])
+        counts = estimated(logits)[1] if labels is None else a @ np.eye(CLASSES)[labels][places]
+        common = (a @ moves(styles) - counts @ own["content"]) / (a.sum() + np.exp(w["log_l"])) if own else 0.0
+        z = z - common
+        if labels is not None:
+            answers.append(z / np.exp(w["log_t"]) + moved + np.log((counts + t) / (a.sum() + 1) / t))
+            continue
+        q, _ = estimated(logits - common)
         answers.append(z / np.exp(w["log_t"]) + moved + 2 * sigmoid(w["strength"]) * np.log(q / t))
     return np.array(answers)
 
@@ -139,6 +152,34 @@ def test_answers_are_those_of_the_formula():
     close(answered, by_hand(variables, query, buffer, present, labels), 1e-4)
     none = answer(query, buffer, np.zeros(20, bool))
     np.testing.assert_array_equal(none, query[0].astype(np.float32))
+
+
+def test_what_the_style_moves_in_all_images_of_a_domain_is_taken_away():
+    """Beside the formula, of an adapter whose evidence says nothing; logits that were corrected before are the same."""
+    adapter = ShareAdapter(CLASSES, RANK, STEPS, weighs=True)
+    variables = variables_of(adapter)
+    shapes = {"scale": (), "bias": CLASSES, "content": (CLASSES,) * 2, "mean": STYLE}
+    shapes |= dict.fromkeys(("weights", "common"), (STYLE, CLASSES))
+    own = {name: RNG.normal(0, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+    variables["batch_stats"]["own"] = {**own, "std": RNG.uniform(0.5, 2, STYLE).astype(np.float32)}
+    variables["params"]["belief"] = np.zeros(HIDDEN, np.float32)
+    query, buffer = ((RNG.normal(0, 2, (n, CLASSES)), RNG.normal(0, 2, (n, STYLE))) for n in (6, 20))
+    present, labels = RNG.uniform(size=20) < 0.6, RNG.integers(CLASSES, size=20)
+
+    @jax.jit
+    def answers(query, buffer):
+        images = [adapter.apply(variables, *part, method="known") for part in (query, buffer)]
+        again = [
+            adapter.apply(variables, image.logits, style, image.moves, method="known")
+            for image, (_, style) in zip(images, (query, buffer), strict=True)
+        ]
+        given = ((images, "answer", ()), (again, "answer", ()), (images, "told", (labels,)))
+        return [adapter.apply(variables, *part, present, *more, method=name) for part, name, more in given]
+
+    found, again, told = answers(query, buffer)
+    close(found, by_hand(variables, query, buffer, present), 1e-4)
+    close(again, found, 1e-5)
+    close(told, by_hand(variables, query, buffer, present, labels), 1e-4)
 
 
 def test_evidence_moves_the_strength_of_the_shares():

@@ -34,16 +34,17 @@ class Shares {
   keyed(logits, style) {
     const [mean, std, kernel] = ["mean", "std", "kernel"].map((name) => this.part(name));
     const scaled = style.map((x, k) => Math.min(LARGEST, Math.max(-LARGEST, (x - mean[k]) / std[k])) / Math.sqrt(style.length));
-    return { logits: this.corrected(logits, style), key: [...times(scaled, kernel, kernel.length / style.length)] };
+    return { ...this.corrected(logits, style), key: [...times(scaled, kernel, kernel.length / style.length)] };
   }
 
-  /** The logits after the correction by the image's own style, if there is one. */
+  /** The logits after the correction by the image's own style, if there is one, and what common() reads. */
   corrected(logits, style) {
-    const [scale, bias, weights, mean, std] = ["scale", "bias", "weights", "mean", "std"].map((name) => this.part(`own/${name}`));
-    if (!scale) return logits;
+    const names = ["scale", "bias", "weights", "common", "mean", "std"];
+    const [scale, bias, weights, common, mean, std] = names.map((name) => this.part(`own/${name}`));
+    if (!scale) return { logits };
     const scaled = style.map((x, k) => Math.min(LARGEST, Math.max(-LARGEST, (x - mean[k]) / std[k])));
-    const moved = times(scaled, weights, logits.length);
-    return logits.map((x, k) => x * scale[0] + bias[k] + moved[k]);
+    const [moved, moves] = [weights, common].map((matrix) => times(scaled, matrix, logits.length));
+    return { logits: logits.map((x, k) => x * scale[0] + bias[k] + moved[k]), moves: [...moves] };
   }
 
   /** Stops after each image. */
@@ -76,26 +77,50 @@ class Shares {
   }
 
   adapted(buffer, weights, logits) {
-    const [logT, logN, logM, power] = ["log_t", "log_n", "log_m", "strength"].map((name) => this.part(name)[0]);
-    const [sharpness, mass] = [Math.exp(-logT), Math.exp(logM)];
+    const [logT, logN, power] = ["log_t", "log_n", "strength"].map((name) => this.part(name)[0]);
+    const sharpness = Math.exp(-logT);
     const count = weights.reduce((a, b) => a + b);
     const mean = times(weights, buffer.flatMap((image) => image.key), buffer[0].key.length).map((x) => x / (count + FLOOR));
     const [offset, trained] = [this.part("offset"), this.part("shares")];
     const part = count / (count + Math.exp(logN));
-    const moved = times(mean, this.part("bias"), logits.length).map((x, k) => part * (x + offset[k]));
-    const corrected = (given) => given.map((x, k) => x * sharpness + moved[k]);
-    const posteriors = buffer.map((image) => softmax(corrected(image.logits)));
-    let ratio = trained.map(() => 1); // of the shares to those in training
+    let moved = times(mean, this.part("bias"), logits.length).map((x, k) => part * (x + offset[k]));
+    const answers = (given) => given.map((x, k) => x * sharpness + moved[k]);
+    const answered = () => buffer.map((image) => softmax(answers(image.logits)));
+    let posteriors = answered();
+    let { ratio, counts } = this.estimated(posteriors, weights, trained);
+    if (buffer[0].moves) {
+      const common = this.common(buffer, weights, counts);
+      moved = moved.map((x, k) => x - sharpness * common[k]);
+      posteriors = answered();
+      ({ ratio } = this.estimated(posteriors, weights, trained));
+    }
+    const strength = 2 * sigmoid(power + this.belief(posteriors, weights, ratio, trained));
+    return answers(logits).map((x, k) => x + strength * Math.log(ratio[k]));
+  }
+
+  /** The shares of the classes by EM, as ratios to those in training, and how many images of each class they make. */
+  estimated(posteriors, weights, trained) {
+    const mass = Math.exp(this.part("log_m")[0]);
+    const count = weights.reduce((a, b) => a + b);
+    let [ratio, counts] = [trained.map(() => 1), undefined];
     for (let step = 0; step < this.steps; step++) {
       const rows = posteriors.flatMap((posterior) => {
         const odds = posterior.map((p, k) => p * ratio[k]);
         const sum = odds.reduce((a, b) => a + b) + FLOOR;
         return odds.map((x) => x / sum);
       });
-      ratio = times(weights, rows, ratio.length).map((x, k) => (x / trained[k] + mass) / (count + mass));
+      counts = times(weights, rows, ratio.length);
+      ratio = counts.map((x, k) => (x / trained[k] + mass) / (count + mass));
     }
-    const strength = 2 * sigmoid(power + this.belief(posteriors, weights, ratio, trained));
-    return corrected(logits).map((x, k) => x + strength * Math.log(ratio[k]));
+    return { ratio, counts };
+  }
+
+  /** What the common part of the styles moves, beyond what their classes explain. */
+  common(buffer, weights, counts) {
+    const all = times(weights, buffer.flatMap((image) => image.moves), counts.length);
+    const explained = times(counts, this.part("own/content"), counts.length);
+    const count = weights.reduce((a, b) => a + b) + Math.exp(this.part("log_l")[0]);
+    return all.map((x, k) => (x - explained[k]) / count);
   }
 
   /** How far the evidence moves the strength of the shares, as in evidence() of shares.py; 0 where it is not weighed. */
