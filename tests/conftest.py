@@ -103,8 +103,8 @@ def make_domains(seed: int = 0, sizes=(30,) * 9) -> list[Domain]:
 INFO = StoreInfo("tiny", tuple("abcd"), (0.5,), (0.5,))
 
 
-def make_store(folder):
-    write_store(folder / "store", INFO, make_domains())
+def make_store(folder, **options):
+    write_store(folder / "store", INFO, make_domains(**options))
     return open_store(folder / "store")
 
 

@@ -41,11 +41,6 @@ def refused(match="", *folders, named="", field=None, value=None):
     assert field in (None, error.value.field) and value in (None, error.value.value), line
 
 
-def cases(arguments, rows):
-    """One test for each row: its first value is the test's name, the others are the arguments."""
-    return pytest.mark.parametrize(arguments, [pytest.param(*row[1:], id=row[0].replace(" ", "_")) for row in rows])
-
-
 def contents(folder):
     """The bytes of all files in a folder, by name."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

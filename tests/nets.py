@@ -73,6 +73,7 @@ def initialised(method, shape):
     return fill(jax.eval_shape(method.init, KEY, make_images(shape, 2)))
 
 
+TINY = Classifier(CNNTrunk(8), CNNHead(4), (0.5,), (0.5,))  # the network of build_method()
 ALL = (*METHODS, "counted_shares")  # with the documentation's example
 
 

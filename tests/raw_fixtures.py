@@ -5,10 +5,13 @@ import json
 import struct
 import uuid
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from cxda_jax.data.readers.cifar_c import TRAIN_BATCHES
 
 WNIDS = ("n01443537", "n01629819", "n02124075", "n12267677")
 CIFAR = {"train": "CIFAR-10-C-new/train", "val": "CIFAR-10-C-new/val", "test": "CIFAR-10-C"}
@@ -73,16 +76,18 @@ def write_cifar_c(raw: Path, size: int = 5) -> None:
     np.save(raw / "CIFAR-10-C" / "gaussian_noise.npy", np.zeros((5, 32, 32, 3), np.uint8))  # not of this benchmark
 
 
-def write_cifar_binary(raw: Path, per_class: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    """The binary version of clean CIFAR-10: five files of rows of a label and 3072 bytes, channel by channel."""
+def write_cifar_binary(
+    raw: Path, per_class: int = 2, names: Sequence[str] = TRAIN_BATCHES
+) -> tuple[np.ndarray, np.ndarray]:
+    """The binary version of clean CIFAR-10: files of rows of a label and 3072 bytes, channel by channel."""
     rng = np.random.default_rng(5)
-    labels = rng.permutation(np.repeat(np.arange(10), 5 * per_class)).astype(np.uint8)
+    labels = rng.permutation(np.repeat(np.arange(10), len(names) * per_class)).astype(np.uint8)
     images = np.linspace(0, 200, 32)[:, None, None] + 5 * labels[:, None, None, None]
     images = (images + rng.integers(0, 9, (len(labels), 32, 32, 3))).astype(np.uint8)
-    (raw / "cifar-10-batches-bin").mkdir(parents=True)
+    (raw / "cifar-10-batches-bin").mkdir(parents=True, exist_ok=True)
     rows = np.concatenate([labels[:, None], images.transpose(0, 3, 1, 2).reshape(len(labels), -1)], 1)
-    for i, part in enumerate(np.split(rows, 5)):
-        part.tofile(raw / "cifar-10-batches-bin" / f"data_batch_{i + 1}.bin")
+    for name, part in zip(names, np.split(rows, len(names)), strict=True):
+        part.tofile(raw / "cifar-10-batches-bin" / f"{name}.bin")
     return images, labels
 
 
@@ -137,6 +142,16 @@ def write_iwildcam(raw: Path, cameras: dict | None = None, classes: int = 5) -> 
     lines = [*(f"{y},{10 * y},animal {y}" for y in range(classes)), "99999,7,unseen"]
     (root / "categories.csv").write_text("\n".join(["y,category_id,name", *sorted(lines, reverse=True)]) + "\n")
     return table
+
+
+def write_images(folder: Path, count: int, seed: int) -> Path:
+    """A user's own images, of mixed sizes and kinds."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir()
+    for i in range(count):
+        pixels = rng.integers(0, 256, (*rng.integers(10, 60, 2), 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"image{i:03d}.{('png', 'jpg', 'webp', 'bmp', 'tif')[i % 5]}")
+    return folder
 
 
 def write_folder(raw: Path, domains: int = 8, images: int = 14, classes: int = 3) -> None:

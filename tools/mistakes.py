@@ -174,7 +174,7 @@ MISTAKES = (
     Mistake("results", "studies/statistics.py", "if theirs != first or tasks.support != supports.setdefault(form, tasks.support):",
             "if theirs != first:", ("tables", "contexts", "launch_report", "launch")),
     Mistake("results", "studies/result.py", '" (validation)" * (result.split == "val") + " (union F1)"',
-            '" (union F1)"', ("results", "tables", "contexts", "launch", "launch_report")),
+            '" (union F1)"', ("tables", "contexts", "launch", "launch_report")),
     Mistake("results", "studies/formats.py", "writer.writerow([*head, *texts, *tail])",
             r'file.write(",".join(map(str, [*head, *texts, *tail])) + "\n")', ("tables", "launch_report", "contexts")),
     Mistake("results", "studies/identity.py", "if record.data_hash == store.sha256:",

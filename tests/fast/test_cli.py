@@ -3,11 +3,13 @@
 import re
 import shutil
 
+import pytest
+
 from cxda_jax.config.reading import read
 from cxda_jax.training.experiment import open_data
 from launch import cli
 from tests.commands import command
-from tests.lines import cases, one_line, write_run
+from tests.lines import one_line, write_run
 
 
 def test_changes_are_taken_with_and_without_equals():
@@ -36,7 +38,7 @@ COMMANDS = [  # command, arguments, what the line names
 ]  # fmt: skip
 
 
-@cases("name, arguments, said", [(f"{row[0]} {' '.join(row[1][-1:])}", *row) for row in COMMANDS])
+@pytest.mark.parametrize("name, arguments, said", COMMANDS, ids=[f"{name}_{given[-1]}" for name, given, _ in COMMANDS])
 def test_a_mistake_costs_one_line_and_exit_code_2(tmp_path, data_dir, name, arguments, said):
     config = read("glyphs:cxda,smoke", [flag.removeprefix("--config.").split("=") for flag in OF_RUN])
     write_run(tmp_path / "run", open_data(config, data_dir).sha256)

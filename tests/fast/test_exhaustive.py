@@ -1,4 +1,4 @@
-"""Evaluation in which each image of a split is a query once, and the forms of scores that a config may choose."""
+"""Evaluation in which each image of a split is a query once: its tasks and its scores."""
 
 import jax
 import numpy as np
@@ -7,11 +7,10 @@ import scipy.special
 
 from cxda_jax.config.reading import read, replaced
 from cxda_jax.data.episodes import Draw, EpisodeSpec, counting, exhaustive
-from cxda_jax.data.store import open_store, write_store
 from cxda_jax.studies import testing
 from cxda_jax.training.evaluation import compile_task
 from cxda_jax.training.experiment import build_on
-from tests.conftest import INFO, make_domains
+from tests.conftest import make_store
 from tests.nets import fill
 
 SPEC = EpisodeSpec(num_domains=3, per_domain=4, num_query=6)
@@ -52,24 +51,13 @@ def test_a_task_depends_on_seed_stream_and_number_alone():
         assert not any((ours == theirs).all(1).any() for ours, theirs in zip(other(range(count)), whole, strict=True))
 
 
-@pytest.fixture(scope="module")
-def uneven(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("uneven")
-    info = INFO._replace(metric="macro_f1")
-    write_store(folder / "store", info, make_domains(sizes=(12,) * 6 + (10, 17, 31)))
-    return open_store(folder / "store")
-
-
-def experiment_on(store, **evaluation):
-    episode = {name: value for name, value in SPEC._asdict().items() if name != "mixed"}
-    evaluation = {"tasks": "exhaustive", "per_call": 3, **evaluation}
-    return build_on(replaced(read("glyphs:erm,smoke"), episode=episode, evaluation=evaluation), store)
-
-
 @pytest.mark.slow
-def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(uneven):
+def test_the_mean_is_over_all_images_and_the_worst_tenth_over_tasks(tmp_path):
     """ERM answers an image alone, so all test images in one batch have the same answers."""
-    experiment = experiment_on(uneven._replace(info=uneven.info._replace(metric="accuracy")))
+    uneven = make_store(tmp_path, sizes=(12,) * 6 + (10, 17, 31))
+    episode = {name: value for name, value in SPEC._asdict().items() if name != "mixed"}
+    evaluation = {"tasks": "exhaustive", "per_call": 3}
+    experiment = build_on(replaced(read("glyphs:erm,smoke"), episode=episode, evaluation=evaluation), uneven)
     method, count = experiment.method, experiment.num_tasks["test"]
     variables = fill(jax.eval_shape(method.init, jax.random.key(0), experiment.example))
     evaluator = compile_task(method, experiment.source)

@@ -1,9 +1,7 @@
 """metrics.jsonl is what a resumed run goes on with: a damaged line costs that line and a warning, never the file."""
 
 import json
-import os
 import time
-from unittest import mock
 
 import pytest
 
@@ -51,14 +49,6 @@ def test_what_a_killed_writer_or_an_older_version_left_is_no_damage(path):
         assert resumed(path, 3) == (LINES, [])
     path.write_text("".join(json.dumps(line) + "\n" for line in LINES))  # without checksums
     assert resumed(path, 3) == (LINES, [])
-
-
-def test_a_write_error_leaves_the_file_as_it_was(path, monkeypatch):
-    path.write_bytes(TEXT)
-    monkeypatch.setattr(files.os, "fsync", mock.Mock(side_effect=OSError(28, "No space left on device")))
-    with pytest.raises(OSError):
-        MetricsFile(path, 1)
-    assert path.read_bytes() == TEXT and os.listdir(path.parent) == ["metrics.jsonl"]
 
 
 def test_a_damaged_line_is_named_and_left_out(path):

@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +13,9 @@ import cxda_jax
 from cxda_jax.errors import UserError
 from cxda_jax.export import web
 from cxda_jax.export.pair import by_model
+from tests.lines import ROOT
 from tests.nets import random_model
 from tests.pages import render
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_of_the_documentation_is_the_shipped_models(tmp_path):

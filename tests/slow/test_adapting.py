@@ -10,7 +10,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import cxda_jax
 from cxda_jax.device import adapting, demo
@@ -19,18 +18,9 @@ from cxda_jax.device.page import Answered
 from cxda_jax.disk import manifest, models
 from tests.commands import command
 from tests.nets import CARD, build_method
+from tests.raw_fixtures import write_images
 
 GAIN = {**dict.fromkeys(("score", "mean", "low", "high"), (0.0, -1.0, 0.5, 2.0)), "sizes": (0, 1, 5, 100), "tasks": 4}
-
-
-def write_images(folder, count, seed):
-    """Of mixed sizes and kinds."""
-    rng = np.random.default_rng(seed)
-    folder.mkdir()
-    for i in range(count):
-        pixels = rng.integers(0, 256, (*rng.integers(10, 60, 2), 3), np.uint8)
-        Image.fromarray(pixels).save(folder / f"image{i:03d}.{('png', 'jpg', 'webp', 'bmp', 'tif')[i % 5]}")
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,8 @@ from cxda_jax.nets.attention import CHUNK
 from cxda_jax.training import loop
 from cxda_jax.training.experiment import make_optimizer
 from tests.conftest import make_episode
-from tests.nets import build_method
+from tests.nets import KEY, build_method
 from tools.bench.cases import Case, make_runner, prepare
-
-KEY = jax.random.key(0)
 
 
 def test_operations_of_a_product_are_counted_on_gpus_and_tpus_too():
@@ -105,11 +103,6 @@ def test_episodes_of_a_step_are_merged_into_one_convolution():
     for (size, *_), (merged, *groups) in zip(one, four, strict=True):
         assert groups == [1, 1] and merged in (4 * size, size)  # images or their gradients; the kernel
     assert sum(merged == 4 * size for (size, *_), (merged, *_) in zip(one, four, strict=True)) > 5
-
-
-def test_what_adapts_to_nothing_never_touches_the_support():
-    few, many = (cost.flops(lowered("femnist", "erm", "infer", width=8, support=n)) for n in (10, 1000))
-    assert few == many
 
 
 def test_patch_to_patch_attention_never_holds_all_scores():

@@ -7,7 +7,6 @@ import json
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 from scipy.special import expit
 
 import cxda_jax
@@ -19,6 +18,7 @@ from cxda_jax.export.formats import FORMATS, PLATFORMS
 from cxda_jax.export.pair import pair_of
 from tests.commands import command
 from tests.nets import random_model
+from tests.raw_fixtures import write_images
 
 PLACES = 6
 RANDOM = 1e-3  # differences of random networks, which may blow up the last bits; trained ones have 1e-6
@@ -97,19 +97,9 @@ def test_weights_are_there_once_and_smaller_ones_answer_nearly_so(kind, least, m
     assert least < size < most
 
 
-@pytest.fixture
-def photos(tmp_path):
-    folder, rng = tmp_path / "photos", np.random.default_rng(0)
-    folder.mkdir()
-    for i in range(24):
-        pixels = np.repeat(np.repeat(rng.integers(0, 256, (7, 7), np.uint8), 5, 0), 5, 1)
-        Image.fromarray(pixels).save(folder / f"{i:02}.png")
-    return folder
-
-
-def test_the_command_writes_programs_and_says_how_they_compare(photos, tmp_path):
+def test_the_command_writes_programs_and_says_how_they_compare(tmp_path):
     """In the place of an earlier export. Programs of CPUs rewrite sums as products; those of accelerators do not."""
-    out = tmp_path / "out"
+    out, photos = tmp_path / "out", write_images(tmp_path / "photos", 24, 0)
     out.mkdir()
     (out / "encode.cpu.jax").write_text("of an earlier export")
     earlier = {"encode.cpu.jax": {"sha256": hashlib.sha256(b"of an earlier export").hexdigest()}}

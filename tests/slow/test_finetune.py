@@ -10,15 +10,12 @@ from cxda_jax.machine import backend
 from cxda_jax.methods import cotta as cotta_module
 from cxda_jax.methods.cotta import Teaching, cotta, restored
 from cxda_jax.methods.finetune import FineTuning, sf_ocda
-from cxda_jax.nets.classifier import Classifier
-from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from cxda_jax.training.experiment import make_optimizer
 from cxda_jax.types import Known
 from tests import nets
 from tests.conftest import make_episode
-from tests.nets import KEY, build_method, case_of, close, softmax
+from tests.nets import KEY, TINY, build_method, case_of, close, softmax
 
-TINY = Classifier(CNNTrunk(8), CNNHead(4), (0.5,), (0.5,))  # the network of build_method()
 QUIET = augment.Strong(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0)
 RATE, MOMENTUM, DECAY = 0.05, 0.9, 1e-2
 EPISODE = jax.tree.map(np.asarray, make_episode())

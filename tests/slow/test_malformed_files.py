@@ -13,12 +13,11 @@ from safetensors import numpy as safetensors
 
 from cxda_jax.data.readers.raw import read_pieces
 from cxda_jax.data.store import open_store
-from cxda_jax.disk import files, manifest
+from cxda_jax.disk import files
 from cxda_jax.errors import UserError
 from cxda_jax.nets.pretrained import read_weights
-from cxda_jax.studies import identity
 from cxda_jax.studies.folders import read_results
-from cxda_jax.training.experiment import READERS, build_on, open_data
+from cxda_jax.training.experiment import READERS
 from tests import lines
 from tests import raw_fixtures as raws
 from tests.conftest import make_store
@@ -143,26 +142,6 @@ def test_weights(tmp_path, monkeypatch):
         assert not (tmp_path / "exploded").exists()
 
 
-CONFIGS = [  # damage of a good run's config.json, what the line names
-    (cut(9), "config.json"), (leaf("method"), "'method'"), (leaf("method", to="cxdaa"), "method='cxdaa'"),
-    (leaf("net", "width", to=True), "net.width=True"), (leaf("optimizer", "momentum"), "optimizer.momentum"),
-    (leaf("data", "writers", to=[1, "2", 3]), "data.writers="), (leaf("benchmark", to="folder"), "data.name:"),
-]  # fmt: skip
-
-
-def test_configs_of_runs(tmp_path, data_dir):
-    """As launch.evaluate reads them, before anything is compiled."""
-    run = tmp_path / "run"
-    for damage, named in CONFIGS:
-        lines.write_run(run)
-        damaged(run / "config.json", damage)
-        manifest.write(run, ["config.json"], about=manifest.read_about(run))  # as if it had been trained so
-        with refused("", tmp_path, named=named):
-            found = identity.read_config(run)
-            build_on(found, open_data(found, data_dir), splits=("test",))
-        shutil.rmtree(run)
-
-
 def arrays(**changes):
     """The predictions with other arrays, each made of the stored ones; None takes one away."""
 
@@ -181,6 +160,7 @@ RESULTS = [  # file of a good run, damage, what the line names
     ("result.json", leaf("risk", to={"0.8": 99.5}), "risk.0.8=99.5"),
     ("result.json", leaf("calibration_error", to=99.5), "calibration_error=99.5"),
     ("result.json", leaf("reached_step", to=21), "reached_step=21"),
+    ("result.json", leaf("predictions_sha256", to="1f"), "differs from the hash in result.json"),  # of another evaluation
     ("result.json", leaf("also", to={"a": {"avg": 1}}), "also.a.w10"),
     ("result.json", leaf("device", to="\x1b[2J"), "device="), (NPZ, None, NPZ), (NPZ, pickle.dumps(Bomb()), NPZ),
     (NPZ, arrays(labels=lambda a: np.array([[Bomb()]], object)), NPZ), (NPZ, arrays(support=None), "support"),

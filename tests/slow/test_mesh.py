@@ -136,7 +136,7 @@ def test_a_process_that_never_comes_ends_the_others_with_an_error():
 
 @pytest.mark.weekly
 def test_a_signal_reaches_a_process_that_works_with_others():
-    code = "import os, signal, time; from cxda_jax import stops; from cxda_jax.machine import hosts; stops.watch()\n"
+    code = "import os, signal, time; from cxda_jax.machine import hosts, stops; stops.watch()\n"
     code += f"with hosts.joined('localhost:{free_port()}', 1, 0): os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert "stops.Stopped: 15" in done.stderr, done.stderr

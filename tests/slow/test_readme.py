@@ -2,17 +2,16 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from cxda_jax.config.reading import read, variant
 from cxda_jax.config.registry import METHODS, schema
 from cxda_jax.disk import checkpoints, models
+from tests.lines import ROOT
+from tests.raw_fixtures import write_images
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *DOCS]
@@ -58,11 +57,9 @@ def test_a_trained_run_is_used_as_the_api_page_says(smoke, tmp_path, monkeypatch
 
 
 def test_the_page_on_own_images_runs_and_has_the_cards_gain(tmp_path, monkeypatch, capsys):
-    page, rng = (ROOT / "docs" / "device.md").read_text(), np.random.default_rng(0)
+    page = (ROOT / "docs" / "device.md").read_text()
     for folder in ("MY_PHOTOS", "NEW_PHOTOS"):
-        (tmp_path / folder).mkdir()
-        for i in range(3):
-            Image.fromarray(rng.integers(0, 256, (30, 20), np.uint8)).save(tmp_path / folder / f"{i}.png")
+        write_images(tmp_path / folder, 11, 0)  # of which three end in .png
     monkeypatch.chdir(tmp_path)
     names = execute("\n".join(blocks(page, "python")))
     assert len(names["buffer"]) == 6 and names["weights"].shape == (3, 4, 3)

@@ -13,6 +13,7 @@ from PIL import Image
 
 from cxda_jax.data.readers import cifar10, cifar_c, qmnist, unipen
 from cxda_jax.data.readers.raw import read_pieces
+from tests.raw_fixtures import write_cifar_binary
 
 DOCUMENT = ".VERSION 1.0\n.HIERARCHY CHARACTER\n.COORD {coord}\n.SETUP words of\n  .PEN_DOWN and .PEN_UP.\n{units}"
 STROKES = """.INCLUDE {site}/{site}.doc
@@ -154,35 +155,26 @@ def test_a_digit_has_its_class_and_writer(tmp_path, mnist):
     assert {(p.domain.split()[0], p.split == "test") for p in pieces} == {("student", True), ("employee", False)}
 
 
-def write_cifar10(raw, form, per_class=12):
-    """Equal images in the three forms: their names, labels and first pixels say which they are."""
+def write_cifar10(raw, per_class=12):
+    """Equal images in the two forms, and what they are in the order of their files."""
     made = {}
     for part, names in (("train", cifar_c.TRAIN_BATCHES), ("test", ["test_batch"])):
-        labels = np.sort(np.arange(len(names) * per_class * 10) % 10)
-        images = np.zeros((len(labels), 32, 32, 3), np.uint8)
-        images[:] = np.arange(len(labels))[:, None, None, None] % 200
-        images[:, ::2] += np.uint8(20)
-        made[part] = images, labels
-        if form == "files":
-            for i, (image, label) in enumerate(zip(images, labels, strict=True)):
-                folder = raw / part / cifar10.INFO.class_names[label]
-                folder.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(image).save(folder / f"{i:04}.png")
-            continue
-        folder = raw / f"cifar-10-batches-{form}"
-        folder.mkdir(parents=True, exist_ok=True)
-        flat = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
-        for name, rows, row_labels in zip(names, np.split(flat, len(names)), np.split(labels, len(names)), strict=True):
-            np.concatenate([row_labels[:, None], rows], 1).astype(np.uint8).tofile(folder / f"{name}.bin")
+        images, labels = write_cifar_binary(raw / "bin", per_class, names)
+        order = np.argsort(labels)  # files are read class by class
+        made["bin", part], made["files", part] = (images, labels), (images[order], labels[order])
+        for i, (image, label) in enumerate(zip(*made["files", part], strict=True)):
+            folder = raw / "files" / part / cifar10.INFO.class_names[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / f"{i:04}.png")
     return made
 
 
 @pytest.mark.parametrize("form", ["bin", "files"])
 def test_clean_images_are_equal_in_all_forms_and_all_domains_are_made(tmp_path, form):
-    made = write_cifar10(tmp_path, form)
-    for part, (images, labels, _) in cifar10.read_clean(tmp_path).items():
-        assert (images == made[part][0]).all() and (labels == made[part][1]).all()
-    pieces = cifar10.find(tmp_path).pieces
+    made = write_cifar10(tmp_path)
+    for part, (images, labels, _) in cifar10.read_clean(tmp_path / form).items():
+        assert (images == made[form, part][0]).all() and (labels == made[form, part][1]).all()
+    pieces = cifar10.find(tmp_path / form).pieces
     assert collections.Counter(piece.split for piece in pieces) == {"train": 56, "val": 17, "test": 22}
     (fog,) = [p.read() for p in pieces if (p.domain, p.split) == ("fog 3", "test")]
     assert np.bincount(fog.labels).tolist() == [12] * 10  # all test images, under each corruption

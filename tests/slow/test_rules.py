@@ -3,26 +3,19 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
-from PIL import Image
 
-import cxda_jax
 from cxda_jax.__main__ import COMMANDS
-from cxda_jax.adapter import fit
 from cxda_jax.disk import manifest, models
 from tests.commands import TOOLS, command
 from tests.fast.test_records import runs  # noqa: F401
 from tests.lines import flip, write_run
-from tools.reliability import tiny_adapter
+from tests.raw_fixtures import write_images
 
 
 @pytest.fixture
 def photos(tmp_path):
-    (tmp_path / "photos").mkdir()
-    for i in range(3):
-        Image.fromarray(np.full((28, 28), 80 * i, np.uint8)).save(tmp_path / "photos" / f"{i}.png")
-    return tmp_path / "photos"
+    return write_images(tmp_path / "photos", 3, 0)
 
 
 def adapting(model, photos, out):
@@ -62,23 +55,14 @@ def test_what_is_replaced_is_ours(tmp_path, photos, runs, data_dir):
     assert walked == {*COMMANDS, *TOOLS}
 
 
-def test_a_second_call_says_what_it_does_with_the_first(tmp_path, photos, smoke, data_dir, monkeypatch):
-    """With other arguments, in the same folder. Tests of demo, prepare, reproduce and export have theirs."""
-    folder, where = smoke[0], f"--data_dir={smoke[0]}/data"
-    other = command("train", "--config=glyphs:cxda,smoke", "--config.seed=1", f"--workdir={folder}/run", where, code=2)
-    assert "holds a run with config.seed=0, not 1; choose another --workdir or delete it" in other
-    copied = shutil.copytree(folder / "run", tmp_path / "run")
-    assert "result.json: replaces that of" in command("evaluate", f"--runs={copied}", "--num_tasks=5", where)
+def test_a_second_call_says_what_it_does_with_the_first(tmp_path, photos, smoke):
+    """With other arguments, in the same folder. Tests of train, demo, prepare, reproduce and export have theirs."""
+    copied = shutil.copytree(smoke[0] / "run", tmp_path / "run")
+    again = command("evaluate", f"--runs={copied}", "--num_tasks=5", f"--data_dir={smoke[0]}/data")
+    assert "result.json: replaces that of" in again
     command(*adapting("glyphs", photos, tmp_path / "out"))
     again = command(*adapting("unipen", photos, tmp_path / "out"))
     assert all(f"{tmp_path}/out/{name}: replaces" in again for name in ("predictions.csv", "adapted.html"))
-    tiny_adapter(1).save(tmp_path / "adapter")
-    one, two = np.zeros(1, int), np.zeros((1, 2))
-    np.savez(tmp_path / "f.npz", logits=two, labels=one, domains=one, style=two)
-    monkeypatch.setattr(fit, "fit", lambda *arrays, **options: tiny_adapter(2))
-    monkeypatch.setattr("cxda_jax.adapter.report.as_html", lambda report: "what it gains")
-    again = command("fit", f"--features={tmp_path}/f.npz", f"--out={tmp_path}/adapter")
-    assert f"{tmp_path}/adapter: replaces" in again and cxda_jax.load_adapter(tmp_path / "adapter").seed == 2
     report = "report", f"--runs={copied}", f"--report={tmp_path}/report"
     command(*report)
     assert f"{tmp_path}/report/report.html: replaces" in command(*report, "--against=paper")

@@ -6,14 +6,11 @@ import pytest
 
 from cxda_jax.methods.stata import stata
 from cxda_jax.methods.training_free import BATCH, affinities
-from cxda_jax.nets.classifier import Classifier
-from cxda_jax.nets.cnn import CNNHead, CNNTrunk
 from cxda_jax.types import Known
 from tests.conftest import make_episode
-from tests.nets import KEY, build_method, case_of, close, make_images, softmax
+from tests.nets import KEY, TINY, build_method, case_of, close, make_images, softmax
 
 EPISODE = jax.tree.map(np.asarray, make_episode())
-TINY = Classifier(CNNTrunk(8), CNNHead(4), (0.5,), (0.5,))  # the network of build_method()
 ENDS = pytest.mark.parametrize("support", [pytest.param(1, marks=pytest.mark.weekly), 15])
 
 
