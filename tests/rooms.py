@@ -17,16 +17,16 @@ ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "configs": 200,
     "cxda_jax": 240,
-    "cxda_jax/adapter": 1910,  # corrects by the own style, cross-fitted, and chooses between four ways to take shares
+    "cxda_jax/adapter": 1970,  # corrects by the own and the common style, cross-fitted, and chooses what to take of a buffer
     "cxda_jax/config": 470,
     "cxda_jax/data": 2360,
     "cxda_jax/device": 880,  # the plain answers of an adapter that corrects
     "cxda_jax/disk": 820,
     "cxda_jax/export": 870,
-    "cxda_jax/export (js)": 960,  # the own style and the evidence, in browsers
+    "cxda_jax/export (js)": 980,  # the own and the common style, and the evidence, in browsers
     "cxda_jax/machine": 850,  # stacks the batches of several steps, which data/ did
     "cxda_jax/methods": 1140,
-    "cxda_jax/nets": 870,  # starts from weights, which training/ did; the evidence of a buffer
+    "cxda_jax/nets": 885,  # starts from weights, which training/ did; the evidence and the common style of a buffer
     "cxda_jax/pages": 230,  # from studies/, which device/ needs no more
     "cxda_jax/pages (js)": 210,
     "cxda_jax/studies": 2850,  # compares configs, which config/ did

@@ -73,12 +73,9 @@ def test_a_correction_learns_errors_and_neither_shares_nor_what_a_domain_has_in_
     teach[0, 24:], teach[1, :6] = False, False
     cells = counts_of(images, 30)
     s = adapters.standardised(images.style, *(moments := (images.style.mean(0), images.style.std(0))))
-    sums = np.stack(
-        [np.stack([s[(images.domains == d) & (images.labels == k)].sum(0) for k in range(CLASSES)]) for d in range(30)]
-    )
-    content, parts = common_parts(sums, cells, teach)
-    own = teach[0][images.domains]
     dummies = np.eye(30)[images.domains], np.eye(CLASSES)[images.labels]
+    content, parts = common_parts(np.einsum("nm,nk,nd->mkd", *dummies, s), cells, teach)
+    own = teach[0][images.domains]
     found = np.linalg.lstsq(np.concatenate(dummies, 1)[own], s[own], rcond=None)[0][30:]
     np.testing.assert_allclose(content[0], found - found.mean(0), atol=0.03)  # which counts one image more
     left = s - content[0][images.labels]
@@ -91,30 +88,23 @@ def test_a_correction_learns_errors_and_neither_shares_nor_what_a_domain_has_in_
     point, root = RNG.normal(0, 0.3, (2, 1 + CLASSES + 2 * STYLE * CLASSES)), RNG.uniform(0.5, 2, (2, STYLE, 1))
     offsets, expected = np.stack([told_shares(cells, each) for each in teach], 1), 0.0
     for i, each in enumerate(teach):
-        (u, v), of, common = (
-            point[i, 7:].reshape(2, STYLE, CLASSES) / root,
-            each[images.domains],
-            parts[images.domains, i],
-        )
+        (u, v), common = point[i, 7:].reshape(2, STYLE, CLASSES) / root, parts[images.domains, i]
         z = point[i, 0] * images.logits + point[i, 1:7] + offsets[images.domains, i]
         for moved in (z + s @ u, z + (s - common) @ u + common @ v):
-            expected -= np.log(softmax(moved, -1)[np.arange(len(z)), images.labels])[of].mean() / 2
-        expected += 0.05 * (u**2).sum() + 0.05 * (v**2).sum()
+            expected -= np.log(softmax(moved, -1)[np.arange(len(z)), images.labels])[each[images.domains]].mean() / 2
+        expected += 0.05 * ((u**2).sum() + (v**2).sum())
     weight = teach / (teach @ cells.sum(1))[:, None]
     shown = correction._Shown(s, images.logits, offsets, parts, weight, images.labels, images.domains)
-    assert correction._objective()(point, shown, root, 0.1)[0] == pytest.approx(expected, rel=1e-5)
+    assert correction._objective()(point, shown, root, np.float32(0.1))[0] == pytest.approx(expected, rel=1e-5)
     for of_penalty in corrections(images, teach, *moments):
         for each, found in zip(teach, of_penalty, strict=True):
             new = ~each[images.domains]
-            right = [
-                (z[new].argmax(1) == images.labels[new]).mean()
-                for z in (images.logits, found(images.logits, images.style))
-            ]
+            right = [(z.argmax(1) == images.labels)[new].mean() for z in (images.logits, found(*images[:2]))]
             assert right[1] > right[0] - 0.01 and np.shape(found.content) == (CLASSES, CLASSES)
     assert right[1] > right[0] + 0.05, right
     others = found._replace(scale=found.scale + 1, bias=found.bias * 2, weights=found.weights * 3)
-    both = (found(images.logits, images.style) + others(images.logits, images.style)) / 2
-    np.testing.assert_allclose(mean_of([found, others])(images.logits, images.style), both, rtol=1e-4, atol=1e-4)
+    both = (found(*images[:2]) + others(*images[:2])) / 2
+    np.testing.assert_allclose(mean_of([found, others])(*images[:2]), both, rtol=1e-4, atol=1e-4)
 
 
 def test_images_are_corrected_by_what_other_domains_taught(monkeypatch):
