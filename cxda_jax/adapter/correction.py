@@ -114,9 +114,8 @@ def corrections(images: Labelled, teach: np.ndarray, mean: np.ndarray, std: np.n
         u = u.reshape(count, 2, -1, classes) / root
         weights, others = np.moveaxis((axes @ u).astype(np.float32), 1, 0)
         given = a[:, 0] / unit, b.astype(np.float32), weights, weights - others
-        yield [
-            Correction(*of, m @ of[-1], mean, std) for m, *of in zip(content.astype(np.float32), *given, strict=True)
-        ]
+        each = zip(content.astype(np.float32), *given, strict=True)
+        yield [Correction._make((*of, m @ of[-1], mean, std)) for m, *of in each]
 
 
 def nothing(classes: int, mean: np.ndarray, std: np.ndarray) -> Correction:
@@ -135,13 +134,13 @@ def added(variables: Variables, correction: Correction | None) -> Variables:
 def correction_in(variables: Variables) -> Correction | None:
     """The correction that added() put there."""
     own = variables["batch_stats"][ADAPTER].get(OWN)
-    return Correction(float(own["scale"]), *(np.asarray(own[name]) for name in Correction._fields[1:])) if own else None
+    return Correction(**{**{n: np.asarray(x) for n, x in own.items()}, "scale": float(own["scale"])}) if own else None
 
 
 def mean_of(corrections: Sequence[Correction]) -> Correction:
     """The correction whose answers are the means of those of these, which have one mean and deviation of styles."""
     scale, *others = (np.mean([getattr(each, name) for each in corrections], axis=0) for name in Correction._fields[:5])
-    return Correction(float(scale), *others, corrections[0].mean, corrections[0].std)
+    return Correction._make((float(scale), *others, corrections[0].mean, corrections[0].std))
 
 
 def counts_of(images: Labelled, domains: int) -> np.ndarray:

@@ -24,7 +24,6 @@ from cxda_jax.adapter.correction import Correction, added, correction_in
 from cxda_jax.adapter.device import CELLS, method_of
 from cxda_jax.adapter.judge import (
     FULL,
-    RIVALS,
     TASKS,
     WAYS,
     FitData,
@@ -283,7 +282,7 @@ def _turn(plain: FitData, judged: FitData, correction: Correction | None, limit:
     """An adapter of the domains that teach and choose, and its rivals of the same."""
     ways, _ = _train(judged, correction, limit, steps)
     rows = plain.rows_of("train", "val")
-    rivals = {name: calibrated(data, rows) for name, data in zip(RIVALS, (plain, judged), strict=True)}
+    rivals = {"em": calibrated(plain, rows), "own_em": calibrated(judged, rows)}
     return Turn(judged, plain, {}, rivals, ways)
 
 

@@ -21,7 +21,7 @@ from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, Plan, domains_for
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.machine import backend
-from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_of
+from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_by_em, shares_of
 from cxda_jax.training import metrics
 from cxda_jax.types import ADAPTER, Array, Images, Variables
 
@@ -31,7 +31,9 @@ START = 2**21  # numbers in the arrays from which a calibration, and the start o
 FULL = SIZES[-1]
 WAYS = ("learnt", "careful", "em", "style", "none")  # what is taken from a buffer, the one to prefer first
 ANSWERS = (PLAIN, *map(str, SIZES))
-RIVALS = ("em", "own_em")  # EM with FULL images, of the classifier's answers and of those corrected by the own style
+RIVALS = ("em", "own_em", "unmix")  # EM with FULL images: of the classifier's answers; of those corrected by the own
+# style; and of these in each of some clusters of the keys
+CLUSTERS, ROUNDS, STEPS, FEW = 5, 20, 50, 3.0  # of k-means; of EM; the images that shares in training count like there
 LEVELS = np.arange(1, 101) / 100  # coverages, surest answers first, at which errors are counted by domain
 DRAWS = 30  # buffers that are drawn of each domain, to find the limit of drift
 MOST_DOMAINS = 100  # from which that limit follows
@@ -99,8 +101,8 @@ class Turn(NamedTuple):
         taught.
       plain: the same with the classifier's own logits.
       variables: of the adapter.
-      rivals: what EM knows of each of the two, by calibrated(): "em" of the classifier's own logits, "own_em" of
-        the corrected ones.
+      rivals: what EM knows of each of the two, by calibrated(): "em" of the classifier's own logits, and of the
+        corrected ones "own_em", which "unmix" knows too.
       ways: variables by WAYS, of which settled() chooses.
     """
 
@@ -298,8 +300,11 @@ def ask(turn: Turn, plan: Plan, number_of_turn: int) -> AnsweredTasks:
     y = judged.store.labels[plan.query]
     found = {PLAIN: turn.plain.logits[plan.query]}
     found |= {str(n): judged.answers(turn.variables, Plan(plan.support[:, :n], plan.query)) for n in SIZES}
-    logits = (turn.plain.logits, judged.logits)
-    rivals = [by_rival(z, turn.rivals[name], plan) for name, z in zip(RIVALS, logits, strict=True)]
+    rivals = [
+        by_rival(turn.plain.logits, turn.rivals["em"], plan),
+        by_rival(judged.logits, turn.rivals["own_em"], plan),
+    ]
+    rivals.append(by_unmixing(judged, keys_of(judged, turn.variables), turn.rivals["own_em"], plan))
     given = [*found.values(), *rivals]
     right = np.stack([(z.argmax(-1) == y).mean(1) for z in given])
     owner = judged.store.row_domains()[plan.query[:, 0]]
@@ -321,6 +326,47 @@ def by_rival(logits: np.ndarray, rival: Mapping[str, np.ndarray], plan: Plan) ->
     p = scipy.special.softmax(z[plan.support], axis=-1)
     shares = np.asarray(by_em(p, trained, np.ones(plan.support.shape, np.float32)))
     return z[plan.query] + np.log(np.maximum(shares, FLOOR) / trained)[:, None]
+
+
+def keys_of(judged: FitData, variables: Variables) -> np.ndarray:
+    """The keys of all images, [n, rank], as an adapter with these variables has them."""
+    kernel, stats = variables["params"][ADAPTER]["kernel"], jax.device_get(variables["batch_stats"][ADAPTER])
+    return standardised(judged.style, stats["mean"], stats["std"]) @ np.asarray(kernel) / np.sqrt(judged.style.shape[1])
+
+
+def by_unmixing(judged: FitData, keys: np.ndarray, rival: Mapping[str, np.ndarray], plan: Plan) -> np.ndarray:
+    """The logits [tasks, queries, classes] of EM in the cluster of each query. k-means finds the clusters of a buffer's
+    keys [n, rank]."""
+    z = judged.logits * rival["scale"] + rival["bias"]
+    p = scipy.special.softmax(z[plan.support], axis=-1)
+    shares = np.asarray(_unmixed(p, keys[plan.support], keys[plan.query], rival["shares"]))
+    return z[plan.query] + np.log(np.maximum(shares, FLOOR) / rival["shares"])
+
+
+@jax.jit
+@functools.partial(jax.vmap, in_axes=(0, 0, 0, None))
+def _unmixed(p: Array, keys: Array, asked: Array, trained: Array) -> Array:
+    """The shares of the classes around each query [queries, classes], of a buffer with posteriors p [n, classes].
+
+    The first of the clusters begins with the first image, and each other one with the image that is furthest from all.
+    """
+
+    def distances(points: Array, centres: Array) -> Array:
+        return jnp.square(points[:, None] - centres).sum(-1)
+
+    def further(i: Array, centres: Array) -> Array:
+        return centres.at[i].set(keys[distances(keys, centres).min(1).argmax()])
+
+    def again(_: Array, centres: Array) -> Array:
+        own = jax.nn.one_hot(distances(keys, centres).argmin(1), CLUSTERS)
+        count = own.sum(0)[:, None]
+        return jnp.where(count > 0, own.T @ keys / jnp.maximum(count, 1), centres)
+
+    centres = jax.lax.fori_loop(1, CLUSTERS, further, jnp.tile(keys[0], (CLUSTERS, 1)))
+    centres = jax.lax.fori_loop(0, ROUNDS, again, centres)
+    own = jax.nn.one_hot(distances(keys, centres).argmin(1), CLUSTERS)
+    shares = jax.vmap(lambda weights: shares_by_em(p, trained, STEPS, FEW, weights))(own.T)
+    return shares[distances(asked, centres).argmin(1)]
 
 
 def _gain(asked: AnsweredTasks) -> dict[str, Any]:

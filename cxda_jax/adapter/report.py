@@ -15,6 +15,7 @@ COLUMNS: Mapping[str, str] = {  # of a row of gains
     **{str(n): f"{n} images" for n in SIZES[1:]},
     "em": f"EM, {FULL} images",
     "own_em": "own style, EM",
+    "unmix": "EM in clusters",
 }
 
 
@@ -97,16 +98,18 @@ def _sentences(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _parts(report: Mapping[str, Any]) -> Iterator[str]:
     """What the parts of the adapter gain, what EM does, and what the adapter gains over the best of these."""
-    overall, best = report["overall"], "em"
-    line = f"EM without training gains {_span(overall['em'])}."
+    overall = report["overall"]
+    line = f"EM without training gains {_span(overall['em'])}"
     if _corrects(report):
-        best = max(("0", "em", "own_em"), key=lambda name: overall[name][0])
         line = (
             f"The image's own style, without any buffer, gains {_span(overall['0'])}; EM {_span(overall['em'])}; "
-            f"one after the other {_span(overall['own_em'])}."
+            f"one after the other {_span(overall['own_em'])}"
         )
-    others = "the best of these" if _corrects(report) else "it"
-    yield f"{line} The adapter gains {_span(overall[f'over_{best}'])} more than {others}."
+    best = max(("0", "em", "own_em", "unmix"), key=lambda name: overall[name][0])
+    yield (
+        f"{line}; EM in clusters of the buffer's styles {_span(overall['unmix'])}. "
+        f"The adapter gains {_span(overall[f'over_{best}'])} more than the best of these."
+    )
     if not _corrects(report):
         yield "Correcting by the own style does not surely gain on domains that did not teach it: it is left out."
 

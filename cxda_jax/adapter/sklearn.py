@@ -33,9 +33,7 @@ class Adapting:
       random_state: as scikit-learn has it.
     """
 
-    def __init__(
-        self, base_estimator=None, held_out=0.5, minutes=MINUTES, steps=STEPS, random_state=None
-    ):
+    def __init__(self, base_estimator=None, held_out=0.5, minutes=MINUTES, steps=STEPS, random_state=None):
         self.base_estimator = base_estimator
         self.held_out = held_out
         self.minutes = minutes

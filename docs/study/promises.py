@@ -110,7 +110,7 @@ def fits(name, seed, steps=1000):
     arrays = world(name, seed, first=1000, domains=40)
     found = gains_on(adapter, *arrays)
     row = {"world": name, "seed": seed, "trusted": adapter.helps, "told": adapter.report["overall"]["100"]}
-    for rival in ("0", "em", "own_em"):
+    for rival in ("0", "em", "own_em", "unmix"):
         row[rival] = adapter.report["overall"][rival]
     risks = {str(risk): risk_of(adapter, risk, arrays) for risk in (0.05, 0.2)}
     return row | {

@@ -139,6 +139,22 @@ def test_images_are_corrected_by_what_other_domains_taught(monkeypatch):
     assert not corrected.rows[:, CLASSES : 2 * CLASSES].any()  # the style moves nothing
 
 
+def test_un_mixing_finds_the_shares_of_each_cluster():
+    """Five far apart, of which each query is in one, and all images at one place; beside a loop of EM."""
+    rng, trained = np.random.default_rng(5), np.array([0.5, 0.3, 0.2])
+    owner, asked = np.arange(60) % 5, np.array([2, 0, 4, 4])
+    p = softmax(rng.normal(0, 2, (60, 3)) + 2 * np.eye(3)[owner % 3], -1)
+    for spread, parts in ((10, [p[owner == cluster] for cluster in asked]), (0, [p] * 4)):
+        keys, queries = (spread * (np.eye(5)[at] + rng.normal(0, 0.01, (len(at), 5))) for at in (owner, asked))
+        found = np.asarray(judge._unmixed(p[None], keys[None], queries[None], trained))[0]
+        for shares, part in zip(found, parts, strict=True):
+            q = trained
+            for _ in range(50):
+                r = part * q / trained
+                q = ((r / r.sum(1, keepdims=True)).sum(0) + 3 * trained) / (len(part) + 3)
+            np.testing.assert_allclose(shares, q, atol=1e-4)
+
+
 def test_what_is_taken_from_a_buffer_surely_gains_on_the_domains_of_other_turns(monkeypatch):
     """Each turn has two domains, on which each way has its own part of right answers; "none" has half of them."""
     ways = [  # in the order of WAYS

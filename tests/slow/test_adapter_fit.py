@@ -103,7 +103,7 @@ def test_the_report_is_of_plain_numbers_and_says_what_was_found(fit):
     assert [*report["gain"]] == [*report["headroom"]]  # one name for one kind of tasks
     for row in (*report["gain"].values(), report["overall"]):
         assert all(row[n][1] <= row[n][0] <= row[n][2] for n in ("0", "5", "20", "100"))
-        for rival in ("0", "em", "own_em"):
+        for rival in ("0", "em", "own_em", "unmix"):
             assert row[f"over_{rival}"][0] == pytest.approx(row["100"][0] - row[rival][0])
         assert f"{row['100'][0]:+.1f} ({row['100'][1]:+.1f} to {row['100'][2]:+.1f})" in said[-1]
     assert report["calibration"]["100"]["ece"][1] < 0.05 < report["calibration"]["plain"]["ece"][0]

@@ -1,0 +1,160 @@
+"""What each part of fit() gains on new domains, beside naive ways that read the same images.
+
+python -m docs.study.parts FEATURES.npz OUT.json [seeds]
+python -m docs.study.parts FEATURES.npz OUT.json [seeds] CLEAN.npz     of a head that saw the images of CLEAN.npz alone
+
+FEATURES.npz is that of docs/study/wide.py, and so is the head: it knows 36/56 of the training domains by heart, and
+fit() has the others. CLEAN.npz holds features and labels of other images. A linear head learns from these, and fit()
+gets 400 images of each of 20 training domains.
+"""
+
+import json
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import cxda_jax
+from cxda_jax.adapter import judge
+from cxda_jax.adapter.correction import Labelled, correction_in, corrections, mean_of
+from cxda_jax.adapter.fit import _checked
+from cxda_jax.adapter.own_style import corrected_by
+from cxda_jax.data.episodes import Draw, EpisodeSpec, sample_plans
+from cxda_jax.training.metrics import interval_over_groups
+from docs.study.wide import KINDS, PLAIN, SEEN, train_head
+
+TASKS, DOMAINS, IMAGES = 200, 20, 400  # of a kind; for fit() beside a head of clean images, and of each of them
+OURS, OWN, EMPTY = "fit()", "own style", "fit(), no image"
+NAMES = {"em": "EM", "own_em": "own style, then EM", "unmix": "own style, then EM in clusters"}
+
+
+def clean_head(x, labels, steps=400):
+    """A linear function from features to logits, by gradient descent with a ridge."""
+    mean, std = x.mean(0), x.std(0) + 1e-6
+    images, targets = jnp.asarray((x - mean) / std), jnp.asarray(labels)
+    params, optimizer = (jnp.zeros((x.shape[1], labels.max() + 1)), jnp.zeros(labels.max() + 1)), optax.lbfgs()
+
+    def loss(p):
+        z = images @ p[0] + p[1]
+        ridge = 0.5e-2 * jnp.square(p[0]).sum()
+        return optax.softmax_cross_entropy_with_integer_labels(z, targets).mean() + ridge
+
+    state, both = optimizer.init(params), optax.value_and_grad_from_state(loss)
+    for _ in range(steps // 4):
+        value, slope = both(params, state=state)
+        updates, state = optimizer.update(slope, state, params, value=value, grad=slope, value_fn=loss)
+        params = optax.apply_updates(params, updates)
+    weights, bias = map(np.asarray, params)
+    return lambda x: ((x - mean) / std) @ weights + bias
+
+
+def setting(data, seed, clean):
+    """The logits of all images, the rows for fit(), and the test domains."""
+    train, test = (np.unique(data["domain"][data["split"] == name]) for name in ("train", "test"))
+    order, rng = np.random.default_rng(seed).permutation(train), np.random.default_rng(100 + seed)
+    if clean is not None:
+        few = rng.permutation(np.flatnonzero(np.isin(data["domain"], order[:DOMAINS])))
+        rank = np.zeros(len(few), int)
+        for domain in order[:DOMAINS]:
+            rank[data["domain"][few] == domain] = np.arange((data["domain"][few] == domain).sum())
+        return clean_head(*clean)(data["features"]), np.sort(few[rank < IMAGES]), test
+    of_head = np.isin(data["domain"], order[: round(SEEN * len(train))])
+    classes = int(data["labels"].max()) + 1
+    head = train_head(data["features"][of_head], data["labels"][of_head], classes, seed, 1024, 20)
+    return head(data["features"]), np.flatnonzero(np.isin(data["domain"], train) & ~of_head), test
+
+
+def refitted(features, labels, domains, rows):
+    """Logits of all images by a head with a ridge on their features, as fit() learns its corrections: five folds of
+    the domains, whose left-out domains choose the penalty, and their mean."""
+    _, owner = np.unique(domains[rows], return_inverse=True)
+    folds = np.random.default_rng(0).permutation(owner.max() + 1) % 5
+    teach = np.stack([folds != i for i in range(5)])
+    given = Labelled(np.zeros((len(rows), labels.max() + 1), np.float32), features[rows], labels[rows], owner)
+    best, most = None, 0.0
+    for found in corrections(given, teach, features[rows].mean(0), features[rows].std(0) + 1e-6):
+        z = np.stack([each(given.logits, given.style) for each in found])
+        right = (z[folds[owner], np.arange(len(rows))].argmax(1) == given.labels).mean()
+        best, most = (found, right) if right > most else (best, most)
+    return mean_of(best)(0.0, features)
+
+
+def one_seed(data, seed, clean=None):
+    """Right answers of each task by kind and row, the domains that ask, and notes."""
+    z, rows, test = setting(data, seed, clean)
+    labels, style, domain = (data[name] for name in ("labels", "style", "domain"))
+    began = time.time()
+    adapter = cxda_jax.fit(z[rows], labels[rows], domain[rows], style[rows], minutes=60, seed=seed, log=lambda _: None)
+    seconds = time.time() - began
+    given = adapter.trusted()
+    other = refitted(data["features"], labels, domain, rows)
+    everything = _checked(z, labels, domain, {"style": style}, seed)
+    own = corrected_by(everything, correction_in(adapter.variables))
+    knows = {name: adapter.known[name] for name in ("scale", "bias", "shares")}
+    knows_own = knows | {name: adapter.known[f"own_{name}"] for name in ("scale", "bias")}
+    keys = judge.keys_of(own, adapter.variables)
+    names, owner = np.unique(domain, return_inverse=True)
+    offsets, scores, asked = np.searchsorted(owner, np.arange(len(names) + 1)), {}, {}
+    for number, shares, concentration in [(1, "natural", 1.0), *KINDS]:
+        spec = EpisodeSpec(number, 100 // number, 20, shares=shares, concentration=concentration)
+        plan = sample_plans(Draw(spec, offsets, np.searchsorted(names, test), seed, 2, labels), range(TASKS))
+        adapted = [given.adapt(z[s], style[s]).predict_logits(z[q], style[q]) for s, q in zip(*plan, strict=True)]
+        found = {
+            PLAIN: z[plan.query], "refit": other[plan.query], OWN: own.logits[plan.query],
+            NAMES["em"]: judge.by_rival(everything.logits, knows, plan),
+            NAMES["own_em"]: judge.by_rival(own.logits, knows_own, plan),
+            NAMES["unmix"]: judge.by_unmixing(own, keys, knows_own, plan), OURS: np.stack(adapted),
+        }  # fmt: skip
+        kind = f"{number} domain{'s' * (number > 1)}, " + (
+            "own shares" if shares == "natural" else f"{shares}" + f" {concentration}" * (shares == "dirichlet")
+        )
+        scores[kind] = {name: (x.argmax(-1) == labels[plan.query]).mean(1) for name, x in found.items()}
+        asked[kind] = owner[plan.query[:, 0]]
+        print(kind, {name: round(100 * float(x.mean()), 1) for name, x in scores[kind].items()}, flush=True)
+    new, empty = np.isin(domain, test), given.adapt(z[:0], style[:0])
+    alone = [z[new], empty.predict_logits(z[new], style[new]), other[new]]
+    told = {kind: row["100"] for kind, row in adapter.report["gain"].items()}
+    notes = {
+        "seed": seed, "seconds of fit()": round(seconds), "trusted": adapter.helps, "takes": adapter.report["takes"],
+        "told": adapter.report["overall"]["100"], "expected": adapter.report["expected"], "told by kind": told,
+        "all new images, %": dict(zip((PLAIN, EMPTY, "refit"), (100 * float((x.argmax(1) == labels[new]).mean())
+                                                             for x in alone), strict=True)),
+    }  # fmt: skip
+    return scores, asked, notes
+
+
+def summary(of_seeds):
+    """By kind and row: mean, mean of the worst tenth of the tasks, and the gain with its interval over new domains."""
+    table = {}
+    for kind, rows in of_seeds[0][0].items():
+        tasks = {name: np.concatenate([scores[kind][name] for scores, _, _ in of_seeds]) for name in rows}
+        owner = np.concatenate([asked[kind] for _, asked, _ in of_seeds])
+        table[kind] = {}
+        for name, x in tasks.items():
+            each = [100 * float((scores[kind][name] - scores[kind][PLAIN]).mean()) for scores, _, _ in of_seeds]
+            _, low, high = 100 * interval_over_groups((x - tasks[PLAIN])[None], owner)[0]
+            values = {"avg": 100 * x.mean(), "w10": 100 * np.sort(x)[: len(x) // 10].mean(), "gain": np.mean(each)}
+            values |= {"low": low, "high": high}
+            table[kind][name] = {key: round(float(value), 2) for key, value in values.items()}
+            table[kind][name]["of each seed"] = [round(gain, 2) for gain in each]
+    return table
+
+
+def main():
+    order = np.argsort((loaded := np.load(sys.argv[1]))["domain"], kind="stable")
+    data = {name: loaded[name][order] for name in ("features", "style", "labels", "domain", "split")}
+    data["features"], clean = data["features"].astype(np.float32), None
+    if len(sys.argv) > 4:
+        of_clean = np.load(sys.argv[4])
+        clean = of_clean["features"].astype(np.float32), of_clean["labels"]
+    found = []
+    for seed in range(int(sys.argv[3]) if len(sys.argv) > 3 else 3):
+        found.append(one_seed(data, seed, clean))
+        with open(sys.argv[2], "w") as file:
+            json.dump({"tasks": TASKS, "runs": [notes for *_, notes in found], "table": summary(found)}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
