@@ -275,7 +275,8 @@ def settled(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
     """The turns with the way to take something from a full buffer that is best by the domains of all other turns, and
     that which is best by all domains.
 
-    Best is the largest lower bound of what a way gains over taking nothing; a way that loses has one below 0.
+    Best is the largest mean gain over taking nothing. By its lower bound, twenty domains took nothing where new ones
+    gain six points.
     """
     gains, owners, numbers = [], [], []
     for i, plan in [given for of_kind in planned(turns).values() for given in of_kind.items()]:
@@ -287,7 +288,7 @@ def settled(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
     gained, owner, number = np.concatenate(gains, 1), np.concatenate(owners), np.concatenate(numbers)
 
     def best(tasks: np.ndarray) -> str:
-        return WAYS[int(metrics.interval_over_groups(gained[:, tasks], owner[tasks])[:, 1].argmax())]
+        return WAYS[int(metrics.interval_over_groups(gained[:, tasks], owner[tasks])[:, 0].argmax())]
 
     chosen = [best(number != i) for i in range(len(turns))]
     settled = [turn._replace(variables=turn.ways[way]) for turn, way in zip(turns, chosen, strict=True)]
