@@ -7,7 +7,8 @@ The images must be others than those that the classifier was trained on, from th
 adapter, and report.html: what it gains on new domains. cxda_jax.load_adapter reads the folder. An adapter that is
 there is replaced.
 
-A file of your own will do, as of numpy.savez, with the arrays logits, labels, domains and style.
+A file of your own will do, as of numpy.savez, with the arrays logits, labels, domains and style. If it has features,
+the inputs of the last layer, the report says what such a layer gains that learns from these images.
 """
 
 from typing import Any
@@ -43,7 +44,7 @@ def main() -> None:
     given: Any = {
         name: value for name, value in (("minutes", _MINUTES.value), ("seed", _SEED.value)) if value is not None
     }
-    adapter = fit(found.logits, found.labels, found.domains, found.style, **given, log=say)
+    adapter = fit(found.logits, found.labels, found.domains, found.style, found.features, **given, log=say)
     adapter = adapter._replace(origin=found.origin)
     adapter.save(out, as_html(adapter.report))
     say(f"{out}: adapter = cxda_jax.load_adapter({str(out)!r}); {out}/{PAGE} shows what it gains")

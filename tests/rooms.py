@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "configs": 200,
     "cxda_jax": 240,
-    "cxda_jax/adapter": 2000,  # corrects by the own and the common style, and chooses what to take of a buffer; un-mixing
+    "cxda_jax/adapter": 2045,  # corrects by the own and the common style, chooses what to take of a buffer; rivals; one set
     "cxda_jax/config": 470,
     "cxda_jax/data": 2360,
     "cxda_jax/device": 880,  # the plain answers of an adapter that corrects
@@ -25,7 +25,7 @@ CEILINGS = {
     "cxda_jax/export": 870,
     "cxda_jax/export (js)": 980,  # the own and the common style, and the evidence, in browsers
     "cxda_jax/machine": 850,  # stacks the batches of several steps, which data/ did
-    "cxda_jax/methods": 1140,
+    "cxda_jax/methods": 1141,
     "cxda_jax/nets": 885,  # starts from weights, which training/ did; the evidence and the common style of a buffer
     "cxda_jax/pages": 230,  # from studies/, which device/ needs no more
     "cxda_jax/pages (js)": 210,

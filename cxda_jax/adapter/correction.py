@@ -72,7 +72,9 @@ class Labelled(NamedTuple):
     domains: np.ndarray
 
 
-def corrections(images: Labelled, teach: np.ndarray, mean: np.ndarray, std: np.ndarray) -> Iterator[list[Correction]]:
+def corrections(
+    images: Labelled, teach: np.ndarray, mean: np.ndarray, std: np.ndarray, knows_common: bool = True
+) -> Iterator[list[Correction]]:
     """For each of PENALTIES what some domains teach, for styles of this mean and deviation.
 
     L-BFGS learns all of a penalty at once, along the axes of the styles and in steps that fit the curvature there.
@@ -82,6 +84,7 @@ def corrections(images: Labelled, teach: np.ndarray, mean: np.ndarray, std: np.n
       teach: which domains teach each of the corrections, bool [corrections, domains].
       mean: of the style, [d].
       std: of the style, [d].
+      knows_common: whether V is learnt too; otherwise p is 0.
     """
     s, classes, count = standardised(images.style, mean, std).astype(np.float32), images.logits.shape[1], len(teach)
     spread, axes = np.linalg.eigh(s.T @ s / len(s))
@@ -94,7 +97,7 @@ def corrections(images: Labelled, teach: np.ndarray, mean: np.ndarray, std: np.n
     weight = teach / (teach @ cells.sum(1))[:, None]
     as_floats = functools.partial(jnp.asarray, dtype=jnp.float32)
     shown = _Shown(
-        *map(as_floats, (s @ axes, images.logits / unit, shares, parts @ axes, weight)),
+        *map(as_floats, (s @ axes, images.logits / unit, shares, parts @ axes * knows_common, weight)),
         *map(jnp.asarray, (images.labels, images.domains)),
     )
     of_parts = np.square(shown.parts).mean((0, 1))

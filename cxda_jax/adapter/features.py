@@ -39,6 +39,7 @@ _ARRAYS = {  # of a file of features; fit() checks the numbers
     "labels": Kind("iu", shape=("images",)),
     "domains": Kind("biufUS", shape=("images",)),
     "style": Kind(_NUMBERS, shape=("images", "d")),
+    "features": Kind(_NUMBERS, shape=("images", "width"), absent=True),
     "about": Kind("U", shape=(), absent=True),
     "classes": Kind("U", shape=("columns",), absent=True),
 }
@@ -163,6 +164,7 @@ class Labelled(NamedTuple):
     labels: np.ndarray
     domains: np.ndarray
     style: np.ndarray
+    features: np.ndarray | None
     origin: dict[str, Any]
 
 
@@ -176,7 +178,7 @@ def read_labelled(path: Path) -> Labelled:
     except Exception as e:  # of all kinds, for what is no .npz file
         raise UserError(f"{path}: not readable ({reason(e)}); {fix}") from None
     require(arrays, _ARRAYS, str(path), fix)
-    given = {name: arrays[name] for name in Labelled._fields[:-1]}
+    given = {name: arrays.get(name) for name in Labelled._fields[:-1]}
     if "about" not in arrays:
         return Labelled(**given, origin={})
     try:
@@ -190,7 +192,7 @@ def read_labelled(path: Path) -> Labelled:
     origin = {name: value for name, value in origin.items() if name not in ("images", "left_out")}
     if "classes" in arrays:
         origin["classes"] = arrays["classes"].tolist()
-    return Labelled(**{name: array[known] for name, array in given.items()}, origin=origin)
+    return Labelled(**{name: None if x is None else x[known] for name, x in given.items()}, origin=origin)
 
 
 def _refuse_other(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:

@@ -36,14 +36,14 @@ from cxda_jax.adapter.judge import (
     settled,
     some_of,
 )
-from cxda_jax.adapter.own_style import MOST, WIDEST, OwnStyle, corrected_by
+from cxda_jax.adapter.own_style import MOST, WIDEST, OwnStyle, corrected_by, last_layers
 from cxda_jax.adapter.report import in_words
 from cxda_jax.data import augment
 from cxda_jax.data.episodes import EpisodeSpec, Plan, sample_plans
 from cxda_jax.data.sources import AS_GIVEN
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.errors import UserError
-from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS, VALIDATIONS, measure
+from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS, VALIDATIONS, changed, measure
 from cxda_jax.training import loop
 from cxda_jax.training.pace import Pace, TimeLimit
 from cxda_jax.training.selection import CHOICES, Selection, by_em, by_style, without_buffer
@@ -53,6 +53,7 @@ MINUTES = 5.0
 PARTS = ("style", "shares")
 FEWEST = 3  # domains: one teaches, one chooses, one judges
 STEPS = 250  # of a training: the keys do not learn, so a quarter of those of cxda_shares are enough
+BATCHES = 64  # of tasks, which a training sees again and again, each time with other images missing from its buffers
 TURNS = 4  # adapters at most that are judged in the place of the returned one
 CHOOSING = 4  # of so many domains one chooses the best weights
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
@@ -60,6 +61,10 @@ BALANCED = 100  # the number of the random stream of balanced tasks
 JUDGING = 10  # judging takes as long as so many validations
 MISSING = ("None", "nan", "NaT", "<NA>")  # what unknown values of numpy and pandas print as
 USE = {"train": "teach", "val": "choose"}  # what the domains of a split do
+PIECES = 12  # of images without domains, at most
+ONE_SET = (
+    "without domains an adapter learns class shares alone; with them also how errors follow from the look of images"
+)
 WITHOUT = {  # what it costs if the keys come from something else than a style
     "features": "the keys come from the features: these tell domains apart worse than a style does, so a mixed buffer "
     "helps less",
@@ -70,7 +75,7 @@ WITHOUT = {  # what it costs if the keys come from something else than a style
 def fit(  # noqa: PLR0913
     logits: Any,
     labels: Any,
-    domains: Any,
+    domains: Any = None,
     style: Any = None,
     features: Any = None,
     minutes: float = MINUTES,
@@ -93,9 +98,11 @@ def fit(  # noqa: PLR0913
     Args:
       logits: of the classifier, [n, classes].
       labels: class numbers [n].
-      domains: numbers or names [n] of where each image comes from, three at least.
+      domains: numbers or names [n] of where each image comes from, three at least. None: the images are one set. Then
+        an adapter learns class shares alone, and a device whose images look otherwise keeps the classifier's answers.
       style: a vector of each image [n, d] that tells domains apart.
-      features: what takes its place where there is none, [n, d]; None: the logits do. Both tell domains apart worse.
+      features: the inputs of the classifier's last layer, [n, d]. The report says what such a layer gains that learns
+        from these images. Without a style they take its place, or else the logits. Both tell domains apart worse.
       minutes: that it may take. Steps are left out to keep to them, but a UserError tells the minutes that are needed
         if next to none would be left.
       steps: of each training, at most: one for each turn, and one for the adapter that is returned.
@@ -108,21 +115,26 @@ def fit(  # noqa: PLR0913
     check_numbers(minutes, steps, seed)
     check_parts(parts)
     keys = "style" if style is not None else "features" if features is not None else "logits"
-    judged = _checked(logits, labels, domains, {"style": style, "features": features}, seed, FEWEST)
-    if keys in WITHOUT:
+    judged = _checked(logits, labels, domains, style, features, seed, FEWEST)
+    if judged.one_set:
+        log(ONE_SET)
+    elif keys in WITHOUT:
         log(WITHOUT[keys])
     known = headroom(judged)  # before the time of the training is over
     whole, *others = deal(judged)
     _tell_of_small(whole, log)
     limit = TimeLimit(began, 60 * minutes, len(others) + 1, JUDGING, log)
     steps = steps if "shares" in parts else 0
-    own = OwnStyle(judged) if "style" in parts and _has_room(judged, log) else None
+    own = OwnStyle(judged) if "style" in parts and not judged.one_set and _has_room(judged, judged.style, log) else None
     (corrected, correction), *found = [own.of(turn) if own else (turn, None) for turn in (whole, *others)]
     made = [_turn(turn, *of_turn, limit, steps) for turn, of_turn in zip(others, found, strict=True)]
+    if judged.features is not None and _has_room(judged, judged.features, log):
+        layers, _ = last_layers(judged, [turn.store.domains("test") for turn in others])
+        made = [turn._replace(refit=layer) for turn, layer in zip(made, layers, strict=True)]
     turns, chosen = settled(made)
     ways, taken = _train(corrected, correction, limit, steps)
     variables = ways[chosen]
-    facts = {"steps": taken, "asked": steps, "corrects": bool(correction), "takes": chosen}
+    facts = {"steps": taken, "asked": steps, "corrects": bool(correction), "takes": chosen, "one_set": judged.one_set}
     report, kept = report_on(judged, corrected, variables, turns, facts, known)
     log(said := in_words(report))
     classes = judged.store.num_classes
@@ -140,7 +152,7 @@ def gains_on(adapter: Adapter, logits: Any, labels: Any, domains: Any, style: An
       logits: labels, domains and style: as in fit(), of one domain or more.
     """
     adapter.rows(logits, style)  # names what is not as in fit()
-    judged = _checked(logits, labels, domains, {adapter.keys: style}, adapter.seed)
+    judged = _checked(logits, labels, domains, style, None, adapter.seed)
     temperatures = {PLAIN: adapter.temperature(None)} | {str(n): adapter.temperature(n) for n in SIZES}
     corrected = corrected_by(judged, correction_in(adapter.variables))
     own = {name: adapter.known.get(f"own_{name}", adapter.known[name]) for name in ("scale", "bias")}
@@ -152,7 +164,7 @@ def gains_on(adapter: Adapter, logits: Any, labels: Any, domains: Any, style: An
 
 def diagnosed(logits: Any, labels: Any, domains: Any) -> str:
     """How much there is to gain for a classifier, from what it says of images that are new to it."""
-    return diagnosis(_checked(logits, labels, domains, {}, 0))
+    return diagnosis(_checked(logits, labels, domains, None, None, 0))
 
 
 def check_numbers(minutes: Any, steps: Any, seed: Any) -> None:
@@ -187,16 +199,24 @@ def programs(classes: int, corrected: bool) -> loop.Programs:
     return loop.Programs(learner, AS_GIVEN)
 
 
+@functools.lru_cache(4)
+def _untrained(classes: int, corrected: bool, seed: int, width: int) -> loop.TrainState:
+    """The state before a training, in the memory of the host, for rows of this width."""
+    rows = _images(np.zeros((2, width), np.float32))
+    state = loop.init_state(method_of(classes, corrected), optimizer(), seed, rows)
+    found: Any = jax.device_get(state)
+    return found
+
+
 def _train(
     judged: FitData, correction: Correction | None, limit: TimeLimit, steps: int
 ) -> tuple[dict[str, Variables], int]:
     """The variables by the name in WAYS of how they take shares from a buffer, and the steps that were taken."""
     store, rows, classes = judged.store, judged.rows, judged.store.num_classes
-    method = method_of(classes, judged.corrected)
     tasks, _ = load_of(classes)
     draws = {split: judged.draw(split, i, _spec(judged, split)) for i, split in enumerate(("train", "val"))}
     asked = sample_plans(draws["val"], range(TASKS))
-    state = loop.init_state(method, optimizer(), judged.seed, _images(rows[:2]))
+    state = jax.tree.map(jnp.asarray, _untrained(classes, judged.corrected, judged.seed, rows.shape[1]))
     state = state.replace(variables=added(_start(judged, state.variables), correction))
     if not steps:
         return dict.fromkeys(WAYS, without_buffer(state.variables)), 0
@@ -204,8 +224,10 @@ def _train(
     def score(variables: Variables) -> float:
         return float((judged.answers(variables, asked).argmax(-1) == store.labels[asked.query]).mean())
 
+    plans = [sample_plans(draws["train"], range(i * tasks, (i + 1) * tasks)) for i in range(min(steps, BATCHES))]
+
     def episodes(step: int) -> Episode:
-        return _episodes(rows, store.labels, sample_plans(draws["train"], range(step * tasks, (step + 1) * tasks)))
+        return _episodes(rows, store.labels, plans[step % len(plans)])
 
     score(state.variables)  # compiles
     began = time.monotonic()
@@ -267,14 +289,13 @@ def _tell_of_small(judged: FitData, log: Callable[[str], None]) -> None:
             log(f"{small} of the {len(domains)} domains {fewer}, so no task is drawn from them")
 
 
-def _has_room(judged: FitData, log: Callable[[str], None]) -> bool:
-    """Whether a correction by the own style is small enough to be learnt."""
-    d, classes = judged.style.shape[1], judged.store.num_classes
+def _has_room(judged: FitData, style: np.ndarray, log: Callable[[str], None]) -> bool:
+    """Whether a correction by the style, or a last layer of features in its place, is small enough to be learnt."""
+    d, classes = style.shape[1], judged.store.num_classes
     most = min(WIDEST, MOST // classes)
     if d > most:
-        log(
-            f"no correction by the own style is tried: {d:,} numbers are more than {most:,}, the most for these classes"
-        )
+        what = "no last layer" if style is judged.features else "no correction by the own style"
+        log(f"{what} is tried: {d:,} numbers are more than {most:,}, the most for these classes")
     return d <= most
 
 
@@ -296,7 +317,8 @@ def _start(judged: FitData, variables: Variables) -> Variables:
     some = some_of(own, judged)
     rows = np.concatenate([judged.logits[some], judged.style[some]], axis=1)
     held = Described(rows, store.labels[some], store.row_domains()[some])
-    return measure(variables, held, store.labels[own])
+    start = measure(variables, held, store.labels[own])
+    return changed(start, ("kernel",), jnp.zeros_like) if judged.one_set else start  # then all images count alike
 
 
 def _spec(judged: FitData, split: str) -> EpisodeSpec:
@@ -318,18 +340,16 @@ def _episodes(rows: np.ndarray, labels: np.ndarray, plan: Plan) -> Episode:
     return Episode(_images(rows[support]), _images(rows[query]), label, support_label)
 
 
-def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], seed: int, fewest: int = 1) -> FitData:
+def _checked(logits: Any, labels: Any, domains: Any, style: Any, features: Any, seed: int, fewest: int = 1) -> FitData:
     """The arguments of fit() as images whose domains all judge; a UserError names the first that is wrong."""
     z = as_logits(logits)
     if z.shape[1] < 2 or not len(z):
         raise UserError(f"logits: shape {z.shape}; give at least one image, and a column for each of the classes")
-    given = {name: array for name, array in styles.items() if array is not None}
-    if len(given) > 1:
-        raise UserError("features: given beside style, which takes their place; give one of the two")
-    s = z
-    for name, array in given.items():
-        s = as_numbers(name, array, len(z))
-    y, d = as_array("labels", labels), as_array("domains", domains)
+    s, f = (
+        None if given is None else as_numbers(name, given, len(z))
+        for name, given in (("style", style), ("features", features))
+    )
+    y, d = as_array("labels", labels), _pieces(len(z), seed) if domains is None else as_array("domains", domains)
     for name, array in (("labels", y), ("domains", d)):
         if array.shape != (len(z),):
             raise UserError(f"{name}: shape {array.shape}, but logits has {len(z)} rows; give one for each image")
@@ -352,7 +372,25 @@ def _checked(logits: Any, labels: Any, domains: Any, styles: dict[str, Any], see
     if len(names) < fewest:
         told = "one teaches, one chooses and one judges"
         raise UserError(f"domains: {len(names)} of them; give images of {fewest} at least, of which {told}")
-    return FitData(_store(z, s, y.astype(np.int32), d, tuple(map(str, names))), load_of(z.shape[1])[1], seed)
+    keys = next(x for x in (s, f, z) if x is not None)
+    order = np.argsort(d, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(d, minlength=len(names)))])
+    info = StoreInfo("what fit() was given", tuple(map(str, range(z.shape[1]))), (0.0,), (1.0,))
+    rows = np.concatenate([z, keys], axis=1)[order][:, None, None]
+    judging, told = ("test",) * len(names), tuple(map(str, names))
+    store = DomainStore(info, rows, y.astype(np.int32)[order], offsets, judging, told, "")
+    own = None if f is None else f[order]
+    return FitData(store, load_of(z.shape[1])[1], seed, one_set=domains is None, features=own)
+
+
+def _pieces(count: int, seed: int) -> np.ndarray:
+    """Random parts of one set in place of domains, as many as have images enough for tasks."""
+    least = FULL + QUERIES
+    if count < FEWEST * least:
+        raise UserError(
+            f"domains: missing, and one set of {count} images is too small; give {FEWEST * least}, or domains"
+        )
+    return np.random.default_rng(seed).permutation(count) % min(PIECES, count // least)
 
 
 def domains_of(name: str, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -361,14 +399,3 @@ def domains_of(name: str, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(domain, str) and str(domain) in MISSING:
             raise UserError(f"{name}: row {i} has {domain}; give the domain of each image")
     return np.unique(given.astype(str) if given.dtype == object else given, return_inverse=True)
-
-
-def _store(
-    z: np.ndarray, s: np.ndarray, labels: np.ndarray, domains: np.ndarray, names: tuple[str, ...]
-) -> DomainStore:
-    """The images as a data set, sorted by domain."""
-    order, count = np.argsort(domains, kind="stable"), len(names)
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(domains, minlength=count))])
-    info = StoreInfo("what fit() was given", tuple(map(str, range(z.shape[1]))), (0.0,), (1.0,))
-    images = np.concatenate([z, s], axis=1)[order][:, None, None]
-    return DomainStore(info, images, labels[order], offsets, ("test",) * count, names, "")

@@ -31,8 +31,8 @@ START = 2**21  # numbers in the arrays from which a calibration, and the start o
 FULL = SIZES[-1]
 WAYS = ("learnt", "careful", "em", "style", "none")  # what is taken from a buffer, the one to prefer first
 ANSWERS = (PLAIN, *map(str, SIZES))
-RIVALS = ("em", "own_em", "unmix")  # EM with FULL images: of the classifier's answers; of those corrected by the own
-# style; and of these in each of some clusters of the keys
+RIVALS = ("em", "own_em", "unmix", "refit")  # EM with FULL images: of the classifier's answers; of those corrected by
+# the own style; and of these in each of some clusters of the keys. A last layer that learns from the domains, no buffer
 CLUSTERS, ROUNDS, STEPS, FEW = 5, 20, 50, 3.0  # of k-means; of EM; the images that shares in training count like there
 LEVELS = np.arange(1, 101) / 100  # coverages, surest answers first, at which errors are counted by domain
 DRAWS = 30  # buffers that are drawn of each domain, to find the limit of drift
@@ -49,12 +49,16 @@ class FitData(NamedTuple):
       seed: of the tasks.
       corrected: whether the logits are corrected by the own style. Then Correction.moves() stands before the style,
         [n, 1, 1, 2 classes + d].
+      one_set: whether the domains are random parts of one set.
+      features: of the classifier's last layer, [n, d], if they are known.
     """
 
     store: DomainStore
     queries: int
     seed: int
     corrected: bool = False
+    one_set: bool = False
+    features: np.ndarray | None = None
 
     @property
     def rows(self) -> np.ndarray:
@@ -104,6 +108,7 @@ class Turn(NamedTuple):
       rivals: what EM knows of each of the two, by calibrated(): "em" of the classifier's own logits, and of the
         corrected ones "own_em", which "unmix" knows too.
       ways: variables by WAYS, of which settled() chooses.
+      refit: logits [n, classes] by a last layer that the other domains taught, if the features are known.
     """
 
     judged: FitData
@@ -111,6 +116,7 @@ class Turn(NamedTuple):
     variables: Variables
     rivals: Mapping[str, Mapping[str, np.ndarray]]
     ways: Mapping[str, Variables] = {}
+    refit: np.ndarray | None = None
 
 
 class AnsweredTasks(NamedTuple):
@@ -120,7 +126,7 @@ class AnsweredTasks(NamedTuple):
       query: rows [tasks, queries].
       labels: [tasks, queries].
       logits: [tasks, queries, classes]: of the classifier alone, PLAIN, and of the adapter by size of the buffer.
-      right: the right answers of each task, [answers, tasks]: of `logits`, and then of RIVALS.
+      right: the right answers of each task [tasks], of `logits` and of RIVALS.
       owner: the domain of the queries, [tasks].
       turn: the number of the turn, [tasks].
     """
@@ -128,7 +134,7 @@ class AnsweredTasks(NamedTuple):
     query: np.ndarray
     labels: np.ndarray
     logits: Mapping[str, np.ndarray]
-    right: np.ndarray
+    right: Mapping[str, np.ndarray]
     owner: np.ndarray
     turn: np.ndarray
 
@@ -243,7 +249,7 @@ def judge(
     calibration = {name: _calibrated(whole, name, (temperatures or {}).get(name)) for name in ANSWERS}
     overall = _gain(whole)
     groups, which = np.unique(whole.owner, return_inverse=True)
-    gained = np.bincount(which, whole.right[ANSWERS.index(str(FULL))] - whole.right[0]) / np.bincount(which)
+    gained = np.bincount(which, whole.right[str(FULL)] - whole.right[PLAIN]) / np.bincount(which)
     temperature = {name: calibration[name]["temperature"] for name in (PLAIN, str(FULL))}
     return {
         "gain": {name: _gain(part) for name, part in asked.items()},
@@ -301,23 +307,21 @@ def ask(turn: Turn, plan: Plan, number_of_turn: int) -> AnsweredTasks:
     y = judged.store.labels[plan.query]
     found = {PLAIN: turn.plain.logits[plan.query]}
     found |= {str(n): judged.answers(turn.variables, Plan(plan.support[:, :n], plan.query)) for n in SIZES}
-    rivals = [
-        by_rival(turn.plain.logits, turn.rivals["em"], plan),
-        by_rival(judged.logits, turn.rivals["own_em"], plan),
-    ]
-    rivals.append(by_unmixing(judged, keys_of(judged, turn.variables), turn.rivals["own_em"], plan))
-    given = [*found.values(), *rivals]
-    right = np.stack([(z.argmax(-1) == y).mean(1) for z in given])
+    rivals = {
+        "em": by_rival(turn.plain.logits, turn.rivals["em"], plan),
+        "own_em": by_rival(judged.logits, turn.rivals["own_em"], plan),
+        "unmix": by_unmixing(judged, keys_of(judged, turn.variables), turn.rivals["own_em"], plan),
+    }
+    if turn.refit is not None:
+        rivals["refit"] = turn.refit[plan.query]
+    right = {name: (z.argmax(-1) == y).mean(1) for name, z in {**found, **rivals}.items()}
     owner = judged.store.row_domains()[plan.query[:, 0]]
     return AnsweredTasks(plan.query, y, found, right, owner, np.full(len(y), number_of_turn))
 
 
 def _joined(parts: Sequence[AnsweredTasks]) -> AnsweredTasks:
-    def of(name: str, axis: int = 0) -> np.ndarray:
-        return np.concatenate([getattr(part, name) for part in parts], axis)
-
-    logits = {name: np.concatenate([part.logits[name] for part in parts]) for name in ANSWERS}
-    return AnsweredTasks(of("query"), of("labels"), logits, of("right", 1), of("owner"), of("turn"))
+    joined = jax.tree.map(lambda *arrays: np.concatenate(arrays), *(part._asdict() for part in parts))
+    return AnsweredTasks(**joined)
 
 
 def by_rival(logits: np.ndarray, rival: Mapping[str, np.ndarray], plan: Plan) -> np.ndarray:
@@ -373,14 +377,13 @@ def _unmixed(p: Array, keys: Array, asked: Array, trained: Array) -> Array:
 def _gain(asked: AnsweredTasks) -> dict[str, Any]:
     """The accuracy of the classifier alone, and what is gained, with their 95 % intervals for the mean of new domains.
 
-    That is by size, and by RIVALS; "over_em" and "over_own_em": the gain with FULL images less the rival's; "over_0":
-    less that without a buffer.
+    That is by size, and by RIVALS; "over_em": the gain with FULL images less the rival's; "over_0": less that without a
+    buffer.
     """
-    rows = {name: x - asked.right[0] for name, x in zip((*ANSWERS, *RIVALS), asked.right, strict=True)}
-    right, full = asked.right, rows[str(FULL)]
-    rows |= {f"over_{name}": full - rows[name] for name in ("0", *RIVALS)}
-    del rows[PLAIN]
-    spans = 100 * metrics.interval_over_groups(np.stack([right[0], *rows.values()]), asked.owner)
+    plain = asked.right[PLAIN]
+    rows = {name: x - plain for name, x in asked.right.items() if name != PLAIN}
+    rows |= {f"over_{name}": rows[str(FULL)] - rows[name] for name in ("0", *RIVALS) if name in rows}
+    spans = 100 * metrics.interval_over_groups(np.stack([plain, *rows.values()]), asked.owner)
     return {"plain": float(spans[0, 0]), **dict(zip(rows, spans[1:].tolist(), strict=True))}
 
 

@@ -1,6 +1,7 @@
-"""The correction by the image's own style in fit(): which domains teach it, and whether it pays."""
+"""The correction by the image's own style in fit(): which domains teach it, and whether it pays. And its rival where
+the classifier can be changed: a last layer that learns from the same images."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -56,9 +57,41 @@ class OwnStyle:
         return _corrected(turn, lambda domain: [*best, for_new][fold_of[domain]]), for_new
 
     def _labelled(self, rows: np.ndarray) -> Labelled:
-        judged, store = self.judged, self.judged.store
-        rows = some_of(rows, judged, max(FEWEST, CELLS // (len(self.mean) * store.num_classes)))
-        return Labelled(judged.logits[rows], judged.style[rows], store.labels[rows], store.row_domains()[rows])
+        return _some(self.judged, rows, self.judged.logits, self.judged.style)
+
+
+def last_layers(judged: FitData, tests: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Correction]:
+    """Logits of all images [n, classes] for each of some turns, by last layers that learnt from the domains that do not
+    judge in it; and the mean of these layers, for new domains.
+
+    A layer is a linear function of the features with a ridge, chosen by the other turns.
+
+    Args:
+      judged: all images.
+      tests: the domains that judge, by turn.
+    """
+    features, store = judged.features, judged.store
+    assert features is not None
+    plain, owner = np.zeros_like(judged.logits), store.row_domains()
+    teach = np.stack([~np.isin(np.arange(len(store.split)), test) for test in tests])
+    images = _some(judged, np.arange(len(owner)), plain, features)
+    by_penalty, right = [], []
+    for found in corrections(images, teach, features.mean(0), features.std(0) + SMALLEST, knows_common=False):
+        rows = [np.flatnonzero(np.isin(owner, test)) for test in tests]
+        z = plain.copy()
+        for layer, own in zip(found, rows, strict=True):
+            z[own] = layer(plain[own], features[own])
+        by_penalty.append((z, found))
+        right.append([(z[own].argmax(1) == store.labels[own]).sum() for own in rows])
+    scores = np.array(right)
+    chosen = [int((scores.sum(1) - scores[:, i]).argmax()) for i in range(len(tests))]
+    return [by_penalty[i][0] for i in chosen], mean_of(by_penalty[int(scores.sum(1).argmax())][1])
+
+
+def _some(judged: FitData, rows: np.ndarray, logits: np.ndarray, style: np.ndarray) -> Labelled:
+    """As many of these rows as there is time for."""
+    rows = some_of(rows, judged, max(FEWEST, CELLS // (style.shape[1] * judged.store.num_classes)))
+    return Labelled(logits[rows], style[rows], judged.store.labels[rows], judged.store.row_domains()[rows])
 
 
 def corrected_by(data: FitData, correction: Correction | None) -> FitData:

@@ -44,7 +44,7 @@ PRIOR_SHIFT_FIELDS = Group("Method prior_shift.", {"steps": STEPS, "smoothing": 
 MLLS_FIELDS = Group("Method mlls.", {"steps": STEPS, "smoothing": SMOOTHING}, at_test=True)
 BBSE_FIELDS = Group("Method bbse.", {"smoothing": SMOOTHING}, at_test=True)
 SMALLEST = 0.01  # as few images would turn into wild shares
-FITTING = 100  # steps of fit_temperature()
+FITTING, PATIENCE = 100, 10  # steps of fit_temperature(), and those in turn that find nothing lower
 
 
 def shares_by_em(p: Array, trained: Array, steps: int, smoothing: Any, weights: Array) -> Array:
@@ -91,13 +91,18 @@ def fit_temperature(logits: Array, labels: Array) -> tuple[Array, Array]:
     def objective(fitted: tuple[Array, Array]) -> Array:
         return cross_entropy(logits * fitted[0] + fitted[1], labels)
 
-    def step(_: Any, carried: Any) -> Any:
-        fitted, state = carried
+    def step(carried: Any) -> Any:
+        taken, least, failed, fitted, state = carried
         value, gradient = optax.value_and_grad_from_state(objective)(fitted, state=state)
         updates, state = optimizer.update(gradient, state, fitted, value=value, grad=gradient, value_fn=objective)
-        return optax.apply_updates(fitted, updates), state
+        failed = jnp.where(value < least, 0, failed + 1)
+        return taken + 1, jnp.minimum(value, least), failed, optax.apply_updates(fitted, updates), state
 
-    scale, bias = jax.lax.fori_loop(0, FITTING, step, (start, optimizer.init(start)))[0]
+    def goes_on(carried: Any) -> Array:  # a search that finds nothing lower takes 50 times as long as one that does
+        taken, _, failed, *_ = carried
+        return (taken < FITTING) & (failed < PATIENCE)
+
+    *_, (scale, bias), _ = jax.lax.while_loop(goes_on, step, (0, jnp.inf, 0, start, optimizer.init(start)))
     return scale, bias - bias.mean()
 
 

@@ -18,9 +18,9 @@ import optax
 
 import cxda_jax
 from cxda_jax.adapter import judge
-from cxda_jax.adapter.correction import Labelled, correction_in, corrections, mean_of
+from cxda_jax.adapter.correction import correction_in
 from cxda_jax.adapter.fit import _checked
-from cxda_jax.adapter.own_style import corrected_by
+from cxda_jax.adapter.own_style import FOLDS, corrected_by, last_layers
 from cxda_jax.data.episodes import Draw, EpisodeSpec, sample_plans
 from cxda_jax.training.metrics import interval_over_groups
 from docs.study.wide import KINDS, PLAIN, SEEN, train_head
@@ -66,31 +66,20 @@ def setting(data, seed, clean):
     return head(data["features"]), np.flatnonzero(np.isin(data["domain"], train) & ~of_head), test
 
 
-def refitted(features, labels, domains, rows):
-    """Logits of all images by a head with a ridge on their features, as fit() learns its corrections: five folds of
-    the domains, whose left-out domains choose the penalty, and their mean."""
-    _, owner = np.unique(domains[rows], return_inverse=True)
-    folds = np.random.default_rng(0).permutation(owner.max() + 1) % 5
-    teach = np.stack([folds != i for i in range(5)])
-    given = Labelled(np.zeros((len(rows), labels.max() + 1), np.float32), features[rows], labels[rows], owner)
-    best, most = None, 0.0
-    for found in corrections(given, teach, features[rows].mean(0), features[rows].std(0) + 1e-6):
-        z = np.stack([each(given.logits, given.style) for each in found])
-        right = (z[folds[owner], np.arange(len(rows))].argmax(1) == given.labels).mean()
-        best, most = (found, right) if right > most else (best, most)
-    return mean_of(best)(0.0, features)
-
-
 def one_seed(data, seed, clean=None):
     """Right answers of each task by kind and row, the domains that ask, and notes."""
     z, rows, test = setting(data, seed, clean)
-    labels, style, domain = (data[name] for name in ("labels", "style", "domain"))
+    labels, style, features, domain = (data[name] for name in ("labels", "style", "features", "domain"))
     began = time.time()
-    adapter = cxda_jax.fit(z[rows], labels[rows], domain[rows], style[rows], minutes=60, seed=seed, log=lambda _: None)
+    given = z[rows], labels[rows], domain[rows], style[rows], features[rows]
+    adapter = cxda_jax.fit(*given, minutes=60, seed=seed, log=lambda _: None)
     seconds = time.time() - began
-    given = adapter.trusted()
-    other = refitted(data["features"], labels, domain, rows)
-    everything = _checked(z, labels, domain, {"style": style}, seed)
+    always = adapter.trusted()
+    learnt = _checked(*given, seed)
+    folds = np.random.default_rng(0).permutation(len(learnt.store.split)) % FOLDS
+    _, layer = last_layers(learnt, [np.flatnonzero(folds == i) for i in range(FOLDS)])
+    other = layer(0.0, features)
+    everything = _checked(z, labels, domain, style, None, seed)
     own = corrected_by(everything, correction_in(adapter.variables))
     knows = {name: adapter.known[name] for name in ("scale", "bias", "shares")}
     knows_own = knows | {name: adapter.known[f"own_{name}"] for name in ("scale", "bias")}
@@ -100,7 +89,7 @@ def one_seed(data, seed, clean=None):
     for number, shares, concentration in [(1, "natural", 1.0), *KINDS]:
         spec = EpisodeSpec(number, 100 // number, 20, shares=shares, concentration=concentration)
         plan = sample_plans(Draw(spec, offsets, np.searchsorted(names, test), seed, 2, labels), range(TASKS))
-        adapted = [given.adapt(z[s], style[s]).predict_logits(z[q], style[q]) for s, q in zip(*plan, strict=True)]
+        adapted = [always.adapt(z[s], style[s]).predict_logits(z[q], style[q]) for s, q in zip(*plan, strict=True)]
         found = {
             PLAIN: z[plan.query], "refit": other[plan.query], OWN: own.logits[plan.query],
             NAMES["em"]: judge.by_rival(everything.logits, knows, plan),
@@ -113,7 +102,7 @@ def one_seed(data, seed, clean=None):
         scores[kind] = {name: (x.argmax(-1) == labels[plan.query]).mean(1) for name, x in found.items()}
         asked[kind] = owner[plan.query[:, 0]]
         print(kind, {name: round(100 * float(x.mean()), 1) for name, x in scores[kind].items()}, flush=True)
-    new, empty = np.isin(domain, test), given.adapt(z[:0], style[:0])
+    new, empty = np.isin(domain, test), always.adapt(z[:0], style[:0])
     alone = [z[new], empty.predict_logits(z[new], style[new]), other[new]]
     told = {kind: row["100"] for kind, row in adapter.report["gain"].items()}
     notes = {

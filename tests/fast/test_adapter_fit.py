@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 from scipy.special import softmax
+from sklearn.linear_model import LogisticRegression
 
 import cxda_jax
 from cxda_jax.adapter import adapter as adapters
@@ -45,7 +46,7 @@ def test_where_balanced_mixtures_lose_a_buffer_is_trusted_less():
 @pytest.mark.parametrize("count", [3, 4, 5, 6, 8, 13, 40])
 def test_each_domain_judges_once_and_never_an_adapter_that_it_taught_or_chose(count):
     logits, labels, domains, style = made(domains=count)
-    judged = _checked(logits, labels, domains, {"style": style}, 0)
+    judged = _checked(logits, labels, domains, style, None, 0)
     whole, *turns = deal(judged)
     assert len(turns) == (3 if count < 8 else 4) and {*whole.store.split} == {"train", "val"}
     judges = np.concatenate([turn.store.domains("test") for turn in turns])
@@ -55,7 +56,7 @@ def test_each_domain_judges_once_and_never_an_adapter_that_it_taught_or_chose(co
         of = {split: {*turn.rows_of(split)} for split in ("train", "val", "test")}
         assert sum(map(len, of.values())) == len(labels) and not of["test"] & (of["train"] | of["val"])
     small = np.isin(domains, np.arange(count - 3)) & (np.arange(len(labels)) % 13 > 0)  # all but three have 10 images
-    dealt = deal(_checked(logits[~small], labels[~small], domains[~small], {"style": style[~small]}, 0))
+    dealt = deal(_checked(*(x[~small] for x in (logits, labels, domains, style)), None, 0))
     for turn in dealt[1:]:
         assert all(turn.most_domains(split) for split in ("train", "val", "test"))
 
@@ -109,7 +110,7 @@ def test_a_correction_learns_errors_and_neither_shares_nor_what_a_domain_has_in_
 def test_images_are_corrected_by_what_other_domains_taught(monkeypatch):
     """Each correction adds a number of its own to the logits of the first class; here it always pays."""
     logits, labels, domains, style = made(domains=12)
-    judged, taught = _checked(logits, labels, domains, {"style": style}, 0), []
+    judged, taught = _checked(logits, labels, domains, style, None, 0), []
 
     def numbers(images, teach, mean, std):
         taught.extend({*np.flatnonzero(each)} for each in teach)
@@ -137,6 +138,21 @@ def test_images_are_corrected_by_what_other_domains_taught(monkeypatch):
             assert domain not in taught[int(which) - 1]
     np.testing.assert_array_equal(corrected.style, judged.style)
     assert not corrected.rows[:, CLASSES : 2 * CLASSES].any()  # the style moves nothing
+
+
+def test_a_new_last_layer_learns_from_the_domains_that_do_not_judge():
+    """It is right about as often as scikit-learn's with the best ridge."""
+    logits, labels, domains, style = made()
+    features = np.concatenate([logits, style], 1)
+    tests = [np.arange(i, 24, 3) for i in range(3)]
+    layers, _ = own_style.last_layers(_checked(logits, labels, domains, style, features, 0), tests)
+    scaled = (features - features.mean(0)) / features.std(0)
+    for layer, test in zip(layers, tests, strict=True):
+        own = np.isin(domains, test)
+        ridges = [1 / (penalty * (~own).sum()) for penalty in correction.PENALTIES]
+        others = [LogisticRegression(C=c, max_iter=500).fit(scaled[~own], labels[~own]) for c in ridges]
+        right = max(other.score(scaled[own], labels[own]) for other in others)
+        assert (layer[own].argmax(1) == labels[own]).mean() > right - 0.02
 
 
 def test_un_mixing_finds_the_shares_of_each_cluster():
@@ -182,9 +198,7 @@ def test_an_image_counts_once_in_the_errors_by_domain():
     query = np.array([[0, 1, 0], [4, 5, 5]])  # of domains 0 and 1
     z = np.log(np.array([[[9.0, 1], [2, 8], [6, 4]], [[3, 7], [5.1, 4.9], [8, 2]]]))
     labels = np.array([[0, 0, 0], [1, 1, 1]])
-    asked = judge.AnsweredTasks(
-        query, labels, {"plain": z, "100": z}, np.zeros((4, 2)), np.array([0, 1]), np.zeros(2, int)
-    )
+    asked = judge.AnsweredTasks(query, labels, {"plain": z, "100": z}, {}, np.array([0, 1]), np.zeros(2, int))
     found = judge._curves(asked, {"plain": 1.0, "100": 1.0})
     for level, threshold in enumerate(found["thresholds"][0]):
         for domain in (0, 1):
@@ -215,9 +229,9 @@ def test_what_is_wrong_with_an_argument_is_named():
             shares, np.round(100 * shares), np.round(shares, 2), 1 / (1 + np.exp(-z)),
         ),
         "labels": (y[:-1], y * 0.5, y.astype(str), y * 0 + 2, y + 1, y - 1),
-        "domains": (d[:, None], np.where(seventh[:, 0], None, d), np.minimum(d, 1), d),  # each domain has 20 images
+        "domains": (d[:, None], np.where(seventh[:, 0], None, d), np.minimum(d, 1), d, None),  # of 20 images each
         "style": (np.where(seventh, -np.inf, s), s[:-1], np.ma.masked_less(s, s.max()), (1j * s).astype(object)),
-        "features": (s,), "seed": (1.5, -1, True), "minutes": ("a", math.nan), "steps": (0,),
+        "features": (s[1:],), "seed": (1.5, -1, True), "minutes": ("a", math.nan), "steps": (0,),
     }.items():  # fmt: skip
         for value in values:
             with refused(f"^{name}[:=]"):
@@ -276,7 +290,7 @@ def test_the_calibration_of_a_turn_is_by_the_temperature_of_the_other_turns():
     p = softmax(z, -1)
     labels = (p.cumsum(-1) < rng.random((80, 20, 1))).sum(-1)  # so z is calibrated
     z[turn == 1] *= 3
-    asked = judge.AnsweredTasks(labels, labels, {"0": z}, np.zeros((4, 80)), turn, turn)
+    asked = judge.AnsweredTasks(labels, labels, {"0": z}, {}, turn, turn)
     told = judge._calibrated(asked, "0", None)
     own = [softmax(z[turn == i] / (1, 3)[1 - i], -1).max(-1) for i in (0, 1)]  # each has the other's temperature
     right = z.argmax(-1) == labels

@@ -160,7 +160,7 @@ def test_another_domain_tells_the_gain_beside_em(fit, new):
     for row in report["gain"].values():
         assert row["0"][0] and row["over_em"][0] == pytest.approx(row["100"][0] - row["em"][0])
     assert report["calibration"]["0"]["temperature"] == adapter.temperature(0)
-    judged = _checked(new.logits, new.labels, new.domains, {"style": new.style}, 0)
+    judged = _checked(new.logits, new.labels, new.domains, new.style, None, 0)
     plan = Plan(RNG.integers(0, 2000, (2, 30)), RNG.integers(0, 2000, (2, 4)))
     known, found = adapter.known, by_rival(judged.logits, adapter.known, plan)
     z = judged.rows[:, :CLASSES] * known["scale"] + known["bias"]
@@ -170,6 +170,24 @@ def test_another_domain_tells_the_gain_beside_em(fit, new):
             r = p * q / known["shares"]
             q = ((r / r.sum(1, keepdims=True)).sum(0) + 10 * known["shares"]) / 40
         np.testing.assert_allclose(found[task], z[query] + np.log(q / known["shares"]), atol=1e-3)
+
+
+def test_one_set_without_domains_teaches_class_shares_alone(new):
+    """Every image of a buffer counts alike, and where it looks otherwise the classifier's own answers stay."""
+    z, labels, _, style = made(strength=3.0)
+    adapter = cxda_jax.fit(z, labels, style=style, features=z, minutes=60, steps=60, log=lambda _: None)
+    report, right = adapter.report, []
+    assert report["one_set"] and not report["corrects"] and report["domains"] == 12 and adapter.helps
+    assert report["overall"]["refit"][0] > report["overall"]["0"][0] == 0 and "random parts" in str(adapter)
+    for i in range(20):
+        some = np.flatnonzero(np.isin(labels, (i % 6, (i + 1) % 6)))
+        asked, rows = np.split(np.random.default_rng(i).permutation(some)[:120], [20])
+        device = adapter.adapt(z[rows], style[rows])
+        assert device.adapted and not device.drift
+        right.append([(x[asked].argmax(1) == labels[asked]).mean() for x in (z, device.predict_logits(z, style))])
+    assert np.diff(np.mean(right, 0)) > 0.05
+    assert not np.any(adapter.variables["params"][ADAPTER]["kernel"])
+    assert adapter.adapt(new.logits[:100], new.style[:100] + 4).drift
 
 
 def test_a_threshold_follows_from_the_errors_by_domain(fit):
