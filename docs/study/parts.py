@@ -4,8 +4,9 @@ python -m docs.study.parts FEATURES.npz OUT.json [seeds]
 python -m docs.study.parts FEATURES.npz OUT.json [seeds] CLEAN.npz     of a head that saw the images of CLEAN.npz alone
 
 FEATURES.npz is that of docs/study/wide.py, and so is the head: it knows 36/56 of the training domains by heart, and
-fit() has the others. CLEAN.npz holds features and labels of other images. A linear head learns from these, and fit()
-gets 400 images of each of 20 training domains.
+fit() has the others. Where the file holds logits, no head learns, and fit() has all training domains. CLEAN.npz holds
+features and labels of other images. A linear head learns from these, and fit() gets 400 images of each of 20 training
+domains.
 """
 
 import json
@@ -53,6 +54,8 @@ def clean_head(x, labels, steps=400):
 def setting(data, seed, clean):
     """The logits of all images, the rows for fit(), and the test domains."""
     train, test = (np.unique(data["domain"][data["split"] == name]) for name in ("train", "test"))
+    if "logits" in data:
+        return data["logits"], np.flatnonzero(data["split"] == "train"), test
     order, rng = np.random.default_rng(seed).permutation(train), np.random.default_rng(100 + seed)
     if clean is not None:
         few = rng.permutation(np.flatnonzero(np.isin(data["domain"], order[:DOMAINS])))
@@ -86,9 +89,11 @@ def one_seed(data, seed, clean=None):
     keys = judge.keys_of(own, adapter.variables)
     names, owner = np.unique(domain, return_inverse=True)
     offsets, scores, asked = np.searchsorted(owner, np.arange(len(names) + 1)), {}, {}
-    for number, shares, concentration in [(1, "natural", 1.0), *KINDS]:
+    for number, shares, concentration in [(1, "natural", 1.0), (5, "natural", 1.0), *KINDS]:
         spec = EpisodeSpec(number, 100 // number, 20, shares=shares, concentration=concentration)
-        plan = sample_plans(Draw(spec, offsets, np.searchsorted(names, test), seed, 2, labels), range(TASKS))
+        asking = np.searchsorted(names, test)
+        asking = asking[np.diff(offsets)[asking] >= spec.per_domain + spec.num_query]
+        plan = sample_plans(Draw(spec, offsets, asking, seed, 2, labels), range(TASKS))
         adapted = [always.adapt(z[s], style[s]).predict_logits(z[q], style[q]) for s, q in zip(*plan, strict=True)]
         found = {
             PLAIN: z[plan.query], "refit": other[plan.query], OWN: own.logits[plan.query],
@@ -133,7 +138,7 @@ def summary(of_seeds):
 
 def main():
     order = np.argsort((loaded := np.load(sys.argv[1]))["domain"], kind="stable")
-    data = {name: loaded[name][order] for name in ("features", "style", "labels", "domain", "split")}
+    data = {name: loaded[name][order] for name in loaded.files if name != "names"}
     data["features"], clean = data["features"].astype(np.float32), None
     if len(sys.argv) > 4:
         of_clean = np.load(sys.argv[4])
