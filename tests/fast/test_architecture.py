@@ -66,16 +66,6 @@ def test_imports_run_one_way_and_optional_packages_where_they_are_used():
         assert not {used.split(".")[0] for used in imports(path)} & outside, path
 
 
-def test_every_package_and_what_is_no_code_is_installed():
-    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    inside = {".".join(path.parent.relative_to(ROOT).parts) for path in FILES if path.name == "__init__.py"}
-    assert set(setup["packages"]) == inside | set(setup["package-dir"])
-    places = [(ROOT / package.replace(".", "/"), found) for package, found in setup["package-data"].items()]
-    installed = {path for folder, patterns in places for pattern in patterns for path in folder.glob(pattern)}
-    others = {p for p in (ROOT / "cxda_jax").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
-    assert others and others <= installed
-
-
 def test_each_mistake_that_tests_should_notice_can_still_be_made():
     mistakes.check(ROOT)
 

@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from cxda_jax.disk import files
 from cxda_jax.disk.reading import metrics_line, read_lines
 from cxda_jax.machine.progress import MetricsFile
 from cxda_jax.studies.finding import training_minutes
@@ -64,22 +63,3 @@ def test_a_damaged_line_is_named_and_left_out(path):
         assert resumed(path, 3) == (LINES, [])  # once
     path.write_bytes(b"junk\n" * 5000 + TEXT)
     assert resumed(path, 3) == (LINES, [f"warning: {path}: line 1 is damaged and left out, as are 4999 more"])
-
-
-def test_no_flipped_bit_stops_a_resume_or_costs_another_line(path, monkeypatch):
-    """Each seventh bit of the file. A flipped end of line joins two lines, which are then both damaged."""
-    monkeypatch.setattr(files.os, "fsync", lambda file: None)  # hundreds of times, it takes most of the time
-    ends = [i for i, byte in enumerate(TEXT) if byte == 10]
-    for bit in range(0, 8 * len(TEXT), 7):
-        data = bytearray(TEXT)
-        data[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(data)
-        left, said = resumed(path, 3)
-        hit = sum(end < bit // 8 for end in ends)
-        hits = {hit, hit + 1} if bit // 8 in ends[:-1] else {hit}
-        assert not [line for i, line in enumerate(LINES) if line not in left and i not in hits], f"bit {bit}"
-        if said:
-            assert len(said) == 1 and f" {hit + 1} is damaged" in said[0]
-        assert all(line in LINES for line in left), f"bit {bit}: another number is taken for the one written"
-        assert said or left == LINES, f"bit {bit}: a line is gone without a word"
-        assert training_minutes(path.parent) >= 0
