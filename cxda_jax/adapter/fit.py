@@ -53,7 +53,6 @@ MINUTES = 5.0
 PARTS = ("style", "shares")
 FEWEST = 3  # domains: one teaches, one chooses, one judges
 STEPS = 250  # of a training: the keys do not learn, so a quarter of those of cxda_shares are enough
-BATCHES = 64  # of tasks, which a training sees again and again, each time with other images missing from its buffers
 TURNS = 4  # adapters at most that are judged in the place of the returned one
 CHOOSING = 4  # of so many domains one chooses the best weights
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
@@ -224,10 +223,8 @@ def _train(
     def score(variables: Variables) -> float:
         return float((judged.answers(variables, asked).argmax(-1) == store.labels[asked.query]).mean())
 
-    plans = [sample_plans(draws["train"], range(i * tasks, (i + 1) * tasks)) for i in range(min(steps, BATCHES))]
-
     def episodes(step: int) -> Episode:
-        return _episodes(rows, store.labels, plans[step % len(plans)])
+        return _episodes(rows, store.labels, sample_plans(draws["train"], range(step * tasks, (step + 1) * tasks)))
 
     score(state.variables)  # compiles
     began = time.monotonic()

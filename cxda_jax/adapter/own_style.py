@@ -64,7 +64,7 @@ def last_layers(judged: FitData, tests: Sequence[np.ndarray]) -> tuple[list[np.n
     """Logits of all images [n, classes] for each of some turns, by last layers that learnt from the domains that do not
     judge in it; and the mean of these layers, for new domains.
 
-    A layer is a linear function of the features with a ridge, chosen by the other turns.
+    A layer adds a linear function of the features to the classifier's logits, with a ridge that the other turns choose.
 
     Args:
       judged: all images.
@@ -72,13 +72,13 @@ def last_layers(judged: FitData, tests: Sequence[np.ndarray]) -> tuple[list[np.n
     """
     features, store = judged.features, judged.store
     assert features is not None
-    plain, owner = np.zeros_like(judged.logits), store.row_domains()
+    plain, owner = judged.logits, store.row_domains()
     teach = np.stack([~np.isin(np.arange(len(store.split)), test) for test in tests])
     images = _some(judged, np.arange(len(owner)), plain, features)
     by_penalty, right = [], []
     for found in corrections(images, teach, features.mean(0), features.std(0) + SMALLEST, knows_common=False):
         rows = [np.flatnonzero(np.isin(owner, test)) for test in tests]
-        z = plain.copy()
+        z = np.zeros_like(plain)
         for layer, own in zip(found, rows, strict=True):
             z[own] = layer(plain[own], features[own])
         by_penalty.append((z, found))

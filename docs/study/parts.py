@@ -81,7 +81,7 @@ def one_seed(data, seed, clean=None):
     learnt = _checked(*given, seed)
     folds = np.random.default_rng(0).permutation(len(learnt.store.split)) % FOLDS
     _, layer = last_layers(learnt, [np.flatnonzero(folds == i) for i in range(FOLDS)])
-    other = layer(0.0, features)
+    other = layer(z, features)
     everything = _checked(z, labels, domain, style, None, seed)
     own = corrected_by(everything, correction_in(adapter.variables))
     knows = {name: adapter.known[name] for name in ("scale", "bias", "shares")}
