@@ -15,12 +15,14 @@ import pandas
 import pytest
 from PIL import Image
 from scipy.special import softmax
+from sklearn.linear_model import LogisticRegression
 
 import cxda_jax
 from cxda_jax.adapter import adapter as adapters
 from cxda_jax.adapter import device as devices
 from cxda_jax.adapter import fit as fitting
-from cxda_jax.adapter.correction import correction_in
+from cxda_jax.adapter import own_style
+from cxda_jax.adapter.correction import PENALTIES, correction_in
 from cxda_jax.adapter.fit import _checked, gains_on
 from cxda_jax.adapter.judge import by_rival
 from cxda_jax.adapter.report import as_html, in_words
@@ -170,6 +172,20 @@ def test_another_domain_tells_the_gain_beside_em(fit, new):
             r = p * q / known["shares"]
             q = ((r / r.sum(1, keepdims=True)).sum(0) + 10 * known["shares"]) / 40
         np.testing.assert_allclose(found[task], z[query] + np.log(q / known["shares"]), atol=1e-3)
+
+
+def test_a_new_last_layer_learns_from_the_domains_that_do_not_judge():
+    """It is right about as often as scikit-learn's with the best ridge."""
+    logits, labels, domains, style = made()
+    features = np.concatenate([logits, style], 1)
+    tests = [np.arange(i, 24, 3) for i in range(3)]
+    layers, _ = own_style.last_layers(_checked(logits, labels, domains, style, features, 0), tests)
+    scaled = (features - features.mean(0)) / features.std(0)
+    for layer, test in zip(layers, tests, strict=True):
+        own = np.isin(domains, test)
+        ridges = (LogisticRegression(C=1 / (p * (~own).sum()), max_iter=500) for p in PENALTIES)
+        right = max(head.fit(scaled[~own], labels[~own]).score(scaled[own], labels[own]) for head in ridges)
+        assert (layer[own].argmax(1) == labels[own]).mean() > right - 0.02
 
 
 def test_one_set_without_domains_teaches_class_shares_alone(new):
