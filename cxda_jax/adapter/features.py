@@ -178,7 +178,7 @@ def read_labelled(path: Path) -> Labelled:
     except Exception as e:  # of all kinds, for what is no .npz file
         raise UserError(f"{path}: not readable ({reason(e)}); {fix}") from None
     require(arrays, _ARRAYS, str(path), fix)
-    given = {name: arrays.get(name) for name in Labelled._fields[:-1]}
+    given: dict[str, Any] = {name: arrays.get(name) for name in Labelled._fields[:-1]}
     if "about" not in arrays:
         return Labelled(**given, origin={})
     try:
@@ -192,7 +192,8 @@ def read_labelled(path: Path) -> Labelled:
     origin = {name: value for name, value in origin.items() if name not in ("images", "left_out")}
     if "classes" in arrays:
         origin["classes"] = arrays["classes"].tolist()
-    return Labelled(**{name: None if x is None else x[known] for name, x in given.items()}, origin=origin)
+    given = {name: x if x is None else x[known] for name, x in given.items()}
+    return Labelled(**given, origin=origin)
 
 
 def _refuse_other(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:
