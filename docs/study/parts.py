@@ -12,6 +12,8 @@ domains.
 import json
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import jax.numpy as jnp
 import numpy as np
@@ -145,7 +147,8 @@ def main():
         clean = of_clean["features"].astype(np.float32), of_clean["labels"]
     found = []
     for seed in range(int(sys.argv[3]) if len(sys.argv) > 3 else 3):
-        found.append(one_seed(data, seed, clean))
+        with ProcessPoolExecutor(1, get_context("spawn")) as new:  # three seeds in one process ran out of memory
+            found.append(new.submit(one_seed, data, seed, clean).result())
         with open(sys.argv[2], "w") as file:
             json.dump({"tasks": TASKS, "runs": [notes for *_, notes in found], "table": summary(found)}, file, indent=1)
 
