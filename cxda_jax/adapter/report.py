@@ -115,7 +115,7 @@ def _parts(report: Mapping[str, Any]) -> Iterator[str]:
         em += f", and {_span(overall['own_em'])} after the correction by the own style"
     yield f"{em}. In clusters of the buffer's styles it gains {_span(overall['unmix'])}."
     best = max((name for name in ("0", *RIVALS) if name in overall), key=lambda name: overall[name][0])
-    yield f"The adapter gains {_span(overall[f'over_{best}'])} more than the best of these."
+    yield f"Compared with the best of these, the adapter gains {_span(overall[f'over_{best}'])}."
     if not (_corrects(report) or report["one_set"]):
         yield "Correcting by the own style does not surely gain on domains that did not teach it: it is left out."
 
