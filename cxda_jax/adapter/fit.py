@@ -60,7 +60,7 @@ BALANCED = 100  # the number of the random stream of balanced tasks
 JUDGING = 10  # judging takes as long as so many validations
 MISSING = ("None", "nan", "NaT", "<NA>")  # what unknown values of numpy and pandas print as
 USE = {"train": "teach", "val": "choose"}  # what the domains of a split do
-PIECES = 12  # of images without domains, at most
+PIECES = (4, 12)  # of images without domains: drift takes four, and of more than twelve each would have few images
 ONE_SET = (
     "without domains an adapter learns class shares alone; with them also how errors follow from the look of images"
 )
@@ -116,6 +116,10 @@ def fit(  # noqa: PLR0913
     keys = "style" if style is not None else "features" if features is not None else "logits"
     judged = _checked(logits, labels, domains, style, features, seed, FEWEST)
     if judged.one_set:
+        if "shares" not in parts:
+            raise UserError(
+                "one set without domains teaches shares alone; give domains, or leave it out", "parts", parts
+            )
         log(ONE_SET)
     elif keys in WITHOUT:
         log(WITHOUT[keys])
@@ -127,10 +131,7 @@ def fit(  # noqa: PLR0913
     own = OwnStyle(judged) if "style" in parts and not judged.one_set and _has_room(judged, judged.style, log) else None
     (corrected, correction), *found = [own.of(turn) if own else (turn, None) for turn in (whole, *others)]
     made = [_turn(turn, *of_turn, limit, steps) for turn, of_turn in zip(others, found, strict=True)]
-    if judged.features is not None and _has_room(judged, judged.features, log):
-        layers, _ = last_layers(judged, [turn.store.domains("test") for turn in others])
-        made = [turn._replace(refit=layer) for turn, layer in zip(made, layers, strict=True)]
-    turns, chosen = settled(made)
+    turns, chosen = settled(_beside_last_layers(made, judged, log))
     ways, taken = _train(corrected, correction, limit, steps)
     variables = ways[chosen]
     facts = {"steps": taken, "asked": steps, "corrects": bool(correction), "takes": chosen, "one_set": judged.one_set}
@@ -304,6 +305,14 @@ def _turn(plain: FitData, judged: FitData, correction: Correction | None, limit:
     return Turn(judged, plain, {}, rivals, ways)
 
 
+def _beside_last_layers(turns: list[Turn], judged: FitData, log: Callable[[str], None]) -> list[Turn]:
+    """The turns with a new last layer as a rival, where features are given and it is small enough to be learnt."""
+    if judged.features is None or not _has_room(judged, judged.features, log):
+        return turns
+    layers, _ = last_layers(judged, [turn.plain.store.domains("test") for turn in turns])
+    return [turn._replace(refit=layer) for turn, layer in zip(turns, layers, strict=True)]
+
+
 def _start(judged: FitData, variables: Variables) -> Variables:
     """The variables with which the training begins: keys, temperature and class shares are measured on the images that
     teach, or on some of them where there are many.
@@ -382,12 +391,11 @@ def _checked(logits: Any, labels: Any, domains: Any, style: Any, features: Any, 
 
 def _pieces(count: int, seed: int) -> np.ndarray:
     """Random parts of one set in place of domains, as many as have images enough for tasks."""
-    least = FULL + QUERIES
-    if count < FEWEST * least:
-        raise UserError(
-            f"domains: missing, and one set of {count} images is too small; give {FEWEST * least}, or domains"
-        )
-    return np.random.default_rng(seed).permutation(count) % min(PIECES, count // least)
+    (fewest, most), least = PIECES, FULL + QUERIES
+    if count < fewest * least:
+        what = f"missing, and one set of {count} images is too small"
+        raise UserError(f"domains: {what}; give {fewest * least}, or domains")
+    return np.random.default_rng(seed).permutation(count) % min(most, count // least)
 
 
 def domains_of(name: str, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

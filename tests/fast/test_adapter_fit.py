@@ -220,6 +220,8 @@ def test_what_is_wrong_with_an_argument_is_named():
         for value in values:
             with refused(f"^{name}[:=]"):
                 cxda_jax.fit(**{**good, name: value})
+    with refused("^parts="):  # without domains
+        cxda_jax.fit(np.tile(z, (8, 1)), np.tile(y, 8), parts=("style",))
     with refused("^labels: none is 0"):  # so they count from 1
         cxda_jax.fit(np.pad(z, ((0, 0), (0, 1))), y + 1, d, s)
 
