@@ -209,4 +209,4 @@ def _objective() -> Callable[..., tuple[Array, Array]]:
         likely = [jnp.take_along_axis(jax.nn.log_softmax(x), labels[:, None, None], -1)[..., 0] for x in (z, known)]
         return -(sum(likely) * weight.T[domains]).sum() / 2 + penalty / 2 * jnp.square(both).sum()
 
-    return backend.jit(jax.value_and_grad(objective))
+    return backend.jit(jax.value_and_grad(objective), quick=True)

@@ -46,7 +46,7 @@ from cxda_jax.errors import UserError
 from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS, VALIDATIONS, changed, measure
 from cxda_jax.training import loop
 from cxda_jax.training.pace import Pace, TimeLimit
-from cxda_jax.training.selection import CHOICES, Selection, by_em, by_style, without_buffer
+from cxda_jax.training.selection import CHOICES, Selection, by_style, without_buffer
 from cxda_jax.types import Described, Episode, Images, Variables
 
 MINUTES = 5.0
@@ -196,7 +196,7 @@ def optimizer() -> Any:
 def programs(classes: int, corrected: bool) -> loop.Programs:
     """The compiled step that all trainings of so many classes share."""
     learner = loop.Learner(method_of(classes, corrected), optimizer(), augment.Weak(crop=False, flip=False, rotate=0.0))
-    return loop.Programs(learner, AS_GIVEN)
+    return loop.Programs(learner, AS_GIVEN, quick=True)
 
 
 @functools.lru_cache(4)
@@ -233,11 +233,11 @@ def _train(
     seconds = time.monotonic() - began
     pace = Pace(limit, steps, ADAPTER_DEFAULTS.rate, VALIDATIONS, CHOICES, seconds)
     selection = Selection(score, _gain_of_balanced(judged), untrained)
-    validation = loop.Validation(score, selection.likeliest)
+    validation = loop.Validation(score, lambda best, scored: selection.narrower(selection.likeliest(best, scored)))
     run = loop.Run(None, log=lambda line: None)  # the time limit tells of the progress of all trainings
     spent = loop.train(programs(classes, judged.corrected), episodes, state, pace, validation, run, judged.seed)
     best = jax.tree.map(jnp.asarray, spent.best)
-    found = (best, selection.more_careful(best), by_em(best), by_style(best), without_buffer(best))
+    found = (best, selection.more_careful(best), by_style(best), without_buffer(best))
     return dict(zip(WAYS, found, strict=True)), pace.taken
 
 

@@ -29,7 +29,7 @@ TASKS = 200  # of a kind
 BLOCK = 50  # tasks that one program answers at once
 START = 2**21  # numbers in the arrays from which a calibration, and the start of the training, are measured
 FULL = SIZES[-1]
-WAYS = ("learnt", "careful", "em", "style", "none")  # what is taken from a buffer, the one to prefer first
+WAYS = ("learnt", "careful", "style", "none")  # what is taken from a buffer, the one to prefer first
 ANSWERS = (PLAIN, *map(str, SIZES))
 RIVALS = ("em", "own_em", "unmix", "refit")  # EM with FULL images: of the classifier's answers; of those corrected by
 # the own style; and of these in each of some clusters of the keys. A last layer that learns from the domains, no buffer
@@ -151,7 +151,7 @@ def _answering(classes: int, corrected: bool) -> Callable[..., Array]:
         cells = query.shape[1] * support.shape[1] * classes
         return jax.lax.map(one, (support, query), batch_size=min(len(query), max(1, CELLS // cells)))
 
-    return backend.jit(answering)
+    return backend.jit(answering, quick=True)
 
 
 def headroom(judged: FitData) -> Mapping[str, Mapping[str, float]] | None:
@@ -222,11 +222,12 @@ def calibrated(judged: FitData, rows: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def some_of(rows: np.ndarray, judged: FitData, most: int = 0) -> np.ndarray:
-    """The rows, or a random part of them where there are more than `most`; 0: as many as START allows. A few are
-    repeated, so that their number is one of few, and the turns share compiled programs."""
+    """The rows, or a random part of them where there are more than `most`; 0: as many as START allows. Some are
+    repeated, so that their number is one of few, and the turns share compiled programs: a power of two, or with `most`,
+    which costs time for each image, a number that is at most a quarter larger."""
     shuffled = np.random.default_rng(judged.seed).permutation(rows)
     shuffled = shuffled[: most or max(1000, START // judged.rows.shape[1])]
-    grain = max(1, 2 ** (len(shuffled).bit_length() - 3))
+    grain = max(1, 2 ** ((len(shuffled) - 1).bit_length() - (3 if most else 0)))
     return np.sort(np.resize(shuffled, -(-len(shuffled) // grain) * grain))
 
 
@@ -287,8 +288,9 @@ def settled(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
     gains, owners, numbers = [], [], []
     for i, plan in [given for of_kind in planned(turns).values() for given in of_kind.items()]:
         judged, labels = turns[i].judged, turns[i].judged.store.labels[plan.query]
-        right = [(judged.answers(turns[i].ways[way], plan).argmax(-1) == labels).mean(1) for way in WAYS]
-        gains.append(np.array(right) - right[-1])
+        answers = [*(judged.answers(turns[i].ways[way], plan) for way in WAYS[:-1]), judged.logits[plan.query]]
+        right = np.stack([(z.argmax(-1) == labels).mean(1) for z in answers])
+        gains.append(right - right[-1])
         owners.append(judged.store.row_domains()[plan.query[:, 0]])
         numbers.append(np.full(len(labels), i))
     gained, owner, number = np.concatenate(gains, 1), np.concatenate(owners), np.concatenate(numbers)
@@ -433,11 +435,12 @@ def _curves(asked: AnsweredTasks, temperatures: Mapping[str, float]) -> dict[str
 
 def least_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """The temperature of the least cross-entropy, between exp(-5) and exp(5)."""
-    own = logits[np.arange(len(labels)), labels]
+    below = logits - logits.max(1, keepdims=True)
+    own = below[np.arange(len(labels)), labels]
 
     def cross_entropy(log_t: float) -> float:
         scale = np.float32(np.exp(-log_t))
-        return float(np.mean(np.asarray(scipy.special.logsumexp(logits * scale, axis=1)) - own * scale))
+        return float(np.mean(np.log(np.exp(below * scale).sum(1)) - own * scale))
 
     found: Any = scipy.optimize.minimize_scalar(cross_entropy, bounds=(-5, 5), method="bounded")
     return float(np.exp(found.x))

@@ -180,6 +180,7 @@ def sample_plans(draw: Draw, tasks: Sequence[int], context: Context | None = Non
     support = np.empty((len(tasks), spec.num_domains * spec.per_domain), np.int32)
     query = np.empty((len(tasks), spec.num_query), np.int32)
     ends = np.cumsum(np.diff(offsets)[domains])
+    classes = functools.cache(functools.partial(_classes, draw))
     for i, task in enumerate(tasks):
         rng = _generator(draw.seed, task, draw.stream)
         if spec.mixed:
@@ -190,14 +191,15 @@ def sample_plans(draw: Draw, tasks: Sequence[int], context: Context | None = Non
         chosen = domains[rng.choice(len(domains), spec.num_domains, replace=False)]
         parts, asked = _parts(spec, np.diff(offsets)[chosen], rng)
         ends_of = np.cumsum(parts)
+        concentration = _concentration(draw, task)
         for j, domain in enumerate(chosen):
             start, stop = offsets[domain], offsets[domain + 1]
             count = parts[j] + (spec.num_query if j == asked else 0)
             if spec.shares == "natural":
                 rows = start + rng.choice(stop - start, count, replace=spec.replacement)
             else:
-                # Permuted, so that queries are like the support.
-                rows = rng.permutation(in_shares(draw, task, domain, count) if count else NO_ROWS)
+                came = _came(draw, task, domain, count, classes(domain), concentration) if count else NO_ROWS
+                rows = rng.permutation(came)  # so that queries are like the support
             support[i, ends_of[j] - parts[j] : ends_of[j]] = rows[: parts[j]]
             if j == asked:
                 query[i] = rows[parts[j] :]
@@ -225,24 +227,42 @@ def _parts(spec: EpisodeSpec, sizes: np.ndarray, rng: np.random.Generator) -> tu
 
 def in_shares(draw: Draw, task: int, domain: int, most: int | None = None) -> np.ndarray:
     """Rows of a domain as they come to a task whose shares are not natural: the first `most` ones; None: all."""
-    rng, shares = _generator(draw.seed, task, draw.stream, use=4 + int(domain)), draw.spec.shares
-    rows = np.arange(draw.offsets[domain], draw.offsets[domain + 1])
+    return _came(draw, task, domain, most, _classes(draw, domain), _concentration(draw, task))
+
+
+def _classes(draw: Draw, domain: int) -> tuple[np.ndarray, np.ndarray]:
+    """The class of each image of a domain, among those that it has, and the logarithms of their numbers of images."""
     assert draw.labels is not None
-    labels = draw.labels[rows]
+    labels = draw.labels[draw.offsets[domain] : draw.offsets[domain + 1]]
     counts = np.bincount(labels)
-    own, counts = (np.cumsum(counts > 0) - 1)[labels], counts[counts > 0]
-    log_p = np.zeros(len(counts))
-    of_task = _generator(draw.seed, task, draw.stream, use=3)
-    if shares == "any" and of_task.random() < 0.5:
-        log_p = np.log(counts)
-    elif shares != "even":
-        alpha = 10 ** of_task.uniform(-1, 1) if shares == "any" else draw.spec.concentration
+    return (np.cumsum(counts > 0) - 1)[labels], np.log(counts[counts > 0])
+
+
+def _concentration(draw: Draw, task: int) -> float:
+    """Of the Dirichlet distribution that a task draws shares from. 0: they are natural; infinity: even."""
+    shares = draw.spec.shares
+    if shares != "any":
+        return {"natural": 0.0, "even": np.inf}.get(shares, draw.spec.concentration)
+    rng = _generator(draw.seed, task, draw.stream, use=3)
+    return 0.0 if rng.random() < 0.5 else 10 ** rng.uniform(-1, 1)
+
+
+def _came(
+    draw: Draw, task: int, domain: int, most: int | None, classes: tuple[np.ndarray, np.ndarray], concentration: float
+) -> np.ndarray:
+    """in_shares(), for what the two functions above give."""
+    rng, (own, log_counts) = _generator(draw.seed, task, draw.stream, use=4 + int(domain)), classes
+    ratio = log_counts  # log(images of a class) - log p(class)
+    if concentration == 0:
+        ratio = np.zeros(len(log_counts))
+    elif concentration < np.inf:
         # The logarithm of gamma variables, of which a small concentration would make zeros.
-        log_p = np.log(rng.gamma(alpha + 1, size=len(counts))) + np.log(rng.uniform(size=len(counts))) / alpha
+        gammas = np.log(rng.gamma(concentration + 1, size=len(log_counts)))
+        ratio = log_counts - (gammas + np.log(rng.uniform(size=len(log_counts))) / concentration)
     # The largest of such sums come in the order of successive draws without replacement.
-    keys = (np.log(counts) - log_p)[own] - rng.gumbel(size=len(rows))
-    first = np.arange(len(rows)) if most is None or most >= len(rows) else np.argpartition(keys, most)[:most]
-    return rows[first[np.argsort(keys[first], kind="stable")]]
+    keys = ratio[own] - rng.gumbel(size=len(own))
+    first = np.arange(len(keys)) if most is None or most >= len(keys) else np.argpartition(keys, most)[:most]
+    return draw.offsets[domain] + first[np.argsort(keys[first], kind="stable")]
 
 
 def first_arrived(plan: Plan, context: Context, draw: Draw, tasks: Sequence[int]) -> Plan:

@@ -23,6 +23,7 @@ from cxda_jax.machine.progress import say
 # Experimental: else XLA's CPU backend expands each convolution into gigabytes of im2col, and a step takes 2 to 3 times
 # as long. test_a_training_step_moves_no_more_than_it_did_and_never_calls_the_host in tests/slow/test_cost.py shows it.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+_QUICK = {"xla_backend_optimization_level": 1}  # on CPUs: programs of many small parts compile in 3/4 of the time
 _deterministic = False  # of GPUs alone: on other devices all operations are deterministic
 _TARGET = contextvars.ContextVar("target", default="")
 
@@ -134,9 +135,10 @@ def _cpu_options() -> dict[str, Any] | None:
     return _CPU_OPTIONS
 
 
-def jit(fun: Any, **kwargs: Any) -> Any:
-    """jax.jit with compiler_options(), for outermost functions."""
-    return jax.jit(fun, compiler_options=compiler_options(), **kwargs)
+def jit(fun: Any, quick: bool = False, **kwargs: Any) -> Any:
+    """jax.jit with compiler_options(), for outermost functions. `quick`: compilation takes longer than all the runs."""
+    options = compiler_options()
+    return jax.jit(fun, compiler_options={**(options or {}), **_QUICK} if quick and _on_cpu() else options, **kwargs)
 
 
 def machine() -> str:

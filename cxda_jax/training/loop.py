@@ -236,7 +236,7 @@ def over_devices(
 class Programs:
     """The compiled steps of a training: one step, and several in one program."""
 
-    def __init__(self, learner: Learner, source: Source, steps_per_call: int = 1):
+    def __init__(self, learner: Learner, source: Source, steps_per_call: int = 1, quick: bool = False):
         self.source = source
         self.batch: Any = None  # the latest
         self.started: set[int] = set()  # the numbers of steps whose programs have run
@@ -247,7 +247,7 @@ class Programs:
         if devices := source.mesh:
             lie, asked = mesh.specs(source.resident), mesh.processes() > 1
             calls = {n: over_devices(learner, source, devices, n, lie, asked) for n in calls}
-        self.programs = {n: backend.jit(call, donate_argnums=donated) for n, call in calls.items()}
+        self.programs = {n: backend.jit(call, quick, donate_argnums=donated) for n, call in calls.items()}
 
     def arguments(
         self, batches: Iterator[Any], steps: int, key: Array, stopping: Callable[[], bool] = lambda: False

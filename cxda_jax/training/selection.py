@@ -8,11 +8,11 @@ from typing import NamedTuple
 from cxda_jax.methods.cxda_shares import ERRORS, changed
 from cxda_jax.types import Variables
 
+NARROWER = (2.0, 4.0, 8.0)  # times as fast does nearness fall off around its limit
 PARTS = (0.5, 0.25, 0.0)  # of the errors that training domains show; validation says how much of them others share
 MASSES = (1.0, 2.0, 4.0)  # times as many images are to outweigh the shares of training, where balanced mixtures lose
-SMOOTHING = 10.0  # images that the shares of training count like in plain EM
-OFF, ALL = -50.0, 50.0  # of the strength of the shares; of the nearness from which on all images count, and of log l
-CHOICES = len(PARTS) + len(MASSES)  # validations that a selection takes, at most
+OFF, ALL = -50.0, 50.0  # of the strength of the shares; of log l
+CHOICES = 1 + len(NARROWER) + len(PARTS) + len(MASSES)  # validations that a selection takes, at most
 
 
 class Selection(NamedTuple):
@@ -37,6 +37,17 @@ class Selection(NamedTuple):
         candidates = [(best, scored), *self.less_sure(best), self.untrained]
         return max(candidates, key=lambda candidate: candidate[1])[0]
 
+    def narrower(self, variables: Variables) -> Variables:
+        """The variables with an attention as narrow as pays. For keys that do not learn, and so cannot find it."""
+        kept, scored = variables, self.score(variables)
+        for times in NARROWER:
+            tried = narrowed(variables, times)
+            score = self.score(tried)
+            if score <= scored:
+                break
+            kept, scored = tried, score
+        return kept
+
     def less_sure(self, variables: Variables) -> list[tuple[Variables, float]]:
         """The variables with each part of the errors that they know, and their scores."""
         parts = [changed(variables, ERRORS, lambda errors, part=part: errors * part) for part in PARTS]
@@ -53,10 +64,12 @@ class Selection(NamedTuple):
         return max(tried, key=lambda candidate: candidate[1])[0]
 
 
-def by_em(variables: Variables) -> Variables:
-    """The variables with which all images of the buffer count alike: EM at the learnt temperature."""
-    given = {"near": ALL, "strength": 0.0, "belief": 0.0, "log_m": math.log(SMOOTHING)}
-    return _set(without_buffer(variables), given)
+def narrowed(variables: Variables, times: float) -> Variables:
+    """The variables with which nearness falls off so many times as fast around the same limit: 1/2 is where it was."""
+    root = math.sqrt(times)
+    for name, by in (("kernel", root), ("bias", 1 / root), ("near", times)):
+        variables = changed(variables, (name,), lambda old, by=by: old * by)
+    return variables
 
 
 def by_style(variables: Variables) -> Variables:

@@ -42,6 +42,16 @@ def test_where_balanced_mixtures_lose_a_buffer_is_trusted_less():
     assert found(-0.2, -0.1, -0.3) == (2, [])
 
 
+def test_attention_becomes_narrower_as_long_as_it_pays():
+    own = {"kernel": RNG.normal(size=(4, 2)), "bias": RNG.normal(size=(2, 3)), "near": 0.7}
+    style, scores = RNG.normal(size=(5, 4)), iter((0.5, 0.6, 0.7, 0.7))
+    variables = {"params": {ADAPTER: own}}
+    kept = Selection(lambda _: next(scores), lambda _: 0.0, (variables, 0.0)).narrower(variables)["params"][ADAPTER]
+    far, of_kept = (np.square(style @ x["kernel"]).sum(1) for x in (own, kept))
+    np.testing.assert_allclose(kept["near"] - of_kept, 4 * (own["near"] - far))
+    np.testing.assert_allclose(style @ kept["kernel"] @ kept["bias"], style @ own["kernel"] @ own["bias"])
+
+
 @pytest.mark.parametrize("count", [3, 4, 5, 6, 8, 13, 40])
 def test_each_domain_judges_once_and_never_an_adapter_that_it_taught_or_chose(count):
     logits, labels, domains, style = made(domains=count)
@@ -158,9 +168,9 @@ def test_un_mixing_finds_the_shares_of_each_cluster():
 def test_what_is_taken_from_a_buffer_is_best_on_the_domains_of_other_turns(monkeypatch):
     """Each turn has two domains, on which each way has its own part of right answers; "none" has half of them."""
     ways = [  # in the order of WAYS
-        ((0.9, 0.9), (0.6, 0.6), (0, 0), (0, 0)),
-        ((0.4, 0.6), (0.6, 0.6), (0, 0), (0.9, 0.9)),
-        ((0.55, 0.45), (0.6, 0.6), (0, 0), (0.1, 0.1)),
+        ((0.9, 0.9), (0.6, 0.6), (0, 0)),
+        ((0.4, 0.6), (0.6, 0.6), (0.9, 0.9)),
+        ((0.55, 0.45), (0.6, 0.6), (0.1, 0.1)),
     ]
     images = SimpleNamespace(labels=np.zeros(600, int), row_domains=lambda: np.repeat(np.arange(6), 100))
 
@@ -168,8 +178,8 @@ def test_what_is_taken_from_a_buffer_is_best_on_the_domains_of_other_turns(monke
         def answers(variables, plan):
             return np.stack([np.eye(2)[(np.arange(100) >= 100 * right).astype(int)] for right in variables])
 
-        given = dict(zip(judge.WAYS, (*rights, (0.5, 0.5)), strict=True))
-        return judge.Turn(SimpleNamespace(store=images, answers=answers), None, {}, {}, given)
+        data = SimpleNamespace(store=images, answers=answers, logits=np.eye(2)[np.arange(600) % 2])
+        return judge.Turn(data, None, {}, {}, dict(zip(judge.WAYS, (*rights, None), strict=True)))
 
     turns = [turn(i, rights) for i, rights in enumerate(ways)]
     rows = np.arange(600).reshape(3, 2, 100)
