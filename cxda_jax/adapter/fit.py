@@ -128,8 +128,7 @@ def fit(  # noqa: PLR0913
     _tell_of_small(whole, log)
     limit = TimeLimit(began, 60 * minutes, len(others) + 1, JUDGING, log)
     steps = steps if "shares" in parts else 0
-    own = OwnStyle(judged) if "style" in parts and not judged.one_set and _has_room(judged, judged.style, log) else None
-    (corrected, correction), *found = [own.of(turn) if own else (turn, None) for turn in (whole, *others)]
+    (corrected, correction), *found = _by_own_style(judged, (whole, *others), parts, log)
     made = [_turn(turn, *of_turn, limit, steps) for turn, of_turn in zip(others, found, strict=True)]
     turns, chosen = settled(_beside_last_layers(made, judged, log))
     ways, taken = _train(corrected, correction, limit, steps)
@@ -295,6 +294,20 @@ def _has_room(judged: FitData, style: np.ndarray, log: Callable[[str], None]) ->
         what = "no last layer" if style is judged.features else "no correction by the own style"
         log(f"{what} is tried: {d:,} numbers are more than {most:,}, the most for these classes")
     return d <= most
+
+
+def _by_own_style(
+    judged: FitData, turns: Sequence[FitData], parts: Sequence[str], log: Callable[[str], None]
+) -> list[tuple[FitData, Correction | None]]:
+    """The data of each turn, corrected by the own style where it may be and that pays, and the correction for new
+    domains."""
+    if "style" not in parts or judged.one_set or not _has_room(judged, judged.style, log):
+        return [(turn, None) for turn in turns]
+    own, found = OwnStyle(judged), []
+    for i, turn in enumerate(turns, 1):
+        log(f"correction by the own style, {i} of {len(turns)}")
+        found.append(own.of(turn))
+    return found
 
 
 def _turn(plain: FitData, judged: FitData, correction: Correction | None, limit: TimeLimit, steps: int) -> Turn:
