@@ -85,8 +85,8 @@ def evaluate_adapter() -> None:
     features = cli.insist(_FEATURES.value, "--features", "give the file of cxda features of the images to test on")
     if _RUNS.value:
         raise UserError(f"--runs={','.join(_RUNS.value)}: given beside --adapter; give one of the two")
-    logits, labels, domains, style, _, about = read_labelled(Path(features).expanduser())
     adapter = load_adapter(folder := Path(_ADAPTER.value).expanduser())
+    logits, labels, domains, style, _, about = read_labelled(Path(features).expanduser(), adapter.head)
     if adapter.origin:
         insist_on_same(about, adapter.origin, f"--features={features}", folder)
     report = gains_on(adapter, logits, labels, domains, None if adapter.keys == "logits" else style)

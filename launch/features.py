@@ -3,6 +3,7 @@
 cxda features --encoder=model.onnx --images=MY_IMAGES --out=features.npz
 cxda features --encoder=model.onnx --images=list.csv --out=features.npz --mean=0.5 --std=0.5 --classes=names.txt
 cxda features --encoder=module:function --images=MY_IMAGES --out=features.npz
+cxda features --encoder=vit.onnx --images=MY_IMAGES --out=features.npz --logits=none --features=TENSOR
 
 --images is a folder DOMAIN/CLASS/IMAGE, a folder DOMAIN/IMAGE of unlabelled images, or a CSV file with the columns
 path (seen from the file's folder), domain and, where it is known, label. Images are read as cxda prepare reads them.
@@ -10,7 +11,8 @@ What cannot be read is named and left out.
 
 --encoder is an ONNX file, whose input is float images [n, 3, h, w] or [n, h, w, 3], or a Python function. The function
 takes images, uint8 [n, h, w, 3], and gives a dict of arrays: logits [n, classes]; style [n, d], or maps, a list of
-arrays [n, h, w, channels] whose means and deviations become the style; and features [n, d] if it likes.
+arrays [n, h, w, channels] whose means and deviations become the style; and features [n, d] if it likes. Features may
+stand without logits: then cxda fit learns the last layer too.
 
 --out gets logits, style, features, labels (-1: unknown), domains, classes, paths, and in `about` how it was made. The
 columns of logits are the sorted classes of the images, or those of --classes. A stopped command goes on where it was.
@@ -36,7 +38,15 @@ _OPTIONS = [
     flags.DEFINE_integer("batch", 32, "Images at once; a graph of a fixed number takes that.", lower_bound=1),
     flags.DEFINE_list("mean", [], "ONNX: taken from pixels of 0..1, for each channel (ImageNet's)."),
     flags.DEFINE_list("std", [], "ONNX: divides what is left (ImageNet's). --mean=0 --std=1/255 leaves 0..255."),
-    flags.DEFINE_string("logits", "", "ONNX: the tensor of logits, where several outputs have two axes."),
+    flags.DEFINE_string(
+        "logits", "", "ONNX: the tensor of logits, where several outputs have two axes; none: there are none."
+    ),
+    flags.DEFINE_string(
+        "features",
+        "",
+        "ONNX: the tensor of features [n, d], or of tokens [n, tokens, d], the class's first.",
+        allow_override=True,
+    ),
     flags.DEFINE_list("maps", [], "ONNX: the tensors whose moments are the style (6, spread over the depth)."),
 ]
 

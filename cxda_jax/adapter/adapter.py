@@ -41,10 +41,10 @@ _REPORT = {  # what is read of it; save() writes all that fit() found
 }
 _ORIGIN = {
     "classes": Kind(list, each=str, shape=("classes",), absent=True),
-    **dict.fromkeys(("encoder", "encoder_sha256", "fit", "logits"), Kind(str, absent=True)),
+    **dict.fromkeys(("encoder", "encoder_sha256", "fit", "logits", "features"), Kind(str, absent=True)),
     **dict.fromkeys(("size", "batch"), Kind(int, Range(1, 2**16), absent=True)),
     **dict.fromkeys(("mean", "std"), Kind(list, each=NUMBER, absent=True)),
-    "maps": Kind(list, each=str, absent=True),
+    **dict.fromkeys(("maps", "head"), Kind(list, each=str, absent=True)),
 }
 _KINDS = {
     "classes": Kind(int, Range(2, 2**24)),
@@ -95,6 +95,23 @@ _OWN = {  # of an adapter that corrects by the own style
         "std": Kind("f", Range(1e-7, 10 * LIMIT), shape=("style",)),
     }.items()
 }
+_HEAD = {  # of an adapter whose encoder has no logits
+    "weights": Kind("f", _WIDE, shape=("features", "classes")),
+    "bias": Kind("f", _WIDE, shape=("classes",)),
+}
+
+
+class Head(NamedTuple):
+    """A last layer, as a function of features [n, d]: logits [n, classes]."""
+
+    weights: np.ndarray  # [d, classes]
+    bias: np.ndarray
+
+    def __call__(self, features: Any) -> np.ndarray:
+        x, width = as_numbers("features", features), len(self.weights)
+        if x.shape[1] != width:
+            raise UserError(f"features: {x.shape[1]} columns, the head has {width}; give those of the same encoder")
+        return x @ self.weights + self.bias
 
 
 class Adapter(NamedTuple):
@@ -113,6 +130,7 @@ class Adapter(NamedTuple):
       said: the report as text.
       origin: how `cxda fit` got the arrays: the encoder, its options, the names of the classes; {} where it did not.
       always: devices adapt whatever validation said.
+      head: gives the logits, where the encoder has none.
     """
 
     classes: int
@@ -125,6 +143,7 @@ class Adapter(NamedTuple):
     said: str
     origin: Mapping[str, Any] = {}  # nothing changes it; a MappingProxyType cannot be pickled
     always: bool = False
+    head: Head | None = None
 
     def __repr__(self) -> str:
         return f"Adapter({self.classes} classes, {self.keys} of {self.style}, {'not ' * (not self.helps)}trusted)"
@@ -144,6 +163,14 @@ class Adapter(NamedTuple):
     def adapt(self, logits: Any, style: Any = None) -> Device:
         """Adapts to a buffer of unlabelled images: their logits [n, classes], and what fit() had for a style [n, d]."""
         return make_device(self, self.rows(logits, style))
+
+    def logits_of(self, answer: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The logits in what an encoder says, or those of the head."""
+        if "logits" in answer:
+            return answer["logits"]
+        if self.head is None or "features" not in answer:
+            raise UserError("logits: missing, and the adapter has no head; give what fit() had for them")
+        return self.head(answer["features"])
 
     def rows(self, logits: Any, style: Any = None) -> np.ndarray:
         """Images as the adapter reads them, [n, classes + style]. A UserError names what is not as in fit()."""
@@ -208,7 +235,9 @@ class Adapter(NamedTuple):
         """
         folder = Path(folder)
         insist_on_place(folder)
-        arrays = safetensors.named(jax.device_get({"variables": self.variables, "known": dict(self.known)}))
+        parts = {"variables": self.variables, "known": dict(self.known)}
+        parts |= {"head": self.head._asdict()} if self.head else {}
+        arrays = safetensors.named(jax.device_get(parts))
         card = {name: getattr(self, name) for name in _KINDS if name != "package"} | {"package": VERSION}
         card["origin"] = dict(self.origin)
         with folders.replaced(folder, lambda _: (models.WEIGHTS, models.CARD, PAGE, manifest.NAME)) as new:
@@ -236,10 +265,11 @@ def load_adapter(folder: str | os.PathLike) -> Adapter:
     if card["keys"] == "logits" and card["style"] != card["classes"]:
         raise UserError(f"{folder}/{models.CARD}: style={card['style']}, but keys=logits; {models.AGAIN}")
     named = [(name.partition("/"), array) for name, array in arrays.items()]
-    variables, known = ({n: x for (part, _, n), x in named if part == each} for each in ("variables", "known"))
+    variables, known, head = ({n: x for (part, _, n), x in named if part == p} for p in ("variables", "known", "head"))
     where = f"{folder}/{models.WEIGHTS}"
     corrects = bool(_OWN.keys() & variables.keys())
-    for part, kinds in ((variables, _VARIABLES | _OWN if corrects else _VARIABLES), (known, _KNOWN)):
+    of_variables = _VARIABLES | _OWN if corrects else _VARIABLES
+    for part, kinds in ((variables, of_variables), (known, _KNOWN), (head, _HEAD if head else {})):
         require(part, kinds, where, models.AGAIN, card)
     if not known["accepted"].size or (known["wrong"] > known["accepted"]).any():
         raise UserError(f"{where}: known/wrong is more than known/accepted, or nothing; {models.AGAIN}")
@@ -253,7 +283,7 @@ def load_adapter(folder: str | os.PathLike) -> Adapter:
         tree = safetensors.as_tree(variables, like)
         if own:
             tree["batch_stats"][ADAPTER][OWN] = own
-        return Adapter(**card, variables=tree, known=known)
+        return Adapter(**card, variables=tree, known=known, head=Head(**{n: head[n] for n in _HEAD}) if head else None)
     except ValueError as e:
         raise UserError(f"{where}: {e}; {models.AGAIN}") from None
 

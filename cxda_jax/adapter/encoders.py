@@ -1,7 +1,8 @@
 """Encoders: a batch of images becomes logits, style and perhaps features, by an ONNX graph or a function of the user.
 
 The style of an image is the means and deviations, over its places, of the channels of the input and of some maps. The
-features are the input of the last dense layer.
+features are the input of the last dense layer, or a tensor that is named: of tokens, the first one (the class's)
+beside the mean of the others. An encoder may have features without logits; then `cxda fit` learns a head.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cxda_jax.adapter.adapter import as_array, as_probabilities
+from cxda_jax.adapter.own_style import WIDEST
 from cxda_jax.config.fields import choose
 from cxda_jax.data.readers.raw import IMAGENET
 from cxda_jax.disk.files import hash_file
@@ -37,6 +39,7 @@ FINISH = (  # what these take is no finished map
     "BatchNormalization", "Relu", "PRelu", "LeakyRelu", "Elu", "Celu", "Selu", "Clip", "Sigmoid", "HardSigmoid",
     "HardSwish", "Gelu", "Erf", "Tanh", "Softplus", "Swish", "Mish",
 )  # fmt: skip
+NONE = "none"  # in place of the name of logits
 AGREE = 0.01  # of the largest number: by rounding alone, answers to the same image differ by less
 MOST = 2**27  # pixels at once, of which a batch and its maps fit into memory
 PATIENCE = 1.0  # seconds that a batch may take after a signal
@@ -48,7 +51,7 @@ class Encoder(NamedTuple):
     """What turns images into arrays.
 
     Attributes:
-      encode: `batch` images, uint8 [n, h, w, c] -> float32 logits [n, classes], style [n, d], maybe features [n, d].
+      encode: `batch` images, uint8 [n, h, w, c] -> float32 style [n, d]; logits [n, classes], features [n, d] or both.
       shape: of an image, (h, w, c).
       batch: images at once.
       about: all that the arrays depend on, for JSON.
@@ -61,13 +64,14 @@ class Encoder(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What launch/features.py says of them. The last four are for ONNX alone."""
+    """What launch/features.py says of them. The last five are for ONNX alone."""
 
     size: int | None = None
     batch: int = BATCH
     mean: Sequence[str] = ()
     std: Sequence[str] = ()
     logits: str = ""
+    features: str = ""
     maps: Sequence[str] = ()
 
 
@@ -82,7 +86,7 @@ def open_encoder(name: str, options: Options, insist: Insist = lambda about: Non
     module, _, function = name.partition(":")
     if not (module and function.isidentifier()):
         raise UserError("give a file that ends in .onnx, or module:function", "encoder", name)
-    if given := [option for option in ("mean", "std", "logits", "maps") if getattr(options, option)]:
+    if given := [option for option in ("mean", "std", "logits", "features", "maps") if getattr(options, option)]:
         raise UserError("for ONNX, and a function decides this itself", given[0], fix="leave it out")
     return _of_function(name, module, function, options)
 
@@ -110,14 +114,14 @@ def moments(maps: Iterable[tuple[Any, int]]) -> np.ndarray:
 def _checked(given: Mapping[str, Any], count: int, name: str) -> dict[str, np.ndarray]:
     """The arrays of so many images as float32. A UserError names the first that cannot be."""
     for key in ("logits", "style"):
-        if key not in given:
+        if key not in given and not (key == "logits" and "features" in given):
             raise UserError(f"no {key!r}{' and no maps' * (key == 'style')} in its answer; add it", "encoder", name)
     for key, x in given.items():
         least = 2 if key == "logits" else 1
         if x.ndim != 2 or len(x) != count or x.shape[1] < least:
             what = f"{key!r} has the form {list(x.shape)}"
             raise UserError(f"{what}; give [{count}, columns], with {least} columns or more", "encoder", name)
-    if told := as_probabilities(given["logits"]):
+    if "logits" in given and (told := as_probabilities(given["logits"])):
         raise UserError(f"logits: {told}; give the values before the softmax or sigmoid", "encoder", name)
     return {key: x.astype(np.float32, copy=False) for key, x in given.items()}
 
@@ -192,9 +196,10 @@ class Graph(NamedTuple):
 
     Attributes:
       model: of onnx, whose outputs are `names`.
-      names: of the tensors, the logits first.
-      features: the name of the features, by "features"; {} where there are none.
+      names: of the tensors.
+      rows: the names of the logits and of the features, by "logits" and "features", where there are such.
       maps: names of maps, each with the axis of its channels.
+      classed: names of those tensors [n, tokens, d] whose first token is of the class.
       taken: the type of the input's numbers.
       axis: of the input's channels.
       shape: of an image, (h, w, c).
@@ -204,8 +209,9 @@ class Graph(NamedTuple):
 
     model: Any
     names: list[str]
-    features: dict[str, str]
+    rows: dict[str, str]
     maps: dict[str, int]
+    classed: frozenset[str]
     taken: Any
     axis: int
     shape: tuple[int, int, int]
@@ -232,14 +238,18 @@ def read_graph(path: Path, options: Options, insist: Insist = lambda about: None
         known = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
         tensors = {v.name: v for v in (*known.input, *known.value_info, *known.output)}
         shapes = {name: [d.dim_value for d in v.type.tensor_type.shape.dim] for name, v in tensors.items()}
-        logits = _logits(graph, shapes, options.logits)
-        nodes = _before(graph, logits)
-        features, maps = _features(nodes, shapes), _maps(nodes, shapes, options.maps)
-        names = list(dict.fromkeys([logits, *features.values(), *maps]))
+        rows = _logits(graph, shapes, options)
+        nodes = _before(graph, rows.get("logits", options.features))
+        rows |= _features(nodes, shapes, options.features)
+        maps, form = _maps(nodes, shapes, options.maps), shapes[rows["features"]] if options.features else []
+        classed = frozenset(
+            n for n in (*rows.values(), *maps) if len(form) == 3 == len(shapes[n]) and shapes[n][1] == form[1]
+        )
+        names = list(dict.fromkeys([*rows.values(), *maps]))
         del graph.output[:]
         graph.output.extend(tensors[name] for name in names)
     shape, batch = (side, side, image.shape.dim[axis].dim_value), image.shape.dim[0].dim_value
-    return Graph(model, names, features, maps, FLOATS[image.elem_type], axis, shape, batch, source)
+    return Graph(model, names, rows, maps, classed, FLOATS[image.elem_type], axis, shape, batch, source)
 
 
 def _insist_on_beside(model: Any, folder: Path) -> None:
@@ -315,12 +325,17 @@ def _of_onnx(path: Path, options: Options, insist: Insist, plain: bool) -> Encod
                 lambda: session.run(found.names, given, running), lambda: setattr(running, "terminate", True)
             )
         by_name = dict(zip(found.names, told, strict=True))
-        style = moments([(x, found.axis), *((by_name[name], axis) for name, axis in found.maps.items())])
-        features = {key: by_name[name] for key, name in found.features.items()}
-        return _checked({"logits": told[0], "style": style} | features, len(pixels), str(path))
+        patches = by_name | {name: by_name[name][:, 1:] for name in found.classed}
+        style = moments([(x, found.axis), *((patches[name], axis) for name, axis in found.maps.items())])
+        rows = {key: by_name[name] for key, name in found.rows.items()}
+        for key in (key for key, name in found.rows.items() if name in found.classed):
+            rest = patches[found.rows[key]].mean(1, dtype=np.float32)
+            rows[key] = np.concatenate([rows[key][:, 0], rest], axis=1, dtype=np.float32)
+        return _checked({**rows, "style": style}, len(pixels), str(path))
 
     about = {"encoder": path.name, "encoder_sha256": found.sha256, "size": found.shape[0], "batch": found.batch}
-    about |= {"mean": mean, "std": std, "logits": found.names[0], "maps": list(found.maps)}
+    about |= {"mean": mean, "std": std, "logits": found.rows.get("logits", NONE), "maps": list(found.maps)}
+    about |= {"features": options.features} if options.features else {}
     steady = _steady(encode, str(path), "export it in evaluation mode")
     return Encoder(steady, found.shape, found.batch, about | {"onnxruntime": onnxruntime.__version__})
 
@@ -363,12 +378,16 @@ def _numbers(name: str, given: Sequence[Any], channels: int) -> list[float]:
     return numbers * (channels // len(numbers))
 
 
-def _logits(graph: Any, shapes: Mapping[str, list[int]], asked: str) -> str:
+def _logits(graph: Any, shapes: Mapping[str, list[int]], options: Options) -> dict[str, str]:
+    if options.logits == NONE:
+        if not options.features:
+            raise UserError(f"missing beside logits={NONE}; name a tensor [n, d] or [n, tokens, d]", "features")
+        return {}
     found = [v.name for v in graph.output if len(shapes[v.name]) == 2]
-    if not asked and len(found) != 1:
+    if not options.logits and len(found) != 1:
         what = f"{len(found)} outputs have the form [n, classes] ({brief(', '.join(found))})"
-        raise UserError(f"{what}; name a tensor of the graph", "logits")
-    return choose("logits", asked or found[0], shapes)
+        raise UserError(f"{what}; name a tensor of the graph, or {NONE}", "logits")
+    return {"logits": choose("logits", options.logits or found[0], shapes)}
 
 
 def _before(graph: Any, name: str) -> list[Any]:
@@ -381,8 +400,13 @@ def _before(graph: Any, name: str) -> list[Any]:
     return nodes
 
 
-def _features(nodes: Sequence[Any], shapes: Mapping[str, list[int]]) -> dict[str, str]:
-    """The input [n, d] of the last dense layer; none where a convolution comes later."""
+def _features(nodes: Sequence[Any], shapes: Mapping[str, list[int]], asked: str) -> dict[str, str]:
+    """The tensor that is asked for, or the last dense layer's input [n, d]; none where a convolution comes later."""
+    if asked:
+        form = shapes[choose("features", asked, shapes)]
+        if len(form) not in (2, 3) or len(form) == 3 and form[1] == 1:
+            raise UserError(f"has the form {form}", "features", asked, "name a tensor [n, d] or [n, tokens, d]")
+        return {"features": asked}
     last = [node for node in nodes if node.op_type in ("Gemm", "MatMul", "Conv")][-1:]
     inputs = [node.input[0] for node in last if node.op_type != "Conv"]
     return {"features": inputs[0]} if inputs and len(shapes.get(inputs[0], ())) == 2 else {}
@@ -391,23 +415,42 @@ def _features(nodes: Sequence[Any], shapes: Mapping[str, list[int]]) -> dict[str
 def _maps(nodes: Sequence[Any], shapes: Mapping[str, list[int]], asked: Sequence[str]) -> dict[str, int]:
     """Some maps spread over the depth, or those that are asked for, with the axis of their channels.
 
-    A map comes from a convolution, whose channels are axis 1, or from LayerNormalization, where they are the last one.
+    A map comes from a convolution, whose channels are axis 1, or from a layer norm, where they are the last one. Where
+    blocks add to tokens [n, tokens, d], the early ones of these sums are the maps, as many as fit() can correct by.
     """
     axes: dict[str, int] = {}
+    sums: list[str] = []
     for node in nodes:
-        name, rank = node.output[0], len(shapes.get(node.output[0], ()))
+        name, form = node.output[0], shapes.get(node.output[0], [])
+        rank, own = len(form), [shapes.get(i, []) for i in node.input]
         before = [axes[i] for i in node.input if i in axes and len(shapes[i]) == rank]
-        if rank in (3, 4) and node.op_type in ("Conv", "LayerNormalization"):
+        if rank in (3, 4) and (node.op_type in ("Conv", "LayerNormalization") or _centres(node, own)):
             axes[name] = 1 if node.op_type == "Conv" else rank - 1
+            if rank == 3 and node.op_type != "Conv":
+                axes.setdefault(node.input[0], 2)
         elif before and node.op_type not in MOVE:
             axes[name] = before[0]
+            if node.op_type == "Add" and before[0] == 2 and all(each[1:] == form[1:] for each in own):
+                sums.append(name)
     if wrong := [name for name in asked if len(shapes[choose("maps", name, shapes)]) not in (3, 4)]:
         raise UserError(f"has the form {shapes[wrong[0]]}; name tensors of 3 or 4 axes", "maps", wrong[0])
     if asked:
         return {name: axes.get(name, 1 if len(shapes[name]) == 4 else 2) for name in asked}
+    if sums:
+        early = sums[: -(-len(sums) // 2)]
+        most = max(1, (WIDEST - 1) // (2 * max(1, *(shapes[name][2] for name in early))))
+        return {early[i]: 2 for i in spread(min(MAPS, most), len(early))}
     unfinished = {node.input[0] for node in nodes if node.op_type in FINISH}
     kinds = {node.output[0]: node.op_type for node in nodes}
-    sizes = {name: np.prod([d for i, d in enumerate(shapes[name]) if i not in (0, axes[name])]) for name in axes}
-    wide = [name for name in axes if name not in unfinished and sizes[name] > 1]
-    found = [name for name in wide if kinds[name] not in RAW] or wide
+    wide = [
+        name
+        for name, axis in axes.items()
+        if name not in unfinished and any(d != 1 for i, d in enumerate(shapes[name]) if i not in (0, axis))
+    ]
+    found = [name for name in wide if kinds.get(name) not in RAW] or wide
     return {found[i]: axes[found[i]] for i in spread(MAPS, len(found))}
+
+
+def _centres(node: Any, forms: Sequence[list[int]]) -> bool:
+    """Whether it takes from tokens their means over the channels, as a layer norm does that is written in parts."""
+    return node.op_type == "Sub" and len(forms[0]) == 3 and forms[1] == [*forms[0][:2], 1]

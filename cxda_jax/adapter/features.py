@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cxda_jax.adapter.adapter import Head
 from cxda_jax.adapter.encoders import Encoder
 from cxda_jax.data.readers.folder import images_and_others, some_of
 from cxda_jax.data.readers.images import as_image, as_pixels
@@ -35,7 +36,7 @@ ALONE = " alone, as the graph has no maps of channels, so domains are told apart
 FAULTS = 20  # lines about images that are left out
 _NUMBERS = "iuf"
 _ARRAYS = {  # of a file of features; fit() checks the numbers
-    "logits": Kind(_NUMBERS, shape=("images", "columns")),
+    "logits": Kind(_NUMBERS, shape=("images", "columns"), absent=True),
     "labels": Kind("iu", shape=("images",)),
     "domains": Kind("biufUS", shape=("images",)),
     "style": Kind(_NUMBERS, shape=("images", "d")),
@@ -102,9 +103,14 @@ def read_classes(path: Path) -> list[str]:
     return names
 
 
-def class_numbers(listing: Listing, classes: list[str], columns: int) -> tuple[list[str], np.ndarray]:
-    """The names of the columns of logits, and the column of each image's label, or -1."""
+def class_numbers(listing: Listing, classes: list[str], columns: int | None) -> tuple[list[str], np.ndarray]:
+    """The names of the columns of logits, and the column of each image's label, or -1.
+
+    Without logits, which is None, there is a column for each name, or for each number up to the largest label.
+    """
     given = sorted({*listing.labels} - {""})
+    if columns is None:
+        columns = len(classes) or (max(map(int, given), default=-1) + 1 if listing.are_numbers else len(given))
     names = classes or (given if given and not listing.are_numbers else [str(i) for i in range(columns)])
     if len(names) != columns:
         what = f"{len(names)} are known ({brief(', '.join(names), 40)}), but the logits have {columns} columns"
@@ -117,7 +123,7 @@ def class_numbers(listing: Listing, classes: list[str], columns: int) -> tuple[l
 
 
 def write_features(listing: Listing, encoder: Encoder, out: Path, fit: str, classes: list[str]) -> None:
-    """Writes an .npz file: logits, style, features if there are any, labels, domains, classes, paths and `about`.
+    """Writes an .npz file: style, logits and features if there are such, labels, domains, classes, paths and `about`.
 
     Args:
       fit: how an image that is no square becomes one; see data/store.py.
@@ -158,9 +164,9 @@ def _read_about(out: Path) -> dict[str, Any]:
 
 
 class Labelled(NamedTuple):
-    """The arguments of fit(), and how the file says that they were made."""
+    """The arguments of fit(), and how the file says that they were made. Without logits there are features."""
 
-    logits: np.ndarray
+    logits: np.ndarray | None
     labels: np.ndarray
     domains: np.ndarray
     style: np.ndarray
@@ -168,8 +174,14 @@ class Labelled(NamedTuple):
     origin: dict[str, Any]
 
 
-def read_labelled(path: Path) -> Labelled:
-    """A written file's labelled images, or all images of a file without `about`, which was made in another way."""
+def read_labelled(path: Path, head: Head | None = None, without: bool = False) -> Labelled:
+    """A written file's labelled images, or all images of a file without `about`, which was made in another way.
+
+    Args:
+      path: of the file.
+      head: of an adapter, gives the logits of features without any.
+      without: logits may be missing.
+    """
     fix = "give what cxda features writes, or arrays of a row for each image"
     insist_on_file(path, fix)
     try:
@@ -178,6 +190,11 @@ def read_labelled(path: Path) -> Labelled:
     except Exception as e:  # of all kinds, for what is no .npz file
         raise UserError(f"{path}: not readable ({reason(e)}); {fix}") from None
     require(arrays, _ARRAYS, str(path), fix)
+    if "logits" not in arrays and "features" in arrays and head:
+        arrays["logits"] = head(arrays["features"])
+    if "logits" not in arrays and not (without and "features" in arrays):
+        told = "add them, or give the file to cxda fit, which learns a head" if "features" in arrays else fix
+        raise UserError(f"{path}: no 'logits'; {told}")
     given: dict[str, Any] = {name: arrays.get(name) for name in Labelled._fields[:-1]}
     if "about" not in arrays:
         return Labelled(**given, origin={})
@@ -197,9 +214,9 @@ def read_labelled(path: Path) -> Labelled:
 
 
 def _refuse_other(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:
-    for name, value in about.items():
-        if found.get(name) != value:
-            was, now = (brief(json.dumps(each), 50) for each in (found.get(name), value))
+    for name in [*about, *sorted(found.keys() - about.keys() - {"left_out"})]:
+        if found.get(name) != about.get(name):
+            was, now = (brief(json.dumps(each.get(name)), 50) for each in (found, about))
             raise UserError(f"{path}: made with {name}={was}, now {now}; choose another --out, or delete it")
 
 
@@ -281,7 +298,7 @@ def _checked(answer: dict[str, np.ndarray], paths: list[str], listing: Listing, 
             raise UserError(f"{what}; mend the encoder's precision or its normalisation")
     widths = {name: array.shape[1] for name, array in answer.items()}
     if not state["widths"]:
-        class_numbers(listing, state["about"]["classes"], widths["logits"])  # so that it is refused at once
+        class_numbers(listing, state["about"]["classes"], widths.get("logits"))  # so that it is refused at once
         state["widths"] = widths
     if widths != state["widths"]:
         told = f"gives {widths} columns, before {state['widths']}; they must be the same for all images"
@@ -297,17 +314,19 @@ def _finish(listing: Listing, out: Path, part: Path, state: dict[str, Any]) -> N
         raise UserError(f"{listing.root}: none of {len(left_out)} images could be read; the first: {left_out[0]}")
     if listing.fingerprint() != about["images"]:
         raise UserError(f"{listing.root}: images changed while they were read; delete {part}, and do it again")
-    classes, labels = class_numbers(listing, about["classes"], widths["logits"])
+    classes, labels = class_numbers(listing, about["classes"], widths.get("logits"))
     rows = np.memmap(part / ROWS, np.float32, "r", shape=(len(kept), sum(widths.values())))
     parts = np.split(rows, np.cumsum([*widths.values()])[:-1], axis=1)
     arrays: dict[str, Any] = dict(zip(widths, parts, strict=True))
-    arrays |= {"labels": labels[kept], "classes": np.array(classes)}
+    arrays |= {"labels": labels[kept], "classes": np.array(classes, str)}
     arrays |= {name: np.array(each)[kept] for name, each in (("domains", listing.domains), ("paths", listing.paths))}
     arrays["about"] = np.array(json.dumps({**about, "left_out": [listing.paths[i] for i in left_out]}))
     files.write_whole(out, lambda partial: np.savez(partial, **arrays))
     known = arrays["labels"] >= 0
-    right = arrays["logits"].argmax(1)[known] == arrays["labels"][known]
-    scored = f"; the encoder is right on {right.mean():.1%} of {len(right)} labels" if len(right) else ""
+    scored = "; there are no logits: cxda fit learns a head" * ("logits" not in arrays)
+    if known.any() and not scored:
+        right = arrays["logits"].argmax(1)[known] == arrays["labels"][known]
+        scored = f"; the encoder is right on {right.mean():.1%} of {len(right)} labels"
     say(f"{out}: {len(kept)} images of {len({*arrays['domains']})} domains, {len(left_out)} left out{scored}")
     for name, width in widths.items():
         say(f"  {name:<9}{width} columns")

@@ -93,7 +93,7 @@ class Rows:
             padded = np.concatenate([some, np.repeat(some[-1:], batch - len(some), axis=0)])
             answer = self.encoder.encode(padded)
             style = () if self.adapter.keys == "logits" else (answer[self.adapter.keys],)
-            found.append(self.adapter.rows(answer["logits"], *style)[: len(some)])
+            found.append(self.adapter.rows(self.adapter.logits_of(answer), *style)[: len(some)])
         return np.concatenate(found)
 
 

@@ -122,7 +122,7 @@ def export(source: Source, kind: str, out: Path, places: int, check: Check) -> N
         with converting(f"{kind}: {model.method.name} with the network {network}"):
             form.write(pair, folder)
             if alone:
-                write_describe(alone.adapter.origin, Path(source.encoder).expanduser(), folder)
+                write_describe(alone.adapter, Path(source.encoder).expanduser(), folder)
         print(f"comparing it with the model on {len(tasks)} tasks", flush=True)
         seen, facts = tasks, {}
         if alone and isinstance(model, Attached):
@@ -224,8 +224,8 @@ def tasks_of_rows(model: Model, file: str, places: int, count: int) -> list[Task
     """Tasks drawn from a file of cxda features."""
     if not file.endswith(".npz"):
         raise UserError(f"check_images={brief(file)}: an adapter is compared on a file of cxda features; give one")
-    found = read_labelled(Path(file))
-    rows = np.concatenate([found.logits, found.style], axis=1, dtype=np.float32)
+    found = read_labelled(Path(file), model.adapter.head if isinstance(model, Attached) else None)
+    rows = np.concatenate([np.asarray(found.logits), found.style], axis=1, dtype=np.float32)
     return drawn(np.stack([model.as_pixels(row) for row in rows]), places, count)
 
 

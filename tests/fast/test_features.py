@@ -193,12 +193,16 @@ def save_onnx(path, w, channels_last=False, batch="n", side="side", dense=False)
     onnx.save(model, path)
 
 
+def normalised(paths):
+    pixels = [np.asarray(Image.open(path).resize((SIDE, SIDE), Image.Resampling.BILINEAR)) for path in paths]
+    return ((np.stack(pixels).astype(np.float32) / 255 - MEAN) / STD).transpose(0, 3, 1, 2)
+
+
 def by_torch(w, paths, maps):
     """Logits, features and style by PyTorch's layers and formulas of the images at these paths."""
     torch = pytest.importorskip("torch")
     f, w = torch.nn.functional, {name: torch.from_numpy(value) for name, value in w.items()}
-    pixels = [np.asarray(Image.open(path).resize((SIDE, SIDE), Image.Resampling.BILINEAR)) for path in paths]
-    x = torch.from_numpy((np.stack(pixels).astype(np.float32) / 255 - MEAN) / STD).permute(0, 3, 1, 2)
+    x = torch.from_numpy(normalised(paths))
     early = f.batch_norm(f.conv2d(x, w["conv1"], padding=1), w["mean"], w["var"], w["scale"], w["shift"]).relu()
     late = f.conv2d(early, w["conv2"], stride=2)
     chosen = [x, *({"r1": early, "c2": late}[name] for name in maps)]
@@ -228,6 +232,58 @@ def test_a_graph_gives_what_pytorch_computes(options, maps, here):
     assert list(found["classes"]) == ["a", "b", "c"] and found["labels"].dtype.kind == "i"
     for path, domain, label in zip(found["paths"], found["domains"], found["labels"], strict=True):
         assert path.split("/")[:2] == [domain, "abc"[label]]
+
+
+def save_vit(path):
+    """A vision transformer without logits: tokens of the class and of patches, and layer norms in parts, as PyTorch
+    writes them for ONNX 14. Gives the names of its last norm and of its blocks' sums."""
+    onnx, nodes, sums = pytest.importorskip("onnx"), [], []
+    sizes = {"patch": (5, 3, 8, 8), "cls": (1, 1, 5), "place": (1, 5, 5), "gain": 5, "bias": 5, "dense": (5, 5)}
+    w = {name: RNG.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    w |= {"ones": [1, 1, 1], "never": [False] * 3, "flat": [0, 5, -1], "least": np.float32(1e-6)}
+
+    def op(kind, *inputs, **options):
+        nodes.append(onnx.helper.make_node(kind, inputs, [f"t{len(nodes)}"], **options))
+        return f"t{len(nodes) - 1}"
+
+    def norm(x):
+        apart = op("Sub", x, op("ReduceMean", x, axes=[-1]))
+        variance = op("Add", op("ReduceMean", op("Mul", apart, apart), axes=[-1]), "least")
+        return op("Add", op("Mul", op("Div", apart, op("Sqrt", variance)), "gain"), "bias")
+
+    patches = op("Transpose", op("Reshape", op("Conv", "image", "patch", strides=[8, 8]), "flat"), perm=[0, 2, 1])
+    shape = op("Where", "never", "ones", op("Shape", op("ReduceMean", patches, axes=[1])))  # which nobody infers
+    x = op("Add", op("Concat", op("Expand", "cls", shape), patches, axis=1), "place")
+    for _ in range(2):
+        h = norm(x)
+        seen = op("Softmax", op("MatMul", h, op("Transpose", h, perm=[0, 2, 1])))
+        sums.append(op("Add", op("MatMul", seen, h), x))
+        sums.append(x := op("Add", op("MatMul", norm(sums[-1]), "dense"), sums[-1]))
+    last = norm(x)
+    outputs = [onnx.helper.make_tensor_value_info(name, 1, None) for name in (last, *sums)]
+    image = onnx.helper.make_tensor_value_info("image", 1, ["n", 3, SIDE, SIDE])
+    constants = [onnx.numpy_helper.from_array(np.array(value), name) for name, value in w.items()]
+    graph = onnx.helper.make_graph(nodes, "vit", [image], outputs, constants)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=7), path)
+    return last, sums
+
+
+def test_tokens_of_a_vision_transformer_are_features_and_maps_without_logits(here):
+    """The features are the class beside the patches' mean; the maps are sums of early blocks, without the class."""
+    runtime, (last, sums) = pytest.importorskip("onnxruntime"), save_vit("v.onnx")
+    ask = functools.partial(features, "--batch=4", encoder="v.onnx")
+    for named, *flags in (("--logits: ",), ("--features: ", "--logits=none"), ("=t0: ", "--logits=none", "--features=t0")):  # fmt: skip
+        assert named in ask(*flags, code=2)
+    assert "there are no logits" in ask("--logits=none", f"--features={last}")
+    found, about = read(), json.loads(str(read()["about"]))
+    image = normalised(here / "images" / path for path in found["paths"])
+    x, *maps = runtime.InferenceSession("v.onnx").run([last, *sums[:2]], {"image": image})
+    np.testing.assert_allclose(found["features"], np.concatenate([x[:, 0], x[:, 1:].mean(1)], 1), atol=1e-4)
+    maps = [image.reshape(12, 3, -1).swapaxes(1, 2), *(m[:, 1:] for m in maps)]
+    style = [moment for m in maps for moment in (m.mean(1), m.std(1))]
+    np.testing.assert_allclose(found["style"], np.concatenate(style, 1), atol=1e-4)
+    assert about["maps"] == sums[:2] and "logits" not in found and {*found["labels"]} == {0, 1, 2}
+    assert "made with features=" in ask("--logits=none", f"--features={sums[3]}", code=2)
 
 
 @pytest.mark.slow

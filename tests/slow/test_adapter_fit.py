@@ -16,6 +16,8 @@ import pytest
 from PIL import Image
 from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import cxda_jax
 from cxda_jax.adapter import adapter as adapters
@@ -23,6 +25,7 @@ from cxda_jax.adapter import device as devices
 from cxda_jax.adapter import fit as fitting
 from cxda_jax.adapter import own_style
 from cxda_jax.adapter.correction import PENALTIES, correction_in
+from cxda_jax.adapter.features import read_labelled
 from cxda_jax.adapter.fit import _checked, gains_on
 from cxda_jax.adapter.judge import by_rival
 from cxda_jax.adapter.report import as_html, in_words
@@ -302,6 +305,28 @@ def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path, monkeypat
     assert adapter.origin == {"encoder": "a.onnx", "classes": [*"abcdef"]}
     told = command("diagnose", f"--features={tmp_path}/f.npz")
     assert all(f"{row['no adaptation']:.1f} " in told for row in adapter.report["headroom"].values())
+
+
+def test_the_command_learns_a_head_from_some_domains_and_fits_the_others(fit, tmp_path, monkeypatch):
+    given, (z, labels, domains, style), file = {}, made(domains=17), tmp_path / "f.npz"
+    monkeypatch.setattr(fitting, "fit", lambda *rows, **_: given.update(rows=rows) or fit[0])
+    features = np.concatenate([100 * z + 7, style], axis=1, dtype=np.float32)
+    told = {"about": '{"encoder": "a.onnx"}', "classes": [*"abcdef"], "style": style, "labels": labels}
+    told |= {"features": features, "domains": np.char.add("d", domains.astype(str))}
+    np.savez(tmp_path / "whole.npz", logits=z, **told)
+    np.savez(file, **told)
+    ask = "fit", f"--out={tmp_path}/out"
+    for name, part in (("f", 15.0), ("f", 0.01), ("f", 2.5), ("whole", 0.5)):
+        assert f"--head={part}: " in command(*ask, f"--features={tmp_path}/{name}.npz", f"--head={part}", code=2)
+    said, adapter = command(*ask, f"--features={file}", "--head=5"), cxda_jax.load_adapter(tmp_path / "out")
+    own = np.isin(told["domains"], adapter.origin["head"])
+    by_sklearn = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(features[own], labels[own])
+    found = read_labelled(file, adapter.head)
+    np.testing.assert_allclose(found.logits, by_sklearn.decision_function(features), atol=0.01)
+    for x, other in zip(given["rows"], found[:5], strict=True):
+        np.testing.assert_array_equal(x, other[~own])
+    assert len(adapter.origin["head"]) == 5 and f"{by_sklearn.score(features[~own], labels[~own]):.1%} of" in said
+    assert "no 'logits'" in command("diagnose", f"--features={file}", code=2)
 
 
 def test_arguments_of_other_forms_are_read_and_of_another_width_refused(fit, new):

@@ -13,13 +13,16 @@ from PIL import Image
 from scipy.special import softmax
 
 import cxda_jax
+from cxda_jax.adapter.adapter import Head
 from cxda_jax.adapter.correction import correction_in
 from cxda_jax.adapter.device import programs
 from cxda_jax.adapter.encoders import Options, open_encoder
-from cxda_jax.device.attached import attach
+from cxda_jax.device.attached import Rows, attach
 from cxda_jax.export import formats, script
+from cxda_jax.export.describing import write_describe
 from cxda_jax.types import Images
 from tests.commands import command
+from tests.fast.test_features import save_vit
 from tests.slow.test_received import CLASSES, MADE, WEIGHTS, write_adapter
 
 SIDE, COUNT = 8, 8  # and numbers of a style: two of each of the input's channels and of the map's
@@ -191,6 +194,20 @@ def test_three_programs_of_a_pair_answer_as_the_device(folder, tmp_path, describ
         device = adapter.adapt(told["logits"][first:i], told["style"][first:i])
         expected = device.predict_proba(told["logits"], told["style"])[i : i + 1]
         np.testing.assert_allclose(softmax(logits, -1), expected, atol=1e-5)
+
+
+def test_a_head_gives_the_logits_of_features_in_the_model_and_in_its_program(tmp_path):
+    options = Options(batch=4, logits="none", features=save_vit(tmp_path / "v.onnx")[0])
+    encoder, pixels = open_encoder(str(tmp_path / "v.onnx"), options), RNG.integers(0, 256, (4, 16, 16, 3), np.uint8)
+    told, head = encoder.encode(pixels), Head(np.float32(RNG.normal(size=(10, CLASSES))), np.float32(range(CLASSES)))
+    adapter = cxda_jax.load_adapter(write_adapter(tmp_path / "a"))
+    adapter = adapter._replace(origin=encoder.about, head=head, style=told["style"].shape[1])
+    expected = np.concatenate([told["features"] @ head.weights + head.bias, told["style"]], axis=1)
+    write_describe(adapter, tmp_path / "v.onnx", tmp_path)
+    program = formats.open_onnx(tmp_path / "describe.onnx")
+    rows = np.stack([program({"image": image[None]})["row"].ravel() for image in pixels])
+    for found in (rows, Rows(encoder, adapter)(pixels)):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_a_script_reads_the_images_that_count_most(folder, tmp_path):
