@@ -247,7 +247,7 @@ class Programs:
         if devices := source.mesh:
             lie, asked = mesh.specs(source.resident), mesh.processes() > 1
             calls = {n: over_devices(learner, source, devices, n, lie, asked) for n in calls}
-        self.programs = {n: backend.jit(call, quick, donate_argnums=donated) for n, call in calls.items()}
+        self.programs = {n: backend.jit(call, quick=quick, donate_argnums=donated) for n, call in calls.items()}
 
     def arguments(
         self, batches: Iterator[Any], steps: int, key: Array, stopping: Callable[[], bool] = lambda: False
