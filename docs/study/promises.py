@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 import cxda_jax
-from cxda_jax.adapter.fit import gains_on
+from cxda_jax.adapter.fit import STEPS, gains_on
 from cxda_jax.training import metrics
 
 DOMAINS, SPREADS, GAINS = (3, 5, 10, 20, 40), (0.0, 3.0, 6.0), (0.0, 1.0, 5.0)
@@ -101,7 +101,7 @@ def world(name, seed, first=0, domains=None):
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def fits(name, seed, steps=1000):
+def fits(name, seed, steps=STEPS):
     """What fit() says of a world, and what forty new domains get."""
     logits, labels, domain, style = world(name, seed)
     began = time.time()
