@@ -250,7 +250,7 @@ def _concentration(draw: Draw, task: int) -> float:
 def _came(
     draw: Draw, task: int, domain: int, most: int | None, classes: tuple[np.ndarray, np.ndarray], concentration: float
 ) -> np.ndarray:
-    """in_shares(), for what the two functions above give."""
+    """in_shares(), where _classes() of the domain and _concentration() of the task are known."""
     rng, (own, log_counts) = _generator(draw.seed, task, draw.stream, use=4 + int(domain)), classes
     ratio = log_counts  # log(images of a class) - log p(class)
     if concentration == 0:

@@ -23,7 +23,7 @@ from cxda_jax.machine.progress import say
 # Experimental: else XLA's CPU backend expands each convolution into gigabytes of im2col, and a step takes 2 to 3 times
 # as long. test_a_training_step_moves_no_more_than_it_did_and_never_calls_the_host in tests/slow/test_cost.py shows it.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
-_QUICK = {"xla_backend_optimization_level": 1}  # on CPUs: programs of many small parts compile in 3/4 of the time
+_QUICK_OPTIONS = {"xla_backend_optimization_level": 1}  # programs of many small parts compile in 3/4 of the time
 _deterministic = False  # of GPUs alone: on other devices all operations are deterministic
 _TARGET = contextvars.ContextVar("target", default="")
 
@@ -116,29 +116,33 @@ def make_deterministic() -> None:
     _deterministic = True
 
 
-def compiler_options() -> dict[str, Any] | None:
-    """Options for jit: on CPUs if this jaxlib knows the option, on GPUs if make_deterministic() was called.
+def compiler_options(quick: bool = False) -> dict[str, Any] | None:
+    """Options for jit: on CPUs those that this jaxlib knows, on GPUs if make_deterministic() was called. See jit().
 
     They do not go through XLA_FLAGS: an unknown name is an error that can be caught, and the environment stays as is.
     """
     if not _on_cpu():
         return {"xla_gpu_deterministic_ops": True} if _deterministic and platform_name() == "gpu" else None
-    return _cpu_options()
+    asked = {**_CPU_OPTIONS, **_QUICK_OPTIONS} if quick else _CPU_OPTIONS
+    return {name: value for name, value in asked.items() if _knows(name, value)} or None
 
 
 @functools.cache
-def _cpu_options() -> dict[str, Any] | None:
+def _knows(name: str, value: Any) -> bool:
+    """Whether this jaxlib knows an option of CPUs."""
     try:
-        jax.jit(lambda x: x + 1, compiler_options=_CPU_OPTIONS).lower(0.0).compile()
+        jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(0.0).compile()
     except Exception:  # versions of jaxlib refuse with different exceptions
-        return None
-    return _CPU_OPTIONS
+        return False
+    return True
 
 
 def jit(fun: Any, quick: bool = False, **kwargs: Any) -> Any:
-    """jax.jit with compiler_options(), for outermost functions. `quick`: compilation takes longer than all the runs."""
-    options = compiler_options()
-    return jax.jit(fun, compiler_options={**(options or {}), **_QUICK} if quick and _on_cpu() else options, **kwargs)
+    """jax.jit with compiler_options(), for outermost functions.
+
+    `quick` is for programs that take longer to compile than in all their runs: the compiler then tries less.
+    """
+    return jax.jit(fun, compiler_options=compiler_options(quick), **kwargs)
 
 
 def machine() -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cxda_jax.methods.cxda_shares import ERRORS, changed
 from cxda_jax.types import Variables
 
-NARROWER = (2.0, 4.0, 8.0)  # times as fast does nearness fall off around its limit
+NARROWER = (2.0, 4.0, 8.0)  # attention falls off so many times as fast as in the training
 PARTS = (0.5, 0.25, 0.0)  # of the errors that training domains show; validation says how much of them others share
 MASSES = (1.0, 2.0, 4.0)  # times as many images are to outweigh the shares of training, where balanced mixtures lose
 OFF, ALL = -50.0, 50.0  # of the strength of the shares; of log l
@@ -38,7 +38,10 @@ class Selection(NamedTuple):
         return max(candidates, key=lambda candidate: candidate[1])[0]
 
     def narrower(self, variables: Variables) -> Variables:
-        """The variables with an attention as narrow as pays. For keys that do not learn, and so cannot find it."""
+        """The variables with the narrowest attention up to which each step scores better.
+
+        It is for keys that do not learn: the training then cannot find how narrow attention should be.
+        """
         kept, scored = variables, self.score(variables)
         for times in NARROWER:
             tried = narrowed(variables, times)
@@ -65,7 +68,7 @@ class Selection(NamedTuple):
 
 
 def narrowed(variables: Variables, times: float) -> Variables:
-    """The variables with which nearness falls off so many times as fast around the same limit: 1/2 is where it was."""
+    """The variables whose attention falls off so many times as fast. An image that counted half still counts half."""
     root = math.sqrt(times)
     for name, by in (("kernel", root), ("bias", 1 / root), ("near", times)):
         variables = changed(variables, (name,), lambda old, by=by: old * by)
