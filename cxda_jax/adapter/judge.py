@@ -86,14 +86,18 @@ class FitData(NamedTuple):
         domains = domains_for(spec, self.store, split)[0]
         return Draw(spec, self.store.offsets, domains, self.seed, stream, self.store.labels)
 
-    def answers(self, variables: Variables, plan: Plan) -> np.ndarray:
-        """The adapted logits [tasks, queries, classes]; without a support those of the classifier."""
-        if not plan.support.shape[1]:
+    def answers(self, variables: Variables, plan: Plan, most: int = FULL) -> np.ndarray:
+        """The adapted logits [tasks, queries, classes]; without a support those of the classifier.
+
+        Of a larger support the first `most` images count.
+        """
+        if not min(most, plan.support.shape[1]):
             return self.logits[plan.query]
         found, program = [], _answering(self.store.num_classes, self.corrected)
+        present = np.arange(plan.support.shape[1]) < most  # one program answers with buffers of all sizes
         for start in range(0, len(plan.query), BLOCK):  # all of one size, so that one program answers
             of_block = (np.resize(part[start : start + BLOCK], (BLOCK, part.shape[1])) for part in plan)
-            found.append(np.asarray(program(variables, *(self.rows[part] for part in of_block))))
+            found.append(np.asarray(program(variables, present, *(self.rows[part] for part in of_block))))
         return np.concatenate(found)[: len(plan.query)]
 
 
@@ -143,10 +147,11 @@ class AnsweredTasks(NamedTuple):
 def _answering(classes: int, corrected: bool) -> Callable[..., Array]:
     method = method_of(classes, corrected)
 
-    def answering(variables: Variables, support: Array, query: Array) -> Array:
+    def answering(variables: Variables, present: Array, support: Array, query: Array) -> Array:
         def one(task: tuple[Array, Array]) -> Array:
             support, query = (Images(x[:, None, None], jnp.zeros(len(x), jnp.int32)) for x in task)
-            return method.predict(method.adapt(variables, support, jax.random.key(0)), query)
+            adapted = method.adapt(variables, support.replace(present=present), jax.random.key(0))
+            return method.predict(adapted, query)
 
         cells = query.shape[1] * support.shape[1] * classes
         return jax.lax.map(one, (support, query), batch_size=min(len(query), max(1, CELLS // cells)))
@@ -308,7 +313,7 @@ def ask(turn: Turn, plan: Plan, number_of_turn: int) -> AnsweredTasks:
     judged = turn.judged
     y = judged.store.labels[plan.query]
     found = {PLAIN: turn.plain.logits[plan.query]}
-    found |= {str(n): judged.answers(turn.variables, Plan(plan.support[:, :n], plan.query)) for n in SIZES}
+    found |= {str(n): judged.answers(turn.variables, plan, n) for n in SIZES}
     rivals = {
         "em": by_rival(turn.plain.logits, turn.rivals["em"], plan),
         "own_em": by_rival(judged.logits, turn.rivals["own_em"], plan),

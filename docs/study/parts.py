@@ -29,7 +29,7 @@ from cxda_jax.training.metrics import interval_over_groups
 from docs.study.wide import KINDS, PLAIN, SEEN, train_head
 
 TASKS, DOMAINS, IMAGES = 200, 20, 400  # of a kind; for fit() beside a head of clean images, and of each of them
-OURS, OWN, EMPTY = "fit()", "own style", "fit(), no image"
+OURS, OWN, REFIT, EMPTY = "fit()", "own style", "refit", "fit(), no image"
 NAMES = {"em": "EM", "own_em": "own style, then EM", "unmix": "own style, then EM in clusters"}
 
 
@@ -71,9 +71,9 @@ def setting(data, seed, clean):
     return head(data["features"]), np.flatnonzero(np.isin(data["domain"], train) & ~of_head), test
 
 
-def one_seed(data, seed, clean=None):
-    """Right answers of each task by kind and row, the domains that ask, and notes."""
-    z, rows, test = setting(data, seed, clean)
+def fitted(data, z, rows, seed):
+    """An adapter of fit() that learns from some rows of the data, whose logits are z; the seconds that it took; and a
+    function from a plan to the logits of its queries by row of the study."""
     labels, style, features, domain = (data[name] for name in ("labels", "style", "features", "domain"))
     began = time.time()
     given = z[rows], labels[rows], domain[rows], style[rows], features[rows]
@@ -83,12 +83,37 @@ def one_seed(data, seed, clean=None):
     learnt = _checked(*given, seed)
     folds = np.random.default_rng(0).permutation(len(learnt.store.split)) % FOLDS
     _, layer = last_layers(learnt, [np.flatnonzero(folds == i) for i in range(FOLDS)])
-    other = layer(z, features)
+    refitted = layer(z, features)
     everything = _checked(z, labels, domain, style, None, seed)
     own = corrected_by(everything, correction_in(adapter.variables))
     knows = {name: adapter.known[name] for name in ("scale", "bias", "shares")}
     knows_own = knows | {name: adapter.known[f"own_{name}"] for name in ("scale", "bias")}
     keys = judge.keys_of(own, adapter.variables)
+
+    def answers(plan):
+        adapted = [always.adapt(z[s], style[s]).predict_logits(z[q], style[q]) for s, q in zip(*plan, strict=True)]
+        return {
+            PLAIN: z[plan.query], REFIT: refitted[plan.query], OWN: own.logits[plan.query],
+            NAMES["em"]: judge.by_rival(everything.logits, knows, plan),
+            NAMES["own_em"]: judge.by_rival(own.logits, knows_own, plan),
+            NAMES["unmix"]: judge.by_unmixing(own, keys, knows_own, plan), OURS: np.stack(adapted),
+        }  # fmt: skip
+
+    return adapter, seconds, refitted, answers
+
+
+def named(number, shares, concentration):
+    """A kind of tasks, in words."""
+    asked = {"natural": "own shares", "dirichlet": f"dirichlet {concentration}"}.get(shares, shares)
+    return f"{number} domain{'s' * (number > 1)}, {asked}"
+
+
+def one_seed(data, seed, clean=None):
+    """Right answers of each task by kind and row, the domains that ask, and notes."""
+    z, rows, test = setting(data, seed, clean)
+    labels, style, domain = (data[name] for name in ("labels", "style", "domain"))
+    adapter, seconds, refitted, answers = fitted(data, z, rows, seed)
+    always = adapter.trusted()
     names, owner = np.unique(domain, return_inverse=True)
     offsets, scores, asked = np.searchsorted(owner, np.arange(len(names) + 1)), {}, {}
     for number, shares, concentration in [(1, "natural", 1.0), (5, "natural", 1.0), *KINDS]:
@@ -96,26 +121,17 @@ def one_seed(data, seed, clean=None):
         asking = np.searchsorted(names, test)
         asking = asking[np.diff(offsets)[asking] >= spec.per_domain + spec.num_query]
         plan = sample_plans(Draw(spec, offsets, asking, seed, 2, labels), range(TASKS))
-        adapted = [always.adapt(z[s], style[s]).predict_logits(z[q], style[q]) for s, q in zip(*plan, strict=True)]
-        found = {
-            PLAIN: z[plan.query], "refit": other[plan.query], OWN: own.logits[plan.query],
-            NAMES["em"]: judge.by_rival(everything.logits, knows, plan),
-            NAMES["own_em"]: judge.by_rival(own.logits, knows_own, plan),
-            NAMES["unmix"]: judge.by_unmixing(own, keys, knows_own, plan), OURS: np.stack(adapted),
-        }  # fmt: skip
-        kind = f"{number} domain{'s' * (number > 1)}, " + (
-            "own shares" if shares == "natural" else f"{shares}" + f" {concentration}" * (shares == "dirichlet")
-        )
-        scores[kind] = {name: (x.argmax(-1) == labels[plan.query]).mean(1) for name, x in found.items()}
+        kind = named(number, shares, concentration)
+        scores[kind] = {name: (x.argmax(-1) == labels[plan.query]).mean(1) for name, x in answers(plan).items()}
         asked[kind] = owner[plan.query[:, 0]]
         print(kind, {name: round(100 * float(x.mean()), 1) for name, x in scores[kind].items()}, flush=True)
     new, empty = np.isin(domain, test), always.adapt(z[:0], style[:0])
-    alone = [z[new], empty.predict_logits(z[new], style[new]), other[new]]
+    alone = [z[new], empty.predict_logits(z[new], style[new]), refitted[new]]
     told = {kind: row["100"] for kind, row in adapter.report["gain"].items()}
     notes = {
         "seed": seed, "seconds of fit()": round(seconds), "trusted": adapter.helps, "takes": adapter.report["takes"],
         "told": adapter.report["overall"]["100"], "expected": adapter.report["expected"], "told by kind": told,
-        "all new images, %": dict(zip((PLAIN, EMPTY, "refit"), (100 * float((x.argmax(1) == labels[new]).mean())
+        "all new images, %": dict(zip((PLAIN, EMPTY, REFIT), (100 * float((x.argmax(1) == labels[new]).mean())
                                                              for x in alone), strict=True)),
     }  # fmt: skip
     return scores, asked, notes
