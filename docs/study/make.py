@@ -1,4 +1,4 @@
-"""Makes tables of docs/results.md and README.md, the leaderboard and the CSV from docs/study/records. In a clone:
+"""Makes tables of docs/results.md, the leaderboard and the CSV from docs/study/records. In a clone:
 
 python -m docs.study.make
 python -m docs.study.make --check    # changes nothing, and says what differs from the records
@@ -25,7 +25,7 @@ from docs.study.tables import APART, BASE, Studies, gaps, level
 
 HERE = Path(__file__).parent
 TABLES = {f.__name__: f for f in (tables.summary, tables.levels, tables.buffers, tables.own_images, tables.over_seeds)}
-PAGES = (HERE.parent / "results.md", HERE.parents[1] / "README.md")
+PAGE = HERE.parent / "results.md"
 
 
 def usual(studies: Studies) -> Iterator[tuple[str, str, list[Result]]]:
@@ -74,9 +74,9 @@ def made(studies: Studies) -> dict[Path, str]:
     """The text of each file that follows from the records."""
     filling = {name: make(studies) for name, make in TABLES.items()}
     mark = re.compile(r"(<!-- (\w+)[^>]*-->)\n.*?<!-- end -->", re.S)
-    pages = {p: mark.sub(lambda m: f"{m[1]}\n{filling[m[2]]}\n<!-- end -->", p.read_text()) for p in PAGES}
+    page = mark.sub(lambda m: f"{m[1]}\n{filling[m[2]]}\n<!-- end -->", PAGE.read_text())
     board = json.dumps(leaderboard(studies), indent=1) + "\n"
-    return {**pages, HERE / "leaderboard.json": board, HERE / "results.csv": results_csv(studies)}
+    return {PAGE: page, HERE / "leaderboard.json": board, HERE / "results.csv": results_csv(studies)}
 
 
 def main() -> None:

@@ -121,7 +121,7 @@ def by_images(study: Study) -> dict[str, Difference]:
 
 
 def summary(studies: Studies) -> str:
-    """README's: some methods on the main data sets, and how much of each score the device's images bring."""
+    """Some methods on the main data sets, and how much of each score the device's images bring."""
     names = [store for store in MAIN if store in studies]
     head = [cell for title in seeded(studies, names) for cell in (title, "by the images")]
     images = {store: by_images(studies[store]) for store in names}

@@ -84,6 +84,6 @@ def test_configs_take_the_rates_with_the_highest_validation_of_equal_ones_the_sm
 
 @pytest.mark.weekly
 def test_pages_hold_what_follows_from_the_records(studies):
-    """All tables that are made, README's, the leaderboard and the CSV."""
+    """All tables that are made, the leaderboard and the CSV."""
     for path, text in make.made(studies).items():
         assert path.read_text() == text, f"{path} differs from the records: python -m docs.study.make"

@@ -12,7 +12,6 @@ from cxda_jax.disk import checkpoints, models
 from tests.lines import ROOT
 from tests.raw_fixtures import write_images
 
-README = (ROOT / "README.md").read_text()
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *DOCS]
 CODE = "".join(path.read_text() for part in ("launch", "cxda_jax") for path in (ROOT / part).rglob("*.py"))
@@ -36,10 +35,13 @@ def anchors(path):
     return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading).lower()) for heading in headings}
 
 
-def test_the_first_page_prints_what_it_says(capsys):
-    (code, _), (expected,) = blocks(README, "python"), blocks(README, "")  # test_adapter_fit.py runs the other one
-    execute(code)
-    assert capsys.readouterr().out == expected
+def test_the_notebook_begins_with_the_packages_own_model(capsys):
+    notebook = json.loads(
+        (ROOT / "docs" / "examples" / "photographs.ipynb").read_text()
+    )  # test_adapter_fit.py runs the rest
+    (cell,) = (cell for cell in notebook["cells"] if "own model" in cell["metadata"].get("tags", ()))
+    execute("".join(cell["source"]))
+    assert capsys.readouterr().out == "".join(cell["outputs"][0]["text"])
 
 
 def test_a_trained_run_is_used_as_the_api_page_says(smoke, tmp_path, monkeypatch):
