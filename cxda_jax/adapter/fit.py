@@ -55,8 +55,7 @@ FEWEST = 3  # domains: one teaches, one chooses, one judges
 STEPS = 250  # of a training: the keys do not learn, so a quarter of those of cxda_shares are enough
 TURNS = 4  # adapters at most that are judged in the place of the returned one
 CHOOSING = 4  # of so many domains one chooses the best weights
-STEP_TASKS, FEW_TASKS = 8, 4  # of a step; twice as many gave the same to 0.1 on two heads, and take twice the time
-QUERIES, FEW_QUERIES = 20, 5
+QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
 BALANCED = 100  # the number of the random stream of balanced tasks
 JUDGING = 10  # judging takes as long as so many validations
 MISSING = ("None", "nan", "NaT", "<NA>")  # what unknown values of numpy and pandas print as
@@ -89,7 +88,7 @@ def fit(  # noqa: PLR0913
     The report is of what new domains get. The domains are dealt into turns; in each an adapter that learnt from the
     other domains is judged. The adapter that is returned has all domains: a quarter of them choose, the others teach.
 
-    A task has up to 100 images in its buffer. A step has 8 tasks of 20 queries for up to 131 classes. For more classes
+    A task has up to 100 images in its buffer. A step has 16 tasks of 20 queries for up to 65 classes. For more classes
     it has fewer queries (5 at least), and then fewer tasks (4 at least), so that the arrays [tasks, queries, 100,
     classes] of a step have two million numbers.
 
@@ -181,8 +180,9 @@ def check_parts(parts: Any) -> None:
 def load_of(classes: int) -> tuple[int, int]:
     """The tasks of a step, and the queries of each, by the rule of fit()."""
     room = CELLS // 2 // (FULL * classes)
-    queries = min(QUERIES, max(FEW_QUERIES, room // STEP_TASKS))
-    return min(STEP_TASKS, max(FEW_TASKS, room // queries)), queries
+    most = ADAPTER_DEFAULTS.tasks_per_step
+    queries = min(QUERIES, max(FEW_QUERIES, room // most))
+    return min(most, max(FEW_TASKS, room // queries)), queries
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from cxda_jax.adapter import adapter as adapters
 from cxda_jax.adapter import device as devices
 from cxda_jax.adapter import fit as fitting
 from cxda_jax.adapter import own_style
+from cxda_jax.adapter.adapter import Head
 from cxda_jax.adapter.correction import PENALTIES, correction_in
 from cxda_jax.adapter.features import read_labelled
 from cxda_jax.adapter.fit import _checked, gains_on
@@ -325,6 +326,11 @@ def test_the_command_learns_a_head_from_some_domains_and_fits_the_others(fit, tm
         np.testing.assert_array_equal(x, other[~own])
     assert len(adapter.origin["head"]) == 5 and f"{by_sklearn.score(features[~own], labels[~own]):.1%} of" in said
     assert "no 'logits'" in command("diagnose", f"--features={file}", code=2)
+    weights, bias = adapter.head
+    for i, head in enumerate((Head(weights, bias[1:]), Head(weights[:, 1:], bias[1:]), Head(weights, bias * np.nan))):
+        adapter._replace(head=head).save(tmp_path / f"{i}")
+        with refused("(weights|bias)(=| has)", tmp_path):
+            cxda_jax.load_adapter(tmp_path / f"{i}")
 
 
 def test_arguments_of_other_forms_are_read_and_of_another_width_refused(fit, new):

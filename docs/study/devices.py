@@ -1,0 +1,184 @@
+"""What fit() gains on devices that taught nothing, by the shares of their classes, beside naive ways.
+
+python -m docs.study.devices OUT.json SEEDS NAME=FEATURES.npz [NAME=FEATURES.npz ...]
+python -m docs.study.devices OUT.json FIGURE.png                                       a figure of these
+
+A file is of `cxda features`: features without logits, style, labels and domains. The domains are dealt into three
+parts, each of which is new in turn: of the others, two fifths teach a head by logistic regression and three fifths go
+to fit(). A file with `split` keeps to it, and one with logits has a head already. Every new device is asked for the
+same number of tasks, of 100 images and 20 queries. Intervals are over devices.
+"""
+
+import json
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from cxda_jax.adapter.features import Labelled
+from cxda_jax.adapter.head import learn_head
+from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, sample_plans
+from cxda_jax.training.metrics import interval_over_groups
+from docs.study.parts import NAMES, OURS, fitted, named
+from docs.study.wide import PLAIN
+
+PARTS, HEAD = 3, 0.4
+KINDS = (("own", 1, "natural", 1.0), ("skewed", 1, "dirichlet", 0.3), ("even", 1, "even", 1.0),
+         ("five", 5, "natural", 1.0), ("five, skewed", 5, "dirichlet", 0.3))  # fmt: skip
+EACH = 10  # tasks of a device and kind
+BUFFER, QUERIES, FEW = 100, 20, 5  # a class is rare in a task whose buffer has at most FEW images of it
+SIZES = (0, 5, 20)  # smaller buffers
+LEAST = BUFFER + QUERIES
+
+
+def loaded(path):
+    """The arrays of a file, sorted by domain, without devices that are too small for a task."""
+    file = np.load(path)
+    domain = file["domains" if "domains" in file.files else "domain"]
+    names, numbers = np.unique(domain, return_inverse=True)
+    kept = (file["labels"] >= 0) & (np.bincount(numbers)[numbers] >= LEAST)
+    order = np.flatnonzero(kept)[np.argsort(numbers[kept], kind="stable")]
+    data = {n: file[n][order] for n in ("features", "style", "labels", "logits", "split") if n in file.files}
+    data["features"], data["labels"] = data["features"].astype(np.float32), data["labels"].astype(np.int32)
+    return {**data, "domain": np.unique(numbers[order], return_inverse=True)[1]}
+
+
+def dealt(data, seed):
+    """The devices that are new, for each fit."""
+    domains = np.unique(data["domain"])
+    if "split" in data:
+        return [np.unique(data["domain"][data["split"] == "test"])]
+    order = np.random.default_rng([seed, 5]).permutation(domains)
+    return [np.sort(order[i::PARTS]) for i in range(PARTS)]
+
+
+def classified(data, new, seed):
+    """The logits of all images, and the rows for fit()."""
+    others = ~np.isin(data["domain"], new)
+    if "split" in data:
+        others &= data["split"] == "train"
+    rows = np.flatnonzero(others)
+    if "logits" in data:
+        return data["logits"], rows
+    teach = Labelled(None, *(data[name][rows] for name in ("labels", "domain", "style", "features")), {})
+    left, head = learn_head(teach, HEAD, seed, lambda line: print(line, flush=True))
+    return head(data["features"]), rows[np.isin(data["domain"][rows], np.unique(left.domains))]
+
+
+def plans_of(data, new, number, shares, concentration, seed):
+    """Tasks of each new device: it has the queries, and at least a part of the buffer."""
+    labels = data["labels"]
+    offsets, found = np.searchsorted(data["domain"], np.arange(data["domain"].max() + 2)), []
+    spec = EpisodeSpec(1, BUFFER, QUERIES, shares=shares, concentration=concentration)
+    for device in new:
+        found.append(sample_plans(Draw(spec, offsets, np.array([device]), seed, 2, labels), range(EACH)))
+    plan = Plan(*(np.concatenate(part) for part in zip(*found, strict=True)))
+    if number == 1:
+        return plan
+    rng, each = np.random.default_rng([seed, 6]), BUFFER // number
+    support = plan.support.copy()
+    for i, own in enumerate(np.repeat(np.arange(len(new)), EACH)):
+        others = rng.choice(np.delete(np.arange(len(new)), own), number - 1, replace=False)
+        buffers = [plan.support[d * EACH + rng.integers(EACH), :each] for d in others]
+        support[i] = np.concatenate([plan.support[i, :each], *buffers])
+    return Plan(support, plan.query)
+
+
+def one_fit(data, new, seed):
+    """By kind: which device asks, whether each answer is right by row, and whether its class is rare in the buffer."""
+    z, rows = classified(data, new, seed)
+    adapter, seconds, _, answers = fitted(data, z, rows, seed)
+    always, found, labels, style = adapter.trusted(), {}, data["labels"], data["style"]
+    for _, *kind in KINDS:
+        plan = plans_of(data, new, *kind, seed)
+        y = labels[plan.query]
+        right = {name: x.argmax(-1) == y for name, x in answers(plan).items()}
+        for n in SIZES:
+            some = [(s[:: BUFFER // n] if n else s[:0], q) for s, q in zip(*plan, strict=True)]
+            logits = np.stack([always.adapt(z[s], style[s]).predict_logits(z[q], style[q]) for s, q in some])
+            right[f"{OURS}, {n} images"] = logits.argmax(-1) == y
+        rare = (labels[plan.support][:, None] == y[..., None]).sum(-1) <= FEW
+        found[named(*kind)] = np.repeat(new, EACH), right, rare
+    told = {kind: row[str(BUFFER)] for kind, row in adapter.report["gain"].items()}
+    notes = {"seed": seed, "new": len(new), "images for fit()": len(rows), "seconds": round(seconds)}
+    return found, {**notes, "trusted": adapter.helps, "takes": adapter.report["takes"], "told": told}
+
+
+def effective(data, device):
+    """The number of classes of a device, exp of the entropy of their shares, as a part of that in all images."""
+
+    def count(labels):
+        shares = np.bincount(labels) / len(labels)
+        return np.exp(-(shares * np.log(np.maximum(shares, 1e-12))).sum())
+
+    return float(count(data["labels"][data["domain"] == device]) / count(data["labels"]))
+
+
+def summary(data, fits):
+    """By kind and row the accuracy, the gain and what is recalled of rare classes, each with its interval; and each
+    device's gains."""
+    table, points = {}, []
+    for kind in fits[0][0]:
+        owner = np.concatenate([found[kind][0] for found, _ in fits])
+        rare = np.concatenate([found[kind][2] for found, _ in fits])
+        some, table[kind] = rare.any(1), {}
+        right = {name: np.concatenate([found[kind][1][name] for found, _ in fits]) for name in fits[0][0][kind][1]}
+        recall = {name: (x & rare)[some].sum(1) / rare[some].sum(1) for name, x in right.items()}
+        for name, x in right.items():
+            gains, plain = [x.mean(1) - right[PLAIN].mean(1)], [x.mean(1)]
+            row = {"avg": 100 * float(interval_over_groups(np.stack(plain), owner)[0, 0])}
+            row["gain"] = (100 * interval_over_groups(np.stack(gains), owner)[0]).round(2).tolist()
+            if some.any():
+                both = np.stack([recall[name], recall[name] - recall[PLAIN]])
+                spans = 100 * interval_over_groups(both, owner[some])
+                row |= {"rare": round(float(spans[0, 0]), 2), "rare gain": spans[1].round(2).tolist()}
+            table[kind][name] = {**row, "avg": round(row["avg"], 2)}
+        if kind == named(*KINDS[0][1:]):
+            for device in np.unique(owner):
+                own = owner == device
+                gains = {name: 100 * float((x - right[PLAIN])[own].mean()) for name, x in
+                         ((name, x.astype(float)) for name, x in right.items())}  # fmt: skip
+                points.append({"classes": round(effective(data, device), 3),
+                               **{name: round(gain, 2) for name, gain in gains.items()}})  # fmt: skip
+    return {"runs": [notes for _, notes in fits], "devices": len(points), "table": table, "points": points}
+
+
+def draw(record, out):
+    """Gain against the effective number of classes, a point for each device."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
+    for axis, row in zip(axes, (OURS, NAMES["em"]), strict=True):
+        for name, found in record.items():
+            x, y = ([point[key] for point in found["points"]] for key in ("classes", row))
+            axis.scatter(x, y, s=14, alpha=0.7, label=f"{name}, {len(x)} devices")
+        axis.axhline(0, color="black", linewidth=0.8)
+        axis.set(title=row, xlabel="effective number of classes of a device, part of all")
+    axes[0].set_ylabel("gain with 100 images, points")
+    axes[0].legend()
+    figure.savefig(out, dpi=110)
+
+
+def main():
+    if len(sys.argv) == 3:
+        with open(sys.argv[1]) as file:
+            return draw(json.load(file), sys.argv[2])
+    out, seeds, sets = sys.argv[1], int(sys.argv[2]), dict(each.split("=", 1) for each in sys.argv[3:])
+    record = {}
+    for name, path in sets.items():
+        data, fits = loaded(path), []
+        for seed in range(seeds):
+            for new in dealt(data, seed):
+                with ProcessPoolExecutor(1, get_context("spawn")) as own:  # else compiled programs fill the memory
+                    fits.append(own.submit(one_fit, data, new, seed).result())
+                record[name] = summary(data, fits)
+                print(name, fits[-1][1], flush=True)
+                for kind, rows in record[name]["table"].items():
+                    gains = {row: (x["gain"][0], x.get("rare gain", [None])[0]) for row, x in rows.items()}
+                    print(" ", kind, gains, flush=True)
+        with open(out, "w") as file:
+            json.dump(record, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
