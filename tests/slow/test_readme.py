@@ -1,11 +1,13 @@
 """What the README and the documentation say runs, leads somewhere and names what exists."""
 
+import inspect
 import json
 import re
 
 import numpy as np
 import pytest
 
+import cxda_jax
 from cxda_jax.config.reading import read, variant
 from cxda_jax.config.registry import METHODS, schema
 from cxda_jax.disk import checkpoints, models
@@ -56,6 +58,23 @@ def test_a_trained_run_is_used_as_the_api_page_says(smoke, tmp_path, monkeypatch
     store, example = names["experiment"].store, names["experiment"].example
     assert names["logits"].shape == (len(example.pixels), len(store.info.class_names))
     assert np.isfinite(names["logits"]).all()
+
+
+def test_the_api_page_shows_the_signatures():
+    page = (ROOT / "docs" / "api.md").read_text().split("## Public names")[1].split("\n::: ")[0]
+    shown = re.findall(r"`([A-Z_a-z0-9.]+)\(([^`]*)\)`", page)
+    names = {name: getattr(cxda_jax, name) for name in cxda_jax.__all__}
+    classes = {name: of for name, of in names.items() if isinstance(of, type)}
+    names |= {f"{name}.{part}": x for name, of in classes.items() for part, x in vars(of).items()}
+    assert {*cxda_jax.__all__} - {"__version__", "Answers", "Model", "Method"} <= {name for name, _ in shown} | {
+        *classes
+    }
+    for name, of in names.items():
+        told = [" ".join(inside.split()) for shown_name, inside in shown if shown_name == name]
+        if told and not ("**options" in told[0] or "report=..." in told[0]):
+            taken = inspect.signature(getattr(of, "__func__", of)).parameters.values()
+            given = [str(p.replace(annotation=p.empty)) for p in taken if p.name not in ("self", "cls")]
+            assert ", ".join(given).replace(str(print), "print") in told, name  # an estimator's fit() is shown too
 
 
 def test_the_page_on_own_images_runs_and_has_the_cards_gain(tmp_path, monkeypatch, capsys):
