@@ -21,8 +21,7 @@ from cxda_jax.adapter.features import Labelled
 from cxda_jax.adapter.head import learn_head
 from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, sample_plans
 from cxda_jax.training.metrics import interval_over_groups
-from docs.study.parts import NAMES, OURS, fitted, named
-from docs.study.wide import PLAIN
+from docs.study.parts import NAMES, OURS, PLAIN, fitted, named
 
 PARTS, HEAD = 3, 0.4
 KINDS = (("own", 1, "natural", 1.0), ("skewed", 1, "dirichlet", 0.3), ("even", 1, "even", 1.0),
