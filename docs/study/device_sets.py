@@ -1,7 +1,7 @@
 """Writes public sets of real devices as folders DEVICE/CLASS/IMAGE for `cxda features`.
 
 python -m docs.study.device_sets letters FOLDER OUT    # 60 writers of Arabic letters
-python -m docs.study.device_sets cells FOLDER OUT      # blood cells of 51 patients
+python -m docs.study.device_sets cells FOLDER OUT      # blood cells of 58 patients
 
 FOLDER holds the four CSV files of github.com/mloey/Arabic-Handwritten-Characters-Dataset, or the folder cell_images of
 github.com/vishxlshxrma/Malaria_Classification, whose 50x50 images are those of NIH.

@@ -22,7 +22,7 @@ def test_each_new_device_is_asked_as_often_and_has_its_part_of_a_mixed_buffer():
 
 
 def test_devices_count_alike_and_a_rare_class_is_recalled_by_its_own_queries():
-    kind = devices.named(*devices.KINDS[0][1:])
+    kind = devices.named(*devices.KINDS[0])
     rare, owner = np.zeros((20, 20), bool), np.repeat([0, 1], 10)
     rare[0, :4] = rare[15, :2] = True
     right = {devices.PLAIN: np.zeros((20, 20), bool), devices.OURS: ~rare}
@@ -30,7 +30,7 @@ def test_devices_count_alike_and_a_rare_class_is_recalled_by_its_own_queries():
     data = {"labels": np.array([0, 0, 1, 1, 0, 0, 0, 0]), "domain": np.repeat([0, 1], 4)}
     found = devices.summary(data, [({kind: (owner, right, rare)}, {"seed": 0})])
     row = found["table"][kind][devices.OURS]
-    assert row["rare"] == 12.5 and row["rare gain"][0] == 12.5
+    assert row["rare queries"] == 6 and row["rare"] == 12.5 and row["rare gain"][0] == 12.5
     np.testing.assert_allclose(row["gain"][0], 100 * (197 / 200 + 198 / 200) / 2, atol=0.01)
     np.testing.assert_allclose([p["classes"] for p in found["points"]], [2 / 1.7548, 1 / 1.7548], atol=1e-3)
     assert [p[devices.OURS] for p in found["points"]] == [98.5, 99.0]

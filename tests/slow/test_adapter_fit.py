@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -46,7 +45,7 @@ def fit(fewer_tasks):
     said, tried, kept_of, (logits, labels, domains, style) = [], [], [], made()
     lines = (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")[1].split("```")[0]
     fit_briefly = functools.partial(cxda_jax.fit, minutes=60, steps=120, log=said.append)
-    names = {"cxda_jax": SimpleNamespace(fit=fit_briefly), "labels": labels, "domains": domains}
+    names = {"labels": labels, "domains": domains}
     for name, array in (("logits", logits), ("style", style)):
         names |= {name: array, f"buffer_{name}": array[:5], f"new_{name}": array[5:9]}
     call = Selection.likeliest
@@ -58,6 +57,7 @@ def fit(fewer_tasks):
 
     with pytest.MonkeyPatch.context() as watched:
         watched.setattr(Selection, "likeliest", kept)
+        watched.setattr(cxda_jax, "fit", fit_briefly)
         exec(compile(lines, "README.md", "exec"), names)
     assert names["proba"].shape == (4, CLASSES)
     return names["adapter"], said, (tried, kept_of[-1])
