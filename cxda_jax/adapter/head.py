@@ -6,11 +6,9 @@ import numpy as np
 
 from cxda_jax.adapter.adapter import Head, as_numbers
 from cxda_jax.adapter.features import Labelled
-from cxda_jax.adapter.fit import FEWEST, domains_of
-from cxda_jax.errors import UserError, brief, needing
-from cxda_jax.methods.cxda_shares import SMALLEST
-
-STEPS = 1000  # of L-BFGS, at most
+from cxda_jax.adapter.fit import FEWEST, _checked, domains_of
+from cxda_jax.adapter.own_style import FOLDS, last_layers
+from cxda_jax.errors import UserError, brief
 
 
 def learn_head(found: Labelled, part: float, seed: int, log: Callable[[str], None]) -> tuple[Labelled, Head]:
@@ -40,7 +38,7 @@ def learn_head(found: Labelled, part: float, seed: int, log: Callable[[str], Non
         name = brief(str(found.origin.get("classes", range(classes))[lacking[0]]), 40)
         raise UserError(f"class {name} is in none of its {count} domains", "head", part, "give more, or another --seed")
     features = as_numbers("features", found.features)
-    head = _regression(features[own], labels[own])
+    head = _last_layer(features[own], labels[own], numbers[own], classes, seed)
     logits = head(features)
     right = logits.argmax(1) == labels
     taught = brief(", ".join(map(str, names[chosen])), 60)
@@ -53,14 +51,16 @@ def learn_head(found: Labelled, part: float, seed: int, log: Callable[[str], Non
     return Labelled(*others, origin), head
 
 
-def _regression(features: np.ndarray, labels: np.ndarray) -> Head:
-    """Logistic regression on standardised features, as a function of the features themselves."""
-    with needing("features without logits", "sklearn"):
-        from sklearn.linear_model import LogisticRegression
-    mean, std = features.mean(0), features.std(0) + SMALLEST
-    found = LogisticRegression(max_iter=STEPS).fit((features - mean) / std, labels)
-    weights, bias = found.coef_, found.intercept_
-    if len(weights) == 1:  # of the second of two classes
-        weights, bias = np.concatenate([-weights, weights]) / 2, np.concatenate([-bias, bias]) / 2
-    weights = weights / std
-    return Head(weights.T.astype(np.float32), (bias - weights @ mean).astype(np.float32))
+def _last_layer(features: np.ndarray, labels: np.ndarray, domains: np.ndarray, classes: int, seed: int) -> Head:
+    """A linear function of the features, with the ridge that is best for domains from which it did not learn.
+
+    Where there is one domain, random parts of it stand in for domains.
+    """
+    shuffled, parts = np.random.default_rng(seed).permutation, np.unique(domains, return_inverse=True)[1]
+    if not parts.any():
+        parts = shuffled(len(labels)) % FOLDS
+    fold = shuffled(parts.max() + 1) % FOLDS
+    judged = _checked(np.zeros((len(labels), classes)), labels, parts, None, features, seed)
+    _, found = last_layers(judged, [np.flatnonzero(fold == i) for i in np.unique(fold)], all_teach=True)
+    weights = found.weights / found.std[:, None]
+    return Head(weights.astype(np.float32), (found.bias - found.mean @ weights).astype(np.float32))

@@ -60,7 +60,9 @@ class OwnStyle:
         return _some(self.judged, rows, self.judged.logits, self.judged.style)
 
 
-def last_layers(judged: FitData, tests: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Correction]:
+def last_layers(
+    judged: FitData, tests: Sequence[np.ndarray], all_teach: bool = False
+) -> tuple[list[np.ndarray], Correction]:
     """Logits of all images [n, classes] for each of some turns, by last layers that learnt from the domains that do not
     judge in it; and the mean of these layers, for new domains.
 
@@ -69,12 +71,14 @@ def last_layers(judged: FitData, tests: Sequence[np.ndarray]) -> tuple[list[np.n
     Args:
       judged: all images.
       tests: the domains that judge, by turn.
+      all_teach: whether all images teach, or as many as there is time for in fit().
     """
     features, store = judged.features, judged.store
     assert features is not None
     plain, owner = judged.logits, store.row_domains()
     teach = np.stack([~np.isin(np.arange(len(store.split)), test) for test in tests])
-    images = _some(judged, np.arange(len(owner)), plain, features)
+    rows = np.arange(len(owner))
+    images = Labelled(plain, features, store.labels, owner) if all_teach else _some(judged, rows, plain, features)
     by_penalty, right = [], []
     for found in corrections(images, teach, features.mean(0), features.std(0) + SMALLEST, knows_common=False):
         rows = [np.flatnonzero(np.isin(owner, test)) for test in tests]

@@ -33,7 +33,8 @@ KINDS = [(domains, *shares) for domains in (1, 5) for shares in (
     ("dirichlet", 0.1), ("dirichlet", 0.3), ("dirichlet", 1.0), ("even", 1.0))]  # fmt: skip
 SEEN = 36 / 56  # the part of the training domains that the head learns from
 TASKS, DOMAINS, IMAGES = 200, 20, 400  # of a kind; for fit() beside a head of clean images, and of each of them
-PLAIN, OURS, OWN, REFIT, EMPTY = "no adaptation", "fit()", "own style", "refit", "fit(), no image"
+PLAIN, OURS, OWN, EMPTY = "no adaptation", "fit()", "own style", "fit(), no image"
+REFIT, BOTH = "refit", "refit with style"
 NAMES = {"em": "EM", "own_em": "own style, then EM", "unmix": "own style, then EM in clusters"}
 
 
@@ -109,10 +110,9 @@ def fitted(data, z, rows, seed):
     adapter = cxda_jax.fit(*given, minutes=60, seed=seed, log=lambda _: None)
     seconds = time.time() - began
     always = adapter.trusted()
-    learnt = _checked(*given, seed)
-    folds = np.random.default_rng(0).permutation(len(learnt.store.split)) % FOLDS
-    _, layer = last_layers(learnt, [np.flatnonzero(folds == i) for i in range(FOLDS)])
-    refitted = layer(z, features)
+    refitted = refit(given, z, features, seed)
+    both = np.concatenate([features, style], 1)
+    refitted_with_style = refit((*given[:4], both[rows]), z, both, seed)
     everything = _checked(z, labels, domain, style, None, seed)
     own = corrected_by(everything, correction_in(adapter.variables))
     knows = {name: adapter.known[name] for name in ("scale", "bias", "shares")}
@@ -122,13 +122,23 @@ def fitted(data, z, rows, seed):
     def answers(plan):
         adapted = [always.adapt(z[s], style[s]).predict_logits(z[q], style[q]) for s, q in zip(*plan, strict=True)]
         return {
-            PLAIN: z[plan.query], REFIT: refitted[plan.query], OWN: own.logits[plan.query],
+            PLAIN: z[plan.query], REFIT: refitted[plan.query], BOTH: refitted_with_style[plan.query],
+            OWN: own.logits[plan.query],
             NAMES["em"]: judge.by_rival(everything.logits, knows, plan),
             NAMES["own_em"]: judge.by_rival(own.logits, knows_own, plan),
             NAMES["unmix"]: judge.by_unmixing(own, keys, knows_own, plan), OURS: np.stack(adapted),
         }  # fmt: skip
 
     return adapter, seconds, refitted, answers
+
+
+def refit(given, z, features, seed):
+    """The logits of all images by a last layer that learnt from what fit() is given. Cross-validation by domains
+    chooses its ridge."""
+    learnt = _checked(*given, seed)
+    folds = np.random.default_rng(0).permutation(len(learnt.store.split)) % FOLDS
+    _, layer = last_layers(learnt, [np.flatnonzero(folds == i) for i in range(FOLDS)], all_teach=True)
+    return layer(z, features)
 
 
 def named(number, shares, concentration):
