@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cxda_jax.methods.sla import sla
     from cxda_jax.methods.stata import stata
     from cxda_jax.methods.training_free import feature_shift, lame, t3a
+    from cxda_jax.methods.unmix import unmix
     from cxda_jax.training.evaluation import evaluate
     from cxda_jax.types import Episode, Images, Method
 
@@ -57,6 +58,7 @@ _HOMES = {
     "methods.label_shift": ("bbse", "mlls", "prior_shift"),
     "methods.sla": ("sla",),
     "methods.stata": ("stata",),
+    "methods.unmix": ("unmix",),
     "types": ("Episode", "Images", "Method"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -66,7 +68,8 @@ __all__ = [
     "Images", "Method", "Model", "Plan", "SupportBuffer", "UserError", "__version__", "bbse", "bn", "bn_alpha", "cml",
     "cotta", "cxda", "cxda_any", "cxda_loo", "cxda_p2p", "cxda_shares", "cxda_supervised", "erm", "erm_iid", "evaluate",
     "feature_shift", "fit", "ft_em", "ft_im", "icrm", "lame", "load", "load_adapter", "mlls", "open_store",
-    "prior_shift", "sample_plans", "sf_ocda", "sla", "stata", "t3a", "with_transformer", "write_store",
+    "prior_shift", "sample_plans", "sf_ocda", "sla", "stata", "t3a", "unmix", "with_transformer",
+    "write_store",
 ]  # fmt: skip
 
 

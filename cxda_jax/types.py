@@ -52,12 +52,14 @@ class Known(NamedTuple):
       labels: of these, [n].
       unseen: images of validation domains, [n', h, w, c].
       unseen_labels: of these, [n'].
+      unseen_domains: of these, numbers [n'].
     """
 
     images: Array
     labels: Array
     unseen: Array
     unseen_labels: Array
+    unseen_domains: Array
 
 
 class Inputs(NamedTuple):

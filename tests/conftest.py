@@ -89,7 +89,9 @@ def make_episode(seed: int = 0) -> Episode:
 def make_known(seed: int = 0) -> Known:
     """The images of an episode for calibrate(): its queries, and its support as unseen ones."""
     episode = make_episode(seed)
-    return Known(episode.query.pixels, episode.label, episode.support.pixels, episode.support_label)
+    return Known(
+        episode.query.pixels, episode.label, episode.support.pixels, episode.support_label, episode.support.domain
+    )
 
 
 def make_domains(seed: int = 0, sizes=(30,) * 9) -> list[Domain]:

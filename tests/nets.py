@@ -218,7 +218,7 @@ def random_model(method: str, side: int = 20, **fields) -> Model:
     moved = jax.device_put(moved)
     if built.calibrate:
         images, labels = rng.integers(0, 256, (9, *card.shape), np.uint8), np.arange(9) % len(card.class_names)
-        moved = built.calibrate(moved, Known(images, labels, images, labels))
+        moved = built.calibrate(moved, Known(images, labels, images, labels, labels % 3))
     adapt, predict, attention = (part and jax.jit(part) for part in (built.adapt, built.predict, built.attention))
     programs = CompiledMethod(adapt, predict, attention)
     return Model(card, built, moved, programs, config=config)

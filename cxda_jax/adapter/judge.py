@@ -16,12 +16,13 @@ import scipy.special
 
 from cxda_jax.adapter.adapter import PLAIN, SIZES, apart, standardised
 from cxda_jax.adapter.device import CELLS, method_of, probabilities
-from cxda_jax.adapter.diagnosis import FIRST, SHARES, Diagnosis, by_em, diagnose, kind_of
+from cxda_jax.adapter.diagnosis import FIRST, SHARES, STEPS, Diagnosis, by_em, diagnose, kind_of
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, Plan, domains_for, in_shares, sample_plans
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.machine import backend
-from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_by_em, shares_of
+from cxda_jax.methods import unmix
+from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_of
 from cxda_jax.training import metrics
 from cxda_jax.types import ADAPTER, Array, Images, Variables
 
@@ -33,7 +34,6 @@ WAYS = ("learnt", "careful", "style", "none")  # what is taken from a buffer, th
 ANSWERS = (PLAIN, *map(str, SIZES))
 RIVALS = ("em", "own_em", "unmix", "refit")  # EM with FULL images: of the classifier's answers; of those corrected by
 # the own style; and of these in each of some clusters of the keys. A last layer that learns from the domains, no buffer
-CLUSTERS, ROUNDS, STEPS, FEW = 5, 20, 50, 3.0  # of k-means; of EM; the images that shares in training count like there
 LEVELS = np.arange(1, 101) / 100  # coverages, surest answers first, at which errors are counted by domain
 DRAWS = 30  # buffers that are drawn of each domain, to find the limit of drift
 MOST_DOMAINS = 100  # from which that limit follows
@@ -358,27 +358,9 @@ def by_unmixing(judged: FitData, keys: np.ndarray, rival: Mapping[str, np.ndarra
 @jax.jit
 @functools.partial(jax.vmap, in_axes=(0, 0, 0, None))
 def _unmixed(p: Array, keys: Array, asked: Array, trained: Array) -> Array:
-    """The shares of the classes around each query [queries, classes], of a buffer with posteriors p [n, classes].
-
-    The first of the clusters begins with the first image, and each other one with the image that is furthest from all.
-    """
-
-    def distances(points: Array, centres: Array) -> Array:
-        return jnp.square(points[:, None] - centres).sum(-1)
-
-    def further(i: Array, centres: Array) -> Array:
-        return centres.at[i].set(keys[distances(keys, centres).min(1).argmax()])
-
-    def again(_: Array, centres: Array) -> Array:
-        own = jax.nn.one_hot(distances(keys, centres).argmin(1), CLUSTERS)
-        count = own.sum(0)[:, None]
-        return jnp.where(count > 0, own.T @ keys / jnp.maximum(count, 1), centres)
-
-    centres = jax.lax.fori_loop(1, CLUSTERS, further, jnp.tile(keys[0], (CLUSTERS, 1)))
-    centres = jax.lax.fori_loop(0, ROUNDS, again, centres)
-    own = jax.nn.one_hot(distances(keys, centres).argmin(1), CLUSTERS)
-    shares = jax.vmap(lambda weights: shares_by_em(p, trained, STEPS, FEW, weights))(own.T)
-    return shares[distances(asked, centres).argmin(1)]
+    """The shares of the classes around each query [queries, classes], of a buffer with posteriors p [n, classes]."""
+    centres, shares = unmix.shares_in_clusters(p, keys, jnp.ones(len(p)), trained, unmix.CLUSTERS, STEPS, unmix.FEW)
+    return shares[unmix.distances(asked, centres).argmin(1)]
 
 
 def _gain(asked: AnsweredTasks) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from cxda_jax.methods import (
     sla,
     stata,
     training_free,
+    unmix,
 )
 from cxda_jax.methods.entry import Entry
 
@@ -51,6 +52,7 @@ METHODS: dict[str, Entry] = {  # tables and figures have this order
     "prior_shift": label_shift.PRIOR_SHIFT,
     "mlls": label_shift.MLLS,
     "bbse": label_shift.BBSE,
+    "unmix": unmix.UNMIX,
 }
 OWN = tuple(METHODS)  # without those of other packages
 METHODS |= added("cxda_jax.methods", OWN, lambda entry: isinstance(entry, Entry))

@@ -126,7 +126,7 @@ class Experiment(NamedTuple):
         (images, labels), (unseen, unseen_labels) = (
             (jnp.asarray(self.store.images[of_split]), jnp.asarray(self.store.labels[of_split])) for of_split in rows
         )
-        return Known(images, labels, unseen, unseen_labels)
+        return Known(images, labels, unseen, unseen_labels, jnp.asarray(self.store.row_domains()[rows[1]]))
 
     def _some_rows(self, split: str) -> np.ndarray:
         """Rows of a split for known_images(), spread over its domains."""

@@ -11,7 +11,7 @@ from cxda_jax.config.fields import Config
 from cxda_jax.config.reading import check_stored, config_hash, default, hashed, of_method
 from cxda_jax.config.registry import METHODS, groups, schema
 from cxda_jax.data import augment
-from cxda_jax.methods import cotta, erm, finetune, icrm, label_shift, stata, training_free
+from cxda_jax.methods import cotta, erm, finetune, icrm, label_shift, stata, training_free, unmix
 from docs.examples.counted_shares import counted_shares
 from tests.lines import refused
 from tests.nets import with_examples
@@ -23,7 +23,7 @@ WHOLE = [
     ("augment", augment.Weak), ("bn_alpha", erm.bn_alpha), ("t3a", training_free.t3a), ("lame", training_free.lame),
     ("feature_shift", training_free.feature_shift), ("icrm", icrm.with_transformer), ("counted_shares", counted_shares),
     ("prior_shift", label_shift.prior_shift), ("mlls", label_shift.mlls), ("bbse", label_shift.bbse),
-    ("stata", stata.stata),
+    ("stata", stata.stata), ("unmix", unmix.unmix),
 ]  # fmt: skip
 
 

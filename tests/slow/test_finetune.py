@@ -185,7 +185,7 @@ def test_the_threshold_is_a_quantile_of_what_the_gate_sees(statistics):
     images = nets.make_images((16, 16, 1), 35, 3).pixels
     teaching = Teaching(copies=1, quantile=0.25, margin=0.1)
     method = cotta(TINY, tuning(statistics=statistics), QUIET, teaching, support=15)
-    threshold = float(jax.jit(method.calibrate)(start(), Known(images, *[None] * 3))["calibration"]["threshold"])
+    threshold = float(jax.jit(method.calibrate)(start(), Known(images, *[None] * 4))["calibration"]["threshold"])
     plain = confidence(logits_of(start()["params"], images))
     batches = np.asarray(images)[:30].reshape(2, 15, 16, 16, 1)
     own = confidence(np.concatenate([batched(start()["params"], batch) for batch in batches]))

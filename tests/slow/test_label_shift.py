@@ -1,14 +1,16 @@
-"""Prior shift, MLLS and BBSE against their published formulas, in numpy's float64, SciPy's optimiser among it."""
+"""Prior shift, MLLS, BBSE and un-mixing against their published formulas, in numpy's float64, SciPy's optimiser among it."""
 
 import jax
 import numpy as np
 import pytest
 import scipy.optimize
+from sklearn.cluster import KMeans
 
+from cxda_jax.methods.cxda_shares import discriminants, logits_and_style
 from cxda_jax.methods.label_shift import fit_temperature, shares_by_confusions, shares_by_em, undoing
 from cxda_jax.types import Known
 from tests.conftest import make_episode
-from tests.nets import KEY, build_method, case_of, close, make_images, softmax
+from tests.nets import KEY, TINY, build_method, case_of, close, make_images, softmax
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.choice(4, 300, p=[0.55, 0.3, 0.1, 0.05])
@@ -66,7 +68,7 @@ def test_the_answers_are_corrected_for_the_shares(name):
     labels, unseen_labels = np.arange(40) % 4 // 2 * 2, np.arange(50) % 3
     method, variables, episode = build_method(name), case_of("erm").variables, make_episode()
     predict = case_of("erm").predict
-    known = Known(seen.pixels, labels, unseen.pixels, unseen_labels)
+    known = Known(seen.pixels, labels, unseen.pixels, unseen_labels, unseen.domain)
 
     @jax.jit
     def everything(variables, known, support, query):
@@ -90,3 +92,42 @@ def test_the_answers_are_corrected_for_the_shares(name):
     else:
         shares = em(p, trained, 10.0, np.ones(15))
     close(ours, logits * scale + bias + np.log(shares / trained), 1e-4)
+
+
+def test_un_mixing_corrects_a_query_by_the_cluster_of_its_key():
+    """Clusters of the keys by scikit-learn's k-means, and a loop of EM in each of them."""
+    method, variables, domains = build_method("unmix"), case_of("erm").variables, np.arange(60) % 3
+
+    def images(count, seed, brightness):
+        drawn = make_images((16, 16, 1), count, seed)
+        return drawn.replace(pixels=drawn.pixels * np.float32(brightness)[:, None, None, None])
+
+    unseen, labels = images(60, 2, 0.4 + 0.3 * domains), RNG.integers(4, size=60)
+    support, query = (images(n, n, RNG.uniform(0.3, 1, n)) for n in (30, 12))
+
+    @jax.jit
+    def everything(variables, known, support, query):
+        kept = method.calibrate(variables, known)
+        asked = known.unseen, support.pixels, query.pixels
+        described = [logits_and_style(TINY, variables, pixels, 6) for pixels in asked]
+        return method.predict(method.adapt(kept, support, KEY), query), kept["calibration"], described
+
+    given = variables, Known(None, None, unseen.pixels, labels, domains), support, query
+    ours, kept, described = jax.device_get(everything(*given))
+    (z, s), (z_s, s_s), (z_q, s_q) = (
+        (z.astype(np.float64), np.clip((s - kept["mean"]) / kept["std"], -5, 5)) for z, s in described
+    )
+    of_domains = discriminants(s, domains, 16)
+    assert of_domains.shape[1] == 2 and not kept["directions"][:, 2:].any()
+    close(np.abs(s @ kept["directions"][:, :2]), np.abs(s @ of_domains), 1e-2)
+    scale, bias = jax.jit(fit_temperature)(z.astype(np.float32), labels)
+    trained, p = np.bincount(labels, minlength=4) / 60, softmax(z_s * scale + bias)
+    keys, asked = (s @ kept["directions"] for s in (s_s, s_q))
+    start = [keys[np.square(keys - keys.mean(0)).sum(1).argmax()]]
+    for _ in range(4):
+        start.append(keys[np.square(keys[:, None] - start).sum(-1).min(1).argmax()])
+    found = KMeans(5, init=np.array(start), n_init=1, max_iter=20, tol=0).fit(keys)
+    parts = [p[found.labels_ == cluster] for cluster in range(5)]
+    shares = np.stack([em(part, trained, 3.0, np.ones(len(part))) for part in parts])
+    assert len({*found.predict(asked)}) > 1
+    close(ours, z_q * scale + bias + np.log(shares[found.predict(asked)] / trained), 1e-3)

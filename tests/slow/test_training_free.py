@@ -101,7 +101,7 @@ def test_feature_shift_moves_the_mean_of_the_features(support):
     images, training, gammas = first(EPISODE.support, support), make_images((16, 16, 1), 2 * BATCH + 7), (0.5, 1.0)
     (h, *_), (queries, _, kernel, bias), (trained, *_) = known(images), known(EPISODE.query), known(training)
     methods = [build_method("feature_shift", feature_shift__gamma=gamma) for gamma in gammas]
-    variables = jax.jit(methods[0].calibrate)(case_of("erm").variables, Known(training.pixels, *[None] * 3))
+    variables = jax.jit(methods[0].calibrate)(case_of("erm").variables, Known(training.pixels, *[None] * 4))
     for gamma, ours in zip(gammas, answers(methods, images, variables), strict=True):
         close(ours, (queries + gamma * (trained.mean(0) - h.mean(0))) @ kernel + bias)
 
@@ -169,7 +169,7 @@ def test_stata_equals_its_formula(support):
         adapted = [method.adapt(kept, support, KEY) for method in methods]
         return kept["calibration"], adapted, [i.predict(a, query) for i, a in zip(methods, adapted, strict=True)]
 
-    calibrated = Known(training.pixels, labels, None, None)
+    calibrated = Known(training.pixels, labels, None, None, None)
     anchor, adapted, answers = everything(case_of("erm").variables, calibrated, images, EPISODE.query)
     for (alpha, neighbours, steps, temperature), mixture, ours in zip(options, adapted, answers, strict=True):
         u, s, z, near, shares = mixture_of((m, v), h, logits, alpha, neighbours, steps, temperature)

@@ -266,7 +266,7 @@ def lower_all(config: Config, store: DomainStore, mesh: Mesh) -> Iterator[Progra
         yield Program("step", step.lower(whole(state), whole(resident), cut(plan), whole(key)), tasks)
     if method.calibrate:
         images, labels = _array((CALIBRATION_IMAGES, *image), jnp.uint8), _array((CALIBRATION_IMAGES,))
-        variables = jax.eval_shape(method.calibrate, variables, Known(images, labels, images, labels))
+        variables = jax.eval_shape(method.calibrate, variables, Known(images, labels, images, labels, labels))
     evaluator: Any = compile_task(method, source)
     per_chip = config.evaluation.per_call or backend.default_tasks_per_call()
     tasks = per_chip * chips if method.feed_forward else 1
