@@ -31,7 +31,7 @@ CEILINGS = {
     "cxda_jax/pages (js)": 210,
     "cxda_jax/studies": 2850,  # compares configs, which config/ did
     "cxda_jax/training": 1065,  # the ways to take shares, and how narrow the attention is
-    "docs": 1085,  # what each part of fit() gains beside naive ways, on drawn devices and on real ones
+    "docs": 1110,  # what each part of fit() gains beside naive ways, on drawn devices and on real ones, with real class shares
     "launch": 610,  # a head, and the tensor of features
     "tests": 8560,
     "tools": 1630,

@@ -7,12 +7,16 @@ A file is of `cxda features`: features without logits, style, labels and domains
 parts, each of which is new in turn: of the others, two fifths teach a head by logistic regression and three fifths go
 to fit(). A file with `split` keeps to it, and one with logits has a head already. Every new device is asked for the
 same number of tasks, of 100 images and 20 queries. Intervals are over devices.
+
+Where each device has enough images of each class, shares are replayed too: a task has those of a real day or camera,
+from class_counts.json. The classes correspond by a random order.
 """
 
 import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -29,6 +33,8 @@ EACH = 10  # tasks of a device and kind
 BUFFER, QUERIES, FEW = 100, 20, 5  # a class is rare in a task whose buffer has at most FEW images of it
 SIZES = (0, 5, 20)  # smaller buffers
 LEAST = BUFFER + QUERIES
+REPLAYED, OF_EACH = ("weeds", "cameras"), 80  # keys of class_counts.json; images of each class that a device must have
+COUNTS = Path(__file__).with_name("class_counts.json")
 
 
 def loaded(path):
@@ -65,13 +71,41 @@ def classified(data, new, seed):
     return head(data["features"]), rows[np.isin(data["domain"][rows], np.unique(left.domains))]
 
 
+def kinds_of(data):
+    """KINDS, and what can be replayed."""
+    of_each = np.zeros((data["domain"].max() + 1, data["labels"].max() + 1), int)
+    np.add.at(of_each, (data["domain"], data["labels"]), 1)
+    return (*KINDS, *((n, name, 1.0) for n in (1, 5) for name in REPLAYED if of_each.min() >= OF_EACH))
+
+
+def replayed(labels, rows, name, seed):
+    """Tasks of one device, each with the class shares of a random day or camera. Images of the buffer repeat where the
+    device has too few of a class."""
+    rng, plans = np.random.default_rng([seed, 7, rows[0]]), []
+    counts = np.array(json.loads(COUNTS.read_text())[name]["devices"], float)
+    matched = np.random.default_rng([seed, 8]).permutation(labels.max() + 1)  # the same for all devices
+    for _ in range(EACH):
+        shares = rng.choice(counts)
+        drawn = matched[rng.choice(len(shares), LEAST, p=shares / shares.sum())]
+        task = np.zeros(LEAST, int)
+        for label in np.unique(drawn):
+            at, own = np.flatnonzero(drawn == label), rng.permutation(rows[labels[rows] == label])
+            asked = at >= BUFFER
+            task[at[asked]], task[at[~asked]] = own[: asked.sum()], np.resize(own[asked.sum() :], (~asked).sum())
+        plans.append(task)
+    return Plan(*np.split(np.array(plans), [BUFFER], axis=1))
+
+
 def plans_of(data, new, number, shares, concentration, seed):
     """Tasks of each new device: it has the queries, and at least a part of the buffer."""
     labels = data["labels"]
     offsets, found = np.searchsorted(data["domain"], np.arange(data["domain"].max() + 2)), []
-    spec = EpisodeSpec(1, BUFFER, QUERIES, shares=shares, concentration=concentration)
     for device in new:
-        found.append(sample_plans(Draw(spec, offsets, np.array([device]), seed, 2, labels), range(EACH)))
+        if shares in REPLAYED:
+            found.append(replayed(labels, np.arange(*offsets[device : device + 2]), shares, seed))
+        else:
+            spec = EpisodeSpec(1, BUFFER, QUERIES, shares=shares, concentration=concentration)
+            found.append(sample_plans(Draw(spec, offsets, np.array([device]), seed, 2, labels), range(EACH)))
     plan = Plan(*(np.concatenate(part) for part in zip(*found, strict=True)))
     if number == 1:
         return plan
@@ -89,7 +123,7 @@ def one_fit(data, new, seed):
     z, rows = classified(data, new, seed)
     adapter, seconds, _, answers = fitted(data, z, rows, seed)
     always, found, labels, style = adapter.trusted(), {}, data["labels"], data["style"]
-    for kind in KINDS:
+    for kind in kinds_of(data):
         plan = plans_of(data, new, *kind, seed)
         y = labels[plan.query]
         right = {name: x.argmax(-1) == y for name, x in answers(plan).items()}

@@ -143,7 +143,8 @@ def refit(given, z, features, seed):
 
 def named(number, shares, concentration):
     """A kind of tasks, in words."""
-    asked = {"natural": "own shares", "dirichlet": f"dirichlet {concentration}"}.get(shares, shares)
+    asked = {"natural": "own shares", "dirichlet": f"dirichlet {concentration}", "weeds": "days of weeds"}
+    asked = asked.get(shares, shares)
     return f"{number} domain{'s' * (number > 1)}, {asked}"
 
 

@@ -1,5 +1,7 @@
 """What docs/study/devices.py asks of devices, and how it counts."""
 
+import json
+
 import numpy as np
 
 from docs.study import devices
@@ -19,6 +21,28 @@ def test_each_new_device_is_asked_as_often_and_has_its_part_of_a_mixed_buffer():
         assert ((owner[plan.support] == owner[plan.query[:, :1]]).sum(1) == part).all()
         assert not (plan.support[:, :, None] == plan.query[:, None]).any() and 3 not in owner[plan.support]
         assert (np.diff(np.sort(plan.support, 1)) > 0).all()
+
+
+def test_replayed_tasks_have_the_shares_of_real_days_and_cameras():
+    """A day of one class stays one; a query is neither asked twice nor in the buffer; the mean shares are those of the
+    table, in one order of the classes for all devices."""
+    data = {"labels": np.tile(np.arange(10), 600), "domain": np.repeat(np.arange(6), 1000)}
+    assert len(devices.kinds_of(data)) == len(devices.KINDS) + 4 and devices.kinds_of(DATA) == devices.KINDS
+    for name in devices.REPLAYED:
+        known = np.array(json.loads(devices.COUNTS.read_text())[name]["devices"], float)
+        means, alone, new = [], [], np.arange(6)
+        for seed in range(8):
+            plan = devices.plans_of(data, new, 1, name, 1.0, seed)
+            assert not (plan.support[:, :, None] == plan.query[:, None]).any()
+            assert (np.diff(np.sort(plan.query, 1)) > 0).all()
+            assert (data["domain"][plan.query] == np.repeat(new, devices.EACH)[:, None]).all()
+            drawn = np.stack([np.bincount(data["labels"][own], minlength=10) for own in plan.support]) / 100
+            means.append(np.sort(drawn.mean(0)))
+            alone.append((drawn.max(1) == 1).mean())
+        shares = known / known.sum(1, keepdims=True)
+        expected = np.sort(np.pad(shares.mean(0), (0, 10 - known.shape[1])))
+        np.testing.assert_allclose(np.mean(means, 0)[-3:], expected[-3:], atol=0.05)
+        np.testing.assert_allclose(np.mean(alone), (shares.max(1) > 0.999).mean(), atol=0.08)
 
 
 def test_devices_count_alike_and_a_rare_class_is_recalled_by_its_own_queries():
