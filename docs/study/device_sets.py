@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-LETTERS = 28
+LETTERS, WRITERS = 28, 60
 TIMES = {"Train": 8, "Test": 2}  # how often a writer's letter is in each file
 LEAST = 120  # images of a patient
 PATIENT = re.compile(r"C\d+[AB]?(P\d+)|(C\d+)")
@@ -23,7 +23,6 @@ PATIENT = re.compile(r"C\d+[AB]?(P\d+)|(C\d+)")
 
 def letters(folder: Path, out: Path) -> None:
     """Rows go writer after writer. Both files have one order of writers: their mean brightness correlates by 0.99."""
-    writers = 60
     for part, times in TIMES.items():
         pixels, labels = (
             np.loadtxt(next(folder.glob(f"csv{part}{what} *.csv")), delimiter=",", dtype=int)
@@ -36,7 +35,7 @@ def letters(folder: Path, out: Path) -> None:
             place = out / f"writer{writer:02}" / f"{label:02}"
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(place / f"{part}{count[label]:03}.png")
-        assert (count[1:] == writers * times).all()
+        assert (count[1:] == WRITERS * times).all()
 
 
 def cells(folder: Path, out: Path) -> None:

@@ -3,8 +3,9 @@
 import json
 
 import numpy as np
+from PIL import Image
 
-from docs.study import devices
+from docs.study import device_sets, devices
 
 RNG = np.random.default_rng(0)
 DATA = {
@@ -58,3 +59,42 @@ def test_devices_count_alike_and_a_rare_class_is_recalled_by_its_own_queries():
     np.testing.assert_allclose(row["gain"][0], 100 * (197 / 200 + 198 / 200) / 2, atol=0.01)
     np.testing.assert_allclose([p["classes"] for p in found["points"]], [2 / 1.7548, 1 / 1.7548], atol=1e-3)
     assert [p[devices.OURS] for p in found["points"]] == [98.5, 99.0]
+
+
+def test_letters_go_to_the_folders_of_their_writers(tmp_path, monkeypatch):
+    """In the form of the published CSV files: rows of pixels by columns of the image, and classes from 1 on."""
+    monkeypatch.setattr(device_sets, "LETTERS", 2)
+    monkeypatch.setattr(device_sets, "WRITERS", 3)
+    monkeypatch.setattr(device_sets, "TIMES", {"Train": 2, "Test": 1})
+    for part, times in device_sets.TIMES.items():
+        writer, label = (x.ravel() for x in np.mgrid[:3, 1 : 2 * times + 1])
+        label = (label - 1) % 2 + 1
+        pixels = np.zeros((len(label), 32, 32), int)
+        pixels[:, 0, 5], pixels[:, 0, 6] = 50 * writer, label  # transposed: row 5 and 6 of column 0
+        for what, rows in (("Images", pixels.reshape(len(label), -1)), ("Label", label)):
+            np.savetxt(tmp_path / f"csv{part}{what} {len(label)}x1024.csv", rows, "%d", ",")
+    device_sets.letters(tmp_path, tmp_path / "out")
+    found = sorted((tmp_path / "out").glob("*/*/*.png"))
+    assert len(found) == 3 * 2 * 3
+    for path in found:
+        image = np.asarray(Image.open(path))
+        assert (image[5, 0], image[6, 0]) == (50 * int(path.parts[-3][-2:]), int(path.parts[-2]))
+
+
+def test_cells_go_to_the_folders_of_patients_with_enough_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(device_sets, "LEAST", 3)
+    names = {
+        "Parasitized": [
+            "C39P4thinF_IMG_1_cell_95.png",
+            "C39P4thinF_IMG_1_cell_96.png",
+            "C100P61ThinF_IMG_2_cell_1.png",
+        ],
+        "Uninfected": ["C39P4thinF_IMG_3_cell_2.png", "C1_thinF_IMG_4_cell_7.png"],
+    }
+    for kind, of_kind in names.items():
+        for name in of_kind:
+            (tmp_path / kind).mkdir(exist_ok=True)
+            Image.new("RGB", (4, 4)).save(tmp_path / kind / name)
+    device_sets.cells(tmp_path, tmp_path / "out")
+    found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").glob("**/*.png")}
+    assert found == {f"P4/{kind}/{name}" for kind, own in names.items() for name in own if "P4thin" in name}
