@@ -133,9 +133,11 @@ def one_fit(data, new, seed):
             right[f"{OURS}, {n} images"] = logits.argmax(-1) == y
         rare = (labels[plan.support][:, None] == y[..., None]).sum(-1) <= FEW
         found[named(*kind)] = np.repeat(new, EACH), right, rare
-    told = {kind: row[str(BUFFER)] for kind, row in adapter.report["gain"].items()}
+    told = {kind: np.round(row[str(BUFFER)], 2).tolist() for kind, row in adapter.report["gain"].items()}
+    gains = {kind: (right[OURS].mean() - right[PLAIN].mean()) * 100 for kind, (_, right, _) in found.items()}
     notes = {"seed": seed, "new": len(new), "images for fit()": len(rows), "seconds": round(seconds)}
-    return found, {**notes, "trusted": adapter.helps, "takes": adapter.report["takes"], "told": told}
+    notes |= {"trusted": adapter.helps, "takes": adapter.report["takes"], "told": told}
+    return found, {**notes, "found": {kind: round(float(gain), 2) for kind, gain in gains.items()}}
 
 
 def effective(data, device):
