@@ -29,7 +29,8 @@ from cxda_jax.adapter.correction import PENALTIES, correction_in
 from cxda_jax.adapter.features import read_labelled
 from cxda_jax.adapter.fit import _checked, gains_on
 from cxda_jax.adapter.judge import by_rival
-from cxda_jax.adapter.report import as_html, in_words
+from cxda_jax.adapter.page import as_html
+from cxda_jax.adapter.report import COLUMNS, in_words, span_of
 from cxda_jax.data.episodes import Plan
 from cxda_jax.training import metrics
 from cxda_jax.training.selection import Selection
@@ -38,6 +39,7 @@ from docs.study import promises
 from tests.commands import command
 from tests.lines import refused
 from tests.logits import CLASSES, RNG, STYLE, fewer_tasks, made, new  # noqa: F401
+from tests.pages import Elements
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +122,17 @@ def test_the_report_is_of_plain_numbers_and_says_what_was_found(fit):
     assert report["expected"] == metrics.after_selection(report["overall"]["100"], 24) <= span[0]
     bad = {**report, "overall": {**report["overall"], "100": [0.1, -0.1, 0.3]}, "steps": 90}
     assert said[-1].startswith("Trusted.") and in_words(bad).startswith("Not trusted.") and "90 of 120" in in_words(bad)
+
+
+def test_the_page_shows_all_gains_of_the_report(fit):
+    adapter = fit[0]
+    page = Elements(as_html(adapter))
+    for name, row in (*adapter.report["gain"].items(), ("all", adapter.report["overall"])):
+        cells = [span_of(row[column]) for column in COLUMNS if column in row]
+        assert f"{name}{row['plain']:.1f}{''.join(cells)}" in page.text
+    for risk in (0.05, 0.2):
+        told = adapter.threshold_for(risk)
+        assert f"{risk:.0%}{'–' if math.isinf(told) else f'{told:.3f}'}" in page.text
 
 
 def test_a_device_estimates_its_class_shares(fit, new, monkeypatch):
@@ -341,7 +354,7 @@ def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path, monkeypat
     said = command(*asked, f"--features={tmp_path}/f.npz")
     assert "load_adapter" in said and re.search("1 of the .* domains that .* have fewer than [0-9]+ images", said)
     adapter = cxda_jax.load_adapter(tmp_path / "out")
-    assert (tmp_path / "out" / "report.html").read_text() == as_html(adapter.report)
+    assert (tmp_path / "out" / "report.html").read_text() == as_html(adapter)
     assert adapter.report["images"] == (given >= 0).sum() and adapter.keys == "style"
     assert adapter.origin == {"encoder": "a.onnx", "classes": [*"abcdef"]}
     told = command("diagnose", f"--features={tmp_path}/f.npz")
