@@ -9,7 +9,7 @@ import pytest
 from cxda_jax.adapter.adapter import Adapter
 from cxda_jax.adapter.page import advice, as_html
 from cxda_jax.adapter.report import span_of
-from cxda_jax.device.page import AdaptedPage, Answered, write_adapted
+from cxda_jax.device.page import AdaptedPage, Answered, ClassShares, first, write_adapted
 from cxda_jax.disk.models import Gain
 from cxda_jax.pages.rows import Row, picture
 from tests import pages
@@ -31,7 +31,8 @@ def make_page(m=12, n=30, shape=(28, 28, 1), heads=2, mark="") -> AdaptedPage:
         answers.append(Answered(f"mine_{i:03d}{mark}.png", pixels[n + i], *given, weights[i], label))
     names, facts = tuple(f"buffer_{i:04d}{mark}.png" for i in range(n)), [("Model", f"cxda_any{mark}")]
     faults = [f"mine/broken{mark}.png: no image"]
-    return AdaptedPage(f"Adapted{mark}", facts, answers, m, pixels[:n], names, GAIN, faults)
+    shares = ClassShares(classes, np.array([0.5, 0.25, 0.25]), np.array([0.45, 0.525, 0.025]), True)
+    return AdaptedPage(f"Adapted{mark}", facts, answers, m, pixels[:n], names, GAIN, faults, shares)
 
 
 def made_adapter(domains=12, mark="", **changed) -> Adapter:
@@ -127,6 +128,32 @@ def test_the_page_of_fit_advises_by_what_was_found():
     with_style, without = (" ".join(advice(adapter._replace(keys=keys))) for keys in ("style", "features"))
     assert "features" in without and "features" not in with_style
     assert "99.0%" in advice(adapter._replace(report={**adapter.report, "right": 0.99}))[0]
+
+
+def test_of_many_answers_a_quarter_of_the_first_is_for_the_spoiled_ones():
+    def answers(count, kind):
+        before, after, label = {"corrected": "abb", "spoiled": "aba", "same": "aaa"}[kind]
+        given = (np.zeros((2, 2, 1), np.uint8), before, 0.5, after, 0.5)
+        return [Answered(f"{kind}{i}", *given, i / count, None, label) for i in range(count)]
+
+    def names(*given):
+        return [a.file for a in first([a for kind, count in given for a in answers(count, kind)], 8)]
+
+    kinds = [re.sub(r"\d", "", name) for name in names(("same", 9), ("spoiled", 9), ("corrected", 20))]
+    assert kinds == ["corrected"] * 6 + ["spoiled"] * 2
+    assert names(("spoiled", 9), ("corrected", 20))[::6] == ["corrected19", "spoiled8"]
+    assert names(("same", 9), ("spoiled", 3), ("corrected", 2))[:6] == [
+        "corrected1", "corrected0", "spoiled2", "spoiled1", "spoiled0", "same8",
+    ]  # fmt: skip
+    assert len(names(("spoiled", 3), ("corrected", 2))) == 5
+
+
+def test_class_shares_stand_by_how_much_they_differ(tmp_path):
+    page = Elements(written(tmp_path / "adapted.html", make_page()))
+    told = ["class b25.0 % → 52.5 %", "class c25.0 % → 2.5 %", "class a50.0 % → 45.0 %"]
+    places = [page.text.index(text) for text in told]
+    assert places == sorted(places) and len(marks(page, "dots")) == len(marks(page, "rings")) == 3
+    assert len(marks(Elements(written(tmp_path / "a.html", make_page()._replace(shares=None))), "dots")) == 0
 
 
 def test_hostile_names_stay_text_and_odd_bytes_are_escaped(tmp_path):
