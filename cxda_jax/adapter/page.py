@@ -126,7 +126,7 @@ def _summary(report: Mapping[str, Any]) -> str:
         "Gain in points": f"{span_of(overall[FULL])}, 95 % interval",
     }
     if _trusted(report):
-        facts["Expected gain"] = f"{report['expected']:+.1f}, since what passes a test looks a little too good in it"
+        facts["Expected gain"] = f"{report['expected']:+.1f}; a trusted adapter's measured gain is a little too large"
         said = (
             f"Trusted: on a new place, expect a gain of {report['expected']:.1f} points from {FULL} unlabelled images. "
             f"In the tests {before} of the answers were right before and {after} after."

@@ -93,12 +93,11 @@ def _small(shape: str) -> str:
 
 
 def _scale(values: Sequence[float]) -> _Scale:
-    """A scale that holds 0 and the values, with about five round ticks."""
+    """A scale that holds 0 and the values, with a few round ticks."""
     low, high = min(0.0, *values), max(0.0, *values)
     if low == high:
         high = 1.0
-    rough = (high - low) / 5
+    rough = (high - low) / 7
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(times * power for times in (1, 2, 5, 10) if times * power >= rough)
-    ticks = [round(i * step, 10) for i in range(math.floor(low / step), math.ceil(high / step) + 1)]
-    return _Scale(ticks[0], ticks[-1], ticks)
+    return _Scale(low, high, [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)])

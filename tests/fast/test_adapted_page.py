@@ -11,7 +11,7 @@ from cxda_jax.adapter.page import advice, as_html
 from cxda_jax.adapter.report import span_of
 from cxda_jax.device.page import AdaptedPage, Answered, ClassShares, first, write_adapted
 from cxda_jax.disk.models import Gain
-from cxda_jax.pages.rows import Row, picture
+from cxda_jax.pages.rows import EDGE, Row, picture
 from tests import pages
 from tests.pages import HOSTILE, Elements
 
@@ -79,7 +79,7 @@ def test_marks_lie_where_their_values_are_on_one_scale():
     for span, x in zip(spans, values, strict=True):
         ends = [(float(span[end][:-1]) - zero) / scale for end in ("x1", "x2")]
         np.testing.assert_allclose(ends, [x - 1, x + 2], atol=0.01)
-    assert page.text.count(HOSTILE) == 4 and min(mirrored) >= 0 and max(places) <= 100
+    assert page.text.count(HOSTILE) == 4 and min(mirrored) >= 0 and zero + 14 * scale <= 100.01 - EDGE
     bars = Elements(picture([Row("a", "", {"bar": [-2.0]}), Row("b", "", {"bar": [3.0]})], {"bar": "x"}, ""))
     (left, _), (right, wide) = (
         [float(a[of][:-1]) for of in ("x", "width")] for t, a in bars.elements if t == "rect" and "bars" in a["class"]
@@ -146,6 +146,18 @@ def test_of_many_answers_a_quarter_of_the_first_is_for_the_spoiled_ones():
         "corrected1", "corrected0", "spoiled2", "spoiled1", "spoiled0", "same8",
     ]  # fmt: skip
     assert len(names(("spoiled", 3), ("corrected", 2))) == 5
+
+
+def test_rows_say_what_adapting_corrected_and_spoiled(tmp_path):
+    given = make_page(m=24)
+    page = Elements(written(tmp_path / "adapted.html", given))
+    marked = [attrs.get("class") for tag, attrs in page.elements if tag == "b"]
+    for kind, count in (
+        ("right", sum(a.corrected for a in given.answers)),
+        ("wrong", sum(a.spoiled for a in given.answers)),
+    ):
+        assert marked.count(kind) == count > 0
+    assert len(marked) == sum(a.before != a.after for a in given.answers)
 
 
 def test_class_shares_stand_by_how_much_they_differ(tmp_path):
