@@ -39,7 +39,7 @@ def main() -> None:
         from cxda_jax.adapter.features import read_labelled
         from cxda_jax.adapter.fit import fit
         from cxda_jax.adapter.head import learn_head
-        from cxda_jax.adapter.report import as_html
+        from cxda_jax.adapter.page import as_html
         from cxda_jax.disk import folders
         from cxda_jax.errors import UserError, naming
         from cxda_jax.machine.progress import replaces, say
@@ -60,7 +60,7 @@ def main() -> None:
             found, head = learn_head(found, 0.5 if _HEAD.value is None else _HEAD.value, _SEED.value or 0, say)
     adapter = fit(found.logits, found.labels, found.domains, found.style, found.features, **given, log=say)
     adapter = adapter._replace(origin=found.origin, head=head)
-    adapter.save(out, as_html(adapter.report))
+    adapter.save(out, as_html(adapter))
     say(f"{out}: adapter = cxda_jax.load_adapter({str(out)!r}); {out}/{PAGE} shows what it gains")
 
 

@@ -13,9 +13,9 @@ import scipy.special
 from cxda_jax.adapter.buffer import Buffer
 from cxda_jax.errors import UserError
 from cxda_jax.machine import backend
-from cxda_jax.methods.cxda_shares import on_described
-from cxda_jax.nets.shares import ShareAdapter
-from cxda_jax.types import Adapted, Array, Images, Method, Variables
+from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS, WithBuffer, on_described
+from cxda_jax.nets.shares import Keyed, ShareAdapter
+from cxda_jax.types import ADAPTER, Adapted, Array, Images, Method, Variables
 
 if TYPE_CHECKING:
     from cxda_jax.adapter.adapter import Adapter
@@ -86,6 +86,15 @@ class Device(NamedTuple):
         count = None if self.adapted is None else len(self.buffer)
         return probabilities(self.predict_logits(logits, style), self.adapter.temperature(count))
 
+    def shares(self) -> np.ndarray | None:
+        """The class shares [classes] of the device, as the adapter estimates them from its buffer.
+
+        They are the mean over the buffer's images of the shares that EM finds around each. With few images they stay
+        near those in training. Of a large buffer the newest 1,000 images count. None: the buffer is empty, or the
+        device does not adapt.
+        """
+        return None if self.adapted is None else shares_in(self.adapted, self.adapter.classes)
+
 
 def make_device(adapter: "Adapter", rows: np.ndarray) -> Device:
     """The device whose buffer has these images."""
@@ -112,6 +121,43 @@ def method_of(classes: int, corrected: bool = False) -> Method:
 def programs(classes: int) -> tuple[Callable[[Variables, Images, Array], Adapted], Callable[[Adapted, Images], Array]]:
     """The compiled parts that adapt and that answer. All adapters of so many classes share them."""
     return backend.jit(method_of(classes).adapt), backend.jit(method_of(classes).predict)
+
+
+def shares_in(adapted: WithBuffer, classes: int) -> np.ndarray | None:
+    """What Device.shares() gives, of what adapt() returned for an adapter of fit()."""
+    places = len(adapted.buffer.keys)
+    present = np.ones(places, bool) if adapted.present is None else np.asarray(adapted.present)
+    count, most = int(present.sum()), ShareAdapter.most
+    if not count:
+        return None
+    start = max(0, count - most)
+    rows = np.argsort(~present, kind="stable")[start : start + most]  # empty places too, for programs of few shapes
+    newest, held = jax.tree.map(lambda x: x[rows], adapted.buffer), present[rows]
+    of_each = np.asarray(_estimating(classes)(adapted.variables, newest, jnp.asarray(held)))
+    return of_each[held].mean(0, dtype=np.float64)
+
+
+@functools.cache
+def _estimating(classes: int) -> Callable[[Variables, Keyed, Array], Array]:
+    """The compiled part that finds the shares [n, classes] around each image of a buffer."""
+    adapter = ShareAdapter(classes, ADAPTER_DEFAULTS.rank, ADAPTER_DEFAULTS.em_steps, weighs=True)
+
+    def found(variables: Variables, buffer: Keyed, present: Array) -> Array:
+        parts = {kind: tree[ADAPTER] for kind, tree in variables.items()}
+
+        def around(image: Keyed) -> Array:
+            query = jax.tree.map(lambda x: x[None], image)
+            applied: Any = adapter.apply(
+                parts, query, buffer, present, method="answer", mutable=["intermediates"],
+                capture_intermediates=lambda _, name: name == "_estimated",
+            )  # fmt: skip
+            shares, _ = applied[1]["intermediates"]["_estimated"][-1]  # the last EM, after the common style
+            return shares[0]
+
+        n = len(buffer.keys)
+        return jax.lax.map(around, buffer, batch_size=min(n, max(1, CELLS // (n * classes))))
+
+    return backend.jit(found)
 
 
 def as_images(rows: np.ndarray, most: int = STEP) -> Images:

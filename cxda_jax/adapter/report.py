@@ -1,14 +1,12 @@
-"""A report of fit() as text and as a page. judge.py finds its numbers, and docs/fit.md explains them."""
+"""A report of fit() as text. judge.py finds its numbers, page.py shows them, and docs/fit.md explains them."""
 
-import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cxda_jax.adapter.adapter import PLAIN, SIZES
 from cxda_jax.adapter.diagnosis import BY_HEART, FIRST, Diagnosis
 from cxda_jax.adapter.judge import RIVALS
 from cxda_jax.machine.progress import aligned
-from cxda_jax.pages.document import document
 
 FULL = str(SIZES[-1])
 COLUMNS: Mapping[str, str] = {  # of a row of gains, where they are known; the report itself has more
@@ -22,41 +20,27 @@ COLUMNS: Mapping[str, str] = {  # of a row of gains, where they are known; the r
 
 def in_words(report: Mapping[str, Any]) -> str:
     """The verdict, the table of gains, and a line on each other part."""
-    lines = list(_sentences(report))
+    lines = list(sentences(report))
     return "\n".join([lines[0], "", as_table(report), "", *lines[1:]])
-
-
-def as_html(report: Mapping[str, Any]) -> str:
-    """The same as a page of its own."""
-    (head, *rows), sentences = _cells(report), list(_sentences(report))
-    table = _row("th", head) + "".join(_row("td", row) for row in rows)
-    verdict, *notes = (html.escape(sentence) for sentence in sentences)
-    title = "What adapting gains"
-    body = f'<h1>{title}</h1><p><b>{verdict}</b></p><div class="scroll"><table>{table}</table></div>'
-    return document(title, body + "".join(f"<p>{note}</p>" for note in notes))
 
 
 def as_table(report: Mapping[str, Any]) -> str:
     """The gains of a report as lines of a table."""
-    return "\n".join(aligned(_cells(report)))
+    return "\n".join(aligned(in_cells(report)))
 
 
-def _row(kind: str, cells: list[str]) -> str:
-    name, *others = (html.escape(cell) for cell in cells)
-    numbers = "".join(f'<{kind} class="number">{number}</{kind}>' for number in others)
-    return f"<tr><{kind}>{name}</{kind}>{numbers}</tr>"
-
-
-def _cells(report: Mapping[str, Any]) -> list[list[str]]:
+def in_cells(report: Mapping[str, Any]) -> list[list[str]]:
+    """The gains of a report as cells of a table, the head first."""
     rows = [*report["gain"].items(), ("all", report["overall"])]
-    columns = [name for name in COLUMNS if name in report["overall"] and (name != "0" or _corrects(report))]
+    columns = [name for name in COLUMNS if name in report["overall"] and (name != "0" or corrects(report))]
     head = ["gain in points (95 % interval)", "right, %", *(COLUMNS[name] for name in columns)]
-    return [head, *([name, f"{row['plain']:.1f}", *(_span(row[c]) for c in columns)] for name, row in rows)]
+    return [head, *([name, f"{row['plain']:.1f}", *(span_of(row[c]) for c in columns)] for name, row in rows)]
 
 
-def _sentences(report: Mapping[str, Any]) -> Iterator[str]:
+def sentences(report: Mapping[str, Any]) -> Iterator[str]:
+    """The verdict, and a line on each other part."""
     overall, steps = report["overall"][FULL], f"{report['steps']} of {report['asked']} steps"
-    gain = f"With {FULL} images the adapter gains {_span(overall)} points on new domains"
+    gain = f"With {FULL} images the adapter gains {span_of(overall)} points on new domains"
     if overall[1] > 0:
         yield f"Trusted. {gain}; expect {report['expected']:+.1f}."
     else:
@@ -106,25 +90,26 @@ def _sentences(report: Mapping[str, Any]) -> Iterator[str]:
 def _parts(report: Mapping[str, Any]) -> Iterator[str]:
     """What simpler ways gain, and what the adapter gains over the best of these."""
     overall = report["overall"]
-    if _corrects(report):
-        yield f"The image's own style gains {_span(overall['0'])}, without any buffer."
+    if corrects(report):
+        yield f"The image's own style gains {span_of(overall['0'])}, without any buffer."
     if "refit" in overall:
-        yield f"A last layer that learns from these images gains {_span(overall['refit'])}, without any buffer."
-    em = f"EM gains {_span(overall['em'])} with {FULL} images"
-    if _corrects(report):
-        em += f", and {_span(overall['own_em'])} after the correction by the own style"
-    yield f"{em}. In clusters of the buffer's styles it gains {_span(overall['unmix'])}."
+        yield f"A last layer that learns from these images gains {span_of(overall['refit'])}, without any buffer."
+    em = f"EM gains {span_of(overall['em'])} with {FULL} images"
+    if corrects(report):
+        em += f", and {span_of(overall['own_em'])} after the correction by the own style"
+    yield f"{em}. In clusters of the buffer's styles it gains {span_of(overall['unmix'])}."
     best = max((name for name in ("0", *RIVALS) if name in overall), key=lambda name: overall[name][0])
-    yield f"Compared with the best of these, the adapter gains {_span(overall[f'over_{best}'])}."
-    if not (_corrects(report) or report["one_set"]):
+    yield f"Compared with the best of these, the adapter gains {span_of(overall[f'over_{best}'])}."
+    if not (corrects(report) or report["one_set"]):
         yield "Correcting by the own style does not surely gain on domains that did not teach it: it is left out."
 
 
-def _corrects(report: Mapping[str, Any]) -> bool:
+def corrects(report: Mapping[str, Any]) -> bool:
     """Whether answers without a buffer were others than the classifier's, in any turn."""
     return any(report["overall"]["0"])
 
 
-def _span(numbers: list[float]) -> str:
+def span_of(numbers: Sequence[float]) -> str:
+    """A gain with its interval."""
     mean, low, high = numbers
     return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"

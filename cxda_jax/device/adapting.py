@@ -15,14 +15,16 @@ from cxda_jax.data.readers.raw import EXTENSIONS
 from cxda_jax.device.attached import Attached
 from cxda_jax.device.loading import load
 from cxda_jax.device.model import AT_ONCE, Model
-from cxda_jax.device.page import NEAREST, AdaptedPage, Answered, write_adapted
+from cxda_jax.device.page import NEAREST, AdaptedPage, Answered, ClassShares, first, write_adapted
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import read_table, system_fault
 from cxda_jax.errors import UserError, brief, printable
 from cxda_jax.machine.progress import Counter, replacing, say
+from cxda_jax.types import ADAPTER
 
 SHOWN = 200  # answers on the page
 PHONES = (".avif", ".heic", ".heif")  # read where a decoder is installed, else named
+UNUSED = ("style", "none")  # what an adapter takes from a buffer, if it makes no use of the class shares there
 FAULTS = 20  # lines about files that were left out
 FORMULA = re.compile(r"(?!-?[\d.]+$)[=+@\t\r-].")  # what a spreadsheet may take for a formula; a number is none
 COLUMNS = [
@@ -55,7 +57,7 @@ class Tally:
         if answer.label:
             right = answer.before == answer.label, answer.after == answer.label
             self.right.append((*right, right[use_adapted]))
-        self.shown = sorted([*self.shown, answer], key=lambda answer: answer.order)[:SHOWN]
+        self.shown = first([*self.shown, answer], SHOWN)
 
     def scores(self) -> list[tuple[str, str]]:
         """Lines of the summary, none where no label is known."""
@@ -140,12 +142,26 @@ def adapt_folder(asked: Adaptation) -> None:
         gain = model.card.gain if model.method.name == model.card.method else None
         title, names = f"What adapting changed: {printable(model.card.data)}", [path.name for path in held.paths]
         page = AdaptedPage(title, summary, tally.shown, tally.count, held.pixels, names, gain, faults)
-        write_adapted(out / "adapted.html", page)
+        write_adapted(out / "adapted.html", page._replace(shares=shares_of(adapted)))
     say_faults(faults, ", all on the page")
     for what, found in results:
         say(f"{what}: {found}")
     seconds = time.perf_counter() - began
     say(f"{out}/predictions.csv and {out}/adapted.html: {tally.count} images in {seconds:.1f} s")
+
+
+def shares_of(adapted: Model) -> ClassShares | None:
+    """The class shares that a trusted adapter of fit() estimates, if it adapted to images.
+
+    One that is not trusted can be further from the true shares than those in training are.
+    """
+    if not isinstance(adapted, Attached) or not adapted.adapter._replace(always=False).helps:
+        return None
+    if (found := adapted.shares()) is None:
+        return None
+    trained = np.asarray(adapted.variables["batch_stats"][ADAPTER]["shares"])
+    used = adapted.adapter.report.get("takes") not in UNUSED
+    return ClassShares(adapted.card.class_names, trained, found, used)
 
 
 def say_faults(faults: Sequence[str], rest: str = "") -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from cxda_jax.adapter import adapter as adapters
 from cxda_jax.adapter.adapter import SIZES, Adapter
 from cxda_jax.adapter.correction import added, correction_in, nothing
+from cxda_jax.adapter.device import shares_in
 from cxda_jax.adapter.encoders import Encoder, Options, open_encoder
 from cxda_jax.adapter.features import WHITE
 from cxda_jax.data.store import fault_of_images
@@ -49,6 +50,10 @@ class Attached(Model):
         adapter = self.adapter.trusted()
         programs = _programs(adapter, self.method, self.rows)
         return dataclasses.replace(self, adapter=adapter, programs=programs, _adapted=None)
+
+    def shares(self) -> np.ndarray | None:
+        """The class shares [classes] on the device, as Device.shares() gives them."""
+        return shares_in(self.adapted, self.adapter.classes)
 
     def as_pixels(self, image: Any) -> np.ndarray:
         if self.encoder:

@@ -14,11 +14,16 @@ from cxda_jax.errors import printable
 from cxda_jax.methods.entry import BLUE, RED, Style
 from cxda_jax.pages import figures
 from cxda_jax.pages.page import ExplorerTask, Page, Section, encode, figure_part, sheet, table_part, write_page
+from cxda_jax.pages.rows import Row, picture
 
 SHOWN = 500  # images of the buffer
 WEIGHTS = 750_000  # of the explorer, which take 2 MB of the file
 NEAREST = 5  # images of the buffer that are named for each answer
 ROW, NEAR, TILE = 48, 34, 64  # pixels of the longer side: in a row, near an answer, and in the sheet of the buffer
+_USED = {
+    True: "The adapted answers make use of them.",
+    False: "The adapted answers do not use them, as unseen domains gained nothing by them in cxda fit.",
+}
 EXPLAINED = (
     "\n<p>For each of your images, the model weighs the images of your buffer. "
     "It adapts its features by those with much weight.\n"
@@ -65,6 +70,26 @@ class Answered(NamedTuple):
         return [] if self.weights is None else np.argsort(-self.weights.mean(0), kind="stable")[:NEAREST].tolist()
 
 
+class ClassShares(NamedTuple):
+    """The class shares that an adapter estimates on a device, and those in training. They lie in 0..1.
+
+    `used` says whether the answers read the estimated ones.
+    """
+
+    names: Sequence[str]
+    trained: np.ndarray  # [classes]
+    found: np.ndarray
+    used: bool
+
+
+def first(answers: Sequence[Answered], most: int) -> list[Answered]:
+    """The first `most` answers in their order. Of these a quarter is for the spoiled ones, if there are so many."""
+    ordered = sorted(answers, key=lambda answer: answer.order)
+    corrected, others = ([a for a in ordered if a.corrected is is_one] for is_one in (True, False))
+    kept = most - min(sum(a.spoiled for a in others), most // 4)
+    return [*corrected[:kept], *others][:most]
+
+
 class AdaptedPage(NamedTuple):
     """The content of the page: of all `total` answers the first in their order, and a buffer of any size."""
 
@@ -76,6 +101,7 @@ class AdaptedPage(NamedTuple):
     buffer_files: Sequence[str]
     gain: Gain | None
     faults: Sequence[str]  # a line for each thing that was left out
+    shares: ClassShares | None = None
 
 
 def write_adapted(path: Path, page: AdaptedPage) -> int:
@@ -98,6 +124,7 @@ def write_adapted(path: Path, page: AdaptedPage) -> int:
             explained += f"<p>For want of room, the explorer shows {shown} images of the buffer.</p>\n"
     sections = [
         Section("answers", "Answers before and after", _answers(page, answers, names, kept, pictures)),
+        Section("shares", "Class shares on your device", _shares(page.shares, len(names)) if page.shares else []),
         Section("gain", "Expected gain by buffer size", _gain(page.gain, len(names)) if page.gain else []),
         Section("buffer", "Your buffer", [("", _buffer(names, kept, pictures))]),
     ]
@@ -159,8 +186,8 @@ def _answers(
     tiles = {place: i for i, place in enumerate(kept)}
     rows = ""
     for number, answer in enumerate(answers, 1):
-        changed = answer.before != answer.after
-        shown = f"{_picture(pictures, len(kept) + number - 1, ROW)}{number}{'<b>≠ changed</b>' * changed}"
+        mark = _mark(answer)
+        shown = f"{_picture(pictures, len(kept) + number - 1, ROW)}{number}{mark}"
         cells = [
             f'<td data-value="{number}">{shown}</td>',
             f'<td><div class="file" title="{_text(answer.file)}">{_text(answer.file)}</div></td>',
@@ -170,8 +197,8 @@ def _answers(
             f"<td>{_verdicts(answer)}</td>" * labelled,
             f"<td>{_nearest(answer, names, tiles, pictures)}</td>" * near,
         ]
-        mark = ' class="changed"' * changed
-        rows += f"<tr{mark}>{''.join(cells)}</tr>\n"
+        of_row = f' class="changed{" spoiled" * answer.spoiled}"' * bool(mark)
+        rows += f"<tr{of_row}>{''.join(cells)}</tr>\n"
     heads = ["Image", "File", "Before", "Confidence before", "After", "Confidence after", "Moved"]
     heads += ["Label"] * labelled
     head = "".join(f"<th>{text}</th>" for text in heads) + "<th data-unsorted>Nearest in the buffer</th>" * near
@@ -192,6 +219,15 @@ def _answers(
         f"<tbody>\n{rows}</tbody></table>"
     )
     return [table_part(1, f'{table}<p class="notes">{" ".join(filter(None, notes))}</p>')]
+
+
+def _mark(answer: Answered) -> str:
+    """What adapting did to an answer, where it did something."""
+    if answer.before == answer.after:
+        return ""
+    if answer.corrected:
+        return '<b class="right">✓ corrected</b>'
+    return '<b class="wrong">✗ spoiled</b>' if answer.spoiled else "<b>≠ changed</b>"
 
 
 def _number(part: float) -> str:
@@ -216,6 +252,21 @@ def _nearest(answer: Answered, names: Sequence[str], tiles: Mapping[int, int], p
         for place in answer.nearest
     ]
     return f'<div class="near">{"".join(shown)}</div>'
+
+
+def _shares(shares: ClassShares, size: int) -> list[tuple[str, str]]:
+    """A row for each class, the largest difference first."""
+    rows = []
+    for i in map(int, np.argsort(-np.abs(shares.found - shares.trained), kind="stable")):
+        trained, found = 100 * float(shares.trained[i]), 100 * float(shares.found[i])
+        rows.append(Row(shares.names[i], f"{trained:.1f} % → {found:.1f} %", {"ring": [trained], "dot": [found]}))
+    said = (
+        f"The adapter estimates these from the {_images(size)} of your buffer, without labels; few images leave them "
+        f"near those in training. {_USED[shares.used]} No interval is given: one that follows from the images alone "
+        "would know nothing of the classifier's errors, and be too narrow."
+    )
+    legend = {"ring": "in training", "dot": "estimated on your device"}
+    return [("", f"<p>{said}</p>{picture(rows, legend, 'per cent')}")]
 
 
 def _gain(gain: Gain, size: int) -> list[tuple[str, str]]:

@@ -82,7 +82,7 @@ def write_page(path: Path, page: Page) -> int:
     """
     shown, whole = page, {"tasks": page.tasks, "figures": page.figures}
     kept: dict[str, Any] = {name: list(parts) for name, parts in whole.items()}
-    while len(data := _render(shown).encode(errors="backslashreplace")) > LIMIT:
+    while len(data := render(shown).encode(errors="backslashreplace")) > LIMIT:
         if not (parts := kept["tasks"] or kept["figures"]):
             size = f"{len(data) / 2**20:.1f} MB without any task or figure, 5 MB at most"
             raise UserError(f"{path}: {size}; report fewer results")
@@ -98,7 +98,8 @@ def write_page(path: Path, page: Page) -> int:
     return len(data)
 
 
-def _render(page: Page) -> str:
+def render(page: Page) -> str:
+    """The text of the HTML file, however large."""
     style = part("report.css")
     if page.sheet:  # a rule, since a browser reads a variable's address anew for each image
         style += f".picture {{ background-image: url({page.sheet}); }}"
@@ -116,11 +117,12 @@ def _render(page: Page) -> str:
         if parts:
             body += f'<section id="{name}"><h2>{title}</h2>\n{content}</section>\n'
             links += f'<li><a href="#{name}">{title}</a>{f"<ol>{entries}</ol>" if entries else ""}</li>'
+    unseen = " and the attention explorer stays empty" * bool(page.tasks)
     content = f"""<a class="skip" href="#main">Skip to the content</a>
 <header><h1>{html.escape(page.title)}</h1></header>
 <nav aria-label="Sections"><ol>{links}</ol></nav>
 <main id="main" tabindex="-1">
-<noscript><p>Without JavaScript, tables cannot be sorted and the attention explorer stays empty.</p></noscript>
+<noscript><p>Without JavaScript, tables cannot be sorted{unseen}.</p></noscript>
 {body}</main>"""
     data = f'<script type="application/json" id="attended">[{",".join(page.tasks)}]</script>'
     return document(page.title, content, style, part("report.js"), data)

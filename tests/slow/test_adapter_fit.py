@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pandas
 import pytest
@@ -28,7 +29,8 @@ from cxda_jax.adapter.correction import PENALTIES, correction_in
 from cxda_jax.adapter.features import read_labelled
 from cxda_jax.adapter.fit import _checked, gains_on
 from cxda_jax.adapter.judge import by_rival
-from cxda_jax.adapter.report import as_html, in_words
+from cxda_jax.adapter.page import as_html
+from cxda_jax.adapter.report import COLUMNS, in_words, span_of
 from cxda_jax.data.episodes import Plan
 from cxda_jax.training import metrics
 from cxda_jax.training.selection import Selection
@@ -37,6 +39,7 @@ from docs.study import promises
 from tests.commands import command
 from tests.lines import refused
 from tests.logits import CLASSES, RNG, STYLE, fewer_tasks, made, new  # noqa: F401
+from tests.pages import Elements
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +122,58 @@ def test_the_report_is_of_plain_numbers_and_says_what_was_found(fit):
     assert report["expected"] == metrics.after_selection(report["overall"]["100"], 24) <= span[0]
     bad = {**report, "overall": {**report["overall"], "100": [0.1, -0.1, 0.3]}, "steps": 90}
     assert said[-1].startswith("Trusted.") and in_words(bad).startswith("Not trusted.") and "90 of 120" in in_words(bad)
+
+
+def test_the_page_shows_all_gains_of_the_report(fit):
+    adapter = fit[0]
+    page = Elements(as_html(adapter))
+    for name, row in (*adapter.report["gain"].items(), ("all", adapter.report["overall"])):
+        cells = [span_of(row[column]) for column in COLUMNS if column in row]
+        assert f"{name}{row['plain']:.1f}{''.join(cells)}" in page.text
+    for risk in (0.05, 0.2):
+        told = adapter.threshold_for(risk)
+        assert f"{risk:.0%}{'–' if math.isinf(told) else f'{told:.3f}'}" in page.text
+
+
+def test_a_device_estimates_its_class_shares(fit, new, monkeypatch):
+    """As a loop over the images of its buffer does, with the formulas of nets/shares.py."""
+    adapter, learnt = fit[0], fit[2][1]
+    stats = learnt["batch_stats"][ADAPTER]
+    plain = {**learnt, "batch_stats": {ADAPTER: {n: x for n, x in stats.items() if n != "own"}}}
+    rows = np.flatnonzero((new.domains == 3) & (new.labels < 2))[:24]
+    z, s = new.logits[rows], new.style[rows]
+    w, t = jax.tree.map(np.float64, learnt["params"][ADAPTER]), np.float64(stats["shares"])
+    k = np.clip((s - stats["mean"]) / stats["std"], -5, 5) @ w["kernel"] / np.sqrt(STYLE)
+    for variables, own in ((plain, None), (learnt, correction_in(learnt))):
+        found, logits = [], own(z, s) if own else z
+        common = np.clip((s - own.mean) / own.std, -5, 5) @ own.common if own else None
+        for key in k:
+            a = 1 / (1 + np.exp(((key - k) ** 2).sum(1) - w["near"]))
+            u = logits / np.exp(w["log_t"]) + a.sum() / (a.sum() + np.exp(w["log_n"])) * (
+                a / a.sum() @ k @ w["bias"] + w["offset"]
+            )
+            for _ in range(2 if own else 1):
+                q = t
+                for _ in range(5):
+                    r = softmax(u, -1) * q / t
+                    counts = a @ (r / r.sum(1, keepdims=True))
+                    q = (counts + np.exp(w["log_m"]) * t) / (a.sum() + np.exp(w["log_m"]))
+                if own:
+                    moved = (a @ common - counts @ own.content) / (a.sum() + np.exp(w["log_l"]))
+                    u = u - moved / np.exp(w["log_t"])
+            found.append(q)
+        device = adapter._replace(variables=variables).adapt(z, s)
+        np.testing.assert_allclose(device.shares(), np.mean(found, 0), atol=2e-4)
+        assert device.shares()[:2].sum() > 0.5 > 1.3 * t[:2].sum()
+    strange, silent = (
+        adapter.adapt(z, s + 4),
+        adapter._replace(report={**adapter.report, "overall": {"100": [0, -1, 1]}}),
+    )
+    assert all(device.shares() is None for device in (strange, silent.adapt(z, s), adapter.adapt(z[:0], s[:0])))
+    calm = adapter._replace(report={**adapter.report, "drift": {"limit": None}})
+    whole, last = (calm.adapt(new.logits[-n:], new.style[-n:]) for n in (60, 16))
+    monkeypatch.setattr(devices.ShareAdapter, "most", 16)
+    np.testing.assert_allclose(whole.shares(), last.shares(), atol=1e-5)
 
 
 def test_probabilities_have_the_temperature_of_the_buffer_and_answers_have_none(fit, new):
@@ -299,7 +354,7 @@ def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path, monkeypat
     said = command(*asked, f"--features={tmp_path}/f.npz")
     assert "load_adapter" in said and re.search("1 of the .* domains that .* have fewer than [0-9]+ images", said)
     adapter = cxda_jax.load_adapter(tmp_path / "out")
-    assert (tmp_path / "out" / "report.html").read_text() == as_html(adapter.report)
+    assert (tmp_path / "out" / "report.html").read_text() == as_html(adapter)
     assert adapter.report["images"] == (given >= 0).sum() and adapter.keys == "style"
     assert adapter.origin == {"encoder": "a.onnx", "classes": [*"abcdef"]}
     told = command("diagnose", f"--features={tmp_path}/f.npz")

@@ -17,12 +17,14 @@ from cxda_jax.adapter.adapter import Head
 from cxda_jax.adapter.correction import correction_in
 from cxda_jax.adapter.device import programs
 from cxda_jax.adapter.encoders import Options, open_encoder
+from cxda_jax.device.adapting import shares_of
 from cxda_jax.device.attached import Rows, attach
 from cxda_jax.export import formats, script
 from cxda_jax.export.describing import write_describe
 from cxda_jax.types import Images
 from tests.commands import command
 from tests.fast.test_features import save_vit
+from tests.pages import Elements
 from tests.slow.test_received import CLASSES, MADE, WEIGHTS, write_adapter
 
 SIDE, COUNT = 8, 8  # and numbers of a style: two of each of the input's channels and of the map's
@@ -119,6 +121,10 @@ def test_a_model_of_an_adapter_that_is_not_trusted_adapts_if_it_is_asked_to(fold
         buffer.observe(row)
     device = adapter.adapt(told["logits"][:9], told["style"][:9])
     expected = device.predict_proba(told["logits"], told["style"])
+    assert shares_of(model.trusted().adapt(rows[:9])) is None
+    np.testing.assert_allclose(
+        shares_of(cxda_jax.load(folder / "adapter").adapt(rows[:9])).found, device.shares(), atol=1e-6
+    )
     for adapted in (model.trusted().adapt(rows[:9]), buffer):
         np.testing.assert_allclose(adapted.predict(rows).probabilities, expected, atol=1e-5)
     buffer.save(tmp_path / "it.npz")
@@ -139,6 +145,10 @@ def test_the_commands_take_both(folder, tmp_path, described):
     device = cxda_jax.load_adapter(folder / "adapter").adapt(told["logits"], told["style"])
     proba = device.predict_proba(told["logits"], told["style"])
     assert [row["answer"] for row in table] == ["abcdef"[i] for i in proba.argmax(1)]
+    page = Elements((tmp_path / "out" / "adapted.html").read_text())
+    shares = WEIGHTS["variables/batch_stats/adapter/shares"], device.shares()
+    for name, before, found in zip("abcdef", *shares, strict=True):
+        assert f"{name}{100 * before:.1f} % → {100 * found:.1f} %" in page.text
     other = (folder / "m.onnx").read_bytes().replace(b"map", b"mop")
     (tmp_path / "m.onnx").write_bytes(other)
     for wrong, named in (

@@ -1,4 +1,4 @@
-"""Three pages in headless Chromium: the report, the page of an adapted model, and the live page."""
+"""Four pages in headless Chromium: the report, those of fit() and of an adapted model, and the live page."""
 
 import json
 import re
@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import cxda_jax
+from cxda_jax.adapter.page import as_html
 from cxda_jax.device.page import write_adapted
 from cxda_jax.export.pair import by_model
 from cxda_jax.pages.page import write_page
-from tests.fast.test_adapted_page import make_page
+from tests.fast.test_adapted_page import made_adapter, make_page
 from tests.pages import HOSTILE, render
 from tests.slow.test_report import make_report
 
@@ -46,6 +47,7 @@ def addresses(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     write_page(folder / "report.html", make_report(HOSTILE))
     write_adapted(folder / "adapted.html", make_page(m=24, n=40, mark=HOSTILE))
+    (folder / "fitted.html").write_text(as_html(made_adapter(mark=HOSTILE)))
     render(model, folder).rename(folder / "live.html")
     return {path.stem: path.as_uri() for path in folder.iterdir()}
 
@@ -73,12 +75,21 @@ def settled(page, script="return live.ready && live.state().encodedChange === li
     WebDriverWait(page, 60, poll_frequency=0.05).until(lambda b: b.execute_script(script))
 
 
-@pytest.mark.parametrize("name", ["report", "adapted", "live"])
+@pytest.mark.parametrize("name", ["report", "adapted", "fitted", "live"])
 def test_nothing_is_asked_of_anybody(opened, addresses, name):
     sent = [json.loads(entry["message"])["message"] for entry in opened.get_log("performance")]
     urls = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
     assert {url for url in urls if not url.startswith("data:")} == {addresses[name]}  # the rest holds its own data
     assert opened.execute_script("return document.images.length") == 0
+
+
+@pytest.mark.parametrize("name", ["adapted", "fitted"])
+def test_a_phone_need_not_scroll_sideways(opened, name):
+    opened.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    )
+    assert opened.execute_script("return [document.documentElement.scrollWidth, innerWidth]") == [380, 380]
+    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def pixels(page, script) -> np.ndarray:
