@@ -4,6 +4,7 @@ cxda adapt --model=runs/unipen/cxda_any/0 --buffer=MY_PHOTOS --images=NEW_PHOTOS
 cxda adapt --model=glyphs --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT --labels=labels.csv
 cxda adapt --model=runs/glyphs/erm/0 --method=t3a --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
 cxda adapt --model=ADAPTER --encoder=model.onnx --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
+cxda adapt --model=ADAPTER --predictions=predictions.json --out=OUT
 
 --model is a run of cxda train, its folder model/, the name of a model that comes with the package, or what cxda fit
 wrote; this last one needs the same --encoder as cxda features had. No data set is needed. Images may be of any size and
@@ -21,6 +22,12 @@ Writes into the folder of --out:
 The answer that counts is the adapted one where adapting helped in the validation of the model's own training, with so
 many images. With fewer images it is the answer without adapting, and the command says so. --always takes the adapted
 answer there too. --labels is a CSV file with the columns file and label, for scores.
+
+--predictions, for an adapter of cxda features --predictions=..., takes the place of --buffer and --images: a JSON file
+of SpeciesNet or MegaDetector. All images of a camera are its buffer, or --capacity of them, evenly spread. The folder
+of an image is its camera, or --locations says it. OUT/predictions.json is the file with adapted scores, and
+predictions.csv the table without nearest images. With --floor=0.2, an answer that was five times as likely as every
+other one stays.
 """
 
 from absl import flags
@@ -40,14 +47,37 @@ _ENCODER = flags.DEFINE_string(
 _BUFFER = flags.DEFINE_string("buffer", "", "A folder of images to adapt to.")
 _IMAGES = flags.DEFINE_string("images", "", "A folder of images to answer for.")
 _OUT = flags.DEFINE_string("out", "", "The folder to write.", allow_override=True)
-_LABELS = flags.DEFINE_string("labels", "", "A CSV file with the columns file and label.")
-_CAPACITY = flags.DEFINE_integer("capacity", 500, "How many images of the buffer count, the newest.", 1, 100_000)
+_LABELS = flags.DEFINE_string("labels", "", "A CSV file with the columns file and label.", allow_override=True)
+_CAPACITY = flags.DEFINE_integer("capacity", 500, "How many images of a buffer count, the newest.", 1, 100_000)
 _ALWAYS = flags.DEFINE_bool(
     "always", False, "Take the adapted answer even where adapting is not expected to help.", allow_override=True
 )
+_PREDICTIONS = flags.DEFINE_string("predictions", "", "A JSON file of SpeciesNet or MegaDetector.", allow_override=True)
+_LOCATIONS = flags.DEFINE_string("locations", "", "A CSV file with the columns file and location.", allow_override=True)
+_FLOOR = flags.DEFINE_float(
+    "floor", 0.0, "With --predictions: of the factors of an image's scores, none is below this part of the largest.",
+    0.0, 1.0,
+)  # fmt: skip
+
+
+def adapt_predictions() -> None:
+    with cli.loading():
+        from pathlib import Path
+
+        from cxda_jax.device.traps import Traps, adapt_predictions
+        from cxda_jax.machine import backend
+    backend.keep_compiled()
+    model = cli.insist(_MODEL.value, "--model", "give the folder of an adapter of cxda fit")
+    out = cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapted")
+    model, predictions, out = (Path(path).expanduser() for path in (model, _PREDICTIONS.value, out))
+    locations, labels = (Path(flag.value).expanduser() if flag.value else None for flag in (_LOCATIONS, _LABELS))
+    options = locations, labels, _CAPACITY.value, _ALWAYS.value, _FLOOR.value
+    adapt_predictions(Traps(model, predictions, out, *options))
 
 
 def main() -> None:
+    if cli.of_predictions(_PREDICTIONS, [_METHOD, _ENCODER, _BUFFER, _IMAGES], [_LOCATIONS, _FLOOR]):
+        return adapt_predictions()
     with cli.loading():
         from pathlib import Path
 

@@ -52,6 +52,16 @@ def insist(value: Any, flag: str, fix: str) -> Any:
     return value
 
 
+def of_predictions(predictions: Any, others: Sequence[Any], only: Sequence[Any]) -> bool:
+    """Whether a command is about a file of predictions. A UserError for one of the `others` with it, and for one of
+    `only` without it."""
+    wrong = others if predictions.value else only
+    for flag in (flag for flag in wrong if flag.value != flag.default):
+        told = f"given {'beside' if predictions.value else 'without'} --predictions"
+        raise UserError(told, f"--{flag.name}", flag.value, "leave it out" if predictions.value else "give that too")
+    return bool(predictions.value)
+
+
 def define_other_data() -> Any:
     text = "The data differ from those that the run was trained on, and are meant to; results are marked."
     return flags.DEFINE_bool("other_data", False, text, allow_override=True)

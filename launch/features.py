@@ -4,6 +4,7 @@ cxda features --encoder=model.onnx --images=MY_IMAGES --out=features.npz
 cxda features --encoder=model.onnx --images=list.csv --out=features.npz --mean=0.5 --std=0.5 --classes=names.txt
 cxda features --encoder=module:function --images=MY_IMAGES --out=features.npz
 cxda features --encoder=vit.onnx --images=MY_IMAGES --out=features.npz --logits=none --features=TENSOR
+cxda features --predictions=predictions.json --labels=labels.csv --out=features.npz
 
 --images is a folder DOMAIN/CLASS/IMAGE, a folder DOMAIN/IMAGE of unlabelled images, or a CSV file with the columns
 path (seen from the file's folder), domain and, where it is known, label. Images are read as cxda prepare reads them.
@@ -16,6 +17,11 @@ stand without logits: then cxda fit learns the last layer too.
 
 --out gets logits, style, features, labels (-1: unknown), domains, classes, paths, and in `about` how it was made. The
 columns of logits are the sorted classes of the images, or those of --classes. A stopped command goes on where it was.
+
+--predictions takes the place of --encoder and --images: the JSON file that SpeciesNet or MegaDetector wrote for images
+of camera traps. --labels is a CSV file with the columns file and label, of some of the images. The folder of an image
+is its camera, or --locations says it: a CSV file with the columns file and location. The columns of logits are the
+sorted labels, or those of --classes. There is no style.
 
     f = np.load("features.npz"); known = f["labels"] >= 0
     adapter = cxda_jax.fit(f["logits"][known], f["labels"][known], f["domains"][known], f["style"][known])
@@ -33,6 +39,9 @@ _CLASSES = flags.DEFINE_string("classes", "", "A text file with the name of each
 _FIT = flags.DEFINE_enum(
     "fit", None, ["squash", "crop", "pad"], "How an image that is no square becomes one (squash).", allow_override=True
 )
+_PREDICTIONS = flags.DEFINE_string("predictions", "", "A JSON file of SpeciesNet or MegaDetector.", allow_override=True)
+_LABELS = flags.DEFINE_string("labels", "", "A CSV file with the columns file and label.", allow_override=True)
+_LOCATIONS = flags.DEFINE_string("locations", "", "A CSV file with the columns file and location.", allow_override=True)
 _OPTIONS = [
     flags.DEFINE_integer("size", None, "Side of the images (the graph's, or 224).", lower_bound=8, allow_override=True),
     flags.DEFINE_integer("batch", 32, "Images at once; a graph of a fixed number takes that.", lower_bound=1),
@@ -51,7 +60,24 @@ _OPTIONS = [
 ]
 
 
+def of_predictions() -> None:
+    with cli.loading():
+        from pathlib import Path
+
+        from cxda_jax.adapter.features import read_classes
+        from cxda_jax.adapter.predictions import read_predictions, write_labelled
+        from cxda_jax.errors import naming
+    labels = Path(cli.insist(_LABELS.value, "--labels", "give a CSV file with the columns file and label")).expanduser()
+    out = Path(cli.insist(_OUT.value, "--out", "name the file to write, such as --out=features.npz")).expanduser()
+    locations = Path(_LOCATIONS.value).expanduser() if _LOCATIONS.value else None
+    with naming({flag.name: f"--{flag.name}" for flag in (_OUT, _CLASSES)}):
+        classes = read_classes(Path(_CLASSES.value).expanduser()) if _CLASSES.value else []
+        write_labelled(read_predictions(Path(_PREDICTIONS.value).expanduser()), labels, locations, classes, out)
+
+
 def main() -> None:
+    if cli.of_predictions(_PREDICTIONS, [_ENCODER, _IMAGES, _FIT, *_OPTIONS], [_LABELS, _LOCATIONS]):
+        return of_predictions()
     with cli.loading(goes_on=True):
         from pathlib import Path
 

@@ -39,7 +39,7 @@ _ARRAYS = {  # of a file of features; fit() checks the numbers
     "logits": Kind(_NUMBERS, shape=("images", "columns"), absent=True),
     "labels": Kind("iu", shape=("images",)),
     "domains": Kind("biufUS", shape=("images",)),
-    "style": Kind(_NUMBERS, shape=("images", "d")),
+    "style": Kind(_NUMBERS, shape=("images", "d"), absent=True),
     "features": Kind(_NUMBERS, shape=("images", "width"), absent=True),
     "about": Kind("U", shape=(), absent=True),
     "classes": Kind("U", shape=("columns",), absent=True),
@@ -129,14 +129,9 @@ def write_features(listing: Listing, encoder: Encoder, out: Path, fit: str, clas
       fit: how an image that is no square becomes one; see data/store.py.
       classes: names of the columns of logits; if empty, the sorted labels.
     """
-    if out.suffix != ".npz":
-        raise UserError("give the name of a file that ends in .npz", "out", out)
     part = out.with_name(f"{out.name}.part")
     about = {"cxda_jax": VERSION, **encoder.about, "fit": fit, "classes": classes, "images": listing.fingerprint()}
-    if out.exists():
-        _refuse_other(out, _read_about(out), about)
-        say(f"{out}: is there already, made of the same images in the same way; left as it is")
-    else:
+    if not is_written(out, about):
         insist_on_writable(part, "out")
         part.mkdir(parents=True, exist_ok=True)
         if "maps" in encoder.about:
@@ -151,6 +146,16 @@ def write_features(listing: Listing, encoder: Encoder, out: Path, fit: str, clas
         path.unlink(missing_ok=True)
     if part.exists() and not any(part.iterdir()):
         part.rmdir()
+
+
+def is_written(out: Path, about: dict[str, Any]) -> bool:
+    """Whether the file is there; a UserError if it was made in another way than `about` says."""
+    if out.suffix != ".npz":
+        raise UserError("give the name of a file that ends in .npz", "out", out)
+    if out.exists():
+        _refuse_other(out, _read_about(out), about)
+        say(f"{out}: is there already, made of the same images in the same way; left as it is")
+    return out.exists()
 
 
 def _read_about(out: Path) -> dict[str, Any]:
@@ -169,7 +174,7 @@ class Labelled(NamedTuple):
     logits: np.ndarray | None
     labels: np.ndarray
     domains: np.ndarray
-    style: np.ndarray
+    style: Any  # [n, d], or None
     features: np.ndarray | None
     origin: dict[str, Any]
 
@@ -195,6 +200,8 @@ def read_labelled(path: Path, head: Head | None = None, without: bool = False) -
     if "logits" not in arrays and not (without and "features" in arrays):
         told = "add them, or give the file to cxda fit, which learns a head" if "features" in arrays else fix
         raise UserError(f"{path}: no 'logits'; {told}")
+    if "style" not in arrays and "features" in arrays:
+        raise UserError(f"{path}: no 'style'; {fix}")
     given: dict[str, Any] = {name: arrays.get(name) for name in Labelled._fields[:-1]}
     if "about" not in arrays:
         return Labelled(**given, origin={})

@@ -225,7 +225,8 @@ def tasks_of_rows(model: Model, file: str, places: int, count: int) -> list[Task
     if not file.endswith(".npz"):
         raise UserError(f"check_images={brief(file)}: an adapter is compared on a file of cxda features; give one")
     found = read_labelled(Path(file), model.adapter.head if isinstance(model, Attached) else None)
-    rows = np.concatenate([np.asarray(found.logits), found.style], axis=1, dtype=np.float32)
+    logits = np.asarray(found.logits)
+    rows = np.concatenate([logits, logits if found.style is None else found.style], axis=1, dtype=np.float32)
     return drawn(np.stack([model.as_pixels(row) for row in rows]), places, count)
 
 

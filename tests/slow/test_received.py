@@ -203,6 +203,12 @@ def test_arrays_of_features_are_rows_of_the_same_images(tmp_path):
         np.savez(path, **{**FEATURES, name: to})
         with refused("{tmp}/f.npz: .*" + (name if to.shape[:1] != (8,) else ""), tmp_path):
             read_labelled(path)
+    without = {name: array for name, array in FEATURES.items() if name != "style"}
+    np.savez(path, **without)
+    assert read_labelled(path).style is None
+    np.savez(path, **without, features=np.ones((9, 4)))
+    with refused("no 'style'", tmp_path):
+        read_labelled(path)
 
 
 def test_no_pipe_is_waited_for(tmp_path):
