@@ -26,8 +26,8 @@ answer there too. --labels is a CSV file with the columns file and label, for sc
 --predictions, for an adapter of cxda features --predictions=..., takes the place of --buffer and --images: a JSON file
 of SpeciesNet or MegaDetector. All images of a camera are its buffer, or --capacity of them, evenly spread. The folder
 of an image is its camera, or --locations says it. OUT/predictions.json is the file with adapted scores, and
-predictions.csv the table without nearest images. With --floor=0.2, an answer that was five times as likely as every
-other one stays.
+predictions.csv the table without nearest images. By default (--floor=0.2) an answer that was five times as likely as
+every other one stays; --floor=0 protects none.
 """
 
 from absl import flags
@@ -55,7 +55,7 @@ _ALWAYS = flags.DEFINE_bool(
 _PREDICTIONS = flags.DEFINE_string("predictions", "", "A JSON file of SpeciesNet or MegaDetector.", allow_override=True)
 _LOCATIONS = flags.DEFINE_string("locations", "", "A CSV file with the columns file and location.", allow_override=True)
 _FLOOR = flags.DEFINE_float(
-    "floor", 0.0, "With --predictions: of the factors of an image's scores, none is below this part of the largest.",
+    "floor", 0.2, "With --predictions: of the factors of an image's scores, none is below this part of the largest.",
     0.0, 1.0,
 )  # fmt: skip
 

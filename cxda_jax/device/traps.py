@@ -43,7 +43,7 @@ class Traps(NamedTuple):
     labels: Path | None = None
     capacity: int = 500
     always: bool = False
-    floor: float = 0.0
+    floor: float = 0.2
 
 
 def adapt_predictions(asked: Traps) -> None:

@@ -67,7 +67,7 @@ def table_in(out):
 
 @pytest.mark.parametrize("capacity", [EACH, 30])
 def test_each_camera_is_a_device_of_its_own(capacity, folder, tmp_path):
-    said = adapt(folder, tmp_path, f"--labels={folder}/new.csv", f"--capacity={capacity}")
+    said = adapt(folder, tmp_path, f"--labels={folder}/new.csv", f"--capacity={capacity}", "--floor=0")
     adapter, found = cxda_jax.load_adapter(folder / "adapter"), read_predictions(folder / "new.json")
     assert adapter.helps and adapter.keys == "logits"
     names = adapter.origin["classes"]
