@@ -361,13 +361,14 @@ def as_array(name: str, given: Any, kind: Any = None) -> np.ndarray:
     if np.ma.is_masked(given):
         raise UserError(f"{name}: {np.ma.count_masked(given)} values are masked; leave such images out")
     try:
-        array = np.asarray(given)
+        if hasattr(given, "detach"):  # of PyTorch, on any device; nothing here gives it a gradient
+            given = given.detach().cpu()
+            given = given.float() if "bfloat16" in str(given.dtype) else given
+        by_dlpack = hasattr(given, "__dlpack__") and not hasattr(given, "__array__")
+        array = np.from_dlpack(given) if by_dlpack else np.asarray(given)
         if kind and array.dtype.kind == "c":
             raise TypeError(f"{array.dtype} has an imaginary part")
         return array.astype(kind, copy=False) if kind else array
     except Exception as e:  # of whatever package it is
-        if hasattr(given, "detach"):
-            told = f"np.asarray does not take this {brief(type(given).__name__)}"
-            raise UserError(f"{name}: {told}; give its .detach().cpu().numpy(), of bfloat16 after .float()") from None
         told = f"{brief(type(given).__name__)} is no array of numbers ({reason(e, 60)})"
         raise UserError(f"{name}: {told}; give what np.asarray takes") from None

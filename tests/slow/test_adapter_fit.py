@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
@@ -340,11 +342,26 @@ def test_arguments_of_other_forms_are_read_and_of_another_width_refused(fit, new
     torch = pytest.importorskip("torch")
     device = adapter.adapt(z, s)
     told = device.predict_logits(z, s)
-    for form in (np.asfortranarray, np.ndarray.tolist, pandas.DataFrame, torch.tensor, lambda x: x.astype(object)):
+
+    class Exported:  # by DLPack alone
+        def __init__(self, x):
+            self.__dlpack__, self.__dlpack_device__ = x.__dlpack__, x.__dlpack_device__
+
+    def learnt(x):
+        return torch.tensor(x, requires_grad=True) * 1
+
+    for form in (
+        np.asfortranarray, np.ndarray.tolist, pandas.DataFrame, torch.tensor, lambda x: x.astype(object), learnt,
+        Exported, lambda x: Exported(torch.tensor(x)), lambda x: jax.device_put(np.float32(x)),
+    ):  # fmt: skip
         np.testing.assert_array_equal(adapter.adapt(form(z), form(s)).predict_logits(form(z), form(s)), told)
+    rough, given = zip(
+        *((x.astype(jnp.bfloat16), torch.tensor(x).bfloat16()) for x in map(np.float32, (z, s))), strict=True
+    )
+    np.testing.assert_array_equal(device.predict_logits(*given), device.predict_logits(*rough))
     for ask in (adapter.adapt, device.observe, device.predict_logits, device.predict_proba):
         for name, arguments in (
-            ("logits", (z[:, 1:], s)), ("style", (z, s[:, 1:])), ("style", (z,)), ("logits", (softmax(z, -1), s)),
+            ("logits", (z[:, 1:], s)), ("logits", (torch.ones(3, 6, device="meta"), s)), ("style", (z, s[:, 1:])), ("style", (z,)), ("logits", (softmax(z, -1), s)),
         ):  # fmt: skip
             with refused(f"^{name}: "):
                 ask(*arguments)
