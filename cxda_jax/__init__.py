@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cxda_jax.adapter.device import Device
     from cxda_jax.adapter.fit import fit
     from cxda_jax.adapter.sklearn import CXDAClassifier
+    from cxda_jax.adapter.torch_models import TorchEncoder
     from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, sample_plans
     from cxda_jax.data.store import DomainStore, open_store, write_store
     from cxda_jax.device.buffer import SupportBuffer
@@ -46,6 +47,7 @@ _HOMES = {
     "adapter.adapter": ("Adapter", "load_adapter"),
     "adapter.device": ("Device",),
     "adapter.fit": ("fit",),
+    "adapter.torch_models": ("TorchEncoder",),
     "methods.anytime": ("cxda_any",),
     "methods.cml": ("cml",),
     "methods.cotta": ("cotta",),
@@ -65,10 +67,10 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Adapter", "Answers", "CXDAClassifier", "Device", "DomainStore", "Draw", "Episode", "EpisodeSpec", "FineTuning",
-    "Images", "Method", "Model", "Plan", "SupportBuffer", "UserError", "__version__", "bbse", "bn", "bn_alpha", "cml",
-    "cotta", "cxda", "cxda_any", "cxda_loo", "cxda_p2p", "cxda_shares", "cxda_supervised", "erm", "erm_iid", "evaluate",
-    "feature_shift", "fit", "ft_em", "ft_im", "icrm", "lame", "load", "load_adapter", "mlls", "open_store",
-    "prior_shift", "sample_plans", "sf_ocda", "sla", "stata", "t3a", "unmix", "with_transformer",
+    "Images", "Method", "Model", "Plan", "SupportBuffer", "TorchEncoder", "UserError", "__version__", "bbse", "bn",
+    "bn_alpha", "cml", "cotta", "cxda", "cxda_any", "cxda_loo", "cxda_p2p", "cxda_shares", "cxda_supervised", "erm",
+    "erm_iid", "evaluate", "feature_shift", "fit", "ft_em", "ft_im", "icrm", "lame", "load", "load_adapter", "mlls",
+    "open_store", "prior_shift", "sample_plans", "sf_ocda", "sla", "stata", "t3a", "unmix", "with_transformer",
     "write_store",
 ]  # fmt: skip
 

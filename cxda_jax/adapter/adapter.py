@@ -1,9 +1,11 @@
 """What fit() gives: the adapter of a classifier."""
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ from cxda_jax.config.fields import SEED, SHARE, Range
 from cxda_jax.disk import files, folders, manifest, models, safetensors
 from cxda_jax.disk.kinds import NUMBER, Kind, require
 from cxda_jax.disk.reading import read_object, reason
-from cxda_jax.errors import UserError, brief
+from cxda_jax.errors import UserError, brief, needing
 from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS
 from cxda_jax.nets.shares import EVIDENCE, HIDDEN, LARGEST, OWN
 from cxda_jax.training import metrics
@@ -228,6 +230,27 @@ class Adapter(NamedTuple):
         said = f"the buffer's mean style is {distance:.2f} deviations from the domains of fit()"
         return f"{said}, whose own buffers are {limit:.2f} apart at most; the classifier's own answers stay"
 
+    @classmethod
+    def from_pretrained(cls, repo: str, revision: str | None = None) -> "Adapter":
+        """The adapter in a folder or in a repository OWNER/NAME of the Hugging Face Hub, checked by load_adapter()."""
+        if Path(repo).is_dir():
+            return load_adapter(repo)
+        with needing(f"repo={brief(repr(repo))}", "hub", ", or give a folder"):
+            from huggingface_hub import snapshot_download
+        with _hub(repo, "give a folder, or OWNER/NAME of a repository that you may read"):
+            wanted = [models.WEIGHTS, models.CARD, manifest.NAME]
+            folder = snapshot_download(repo, revision=revision, allow_patterns=wanted)
+        return load_adapter(folder)
+
+    def push_to_hub(self, repo: str, private: bool = True) -> str:
+        """Uploads what save() writes into a repository OWNER/NAME of the Hugging Face Hub. Gives the commit's URL."""
+        with needing(f"repo={brief(repr(repo))}", "hub"):
+            import huggingface_hub
+        with tempfile.TemporaryDirectory() as folder, _hub(repo, "give OWNER/NAME that you may write to"):
+            self.save(folder)
+            huggingface_hub.create_repo(repo, private=private, exist_ok=True)
+            return str(huggingface_hub.upload_folder(repo_id=repo, folder_path=folder))
+
     def save(self, folder: str | os.PathLike, page: str = "") -> None:
         """Writes weights.safetensors, card.json and manifest.json; an adapter in the folder is replaced.
 
@@ -246,6 +269,17 @@ class Adapter(NamedTuple):
             if page:
                 files.write_text(new / PAGE, page)
             manifest.write(new, [models.CARD, models.WEIGHTS], hashes, HOLDS)
+
+
+@contextlib.contextmanager
+def _hub(repo: str, fix: str) -> Iterator[None]:
+    """Around what fails in many ways: no such repository, no network, no rights."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as e:
+        raise UserError(f"{reason(e)} ({type(e).__name__}); {fix}", "repo", repo) from e
 
 
 def load_adapter(folder: str | os.PathLike) -> Adapter:
@@ -361,13 +395,14 @@ def as_array(name: str, given: Any, kind: Any = None) -> np.ndarray:
     if np.ma.is_masked(given):
         raise UserError(f"{name}: {np.ma.count_masked(given)} values are masked; leave such images out")
     try:
-        array = np.asarray(given)
+        if hasattr(given, "detach"):  # of PyTorch, on any device; nothing here gives it a gradient
+            given = given.detach().cpu()
+            given = given.float() if "bfloat16" in str(given.dtype) else given
+        by_dlpack = hasattr(given, "__dlpack__") and not hasattr(given, "__array__")
+        array = np.from_dlpack(given) if by_dlpack else np.asarray(given)
         if kind and array.dtype.kind == "c":
             raise TypeError(f"{array.dtype} has an imaginary part")
         return array.astype(kind, copy=False) if kind else array
     except Exception as e:  # of whatever package it is
-        if hasattr(given, "detach"):
-            told = f"np.asarray does not take this {brief(type(given).__name__)}"
-            raise UserError(f"{name}: {told}; give its .detach().cpu().numpy(), of bfloat16 after .float()") from None
         told = f"{brief(type(given).__name__)} is no array of numbers ({reason(e, 60)})"
         raise UserError(f"{name}: {told}; give what np.asarray takes") from None

@@ -1,4 +1,5 @@
-"""Encoders: a batch of images becomes logits, style and perhaps features, by an ONNX graph or a function of the user.
+"""Encoders: a batch of images becomes logits, style and perhaps features, by an ONNX graph, a model of timm and the
+like, or a function of the user.
 
 The style of an image is the means and deviations, over its places, of the channels of the input and of some maps. The
 features are the input of the last dense layer, or a tensor that is named: of tokens, the first one (the class's)
@@ -23,6 +24,7 @@ import numpy as np
 
 from cxda_jax.adapter.adapter import as_array, as_probabilities
 from cxda_jax.adapter.own_style import WIDEST
+from cxda_jax.adapter.torch_models import SOURCES, TorchEncoder, weights_hash
 from cxda_jax.config.fields import choose
 from cxda_jax.data.readers.raw import IMAGENET
 from cxda_jax.disk.files import hash_file
@@ -55,16 +57,18 @@ class Encoder(NamedTuple):
       shape: of an image, (h, w, c).
       batch: images at once.
       about: all that the arrays depend on, for JSON.
+      fit: how an image that is no square becomes one, where nobody says; see data/store.py.
     """
 
     encode: Encode
     shape: tuple[int, int, int]
     batch: int
     about: dict[str, Any]
+    fit: str = "squash"
 
 
 class Options(NamedTuple):
-    """What launch/features.py says of them. The last five are for ONNX alone."""
+    """What launch/features.py says of them. A function takes the first two; timm:MODEL takes no tensors."""
 
     size: int | None = None
     batch: int = BATCH
@@ -76,7 +80,7 @@ class Options(NamedTuple):
 
 
 def open_encoder(name: str, options: Options, insist: Insist = lambda about: None, *, plain: bool = False) -> Encoder:
-    """The encoder in a file that ends in .onnx, or the one that module:function names.
+    """The encoder in a file that ends in .onnx, or the one that timm:MODEL or the like or module:function names.
 
     insist() raises a UserError if a graph has another hash than it should. Only then is its content looked at.
     plain: one thread of the CPU computes a graph as it is written, with no operations joined.
@@ -84,11 +88,13 @@ def open_encoder(name: str, options: Options, insist: Insist = lambda about: Non
     if name.endswith(".onnx"):
         return _of_onnx(Path(name).expanduser(), options, insist, plain)
     module, _, function = name.partition(":")
-    if not (module and function.isidentifier()):
-        raise UserError("give a file that ends in .onnx, or module:function", "encoder", name)
-    if given := [option for option in ("mean", "std", "logits", "features", "maps") if getattr(options, option)]:
-        raise UserError("for ONNX, and a function decides this itself", given[0], fix="leave it out")
-    return _of_function(name, module, function, options)
+    of_package = module in SOURCES and bool(function)
+    if not (of_package or module and function.isidentifier()):
+        raise UserError("give a file that ends in .onnx, timm:MODEL or module:function", "encoder", name)
+    for_others = ("logits", "features") if of_package else ("mean", "std", "logits", "features", "maps")
+    if given := [option for option in for_others if getattr(options, option)]:
+        raise UserError("for ONNX, and a model or a function decides this itself", given[0], fix="leave it out")
+    return _of_package(name, module, function, options) if of_package else _of_function(name, module, function, options)
 
 
 @contextlib.contextmanager
@@ -160,6 +166,37 @@ def _of_function(text: str, module: str, name: str, options: Options) -> Encoder
         function = getattr(importlib.import_module(module), name, None)
     if not callable(function):
         raise UserError(f"{module} has no function {name}; name one of that module", "encoder", text)
+    try:
+        of_torch = isinstance(function, TorchEncoder)
+        source = weights_hash(function.model) if of_torch else hash_file(Path(inspect.getsourcefile(function) or ""))
+    except (TypeError, OSError):  # it was not written in a file of Python
+        source = ""
+    side, batch = options.size or SIDE, options.batch
+    _insist_on_size(side, batch)
+    about = {"encoder": text, "encoder_sha256": source, "size": side, "batch": batch}
+    steady = _steady(_called(function, text), brief(text), "call model.eval(), or its like")
+    return Encoder(steady, (side, side, 3), batch, about)
+
+
+def _of_package(text: str, package: str, name: str, options: Options) -> Encoder:
+    with needing(f"--encoder={brief(text)}", package):
+        module = importlib.import_module(package)
+    with _faults(text, f"give a name of {package} whose weights are in its cache or can be loaded"):
+        found = SOURCES[package](module, name)
+    size, batch = options.size or found.size, options.batch
+    side = found.side * size // found.size
+    _insist_on_size(side, batch)
+    mean, std = normalisation(options._replace(mean=options.mean or found.mean, std=options.std or found.std), 3)
+    encode = TorchEncoder(found.model, mean, std, options.maps, size, found.logits)
+    with _faults(text, "give another --size"):
+        encode(np.zeros((1, side, side, 3), np.uint8))  # it chooses its maps
+    about = {"encoder": text, "encoder_sha256": weights_hash(found.model), "size": size, "batch": batch, "side": side}
+    about |= {"mean": mean, "std": std, "maps": encode.maps}
+    return Encoder(_steady(_called(encode, text), brief(text), "report it"), (side, side, 3), batch, about, found.fit)
+
+
+def _called(function: Callable[[np.ndarray], Any], text: str) -> Encode:
+    """What asks a function of others, and checks what it gives."""
 
     def encode(pixels: np.ndarray) -> dict[str, np.ndarray]:
         with _faults(text, "mend the function; --debug shows where"):
@@ -181,14 +218,7 @@ def _of_function(text: str, module: str, name: str, options: Options) -> Encoder
                 answer["style"] = moments((x, -1) for x in maps)
         return _checked(answer, len(pixels), brief(text))
 
-    try:
-        source = hash_file(Path(inspect.getsourcefile(function) or ""))
-    except (TypeError, OSError):  # it was not written in a file of Python
-        source = ""
-    side, batch = options.size or SIDE, options.batch
-    _insist_on_size(side, batch)
-    about = {"encoder": text, "encoder_sha256": source, "size": side, "batch": batch}
-    return Encoder(_steady(encode, brief(text), "call model.eval(), or its like"), (side, side, 3), batch, about)
+    return encode
 
 
 class Graph(NamedTuple):
@@ -224,7 +254,7 @@ def read_graph(path: Path, options: Options, insist: Insist = lambda about: None
         import onnx
         import onnxruntime  # noqa: F401
     if not path.is_file():
-        raise UserError("no such file; give one that ends in .onnx, or module:function", "encoder", path)
+        raise UserError("no such file; give one that ends in .onnx, timm:MODEL or module:function", "encoder", path)
     with _faults(str(path), "export it again"):
         model = onnx.load(path, load_external_data=False)
         _insist_on_beside(model, path.parent)

@@ -35,7 +35,7 @@ for room, others in (line.split(":") for line in ALLOWED.strip().splitlines()):
     MAY[room] = {room, "version", "__version__", *others.split()}
 
 OPTIONAL = {"tensorflow", "tensorflow_datasets", "torch", "pillow_heif", "wilds", "sklearn", "pandas", "onnx",
-            "onnxruntime"}  # fmt: skip
+            "onnxruntime", "timm", "torchvision", "transformers", "huggingface_hub"}  # fmt: skip
 FILES = sorted((ROOT / "cxda_jax").rglob("*.py"))
 CONFIGS, COMMANDS = (sorted((ROOT / folder).glob("*.py")) for folder in ("configs", "launch"))
 

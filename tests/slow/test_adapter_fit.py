@@ -5,11 +5,14 @@ import json
 import math
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
@@ -37,7 +40,7 @@ from cxda_jax.training.selection import Selection
 from cxda_jax.types import ADAPTER
 from docs.study import promises
 from tests.commands import command
-from tests.lines import refused
+from tests.lines import flip, refused
 from tests.logits import CLASSES, RNG, STYLE, fewer_tasks, made, new  # noqa: F401
 from tests.pages import Elements
 
@@ -310,6 +313,39 @@ def test_a_saved_adapter_is_the_same_in_another_process(fit, new, tmp_path):
     assert str(told["s"]) == str(adapter)
 
 
+def test_an_adapter_comes_from_a_folder_or_the_hub_with_the_same_checks(fit, new, tmp_path, monkeypatch):
+    """A small hub of folders, called as huggingface_hub is."""
+    adapter, hub = fit[0], tmp_path / "hub"
+
+    def upload_folder(repo_id, folder_path):
+        shutil.copytree(folder_path, hub / repo_id, dirs_exist_ok=True)
+        return f"commit of {repo_id}"
+
+    def snapshot_download(repo_id, revision, allow_patterns):
+        (found,) = [hub / repo_id] if (hub / repo_id).is_dir() else []
+        assert {path.name for path in found.iterdir()} == {*allow_patterns}
+        return str(found)
+
+    made_of = {"create_repo": lambda repo, private, exist_ok: (hub / repo).mkdir(parents=True, exist_ok=exist_ok)}
+    package = SimpleNamespace(upload_folder=upload_folder, snapshot_download=snapshot_download, **made_of)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "huggingface_hub", None)
+        with refused(named="cxda_jax[hub]"):
+            cxda_jax.Adapter.from_pretrained("me/none")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", package)
+    assert adapter.push_to_hub("me/mine") == "commit of me/mine"
+    told = adapter.adapt(new.logits[:5], new.style[:5]).predict_logits(new.logits[:9], new.style[:9])
+    for place in ("me/mine", str(hub / "me" / "mine")):
+        device = cxda_jax.Adapter.from_pretrained(place).adapt(new.logits[:5], new.style[:5])
+        np.testing.assert_array_equal(device.predict_logits(new.logits[:9], new.style[:9]), told)
+    flip(hub / "me" / "mine" / "weights.safetensors")
+    for place in ("me/mine", str(hub / "me" / "mine")):
+        with refused(named="weights.safetensors"):
+            cxda_jax.Adapter.from_pretrained(place)
+    with refused(field="repo", value="me/other"):
+        cxda_jax.Adapter.from_pretrained("me/other")
+
+
 def test_the_notebook_runs_on_other_photographs(tmp_path, monkeypatch, capsys):
     """In PACS's folders, with a stand-in for the encoder, and with fewer steps."""
     root, rng = Path(__file__).parents[2], np.random.default_rng(0)
@@ -395,11 +431,26 @@ def test_arguments_of_other_forms_are_read_and_of_another_width_refused(fit, new
     torch = pytest.importorskip("torch")
     device = adapter.adapt(z, s)
     told = device.predict_logits(z, s)
-    for form in (np.asfortranarray, np.ndarray.tolist, pandas.DataFrame, torch.tensor, lambda x: x.astype(object)):
+
+    class Exported:  # by DLPack alone
+        def __init__(self, x):
+            self.__dlpack__, self.__dlpack_device__ = x.__dlpack__, x.__dlpack_device__
+
+    def learnt(x):
+        return torch.tensor(x, requires_grad=True) * 1
+
+    for form in (
+        np.asfortranarray, np.ndarray.tolist, pandas.DataFrame, torch.tensor, lambda x: x.astype(object), learnt,
+        Exported, lambda x: Exported(torch.tensor(x)), lambda x: jax.device_put(np.float32(x)),
+    ):  # fmt: skip
         np.testing.assert_array_equal(adapter.adapt(form(z), form(s)).predict_logits(form(z), form(s)), told)
+    rough, given = zip(
+        *((x.astype(jnp.bfloat16), torch.tensor(x).bfloat16()) for x in map(np.float32, (z, s))), strict=True
+    )
+    np.testing.assert_array_equal(device.predict_logits(*given), device.predict_logits(*rough))
     for ask in (adapter.adapt, device.observe, device.predict_logits, device.predict_proba):
         for name, arguments in (
-            ("logits", (z[:, 1:], s)), ("style", (z, s[:, 1:])), ("style", (z,)), ("logits", (softmax(z, -1), s)),
+            ("logits", (z[:, 1:], s)), ("logits", (torch.ones(3, 6, device="meta"), s)), ("style", (z, s[:, 1:])), ("style", (z,)), ("logits", (softmax(z, -1), s)),
         ):  # fmt: skip
             with refused(f"^{name}: "):
                 ask(*arguments)
