@@ -33,7 +33,7 @@ EACH = 10  # tasks of a device and kind
 BUFFER, QUERIES, FEW = 100, 20, 5  # a class is rare in a task whose buffer has at most FEW images of it
 SIZES = (0, 5, 20)  # smaller buffers
 LEAST = BUFFER + QUERIES
-REPLAYED, OF_EACH = ("weeds", "cameras"), 80  # keys of class_counts.json; images of each class that a device must have
+REPLAYED, OF_EACH = ("weeds", "cameras"), 60  # keys of class_counts.json; images of each class that a device must have
 COUNTS = Path(__file__).with_name("class_counts.json")
 
 
