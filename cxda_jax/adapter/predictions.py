@@ -8,6 +8,7 @@ An image is known by its most confident detection that has classes; boxes are no
 target_classes and target_logits, which are read too. In the first, 5.0.0 to 5.0.2 wrote those of another image.
 """
 
+import difflib
 import hashlib
 import json
 import posixpath
@@ -93,6 +94,11 @@ class Predictions(NamedTuple):
         name = self.names.get(key, key)
         return columns.get(name, columns.get(name.rpartition(";")[2], -1))
 
+    def last_parts(self) -> set[str]:
+        """The names of all classes that the file lists, by the last part of those of SpeciesNet."""
+        keys = {*self.names, *(key for place in self.places for key, _ in place.listed)}
+        return {self.names.get(key, key).rpartition(";")[2] for key in keys}
+
     def known(self, columns: Mapping[str, int]) -> dict[int, str]:
         """By column the first class of the file that belongs there."""
         keys = [*self.names, *(key for place in self.places for key, _ in place.listed)]
@@ -134,12 +140,13 @@ class Predictions(NamedTuple):
     def told(self, table: Path, column: str) -> list[str]:
         """What a CSV file with the columns file and `column` says of each image, or "".
 
-        A file may be named by the end of its path. Lines of other files are left out.
+        A file may be named by the end of its path. Lines of other files are left out, and it says how many.
         """
-        found, numbers = [""] * len(self.files), _by_ends(self.files)
+        found, numbers, others = [""] * len(self.files), _by_ends(self.files), []
         for line, row in read_table(table, ("file", column), f"give a CSV file with the columns file and {column}"):
             name, value = (row["file"] or "").replace("\\", "/"), row[column] or ""
             if (number := numbers.get(name)) is None:
+                others.append(name)
                 continue
             where = f"{table}, line {line}: file={brief(name, 40)!r}"
             if number < 0:
@@ -151,6 +158,8 @@ class Predictions(NamedTuple):
         if not any(found):
             example = brief(next(iter(self.files), "none"))
             raise UserError(f"{table}: names no file of {self.path}; name them as there, such as {example}")
+        if others:
+            say(f"{table}: left out {len(others)} lines, whose files {self.path} lacks, such as {brief(others[0], 60)}")
         return found
 
 
@@ -210,6 +219,13 @@ def _place(image: int, leads: bool, held: Any, told: Any, names: Mapping[str, st
     return Place(image, leads, held, list(zip(told["classes"], told["scores"], strict=True)), dict(targets))
 
 
+def unlisted(found: Predictions, name: str) -> str:
+    """What to tell of a class that the file never lists, with the nearest one that it does."""
+    near = difflib.get_close_matches(name.lower(), found.last_parts(), 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{brief(name, 30)!r} is no class of {found.path}; {hint}"
+
+
 def write_labelled(found: Predictions, labels: Path, locations: Path | None, classes: list[str], out: Path) -> None:
     """Writes what cxda features writes of images: logits, labels, domains, classes, paths and `about`; no style.
 
@@ -223,9 +239,11 @@ def write_labelled(found: Predictions, labels: Path, locations: Path | None, cla
     listing = Listing(found.path, found.files, found.cameras(locations), found.told(labels, "label"))
     names, numbers = class_numbers(listing, classes, None)
     columns = {name: i for i, name in enumerate(names)}
-    if lacking := [] if classes else sorted({*columns.values()} - {*found.known(columns)}):
-        fix = "mend it, or name all columns in --classes"
-        raise UserError(f"{labels}: label={brief(names[lacking[0]], 30)!r} is no class of {found.path}; {fix}")
+    for name in (names[i] for i in sorted({*columns.values()} - {*found.known(columns)})):
+        told = unlisted(found, name)
+        if not classes:
+            raise UserError(f"{labels}: label={told}mend it, or name all columns in --classes")
+        say(f"classes: {told}no image can be corrected to it")
     logits, field = found.logits(columns)
     content = json.dumps([files.hash_file(found.path), *listing[1:]])
     made = f"{len(found.files)} images, {hashlib.sha256(content.encode()).hexdigest()[:16]}"
@@ -238,9 +256,15 @@ def write_labelled(found: Predictions, labels: Path, locations: Path | None, cla
     arrays |= {name: np.array(each, str)[own] for name, each in (("domains", listing.domains), ("paths", found.files))}
     arrays["about"] = np.array(json.dumps(about))
     files.write_whole(out, lambda partial: np.savez(partial, **arrays))
-    told = f"{len(own)} images of {len({*arrays['domains']})} cameras, {len(found.files) - len(own)} without classes"
+    cameras, known = {*arrays["domains"].tolist()}, arrays["labels"] >= 0
+    told = f"{len(own)} images of {len(cameras)} cameras, {len(found.files) - len(own)} without classes"
+    if len(cameras) == 1:
+        say(f"{found.path}: all images are in one folder, so of one camera; --locations names others")
+    elif len(labelled := {*arrays["domains"][known].tolist()}) < len(cameras):
+        told += f"; cameras with labels: {len(labelled)}"
+    if others := sorted(found.last_parts() - {name.rpartition(";")[2] for name in columns}):
+        say(f"classes that nobody labelled, so they keep their scores: {brief(', '.join(others), 200)}")
     first = [found.column(max(found.places[i].listed, key=lambda each: each[1])[0], columns) for i in leads]
-    known = arrays["labels"] >= 0
     if known.any():
         right = (np.array(first) == arrays["labels"])[known].mean()
         told += f"; the classifier is right on {right:.1%} of {known.sum()} labels of {len(names)} classes"

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import log_softmax
 
 from cxda_jax.adapter.adapter import Adapter, load_adapter
-from cxda_jax.adapter.predictions import MARK, Place, Predictions, read_predictions
+from cxda_jax.adapter.predictions import MARK, Place, Predictions, read_predictions, unlisted
 from cxda_jax.device.adapting import COLUMNS, write_answers
 from cxda_jax.device.attached import card_of, insist_on_same
 from cxda_jax.device.page import Answered
@@ -52,9 +52,8 @@ def adapt_predictions(asked: Traps) -> None:
     columns, logits = _as_fitted(adapter, found, asked.model)
     cameras = found.cameras(asked.locations)
     labels = found.told(asked.labels, "label") if asked.labels else [""] * len(found.files)
-    if wrong := next((label for label in labels if label and label not in columns), ""):
-        fix = f"classes: {brief(', '.join(columns), 80)}"
-        raise UserError(f"{asked.labels}: label={brief(wrong, 30)!r} is no class of the adapter; {fix}")
+    if wrong := next((label for label in labels if label and label not in {*columns} | found.last_parts()), ""):
+        raise UserError(f"{asked.labels}: label={unlisted(found, wrong)}mend it")
     factors = _factors(adapter, found, logits, cameras, asked)
     asked.out.mkdir(parents=True, exist_ok=True)
     replacing(",".join(COLUMNS[:3]), asked.out / "predictions.csv")

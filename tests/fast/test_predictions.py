@@ -141,8 +141,22 @@ def test_the_command_writes_what_fit_takes(here):
     write_json(here / "p.json", content)
     assert "f.npz: made with images=" in command(*asked, code=2)
     (here / "names.txt").write_text("\n".join([*NAMES, "kudu"]))
-    command(*asked[:-1], "--out=g.npz", "--classes=names.txt")
+    assert "kudu" in command(*asked[:-1], "--out=g.npz", "--classes=names.txt")
     assert read_labelled(here / "g.npz").logits.shape[1] == 6
+
+
+def test_what_looks_like_a_slip_is_told(here):
+    """A mistyped label, lines of other files, one camera for all images, and classes that nobody labelled."""
+    write_json(here / "p.json", made())
+    asked = "features", "--predictions=p.json", "--out=f.npz", "--labels=labels.csv"
+    write_table(here / "labels.csv", "label", FILES[:2], ["Deear", "fox"])
+    said = command(*asked, code=2)
+    assert "label='Deear'" in said and "'deer'" in said
+    write_table(here / "labels.csv", "label", [*FILES[:2], "elsewhere/7.jpg"], ["deer", "fox", "cow"])
+    said = command(*asked)
+    assert "elsewhere/7.jpg" in said and "with labels: 1" in said and "boar" in said and "--locations" not in said
+    write_table(here / "one.csv", "location", FILES, ["x"] * len(FILES))
+    assert "--locations" in command(*asked[:2], "--out=g.npz", asked[3], "--locations=one.csv")
 
 
 def test_flags_of_images_and_of_predictions_do_not_mix(here):
