@@ -35,7 +35,7 @@ from . import cli
 
 flags.adopt_module_key_flags(cli)
 _ENCODER = flags.DEFINE_string(
-    "encoder", "", "A file that ends in .onnx, timm:MODEL or module:function.", allow_override=True
+    "encoder", "", "X.onnx, timm:MODEL or the like, or module:function.", allow_override=True
 )
 _IMAGES = flags.DEFINE_string("images", "", "A folder of images, or a CSV file.", allow_override=True)
 _OUT = flags.DEFINE_string("out", "", "The .npz file to write.", allow_override=True)
@@ -44,7 +44,7 @@ _FIT = flags.DEFINE_enum(
     "fit",
     None,
     ["squash", "crop", "pad"],
-    "How an image that is no square becomes one (the model's, or squash).",
+    "How an image becomes a square (the model's, or squash).",
     allow_override=True,
 )
 _PREDICTIONS = flags.DEFINE_string("predictions", "", "A JSON file of SpeciesNet or MegaDetector.", allow_override=True)
@@ -54,9 +54,7 @@ _OPTIONS = [
     flags.DEFINE_integer("size", None, "Side of the images (the model's, or 224).", lower_bound=8, allow_override=True),
     flags.DEFINE_integer("batch", 32, "Images at once; a graph of a fixed number takes that.", lower_bound=1),
     flags.DEFINE_list("mean", [], "Taken from pixels of 0..1, for each channel (the model's, or ImageNet's)."),
-    flags.DEFINE_list(
-        "std", [], "Divides what is left (the model's, or ImageNet's). --mean=0 --std=1/255 leaves 0..255."
-    ),
+    flags.DEFINE_list("std", [], "Divides what is left (likewise). --mean=0 --std=1/255 leaves 0..255."),
     flags.DEFINE_string(
         "logits", "", "ONNX: the tensor of logits, where several outputs have two axes; none: there are none."
     ),

@@ -18,6 +18,7 @@ import pandas
 import pytest
 from PIL import Image
 from scipy.special import softmax
+from sklearn import config_context
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -489,6 +490,25 @@ def test_an_estimator_without_a_trusted_adapter_is_its_classifier_trained_on_all
     plain = LogisticRegression(max_iter=500).fit(z, labels)
     for adapted in (model, model.adapt(z[domains == 3])):
         np.testing.assert_allclose(adapted.predict_proba(z[:50]), plain.predict_proba(z[:50]), atol=1e-6)
+
+
+def test_a_pipeline_routes_the_domains_to_the_estimator(fit, monkeypatch):
+    given = []
+    monkeypatch.setattr("cxda_jax.adapter.sklearn.fit", lambda *args, **options: given.append(args) or fit[0])
+    _, labels, domains, style = made(domains=8)
+    base = LogisticRegression(max_iter=500)
+    with config_context(enable_metadata_routing=True):
+        model = cxda_jax.CXDAClassifier(base, random_state=0).set_fit_request(sample_domain="domains")
+        pipeline = make_pipeline(StandardScaler(), model).fit(style, labels, domains=domains)
+        with pytest.raises(TypeError, match="domains"):  # which nobody asks for here
+            make_pipeline(StandardScaler(), base).fit(style, labels, domains=domains)
+    (_, taught, of, scaled), scaler = given[0], pipeline[0]
+    held = np.isin(domains, of)  # half of the domains; the estimator numbers them as they are here
+    assert len({*of}) == 4 and len(of) == held.sum()
+    np.testing.assert_array_equal(taught, labels[held])
+    np.testing.assert_allclose(scaled, scaler.transform(style)[held])
+    pipeline[-1].adapt(scaler.transform(style[domains == 3]))
+    assert pipeline.predict_proba(style[:9]).shape == (9, CLASSES)
 
 
 @pytest.mark.weekly
