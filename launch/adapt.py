@@ -1,9 +1,9 @@
 """Adapts a trained model to your own unlabelled images, and shows what that changed.
 
-cxda adapt --model=runs/unipen/cxda_any/0 --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
-cxda adapt --model=glyphs --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT --labels=labels.csv
-cxda adapt --model=runs/glyphs/erm/0 --method=t3a --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
-cxda adapt --model=ADAPTER --encoder=model.onnx --buffer=MY_PHOTOS --images=NEW_PHOTOS --out=OUT
+cxda adapt --model=runs/unipen/cxda_any/0 --buffer=DEVICE --images=NEW --out=OUT
+cxda adapt --model=glyphs --buffer=DEVICE --images=NEW --out=OUT --labels=labels.csv
+cxda adapt --model=runs/glyphs/erm/0 --method=t3a --buffer=DEVICE --images=NEW --out=OUT
+cxda adapt --model=ADAPTER --encoder=model.onnx --buffer=DEVICE --images=NEW --out=OUT
 cxda adapt --model=ADAPTER --predictions=predictions.json --out=OUT
 
 --model is a run of cxda train, its folder model/, the name of a model that comes with the package, or what cxda fit

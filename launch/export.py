@@ -2,9 +2,9 @@
 
 cxda export --model=glyphs --format=litert --out=exported
 cxda export --model=runs/unipen/cxda_any/0 --format=jax --out=exported --places=500
-cxda export --model=runs/mine/cxda_any/0 --format=litert_float16 --out=exported --check_images=MY_PHOTOS
+cxda export --model=runs/mine/cxda_any/0 --format=litert_float16 --out=exported --check_images=DEVICE
 cxda export --model=unipen --format=web --out=page
-cxda export --model=ADAPTER --encoder=model.onnx --format=onnx --out=exported --check_images=MY_PHOTOS
+cxda export --model=ADAPTER --encoder=model.onnx --format=onnx --out=exported --check_images=DEVICE
 cxda export --model=ADAPTER --format=litert --out=exported --check_images=features.npz
 
 --format is one of:

@@ -1,10 +1,10 @@
 """Describes images by an encoder that you have, for cxda_jax.fit: from a folder to one file of arrays.
 
-cxda features --encoder=model.onnx --images=MY_IMAGES --out=features.npz
+cxda features --encoder=model.onnx --images=LABELLED --out=features.npz
 cxda features --encoder=model.onnx --images=list.csv --out=features.npz --mean=0.5 --std=0.5 --classes=names.txt
-cxda features --encoder=timm:resnet18 --images=MY_IMAGES --out=features.npz
-cxda features --encoder=module:function --images=MY_IMAGES --out=features.npz
-cxda features --encoder=vit.onnx --images=MY_IMAGES --out=features.npz --logits=none --features=TENSOR
+cxda features --encoder=timm:resnet18 --images=LABELLED --out=features.npz
+cxda features --encoder=module:function --images=LABELLED --out=features.npz
+cxda features --encoder=vit.onnx --images=LABELLED --out=features.npz --logits=none --features=TENSOR
 cxda features --predictions=predictions.json --labels=labels.csv --out=features.npz
 
 --images is a folder DOMAIN/CLASS/IMAGE, a folder DOMAIN/IMAGE of unlabelled images, or a CSV file with the columns

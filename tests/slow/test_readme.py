@@ -79,7 +79,7 @@ def test_the_api_page_shows_the_signatures():
 
 def test_the_page_on_own_images_runs_and_has_the_cards_gain(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "device.md").read_text()
-    for folder in ("MY_PHOTOS", "NEW_PHOTOS"):
+    for folder in ("DEVICE", "NEW"):
         write_images(tmp_path / folder, 11, 0)  # of which three end in .png
     monkeypatch.chdir(tmp_path)
     names = execute("\n".join(blocks(page, "python")))
