@@ -7,6 +7,7 @@ last dense layer. Weights come from the cache of the package that has the model,
 
 import contextlib
 import hashlib
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -79,10 +80,14 @@ def _of_transformers(transformers: Any, name: str) -> Named:
 SOURCES = {"timm": _of_timm, "torchvision": _of_torchvision, "transformers": _of_transformers}
 
 
+def _torch() -> Any:
+    """PyTorch, which this package does without where nobody has such a model."""
+    return importlib.import_module("torch")
+
+
 def weights_hash(model: Any) -> str:
     """A SHA-256 of the names and the numbers of all weights."""
-    import torch
-
+    torch = _torch()
     told = hashlib.sha256()
     for name, x in sorted(model.state_dict().items()):
         told.update(f"{name} {x.dtype} {[*x.shape]}".encode())
@@ -115,8 +120,7 @@ class TorchEncoder:
         self.maps: list[str] | None = [*maps] or None  # None: not chosen yet
 
     def __call__(self, images: np.ndarray) -> dict[str, np.ndarray]:
-        import torch
-
+        torch = _torch()
         cut = round((images.shape[1] - (self.side or images.shape[1])) / 2)  # as torchvision cuts
         middle = slice(cut, self.side and cut + self.side)
         pixels = np.moveaxis(images[:, middle, middle], -1, 1) / np.float32(255)
@@ -139,8 +143,7 @@ class TorchEncoder:
 
     def _run(self, x: Any, modules: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
         """The model's answer, moments of the outputs of these modules that are maps, the last dense layer's input."""
-        import torch
-
+        torch = _torch()
         moments, last = {}, [None]
 
         def keep(name: str) -> Callable[..., None]:
@@ -169,8 +172,7 @@ class TorchEncoder:
 def _candidates(modules: dict[str, Any]) -> list[dict[str, Any]]:
     """Modules whose outputs may be maps: blocks, which are the outermost members of lists of modules that have modules
     themselves; activations; all layers. The first of these that has maps is taken."""
-    import torch
-
+    torch = _torch()
     lists = {name for name, module in modules.items() if isinstance(module, torch.nn.Sequential | torch.nn.ModuleList)}
     blocks: dict[str, Any] = {}
     for name, module in modules.items():
@@ -203,15 +205,13 @@ def _moments(x: Any) -> Any:
         x, places = _patches(x), (1,)
     else:
         places = (1, 2) if x.shape[1] == x.shape[2] != x.shape[3] else (2, 3)
-    import torch
-
+    torch = _torch()
     return torch.cat([x.mean(places), x.std(places, correction=0)], 1)
 
 
 def _pooled(x: Any) -> Any:
     """Features [n, d] of features, of tokens or of a map [n, c, h, w]."""
-    import torch
-
+    torch = _torch()
     if x.ndim == 3:
         patches = _patches(x)
         own = [x[:, 0]] if patches.shape[1] < x.shape[1] else []
