@@ -384,7 +384,7 @@ def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path, monkeypat
     given[-240:] = -1  # few of the last domain, which trains, are known
     np.savez(tmp_path / "f.npz", labels=given, **{k: np.repeat(x, 2, 0) for k, x in arrays.items()}, **told)
     np.savez(tmp_path / "own.npz", labels=labels + 1, **arrays)
-    np.savez(tmp_path / "no_style.npz", labels=labels, logits=z, domains=domains)
+    np.savez(tmp_path / "no_style.npz", labels=labels, logits=z, domains=domains, features=z)
     asked = "fit", f"--out={tmp_path}/out"
     for name, named in (("own", "labels: 6"), ("no_style", "'style'"), ("none", "none.npz: missing")):
         assert named in command(*asked, f"--features={tmp_path}/{name}.npz", code=2)
