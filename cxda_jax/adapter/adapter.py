@@ -237,7 +237,7 @@ class Adapter(NamedTuple):
             return load_adapter(repo)
         with needing(f"repo={brief(repr(repo))}", "hub", ", or give a folder"):
             from huggingface_hub import snapshot_download
-        with _hub(repo, "give a folder, or OWNER/NAME of a repository that you may read"):
+        with faults("repo", repo, "give a folder, or OWNER/NAME of a repository that you may read"):
             wanted = [models.WEIGHTS, models.CARD, manifest.NAME]
             folder = snapshot_download(repo, revision=revision, allow_patterns=wanted)
         return load_adapter(folder)
@@ -246,7 +246,7 @@ class Adapter(NamedTuple):
         """Uploads what save() writes into a repository OWNER/NAME of the Hugging Face Hub. Gives the commit's URL."""
         with needing(f"repo={brief(repr(repo))}", "hub"):
             import huggingface_hub
-        with tempfile.TemporaryDirectory() as folder, _hub(repo, "give OWNER/NAME that you may write to"):
+        with tempfile.TemporaryDirectory() as folder, faults("repo", repo, "give OWNER/NAME that you may write to"):
             self.save(folder)
             huggingface_hub.create_repo(repo, private=private, exist_ok=True)
             return str(huggingface_hub.upload_folder(repo_id=repo, folder_path=folder))
@@ -272,14 +272,14 @@ class Adapter(NamedTuple):
 
 
 @contextlib.contextmanager
-def _hub(repo: str, fix: str) -> Iterator[None]:
-    """Around what fails in many ways: no such repository, no network, no rights."""
+def faults(field: str, value: str, fix: str) -> Iterator[None]:
+    """Around code of others, which raises exceptions of all kinds. The line names the field that asked for it."""
     try:
         yield
     except UserError:
         raise
     except Exception as e:
-        raise UserError(f"{reason(e)} ({type(e).__name__}); {fix}", "repo", repo) from e
+        raise UserError(f"{reason(e)} ({type(e).__name__}); {fix}", field, value) from e
 
 
 def load_adapter(folder: str | os.PathLike) -> Adapter:

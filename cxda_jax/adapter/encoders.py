@@ -6,7 +6,6 @@ features are the input of the last dense layer, or a tensor that is named: of to
 beside the mean of the others. An encoder may have features without logits; then `cxda fit` learns a head.
 """
 
-import contextlib
 import functools
 import hashlib
 import importlib
@@ -22,13 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cxda_jax.adapter.adapter import as_array, as_probabilities
+from cxda_jax.adapter.adapter import as_array, as_probabilities, faults
 from cxda_jax.adapter.own_style import WIDEST
 from cxda_jax.adapter.torch_models import SOURCES, TorchEncoder, weights_hash
 from cxda_jax.config.fields import choose
 from cxda_jax.data.readers.raw import IMAGENET
 from cxda_jax.disk.files import hash_file
-from cxda_jax.disk.reading import insist_on_file, reason
+from cxda_jax.disk.reading import insist_on_file
 from cxda_jax.errors import UserError, brief, needing
 from cxda_jax.machine import stops
 from cxda_jax.methods.cxda_shares import spread
@@ -97,17 +96,6 @@ def open_encoder(name: str, options: Options, insist: Insist = lambda about: Non
     return _of_package(name, module, function, options) if of_package else _of_function(name, module, function, options)
 
 
-@contextlib.contextmanager
-def _faults(what: str, fix: str) -> Iterator[None]:
-    """Around code of others, which raises exceptions of all kinds."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as e:
-        raise UserError(f"{reason(e)} ({type(e).__name__}); {fix}", "encoder", what) from e
-
-
 def moments(maps: Iterable[tuple[Any, int]]) -> np.ndarray:
     """Means and deviations [n, 2 * all channels] over the places of maps, each with the axis of its channels."""
     found = []
@@ -162,7 +150,7 @@ def _steady(encode: Encode, name: str, fix: str) -> Encode:
 
 def _of_function(text: str, module: str, name: str, options: Options) -> Encoder:
     sys.path.insert(0, os.getcwd())
-    with _faults(text, f"{module} must be a module of this folder, or an installed one"):
+    with faults("encoder", text, f"{module} must be a module of this folder, or an installed one"):
         function = getattr(importlib.import_module(module), name, None)
     if not callable(function):
         raise UserError(f"{module} has no function {name}; name one of that module", "encoder", text)
@@ -181,14 +169,14 @@ def _of_function(text: str, module: str, name: str, options: Options) -> Encoder
 def _of_package(text: str, package: str, name: str, options: Options) -> Encoder:
     with needing(f"--encoder={brief(text)}", package):
         module = importlib.import_module(package)
-    with _faults(text, f"give a name of {package} whose weights are in its cache or can be loaded"):
+    with faults("encoder", text, f"give a name of {package} whose weights are in its cache or can be loaded"):
         found = SOURCES[package](module, name)
     size, batch = options.size or found.size, options.batch
     side = found.side * size // found.size
     _insist_on_size(side, batch)
     mean, std = normalisation(options._replace(mean=options.mean or found.mean, std=options.std or found.std), 3)
     encode = TorchEncoder(found.model, mean, std, options.maps, size, found.logits)
-    with _faults(text, "give another --size"):
+    with faults("encoder", text, "give another --size"):
         encode(np.zeros((1, side, side, 3), np.uint8))  # it chooses its maps
     about = {"encoder": text, "encoder_sha256": weights_hash(found.model), "size": size, "batch": batch, "side": side}
     about |= {"mean": mean, "std": std, "maps": encode.maps}
@@ -199,7 +187,7 @@ def _called(function: Callable[[np.ndarray], Any], text: str) -> Encode:
     """What asks a function of others, and checks what it gives."""
 
     def encode(pixels: np.ndarray) -> dict[str, np.ndarray]:
-        with _faults(text, "mend the function; --debug shows where"):
+        with faults("encoder", text, "mend the function; --debug shows where"):
             given: Any = function(pixels.copy())  # which it may change
             if not isinstance(given, Mapping):
                 what = f"it gives a {type(given).__name__}"
@@ -255,7 +243,7 @@ def read_graph(path: Path, options: Options, insist: Insist = lambda about: None
         import onnxruntime  # noqa: F401
     if not path.is_file():
         raise UserError("no such file; give one that ends in .onnx, timm:MODEL or module:function", "encoder", path)
-    with _faults(str(path), "export it again"):
+    with faults("encoder", str(path), "export it again"):
         model = onnx.load(path, load_external_data=False)
         _insist_on_beside(model, path.parent)
         onnx.load_external_data_for_model(model, str(path.parent))
@@ -335,7 +323,7 @@ def _of_onnx(path: Path, options: Options, insist: Insist, plain: bool) -> Encod
     found = read_graph(path, options, insist)
     import onnxruntime
 
-    with _faults(str(path), "export it again"):
+    with faults("encoder", str(path), "export it again"):
         providers, computing = onnxruntime.get_available_providers(), onnxruntime.SessionOptions()
         if plain:
             providers, computing.intra_op_num_threads = ["CPUExecutionProvider"], 1
@@ -348,7 +336,7 @@ def _of_onnx(path: Path, options: Options, insist: Insist, plain: bool) -> Encod
     def encode(pixels: np.ndarray) -> dict[str, np.ndarray]:
         x = (pixels.astype(np.float32) / 255 - np.array(mean, np.float32)) / np.array(std, np.float32)
         x = np.ascontiguousarray(np.moveaxis(x, -1, found.axis), found.taken)
-        with _faults(str(path), "give another --size or --batch, or export it again"):
+        with faults("encoder", str(path), "give another --size or --batch, or export it again"):
             running, given = onnxruntime.RunOptions(), {session.get_inputs()[0].name: x}
             running.log_severity_level = 4  # what fails is raised
             told: Any = _interruptible(

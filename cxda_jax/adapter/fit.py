@@ -114,7 +114,7 @@ def fit(  # noqa: PLR0913
     check_numbers(minutes, steps, seed)
     check_parts(parts)
     keys = "style" if style is not None else "features" if features is not None else "logits"
-    judged = _checked(logits, labels, domains, style, features, seed, FEWEST)
+    judged = as_fit_data(logits, labels, domains, style, features, seed, FEWEST)
     if judged.one_set:
         if "shares" not in parts:
             raise UserError(
@@ -151,7 +151,7 @@ def gains_on(adapter: Adapter, logits: Any, labels: Any, domains: Any, style: An
       logits: labels, domains and style: as in fit(), of one domain or more.
     """
     adapter.rows(logits, style)  # names what is not as in fit()
-    judged = _checked(logits, labels, domains, style, None, adapter.seed)
+    judged = as_fit_data(logits, labels, domains, style, None, adapter.seed)
     temperatures = {PLAIN: adapter.temperature(None)} | {str(n): adapter.temperature(n) for n in SIZES}
     corrected = corrected_by(judged, correction_in(adapter.variables))
     own = {name: adapter.known.get(f"own_{name}", adapter.known[name]) for name in ("scale", "bias")}
@@ -163,7 +163,7 @@ def gains_on(adapter: Adapter, logits: Any, labels: Any, domains: Any, style: An
 
 def diagnosed(logits: Any, labels: Any, domains: Any) -> str:
     """How much there is to gain for a classifier, from what it says of images that are new to it."""
-    return diagnosis(_checked(logits, labels, domains, None, None, 0))
+    return diagnosis(as_fit_data(logits, labels, domains, None, None, 0))
 
 
 def check_numbers(minutes: Any, steps: Any, seed: Any) -> None:
@@ -359,7 +359,9 @@ def _episodes(rows: np.ndarray, labels: np.ndarray, plan: Plan) -> Episode:
     return Episode(_images(rows[support]), _images(rows[query]), label, support_label)
 
 
-def _checked(logits: Any, labels: Any, domains: Any, style: Any, features: Any, seed: int, fewest: int = 1) -> FitData:
+def as_fit_data(
+    logits: Any, labels: Any, domains: Any, style: Any, features: Any, seed: int, fewest: int = 1
+) -> FitData:
     """The arguments of fit() as images whose domains all judge; a UserError names the first that is wrong."""
     z = as_logits(logits)
     if z.shape[1] < 2 or not len(z):

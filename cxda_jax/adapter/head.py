@@ -6,7 +6,7 @@ import numpy as np
 
 from cxda_jax.adapter.adapter import Head, as_numbers
 from cxda_jax.adapter.features import Labelled
-from cxda_jax.adapter.fit import FEWEST, _checked, domains_of
+from cxda_jax.adapter.fit import FEWEST, as_fit_data, domains_of
 from cxda_jax.adapter.own_style import FOLDS, last_layers
 from cxda_jax.errors import UserError, brief
 
@@ -60,7 +60,7 @@ def _last_layer(features: np.ndarray, labels: np.ndarray, domains: np.ndarray, c
     if not parts.any():
         parts = shuffled(len(labels)) % FOLDS
     fold = shuffled(parts.max() + 1) % FOLDS
-    judged = _checked(np.zeros((len(labels), classes)), labels, parts, None, features, seed)
+    judged = as_fit_data(np.zeros((len(labels), classes)), labels, parts, None, features, seed)
     _, found = last_layers(judged, [np.flatnonzero(fold == i) for i in np.unique(fold)], all_teach=True)
     weights = found.weights / found.std[:, None]
     return Head(weights.astype(np.float32), (found.bias - found.mean @ weights).astype(np.float32))

@@ -24,7 +24,7 @@ import optax
 import cxda_jax
 from cxda_jax.adapter import judge
 from cxda_jax.adapter.correction import correction_in
-from cxda_jax.adapter.fit import _checked
+from cxda_jax.adapter.fit import as_fit_data
 from cxda_jax.adapter.own_style import FOLDS, corrected_by, last_layers
 from cxda_jax.data.episodes import Draw, EpisodeSpec, sample_plans
 from cxda_jax.training.metrics import interval_over_groups
@@ -113,7 +113,7 @@ def fitted(data, z, rows, seed):
     refitted = refit(given, z, features, seed)
     both = np.concatenate([features, style], 1)
     refitted_with_style = refit((*given[:4], both[rows]), z, both, seed)
-    everything = _checked(z, labels, domain, style, None, seed)
+    everything = as_fit_data(z, labels, domain, style, None, seed)
     own = corrected_by(everything, correction_in(adapter.variables))
     knows = {name: adapter.known[name] for name in ("scale", "bias", "shares")}
     knows_own = knows | {name: adapter.known[f"own_{name}"] for name in ("scale", "bias")}
@@ -135,7 +135,7 @@ def fitted(data, z, rows, seed):
 def refit(given, z, features, seed):
     """The logits of all images by a last layer that learnt from what fit() is given. Cross-validation by domains
     chooses its ridge."""
-    learnt = _checked(*given, seed)
+    learnt = as_fit_data(*given, seed)
     folds = np.random.default_rng(0).permutation(len(learnt.store.split)) % FOLDS
     _, layer = last_layers(learnt, [np.flatnonzero(folds == i) for i in range(FOLDS)], all_teach=True)
     return layer(z, features)

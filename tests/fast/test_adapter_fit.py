@@ -16,7 +16,7 @@ import cxda_jax
 from cxda_jax.adapter import adapter as adapters
 from cxda_jax.adapter import correction, judge, own_style
 from cxda_jax.adapter.correction import Labelled, common_parts, corrections, counts_of, mean_of, told_shares
-from cxda_jax.adapter.fit import JUDGING, _checked, deal, load_of
+from cxda_jax.adapter.fit import JUDGING, as_fit_data, deal, load_of
 from cxda_jax.adapter.judge import least_temperature
 from cxda_jax.data.episodes import Plan
 from cxda_jax.training import metrics
@@ -55,7 +55,7 @@ def test_attention_becomes_narrower_as_long_as_it_pays():
 @pytest.mark.parametrize("count", [3, 4, 5, 6, 8, 13, 40])
 def test_each_domain_judges_once_and_never_an_adapter_that_it_taught_or_chose(count):
     logits, labels, domains, style = made(domains=count)
-    judged = _checked(logits, labels, domains, style, None, 0)
+    judged = as_fit_data(logits, labels, domains, style, None, 0)
     whole, *turns = deal(judged)
     assert len(turns) == (3 if count < 8 else 4) and {*whole.store.split} == {"train", "val"}
     judges = np.concatenate([turn.store.domains("test") for turn in turns])
@@ -65,7 +65,7 @@ def test_each_domain_judges_once_and_never_an_adapter_that_it_taught_or_chose(co
         of = {split: {*turn.rows_of(split)} for split in ("train", "val", "test")}
         assert sum(map(len, of.values())) == len(labels) and not of["test"] & (of["train"] | of["val"])
     small = np.isin(domains, np.arange(count - 3)) & (np.arange(len(labels)) % 13 > 0)  # all but three have 10 images
-    dealt = deal(_checked(*(x[~small] for x in (logits, labels, domains, style)), None, 0))
+    dealt = deal(as_fit_data(*(x[~small] for x in (logits, labels, domains, style)), None, 0))
     for turn in dealt[1:]:
         assert all(turn.most_domains(split) for split in ("train", "val", "test"))
 
@@ -119,7 +119,7 @@ def test_a_correction_learns_errors_and_neither_shares_nor_what_a_domain_has_in_
 def test_images_are_corrected_by_what_other_domains_taught(monkeypatch):
     """Each correction adds a number of its own to the logits of the first class; here it always pays."""
     logits, labels, domains, style = made(domains=12)
-    judged, taught = _checked(logits, labels, domains, style, None, 0), []
+    judged, taught = as_fit_data(logits, labels, domains, style, None, 0), []
 
     def numbers(images, teach, mean, std):
         taught.extend({*np.flatnonzero(each)} for each in teach)

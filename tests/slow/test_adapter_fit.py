@@ -31,7 +31,7 @@ from cxda_jax.adapter import own_style
 from cxda_jax.adapter.adapter import Head
 from cxda_jax.adapter.correction import PENALTIES, correction_in
 from cxda_jax.adapter.features import read_labelled
-from cxda_jax.adapter.fit import _checked, gains_on
+from cxda_jax.adapter.fit import as_fit_data, gains_on
 from cxda_jax.adapter.judge import by_rival
 from cxda_jax.adapter.page import as_html
 from cxda_jax.adapter.report import COLUMNS, in_words, span_of
@@ -225,7 +225,7 @@ def test_another_domain_tells_the_gain_beside_em(fit, new):
     for row in report["gain"].values():
         assert row["0"][0] and row["over_em"][0] == pytest.approx(row["100"][0] - row["em"][0])
     assert report["calibration"]["0"]["temperature"] == adapter.temperature(0)
-    judged = _checked(new.logits, new.labels, new.domains, new.style, None, 0)
+    judged = as_fit_data(new.logits, new.labels, new.domains, new.style, None, 0)
     plan = Plan(RNG.integers(0, 2000, (2, 30)), RNG.integers(0, 2000, (2, 4)))
     known, found = adapter.known, by_rival(judged.logits, adapter.known, plan)
     z = judged.rows[:, :CLASSES] * known["scale"] + known["bias"]
@@ -242,7 +242,7 @@ def test_a_new_last_layer_learns_from_the_domains_that_do_not_judge():
     logits, labels, domains, style = made()
     features = np.concatenate([logits / logits.std(0), style], 1)
     tests = [np.arange(i, 24, 3) for i in range(3)]
-    layers, _ = own_style.last_layers(_checked(logits, labels, domains, style, features, 0), tests)
+    layers, _ = own_style.last_layers(as_fit_data(logits, labels, domains, style, features, 0), tests)
     for layer, test in zip(layers, tests, strict=True):
         own = np.isin(domains, test)
         ridges = (LogisticRegression(C=1 / (p * (~own).sum()), max_iter=500) for p in PENALTIES)
