@@ -212,7 +212,8 @@ def main():
                     gains = {row: (x["gain"][0], x.get("rare gain", [None])[0]) for row, x in rows.items()}
                     print(" ", kind, gains, flush=True)
         with open(out, "w") as file:
-            json.dump(record, file, indent=1)
+            lines = (f" {json.dumps(name)}: {json.dumps(each)}" for name, each in record.items())
+            file.write("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
