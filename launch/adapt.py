@@ -26,8 +26,7 @@ answer there too. --labels is a CSV file with the columns file and label, for sc
 --predictions, for an adapter of cxda features --predictions=..., takes the place of --buffer and --images: a JSON file
 of SpeciesNet or MegaDetector. All images of a camera are its buffer, or --capacity of them, evenly spread. The folder
 of an image is its camera, or --locations says it. OUT/predictions.json is the file with adapted scores, and
-predictions.csv the table without nearest images. By default (--floor=0.2) an answer that was five times as likely as
-every other one stays; --floor=0 protects none.
+predictions.csv the table without nearest images.
 """
 
 from absl import flags
@@ -54,10 +53,6 @@ _ALWAYS = flags.DEFINE_bool(
 )
 _PREDICTIONS = flags.DEFINE_string("predictions", "", "A JSON file of SpeciesNet or MegaDetector.", allow_override=True)
 _LOCATIONS = flags.DEFINE_string("locations", "", "A CSV file with the columns file and location.", allow_override=True)
-_FLOOR = flags.DEFINE_float(
-    "floor", 0.2, "With --predictions: of the factors of an image's scores, none is below this part of the largest.",
-    0.0, 1.0,
-)  # fmt: skip
 
 
 def adapt_predictions() -> None:
@@ -71,12 +66,12 @@ def adapt_predictions() -> None:
     out = cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapted")
     model, predictions, out = (Path(path).expanduser() for path in (model, _PREDICTIONS.value, out))
     locations, labels = (Path(flag.value).expanduser() if flag.value else None for flag in (_LOCATIONS, _LABELS))
-    options = locations, labels, _CAPACITY.value, _ALWAYS.value, _FLOOR.value
+    options = locations, labels, _CAPACITY.value, _ALWAYS.value
     adapt_predictions(Traps(model, predictions, out, *options))
 
 
 def main() -> None:
-    if cli.of_predictions(_PREDICTIONS, [_METHOD, _ENCODER, _BUFFER, _IMAGES], [_LOCATIONS, _FLOOR]):
+    if cli.of_predictions(_PREDICTIONS, [_METHOD, _ENCODER, _BUFFER, _IMAGES], [_LOCATIONS]):
         return adapt_predictions()
     with cli.loading():
         from pathlib import Path

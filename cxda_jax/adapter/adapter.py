@@ -21,7 +21,7 @@ from cxda_jax.disk.kinds import NUMBER, Kind, require
 from cxda_jax.disk.reading import read_object, reason
 from cxda_jax.errors import UserError, brief, needing
 from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS
-from cxda_jax.nets.shares import EVIDENCE, HIDDEN, LARGEST, OWN
+from cxda_jax.nets.shares import EVIDENCE, HIDDEN, LARGEST, LOG_FLOOR, OWN
 from cxda_jax.training import metrics
 from cxda_jax.types import ADAPTER, Variables
 from cxda_jax.version import VERSION
@@ -85,6 +85,7 @@ _VARIABLES = {
     f"batch_stats/{ADAPTER}/mean": Kind("f", _WIDE, shape=("style",)),
     f"batch_stats/{ADAPTER}/std": Kind("f", Range(1e-7, 10 * LIMIT), shape=("style",)),
     f"batch_stats/{ADAPTER}/shares": Kind("f", _PART, shape=("classes",)),
+    (_FLOOR := f"batch_stats/{ADAPTER}/{LOG_FLOOR}"): Kind("f", Range(-LIMIT, 0), shape=(), absent=True),
 }
 _OWN = {  # of an adapter that corrects by the own style
     f"batch_stats/{ADAPTER}/{OWN}/{name}": kind
@@ -308,6 +309,7 @@ def load_adapter(folder: str | os.PathLike) -> Adapter:
     if not known["accepted"].size or (known["wrong"] > known["accepted"]).any():
         raise UserError(f"{where}: known/wrong is more than known/accepted, or nothing; {models.AGAIN}")
     own = {name.rpartition("/")[2]: variables.pop(name) for name in _OWN if corrects}
+    floor = variables.pop(_FLOOR, None)
     example = as_images(np.zeros((1, card["classes"] + card["style"]), np.float32))
     like = jax.eval_shape(method_of(card["classes"]).init, jax.random.key(0), example)
     for name, x in like["params"][ADAPTER].items():  # older adapters do not weigh evidence
@@ -317,6 +319,8 @@ def load_adapter(folder: str | os.PathLike) -> Adapter:
         tree = safetensors.as_tree(variables, like)
         if own:
             tree["batch_stats"][ADAPTER][OWN] = own
+        if floor is not None:
+            tree["batch_stats"][ADAPTER][LOG_FLOOR] = floor
         return Adapter(**card, variables=tree, known=known, head=Head(**{n: head[n] for n in _HEAD}) if head else None)
     except ValueError as e:
         raise UserError(f"{where}: {e}; {models.AGAIN}") from None

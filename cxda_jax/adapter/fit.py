@@ -9,6 +9,7 @@ and deviations of the channels of early maps do, and the last features hardly do
 """
 
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,10 +45,11 @@ from cxda_jax.data.sources import AS_GIVEN
 from cxda_jax.data.store import DomainStore, StoreInfo
 from cxda_jax.errors import UserError
 from cxda_jax.methods.cxda_shares import ADAPTER_DEFAULTS, VALIDATIONS, changed, measure
+from cxda_jax.nets.shares import LOG_FLOOR
 from cxda_jax.training import loop
 from cxda_jax.training.pace import Pace, TimeLimit
 from cxda_jax.training.selection import CHOICES, Selection, by_style, without_buffer
-from cxda_jax.types import Described, Episode, Images, Variables
+from cxda_jax.types import ADAPTER, Described, Episode, Images, Variables
 
 MINUTES = 5.0
 PARTS = ("style", "shares")
@@ -81,6 +83,7 @@ def fit(  # noqa: PLR0913
     steps: int = STEPS,
     seed: int = 0,
     parts: Sequence[str] = PARTS,
+    floor: float = 0.0,
     log: Callable[[str], None] = print,
 ) -> Adapter:
     """Learns to adapt a classifier, from images that it was not trained on.
@@ -108,13 +111,16 @@ def fit(  # noqa: PLR0913
       seed: of all that is random.
       parts: what may be learnt: "style", a correction of the logits by the image's own style, which needs no buffer;
         "shares", what the buffer tells. Held-out domains say what of these pays.
+      floor: protects rare classes. The class shares of a device change the odds of its classes by factors, and none is
+        less than this part of the largest. 0: all factors are allowed; 1: the shares change nothing.
       log: takes lines of progress.
     """
     began = time.monotonic()
     check_numbers(minutes, steps, seed)
     check_parts(parts)
+    check_number("floor", floor, (int, float), 0, 1)
     keys = "style" if style is not None else "features" if features is not None else "logits"
-    judged = as_fit_data(logits, labels, domains, style, features, seed, FEWEST)
+    judged = as_fit_data(logits, labels, domains, style, features, seed, FEWEST)._replace(floor=floor)
     if judged.one_set:
         if "shares" not in parts:
             raise UserError(
@@ -134,6 +140,7 @@ def fit(  # noqa: PLR0913
     ways, taken = _train(corrected, correction, limit, steps)
     variables = ways[chosen]
     facts = {"steps": taken, "asked": steps, "corrects": bool(correction), "takes": chosen, "one_set": judged.one_set}
+    facts |= {"floor": floor}
     report, kept = report_on(judged, corrected, variables, turns, facts, known)
     log(said := in_words(report))
     classes = judged.store.num_classes
@@ -235,7 +242,7 @@ def _train(
     validation = loop.Validation(score, lambda best, scored: selection.narrower(selection.likeliest(best, scored)))
     run = loop.Run(None, log=lambda line: None)  # the time limit tells of the progress of all trainings
     spent = loop.train(programs(classes, judged.corrected), episodes, state, pace, validation, run, judged.seed)
-    best = jax.tree.map(jnp.asarray, spent.best)
+    best = with_floor(jax.tree.map(jnp.asarray, spent.best), judged.floor)
     found = (best, selection.more_careful(best), by_style(best), without_buffer(best))
     return dict(zip(WAYS, found, strict=True)), pace.taken
 
@@ -338,6 +345,15 @@ def _start(judged: FitData, variables: Variables) -> Variables:
     held = Described(rows, store.labels[some], store.row_domains()[some])
     start = measure(variables, held, store.labels[own])
     return changed(start, ("kernel",), jnp.zeros_like) if judged.one_set else start  # then all images count alike
+
+
+def with_floor(variables: Variables, floor: float) -> Variables:
+    """The variables of an adapter with the floor of fit(), which changes nothing of what was learnt."""
+    if not floor:
+        return variables
+    stats = variables["batch_stats"]
+    own = {**stats[ADAPTER], LOG_FLOOR: jnp.float32(math.log(floor))}
+    return {**variables, "batch_stats": {**stats, ADAPTER: own}}
 
 
 def _spec(judged: FitData, split: str) -> EpisodeSpec:

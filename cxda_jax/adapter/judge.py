@@ -51,6 +51,7 @@ class FitData(NamedTuple):
         [n, 1, 1, 2 classes + d].
       one_set: whether the domains are random parts of one set.
       features: of the classifier's last layer, [n, d], if they are known.
+      floor: of fit().
     """
 
     store: DomainStore
@@ -59,6 +60,7 @@ class FitData(NamedTuple):
     corrected: bool = False
     one_set: bool = False
     features: np.ndarray | None = None
+    floor: float = 0.0
 
     @property
     def rows(self) -> np.ndarray:

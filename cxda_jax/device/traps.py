@@ -33,7 +33,6 @@ class Traps(NamedTuple):
       labels: a CSV file with the columns file and label, for scores; None for none.
       capacity: images of a buffer at most, evenly spread over those of the camera.
       always: adapt even where that is not expected to help.
-      floor: of the factors by which the scores of one image change, none is less than this part of the largest; 0: any.
     """
 
     model: Path
@@ -43,7 +42,6 @@ class Traps(NamedTuple):
     labels: Path | None = None
     capacity: int = 500
     always: bool = False
-    floor: float = 0.2
 
 
 def adapt_predictions(asked: Traps) -> None:
@@ -108,18 +106,11 @@ def _factors(adapter: Adapter, found: Predictions, logits: np.ndarray, cameras: 
             continue
         before = log_softmax(logits[own], axis=1)
         after = log_softmax(device.predict_logits(logits[own]) / adapter.temperature(len(held)), axis=1)
-        factors[own] = _limited(after - before, before, asked.floor)
+        factors[own] = after - before
     total = len({*of_places.tolist()})
     reasons = "".join(f"; {count} keep their answers: {why}" for why, count in kept.items())
     say(f"Cameras that adapt: {total - kept.total()} of {total}{reasons}")
     return factors
-
-
-def _limited(factors: np.ndarray, before: np.ndarray, floor: float) -> np.ndarray:
-    """The factors, of which none is less than `floor` of the largest, for scores that sum to what they did."""
-    if floor:
-        factors = np.maximum(factors, factors.max(1, keepdims=True) + np.log(floor))
-    return log_softmax(before + factors, axis=1) - before
 
 
 def _rewritten(

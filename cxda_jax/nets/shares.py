@@ -25,6 +25,7 @@ C is what the classes explain of s W, and l is learned; adapter/correction.py fi
 
 An adapter that weighs evidence has a g of each query, from a small network of what the buffer looks like: a classifier
 that errs on a new domain looks like a device with few classes, and the evidence tells the two apart, see evidence().
+It may have a floor f, which protects rare classes: of the factors (q / t)^g, none is less than f times the largest.
 
 U and c learn from another answer, u_q + log q - log t, where q are the shares of the buffer's labels. Otherwise they
 would learn which classes each training domain has, and a device has others. The own correction is learnt before.
@@ -42,6 +43,7 @@ FLOOR = 1e-12
 SMALLEST = 1e-6  # of what divides, or whose logarithm is taken, where gradients pass
 EVIDENCE, HIDDEN = 6, 16  # numbers that tell how far to believe the buffer, and units of the network that reads them
 OWN = "own"  # among the adapter's batch_stats: the correction by the own style; nothing is corrected where it is absent
+LOG_FLOOR = "log_floor"  # likewise log f; all factors are allowed where it is absent
 
 
 class Keyed(NamedTuple):
@@ -186,7 +188,11 @@ class ShareAdapter(nn.Module):
         if self.weighs:
             kernel, bias, belief = self.belief.values()
             strength += (jnp.tanh(evidence(p, shares, t, weights) @ kernel + bias) @ belief)[:, None]
-        return query.logits * sharpness + moved - common + 2 * jax.nn.sigmoid(strength) * jnp.log(shares / t)
+        factors = 2 * jax.nn.sigmoid(strength) * jnp.log(shares / t)
+        if self.has_variable("batch_stats", LOG_FLOOR):
+            least = factors.max(-1, keepdims=True) + self.get_variable("batch_stats", LOG_FLOOR)
+            factors = jnp.maximum(factors, least)
+        return query.logits * sharpness + moved - common + factors
 
 
 def evidence(p: jax.Array, shares: jax.Array, trained: jax.Array, weights: jax.Array) -> jax.Array:

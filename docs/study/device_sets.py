@@ -1,9 +1,11 @@
 """Writes public sets of real devices as folders DEVICE/CLASS/IMAGE for `cxda features`.
 
-python -m docs.study.device_sets letters FOLDER OUT    # 60 writers of Arabic letters
-python -m docs.study.device_sets cells FOLDER OUT      # blood cells of 58 patients
+python -m docs.study.device_sets letters FOLDER OUT           # 60 writers of Arabic letters
+python -m docs.study.device_sets cells FOLDER OUT             # blood cells of 58 patients
+python -m docs.study.device_sets prepared STORE OUT [MOST]    # what cxda prepare wrote, at most so many images of each
 
-FOLDER holds the four CSV files of github.com/mloey/Arabic-Handwritten-Characters-Dataset, or the folder cell_images of
+A device of STORE gets its split before its name, as in test-fog_3. For the others, FOLDER holds the four CSV files of
+github.com/mloey/Arabic-Handwritten-Characters-Dataset, or the folder cell_images of
 github.com/vishxlshxrma/Malaria_Classification, whose 50x50 images are those of NIH.
 """
 
@@ -14,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from cxda_jax.data.store import open_store
 
 LETTERS, WRITERS = 28, 60
 TIMES = {"Train": 8, "Test": 2}  # how often a writer's letter is in each file
@@ -51,5 +55,15 @@ def cells(folder: Path, out: Path) -> None:
             shutil.copy(path, place / path.name)
 
 
+def prepared(folder: Path, out: Path, most: str = "") -> None:
+    store, rng = open_store(folder), np.random.default_rng(0)
+    for device, (split, name) in enumerate(zip(store.split, store.domain_names, strict=True)):
+        rows = rng.permutation(np.arange(*store.offsets[device : device + 2]))[: int(most) if most else None]
+        for row in np.sort(rows):
+            place = out / f"{split}-{name}" / store.info.class_names[store.labels[row]]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(store.images[row].squeeze()).save(place / f"{row}.png")
+
+
 if __name__ == "__main__":
-    {"letters": letters, "cells": cells}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    {"letters": letters, "cells": cells, "prepared": prepared}[sys.argv[1]](*map(Path, sys.argv[2:4]), *sys.argv[4:])

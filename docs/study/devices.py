@@ -5,11 +5,14 @@ python -m docs.study.devices OUT.json FIGURE.png                                
 
 A file is of `cxda features`: features without logits, style, labels and domains. The domains are dealt into three
 parts, each of which is new in turn: of the others, two fifths teach a head by logistic regression and three fifths go
-to fit(). A file with `split` keeps to it, and one with logits has a head already. Every new device is asked for the
-same number of tasks, of 100 images and 20 queries. Intervals are over devices.
+to fit(). Where the names of domains begin with their splits, test- is new and train- takes the place of the others. A
+file with logits has a head already. Every new device is asked for the same number of tasks, of 100 images and 20
+queries. Intervals are over devices.
 
 Where each device has enough images of each class, shares are replayed too: a task has those of a real day or camera,
-from class_counts.json. The classes correspond by a random order.
+from class_counts.json. The classes correspond by a random order. In a stream the images of a device come in the order
+of RoTTA (Yuan, Xie and Li, CVPR 2023): each class is spread over slots by a Dirichlet. The buffer has 100 successive
+images, and the queries are those after them.
 """
 
 import json
@@ -22,17 +25,23 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from cxda_jax.adapter.features import Labelled
+from cxda_jax.adapter.fit import with_floor
 from cxda_jax.adapter.head import learn_head
 from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, sample_plans
+from cxda_jax.data.store import SPLITS
 from cxda_jax.training.metrics import interval_over_groups
 from docs.study.parts import NAMES, OURS, PLAIN, fitted, named
 
 PARTS, HEAD = 3, 0.4
-KINDS = ((1, "natural", 1.0), (1, "dirichlet", 0.3), (1, "even", 1.0), (5, "natural", 1.0), (5, "dirichlet", 0.3))
+KINDS = (
+    (1, "natural", 1.0), (1, "dirichlet", 0.3), (1, "even", 1.0), (5, "natural", 1.0), (5, "dirichlet", 0.3),
+    (1, "stream", 0.1),
+)  # fmt: skip
 EACH = 10  # tasks of a device and kind
 BUFFER, QUERIES, FEW = 100, 20, 5  # a class is rare in a task whose buffer has at most FEW images of it
-SIZES = (0, 5, 20)  # smaller buffers
+SIZES, FLOORS = (0, 5, 20), (0.1, 0.2, 0.5)  # smaller buffers; of fit()
 LEAST = BUFFER + QUERIES
+SLOTS = 100  # of a stream
 REPLAYED, OF_EACH = ("weeds", "cameras"), 60  # keys of class_counts.json; images of each class that a device must have
 COUNTS = Path(__file__).with_name("class_counts.json")
 
@@ -41,10 +50,12 @@ def loaded(path):
     """The arrays of a file, sorted by domain, without devices that are too small for a task."""
     file = np.load(path)
     domain = file["domains" if "domains" in file.files else "domain"]
-    names, numbers = np.unique(domain, return_inverse=True)
+    names, numbers = np.unique(domain.astype(str), return_inverse=True)
+    split = np.array([name.partition("-")[0] for name in names])
     kept = (file["labels"] >= 0) & (np.bincount(numbers)[numbers] >= LEAST)
     order = np.flatnonzero(kept)[np.argsort(numbers[kept], kind="stable")]
-    data = {n: file[n][order] for n in ("features", "style", "labels", "logits", "split") if n in file.files}
+    data = {n: file[n][order] for n in ("features", "style", "labels", "logits") if n in file.files}
+    data |= {"split": split[numbers[order]]} if {*split} <= {*SPLITS} else {}
     data["features"], data["labels"] = data["features"].astype(np.float32), data["labels"].astype(np.int32)
     return {**data, "domain": np.unique(numbers[order], return_inverse=True)[1]}
 
@@ -96,13 +107,29 @@ def replayed(labels, rows, name, seed):
     return Plan(*np.split(np.array(plans), [BUFFER], axis=1))
 
 
+def streamed(labels, rows, concentration, seed):
+    """Tasks of one device, from evenly spread places of its stream."""
+    rng, slots = np.random.default_rng([seed, 9, rows[0]]), [[] for _ in range(SLOTS)]
+    for label in np.unique(labels[rows]):
+        own = rng.permutation(rows[labels[rows] == label])
+        cuts = rng.dirichlet(np.full(SLOTS, concentration)).cumsum()[:-1] * len(own)
+        for slot, part in zip(slots, np.split(own, np.round(cuts).astype(int)), strict=True):
+            slot.append(part)
+    order = np.concatenate([slot[i] for slot in slots for i in rng.permutation(len(slot))])
+    starts = np.linspace(0, len(order) - LEAST, EACH).astype(int)
+    return Plan(*np.split(order[starts[:, None] + np.arange(LEAST)], [BUFFER], axis=1))
+
+
 def plans_of(data, new, number, shares, concentration, seed):
     """Tasks of each new device: it has the queries, and at least a part of the buffer."""
     labels = data["labels"]
     offsets, found = np.searchsorted(data["domain"], np.arange(data["domain"].max() + 2)), []
     for device in new:
+        own = np.arange(*offsets[device : device + 2])
         if shares in REPLAYED:
-            found.append(replayed(labels, np.arange(*offsets[device : device + 2]), shares, seed))
+            found.append(replayed(labels, own, shares, seed))
+        elif shares == "stream":
+            found.append(streamed(labels, own, concentration, seed))
         else:
             spec = EpisodeSpec(1, BUFFER, QUERIES, shares=shares, concentration=concentration)
             found.append(sample_plans(Draw(spec, offsets, np.array([device]), seed, 2, labels), range(EACH)))
@@ -123,14 +150,22 @@ def one_fit(data, new, seed):
     z, rows = classified(data, new, seed)
     adapter, seconds, _, answers = fitted(data, z, rows, seed)
     always, found, labels, style = adapter.trusted(), {}, data["labels"], data["style"]
+    floored = {x: always._replace(variables=with_floor(always.variables, x)) for x in FLOORS}
+
+    def asked(adapter, plan, n):
+        buffers = plan.support[:, :: BUFFER // n] if n else plan.support[:, :0]
+        each = [
+            adapter.adapt(z[s], style[s]).predict_logits(z[q], style[q])
+            for s, q in zip(buffers, plan.query, strict=True)
+        ]
+        return np.stack(each).argmax(-1) == labels[plan.query]
+
     for kind in kinds_of(data):
         plan = plans_of(data, new, *kind, seed)
         y = labels[plan.query]
         right = {name: x.argmax(-1) == y for name, x in answers(plan).items()}
-        for n in SIZES:
-            some = [(s[:: BUFFER // n] if n else s[:0], q) for s, q in zip(*plan, strict=True)]
-            logits = np.stack([always.adapt(z[s], style[s]).predict_logits(z[q], style[q]) for s, q in some])
-            right[f"{OURS}, {n} images"] = logits.argmax(-1) == y
+        right |= {f"{OURS}, {n} images": asked(always, plan, n) for n in SIZES}
+        right |= {f"{OURS}, floor {x}": asked(less, plan, BUFFER) for x, less in floored.items()}
         rare = (labels[plan.support][:, None] == y[..., None]).sum(-1) <= FEW
         found[named(*kind)] = np.repeat(new, EACH), right, rare
     told = {kind: np.round(row[str(BUFFER)], 2).tolist() for kind, row in adapter.report["gain"].items()}

@@ -2,8 +2,8 @@
 
 python -m docs.study.pacs FEATURES.npz OUT.json [seeds [images]]
 
-FEATURES.npz holds features [n, d] of a pretrained network (its last layer's input), style [n, d'], labels [n] and
-domain [n]. The classifier is a logistic regression on the features of three domains, and the fourth is the device.
+FEATURES.npz is of `cxda features`: features of a pretrained network (its last layer's input), style, labels and
+domains. The classifier is a logistic regression on the features of three domains, and the fourth is the device.
 fit() has logits of these three. Each of them is described by a classifier that the other two trained, so it is new to
 that classifier. With `images` at the end, one half of the images trains the classifier and fit() has the other half;
 then no domain is new.
@@ -19,6 +19,7 @@ from sklearn.linear_model import LogisticRegression
 import cxda_jax
 from cxda_jax.adapter.diagnosis import Diagnosis
 from cxda_jax.adapter.fit import gains_on
+from docs.study.devices import loaded
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 
@@ -58,9 +59,7 @@ def one_case(data, held_out, seed, by_domain):
 
 
 def main():
-    data = dict(np.load(sys.argv[1]))
-    data["features"] = data["features"].astype(np.float32)
-    cases = []
+    data, cases = loaded(sys.argv[1]), []
     for seed in range(int(sys.argv[3]) if len(sys.argv) > 3 else 3):
         for held_out in range(len(DOMAINS)):
             cases.append(one_case(data, held_out, seed, sys.argv[4:] != ["images"]))

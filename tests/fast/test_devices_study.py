@@ -46,6 +46,15 @@ def test_replayed_tasks_have_the_shares_of_real_days_and_cameras():
         np.testing.assert_allclose(np.mean(alone), (shares.max(1) > 0.999).mean(), atol=0.08)
 
 
+def test_a_stream_has_its_classes_one_after_another_and_each_image_once():
+    data = {"labels": np.tile(np.arange(10), 120), "domain": np.repeat(np.arange(6), 200)}
+    plan = devices.plans_of(data, np.array([1, 4]), 1, "stream", 0.1, 0)
+    assert (data["domain"][plan.query] == np.repeat([1, 4], devices.EACH)[:, None]).all()
+    whole = np.concatenate([*plan], axis=1)
+    assert (np.diff(np.sort(whole, 1)) > 0).all()
+    assert np.mean(data["labels"][whole[:, 1:]] == data["labels"][whole[:, :-1]]) > 0.3  # 0.1 by chance
+
+
 def test_devices_count_alike_and_a_rare_class_is_recalled_by_its_own_queries():
     kind = devices.named(*devices.KINDS[0])
     rare, owner = np.zeros((20, 20), bool), np.repeat([0, 1], 10)

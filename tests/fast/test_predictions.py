@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 from cxda_jax.adapter.features import read_labelled
 from cxda_jax.adapter.predictions import LEAST, read_predictions
-from cxda_jax.device.traps import _limited, _rewritten
+from cxda_jax.device.traps import _rewritten
 from tests import traps
 from tests.commands import command
 from tests.lines import refused
@@ -167,7 +167,7 @@ def test_flags_of_images_and_of_predictions_do_not_mix(here):
     ):  # fmt: skip
         said = command(name, "--predictions=p.json", wrong, code=2)
         assert wrong.partition("=")[0] in said and "beside --predictions" in said
-    for name, wrong in (("features", "--labels=labels.csv"), ("adapt", "--locations=a.csv"), ("adapt", "--floor=0.5")):
+    for name, wrong in (("features", "--labels=labels.csv"), ("adapt", "--locations=a.csv")):
         assert f"{wrong}: given without --predictions" in command(name, wrong, code=2)
     assert "--labels is missing" in command("features", "--predictions=p.json", "--out=f.npz", code=2)
 
@@ -295,21 +295,6 @@ def test_the_likeliest_class_is_added_where_it_was_not_listed():
     )
     listed, *_ = rewritten(content, np.array([[0, 0, 3.0], [0, 0, 0]]), columns)  # no text of the file is a boar
     assert listed.content["predictions"][0]["classifications"]["classes"] == [SPECIES["fox"]]
-
-
-@pytest.mark.parametrize("floor", [0.0, 0.1, 0.5])
-def test_an_answer_that_was_likelier_by_more_than_the_floor_stays(floor):
-    before = np.log(RNG.dirichlet(np.full(5, 0.3), 4000) + 1e-9)
-    before -= np.log(np.exp(before).sum(1, keepdims=True))
-    limited = _limited(RNG.normal(0, 3, before.shape), before, floor)
-    np.testing.assert_allclose(np.exp(before + limited).sum(1), 1)
-    spread = np.exp(limited.min(1) - limited.max(1))
-    odds = np.exp(np.sort(before, 1)[:, -1] - np.sort(before, 1)[:, -2])
-    kept = (before + limited).argmax(1) == before.argmax(1)
-    if floor:
-        assert spread.min() > 0.999 * floor and kept[odds > 1 / floor].all() and not kept.all()
-    else:
-        assert spread.min() < 1e-3 and not kept[odds > 10].all()
 
 
 def test_a_file_may_hold_no_images():

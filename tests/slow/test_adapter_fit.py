@@ -31,7 +31,7 @@ from cxda_jax.adapter import own_style
 from cxda_jax.adapter.adapter import Head
 from cxda_jax.adapter.correction import PENALTIES, correction_in
 from cxda_jax.adapter.features import read_labelled
-from cxda_jax.adapter.fit import as_fit_data, gains_on
+from cxda_jax.adapter.fit import as_fit_data, gains_on, with_floor
 from cxda_jax.adapter.judge import by_rival
 from cxda_jax.adapter.page import as_html
 from cxda_jax.adapter.report import COLUMNS, in_words, span_of
@@ -253,8 +253,10 @@ def test_a_new_last_layer_learns_from_the_domains_that_do_not_judge():
 def test_one_set_without_domains_teaches_class_shares_alone(new):
     """Every image of a buffer counts alike, and where it looks otherwise the classifier's own answers stay."""
     z, labels, _, style = made(strength=3.0)
-    adapter = cxda_jax.fit(z, labels, style=style, features=z, minutes=60, steps=60, log=lambda _: None)
+    adapter = cxda_jax.fit(z, labels, style=style, features=z, minutes=60, steps=60, floor=0.01, log=lambda _: None)
     report, right = adapter.report, []
+    assert np.exp(adapter.variables["batch_stats"][ADAPTER]["log_floor"]) == pytest.approx(0.01)
+    assert "floor of 0.01" in str(adapter)
     assert report["one_set"] and not report["corrects"] and report["domains"] == 12 and adapter.helps
     assert report["overall"]["refit"][0] > report["overall"]["0"][0] == 0 and "random parts" in str(adapter)
     for i in range(20):
@@ -264,6 +266,20 @@ def test_one_set_without_domains_teaches_class_shares_alone(new):
         right.append([(x[asked].argmax(1) == labels[asked]).mean() for x in (z, device.predict_logits(z, style))])
     assert np.diff(np.mean(right, 0)) > 0.05 and not np.any(adapter.variables["params"][ADAPTER]["kernel"])
     assert all(adapter.adapt(new.logits[of], new.style[of]).drift for of in (new.domains == d for d in range(24)))
+
+
+def test_a_floor_limits_how_much_less_likely_the_shares_make_a_class(fit, new):
+    """With a floor of 1 they change nothing, so the rest of the answer is known."""
+    adapter, rows = fit[0], np.flatnonzero((new.domains == 3) & (new.labels < 2))
+    z, s = new.logits[rows], new.style[rows]
+
+    def answers(floor):
+        return adapter._replace(variables=with_floor(fit[2][1], floor)).adapt(z, s).predict_logits(z, s)
+
+    factors = answers(0) - answers(1)
+    assert factors.min() < -0.2
+    for floor in (0.9, math.exp(factors.min() / 2)):
+        np.testing.assert_allclose(answers(floor) - answers(1), np.maximum(factors, math.log(floor)), atol=1e-4)
 
 
 def test_a_threshold_follows_from_the_errors_by_domain(fit):

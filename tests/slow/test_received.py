@@ -51,9 +51,11 @@ OWN = {
 EVIDENCE = {"log_l": (), "evidence_kernel": (6, 16), "evidence_bias": 16, "belief": 16}  # older adapters have none
 ARRAYS |= {f"batch_stats/adapter/own/{name}": shape for name, shape in OWN.items()}
 ARRAYS |= {f"params/adapter/{name}": shape for name, shape in EVIDENCE.items()}
+FLOOR = "variables/batch_stats/adapter/log_floor"
 KNOWN = {"centre": STYLE, "between": STYLE, "within": STYLE, "scale": (), "bias": CLASSES, "shares": CLASSES}
 WEIGHTS = {
     **{f"variables/{name}": np.full(shape, 0.2, np.float32) for name, shape in ARRAYS.items()},
+    FLOOR: np.array(-0.5, np.float32),
     **{f"known/{name}": np.full(shape, 0.2, np.float32) for name, shape in KNOWN.items()},
     "known/thresholds": np.tile(np.linspace(1, 0.5, 9, dtype=np.float32), (2, 1)),
     **{f"known/{name}": np.full((2, 3, 9), x, np.float32) for name, x in (("accepted", 5), ("wrong", 1))},
@@ -120,15 +122,17 @@ def test_weights_of_an_adapter_are_read_within_their_ranges_alone(tmp_path):
         ("variables/batch_stats/adapter/std", np.zeros(STYLE, np.float32)), ("known/thresholds", thresholds[:, ::-1].copy()),
         ("known/accepted", np.ones((2, 3, 9), bool)), ("known/wrong", np.full((2, 3, 9), 6, np.float32)),
         (kernel, np.full((STYLE, 16), 3e38, np.float32)), (kernel, np.zeros((STYLE, 15), np.float32)),
+        (FLOOR, np.array(0.1, np.float32)),
     ]  # fmt: skip
     for name, array in wrong:
         write_adapter(tmp_path, arrays={**WEIGHTS, name: array})
         with refused("weights.safetensors", tmp_path, named=name.partition("/")[2]):
             cxda_jax.load_adapter(tmp_path)
-    older = {name: x for name, x in WEIGHTS.items() if "/own/" not in name and name.rpartition("/")[2] not in EVIDENCE}
+    newer = {FLOOR, *(f"variables/params/adapter/{name}" for name in EVIDENCE)}
+    older = {name: x for name, x in WEIGHTS.items() if "/own/" not in name and name not in newer}
     adapter = cxda_jax.load_adapter(write_adapter(tmp_path, arrays=older))
     assert not adapter.corrects and not adapter.variables["params"]["adapter"]["belief"].any()
-    for name in (name for name in WEIGHTS if name.rpartition("/")[2] not in EVIDENCE):
+    for name in WEIGHTS.keys() - newer:
         arrays = {other: x for other, x in WEIGHTS.items() if other != name}
         write_adapter(tmp_path, arrays={**arrays, f"other{name}": WEIGHTS[name]})
         with refused("weights.safetensors", tmp_path, named=name.partition("/")[2]):
@@ -154,7 +158,7 @@ def test_within_these_ranges_an_answer_is_finite_or_refused(tmp_path):
             proba = device.predict_proba(z, s)
             answered += 1
             assert np.isfinite(proba).all()
-    assert answered > 30
+    assert answered > 25
 
 
 def test_a_model_is_read_within_its_ranges_alone(tmp_path):

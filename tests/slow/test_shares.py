@@ -97,7 +97,7 @@ def by_hand(variables, query, buffer, present, labels=None):
     """The answers to queries, one after another; images are pairs of logits and style. Labels tell the shares."""
     w, known = variables["params"], jax.tree.map(np.float64, variables["batch_stats"])
     t, m, answers, places = known["shares"], np.exp(w["log_m"]), [], np.asarray(present, bool)
-    own = known.pop("own", None)
+    own, log_floor = known.pop("own", None), known.pop("log_floor", -np.inf)
     (logits, styles), (asked, of_asked) = (x[places] for x in buffer), query
 
     def key(style):
@@ -126,7 +126,8 @@ def by_hand(variables, query, buffer, present, labels=None):
             answers.append(z / np.exp(w["log_t"]) + moved + np.log((counts + t) / (a.sum() + 1) / t))
             continue
         q, _ = estimated(logits - common)
-        answers.append(z / np.exp(w["log_t"]) + moved + 2 * sigmoid(w["strength"]) * np.log(q / t))
+        factors = 2 * sigmoid(w["strength"]) * np.log(q / t)
+        answers.append(z / np.exp(w["log_t"]) + moved + np.maximum(factors, factors.max() + log_floor))
     return np.array(answers)
 
 
@@ -155,7 +156,8 @@ def test_answers_are_those_of_the_formula():
 
 
 def test_what_the_style_moves_in_all_images_of_a_domain_is_taken_away():
-    """Beside the formula, of an adapter whose evidence says nothing; logits that were corrected before are the same."""
+    """Beside the formula, of an adapter whose evidence says nothing, and which has a floor; logits that were corrected
+    before are the same."""
     adapter = ShareAdapter(CLASSES, RANK, STEPS, weighs=True)
     variables = variables_of(adapter)
     shapes = {"scale": (), "bias": CLASSES, "content": (CLASSES,) * 2, "mean": STYLE}
@@ -163,6 +165,7 @@ def test_what_the_style_moves_in_all_images_of_a_domain_is_taken_away():
     own = {name: RNG.normal(0, 1, shape).astype(np.float32) for name, shape in shapes.items()}
     variables["batch_stats"]["own"] = {**own, "std": RNG.uniform(0.5, 2, STYLE).astype(np.float32)}
     variables["params"]["belief"] = np.zeros(HIDDEN, np.float32)
+    without, variables["batch_stats"]["log_floor"] = dict(variables["batch_stats"]), np.float32(np.log(0.4))
     query, buffer = ((RNG.normal(0, 2, (n, CLASSES)), RNG.normal(0, 2, (n, STYLE))) for n in (6, 20))
     present, labels = RNG.uniform(size=20) < 0.6, RNG.integers(CLASSES, size=20)
 
@@ -178,6 +181,7 @@ def test_what_the_style_moves_in_all_images_of_a_domain_is_taken_away():
 
     found, again, told = answers(query, buffer)
     close(found, by_hand(variables, query, buffer, present), 1e-4)
+    assert np.abs(found - by_hand({**variables, "batch_stats": without}, query, buffer, present)).max() > 0.1
     close(again, found, 1e-5)
     close(told, by_hand(variables, query, buffer, present, labels), 1e-4)
 

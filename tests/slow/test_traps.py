@@ -67,9 +67,9 @@ def table_in(out):
 
 @pytest.mark.parametrize("capacity", [EACH, 30])
 def test_each_camera_is_a_device_of_its_own(capacity, folder, tmp_path):
-    said = adapt(folder, tmp_path, f"--labels={folder}/new.csv", f"--capacity={capacity}", "--floor=0")
+    said = adapt(folder, tmp_path, f"--labels={folder}/new.csv", f"--capacity={capacity}")
     adapter, found = cxda_jax.load_adapter(folder / "adapter"), read_predictions(folder / "new.json")
-    assert adapter.helps and adapter.keys == "logits"
+    assert adapter.helps and adapter.keys == "logits" and adapter.report["floor"] == 0.2
     names = adapter.origin["classes"]
     logits, _ = found.logits({name: i for i, name in enumerate(names)})
     old, new = read(folder / "new.json"), read(tmp_path / "predictions.json")
@@ -108,17 +108,16 @@ def test_what_was_adapted_is_not_adapted_again_and_an_input_is_not_replaced(fold
     assert contents(tmp_path / "in") == before
 
 
-def test_cameras_of_a_table_and_a_floor(folder, tmp_path):
+def test_cameras_of_a_table(folder, tmp_path):
     write_table(
         tmp_path / "one.csv", "location", [p["filepath"] for p in read(folder / "new.json")["predictions"]], ["x"] * 243
     )
     assert "Cameras that adapt: 1 of 1" in adapt(folder, tmp_path / "one", f"--locations={tmp_path}/one.csv")
     adapt(folder, tmp_path / "all")
-    adapt(folder, tmp_path / "floor", "--floor=0.5")
     changed = {}
-    for name in ("all", "one", "floor"):
+    for name in ("all", "one"):
         changed[name] = {row["file"] for row in table_in(tmp_path / name) if row["before"] != row["after"]}
-    assert changed["floor"] < changed["all"] != changed["one"]
+    assert changed["all"] != changed["one"]
 
 
 def test_an_adapter_that_is_not_trusted_changes_nothing_unless_it_is_asked_to(folder, tmp_path):
