@@ -1,4 +1,4 @@
-"""CXDA, the method of Feed-Forward Latent Domain Adaptation (Bohdal et al., WACV 2024), from jax, flax and optax alone.
+"""CXDA, the method of Feed-Forward Latent Domain Adaptation (Bohdal et al., WACV 2024), in jax, flax and optax.
 
 A device has unlabelled images of several unknown domains: the support x_s. It adapts to them by forward passes alone.
 This is how it classifies a query x_q, an image of one of these domains:
@@ -6,8 +6,9 @@ This is how it classifies a query x_q, an image of one of these domains:
     z = f(x_q) + MCA(LN f(x_s); LN f(x_q)),    y = h(z)
 
 f is a small convolutional network, whose batch normalisation takes mean and variance from the support. MCA is attention
-of several heads, in which the query looks for support images that help it. h are two dense layers. All of them learn
-beforehand, from simulated tasks, each a support without labels and queries with labels. The test has other domains.
+of several heads, in which the query looks for support images that help it. h is the mean over the positions of the map
+and two dense layers. All of them learn beforehand, from simulated tasks, each a support without labels and queries with
+labels. The test has other domains.
 
     python docs/examples/cxda_in_100_lines.py           # some minutes on two CPU cores
     python docs/examples/cxda_in_100_lines.py 0 1 2     # with these seeds
