@@ -14,8 +14,8 @@ the inputs of the last layer, the report says what such a layer gains that learn
 Where there are features without logits, logistic regression learns a last layer from a part of the domains, the head:
 --head is the part, or a number of domains. The adapter learns from the other domains, and keeps the head.
 
-The class shares of a device change the odds of its classes by factors. --floor=0.2 lets none be less than a fifth of
-the largest, so that fewer images of rare classes are lost. That is the default for predictions of camera traps.
+The class shares of a device change the odds of its classes by factors. By default (--floor=0.2) none is less than a
+fifth of the largest, so that fewer images of rare classes are lost; --floor=0 allows all.
 """
 
 from typing import Any
@@ -32,9 +32,8 @@ _HEAD = flags.DEFINE_float(
     "head", None, "Without logits: the part or the number of domains for a head (0.5).", lower_bound=0.0
 )
 _FLOOR = flags.DEFINE_float(
-    "floor", None, "The floor of class shares, which protects rare classes (0, none; 0.2 for predictions).", 0.0, 1.0,
-    allow_override=True,
-)  # fmt: skip
+    "floor", None, "Of class shares; it protects rare classes (0.2; 0: none).", 0.0, 1.0, allow_override=True
+)
 _SEED = flags.DEFINE_integer("seed", None, "Of all that is random (0).", lower_bound=0, allow_override=True)
 
 
@@ -47,7 +46,6 @@ def main() -> None:
         from cxda_jax.adapter.fit import fit
         from cxda_jax.adapter.head import learn_head
         from cxda_jax.adapter.page import as_html
-        from cxda_jax.adapter.predictions import FLOOR
         from cxda_jax.disk import folders
         from cxda_jax.errors import UserError, naming
         from cxda_jax.machine.progress import replaces, say
@@ -60,8 +58,7 @@ def main() -> None:
         raise UserError(f"{path} has logits, so no head is learnt", "--head", _HEAD.value, "leave it out")
     if is_adapter(out):
         replaces(out)
-    floor = FLOOR if _FLOOR.value is None and "predictions" in found.origin else _FLOOR.value
-    asked = {"minutes": _MINUTES.value, "seed": _SEED.value, "floor": floor}
+    asked = {"minutes": _MINUTES.value, "seed": _SEED.value, "floor": _FLOOR.value}
     given: Any = {name: value for name, value in asked.items() if value is not None}
     if found.logits is None:
         with naming({"head": "--head"}):

@@ -51,7 +51,7 @@ from cxda_jax.training.pace import Pace, TimeLimit
 from cxda_jax.training.selection import CHOICES, Selection, by_style, without_buffer
 from cxda_jax.types import ADAPTER, Described, Episode, Images, Variables
 
-MINUTES = 5.0
+MINUTES, FLOOR = 5.0, 0.2
 PARTS = ("style", "shares")
 FEWEST = 3  # domains: one teaches, one chooses, one judges
 STEPS = 250  # of a training: the keys do not learn, so a quarter of those of cxda_shares are enough
@@ -83,7 +83,7 @@ def fit(  # noqa: PLR0913
     steps: int = STEPS,
     seed: int = 0,
     parts: Sequence[str] = PARTS,
-    floor: float = 0.0,
+    floor: float = FLOOR,
     log: Callable[[str], None] = print,
 ) -> Adapter:
     """Learns to adapt a classifier, from images that it was not trained on.
@@ -112,7 +112,8 @@ def fit(  # noqa: PLR0913
       parts: what may be learnt: "style", a correction of the logits by the image's own style, which needs no buffer;
         "shares", what the buffer tells. Held-out domains say what of these pays.
       floor: protects rare classes. The class shares of a device change the odds of its classes by factors, and none is
-        less than this part of the largest. 0: all factors are allowed; 1: the shares change nothing.
+        less than this part of the largest. 0: all factors are allowed, which gains more where a device has few classes;
+        1: the shares change nothing.
       log: takes lines of progress.
     """
     began = time.monotonic()
@@ -348,12 +349,10 @@ def _start(judged: FitData, variables: Variables) -> Variables:
 
 
 def with_floor(variables: Variables, floor: float) -> Variables:
-    """The variables of an adapter with the floor of fit(), which changes nothing of what was learnt."""
-    if not floor:
-        return variables
-    stats = variables["batch_stats"]
-    own = {**stats[ADAPTER], LOG_FLOOR: jnp.float32(math.log(floor))}
-    return {**variables, "batch_stats": {**stats, ADAPTER: own}}
+    """The variables of an adapter with another floor of fit(), which changes nothing of what was learnt."""
+    stats = {name: x for name, x in variables["batch_stats"][ADAPTER].items() if name != LOG_FLOOR}
+    stats |= {LOG_FLOOR: jnp.float32(math.log(floor))} if floor else {}
+    return {**variables, "batch_stats": {**variables["batch_stats"], ADAPTER: stats}}
 
 
 def _spec(judged: FitData, split: str) -> EpisodeSpec:

@@ -29,7 +29,6 @@ from cxda_jax.version import VERSION
 
 FIX = "give the JSON file that SpeciesNet or MegaDetector wrote"
 MARK = "adapted_by"  # in `info` of what was written back
-FLOOR = 0.2  # of fit() for predictions, where nobody says another
 LEAST = 1e-4  # of a score: SpeciesNet rounds to four decimals
 _DETECTIONS = Kind(list, each=Kind(dict, each={"conf": Kind(NUMBER, SHARE)}), null=True, absent=True)
 _IMAGE = {"detections": _DETECTIONS, "model_version": Kind(str, absent=True)}

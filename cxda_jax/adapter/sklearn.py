@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cxda_jax.adapter.adapter import as_array
-from cxda_jax.adapter.fit import MINUTES, STEPS, domains_of, fit
+from cxda_jax.adapter.fit import FLOOR, MINUTES, STEPS, domains_of, fit
 from cxda_jax.errors import UserError, needing
 
 LEAST = 1e-12  # of probabilities whose logarithm is taken
@@ -30,14 +30,16 @@ class Adapting:
       held_out: the part of the domains that it is not trained on and the adapter is, three domains at least.
       minutes: see cxda_jax.fit().
       steps: see cxda_jax.fit().
+      floor: see cxda_jax.fit().
       random_state: as scikit-learn has it.
     """
 
-    def __init__(self, base_estimator=None, held_out=0.5, minutes=MINUTES, steps=STEPS, random_state=None):
+    def __init__(self, base_estimator=None, held_out=0.5, minutes=MINUTES, steps=STEPS, floor=FLOOR, random_state=None):
         self.base_estimator = base_estimator
         self.held_out = held_out
         self.minutes = minutes
         self.steps = steps
+        self.floor = floor
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, sample_domain: Any = None) -> "Adapting":
@@ -63,7 +65,8 @@ class Adapting:
         base: Any = LogisticRegression() if self.base_estimator is None else clone(self.base_estimator)
         self.base_, self.adapter_, self.device_ = base.fit(X[~held], y[~held]), None, None
         if sample_domain is not None:
-            told = {"minutes": self.minutes, "steps": self.steps, "seed": seed, "log": lambda line: None}
+            told = {name: getattr(self, name) for name in ("minutes", "steps", "floor")}
+            told |= {"seed": seed, "log": lambda line: None}
             self.adapter_ = fit(self._logits(X[held]), numbers[held], domains[held], X[held], **told)
             if not self.adapter_.helps:
                 self.base_ = base.fit(X, y)

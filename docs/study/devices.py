@@ -39,7 +39,7 @@ KINDS = (
 )  # fmt: skip
 EACH = 10  # tasks of a device and kind
 BUFFER, QUERIES, FEW = 100, 20, 5  # a class is rare in a task whose buffer has at most FEW images of it
-SIZES, FLOORS = (0, 5, 20), (0.1, 0.2, 0.5)  # smaller buffers; of fit()
+SIZES, FLOORS = (0, 5, 20), (0.0, 0.1, 0.5)  # smaller buffers; of fit(), beside its own
 LEAST = BUFFER + QUERIES
 SLOTS = 100  # of a stream
 REPLAYED, OF_EACH = ("weeds", "cameras"), 60  # keys of class_counts.json; images of each class that a device must have
