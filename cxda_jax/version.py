@@ -1,3 +1,3 @@
 """The package's version, alone here so that building the package imports nothing."""
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
