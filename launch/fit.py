@@ -14,8 +14,8 @@ the inputs of the last layer, the report says what such a layer gains that learn
 Where there are features without logits, logistic regression learns a last layer from a part of the domains, the head:
 --head is the part, or a number of domains. The adapter learns from the other domains, and keeps the head.
 
-The class shares of a device change the odds of its classes by factors. By default (--floor=0.2) none is less than a
-fifth of the largest, so that fewer images of rare classes are lost; --floor=0 allows all.
+A buffer changes the odds of an image's classes by factors. With --floor=0.2 none is less than a fifth of the largest:
+an answer that is five times as likely as every other one stays, so fewer images of rare classes are lost.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ _HEAD = flags.DEFINE_float(
     "head", None, "Without logits: the part or the number of domains for a head (0.5).", lower_bound=0.0
 )
 _FLOOR = flags.DEFINE_float(
-    "floor", None, "Of class shares; it protects rare classes (0.2; 0: none).", 0.0, 1.0, allow_override=True
+    "floor", None, "Of the factors of a buffer; it protects rare classes (0, none).", 0.0, 1.0, allow_override=True
 )
 _SEED = flags.DEFINE_integer("seed", None, "Of all that is random (0).", lower_bound=0, allow_override=True)
 

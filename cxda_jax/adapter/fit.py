@@ -51,7 +51,7 @@ from cxda_jax.training.pace import Pace, TimeLimit
 from cxda_jax.training.selection import CHOICES, Selection, by_style, without_buffer
 from cxda_jax.types import ADAPTER, Described, Episode, Images, Variables
 
-MINUTES, FLOOR = 5.0, 0.2
+MINUTES, FLOOR = 5.0, 0.0
 PARTS = ("style", "shares")
 FEWEST = 3  # domains: one teaches, one chooses, one judges
 STEPS = 250  # of a training: the keys do not learn, so a quarter of those of cxda_shares are enough
@@ -111,9 +111,9 @@ def fit(  # noqa: PLR0913
       seed: of all that is random.
       parts: what may be learnt: "style", a correction of the logits by the image's own style, which needs no buffer;
         "shares", what the buffer tells. Held-out domains say what of these pays.
-      floor: protects rare classes. The class shares of a device change the odds of its classes by factors, and none is
-        less than this part of the largest. 0: all factors are allowed, which gains more where a device has few classes;
-        1: the shares change nothing.
+      floor: bounds what a buffer can do, and protects rare classes. It changes the odds of an image's classes by
+        factors, and none is less than this part of the largest: with 0.2 an answer that is five times as likely as
+        every other one stays. 0: all factors are allowed, which gains more where a device has few classes.
       log: takes lines of progress.
     """
     began = time.monotonic()

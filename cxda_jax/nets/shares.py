@@ -25,7 +25,9 @@ C is what the classes explain of s W, and l is learned; adapter/correction.py fi
 
 An adapter that weighs evidence has a g of each query, from a small network of what the buffer looks like: a classifier
 that errs on a new domain looks like a device with few classes, and the evidence tells the two apart, see evidence().
-It may have a floor f, which protects rare classes: of the factors (q / t)^g, none is less than f times the largest.
+
+A floor f bounds what a buffer can do, and protects rare classes. The answer's odds are those of z_q / T times a factor
+for each class. None of these is less than f times the largest, so an answer that is 1 / f times as likely stays.
 
 U and c learn from another answer, u_q + log q - log t, where q are the shares of the buffer's labels. Otherwise they
 would learn which classes each training domain has, and a device has others. The own correction is learnt before.
@@ -188,11 +190,12 @@ class ShareAdapter(nn.Module):
         if self.weighs:
             kernel, bias, belief = self.belief.values()
             strength += (jnp.tanh(evidence(p, shares, t, weights) @ kernel + bias) @ belief)[:, None]
-        factors = 2 * jax.nn.sigmoid(strength) * jnp.log(shares / t)
-        if self.has_variable("batch_stats", LOG_FLOOR):
-            least = factors.max(-1, keepdims=True) + self.get_variable("batch_stats", LOG_FLOOR)
-            factors = jnp.maximum(factors, least)
-        return query.logits * sharpness + moved - common + factors
+        answer = query.logits * sharpness + moved - common + 2 * jax.nn.sigmoid(strength) * jnp.log(shares / t)
+        if not self.has_variable("batch_stats", LOG_FLOOR):
+            return answer
+        factors = answer - query.logits * sharpness
+        least = factors.max(-1, keepdims=True) + self.get_variable("batch_stats", LOG_FLOOR)
+        return query.logits * sharpness + jnp.maximum(factors, least)
 
 
 def evidence(p: jax.Array, shares: jax.Array, trained: jax.Array, weights: jax.Array) -> jax.Array:

@@ -39,7 +39,7 @@ KINDS = (
 )  # fmt: skip
 EACH = 10  # tasks of a device and kind
 BUFFER, QUERIES, FEW = 100, 20, 5  # a class is rare in a task whose buffer has at most FEW images of it
-SIZES, FLOORS = (0, 5, 20), (0.0, 0.1, 0.5)  # smaller buffers; of fit(), beside its own
+SIZES, FLOORS = (0, 5, 20), (0.1, 0.2, 0.5)  # smaller buffers; of fit()
 LEAST = BUFFER + QUERIES
 SLOTS = 100  # of a stream
 REPLAYED, OF_EACH = ("weeds", "cameras"), 60  # keys of class_counts.json; images of each class that a device must have
@@ -199,7 +199,7 @@ def summary(data, fits):
             gains, plain = [x.mean(1) - right[PLAIN].mean(1)], [x.mean(1)]
             row = {"avg": 100 * float(interval_over_groups(np.stack(plain), owner)[0, 0])}
             row["gain"] = (100 * interval_over_groups(np.stack(gains), owner)[0]).round(2).tolist()
-            if some.any():
+            if len(np.unique(owner[some])) > 1:
                 both = np.stack([recall[name], recall[name] - recall[PLAIN]])
                 spans = 100 * interval_over_groups(both, owner[some])
                 row |= {"rare": round(float(spans[0, 0]), 2), "rare gain": spans[1].round(2).tolist()}

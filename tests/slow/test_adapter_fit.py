@@ -268,8 +268,8 @@ def test_one_set_without_domains_teaches_class_shares_alone(new):
     assert all(adapter.adapt(new.logits[of], new.style[of]).drift for of in (new.domains == d for d in range(24)))
 
 
-def test_a_floor_limits_how_much_less_likely_the_shares_make_a_class(fit, new):
-    """With a floor of 1 they change nothing, so the rest of the answer is known."""
+def test_a_floor_limits_how_much_less_likely_a_buffer_makes_a_class(fit, new):
+    """With a floor of 1 it changes nothing."""
     adapter, rows = fit[0], np.flatnonzero((new.domains == 3) & (new.labels < 2))
     z, s = new.logits[rows], new.style[rows]
 

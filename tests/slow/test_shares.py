@@ -126,8 +126,8 @@ def by_hand(variables, query, buffer, present, labels=None):
             answers.append(z / np.exp(w["log_t"]) + moved + np.log((counts + t) / (a.sum() + 1) / t))
             continue
         q, _ = estimated(logits - common)
-        factors = 2 * sigmoid(w["strength"]) * np.log(q / t)
-        answers.append(z / np.exp(w["log_t"]) + moved + np.maximum(factors, factors.max() + log_floor))
+        factors = moved - common / np.exp(w["log_t"]) + 2 * sigmoid(w["strength"]) * np.log(q / t)
+        answers.append((z + common) / np.exp(w["log_t"]) + np.maximum(factors, factors.max() + log_floor))
     return np.array(answers)
 
 

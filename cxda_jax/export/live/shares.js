@@ -95,9 +95,9 @@ class Shares {
       ({ ratio } = this.estimated(posteriors, weights, trained));
     }
     const strength = 2 * sigmoid(power + this.belief(posteriors, weights, ratio, trained));
-    const factors = ratio.map((x) => strength * Math.log(x));
+    const factors = ratio.map((x, k) => moved[k] + strength * Math.log(x));
     const least = this.part("log_floor") ? Math.max(...factors) + this.part("log_floor")[0] : -Infinity;
-    return answers(logits).map((x, k) => x + Math.max(factors[k], least));
+    return logits.map((x, k) => x * sharpness + Math.max(factors[k], least));
   }
 
   /** The shares of the classes by EM, as ratios to those in training, and how many images of each class they make. */
