@@ -32,7 +32,7 @@ _HEAD = flags.DEFINE_float(
     "head", None, "Without logits: the part or the number of domains for a head (0.5).", lower_bound=0.0
 )
 _FLOOR = flags.DEFINE_float(
-    "floor", None, "Of the factors of a buffer; it protects rare classes (0, none).", 0.0, 1.0, allow_override=True
+    "floor", None, "The least factor of a buffer, as a part of its largest (0: any).", 0.0, 1.0, allow_override=True
 )
 _SEED = flags.DEFINE_integer("seed", None, "Of all that is random (0).", lower_bound=0, allow_override=True)
 

@@ -117,19 +117,11 @@ def fit(  # noqa: PLR0913
       log: takes lines of progress.
     """
     began = time.monotonic()
-    check_numbers(minutes, steps, seed)
+    check_numbers(minutes, steps, seed, floor)
     check_parts(parts)
-    check_number("floor", floor, (int, float), 0, 1)
     keys = "style" if style is not None else "features" if features is not None else "logits"
     judged = as_fit_data(logits, labels, domains, style, features, seed, FEWEST)._replace(floor=floor)
-    if judged.one_set:
-        if "shares" not in parts:
-            raise UserError(
-                "one set without domains teaches shares alone; give domains, or leave it out", "parts", parts
-            )
-        log(ONE_SET)
-    elif keys in WITHOUT:
-        log(WITHOUT[keys])
+    _tell_of_less(judged, keys, parts, log)
     known = headroom(judged)  # before the time of the training is over
     whole, *others = deal(judged)
     _tell_of_small(whole, log)
@@ -140,8 +132,8 @@ def fit(  # noqa: PLR0913
     turns, chosen = settled(_beside_last_layers(made, judged, log))
     ways, taken = _train(corrected, correction, limit, steps)
     variables = ways[chosen]
-    facts = {"steps": taken, "asked": steps, "corrects": bool(correction), "takes": chosen, "one_set": judged.one_set}
-    facts |= {"floor": floor}
+    facts = {"steps": taken, "asked": steps, "floor": floor, "one_set": judged.one_set}
+    facts |= {"corrects": bool(correction), "takes": chosen}
     report, kept = report_on(judged, corrected, variables, turns, facts, known)
     log(said := in_words(report))
     classes = judged.store.num_classes
@@ -174,10 +166,11 @@ def diagnosed(logits: Any, labels: Any, domains: Any) -> str:
     return diagnosis(as_fit_data(logits, labels, domains, None, None, 0))
 
 
-def check_numbers(minutes: Any, steps: Any, seed: Any) -> None:
+def check_numbers(minutes: Any, steps: Any, seed: Any, floor: Any) -> None:
     check_number("minutes", minutes, (int, float), 0, 1e6)
     check_number("steps", steps, int, 1, 2**31 - 1)
     check_number("seed", seed, int, 0, 2**31 - 1)
+    check_number("floor", floor, (int, float), 0, 1)
 
 
 def check_parts(parts: Any) -> None:
@@ -284,6 +277,14 @@ def deal(judged: FitData) -> list[FitData]:
         return judged._replace(store=store._replace(split=tuple(split)))
 
     return [of([]), *(of(order[i::number]) for i in range(number))]
+
+
+def _tell_of_less(judged: FitData, keys: str, parts: Sequence[str], log: Callable[[str], None]) -> None:
+    """Says what an adapter cannot learn without domains or a style; a UserError if that is all that was asked for."""
+    if judged.one_set and "shares" not in parts:
+        raise UserError("one set without domains teaches shares alone; give domains, or leave it out", "parts", parts)
+    if judged.one_set or keys in WITHOUT:
+        log(ONE_SET if judged.one_set else WITHOUT[keys])
 
 
 def _tell_of_small(judged: FitData, log: Callable[[str], None]) -> None:

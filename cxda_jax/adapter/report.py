@@ -61,7 +61,7 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
             "adapter.trusted() adapts all the same."
         )
     if report.get("floor"):
-        yield f"A floor of {report['floor']:g} protects rare classes."
+        yield f"A floor of {report['floor']:g} bounds what a buffer does: fewer images of rare classes are lost."
     name, least = min(report["by_domain"].items(), key=lambda gained: gained[1])
     losing = sum(gain < 0 for gain in report["by_domain"].values())
     yield f"{losing} of {len(report['by_domain'])} domains lose; the least gain is {least:+.1f}, on domain {name}."

@@ -225,7 +225,7 @@ def test_what_is_wrong_with_an_argument_is_named():
         "labels": (y[:-1], y * 0.5, y.astype(str), y * 0 + 2, y + 1, y - 1),
         "domains": (d[:, None], np.where(seventh[:, 0], None, d), np.minimum(d, 1), d, None),  # of 20 images each
         "style": (np.where(seventh, -np.inf, s), s[:-1], np.ma.masked_less(s, s.max()), (1j * s).astype(object)),
-        "features": (s[1:],), "seed": (1.5, -1, True), "minutes": ("a", math.nan), "steps": (0,),
+        "features": (s[1:],), "seed": (1.5, -1, True), "minutes": ("a", math.nan), "steps": (0,), "floor": (-0.1, 2, "a"),
     }.items():  # fmt: skip
         for value in values:
             with refused(f"^{name}[:=]"):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 from PIL import Image
 
+from cxda_jax.data.store import Domain, StoreInfo, write_store
 from docs.study import device_sets, devices
 
 RNG = np.random.default_rng(0)
@@ -88,6 +89,28 @@ def test_letters_go_to_the_folders_of_their_writers(tmp_path, monkeypatch):
     for path in found:
         image = np.asarray(Image.open(path))
         assert (image[5, 0], image[6, 0]) == (50 * int(path.parts[-3][-2:]), int(path.parts[-2]))
+
+
+def test_prepared_domains_go_to_folders_that_say_their_split(tmp_path):
+    info = StoreInfo("made", ("a", "b"), (0.5,), (0.2,))
+    images, labels = RNG.integers(0, 256, (9, 4, 4, 1), np.uint8), np.arange(9) % 2
+    write_store(
+        tmp_path / "store", info, [Domain(f"fog-{split}", split, images, labels) for split in ("train", "test")]
+    )
+    device_sets.prepared(tmp_path / "store", tmp_path / "out", "5")
+    for i, split in enumerate(("train", "test")):
+        found = sorted((tmp_path / "out" / f"{split}-fog-{split}").glob("*/*.png"))
+        assert len(found) == 5
+        for path in found:
+            row = int(path.stem) - 9 * i
+            assert path.parent.name == "ab"[labels[row]]
+            np.testing.assert_array_equal(np.asarray(Image.open(path)), images[row, ..., 0])
+    named = np.repeat(["train-a", "test-b"], 130)
+    np.savez(
+        tmp_path / "f.npz", features=np.ones((260, 2)), style=np.ones((260, 2)), labels=np.ones(260), domains=named
+    )
+    data = devices.loaded(tmp_path / "f.npz")
+    assert {*data["split"][data["domain"] == 0]} == {"test"} and devices.dealt(data, 0)[0].tolist() == [0]
 
 
 def test_cells_go_to_the_folders_of_patients_with_enough_of_them(tmp_path, monkeypatch):

@@ -404,8 +404,12 @@ def test_the_command_fits_the_labelled_images_of_a_file(fit, tmp_path, monkeypat
     asked = "fit", f"--out={tmp_path}/out"
     for name, named in (("own", "labels: 6"), ("no_style", "'style'"), ("none", "none.npz: missing")):
         assert named in command(*asked, f"--features={tmp_path}/{name}.npz", code=2)
-    said = command(*asked, f"--features={tmp_path}/f.npz")
-    assert "load_adapter" in said and re.search("1 of the .* domains that .* have fewer than [0-9]+ images", said)
+    said = command(*asked, f"--features={tmp_path}/f.npz", "--floor=0.3")
+    assert (
+        "load_adapter" in said
+        and "floor of 0.3" in said
+        and re.search("1 of the .* domains that .* have fewer than [0-9]+ images", said)
+    )
     adapter = cxda_jax.load_adapter(tmp_path / "out")
     assert (tmp_path / "out" / "report.html").read_text() == as_html(adapter)
     assert adapter.report["images"] == (given >= 0).sum() and adapter.keys == "style"
