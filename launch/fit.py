@@ -15,7 +15,8 @@ Where there are features without logits, logistic regression learns a last layer
 --head is the part, or a number of domains. The adapter learns from the other domains, and keeps the head.
 
 A buffer changes the odds of an image's classes by factors. With --floor=0.2 none is less than a fifth of the largest:
-an answer that is five times as likely as every other one stays, so fewer images of rare classes are lost.
+an answer that is five times as likely as every other one stays, so fewer images of rare classes are lost. Without
+--floor held-out domains choose it; with --floor=0 all factors are allowed.
 """
 
 from typing import Any

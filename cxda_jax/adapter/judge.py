@@ -51,7 +51,6 @@ class FitData(NamedTuple):
         [n, 1, 1, 2 classes + d].
       one_set: whether the domains are random parts of one set.
       features: of the classifier's last layer, [n, d], if they are known.
-      floor: of fit().
     """
 
     store: DomainStore
@@ -60,7 +59,6 @@ class FitData(NamedTuple):
     corrected: bool = False
     one_set: bool = False
     features: np.ndarray | None = None
-    floor: float = 0.0
 
     @property
     def rows(self) -> np.ndarray:
@@ -113,7 +111,7 @@ class Turn(NamedTuple):
       variables: of the adapter.
       rivals: what EM knows of each of the two, by calibrated(): "em" of the classifier's own logits, and of the
         corrected ones "own_em", which "unmix" knows too.
-      ways: variables by WAYS, of which settled() chooses.
+      ways: variables by WAYS without a floor, of which settle() chooses.
       refit: logits [n, classes] by a last layer that the other domains taught, if the features are known.
     """
 
@@ -283,31 +281,6 @@ def planned(turns: Sequence[Turn]) -> dict[str, dict[int, Plan]]:
         what = f"{FULL + turns[0].judged.queries} images"
         raise UserError(f"domains: too few have {what}, so nothing can be judged; give more images of each")
     return plans
-
-
-def settled(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
-    """The turns with the way to take something from a full buffer that is best by the domains of all other turns, and
-    that which is best by all domains.
-
-    Best is the largest mean gain over taking nothing. By its lower bound, twenty domains took nothing where new ones
-    gain six points.
-    """
-    gains, owners, numbers = [], [], []
-    for i, plan in [given for of_kind in planned(turns).values() for given in of_kind.items()]:
-        judged, labels = turns[i].judged, turns[i].judged.store.labels[plan.query]
-        answers = [*(judged.answers(turns[i].ways[way], plan) for way in WAYS[:-1]), judged.logits[plan.query]]
-        right = np.stack([(z.argmax(-1) == labels).mean(1) for z in answers])
-        gains.append(right - right[-1])
-        owners.append(judged.store.row_domains()[plan.query[:, 0]])
-        numbers.append(np.full(len(labels), i))
-    gained, owner, number = np.concatenate(gains, 1), np.concatenate(owners), np.concatenate(numbers)
-
-    def best(tasks: np.ndarray) -> str:
-        return WAYS[int(metrics.interval_over_groups(gained[:, tasks], owner[tasks])[:, 0].argmax())]
-
-    chosen = [best(number != i) for i in range(len(turns))]
-    settled = [turn._replace(variables=turn.ways[way]) for turn, way in zip(turns, chosen, strict=True)]
-    return settled, best(number >= 0)
 
 
 def ask(turn: Turn, plan: Plan, number_of_turn: int) -> AnsweredTasks:

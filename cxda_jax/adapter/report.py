@@ -6,6 +6,7 @@ from typing import Any
 from cxda_jax.adapter.adapter import PLAIN, SIZES
 from cxda_jax.adapter.diagnosis import BY_HEART, FIRST, Diagnosis
 from cxda_jax.adapter.judge import RIVALS
+from cxda_jax.adapter.settling import RARE
 from cxda_jax.machine.progress import aligned
 
 FULL = str(SIZES[-1])
@@ -60,8 +61,7 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
             "What may help: more domains; a style of earlier maps; more minutes, if steps were left out. "
             "adapter.trusted() adapts all the same."
         )
-    if report.get("floor"):
-        yield f"A floor of {report['floor']:g} bounds what a buffer does: fewer images of rare classes are lost."
+    yield from of_rare(report)
     name, least = min(report["by_domain"].items(), key=lambda gained: gained[1])
     losing = sum(gain < 0 for gain in report["by_domain"].values())
     yield f"{losing} of {len(report['by_domain'])} domains lose; the least gain is {least:+.1f}, on domain {name}."
@@ -87,6 +87,23 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
         if alarms is None
         else f"Drift is told falsely of {alarms:.1%} of the buffers of domains that judge."
     )
+
+
+def of_rare(report: Mapping[str, Any]) -> Iterator[str]:
+    """What becomes of rare classes, and what protects them."""
+    floor, floors = report.get("floor", 0), report.get("floors", {})  # older reports have neither
+    kept, unbound = floors.get(f"{floor:g}"), floors.get("0")
+    said = [f"A floor of {floor:g} bounds what a buffer does, which protects rare classes."] * bool(floor)
+    if kept and kept["rare"] is not None:
+        what = f"Recall of rare classes (at most {RARE} of the buffer's {FULL} images)"
+        said.append(f"{what} changes by {kept['rare']:+.1f} points in the kind of task that is worst for them.")
+        if floor and unbound:
+            said.append(
+                f"If they do not matter to you, floor=0 gains {unbound['gain']:+.1f} points on average in place of "
+                f"{kept['gain']:+.1f}, but changes this recall by {unbound['rare']:+.1f}."
+            )
+    if said:
+        yield " ".join(said)
 
 
 def _parts(report: Mapping[str, Any]) -> Iterator[str]:

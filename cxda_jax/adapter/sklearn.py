@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cxda_jax.adapter.adapter import as_array
-from cxda_jax.adapter.fit import FLOOR, MINUTES, STEPS, domains_of, fit
+from cxda_jax.adapter.fit import MINUTES, STEPS, domains_of, fit
 from cxda_jax.errors import UserError, needing
 
 LEAST = 1e-12  # of probabilities whose logarithm is taken
@@ -34,7 +34,7 @@ class Adapting:
       random_state: as scikit-learn has it.
     """
 
-    def __init__(self, base_estimator=None, held_out=0.5, minutes=MINUTES, steps=STEPS, floor=FLOOR, random_state=None):
+    def __init__(self, base_estimator=None, held_out=0.5, minutes=MINUTES, steps=STEPS, floor=None, random_state=None):
         self.base_estimator = base_estimator
         self.held_out = held_out
         self.minutes = minutes

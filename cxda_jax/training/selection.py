@@ -5,8 +5,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
 from cxda_jax.methods.cxda_shares import ERRORS, changed
-from cxda_jax.types import Variables
+from cxda_jax.nets.shares import LOG_FLOOR
+from cxda_jax.types import ADAPTER, Variables
 
 NARROWER = (2.0, 4.0, 8.0)  # attention falls off so many times as fast as in the training
 PARTS = (0.5, 0.25, 0.0)  # of the errors that training domains show; validation says how much of them others share
@@ -83,6 +86,13 @@ def by_style(variables: Variables) -> Variables:
 def without_buffer(variables: Variables) -> Variables:
     """The variables with which the buffer changes no answer."""
     return _set(by_style(variables), {"log_l": ALL})
+
+
+def with_floor(variables: Variables, floor: float) -> Variables:
+    """The variables of an adapter with this floor of fit(), which changes nothing of what was learnt."""
+    stats = {name: x for name, x in variables["batch_stats"][ADAPTER].items() if name != LOG_FLOOR}
+    stats |= {LOG_FLOOR: jnp.float32(math.log(floor))} if floor else {}
+    return {**variables, "batch_stats": {**variables["batch_stats"], ADAPTER: stats}}
 
 
 def _set(variables: Variables, values: Mapping[str, float]) -> Variables:

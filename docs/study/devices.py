@@ -25,11 +25,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from cxda_jax.adapter.features import Labelled
-from cxda_jax.adapter.fit import with_floor
 from cxda_jax.adapter.head import learn_head
 from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, sample_plans
 from cxda_jax.data.store import SPLITS
 from cxda_jax.training.metrics import interval_over_groups
+from cxda_jax.training.selection import with_floor
 from docs.study.parts import NAMES, OURS, PLAIN, fitted, named
 
 PARTS, HEAD = 3, 0.4
@@ -39,7 +39,7 @@ KINDS = (
 )  # fmt: skip
 EACH = 10  # tasks of a device and kind
 BUFFER, QUERIES, FEW = 100, 20, 5  # a class is rare in a task whose buffer has at most FEW images of it
-SIZES, FLOORS = (0, 5, 20), (0.1, 0.2, 0.5)  # smaller buffers; of fit()
+SIZES, FLOORS = (0, 5, 20), (0.0, 0.2, 0.5)  # smaller buffers; of fit()
 LEAST = BUFFER + QUERIES
 SLOTS = 100  # of a stream
 REPLAYED, OF_EACH = ("weeds", "cameras"), 60  # keys of class_counts.json; images of each class that a device must have
@@ -165,13 +165,14 @@ def one_fit(data, new, seed):
         y = labels[plan.query]
         right = {name: x.argmax(-1) == y for name, x in answers(plan).items()}
         right |= {f"{OURS}, {n} images": asked(always, plan, n) for n in SIZES}
-        right |= {f"{OURS}, floor {x}": asked(less, plan, BUFFER) for x, less in floored.items()}
+        right |= {f"{OURS}, floor {x:g}": asked(less, plan, BUFFER) for x, less in floored.items()}
         rare = (labels[plan.support][:, None] == y[..., None]).sum(-1) <= FEW
         found[named(*kind)] = np.repeat(new, EACH), right, rare
     told = {kind: np.round(row[str(BUFFER)], 2).tolist() for kind, row in adapter.report["gain"].items()}
     gains = {kind: (right[OURS].mean() - right[PLAIN].mean()) * 100 for kind, (_, right, _) in found.items()}
     notes = {"seed": seed, "new": len(new), "images for fit()": len(rows), "seconds": round(seconds)}
-    notes |= {"trusted": adapter.helps, "takes": adapter.report["takes"], "told": told}
+    notes |= {name: adapter.report[name] for name in ("takes", "floor", "floors")}
+    notes |= {"trusted": adapter.helps, "told": told}
     return found, {**notes, "found": {kind: round(float(gain), 2) for kind, gain in gains.items()}}
 
 

@@ -14,7 +14,7 @@ from scipy.special import softmax
 
 import cxda_jax
 from cxda_jax.adapter import adapter as adapters
-from cxda_jax.adapter import correction, judge, own_style
+from cxda_jax.adapter import correction, judge, own_style, settling
 from cxda_jax.adapter.correction import Labelled, common_parts, corrections, counts_of, mean_of, told_shares
 from cxda_jax.adapter.fit import JUDGING, as_fit_data, deal, load_of
 from cxda_jax.adapter.judge import least_temperature
@@ -165,6 +165,30 @@ def test_un_mixing_finds_the_shares_of_each_cluster():
             np.testing.assert_allclose(shares, q, atol=1e-4)
 
 
+def settled_on(monkeypatch, ways, floors, labels):
+    """What settle() finds for turns of two domains with 100 images each, and buffers that all have class 0.
+
+    `ways` are of each turn, by WAYS: functions from a floor to the answers that are right, bool [2, 100]. "none" and
+    the classifier have every other answer right.
+    """
+    images = SimpleNamespace(labels=np.tile(labels, 6), row_domains=lambda: np.repeat(np.arange(6), 100))
+    monkeypatch.setattr(settling, "with_floor", lambda variables, floor: variables(floor))
+
+    def turn(of_ways):
+        def answers(right, plan):
+            return np.eye(2)[np.where(right, labels, 1 - labels)]
+
+        data = SimpleNamespace(
+            store=images, answers=answers, logits=np.eye(2)[(np.arange(600) + np.tile(labels, 6)) % 2]
+        )
+        nothing = np.tile(np.arange(100) % 2 == 0, (2, 1))
+        return judge.Turn(data, data, {}, {}, dict(zip(judge.WAYS, (*of_ways, lambda _: nothing), strict=True)))
+
+    rows, zeros = np.arange(600).reshape(3, 2, 100), np.full((2, 100), np.flatnonzero(labels == 0)[0])
+    monkeypatch.setattr(settling, "planned", lambda _: {"any": {i: Plan(zeros, rows[i]) for i in range(3)}})
+    return settling.settle([turn(of_ways) for of_ways in ways], floors)
+
+
 def test_what_is_taken_from_a_buffer_is_best_on_the_domains_of_other_turns(monkeypatch):
     """Each turn has two domains, on which each way has its own part of right answers; "none" has half of them."""
     ways = [  # in the order of WAYS
@@ -172,20 +196,36 @@ def test_what_is_taken_from_a_buffer_is_best_on_the_domains_of_other_turns(monke
         ((0.4, 0.6), (0.6, 0.6), (0.9, 0.9)),
         ((0.55, 0.45), (0.6, 0.6), (0.1, 0.1)),
     ]
-    images = SimpleNamespace(labels=np.zeros(600, int), row_domains=lambda: np.repeat(np.arange(6), 100))
+    given = [
+        [lambda _, x=x: np.arange(100) < np.round(100 * np.array(x))[:, None] for x in of_turn] for of_turn in ways
+    ]
+    found = settled_on(monkeypatch, given, (0.0,), np.zeros(100, int))
+    means = [turn.variables.mean(1).tolist() for turn in found.turns]
+    assert means == [[0.6, 0.6], [0.4, 0.6], [0.55, 0.45]] and (found.way, found.floor) == ("learnt", 0.0)
 
-    def turn(i, rights):
-        def answers(variables, plan):
-            return np.stack([np.eye(2)[(np.arange(100) >= 100 * right).astype(int)] for right in variables])
 
-        data = SimpleNamespace(store=images, answers=answers, logits=np.eye(2)[np.arange(600) % 2])
-        return judge.Turn(data, None, {}, {}, dict(zip(judge.WAYS, (*rights, None), strict=True)))
+@pytest.mark.parametrize(("sure", "taken"), [(True, 1.0), (False, 0.5)])
+def test_a_floor_protects_rare_classes_as_far_as_a_gain_stays_sure(monkeypatch, sure, taken):
+    """The buffers lack the class of every fifth image. The classifier has half of these right, and with a larger floor
+    more are: none, 8 and 10 of 20. Of the others 75, 70, and 50 of 80 are right, or by domain with the last floor 30 to
+    54."""
+    rare = np.arange(100) % 5 == 4
 
-    turns = [turn(i, rights) for i, rights in enumerate(ways)]
-    rows = np.arange(600).reshape(3, 2, 100)
-    monkeypatch.setattr(judge, "planned", lambda _: {"any": {i: Plan(rows[i, :, :0], rows[i]) for i in range(3)}})
-    settled, chosen = judge.settled(turns)
-    assert [turn.variables for turn in settled] == [(0.6, 0.6), (0.4, 0.6), (0.55, 0.45)] and chosen == "learnt"
+    def right(common, of_rare):
+        found = np.empty(100, bool)
+        found[rare], found[~rare] = np.arange(20) < of_rare, np.arange(80) < common
+        return found
+
+    def way(turn):
+        last = [50, 50] if sure else [30 + 8 * turn, 34 + 8 * turn]
+        return {0.0: [right(75, 0)] * 2, 0.5: [right(70, 8)] * 2, 1.0: [right(x, 10) for x in last]}
+
+    ways = [[lambda floor, i=i: np.array(way(i)[floor])] * 3 for i in range(3)]
+    found = settled_on(monkeypatch, ways, (0.0, 0.5, 1.0), rare.astype(int))
+    assert (found.way, found.floor) == ("learnt", taken)
+    assert found.floors["0"] == pytest.approx({"gain": 25, "rare": -50})
+    assert found.floors["0.5"] == pytest.approx({"gain": 28, "rare": -10})
+    assert len(found.floors) == (3 if sure else 2)
 
 
 def test_an_image_counts_once_in_the_errors_by_domain():

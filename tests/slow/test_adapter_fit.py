@@ -31,13 +31,13 @@ from cxda_jax.adapter import own_style
 from cxda_jax.adapter.adapter import Head
 from cxda_jax.adapter.correction import PENALTIES, correction_in
 from cxda_jax.adapter.features import read_labelled
-from cxda_jax.adapter.fit import as_fit_data, gains_on, with_floor
+from cxda_jax.adapter.fit import as_fit_data, gains_on
 from cxda_jax.adapter.judge import by_rival
 from cxda_jax.adapter.page import as_html
 from cxda_jax.adapter.report import COLUMNS, in_words, span_of
 from cxda_jax.data.episodes import Plan
 from cxda_jax.training import metrics
-from cxda_jax.training.selection import Selection
+from cxda_jax.training.selection import Selection, with_floor
 from cxda_jax.types import ADAPTER
 from docs.study import promises
 from tests.commands import command
