@@ -1,19 +1,21 @@
 """What an adapter takes from a buffer, and how far a floor bounds it, as domains say that it did not learn from."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from cxda_jax.adapter.adapter import PLAIN
 from cxda_jax.adapter.judge import WAYS, Turn, planned
 from cxda_jax.data.episodes import Plan
+from cxda_jax.data.store import DomainStore
 from cxda_jax.training import metrics
 from cxda_jax.training.selection import with_floor
 
 FLOORS = (0.0, 0.2, 0.5, 1.0)  # from all that a buffer may do to nothing
-RARE, ASKED = 5, 100  # a class is rare where a full buffer has at most RARE images of it; a kind of tasks tells of such
-# classes if it asks for ASKED of their images
+RARE, ASKED = 5, 20  # a class is rare where a full buffer has one to RARE images of it; a kind of tasks tells of such
+# classes if ASKED of its tasks have one
 LOST = 2.0  # points that the recall of rare classes may lose
 
 
@@ -25,7 +27,7 @@ class Settled(NamedTuple):
       way: of WAYS, that all domains chose.
       floor: likewise.
       floors: by floor, up to this one: the mean gain, and the change of recall of rare classes in the worst kind of
-        tasks, in points (None: too few of their images were asked).
+        tasks, in points (None: too few tasks have such classes).
     """
 
     turns: list[Turn]
@@ -34,81 +36,94 @@ class Settled(NamedTuple):
     floors: dict[str, dict[str, float | None]]
 
 
+class _Asked(NamedTuple):
+    """Tasks of one kind that a turn judges by; `rare` has those whose buffers have rare classes, and asks for these."""
+
+    turn: Turn
+    number: int
+    kind: str
+    plan: Plan
+    rare: Plan
+
+
 def settle(turns: Sequence[Turn], floors: Sequence[float] = FLOORS) -> Settled:
     """Chooses by all domains, and for each turn by those of all others."""
-    tried = _Tried(turns)
-    everything, of_turns = np.full(len(tried.turn), True), []
+    tried, of_turns, everything = _Tried(turns, floors), [], range(len(turns))
     for i, turn in enumerate(turns):
-        way = tried.best(tried.turn != i, floors)
-        floor = tried.bound(way, tried.turn != i, floors)
+        way, floor = tried.best([other for other in everything if other != i])
         of_turns.append(turn._replace(variables=with_floor(turn.ways[way], floor)))
-    way = tried.best(everything, floors)
-    floor = tried.bound(way, everything, floors)
-    told = {f"{x:g}": {"gain": float(tried.gain(way, x, everything)[0]), "rare": tried.change(way, x, everything)}
-            for x in floors if x <= floor}  # fmt: skip
+    way, floor = tried.best(everything)
+    told = {
+        f"{x:g}": {"gain": float(tried.gain(way, x, everything)[0]), "rare": tried.change(way, x, everything)}
+        for x in floors
+        if x <= floor
+    }
     return Settled(of_turns, way, floor, told)
 
 
 class _Tried:
-    """The right answers of all turns to all tasks that they judge by. `tasks` below are bool, of all tasks."""
+    """What ways and floors are worth on the domains of some turns, `numbers` below."""
 
-    def __init__(self, turns: Sequence[Turn]):
-        self.asked = [(turns[i], plan) for of_kind in planned(turns).values() for i, plan in of_kind.items()]
-        numbers = [(k, i) for k, of_kind in enumerate(planned(turns).values()) for i in of_kind]
-        each = [len(plan.query) for _, plan in self.asked]
-        self.kind, self.turn = np.repeat(np.array(numbers), each, axis=0).T
-        store = turns[0].judged.store
-        self.owner = np.concatenate([store.row_domains()[plan.query[:, 0]] for _, plan in self.asked])
-        self.labels, self.rare = store.labels, self._joined(lambda _, plan: _is_rare(store.labels, plan))
-        self.plain = self._joined(lambda turn, plan: self._right(turn.plain.logits[plan.query], plan))
-        self.by = functools.cache(self._by)  # one evaluation of a way and floor serves all choices
+    def __init__(self, turns: Sequence[Turn], floors: Sequence[float]):
+        store, rng, self.floors = turns[0].judged.store, np.random.default_rng(turns[0].judged.seed), floors
+        self.labels, self.domains = store.labels, store.row_domains()
+        self.asked = [
+            _Asked(turns[i], i, kind, plan, asking_for_rare(store, plan, rng))
+            for kind, plans in planned(turns).items()
+            for i, plan in plans.items()
+        ]
+        self.right = functools.cache(self._right)  # serves all choices
 
-    def _joined(self, of: Callable[[Turn, Plan], np.ndarray]) -> np.ndarray:
-        return np.concatenate([of(turn, plan) for turn, plan in self.asked]).astype(float)
+    def _right(self, at: int, way: str, floor: float, rare: bool = False) -> np.ndarray:
+        """The part of right answers of each task, by a way or by the classifier, PLAIN."""
+        turn, plan = self.asked[at].turn, self.asked[at].rare if rare else self.asked[at].plan
+        if way == PLAIN:
+            z = turn.plain.logits[plan.query]
+        elif way == WAYS[-1]:
+            z = turn.judged.logits[plan.query]
+        else:
+            z = turn.judged.answers(with_floor(turn.ways[way], floor), plan)
+        return (z.argmax(-1) == self.labels[plan.query]).mean(1)
 
-    def _right(self, logits: np.ndarray, plan: Plan) -> np.ndarray:
-        return logits.argmax(-1) == self.labels[plan.query]
+    def best(self, numbers: Sequence[int]) -> tuple[str, float]:
+        """The way with the largest mean gain, and its floor.
 
-    def _by(self, way: str, floor: float) -> np.ndarray:
-        """Which answers are right, [tasks, queries], with this way and floor."""
-
-        def right(turn: Turn, plan: Plan) -> np.ndarray:
-            if way == WAYS[-1]:
-                return self._right(turn.judged.logits[plan.query], plan)
-            return self._right(turn.judged.answers(with_floor(turn.ways[way], floor), plan), plan)
-
-        return self._joined(right)
-
-    def best(self, tasks: np.ndarray, floors: Sequence[float]) -> str:
-        """The way with the largest mean gain over taking nothing.
-
-        By its lower bound, twenty domains took nothing where new ones gain six points.
+        By the lower bound of the gain, twenty domains took nothing where new ones gain six points. The floor is the
+        smallest with which rare classes lose at most LOST. It is smaller yet where no gain is sure with it.
         """
-        nothing = self.by(WAYS[-1], floors[0]).mean(1)
-        gained = np.stack([self.by(way, floors[0]).mean(1) - nothing for way in WAYS])
-        return WAYS[int(metrics.interval_over_groups(gained[:, tasks], self.owner[tasks])[:, 0].argmax())]
-
-    def bound(self, way: str, tasks: np.ndarray, floors: Sequence[float]) -> float:
-        """The least floor with which rare classes lose at most LOST; a smaller one where no gain is sure with it."""
+        way = max(WAYS, key=lambda way: self.gain(way, self.floors[0], numbers)[0])
         if way == WAYS[-1]:
-            return floors[0]
-        kept = next((floor for floor in floors if (self.change(way, floor, tasks) or 0) >= -LOST), floors[-1])
-        sure = (floor for floor in reversed(floors) if floor <= kept and self.gain(way, floor, tasks)[1] > 0)
-        return next(sure, kept)
+            return way, self.floors[0]
+        kept = next((x for x in self.floors if (self.change(way, x, numbers) or 0) >= -LOST), self.floors[-1])
+        sure = (x for x in reversed(self.floors) if x <= kept and self.gain(way, x, numbers)[1] > 0)
+        return way, next(sure, kept)
 
-    def gain(self, way: str, floor: float, tasks: np.ndarray) -> np.ndarray:
+    def gain(self, way: str, floor: float, numbers: Sequence[int]) -> np.ndarray:
         """The mean gain in points over the classifier's own answers, and its interval."""
-        gained = (self.by(way, floor) - self.plain).mean(1)
-        return 100 * metrics.interval_over_groups(gained[None, tasks], self.owner[tasks])[0]
+        own = [i for i, asked in enumerate(self.asked) if asked.number in numbers]
+        gained = np.concatenate([self.right(i, way, floor) - self.right(i, PLAIN, 0.0) for i in own])
+        owner = np.concatenate([self.domains[self.asked[i].plan.query[:, 0]] for i in own])
+        return 100 * metrics.interval_over_groups(gained[None], owner)[0]
 
-    def change(self, way: str, floor: float, tasks: np.ndarray) -> float | None:
+    def change(self, way: str, floor: float, numbers: Sequence[int]) -> float | None:
         """How the recall of rare classes changes in the worst kind of tasks, in points."""
-        gained = self.rare * (self.by(way, floor) - self.plain)
-        changes, asks = (np.bincount(self.kind[tasks], x.sum(1)[tasks]) for x in (gained, self.rare))
-        told = asks >= ASKED
-        return float(100 * (changes[told] / asks[told]).min()) if told.any() else None
+        changes: dict[str, list[float]] = {}
+        for i, asked in enumerate(self.asked):
+            if asked.number in numbers and len(asked.rare.query):
+                change = self.right(i, way, floor, True) - self.right(i, PLAIN, 0.0, True)
+                changes.setdefault(asked.kind, []).extend(change)
+        return min((100 * float(np.mean(x)) for x in changes.values() if len(x) >= ASKED), default=None)
 
 
-def _is_rare(labels: np.ndarray, plan: Plan) -> np.ndarray:
-    """Whether the class of each query is rare in its buffer, [tasks, queries]."""
-    return (labels[plan.support][:, None] == labels[plan.query][..., None]).sum(-1) <= RARE
+def asking_for_rare(store: DomainStore, plan: Plan, rng: np.random.Generator) -> Plan:
+    """The tasks whose buffers have rare classes, with other queries of the same domain: images of these classes, each
+    class as often as in the buffer."""
+    domains, kept, queries = store.row_domains(), [], []
+    for task, (support, query) in enumerate(zip(*plan, strict=True)):
+        own = np.setdiff1d(np.arange(*store.offsets[domains[query[0]] :][:2]), support)
+        count, left = (np.bincount(store.labels[rows], minlength=store.num_classes) for rows in (support, own))
+        weight = (np.where(count <= RARE, count, 0) / np.maximum(left, 1))[store.labels[own]]
+        if weight.any():
+            kept.append(task)
+            queries.append(rng.choice(own, len(query), p=weight / weight.sum()))
+    return Plan(plan.support[kept], np.array(queries, int).reshape(len(kept), plan.query.shape[1]))

@@ -166,26 +166,31 @@ def test_un_mixing_finds_the_shares_of_each_cluster():
 
 
 def settled_on(monkeypatch, ways, floors, labels):
-    """What settle() finds for turns of two domains with 100 images each, and buffers that all have class 0.
+    """What settle() finds for turns of two domains with 100 images each, which are buffer and queries alike.
 
     `ways` are of each turn, by WAYS: functions from a floor to the answers that are right, bool [2, 100]. "none" and
     the classifier have every other answer right.
     """
-    images = SimpleNamespace(labels=np.tile(labels, 6), row_domains=lambda: np.repeat(np.arange(6), 100))
+    store = SimpleNamespace(
+        labels=np.tile(labels, 12), num_classes=2, offsets=np.arange(7) * 200,
+        row_domains=lambda: np.repeat(np.arange(6), 200),
+    )  # fmt: skip
     monkeypatch.setattr(settling, "with_floor", lambda variables, floor: variables(floor))
+    monkeypatch.setattr(settling, "ASKED", 4)
 
     def turn(of_ways):
         def answers(right, plan):
-            return np.eye(2)[np.where(right, labels, 1 - labels)]
+            asked = right[store.row_domains()[plan.query[:, 0]] % 2, (plan.query % 100).T].T
+            return np.eye(2)[np.where(asked, store.labels[plan.query], 1 - store.labels[plan.query])]
 
-        data = SimpleNamespace(
-            store=images, answers=answers, logits=np.eye(2)[(np.arange(600) + np.tile(labels, 6)) % 2]
-        )
         nothing = np.tile(np.arange(100) % 2 == 0, (2, 1))
+        halves = np.eye(2)[(np.arange(1200) + store.labels) % 2]
+        data = SimpleNamespace(store=store, answers=answers, logits=halves, seed=0)
         return judge.Turn(data, data, {}, {}, dict(zip(judge.WAYS, (*of_ways, lambda _: nothing), strict=True)))
 
-    rows, zeros = np.arange(600).reshape(3, 2, 100), np.full((2, 100), np.flatnonzero(labels == 0)[0])
-    monkeypatch.setattr(settling, "planned", lambda _: {"any": {i: Plan(zeros, rows[i]) for i in range(3)}})
+    rows = np.arange(1200).reshape(3, 2, 2, 100)
+    plans = {i: Plan(rows[i, :, 0], rows[i, :, 1]) for i in range(3)}
+    monkeypatch.setattr(settling, "planned", lambda _: {"any": plans})
     return settling.settle([turn(of_ways) for of_ways in ways], floors)
 
 
@@ -202,30 +207,45 @@ def test_what_is_taken_from_a_buffer_is_best_on_the_domains_of_other_turns(monke
     found = settled_on(monkeypatch, given, (0.0,), np.zeros(100, int))
     means = [turn.variables.mean(1).tolist() for turn in found.turns]
     assert means == [[0.6, 0.6], [0.4, 0.6], [0.55, 0.45]] and (found.way, found.floor) == ("learnt", 0.0)
+    assert found.floors == {"0": {"gain": pytest.approx(100 * (3.8 / 6 - 0.5)), "rare": None}}
 
 
 @pytest.mark.parametrize(("sure", "taken"), [(True, 1.0), (False, 0.5)])
 def test_a_floor_protects_rare_classes_as_far_as_a_gain_stays_sure(monkeypatch, sure, taken):
-    """The buffers lack the class of every fifth image. The classifier has half of these right, and with a larger floor
-    more are: none, 8 and 10 of 20. Of the others 75, 70, and 50 of 80 are right, or by domain with the last floor 30 to
-    54."""
-    rare = np.arange(100) % 5 == 4
+    """Every 25th image has a rare class. The classifier has half of these right; with growing floors none, one and two
+    of four are. Of the others 80, 70 and 60 of 96 are right, or by domain with the last floor 33 to 63."""
+    rare = np.arange(100) % 25 == 24
 
     def right(common, of_rare):
         found = np.empty(100, bool)
-        found[rare], found[~rare] = np.arange(20) < of_rare, np.arange(80) < common
+        found[rare], found[~rare] = np.arange(4) < of_rare, np.arange(96) < common
         return found
 
     def way(turn):
-        last = [50, 50] if sure else [30 + 8 * turn, 34 + 8 * turn]
-        return {0.0: [right(75, 0)] * 2, 0.5: [right(70, 8)] * 2, 1.0: [right(x, 10) for x in last]}
+        last = [60, 60] if sure else [33 + 10 * turn, 43 + 10 * turn]
+        return {0.0: [right(80, 0)] * 2, 0.5: [right(70, 1)] * 2, 1.0: [right(x, 2) for x in last]}
 
     ways = [[lambda floor, i=i: np.array(way(i)[floor])] * 3 for i in range(3)]
     found = settled_on(monkeypatch, ways, (0.0, 0.5, 1.0), rare.astype(int))
     assert (found.way, found.floor) == ("learnt", taken)
-    assert found.floors["0"] == pytest.approx({"gain": 25, "rare": -50})
-    assert found.floors["0.5"] == pytest.approx({"gain": 28, "rare": -10})
+    assert found.floors["0"] == {"gain": pytest.approx(30), "rare": pytest.approx(-50, abs=8)}
+    assert found.floors["0.5"] == {"gain": pytest.approx(21), "rare": pytest.approx(-25, abs=8)}
     assert len(found.floors) == (3 if sure else 2)
+
+
+def test_queries_of_rare_classes_come_as_often_as_in_the_buffer():
+    """Classes with 94, 4, 2 and 0 images in the first buffer; the second has no rare class."""
+    labels = np.tile(np.repeat(np.arange(4), [500, 10, 40, 50]), 2)
+    store = SimpleNamespace(
+        labels=labels, num_classes=4, offsets=np.array([0, 600, 1200]), row_domains=lambda: np.repeat([0, 1], 600)
+    )
+    own = np.concatenate([np.arange(94), np.arange(500, 504), np.arange(510, 512)])
+    plan = Plan(np.stack([own, np.arange(600, 700)]), np.tile([[7] * 300, [607] * 300], 1))
+    found = settling.asking_for_rare(store, plan, np.random.default_rng(0))
+    assert found.support.tolist() == [own.tolist()] and not np.isin(found.query, own).any()
+    assert (np.bincount(labels[found.query[0]], minlength=4) / 300).tolist() == pytest.approx(
+        [0, 2 / 3, 1 / 3, 0], abs=0.08
+    )
 
 
 def test_an_image_counts_once_in_the_errors_by_domain():
