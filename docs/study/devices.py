@@ -2,6 +2,7 @@
 
 python -m docs.study.devices OUT.json SEEDS NAME=FEATURES.npz [NAME=FEATURES.npz ...]
 python -m docs.study.devices OUT.json FIGURE.png                                       a figure of these
+python -m docs.study.devices OUT.json                                                  tables of these
 
 A file is of `cxda features`: features without logits, style, labels and domains. The domains are dealt into three
 parts, each of which is new in turn: of the others, two fifths teach a head by logistic regression and three fifths go
@@ -16,6 +17,7 @@ images, and the queries are those after them.
 """
 
 import json
+import math
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -30,7 +32,7 @@ from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, sample_plans
 from cxda_jax.data.store import SPLITS
 from cxda_jax.training.metrics import interval_over_groups
 from cxda_jax.training.selection import with_floor
-from docs.study.parts import NAMES, OURS, PLAIN, fitted, named
+from docs.study.parts import BOTH, NAMES, OURS, OWN, PLAIN, REFIT, fitted, named
 
 PARTS, HEAD = 3, 0.4
 KINDS = (
@@ -43,6 +45,14 @@ SIZES, FLOORS = (0, 5, 20), (0.0, 0.2, 0.5)  # smaller buffers; of fit()
 LEAST = BUFFER + QUERIES
 SLOTS = 100  # of a stream
 REPLAYED, OF_EACH = ("weeds", "cameras"), 60  # keys of class_counts.json; images of each class that a device must have
+WORDS = {"1 domain": "one", "5 domains": "five mixed", "even": "balanced", "stream": "a stream",
+         "days of weeds": "replayed days of weeds", "cameras": "replayed cameras"}  # fmt: skip
+UNBOUND = f"{OURS}, floor 0"
+COLUMNS = {
+    REFIT: "new last layer", BOTH: "the same, style too", OWN: "own style", NAMES["em"]: "EM",
+    NAMES["own_em"]: "own style, EM", NAMES["unmix"]: "in clusters", UNBOUND: "`fit(floor=0)`", OURS: "`fit()`",
+}  # fmt: skip
+ENOUGH = 30  # images of rare classes, from which a kind of tasks tells of them
 COUNTS = Path(__file__).with_name("class_counts.json")
 
 
@@ -171,6 +181,7 @@ def one_fit(data, new, seed):
     told = {kind: np.round(row[str(BUFFER)], 2).tolist() for kind, row in adapter.report["gain"].items()}
     gains = {kind: (right[OURS].mean() - right[PLAIN].mean()) * 100 for kind, (_, right, _) in found.items()}
     notes = {"seed": seed, "new": len(new), "images for fit()": len(rows), "seconds": round(seconds)}
+    notes |= {"domains for fit()": len(np.unique(data["domain"][rows]))}
     notes |= {name: adapter.report[name] for name in ("takes", "floor", "floors")}
     notes |= {"trusted": adapter.helps, "told": told}
     return found, {**notes, "found": {kind: round(float(gain), 2) for kind, gain in gains.items()}}
@@ -230,7 +241,49 @@ def draw(record, out):
     figure.savefig(out, dpi=110)
 
 
+def in_words(kind):
+    number, shares = kind.split(", ")
+    return f"{WORDS[number]}, {WORDS.get(shares, shares).replace('dirichlet', 'Dirichlet')}"
+
+
+def tables(record):
+    """The lines of the page's tables: gains, and recall of rare classes."""
+    yield f"| set | devices in the buffer | none, % | {' | '.join(COLUMNS.values())} |\n|{'---|' * (3 + len(COLUMNS))}"
+    for name, found in record.items():
+        for kind, rows in found["table"].items():
+            cells = [f"{rows[row]['gain'][0]:+.1f}" if row in rows else "" for row in COLUMNS]
+            span = "{:+.1f} ({:+.1f} to {:+.1f})".format(*rows[OURS]["gain"])
+            yield f"| `{name}` | {in_words(kind)} | {rows[PLAIN]['avg']:.1f} | {' | '.join([*cells[:-1], span])} |"
+    shown = (NAMES["em"], OWN, UNBOUND, OURS)
+    heads = ("set", "devices in the buffer", "such images asked", "none, %", *(COLUMNS[row] for row in shown))
+    yield f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}"
+    for name, found in record.items():
+        for kind, rows in found["table"].items():
+            if (asked := rows[PLAIN].get("rare queries", 0)) >= ENOUGH:
+                spans = ["{:+.1f} ({:+.1f} to {:+.1f})".format(*rows[row]["rare gain"]) for row in shown]
+                cells = [f"`{name}`", in_words(kind), f"{asked:,}", f"{rows[PLAIN]['rare']:.1f}", *spans]
+                yield f"| {' | '.join(cells)} |"
+
+
+def foretold(record):
+    """How many mean gains over the new devices of a fit lie inside the interval that it gave, above and below it: as it
+    is, and with the sampling error of these devices, as large for each as for one of those that judged."""
+    counts = np.zeros((2, 3), int)
+    for run in (run for found in record.values() for run in found["runs"]):
+        for kind, (mean, low, high) in run["told"].items():
+            gain = run["found"].get(kind.replace("Dirichlet", "dirichlet").replace("even shares", "even"))
+            for i, wider in enumerate((1.0, math.sqrt(1 + run["domains for fit()"] / run["new"]))):
+                if gain is not None:
+                    below, above = gain < mean - wider * (mean - low), gain > mean + wider * (high - mean)
+                    counts[i, 2 if below else 1 if above else 0] += 1
+    return counts
+
+
 def main():
+    if len(sys.argv) == 2:
+        record = json.loads(Path(sys.argv[1]).read_text())
+        print("\n".join(tables(record)), f"\ninside, above and below: {foretold(record).tolist()}")
+        return None
     if len(sys.argv) == 3:
         with open(sys.argv[1]) as file:
             return draw(json.load(file), sys.argv[2])

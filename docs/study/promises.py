@@ -114,6 +114,8 @@ def fits(name, seed, steps=STEPS):
         row[rival] = adapter.report["overall"][rival]
     risks = {str(risk): risk_of(adapter, risk, arrays) for risk in (0.05, 0.2)}
     return row | {
+        "floor": adapter.report["floor"],
+        "floors": adapter.report["floors"],
         "expected": adapter.report["expected"],
         "found": found["overall"]["100"],
         "seconds": round(seconds),

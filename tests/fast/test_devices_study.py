@@ -130,3 +130,27 @@ def test_cells_go_to_the_folders_of_patients_with_enough_of_them(tmp_path, monke
     device_sets.cells(tmp_path, tmp_path / "out")
     found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").glob("**/*.png")}
     assert found == {f"P4/{kind}/{name}" for kind, own in names.items() for name in own if "P4thin" in name}
+
+
+def test_what_was_foretold_counts_as_kept_inside_its_interval():
+    """With as many new devices as judged, both errors count: the interval is wider by the root of two."""
+    told = {
+        "1 domain, own shares": [5, 3, 7],
+        "1 domain, Dirichlet 0.3": [5, 3, 7],
+        "5 domains, even shares": [5, 3, 7],
+    }
+    found = {"1 domain, own shares": 4, "1 domain, dirichlet 0.3": 7.5, "5 domains, even": 1, "1 domain, stream": 9}
+    run = {"told": told, "found": found, "domains for fit()": 20, "new": 20}
+    assert devices.foretold({"set": {"runs": [run]}}).tolist() == [[1, 1, 1], [2, 0, 1]]
+
+
+def test_the_tables_of_the_page_have_each_kind_and_few_rare_images_are_left_out():
+    span, rows = [1.25, -0.5, 3.0], (*devices.COLUMNS, devices.PLAIN)
+    table = {
+        kind: {row: {"avg": 60.0, "gain": span, "rare": 50.0, "rare gain": span, "rare queries": asked} for row in rows}
+        for kind, asked in (("1 domain, even", 29), ("5 domains, dirichlet 0.3", 30))
+    }
+    lines = "\n".join(devices.tables({"cells": {"table": table}})).splitlines()
+    assert [line.split(" | ")[1] for line in lines[2:4]] == ["one, balanced", "five mixed, Dirichlet 0.3"]
+    assert lines[2].endswith("| +1.2 | +1.2 (-0.5 to +3.0) |") and len(lines) == 8
+    assert {line.count("|") for line in lines if line} == {12, 9} and lines[7].startswith("| `cells` | five mixed")
