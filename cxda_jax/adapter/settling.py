@@ -14,7 +14,7 @@ from cxda_jax.training import metrics
 from cxda_jax.training.selection import with_floor
 
 FLOORS = (0.0, 0.2, 0.5, 1.0)  # from all that a buffer may do to nothing
-RARE, ASKED = 5, 20  # a class is rare where a full buffer has one to RARE images of it; a kind of tasks tells of such
+RARE, ASKED = 5, 8  # a class is rare where a full buffer has one to RARE images of it; a kind of tasks tells of such
 # classes if ASKED of its tasks have one
 LOST = 2.0  # points that the recall of rare classes may lose
 
