@@ -52,6 +52,7 @@ COLUMNS = {
     REFIT: "new last layer", BOTH: "the same, style too", OWN: "own style", NAMES["em"]: "EM",
     NAMES["own_em"]: "own style, EM", NAMES["unmix"]: "in clusters", UNBOUND: "`fit(floor=0)`", OURS: "`fit()`",
 }  # fmt: skip
+DRAWN = ("dirichlet 0.3", "even")
 ENOUGH = 30  # images of rare classes, from which a kind of tasks tells of them
 COUNTS = Path(__file__).with_name("class_counts.json")
 
@@ -246,23 +247,34 @@ def in_words(kind):
     return f"{WORDS[number]}, {WORDS.get(shares, shares).replace('dirichlet', 'Dirichlet')}"
 
 
+def in_cells(span):
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*span)
+
+
+def row_of(*cells):
+    return f"| {' | '.join(cells)} |"
+
+
 def tables(record):
-    """The lines of the page's tables: gains, and recall of rare classes."""
-    yield f"| set | devices in the buffer | none, % | {' | '.join(COLUMNS.values())} |\n|{'---|' * (3 + len(COLUMNS))}"
-    for name, found in record.items():
-        for kind, rows in found["table"].items():
-            cells = [f"{rows[row]['gain'][0]:+.1f}" if row in rows else "" for row in COLUMNS]
-            span = "{:+.1f} ({:+.1f} to {:+.1f})".format(*rows[OURS]["gain"])
-            yield f"| `{name}` | {in_words(kind)} | {rows[PLAIN]['avg']:.1f} | {' | '.join([*cells[:-1], span])} |"
-    shown = (NAMES["em"], OWN, UNBOUND, OURS)
-    heads = ("set", "devices in the buffer", "such images asked", "none, %", *(COLUMNS[row] for row in shown))
-    yield f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}"
-    for name, found in record.items():
-        for kind, rows in found["table"].items():
-            if (asked := rows[PLAIN].get("rare queries", 0)) >= ENOUGH:
-                spans = ["{:+.1f} ({:+.1f} to {:+.1f})".format(*rows[row]["rare gain"]) for row in shown]
-                cells = [f"`{name}`", in_words(kind), f"{asked:,}", f"{rows[PLAIN]['rare']:.1f}", *spans]
-                yield f"| {' | '.join(cells)} |"
+    """The lines of the page's tables: gains with shares that are real, replayed or a stream's; with drawn shares; and
+    recall of rare classes."""
+    each = [(f"`{name}`", kind, rows) for name, found in record.items() for kind, rows in found["table"].items()]
+    for drawn in (False, True):
+        yield row_of("set", "devices in the buffer", "none, %", *COLUMNS.values())
+        yield f"|{'---|' * (3 + len(COLUMNS))}"
+        for name, kind, rows in each:
+            if kind.endswith(DRAWN) == drawn:
+                cells = [f"{rows[row]['gain'][0]:+.1f}" if row in rows else "" for row in COLUMNS][:-1]
+                yield row_of(name, in_words(kind), f"{rows[PLAIN]['avg']:.1f}", *cells, in_cells(rows[OURS]["gain"]))
+        yield ""
+    shown = (NAMES["em"], NAMES["own_em"], OWN, UNBOUND, OURS)
+    yield row_of("set", "devices in the buffer", "such images asked", "none, %", *(COLUMNS[row] for row in shown))
+    yield f"|{'---|' * (4 + len(shown))}"
+    for name, kind, rows in each:
+        if (asked := rows[PLAIN].get("rare queries", 0)) >= ENOUGH:
+            cells = [f"{rows[row]['rare gain'][0]:+.1f}" for row in shown[:-1]]
+            cells = [f"{asked:,}", f"{rows[PLAIN]['rare']:.1f}", *cells, in_cells(rows[OURS]["rare gain"])]
+            yield row_of(name, in_words(kind), *cells)
 
 
 def foretold(record):
