@@ -28,7 +28,7 @@ def fewer_tasks():
         for module in (judge, fit):
             patch.setattr(module, "TASKS", 60)
         patch.setattr(judge, "BLOCK", 20)
-        patch.setattr(settling, "ASKED", 3)
+        patch.setattr(settling, "ASKED", 6)
         yield
 
 

@@ -95,7 +95,7 @@ def of_rare(report: Mapping[str, Any]) -> Iterator[str]:
     kept, unbound = floors.get(f"{floor:g}"), floors.get("0")
     said = [f"A floor of {floor:g} bounds what a buffer does, which protects rare classes."] * bool(floor)
     if kept and kept["rare"] is not None:
-        what = f"Recall of rare classes (1 to {RARE} of the buffer's {FULL} images)"
+        what = f"Recall of rare classes (at most {RARE} of the buffer's {FULL} images)"
         said.append(f"{what} changes by {kept['rare']:+.1f} points in the kind of task that is worst for them.")
         if floor and unbound:
             said.append(

@@ -14,8 +14,8 @@ from cxda_jax.training import metrics
 from cxda_jax.training.selection import with_floor
 
 FLOORS = (0.0, 0.2, 0.5, 1.0)  # from all that a buffer may do to nothing
-RARE, ASKED = 5, 8  # a class is rare where a full buffer has one to RARE images of it; a kind of tasks tells of such
-# classes if ASKED of its tasks have one
+RARE, ASKED = 5, 20  # a class is rare where a full buffer has at most RARE images of it; a kind of tasks tells of such
+# classes if ASKED of its tasks ask for one
 LOST = 2.0  # points that the recall of rare classes may lose
 
 
@@ -27,7 +27,7 @@ class Settled(NamedTuple):
       way: of WAYS, that all domains chose.
       floor: likewise.
       floors: by floor, up to this one: the mean gain, and the change of recall of rare classes in the worst kind of
-        tasks, in points (None: too few tasks have such classes).
+        tasks, in points (None: too few tasks ask for such classes).
     """
 
     turns: list[Turn]
@@ -37,7 +37,7 @@ class Settled(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """Tasks of one kind that a turn judges by; `rare` has those whose buffers have rare classes, and asks for these."""
+    """Tasks of one kind that a turn judges by; `rare` has those that can ask for rare classes, and asks for these."""
 
     turn: Turn
     number: int
@@ -116,13 +116,13 @@ class _Tried:
 
 
 def asking_for_rare(store: DomainStore, plan: Plan, rng: np.random.Generator) -> Plan:
-    """The tasks whose buffers have rare classes, with other queries of the same domain: images of these classes, each
-    class as often as in the buffer."""
+    """The tasks of domains that have rare classes, with other queries: images of these. What the buffer shows of each
+    class, and one image more, says how often it is asked for (the rule of succession)."""
     domains, kept, queries = store.row_domains(), [], []
     for task, (support, query) in enumerate(zip(*plan, strict=True)):
         own = np.setdiff1d(np.arange(*store.offsets[domains[query[0]] :][:2]), support)
         count, left = (np.bincount(store.labels[rows], minlength=store.num_classes) for rows in (support, own))
-        weight = (np.where(count <= RARE, count, 0) / np.maximum(left, 1))[store.labels[own]]
+        weight = (np.where(count <= RARE, count + 1, 0) / np.maximum(left, 1))[store.labels[own]]
         if weight.any():
             kept.append(task)
             queries.append(rng.choice(own, len(query), p=weight / weight.sum()))
