@@ -238,7 +238,7 @@ def draw(record, out):
         axis.axhline(0, color="black", linewidth=0.8)
         axis.set(title=row, xlabel="effective number of classes of a device, part of all")
     axes[0].set_ylabel("gain with 100 images, points")
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(record))
     figure.savefig(out, dpi=110)
 
 
@@ -283,7 +283,7 @@ def foretold(record):
     counts = np.zeros((2, 3), int)
     for run in (run for found in record.values() for run in found["runs"]):
         for kind, (mean, low, high) in run["told"].items():
-            gain = run["found"].get(kind.replace("Dirichlet", "dirichlet").replace("even shares", "even"))
+            gain = run.get("found", {}).get(kind.replace("Dirichlet", "dirichlet").replace("even shares", "even"))
             for i, wider in enumerate((1.0, math.sqrt(1 + run["domains for fit()"] / run["new"]))):
                 if gain is not None:
                     below, above = gain < mean - wider * (mean - low), gain > mean + wider * (high - mean)
