@@ -57,7 +57,7 @@ TURNS = 4  # adapters at most that are judged in the place of the returned one
 CHOOSING = 4  # of so many domains one chooses the best weights
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
 BALANCED = 100  # the number of the random stream of balanced tasks
-JUDGING = 10  # judging takes as long as so many validations
+JUDGING = 40  # judging takes as long as so many validations
 MISSING = ("None", "nan", "NaT", "<NA>")  # what unknown values of numpy and pandas print as
 USE = {"train": "teach", "val": "choose"}  # what the domains of a split do
 PIECES = (4, 12)  # of images without domains: drift takes four, and of more than twelve each would have few images
@@ -129,11 +129,11 @@ def fit(  # noqa: PLR0913
     steps = steps if "shares" in parts else 0
     (corrected, correction), *found = _by_own_style(judged, (whole, *others), parts, log)
     made = [_turn(turn, *of_turn, limit, steps) for turn, of_turn in zip(others, found, strict=True)]
-    chosen = settle(_beside_last_layers(made, judged, log), FLOORS if floor is None else (floor,))
     ways, taken = _train(corrected, correction, limit, steps)
+    chosen = settle(_beside_last_layers(made, judged, log), FLOORS if floor is None else (float(floor),))
     variables = with_floor(ways[chosen.way], chosen.floor)
-    facts = {"steps": taken, "asked": steps, "floor": chosen.floor, "floors": chosen.floors, "one_set": judged.one_set}
-    facts |= {"corrects": bool(correction), "takes": chosen.way}
+    facts = {"steps": taken, "asked": steps, "one_set": judged.one_set, "corrects": bool(correction)}
+    facts |= {"takes": chosen.way, "floor": chosen.floor, "rare": chosen.rare, "floors": chosen.floors}
     report, kept = report_on(judged, corrected, variables, chosen.turns, facts, known)
     log(said := in_words(report))
     classes = judged.store.num_classes

@@ -10,7 +10,7 @@ import numpy as np
 from cxda_jax.adapter.adapter import CURVES, PLAIN, SIZES, Adapter
 from cxda_jax.adapter.diagnosis import BY_HEART, Diagnosis
 from cxda_jax.adapter.judge import RIVALS
-from cxda_jax.adapter.report import COLUMNS, FULL, corrects, in_cells, of_rare, sentences, span_of
+from cxda_jax.adapter.report import COLUMNS, FULL, corrects, in_cells, other_floors, sentences, span_of
 from cxda_jax.errors import printable
 from cxda_jax.pages.page import Page, Section, render
 from cxda_jax.pages.rows import Row, fold, picture
@@ -79,9 +79,9 @@ def _if_trusted(report: Mapping[str, Any]) -> Iterator[str]:
             f"EM alone gains more here, {span_of(overall[best])} points: the domains seem to differ in class shares "
             "alone."
         )
-    yield from of_rare(report)
     if harmed := [name for name, row in report["gain"].items() if row[FULL][2] < 0]:
         yield f"Do not adapt on devices of this kind, where the adapter surely loses: {'; '.join(harmed)}."
+    yield from other_floors(report)
     if domains < ENOUGH:
         yield f"Add images of more domains. Only {domains} tested the adapter, so the intervals are wide."
     yield (

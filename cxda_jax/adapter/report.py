@@ -5,11 +5,12 @@ from typing import Any
 
 from cxda_jax.adapter.adapter import PLAIN, SIZES
 from cxda_jax.adapter.diagnosis import BY_HEART, FIRST, Diagnosis
-from cxda_jax.adapter.judge import RIVALS
+from cxda_jax.adapter.judge import RIVALS, WAYS
 from cxda_jax.adapter.settling import RARE
 from cxda_jax.machine.progress import aligned
 
 FULL = str(SIZES[-1])
+LEAST = 0.1  # points, from which on a gain without a floor is told as larger
 COLUMNS: Mapping[str, str] = {  # of a row of gains, where they are known; the report itself has more
     "0": "own style",
     **{str(n): f"{n} images" for n in SIZES[2:]},
@@ -47,7 +48,7 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield f"Not trusted. {gain}, so it may lose. Devices keep the classifier's own answers."
     yield (
-        f"Each of the {len(report['by_domain'])} domains that judge was kept from the adapter that it judges "
+        f"Each of the {len(report['by_domain'])} domains tested an adapter that had not learnt from it "
         f"({report['turns']} turns). The adapter itself learnt from all {report['domains']} domains in {steps}."
     )
     if report["one_set"]:
@@ -85,25 +86,37 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "Drift is never told: that takes four domains."
         if alarms is None
-        else f"Drift is told falsely of {alarms:.1%} of the buffers of domains that judge."
+        else f"The drift warning came for {alarms:.1%} of the buffers of test domains, which would then not adapt."
     )
 
 
 def of_rare(report: Mapping[str, Any]) -> Iterator[str]:
-    """What becomes of rare classes, and what protects them."""
-    floor, floors = report.get("floor", 0), report.get("floors", {})  # older reports have neither
-    kept, unbound = floors.get(f"{floor:g}"), floors.get("0")
-    said = [f"A floor of {floor:g} bounds what a buffer does, which protects rare classes."] * bool(floor)
-    if kept and kept["rare"] is not None:
-        what = f"Recall of rare classes (at most {RARE} of the buffer's {FULL} images)"
-        said.append(f"{what} changes by {kept['rare']:+.1f} points in the kind of task that is worst for them.")
-        if floor and unbound:
-            said.append(
-                f"If they do not matter to you, floor=0 gains {unbound['gain']:+.1f} points on average in place of "
-                f"{kept['gain']:+.1f}, but changes this recall by {unbound['rare']:+.1f}."
-            )
-    if said:
-        yield " ".join(said)
+    """What becomes of rare classes, and of which floor."""
+    floor, rare = report.get("floor", 0), report.get("rare")  # older reports have neither
+    if floor:
+        yield f"With a floor of {floor:g} a buffer divides the odds between two classes by {1 / floor:.3g} at most."
+    if rare is not None and report["takes"] != WAYS[-1]:
+        yield (
+            f"Recall of rare classes (at most {RARE} of the buffer's {FULL} images) changes by {rare:+.1f} points in "
+            "the kind of task that is worst for them."
+        )
+    yield from other_floors(report)
+
+
+def other_floors(report: Mapping[str, Any]) -> Iterator[str]:
+    """What no floor would gain and lose, and which one would keep rare classes but gain too little."""
+    floors = report.get("floors", {})
+    chosen, unbound = floors.get(f"{report.get('floor', 0):g}"), floors.get("0")
+    if not chosen or chosen["rare"] is None:
+        return
+    if unbound and unbound["gain"] >= chosen["gain"] + LEAST:
+        yield (
+            f"If rare classes do not matter to you, floor=0 gains {unbound['gain']:+.1f} points on average in place of "
+            f"{chosen['gain']:+.1f}, but changes their recall by {unbound['rare']:+.1f}."
+        )
+    largest, keeps = [*floors.items()][-1]
+    if keeps is not chosen:
+        yield f"No gain is sure with floor={largest}, which would change this recall by {keeps['rare']:+.1f}."
 
 
 def _parts(report: Mapping[str, Any]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """What an adapter takes from a buffer, and how far a floor bounds it, as domains say that it did not learn from."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from cxda_jax.training.selection import with_floor
 
 FLOORS = (0.0, 0.2, 0.5, 1.0)  # from all that a buffer may do to nothing
 RARE, ASKED = 5, 20  # a class is rare where a full buffer has at most RARE images of it; a kind of tasks tells of such
-# classes if ASKED of its tasks ask for one
+# classes if ASKED of its tasks ask for one, or as many for each turn where some turns tell
 LOST = 2.0  # points that the recall of rare classes may lose
 
 
@@ -26,14 +26,24 @@ class Settled(NamedTuple):
       turns: each with the variables that the domains of the others chose.
       way: of WAYS, that all domains chose.
       floor: likewise.
-      floors: by floor, up to this one: the mean gain, and the change of recall of rare classes in the worst kind of
-        tasks, in points (None: too few tasks ask for such classes).
+      rare: how the recall of rare classes changes in the worst kind of tasks, in points, with what the turns chose;
+        None: too few tasks ask for such classes.
+      floors: the same for all turns with a floor, and the mean gain, by all floors up to that which keeps rare classes.
     """
 
     turns: list[Turn]
     way: str
     floor: float
+    rare: float | None
     floors: dict[str, dict[str, float | None]]
+
+
+class _Choice(NamedTuple):
+    """A way and a floor, and the floor that keeps rare classes."""
+
+    way: str
+    floor: float
+    kept: float = 0.0
 
 
 class _Asked(NamedTuple):
@@ -48,25 +58,24 @@ class _Asked(NamedTuple):
 
 def settle(turns: Sequence[Turn], floors: Sequence[float] = FLOORS) -> Settled:
     """Chooses by all domains, and for each turn by those of all others."""
-    tried, of_turns, everything = _Tried(turns, floors), [], range(len(turns))
-    for i, turn in enumerate(turns):
-        way, floor = tried.best([other for other in everything if other != i])
-        of_turns.append(turn._replace(variables=with_floor(turn.ways[way], floor)))
-    way, floor = tried.best(everything)
-    told = {
-        f"{x:g}": {"gain": float(tried.gain(way, x, everything)[0]), "rare": tried.change(way, x, everything)}
-        for x in floors
-        if x <= floor
-    }
-    return Settled(of_turns, way, floor, told)
+    tried, everything = _Tried(turns, floors), range(len(turns))
+    chosen = {i: tried.best([other for other in everything if other != i]) for i in everything}
+    of_turns = [
+        turn._replace(variables=with_floor(turn.ways[chosen[i].way], chosen[i].floor)) for i, turn in enumerate(turns)
+    ]
+    found, told = tried.best(everything), {}
+    for x in (x for x in floors if x <= max(found.floor, found.kept)):
+        with_x = {i: choice._replace(floor=x) for i, choice in chosen.items()}
+        told[f"{x:g}"] = {"gain": float(tried.gain(with_x)[0]), "rare": tried.change(with_x)}
+    return Settled(of_turns, found.way, found.floor, tried.change(chosen), told)
 
 
 class _Tried:
-    """What ways and floors are worth on the domains of some turns, `numbers` below."""
+    """What ways and floors are worth, by the number of the turn."""
 
     def __init__(self, turns: Sequence[Turn], floors: Sequence[float]):
         store, rng, self.floors = turns[0].judged.store, np.random.default_rng(turns[0].judged.seed), floors
-        self.labels, self.domains = store.labels, store.row_domains()
+        self.labels, self.domains, self.turns = store.labels, store.row_domains(), len(turns)
         self.asked = [
             _Asked(turns[i], i, kind, plan, asking_for_rare(store, plan, rng))
             for kind, plans in planned(turns).items()
@@ -85,34 +94,47 @@ class _Tried:
             z = turn.judged.answers(with_floor(turn.ways[way], floor), plan)
         return (z.argmax(-1) == self.labels[plan.query]).mean(1)
 
-    def best(self, numbers: Sequence[int]) -> tuple[str, float]:
-        """The way with the largest mean gain, and its floor.
+    def best(self, numbers: Sequence[int]) -> _Choice:
+        """The way with the largest mean gain on the domains of some turns, and its floor.
 
         By the lower bound of the gain, twenty domains took nothing where new ones gain six points. The floor is the
-        smallest with which rare classes lose at most LOST. It is smaller yet where no gain is sure with it.
+        smallest with which rare classes lose at most LOST, or no more than they lose without any buffer. It is smaller
+        yet where no gain is sure with it.
         """
-        way = max(WAYS, key=lambda way: self.gain(way, self.floors[0], numbers)[0])
-        if way == WAYS[-1]:
-            return way, self.floors[0]
-        kept = next((x for x in self.floors if (self.change(way, x, numbers) or 0) >= -LOST), self.floors[-1])
-        sure = (x for x in reversed(self.floors) if x <= kept and self.gain(way, x, numbers)[1] > 0)
-        return way, next(sure, kept)
 
-    def gain(self, way: str, floor: float, numbers: Sequence[int]) -> np.ndarray:
-        """The mean gain in points over the classifier's own answers, and its interval."""
-        own = [i for i, asked in enumerate(self.asked) if asked.number in numbers]
-        gained = np.concatenate([self.right(i, way, floor) - self.right(i, PLAIN, 0.0) for i in own])
+        def each(way: str, floor: float) -> Mapping[int, _Choice]:
+            return dict.fromkeys(numbers, _Choice(way, floor))
+
+        first, without = self.floors[0], WAYS[-1]
+        if not any(asked.number in numbers for asked in self.asked):
+            return _Choice(WAYS[0], first, first)
+        way = max(WAYS, key=lambda way: self.gain(each(way, first))[0])
+        if way == without:
+            return _Choice(way, first, first)
+        least = min(-LOST, self.change(each(without, first)) or 0.0)
+        kept = next((x for x in self.floors if (self.change(each(way, x)) or 0.0) >= least), self.floors[-1])
+        up_to = [x for x in self.floors if x <= kept]
+        sure = [x for x in up_to if self.gain(each(way, x))[1] > 0]
+        some = [x for x in up_to if x < FLOORS[-1]]  # with the last of all floors nothing would be left to adapt
+        return _Choice(way, (sure or some or up_to)[-1], kept)
+
+    def gain(self, choices: Mapping[int, _Choice]) -> np.ndarray:
+        """The mean gain of some turns in points over the classifier's own answers, and its interval."""
+        own = [i for i, asked in enumerate(self.asked) if asked.number in choices]
+        gained = [self.right(i, *choices[self.asked[i].number][:2]) - self.right(i, PLAIN, 0.0) for i in own]
         owner = np.concatenate([self.domains[self.asked[i].plan.query[:, 0]] for i in own])
-        return 100 * metrics.interval_over_groups(gained[None], owner)[0]
+        return 100 * metrics.interval_over_groups(np.concatenate(gained)[None], owner)[0]
 
-    def change(self, way: str, floor: float, numbers: Sequence[int]) -> float | None:
+    def change(self, choices: Mapping[int, _Choice]) -> float | None:
         """How the recall of rare classes changes in the worst kind of tasks, in points."""
         changes: dict[str, list[float]] = {}
         for i, asked in enumerate(self.asked):
-            if asked.number in numbers and len(asked.rare.query):
+            if asked.number in choices and len(asked.rare.query):
+                way, floor, _ = choices[asked.number]
                 change = self.right(i, way, floor, True) - self.right(i, PLAIN, 0.0, True)
                 changes.setdefault(asked.kind, []).extend(change)
-        return min((100 * float(np.mean(x)) for x in changes.values() if len(x) >= ASKED), default=None)
+        enough = ASKED * len(choices) / self.turns
+        return min((100 * float(np.mean(x)) for x in changes.values() if len(x) >= enough), default=None)
 
 
 def asking_for_rare(store: DomainStore, plan: Plan, rng: np.random.Generator) -> Plan:

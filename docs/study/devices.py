@@ -183,7 +183,7 @@ def one_fit(data, new, seed):
     gains = {kind: (right[OURS].mean() - right[PLAIN].mean()) * 100 for kind, (_, right, _) in found.items()}
     notes = {"seed": seed, "new": len(new), "images for fit()": len(rows), "seconds": round(seconds)}
     notes |= {"domains for fit()": len(np.unique(data["domain"][rows]))}
-    notes |= {name: adapter.report[name] for name in ("takes", "floor", "floors")}
+    notes |= {name: adapter.report[name] for name in ("takes", "floor", "rare", "floors")}
     notes |= {"trusted": adapter.helps, "told": told}
     return found, {**notes, "found": {kind: round(float(gain), 2) for kind, gain in gains.items()}}
 
@@ -272,7 +272,7 @@ def tables(record):
     yield f"|{'---|' * (4 + len(shown))}"
     for name, kind, rows in each:
         if (asked := rows[PLAIN].get("rare queries", 0)) >= ENOUGH:
-            cells = [f"{rows[row]['rare gain'][0]:+.1f}" for row in shown[:-1]]
+            cells = [f"{rows[row]['rare gain'][0]:+.1f}" if row in rows else "" for row in shown[:-1]]
             cells = [f"{asked:,}", f"{rows[PLAIN]['rare']:.1f}", *cells, in_cells(rows[OURS]["rare gain"])]
             yield row_of(name, in_words(kind), *cells)
 
@@ -281,9 +281,9 @@ def foretold(record):
     """How many mean gains over the new devices of a fit lie inside the interval that it gave, above and below it: as it
     is, and with the sampling error of these devices, as large for each as for one of those that judged."""
     counts = np.zeros((2, 3), int)
-    for run in (run for found in record.values() for run in found["runs"]):
+    for run in (run for found in record.values() for run in found["runs"] if "domains for fit()" in run):
         for kind, (mean, low, high) in run["told"].items():
-            gain = run.get("found", {}).get(kind.replace("Dirichlet", "dirichlet").replace("even shares", "even"))
+            gain = run["found"].get(kind.replace("Dirichlet", "dirichlet").replace("even shares", "even"))
             for i, wider in enumerate((1.0, math.sqrt(1 + run["domains for fit()"] / run["new"]))):
                 if gain is not None:
                     below, above = gain < mean - wider * (mean - low), gain > mean + wider * (high - mean)

@@ -1,4 +1,4 @@
-"""What each part of fit() gains on new domains, beside naive ways that read the same images.
+"""What each part of fit(floor=0) gains on new domains, beside naive ways that read the same images.
 
 python -m docs.study.parts FEATURES.npz OUT.json [seeds]
 python -m docs.study.parts FEATURES.npz OUT.json [seeds] CLEAN.npz     of a head that saw the images of CLEAN.npz alone
@@ -101,13 +101,13 @@ def setting(data, seed, clean):
     return head(data["features"]), np.flatnonzero(np.isin(data["domain"], train) & ~of_head), test
 
 
-def fitted(data, z, rows, seed):
+def fitted(data, z, rows, seed, floor=None):
     """An adapter of fit() that learns from some rows of the data, whose logits are z; the seconds that it took; and a
     function from a plan to the logits of its queries by row of the study."""
     labels, style, features, domain = (data[name] for name in ("labels", "style", "features", "domain"))
     began = time.time()
     given = z[rows], labels[rows], domain[rows], style[rows], features[rows]
-    adapter = cxda_jax.fit(*given, minutes=60, seed=seed, log=lambda _: None)
+    adapter = cxda_jax.fit(*given, minutes=60, seed=seed, floor=floor, log=lambda _: None)
     seconds = time.time() - began
     always = adapter.trusted()
     refitted = refit(given, z, features, seed)
@@ -152,7 +152,7 @@ def one_seed(data, seed, clean=None):
     """Right answers of each task by kind and row, the domains that ask, and notes."""
     z, rows, test = setting(data, seed, clean)
     labels, style, domain = (data[name] for name in ("labels", "style", "domain"))
-    adapter, seconds, refitted, answers = fitted(data, z, rows, seed)
+    adapter, seconds, refitted, answers = fitted(data, z, rows, seed, 0.0)
     always = adapter.trusted()
     names, owner = np.unique(domain, return_inverse=True)
     offsets, scores, asked = np.searchsorted(owner, np.arange(len(names) + 1)), {}, {}

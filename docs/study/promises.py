@@ -101,11 +101,12 @@ def world(name, seed, first=0, domains=None):
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def fits(name, seed, steps=STEPS):
+def fits(name, seed, steps=STEPS, floor=0.0):
     """What fit() says of a world, and what forty new domains get."""
     logits, labels, domain, style = world(name, seed)
     began = time.time()
-    adapter = cxda_jax.fit(logits, labels, domain, style=style, minutes=10, steps=steps, seed=seed, log=lambda _: None)
+    given = {"minutes": 10, "steps": steps, "seed": seed, "floor": floor, "log": lambda _: None}
+    adapter = cxda_jax.fit(logits, labels, domain, style=style, **given)
     seconds = time.time() - began
     arrays = world(name, seed, first=1000, domains=40)
     found = gains_on(adapter, *arrays)
@@ -115,7 +116,7 @@ def fits(name, seed, steps=STEPS):
     risks = {str(risk): risk_of(adapter, risk, arrays) for risk in (0.05, 0.2)}
     return row | {
         "floor": adapter.report["floor"],
-        "floors": adapter.report["floors"],
+        "rare": adapter.report["rare"],
         "expected": adapter.report["expected"],
         "found": found["overall"]["100"],
         "seconds": round(seconds),

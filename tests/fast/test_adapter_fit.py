@@ -18,6 +18,7 @@ from cxda_jax.adapter import correction, judge, own_style, settling
 from cxda_jax.adapter.correction import Labelled, common_parts, corrections, counts_of, mean_of, told_shares
 from cxda_jax.adapter.fit import JUDGING, as_fit_data, deal, load_of
 from cxda_jax.adapter.judge import least_temperature
+from cxda_jax.adapter.report import of_rare
 from cxda_jax.data.episodes import Plan
 from cxda_jax.training import metrics
 from cxda_jax.training.pace import Pace, TimeLimit
@@ -165,11 +166,11 @@ def test_un_mixing_finds_the_shares_of_each_cluster():
             np.testing.assert_allclose(shares, q, atol=1e-4)
 
 
-def settled_on(monkeypatch, ways, floors, labels):
+def settled_on(monkeypatch, ways, floors, labels, plain=None):
     """What settle() finds for turns of two domains with 100 images each, which are buffer and queries alike.
 
-    `ways` are of each turn, by WAYS: functions from a floor to the answers that are right, bool [2, 100]. "none" and
-    the classifier have every other answer right.
+    `ways` are of each turn, by WAYS: functions from a floor to the answers that are right, bool [2, 100]. "none" has
+    every other answer right, and so has the classifier, or those that `plain` says, bool [100].
     """
     store = SimpleNamespace(
         labels=np.tile(labels, 12), num_classes=2, offsets=np.arange(7) * 200,
@@ -185,11 +186,13 @@ def settled_on(monkeypatch, ways, floors, labels):
 
         nothing = np.tile(np.arange(100) % 2 == 0, (2, 1))
         halves = np.eye(2)[(np.arange(1200) + store.labels) % 2]
-        data = SimpleNamespace(store=store, answers=answers, logits=halves, seed=0)
-        return judge.Turn(data, data, {}, {}, dict(zip(judge.WAYS, (*of_ways, lambda _: nothing), strict=True)))
+        judged = SimpleNamespace(store=store, answers=answers, logits=halves, seed=0)
+        alone = halves if plain is None else np.eye(2)[np.where(np.tile(plain, 12), store.labels, 1 - store.labels)]
+        ways = dict(zip(judge.WAYS, (*of_ways, lambda _: nothing), strict=True))
+        return judge.Turn(judged, SimpleNamespace(logits=alone), {}, {}, ways)
 
     rows = np.arange(1200).reshape(3, 2, 2, 100)
-    plans = {i: Plan(rows[i, :, 0], rows[i, :, 1]) for i in range(3)}
+    plans = {i: Plan(rows[i, :, 0], rows[i, :, 1]) for i in range(len(ways))}
     monkeypatch.setattr(settling, "planned", lambda _: {"any": plans})
     return settling.settle([turn(of_ways) for of_ways in ways], floors)
 
@@ -207,30 +210,61 @@ def test_what_is_taken_from_a_buffer_is_best_on_the_domains_of_other_turns(monke
     found = settled_on(monkeypatch, given, (0.0,), np.zeros(100, int))
     means = [turn.variables.mean(1).tolist() for turn in found.turns]
     assert means == [[0.6, 0.6], [0.4, 0.6], [0.55, 0.45]] and (found.way, found.floor) == ("learnt", 0.0)
-    assert found.floors == {"0": {"gain": pytest.approx(100 * (3.8 / 6 - 0.5)), "rare": None}}
+    assert found.floors == {"0": {"gain": pytest.approx(100 * (3.2 / 6 - 0.5)), "rare": None}} and found.rare is None
+
+
+RARE = np.arange(100) % 25 == 24
+
+
+def right(common, of_rare):
+    """Answers that are right: of the 96 images that are not rare, and of the four that are."""
+    found = np.empty(100, bool)
+    found[RARE], found[~RARE] = np.array([0, 2, 1, 3]) < of_rare, np.arange(96) < common
+    return found
 
 
 @pytest.mark.parametrize(("sure", "taken"), [(True, 1.0), (False, 0.5)])
 def test_a_floor_protects_rare_classes_as_far_as_a_gain_stays_sure(monkeypatch, sure, taken):
-    """Every 25th image has a rare class. The classifier has half of these right; with growing floors none, one and two
-    of four are. Of the others 80, 70 and 60 of 96 are right, or by domain with the last floor 33 to 63."""
-    rare = np.arange(100) % 25 == 24
-
-    def right(common, of_rare):
-        found = np.empty(100, bool)
-        found[rare], found[~rare] = np.arange(4) < of_rare, np.arange(96) < common
-        return found
+    """The classifier has half of the rare images right; with growing floors none, one and two of four are. Of the
+    others 80, 70 and 60 of 96 are right, or by domain with the last floor 33 to 63."""
 
     def way(turn):
         last = [60, 60] if sure else [33 + 10 * turn, 43 + 10 * turn]
         return {0.0: [right(80, 0)] * 2, 0.5: [right(70, 1)] * 2, 1.0: [right(x, 2) for x in last]}
 
     ways = [[lambda floor, i=i: np.array(way(i)[floor])] * 3 for i in range(3)]
-    found = settled_on(monkeypatch, ways, (0.0, 0.5, 1.0), rare.astype(int))
+    found = settled_on(monkeypatch, ways, (0.0, 0.5, 1.0), RARE.astype(int))
     assert (found.way, found.floor) == ("learnt", taken)
     assert found.floors["0"] == {"gain": pytest.approx(30), "rare": pytest.approx(-50, abs=8)}
     assert found.floors["0.5"] == {"gain": pytest.approx(21), "rare": pytest.approx(-25, abs=8)}
-    assert len(found.floors) == (3 if sure else 2)
+    assert len(found.floors) == 3 and found.rare == pytest.approx(0 if sure else -25, abs=8)
+    assert all(turn.variables[0, RARE].sum() == (2 if sure else 1) for turn in found.turns)
+
+
+def test_a_floor_need_not_mend_what_the_own_style_loses(monkeypatch):
+    """The classifier has all rare images right. Two of four are without a buffer, and with a floor of a half; none
+    without a floor."""
+    ways = [[lambda floor: np.array([right(*((80, 2) if floor else (90, 0)))] * 2)] * 3] * 3
+    found = settled_on(monkeypatch, ways, (0.0, 0.5, 1.0), RARE.astype(int), plain=right(40, 4))
+    assert found.floor == 0.5 and found.rare == pytest.approx(-50, abs=8)
+
+
+def test_a_turn_that_no_other_tells_of_takes_all_that_was_learnt(monkeypatch):
+    ways = [[lambda _: np.tile(right(80, 0), (2, 1))] * 3]
+    found = settled_on(monkeypatch, ways, (0.0, 0.5, 1.0), RARE.astype(int))
+    assert found.turns[0].variables[0].sum() == 80 and found.floor == 0.0 and found.rare is None
+
+
+def test_the_report_tells_of_another_floor_only_where_it_offers_a_choice():
+    floors = {"0": {"gain": 4.7, "rare": -28.0}, "0.5": {"gain": 2.8, "rare": -4.0}, "1": {"gain": 0.0, "rare": 0.0}}
+    asked = {"floor": 0.5, "rare": -4.2, "takes": "learnt", "floors": floors}
+    limit, told, unbound, kept = of_rare(asked)
+    assert "by 2 at most" in limit and "-4.2 points" in told and "+4.7" in unbound and "-28.0" in unbound
+    assert "floor=1" in kept and "+0.0" in kept
+    assert len([*of_rare({**asked, "floors": {n: {"gain": 2.8, "rare": 0.0} for n in ("0", "0.5")}})]) == 2
+    assert [*of_rare({**asked, "floor": 0.0, "takes": "none", "floors": {"0": floors["1"]}})] == []
+    assert [*of_rare({**asked, "floor": 0.0, "rare": None, "floors": {"0": {"gain": 1.0, "rare": None}}})] == []
+    assert [*of_rare({})] == []
 
 
 def test_queries_of_rare_classes_come_as_often_as_the_buffer_suggests():
