@@ -93,7 +93,9 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
 def of_rare(report: Mapping[str, Any]) -> Iterator[str]:
     """What becomes of rare classes, and of which floor."""
     floor, rare = report.get("floor", 0), report.get("rare")  # older reports have neither
-    if floor:
+    if floor == 1:
+        yield "With a floor of 1 a buffer changes no answer."
+    elif floor:
         yield f"With a floor of {floor:g} a buffer divides the odds between two classes by {1 / floor:.3g} at most."
     if rare is not None and report["takes"] != WAYS[-1]:
         yield (

@@ -28,6 +28,7 @@ import numpy as np
 
 from cxda_jax.adapter.features import Labelled
 from cxda_jax.adapter.head import learn_head
+from cxda_jax.adapter.settling import RARE
 from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, sample_plans
 from cxda_jax.data.store import SPLITS
 from cxda_jax.training.metrics import interval_over_groups
@@ -40,7 +41,7 @@ KINDS = (
     (1, "stream", 0.1),
 )  # fmt: skip
 EACH = 10  # tasks of a device and kind
-BUFFER, QUERIES, FEW = 100, 20, 5  # a class is rare in a task whose buffer has at most FEW images of it
+BUFFER, QUERIES = 100, 20
 SIZES, FLOORS = (0, 5, 20), (0.0, 0.2, 0.5)  # smaller buffers; of fit()
 LEAST = BUFFER + QUERIES
 SLOTS = 100  # of a stream
@@ -177,7 +178,7 @@ def one_fit(data, new, seed):
         right = {name: x.argmax(-1) == y for name, x in answers(plan).items()}
         right |= {f"{OURS}, {n} images": asked(always, plan, n) for n in SIZES}
         right |= {f"{OURS}, floor {x:g}": asked(less, plan, BUFFER) for x, less in floored.items()}
-        rare = (labels[plan.support][:, None] == y[..., None]).sum(-1) <= FEW
+        rare = (labels[plan.support][:, None] == y[..., None]).sum(-1) <= RARE
         found[named(*kind)] = np.repeat(new, EACH), right, rare
     told = {kind: np.round(row[str(BUFFER)], 2).tolist() for kind, row in adapter.report["gain"].items()}
     gains = {kind: (right[OURS].mean() - right[PLAIN].mean()) * 100 for kind, (_, right, _) in found.items()}

@@ -265,6 +265,7 @@ def test_the_report_tells_of_another_floor_only_where_it_offers_a_choice():
     assert [*of_rare({**asked, "floor": 0.0, "takes": "none", "floors": {"0": floors["1"]}})] == []
     assert [*of_rare({**asked, "floor": 0.0, "rare": None, "floors": {"0": {"gain": 1.0, "rare": None}}})] == []
     assert [*of_rare({})] == []
+    assert [*of_rare({"floor": 1.0, "takes": "learnt"})] == ["With a floor of 1 a buffer changes no answer."]
 
 
 def test_queries_of_rare_classes_come_as_often_as_the_buffer_suggests():
