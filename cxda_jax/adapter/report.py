@@ -98,8 +98,9 @@ def of_rare(report: Mapping[str, Any]) -> Iterator[str]:
     elif floor:
         yield f"With a floor of {floor:g} a buffer divides the odds between two classes by {1 / floor:.3g} at most."
     if rare is not None and report["takes"] != WAYS[-1]:
+        changes = "changes" if report["overall"][FULL][1] > 0 else "would change"
         yield (
-            f"Recall of rare classes (at most {RARE} of the buffer's {FULL} images) changes by {rare:+.1f} points in "
+            f"Recall of rare classes (at most {RARE} of the buffer's {FULL} images) {changes} by {rare:+.1f} points in "
             "the kind of task that is worst for them."
         )
     yield from other_floors(report)

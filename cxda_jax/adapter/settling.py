@@ -10,12 +10,15 @@ from cxda_jax.adapter.adapter import PLAIN
 from cxda_jax.adapter.judge import WAYS, Turn, planned
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.store import DomainStore
+from cxda_jax.nets.shares import bounded
 from cxda_jax.training import metrics
 from cxda_jax.training.selection import with_floor
+from cxda_jax.types import ADAPTER
 
 FLOORS = (0.0, 0.2, 0.5, 1.0)  # from all that a buffer may do to nothing
-RARE, ASKED = 5, 20  # a class is rare where a full buffer has at most RARE images of it; a kind of tasks tells of such
-# classes if ASKED of its tasks ask for one, or as many for each turn where some turns tell
+RARE = 5  # a class is rare where a full buffer has at most so many images of it
+ASKED, OWNERS = 20, 2  # a kind of tasks tells of rare classes by so many images, of so many domains; where some turns
+# tell, fewer images are enough
 LOST = 2.0  # points that the recall of rare classes may lose
 
 
@@ -27,7 +30,7 @@ class Settled(NamedTuple):
       way: of WAYS, that all domains chose.
       floor: likewise.
       rare: how the recall of rare classes changes in the worst kind of tasks, in points, with what the turns chose;
-        None: too few tasks ask for such classes.
+        None: too few images are of such classes.
       floors: the same for all turns with a floor, and the mean gain, by all floors up to that which keeps rare classes.
     """
 
@@ -81,7 +84,7 @@ class _Tried:
             for kind, plans in planned(turns).items()
             for i, plan in plans.items()
         ]
-        self.right = functools.cache(self._right)  # serves all choices
+        self.right, self.answers = functools.cache(self._right), functools.cache(self._answers)  # serve all choices
 
     def _right(self, at: int, way: str, floor: float, rare: bool = False) -> np.ndarray:
         """The part of right answers of each task, by a way or by the classifier, PLAIN."""
@@ -91,8 +94,16 @@ class _Tried:
         elif way == WAYS[-1]:
             z = turn.judged.logits[plan.query]
         else:
-            z = turn.judged.answers(with_floor(turn.ways[way], floor), plan)
+            z = self.answers(at, way, rare)
+            if floor:
+                sharpness = np.exp(-np.asarray(turn.ways[way]["params"][ADAPTER]["log_t"]))
+                z = bounded(turn.judged.logits[plan.query] * sharpness, z, np.log(floor))
         return (z.argmax(-1) == self.labels[plan.query]).mean(1)
+
+    def _answers(self, at: int, way: str, rare: bool) -> np.ndarray:
+        """The logits without a floor, from which those with each floor follow."""
+        asked = self.asked[at]
+        return asked.turn.judged.answers(asked.turn.ways[way], asked.rare if rare else asked.plan)
 
     def best(self, numbers: Sequence[int]) -> _Choice:
         """The way with the largest mean gain on the domains of some turns, and its floor.
@@ -120,21 +131,28 @@ class _Tried:
 
     def gain(self, choices: Mapping[int, _Choice]) -> np.ndarray:
         """The mean gain of some turns in points over the classifier's own answers, and its interval."""
-        own = [i for i, asked in enumerate(self.asked) if asked.number in choices]
-        gained = [self.right(i, *choices[self.asked[i].number][:2]) - self.right(i, PLAIN, 0.0) for i in own]
-        owner = np.concatenate([self.domains[self.asked[i].plan.query[:, 0]] for i in own])
-        return 100 * metrics.interval_over_groups(np.concatenate(gained)[None], owner)[0]
+        return self._gained([i for i, asked in enumerate(self.asked) if asked.number in choices], choices)
 
     def change(self, choices: Mapping[int, _Choice]) -> float | None:
         """How the recall of rare classes changes in the worst kind of tasks, in points."""
-        changes: dict[str, list[float]] = {}
+        kinds: dict[str, list[int]] = {}
         for i, asked in enumerate(self.asked):
             if asked.number in choices and len(asked.rare.query):
-                way, floor, _ = choices[asked.number]
-                change = self.right(i, way, floor, True) - self.right(i, PLAIN, 0.0, True)
-                changes.setdefault(asked.kind, []).extend(change)
-        enough = ASKED * len(choices) / self.turns
-        return min((100 * float(np.mean(x)) for x in changes.values() if len(x) >= enough), default=None)
+                kinds.setdefault(asked.kind, []).append(i)
+        changes, enough = [], ASKED * len(choices) / self.turns
+        for own in kinds.values():
+            images = np.unique(np.concatenate([self.asked[i].rare.query for i in own]))
+            if len(images) >= enough and len(np.unique(self.domains[images])) >= OWNERS:
+                changes.append(float(self._gained(own, choices, rare=True)[0]))
+        return min(changes, default=None)
+
+    def _gained(self, own: Sequence[int], choices: Mapping[int, _Choice], rare: bool = False) -> np.ndarray:
+        """The same of the tasks of these numbers, on the mean of domains."""
+        ways = [choices[self.asked[i].number][:2] for i in own]
+        gains = [self.right(i, *way, rare) - self.right(i, PLAIN, 0.0, rare) for i, way in zip(own, ways, strict=True)]
+        plans = [self.asked[i].rare if rare else self.asked[i].plan for i in own]
+        owner = np.concatenate([self.domains[plan.query[:, 0]] for plan in plans])
+        return 100 * metrics.interval_over_groups(np.concatenate(gains)[None], owner)[0]
 
 
 def asking_for_rare(store: DomainStore, plan: Plan, rng: np.random.Generator) -> Plan:
@@ -142,7 +160,10 @@ def asking_for_rare(store: DomainStore, plan: Plan, rng: np.random.Generator) ->
     class, and one image more, says how often it is asked for (the rule of succession)."""
     domains, kept, queries = store.row_domains(), [], []
     for task, (support, query) in enumerate(zip(*plan, strict=True)):
-        own = np.setdiff1d(np.arange(*store.offsets[domains[query[0]] :][:2]), support)
+        first, end = store.offsets[domains[query[0]] :][:2]
+        free = np.ones(end - first, bool)
+        free[support[(support >= first) & (support < end)] - first] = False
+        own = first + np.flatnonzero(free)
         count, left = (np.bincount(store.labels[rows], minlength=store.num_classes) for rows in (support, own))
         weight = (np.where(count <= RARE, count + 1, 0) / np.maximum(left, 1))[store.labels[own]]
         if weight.any():

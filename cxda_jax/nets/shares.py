@@ -193,9 +193,13 @@ class ShareAdapter(nn.Module):
         answer = query.logits * sharpness + moved - common + 2 * jax.nn.sigmoid(strength) * jnp.log(shares / t)
         if not self.has_variable("batch_stats", LOG_FLOOR):
             return answer
-        factors = answer - query.logits * sharpness
-        least = factors.max(-1, keepdims=True) + self.get_variable("batch_stats", LOG_FLOOR)
-        return query.logits * sharpness + jnp.maximum(factors, least)
+        return bounded(query.logits * sharpness, answer, self.get_variable("batch_stats", LOG_FLOOR))
+
+
+def bounded(z: Any, answer: Any, log_floor: Any) -> Any:
+    """The answer with a floor for the factors by which it changes the odds of z, of JAX or of NumPy."""
+    factors = answer - z
+    return z + factors.clip(min=factors.max(-1, keepdims=True) + log_floor)
 
 
 def evidence(p: jax.Array, shares: jax.Array, trained: jax.Array, weights: jax.Array) -> jax.Array:

@@ -20,6 +20,7 @@ from cxda_jax.adapter.fit import JUDGING, as_fit_data, deal, load_of
 from cxda_jax.adapter.judge import least_temperature
 from cxda_jax.adapter.report import of_rare
 from cxda_jax.data.episodes import Plan
+from cxda_jax.nets.shares import LOG_FLOOR
 from cxda_jax.training import metrics
 from cxda_jax.training.pace import Pace, TimeLimit
 from cxda_jax.training.selection import CHOICES, Selection
@@ -166,30 +167,48 @@ def test_un_mixing_finds_the_shares_of_each_cluster():
             np.testing.assert_allclose(shares, q, atol=1e-4)
 
 
-def settled_on(monkeypatch, ways, floors, labels, plain=None):
+def settled_on(monkeypatch, ways, floors, labels, plain=None, asked=4):
     """What settle() finds for turns of two domains with 100 images each, which are buffer and queries alike.
 
-    `ways` are of each turn, by WAYS: functions from a floor to the answers that are right, bool [2, 100]. "none" has
-    every other answer right, and so has the classifier, or those that `plain` says, bool [100].
+    `ways` are of each turn, by WAYS: the answers that are right with each floor, bool [2, 100]. With a floor of 1, and
+    where the way is "none", every other answer is right, or those that are so with a floor of 1. So is the classifier,
+    or it has those right that `plain` says, bool [100].
     """
     store = SimpleNamespace(
         labels=np.tile(labels, 12), num_classes=2, offsets=np.arange(7) * 200,
         row_domains=lambda: np.repeat(np.arange(6), 200),
     )  # fmt: skip
-    monkeypatch.setattr(settling, "with_floor", lambda variables, floor: variables(floor))
-    monkeypatch.setattr(settling, "ASKED", 4)
+    monkeypatch.setattr(settling, "ASKED", asked)
+    halves = np.tile(np.arange(100) % 2 == 0, (2, 1))
+
+    def logits(right, size):
+        return size[..., None] * np.eye(2)[np.where(right, labels, 1 - labels)]
 
     def turn(of_ways):
-        def answers(right, plan):
-            asked = right[store.row_domains()[plan.query[:, 0]] % 2, (plan.query % 100).T].T
-            return np.eye(2)[np.where(asked, store.labels[plan.query], 1 - store.labels[plan.query])]
+        without = of_ways[0].get(1.0, halves)
 
-        nothing = np.tile(np.arange(100) % 2 == 0, (2, 1))
-        halves = np.eye(2)[(np.arange(1200) + store.labels) % 2]
-        judged = SimpleNamespace(store=store, answers=answers, logits=halves, seed=0)
-        alone = halves if plain is None else np.eye(2)[np.where(np.tile(plain, 12), store.labels, 1 - store.labels)]
-        ways = dict(zip(judge.WAYS, (*of_ways, lambda _: nothing), strict=True))
-        return judge.Turn(judged, SimpleNamespace(logits=alone), {}, {}, ways)
+        def size(way):
+            """How sure an answer without a buffer is: so that it changes where the answers with a floor do."""
+            found = np.full((2, 100), 3.0)
+            found[way[0.0] != without] = 0.1
+            found[(way[0.0] != without) & (way.get(0.5, without) == without)] = 1.0
+            return found
+
+        def answers(variables, plan):
+            way = variables["way"]
+            alone, moved = logits(without, size(way)), 9 * logits(way[0.0], (way[0.0] != without) * 1.0)
+            return of_rows(alone + moved, plan)
+
+        def of_rows(z, plan):
+            return z[store.row_domains()[plan.query] % 2, plan.query % 100]
+
+        alone = np.tile(logits(without, size(of_ways[0])).repeat(2, 0).reshape(400, 2), (3, 1))
+        judged = SimpleNamespace(store=store, answers=answers, logits=alone, seed=0)
+        own = halves if plain is None else np.tile(plain, (2, 1))
+        classifier = np.tile(logits(own, np.ones((2, 100))).repeat(2, 0).reshape(400, 2), (3, 1))
+        stats = {"params": {ADAPTER: {"log_t": 0.0}}, "batch_stats": {ADAPTER: {}}}
+        given = {name: {**stats, "way": way} for name, way in zip(judge.WAYS, (*of_ways, {0.0: halves}), strict=True)}
+        return judge.Turn(judged, SimpleNamespace(logits=classifier), {}, {}, given)
 
     rows = np.arange(1200).reshape(3, 2, 2, 100)
     plans = {i: Plan(rows[i, :, 0], rows[i, :, 1]) for i in range(len(ways))}
@@ -204,11 +223,9 @@ def test_what_is_taken_from_a_buffer_is_best_on_the_domains_of_other_turns(monke
         ((0.4, 0.6), (0.6, 0.6), (0.9, 0.9)),
         ((0.55, 0.45), (0.6, 0.6), (0.1, 0.1)),
     ]
-    given = [
-        [lambda _, x=x: np.arange(100) < np.round(100 * np.array(x))[:, None] for x in of_turn] for of_turn in ways
-    ]
+    given = [[{0.0: np.arange(100) < np.round(100 * np.array(x))[:, None]} for x in of_turn] for of_turn in ways]
     found = settled_on(monkeypatch, given, (0.0,), np.zeros(100, int))
-    means = [turn.variables.mean(1).tolist() for turn in found.turns]
+    means = [turn.variables["way"][0.0].mean(1).tolist() for turn in found.turns]
     assert means == [[0.6, 0.6], [0.4, 0.6], [0.55, 0.45]] and (found.way, found.floor) == ("learnt", 0.0)
     assert found.floors == {"0": {"gain": pytest.approx(100 * (3.2 / 6 - 0.5)), "rare": None}} and found.rare is None
 
@@ -223,6 +240,10 @@ def right(common, of_rare):
     return found
 
 
+def floors_of(turns):
+    return [float(np.exp(turn.variables["batch_stats"][ADAPTER].get(LOG_FLOOR, -np.inf))) for turn in turns]
+
+
 @pytest.mark.parametrize(("sure", "taken"), [(True, 1.0), (False, 0.5)])
 def test_a_floor_protects_rare_classes_as_far_as_a_gain_stays_sure(monkeypatch, sure, taken):
     """The classifier has half of the rare images right; with growing floors none, one and two of four are. Of the
@@ -230,37 +251,49 @@ def test_a_floor_protects_rare_classes_as_far_as_a_gain_stays_sure(monkeypatch, 
 
     def way(turn):
         last = [60, 60] if sure else [33 + 10 * turn, 43 + 10 * turn]
-        return {0.0: [right(80, 0)] * 2, 0.5: [right(70, 1)] * 2, 1.0: [right(x, 2) for x in last]}
+        return {0.0: right(80, 0)[None] | np.zeros((2, 1), bool), 0.5: np.array([right(70, 1)] * 2),
+                1.0: np.array([right(x, 2) for x in last])}  # fmt: skip
 
-    ways = [[lambda floor, i=i: np.array(way(i)[floor])] * 3 for i in range(3)]
-    found = settled_on(monkeypatch, ways, (0.0, 0.5, 1.0), RARE.astype(int))
+    found = settled_on(monkeypatch, [[way(i)] * 3 for i in range(3)], (0.0, 0.5, 1.0), RARE.astype(int))
     assert (found.way, found.floor) == ("learnt", taken)
     assert found.floors["0"] == {"gain": pytest.approx(30), "rare": pytest.approx(-50, abs=8)}
     assert found.floors["0.5"] == {"gain": pytest.approx(21), "rare": pytest.approx(-25, abs=8)}
     assert len(found.floors) == 3 and found.rare == pytest.approx(0 if sure else -25, abs=8)
-    assert all(turn.variables[0, RARE].sum() == (2 if sure else 1) for turn in found.turns)
+    assert floors_of(found.turns) == pytest.approx([taken] * 3)
+
+
+def test_rare_classes_tell_by_the_mean_of_domains_and_by_enough_images(monkeypatch):
+    """Six domains have four rare images each, of which the classifier has two right. In one domain the buffer loses
+    both, and in the others none."""
+    ways = [[{0.0: np.array([right(80, 0 if i == 0 else 2), right(80, 2)])}] * 3 for i in range(3)]
+    told = settled_on(monkeypatch, ways, (0.0,), RARE.astype(int), asked=24)
+    assert told.rare == pytest.approx(-50 / 6, abs=2) == told.floors["0"]["rare"]
+    assert settled_on(monkeypatch, ways, (0.0,), RARE.astype(int), asked=25).rare is None
+    monkeypatch.setattr(settling, "OWNERS", 7)
+    assert settled_on(monkeypatch, ways, (0.0,), RARE.astype(int)).rare is None
 
 
 def test_a_floor_need_not_mend_what_the_own_style_loses(monkeypatch):
     """The classifier has all rare images right. Two of four are without a buffer, and with a floor of a half; none
     without a floor."""
-    ways = [[lambda floor: np.array([right(*((80, 2) if floor else (90, 0)))] * 2)] * 3] * 3
-    found = settled_on(monkeypatch, ways, (0.0, 0.5, 1.0), RARE.astype(int), plain=right(40, 4))
+    way = {x: np.array([right(*of)] * 2) for x, of in ((0.0, (90, 0)), (0.5, (80, 2)), (1.0, (70, 2)))}
+    found = settled_on(monkeypatch, [[way] * 3] * 3, (0.0, 0.5, 1.0), RARE.astype(int), plain=right(40, 4))
     assert found.floor == 0.5 and found.rare == pytest.approx(-50, abs=8)
 
 
 def test_a_turn_that_no_other_tells_of_takes_all_that_was_learnt(monkeypatch):
-    ways = [[lambda _: np.tile(right(80, 0), (2, 1))] * 3]
-    found = settled_on(monkeypatch, ways, (0.0, 0.5, 1.0), RARE.astype(int))
-    assert found.turns[0].variables[0].sum() == 80 and found.floor == 0.0 and found.rare is None
+    ways = [[{0.0: np.tile(right(80, 0), (2, 1))}] * 3]
+    found = settled_on(monkeypatch, ways, (0.0, 0.5, 1.0), RARE.astype(int), asked=9)
+    assert found.turns[0].variables["way"][0.0][0].sum() == 80 and found.floor == 0.0 and found.rare is None
 
 
 def test_the_report_tells_of_another_floor_only_where_it_offers_a_choice():
     floors = {"0": {"gain": 4.7, "rare": -28.0}, "0.5": {"gain": 2.8, "rare": -4.0}, "1": {"gain": 0.0, "rare": 0.0}}
-    asked = {"floor": 0.5, "rare": -4.2, "takes": "learnt", "floors": floors}
+    asked = {"floor": 0.5, "rare": -4.2, "takes": "learnt", "floors": floors, "overall": {"100": [2.8, 1.0, 4.6]}}
     limit, told, unbound, kept = of_rare(asked)
     assert "by 2 at most" in limit and "-4.2 points" in told and "+4.7" in unbound and "-28.0" in unbound
     assert "floor=1" in kept and "+0.0" in kept
+    assert " would change " in [*of_rare({**asked, "overall": {"100": [2.8, -1.0, 6.6]}})][1] and " changes " in told
     assert len([*of_rare({**asked, "floors": {n: {"gain": 2.8, "rare": 0.0} for n in ("0", "0.5")}})]) == 2
     assert [*of_rare({**asked, "floor": 0.0, "takes": "none", "floors": {"0": floors["1"]}})] == []
     assert [*of_rare({**asked, "floor": 0.0, "rare": None, "floors": {"0": {"gain": 1.0, "rare": None}}})] == []
