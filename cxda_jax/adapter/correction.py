@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
+import scipy.sparse
 
 from cxda_jax.adapter.adapter import standardised
 from cxda_jax.machine import backend
@@ -89,9 +90,9 @@ def corrections(
     s, classes, count = standardised(images.style, mean, std).astype(np.float32), images.logits.shape[1], len(teach)
     spread, axes = np.linalg.eigh(s.T @ s / len(s))
     cells = counts_of(images, teach.shape[1])
-    sums = np.zeros((*cells.shape, s.shape[1]))
-    np.add.at(sums, (images.domains, images.labels), s)
-    content, parts = common_parts(sums, cells, teach)
+    which = images.domains * classes + images.labels, np.arange(len(s))
+    sums = scipy.sparse.csr_array((np.ones(len(s)), which), (cells.size, len(s))) @ s
+    content, parts = common_parts(sums.reshape(*cells.shape, -1), cells, teach)
     unit = float(images.logits.std()) + SMALLEST  # of logits, so that a, b and U have steps of one size
     shares = np.stack([told_shares(cells, own) for own in teach], 1)
     weight = teach / (teach @ cells.sum(1))[:, None]

@@ -130,7 +130,7 @@ def fit(  # noqa: PLR0913
     (corrected, correction), *found = _by_own_style(judged, (whole, *others), parts, log)
     made = [_turn(turn, *of_turn, limit, steps) for turn, of_turn in zip(others, found, strict=True)]
     ways, taken = _train(corrected, correction, limit, steps)
-    chosen = settle(_beside_last_layers(made, judged, log), FLOORS if floor is None else (float(floor),))
+    chosen = settle(_beside_last_layers(made, judged, keys, log), FLOORS if floor is None else (float(floor),))
     variables = with_floor(ways[chosen.way], chosen.floor)
     facts = {"steps": taken, "asked": steps, "one_set": judged.one_set, "corrects": bool(correction)}
     facts |= {"takes": chosen.way, "floor": chosen.floor, "rare": chosen.rare, "floors": chosen.floors}
@@ -295,10 +295,14 @@ def _tell_of_small(judged: FitData, log: Callable[[str], None]) -> None:
             log(f"{small} of the {len(domains)} domains {fewer}, so no task is drawn from them")
 
 
+def _room(judged: FitData) -> int:
+    """The most numbers of a style, or of features, that a layer can be learnt of."""
+    return min(WIDEST, MOST // judged.store.num_classes)
+
+
 def _has_room(judged: FitData, style: np.ndarray, log: Callable[[str], None]) -> bool:
     """Whether a correction by the style, or a last layer of features in its place, is small enough to be learnt."""
-    d, classes = style.shape[1], judged.store.num_classes
-    most = min(WIDEST, MOST // classes)
+    d, most = style.shape[1], _room(judged)
     if d > most:
         what = "no last layer" if style is judged.features else "no correction by the own style"
         log(f"{what} is tried: {d:,} numbers are more than {most:,}, the most for these classes")
@@ -327,11 +331,17 @@ def _turn(plain: FitData, judged: FitData, correction: Correction | None, limit:
     return Turn(judged, plain, {}, rivals, ways)
 
 
-def _beside_last_layers(turns: list[Turn], judged: FitData, log: Callable[[str], None]) -> list[Turn]:
-    """The turns with a new last layer as a rival, where features are given and it is small enough to be learnt."""
-    if judged.features is None or not _has_room(judged, judged.features, log):
+def _beside_last_layers(turns: list[Turn], judged: FitData, keys: str, log: Callable[[str], None]) -> list[Turn]:
+    """The turns with a new last layer as a rival, of the features and the style, or of the features if both are too
+    large to be learnt from."""
+    if judged.features is None:
         return turns
-    layers, _ = last_layers(judged, [turn.plain.store.domains("test") for turn in turns])
+    both = np.concatenate([judged.features, judged.style], axis=1) if keys == "style" else judged.features
+    read = both if both.shape[1] <= _room(judged) else judged.features
+    if not _has_room(judged, read, log):
+        return turns
+    tests = [turn.plain.store.domains("test") for turn in turns]
+    layers, _ = last_layers(judged._replace(features=read), tests)
     return [turn._replace(refit=layer) for turn, layer in zip(turns, layers, strict=True)]
 
 
@@ -360,11 +370,11 @@ def _spec(judged: FitData, split: str) -> EpisodeSpec:
 
 
 def _images(rows: np.ndarray) -> Images:
-    return Images(jnp.asarray(rows[..., None, None, :]), jnp.zeros(rows.shape[:-1], jnp.int32))
+    return Images(rows[..., None, None, :], np.zeros(rows.shape[:-1], np.int32))
 
 
 def _episodes(rows: np.ndarray, labels: np.ndarray, plan: Plan) -> Episode:
-    (support, query), (support_label, label) = plan, (jnp.asarray(labels[part]) for part in plan)
+    (support, query), (support_label, label) = plan, (labels[part] for part in plan)
     return Episode(_images(rows[support]), _images(rows[query]), label, support_label)
 
 

@@ -171,9 +171,9 @@ class ShareAdapter(nn.Module):
         t, mass, counts = self.trained.value, jnp.exp(self.scalars["log_m"]), jnp.zeros(())
         shares = jnp.broadcast_to(t, (len(p), self.classes))
         for _ in range(self.steps):
-            r = p * (shares / t)[:, None]
-            r = r / (r.sum(-1, keepdims=True) + FLOOR)
-            counts = (weights[..., None] * r).sum(1)
+            ratio = shares / t
+            total = jnp.einsum("qnc,qc->qn", p, ratio) + FLOOR
+            counts = ratio * jnp.einsum("qn,qnc->qc", weights / total, p)
             shares = (counts + mass * t) / (weights.sum(-1, keepdims=True) + mass)
         return shares, counts
 
@@ -221,8 +221,8 @@ def evidence(p: jax.Array, shares: jax.Array, trained: jax.Array, weights: jax.A
     def mean(x: jax.Array) -> jax.Array:
         return (weights * x).sum(-1) / jnp.maximum(count, SMALLEST)
 
-    answer = (weights[..., None] * p).sum(1) / jnp.maximum(count, SMALLEST)[:, None]
-    likelier = mean(jnp.log((p * (shares / trained)[:, None]).sum(-1) + SMALLEST))
+    answer = jnp.einsum("qn,qnc->qc", weights, p) / jnp.maximum(count, SMALLEST)[:, None]
+    likelier = mean(jnp.log(jnp.einsum("qnc,qc->qn", p, shares / trained) + SMALLEST))
     apart, answered = ((q * jnp.log(q / trained + SMALLEST)).sum(-1) / whole for q in (shares, answer))
     found = (
         jnp.log1p(count) - 3, 2 * apart - 1, 8 * likelier / whole - 1, 4 * answered,

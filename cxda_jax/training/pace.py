@@ -13,6 +13,7 @@ from cxda_jax.training.loop import TrainState
 
 TIMED = 5  # steps, after which the first guess of their number is made; later ones follow each EVERY steps
 EVERY = 50
+AHEAD = 8  # steps that may be waiting with their tasks: drawing these is faster, and would fill the memory
 LEAST_STEPS = 100  # with fewer an adapter learns next to nothing
 SPOKEN = 10.0  # seconds between two lines of progress
 
@@ -98,6 +99,8 @@ class Pace:
         elif self.left and (self.taken == 1 + TIMED or self.taken % EVERY == 0):
             wait()
             self._keep_to_time(self.limit.now())
+        elif self.taken % AHEAD == 0:
+            wait()
         part = self.validations * self.progress + 1e-9
         self._due = not self.left or int(part) > int(self.validations * before + 1e-9)
 
