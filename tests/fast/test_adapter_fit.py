@@ -14,7 +14,7 @@ from scipy.special import softmax
 
 import cxda_jax
 from cxda_jax.adapter import adapter as adapters
-from cxda_jax.adapter import correction, judge, own_style, settling
+from cxda_jax.adapter import correction, fit, judge, own_style, settling
 from cxda_jax.adapter.correction import Labelled, common_parts, corrections, counts_of, mean_of, told_shares
 from cxda_jax.adapter.fit import JUDGING, as_fit_data, deal, load_of
 from cxda_jax.adapter.judge import least_temperature
@@ -70,6 +70,24 @@ def test_each_domain_judges_once_and_never_an_adapter_that_it_taught_or_chose(co
     dealt = deal(as_fit_data(*(x[~small] for x in (logits, labels, domains, style)), None, 0))
     for turn in dealt[1:]:
         assert all(turn.most_domains(split) for split in ("train", "val", "test"))
+
+
+@pytest.mark.parametrize(
+    ("width", "keys", "read"), [(20, "style", 28), (2044, "style", 2044), (20, "features", 20), (2100, "style", 0)]
+)
+def test_the_last_layer_beside_the_adapter_reads_features_and_style_where_both_have_room(
+    monkeypatch, width, keys, read
+):
+    """2,048 numbers at most for so few classes."""
+    logits, labels, domains, style = made(domains=6)
+    features, seen, said = RNG.normal(size=(len(labels), width)), [0], []
+    judged = as_fit_data(logits, labels, domains, style if keys == "style" else None, features, 0)
+    monkeypatch.setattr(
+        fit, "last_layers", lambda given, tests: (seen.append(given.features.shape[1]) or [labels] * 2, None)
+    )
+    turns = [judge.Turn(judged, turn, {}, {}) for turn in deal(judged)[1:3]]
+    found = fit._beside_last_layers(turns, judged, keys, said.append)
+    assert seen[-1] == read and all((turn.refit is labels) == (read > 0) for turn in found) and len(said) == (read == 0)
 
 
 def skewed(seed=3, count=30):
