@@ -42,7 +42,7 @@ KINDS = (
 )  # fmt: skip
 EACH = 10  # tasks of a device and kind
 BUFFER, QUERIES = 100, 20
-SIZES, FLOORS = (0, 5, 20), (0.0, 0.2, 0.5)  # smaller buffers; of fit()
+SIZES = 0, 5, 20  # smaller buffers
 LEAST = BUFFER + QUERIES
 SLOTS = 100  # of a stream
 REPLAYED, OF_EACH = ("weeds", "cameras"), 60  # keys of class_counts.json; images of each class that a device must have
@@ -162,7 +162,7 @@ def one_fit(data, new, seed):
     z, rows = classified(data, new, seed)
     adapter, seconds, _, answers = fitted(data, z, rows, seed)
     always, found, labels, style = adapter.trusted(), {}, data["labels"], data["style"]
-    floored = {x: always._replace(variables=with_floor(always.variables, x)) for x in FLOORS}
+    unbound = always._replace(variables=with_floor(always.variables, 0.0))
 
     def asked(adapter, plan, n):
         buffers = plan.support[:, :: BUFFER // n] if n else plan.support[:, :0]
@@ -177,7 +177,7 @@ def one_fit(data, new, seed):
         y = labels[plan.query]
         right = {name: x.argmax(-1) == y for name, x in answers(plan).items()}
         right |= {f"{OURS}, {n} images": asked(always, plan, n) for n in SIZES}
-        right |= {f"{OURS}, floor {x:g}": asked(less, plan, BUFFER) for x, less in floored.items()}
+        right[UNBOUND] = asked(unbound, plan, BUFFER)
         rare = (labels[plan.support][:, None] == y[..., None]).sum(-1) <= RARE
         found[named(*kind)] = np.repeat(new, EACH), right, rare
     told = {kind: np.round(row[str(BUFFER)], 2).tolist() for kind, row in adapter.report["gain"].items()}
