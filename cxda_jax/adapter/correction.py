@@ -91,7 +91,7 @@ def corrections(
     spread, axes = np.linalg.eigh(s.T @ s / len(s))
     cells = counts_of(images, teach.shape[1])
     which = images.domains * classes + images.labels, np.arange(len(s))
-    sums = scipy.sparse.csr_array((np.ones(len(s)), which), (cells.size, len(s))) @ s
+    sums = scipy.sparse.csr_array((np.ones(len(s), np.float32), which), (cells.size, len(s))) @ s
     content, parts = common_parts(sums.reshape(*cells.shape, -1), cells, teach)
     unit = float(images.logits.std()) + SMALLEST  # of logits, so that a, b and U have steps of one size
     shares = np.stack([told_shares(cells, own) for own in teach], 1)

@@ -336,12 +336,13 @@ def _beside_last_layers(turns: list[Turn], judged: FitData, keys: str, log: Call
     large to be learnt from."""
     if judged.features is None:
         return turns
-    both = np.concatenate([judged.features, judged.style], axis=1) if keys == "style" else judged.features
-    read = both if both.shape[1] <= _room(judged) else judged.features
-    if not _has_room(judged, read, log):
+    features, beside = judged.features, judged.style.shape[1] if keys == "style" else 0
+    if beside and features.shape[1] + beside <= _room(judged):
+        features = np.concatenate([features, judged.style], axis=1)
+    elif not _has_room(judged, features, log):
         return turns
     tests = [turn.plain.store.domains("test") for turn in turns]
-    layers, _ = last_layers(judged._replace(features=read), tests)
+    layers, _ = last_layers(judged._replace(features=features), tests)
     return [turn._replace(refit=layer) for turn, layer in zip(turns, layers, strict=True)]
 
 

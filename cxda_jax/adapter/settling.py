@@ -17,8 +17,9 @@ from cxda_jax.types import ADAPTER
 
 FLOORS = (0.0, 0.2, 0.5, 1.0)  # from all that a buffer may do to nothing
 RARE = 5  # a class is rare where a full buffer has at most so many images of it
-ASKED, OWNERS = 20, 2  # a kind of tasks tells of rare classes by so many images, of so many domains; where some turns
-# tell, fewer images are enough
+# A kind of tasks tells of rare classes by ASKED images of OWNERS domains, or fewer images where only some turns tell. A
+# domain tells where it has LEAST such images beside its buffer.
+ASKED, OWNERS, LEAST = 20, 2, 3
 LOST = 2.0  # points that the recall of rare classes may lose
 
 
@@ -46,7 +47,7 @@ class _Choice(NamedTuple):
 
     way: str
     floor: float
-    kept: float = 0.0
+    kept: float
 
 
 class _Asked(NamedTuple):
@@ -67,7 +68,7 @@ def settle(turns: Sequence[Turn], floors: Sequence[float] = FLOORS) -> Settled:
         turn._replace(variables=with_floor(turn.ways[chosen[i].way], chosen[i].floor)) for i, turn in enumerate(turns)
     ]
     found, told = tried.best(everything), {}
-    for x in (x for x in floors if x <= max(found.floor, found.kept)):
+    for x in (x for x in floors if x <= found.kept):
         with_x = {i: choice._replace(floor=x) for i, choice in chosen.items()}
         told[f"{x:g}"] = {"gain": float(tried.gain(with_x)[0]), "rare": tried.change(with_x)}
     return Settled(of_turns, found.way, found.floor, tried.change(chosen), told)
@@ -84,26 +85,20 @@ class _Tried:
             for kind, plans in planned(turns).items()
             for i, plan in plans.items()
         ]
-        self.right, self.answers = functools.cache(self._right), functools.cache(self._answers)  # serve all choices
+        self.right = functools.cache(self._right)  # serves all choices
 
-    def _right(self, at: int, way: str, floor: float, rare: bool = False) -> np.ndarray:
-        """The part of right answers of each task, by a way or by the classifier, PLAIN."""
+    def _right(self, at: int, way: str, rare: bool) -> Mapping[float, np.ndarray]:
+        """The part of right answers of each task with each floor, by a way or by the classifier, PLAIN."""
         turn, plan = self.asked[at].turn, self.asked[at].rare if rare else self.asked[at].plan
-        if way == PLAIN:
-            z = turn.plain.logits[plan.query]
-        elif way == WAYS[-1]:
-            z = turn.judged.logits[plan.query]
-        else:
-            z = self.answers(at, way, rare)
-            if floor:
-                sharpness = np.exp(-np.asarray(turn.ways[way]["params"][ADAPTER]["log_t"]))
-                z = bounded(turn.judged.logits[plan.query] * sharpness, z, np.log(floor))
-        return (z.argmax(-1) == self.labels[plan.query]).mean(1)
 
-    def _answers(self, at: int, way: str, rare: bool) -> np.ndarray:
-        """The logits without a floor, from which those with each floor follow."""
-        asked = self.asked[at]
-        return asked.turn.judged.answers(asked.turn.ways[way], asked.rare if rare else asked.plan)
+        def right(z: np.ndarray) -> np.ndarray:
+            return (z.argmax(-1) == self.labels[plan.query]).mean(1)
+
+        if way in (PLAIN, WAYS[-1]):
+            return dict.fromkeys(self.floors, right((turn.plain if way == PLAIN else turn.judged).logits[plan.query]))
+        answer = turn.judged.answers(turn.ways[way], plan)  # the answers with a floor follow from those without
+        z = turn.judged.logits[plan.query] * np.exp(-np.float32(turn.ways[way]["params"][ADAPTER]["log_t"]))
+        return {x: right(bounded(z, answer, np.log(np.float32(x))) if x else answer) for x in self.floors}
 
     def best(self, numbers: Sequence[int]) -> _Choice:
         """The way with the largest mean gain on the domains of some turns, and its floor.
@@ -114,7 +109,7 @@ class _Tried:
         """
 
         def each(way: str, floor: float) -> Mapping[int, _Choice]:
-            return dict.fromkeys(numbers, _Choice(way, floor))
+            return dict.fromkeys(numbers, _Choice(way, floor, floor))
 
         first, without = self.floors[0], WAYS[-1]
         if not any(asked.number in numbers for asked in self.asked):
@@ -147,17 +142,20 @@ class _Tried:
         return min(changes, default=None)
 
     def _gained(self, own: Sequence[int], choices: Mapping[int, _Choice], rare: bool = False) -> np.ndarray:
-        """The same of the tasks of these numbers, on the mean of domains."""
-        ways = [choices[self.asked[i].number][:2] for i in own]
-        gains = [self.right(i, *way, rare) - self.right(i, PLAIN, 0.0, rare) for i, way in zip(own, ways, strict=True)]
+        """The gain of some of `asked` in points, on the mean of domains, and its interval."""
+        chosen, first = [choices[self.asked[i].number] for i in own], self.floors[0]
+        gains = [
+            self.right(i, choice.way, rare)[choice.floor] - self.right(i, PLAIN, rare)[first]
+            for i, choice in zip(own, chosen, strict=True)
+        ]
         plans = [self.asked[i].rare if rare else self.asked[i].plan for i in own]
         owner = np.concatenate([self.domains[plan.query[:, 0]] for plan in plans])
         return 100 * metrics.interval_over_groups(np.concatenate(gains)[None], owner)[0]
 
 
 def asking_for_rare(store: DomainStore, plan: Plan, rng: np.random.Generator) -> Plan:
-    """The tasks of domains that have rare classes, with other queries: images of these. What the buffer shows of each
-    class, and one image more, says how often it is asked for (the rule of succession)."""
+    """The tasks of domains that have images of rare classes, with these images as queries. What the buffer shows of
+    each class, and one image more, says how often it is asked for (the rule of succession)."""
     domains, kept, queries = store.row_domains(), [], []
     for task, (support, query) in enumerate(zip(*plan, strict=True)):
         first, end = store.offsets[domains[query[0]] :][:2]
@@ -166,7 +164,7 @@ def asking_for_rare(store: DomainStore, plan: Plan, rng: np.random.Generator) ->
         own = first + np.flatnonzero(free)
         count, left = (np.bincount(store.labels[rows], minlength=store.num_classes) for rows in (support, own))
         weight = (np.where(count <= RARE, count + 1, 0) / np.maximum(left, 1))[store.labels[own]]
-        if weight.any():
+        if np.count_nonzero(weight) >= LEAST:
             kept.append(task)
             queries.append(rng.choice(own, len(query), p=weight / weight.sum()))
     return Plan(plan.support[kept], np.array(queries, int).reshape(len(kept), plan.query.shape[1]))

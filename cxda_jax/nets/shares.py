@@ -33,6 +33,7 @@ U and c learn from another answer, u_q + log q - log t, where q are the shares o
 would learn which classes each training domain has, and a device has others. The own correction is learnt before.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ NEAR, LARGEST = 0.2, 5.0  # deviation of keys at the start, so that all images c
 FLOOR = 1e-12
 SMALLEST = 1e-6  # of what divides, or whose logarithm is taken, where gradients pass
 EVIDENCE, HIDDEN = 6, 16  # numbers that tell how far to believe the buffer, and units of the network that reads them
+_product = functools.partial(jnp.einsum, precision="highest")  # else accelerators round what is summed
 OWN = "own"  # among the adapter's batch_stats: the correction by the own style; nothing is corrected where it is absent
 LOG_FLOOR = "log_floor"  # likewise log f; all factors are allowed where it is absent
 
@@ -172,8 +174,8 @@ class ShareAdapter(nn.Module):
         shares = jnp.broadcast_to(t, (len(p), self.classes))
         for _ in range(self.steps):
             ratio = shares / t
-            total = jnp.einsum("qnc,qc->qn", p, ratio) + FLOOR
-            counts = ratio * jnp.einsum("qn,qnc->qc", weights / total, p)
+            total = _product("qnc,qc->qn", p, ratio) + FLOOR
+            counts = ratio * _product("qn,qnc->qc", weights / total, p)
             shares = (counts + mass * t) / (weights.sum(-1, keepdims=True) + mass)
         return shares, counts
 
@@ -221,8 +223,8 @@ def evidence(p: jax.Array, shares: jax.Array, trained: jax.Array, weights: jax.A
     def mean(x: jax.Array) -> jax.Array:
         return (weights * x).sum(-1) / jnp.maximum(count, SMALLEST)
 
-    answer = jnp.einsum("qn,qnc->qc", weights, p) / jnp.maximum(count, SMALLEST)[:, None]
-    likelier = mean(jnp.log(jnp.einsum("qnc,qc->qn", p, shares / trained) + SMALLEST))
+    answer = _product("qn,qnc->qc", weights, p) / jnp.maximum(count, SMALLEST)[:, None]
+    likelier = mean(jnp.log(_product("qnc,qc->qn", p, shares / trained) + SMALLEST))
     apart, answered = ((q * jnp.log(q / trained + SMALLEST)).sum(-1) / whole for q in (shares, answer))
     found = (
         jnp.log1p(count) - 3, 2 * apart - 1, 8 * likelier / whole - 1, 4 * answered,

@@ -13,7 +13,7 @@ from cxda_jax.training.loop import TrainState
 
 TIMED = 5  # steps, after which the first guess of their number is made; later ones follow each EVERY steps
 EVERY = 50
-AHEAD = 8  # steps that may be waiting with their tasks: drawing these is faster, and would fill the memory
+AHEAD = 8  # steps that may wait with their tasks: these are drawn faster than steps run, and would fill the memory
 LEAST_STEPS = 100  # with fewer an adapter learns next to nothing
 SPOKEN = 10.0  # seconds between two lines of progress
 

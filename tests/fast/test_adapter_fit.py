@@ -22,7 +22,7 @@ from cxda_jax.adapter.report import of_rare
 from cxda_jax.data.episodes import Plan
 from cxda_jax.nets.shares import LOG_FLOOR
 from cxda_jax.training import metrics
-from cxda_jax.training.pace import Pace, TimeLimit
+from cxda_jax.training.pace import AHEAD, Pace, TimeLimit
 from cxda_jax.training.selection import CHOICES, Selection
 from cxda_jax.types import ADAPTER
 from tests.lines import refused
@@ -73,21 +73,24 @@ def test_each_domain_judges_once_and_never_an_adapter_that_it_taught_or_chose(co
 
 
 @pytest.mark.parametrize(
-    ("width", "keys", "read"), [(20, "style", 28), (2044, "style", 2044), (20, "features", 20), (2100, "style", 0)]
+    ("width", "keys", "read"),
+    [(20, "style", "both"), (2044, "style", "features"), (20, "features", "features"), (2100, "style", None)],
 )
 def test_the_last_layer_beside_the_adapter_reads_features_and_style_where_both_have_room(
     monkeypatch, width, keys, read
 ):
     """2,048 numbers at most for so few classes."""
     logits, labels, domains, style = made(domains=6)
-    features, seen, said = RNG.normal(size=(len(labels), width)), [0], []
+    features, seen, said = RNG.normal(size=(len(labels), width)).astype(np.float32), [], []
     judged = as_fit_data(logits, labels, domains, style if keys == "style" else None, features, 0)
-    monkeypatch.setattr(
-        fit, "last_layers", lambda given, tests: (seen.append(given.features.shape[1]) or [labels] * 2, None)
-    )
+    monkeypatch.setattr(fit, "last_layers", lambda given, tests: (seen.append(given.features) or [labels] * 2, None))
     turns = [judge.Turn(judged, turn, {}, {}) for turn in deal(judged)[1:3]]
     found = fit._beside_last_layers(turns, judged, keys, said.append)
-    assert seen[-1] == read and all((turn.refit is labels) == (read > 0) for turn in found) and len(said) == (read == 0)
+    assert all((turn.refit is labels) == (read is not None) for turn in found) and len(said) == (read is None)
+    expected = {"both": [np.concatenate([features, style.astype(np.float32)], 1)], "features": [features], None: []}[
+        read
+    ]
+    np.testing.assert_array_equal(seen, expected)
 
 
 def skewed(seed=3, count=30):
@@ -129,7 +132,8 @@ def test_a_correction_learns_errors_and_neither_shares_nor_what_a_domain_has_in_
         for each, found in zip(teach, of_penalty, strict=True):
             new = ~each[images.domains]
             right = [(z.argmax(1) == images.labels)[new].mean() for z in (images.logits, found(*images[:2]))]
-            assert right[1] > right[0] - 0.01 and np.shape(found.content) == (CLASSES, CLASSES)
+            assert right[1] > right[0] - 0.01
+        np.testing.assert_allclose(of_penalty[0].content, content[0] @ of_penalty[0].common, rtol=1e-3, atol=1e-5)
     assert right[1] > right[0] + 0.05, right
     others = found._replace(scale=found.scale + 1, bias=found.bias * 2, weights=found.weights * 3)
     both = (found(*images[:2]) + others(*images[:2])) / 2
@@ -185,7 +189,10 @@ def test_un_mixing_finds_the_shares_of_each_cluster():
             np.testing.assert_allclose(shares, q, atol=1e-4)
 
 
-def settled_on(monkeypatch, ways, floors, labels, plain=None, asked=4):
+LOG_T = 2.0
+
+
+def settled_on(monkeypatch, ways, floors, labels, plain=None, asked=4, kinds=lambda plans: {"any": plans}):
     """What settle() finds for turns of two domains with 100 images each, which are buffer and queries alike.
 
     `ways` are of each turn, by WAYS: the answers that are right with each floor, bool [2, 100]. With a floor of 1, and
@@ -215,22 +222,22 @@ def settled_on(monkeypatch, ways, floors, labels, plain=None, asked=4):
         def answers(variables, plan):
             way = variables["way"]
             alone, moved = logits(without, size(way)), 9 * logits(way[0.0], (way[0.0] != without) * 1.0)
-            return of_rows(alone + moved, plan)
+            return of_rows(alone + moved, plan)  # what is without a buffer divided by the temperature
 
         def of_rows(z, plan):
             return z[store.row_domains()[plan.query] % 2, plan.query % 100]
 
         alone = np.tile(logits(without, size(of_ways[0])).repeat(2, 0).reshape(400, 2), (3, 1))
-        judged = SimpleNamespace(store=store, answers=answers, logits=alone, seed=0)
+        judged = SimpleNamespace(store=store, answers=answers, logits=alone * np.exp(LOG_T), seed=0)
         own = halves if plain is None else np.tile(plain, (2, 1))
         classifier = np.tile(logits(own, np.ones((2, 100))).repeat(2, 0).reshape(400, 2), (3, 1))
-        stats = {"params": {ADAPTER: {"log_t": 0.0}}, "batch_stats": {ADAPTER: {}}}
+        stats = {"params": {ADAPTER: {"log_t": LOG_T}}, "batch_stats": {ADAPTER: {}}}
         given = {name: {**stats, "way": way} for name, way in zip(judge.WAYS, (*of_ways, {0.0: halves}), strict=True)}
         return judge.Turn(judged, SimpleNamespace(logits=classifier), {}, {}, given)
 
     rows = np.arange(1200).reshape(3, 2, 2, 100)
     plans = {i: Plan(rows[i, :, 0], rows[i, :, 1]) for i in range(len(ways))}
-    monkeypatch.setattr(settling, "planned", lambda _: {"any": plans})
+    monkeypatch.setattr(settling, "planned", lambda _: kinds(plans))
     return settling.settle([turn(of_ways) for of_ways in ways], floors)
 
 
@@ -281,14 +288,31 @@ def test_a_floor_protects_rare_classes_as_far_as_a_gain_stays_sure(monkeypatch, 
 
 
 def test_rare_classes_tell_by_the_mean_of_domains_and_by_enough_images(monkeypatch):
-    """Six domains have four rare images each, of which the classifier has two right. In one domain the buffer loses
-    both, and in the others none."""
+    """Six domains have four rare images each, of which the classifier has two right. In one domain, which has three
+    tasks, the buffer loses both, and in the others none."""
     ways = [[{0.0: np.array([right(80, 0 if i == 0 else 2), right(80, 2)])}] * 3 for i in range(3)]
-    told = settled_on(monkeypatch, ways, (0.0,), RARE.astype(int), asked=24)
+    often = {"kinds": lambda plans: {"any": {**plans, 0: Plan(*(x[[0, 0, 0, 1]] for x in plans[0]))}}}
+    told = settled_on(monkeypatch, ways, (0.0,), RARE.astype(int), asked=24, **often)
     assert told.rare == pytest.approx(-50 / 6, abs=2) == told.floors["0"]["rare"]
     assert settled_on(monkeypatch, ways, (0.0,), RARE.astype(int), asked=25).rare is None
-    monkeypatch.setattr(settling, "OWNERS", 7)
-    assert settled_on(monkeypatch, ways, (0.0,), RARE.astype(int)).rare is None
+    for name, most in (("OWNERS", 6), ("LEAST", 4)):
+        for least in (most, most + 1):
+            with monkeypatch.context() as patch:
+                patch.setattr(settling, name, least)
+                found = settled_on(patch, ways, (0.0,), RARE.astype(int))
+                assert (found.rare is None) == (least > most)
+
+
+@pytest.mark.parametrize(("lost", "floor"), [(30.0, 0.0), (20.0, 0.5)])
+def test_the_kind_of_tasks_that_is_worst_for_rare_classes_decides(monkeypatch, lost, floor):
+    """One of six domains loses its two right answers of four, without a floor. In one kind of tasks there are six
+    domains, in the other two."""
+    way = {0.5: np.array([right(70, 2)] * 2), 1.0: np.array([right(60, 2)] * 2)}
+    ways = [[way | {0.0: np.array([right(80, 2 if i else 0), right(80, 2)])}] * 3 for i in range(3)]
+    monkeypatch.setattr(settling, "LOST", lost)
+    kinds = {"plain": right(40, 2), "kinds": lambda plans: {"six": plans, "two": {0: plans[0]}}}
+    found = settled_on(monkeypatch, ways, (0.0, 0.5), RARE.astype(int), asked=8, **kinds)
+    assert found.floor == floor and found.floors["0"]["rare"] == pytest.approx(-25, abs=4)
 
 
 def test_a_floor_need_not_mend_what_the_own_style_loses(monkeypatch):
@@ -389,13 +413,14 @@ def test_steps_are_left_out_to_keep_to_the_time_and_the_cosine_ends_at_0():
         limit = TimeLimit(0, 60 * minutes, 2, JUDGING, said.append)
         for training in (1, 2):
             pace, rates[minutes, training], validations = Pace(limit, 1000, 1e-2, 5, CHOICES, 2.0), [], 0
+            waited = [0]
             while pace.left:
                 rates[minutes, training].append(pace.rate)
                 seconds += 1  # a step
                 limit.now = lambda seconds=seconds: seconds
-                pace.after_step(pace.taken + 1, lambda: None)
+                pace.after_step(pace.taken + 1, lambda pace=pace, waited=waited: waited.append(pace.taken))
                 validations += pace.due(pace.taken)
-            assert validations == 5 and pace.rate < 1e-12 and pace.asked == 1000
+            assert validations == 5 and pace.rate < 1e-12 and pace.asked == 1000 and max(np.diff(waited)) == AHEAD
         assert any("time is short" in line for line in said) == (minutes == 20)
         assert any(re.search(r"training 2 of 2, step \d+/1000  eta ", line) for line in said) == (minutes == 1e6)
     steps = np.arange(1000)
