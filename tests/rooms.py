@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "configs": 200,
     "cxda_jax": 245,
-    "cxda_jax/adapter": 2900,  # corrects by the own and the common style, chooses what to take of a buffer; tokens and heads; a page; predictions of camera traps; models of PyTorch by name; a floor, which rare classes choose by the mean of domains; a last layer that reads the style too
+    "cxda_jax/adapter": 2905,  # corrects by the own and the common style, chooses what to take of a buffer; tokens and heads; a page; predictions of camera traps; models of PyTorch by name; a floor, which rare classes choose by the mean of domains; a last layer that reads the style too
     "cxda_jax/config": 470,
     "cxda_jax/data": 2370,  # tasks share what they know of a domain's classes
     "cxda_jax/device": 1045,  # the plain answers of an adapter that corrects; class shares on the page; camera traps

@@ -101,8 +101,9 @@ def fit(  # noqa: PLR0913
       domains: numbers or names [n] of where each image comes from, three at least. None: the images are one set. Then
         an adapter learns class shares alone, and a device whose images look otherwise keeps the classifier's answers.
       style: a vector of each image [n, d] that tells domains apart.
-      features: the inputs of the classifier's last layer, [n, d]. The report says what such a layer gains that learns
-        from these images. Without a style they take its place, or else the logits. Both tell domains apart worse.
+      features: the inputs of the classifier's last layer, [n, d]. The report says what a new one gains that learns from
+        these images, and reads the style too. Without a style they take its place, or else the logits. Both tell
+        domains apart worse.
       minutes: that it may take. Steps are left out to keep to them, but a UserError tells the minutes that are needed
         if next to none would be left.
       steps: of each training, at most: one for each turn, and one for the adapter that is returned.
@@ -112,8 +113,8 @@ def fit(  # noqa: PLR0913
       floor: bounds what a buffer can do, and protects rare classes. It changes the odds of an image's classes by
         factors, and none is less than this part of the largest: with 0.2 an answer that is five times as likely as
         every other one stays. 0: all factors are allowed, which gains more where a device has few classes. None: the
-        least with which rare classes lose at most two points of recall on held-out domains, or less if no gain would
-        be sure.
+        least with which rare classes lose at most two points of recall on held-out domains, or no more than by the own
+        style alone; or a smaller one, if no gain would be sure with it.
       log: takes lines of progress.
     """
     began = time.monotonic()
@@ -130,10 +131,11 @@ def fit(  # noqa: PLR0913
     (corrected, correction), *found = _by_own_style(judged, (whole, *others), parts, log)
     made = [_turn(turn, *of_turn, limit, steps) for turn, of_turn in zip(others, found, strict=True)]
     ways, taken = _train(corrected, correction, limit, steps)
-    chosen = settle(_beside_last_layers(made, judged, keys, log), FLOORS if floor is None else (float(floor),))
+    made, reads = _beside_last_layers(made, judged, keys, log)
+    chosen = settle(made, FLOORS if floor is None else (float(floor),))
     variables = with_floor(ways[chosen.way], chosen.floor)
     facts = {"steps": taken, "asked": steps, "one_set": judged.one_set, "corrects": bool(correction)}
-    facts |= {"takes": chosen.way, "floor": chosen.floor, "rare": chosen.rare, "floors": chosen.floors}
+    facts |= {"reads": reads, "takes": chosen.way, "floor": chosen.floor, "rare": chosen.rare, "floors": chosen.floors}
     report, kept = report_on(judged, corrected, variables, chosen.turns, facts, known)
     log(said := in_words(report))
     classes = judged.store.num_classes
@@ -300,12 +302,11 @@ def _room(judged: FitData) -> int:
     return min(WIDEST, MOST // judged.store.num_classes)
 
 
-def _has_room(judged: FitData, style: np.ndarray, log: Callable[[str], None]) -> bool:
-    """Whether a correction by the style, or a last layer of features in its place, is small enough to be learnt."""
+def _has_room(judged: FitData, style: np.ndarray, what: str, log: Callable[[str], None]) -> bool:
+    """Whether this is small enough to be learnt from."""
     d, most = style.shape[1], _room(judged)
     if d > most:
-        what = "no last layer" if style is judged.features else "no correction by the own style"
-        log(f"{what} is tried: {d:,} numbers are more than {most:,}, the most for these classes")
+        log(f"no {what} is tried: {d:,} numbers are more than {most:,}, the most for these classes")
     return d <= most
 
 
@@ -314,7 +315,11 @@ def _by_own_style(
 ) -> list[tuple[FitData, Correction | None]]:
     """The data of each turn, corrected by the own style where it may be and that pays, and the correction for new
     domains."""
-    if "style" not in parts or judged.one_set or not _has_room(judged, judged.style, log):
+    if (
+        "style" not in parts
+        or judged.one_set
+        or not _has_room(judged, judged.style, "correction by the own style", log)
+    ):
         return [(turn, None) for turn in turns]
     own, found = OwnStyle(judged), []
     for i, turn in enumerate(turns, 1):
@@ -331,19 +336,21 @@ def _turn(plain: FitData, judged: FitData, correction: Correction | None, limit:
     return Turn(judged, plain, {}, rivals, ways)
 
 
-def _beside_last_layers(turns: list[Turn], judged: FitData, keys: str, log: Callable[[str], None]) -> list[Turn]:
-    """The turns with a new last layer as a rival, of the features and the style, or of the features if both are too
-    large to be learnt from."""
+def _beside_last_layers(
+    turns: list[Turn], judged: FitData, keys: str, log: Callable[[str], None]
+) -> tuple[list[Turn], str]:
+    """The turns with a new last layer as a rival, and what it reads: the features and the style, the features where
+    both are too large to be learnt from, or nothing."""
     if judged.features is None:
-        return turns
-    features, beside = judged.features, judged.style.shape[1] if keys == "style" else 0
-    if beside and features.shape[1] + beside <= _room(judged):
-        features = np.concatenate([features, judged.style], axis=1)
-    elif not _has_room(judged, features, log):
-        return turns
+        return turns, ""
+    features, reads = judged.features, "features"
+    if keys == "style" and features.shape[1] + judged.style.shape[1] <= _room(judged):
+        features, reads = np.concatenate([features, judged.style], axis=1), "features and the style"
+    elif not _has_room(judged, features, "last layer", log):
+        return turns, ""
     tests = [turn.plain.store.domains("test") for turn in turns]
     layers, _ = last_layers(judged._replace(features=features), tests)
-    return [turn._replace(refit=layer) for turn, layer in zip(turns, layers, strict=True)]
+    return [turn._replace(refit=layer) for turn, layer in zip(turns, layers, strict=True)], reads
 
 
 def _start(judged: FitData, variables: Variables) -> Variables:
@@ -370,11 +377,13 @@ def _spec(judged: FitData, split: str) -> EpisodeSpec:
     return EpisodeSpec(number, FULL // number, judged.queries, shares="any", mixture="any", skip_small=True)
 
 
-def _images(rows: np.ndarray) -> Images:
-    return Images(rows[..., None, None, :], np.zeros(rows.shape[:-1], np.int32))
+def _images(rows: Any) -> Images:
+    """In the memory of the host: a step that reads them may still wait for the step before."""
+    domains: Any = np.zeros(rows.shape[:-1], np.int32)
+    return Images(rows[..., None, None, :], domains)
 
 
-def _episodes(rows: np.ndarray, labels: np.ndarray, plan: Plan) -> Episode:
+def _episodes(rows: np.ndarray, labels: Any, plan: Plan) -> Episode:
     (support, query), (support_label, label) = plan, (labels[part] for part in plan)
     return Episode(_images(rows[support]), _images(rows[query]), label, support_label)
 

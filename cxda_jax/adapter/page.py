@@ -10,7 +10,7 @@ import numpy as np
 from cxda_jax.adapter.adapter import CURVES, PLAIN, SIZES, Adapter
 from cxda_jax.adapter.diagnosis import BY_HEART, Diagnosis
 from cxda_jax.adapter.judge import RIVALS
-from cxda_jax.adapter.report import COLUMNS, FULL, corrects, in_cells, other_floors, sentences, span_of
+from cxda_jax.adapter.report import COLUMNS, FULL, corrects, in_cells, last_layer, other_floors, sentences, span_of
 from cxda_jax.errors import printable
 from cxda_jax.pages.page import Page, Section, render
 from cxda_jax.pages.rows import Row, fold, picture
@@ -58,8 +58,8 @@ def _if_trusted(report: Mapping[str, Any]) -> Iterator[str]:
     overall, domains = report["overall"], len(report["by_domain"])
     if "refit" in overall and overall["refit"][0] > overall[FULL][0]:
         yield (
-            f"If you can change the classifier, train its last layer on these images: that gains "
-            f"{span_of(overall['refit'])} points, more than the adapter."
+            f"If you can change the classifier, give it a {last_layer(report)}: that gains {span_of(overall['refit'])} "
+            "points, more than the adapter."
         )
     if corrects(report) and overall["over_0"][1] <= 0:
         yield (

@@ -114,8 +114,8 @@ def other_floors(report: Mapping[str, Any]) -> Iterator[str]:
         return
     if unbound and unbound["gain"] >= chosen["gain"] + LEAST:
         yield (
-            f"If rare classes do not matter to you, floor=0 gains {unbound['gain']:+.1f} points on average in place of "
-            f"{chosen['gain']:+.1f}, but changes their recall by {unbound['rare']:+.1f}."
+            f"If rare classes do not matter to you: with floor=0 the adapter would gain {unbound['gain']:+.1f} points "
+            f"on average in place of {chosen['gain']:+.1f}, and their recall would change by {unbound['rare']:+.1f}."
         )
     largest, keeps = [*floors.items()][-1]
     if keeps is not chosen:
@@ -128,7 +128,7 @@ def _parts(report: Mapping[str, Any]) -> Iterator[str]:
     if corrects(report):
         yield f"The image's own style gains {span_of(overall['0'])}, without any buffer."
     if "refit" in overall:
-        yield f"A last layer that learns from these images gains {span_of(overall['refit'])}, without any buffer."
+        yield f"A new {last_layer(report)} gains {span_of(overall['refit'])}, without any buffer."
     em = f"EM gains {span_of(overall['em'])} with {FULL} images"
     if corrects(report):
         em += f", and {span_of(overall['own_em'])} after the correction by the own style"
@@ -137,6 +137,11 @@ def _parts(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"Compared with the best of these, the adapter gains {span_of(overall[f'over_{best}'])}."
     if not (corrects(report) or report["one_set"]):
         yield "Correcting by the own style does not surely gain on domains that did not teach it: it is left out."
+
+
+def last_layer(report: Mapping[str, Any]) -> str:
+    """The last layer that is a rival."""
+    return f"last layer that reads the {report.get('reads', 'features')} of these images"  # older reports do not say
 
 
 def corrects(report: Mapping[str, Any]) -> bool:

@@ -85,7 +85,8 @@ def test_the_last_layer_beside_the_adapter_reads_features_and_style_where_both_h
     judged = as_fit_data(logits, labels, domains, style if keys == "style" else None, features, 0)
     monkeypatch.setattr(fit, "last_layers", lambda given, tests: (seen.append(given.features) or [labels] * 2, None))
     turns = [judge.Turn(judged, turn, {}, {}) for turn in deal(judged)[1:3]]
-    found = fit._beside_last_layers(turns, judged, keys, said.append)
+    found, told = fit._beside_last_layers(turns, judged, keys, said.append)
+    assert told == {"both": "features and the style", "features": "features", None: ""}[read]
     assert all((turn.refit is labels) == (read is not None) for turn in found) and len(said) == (read is None)
     expected = {"both": [np.concatenate([features, style.astype(np.float32)], 1)], "features": [features], None: []}[
         read
