@@ -279,23 +279,40 @@ def tables(record):
 
 
 def foretold(record):
-    """How many mean gains over the new devices of a fit lie inside the interval that it gave, above and below it: as it
-    is, and with the sampling error of these devices, as large for each as for one of those that judged."""
-    counts = np.zeros((2, 3), int)
-    for run in (run for found in record.values() for run in found["runs"] if "domains for fit()" in run):
-        for kind, (mean, low, high) in run["told"].items():
-            gain = run["found"].get(kind.replace("Dirichlet", "dirichlet").replace("even shares", "even"))
-            for i, wider in enumerate((1.0, math.sqrt(1 + run["domains for fit()"] / run["new"]))):
-                if gain is not None:
+    """By set and kind: the gains that the fits foretold, those found on their new devices, and how many of these lie
+    inside the interval that was foretold, above and below it: as it is, and with the sampling error of these devices,
+    as large for each as for one of those that judged."""
+    rows = {}
+    for name, run in ((name, run) for name, found in record.items() for run in found["runs"]):
+        for kind, (mean, low, high) in run["told"].items() if "domains for fit()" in run else ():
+            kind = kind.replace("Dirichlet", "dirichlet").replace("even shares", "even")
+            if (gain := run["found"].get(kind)) is not None:
+                told, found, counts = rows.setdefault((name, kind), ([], [], np.zeros((2, 3), int)))
+                told.append(mean)
+                found.append(gain)
+                for i, wider in enumerate((1.0, math.sqrt(1 + run["domains for fit()"] / run["new"]))):
                     below, above = gain < mean - wider * (mean - low), gain > mean + wider * (high - mean)
                     counts[i, 2 if below else 1 if above else 0] += 1
-    return counts
+    return rows
+
+
+def foretold_table(record):
+    """The lines of a table of foretold()."""
+    columns = "foretold", "found", "inside, above, below", "the same with the new devices' error"
+    yield row_of("set", "devices in the buffer", *columns)
+    yield f"|{'---|' * 6}"
+    rows, total = foretold(record), np.zeros((2, 3), int)
+    for (name, kind), (told, found, counts) in rows.items():
+        total += counts
+        cells = [", ".join(map(str, of)) for of in counts.tolist()]
+        yield row_of(f"`{name}`", in_words(kind), f"{np.mean(told):+.1f}", f"{np.mean(found):+.1f}", *cells)
+    yield row_of("all", "", "", "", *(", ".join(map(str, of)) for of in total.tolist()))
 
 
 def main():
     if len(sys.argv) == 2:
         record = json.loads(Path(sys.argv[1]).read_text())
-        print("\n".join(tables(record)), f"\ninside, above and below: {foretold(record).tolist()}")
+        print("\n".join([*tables(record), "", *foretold_table(record)]))
         return None
     if len(sys.argv) == 3:
         with open(sys.argv[1]) as file:

@@ -141,7 +141,11 @@ def test_what_was_foretold_counts_as_kept_inside_its_interval():
     }
     found = {"1 domain, own shares": 4, "1 domain, dirichlet 0.3": 7.5, "5 domains, even": 1, "1 domain, stream": 9}
     run = {"told": told, "found": found, "domains for fit()": 20, "new": 20}
-    assert devices.foretold({"set": {"runs": [run]}}).tolist() == [[1, 1, 1], [2, 0, 1]]
+    rows = devices.foretold({"set": {"runs": [run]}})
+    assert sum(counts for _, _, counts in rows.values()).tolist() == [[1, 1, 1], [2, 0, 1]]
+    head, _, *lines, total = devices.foretold_table({"set": {"runs": [run]}})
+    assert len(lines) == 3 and "| one, own shares | +5.0 | +4.0 | 1, 0, 0 | 1, 0, 0 |" in lines[0]
+    assert total.endswith("| 1, 1, 1 | 2, 0, 1 |") and head.count("|") == total.count("|")
 
 
 def test_the_tables_of_the_page_have_each_kind_and_few_rare_images_are_left_out():
