@@ -69,7 +69,7 @@ def test_programs_answer_as_the_model_does_at_every_fill(kind, method, tmp_path,
     assert parity["logits"] <= RANDOM and parity["attention"] <= RANDOM
     if kind == "onnx":  # no constant of the shape of the support's maps
         weights = sum(4 * x.size for x in jax.tree.leaves(model.variables))
-        assert (tmp_path / "encode.onnx").stat().st_size < weights + 100_000
+        assert (tmp_path / "encode.onnx").stat().st_size < weights + 150_000
 
 
 def test_programs_agree_where_logits_and_answers_do():
