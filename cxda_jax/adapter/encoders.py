@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cxda_jax.adapter.adapter import as_array, as_probabilities, faults
-from cxda_jax.adapter.own_style import WIDEST
+from cxda_jax.adapter.own_style import fitting
 from cxda_jax.adapter.torch_models import SOURCES, TorchEncoder, weights_hash
 from cxda_jax.config.fields import choose
 from cxda_jax.data.readers.raw import IMAGENET
@@ -30,9 +30,8 @@ from cxda_jax.disk.files import hash_file
 from cxda_jax.disk.reading import insist_on_file
 from cxda_jax.errors import UserError, brief, needing
 from cxda_jax.machine import stops
-from cxda_jax.methods.cxda_shares import spread
 
-SIDE, BATCH, MAPS = 224, 32, 6  # pixels where nothing says the size; images at once; maps of a style
+SIDE, BATCH = 224, 32  # pixels where nothing says the size; images at once
 FLOATS = {1: np.float32, 10: np.float16}  # ONNX's numbers of types
 RAW = ("Conv", "MatMul", "Sigmoid", "Erf")  # no map of theirs is taken where there are others
 MOVE = ("Transpose", "Reshape", "Einsum")  # after these, channels may be another axis
@@ -431,10 +430,11 @@ def _features(nodes: Sequence[Any], shapes: Mapping[str, list[int]], asked: str)
 
 
 def _maps(nodes: Sequence[Any], shapes: Mapping[str, list[int]], asked: Sequence[str]) -> dict[str, int]:
-    """Some maps spread over the depth, or those that are asked for, with the axis of their channels.
+    """Some maps spread over the depth, as many as fit() can correct by, or those that are asked for, with the axis of
+    their channels.
 
     A map comes from a convolution, whose channels are axis 1, or from a layer norm, where they are the last one. Where
-    blocks add to tokens [n, tokens, d], the early ones of these sums are the maps, as many as fit() can correct by.
+    blocks add to tokens [n, tokens, d], the early ones of these sums are the maps.
     """
     axes: dict[str, int] = {}
     sums: list[str] = []
@@ -455,9 +455,7 @@ def _maps(nodes: Sequence[Any], shapes: Mapping[str, list[int]], asked: Sequence
     if asked:
         return {name: axes.get(name, 1 if len(shapes[name]) == 4 else 2) for name in asked}
     if sums:
-        early = sums[: -(-len(sums) // 2)]
-        most = max(1, (WIDEST - 1) // (2 * max(1, *(shapes[name][2] for name in early))))
-        return {early[i]: 2 for i in spread(min(MAPS, most), len(early))}
+        return {sums[i]: 2 for i in fitting([shapes[name][2] for name in sums], -(-len(sums) // 2))}
     unfinished = {node.input[0] for node in nodes if node.op_type in FINISH}
     kinds = {node.output[0]: node.op_type for node in nodes}
     wide = [
@@ -466,7 +464,7 @@ def _maps(nodes: Sequence[Any], shapes: Mapping[str, list[int]], asked: Sequence
         if name not in unfinished and any(d != 1 for i, d in enumerate(shapes[name]) if i not in (0, axis))
     ]
     found = [name for name in wide if kinds.get(name) not in RAW] or wide
-    return {found[i]: axes[found[i]] for i in spread(MAPS, len(found))}
+    return {found[i]: axes[found[i]] for i in fitting([shapes[name][axes[name]] for name in found], len(found))}
 
 
 def _centres(node: Any, forms: Sequence[list[int]]) -> bool:

@@ -7,12 +7,24 @@ import numpy as np
 
 from cxda_jax.adapter.correction import Correction, Labelled, corrections, mean_of
 from cxda_jax.adapter.judge import FitData, some_of
-from cxda_jax.methods.cxda_shares import SMALLEST
+from cxda_jax.methods.cxda_shares import SMALLEST, spread
 from cxda_jax.training.metrics import interval_over_groups
 
 FOLDS = 5  # of domains
 WIDEST, MOST = 2048, 2**17  # numbers of a style, and numbers [style, classes]; more would take minutes: none is tried
+MAPS = 6  # whose moments are a style, at most
 CELLS, FEWEST = 2**27, 2000  # numbers [images, style, classes] that corrections learn from, and images at least
+
+
+def fitting(widths: Sequence[int], deepest: int) -> list[int]:
+    """The numbers of maps of so many channels, whose moments and the image's a correction has room for: of the first
+    `deepest` maps, as deep and then as many as possible; one at least."""
+    for end in range(deepest, 1, -1):
+        for count in range(min(MAPS, end), 1, -1):
+            chosen = spread(count, end)
+            if 2 * (3 + sum(widths[i] for i in chosen)) <= WIDEST:
+                return chosen
+    return [0] if widths else []
 
 
 class OwnStyle:

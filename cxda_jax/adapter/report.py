@@ -103,6 +103,8 @@ def of_rare(report: Mapping[str, Any]) -> Iterator[str]:
             f"Recall of rare classes (at most {RARE} of the buffer's {FULL} images) {changes} by {rare:+.1f} points in "
             "the kind of task that is worst for them."
         )
+    elif "rare" in report and report["takes"] != WAYS[-1]:
+        yield "Too few images are of rare classes to tell what a buffer does to these."
     yield from other_floors(report)
 
 

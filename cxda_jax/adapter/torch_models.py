@@ -14,12 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cxda_jax.adapter.own_style import WIDEST
+from cxda_jax.adapter.own_style import fitting
 from cxda_jax.data.readers.raw import IMAGENET
 from cxda_jax.errors import UserError, brief
-from cxda_jax.methods.cxda_shares import spread
-
-MAPS = 6  # of a style, at most
 
 
 class Named(NamedTuple):
@@ -138,7 +135,7 @@ class TorchEncoder:
         for modules in _candidates(self.modules):
             widths = {name: each.shape[1] // 2 for name, each in self._run(x, modules)[1].items()}
             if widths:
-                return [[*widths][i] for i in _early([*widths.values()])]
+                return [[*widths][i] for i in fitting([*widths.values()], -(-len(widths) // 2))]
         return []
 
     def _run(self, x: Any, modules: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
@@ -182,16 +179,6 @@ def _candidates(modules: dict[str, Any]) -> list[dict[str, Any]]:
     layers = {name: module for name, module in modules.items() if not any(module.children())}
     acting = {name: module for name, module in layers.items() if "activation" in type(module).__module__}
     return [blocks, acting, layers]
-
-
-def _early(widths: Sequence[int]) -> list[int]:
-    """The numbers of maps in the first half, as deep and then as many as fit() can correct by; one at least."""
-    for end in range(-(-len(widths) // 2), 1, -1):
-        for count in range(min(MAPS, end), 1, -1):
-            chosen = spread(count, end)
-            if 2 * (3 + sum(widths[i] for i in chosen)) <= WIDEST:
-                return chosen
-    return [0] if widths else []
 
 
 def _patches(x: Any) -> Any:

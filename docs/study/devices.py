@@ -50,7 +50,7 @@ WORDS = {"1 domain": "one", "5 domains": "five mixed", "even": "balanced", "stre
          "days of weeds": "replayed days of weeds", "cameras": "replayed cameras"}  # fmt: skip
 UNBOUND = f"{OURS}, floor 0"
 COLUMNS = {
-    REFIT: "new last layer", BOTH: "the same, style too", OWN: "own style", NAMES["em"]: "EM",
+    REFIT: "last layer of features", BOTH: "new last layer", OWN: "own style", NAMES["em"]: "EM",
     NAMES["own_em"]: "own style, EM", NAMES["unmix"]: "in clusters", UNBOUND: "`fit(floor=0)`", OURS: "`fit()`",
 }  # fmt: skip
 DRAWN = ("dirichlet 0.3", "even")

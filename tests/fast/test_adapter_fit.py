@@ -94,6 +94,16 @@ def test_the_last_layer_beside_the_adapter_reads_features_and_style_where_both_h
     np.testing.assert_array_equal(seen, expected)
 
 
+def test_the_maps_of_a_style_leave_room_for_a_correction():
+    """ResNet-18's widths, where six maps over the whole depth have 3,078 numbers; a vision transformer; one map."""
+    resnet = [64] * 5 + [128] * 4 + [256] * 4 + [512] * 4
+    at = own_style.fitting(resnet, len(resnet))
+    assert at[0] == 0 and 2 * (3 + sum(resnet[i] for i in at)) <= own_style.WIDEST
+    assert resnet[at[-1]] == 512 and at[-1] == len(resnet) - 1
+    assert own_style.fitting([384] * 12, 6) == [0, 5] and own_style.fitting([16] * 20, 20) == [0, 4, 8, 11, 15, 19]
+    assert own_style.fitting([4096], 1) == own_style.fitting([4096, 4096], 2) == [0] and own_style.fitting([], 0) == []
+
+
 def skewed(seed=3, count=30):
     """Labelled images of domains that have other shares each, and err in ways that follow the style."""
     logits, labels, domains, style = made(seed=seed, domains=count)
@@ -339,7 +349,8 @@ def test_the_report_tells_of_another_floor_only_where_it_offers_a_choice():
     assert " would change " in [*of_rare({**asked, "overall": {"100": [2.8, -1.0, 6.6]}})][1] and " changes " in told
     assert len([*of_rare({**asked, "floors": {n: {"gain": 2.8, "rare": 0.0} for n in ("0", "0.5")}})]) == 2
     assert [*of_rare({**asked, "floor": 0.0, "takes": "none", "floors": {"0": floors["1"]}})] == []
-    assert [*of_rare({**asked, "floor": 0.0, "rare": None, "floors": {"0": {"gain": 1.0, "rare": None}}})] == []
+    (too_few,) = of_rare({**asked, "floor": 0.0, "rare": None, "floors": {"0": {"gain": 1.0, "rare": None}}})
+    assert too_few.startswith("Too few")
     assert [*of_rare({})] == []
     assert [*of_rare({"floor": 1.0, "takes": "learnt"})] == ["With a floor of 1 a buffer changes no answer."]
 
