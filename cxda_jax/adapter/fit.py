@@ -51,6 +51,7 @@ from cxda_jax.types import Described, Episode, Images, Variables
 
 MINUTES = 5.0
 PARTS = ("style", "shares")
+OWN_STYLE = "correction by the own style"
 FEWEST = 3  # domains: one teaches, one chooses, one judges
 STEPS = 250  # of a training: the keys do not learn, so a quarter of those of cxda_shares are enough
 TURNS = 4  # adapters at most that are judged in the place of the returned one
@@ -128,13 +129,15 @@ def fit(  # noqa: PLR0913
     _tell_of_small(whole, log)
     limit = TimeLimit(began, 60 * minutes, len(others) + 1, JUDGING, log)
     steps = steps if "shares" in parts else 0
-    (corrected, correction), *found = _by_own_style(judged, (whole, *others), parts, log)
+    tries = "style" in parts and not judged.one_set and _has_room(judged, judged.style, OWN_STYLE, log)
+    alone = [(turn, None) for turn in (whole, *others)]
+    (corrected, correction), *found = _by_own_style(judged, (whole, *others), log) if tries else alone
     made = [_turn(turn, *of_turn, limit, steps) for turn, of_turn in zip(others, found, strict=True)]
     ways, taken = _train(corrected, correction, limit, steps)
     made, reads = _beside_last_layers(made, judged, keys, log)
     chosen = settle(made, FLOORS if floor is None else (float(floor),))
     variables = with_floor(ways[chosen.way], chosen.floor)
-    facts = {"steps": taken, "asked": steps, "one_set": judged.one_set, "corrects": bool(correction)}
+    facts = {"steps": taken, "asked": steps, "one_set": judged.one_set, "corrects": bool(correction), "tries": tries}
     facts |= {"reads": reads, "takes": chosen.way, "floor": chosen.floor, "rare": chosen.rare, "floors": chosen.floors}
     report, kept = report_on(judged, corrected, variables, chosen.turns, facts, known)
     log(said := in_words(report))
@@ -311,19 +314,12 @@ def _has_room(judged: FitData, style: np.ndarray, what: str, log: Callable[[str]
 
 
 def _by_own_style(
-    judged: FitData, turns: Sequence[FitData], parts: Sequence[str], log: Callable[[str], None]
+    judged: FitData, turns: Sequence[FitData], log: Callable[[str], None]
 ) -> list[tuple[FitData, Correction | None]]:
-    """The data of each turn, corrected by the own style where it may be and that pays, and the correction for new
-    domains."""
-    if (
-        "style" not in parts
-        or judged.one_set
-        or not _has_room(judged, judged.style, "correction by the own style", log)
-    ):
-        return [(turn, None) for turn in turns]
+    """The data of each turn, corrected by the own style where that pays, and the correction for new domains."""
     own, found = OwnStyle(judged), []
     for i, turn in enumerate(turns, 1):
-        log(f"correction by the own style, {i} of {len(turns)}")
+        log(f"{OWN_STYLE}, {i} of {len(turns)}")
         found.append(own.of(turn))
     return found
 

@@ -138,7 +138,8 @@ def _parts(report: Mapping[str, Any]) -> Iterator[str]:
     best = max((name for name in ("0", *RIVALS) if name in overall), key=lambda name: overall[name][0])
     yield f"Compared with the best of these, the adapter gains {span_of(overall[f'over_{best}'])}."
     if not (corrects(report) or report["one_set"]):
-        yield "Correcting by the own style does not surely gain on domains that did not teach it: it is left out."
+        tried = "does not surely gain on domains that did not teach it: it is left out"
+        yield f"Correcting by the own style {tried if report.get('tries', True) else 'was not tried'}."
 
 
 def last_layer(report: Mapping[str, Any]) -> str:

@@ -125,6 +125,9 @@ def test_the_report_is_of_plain_numbers_and_says_what_was_found(fit):
     np.testing.assert_allclose(report["overall"]["100"], span)
     assert report["expected"] == metrics.after_selection(report["overall"]["100"], 24) <= span[0]
     bad = {**report, "overall": {**report["overall"], "100": [0.1, -0.1, 0.3]}, "steps": 90}
+    without = {**report, "overall": {**report["overall"], "0": [0.0, 0.0, 0.0]}}
+    for tries, told in ((True, "style does not surely gain"), (False, "style was not tried")):
+        assert told in in_words({**without, "tries": tries}) and told not in said[-1]
     assert said[-1].startswith("Trusted.") and in_words(bad).startswith("Not trusted.") and "90 of 120" in in_words(bad)
 
 
