@@ -260,6 +260,7 @@ def test_one_set_without_domains_teaches_class_shares_alone(new):
     report, right = adapter.report, []
     assert np.exp(adapter.variables["batch_stats"][ADAPTER]["log_floor"]) == pytest.approx(0.01)
     assert "floor of 0.01" in str(adapter)
+    assert report["floors"]["0.01"]["gain"] == pytest.approx(report["overall"]["100"][0], abs=0.02)  # by the program
     assert report["one_set"] and not report["corrects"] and report["domains"] == 12 and adapter.helps
     assert report["overall"]["refit"][0] > report["overall"]["0"][0] == 0 and "random parts" in str(adapter)
     for i in range(20):
