@@ -206,9 +206,9 @@ LOG_T = 2.0
 def settled_on(monkeypatch, ways, floors, labels, plain=None, asked=4, kinds=lambda plans: {"any": plans}):
     """What settle() finds for turns of two domains with 100 images each, which are buffer and queries alike.
 
-    `ways` are of each turn, by WAYS: the answers that are right with each floor, bool [2, 100]. With a floor of 1, and
-    where the way is "none", every other answer is right, or those that are so with a floor of 1. So is the classifier,
-    or it has those right that `plain` says, bool [100].
+    `ways` are of each turn, by WAYS: the answers that are right with each floor, bool [2, 100]. A floor of 1 tells which
+    are right without a buffer; where it is not given, every other one. Of the classifier's own answers those are right
+    that `plain` says, bool [100], or every other one.
     """
     store = SimpleNamespace(
         labels=np.tile(labels, 12), num_classes=2, offsets=np.arange(7) * 200,
