@@ -98,8 +98,8 @@ MISTAKES = (
     Mistake("nets", "nets/pretrained.py", "value.transpose(2, 3, 1, 0)", "value.transpose(3, 2, 1, 0)",
             ("resnet", "malformed_files", "parameters")),
     # Episodes and sources.
-    Mistake("episodes", "data/episodes.py", "rng = _generator(draw.seed, task, draw.stream)\n        if spec.mixed:",
-            "rng = _generator(draw.seed, i, draw.stream)\n        if spec.mixed:",
+    Mistake("episodes", "data/episodes.py", "_seat(rng, draw.seed, task, draw.stream)\n        if spec.mixed:",
+            "_seat(rng, draw.seed, i, draw.stream)\n        if spec.mixed:",
             ("episodes", "configs", "train")),
     Mistake("episodes", "data/episodes.py", "drawn = rng.choice(ends[-1], spec.num_query, replace=False)",
             "drawn = rng.choice(ends[-1], spec.num_query)", ("episodes", "configs")),

@@ -20,7 +20,7 @@ from cxda_jax.types import ADAPTER, Adapted, Array, Images, Method, Variables
 if TYPE_CHECKING:
     from cxda_jax.adapter.adapter import Adapter
 
-CELLS = 2**22  # numbers of an array [queries, buffer, classes] at a time
+CELLS = 2**22  # numbers of an array at a time
 STEP = 4096  # buffers above it have a multiple of it of places, smaller ones a power of two
 
 
@@ -67,7 +67,7 @@ class Device(NamedTuple):
         if self.adapted is None:
             return rows[:, :classes].copy()
         n = len(self.adapted.buffer.keys)
-        room = CELLS // max(n, min(n, ShareAdapter.most) * classes)
+        room = CELLS // max(n, classes)  # arrays [queries, n] and [queries, classes]
         at_once = 2 ** int(math.log2(min(1024, max(1, room))))
         answers = [np.zeros((0, classes), np.float32)]
         for start in range(0, len(rows), at_once):
@@ -144,18 +144,12 @@ def _estimating(classes: int) -> Callable[[Variables, Keyed, Array], Array]:
 
     def found(variables: Variables, buffer: Keyed, present: Array) -> Array:
         parts = {kind: tree[ADAPTER] for kind, tree in variables.items()}
-
-        def around(image: Keyed) -> Array:
-            query = jax.tree.map(lambda x: x[None], image)
-            applied: Any = adapter.apply(
-                parts, query, buffer, present, method="answer", mutable=["intermediates"],
-                capture_intermediates=lambda _, name: name == "_estimated",
-            )  # fmt: skip
-            shares, _ = applied[1]["intermediates"]["_estimated"][-1]  # the last EM, after the common style
-            return shares[0]
-
-        n = len(buffer.keys)
-        return jax.lax.map(around, buffer, batch_size=min(n, max(1, CELLS // (n * classes))))
+        applied: Any = adapter.apply(
+            parts, buffer, buffer, present, method="answer", mutable=["intermediates"],
+            capture_intermediates=lambda _, name: name == "_estimated",
+        )  # fmt: skip
+        shares, _ = applied[1]["intermediates"]["_estimated"][-1]  # the last EM, after the common style
+        return shares
 
     return backend.jit(found)
 

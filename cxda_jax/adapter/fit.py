@@ -91,8 +91,8 @@ def fit(  # noqa: PLR0913
     other domains is judged. The adapter that is returned has all domains: a quarter of them choose, the others teach.
 
     A task has up to 100 images in its buffer. A step has 16 tasks of 20 queries for up to 65 classes. For more classes
-    it has fewer queries (5 at least), and then fewer tasks (4 at least), so that the arrays [tasks, queries, 100,
-    classes] of a step have two million numbers.
+    it has fewer queries (5 at least), and then fewer tasks (4 at least), so that the tasks times the queries times the
+    classes of a step are at most 21,000.
 
     The result is a function of the arguments but for `minutes`, as long as no step is left out to keep to these.
 

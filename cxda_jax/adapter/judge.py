@@ -153,7 +153,7 @@ def _answering(classes: int, corrected: bool) -> Callable[..., Array]:
             adapted = method.adapt(variables, support.replace(present=present), jax.random.key(0))
             return method.predict(adapted, query)
 
-        cells = query.shape[1] * support.shape[1] * classes
+        cells = support.shape[1] * max(query.shape[1], classes)
         return jax.lax.map(one, (support, query), batch_size=min(len(query), max(1, CELLS // cells)))
 
     return backend.jit(answering, quick=True)

@@ -29,6 +29,7 @@ from cxda_jax.errors import UserError, brief
 
 FEW = 10  # domains
 NO_ROWS = np.zeros(0, np.int64)
+_UNUSED = np.random.Philox(0).state  # of a generator that nothing was drawn from
 
 
 class EpisodeSpec(NamedTuple):
@@ -181,8 +182,9 @@ def sample_plans(draw: Draw, tasks: Sequence[int], context: Context | None = Non
     query = np.empty((len(tasks), spec.num_query), np.int32)
     ends = np.cumsum(np.diff(offsets)[domains])
     classes = functools.cache(functools.partial(_classes, draw))
+    rng, other = _generator(draw.seed, 0, draw.stream), _generator(draw.seed, 0, draw.stream)
     for i, task in enumerate(tasks):
-        rng = _generator(draw.seed, task, draw.stream)
+        _seat(rng, draw.seed, task, draw.stream)
         if spec.mixed:
             drawn = rng.choice(ends[-1], spec.num_query, replace=False)
             which = np.searchsorted(ends, drawn, side="right")
@@ -191,14 +193,14 @@ def sample_plans(draw: Draw, tasks: Sequence[int], context: Context | None = Non
         chosen = domains[rng.choice(len(domains), spec.num_domains, replace=False)]
         parts, asked = _parts(spec, np.diff(offsets)[chosen], rng)
         ends_of = np.cumsum(parts)
-        concentration = _concentration(draw, task)
+        concentration = _concentration(draw, task, other)
         for j, domain in enumerate(chosen):
             start, stop = offsets[domain], offsets[domain + 1]
             count = parts[j] + (spec.num_query if j == asked else 0)
             if spec.shares == "natural":
                 rows = start + rng.choice(stop - start, count, replace=spec.replacement)
             else:
-                came = _came(draw, task, domain, count, classes(domain), concentration) if count else NO_ROWS
+                came = _came(draw, task, domain, count, classes(domain), concentration, other) if count else NO_ROWS
                 rows = rng.permutation(came)  # so that queries are like the support
             support[i, ends_of[j] - parts[j] : ends_of[j]] = rows[: parts[j]]
             if j == asked:
@@ -220,14 +222,15 @@ def _parts(spec: EpisodeSpec, sizes: np.ndarray, rng: np.random.Generator) -> tu
     drawn = np.append(rng.multinomial(total, shares), np.zeros(spec.num_domains - len(shares), int))
     room = sizes - spec.num_query * (np.arange(spec.num_domains) == asked)
     parts = drawn if spec.replacement else np.minimum(drawn, room)
-    for j in range(spec.num_domains):
-        parts[j] += min(total - parts.sum(), room[j] - parts[j]) if not spec.replacement else 0
+    for j in range(spec.num_domains if parts.sum() < total else 0):
+        parts[j] += min(total - parts.sum(), room[j] - parts[j])
     return parts, int(asked)
 
 
 def in_shares(draw: Draw, task: int, domain: int, most: int | None = None) -> np.ndarray:
     """Rows of a domain as they come to a task whose shares are not natural: the first `most` ones; None: all."""
-    return _came(draw, task, domain, most, _classes(draw, domain), _concentration(draw, task))
+    rng = _generator(draw.seed, task, draw.stream)
+    return _came(draw, task, domain, most, _classes(draw, domain), _concentration(draw, task, rng), rng)
 
 
 def _classes(draw: Draw, domain: int) -> tuple[np.ndarray, np.ndarray]:
@@ -238,20 +241,30 @@ def _classes(draw: Draw, domain: int) -> tuple[np.ndarray, np.ndarray]:
     return (np.cumsum(counts > 0) - 1)[labels], np.log(counts[counts > 0])
 
 
-def _concentration(draw: Draw, task: int) -> float:
-    """Of the Dirichlet distribution that a task draws shares from. 0: they are natural; infinity: even."""
+def _concentration(draw: Draw, task: int, rng: np.random.Generator) -> float:
+    """Of the Dirichlet distribution that a task draws shares from. 0: they are natural; infinity: even.
+
+    Any generator does: it is set to a place of its own.
+    """
     shares = draw.spec.shares
     if shares != "any":
         return {"natural": 0.0, "even": np.inf}.get(shares, draw.spec.concentration)
-    rng = _generator(draw.seed, task, draw.stream, use=3)
+    _seat(rng, draw.seed, task, draw.stream, use=3)
     return 0.0 if rng.random() < 0.5 else 10 ** rng.uniform(-1, 1)
 
 
 def _came(
-    draw: Draw, task: int, domain: int, most: int | None, classes: tuple[np.ndarray, np.ndarray], concentration: float
+    draw: Draw,
+    task: int,
+    domain: int,
+    most: int | None,
+    classes: tuple[np.ndarray, np.ndarray],
+    concentration: float,
+    rng: np.random.Generator,
 ) -> np.ndarray:
-    """in_shares(), where _classes() of the domain and _concentration() of the task are known."""
-    rng, (own, log_counts) = _generator(draw.seed, task, draw.stream, use=4 + int(domain)), classes
+    """in_shares(), where _classes() of the domain and _concentration() of the task are known; any generator does."""
+    own, log_counts = classes
+    _seat(rng, draw.seed, task, draw.stream, use=4 + int(domain))
     ratio = log_counts  # log(images of a class) - log p(class)
     if concentration == 0:
         ratio = np.zeros(len(log_counts))
@@ -371,4 +384,11 @@ def _generator(seed: int, task: int, stream: int, use: int = 0) -> np.random.Gen
     Use 3 is for the order of a domain's images in exhaustive(), with the domain's number for the task's, and for a
     task's concentration. From 4 on each domain has a use of its own, for its shares.
     """
-    return np.random.Generator(np.random.Philox(key=[seed, int(task)], counter=[0, 0, use, stream]))
+    return _seat(np.random.Generator(np.random.Philox(0)), seed, task, stream, use)
+
+
+def _seat(rng: np.random.Generator, seed: int, task: int, stream: int, use: int = 0) -> np.random.Generator:
+    """The generator, set to what _generator() gives. To make a new one takes four times as long."""
+    place = {"counter": np.array([0, 0, use, stream], np.uint64), "key": np.array([seed, task], np.uint64)}
+    rng.bit_generator.state = {**_UNUSED, "state": place}
+    return rng

@@ -44,6 +44,9 @@ from flax import linen as nn
 NEAR, LARGEST = 0.2, 5.0  # deviation of keys at the start, so that all images count; and of style, which is clipped
 FLOOR = 1e-12
 SMALLEST = 1e-6  # of what divides, or whose logarithm is taken, where gradients pass
+FARTHEST = (
+    20.0  # of the logits that a query adds to the buffer's, those below the largest by more count as so far below
+)
 EVIDENCE, HIDDEN = 6, 16  # numbers that tell how far to believe the buffer, and units of the network that reads them
 _product = functools.partial(jnp.einsum, precision="highest")  # else accelerators round what is summed
 OWN = "own"  # among the adapter's batch_stats: the correction by the own style; nothing is corrected where it is absent
@@ -62,6 +65,44 @@ class Keyed(NamedTuple):
     logits: jax.Array
     keys: jax.Array
     moves: jax.Array | None = None
+
+
+class Posteriors(NamedTuple):
+    """softmax(z_j + u_q) of each image j of the buffer for each query q, as the quotient
+
+        e_j(k) m_q(k) / d_qj        e = exp(z), m = exp(u), d = m e^T
+
+    All that is needed of it are products of matrices, so no array [queries, n, classes] is made. A step of a training
+    then takes a part of the time that it takes with such an array: 0.53 with 10 classes, 0.2 with 62.
+
+    Attributes:
+      images: e, [n, classes].
+      queries: m, [queries, classes].
+      whole: d, [queries, n].
+    """
+
+    images: jax.Array
+    queries: jax.Array
+    whole: jax.Array
+
+    @classmethod
+    def of(cls, logits: jax.Array, moved: jax.Array) -> "Posteriors":
+        """Of z [n, classes] and u [queries, classes]."""
+        z, u = (x - jax.lax.stop_gradient(x.max(-1, keepdims=True)) for x in (logits, moved))
+        e, m = jnp.exp(z), jnp.exp(jnp.maximum(u, -FARTHEST))  # so d is no less than exp(-FARTHEST)
+        return cls(e, m, _product("qc,nc->qn", m, e))
+
+    def times(self, factors: jax.Array) -> jax.Array:
+        """The sum of the posteriors times factors [queries, classes] over the classes, [queries, n]."""
+        return _product("qc,nc->qn", self.queries * factors, self.images) / self.whole
+
+    def added(self, weights: jax.Array) -> jax.Array:
+        """The sum of the posteriors times weights [queries, n] over the images, [queries, classes]."""
+        return self.queries * _product("qn,nc->qc", weights / self.whole, self.images)
+
+    def squares(self) -> jax.Array:
+        """The sum of the squares over the classes, [queries, n]."""
+        return _product("qc,nc->qn", jnp.square(self.queries), jnp.square(self.images)) / jnp.square(self.whole)
 
 
 class ShareAdapter(nn.Module):
@@ -168,25 +209,24 @@ class ShareAdapter(nn.Module):
         found = weights @ moves - counts @ self.get_variable("batch_stats", OWN)["content"]
         return found / (weights.sum(-1, keepdims=True) + jnp.exp(self.common))
 
-    def _estimated(self, p: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _estimated(self, p: Posteriors, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The shares of the classes by EM, and how many images the buffer has of each by them, [queries, classes]."""
         t, mass, counts = self.trained.value, jnp.exp(self.scalars["log_m"]), jnp.zeros(())
-        shares = jnp.broadcast_to(t, (len(p), self.classes))
+        shares = jnp.broadcast_to(t, p.queries.shape)
         for _ in range(self.steps):
             ratio = shares / t
-            total = _product("qnc,qc->qn", p, ratio) + FLOOR
-            counts = ratio * _product("qn,qnc->qc", weights / total, p)
+            counts = ratio * p.added(weights / (p.times(ratio) + FLOOR))
             shares = (counts + mass * t) / (weights.sum(-1, keepdims=True) + mass)
         return shares, counts
 
     def _answer(self, query: Keyed, weights: jax.Array, buffer: Keyed) -> jax.Array:
         x, t, moved = self.scalars, self.trained.value, self._moved(weights, buffer)
         sharpness, common = jnp.exp(-x["log_t"]), jnp.zeros(())
-        p = jax.nn.softmax(buffer.logits * sharpness + moved[:, None])  # [queries, n, classes]
+        p = Posteriors.of(buffer.logits * sharpness, moved)
         shares, counts = self._estimated(p, weights)
         if buffer.moves is not None:
             common = sharpness * self._common(weights, buffer.moves, counts)
-            p = jax.nn.softmax(buffer.logits * sharpness + (moved - common)[:, None])
+            p = Posteriors.of(buffer.logits * sharpness, moved - common)
             shares, _ = self._estimated(p, weights)
         strength = x["strength"]
         if self.weighs:
@@ -204,7 +244,7 @@ def bounded(z: Any, answer: Any, log_floor: Any) -> Any:
     return z + factors.clip(min=factors.max(-1, keepdims=True) + log_floor)
 
 
-def evidence(p: jax.Array, shares: jax.Array, trained: jax.Array, weights: jax.Array) -> jax.Array:
+def evidence(p: Posteriors, shares: jax.Array, trained: jax.Array, weights: jax.Array) -> jax.Array:
     """What the buffer of each query looks like, [queries, EVIDENCE], in numbers of about -1 to 1.
 
     They are the logarithm of the number of images; how far the estimated shares are from those in training, and by how
@@ -213,7 +253,7 @@ def evidence(p: jax.Array, shares: jax.Array, trained: jax.Array, weights: jax.A
     gradient is not finite where the compiler computes it twice, with other last bits.)
 
     Args:
-      p: posteriors of the buffer, [queries, n, classes].
+      p: of the buffer.
       shares: as EM finds them, [queries, classes].
       trained: in training, [classes].
       weights: how much each image of the buffer counts, [queries, n].
@@ -223,11 +263,11 @@ def evidence(p: jax.Array, shares: jax.Array, trained: jax.Array, weights: jax.A
     def mean(x: jax.Array) -> jax.Array:
         return (weights * x).sum(-1) / jnp.maximum(count, SMALLEST)
 
-    answer = _product("qn,qnc->qc", weights, p) / jnp.maximum(count, SMALLEST)[:, None]
-    likelier = mean(jnp.log(_product("qnc,qc->qn", p, shares / trained) + SMALLEST))
+    answer = p.added(weights) / jnp.maximum(count, SMALLEST)[:, None]
+    likelier = mean(jnp.log(p.times(shares / trained) + SMALLEST))
     apart, answered = ((q * jnp.log(q / trained + SMALLEST)).sum(-1) / whole for q in (shares, answer))
     found = (
         jnp.log1p(count) - 3, 2 * apart - 1, 8 * likelier / whole - 1, 4 * answered,
-        4 * mean(jnp.square(p).sum(-1)) - 2, 2 * jnp.square(shares).sum(-1) - 1,
+        4 * mean(p.squares()) - 2, 2 * jnp.square(shares).sum(-1) - 1,
     )  # fmt: skip
     return jnp.stack(found, -1)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cxda_jax.config.reading import read, replaced
-from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, check_spec, mixed_spec, sample_plans
+from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, _seat, check_spec, mixed_spec, sample_plans
 from cxda_jax.data.sources import device_source, tfdata_source
 from cxda_jax.data.store import SPLITS, DomainStore
 from cxda_jax.errors import UserError
@@ -136,6 +136,16 @@ def test_every_draw_is_uniform(replacement):
     mixed = sample_plans(Draw(mixed_spec(spec), offsets, domains, 12), range(count)).query
     for rows in (mixed[:, 0], mixed[:, -1]):
         compare(rows, np.isin(owner, domains) / sizes[domains].sum())
+
+
+def test_a_generator_that_drew_before_is_set_to_the_place_of_a_new_one():
+    used = np.random.Generator(np.random.Philox(5))
+    used.integers(10, size=3, dtype=np.uint32)  # half of its last number is kept
+    _seat(used, 2**31 - 1, 7, 3, use=9)
+    new = np.random.Generator(np.random.Philox(key=[2**31 - 1, 7], counter=[0, 0, 9, 3]))
+    for rng in (used, new):
+        rng.integers(10, size=3, dtype=np.uint32)
+    np.testing.assert_array_equal(used.gumbel(size=9), new.gumbel(size=9))
 
 
 def test_seeds_and_the_streams_of_one_seed_are_unrelated():

@@ -310,7 +310,7 @@ def test_a_buffer_grows_and_shrinks_and_has_any_size(fit, new, monkeypatch):
     np.testing.assert_array_equal(grown.forget().images, grown.images[1:])  # as of a SupportBuffer
     for device, like in ((grown, whole), (grown.forget(60), adapter.adapt(z[60:], s[60:]))):
         np.testing.assert_array_equal(device.predict_logits(z, s), like.predict_logits(z, s))
-    monkeypatch.setattr(devices, "CELLS", 2**14)  # sixteen queries at a time
+    monkeypatch.setattr(devices, "CELLS", 2**12)  # sixteen queries at a time
     turned = grown.predict_logits(z[::-1], s[::-1])[::-1]
     np.testing.assert_allclose(whole.predict_logits(z, s), turned, rtol=1e-4, atol=1e-4)
     assert whole.predict_logits(z[:0], s[:0]).shape == (0, CLASSES)

@@ -4,6 +4,7 @@ import functools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -15,7 +16,7 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.methods.cxda_shares import draw_present, on_described
 from cxda_jax.nets import shares
-from cxda_jax.nets.shares import HIDDEN, Keyed, ShareAdapter
+from cxda_jax.nets.shares import HIDDEN, Keyed, Posteriors, ShareAdapter
 from cxda_jax.studies.folders import read_result
 from cxda_jax.training.experiment import build_on
 from cxda_jax.training.frozen import network_accuracy, network_config, on_descriptions, on_trunk
@@ -208,10 +209,11 @@ def test_evidence_moves_the_strength_of_the_shares():
     answers, (p, q, _, a), found = jax.device_get(answer(query, buffer))
     apply = jax.jit(lambda variables: plain.apply(variables, query, buffer, None, method="answer"))
     for i in range(3):
-        n, answer = a[i].sum(), a[i] @ p[i] / a[i].sum()
+        of_query = p.images * p.queries[i] / p.whole[i][:, None]
+        n, answer = a[i].sum(), a[i] @ of_query / a[i].sum()
         apart, answered = ((x * np.log(x / t)).sum() / np.log(CLASSES) for x in (q[i], answer))
-        likelier = a[i] @ np.log(p[i] @ (q[i] / t)) / n / np.log(CLASSES)
-        sure = a[i] @ (p[i] ** 2).sum(1) / n
+        likelier = a[i] @ np.log(of_query @ (q[i] / t)) / n / np.log(CLASSES)
+        sure = a[i] @ (of_query**2).sum(1) / n
         expected = [
             np.log1p(n) - 3,
             2 * apart - 1,
@@ -225,6 +227,25 @@ def test_evidence_moves_the_strength_of_the_shares():
         without = {name: x for name, x in own.items() if name not in ("evidence_kernel", "evidence_bias", "belief")}
         moved = {**variables, "params": {**without, "strength": own["strength"] + belief}}
         close(apply(moved)[i], answers[i], 1e-3)
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_posteriors_are_those_of_softmax_and_have_finite_gradients(scale):
+    """Sure answers too, whose probabilities float32 cannot hold."""
+    z, u = scale * RNG.normal(size=(20, CLASSES)), RNG.normal(0, 2, (3, CLASSES))
+    factors, weights = RNG.uniform(0, 2, (3, CLASSES)), RNG.uniform(size=(3, 20))
+
+    def sums(z, u):
+        p = Posteriors.of(z, u)
+        return p.times(factors), p.added(weights), p.squares()
+
+    expected = softmax(z + u[:, None])
+    plain = np.einsum("qnc,qc->qn", expected, factors), np.einsum("qnc,qn->qc", expected, weights)
+    for ours, theirs in zip(jax.jit(sums)(z, u), (*plain, np.square(expected).sum(-1)), strict=True):
+        close(ours, theirs, 1e-5)
+    gradients = jax.jit(jax.grad(lambda *x: sum(jnp.log(part + 1e-6).sum() for part in sums(*x)), (0, 1)))
+    for x in ((z, u), (z, 30 * u)):
+        assert all(np.isfinite(part).all() for part in gradients(*x))
 
 
 def test_the_errors_learn_from_answers_whose_shares_are_known():
