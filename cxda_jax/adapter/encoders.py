@@ -463,7 +463,8 @@ def _maps(nodes: Sequence[Any], shapes: Mapping[str, list[int]], asked: Sequence
         for name, axis in axes.items()
         if name not in unfinished and any(d != 1 for i, d in enumerate(shapes[name]) if i not in (0, axis))
     ]
-    found = [name for name in wide if kinds.get(name) not in RAW] or wide
+    known = [name for name in wide if shapes[name][axes[name]]] or wide  # padding of a computed size hides the channels
+    found = [name for name in known if kinds.get(name) not in RAW] or known
     return {found[i]: axes[found[i]] for i in fitting([shapes[name][axes[name]] for name in found], len(found))}
 
 

@@ -51,6 +51,8 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
         f"Each of the {len(report['by_domain'])} domains tested an adapter that had not learnt from it "
         f"({report['turns']} turns). The adapter itself learnt from all {report['domains']} domains in {steps}."
     )
+    if overall[1] > 0:
+        yield "So new domains tend to gain more than the tested ones: the lower ends of the intervals are the promise."
     if report["one_set"]:
         yield (
             "Domains were not given, and random parts of the images took their place. So this holds for devices that "
@@ -121,7 +123,11 @@ def other_floors(report: Mapping[str, Any]) -> Iterator[str]:
         )
     largest, keeps = [*floors.items()][-1]
     if keeps is not chosen:
-        yield f"No gain is sure with floor={largest}, which would change this recall by {keeps['rare']:+.1f}."
+        change = f"change this recall by {keeps['rare']:+.1f}."
+        if report["overall"][FULL][1] > 0:
+            yield f"No gain is sure with floor={largest}, which would {change}"
+        else:
+            yield f"floor={largest} would {change}"
 
 
 def _parts(report: Mapping[str, Any]) -> Iterator[str]:

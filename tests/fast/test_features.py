@@ -172,7 +172,7 @@ def weights():
     return made | {"var": np.abs(made["var"]) + 0.1}
 
 
-def save_onnx(path, w, channels_last=False, batch="n", side="side", dense=False):
+def save_onnx(path, w, channels_last=False, batch="n", side="side", dense=False, padded=False):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
@@ -180,7 +180,8 @@ def save_onnx(path, w, channels_last=False, batch="n", side="side", dense=False)
     nodes = [
         *first, node("Conv", ["x" if channels_last else "image", "conv1"], ["c1"], pads=[1, 1, 1, 1]),
         node("BatchNormalization", ["c1", "scale", "shift", "mean", "var"], ["b1"]), node("Relu", ["b1"], ["r1"]),
-        node("Conv", ["r1", "conv2"], ["c2"], strides=[2, 2]), node("GlobalAveragePool", ["c2"], ["pooled"]),
+        *([node("Mul", ["no", "no"], ["pads"]), node("Pad", ["r1", "pads"], ["p1"])] if padded else []),
+        node("Conv", ["p1" if padded else "r1", "conv2"], ["c2"], strides=[2, 2]), node("GlobalAveragePool", ["c2"], ["pooled"]),
         node("Flatten", ["image" if dense else "pooled"], ["flat"]),
         node("Gemm", ["flat", "dense", "bias"], ["answer"], transB=1),
         node("Softmax", ["answer"], ["shares"]),
@@ -214,12 +215,13 @@ def by_torch(w, paths, maps):
 @pytest.mark.slow
 @pytest.mark.parametrize(("options", "maps"), [
     ({}, ["r1"]), ({"channels_last": True}, ["r1"]), ({"batch": 5}, ["r1", "c2"]), ({"side": SIDE}, ["r1", "c2"]),
-    ({"dense": True}, []),
+    ({"dense": True}, []), ({"padded": True}, ["r1"]),
 ], ids=str)  # fmt: skip
 def test_a_graph_gives_what_pytorch_computes(options, maps, here):
-    """Of its own choice r1 alone is a map: b1 and c1 become r1, and c2 is a convolution."""
+    """Of its own choice r1 alone is a map: b1 and c1 become r1, c2 is a convolution, and of p1, whose padding is
+    computed, the channels are unknown."""
     w = weights() | ({} if maps else {"dense": np.ones((CLASSES, 3 * SIDE**2), np.float32) / SIDE})
-    save_onnx("tiny.onnx", w, **options)
+    save_onnx("tiny.onnx", w | ({"no": np.zeros(8, np.int64)} if options.get("padded") else {}), **options)
     asked = [f"--maps={','.join(maps)}"] * (len(maps) > 1)
     said = features("--logits=answer", "--size=16", *asked, encoder="tiny.onnx")
     assert "12 images of 2 domains, 0 left out" in said and ("of the input alone" in said) == (not maps)
