@@ -29,9 +29,14 @@ of an image is its camera, or --locations says it. OUT/predictions.json is the f
 predictions.csv the table without nearest images.
 """
 
+from typing import TYPE_CHECKING
+
 from absl import flags
 
 from . import cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 flags.adopt_module_key_flags(cli)
 _MODEL = flags.DEFINE_string(
@@ -55,6 +60,17 @@ _PREDICTIONS = flags.DEFINE_string("predictions", "", "A JSON file of SpeciesNet
 _LOCATIONS = flags.DEFINE_string("locations", "", "A CSV file with the columns file and location.", allow_override=True)
 
 
+def _out() -> "Path":
+    from pathlib import Path
+
+    from cxda_jax.errors import UserError
+
+    out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapted")).expanduser()
+    if out.exists() and not out.is_dir():
+        raise UserError("is a file", "out", out, "name a folder")
+    return out
+
+
 def adapt_predictions() -> None:
     with cli.loading():
         from pathlib import Path
@@ -63,8 +79,7 @@ def adapt_predictions() -> None:
         from cxda_jax.machine import backend
     backend.keep_compiled()
     model = cli.insist(_MODEL.value, "--model", "give the folder of an adapter of cxda fit")
-    out = cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapted")
-    model, predictions, out = (Path(path).expanduser() for path in (model, _PREDICTIONS.value, out))
+    out, (model, predictions) = _out(), (Path(path).expanduser() for path in (model, _PREDICTIONS.value))
     locations, labels = (Path(flag.value).expanduser() if flag.value else None for flag in (_LOCATIONS, _LABELS))
     options = locations, labels, _CAPACITY.value, _ALWAYS.value
     adapt_predictions(Traps(model, predictions, out, *options))
@@ -74,14 +89,12 @@ def main() -> None:
     if cli.of_predictions(_PREDICTIONS, [_METHOD, _ENCODER, _BUFFER, _IMAGES], [_LOCATIONS]):
         return adapt_predictions()
     with cli.loading():
-        from pathlib import Path
-
         from cxda_jax.device import adapting
         from cxda_jax.machine import backend
     backend.keep_compiled()
     model = cli.insist(_MODEL.value, "--model", "give a run of cxda train, or a model of the package such as glyphs")
     buffer = cli.insist(_BUFFER.value, "--buffer", "give a folder of images to adapt to")
-    out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapted"))
+    out = _out()
     images = cli.insist(_IMAGES.value, "--images", "give a folder of images to answer for")
     options = _METHOD.value, _CAPACITY.value, _ALWAYS.value, _ENCODER.value
     adapting.adapt_folder(adapting.Adaptation(model, buffer, images, out, _LABELS.value, *options))

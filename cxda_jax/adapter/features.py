@@ -18,6 +18,7 @@ import numpy as np
 
 from cxda_jax.adapter.adapter import Head
 from cxda_jax.adapter.encoders import Encoder
+from cxda_jax.adapter.own_style import room
 from cxda_jax.data.readers.folder import images_and_others, some_of
 from cxda_jax.data.readers.images import as_image, as_pixels
 from cxda_jax.data.readers.raw import EXTENSIONS
@@ -137,6 +138,9 @@ def write_features(listing: Listing, encoder: Encoder, out: Path, fit: str, clas
         if "maps" in encoder.about:
             maps = ", ".join(encoder.about["maps"])
             say(f"style: means and deviations of the input{f' and of {maps}' if maps else ALONE}")
+        if "mean" in encoder.about:
+            mean, std = (", ".join(f"{x:.4g}" for x in encoder.about[name]) for name in ("mean", "std"))
+            say(f"pixels: from 0 to 1, then less {mean} and divided by {std} (--mean and --std)")
         with files.locked(part):
             state = _resumed(part, about)
             with stops.deferred() as stopping:
@@ -337,3 +341,5 @@ def _finish(listing: Listing, out: Path, part: Path, state: dict[str, Any]) -> N
     say(f"{out}: {len(kept)} images of {len({*arrays['domains']})} domains, {len(left_out)} left out{scored}")
     for name, width in widths.items():
         say(f"  {name:<9}{width} columns")
+    if widths["style"] > (most := room(max(1, len(classes)))):
+        say(f"warning: cxda fit learns no own style of more than {most:,} columns; name fewer maps by --maps")

@@ -35,7 +35,7 @@ from cxda_jax.adapter.judge import (
     report_on,
     some_of,
 )
-from cxda_jax.adapter.own_style import MOST, WIDEST, OwnStyle, corrected_by, last_layers
+from cxda_jax.adapter.own_style import OwnStyle, corrected_by, last_layers, room
 from cxda_jax.adapter.report import in_words
 from cxda_jax.adapter.settling import FLOORS, settle
 from cxda_jax.data import augment
@@ -129,7 +129,8 @@ def fit(  # noqa: PLR0913
     _tell_of_small(whole, log)
     limit = TimeLimit(began, 60 * minutes, len(others) + 1, JUDGING, log)
     steps = steps if "shares" in parts else 0
-    tries = "style" in parts and not judged.one_set and _has_room(judged, judged.style, OWN_STYLE, log)
+    asks = "style" in parts and not judged.one_set
+    tries = asks and _has_room(judged, judged.style, OWN_STYLE, log)
     alone = [(turn, None) for turn in (whole, *others)]
     (corrected, correction), *found = _by_own_style(judged, (whole, *others), log) if tries else alone
     made = [_turn(turn, *of_turn, limit, steps) for turn, of_turn in zip(others, found, strict=True)]
@@ -139,6 +140,8 @@ def fit(  # noqa: PLR0913
     variables = with_floor(ways[chosen.way], chosen.floor)
     facts = {"steps": taken, "asked": steps, "one_set": judged.one_set, "corrects": bool(correction), "tries": tries}
     facts |= {"reads": reads, "takes": chosen.way, "floor": chosen.floor, "rare": chosen.rare, "floors": chosen.floors}
+    facts |= {"rare_in": chosen.worst and chosen.worst._asdict()}
+    facts |= {"room": room(judged.store.num_classes) if asks and not tries else None}
     report, kept = report_on(judged, corrected, variables, chosen.turns, facts, known)
     log(said := in_words(report))
     classes = judged.store.num_classes
@@ -300,14 +303,9 @@ def _tell_of_small(judged: FitData, log: Callable[[str], None]) -> None:
             log(f"{small} of the {len(domains)} domains {fewer}, so no task is drawn from them")
 
 
-def _room(judged: FitData) -> int:
-    """The most numbers of a style, or of features, that a layer can be learnt of."""
-    return min(WIDEST, MOST // judged.store.num_classes)
-
-
 def _has_room(judged: FitData, style: np.ndarray, what: str, log: Callable[[str], None]) -> bool:
     """Whether this is small enough to be learnt from."""
-    d, most = style.shape[1], _room(judged)
+    d, most = style.shape[1], room(judged.store.num_classes)
     if d > most:
         log(f"no {what} is tried: {d:,} numbers are more than {most:,}, the most for these classes")
     return d <= most
@@ -340,7 +338,7 @@ def _beside_last_layers(
     if judged.features is None:
         return turns, ""
     features, reads = judged.features, "features"
-    if keys == "style" and features.shape[1] + judged.style.shape[1] <= _room(judged):
+    if keys == "style" and features.shape[1] + judged.style.shape[1] <= room(judged.store.num_classes):
         features, reads = np.concatenate([features, judged.style], axis=1), "features and the style"
     elif not _has_room(judged, features, "last layer", log):
         return turns, ""

@@ -22,7 +22,7 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.machine import backend
 from cxda_jax.methods import unmix
-from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_of
+from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_by_answers
 from cxda_jax.training import metrics
 from cxda_jax.types import ADAPTER, Array, Images, Variables
 
@@ -222,7 +222,7 @@ def calibrated(judged: FitData, rows: np.ndarray) -> dict[str, np.ndarray]:
     """What the rival knows of such images: 1 / T, b and t of mlls() in methods/label_shift.py."""
     some, labels = some_of(rows, judged), judged.store.labels
     scale, bias = jax.jit(fit_temperature)(judged.logits[some], labels[some])
-    known = {"scale": scale, "bias": bias, "shares": shares_of(labels[rows], judged.store.num_classes)}
+    known = {"scale": scale, "bias": bias, "shares": shares_by_answers(labels[rows], judged.logits[some], scale)}
     return {name: np.asarray(x, np.float32) for name, x in known.items()}
 
 

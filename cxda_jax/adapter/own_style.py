@@ -16,6 +16,11 @@ MAPS = 6  # whose moments are a style, at most
 CELLS, FEWEST = 2**27, 2000  # numbers [images, style, classes] that corrections learn from, and images at least
 
 
+def room(classes: int) -> int:
+    """The most numbers of a style, or of features, that a layer can be learnt of."""
+    return min(WIDEST, MOST // classes)
+
+
 def fitting(widths: Sequence[int], deepest: int) -> list[int]:
     """The numbers of maps of so many channels, whose moments and the image's a correction has room for: of the first
     `deepest` maps, as deep and then as many as possible; one at least."""

@@ -10,7 +10,19 @@ import numpy as np
 from cxda_jax.adapter.adapter import CURVES, PLAIN, SIZES, Adapter
 from cxda_jax.adapter.diagnosis import BY_HEART, Diagnosis
 from cxda_jax.adapter.judge import RIVALS
-from cxda_jax.adapter.report import COLUMNS, FULL, corrects, in_cells, last_layer, other_floors, sentences, span_of
+from cxda_jax.adapter.report import (
+    COLUMNS,
+    FULL,
+    corrects,
+    in_cells,
+    last_layer,
+    narrower,
+    nothing_taken,
+    other_floors,
+    sentences,
+    span_of,
+    style_alone,
+)
 from cxda_jax.errors import printable
 from cxda_jax.pages.page import Page, Section, render
 from cxda_jax.pages.rows import Row, fold, picture
@@ -61,7 +73,9 @@ def _if_trusted(report: Mapping[str, Any]) -> Iterator[str]:
             f"If you can change the classifier, give it a {last_layer(report)}: that gains {span_of(overall['refit'])} "
             "points, more than the adapter."
         )
-    if corrects(report) and overall["over_0"][1] <= 0:
+    if style_alone(report):
+        yield "A device needs no buffer: the adapter takes nothing from one. It answers by each image alone."
+    elif corrects(report) and overall["over_0"][1] <= 0:
         yield (
             f"A device needs no buffer: the image's own style gains {span_of(overall['0'])} points without one, and "
             f"{FULL} images add {span_of(overall['over_0'])}, which is not sure."
@@ -77,7 +91,7 @@ def _if_trusted(report: Mapping[str, Any]) -> Iterator[str]:
     if overall[f"over_{best}"][2] < 0:
         yield (
             f"EM alone gains more here, {span_of(overall[best])} points: the domains seem to differ in class shares "
-            "alone."
+            "alone. fit(floor=0) comes nearest to it, but EM and a floor of 0 protect no rare class."
         )
     if harmed := [name for name, row in report["gain"].items() if row[FULL][2] < 0]:
         yield f"Do not adapt on devices of this kind, where the adapter surely loses: {'; '.join(harmed)}."
@@ -92,6 +106,7 @@ def _if_trusted(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _if_not(adapter: Adapter) -> Iterator[str]:
     report, gains = adapter.report, [*adapter.report["by_domain"].values()]
+    yield from narrower(report)
     if report["steps"] < report["asked"]:
         yield f"Give more minutes: time was left for {report['steps']} of {report['asked']} training steps."
     if report["one_set"]:
@@ -119,17 +134,18 @@ def _trusted(report: Mapping[str, Any]) -> bool:
 
 def _summary(report: Mapping[str, Any]) -> str:
     """The verdict in a sentence or two, and its numbers."""
-    overall, (mean, *_) = report["overall"], report["overall"][FULL]
+    overall, (mean, *_), alone = report["overall"], report["overall"][FULL], style_alone(report)
     before, after = f"{overall['plain']:.1f} %", f"{overall['plain'] + mean:.1f} %"
     facts = {
         "Right before": before,
-        "Right after": f"{after}, with {FULL} images",
+        "Right after": after if alone else f"{after}, with {FULL} images",
         "Gain in points": f"{span_of(overall[FULL])}, 95 % interval",
     }
+    source = "from each image's own style, without a buffer" if alone else f"from {FULL} unlabelled images"
     if _trusted(report):
         facts["Expected gain"] = f"{report['expected']:+.1f}; a trusted adapter's measured gain is a little too large"
         said = (
-            f"Trusted: on a new place, expect a gain of {report['expected']:.1f} points from {FULL} unlabelled images. "
+            f"Trusted: on a new place, expect a gain of {report['expected']:.1f} points {source}. "
             f"In the tests {before} of the answers were right before and {after} after."
         )
     else:
@@ -137,6 +153,8 @@ def _summary(report: Mapping[str, Any]) -> str:
             f"Not trusted: {FULL} unlabelled images of a new place may do harm. In the tests {before} of the answers "
             f"were right before and {after} after. Devices keep the classifier's own answers."
         )
+    if report.get("rare") is not None and not nothing_taken(report):
+        facts["Recall of rare classes"] = f"{report['rare']:+.1f} points in the kind of task that is worst for them"
     facts["Tested on"] = f"{len(report['by_domain'])} domains, each new to the adapter that it tests"
     pairs = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(fact)}</dd></div>" for name, fact in facts.items())
     return f'<p class="verdict">{_text(said)}</p><dl>{pairs}</dl>'

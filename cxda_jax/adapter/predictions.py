@@ -143,7 +143,8 @@ class Predictions(NamedTuple):
         A file may be named by the end of its path. Lines of other files are left out, and it says how many.
         """
         found, numbers, others = [""] * len(self.files), _by_ends(self.files), []
-        for line, row in read_table(table, ("file", column), f"give a CSV file with the columns file and {column}"):
+        fix = f"give a CSV file with the columns file and {column}, and commas between them"
+        for line, row in read_table(table, ("file", column), fix, {"filepath": "file"}):
             name, value = (row["file"] or "").replace("\\", "/"), row[column] or ""
             if (number := numbers.get(name)) is None:
                 others.append(name)
@@ -244,6 +245,9 @@ def write_labelled(found: Predictions, labels: Path, locations: Path | None, cla
         if not classes:
             raise UserError(f"{labels}: label={told}mend it, or name all columns in --classes")
         say(f"classes: {told}no image can be corrected to it")
+    if unseen := sorted({*names} - {names[i] for i in numbers[numbers >= 0]}):
+        listed = brief(", ".join(unseen), 100)
+        say(f"classes that nobody labelled: {listed}; cxda fit takes them for errors, unless --classes lacks them")
     logits, field = found.logits(columns)
     content = json.dumps([files.hash_file(found.path), *listing[1:]])
     made = f"{len(found.files)} images, {hashlib.sha256(content.encode()).hexdigest()[:16]}"
@@ -263,7 +267,7 @@ def write_labelled(found: Predictions, labels: Path, locations: Path | None, cla
     elif len(labelled := {*arrays["domains"][known].tolist()}) < len(cameras):
         told += f"; cameras with labels: {len(labelled)}"
     if others := sorted(found.last_parts() - {name.rpartition(";")[2] for name in columns}):
-        say(f"classes that nobody labelled, so they keep their scores: {brief(', '.join(others), 200)}")
+        say(f"classes that nobody labelled: {brief(', '.join(others), 200)}; images of them keep their scores")
     first = [found.column(max(found.places[i].listed, key=lambda each: each[1])[0], columns) for i in leads]
     if known.any():
         right = (np.array(first) == arrays["labels"])[known].mean()

@@ -42,7 +42,8 @@ def in_cells(report: Mapping[str, Any]) -> list[list[str]]:
 def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     """The verdict, and a line on each other part."""
     overall, steps = report["overall"][FULL], f"{report['steps']} of {report['asked']} steps"
-    gain = f"With {FULL} images the adapter gains {span_of(overall)} points on new domains"
+    gain = f"the adapter gains {span_of(overall)} points on new domains"
+    gain = f"By the image's own style alone {gain}" if style_alone(report) else f"With {FULL} images {gain}"
     if overall[1] > 0:
         yield f"Trusted. {gain}; expect {report['expected']:+.1f}."
     else:
@@ -51,6 +52,8 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
         f"Each of the {len(report['by_domain'])} domains tested an adapter that had not learnt from it "
         f"({report['turns']} turns). The adapter itself learnt from all {report['domains']} domains in {steps}."
     )
+    if style_alone(report) and overall[1] > 0:
+        yield "A device needs no buffer: the adapter takes nothing from one, since on held-out domains none of it paid."
     if overall[1] > 0:
         yield "So new domains tend to gain more than the tested ones: the lower ends of the intervals are the promise."
     if report["one_set"]:
@@ -60,6 +63,7 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
             "answers."
         )
     if overall[1] <= 0:
+        yield from narrower(report)
         yield (
             "What may help: more domains; a style of earlier maps; more minutes, if steps were left out. "
             "adapter.trusted() adapts all the same."
@@ -69,8 +73,10 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     losing = sum(gain < 0 for gain in report["by_domain"].values())
     yield f"{losing} of {len(report['by_domain'])} domains lose; the least gain is {least:+.1f}, on domain {name}."
     yield from _parts(report)
-    known = report["headroom"]
-    yield Diagnosis(known, 0.0).headroom() if known else f"Fewer than two domains have {FIRST} images: no headroom."
+    if not report["headroom"]:
+        yield f"Fewer than two domains have {FIRST} images: no headroom."
+    elif not style_alone(report) or overall[1] <= 0:
+        yield Diagnosis(report["headroom"], 0.0).headroom()
     if report["right"] > BY_HEART:
         yield (
             f"The classifier knows these images by heart: {report['right']:.1%} of its answers are right. "
@@ -81,7 +87,8 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     plain = report["calibration"][PLAIN]
     adapted = report["calibration"][FULL] if overall[1] > 0 else plain
     yield (
-        f"Calibration error: {plain['ece'][0]:.1%} for the classifier, {adapted['ece'][1]:.1%} for predict_proba(). "
+        f"Calibration error: {plain['ece'][0]:.1%} for the classifier, {plain['ece'][1]:.1%} if a temperature divides "
+        f"its logits, {adapted['ece'][1]:.1%} for predict_proba(). "
         f"Of the surest 80 % of answers {plain['risk']['0.8']:.1%} and {adapted['risk']['0.8']:.1%} are wrong."
     )
     alarms = report["drift"]["false_alarms"]
@@ -92,6 +99,25 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
+def nothing_taken(report: Mapping[str, Any]) -> bool:
+    """Whether the adapter takes nothing from a buffer."""
+    return report.get("takes") == WAYS[-1]
+
+
+def style_alone(report: Mapping[str, Any]) -> bool:
+    """Whether it corrects answers by the image's own style, and a buffer changes none."""
+    return nothing_taken(report) and corrects(report)
+
+
+def narrower(report: Mapping[str, Any]) -> Iterator[str]:
+    """What to do where the style was too wide to be learnt from."""
+    if most := report.get("room"):
+        yield (
+            f"Give a style of at most {most:,} numbers, such as moments of fewer maps (--maps of cxda features). Then "
+            "the image's own style can correct answers too, which is often most of the gain."
+        )
+
+
 def of_rare(report: Mapping[str, Any]) -> Iterator[str]:
     """What becomes of rare classes, and of which floor."""
     floor, rare = report.get("floor", 0), report.get("rare")  # older reports have neither
@@ -99,13 +125,16 @@ def of_rare(report: Mapping[str, Any]) -> Iterator[str]:
         yield "With a floor of 1 a buffer changes no answer."
     elif floor:
         yield f"With a floor of {floor:g} a buffer divides the odds between two classes by {1 / floor:.3g} at most."
-    if rare is not None and report["takes"] != WAYS[-1]:
+    if rare is not None and not nothing_taken(report):
         changes = "changes" if report["overall"][FULL][1] > 0 else "would change"
+        worst = report.get("rare_in")
+        span = f"{span_of(worst['change'])} points from {worst['before']:.1f} %" if worst else f"{rare:+.1f} points"
+        where = f" ({worst['kind']}, {worst['images']} such images)" if worst else ""
         yield (
-            f"Recall of rare classes (at most {RARE} of the buffer's {FULL} images) {changes} by {rare:+.1f} points in "
-            "the kind of task that is worst for them."
+            f"Recall of rare classes (at most {RARE} of the buffer's {FULL} images) {changes} by {span} in the kind of "
+            f"task that is worst for them{where}."
         )
-    elif "rare" in report and report["takes"] != WAYS[-1]:
+    elif "rare" in report and not nothing_taken(report):
         yield "Too few images are of rare classes to tell what a buffer does to these."
     yield from other_floors(report)
 
@@ -123,11 +152,8 @@ def other_floors(report: Mapping[str, Any]) -> Iterator[str]:
         )
     largest, keeps = [*floors.items()][-1]
     if keeps is not chosen:
-        change = f"change this recall by {keeps['rare']:+.1f}."
-        if report["overall"][FULL][1] > 0:
-            yield f"No gain is sure with floor={largest}, which would {change}"
-        else:
-            yield f"floor={largest} would {change}"
+        change = f"with floor={largest} this recall would change by {keeps['rare']:+.1f}"
+        yield f"{change[0].upper()}{change[1:]}{', but no gain is sure' * (report['overall'][FULL][1] > 0)}."
 
 
 def _parts(report: Mapping[str, Any]) -> Iterator[str]:
@@ -142,7 +168,8 @@ def _parts(report: Mapping[str, Any]) -> Iterator[str]:
         em += f", and {span_of(overall['own_em'])} after the correction by the own style"
     yield f"{em}. In clusters of the buffer's styles it gains {span_of(overall['unmix'])}."
     best = max((name for name in ("0", *RIVALS) if name in overall), key=lambda name: overall[name][0])
-    yield f"Compared with the best of these, the adapter gains {span_of(overall[f'over_{best}'])}."
+    unbound = " They have no floor for rare classes." if report.get("floor") and best in RIVALS[:3] else ""
+    yield f"Compared with the best of these, the adapter gains {span_of(overall[f'over_{best}'])}.{unbound}"
     if not (corrects(report) or report["one_set"]):
         tried = "does not surely gain on domains that did not teach it: it is left out"
         yield f"Correcting by the own style {tried if report.get('tries', True) else 'was not tried'}."

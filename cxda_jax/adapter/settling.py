@@ -23,6 +23,22 @@ ASKED, OWNERS, LEAST = 20, 2, 3
 LOST = 2.0  # points that the recall of rare classes may lose
 
 
+class Rare(NamedTuple):
+    """What becomes of rare classes in the kind of tasks that is worst for them.
+
+    Attributes:
+      kind: of the tasks.
+      images: distinct ones that were asked for.
+      before: the part of them that the classifier gets right, in per cent, on the mean of domains.
+      change: by the adapter in points, with its 95 % interval over domains.
+    """
+
+    kind: str
+    images: int
+    before: float
+    change: list[float]
+
+
 class Settled(NamedTuple):
     """What is taken from a buffer.
 
@@ -30,16 +46,21 @@ class Settled(NamedTuple):
       turns: each with the variables that the domains of the others chose.
       way: of WAYS, that all domains chose.
       floor: likewise.
-      rare: how the recall of rare classes changes in the worst kind of tasks, in points, with what the turns chose;
-        None: too few images are of such classes.
-      floors: the same for all turns with a floor, and the mean gain, by all floors up to that which keeps rare classes.
+      worst: what becomes of rare classes with what the turns chose; None: too few images are of such classes.
+      floors: how their recall changes for all turns with a floor, and the mean gain, by all floors up to that which
+        keeps rare classes.
     """
 
     turns: list[Turn]
     way: str
     floor: float
-    rare: float | None
+    worst: Rare | None
     floors: dict[str, dict[str, float | None]]
+
+    @property
+    def rare(self) -> float | None:
+        """How the recall of rare classes changes, in points."""
+        return self.worst.change[0] if self.worst else None
 
 
 class _Choice(NamedTuple):
@@ -70,8 +91,8 @@ def settle(turns: Sequence[Turn], floors: Sequence[float] = FLOORS) -> Settled:
     found, told = tried.best(everything), {}
     for x in (x for x in floors if x <= found.kept):
         with_x = {i: choice._replace(floor=x) for i, choice in chosen.items()}
-        told[f"{x:g}"] = {"gain": float(tried.gain(with_x)[0]), "rare": tried.change(with_x)}
-    return Settled(of_turns, found.way, found.floor, tried.change(chosen), told)
+        told[f"{x:g}"] = {"gain": float(tried.gain(with_x)[0]), "rare": tried.lost(with_x)}
+    return Settled(of_turns, found.way, found.floor, tried.worst(chosen), told)
 
 
 class _Tried:
@@ -117,8 +138,8 @@ class _Tried:
         way = max(WAYS, key=lambda way: self.gain(each(way, first))[0])
         if way == without:
             return _Choice(way, first, first)
-        least = min(-LOST, self.change(each(without, first)) or 0.0)
-        kept = next((x for x in self.floors if (self.change(each(way, x)) or 0.0) >= least), self.floors[-1])
+        least = min(-LOST, self.lost(each(without, first)) or 0.0)
+        kept = next((x for x in self.floors if (self.lost(each(way, x)) or 0.0) >= least), self.floors[-1])
         up_to = [x for x in self.floors if x <= kept]
         sure = [x for x in up_to if self.gain(each(way, x))[1] > 0]
         some = [x for x in up_to if x < FLOORS[-1]]  # with the last of all floors nothing would be left to adapt
@@ -128,18 +149,25 @@ class _Tried:
         """The mean gain of some turns in points over the classifier's own answers, and its interval."""
         return self._gained([i for i, asked in enumerate(self.asked) if asked.number in choices], choices)
 
-    def change(self, choices: Mapping[int, _Choice]) -> float | None:
+    def lost(self, choices: Mapping[int, _Choice]) -> float | None:
         """How the recall of rare classes changes in the worst kind of tasks, in points."""
+        worst = self.worst(choices)
+        return worst.change[0] if worst else None
+
+    def worst(self, choices: Mapping[int, _Choice]) -> Rare | None:
+        """What becomes of rare classes in the kind of tasks that is worst for them."""
         kinds: dict[str, list[int]] = {}
         for i, asked in enumerate(self.asked):
             if asked.number in choices and len(asked.rare.query):
                 kinds.setdefault(asked.kind, []).append(i)
-        changes, enough = [], ASKED * len(choices) / self.turns
-        for own in kinds.values():
+        found, enough = [], ASKED * len(choices) / self.turns
+        for kind, own in kinds.items():
             images = np.unique(np.concatenate([self.asked[i].rare.query for i in own]))
             if len(images) >= enough and len(np.unique(self.domains[images])) >= OWNERS:
-                changes.append(float(self._gained(own, choices, rare=True)[0]))
-        return min(changes, default=None)
+                before = self._of_domains(own, [self.right(i, PLAIN, True)[self.floors[0]] for i in own], True)[0]
+                change = self._gained(own, choices, rare=True).tolist()
+                found.append(Rare(kind, len(images), float(before), change))
+        return min(found, key=lambda each: each.change[0], default=None)
 
     def _gained(self, own: Sequence[int], choices: Mapping[int, _Choice], rare: bool = False) -> np.ndarray:
         """The gain of some of `asked` in points, on the mean of domains, and its interval."""
@@ -148,9 +176,13 @@ class _Tried:
             self.right(i, choice.way, rare)[choice.floor] - self.right(i, PLAIN, rare)[first]
             for i, choice in zip(own, chosen, strict=True)
         ]
+        return self._of_domains(own, gains, rare)
+
+    def _of_domains(self, own: Sequence[int], values: Sequence[np.ndarray], rare: bool) -> np.ndarray:
+        """The mean over domains of a value of each task, and its interval, in hundredths."""
         plans = [self.asked[i].rare if rare else self.asked[i].plan for i in own]
         owner = np.concatenate([self.domains[plan.query[:, 0]] for plan in plans])
-        return 100 * metrics.interval_over_groups(np.concatenate(gains)[None], owner)[0]
+        return 100 * metrics.interval_over_groups(np.concatenate(values)[None], owner)[0]
 
 
 def asking_for_rare(store: DomainStore, plan: Plan, rng: np.random.Generator) -> Plan:

@@ -19,10 +19,11 @@ from cxda_jax.device.page import NEAREST, AdaptedPage, Answered, ClassShares, fi
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import read_table, system_fault
 from cxda_jax.errors import UserError, brief, printable
-from cxda_jax.machine.progress import Counter, replacing, say
+from cxda_jax.machine.progress import Counter, aligned, replacing, say
 from cxda_jax.types import ADAPTER
 
 SHOWN = 200  # answers on the page
+LISTED = 30  # classes of a table
 PHONES = (".avif", ".heic", ".heif")  # read where a decoder is installed, else named
 UNUSED = ("style", "none")  # what an adapter takes from a buffer, if it makes no use of the class shares there
 FAULTS = 20  # lines about files that were left out
@@ -49,6 +50,7 @@ class Tally:
     def __init__(self) -> None:
         self.count = self.changed = 0
         self.right: list[tuple[bool, bool, bool]] = []
+        self.right_of: dict[str, list[tuple[bool, bool]]] = {}  # before and after, by label
         self.shown: list[Answered] = []
 
     def add(self, answer: Answered, use_adapted: bool) -> None:
@@ -57,6 +59,7 @@ class Tally:
         if answer.label:
             right = answer.before == answer.label, answer.after == answer.label
             self.right.append((*right, right[use_adapted]))
+            self.right_of.setdefault(answer.label, []).append(right)
         self.shown = first([*self.shown, answer], SHOWN)
 
     def scores(self) -> list[tuple[str, str]]:
@@ -73,6 +76,14 @@ class Tally:
             f"{(gap > 0).sum()} corrected and {(gap < 0).sum()} spoiled; with the answer that counts {counted:.1f} %"
         )
         return [(f"Right of {len(right)} with labels", scores)]
+
+    def by_class(self) -> list[str]:
+        """Lines of a table, the classes with the fewest images first."""
+        if not self.right_of:
+            return []
+        rows = sorted(self.right_of.items(), key=lambda each: (len(each[1]), each[0]))[:LISTED]
+        cells = [[name, *map(str, (len(right), *np.sum(right, axis=0)))] for name, right in rows]
+        return aligned([["class", "images", "right before", "after"], *cells])
 
 
 class Adaptation(NamedTuple):
@@ -115,7 +126,8 @@ def adapt_folder(asked: Adaptation) -> None:
         raise UserError(f"{folder}: no images in it; answered are files that end in {', '.join(EXTENSIONS)}")
     known = read_labels(asked.labels, model, queries, folder) if asked.labels else {}
     held = read_images(model, newest, faults, "  buffer")
-    say(f"adapting {model.method.name} ({model.card.data}) to {len(held.paths)} images of {asked.buffer}")
+    name = "the adapter" if isinstance(model, Attached) else model.method.name
+    say(f"adapting {name} ({model.card.data}) to {len(held.paths)} images of {asked.buffer}")
     adapted = model.adapt(held.pixels)
     use_adapted, advice = which_counts(model, len(held.paths), asked.always)
     say(advice)
@@ -125,7 +137,8 @@ def adapt_folder(asked: Adaptation) -> None:
     replacing(",".join(COLUMNS[:3]), out / "predictions.csv")
     replacing("What adapting changed", out / "adapted.html")
     with files.locked(out):
-        answers = answered(model, adapted, queries, folder, known, faults)
+        before = model.plain() if isinstance(model, Attached) else model
+        answers = answered(before, adapted, queries, folder, known, faults)
         tally = write_answers(out / "predictions.csv", answers, held.paths, use_adapted)
         if not tally.count:
             raise UserError(f"{folder}: none of {len(queries)} could be read; the first: {faults[0]}")
@@ -144,8 +157,8 @@ def adapt_folder(asked: Adaptation) -> None:
         page = AdaptedPage(title, summary, tally.shown, tally.count, held.pixels, names, gain, faults)
         write_adapted(out / "adapted.html", page._replace(shares=shares_of(adapted)))
     say_faults(faults, ", all on the page")
-    for what, found in results:
-        say(f"{what}: {found}")
+    for line in [*(f"{what}: {found}" for what, found in results), *tally.by_class()]:
+        say(line)
     seconds = time.perf_counter() - began
     say(f"{out}/predictions.csv and {out}/adapted.html: {tally.count} images in {seconds:.1f} s")
 
@@ -205,6 +218,9 @@ def expected(model: Model, count: int) -> tuple[bool, str]:
     if name != model.card.method or gain is None:
         return True, f"What {name} brings was not measured when the model was trained"
     since = gain.helps_from()
+    if takes_nothing(model):
+        own = f"{gain.mean[0]:+.1f} points ({gain.low[0]:+.1f} to {gain.high[0]:+.1f})"
+        return since is not None, f"By the image's own style, which needs no buffer, answers gained {own} in validation"
     nearest = max(i for i, size in enumerate(gain.sizes) if size <= count)
     measured = f"{gain.mean[nearest]:+.1f} points ({gain.low[nearest]:+.1f} to {gain.high[nearest]:+.1f})"
     in_validation = f"With {gain.sizes[nearest]} images, adapting brought {measured} in validation"
@@ -214,6 +230,11 @@ def expected(model: Model, count: int) -> tuple[bool, str]:
         few = f"It surely helps from {since} images on, here are {count}"
         return False, f"{in_validation}. {few}"
     return True, in_validation
+
+
+def takes_nothing(model: Model) -> bool:
+    """Whether it is an adapter of fit() that a buffer tells nothing."""
+    return isinstance(model, Attached) and model.adapter.report.get("takes") == UNUSED[-1]
 
 
 def listed(folder: Path, fault: Callable[[str], Any]) -> list[Path]:
@@ -271,7 +292,8 @@ def answered(
     for start in range(0, len(paths), AT_ONCE):
         pixels, good = read_images(model, paths[start : start + AT_ONCE], faults, "")
         before, after = model.predict(pixels), adapted.predict(pixels)
-        weights = adapted.attention(pixels) if model.method.attention else [None] * len(pixels)
+        attends = model.method.attention and not takes_nothing(model)
+        weights = adapted.attention(pixels) if attends else [None] * len(pixels)
         moved = 0.5 * np.abs(after.probabilities - before.probabilities).sum(1)
         for i, path in enumerate(good):
             name = str(path.relative_to(folder))

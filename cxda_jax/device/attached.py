@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -50,6 +51,11 @@ class Attached(Model):
         adapter = self.adapter.trusted()
         programs = _programs(adapter, self.method, self.rows)
         return dataclasses.replace(self, adapter=adapter, programs=programs, _adapted=None)
+
+    def plain(self) -> "Attached":
+        """The same model with the classifier's own answers, whatever the adapter knows."""
+        adapted = self.programs.adapt(_answering_plainly(self.adapter), self.as_images([]), jax.random.key(0))
+        return dataclasses.replace(self, _adapted=adapted)
 
     def shares(self) -> np.ndarray | None:
         """The class shares [classes] on the device, as Device.shares() gives them."""
@@ -140,7 +146,10 @@ def insist_on_same(about: Mapping[str, Any], origin: Mapping[str, Any], what: st
     """Raises a UserError if images are described in another way than those of fit()."""
     for key in sorted(about.keys() - {*MAY_CHANGE}):
         if about[key] != origin.get(key):
-            was, now = (brief(repr(each), 40) for each in (origin.get(key), about[key]))
+            was, now = origin.get(key), about[key]
+            if isinstance(was, list) and isinstance(now, list):  # long ones can begin and end alike
+                was, now = [x for x in was if x not in now] or was, [x for x in now if x not in was] or now
+            was, now = (brief(repr(each), 60) for each in (was, now))
             raise UserError(f"{what}: {key}={now}, but {folder} was fitted with {was}; "
                             "give that, or fit again")  # fmt: skip
 

@@ -63,8 +63,8 @@ def adapt_predictions(asked: Traps) -> None:
         files.write_text(asked.out / "predictions.json", json.dumps({"info": info, **found.content}, indent=1) + "\n")
     without = len(found.files) - tally.count
     say(f"Answers that changed: {tally.changed} of {tally.count}; without a classification, so unchanged: {without}")
-    for what, scores in tally.scores():
-        say(f"{what}: {scores}")
+    for line in [*(f"{what}: {scores}" for what, scores in tally.scores()), *tally.by_class()]:
+        say(line)
     say(f"{asked.out}/predictions.json and {asked.out}/predictions.csv: {len(found.files)} images")
 
 
@@ -120,6 +120,7 @@ def _rewritten(
     known, likely = found.known(columns), np.exp(log_softmax(logits, axis=1))
     for place, own, p in zip(found.places, factors, likely, strict=True):
         before = _first(found, place.listed, columns)
+        own = own * (before[0] in columns)  # nobody labelled such answers, so nothing was learnt of them
         listed = _scaled(found, place, columns, known, own, p) if own.any() else place.listed
         if own.any():
             targets = {key: x + (own[c] if (c := found.column(key, columns)) >= 0 else 0)

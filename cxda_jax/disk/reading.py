@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cxda_jax.errors import UserError, brief
@@ -101,14 +102,22 @@ def _is_metrics(value: Any) -> bool:
     return numbers and type(value.get("step")) is int and value["step"] >= 0
 
 
-def read_table(path: Path, columns: Sequence[str], fix: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number and fields of each line of a CSV file whose header names `columns`. A field that a line lacks is None."""
+def read_table(
+    path: Path, columns: Sequence[str], fix: str, also: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and fields of each line of a CSV file whose header names `columns`. A field that a line lacks is None.
+
+    `also` has other names of columns, and the names that these have here.
+    """
     refuse_html(path)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets begin UTF-8 with a mark
             rows = csv.DictReader(file)
-            if lacking := [c for c in columns if c not in (rows.fieldnames or ())]:
-                raise UserError(f"{path}: no column {lacking[0]!r}; {fix}")
+            found = rows.fieldnames or ()
+            rows.fieldnames = [also.get(name, name) if also.get(name) not in found else name for name in found]
+            if lacking := [c for c in columns if c not in rows.fieldnames]:
+                lacks, has = (", ".join(map(repr, names)) for names in (lacking, found))
+                raise UserError(f"{path}: no column {lacks} beside {brief(has or 'none', 60)}; {fix}")
             yield from ((rows.line_num, row) for row in rows)
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         raise UserError(f"{path}: not readable as CSV ({reason(e)}); {fix}") from None

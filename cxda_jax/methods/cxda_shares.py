@@ -20,7 +20,7 @@ from cxda_jax.config.fields import COUNT, POSITIVE, Field, Group, Range
 from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.entry import RED, Config, Entry, Style
 from cxda_jax.methods.erm import erm
-from cxda_jax.methods.label_shift import fit_temperature, shares_of
+from cxda_jax.methods.label_shift import fit_temperature, shares_by_answers
 from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.shares import LARGEST, Keyed, ShareAdapter
@@ -163,7 +163,7 @@ def measure(variables: Variables, described: Described, learnt: np.ndarray) -> V
     directions = discriminants(np.clip((style - mean) / std, -LARGEST, LARGEST), described.domains, rank)
     # Images of one domain then are apart by 1 on the average, squared.
     kernel[:, : directions.shape[1]] = directions * math.sqrt(style.shape[1] / (2 * rank))
-    known = {"mean": mean, "std": std, "shares": np.asarray(shares_of(learnt, classes))}
+    known = {"mean": mean, "std": std, "shares": shares_by_answers(learnt, logits, scale)}
     as_floats = functools.partial(jnp.asarray, dtype=jnp.float32)
     new = {**own, "kernel": as_floats(kernel), "log_t": -jnp.log(jnp.maximum(scale, SMALLEST))}
     return {

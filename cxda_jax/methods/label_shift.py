@@ -27,7 +27,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+import scipy.special
 
 from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, Field, Group
 from cxda_jax.losses import cross_entropy
@@ -111,6 +113,15 @@ def shares_of(labels: Any, classes: int) -> Array:
     """The shares [classes] of labels [n]. A class without any has the share of half an image."""
     counts = jnp.maximum(jnp.bincount(labels, length=classes), 0.5)
     return counts / counts.sum()
+
+
+def shares_by_answers(labels: np.ndarray, logits: np.ndarray, scale: Any) -> np.ndarray:
+    """shares_of(), but a class without an image has the share that the classifier's answers give it, by its logits
+    times `scale`. With a smaller one EM would find the class in every buffer, since its answers are no rarer there."""
+    shares = np.array(shares_of(labels, logits.shape[1]))
+    if lacking := sorted({*range(len(shares))} - {*labels.tolist()}):
+        shares[lacking] = scipy.special.softmax(logits * np.asarray(scale), axis=1).mean(0)[lacking]
+    return shares / shares.sum()
 
 
 def prior_shift(net: Classifier, steps: int = 50, smoothing: float = 10.0) -> Method:

@@ -13,11 +13,13 @@ queries. Intervals are over devices.
 Where each device has enough images of each class, shares are replayed too: a task has those of a real day or camera,
 from class_counts.json. The classes correspond by a random order. In a stream the images of a device come in the order
 of RoTTA (Yuan, Xie and Li, CVPR 2023): each class is spread over slots by a Dirichlet. The buffer has 100 successive
-images, and the queries are those after them.
+images, and the queries are those after them. Where names of files tell when images were taken, there is a stream in
+that order too.
 """
 
 import json
 import math
+import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -45,9 +47,12 @@ BUFFER, QUERIES = 100, 20
 SIZES = 0, 5, 20  # smaller buffers
 LEAST = BUFFER + QUERIES
 SLOTS = 100  # of a stream
+TAKEN = re.compile(r"_(\d{8}_\d{6})_cell_(\d+)")  # the time of a photograph, and the number of the cell in it
 REPLAYED, OF_EACH = ("weeds", "cameras"), 60  # keys of class_counts.json; images of each class that a device must have
-WORDS = {"1 domain": "one", "5 domains": "five mixed", "even": "balanced", "stream": "a stream",
-         "days of weeds": "replayed days of weeds", "cameras": "replayed cameras"}  # fmt: skip
+WORDS = {
+    "1 domain": "one", "5 domains": "five mixed", "even": "balanced", "stream": "a stream",
+    "order taken": "a stream as taken", "days of weeds": "replayed days of weeds", "cameras": "replayed cameras",
+}  # fmt: skip
 UNBOUND = f"{OURS}, floor 0"
 COLUMNS = {
     REFIT: "last layer of features", BOTH: "new last layer", OWN: "own style", NAMES["em"]: "EM",
@@ -68,6 +73,8 @@ def loaded(path):
     order = np.flatnonzero(kept)[np.argsort(numbers[kept], kind="stable")]
     data = {n: file[n][order] for n in ("features", "style", "labels", "logits") if n in file.files}
     data |= {"split": split[numbers[order]]} if {*split} <= {*SPLITS} else {}
+    if "paths" in file.files and all(times := [TAKEN.search(path) for path in file["paths"][order]]):
+        data["taken"] = np.argsort(np.lexsort(([int(t[2]) for t in times], [t[1] for t in times])))
     data["features"], data["labels"] = data["features"].astype(np.float32), data["labels"].astype(np.int32)
     return {**data, "domain": np.unique(numbers[order], return_inverse=True)[1]}
 
@@ -98,7 +105,8 @@ def kinds_of(data):
     """KINDS, and what can be replayed."""
     of_each = np.zeros((data["domain"].max() + 1, data["labels"].max() + 1), int)
     np.add.at(of_each, (data["domain"], data["labels"]), 1)
-    return (*KINDS, *((n, name, 1.0) for n in (1, 5) for name in REPLAYED if of_each.min() >= OF_EACH))
+    kinds = (*KINDS, *[(1, "order taken", 1.0)] * ("taken" in data))
+    return (*kinds, *((n, name, 1.0) for n in (1, 5) for name in REPLAYED if of_each.min() >= OF_EACH))
 
 
 def replayed(labels, rows, name, seed):
@@ -120,14 +128,18 @@ def replayed(labels, rows, name, seed):
 
 
 def streamed(labels, rows, concentration, seed):
-    """Tasks of one device, from evenly spread places of its stream."""
+    """The images of one device, class after class."""
     rng, slots = np.random.default_rng([seed, 9, rows[0]]), [[] for _ in range(SLOTS)]
     for label in np.unique(labels[rows]):
         own = rng.permutation(rows[labels[rows] == label])
         cuts = rng.dirichlet(np.full(SLOTS, concentration)).cumsum()[:-1] * len(own)
         for slot, part in zip(slots, np.split(own, np.round(cuts).astype(int)), strict=True):
             slot.append(part)
-    order = np.concatenate([slot[i] for slot in slots for i in rng.permutation(len(slot))])
+    return np.concatenate([slot[i] for slot in slots for i in rng.permutation(len(slot))])
+
+
+def in_order(order):
+    """Tasks of one device, from evenly spread places of a stream."""
     starts = np.linspace(0, len(order) - LEAST, EACH).astype(int)
     return Plan(*np.split(order[starts[:, None] + np.arange(LEAST)], [BUFFER], axis=1))
 
@@ -141,7 +153,9 @@ def plans_of(data, new, number, shares, concentration, seed):
         if shares in REPLAYED:
             found.append(replayed(labels, own, shares, seed))
         elif shares == "stream":
-            found.append(streamed(labels, own, concentration, seed))
+            found.append(in_order(streamed(labels, own, concentration, seed)))
+        elif shares == "order taken":
+            found.append(in_order(own[np.argsort(data["taken"][own])]))
         else:
             spec = EpisodeSpec(1, BUFFER, QUERIES, shares=shares, concentration=concentration)
             found.append(sample_plans(Draw(spec, offsets, np.array([device]), seed, 2, labels), range(EACH)))

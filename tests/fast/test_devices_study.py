@@ -56,6 +56,18 @@ def test_a_stream_has_its_classes_one_after_another_and_each_image_once():
     assert np.mean(data["labels"][whole[:, 1:]] == data["labels"][whole[:, :-1]]) > 0.3  # 0.1 by chance
 
 
+def test_images_that_tell_when_they_were_taken_come_in_that_order(tmp_path):
+    """The later in the file, the earlier taken; two of a photograph follow each other by their numbers."""
+    names = [f"d{i % 2}/a/C1_IMG_20150101_{900 - i // 4:06}_cell_{99 - i // 2 % 2}.png" for i in range(500)]
+    arrays = {"labels": np.arange(500) % 3, "domains": [name[:2] for name in names], "features": np.zeros((500, 1))}
+    np.savez(tmp_path / "f.npz", **arrays, style=np.zeros((500, 1)), paths=names)
+    data = devices.loaded(tmp_path / "f.npz")
+    assert (1, "order taken", 1.0) in devices.kinds_of(data)
+    plan = devices.plans_of(data, np.array([1]), 1, "order taken", 1.0, 0)
+    assert (data["domain"][plan.query] == 1).all() and len(np.unique(plan.support[:, 0])) == devices.EACH
+    assert (np.diff(np.concatenate([*plan], axis=1), axis=1) == -1).all()
+
+
 def test_devices_count_alike_and_a_rare_class_is_recalled_by_its_own_queries():
     kind = devices.named(*devices.KINDS[0])
     rare, owner = np.zeros((20, 20), bool), np.repeat([0, 1], 10)

@@ -109,6 +109,12 @@ def test_cameras_and_labels_come_from_tables_that_name_the_end_of_a_path(here):
     found = opened(content)
     assert found.cameras(here / "locations.csv") == ["north"] * 10 + ["south"] * 5
     assert found.told(here / "some.csv", "label") == [*LABELS[:9], *[""] * 6]
+    text = (here / "some.csv").read_text()
+    (here / "theirs.csv").write_text(text.replace("file,", "filepath,"))
+    assert found.told(here / "theirs.csv", "label") == found.told(here / "some.csv", "label")
+    (here / "theirs.csv").write_text(text.replace(",", ";"))
+    with refused("no column 'file', 'label' beside 'file;label'", here):
+        found.told(here / "theirs.csv", "label")
     for table, column, rows, said in (
         ("l", "location", [(names[0], "a")], "file='survey/camera00/0001.jpg'"), ("l", "label", [("0001.jpg", "fox")], "0001.jpg"),
         ("l", "label", [(FILES[1], "fox"), (names[1], "cow")], "label 'fox' before"), ("l", "label", [("x.jpg", "fox")], "x.csv|no file"),

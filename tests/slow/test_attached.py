@@ -92,8 +92,9 @@ def test_it_answers_as_the_adapter_does(folder, described):
         buffer.observe(image)
     np.testing.assert_allclose(buffer.predict(pixels[20:]).probabilities, expected, atol=1e-5)
     assert len(asked) == 1, "an image is described once"
-    nothing = model.adapt([])
+    nothing, plain = model.adapt([]), adapted.plain()
     np.testing.assert_array_equal(nothing.predict(pixels).probabilities, before.probabilities)
+    np.testing.assert_allclose(plain.predict(pixels).probabilities, softmax(told["logits"] / 1.2, -1), atol=1e-6)
 
 
 def test_drift_keeps_the_plain_answers_and_exports_know_nothing_of_it(folder, described, tmp_path):
@@ -145,14 +146,21 @@ def test_the_commands_take_both(folder, tmp_path, described):
     device = cxda_jax.load_adapter(folder / "adapter").adapt(told["logits"], told["style"])
     proba = device.predict_proba(told["logits"], told["style"])
     assert [row["answer"] for row in table] == ["abcdef"[i] for i in proba.argmax(1)]
+    assert [row["before"] for row in table] == ["abcdef"[i] for i in told["logits"].argmax(1)]  # the classifier's own
     page = Elements((tmp_path / "out" / "adapted.html").read_text())
     shares = WEIGHTS["variables/batch_stats/adapter/shares"], device.shares()
     for name, before, found in zip("abcdef", *shares, strict=True):
         assert f"{name}{100 * before:.1f} % → {100 * found:.1f} %" in page.text
     other = (folder / "m.onnx").read_bytes().replace(b"map", b"mop")
     (tmp_path / "m.onnx").write_bytes(other)
+    adapter = cxda_jax.load_adapter(folder / "adapter")
+    adapter._replace(report={**adapter.report, "takes": "none"}).save(tmp_path / "alone")
+    said = command(*pair, f"--images={folder}/images", f"--model={tmp_path}/alone")
+    assert "needs no buffer" in said and "With 20 images" not in said
+    with open(tmp_path / "out" / "predictions.csv") as file:
+        assert not any(row["nearest_1"] for row in csv.DictReader(file))
     for wrong, named in (
-        ((), "--encoder"), ((f"--encoder={tmp_path}/m.onnx",), "encoder_sha256="),
+        ((), "--encoder"), ((f"--encoder={folder}/m.onnx", f"--out={folder}/m.onnx"), "is a file"), ((f"--encoder={tmp_path}/m.onnx",), "encoder_sha256="),
         ((f"--encoder={folder}/m.onnx", "--method=t3a"), "t3a"), ((f"--encoder={folder}/m.onnx", "--model=glyphs"), "glyphs"),
     ):  # fmt: skip
         assert named in command(*asked, f"--images={folder}/images", *wrong, code=2)

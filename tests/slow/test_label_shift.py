@@ -7,7 +7,7 @@ import scipy.optimize
 from sklearn.cluster import KMeans
 
 from cxda_jax.methods.cxda_shares import discriminants, logits_and_style
-from cxda_jax.methods.label_shift import fit_temperature, shares_by_confusions, shares_by_em, undoing
+from cxda_jax.methods.label_shift import fit_temperature, shares_by_answers, shares_by_confusions, shares_by_em, undoing
 from cxda_jax.types import Known
 from tests.conftest import make_episode
 from tests.nets import KEY, TINY, build_method, case_of, close, make_images, softmax
@@ -39,6 +39,19 @@ def test_em_finds_the_shares_of_greatest_likelihood(smoothing):
 
     best = scipy.optimize.minimize(loss, np.zeros(3), tol=1e-10).x
     np.testing.assert_allclose(ours, softmax(np.append(best, 0)), atol=2e-4)
+
+
+def test_a_class_without_images_is_no_rarer_than_its_answers():
+    """Else EM finds it in images of other classes."""
+    kept = LABELS != 3
+    z, labels = LOGITS[kept], LABELS[kept]
+    shares = shares_by_answers(labels, z, 0.7)
+    expected = np.append(np.bincount(labels) / len(labels), softmax(0.7 * z).mean(0)[3])
+    np.testing.assert_allclose(shares, expected / expected.sum(), rtol=1e-2)
+    np.testing.assert_allclose(shares_by_answers(LABELS, LOGITS, 0.7), np.bincount(LABELS) / 300, rtol=1e-5)
+    p = softmax(0.7 * z.astype(np.float64))
+    rarer = np.append(expected[:3], 0.5 / len(z))
+    assert em(p, shares, 0.0, np.ones(len(z)))[3] < 0.5 * em(p, rarer / rarer.sum(), 0.0, np.ones(len(z)))[3]
 
 
 def test_the_temperature_and_the_biases_have_the_least_cross_entropy():

@@ -89,6 +89,9 @@ def test_each_camera_is_a_device_of_its_own(capacity, folder, tmp_path):
     assert new["info"] == {"adapted_by": f"cxda_jax {cxda_jax.__version__}", **old["info"]}
     assert read(tmp_path / "predictions.json")["predictions"][-3:] == UNCHANGED
     rows = table_in(tmp_path)
+    answers = {(row["before"] == "lynx", row["after"] == "lynx") for row in rows}
+    assert answers == {(False, False), (True, True)}  # nobody labelled a lynx, so such an answer stays
+    assert re.search(r"^class +images +right before +after\n", said, re.M)
     right = [np.mean([row[part] == row["label"] for row in rows[:-1]]) for part in ("before", "after")]
     assert right[1] > right[0] + 0.02 and rows[-1]["after"] == rows[-1]["before"] == "lynx"
     assert f"before {100 * right[0]:.1f} %, after {100 * right[1]:.1f} %" in said and "so unchanged: 2" in said
