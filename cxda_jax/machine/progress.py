@@ -15,6 +15,7 @@ import numpy as np
 from cxda_jax.disk import files
 from cxda_jax.disk.reading import metrics_line, read_lines
 from cxda_jax.errors import UserError, needing, printable
+from cxda_jax.machine import stops
 
 LONG = 3600.0  # seconds of training; where more are left, the first guess says what is quicker
 _who = ""  # what say() begins each line with
@@ -129,10 +130,14 @@ class Meter:
 @contextlib.contextmanager
 def compiling(what: str, log: Callable[[str], None]) -> Iterator[None]:
     """Around the first call of a program: says that it is compiled, which may take long unless an earlier process kept
-    it, and then how long it took."""
+    it, and then how long it took.
+
+    A signal stops it at the end. An exception inside JAX's compiler can end the process by a fault of memory.
+    """
     began = time.perf_counter()
     log(f"compiling {what}, or reading it from the cache ...")
-    yield
+    with stops.deferred():
+        yield
     log(f"ready in {duration(time.perf_counter() - began)}")
 
 

@@ -78,13 +78,14 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Callable[[], bool]]:
-    """Inside, a signal raises nothing. Gives a function that says whether one has come; its end raises Stopped then."""
+    """Inside, a signal raises nothing. Gives a function that says whether one has come; its end raises Stopped then,
+    or that of the outermost one."""
     global _deferring
-    _deferring = True
+    before, _deferring = _deferring, True
     try:
         yield lambda: bool(_received)
     finally:
-        _deferring = False
+        _deferring = before
     _raise_if_received()
 
 

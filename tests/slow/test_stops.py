@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from cxda_jax.machine import stops
+from cxda_jax.machine.progress import compiling
 
 
 @pytest.fixture
@@ -25,3 +26,16 @@ def test_work_that_is_deferred_is_done_before_the_signal_ends_it(said):
     stops.watch()  # anew: a second signal would end this process
     with pytest.raises(stops.Stopped):  # without work to save
         signal.raise_signal(signal.SIGTERM)
+
+
+def test_inside_work_that_is_deferred_a_signal_in_a_compilation_waits_for_all_of_it(said):
+    with pytest.raises(stops.Stopped), stops.deferred():
+        with compiling("a program", said.append):
+            signal.raise_signal(signal.SIGTERM)
+        stops.say("saved")
+    assert "saved" in said
+    stops.watch()
+    with pytest.raises(stops.Stopped), compiling("a program", said.append):
+        signal.raise_signal(signal.SIGTERM)
+        stops.say("compiled")
+    assert "compiled" in said
