@@ -82,6 +82,8 @@ def draw(record, out):
         for panel, what in zip(column, ("seconds", "GB"), strict=True):
             panel.loglog([fit["of"][name] for fit in fits], [fit[what] for fit in fits], "o-")
             panel.grid(alpha=0.3)
+            panel.yaxis.set_minor_formatter("{x:g}")
+            panel.yaxis.set_major_formatter("{x:g}")
         column[1].set_xlabel({"style": "numbers of style", "domains": "domains of 65,000 images"}.get(name, name))
     panels[0, 0].set_ylabel("seconds of fit()")
     panels[1, 0].set_ylabel("largest memory, GB")
