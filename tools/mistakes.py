@@ -211,8 +211,8 @@ MISTAKES = (
     Mistake("config", "methods/finetune.py", 'make_optimizer(**{**training, "learning_rate": rate})', "make_optimizer(**training)",
             ("finetune", "configs", "parameters", "build")),
     # Commands, signals and hosts.
-    Mistake("commands", "machine/stops.py", "        _deferring = False\n    _raise_if_received()\n",
-            "        _deferring = False\n", ("stops", "reliability", "study", "launch")),
+    Mistake("commands", "machine/stops.py", "        _deferring = before\n    _raise_if_received()\n",
+            "        _deferring = before\n", ("stops", "reliability", "study", "launch")),
     Mistake("commands", "machine/hosts.py", "seen[number] = new, now", "seen[number] = new, when", ("identity", "mesh")),
     Mistake("commands", "launch/cli.py", 'removeprefix("config.").partition("=")',
             'removeprefix("config.").rpartition("=")', ("cli", "launch")),
