@@ -78,10 +78,10 @@ class Tally:
         return [(f"Right of {len(right)} with labels", scores)]
 
     def by_class(self) -> list[str]:
-        """Lines of a table, the classes with the fewest images first."""
-        if not self.right_of:
+        """Lines of a table, the classes with the fewest images first; none of more than LISTED classes."""
+        if not 0 < len(self.right_of) <= LISTED:
             return []
-        rows = sorted(self.right_of.items(), key=lambda each: (len(each[1]), each[0]))[:LISTED]
+        rows = sorted(self.right_of.items(), key=lambda each: (len(each[1]), each[0]))
         cells = [[name, *map(str, (len(right), *np.sum(right, axis=0)))] for name, right in rows]
         return aligned([["class", "images", "right before", "after"], *cells])
 

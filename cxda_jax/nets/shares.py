@@ -42,7 +42,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 NEAR, LARGEST = 0.2, 5.0  # deviation of keys at the start, so that all images count; and of style, which is clipped
-FLOOR = 1e-12
+FLOOR, HUGE = 1e-12, 1e30
 SMALLEST = 1e-6  # of what divides, or whose logarithm is taken, where gradients pass
 FARTHEST = (
     20.0  # of the logits that a query adds to the buffer's, those below the largest by more count as so far below
@@ -88,7 +88,9 @@ class Posteriors(NamedTuple):
     @classmethod
     def of(cls, logits: jax.Array, moved: jax.Array) -> "Posteriors":
         """Of z [n, classes] and u [queries, classes]."""
-        z, u = (x - jax.lax.stop_gradient(x.max(-1, keepdims=True)) for x in (logits, moved))
+        # Clipped, so that compilers do not fuse the product before with the difference, whose largest is then not 0.
+        z, u = (jnp.clip(x, -HUGE, HUGE) for x in (logits, moved))
+        z, u = (x - jax.lax.stop_gradient(x.max(-1, keepdims=True)) for x in (z, u))
         e, m = jnp.exp(z), jnp.exp(jnp.maximum(u, -FARTHEST))  # so d is no less than exp(-FARTHEST)
         return cls(e, m, _product("qc,nc->qn", m, e))
 
