@@ -52,10 +52,10 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
         f"Each of the {len(report['by_domain'])} domains tested an adapter that had not learnt from it "
         f"({report['turns']} turns). The adapter itself learnt from all {report['domains']} domains in {steps}."
     )
-    if style_alone(report) and overall[1] > 0:
-        yield "A device needs no buffer: the adapter takes nothing from one, since on held-out domains none of it paid."
     if overall[1] > 0:
         yield "So new domains tend to gain more than the tested ones: the lower ends of the intervals are the promise."
+        if style_alone(report):
+            yield "A device needs no buffer: the adapter takes nothing from one, which did not pay on held-out domains."
     if report["one_set"]:
         yield (
             "Domains were not given, and random parts of the images took their place. So this holds for devices that "
@@ -152,8 +152,8 @@ def other_floors(report: Mapping[str, Any]) -> Iterator[str]:
         )
     largest, keeps = [*floors.items()][-1]
     if keeps is not chosen:
-        change = f"with floor={largest} this recall would change by {keeps['rare']:+.1f}"
-        yield f"{change[0].upper()}{change[1:]}{', but no gain is sure' * (report['overall'][FULL][1] > 0)}."
+        unsure = ", but no gain is sure" if report["overall"][FULL][1] > 0 else ""
+        yield f"With floor={largest} this recall would change by {keeps['rare']:+.1f}{unsure}."
 
 
 def _parts(report: Mapping[str, Any]) -> Iterator[str]:
@@ -168,7 +168,7 @@ def _parts(report: Mapping[str, Any]) -> Iterator[str]:
         em += f", and {span_of(overall['own_em'])} after the correction by the own style"
     yield f"{em}. In clusters of the buffer's styles it gains {span_of(overall['unmix'])}."
     best = max((name for name in ("0", *RIVALS) if name in overall), key=lambda name: overall[name][0])
-    unbound = " They have no floor for rare classes." if report.get("floor") and best in RIVALS[:3] else ""
+    unbound = " EM has no floor for rare classes." if report.get("floor") and best in RIVALS[:3] else ""
     yield f"Compared with the best of these, the adapter gains {span_of(overall[f'over_{best}'])}.{unbound}"
     if not (corrects(report) or report["one_set"]):
         tried = "does not surely gain on domains that did not teach it: it is left out"

@@ -46,7 +46,7 @@ def write_arrays(folder, domains, classes, images, style):
 
 
 def one(folder):
-    """The seconds of fit(), from an import to an adapter, and the largest memory of the process in GB."""
+    """The seconds of a first fit(), which compiles, and the largest memory of the process in GB."""
     arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("logits", "style")]
     known, began = np.load(folder / "known.npz"), time.monotonic()
     adapter = cxda_jax.fit(arrays[0], known["labels"], known["domains"], style=arrays[1], minutes=MINUTES, log=str)
