@@ -93,12 +93,12 @@ def deferred() -> Iterator[Callable[[], bool]]:
 def interruptible() -> Iterator[None]:
     """Around work inside deferred() that a signal may break off."""
     global _deferring
-    _deferring = False
+    before, _deferring = _deferring, False
     try:
         _raise_if_received()
         yield
     finally:
-        _deferring = True
+        _deferring = before
 
 
 @contextlib.contextmanager
