@@ -439,7 +439,7 @@ def test_steps_are_left_out_to_keep_to_the_time_and_the_cosine_ends_at_0():
     np.testing.assert_allclose(rates[1e6, 2], 1e-2 * (1 + np.cos(np.pi * steps / 1000)) / 2, atol=1e-9)
     first, last = len(rates[20, 1]), len(rates[20, 2])
     assert 500 < first < 600 and 500 < last < 600 and first + last < 20 * 60 - 20  # seconds; and for judging
-    assert [load_of(classes) for classes in (6, 100, 1000, 10_000)] == [(16, 20), (16, 13), (4, 5), (4, 5)]
+    assert [load_of(classes) for classes in (6, 131, 200, 1000, 10_000)] == [(8, 20), (8, 20), (8, 13), (4, 5), (4, 5)]
 
 
 def test_calibration_against_formulas():
