@@ -175,20 +175,25 @@ def measure(variables: Variables, described: Described, learnt: np.ndarray) -> V
 def discriminants(style: np.ndarray, domains: np.ndarray, most: int) -> np.ndarray:
     """Directions [d, at most `most`] in which the means of domains differ most, for a variance of 1 inside domains.
 
-    There are fewer of them than domains. RIDGE of the mean variance is added, as style has many dependent numbers.
+    There are fewer of them than domains, and zeros in place of those in which the means do not differ. RIDGE of the
+    mean variance is added, as style has many dependent numbers.
+
+    They are sought among what the means of domains span, as that has fewer dimensions than a wide style: with 5,000
+    numbers a generalised eigenvalue problem takes five times as long.
     """
     _, domains = np.unique(domains, return_inverse=True)
     counts = np.bincount(domains)
     means = np.stack([style[domains == d].mean(0) for d in range(len(counts))])
-    apart, inside = means - style.mean(0), style - means[domains]
-    between = apart.T @ (counts[:, None] * apart) / len(style)
+    inside = style - means[domains]
     within = inside.T @ inside / len(style)
     d = len(within)
-    within += np.eye(d) * max(RIDGE * np.trace(within) / d, SMALLEST)
+    within[np.diag_indices(d)] += max(RIDGE * np.trace(within) / d, SMALLEST)
     some = min(most, len(counts) - 1, d)
-    if not some:
-        return np.zeros((d, 0))
-    return scipy.linalg.eigh(between, within, subset_by_index=[d - some, d - 1])[1][:, ::-1]
+    apart = np.sqrt(counts / len(style))[:, None] * (means - style.mean(0))
+    whole = scipy.linalg.solve(within, apart.T, assume_a="pos")
+    ratios, mixed = np.linalg.eigh(apart @ whole)  # of the variance between domains to that inside
+    first = slice(None, -1 - some, -1)
+    return whole @ mixed[:, first] / np.sqrt(np.maximum(ratios[first], SMALLEST**2))
 
 
 def fresh(adapter: ShareAdapter, key: Array, style: Array) -> Variables:

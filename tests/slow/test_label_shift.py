@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import scipy.linalg
 import scipy.optimize
 from sklearn.cluster import KMeans
 
@@ -144,3 +145,17 @@ def test_un_mixing_corrects_a_query_by_the_cluster_of_its_key():
     shares = np.stack([em(part, trained, 3.0, np.ones(len(part))) for part in parts])
     assert len({*found.predict(asked)}) > 1
     close(ours, z_q * scale + bias + np.log(shares[found.predict(asked)] / trained), 1e-3)
+
+
+@pytest.mark.parametrize(("numbers", "domains"), [(40, 6), (3, 9), (5, 1)])
+def test_keys_are_the_directions_in_which_domains_differ_most(numbers, domains):
+    of = np.arange(60) % domains
+    s = RNG.normal(size=(60, numbers)) + RNG.normal(size=(domains, numbers))[of]
+    s[:, -1] = 0  # a number that is the same everywhere
+    means = np.stack([s[of == i].mean(0) for i in range(domains)])[of]
+    between, within = np.cov(means.T, bias=True), (s - means).T @ (s - means) / 60
+    ratios, best = scipy.linalg.eigh(between, within + 0.1 * np.trace(within) / numbers * np.eye(numbers))
+    ours, some = discriminants(s, of, 4), min(4, domains - 1, numbers)
+    told = ratios[::-1][:some] > 1e-9
+    assert ours.shape == (numbers, some) and not ours[:, ~told].round(3).any()
+    np.testing.assert_allclose(np.abs(ours[:, told]), np.abs(best[:, ::-1][:, :some][:, told]), atol=1e-6)
