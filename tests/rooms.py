@@ -31,7 +31,7 @@ CEILINGS = {
     "cxda_jax/pages (js)": 210,
     "cxda_jax/studies": 2850,  # compares configs, which config/ did
     "cxda_jax/training": 1075,  # the ways to take shares, how narrow the attention is, and a floor; few tasks wait for their step
-    "docs": 1445,  # what each part of fit() gains beside naive ways, on drawn devices and on real ones, with real class shares and the tables of their page; five examples; a table of what was foretold; how fit() grows; streams as taken
+    "docs": 1446,  # what each part of fit() gains beside naive ways, on drawn devices and on real ones, with real class shares and the tables of their page; five examples; a table of what was foretold; how fit() grows; streams as taken; made devices as circles
     "launch": 664,  # a head, and the tensor of features; flags for predictions of camera traps; a file in place of a folder
     "tests": 9672,  # models of PyTorch and examples; the two formats of camera traps; devices; the page of fit(); what rare classes tell by; posteriors as products; the directions of keys
     "tools": 1630,
