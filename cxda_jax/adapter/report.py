@@ -55,7 +55,7 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     if overall[1] > 0:
         yield "So new domains tend to gain more than the tested ones: the lower ends of the intervals are the promise."
         if style_alone(report):
-            yield "A device needs no buffer: the adapter takes nothing from one, which did not pay on held-out domains."
+            yield "A device needs no buffer: on held-out domains it did not pay to take anything from one."
     if report["one_set"]:
         yield (
             "Domains were not given, and random parts of the images took their place. So this holds for devices that "

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,12 @@ class Settled(NamedTuple):
     def rare(self) -> float | None:
         """How the recall of rare classes changes, in points."""
         return self.worst.change[0] if self.worst else None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the report tells of it."""
+        told = {"takes": self.way, "floor": self.floor, "rare": self.rare, "floors": self.floors}
+        return {**told, "rare_in": self.worst and self.worst._asdict()}
 
 
 class _Choice(NamedTuple):

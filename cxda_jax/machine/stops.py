@@ -78,8 +78,9 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Callable[[], bool]]:
-    """Inside, a signal raises nothing. Gives a function that says whether one has come; its end raises Stopped then,
-    or that of the outermost one."""
+    """Inside, a signal raises nothing. Gives a function that says whether one has come. Then the end raises Stopped; of
+    several, one inside another, the outermost does.
+    """
     global _deferring
     before, _deferring = _deferring, True
     try:

@@ -73,7 +73,7 @@ class Posteriors(NamedTuple):
         e_j(k) m_q(k) / d_qj        e = exp(z), m = exp(u), d = m e^T
 
     All that is needed of it are products of matrices, so no array [queries, n, classes] is made. A training step of
-    fit() takes 13 ms in place of 43 with 62 classes, and 7 in place of 10 with ten (two cores of an Intel Xeon).
+    16 tasks takes 13 ms in place of 43 with 62 classes, and 7 in place of 10 with ten (two cores of an Intel Xeon).
 
     Attributes:
       images: e, [n, classes].
