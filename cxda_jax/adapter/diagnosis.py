@@ -14,7 +14,7 @@ from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, domains_for, in_shar
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.machine.progress import aligned
-from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_by_em
+from cxda_jax.methods.label_shift import FLOOR, shares_by_em, temperature_of
 from cxda_jax.types import Array
 
 PLAIN, CALIBRATED, KNOWN_DOMAIN = "no adaptation", "calibrated", "mlls, domain known*"
@@ -109,7 +109,7 @@ def _rows(store: DomainStore, logits: np.ndarray, draw: Draw, tasks: int) -> dic
     calm, prior = np.array(logits, np.float64), np.zeros((2, classes))
     for half in (0, 1):
         other = np.isin(owner, draw.domains[1 - half :: 2])
-        scale, bias = jax.jit(fit_temperature)(logits[other], labels[other])
+        scale, bias = temperature_of(logits[other], labels[other])
         calm[np.isin(owner, draw.domains[half::2])] *= float(scale)
         calm[np.isin(owner, draw.domains[half::2])] += np.asarray(bias)
         counts = np.bincount(labels[other], minlength=classes) + 0.5

@@ -20,7 +20,7 @@ import optax
 
 from cxda_jax.adapter.adapter import PLAIN, SIZES, Adapter, as_array, as_logits, as_numbers
 from cxda_jax.adapter.buffer import check_number
-from cxda_jax.adapter.correction import Correction, added, correction_in
+from cxda_jax.adapter.correction import added, correction_in
 from cxda_jax.adapter.device import CELLS, method_of
 from cxda_jax.adapter.judge import (
     FULL,
@@ -35,7 +35,7 @@ from cxda_jax.adapter.judge import (
     report_on,
     some_of,
 )
-from cxda_jax.adapter.own_style import OwnStyle, corrected_by, last_layers, room
+from cxda_jax.adapter.own_style import OwnStyle, Taught, beyond_turns, corrected_by, last_layers, room, untaught
 from cxda_jax.adapter.report import in_words
 from cxda_jax.adapter.settling import FLOORS, settle
 from cxda_jax.data import augment
@@ -132,16 +132,16 @@ def fit(  # noqa: PLR0913
     steps = steps if "shares" in parts else 0
     asks = "style" in parts and not judged.one_set
     tries = asks and _has_room(judged, judged.style, OWN_STYLE, log)
-    alone = [(turn, None) for turn in (whole, *others)]
-    (corrected, correction), *found = _by_own_style(judged, (whole, *others), log) if tries else alone
-    made = [_turn(turn, *of_turn, limit, steps) for turn, of_turn in zip(others, found, strict=True)]
-    ways, taken = _train(corrected, correction, limit, steps)
+    of_whole, *of_turns = _by_own_style(judged, (whole, *others), log) if tries else map(untaught, (whole, *others))
+    made = [_turn(turn, taught, limit, steps) for turn, taught in zip(others, of_turns, strict=True)]
+    ways, taken = _train(of_whole, limit, steps)
     made, reads = _beside_last_layers(made, judged, keys, log)
     chosen = settle(made, FLOORS if floor is None else (float(floor),))
     variables = with_floor(ways[chosen.way], chosen.floor)
-    facts = {"steps": taken, "asked": steps, "one_set": judged.one_set, "corrects": bool(correction), "tries": tries}
-    facts |= {"reads": reads, "room": room(judged.store.num_classes) if asks and not tries else None, **chosen.facts}
-    report, kept = report_on(judged, corrected, variables, chosen.turns, facts, known)
+    facts = {"steps": taken, "asked": steps, "one_set": judged.one_set, "corrects": bool(of_whole.correction)}
+    facts |= {"tries": tries, "beyond_turns": beyond_turns(of_whole, of_turns), "reads": reads, **chosen.facts}
+    facts["room"] = room(judged.store.num_classes) if asks and not tries else None
+    report, kept = report_on(judged, of_whole.data, variables, chosen.turns, facts, known)
     log(said := in_words(report))
     classes = judged.store.num_classes
     return Adapter(classes, judged.rows.shape[1] - classes, keys, seed, variables, kept, report, said)
@@ -214,16 +214,15 @@ def _untrained(classes: int, corrected: bool, seed: int, width: int) -> loop.Tra
     return found
 
 
-def _train(
-    judged: FitData, correction: Correction | None, limit: TimeLimit, steps: int
-) -> tuple[dict[str, Variables], int]:
+def _train(taught: Taught, limit: TimeLimit, steps: int) -> tuple[dict[str, Variables], int]:
     """The variables by the name in WAYS of how they take shares from a buffer, and the steps that were taken."""
+    judged = taught.data
     store, rows, classes = judged.store, judged.rows, judged.store.num_classes
     tasks, _ = load_of(classes)
     draws = {split: judged.draw(split, i, _spec(judged, split)) for i, split in enumerate(("train", "val"))}
     asked = sample_plans(draws["val"], range(TASKS))
     state = jax.tree.map(jnp.asarray, _untrained(classes, judged.corrected, judged.seed, rows.shape[1]))
-    state = state.replace(variables=added(_start(judged, state.variables), correction))
+    state = state.replace(variables=added(_start(judged, state.variables), taught.correction))
     if not steps:
         return dict.fromkeys(WAYS, without_buffer(state.variables)), 0
 
@@ -309,10 +308,8 @@ def _has_room(judged: FitData, style: np.ndarray, what: str, log: Callable[[str]
     return d <= most
 
 
-def _by_own_style(
-    judged: FitData, turns: Sequence[FitData], log: Callable[[str], None]
-) -> list[tuple[FitData, Correction | None]]:
-    """The data of each turn, corrected by the own style where that pays, and the correction for new domains."""
+def _by_own_style(judged: FitData, turns: Sequence[FitData], log: Callable[[str], None]) -> list[Taught]:
+    """What each turn teaches of the own style."""
     own, found = OwnStyle(judged), []
     for i, turn in enumerate(turns, 1):
         log(f"{OWN_STYLE}, {i} of {len(turns)}")
@@ -320,12 +317,12 @@ def _by_own_style(
     return found
 
 
-def _turn(plain: FitData, judged: FitData, correction: Correction | None, limit: TimeLimit, steps: int) -> Turn:
+def _turn(plain: FitData, taught: Taught, limit: TimeLimit, steps: int) -> Turn:
     """An adapter of the domains that teach and choose, and its rivals of the same."""
-    ways, _ = _train(judged, correction, limit, steps)
+    ways, _ = _train(taught, limit, steps)
     rows = plain.rows_of("train", "val")
-    rivals = {"em": calibrated(plain, rows), "own_em": calibrated(judged, rows)}
-    return Turn(judged, plain, {}, rivals, ways)
+    rivals = {"em": calibrated(plain, rows), "own_em": calibrated(taught.data, rows)}
+    return Turn(taught.data, plain, {}, rivals, ways)
 
 
 def _beside_last_layers(

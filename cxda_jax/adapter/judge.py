@@ -22,7 +22,7 @@ from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
 from cxda_jax.machine import backend
 from cxda_jax.methods import unmix
-from cxda_jax.methods.label_shift import FLOOR, fit_temperature, shares_by_answers
+from cxda_jax.methods.label_shift import FLOOR, shares_by_answers, temperature_of
 from cxda_jax.training import metrics
 from cxda_jax.types import ADAPTER, Array, Images, Variables
 
@@ -208,7 +208,8 @@ def report_on(
     found, kept = judge(turns)
     stats = jax.device_get(variables["batch_stats"][ADAPTER])
     scaled = standardised(judged.style, stats["mean"], stats["std"])
-    expected = metrics.after_selection(found["overall"][str(FULL)], len(found["by_domain"]))
+    span = found["overall"][str(FULL)]
+    expected = metrics.after_selection(span, len(found["by_domain"])) + (facts["beyond_turns"] if span[1] > 0 else 0.0)
     told, means = drift(judged, scaled, [turn.judged.store.domains("test") for turn in turns])
     return {
         "images": len(judged.rows),
@@ -221,19 +222,15 @@ def report_on(
 def calibrated(judged: FitData, rows: np.ndarray) -> dict[str, np.ndarray]:
     """What the rival knows of such images: 1 / T, b and t of mlls() in methods/label_shift.py."""
     some, labels = some_of(rows, judged), judged.store.labels
-    scale, bias = jax.jit(fit_temperature)(judged.logits[some], labels[some])
+    scale, bias = temperature_of(judged.logits[some], labels[some])
     known = {"scale": scale, "bias": bias, "shares": shares_by_answers(labels[rows], judged.logits[some], scale)}
     return {name: np.asarray(x, np.float32) for name, x in known.items()}
 
 
 def some_of(rows: np.ndarray, judged: FitData, most: int = 0) -> np.ndarray:
-    """The rows, or a random part of them where there are more than `most`; 0: as many as START allows. Some are
-    repeated, so that their number is one of few, and the turns share compiled programs: a power of two, or with `most`,
-    which costs time for each image, a number that is at most a quarter larger."""
+    """The rows, or a random part of them where there are more than `most`; 0: as many as START allows."""
     shuffled = np.random.default_rng(judged.seed).permutation(rows)
-    shuffled = shuffled[: most or max(1000, START // judged.rows.shape[1])]
-    grain = max(1, 2 ** ((len(shuffled) - 1).bit_length() - (3 if most else 0)))
-    return np.sort(np.resize(shuffled, -(-len(shuffled) // grain) * grain))
+    return np.sort(shuffled[: most or max(1000, START // judged.rows.shape[1])])
 
 
 def judge(

@@ -2,6 +2,7 @@
 the classifier can be changed: a last layer that learns from the same images."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,46 @@ def fitting(widths: Sequence[int], deepest: int) -> list[int]:
     return [0] if widths else []
 
 
+class Taught(NamedTuple):
+    """What the domains of a turn teach.
+
+    Attributes:
+      data: of the turn, corrected if that pays.
+      correction: for new domains; None where it does not surely gain on domains that did not teach it.
+      alone: the gain in points of each domain by corrections of single folds to which it does not belong, on average.
+        All are 0 where there is no correction.
+      taught: the domains that teach such a correction, on average.
+    """
+
+    data: FitData
+    correction: Correction | None
+    alone: np.ndarray
+    taught: float
+
+
+def untaught(data: FitData) -> Taught:
+    """A turn without a correction."""
+    return Taught(data, None, np.zeros(len(data.store.split)), 1.0)
+
+
+def beyond_turns(whole: Taught, turns: Sequence[Taught]) -> float:
+    """The points that a correction by all domains gains beyond those of the turns, on average; at least 0.
+
+    The corrections of single folds gain more in the whole, where more domains teach each. If what is missing falls as
+    1 / domains, as much more is gained by all domains than by those of a turn, times a factor that follows from their
+    numbers.
+    """
+
+    def missing(domains: Sequence[float]) -> float:
+        return 1 / float(np.mean(domains))
+
+    of_turns = np.concatenate([turn.alone[turn.data.store.domains("test")] for turn in turns])
+    own = [len(turn.alone) - len(turn.data.store.domains("test")) for turn in turns]
+    fewer = missing([turn.taught for turn in turns]) - missing([whole.taught])
+    factor = (missing(own) - missing([len(whole.alone)])) / fewer if fewer > 0 else 0.0
+    return max(0.0, factor * float(whole.alone.mean() - of_turns.mean()))
+
+
 class OwnStyle:
     """The corrections of one fit().
 
@@ -43,12 +84,8 @@ class OwnStyle:
         self.judged = judged
         self.mean, self.std = judged.style.mean(0), judged.style.std(0) + SMALLEST
 
-    def of(self, turn: FitData) -> tuple[FitData, Correction | None]:
-        """The data of a turn, corrected, and the correction for new domains; None where it does not surely gain on
-        domains that did not teach it. Then the data stay as they are.
-
-        Domains that judge teach nothing, and are corrected as new domains are.
-        """
+    def of(self, turn: FitData) -> Taught:
+        """What a turn teaches. Domains that judge teach nothing, and are corrected as new domains are."""
         store = turn.store
         own = np.concatenate([store.domains(split) for split in ("train", "val")])
         own = np.random.Generator(np.random.Philox(key=[turn.seed, 1])).permutation(own)
@@ -69,9 +106,16 @@ class OwnStyle:
                 break
         _, low, _ = interval_over_groups(gains[None], owner[rows])[0]
         if best is None or not low > 0:
-            return turn, None
-        for_new = mean_of(best)
-        return _corrected(turn, lambda domain: [*best, for_new][fold_of[domain]]), for_new
+            return untaught(turn)._replace(taught=float(teach.sum(1).mean()))
+        for_new, alone = mean_of(best), np.zeros(len(store.split))
+        alone[own] = 100 * (np.bincount(owner[rows], gains)[own] / np.bincount(owner[rows])[own])
+        for domain in store.domains("test"):
+            of = slice(*store.offsets[domain : domain + 2])
+            z, style, labels = turn.logits[of], turn.style[of], store.labels[of]
+            right = [(one(z, style).argmax(1) == labels).mean() for one in best]
+            alone[domain] = 100 * (np.mean(right) - (z.argmax(1) == labels).mean())
+        data = _corrected(turn, lambda domain: [*best, for_new][fold_of[domain]])
+        return Taught(data, for_new, alone, float(teach.sum(1).mean()))
 
     def _labelled(self, rows: np.ndarray) -> Labelled:
         return _some(self.judged, rows, self.judged.logits, self.judged.style)
@@ -110,8 +154,12 @@ def last_layers(
 
 
 def _some(judged: FitData, rows: np.ndarray, logits: np.ndarray, style: np.ndarray) -> Labelled:
-    """As many of these rows as there is time for."""
+    """As many of these rows as there is time for. Some are repeated, so that their number, which a program is compiled
+    for and which costs time, is one of few and at most a quarter larger."""
     rows = some_of(rows, judged, max(FEWEST, CELLS // (style.shape[1] * judged.store.num_classes)))
+    grain = max(1, 2 ** ((len(rows) - 1).bit_length() - 3))
+    again = np.random.default_rng(judged.seed).choice(rows, -len(rows) % grain, replace=False)
+    rows = np.sort(np.concatenate([rows, again]))
     return Labelled(logits[rows], style[rows], judged.store.labels[rows], judged.store.row_domains()[rows])
 
 

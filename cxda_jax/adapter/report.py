@@ -10,7 +10,7 @@ from cxda_jax.adapter.settling import RARE
 from cxda_jax.machine.progress import aligned
 
 FULL = str(SIZES[-1])
-LEAST = 0.1  # points, from which on a gain without a floor is told as larger
+LEAST = 0.1  # points, from which on a gain is told as larger
 COLUMNS: Mapping[str, str] = {  # of a row of gains, where they are known; the report itself has more
     "0": "own style",
     **{str(n): f"{n} images" for n in SIZES[2:]},
@@ -53,7 +53,11 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
         f"({report['turns']} turns). The adapter itself learnt from all {report['domains']} domains in {steps}."
     )
     if overall[1] > 0:
-        yield "So new domains tend to gain more than the tested ones: the lower ends of the intervals are the promise."
+        more = f", by about {report['beyond_turns']:.1f} points" if report.get("beyond_turns", 0) >= LEAST else ""
+        yield (
+            f"So new domains tend to gain more than the tested ones{more}. The lower ends of the intervals are the "
+            f"promise{', and the upper ends are too low by as much' * bool(more)}."
+        )
         if style_alone(report):
             yield "A device needs no buffer: on held-out domains it did not pay to take anything from one."
     if report["one_set"]:

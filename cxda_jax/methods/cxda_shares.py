@@ -20,7 +20,7 @@ from cxda_jax.config.fields import COUNT, POSITIVE, Field, Group, Range
 from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.entry import RED, Config, Entry, Style
 from cxda_jax.methods.erm import erm
-from cxda_jax.methods.label_shift import fit_temperature, shares_by_answers
+from cxda_jax.methods.label_shift import shares_by_answers, temperature_of
 from cxda_jax.nets.building import build_net
 from cxda_jax.nets.classifier import Classifier
 from cxda_jax.nets.shares import LARGEST, Keyed, ShareAdapter
@@ -158,7 +158,7 @@ def measure(variables: Variables, described: Described, learnt: np.ndarray) -> V
     classes, rank = own["bias"].shape[1], own["bias"].shape[0]
     logits, style = np.split(np.asarray(described.images, np.float64), [classes], axis=1)
     mean, std = style.mean(0), style.std(0) + SMALLEST
-    scale, _ = jax.jit(fit_temperature)(jnp.asarray(logits, jnp.float32), jnp.asarray(described.labels))
+    scale, _ = temperature_of(logits, np.asarray(described.labels))
     kernel = np.array(own["kernel"])
     directions = discriminants(np.clip((style - mean) / std, -LARGEST, LARGEST), described.domains, rank)
     # Images of one domain then are apart by 1 on the average, squared.

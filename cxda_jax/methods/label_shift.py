@@ -46,6 +46,7 @@ PRIOR_SHIFT_FIELDS = Group("Method prior_shift.", {"steps": STEPS, "smoothing": 
 MLLS_FIELDS = Group("Method mlls.", {"steps": STEPS, "smoothing": SMOOTHING}, at_test=True)
 BBSE_FIELDS = Group("Method bbse.", {"smoothing": SMOOTHING}, at_test=True)
 SMALLEST = 0.01  # as few images would turn into wild shares
+FEWEST = 2**17  # logits, places without an image counted, that temperature_of() has a program for
 FITTING, PATIENCE = 100, 10  # steps of fit_temperature(), and those in turn that find nothing lower
 
 
@@ -85,13 +86,24 @@ def undoing(of_classes: Array) -> Array:
     return jnp.linalg.pinv(of_classes.T, rtol=SMALLEST)
 
 
-def fit_temperature(logits: Array, labels: Array) -> tuple[Array, Array]:
-    """The inverse temperature, and the bias [classes], of least cross-entropy: mlls's 1 / T and b."""
+def temperature_of(logits: np.ndarray, labels: np.ndarray) -> tuple[Array, Array]:
+    """fit_temperature() of images in the memory of the host. Places without an image are added, so that many numbers of
+    images share one of few compiled programs."""
+    count, classes = logits.shape
+    size = 2 ** max((count - 1).bit_length(), (FEWEST // classes).bit_length() - 1)
+    some = np.zeros((size, classes), np.float32), np.zeros(size, np.int32), np.arange(size) < count
+    some[0][:count], some[1][:count] = logits, labels
+    return jax.jit(fit_temperature)(*some)
+
+
+def fit_temperature(logits: Array, labels: Array, counted: Array | None = None) -> tuple[Array, Array]:
+    """The inverse temperature, and the bias [classes], of least cross-entropy: mlls's 1 / T and b. Images count that
+    booleans `counted` [n] mark; None: all."""
     start = (jnp.ones(()), jnp.zeros(logits.shape[-1]))
     optimizer = optax.lbfgs()
 
     def objective(fitted: tuple[Array, Array]) -> Array:
-        return cross_entropy(logits * fitted[0] + fitted[1], labels)
+        return cross_entropy(logits * fitted[0] + fitted[1], labels, counted)
 
     def step(carried: Any) -> Any:
         taken, least, failed, fitted, state = carried

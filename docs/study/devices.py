@@ -8,7 +8,7 @@ A file is of `cxda features`: features without logits, style, labels and domains
 parts, each of which is new in turn: of the others, two fifths teach a head by logistic regression and three fifths go
 to fit(). Where the names of domains begin with their splits, test- is new and train- takes the place of the others. A
 file with logits has a head already. Every new device is asked for the same number of tasks, of 100 images and 20
-queries. Intervals are over devices.
+queries; with two classes, for five times as many. Intervals are over devices.
 
 Where each device has enough images of each class, shares are replayed too: a task has those of a real day or camera,
 from class_counts.json. The classes correspond by a random order. In a stream the images of a device come in the order
@@ -42,7 +42,7 @@ KINDS = (
     (1, "natural", 1.0), (1, "dirichlet", 0.3), (1, "even", 1.0), (5, "natural", 1.0), (5, "dirichlet", 0.3),
     (1, "stream", 0.1),
 )  # fmt: skip
-EACH = 10  # tasks of a device and kind
+EACH, OF_TWO = 10, 5  # tasks of a device and kind; so many times more with two classes: one is seldom rare
 BUFFER, QUERIES = 100, 20
 SIZES = 0, 5, 20  # smaller buffers
 LEAST = BUFFER + QUERIES
@@ -102,6 +102,11 @@ def classified(data, new, seed):
     return head(data["features"]), rows[np.isin(data["domain"][rows], np.unique(left.domains))]
 
 
+def tasks_of(labels):
+    """The tasks of each device and kind."""
+    return EACH * (OF_TWO if labels.max() == 1 else 1)
+
+
 def kinds_of(data):
     """KINDS, and what can be replayed."""
     of_each = np.zeros((data["domain"].max() + 1, data["labels"].max() + 1), int)
@@ -116,7 +121,7 @@ def replayed(labels, rows, name, seed):
     rng, plans = np.random.default_rng([seed, 7, rows[0]]), []
     counts = np.array(json.loads(COUNTS.read_text())[name]["devices"], float)
     matched = np.random.default_rng([seed, 8]).permutation(labels.max() + 1)  # the same for all devices
-    for _ in range(EACH):
+    for _ in range(tasks_of(labels)):
         shares = rng.choice(counts)
         drawn = matched[rng.choice(len(shares), LEAST, p=shares / shares.sum())]
         task = np.zeros(LEAST, int)
@@ -139,35 +144,35 @@ def streamed(labels, rows, concentration, seed):
     return np.concatenate([slot[i] for slot in slots for i in rng.permutation(len(slot))])
 
 
-def in_order(order):
-    """Tasks of one device, from evenly spread places of a stream."""
-    starts = np.linspace(0, len(order) - LEAST, EACH).astype(int)
+def in_order(order, count):
+    """So many tasks of one device, from evenly spread places of a stream."""
+    starts = np.linspace(0, len(order) - LEAST, count).astype(int)
     return Plan(*np.split(order[starts[:, None] + np.arange(LEAST)], [BUFFER], axis=1))
 
 
 def plans_of(data, new, number, shares, concentration, seed):
     """Tasks of each new device: it has the queries, and at least a part of the buffer."""
-    labels = data["labels"]
+    labels, count = data["labels"], tasks_of(data["labels"])
     offsets, found = np.searchsorted(data["domain"], np.arange(data["domain"].max() + 2)), []
     for device in new:
         own = np.arange(*offsets[device : device + 2])
         if shares in REPLAYED:
             found.append(replayed(labels, own, shares, seed))
         elif shares == "stream":
-            found.append(in_order(streamed(labels, own, concentration, seed)))
+            found.append(in_order(streamed(labels, own, concentration, seed), count))
         elif shares == "order taken":
-            found.append(in_order(own[np.argsort(data["taken"][own])]))
+            found.append(in_order(own[np.argsort(data["taken"][own])], count))
         else:
             spec = EpisodeSpec(1, BUFFER, QUERIES, shares=shares, concentration=concentration)
-            found.append(sample_plans(Draw(spec, offsets, np.array([device]), seed, 2, labels), range(EACH)))
+            found.append(sample_plans(Draw(spec, offsets, np.array([device]), seed, 2, labels), range(count)))
     plan = Plan(*(np.concatenate(part) for part in zip(*found, strict=True)))
     if number == 1:
         return plan
     rng, each = np.random.default_rng([seed, 6]), BUFFER // number
     support = plan.support.copy()
-    for i, own in enumerate(np.repeat(np.arange(len(new)), EACH)):
+    for i, own in enumerate(np.repeat(np.arange(len(new)), count)):
         others = rng.choice(np.delete(np.arange(len(new)), own), number - 1, replace=False)
-        buffers = [plan.support[d * EACH + rng.integers(EACH), :each] for d in others]
+        buffers = [plan.support[d * count + rng.integers(count), :each] for d in others]
         support[i] = np.concatenate([plan.support[i, :each], *buffers])
     return Plan(support, plan.query)
 
@@ -194,12 +199,12 @@ def one_fit(data, new, seed):
         right |= {f"{OURS}, {n} images": asked(always, plan, n) for n in SIZES}
         right[UNBOUND] = asked(unbound, plan, BUFFER)
         rare = (labels[plan.support][:, None] == y[..., None]).sum(-1) <= RARE
-        found[named(*kind)] = np.repeat(new, EACH), right, rare
+        found[named(*kind)] = np.repeat(new, tasks_of(labels)), right, rare
     told = {kind: np.round(row[str(BUFFER)], 2).tolist() for kind, row in adapter.report["gain"].items()}
     gains = {kind: (right[OURS].mean() - right[PLAIN].mean()) * 100 for kind, (_, right, _) in found.items()}
     notes = {"seed": seed, "new": len(new), "images for fit()": len(rows), "seconds": round(seconds)}
     notes |= {"domains for fit()": len(np.unique(data["domain"][rows]))}
-    notes |= {name: adapter.report[name] for name in ("takes", "floor", "rare", "floors")}
+    notes |= {name: adapter.report[name] for name in ("takes", "floor", "rare", "floors", "beyond_turns")}
     notes |= {"trusted": adapter.helps, "told": told}
     return found, {**notes, "found": {kind: round(float(gain), 2) for kind, gain in gains.items()}}
 
@@ -298,17 +303,19 @@ def tables(record):
 def foretold(record):
     """By set and kind: the gains that the fits foretold, those found on their new devices, and how many of these lie
     inside the interval that was foretold, above and below it: as it is, and with the sampling error of these devices,
-    as large for each as for one of those that judged."""
+    as large for each as for one of those that judged. What all domains gain beyond those of a turn (`beyond_turns`) is
+    added to the mean and to the upper end."""
     rows = {}
     for name, run in ((name, run) for name, found in record.items() for run in found["runs"]):
         for kind, (mean, low, high) in run["told"].items() if "domains for fit()" in run else ():
             kind = kind.replace("Dirichlet", "dirichlet").replace("even shares", "even")
             if (gain := run["found"].get(kind)) is not None:
                 told, found, counts = rows.setdefault((name, kind), ([], [], np.zeros((2, 3), int)))
-                told.append(mean)
+                more = run.get("beyond_turns", 0)
+                told.append(mean + more)
                 found.append(gain)
                 for i, wider in enumerate((1.0, math.sqrt(1 + run["domains for fit()"] / run["new"]))):
-                    below, above = gain < mean - wider * (mean - low), gain > mean + wider * (high - mean)
+                    below, above = gain < mean - wider * (mean - low), gain > mean + more + wider * (high - mean)
                     counts[i, 2 if below else 1 if above else 0] += 1
     return rows
 

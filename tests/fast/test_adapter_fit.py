@@ -166,22 +166,44 @@ def test_images_are_corrected_by_what_other_domains_taught(monkeypatch):
     monkeypatch.setattr(own_style, "corrections", numbers)
     turn = deal(judged)[1]
     useless = own_style.OwnStyle(judged)
-    assert useless.of(turn) == (turn, None)
+    assert useless.of(turn)[:2] == (turn, None)
     judged.store.labels[:] = judged.logits.argmin(1)  # now it pays
     taught.clear()
-    corrected, mean = useless.of(turn)
+    corrected, mean, alone, teachers = useless.of(turn)
     judging = {*turn.store.domains("test")}
     assert len(taught) == own_style.FOLDS and not judging & set.union(*taught) and mean.bias[0] == 3
+    assert teachers == np.mean([*map(len, taught)]) < 12 - len(judging)
     for domain in range(12):
         rows = domains == domain
-        moved = (corrected.logits[rows] + judged.logits[rows])[:, 0]
+        moved, z = (corrected.logits[rows] + judged.logits[rows])[:, 0], corrected.logits[rows]
         if domain in judging:
             np.testing.assert_allclose(moved, 3, rtol=1e-5)
+            z = [i * np.eye(CLASSES)[0] - judged.logits[rows] for i in range(1, own_style.FOLDS + 1)]
         else:
             (which,) = {*moved.round(3)}
             assert domain not in taught[int(which) - 1]
+        own = judged.store.labels[rows]
+        gained = (np.argmax(z, -1) == own).mean() - (judged.logits[rows].argmax(1) == own).mean()
+        np.testing.assert_allclose(alone[domain], 100 * gained)
     np.testing.assert_array_equal(corrected.style, judged.style)
     assert not corrected.rows[:, CLASSES : 2 * CLASSES].any()  # the style moves nothing
+
+
+def test_what_more_domains_gain_follows_from_the_folds():
+    """Where a gain of n domains is 5 - 12 / n, twelve gain 12 / 9 - 1 points more than nine; of a gain that falls with
+    more domains nothing is promised."""
+    logits, labels, domains, style = made(domains=12)
+    whole, *turns = deal(as_fit_data(logits, labels, domains, style, None, 0))
+
+    def taught(data, own, sign):
+        of_fold = own * (1 - 1 / own_style.FOLDS)
+        return own_style.untaught(data)._replace(alone=np.full(12, 5 - sign * 12 / of_fold), taught=of_fold)
+
+    def grown(sign):
+        return own_style.beyond_turns(taught(whole, 12, sign), [taught(turn, 9, sign) for turn in turns])
+
+    np.testing.assert_allclose([grown(1), grown(-1)], [12 / 9 - 1, 0])
+    assert own_style.beyond_turns(own_style.untaught(whole), [*map(own_style.untaught, turns)]) == 0
 
 
 def test_un_mixing_finds_the_shares_of_each_cluster():

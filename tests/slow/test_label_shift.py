@@ -8,7 +8,14 @@ import scipy.optimize
 from sklearn.cluster import KMeans
 
 from cxda_jax.methods.cxda_shares import discriminants, logits_and_style
-from cxda_jax.methods.label_shift import fit_temperature, shares_by_answers, shares_by_confusions, shares_by_em, undoing
+from cxda_jax.methods.label_shift import (
+    fit_temperature,
+    shares_by_answers,
+    shares_by_confusions,
+    shares_by_em,
+    temperature_of,
+    undoing,
+)
 from cxda_jax.types import Known
 from tests.conftest import make_episode
 from tests.nets import KEY, TINY, build_method, case_of, close, make_images, softmax
@@ -60,9 +67,9 @@ def test_the_temperature_and_the_biases_have_the_least_cross_entropy():
         return -np.log(softmax(LOGITS * x[0] + x[1:])[np.arange(300), LABELS]).mean()
 
     best = scipy.optimize.minimize(loss, [1, 0, 0, 0, 0], tol=1e-12).x
-    scale, bias = jax.jit(fit_temperature)(LOGITS, LABELS)
-    np.testing.assert_allclose(scale, best[0], atol=2e-3)
-    np.testing.assert_allclose(bias, best[1:] - best[1:].mean(), atol=5e-3)
+    for scale, bias in (jax.jit(fit_temperature)(LOGITS, LABELS), temperature_of(LOGITS, LABELS)):
+        np.testing.assert_allclose(scale, best[0], atol=2e-3)
+        np.testing.assert_allclose(bias, best[1:] - best[1:].mean(), atol=5e-3)
 
 
 def test_confusions_are_undone():
