@@ -129,10 +129,10 @@ def test_a_correction_learns_errors_and_neither_shares_nor_what_a_domain_has_in_
         q = (cells[domain] + t / t.sum()) / (cells[domain].sum() + 1)
         np.testing.assert_allclose(offset, np.log(q) - np.log(t / t.sum()), atol=1e-9)
     point, root = RNG.normal(0, 0.3, (2, 1 + CLASSES + 2 * STYLE * CLASSES)), RNG.uniform(0.5, 2, (2, STYLE, 1))
-    offsets, expected = np.stack([told_shares(cells, each) for each in teach], 1), 0.0
+    offsets, expected = np.stack([told_shares(cells, each).T for each in teach]), 0.0
     for i, each in enumerate(teach):
         (u, v), common = point[i, 7:].reshape(2, STYLE, CLASSES) / root, parts[images.domains, i]
-        z = point[i, 0] * images.logits + point[i, 1:7] + offsets[images.domains, i]
+        z = point[i, 0] * images.logits + point[i, 1:7] + offsets[i].T[images.domains]
         for moved in (z + s @ u, z + (s - common) @ u + common @ v):
             expected -= np.log(softmax(moved, -1)[np.arange(len(z)), images.labels])[each[images.domains]].mean() / 2
         expected += 0.05 * ((u**2).sum() + (v**2).sum())
