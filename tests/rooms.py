@@ -17,9 +17,9 @@ ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "configs": 200,
     "cxda_jax": 245,
-    "cxda_jax/adapter": 3000,  # corrects by the own and the common style, chooses what to take of a buffer; tokens and heads; a page; predictions of camera traps; models of PyTorch by name; a floor, which rare classes choose by the mean of domains; a last layer that reads the style too; what an untried own style or a buffer that tells nothing means for the user; what all domains teach beyond those of a turn
+    "cxda_jax/adapter": 3001,  # corrects by the own and the common style, chooses what to take of a buffer; tokens and heads; a page; predictions of camera traps; models of PyTorch by name; a floor, which rare classes choose by the mean of domains; a last layer that reads the style too; what an untried own style or a buffer that tells nothing means for the user; what all domains teach beyond those of a turn
     "cxda_jax/config": 470,
-    "cxda_jax/data": 2380,  # tasks share what they know of a domain's classes, and their generators
+    "cxda_jax/data": 2384,  # tasks share what they know of a domain's classes, their generators, and the sizes of domains
     "cxda_jax/device": 1065,  # the plain answers of an adapter that corrects; class shares on the page; camera traps; what is right by class
     "cxda_jax/disk": 825,  # other names of a column
     "cxda_jax/export": 885,  # tokens and a head in describe.onnx
