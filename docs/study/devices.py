@@ -28,6 +28,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
+from cxda_jax.adapter.diagnosis import Diagnosis
 from cxda_jax.adapter.features import Labelled
 from cxda_jax.adapter.head import learn_head
 from cxda_jax.adapter.settling import RARE
@@ -205,8 +206,13 @@ def one_fit(data, new, seed):
     notes = {"seed": seed, "new": len(new), "images for fit()": len(rows), "seconds": round(seconds)}
     notes |= {"domains for fit()": len(np.unique(data["domain"][rows]))}
     notes |= {name: adapter.report[name] for name in ("takes", "floor", "rare", "floors", "beyond_turns")}
-    notes |= {"trusted": adapter.helps, "told": told}
+    notes |= {"trusted": adapter.helps, "diagnosed": diagnosed(adapter.report["headroom"]), "told": told}
     return found, {**notes, "found": {kind: round(float(gain), 2) for kind, gain in gains.items()}}
+
+
+def diagnosed(headroom):
+    """What `cxda diagnose` foretells, by kind: the gain of what follows from shares alone."""
+    return {kind: round(Diagnosis(headroom, 0.0).expected(kind), 2) for kind in headroom}
 
 
 def effective(data, device):
@@ -301,17 +307,18 @@ def tables(record):
 
 
 def foretold(record):
-    """By set and kind: the gains that the fits foretold, those found on their new devices, and how many of these lie
-    inside the interval that was foretold, above and below it: as it is, and with the sampling error of these devices,
-    as large for each as for one of those that judged. What all domains gain beyond those of a turn (`beyond_turns`) is
-    added to the mean and to the upper end."""
+    """By set and kind: the gains that diagnoses and the fits foretold, those found on their new devices, and how many
+    of these lie inside the interval that a fit foretold, above and below it: as it is, and with the sampling error of
+    these devices, as large for each as for one of those that judged. What all domains gain beyond those of a turn
+    (`beyond_turns`) is added to the mean and to the upper end."""
     rows = {}
     for name, run in ((name, run) for name, found in record.items() for run in found["runs"]):
         for kind, (mean, low, high) in run["told"].items() if "domains for fit()" in run else ():
-            kind = kind.replace("Dirichlet", "dirichlet").replace("even shares", "even")
+            of_kind, kind = kind, kind.replace("Dirichlet", "dirichlet").replace("even shares", "even")
             if (gain := run["found"].get(kind)) is not None:
-                told, found, counts = rows.setdefault((name, kind), ([], [], np.zeros((2, 3), int)))
+                before, told, found, counts = rows.setdefault((name, kind), ([], [], [], np.zeros((2, 3), int)))
                 more = run.get("beyond_turns", 0)
+                before.append(run["diagnosed"][of_kind])
                 told.append(mean + more)
                 found.append(gain)
                 for i, wider in enumerate((1.0, math.sqrt(1 + run["domains for fit()"] / run["new"]))):
@@ -322,15 +329,15 @@ def foretold(record):
 
 def foretold_table(record):
     """The lines of a table of foretold()."""
-    columns = "foretold", "found", "inside, above, below", "the same with the new devices' error"
+    columns = "diagnosed", "foretold", "found", "inside, above, below", "the same with the new devices' error"
     yield row_of("set", "devices in the buffer", *columns)
-    yield f"|{'---|' * 6}"
+    yield f"|{'---|' * 7}"
     rows, total = foretold(record), np.zeros((2, 3), int)
-    for (name, kind), (told, found, counts) in rows.items():
+    for (name, kind), (*gains, counts) in rows.items():
         total += counts
         cells = [", ".join(map(str, of)) for of in counts.tolist()]
-        yield row_of(f"`{name}`", in_words(kind), f"{np.mean(told):+.1f}", f"{np.mean(found):+.1f}", *cells)
-    yield row_of("all", "", "", "", *(", ".join(map(str, of)) for of in total.tolist()))
+        yield row_of(f"`{name}`", in_words(kind), *(f"{np.mean(of):+.1f}" for of in gains), *cells)
+    yield row_of("all", "", "", "", "", *(", ".join(map(str, of)) for of in total.tolist()))
 
 
 def main():

@@ -152,13 +152,14 @@ def test_what_was_foretold_counts_as_kept_inside_its_interval():
         "5 domains, even shares": [5, 3, 7],
     }
     found = {"1 domain, own shares": 4, "1 domain, dirichlet 0.3": 7.5, "5 domains, even": 1, "1 domain, stream": 9}
-    run = {"told": told, "found": found, "domains for fit()": 20, "new": 20, "beyond_turns": 0.4}
+    run = {"told": told, "found": found, "domains for fit()": 20, "new": 20, "beyond_turns": 0.4,
+           "diagnosed": dict.fromkeys(told, 2.0)}  # fmt: skip
     rows = devices.foretold({"set": {"runs": [run]}})
-    assert sum(counts for _, _, counts in rows.values()).tolist() == [[1, 1, 1], [2, 0, 1]]
+    assert sum(counts for *_, counts in rows.values()).tolist() == [[1, 1, 1], [2, 0, 1]]
     more = devices.foretold({"set": {"runs": [run | {"beyond_turns": 1}]}})["set", "1 domain, dirichlet 0.3"]
-    assert more[2].tolist() == [[1, 0, 0], [1, 0, 0]]
+    assert more[-1].tolist() == [[1, 0, 0], [1, 0, 0]]
     head, _, *lines, total = devices.foretold_table({"set": {"runs": [run]}})
-    assert len(lines) == 3 and "| one, own shares | +5.4 | +4.0 | 1, 0, 0 | 1, 0, 0 |" in lines[0]
+    assert len(lines) == 3 and "| one, own shares | +2.0 | +5.4 | +4.0 | 1, 0, 0 | 1, 0, 0 |" in lines[0]
     assert total.endswith("| 1, 1, 1 | 2, 0, 1 |") and head.count("|") == total.count("|")
 
 
