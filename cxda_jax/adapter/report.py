@@ -41,25 +41,16 @@ def in_cells(report: Mapping[str, Any]) -> list[list[str]]:
 
 def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     """The verdict, and a line on each other part."""
-    overall, steps = report["overall"][FULL], f"{report['steps']} of {report['asked']} steps"
+    overall = report["overall"][FULL]
     gain = f"the adapter gains {span_of(overall)} points on new domains"
     gain = f"By the image's own style alone {gain}" if style_alone(report) else f"With {FULL} images {gain}"
     if overall[1] > 0:
         yield f"Trusted. {gain}; expect {report['expected']:+.1f}."
     else:
         yield f"Not trusted. {gain}, so it may lose. Devices keep the classifier's own answers."
-    yield (
-        f"Each of the {len(report['by_domain'])} domains tested an adapter that had not learnt from it "
-        f"({report['turns']} turns). The adapter itself learnt from all {report['domains']} domains in {steps}."
-    )
-    if overall[1] > 0:
-        more = f", by about {report['beyond_turns']:.1f} points" if report.get("beyond_turns", 0) >= LEAST else ""
-        yield (
-            f"So new domains tend to gain more than the tested ones{more}. The lower ends of the intervals are the "
-            f"promise{', and the upper ends are too low by as much' * bool(more)}."
-        )
-        if style_alone(report):
-            yield "A device needs no buffer: on held-out domains it did not pay to take anything from one."
+    yield from _turns(report)
+    if overall[1] > 0 and style_alone(report):
+        yield "A device needs no buffer: on held-out domains it did not pay to take anything from one."
     if report["one_set"]:
         yield (
             "Domains were not given, and random parts of the images took their place. So this holds for devices that "
@@ -101,6 +92,21 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
         if alarms is None
         else f"The drift warning came for {alarms:.1%} of the buffers of test domains, which would then not adapt."
     )
+
+
+def _turns(report: Mapping[str, Any]) -> Iterator[str]:
+    """Which adapters were tested, and how the one that is returned differs from them."""
+    steps = f"{report['steps']} of {report['asked']} steps"
+    yield (
+        f"Each of the {len(report['by_domain'])} domains tested an adapter that had not learnt from it "
+        f"({report['turns']} turns). The adapter itself learnt from all {report['domains']} domains in {steps}."
+    )
+    if report["overall"][FULL][1] > 0:
+        more = f", by about {report['beyond_turns']:.1f} points" if report.get("beyond_turns", 0) >= LEAST else ""
+        yield (
+            f"So new domains tend to gain more than the tested ones{more}. The lower ends of the intervals are the "
+            f"promise{', and the upper ends are too low by as much' * bool(more)}."
+        )
 
 
 def nothing_taken(report: Mapping[str, Any]) -> bool:

@@ -43,7 +43,7 @@ KINDS = (
     (1, "natural", 1.0), (1, "dirichlet", 0.3), (1, "even", 1.0), (5, "natural", 1.0), (5, "dirichlet", 0.3),
     (1, "stream", 0.1),
 )  # fmt: skip
-EACH, OF_TWO = 10, 5  # tasks of a device and kind; so many times more with two classes: one is seldom rare
+EACH, OF_TWO = 10, 5  # tasks of a device and kind; times so many with two classes, as few tasks then have a rare one
 BUFFER, QUERIES = 100, 20
 SIZES = 0, 5, 20  # smaller buffers
 LEAST = BUFFER + QUERIES
@@ -317,7 +317,7 @@ def foretold(record):
             of_kind, kind = kind, kind.replace("Dirichlet", "dirichlet").replace("even shares", "even")
             if (gain := run["found"].get(kind)) is not None:
                 before, told, found, counts = rows.setdefault((name, kind), ([], [], [], np.zeros((2, 3), int)))
-                more = run.get("beyond_turns", 0)
+                more = run["beyond_turns"]
                 before.append(run["diagnosed"][of_kind])
                 told.append(mean + more)
                 found.append(gain)
