@@ -3,8 +3,9 @@
 Rows with a star know what no device can know. Their gain is the headroom: how much is there to be gained.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -92,27 +93,35 @@ def diagnose(
       seed: of the tasks.
       tasks: of a kind.
     """
-    table = {}
+    table, owner = {}, store.row_domains()
+
+    @functools.cache  # most kinds of tasks have the same domains
+    def calibrate(domains: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.isin(owner, domains)
+        return temperature_of(logits[rows], store.labels[rows])
+
     for kind, (number, shares) in KINDS.items():
         spec = EpisodeSpec(number, 100 // number, 20, shares=shares, skip_small=True)
         domains = domains_for(spec, store, split)[0]
         if len(domains) >= max(2, number):
-            table[kind] = _rows(store, logits, Draw(spec, store.offsets, domains, seed, 2, store.labels), tasks)
+            draw = Draw(spec, store.offsets, domains, seed, 2, store.labels)
+            table[kind] = _rows(store, logits, draw, tasks, calibrate)
     if not table:
         raise UserError(f"{store.info.name}: a diagnosis needs two domains of split {split!r} with {FIRST} images each")
     return Diagnosis(table, by_heart)
 
 
-def _rows(store: DomainStore, logits: np.ndarray, draw: Draw, tasks: int) -> dict[str, float]:
+def _rows(
+    store: DomainStore, logits: np.ndarray, draw: Draw, tasks: int, calibrate: Callable[[tuple[int, ...]], Any]
+) -> dict[str, float]:
     """The rows of one kind of tasks. Each half of the domains is calibrated on the other half."""
     owner, labels, classes = store.row_domains(), store.labels, store.num_classes
     calm, prior = np.array(logits, np.float64), np.zeros((2, classes))
     for half in (0, 1):
-        other = np.isin(owner, draw.domains[1 - half :: 2])
-        scale, bias = temperature_of(logits[other], labels[other])
-        calm[np.isin(owner, draw.domains[half::2])] *= float(scale)
-        calm[np.isin(owner, draw.domains[half::2])] += np.asarray(bias)
-        counts = np.bincount(labels[other], minlength=classes) + 0.5
+        own, other = np.isin(owner, draw.domains[half::2]), draw.domains[1 - half :: 2]
+        scale, bias = calibrate(tuple(other))
+        calm[own] = calm[own] * scale + bias
+        counts = np.bincount(labels[np.isin(owner, other)], minlength=classes) + 0.5
         prior[half] = counts / counts.sum()
     plan = sample_plans(draw, range(tasks))
     asked = owner[plan.query[:, 0]]

@@ -11,7 +11,7 @@ and deviations of the channels of early maps do, and the last features hardly do
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from cxda_jax.adapter.judge import (
     diagnosis,
     headroom,
     judge,
+    of_style,
     report_on,
     some_of,
 )
@@ -71,6 +72,22 @@ WITHOUT = {  # what it costs if the keys come from something else than a style
     "helps less",
     "logits": "the keys come from the logits: these hardly tell domains apart, so a mixed buffer helps little",
 }
+
+
+class Trained(NamedTuple):
+    """The result of a training.
+
+    Attributes:
+      data: the images, with their keys in place of the style.
+      start: the variables with which it began, which read the style.
+      ways: variables by the name in WAYS of how they take shares from a buffer. They read the keys.
+      steps: that were taken.
+    """
+
+    data: FitData
+    start: Variables
+    ways: dict[str, Variables]
+    steps: int
 
 
 def fit(  # noqa: PLR0913
@@ -126,19 +143,20 @@ def fit(  # noqa: PLR0913
     judged = as_fit_data(logits, labels, domains, style, features, seed, FEWEST)
     _tell_of_less(judged, keys, parts, log)
     known = headroom(judged)  # before the time of the training is over
-    whole, *others = deal(judged)
-    _tell_of_small(whole, log)
-    limit = TimeLimit(began, 60 * minutes, len(others) + 1, JUDGING, log)
+    dealt = deal(judged)
+    _tell_of_small(dealt[0], log)
+    limit = TimeLimit(began, 60 * minutes, len(dealt), JUDGING, log)
     steps = steps if "shares" in parts else 0
     asks = "style" in parts and not judged.one_set
     tries = asks and _has_room(judged, judged.style, OWN_STYLE, log)
-    of_whole, *of_turns = _by_own_style(judged, (whole, *others), log) if tries else map(untaught, (whole, *others))
-    made = [_turn(turn, taught, limit, steps) for turn, taught in zip(others, of_turns, strict=True)]
-    ways, taken = _train(of_whole, limit, steps)
+    of_whole, *of_turns = _by_own_style(judged, dealt, log) if tries else map(untaught, dealt)
+    made = [_turn(turn, taught, limit, steps) for turn, taught in zip(dealt[1:], of_turns, strict=True)]
+    whole = _train(of_whole, limit, steps)
     made, reads = _beside_last_layers(made, judged, keys, log)
     chosen = settle(made, FLOORS if floor is None else (float(floor),))
-    variables = with_floor(ways[chosen.way], chosen.floor)
-    facts = {"steps": taken, "asked": steps, "one_set": judged.one_set, "corrects": bool(of_whole.correction)}
+    learnt = jax.tree.map(jnp.asarray, of_style(whole.ways[chosen.way], whole.start))
+    variables = with_floor(learnt, chosen.floor)
+    facts = {"steps": whole.steps, "asked": steps, "one_set": judged.one_set, "corrects": bool(of_whole.correction)}
     facts |= {"tries": tries, "beyond_turns": beyond_turns(of_whole, of_turns), "reads": reads, **chosen.facts}
     facts["room"] = room(judged.store.num_classes) if asks and not tries else None
     report, kept = report_on(judged, of_whole.data, variables, chosen.turns, facts, known)
@@ -206,25 +224,23 @@ def programs(classes: int, corrected: bool) -> loop.Programs:
 
 
 @functools.lru_cache(4)
-def _untrained(classes: int, corrected: bool, seed: int, width: int) -> loop.TrainState:
-    """The state before a training, in the memory of the host, for rows of this width."""
+def _untrained(classes: int, corrected: bool, seed: int, width: int) -> Variables:
+    """New variables, in the memory of the host, for rows of this width."""
     rows = _images(np.zeros((2, width), np.float32))
-    state = loop.init_state(method_of(classes, corrected), optimizer(), seed, rows)
-    found: Any = jax.device_get(state)
+    found: Any = jax.device_get(loop.init_variables(method_of(classes, corrected), seed, rows))
     return found
 
 
-def _train(taught: Taught, limit: TimeLimit, steps: int) -> tuple[dict[str, Variables], int]:
-    """The variables by the name in WAYS of how they take shares from a buffer, and the steps that were taken."""
-    judged = taught.data
-    store, rows, classes = judged.store, judged.rows, judged.store.num_classes
-    tasks, _ = load_of(classes)
+def _train(taught: Taught, limit: TimeLimit, steps: int) -> Trained:
+    store, classes = taught.data.store, taught.data.store.num_classes
+    width, corrected, seed = taught.data.rows.shape[1], taught.data.corrected, taught.data.seed
+    start = added(_start(taught.data, _untrained(classes, corrected, seed, width)), taught.correction)
+    judged, variables = taught.data.keyed(start)
+    (tasks, _), rows = load_of(classes), judged.rows
     draws = {split: judged.draw(split, i, _spec(judged, split)) for i, split in enumerate(("train", "val"))}
-    asked = sample_plans(draws["val"], range(TASKS))
-    state = jax.tree.map(jnp.asarray, _untrained(classes, judged.corrected, judged.seed, rows.shape[1]))
-    state = state.replace(variables=added(_start(judged, state.variables), taught.correction))
     if not steps:
-        return dict.fromkeys(WAYS, without_buffer(state.variables)), 0
+        return Trained(judged, start, dict.fromkeys(WAYS, without_buffer(variables)), 0)
+    asked = sample_plans(draws["val"], range(TASKS))
 
     def score(variables: Variables) -> float:
         return float((judged.answers(variables, asked).argmax(-1) == store.labels[asked.query]).mean())
@@ -232,18 +248,22 @@ def _train(taught: Taught, limit: TimeLimit, steps: int) -> tuple[dict[str, Vari
     def episodes(step: int) -> Episode:
         return _episodes(rows, store.labels, sample_plans(draws["train"], range(step * tasks, (step + 1) * tasks)))
 
-    score(state.variables)  # compiles
+    score(variables)  # compiles
     began = time.monotonic()
-    untrained = state.variables, score(state.variables)
+    untrained = variables, score(variables)
     seconds = time.monotonic() - began
     pace = Pace(limit, steps, ADAPTER_DEFAULTS.rate, VALIDATIONS, CHOICES, seconds)
     selection = Selection(score, _gain_of_balanced(judged), untrained)
-    validation = loop.Validation(score, lambda best, scored: selection.narrower(selection.likeliest(best, scored)))
+
+    def choose(best: Variables, scored: float) -> Variables:
+        return selection.narrower(selection.likeliest(jax.device_get(best), scored))
+
     run = loop.Run(None, log=lambda line: None)  # the time limit tells of the progress of all trainings
-    spent = loop.train(programs(classes, judged.corrected), episodes, state, pace, validation, run, judged.seed)
-    best = jax.tree.map(jnp.asarray, spent.best)
+    of_step, state = programs(classes, corrected), loop.state_of(jax.tree.map(jnp.asarray, variables), optimizer())
+    best = loop.train(of_step, episodes, state, pace, loop.Validation(score, choose), run, seed).best
+    assert best is not None
     found = (best, selection.more_careful(best), by_style(best), without_buffer(best))
-    return dict(zip(WAYS, found, strict=True)), pace.taken
+    return Trained(judged, start, dict(zip(WAYS, found, strict=True)), pace.taken)
 
 
 def _gain_of_balanced(judged: FitData) -> Callable[[Variables], float]:
@@ -319,10 +339,10 @@ def _by_own_style(judged: FitData, turns: Sequence[FitData], log: Callable[[str]
 
 def _turn(plain: FitData, taught: Taught, limit: TimeLimit, steps: int) -> Turn:
     """An adapter of the domains that teach and choose, and its rivals of the same."""
-    ways, _ = _train(taught, limit, steps)
+    trained = _train(taught, limit, steps)
     rows = plain.rows_of("train", "val")
     rivals = {"em": calibrated(plain, rows), "own_em": calibrated(taught.data, rows)}
-    return Turn(taught.data, plain, {}, rivals, ways)
+    return Turn(trained.data, plain, {}, rivals, trained.ways)
 
 
 def _beside_last_layers(

@@ -5,6 +5,7 @@ its place: the domains are dealt into turns, and in each turn an adapter that le
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from cxda_jax.errors import UserError
 from cxda_jax.machine import backend
 from cxda_jax.methods import unmix
 from cxda_jax.methods.label_shift import FLOOR, shares_by_answers, temperature_of
+from cxda_jax.nets.shares import LARGEST, OWN, SMALLEST
 from cxda_jax.training import metrics
 from cxda_jax.types import ADAPTER, Array, Images, Variables
 
@@ -86,18 +88,34 @@ class FitData(NamedTuple):
         domains = domains_for(spec, self.store, split)[0]
         return Draw(spec, self.store.offsets, domains, self.seed, stream, self.store.labels)
 
+    def keyed(self, variables: Variables) -> tuple["FitData", Variables]:
+        """The images with their keys in place of the style, and variables that answer the same from these. A style may
+        have a hundred times as many numbers, and fit() does not learn what makes keys of it."""
+        keys, count = keys_of(self, variables), (1 + self.corrected) * self.store.num_classes
+        rank, size = keys.shape[1], max(float(np.abs(keys).max()) / LARGEST, SMALLEST)  # so that no key is clipped
+        images = np.concatenate([self.rows[:, :count], keys], axis=1)[:, None, None]
+        own, stats = variables["params"][ADAPTER], variables["batch_stats"][ADAPTER]
+        stats = {**stats, "mean": np.zeros(rank, np.float32), "std": np.full(rank, size, np.float32)}
+        if OWN in stats:
+            stats[OWN] = {"content": stats[OWN]["content"]}  # all that is read where images are corrected already
+        found = {ADAPTER: {**own, "kernel": size * math.sqrt(rank) * np.eye(rank, dtype=np.float32)}}
+        data = self._replace(store=self.store._replace(images=images))
+        return data, {"params": {**variables["params"], **found}, "batch_stats": {ADAPTER: stats}}
+
     def answers(self, variables: Variables, plan: Plan, most: int = FULL) -> np.ndarray:
         """The adapted logits [tasks, queries, classes]; without a support those of the classifier.
 
         Of a larger support the first `most` images count.
         """
-        if not min(most, plan.support.shape[1]):
+        if not (count := min(most, plan.support.shape[1])):
             return self.logits[plan.query]
-        found, program = [], _answering(self.store.num_classes, self.corrected)
-        present = np.arange(plan.support.shape[1]) < most  # one program answers with buffers of all sizes
-        for start in range(0, len(plan.query), BLOCK):  # all of one size, so that one program answers
-            of_block = (np.resize(part[start : start + BLOCK], (BLOCK, part.shape[1])) for part in plan)
-            found.append(np.asarray(program(variables, present, *(self.rows[part] for part in of_block))))
+        found, program, variables = [], _answering(self.store.num_classes, self.corrected), jax.device_put(variables)
+        # One program answers with buffers of all sizes, in blocks of one size.
+        present, places = np.arange(FULL) < count, np.resize(np.arange(count), FULL)
+        for start in range(0, len(plan.query), BLOCK):
+            block = np.resize(np.arange(start, min(start + BLOCK, len(plan.query))), BLOCK)
+            support, query = self.rows[plan.support[block][:, places]], self.rows[plan.query[block]]
+            found.append(np.asarray(program(variables, present, support, query)))
         return np.concatenate(found)[: len(plan.query)]
 
 
@@ -156,7 +174,7 @@ def _answering(classes: int, corrected: bool) -> Callable[..., Array]:
         cells = support.shape[1] * max(query.shape[1], classes)
         return jax.lax.map(one, (support, query), batch_size=min(len(query), max(1, CELLS // cells)))
 
-    return backend.jit(answering, quick=True)
+    return backend.jit(answering)
 
 
 def headroom(judged: FitData) -> Mapping[str, Mapping[str, float]] | None:
@@ -316,6 +334,16 @@ def keys_of(judged: FitData, variables: Variables) -> np.ndarray:
     """The keys of all images, [n, rank], as an adapter with these variables has them."""
     kernel, stats = variables["params"][ADAPTER]["kernel"], jax.device_get(variables["batch_stats"][ADAPTER])
     return standardised(judged.style, stats["mean"], stats["std"]) @ np.asarray(kernel) / np.sqrt(judged.style.shape[1])
+
+
+def of_style(variables: Variables, start: Variables) -> Variables:
+    """The variables that read the style again, for those that FitData.keyed() made of `start`, or that learnt since."""
+    own, stats = variables["params"][ADAPTER], variables["batch_stats"][ADAPTER]
+    before, read = start["params"][ADAPTER], start["batch_stats"][ADAPTER]
+    kernel, std = np.asarray(own["kernel"]), np.asarray(stats["std"])
+    kernel = np.asarray(before["kernel"]) @ (kernel / std[:, None]) / math.sqrt(len(std))
+    stats = {**stats, **{name: read[name] for name in ("mean", "std", OWN) if name in read}}
+    return {"params": {ADAPTER: {**own, "kernel": kernel}}, "batch_stats": {ADAPTER: stats}}
 
 
 def by_unmixing(judged: FitData, keys: np.ndarray, rival: Mapping[str, np.ndarray], plan: Plan) -> np.ndarray:

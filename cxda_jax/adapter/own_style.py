@@ -98,8 +98,11 @@ class OwnStyle:
         right = turn.logits[rows].argmax(1) == store.labels[rows]
         best, gains = None, np.zeros(len(rows))
         for found in corrections(self._labelled(rows), teach, self.mean, self.std):
-            answers = _corrected(turn, lambda domain, found=found: found[fold_of[domain]], own).logits[rows].argmax(1)
-            gained = (answers == store.labels[rows]).astype(float) - right
+            z = np.zeros_like(turn.logits)
+            for domain in own:
+                of = slice(*store.offsets[domain : domain + 2])
+                z[of] = found[fold_of[domain]](turn.logits[of], turn.style[of])
+            gained = (z[rows].argmax(1) == store.labels[rows]).astype(float) - right
             if gained.mean() > gains.mean():
                 best, gains = found, gained
             elif best:  # more careful ones were better
@@ -168,12 +171,12 @@ def corrected_by(data: FitData, correction: Correction | None) -> FitData:
     return _corrected(data, lambda domain: correction) if correction else data
 
 
-def _corrected(data: FitData, by: Callable[[int], Correction], domains: np.ndarray | None = None) -> FitData:
+def _corrected(data: FitData, by: Callable[[int], Correction]) -> FitData:
     """Data whose images have three parts: corrected logits, Correction.moves() and style; `by` tells the correction of
-    each domain. Where `domains` are given, the images of others stay zeros."""
+    each domain."""
     store, classes = data.store, data.store.num_classes
     images = np.zeros((len(store.images), 1, 1, store.images.shape[-1] + classes), np.float32)
-    for domain in range(len(store.split)) if domains is None else domains:
+    for domain in range(len(store.split)):
         of, correction = slice(*store.offsets[domain : domain + 2]), by(domain)
         style = data.style[of]
         images[of, 0, 0] = np.concatenate([correction(data.logits[of], style), correction.moves(style), style], axis=1)

@@ -23,7 +23,8 @@ from cxda_jax.machine.progress import say
 # Experimental: else XLA's CPU backend expands each convolution into gigabytes of im2col, and a step takes 2 to 3 times
 # as long. test_a_training_step_moves_no_more_than_it_did_and_never_calls_the_host in tests/slow/test_cost.py shows it.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
-_QUICK_OPTIONS = {"xla_backend_optimization_level": 1}  # programs of many small parts compile in 3/4 of the time
+# Programs of many small parts compile in half of the time. The older emitters do without MLIR's passes for each part.
+_QUICK_OPTIONS = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
 _deterministic = False  # of GPUs alone: on other devices all operations are deterministic
 _TARGET = contextvars.ContextVar("target", default="")
 

@@ -165,9 +165,9 @@ def measure(variables: Variables, described: Described, learnt: np.ndarray) -> V
     kernel[:, : directions.shape[1]] = directions * math.sqrt(style.shape[1] / (2 * rank))
     known = {"mean": mean, "std": std, "shares": shares_by_answers(learnt, logits, scale)}
     as_floats = functools.partial(jnp.asarray, dtype=jnp.float32)
-    new = {**own, "kernel": as_floats(kernel), "log_t": -jnp.log(jnp.maximum(scale, SMALLEST))}
+    new = {**own, "kernel": kernel, "log_t": -np.log(np.maximum(scale, SMALLEST))}
     return {
-        "params": {**variables["params"], ADAPTER: new},
+        "params": {**variables["params"], ADAPTER: jax.tree.map(as_floats, new)},
         "batch_stats": {**stats, ADAPTER: jax.tree.map(as_floats, known)},
     }
 

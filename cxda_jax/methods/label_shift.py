@@ -21,18 +21,16 @@ The unseen images, of which mlls has T and b, and bbse C, are those of validatio
 Without the term with a, the published form, a few images would rule out most classes.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+import scipy.optimize
 import scipy.special
 
 from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, Field, Group
-from cxda_jax.losses import cross_entropy
 from cxda_jax.methods.entry import BLUE, PURPLE, RED, Style
 from cxda_jax.methods.erm import calibrated, entry_of, on_erm, places
 from cxda_jax.methods.training_free import BATCH
@@ -46,8 +44,7 @@ PRIOR_SHIFT_FIELDS = Group("Method prior_shift.", {"steps": STEPS, "smoothing": 
 MLLS_FIELDS = Group("Method mlls.", {"steps": STEPS, "smoothing": SMOOTHING}, at_test=True)
 BBSE_FIELDS = Group("Method bbse.", {"smoothing": SMOOTHING}, at_test=True)
 SMALLEST = 0.01  # as few images would turn into wild shares
-FEWEST = 2**17  # logits, places without an image counted, that temperature_of() has a program for
-FITTING, PATIENCE = 100, 10  # steps of fit_temperature(), and those in turn that find nothing lower
+FITTING = 100  # steps of temperature_of(), at most
 
 
 def shares_by_em(p: Array, trained: Array, steps: int, smoothing: Any, weights: Array) -> Array:
@@ -86,51 +83,54 @@ def undoing(of_classes: Array) -> Array:
     return jnp.linalg.pinv(of_classes.T, rtol=SMALLEST)
 
 
-def temperature_of(logits: np.ndarray, labels: np.ndarray) -> tuple[Array, Array]:
-    """fit_temperature() of images in the memory of the host. Places without an image are added, so that many numbers of
-    images share one of few compiled programs."""
-    count, classes = logits.shape
-    size = 2 ** max((count - 1).bit_length(), (FEWEST // classes).bit_length() - 1)
-    some = np.zeros((size, classes), np.float32), np.zeros(size, np.int32), np.arange(size) < count
-    some[0][:count], some[1][:count] = logits, labels
-    return jax.jit(fit_temperature)(*some)
+def temperature_of(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The inverse temperature, and the bias [classes], of least cross-entropy: mlls's 1 / T and b."""
+    unit = np.std(logits) + FLOOR  # so that steps fit logits of any size
+    z, own = np.asarray(logits / unit, np.float32).T.copy(), (labels, np.arange(len(labels)))
+
+    def objective(fitted: np.ndarray) -> tuple[float, np.ndarray]:
+        scale, bias = np.split(fitted.astype(np.float32), [1])
+        moved = z * scale + bias[:, None]
+        moved -= moved.max(0)
+        p = np.exp(moved)
+        whole = p.sum(0)
+        loss = np.mean(np.log(whole) - moved[own], dtype=np.float64)
+        p /= whole
+        p[own] -= 1
+        slopes = [np.vdot(p, z)], p.sum(1, dtype=np.float64)
+        return float(loss), np.concatenate(slopes) / len(labels)
+
+    start = np.append(unit, np.zeros(len(z)))
+    found = scipy.optimize.minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": FITTING}).x
+    bias = found[1:] - found[1:].mean()
+    return np.asarray(found[0] / unit, np.float32), bias.astype(np.float32)
 
 
-def fit_temperature(logits: Array, labels: Array, counted: Array | None = None) -> tuple[Array, Array]:
-    """The inverse temperature, and the bias [classes], of least cross-entropy: mlls's 1 / T and b. Images count that
-    booleans `counted` [n] mark; None: all."""
-    start = (jnp.ones(()), jnp.zeros(logits.shape[-1]))
-    optimizer = optax.lbfgs()
+def fit_temperature(logits: Array, labels: Array) -> tuple[Array, Array]:
+    """temperature_of(), for use in programs."""
+    like = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct(logits.shape[-1:], jnp.float32)
 
-    def objective(fitted: tuple[Array, Array]) -> Array:
-        return cross_entropy(logits * fitted[0] + fitted[1], labels, counted)
+    def on_host(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+        return temperature_of(np.asarray(logits), np.asarray(labels))
 
-    def step(carried: Any) -> Any:
-        taken, least, failed, fitted, state = carried
-        value, gradient = optax.value_and_grad_from_state(objective)(fitted, state=state)
-        updates, state = optimizer.update(gradient, state, fitted, value=value, grad=gradient, value_fn=objective)
-        failed = jnp.where(value < least, 0, failed + 1)
-        return taken + 1, jnp.minimum(value, least), failed, optax.apply_updates(fitted, updates), state
-
-    def goes_on(carried: Any) -> Array:  # a search that finds nothing lower takes 50 times as long as one that does
-        taken, _, failed, *_ = carried
-        return (taken < FITTING) & (failed < PATIENCE)
-
-    *_, (scale, bias), _ = jax.lax.while_loop(goes_on, step, (0, jnp.inf, 0, start, optimizer.init(start)))
-    return scale, bias - bias.mean()
+    found: tuple[Array, Array] = jax.pure_callback(on_host, like, logits, labels)
+    return found
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def shares_of(labels: Any, classes: int) -> Array:
+def shares_of(labels: Array, classes: int) -> Array:
     """The shares [classes] of labels [n]. A class without any has the share of half an image."""
-    counts = jnp.maximum(jnp.bincount(labels, length=classes), 0.5)
+    return _smoothed(jnp.bincount(labels, length=classes))
+
+
+def _smoothed(counts: Any) -> Any:
+    counts = counts.clip(0.5)
     return counts / counts.sum()
 
 
 def shares_by_answers(labels: np.ndarray, logits: np.ndarray, scale: Any) -> np.ndarray:
     """shares_of(), but a class without an image has the share that the classifier's answers give it, by its logits
     times `scale`. With a smaller one EM would find the class in every buffer, since its answers are no rarer there."""
-    shares = np.array(shares_of(labels, logits.shape[1]))
+    shares = _smoothed(np.bincount(labels, minlength=logits.shape[1]))
     if lacking := sorted({*range(len(shares))} - {*labels.tolist()}):
         shares[lacking] = scipy.special.softmax(logits * np.asarray(scale), axis=1).mean(0)[lacking]
     return shares / shares.sum()

@@ -98,7 +98,7 @@ class Schedule(NamedTuple):
         return state
 
     def after_step(self, step: int, wait: Callable[[], Any]) -> None:
-        """Hears that so many steps are taken; wait() returns when they are done."""
+        """Hears that so many steps are taken; wait(), now or later, returns when they are done."""
 
 
 class Validation(NamedTuple):
@@ -150,9 +150,18 @@ class Spent(NamedTuple):
 
 def init_state(method: Method, tx: optax.GradientTransformation, seed: int, example: Images) -> TrainState:
     """The state before the first step, for images of the example's shape."""
+    return state_of(init_variables(method, seed, example), tx)
+
+
+def init_variables(method: Method, seed: int, example: Images) -> Variables:
+    """New variables, for images of the example's shape."""
     init, key = jax.jit(method.init), jax.random.key(seed)  # without jit each layer would be compiled alone
     memory.insist_it_fits(init, key, example)
-    variables = init(key, example)
+    return init(key, example)
+
+
+def state_of(variables: Variables, tx: optax.GradientTransformation) -> TrainState:
+    """The state before the first step, with these variables."""
     return TrainState(jnp.zeros((), jnp.int32), variables, tx.init(variables["params"]), jnp.array(True))
 
 
@@ -434,7 +443,7 @@ def train(
                 meter.waited += waited
             step, stop = step + count, stopper.after(measured)
             meter.add(measured)
-            schedule.after_step(step, functools.partial(jax.block_until_ready, state.step))
+            schedule.after_step(step, functools.partial(jax.block_until_ready, {**measured}))
             saving = stop or step % schedule.save_every == 0 or schedule.due(step)
             logging = step % schedule.log_every == 0 or first or step == schedule.steps
             if (saving or logging) and not bool(state.finite):

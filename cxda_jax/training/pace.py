@@ -13,7 +13,7 @@ from cxda_jax.training.loop import TrainState
 
 TIMED = 5  # steps, after which the first guess of their number is made; later ones follow each EVERY steps
 EVERY = 50
-AHEAD = 8  # steps that may wait with their tasks: these are drawn faster than steps run, and would fill the memory
+AHEAD = 8  # tasks are drawn while so many steps run or wait, or up to twice as many: all would fill the memory
 LEAST_STEPS = 100  # with fewer an adapter learns next to nothing
 SPOKEN = 10.0  # seconds between two lines of progress
 
@@ -66,6 +66,7 @@ class Pace:
         self.taken, self.left, self.progress = 0, steps, 0.0
         self.began, self.until, self.a_step = 0.0, math.inf, 0.0
         self._due = False
+        self._earlier: Callable[[], Any] = lambda: None  # returns when the steps but for the last AHEAD are done
         limit.training += 1
 
     @property
@@ -99,8 +100,9 @@ class Pace:
         elif self.left and (self.taken == 1 + TIMED or self.taken % EVERY == 0):
             wait()
             self._keep_to_time(self.limit.now())
-        elif self.taken % AHEAD == 0:
-            wait()
+        elif self.taken % AHEAD == 0:  # the steps since then go on: to wait for all takes a tenth more time
+            self._earlier()
+            self._earlier = wait
         part = self.validations * self.progress + 1e-9
         self._due = not self.left or int(part) > int(self.validations * before + 1e-9)
 

@@ -32,12 +32,13 @@ from cxda_jax.adapter.adapter import Head
 from cxda_jax.adapter.correction import PENALTIES, correction_in
 from cxda_jax.adapter.features import read_labelled
 from cxda_jax.adapter.fit import as_fit_data, gains_on
-from cxda_jax.adapter.judge import by_rival
+from cxda_jax.adapter.judge import FitData, by_rival, of_style
+from cxda_jax.adapter.own_style import corrected_by
 from cxda_jax.adapter.page import as_html
 from cxda_jax.adapter.report import COLUMNS, in_words, span_of
 from cxda_jax.data.episodes import Plan
 from cxda_jax.training import metrics
-from cxda_jax.training.selection import Selection, with_floor
+from cxda_jax.training.selection import Selection, narrowed, with_floor
 from cxda_jax.types import ADAPTER
 from docs.study import promises
 from tests.commands import command
@@ -49,13 +50,17 @@ from tests.pages import Elements
 @pytest.fixture(scope="module")
 def fit(fewer_tasks):
     """One adapter for all tests that use one, and what fit() said. The README's lines make it, word for word."""
-    said, tried, kept_of, (logits, labels, domains, style) = [], [], [], made()
+    said, tried, kept_of, began, (logits, labels, domains, style) = [], [], [], [], made()
     lines = (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")[1].split("```")[0]
     fit_briefly = functools.partial(cxda_jax.fit, minutes=60, steps=120, log=said.append)
     names = {"labels": labels, "domains": domains}
     for name, array in (("logits", logits), ("style", style)):
         names |= {name: array, f"buffer_{name}": array[:5], f"new_{name}": array[5:9]}
-    call = Selection.likeliest
+    call, keyed = Selection.likeliest, FitData.keyed
+
+    def noted(data, variables):
+        began[:] = [variables]
+        return keyed(data, variables)
 
     def kept(choice, best, scored):  # the adapter that is returned learns last
         tried[:] = [(scored, best), *((score, less) for less, score in choice.less_sure(best))]
@@ -64,10 +69,12 @@ def fit(fewer_tasks):
 
     with pytest.MonkeyPatch.context() as watched:
         watched.setattr(Selection, "likeliest", kept)
+        watched.setattr(FitData, "keyed", noted)
         watched.setattr(cxda_jax, "fit", fit_briefly)
         exec(compile(lines, "README.md", "exec"), names)
     assert names["proba"].shape == (4, CLASSES)
-    return names["adapter"], said, (tried, kept_of[-1])
+    read = functools.partial(of_style, start=began[0])
+    return names["adapter"], said, ([(score, read(variables)) for score, variables in tried], read(kept_of[-1]))
 
 
 def test_a_device_with_few_classes_gains(fit, new):
@@ -95,6 +102,23 @@ def test_a_device_with_few_classes_gains(fit, new):
     means = {name: np.mean(values) for name, values in right.items()}
     assert means["none"] > means["alone"]  # by the image's own style
     assert means["own"] > max(means["none"], means["alone"] + 0.05) and means["two"] > means["alone"] + 0.05, means
+
+
+def test_keys_in_place_of_the_style_give_the_same_answers(fit, new):
+    """Those of a device, and with attention that is narrower."""
+    given, buffer, asked = fit[0].variables, np.arange(70), np.arange(80, 90)
+    judged = as_fit_data(new.logits, new.labels, new.domains, new.style, None, 0)
+    z, s = judged.logits.copy(), judged.style.copy()
+    plan = Plan(buffer[None], asked[None])
+    for variables in (given, narrowed(given, 4.0)):
+        corrected = corrected_by(judged, correction_in(variables))
+        data, of_keys = corrected.keyed(variables)
+        device = fit[0]._replace(variables=variables).adapt(z[buffer], s[buffer])
+        for found in (data.answers(of_keys, plan), corrected.answers(variables, plan)):
+            np.testing.assert_allclose(found[0], device.predict_logits(z[asked], s[asked]), atol=1e-4)
+    _, of_keys = corrected.keyed(given)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
+                 of_style(narrowed(of_keys, 4.0), given), variables)  # fmt: skip
 
 
 def test_validation_says_how_much_of_the_errors_other_domains_share(fit):

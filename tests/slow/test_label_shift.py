@@ -102,7 +102,7 @@ def test_the_answers_are_corrected_for_the_shares(name):
     counts = np.maximum(0.5, np.bincount(labels if name != "mlls" else unseen_labels, minlength=4))
     trained, scale, bias = counts / counts.sum(), 1.0, 0.0
     if name == "mlls":
-        scale, bias = jax.jit(fit_temperature)(of_unseen.astype(np.float32), unseen_labels)
+        scale, bias = temperature_of(of_unseen, unseen_labels)
     p = softmax(of_support * scale + bias)
     if name == "bbse":
         of_classes = np.eye(4)
@@ -112,7 +112,11 @@ def test_the_answers_are_corrected_for_the_shares(name):
         shares = (15 * shares / shares.sum() + 10 * trained) / 25
     else:
         shares = em(p, trained, 10.0, np.ones(15))
-    close(ours, logits * scale + bias + np.log(shares / trained), 1e-4)
+    theirs = logits * scale + bias + np.log(shares / trained)
+    if name == "mlls":  # the bias of a class without unseen images has no least cross-entropy
+        assert (ours[:, 3] < ours[:, :3].min(1) - 10).all()
+        ours, theirs = (x[:, :3] - x[:, :3].mean(1, keepdims=True) for x in (ours, theirs))
+    close(ours, theirs, 1e-3 if name == "mlls" else 1e-4)
 
 
 def test_un_mixing_corrects_a_query_by_the_cluster_of_its_key():
@@ -141,7 +145,7 @@ def test_un_mixing_corrects_a_query_by_the_cluster_of_its_key():
     of_domains = discriminants(s, domains, 16)
     assert of_domains.shape[1] == 2 and not kept["directions"][:, 2:].any()
     close(np.abs(s @ kept["directions"][:, :2]), np.abs(s @ of_domains), 1e-2)
-    scale, bias = jax.jit(fit_temperature)(z.astype(np.float32), labels)
+    scale, bias = temperature_of(z, labels)
     trained, p = np.bincount(labels, minlength=4) / 60, softmax(z_s * scale + bias)
     keys, asked = (s @ kept["directions"] for s in (s_s, s_q))
     start = [keys[np.square(keys - keys.mean(0)).sum(1).argmax()]]
