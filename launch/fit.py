@@ -49,6 +49,7 @@ def main() -> None:
         from cxda_jax.adapter.page import as_html
         from cxda_jax.disk import folders
         from cxda_jax.errors import UserError, naming
+        from cxda_jax.machine import backend
         from cxda_jax.machine.progress import replaces, say
     path = Path(cli.insist(_FEATURES.value, "--features", "give the file of cxda features")).expanduser()
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapter")).expanduser()
@@ -64,6 +65,7 @@ def main() -> None:
     if found.logits is None:
         with naming({"head": "--head"}):
             found, head = learn_head(found, 0.5 if _HEAD.value is None else _HEAD.value, _SEED.value or 0, say)
+    backend.keep_compiled()
     adapter = fit(found.logits, found.labels, found.domains, found.style, found.features, **given, log=say)
     adapter = adapter._replace(origin=found.origin, head=head)
     adapter.save(out, as_html(adapter))

@@ -23,7 +23,8 @@ from cxda_jax.machine.progress import say
 # Experimental: else XLA's CPU backend expands each convolution into gigabytes of im2col, and a step takes 2 to 3 times
 # as long. test_a_training_step_moves_no_more_than_it_did_and_never_calls_the_host in tests/slow/test_cost.py shows it.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
-# Programs of many small parts compile in half of the time. The older emitters do without MLIR's passes for each part.
+# Programs of many small parts compile in half of the time: XLA's older emitters spare each part the passes of MLIR.
+# Programs of large arrays run slower so; a training step on FEMNIST takes 1.3 times as long.
 _QUICK_OPTIONS = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
 _deterministic = False  # of GPUs alone: on other devices all operations are deterministic
 _TARGET = contextvars.ContextVar("target", default="")
@@ -125,14 +126,14 @@ def compiler_options(quick: bool = False) -> dict[str, Any] | None:
     if not _on_cpu():
         return {"xla_gpu_deterministic_ops": True} if _deterministic and platform_name() == "gpu" else None
     asked = {**_CPU_OPTIONS, **_QUICK_OPTIONS} if quick else _CPU_OPTIONS
-    return {name: value for name, value in asked.items() if _knows(name, value)} or None
+    return asked if _knows(*asked.items()) else {name: x for name, x in asked.items() if _knows((name, x))} or None
 
 
 @functools.cache
-def _knows(name: str, value: Any) -> bool:
-    """Whether this jaxlib knows an option of CPUs."""
+def _knows(*options: tuple[str, Any]) -> bool:
+    """Whether this jaxlib knows these options of CPUs."""
     try:
-        jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(0.0).compile()
+        jax.jit(lambda x: x + 1, compiler_options=dict(options)).lower(0.0).compile()
     except Exception:  # versions of jaxlib refuse with different exceptions
         return False
     return True
@@ -234,4 +235,6 @@ def keep_compiled(warn: Callable[[str], None] = say) -> Path | None:
             "$JAX_COMPILATION_CACHE_DIR"
         )
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    # Seconds of compiling from which a program is kept. By JAX's own 1.0 a later fit() would compile half of its anew.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return folder

@@ -52,12 +52,13 @@ def test_a_run_leaves_what_it_promises(smoke):
 
 
 def test_compiled_programs_are_kept_where_others_cannot_write(tmp_path, monkeypatch):
-    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    told: dict[str, object] = {}
+    monkeypatch.setattr(jax.config, "update", told.__setitem__)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     backend.keep_compiled()
     (folder,) = (tmp_path / "cxda_jax" / "compiled").iterdir()
-    assert folder.stat().st_mode & 0o777 == 0o700
+    assert folder.stat().st_mode & 0o777 == 0o700 and [*told.values()] == [str(folder), 0.1]
     folder.chmod(0o777)
     with refused(r"^{tmp}/\S+: others can write", tmp_path):
         backend.keep_compiled()
