@@ -36,8 +36,10 @@ from cxda_jax.adapter.judge import FitData, by_rival, of_style
 from cxda_jax.adapter.own_style import corrected_by
 from cxda_jax.adapter.page import as_html
 from cxda_jax.adapter.report import COLUMNS, in_words, span_of
+from cxda_jax.data import augment
 from cxda_jax.data.episodes import Plan
-from cxda_jax.training import metrics
+from cxda_jax.data.sources import AS_GIVEN
+from cxda_jax.training import loop, metrics
 from cxda_jax.training.selection import Selection, narrowed, with_floor
 from cxda_jax.types import ADAPTER
 from docs.study import promises
@@ -119,6 +121,22 @@ def test_keys_in_place_of_the_style_give_the_same_answers(fit, new):
     _, of_keys = corrected.keyed(given)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
                  of_style(narrowed(of_keys, 4.0), given), variables)  # fmt: skip
+
+
+def test_a_step_that_compiles_quickly_has_the_values_of_any_other(new):
+    """The options of the compiler that spare time change no more than last bits."""
+    judged = as_fit_data(new.logits, new.labels, new.domains, new.style, None, 0)
+    learner = loop.Learner(devices.method_of(CLASSES), fitting.optimizer(), augment.Weak(False, False, 0.0))
+    images = jax.tree.map(lambda x: x[:2], fitting._images(judged.rows))
+    state = loop.init_state(learner.method, learner.optimizer, 0, images)
+    plan = Plan(np.arange(400).reshape(4, 100), np.arange(400, 480).reshape(4, 20))
+    arguments = (), fitting._episodes(judged.rows, judged.store.labels, plan), jax.random.key(0)
+    quick, other = (
+        loop.Programs(learner, AS_GIVEN, quick=quick)(1, state, arguments, print) for quick in (True, False)
+    )
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)
+    jax.tree.map(close, (quick[0].optimizer, quick[1]), (other[0].optimizer, other[1]))  # gradients, loss, accuracy
+    assert float(quick[1]["loss"]) > 0 and int(quick[0].step) == 1
 
 
 def test_validation_says_how_much_of_the_errors_other_domains_share(fit):
