@@ -55,6 +55,7 @@ def main() -> None:
     out = Path(cli.insist(_OUT.value, "--out", "name the folder to write, such as --out=adapter")).expanduser()
     insist_on_place(out)  # before minutes are spent
     folders.insist_on_writable(out, "--out")
+    backend.keep_compiled()
     found, head = read_labelled(path, without=True), None
     if found.logits is not None and _HEAD.value is not None:
         raise UserError(f"{path} has logits, so no head is learnt", "--head", _HEAD.value, "leave it out")
@@ -65,7 +66,6 @@ def main() -> None:
     if found.logits is None:
         with naming({"head": "--head"}):
             found, head = learn_head(found, 0.5 if _HEAD.value is None else _HEAD.value, _SEED.value or 0, say)
-    backend.keep_compiled()
     adapter = fit(found.logits, found.labels, found.domains, found.style, found.features, **given, log=say)
     adapter = adapter._replace(origin=found.origin, head=head)
     adapter.save(out, as_html(adapter))

@@ -24,7 +24,7 @@ CEILINGS = {
     "cxda_jax/disk": 825,  # other names of a column
     "cxda_jax/export": 885,  # tokens and a head in describe.onnx
     "cxda_jax/export (js)": 980,  # the own and the common style, and the evidence, in browsers
-    "cxda_jax/machine": 851,  # stacks the batches of several steps, which data/ did; keeps small programs
+    "cxda_jax/machine": 853,  # stacks the batches of several steps, which data/ did; keeps small programs, and leaves out options that jaxlib does not know
     "cxda_jax/methods": 1238,  # EM in clusters of a buffer; shares of classes without images
     "cxda_jax/nets": 912,  # starts from weights, which training/ did; the evidence and the common style of a buffer; a floor; posteriors as products
     "cxda_jax/pages": 300,  # from studies/, which device/ needs no more; pictures of rows

@@ -25,7 +25,7 @@ from cxda_jax.machine.progress import say
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 # Programs of many small parts compile in half of the time: XLA's older emitters spare each part the passes of MLIR.
 # Programs of large arrays run slower so; a training step on FEMNIST takes 1.3 times as long.
-_QUICK_OPTIONS = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
+_QUICK_OPTIONS = {"xla_backend_optimization_level": 1, **_CPU_OPTIONS, "xla_cpu_use_fusion_emitters": False}
 _deterministic = False  # of GPUs alone: on other devices all operations are deterministic
 _TARGET = contextvars.ContextVar("target", default="")
 
@@ -125,8 +125,10 @@ def compiler_options(quick: bool = False) -> dict[str, Any] | None:
     """
     if not _on_cpu():
         return {"xla_gpu_deterministic_ops": True} if _deterministic and platform_name() == "gpu" else None
-    asked = {**_CPU_OPTIONS, **_QUICK_OPTIONS} if quick else _CPU_OPTIONS
-    return asked if _knows(*asked.items()) else {name: x for name, x in asked.items() if _knows((name, x))} or None
+    asked = [*(_QUICK_OPTIONS if quick else _CPU_OPTIONS).items()]
+    while asked and not _knows(*asked):  # jax 0.12 does not know the last one
+        asked.pop()
+    return dict(asked) or None
 
 
 @functools.cache
