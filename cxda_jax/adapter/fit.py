@@ -232,6 +232,7 @@ def _untrained(classes: int, corrected: bool, seed: int, width: int) -> Variable
 
 
 def _train(taught: Taught, limit: TimeLimit, steps: int) -> Trained:
+    """Learns from what a turn teaches; without steps nothing is learnt of a buffer."""
     store, classes = taught.data.store, taught.data.store.num_classes
     width, corrected, seed = taught.data.rows.shape[1], taught.data.corrected, taught.data.seed
     start = added(_start(taught.data, _untrained(classes, corrected, seed, width)), taught.correction)

@@ -90,7 +90,7 @@ class FitData(NamedTuple):
 
     def keyed(self, variables: Variables) -> tuple["FitData", Variables]:
         """The images with their keys in place of the style, and variables that answer the same from these. A style may
-        have a hundred times as many numbers, and fit() does not learn what makes keys of it."""
+        have a hundred times as many numbers, and fit() does not change how keys are made of it."""
         keys, count = keys_of(self, variables), (1 + self.corrected) * self.store.num_classes
         rank, size = keys.shape[1], max(float(np.abs(keys).max()) / LARGEST, SMALLEST)  # so that no key is clipped
         images = np.concatenate([self.rows[:, :count], keys], axis=1)[:, None, None]

@@ -13,7 +13,7 @@ from cxda_jax.training.loop import TrainState
 
 TIMED = 5  # steps, after which the first guess of their number is made; later ones follow each EVERY steps
 EVERY = 50
-AHEAD = 8  # tasks are drawn while so many steps run or wait, or up to twice as many: all would fill the memory
+AHEAD = 8  # so many steps may wait with their tasks, or up to twice as many: all at once would fill the memory
 LEAST_STEPS = 100  # with fewer an adapter learns next to nothing
 SPOKEN = 10.0  # seconds between two lines of progress
 
