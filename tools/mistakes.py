@@ -75,7 +75,8 @@ MISTAKES = (
     Mistake("adapter", "adapter/judge.py", "weight, group = 1 / times[which]", "weight, group = 1.0 + 0 * times[which]",
             ("adapter_fit",)),
     Mistake("adapter", "training/metrics.py", "scipy.stats.t.ppf(0.975, count - 1)", "scipy.stats.norm.ppf(0.975)", ("metrics",)),
-    Mistake("adapter", "adapter/correction.py", "s, u) + shares[..., domains]", "s, u)", ("adapter_fit",)),
+    Mistake("adapter", "adapter/correction.py", "b[i][:, None] + np.repeat(shares[i], counts, axis=1)", "b[i][:, None]",
+            ("adapter_fit",)),
     # Networks.
     Mistake("nets", "nets/attention.py", "scores /= math.sqrt(width)", "scores /= width",
             ("nets", "anytime", "web", "methods")),

@@ -19,20 +19,18 @@ all these corrections.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
 import scipy.sparse
 
 from cxda_jax.adapter.adapter import standardised
-from cxda_jax.machine import backend
+from cxda_jax.losses import into_slopes
 from cxda_jax.methods.cxda_shares import SMALLEST
 from cxda_jax.nets.shares import OWN
-from cxda_jax.types import ADAPTER, Array, Variables
+from cxda_jax.types import ADAPTER, Variables
 
 PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the most careful on
 STEPS = 15  # of L-BFGS, for each of them
@@ -87,6 +85,8 @@ def corrections(
       std: of the style, [d].
       knows_common: whether V is learnt too; otherwise p is 0.
     """
+    order = np.argsort(images.domains, kind="stable")
+    images = Labelled(*(x[order] for x in images))
     s, classes, count = standardised(images.style, mean, std).astype(np.float32), images.logits.shape[1], len(teach)
     spread, axes = np.linalg.eigh(s.T @ s / len(s))
     cells = counts_of(images, teach.shape[1])
@@ -95,22 +95,20 @@ def corrections(
     content, parts = common_parts(sums.reshape(*cells.shape, -1), cells, teach)
     unit = float(images.logits.std()) + SMALLEST  # of logits, so that a, b and U have steps of one size
     shares = np.stack([told_shares(cells, own).T for own in teach])
-    weight = teach / (teach @ cells.sum(1))[:, None]
-    as_floats = functools.partial(jnp.asarray, dtype=jnp.float32)
-    shown = _Shown(
-        *map(as_floats, (s @ axes, images.logits / unit, shares, parts @ axes * knows_common, weight)),
-        *map(jnp.asarray, (images.labels, images.domains)),
-    )
-    of_parts = np.square(shown.parts).mean((0, 1))
+    weight = (teach / (teach @ cells.sum(1))[:, None])[:, images.domains]
+    parts, held = parts @ axes * knows_common, cells.any(1)
+    of_parts = np.square(parts).mean((0, 1))
+    arrays = (s @ axes).T, images.logits.T / unit, shares[..., held], parts[held].transpose(1, 2, 0), weight
+    as_floats = functools.partial(np.ascontiguousarray, dtype=np.float32)
+    shown = _Shown._make((*map(as_floats, arrays), images.labels, cells.sum(1).astype(int)[held]))
     a, b, u = np.full((count, 1), unit), np.zeros((count, classes)), np.zeros((count, 2, s.shape[1], classes))
     for penalty in PENALTIES:
         root = np.sqrt(CURVATURE * np.maximum([spread, of_parts], 0) + penalty)[..., None]
         start = np.concatenate([a, b, (u * root).reshape(count, -1)], 1)
 
         def objective(x: np.ndarray, root: np.ndarray = root, penalty: float = penalty) -> tuple[float, np.ndarray]:
-            point = as_floats(x.reshape(count, -1))
-            loss, slope = _objective()(point, shown, as_floats(root), np.float32(penalty))
-            return float(loss), np.asarray(slope, np.float64).ravel()
+            loss, slope = _loss(as_floats(x.reshape(count, -1)), shown, as_floats(root), np.float32(penalty))
+            return loss, slope.ravel().astype(np.float64)
 
         options = {"maxiter": STEPS, "ftol": 1e-5}
         found = scipy.optimize.minimize(objective, start.ravel(), jac=True, method="L-BFGS-B", options=options).x
@@ -183,34 +181,40 @@ def common_parts(sums: np.ndarray, counts: np.ndarray, teach: np.ndarray) -> tup
 
 
 class _Shown(NamedTuple):
-    """What corrections learn from: images, and what is known of their domains."""
+    """What corrections learn from: images, those of a domain together, and what is known of their domains."""
 
-    s: Array  # [n, d], along the axes of the styles
-    logits: Array  # [n, classes], of about one size
-    shares: Array  # told_shares() of each correction, [corrections, classes, domains]
-    parts: Array  # common to the images of a domain, [domains, corrections, d]
-    weight: Array  # of an image, [corrections, domains]
-    labels: Array  # [n]
-    domains: Array  # [n]
+    s: np.ndarray  # [d, n], along the axes of the styles
+    logits: np.ndarray  # [classes, n], of about one size
+    shares: np.ndarray  # told_shares() of each correction, [corrections, classes, domains]
+    parts: np.ndarray  # common to the images of a domain, [corrections, d, domains]
+    weight: np.ndarray  # of an image, [corrections, n]
+    labels: np.ndarray  # [n]
+    counts: np.ndarray  # the images of each domain, one at least
 
 
-@functools.cache
-def _objective() -> Callable[..., tuple[Array, Array]]:
+def _loss(point: np.ndarray, shown: _Shown, root: np.ndarray, penalty: Any) -> tuple[float, np.ndarray]:
     """The sum over corrections of their cross-entropies with penalties, and its gradient, of a, b, U and V
     [corrections, 1 + classes + 2 d classes].
 
-    Images are the last axis of logits: with ten classes last it takes nearly twice as long."""
-
-    def objective(point: Array, shown: _Shown, root: Array, penalty: Array) -> Array:
-        s, logits, shares, parts, weight, labels, domains = shown
-        classes = logits.shape[1]
-        a, b = point[:, :1], point[:, 1 : 1 + classes]
-        both = point[:, 1 + classes :].reshape(len(point), 2, -1, classes) / root
-        u, v = both[:, 0], both[:, 1]
-        z = a[..., None] * logits.T + b[..., None] + jnp.einsum("nd,fdk->fkn", s, u) + shares[..., domains]
-        known = z - jnp.einsum("mfd,fdk->fkm", parts, u - v)[..., domains]
-        own = jnp.arange(classes)[:, None] == labels
-        likely = [jnp.where(own, x, 0).sum(1) - jax.nn.logsumexp(x, axis=1) for x in (z, known)]
-        return -(sum(likely) * weight[:, domains]).sum() / 2 + penalty / 2 * jnp.square(both).sum()
-
-    return backend.jit(jax.value_and_grad(objective), quick=True)
+    In NumPy, one correction after another, as its logits then stay in the cache. A program of all at once takes as long
+    with ten classes, twice as long with 62, and half a second to compile for each number of images.
+    """
+    s, logits, shares, parts, weight, labels, counts = shown
+    count, classes, (d, n) = *shares.shape[:2], s.shape
+    (a, b), both = np.split(point[:, : 1 + classes], [1], axis=1), point[:, 1 + classes :].reshape(count, 2, d, classes)
+    both = both / root
+    u, v = (both[:, i].swapaxes(1, 2) for i in (0, 1))
+    moved, common = (u.reshape(-1, d) @ s).reshape(count, classes, n), (u - v) @ parts
+    loss, slopes, starts = penalty / 2 * np.vdot(both, both), [], np.cumsum(counts) - counts
+    for i, z in enumerate(moved):
+        z += a[i] * logits + b[i][:, None] + np.repeat(shares[i], counts, axis=1)
+        known = z - np.repeat(common[i], counts, axis=1)
+        loss += sum(into_slopes(x, labels, weight[i] / 2) for x in (z, known))
+        common[i] = np.add.reduceat(known, starts, axis=1)
+        z += known
+        slopes.append(np.append(np.vdot(z, logits), z.sum(1)))
+    of_common = parts @ common.swapaxes(1, 2)
+    of_both = penalty * both
+    of_both[:, 0] += (moved.reshape(-1, n) @ s.T).reshape(count, classes, d).swapaxes(1, 2) - of_common
+    of_both[:, 1] += of_common
+    return float(loss), np.concatenate([slopes, (of_both / root).reshape(count, -1)], axis=1)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import scipy.sparse
 from scipy.special import softmax
 
 from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, domains_for, in_shares, sample_plans
@@ -168,10 +169,12 @@ def _true_shares(draw: Draw, task: int, domain: int, classes: int) -> np.ndarray
 
 def _errors(logits: np.ndarray, labels: np.ndarray, owner: np.ndarray, plan: Plan, asked: np.ndarray) -> np.ndarray:
     """How much rarer each class is in the answers for a task's domain than in its labels, of images not in the task."""
-    p, classes = softmax(logits, -1), logits.shape[1]
-    found = []
-    for support, query, domain in zip(plan.support, plan.query, asked, strict=True):
-        rows = np.setdiff1d(np.flatnonzero(owner == domain), [*support, *query])
-        true, told = np.bincount(labels[rows], minlength=classes), p[rows].sum(0)
-        found.append(np.log((true + SMOOTHING / classes) / (told + SMOOTHING / classes)))
-    return np.stack(found)
+    classes, rows = logits.shape[1], np.concatenate(plan, axis=1)
+    own = (owner[rows] == asked[:, None]).astype(np.float64)  # no image is in a task twice
+    each = scipy.sparse.csr_array((np.ones(len(owner)), (owner, np.arange(len(owner)))))
+
+    def others(x: np.ndarray) -> np.ndarray:
+        """The sum over the images of the domain that are not in the task, [tasks, classes]."""
+        return np.maximum((each @ x)[asked] - np.einsum("tn,tnc->tc", own, x[rows]), 0) + SMOOTHING / classes
+
+    return np.log(others(np.eye(classes)[labels]) / others(softmax(logits, -1)))

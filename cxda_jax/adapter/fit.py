@@ -33,6 +33,7 @@ from cxda_jax.adapter.judge import (
     headroom,
     judge,
     of_style,
+    planned,
     report_on,
     some_of,
 )
@@ -59,7 +60,7 @@ STEP_TASKS = 8  # new devices gain as much as with 16, and a compiled fit() take
 TURNS = 4  # adapters at most that are judged in the place of the returned one
 CHOOSING = 4  # of so many domains one chooses the best weights
 QUERIES, FEW_QUERIES, FEW_TASKS = 20, 5, 4
-BALANCED = 100  # the number of the random stream of balanced tasks
+BALANCED, FILLING = 100, 101  # the numbers of the random streams of balanced tasks, and of how far buffers are filled
 JUDGING = 40  # judging takes as long as so many validations
 MISSING = ("None", "nan", "NaT", "<NA>")  # what unknown values of numpy and pandas print as
 USE = {"train": "teach", "val": "choose"}  # what the domains of a split do
@@ -159,7 +160,7 @@ def fit(  # noqa: PLR0913
     facts = {"steps": whole.steps, "asked": steps, "one_set": judged.one_set, "corrects": bool(of_whole.correction)}
     facts |= {"tries": tries, "beyond_turns": beyond_turns(of_whole, of_turns), "reads": reads, **chosen.facts}
     facts["room"] = room(judged.store.num_classes) if asks and not tries else None
-    report, kept = report_on(judged, of_whole.data, variables, chosen.turns, facts, known)
+    report, kept = report_on(judged, of_whole.data, variables, chosen.turns, chosen.plans, facts, known)
     log(said := in_words(report))
     classes = judged.store.num_classes
     return Adapter(classes, judged.rows.shape[1] - classes, keys, seed, variables, kept, report, said)
@@ -181,7 +182,8 @@ def gains_on(adapter: Adapter, logits: Any, labels: Any, domains: Any, style: An
     corrected = corrected_by(judged, correction_in(adapter.variables))
     own = {name: adapter.known.get(f"own_{name}", adapter.known[name]) for name in ("scale", "bias")}
     rivals: dict[str, Any] = {"em": adapter.known, "own_em": {**adapter.known, **own}}
-    found, _ = judge([Turn(corrected, judged, adapter.variables, rivals)], temperatures)
+    turns = [Turn(corrected, judged, adapter.variables, rivals)]
+    found, _ = judge(turns, planned(turns), temperatures)
     right = judged.logits.argmax(1) == judged.store.labels
     return {"images": len(right), "right": float(right.mean()), "headroom": headroom(judged), **found}
 
@@ -247,7 +249,9 @@ def _train(taught: Taught, limit: TimeLimit, steps: int) -> Trained:
         return float((judged.answers(variables, asked).argmax(-1) == store.labels[asked.query]).mean())
 
     def episodes(step: int) -> Episode:
-        return _episodes(rows, store.labels, sample_plans(draws["train"], range(step * tasks, (step + 1) * tasks)))
+        plan = sample_plans(draws["train"], range(step * tasks, (step + 1) * tasks))
+        rng = np.random.Generator(np.random.Philox(key=[seed, step], counter=[0, 0, FILLING, 0]))
+        return _episodes(rows, store.labels, plan, filled(rng, *plan.support.shape))
 
     score(variables)  # compiles
     began = time.monotonic()
@@ -387,15 +391,25 @@ def _spec(judged: FitData, split: str) -> EpisodeSpec:
     return EpisodeSpec(number, FULL // number, judged.queries, shares="any", mixture="any", skip_small=True)
 
 
-def _images(rows: Any) -> Images:
+def _images(rows: Any, present: Any = None) -> Images:
     """In the memory of the host: a step that reads them may still wait for the step before."""
     domains: Any = np.zeros(rows.shape[:-1], np.int32)
-    return Images(rows[..., None, None, :], domains)
+    return Images(rows[..., None, None, :], domains, present)
 
 
-def _episodes(rows: np.ndarray, labels: Any, plan: Plan) -> Episode:
+def _episodes(rows: np.ndarray, labels: Any, plan: Plan, present: np.ndarray) -> Episode:
     (support, query), (support_label, label) = plan, (labels[part] for part in plan)
-    return Episode(_images(rows[support]), _images(rows[query]), label, support_label)
+    return Episode(_images(rows[support], present), _images(rows[query]), label, support_label)
+
+
+def filled(rng: np.random.Generator, tasks: int, places: int) -> np.ndarray:
+    """Which places of each task's buffer hold an image, bool [tasks, places], drawn as draw_present() does.
+
+    Drawn on the host, since random numbers and sorting would be a quarter of a step's time.
+    """
+    some = np.exp(rng.random(tasks) * np.log(places + 1)).astype(int)
+    sizes = np.where(rng.random(tasks) < 0.5, places, some)
+    return rng.random((tasks, places)).argsort(1) < sizes[:, None]
 
 
 def as_fit_data(

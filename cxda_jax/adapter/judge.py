@@ -209,6 +209,7 @@ def report_on(
     corrected: FitData,
     variables: Variables,
     turns: Sequence[Turn],
+    plans: Mapping[str, Mapping[int, Plan]],
     facts: Mapping[str, Any],
     known: Any,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -219,11 +220,12 @@ def report_on(
       corrected: the same, corrected by the own style if that pays.
       variables: of the adapter that fit() returns.
       turns: that judge, and no domain judges in two of them.
+      plans: the tasks, of planned().
       facts: of the training, which the report repeats.
       known: headroom()'s.
     """
     rival, own = (calibrated(data, np.arange(len(data.rows))) for data in (judged, corrected))
-    found, kept = judge(turns)
+    found, kept = judge(turns, plans)
     stats = jax.device_get(variables["batch_stats"][ADAPTER])
     scaled = standardised(judged.style, stats["mean"], stats["std"])
     span = found["overall"][str(FULL)]
@@ -252,20 +254,21 @@ def some_of(rows: np.ndarray, judged: FitData, most: int = 0) -> np.ndarray:
 
 
 def judge(
-    turns: Sequence[Turn], temperatures: Mapping[str, float] | None = None
+    turns: Sequence[Turn],
+    plans: Mapping[str, Mapping[int, Plan]],
+    temperatures: Mapping[str, float] | None = None,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Parts of a report: gains by kind of task and size of buffer, and calibration. With them, the errors by domain
     and confidence, from which thresholds follow.
 
     Args:
       turns: that judge.
+      plans: the tasks, of planned().
       temperatures: by name of ANSWERS. None: those of the least cross-entropy. What is said of a turn's answers is then
         by the temperature of the other turns.
     """
     store = turns[0].judged.store
-    asked = {
-        kind: _joined([ask(turns[i], plan, i) for i, plan in plans.items()]) for kind, plans in planned(turns).items()
-    }
+    asked = {kind: _joined([ask(turns[i], plan, i) for i, plan in of_kind.items()]) for kind, of_kind in plans.items()}
     whole = _joined([*asked.values()])
     calibration = {name: _calibrated(whole, name, (temperatures or {}).get(name)) for name in ANSWERS}
     overall = _gain(whole)
@@ -351,16 +354,20 @@ def by_unmixing(judged: FitData, keys: np.ndarray, rival: Mapping[str, np.ndarra
     keys [n, rank]."""
     z = judged.logits * rival["scale"] + rival["bias"]
     p = scipy.special.softmax(z[plan.support], axis=-1)
-    shares = np.asarray(_unmixed(p, keys[plan.support], keys[plan.query], rival["shares"]))
+    shares = np.asarray(_unmixing()(p, keys[plan.support], keys[plan.query], rival["shares"]))
     return z[plan.query] + np.log(np.maximum(shares, FLOOR) / rival["shares"])
 
 
-@jax.jit
-@functools.partial(jax.vmap, in_axes=(0, 0, 0, None))
-def _unmixed(p: Array, keys: Array, asked: Array, trained: Array) -> Array:
-    """The shares of the classes around each query [queries, classes], of a buffer with posteriors p [n, classes]."""
-    centres, shares = unmix.shares_in_clusters(p, keys, jnp.ones(len(p)), trained, unmix.CLUSTERS, STEPS, unmix.FEW)
-    return shares[unmix.distances(asked, centres).argmin(1)]
+@functools.cache
+def _unmixing() -> Callable[..., Array]:
+    """The shares of the classes around each query [queries, classes], of a buffer with posteriors p [n, classes]; for
+    several tasks."""
+
+    def unmixed(p: Array, keys: Array, asked: Array, trained: Array) -> Array:
+        centres, shares = unmix.shares_in_clusters(p, keys, jnp.ones(len(p)), trained, unmix.CLUSTERS, STEPS, unmix.FEW)
+        return shares[unmix.distances(asked, centres).argmin(1)]
+
+    return backend.jit(jax.vmap(unmixed, (0, 0, 0, None)), quick=True)
 
 
 def _gain(asked: AnsweredTasks) -> dict[str, Any]:
@@ -422,12 +429,12 @@ def _curves(asked: AnsweredTasks, temperatures: Mapping[str, float]) -> dict[str
 
 def least_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """The temperature of the least cross-entropy, between exp(-5) and exp(5)."""
-    below = logits - logits.max(1, keepdims=True)
-    own = below[np.arange(len(labels)), labels]
+    below = (logits - logits.max(1, keepdims=True)).T.copy()  # sums over classes run along images
+    own = below[labels, np.arange(len(labels))]
 
     def cross_entropy(log_t: float) -> float:
         scale = np.float32(np.exp(-log_t))
-        return float(np.mean(np.log(np.exp(below * scale).sum(1)) - own * scale))
+        return float(np.mean(np.log(np.exp(below * scale).sum(0)) - own * scale))
 
     found: Any = scipy.optimize.minimize_scalar(cross_entropy, bounds=(-5, 5), method="bounded")
     return float(np.exp(found.x))

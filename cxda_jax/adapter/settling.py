@@ -49,6 +49,7 @@ class Settled(NamedTuple):
       worst: what becomes of rare classes with what the turns chose; None: too few images are of such classes.
       floors: how their recall changes for all turns with a floor, and the mean gain, by all floors up to that which
         keeps rare classes.
+      plans: the tasks that the turns judge by, of planned().
     """
 
     turns: list[Turn]
@@ -56,6 +57,7 @@ class Settled(NamedTuple):
     floor: float
     worst: Rare | None
     floors: dict[str, dict[str, float | None]]
+    plans: dict[str, dict[int, Plan]]
 
     @property
     def rare(self) -> float | None:
@@ -89,7 +91,8 @@ class _Asked(NamedTuple):
 
 def settle(turns: Sequence[Turn], floors: Sequence[float] = FLOORS) -> Settled:
     """Chooses by all domains, and for each turn by those of all others."""
-    tried, everything = _Tried(turns, floors), range(len(turns))
+    plans, everything = planned(turns), range(len(turns))
+    tried = _Tried(turns, plans, floors)
     chosen = {i: tried.best([other for other in everything if other != i]) for i in everything}
     of_turns = [
         turn._replace(variables=with_floor(turn.ways[chosen[i].way], chosen[i].floor)) for i, turn in enumerate(turns)
@@ -98,19 +101,19 @@ def settle(turns: Sequence[Turn], floors: Sequence[float] = FLOORS) -> Settled:
     for x in (x for x in floors if x <= found.kept):
         with_x = {i: choice._replace(floor=x) for i, choice in chosen.items()}
         told[f"{x:g}"] = {"gain": float(tried.gain(with_x)[0]), "rare": tried.lost(with_x)}
-    return Settled(of_turns, found.way, found.floor, tried.worst(chosen), told)
+    return Settled(of_turns, found.way, found.floor, tried.worst(chosen), told, plans)
 
 
 class _Tried:
     """What ways and floors are worth, by the number of the turn."""
 
-    def __init__(self, turns: Sequence[Turn], floors: Sequence[float]):
+    def __init__(self, turns: Sequence[Turn], plans: Mapping[str, Mapping[int, Plan]], floors: Sequence[float]):
         store, rng, self.floors = turns[0].judged.store, np.random.default_rng(turns[0].judged.seed), floors
         self.labels, self.domains, self.turns = store.labels, store.row_domains(), len(turns)
         self.asked = [
             _Asked(turns[i], i, kind, plan, asking_for_rare(store, plan, rng))
-            for kind, plans in planned(turns).items()
-            for i, plan in plans.items()
+            for kind, of_kind in plans.items()
+            for i, plan in of_kind.items()
         ]
         self.right = functools.cache(self._right)  # serves all choices
 

@@ -248,7 +248,8 @@ def _attending(
         if adapter.weighs:  # learnt keys would know the domains that teach, and make the evidence look surer than it is
             variables = changed(variables, ("kernel",), jax.lax.stop_gradient)
         buffer, query = known(variables, episode.support.pixels), known(variables, episode.query.pixels)
-        present, told = draw_present(key, len(episode.support_label)), episode.support_label
+        present, told = episode.support.present, episode.support_label
+        present = draw_present(key, len(told)) if present is None else present
         where_known: Any = adapter.apply(parts_of(variables), query, buffer, present, told, method="told")
         logits = answer(changed(variables, ERRORS, jax.lax.stop_gradient), query, buffer, present)
         both = cross_entropy(logits, episode.label) + cross_entropy(where_known, episode.label)

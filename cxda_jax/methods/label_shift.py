@@ -21,6 +21,7 @@ The unseen images, of which mlls has T and b, and bbse C, are those of validatio
 Without the term with a, the published form, a few images would rule out most classes.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ import scipy.optimize
 import scipy.special
 
 from cxda_jax.config.fields import COUNT, NOT_NEGATIVE, Field, Group
+from cxda_jax.losses import into_slopes
 from cxda_jax.methods.entry import BLUE, PURPLE, RED, Style
 from cxda_jax.methods.erm import calibrated, entry_of, on_erm, places
 from cxda_jax.methods.training_free import BATCH
@@ -57,11 +59,14 @@ def shares_by_em(p: Array, trained: Array, steps: int, smoothing: Any, weights: 
       smoothing: a above.
       weights: [n], as how many images each one counts.
     """
+    count, product = jnp.maximum(weights.sum() + smoothing, FLOOR), functools.partial(jnp.matmul, precision="highest")
 
     def again(_: Any, shares: Array) -> Array:
-        r = p * (shares / trained)
-        r = r / jnp.maximum(r.sum(-1, keepdims=True), FLOOR)
-        return (weights @ r + smoothing * trained) / jnp.maximum(weights.sum() + smoothing, FLOOR)
+        ratio = shares / trained
+        # The sum of weights times r, by products: without an array r [n, classes] it takes 0.7 of the time with ten
+        # classes, and a third with 62.
+        found = ratio * product(weights / jnp.maximum(product(p, ratio), FLOOR), p)
+        return (found + smoothing * trained) / count
 
     return jax.lax.fori_loop(0, steps, again, trained)
 
@@ -86,19 +91,13 @@ def undoing(of_classes: Array) -> Array:
 def temperature_of(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The inverse temperature, and the bias [classes], of least cross-entropy: mlls's 1 / T and b."""
     unit = np.std(logits) + FLOOR  # so that steps fit logits of any size
-    z, own = np.asarray(logits / unit, np.float32).T.copy(), (labels, np.arange(len(labels)))
+    z = np.asarray(logits / unit, np.float32).T.copy()
 
     def objective(fitted: np.ndarray) -> tuple[float, np.ndarray]:
         scale, bias = np.split(fitted.astype(np.float32), [1])
         moved = z * scale + bias[:, None]
-        moved -= moved.max(0)
-        p = np.exp(moved)
-        whole = p.sum(0)
-        loss = np.mean(np.log(whole) - moved[own], dtype=np.float64)
-        p /= whole
-        p[own] -= 1
-        slopes = [np.vdot(p, z)], p.sum(1, dtype=np.float64)
-        return float(loss), np.concatenate(slopes) / len(labels)
+        loss = into_slopes(moved, labels, 1 / len(labels))
+        return loss, np.append(np.vdot(moved, z), moved.sum(1, dtype=np.float64))
 
     start = np.append(unit, np.zeros(len(z)))
     found = scipy.optimize.minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": FITTING}).x

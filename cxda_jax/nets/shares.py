@@ -102,6 +102,13 @@ class Posteriors(NamedTuple):
         """The sum of the posteriors times weights [queries, n] over the images, [queries, classes]."""
         return self.queries * _product("qn,nc->qc", weights / self.whole, self.images)
 
+    def dealt(self, factors: jax.Array, weights: jax.Array) -> jax.Array:
+        """The sum over the images of their weights [queries, n], each dealt to the classes in proportion to the
+        posteriors times factors [queries, classes]. It is factors added(weights / times(factors)), without d."""
+        ours = self.queries * factors
+        likely = _product("qc,nc->qn", ours, self.images) + FLOOR * self.whole
+        return ours * _product("qn,nc->qc", weights / likely, self.images)
+
     def squares(self) -> jax.Array:
         """The sum of the squares over the classes, [queries, n]."""
         return _product("qc,nc->qn", jnp.square(self.queries), jnp.square(self.images)) / jnp.square(self.whole)
@@ -216,8 +223,7 @@ class ShareAdapter(nn.Module):
         t, mass, counts = self.trained.value, jnp.exp(self.scalars["log_m"]), jnp.zeros(())
         shares = jnp.broadcast_to(t, p.queries.shape)
         for _ in range(self.steps):
-            ratio = shares / t
-            counts = ratio * p.added(weights / (p.times(ratio) + FLOOR))
+            counts = p.dealt(shares / t, weights)
             shares = (counts + mass * t) / (weights.sum(-1, keepdims=True) + mass)
         return shares, counts
 

@@ -155,14 +155,15 @@ def init_state(method: Method, tx: optax.GradientTransformation, seed: int, exam
 
 def init_variables(method: Method, seed: int, example: Images) -> Variables:
     """New variables, for images of the example's shape."""
-    init, key = jax.jit(method.init), jax.random.key(seed)  # without jit each layer would be compiled alone
+    init, key = backend.jit(method.init, quick=True), jax.random.key(seed)  # without jit each layer is compiled alone
     memory.insist_it_fits(init, key, example)
     return init(key, example)
 
 
 def state_of(variables: Variables, tx: optax.GradientTransformation) -> TrainState:
     """The state before the first step, with these variables."""
-    return TrainState(jnp.zeros((), jnp.int32), variables, tx.init(variables["params"]), jnp.array(True))
+    optimizer = backend.jit(tx.init, quick=True)(variables["params"])
+    return TrainState(jnp.zeros((), jnp.int32), variables, optimizer, jnp.array(True))
 
 
 def train_step(learner: Learner, state: TrainState, episodes: Episode, key: Array) -> Stepped:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
+import numpy as np
 
 from cxda_jax.errors import UserError
 from cxda_jax.machine.progress import duration
@@ -84,7 +84,7 @@ class Pace:
         return 1
 
     def before_step(self, state: TrainState) -> TrainState:
-        state.optimizer.hyperparams["learning_rate"] = jnp.float32(self.rate)
+        state.optimizer.hyperparams["learning_rate"] = np.float32(self.rate)  # the host's: another program costs 0.2 ms
         return state
 
     def after_step(self, step: int, wait: Callable[[], Any]) -> None:

@@ -113,7 +113,8 @@ def skewed(seed=3, count=30):
 
 
 def test_a_correction_learns_errors_and_neither_shares_nor_what_a_domain_has_in_common():
-    """Its loss beside the formula in numpy; what domains and classes have in common, beside least squares."""
+    """Its loss beside the formula, and finite differences; what domains and classes have in common, beside least
+    squares."""
     images, teach = skewed(), np.ones((2, 30), bool)
     teach[0, 24:], teach[1, :6] = False, False
     cells = counts_of(images, 30)
@@ -137,9 +138,16 @@ def test_a_correction_learns_errors_and_neither_shares_nor_what_a_domain_has_in_
         for moved in (z + s @ u, z + (s - common) @ u + common @ v):
             expected -= np.log(softmax(moved, -1)[np.arange(len(z)), images.labels])[each[images.domains]].mean() / 2
         expected += 0.05 * ((u**2).sum() + (v**2).sum())
-    weight = teach / (teach @ cells.sum(1))[:, None]
-    shown = correction._Shown(s, images.logits, offsets, parts, weight, images.labels, images.domains)
-    assert correction._objective()(point, shown, root, np.float32(0.1))[0] == pytest.approx(expected, rel=1e-5)
+    weight = (teach / (teach @ cells.sum(1))[:, None])[:, images.domains]
+    together, count = np.argsort(images.domains), cells.sum(1).astype(int)
+    arrays = s[together].T, images.logits[together].T, offsets, parts.transpose(1, 2, 0), weight[:, together]
+    shown = correction._Shown(*arrays, images.labels[together], count)
+    loss, slope = correction._loss(point, shown, root, 0.1)
+    assert loss == pytest.approx(expected, rel=1e-9)
+    for _ in range(5):
+        way = RNG.normal(size=point.shape)
+        up, down = (correction._loss(point + x * way, shown, root, 0.1)[0] for x in (1e-5, -1e-5))
+        assert (slope * way).sum() == pytest.approx((up - down) / 2e-5, rel=1e-5)
     for of_penalty in corrections(images, teach, *moments):
         for each, found in zip(teach, of_penalty, strict=True):
             new = ~each[images.domains]
@@ -214,7 +222,7 @@ def test_un_mixing_finds_the_shares_of_each_cluster():
     p = softmax(rng.normal(0, 2, (60, 3)) + 2 * np.eye(3)[owner % 3], -1)
     for spread, parts in ((10, [p[owner == cluster] for cluster in asked]), (0, [p] * 4)):
         keys, queries = (spread * (np.eye(5)[at] + rng.normal(0, 0.01, (len(at), 5))) for at in (owner, asked))
-        found = np.asarray(judge._unmixed(p[None], keys[None], queries[None], trained))[0]
+        found = np.asarray(judge._unmixing()(p[None], keys[None], queries[None], trained))[0]
         for shares, part in zip(found, parts, strict=True):
             q = trained
             for _ in range(50):

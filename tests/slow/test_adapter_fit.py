@@ -41,11 +41,12 @@ from cxda_jax.data.episodes import Plan
 from cxda_jax.data.sources import AS_GIVEN
 from cxda_jax.training import loop, metrics
 from cxda_jax.training.selection import Selection, narrowed, with_floor
-from cxda_jax.types import ADAPTER
+from cxda_jax.types import ADAPTER, Images
 from docs.study import promises
 from tests.commands import command
 from tests.lines import flip, refused
 from tests.logits import CLASSES, RNG, STYLE, fewer_tasks, made, new  # noqa: F401
+from tests.nets import build_method
 from tests.pages import Elements
 
 
@@ -124,13 +125,18 @@ def test_keys_in_place_of_the_style_give_the_same_answers(fit, new):
 
 
 def test_a_step_that_compiles_quickly_has_the_values_of_any_other(new):
-    """The options of the compiler that spare time change no more than last bits."""
+    """The options of the compiler that spare time change no more than last bits, and of new weights not one."""
+    pixels = Images(RNG.integers(0, 255, (2, 28, 28, 1), np.uint8), np.zeros(2, np.int32))
+    method = build_method("cxda")
+    jax.tree.map(np.testing.assert_array_equal, loop.init_variables(method, 1, pixels),
+                 jax.jit(method.init)(jax.random.key(1), pixels))  # fmt: skip
     judged = as_fit_data(new.logits, new.labels, new.domains, new.style, None, 0)
     learner = loop.Learner(devices.method_of(CLASSES), fitting.optimizer(), augment.Weak(False, False, 0.0))
     images = jax.tree.map(lambda x: x[:2], fitting._images(judged.rows))
     state = loop.init_state(learner.method, learner.optimizer, 0, images)
     plan = Plan(np.arange(400).reshape(4, 100), np.arange(400, 480).reshape(4, 20))
-    arguments = (), fitting._episodes(judged.rows, judged.store.labels, plan), jax.random.key(0)
+    present = fitting.filled(np.random.default_rng(0), 4, 100)
+    arguments = (), fitting._episodes(judged.rows, judged.store.labels, plan, present), jax.random.key(0)
     quick, other = (
         loop.Programs(learner, AS_GIVEN, quick=quick)(1, state, arguments, print) for quick in (True, False)
     )

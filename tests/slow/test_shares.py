@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from cxda_jax.adapter.diagnosis import TRUE_SHARES, UNFORESEEN, diagnose, kind_of
+from cxda_jax.adapter.fit import filled
 from cxda_jax.config.reading import read, replaced
 from cxda_jax.data.episodes import split_part
 from cxda_jax.data.store import DomainStore
@@ -28,10 +29,13 @@ from tests.nets import KEY, case_of, close, softmax
 
 
 def test_a_buffer_fills_at_random():
+    """In a step of the device, and on the host."""
     draw = jax.jit(jax.vmap(functools.partial(draw_present, n=20)))
-    sizes = np.asarray(draw(jax.random.split(KEY, 400))).sum(1)
-    assert 0.4 < (sizes == 20).mean() < 0.6 and (sizes >= 1).all()
-    assert abs((sizes[sizes < 20] <= 4).mean() - np.log(5) / np.log(21)) < 0.1
+    for drawn in (np.asarray(draw(jax.random.split(KEY, 400))), filled(np.random.default_rng(0), 400, 20)):
+        sizes = drawn.sum(1)
+        assert 0.4 < (sizes == 20).mean() < 0.6 and (sizes >= 1).all()
+        assert abs((sizes[sizes < 20] <= 4).mean() - np.log(5) / np.log(21)) < 0.1
+        assert np.ptp(drawn[sizes < 20].mean(0)) < 0.2  # all places alike
 
 
 def test_a_part_is_held_out_by_domains_or_by_images(fixed_store):
@@ -237,10 +241,11 @@ def test_posteriors_are_those_of_softmax_and_have_finite_gradients(scale):
 
     def sums(z, u):
         p = Posteriors.of(z, u)
-        return p.times(factors), p.added(weights), p.squares()
+        return p.times(factors), p.added(weights), p.dealt(factors, weights), p.squares()
 
     expected = softmax(z + u[:, None])
-    plain = np.einsum("qnc,qc->qn", expected, factors), np.einsum("qnc,qn->qc", expected, weights)
+    plain = [np.einsum("qnc,qc->qn", expected, factors), np.einsum("qnc,qn->qc", expected, weights)]
+    plain.append(np.einsum("qnc,qc,qn->qc", expected, factors, weights / plain[0]))
     for ours, theirs in zip(jax.jit(sums)(z, u), (*plain, np.square(expected).sum(-1)), strict=True):
         close(ours, theirs, 1e-5)
     gradients = jax.jit(jax.grad(lambda *x: sum(jnp.log(part + 1e-6).sum() for part in sums(*x)), (0, 1)))
