@@ -160,6 +160,24 @@ def test_a_correction_learns_errors_and_neither_shares_nor_what_a_domain_has_in_
     np.testing.assert_allclose(mean_of([found, others])(*images[:2]), both, rtol=1e-4, atol=1e-4)
 
 
+def test_a_convex_function_is_least_where_its_slope_is_nothing():
+    """A quadratic beside its solution; of a steep one, which the first steps miss by far; and where it has no value."""
+    a = RNG.normal(size=(30, 8))
+    matrix, aim = a.T @ a, RNG.normal(size=(2, 4))
+
+    def quadratic(x):
+        away = matrix @ (x - aim).ravel()
+        return float((x - aim).ravel() @ away) / 2, away.reshape(2, 4)
+
+    for times in (1e-3, 1.0, 1e3):
+        found = correction.least(lambda x, times=times: [times * y for y in quadratic(x)], aim + 5, 60, 0.0)
+        np.testing.assert_allclose(found, aim, atol=1e-3)
+    stopped = correction.least(
+        lambda x: (quadratic(x)[0] if x.min() > 0 else np.nan, quadratic(x)[1]), aim + 5, 60, 0.0
+    )
+    assert stopped.min() > 0 and quadratic(stopped)[0] < quadratic(aim + 5)[0]
+
+
 def test_images_are_corrected_by_what_other_domains_taught(monkeypatch):
     """Each correction adds a number of its own to the logits of the first class; here it always pays."""
     logits, labels, domains, style = made(domains=12)
