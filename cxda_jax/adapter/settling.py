@@ -126,8 +126,11 @@ class _Tried:
 
         if way in (PLAIN, WAYS[-1]):
             return dict.fromkeys(self.floors, right((turn.plain if way == PLAIN else turn.judged).logits[plan.query]))
-        answer = turn.judged.answers(turn.ways[way], plan)  # the answers with a floor follow from those without
-        z = turn.judged.logits[plan.query] * np.exp(-np.float32(turn.ways[way]["params"][ADAPTER]["log_t"]))
+        variables = turn.ways[way]
+        if way != WAYS[0] and variables is turn.ways[WAYS[0]]:
+            return self.right(at, WAYS[0], rare)
+        answer = turn.judged.answers(variables, plan)  # the answers with a floor follow from those without
+        z = turn.judged.logits[plan.query] * np.exp(-np.float32(variables["params"][ADAPTER]["log_t"]))
         return {x: right(bounded(z, answer, np.log(np.float32(x))) if x else answer) for x in self.floors}
 
     def best(self, numbers: Sequence[int]) -> _Choice:

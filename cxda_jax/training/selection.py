@@ -64,6 +64,7 @@ class Selection(NamedTuple):
         tried = []
         for mass in MASSES:
             less = changed(variables, ("log_m",), lambda log_m, mass=mass: log_m + math.log(mass))
+            less = less if mass > 1 else variables  # the same object, so that others need not ask for it again
             tried.append((less, self.gain(less)))
             if tried[-1][1] >= 0:
                 break
