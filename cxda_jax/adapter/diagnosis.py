@@ -177,4 +177,4 @@ def _errors(logits: np.ndarray, labels: np.ndarray, owner: np.ndarray, plan: Pla
         """The sum over the images of the domain that are not in the task, [tasks, classes]."""
         return np.maximum((each @ x)[asked] - np.einsum("tn,tnc->tc", own, x[rows]), 0) + SMOOTHING / classes
 
-    return np.log(others(np.eye(classes)[labels]) / others(softmax(logits, -1)))
+    return np.log(others(np.eye(classes, dtype=np.float32)[labels]) / others(softmax(logits, -1)))

@@ -219,7 +219,7 @@ def _parts(spec: EpisodeSpec, sizes: np.ndarray, rng: np.random.Generator) -> tu
     """
     if spec.mixture == "even":
         return np.full(spec.num_domains, spec.per_domain), int(rng.integers(spec.num_domains))
-    # From a flat Dirichlet distribution: rng.dirichlet() gives the same and takes ten times as long.
+    # From a flat Dirichlet distribution: rng.dirichlet() gives the same and takes three times as long.
     shares, total = rng.standard_exponential(rng.integers(1, spec.num_domains + 1)), spec.num_domains * spec.per_domain
     shares /= shares.sum()
     cumulated = shares.cumsum()
