@@ -1,4 +1,4 @@
-"""Losses of logits [n, classes], each a mean over the n images."""
+"""Losses of logits [n, classes], each a mean over the n images; and one for NumPy, with its gradient."""
 
 from typing import Any
 
@@ -41,7 +41,8 @@ def consistency(logits: jax.Array, teacher: jax.Array) -> jax.Array:
 
 
 def into_slopes(logits: np.ndarray, labels: np.ndarray, weight: Any) -> float:
-    """The sum of weighted cross-entropies of logits [classes, n] in NumPy, which its gradient overwrites."""
+    """The sum of cross-entropies with labels [n] times weights, one or [n]. Its gradient overwrites the logits, which
+    are NumPy's and [classes, n], as sums over classes then run along images."""
     own = labels, np.arange(len(labels))
     logits -= logits.max(0)
     right = logits[own]

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "configs": 200,
     "cxda_jax": 256,  # the losses of labels in NumPy, with their gradient
-    "cxda_jax/adapter": 3084,  # corrects by the own and the common style, chooses what to take of a buffer; tokens and heads; a page; predictions of camera traps; models of PyTorch by name; a floor, which rare classes choose by the mean of domains; a last layer that reads the style too; what an untried own style or a buffer that tells nothing means for the user; what all domains teach beyond those of a turn; keys in place of styles while fit() learns; a correction's loss in NumPy, and L-BFGS; buffers that the host fills; tasks that are drawn, and ways that are asked, once for two uses
+    "cxda_jax/adapter": 3089,  # corrects by the own and the common style, chooses what to take of a buffer; tokens and heads; a page; predictions of camera traps; models of PyTorch by name; a floor, which rare classes choose by the mean of domains; a last layer that reads the style too; what an untried own style or a buffer that tells nothing means for the user; what all domains teach beyond those of a turn; keys in place of styles while fit() learns; a correction's loss in NumPy, and L-BFGS; buffers that the host fills; tasks that are drawn, and ways that are asked, once for two uses
     "cxda_jax/config": 470,
     "cxda_jax/data": 2385,  # tasks share what they know of a domain's classes, their generators, and the sizes of domains; tasks in half of the time
     "cxda_jax/device": 1065,  # the plain answers of an adapter that corrects; class shares on the page; camera traps; what is right by class
@@ -30,7 +30,7 @@ CEILINGS = {
     "cxda_jax/pages": 300,  # from studies/, which device/ needs no more; pictures of rows
     "cxda_jax/pages (js)": 210,
     "cxda_jax/studies": 2850,  # compares configs, which config/ did
-    "cxda_jax/training": 1080,  # the ways to take shares, how narrow the attention is, and a floor; few tasks wait for their step, and a training begins with given variables; an optimizer begins in one program
+    "cxda_jax/training": 1081,  # the ways to take shares, how narrow the attention is, and a floor; few tasks wait for their step, and a training begins with given variables; an optimizer begins in one program
     "docs": 1453,  # what each part of fit() gains beside naive ways, on drawn devices and on real ones, with real class shares and the tables of their page; five examples; a table of what was foretold; how fit() grows; streams as taken; made devices as circles; more tasks where one class of two is rare; what diagnoses foretold
     "launch": 664,  # a head, and the tensor of features; flags for predictions of camera traps; a file in place of a folder
     "tests": 9771,  # models of PyTorch and examples; the two formats of camera traps; devices; the page of fit(); what rare classes tell by; posteriors as products; the directions of keys; what more domains gain; keys in place of styles; slopes by finite differences; a least value beside its solution

@@ -32,9 +32,10 @@ from cxda_jax.nets.shares import OWN
 from cxda_jax.types import ADAPTER, Variables
 
 PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the most careful on
-STEPS, TOLERANCE = 15, 1e-5  # of least(), for each of them
-MEMORY = 10  # steps that least() knows of
-ENOUGH, SHORTEST = 1e-4, 1e-3  # the part of the fall by the slope that a step must gain; parts of a step that are tried
+STEPS, TOLERANCE = 15, 1e-5  # of lbfgs(), for each of them
+MEMORY = 10  # the latest steps, from which lbfgs() learns the curvature
+ENOUGH = 1e-4  # a step is taken if the value falls by this part of what the gradient promises
+SHORTEST = 1e-3  # a step is halved until it is; below this part of it the search ends
 ROUNDS = 10  # in which the means of classes and of domains are found in turn
 CURVATURE = 0.1  # of the cross-entropy in a logit, about
 
@@ -97,7 +98,7 @@ def corrections(
     unit = float(images.logits.std()) + SMALLEST  # of logits, so that a, b and U have steps of one size
     shares = np.stack([told_shares(cells, own).T for own in teach])
     weight = (teach / (teach @ cells.sum(1))[:, None])[:, images.domains]
-    parts, held = parts @ axes * knows_common, cells.any(1)
+    parts, held = parts @ axes * knows_common, cells.any(1)  # the domains that have images
     of_parts = np.square(parts).mean((0, 1))
     arrays = (s @ axes).T, images.logits.T / unit, shares[..., held], parts[held].transpose(1, 2, 0), weight
     as_floats = functools.partial(np.ascontiguousarray, dtype=np.float32)
@@ -106,7 +107,7 @@ def corrections(
     for penalty in PENALTIES:
         root = np.sqrt(CURVATURE * np.maximum([spread, of_parts], 0) + penalty)[..., None]
         loss = functools.partial(_loss, shown=shown, root=as_floats(root), penalty=penalty)
-        found = least(loss, as_floats(np.concatenate([a, b, (u * root).reshape(count, -1)], 1)), STEPS, TOLERANCE)
+        found = lbfgs(loss, as_floats(np.concatenate([a, b, (u * root).reshape(count, -1)], 1)), STEPS, TOLERANCE)
         a, b, u = np.split(found.astype(np.float64), [1, 1 + classes], axis=1)
         u = u.reshape(count, 2, -1, classes) / root
         weights, others = np.moveaxis((axes @ u).astype(np.float32), 1, 0)
@@ -176,12 +177,12 @@ def common_parts(sums: np.ndarray, counts: np.ndarray, teach: np.ndarray) -> tup
     return of_class, of_domain
 
 
-def least(
+def lbfgs(
     function: Callable[[np.ndarray], tuple[float, np.ndarray]], x: np.ndarray, steps: int, tolerance: float
 ) -> np.ndarray:
     """Where a convex function is nearly least, by L-BFGS.
 
-    SciPy's L-BFGS-B, which minds bounds, takes three times as long with a hundred thousand numbers.
+    SciPy's L-BFGS-B also keeps bounds, and takes three times as long with some hundred thousand numbers.
 
     Args:
       function: x -> its value and its gradient.
@@ -189,22 +190,26 @@ def least(
       steps: at most.
       tolerance: the step that lowers the value by less than this part of it, or of 1 where that is more, is the last.
     """
-    (value, slope), known = function(x), []
+    (value, gradient), known = function(x), []
     for _ in range(steps):
-        way, used = -slope, []
+        direction, parts = -gradient, []
         for move, change, product in reversed(known):
-            used.append(np.vdot(move, way) / product)
-            way -= used[-1] * change
-        way *= known[-1][2] / np.vdot(known[-1][1], known[-1][1]) if known else 1 / max(1.0, np.linalg.norm(slope))
-        for (move, change, product), part in zip(known, reversed(used), strict=True):
-            way += (part - np.vdot(change, way) / product) * move
-        length, falls = 1.0, float(np.vdot(slope, way))
-        while not (new := function(x + length * way))[0] <= value + ENOUGH * length * falls:
+            parts.append(np.vdot(move, direction) / product)
+            direction -= parts[-1] * change
+        if known:
+            _, change, product = known[-1]
+            direction *= product / np.vdot(change, change)
+        else:
+            direction /= max(1.0, np.linalg.norm(gradient))
+        for (move, change, product), part in zip(known, reversed(parts), strict=True):
+            direction += (part - np.vdot(change, direction) / product) * move
+        length, promised = 1.0, float(np.vdot(gradient, direction))
+        while not (new := function(x + length * direction))[0] <= value + ENOUGH * length * promised:
             length /= 2
             if length < SHORTEST:
                 return x
-        move, change, gained = length * way, new[1] - slope, value - new[0]
-        x, (value, slope) = x + move, new
+        move, change, gained = length * direction, new[1] - gradient, value - new[0]
+        x, (value, gradient) = x + move, new
         if gained <= tolerance * max(abs(value), 1.0):
             break
         if (product := np.vdot(move, change)) > 0:
@@ -242,6 +247,7 @@ def _loss(point: np.ndarray, shown: _Shown, root: np.ndarray, penalty: Any) -> t
         z += a[i] * logits + b[i][:, None] + np.repeat(shares[i], counts, axis=1)
         known = z - np.repeat(common[i], counts, axis=1)
         loss += sum(into_slopes(x, labels, weight[i] / 2) for x in (z, known))
+        # From here on z, known and common[i] are the slopes of what they were.
         common[i] = np.add.reduceat(known, starts, axis=1)
         z += known
         slopes.append(np.append(np.vdot(z, logits), z.sum(1)))

@@ -403,9 +403,10 @@ def _episodes(rows: np.ndarray, labels: Any, plan: Plan, present: np.ndarray) ->
 
 
 def filled(rng: np.random.Generator, tasks: int, places: int) -> np.ndarray:
-    """Which places of each task's buffer hold an image, bool [tasks, places], drawn as draw_present() does.
+    """Which places of each task's buffer hold an image, bool [tasks, places].
 
-    Drawn on the host, since random numbers and sorting would be a quarter of a step's time.
+    They are drawn as by draw_present() in methods/cxda_shares.py, but on the host: random numbers and sorting would be
+    a quarter of a step's time.
     """
     some = np.exp(rng.random(tasks) * np.log(places + 1)).astype(int)
     sizes = np.where(rng.random(tasks) < 0.5, places, some)

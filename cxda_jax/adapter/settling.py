@@ -127,7 +127,7 @@ class _Tried:
         if way in (PLAIN, WAYS[-1]):
             return dict.fromkeys(self.floors, right((turn.plain if way == PLAIN else turn.judged).logits[plan.query]))
         variables = turn.ways[way]
-        if way != WAYS[0] and variables is turn.ways[WAYS[0]]:
+        if way != WAYS[0] and variables is turn.ways[WAYS[0]]:  # no more careful than what was learnt
             return self.right(at, WAYS[0], rare)
         answer = turn.judged.answers(variables, plan)  # the answers with a floor follow from those without
         z = turn.judged.logits[plan.query] * np.exp(-np.float32(variables["params"][ADAPTER]["log_t"]))

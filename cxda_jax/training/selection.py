@@ -63,8 +63,9 @@ class Selection(NamedTuple):
         """Of variables that trust a buffer less and less the first that do not lose, or those that lose least."""
         tried = []
         for mass in MASSES:
-            less = changed(variables, ("log_m",), lambda log_m, mass=mass: log_m + math.log(mass))
-            less = less if mass > 1 else variables  # the same object, so that others need not ask for it again
+            less = variables  # for a mass of 1; the same object, so that settle() need not ask for its answers twice
+            if mass > 1:
+                less = changed(variables, ("log_m",), lambda log_m, mass=mass: log_m + math.log(mass))
             tried.append((less, self.gain(less)))
             if tried[-1][1] >= 0:
                 break

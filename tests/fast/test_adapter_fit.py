@@ -170,9 +170,9 @@ def test_a_convex_function_is_least_where_its_slope_is_nothing():
         return float((x - aim).ravel() @ away) / 2, away.reshape(2, 4)
 
     for times in (1e-3, 1.0, 1e3):
-        found = correction.least(lambda x, times=times: [times * y for y in quadratic(x)], aim + 5, 60, 0.0)
+        found = correction.lbfgs(lambda x, times=times: [times * y for y in quadratic(x)], aim + 5, 60, 0.0)
         np.testing.assert_allclose(found, aim, atol=1e-3)
-    stopped = correction.least(
+    stopped = correction.lbfgs(
         lambda x: (quadratic(x)[0] if x.min() > 0 else np.nan, quadratic(x)[1]), aim + 5, 60, 0.0
     )
     assert stopped.min() > 0 and quadratic(stopped)[0] < quadratic(aim + 5)[0]
