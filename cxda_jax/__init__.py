@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cxda_jax.device.loading import load
     from cxda_jax.device.model import Answers, Model
     from cxda_jax.errors import UserError
+    from cxda_jax.machine.backend import keep_compiled
     from cxda_jax.methods.anytime import cxda_any
     from cxda_jax.methods.cml import cml
     from cxda_jax.methods.cotta import cotta
@@ -42,6 +43,7 @@ _HOMES = {
     "device.loading": ("load",),
     "device.model": ("Answers", "Model"),
     "errors": ("UserError",),
+    "machine.backend": ("keep_compiled",),
     "adapter.sklearn": ("CXDAClassifier",),
     "training.evaluation": ("evaluate",),
     "adapter.adapter": ("Adapter", "load_adapter"),
@@ -69,9 +71,9 @@ __all__ = [
     "Adapter", "Answers", "CXDAClassifier", "Device", "DomainStore", "Draw", "Episode", "EpisodeSpec", "FineTuning",
     "Images", "Method", "Model", "Plan", "SupportBuffer", "TorchEncoder", "UserError", "__version__", "bbse", "bn",
     "bn_alpha", "cml", "cotta", "cxda", "cxda_any", "cxda_loo", "cxda_p2p", "cxda_shares", "cxda_supervised", "erm",
-    "erm_iid", "evaluate", "feature_shift", "fit", "ft_em", "ft_im", "icrm", "lame", "load", "load_adapter", "mlls",
-    "open_store", "prior_shift", "sample_plans", "sf_ocda", "sla", "stata", "t3a", "unmix", "with_transformer",
-    "write_store",
+    "erm_iid", "evaluate", "feature_shift", "fit", "ft_em", "ft_im", "icrm", "keep_compiled", "lame", "load",
+    "load_adapter", "mlls", "open_store", "prior_shift", "sample_plans", "sf_ocda", "sla", "stata", "t3a", "unmix",
+    "with_transformer", "write_store",
 ]  # fmt: skip
 
 

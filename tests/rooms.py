@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 # Whoever raises a number adds to its line what was bought for it.
 CEILINGS = {
     "configs": 200,
-    "cxda_jax": 256,  # the losses of labels in NumPy, with their gradient
-    "cxda_jax/adapter": 3089,  # corrects by the own and the common style, chooses what to take of a buffer; tokens and heads; a page; predictions of camera traps; models of PyTorch by name; a floor, which rare classes choose by the mean of domains; a last layer that reads the style too; what an untried own style or a buffer that tells nothing means for the user; what all domains teach beyond those of a turn; keys in place of styles while fit() learns; a correction's loss in NumPy, and L-BFGS; buffers that the host fills; tasks that are drawn, and ways that are asked, once for two uses
+    "cxda_jax": 258,  # the losses of labels in NumPy, with their gradient; a public name for keeping compiled programs
+    "cxda_jax/adapter": 3095,  # corrects by the own and the common style, chooses what to take of a buffer; tokens and heads; a page; predictions of camera traps; models of PyTorch by name; a floor, which rare classes choose by the mean of domains; a last layer that reads the style too; what an untried own style or a buffer that tells nothing means for the user; what all domains teach beyond those of a turn; keys in place of styles while fit() learns; a correction's loss in NumPy, and L-BFGS; buffers that the host fills; tasks that are drawn, and ways that are asked, once for two uses; one program of answers with any floor
     "cxda_jax/config": 470,
     "cxda_jax/data": 2385,  # tasks share what they know of a domain's classes, their generators, and the sizes of domains; tasks in half of the time
     "cxda_jax/device": 1065,  # the plain answers of an adapter that corrects; class shares on the page; camera traps; what is right by class
@@ -33,7 +33,7 @@ CEILINGS = {
     "cxda_jax/training": 1081,  # the ways to take shares, how narrow the attention is, and a floor; few tasks wait for their step, and a training begins with given variables; an optimizer begins in one program
     "docs": 1453,  # what each part of fit() gains beside naive ways, on drawn devices and on real ones, with real class shares and the tables of their page; five examples; a table of what was foretold; how fit() grows; streams as taken; made devices as circles; more tasks where one class of two is rare; what diagnoses foretold
     "launch": 664,  # a head, and the tensor of features; flags for predictions of camera traps; a file in place of a folder
-    "tests": 9771,  # models of PyTorch and examples; the two formats of camera traps; devices; the page of fit(); what rare classes tell by; posteriors as products; the directions of keys; what more domains gain; keys in place of styles; slopes by finite differences; a least value beside its solution
+    "tests": 9772,  # models of PyTorch and examples; the two formats of camera traps; devices; the page of fit(); what rare classes tell by; posteriors as products; the directions of keys; what more domains gain; keys in place of styles; slopes by finite differences; a least value beside its solution
     "tools": 1630,
 }
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

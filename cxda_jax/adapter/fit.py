@@ -155,7 +155,7 @@ def fit(  # noqa: PLR0913
     whole = _train(of_whole, limit, steps)
     made, reads = _beside_last_layers(made, judged, keys, log)
     chosen = settle(made, FLOORS if floor is None else (float(floor),))
-    learnt = jax.tree.map(jnp.asarray, of_style(whole.ways[chosen.way], whole.start))
+    learnt = jax.device_put(of_style(whole.ways[chosen.way], whole.start))
     variables = with_floor(learnt, chosen.floor)
     facts = {"steps": whole.steps, "asked": steps, "one_set": judged.one_set, "corrects": bool(of_whole.correction)}
     facts |= {"tries": tries, "beyond_turns": beyond_turns(of_whole, of_turns), "reads": reads, **chosen.facts}
@@ -264,7 +264,7 @@ def _train(taught: Taught, limit: TimeLimit, steps: int) -> Trained:
         return selection.narrower(selection.likeliest(jax.device_get(best), scored))
 
     run = loop.Run(None, log=lambda line: None)  # the time limit tells of the progress of all trainings
-    of_step, state = programs(classes, corrected), loop.state_of(jax.tree.map(jnp.asarray, variables), optimizer())
+    of_step, state = programs(classes, corrected), loop.state_of(jax.device_put(variables), optimizer())
     best = loop.train(of_step, episodes, state, pace, loop.Validation(score, choose), run, seed).best
     assert best is not None
     found = (best, selection.more_careful(best), by_style(best), without_buffer(best))

@@ -24,8 +24,9 @@ from cxda_jax.errors import UserError
 from cxda_jax.machine import backend
 from cxda_jax.methods import unmix
 from cxda_jax.methods.label_shift import FLOOR, shares_by_answers, temperature_of
-from cxda_jax.nets.shares import LARGEST, OWN, SMALLEST
+from cxda_jax.nets.shares import LARGEST, LOG_FLOOR, OWN, SMALLEST, bounded
 from cxda_jax.training import metrics
+from cxda_jax.training.selection import with_floor
 from cxda_jax.types import ADAPTER, Array, Images, Variables
 
 TASKS = 200  # of a kind
@@ -109,14 +110,23 @@ class FitData(NamedTuple):
         """
         if not (count := min(most, plan.support.shape[1])):
             return self.logits[plan.query]
-        found, program, variables = [], _answering(self.store.num_classes, self.corrected), jax.device_put(variables)
+        log_floor = variables["batch_stats"][ADAPTER].get(LOG_FLOOR)
+        # Without the floor: a program that reads one would be compiled beside the one that all trainings share.
+        given = jax.device_put(with_floor(variables, 0))
+        found, program = [], _answering(self.store.num_classes, self.corrected)
         # One program answers with buffers of all sizes, in blocks of one size.
         present, places = np.arange(FULL) < count, np.resize(np.arange(count), FULL)
         for start in range(0, len(plan.query), BLOCK):
             block = np.resize(np.arange(start, min(start + BLOCK, len(plan.query))), BLOCK)
             support, query = self.rows[plan.support[block][:, places]], self.rows[plan.query[block]]
-            found.append(np.asarray(program(variables, present, support, query)))
-        return np.concatenate(found)[: len(plan.query)]
+            found.append(np.asarray(program(given, present, support, query)))
+        answer = np.concatenate(found)[: len(plan.query)]
+        return answer if log_floor is None else self.floored(variables, plan, answer, log_floor)
+
+    def floored(self, variables: Variables, plan: Plan, answer: np.ndarray, log_floor: Any) -> np.ndarray:
+        """An answer of answers(), given without a floor, as it is with a floor of this logarithm."""
+        z = self.logits[plan.query] * np.exp(-np.float32(variables["params"][ADAPTER]["log_t"]))
+        return np.asarray(bounded(z, answer, np.float32(log_floor)))
 
 
 class Turn(NamedTuple):
@@ -307,9 +317,10 @@ def ask(turn: Turn, plan: Plan, number_of_turn: int) -> AnsweredTasks:
     y = judged.store.labels[plan.query]
     found = {PLAIN: turn.plain.logits[plan.query]}
     found |= {str(n): judged.answers(turn.variables, plan, n) for n in SIZES}
+    em = by_rival(turn.plain.logits, turn.rivals["em"], plan)
     rivals = {
-        "em": by_rival(turn.plain.logits, turn.rivals["em"], plan),
-        "own_em": by_rival(judged.logits, turn.rivals["own_em"], plan),
+        "em": em,
+        "own_em": by_rival(judged.logits, turn.rivals["own_em"], plan) if judged.corrected else em,
         "unmix": by_unmixing(judged, keys_of(judged, turn.variables), turn.rivals["own_em"], plan),
     }
     if turn.refit is not None:

@@ -10,10 +10,8 @@ from cxda_jax.adapter.adapter import PLAIN
 from cxda_jax.adapter.judge import WAYS, Turn, planned
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.store import DomainStore
-from cxda_jax.nets.shares import bounded
 from cxda_jax.training import metrics
 from cxda_jax.training.selection import with_floor
-from cxda_jax.types import ADAPTER
 
 FLOORS = (0.0, 0.2, 0.5, 1.0)  # from all that a buffer may do to nothing
 RARE = 5  # a class is rare where a full buffer has at most so many images of it
@@ -130,8 +128,8 @@ class _Tried:
         if way != WAYS[0] and variables is turn.ways[WAYS[0]]:  # no more careful than what was learnt
             return self.right(at, WAYS[0], rare)
         answer = turn.judged.answers(variables, plan)  # the answers with a floor follow from those without
-        z = turn.judged.logits[plan.query] * np.exp(-np.float32(variables["params"][ADAPTER]["log_t"]))
-        return {x: right(bounded(z, answer, np.log(np.float32(x))) if x else answer) for x in self.floors}
+        floored = functools.partial(turn.judged.floored, variables, plan, answer)
+        return {x: right(floored(np.log(x)) if x else answer) for x in self.floors}
 
     def best(self, numbers: Sequence[int]) -> _Choice:
         """The way with the largest mean gain on the domains of some turns, and its floor.

@@ -5,7 +5,6 @@ The network itself is that of a training of erm_iid and stays as it is. The adap
 images: those whose labels that training has not seen, since there is nothing to correct on images known by heart.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -164,7 +163,10 @@ def measure(variables: Variables, described: Described, learnt: np.ndarray) -> V
     # Images of one domain then are apart by 1 on the average, squared.
     kernel[:, : directions.shape[1]] = directions * math.sqrt(style.shape[1] / (2 * rank))
     known = {"mean": mean, "std": std, "shares": shares_by_answers(learnt, logits, scale)}
-    as_floats = functools.partial(jnp.asarray, dtype=jnp.float32)
+
+    def as_floats(x: Any) -> Array:
+        return jax.device_put(np.asarray(x, np.float32))  # jnp.asarray() compiles a program for each shape
+
     new = {**own, "kernel": kernel, "log_t": -np.log(np.maximum(scale, SMALLEST))}
     return {
         "params": {**variables["params"], ADAPTER: jax.tree.map(as_floats, new)},

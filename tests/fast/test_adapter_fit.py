@@ -289,6 +289,7 @@ def settled_on(monkeypatch, ways, floors, labels, plain=None, asked=4, kinds=lam
 
         alone = np.tile(logits(without, size(of_ways[0])).repeat(2, 0).reshape(400, 2), (3, 1))
         judged = SimpleNamespace(store=store, answers=answers, logits=alone * np.exp(LOG_T), seed=0)
+        judged.floored = functools.partial(judge.FitData.floored, judged)
         own = halves if plain is None else np.tile(plain, (2, 1))
         classifier = np.tile(logits(own, np.ones((2, 100))).repeat(2, 0).reshape(400, 2), (3, 1))
         stats = {"params": {ADAPTER: {"log_t": LOG_T}}, "batch_stats": {ADAPTER: {}}}

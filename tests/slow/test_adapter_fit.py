@@ -108,12 +108,12 @@ def test_a_device_with_few_classes_gains(fit, new):
 
 
 def test_keys_in_place_of_the_style_give_the_same_answers(fit, new):
-    """Those of a device, and with attention that is narrower."""
+    """Those of a device, with a floor and with attention that is narrower."""
     given, buffer, asked = fit[0].variables, np.arange(70), np.arange(80, 90)
     judged = as_fit_data(new.logits, new.labels, new.domains, new.style, None, 0)
     z, s = judged.logits.copy(), judged.style.copy()
     plan = Plan(buffer[None], asked[None])
-    for variables in (given, narrowed(given, 4.0)):
+    for variables in (given, with_floor(given, 0.9), narrowed(given, 4.0)):
         corrected = corrected_by(judged, correction_in(variables))
         data, of_keys = corrected.keyed(variables)
         device = fit[0]._replace(variables=variables).adapt(z[buffer], s[buffer])
@@ -309,7 +309,7 @@ def test_one_set_without_domains_teaches_class_shares_alone(new):
     report, right = adapter.report, []
     assert np.exp(adapter.variables["batch_stats"][ADAPTER]["log_floor"]) == pytest.approx(0.01)
     assert "floor of 0.01" in str(adapter)
-    assert report["floors"]["0.01"]["gain"] == pytest.approx(report["overall"]["100"][0], abs=0.02)  # by the program
+    assert report["floors"]["0.01"]["gain"] == pytest.approx(report["overall"]["100"][0], abs=0.02)
     assert report["one_set"] and not report["corrects"] and report["domains"] == 12 and adapter.helps
     assert report["overall"]["refit"][0] > report["overall"]["0"][0] == 0 and "random parts" in str(adapter)
     for i in range(20):
