@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import scipy.optimize
-import scipy.stats
+import scipy.special
 
 MARGIN = 3  # times as many images as prove a risk without any error, where thresholds begin to be tried
 COVERAGES = (1.0, 0.8, 0.5)  # parts of all answers, the surest ones, of which the risk is told
@@ -113,6 +113,12 @@ def bootstrap_interval(values: np.ndarray, resamples: int = 10_000) -> np.ndarra
     return np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)
 
 
+def students(freedom: int) -> float:
+    """The limit below which 97.5 % of Student's distribution lie. This module does without scipy.stats, as a process
+    that loads an adapter would wait 0.7 s for its import."""
+    return float(scipy.special.stdtrit(freedom, 0.975))
+
+
 def interval_over_groups(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Of values [rows, tasks] in groups [tasks], such as domains: the mean, and the 95 % interval for the mean of new
     groups, [rows, 3].
@@ -124,7 +130,7 @@ def interval_over_groups(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     sizes = np.bincount(group)
     means = np.stack([np.bincount(group, row) / sizes for row in values]) if len(sizes) > 1 else values
     mean, count = means.mean(1), means.shape[1]
-    half = means.std(1, ddof=1) / np.sqrt(count) * scipy.stats.t.ppf(0.975, count - 1) if count > 1 else np.inf
+    half = means.std(1, ddof=1) / np.sqrt(count) * students(count - 1) if count > 1 else np.inf
     return np.stack([mean, mean - half, mean + half], axis=1)
 
 
@@ -137,14 +143,14 @@ def after_selection(span: Sequence[float], groups: int) -> float:
     mean, low, high = span
     if not low > 0 or groups < 2:
         return mean
-    freedom, limit = groups - 1, scipy.stats.t.ppf(0.975, groups - 1)
-    error = max((high - low) / 2 / float(limit), 1e-12)
+    freedom, limit = groups - 1, students(groups - 1)
+    error = max((high - low) / 2 / limit, 1e-12)
     found = mean / error
 
     def beyond(shift: Any) -> Any:
         """How likely the selected mean is above the found one, less 1/2, if the truth is so many errors above 0."""
-        selected = scipy.stats.nct.sf(limit, freedom, shift)
-        return scipy.stats.nct.sf(found, freedom, shift) / max(selected, 1e-300) - 0.5
+        selected, above = 1 - scipy.special.nctdtr(freedom, shift, [limit, found])
+        return above / selected - 0.5
 
     if found > 30:  # selection is certain
         return mean
@@ -168,8 +174,8 @@ def surest_within(risk: float, accepted: np.ndarray, wrong: np.ndarray) -> int:
     errors = wrong.sum(0)
     found = errors / np.maximum(images, 1e-9)
     spread = (wrong - found * accepted).std(0, ddof=1) * np.sqrt(domains) / np.maximum(images, 1e-9)
-    over_domains = found + spread * scipy.stats.t.ppf(0.975, domains - 1) <= risk
-    over_images = scipy.stats.beta.ppf(0.95, errors + 1, np.maximum(images - errors, 1e-9)) <= risk
+    over_domains = found + spread * students(domains - 1) <= risk
+    over_images = scipy.special.betaincinv(errors + 1, np.maximum(images - errors, 1e-9), 0.95) <= risk
     need = np.log(0.05) / np.log1p(-risk)  # images that prove so small a risk if no answer is wrong
     first = int(np.searchsorted(images, max(need, min(MARGIN * need, images[-1] / 4))))
     held = (over_domains & over_images)[first:]
