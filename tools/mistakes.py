@@ -74,7 +74,7 @@ MISTAKES = (
             ("adapter_fit",)),
     Mistake("adapter", "adapter/judge.py", "weight, group = 1 / times[which]", "weight, group = 1.0 + 0 * times[which]",
             ("adapter_fit",)),
-    Mistake("adapter", "training/metrics.py", "scipy.stats.t.ppf(0.975, count - 1)", "scipy.stats.norm.ppf(0.975)", ("metrics",)),
+    Mistake("adapter", "training/metrics.py", "scipy.special.stdtrit(freedom, 0.975)", "scipy.special.ndtri(0.975)", ("metrics",)),
     Mistake("adapter", "adapter/correction.py", "b[i][:, None] + np.repeat(shares[i], counts, axis=1)", "b[i][:, None]",
             ("adapter_fit",)),
     # Networks.
