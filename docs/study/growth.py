@@ -1,6 +1,6 @@
 """How the time and the memory of fit() grow with domains, classes, images and numbers of style, on made-up images.
 
-python -m docs.study.growth OUT.json               # each fit in a process of its own, half an hour on two cores
+python -m docs.study.growth OUT.json               # each fit in a process of its own, fifteen minutes on two cores
 python -m docs.study.growth OUT.json FIGURE.png    # draws
 
 What a record holds already is not measured again.
@@ -80,7 +80,7 @@ def draw(record, out):
         of_name = [fit for fit in record["fits"] if all(fit["of"][x] == like[x] for x in like if x != name)]
         fits = sorted(of_name, key=lambda fit: fit["of"][name])
         for panel, what in zip(column, ("seconds", "GB"), strict=True):
-            panel.loglog([fit["of"][name] for fit in fits], [fit[what] for fit in fits], "o-")
+            panel.loglog([fit["of"][name] for fit in fits], [fit[what] for fit in fits], "o-", subs=(2, 5))
             panel.grid(alpha=0.3)
             panel.yaxis.set_minor_formatter("{x:g}")
             panel.yaxis.set_major_formatter("{x:g}")
