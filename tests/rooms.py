@@ -23,7 +23,7 @@ CEILINGS = {
     "cxda_jax/device": 1065,  # the plain answers of an adapter that corrects; class shares on the page; camera traps; what is right by class
     "cxda_jax/disk": 825,  # other names of a column
     "cxda_jax/export": 885,  # tokens and a head in describe.onnx
-    "cxda_jax/export (js)": 980,  # the own and the common style, and the evidence, in browsers
+    "cxda_jax/export (js)": 981,  # the own and the common style, and the evidence, in browsers; EM that goes on after the common style
     "cxda_jax/machine": 853,  # stacks the batches of several steps, which data/ did; keeps small programs, and leaves out options that jaxlib does not know
     "cxda_jax/methods": 1238,  # EM in clusters of a buffer; shares of classes without images
     "cxda_jax/nets": 914,  # starts from weights, which training/ did; the evidence and the common style of a buffer; a floor; posteriors as products; EM without a quotient
@@ -33,7 +33,7 @@ CEILINGS = {
     "cxda_jax/training": 1083,  # the ways to take shares, how narrow the attention is, and a floor; few tasks wait for their step, and a training begins with given variables; an optimizer begins in one program; Student's limit without scipy.stats
     "docs": 1453,  # what each part of fit() gains beside naive ways, on drawn devices and on real ones, with real class shares and the tables of their page; five examples; a table of what was foretold; how fit() grows; streams as taken; made devices as circles; more tasks where one class of two is rare; what diagnoses foretold
     "launch": 664,  # a head, and the tensor of features; flags for predictions of camera traps; a file in place of a folder
-    "tests": 9772,  # models of PyTorch and examples; the two formats of camera traps; devices; the page of fit(); what rare classes tell by; posteriors as products; the directions of keys; what more domains gain; keys in place of styles; slopes by finite differences; a least value beside its solution
+    "tests": 9773,  # models of PyTorch and examples; the two formats of camera traps; devices; the page of fit(); what rare classes tell by; posteriors as products; the directions of keys; what more domains gain; keys in place of styles; slopes by finite differences; a least value beside its solution; EM that goes on
     "tools": 1630,
 }
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

@@ -17,7 +17,8 @@ The query's answer is u_q + g (log q - log t). Learned are W, b, T, U, c, n, m a
 
 Where cxda_jax.fit found that it pays, z are logits that were corrected by the image's own style, a z + b + s V. Then
 the buffer shows which part of the styles its domain has in all images, whatever their classes, and what it moves is
-taken from the logits of buffer and query. EM then finds the shares anew, with r of EM before:
+taken from the logits of buffer and query after half of EM's steps, rounded up. The other steps go on from there. With
+the last r of the steps before:
 
     (sum of a_j s_j W - sum of a_j r_j C) / (N + l)
 
@@ -218,11 +219,11 @@ class ShareAdapter(nn.Module):
         found = weights @ moves - counts @ self.get_variable("batch_stats", OWN)["content"]
         return found / (weights.sum(-1, keepdims=True) + jnp.exp(self.common))
 
-    def _estimated(self, p: Posteriors, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The shares of the classes by EM, and how many images the buffer has of each by them, [queries, classes]."""
+    def _estimated(self, p: Posteriors, weights: jax.Array, shares: Any, steps: int) -> tuple[jax.Array, jax.Array]:
+        """The shares of the classes by so many steps of EM, which begin with `shares`, and how many images the buffer
+        has of each by them, [queries, classes]."""
         t, mass, counts = self.trained.value, jnp.exp(self.scalars["log_m"]), jnp.zeros(())
-        shares = jnp.broadcast_to(t, p.queries.shape)
-        for _ in range(self.steps):
+        for _ in range(steps):
             counts = p.dealt(shares / t, weights)
             shares = (counts + mass * t) / (weights.sum(-1, keepdims=True) + mass)
         return shares, counts
@@ -231,11 +232,12 @@ class ShareAdapter(nn.Module):
         x, t, moved = self.scalars, self.trained.value, self._moved(weights, buffer)
         sharpness, common = jnp.exp(-x["log_t"]), jnp.zeros(())
         p = Posteriors.of(buffer.logits * sharpness, moved)
-        shares, counts = self._estimated(p, weights)
+        after = 0 if buffer.moves is None else self.steps // 2
+        shares, counts = self._estimated(p, weights, jnp.broadcast_to(t, p.queries.shape), self.steps - after)
         if buffer.moves is not None:
             common = sharpness * self._common(weights, buffer.moves, counts)
             p = Posteriors.of(buffer.logits * sharpness, moved - common)
-            shares, _ = self._estimated(p, weights)
+            shares, _ = self._estimated(p, weights, shares, after)
         strength = x["strength"]
         if self.weighs:
             kernel, bias, belief = self.belief.values()

@@ -208,9 +208,9 @@ def test_a_device_estimates_its_class_shares(fit, new, monkeypatch):
             u = logits / np.exp(w["log_t"]) + a.sum() / (a.sum() + np.exp(w["log_n"])) * (
                 a / a.sum() @ k @ w["bias"] + w["offset"]
             )
-            for _ in range(2 if own else 1):
-                q = t
-                for _ in range(5):
+            q = t
+            for steps in (3, 2) if own else (5,):
+                for _ in range(steps):
                     r = softmax(u, -1) * q / t
                     counts = a @ (r / r.sum(1, keepdims=True))
                     q = (counts + np.exp(w["log_m"]) * t) / (a.sum() + np.exp(w["log_m"]))

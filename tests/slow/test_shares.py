@@ -111,9 +111,8 @@ def by_hand(variables, query, buffer, present, labels=None):
     def moves(style, name="common"):
         return np.clip((style - own["mean"]) / own["std"], -5, 5) @ own[name]
 
-    def estimated(logits):
-        q = t
-        for _ in range(STEPS):
+    def estimated(logits, q, steps):
+        for _ in range(steps):
             r = softmax(logits / np.exp(w["log_t"]) + moved) * q / t
             counts = a @ (r / r.sum(1, keepdims=True))
             q = (counts + m * t) / (a.sum() + m)
@@ -124,13 +123,15 @@ def by_hand(variables, query, buffer, present, labels=None):
     for z, style in zip(asked, of_asked, strict=True):
         a = sigmoid(w["near"] - ((key(style) - key(styles)) ** 2).sum(1))  # of each image of the buffer
         moved = a.sum() / (a.sum() + np.exp(w["log_n"])) * (a / a.sum() @ key(styles) @ w["bias"] + w["offset"])
-        counts = estimated(logits)[1] if labels is None else a @ np.eye(CLASSES)[labels][places]
+        after = STEPS // 2 if own else 0
+        q, counts = estimated(logits, t, STEPS - after)
+        counts = counts if labels is None else a @ np.eye(CLASSES)[labels][places]
         common = (a @ moves(styles) - counts @ own["content"]) / (a.sum() + np.exp(w["log_l"])) if own else 0.0
         z = z - common
         if labels is not None:
             answers.append(z / np.exp(w["log_t"]) + moved + np.log((counts + t) / (a.sum() + 1) / t))
             continue
-        q, _ = estimated(logits - common)
+        q = estimated(logits - common, q, after)[0] if own else q
         factors = moved - common / np.exp(w["log_t"]) + 2 * sigmoid(w["strength"]) * np.log(q / t)
         answers.append((z + common) / np.exp(w["log_t"]) + np.maximum(factors, factors.max() + log_floor))
     return np.array(answers)

@@ -87,12 +87,13 @@ class Shares {
     const answers = (given) => given.map((x, k) => x * sharpness + moved[k]);
     const answered = () => buffer.map((image) => softmax(answers(image.logits)));
     let posteriors = answered();
-    let { ratio, counts } = this.estimated(posteriors, weights, trained);
+    const after = buffer[0].moves ? Math.floor(this.steps / 2) : 0;
+    let { ratio, counts } = this.estimated(posteriors, weights, trained, trained.map(() => 1), this.steps - after);
     if (buffer[0].moves) {
       const common = this.common(buffer, weights, counts);
       moved = moved.map((x, k) => x - sharpness * common[k]);
       posteriors = answered();
-      ({ ratio } = this.estimated(posteriors, weights, trained));
+      ({ ratio } = this.estimated(posteriors, weights, trained, ratio, after));
     }
     const strength = 2 * sigmoid(power + this.belief(posteriors, weights, ratio, trained));
     const factors = ratio.map((x, k) => moved[k] + strength * Math.log(x));
@@ -100,12 +101,12 @@ class Shares {
     return logits.map((x, k) => x * sharpness + Math.max(factors[k], least));
   }
 
-  /** The shares of the classes by EM, as ratios to those in training, and how many images of each class they make. */
-  estimated(posteriors, weights, trained) {
+  /** The shares of the classes by so many steps of EM from `ratio` on, as ratios to those in training, and how many images of each class they make. */
+  estimated(posteriors, weights, trained, ratio, steps) {
     const mass = Math.exp(this.part("log_m")[0]);
     const count = weights.reduce((a, b) => a + b);
-    let [ratio, counts] = [trained.map(() => 1), undefined];
-    for (let step = 0; step < this.steps; step++) {
+    let counts;
+    for (let step = 0; step < steps; step++) {
       const rows = posteriors.flatMap((posterior) => {
         const odds = posterior.map((p, k) => p * ratio[k]);
         const sum = odds.reduce((a, b) => a + b) + FLOOR;
