@@ -113,7 +113,7 @@ def bootstrap_interval(values: np.ndarray, resamples: int = 10_000) -> np.ndarra
     return np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)
 
 
-def students(freedom: int) -> float:
+def student_limit(freedom: int) -> float:
     """The limit below which 97.5 % of Student's distribution lie. This module does without scipy.stats, as a process
     that loads an adapter would wait 0.7 s for its import."""
     return float(scipy.special.stdtrit(freedom, 0.975))
@@ -130,7 +130,7 @@ def interval_over_groups(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     sizes = np.bincount(group)
     means = np.stack([np.bincount(group, row) / sizes for row in values]) if len(sizes) > 1 else values
     mean, count = means.mean(1), means.shape[1]
-    half = means.std(1, ddof=1) / np.sqrt(count) * students(count - 1) if count > 1 else np.inf
+    half = means.std(1, ddof=1) / np.sqrt(count) * student_limit(count - 1) if count > 1 else np.inf
     return np.stack([mean, mean - half, mean + half], axis=1)
 
 
@@ -143,7 +143,7 @@ def after_selection(span: Sequence[float], groups: int) -> float:
     mean, low, high = span
     if not low > 0 or groups < 2:
         return mean
-    freedom, limit = groups - 1, students(groups - 1)
+    freedom, limit = groups - 1, student_limit(groups - 1)
     error = max((high - low) / 2 / limit, 1e-12)
     found = mean / error
 
@@ -174,7 +174,7 @@ def surest_within(risk: float, accepted: np.ndarray, wrong: np.ndarray) -> int:
     errors = wrong.sum(0)
     found = errors / np.maximum(images, 1e-9)
     spread = (wrong - found * accepted).std(0, ddof=1) * np.sqrt(domains) / np.maximum(images, 1e-9)
-    over_domains = found + spread * students(domains - 1) <= risk
+    over_domains = found + spread * student_limit(domains - 1) <= risk
     over_images = scipy.special.betaincinv(errors + 1, np.maximum(images - errors, 1e-9), 0.95) <= risk
     need = np.log(0.05) / np.log1p(-risk)  # images that prove so small a risk if no answer is wrong
     first = int(np.searchsorted(images, max(need, min(MARGIN * need, images[-1] / 4))))
