@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cxda_jax.adapter import fit, judge, settling
+from cxda_jax.adapter import diagnosis, fit, judge, settling
 from tests.conftest import fully_compiled
 
 CLASSES, STYLE, RNG = 6, 8, np.random.default_rng(7)
@@ -27,7 +27,7 @@ def fewer_tasks():
     with pytest.MonkeyPatch.context() as patch, fully_compiled():
         for module in (judge, fit):
             patch.setattr(module, "TASKS", 60)
-        patch.setattr(judge, "BLOCK", 20)
+        patch.setattr(diagnosis, "BLOCK", 20)
         patch.setattr(settling, "ASKED", 6)
         yield
 

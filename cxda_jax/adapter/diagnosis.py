@@ -23,6 +23,7 @@ PLAIN, CALIBRATED, KNOWN_DOMAIN = "no adaptation", "calibrated", "mlls, domain k
 TRUE_SHARES, ERRORS = "true shares*", "errors of the domain*"
 FIRST = 120  # images of a task of one domain
 TASKS, STEPS, SMOOTHING, LEAST = 200, 50, 10.0, 1.0  # LEAST: points, below which a gain is none
+BLOCK = 50  # tasks that one program answers at once
 BY_HEART = 0.98  # right answers, from which on an adapter learns nothing
 SHARES = {"natural": "own shares", "dirichlet": "Dirichlet 0.3", "even": "even shares"}  # of a task's classes
 UNFORESEEN = "What follows the style of an image is not foreseen here: fit() measures it."
@@ -133,7 +134,7 @@ def _rows(
         return z[plan.query] + np.log(np.maximum(shares, FLOOR) / trained)[:, None]
 
     def estimated(z: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        return moved(z, np.asarray(by_em(softmax(z[plan.support], -1), t, weights)), t)
+        return moved(z, by_em(softmax(z[plan.support], -1), t, weights), t)
 
     pairs = zip(plan.support, own, strict=True)
     counted = np.stack([np.bincount(labels[s][w > 0], minlength=classes) for s, w in pairs])
@@ -151,11 +152,25 @@ def _rows(
     return {name: 100 * float((z.argmax(-1) == labels[plan.query]).mean()) for name, z in answers.items()}
 
 
+def by_em(p: np.ndarray, trained: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The shares [tasks, classes] of buffers: p [tasks, n, classes], trained [tasks, classes], weights [tasks, n]."""
+    return in_blocks(_by_em, p, trained, weights)
+
+
 @jax.jit
 @jax.vmap
-def by_em(p: Array, trained: Array, weights: Array) -> Array:
-    """The shares [tasks, classes] of buffers: p [tasks, n, classes], trained [tasks, classes], weights [tasks, n]."""
+def _by_em(p: Array, trained: Array, weights: Array) -> Array:
     return shares_by_em(p, trained, STEPS, SMOOTHING, weights)
+
+
+def in_blocks(program: Callable[..., Any], *tasks: np.ndarray) -> np.ndarray:
+    """What a program says of tasks, whose arrays have one axis in common. It is asked in blocks of one size, so that it
+    is compiled once for all numbers of tasks. The last block is filled up with some of its own."""
+    count, found = len(tasks[0]), []
+    for start in range(0, count, BLOCK):
+        block = np.resize(np.arange(start, min(start + BLOCK, count)), BLOCK)
+        found.append(np.asarray(program(*(x[block] for x in tasks))))
+    return np.concatenate(found)[:count]
 
 
 def _true_shares(draw: Draw, task: int, domain: int, classes: int) -> np.ndarray:

@@ -37,7 +37,16 @@ from cxda_jax.adapter.judge import (
     report_on,
     some_of,
 )
-from cxda_jax.adapter.own_style import OwnStyle, Taught, beyond_turns, corrected_by, last_layers, room, untaught
+from cxda_jax.adapter.own_style import (
+    OwnStyle,
+    Taught,
+    beyond_turns,
+    corrected_by,
+    in_one_form,
+    last_layers,
+    room,
+    untaught,
+)
 from cxda_jax.adapter.report import in_words
 from cxda_jax.adapter.settling import FLOORS, settle
 from cxda_jax.data import augment
@@ -222,7 +231,7 @@ def optimizer() -> Any:
 def programs(classes: int, corrected: bool) -> loop.Programs:
     """The compiled step that all trainings of so many classes share."""
     learner = loop.Learner(method_of(classes, corrected), optimizer(), augment.Weak(crop=False, flip=False, rotate=0.0))
-    return loop.Programs(learner, AS_GIVEN, quick=True)
+    return loop.Programs(learner, AS_GIVEN, effort=1)
 
 
 @functools.lru_cache(4)
@@ -334,12 +343,12 @@ def _has_room(judged: FitData, style: np.ndarray, what: str, log: Callable[[str]
 
 
 def _by_own_style(judged: FitData, turns: Sequence[FitData], log: Callable[[str], None]) -> list[Taught]:
-    """What each turn teaches of the own style."""
+    """What each turn teaches of the own style; the first one is that of all domains."""
     own, found = OwnStyle(judged), []
     for i, turn in enumerate(turns, 1):
         log(f"{OWN_STYLE}, {i} of {len(turns)}")
         found.append(own.of(turn))
-    return found
+    return [found[0], *in_one_form(found[0], found[1:])]
 
 
 def _turn(plain: FitData, taught: Taught, limit: TimeLimit, steps: int) -> Turn:

@@ -17,7 +17,7 @@ import scipy.special
 
 from cxda_jax.adapter.adapter import PLAIN, SIZES, apart, standardised
 from cxda_jax.adapter.device import CELLS, method_of, probabilities
-from cxda_jax.adapter.diagnosis import FIRST, SHARES, STEPS, Diagnosis, by_em, diagnose, kind_of
+from cxda_jax.adapter.diagnosis import FIRST, SHARES, STEPS, Diagnosis, by_em, diagnose, in_blocks, kind_of
 from cxda_jax.data.episodes import Context, Draw, EpisodeSpec, Plan, domains_for, in_shares, sample_plans
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
@@ -30,7 +30,6 @@ from cxda_jax.training.selection import with_floor
 from cxda_jax.types import ADAPTER, Array, Images, Variables
 
 TASKS = 200  # of a kind
-BLOCK = 50  # tasks that one program answers at once
 START = 2**21  # numbers in the arrays from which a calibration, and the start of the training, are measured
 FULL = SIZES[-1]
 WAYS = ("learnt", "careful", "style", "none")  # what is taken from a buffer, the one to prefer first
@@ -113,14 +112,14 @@ class FitData(NamedTuple):
         log_floor = variables["batch_stats"][ADAPTER].get(LOG_FLOOR)
         # Without the floor: a program that reads one would be compiled beside the one that all trainings share.
         given = jax.device_put(with_floor(variables, 0))
-        found, program = [], _answering(self.store.num_classes, self.corrected)
-        # One program answers with buffers of all sizes, in blocks of one size.
+        program = _answering(self.store.num_classes, self.corrected)
+        # One program answers with buffers of all sizes.
         present, places = np.arange(FULL) < count, np.resize(np.arange(count), FULL)
-        for start in range(0, len(plan.query), BLOCK):
-            block = np.resize(np.arange(start, min(start + BLOCK, len(plan.query))), BLOCK)
-            support, query = self.rows[plan.support[block][:, places]], self.rows[plan.query[block]]
-            found.append(np.asarray(program(given, present, support, query)))
-        answer = np.concatenate(found)[: len(plan.query)]
+
+        def of_block(support: np.ndarray, query: np.ndarray) -> Array:
+            return program(given, present, self.rows[support[:, places]], self.rows[query])
+
+        answer = in_blocks(of_block, *plan)
         return answer if log_floor is None else self.floored(variables, plan, answer, log_floor)
 
     def floored(self, variables: Variables, plan: Plan, answer: np.ndarray, log_floor: Any) -> np.ndarray:
@@ -184,7 +183,7 @@ def _answering(classes: int, corrected: bool) -> Callable[..., Array]:
         cells = support.shape[1] * max(query.shape[1], classes)
         return jax.lax.map(one, (support, query), batch_size=min(len(query), max(1, CELLS // cells)))
 
-    return backend.jit(answering)
+    return backend.jit(answering, effort=2)
 
 
 def headroom(judged: FitData) -> Mapping[str, Mapping[str, float]] | None:
@@ -340,7 +339,7 @@ def by_rival(logits: np.ndarray, rival: Mapping[str, np.ndarray], plan: Plan) ->
     z = logits * rival["scale"] + rival["bias"]
     trained = np.broadcast_to(rival["shares"], (len(plan.support), z.shape[1]))
     p = scipy.special.softmax(z[plan.support], axis=-1)
-    shares = np.asarray(by_em(p, trained, np.ones(plan.support.shape, np.float32)))
+    shares = by_em(p, trained, np.ones(plan.support.shape, np.float32))
     return z[plan.query] + np.log(np.maximum(shares, FLOOR) / trained)[:, None]
 
 
@@ -378,7 +377,7 @@ def _unmixing() -> Callable[..., Array]:
         centres, shares = unmix.shares_in_clusters(p, keys, jnp.ones(len(p)), trained, unmix.CLUSTERS, STEPS, unmix.FEW)
         return shares[unmix.distances(asked, centres).argmin(1)]
 
-    return backend.jit(jax.vmap(unmixed, (0, 0, 0, None)), quick=True)
+    return backend.jit(jax.vmap(unmixed, (0, 0, 0, None)), effort=1)
 
 
 def _gain(asked: AnsweredTasks) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cxda_jax.adapter.correction import Correction, Labelled, corrections, mean_of
+from cxda_jax.adapter.correction import Correction, Labelled, corrections, mean_of, nothing
 from cxda_jax.adapter.judge import FitData, some_of
 from cxda_jax.methods.cxda_shares import SMALLEST, spread
 from cxda_jax.training.metrics import interval_over_groups
@@ -53,6 +53,20 @@ class Taught(NamedTuple):
 def untaught(data: FitData) -> Taught:
     """A turn without a correction."""
     return Taught(data, None, np.zeros(len(data.store.split)), 1.0)
+
+
+def in_one_form(whole: Taught, turns: Sequence[Taught]) -> list[Taught]:
+    """The turns of one fit(); where all domains teach a correction, turns without one get one that changes nothing.
+
+    So their trainings share a program. A second one takes six seconds to compile on two cores of an Intel Xeon.
+    """
+    if not (known := whole.correction):
+        return [*turns]
+    none = nothing(len(known.bias), known.mean, known.std)
+    return [
+        turn if turn.correction else turn._replace(data=corrected_by(turn.data, none), correction=none)
+        for turn in turns
+    ]
 
 
 def beyond_turns(whole: Taught, turns: Sequence[Taught]) -> float:

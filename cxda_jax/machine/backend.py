@@ -23,9 +23,14 @@ from cxda_jax.machine.progress import say
 # Experimental: else XLA's CPU backend expands each convolution into gigabytes of im2col, and a step takes 2 to 3 times
 # as long. test_a_training_step_moves_no_more_than_it_did_and_never_calls_the_host in tests/slow/test_cost.py shows it.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
-# Programs of many small parts compile in half of the time: XLA's older emitters spare each part the passes of MLIR.
-# Programs of large arrays run slower so; a training step on FEMNIST takes 1.3 times as long.
-_QUICK_OPTIONS = {"xla_backend_optimization_level": 1, **_CPU_OPTIONS, "xla_cpu_use_fusion_emitters": False}
+_EFFORTS: dict[int, dict[str, Any]] = {  # the options by the effort of the compiler
+    3: _CPU_OPTIONS,
+    # The answers of cxda_jax.fit's adapters compile in two thirds of the time and run as fast. Networks gain nothing.
+    2: {"xla_backend_optimization_level": 2, **_CPU_OPTIONS},
+    # Programs of many small parts compile in half of the time: XLA's older emitters spare each part the passes of MLIR.
+    # Programs of large arrays run slower so; a training step on FEMNIST takes 1.3 times as long.
+    1: {"xla_backend_optimization_level": 1, **_CPU_OPTIONS, "xla_cpu_use_fusion_emitters": False},
+}
 _deterministic = False  # of GPUs alone: on other devices all operations are deterministic
 _TARGET = contextvars.ContextVar("target", default="")
 
@@ -118,14 +123,14 @@ def make_deterministic() -> None:
     _deterministic = True
 
 
-def compiler_options(quick: bool = False) -> dict[str, Any] | None:
+def compiler_options(effort: int = 3) -> dict[str, Any] | None:
     """Options for jit: on CPUs those that this jaxlib knows, on GPUs if make_deterministic() was called. See jit().
 
     They do not go through XLA_FLAGS: an unknown name is an error that can be caught, and the environment stays as is.
     """
     if not _on_cpu():
         return {"xla_gpu_deterministic_ops": True} if _deterministic and platform_name() == "gpu" else None
-    asked = [*(_QUICK_OPTIONS if quick else _CPU_OPTIONS).items()]
+    asked = [*_EFFORTS[effort].items()]
     while asked and not _knows(*asked):  # jax 0.12 does not know the last one
         asked.pop()
     return dict(asked) or None
@@ -141,12 +146,12 @@ def _knows(*options: tuple[str, Any]) -> bool:
     return True
 
 
-def jit(fun: Any, quick: bool = False, **kwargs: Any) -> Any:
+def jit(fun: Any, effort: int = 3, **kwargs: Any) -> Any:
     """jax.jit with compiler_options(), for outermost functions.
 
-    `quick` is for programs that take longer to compile than in all their runs: the compiler then tries less.
+    The compiler makes less of an `effort` for programs that take longer to compile than in all their runs: 1 or 2.
     """
-    return jax.jit(fun, compiler_options=compiler_options(quick), **kwargs)
+    return jax.jit(fun, compiler_options=compiler_options(effort), **kwargs)
 
 
 def machine() -> str:

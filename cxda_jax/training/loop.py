@@ -155,14 +155,14 @@ def init_state(method: Method, tx: optax.GradientTransformation, seed: int, exam
 
 def init_variables(method: Method, seed: int, example: Images) -> Variables:
     """New variables, for images of the example's shape."""
-    init, key = backend.jit(method.init, quick=True), jax.random.key(seed)  # without jit each layer is compiled alone
+    init, key = backend.jit(method.init, effort=1), jax.random.key(seed)  # without jit each layer is compiled alone
     memory.insist_it_fits(init, key, example)
     return init(key, example)
 
 
 def state_of(variables: Variables, tx: optax.GradientTransformation) -> TrainState:
     """The state before the first step, with these variables."""
-    optimizer = backend.jit(tx.init, quick=True)(variables["params"])
+    optimizer = backend.jit(tx.init, effort=1)(variables["params"])
     return TrainState(jnp.zeros((), jnp.int32), variables, optimizer, jnp.array(True))
 
 
@@ -246,7 +246,7 @@ def over_devices(
 class Programs:
     """The compiled steps of a training: one step, and several in one program."""
 
-    def __init__(self, learner: Learner, source: Source, steps_per_call: int = 1, quick: bool = False):
+    def __init__(self, learner: Learner, source: Source, steps_per_call: int = 1, effort: int = 3):
         self.source = source
         self.batch: Any = None  # the latest
         self.started: set[int] = set()  # the numbers of steps whose programs have run
@@ -257,7 +257,7 @@ class Programs:
         if devices := source.mesh:
             lie, asked = mesh.specs(source.resident), mesh.processes() > 1
             calls = {n: over_devices(learner, source, devices, n, lie, asked) for n in calls}
-        self.programs = {n: backend.jit(call, quick=quick, donate_argnums=donated) for n, call in calls.items()}
+        self.programs = {n: backend.jit(call, effort=effort, donate_argnums=donated) for n, call in calls.items()}
 
     def arguments(
         self, batches: Iterator[Any], steps: int, key: Array, stopping: Callable[[], bool] = lambda: False

@@ -29,11 +29,11 @@ from cxda_jax.adapter import device as devices
 from cxda_jax.adapter import fit as fitting
 from cxda_jax.adapter import own_style
 from cxda_jax.adapter.adapter import Head
-from cxda_jax.adapter.correction import PENALTIES, correction_in
+from cxda_jax.adapter.correction import PENALTIES, added, correction_in
 from cxda_jax.adapter.features import read_labelled
 from cxda_jax.adapter.fit import as_fit_data, gains_on
 from cxda_jax.adapter.judge import FitData, by_rival, of_style
-from cxda_jax.adapter.own_style import corrected_by
+from cxda_jax.adapter.own_style import corrected_by, in_one_form, untaught
 from cxda_jax.adapter.page import as_html
 from cxda_jax.adapter.report import COLUMNS, in_words, span_of
 from cxda_jax.data import augment
@@ -124,6 +124,16 @@ def test_keys_in_place_of_the_style_give_the_same_answers(fit, new):
                  of_style(narrowed(of_keys, 4.0), given), variables)  # fmt: skip
 
 
+def test_turns_without_a_correction_answer_alike_in_the_form_of_those_with_one(fit, new):
+    given, plan = fit[0].variables, Plan(np.arange(70)[None], np.arange(80, 90)[None])
+    turn = untaught(as_fit_data(new.logits, new.labels, new.domains, new.style, None, 0))
+    whole, plain = turn._replace(correction=correction_in(given)), added(given, None)
+    (moved,) = in_one_form(whole, [turn])
+    found = moved.data.answers(added(given, moved.correction), plan)
+    assert moved.data.corrected and in_one_form(turn, [turn])[0] is turn
+    np.testing.assert_allclose(found, turn.data.answers(plain, plan), atol=1e-4)
+
+
 def test_a_step_that_compiles_quickly_has_the_values_of_any_other(new):
     """The options of the compiler that spare time change no more than last bits, and of new weights not one."""
     pixels = Images(RNG.integers(0, 255, (2, 28, 28, 1), np.uint8), np.zeros(2, np.int32))
@@ -137,9 +147,7 @@ def test_a_step_that_compiles_quickly_has_the_values_of_any_other(new):
     plan = Plan(np.arange(400).reshape(4, 100), np.arange(400, 480).reshape(4, 20))
     present = fitting.filled(np.random.default_rng(0), 4, 100)
     arguments = (), fitting._episodes(judged.rows, judged.store.labels, plan, present), jax.random.key(0)
-    quick, other = (
-        loop.Programs(learner, AS_GIVEN, quick=quick)(1, state, arguments, print) for quick in (True, False)
-    )
+    quick, other = (loop.Programs(learner, AS_GIVEN, effort=effort)(1, state, arguments, print) for effort in (1, 3))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)
     jax.tree.map(close, (quick[0].optimizer, quick[1]), (other[0].optimizer, other[1]))  # gradients, loss, accuracy
     assert float(quick[1]["loss"]) > 0 and int(quick[0].step) == 1

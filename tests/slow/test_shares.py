@@ -254,6 +254,28 @@ def test_posteriors_are_those_of_softmax_and_have_finite_gradients(scale):
         assert all(np.isfinite(part).all() for part in gradients(*x))
 
 
+def test_an_adapter_that_weighs_evidence_learns_from_the_last_step_of_em():
+    """Its slopes are those of one step that begins where the steps before end."""
+    z, u, factors = RNG.normal(size=(20, CLASSES)), RNG.normal(size=(3, CLASSES)), RNG.normal(size=(3, CLASSES))
+    plain, weighs = ShareAdapter(CLASSES, RANK, STEPS), ShareAdapter(CLASSES, RANK, STEPS, weighs=True)
+    variables, start = variables_of(weighs), np.full((3, CLASSES), 1 / CLASSES)
+
+    @jax.jit
+    def slopes(weights):
+        def shares(adapter, weights, start, steps):
+            return adapter.apply(variables, Posteriors.of(z, u), weights, start, steps, method="_estimated")[0]
+
+        def slope(*given):
+            return jax.grad(lambda w: (factors * shares(given[0], w, *given[1:])).sum())(weights)
+
+        before = shares(plain, weights, start, STEPS - 1)
+        return slope(weighs, start, STEPS), slope(plain, before, 1), slope(plain, start, STEPS)
+
+    own, last, whole = slopes(RNG.uniform(size=(3, 20)))
+    close(own, last, 1e-5)
+    assert np.abs(whole - last).max() > 1e-3
+
+
 def test_the_errors_learn_from_answers_whose_shares_are_known():
     """The gradients of U and c are those of one of the two losses alone, by differences of the formula."""
     method, rng = on_described(CLASSES, RANK, STEPS), np.random.default_rng(3)
