@@ -156,8 +156,8 @@ def after_selection(span: Sequence[float], groups: int) -> float:
         return mean
     if beyond(0.0) > 0:
         return 0.0
-    shift: Any = scipy.optimize.brentq(beyond, 0.0, 2 * found)
-    return error * min(shift, found)
+    shift: Any = scipy.optimize.brentq(beyond, 0.0, found)  # at larger shifts SciPy may give NaN
+    return error * shift
 
 
 def surest_within(risk: float, accepted: np.ndarray, wrong: np.ndarray) -> int:

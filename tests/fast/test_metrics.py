@@ -66,6 +66,18 @@ def test_what_is_told_because_it_is_sure_is_half_the_time_too_much(groups, truth
     assert metrics.after_selection((50.0, 49.0, 51.0), 20) == pytest.approx(50.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("groups", [2, 5, 8, 10, 20, 100])
+def test_what_is_told_of_means_of_any_size_grows_with_them(groups):
+    """Also for means of 20 errors and more, which few domains of almost equal gains have."""
+    limit = metrics.student_limit(groups - 1)
+    means = np.linspace(limit + 0.01, limit + 31, 100)
+    found = np.array([metrics.after_selection((mean, mean - limit, mean + limit), groups) for mean in means])
+    assert (found >= 0).all() and (found <= means).all() and (np.diff(found) > -1e-6).all()
+    for mean, shift in [pair for pair in zip(means, found, strict=True) if pair[0] <= 30][5::30]:
+        selected, above = scipy.stats.nct.sf([limit, mean], groups - 1, shift)
+        assert above / selected == pytest.approx(0.5, abs=1e-6) if shift else above / selected >= 0.5
+
+
 def test_a_threshold_keeps_to_its_risk_on_new_domains():
     """Of 200 draws of domains, whose errors differ, at most one in twenty passes the risk, give or take four."""
     rng = np.random.default_rng(1)
