@@ -156,7 +156,7 @@ def after_selection(span: Sequence[float], groups: int) -> float:
         return mean
     if beyond(0.0) > 0:
         return 0.0
-    shift: Any = scipy.optimize.brentq(beyond, 0.0, found)  # at larger shifts SciPy may give NaN
+    shift: Any = scipy.optimize.brentq(beyond, 0.0, found)  # at most the mean; of larger shifts SciPy may give NaN
     return error * shift
 
 
