@@ -17,14 +17,14 @@ ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "configs": 200,
     "cxda_jax": 258,  # the losses of labels in NumPy, with their gradient; a public name for keeping compiled programs
-    "cxda_jax/adapter": 3118,  # corrects by the own and the common style, chooses what to take of a buffer; tokens and heads; a page; predictions of camera traps; models of PyTorch by name; a floor, which rare classes choose by the mean of domains; a last layer that reads the style too; what an untried own style or a buffer that tells nothing means for the user; what all domains teach beyond those of a turn; keys in place of styles while fit() learns; a correction's loss in NumPy, and L-BFGS; buffers that the host fills; tasks that are drawn, and ways that are asked, once for two uses; one program of answers with any floor; one program for the trainings of all turns, and one of EM for all numbers of tasks
+    "cxda_jax/adapter": 3132,  # corrects by the own and the common style, chooses what to take of a buffer; tokens and heads; a page; predictions of camera traps; models of PyTorch by name; a floor, which rare classes choose by the mean of domains; a last layer that reads the style too; what an untried own style or a buffer that tells nothing means for the user; what all domains teach beyond those of a turn; keys in place of styles while fit() learns; a correction's loss in NumPy, and L-BFGS; buffers that the host fills; tasks that are drawn, and ways that are asked, once for two uses; one program of answers with any floor; one program for the trainings of all turns, and one of EM for all numbers of tasks; own styles, and answers of several tasks, side by side
     "cxda_jax/config": 470,
     "cxda_jax/data": 2385,  # tasks share what they know of a domain's classes, their generators, and the sizes of domains; tasks in half of the time
     "cxda_jax/device": 1065,  # the plain answers of an adapter that corrects; class shares on the page; camera traps; what is right by class
     "cxda_jax/disk": 825,  # other names of a column
     "cxda_jax/export": 885,  # tokens and a head in describe.onnx
     "cxda_jax/export (js)": 981,  # the own and the common style, and the evidence, in browsers; EM that goes on after the common style
-    "cxda_jax/machine": 857,  # stacks the batches of several steps, which data/ did; keeps small programs, and leaves out options that jaxlib does not know; a third effort of the compiler
+    "cxda_jax/machine": 866,  # stacks the batches of several steps, which data/ did; keeps small programs, and leaves out options that jaxlib does not know; a third effort of the compiler; threads
     "cxda_jax/methods": 1238,  # EM in clusters of a buffer; shares of classes without images
     "cxda_jax/nets": 916,  # starts from weights, which training/ did; the evidence and the common style of a buffer; a floor; posteriors as products; EM without a quotient; what learns from its last step alone
     "cxda_jax/pages": 300,  # from studies/, which device/ needs no more; pictures of rows
@@ -33,7 +33,7 @@ CEILINGS = {
     "cxda_jax/training": 1083,  # the ways to take shares, how narrow the attention is, and a floor; few tasks wait for their step, and a training begins with given variables; an optimizer begins in one program; Student's limit without scipy.stats
     "docs": 1453,  # what each part of fit() gains beside naive ways, on drawn devices and on real ones, with real class shares and the tables of their page; five examples; a table of what was foretold; how fit() grows; streams as taken; made devices as circles; more tasks where one class of two is rare; what diagnoses foretold
     "launch": 664,  # a head, and the tensor of features; flags for predictions of camera traps; a file in place of a folder
-    "tests": 9803,  # models of PyTorch and examples; the two formats of camera traps; devices; the page of fit(); what rare classes tell by; posteriors as products; the directions of keys; what more domains gain; keys in place of styles; slopes by finite differences; a least value beside its solution; EM that goes on, and that learns from its last step; turns in one form; what is told of means of any size
+    "tests": 9804,  # models of PyTorch and examples; the two formats of camera traps; devices; the page of fit(); what rare classes tell by; posteriors as products; the directions of keys; what more domains gain; keys in place of styles; slopes by finite differences; a least value beside its solution; EM that goes on, and that learns from its last step; turns in one form; what is told of means of any size; narrowing from a known score
     "tools": 1630,
 }
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

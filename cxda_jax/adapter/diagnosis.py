@@ -15,6 +15,7 @@ from scipy.special import softmax
 from cxda_jax.data.episodes import Draw, EpisodeSpec, Plan, domains_for, in_shares, sample_plans
 from cxda_jax.data.store import DomainStore
 from cxda_jax.errors import UserError
+from cxda_jax.machine import backend
 from cxda_jax.machine.progress import aligned
 from cxda_jax.methods.label_shift import FLOOR, shares_by_em, temperature_of
 from cxda_jax.types import Array
@@ -166,11 +167,13 @@ def _by_em(p: Array, trained: Array, weights: Array) -> Array:
 def in_blocks(program: Callable[..., Any], *tasks: np.ndarray) -> np.ndarray:
     """What a program says of tasks, whose arrays have one axis in common. It is asked in blocks of one size, so that it
     is compiled once for all numbers of tasks. The last block is filled up with some of its own."""
-    count, found = len(tasks[0]), []
-    for start in range(0, count, BLOCK):
+    count = len(tasks[0])
+
+    def of_block(start: int) -> np.ndarray:
         block = np.resize(np.arange(start, min(start + BLOCK, count)), BLOCK)
-        found.append(np.asarray(program(*(x[block] for x in tasks))))
-    return np.concatenate(found)[:count]
+        return np.asarray(program(*(x[block] for x in tasks)))
+
+    return np.concatenate([*backend.in_threads(of_block, range(0, count, BLOCK))])[:count]
 
 
 def _true_shares(draw: Draw, task: int, domain: int, classes: int) -> np.ndarray:

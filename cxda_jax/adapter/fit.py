@@ -10,7 +10,8 @@ and deviations of the channels of early maps do, and the last features hardly do
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -152,16 +153,19 @@ def fit(  # noqa: PLR0913
     keys = "style" if style is not None else "features" if features is not None else "logits"
     judged = as_fit_data(logits, labels, domains, style, features, seed, FEWEST)
     _tell_of_less(judged, keys, parts, log)
-    known = headroom(judged)  # before the time of the training is over
     dealt = deal(judged)
     _tell_of_small(dealt[0], log)
     limit = TimeLimit(began, 60 * minutes, len(dealt), JUDGING, log)
     steps = steps if "shares" in parts else 0
     asks = "style" in parts and not judged.one_set
     tries = asks and _has_room(judged, judged.style, OWN_STYLE, log)
-    of_whole, *of_turns = _by_own_style(judged, dealt, log) if tries else map(untaught, dealt)
-    made = [_turn(turn, taught, limit, steps) for turn, taught in zip(dealt[1:], of_turns, strict=True)]
-    whole = _train(of_whole, limit, steps)
+    with ThreadPoolExecutor(1) as beside:  # finds what keeps one core busy, while programs compile and adapters learn
+        taught = _by_own_style(judged, dealt, beside, log) if tries else map(untaught, dealt)
+        of_whole, known, of_turns, made = next(taught), beside.submit(headroom, judged), [], []
+        for turn, of_turn in zip(dealt[1:], taught, strict=True):
+            of_turns.append(of_turn)
+            made.append(_turn(turn, of_turn, limit, steps))
+        whole = _train(of_whole, limit, steps)
     made, reads = _beside_last_layers(made, judged, keys, log)
     chosen = settle(made, FLOORS if floor is None else (float(floor),))
     learnt = jax.device_put(of_style(whole.ways[chosen.way], whole.start))
@@ -169,7 +173,7 @@ def fit(  # noqa: PLR0913
     facts = {"steps": whole.steps, "asked": steps, "one_set": judged.one_set, "corrects": bool(of_whole.correction)}
     facts |= {"tries": tries, "beyond_turns": beyond_turns(of_whole, of_turns), "reads": reads, **chosen.facts}
     facts["room"] = room(judged.store.num_classes) if asks and not tries else None
-    report, kept = report_on(judged, of_whole.data, variables, chosen.turns, chosen.plans, facts, known)
+    report, kept = report_on(judged, of_whole.data, variables, chosen.turns, chosen.plans, facts, known.result())
     log(said := in_words(report))
     classes = judged.store.num_classes
     return Adapter(classes, judged.rows.shape[1] - classes, keys, seed, variables, kept, report, said)
@@ -224,7 +228,10 @@ def load_of(classes: int) -> tuple[int, int]:
 @functools.cache
 def optimizer() -> Any:
     """Adam, whose rate a Pace sets."""
-    return optax.inject_hyperparams(optax.adam)(learning_rate=ADAPTER_DEFAULTS.rate)
+    # Of all parameters as one array: a step of thirteen small ones takes a tenth more time to compile.
+    return optax.inject_hyperparams(lambda learning_rate: optax.flatten(optax.adam(learning_rate)))(
+        learning_rate=ADAPTER_DEFAULTS.rate
+    )
 
 
 @functools.cache
@@ -262,7 +269,7 @@ def _train(taught: Taught, limit: TimeLimit, steps: int) -> Trained:
         rng = np.random.Generator(np.random.Philox(key=[seed, step], counter=[0, 0, FILLING, 0]))
         return _episodes(rows, store.labels, plan, filled(rng, *plan.support.shape))
 
-    score(variables)  # compiles
+    judged.answers(variables, Plan(*(rows[:1] for rows in asked)))  # compiles
     began = time.monotonic()
     untrained = variables, score(variables)
     seconds = time.monotonic() - began
@@ -270,7 +277,7 @@ def _train(taught: Taught, limit: TimeLimit, steps: int) -> Trained:
     selection = Selection(score, _gain_of_balanced(judged), untrained)
 
     def choose(best: Variables, scored: float) -> Variables:
-        return selection.narrower(selection.likeliest(jax.device_get(best), scored))
+        return selection.narrower(*selection.likeliest(jax.device_get(best), scored))
 
     run = loop.Run(None, log=lambda line: None)  # the time limit tells of the progress of all trainings
     of_step, state = programs(classes, corrected), loop.state_of(jax.device_put(variables), optimizer())
@@ -342,13 +349,16 @@ def _has_room(judged: FitData, style: np.ndarray, what: str, log: Callable[[str]
     return d <= most
 
 
-def _by_own_style(judged: FitData, turns: Sequence[FitData], log: Callable[[str], None]) -> list[Taught]:
-    """What each turn teaches of the own style; the first one is that of all domains."""
-    own, found = OwnStyle(judged), []
-    for i, turn in enumerate(turns, 1):
-        log(f"{OWN_STYLE}, {i} of {len(turns)}")
-        found.append(own.of(turn))
-    return [found[0], *in_one_form(found[0], found[1:])]
+def _by_own_style(
+    judged: FitData, turns: Sequence[FitData], beside: Executor, log: Callable[[str], None]
+) -> Iterator[Taught]:
+    """What each turn teaches of the own style; the first one is that of all domains. The next ones are found while the
+    caller goes on."""
+    log(OWN_STYLE)
+    found = beside.map(OwnStyle(judged).of, turns)
+    yield (whole := next(found))
+    for turn in found:
+        yield in_one_form(whole, turn)
 
 
 def _turn(plain: FitData, taught: Taught, limit: TimeLimit, steps: int) -> Turn:

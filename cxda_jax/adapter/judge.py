@@ -277,7 +277,9 @@ def judge(
         by the temperature of the other turns.
     """
     store = turns[0].judged.store
-    asked = {kind: _joined([ask(turns[i], plan, i) for i, plan in of_kind.items()]) for kind, of_kind in plans.items()}
+    kinds = [(kind, i) for kind, of_kind in plans.items() for i in of_kind]
+    each = [*backend.in_threads(lambda kind, i: ask(turns[i], plans[kind][i], i), *zip(*kinds, strict=True))]
+    asked = {kind: _joined([x for x, (own, _) in zip(each, kinds, strict=True) if own == kind]) for kind in plans}
     whole = _joined([*asked.values()])
     calibration = {name: _calibrated(whole, name, (temperatures or {}).get(name)) for name in ANSWERS}
     overall = _gain(whole)

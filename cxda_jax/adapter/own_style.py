@@ -55,18 +55,15 @@ def untaught(data: FitData) -> Taught:
     return Taught(data, None, np.zeros(len(data.store.split)), 1.0)
 
 
-def in_one_form(whole: Taught, turns: Sequence[Taught]) -> list[Taught]:
-    """The turns of one fit(); where all domains teach a correction, turns without one get one that changes nothing.
+def in_one_form(whole: Taught, turn: Taught) -> Taught:
+    """A turn; where all domains teach a correction, a turn without one gets one that changes nothing.
 
     So their trainings share a program. A second one takes six seconds to compile on two cores of an Intel Xeon.
     """
-    if not (known := whole.correction):
-        return [*turns]
+    if turn.correction or not (known := whole.correction):
+        return turn
     none = nothing(len(known.bias), known.mean, known.std)
-    return [
-        turn if turn.correction else turn._replace(data=corrected_by(turn.data, none), correction=none)
-        for turn in turns
-    ]
+    return turn._replace(data=corrected_by(turn.data, none), correction=none)
 
 
 def beyond_turns(whole: Taught, turns: Sequence[Taught]) -> float:

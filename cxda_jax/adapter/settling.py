@@ -1,7 +1,7 @@
 """What an adapter takes from a buffer, and how far a floor bounds it, as domains say that it did not learn from."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ from cxda_jax.adapter.adapter import PLAIN
 from cxda_jax.adapter.judge import WAYS, Turn, planned
 from cxda_jax.data.episodes import Plan
 from cxda_jax.data.store import DomainStore
+from cxda_jax.machine import backend
 from cxda_jax.training import metrics
 from cxda_jax.training.selection import with_floor
 
@@ -114,6 +115,12 @@ class _Tried:
             for i, plan in of_kind.items()
         ]
         self.right = functools.cache(self._right)  # serves all choices
+        self._ask((i, way, False) for way in WAYS[:-1] for i in range(len(self.asked)))
+
+    def _ask(self, asked: Iterable[tuple[int, str, bool]]) -> None:
+        """Has right() answer all of these at once, as it remembers answers."""
+        for _ in backend.in_threads(lambda each: self.right(*each), asked):
+            pass
 
     def _right(self, at: int, way: str, rare: bool) -> Mapping[float, np.ndarray]:
         """The part of right answers of each task with each floor, by a way or by the classifier, PLAIN."""
@@ -170,6 +177,7 @@ class _Tried:
         for i, asked in enumerate(self.asked):
             if asked.number in choices and len(asked.rare.query):
                 kinds.setdefault(asked.kind, []).append(i)
+        self._ask((i, choices[self.asked[i].number].way, True) for own in kinds.values() for i in own)
         found, enough = [], ASKED * len(choices) / self.turns
         for kind, own in kinds.items():
             images = np.unique(np.concatenate([self.asked[i].rare.query for i in own]))

@@ -11,7 +11,8 @@ import hashlib
 import os
 import platform
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,22 @@ def threads() -> int:
     """The number of threads of XLA's CPU backend. The rounding of its sums depends on this number."""
     setting = os.environ.get("NPROC", "")
     return int(setting) if setting.isdecimal() and int(setting) else cores()
+
+
+def in_threads(function: Callable[..., Any], *items: Iterable[Any]) -> Iterator[Any]:
+    """What a function says of each item, in their order, by as many threads as XLA has.
+
+    That is faster where the function runs outside of Python: in a program that keeps one core busy, NumPy or files.
+    """
+    settings: Any = jax.config
+    device = settings.jax_default_device  # what this thread alone may have been told
+
+    def found(*item: Any) -> Any:
+        with jax.default_device(device):
+            return function(*item)
+
+    with ThreadPoolExecutor(threads()) as pool:
+        yield from pool.map(found, *items)
 
 
 def keep_freed_memory() -> None:

@@ -15,7 +15,7 @@ NARROWER = (2.0, 4.0, 8.0)  # attention falls off so many times as fast as in th
 PARTS = (0.5, 0.25, 0.0)  # of the errors that training domains show; validation says how much of them others share
 MASSES = (1.0, 2.0, 4.0)  # times as many images are to outweigh the shares of training, where balanced mixtures lose
 OFF, ALL = -50.0, 50.0  # of the strength of the shares; of log l
-CHOICES = 1 + len(NARROWER) + len(PARTS) + len(MASSES)  # validations that a selection takes, at most
+CHOICES = len(NARROWER) + len(PARTS) + len(MASSES)  # validations that a selection takes, at most
 
 
 class Selection(NamedTuple):
@@ -33,19 +33,20 @@ class Selection(NamedTuple):
 
     def __call__(self, best: Variables, scored: float) -> Variables:
         """What is kept instead of the best variables, which scored so."""
-        return self.more_careful(self.likeliest(best, scored))
+        return self.more_careful(self.likeliest(best, scored)[0])
 
-    def likeliest(self, best: Variables, scored: float) -> Variables:
-        """Of the best variables, those that are less sure of what they know, and the untrained ones, the best."""
+    def likeliest(self, best: Variables, scored: float) -> tuple[Variables, float]:
+        """Of the best variables, those that are less sure of what they know, and the untrained ones, the best, and its
+        score."""
         candidates = [(best, scored), *self.less_sure(best), self.untrained]
-        return max(candidates, key=lambda candidate: candidate[1])[0]
+        return max(candidates, key=lambda candidate: candidate[1])
 
-    def narrower(self, variables: Variables) -> Variables:
-        """The variables with the narrowest attention up to which each step scores better.
+    def narrower(self, variables: Variables, scored: float) -> Variables:
+        """Of the variables, which scored so, those with the narrowest attention up to which each step scores better.
 
         It is for keys that do not learn: the training then cannot find how narrow attention should be.
         """
-        kept, scored = variables, self.score(variables)
+        kept = variables
         for times in NARROWER:
             tried = narrowed(variables, times)
             score = self.score(tried)

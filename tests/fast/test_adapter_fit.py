@@ -47,9 +47,10 @@ def test_where_balanced_mixtures_lose_a_buffer_is_trusted_less():
 
 def test_attention_becomes_narrower_as_long_as_it_pays():
     own = {"kernel": RNG.normal(size=(4, 2)), "bias": RNG.normal(size=(2, 3)), "near": 0.7}
-    style, scores = RNG.normal(size=(5, 4)), iter((0.5, 0.6, 0.7, 0.7))
+    style, scores = RNG.normal(size=(5, 4)), iter((0.6, 0.7, 0.7))
     variables = {"params": {ADAPTER: own}}
-    kept = Selection(lambda _: next(scores), lambda _: 0.0, (variables, 0.0)).narrower(variables)["params"][ADAPTER]
+    choice = Selection(lambda _: next(scores), lambda _: 0.0, (variables, 0.0))
+    kept = choice.narrower(variables, 0.5)["params"][ADAPTER]
     far, of_kept = (np.square(style @ x["kernel"]).sum(1) for x in (own, kept))
     np.testing.assert_allclose(kept["near"] - of_kept, 4 * (own["near"] - far))
     np.testing.assert_allclose(style @ kept["kernel"] @ kept["bias"], style @ own["kernel"] @ own["bias"])

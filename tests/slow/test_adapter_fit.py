@@ -67,8 +67,8 @@ def fit(fewer_tasks):
 
     def kept(choice, best, scored):  # the adapter that is returned learns last
         tried[:] = [(scored, best), *((score, less) for less, score in choice.less_sure(best))]
-        kept_of.append(call(choice, best, scored))
-        return kept_of[-1]
+        kept_of.append(found := call(choice, best, scored))
+        return found
 
     with pytest.MonkeyPatch.context() as watched:
         watched.setattr(Selection, "likeliest", kept)
@@ -77,7 +77,7 @@ def fit(fewer_tasks):
         exec(compile(lines, "README.md", "exec"), names)
     assert names["proba"].shape == (4, CLASSES)
     read = functools.partial(of_style, start=began[0])
-    return names["adapter"], said, ([(score, read(variables)) for score, variables in tried], read(kept_of[-1]))
+    return names["adapter"], said, ([(score, read(variables)) for score, variables in tried], read(kept_of[-1][0]))
 
 
 def test_a_device_with_few_classes_gains(fit, new):
@@ -128,9 +128,9 @@ def test_turns_without_a_correction_answer_alike_in_the_form_of_those_with_one(f
     given, plan = fit[0].variables, Plan(np.arange(70)[None], np.arange(80, 90)[None])
     turn = untaught(as_fit_data(new.logits, new.labels, new.domains, new.style, None, 0))
     whole, plain = turn._replace(correction=correction_in(given)), added(given, None)
-    (moved,) = in_one_form(whole, [turn])
+    moved = in_one_form(whole, turn)
     found = moved.data.answers(added(given, moved.correction), plan)
-    assert moved.data.corrected and in_one_form(turn, [turn])[0] is turn
+    assert moved.data.corrected and in_one_form(turn, turn) is turn
     np.testing.assert_allclose(found, turn.data.answers(plain, plan), atol=1e-4)
 
 

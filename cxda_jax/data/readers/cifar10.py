@@ -11,7 +11,6 @@ The domains, the severities and the numbers of images are CIFAR-C's. The files a
 has textures of its own; see data/corruptions.py. So results are not comparable with those on the published CIFAR-10-C.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from cxda_jax.data.readers import cifar_c
 from cxda_jax.data.readers.raw import EXTENSIONS, RawData, Rows, read_image, split_checks, visible
 from cxda_jax.data.store import SPLITS
 from cxda_jax.errors import UserError
-from cxda_jax.machine.backend import cores
+from cxda_jax.machine.backend import in_threads
 
 INFO = cifar_c.INFO._replace(
     name="cifar10_c",
@@ -59,6 +58,5 @@ def _read_files(folder: Path) -> Rows:
         if not mine:
             raise UserError(f"{folder / name}: no images; CIFAR-10's ten classes are expected in {folder}")
         files += [(path, label) for path in mine]
-    with ThreadPoolExecutor(cores()) as pool:
-        images = list(pool.map(lambda file: read_image(file[0], 32), files))
+    images = list(in_threads(lambda file: read_image(file[0], 32), files))
     return Rows(np.stack(images), np.array([label for _, label in files]))
