@@ -8,9 +8,10 @@ Logits are what the classifier gives before softmax. The style of an image is an
 and deviations of the channels of early maps do, and the last features hardly do.
 """
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -159,8 +160,11 @@ def fit(  # noqa: PLR0913
     steps = steps if "shares" in parts else 0
     asks = "style" in parts and not judged.one_set
     tries = asks and _has_room(judged, judged.style, OWN_STYLE, log)
-    with ThreadPoolExecutor(1) as beside:  # finds what keeps one core busy, while programs compile and adapters learn
-        taught = _by_own_style(judged, dealt, beside, log) if tries else map(untaught, dealt)
+    if tries:
+        log(OWN_STYLE)
+    learns = OwnStyle(judged).of if tries else untaught
+    # What keeps one core busy goes on beside this thread, while programs compile and adapters learn.
+    with ThreadPoolExecutor(1) as beside, contextlib.closing(_taught(learns, dealt, beside)) as taught:
         of_whole, known, of_turns, made = next(taught), beside.submit(headroom, judged), [], []
         for turn, of_turn in zip(dealt[1:], taught, strict=True):
             of_turns.append(of_turn)
@@ -349,13 +353,12 @@ def _has_room(judged: FitData, style: np.ndarray, what: str, log: Callable[[str]
     return d <= most
 
 
-def _by_own_style(
-    judged: FitData, turns: Sequence[FitData], beside: Executor, log: Callable[[str], None]
-) -> Iterator[Taught]:
+def _taught(
+    learns: Callable[[FitData], Taught], turns: Sequence[FitData], beside: Executor
+) -> Generator[Taught, None, None]:
     """What each turn teaches of the own style; the first one is that of all domains. The next ones are found while the
-    caller goes on."""
-    log(OWN_STYLE)
-    found = beside.map(OwnStyle(judged).of, turns)
+    caller goes on; those that have not begun are given up when this is closed."""
+    found = beside.map(learns, turns)
     yield (whole := next(found))
     for turn in found:
         yield in_one_form(whole, turn)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import threading
 
 import jax
 import numpy as np
@@ -72,6 +73,20 @@ def copied(folder, tmp_path):
     """A run of one's own, and the flag of its data."""
     shutil.copytree(folder / "run", tmp_path / "run")
     return tmp_path, f"--data_dir={folder}/data"
+
+
+def test_threads_work_side_by_side_on_the_callers_device_and_keep_the_order(monkeypatch):
+    monkeypatch.setattr(backend, "threads", lambda: 2)
+    met, device = threading.Barrier(2, timeout=60), jax.devices()[0]
+
+    def found(x, y):
+        met.wait()  # for the other thread
+        return x * y, jax.config.jax_default_device
+
+    with jax.default_device(device):
+        assert [*backend.in_threads(found, [1, 2, 3, 4], [5, 6, 7, 8])] == [(x, device) for x in (5, 12, 21, 32)]
+    with pytest.raises(ZeroDivisionError):
+        [*backend.in_threads(lambda x: 1 / x, [1, 0])]
 
 
 def result(folder):
