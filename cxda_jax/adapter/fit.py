@@ -11,8 +11,8 @@ and deviations of the channels of early maps do, and the last features hardly do
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -163,9 +163,9 @@ def fit(  # noqa: PLR0913
     if tries:
         log(OWN_STYLE)
     learns = OwnStyle(judged).of if tries else untaught
-    # What keeps one core busy goes on beside this thread, while programs compile and adapters learn.
-    with ThreadPoolExecutor(1) as beside, contextlib.closing(_taught(learns, dealt, beside)) as taught:
-        of_whole, known, of_turns, made = next(taught), beside.submit(headroom, judged), [], []
+    # Own styles keep one core busy. So they are learnt beside this thread, while programs compile and adapters learn.
+    with ThreadPoolExecutor(1) as beside, contextlib.closing(in_one_form(beside.map(learns, dealt))) as taught:
+        known, of_whole, of_turns, made = headroom(judged), next(taught), [], []
         for turn, of_turn in zip(dealt[1:], taught, strict=True):
             of_turns.append(of_turn)
             made.append(_turn(turn, of_turn, limit, steps))
@@ -177,7 +177,7 @@ def fit(  # noqa: PLR0913
     facts = {"steps": whole.steps, "asked": steps, "one_set": judged.one_set, "corrects": bool(of_whole.correction)}
     facts |= {"tries": tries, "beyond_turns": beyond_turns(of_whole, of_turns), "reads": reads, **chosen.facts}
     facts["room"] = room(judged.store.num_classes) if asks and not tries else None
-    report, kept = report_on(judged, of_whole.data, variables, chosen.turns, chosen.plans, facts, known.result())
+    report, kept = report_on(judged, of_whole.data, variables, chosen.turns, chosen.plans, facts, known)
     log(said := in_words(report))
     classes = judged.store.num_classes
     return Adapter(classes, judged.rows.shape[1] - classes, keys, seed, variables, kept, report, said)
@@ -351,17 +351,6 @@ def _has_room(judged: FitData, style: np.ndarray, what: str, log: Callable[[str]
     if d > most:
         log(f"no {what} is tried: {d:,} numbers are more than {most:,}, the most for these classes")
     return d <= most
-
-
-def _taught(
-    learns: Callable[[FitData], Taught], turns: Sequence[FitData], beside: Executor
-) -> Generator[Taught, None, None]:
-    """What each turn teaches of the own style; the first one is that of all domains. The next ones are found while the
-    caller goes on; those that have not begun are given up when this is closed."""
-    found = beside.map(learns, turns)
-    yield (whole := next(found))
-    for turn in found:
-        yield in_one_form(whole, turn)
 
 
 def _turn(plain: FitData, taught: Taught, limit: TimeLimit, steps: int) -> Turn:

@@ -1,7 +1,7 @@
 """The correction by the image's own style in fit(): which domains teach it, and whether it pays. And its rival where
 the classifier can be changed: a last layer that learns from the same images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,15 +55,20 @@ def untaught(data: FitData) -> Taught:
     return Taught(data, None, np.zeros(len(data.store.split)), 1.0)
 
 
-def in_one_form(whole: Taught, turn: Taught) -> Taught:
-    """A turn; where all domains teach a correction, a turn without one gets one that changes nothing.
+def in_one_form(found: Iterator[Taught]) -> Generator[Taught, None, None]:
+    """What all domains of one fit() teach, and then what its turns do; where all domains teach a correction, turns
+    without one get one that changes nothing.
 
     So their trainings share a program. A second one takes six seconds to compile on two cores of an Intel Xeon.
     """
-    if turn.correction or not (known := whole.correction):
-        return turn
-    none = nothing(len(known.bias), known.mean, known.std)
-    return turn._replace(data=corrected_by(turn.data, none), correction=none)
+    whole = next(found)
+    yield whole
+    for turn in found:
+        if turn.correction or not (known := whole.correction):
+            yield turn
+        else:
+            none = nothing(len(known.bias), known.mean, known.std)
+            yield turn._replace(data=corrected_by(turn.data, none), correction=none)
 
 
 def beyond_turns(whole: Taught, turns: Sequence[Taught]) -> float:

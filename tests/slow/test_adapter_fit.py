@@ -128,9 +128,9 @@ def test_turns_without_a_correction_answer_alike_in_the_form_of_those_with_one(f
     given, plan = fit[0].variables, Plan(np.arange(70)[None], np.arange(80, 90)[None])
     turn = untaught(as_fit_data(new.logits, new.labels, new.domains, new.style, None, 0))
     whole, plain = turn._replace(correction=correction_in(given)), added(given, None)
-    moved = in_one_form(whole, turn)
+    kept, moved = in_one_form(iter([whole, turn]))
     found = moved.data.answers(added(given, moved.correction), plan)
-    assert moved.data.corrected and in_one_form(turn, turn) is turn
+    assert kept is whole and moved.data.corrected and [*in_one_form(iter([turn, turn]))] == [turn, turn]
     np.testing.assert_allclose(found, turn.data.answers(plain, plan), atol=1e-4)
 
 
