@@ -162,14 +162,7 @@ def fit(  # noqa: PLR0913
     tries = asks and _has_room(judged, judged.style, OWN_STYLE, log)
     if tries:
         log(OWN_STYLE)
-    learns = OwnStyle(judged).of if tries else untaught
-    # Own styles keep one core busy. So they are learnt beside this thread, while programs compile and adapters learn.
-    with ThreadPoolExecutor(1) as beside, contextlib.closing(in_one_form(beside.map(learns, dealt))) as taught:
-        known, of_whole, of_turns, made = headroom(judged), next(taught), [], []
-        for turn, of_turn in zip(dealt[1:], taught, strict=True):
-            of_turns.append(of_turn)
-            made.append(_turn(turn, of_turn, limit, steps))
-        whole = _train(of_whole, limit, steps)
+    known, (of_whole, *of_turns), made, whole = _train_all(judged, dealt, tries, limit, steps)
     made, reads = _beside_last_layers(made, judged, keys, log)
     chosen = settle(made, FLOORS if floor is None else (float(floor),))
     learnt = jax.device_put(of_style(whole.ways[chosen.way], whole.start))
@@ -251,6 +244,23 @@ def _untrained(classes: int, corrected: bool, seed: int, width: int) -> Variable
     rows = _images(np.zeros((2, width), np.float32))
     found: Any = jax.device_get(loop.init_variables(method_of(classes, corrected), seed, rows))
     return found
+
+
+def _train_all(
+    judged: FitData, dealt: Sequence[FitData], tries: bool, limit: TimeLimit, steps: int
+) -> tuple[Any, list[Taught], list[Turn], Trained]:
+    """The headroom, what all domains and each turn teach of the own style, the turns, and the adapter of all domains.
+
+    Own styles keep one core busy. So another thread learns them, while programs compile and adapters learn. After an
+    error or a signal it begins no other one.
+    """
+    learns = OwnStyle(judged).of if tries else untaught
+    with ThreadPoolExecutor(1) as beside, contextlib.closing(in_one_form(beside.map(learns, dealt))) as found:
+        known, taught, made = headroom(judged), [next(found)], []
+        for turn, of_turn in zip(dealt[1:], found, strict=True):
+            taught.append(of_turn)
+            made.append(_turn(turn, of_turn, limit, steps))
+        return known, taught, made, _train(taught[0], limit, steps)
 
 
 def _train(taught: Taught, limit: TimeLimit, steps: int) -> Trained:

@@ -115,11 +115,11 @@ class _Tried:
             for i, plan in of_kind.items()
         ]
         self.right = functools.cache(self._right)  # serves all choices
-        self._ask((i, way, False) for way in WAYS[:-1] for i in range(len(self.asked)))
+        self._ahead((i, way, False) for way in WAYS[:-1] for i in range(len(self.asked)))
 
-    def _ask(self, asked: Iterable[tuple[int, str, bool]]) -> None:
-        """Has right() answer all of these at once, as it remembers answers."""
-        for _ in backend.in_threads(lambda each: self.right(*each), asked):
+    def _ahead(self, given: Iterable[tuple[int, str, bool]]) -> None:
+        """Calls right() with all of these arguments in several threads. It remembers the results."""
+        for _ in backend.in_threads(lambda each: self.right(*each), given):
             pass
 
     def _right(self, at: int, way: str, rare: bool) -> Mapping[float, np.ndarray]:
@@ -177,7 +177,7 @@ class _Tried:
         for i, asked in enumerate(self.asked):
             if asked.number in choices and len(asked.rare.query):
                 kinds.setdefault(asked.kind, []).append(i)
-        self._ask((i, choices[self.asked[i].number].way, True) for own in kinds.values() for i in own)
+        self._ahead((i, choices[self.asked[i].number].way, True) for own in kinds.values() for i in own)
         found, enough = [], ASKED * len(choices) / self.turns
         for kind, own in kinds.items():
             images = np.unique(np.concatenate([self.asked[i].rare.query for i in own]))

@@ -185,12 +185,12 @@ def threads() -> int:
 
 
 def in_threads(function: Callable[..., Any], *items: Iterable[Any]) -> Iterator[Any]:
-    """What a function says of each item, in their order, by as many threads as XLA has.
+    """The results of a function for each item, in their order, by as many threads as XLA has.
 
-    That is faster where the function runs outside of Python: in a program that keeps one core busy, NumPy or files.
+    That is faster where most of its time is not spent in Python: in a program that keeps one core busy, NumPy or files.
     """
     settings: Any = jax.config
-    device = settings.jax_default_device  # what this thread alone may have been told
+    device = settings.jax_default_device  # other threads do not see the caller's
 
     def found(*item: Any) -> Any:
         with jax.default_device(device):
